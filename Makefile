@@ -1,0 +1,20 @@
+# The two commands of the project. Both set up what they need in .venv first (tools/setup.sh).
+# Recipes use relative paths only, so that a checkout may lie under a path with a space.
+.POSIX:
+.PHONY: demo test setup lint clean
+
+demo: setup
+	@.venv/bin/python -m benchmarks.demo
+
+test:
+	@sh tools/setup.sh test
+	@sh tools/test.sh
+
+setup:
+	@sh tools/setup.sh
+
+lint: setup
+	@sh tools/lint.sh
+
+clean:
+	rm -rf .venv _build runs

@@ -1,0 +1,20 @@
+#!/bin/sh
+# cpp.sh configure NAME [SANITIZERS]   writes the build files of the C++ tests in _build/NAME
+# cpp.sh test NAME [SANITIZERS]        builds and runs them; for example `cpp.sh test tsan thread`
+set -eu
+cd "$(dirname "$0")/.."
+PATH="$PWD/.venv/bin:$PATH"
+action=$1 build=_build/$2 sanitizers=${3:-}
+
+# TSan's shadow memory does not fit some kernels' address space randomization.
+fixed_addresses=
+setarch -R true 2>/dev/null && fixed_addresses='setarch -R'
+
+optimize=-O2
+[ -z "$sanitizers" ] || optimize='-O1 -g'
+cmake -G Ninja -S . -B "$build" --log-level=WARNING -DJAXHET_BUILD_EXTENSION=OFF \
+  -DJAXHET_BUILD_TESTS=ON -DJAXHET_SANITIZE="$sanitizers" -DCMAKE_CXX_FLAGS_RELEASE="$optimize" \
+  >/dev/null
+[ "$action" = configure ] && exit
+cmake --build "$build" -- --quiet
+$fixed_addresses ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)"

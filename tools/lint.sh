@@ -1,0 +1,23 @@
+#!/bin/sh
+# Format, lint and types of everything, warnings as errors. Needs tools/setup.sh.
+set -eu
+cd "$(dirname "$0")/.."
+bin=.venv/bin
+
+"$bin/ruff" format --check .
+"$bin/ruff" check .
+"$bin/python" -m pyright --warnings
+
+find xla_plugin tests/cpp -name '*.cc' -o -name '*.h' | LC_ALL=C sort |
+  xargs "$bin/clang-format" --dry-run -Werror
+
+# clang-tidy needs to know how a file is compiled: by the C++ tests' build, or by the extension's.
+tidy() { # tidy BUILD FOLDER...
+  build=$1
+  shift
+  find "$@" -name '*.cc' | LC_ALL=C sort |
+    xargs -n 4 -P "$(nproc)" "$bin/clang-tidy" -p "$build" --quiet --warnings-as-errors='*'
+}
+sh tools/cpp.sh configure lint
+tidy _build/lint xla_plugin/base xla_plugin/transport xla_plugin/engine tests/cpp
+tidy "$(dirname "$(ls -t _build/*/_engine*.so | head -n 1)")" xla_plugin/ffi xla_plugin/python

@@ -1,0 +1,117 @@
+#!/bin/sh
+# Makes .venv with a Python >= 3.12, the pinned packages and jaxhet itself (editable, with its extension).
+# Quick when nothing changed: a checksum of the inputs is kept in .venv. Says what it installs.
+# System packages are installed only as root, or with a sudo that asks for no password.
+set -eu
+cd "$(dirname "$0")/.."
+venv_python=.venv/bin/python
+stamp=.venv/.setup
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() {
+  printf 'setup: missing: %s\n' "$*" >&2
+  exit 1
+}
+
+# System packages: Debian and its kin. Elsewhere, or without the right to install, what is missing is named.
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+apt_install() { # apt_install PACKAGE...
+  command -v apt-get >/dev/null 2>&1 && as_root true 2>/dev/null || return 1
+  say "apt-get install $*"
+  as_root apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1 && return
+  as_root apt-get update -qq >/dev/null 2>&1 || true
+  as_root apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1
+}
+
+has_compiler() {
+  printf '#include <stop_token>\nint main() {}\n' |
+    "${CXX:-c++}" -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1
+}
+
+system_packages() {
+  has_compiler || apt_install g++ libc6-dev || true
+  has_compiler || die "a C++20 compiler (Debian: g++; elsewhere set CXX)"
+  command -v bazel >/dev/null 2>&1 ||
+    apt_install bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib ||
+    say "no Bazel, and it cannot be installed here: its build will be skipped"
+}
+
+# Python.
+
+usable() { # usable PYTHON: new enough, can make a virtual environment, has the headers for an extension
+  "$1" -c '
+import ensurepip, os, sys, sysconfig, venv
+assert sys.version_info >= (3, 12)
+assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))' >/dev/null 2>&1
+}
+
+installed_python() {
+  for python in python3.12 python3.13 python3.14 python3 \
+    "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[2-9]*/bin/python; do
+    if usable "$python"; then
+      command -v "$python"
+      return
+    fi
+  done
+  return 1
+}
+
+uv_python() { # a Python that uv, from PyPI, knows of or fetches
+  say "no Python >= 3.12 found; asking uv (from PyPI) for one"
+  mkdir -p .cache
+  {
+    python3 -m venv .cache/uv && .cache/uv/bin/python -m pip install -q -c constraints.txt uv
+  } >/dev/null 2>&1 ||
+    python3 -m pip install -q -c constraints.txt --target .cache/uv uv >/dev/null 2>&1 || return 1
+  uv=.cache/uv/bin/uv
+  "$uv" python find '>=3.12' 2>/dev/null && return
+  "$uv" python install -q 3.12 >/dev/null 2>&1 && "$uv" python find '>=3.12' 2>/dev/null
+}
+
+virtual_environment() {
+  usable "$venv_python" && return
+  python=${PYTHON:-$(installed_python || uv_python)} && usable "$python" ||
+    die "a Python >= 3.12 with headers and venv: install one, or name it in PYTHON (now: ${PYTHON:-none})"
+  say "virtual environment .venv with $("$python" --version) ($python)"
+  "$python" -m venv --clear .venv
+}
+
+# Packages, and jaxhet with its extension.
+
+install() { # install ARGUMENT...: pip in the virtual environment
+  "$venv_python" -m pip --disable-pip-version-check --no-input install -q -c constraints.txt "$@"
+}
+
+inputs() { # a checksum of what the installation depends on
+  {
+    "$venv_python" --version
+    find pyproject.toml constraints.txt CMakeLists.txt xla_plugin -type f | LC_ALL=C sort |
+      xargs cksum
+  } | cksum
+}
+
+packages() {
+  [ "$(cat "$stamp" 2>/dev/null)" = "$(inputs)" ] && return
+  say "the packages of pyproject.toml as pinned in constraints.txt, and jaxhet with its extension"
+  install $("$venv_python" -c '
+import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+  PATH="$PWD/.venv/bin:$PATH" install --no-build-isolation -e '.[models,test]'
+  inputs >"$stamp"
+}
+
+plugins() { # optional: the deviceless tests skip without them
+  [ -d .cache/plugins ] && return
+  say "the CUDA and ROCm compiler plugins, in .cache/plugins (for tests; 1.2 GB)"
+  "$venv_python" tests/python/compiler/install_plugins.py ||
+    say "no compiler plugins: the deviceless tests will be skipped"
+}
+
+system_packages
+virtual_environment
+packages
+[ "${1:-}" != test ] || plugins

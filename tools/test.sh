@@ -1,0 +1,26 @@
+#!/bin/sh
+# All checks, cheapest first; the first failure ends them. Needs tools/setup.sh. The last line is pytest's.
+set -eu
+cd "$(dirname "$0")/.."
+
+stage() { printf '\n== %s\n' "$*"; }
+
+stage "lint"
+sh tools/lint.sh
+
+stage "C++ tests"
+sh tools/cpp.sh test plain
+stage "C++ tests under ASan and UBSan"
+sh tools/cpp.sh test asan address,undefined
+stage "C++ tests under TSan"
+sh tools/cpp.sh test tsan thread
+
+stage "Bazel"
+if command -v bazel >/dev/null 2>&1; then
+  sh tools/bazel.sh
+else
+  echo "skipped: no bazel here (Debian: bazel-bootstrap)"
+fi
+
+stage "pytest"
+exec .venv/bin/python -m pytest "$@"
