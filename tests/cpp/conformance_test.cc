@@ -1,0 +1,341 @@
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <thread>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+
+// What every transport must do, on each of them.
+namespace jaxhet::testing {
+namespace {
+
+using Sizes = std::vector<size_t>;
+
+std::vector<int> AllRanks(int num_ranks) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < num_ranks; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+ExchangeRequest Request(ExchangeKind kind, int rank, std::vector<int> group, int64_t run_id = 1,
+                        int64_t index = 0) {
+  return {.rank = rank,
+          .run_id = run_id,
+          .kind = kind,
+          .plan = kPlan,
+          .index = index,
+          .group = std::move(group),
+          .deadline_ms = 0,
+          .operands = {},
+          .results = {},
+          .done = {}};
+}
+
+using Bytes = std::vector<std::byte>;
+
+// The result of the member at `position`, by the definition in exchange.h.
+Bytes Expected(ExchangeKind kind, const std::vector<Bytes>& operands, size_t position,
+               size_t result_bytes) {
+  Bytes expected;
+  const size_t block = result_bytes / operands.size();
+  for (const Bytes& operand : operands) {
+    if (kind == ExchangeKind::kAllGather) {
+      expected.insert(expected.end(), operand.begin(), operand.end());
+    } else {
+      Bytes share(operand.size() + position * block + block);  // zeros
+      std::ranges::copy(operand, share.begin());
+      const auto begin = share.begin() + static_cast<ptrdiff_t>(position * block);
+      expected.insert(expected.end(), begin, begin + static_cast<ptrdiff_t>(block));
+    }
+  }
+  expected.resize(result_bytes);
+  return expected;
+}
+
+// All members of `group` start; every byte of every result is checked.
+void CheckExchange(World& world, ExchangeKind kind, const std::vector<int>& group,
+                   const Sizes& operand_bytes, const Sizes& result_bytes, int64_t run_id) {
+  std::deque<Call> calls;
+  for (const int rank : group) {
+    calls.emplace_back(Request(kind, rank, group, run_id), operand_bytes, result_bytes);
+    calls.back().StartOn(world.EngineOf(rank));
+  }
+  for (Call& call : calls) {
+    const auto error = call.Wait();
+    ExpectTrue(!error, error ? error->what() : "");
+  }
+  for (size_t i = 0; i < operand_bytes.size(); ++i) {
+    std::vector<Bytes> operands;
+    for (const Call& call : calls) operands.push_back(call.operands[i]);
+    for (size_t position = 0; position < group.size(); ++position) {
+      EXPECT(calls[position].results[i] == Expected(kind, operands, position, result_bytes[i]));
+    }
+  }
+}
+
+Sizes SizesOf(const Options& options) {
+  const auto eager = static_cast<size_t>(options.eager_bytes);
+  const auto chunk = static_cast<size_t>(options.chunk_bytes);
+  return {0, 1, 7, eager - 1, eager, eager + 1, chunk - 1, chunk, chunk + 1, (size_t{3} << 20) + 5};
+}
+
+void GathersAllSizes(const WorldOptions& options) {
+  World world(options);
+  const auto group = AllRanks(world.num_ranks());
+  int64_t run_id = 0;
+  for (const size_t bytes : SizesOf(options.engine)) {
+    const size_t full = group.size() * bytes;
+    CheckExchange(world, ExchangeKind::kAllGather, group, {bytes}, {full}, ++run_id);
+    // Trimmed: in the last block, and so far that whole blocks are missing.
+    if (bytes > 1)
+      CheckExchange(world, ExchangeKind::kAllGather, group, {bytes}, {full - 1}, ++run_id);
+    CheckExchange(world, ExchangeKind::kAllGather, group, {bytes}, {bytes / 2}, ++run_id);
+  }
+}
+
+void ExchangesAllToAllSizes(const WorldOptions& options) {
+  World world(options);
+  const auto group = AllRanks(world.num_ranks());
+  int64_t run_id = 0;
+  for (const size_t block : SizesOf(options.engine)) {
+    const size_t full = group.size() * block;
+    CheckExchange(world, ExchangeKind::kAllToAll, group, {full}, {full}, ++run_id);
+    // Padded: in the last share, and so far that whole shares are missing.
+    if (block > 1)
+      CheckExchange(world, ExchangeKind::kAllToAll, group, {full - 1}, {full}, ++run_id);
+    CheckExchange(world, ExchangeKind::kAllToAll, group, {full / 3}, {full}, ++run_id);
+  }
+}
+
+void ExchangesManyOperands(const WorldOptions& options) {
+  World world(options);
+  const auto group = AllRanks(world.num_ranks());
+  Sizes operand_bytes;
+  Sizes result_bytes;
+  for (size_t i = 0; i < 2'500; ++i) {  // more than an iovec call can take
+    operand_bytes.push_back(i % 91);
+    result_bytes.push_back(group.size() * (i % 91));
+  }
+  CheckExchange(world, ExchangeKind::kAllGather, group, operand_bytes, result_bytes, 1);
+  CheckExchange(world, ExchangeKind::kAllToAll, group, operand_bytes, result_bytes, 2);
+}
+
+void ExchangesInSubgroups(const WorldOptions& options) {
+  World world(options);
+  const int last = world.num_ranks() - 1;
+  int64_t run_id = 0;
+  for (const std::vector<int>& group :
+       std::vector<std::vector<int>>{{0}, {0, last}, {last, 0}, {last, 1, 0}}) {
+    CheckExchange(world, ExchangeKind::kAllGather, group, {100'000}, {100'000 * group.size()},
+                  ++run_id);
+    CheckExchange(world, ExchangeKind::kAllToAll, group, {5, 70'000},
+                  {5 * group.size(), 70'000 * group.size()}, ++run_id);
+  }
+}
+
+// Many exchanges of one run are under way, started in another order on each rank.
+void ExchangesInAnyOrder(const WorldOptions& options) {
+  World world(options);
+  const auto group = AllRanks(world.num_ranks());
+  constexpr int64_t kExchanges = 23;  // prime: every stride reaches all
+  std::map<std::pair<int, int64_t>, Call> calls;
+  std::vector<std::thread> threads;
+  const auto bytes = [](int64_t index) { return static_cast<size_t>(index * index * 1'000 + 3); };
+  for (const int rank : group) {
+    for (int64_t index = 0; index < kExchanges; ++index) {
+      calls.try_emplace({rank, index}, Request(ExchangeKind::kAllGather, rank, group, 1, index),
+                        Sizes{bytes(index)}, Sizes{bytes(index) * group.size()});
+    }
+  }
+  for (const int rank : group) {
+    threads.emplace_back([&, rank] {
+      for (int64_t i = 0; i < kExchanges; ++i) {
+        calls.at({rank, (i * (2 * rank + 5)) % kExchanges}).StartOn(world.EngineOf(rank));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (auto& [key, call] : calls) {
+    const auto error = call.Wait();
+    ExpectTrue(!error, error ? error->what() : "");
+    const size_t size = bytes(key.second);
+    for (size_t i = 0; i < call.results[0].size(); i += 97) {
+      const int source = group[i / size];
+      ExpectTrue(call.results[0][i] == Pattern(source, 0, i % size), "wrong byte");
+    }
+  }
+}
+
+// The same exchange in a loop of the program, many times; one rank runs ahead.
+void CountsSequences(const WorldOptions& options) {
+  World world(options);
+  const auto group = AllRanks(world.num_ranks());
+  constexpr int kTimes = 20;
+  std::map<int, std::deque<Call>> calls;
+  for (const int rank : group) {
+    for (int i = 0; i < kTimes; ++i) {
+      calls[rank].emplace_back(Request(ExchangeKind::kAllGather, rank, group), Sizes{2'000},
+                               Sizes{2'000 * group.size()});
+      calls[rank].back().operands[0][0] = static_cast<std::byte>(i);
+      calls[rank].back().StartOn(world.EngineOf(rank));
+    }
+  }
+  for (const int rank : group) {
+    for (int i = 0; i < kTimes; ++i) {
+      Call& call = calls[rank][static_cast<size_t>(i)];
+      EXPECT(!call.Wait());
+      for (size_t block = 0; block < group.size(); ++block) {
+        ExpectEqual(static_cast<int>(call.results[0][block * 2'000]), i);
+      }
+    }
+  }
+}
+
+struct Outcome {
+  std::string first;
+  std::string second;
+};
+
+// Rank 0 starts `first`, the last rank `second`; both fail.
+Outcome BothFail(World& world, Call& first, Call& second) {
+  first.StartOn(world.EngineOf(0));
+  second.StartOn(world.EngineOf(world.num_ranks() - 1));
+  const auto first_error = first.Wait();
+  const auto second_error = second.Wait();
+  EXPECT(first_error.has_value());
+  EXPECT(second_error.has_value());
+  if (!first_error || !second_error) return {};
+  return {first_error->what(), second_error->what()};
+}
+
+void RefusesOtherPlans(const WorldOptions& options) {
+  World world(options);
+  const int last = world.num_ranks() - 1;
+  world.EngineOf(last).AddPlan(8, PlanText(3, "another line"));
+  ExchangeRequest other = Request(ExchangeKind::kAllGather, last, {0, last});
+  other.plan = 8;
+  Call first(Request(ExchangeKind::kAllGather, 0, {0, last}), {5'000}, {10'000});
+  Call second(std::move(other), {5'000}, {10'000});
+  const Outcome outcome = BothFail(world, first, second);
+  for (const std::string& text : {outcome.first, outcome.second}) {
+    ExpectContains(text, "jaxhet.PlanMismatchError: [rank ");
+    ExpectContains(text, "line 2 (op 2)");
+    ExpectContains(text, "another line (op 2)");
+  }
+  // Nothing was delivered.
+  EXPECT(std::all_of(first.results[0].begin() + 5'000, first.results[0].end(),
+                     [](std::byte byte) { return byte == std::byte{0xEE}; }));
+}
+
+void RefusesOtherSizes(const WorldOptions& options) {
+  World world(options);
+  const int last = world.num_ranks() - 1;
+  Call first(Request(ExchangeKind::kAllGather, 0, {0, last}), {5'000}, {10'000});
+  Call second(Request(ExchangeKind::kAllGather, last, {0, last}), {5'001}, {10'002});
+  const Outcome outcome = BothFail(world, first, second);
+  ExpectContains(outcome.first, "PlanMismatchError");
+  ExpectContains(outcome.second, "PlanMismatchError");
+}
+
+// One rank goes on to its next run while the other still has an exchange of this one to come to.
+void RefusesSkippedExchanges(const WorldOptions& options) {
+  World world(options);
+  const int last = world.num_ranks() - 1;
+  const std::vector<int> group = {0, last};
+  CheckExchange(world, ExchangeKind::kAllGather, group, {8}, {16}, 1);
+  Call first(Request(ExchangeKind::kAllGather, 0, group, 1, 1), {8}, {16});
+  Call second(Request(ExchangeKind::kAllGather, last, group, 2, 1), {8}, {16});
+  const Outcome outcome = BothFail(world, first, second);
+  ExpectContains(outcome.first, "started exchange 1 (op 1), which this rank's program has passed");
+}
+
+void RefusesOverlappingRuns(const WorldOptions& options) {
+  World world(options);
+  const auto group = AllRanks(world.num_ranks());
+  std::deque<Call> calls;
+  for (const int64_t run_id : {5, -3, 5}) {
+    calls.emplace_back(Request(ExchangeKind::kAllGather, 0, group, run_id), Sizes{8},
+                       Sizes{8 * group.size()});
+    calls.back().StartOn(world.EngineOf(0));
+  }
+  for (Call& call : calls) {
+    const auto error = call.Wait();
+    ExpectContains(error ? error->what() : "", "two executions overlap");
+  }
+}
+
+void ReportsLateRanks(const WorldOptions& options) {
+  World world(options);
+  const int last = world.num_ranks() - 1;
+  const std::vector<int> group = {0, last};
+  CheckExchange(world, ExchangeKind::kAllGather, group, {8}, {16}, 1);
+  ExchangeRequest request = Request(ExchangeKind::kAllGather, 0, group, 2, 1);
+  request.deadline_ms = 100;
+  Call call(std::move(request), {8}, {16});
+  call.StartOn(world.EngineOf(0));
+  const auto error = call.Wait();
+  EXPECT(error && error->code() == ErrorCode::kDeadline);
+  ExpectContains(error->what(), "exchange 1 (op 1)");
+  ExpectContains(error->what(), StrCat("rank ", last, " of process "));
+  ExpectContains(error->what(), "it last started exchange 0 (op 0)");
+  // The others learn the same.
+  const auto theirs = world.EngineOf(last).WaitFailure(kLong);
+  EXPECT(theirs != nullptr);
+  ExpectEqual(std::string(theirs->what()), std::string(error->what()));
+}
+
+void CountsBytes(const WorldOptions& options) {
+  World world(options);
+  const auto group = AllRanks(world.num_ranks());
+  CheckExchange(world, ExchangeKind::kAllGather, group, {100'000}, {100'000 * group.size()}, 1);
+  const auto stats = world.engine(0).Read([](const Core& core) { return core.Stats(); });
+  ExpectEqual(stats.at("exchanges_completed"), static_cast<uint64_t>(options.ranks_per_process));
+  const int pairs = (world.num_ranks() - options.ranks_per_process) * options.ranks_per_process;
+  const auto remote = static_cast<uint64_t>(pairs);
+  if (remote > 0) {
+    const auto transport =
+        world.engine(0).Read([](const Core& core) { return core.peer(1).transport; });
+    ExpectEqual(transport, options.transports.front());
+    ExpectEqual(stats.at("bytes_sent_" + transport), remote * 100'000);
+    ExpectEqual(stats.at("bytes_received_" + transport), remote * 100'000);
+  }
+  const auto record = world.engine(0).Read(
+      [](const Core& core) { return core.flight_recorder().records().back(); });
+  EXPECT(record.state == FlightState::kCompleted);
+}
+
+bool AddAll() {
+  const std::map<std::string, void (*)(const WorldOptions&)> checks = {
+      {"GathersAllSizes", &GathersAllSizes},
+      {"ExchangesAllToAllSizes", &ExchangesAllToAllSizes},
+      {"ExchangesManyOperands", &ExchangesManyOperands},
+      {"ExchangesInSubgroups", &ExchangesInSubgroups},
+      {"ExchangesInAnyOrder", &ExchangesInAnyOrder},
+      {"CountsSequences", &CountsSequences},
+      {"RefusesOtherPlans", &RefusesOtherPlans},
+      {"RefusesOtherSizes", &RefusesOtherSizes},
+      {"RefusesSkippedExchanges", &RefusesSkippedExchanges},
+      {"RefusesOverlappingRuns", &RefusesOverlappingRuns},
+      {"ReportsLateRanks", &ReportsLateRanks},
+      {"CountsBytes", &CountsBytes},
+  };
+  const std::map<std::string, WorldOptions> worlds = {
+      {"local", {.num_processes = 1, .ranks_per_process = 4}},
+      {"shm", {.num_processes = 3, .transports = {"shm"}}},
+      {"shm_ring", {.num_processes = 2, .ranks_per_process = 2, .transports = {"shm_ring"}}},
+      {"tcp", {.num_processes = 3, .transports = {"tcp"}}},
+      {"tcp_2x2", {.num_processes = 2, .ranks_per_process = 2, .transports = {"tcp"}}},
+  };
+  for (const auto& [name, options] : worlds) {
+    for (const auto& [what, check] : checks) {
+      AddTest(StrCat(name, ".", what), [check, options] { check(options); });
+    }
+  }
+  return true;
+}
+
+[[maybe_unused]] const bool added = AddAll();
+
+}  // namespace
+}  // namespace jaxhet::testing

@@ -1,0 +1,519 @@
+#include <dirent.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+#include "xla_plugin/transport/socket.h"
+
+// Peers that die, stop, are cut off, leave or talk nonsense.
+namespace jaxhet::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int64_t kTimeoutMs = 1'000;
+
+WorldOptions FaultOptions(const std::string& transport) {
+  WorldOptions options{.transports = {transport}};
+  options.engine.peer_timeout_ms = kTimeoutMs;
+  return options;
+}
+
+ExchangeRequest Request(int rank, int64_t run_id = 1) {
+  ExchangeRequest request;
+  request.rank = rank;
+  request.run_id = run_id;
+  request.plan = kPlan;
+  request.group = {0, 1};
+  return request;
+}
+
+std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t run_id = 1) {
+  Call call(Request(rank, run_id), {num_bytes}, {2 * num_bytes});
+  call.StartOn(engine);
+  return call.Wait();
+}
+
+void ExpectPeerError(const std::optional<Error>& error, std::string_view words,
+                     const Location& location = Location::current()) {
+  if (!error) return AddFailure("no error", location);
+  ExpectContains(error->what(), "jaxhet.PeerError: [", location);
+  ExpectContains(error->what(), words, location);
+}
+
+void SetUp(Engine& engine, const WorldOptions& options) {
+  engine.Connect(kLong);
+  engine.SetRanks(RanksOf(options));
+  engine.AddPlan(kPlan, PlanText(8));
+}
+
+// Process 1 in a process of its own; process 0 is here.
+class ForkedPeer {
+ public:
+  template <typename Script>  // exit code of (Engine&), connected
+  ForkedPeer(const WorldOptions& options, Script script) {
+    auto ends = ConnectAll(2);
+    pid_ = fork();
+    if (pid_ == 0) {
+      ends[0].clear();
+      _exit(Run(options, std::move(ends[1]), script));
+    }
+    ends[1].clear();
+    engine_ = MakeEngine(0, options, std::move(ends[0]));
+  }
+  ~ForkedPeer() {
+    if (pid_ > 0) Kill(SIGKILL);
+    if (pid_ > 0) ExitCode();
+    engine_->Close(milliseconds(100));
+  }
+  ForkedPeer(const ForkedPeer&) = delete;
+  ForkedPeer& operator=(const ForkedPeer&) = delete;
+
+  Engine& engine() { return *engine_; }
+  void Kill(int signal) const { kill(pid_, signal); }
+  int ExitCode() {
+    int status = 0;
+    waitpid(std::exchange(pid_, 0), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+ private:
+  template <typename Script>
+  static int Run(const WorldOptions& options, std::vector<Ends> ends, Script script) {
+    try {
+      const auto engine = MakeEngine(1, options, std::move(ends));
+      SetUp(*engine, options);
+      return script(*engine);
+    } catch (const std::exception&) {
+      return 99;
+    }
+  }
+
+  pid_t pid_;
+  std::unique_ptr<Engine> engine_;
+};
+
+int WaitForEver(Engine& /*engine*/) {
+  while (true) pause();
+}
+
+void ReportsDeathWhileWaiting(const std::string& transport) {
+  const WorldOptions options = FaultOptions(transport);
+  ForkedPeer peer(options, WaitForEver);
+  SetUp(peer.engine(), options);
+  std::thread killer([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    peer.Kill(SIGKILL);
+  });
+  const auto error = Gather(peer.engine(), 0, 100'000);
+  ExpectPeerError(error,
+                  "exchange 0 (op 0): rank 1 of process 1 (host 1), cpu1: the process has died");
+  ExpectContains(error->what(), "0 of 100000 bytes received");
+  ExpectContains(error->what(), "run the job again from its last checkpoint");
+  killer.join();
+  ExpectPeerError(Gather(peer.engine(), 0, 8, 2), "the process has died");  // the first cause stays
+}
+
+void ReportsDeathWhileMoving(const std::string& transport) {
+  const WorldOptions options = FaultOptions(transport);
+  for (int i = 1; i <= 5; ++i) {
+    ForkedPeer peer(options, [](Engine& engine) {
+      for (int64_t run_id = 1; !Gather(engine, 1, 8 << 20, run_id); ++run_id) {
+      }
+      return 0;
+    });
+    SetUp(peer.engine(), options);
+    std::thread killer([&] {
+      std::this_thread::sleep_for(milliseconds(17 * i));
+      peer.Kill(SIGKILL);
+    });
+    std::optional<Error> error;
+    for (int64_t run_id = 1; !error; ++run_id) error = Gather(peer.engine(), 0, 8 << 20, run_id);
+    ExpectPeerError(error, "process 1 (host 1)");
+    killer.join();
+  }
+}
+
+// Stopped, given up by the others, and woken up: it must learn that it is out.
+void ReportsStoppedPeer(const std::string& transport) {
+  const WorldOptions options = FaultOptions(transport);
+  ForkedPeer peer(options, [](Engine& engine) {
+    for (int64_t run_id = 1;; ++run_id) {
+      if (const auto error = Gather(engine, 1, 3 << 20, run_id)) {
+        return error->code() == ErrorCode::kPeer && error->culprit() == 1 ? 42 : 1;
+      }
+    }
+  });
+  SetUp(peer.engine(), options);
+  std::thread stopper([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    peer.Kill(SIGSTOP);
+  });
+  std::optional<Error> error;
+  for (int64_t run_id = 1; !error; ++run_id) error = Gather(peer.engine(), 0, 3 << 20, run_id);
+  ExpectPeerError(error, "it has been silent for");
+  stopper.join();
+  peer.Kill(SIGCONT);
+  ExpectEqual(peer.ExitCode(), 42);
+}
+
+void ReportsDeathBeforeConnect(const std::string& transport) {
+  const WorldOptions options = FaultOptions(transport);
+  auto ends = ConnectAll(2);
+  ends[1].clear();
+  const auto engine = MakeEngine(0, options, std::move(ends[0]));
+  const std::string text = ExpectThrow([&] { engine->Connect(kLong); });
+  ExpectContains(text, "jaxhet.PeerError: [process 0/2] process 1 (host 1): ");
+}
+
+TEST(ConnectHasADeadline) {
+  const WorldOptions options = FaultOptions("tcp");
+  auto ends = ConnectAll(2);
+  const auto engine = MakeEngine(0, options, std::move(ends[0]));
+  const std::string text = ExpectThrow([&] { engine->Connect(milliseconds(50)); });
+  ExpectContains(text,
+                 "jaxhet.DeadlineError: [process 0/2] process 1 (host 1): it has not answered");
+}
+
+void RefusesPeerThatLeft(const std::string& transport) {
+  const WorldOptions options = FaultOptions(transport);
+  World world(options);
+  std::thread closer([&] { world.engine(1).Close(kLong); });
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT(world.engine(0).failure() == nullptr);
+  ExpectPeerError(Gather(world.engine(0), 0, 8), "process 1 (host 1) has left the job");
+  closer.join();
+}
+
+TEST(CloseFailsWhatIsUnderWay) {
+  World world(FaultOptions("tcp"));
+  Call call(Request(0), {8}, {16});
+  call.StartOn(world.engine(0));
+  world.engine(0).Close(kLong);
+  ExpectContains(call.Wait()->what(), "still under way when this process left");
+  const auto theirs = world.engine(1).WaitFailure(kLong);
+  EXPECT(theirs != nullptr && theirs->culprit() == 0);
+  ExpectContains(Gather(world.engine(0), 0, 8)->what(), "jaxhet is shut down");
+}
+
+TEST(FailureReachesAll) {
+  World world({.num_processes = 4});
+  world.engine(2).Fail(Error(ErrorCode::kDevice, "found by Python"));
+  for (int process = 0; process < 4; ++process) {
+    const auto error = world.engine(process).WaitFailure(kLong);
+    EXPECT(error != nullptr && error->culprit() == 2);
+    ExpectEqual(std::string(error->what()), std::string("jaxhet.DeviceError: found by Python"));
+  }
+}
+
+// Neither a running nor a failed engine spins.
+TEST(ThreadsSleepWhenIdle) {
+  World world(FaultOptions("tcp"));
+  const auto busy_ms = [] {
+    const clock_t begin = clock();
+    std::this_thread::sleep_for(milliseconds(400));
+    return (clock() - begin) * 1'000 / CLOCKS_PER_SEC;
+  };
+  EXPECT(busy_ms() < 100);
+  world.engine(0).Fail(Error(ErrorCode::kDevice, "found by Python"));
+  EXPECT(world.engine(1).WaitFailure(kLong) != nullptr);
+  EXPECT(busy_ms() < 100);
+}
+
+// Passes bytes between two sockets, as long as `mangle(position, byte)` agrees.
+class Relay {
+ public:
+  using Mangle = std::function<bool(size_t, char&)>;
+
+  Relay(Fd a, Fd b, const Mangle& a_to_b) : a_(std::move(a)), b_(std::move(b)) {
+    forward_ = std::thread([this, a_to_b] { Pass(a_.get(), b_.get(), a_to_b); });
+    backward_ = std::thread([this] { Pass(b_.get(), a_.get(), {}); });
+  }
+  ~Relay() {
+    shutdown(a_.get(), SHUT_RDWR);
+    shutdown(b_.get(), SHUT_RDWR);
+    forward_.join();
+    backward_.join();
+  }
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
+
+ private:
+  static void Pass(int from, int to, const Mangle& mangle) {
+    size_t position = 0;
+    std::array<char, 4096> buffer{};
+    for (ssize_t n = 0; (n = read(from, buffer.data(), buffer.size())) > 0;) {
+      bool goes_on = true;
+      for (char& byte : std::span(buffer).first(static_cast<size_t>(n))) {
+        if (mangle) goes_on &= mangle(position++, byte);
+      }
+      if (goes_on && send(to, buffer.data(), static_cast<size_t>(n), MSG_NOSIGNAL) != n) return;
+    }
+  }
+
+  Fd a_;
+  Fd b_;
+  std::thread forward_;
+  std::thread backward_;
+};
+
+// Two engines whose control connection from 1 to 0 goes through `mangle` once both run.
+struct RelayedPair {
+  RelayedPair(const WorldOptions& options, const Relay::Mangle& mangle) {
+    auto ends = ConnectAll(2);
+    auto [relay_end, engine_end] = ConnectedPair();
+    Fd old_end = std::exchange(ends[1][0].control, std::move(engine_end));
+    relay = std::make_unique<Relay>(
+        std::move(relay_end), std::move(old_end),
+        [this, mangle](size_t position, char& byte) { return !is_on || mangle(position, byte); });
+    for (int process = 0; process < 2; ++process) {
+      engines.push_back(
+          MakeEngine(process, options, std::move(ends[static_cast<size_t>(process)])));
+    }
+    std::thread other([&] { SetUp(*engines[1], options); });
+    SetUp(*engines[0], options);
+    other.join();
+    is_on = true;
+  }
+  ~RelayedPair() {
+    for (const auto& engine : engines) engine->Close(milliseconds(100));
+  }
+  RelayedPair(const RelayedPair&) = delete;
+  RelayedPair& operator=(const RelayedPair&) = delete;
+
+  std::atomic<bool> is_on = false;
+  std::unique_ptr<Relay> relay;
+  std::vector<std::unique_ptr<Engine>> engines;
+};
+
+TEST(ReportsHalfOpenConnection) {
+  RelayedPair pair(FaultOptions("tcp"), [](size_t, char&) { return false; });
+  const auto error = pair.engines[0]->WaitFailure(kLong);
+  EXPECT(error != nullptr);
+  ExpectContains(
+      error->what(),
+      "process 1 (host 1): the process has died or can't be reached: it has been silent");
+}
+
+TEST(ReportsCorruptedHeader) {
+  RelayedPair pair(FaultOptions("tcp"), [](size_t, char& byte) {
+    byte = static_cast<char>(byte ^ 0x10);
+    return true;
+  });
+  const auto error = pair.engines[0]->WaitFailure(kLong);
+  EXPECT(error != nullptr);
+  ExpectContains(error->what(),
+                 "jaxhet.TransportError: [process 0/2] process 1 (host 1): what arrived is not a");
+}
+
+// Process 1, played by the test: it introduces itself well and then says what the test wants.
+class Liar {
+ public:
+  Liar() {
+    auto ends = ConnectAll(2, 1);
+    data = std::move(ends[1][0].data[0]);
+    channel.emplace(std::move(ends[1][0].control));
+    const WorldOptions options = FaultOptions("tcp");
+    engine = MakeEngine(0, options, std::move(ends[0]));
+    const HelloInfo info{1};
+    const std::string table = PackStrings(std::array<std::string, 3>{"tcp", "ok", ""});
+    const std::array body = {ObjectIovec(info), ToIovec(table.data(), table.size())};
+    channel->Send(MessageType::kHello, body);
+    channel->Send(MessageType::kVerdict, table);
+    SetUp(*engine, options);
+  }
+  ~Liar() { engine->Close(milliseconds(100)); }
+  Liar(const Liar&) = delete;
+  Liar& operator=(const Liar&) = delete;
+
+  void SendPlan() {
+    const PlanInfo info{kPlan};
+    const std::string text = PlanText(8);
+    channel->Send(MessageType::kPlan,
+                  std::array{ObjectIovec(info), ToIovec(text.data(), text.size())});
+  }
+  void SendStart(const StartInfo& info, std::string_view tail = {}) {
+    channel->Send(MessageType::kStart,
+                  std::array{ObjectIovec(info), ToIovec(tail.data(), tail.size())});
+  }
+  // The same that rank 0 waits for after Gather(…, 0, num_bytes).
+  static StartInfo Start(uint64_t num_bytes) {
+    return {.communicator = CommunicatorId(std::array{0, 1}),
+            .run = 1,
+            .plan = kPlan,
+            .index = 0,
+            .sequence = 0,
+            .kind = static_cast<int64_t>(ExchangeKind::kAllGather),
+            .source = 1,
+            .destination = 0,
+            .send_bytes = num_bytes,
+            .receive_bytes = num_bytes,
+            .ticket = 1,
+            .eager = 0};
+  }
+  void ExpectRefusal(std::string_view words, const Location& location = Location::current()) const {
+    const auto error = engine->WaitFailure(kLong);
+    if (error == nullptr) return AddFailure("no error", location);
+    ExpectContains(error->what(), "jaxhet.TransportError: [", location);
+    ExpectContains(error->what(), "process 1 (host 1)", location);
+    ExpectContains(error->what(), words, location);
+  }
+
+  std::optional<ControlChannel> channel;
+  Fd data;
+  std::unique_ptr<Engine> engine;
+};
+
+TEST(RefusesStartWithoutPlan) {
+  Liar liar;
+  liar.SendStart(Liar::Start(8));
+  liar.ExpectRefusal("a plan that it never sent");
+}
+
+TEST(RefusesStartTwice) {
+  Liar liar;
+  liar.SendPlan();
+  liar.SendStart(Liar::Start(8'000));
+  liar.SendStart(Liar::Start(8'000));
+  liar.ExpectRefusal("started the same exchange twice");
+}
+
+TEST(RefusesCutMessages) {
+  for (const auto type : {MessageType::kPlan, MessageType::kStart, MessageType::kFail}) {
+    Liar liar;
+    liar.channel->Send(type, "cut");
+    liar.ExpectRefusal("a message is cut");
+  }
+}
+
+TEST(RefusesSecondIntroduction) {
+  Liar liar;
+  liar.channel->Send(MessageType::kHello);
+  liar.ExpectRefusal("it introduced itself twice");
+}
+
+TEST(RefusesMissingEagerBytes) {
+  Liar liar;
+  liar.SendPlan();
+  StartInfo start = Liar::Start(8);
+  start.eager = 1;
+  liar.SendStart(start, "seven..");
+  const auto error = Gather(*liar.engine, 0, 8);
+  EXPECT(error.has_value());
+  ExpectContains(error->what(), "eager bytes are missing");
+}
+
+TEST(RefusesChunksOutOfPlace) {
+  struct Chunk {
+    uint32_t magic = 0x3143'584a;
+    uint32_t reserved = 0;
+    uint64_t ticket = 2;  // of rank 0's transfer with rank 1
+    uint64_t offset = 0;
+    uint64_t num_bytes = 4'000;
+  };
+  const auto refusal = [&](const auto& wrong, std::string_view words) {
+    Liar liar;
+    liar.SendPlan();
+    Call call(Request(0), {4'000}, {8'000});
+    call.StartOn(*liar.engine);
+    liar.SendStart(Liar::Start(4'000));
+    EXPECT(write(liar.data.get(), &wrong, sizeof wrong) == sizeof wrong);
+    liar.ExpectRefusal(words);
+    EXPECT(call.Wait().has_value());
+  };
+  Chunk wrong;
+  wrong.ticket = 77;
+  refusal(wrong, "the transfer 77, which is not open");
+  wrong = Chunk();
+  wrong.offset = SIZE_MAX - 10;
+  refusal(wrong, "lies outside of the transfer");
+  wrong = Chunk();
+  wrong.num_bytes = 4'001;
+  refusal(wrong, "lies outside of the transfer");
+  wrong = Chunk();
+  wrong.magic = 5;
+  refusal(wrong, "not with JXC1");
+}
+
+size_t CountEntries(const char* path) {
+  DIR* const directory = opendir(path);
+  if (directory == nullptr) return 0;
+  size_t count = 0;
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+size_t CountMappings() {
+  std::ifstream maps("/proc/self/maps");
+  size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find("memfd:jaxhet") != std::string::npos ? 1U : 0U;
+  }
+  return count;
+}
+
+TEST(CyclesLeaveNothingBehind) {
+  const size_t fds = CountEntries("/proc/self/fd");
+  const size_t threads = CountEntries("/proc/self/task");
+  const std::array<std::string, 3> transports = {"shm", "shm_ring", "tcp"};
+  for (size_t i = 0; i < 1'000; ++i) {
+    World world(FaultOptions(transports[i % 3]));
+    if (i % 10 != 0) continue;
+    Call first(Request(0), {5'000}, {10'000});
+    first.StartOn(world.engine(0));
+    EXPECT(!Gather(world.engine(1), 1, 5'000));
+    EXPECT(!first.Wait());
+  }
+  ExpectEqual(CountEntries("/proc/self/fd"), fds);
+  ExpectEqual(CountEntries("/proc/self/task"), threads);
+  ExpectEqual(CountMappings(), size_t{0});
+}
+
+TEST(ForkedChildHasNoPart) {
+  const auto engine = std::make_shared<Engine>(0, 1, Options{});
+  engine->Connect(kLong);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const size_t before = CountEntries("/proc/self/fd");
+    engine->AbandonInChild();
+    const bool closed = CountEntries("/proc/self/fd") < before;
+    const auto error = Gather(*engine, 0, 8);
+    _exit(closed && error && std::string(error->what()).find("was forked") != std::string::npos
+              ? 42
+              : 1);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  ExpectEqual(WEXITSTATUS(status), 42);
+  EXPECT(engine->failure() == nullptr);
+}
+
+bool AddAll() {
+  for (const std::string transport : {"shm", "shm_ring", "tcp"}) {
+    const auto add = [&](const std::string& name, void (*check)(const std::string&)) {
+      AddTest(StrCat(transport, ".", name), [check, transport] { check(transport); });
+    };
+    add("ReportsDeathBeforeConnect", &ReportsDeathBeforeConnect);
+    add("ReportsDeathWhileWaiting", &ReportsDeathWhileWaiting);
+    add("ReportsDeathWhileMoving", &ReportsDeathWhileMoving);
+    add("ReportsStoppedPeer", &ReportsStoppedPeer);
+    add("RefusesPeerThatLeft", &RefusesPeerThatLeft);
+  }
+  return true;
+}
+
+[[maybe_unused]] const bool added = AddAll();
+
+}  // namespace
+}  // namespace jaxhet::testing

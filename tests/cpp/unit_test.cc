@@ -1,0 +1,212 @@
+#include <array>
+#include <cstdint>
+#include <future>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/testing.h"
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/io_list.h"
+#include "xla_plugin/engine/completion_pool.h"
+#include "xla_plugin/engine/control_channel.h"
+#include "xla_plugin/engine/membership.h"
+#include "xla_plugin/engine/options.h"
+#include "xla_plugin/engine/partition.h"
+#include "xla_plugin/engine/plans.h"
+#include "xla_plugin/engine/roster.h"
+#include "xla_plugin/transport/shm/shared_memory.h"
+
+namespace jaxhet::testing {
+namespace {
+
+TEST(IoListCutsAcrossPieces) {
+  const std::string text = "abcdefghij";
+  IoList list;
+  list.Add(text.data(), 3);
+  list.Add(text.data() + 3, 0);
+  list.Add(text.data() + 3, 7);
+  ExpectEqual(list.num_bytes(), size_t{10});
+  for (size_t offset = 0; offset <= 10; ++offset) {
+    for (size_t num_bytes = 0; num_bytes <= 10 - offset; ++num_bytes) {
+      std::string copy(num_bytes, '-');
+      const iovec to = ToIovec(copy.data(), copy.size());
+      ExpectEqual(CopyPieces({&to, 1}, list.Cut(offset, num_bytes)), num_bytes);
+      ExpectEqual(copy, text.substr(offset, num_bytes));
+    }
+  }
+}
+
+TEST(BoundsHoldForAnyValues) {
+  EXPECT(InBounds(0, 0, 0));
+  EXPECT(InBounds(3, 4, 7));
+  EXPECT(!InBounds(3, 5, 7));
+  EXPECT(!InBounds(8, 0, 7));
+  EXPECT(!InBounds(4, SIZE_MAX - 1, 7));
+  ExpectContains(ExpectThrow([] { CheckedMultiply(SIZE_MAX / 2, 3); }), "overflows");
+  ExpectContains(ExpectThrow([] { CheckedCast<int32_t>(int64_t{1} << 40); }), "out of range");
+}
+
+TEST(ErrorNamesItsClass) {
+  const Error error(ErrorCode::kPeer, "it died", 3);
+  ExpectEqual(std::string(error.what()), std::string("jaxhet.PeerError: it died"));
+  ExpectEqual(error.text(), std::string_view("it died"));
+  EXPECT(ErrorCodeOf("DeviceError") == ErrorCode::kDevice);
+  ExpectContains(ExpectThrow([] { ErrorCodeOf("OtherError"); }), "UsageError");
+}
+
+TEST(OptionsListTheirNames) {
+  ExpectEqual(ParseOptions({{"chunk_bytes", 4096}}).chunk_bytes, int64_t{4096});
+  const std::string unknown = ExpectThrow([] { ParseOptions({{"chunks", 1}}); });
+  ExpectContains(unknown, "'chunks'; there are heartbeat_ms, peer_timeout_ms");
+  ExpectContains(ExpectThrow([] { ParseOptions({{"deadline_ms", 0}}); }), "deadline_ms is 0");
+}
+
+ExchangeRequest RequestOf(ExchangeKind kind, std::span<std::byte> operand,
+                          std::span<std::byte> result) {
+  ExchangeRequest request;
+  request.rank = 1;
+  request.group = {0, 1, 2};
+  request.kind = kind;
+  request.operands.emplace_back(operand);
+  request.results.emplace_back(result);
+  return request;
+}
+
+TEST(PartitionTrimsAllGathers) {
+  std::array<std::byte, 4> operand{};
+  std::array<std::byte, 12> result{};
+  const auto parts =
+      PartitionBuffers(RequestOf(ExchangeKind::kAllGather, operand, std::span(result).first(6)));
+  ExpectEqual(parts.members[0].receive.num_bytes(), size_t{4});
+  ExpectEqual(parts.members[1].receive.num_bytes(), size_t{2});
+  ExpectEqual(parts.members[2].receive.num_bytes(), size_t{0});
+  for (const MemberParts& member : parts.members) ExpectEqual(member.send.num_bytes(), size_t{2});
+}
+
+TEST(PartitionPadsAllToAlls) {
+  std::array<std::byte, 5> operand{};
+  std::array<std::byte, 9> result{};
+  const auto parts = PartitionBuffers(RequestOf(ExchangeKind::kAllToAll, operand, result));
+  ExpectEqual(parts.members[0].send.num_bytes(), size_t{3});
+  ExpectEqual(parts.members[1].send.num_bytes(), size_t{2});
+  ExpectEqual(parts.members[2].send.num_bytes(), size_t{0});
+  for (const MemberParts& member : parts.members)
+    ExpectEqual(member.receive.num_bytes(), size_t{2});
+  ExpectEqual(parts.padding.num_bytes(), size_t{3});
+}
+
+TEST(PartitionRefusesSizesThatDoNotFit) {
+  std::array<std::byte, 4> operand{};
+  std::array<std::byte, 13> result{};
+  for (const auto kind : {ExchangeKind::kAllGather, ExchangeKind::kAllToAll}) {
+    ExpectContains(ExpectThrow([&] { PartitionBuffers(RequestOf(kind, operand, result)); }), "13");
+  }
+  ExpectContains(
+      ExpectThrow([&] { PartitionBuffers(RequestOf(ExchangeKind::kPermute, operand, operand)); }),
+      "kind 0");
+}
+
+TEST(GroupIsTheOneThatHoldsTheRank) {
+  const std::array<int64_t, 6> ranks = {4, 0, 1, 5, 3, 2};
+  EXPECT(GroupOf(ranks, 3, 3) == (std::vector<int>{5, 3, 2}));
+  ExpectContains(ExpectThrow([&] { GroupOf(ranks, 3, 6); }), "rank 6 is in no group");
+  ExpectContains(ExpectThrow([&] { GroupOf(ranks, 4, 1); }), "do not make groups of 4");
+  EXPECT(CommunicatorId(std::array{0, 1}) != CommunicatorId(std::array{1, 0}));
+}
+
+TEST(MembershipCountsRunsAndSequences) {
+  Membership membership;
+  const auto enter = [&](int64_t run_id, int64_t plan, int64_t index) {
+    const auto position = membership.Enter(run_id, plan, index);
+    return std::pair{position.run, position.sequence};
+  };
+  EXPECT(enter(100, 1, 0) == std::pair(int64_t{1}, int64_t{0}));
+  EXPECT(enter(100, 1, 5) == std::pair(int64_t{1}, int64_t{0}));
+  EXPECT(enter(100, 1, 0) == std::pair(int64_t{1}, int64_t{1}));
+  EXPECT(enter(-7, 2, 0) == std::pair(int64_t{2}, int64_t{0}));
+  ExpectContains(ExpectThrow([&] { enter(100, 1, 6); }), "two executions overlap");
+  ExpectContains(ExpectThrow([&] { enter(-7, 1, 6); }), "two plans");
+}
+
+TEST(PlansNameTheFirstDifference) {
+  const auto difference = FirstDifference("a\tx\nb\ty\nc", "a\tz\nB\tw\nc");
+  ExpectEqual(difference.line, int64_t{1});
+  ExpectEqual(difference.ours, std::string("b (y)"));
+  ExpectEqual(difference.theirs, std::string("B (w)"));
+  const auto longer = FirstDifference("a\nb", "a\n");
+  ExpectEqual(longer.line, int64_t{1});
+  ExpectEqual(longer.theirs, std::string("(no more exchanges)"));
+  Plans plans;
+  plans.Add(3, "a\tpsum at f.py:1\nb");
+  ExpectEqual(plans.Describe(3, 0), std::string("exchange 0 (psum at f.py:1)"));
+  ExpectEqual(plans.Describe(3, 1), std::string("exchange 1 (b)"));
+  ExpectEqual(plans.Describe(3, 9), std::string("exchange 9"));
+  ExpectEqual(plans.Describe(4, 0), std::string("exchange 0"));
+}
+
+TEST(RosterNamesRanks) {
+  Roster roster(0, 2);
+  roster.Describe(1, "host b");
+  roster.SetRanks({{.device_id = 0, .process = 0, .island = 0, .vendor = "cuda"},
+                   {.device_id = 9, .process = 1, .island = 1, .vendor = "rocm"}});
+  ExpectEqual(roster.RankName(1), std::string("rank 1/2 rocm1"));
+  ExpectEqual(roster.RankAndProcess(1), std::string("rank 1 of process 1 (host b), rocm1"));
+  ExpectContains(ExpectThrow([&] { std::ignore = roster.ProcessOf(2); }), "the job has 2 ranks");
+}
+
+TEST(ChannelToOurselvesKeepsOrder) {
+  ControlChannel channel;
+  channel.Send(MessageType::kStart, "first");
+  channel.Send(MessageType::kHeartbeat);
+  const auto first = channel.Next();
+  EXPECT(first && first->type == MessageType::kStart && first->body == "first");
+  channel.Send(MessageType::kPlan, std::string(200'000, 'x'));
+  EXPECT(channel.Next()->type == MessageType::kHeartbeat);
+  ExpectEqual(channel.Next()->body.size(), size_t{200'000});
+  EXPECT(!channel.Next());
+}
+
+TEST(StringsArePackedWithTheirLengths) {
+  const std::array<std::string, 3> strings = {"a", "", "long string"};
+  const std::string packed = PackStrings(strings);
+  EXPECT(UnpackStrings(packed) == std::vector<std::string>(strings.begin(), strings.end()));
+  ExpectContains(ExpectThrow([&] { UnpackStrings(packed.substr(0, packed.size() - 1)); }), "cut");
+}
+
+TEST(SharedMemoryIsFoundByItsInfo) {
+  SharedMemory ours(100);
+  ours.data()[99] = std::byte{42};
+  const SharedMemory theirs(ours.info());
+  EXPECT(theirs.data()[99] == std::byte{42});
+  SharedMemoryInfo other = ours.info();
+  other.nonce[0] ^= 1;
+  ExpectContains(ExpectThrow([&] { const SharedMemory memory(other); }), "another process");
+  other = ours.info();
+  other.num_bytes = 5'000'000;
+  ExpectContains(ExpectThrow([&] { const SharedMemory memory(other); }), "not the peer's memory");
+  ours.CloseFd();
+  ExpectContains(ExpectThrow([&] { const SharedMemory memory(ours.info()); }), "open /proc/");
+  EXPECT(theirs.data()[99] == std::byte{42});
+}
+
+// Each callback waits for the next: only a thread of its own lets the last one come.
+TEST(PoolNeverLetsCallbacksWaitForEachOther) {
+  CompletionPool pool;
+  constexpr size_t kCallbacks = 20;
+  std::array<std::promise<void>, kCallbacks + 1> promises;
+  for (size_t i = 0; i < kCallbacks; ++i) {
+    pool.Run([&promises, i] {
+      promises[i + 1].get_future().wait();
+      promises[i].set_value();
+    });
+  }
+  promises[kCallbacks].set_value();
+  promises[0].get_future().wait();
+  pool.Close(Clock::now() + std::chrono::seconds(10));
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

@@ -1,0 +1,149 @@
+#include "tests/cpp/world.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "xla_plugin/base/error.h"
+
+namespace jaxhet::testing {
+namespace {
+
+Fd NewSocket() {
+  Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  if (!fd || setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes) != 0) {
+    ThrowErrno("socket");
+  }
+  return fd;
+}
+
+}  // namespace
+
+std::pair<Fd, Fd> ConnectedPair() {
+  const Fd listener = NewSocket();
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (bind(listener.get(), generic, size) != 0 || listen(listener.get(), 1) != 0 ||
+      getsockname(listener.get(), generic, &size) != 0) {
+    ThrowErrno("listen");
+  }
+  Fd first = NewSocket();
+  if (connect(first.get(), generic, size) != 0) ThrowErrno("connect");
+  Fd second(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const int yes = 1;
+  setsockopt(second.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  return {std::move(first), std::move(second)};
+}
+
+std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data) {
+  const auto count = static_cast<size_t>(num_processes);
+  std::vector<std::vector<Ends>> ends(count);
+  for (auto& row : ends) row.resize(count);
+  for (size_t a = 0; a < count; ++a) {
+    for (size_t b = a + 1; b < count; ++b) {
+      std::tie(ends[a][b].control, ends[b][a].control) = ConnectedPair();
+      for (int i = 0; i < num_data; ++i) {
+        auto [first, second] = ConnectedPair();
+        ends[a][b].data.push_back(std::move(first));
+        ends[b][a].data.push_back(std::move(second));
+      }
+    }
+  }
+  return ends;
+}
+
+std::vector<RankInfo> RanksOf(const WorldOptions& options) {
+  std::vector<RankInfo> ranks;
+  for (int rank = 0; rank < options.num_processes * options.ranks_per_process; ++rank) {
+    const int process = rank / options.ranks_per_process;
+    ranks.push_back(
+        {.device_id = 100 + rank, .process = process, .island = process, .vendor = "cpu"});
+  }
+  return ranks;
+}
+
+std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
+                                   std::vector<Ends> ends) {
+  auto engine = std::make_unique<Engine>(process, options.num_processes, options.engine);
+  for (int peer = 0; peer < options.num_processes; ++peer) {
+    if (peer == process) continue;
+    Ends& end = ends[static_cast<size_t>(peer)];
+    engine->AddPeer({.process = peer,
+                     .description = StrCat("host ", peer),
+                     .control = std::move(end.control),
+                     .data = std::move(end.data),
+                     .same_host = true,
+                     .transports = options.transports});
+  }
+  return engine;
+}
+
+std::string PlanText(int num_lines, std::string_view changed_line) {
+  std::string text;
+  for (int line = 0; line < num_lines; ++line) {
+    const bool is_last = line + 1 == num_lines;
+    text += is_last && !changed_line.empty() ? std::string(changed_line) : StrCat("line ", line);
+    text += StrCat("\top ", line, "\n");
+  }
+  return text;
+}
+
+World::World(WorldOptions options) : options_(std::move(options)) {
+  auto ends = ConnectAll(options_.num_processes);
+  std::vector<std::thread> threads;
+  for (int process = 0; process < options_.num_processes; ++process) {
+    engines_.push_back(
+        MakeEngine(process, options_, std::move(ends[static_cast<size_t>(process)])));
+    threads.emplace_back([&, engine = engines_.back().get()] { engine->Connect(kLong); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& engine : engines_) {
+    engine->SetRanks(RanksOf(options_));
+    engine->AddPlan(kPlan, PlanText(8));
+  }
+}
+
+World::~World() { CloseAll(); }
+
+void World::CloseAll() {
+  std::vector<std::thread> threads;
+  for (const auto& engine : engines_) {
+    threads.emplace_back([&] { engine->Close(kLong); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+Call::Call(ExchangeRequest request, const std::vector<size_t>& operand_bytes,
+           const std::vector<size_t>& result_bytes)
+    : request_(std::move(request)) {
+  for (size_t i = 0; i < operand_bytes.size(); ++i) {
+    auto& operand = operands.emplace_back(operand_bytes[i]);
+    for (size_t j = 0; j < operand.size(); ++j) operand[j] = Pattern(request_.rank, i, j);
+  }
+  for (const size_t num_bytes : result_bytes) results.emplace_back(num_bytes, std::byte{0xEE});
+}
+
+void Call::StartOn(Engine& engine) {
+  for (const auto& operand : operands) request_.operands.emplace_back(operand);
+  for (auto& result : results) request_.results.emplace_back(result);
+  request_.done = [this](const Error* error) {
+    promise_.set_value(error == nullptr ? std::nullopt : std::optional(*error));
+  };
+  engine.Start(std::move(request_));
+}
+
+std::optional<Error> Call::Wait() { return promise_.get_future().get(); }
+
+std::byte Pattern(int rank, size_t operand, size_t i) {
+  const auto seed = static_cast<size_t>(rank) * 31 + operand * 7 + 1;
+  return static_cast<std::byte>((i * 131 + (i >> 8) + seed) & 0xff);
+}
+
+}  // namespace jaxhet::testing

@@ -1,0 +1,86 @@
+#ifndef TESTS_CPP_WORLD_H_
+#define TESTS_CPP_WORLD_H_
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/engine/engine.h"
+
+namespace jaxhet::testing {
+
+// Both ends of a TCP connection over the loopback.
+std::pair<Fd, Fd> ConnectedPair();
+
+// The ends of a job's sockets: ends[a][b] is what process a needs to talk to b.
+struct Ends {
+  Fd control;
+  std::vector<Fd> data;
+};
+std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data = 2);
+
+struct WorldOptions {
+  int num_processes = 2;
+  int ranks_per_process = 1;
+  std::vector<std::string> transports = {"tcp"};
+  Options engine = {.heartbeat_ms = 50,
+                    .peer_timeout_ms = 5'000,
+                    .deadline_ms = 20'000,
+                    .first_deadline_ms = 20'000,
+                    .chunk_bytes = 64 << 10,
+                    .eager_bytes = 1 << 10};
+};
+
+std::vector<RankInfo> RanksOf(const WorldOptions& options);
+std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
+                                   std::vector<Ends> ends);
+inline constexpr std::chrono::milliseconds kLong{20'000};
+// The plan that the worlds register: lines "line 0<TAB>op 0" and so on.
+inline constexpr int64_t kPlan = 7;
+std::string PlanText(int num_lines, std::string_view changed_line = {});
+
+// A job whose processes are engines of this process.
+class World {
+ public:
+  explicit World(WorldOptions options);
+  ~World();
+
+  Engine& engine(int process) { return *engines_.at(static_cast<size_t>(process)); }
+  Engine& EngineOf(int rank) { return engine(rank / options_.ranks_per_process); }
+  int num_ranks() const { return options_.num_processes * options_.ranks_per_process; }
+  // At the same time, as jobs do.
+  void CloseAll();
+
+ private:
+  WorldOptions options_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+// The buffers and the future of one start.
+class Call {
+ public:
+  Call(ExchangeRequest request, const std::vector<size_t>& operand_bytes,
+       const std::vector<size_t>& result_bytes);
+
+  void StartOn(Engine& engine);
+  // Null for success.
+  std::optional<Error> Wait();
+
+  std::vector<std::vector<std::byte>> operands;
+  std::vector<std::vector<std::byte>> results;
+
+ private:
+  ExchangeRequest request_;
+  std::promise<std::optional<Error>> promise_;
+};
+
+// Byte `i` of operand `operand` of `rank`.
+std::byte Pattern(int rank, size_t operand, size_t i);
+
+}  // namespace jaxhet::testing
+
+#endif  // TESTS_CPP_WORLD_H_

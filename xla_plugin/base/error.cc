@@ -1,0 +1,38 @@
+#include "xla_plugin/base/error.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+namespace jaxhet {
+
+Error::Error(ErrorCode code, std::string_view text, int culprit) : code_(code), culprit_(culprit) {
+  what_ = StrCat("jaxhet.", name(), ": ");
+  text_offset_ = what_.size();
+  what_ += text;
+}
+
+ErrorCode ErrorCodeOf(std::string_view name) {
+  const auto* found = std::ranges::find(kErrorNames, name);
+  if (found == kErrorNames.end()) Throw(ErrorCode::kUsage, "no error is called '", name, "'");
+  return static_cast<ErrorCode>(found - kErrorNames.begin());
+}
+
+std::string ErrnoText(std::string_view call, int error_number) {
+  return StrCat(call, ": ", std::generic_category().message(error_number), " (", error_number, ")");
+}
+
+void ThrowErrno(std::string_view call) {
+  const int error_number = errno;
+  throw Error(ErrorCode::kTransport, ErrnoText(call, error_number));
+}
+
+void LogLine(std::string_view line) {
+  const std::string text = StrCat(line, "\n");
+  // Best effort: there is nobody left to tell.
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+}
+
+}  // namespace jaxhet

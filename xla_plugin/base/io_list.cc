@@ -1,0 +1,63 @@
+#include "xla_plugin/base/io_list.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace jaxhet {
+namespace {
+
+void RemovePrefix(iovec& piece, size_t num_bytes) {
+  piece.iov_base = static_cast<std::byte*>(piece.iov_base) + num_bytes;
+  piece.iov_len -= num_bytes;
+}
+
+}  // namespace
+
+void IoList::Add(const void* data, size_t num_bytes) {
+  if (num_bytes == 0) return;
+  pieces_.push_back(ToIovec(data, num_bytes));
+  num_bytes_ += num_bytes;
+}
+
+std::vector<iovec> IoList::Cut(size_t offset, size_t num_bytes) const {
+  std::vector<iovec> cut;
+  for (iovec piece : pieces_) {
+    if (num_bytes == 0) break;
+    const size_t skipped = std::min(offset, piece.iov_len);
+    offset -= skipped;
+    RemovePrefix(piece, skipped);
+    piece.iov_len = std::min(piece.iov_len, num_bytes);
+    num_bytes -= piece.iov_len;
+    if (piece.iov_len > 0) cut.push_back(piece);
+  }
+  return cut;
+}
+
+size_t NumBytes(std::span<const iovec> pieces) {
+  size_t num_bytes = 0;
+  for (const iovec& piece : pieces) num_bytes += piece.iov_len;
+  return num_bytes;
+}
+
+size_t CopyPieces(std::span<const iovec> to, std::span<const iovec> from) {
+  size_t copied = 0;
+  iovec target{};
+  iovec source{};
+  while (true) {
+    for (; target.iov_len == 0; to = to.subspan(1)) {
+      if (to.empty()) return copied;
+      target = to.front();
+    }
+    for (; source.iov_len == 0; from = from.subspan(1)) {
+      if (from.empty()) return copied;
+      source = from.front();
+    }
+    const size_t num_bytes = std::min(target.iov_len, source.iov_len);
+    std::memcpy(target.iov_base, source.iov_base, num_bytes);
+    RemovePrefix(target, num_bytes);
+    RemovePrefix(source, num_bytes);
+    copied += num_bytes;
+  }
+}
+
+}  // namespace jaxhet

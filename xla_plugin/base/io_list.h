@@ -1,0 +1,46 @@
+#ifndef XLA_PLUGIN_BASE_IO_LIST_H_
+#define XLA_PLUGIN_BASE_IO_LIST_H_
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace jaxhet {
+
+// Bytes that lie in several places of memory, seen as one sequence. Does not own them.
+class IoList {
+ public:
+  IoList() = default;
+
+  void Add(const void* data, size_t num_bytes);
+  size_t num_bytes() const { return num_bytes_; }
+  std::span<const iovec> pieces() const { return pieces_; }
+
+  // The pieces of [offset, offset + num_bytes), which must lie inside.
+  std::vector<iovec> Cut(size_t offset, size_t num_bytes) const;
+
+ private:
+  std::vector<iovec> pieces_;  // none empty
+  size_t num_bytes_ = 0;
+};
+
+// An iovec of bytes that are only read, or of a whole object.
+inline iovec ToIovec(const void* data, size_t num_bytes) {
+  return {.iov_base = const_cast<void*>(data), .iov_len = num_bytes};
+}
+template <typename T>
+iovec ObjectIovec(const T& object) {
+  return ToIovec(&object, sizeof object);
+}
+
+size_t NumBytes(std::span<const iovec> pieces);
+
+// Copies until either side is used up; returns the number of bytes.
+size_t CopyPieces(std::span<const iovec> to, std::span<const iovec> from);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_BASE_IO_LIST_H_

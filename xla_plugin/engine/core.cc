@@ -1,0 +1,482 @@
+#include "xla_plugin/engine/core.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/huge_pages.h"
+#include "xla_plugin/transport/local/local.h"
+
+namespace jaxhet {
+
+using std::chrono::milliseconds;
+
+// Runs a part of the engine; its error fails the engine.
+template <typename Function>
+void Core::Guarded(Function function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    Fail(error);
+  } catch (const std::exception& error) {
+    Fail(Error(ErrorCode::kDevice, StrCat("[", roster_.OwnName(), "] ", error.what())));
+  }
+}
+
+// Adds to an error of `function` that nobody is blamed for yet who it came from.
+template <typename Function>
+void Core::Blaming(Peer& peer, Function function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    if (error.culprit() >= 0) throw;
+    throw Error(error.code(), StrCat(Where(peer.process), error.text(), Moved(peer.process)),
+                peer.process);
+  }
+}
+
+Core::Core(int process, int num_processes, const Options& options)
+    : options_(options), roster_(process, num_processes) {
+  Peer& self = peers_.try_emplace(process, *this, process, ControlChannel()).first->second;
+  self.connection = OpenLocal(self);
+  self.transport = "local";
+}
+
+Core::~Core() = default;
+
+void Core::AddPeer(PeerSpec spec) {
+  if (spec.process < 0 || spec.process >= roster_.num_processes()) {
+    Throw(ErrorCode::kUsage, "there is no process ", spec.process, " in a job of ",
+          roster_.num_processes());
+  }
+  const auto [place, is_new] = peers_.try_emplace(spec.process, *this, spec.process,
+                                                  ControlChannel(std::move(spec.control)));
+  if (!is_new) Throw(ErrorCode::kUsage, "process ", spec.process, " was added twice");
+  roster_.Describe(spec.process, spec.description);
+  introductions_.push_back({.peer = &place->second,
+                            .blame = Where(spec.process),
+                            .allowed = std::move(spec.transports),
+                            .same_host = spec.same_host,
+                            .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
+                            .page = &page_,
+                            .data_fds = std::move(spec.data)});
+}
+
+void Core::Connect(Time deadline) {
+  now_ = Clock::now();
+  try {
+    Negotiate(roster_.process(), introductions_, deadline);
+  } catch (const Error& error) {
+    Fail(error);
+    throw Error(*failure_);
+  }
+  introductions_.clear();
+  page_.memory().CloseFd();
+  now_ = Clock::now();
+  next_heartbeat_ = next_timer_ = now_;
+  for (auto& [process, peer] : peers_) peer.last_heard = now_;
+}
+
+std::vector<Socket*> Core::Sockets() {
+  std::vector<Socket*> sockets;
+  for (auto& [process, peer] : peers_) {
+    if (Socket* const control = peer.channel.socket()) sockets.push_back(control);
+    if (!peer.connection) continue;
+    std::ranges::copy(peer.connection->Sockets(), std::back_inserter(sockets));
+  }
+  return sockets;
+}
+
+void Core::Start(ExchangeRequest request, int64_t id) {
+  if (failure_) {
+    completions_.push_back({id, std::move(request.done), failure_});
+    return;
+  }
+  now_ = Clock::now();
+  Exchange& exchange = exchanges_[id];
+  exchange.request = std::move(request);
+  exchange.id = id;
+  exchange.started = now_;
+  ++started_;
+  Guarded([&] {
+    try {
+      StartOrThrow(exchange);
+    } catch (const Error& error) {
+      if (error.culprit() >= 0) throw;
+      throw Error(error.code(), Where(exchange) + std::string(error.text()), roster_.process());
+    }
+  });
+}
+
+void Core::StartOrThrow(Exchange& exchange) {
+  const ExchangeRequest& request = exchange.request;
+  exchange.communicator = CommunicatorId(request.group);
+  if (plans_.Find(request.plan) == nullptr) {
+    Throw(ErrorCode::kUsage, "its plan ", request.plan, " was never registered");
+  }
+  const Partition partition = PartitionBuffers(request);
+  Membership& membership = MembershipOf(exchange);
+  const auto position = membership.Enter(request.run_id, request.plan, request.index);
+  exchange.run = position.run;
+  exchange.sequence = position.sequence;
+  recorder_.Started(exchange);
+  for (const auto& [key, arrival] : membership.arrived) CheckSameRun(membership, arrival.info);
+
+  for (const auto result : request.results) AdviseHugePages(result);
+  for (const iovec& piece : partition.padding.pieces()) {
+    std::memset(piece.iov_base, 0, piece.iov_len);
+  }
+  exchange.open_transfers = request.group.size() + 1;  // one more for this function
+  for (size_t member = 0; member < request.group.size(); ++member) {
+    PeerTransfer& transfer = exchange.transfers.emplace_back();
+    transfer.send = partition.members[member].send;
+    transfer.receive = partition.members[member].receive;
+    transfer.exchange = &exchange;
+    transfer.peer_rank = request.group[member];
+    Announce(transfer);
+    next_timer_ = std::min(next_timer_, DeadlineOf(transfer));
+    const MeetingKey key{exchange.run, request.index, exchange.sequence, transfer.peer_rank};
+    if (const auto node = membership.arrived.extract(key)) {
+      const Arrival& arrival = node.mapped();
+      Peer& peer = peers_.at(arrival.process);
+      Blaming(peer, [&] { Meet(transfer, peer, arrival.info, arrival.tail); });
+    } else {
+      membership.waiting[key] = &transfer;
+    }
+  }
+  Release(exchange);
+}
+
+void Core::Announce(PeerTransfer& transfer) {
+  const Exchange& exchange = *transfer.exchange;
+  const ExchangeRequest& request = exchange.request;
+  Peer& peer = PeerOf(transfer.peer_rank);
+  if (peer.left) throw Error(ErrorCode::kPeer, Where(exchange) + Left(peer), peer.process);
+  if (&PlansOf(peer.process) != &plans_ && peer.plans_sent.insert(request.plan).second) {
+    const PlanInfo info{request.plan};
+    const std::string& text = *plans_.Find(request.plan);
+    peer.channel.Send(MessageType::kPlan,
+                      std::array{ObjectIovec(info), ToIovec(text.data(), text.size())});
+  }
+  transfer.ticket = ++last_ticket_;
+  transfers_[transfer.ticket] = &transfer;
+
+  const bool eager = transfer.send.num_bytes() <= static_cast<size_t>(options_.eager_bytes);
+  const StartInfo info{.communicator = exchange.communicator,
+                       .run = exchange.run,
+                       .plan = request.plan,
+                       .index = request.index,
+                       .sequence = exchange.sequence,
+                       .kind = static_cast<int64_t>(request.kind),
+                       .source = request.rank,
+                       .destination = transfer.peer_rank,
+                       .send_bytes = transfer.send.num_bytes(),
+                       .receive_bytes = transfer.receive.num_bytes(),
+                       .ticket = transfer.ticket,
+                       .eager = eager ? 1U : 0U};
+  const std::string announcement = eager ? "" : peer.connection->Announce(transfer);
+  std::vector<iovec> body = {ObjectIovec(info)};
+  if (eager) {
+    body.insert(body.end(), transfer.send.pieces().begin(), transfer.send.pieces().end());
+    transfer.sent = transfer.send.num_bytes();
+    peer.bytes_sent += transfer.sent;
+  } else {
+    body.push_back(ToIovec(announcement.data(), announcement.size()));
+  }
+  peer.channel.Send(MessageType::kStart, body);
+}
+
+void Core::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
+                std::string_view tail) {
+  if (&source != &PeerOf(transfer.peer_rank)) {
+    Throw(ErrorCode::kTransport, "process ", source.process, " speaks for a rank of another");
+  }
+  CheckSameExchange(transfer, info);
+  transfer.met = true;
+  transfer.peer_ticket = info.ticket;
+  if (info.eager != 0) {
+    if (tail.size() != info.send_bytes) Throw(ErrorCode::kTransport, "eager bytes are missing");
+    const iovec from = ToIovec(tail.data(), tail.size());
+    CopyPieces(transfer.receive.pieces(), {&from, 1});
+    transfer.received = tail.size();
+    source.bytes_received += tail.size();
+    tail = {};
+  }
+  if (!transfer.IsDone()) {
+    source.connection->Begin(transfer, tail);
+    has_work_ = true;
+  }
+  CloseIfDone(transfer);
+}
+
+void Core::CloseIfDone(PeerTransfer& transfer) {
+  if (!transfer.met || !transfer.IsDone()) return;
+  transfers_.erase(transfer.ticket);
+  Release(*transfer.exchange);
+}
+
+void Core::Release(Exchange& exchange) {
+  if (--exchange.open_transfers > 0) return;
+  const Time ended = Clock::now();
+  recorder_.Ended(exchange, FlightState::kCompleted, ended);
+  ++completed_;
+  in_flight_time_ += ended - exchange.started;
+  completions_.push_back({exchange.id, std::move(exchange.request.done), nullptr});
+  exchanges_.erase(exchange.id);
+}
+
+void Core::OnMessage(Peer& peer, const Message& message) {
+  std::string_view body = message.body;
+  switch (message.type) {
+    case MessageType::kPlan: {
+      const auto info = TakeInfo<PlanInfo>(body);
+      return peer.plans.Add(info.plan, body);
+    }
+    case MessageType::kStart: {
+      const auto info = TakeInfo<StartInfo>(body);
+      return OnStart(peer, info, body);
+    }
+    case MessageType::kTransport:
+      return peer.connection->OnMessage(std::as_bytes(std::span(body)));
+    case MessageType::kHeartbeat:
+      return;
+    case MessageType::kFail: {
+      const Error error = ParseFail(body);
+      heard_failure_ = true;
+      throw Error(error);
+    }
+    case MessageType::kGoodbye:
+      return OnGoodbye(peer);
+    case MessageType::kHello:
+    case MessageType::kVerdict:
+      Throw(ErrorCode::kTransport, "it introduced itself twice");
+  }
+}
+
+void Core::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
+  if (PlansOf(peer.process).Find(info.plan) == nullptr) {
+    Throw(ErrorCode::kTransport, "it started an exchange of a plan that it never sent");
+  }
+  Membership& membership = memberships_[{info.destination, info.communicator}];
+  peer.last_starts[info.source] = {info, now_};
+  if (membership.announced.try_emplace({info.source, info.plan}, now_).second) next_timer_ = now_;
+  const MeetingKey key{info.run, info.index, info.sequence, info.source};
+  if (const auto waiting = membership.waiting.extract(key)) {
+    return Meet(*waiting.mapped(), peer, info, tail);
+  }
+  CheckSameRun(membership, info);
+  const bool is_new =
+      membership.arrived.try_emplace(key, Arrival{info, peer.process, std::string(tail)}).second;
+  if (!is_new) {
+    Throw(ErrorCode::kTransport, "it started the same exchange twice");
+  }
+}
+
+void Core::OnGoodbye(Peer& peer) {
+  peer.left = true;
+  peer.channel.FinishSending();
+  for (const auto& [ticket, transfer] : transfers_) {
+    if (transfer->met || PeerOf(transfer->peer_rank).process != peer.process) continue;
+    throw Error(ErrorCode::kPeer, Where(*transfer->exchange) + Left(peer), peer.process);
+  }
+}
+
+void Core::SetFailedAndDrop() {
+  page_.SetFailed();
+  for (auto& [id, exchange] : exchanges_) {
+    recorder_.Ended(exchange, FlightState::kFailed, Clock::now());
+    completions_.push_back({id, std::move(exchange.request.done), failure_});
+  }
+  exchanges_.clear();
+  transfers_.clear();
+  memberships_.clear();
+}
+
+void Core::Fail(const Error& error) {
+  if (failure_) return;
+  const int culprit = error.culprit() >= 0 ? error.culprit() : roster_.process();
+  failure_ = std::make_shared<const Error>(error.code(), error.text(), culprit);
+  if (!heard_failure_) LogLine(failure_->what());
+  SetFailedAndDrop();
+  const FailInfo info{error.code(), culprit};
+  const std::array body = {ObjectIovec(info), ToIovec(error.text().data(), error.text().size())};
+  for (auto& [process, peer] : peers_) {
+    if (process == roster_.process()) continue;
+    peer.channel.Send(MessageType::kFail, body);
+    peer.channel.FinishSending();
+  }
+}
+
+void Core::SayGoodbye() {
+  if (failure_) return;
+  if (!exchanges_.empty()) {
+    return Fail(
+        Error(ErrorCode::kUsage, Where(exchanges_.begin()->second) +
+                                     "it was still under way when this process left the "
+                                     "job. Wait for the results before jaxhet.shutdown()."));
+  }
+  said_goodbye_ = true;
+  failure_ = std::make_shared<const Error>(ErrorCode::kUsage, "this process has left the job");
+  SetFailedAndDrop();
+  for (auto& [process, peer] : peers_) {
+    peer.channel.Send(MessageType::kGoodbye);
+    peer.channel.FinishSending();
+  }
+}
+
+void Core::ServeOwn() {
+  if (failure_) return;
+  Guarded([&] { ReadMessages(peers_.at(roster_.process())); });
+}
+
+void Core::ReadMessages(Peer& peer) {
+  Blaming(peer, [&] {
+    while (const auto message = peer.channel.Next()) {
+      peer.last_heard = now_;
+      OnMessage(peer, *message);
+    }
+  });
+  if (peer.channel.closed()) {
+    peer.Lost(StrCat("the control connection ended: ", peer.channel.socket()->close_reason()));
+  }
+}
+
+void Core::Pass() {
+  now_ = Clock::now();
+  const Time last_pass = std::exchange(last_pass_, now_);
+  // This process itself was stopped: that nothing was heard means nothing.
+  if (now_ - last_pass > milliseconds(options_.heartbeat_ms + options_.peer_timeout_ms / 2)) {
+    for (auto& [process, peer] : peers_) peer.last_heard = now_;
+  }
+  has_work_ = false;
+  if (failure_) {
+    Discard();
+  } else {
+    Guarded([&] {
+      for (auto& [process, peer] : peers_) ReadMessages(peer);
+      for (auto& [process, peer] : peers_) Judge(peer);
+      for (auto& [process, peer] : peers_) {
+        Blaming(peer, [&] { has_work_ |= peer.connection->Advance(); });
+        has_work_ |= !peer.lost.empty() && !peer.left;
+      }
+      ReadMessages(peers_.at(roster_.process()));
+      CheckTimers();
+    });
+  }
+  for (auto& [process, peer] : peers_) peer.channel.Flush();
+}
+
+// After the end, only that of the others is of interest.
+void Core::Discard() {
+  for (auto& [process, peer] : peers_) {
+    try {
+      while (peer.channel.Next()) {
+      }
+    } catch (const Error&) {
+      peer.left = true;
+    }
+  }
+}
+
+void Core::CheckTimers() {
+  if (now_ < next_timer_) return;
+  const bool beat = now_ >= next_heartbeat_;
+  if (beat) next_heartbeat_ = now_ + milliseconds(options_.heartbeat_ms);
+  next_timer_ = next_heartbeat_;
+  for (const auto& [id, exchange] : exchanges_) {
+    for (const PeerTransfer& transfer : exchange.transfers) {
+      const Time deadline = DeadlineOf(transfer);
+      if (now_ >= deadline) ThrowLate(exchange);
+      next_timer_ = std::min(next_timer_, deadline);
+    }
+  }
+  for (auto& [process, peer] : peers_) {
+    if (process == roster_.process() || peer.left) continue;
+    if (beat) peer.channel.Send(MessageType::kHeartbeat);
+    const auto silence = std::chrono::duration_cast<milliseconds>(now_ - peer.last_heard);
+    if (silence.count() <= options_.peer_timeout_ms) continue;
+    peer.Lost(StrCat("it has been silent for ", silence.count(), " ms"));
+    Judge(peer);
+  }
+}
+
+Time Core::DeadlineOf(const PeerTransfer& transfer) const {
+  if (transfer.met && transfer.IsDone()) return Time::max();
+  const Exchange& exchange = *transfer.exchange;
+  const ExchangeRequest& request = exchange.request;
+  const milliseconds patience(request.deadline_ms > 0 ? request.deadline_ms : options_.deadline_ms);
+  const Membership& membership = memberships_.at({request.rank, exchange.communicator});
+  const auto announced = membership.announced.find({transfer.peer_rank, request.plan});
+  if (announced != membership.announced.end()) {
+    return std::max(exchange.started, announced->second) + patience;
+  }
+  return exchange.started + std::max(patience, milliseconds(options_.first_deadline_ms));
+}
+
+bool Core::IsQuiet() const {
+  return std::ranges::all_of(peers_, [&](const auto& entry) {
+    const auto& [process, peer] = entry;
+    return process == roster_.process() || process == failure_->culprit() || peer.left ||
+           peer.channel.closed();
+  });
+}
+
+// `in_flight_us` is the sum over completed exchanges of the time from start to completion.
+std::map<std::string, uint64_t> Core::Stats() const {
+  const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time_);
+  std::map<std::string, uint64_t> stats = {
+      {"exchanges_started", started_},
+      {"exchanges_completed", completed_},
+      {"in_flight_us", static_cast<uint64_t>(in_flight.count())}};
+  for (const auto& [process, peer] : peers_) {
+    stats["bytes_sent_" + peer.transport] += peer.bytes_sent;
+    stats["bytes_received_" + peer.transport] += peer.bytes_received;
+  }
+  return stats;
+}
+
+const Peer& Core::peer(int process) const {
+  const auto found = peers_.find(process);
+  if (found == peers_.end()) Throw(ErrorCode::kUsage, "process ", process, " is not connected");
+  return found->second;
+}
+
+Peer& Core::PeerOf(int rank) {
+  const auto found = peers_.find(roster_.ProcessOf(rank));
+  if (found == peers_.end()) Throw(ErrorCode::kUsage, "rank ", rank, " is not connected");
+  return found->second;
+}
+
+Membership& Core::MembershipOf(const Exchange& exchange) {
+  return memberships_[{exchange.request.rank, exchange.communicator}];
+}
+
+const Plans& Core::PlansOf(int process) const {
+  return process == roster_.process() ? plans_ : peers_.at(process).plans;
+}
+
+Transfer& Peer::Find(uint64_t ticket) {
+  const auto found = core_.transfers_.find(ticket);
+  if (found == core_.transfers_.end() || &core_.PeerOf(found->second->peer_rank) != this) {
+    Throw(ErrorCode::kTransport, "it names the transfer ", ticket, ", which is not open");
+  }
+  return *found->second;
+}
+
+void Peer::Sent(Transfer& transfer, size_t num_bytes) {
+  transfer.sent += num_bytes;
+  bytes_sent += num_bytes;
+  core_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
+}
+
+void Peer::Received(Transfer& transfer, size_t num_bytes) {
+  if (!InBounds(transfer.received, num_bytes, transfer.receive.num_bytes())) {
+    Throw(ErrorCode::kTransport, "it sent bytes of a transfer twice");
+  }
+  transfer.received += num_bytes;
+  bytes_received += num_bytes;
+  core_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
+}
+
+}  // namespace jaxhet

@@ -1,0 +1,147 @@
+#ifndef XLA_PLUGIN_ENGINE_CORE_H_
+#define XLA_PLUGIN_ENGINE_CORE_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/engine/exchange.h"
+#include "xla_plugin/engine/flight_recorder.h"
+#include "xla_plugin/engine/membership.h"
+#include "xla_plugin/engine/negotiation.h"
+#include "xla_plugin/engine/options.h"
+#include "xla_plugin/engine/partition.h"
+#include "xla_plugin/engine/peer.h"
+#include "xla_plugin/engine/plans.h"
+#include "xla_plugin/engine/roster.h"
+#include "xla_plugin/transport/shm/shared_memory.h"
+
+namespace jaxhet {
+
+// The engine without its threads: starts, messages and time go in; messages, bytes and completions
+// come out. It has no locks and never blocks (but for Connect), and all of it is called by one
+// thread at a time. The first error of any part fails all of it, here and, by gossip, everywhere.
+//
+// An exchange between two ranks: each side sends kStart to the other when its program comes to it.
+// Few bytes travel with it (eager). More begin to move when both starts have met, and end in the
+// result's own memory. A process meets itself in the same way.
+class Core {
+ public:
+  Core(int process, int num_processes, const Options& options);
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  // Set-up, in this order.
+  void AddPeer(PeerSpec spec);
+  void Connect(Time deadline);
+  std::vector<Socket*> Sockets();
+
+  // Commands. An Error inside fails the core; none is thrown.
+  void SetRanks(std::vector<RankInfo> ranks) { roster_.SetRanks(std::move(ranks)); }
+  void AddPlan(int64_t plan, std::string_view text) { plans_.Add(plan, text); }
+  void Start(ExchangeRequest request, int64_t id);
+  void Fail(const Error& error);
+  // Tells the peers that no start follows. Exchanges that are under way fail, with the job.
+  void SayGoodbye();
+
+  // Meets the starts of this process's own ranks and sends what is kept. Cheap.
+  void ServeOwn();
+  // Handles everything that has come, moves a slice of bytes on each connection, looks at the time.
+  void Pass();
+  // Pass() can do more without an event.
+  bool HasWork() const { return has_work_; }
+  // When Pass() must be called even without an event.
+  Time NextTimer() const { return failure_ ? Time::max() : next_timer_; }
+  // All peers have closed their ends (or are to blame for a failure): nothing is left to say.
+  bool IsQuiet() const;
+
+  struct Completion {
+    int64_t id;
+    DoneCallback done;
+    std::shared_ptr<const Error> error;  // null: success
+  };
+  std::vector<Completion> TakeCompletions() { return std::exchange(completions_, {}); }
+  // The first cause; null also after a goodbye in good order.
+  std::shared_ptr<const Error> failure() const { return said_goodbye_ ? nullptr : failure_; }
+
+  std::map<std::string, uint64_t> Stats() const;
+  const FlightRecorder& flight_recorder() const { return recorder_; }
+  const Roster& roster() const { return roster_; }
+  const Plans& plans() const { return plans_; }
+  const Peer& peer(int process) const;
+
+ private:
+  friend class Peer;
+
+  template <typename Function>
+  void Guarded(Function function);
+  template <typename Function>
+  void Blaming(Peer& peer, Function function);
+
+  void StartOrThrow(Exchange& exchange);
+  void Announce(PeerTransfer& transfer);
+  void OnMessage(Peer& peer, const Message& message);
+  void OnStart(Peer& peer, const StartInfo& info, std::string_view tail);
+  void OnGoodbye(Peer& peer);
+  void Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info, std::string_view tail);
+  void CloseIfDone(PeerTransfer& transfer);
+  void Release(Exchange& exchange);
+
+  void ReadMessages(Peer& peer);
+  void Discard();
+  void SetFailedAndDrop();
+  void Judge(Peer& peer);
+  void CheckTimers();
+  Time DeadlineOf(const PeerTransfer& transfer) const;
+
+  // Errors: what the person who reads them needs to know.
+  std::string Where(const Exchange& exchange) const;
+  std::string Where(int process) const;
+  std::string Moved(int process) const;
+  std::string Left(const Peer& peer) const;
+  std::string LastStartOf(int rank) const;
+  [[noreturn]] void ThrowLate(const Exchange& exchange) const;
+  void CheckSameRun(const Membership& membership, const StartInfo& info) const;
+  void CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const;
+  [[noreturn]] void ThrowPlanMismatch(int64_t own_plan, const StartInfo& info) const;
+
+  Peer& PeerOf(int rank);
+  Membership& MembershipOf(const Exchange& exchange);
+  const Plans& PlansOf(int process) const;
+  const PeerTransfer* OpenTransferWith(int process) const;
+
+  Options options_;
+  Roster roster_;
+  Plans plans_;
+  SharedPage page_;
+  std::map<int, Peer> peers_;                // by process, ourselves included
+  std::vector<Introduction> introductions_;  // until Connect()
+
+  std::map<std::pair<int, uint64_t>, Membership> memberships_;  // by own rank, communicator
+  std::map<int64_t, Exchange> exchanges_;                       // open ones, by id
+  std::unordered_map<uint64_t, PeerTransfer*> transfers_;       // open ones, by ticket
+  uint64_t last_ticket_ = 0;
+
+  std::vector<Completion> completions_;
+  std::shared_ptr<const Error> failure_;  // why nothing moves any more
+  bool said_goodbye_ = false;
+  bool heard_failure_ = false;  // from a peer, which has logged it
+  FlightRecorder recorder_;
+  uint64_t started_ = 0;
+  uint64_t completed_ = 0;
+  Clock::duration in_flight_time_{};
+
+  Time now_;  // of the current call
+  Time last_pass_;
+  Time next_heartbeat_;
+  Time next_timer_;  // the heartbeat or an earlier deadline
+  bool has_work_ = false;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_CORE_H_

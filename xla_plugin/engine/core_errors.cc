@@ -1,0 +1,143 @@
+#include "xla_plugin/engine/core.h"
+
+// The words of the core's errors: who, which exchange, with whom, the cause, what next.
+namespace jaxhet {
+namespace {
+
+constexpr std::string_view kAfterDeath =
+    " Look at what that process printed last, then run the job again from its last checkpoint.";
+
+}  // namespace
+
+std::string Core::Where(const Exchange& exchange) const {
+  const ExchangeRequest& request = exchange.request;
+  return StrCat("[", roster_.RankName(request.rank), "] ",
+                plans_.Describe(request.plan, request.index), ": ");
+}
+
+std::string Core::Where(int process) const {
+  const PeerTransfer* const transfer = OpenTransferWith(process);
+  if (transfer == nullptr) {
+    return StrCat("[", roster_.OwnName(), "] ", roster_.ProcessName(process), ": ");
+  }
+  return StrCat(Where(*transfer->exchange), roster_.RankAndProcess(transfer->peer_rank), ": ");
+}
+
+std::string Core::Moved(int process) const {
+  const PeerTransfer* const transfer = OpenTransferWith(process);
+  if (transfer == nullptr) return {};
+  return StrCat(" (", transfer->received, " of ", transfer->receive.num_bytes(),
+                " bytes received, ", transfer->sent, " of ", transfer->send.num_bytes(), " sent)");
+}
+
+const PeerTransfer* Core::OpenTransferWith(int process) const {
+  for (const auto& [id, exchange] : exchanges_) {
+    for (const PeerTransfer& transfer : exchange.transfers) {
+      const bool is_open = !transfer.met || !transfer.IsDone();
+      if (is_open && roster_.ProcessOf(transfer.peer_rank) == process) return &transfer;
+    }
+  }
+  return nullptr;
+}
+
+std::string Core::Left(const Peer& peer) const {
+  return StrCat(roster_.ProcessName(peer.process),
+                " has left the job (jaxhet.shutdown). All processes must run the same programs.");
+}
+
+// The path to `peer` broke; whatever it had to say about that has been read.
+void Core::Judge(Peer& peer) {
+  if (peer.lost.empty()) return;
+  if (peer.left) {
+    if (OpenTransferWith(peer.process) == nullptr) return;
+    throw Error(ErrorCode::kPeer, Where(peer.process) + Left(peer), peer.process);
+  }
+  throw Error(ErrorCode::kPeer,
+              StrCat(Where(peer.process), "the process has died or can't be reached: ", peer.lost,
+                     Moved(peer.process), ".", kAfterDeath),
+              peer.process);
+}
+
+void Core::ThrowLate(const Exchange& exchange) const {
+  std::string text = Where(exchange);
+  int culprit = -1;
+  for (const PeerTransfer& transfer : exchange.transfers) {
+    if (now_ < DeadlineOf(transfer)) continue;
+    culprit = roster_.ProcessOf(transfer.peer_rank);
+    text += roster_.RankAndProcess(transfer.peer_rank);
+    if (transfer.met) {
+      text += StrCat(" is too slow", Moved(culprit), "; ");
+      continue;
+    }
+    const auto waited =
+        std::chrono::duration_cast<std::chrono::milliseconds>(now_ - exchange.started);
+    text += StrCat(" has not started it within ", waited.count(), " ms; ");
+    text += LastStartOf(transfer.peer_rank);
+  }
+  text +=
+      "The process answers, so its program went another way or is slower than the deadline; "
+      "if the latter, raise the deadline.";
+  throw Error(ErrorCode::kDeadline, text, culprit);
+}
+
+std::string Core::LastStartOf(int rank) const {
+  const int process = roster_.ProcessOf(rank);
+  const auto& starts = peers_.at(process).last_starts;
+  const auto last = starts.find(rank);
+  if (last == starts.end()) return "it has started none so far. ";
+  const StartInfo& info = last->second.info;
+  const auto ago =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now_ - last->second.time).count();
+  return StrCat("it last started ", PlansOf(process).Describe(info.plan, info.index), ", ", ago,
+                " ms ago. ");
+}
+
+void Core::CheckSameRun(const Membership& membership, const StartInfo& info) const {
+  if (info.run > membership.run()) return;  // it is ahead of us
+  if (info.plan != membership.plan()) ThrowPlanMismatch(membership.plan(), info);
+  if (info.run == membership.run()) return;
+  const int process = roster_.ProcessOf(info.source);
+  throw Error(
+      ErrorCode::kPlanMismatch,
+      StrCat("[", roster_.RankName(info.destination), "] ", roster_.RankAndProcess(info.source),
+             " started ", PlansOf(process).Describe(info.plan, info.index),
+             ", which this rank's program has passed without starting it. Make the "
+             "program's branches depend on values that are equal on all ranks."),
+      process);
+}
+
+void Core::ThrowPlanMismatch(int64_t own_plan, const StartInfo& info) const {
+  const int process = roster_.ProcessOf(info.source);
+  const PlanDifference difference =
+      FirstDifference(*plans_.Find(own_plan), *PlansOf(process).Find(info.plan));
+  throw Error(
+      ErrorCode::kPlanMismatch,
+      StrCat("[", roster_.RankName(info.destination), "] ", roster_.RankAndProcess(info.source),
+             " runs another program. Exchange ", difference.line, " is the first that differs.\n  ",
+             roster_.RankName(info.destination), ": ", difference.ours, "\n  ",
+             roster_.RankName(info.source), ": ", difference.theirs,
+             "\nRun the same program, with the same shapes, on all ranks in the same "
+             "order."),
+      process);
+}
+
+void Core::CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const {
+  const Exchange& exchange = *transfer.exchange;
+  const ExchangeRequest& request = exchange.request;
+  if (info.plan != request.plan) ThrowPlanMismatch(request.plan, info);
+  if (info.kind == static_cast<int64_t>(request.kind) &&
+      info.send_bytes == transfer.receive.num_bytes() &&
+      info.receive_bytes == transfer.send.num_bytes()) {
+    return;
+  }
+  throw Error(ErrorCode::kPlanMismatch,
+              StrCat(Where(exchange), roster_.RankAndProcess(transfer.peer_rank),
+                     " starts it with other sizes or another kind: it sends ", info.send_bytes,
+                     " bytes and expects ", info.receive_bytes, " (kind ", info.kind, "), here ",
+                     transfer.receive.num_bytes(), " are expected and ", transfer.send.num_bytes(),
+                     " sent (kind ", static_cast<int64_t>(request.kind),
+                     "). The plans agree, so this is an error in jaxhet: please report it."),
+              roster_.ProcessOf(transfer.peer_rank));
+}
+
+}  // namespace jaxhet

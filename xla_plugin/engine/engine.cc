@@ -1,0 +1,229 @@
+#include "xla_plugin/engine/engine.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/thread.h"
+
+namespace jaxhet {
+
+using std::chrono::milliseconds;
+
+Engine::Engine(int process, int num_processes, const Options& options)
+    : pid_(getpid()),
+      core_(std::make_unique<Core>(process, num_processes, options)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!epoll_ || !wake_) ThrowErrno("epoll_create1, eventfd");
+}
+
+Engine::~Engine() { Close(milliseconds(0)); }
+
+void Engine::CheckUsable() const {
+  if (getpid() == pid_) return;
+  Throw(ErrorCode::kUsage,
+        "this process was forked from one that runs jaxhet and has no part in the job. Start it "
+        "with the 'spawn' method.");
+}
+
+void Engine::ThrowClosed() { Throw(ErrorCode::kUsage, "jaxhet is shut down in this process"); }
+
+void Engine::AddPeer(PeerSpec spec) {
+  CheckUsable();
+  core_->AddPeer(std::move(spec));
+}
+
+void Engine::Connect(milliseconds timeout) {
+  CheckUsable();
+  try {
+    core_->Connect(Clock::now() + timeout);
+  } catch (const Error&) {
+    Publish();
+    throw;
+  }
+  epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) ThrowErrno("epoll_ctl");
+  inherited_fds_ = {epoll_.get(), wake_.get()};
+  for (Socket* const socket : core_->Sockets()) Poll(socket);
+  progress_ = StartThread("jaxhet", [this] { Progress(); });
+}
+
+void Engine::Poll(Socket* socket) {
+  epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data = {.ptr = socket}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket->fd(), &event) != 0) ThrowErrno("epoll_ctl");
+  inherited_fds_.push_back(socket->fd());
+}
+
+void Engine::SetRanks(std::vector<RankInfo> ranks) {
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    device_ids_.clear();
+    for (const RankInfo& rank : ranks) device_ids_.push_back(rank.device_id);
+  }
+  Complete(Submit([ranks = std::move(ranks)](Core& core) { core.SetRanks(ranks); }));
+}
+
+int Engine::RankOfDevice(int64_t device_id) const {
+  const std::lock_guard lock(inbox_mutex_);
+  const auto found = std::ranges::find(device_ids_, device_id);
+  if (found != device_ids_.end()) return static_cast<int>(found - device_ids_.begin());
+  Throw(ErrorCode::kUsage, "device ", device_id, " is not one of the job's ", device_ids_.size());
+}
+
+void Engine::AddPlan(int64_t plan, std::string text) {
+  Complete(Submit([plan, text = std::move(text)](Core& core) { core.AddPlan(plan, text); }));
+}
+
+void Engine::Fail(const Error& error) {
+  Complete(Submit([error](Core& core) { core.Fail(error); }));
+}
+
+void Engine::Start(ExchangeRequest request) {
+  const int64_t id = ++last_id_;
+  // A std::function must be copyable.
+  const auto shared = std::make_shared<ExchangeRequest>(std::move(request));
+  std::vector<Core::Completion> completions;
+  try {
+    completions = Submit([shared, id](Core& core) { core.Start(std::move(*shared), id); });
+  } catch (const Error& error) {
+    shared->done(&error);
+    return;
+  }
+  const auto own = std::ranges::find(completions, id, &Core::Completion::id);
+  if (own != completions.end()) {
+    own->done(own->error.get());
+    completions.erase(own);
+  }
+  Complete(std::move(completions));
+}
+
+std::vector<Core::Completion> Engine::Submit(Command command) {
+  CheckUsable();
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    if (closed_) ThrowClosed();
+    inbox_.push_back(std::move(command));
+  }
+  std::unique_lock lock(monitor_, std::try_to_lock);
+  if (!lock) {
+    Wake();
+    return {};
+  }
+  RunCommands();
+  Publish();
+  const bool wake = core_->HasWork() || core_->NextTimer() < wakes_at_.load();
+  std::vector<Core::Completion> completions = core_->TakeCompletions();
+  lock.unlock();
+  if (wake) Wake();
+  return completions;
+}
+
+void Engine::RunCommands() {
+  std::vector<Command> commands;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    commands.swap(inbox_);
+  }
+  for (const Command& command : commands) command(*core_);
+  core_->ServeOwn();
+}
+
+void Engine::Complete(std::vector<Core::Completion> completions) {
+  for (Core::Completion& completion : completions) {
+    pool_.Run([done = std::move(completion.done), error = std::move(completion.error)] {
+      done(error.get());
+    });
+  }
+}
+
+void Engine::Progress() {
+  std::array<epoll_event, 64> events{};
+  int num_events = 0;
+  while (Turn(std::span(events).first(static_cast<size_t>(std::max(num_events, 0))))) {
+    const auto wait = std::chrono::ceil<milliseconds>(wakes_at_.load() - Clock::now());
+    const auto timeout_ms = std::clamp<int64_t>(wait.count(), 0, 60'000);
+    num_events = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                            static_cast<int>(timeout_ms));
+  }
+}
+
+// False when the engine has been closed and nothing is left to do.
+bool Engine::Turn(std::span<const epoll_event> events) {
+  std::unique_lock lock(monitor_);
+  for (const epoll_event& event : events) {
+    if (event.data.ptr != nullptr) {
+      static_cast<Socket*>(event.data.ptr)->OnEvents(event.events);
+    } else {
+      eventfd_t count = 0;
+      eventfd_read(wake_.get(), &count);
+    }
+  }
+  RunCommands();
+  core_->Pass();
+  Publish();
+  const Time now = Clock::now();
+  wakes_at_ = core_->HasWork() ? now : std::min(core_->NextTimer(), close_deadline_);
+  const bool is_closing = close_deadline_ != Time::max();
+  const bool goes_on = !is_closing || (now < close_deadline_ && !core_->IsQuiet());
+  std::vector<Core::Completion> completions = core_->TakeCompletions();
+  lock.unlock();
+  Complete(std::move(completions));
+  return goes_on;
+}
+
+void Engine::Wake() { eventfd_write(wake_.get(), 1); }
+
+void Engine::Publish() {
+  const std::lock_guard lock(failure_mutex_);
+  if (failure_) return;
+  failure_ = core_->failure();
+  if (failure_) failure_known_.notify_all();
+}
+
+std::shared_ptr<const Error> Engine::failure() const {
+  CheckUsable();
+  const std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+std::shared_ptr<const Error> Engine::WaitFailure(milliseconds timeout) const {
+  CheckUsable();
+  std::unique_lock lock(failure_mutex_);
+  failure_known_.wait_for(lock, timeout, [&] { return failure_ || closed_; });
+  return failure_;
+}
+
+void Engine::Close(milliseconds timeout) {
+  CheckUsable();
+  {
+    const std::scoped_lock lock(inbox_mutex_, failure_mutex_);
+    if (closed_.exchange(true)) return;
+  }
+  failure_known_.notify_all();
+  const Time deadline = Clock::now() + timeout;
+  if (progress_.joinable()) {
+    {
+      const std::lock_guard lock(monitor_);
+      core_->SayGoodbye();
+      close_deadline_ = deadline;
+    }
+    Wake();
+    progress_.join();
+  }
+  pool_.Close(deadline);
+  const std::lock_guard lock(monitor_);
+  core_.reset();
+  epoll_.Reset();
+  wake_.Reset();
+}
+
+void Engine::AbandonInChild() {
+  keep_alive_ = shared_from_this();
+  for (const int fd : inherited_fds_) close(fd);
+}
+
+}  // namespace jaxhet

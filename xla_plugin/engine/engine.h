@@ -1,0 +1,110 @@
+#ifndef XLA_PLUGIN_ENGINE_ENGINE_H_
+#define XLA_PLUGIN_ENGINE_ENGINE_H_
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/base/fd.h"
+#include "xla_plugin/engine/completion_pool.h"
+#include "xla_plugin/engine/core.h"
+
+namespace jaxhet {
+
+// The engine of one process: a Core, the progress thread that drives it and the threads that
+// complete. All functions can be called from any thread; those that can fail throw Error.
+//
+// The core belongs to whoever holds the monitor. A command is queued, and then run by its own
+// thread if the monitor is free: a small exchange then needs no hop to the progress thread. A
+// thread never waits for the monitor to run a command; it leaves it to the holder.
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  Engine(int process, int num_processes, const Options& options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Set-up, by one thread: peers first, then Connect, which starts the progress thread.
+  void AddPeer(PeerSpec spec);
+  void Connect(std::chrono::milliseconds timeout);
+
+  // After Connect. Before the first Start: the ranks and that exchange's plan.
+  void SetRanks(std::vector<RankInfo> ranks);
+  void AddPlan(int64_t plan, std::string text);
+
+  // Returns at once. `request.done` is called by a completion thread, or by this one before the
+  // return; never with a lock held.
+  void Start(ExchangeRequest request);
+  int RankOfDevice(int64_t device_id) const;
+
+  // Fails the engine for a reason found elsewhere.
+  void Fail(const Error& error);
+  // The first cause, or null.
+  std::shared_ptr<const Error> failure() const;
+  // Waits for a failure, the close or the timeout.
+  std::shared_ptr<const Error> WaitFailure(std::chrono::milliseconds timeout) const;
+
+  // Says goodbye, waits for the peers to close as well, ends all threads and closes all files.
+  void Close(std::chrono::milliseconds timeout);
+  // In a forked child: closes the child's copies of the sockets; nothing else works there. The
+  // object must be held by a shared_ptr, and is never destroyed: the threads that hold parts of it
+  // do not exist in the child.
+  void AbandonInChild();
+
+  // Runs `reader` while nothing moves. For statistics.
+  template <typename Reader>
+  auto Read(Reader reader) const {
+    CheckUsable();
+    const std::lock_guard lock(monitor_);
+    if (!core_) ThrowClosed();
+    return reader(std::as_const(*core_));
+  }
+
+ private:
+  using Command = std::function<void(Core&)>;
+
+  void CheckUsable() const;
+  [[noreturn]] static void ThrowClosed();
+  // Runs the command now or leaves it to the monitor's holder. Completions are of this run.
+  std::vector<Core::Completion> Submit(Command command);
+  void RunCommands();
+  void Complete(std::vector<Core::Completion> completions);
+  void Publish();
+  void Progress();
+  bool Turn(std::span<const epoll_event> events);
+  void Poll(Socket* socket);
+  void Wake();
+
+  const pid_t pid_;
+  std::unique_ptr<Core> core_;  // under monitor_
+  mutable std::mutex monitor_;
+  CompletionPool pool_;
+  std::thread progress_;
+  Fd epoll_;
+  Fd wake_;
+  std::vector<int> inherited_fds_;      // to close in a forked child
+  std::shared_ptr<Engine> keep_alive_;  // there
+
+  mutable std::mutex inbox_mutex_;
+  std::vector<Command> inbox_;       // under inbox_mutex_
+  std::vector<int64_t> device_ids_;  // by rank; under inbox_mutex_
+  std::atomic<bool> closed_ = false;
+  std::atomic<int64_t> last_id_ = 0;
+  std::atomic<Time> wakes_at_ = Time::max();  // the progress thread, by itself
+
+  mutable std::mutex failure_mutex_;
+  mutable std::condition_variable failure_known_;
+  std::shared_ptr<const Error> failure_;
+  Time close_deadline_ = Time::max();  // under monitor_
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_ENGINE_H_

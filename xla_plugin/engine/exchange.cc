@@ -1,0 +1,35 @@
+#include "xla_plugin/engine/exchange.h"
+
+#include <algorithm>
+
+#include "xla_plugin/base/checked.h"
+
+namespace jaxhet {
+
+std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int rank) {
+  const auto size = CheckedCast<size_t>(group_size);
+  if (size == 0 || ranks.size() % size != 0) {
+    Throw(ErrorCode::kUsage, ranks.size(), " ranks do not make groups of ", group_size);
+  }
+  for (; !ranks.empty(); ranks = ranks.subspan(size)) {
+    const auto group = ranks.first(size);
+    if (std::ranges::find(group, rank) == group.end()) continue;
+    std::vector<int> members;
+    for (const int64_t member : group) members.push_back(CheckedCast<int>(member));
+    return members;
+  }
+  Throw(ErrorCode::kUsage, "rank ", rank, " is in no group of the exchange");
+}
+
+uint64_t CommunicatorId(std::span<const int> group) {
+  uint64_t hash = 0xcbf2'9ce4'8422'2325;  // FNV-1a
+  for (const int rank : group) {
+    for (int shift = 0; shift < 32; shift += 8) {
+      hash ^= (static_cast<uint32_t>(rank) >> shift) & 0xff;
+      hash *= 0x0000'0100'0000'01b3;
+    }
+  }
+  return hash;
+}
+
+}  // namespace jaxhet

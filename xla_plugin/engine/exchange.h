@@ -1,0 +1,82 @@
+#ifndef XLA_PLUGIN_ENGINE_EXCHANGE_H_
+#define XLA_PLUGIN_ENGINE_EXCHANGE_H_
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/transport.h"
+
+namespace jaxhet {
+
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+
+// What the members of a group do with their operands. Permute comes with the GPU form.
+enum class ExchangeKind : int64_t { kPermute = 0, kAllGather = 1, kAllToAll = 2 };
+
+inline constexpr std::array<std::pair<std::string_view, ExchangeKind>, 3> kExchangeKinds = {{
+    {"permute", ExchangeKind::kPermute},
+    {"all_gather", ExchangeKind::kAllGather},
+    {"all_to_all", ExchangeKind::kAllToAll},
+}};
+
+// Called once, with null or the error that failed the engine.
+using DoneCallback = std::function<void(const Error*)>;
+
+// One rank's start of one exchange. The buffers stay valid until `done` is called.
+//   all_gather: the first bytes of the members' operands, joined in group order, are the result.
+//   all_to_all: a result has one block per member, which gets that member's share number
+//               <own position>; shares are as long as blocks, the last ones of an operand shorter
+//               or empty, and zeros fill their blocks up.
+struct ExchangeRequest {
+  int rank = 0;
+  int64_t run_id = 0;  // equal for the exchanges of one execution of a program, and only for them
+  ExchangeKind kind = ExchangeKind::kAllGather;
+  int64_t plan = 0;
+  int64_t index = 0;        // of the exchange in the plan
+  std::vector<int> group;   // ranks, `rank` among them
+  int64_t deadline_ms = 0;  // 0: Options::deadline_ms
+  std::vector<std::span<const std::byte>> operands;
+  std::vector<std::span<std::byte>> results;  // as many
+  DoneCallback done;
+};
+
+struct Exchange;
+
+// The part of an exchange that two ranks share.
+struct PeerTransfer : Transfer {
+  Exchange* exchange = nullptr;
+  int peer_rank = 0;
+  bool met = false;  // the peer's start has come
+};
+
+struct Exchange {
+  ExchangeRequest request;
+  int64_t id = 0;
+  uint64_t communicator = 0;
+  int64_t run = 0;
+  int64_t sequence = 0;
+  Time started;
+  std::deque<PeerTransfer> transfers;  // one per member, in group order, ourselves included
+  size_t open_transfers = 0;
+};
+
+// The group that holds `rank`, of `group_size` ranks, out of all groups of an exchange one after
+// the other. Throws UsageError if there is none.
+std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int rank);
+
+// Equal for equal groups in equal order.
+uint64_t CommunicatorId(std::span<const int> group);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_EXCHANGE_H_

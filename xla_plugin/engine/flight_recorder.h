@@ -1,0 +1,44 @@
+#ifndef XLA_PLUGIN_ENGINE_FLIGHT_RECORDER_H_
+#define XLA_PLUGIN_ENGINE_FLIGHT_RECORDER_H_
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "xla_plugin/engine/exchange.h"
+
+namespace jaxhet {
+
+enum class FlightState : uint8_t { kStarted, kCompleted, kFailed };
+
+struct FlightRecord {
+  int64_t id;
+  int rank;
+  ExchangeKind kind;
+  int64_t plan;
+  int64_t index;
+  int64_t run;
+  int64_t sequence;
+  size_t operand_bytes;
+  std::vector<int> group;
+  FlightState state;
+  Time started;
+  Time ended;  // of the state kStarted: Time{}
+};
+
+// The last exchanges of this process.
+class FlightRecorder {
+ public:
+  void Started(const Exchange& exchange);
+  void Ended(const Exchange& exchange, FlightState state, Time now);
+  const std::deque<FlightRecord>& records() const { return records_; }
+
+ private:
+  static constexpr size_t kRecords = 256;
+
+  std::deque<FlightRecord> records_;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_FLIGHT_RECORDER_H_

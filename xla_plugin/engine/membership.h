@@ -1,0 +1,64 @@
+#ifndef XLA_PLUGIN_ENGINE_MEMBERSHIP_H_
+#define XLA_PLUGIN_ENGINE_MEMBERSHIP_H_
+
+#include <compare>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+
+#include "xla_plugin/engine/exchange.h"
+#include "xla_plugin/engine/wire.h"
+
+namespace jaxhet {
+
+// What the starts of two ranks must have in common to meet, seen from one of them.
+struct MeetingKey {
+  int64_t run;
+  int64_t index;
+  int64_t sequence;
+  int peer_rank;
+  auto operator<=>(const MeetingKey&) const = default;
+};
+
+// A start of a peer that our rank has not come to yet.
+struct Arrival {
+  StartInfo info;
+  int process;       // that sent it
+  std::string tail;  // the eager bytes or the announcement of the transport
+};
+
+// One rank of ours in one communicator: counts its runs, and brings its starts together with those
+// of the other members.
+class Membership {
+ public:
+  struct Position {
+    int64_t run;
+    int64_t sequence;
+  };
+
+  // The rank starts exchange `index` of `plan` in the execution `run_id`. Executions follow each
+  // other; throws UsageError if two overlap. Run ids have no order: XLA counts them up for every
+  // executable from a start of its own.
+  Position Enter(int64_t run_id, int64_t plan, int64_t index);
+
+  int64_t run() const { return run_; }
+  int64_t plan() const { return plan_; }
+
+  std::map<MeetingKey, PeerTransfer*> waiting;  // ours that wait for the peer's start
+  std::map<MeetingKey, Arrival> arrived;        // theirs that wait for ours
+  // When a peer's first start of a plan came.
+  std::map<std::pair<int, int64_t>, Time> announced;
+
+ private:
+  static constexpr size_t kRememberedRuns = 16;
+
+  int64_t run_ = 0;
+  std::deque<int64_t> run_ids_;  // of the last runs, the current one at the back
+  int64_t plan_ = 0;
+  std::map<int64_t, int64_t> sequences_;  // of this run, by index
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_MEMBERSHIP_H_

@@ -1,0 +1,28 @@
+#ifndef XLA_PLUGIN_ENGINE_NEGOTIATION_H_
+#define XLA_PLUGIN_ENGINE_NEGOTIATION_H_
+
+#include <span>
+
+#include "xla_plugin/engine/peer.h"
+
+namespace jaxhet {
+
+struct Introduction {
+  Peer* peer;
+  std::string blame;                 // how an error about the peer begins
+  std::vector<std::string> allowed;  // transports
+  bool same_host;
+  size_t chunk_bytes;
+  const SharedPage* page;  // ours
+  std::vector<Fd> data_fds;
+};
+
+// Agrees with all peers, each over its control connection, on the transport to use: the first of
+// the table that both ends can open and whose path both have proven. Blocks until `deadline`.
+// Throws the Error that a peer reports, or DeadlineError, PeerError, TransportError naming the
+// peer.
+void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_NEGOTIATION_H_

@@ -1,0 +1,25 @@
+#ifndef XLA_PLUGIN_ENGINE_OPTIONS_H_
+#define XLA_PLUGIN_ENGINE_OPTIONS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace jaxhet {
+
+struct Options {
+  int64_t heartbeat_ms = 500;
+  int64_t peer_timeout_ms = 8'000;      // without a word of a peer
+  int64_t deadline_ms = 60'000;         // of an exchange, once the peer runs the same plan
+  int64_t first_deadline_ms = 600'000;  // until then: the peer may still compile
+  int64_t chunk_bytes = 512 << 10;
+  int64_t eager_bytes = 16 << 10;  // up to this, bytes travel with the start
+};
+
+// Throws UsageError, which lists the names, for one that is unknown or a value below 1
+// (eager_bytes: 0).
+Options ParseOptions(const std::map<std::string, int64_t>& values);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_OPTIONS_H_

@@ -1,0 +1,76 @@
+#ifndef XLA_PLUGIN_ENGINE_PEER_H_
+#define XLA_PLUGIN_ENGINE_PEER_H_
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/engine/control_channel.h"
+#include "xla_plugin/engine/exchange.h"
+#include "xla_plugin/engine/plans.h"
+#include "xla_plugin/engine/wire.h"
+#include "xla_plugin/transport/transport.h"
+
+namespace jaxhet {
+
+struct PeerSpec {
+  int process = 0;
+  std::string description;  // for people: host, pid
+  Fd control;               // connected and authenticated, like the data sockets
+  std::vector<Fd> data;
+  bool same_host = false;
+  std::vector<std::string> transports;  // those allowed
+};
+
+struct Refusal {
+  std::string transport;
+  std::string reason;
+};
+
+class Core;
+
+// Another process of the job, or this one, as the core sees it.
+class Peer final : public ConnectionHost {
+ public:
+  Peer(Core& core, int its_process, ControlChannel its_channel)
+      : process(its_process), channel(std::move(its_channel)), core_(core) {}
+
+  void Send(std::span<const iovec> message) override {
+    channel.Send(MessageType::kTransport, message);
+  }
+  Transfer& Find(uint64_t ticket) override;
+  void Sent(Transfer& transfer, size_t num_bytes) override;
+  void Received(Transfer& transfer, size_t num_bytes) override;
+  void Lost(std::string_view why) override {
+    if (lost.empty()) lost = why;
+  }
+
+  const int process;
+  ControlChannel channel;
+  std::string transport;  // its name
+  std::vector<Refusal> refusals;
+  std::unique_ptr<Connection> connection;
+
+  Plans plans;                   // that it has sent
+  std::set<int64_t> plans_sent;  // to it
+  struct LastStart {
+    StartInfo info;
+    Time time;
+  };
+  std::map<int, LastStart> last_starts;  // by rank
+  Time last_heard;
+  std::string lost;   // why the path to it is broken
+  bool left = false;  // it has said goodbye
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+
+ private:
+  Core& core_;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_PEER_H_

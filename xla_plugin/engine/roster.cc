@@ -1,0 +1,41 @@
+#include "xla_plugin/engine/roster.h"
+
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
+
+namespace jaxhet {
+
+void Roster::Describe(int process, std::string_view description) {
+  descriptions_[process] = description;
+}
+
+int Roster::ProcessOf(int rank) const {
+  if (!std::cmp_less(rank, ranks_.size()) || rank < 0) {
+    Throw(ErrorCode::kUsage, "the job has ", ranks_.size(), " ranks, but rank ", rank,
+          " is asked for");
+  }
+  return ranks_[static_cast<size_t>(rank)].process;
+}
+
+std::string Roster::RankName(int rank) const {
+  std::string name = StrCat("rank ", rank, "/", ranks_.size());
+  if (rank < 0 || !std::cmp_less(rank, ranks_.size())) return name;
+  const RankInfo& info = ranks_[static_cast<size_t>(rank)];
+  return StrCat(name, " ", info.vendor, info.island);
+}
+
+std::string Roster::RankAndProcess(int rank) const {
+  if (rank < 0 || !std::cmp_less(rank, ranks_.size())) return StrCat("rank ", rank);
+  const RankInfo& info = ranks_[static_cast<size_t>(rank)];
+  return StrCat("rank ", rank, " of ", ProcessName(info.process), ", ", info.vendor, info.island);
+}
+
+std::string Roster::ProcessName(int process) const {
+  const auto found = descriptions_.find(process);
+  const std::string name = StrCat("process ", process);
+  return found == descriptions_.end() ? name : StrCat(name, " (", found->second, ")");
+}
+
+std::string Roster::OwnName() const { return StrCat("process ", process_, "/", num_processes_); }
+
+}  // namespace jaxhet

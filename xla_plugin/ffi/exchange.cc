@@ -1,0 +1,100 @@
+#include "xla_plugin/ffi/exchange.h"
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "xla/ffi/api/ffi.h"
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/engine/registry.h"
+
+namespace jaxhet {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Indexed by ErrorCode.
+constexpr std::array<ffi::ErrorCode, kErrorNames.size()> kFfiCodes = {
+    ffi::ErrorCode::kInvalidArgument, ffi::ErrorCode::kFailedPrecondition,
+    ffi::ErrorCode::kUnavailable,     ffi::ErrorCode::kDeadlineExceeded,
+    ffi::ErrorCode::kUnavailable,     ffi::ErrorCode::kInternal};
+
+ffi::Error ToFfiError(const Error& error) {
+  return {kFfiCodes.at(static_cast<size_t>(error.code())), error.what()};
+}
+
+struct Attributes {
+  int64_t session, kind, plan, index;
+  ffi::Span<const int64_t> ranks;
+  int64_t group_size, deadline_ms;
+};
+
+void AddBuffers(ffi::RemainingArgs operands, ffi::RemainingRets results, ExchangeRequest& request) {
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const ffi::AnyBuffer buffer = operands.get<ffi::AnyBuffer>(i).value();
+    request.operands.emplace_back(static_cast<const std::byte*>(buffer.untyped_data()),
+                                  buffer.size_bytes());
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    const ffi::Result<ffi::AnyBuffer> buffer = results.get<ffi::AnyBuffer>(i).value();
+    request.results.emplace_back(static_cast<std::byte*>(buffer->untyped_data()),
+                                 buffer->size_bytes());
+  }
+}
+
+void Start(const Attributes& attributes, int64_t device_id, ffi::RunId run_id,
+           ExchangeRequest request) {
+  const std::shared_ptr<Engine> engine = FindEngine(attributes.session);
+  request.rank = engine->RankOfDevice(device_id);
+  request.run_id = run_id.run_id;
+  request.kind = static_cast<ExchangeKind>(attributes.kind);
+  request.plan = attributes.plan;
+  request.index = attributes.index;
+  request.group = GroupOf({attributes.ranks.begin(), attributes.ranks.size()},
+                          attributes.group_size, request.rank);
+  request.deadline_ms = attributes.deadline_ms;
+  engine->Start(std::move(request));
+}
+
+ffi::Future StartExchange(ffi::RunId run_id, int32_t device_id, int64_t session, int64_t kind,
+                          int64_t plan, int64_t index, ffi::Span<const int64_t> ranks,
+                          int64_t group_size, int64_t deadline_ms, ffi::RemainingArgs operands,
+                          ffi::RemainingRets results) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  ExchangeRequest request;
+  request.done = [promise](const Error* error) mutable {
+    if (error == nullptr) {
+      promise.SetAvailable();
+    } else {
+      promise.SetError(ToFfiError(*error));
+    }
+  };
+  const DoneCallback done = request.done;
+  try {
+    AddBuffers(operands, results, request);
+    Start({session, kind, plan, index, ranks, group_size, deadline_ms}, device_id, run_id,
+          std::move(request));
+  } catch (const Error& error) {
+    done(&error);
+  }
+  return future;
+}
+
+}  // namespace
+}  // namespace jaxhet
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxhetExchange, jaxhet::StartExchange,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::RunId>()
+                                  .Ctx<xla::ffi::DeviceOrdinal>()
+                                  .Attr<int64_t>("session")
+                                  .Attr<int64_t>("kind")
+                                  .Attr<int64_t>("plan")
+                                  .Attr<int64_t>("index")
+                                  .Attr<xla::ffi::Span<const int64_t>>("ranks")
+                                  .Attr<int64_t>("group_size")
+                                  .Attr<int64_t>("deadline_ms")
+                                  .RemainingArgs()
+                                  .RemainingRets());

@@ -1,0 +1,180 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/engine/registry.h"
+#include "xla_plugin/ffi/exchange.h"
+
+namespace nb = nanobind;
+
+// Errors reach Python as RuntimeError with the text "jaxhet.<Class>: ..."; _ffi.py turns them into
+// the classes.
+namespace jaxhet {
+namespace {
+
+using std::chrono::milliseconds;
+using ErrorTuple = std::optional<std::pair<std::string, std::string>>;
+
+ErrorTuple ToTuple(const std::shared_ptr<const Error>& error) {
+  if (!error) return std::nullopt;
+  return std::pair{std::string(error->name()), std::string(error->what())};
+}
+
+std::shared_ptr<Engine> MakeEngine(int64_t session, int process, int num_processes,
+                                   const std::map<std::string, int64_t>& options) {
+  auto engine = std::make_shared<Engine>(process, num_processes, ParseOptions(options));
+  RegisterEngine(session, engine);
+  return engine;
+}
+
+void AddPeer(Engine& engine, int process, std::string description, int control_fd,
+             const std::vector<int>& data_fds, bool same_host,
+             std::vector<std::string> transports) {
+  PeerSpec spec{.process = process,
+                .description = std::move(description),
+                .control = Fd(control_fd),
+                .data = {},
+                .same_host = same_host,
+                .transports = std::move(transports)};
+  for (const int fd : data_fds) spec.data.emplace_back(fd);
+  engine.AddPeer(std::move(spec));
+}
+
+void SetRanks(Engine& engine,
+              const std::vector<std::tuple<int64_t, int, int, std::string>>& ranks) {
+  std::vector<RankInfo> infos;
+  for (const auto& [device_id, process, island, vendor] : ranks) {
+    infos.push_back({device_id, process, island, vendor});
+  }
+  engine.SetRanks(std::move(infos));
+}
+
+// Chosen transport; refused ones with the reasons.
+std::pair<std::string, std::vector<std::pair<std::string, std::string>>> TransportOf(
+    const Engine& engine, int process) {
+  return engine.Read([&](const Core& core) {
+    const Peer& peer = core.peer(process);
+    std::vector<std::pair<std::string, std::string>> refused;
+    for (const auto& [transport, reason] : peer.refusals) refused.emplace_back(transport, reason);
+    return std::pair{peer.transport, refused};
+  });
+}
+
+int64_t ToUs(Time time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count();
+}
+
+nb::dict ToDict(const FlightRecord& record, const Plans& plans) {
+  constexpr std::array kStates = {"started", "completed", "failed"};
+  nb::dict dict;
+  dict["rank"] = record.rank;
+  dict["kind"] = kExchangeKinds.at(static_cast<size_t>(record.kind)).first.data();
+  dict["plan"] = record.plan;
+  dict["index"] = record.index;
+  dict["run"] = record.run;
+  dict["sequence"] = record.sequence;
+  dict["bytes"] = record.operand_bytes;
+  dict["group"] = record.group;
+  dict["state"] = kStates.at(static_cast<size_t>(record.state));
+  dict["started_us"] = ToUs(record.started);
+  dict["ended_us"] = ToUs(record.ended);
+  dict["exchange"] = plans.Describe(record.plan, record.index);
+  return dict;
+}
+
+nb::list FlightRecords(const Engine& engine) {
+  const auto [records, plans] = [&] {
+    const nb::gil_scoped_release released;
+    return engine.Read(
+        [](const Core& core) { return std::pair{core.flight_recorder().records(), core.plans()}; });
+  }();
+  nb::list list;
+  for (const FlightRecord& record : records) list.append(ToDict(record, plans));
+  return list;
+}
+
+nb::dict Handlers() {
+  nb::dict handlers;
+  handlers["jaxhet_exchange"] = nb::capsule(reinterpret_cast<void*>(&JaxhetExchange));
+  return handlers;
+}
+
+}  // namespace
+}  // namespace jaxhet
+
+NB_MODULE(_engine, m) {
+  using jaxhet::Engine;
+  using jaxhet::milliseconds;
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+
+  nb::class_<Engine>(m, "Engine", "The engine of one process of a job.")
+      .def(nb::new_(&jaxhet::MakeEngine), nb::arg("session"), nb::arg("process"),
+           nb::arg("num_processes"), nb::arg("options"))
+      .def("add_peer", &jaxhet::AddPeer, nb::arg("process"), nb::arg("description"),
+           nb::arg("control_fd"), nb::arg("data_fds"), nb::arg("same_host"), nb::arg("transports"),
+           "Owns the sockets from now on, also when it raises.")
+      .def(
+          "start",
+          [](Engine& engine, int64_t timeout_ms) { engine.Connect(milliseconds(timeout_ms)); },
+          nb::arg("timeout_ms"), Released(),
+          "Agrees with all peers on transports; then the progress thread runs.")
+      .def("set_ranks", &jaxhet::SetRanks, nb::arg("ranks"), Released(),
+           "Per rank: (device id, process, island, vendor).")
+      .def("register_plan", &Engine::AddPlan, nb::arg("fingerprint"), nb::arg("text"), Released())
+      .def(
+          "wait_failure",
+          [](const Engine& engine, int64_t timeout_ms) {
+            return jaxhet::ToTuple(engine.WaitFailure(milliseconds(timeout_ms)));
+          },
+          nb::arg("timeout_ms"), Released(),
+          "(error class, text) of the first cause; None at the timeout or after close().")
+      .def("error", [](const Engine& engine) { return jaxhet::ToTuple(engine.failure()); })
+      .def(
+          "fail",
+          [](Engine& engine, const std::string& code, const std::string& text) {
+            engine.Fail(jaxhet::Error(jaxhet::ErrorCodeOf(code), text));
+          },
+          nb::arg("code"), nb::arg("text"), Released())
+      .def(
+          "stats",
+          [](const Engine& engine) {
+            return engine.Read([](const jaxhet::Core& core) { return core.Stats(); });
+          },
+          Released())
+      .def("flight_record", &jaxhet::FlightRecords, "The last exchanges, oldest first.")
+      .def("transport_of", &jaxhet::TransportOf, nb::arg("process"), Released(),
+           "(name, [(refused transport, reason)]).")
+      .def(
+          "close",
+          [](Engine& engine, int64_t timeout_ms) { engine.Close(milliseconds(timeout_ms)); },
+          nb::arg("timeout_ms"), Released())
+      .def("abandon_in_child", &Engine::AbandonInChild);
+
+  m.def("handlers", &jaxhet::Handlers, "FFI target name -> capsule, for platform \"cpu\".");
+
+  nb::dict kinds;
+  for (const auto& [name, kind] : jaxhet::kExchangeKinds) {
+    kinds[name.data()] = static_cast<int64_t>(kind);
+  }
+  m.attr("EXCHANGE_KINDS") = kinds;
+  nb::list transports;
+  for (const jaxhet::Transport& transport : jaxhet::Transports()) {
+    transports.append(transport.name.data());
+  }
+  m.attr("TRANSPORTS") = transports;
+}

@@ -1,0 +1,83 @@
+#include "xla_plugin/transport/shm/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
+
+namespace jaxhet {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+}  // namespace
+
+SharedMemory::SharedMemory(size_t num_bytes)
+    : fd_(memfd_create("jaxhet", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+  if (!fd_) ThrowErrno("memfd_create");
+  info_ = {.pid = getpid(), .fd = fd_.get(), .num_bytes = num_bytes, .nonce = {}};
+  // Reserved now: running out of memory later would be a SIGBUS.
+  const int error_number =
+      posix_fallocate(fd_.get(), 0, static_cast<off_t>(kHeaderBytes + num_bytes));
+  if (error_number != 0) throw Error(ErrorCode::kTransport, ErrnoText("fallocate", error_number));
+  if (fcntl(fd_.get(), F_ADD_SEALS, kSeals) < 0) ThrowErrno("fcntl(F_ADD_SEALS)");
+  if (getrandom(&info_.nonce, sizeof info_.nonce, 0) != sizeof info_.nonce) ThrowErrno("getrandom");
+  Map(PROT_READ | PROT_WRITE);
+  std::memcpy(base_, &info_.nonce, sizeof info_.nonce);
+}
+
+SharedMemory::SharedMemory(const SharedMemoryInfo& info) : info_(info) {
+  const std::string path = StrCat("/proc/", info.pid, "/fd/", info.fd);
+  fd_.Reset(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd_) throw Error(ErrorCode::kTransport, ErrnoText(StrCat("open ", path), errno));
+  struct stat status{};
+  const int seals = fcntl(fd_.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals || fstat(fd_.get(), &status) != 0 ||
+      !InBounds(kHeaderBytes, info.num_bytes, static_cast<size_t>(status.st_size))) {
+    Throw(ErrorCode::kTransport, path, " is not the peer's memory");
+  }
+  Map(PROT_READ);
+  fd_.Reset();
+  if (std::memcmp(base_, &info.nonce, sizeof info.nonce) != 0) {
+    munmap(base_, kHeaderBytes + info_.num_bytes);
+    Throw(ErrorCode::kTransport, path, " belongs to another process (another pid namespace?)");
+  }
+}
+
+SharedMemory::~SharedMemory() { munmap(base_, kHeaderBytes + info_.num_bytes); }
+
+void SharedMemory::Map(int protection) {
+  void* const base =
+      mmap(nullptr, kHeaderBytes + info_.num_bytes, protection, MAP_SHARED, fd_.get(), 0);
+  if (base == MAP_FAILED) ThrowErrno("mmap");
+  base_ = static_cast<std::byte*>(base);
+}
+
+SharedPage::SharedPage(const SharedMemoryInfo& info) : memory_(info) {
+  if (info.num_bytes < sizeof(uint64_t)) Throw(ErrorCode::kTransport, "the shared page is cut");
+}
+
+bool SharedPage::HasFailed() const {
+  // The reads of a pull come before this load.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return failed().load(std::memory_order_seq_cst) != 0;
+}
+
+std::string ToOffer(const SharedMemoryInfo& info) {
+  return {reinterpret_cast<const char*>(&info), sizeof info};
+}
+
+SharedMemoryInfo ParseSharedMemoryInfo(std::string_view offer) {
+  SharedMemoryInfo info{};
+  if (offer.size() != sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");
+  std::memcpy(&info, offer.data(), sizeof info);
+  return info;
+}
+
+}  // namespace jaxhet

@@ -1,0 +1,19 @@
+#include <array>
+
+#include "xla_plugin/transport/shm/shm_pull.h"
+#include "xla_plugin/transport/shm/shm_ring.h"
+#include "xla_plugin/transport/tcp/tcp.h"
+#include "xla_plugin/transport/transport.h"
+
+namespace jaxhet {
+
+std::span<const Transport> Transports() {
+  static constexpr std::array<Transport, 3> kTransports = {{
+      {"shm", &OpenShmPull},
+      {"shm_ring", &OpenShmRing},
+      {"tcp", &OpenTcp},
+  }};
+  return kTransports;
+}
+
+}  // namespace jaxhet

@@ -1,0 +1,94 @@
+#ifndef XLA_PLUGIN_TRANSPORT_TRANSPORT_H_
+#define XLA_PLUGIN_TRANSPORT_TRANSPORT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "xla_plugin/base/fd.h"
+#include "xla_plugin/base/io_list.h"
+
+namespace jaxhet {
+
+class SharedPage;
+class Socket;
+
+// What one exchange moves between one rank of ours and one other rank, both ways. The engine keeps
+// it, and the memory it names, until both ways are done or the engine has failed.
+struct Transfer {
+  IoList send;
+  IoList receive;
+  size_t sent = 0;           // bytes of `send` that we need not keep any more
+  size_t received = 0;       // bytes of `receive` that are in place
+  uint64_t ticket = 0;       // names this transfer in the peer's messages to us
+  uint64_t peer_ticket = 0;  // names the peer's transfer in ours
+
+  bool IsDone() const { return sent == send.num_bytes() && received == receive.num_bytes(); }
+};
+
+// What a connection may ask of the engine.
+class ConnectionHost {
+ public:
+  virtual ~ConnectionHost() = default;
+  // Hands `message` to the OnMessage of the peer's connection, in order.
+  virtual void Send(std::span<const iovec> message) = 0;
+  // The transfer that the peer named; throws TransportError if there is none.
+  virtual Transfer& Find(uint64_t ticket) = 0;
+  // Counts progress. The transfer may be gone when these return.
+  virtual void Sent(Transfer& transfer, size_t num_bytes) = 0;
+  virtual void Received(Transfer& transfer, size_t num_bytes) = 0;
+  // The path broke. The engine fails, but a reason that the peer itself still gives comes first.
+  virtual void Lost(std::string_view why) = 0;
+};
+
+// Our end of a path to one peer process. Only the thread that owns the engine at the moment calls
+// it. Nothing here blocks. Errors are thrown.
+class Connection {
+ public:
+  virtual ~Connection() = default;
+
+  // Set-up: what the peer's Accept() needs to know. Comes before Accept().
+  virtual std::string Offer() { return {}; }
+  // Set-up: proves that the path works or throws with the reason.
+  virtual void Accept([[maybe_unused]] std::string_view offer) {}
+  // Set-up: the peer's Accept() of our offer has returned and this connection is the chosen one.
+  virtual void Accepted() {}
+  // The sockets to poll.
+  virtual std::vector<Socket*> Sockets() { return {}; }
+
+  // What the peer's Begin() needs to know of `transfer`; it travels with our start.
+  virtual std::string Announce([[maybe_unused]] const Transfer& transfer) { return {}; }
+  // Both sides have started: moves what is left of either way (no progress is made before Advance).
+  virtual void Begin(Transfer& transfer, std::string_view announcement) = 0;
+  virtual void OnMessage(std::span<const std::byte> message) = 0;
+  // Moves about kSliceBytes at most. True if there is more to do at once, false if an event must
+  // come first.
+  virtual bool Advance() = 0;
+};
+
+// Bytes moved between two looks at the control connections: 0.1 to 1 ms.
+inline constexpr size_t kSliceBytes = size_t{1} << 20;
+
+struct TransportSetup {
+  bool same_host;
+  size_t chunk_bytes;
+  const SharedPage* page;     // ours
+  std::vector<Fd>* data_fds;  // the transport that uses them takes them
+};
+
+// A way to move bytes. `open` throws the reason if this end can't use it.
+struct Transport {
+  std::string_view name;
+  std::unique_ptr<Connection> (*open)(const TransportSetup& setup, ConnectionHost& host);
+};
+
+// All transports between processes, best first. The first that both ends accept is used.
+std::span<const Transport> Transports();
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_TRANSPORT_TRANSPORT_H_
