@@ -1,0 +1,9 @@
+"""Compiler passes over HLO: decompose what crosses islands, bridge it to the engine."""
+
+from jaxhet.compiler.bridge import bridge as bridge
+from jaxhet.compiler.decompose import decompose as decompose
+from jaxhet.compiler.exchange import ExchangeKind as ExchangeKind
+from jaxhet.compiler.options import GPU_COMPILER_OPTIONS as GPU_COMPILER_OPTIONS
+from jaxhet.compiler.options import Job as Job
+from jaxhet.compiler.options import Options as Options
+from jaxhet.compiler.plan import Plan as Plan

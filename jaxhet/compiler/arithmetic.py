@@ -1,0 +1,128 @@
+"""Small pieces of HLO arithmetic on one-dimensional arrays."""
+
+from collections.abc import Callable, Sequence
+
+from jaxhet.compiler import hlo
+from jaxhet.compiler import hlo_pb2 as pb
+
+Body = Callable[[hlo.Computation, hlo.Instruction], hlo.Instruction]
+
+_BYTE_TYPES: dict[int, int] = {
+    **dict.fromkeys((pb.S1, pb.S2, pb.S4), pb.S8),
+    **dict.fromkeys((pb.U1, pb.U2, pb.U4), pb.U8),
+    pb.F4E2M1FN: pb.F8E4M3FN,
+}
+
+
+def carried_type(element_type: int) -> int:
+    """The type in which elements travel: of whole bytes, and with every value of `element_type`."""
+    return _BYTE_TYPES.get(element_type, element_type)
+
+
+def summed_type(element_type: int) -> int:
+    """The type in which elements are combined: f32 for the smaller floats."""
+    small_float = hlo.is_float(element_type) and hlo.bit_width(element_type) < 32
+    return pb.F32 if small_float else carried_type(element_type)
+
+
+def convert(c: hlo.Computation, x: hlo.Instruction, element_type: int) -> hlo.Instruction:
+    """The same values in another type; x itself if it has that type."""
+    if x.shape.element_type == element_type:
+        return x
+    return c.add("convert", hlo.with_type(x.shape, element_type), [x])
+
+
+def slice_1d(c: hlo.Computation, x: hlo.Instruction, start: int, size: int) -> hlo.Instruction:
+    """`size` elements of x from `start`."""
+    bounds = pb.HloInstructionProto.SliceDimensions(start=start, limit=start + size, stride=1)
+    shape = hlo.array_shape(x.shape.element_type, [size])
+    return c.add("slice", shape, [x], slice_dimensions=[bounds])
+
+
+def pad_1d(c: hlo.Computation, x: hlo.Instruction, size: int) -> hlo.Instruction:
+    """The elements of x, then zeros, `size` in all."""
+    element_type = x.shape.element_type
+    zero = convert(c, _s32(c, [], [0]), element_type)
+    padding = pb.PaddingConfig()
+    padding.dimensions.add(edge_padding_high=size - hlo.num_elements(x.shape))
+    return c.add("pad", hlo.array_shape(element_type, [size]), [x, zero], padding_config=padding)
+
+
+def combine(
+    c: hlo.Computation, rows: Sequence[hlo.Instruction], opcode: str, element_type: int
+) -> hlo.Instruction:
+    """The rows combined from first to last, rounded once to `element_type`, in its carried type."""
+    total, *rest = (convert(c, row, summed_type(element_type)) for row in rows)
+    for row in rest:
+        total = c.add(opcode, total.shape, [total, row])
+    if hlo.is_float(element_type):
+        total = convert(c, total, element_type)
+    return convert(c, total, carried_type(element_type))
+
+
+def reducer(module: hlo.Module, opcode: str, element_type: int) -> hlo.Computation:
+    """A computation that combines two elements."""
+    shape = hlo.array_shape(element_type, [])
+
+    def build(c: hlo.Computation) -> hlo.Instruction:
+        return c.add(opcode, shape, [c.add("parameter", shape, parameter_number=i) for i in (0, 1)])
+
+    return module.add_computation(opcode, build)
+
+
+def loop_fusion(c: hlo.Computation, x: hlo.Instruction, body: Body) -> hlo.Instruction:
+    """What `body` computes from x, as one loop."""
+
+    def build(fused: hlo.Computation) -> hlo.Instruction:
+        return body(fused, fused.add("parameter", x.shape))
+
+    called = c.module.add_computation("fused", build, is_fusion=True)
+    shape, ids = called.root.shape, [called.id]
+    return c.add("fusion", shape, [x], fusion_kind="kLoop", called_computation_ids=ids)
+
+
+def equals(
+    c: hlo.Computation, scalar: hlo.Instruction, number: int, shape: hlo.Shape
+) -> hlo.Instruction:
+    """Whether an s32 scalar is `number`, for each element of `shape`."""
+    is_it = c.add(
+        "compare",
+        hlo.array_shape(pb.PRED, []),
+        [scalar, _s32(c, [], [number])],
+        comparison_direction="EQ",
+        comparison_type="SIGNED",
+    )
+    return c.add("broadcast", hlo.with_type(shape, pb.PRED), [is_it])
+
+
+def select(
+    c: hlo.Computation, masks: Sequence[hlo.Instruction], values: Sequence[hlo.Instruction]
+) -> hlo.Instruction:
+    """The value whose mask is true, of all but the first, else the first."""
+    chosen = values[0]
+    for mask, value in zip(masks, values[1:], strict=True):
+        chosen = c.add("select", value.shape, [mask, value, chosen])
+    return chosen
+
+
+def own_entry(c: hlo.Computation, table: Sequence[int], num_partitions: int) -> hlo.Instruction:
+    """The entry of a table at the device's position in the device assignment, an s32 scalar."""
+    s32 = hlo.array_shape(pb.S32, [])
+    u32 = hlo.array_shape(pb.U32, [])
+    replica = convert(c, c.add("replica-id", u32), pb.S32)
+    partition = convert(c, c.add("partition-id", u32), pb.S32)
+    first = c.add("multiply", s32, [replica, _s32(c, [], [num_partitions])])
+    position = c.add("add", s32, [first, partition])
+    values = _s32(c, [len(table)], table)
+    entry = c.add(
+        "dynamic-slice",
+        hlo.array_shape(pb.S32, [1]),
+        [values, position],
+        dynamic_slice_sizes=[1],
+    )
+    return c.add("reshape", s32, [entry])
+
+
+def _s32(c: hlo.Computation, dims: Sequence[int], values: Sequence[int]) -> hlo.Instruction:
+    shape = hlo.array_shape(pb.S32, dims)
+    return c.add("constant", shape, literal=pb.LiteralProto(shape=shape, s32s=values))

@@ -1,0 +1,220 @@
+"""Which collectives of a module cross islands, and the words for those that can't."""
+
+import dataclasses
+
+from jaxhet._errors import UsageError
+from jaxhet.compiler import groups as groups_lib
+from jaxhet.compiler import hlo
+from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler.groups import Groups
+from jaxhet.compiler.options import Job
+
+_WITH_GLOBAL_IDS = {  # opcodes that have the attribute use_global_device_ids
+    "all-gather",
+    "all-gather-start",
+    "all-reduce",
+    "all-reduce-start",
+    "reduce-scatter",
+}
+_CONTROL_FLOW = {"call", "conditional", "while"}
+_REDUCERS = {  # opcode -> JAX's word
+    "add": "sum",
+    "multiply": "product",
+    "minimum": "min",
+    "maximum": "max",
+    "and": "and",
+    "or": "or",
+}
+_MOST_GROUPS_SHOWN = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A collective that crosses islands.
+
+    Attributes:
+      computation: Where it is.
+      instruction: The collective itself.
+      positions: Its groups, in positions of the device assignment.
+      rank_of: Position to rank.
+    """
+
+    computation: hlo.Computation
+    instruction: hlo.Instruction
+    positions: Groups
+    rank_of: tuple[int, ...]
+
+    @property
+    def num_partitions(self) -> int:
+        """Of the module's device assignment."""
+        return self.computation.module.proto.device_assignment.computation_count
+
+    @property
+    def ranks(self) -> Groups:
+        """The groups, in ranks."""
+        return groups_lib.map_groups(self.positions, self.rank_of)
+
+
+def crossing(module: hlo.Module, job: Job) -> list[Collective]:
+    """The collectives of a module that cross islands, all of them ones that can be decomposed.
+
+    Raises:
+      UsageError: One can't; the text names it, its groups, its source line, and what to do.
+    """
+    instructions = [
+        (computation, instruction)
+        for computation in module.computations.values()
+        for instruction in computation.instructions
+        if instruction.opcode in hlo.COLLECTIVES and not instruction.is_host_transfer
+    ]
+    if not instructions:
+        return []
+    rank_of = _rank_of(module, job)
+    collectives = (
+        Collective(computation, instruction, _positions(module, instruction), rank_of)
+        for computation, instruction in instructions
+    )
+    found = [c for c in collectives if any(groups_lib.crosses(g, job.islands) for g in c.ranks)]
+    for collective in found:
+        if problem := _problem(module, collective):
+            raise UsageError(_message(module, collective, job, problem))
+    return found
+
+
+def role(caller: hlo.Instruction, computation_id: int) -> str:
+    """What a computation is to an instruction of control flow: body, condition, branch1, …"""
+    place = list(caller.called_computation_ids).index(computation_id)
+    if caller.opcode == "while":
+        return ("body", "condition")[place]
+    return f"branch{place}" if caller.opcode == "conditional" else "callee"
+
+
+def _wrapper(module: hlo.Module, computation: hlo.Computation) -> hlo.Instruction | None:
+    """An instruction around a computation that is no control flow, at any distance."""
+    for call in module.callers.get(computation.id, ()):
+        if call.instruction.opcode not in _CONTROL_FLOW:
+            return call.instruction
+        if (outer := _wrapper(module, call.computation)) is not None:
+            return outer
+    return None
+
+
+def _rank_of(module: hlo.Module, job: Job) -> tuple[int, ...]:
+    assignment = module.proto.device_assignment
+    ranks = {device: rank for rank, device in enumerate(job.device_ids)}
+    device_ids = [
+        assignment.computation_devices[partition].replica_device_ids[replica]
+        for replica in range(assignment.replica_count)
+        for partition in range(assignment.computation_count)
+    ]
+    if not device_ids:
+        raise UsageError(
+            f"{module.proto.name} has collectives but no device assignment; compile it for the"
+            " devices of the job"
+        )
+    if unknown := [d for d in device_ids if d not in ranks]:
+        raise UsageError(
+            f"{module.proto.name} runs on devices {unknown}, which are not in the job; build its"
+            " mesh from jax.devices()"
+        )
+    return tuple(ranks[d] for d in device_ids)
+
+
+def _positions(module: hlo.Module, instruction: hlo.Instruction) -> Groups:
+    if instruction.opcode.startswith("collective-permute") and not instruction.source_target_pairs:
+        return ()
+    assignment = module.proto.device_assignment
+    has_global_ids = instruction.opcode in _WITH_GLOBAL_IDS
+    mode = groups_lib.mode_of(
+        instruction.channel_id > 0, instruction.use_global_device_ids if has_global_ids else None
+    )
+    return groups_lib.to_positions(
+        _ids(instruction), mode, assignment.replica_count, assignment.computation_count
+    )
+
+
+def _ids(instruction: hlo.Instruction) -> Groups:
+    if instruction.HasField("mesh_axes_replica_group_list"):
+        return _mesh_ids(instruction.mesh_axes_replica_group_list)
+    devices = instruction.collective_device_list
+    for iota in (instruction.iota_collective_device_list, devices.iota_replica_group_list):
+        if iota.num_replica_groups:
+            return groups_lib.iota_groups(
+                iota.num_replica_groups, iota.iota_reshape_dims, iota.iota_transpose_perm
+            )
+    if instruction.source_target_pairs:
+        return tuple((pair.source, pair.target) for pair in instruction.source_target_pairs)
+    lists = devices.replica_groups or instruction.replica_groups
+    return tuple(tuple(group.replica_ids) for group in lists)
+
+
+def _mesh_ids(groups: pb.MeshAxesReplicaGroupListProto) -> Groups:
+    refs = [
+        groups_lib.AxisRef(ref.mesh_axis_index, ref.sub_axis_info.pre_size, ref.sub_axis_info.size)
+        if ref.HasField("sub_axis_info")
+        else groups_lib.AxisRef(ref.mesh_axis_index)
+        for ref in groups.axes
+    ]
+    return groups_lib.mesh_groups(
+        [axis.size for axis in groups.mesh.axes], groups.mesh.device_ids, refs
+    )
+
+
+def _problem(module: hlo.Module, collective: Collective) -> str | None:
+    """Why a collective can't be decomposed, with what to do about it."""
+    instruction = collective.instruction
+    if instruction.opcode != "all-reduce":
+        return (
+            f"{instruction.opcode} can't cross islands yet, only all-reduce can. Keep this op"
+            " inside an island (jaxhet.make_mesh orders devices so that the last axes do not"
+            " cross), or write it with jax.lax.psum"
+        )
+    if reducer(module, instruction) is None:
+        return (
+            "its reducer is not one of sum, product, min, max, and, or. Use one of these, for"
+            " example jax.lax.psum"
+        )
+    if len({len(group) for group in collective.positions}) > 1:
+        return "its groups have different sizes. Use groups of equal size"
+    if (wrapper := _wrapper(module, collective.computation)) is not None:
+        return (
+            f"it is inside a {wrapper.opcode}, where it can't be replaced. Compile without the XLA"
+            " flag that wraps collectives"
+        )
+    return None
+
+
+def reducer(module: hlo.Module, all_reduce: hlo.Instruction) -> str | None:
+    """The opcode that combines two elements, or None if the reducer is more than one operation.
+
+    Conversions around it, which XLA adds when it promotes types, are looked through.
+    """
+    computation = module.computations[all_reduce.called_computation_ids[0]]
+
+    def source(instruction: hlo.Instruction) -> hlo.Instruction:
+        while instruction.opcode == "convert":
+            (instruction,) = computation.operands(instruction)
+        return instruction
+
+    root = source(computation.root)
+    operands = [source(o) for o in computation.operands(root)]
+    parameters = sorted(o.parameter_number for o in operands if o.opcode == "parameter")
+    return root.opcode if root.opcode in _REDUCERS and parameters == [0, 1] else None
+
+
+def reducer_name(opcode: str) -> str:
+    """The reducer in JAX's words."""
+    return _REDUCERS[opcode]
+
+
+def _message(module: hlo.Module, collective: Collective, job: Job, problem: str) -> str:
+    crossing_groups = [g for g in collective.ranks if groups_lib.crosses(g, job.islands)]
+    shown = groups_lib.to_text(tuple(crossing_groups[:_MOST_GROUPS_SHOWN]))
+    more = len(crossing_groups) - _MOST_GROUPS_SHOWN
+    islands = sorted({job.islands[rank] for group in crossing_groups for rank in group})
+    instruction = collective.instruction
+    return (
+        f"{instruction.opcode} {instruction.name} ({module.location(instruction)}) has groups of"
+        f" ranks {shown}{f' and {more} more' if more > 0 else ''} over islands"
+        f" {', '.join(map(str, islands))}: {problem}."
+    )

@@ -1,0 +1,158 @@
+"""Who takes part in a collective: HLO's replica groups as ranks, and how islands divide them.
+
+Pure functions on integers. Three numberings occur:
+  id        what a replica group holds; its meaning depends on the collective's mode
+  position  index in the module's device assignment: replica * num_partitions + partition
+  rank      index in the job's sorted list of device ids
+"""
+
+import dataclasses
+import enum
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+class Mode(enum.Enum):
+    """The meaning of the ids in replica groups (`CollectiveOpGroupMode` in xla_data.proto)."""
+
+    CROSS_REPLICA = 0
+    CROSS_PARTITION = 1
+    CROSS_REPLICA_AND_PARTITION = 2
+    FLATTENED_ID = 3
+
+
+def mode_of(has_channel_id: bool, use_global_device_ids: bool | None) -> Mode:
+    """The mode of a collective; `use_global_device_ids` is None where the opcode lacks it."""
+    if not has_channel_id:
+        return Mode.CROSS_REPLICA
+    if use_global_device_ids is None:
+        return Mode.CROSS_PARTITION
+    return Mode.FLATTENED_ID if use_global_device_ids else Mode.CROSS_REPLICA_AND_PARTITION
+
+
+def iota_groups(num_groups: int, reshape: Sequence[int], permutation: Sequence[int]) -> Groups:
+    """The groups `[num_groups,size]<=[reshape]T(permutation)`."""
+    ids = np.arange(math.prod(reshape)).reshape(reshape).transpose(permutation)
+    return _rows(ids, num_groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisRef:
+    """A mesh axis or its part `(pre_size)size`: dimension 1 of the axis as [pre_size, size, -1]."""
+
+    axis: int
+    pre_size: int = 1
+    size: int | None = None
+
+
+def mesh_groups(
+    axis_sizes: Sequence[int], device_ids: Sequence[int], refs: Sequence[AxisRef]
+) -> Groups:
+    """The groups `mesh[sizes], device_ids=(...) {refs}`, members in the order of `refs`.
+
+    There is one group for each place on the other axes.
+    """
+    cuts = [{1, size} for size in axis_sizes]
+    for ref in refs:
+        cuts[ref.axis] |= {ref.pre_size, ref.pre_size * (ref.size or axis_sizes[ref.axis])}
+    dims: list[int] = []
+    first_dim: list[dict[int, int]] = []  # per axis: product of the sizes on the left -> dimension
+    for axis_cuts in map(sorted, cuts):
+        first_dim.append({cut: len(dims) + i for i, cut in enumerate(axis_cuts[:-1])})
+        dims += [after // before for before, after in itertools.pairwise(axis_cuts)]
+    grouped = [first_dim[r.axis][r.pre_size] for r in refs if r.pre_size in first_dim[r.axis]]
+    others = [d for d in range(len(dims)) if d not in grouped]
+    ids = np.array(device_ids or range(int(np.prod(axis_sizes)))).reshape(dims)
+    return _rows(
+        ids.transpose(others + grouped), int(np.prod([dims[d] for d in others], dtype=int))
+    )
+
+
+def _rows(ids: np.ndarray, num_groups: int) -> Groups:
+    return tuple(tuple(row) for row in ids.reshape(num_groups, -1).tolist())
+
+
+def to_positions(groups: Groups, mode: Mode, num_replicas: int, num_partitions: int) -> Groups:
+    """Groups of ids as groups of positions; no groups at all means one of everything."""
+    replicas, partitions = range(num_replicas), range(num_partitions)
+
+    def position(replica: int, partition: int) -> int:
+        return replica * num_partitions + partition
+
+    match mode:
+        case Mode.CROSS_REPLICA:
+            groups = groups or (tuple(replicas),)
+            return tuple(tuple(position(r, p) for r in g) for g in groups for p in partitions)
+        case Mode.CROSS_PARTITION:
+            groups = groups or (tuple(partitions),)
+            return tuple(tuple(position(r, p) for p in g) for g in groups for r in replicas)
+        case Mode.CROSS_REPLICA_AND_PARTITION:
+            groups = groups or (tuple(replicas),)
+            return tuple(tuple(position(r, p) for r in g for p in partitions) for g in groups)
+        case Mode.FLATTENED_ID:
+            return groups or (tuple(range(num_replicas * num_partitions)),)
+
+
+def map_groups(groups: Groups, table: Sequence[int]) -> Groups:
+    """Each member replaced by its entry in `table`."""
+    return tuple(tuple(table[member] for member in group) for group in groups)
+
+
+def crosses(group: Sequence[int], islands: Sequence[int]) -> bool:
+    """Whether a group of ranks has members on more than one island."""
+    return len({islands[rank] for rank in group}) > 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Groups divided by island, for a hierarchical algorithm; holds positions.
+
+    Attributes:
+      local: The members of one group on one island, in group order.
+      rails: The members of one group with one place among their island's, in order of islands.
+    """
+
+    local: Groups
+    rails: Groups
+
+
+def split(positions: Groups, ranks: Sequence[int], islands: Sequence[int]) -> Split | str:
+    """Divides groups by island, or says why they are not symmetric.
+
+    Groups are symmetric if all have the same number of islands, and of members on each.
+
+    Args:
+      positions: The groups.
+      ranks: Position to rank.
+      islands: Rank to island.
+    """
+    local: list[tuple[int, ...]] = []
+    rails: list[tuple[int, ...]] = []
+    sizes: set[tuple[int, ...]] = set()
+    for group in positions:
+        by_island: dict[int, list[int]] = {}
+        for position in group:
+            by_island.setdefault(islands[ranks[position]], []).append(position)
+        members = [tuple(by_island[island]) for island in sorted(by_island)]
+        sizes.add(tuple(map(len, members)))
+        local += members
+        rails += zip(*members, strict=False)
+    if len(sizes) > 1:
+        return f"groups have different members per island: {_list(sizes)}"
+    if len(set(next(iter(sizes)))) > 1:
+        return f"islands have different numbers of members: {_list(sizes)}"
+    return Split(tuple(local), tuple(rails))
+
+
+def _list(sizes: set[tuple[int, ...]]) -> str:
+    return ", ".join("+".join(map(str, size)) for size in sorted(sizes))
+
+
+def to_text(groups: Groups) -> str:
+    """Groups as HLO prints lists: `{{0,1},{2,3}}`."""
+    return "{" + ",".join("{" + ",".join(map(str, group)) + "}" for group in groups) + "}"

@@ -1,0 +1,317 @@
+"""A thin view of a serialized HloModuleProto: find instructions, add some, leave the rest alone."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxhet._errors import JaxhetError
+from jaxhet.compiler import hlo_pb2 as pb
+
+Instruction = pb.HloInstructionProto
+Shape = pb.ShapeProto
+
+COLLECTIVES = (
+    "all-gather",
+    "all-gather-start",
+    "all-reduce",
+    "all-reduce-start",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "collective-permute-start",
+    "ragged-all-to-all",
+    "recv",
+    "reduce-scatter",
+    "send",
+)
+
+# The field `opcode` of a serialized instruction: key, length, text. Its one first byte is rare.
+_COLLECTIVE_FIELD = re.compile(
+    b"\x12(?:" + b"|".join(re.escape(bytes([len(o)]) + o.encode()) for o in COLLECTIVES) + b")"
+)
+
+_ID_BITS = 32  # an instruction's id is computation id << 32 | local id
+_WIDTHS: dict[int, int] = {  # bits
+    pb.PRED: 8,
+    **dict.fromkeys((pb.S1, pb.U1), 1),
+    **dict.fromkeys((pb.S2, pb.U2), 2),
+    **dict.fromkeys((pb.S4, pb.U4, pb.F4E2M1FN), 4),
+    **dict.fromkeys((pb.S8, pb.U8), 8),
+    **dict.fromkeys((pb.F8E5M2, pb.F8E4M3, pb.F8E4M3FN, pb.F8E4M3B11FNUZ, pb.F8E3M4), 8),
+    **dict.fromkeys((pb.F8E5M2FNUZ, pb.F8E4M3FNUZ, pb.F8E8M0FNU), 8),
+    **dict.fromkeys((pb.S16, pb.U16, pb.F16, pb.BF16), 16),
+    **dict.fromkeys((pb.S32, pb.U32, pb.F32), 32),
+    **dict.fromkeys((pb.S64, pb.U64, pb.F64, pb.C64), 64),
+    pb.C128: 128,
+}
+
+
+def bit_width(element_type: int) -> int:
+    """Bits of one element."""
+    return _WIDTHS[element_type]
+
+
+def is_float(element_type: int) -> bool:
+    """Whether the type is a real floating-point type."""
+    return pb.PrimitiveType.Name(element_type).startswith(("F", "BF"))
+
+
+def has_collective(data: bytes) -> bool:
+    """Whether a serialized module can hold a collective; cheap, and true a little too often."""
+    return _COLLECTIVE_FIELD.search(data) is not None
+
+
+# --- shapes ---
+
+
+def array_shape(
+    element_type: int, dims: Sequence[int], layout: Sequence[int] | None = None
+) -> Shape:
+    """A dense array; `layout` is minor to major, by default row-major."""
+    minor_to_major = range(len(dims) - 1, -1, -1) if layout is None else layout
+    return pb.ShapeProto(
+        element_type=pb.PrimitiveType.Name(element_type),
+        dimensions=dims,
+        is_dynamic_dimension=[False] * len(dims),
+        layout=pb.LayoutProto(minor_to_major=minor_to_major),
+    )
+
+
+def tuple_shape(shapes: Sequence[Shape]) -> Shape:
+    """A tuple of shapes."""
+    return pb.ShapeProto(element_type="TUPLE", tuple_shapes=shapes)
+
+
+def with_type(shape: Shape, element_type: int) -> Shape:
+    """The same dimensions and layout, one byte or more per element."""
+    return array_shape(element_type, shape.dimensions, shape.layout.minor_to_major)
+
+
+def num_elements(shape: Shape) -> int:
+    """Elements of an array."""
+    return math.prod(shape.dimensions)
+
+
+def num_bytes(shape: Shape) -> int:
+    """Bytes of a dense array of a type of 8 bits or more."""
+    return num_elements(shape) * bit_width(shape.element_type) // 8
+
+
+def is_row_major(shape: Shape) -> bool:
+    """Whether the last dimension of an array is contiguous, then the one before it, …"""
+    layout = shape.layout.minor_to_major
+    return all(dim == len(layout) - 1 - i for i, dim in enumerate(layout))
+
+
+def shape_text(shape: Shape) -> str:
+    """An array as HLO prints it, with the layout if that is not row-major: `f32[2,3]{0,1}`."""
+    dims = ",".join(map(str, shape.dimensions))
+    layout = ",".join(map(str, shape.layout.minor_to_major))
+    suffix = "" if is_row_major(shape) else f"{{{layout}}}"
+    return f"{pb.PrimitiveType.Name(shape.element_type).lower()}[{dims}]{suffix}"
+
+
+# --- the module ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A use of a computation: an instruction of another one."""
+
+    computation: "Computation"
+    instruction: Instruction
+
+
+class Computation:
+    """One computation. New instructions become part of the module by `commit`."""
+
+    def __init__(self, module: "Module", proto: pb.HloComputationProto):
+        self.module = module
+        self.proto = proto
+        self.instructions: list[Instruction] = list(proto.instructions)
+        self._by_id = {i.id: i for i in self.instructions}
+        self._next_id = max(self._by_id, default=(proto.id << _ID_BITS) - 1) + 1
+        self._changed = False
+
+    @property
+    def id(self) -> int:
+        """Id of the computation."""
+        return self.proto.id
+
+    @property
+    def root(self) -> Instruction:
+        """The instruction whose value is the computation's."""
+        return self._by_id[self.proto.root_id]
+
+    def __getitem__(self, instruction_id: int) -> Instruction:
+        return self._by_id[instruction_id]
+
+    def operands(self, instruction: Instruction) -> list[Instruction]:
+        """The operands of an instruction."""
+        return [self._by_id[i] for i in instruction.operand_ids]
+
+    def predecessors(self, instruction: Instruction) -> Iterator[Instruction]:
+        """What must come before an instruction: operands and control predecessors."""
+        ids = itertools.chain(instruction.operand_ids, instruction.control_predecessor_ids)
+        return (self._by_id[i] for i in ids)
+
+    def add(
+        self,
+        opcode: str,
+        shape: Shape,
+        operands: Sequence[Instruction] = (),
+        like: Instruction | None = None,
+        **fields: Any,
+    ) -> Instruction:
+        """Adds an instruction; `like` is the one whose place in the user's program it takes."""
+        new = pb.HloInstructionProto(
+            name=self.module.unique_name(opcode),
+            opcode=opcode,
+            shape=shape,
+            id=self._next_id,
+            operand_ids=[o.id for o in operands],
+            metadata=like.metadata if like else None,
+            **fields,
+        )
+        self._next_id += 1
+        self.instructions.append(new)
+        self._by_id[new.id] = new
+        self._changed = True
+        return new
+
+    def rewrite(
+        self, old: Instruction, opcode: str, operands: Sequence[Instruction], **fields: Any
+    ) -> Instruction:
+        """Makes an instruction another one, with the same users, name and control predecessors."""
+        new = pb.HloInstructionProto(
+            name=old.name,
+            opcode=opcode,
+            shape=fields.pop("shape", old.shape),
+            id=old.id,
+            operand_ids=[o.id for o in operands],
+            control_predecessor_ids=old.control_predecessor_ids,
+            metadata=old.metadata,
+            **fields,
+        )
+        old.CopyFrom(new)
+        self._changed = True
+        return old
+
+    def add_control_predecessor(self, instruction: Instruction, predecessor: Instruction) -> None:
+        """Makes an instruction wait for another one."""
+        instruction.control_predecessor_ids.append(predecessor.id)
+        self._changed = True
+
+    def commit(self) -> None:
+        """Writes the instructions into the module, predecessors first, otherwise in their order."""
+        if not self._changed:
+            return
+        self.sort()
+        del self.proto.instructions[:]
+        self.proto.instructions.extend(self.instructions)
+        self.instructions = list(self.proto.instructions)
+        self._by_id = {i.id: i for i in self.instructions}
+        self._changed = False
+
+    def sort(self) -> None:
+        """Puts predecessors first; otherwise keeps the order."""
+        result: list[Instruction] = []
+        done: set[int] = set()
+        for instruction in self.instructions:
+            path = {instruction.id: self.predecessors(instruction)}  # from it to what it waits for
+            while path:
+                top, predecessors = next(reversed(path.items()))
+                waiting = next((p for p in predecessors if p.id not in done), None)
+                if waiting is None:
+                    del path[top]
+                    if top not in done:
+                        done.add(top)
+                        result.append(self._by_id[top])
+                elif waiting.id in path:
+                    raise JaxhetError(f"{waiting.name} of {self.proto.name} waits for itself")
+                else:
+                    path[waiting.id] = self.predecessors(waiting)
+        self.instructions = result
+
+
+class Module:
+    """A module, parsed."""
+
+    def __init__(self, data: bytes):
+        self.proto = pb.HloModuleProto.FromString(data)
+        self.computations = {c.id: Computation(self, c) for c in self.proto.computations}
+        self._next_name = itertools.count()
+        self._next_computation = max(self.computations, default=0) + 1
+        channels = (i.channel_id for c in self.computations.values() for i in c.instructions)
+        self._next_channel = max(channels, default=0) + 1
+        self._new: list[Computation] = []
+
+    @property
+    def entry(self) -> Computation:
+        """The entry computation."""
+        return self.computations[self.proto.entry_computation_id]
+
+    @functools.cached_property
+    def callers(self) -> dict[int, list[Call]]:
+        """Computation id to its uses."""
+        callers: dict[int, list[Call]] = {}
+        for computation in self.computations.values():
+            for instruction in computation.instructions:
+                for called in instruction.called_computation_ids:
+                    callers.setdefault(called, []).append(Call(computation, instruction))
+        return callers
+
+    def unique_name(self, stem: str) -> str:
+        """A name that no instruction or computation of XLA has."""
+        return f"jaxhet.{stem}.{next(self._next_name)}"
+
+    def new_channel_id(self) -> int:
+        """A channel id that no instruction has."""
+        self._next_channel += 1
+        return self._next_channel - 1
+
+    def add_computation(
+        self, stem: str, build: Callable[[Computation], Instruction], is_fusion: bool = False
+    ) -> Computation:
+        """Adds a computation; `build` adds its instructions and returns the root."""
+        proto = pb.HloComputationProto(
+            name=self.unique_name(stem), id=self._next_computation, is_fusion_computation=is_fusion
+        )
+        self._next_computation += 1
+        computation = Computation(self, proto)
+        root = build(computation)
+        proto.root_id = root.id
+        parameters = [i for i in computation.instructions if i.opcode == "parameter"]
+        proto.program_shape.parameters.extend(p.shape for p in parameters)
+        proto.program_shape.parameter_names.extend(p.name for p in parameters)
+        proto.program_shape.result.CopyFrom(root.shape)
+        computation.commit()
+        self._new.append(computation)
+        self.computations[computation.id] = computation
+        return computation
+
+    def serialize(self) -> bytes:
+        """The module with all changes; callees stay before their callers."""
+        for computation in self.computations.values():
+            computation.commit()
+        for computation in reversed(self._new):
+            self.proto.computations.insert(0, computation.proto)
+        self._new.clear()
+        return self.proto.SerializeToString()
+
+    def location(self, instruction: Instruction) -> str:
+        """What the user wrote: op name and source line, as far as the module knows them."""
+        metadata = instruction.metadata
+        file, line = metadata.source_file, metadata.source_line
+        index = self.proto.stack_frame_index
+        if not file and metadata.stack_frame_id:
+            frame = index.stack_frames[metadata.stack_frame_id - 1]
+            place = index.file_locations[frame.file_location_id - 1]
+            file, line = index.file_names[place.file_name_id - 1], place.line
+        source = f"{'/'.join(pathlib.PurePath(file).parts[-2:])}:{line}" if file else ""
+        return " ".join(filter(None, (metadata.op_name, source))) or instruction.name

@@ -1,0 +1,55 @@
+"""What the passes are told about the job and by the user."""
+
+import dataclasses
+from typing import Literal
+
+# What XLA needs, as `compiler_options` or flags, so that exchanges overlap with compute.
+GPU_COMPILER_OPTIONS: dict[str, bool | int] = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    # Starts that may be without their dones at a time; 1 by default.
+    "xla_gpu_experimental_parallel_collective_overlap_limit": 8,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The devices of a job as the compiler sees them.
+
+    Attributes:
+      device_ids: Rank to global device id, increasing.
+      islands: Rank to index of its island.
+      platform: Platform that modules are compiled for; selects the form of the exchanges.
+      process: Index of this process.
+      session: Key of the live engine; the exchange calls carry it.
+    """
+
+    device_ids: tuple[int, ...]
+    islands: tuple[int, ...]
+    platform: Literal["cpu", "cuda", "rocm"] = "cpu"
+    process: int = 0
+    session: int = 0
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether modules have the GPU form: start/done pairs, arithmetic left to XLA's fusion."""
+        return self.platform != "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How collectives are decomposed. All but `deadline_ms` must be equal on all processes.
+
+    Attributes:
+      algorithm: "flat" (every rank exchanges with every other of its group), "hierarchical" (local
+        reduce-scatter, exchange over the rail, local all-gather; groups that are not symmetric
+        stay flat) or "auto" (hierarchical on GPUs, flat on CPUs).
+      two_phase_bytes: On CPUs, an all-reduce of at most this many bytes is one exchange of
+        everything; a larger one exchanges shares, sums them, and exchanges the sums.
+      deadline_ms: Longest wait of an exchange for its peers; 0 is the session's default.
+      order: Order of the plan. "text" is the order of the instructions in the module, for tests.
+    """
+
+    algorithm: Literal["auto", "flat", "hierarchical"] = "auto"
+    two_phase_bytes: int = 64 * 1024
+    deadline_ms: int = 0
+    order: Literal["readiness", "text"] = "readiness"

@@ -1,0 +1,158 @@
+"""The plan: the ordered list of a program's exchanges, and its fingerprint."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+
+from jaxhet._errors import JaxhetError
+from jaxhet.compiler import collectives, exchange, hlo, order
+from jaxhet.compiler.exchange import Entry, Exchange
+from jaxhet.compiler.options import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A program's exchanges.
+
+    Attributes:
+      exchanges: In the order of their starts.
+    """
+
+    exchanges: tuple[Entry, ...]
+
+    @property
+    def text(self) -> str:
+        """A line per exchange: what must be equal on all ranks, a tab, the user's op and source."""
+        return "".join(f"{e.line}\t{e.source}\n" for e in self.exchanges)
+
+    @property
+    def fingerprint(self) -> int:
+        """63 bits of a hash of the lines; with an exchange's index it is the exchange's tag."""
+        return fingerprint([e.line for e in self.exchanges])
+
+
+def fingerprint(lines: Sequence[str]) -> int:
+    """The fingerprint of a plan with these lines."""
+    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def make(module: hlo.Module, exchanges: Sequence[Exchange], options: Options) -> None:
+    """Orders the exchanges of a module, chains their starts, and writes the plan into them."""
+    for computation in module.computations.values():
+        computation.sort()
+    in_order = _Order(module, exchanges, options.order)
+    lines = dict(in_order.lines(module.entry, _program(module)))
+    plan_fingerprint = fingerprint(list(lines.values()))
+    for index, (e, line) in enumerate(lines.items()):
+        exchange.finish(e, Entry(index, plan_fingerprint, line, e.source))
+    in_order.chain()
+
+
+def collect(module: hlo.Module) -> Plan | None:
+    """The plan that PRE wrote into a module, or None if it holds no exchange.
+
+    Raises:
+      JaxhetError: XLA dropped, copied or changed an exchange between the passes.
+    """
+    starts = (i for c in module.computations.values() for i in c.instructions)
+    entries = sorted(
+        (exchange.read(i) for i in starts if exchange.is_start(i)), key=lambda e: e.index
+    )
+    if not entries:
+        return None
+    plan = Plan(tuple(entries))
+    indexes = [e.index for e in entries]
+    fingerprints = {e.fingerprint for e in entries}
+    if indexes != list(range(len(entries))) or fingerprints != {plan.fingerprint}:
+        raise JaxhetError(
+            f"{module.proto.name}: XLA changed the exchanges after they were planned (found numbers"
+            f" {indexes} of plans {sorted(fingerprints)}); report this with a dump (JAXHET_DUMP)"
+        )
+    return plan
+
+
+def _program(module: hlo.Module) -> str:
+    """Name and signature of a program, so that two with equal exchanges have two plans."""
+    shape = module.entry.proto.program_shape
+    leaves = [leaf for s in (*shape.parameters, shape.result) for leaf in (*s.tuple_shapes, s)]
+    text = " ".join(hlo.shape_text(leaf) for leaf in leaves if not leaf.tuple_shapes)
+    return f"{module.proto.name}:{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+
+class _Order:
+    """Puts the exchanges of a module in order.
+
+    The steps of a computation are its exchanges and the instructions that call a computation with
+    steps. Computations are sorted.
+    """
+
+    def __init__(self, module: hlo.Module, exchanges: Sequence[Exchange], name: str):
+        self._module = module
+        self._name = name
+        self._exchanges = {e.start.id: e for e in exchanges}
+        self._steps: dict[int, set[int]] = {}
+        for e in exchanges:
+            self._add_step(e.computation, e.start)
+
+    def _add_step(self, computation: hlo.Computation, step: hlo.Instruction) -> None:
+        steps = self._steps.setdefault(computation.id, set())
+        if step.id not in steps:
+            steps.add(step.id)
+            for call in self._module.callers.get(computation.id, ()):
+                self._add_step(call.computation, call.instruction)
+
+    @functools.cache  # noqa: B019 (lives as long as one pass)
+    def ordered(self, computation: hlo.Computation) -> list[tuple[hlo.Instruction, str]]:
+        """The steps of a computation in order; each with what tells it from those like it."""
+        steps = self._steps[computation.id]
+        if self._name == "text":
+            return [(i, "") for i in computation.instructions if i.id in steps]
+        return order.readiness(computation, {i: self._line(computation[i]) for i in steps})
+
+    def _line(self, step: hlo.Instruction) -> str:
+        if step.id in self._exchanges:
+            return self._exchanges[step.id].line
+        nested = (
+            f"{self._line(i)}{tie}" for c in self._callees(step) for i, tie in self.ordered(c)
+        )
+        return "\n".join((step.opcode, *nested))
+
+    def _callees(self, step: hlo.Instruction) -> list[hlo.Computation]:
+        ids = (i for i in step.called_computation_ids if i in self._steps)
+        return [self._module.computations[i] for i in ids]
+
+    def lines(self, computation: hlo.Computation, path: str) -> Iterator[tuple[Exchange, str]]:
+        """The exchanges of a computation and those it calls, each with its line in the plan."""
+        numbers: dict[str, int] = {}
+        for step, tie in self.ordered(computation):
+            suffix = f" #{tie}" if tie else ""
+            if step.id in self._exchanges:
+                e = self._exchanges[step.id]
+                yield e, f"{path} {e.line}{suffix}"
+                continue
+            number = numbers[step.opcode] = numbers.get(step.opcode, -1) + 1
+            for callee in self._callees(step):
+                role = collectives.role(step, callee.id)
+                yield from self.lines(callee, f"{path}/{step.opcode}{number}.{role}{suffix}")
+
+    def chain(self) -> None:
+        """Makes each step wait for the start of the one before.
+
+        Dones are chained alike: the scheduler, which goes backwards and has a limit of dones whose
+        starts are still to come, could otherwise hold the wrong ones and find no way on. So are the
+        local collectives that lead to exchanges, and those that follow: XLA would merge them into
+        one, and no exchange could start before all that it takes is there.
+        """
+        for computation_id in self._steps:
+            computation = self._module.computations[computation_id]
+            steps = [step for step, _ in self.ordered(computation)]
+            exchanges = [self._exchanges[s.id] for s in steps if s.id in self._exchanges]
+            dones = [e.done for e in exchanges if e.done is not None]
+            scatters = [i for e in exchanges for i in e.scatters]
+            gathers = [i for e in exchanges for i in e.gathers]
+            for sequence in (steps, dones, scatters, gathers):
+                for first, second in itertools.pairwise(sequence):
+                    computation.add_control_predecessor(second, first)

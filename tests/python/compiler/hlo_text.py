@@ -1,0 +1,51 @@
+"""Modules from HLO text and back, without a backend."""
+
+from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
+
+from jaxhet.compiler import Job
+from jaxhet.compiler import hlo_pb2 as pb
+
+SUM = """
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+"""
+
+
+def job(*islands: int, platform: str = "cpu") -> Job:
+    """Rank r has device 10 * r, so that ids, positions and ranks differ."""
+    device_ids = tuple(10 * rank for rank in range(len(islands)))
+    return Job(device_ids, islands, platform, process=0, session=7)  # type: ignore[arg-type]
+
+
+def module(text: str, ranks: list[int], num_replicas: int = 1) -> bytes:
+    """Parses text; `ranks` is its device assignment, partition after partition of each replica."""
+    parsed = _hlo.hlo_module_from_text(f"HloModule test\n{text}")
+    proto = pb.HloModuleProto.FromString(parsed.as_serialized_hlo_module_proto())
+    assignment = proto.device_assignment
+    assignment.replica_count = num_replicas
+    assignment.computation_count = len(ranks) // num_replicas
+    for partition in range(assignment.computation_count):
+        ids = [10 * rank for rank in ranks[partition :: assignment.computation_count]]
+        assignment.computation_devices.add(replica_device_ids=ids)
+    return proto.SerializeToString()
+
+
+def entry(body: str, before: str = SUM) -> str:
+    """Text with one entry computation."""
+    return f"{before}\nENTRY main {{\n{body}\n}}\n"
+
+
+def to_text(data: bytes) -> str:
+    """XLA's own print; fails if XLA can't read the module."""
+    return _hlo.HloModule.from_serialized_hlo_module_proto(data).to_string()
+
+
+def all_reduce(name: str, operand: str, groups: str = "{{0,1}}", shape: str = "f32[4]") -> str:
+    """An all-reduce over positions."""
+    return (
+        f"{name} = {shape} all-reduce({operand}), channel_id=1, replica_groups={groups},"
+        " use_global_device_ids=true, to_apply=sum"
+    )

@@ -1,0 +1,285 @@
+"""Runs programs over pretended islands, all ranks in this process, and compares with plain JAX.
+
+A process of its own; prints a line of JSON for each case: its name, and what differed.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.extend.xla
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxhet import _ffi
+from jaxhet.compiler import Job, Options, Plan, bridge, decompose
+
+NUM_RANKS = 4
+ALGORITHMS = {
+    "flat": Options(),
+    "two_phase": Options(two_phase_bytes=0),
+    "hierarchical": Options(algorithm="hierarchical"),
+    "hierarchical_two_phase": Options(algorithm="hierarchical", two_phase_bytes=0),
+}
+ISLANDS = {"2+2": (0, 0, 1, 1), "1+1+2": (0, 1, 2, 2), "1+3": (0, 1, 1, 1), "mixed": (0, 1, 0, 1)}
+
+
+@dataclasses.dataclass
+class World:
+    """The engine of this process, and how modules are compiled now."""
+
+    engine: Any
+    islands: tuple[int, ...] | None = None  # None: plain JAX
+    options: Options = dataclasses.field(default_factory=Options)
+    plans: list[Plan] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def make(cls) -> "World":
+        jax.config.update("jax_num_cpu_devices", NUM_RANKS)
+        jax.config.update("jax_enable_x64", True)
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        engine = _ffi.Engine(0, 1, {})
+        engine._engine.start(1000)
+        engine.set_ranks([(d.id, 0, 0, "cpu") for d in jax.devices()])
+        _ffi.register_handlers("cpu")
+        world = cls(engine)
+        stages = jax.extend.xla.PipelineStage
+        for name, hook, stage in (
+            ("pre", world._pre, stages.PRE_SCHEDULER),
+            ("post", world._post, stages.POST_SCHEDULER),
+        ):
+            jax.extend.xla.register_hlo_module_transformation(
+                hook, name=name, stage=stage, platforms="cpu"
+            )
+        return world
+
+    def _job(self) -> Job:
+        ids = tuple(d.id for d in jax.devices())
+        return Job(ids, self.islands or (), "cpu", 0, self.engine.session)
+
+    def _pre(self, module: bytes) -> bytes | None:
+        return decompose(module, self._job(), self.options) if self.islands else None
+
+    def _post(self, module: bytes) -> bytes | None:
+        bridged = bridge(module, self._job(), self.options) if self.islands else None
+        if bridged is None:
+            return None
+        changed, plan = bridged
+        self.engine.register_plan(plan.fingerprint, plan.text)
+        self.plans.append(plan)
+        return changed
+
+    @contextlib.contextmanager
+    def compiled_as(self, islands: tuple[int, ...] | None, options: Options) -> Iterator[None]:
+        jax.clear_caches()
+        self.islands, self.options = islands, options
+        try:
+            yield
+        finally:
+            self.islands = None
+
+    def exchanges(self) -> int:
+        return self.engine.stats()["exchanges_completed"]
+
+
+# --- programs: functions of nothing that give arrays. The result of a psum is given sharded over
+# all devices, so that those of all ranks are compared ---
+
+Program = Callable[[], Any]
+
+
+def mesh(order: tuple[int, ...] = (0, 1, 2, 3), shape: tuple[int, ...] = (2, 2)) -> Mesh:
+    devices = np.array(jax.devices())[list(order)].reshape(shape)
+    return Mesh(devices, ("x", "y")[: len(shape)])
+
+
+def mapped(f: Callable[..., Any], x: Any, on: Mesh | None = None) -> Program:
+    on = on or mesh()
+    spec = P(on.axis_names)
+
+    def run() -> Any:
+        return jax.jit(jax.shard_map(f, mesh=on, in_specs=spec, out_specs=spec, check_vma=False))(x)
+
+    return run
+
+
+def integers(dtype: str, rows: int, columns: int = 5) -> jax.Array:
+    """Small whole numbers, so that sums are exact in any order."""
+    low = 1 if dtype == "float8_e8m0fnu" else 0
+    values = np.random.default_rng(0).integers(low, 2 if "2" in dtype[-1] else 3, (rows, columns))
+    return jnp.asarray(values).astype(dtype)
+
+
+DTYPES = (
+    *("bool", "int4", "uint4", "int8", "uint8", "int16", "uint16"),
+    *("int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64"),
+    *("complex64", "complex128", "float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3fn"),
+    *("float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+)
+
+
+def reductions(dtype: str) -> Program:
+    """Every reducer that fits the type, over one axis and over two; odd sizes."""
+    reducers = [lax.psum, lax.pmax, lax.pmin]
+    if dtype == "bool":
+        reducers = [lambda x, axes: lax.pmax(x.astype(jnp.int32), axes).astype(bool)]
+    elif dtype.startswith("complex"):
+        reducers = [lax.psum]
+
+    def f(*xs: jax.Array) -> Any:
+        return [r(x, axes) for x in xs for r in reducers for axes in ("x", ("x", "y"))]
+
+    return mapped(lambda x: f(x[:1, :1], x), integers(dtype, NUM_RANKS * 3, 7))
+
+
+def sharded_reductions() -> Program:
+    """Sum, product, and, or, min, max as the partitioner emits them."""
+    x = jax.device_put(integers("float32", 8, 8) + 1, NamedSharding(mesh(), P("x", "y")))
+    f = jax.jit(lambda x: (x.sum(), x.prod(0), (x > 1).all(), (x > 2).any(1), x.min(), x.max(0)))
+    return lambda: f(x)
+
+
+def special_values() -> Program:
+    """NaN, infinities, zeros, denormals, overflow; over pairs, where the order has no effect."""
+    special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 3e38, -3e38, 1.0]
+    pairs = np.array([[a, b] for a in special for b in special], np.float32).T
+    x = jnp.asarray(np.concatenate([pairs, pairs]))
+    y = jnp.asarray(np.full((4, 3), np.iinfo(np.int32).max, np.int32))
+    on = mesh((0, 2, 1, 3))
+    return lambda: (
+        mapped(lambda x: lax.psum(x, "y"), x, on)(),
+        mapped(lambda y: lax.psum(y, "y"), y)(),
+    )
+
+
+def loops(x: jax.Array) -> Any:
+    def body(c: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        inner = lax.fori_loop(0, 2, lambda _, d: lax.psum(d, "x") * 0.5, c)
+        return inner + lax.pmax(c, "y"), lax.psum(c.sum(), ("x", "y"))[None]
+
+    c, sums = lax.scan(body, x, None, length=3)
+    return lax.while_loop(
+        lambda c: lax.psum(c.sum(), ("x", "y")) < 1e6, lambda c: c * 2 + 1, c
+    ), sums
+
+
+def branches(x: jax.Array) -> Any:
+    chosen = lax.psum((x[0, 0] > 0).astype(jnp.int32), ("x", "y")) > 1
+    return lax.cond(chosen, lambda x: lax.psum(x, "x"), lambda x: lax.pmax(x, ("x", "y")), x)
+
+
+def rematerialized(x: jax.Array) -> Any:
+    @jax.checkpoint
+    def f(w: jax.Array) -> jax.Array:
+        return lax.psum(w * w, "x").sum()
+
+    return jax.grad(lambda w: f(w) + f(w * 2))(x)
+
+
+def sums_of_everything(x: jax.Array) -> Any:
+    nothing = lax.psum(x[:, :0], "x")
+    tree = lax.psum((x, x.astype(jnp.int32), x.astype(jnp.bfloat16)), "x")
+    return nothing, tree, lax.psum(x, ("y", "x")), jax.vmap(lambda r: lax.psum(r, "y"))(x), x.T @ x
+
+
+def train(dtype: str) -> Program:
+    """Three steps with donation; the replicated result once for each device."""
+    replicated, split = NamedSharding(mesh(), P()), NamedSharding(mesh(), P(("x", "y")))
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean((x @ w - 1) ** 2)
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=replicated)
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - 0.25 * jax.grad(loss)(w, x)
+
+    def run() -> Any:
+        w = jax.device_put(jnp.ones((4, 4), dtype), replicated)
+        x = jax.device_put(integers(dtype, 8, 4), split)
+        for _ in range(3):
+            w = step(w, x)
+        return [shard.data for shard in w.addressable_shards]
+
+    return run
+
+
+def cases() -> dict[str, Program]:
+    x = integers("float32", 8)
+    six_rows = jnp.asarray(np.arange(18.0, dtype=np.float32).reshape(6, 3))
+    return {
+        **{f"reductions_{d}": reductions(d) for d in DTYPES},
+        **{f"train_{d}": train(d) for d in ("float32", "bfloat16", "float16")},
+        "sharded_reductions": sharded_reductions(),
+        "special_values": special_values(),
+        "loops": mapped(loops, x),
+        "branches": mapped(branches, x - 1),
+        "rematerialized": mapped(rematerialized, x),
+        "sums_of_everything": mapped(sums_of_everything, x),
+        "permuted_mesh": mapped(sums_of_everything, x, mesh((2, 0, 3, 1))),
+        "reversed_mesh": mapped(sums_of_everything, x, mesh((3, 2, 1, 0))),
+        "subset_mesh": mapped(lambda x: lax.psum(x, "x"), six_rows, mesh((3, 0, 2), (3,))),
+    }
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are equal to the bit, up to the bits of a NaN and the sign of a zero.
+
+    XLA's all-reduce within a process begins with +0, so that -0 + -0 = +0; Gloo's does not.
+    """
+    if a.tobytes() == b.tobytes():
+        return True
+    special = (np.isnan(a) & np.isnan(b)) | ((a == 0) & (b == 0))
+    return a[~special].tobytes() == b[~special].tobytes()
+
+
+def differences(want: Any, got: Any) -> list[str]:
+    pairs = zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True)
+    return [
+        f"result {i}: {np.asarray(w).ravel()[:6]} != {np.asarray(g).ravel()[:6]}"
+        for i, (w, g) in enumerate(pairs)
+        if not same_bits(np.asarray(w), np.asarray(g))
+    ]
+
+
+def variants(name: str) -> list[tuple[str, str]]:
+    """The islands and algorithms that a case runs with: all for some, few for each type."""
+    if name.startswith(("reductions", "train")) and not name.endswith("float32"):
+        return [("2+2", "flat"), ("2+2", "hierarchical_two_phase")]
+    if name == "sums_of_everything":
+        return [(shape, algorithm) for shape in ISLANDS for algorithm in ALGORITHMS]
+    return [("2+2", "two_phase"), ("2+2", "hierarchical"), ("1+1+2", "flat")]
+
+
+def check(world: World, name: str, program: Program) -> list[str]:
+    with world.compiled_as(None, Options()):
+        want = jax.device_get(program())
+    failures = []
+    for shape, algorithm in variants(name):
+        before = world.exchanges()
+        try:
+            with world.compiled_as(ISLANDS[shape], ALGORITHMS[algorithm]):
+                found = differences(want, jax.device_get(program()))
+        except Exception as error:  # reported with the others
+            found = [str(error)[-600:]]
+        if world.exchanges() == before:
+            found.append("no exchange")
+        failures += [f"{shape} {algorithm}: {text}" for text in found]
+    return failures
+
+
+def main() -> None:
+    world = World.make()
+    for name, program in cases().items():
+        print(json.dumps([name, check(world, name, program)]), flush=True)
+    world.engine.close(1000)
+
+
+if __name__ == "__main__":
+    main()

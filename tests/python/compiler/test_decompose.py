@@ -1,0 +1,322 @@
+"""PRE on HLO text: what it adds, what it leaves alone, what it refuses."""
+
+import re
+
+import pytest
+
+from jaxhet._errors import UsageError
+from jaxhet.compiler import Options, bridge, decompose
+from tests.python.compiler import hlo_text
+from tests.python.compiler.hlo_text import SUM, all_reduce
+
+_ONE = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p")
+_TWO_ISLANDS = hlo_text.job(0, 1)
+_FOUR = hlo_text.job(0, 0, 1, 1)
+
+
+def _decomposed(body: str, job=_TWO_ISLANDS, options: Options | None = None, before=SUM) -> str:
+    ranks = list(range(len(job.islands)))
+    data = decompose(
+        hlo_text.module(hlo_text.entry(body, before), ranks), job, options or Options()
+    )
+    assert data is not None
+    return hlo_text.to_text(data)
+
+
+def _opcodes(text: str) -> list[str]:
+    main = text.split("\nENTRY", 1)[1]
+    return re.findall(r" = (?:\(.*?\)|\S+) ([a-z\-]+)\(", main)
+
+
+def test_small_all_reduce_on_cpu_is_one_exchange_and_one_loop():
+    text = _decomposed(_ONE)
+    assert _opcodes(text) == ["parameter", "bitcast", "custom-call", "fusion", "bitcast", "bitcast"]
+    assert "all_gather sum flat f32[4] {{0,1}}" in text
+
+
+def test_large_all_reduce_on_cpu_exchanges_shares_and_sums():
+    text = _decomposed(_ONE, options=Options(two_phase_bytes=0))
+    assert [o for o in _opcodes(text) if o in ("custom-call", "fusion")] == [
+        "custom-call",
+        "fusion",
+        "custom-call",
+    ]
+    assert "all_to_all sum flat f32[4]" in text
+    assert "all_gather sum flat f32[2]" in text
+
+
+def test_call_has_the_attributes_that_the_engine_reads():
+    text = _decomposed(_ONE, options=Options(deadline_ms=5))
+    attributes = re.search(r'"attributes": "\{(.*?)\}"', text)
+    assert attributes
+    names = re.findall(r"(\w+) = ", attributes[1])
+    assert names == [
+        "session",
+        "kind",
+        "ranks",
+        "group_size",
+        "deadline_ms",
+        "plan",
+        "index",
+    ]
+    assert "session = 7 : i64" in attributes[1]
+    assert "ranks = array<i64: 0, 1>" in attributes[1]
+    assert "deadline_ms = 5 : i64" in attributes[1]
+
+
+def test_variadic_all_reduce_is_one_exchange():
+    text = _decomposed("""
+      p = f32[4] parameter(0)
+      q = s32[3] parameter(1)
+      ROOT r = (f32[4], s32[3]) all-reduce(p, q), channel_id=1, replica_groups={{0,1}},
+        use_global_device_ids=true, to_apply=sum
+    """)
+    assert _opcodes(text).count("custom-call") == 1
+    assert "all_gather sum flat f32[4],s32[3] {{0,1}}" in text
+
+
+def test_layout_is_part_of_the_line():
+    text = _decomposed(
+        "p = f32[2,3]{0,1} parameter(0)\nROOT " + all_reduce("r", "p", shape="f32[2,3]{0,1}")
+    )
+    assert "all_gather sum flat f32[2,3]{0,1} f32[6] {{0,1}}" in text
+
+
+def test_hierarchical_has_local_collectives_around_the_exchange():
+    body = "p = f32[5] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2,3}}", "f32[5]")
+    text = _decomposed(body, _FOUR, Options(algorithm="hierarchical"))
+    assert [o for o in _opcodes(text) if o not in ("bitcast", "fusion", "parameter")] == [
+        "reduce-scatter",
+        "custom-call",
+        "all-gather",
+    ]
+    assert text.count("replica_groups={{0,1},{2,3}}") == 2
+    assert "all_gather sum hierarchical f32[3] {{0,2},{1,3}}" in text
+
+
+def test_unequal_islands_stay_flat_and_the_plan_says_why():
+    body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}")
+    text = _decomposed(body, hlo_text.job(0, 0, 1), Options(algorithm="hierarchical"))
+    assert "all_gather sum flat f32[4] {{0,1,2}}" in text
+    assert "islands have different numbers of members: 2+1" in text
+
+
+def test_gpu_form_is_a_permute_pair_between_barriers():
+    text = _decomposed(_ONE, hlo_text.job(0, 1, platform="cuda"))
+    assert _opcodes(text) == [
+        "parameter",
+        "reshape",
+        "opt-barrier",
+        "collective-permute-start",
+        "collective-permute-done",
+        "add",
+        "reshape",
+        "reshape",
+    ]
+    assert "source_target_pairs={{0,1},{1,0}}" in text
+
+
+@pytest.mark.parametrize(
+    ("element_type", "opcode", "barriers"),
+    [("f32", "add", 1), ("f32", "multiply", 2), ("bf16", "add", 2), ("s32", "maximum", 1)],
+)
+def test_gpu_form_fixes_what_other_ranks_must_see_alike(
+    element_type: str, opcode: str, barriers: int
+):
+    before = SUM.replace("f32", element_type).replace("add", opcode)
+    shape = f"{element_type}[4]"
+    body = f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape)
+    text = _decomposed(body, hlo_text.job(0, 1, platform="cuda"), before=before)
+    assert _opcodes(text).count("opt-barrier") == barriers
+
+
+def test_gpu_form_of_three_islands_selects_rows_by_place():
+    body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}", "bf16[4]")
+    text = _decomposed(body, hlo_text.job(0, 1, 2, platform="rocm"))
+    assert "source_target_pairs={{0,1},{1,2},{2,0}}" in text
+    assert "source_target_pairs={{0,2},{1,0},{2,1}}" in text
+    assert _opcodes(text).count("select") == 6
+    assert _opcodes(text).count("partition-id") == 1
+    assert len(re.findall(r"f32\[4\]\{0\} add\(", text)) == 2
+    assert len(re.findall(r"bf16\[4\]\{0\} convert\(", text)) == 1
+
+
+@pytest.mark.parametrize("element_type", ["s4", "u2", "f4e2m1fn"])
+def test_types_below_a_byte_travel_as_bytes(element_type: str):
+    before = SUM.replace("f32", element_type)
+    shape = f"{element_type}[3]"
+    text = _decomposed(
+        f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape), before=before
+    )
+    assert re.search(r"all_gather sum flat (s8|u8|f8e4m3fn)\[3\] ", text)
+
+
+@pytest.mark.parametrize("element_type", ["bf16", "f16", "f8e5m2"])
+def test_small_floats_are_summed_in_f32_and_rounded_once(element_type: str):
+    before = SUM.replace("f32", element_type)
+    shape = f"{element_type}[3]"
+    text = _decomposed(
+        f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape), before=before
+    )
+    assert "f32[3]{0} add(" in text
+    assert len(re.findall(rf"{element_type}\[3\]\{{0\}} convert\(", text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name"),
+    [
+        ("add", "sum"),
+        ("multiply", "product"),
+        ("minimum", "min"),
+        ("maximum", "max"),
+        ("and", "and"),
+        ("or", "or"),
+    ],
+)
+def test_every_reducer_under_any_name(opcode: str, name: str):
+    element_type = "pred" if opcode in ("and", "or") else "f32"
+    before = SUM.replace("add", opcode).replace("f32", element_type).replace("sum", "promoted.7")
+    body = f"p = {element_type}[4] parameter(0)\nROOT " + all_reduce(
+        "r", "p", shape=f"{element_type}[4]"
+    ).replace("sum", "promoted.7")
+    assert f"all_gather {name} flat" in _decomposed(body, before=before)
+
+
+def test_reducer_is_seen_through_conversions():
+    before = """
+    sum {
+      a = bf16[] parameter(0)
+      b = bf16[] parameter(1)
+      x = f32[] convert(a)
+      y = f32[] convert(b)
+      z = f32[] add(x, y)
+      ROOT c = bf16[] convert(z)
+    }
+    """
+    body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", shape="bf16[4]")
+    assert "all_gather sum flat" in _decomposed(body, before=before)
+
+
+def test_all_reduce_keeps_its_place_for_users_and_control():
+    text = _decomposed(f"""
+      p = f32[4] parameter(0)
+      n = f32[4] negate(p)
+      {all_reduce("r", "p")}, control-predecessors={{n}}
+      e = f32[4] exponential(p), control-predecessors={{r}}
+      ROOT t = (f32[4], f32[4], f32[4]) tuple(n, r, e)
+    """)
+    assert re.search(r"%r = f32\[4\]\{0\} bitcast\(.*control-predecessors=\{%n\}", text)
+    assert re.search(r"%e = .*control-predecessors=\{%r\}", text)
+
+
+_WHILE = f"""
+{SUM}
+body {{
+  t = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(t), index=0
+  x = f32[4] get-tuple-element(t), index=1
+  {all_reduce("r", "x")}
+  ROOT u = (s32[], f32[4]) tuple(i, r)
+}}
+condition {{
+  t = (s32[], f32[4]) parameter(0)
+  ROOT c = pred[] constant(false)
+}}
+"""
+
+
+def test_exchange_in_a_loop_has_its_path_and_the_loop_is_a_link_of_the_chain():
+    text = _decomposed(
+        f"""
+      p = f32[4] parameter(0)
+      n = s32[] parameter(1)
+      {all_reduce("a", "p")}
+      t = (s32[], f32[4]) tuple(n, a)
+      w = (s32[], f32[4]) while(t), condition=condition, body=body
+      x = f32[4] get-tuple-element(w), index=1
+      ROOT {all_reduce("b", "x")}
+    """,
+        before=_WHILE,
+    )
+    lines = re.findall(r'jaxhet_line="\S+?(/\S+)? all_gather', text)
+    assert sorted(lines) == ["", "", "/while0.body"]
+    assert re.search(r"while\(.*control-predecessors=\{%jaxhet.custom-call", text)
+    assert re.search(r"custom-call\(.*control-predecessors=\{%w\}", text)
+
+
+def test_local_collectives_and_those_of_one_island_are_left_alone():
+    body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1},{2,3}}")
+    data = hlo_text.module(hlo_text.entry(body), [0, 1, 2, 3])
+    assert decompose(data, _FOUR, Options()) is None
+    assert decompose(data, hlo_text.job(0, 0, 0, 0), Options()) is None
+
+
+def test_module_without_collectives_is_left_alone():
+    data = hlo_text.module(hlo_text.entry("ROOT p = f32[4] parameter(0)"), [0, 1])
+    assert decompose(data, _TWO_ISLANDS, Options()) is None
+    assert bridge(data, _TWO_ISLANDS, Options()) is None
+
+
+def _refused(body: str, job=_TWO_ISLANDS, before: str = SUM, ranks=None) -> str:
+    if ranks is None:
+        ranks = list(range(len(job.islands)))
+    data = hlo_text.module(hlo_text.entry(body, before), ranks)
+    with pytest.raises(UsageError) as caught:
+        decompose(data, job, Options())
+    return str(caught.value)
+
+
+def test_other_collectives_are_refused_with_op_groups_source_and_advice():
+    message = _refused(
+        """
+      p = f32[4] parameter(0)
+      ROOT g = f32[8] all-gather(p), channel_id=1, replica_groups={{0,2},{1,3}}, dimensions={0},
+        use_global_device_ids=true, metadata={op_name="jit(f)/gather" source_file="/a/m/net.py"
+        source_line=42}
+    """,
+        _FOUR,
+    )
+    assert message == (
+        "all-gather g (jit(f)/gather m/net.py:42) has groups of ranks {{0,2},{1,3}} over islands"
+        " 0, 1: all-gather can't cross islands yet, only all-reduce can. Keep this op inside an"
+        " island (jaxhet.make_mesh orders devices so that the last axes do not cross), or write it"
+        " with jax.lax.psum."
+    )
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "f32[2] reduce-scatter(p), channel_id=1, replica_groups={{0,1}}, dimensions={0},"
+        " use_global_device_ids=true, to_apply=sum",
+        "f32[4] all-to-all(p), channel_id=1, replica_groups={{0,1}}, dimensions={0}",
+        "f32[4] collective-permute(p), channel_id=1, source_target_pairs={{0,1}}",
+        "f32[4] collective-broadcast(p), channel_id=1, replica_groups={{0,1}}",
+        "f32[4] all-reduce-start(p), channel_id=1, replica_groups={{0,1}},"
+        " use_global_device_ids=true, to_apply=sum",
+    ],
+)
+def test_each_other_collective_is_refused(op: str):
+    opcode = op.split()[1].split("(")[0]
+    done = "ROOT d = f32[4] all-reduce-done(r)" if opcode.endswith("start") else ""
+    root = "" if done else "ROOT "
+    message = _refused(f"p = f32[4] parameter(0)\n{root}r = {op}\n{done}")
+    assert message.startswith(f"{opcode} r (r) has groups of ranks {{{{0,1}}}} over islands 0, 1: ")
+
+
+def test_unknown_reducer_is_refused():
+    message = _refused(_ONE, before=SUM.replace("add", "subtract"))
+    assert "its reducer is not one of sum, product, min, max, and, or" in message
+
+
+def test_groups_of_different_sizes_are_refused():
+    body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1},{2}}")
+    assert "its groups have different sizes" in _refused(body, hlo_text.job(0, 1, 1))
+
+
+def test_devices_outside_the_job_are_refused():
+    assert "runs on devices [50], which are not in the job" in _refused(_ONE, ranks=[0, 5])
+
+
+def test_module_without_device_assignment_is_refused():
+    assert "has collectives but no device assignment" in _refused(_ONE, ranks=[])

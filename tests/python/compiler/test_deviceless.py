@@ -1,0 +1,101 @@
+"""The real CUDA and ROCm compilers, without a GPU: both keep the plan, its order and overlap."""
+
+import shutil
+from typing import Any
+
+import pytest
+
+from tests.python.compiler import worker
+from tests.python.compiler.install_plugins import PLUGINS
+
+_ENOUGH = 0.8
+Results = dict[str, dict[str, Any]]
+
+
+def _compile_all(vendor: str) -> Results:
+    if not PLUGINS.exists():
+        pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")
+    tools = ["gcc", "nm", "readelf"] if vendor == "rocm" else []
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        pytest.skip(f"stub libraries for ROCm need {', '.join(missing)}")
+    return worker.run("deviceless.py", vendor, timeout_s=280)
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Results:
+    return _compile_all("cuda")
+
+
+@pytest.fixture(scope="module")
+def rocm() -> Results:
+    return _compile_all("rocm")
+
+
+@pytest.fixture(params=["cuda", "rocm"])
+def vendor(request: pytest.FixtureRequest) -> Results:
+    return request.getfixturevalue(request.param)
+
+
+def _overlapped(result: dict[str, Any]) -> float:
+    """Share of the exchanged bytes with a matrix product between start and done."""
+    all_bytes = overlapped = 0
+    for events in result["schedule"]:
+        products, before = 0, {}
+        for what, index, num_bytes in events:
+            if what == "matmul":
+                products += 1
+            elif what == "jaxhet_start":
+                before[index] = products
+            elif what == "jaxhet_done":
+                all_bytes += num_bytes
+                overlapped += num_bytes * (products > before[index])
+    return overlapped / all_bytes
+
+
+def _count(result: dict[str, Any], what: str) -> int:
+    return sum(event[0] == what for events in result["schedule"] for event in events)
+
+
+def test_every_program_compiles(vendor: Results):
+    assert {name: r["error"] for name, r in vendor.items() if "error" in r} == {}
+
+
+def test_both_vendors_have_the_same_plans(cuda: Results, rocm: Results):
+    assert cuda.keys() == rocm.keys()
+    for name, result in cuda.items():
+        assert result["lines"] == rocm[name]["lines"], name
+        assert result["fingerprint"] == rocm[name]["fingerprint"], name
+
+
+def test_starts_and_dones_are_scheduled_in_plan_order(vendor: Results):
+    for name, result in vendor.items():
+        for events in result["schedule"]:
+            for what in ("jaxhet_start", "jaxhet_done"):
+                indexes = [index for event, index, _ in events if event == what]
+                assert indexes == sorted(indexes), name
+        assert _count(result, "jaxhet_start") == len(result["lines"]), name
+        assert _count(result, "jaxhet_done") == len(result["lines"]), name
+
+
+@pytest.mark.parametrize(
+    "name", ["train", "train_bf16", "train_sharded", "train_two_devices", "train_sharded_scan"]
+)
+def test_exchanges_overlap_with_matrix_products(vendor: Results, name: str):
+    assert _overlapped(vendor[name]) >= _ENOUGH
+
+
+def test_text_order_does_not_overlap(vendor: Results):
+    assert _overlapped(vendor["train_text_order"]) < _ENOUGH
+
+
+def test_local_legs_stay_collectives_of_xla(vendor: Results):
+    result = vendor["train_two_devices"]
+    assert _count(result, "reduce-scatter") >= len(result["lines"])
+    assert _count(result, "all-gather") >= len(result["lines"])
+    assert _count(vendor["train"], "reduce-scatter") == 0
+
+
+def test_nothing_that_crosses_islands_is_left_to_xla(vendor: Results):
+    for name, result in vendor.items():
+        assert _count(result, "collective-permute") == 0, name
+        assert _count(result, "all-reduce") == 0, name

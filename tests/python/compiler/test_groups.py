@@ -1,0 +1,144 @@
+"""Replica groups in all forms, and how islands divide them."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxhet.compiler import collectives, groups, hlo
+from jaxhet.compiler.groups import AxisRef, Mode
+from tests.python.compiler import hlo_text
+
+
+def test_iota_groups_row_major():
+    assert groups.iota_groups(2, [4], [0]) == ((0, 1), (2, 3))
+
+
+def test_iota_groups_transposed():
+    assert groups.iota_groups(2, [2, 2], [1, 0]) == ((0, 2), (1, 3))
+    assert groups.iota_groups(4, [2, 2, 2], [2, 0, 1]) == ((0, 2), (4, 6), (1, 3), (5, 7))
+
+
+@pytest.mark.parametrize(
+    ("refs", "expected"),
+    [
+        ([AxisRef(0)], ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ([AxisRef(1)], ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ([AxisRef(0), AxisRef(1)], (tuple(range(8)),)),
+        ([AxisRef(1), AxisRef(0)], ((0, 4, 1, 5, 2, 6, 3, 7),)),
+        ([AxisRef(1, 1, 2)], ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ([AxisRef(1, 2, 2)], ((0, 1), (2, 3), (4, 5), (6, 7))),
+        ([AxisRef(1, 2, 2), AxisRef(0)], ((0, 4, 1, 5), (2, 6, 3, 7))),
+    ],
+)
+def test_mesh_groups_of_axes_and_sub_axes(refs: list[AxisRef], expected: groups.Groups):
+    assert groups.mesh_groups([2, 4], [], refs) == expected
+
+
+def test_mesh_groups_two_sub_axes_of_one_axis():
+    refs = [AxisRef(0, 4, 2), AxisRef(0, 1, 2)]
+    ids = np.arange(8).reshape(2, 2, 2)
+    expected = tuple(tuple(ids[:, middle].T.ravel().tolist()) for middle in (0, 1))
+    assert groups.mesh_groups([8], [], refs) == expected
+
+
+def test_mesh_groups_with_axis_of_size_one():
+    assert groups.mesh_groups([1, 2], [], [AxisRef(0)]) == ((0,), (1,))
+    assert groups.mesh_groups([1, 2], [], [AxisRef(0), AxisRef(1)]) == ((0, 1),)
+
+
+def test_mesh_groups_with_device_order():
+    assert groups.mesh_groups([2, 2], [3, 1, 2, 0], [AxisRef(1)]) == ((3, 1), (2, 0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{0,2},{1,3}}",
+        "[2,2]<=[2,2]T(1,0)",
+        "mesh['a'=2,'b'=2] {'a'}",
+        "mesh['a'=4] {'a':(1)2}",
+    ],
+)
+def test_groups_are_read_from_each_form(text: str):
+    body = f"""
+      p = f32[4] parameter(0)
+      ROOT {hlo_text.all_reduce("r", "p", text)}
+    """
+    module = hlo.Module(hlo_text.module(hlo_text.entry(body), [0, 1, 2, 3]))
+    (found,) = collectives.crossing(module, hlo_text.job(0, 0, 1, 1))
+    assert found.positions == ((0, 2), (1, 3))
+
+
+def test_groups_are_ranks_of_the_device_assignment():
+    body = f"""
+      p = f32[4] parameter(0)
+      ROOT {hlo_text.all_reduce("r", "p", "{{0,1},{2,3}}")}
+    """
+    module = hlo.Module(hlo_text.module(hlo_text.entry(body), [3, 0, 2, 1]))
+    (found,) = collectives.crossing(module, hlo_text.job(0, 0, 1, 1))
+    assert found.ranks == ((3, 0), (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("mode", "ids", "expected"),
+    [
+        (Mode.CROSS_REPLICA, ((0, 1),), ((0, 3), (1, 4), (2, 5))),
+        (Mode.CROSS_PARTITION, ((0, 2), (1,)), ((0, 2), (3, 5), (1,), (4,))),
+        (Mode.CROSS_REPLICA_AND_PARTITION, ((0,), (1,)), ((0, 1, 2), (3, 4, 5))),
+        (Mode.FLATTENED_ID, ((0, 5), (1, 2)), ((0, 5), (1, 2))),
+        (Mode.CROSS_REPLICA, (), ((0, 3), (1, 4), (2, 5))),
+        (Mode.CROSS_PARTITION, (), ((0, 1, 2), (3, 4, 5))),
+        (Mode.CROSS_REPLICA_AND_PARTITION, (), ((0, 1, 2, 3, 4, 5),)),
+        (Mode.FLATTENED_ID, (), ((0, 1, 2, 3, 4, 5),)),
+    ],
+)
+def test_to_positions_with_two_replicas_of_three_partitions(mode, ids, expected):
+    assert groups.to_positions(ids, mode, 2, 3) == expected
+
+
+def test_mode_of_each_combination():
+    assert groups.mode_of(False, False) is Mode.CROSS_REPLICA
+    assert groups.mode_of(True, False) is Mode.CROSS_REPLICA_AND_PARTITION
+    assert groups.mode_of(True, True) is Mode.FLATTENED_ID
+    assert groups.mode_of(True, None) is Mode.CROSS_PARTITION
+
+
+def test_split_into_local_groups_and_rails():
+    split = groups.split(((0, 1, 2, 3),), [0, 1, 2, 3], [0, 0, 1, 1])
+    assert split == groups.Split(local=((0, 1), (2, 3)), rails=((0, 2), (1, 3)))
+
+
+def test_split_keeps_group_order_within_islands_and_orders_islands():
+    split = groups.split(((3, 0, 2, 1),), [0, 1, 2, 3], [1, 1, 0, 0])
+    assert split == groups.Split(local=((3, 2), (0, 1)), rails=((3, 0), (2, 1)))
+
+
+def test_split_of_permuted_ranks():
+    split = groups.split(((0, 1), (2, 3)), [0, 2, 1, 3], [0, 0, 1, 1])
+    assert split == groups.Split(local=((0,), (1,), (2,), (3,)), rails=((0, 1), (2, 3)))
+
+
+@pytest.mark.parametrize("islands", [(0, 0, 0, 1), (0, 1, 2, 2)])
+def test_split_of_unequal_islands_says_why_not(islands):
+    reason = groups.split(((0, 1, 2, 3),), range(4), islands)
+    assert isinstance(reason, str)
+    assert reason.startswith("islands have different numbers of members: ")
+
+
+def test_split_of_unlike_groups_says_why_not():
+    reason = groups.split(((0, 1), (2, 3)), range(4), (0, 0, 0, 1))
+    assert reason == "groups have different members per island: 1+1, 2"
+
+
+def test_split_holds_everyone_once_for_all_assignments_of_islands():
+    for islands in itertools.product((0, 1), repeat=4):
+        split = groups.split(((0, 1, 2, 3),), range(4), islands)
+        if isinstance(split, groups.Split):
+            for part in (split.local, split.rails):
+                assert sorted(itertools.chain(*part)) == [0, 1, 2, 3]
+
+
+def test_crosses():
+    assert groups.crosses((0, 2), (0, 0, 1))
+    assert not groups.crosses((0, 1), (0, 0, 1))

@@ -1,0 +1,131 @@
+"""The view of a module: what it adds is what XLA reads, and the rest stays."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxhet._errors import JaxhetError
+from jaxhet.compiler import hlo
+from jaxhet.compiler import hlo_pb2 as pb
+from tests.python.compiler import hlo_text
+
+_ROOT = pathlib.Path(__file__).parents[3]
+_PROTO = "jaxhet/compiler/hlo.proto"
+_BODY = """
+  p = f32[2,3]{0,1} parameter(0), metadata={op_name="x"}
+  q = f32[2,3]{0,1} add(p, p), backend_config={"outer_dimension_partitions":["2"]}
+  ROOT r = (f32[2,3]{0,1}, f32[2,3]{0,1}) tuple(q, p)
+"""
+
+
+def _module(body: str = _BODY) -> hlo.Module:
+    return hlo.Module(hlo_text.module(hlo_text.entry(body), [0]))
+
+
+def test_generated_code_is_that_of_the_proto(tmp_path: pathlib.Path):
+    pytest.importorskip("grpc_tools")
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{_ROOT}", _PROTO]
+    subprocess.run([*command, f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"], check=True)
+    for name in ("hlo_pb2.py", "hlo_pb2.pyi"):
+        folder = pathlib.Path("jaxhet/compiler")
+        assert (tmp_path / folder / name).read_text() == (_ROOT / folder / name).read_text()
+
+
+def test_round_trip_keeps_unknown_fields():
+    data = hlo_text.module(hlo_text.entry(_BODY), [0])
+    assert hlo_text.to_text(hlo.Module(data).serialize()) == hlo_text.to_text(data)
+    assert "outer_dimension_partitions" in hlo_text.to_text(data)
+
+
+def test_added_instruction_has_a_new_id_and_comes_before_its_user():
+    module = _module()
+    entry = module.entry
+    q, p = entry.operands(entry.root)
+    entry.rewrite(q, "negate", [entry.add("multiply", p.shape, [p, p], like=p)])
+    ids = [i.id for i in entry.instructions]
+    assert len(set(ids)) == len(ids)
+    assert {i >> 32 for i in ids} == {entry.id}
+    text = hlo_text.to_text(module.serialize())
+    assert text.index("multiply(") < text.index("negate(")
+
+
+def test_added_computation_comes_before_its_callers():
+    module = _module()
+    (q, _) = module.entry.operands(module.entry.root)
+    shape = hlo.array_shape(pb.F32, [])
+
+    def build(c: hlo.Computation) -> hlo.Instruction:
+        return c.add("negate", shape, [c.add("parameter", shape)])
+
+    called = module.add_computation("negative", build)
+    module.entry.rewrite(q, "map", [*module.entry.operands(q)[:1]], dimensions=[0, 1])
+    q.called_computation_ids.append(called.id)
+    assert "map(" in hlo_text.to_text(module.serialize())
+
+
+def test_control_predecessor_moves_before():
+    module = _module("""
+      p = f32[2] parameter(0)
+      a = f32[2] negate(p)
+      b = f32[2] exponential(p)
+      ROOT r = (f32[2], f32[2]) tuple(a, b)
+    """)
+    a, b = module.entry.operands(module.entry.root)
+    module.entry.add_control_predecessor(a, b)
+    text = hlo_text.to_text(module.serialize())
+    assert text.index("exponential(") < text.index("negate(")
+    assert re.search(r"negate\(.*control-predecessors=\{%b", text)
+
+
+def test_cycle_is_an_error():
+    module = _module()
+    q, _ = module.entry.operands(module.entry.root)
+    module.entry.add_control_predecessor(q, module.entry.root)
+    with pytest.raises(JaxhetError, match="waits for itself"):
+        module.serialize()
+
+
+def test_shapes():
+    assert hlo.shape_text(hlo.array_shape(pb.BF16, [2, 3])) == "bf16[2,3]"
+    assert hlo.shape_text(hlo.array_shape(pb.F8E4M3FN, [2, 3], [0, 1])) == "f8e4m3fn[2,3]{0,1}"
+    assert hlo.num_bytes(hlo.array_shape(pb.C128, [2, 3])) == 96
+    assert hlo.num_bytes(hlo.array_shape(pb.PRED, [])) == 1
+
+
+def test_width_of_every_array_type():
+    not_arrays = {pb.PRIMITIVE_TYPE_INVALID, pb.TUPLE, pb.OPAQUE_TYPE, pb.TOKEN, pb.BUFFER}
+    for element_type in set(pb.PrimitiveType.values()) - not_arrays:
+        digits = "".join(c if c.isdigit() else " " for c in pb.PrimitiveType.Name(element_type))
+        width = 8 if element_type == pb.PRED else int(digits.split()[0])
+        assert hlo.bit_width(element_type) == width
+
+
+def test_location_from_metadata_and_from_stack_frames():
+    module = _module("""
+      p = f32[2] parameter(0), metadata={op_name="jit(f)/add" source_file="/a/b/c.py" source_line=7}
+      ROOT q = f32[2] negate(p)
+    """)
+    p, q = module.entry.instructions
+    assert module.location(p) == "jit(f)/add b/c.py:7"
+    assert module.location(q) == "q"
+    frames = module.proto.stack_frame_index
+    frames.file_names.append("/x/y.py")
+    frames.file_locations.add(file_name_id=1, line=3)
+    frames.stack_frames.add(file_location_id=1)
+    q.metadata.stack_frame_id = 1
+    assert module.location(q) == "x/y.py:3"
+
+
+def test_has_collective_is_quick_and_finds_each():
+    data = hlo_text.module(hlo_text.entry(_BODY), [0])
+    start = time.perf_counter()
+    assert not hlo.has_collective(data + bytes(1 << 20))
+    assert time.perf_counter() - start < 0.05
+    for opcode in hlo.COLLECTIVES:
+        proto = pb.HloModuleProto.FromString(data)
+        proto.computations[0].instructions[0].opcode = opcode
+        assert hlo.has_collective(proto.SerializeToString()), opcode
