@@ -1,0 +1,177 @@
+"""Opens the sockets between every two processes: one for control, several for data.
+
+All are authenticated with the job secret. Of two processes the higher id connects to the lower one.
+A socket is handed to the engine only after the handshake.
+"""
+
+import contextlib
+import dataclasses
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from jaxhet import _handshake
+from jaxhet._coordinator import Claim, split_address
+from jaxhet._errors import JaxhetError, TransportError
+
+_HEADER = struct.Struct("<8sHHII")  # magic, version, channel, from process, to process
+_MAGIC = b"jaxhet-p"
+_VERSION = 1
+_HANDSHAKE_TIMEOUT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerSockets:
+    """The connected sockets to one peer process."""
+
+    control: socket.socket
+    data: tuple[socket.socket, ...]
+
+
+class Listener:
+    """Listens for the peers with higher ids.
+
+    Each connection is authenticated on a thread of its own.
+    """
+
+    def __init__(self, host: str, port: int, process: int, secret: bytes):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._server = socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            raise TransportError(
+                f"process {process} can't listen on {host}:{port}: {error.strerror or error};"
+                " set JAXHET_TCP_ADDRESS and JAXHET_TCP_PORT to an address of this machine and a"
+                " free port"
+            ) from error
+        self.process = process
+        self.secret = secret
+        self._arrived = threading.Condition()
+        self._sockets: dict[tuple[int, int], socket.socket] = {}
+        self.refused = 0
+        threading.Thread(target=self._accept, name="jaxhet-listener", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """host:port that peers connect to."""
+        host, port = self._server.getsockname()[:2]
+        return f"{host}:{port}"
+
+    def take(
+        self, expected: set[tuple[int, int]], deadline: float, check: Callable[[], None]
+    ) -> dict[tuple[int, int], socket.socket]:
+        """Waits for the sockets of `expected` (process, channel)."""
+        while True:
+            with self._arrived:
+                if expected <= self._sockets.keys():
+                    return {key: self._sockets.pop(key) for key in expected}
+                missing = sorted({process for process, _ in expected - self._sockets.keys()})
+                self._arrived.wait(0.05)
+            check()
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    f"process {', '.join(map(str, missing))} did not connect to process"
+                    f" {self.process} at {self.address} in time ({self.refused} connections"
+                    " refused); check that it can reach this address, or set JAXHET_TCP_ADDRESS"
+                    " here"
+                )
+
+    def close(self) -> None:
+        """Stops listening; sockets that nobody took are closed."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        with self._arrived:
+            for sock in self._sockets.values():
+                sock.close()
+            self._sockets.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        sock.settimeout(_HANDSHAKE_TIMEOUT_S)
+        try:
+            header = _handshake.accept(sock, self.secret, _HEADER.size)
+        except (JaxhetError, OSError):
+            self.refused += 1
+            sock.close()
+            return
+        magic, version, channel, source, target = _HEADER.unpack(header)
+        if (magic, version, target) != (_MAGIC, _VERSION, self.process):
+            self.refused += 1
+            sock.close()
+            return
+        with self._arrived:
+            self._sockets[source, channel] = sock
+            self._arrived.notify_all()
+
+
+def connect_peers(
+    listener: Listener,
+    members: Iterable[Claim],
+    data_sockets: int,
+    timeout_s: float,
+    check: Callable[[], None],
+) -> dict[int, PeerSockets]:
+    """Connects the listener's process to every other one.
+
+    Raises:
+      TransportError: a peer could not be reached, or did not come, within `timeout_s`.
+    """
+    process = listener.process
+    deadline = time.monotonic() + timeout_s
+    channels = range(1 + data_sockets)
+    peers = [claim for claim in members if claim.process != process]
+    sockets: dict[tuple[int, int], socket.socket] = {}
+    for claim in peers:
+        if claim.process < process:
+            for channel in channels:
+                header = _HEADER.pack(_MAGIC, _VERSION, channel, process, claim.process)
+                sockets[claim.process, channel] = _connect(
+                    claim, listener.secret, header, deadline, check
+                )
+    expected = {(c.process, channel) for c in peers if c.process > process for channel in channels}
+    sockets |= listener.take(expected, deadline, check)
+    for sock in sockets.values():
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+    return {
+        c.process: PeerSockets(
+            sockets[c.process, 0], tuple(sockets[c.process, k] for k in channels if k)
+        )
+        for c in peers
+    }
+
+
+def _connect(
+    claim: Claim, secret: bytes, header: bytes, deadline: float, check: Callable[[], None]
+) -> socket.socket:
+    host, port = split_address(claim.address)
+    while True:
+        check()
+        try:
+            sock = socket.create_connection((host, port), timeout=_HANDSHAKE_TIMEOUT_S)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    f"can't connect to {claim} at {claim.address}: {error}; check the firewall, or"
+                    " set JAXHET_TCP_ADDRESS or JAXHET_TCP_ADVERTISE there"
+                ) from error
+            time.sleep(0.05)
+    try:
+        _handshake.connect(sock, secret, header)
+    except JaxhetError as error:
+        sock.close()
+        raise TransportError(
+            f"{claim} at {claim.address} refused the connection: {error}"
+        ) from error
+    return sock

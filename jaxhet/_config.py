@@ -1,0 +1,208 @@
+"""The options of jaxhet: one table, from which arguments, environment, checks and docs derive."""
+
+import dataclasses
+import difflib
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxhet._errors import UsageError
+
+PREFIX = "JAXHET_"
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option: its argument name, type, default, valid choices and a sentence for people."""
+
+    name: str
+    type: Callable[[str], Any]
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    agreed: bool = False  # every process of the job must have the same value
+
+    @property
+    def env(self) -> str:
+        """The environment variable that sets the option."""
+        return PREFIX + self.name.upper()
+
+
+def _flag(text: str) -> bool:
+    values = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "": False,
+    }
+    if text.lower() not in values:
+        raise ValueError(text)
+    return values[text.lower()]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+TRANSPORTS = ("shm", "shm_ring", "tcp")  # best first, as in xla_plugin/transport/table.cc
+
+OPTIONS: tuple[Option, ...] = (
+    Option("coordinator_address", str, None, "host:port of the job's coordinator"),
+    Option("num_processes", int, None, "number of processes of the job", minimum=1),
+    Option("process_id", int, None, "this process: 0 … num_processes - 1", minimum=0),
+    Option("island", str, None, "name of this process's island; without it, its platform"),
+    Option("islands", _names, (), "names of all islands, when each process should check them"),
+    Option("job_secret", str, None, "the secret that authenticates the job's connections"),
+    Option("job_secret_file", str, None, "a file that holds the job secret"),
+    Option("launched", _flag, False, "the coordinator is run by somebody else (`jaxhet launch`)"),
+    Option("cpu_devices", int, None, "virtual CPU devices of this process", minimum=1),
+    Option(
+        "cpu_keep_memory",
+        _flag,
+        True,
+        "on CPU, freed memory stays with the process: fewer page faults",
+    ),
+    Option(
+        "transports", _names, TRANSPORTS, "transports that may be used", TRANSPORTS, agreed=True
+    ),
+    Option("tcp_sockets", int, 2, "data sockets per peer process", minimum=1, agreed=True),
+    Option(
+        "tcp_address",
+        str,
+        None,
+        "address to listen on; default: the one that reaches the coordinator",
+    ),
+    Option("tcp_port", int, 0, "port to listen on; 0: any free one", minimum=0),
+    Option("tcp_advertise", str, None, "host:port that peers should connect to, if not the above"),
+    Option("chunk_bytes", int, 512 * 1024, "bytes per chunk of a large message", minimum=4096),
+    Option(
+        "eager_bytes",
+        int,
+        16 * 1024,
+        "messages up to this size travel with their header",
+        minimum=0,
+    ),
+    Option(
+        "connect_timeout_s", float, 60.0, "time for all processes to come and connect", minimum=0
+    ),
+    Option("heartbeat_s", float, 1.0, "time between two heartbeats to a peer", minimum=0.001),
+    Option("peer_timeout_s", float, 8.0, "a peer silent for so long has failed", minimum=0.001),
+    Option(
+        "deadline_s",
+        float,
+        300.0,
+        "longest wait of an exchange for a peer that is ready",
+        minimum=0.001,
+    ),
+    Option(
+        "first_deadline_s",
+        float,
+        1800.0,
+        "longest wait of a program's first exchange for a peer that still compiles it",
+        minimum=0.001,
+    ),
+    Option(
+        "exit_after_failure_s",
+        float,
+        30.0,
+        "a process that has not noticed a failure for so long is ended; 0: never",
+        minimum=0,
+    ),
+    Option(
+        "algorithm",
+        str,
+        "auto",
+        "how a collective over islands is split",
+        ("auto", "flat", "hierarchical"),
+        agreed=True,
+    ),
+    Option(
+        "two_phase_bytes",
+        int,
+        64 * 1024,
+        "a flat all-reduce of more bytes goes as reduce-scatter and all-gather",
+        minimum=0,
+        agreed=True,
+    ),
+    Option("disable", _flag, False, "leave programs alone (in a job of one island)"),
+    Option("dump", str, None, "folder for HLO and plan before and after the passes"),
+)
+
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+class Config:
+    """The resolved options of a process; attribute access by option name."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self._values = dict(values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def agreed(self) -> dict[str, Any]:
+        """The options that must have one value in the whole job."""
+        return {o.name: self._values[o.name] for o in OPTIONS if o.agreed}
+
+
+def resolve(
+    arguments: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
+) -> Config:
+    """Resolves every option: argument, then environment, then default.
+
+    Raises:
+      UsageError: a value is not valid; the text lists what is.
+    """
+    arguments = arguments or {}
+    for name in arguments:
+        if name not in _BY_NAME:
+            raise UsageError(f"no option {name!r}; the options are {', '.join(sorted(_BY_NAME))}")
+    _warn_of_unknown(environ)
+    return Config({o.name: _resolve_one(o, arguments.get(o.name), environ) for o in OPTIONS})
+
+
+def _resolve_one(option: Option, argument: Any, environ: Mapping[str, str]) -> Any:
+    if argument is not None:
+        return _checked(option, argument, f"{option.name}={argument!r}")
+    text = environ.get(option.env)
+    if text is None:
+        return option.default
+    where = f"{option.env}={text!r}"
+    try:
+        value = option.type(text)
+    except ValueError:
+        kind = getattr(option.type, "__name__", "value").strip("_")
+        raise UsageError(f"{where} is not of type {kind} ({option.help})") from None
+    return _checked(option, value, where)
+
+
+def _checked(option: Option, value: Any, where: str) -> Any:
+    if option.choices and not _is_of(option.choices, value):
+        choices = ", ".join(option.choices)
+        raise UsageError(f"{where} is not valid; {option.name} takes {choices} ({option.help})")
+    if option.minimum is not None and value < option.minimum:
+        raise UsageError(f"{where} is below the minimum, {option.minimum:g} ({option.help})")
+    return value
+
+
+def _is_of(choices: tuple[str, ...], value: Any) -> bool:
+    """Whether `value` is a choice, or a sequence of at least one."""
+    parts = (value,) if isinstance(value, str) else tuple(value)
+    return bool(parts) and all(part in choices for part in parts)
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    known = {o.env for o in OPTIONS}
+    for name in environ:
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warnings.warn(f"unknown environment variable {name}{hint}", stacklevel=4)

@@ -1,0 +1,435 @@
+"""The coordinator of a job: who is in it, do they agree, and who has gone.
+
+It runs in a process of its own (`jaxhet launch` starts it, else process 0), so that it outlives any
+JAX process. It owns JAX's coordination service and keeps one authenticated connection to every
+process of the job:
+
+    process → coordinator  {"claim": Claim}     once
+    coordinator → process  {"error": Failure}   the claim, or the job, is refused
+                           {"members": [Claim], "service": "host:port"}
+                                                everybody has come and agrees
+                           {"event": {"kind": "gone", "process": i, "text": …}}
+                                                process i went without goodbye
+    process → coordinator  {"failed": Failure}  the process could not start; everyone else is told
+                           {"bye": true}        before it closes the connection
+
+A Failure is [class name, text].
+"""
+
+import contextlib
+import dataclasses
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from jaxhet import _handshake, _jax_compat
+from jaxhet._errors import BY_NAME, JaxhetError, PeerError, TransportError, UsageError
+
+HEADER = b"jaxhet-coordinator"
+# JAX's coordination service warns that it is recoverable, which is what we want of it.
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+_HANDSHAKE_TIMEOUT_S = 10.0
+_LINGER_S = 5.0
+
+
+def command(address: str, num_processes: int, timeout_s: float) -> list[str]:
+    """The command of a coordinator process.
+
+    Its environment needs JAXHET_JOB_SECRET, and `QUIET`.
+    """
+    return [
+        *(sys.executable, "-m", "jaxhet._coordinator_process", "--address", address),
+        *("--num-processes", str(num_processes), "--timeout-s", str(timeout_s)),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a process says of itself when it comes."""
+
+    process: int
+    num_processes: int
+    island: str
+    islands: tuple[str, ...]
+    platform: str
+    host: str
+    host_id: str
+    pid: int
+    address: str  # host:port that peers connect to
+    versions: dict[str, str]
+    options: dict[str, Any]  # those that must be equal in the whole job
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Claim":
+        """The claim in a message; lists become tuples again."""
+        return cls(**{**fields, "islands": tuple(fields["islands"])})
+
+    def __str__(self) -> str:
+        return f"process {self.process} ({self.island}, pid {self.pid} on {self.host})"
+
+
+def disagreement(ours: Claim, theirs: Claim) -> str | None:
+    """Says why two processes can't be in one job, or None. Pure."""
+    pairs = [
+        ("num_processes", ours.num_processes, theirs.num_processes),
+        ("the set of islands", sorted(ours.islands), sorted(theirs.islands)),
+        *((f"the version of {k}", v, theirs.versions.get(k)) for k, v in ours.versions.items()),
+        *((f"option {k}", v, theirs.options.get(k)) for k, v in ours.options.items()),
+    ]
+    for what, mine, other in pairs:
+        if mine != other:
+            return (
+                f"{what} differs: {ours} has {mine!r}, {theirs} has {other!r}; start every process"
+                " of the job with the same value"
+            )
+    if ours.island == theirs.island and ours.platform != theirs.platform:
+        return (
+            f"island {ours.island!r} holds two platforms: {ours} is {ours.platform}, {theirs} is"
+            f" {theirs.platform}; give each platform an island of its own"
+        )
+    return None
+
+
+class Coordinator:
+    """The server. One thread per process of the job; state under one lock."""
+
+    def __init__(
+        self, listener: socket.socket, secret: bytes, num_processes: int, timeout_s: float
+    ):
+        self._listener = listener
+        self._secret = secret
+        self._num_processes = num_processes
+        self._timeout_s = timeout_s
+        self._lock = threading.Condition(threading.RLock())
+        self._claims: dict[int, Claim] = {}
+        self._sockets: dict[int, socket.socket] = {}
+        self._left: set[int] = set()
+        self._events: list[dict[str, Any]] = []
+        self._error: JaxhetError | None = None
+        self._complete = False
+        self._stop = False
+        host = listener.getsockname()[0]
+        self._service_address, self._service = _jax_compat.start_coordination_service(
+            host, num_processes
+        )
+
+    def serve(self) -> None:
+        """Accepts processes until all have left; then ends the coordination service."""
+        threading.Thread(target=self._accept, daemon=True).start()
+        self._wait_for_all()
+        with self._lock:
+            while not self._stop and (set(self._claims) - self._left or not self._claims):
+                self._lock.wait(0.5)
+        time.sleep(_LINGER_S if self._error else 0)
+        self._service.shutdown()
+
+    def stop(self) -> None:
+        """Ends `serve` although processes are left."""
+        with self._lock:
+            self._stop = True
+            self._lock.notify_all()
+
+    def owner_is_gone(self) -> None:
+        """Ends `serve` unless there are processes to serve."""
+        with self._lock:
+            if not self._claims:
+                self.stop()
+
+    def announce_exit(self, process: int, text: str) -> None:
+        """Tells everybody that a process has ended (its owner saw it)."""
+        self._gone(process, text)
+
+    def _wait_for_all(self) -> None:
+        with self._lock:
+            self._lock.wait_for(lambda: self._claims or self._stop)
+            self._lock.wait_for(
+                lambda: self._complete or self._error or self._stop, self._timeout_s
+            )
+            if self._complete or self._error or self._stop:
+                return
+            missing = [str(i) for i in range(self._num_processes) if i not in self._claims]
+        self._fail(
+            UsageError(
+                f"process {', '.join(missing)} of {self._num_processes} has not come within"
+                f" {self._timeout_s:g} s; start it, or raise JAXHET_CONNECT_TIMEOUT_S"
+            )
+        )
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
+
+    def _serve_one(self, sock: socket.socket) -> None:
+        sock.settimeout(_HANDSHAKE_TIMEOUT_S)
+        try:
+            _handshake.accept(sock, self._secret, len(HEADER))
+            claim = Claim.from_json(_handshake.receive_frame(sock)["claim"])
+        except (JaxhetError, OSError, ValueError, KeyError, TypeError):
+            sock.close()
+            return
+        sock.settimeout(None)
+        refusal = self._admit(claim, sock)
+        if refusal:
+            _send(sock, {"error": _to_json(refusal)})
+            sock.close()
+            return
+        self._follow(claim, sock)
+
+    def _admit(self, claim: Claim, sock: socket.socket) -> JaxhetError | None:
+        with self._lock:
+            if self._error:
+                return self._error
+            if not 0 <= claim.process < self._num_processes:
+                return UsageError(
+                    f"{claim} is not one of the job's {self._num_processes} processes;"
+                    f" process_id is 0 to {self._num_processes - 1}"
+                )
+            taken = self._claims.get(claim.process)
+            if taken:
+                return UsageError(
+                    f"process id {claim.process} is taken: {taken} came first, and now {claim};"
+                    " give every process an id of its own"
+                )
+            problem = next(
+                filter(None, (disagreement(c, claim) for c in self._claims.values())), None
+            )
+            self._claims[claim.process] = claim
+            self._sockets[claim.process] = sock
+            complete = len(self._claims) == self._num_processes
+            events = list(self._events)
+            self._lock.notify_all()
+        for event in events:
+            _send(sock, {"event": event})
+        if problem:
+            self._fail(UsageError(problem))
+        elif complete:
+            self._go()
+        return None
+
+    def _go(self) -> None:
+        with self._lock:
+            names = {c.island for c in self._claims.values()}
+            expected = set(self._claims[0].islands)
+        if expected and names != expected:
+            self._fail(
+                UsageError(
+                    f"the islands should be {sorted(expected)}, but the processes declare"
+                    f" {sorted(names)}; set JAXHET_ISLAND of each process to one of the former"
+                )
+            )
+            return
+        with self._lock:
+            self._complete = True
+            members = [dataclasses.asdict(self._claims[i]) for i in range(self._num_processes)]
+            sockets = list(self._sockets.values())
+            self._lock.notify_all()
+        for sock in sockets:
+            _send(sock, {"members": members, "service": self._service_address})
+
+    def _follow(self, claim: Claim, sock: socket.socket) -> None:
+        try:
+            while True:
+                message = _handshake.receive_frame(sock)
+                if "failed" in message:
+                    self._fail(_from_json(message["failed"]))
+                if "bye" in message:
+                    break
+        except (TransportError, OSError, ValueError):
+            self._gone(claim.process, "it ended without goodbye")
+        with self._lock:
+            self._left.add(claim.process)
+            self._sockets.pop(claim.process, None)
+            self._lock.notify_all()
+        sock.close()
+
+    def _fail(self, error: JaxhetError) -> None:
+        """Refuses the job while it is being set up.
+
+        The first reason is the one that everybody hears.
+        """
+        with self._lock:
+            self._error = self._error or error
+            sockets = list(self._sockets.values())
+            self._lock.notify_all()
+        for sock in sockets:
+            _send(sock, {"error": _to_json(self._error)})
+
+    def _gone(self, process: int, text: str) -> None:
+        with self._lock:
+            claim = self._claims.get(process)
+            if process in self._left:
+                return
+            self._left.add(process)
+            name = f"process {process}" if claim is None else str(claim)
+            event = {"kind": "gone", "process": process, "text": f"{name} is gone: {text}"}
+            self._events.append(event)
+            sockets = [s for i, s in self._sockets.items() if i != process]
+            self._lock.notify_all()
+        for sock in sockets:
+            _send(sock, {"event": event})
+
+
+class Membership:
+    """A process's connection to the coordinator, and what it learnt there."""
+
+    def __init__(self, sock: socket.socket):
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._failure: JaxhetError | None = None
+        self._closing = False
+        self.members: list[Claim] = []
+        self.service_address = ""
+
+    def join(self, claim: Claim, timeout_s: float) -> None:
+        """Presents `claim` and waits until everybody has come.
+
+        Raises:
+          UsageError: the job is not complete or does not agree; the text is the coordinator's.
+        """
+        _handshake.send_frame(self._sock, {"claim": dataclasses.asdict(claim)})
+        self._sock.settimeout(timeout_s)
+        while not self.members:
+            message = _handshake.receive_frame(self._sock)
+            self._hear(message)
+            self.check()
+            self.members = [Claim.from_json(fields) for fields in message["members"]]
+            self.service_address = message["service"]
+        self._sock.settimeout(None)
+        threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True).start()
+
+    @property
+    def local_address(self) -> str:
+        """This machine's address on the way to the coordinator."""
+        return self._sock.getsockname()[0]
+
+    @property
+    def failure(self) -> JaxhetError | None:
+        """The first thing that the coordinator said went wrong."""
+        with self._lock:
+            return self._failure
+
+    def check(self) -> None:
+        """Raises the failure, if there is one."""
+        if failure := self.failure:
+            raise failure
+
+    def report(self, error: JaxhetError) -> None:
+        """Tells the others that this process could not start."""
+        _send(self._sock, {"failed": _to_json(error)})
+
+    def leave(self) -> None:
+        """Says goodbye and closes the connection."""
+        self._closing = True
+        _send(self._sock, {"bye": True})
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def close_in_child(self) -> None:
+        """Closes a forked child's copy of the connection; says nothing."""
+        self._closing = True
+        os.close(self._sock.detach())
+
+    def _follow(self) -> None:
+        try:
+            while True:
+                self._hear(_handshake.receive_frame(self._sock))
+        except (TransportError, OSError, ValueError) as error:
+            if not self._closing:
+                self._set(
+                    TransportError(f"the job's coordinator is gone ({error}); start the job anew")
+                )
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "event" in message:
+            self._set(PeerError(message["event"]["text"]))
+        elif "error" in message:
+            self._set(_from_json(message["error"]))
+
+    def _set(self, failure: JaxhetError) -> None:
+        with self._lock:
+            self._failure = self._failure or failure
+
+
+def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
+    """Connects to the coordinator at `address` (host:port), trying until `timeout_s` have passed.
+
+    Raises:
+      ConnectionRefusedError: nobody listens there.
+      UsageError: what listens there is not this job's coordinator.
+    """
+    host, port = split_address(address)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            sock = socket.create_connection((host, port), timeout=max(1.0, timeout_s))
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConnectionRefusedError(str(error)) from error
+            time.sleep(0.05)
+    sock.settimeout(_HANDSHAKE_TIMEOUT_S)
+    try:
+        _handshake.connect(sock, secret, HEADER)
+    except JaxhetError as error:
+        sock.close()
+        raise UsageError(
+            f"what listens on {address} is not this job's coordinator: {error}; give every process"
+            " of the job the same JAXHET_JOB_SECRET, or another port if the port is in use"
+        ) from error
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Membership(sock)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port".
+
+    Raises:
+      UsageError: the text has another form.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"coordinator_address {address!r} is not host:port")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def listen(address: str) -> socket.socket:
+    """Binds the coordinator's port.
+
+    Raises:
+      UsageError: the port is in use or the address is not one of this machine.
+    """
+    host, port = split_address(address)
+    try:
+        return socket.create_server((host, port), family=_family(host), backlog=1024)
+    except OSError as error:
+        raise UsageError(
+            f"the coordinator can't listen on {address}: {error.strerror or error}; choose another"
+            " port or address (JAXHET_COORDINATOR_ADDRESS)"
+        ) from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _to_json(error: JaxhetError) -> list[str]:
+    return [type(error).__name__, str(error)]
+
+
+def _from_json(failure: list[str]) -> JaxhetError:
+    name, text = failure
+    return BY_NAME[name](text)
+
+
+def _send(sock: socket.socket, message: Any) -> None:
+    with contextlib.suppress(OSError):  # the reader of this connection sees its end
+        _handshake.send_frame(sock, message)

@@ -1,0 +1,43 @@
+"""`python -m jaxhet._coordinator_process`: the coordinator in a process of its own."""
+
+import argparse
+import json
+import os
+import sys
+import threading
+
+from jaxhet._coordinator import Coordinator, listen
+from jaxhet._errors import UsageError
+
+
+def _read_owner(coordinator: Coordinator) -> None:
+    """Follows the owner's lines on stdin: {"process": i, "text": …} for a process that ended.
+
+    End of file: stop.
+    """
+    for line in sys.stdin:
+        event = json.loads(line)
+        coordinator.announce_exit(event["process"], event["text"])
+    coordinator.owner_is_gone()
+
+
+def main() -> None:
+    """Runs a coordinator; prints `ready` on stdout once it listens, or one line with the error."""
+    parser = argparse.ArgumentParser(prog="python -m jaxhet._coordinator_process")
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--num-processes", type=int, required=True)
+    parser.add_argument("--timeout-s", type=float, default=60.0)
+    args = parser.parse_args()
+    secret = os.environ.pop("JAXHET_JOB_SECRET").encode()
+    try:
+        coordinator = Coordinator(listen(args.address), secret, args.num_processes, args.timeout_s)
+    except UsageError as error:
+        print(f"error {error}", flush=True)
+        raise SystemExit(1) from None
+    print("ready", flush=True)
+    threading.Thread(target=_read_owner, args=(coordinator,), daemon=True).start()
+    coordinator.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The extension (`xla_plugin/python/module.cc`), as `_ffi.py` and pyright see it.
+
+Errors are RuntimeErrors with the text "jaxhet.<Class>: <what>".
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EXCHANGE_KINDS: dict[str, int]  # name -> number in plans
+TRANSPORTS: list[str]  # best first
+
+class Engine:
+    """The engine of one process of a job."""
+
+    def __init__(
+        self, session: int, process: int, num_processes: int, options: Mapping[str, int]
+    ) -> None: ...
+    def add_peer(
+        self,
+        process: int,
+        description: str,
+        control_fd: int,
+        data_fds: Sequence[int],
+        same_host: bool,
+        transports: Sequence[str],
+    ) -> None:
+        """Owns the sockets from now on, also when it raises. Before `start`."""
+
+    def start(self, timeout_ms: int) -> None:
+        """Agrees with all peers on transports; then the progress thread runs."""
+
+    def set_ranks(self, ranks: Sequence[tuple[int, int, int, str]]) -> None:
+        """Per rank: (device id, process, island, vendor)."""
+
+    def register_plan(self, fingerprint: int, text: str) -> None:
+        """Makes a plan known; before any exchange of it starts."""
+
+    def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:
+        """(error class, text) of the first cause; None at the timeout or after `close`."""
+
+    def error(self) -> tuple[str, str] | None:
+        """(error class, text) of the first cause, at once; also after `close`."""
+
+    def fail(self, code: str, text: str) -> None:
+        """Fails the engine and tells the peers; `code` is the name of an error class."""
+
+    def stats(self) -> dict[str, int]:
+        """Exchanges started and completed, and bytes by transport and direction."""
+
+    def flight_record(self) -> list[dict[str, Any]]:
+        """The last exchanges, oldest first."""
+
+    def transport_of(self, process: int) -> tuple[str, list[tuple[str, str]]]:
+        """(name, [(refused transport, reason)])."""
+
+    def close(self, timeout_ms: int) -> None:
+        """Says goodbye, waits for the peers to do so, and frees everything. Idempotent."""
+
+    def abandon_in_child(self) -> None:
+        """In a forked child: closes the child's copies of the sockets."""
+
+def handlers() -> dict[str, Any]:
+    """FFI target name -> capsule, for platform "cpu"."""

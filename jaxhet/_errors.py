@@ -1,0 +1,48 @@
+"""The errors that jaxhet raises: one tree, the same in C++ (`xla_plugin/base/error.h`)."""
+
+
+class JaxhetError(Exception):
+    """Base of every error of jaxhet."""
+
+
+class UsageError(JaxhetError):
+    """The job, a program or an option is not one that jaxhet can run.
+
+    The text says what to change.
+    """
+
+
+class PlanMismatchError(JaxhetError):
+    """Two islands compiled or ran programs whose exchanges differ; nothing was moved."""
+
+
+class PeerError(JaxhetError):
+    """Another process died, stopped answering or left the job."""
+
+
+class DeadlineError(JaxhetError):
+    """A peer that is alive did not take part in an exchange in time."""
+
+
+class TransportError(JaxhetError):
+    """A path between two processes could not be set up or broke."""
+
+
+class DeviceError(JaxhetError):
+    """A device, its driver or its memory refused a request."""
+
+
+BY_NAME: dict[str, type[JaxhetError]] = {
+    cls.__name__: cls
+    for cls in (
+        UsageError,
+        PlanMismatchError,
+        PeerError,
+        DeadlineError,
+        TransportError,
+        DeviceError,
+    )
+}
+
+for _cls in (JaxhetError, *BY_NAME.values()):
+    _cls.__module__ = "jaxhet"  # where users find them, and what tracebacks print

@@ -1,0 +1,123 @@
+"""The only importer of the extension: the engine, and its FFI handlers."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import jax
+
+from jaxhet import _engine
+from jaxhet._bootstrap import PeerSockets
+from jaxhet._config import Config
+from jaxhet._coordinator import Claim
+from jaxhet._errors import BY_NAME, JaxhetError, UsageError
+
+# The engine's tables; tests/python/test_tables.py compares them with Python's.
+EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
+TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
+
+_sessions = itertools.count(1)
+
+
+class Engine:
+    """The engine of this process: it moves the bytes of exchanges and watches the peers."""
+
+    def __init__(self, process: int, num_processes: int, options: Mapping[str, int]):
+        self.session = next(_sessions)
+        self._open: _engine.Engine | None = _engine.Engine(
+            self.session, process, num_processes, dict(options)
+        )
+        self._last_error: tuple[str, str] | None = None
+
+    @classmethod
+    def start(
+        cls, config: Config, members: Sequence[Claim], sockets: Mapping[int, PeerSockets]
+    ) -> Self:
+        """Starts an engine on authenticated sockets, which it owns from then on.
+
+        Raises:
+          TransportError: no transport works to some peer; the text has the reason of each.
+        """
+        engine = cls(config.process_id, len(members), _options(config))
+        mine = members[config.process_id]
+        try:
+            for process, peer in sockets.items():
+                claim = members[process]
+                engine._engine.add_peer(
+                    process=process,
+                    description=f"{claim.island}, pid {claim.pid} on {claim.host}",
+                    control_fd=peer.control.detach(),
+                    data_fds=[sock.detach() for sock in peer.data],
+                    same_host=claim.host_id == mine.host_id,
+                    transports=list(config.transports),
+                )
+            engine._engine.start(round(config.connect_timeout_s * 1000))
+        except RuntimeError as error:
+            engine.close(0)
+            raise as_ours(str(error)) from error
+        return engine
+
+    @property
+    def _engine(self) -> _engine.Engine:
+        if self._open is None:
+            raise UsageError("jaxhet is shut down in this process")
+        return self._open
+
+    def set_ranks(self, ranks: Sequence[tuple[int, int, int, str]]) -> None:
+        """Names the ranks: (device id, process, island, island's name), in rank order."""
+        self._engine.set_ranks(list(ranks))
+
+    def register_plan(self, fingerprint: int, text: str) -> None:
+        """Makes a program's plan known before the program starts."""
+        self._engine.register_plan(fingerprint, text)
+
+    def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:
+        """Waits for the engine to fail; (error class, text) or None."""
+        return self._engine.wait_failure(timeout_ms)
+
+    def error(self) -> JaxhetError | None:
+        """The first failure, or None; known after `close` too."""
+        found = self._open.error() if self._open else self._last_error
+        return as_ours(found[1]) if found else None
+
+    def fail(self, code: str, text: str) -> None:
+        """Fails the engine, and those of all peers, for a reason found elsewhere."""
+        self._engine.fail(code, text)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start."""
+        return dict(self._engine.stats())
+
+    def close(self, timeout_ms: int) -> None:
+        """Says goodbye, waits for the peers to do so, and frees everything. Idempotent."""
+        if self._open is not None:
+            self._open.close(timeout_ms)
+            self._last_error = self._open.error()
+            self._open = None
+
+    def abandon_in_child(self) -> None:
+        """In a forked child: closes the child's copies of the sockets."""
+        self._engine.abandon_in_child()
+
+
+def register_handlers(platform: str) -> None:
+    """Registers the engine's handlers with XLA."""
+    for target, handler in _engine.handlers().items():
+        jax.ffi.register_ffi_target(target, handler, platform=platform)
+
+
+def as_ours(text: str) -> JaxhetError:
+    """The error that a text of the engine, `jaxhet.<Class>: <what>`, stands for."""
+    name, _, what = text.removeprefix("jaxhet.").partition(": ")
+    return BY_NAME.get(name, JaxhetError)(what or text)
+
+
+def _options(config: Config) -> dict[str, int]:
+    return {
+        "heartbeat_ms": round(config.heartbeat_s * 1000),
+        "peer_timeout_ms": round(config.peer_timeout_s * 1000),
+        "deadline_ms": round(config.deadline_s * 1000),
+        "first_deadline_ms": round(config.first_deadline_s * 1000),
+        "chunk_bytes": config.chunk_bytes,
+        "eager_bytes": config.eager_bytes,
+    }

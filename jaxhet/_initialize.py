@@ -1,0 +1,321 @@
+"""`jaxhet.initialize` and `jaxhet.shutdown`."""
+
+import atexit
+import importlib.metadata
+import os
+import pathlib
+import platform
+import socket
+import subprocess
+import threading
+import time
+import warnings
+from typing import Any
+
+import jax
+
+from jaxhet import (
+    _bootstrap,
+    _config,
+    _coordinator,
+    _ffi,
+    _islands,
+    _jax_compat,
+    _memory,
+    _session,
+)
+from jaxhet._config import Config
+from jaxhet._coordinator import Claim, Membership
+from jaxhet._errors import JaxhetError, PeerError, UsageError
+from jaxhet._jax_compat import Device
+
+_SHUTDOWN_TIMEOUT_S = 300.0
+_used = threading.Event()  # this process is or was in a job
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    island: str | None = None,
+    **options: Any,
+) -> None:
+    """Joins this process to the job, in place of `jax.distributed.initialize()`.
+
+    Call it before any JAX computation. What is not given is taken from `JAXHET_*` in the
+    environment, which `jaxhet launch` sets.
+
+    Args:
+      coordinator_address: host:port. Without `jaxhet launch`, process 0 starts the coordinator
+        there.
+      num_processes: number of processes of the job.
+      process_id: this process, 0 … num_processes - 1.
+      island: name of this process's island; default: its platform. All processes declare one, or
+        none.
+      **options: any other option of `jaxhet._config.OPTIONS` (README lists them).
+
+    Raises:
+      UsageError: the job, an option or the installation is not right; the text says what to
+        change.
+      PeerError: a process died while the job was set up.
+      TransportError: a process could not be reached.
+    """
+    config = _config.resolve(
+        {
+            "coordinator_address": coordinator_address,
+            "num_processes": num_processes,
+            "process_id": process_id,
+            "island": island,
+            **options,
+        }
+    )
+    _check_first_call()
+    _jax_compat.require_supported_jax()
+    _check_complete(config)
+    secret = _read_secret(config)
+    _used.set()
+    if config.cpu_devices is not None or _jax_compat.expected_platform() == "cpu":
+        _jax_compat.configure_cpu(config.cpu_devices)
+        if config.cpu_keep_memory:
+            _memory.keep_freed_memory()
+    membership = _join_coordinator(config, secret)
+    try:
+        session = _set_up(config, secret, membership)
+    except BaseException as error:
+        if isinstance(error, JaxhetError) and membership.failure is None:
+            membership.report(type(error)(f"process {config.process_id}: {error}"))
+        membership.leave()
+        raise
+    _session.install(session)
+    os.register_at_fork(after_in_child=session.abandon_in_child)
+    atexit.register(_shutdown_at_exit)
+
+
+def shutdown() -> None:
+    """Leaves the job.
+
+    Waits until every process has come here or failed, then closes all connections. Idempotent.
+    Runs at interpreter exit too. After a failure of the job it does not wait.
+    """
+    session = _session.remove()
+    if session is not None:
+        session.close(_SHUTDOWN_TIMEOUT_S)
+
+
+def _shutdown_at_exit() -> None:
+    session = _session.remove()
+    if session is not None:
+        session.close_at_exit(_SHUTDOWN_TIMEOUT_S)
+
+
+def _check_first_call() -> None:
+    if _session.current() is not None:
+        raise UsageError("jaxhet.initialize was called before in this process; call it once")
+    if _used.is_set():
+        raise UsageError(
+            "this process has been in a job already; start a new process for the next one"
+        )
+    if _jax_compat.distributed_is_initialized():
+        raise UsageError(
+            "jax.distributed.initialize was called; call jaxhet.initialize in its place"
+        )
+    if _jax_compat.backend_exists():
+        raise UsageError(
+            "a JAX backend exists already; call jaxhet.initialize before any JAX computation"
+        )
+
+
+def _check_complete(config: Config) -> None:
+    for name in ("coordinator_address", "num_processes", "process_id"):
+        if getattr(config, name) is None:
+            raise UsageError(
+                f"no {name}: pass it to jaxhet.initialize, set JAXHET_{name.upper()}, or start"
+                " the program with `jaxhet launch`"
+            )
+    if config.process_id >= config.num_processes:
+        raise UsageError(
+            f"process_id={config.process_id} is not one of the job's {config.num_processes}"
+            f" processes; ids run from 0 to {config.num_processes - 1}"
+        )
+    if config.islands and config.island not in config.islands:
+        declared = ", ".join(config.islands)
+        raise UsageError(f"island {config.island!r} is not one of the declared islands {declared}")
+
+
+def _read_secret(config: Config) -> bytes:
+    if config.job_secret:
+        return config.job_secret.encode()
+    if config.job_secret_file:
+        try:
+            text = pathlib.Path(config.job_secret_file).read_text().strip()
+        except OSError as error:
+            raise UsageError(f"can't read JAXHET_JOB_SECRET_FILE: {error}") from error
+        if text:
+            return text.encode()
+    raise UsageError(
+        "no job secret: give all processes of the job the same JAXHET_JOB_SECRET, or a"
+        " JAXHET_JOB_SECRET_FILE that only you can read (for example made by `openssl rand -hex"
+        " 32`); `jaxhet launch` makes one by itself"
+    )
+
+
+def _join_coordinator(config: Config, secret: bytes) -> Membership:
+    address = config.coordinator_address
+    if config.process_id == 0 and not config.launched:
+        _start_sidecar(config, secret)
+    try:
+        return _coordinator.connect(address, secret, config.connect_timeout_s)
+    except ConnectionRefusedError as error:
+        raise UsageError(
+            f"no coordinator answers on {address} within {config.connect_timeout_s:g} s"
+            f" ({error}); start process 0, or set JAXHET_COORDINATOR_ADDRESS to where it runs"
+        ) from error
+
+
+def _start_sidecar(config: Config, secret: bytes) -> None:
+    """Starts the coordinator in a process of its own, which outlives this one."""
+    root = str(pathlib.Path(__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        _coordinator.command(
+            config.coordinator_address, config.num_processes, config.connect_timeout_s
+        ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={
+            **os.environ,
+            **_coordinator.QUIET,
+            "PYTHONPATH": path,
+            "JAXHET_JOB_SECRET": secret.decode(),
+        },
+    )
+    assert process.stdout is not None
+    answer = process.stdout.readline().strip()
+    if answer != "ready":
+        process.wait()
+        raise UsageError(answer.removeprefix("error ") or "the coordinator could not be started")
+    _sidecars.append(process)
+
+
+# Kept so that its pipe stays open as long as this process lives.
+_sidecars: list[subprocess.Popen[str]] = []
+
+
+def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.Session:
+    local_host = config.tcp_address or membership.local_address
+    listener = _bootstrap.Listener(local_host, config.tcp_port, config.process_id, secret)
+    engine: _ffi.Engine | None = None
+    try:
+        membership.join(_claim(config, listener.address), config.connect_timeout_s + 5)
+        members = membership.members
+        if len({claim.island for claim in members}) > 1:
+            if config.disable:
+                raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
+            engine = _start_engine(config, listener, membership)
+        return _start_jax(config, membership, engine)
+    except BaseException:
+        if engine is not None:
+            engine.close(0)
+        raise
+    finally:
+        listener.close()
+
+
+def _claim(config: Config, address: str) -> Claim:
+    jax_platform = _jax_compat.expected_platform()
+    pid_namespace = os.stat("/proc/self/ns/pid").st_ino
+    boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Claim(
+        process=config.process_id,
+        num_processes=config.num_processes,
+        island=config.island or jax_platform,
+        islands=tuple(config.islands),
+        platform=jax_platform,
+        host=platform.node() or socket.gethostname(),
+        host_id=f"{boot_id}/{pid_namespace}/{os.getuid()}",
+        pid=os.getpid(),
+        address=config.tcp_advertise or address,
+        versions={**_jax_compat.versions(), "jaxhet": importlib.metadata.version("jaxhet")},
+        options=config.agreed(),
+    )
+
+
+def _start_engine(
+    config: Config, listener: _bootstrap.Listener, membership: Membership
+) -> _ffi.Engine:
+    sockets = _bootstrap.connect_peers(
+        listener,
+        membership.members,
+        config.tcp_sockets,
+        config.connect_timeout_s,
+        membership.check,
+    )
+    return _ffi.Engine.start(config, membership.members, sockets)
+
+
+def _start_jax(
+    config: Config, membership: Membership, engine: _ffi.Engine | None
+) -> _session.Session:
+    members = membership.members
+
+    def check() -> None:
+        membership.check()
+        if engine is not None and (error := engine.error()):
+            raise error
+
+    client = _jax_compat.run_with_checks(
+        lambda: _jax_compat.connect_client(
+            membership.service_address, config.num_processes, config.process_id
+        ),
+        check,
+    )
+    devices = _create_backend(client, members, check)
+    islands = _islands.make_islands(
+        [_islands.Member(c.process, c.island, c.platform, c.host) for c in members], devices
+    )
+    session = _session.Session(config, config.process_id, islands, engine, membership)
+    if engine is not None:
+        _bridge(session, engine, devices)
+    return session
+
+
+def _create_backend(client: Any, members: list[Claim], check: Any) -> list[Device]:
+    """Creates JAX's backends: all processes exchange their topologies."""
+
+    def check_and_unblock() -> None:
+        try:
+            check()
+        except JaxhetError:
+            for claim in members:
+                _jax_compat.unblock_backend(client, claim.platform, claim.process)
+            time.sleep(0.2)
+            raise
+
+    try:
+        return _jax_compat.run_with_checks(jax.devices, check_and_unblock)
+    except RuntimeError as error:
+        check()
+        raise PeerError(f"the processes could not exchange their devices: {error}") from error
+
+
+def _bridge(session: _session.Session, engine: _ffi.Engine, devices: list[Device]) -> None:
+    """Lets the engine know the ranks, and XLA the engine."""
+    job_platform = session.islands[0].platform
+    island_of = {d.id: island for island in session.islands for d in island.devices}
+    engine.set_ranks(
+        [
+            (d.id, d.process_index, island_of[d.id].index, island_of[d.id].platform)
+            for d in sorted(devices, key=lambda d: d.id)
+        ]
+    )
+    _ffi.register_handlers(job_platform)
+    _jax_compat.register_passes(session.decompose, session.bridge, job_platform)
+    if jax.config.jax_compilation_cache_dir:
+        warnings.warn(
+            "the persistent compilation cache is turned off in a job of several islands: a hit"
+            " would skip the passes",
+            stacklevel=3,
+        )
+    jax.config.update("jax_enable_compilation_cache", False)

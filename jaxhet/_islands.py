@@ -1,0 +1,62 @@
+"""Who is where: islands, their processes and their devices."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxhet._jax_compat import Device
+
+
+@dataclasses.dataclass(frozen=True)
+class Island:
+    """The processes that share one vendor runtime and one local collective library.
+
+    Attributes:
+      name: as declared, else the platform.
+      index: position in `jaxhet.islands()`; sums over islands are taken in this order.
+      platform: JAX's name of the platform: "cpu", "cuda" or "rocm".
+      processes: JAX process indices.
+      hosts: the machine of each process.
+      ranks: positions of the island's devices in the sorted list of the job's device ids.
+      devices: the island's devices, in the order of `ranks`.
+    """
+
+    name: str
+    index: int
+    platform: str
+    processes: tuple[int, ...]
+    hosts: tuple[str, ...]
+    ranks: tuple[int, ...]
+    devices: tuple[Device, ...] = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """What `make_islands` needs to know of a process."""
+
+    process: int
+    island: str
+    platform: str
+    host: str
+
+
+def make_islands(members: Sequence[Member], devices: Sequence[Device]) -> tuple[Island, ...]:
+    """Groups processes and devices by island; islands are ordered by their first process. Pure."""
+    names = list(dict.fromkeys(m.island for m in sorted(members, key=lambda m: m.process)))
+    ordered = sorted(devices, key=lambda d: d.id)
+    islands = []
+    for index, name in enumerate(names):
+        mine = sorted((m for m in members if m.island == name), key=lambda m: m.process)
+        processes = tuple(m.process for m in mine)
+        ranks = tuple(r for r, d in enumerate(ordered) if d.process_index in processes)
+        islands.append(
+            Island(
+                name=name,
+                index=index,
+                platform=mine[0].platform,
+                processes=processes,
+                hosts=tuple(m.host for m in mine),
+                ranks=ranks,
+                devices=tuple(ordered[r] for r in ranks),
+            )
+        )
+    return tuple(islands)

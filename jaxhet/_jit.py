@@ -1,0 +1,109 @@
+"""`jaxhet.jit`: `jax.jit` with jaxhet's errors and options."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxhet import _session
+from jaxhet._errors import UsageError
+from jaxhet._session import BridgeOptions
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    bridge: BridgeOptions | Mapping[str, Any] | None = None,
+    **jit_options: Any,
+) -> Any:
+    """`jax.jit` plus failure checks and options for the exchanges over islands.
+
+    Plain `jax.jit` is bridged as well, with the job's defaults. Here a failure of the job is raised
+    as jaxhet's own error: at the call, at `jaxhet.block_until_ready`, or at the next call.
+
+    Args:
+      fun: the function; without it, a decorator is returned.
+      bridge: `BridgeOptions`, or a mapping of its fields: `deadline_s`.
+      **jit_options: as `jax.jit` takes them.
+
+    Returns:
+      A function with the methods of a jitted one (`lower`, `trace`, `eval_shape`, `clear_cache`).
+
+    Raises:
+      UsageError: an option is not known.
+    """
+    if fun is None:
+        return functools.partial(jit, bridge=bridge, **jit_options)
+    return _Jitted(fun, _as_options(bridge), jit_options)
+
+
+def block_until_ready(tree: Any) -> Any:
+    """`jax.block_until_ready`, with jaxhet's errors."""
+    try:
+        return jax.block_until_ready(tree)
+    except (RuntimeError, ValueError) as error:  # JAX has both, by the kind of program
+        _raise_ours(error)
+        raise
+
+
+def last_error() -> Exception | None:
+    """The first failure of the job, or None. A program that asks is not ended after a failure."""
+    session = _session.current()
+    if session is None:
+        return None
+    session.acknowledge()
+    return session.error()
+
+
+class _Jitted:
+    """A jitted function whose errors are ours."""
+
+    def __init__(
+        self, fun: Callable[..., Any], options: BridgeOptions, jit_options: dict[str, Any]
+    ):
+        # A function object of its own: JAX's caches must not share what was compiled with other
+        # options.
+        @functools.wraps(fun)
+        def own(*args: Any, **kwargs: Any) -> Any:
+            return fun(*args, **kwargs)
+
+        self._jitted = jax.jit(own, **jit_options)
+        self._options = options
+        functools.update_wrapper(self, fun)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        session = _session.current()
+        if session is not None:
+            session.raise_if_failed()
+        try:
+            with _session.bridge_options(self._options):
+                return self._jitted(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:  # JAX has both, by the kind of program
+            _raise_ours(error)
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._jitted, name)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+
+def _as_options(bridge: BridgeOptions | Mapping[str, Any] | None) -> BridgeOptions:
+    if isinstance(bridge, BridgeOptions):
+        return bridge
+    try:
+        return BridgeOptions(**(bridge or {}))
+    except TypeError:
+        names = ", ".join(BridgeOptions.__dataclass_fields__)
+        raise UsageError(
+            f"bridge={dict(bridge or {})!r} holds an unknown option; valid: {names}"
+        ) from None
+
+
+def _raise_ours(error: Exception) -> None:
+    session = _session.current()
+    if session is not None and (ours := session.translate(error)):
+        raise ours from error

@@ -1,0 +1,322 @@
+"""The session: everything that lives between `initialize` and `shutdown`."""
+
+import contextlib
+import contextvars
+import dataclasses
+import faulthandler
+import functools
+import itertools
+import os
+import pathlib
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any, Literal, cast
+
+from jaxhet import _errors, _ffi, _jax_compat, compiler
+from jaxhet._config import Config
+from jaxhet._coordinator import Membership
+from jaxhet._errors import JaxhetError, UsageError
+from jaxhet._islands import Island
+
+_NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
+_EXIT_GRACE_S = 5.0
+_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+_ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class BridgeOptions:
+    """Options of one function's exchanges.
+
+    Attributes:
+      deadline_s: longest wait of an exchange for a peer, in seconds; None: the job's `deadline_s`.
+    """
+
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise UsageError(f"bridge deadline_s={self.deadline_s!r} must be above 0 seconds")
+
+
+_DEFAULT_OPTIONS = BridgeOptions()
+_bridge_options: contextvars.ContextVar[BridgeOptions] = contextvars.ContextVar(
+    "jaxhet_bridge_options", default=_DEFAULT_OPTIONS
+)
+
+
+@contextlib.contextmanager
+def bridge_options(options: BridgeOptions) -> Iterator[None]:
+    """Compiles what is compiled inside with `options`."""
+    token = _bridge_options.set(options)
+    try:
+        yield
+    finally:
+        _bridge_options.reset(token)
+
+
+class Session:
+    """One job as this process sees it. `engine` is None in a job of one island."""
+
+    def __init__(
+        self,
+        config: Config,
+        process: int,
+        islands: tuple[Island, ...] = (),
+        engine: _ffi.Engine | None = None,
+        membership: Membership | None = None,
+    ):
+        self.config = config
+        self.process = process
+        self.islands = islands
+        self.engine = engine
+        self.plans: dict[int, compiler.Plan] = {}
+        self._membership = membership
+        self._pid = os.getpid()
+        self._acknowledged = threading.Event()
+        self._closed = threading.Event()
+        self._dump_number = itertools.count()
+        self._watcher = threading.Thread(target=self._watch, name="jaxhet-watch", daemon=True)
+        if engine is not None:
+            self._watcher.start()
+
+    # --- compiler hooks ---
+
+    def decompose(self, module: bytes) -> bytes | None:
+        """The PRE hook."""
+        with _named_errors():
+            changed = compiler.decompose(module, self._job, self._options())
+        if changed is not None:
+            self._dump(module, "before")
+        return changed
+
+    def bridge(self, module: bytes) -> bytes | None:
+        """The POST hook: makes the plan known before the program can start."""
+        with _named_errors():
+            result = compiler.bridge(module, self._job, self._options())
+        if result is None:
+            return None
+        changed, plan = result
+        assert self.engine is not None
+        self.engine.register_plan(plan.fingerprint, plan.text)
+        self.plans[plan.fingerprint] = plan
+        self._dump(changed, "after", plan)
+        return changed
+
+    @functools.cached_property
+    def _job(self) -> compiler.Job:
+        island_of = {rank: island.index for island in self.islands for rank in island.ranks}
+        devices = {
+            rank: device
+            for island in self.islands
+            for rank, device in zip(island.ranks, island.devices, strict=True)
+        }
+        ranks = range(len(devices))
+        return compiler.Job(
+            device_ids=tuple(devices[r].id for r in ranks),
+            islands=tuple(island_of[r] for r in ranks),
+            platform=cast(Literal["cpu", "cuda", "rocm"], self.islands[0].platform),
+            process=self.process,
+            session=self.engine.session if self.engine else 0,
+        )
+
+    def _options(self) -> compiler.Options:
+        deadline_s = _bridge_options.get().deadline_s
+        return compiler.Options(
+            algorithm=self.config.algorithm,
+            two_phase_bytes=self.config.two_phase_bytes,
+            deadline_ms=0 if deadline_s is None else max(1, round(deadline_s * 1000)),
+        )
+
+    def _dump(self, module: bytes, when: str, plan: compiler.Plan | None = None) -> None:
+        if not self.config.dump:
+            return
+        folder = pathlib.Path(self.config.dump)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = _jax_compat.module_text(module)
+        name = re.sub(r"\W", "_", text.split(",", 1)[0].removeprefix("HloModule "))
+        stem = f"process{self.process}.{next(self._dump_number):04d}.{name}"
+        (folder / f"{stem}.{when}.hlo.txt").write_text(text)
+        if plan is not None:
+            (folder / f"{stem}.plan.txt").write_text(plan.text)
+
+    # --- failure ---
+
+    def check_alive(self) -> None:
+        """Raises if this process is a fork of the one that joined the job."""
+        if os.getpid() != self._pid:
+            raise UsageError(
+                "this process was forked from one that joined the job and can't use its"
+                " connections; start workers before jaxhet.initialize, or with the 'spawn' method"
+            )
+
+    def error(self) -> JaxhetError | None:
+        """The first failure of the job, or None."""
+        return self.engine.error() if self.engine else None
+
+    def acknowledge(self) -> None:
+        """The program knows of the failure: it is not ended by the watch any more."""
+        self._acknowledged.set()
+
+    def raise_if_failed(self) -> None:
+        """Raises the job's first failure, if there is one."""
+        self.check_alive()
+        if error := self.error():
+            self.acknowledge()
+            raise error
+
+    def translate(self, error: BaseException) -> JaxhetError | None:
+        """Our error inside one of JAX's, or None if it is not ours."""
+        match = _ERROR_PATTERN.search(str(error))
+        if match is None or match[1] not in _errors.BY_NAME:
+            return None
+        self.acknowledge()
+        return _errors.BY_NAME[match[1]](match[2].strip())
+
+    def _watch(self) -> None:
+        """Carries failures from the coordinator to the engine, and frees who is stuck after one."""
+        assert self.engine is not None
+        failed = None
+        while failed is None and not self._closed.is_set():
+            if self._membership and (cause := self._membership.failure):
+                self.engine.fail(type(cause).__name__, str(cause))
+            failed = self.engine.wait_failure(200)
+        if failed is None or self._is_noticed_within(_NOTICE_S):
+            return
+        _jax_compat.cancel_barriers()
+        limit_s = self.config.exit_after_failure_s
+        if limit_s and not self._is_noticed_within(limit_s):
+            print(
+                f"jaxhet: this process did not end within {limit_s:g} s after {failed[1]}\n"
+                "jaxhet: it is ended now (JAXHET_EXIT_AFTER_FAILURE_S)",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(_EXIT_CODE)
+
+    def _is_noticed_within(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self._closed.is_set() or self._acknowledged.wait(0.05):
+                return True
+        return False
+
+    # --- end ---
+
+    def close(self, timeout_s: float) -> None:
+        """Says goodbye to the other processes and waits for theirs.
+
+        Leaves no thread or socket behind.
+        """
+        if os.getpid() != self._pid or self._closed.is_set():
+            return
+        self._closed.set()
+        if self.engine is not None:
+            self._report_uncaught()
+            self.engine.close(0 if self.error() else round(timeout_s * 1000))
+        if self._watcher.is_alive():
+            self._watcher.join()
+        with contextlib.suppress(Exception):
+            _jax_compat.disconnect_client()
+        if self._membership is not None:
+            self._membership.leave()
+
+    def close_at_exit(self, timeout_s: float) -> None:
+        """`close` at interpreter exit, which must end although JAX waits for what can't end."""
+        self.close(timeout_s)
+        if self.error() is not None:
+            faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True)
+
+    def _report_uncaught(self) -> None:
+        """A process that ends by an exception tells the others which."""
+        error = sys.exception() or getattr(sys, "last_exc", None)
+        if error is None or self.engine is None or self.error() is not None:
+            return
+        cause = self.translate(error) or error
+        what = traceback.format_exception_only(cause)[0].strip()
+        where = self.islands[self._island_index()].name
+        self.engine.fail(
+            "PeerError",
+            f"process {self.process} ({where}) ended by an exception: {what}; see there",
+        )
+
+    def _island_index(self) -> int:
+        return next(i.index for i in self.islands if self.process in i.processes)
+
+    def abandon_in_child(self) -> None:
+        """After a fork: the child gives up its copies of the connections."""
+        if self.engine is not None:
+            self.engine.abandon_in_child()
+        if self._membership is not None:
+            self._membership.close_in_child()
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    """Puts the class into the text: of an error in a hook, JAX passes on the text only."""
+    try:
+        yield
+    except JaxhetError as error:
+        raise RuntimeError(f"jaxhet.{type(error).__name__}: {error}") from None
+
+
+_current: list[Session] = []
+
+
+def current() -> Session | None:
+    """The process's session, or None before `initialize` and after `shutdown`."""
+    return _current[0] if _current else None
+
+
+def required() -> Session:
+    """The process's session.
+
+    Raises:
+      UsageError: there is none.
+    """
+    if not _current:
+        raise UsageError("call jaxhet.initialize() first")
+    return _current[0]
+
+
+def install(session: Session) -> None:
+    """Makes `session` the process's own."""
+    _current[:] = [session]
+
+
+def remove() -> Session | None:
+    """Takes the process's session out of use and returns it."""
+    session = current()
+    _current.clear()
+    return session
+
+
+def stats() -> dict[str, Any]:
+    """Counters of this process's exchanges since `initialize`; empty in a job of one island.
+
+    Returns:
+      `exchanges_started`, `exchanges_completed`; `exchange_seconds`, the sum over exchanges of the
+      time from start to completion; and for each transport in use, `local` included,
+      `bytes_sent_<transport>` and `bytes_received_<transport>`.
+
+    Raises:
+      UsageError: `jaxhet.initialize` was not called.
+    """
+    session = required()
+    if session.engine is None:
+        return {}
+    counters = session.engine.stats()
+    return {"exchange_seconds": counters.pop("in_flight_us") / 1e6, **counters}
+
+
+def islands() -> tuple[Island, ...]:
+    """The job's islands; of one island where `initialize` found one.
+
+    Raises:
+      UsageError: `jaxhet.initialize` was not called.
+    """
+    return required().islands

@@ -1,0 +1,44 @@
+"""Whole lines out of what a process writes."""
+
+import os
+from collections.abc import Callable
+
+_LONGEST_LINE_BYTES = 1024 * 1024
+
+
+class LineSplitter:
+    """Splits bytes, as they arrive, into lines and hands each, without its end, to `emit`.
+
+    Of a line that rewrites itself with carriage returns (a progress bar) only the last form is
+    handed on. A line of more than 1 MiB is cut.
+    """
+
+    def __init__(self, emit: Callable[[bytes], None]):
+        self._emit = emit
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._emit(_last_form(line))
+        start = rest.rfind(b"\r", 0, -1)  # what stands before it will not be shown
+        self._rest = rest[max(start, 0) :]
+        if len(self._rest) > _LONGEST_LINE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands on what has arrived of an unfinished line."""
+        if self._rest:
+            self._emit(_last_form(self._rest))
+        self._rest = b""
+
+
+def _last_form(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def write(fd: int, data: bytes) -> None:
+    """Writes all of `data`, waiting where the reader is slow."""
+    while data:
+        data = data[os.write(fd, data) :]

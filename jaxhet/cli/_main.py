@@ -1,0 +1,69 @@
+"""The command line: options and their help, nothing else."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from jaxhet._errors import JaxhetError
+from jaxhet.cli import launch as _launch
+
+_app = typer.Typer(
+    name="jaxhet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+_DEFAULTS = _launch.Options()
+
+
+@_app.callback()
+def _commands() -> None:
+    """One JAX program across islands of NVIDIA and AMD GPUs."""
+
+
+@_app.command(context_settings={"allow_interspersed_args": False})
+def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="what every process runs")
+    ],
+    islands: Annotated[int, typer.Option(min=1, help="number of islands")] = _DEFAULTS.islands,
+    processes_per_island: Annotated[
+        int, typer.Option(min=1, help="JAX processes of each island")
+    ] = _DEFAULTS.processes_per_island,
+    devices: Annotated[
+        int, typer.Option(min=1, help="virtual CPU devices of each process")
+    ] = _DEFAULTS.devices,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="port of the coordinator; 0: a free one")
+    ] = _DEFAULTS.port,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0, help="seconds that the others get to end by themselves after a failure"
+        ),
+    ] = _DEFAULTS.grace_s,
+    island_names: Annotated[
+        str, typer.Option(metavar="NAME,...", help="names of the islands; default island0,...")
+    ] = "",
+) -> None:
+    """Run COMMAND as the processes of a job of several islands on this machine.
+
+    Output is prefixed by island and process. When a process fails, the others are stopped, and
+    the exit code is that of the first failure (128 + signal for a signal).
+    """
+    options = _launch.Options(
+        islands=islands,
+        processes_per_island=processes_per_island,
+        devices=devices,
+        port=port,
+        grace_s=grace,
+        island_names=tuple(name.strip() for name in island_names.split(",") if name.strip()),
+    )
+    raise typer.Exit(_launch.launch(command, options))
+
+
+def main() -> None:
+    """Runs the command `jaxhet`. Errors of jaxhet are one line and exit code 2."""
+    try:
+        _app()
+    except JaxhetError as error:
+        print(f"jaxhet.{type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,109 @@
+"""A process that the launcher watches: its process group, its output, and what became of it."""
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import IO
+
+from jaxhet.cli import _guardian
+from jaxhet.cli._lines import LineSplitter
+
+_READ_BYTES = 64 * 1024
+_OUR_ERROR = re.compile(r"jaxhet\.(\w+\.)*\w+Error\b.*")
+
+
+def ending(returncode: int) -> str:
+    """How a process ended, in words; `returncode` as `subprocess` has it: -n for signal n."""
+    if returncode < 0:
+        return f"killed by {signal.Signals(-returncode).name}"
+    return f"exit code {returncode}"
+
+
+class Process:
+    """A process with a group of its own, which the guardian ends should the launcher die."""
+
+    def __init__(
+        self, label: str, command: list[str], env: Mapping[str, str], guardian_fd: int, stdin: int
+    ):
+        self.label = label
+        self.returncode: int | None = None
+        self.group_is_gone = False
+        self.stopped_by: signal.Signals | None = None  # the last signal that nobody else sent
+        self._our_error = ""
+        self._last_stderr = ""
+        self._outputs: dict[IO[bytes], LineSplitter] = {}
+        self.popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", _guardian.__file__, str(guardian_fd), *command],
+            env=env,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            pass_fds=(guardian_fd,),
+        )
+
+    def signal_group(self, number: int) -> bool:
+        """Signals the group; returns whether it exists (number 0 only asks)."""
+        if self.group_is_gone:  # its number may be another's by now
+            return False
+        try:
+            os.killpg(self.popen.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def remember(self, line: bytes) -> None:
+        """Keeps what the story may quote of a line of stderr."""
+        text = line.decode(errors="replace").strip()
+        if match := _OUR_ERROR.search(text):
+            self._our_error = match[0]
+        self._last_stderr = text or self._last_stderr
+
+    def story(self) -> str:
+        """How it ended and, if that was not well, the last that it said."""
+        if self.returncode is None:
+            return f"{self.label}: still running"
+        how = ending(self.returncode)
+        if self.stopped_by:
+            how += f" (the launcher sent {self.stopped_by.name})"
+        said = self._our_error or self._last_stderr
+        return f"{self.label}: {how}" + (f"; it said: {said}" if said and self.returncode else "")
+
+    def watch(
+        self,
+        selector: selectors.BaseSelector,
+        stream: IO[bytes] | None,
+        emit: Callable[[bytes], None],
+    ) -> None:
+        """Hands every line of `stream` to `emit`; `selector` keeps the callback as its data."""
+        assert stream is not None
+        os.set_blocking(stream.fileno(), False)
+        self._outputs[stream] = LineSplitter(emit)
+        selector.register(stream, selectors.EVENT_READ, lambda: self._read(selector, stream))
+
+    def close_outputs(self, selector: selectors.BaseSelector) -> None:
+        """Takes what is left of the output; a process outside the group may hold it open still."""
+        for stream in list(self._outputs):
+            while self._read(selector, stream):
+                pass
+            if stream in self._outputs:
+                self._close(selector, stream)
+
+    def _read(self, selector: selectors.BaseSelector, stream: IO[bytes]) -> bool:
+        try:
+            data = os.read(stream.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return False
+        self._outputs[stream].feed(data)
+        if not data:
+            self._close(selector, stream)
+        return bool(data)
+
+    def _close(self, selector: selectors.BaseSelector, stream: IO[bytes]) -> None:
+        selector.unregister(stream)
+        stream.close()
+        self._outputs.pop(stream).flush()
