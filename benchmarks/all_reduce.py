@@ -1,0 +1,210 @@
+"""How fast is an all-reduce over two islands, against JAX's own Gloo on the same processes?
+
+    python -m benchmarks.all_reduce [--json FILE] [--sizes 1024,…] [--dtypes float32,bfloat16]
+                                    [--shapes 2x1,2x2]
+
+Jobs of all systems live side by side and take turns, 5 times, so that noise of the machine meets
+all of them. Times are of one call of a jitted `psum` until its result is ready, the longest of all
+processes. Sizes are bytes per device. With n devices: algbw = bytes / p50,
+busbw = algbw × 2 (n − 1) / n (as in nccl-tests); GB/s = 1e9 B/s.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tests.support.jobs import Job, Shape, gloo_job, island_job
+
+WORKER = pathlib.Path(__file__).with_name("all_reduce_worker.py")
+SYSTEMS = ("jaxhet-shm", "jaxhet-tcp", "gloo")
+REPEATS = 5
+SIZES = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+LARGE_BYTES = 1 << 20
+# What the project holds itself to: (p50 ratio Gloo / jaxhet) by system, for 1 KiB and from 1 MiB
+# on.
+BARS = {
+    ("2x1", "jaxhet-shm", "large"): 5.0,
+    ("2x1", "jaxhet-tcp", "large"): 2.0,
+    ("2x2", "jaxhet-shm", "large"): 2.0,
+    ("2x2", "jaxhet-tcp", "large"): 2.0,
+    ("2x1", "jaxhet-shm", "small"): 2.0,
+    ("2x1", "jaxhet-tcp", "small"): 2.0,
+    ("2x2", "jaxhet-shm", "small"): 2.0,
+    ("2x2", "jaxhet-tcp", "small"): 2.0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the result."""
+
+    system: str
+    processes: int
+    devices_per_process: int
+    dtype: str
+    bytes: int
+    p50_us: float
+    p99_us: float
+    algbw_gb_s: float
+    busbw_gb_s: float
+    ratio: float  # Gloo's p50 / this p50
+
+
+def iterations(num_bytes: int) -> int:
+    """Calls per repeat: about as much time for every size."""
+    return int(np.clip((8 << 20) // max(num_bytes, 1), 3, 60))
+
+
+def start(system: str, shape: Shape) -> Job:
+    """The job of one system."""
+    if system == "gloo":
+        return gloo_job(shape, WORKER)
+    return island_job(shape, WORKER, {"JAXHET_TRANSPORTS": system.removeprefix("jaxhet-")})
+
+
+def measure(
+    shape: Shape, sizes: Sequence[int], dtypes: Sequence[str]
+) -> tuple[list[Row], dict[str, dict[str, float]]]:
+    """Runs all systems on `shape`.
+
+    Returns:
+      Rows, and the times of a program without collectives by system.
+    """
+    jobs = {system: start(system, shape) for system in SYSTEMS}
+    cases = [(dtype, size) for dtype in dtypes for size in sizes]
+    times: dict[tuple[str, str, int], list[float]] = {}
+    unrelated: dict[str, dict[str, list[float]]] = {
+        s: {"compile_s": [], "run_s": []} for s in SYSTEMS
+    }
+    try:
+        for repeat in track(
+            range(REPEATS), f"{shape.num_processes} × {shape.devices}", console=Console(stderr=True)
+        ):
+            for dtype, size in cases:
+                for system, job in jobs.items():
+                    request = {"dtype": dtype, "bytes": size, "iterations": iterations(size)}
+                    answers = job.ask(request)
+                    times.setdefault((system, dtype, size), []).extend(np.max(answers, axis=0))
+            for system, job in jobs.items():
+                for answer in job.ask({"unrelated": repeat}):
+                    for key, value in answer.items():
+                        unrelated[system][key].append(value)
+    finally:
+        for job in jobs.values():
+            job.close()
+    rows = [_row(system, shape, dtype, size, times) for dtype, size in cases for system in SYSTEMS]
+    medians = {s: {k: float(np.median(v)) for k, v in of.items()} for s, of in unrelated.items()}
+    return rows, medians
+
+
+def _row(
+    system: str, shape: Shape, dtype: str, size: int, times: dict[tuple[str, str, int], list[float]]
+) -> Row:
+    p50, p99 = np.percentile(times[system, dtype, size], [50, 99])
+    n = shape.num_devices
+    algbw = size / p50 / 1e9
+    return Row(
+        system=system,
+        processes=shape.num_processes,
+        devices_per_process=shape.devices,
+        dtype=dtype,
+        bytes=size,
+        p50_us=p50 * 1e6,
+        p99_us=p99 * 1e6,
+        algbw_gb_s=algbw,
+        busbw_gb_s=algbw * 2 * (n - 1) / n,
+        ratio=float(np.median(times["gloo", dtype, size]) / p50),
+    )
+
+
+def bar_of(row: Row) -> float | None:
+    """The ratio that this row should reach, if one is set."""
+    small = "small" if row.bytes <= SIZES[0] else "large" if row.bytes >= LARGE_BYTES else None
+    return (
+        BARS.get((f"{row.processes}x{row.devices_per_process}", row.system, small))
+        if small
+        else None
+    )
+
+
+def show(rows: Sequence[Row], console: Console) -> bool:
+    """Prints the table; returns whether all bars are reached."""
+    table = Table(
+        "system",
+        "processes × devices",
+        "dtype",
+        "bytes",
+        "p50 µs",
+        "p99 µs",
+        "algbw",
+        "busbw",
+        "ratio",
+        "bar",
+    )
+    reached = True
+    for row in rows:
+        bar = bar_of(row)
+        good = bar is None or row.ratio >= bar
+        reached &= good
+        table.add_row(
+            row.system,
+            f"{row.processes} × {row.devices_per_process}",
+            row.dtype,
+            f"{row.bytes:,}",
+            f"{row.p50_us:,.0f}",
+            f"{row.p99_us:,.0f}",
+            f"{row.algbw_gb_s:.3f}",
+            f"{row.busbw_gb_s:.3f}",
+            f"{row.ratio:.2f}",
+            "" if bar is None else f"{'≥' if good else 'MISSED'} {bar:g}",
+        )
+    console.print(table)
+    return reached
+
+
+def show_unrelated(shape: Shape, medians: dict[str, dict[str, float]], console: Console) -> None:
+    """Prints what jaxhet costs a program without collectives."""
+    for system in SYSTEMS[:-1]:
+        compile_ratio, run_ratio = (
+            medians[system][k] / medians["gloo"][k] for k in ("compile_s", "run_s")
+        )
+        console.print(
+            f"program without collectives, {shape.num_processes} × {shape.devices},"
+            f" {system} / plain JAX: compile time × {compile_ratio:.3f}, run time × {run_ratio:.3f}"
+        )
+
+
+def main() -> int:
+    """Runs the benchmark; the exit code is 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--shapes", default="2x1,2x2", help="processes x devices per process")
+    args = parser.parse_args()
+    console = Console(width=120)
+    rows: list[Row] = []
+    for text in args.shapes.split(","):
+        processes, devices = map(int, text.split("x"))
+        shape = Shape(processes, 1, devices)
+        more, medians = measure(
+            shape, [int(s) for s in args.sizes.split(",")], args.dtypes.split(",")
+        )
+        rows += more
+        show_unrelated(shape, medians, console)
+    reached = show(rows, console)
+    if args.json:
+        args.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

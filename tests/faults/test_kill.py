@@ -1,0 +1,98 @@
+"""Any process dies at any moment: the others say so in time, nobody hangs, nothing is lost."""
+
+import os
+import pathlib
+import random
+import signal
+import time
+
+import pytest
+from watched import WatchedJob, assert_others_report
+
+VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
+NUM_PROCESSES = 3
+REPORT_WITHIN_S = 10.0
+KILLED = 128 + signal.SIGKILL
+FIRST_CHECKPOINT = 5
+
+_random = random.Random(20)
+# (phase, seconds after the victim began it, victim) of 24 moments; 6 more in checkpoints below.
+MOMENTS = [
+    (phase, round(_random.uniform(0, longest_s), 2), _random.randrange(NUM_PROCESSES))
+    for phase, longest_s in (("connect", 3.0), ("compile", 1.0), ("run", 0.5))
+    for _ in range(8)
+]
+
+
+@pytest.mark.parametrize(("phase", "delay_s", "victim"), MOMENTS)
+def test_others_report_a_killed_process(phase: str, delay_s: float, victim: int) -> None:
+    job = WatchedJob([VICTIM, "100000"], islands=NUM_PROCESSES)
+    pid = int(job.wait_for(rf"@ {phase} (\d+)", victim)[1])
+    time.sleep(delay_s)
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    code = job.wait()
+    assert code == KILLED, job.text()
+    assert_others_report(job, victim, NUM_PROCESSES, killed - 0.1, REPORT_WITHIN_S)
+    assert job.first(None, rf"process {victim}\b.*SIGKILL"), job.text()
+
+
+# Half of the runs are resumed: that takes as long as the run itself.
+@pytest.mark.parametrize(
+    ("process", "delay_s", "resume"),
+    [(i % 2, round(_random.uniform(0, 0.8), 2), i < 3) for i in range(6)],
+)
+def test_checkpoint_survives_a_killed_process(
+    process: int, delay_s: float, resume: bool, tmp_path: pathlib.Path
+) -> None:
+    announce = "import os, models.pretrain as p; print('pid', os.getpid(), flush=True); p.main()"
+    pretrain = [
+        "-c",
+        announce,
+        "--config",
+        "tiny",
+        "--mesh",
+        "data=2,model=1",
+        "--run-dir",
+        str(tmp_path),
+    ]
+    pretrain += [
+        "--checkpoint-every",
+        str(FIRST_CHECKPOINT),
+        "--batch",
+        "4",
+        "--seq",
+        "32",
+        "--log-every",
+        "1",
+    ]
+    job = WatchedJob([*pretrain, "--steps", "100000"], islands=2)
+    pid = _wait_for_checkpoint(job, tmp_path, process)
+    time.sleep(delay_s)
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    assert job.wait() == KILLED, job.text()
+    assert_others_report(job, process, 2, killed - 0.1, REPORT_WITHIN_S)
+    before = _last_step(tmp_path)
+    assert before >= FIRST_CHECKPOINT
+    if not resume:
+        return
+    again = WatchedJob([*pretrain, "--steps", str(before + 6), "--resume"], islands=2)
+    assert again.wait() == 0, again.text()
+    assert _last_step(tmp_path) == before + 6
+
+
+def _wait_for_checkpoint(job: WatchedJob, folder: pathlib.Path, process: int) -> int:
+    """Waits until a checkpoint is there; returns the pid of `process`."""
+    pid = int(job.wait_for(r"^pid (\d+)$", process)[1])
+    deadline = time.monotonic() + 60
+    while _last_step(folder) < FIRST_CHECKPOINT:
+        assert time.monotonic() < deadline, job.text()
+        time.sleep(0.02)
+    return pid
+
+
+def _last_step(folder: pathlib.Path) -> int:
+    """Steps of the newest complete checkpoint; 0 without one."""
+    steps = [int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+    return max(steps, default=0)

@@ -1,0 +1,141 @@
+"""A peer that is there but does not answer: stopped, or behind a path that swallows everything."""
+
+import contextlib
+import os
+import pathlib
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from watched import WatchedJob, assert_others_report
+
+from tests.support.jobs import ROOT
+
+VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
+NUM_PROCESSES = 3
+REPORT_WITHIN_S = 10.0
+
+
+@pytest.mark.parametrize("victim", range(NUM_PROCESSES))
+def test_others_report_a_stopped_process(victim: int) -> None:
+    job = WatchedJob([VICTIM, "100000"], islands=NUM_PROCESSES)
+    pid = int(job.wait_for(r"@ run (\d+)", victim)[1])
+    os.kill(pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    others = set(range(NUM_PROCESSES)) - {victim}
+    try:
+        while not all(job.first(i, "PeerError", stopped) for i in others):
+            assert time.monotonic() - stopped < 2 * REPORT_WITHIN_S, job.text()
+            time.sleep(0.1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert job.wait() != 0, job.text()
+    assert_others_report(job, victim, NUM_PROCESSES, stopped, REPORT_WITHIN_S)
+    assert job.first(victim, "PeerError"), f"the stopped process went on:\n{job.text()}"
+
+
+class Relay:
+    """Passes TCP connections on to a port.
+
+    Until it is told to swallow everything without closing anything.
+    """
+
+    def __init__(self, target_port: int):
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self._target = target_port
+        self._frozen = threading.Event()
+        self._sockets: list[socket.socket] = [self._server]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def freeze(self) -> None:
+        """From now on nothing comes through."""
+        self._frozen.set()
+
+    def close(self) -> None:
+        """Closes everything."""
+        for sock in self._sockets:
+            sock.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [near, far]
+                threading.Thread(target=self._pump, args=(near, far), daemon=True).start()
+
+    def _pump(self, near: socket.socket, far: socket.socket) -> None:
+        other = {near: far, far: near}
+        with contextlib.suppress(OSError), selectors.DefaultSelector() as selector:
+            for sock in other:
+                selector.register(sock, selectors.EVENT_READ)
+            while not self._frozen.is_set():
+                for key, _ in selector.select(0.05):
+                    data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+                    if not data:
+                        return
+                    other[key.fileobj].sendall(data)  # type: ignore[index]
+
+
+@contextlib.contextmanager
+def two_processes_over_a_relay(**env: str) -> Iterator[tuple[Relay, list[subprocess.Popen[str]]]]:
+    """Process 1 reaches process 0 through a relay only."""
+    ports = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            ports.append(probe.getsockname()[1])
+    relay = Relay(ports[1])
+    common = {
+        **os.environ,
+        **env,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "JAXHET_COORDINATOR_ADDRESS": f"127.0.0.1:{ports[0]}",
+        "JAXHET_NUM_PROCESSES": "2",
+        "JAXHET_JOB_SECRET": "a secret",
+    }
+    first = {"JAXHET_TCP_PORT": str(ports[1]), "JAXHET_TCP_ADVERTISE": f"127.0.0.1:{relay.port}"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-u", VICTIM, "100000"],
+            env={**common, **more, "JAXHET_PROCESS_ID": str(i), "JAXHET_ISLAND": f"island{i}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i, more in enumerate((first, {}))
+    ]
+    try:
+        yield relay, processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+        relay.close()
+
+
+@pytest.mark.parametrize("transport", ["shm", "shm_ring", "tcp"])
+def test_half_open_connection_is_reported(transport: str) -> None:
+    with two_processes_over_a_relay(JAXHET_TRANSPORTS=transport, JAXHET_PEER_TIMEOUT_S="3") as (
+        relay,
+        processes,
+    ):
+        for process in processes:
+            assert process.stdout is not None
+            while not re.search("@ run", process.stdout.readline()):
+                pass
+        relay.freeze()
+        frozen = time.monotonic()
+        texts = [process.communicate(timeout=30)[0] for process in processes]
+        assert time.monotonic() - frozen < REPORT_WITHIN_S
+    for process, text in enumerate(texts):
+        assert re.search(rf"PeerError.*process {1 - process}\b", text), text
+        assert "WRONG" not in text

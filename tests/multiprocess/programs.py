@@ -1,0 +1,281 @@
+"""The programs of the tests: plain JAX, the same on islands and in one world.
+
+Cross-island operations are all-reduces.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes  # noqa: F401  (dtype names of f8 and int4)
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxhet
+
+NAMED: dict[str, Callable[[], Any]] = {}
+
+
+def run(program: dict[str, Any]) -> Any:
+    """Runs a named program, or a random one of `strategies.py`."""
+    if "name" in program:
+        return NAMED[program["name"]]()
+    return run_random(program)
+
+
+def named(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Registers a program under its name."""
+    NAMED[function.__name__] = function
+    return function
+
+
+def mesh_2d() -> Mesh:
+    """A mesh whose first axis crosses islands; the second one has 2 devices if there are enough."""
+    n = len(jax.devices())
+    inner = 2 if n % 2 == 0 and n > 2 else 1
+    return jaxhet.make_mesh({"data": n // inner, "model": inner})
+
+
+def put(value: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:
+    """A global array from the same host value on all processes; moves nothing between processes."""
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def values(shape: tuple[int, ...], seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
+    """Standard normal numbers."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def _psum_over(axes: Any) -> Any:
+    mesh = mesh_2d()
+    n, m = mesh.devices.shape
+    x = put(values((n * 3, m * 5)), mesh, P("data", "model"))
+    f = jax.shard_map(
+        lambda a: jax.lax.psum(a * a, axes),
+        mesh=mesh,
+        in_specs=P("data", "model"),
+        out_specs=P(*(None if a in axes else a for a in ("data", "model"))),
+    )
+    return jax.jit(f)(x)
+
+
+@named
+def psum_one_axis() -> Any:
+    return _psum_over(("data",))
+
+
+@named
+def psum_two_axes() -> Any:
+    return _psum_over(("data", "model"))
+
+
+@named
+def psum_large() -> Any:
+    mesh = mesh_2d()
+    x = put(values((mesh.shape["data"], 300_001)), mesh, P("data"))
+    return jax.jit(
+        jax.shard_map(
+            lambda a: jax.lax.psum(a, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
+        )
+    )(x)
+
+
+@named
+def psum_tree_of_dtypes() -> Any:
+    mesh = mesh_2d()
+    tree = {
+        "a": values((mesh.shape["data"] * 2, 3)),
+        "b": values((mesh.shape["data"], 40_000), 1),
+        "c": np.arange(mesh.shape["data"] * 7, dtype=np.int32),
+        "d": values((mesh.shape["data"], 5), 2, np.float16),
+    }
+    x = jax.tree.map(lambda v: put(v, mesh, P("data")), tree)
+    return jax.jit(
+        jax.shard_map(
+            lambda t: jax.lax.psum(t, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
+        )
+    )(x)
+
+
+@named
+def pmax_pmin_pmean() -> Any:
+    mesh = mesh_2d()
+    x = put(values((mesh.shape["data"] * 2, 9)), mesh, P("data"))
+    f = lambda a: (jax.lax.pmax(a, "data"), jax.lax.pmin(a, "data"), jax.lax.pmean(a, "data"))  # noqa: E731
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("data"), out_specs=P()))(x)
+
+
+@named
+def sharding_constraint() -> Any:
+    mesh = mesh_2d()
+    x = put(values((mesh.shape["data"] * 4, 8)), mesh, P("data"))
+
+    def f(a: jax.Array) -> jax.Array:
+        b = jax.lax.with_sharding_constraint(a * 2, NamedSharding(mesh, P("data", "model")))
+        return jax.lax.with_sharding_constraint(b.sum(0), NamedSharding(mesh, P("model")))
+
+    return jax.jit(f, out_shardings=NamedSharding(mesh, P("model")))(x)
+
+
+def _loss(params: list[jax.Array], x: jax.Array, layer: Callable[..., jax.Array]) -> jax.Array:
+    for w in params:
+        x = layer(w, x)
+    return jnp.mean(x**2)
+
+
+def _train(layer: Callable[..., jax.Array], dtype: Any = np.float32, **jit_options: Any) -> Any:
+    mesh = mesh_2d()
+    params = [put(values((32, 32), i, dtype) * dtype(0.2), mesh, P()) for i in range(3)]
+    x = put(values((mesh.shape["data"] * 4, 32), 9, dtype), mesh, P("data"))
+
+    def step(params: list[jax.Array], x: jax.Array) -> Any:
+        value, grads = jax.value_and_grad(functools.partial(_loss, layer=layer))(params, x)
+        return [
+            w - jnp.asarray(0.1, w.dtype) * g for w, g in zip(params, grads, strict=True)
+        ], value
+
+    same = NamedSharding(mesh, P())
+    jitted = jax.jit(step, out_shardings=([same] * 3, same), **jit_options)
+    params, value = jitted(params, x)
+    for _ in range(2):
+        params, value = jitted(params, x)
+    return params, value
+
+
+@named
+def grad_step() -> Any:
+    return _train(lambda w, x: jnp.tanh(x @ w))
+
+
+@named
+def grad_step_donated() -> Any:
+    return _train(lambda w, x: jnp.tanh(x @ w), donate_argnums=0)
+
+
+@named
+def grad_step_remat() -> Any:
+    return _train(jax.checkpoint(lambda w, x: jnp.tanh(x @ w)))
+
+
+@named
+def grad_step_bfloat16() -> Any:
+    return _train(lambda w, x: jnp.tanh(x @ w), jnp.bfloat16)
+
+
+@named
+def grad_step_float16() -> Any:
+    return _train(lambda w, x: jnp.tanh(x @ w), np.float16)
+
+
+@named
+def scan_of_psums() -> Any:
+    mesh = mesh_2d()
+    x = put(values((mesh.shape["data"], 17)), mesh, P("data"))
+
+    def body(carry: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array]:
+        total = jax.lax.psum(carry * (i + 1), "data")
+        return carry * 0.5 + total * 0.01, total
+
+    def f(a: jax.Array) -> Any:
+        carry, totals = jax.lax.scan(body, a[0], jnp.arange(6.0))
+        return carry[None], totals
+
+    shard = jax.shard_map(f, mesh=mesh, in_specs=P("data"), out_specs=(P("data"), P()))
+    return jax.jit(shard)(x)
+
+
+@named
+def vmap_of_psum() -> Any:
+    mesh = mesh_2d()
+    x = put(values((mesh.shape["data"], 4, 6)), mesh, P("data"))
+    f = jax.vmap(lambda row: jax.lax.psum(jnp.sin(row), "data"), in_axes=1, out_axes=1)
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("data"), out_specs=P()))(x)
+
+
+@named
+def permuted_mesh() -> Any:
+    devices = list(jaxhet.make_mesh({"all": -1}).devices.flat)
+    mesh = Mesh(np.array(devices[::-1]), ("x",))
+    x = put(values((len(devices) * 2, 3)), mesh, P("x"))
+    return jax.jit(
+        jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+    )(x)
+
+
+@named
+def axis_index_groups() -> Any:
+    mesh = jaxhet.make_mesh({"x": -1})
+    n = mesh.shape["x"]
+    groups = [[i, n - 1 - i] for i in range(n // 2)] if n % 2 == 0 else [list(range(n))]
+    x = put(values((n, 11)), mesh, P("x"))
+    f = jax.shard_map(
+        lambda a: jax.lax.psum(a, "x", axis_index_groups=groups),
+        mesh=mesh,
+        in_specs=P("x"),
+        out_specs=P("x"),
+        check_vma=False,
+    )
+    return jax.jit(f)(x)
+
+
+def reduce(x: jax.Array, reducer: str, axes: tuple[str, ...]) -> jax.Array:
+    """One reduction.
+
+    In one world maxima and minima are taken of gathered values: XLA's CPU runtime drops NaN or
+    keeps it as the threads happen to come, while HLO's `maximum` and `minimum`, which jaxhet uses,
+    keep it. The barrier keeps XLA from making an all-reduce.
+    """
+    if reducer == "sum":
+        return jax.lax.psum(x, axes)
+    if len(jax.devices()) == jax.local_device_count():
+        rows = jax.lax.optimization_barrier(jax.lax.all_gather(x, axes))
+        return functools.reduce(jnp.maximum if reducer == "max" else jnp.minimum, list(rows))
+    return (jax.lax.pmax if reducer == "max" else jax.lax.pmin)(x, axes)
+
+
+def special_values(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+    """Random values with NaN, ±0, infinities and denormals (floats), or the whole range (ints)."""
+    rng = np.random.default_rng(seed)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.kind in "iu":
+        return rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype).reshape(shape)
+    plain = rng.standard_normal(shape)
+    if dtype.kind == "c":
+        return (plain + 1j * rng.standard_normal(shape)).astype(dtype)
+    out = plain.astype(dtype)
+    tiny = float(jnp.finfo(dtype).smallest_subnormal)
+    special = np.array([np.nan, 0.0, -0.0, np.inf, -np.inf, tiny, -tiny], np.float64).astype(dtype)
+    where = rng.random(shape) < 0.2
+    return np.where(where, rng.choice(special, shape), out).astype(dtype)
+
+
+def run_random(program: dict[str, Any]) -> Any:
+    """A random shard_map program: reductions over random axes of a random mesh and arrays."""
+    sizes = dict(program["mesh"])
+    devices = list(jaxhet.make_mesh({"all": -1}).devices.flat)
+    order = (
+        np.random.default_rng(program["seed"]).permutation(len(devices))
+        if program["permute"]
+        else range(len(devices))
+    )
+    mesh = Mesh(np.array([devices[i] for i in order]).reshape(list(sizes.values())), tuple(sizes))
+    num = len(devices)
+    arrays = []
+    for i, (shape, dtype) in enumerate(program["arrays"]):
+        value = special_values((num, *shape), np.dtype(dtype), program["seed"] + i)
+        arrays.append(put(value, mesh, P(tuple(sizes))))
+
+    def body(*locals_: jax.Array) -> Any:
+        out = list(locals_)
+        for target, reducer, axes in program["steps"]:
+            out[target] = reduce(out[target], reducer, tuple(axes))
+        return out
+
+    specs = [P(tuple(sizes))] * len(arrays)
+    f = jax.shard_map(body, mesh=mesh, in_specs=tuple(specs), out_specs=specs, check_vma=False)
+    return jax.jit(f)(*arrays)

@@ -1,0 +1,199 @@
+"""Each thing that people get wrong is an error that says what to do."""
+
+import pathlib
+import socket
+
+import pytest
+
+from tests.support.scripts import job, run
+
+JOIN = "import jaxhet; jaxhet.initialize(); print('joined')"
+
+
+def test_good_job_without_the_launcher_joins() -> None:
+    for ended in run(JOIN, *job()):
+        assert (ended.code, "joined" in ended.text) == (0, True), ended.text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "JAXHET_COORDINATOR_ADDRESS",
+            "no coordinator_address: pass it to jaxhet.initialize, set JAXHET_COORDINATOR",
+        ),
+        ("JAXHET_PROCESS_ID", "no process_id"),
+        ("JAXHET_NUM_PROCESSES", "no num_processes"),
+        (
+            "JAXHET_JOB_SECRET",
+            "no job secret: give all processes of the job the same JAXHET_JOB_SECRET",
+        ),
+    ],
+)
+def test_missing_setting_names_it(name: str, words: str) -> None:
+    env = job()[0]
+    del env[name]
+    (ended,) = run(JOIN, env)
+    assert ended.code != 0
+    assert words in ended.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (
+            "JAXHET_PROCESS_ID",
+            "2",
+            "process_id=2 is not one of the job's 2 processes; ids run from 0 to 1",
+        ),
+        ("JAXHET_ALGORITHM", "ring", "algorithm takes auto, flat, hierarchical"),
+        ("JAXHET_COORDINATOR_ADDRESS", "nowhere", "coordinator_address 'nowhere' is not host:port"),
+        ("JAXHET_ISLANDS", "nv,amd", "island 'island0' is not one of the declared islands nv, amd"),
+    ],
+)
+def test_wrong_setting_lists_what_is_right(name: str, value: str, words: str) -> None:
+    (ended,) = run(JOIN, {**job()[0], name: value})
+    assert ended.code != 0
+    assert words in ended.text
+
+
+def test_no_coordinator_is_said_within_the_time() -> None:
+    (ended,) = run(JOIN, {**job()[1], "JAXHET_CONNECT_TIMEOUT_S": "1"})
+    assert "no coordinator answers on 127.0.0.1:" in ended.text
+    assert "start process 0, or set JAXHET_COORDINATOR_ADDRESS" in ended.text
+
+
+def test_missing_process_is_named() -> None:
+    (ended,) = run(JOIN, {**job(3)[0], "JAXHET_CONNECT_TIMEOUT_S": "2"})
+    assert "process 1, 2 of 3 has not come within 2 s" in ended.text
+
+
+def test_port_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        (ended,) = run(JOIN, {**job()[0], "JAXHET_COORDINATOR_ADDRESS": address})
+    assert f"the coordinator can't listen on {address}: Address already in use" in ended.text
+    assert "choose another port" in ended.text
+
+
+def test_duplicate_process_id_is_refused(tmp_path: pathlib.Path) -> None:
+    first, second = job(REFUSED=str(tmp_path / "refused"))
+    script = """
+import os, pathlib, time, jaxhet
+refused = pathlib.Path(os.environ["REFUSED"])
+try:
+    jaxhet.initialize()
+except jaxhet.UsageError:
+    refused.touch()
+    raise
+while not refused.exists():  # the job must live until the third process has come
+    time.sleep(0.1)
+"""
+    outputs = run(script, first, second, second)
+    refused = [o for o in outputs if "process id 1 is taken" in o.text]
+    assert len(refused) == 1
+    assert "give every process an id of its own" in refused[0].text
+    assert [o.code for o in outputs].count(0) == 2
+
+
+def test_wrong_secret_is_refused() -> None:
+    first, second = job()
+    good, bad = run(
+        JOIN, {**first, "JAXHET_CONNECT_TIMEOUT_S": "6"}, {**second, "JAXHET_JOB_SECRET": "another"}
+    )
+    assert "is not this job's coordinator" in bad.text
+    assert "the same JAXHET_JOB_SECRET" in bad.text
+    assert "process 1 of 2 has not come" in good.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("JAXHET_NUM_PROCESSES", "3", "num_processes differs"),
+        ("JAXHET_ISLANDS", "island1,island2", "the set of islands differs"),
+        ("JAXHET_TWO_PHASE_BYTES", "7", "option two_phase_bytes differs"),
+    ],
+)
+def test_processes_that_differ_are_both_told(name: str, value: str, words: str) -> None:
+    first, second = job()
+    for ended in run(JOIN, first, {**second, name: value}):
+        assert ended.code != 0
+        assert words in ended.text
+        assert "start every process of the job with the same value" in ended.text
+
+
+def test_declared_island_that_nobody_is_in_is_said() -> None:
+    for ended in run(JOIN, *job(JAXHET_ISLANDS="island0,island1,island2")):
+        assert "the islands should be ['island0', 'island1', 'island2']" in ended.text
+
+
+def test_job_of_one_island_is_left_alone() -> None:
+    script = f"{JOIN}; print(jaxhet.stats(), len(jaxhet.islands()))"
+    for ended in run(script, *({**env, "JAXHET_ISLAND": "one"} for env in job())):
+        assert "{} 1" in ended.text, ended.text
+
+
+def test_second_initialize_is_refused() -> None:
+    script = (
+        f"{JOIN}\ntry: jaxhet.initialize()\nexcept jaxhet.UsageError as e: print('refused:', e)"
+    )
+    for ended in run(script, *job()):
+        assert "refused: jaxhet.initialize was called before in this process" in ended.text
+
+
+def test_initialize_after_jax_is_refused() -> None:
+    (ended,) = run(f"import jax; jax.devices(); {JOIN}", job()[0])
+    assert (
+        "a JAX backend exists already; call jaxhet.initialize before any JAX computation"
+        in ended.text
+    )
+
+
+def test_jax_without_the_hook_is_refused() -> None:
+    script = f"import jax.extend.xla as x; del x.register_hlo_module_transformation; {JOIN}"
+    (ended,) = run(script, job()[0])
+    assert "has no hook for HLO passes; install jax>=0.11.2" in ended.text
+
+
+def test_forked_child_is_refused() -> None:
+    script = f"""{JOIN}
+import os, sys
+f = jaxhet.jit(lambda x: x + 1)
+f(1)
+sys.stdout.flush()
+pid = os.fork()
+if pid == 0:
+    try: f(1)
+    except jaxhet.UsageError as e: print('child:', e, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print('parent', f(1), jaxhet.last_error())
+"""
+    for ended in run("import warnings; warnings.simplefilter('ignore')\n" + script, *job()):
+        assert "child: this process was forked from one that joined the job" in ended.text, (
+            ended.text
+        )
+        assert "parent 2 None" in ended.text, ended.text
+
+
+def test_two_jobs_on_one_host_do_not_meet() -> None:
+    for ended in run(JOIN, *job(), *job(JAXHET_JOB_SECRET="the other job")):
+        assert (ended.code, "joined" in ended.text) == (0, True), ended.text
+
+
+def test_shutdown_leaves_nothing_behind() -> None:
+    script = """
+import os, threading, jax, jaxhet
+threads = lambda: {t.name for t in threading.enumerate() if t.name.startswith('jaxhet')}
+sockets = lambda: sum(os.readlink(f'/proc/self/fd/{n}').startswith(('socket', '/memfd:jaxhet'))
+                      for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}'))
+jaxhet.initialize()
+x = jax.numpy.ones(3)
+native = lambda: len(os.listdir('/proc/self/task'))
+jaxhet.shutdown()
+import time; time.sleep(0.5)
+names = [open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')]
+print('left:', threads(), [n for n in names if n.startswith('jaxhet')], flush=True)
+"""
+    for ended in run(script, *job()):
+        assert "left: set() []" in ended.text, ended.text

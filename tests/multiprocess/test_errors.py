@@ -1,0 +1,132 @@
+"""How failures of a program reach its author."""
+
+import pytest
+
+from tests.support.scripts import Ended, job, run
+
+SET_UP = """
+import os, sys, time
+import jax, jax.numpy as jnp, numpy as np, jaxhet
+from jax.sharding import NamedSharding, PartitionSpec as P
+jaxhet.initialize()
+me = jax.process_index()
+mesh = jaxhet.make_mesh({"x": -1})
+x = jax.make_array_from_callback(
+    (2, 6), NamedSharding(mesh, P("x")), lambda i: np.ones((2, 6), np.float32)[i])
+def over_islands(f, jit=jaxhet.jit, **options):
+    body = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
+    return jit(body, **options)
+psum = lambda a: jax.lax.psum(a, "x")
+"""
+
+
+def run_both(body: str, **common: str) -> list[Ended]:
+    """Runs a script on two islands of one process each."""
+    return run(SET_UP + body, *job(2, **common))
+
+
+def test_different_programs_are_a_plan_mismatch_on_both_sides() -> None:
+    body = """
+f = over_islands(psum if me == 0 else lambda a: jax.lax.pmax(a[:, :3], "x"))
+try: print("number", f(x))
+except jaxhet.PlanMismatchError as e: print("caught:", e)
+"""
+    for ended in run_both(body):
+        assert "caught:" in ended.text, ended.text
+        assert "f32[6]" in ended.text
+        assert "f32[3]" in ended.text
+        assert "number" not in ended.text
+
+
+def test_two_programs_in_another_order_are_a_plan_mismatch() -> None:
+    body = """
+f, g = over_islands(psum), over_islands(lambda a: jax.lax.psum(a * 2, "x") * 3)
+h = over_islands(lambda a: jax.lax.pmin(a, "x"))
+first, second = (f, h) if me == 0 else (h, f)
+try: print("number", first(x), second(x))
+except jaxhet.PlanMismatchError as e: print("caught:", e)
+"""
+    for ended in run_both(body):
+        assert "caught:" in ended.text, ended.text
+        assert "number" not in ended.text
+
+
+def test_operation_that_is_not_covered_is_a_compile_error() -> None:
+    body = """
+f = over_islands(lambda a: jax.lax.all_gather(a, "x"))
+try: print("number", f(x))
+except jaxhet.UsageError as e: print("caught:", e)
+"""
+    for ended in run_both(body):
+        assert "caught:" in ended.text, ended.text
+        assert "all-gather" in ended.text
+        assert "<string>" in ended.text  # the source file
+        assert "number" not in ended.text
+
+
+@pytest.mark.parametrize("jit", ["jax.jit", "jaxhet.jit"])
+def test_death_of_a_peer_arrives_through(jit: str) -> None:
+    body = f"""
+f = over_islands(psum, {jit})
+f(x)
+if me == 1: os.kill(os.getpid(), 9)
+try:
+    for _ in range(1000): jax.block_until_ready(f(x)); time.sleep(0.01)
+except Exception as e:
+    print("caught:", type(e).__module__, type(e).__name__, str(e).splitlines()[0])
+    print("last:", type(jaxhet.last_error()).__name__, jaxhet.last_error())
+try: f(x)
+except Exception as e: print("again:", type(e).__name__)
+"""
+    ended, killed = run_both(body)
+    assert killed.code == -9
+    first = ended.text.split("caught: ")[1].splitlines()[0]
+    if jit == "jax.jit":
+        assert "jaxhet.PeerError: " in first, ended.text
+    else:
+        assert first.startswith("jaxhet PeerError"), ended.text
+    assert "last: PeerError" in ended.text
+    assert "process 1" in ended.text.split("last: ")[1]
+    assert "again: " in ended.text
+
+
+def test_uncaught_exception_is_what_the_others_are_told() -> None:
+    body = """
+f = over_islands(psum)
+f(x)
+if me == 1: raise ValueError("no more data")
+try:
+    for _ in range(1000): f(x); time.sleep(0.01)
+except jaxhet.PeerError as e: print("caught:", e)
+"""
+    ended, _ = run_both(body)
+    assert "ended by an exception: ValueError: no more data" in ended.text.split("caught:")[1]
+
+
+def test_deadline_of_one_function_names_who_is_late() -> None:
+    body = """
+f = over_islands(psum, bridge={"deadline_s": 1.0})
+f(x)
+if me == 1: time.sleep(6)
+start = time.monotonic()
+try: print("number", f(x))
+except jaxhet.JaxhetError as e:
+    print("caught:", type(e).__name__, round(time.monotonic() - start, 1), e)
+"""
+    early, late = run_both(body)
+    assert "caught: DeadlineError 1." in early.text, early.text
+    assert "process 1" in early.text.split("caught:")[1]
+    assert "caught: DeadlineError" in late.text, late.text
+    assert "number" not in early.text + late.text
+
+
+def test_unknown_bridge_option_lists_the_valid_ones() -> None:
+    body = """
+try: over_islands(psum, bridge={"deadline": 1.0})
+except jaxhet.UsageError as e: print("caught:", e)
+try: over_islands(psum, bridge={"deadline_s": 0})
+except jaxhet.UsageError as e: print("caught:", e)
+"""
+    for ended in run_both(body):
+        assert "holds an unknown option; valid: deadline_s" in ended.text
+        assert "must be above 0 seconds" in ended.text

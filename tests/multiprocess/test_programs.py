@@ -1,0 +1,40 @@
+"""Programs on islands give what one world gives; replicas are equal to the bit."""
+
+import compare
+import programs
+import pytest
+from conftest import Start
+
+from tests.support.jobs import Shape
+
+CASES = (
+    (Shape(2, 1, 2), "flat"),
+    (Shape(2, 1, 2), "hierarchical"),
+    (Shape(2, 1, 1), "auto"),
+    (Shape(3, 1, 1), "auto"),
+    (Shape(2, 2, 1), "flat"),
+    (Shape(2, 2, 1), "hierarchical"),
+)
+REPLICATED = {
+    "grad_step",
+    "grad_step_donated",
+    "grad_step_remat",
+    "grad_step_bfloat16",
+    "grad_step_float16",
+    "psum_large",
+    "pmax_pmin_pmean",
+    "permuted_mesh",
+    "vmap_of_psum",
+}
+
+
+@pytest.mark.parametrize(("shape", "algorithm"), CASES, ids=str)
+@pytest.mark.parametrize("name", sorted(programs.NAMED))
+def test_program(name: str, shape: Shape, algorithm: str, start: Start) -> None:
+    result = compare.run(start(shape, JAXHET_ALGORITHM=algorithm), {"name": name})
+    world = compare.run(start(shape.num_devices), {"name": name})
+    compare.assert_same(result, world)
+    assert result.exchanges > 0
+    if name in REPLICATED:
+        for shards in result.shards:
+            compare.assert_bit_equal(shards)

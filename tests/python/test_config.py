@@ -1,0 +1,47 @@
+"""Options: one table, and errors that say what is valid."""
+
+import pytest
+
+from jaxhet import _config
+from jaxhet._errors import UsageError
+
+
+def test_default_when_nothing_is_given() -> None:
+    assert _config.resolve({}, {}).tcp_sockets == 2
+
+
+def test_argument_wins_over_environment() -> None:
+    config = _config.resolve({"process_id": 3}, {"JAXHET_PROCESS_ID": "1"})
+    assert config.process_id == 3
+
+
+def test_environment_is_parsed() -> None:
+    environ = {"JAXHET_TRANSPORTS": "tcp, shm", "JAXHET_DEADLINE_S": "2.5", "JAXHET_DISABLE": "1"}
+    config = _config.resolve({}, environ)
+    assert (config.transports, config.deadline_s, config.disable) == (("tcp", "shm"), 2.5, True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"JAXHET_ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
+        ({"JAXHET_TRANSPORTS": "verbs"}, "transports takes shm, shm_ring, tcp"),
+        ({"JAXHET_TRANSPORTS": ""}, "transports takes shm, shm_ring, tcp"),
+        ({"JAXHET_PROCESS_ID": "one"}, "JAXHET_PROCESS_ID='one' is not of type int"),
+        ({"JAXHET_TCP_SOCKETS": "0"}, "below the minimum, 1"),
+        ({"JAXHET_DISABLE": "perhaps"}, "is not of type flag"),
+    ],
+)
+def test_wrong_value_lists_the_valid_ones(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        _config.resolve({}, environ)
+
+
+def test_unknown_argument_lists_the_options() -> None:
+    with pytest.raises(UsageError, match="no option 'colour'; the options are algorithm"):
+        _config.resolve({"colour": 1}, {})
+
+
+def test_unknown_environment_name_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="JAXHET_TRANSPORT; did you mean JAXHET_TRANSPORTS"):
+        _config.resolve({}, {"JAXHET_TRANSPORT": "tcp"})

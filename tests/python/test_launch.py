@@ -1,0 +1,394 @@
+"""`jaxhet launch`, watched from outside. The processes are plain Python: they need no JAX."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from jaxhet._errors import UsageError
+from jaxhet.cli import launch
+from jaxhet.cli._lines import LineSplitter
+
+_LAUNCH = [sys.executable, "-m", "jaxhet.cli", "launch"]
+_PRELUDE = """
+import os, pathlib, signal, subprocess, sys, time
+process = int(os.environ["JAXHET_PROCESS_ID"])
+"""
+_TIMEOUT_S = 60
+
+
+def _command(options: str, code: str) -> list[str]:
+    script = _PRELUDE + textwrap.dedent(code)
+    return [*_LAUNCH, *options.split(), "--", sys.executable, "-c", script]
+
+
+def _launch(options: str, code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(options, code),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        env={**os.environ, **env},
+    )
+
+
+@contextlib.contextmanager
+def _launched(options: str, code: str) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(_command(options, code), stdout=pipe, stderr=pipe, text=True) as popen:
+        try:
+            yield popen
+        finally:
+            popen.kill()
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + _TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def _pids(folder: pathlib.Path) -> list[int]:
+    return [int(path.read_text()) for path in folder.iterdir()]
+
+
+# Output.
+
+
+def test_lines_have_the_prefix_of_their_process_and_streams_stay_apart():
+    result = _launch("--island-names a,b", 'print("out"); print("err", file=sys.stderr)')
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[a/0] out", "[b/1] out"]
+    assert sorted(result.stderr.splitlines()) == ["[a/0] err", "[b/1] err"]
+
+
+def test_lines_are_whole_although_they_are_written_in_pieces():
+    code = """
+    for _ in range(50):
+        for piece in ("one ", "line ", f"of {process}\\n"):
+            os.write(1, piece.encode())
+    os.write(1, b"no end")
+    """
+    lines = _launch("", code).stdout.splitlines()
+    assert lines.count("[island0/0] one line of 0") == 50
+    assert lines.count("[island1/1] one line of 1") == 50
+    assert {"[island0/0] no end", "[island1/1] no end"} < set(lines)
+    assert len(lines) == 102
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ([b"a\nb\n"], [b"a", b"b"]),
+        ([b"a", b"b\n", b"\n"], [b"ab", b""]),
+        ([b"10%\r20%\r", b"30%", b"\r40%\n"], [b"40%"]),
+        ([b"10%\r", b"20%\r"], [b"20%"]),
+        ([b"windows\r\n"], [b"windows"]),
+        ([b"\xff\xfe\n"], [b"\xff\xfe"]),
+        ([b""], []),
+    ],
+)
+def test_line_splitter(pieces: list[bytes], lines: list[bytes]):
+    seen: list[bytes] = []
+    splitter = LineSplitter(seen.append)
+    for piece in pieces:
+        splitter.feed(piece)
+    splitter.flush()
+    assert seen == lines
+
+
+def test_line_splitter_holds_no_endless_line():
+    seen: list[bytes] = []
+    splitter = LineSplitter(seen.append)
+    for _ in range(40):
+        splitter.feed(b"x" * 100_000)
+    splitter.flush()
+    assert b"".join(seen) == b"x" * 4_000_000
+    assert len(seen) > 1
+
+
+def test_nobody_reads_the_output_ends_the_job():
+    code = """
+    while True:
+        print("line")
+        time.sleep(0.01)
+    """
+    with _launched("--grace 0", code) as popen:
+        assert popen.stdout is not None
+        popen.stdout.readline()
+        popen.stdout.close()
+        assert popen.wait(_TIMEOUT_S) == 128 + signal.SIGTERM
+
+
+# What a process is told.
+
+
+def test_environment_says_who_and_where_each_process_is():
+    code = """
+    import json
+    print(json.dumps({k: v for k, v in os.environ.items() if k.startswith(("JAXHET_", "JAX_P"))}))
+    """
+    result = _launch("--islands 2 --processes-per-island 2 --devices 3", code)
+    assert result.returncode == 0, result.stderr
+    told = [json.loads(line.partition("] ")[2]) for line in result.stdout.splitlines()]
+    told.sort(key=lambda env: env["JAXHET_PROCESS_ID"])
+    islands = [env["JAXHET_ISLAND"] for env in told]
+    assert islands == ["island0", "island0", "island1", "island1"]
+    shared = [{k: v for k, v in e.items() if k[-3:] != "_ID" and k[-7:] != "_ISLAND"} for e in told]
+    assert shared == shared[:1] * 4
+    assert shared[0]["JAXHET_NUM_PROCESSES"] == "4"
+    assert shared[0]["JAXHET_CPU_DEVICES"] == "3"
+    assert shared[0]["JAX_PLATFORMS"] == "cpu"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", shared[0]["JAXHET_COORDINATOR_ADDRESS"])
+    assert re.fullmatch(r"[0-9a-f]{64}", shared[0]["JAXHET_JOB_SECRET"])
+
+
+def test_two_jobs_at_once_have_ports_and_secrets_of_their_own():
+    code = 'print(os.environ["JAXHET_COORDINATOR_ADDRESS"], os.environ["JAXHET_JOB_SECRET"])'
+    with _launched("--islands 1", code) as first, _launched("--islands 1", code) as second:
+        (address1, secret1), (address2, secret2) = (
+            popen.communicate(timeout=_TIMEOUT_S)[0].split()[1:] for popen in (first, second)
+        )
+    assert address1 != address2
+    assert secret1 != secret2
+
+
+def test_platform_of_the_user_is_kept():
+    result = _launch("--islands 1", 'print(os.environ["JAX_PLATFORMS"])', JAX_PLATFORMS="cuda")
+    assert result.stdout == "[island0/0] cuda\n"
+
+
+def test_exit_event_is_one_line_of_json():
+    line = launch.exit_event(1, "killed by SIGKILL")
+    assert line.endswith(b"\n")
+    assert json.loads(line) == {"process": 1, "text": "killed by SIGKILL"}
+
+
+# Failure.
+
+
+def test_first_failure_decides_the_exit_code_and_ends_the_others():
+    code = """
+    if process == 1:
+        sys.exit(7)
+    time.sleep(1000)
+    """
+    result = _launch("--grace 0.2", code)
+    assert result.returncode == 7
+    assert result.stderr.splitlines()[:2] == [
+        "jaxhet launch: failed first: process 1 (island1): exit code 7",
+        "  process 0 (island0): killed by SIGTERM (the launcher sent SIGTERM)",
+    ]
+
+
+def test_signal_that_killed_a_process_is_named_and_the_others_are_quoted():
+    code = """
+    if process == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)
+    print("noise before", file=sys.stderr)
+    print("jaxhet.PeerError: process 0 is gone; start anew", file=sys.stderr)
+    print("noise after", file=sys.stderr)
+    sys.exit(1)
+    """
+    result = _launch("", code)
+    assert result.returncode == 128 + signal.SIGKILL
+    assert "failed first: process 0 (island0): killed by SIGKILL\n" in result.stderr
+    quoted = "it said: jaxhet.PeerError: process 0 is gone; start anew\n"
+    assert f"  process 1 (island1): exit code 1; {quoted}" in result.stderr
+    assert re.search(r"the first failure came \d+\.\d s after the start", result.stderr)
+
+
+def test_error_that_jax_wraps_is_quoted_from_its_name():
+    code = 'sys.exit("JaxRuntimeError: INTERNAL: jaxhet._errors.DeadlineError: too late")'
+    result = _launch("--islands 1", code)
+    assert "it said: jaxhet._errors.DeadlineError: too late" in result.stderr
+
+
+def test_others_get_the_grace_time_to_end_by_themselves():
+    code = """
+    if process == 0:
+        sys.exit(3)
+    time.sleep(1)
+    print("reported")
+    """
+    result = _launch("--grace 30", code)
+    assert result.returncode == 3
+    assert "[island1/1] reported" in result.stdout
+    assert "process 1 (island1): exit code 0\n" in result.stderr
+
+
+def test_process_that_ignores_sigterm_is_killed():
+    code = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if process == 1:
+        time.sleep(0.5)
+        sys.exit(1)
+    time.sleep(1000)
+    """
+    result = _launch("--grace 0", code)
+    assert result.returncode == 1
+    assert "killed by SIGKILL (the launcher sent SIGKILL)" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_is_passed_on_and_the_processes_decide(number: signal.Signals):
+    code = f"""
+    def handle(number, frame):
+        print("got", number)
+        sys.exit(0)
+    signal.signal({int(number)}, handle)
+    print("ready")
+    while True:
+        time.sleep(0.1)
+    """
+    with _launched("", code) as popen:
+        assert popen.stdout is not None
+        for _ in range(2):
+            assert popen.stdout.readline().endswith("ready\n")
+        popen.send_signal(number)
+        out, _err = popen.communicate(timeout=_TIMEOUT_S)
+    assert sorted(out.splitlines()) == [f"[island{i}/{i}] got {int(number)}" for i in range(2)]
+    assert popen.returncode == 0
+
+
+def test_signal_without_handler_is_the_exit_code():
+    code = 'signal.signal(signal.SIGINT, signal.SIG_DFL); print("ready"); time.sleep(1000)'
+    with _launched("", code) as popen:
+        assert popen.stdout is not None
+        for _ in range(2):
+            popen.stdout.readline()
+        popen.send_signal(signal.SIGINT)
+        _out, err = popen.communicate(timeout=_TIMEOUT_S)
+    assert popen.returncode == 128 + signal.SIGINT
+    assert "SIGINT was passed on to every process" in err
+
+
+def test_death_of_the_coordinator_is_part_of_the_story():
+    code = """
+    address = os.environ["JAXHET_COORDINATOR_ADDRESS"].encode()
+    def coordinators():
+        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes().split(b"\\0")
+                if words[1:2] == [b"-m"] and address in words:
+                    yield int(path.parent.name)
+    import contextlib
+    while not (found := list(coordinators())):
+        time.sleep(0.01)
+    os.kill(found[0], signal.SIGKILL)
+    sys.exit("jaxhet.TransportError: the coordinator is gone")
+    """
+    result = _launch("--islands 1", code)
+    assert result.returncode == 1
+    assert "\n  coordinator: killed by SIGKILL" in result.stderr
+
+
+# Nothing is left behind.
+
+_FAMILY = """
+folder = pathlib.Path({folder!r})
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], stdout=2)
+(folder / f"child{{process}}").write_text(str(child.pid))
+(folder / f"process{{process}}").write_text(str(os.getpid()))
+"""
+
+
+def test_grandchildren_end_with_their_process(tmp_path: pathlib.Path):
+    result = _launch("", _FAMILY.format(folder=str(tmp_path)) + 'print("done")')
+    assert result.returncode == 0, result.stderr
+    assert len(_pids(tmp_path)) == 4
+    assert not any(_runs(pid) for pid in _pids(tmp_path))
+
+
+def test_nothing_survives_the_sigkill_of_the_launcher(tmp_path: pathlib.Path):
+    code = _FAMILY.format(folder=str(tmp_path)) + "time.sleep(1000)"
+    with _launched("", code) as popen:
+        _wait_until(lambda: len(list(tmp_path.glob("process*"))) == 2)
+        popen.kill()
+        _wait_until(lambda: not any(_runs(pid) for pid in _pids(tmp_path)))
+
+
+def test_no_process_of_the_launcher_is_left(tmp_path: pathlib.Path):
+    marker = str(tmp_path)  # in the environment of all that the launcher starts
+    assert _launch("", "sys.exit(process)", MARKER=marker).returncode == 1
+    left = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if marker.encode() in path.read_bytes():
+                left.append(path)
+    assert not left
+
+
+# Bad input, in words.
+
+
+def test_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        result = _launch(f"--port {port}", "pass")
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"jaxhet.UsageError: port {port} cannot be bound")
+    assert "choose another one with --port" in result.stderr
+
+
+def test_given_port_is_used():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code = 'print(os.environ["JAXHET_COORDINATOR_ADDRESS"])'
+    result = _launch(f"--islands 1 --port {port}", code)
+    assert result.stdout == f"[island0/0] 127.0.0.1:{port}\n"
+
+
+def test_held_port_is_given_to_nobody_else_but_the_coordinator():
+    with launch.hold_port(0) as held:
+        address = held.getsockname()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        with socket.create_server(address):
+            pass
+
+
+def test_command_that_does_not_exist():
+    with pytest.raises(UsageError, match="no command 'no-such-program'; name a program"):
+        launch.launch(["no-such-program"], launch.Options())
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", "b", "c")])
+def test_island_names_that_do_not_fit(names: tuple[str, ...]):
+    with pytest.raises(UsageError, match="does not name 2 islands; give as many different"):
+        launch.island_names(launch.Options(islands=2, island_names=names))
+
+
+def test_option_value_that_is_not_valid():
+    result = _launch("--islands 0", "pass")
+    assert result.returncode == 2
+    assert "--islands" in result.stderr
+
+
+def test_bad_option_in_the_environment_is_refused_before_anything_starts():
+    result = _launch("", 'print("started")', JAXHET_CONNECT_TIMEOUT_S="soon")
+    assert result.returncode == 2
+    assert "jaxhet.UsageError: JAXHET_CONNECT_TIMEOUT_S='soon'" in result.stderr
+    assert "started" not in result.stdout

@@ -1,0 +1,166 @@
+"""Who may know whom: the one door to each outside thing, and the direction of dependency."""
+
+import ast
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_PLUGIN = _ROOT / "xla_plugin"
+
+# C++: a folder may include from its own level and from those before it.
+_LEVELS = [
+    {"base"},
+    {"device", "topology"},
+    {"bootstrap", "transport"},
+    {"engine"},
+    {"ffi"},
+    {"python"},
+]
+
+# What may be included or called in one place only: pattern -> folder or file below xla_plugin.
+_CPP_DOORS = {
+    r"#include [<\"]infiniband/": "transport/verbs/",
+    r"#include [<\"](cuda|hip/|hsa/)": "device/",
+    r"#include [<\"]xla/": "ffi/",
+    r"#include [<\"](nanobind/|Python\.h)": "python/",
+    r"\bgetenv\s*\(": "base/env.cc",
+}
+
+# Python: module -> the files that may import it, as prefixes of paths from the root.
+_PYTHON_DOORS = {
+    "jax._src": (
+        "jaxhet/_jax_compat.py",
+        "tests/python/compiler/",
+        "tests/python/test_jax_compat.py",
+    ),
+    "jaxlib": ("jaxhet/_jax_compat.py", "tests/python/compiler/"),
+    "jaxhet._engine": ("jaxhet/_ffi.py",),
+    "nanobind": (),
+}
+
+# Python: folder -> what it may import of the project; "jaxhet" itself means its public names.
+_MAY_IMPORT = {
+    "jaxhet/compiler/": ("jaxhet.compiler", "jaxhet._errors"),
+    "jaxhet/cli/": ("jaxhet.cli", "jaxhet._errors", "jaxhet._config", "jaxhet._coordinator"),
+    "jaxhet/": ("jaxhet",),
+    "models/": ("models", "jaxhet:public"),
+    "benchmarks/": ("benchmarks", "models", "tests.support", "jaxhet:public"),
+}
+_OWN = ("jaxhet", "models", "benchmarks", "tests")
+
+
+def _files(folder: pathlib.Path, *patterns: str) -> list[pathlib.Path]:
+    return sorted(path for pattern in patterns for path in folder.rglob(pattern))
+
+
+def _name(path: pathlib.Path) -> str:
+    return path.relative_to(_ROOT).as_posix()
+
+
+def _imports(path: pathlib.Path) -> Iterator[str]:
+    """Every dotted name that a file imports; `from a import b` counts as `a.b`."""
+    package = path.relative_to(_ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) + 1 - node.level] if node.level else ()
+            module = ".".join([*parents, *filter(None, [node.module])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _is_in(name: str, module: str) -> bool:
+    return name == module or name.startswith(module + ".")
+
+
+def _is_public_jaxhet(name: str) -> bool:
+    return re.fullmatch(r"jaxhet(\.[a-z]\w*|\.[A-Z]\w*)?", name) is not None
+
+
+def _may_import(name: str, allowed: tuple[str, ...]) -> bool:
+    if not any(_is_in(name, own) for own in _OWN):
+        return True
+    if "jaxhet:public" in allowed and _is_public_jaxhet(name):
+        return True
+    return any(_is_in(name, module) for module in allowed)
+
+
+_PYTHON = [p for f in (*_OWN, "tools") for p in _files(_ROOT / f, "*.py")]
+_CPP = _files(_PLUGIN, "*.h", "*.cc")
+
+
+def test_sources_are_found():
+    assert _PYTHON
+    assert _CPP
+
+
+def test_cpp_includes_go_down_the_levels():
+    level = {folder: i for i, folders in enumerate(_LEVELS) for folder in folders}
+    wrong = []
+    for path in _CPP:
+        own = path.relative_to(_PLUGIN).parts[0]
+        for folder in re.findall(r'#include "xla_plugin/(\w+)/', path.read_text()):
+            if folder != own and level[folder] >= level[own]:
+                wrong.append(f"{_name(path)} includes {folder}/")
+    assert not wrong
+
+
+def test_cpp_includes_start_at_the_root():
+    wrong = []
+    for path in _CPP:
+        for header in re.findall(r'#include "([^"]+)"', path.read_text()):
+            if not (_ROOT / header).exists() and not header.startswith("xla/"):
+                wrong.append(f"{_name(path)} includes {header}")
+    assert not wrong
+
+
+def test_transports_do_not_know_each_other():
+    wrong = []
+    for path in _files(_PLUGIN / "transport", "*/*.h", "*/*.cc"):
+        for other in re.findall(r'#include "xla_plugin/transport/(\w+)/', path.read_text()):
+            if other != path.parent.name:
+                wrong.append(f"{_name(path)} includes transport/{other}/")
+    assert not wrong
+
+
+@pytest.mark.parametrize("pattern", _CPP_DOORS)
+def test_cpp_door(pattern: str):
+    door = f"xla_plugin/{_CPP_DOORS[pattern]}"
+    inside = [_name(path) for path in _CPP if re.search(pattern, path.read_text())]
+    assert not [name for name in inside if not name.startswith(door)]
+
+
+@pytest.mark.parametrize("module", _PYTHON_DOORS)
+def test_python_door(module: str):
+    inside = [_name(path) for path in _PYTHON if any(_is_in(n, module) for n in _imports(path))]
+    assert not [name for name in inside if not name.startswith(_PYTHON_DOORS[module])]
+
+
+def test_python_imports_follow_the_direction_of_dependency():
+    wrong = []
+    for path in _PYTHON:
+        folder = next((f for f in _MAY_IMPORT if _name(path).startswith(f)), None)
+        for name in _imports(path):
+            if folder and not _may_import(name, _MAY_IMPORT[folder]):
+                wrong.append(f"{_name(path)} imports {name}")
+    assert not wrong
+
+
+def test_no_file_reads_the_environment_but_by_the_table_of_options():
+    """`JAXHET_*` is read in _config.py only, so that each option has a type, a check and a doc."""
+    pattern = r"(environ(\.get)?|getenv)\s*[\[(]\s*f?[\"']JAXHET_"
+    inside = [
+        _name(p) for p in _files(_ROOT / "jaxhet", "*.py") if re.search(pattern, p.read_text())
+    ]
+    assert not inside
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [("jaxhet", True), ("jaxhet.jit", True), ("jaxhet._jit", False), ("jaxhet._jit.jit", False)],
+)
+def test_public_names(name: str, public: bool):
+    assert _is_public_jaxhet(name) == public

@@ -1,0 +1,116 @@
+"""What holds for the tree as a whole: the documents, the pins, the paths."""
+
+import os
+import pathlib
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+
+
+def _tracked() -> list[pathlib.Path]:
+    """The files of the project: what git tracks or would track."""
+    git = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
+    names = subprocess.run(git, cwd=_ROOT, check=True, capture_output=True, text=True).stdout
+    return [path for name in names.splitlines() if (path := _ROOT / name).is_file()]
+
+
+def _text(path: pathlib.Path) -> str:
+    return path.read_text(errors="ignore")
+
+
+def _requirements() -> list[str]:
+    table = tomllib.loads(_text(_ROOT / "pyproject.toml"))
+    project = table["project"]
+    extras = [r for extra in project["optional-dependencies"].values() for r in extra]
+    return [*table["build-system"]["requires"], *project["dependencies"], *extras]
+
+
+def _distribution(requirement: str) -> str:
+    match = re.match(r"[\w.-]+", requirement)
+    assert match
+    return re.sub(r"[-_.]+", "-", match[0]).lower()
+
+
+def test_readme_shows_its_two_commands():
+    readme = _text(_ROOT / "README.md")
+    assert "make demo" in readme
+    assert "make test" in readme
+
+
+def test_readme_has_the_table_of_options():
+    """`python tools/option_table.py` writes it anew."""
+    script = runpy.run_path(str(_ROOT / "tools" / "option_table.py"))
+    assert script["table"]() in _text(_ROOT / "README.md")
+
+
+def test_readme_example_runs(tmp_path: pathlib.Path):
+    (example,) = re.findall(r"```python\n(.*?)```", _text(_ROOT / "README.md"), re.DOTALL)
+    path = tmp_path / "example.py"
+    path.write_text(example)
+    command = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "2", "--devices", "2"]
+    result = subprocess.run(
+        [*command, "--", sys.executable, str(path)],
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("17.5") == 2
+
+
+def test_every_requirement_is_pinned_once():
+    lines = _text(_ROOT / "constraints.txt").splitlines()
+    pins = [_distribution(line) for line in lines if line and not line.startswith("#")]
+    assert len(pins) == len(set(pins))
+    assert {_distribution(r) for r in _requirements()} <= set(pins)
+
+
+def test_versions_are_pinned_in_constraints_only():
+    assert not [r for r in _requirements() if "==" in r]
+    install = [_ROOT / "Makefile", _ROOT / ".ci" / "run", *(_ROOT / "tools").glob("*.sh")]
+    assert not [path.name for path in install if re.search(r"[\w\]]==\d", _text(path))]
+
+
+def test_no_file_names_a_path_of_a_machine():
+    home = re.compile(r"(?<![\w$}])/(?:root|home|Users)/\w")
+    assert not [str(path) for path in _tracked() if home.search(_text(path))]
+
+
+def test_no_lock_file_with_download_addresses():
+    assert not [p.name for p in _tracked() if p.name.endswith((".lock", "-lock.json"))]
+
+
+@pytest.mark.parametrize("document", _DOCUMENTS)
+def test_documents_name_paths_that_exist(document: str):
+    named = re.findall(r"`((?:[\w.-]+/)+(?:[\w.-]+\.\w+)?)`", _text(_ROOT / document))
+    generated = ("runs/", "_build/", ".venv/")
+    missing = [n for n in named if not n.startswith(generated) and not (_ROOT / n).exists()]
+    assert not missing
+
+
+def test_architecture_has_a_line_for_every_folder():
+    architecture = _text(_ROOT / "ARCHITECTURE.md")
+    folders = {path.relative_to(_ROOT).parts[0] for path in _tracked() if path.parent != _ROOT}
+    assert not [f for f in folders if not f.startswith(".") and f"`{f}/" not in architecture]
+
+
+def test_changelog_has_what_is_not_released():
+    assert "## Unreleased" in _text(_ROOT / "CHANGELOG.md")

@@ -1,0 +1,183 @@
+"""Jobs for tests and benchmarks: islands on CPU, or an ordinary JAX world.
+
+Their workers run what they are sent: every worker connects to a Unix socket of the owner (`serve`),
+receives one request at a time and answers it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[2]
+_START_TIMEOUT_S = 180
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How many islands, processes in each, devices in each process."""
+
+    islands: int
+    processes: int = 1
+    devices: int = 1
+
+    @property
+    def num_processes(self) -> int:
+        return self.islands * self.processes
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_processes * self.devices
+
+    def __str__(self) -> str:
+        return f"{self.islands}x{self.processes}x{self.devices}"
+
+
+class Job:
+    """The running workers of one job."""
+
+    def __init__(self, commands: list[tuple[list[str], dict[str, str]]], num_workers: int):
+        self._folder = tempfile.TemporaryDirectory(prefix="jaxhet-job-")
+        address = os.path.join(self._folder.name, "socket")
+        self._listener = Listener(address, "AF_UNIX", backlog=64)
+        self.log = pathlib.Path(self._folder.name, "log.txt")
+        with self.log.open("wb") as log:
+            self._processes = [
+                subprocess.Popen(
+                    [*command, address],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env=env,
+                    start_new_session=True,
+                )
+                for command, env in commands
+            ]
+        self.is_broken = False  # a worker ended or did not answer: of no more use
+        self._workers = self._accept(num_workers)
+
+    def ask(self, request: Any, timeout_s: float = 120) -> list[Any]:
+        """Sends `request` to every worker; returns their answers."""
+        try:
+            for connection in self._workers:
+                connection.send(request)
+        except BrokenPipeError:
+            self.is_broken = True
+            raise AssertionError(f"a worker ended:\n{self.log.read_text()}") from None
+        return [self._receive(connection, timeout_s) for connection in self._workers]
+
+    def close(self) -> None:
+        """Ends the job; one that does not end by itself is an error."""
+        if self.is_broken:
+            self._kill()
+            self._listener.close()
+            self._folder.cleanup()
+            return
+        for connection in self._workers:
+            connection.send(None)
+        try:
+            codes = [process.wait(60) for process in self._processes]
+        except subprocess.TimeoutExpired:
+            self._kill()
+            raise AssertionError(f"the job did not end:\n{self.log.read_text()}") from None
+        finally:
+            self._listener.close()
+        assert not any(codes), f"the job ended with {codes}:\n{self.log.read_text()}"
+        self._folder.cleanup()
+
+    def _accept(self, num_workers: int) -> list[Connection]:
+        self._listener._listener._socket.settimeout(_START_TIMEOUT_S)  # type: ignore[attr-defined]
+        try:
+            return [self._listener.accept() for _ in range(num_workers)]
+        except TimeoutError:
+            self._kill()
+            raise AssertionError(f"the job did not start:\n{self.log.read_text()}") from None
+
+    def _receive(self, connection: Connection, timeout_s: float) -> Any:
+        try:
+            if wait([connection], timeout_s):
+                return connection.recv()
+        except EOFError:
+            self.is_broken = True
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._processes[0].wait(30)  # for the story in the log
+            raise AssertionError(f"a worker ended:\n{self.log.read_text()}") from None
+        self.is_broken = True
+        raise AssertionError(f"no answer within {timeout_s} s:\n{self.log.read_text()}")
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def island_job(shape: Shape, worker: pathlib.Path, env: Mapping[str, str] | None = None) -> Job:
+    """A job of several islands, started by `jaxhet launch`."""
+    launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", str(shape.islands)]
+    sizes = ["--processes-per-island", str(shape.processes), "--devices", str(shape.devices)]
+    command = [*launch, *sizes, "--", sys.executable, str(worker)]
+    return Job([(command, _environment(env))], shape.num_processes)
+
+
+def world_job(num_devices: int, worker: pathlib.Path, env: Mapping[str, str] | None = None) -> Job:
+    """An ordinary JAX world of one process."""
+    devices = {"JAX_NUM_CPU_DEVICES": str(num_devices)}
+    return Job([([sys.executable, str(worker)], _environment({**devices, **(env or {})}))], 1)
+
+
+def gloo_job(shape: Shape, worker: pathlib.Path, env: Mapping[str, str] | None = None) -> Job:
+    """An ordinary JAX world of several processes, joined by JAX's own Gloo."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    commands = []
+    for process in range(shape.num_processes):
+        world = {
+            "JAX_NUM_CPU_DEVICES": str(shape.devices),
+            "GLOO_WORLD": f"{address} {shape.num_processes} {process}",
+        }
+        commands.append(([sys.executable, str(worker)], _environment({**world, **(env or {})})))
+    return Job(commands, shape.num_processes)
+
+
+def join() -> None:
+    """In a worker: joins the job that started it."""
+    import jax
+
+    import jaxhet
+
+    if "JAXHET_PROCESS_ID" in os.environ:
+        jaxhet.initialize()
+    elif world := os.environ.get("GLOO_WORLD"):
+        address, num_processes, process = world.split()
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(address, int(num_processes), int(process))
+
+
+def serve(answer: Callable[[Any], Any]) -> None:
+    """In a worker: joins the job, answers requests until the owner sends None, and leaves."""
+    import jax
+
+    import jaxhet
+
+    join()
+    with Client(sys.argv[1], "AF_UNIX") as connection:
+        while (request := connection.recv()) is not None:
+            connection.send(answer(request))
+    if "JAXHET_PROCESS_ID" in os.environ:
+        jaxhet.shutdown()
+    elif "GLOO_WORLD" in os.environ:
+        jax.distributed.shutdown()
+
+
+def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAXHET_")}
+    return {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **(extra or {})}

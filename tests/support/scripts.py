@@ -1,0 +1,57 @@
+"""Small jobs without the launcher: one script, each process's environment, and how they ended."""
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from tests.support.jobs import ROOT
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a process ended."""
+
+    code: int
+    text: str
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def run(script: str, *envs: Mapping[str, str], timeout_s: float = 60) -> list[Ended]:
+    """Runs `script` once with each environment, all at the same time."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAXHET_")}
+    base = {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={**base, **env},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for env in envs
+    ]
+    outputs = [p.communicate(timeout=timeout_s)[0] for p in processes]
+    return [Ended(p.returncode, text) for p, text in zip(processes, outputs, strict=True)]
+
+
+def job(num_processes: int = 2, **common: str) -> list[dict[str, str]]:
+    """The environments of a good job of one process per island."""
+    shared = {
+        "JAXHET_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+        "JAXHET_NUM_PROCESSES": str(num_processes),
+        "JAXHET_JOB_SECRET": "a secret",
+        "JAXHET_CONNECT_TIMEOUT_S": "10",
+        **common,
+    }
+    return [
+        {**shared, "JAXHET_PROCESS_ID": str(i), "JAXHET_ISLAND": f"island{i}"}
+        for i in range(num_processes)
+    ]
