@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from jaxhet.compiler import hlo
 from jaxhet.compiler import hlo_pb2 as pb
 
-Body = Callable[[hlo.Computation, hlo.Instruction], hlo.Instruction]
+Body = Callable[..., hlo.Instruction]  # of a computation and the instructions that it works on
 
 _BYTE_TYPES: dict[int, int] = {
     **dict.fromkeys((pb.S1, pb.S2, pb.S4), pb.S8),
@@ -42,7 +42,7 @@ def slice_1d(c: hlo.Computation, x: hlo.Instruction, start: int, size: int) -> h
 def pad_1d(c: hlo.Computation, x: hlo.Instruction, size: int) -> hlo.Instruction:
     """The elements of x, then zeros, `size` in all."""
     element_type = x.shape.element_type
-    zero = convert(c, _s32(c, [], [0]), element_type)
+    zero = convert(c, _integers(c, [], [0]), element_type)
     padding = pb.PaddingConfig()
     padding.dimensions.add(edge_padding_high=size - hlo.num_elements(x.shape))
     return c.add("pad", hlo.array_shape(element_type, [size]), [x, zero], padding_config=padding)
@@ -70,29 +70,53 @@ def reducer(module: hlo.Module, opcode: str, element_type: int) -> hlo.Computati
     return module.add_computation(opcode, build)
 
 
-def loop_fusion(c: hlo.Computation, x: hlo.Instruction, body: Body) -> hlo.Instruction:
-    """What `body` computes from x, as one loop."""
+def concatenate(c: hlo.Computation, xs: Sequence[hlo.Instruction]) -> hlo.Instruction:
+    """One-dimensional arrays one after the other."""
+    if len(xs) == 1:
+        return xs[0]
+    size = sum(hlo.num_elements(x.shape) for x in xs)
+    shape = hlo.array_shape(xs[0].shape.element_type, [size])
+    return c.add("concatenate", shape, xs, dimensions=[0])
+
+
+def transpose(
+    c: hlo.Computation, x: hlo.Instruction, permutation: Sequence[int]
+) -> hlo.Instruction:
+    """Dimension i of the result is dimension permutation[i] of x; row-major."""
+    dims = [x.shape.dimensions[d] for d in permutation]
+    shape = hlo.array_shape(x.shape.element_type, dims)
+    return c.add("transpose", shape, [x], dimensions=permutation)
+
+
+def loop_fusion(c: hlo.Computation, xs: Sequence[hlo.Instruction], body: Body) -> hlo.Instruction:
+    """What `body` computes from the xs, as one loop."""
 
     def build(fused: hlo.Computation) -> hlo.Instruction:
-        return body(fused, fused.add("parameter", x.shape))
+        parameters = [fused.add("parameter", x.shape, parameter_number=i) for i, x in enumerate(xs)]
+        return body(fused, *parameters)
 
     called = c.module.add_computation("fused", build, is_fusion=True)
     shape, ids = called.root.shape, [called.id]
-    return c.add("fusion", shape, [x], fusion_kind="kLoop", called_computation_ids=ids)
+    return c.add("fusion", shape, xs, fusion_kind="kLoop", called_computation_ids=ids)
+
+
+def broadcast(c: hlo.Computation, scalar: hlo.Instruction, shape: hlo.Shape) -> hlo.Instruction:
+    """A scalar in each element of `shape`."""
+    return c.add("broadcast", hlo.with_type(shape, scalar.shape.element_type), [scalar])
 
 
 def equals(
     c: hlo.Computation, scalar: hlo.Instruction, number: int, shape: hlo.Shape
 ) -> hlo.Instruction:
-    """Whether an s32 scalar is `number`, for each element of `shape`."""
+    """Whether a scalar integer is `number`, for each element of `shape`."""
     is_it = c.add(
         "compare",
         hlo.array_shape(pb.PRED, []),
-        [scalar, _s32(c, [], [number])],
+        [scalar, _integers(c, [], [number], scalar.shape.element_type)],
         comparison_direction="EQ",
         comparison_type="SIGNED",
     )
-    return c.add("broadcast", hlo.with_type(shape, pb.PRED), [is_it])
+    return broadcast(c, is_it, shape) if shape.dimensions else is_it
 
 
 def select(
@@ -105,24 +129,52 @@ def select(
     return chosen
 
 
-def own_entry(c: hlo.Computation, table: Sequence[int], num_partitions: int) -> hlo.Instruction:
-    """The entry of a table at the device's position in the device assignment, an s32 scalar."""
-    s32 = hlo.array_shape(pb.S32, [])
-    u32 = hlo.array_shape(pb.U32, [])
-    replica = convert(c, c.add("replica-id", u32), pb.S32)
-    partition = convert(c, c.add("partition-id", u32), pb.S32)
-    first = c.add("multiply", s32, [replica, _s32(c, [], [num_partitions])])
-    position = c.add("add", s32, [first, partition])
-    values = _s32(c, [len(table)], table)
-    entry = c.add(
-        "dynamic-slice",
-        hlo.array_shape(pb.S32, [1]),
-        [values, position],
-        dynamic_slice_sizes=[1],
-    )
-    return c.add("reshape", s32, [entry])
+def dynamic_slice_1d(
+    c: hlo.Computation, x: hlo.Instruction, start: hlo.Instruction, size: int
+) -> hlo.Instruction:
+    """`size` elements of x from `start`, a scalar integer."""
+    shape = hlo.array_shape(x.shape.element_type, [size])
+    return c.add("dynamic-slice", shape, [x, start], dynamic_slice_sizes=[size])
 
 
-def _s32(c: hlo.Computation, dims: Sequence[int], values: Sequence[int]) -> hlo.Instruction:
-    shape = hlo.array_shape(pb.S32, dims)
-    return c.add("constant", shape, literal=pb.LiteralProto(shape=shape, s32s=values))
+def own_position(c: hlo.Computation, num_partitions: int) -> hlo.Instruction:
+    """The device's position in the device assignment, an s32 scalar; one for each computation."""
+
+    def build() -> hlo.Instruction:
+        s32 = hlo.array_shape(pb.S32, [])
+        u32 = hlo.array_shape(pb.U32, [])
+        partition = convert(c, c.add("partition-id", u32), pb.S32)
+        if c.module.proto.device_assignment.replica_count == 1:
+            return partition
+        replica = convert(c, c.add("replica-id", u32), pb.S32)
+        first = c.add("multiply", s32, [replica, _integers(c, [], [num_partitions])])
+        return c.add("add", s32, [first, partition])
+
+    return c.shared("position", build)
+
+
+def entry(c: hlo.Computation, table: Sequence[int], place: hlo.Instruction) -> hlo.Instruction:
+    """The entry of a table at a place, a scalar integer; one for each computation."""
+
+    def build() -> hlo.Instruction:
+        element_type = pb.S64 if max(table) >= 2**31 else pb.S32
+        values = _integers(c, [len(table)], table, element_type)
+        found = dynamic_slice_1d(c, values, place, 1)
+        return c.add("reshape", hlo.array_shape(element_type, []), [found])
+
+    return c.shared(("entry", tuple(table), place.id), build)
+
+
+def entry_is(
+    c: hlo.Computation, table: Sequence[int], place: hlo.Instruction, number: int
+) -> hlo.Instruction:
+    """Whether the entry of a table at a place is `number`; a scalar."""
+    return equals(c, entry(c, table, place), number, hlo.array_shape(pb.PRED, []))
+
+
+def _integers(
+    c: hlo.Computation, dims: Sequence[int], values: Sequence[int], element_type: int = pb.S32
+) -> hlo.Instruction:
+    shape = hlo.array_shape(element_type, dims)
+    field = "s64s" if element_type == pb.S64 else "s32s"
+    return c.add("constant", shape, literal=pb.LiteralProto(shape=shape, **{field: values}))

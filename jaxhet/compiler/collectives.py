@@ -1,6 +1,7 @@
 """Which collectives of a module cross islands, and the words for those that can't."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from jaxhet._errors import UsageError
 from jaxhet.compiler import groups as groups_lib
@@ -16,6 +17,12 @@ _WITH_GLOBAL_IDS = {  # opcodes that have the attribute use_global_device_ids
     "all-reduce-start",
     "reduce-scatter",
 }
+_INSIDE_ONLY = {  # opcode -> what to write instead
+    "ragged-all-to-all": "jax.lax.all_to_all of equal parts",
+    "recv": "jax.lax.ppermute",
+    "send": "jax.lax.ppermute",
+}
+_UNEQUAL_GROUPS = {"collective-broadcast", "collective-permute"}
 _CONTROL_FLOW = {"call", "conditional", "while"}
 _REDUCERS = {  # opcode -> JAX's word
     "add": "sum",
@@ -50,17 +57,23 @@ class Collective:
         return self.computation.module.proto.device_assignment.computation_count
 
     @property
+    def num_replicas(self) -> int:
+        """Of the module's device assignment."""
+        return self.computation.module.proto.device_assignment.replica_count
+
+    def places(self, groups: Groups) -> list[int]:
+        """Position to place in its group; 0 for those in none."""
+        place_of = {position: i for group in groups for i, position in enumerate(group)}
+        return [place_of.get(position, 0) for position in range(len(self.rank_of))]
+
+    @property
     def ranks(self) -> Groups:
         """The groups, in ranks."""
         return groups_lib.map_groups(self.positions, self.rank_of)
 
 
 def crossing(module: hlo.Module, job: Job) -> list[Collective]:
-    """The collectives of a module that cross islands, all of them ones that can be decomposed.
-
-    Raises:
-      UsageError: One can't; the text names it, its groups, its source line, and what to do.
-    """
+    """The collectives of a module that cross islands."""
     instructions = [
         (computation, instruction)
         for computation in module.computations.values()
@@ -74,11 +87,18 @@ def crossing(module: hlo.Module, job: Job) -> list[Collective]:
         Collective(computation, instruction, _positions(module, instruction), rank_of)
         for computation, instruction in instructions
     )
-    found = [c for c in collectives if any(groups_lib.crosses(g, job.islands) for g in c.ranks)]
-    for collective in found:
+    return [c for c in collectives if any(groups_lib.crosses(g, job.islands) for g in c.ranks)]
+
+
+def check(module: hlo.Module, crossing: Sequence[Collective], job: Job) -> None:
+    """Checks that all of them can be decomposed.
+
+    Raises:
+      UsageError: One can't; the text names it, its groups, its source line, and what to do.
+    """
+    for collective in crossing:
         if problem := _problem(module, collective):
             raise UsageError(_message(module, collective, job, problem))
-    return found
 
 
 def role(caller: hlo.Instruction, computation_id: int) -> str:
@@ -163,18 +183,21 @@ def _mesh_ids(groups: pb.MeshAxesReplicaGroupListProto) -> Groups:
 def _problem(module: hlo.Module, collective: Collective) -> str | None:
     """Why a collective can't be decomposed, with what to do about it."""
     instruction = collective.instruction
-    if instruction.opcode != "all-reduce":
+    if instruction.opcode in _INSIDE_ONLY:
         return (
-            f"{instruction.opcode} can't cross islands yet, only all-reduce can. Keep this op"
-            " inside an island (jaxhet.make_mesh orders devices so that the last axes do not"
-            " cross), or write it with jax.lax.psum"
+            f"{instruction.opcode} can't cross islands. Keep this op inside an island"
+            " (jaxhet.make_mesh orders devices so that the last axes do not cross), or write it"
+            f" with {_INSIDE_ONLY[instruction.opcode]}"
         )
-    if reducer(module, instruction) is None:
+    if instruction.called_computation_ids and reducer(module, instruction) is None:
         return (
             "its reducer is not one of sum, product, min, max, and, or. Use one of these, for"
             " example jax.lax.psum"
         )
-    if len({len(group) for group in collective.positions}) > 1:
+    if (
+        instruction.opcode not in _UNEQUAL_GROUPS
+        and len({len(group) for group in collective.positions}) > 1
+    ):
         return "its groups have different sizes. Use groups of equal size"
     if (wrapper := _wrapper(module, collective.computation)) is not None:
         return (
@@ -184,12 +207,14 @@ def _problem(module: hlo.Module, collective: Collective) -> str | None:
     return None
 
 
-def reducer(module: hlo.Module, all_reduce: hlo.Instruction) -> str | None:
-    """The opcode that combines two elements, or None if the reducer is more than one operation.
+def reducer(module: hlo.Module, instruction: hlo.Instruction) -> str | None:
+    """The opcode that combines two elements, or None if there is none or more than one operation.
 
     Conversions around it, which XLA adds when it promotes types, are looked through.
     """
-    computation = module.computations[all_reduce.called_computation_ids[0]]
+    if not instruction.called_computation_ids:
+        return None
+    computation = module.computations[instruction.called_computation_ids[0]]
 
     def source(instruction: hlo.Instruction) -> hlo.Instruction:
         while instruction.opcode == "convert":

@@ -1,8 +1,14 @@
 """PRE: collectives that cross islands become local collectives, exchanges and arithmetic."""
 
-from jaxhet.compiler import all_reduce, collectives, hlo, plan
-from jaxhet.compiler.exchange import Exchange
+from jaxhet.compiler import all_reduce, async_form, collectives, groups, hlo, movement, plan
+from jaxhet.compiler.collectives import Collective
+from jaxhet.compiler.cpu_form import CpuLowering
+from jaxhet.compiler.exchange import Adder, Exchange
+from jaxhet.compiler.gpu_form import GpuLowering
+from jaxhet.compiler.lowering import Lowering
 from jaxhet.compiler.options import Job, Options
+
+_POINT_TO_POINT = ("collective-broadcast", "collective-permute")
 
 
 def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
@@ -22,11 +28,62 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     if not hlo.has_collective(module):
         return None
     parsed = hlo.Module(module)
-    crossing = collectives.crossing(parsed, job)
+    crossing = async_form.to_sync(parsed, collectives.crossing(parsed, job))
     if not crossing:
         return None
+    collectives.check(parsed, crossing, job)
     exchanges: list[Exchange] = []
     for collective in crossing:
-        all_reduce.lower(collective, job, options, exchanges)
+        _lower(collective, job, options, exchanges)
     plan.make(parsed, exchanges, options)
     return parsed.serialize()
+
+
+def _lower(collective: Collective, job: Job, options: Options, exchanges: list[Exchange]) -> None:
+    """Makes a collective the last step of its decomposition; appends its exchanges."""
+    split, note = _divide(collective, job, options)
+    opcode = collective.instruction.opcode
+    reducer = collectives.reducer(collective.computation.module, collective.instruction)
+    label = [opcode]
+    if reducer is not None:
+        label.append(collectives.reducer_name(reducer))
+    label += [f"dim {dim}" for dim in collective.instruction.dimensions]
+    if opcode not in _POINT_TO_POINT:
+        label.append("hierarchical" if split else "flat")
+    if not job.is_gpu:  # there, layouts are final
+        operands = collective.computation.operands(collective.instruction)
+        label += [hlo.shape_text(x.shape) for x in operands if not hlo.is_row_major(x.shape)]
+    adder = Adder(collective, " ".join(label), note, job, options, exchanges)
+    lowering: Lowering = (GpuLowering if job.is_gpu else CpuLowering)(collective, adder)
+    match opcode:
+        case "all-reduce":
+            assert reducer is not None
+            all_reduce.lower(lowering, reducer, split)
+        case "reduce-scatter":
+            assert reducer is not None
+            movement.reduce_scatter(lowering, reducer, split)
+        case "all-gather":
+            movement.all_gather(lowering, split)
+        case "all-to-all":
+            movement.all_to_all(lowering, split)
+        case "collective-permute":
+            movement.permute(lowering)
+        case _:
+            movement.broadcast(lowering)
+
+
+def _divide(collective: Collective, job: Job, options: Options) -> tuple[groups.Split | None, str]:
+    """How to divide the groups for the hierarchical algorithm, or None and why it is flat."""
+    opcode = collective.instruction.opcode
+    if opcode in _POINT_TO_POINT:
+        return None, ""
+    if options.algorithm == "flat" or (options.algorithm == "auto" and not job.is_gpu):
+        return None, ""
+    split = groups.split(collective.positions, collective.rank_of, job.islands)
+    if isinstance(split, str):
+        return None, split
+    if opcode != "all-reduce" and split.places is None:
+        return None, "groups meet the islands in different orders"
+    if opcode == "all-to-all" and collective.num_replicas > 1 and collective.num_partitions > 1:
+        return None, "an all-to-all of replicas and partitions has no form inside islands"
+    return split, ""

@@ -8,6 +8,7 @@ GPU  PRE adds a collective-permute-start/-done pair, which XLA's passes leave al
 Frontend attributes carry the plan from PRE to POST.
 """
 
+import collections
 import dataclasses
 import enum
 import json
@@ -24,8 +25,8 @@ EXCHANGE_TARGET = "jaxhet_exchange"
 START_TARGET = "jaxhet_start"
 DONE_TARGET = "jaxhet_done"
 
-_INDEX, _PLAN, _LINE, _SOURCE, _CALL = (
-    f"jaxhet_{name}" for name in ("index", "plan", "line", "source", "call")
+_INDEX, _PLAN, _LINE, _SOURCE, _NOTE, _BYTES, _CALL = (
+    f"jaxhet_{name}" for name in ("index", "plan", "line", "source", "note", "bytes", "call")
 )
 _START_OPCODES = ("collective-permute-start", "custom-call")
 
@@ -48,6 +49,8 @@ class Exchange:
       attributes: Of the engine's call, without plan and index.
       line: What must be equal on all ranks, without the place in the program.
       source: What the user wrote.
+      note: Why it is as it is.
+      num_bytes: That a rank sends to other islands, at most.
       done: The instruction that waits for it, if that is another one.
       scatters: The local reduce-scatters that lead to it.
       gathers: The local all-gathers that follow.
@@ -58,6 +61,8 @@ class Exchange:
     attributes: dict[str, int | tuple[int, ...]]
     line: str
     source: str
+    note: str
+    num_bytes: int
     done: hlo.Instruction | None = None
     scatters: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     gathers: list[hlo.Instruction] = dataclasses.field(default_factory=list)
@@ -65,12 +70,24 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What POST reads from an exchange: its place in a plan, its line and source."""
+    """An exchange in a plan; what POST reads.
+
+    Attributes:
+      index: Its place in the plan.
+      fingerprint: Of the plan.
+      line: What must be equal on all ranks: place in the program, kind, collective, algorithm,
+        shapes, groups of ranks.
+      source: What the user wrote: op and source line.
+      note: Why it is as it is, or "".
+      num_bytes: Bytes that a rank sends to ranks on other islands, the most of all ranks.
+    """
 
     index: int
     fingerprint: int
     line: str
     source: str
+    note: str
+    num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +96,8 @@ class Adder:
 
     Attributes:
       collective: What they are part of.
-      label: Reducer and algorithm, for the line.
-      note: What else to tell the user.
+      label: What it is and the algorithm, for the line.
+      note: Why it is so, for the user.
       job: The job.
       options: The user's options.
       added: All exchanges of the module; new ones are appended.
@@ -100,7 +117,10 @@ class Adder:
         results: Sequence[hlo.Shape],
         groups: Groups,
     ) -> list[hlo.Instruction]:
-        """The CPU form: one call with one result per operand. Groups are in positions."""
+        """The CPU form: one call with one result per operand.
+
+        Groups are in positions; those of a permute are pairs of source and target.
+        """
         single = len(results) == 1
         start = self.collective.computation.add(
             "custom-call",
@@ -123,25 +143,21 @@ class Adder:
             for i, shape in enumerate(results)
         ]
 
-    def permute(self, x: hlo.Instruction, groups: Groups, shift: int) -> hlo.Instruction:
-        """The GPU form: each member sends to the one `shift` places on. Groups are in positions."""
-        pairs = [
-            pb.SourceTarget(source=source, target=group[(i + shift) % len(group)])
-            for group in groups
-            for i, source in enumerate(group)
-        ]
-        start = self.collective.computation.add(
+    def permute(self, x: hlo.Instruction, pairs: Groups) -> hlo.Instruction:
+        """The GPU form: each source sends x to its target. Pairs are in positions."""
+        collective = self.collective
+        start = collective.computation.add(
             "collective-permute-start",
             hlo.tuple_shape([x.shape, x.shape]),
             [x],
-            like=self.collective.instruction,
-            channel_id=self.collective.computation.module.new_channel_id(),
-            source_target_pairs=pairs,
+            like=collective.instruction,
+            channel_id=collective.computation.module.new_channel_id(),
+            source_target_pairs=[pb.SourceTarget(source=s, target=t) for s, t in pairs],
         )
-        done = self.collective.computation.add(
-            "collective-permute-done", x.shape, [start], like=self.collective.instruction
+        done = collective.computation.add(
+            "collective-permute-done", x.shape, [start], like=collective.instruction
         )
-        exchange = self._exchange(start, ExchangeKind.PERMUTE, [x], groups, shift)
+        exchange = self._exchange(start, ExchangeKind.PERMUTE, [x], pairs)
         self.added.append(dataclasses.replace(exchange, done=done))
         return done
 
@@ -151,7 +167,6 @@ class Adder:
         kind: ExchangeKind,
         operands: Sequence[hlo.Instruction],
         groups: Groups,
-        shift: int = 0,
     ) -> Exchange:
         module = self.collective.computation.module
         ranks = groups_lib.map_groups(groups, self.collective.rank_of)
@@ -162,15 +177,33 @@ class Adder:
             "group_size": len(ranks[0]),
             "deadline_ms": self.options.deadline_ms,
         }
-        name = kind.name.lower()
-        if kind == ExchangeKind.PERMUTE:
-            attributes["shift"] = shift
-            name = f"{name}+{shift}"
         shapes = ",".join(hlo.shape_text(o.shape) for o in operands)
-        line = f"{name} {self.label} {shapes} {groups_lib.to_text(ranks)}"
-        source = f"{module.location(self.collective.instruction)} {self.note}"
-        source = " ".join(source.replace('"', "'").split())
-        return Exchange(self.collective.computation, start, attributes, line, source)
+        line = f"{kind.name.lower()} {self.label} {shapes} {groups_lib.to_text(ranks)}"
+        source = module.location(self.collective.instruction).replace('"', "'")
+        sent = sum(hlo.num_bytes(o.shape) for o in operands) * self._most_receivers(kind, ranks)
+        if kind == ExchangeKind.ALL_TO_ALL:
+            sent = -(-sent // len(ranks[0]))
+        return Exchange(
+            self.collective.computation,
+            start,
+            attributes,
+            line,
+            " ".join(source.split()),
+            self.note,
+            sent,
+        )
+
+    def _most_receivers(self, kind: ExchangeKind, ranks: Groups) -> int:
+        """To how many ranks on other islands a rank sends, the most of all ranks."""
+        islands = self.job.islands
+        if kind == ExchangeKind.PERMUTE:
+            crossing = [s for s, t in ranks if islands[s] != islands[t]]
+            return max(collections.Counter(crossing).values(), default=0)
+        return max(
+            sum(islands[other] != islands[rank] for other in group)
+            for group in ranks
+            for rank in group
+        )
 
 
 def finish(exchange: Exchange, entry: Entry) -> None:
@@ -182,6 +215,8 @@ def finish(exchange: Exchange, entry: Entry) -> None:
         _PLAN: str(entry.fingerprint),
         _LINE: entry.line,
         _SOURCE: entry.source,
+        _NOTE: entry.note,
+        _BYTES: str(entry.num_bytes),
     }
     if start.opcode == "custom-call":
         start.backend_config = _backend_config("custom_call_config", call)
@@ -205,7 +240,12 @@ def read(instruction: hlo.Instruction) -> Entry:
     """The plan's entry of an exchange."""
     attributes = instruction.frontend_attributes.map
     return Entry(
-        int(attributes[_INDEX]), int(attributes[_PLAN]), attributes[_LINE], attributes[_SOURCE]
+        int(attributes[_INDEX]),
+        int(attributes[_PLAN]),
+        attributes[_LINE],
+        attributes[_SOURCE],
+        attributes[_NOTE],
+        int(attributes[_BYTES]),
     )
 
 

@@ -115,10 +115,23 @@ class Split:
     Attributes:
       local: The members of one group on one island, in group order.
       rails: The members of one group with one place among their island's, in order of islands.
+      places: (rail's place of the island, place on the island) of each member of a group, in group
+        order; None if groups differ in that.
     """
 
     local: Groups
     rails: Groups
+    places: tuple[tuple[int, int], ...] | None
+
+    @property
+    def num_islands(self) -> int:
+        """Of each group."""
+        return len(self.rails[0])
+
+    @property
+    def local_size(self) -> int:
+        """Members of each group on each of its islands."""
+        return len(self.local[0])
 
 
 def split(positions: Groups, ranks: Sequence[int], islands: Sequence[int]) -> Split | str:
@@ -134,19 +147,23 @@ def split(positions: Groups, ranks: Sequence[int], islands: Sequence[int]) -> Sp
     local: list[tuple[int, ...]] = []
     rails: list[tuple[int, ...]] = []
     sizes: set[tuple[int, ...]] = set()
+    all_places: set[tuple[tuple[int, int], ...]] = set()
     for group in positions:
         by_island: dict[int, list[int]] = {}
         for position in group:
             by_island.setdefault(islands[ranks[position]], []).append(position)
         members = [tuple(by_island[island]) for island in sorted(by_island)]
         sizes.add(tuple(map(len, members)))
+        place_of = {p: (i, j) for i, local_ in enumerate(members) for j, p in enumerate(local_)}
+        all_places.add(tuple(place_of[position] for position in group))
         local += members
         rails += zip(*members, strict=False)
     if len(sizes) > 1:
         return f"groups have different members per island: {_list(sizes)}"
     if len(set(next(iter(sizes)))) > 1:
         return f"islands have different numbers of members: {_list(sizes)}"
-    return Split(tuple(local), tuple(rails))
+    places = all_places.pop() if len(all_places) == 1 else None
+    return Split(tuple(local), tuple(rails), places)
 
 
 def _list(sizes: set[tuple[int, ...]]) -> str:

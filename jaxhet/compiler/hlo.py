@@ -6,7 +6,7 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from jaxhet._errors import JaxhetError
@@ -136,6 +136,8 @@ class Computation:
         self.instructions: list[Instruction] = list(proto.instructions)
         self._by_id = {i.id: i for i in self.instructions}
         self._next_id = max(self._by_id, default=(proto.id << _ID_BITS) - 1) + 1
+        self._shared: dict[Hashable, Instruction] = {}
+        self._users: dict[int, list[Instruction]] | None = None
         self._changed = False
 
     @property
@@ -181,7 +183,7 @@ class Computation:
         self._next_id += 1
         self.instructions.append(new)
         self._by_id[new.id] = new
-        self._changed = True
+        self._users, self._changed = None, True
         return new
 
     def rewrite(
@@ -199,8 +201,36 @@ class Computation:
             **fields,
         )
         old.CopyFrom(new)
-        self._changed = True
+        self._users, self._changed = None, True
         return old
+
+    def shared(self, key: Hashable, build: Callable[[], Instruction]) -> Instruction:
+        """What `build` adds, once for each key."""
+        if key not in self._shared:
+            self._shared[key] = build()
+        return self._shared[key]
+
+    def users(self, instruction: Instruction) -> list[Instruction]:
+        """The instructions that have an operand in it."""
+        if self._users is None:
+            self._users = {}
+            for user in self.instructions:
+                for operand in set(user.operand_ids):
+                    self._users.setdefault(operand, []).append(user)
+        return self._users.get(instruction.id, [])
+
+    def remove(self, instruction: Instruction, successor: Instruction) -> None:
+        """Removes an instruction without users; what waits for it waits for `successor`."""
+        self.instructions = [i for i in self.instructions if i.id != instruction.id]
+        del self._by_id[instruction.id]
+        for other in self.instructions:
+            before = other.control_predecessor_ids
+            if instruction.id in before:
+                kept = [i for i in before if i != instruction.id]
+                other.control_predecessor_ids[:] = (
+                    kept if other.id == successor.id else [*kept, successor.id]
+                )
+        self._users, self._changed = None, True
 
     def add_control_predecessor(self, instruction: Instruction, predecessor: Instruction) -> None:
         """Makes an instruction wait for another one."""
@@ -294,6 +324,34 @@ class Module:
         self._new.append(computation)
         self.computations[computation.id] = computation
         return computation
+
+    def copy_computation(self, fused: Computation, root: Instruction) -> Computation:
+        """A fused computation again, with another of its instructions as the root."""
+        needed = {root.id}
+        for old in reversed(fused.instructions):
+            if old.id in needed:
+                needed.update(old.operand_ids)
+
+        def build(c: Computation) -> Instruction:
+            copies: dict[int, Instruction] = {}
+            for old in fused.instructions:
+                if old.id not in needed and old.opcode != "parameter":
+                    continue
+                new = copies[old.id] = c.add(old.opcode, old.shape)
+                name, instruction_id = new.name, new.id
+                new.CopyFrom(old)
+                new.name, new.id = name, instruction_id
+                new.operand_ids[:] = [copies[i].id for i in old.operand_ids]
+                new.control_predecessor_ids[:] = [copies[i].id for i in old.control_predecessor_ids]
+            return copies[root.id]
+
+        return self.add_computation("fused", build, is_fusion=True)
+
+    def remove_computation(self, computation: Computation) -> None:
+        """Removes a computation that nobody calls any more."""
+        del self.computations[computation.id]
+        place = [c.id for c in self.proto.computations].index(computation.id)
+        del self.proto.computations[place]
 
     def serialize(self) -> bytes:
         """The module with all changes; callees stay before their callers."""

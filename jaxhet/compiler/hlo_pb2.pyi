@@ -136,12 +136,18 @@ class OpMetadata(_message.Message):
     def __init__(self, op_type: _Optional[str] = ..., op_name: _Optional[str] = ..., source_file: _Optional[str] = ..., source_line: _Optional[int] = ..., stack_frame_id: _Optional[int] = ...) -> None: ...
 
 class LiteralProto(_message.Message):
-    __slots__ = ("shape", "s32s")
+    __slots__ = ("shape", "s32s", "s64s", "u32s", "u64s")
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     S32S_FIELD_NUMBER: _ClassVar[int]
+    S64S_FIELD_NUMBER: _ClassVar[int]
+    U32S_FIELD_NUMBER: _ClassVar[int]
+    U64S_FIELD_NUMBER: _ClassVar[int]
     shape: ShapeProto
     s32s: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, shape: _Optional[_Union[ShapeProto, _Mapping]] = ..., s32s: _Optional[_Iterable[int]] = ...) -> None: ...
+    s64s: _containers.RepeatedScalarFieldContainer[int]
+    u32s: _containers.RepeatedScalarFieldContainer[int]
+    u64s: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, shape: _Optional[_Union[ShapeProto, _Mapping]] = ..., s32s: _Optional[_Iterable[int]] = ..., s64s: _Optional[_Iterable[int]] = ..., u32s: _Optional[_Iterable[int]] = ..., u64s: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicaGroup(_message.Message):
     __slots__ = ("replica_ids",)

@@ -26,6 +26,7 @@ ExchangeRequest Request(ExchangeKind kind, int rank, std::vector<int> group, int
           .plan = kPlan,
           .index = index,
           .group = std::move(group),
+          .pairs = {},
           .deadline_ms = 0,
           .operands = {},
           .results = {},
@@ -105,6 +106,51 @@ void ExchangesAllToAllSizes(const WorldOptions& options) {
     if (block > 1)
       CheckExchange(world, ExchangeKind::kAllToAll, group, {full - 1}, {full}, ++run_id);
     CheckExchange(world, ExchangeKind::kAllToAll, group, {full / 3}, {full}, ++run_id);
+  }
+}
+
+// Each rank of the world starts a permute along `pairs`; every byte of every result is checked.
+void CheckPermute(World& world, const std::vector<Pair>& pairs, size_t bytes, int64_t run_id) {
+  std::deque<Call> calls;
+  for (const int rank : AllRanks(world.num_ranks())) {
+    ExchangeRequest request = Request(ExchangeKind::kPermute, rank, MembersOf(pairs), run_id);
+    request.pairs = pairs;
+    calls.emplace_back(std::move(request), Sizes{bytes, 3}, Sizes{bytes, 3});
+    calls.back().StartOn(world.EngineOf(rank));
+  }
+  for (Call& call : calls) {
+    const auto error = call.Wait();
+    ExpectTrue(!error, error ? error->what() : "");
+  }
+  std::map<int, int> source_of;
+  for (const auto [source, target] : pairs) source_of[target] = source;
+  for (int rank = 0; rank < world.num_ranks(); ++rank) {
+    const auto source = source_of.find(rank);
+    for (size_t i = 0; i < 2; ++i) {
+      const Call& call = calls[static_cast<size_t>(rank)];
+      const Bytes zeros(call.results[i].size());
+      EXPECT(call.results[i] ==
+             (source == source_of.end() ? zeros
+                                        : calls[static_cast<size_t>(source->second)].operands[i]));
+    }
+  }
+}
+
+void PermutesAlongAnyPairs(const WorldOptions& options) {
+  World world(options);
+  const int last = world.num_ranks() - 1;
+  std::vector<Pair> ring;
+  std::vector<Pair> broadcast;
+  for (int rank = 0; rank <= last; ++rank) {
+    ring.push_back({rank, (rank + 1) % (last + 1)});
+    broadcast.push_back({last, rank});
+  }
+  int64_t run_id = 0;
+  for (const std::vector<Pair>& pairs :
+       std::vector<std::vector<Pair>>{ring, broadcast, {{0, last}}, {{last, 0}, {0, 0}}}) {
+    for (const size_t bytes : SizesOf(options.engine)) {
+      CheckPermute(world, pairs, bytes, ++run_id);
+    }
   }
 }
 
@@ -309,6 +355,7 @@ bool AddAll() {
   const std::map<std::string, void (*)(const WorldOptions&)> checks = {
       {"GathersAllSizes", &GathersAllSizes},
       {"ExchangesAllToAllSizes", &ExchangesAllToAllSizes},
+      {"PermutesAlongAnyPairs", &PermutesAlongAnyPairs},
       {"ExchangesManyOperands", &ExchangesManyOperands},
       {"ExchangesInSubgroups", &ExchangesInSubgroups},
       {"ExchangesInAnyOrder", &ExchangesInAnyOrder},

@@ -105,8 +105,40 @@ TEST(PartitionRefusesSizesThatDoNotFit) {
     ExpectContains(ExpectThrow([&] { PartitionBuffers(RequestOf(kind, operand, result)); }), "13");
   }
   ExpectContains(
-      ExpectThrow([&] { PartitionBuffers(RequestOf(ExchangeKind::kPermute, operand, operand)); }),
-      "kind 0");
+      ExpectThrow([&] { PartitionBuffers(RequestOf(ExchangeKind{9}, operand, operand)); }),
+      "kind 9");
+}
+
+TEST(PartitionFollowsPairs) {
+  std::array<std::byte, 4> operand{};
+  std::array<std::byte, 4> result{};
+  ExchangeRequest request = RequestOf(ExchangeKind::kPermute, operand, result);
+  request.pairs = {{1, 0}, {0, 2}, {1, 2}};
+  const auto source = PartitionBuffers(request);
+  ExpectEqual(source.members.size(), size_t{2});
+  for (const MemberParts& member : source.members) {
+    ExpectEqual(member.send.num_bytes(), size_t{4});
+    ExpectEqual(member.receive.num_bytes(), size_t{0});
+  }
+  ExpectEqual(source.padding.num_bytes(), size_t{4});
+  request.pairs = {{1, 0}, {0, 1}};
+  const auto both = PartitionBuffers(request);
+  ExpectEqual(both.members.size(), size_t{1});
+  ExpectEqual(both.members[0].send.num_bytes(), size_t{4});
+  ExpectEqual(both.members[0].receive.num_bytes(), size_t{4});
+  ExpectEqual(both.padding.num_bytes(), size_t{0});
+  request.results[0] = std::span(result).first(3);
+  ExpectContains(ExpectThrow([&] { PartitionBuffers(request); }), "can't turn 4 bytes into 3");
+}
+
+TEST(PairsHaveOneSourcePerTarget) {
+  const std::array<int64_t, 4> ranks = {4, 0, 4, 2};
+  const auto pairs = PairsOf(ranks);
+  ExpectEqual(pairs[1].source, 4);
+  ExpectEqual(pairs[1].target, 2);
+  EXPECT(MembersOf(pairs) == (std::vector<int>{0, 2, 4}));
+  ExpectContains(ExpectThrow([] { PairsOf(std::array<int64_t, 4>{0, 1, 2, 1}); }), "target of two");
+  ExpectContains(ExpectThrow([] { PairsOf(std::array<int64_t, 3>{0, 1, 2}); }), "3 ranks");
 }
 
 TEST(GroupIsTheOneThatHoldsTheRank) {

@@ -115,7 +115,7 @@ void Core::StartOrThrow(Exchange& exchange) {
   if (plans_.Find(request.plan) == nullptr) {
     Throw(ErrorCode::kUsage, "its plan ", request.plan, " was never registered");
   }
-  const Partition partition = PartitionBuffers(request);
+  Partition partition = PartitionBuffers(request);
   Membership& membership = MembershipOf(exchange);
   const auto position = membership.Enter(request.run_id, request.plan, request.index);
   exchange.run = position.run;
@@ -127,13 +127,13 @@ void Core::StartOrThrow(Exchange& exchange) {
   for (const iovec& piece : partition.padding.pieces()) {
     std::memset(piece.iov_base, 0, piece.iov_len);
   }
-  exchange.open_transfers = request.group.size() + 1;  // one more for this function
-  for (size_t member = 0; member < request.group.size(); ++member) {
+  exchange.open_transfers = partition.members.size() + 1;  // one more for this function
+  for (MemberParts& member : partition.members) {
     PeerTransfer& transfer = exchange.transfers.emplace_back();
-    transfer.send = partition.members[member].send;
-    transfer.receive = partition.members[member].receive;
+    transfer.send = std::move(member.send);
+    transfer.receive = std::move(member.receive);
     transfer.exchange = &exchange;
-    transfer.peer_rank = request.group[member];
+    transfer.peer_rank = member.rank;
     Announce(transfer);
     next_timer_ = std::min(next_timer_, DeadlineOf(transfer));
     const MeetingKey key{exchange.run, request.index, exchange.sequence, transfer.peer_rank};

@@ -1,6 +1,7 @@
 #include "xla_plugin/engine/exchange.h"
 
 #include <algorithm>
+#include <set>
 
 #include "xla_plugin/base/checked.h"
 
@@ -19,6 +20,27 @@ std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int
     return members;
   }
   Throw(ErrorCode::kUsage, "rank ", rank, " is in no group of the exchange");
+}
+
+std::vector<Pair> PairsOf(std::span<const int64_t> ranks) {
+  if (ranks.size() % 2 != 0) {
+    Throw(ErrorCode::kUsage, ranks.size(), " ranks do not make pairs of source and target");
+  }
+  std::vector<Pair> pairs;
+  std::set<int> targets;
+  for (; !ranks.empty(); ranks = ranks.subspan(2)) {
+    pairs.push_back({CheckedCast<int>(ranks[0]), CheckedCast<int>(ranks[1])});
+    if (!targets.insert(pairs.back().target).second) {
+      Throw(ErrorCode::kUsage, "rank ", ranks[1], " is the target of two pairs of a permute");
+    }
+  }
+  return pairs;
+}
+
+std::vector<int> MembersOf(std::span<const Pair> pairs) {
+  std::set<int> members;
+  for (const auto [source, target] : pairs) members.insert({source, target});
+  return {members.begin(), members.end()};
 }
 
 uint64_t CommunicatorId(std::span<const int> group) {

@@ -20,7 +20,7 @@ namespace jaxhet {
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 
-// What the members of a group do with their operands. Permute comes with the GPU form.
+// What the members of a group do with their operands.
 enum class ExchangeKind : int64_t { kPermute = 0, kAllGather = 1, kAllToAll = 2 };
 
 inline constexpr std::array<std::pair<std::string_view, ExchangeKind>, 3> kExchangeKinds = {{
@@ -32,7 +32,15 @@ inline constexpr std::array<std::pair<std::string_view, ExchangeKind>, 3> kExcha
 // Called once, with null or the error that failed the engine.
 using DoneCallback = std::function<void(const Error*)>;
 
+// `source` sends its operands to `target`.
+struct Pair {
+  int source;
+  int target;
+};
+
 // One rank's start of one exchange. The buffers stay valid until `done` is called.
+//   permute:    the target of a pair gets the source's operands; a rank that is no target, zeros. A
+//               rank is the target of one pair at most, and the source of any number.
 //   all_gather: the first bytes of the members' operands, joined in group order, are the result.
 //   all_to_all: a result has one block per member, which gets that member's share number
 //               <own position>; shares are as long as blocks, the last ones of an operand shorter
@@ -43,7 +51,8 @@ struct ExchangeRequest {
   ExchangeKind kind = ExchangeKind::kAllGather;
   int64_t plan = 0;
   int64_t index = 0;        // of the exchange in the plan
-  std::vector<int> group;   // ranks, `rank` among them
+  std::vector<int> group;   // the communicator: ranks
+  std::vector<Pair> pairs;  // of a permute; the group is all ranks in them
   int64_t deadline_ms = 0;  // 0: Options::deadline_ms
   std::vector<std::span<const std::byte>> operands;
   std::vector<std::span<std::byte>> results;  // as many
@@ -66,13 +75,20 @@ struct Exchange {
   int64_t run = 0;
   int64_t sequence = 0;
   Time started;
-  std::deque<PeerTransfer> transfers;  // one per member, in group order, ourselves included
+  std::deque<PeerTransfer> transfers;  // one per rank that it moves bytes from or to, or meets
   size_t open_transfers = 0;
 };
 
 // The group that holds `rank`, of `group_size` ranks, out of all groups of an exchange one after
 // the other. Throws UsageError if there is none.
 std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int rank);
+
+// The pairs of a permute, out of sources and targets in turn. Throws UsageError if a rank is the
+// target of two.
+std::vector<Pair> PairsOf(std::span<const int64_t> ranks);
+
+// All ranks in `pairs`, in order.
+std::vector<int> MembersOf(std::span<const Pair> pairs);
 
 // Equal for equal groups in equal order.
 uint64_t CommunicatorId(std::span<const int> group);

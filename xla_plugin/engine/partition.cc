@@ -50,27 +50,63 @@ void AllToAll(std::span<const std::byte> operand, std::span<std::byte> result, s
   }
 }
 
-}  // namespace
-
-Partition PartitionBuffers(const ExchangeRequest& request) {
+Partition PartitionGroup(const ExchangeRequest& request) {
   const auto own = std::ranges::find(request.group, request.rank);
   if (own == request.group.end()) {
     Throw(ErrorCode::kUsage, "rank ", request.rank, " is in no group of the exchange");
   }
-  if (request.operands.empty() || request.operands.size() != request.results.size()) {
-    Throw(ErrorCode::kUsage, "an exchange of ", request.operands.size(), " operands has ",
-          request.results.size(), " results");
-  }
-  if (request.kind != ExchangeKind::kAllGather && request.kind != ExchangeKind::kAllToAll) {
-    Throw(ErrorCode::kUsage, "no exchange has the kind ", static_cast<int64_t>(request.kind));
-  }
   const auto cut = request.kind == ExchangeKind::kAllGather ? &AllGather : &AllToAll;
-  Partition partition{.members = std::vector<MemberParts>(request.group.size()), .padding = {}};
+  Partition partition;
+  for (const int rank : request.group) partition.members.push_back({rank, {}, {}});
   for (size_t i = 0; i < request.operands.size(); ++i) {
     cut(request.operands[i], request.results[i], static_cast<size_t>(own - request.group.begin()),
         partition);
   }
   return partition;
+}
+
+MemberParts& MemberOf(Partition& partition, int rank) {
+  const auto found = std::ranges::find(partition.members, rank, &MemberParts::rank);
+  if (found != partition.members.end()) return *found;
+  return partition.members.emplace_back(rank);
+}
+
+Partition PartitionPairs(const ExchangeRequest& request) {
+  Partition partition;
+  bool is_target = false;
+  for (const auto [source, target] : request.pairs) {
+    is_target |= target == request.rank;
+    for (size_t i = 0; i < request.operands.size(); ++i) {
+      const auto operand = request.operands[i];
+      const auto result = request.results[i];
+      if (operand.size() != result.size()) {
+        Throw(ErrorCode::kUsage, "a permute can't turn ", operand.size(), " bytes into ",
+              result.size());
+      }
+      if (source == request.rank) Add(MemberOf(partition, target).send, operand);
+      if (target == request.rank) Add(MemberOf(partition, source).receive, result);
+    }
+  }
+  if (is_target) return partition;
+  for (const auto result : request.results) Add(partition.padding, result);
+  return partition;
+}
+
+}  // namespace
+
+Partition PartitionBuffers(const ExchangeRequest& request) {
+  if (request.operands.empty() || request.operands.size() != request.results.size()) {
+    Throw(ErrorCode::kUsage, "an exchange of ", request.operands.size(), " operands has ",
+          request.results.size(), " results");
+  }
+  switch (request.kind) {
+    case ExchangeKind::kPermute:
+      return PartitionPairs(request);
+    case ExchangeKind::kAllGather:
+    case ExchangeKind::kAllToAll:
+      return PartitionGroup(request);
+  }
+  Throw(ErrorCode::kUsage, "no exchange has the kind ", static_cast<int64_t>(request.kind));
 }
 
 }  // namespace jaxhet

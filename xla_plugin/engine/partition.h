@@ -9,12 +9,13 @@
 namespace jaxhet {
 
 struct MemberParts {
+  int rank;
   IoList send;
   IoList receive;
 };
 
 struct Partition {
-  std::vector<MemberParts> members;  // in group order
+  std::vector<MemberParts> members;  // those that the rank meets, itself included
   IoList padding;                    // bytes of the results to set to zero
 };
 

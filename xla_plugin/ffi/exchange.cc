@@ -51,8 +51,13 @@ void Start(const Attributes& attributes, int64_t device_id, ffi::RunId run_id,
   request.kind = static_cast<ExchangeKind>(attributes.kind);
   request.plan = attributes.plan;
   request.index = attributes.index;
-  request.group = GroupOf({attributes.ranks.begin(), attributes.ranks.size()},
-                          attributes.group_size, request.rank);
+  const std::span<const int64_t> ranks(attributes.ranks.begin(), attributes.ranks.size());
+  if (request.kind == ExchangeKind::kPermute) {
+    request.pairs = PairsOf(ranks);
+    request.group = MembersOf(request.pairs);
+  } else {
+    request.group = GroupOf(ranks, attributes.group_size, request.rank);
+  }
   request.deadline_ms = attributes.deadline_ms;
   engine->Start(std::move(request));
 }

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxhet import _ffi
 from jaxhet.compiler import Job, Options, Plan, bridge, decompose
+from tests.python.compiler import gpu_on_cpu
 
 NUM_RANKS = 4
 ALGORITHMS = {
@@ -27,6 +28,8 @@ ALGORITHMS = {
     "two_phase": Options(two_phase_bytes=0),
     "hierarchical": Options(algorithm="hierarchical"),
     "hierarchical_two_phase": Options(algorithm="hierarchical", two_phase_bytes=0),
+    "gpu": Options(),
+    "gpu_flat": Options(algorithm="flat"),
 }
 ISLANDS = {"2+2": (0, 0, 1, 1), "1+1+2": (0, 1, 2, 2), "1+3": (0, 1, 1, 1), "mixed": (0, 1, 0, 1)}
 
@@ -39,6 +42,8 @@ class World:
     islands: tuple[int, ...] | None = None  # None: plain JAX
     options: Options = dataclasses.field(default_factory=Options)
     plans: list[Plan] = dataclasses.field(default_factory=list)
+    as_gpu: bool = False  # the GPU form, whose exchanges XLA does
+    pretended: int = 0  # exchanges compiled in that form
 
     @classmethod
     def make(cls) -> "World":
@@ -65,10 +70,21 @@ class World:
         return Job(ids, self.islands or (), "cpu", 0, self.engine.session)
 
     def _pre(self, module: bytes) -> bytes | None:
-        return decompose(module, self._job(), self.options) if self.islands else None
+        if not self.islands:
+            return None
+        if not self.as_gpu:
+            return decompose(module, self._job(), self.options)
+        job = dataclasses.replace(self._job(), platform="cuda")
+        decomposed = decompose(module, job, self.options)
+        if decomposed is None:
+            return None
+        self.pretended += decomposed.count(b"collective-permute-start")
+        return gpu_on_cpu.to_cpu(decomposed)
 
     def _post(self, module: bytes) -> bytes | None:
-        bridged = bridge(module, self._job(), self.options) if self.islands else None
+        if not self.islands or self.as_gpu:
+            return None
+        bridged = bridge(module, self._job(), self.options)
         if bridged is None:
             return None
         changed, plan = bridged
@@ -77,16 +93,18 @@ class World:
         return changed
 
     @contextlib.contextmanager
-    def compiled_as(self, islands: tuple[int, ...] | None, options: Options) -> Iterator[None]:
+    def compiled_as(
+        self, islands: tuple[int, ...] | None, options: Options, as_gpu: bool = False
+    ) -> Iterator[None]:
         jax.clear_caches()
-        self.islands, self.options = islands, options
+        self.islands, self.options, self.as_gpu = islands, options, as_gpu
         try:
             yield
         finally:
             self.islands = None
 
     def exchanges(self) -> int:
-        return self.engine.stats()["exchanges_completed"]
+        return self.engine.stats()["exchanges_completed"] + self.pretended
 
 
 # --- programs: functions of nothing that give arrays. The result of a psum is given sharded over
@@ -189,6 +207,95 @@ def sums_of_everything(x: jax.Array) -> Any:
     return nothing, tree, lax.psum(x, ("y", "x")), jax.vmap(lambda r: lax.psum(r, "y"))(x), x.T @ x
 
 
+def movements(dtype: str) -> Program:
+    """Every collective that moves, over one axis and over two, along each dimension; odd sizes."""
+
+    def f(x: jax.Array) -> Any:
+        results = []
+        for axes, n in (("x", 2), ("y", 2), (("x", "y"), 4)):
+            ring = [(i, (i + 1) % n) for i in range(n)]
+            results += [
+                lax.all_gather(x, axes, axis=0, tiled=True),
+                lax.all_gather(x, axes, axis=1),
+                lax.all_to_all(x, axes, 0, 1, tiled=True),
+                lax.all_to_all(x, axes, 1, 0, tiled=True),
+                lax.all_to_all(x, axes, 1, 1, tiled=True),
+                lax.all_gather(x, ("y", "x"), tiled=True),
+                lax.ppermute(x, axes, ring),
+                lax.ppermute(x, axes, ring[1:]),
+                lax.ppermute(x, axes, [(n - 1, 0)]),
+            ]
+        return results
+
+    return mapped(f, integers(dtype, NUM_RANKS * 4, 12))
+
+
+def scatters(dtype: str) -> Program:
+    """Reduce-scatters over one axis and over two, along each dimension."""
+
+    def f(x: jax.Array) -> Any:
+        return [
+            lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+            for axes in ("x", "y", ("x", "y"), ("y", "x"))
+            for dim in (0, 1)
+        ]
+
+    return mapped(f, integers(dtype, NUM_RANKS * 4, 12))
+
+
+def resharded() -> Program:
+    """Moves between shardings, as the partitioner makes them of what it likes."""
+    specs = [
+        P("x", "y"),
+        P("y", "x"),
+        P(("x", "y")),
+        P(None, ("y", "x")),
+        P("y"),
+        P(None, "x"),
+        P(),
+    ]
+    on = mesh()
+    x = integers("float32", 8, 16) * 3 + jnp.arange(16)
+
+    def run() -> Any:
+        results = []
+        for before in specs:
+            y = jax.device_put(x, NamedSharding(on, before))
+            for after in specs:
+                z = jax.jit(lambda v: v * 2, out_shardings=NamedSharding(on, after))(y)
+                results += [shard.data for shard in z.addressable_shards]
+        return results
+
+    return run
+
+
+def moves_in_control_flow(x: jax.Array) -> Any:
+    ring = [(0, 1), (1, 0)]
+
+    def body(c: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        c = lax.ppermute(c, "x", ring) + 1
+        g = lax.all_gather(c, "y", tiled=True)
+        return lax.psum_scatter(g, "x", tiled=True), lax.all_to_all(c, "x", 1, 1, tiled=True)
+
+    c, moved = lax.scan(body, x, None, length=3)
+    chosen = lax.psum((x[0, 0] > 0).astype(jnp.int32), ("x", "y")) > 1
+    branch = lax.cond(
+        chosen, lambda v: lax.ppermute(v, "y", ring), lambda v: lax.pshuffle(v, "x", [1, 0]), c
+    )
+    nothing = lax.all_gather(x[:0], "x"), lax.ppermute(x[:, :0], "x", ring)
+    return moved, branch, nothing
+
+
+def gradients_of_moves(x: jax.Array) -> Any:
+    def f(w: jax.Array) -> jax.Array:
+        g = lax.all_gather(w, ("x", "y"), tiled=True) * 2
+        s = lax.psum_scatter(g * g, "x", tiled=True)
+        t = lax.all_to_all(s, "y", 0, 1, tiled=True)
+        return jnp.sum(lax.ppermute(t, "x", [(0, 1), (1, 0)]) ** 2)
+
+    return jax.grad(f)(x)
+
+
 def train(dtype: str) -> Program:
     """Three steps with donation; the replicated result once for each device."""
     replicated, split = NamedSharding(mesh(), P()), NamedSharding(mesh(), P(("x", "y")))
@@ -216,6 +323,11 @@ def cases() -> dict[str, Program]:
     return {
         **{f"reductions_{d}": reductions(d) for d in DTYPES},
         **{f"train_{d}": train(d) for d in ("float32", "bfloat16", "float16")},
+        **{f"movements_{d}": movements(d) for d in DTYPES},
+        **{f"scatters_{d}": scatters(d) for d in ("int32", "float32", "bfloat16", "complex64")},
+        "resharded": resharded(),
+        "moves_in_control_flow": mapped(moves_in_control_flow, integers("float32", 16, 8)),
+        "gradients_of_moves": mapped(gradients_of_moves, integers("float32", 16, 8)),
         "sharded_reductions": sharded_reductions(),
         "special_values": special_values(),
         "loops": mapped(loops, x),
@@ -250,11 +362,20 @@ def differences(want: Any, got: Any) -> list[str]:
 
 def variants(name: str) -> list[tuple[str, str]]:
     """The islands and algorithms that a case runs with: all for some, few for each type."""
-    if name.startswith(("reductions", "train")) and not name.endswith("float32"):
-        return [("2+2", "flat"), ("2+2", "hierarchical_two_phase")]
+    if name.startswith(("reductions", "movements", "train")) and not name.endswith("_float32"):
+        as_gpu = name.endswith(("bool", "int4", "_bfloat16", "complex64", "e5m2"))
+        return [
+            ("2+2", "flat"),
+            ("2+2", "hierarchical_two_phase"),
+            *([("mixed", "gpu")] if as_gpu else []),
+        ]
     if name == "sums_of_everything":
         return [(shape, algorithm) for shape in ISLANDS for algorithm in ALGORITHMS]
-    return [("2+2", "two_phase"), ("2+2", "hierarchical"), ("1+1+2", "flat")]
+    return [
+        *(("2+2", algorithm) for algorithm in ("two_phase", "hierarchical", "gpu")),
+        *(("1+1+2", algorithm) for algorithm in ("flat", "gpu")),
+        *(("mixed", algorithm) for algorithm in ("gpu", "gpu_flat")),
+    ]
 
 
 def check(world: World, name: str, program: Program) -> list[str]:
@@ -264,7 +385,8 @@ def check(world: World, name: str, program: Program) -> list[str]:
     for shape, algorithm in variants(name):
         before = world.exchanges()
         try:
-            with world.compiled_as(ISLANDS[shape], ALGORITHMS[algorithm]):
+            as_gpu = algorithm.startswith("gpu")
+            with world.compiled_as(ISLANDS[shape], ALGORITHMS[algorithm], as_gpu):
                 found = differences(want, jax.device_get(program()))
         except Exception as error:  # reported with the others
             found = [str(error)[-600:]]

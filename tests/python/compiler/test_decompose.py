@@ -30,19 +30,31 @@ def _opcodes(text: str) -> list[str]:
 
 def test_small_all_reduce_on_cpu_is_one_exchange_and_one_loop():
     text = _decomposed(_ONE)
-    assert _opcodes(text) == ["parameter", "bitcast", "custom-call", "fusion", "bitcast", "bitcast"]
-    assert "all_gather sum flat f32[4] {{0,1}}" in text
+    assert _opcodes(text) == ["parameter", "custom-call", "fusion", "bitcast", "bitcast"]
+    assert "all_gather all-reduce sum flat f32[4] {{0,1}}" in text
+
+
+def test_large_all_reduce_of_two_on_cpu_is_one_permute_and_a_sum_in_group_order():
+    text = _decomposed(_ONE, options=Options(two_phase_bytes=0))
+    assert [o for o in _opcodes(text) if o in ("custom-call", "fusion")] == [
+        "custom-call",
+        "fusion",
+        "fusion",
+    ]
+    assert "permute all-reduce sum flat f32[4] {{0,1},{1,0}}" in text
+    assert text.count("select(") == 2
 
 
 def test_large_all_reduce_on_cpu_exchanges_shares_and_sums():
-    text = _decomposed(_ONE, options=Options(two_phase_bytes=0))
+    body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2,3}}")
+    text = _decomposed(body, _FOUR, Options(two_phase_bytes=0))
     assert [o for o in _opcodes(text) if o in ("custom-call", "fusion")] == [
         "custom-call",
         "fusion",
         "custom-call",
     ]
-    assert "all_to_all sum flat f32[4]" in text
-    assert "all_gather sum flat f32[2]" in text
+    assert "all_to_all all-reduce sum flat f32[4]" in text
+    assert "all_gather all-reduce sum flat f32[1]" in text
 
 
 def test_call_has_the_attributes_that_the_engine_reads():
@@ -72,14 +84,14 @@ def test_variadic_all_reduce_is_one_exchange():
         use_global_device_ids=true, to_apply=sum
     """)
     assert _opcodes(text).count("custom-call") == 1
-    assert "all_gather sum flat f32[4],s32[3] {{0,1}}" in text
+    assert "all_gather all-reduce sum flat f32[4],s32[3] {{0,1}}" in text
 
 
 def test_layout_is_part_of_the_line():
     text = _decomposed(
         "p = f32[2,3]{0,1} parameter(0)\nROOT " + all_reduce("r", "p", shape="f32[2,3]{0,1}")
     )
-    assert "all_gather sum flat f32[2,3]{0,1} f32[6] {{0,1}}" in text
+    assert "all_gather all-reduce sum flat f32[2,3]{0,1} f32[6] {{0,1}}" in text
 
 
 def test_hierarchical_has_local_collectives_around_the_exchange():
@@ -91,13 +103,13 @@ def test_hierarchical_has_local_collectives_around_the_exchange():
         "all-gather",
     ]
     assert text.count("replica_groups={{0,1},{2,3}}") == 2
-    assert "all_gather sum hierarchical f32[3] {{0,2},{1,3}}" in text
+    assert "all_gather all-reduce sum hierarchical f32[3] {{0,2},{1,3}}" in text
 
 
 def test_unequal_islands_stay_flat_and_the_plan_says_why():
     body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}")
     text = _decomposed(body, hlo_text.job(0, 0, 1), Options(algorithm="hierarchical"))
-    assert "all_gather sum flat f32[4] {{0,1,2}}" in text
+    assert "all_gather all-reduce sum flat f32[4] {{0,1,2}}" in text
     assert "islands have different numbers of members: 2+1" in text
 
 
@@ -105,7 +117,6 @@ def test_gpu_form_is_a_permute_pair_between_barriers():
     text = _decomposed(_ONE, hlo_text.job(0, 1, platform="cuda"))
     assert _opcodes(text) == [
         "parameter",
-        "reshape",
         "opt-barrier",
         "collective-permute-start",
         "collective-permute-done",
@@ -148,7 +159,7 @@ def test_types_below_a_byte_travel_as_bytes(element_type: str):
     text = _decomposed(
         f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape), before=before
     )
-    assert re.search(r"all_gather sum flat (s8|u8|f8e4m3fn)\[3\] ", text)
+    assert re.search(r"all_gather all-reduce sum flat (s8|u8|f8e4m3fn)\[3\] ", text)
 
 
 @pytest.mark.parametrize("element_type", ["bf16", "f16", "f8e5m2"])
@@ -179,7 +190,7 @@ def test_every_reducer_under_any_name(opcode: str, name: str):
     body = f"p = {element_type}[4] parameter(0)\nROOT " + all_reduce(
         "r", "p", shape=f"{element_type}[4]"
     ).replace("sum", "promoted.7")
-    assert f"all_gather {name} flat" in _decomposed(body, before=before)
+    assert f"all_gather all-reduce {name} flat" in _decomposed(body, before=before)
 
 
 def test_reducer_is_seen_through_conversions():
@@ -194,7 +205,7 @@ def test_reducer_is_seen_through_conversions():
     }
     """
     body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", shape="bf16[4]")
-    assert "all_gather sum flat" in _decomposed(body, before=before)
+    assert "all_gather all-reduce sum flat" in _decomposed(body, before=before)
 
 
 def test_all_reduce_keeps_its_place_for_users_and_control():
@@ -266,42 +277,163 @@ def _refused(body: str, job=_TWO_ISLANDS, before: str = SUM, ranks=None) -> str:
     return str(caught.value)
 
 
-def test_other_collectives_are_refused_with_op_groups_source_and_advice():
+def test_what_cannot_cross_is_refused_with_op_groups_source_and_advice():
     message = _refused(
         """
       p = f32[4] parameter(0)
-      ROOT g = f32[8] all-gather(p), channel_id=1, replica_groups={{0,2},{1,3}}, dimensions={0},
-        use_global_device_ids=true, metadata={op_name="jit(f)/gather" source_file="/a/m/net.py"
+      q = s32[2] parameter(1)
+      ROOT r = f32[4] ragged-all-to-all(p, p, q, q, q, q), channel_id=1,
+        replica_groups={{0,2},{1,3}}, metadata={op_name="jit(f)/ragged" source_file="/a/m/net.py"
         source_line=42}
     """,
         _FOUR,
     )
     assert message == (
-        "all-gather g (jit(f)/gather m/net.py:42) has groups of ranks {{0,2},{1,3}} over islands"
-        " 0, 1: all-gather can't cross islands yet, only all-reduce can. Keep this op inside an"
-        " island (jaxhet.make_mesh orders devices so that the last axes do not cross), or write it"
-        " with jax.lax.psum."
+        "ragged-all-to-all r (jit(f)/ragged m/net.py:42) has groups of ranks {{0,2},{1,3}} over"
+        " islands 0, 1: ragged-all-to-all can't cross islands. Keep this op inside an island"
+        " (jaxhet.make_mesh orders devices so that the last axes do not cross), or write it with"
+        " jax.lax.all_to_all of equal parts."
     )
 
 
+_GATHER = "channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}, use_global_device_ids=true"
+_SCATTER = f"{_GATHER}, to_apply=sum"
+
+
 @pytest.mark.parametrize(
-    "op",
+    ("op", "line", "others"),
     [
-        "f32[2] reduce-scatter(p), channel_id=1, replica_groups={{0,1}}, dimensions={0},"
-        " use_global_device_ids=true, to_apply=sum",
-        "f32[4] all-to-all(p), channel_id=1, replica_groups={{0,1}}, dimensions={0}",
-        "f32[4] collective-permute(p), channel_id=1, source_target_pairs={{0,1}}",
-        "f32[4] collective-broadcast(p), channel_id=1, replica_groups={{0,1}}",
-        "f32[4] all-reduce-start(p), channel_id=1, replica_groups={{0,1}},"
-        " use_global_device_ids=true, to_apply=sum",
+        (
+            f"f32[4,16] all-gather(p), {_GATHER}",
+            "all_gather all-gather dim 1 hierarchical f32[16] {{0,2},{1,3}}",
+            ["all-gather", "fusion", "fusion"],
+        ),
+        (
+            f"f32[4,1] reduce-scatter(p), {_SCATTER}",
+            "all_to_all reduce-scatter sum dim 1 hierarchical f32[8] {{0,2},{1,3}}",
+            ["fusion", "fusion", "reduce-scatter", "fusion"],
+        ),
+        (
+            "f32[4,4] all-to-all(p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}",
+            "all_to_all all-to-all dim 0 hierarchical f32[16] {{0,2},{1,3}}",
+            ["fusion", "fusion", "fusion", "all-to-all", "fusion", "fusion"],
+        ),
+        (
+            "f32[4,4] collective-permute(p), channel_id=1, source_target_pairs={{0,1},{1,2}}",
+            "permute collective-permute f32[16] {{0,1},{1,2}}",
+            [],
+        ),
+        (
+            "f32[4,4] collective-broadcast(p), channel_id=1, replica_groups={{1,2},{3}}",
+            "permute collective-broadcast f32[16] {{1,1},{1,2},{3,3}}",
+            [],
+        ),
     ],
 )
-def test_each_other_collective_is_refused(op: str):
-    opcode = op.split()[1].split("(")[0]
-    done = "ROOT d = f32[4] all-reduce-done(r)" if opcode.endswith("start") else ""
-    root = "" if done else "ROOT "
-    message = _refused(f"p = f32[4] parameter(0)\n{root}r = {op}\n{done}")
-    assert message.startswith(f"{opcode} r (r) has groups of ranks {{{{0,1}}}} over islands 0, 1: ")
+def test_each_collective_on_cpu(op: str, line: str, others: list[str]):
+    text = _decomposed(
+        f"p = f32[4,4] parameter(0)\nROOT r = {op}", _FOUR, Options(algorithm="hierarchical")
+    )
+    assert re.findall(r'jaxhet_line="\S+ (.*?)"', text) == [line]
+    kinds = ("all-gather", "reduce-scatter", "all-to-all", "fusion")
+    assert sorted(o for o in _opcodes(text) if o in kinds) == sorted(others)
+
+
+@pytest.mark.parametrize(
+    ("op", "permutes", "local"),
+    [
+        (f"f32[4,16] all-gather(p), {_GATHER}", ["f32[16]"], "all-gather"),
+        (f"f32[4,1] reduce-scatter(p), {_SCATTER}", ["f32[4]"], "reduce-scatter"),
+        (
+            "f32[4,4] all-to-all(p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}",
+            ["f32[8]"],
+            "all-to-all",
+        ),
+        (
+            "f32[4,4] collective-permute(p), channel_id=1, source_target_pairs={{0,1},{1,2}}",
+            ["f32[16]"],
+            "collective-permute",
+        ),
+        (
+            "f32[4,4] collective-broadcast(p), channel_id=1, replica_groups={{1,0,2,3}}",
+            ["f32[16]"],
+            "collective-broadcast",
+        ),
+    ],
+)
+def test_each_collective_on_gpu_crosses_once_and_leaves_the_rest_to_xla(
+    op: str, permutes: list[str], local: str
+):
+    job = hlo_text.job(0, 0, 1, 1, platform="cuda")
+    text = _decomposed(f"p = f32[4,4] parameter(0)\nROOT r = {op}", job)
+    assert re.findall(r'jaxhet_line="\S+ permute .*? (\w+\[\d+\]) \{', text) == permutes
+    assert _opcodes(text).count(local) == 1
+    sizes = {"f32[16]": "64", "f32[8]": "32", "f32[4]": "16"}
+    assert re.findall(r'jaxhet_bytes="(\d+)"', text) == [sizes[p] for p in permutes]
+
+
+def test_pairs_on_one_island_stay_a_permute_of_xla():
+    body = """
+      p = f32[4] parameter(0)
+      ROOT r = f32[4] collective-permute(p), channel_id=1,
+        source_target_pairs={{0,1},{1,2},{2,3},{3,0}}
+    """
+    text = _decomposed(body, hlo_text.job(0, 0, 1, 1, platform="cuda"))
+    starts = re.findall(r"collective-permute-start\(.*source_target_pairs=(\{\{.*?\}\})", text)
+    locals_ = re.findall(r"collective-permute\(.*source_target_pairs=(\{\{.*?\}\})", text)
+    assert (starts, locals_) == (["{{1,2},{3,0}}"], ["{{0,1},{2,3}}"])
+
+
+_ASYNC = f"""
+{SUM}
+wrapped {{
+  q = f32[8] parameter(0)
+  ROOT s = f32[4] reduce-scatter(q), channel_id=1, replica_groups={{{{0,1}}}}, dimensions={{0}},
+    use_global_device_ids=true, to_apply=sum
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "done", "line"),
+    [
+        (
+            "f32[8] all-reduce-start(p), channel_id=1, replica_groups={{0,1}},"
+            " use_global_device_ids=true, to_apply=sum",
+            "f32[8] all-reduce-done(s)",
+            "all_gather all-reduce sum flat f32[8]",
+        ),
+        (
+            "(f32[8], f32[16]) all-gather-start(p), channel_id=1, replica_groups={{0,1}},"
+            " dimensions={0}, use_global_device_ids=true",
+            "f32[16] all-gather-done(s)",
+            "all_gather all-gather dim 0 flat f32[8]",
+        ),
+        (
+            "(f32[8], f32[8]) collective-permute-start(p), channel_id=1,"
+            " source_target_pairs={{0,1}}",
+            "f32[8] collective-permute-done(s)",
+            "permute collective-permute f32[8]",
+        ),
+        (
+            "((f32[8]), f32[4]) async-start(p), calls=wrapped",
+            "f32[4] async-done(s)",
+            "all_to_all reduce-scatter sum dim 0 flat f32[8]",
+        ),
+    ],
+)
+def test_asynchronous_collectives_are_taken_as_one(start: str, done: str, line: str):
+    body = f"""
+      p = f32[8] parameter(0)
+      s = {start}
+      n = f32[8] negate(p), control-predecessors={{s}}
+      d = {done}
+      ROOT t = (f32[8], {done.split()[0]}) tuple(n, d)
+    """
+    text = _decomposed(body, before=_ASYNC)
+    assert re.findall(r'jaxhet_line="\S+ (.*?) \{', text) == [line]
+    assert "-start(" not in text
+    assert "-done(" not in text
 
 
 def test_unknown_reducer_is_refused():

@@ -106,17 +106,27 @@ def test_mode_of_each_combination():
 
 def test_split_into_local_groups_and_rails():
     split = groups.split(((0, 1, 2, 3),), [0, 1, 2, 3], [0, 0, 1, 1])
-    assert split == groups.Split(local=((0, 1), (2, 3)), rails=((0, 2), (1, 3)))
+    assert split == groups.Split(
+        local=((0, 1), (2, 3)),
+        rails=((0, 2), (1, 3)),
+        places=((0, 0), (0, 1), (1, 0), (1, 1)),
+    )
 
 
 def test_split_keeps_group_order_within_islands_and_orders_islands():
     split = groups.split(((3, 0, 2, 1),), [0, 1, 2, 3], [1, 1, 0, 0])
-    assert split == groups.Split(local=((3, 2), (0, 1)), rails=((3, 0), (2, 1)))
+    assert split == groups.Split(
+        local=((3, 2), (0, 1)),
+        rails=((3, 0), (2, 1)),
+        places=((0, 0), (1, 0), (0, 1), (1, 1)),
+    )
 
 
 def test_split_of_permuted_ranks():
     split = groups.split(((0, 1), (2, 3)), [0, 2, 1, 3], [0, 0, 1, 1])
-    assert split == groups.Split(local=((0,), (1,), (2,), (3,)), rails=((0, 1), (2, 3)))
+    assert split == groups.Split(
+        local=((0,), (1,), (2,), (3,)), rails=((0, 1), (2, 3)), places=((0, 0), (1, 0))
+    )
 
 
 @pytest.mark.parametrize("islands", [(0, 0, 0, 1), (0, 1, 2, 2)])
@@ -142,3 +152,10 @@ def test_split_holds_everyone_once_for_all_assignments_of_islands():
 def test_crosses():
     assert groups.crosses((0, 2), (0, 0, 1))
     assert not groups.crosses((0, 1), (0, 0, 1))
+
+
+def test_split_has_no_places_where_groups_meet_the_islands_in_different_orders():
+    split = groups.split(((0, 2), (3, 1)), [0, 1, 2, 3], [0, 0, 1, 1])
+    assert isinstance(split, groups.Split)
+    assert split.rails == ((0, 2), (1, 3))
+    assert split.places is None

@@ -6,7 +6,7 @@ import pytest
 
 from tests.python.compiler import worker
 
-_NUM_CASES = 37
+_NUM_CASES = 69
 
 
 @pytest.mark.timeout(600)

@@ -162,7 +162,9 @@ def test_plan_text_is_a_line_a_tab_and_the_source():
     lines = plan.text.splitlines()
     assert len(lines) == 3
     assert all(line.count("\t") == 1 for line in lines)
-    assert re.search(r"all_gather sum flat f32\[16\] \{\{0,1\}\} #[0-9a-f]{8}\tg2$", lines[0])
+    assert re.search(
+        r"all_gather all-reduce sum flat f32\[16\] \{\{0,1\}\} #[0-9a-f]{8}\tg2$", lines[0]
+    )
 
 
 def test_exchange_lost_on_the_way_is_an_error():
@@ -198,7 +200,7 @@ def test_bridge_on_gpu_makes_pairs_calls_at_their_places():
     assert text.count("output_to_operand_aliasing={{}: (0, {})}") == 3
     assert '"custom_call_backend_config"' in text
     assert "kind = 0 : i64" in text
-    assert "shift = 1 : i64" in text
+    assert "ranks = array<i64: 0, 1, 1, 0>" in text
 
 
 def test_collective_that_appears_between_the_passes_is_an_error():

@@ -1,0 +1,50 @@
+"""Collectives that came as a pair of start and done become one instruction, at the done's place."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxhet._errors import UsageError
+from jaxhet.compiler import hlo
+from jaxhet.compiler.collectives import Collective
+
+_SUFFIX = "-start"
+
+
+def to_sync(module: hlo.Module, found: Sequence[Collective]) -> list[Collective]:
+    """The same collectives; those that were asynchronous are so no more."""
+    return [_to_sync(module, collective) for collective in found]
+
+
+def _to_sync(module: hlo.Module, collective: Collective) -> Collective:
+    computation, instruction = collective.computation, collective.instruction
+    if instruction.opcode.endswith(_SUFFIX):
+        opcode = instruction.opcode.removesuffix(_SUFFIX)
+        return _replace(collective, opcode, computation, instruction)
+    callers = module.callers.get(computation.id, ())
+    if len(callers) != 1 or callers[0].instruction.opcode != "async" + _SUFFIX:
+        return collective
+    sync = _replace(collective, instruction.opcode, callers[0].computation, callers[0].instruction)
+    module.remove_computation(computation)
+    return sync
+
+
+def _replace(
+    collective: Collective, opcode: str, computation: hlo.Computation, start: hlo.Instruction
+) -> Collective:
+    users = computation.users(start)
+    if len(users) != 1 or not users[0].opcode.endswith("-done"):
+        raise UsageError(
+            f"{start.name} is used by {', '.join(u.name for u in users) or 'nothing'}, not by its"
+            " done alone; compile without the XLA flag that splits it"
+        )
+    (done,) = users
+    new = hlo.Instruction()
+    new.CopyFrom(collective.instruction)
+    new.name, new.id, new.opcode = done.name, done.id, opcode
+    new.shape.CopyFrom(done.shape)
+    new.operand_ids[:] = start.operand_ids
+    before = {*start.control_predecessor_ids, *done.control_predecessor_ids} - {start.id}
+    new.control_predecessor_ids[:] = sorted(before)
+    done.CopyFrom(new)
+    computation.remove(start, successor=done)
+    return dataclasses.replace(collective, computation=computation, instruction=done)

@@ -1,0 +1,192 @@
+"""The form for CPUs: after XLA's own layout and fusion.
+
+An exchange is one call of the engine. Arithmetic comes as loops, shapes change by bitcast.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import override
+
+from jaxhet.compiler import arithmetic, hlo
+from jaxhet.compiler.arithmetic import Body
+from jaxhet.compiler.exchange import ExchangeKind
+from jaxhet.compiler.groups import Groups
+from jaxhet.compiler.hlo import Instruction, Shape
+from jaxhet.compiler.lowering import Lowering, Rows, Value
+
+
+class CpuLowering(Lowering):
+    """See `Lowering`."""
+
+    @property
+    @override
+    def reshape_opcode(self) -> str:
+        return "bitcast"
+
+    @override
+    def order(self, shape: Shape) -> list[int]:
+        return list(reversed(shape.layout.minor_to_major))
+
+    @override
+    def loop(self, xs: Sequence[Instruction], body: Body) -> Instruction:
+        return arithmetic.loop_fusion(self.c, xs, body)
+
+    @override
+    def operand(self, x: Instruction, is_exchanged: bool) -> Value:
+        source = _before_promotion(self.c, x) if is_exchanged else x
+        return Value(self.flatten(source).x, x.shape.element_type)
+
+    @override
+    def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
+        """Everything to everyone if that is little, or to one other; else shares, then sums."""
+        num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
+        if num_bytes <= self.adder.options.two_phase_bytes:
+            return [rows.combined(opcode) for rows in self.all_gather(values, groups)]
+        if len(groups[0]) == 2:
+            pairs = tuple(pair for a, b in groups for pair in ((a, b), (b, a)))
+            others = self.permute(values, pairs)
+            is_second = self._is_second(groups)
+            return [
+                _Pair(self, mine, other, is_second).combined(opcode)
+                for mine, other in zip(values, others, strict=True)
+            ]
+        sums = self.reduce_scatter(values, groups, opcode)
+        sizes = [v.size for v in values]
+        return self._call(ExchangeKind.ALL_GATHER, sums, sizes, groups)
+
+    @override
+    def reduce_scatter(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
+        return [rows.combined(opcode) for rows in self.all_to_all(values, groups)]
+
+    @override
+    def all_gather(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
+        size = len(groups[0])
+        sizes = [v.size * size for v in values]
+        rows = self._call(ExchangeKind.ALL_GATHER, values, sizes, groups)
+        return [_JoinedRows(self, row, size) for row in rows]
+
+    @override
+    def all_to_all(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
+        size = len(groups[0])
+        sizes = [-(-v.size // size) * size for v in values]
+        rows = self._call(ExchangeKind.ALL_TO_ALL, values, sizes, groups)
+        return [_JoinedRows(self, row, size) for row in rows]
+
+    @override
+    def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
+        return self._call(ExchangeKind.PERMUTE, values, [v.size for v in values], pairs)
+
+    @override
+    def local_all_to_all(self, value: Value, groups: Groups) -> Value:
+        """At this stage XLA knows the form with an operand for each member only."""
+        count = len(groups[0])
+        size = value.size // count
+
+        def block(i: int) -> Instruction:
+            return self.loop([value.x], lambda c, x: arithmetic.slice_1d(c, x, i * size, size))
+
+        shapes = [hlo.array_shape(value.x.shape.element_type, [size])] * count
+        came = self.local_collective(
+            "all-to-all", hlo.tuple_shape(shapes), [block(i) for i in range(count)], groups
+        )
+        rows = [
+            self.c.add("get-tuple-element", shape, [came], tuple_index=i)
+            for i, shape in enumerate(shapes)
+        ]
+        return value.by(self.loop(rows, lambda c, *xs: arithmetic.concatenate(c, xs)))
+
+    def _call(
+        self, kind: ExchangeKind, values: Sequence[Value], sizes: Sequence[int], groups: Groups
+    ) -> list[Value]:
+        shapes = [
+            hlo.array_shape(v.x.shape.element_type, [size])
+            for v, size in zip(values, sizes, strict=True)
+        ]
+        results = self.adder.call(kind, [v.x for v in values], shapes, groups)
+        return [v.by(x) for v, x in zip(values, results, strict=True)]
+
+    def _is_second(self, groups: Groups) -> Instruction:
+        """Whether this device is the second one of its group of two; a scalar."""
+        places = self.collective.places(groups)
+        position = arithmetic.own_position(self.c, self.collective.num_partitions)
+        return self.loop([position], lambda c, p: arithmetic.entry_is(c, places, p, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class _JoinedRows:
+    """Rows in one array."""
+
+    lowering: CpuLowering
+    rows: Value
+    count: int
+
+    def joined(self) -> Value:
+        return self.rows
+
+    def combined(self, opcode: str) -> Value:
+        size = self.rows.size // self.count
+
+        def body(c: hlo.Computation, x: Instruction) -> Instruction:
+            parts = [arithmetic.slice_1d(c, x, i * size, size) for i in range(self.count)]
+            return arithmetic.combine(c, parts, opcode, self.rows.element_type)
+
+        return self.rows.by(self.lowering.loop([self.rows.x], body))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """This device's own row and the other one's."""
+
+    lowering: CpuLowering
+    mine: Value
+    other: Value
+    is_second: Instruction
+
+    def combined(self, opcode: str) -> Value:
+        def body(c: hlo.Computation, *xs: Instruction) -> Instruction:
+            mine, other, is_second = xs
+            swap = arithmetic.broadcast(c, is_second, mine.shape)
+            first = arithmetic.select(c, [swap], [mine, other])
+            second = arithmetic.select(c, [swap], [other, mine])
+            return arithmetic.combine(c, [first, second], opcode, self.mine.element_type)
+
+        return self.mine.by(self.lowering.loop([self.mine.x, self.other.x, self.is_second], body))
+
+
+def _before_promotion(c: hlo.Computation, x: Instruction) -> Instruction:
+    """What x is the exact conversion of, in a smaller type; else x itself.
+
+    XLA's CPU compiler makes all-reduces of small floats ones of f32.
+    """
+    if x.opcode == "convert":
+        (source,) = c.operands(x)
+        return source if _is_promotion(source.shape, x.shape) else x
+    if x.opcode != "fusion" or x.fusion_kind != "kLoop":
+        return x
+    fused = c.module.computations[x.called_computation_ids[0]]
+    if fused.root.opcode != "convert":
+        return x
+    (source,) = fused.operands(fused.root)
+    if not _is_promotion(source.shape, fused.root.shape):
+        return x
+    if source.opcode == "parameter":
+        return c.operands(x)[source.parameter_number]
+    narrow = c.module.copy_computation(fused, source)
+    return c.add(
+        "fusion",
+        source.shape,
+        c.operands(x),
+        like=x,
+        fusion_kind="kLoop",
+        called_computation_ids=[narrow.id],
+    )
+
+
+def _is_promotion(source: Shape, result: Shape) -> bool:
+    types = (source.element_type, result.element_type)
+    return (
+        all(map(hlo.is_float, types))
+        and arithmetic.carried_type(types[0]) == types[0]
+        and hlo.bit_width(types[0]) < hlo.bit_width(types[1])
+        and list(source.layout.minor_to_major) == list(result.layout.minor_to_major)
+    )

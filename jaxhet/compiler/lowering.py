@@ -1,0 +1,247 @@
+"""The steps that decompositions consist of; each platform has its form of them.
+
+Between the first and the last step all values are one-dimensional: there, the layouts that two
+compilers choose can't differ. An array of g blocks is the blocks one after the other.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from jaxhet.compiler import arithmetic, hlo
+from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler.arithmetic import Body
+from jaxhet.compiler.collectives import Collective
+from jaxhet.compiler.exchange import Adder
+from jaxhet.compiler.groups import Groups
+from jaxhet.compiler.hlo import Instruction, Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A one-dimensional array on its way, and the user's element type, to which sums round."""
+
+    x: Instruction
+    element_type: int
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return hlo.num_elements(self.x.shape)
+
+    def by(self, x: Instruction) -> "Value":
+        """Another array on the same way."""
+        return Value(x, self.element_type)
+
+
+Unpack = Callable[[Sequence[Value]], list[Value]]
+
+
+class Rows(Protocol):
+    """What an exchange brought: a row from each member of the group."""
+
+    def joined(self) -> Value:
+        """The rows one after the other, in group order."""
+        ...
+
+    def combined(self, opcode: str) -> Value:
+        """The rows combined element by element, in group order, the same bits on every rank."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering(abc.ABC):
+    """The steps of one collective's decomposition."""
+
+    collective: Collective
+    adder: Adder
+
+    # What differs between platforms.
+
+    @property
+    @abc.abstractmethod
+    def reshape_opcode(self) -> str:
+        """What gives elements another shape without moving them."""
+
+    @abc.abstractmethod
+    def order(self, shape: Shape) -> list[int]:
+        """The dimensions of an array, the one that varies slowest in `flatten` first."""
+
+    @abc.abstractmethod
+    def loop(self, xs: Sequence[Instruction], body: Body) -> Instruction:
+        """Elementwise arithmetic, slices, pads and transposes of the xs."""
+
+    @abc.abstractmethod
+    def operand(self, x: Instruction, is_exchanged: bool) -> Value:
+        """An operand of a reduction, flat.
+
+        If the engine gets it first, and not XLA, in the smallest type that holds its values.
+        """
+
+    @abc.abstractmethod
+    def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
+        """Each of the values combined over the groups, by exchanges."""
+
+    @abc.abstractmethod
+    def reduce_scatter(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
+        """Block i of each of the values, combined over the groups, on member i, by exchanges."""
+
+    @abc.abstractmethod
+    def all_gather(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
+        """Each member's value to every member."""
+
+    @abc.abstractmethod
+    def all_to_all(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
+        """Block i of each member's value to member i."""
+
+    @abc.abstractmethod
+    def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
+        """The value of each source to its target; zeros on ranks that are no target."""
+
+    @abc.abstractmethod
+    def local_all_to_all(self, value: Value, groups: Groups) -> Value:
+        """Block i of each member's value to member i, by XLA."""
+
+    def bundles(self, values: Sequence[Value]) -> list[Sequence[Value]]:
+        """Those values together that should share their exchanges."""
+        return [values]
+
+    def pack(self, values: Sequence[Value]) -> tuple[Sequence[Value], Unpack]:
+        """The values in fewer ones, and how to get their results back."""
+        return values, list
+
+    # What is the same.
+
+    @property
+    def c(self) -> hlo.Computation:
+        """The computation that the collective is in."""
+        return self.collective.computation
+
+    @property
+    def instruction(self) -> Instruction:
+        """The collective itself."""
+        return self.collective.instruction
+
+    @property
+    def operands(self) -> list[Instruction]:
+        """Of the collective."""
+        return self.c.operands(self.instruction)
+
+    @property
+    def result_shapes(self) -> list[Shape]:
+        """Of the collective, of which one with several has a tuple."""
+        shape = self.instruction.shape
+        return list(shape.tuple_shapes) if shape.element_type == pb.TUPLE else [shape]
+
+    def flatten(self, x: Instruction) -> Value:
+        """One dimension, in a type that can travel."""
+        element_type = x.shape.element_type
+        carried = arithmetic.carried_type(element_type)
+        if carried != element_type:
+            x = self.loop([x], lambda c, x: arithmetic.convert(c, x, carried))
+        return Value(self.shaped(x, [hlo.num_elements(x.shape)]), element_type)
+
+    def restore(self, value: Value, shape: Shape) -> Instruction:
+        """A flat value as an array, in the order and the type of `shape`."""
+        x = value.x
+        x = self.c.add(self.reshape_opcode, hlo.with_type(shape, x.shape.element_type), [x])
+        if x.shape.element_type == shape.element_type:
+            return x
+        return self.loop([x], lambda c, x: arithmetic.convert(c, x, shape.element_type))
+
+    def replace(self, results: Sequence[Instruction]) -> None:
+        """Puts the results in the collective's place."""
+        is_tuple = self.instruction.shape.element_type == pb.TUPLE
+        self.c.rewrite(self.instruction, "tuple" if is_tuple else self.reshape_opcode, results)
+
+    def shaped(self, x: Instruction, dims: Sequence[int]) -> Instruction:
+        """The same elements, row-major in `dims`; x itself if it has that shape."""
+        shape = hlo.array_shape(x.shape.element_type, dims)
+        same = list(x.shape.dimensions) == list(dims) and hlo.is_row_major(x.shape)
+        return x if same else self.c.add(self.reshape_opcode, shape, [x])
+
+    def transposed(self, value: Value, dims: Sequence[int], permutation: Sequence[int]) -> Value:
+        """A flat value, seen as `dims`, with its dimensions in another order."""
+        moved = [d for d in permutation if dims[d] != 1]
+        if moved == sorted(moved):
+            return value
+        x = self.shaped(value.x, dims)
+        y = self.loop([x], lambda c, x: arithmetic.transpose(c, x, permutation))
+        return value.by(self.shaped(y, [value.size]))
+
+    def split(self, value: Value, shape: Shape, dim: int, parts: int) -> Value:
+        """A flat array of `shape` as blocks, cut along `dim`."""
+        order = self.order(shape)
+        place = order.index(dim)
+        dims = [shape.dimensions[d] for d in order]
+        dims[place : place + 1] = [parts, dims[place] // parts]
+        others = [d for d in range(len(dims)) if d != place]
+        return self.transposed(value, dims, [place, *others])
+
+    def join(self, value: Value, block: Shape, dim: int, shape: Shape) -> Value:
+        """Blocks, each flat of the shape `block`, as one flat array of `shape`, along `dim`."""
+        order = self.order(block)
+        parts = shape.dimensions[dim] // max(block.dimensions[dim], 1)
+        dims = [parts, *(block.dimensions[d] for d in order)]
+        permutation: list[int] = []
+        for d in self.order(shape):
+            permutation += [0, order.index(d) + 1] if d == dim else [order.index(d) + 1]
+        return self.transposed(value, dims, permutation)
+
+    def reordered(self, value: Value, order: Sequence[int]) -> Value:
+        """The blocks of a value in another order: block k of the result is block order[k]."""
+        count = len(order)
+        for rows in range(1, count + 1):  # [rows, columns] transposed
+            if count % rows == 0 and list(order) == [
+                row * (count // rows) + column
+                for column in range(count // rows)
+                for row in range(rows)
+            ]:
+                dims = [rows, count // rows, value.size // count]
+                return self.transposed(value, dims, [1, 0, 2])
+        size = value.size // count
+
+        def body(c: hlo.Computation, x: Instruction) -> Instruction:
+            blocks = [arithmetic.slice_1d(c, x, block * size, size) for block in order]
+            return arithmetic.concatenate(c, blocks)
+
+        return value.by(self.loop([value.x], body))
+
+    def local(
+        self, opcode: str, value: Value, size: int, groups: Groups, reducer: str = ""
+    ) -> Value:
+        """A collective of XLA, on each island; `size` is that of its result."""
+        element_type = value.x.shape.element_type
+        called = [arithmetic.reducer(self.c.module, reducer, element_type).id] if reducer else []
+        shape = hlo.array_shape(element_type, [size])
+        dims = [] if opcode == "collective-broadcast" else [0]
+        return value.by(
+            self.local_collective(
+                opcode, shape, [value.x], groups, dimensions=dims, called_computation_ids=called
+            )
+        )
+
+    def local_collective(
+        self,
+        opcode: str,
+        shape: Shape,
+        operands: Sequence[Instruction],
+        groups: Groups,
+        **fields: Any,
+    ) -> Instruction:
+        """Adds a collective of XLA. Groups are in positions."""
+        has_global_ids = opcode in ("all-gather", "reduce-scatter")
+        has_channel = has_global_ids or self.collective.num_replicas == 1
+        return self.c.add(
+            opcode,
+            shape,
+            operands,
+            like=self.instruction,
+            channel_id=self.c.module.new_channel_id() if has_channel else None,
+            use_global_device_ids=True if has_global_ids else None,
+            collective_device_list=pb.CollectiveDeviceListProto(
+                replica_groups=[pb.ReplicaGroup(replica_ids=group) for group in groups]
+            ),
+            **fields,
+        )

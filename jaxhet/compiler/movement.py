@@ -1,0 +1,251 @@
+"""Collectives that gather, scatter and move, over islands as exchanges.
+
+flat          every rank of a group exchanges with every other one
+hierarchical  all-gather        over the rail, then on the island
+              reduce-scatter    on the island, then over the rail
+              all-to-all        on the island, then over the rail
+              permute           what stays on an island is a permute of XLA
+              broadcast         to one rank of each island, then on the island
+So each byte that must cross islands crosses once.
+"""
+
+from collections.abc import Sequence
+
+from jaxhet.compiler import arithmetic, groups
+from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler.gpu_form import GpuLowering
+from jaxhet.compiler.groups import Groups, Split
+from jaxhet.compiler.lowering import Lowering, Value
+
+
+def all_gather(lowering: Lowering, split: Split | None) -> None:
+    """Makes an all-gather the last step of its decomposition."""
+    (dim,) = lowering.instruction.dimensions
+    operands = lowering.operands
+    values = [lowering.flatten(x) for x in operands]
+    if split is None:
+        rows = lowering.all_gather(values, lowering.collective.positions)
+        results = [row.joined() for row in rows]
+    else:
+        results = [_gather_over_islands(lowering, v, split) for v in values]
+    shapes = lowering.result_shapes
+    lowering.replace(
+        [
+            lowering.restore(lowering.join(v, x.shape, dim, shape), shape)
+            for v, x, shape in zip(results, operands, shapes, strict=True)
+        ]
+    )
+
+
+def _gather_over_islands(lowering: Lowering, value: Value, split: Split) -> Value:
+    first = len(lowering.adder.added)
+    (row,) = lowering.all_gather([value], split.rails)
+    rows = row.joined()
+    if split.local_size == 1:
+        return lowering.reordered(rows, _by_rail(split))
+    whole = lowering.local("all-gather", rows, rows.size * split.local_size, split.local)
+    lowering.adder.added[first].gathers.append(whole.x)
+    return lowering.reordered(whole, _by_rail(split))
+
+
+def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None:
+    """Makes a reduce-scatter the last step of its decomposition."""
+    (dim,) = lowering.instruction.dimensions
+    operands, shapes = lowering.operands, lowering.result_shapes
+    parts = len(lowering.collective.positions[0])
+    is_exchanged = split is None or split.local_size == 1
+    values = [
+        lowering.split(lowering.operand(x, is_exchanged), x.shape, dim, parts) for x in operands
+    ]
+    if split is None:
+        results = lowering.reduce_scatter(values, lowering.collective.positions, opcode)
+    else:
+        results = [
+            scatter_over_islands(lowering, v, opcode, split, _by_rail(split)) for v in values
+        ]
+    lowering.replace(
+        [
+            lowering.restore(lowering.join(v, _block(x, shape), dim, shape), shape)
+            for v, x, shape in zip(results, operands, shapes, strict=True)
+        ]
+    )
+
+
+def scatter_over_islands(
+    lowering: Lowering, value: Value, opcode: str, split: Split, by_rail: Sequence[int]
+) -> Value:
+    """The combined block of each rank.
+
+    Args:
+      lowering: Of the collective.
+      value: The blocks of all members.
+      opcode: The reducer.
+      split: The groups, divided.
+      by_rail: Block to the place (rail * islands + island) of the rank that it belongs to.
+    """
+    value = lowering.reordered(value, _inverse(by_rail))
+    first = len(lowering.adder.added)
+    if split.local_size > 1:
+        size = value.size // split.local_size
+        value = lowering.local("reduce-scatter", value, size, split.local, opcode)
+    (result,) = lowering.reduce_scatter([value], split.rails, opcode)
+    if split.local_size > 1:
+        lowering.adder.added[first].scatters.append(value.x)
+    return result
+
+
+def all_to_all(lowering: Lowering, split: Split | None) -> None:
+    """Makes an all-to-all the last step of its decomposition."""
+    if lowering.instruction.shape.element_type == pb.TUPLE:
+        return _all_to_all_of_operands(lowering, split)
+    (dim,) = lowering.instruction.dimensions
+    (x,), (shape,) = lowering.operands, lowering.result_shapes
+    parts = len(lowering.collective.positions[0])
+    value = lowering.split(lowering.flatten(x), x.shape, dim, parts)
+    rows = _exchange(lowering, value, split)
+    block = _resized(x.shape, dim, x.shape.dimensions[dim] // parts)
+    return lowering.replace([lowering.restore(lowering.join(rows, block, dim, shape), shape)])
+
+
+def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
+    """Operand i goes to member i; result i is from member i."""
+    operands, shapes = lowering.operands, lowering.result_shapes
+    values = [lowering.flatten(x) for x in operands]
+    if len({tuple(lowering.order(s)) for s in [*shapes, *(x.shape for x in operands)]}) > 1:
+        raise AssertionError("XLA gives the operands of an all-to-all one layout")
+    size = values[0].size
+    together = values[0].by(
+        lowering.loop([v.x for v in values], lambda c, *xs: arithmetic.concatenate(c, xs))
+    )
+    rows = _exchange(lowering, together, split)
+    results = [
+        rows.by(
+            lowering.loop([rows.x], lambda c, x, i=i: arithmetic.slice_1d(c, x, i * size, size))
+        )
+        for i in range(len(operands))
+    ]
+    lowering.replace([lowering.restore(v, s) for v, s in zip(results, shapes, strict=True)])
+
+
+def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
+    """Block i of the value to member i; gives the blocks that came, in group order."""
+    if split is None:
+        (rows,) = lowering.all_to_all([value], lowering.collective.positions)
+        return rows.joined()
+    by_rail = _by_rail(split)
+    value = lowering.reordered(value, _inverse(by_rail))  # [rail, island] of the receiver
+    first = len(lowering.adder.added)
+    islands, local_size = split.num_islands, split.local_size
+    if local_size > 1:
+        value = lowering.local_all_to_all(value, split.local)
+    scattered = value
+    size = value.size // (islands * local_size)
+    # [rail of the sender, island of the receiver] to [island of the receiver, rail of the sender]
+    value = lowering.transposed(value, [local_size, islands, size], [1, 0, 2])
+    (rows,) = lowering.all_to_all([value], split.rails)
+    if local_size > 1:
+        lowering.adder.added[first].scatters.append(scattered.x)
+    assert split.places is not None
+    order = [island * local_size + rail for island, rail in split.places]
+    return lowering.reordered(rows.joined(), order)
+
+
+def permute(lowering: Lowering) -> None:
+    """Makes a collective-permute the last step of its decomposition."""
+    collective = lowering.collective
+    values = [lowering.flatten(x) for x in lowering.operands]
+    if isinstance(lowering, GpuLowering):
+        results = [_permute_on_gpu(lowering, value, collective.positions) for value in values]
+    else:
+        results = lowering.permute(values, collective.positions)
+    _restore_as(lowering, results)
+
+
+def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value:
+    """Pairs on one island stay a permute of XLA."""
+    collective = lowering.collective
+    crosses = {
+        p: groups.crosses([collective.rank_of[q] for q in p], lowering.adder.job.islands)
+        for p in pairs
+    }
+    crossing = tuple(p for p in pairs if crosses[p])
+    local = tuple(p for p in pairs if not crosses[p])
+    (result,) = lowering.permute([value], crossing)
+    if not local:
+        return result
+    kept = lowering.local_permute(value, local)
+    targets = {target for _, target in crossing}
+    is_target = [int(position in targets) for position in range(len(collective.rank_of))]
+    mask = lowering.is_at(is_target, 1, value.x.shape)
+    return value.by(arithmetic.select(lowering.c, [mask], [kept.x, result.x]))
+
+
+def broadcast(lowering: Lowering) -> None:
+    """Makes a collective-broadcast the last step of its decomposition."""
+    positions = lowering.collective.positions
+    values = [lowering.flatten(x) for x in lowering.operands]
+    if isinstance(lowering, GpuLowering):
+        results = [_broadcast_on_gpu(lowering, value, positions) for value in values]
+    else:
+        pairs = tuple((group[0], member) for group in positions for member in group)
+        results = lowering.permute(values, pairs)
+    _restore_as(lowering, results)
+
+
+def _broadcast_on_gpu(lowering: GpuLowering, value: Value, positions: Groups) -> Value:
+    """One exchange for each island that the value must come to: a source has one target."""
+    collective, islands = lowering.collective, lowering.adder.job.islands
+    local: list[tuple[int, ...]] = []
+    pairs: dict[int, list[tuple[int, int]]] = {}  # by number of the island in its group
+    for group in positions:
+        by_island: dict[int, list[int]] = {}
+        for position in group:
+            by_island.setdefault(islands[collective.rank_of[position]], []).append(position)
+        local += map(tuple, by_island.values())
+        for number, members in enumerate(list(by_island.values())[1:]):
+            pairs.setdefault(number, []).append((group[0], members[0]))
+    received = value
+    for crossing in pairs.values():
+        (other,) = lowering.permute([value], tuple(crossing))
+        targets = {target for _, target in crossing}
+        is_target = [int(position in targets) for position in range(len(collective.rank_of))]
+        mask = lowering.is_at(is_target, 1, value.x.shape)
+        received = value.by(arithmetic.select(lowering.c, [mask], [received.x, other.x]))
+    if all(len(members) == 1 for members in local):
+        return received
+    return lowering.local("collective-broadcast", received, value.size, tuple(local))
+
+
+def _restore_as(lowering: Lowering, results: Sequence[Value]) -> None:
+    """Puts results in the collective's place that are flat like its operands."""
+    lowering.replace(
+        [
+            lowering.restore(lowering.join(v, x.shape, 0, shape) if shape.dimensions else v, shape)
+            for v, x, shape in zip(results, lowering.operands, lowering.result_shapes, strict=True)
+        ]
+    )
+
+
+def _by_rail(split: Split) -> list[int]:
+    """Place in the group to place in [rail, island]."""
+    assert split.places is not None
+    return [rail * split.num_islands + island for island, rail in split.places]
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _block(x: pb.HloInstructionProto, shape: pb.ShapeProto) -> pb.ShapeProto:
+    """The shape of a result, its elements in the order of the operand's."""
+    block = pb.ShapeProto()
+    block.CopyFrom(shape)
+    block.layout.CopyFrom(x.shape.layout)
+    return block
+
+
+def _resized(shape: pb.ShapeProto, dim: int, size: int) -> pb.ShapeProto:
+    resized = pb.ShapeProto()
+    resized.CopyFrom(shape)
+    resized.dimensions[dim] = size
+    return resized

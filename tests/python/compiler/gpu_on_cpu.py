@@ -1,0 +1,52 @@
+"""Turns the GPU form into what XLA's CPU compiler takes late, to test what it computes.
+
+Exchanges become permutes of XLA, in one process.
+"""
+
+import itertools
+
+from jaxhet.compiler import arithmetic, exchange, hlo
+
+
+def to_cpu(module: bytes) -> bytes:
+    """A decomposed module, without exchanges."""
+    parsed = hlo.Module(module)
+    parsed._next_name = itertools.count(1_000_000)  # the pass's own names are in there
+    for computation in list(parsed.computations.values()):
+        for instruction in list(computation.instructions):
+            _rewrite(computation, instruction)
+    return parsed.serialize()
+
+
+def _rewrite(c: hlo.Computation, instruction: hlo.Instruction) -> None:
+    operands = c.operands(instruction)
+    is_ours = instruction.name.startswith("jaxhet.")
+    if instruction.opcode == "collective-permute-done":
+        (start,) = operands
+        assert exchange.is_start(start)
+        fields = {"channel_id": start.channel_id, "source_target_pairs": start.source_target_pairs}
+        c.rewrite(instruction, "collective-permute", c.operands(start), **fields)
+        c.remove(start, successor=instruction)
+    elif is_ours and instruction.opcode == "opt-barrier":
+        c.rewrite(instruction, "copy", operands)
+    elif is_ours and instruction.opcode == "all-to-all":
+        _in_tuple_form(c, instruction, operands[0])
+    elif instruction.opcode == "reshape":
+        shape = instruction.shape
+        x = arithmetic.loop_fusion(c, operands, lambda f, x: f.add("reshape", shape, [x]))
+        c.rewrite(instruction, "copy", [x])
+
+
+def _in_tuple_form(c: hlo.Computation, instruction: hlo.Instruction, x: hlo.Instruction) -> None:
+    groups = instruction.collective_device_list
+    count = len(groups.replica_groups[0].replica_ids)
+    size = hlo.num_elements(x.shape) // count
+    shapes = [hlo.array_shape(x.shape.element_type, [size])] * count
+    blocks = [arithmetic.slice_1d(c, x, i * size, size) for i in range(count)]
+    channel = instruction.channel_id
+    fields = {"channel_id": channel, "collective_device_list": groups}
+    came = c.add("all-to-all", hlo.tuple_shape(shapes), blocks, **fields)
+    rows = [
+        c.add("get-tuple-element", shape, [came], tuple_index=i) for i, shape in enumerate(shapes)
+    ]
+    c.rewrite(instruction, "copy", [arithmetic.concatenate(c, rows)])
