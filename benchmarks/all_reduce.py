@@ -114,7 +114,7 @@ def _row(
     return Row(
         system=system,
         processes=shape.num_processes,
-        devices_per_process=shape.devices,
+        devices_per_process=n // shape.num_processes,
         dtype=dtype,
         bytes=size,
         p50_us=p50 * 1e6,

@@ -53,6 +53,7 @@ class Claim:
     process: int
     num_processes: int
     island: str
+    is_declared: bool  # the island, rather than taken from the platform
     islands: tuple[str, ...]
     platform: str
     host: str
@@ -85,6 +86,12 @@ def disagreement(ours: Claim, theirs: Claim) -> str | None:
                 f"{what} differs: {ours} has {mine!r}, {theirs} has {other!r}; start every process"
                 " of the job with the same value"
             )
+    if ours.is_declared != theirs.is_declared:
+        declared, other = (ours, theirs) if ours.is_declared else (theirs, ours)
+        return (
+            f"{declared} declares its island and {other} does not: its island would be its"
+            " platform's; set JAXHET_ISLAND of every process, or of none"
+        )
     if ours.island == theirs.island and ours.platform != theirs.platform:
         return (
             f"island {ours.island!r} holds two platforms: {ours} is {ours.platform}, {theirs} is"

@@ -1,6 +1,7 @@
 """`jaxhet.initialize` and `jaxhet.shutdown`."""
 
 import atexit
+import collections
 import importlib.metadata
 import os
 import pathlib
@@ -9,7 +10,6 @@ import socket
 import subprocess
 import threading
 import time
-import warnings
 from typing import Any
 
 import jax
@@ -231,6 +231,7 @@ def _claim(config: Config, address: str) -> Claim:
         process=config.process_id,
         num_processes=config.num_processes,
         island=config.island or jax_platform,
+        is_declared=bool(config.island),
         islands=tuple(config.islands),
         platform=jax_platform,
         host=platform.node() or socket.gethostname(),
@@ -312,10 +313,9 @@ def _bridge(session: _session.Session, engine: _ffi.Engine, devices: list[Device
     )
     _ffi.register_handlers(job_platform)
     _jax_compat.register_passes(session.decompose, session.bridge, job_platform)
-    if jax.config.jax_compilation_cache_dir:
-        warnings.warn(
-            "the persistent compilation cache is turned off in a job of several islands: a hit"
-            " would skip the passes",
-            stacklevel=3,
-        )
-    jax.config.update("jax_enable_compilation_cache", False)
+    counts = collections.Counter(d.process_index for d in devices)
+    if len(set(counts.values())) > 1:
+        _jax_compat.allow_unequal_processes()
+    _jax_compat.guard_compilation_cache(
+        session.cache_salt, session.accept_cached, session.writes_cache
+    )

@@ -4,9 +4,11 @@ What each function relies on is tested in tests/python/test_jax_compat.py.
 """
 
 import contextlib
+import hashlib
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +167,87 @@ def register_passes(pre: Hook, post: Hook, platform: str) -> None:
         ("jaxhet_bridge", post, xla.PipelineStage.POST_SCHEDULER),
     ):
         xla.register_hlo_module_transformation(hook, name=name, stage=stage, platforms=platform)
+
+
+def guard_compilation_cache(
+    salt: Callable[[tuple[int, ...]], str], accept: Callable[[bytes], bool], writes: bool
+) -> None:
+    """Makes JAX's persistent compilation cache safe for programs that the passes have changed.
+
+    A hit skips the passes, JAX's key says nothing of them nor, on GPUs, of the device assignment,
+    and only process 0 writes entries.
+
+    Args:
+      salt: What a program on the devices of these ids depends on, besides what JAX's key holds.
+        Asked at every compilation.
+      accept: Gets the compiled module of every hit before the program can run; what it refuses is
+        compiled anew.
+      writes: Whether this process writes entries.
+    """
+    from jax._src import compilation_cache as cache
+    from jax._src import compiler
+
+    get_key, get_executable = cache.get_cache_key, cache.get_executable_and_time
+
+    def salted_key(module: Any, devices: Any, *args: Any, **kwargs: Any) -> str:
+        if jax.config.jax_share_binary_between_hosts:
+            raise UsageError(
+                "jax_share_binary_between_hosts gives all processes one island's program; turn it"
+                " off in a job of several islands"
+            )
+        text = salt(tuple(device.id for device in devices.flat))
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return f"{get_key(module, devices, *args, **kwargs)}-{digest}"
+
+    def accepted_executable(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        executable, seconds = get_executable(*args, **kwargs)
+        modules = executable.hlo_modules() if executable is not None else []
+        if all(accept(module.as_serialized_hlo_module_proto()) for module in modules):
+            return executable, seconds
+        return None, None
+
+    def write(key: str, seconds: float, name: str, backend: Any, executable: Any) -> None:
+        if not writes or seconds < jax.config.jax_persistent_cache_min_compile_time_secs:
+            return
+        try:
+            cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+        except Exception as error:
+            if jax.config.jax_raise_persistent_cache_errors:
+                raise
+            warnings.warn(f"can't write {name} to the compilation cache: {error}", stacklevel=2)
+
+    cache.get_cache_key = salted_key
+    cache.get_executable_and_time = accepted_executable
+    compiler._cache_write = write
+
+
+def allow_unequal_processes() -> None:
+    """Makes `multihost_utils` work where processes have unequal numbers of devices.
+
+    It lays out all devices as a rectangle of processes and their devices; here, as the first device
+    of each process. `jax.device_put` of host values relies on it too.
+    """
+    from jax.experimental import multihost_utils
+
+    class FirstDevices:
+        """The module `jax`, with one device in each process."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(jax, name)
+
+        def devices(self) -> list[Device]:
+            first: dict[int, Device] = {}
+            for device in sorted(jax.devices(), key=lambda d: d.id):
+                first.setdefault(device.process_index, device)
+            return [first[process] for process in sorted(first)]
+
+        def local_devices(self) -> list[Device]:
+            return [d for d in self.devices() if d.process_index == jax.process_index()]
+
+        def local_device_count(self) -> int:
+            return len(self.local_devices())
+
+    multihost_utils.jax = FirstDevices()  # type: ignore[assignment]
 
 
 def module_text(module: bytes) -> str:

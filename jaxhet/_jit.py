@@ -57,8 +57,42 @@ def last_error() -> Exception | None:
     return session.error()
 
 
-class _Jitted:
-    """A jitted function whose errors are ours."""
+class _Stage:
+    """A jitted, traced, lowered or compiled function whose errors are ours."""
+
+    def __init__(self, stage: Any, options: BridgeOptions):
+        self._stage = stage
+        self._options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        session = _session.current()
+        if session is not None:
+            session.raise_if_failed()
+        return self._run(self._stage, args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> "_Stage":
+        return _Stage(self._run(self._stage.trace, args, kwargs), self._options)
+
+    def lower(self, *args: Any, **kwargs: Any) -> "_Stage":
+        return _Stage(self._run(self._stage.lower, args, kwargs), self._options)
+
+    def compile(self, *args: Any, **kwargs: Any) -> "_Stage":
+        return _Stage(self._run(self._stage.compile, args, kwargs), self._options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            with _session.bridge_options(self._options):
+                return function(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:  # JAX has both, by the kind of program
+            _raise_ours(error)
+            raise
+
+
+class _Jitted(_Stage):
+    """What `jit` returns."""
 
     def __init__(
         self, fun: Callable[..., Any], options: BridgeOptions, jit_options: dict[str, Any]
@@ -69,23 +103,8 @@ class _Jitted:
         def own(*args: Any, **kwargs: Any) -> Any:
             return fun(*args, **kwargs)
 
-        self._jitted = jax.jit(own, **jit_options)
-        self._options = options
-        functools.update_wrapper(self, fun)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        session = _session.current()
-        if session is not None:
-            session.raise_if_failed()
-        try:
-            with _session.bridge_options(self._options):
-                return self._jitted(*args, **kwargs)
-        except (RuntimeError, ValueError) as error:  # JAX has both, by the kind of program
-            _raise_ours(error)
-            raise
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._jitted, name)
+        super().__init__(jax.jit(own, **jit_options), options)
+        functools.update_wrapper(self, fun, updated=())  # `fun` may be one of us
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

@@ -5,6 +5,8 @@ import contextvars
 import dataclasses
 import faulthandler
 import functools
+import hashlib
+import importlib.metadata
 import itertools
 import os
 import pathlib
@@ -21,9 +23,11 @@ from jaxhet._config import Config
 from jaxhet._coordinator import Membership
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._islands import Island
+from jaxhet.compiler import exchange
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
 _EXIT_GRACE_S = 5.0
+_CALLS = (exchange.EXCHANGE_TARGET, exchange.START_TARGET, exchange.DONE_TARGET)
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
 
@@ -106,6 +110,53 @@ class Session:
         self.plans[plan.fingerprint] = plan
         self._dump(changed, "after", plan)
         return changed
+
+    # --- persistent compilation cache ---
+
+    def cache_salt(self, device_ids: tuple[int, ...]) -> str:
+        """What a program that is compiled now depends on, besides what JAX knows of it."""
+        island = self.islands[self._island_index()]
+        if {device.id for device in island.devices}.issuperset(device_ids):
+            return repr((self._versions, self._cache_writer))  # the passes leave it alone
+        job = dataclasses.replace(self._job, process=self._cache_writer)
+        return repr((self._versions, job, self._options(), device_ids))
+
+    def accept_cached(self, module: bytes) -> bool:
+        """Makes the plan of a program that comes from the cache known before it can start.
+
+        The compiled module holds the plan.
+
+        Returns:
+          Whether the program may be used.
+        """
+        if self.config.dump:  # which wants the module from before the passes
+            return False
+        try:
+            has_plan = self.bridge(module) is not None
+        except RuntimeError:
+            return False
+        return has_plan or not any(call.encode() in module for call in _CALLS)
+
+    @property
+    def writes_cache(self) -> bool:
+        """Whether this process writes entries."""
+        return self.process == self._cache_writer
+
+    @property
+    def _cache_writer(self) -> int:
+        """The process that writes what this one reads.
+
+        The processes of an island share programs, but on CPU JAX's key differs in each of them.
+        """
+        island = self.islands[self._island_index()]
+        return self.process if island.platform == "cpu" else island.processes[0]
+
+    @functools.cached_property
+    def _versions(self) -> tuple[object, ...]:
+        files = sorted(pathlib.Path(compiler.__file__).parent.glob("*.py"))
+        passes = hashlib.blake2b(b"".join(f.read_bytes() for f in files), digest_size=16)
+        jaxhet = importlib.metadata.version("jaxhet")
+        return _jax_compat.versions(), jaxhet, passes.hexdigest()
 
     @functools.cached_property
     def _job(self) -> compiler.Job:

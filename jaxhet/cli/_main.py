@@ -1,7 +1,7 @@
 """The command line: options and their help, nothing else."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,17 @@ _app = typer.Typer(
     name="jaxhet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 _DEFAULTS = _launch.Options()
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """One number, or one for each island."""
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise typer.BadParameter(f"{text!r} is not a number above 0, or a list like 1,3")
+    return sizes
 
 
 @_app.callback()
@@ -26,11 +37,21 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     ],
     islands: Annotated[int, typer.Option(min=1, help="number of islands")] = _DEFAULTS.islands,
     processes_per_island: Annotated[
-        int, typer.Option(min=1, help="JAX processes of each island")
-    ] = _DEFAULTS.processes_per_island,
+        Any,
+        typer.Option(
+            parser=_sizes,
+            metavar="N,...",
+            help="JAX processes of each island: one number, or one for each island",
+        ),
+    ] = "1",
     devices: Annotated[
-        int, typer.Option(min=1, help="virtual CPU devices of each process")
-    ] = _DEFAULTS.devices,
+        Any,
+        typer.Option(
+            parser=_sizes,
+            metavar="N,...",
+            help="virtual CPU devices of each process: one number, or one for each island",
+        ),
+    ] = "1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="port of the coordinator; 0: a free one")
     ] = _DEFAULTS.port,

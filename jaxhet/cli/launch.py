@@ -38,16 +38,19 @@ class Options:
     """What `jaxhet launch` takes; `jaxhet launch --help` says what each means."""
 
     islands: int = 2
-    processes_per_island: int = 1
-    devices: int = 1
+    processes_per_island: tuple[int, ...] = (1,)  # one number for all islands, or one for each
+    devices: tuple[int, ...] = (1,)  # of each process; likewise
     port: int = 0
     grace_s: float = 15.0
     island_names: tuple[str, ...] = ()
 
-    @property
-    def num_processes(self) -> int:
-        """Processes of the job; those of one island have neighbouring ids."""
-        return self.islands * self.processes_per_island
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What tells the processes of a job apart: the island's name, and the number of devices."""
+
+    island: str
+    devices: int
 
 
 def launch(command: list[str], options: Options) -> int:
@@ -56,13 +59,14 @@ def launch(command: list[str], options: Options) -> int:
     Only the main thread may call it: it handles signals while it runs.
 
     Raises:
-      UsageError: no such command, the port is in use, or not one name for each island.
+      UsageError: no such command, the port is in use, or names or sizes that are not one for each
+        island.
     """
-    names = island_names(options)
+    places = layout(options)
     if shutil.which(command[0]) is None:
         raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
     with contextlib.ExitStack() as stack:
-        job = _Job(command, options, names, stack)
+        job = _Job(command, options, places, stack)
         job.wait()
         return job.verdict()
 
@@ -82,20 +86,45 @@ def island_names(options: Options) -> tuple[str, ...]:
     return names
 
 
-def environment(
-    process: int, names: tuple[str, ...], options: Options, base: Mapping[str, str]
-) -> dict[str, str]:
+def layout(options: Options) -> tuple[Place, ...]:
+    """The places of the job's processes, by id; those of one island have neighbouring ids.
+
+    Raises:
+      UsageError: names or sizes are not one for each island.
+    """
+    names = island_names(options)
+    processes = _per_island("--processes-per-island", options.processes_per_island, options)
+    devices = _per_island("--devices", options.devices, options)
+    return tuple(
+        Place(name, mine)
+        for name, count, mine in zip(names, processes, devices, strict=True)
+        for _ in range(count)
+    )
+
+
+def _per_island(flag: str, numbers: tuple[int, ...], options: Options) -> tuple[int, ...]:
+    if len(numbers) == 1:
+        return numbers * options.islands
+    if len(numbers) != options.islands:
+        raise UsageError(
+            f"{flag} {','.join(map(str, numbers))} does not fit {options.islands} islands; give one"
+            " number for all, or as many as --islands says"
+        )
+    return numbers
+
+
+def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]) -> dict[str, str]:
     """The environment of one process: `base`, defaults below it, and what the launcher decides."""
     return {
         "JAX_PLATFORMS": "cpu",
         "PYTHONUNBUFFERED": "1",  # what a process printed before it was killed is shown
         **base,
         "JAXHET_LAUNCHED": "1",
-        "JAXHET_NUM_PROCESSES": str(options.num_processes),
+        "JAXHET_NUM_PROCESSES": str(len(places)),
         "JAXHET_PROCESS_ID": str(process),
-        "JAXHET_ISLANDS": ",".join(names),
-        "JAXHET_ISLAND": names[process // options.processes_per_island],
-        "JAXHET_CPU_DEVICES": str(options.devices),
+        "JAXHET_ISLANDS": ",".join(dict.fromkeys(place.island for place in places)),
+        "JAXHET_ISLAND": places[process].island,
+        "JAXHET_CPU_DEVICES": str(places[process].devices),
     }
 
 
@@ -130,7 +159,7 @@ class _Job:
         self,
         command: list[str],
         options: Options,
-        names: tuple[str, ...],
+        places: tuple[Place, ...],
         stack: contextlib.ExitStack,
     ):
         """Starts the job; closing `stack` ends whatever of it is left."""
@@ -155,9 +184,9 @@ class _Job:
             "JAXHET_JOB_SECRET": secrets.token_hex(32),
         }
         stack.callback(self._kill_all)
-        self._coordinator = self._start_coordinator(address, options.num_processes, base)
-        for process in range(options.num_processes):
-            self._start_process(process, command, environment(process, names, options, base))
+        self._coordinator = self._start_coordinator(address, len(places), base)
+        for process in range(len(places)):
+            self._start_process(process, command, environment(process, places, base))
 
     def wait(self) -> None:
         """Returns when every process and what it left behind has ended."""

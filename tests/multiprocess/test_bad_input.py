@@ -122,6 +122,16 @@ def test_processes_that_differ_are_both_told(name: str, value: str, words: str) 
         assert "start every process of the job with the same value" in ended.text
 
 
+def test_island_that_one_process_does_not_declare_is_said() -> None:
+    first, second = job()
+    del second["JAXHET_ISLAND"]
+    for ended in run(JOIN, first, second):
+        assert ended.code != 0
+        assert "process 0 (island0, pid" in ended.text
+        assert "declares its island and process 1 (cpu, pid" in ended.text
+        assert "set JAXHET_ISLAND of every process, or of none" in ended.text
+
+
 def test_declared_island_that_nobody_is_in_is_said() -> None:
     for ended in run(JOIN, *job(JAXHET_ISLANDS="island0,island1,island2")):
         assert "the islands should be ['island0', 'island1', 'island2']" in ended.text

@@ -120,6 +120,19 @@ except jaxhet.JaxhetError as e:
     assert "number" not in early.text + late.text
 
 
+def test_errors_and_options_of_a_function_compiled_ahead_are_those_of_jit() -> None:
+    body = """
+g = over_islands(psum, bridge={"deadline_s": 1.0}).lower(x).compile()
+g(x)
+if me == 1: time.sleep(6)
+try: print("number", g(x))
+except jaxhet.JaxhetError as e: print("caught:", type(e).__name__, e)
+"""
+    early, late = run_both(body)
+    assert "caught: DeadlineError" in early.text, early.text
+    assert "caught: DeadlineError" in late.text, late.text
+
+
 def test_unknown_bridge_option_lists_the_valid_ones() -> None:
     body = """
 try: over_islands(psum, bridge={"deadline": 1.0})

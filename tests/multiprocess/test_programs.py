@@ -38,3 +38,18 @@ def test_program(name: str, shape: Shape, algorithm: str, start: Start) -> None:
     if name in REPLICATED:
         for shards in result.shards:
             compare.assert_bit_equal(shards)
+
+
+@pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
+@pytest.mark.parametrize("name", ["psum_one_axis", "psum_two_axes", "grad_step"])
+def test_islands_of_unequal_size(name: str, algorithm: str, start: Start) -> None:
+    shape = Shape(2, processes=(1, 3), devices=(4, 2))
+    result = compare.run(start(shape, JAXHET_ALGORITHM=algorithm), {"name": name})
+    compare.assert_same(result, compare.run(start(shape.num_devices), {"name": name}))
+    assert result.exchanges > 0
+
+
+def test_eight_islands(start: Start) -> None:
+    result = compare.run(start(Shape(8)), {"name": "psum_two_axes"})
+    compare.assert_same(result, compare.run(start(8), {"name": "psum_two_axes"}))
+    assert result.exchanges > 0

@@ -1,13 +1,17 @@
 """What `_jax_compat` relies on in JAX."""
 
 import inspect
+import pathlib
 import socket
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import pytest
-from jax._src import distributed, xla_bridge
+from jax._src import compilation_cache, compiler, config, distributed, xla_bridge
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+from jax.experimental import multihost_utils
 from jax.extend import xla
 
 from jaxhet import _jax_compat
@@ -40,11 +44,89 @@ def test_backend_can_be_asked_for_without_making_one() -> None:
         "jax_num_cpu_devices",
         "jax_cpu_collectives_implementation",
         "jax_cpu_enable_async_dispatch",
-        "jax_enable_compilation_cache",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_raise_persistent_cache_errors",
+        "jax_share_binary_between_hosts",
     ],
 )
 def test_option_exists(name: str) -> None:
     jax.config.update(name, jax.config._read(name))
+
+
+def test_multihost_utils_take_the_devices_from_the_module_jax(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gather = inspect.getsource(multihost_utils._handle_array_process_allgather)
+    broadcast = inspect.getsource(multihost_utils.broadcast_one_to_all)
+    for call in ("jax.devices()", "jax.local_device_count()"):
+        assert call in gather
+        assert call in broadcast
+    assert "jax.local_devices()" in gather
+    monkeypatch.setattr(multihost_utils, "jax", jax)  # put back afterwards
+    _jax_compat.allow_unequal_processes()
+    stand_in: Any = multihost_utils.jax  # pyright: ignore[reportPrivateImportUsage]
+    assert stand_in.devices() == stand_in.local_devices() == jax.devices()[:1]
+    assert stand_in.local_device_count() == 1
+    assert stand_in.jit is jax.jit
+
+
+@pytest.fixture
+def cache_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+    """A persistent compilation cache of our own; what a guard replaces in JAX is put back."""
+    for module, name in (
+        (compilation_cache, "get_cache_key"),
+        (compilation_cache, "get_executable_and_time"),
+        (compiler, "_cache_write"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    compilation_cache.reset_cache()
+    with (
+        config.compilation_cache_dir(str(tmp_path)),
+        config.persistent_cache_min_compile_time_secs(0),
+    ):
+        yield tmp_path
+    compilation_cache.reset_cache()
+
+
+def test_guard_of_the_compilation_cache_salts_accepts_and_writes(
+    cache_folder: pathlib.Path,
+) -> None:
+    salts, salted, modules, answers = ["one"], [], [], [True]
+
+    def salt(device_ids: tuple[int, ...]) -> str:
+        salted.append(device_ids)
+        return salts[-1]
+
+    def accept(module: bytes) -> bool:
+        modules.append(module)
+        return answers[-1]
+
+    def compile_anew() -> int:
+        """Compiles a program that memory does not hold; returns how many modules were shown."""
+        modules.clear()
+        jax.clear_caches()
+        assert int(jax.jit(lambda a: a + 41)(1)) == 42
+        return len(modules)
+
+    _jax_compat.guard_compilation_cache(salt, accept, writes=True)
+    assert compile_anew() == 0
+    assert salted[-1] == (jax.devices()[0].id,)
+    assert list(cache_folder.glob("jit__lambda*"))
+    assert compile_anew() == 1
+    assert "HloModule jit__lambda" in _jax_compat.module_text(modules[0])
+    answers.append(False)
+    assert compile_anew() == 1
+    salts.append("another")
+    assert compile_anew() == 0
+
+
+def test_guard_of_the_compilation_cache_writes_nothing_where_another_process_does(
+    cache_folder: pathlib.Path,
+) -> None:
+    _jax_compat.guard_compilation_cache(lambda _: "", lambda _: True, writes=False)
+    jax.clear_caches()
+    assert int(jax.jit(lambda a: a + 41)(1)) == 42
+    assert not list(cache_folder.glob("jit__lambda*"))
 
 
 def test_client_and_service_take_the_arguments_that_are_given() -> None:

@@ -164,6 +164,14 @@ def test_environment_says_who_and_where_each_process_is():
     assert re.fullmatch(r"[0-9a-f]{64}", shared[0]["JAXHET_JOB_SECRET"])
 
 
+def test_islands_of_unequal_size_have_their_numbers_of_processes_and_devices():
+    code = 'print(os.environ["JAXHET_CPU_DEVICES"], os.environ["JAXHET_NUM_PROCESSES"])'
+    result = _launch("--processes-per-island 1,3 --devices 2,4", code)
+    assert result.returncode == 0, result.stderr
+    others = [f"[island1/{process}] 4 4" for process in (1, 2, 3)]
+    assert sorted(result.stdout.splitlines()) == ["[island0/0] 2 4", *others]
+
+
 def test_two_jobs_at_once_have_ports_and_secrets_of_their_own():
     code = 'print(os.environ["JAXHET_COORDINATOR_ADDRESS"], os.environ["JAXHET_JOB_SECRET"])'
     with _launched("--islands 1", code) as first, _launched("--islands 1", code) as second:
@@ -381,10 +389,33 @@ def test_island_names_that_do_not_fit(names: tuple[str, ...]):
         launch.island_names(launch.Options(islands=2, island_names=names))
 
 
-def test_option_value_that_is_not_valid():
-    result = _launch("--islands 0", "pass")
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        (launch.Options(islands=2, processes_per_island=(1, 2, 3)), "--processes-per-island 1,2,3"),
+        (launch.Options(islands=3, devices=(2, 4)), "--devices 2,4"),
+    ],
+)
+def test_sizes_that_do_not_fit(options: launch.Options, flag: str):
+    words = f"{flag} does not fit {options.islands} islands; give one number for all, or as many as"
+    with pytest.raises(UsageError, match=words):
+        launch.layout(options)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--islands 0", "--islands"),
+        ("--devices 2,0", "--devices"),
+        ("--devices 2,0", "'2,0' is not a number above 0"),
+        ("--processes-per-island 1,", "--processes-per-island"),
+        ("--processes-per-island two", "'two' is not a number above 0"),
+    ],
+)
+def test_option_value_that_is_not_valid(option: str, words: str):
+    result = _launch(option, "pass")
     assert result.returncode == 2
-    assert "--islands" in result.stderr
+    assert words in result.stderr
 
 
 def test_bad_option_in_the_environment_is_refused_before_anything_starts():

@@ -23,22 +23,37 @@ _START_TIMEOUT_S = 180
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How many islands, processes in each, devices in each process."""
+    """How many islands, processes in each, devices in each process.
+
+    A tuple has a number for each island.
+    """
 
     islands: int
-    processes: int = 1
-    devices: int = 1
+    processes: int | tuple[int, ...] = 1
+    devices: int | tuple[int, ...] = 1
+
+    @property
+    def devices_of_processes(self) -> tuple[int, ...]:
+        sizes = zip(self._each(self.processes), self._each(self.devices), strict=True)
+        return tuple(devices for processes, devices in sizes for _ in range(processes))
 
     @property
     def num_processes(self) -> int:
-        return self.islands * self.processes
+        return len(self.devices_of_processes)
 
     @property
     def num_devices(self) -> int:
-        return self.num_processes * self.devices
+        return sum(self.devices_of_processes)
+
+    def _each(self, numbers: int | tuple[int, ...]) -> tuple[int, ...]:
+        return (numbers,) * self.islands if isinstance(numbers, int) else numbers
 
     def __str__(self) -> str:
-        return f"{self.islands}x{self.processes}x{self.devices}"
+        return f"{self.islands}x{_text(self.processes, '+')}x{_text(self.devices, '+')}"
+
+
+def _text(numbers: int | tuple[int, ...], separator: str) -> str:
+    return str(numbers) if isinstance(numbers, int) else separator.join(map(str, numbers))
 
 
 class Job:
@@ -123,7 +138,8 @@ class Job:
 def island_job(shape: Shape, worker: pathlib.Path, env: Mapping[str, str] | None = None) -> Job:
     """A job of several islands, started by `jaxhet launch`."""
     launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", str(shape.islands)]
-    sizes = ["--processes-per-island", str(shape.processes), "--devices", str(shape.devices)]
+    processes, devices = _text(shape.processes, ","), _text(shape.devices, ",")
+    sizes = ["--processes-per-island", processes, "--devices", devices]
     command = [*launch, *sizes, "--", sys.executable, str(worker)]
     return Job([(command, _environment(env))], shape.num_processes)
 
@@ -139,9 +155,9 @@ def gloo_job(shape: Shape, worker: pathlib.Path, env: Mapping[str, str] | None =
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     commands = []
-    for process in range(shape.num_processes):
+    for process, devices in enumerate(shape.devices_of_processes):
         world = {
-            "JAX_NUM_CPU_DEVICES": str(shape.devices),
+            "JAX_NUM_CPU_DEVICES": str(devices),
             "GLOO_WORLD": f"{address} {shape.num_processes} {process}",
         }
         commands.append(([sys.executable, str(worker)], _environment({**world, **(env or {})})))

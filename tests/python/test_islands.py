@@ -1,0 +1,63 @@
+"""Islands and meshes from processes and devices, of any sizes and order."""
+
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import pytest
+
+import jaxhet
+from jaxhet import _islands, _session
+from jaxhet._config import Config
+from jaxhet._errors import UsageError
+
+
+def _make(names: str, num_devices: Sequence[int]) -> tuple[_islands.Island, ...]:
+    """Islands of processes with these one-letter islands and numbers of devices."""
+    members = [_islands.Member(i, name, "cpu", f"host{i}") for i, name in enumerate(names)]
+    devices: list[Any] = [
+        types.SimpleNamespace(id=2048 * process + i, process_index=process)
+        for process, count in enumerate(num_devices)
+        for i in range(count)
+    ]
+    return _islands.make_islands(members, devices[::-1])
+
+
+def test_islands_of_unequal_size() -> None:
+    first, second = _make("abbb", [2, 4, 4, 1])
+    assert (first.processes, first.ranks) == ((0,), (0, 1))
+    assert (second.processes, second.ranks) == ((1, 2, 3), tuple(range(2, 11)))
+    assert [d.id for d in second.devices[-2:]] == [4099, 6144]
+
+
+def test_islands_whose_processes_are_no_neighbours() -> None:
+    first, second = _make("abab", [1, 2, 3, 1])
+    assert (first.name, first.index, first.processes, first.ranks) == ("a", 0, (0, 2), (0, 3, 4, 5))
+    assert (second.name, second.index, second.processes, second.ranks) == (
+        "b",
+        1,
+        (1, 3),
+        (1, 2, 6),
+    )
+    assert second.hosts == ("host1", "host3")
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Those of a session whose islands are interleaved, island by island."""
+    session = _session.Session(Config({}), 0, _make("abab", [1, 2, 3, 1]))
+    monkeypatch.setattr(_session, "_current", [session])
+    monkeypatch.setattr(jax.sharding, "Mesh", lambda devices, names: devices)
+    return [device for island in session.islands for device in island.devices]
+
+
+def test_mesh_goes_island_by_island(devices: list[Any]) -> None:
+    mesh: Any = jaxhet.make_mesh({"x": -1})
+    assert list(mesh) == devices
+    assert [d.process_index for d in mesh] == [0, 2, 2, 2, 1, 1, 3]
+
+
+def test_mesh_that_does_not_hold_all_devices(devices: list[Any]) -> None:
+    with pytest.raises(UsageError, match="does not hold the job's 7 devices; choose sizes whose"):
+        jaxhet.make_mesh({"x": len(devices), "y": 2})
