@@ -44,12 +44,15 @@ class Collective:
       instruction: The collective itself.
       positions: Its groups, in positions of the device assignment.
       rank_of: Position to rank.
+      keepers: Of a reduce-scatter, how many members keep the same block: those of one island. The
+        groups have them side by side, in order of the blocks.
     """
 
     computation: hlo.Computation
     instruction: hlo.Instruction
     positions: Groups
     rank_of: tuple[int, ...]
+    keepers: int = 1
 
     @property
     def num_partitions(self) -> int:
@@ -84,7 +87,7 @@ def crossing(module: hlo.Module, job: Job) -> list[Collective]:
         return []
     rank_of = _rank_of(module, job)
     collectives = (
-        Collective(computation, instruction, _positions(module, instruction), rank_of)
+        Collective(computation, instruction, positions(module, instruction), rank_of)
         for computation, instruction in instructions
     )
     return [c for c in collectives if any(groups_lib.crosses(g, job.islands) for g in c.ranks)]
@@ -140,7 +143,8 @@ def _rank_of(module: hlo.Module, job: Job) -> tuple[int, ...]:
     return tuple(ranks[d] for d in device_ids)
 
 
-def _positions(module: hlo.Module, instruction: hlo.Instruction) -> Groups:
+def positions(module: hlo.Module, instruction: hlo.Instruction) -> Groups:
+    """The groups of a collective, in positions of the device assignment."""
     if instruction.opcode.startswith("collective-permute") and not instruction.source_target_pairs:
         return ()
     assignment = module.proto.device_assignment

@@ -1,6 +1,15 @@
 """PRE: collectives that cross islands become local collectives, exchanges and arithmetic."""
 
-from jaxhet.compiler import all_reduce, async_form, collectives, groups, hlo, movement, plan
+from jaxhet.compiler import (
+    all_reduce,
+    async_form,
+    collectives,
+    groups,
+    hlo,
+    movement,
+    plan,
+    scatter,
+)
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.cpu_form import CpuLowering
 from jaxhet.compiler.exchange import Adder, Exchange
@@ -32,6 +41,7 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     if not crossing:
         return None
     collectives.check(parsed, crossing, job)
+    crossing = scatter.narrow(crossing, job, _is_flat(job, options))
     exchanges: list[Exchange] = []
     for collective in crossing:
         _lower(collective, job, options, exchanges)
@@ -72,12 +82,16 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
             movement.broadcast(lowering)
 
 
+def _is_flat(job: Job, options: Options) -> bool:
+    return options.algorithm == "flat" or (options.algorithm == "auto" and not job.is_gpu)
+
+
 def _divide(collective: Collective, job: Job, options: Options) -> tuple[groups.Split | None, str]:
     """How to divide the groups for the hierarchical algorithm, or None and why it is flat."""
     opcode = collective.instruction.opcode
     if opcode in _POINT_TO_POINT:
         return None, ""
-    if options.algorithm == "flat" or (options.algorithm == "auto" and not job.is_gpu):
+    if _is_flat(job, options):
         return None, ""
     split = groups.split(collective.positions, collective.rank_of, job.islands)
     if isinstance(split, str):

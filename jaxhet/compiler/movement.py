@@ -52,17 +52,17 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
     """Makes a reduce-scatter the last step of its decomposition."""
     (dim,) = lowering.instruction.dimensions
     operands, shapes = lowering.operands, lowering.result_shapes
-    parts = len(lowering.collective.positions[0])
+    parts = len(lowering.collective.positions[0]) // lowering.collective.keepers
     is_exchanged = split is None or split.local_size == 1
     values = [
         lowering.split(lowering.operand(x, is_exchanged), x.shape, dim, parts) for x in operands
     ]
     if split is None:
         results = lowering.reduce_scatter(values, lowering.collective.positions, opcode)
+    elif lowering.collective.keepers > 1:
+        results = [_scatter_to_islands(lowering, v, opcode, split) for v in values]
     else:
-        results = [
-            scatter_over_islands(lowering, v, opcode, split, _by_rail(split)) for v in values
-        ]
+        results = [_scatter_over_islands(lowering, v, opcode, split) for v in values]
     lowering.replace(
         [
             lowering.restore(lowering.join(v, _block(x, shape), dim, shape), shape)
@@ -71,19 +71,9 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
     )
 
 
-def scatter_over_islands(
-    lowering: Lowering, value: Value, opcode: str, split: Split, by_rail: Sequence[int]
-) -> Value:
-    """The combined block of each rank.
-
-    Args:
-      lowering: Of the collective.
-      value: The blocks of all members.
-      opcode: The reducer.
-      split: The groups, divided.
-      by_rail: Block to the place (rail * islands + island) of the rank that it belongs to.
-    """
-    value = lowering.reordered(value, _inverse(by_rail))
+def _scatter_over_islands(lowering: Lowering, value: Value, opcode: str, split: Split) -> Value:
+    """The combined block of each rank, out of the blocks of all members."""
+    value = lowering.reordered(value, _inverse(_by_rail(split)))
     first = len(lowering.adder.added)
     if split.local_size > 1:
         size = value.size // split.local_size
@@ -92,6 +82,23 @@ def scatter_over_islands(
     if split.local_size > 1:
         lowering.adder.added[first].scatters.append(value.x)
     return result
+
+
+def _scatter_to_islands(lowering: Lowering, value: Value, opcode: str, split: Split) -> Value:
+    """The combined block of each island, out of the blocks of all islands."""
+    assert split.places is not None
+    islands, local_size = split.num_islands, split.local_size
+    block_of = {island: place // local_size for place, (island, _) in enumerate(split.places)}
+    value = lowering.reordered(value, [block_of[island] for island in range(islands)])
+    dims = [islands, local_size, value.size // (islands * local_size)]
+    value = lowering.transposed(value, dims, [1, 0, 2])
+    first = len(lowering.adder.added)
+    part = lowering.local("reduce-scatter", value, value.size // local_size, split.local, opcode)
+    (result,) = lowering.reduce_scatter([part], split.rails, opcode)
+    whole = lowering.local("all-gather", result, result.size * local_size, split.local)
+    lowering.adder.added[first].scatters.append(part.x)
+    lowering.adder.added[first].gathers.append(whole.x)
+    return whole
 
 
 def all_to_all(lowering: Lowering, split: Split | None) -> None:

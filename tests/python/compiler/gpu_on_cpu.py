@@ -8,6 +8,34 @@ import itertools
 from jaxhet.compiler import arithmetic, exchange, hlo
 
 
+def unfused(module: bytes, opcode: str) -> bytes:
+    """The module with the loops that hold an `opcode` as single instructions, as GPUs have them."""
+    parsed = hlo.Module(module)
+    parsed._next_name = itertools.count(2_000_000)
+    for computation in list(parsed.computations.values()):
+        for fusion in [i for i in computation.instructions if i.opcode == "fusion"]:
+            fused = parsed.computations[fusion.called_computation_ids[0]]
+            if any(i.opcode == opcode for i in fused.instructions):
+                _inline(computation, fusion, fused)
+    return parsed.serialize()
+
+
+def _inline(c: hlo.Computation, fusion: hlo.Instruction, fused: hlo.Computation) -> None:
+    operands = c.operands(fusion)
+    copies: dict[int, hlo.Instruction] = {}
+    for old in fused.instructions:
+        if old.opcode == "parameter":
+            copies[old.id] = operands[old.parameter_number]
+            continue
+        new = fusion if old.id == fused.root.id else c.add(old.opcode, old.shape)
+        name, instruction_id = new.name, new.id
+        new.CopyFrom(old)
+        new.name, new.id = name, instruction_id
+        new.operand_ids[:] = [copies[i].id for i in old.operand_ids]
+        copies[old.id] = new
+    c.module.remove_computation(fused)
+
+
 def to_cpu(module: bytes) -> bytes:
     """A decomposed module, without exchanges."""
     parsed = hlo.Module(module)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.python.compiler import worker
 
-_NUM_CASES = 69
+_NUM_CASES = 70
 
 
 @pytest.mark.timeout(600)

@@ -1,0 +1,176 @@
+"""All-reduces of whose result every rank keeps a block: reduce-scatters.
+
+That is how XLA's partitioner writes the gradients of sharded parameters: all-reduce, dynamic-slice,
+and, where the batch is split inside islands as well, another all-reduce of the block there. The
+latter is drawn in: what islands have not summed up yet would cross more than once.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Sequence
+
+from jaxhet.compiler import collectives, hlo
+from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler.collectives import Collective
+from jaxhet.compiler.groups import Groups
+from jaxhet.compiler.options import Job
+
+_ARITHMETIC: dict[str, Callable[..., int | None]] = {  # on what an index of a device is made of
+    "add": operator.add,
+    "and": operator.and_,
+    "clamp": lambda low, x, high: max(low, min(x, high)),
+    "divide": lambda x, y: x // y if x >= 0 and y > 0 else None,
+    "maximum": max,
+    "minimum": min,
+    "multiply": operator.mul,
+    "or": operator.or_,
+    "remainder": lambda x, y: x % y if x >= 0 and y > 0 else None,
+    "select": lambda mask, x, y: x if mask else y,
+    "shift-left": operator.lshift,
+    "shift-right-logical": lambda x, y: x >> y if x >= 0 else None,
+    "subtract": operator.sub,
+}
+_COMPARISONS = {
+    "EQ": operator.eq,
+    "GE": operator.ge,
+    "GT": operator.gt,
+    "LE": operator.le,
+    "LT": operator.lt,
+    "NE": operator.ne,
+}
+_SAME = ("bitcast", "convert", "copy", "reshape")
+
+
+def narrow(crossing: Sequence[Collective], job: Job, is_flat: bool) -> list[Collective]:
+    """The same collectives, with reduce-scatters in place of such all-reduces and their slices.
+
+    Args:
+      crossing: All collectives that cross islands.
+      job: The job.
+      is_flat: Only the flat algorithm is allowed.
+    """
+    found = [_narrow(collective) or collective for collective in crossing]
+    return found if is_flat else [_drawn_in(collective, job) or collective for collective in found]
+
+
+def _narrow(collective: Collective) -> Collective | None:
+    computation, all_reduce = collective.computation, collective.instruction
+    if all_reduce.opcode != "all-reduce" or len(all_reduce.operand_ids) != 1:
+        return None
+    kept = _only_user(computation, all_reduce)
+    if kept is None or kept.opcode != "dynamic-slice":
+        return None
+    sizes = zip(kept.shape.dimensions, all_reduce.shape.dimensions, strict=True)
+    cut = [dim for dim, (size, whole) in enumerate(sizes) if size != whole]
+    groups = _by_block(collective, kept, cut[0]) if len(cut) == 1 else None
+    if groups is None:
+        return None
+    _replace(computation, all_reduce, kept, cut[0], groups)
+    return dataclasses.replace(collective, instruction=kept, positions=groups)
+
+
+def _drawn_in(collective: Collective, job: Job) -> Collective | None:
+    """A reduce-scatter together with the all-reduce inside islands that follows."""
+    computation, scatter = collective.computation, collective.instruction
+    if scatter.opcode != "reduce-scatter" or len(scatter.operand_ids) != 1:
+        return None
+    following = _only_user(computation, scatter)
+    if following is None or following.opcode != "all-reduce" or len(following.operand_ids) != 1:
+        return None
+    reducers = [collectives.reducer(computation.module, i) for i in (scatter, following)]
+    if reducers[0] is None or reducers[0] != reducers[1]:
+        return None
+    group_of = {p: g for g in collective.positions for p in g}
+    together: list[tuple[int, ...]] = []
+    for local in collectives.positions(computation.module, following):
+        # Block by block, those that keep it: the all-reduce's group that has the scatter's member.
+        columns = tuple(zip(*(group_of[p] for p in local), strict=True))
+        islands = [{job.islands[collective.rank_of[p]] for p in column} for column in columns]
+        if any(len(on) != 1 for on in islands) or len(set.union(*islands)) != len(columns):
+            return None
+        together.append(tuple(p for column in columns for p in column))
+    keepers = len(together[0]) // len(collective.positions[0])
+    groups = tuple({tuple(sorted(g)): g for g in together}.values())
+    if keepers == 1 or hlo.num_elements(scatter.shape) % keepers:
+        return None
+    if sorted(p for g in groups for p in g) != sorted(group_of):
+        return None
+    (dim,) = scatter.dimensions
+    _replace(computation, scatter, following, dim, groups)
+    return dataclasses.replace(collective, instruction=following, positions=groups, keepers=keepers)
+
+
+def _only_user(c: hlo.Computation, instruction: hlo.Instruction) -> hlo.Instruction | None:
+    users = c.users(instruction)
+    return users[0] if len(users) == 1 and c.root.id != instruction.id else None
+
+
+def _replace(
+    c: hlo.Computation, first: hlo.Instruction, last: hlo.Instruction, dim: int, groups: Groups
+) -> None:
+    """Makes `last` a reduce-scatter of what `first` takes, and removes `first`."""
+    before = {*first.control_predecessor_ids, *last.control_predecessor_ids} - {first.id}
+    fields = {
+        "called_computation_ids": list(first.called_computation_ids),
+        "dimensions": [dim],
+        "channel_id": first.channel_id or c.module.new_channel_id(),
+        "use_global_device_ids": True,
+        "collective_device_list": pb.CollectiveDeviceListProto(
+            replica_groups=[pb.ReplicaGroup(replica_ids=group) for group in groups]
+        ),
+    }
+    c.rewrite(last, "reduce-scatter", c.operands(first), **fields)
+    last.metadata.CopyFrom(first.metadata)
+    last.control_predecessor_ids[:] = sorted(before)
+    c.remove(first, successor=last)
+
+
+def _by_block(collective: Collective, kept: hlo.Instruction, dim: int) -> Groups | None:
+    """The groups, each member at the place of the block that it keeps; None if there is none."""
+    computation = collective.computation
+    x, *starts = computation.operands(kept)
+    size, whole = kept.shape.dimensions[dim], x.shape.dimensions[dim]
+    result: list[tuple[int, ...]] = []
+    for group in collective.positions:
+        if size * len(group) != whole:
+            return None
+        found = [_value(computation, starts[dim], collective, position) for position in group]
+        by_start = dict(zip(found, group, strict=True))
+        if set(by_start) != set(range(0, whole, size)):
+            return None
+        result.append(tuple(by_start[start] for start in range(0, whole, size)))
+    return tuple(result)
+
+
+def _value(
+    c: hlo.Computation, scalar: hlo.Instruction, collective: Collective, position: int
+) -> int | None:
+    """The value of an integer on the device at a position, where that decides it."""
+
+    def value(i: hlo.Instruction) -> int | None:
+        operands = c.operands(i)
+        if i.opcode == "constant":
+            return next(iter(_integers(i)), None)
+        if i.opcode == "partition-id":
+            return position % collective.num_partitions
+        if i.opcode == "replica-id":
+            return position // collective.num_partitions
+        if i.opcode in _SAME:
+            return value(operands[0])
+        if i.opcode in _ARITHMETIC or i.opcode == "compare":
+            values = [value(operand) for operand in operands]
+            compute = _ARITHMETIC.get(i.opcode) or _COMPARISONS[i.comparison_direction]
+            return None if None in values else compute(*values)
+        if i.opcode == "dynamic-slice" and operands[0].opcode == "constant":
+            place, table = value(operands[1]), _integers(operands[0])
+            if place is not None and list(i.dynamic_slice_sizes) == [1] and table:
+                return table[min(max(place, 0), len(table) - 1)]
+        return None
+
+    return value(scalar)
+
+
+def _integers(constant: hlo.Instruction) -> list[int]:
+    """The elements of a constant; none if it is not of integers of 32 or 64 bits."""
+    literal = constant.literal
+    return [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
