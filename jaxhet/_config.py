@@ -129,6 +129,14 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0,
         agreed=True,
     ),
+    Option(
+        "bucket_bytes",
+        int,
+        1024 * 1024,
+        "on GPU, small all-reduces go together up to so many bytes; 0: each alone",
+        minimum=0,
+        agreed=True,
+    ),
     Option("disable", _flag, False, "leave programs alone (in a job of one island)"),
     Option("dump", str, None, "folder for HLO and plan before and after the passes"),
 )

@@ -180,6 +180,7 @@ class Session:
         return compiler.Options(
             algorithm=self.config.algorithm,
             two_phase_bytes=self.config.two_phase_bytes,
+            bucket_bytes=self.config.bucket_bytes,
             deadline_ms=0 if deadline_s is None else max(1, round(deadline_s * 1000)),
         )
 

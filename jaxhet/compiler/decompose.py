@@ -3,6 +3,7 @@
 from jaxhet.compiler import (
     all_reduce,
     async_form,
+    bucket,
     collectives,
     groups,
     hlo,
@@ -42,6 +43,8 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
         return None
     collectives.check(parsed, crossing, job)
     crossing = scatter.narrow(crossing, job, _is_flat(job, options))
+    if job.is_gpu and options.bucket_bytes:  # on CPUs, XLA has put together what it likes
+        crossing = bucket.together(crossing, options.bucket_bytes)
     exchanges: list[Exchange] = []
     for collective in crossing:
         _lower(collective, job, options, exchanges)
@@ -60,6 +63,8 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
     label += [f"dim {dim}" for dim in collective.instruction.dimensions]
     if opcode not in _POINT_TO_POINT:
         label.append("hierarchical" if split else "flat")
+    if (count := len(collective.instruction.operand_ids)) > 1:
+        label.append(f"of {count}")
     if not job.is_gpu:  # there, layouts are final
         operands = collective.computation.operands(collective.instruction)
         label += [hlo.shape_text(x.shape) for x in operands if not hlo.is_row_major(x.shape)]

@@ -127,6 +127,7 @@ class Adder:
             results[0] if single else hlo.tuple_shape(results),
             operands,
             like=self.collective.instruction,
+            stem=f"exchange.{kind.name.lower()}",
             custom_call_target=EXCHANGE_TARGET,
             custom_call_has_side_effect=True,
             custom_call_api_version=pb.API_VERSION_TYPED_FFI,
@@ -151,11 +152,16 @@ class Adder:
             hlo.tuple_shape([x.shape, x.shape]),
             [x],
             like=collective.instruction,
+            stem="start.permute",
             channel_id=collective.computation.module.new_channel_id(),
             source_target_pairs=[pb.SourceTarget(source=s, target=t) for s, t in pairs],
         )
         done = collective.computation.add(
-            "collective-permute-done", x.shape, [start], like=collective.instruction
+            "collective-permute-done",
+            x.shape,
+            [start],
+            like=collective.instruction,
+            stem="done.permute",
         )
         exchange = self._exchange(start, ExchangeKind.PERMUTE, [x], pairs)
         self.added.append(dataclasses.replace(exchange, done=done))
@@ -255,8 +261,11 @@ def to_calls(computation: hlo.Computation, start: hlo.Instruction, done: hlo.Ins
     x is an operand of done too, so that it lives until then; done's result is y's buffer.
     """
     (x,) = computation.operands(start)
-    config = _backend_config("custom_call_backend_config", start.frontend_attributes.map[_CALL])
+    carried = dict(start.frontend_attributes.map)  # a program that comes from a cache has its plan
+    config = _backend_config("custom_call_backend_config", carried.pop(_CALL))
     _to_call(computation, start, START_TARGET, [x], config)
+    for key, value in carried.items():
+        start.frontend_attributes.map[key] = value
     _to_call(computation, done, DONE_TARGET, [start, x], config)
     done.output_operand_aliasing.add(operand_index=0)
 

@@ -168,11 +168,12 @@ class Computation:
         shape: Shape,
         operands: Sequence[Instruction] = (),
         like: Instruction | None = None,
+        stem: str = "",
         **fields: Any,
     ) -> Instruction:
         """Adds an instruction; `like` is the one whose place in the user's program it takes."""
         new = pb.HloInstructionProto(
-            name=self.module.unique_name(opcode),
+            name=self.module.unique_name(stem or opcode),
             opcode=opcode,
             shape=shape,
             id=self._next_id,

@@ -45,8 +45,8 @@ class Options:
         stay flat) or "auto" (hierarchical on GPUs, flat on CPUs).
       two_phase_bytes: On CPUs, an all-reduce of at most this many bytes is one exchange of
         everything; a larger one exchanges shares, sums them, and exchanges the sums.
-      bucket_bytes: On GPUs, all-reduces of the same kind that are not larger are put together, up
-        to this many bytes; 0 keeps each on its own.
+      bucket_bytes: On GPUs, small all-reduces of one kind go together, up to this many bytes; 0
+        keeps each on its own.
       deadline_ms: Longest wait of an exchange for its peers; 0 is the session's default.
       order: Order of the plan. "text" is the order of the instructions in the module, for tests.
     """

@@ -84,7 +84,7 @@ def test_variadic_all_reduce_is_one_exchange():
         use_global_device_ids=true, to_apply=sum
     """)
     assert _opcodes(text).count("custom-call") == 1
-    assert "all_gather all-reduce sum flat f32[4],s32[3] {{0,1}}" in text
+    assert "all_gather all-reduce sum flat of 2 f32[4],s32[3] {{0,1}}" in text
 
 
 def test_layout_is_part_of_the_line():

@@ -12,6 +12,7 @@ from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import all_reduce
 
 _JOB = hlo_text.job(0, 1)
+_ALONE = Options(bucket_bytes=0)
 
 # The backward pass of three layers: g2 is there first, g0 last. The text has them reversed.
 _BACKWARD = f"""
@@ -57,7 +58,7 @@ def test_text_order_follows_the_text():
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_starts_are_chained_in_plan_order(platform: str):
     job = hlo_text.job(0, 1, platform=platform)
-    decomposed = decompose(_module(_BACKWARD), job, Options())
+    decomposed = decompose(_module(_BACKWARD), job, _ALONE)
     assert decomposed is not None
     module = hlo.Module(decomposed)
     starts = [i for i in module.entry.instructions if "jaxhet_index" in i.frontend_attributes.map]
@@ -188,9 +189,9 @@ def test_bridge_on_cpu_gives_back_the_same_bytes():
 
 def test_bridge_on_gpu_makes_pairs_calls_at_their_places():
     job = hlo_text.job(0, 1, platform="rocm")
-    decomposed = decompose(_module(_BACKWARD), job, Options())
+    decomposed = decompose(_module(_BACKWARD), job, _ALONE)
     assert decomposed is not None
-    bridged = bridge(decomposed, job, Options())
+    bridged = bridge(decomposed, job, _ALONE)
     assert bridged is not None
     before = [i.id for i in hlo.Module(decomposed).entry.instructions]
     assert [i.id for i in hlo.Module(bridged[0]).entry.instructions] == before
@@ -211,11 +212,11 @@ def test_collective_that_appears_between_the_passes_is_an_error():
 
 def test_start_without_its_done_is_an_error():
     job = hlo_text.job(0, 1, platform="cuda")
-    decomposed = decompose(_module(_BACKWARD), job, Options())
+    decomposed = decompose(_module(_BACKWARD), job, _ALONE)
     assert decomposed is not None
     module = pb.HloModuleProto.FromString(decomposed)
     for instruction in module.computations[-1].instructions:
         if instruction.opcode == "collective-permute-done":
             instruction.opcode = "get-tuple-element"
     with pytest.raises(JaxhetError, match=r"exchange \S+ is used by \S+, not by its done alone"):
-        bridge(module.SerializeToString(), job, Options())
+        bridge(module.SerializeToString(), job, _ALONE)

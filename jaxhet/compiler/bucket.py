@@ -1,0 +1,120 @@
+"""Small all-reduces of one kind go together: one exchange in place of many.
+
+The same on every rank: which of them go together depends on the dataflow, as the plan's order does.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxhet.compiler import collectives, hlo, order
+from jaxhet.compiler import groups as groups_lib
+from jaxhet.compiler.collectives import Collective
+
+
+@dataclasses.dataclass
+class _Bucket:
+    """All-reduces that go together.
+
+    Attributes:
+      members: Them.
+      num_bytes: Of all.
+      bits: The members as a set, each a bit.
+    """
+
+    members: list[Collective] = dataclasses.field(default_factory=list)
+    num_bytes: int = 0
+    bits: int = 0
+
+
+def together(crossing: Sequence[Collective], most_bytes: int) -> list[Collective]:
+    """The same collectives, with an all-reduce of several operands in place of small ones.
+
+    Args:
+      crossing: All collectives of a module that cross islands.
+      most_bytes: Of all operands of one.
+    """
+    small: dict[int, list[Collective]] = {}
+    for collective in crossing:
+        instruction = collective.instruction
+        is_one = instruction.opcode == "all-reduce" and len(instruction.operand_ids) == 1
+        if is_one and _num_bytes(collective) <= most_bytes:
+            small.setdefault(collective.computation.id, []).append(collective)
+    replaced: dict[int, Collective | None] = {}
+    for members in small.values():
+        for bucket in _buckets(members, most_bytes):
+            if len(bucket.members) > 1:
+                replaced |= {m.instruction.id: None for m in bucket.members[1:]}
+                replaced[bucket.members[0].instruction.id] = _merge(bucket.members)
+    result = (replaced.get(c.instruction.id, c) for c in crossing)
+    return [collective for collective in result if collective is not None]
+
+
+def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
+    """Buckets of the all-reduces of one computation.
+
+    A bucket is closed when an all-reduce comes that needs a result of it. So all that wait for it
+    come after all that it waits for.
+    """
+    computation = members[0].computation
+    computation.sort()
+    by_id = {m.instruction.id: m for m in members}
+    keys = {i: _key(m) for i, m in by_id.items()}
+    bit_of = {i: 1 << place for place, i in enumerate(by_id)}
+    needs = _needs(computation, bit_of)
+    buckets: list[_Bucket] = []
+    is_open: dict[str, _Bucket] = {}
+    for instruction, _ in order.readiness(computation, keys):
+        i = instruction.id
+        is_open = {key: b for key, b in is_open.items() if not b.bits & needs[i]}
+        num_bytes = _num_bytes(by_id[i])
+        bucket = is_open.get(keys[i])
+        if bucket is None or bucket.num_bytes + num_bytes > most_bytes:
+            bucket = is_open[keys[i]] = _Bucket()
+            buckets.append(bucket)
+        bucket.members.append(by_id[i])
+        bucket.num_bytes += num_bytes
+        bucket.bits |= bit_of[i]
+    return buckets
+
+
+def _needs(computation: hlo.Computation, bit_of: dict[int, int]) -> dict[int, int]:
+    """Instruction id to the set of those in `bit_of` that it waits for, as bits."""
+    needs: dict[int, int] = {}
+    for instruction in computation.instructions:
+        bits = 0
+        for p in computation.predecessors(instruction):
+            bits |= needs[p.id] | bit_of.get(p.id, 0)
+        needs[instruction.id] = bits
+    return needs
+
+
+def _key(collective: Collective) -> str:
+    """What members of a bucket have in common."""
+    module, instruction = collective.computation.module, collective.instruction
+    reducer = collectives.reducer(module, instruction)
+    groups = groups_lib.to_text(collective.positions)
+    return f"{reducer} {instruction.shape.element_type} {groups}"
+
+
+def _num_bytes(collective: Collective) -> int:
+    shape = collective.instruction.shape
+    return hlo.num_elements(shape) * hlo.bit_width(shape.element_type) // 8
+
+
+def _merge(members: Sequence[Collective]) -> Collective:
+    first, computation = members[0], members[0].computation
+    instructions = [m.instruction for m in members]
+    operands = [x for i in instructions for x in computation.operands(i)]
+    shape = hlo.tuple_shape([i.shape for i in instructions])
+    merged = computation.add("all-reduce", shape, operands, like=first.instruction)
+    new = hlo.Instruction()
+    new.CopyFrom(first.instruction)
+    for field in ("name", "id", "shape", "operand_ids", "metadata"):
+        new.ClearField(field)
+    before = {p for i in instructions for p in i.control_predecessor_ids}
+    new.control_predecessor_ids[:] = sorted(before)
+    merged.MergeFrom(new)
+    for place, instruction in enumerate(instructions):
+        instruction.control_predecessor_ids[:] = []
+        computation.rewrite(instruction, "get-tuple-element", [merged], tuple_index=place)
+    return dataclasses.replace(first, instruction=merged)
