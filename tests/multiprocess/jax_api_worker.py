@@ -1,0 +1,268 @@
+"""One process of a job: what JAX's own functions give, as numpy trees, by name."""
+
+import itertools
+import pathlib
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxhet
+from tests.support import jobs
+
+NAMED: dict[str, Callable[..., Any]] = {}
+
+
+def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Registers a function under its name."""
+    NAMED[function.__name__] = function
+    return function
+
+
+def mesh() -> Mesh:
+    """A mesh of two axes, the first of which crosses islands."""
+    return jaxhet.make_mesh({"x": -1, "y": 2})
+
+
+def put(value: np.ndarray, spec: P, on: Mesh | None = None) -> jax.Array:
+    """A global array from the same value on all processes."""
+    sharding = NamedSharding(on or mesh(), spec)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def shards(array: jax.Array) -> list[Any]:
+    """Where the shards of this process lie, and what they hold."""
+    return [(str(s.index), np.asarray(s.data)) for s in array.addressable_shards]
+
+
+def values(rows: int = 12, columns: int = 6) -> np.ndarray:
+    return np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+
+
+def _mean_square(a: jax.Array) -> jax.Array:
+    return jnp.mean(a * a)
+
+
+# multihost_utils
+
+
+@named
+def broadcast_one_to_all() -> Any:
+    me = jax.process_index()
+    tree = {"a": np.full((3,), me + 7.0, np.float32), "b": np.int32(me)}
+    return (
+        multihost_utils.broadcast_one_to_all(tree),
+        multihost_utils.broadcast_one_to_all(tree, is_source=me == 1),
+    )
+
+
+@named
+def process_allgather() -> Any:
+    me = jax.process_index()
+    tree = {"a": np.full((2, 3), me, np.int32), "b": np.float32(me)}
+    return (
+        multihost_utils.process_allgather(tree),
+        multihost_utils.process_allgather(tree, tiled=True),
+        multihost_utils.process_allgather(put(values(), P("x", "y")), tiled=True),
+    )
+
+
+@named
+def sync_global_devices() -> Any:
+    multihost_utils.sync_global_devices("here")
+    multihost_utils.assert_equal({"a": np.arange(5), "b": 3}, "not reached")
+
+
+@named
+def assert_equal_of_what_differs() -> Any:
+    try:
+        multihost_utils.assert_equal(jax.process_index(), "the processes differ")
+    except AssertionError as error:
+        return str(error).split(".")[0]
+
+
+@named
+def host_local_arrays() -> Any:
+    local = values(4) + 100 * jax.process_index()
+    on = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("p", "d"))
+    array = multihost_utils.host_local_array_to_global_array(local, on, P("p"))
+    back = multihost_utils.global_array_to_host_local_array(array * 2, on, P("p"))
+    return shards(array), np.asarray(back)
+
+
+# Moving arrays
+
+
+SPECS = (P("x", "y"), P("y", "x"), P(("x", "y")), P(None, "y"), P("x"), P())
+# XLA's partitioner dies of these, with or without jaxhet.
+NOT_IN_JIT = ({P("y", "x"), P(("x", "y"))},)
+
+
+@named
+def device_put_of_host_values() -> Any:
+    return [shards(jax.device_put(values(), NamedSharding(mesh(), spec))) for spec in SPECS]
+
+
+@named
+def device_put_between_shardings() -> Any:
+    array = put(values(), P("x", "y"))
+    return [shards(jax.device_put(array, NamedSharding(mesh(), spec))) for spec in SPECS]
+
+
+@named
+def device_put_is_exact() -> Any:
+    for spec in SPECS:
+        sharding = NamedSharding(mesh(), spec)
+        for source in (values(24, 24), put(values(24, 24), P("x", "y"))):
+            for shard in jax.device_put(source, sharding).addressable_shards:
+                np.testing.assert_array_equal(shard.data, values(24, 24)[shard.index])
+
+
+@named
+def device_put_to_another_mesh_order() -> Any:
+    turned = Mesh(mesh().devices[::-1], ("x", "y"))
+    return shards(jax.device_put(put(values(), P("x", "y")), NamedSharding(turned, P("x", "y"))))
+
+
+@named
+def device_put_to_other_devices() -> Any:
+    """What JAX does not support on CPU without a transfer server, and says so."""
+    here, there = (NamedSharding(Mesh(mesh().devices[i], "y"), P("y")) for i in (0, 1))
+    array = jax.make_array_from_callback((4,), here, lambda _: np.ones(2), dtype=np.float32)
+    try:
+        return shards(jax.device_put(array, there))
+    except ValueError as error:
+        return str(error)
+
+
+@named
+def reshard_in_jit() -> Any:
+    moved = []
+    for source, target in itertools.product(SPECS, SPECS):
+        if {source, target} not in NOT_IN_JIT:
+            move = jax.jit(lambda a: a, out_shardings=NamedSharding(mesh(), target))
+            moved.append(shards(move(put(values(), source))))
+    return moved
+
+
+@named
+def process_local_data() -> Any:
+    local = values(4) + 100 * jax.process_index()
+    sharding = NamedSharding(mesh(), P(("x", "y")))
+    array = jax.make_array_from_process_local_data(sharding, local)
+    return shards(array), float(jax.jit(jnp.sum)(array))
+
+
+# Compiling
+
+
+@named
+def lower_and_compile() -> Any:
+    array = put(values(), P("x", "y"))
+    lowered = jax.jit(_mean_square).lower(array)
+    compiled = lowered.compile()
+    assert isinstance(lowered.as_text(), str)
+    assert "HloModule" in (compiled.as_text() or "")
+    assert compiled.memory_analysis() is not None
+    return float(compiled(array)), float(compiled(array))
+
+
+@named
+def stages_of_jaxhet_jit() -> Any:
+    array = put(values(), P("x", "y"))
+    f = jaxhet.jit(_mean_square, bridge={"deadline_s": 100})
+    traced, lowered = f.trace(array), f.lower(array)
+    compiled = lowered.compile()
+    assert compiled.cost_analysis()
+    assert jax.tree.leaves(compiled.in_tree)
+    exported = jax.export.export(f)(array)
+    results = [f, traced.lower().compile(), compiled, jaxhet.jit(exported.call)]
+    return [float(result(array)) for result in results]
+
+
+@named
+def eval_shape() -> Any:
+    shape = jax.eval_shape(_mean_square, put(values(), P("x", "y")))
+    return shape.shape, str(shape.dtype)
+
+
+@named
+def cost_analysis() -> Any:
+    compiled = jax.jit(_mean_square).lower(put(values(), P("x", "y"))).compile()
+    cost = compiled.cost_analysis() or {}
+    return sorted(key for key in ("flops", "bytes accessed") if cost[key] > 0)
+
+
+@named
+def export() -> Any:
+    array = put(values(), P("x", "y"))
+    exported = jax.export.export(jax.jit(_mean_square))(array)
+    return exported.nr_devices, float(jax.jit(exported.call)(array))
+
+
+@named
+def clear_caches() -> Any:
+    array = put(values(), P("x", "y"))
+    f = jax.jit(_mean_square)
+    before = float(f(array))
+    jax.clear_caches()
+    return before, float(f(array))
+
+
+@named
+def profiler_trace() -> Any:
+    """Names of what ran, in a trace of a program that crosses islands."""
+    f = jax.jit(_mean_square)
+    array = put(values(), P("x", "y"))
+    f(array).block_until_ready()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            f(array).block_until_ready()
+        (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(path))
+    names = {e.name for plane in data.planes for line in plane.lines for e in line.events}
+    return sorted(name for name in names if "jaxhet" in name)
+
+
+# Checkpoints
+
+
+@named
+def orbax(folder: str) -> Any:
+    """Saved in one layout, restored in another."""
+    tree = {"w": put(values(), P("x", "y")), "step": put(np.array([7], np.int32), P())}
+    targets = {"w": P("y", None), "step": P()}
+    path = pathlib.Path(folder, "checkpoint")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, tree)
+        checkpointer.wait_until_finished()
+        abstract = {
+            key: jax.ShapeDtypeStruct(
+                array.shape, array.dtype, sharding=NamedSharding(mesh(), targets[key])
+            )
+            for key, array in tree.items()
+        }
+        restored = checkpointer.restore(path, abstract)
+    return {key: shards(array) for key, array in restored.items()}
+
+
+def _answer(request: tuple[str, tuple[Any, ...]]) -> Any:
+    """(process, value, error)."""
+    name, arguments = request
+    me = jax.process_index()
+    try:
+        return me, jax.device_get(NAMED[name](*arguments)), None
+    except Exception:
+        return me, None, traceback.format_exc()
+
+
+if __name__ == "__main__":
+    jobs.serve(_answer)
