@@ -31,6 +31,7 @@ _REDUCERS = {  # opcode -> JAX's word
     "maximum": "max",
     "and": "and",
     "or": "or",
+    "xor": "xor",
 }
 _MOST_GROUPS_SHOWN = 4
 
@@ -195,7 +196,7 @@ def _problem(module: hlo.Module, collective: Collective) -> str | None:
         )
     if instruction.called_computation_ids and reducer(module, instruction) is None:
         return (
-            "its reducer is not one of sum, product, min, max, and, or. Use one of these, for"
+            "its reducer is not one of sum, product, min, max, and, or, xor. Use one of these, for"
             " example jax.lax.psum"
         )
     if (

@@ -78,7 +78,7 @@ def test_checkpoint(islands: Job, world: Job, tmp_path: pathlib.Path) -> None:
 
 def test_exchanges_have_names_in_a_trace(islands: Job) -> None:
     for names in _ask(islands, "profiler_trace"):
-        assert any(name.startswith("jaxhet.custom-call") for name in names), names
+        assert any(name.startswith("jaxhet.exchange.all_gather") for name in names), names
 
 
 def test_what_jax_does_not_support_is_its_own_error(islands: Job) -> None:

@@ -182,10 +182,11 @@ def test_small_floats_are_summed_in_f32_and_rounded_once(element_type: str):
         ("maximum", "max"),
         ("and", "and"),
         ("or", "or"),
+        ("xor", "xor"),
     ],
 )
 def test_every_reducer_under_any_name(opcode: str, name: str):
-    element_type = "pred" if opcode in ("and", "or") else "f32"
+    element_type = "pred" if opcode in ("and", "or", "xor") else "f32"
     before = SUM.replace("add", opcode).replace("f32", element_type).replace("sum", "promoted.7")
     body = f"p = {element_type}[4] parameter(0)\nROOT " + all_reduce(
         "r", "p", shape=f"{element_type}[4]"
@@ -251,7 +252,7 @@ def test_exchange_in_a_loop_has_its_path_and_the_loop_is_a_link_of_the_chain():
     )
     lines = re.findall(r'jaxhet_line="\S+?(/\S+)? all_gather', text)
     assert sorted(lines) == ["", "", "/while0.body"]
-    assert re.search(r"while\(.*control-predecessors=\{%jaxhet.custom-call", text)
+    assert re.search(r"while\(.*control-predecessors=\{%jaxhet.exchange.all_gather", text)
     assert re.search(r"custom-call\(.*control-predecessors=\{%w\}", text)
 
 
@@ -438,7 +439,7 @@ def test_asynchronous_collectives_are_taken_as_one(start: str, done: str, line: 
 
 def test_unknown_reducer_is_refused():
     message = _refused(_ONE, before=SUM.replace("add", "subtract"))
-    assert "its reducer is not one of sum, product, min, max, and, or" in message
+    assert "its reducer is not one of sum, product, min, max, and, or, xor" in message
 
 
 def test_groups_of_different_sizes_are_refused():
