@@ -132,7 +132,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "bucket_bytes",
         int,
-        1024 * 1024,
+        256 * 1024,
         "on GPU, small all-reduces go together up to so many bytes; 0: each alone",
         minimum=0,
         agreed=True,

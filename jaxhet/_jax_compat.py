@@ -4,8 +4,11 @@ What each function relies on is tested in tests/python/test_jax_compat.py.
 """
 
 import contextlib
+import functools
 import hashlib
+import importlib
 import os
+import pathlib
 import socket
 import threading
 import warnings
@@ -167,6 +170,56 @@ def register_passes(pre: Hook, post: Hook, platform: str) -> None:
         ("jaxhet_bridge", post, xla.PipelineStage.POST_SCHEDULER),
     ):
         xla.register_hlo_module_transformation(hook, name=name, stage=stage, platforms=platform)
+
+
+def load_compiler(
+    vendor: str,
+    library: pathlib.Path,
+    extension: str,
+    targets: tuple[str, ...],
+    hooks: tuple[Hook, Hook],
+) -> Any:
+    """Loads a vendor's PJRT plugin to compile with, on a machine without the vendor's GPUs.
+
+    JAX looks for no other plugin after that: the CPU is its only backend.
+
+    Args:
+      vendor: "cuda" or "rocm".
+      library: The plugin.
+      extension: Module that registers custom calls with it.
+      targets: Custom calls that programs will have.
+      hooks: The two compiler passes.
+
+    Returns:
+      Its C API.
+    """
+    from jax._src import xla_bridge
+    from jax._src.lib import _xla, xla_client  # pyright: ignore[reportPrivateImportUsage]
+    from jaxlib.cpu import _lapack  # pyright: ignore[reportAttributeAccessIssue]
+
+    xla_bridge._plugins_registered = True
+    c_api = xla_client.load_pjrt_plugin_dynamically(vendor, str(library))
+    xla_client.initialize_pjrt_plugin(vendor)
+    register = importlib.import_module(extension).register_custom_call_target
+    xla_client.register_custom_call_handler(vendor.upper(), functools.partial(register, c_api))
+    # Compilers want a handler to exist; this one is never called.
+    handler = next(h for name, h in _lapack.registrations().items() if name.endswith("_ffi"))
+    for target in targets:
+        jax.ffi.register_ffi_target(target, handler, platform=vendor.upper())
+    for stage, (name, hook) in enumerate(zip(("decompose", "bridge"), hooks, strict=True)):
+        _xla.register_xla_transform_c_api(c_api, f"jaxhet_{name}", stage, hook)
+    return c_api
+
+
+def compile_only_devices(
+    c_api: Any, vendor: str, target_config: str, topology: str
+) -> list[Device]:
+    """Devices to compile for; topology is islands x 1 x devices of each."""
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+
+    return xla_client.make_c_api_device_topology(
+        c_api, vendor, target_config=target_config, topology=topology
+    )._make_compile_only_devices()
 
 
 def guard_compilation_cache(

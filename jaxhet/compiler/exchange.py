@@ -12,8 +12,10 @@ import collections
 import dataclasses
 import enum
 import json
+import re
 from collections.abc import Sequence
 
+from jaxhet._errors import JaxhetError
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo
 from jaxhet.compiler import hlo_pb2 as pb
@@ -25,8 +27,9 @@ EXCHANGE_TARGET = "jaxhet_exchange"
 START_TARGET = "jaxhet_start"
 DONE_TARGET = "jaxhet_done"
 
-_INDEX, _PLAN, _LINE, _SOURCE, _NOTE, _BYTES, _CALL = (
-    f"jaxhet_{name}" for name in ("index", "plan", "line", "source", "note", "bytes", "call")
+_INDEX, _PLAN, _LINE, _SOURCE, _NOTE, _BYTES, _COUNT, _CALL = (
+    f"jaxhet_{name}"
+    for name in ("index", "plan", "line", "source", "note", "bytes", "count", "call")
 )
 _START_OPCODES = ("collective-permute-start", "custom-call")
 
@@ -51,6 +54,7 @@ class Exchange:
       source: What the user wrote.
       note: Why it is as it is.
       num_bytes: That a rank sends to other islands, at most.
+      num_collectives: That it is part of.
       done: The instruction that waits for it, if that is another one.
       scatters: The local reduce-scatters that lead to it.
       gathers: The local all-gathers that follow.
@@ -63,6 +67,7 @@ class Exchange:
     source: str
     note: str
     num_bytes: int
+    num_collectives: int = 1
     done: hlo.Instruction | None = None
     scatters: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     gathers: list[hlo.Instruction] = dataclasses.field(default_factory=list)
@@ -80,6 +85,7 @@ class Entry:
       source: What the user wrote: op and source line.
       note: Why it is as it is, or "".
       num_bytes: Bytes that a rank sends to ranks on other islands, the most of all ranks.
+      num_collectives: Of the user's, that it is part of.
     """
 
     index: int
@@ -88,6 +94,45 @@ class Entry:
     source: str
     note: str
     num_bytes: int
+    num_collectives: int = 1
+
+    @property
+    def parts(self) -> "Parts":
+        """What the line says."""
+        match = _PARTS.fullmatch(self.line)
+        if match is None:
+            raise JaxhetError(f"{self.line!r} is no line of a plan")
+        place, kind, label, shapes, members = match.groups()
+        algorithm = next((a for a in ("flat", "hierarchical") if a in label.split()), "direct")
+        groups = tuple(tuple(map(int, g.split(","))) for g in members.strip("{}").split("},{"))
+        return Parts(place, kind, label, algorithm, shapes, groups)
+
+
+_KINDS = "|".join(kind.name.lower() for kind in ExchangeKind)
+# As `Adder` and `plan.make` write it: place, kind, label, shapes, groups, and what tells it from
+# those like it.
+_PARTS = re.compile(rf"(.*?) ({_KINDS}) (.*) (\S+) (\{{.*\}}\}})(?: #.*)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What the line of a plan says.
+
+    Attributes:
+      place: Program and control flow around the exchange.
+      kind: The name of an `ExchangeKind`, in lower case.
+      label: The collective, and what tells it from others of its opcode.
+      algorithm: "flat", "hierarchical" or, from each source to its targets, "direct".
+      shapes: Of the operands, with commas between them.
+      groups: Ranks that exchange with each other; of a permute, pairs of source and target.
+    """
+
+    place: str
+    kind: str
+    label: str
+    algorithm: str
+    shapes: str
+    groups: Groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +268,7 @@ def finish(exchange: Exchange, entry: Entry) -> None:
         _SOURCE: entry.source,
         _NOTE: entry.note,
         _BYTES: str(entry.num_bytes),
+        _COUNT: str(entry.num_collectives),
     }
     if start.opcode == "custom-call":
         start.backend_config = _backend_config("custom_call_config", call)
@@ -252,20 +298,29 @@ def read(instruction: hlo.Instruction) -> Entry:
         attributes[_SOURCE],
         attributes[_NOTE],
         int(attributes[_BYTES]),
+        int(attributes[_COUNT]),
     )
+
+
+def index_of_call(instruction: hlo.Instruction) -> int:
+    """The index that the engine is given by a call, or -1 if it is none of the engine."""
+    if instruction.custom_call_target not in (EXCHANGE_TARGET, START_TARGET, DONE_TARGET):
+        return -1
+    (config,) = json.loads(instruction.backend_config).values()
+    return int(config["attributes"].split("index = ")[1].split(" ")[0])
 
 
 def to_calls(computation: hlo.Computation, start: hlo.Instruction, done: hlo.Instruction) -> None:
     """Makes a permute pair, in place, `y = jaxhet_start(x)` and `jaxhet_done(y, x)`.
 
-    x is an operand of done too, so that it lives until then; done's result is y's buffer.
+    x is an operand of done too, so that it lives until then; done's result is y's buffer. The start
+    keeps what `read` needs: the compiled program still holds its plan.
     """
     (x,) = computation.operands(start)
-    carried = dict(start.frontend_attributes.map)  # a program that comes from a cache has its plan
+    carried = dict(start.frontend_attributes.map)
     config = _backend_config("custom_call_backend_config", carried.pop(_CALL))
     _to_call(computation, start, START_TARGET, [x], config)
-    for key, value in carried.items():
-        start.frontend_attributes.map[key] = value
+    start.frontend_attributes.map.update(carried)
     _to_call(computation, done, DONE_TARGET, [start, x], config)
     done.output_operand_aliasing.add(operand_index=0)
 

@@ -53,6 +53,6 @@ class Options:
 
     algorithm: Literal["auto", "flat", "hierarchical"] = "auto"
     two_phase_bytes: int = 64 * 1024
-    bucket_bytes: int = 1 << 20
+    bucket_bytes: int = 256 * 1024
     deadline_ms: int = 0
     order: Literal["readiness", "text"] = "readiness"

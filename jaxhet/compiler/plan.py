@@ -25,7 +25,7 @@ class Plan:
     @property
     def text(self) -> str:
         """A line per exchange: what must be equal on all ranks, a tab, the user's op and source."""
-        return "".join(f"{e.line}\t{e.source} {e.note}".rstrip() + "\n" for e in self.exchanges)
+        return "".join(f"{e.line}\t{e.source}\n" for e in self.exchanges)
 
     @property
     def fingerprint(self) -> int:
@@ -47,7 +47,9 @@ def make(module: hlo.Module, exchanges: Sequence[Exchange], options: Options) ->
     lines = dict(in_order.lines(module.entry, _program(module)))
     plan_fingerprint = fingerprint(list(lines.values()))
     for index, (e, line) in enumerate(lines.items()):
-        entry = Entry(index, plan_fingerprint, line, e.source, e.note, e.num_bytes)
+        entry = Entry(
+            index, plan_fingerprint, line, e.source, e.note, e.num_bytes, e.num_collectives
+        )
         exchange.finish(e, entry)
     in_order.chain()
 

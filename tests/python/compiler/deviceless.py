@@ -6,159 +6,62 @@ then plan and schedule.
 
 import dataclasses
 import functools
-import importlib
+import itertools
 import json
-import pathlib
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src import xla_bridge
-from jax._src.lib import _xla, xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxlib.cpu import _lapack  # pyright: ignore[reportAttributeAccessIssue]
 
-from jaxhet.compiler import GPU_COMPILER_OPTIONS, Job, Options, Plan, bridge, decompose, hlo
-from tests.python.compiler import rocm_stubs
+from jaxhet import _deviceless
+from jaxhet.compiler import Job, Options, Plan, hlo
+from jaxhet.compiler.overlap import schedule
 from tests.python.compiler.install_plugins import PLUGINS
 
-_HERE = pathlib.Path(__file__).parent
-_PACKAGES = {"cuda": "cuda13", "rocm": "rocm7"}
-_TARGETS = {"cuda": "h100.txtpb", "rocm": "mi350x.txtpb"}
-_COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
 
+class Compiler(_deviceless.Compiler):
+    """A vendor's compiler with our passes in it; measures them."""
 
-@dataclasses.dataclass
-class Compiler:
-    """A vendor's compiler with our passes in it."""
+    def __init__(self, vendor: _deviceless.Vendor):
+        super().__init__(vendor)
+        self._pass_ms: dict[str, float] = {}
 
-    vendor: str
-    c_api: Any
-    job: Job | None = None
-    options: Options = dataclasses.field(default_factory=Options)
-    result: tuple[bytes, Plan] | None = None
-    pass_ms: dict[str, float] = dataclasses.field(default_factory=dict)
-    error: str = ""
+    def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
+        start = time.perf_counter()
+        if (result := super().decompose(module, job, options)) is not None:
+            self._pass_ms["pre"] = (time.perf_counter() - start) * 1e3
+        return result
 
-    @classmethod
-    def load(cls, vendor: str) -> "Compiler":
-        package = _PACKAGES[vendor]
-        library = PLUGINS / "jax_plugins" / f"xla_{package}" / f"xla_{vendor}_plugin.so"
-        xla_bridge._plugins_registered = True  # the plugins of PLUGINS are not for running
-        sys.path.append(str(PLUGINS))
-        if vendor == "rocm":
-            rocm_stubs.load(library)
-        c_api = xla_client.load_pjrt_plugin_dynamically(vendor, str(library))
-        xla_client.initialize_pjrt_plugin(vendor)
-        extension = importlib.import_module(f"jax_{package}_plugin.{vendor}_plugin_extension")
-        xla_client.register_custom_call_handler(
-            vendor.upper(), functools.partial(extension.register_custom_call_target, c_api)
-        )
-        for target in ("jaxhet_start", "jaxhet_done"):
-            jax.ffi.register_ffi_target(target, _handler(), platform=vendor.upper())
-        compiler = cls(vendor, c_api)
-        _xla.register_xla_transform_c_api(c_api, "pre", 0, compiler._timed("pre", compiler._pre))
-        _xla.register_xla_transform_c_api(c_api, "post", 1, compiler._timed("post", compiler._post))
-        return compiler
+    def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
+        start = time.perf_counter()
+        if (result := super().bridge(module, job, options)) is not None:
+            self._pass_ms["post"] = (time.perf_counter() - start) * 1e3
+        return result
 
-    def _timed(
-        self, name: str, hook: Callable[[bytes], bytes | None]
-    ) -> Callable[[bytes], bytes | None]:
-        def run(module: bytes) -> bytes | None:
-            start = time.perf_counter()
-            try:
-                result = hook(module)
-            except Exception:
-                self.error = traceback.format_exc()
-                raise
-            if result is not None:
-                self.pass_ms[name] = (time.perf_counter() - start) * 1e3
-            return result
-
-        return run
-
-    def _pre(self, module: bytes) -> bytes | None:
-        assert self.job is not None
-        return decompose(module, self.job, self.options)
-
-    def _post(self, module: bytes) -> bytes | None:
-        assert self.job is not None
-        bridged = bridge(module, self.job, self.options)
-        if bridged is None:
-            return None
-        self.result = bridged
-        return bridged[0]
-
-    def compile(self, case: "Case") -> dict[str, Any]:
-        config = (_HERE / "target_configs" / _TARGETS[self.vendor]).read_text()
-        devices = xla_client.make_c_api_device_topology(
-            self.c_api, self.vendor, target_config=config, topology=case.topology
-        )._make_compile_only_devices()
-        per_island = int(case.topology.split("x")[2])
-        islands = tuple(rank // per_island for rank in range(len(devices)))
-        self.job = Job(tuple(d.id for d in devices), islands, self.vendor)  # type: ignore[arg-type]
-        self.options = case.options
+    def compile_case(self, case: "Case") -> dict[str, Any]:
+        islands, _, per_island = map(int, case.topology.split("x"))
+        devices = self.devices(islands, per_island)
         jax.clear_caches()
         start = time.perf_counter()
         lowered = case.lower(Mesh(np.array(devices), ("data",)))
-        lowered.compile(compiler_options=_COMPILER_OPTIONS)
-        assert self.result is not None
-        module, plan = self.result
+        result = self.compile(lowered, tuple(itertools.batched(devices, per_island)), case.options)
+        assert result is not None
+        module, plan = result
         return {
             "compile_s": time.perf_counter() - start,
-            "pass_ms": dict(self.pass_ms),
+            "pass_ms": dict(self._pass_ms),
             "fingerprint": plan.fingerprint,
             "lines": [e.line for e in plan.exchanges],
             "schedule": schedule(hlo.Module(module)),
         }
-
-
-def _handler() -> Any:
-    """A handler that is never called; compilers want one to exist."""
-    return next(h for name, h in _lapack.registrations().items() if name.endswith("_ffi"))
-
-
-def schedule(module: hlo.Module) -> list[list[tuple[str, int, int]]]:
-    """For each computation, (what, index, bytes) in the order of its schedule."""
-    result = []
-    for computation_id, sequence in sorted(module.proto.schedule.sequences.items()):
-        computation, events = module.computations[computation_id], []
-        for instruction_id in sequence.instruction_ids:
-            instruction = computation[instruction_id]
-            if what := _event(module, instruction):
-                index = _index(instruction)
-                size = hlo.num_bytes(instruction.shape) if index >= 0 else 0
-                events.append((what, index, size))
-        result.append(events)
-    return result
-
-
-def _event(module: hlo.Module, instruction: hlo.Instruction) -> str | None:
-    if instruction.opcode == "custom-call":
-        target = instruction.custom_call_target
-        return "matmul" if target.startswith("__cublas") else target
-    called = [module.computations[i] for i in instruction.called_computation_ids]
-    opcodes = {i.opcode for c in called for i in c.instructions}
-    if instruction.opcode == "fusion":
-        return "matmul" if "dot" in opcodes else None
-    for opcode in ("reduce-scatter", "all-gather", "all-reduce", "collective-permute"):
-        if instruction.opcode.startswith(opcode) or opcode in opcodes:
-            return opcode
-    return None
-
-
-def _index(instruction: hlo.Instruction) -> int:
-    if not instruction.custom_call_target.startswith("jaxhet_"):
-        return -1
-    text = json.loads(instruction.backend_config)["custom_call_backend_config"]["attributes"]
-    return int(text.split("index = ")[1].split(" ")[0])
 
 
 # --- programs ---
@@ -275,15 +178,16 @@ CASES = {
 }
 
 
-def main(vendor: str) -> None:
-    compiler = Compiler.load(vendor)
+def main(vendor: _deviceless.Vendor) -> None:
+    sys.path.append(str(PLUGINS))
+    compiler = Compiler(vendor)
     for name, case in CASES.items():
         try:
-            result = compiler.compile(case)
-        except Exception as error:  # reported with the others
-            result = {"error": compiler.error or str(error)}
+            result = compiler.compile_case(case)
+        except Exception:  # reported with the others
+            result = {"error": traceback.format_exc()}
         print(json.dumps([name, result]), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(cast(_deviceless.Vendor, sys.argv[1]))

@@ -8,9 +8,13 @@ import collections
 import ctypes
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 
+from jaxhet._errors import UsageError
+
+_TOOLS = ("gcc", "nm", "readelf")
 # Prefix of a symbol without a version -> the library that it is from.
 _LIBRARIES = {
     "rocprofiler": "librocprofiler-sdk.so.1",
@@ -28,7 +32,16 @@ Symbols = dict[str, dict[str, list[str]]]  # library -> version or "" -> names
 
 
 def load(plugin: pathlib.Path) -> None:
-    """Builds the stubs that `plugin` needs and loads them. Needs gcc, nm and readelf."""
+    """Builds the stubs that `plugin` needs and loads them.
+
+    Raises:
+      UsageError: a tool to build them with is missing.
+    """
+    if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+        raise UsageError(
+            f"the ROCm compiler needs stub libraries, and {', '.join(missing)} to build them;"
+            " install a C compiler and binutils"
+        )
     with tempfile.TemporaryDirectory() as folder:
         for library, versions in _needed(plugin).items():
             path = pathlib.Path(folder) / library
