@@ -16,6 +16,13 @@ class Config:
     `dtype` (a name in `DTYPES`) is what activations and matrix products are computed in.
     `scan` keeps one copy of the block in the program; without it the layers are unrolled.
     `remat` recomputes a block's activations in the backward pass instead of keeping them.
+
+    With `experts`, each block has so many feed-forward layers beside its own, which every token
+    passes, and sends a token to `experts_per_token` of them. An expert has room for
+    `capacity_factor` times its even share of a device's tokens; those beyond pass it by.
+
+    On a mesh with stages, `stages` is the number of layers of each (empty: all equal), and a batch
+    goes through them in `microbatches` parts.
     """
 
     layers: int
@@ -30,6 +37,11 @@ class Config:
     dtype: str = "float32"
     scan: bool = True
     remat: bool = False
+    experts: int = 0
+    experts_per_token: int = 2
+    capacity_factor: float = 1.25
+    stages: tuple[int, ...] = ()
+    microbatches: int = 4
 
     def __post_init__(self) -> None:
         if self.query_heads % self.kv_heads:
@@ -41,12 +53,25 @@ class Config:
             raise ValueError(f"head_dim {self.head_dim} is odd: RoPE rotates pairs of values.")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}.")
+        if self.experts and not 1 <= self.experts_per_token <= self.experts:
+            raise ValueError(
+                f"a token can't go to {self.experts_per_token} of {self.experts} experts: make "
+                "experts_per_token at least 1 and at most experts."
+            )
+        if self.stages and (sum(self.stages) != self.layers or min(self.stages) < 1):
+            raise ValueError(
+                f"stages {self.stages} don't divide {self.layers} layers: give each stage at least "
+                f"one, and all together {self.layers}."
+            )
 
 
 # `1b` and `8b` have the shapes of Llama 3.2 1B and Llama 3.1 8B, over bytes instead of word pieces.
 CONFIGS: dict[str, Config] = {
     "tiny": Config(layers=2, embed=32, query_heads=4, kv_heads=2, head_dim=8, hidden=96),
     "demo": Config(layers=4, embed=128, query_heads=4, kv_heads=2, head_dim=32, hidden=352),
+    "moe": Config(
+        layers=4, embed=128, query_heads=4, kv_heads=2, head_dim=32, hidden=352, experts=8
+    ),
     "1b": Config(
         layers=16,
         embed=2048,

@@ -10,6 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from models.configs import DTYPES, Config
 from models.sharding import constrain
@@ -24,19 +25,30 @@ def linear(
     outputs: int | Sequence[int],
     *,
     stddev: float = _INIT_STDDEV,
+    dtype: DTypeLike | None = None,
     rngs: nnx.Rngs,
 ) -> nnx.LinearGeneral:
-    """A matrix without bias from the last axes of x (sizes `inputs`) to axes of sizes `outputs`."""
+    """A matrix without bias from the last axes of x (sizes `inputs`) to axes of sizes `outputs`.
+
+    `dtype` is what it computes in, if not what the rest of the model does.
+    """
     count = 1 if isinstance(inputs, int) else len(inputs)
     return nnx.LinearGeneral(
         inputs,
         outputs,
         axis=tuple(range(-count, 0)),
         use_bias=False,
-        dtype=DTYPES[config.dtype],
+        dtype=dtype or DTYPES[config.dtype],
         kernel_init=nnx.initializers.normal(stddev),
         rngs=rngs,
     )
+
+
+def start_values(
+    shape: Sequence[int], *, stddev: float = _INIT_STDDEV, rngs: nnx.Rngs
+) -> jax.Array:
+    """The values of matrices at the start, for a layer that holds its own."""
+    return nnx.initializers.normal(stddev)(rngs.params(), tuple(shape), jnp.float32)
 
 
 def residual_stddev(config: Config) -> float:

@@ -4,10 +4,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from models.configs import DTYPES, Config
 from models.layers import Attention, RMSNorm, SwiGLU, linear
+from models.moe import Experts
 from models.sharding import constrain
 
 
@@ -20,11 +22,14 @@ class Block(nnx.Module):
         self.attention = Attention(config, rngs=rngs)
         self.mlp_norm = norm()
         self.mlp = SwiGLU(config, rngs=rngs)
+        self.moe = Experts(config, rngs=rngs) if config.experts else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, T, E] to [B, T, E]."""
         x = constrain(x + self.attention(self.attention_norm(x)), "residual")
-        return constrain(x + self.mlp(self.mlp_norm(x)), "residual")
+        y = self.mlp_norm(x)
+        routed = self.moe(y) if self.moe else 0
+        return constrain(x + self.mlp(y) + routed, "residual")
 
 
 class Llama(nnx.Module):
@@ -49,12 +54,28 @@ class Llama(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Tokens [B, T], integers below `vocab`, to float32 logits [B, T, vocab]."""
+        return self.logits(self.stack(self.inputs(tokens)))
 
-        def apply(block: Block, x: jax.Array) -> jax.Array:
-            return block(x)
+    def inputs(self, tokens: jax.Array) -> jax.Array:
+        """Tokens [B, T] to what the first block takes, [B, T, E]."""
+        return constrain(self.embed(tokens), "residual")
+
+    def stack(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
+        """All blocks, [B, T, E] to [B, T, E]; `used` (bool [layers]) says which, if not all."""
+
+        def apply(block: Block, used: jax.Array | None, x: jax.Array) -> jax.Array:
+            return block(x) if used is None else jnp.where(used, block(x), x)
 
         step = nnx.remat(apply) if self.config.remat else apply
         unroll = 1 if self.config.scan else self.config.layers
-        stack = nnx.scan(step, in_axes=(0, nnx.Carry), out_axes=nnx.Carry, unroll=unroll)
-        x = stack(self.blocks, constrain(self.embed(tokens), "residual"))
+        run = nnx.scan(step, in_axes=(0, 0, nnx.Carry), out_axes=nnx.Carry, unroll=unroll)
+        return run(self.blocks, used, x)
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """[B, T, E] of the last block to float32 logits [B, T, vocab]."""
         return constrain(self.head(self.final_norm(x)), "logits").astype(jnp.float32)
+
+
+def cross_entropy(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Mean, in nats, over logits [B, T, vocab] of each token of [B, T + 1] after the first."""
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]))

@@ -5,6 +5,7 @@ Alone it uses the devices of its own process; under `jaxhet launch` those of the
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from models.checkpoint import Checkpoints
 from models.configs import CONFIGS, DTYPES, Config
 from models.data import Batches, open_corpus
 from models.reporter import Reporter, Settings
-from models.sharding import activation_sharding
+from models.sharding import AXES, activation_sharding, batch_axes
 from models.train import Schedule, Trainer
 
 PROGRAM = "python -m models.pretrain"
@@ -31,6 +32,7 @@ _FACTS = (
     "batch",
     "seq",
     "permute",
+    "stages",
     "learning_rate",
     "warmup",
     "weight_decay",
@@ -52,6 +54,8 @@ class Options:
     batch: int = _option(16, "rows in a batch, over all devices")
     seq: int = _option(128, "positions in a row, in bytes")
     mesh: str = _option("data=-1,model=1", "axes, outer one first; -1: all devices that are left")
+    stages: str | None = _option(None, "layers of each pipeline stage, as 3,1; default: equal")
+    microbatches: int = _option(4, "parts of a batch that go through the stages")
     permute: int = _option(0, "seed of another order of devices and rows; 0: the usual order")
     data: str | None = _option(None, "file to train on; default: Python's language reference")
     run_dir: str = _option("runs/pretrain", "folder for results, shared by all processes")
@@ -83,19 +87,21 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
             how["type"] = field.type if isinstance(field.type, type) else str
         parser.add_argument("--" + field.name.replace("_", "-"), **how)
     options = Options(**vars(parser.parse_args(arguments)))
-    for name in ("steps", "batch", "seq", "log_every"):
+    for name in ("steps", "batch", "seq", "microbatches", "log_every"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return options
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """`data=2,model=2` as a dict; the axes are those of `models.sharding`, `data` first."""
-    axes = {name: size for name, _, size in (part.partition("=") for part in text.split(","))}
-    sizes = [int(size) for size in axes.values() if size.removeprefix("-").isdigit()]
-    if tuple(axes) not in {("data",), ("model",), ("data", "model")} or len(sizes) < len(axes):
-        raise ValueError(f"--mesh {text!r} is not of the form data=2,model=2.")
-    return dict(zip(axes, sizes, strict=True))
+    """`data=2,model=2` as a dict; the axes are those of `models.sharding`, each at most once."""
+    parts = [part.partition("=") for part in text.split(",")]
+    axes = {name: int(size) for name, _, size in parts if size.removeprefix("-").isdigit()}
+    if len(axes) < len(parts) or not axes.keys() <= set(AXES):
+        raise ValueError(
+            f"--mesh {text!r} is not of the form data=2,model=2, of axes {', '.join(AXES)}."
+        )
+    return axes
 
 
 def make_mesh(options: Options) -> jax.sharding.Mesh:
@@ -105,18 +111,35 @@ def make_mesh(options: Options) -> jax.sharding.Mesh:
     if options.permute:
         order = np.random.default_rng(options.permute).permutation(mesh.devices.size)
         mesh = jaxhet.make_mesh(axes, devices=[mesh.devices.flat[i] for i in order])
-    if options.batch % mesh.shape.get("data", 1):
+    sizes = {name: mesh.shape[name] for name in batch_axes(mesh.shape)}
+    if "stage" in mesh.shape:
+        sizes["microbatches"] = options.microbatches
+    if options.batch % math.prod(sizes.values()):
+        split = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise ValueError(
-            f"--batch {options.batch} can't be split over data={mesh.shape['data']}: choose a "
-            "multiple."
+            f"--batch {options.batch} can't be split over {split}: choose a multiple of "
+            f"{math.prod(sizes.values())}."
         )
     return mesh
 
 
 def model_config(options: Options) -> Config:
-    """The row of `CONFIGS` that the options name, with their dtype."""
+    """The row of `CONFIGS` that the options name, with their dtype and pipeline."""
     config = CONFIGS[options.config]
-    return dataclasses.replace(config, dtype=options.dtype or config.dtype)
+    return dataclasses.replace(
+        config,
+        dtype=options.dtype or config.dtype,
+        stages=parse_stages(options.stages),
+        microbatches=options.microbatches,
+    )
+
+
+def parse_stages(text: str | None) -> tuple[int, ...]:
+    """`3,1` as a tuple of the layers of each stage; empty for None."""
+    parts = text.split(",") if text else []
+    if not all(part.isdigit() for part in parts):
+        raise ValueError(f"--stages {text!r} is not of the form 3,1.")
+    return tuple(int(part) for part in parts)
 
 
 def pretrain(options: Options) -> None:

@@ -1,11 +1,17 @@
 """Which axis of which array lies on which mesh axis: two tables, for parameters and activations.
 
-`data` splits the batch and is the outer axis, the one that crosses islands; `model` splits heads,
-hidden units and vocabulary inside an island (arXiv:1909.08053). Every parameter is whole on each
-`data` position, so all-reduce is the only collective that crosses `data`.
+| mesh axis | what it splits | what crosses it |
+|---|---|---|
+| `data` | the batch | all-reduce of gradients |
+| `fsdp` | the batch, parameters and moments (arXiv:1910.02054) | all-gather, reduce-scatter |
+| `expert` | the batch, and the experts of `models.moe` | all-to-all of tokens |
+| `stage` | the layers, as `models.pipeline` divides them | permute from stage to stage |
+| `model` | heads, hidden units, vocabulary (arXiv:1909.08053) | all-reduce of activations |
+
+A mesh has any of them; its first axes cross islands.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -13,29 +19,40 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 P = PartitionSpec
 
-# By path in the model. The first axis of everything under `blocks` is the layer.
+AXES = ("data", "fsdp", "expert", "stage", "model")
+
+# The axes that split a batch.
+BATCH = ("data", "fsdp", "expert")
+
+# By path in the model. The first axis of everything under `blocks` is the layer. A table that rows
+# are looked up in would not be gathered but moved with its rows: it stays whole over `fsdp`.
 PARAMETERS: dict[str, PartitionSpec] = {
     "embed/embedding": P("model", None),
-    "blocks/attention_norm/scale": P(None, None),
-    "blocks/attention/query/kernel": P(None, None, "model", None),
-    "blocks/attention/key/kernel": P(None, None, "model", None),
-    "blocks/attention/value/kernel": P(None, None, "model", None),
-    "blocks/attention/out/kernel": P(None, "model", None, None),
-    "blocks/mlp_norm/scale": P(None, None),
-    "blocks/mlp/gate/kernel": P(None, None, "model"),
-    "blocks/mlp/up/kernel": P(None, None, "model"),
-    "blocks/mlp/down/kernel": P(None, "model", None),
+    "blocks/attention_norm/scale": P("stage", None),
+    "blocks/attention/query/kernel": P("stage", "fsdp", "model", None),
+    "blocks/attention/key/kernel": P("stage", "fsdp", "model", None),
+    "blocks/attention/value/kernel": P("stage", "fsdp", "model", None),
+    "blocks/attention/out/kernel": P("stage", "model", None, "fsdp"),
+    "blocks/mlp_norm/scale": P("stage", None),
+    "blocks/mlp/gate/kernel": P("stage", "fsdp", "model"),
+    "blocks/mlp/up/kernel": P("stage", "fsdp", "model"),
+    "blocks/mlp/down/kernel": P("stage", "model", "fsdp"),
+    "blocks/moe/router/kernel": P("stage", None, None),
+    "blocks/moe/gate": P("stage", "expert", "fsdp", "model"),
+    "blocks/moe/up": P("stage", "expert", "fsdp", "model"),
+    "blocks/moe/down": P("stage", "expert", "model", "fsdp"),
     "final_norm/scale": P(None),
-    "head/kernel": P(None, "model"),
+    "head/kernel": P("fsdp", "model"),
 }
 
 # By the name that a layer gives to `constrain`.
 ACTIVATIONS: dict[str, PartitionSpec] = {
-    "tokens": P("data", None),
-    "residual": P("data", None, None),
-    "heads": P("data", None, "model", None),
-    "hidden": P("data", None, "model"),
-    "logits": P("data", None, "model"),
+    "tokens": P(BATCH, None),
+    "residual": P(BATCH, None, None),
+    "microbatches": P(None, BATCH, None, None),
+    "heads": P(BATCH, None, "model", None),
+    "hidden": P(BATCH, None, "model"),
+    "logits": P(BATCH, None, "model"),
 }
 
 
@@ -74,17 +91,30 @@ def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
 def constrain(x: jax.Array, name: str) -> jax.Array:
     """Pins x to its row of `ACTIVATIONS` on the mesh of `jax.set_mesh`; without one, x itself.
 
-    Without these pins the compiler may move a batch over `data` by all-gather or all-to-all.
+    Without these pins the compiler may move a batch over `data` by all-gather or all-to-all. In a
+    `shard_map` the axes that it has split already drop out.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    axes = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not axes:
         return x
-    return jax.lax.with_sharding_constraint(x, _on_mesh(ACTIVATIONS[name], mesh.shape))
+    return jax.lax.with_sharding_constraint(x, _on_mesh(ACTIVATIONS[name], axes))
 
 
-def _on_mesh(spec: PartitionSpec, sizes: Mapping[str, int]) -> PartitionSpec:
-    """`spec` without the axes that the mesh does not have."""
-    return P(*(axis if axis in sizes else None for axis in spec))
+def batch_axes(axes: Collection[str]) -> tuple[str, ...]:
+    """Those of `axes` that split a batch, in the order in which they do."""
+    return tuple(name for name in BATCH if name in axes)
+
+
+def _on_mesh(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
+    """`spec` without the mesh axes that are not among `axes`."""
+    kept = (tuple(name for name in _names(entry) if name in axes) for entry in spec)
+    return P(*(names if len(names) > 1 else next(iter(names), None) for names in kept))
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes of one array axis."""
+    return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def _check_even(

@@ -10,7 +10,8 @@ import optax
 from flax import nnx
 
 from models.configs import Config
-from models.llama import Llama
+from models.llama import Llama, cross_entropy
+from models.pipeline import Pipeline
 from models.sharding import parameter_shardings, path_name, replicated
 
 Params = dict[str, Any]
@@ -70,6 +71,8 @@ class Trainer:
     def init(self, seed: int) -> TrainState:
         """A new state; a parameter's values depend on `seed`, not on the mesh."""
         params = nnx.to_pure_dict(nnx.state(Llama(self.config, rngs=nnx.Rngs(seed)), nnx.Param))
+        if self._pipeline:
+            params["blocks"] = self._pipeline.spread(params["blocks"])
         return TrainState(
             jnp.zeros((), jnp.int32), params, self.schedule.transformation().init(params)
         )
@@ -86,8 +89,10 @@ class Trainer:
 
     def loss(self, params: Params, tokens: jax.Array) -> jax.Array:
         """Mean cross-entropy, in nats per byte, of each token given those before it."""
+        if self._pipeline:
+            return self._pipeline.loss(self._graph(), params, tokens)
         logits = nnx.merge(self._graph(), params)(tokens[:, :-1])
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]))
+        return cross_entropy(logits, tokens)
 
     def state_shardings(self) -> TrainState:
         """A `TrainState` of shardings: moments lie like their parameters, the rest everywhere."""
@@ -109,6 +114,10 @@ class Trainer:
         init = jit(self.init, static_argnums=0, out_shardings=shardings)
         step = jit(self.step, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
         return init, step
+
+    @property
+    def _pipeline(self) -> Pipeline | None:
+        return Pipeline.on(self.mesh, self.config)
 
     def _graph(self) -> Any:
         return nnx.graphdef(nnx.eval_shape(lambda: Llama(self.config, rngs=nnx.Rngs(0))))

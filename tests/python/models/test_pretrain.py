@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from models import pretrain
+from models.configs import CONFIGS
 from models.records import METRICS, PLOT, compare_replicas, read_rows
 
 
@@ -64,13 +65,27 @@ def test_narrow_types_train(dtype, tmp_path):
     assert compare_replicas(tmp_path).equal
 
 
+@pytest.mark.parametrize("mesh", ["fsdp=-1", "stage=2,model=-1"])
+def test_other_meshes_train(mesh, tmp_path):
+    train(tmp_path, steps=2, mesh=mesh)
+    assert len(losses(tmp_path)) == 2
+    assert compare_replicas(tmp_path).equal
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mesh": "rows=2"}, "'rows=2' is not of the form data=2,model=2"),
-        ({"mesh": "model=2,data=2"}, "is not of the form data=2,model=2"),
+        (
+            {"mesh": "rows=2"},
+            "'rows=2' is not of the form data=2,model=2, of axes data, fsdp, expert",
+        ),
+        ({"mesh": "data=2,data=2"}, "is not of the form data=2,model=2"),
         ({"mesh": "data=two"}, "is not of the form data=2,model=2"),
-        ({"batch": 7}, "can't be split over data="),
+        ({"batch": 7}, "can't be split over data=2: choose a multiple of 2"),
+        ({"mesh": "stage=2,data=2", "batch": 4}, "split over data=2,microbatches=4"),
+        ({"mesh": "stage=4"}, r"2 layers can't be divided over stage=4 evenly.*\(stages\)"),
+        ({"stages": "1;1"}, r"'1;1' is not of the form 3,1"),
+        ({"stages": "1,2"}, r"don't divide 2 layers: give each stage at least one"),
         ({"data": "/no/such/file"}, "No such file"),
     ],
 )
@@ -82,7 +97,7 @@ def test_wrong_input_is_one_line_that_says_what_to_do(options, words, tmp_path):
 def test_unknown_config_lists_the_known_ones(tmp_path, capsys):
     with pytest.raises(SystemExit):
         train(tmp_path, steps=1, config="huge")
-    assert "'tiny', 'demo', '1b', '8b'" in capsys.readouterr().err.replace("tiny,", "'tiny',")
+    assert ", ".join(CONFIGS) in capsys.readouterr().err.replace("'", "")
 
 
 def test_steps_must_be_positive(tmp_path, capsys):

@@ -72,6 +72,14 @@ def test_a_data_parallel_step_has_only_all_reduces(axes, make_mesh, fast_jit):
     assert names == {"all-reduce"}
 
 
+@pytest.mark.parametrize("scan", [True, False])
+def test_fully_sharded_step_gathers_parameters_and_moves_no_activation(scan, make_mesh, fast_jit):
+    config = dataclasses.replace(TINY, scan=scan)
+    text = step_text(Trainer(config, SCHEDULE, make_mesh(fsdp=4)), fast_jit, batch=8)
+    assert {name for name, _ in collectives(text)} == {"all-gather", "all-reduce"}
+    assert "[8,16," not in "".join(line for line in text.splitlines() if " all-gather(" in line)
+
+
 def test_init_has_no_collective(make_mesh, fast_jit):
     init, _ = Trainer(TINY, SCHEDULE, make_mesh(data=2, model=2)).compile(fast_jit)
     assert not list(collectives(init.lower(0).compile().as_text()))
@@ -79,7 +87,7 @@ def test_init_has_no_collective(make_mesh, fast_jit):
 
 def test_start_and_losses_do_not_depend_on_the_mesh(make_mesh, fast_jit):
     runs = []
-    for axes in ({"data": 1}, {"data": 2, "model": 2}):
+    for axes in ({"data": 1}, {"data": 2, "model": 2}, {"data": 2, "fsdp": 2}):
         trainer = Trainer(TINY, SCHEDULE, make_mesh(**axes))
         batches = Batches(open_corpus(), 0, 4, 16)
         with jax.set_mesh(trainer.mesh):

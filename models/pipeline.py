@@ -1,0 +1,121 @@
+"""A pipeline over the mesh axis `stage`: each stage has some of the layers, and microbatches flow.
+
+GPipe's schedule (arXiv:1811.06965) as one scan, in which a hop from stage to stage has a step of
+its own: in step t stage s computes microbatch t - 2s while its result for the one before is under
+way, forward and backward. That costs stages - 1 more steps than hops that are waited for.
+
+Stages may differ in size. Their parameters are rows of one array, so the short ones are filled up
+with rows of zeros that are computed and not used: a step takes as long as the longest stage anyway.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from models.configs import Config
+from models.llama import Llama, cross_entropy
+from models.sharding import constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """How many layers each stage has, and into how many microbatches a batch is divided."""
+
+    stages: tuple[int, ...]
+    microbatches: int
+
+    @classmethod
+    def on(cls, mesh: jax.sharding.Mesh, config: Config) -> Self | None:
+        """The pipeline of a mesh with an axis `stage`, None on one without.
+
+        Raises ValueError if the config's stages are not those of the mesh.
+        """
+        count = mesh.shape.get("stage", 0)
+        if not count:
+            return None
+        if not config.stages and config.layers % count:
+            raise ValueError(
+                f"{config.layers} layers can't be divided over stage={count} evenly: say how many "
+                "each stage has (stages)."
+            )
+        stages = config.stages or (config.layers // count,) * count
+        if len(stages) != count:
+            raise ValueError(f"stages {stages} are {len(stages)}, but the mesh has stage={count}.")
+        return cls(stages, config.microbatches)
+
+    def spread(self, blocks: Any) -> Any:
+        """The parameters of all layers, first axis [layers], with as many rows for each stage."""
+        starts = np.cumsum((0, *self.stages))
+        rows = [min(starts[s] + row, starts[-1] - 1) for s, row in np.ndindex(self._used().shape)]
+
+        def spread(x: jax.Array) -> jax.Array:
+            used = self._used().reshape(-1, *[1] * (x.ndim - 1))
+            return jnp.where(used, x[np.array(rows)], 0)
+
+        return jax.tree.map(spread, blocks)
+
+    def loss(self, graph: nnx.GraphDef, params: Any, tokens: jax.Array) -> jax.Array:
+        """Mean cross-entropy of tokens [batch, positions + 1] with spread parameters."""
+        if len(tokens) % self.microbatches:
+            raise ValueError(
+                f"a batch of {len(tokens)} can't be divided into {self.microbatches} microbatches: "
+                "choose a multiple."
+            )
+
+        def local(params: Any, used: jax.Array, tokens: jax.Array) -> jax.Array:
+            # Here, and not where they are used, so that their gradients are summed once.
+            shared = {name: x for name, x in params.items() if name != "blocks"}
+            model = partial(nnx.merge, graph, params | _varying(shared))
+            x = self._flow(model, used[0], tokens)
+            loss = cross_entropy(model().logits(x), tokens)
+            last = jax.lax.axis_index("stage") == len(self.stages) - 1
+            return jax.lax.psum(jnp.where(last, loss, 0), "stage")
+
+        lies = {name: P("stage") if name == "blocks" else P() for name in params}
+        return jax.shard_map(
+            local, in_specs=(lies, P("stage"), P()), out_specs=P(), axis_names={"stage"}
+        )(params, jnp.asarray(self._used()), tokens)
+
+    def _used(self) -> np.ndarray:
+        """Which rows hold a layer, bool [stages, rows of a stage]."""
+        return np.arange(max(self.stages)) < np.array(self.stages)[:, None]
+
+    def _flow(self, model: Callable[[], Llama], used: jax.Array, tokens: jax.Array) -> jax.Array:
+        """What comes out of this stage for all tokens: [batch, positions, embed].
+
+        `model` makes the model anew where it is used: one can't be carried into a loop.
+        """
+        hops = len(self.stages) - 1
+        inputs = constrain(self._divide(model().inputs(tokens[:, :-1])), "microbatches")
+        inputs = jnp.pad(inputs, ((0, 2 * hops), *[(0, 0)] * 3))
+        is_first = jax.lax.axis_index("stage") == 0
+
+        def step(carry: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:
+            received, result = carry
+            under_way = jax.lax.ppermute(result, "stage", [(s, s + 1) for s in range(hops)])
+            result = model().stack(jnp.where(is_first, x, received), used)
+            return (under_way, result), result
+
+        nothing = jnp.zeros_like(inputs[0])
+        _, results = jax.lax.scan(step, (nothing, nothing), inputs)
+        results = constrain(results[2 * hops :], "microbatches")  # of use on the last stage only
+        return results.swapaxes(0, 1).reshape(len(tokens), *results.shape[2:])
+
+    def _divide(self, x: jax.Array) -> jax.Array:
+        """[B, …] to [microbatches, B / microbatches, …]; neighbours in a batch part.
+
+        So each microbatch lies on all devices that the batch is split over.
+        """
+        return x.reshape(-1, self.microbatches, *x.shape[1:]).swapaxes(0, 1)
+
+
+def _varying(tree: Any) -> Any:
+    """The same values, as ones that may differ from stage to stage."""
+    return jax.tree.map(lambda x: jax.lax.pcast(x, "stage", to="varying"), tree)

@@ -1,0 +1,87 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from models.configs import CONFIGS, Config
+from models.pipeline import Pipeline
+from models.train import Params, Schedule, Trainer
+from tests.python.models.hlo_groups import collectives
+
+FOUR = dataclasses.replace(CONFIGS["tiny"], layers=4)
+SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
+TOKENS = jax.random.randint(jax.random.key(1), (8, 17), 0, FOUR.vocab)
+
+
+def gradients(jit, mesh: jax.sharding.Mesh, config: Config) -> tuple[float, Params]:
+    trainer = Trainer(config, SCHEDULE, mesh)
+    with jax.set_mesh(mesh):
+        params = jit(lambda: trainer.init(3).params, out_shardings=trainer.state_shardings().params)
+        loss, grads = jit(jax.value_and_grad(trainer.loss))(params(), TOKENS)
+    return float(loss), jax.tree.map(np.asarray, grads)
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[float, Params]:
+    """Loss and gradients without a pipeline."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    return gradients(jax.jit, mesh, FOUR)
+
+
+@pytest.mark.parametrize(
+    ("axes", "changes"),
+    [
+        ({"stage": 4}, {}),
+        ({"stage": 2, "data": 2}, {"stages": (3, 1), "microbatches": 2}),
+        ({"stage": 2, "model": 2}, {"stages": (1, 3), "scan": False, "remat": True}),
+        ({"stage": 2, "fsdp": 2}, {"microbatches": 1}),
+    ],
+    ids=str,
+)
+def test_loss_and_gradients_are_those_without_stages(axes, changes, make_mesh, fast_jit, whole):
+    mesh, config = make_mesh(**axes), dataclasses.replace(FOUR, **changes)
+    loss, grads = gradients(fast_jit, mesh, config)
+    assert loss == pytest.approx(whole[0], rel=1e-6)
+    pipeline = Pipeline.on(mesh, config)
+    assert pipeline is not None
+    expected = whole[1] | {"blocks": pipeline.spread(whole[1]["blocks"])}
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), grads, expected
+    )
+
+
+def test_only_permutes_move_activations_between_stages(make_mesh, fast_jit):
+    mesh = make_mesh(stage=2)
+    trainer = Trainer(FOUR, SCHEDULE, mesh)
+    with jax.set_mesh(mesh):
+        params = jax.eval_shape(lambda: trainer.init(3).params)
+        step = fast_jit(jax.value_and_grad(trainer.loss)).lower(params, TOKENS)
+        text = step.compile().as_text()
+    joined = list(collectives(text))
+    permutes = sorted(groups for name, groups in joined if name == "collective-permute")
+    assert permutes == [[[0, 1]], [[1, 0]]]
+    assert {name for name, _ in joined} == {"collective-permute", "all-reduce"}
+    assert "[2,16,32]" not in "".join(x for x in text.splitlines() if " all-reduce(" in x)
+
+
+def test_short_stages_are_filled_up_with_zeros():
+    rows = Pipeline((1, 3), microbatches=4).spread(np.arange(1, 5))
+    np.testing.assert_array_equal(rows, [1, 0, 0, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("axes", "changes", "words"),
+    [
+        ({"stage": 3}, {}, r"4 layers can't be divided over stage=3 evenly.*\(stages\)"),
+        ({"stage": 2}, {"stages": (2, 1, 1)}, r"are 3, but the mesh has stage=2"),
+    ],
+)
+def test_stages_that_do_not_fit_say_what_to_change(axes, changes, words, make_mesh):
+    with pytest.raises(ValueError, match=words):
+        Pipeline.on(make_mesh(**axes), dataclasses.replace(FOUR, **changes))
+
+
+def test_batch_that_does_not_fit_says_what_to_change(make_mesh, fast_jit):
+    with pytest.raises(ValueError, match="8 can't be divided into 3 microbatches: choose a mult"):
+        gradients(fast_jit, make_mesh(stage=2), dataclasses.replace(FOUR, microbatches=3))
