@@ -1,0 +1,149 @@
+"""What do the passes cost the compiler? A LLaMA's train step, by a vendor's compiler without its GPU.
+
+    python -m benchmarks.compile_time [--vendor cuda|rocm] [--config 1b] [--layers 32] [--repeats 3]
+                                      [--scan] [--json FILE]
+
+Each compile is a process of its own; the two kinds take turns. `plain`: the devices are one island,
+so that the passes return at once. `bridged`: each device is an island of its own. Both with the same
+XLA flags. Times are the medians of the repeats; CPU seconds are of the whole process and all its
+threads while it compiles, memory is the process's peak. The last line is what the hook costs a
+module of the same size that has no collective.
+"""
+
+import argparse
+import json
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+SYSTEMS = ("plain", "bridged")
+CPU_BAR, MEMORY_BAR = 1.1, 1.2
+_SEQUENCE, _BATCH = 2048, 2
+
+
+def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, float]:
+    """Compiles once, in this process."""
+    import dataclasses
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from jaxhet import _deviceless
+    from jaxhet.compiler import Job, Options, Plan, decompose
+    from models.configs import CONFIGS
+    from models.train import Schedule, Trainer
+
+    passes = {"pre_s": 0.0, "post_s": 0.0, "modules": 0.0, "hook_s": 0.0}
+
+    class Compiler(_deviceless.Compiler):
+        def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
+            start = time.perf_counter()
+            result = super().decompose(module, job, options)
+            passes["pre_s"] += time.perf_counter() - start
+            passes["modules"] += 1
+            without = module.replace(b"\x12\x0aall-reduce", b"\x12\x0aall-nothin")
+            start = time.perf_counter()
+            decompose(without, job, options)
+            passes["hook_s"] += time.perf_counter() - start
+            return result
+
+        def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
+            start = time.perf_counter()
+            result = super().bridge(module, job, options)
+            passes["post_s"] += time.perf_counter() - start
+            return result
+
+    compiler = Compiler(vendor)  # type: ignore[arg-type]
+    devices = compiler.devices(2, 1)
+    mesh = Mesh(np.array(devices), ("data",))
+    config = dataclasses.replace(CONFIGS[args.config], layers=args.layers, scan=args.scan)
+    trainer = Trainer(config, Schedule(1e-3, 10, 0.1, 1.0), mesh)
+    state = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(lambda: trainer.init(0)),
+        trainer.state_shardings(),
+    )
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    tokens = jax.ShapeDtypeStruct((2 * _BATCH, _SEQUENCE + 1), jnp.int32, sharding=split)
+    _, step = trainer.compile(jax.jit)
+    with jax.set_mesh(mesh):
+        lowered = step.lower(state, tokens)
+    islands = tuple((d,) for d in devices) if system == "bridged" else (tuple(devices),)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    start = time.perf_counter()
+    result = compiler.compile(lowered, islands, Options())
+    wall_s = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "wall_s": wall_s,
+        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "peak_gb": after.ru_maxrss * 1024 / 1e9,
+        "exchanges": len(result[1].exchanges) if result else 0,
+        **passes,
+    }
+
+
+def main() -> None:
+    """Prints a table; exits with 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser.add_argument("--vendor", choices=("cuda", "rocm"), default="cuda")
+    parser.add_argument("--config", default="1b")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--scan", action="store_true")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--once", choices=SYSTEMS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.once:
+        print(json.dumps(measure(args.vendor, args.once, args)))
+        return
+    runs: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
+    for _ in range(args.repeats):
+        for system in SYSTEMS:
+            command = [sys.executable, "-m", "benchmarks.compile_time", *sys.argv[1:]]
+            output = subprocess.run(
+                [*command, "--once", system], check=True, stdout=subprocess.PIPE, text=True
+            ).stdout
+            runs[system].append(json.loads(output.splitlines()[-1]))
+    medians = {
+        s: {k: statistics.median(r[k] for r in rows) for k in rows[0]} for s, rows in runs.items()
+    }
+    sys.exit(_report(args, medians))
+
+
+def _report(args: argparse.Namespace, medians: dict[str, dict[str, float]]) -> int:
+    form = "scanned" if args.scan else "unrolled"
+    print(f"{args.vendor}, {args.config} of {args.layers} layers, {form}, {args.repeats} repeats")
+    columns = ("wall_s", "cpu_s", "pre_s", "post_s", "peak_gb", "exchanges")
+    print("| | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1))
+    for system, row in medians.items():
+        print(f"| {system} | " + " | ".join(f"{row[c]:.3g}" for c in columns) + " |")
+    ratios: dict[str, Any] = {
+        c: medians["bridged"][c] / medians["plain"][c] for c in ("wall_s", "cpu_s", "peak_gb")
+    }
+    print(
+        "| ratio | " + " | ".join(f"{ratios[c]:.3f}" if c in ratios else "" for c in columns) + " |"
+    )
+    hook_ms = medians["plain"]["hook_s"] / medians["plain"]["modules"] * 1e3
+    print(f"the hook on a module without collectives: {hook_ms:.3f} ms")
+    if args.json:
+        args.json.write_text(json.dumps({"medians": medians, "ratios": ratios, "hook_ms": hook_ms}))
+    is_missed = ratios["cpu_s"] > CPU_BAR or ratios["peak_gb"] > MEMORY_BAR
+    print(
+        f"bars: CPU seconds {CPU_BAR} ×, memory {MEMORY_BAR} ×: {'MISSED' if is_missed else 'met'}"
+    )
+    return int(is_missed)
+
+
+class _Raw(argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+if __name__ == "__main__":
+    main()
