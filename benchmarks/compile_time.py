@@ -1,11 +1,11 @@
-"""What do the passes cost the compiler? A LLaMA's train step, by a vendor's compiler without its GPU.
+"""What do the passes cost a vendor's compiler, which compiles a LLaMA's train step without a GPU?
 
     python -m benchmarks.compile_time [--vendor cuda|rocm] [--config 1b] [--layers 32] [--repeats 3]
                                       [--scan] [--json FILE]
 
-Each compile is a process of its own; the two kinds take turns. `plain`: the devices are one island,
-so that the passes return at once. `bridged`: each device is an island of its own. Both with the same
-XLA flags. Times are the medians of the repeats; CPU seconds are of the whole process and all its
+Each compile is a process of its own; the two kinds take turns. `plain`: the devices are one
+island, so that the passes return at once. `bridged`: each device is an island of its own. Both with
+the same XLA flags. Times are the medians of the repeats; CPU seconds are of the whole process and all its
 threads while it compiles, memory is the process's peak. The last line is what the hook costs a
 module of the same size that has no collective.
 """
@@ -47,6 +47,7 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
             result = super().decompose(module, job, options)
             passes["pre_s"] += time.perf_counter() - start
             passes["modules"] += 1
+            # Of the same length, and no opcode that the hook looks for.
             without = module.replace(b"\x12\x0aall-reduce", b"\x12\x0aall-nothin")
             start = time.perf_counter()
             decompose(without, job, options)
