@@ -5,9 +5,9 @@
 
 Each compile is a process of its own; the two kinds take turns. `plain`: the devices are one
 island, so that the passes return at once. `bridged`: each device is an island of its own. Both with
-the same XLA flags. Times are the medians of the repeats; CPU seconds are of the whole process and all its
-threads while it compiles, memory is the process's peak. The last line is what the hook costs a
-module of the same size that has no collective.
+the same XLA flags. Times are the medians of the repeats; CPU seconds are of the whole process and
+all its threads while it compiles, memory is the process's peak. The last line is what the hook
+costs a module of the same size that has no collective.
 """
 
 import argparse

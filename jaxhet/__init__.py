@@ -14,6 +14,10 @@ from jaxhet._jit import block_until_ready as block_until_ready
 from jaxhet._jit import jit as jit
 from jaxhet._jit import last_error as last_error
 from jaxhet._mesh import make_mesh as make_mesh
+from jaxhet._plan import LinkTime as LinkTime
+from jaxhet._plan import PlannedExchange as PlannedExchange
+from jaxhet._plan import PlanReport as PlanReport
+from jaxhet._plan import plan as plan
 from jaxhet._session import BridgeOptions as BridgeOptions
 from jaxhet._session import islands as islands
 from jaxhet._session import stats as stats

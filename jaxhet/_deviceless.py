@@ -1,28 +1,33 @@
-"""A vendor's real compiler with our passes in it, on a machine without the vendor's GPUs.
+"""Compiles programs for a pretended job: islands of a vendor's GPUs that are not there.
 
-Programs are compiled for one kind of GPU of each vendor, and can't be run.
+The compilers are the real ones, with our passes in them; what they give can't be run. All of a
+job's islands are of one vendor, and each is one process.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import sys
 from typing import Any, Literal
 
-from jaxhet import _jax_compat, _rocm_stubs
+from jaxhet import _config, _jax_compat, _plan, _rocm_stubs, _session
+from jaxhet._config import Config
 from jaxhet._errors import UsageError
+from jaxhet._islands import Island
 from jaxhet._jax_compat import Device
+from jaxhet._plan import PlanReport
 from jaxhet.compiler import GPU_COMPILER_OPTIONS, Job, Options, Plan, bridge, decompose
-from jaxhet.compiler.exchange import DONE_TARGET, START_TARGET
+from jaxhet.compiler.exchange import DONE_TARGET, EXCHANGE_TARGET, START_TARGET
 
 _HERE = pathlib.Path(__file__).parent
 _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
 
-Vendor = Literal["cuda", "rocm"]
+Vendor = Literal["cpu", "cuda", "rocm"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What stands for a vendor: its plugin's package, and a kind of GPU.
+    """What stands for a vendor of GPUs: its plugin's package, and a kind of GPU.
 
     Attributes:
       package: the suffix in the names of the plugin's Python packages.
@@ -56,20 +61,25 @@ class Compiler:
         self._job: Job | None = None
         self._options = Options()
         self._result: tuple[bytes, Plan] | None = None
+        self._is_used = False
         self._error: Exception | None = None
+        _jax_compat.prepare_to_compile_only()
+        if vendor == "cpu":
+            return  # what is registered with it creates it, and it has its devices then
         library = _find(vendor)
         if vendor == "rocm":
             _rocm_stubs.load(library)
-        self._c_api = _jax_compat.load_compiler(
-            vendor,
-            library,
-            f"jax_{TARGETS[vendor].package}_plugin.{vendor}_plugin_extension",
-            (START_TARGET, DONE_TARGET),
-            (self._pre, self._post),
-        )
+        extension = f"jax_{TARGETS[vendor].package}_plugin.{vendor}_plugin_extension"
+        self._c_api = _jax_compat.load_compiler(vendor, library, extension, self._pre, self._post)
+        _jax_compat.register_unused_handlers((START_TARGET, DONE_TARGET), vendor.upper())
 
     def devices(self, islands: int, devices_per_island: int) -> list[Device]:
-        """Devices to compile for, in the order of islands, each of which is one process."""
+        """Devices to compile for, in the order of islands. Once for each CPU compiler."""
+        if self.vendor == "cpu":
+            devices = _jax_compat.cpu_devices(islands * devices_per_island)
+            _jax_compat.register_unused_handlers((EXCHANGE_TARGET,), "cpu")
+            _jax_compat.register_passes(self._pre, self._post, "cpu")
+            return devices
         return _jax_compat.compile_only_devices(
             self._c_api,
             self.vendor,
@@ -86,17 +96,24 @@ class Compiler:
           The scheduled module and its plan; None if no collective crosses islands.
 
         Raises:
+          UsageError: it was lowered for other devices.
           JaxhetError: a pass refuses the program.
         """
         ids = sorted((d.id, index) for index, island in enumerate(islands) for d in island)
         self._job = Job(tuple(i for i, _ in ids), tuple(index for _, index in ids), self.vendor)
         self._options, self._result, self._error = options, None, None
+        self._is_used = False
         try:
-            lowered.compile(compiler_options=_COMPILER_OPTIONS)
+            lowered.compile(compiler_options=None if self.vendor == "cpu" else _COMPILER_OPTIONS)
         except Exception:
             if self._error is not None:
                 raise self._error from None
             raise
+        if not self._is_used:
+            raise UsageError(
+                "the program is not for the devices of the pretended job; make its mesh by"
+                " jaxhet.make_mesh and give its arguments shardings over it"
+            )
         return self._result
 
     def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
@@ -121,11 +138,56 @@ class Compiler:
         """Runs a hook; of an error in it, JAX passes on the text only."""
         if self._job is None:
             return None
+        self._is_used = True
         try:
             return hook(module, self._job, self._options)
         except Exception as error:
             self._error = error
             raise
+
+
+class PretendedJob:
+    """A job that is there for programs to be compiled for."""
+
+    def __init__(self, compiler: Compiler, islands: tuple[Island, ...], config: Config):
+        self._compiler = compiler
+        self._islands = islands
+        self._options = Options(algorithm=config.algorithm, two_phase_bytes=config.two_phase_bytes)
+
+    def plan(self, lowered: Any) -> PlanReport:
+        """What a lowered program exchanges.
+
+        Raises:
+          JaxhetError: a pass refuses the program.
+        """
+        devices = tuple(island.devices for island in self._islands)
+        compiled = self._compiler.compile(lowered, devices, self._options)
+        return PlanReport(()) if compiled is None else _plan.of_module(compiled[0])
+
+
+def pretend(vendor: Vendor, num_islands: int, devices_per_island: int) -> PretendedJob:
+    """Makes a pretended job this process's own: `make_mesh` and `islands` know it.
+
+    Raises:
+      UsageError: the vendor's compiler is not installed, or an option is not valid.
+    """
+    config = _config.resolve()
+    compiler = Compiler(vendor)
+    devices = sorted(compiler.devices(num_islands, devices_per_island), key=lambda d: d.id)
+    islands = tuple(
+        Island(
+            name=f"island{index}",
+            index=index,
+            platform=vendor,
+            processes=(index,),
+            hosts=("",),
+            ranks=tuple(range(index * devices_per_island, (index + 1) * devices_per_island)),
+            devices=mine,
+        )
+        for index, mine in enumerate(itertools.batched(devices, devices_per_island))
+    )
+    _session.install(_session.Session(config, 0, islands, is_pretended=True))
+    return PretendedJob(compiler, islands, config)
 
 
 def _find(vendor: Vendor) -> pathlib.Path:

@@ -172,42 +172,60 @@ def register_passes(pre: Hook, post: Hook, platform: str) -> None:
         xla.register_hlo_module_transformation(hook, name=name, stage=stage, platforms=platform)
 
 
-def load_compiler(
-    vendor: str,
-    library: pathlib.Path,
-    extension: str,
-    targets: tuple[str, ...],
-    hooks: tuple[Hook, Hook],
-) -> Any:
-    """Loads a vendor's PJRT plugin to compile with, on a machine without the vendor's GPUs.
+def compiled_modules(compiled: Any) -> list[bytes]:
+    """The serialized HloModuleProtos of what `jax.stages.Lowered.compile` returned."""
+    modules = compiled.runtime_executable().hlo_modules()
+    return [module.as_serialized_hlo_module_proto() for module in modules]
 
-    JAX looks for no other plugin after that: the CPU is its only backend.
+
+def prepare_to_compile_only() -> None:
+    """Makes the CPU JAX's only backend, and lets every compilation run the passes.
+
+    Before JAX has a backend.
+    """
+    from jax._src import xla_bridge
+
+    xla_bridge._plugins_registered = True  # they are not looked for any more
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+
+
+def register_unused_handlers(targets: tuple[str, ...], platform: str) -> None:
+    """Registers custom calls that programs have and that never run; compilers want a handler."""
+    from jaxlib.cpu import _lapack  # pyright: ignore[reportAttributeAccessIssue]
+
+    handler = next(h for name, h in _lapack.registrations().items() if name.endswith("_ffi"))
+    for target in targets:
+        jax.ffi.register_ffi_target(target, handler, platform=platform)
+
+
+def cpu_devices(count: int) -> list[Device]:
+    """Creates JAX's CPU backend with so many devices."""
+    jax.config.update("jax_num_cpu_devices", count)
+    return jax.devices()
+
+
+def load_compiler(vendor: str, library: pathlib.Path, extension: str, pre: Hook, post: Hook) -> Any:
+    """Loads a vendor's PJRT plugin to compile with, on a machine without the vendor's GPUs.
 
     Args:
       vendor: "cuda" or "rocm".
       library: The plugin.
       extension: Module that registers custom calls with it.
-      targets: Custom calls that programs will have.
-      hooks: The two compiler passes.
+      pre: The first compiler pass.
+      post: The second one.
 
     Returns:
       Its C API.
     """
-    from jax._src import xla_bridge
     from jax._src.lib import _xla, xla_client  # pyright: ignore[reportPrivateImportUsage]
-    from jaxlib.cpu import _lapack  # pyright: ignore[reportAttributeAccessIssue]
 
-    xla_bridge._plugins_registered = True
     c_api = xla_client.load_pjrt_plugin_dynamically(vendor, str(library))
     xla_client.initialize_pjrt_plugin(vendor)
     register = importlib.import_module(extension).register_custom_call_target
     xla_client.register_custom_call_handler(vendor.upper(), functools.partial(register, c_api))
-    # Compilers want a handler to exist; this one is never called.
-    handler = next(h for name, h in _lapack.registrations().items() if name.endswith("_ffi"))
-    for target in targets:
-        jax.ffi.register_ffi_target(target, handler, platform=vendor.upper())
-    for stage, (name, hook) in enumerate(zip(("decompose", "bridge"), hooks, strict=True)):
-        _xla.register_xla_transform_c_api(c_api, f"jaxhet_{name}", stage, hook)
+    for stage, (name, hook) in enumerate((("jaxhet_decompose", pre), ("jaxhet_bridge", post))):
+        _xla.register_xla_transform_c_api(c_api, name, stage, hook)
     return c_api
 
 

@@ -64,7 +64,10 @@ def bridge_options(options: BridgeOptions) -> Iterator[None]:
 
 
 class Session:
-    """One job as this process sees it. `engine` is None in a job of one island."""
+    """One job as this process sees it. `engine` is None in a job of one island.
+
+    A pretended job is there for programs to be compiled for; it has no engine either.
+    """
 
     def __init__(
         self,
@@ -73,11 +76,13 @@ class Session:
         islands: tuple[Island, ...] = (),
         engine: _ffi.Engine | None = None,
         membership: Membership | None = None,
+        is_pretended: bool = False,
     ):
         self.config = config
         self.process = process
         self.islands = islands
         self.engine = engine
+        self.is_pretended = is_pretended
         self.plans: dict[int, compiler.Plan] = {}
         self._membership = membership
         self._pid = os.getpid()

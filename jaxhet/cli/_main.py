@@ -5,13 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
+from jaxhet._deviceless import Vendor
 from jaxhet._errors import JaxhetError
 from jaxhet.cli import launch as _launch
+from jaxhet.cli import plan as _plan
 
 _app = typer.Typer(
     name="jaxhet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 _DEFAULTS = _launch.Options()
+_PLAN_DEFAULTS = _plan.Options()
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -79,6 +82,47 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         island_names=tuple(name.strip() for name in island_names.split(",") if name.strip()),
     )
     raise typer.Exit(_launch.launch(command, options))
+
+
+@_app.command()
+def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
+    target: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="or MODULE:FUNCTION; see above")
+    ],
+    vendor: Annotated[
+        Vendor, typer.Option(help="whose compiler: cuda for H100s, rocm for MI350Xs, or cpu")
+    ] = _PLAN_DEFAULTS.vendor,
+    islands: Annotated[int, typer.Option(min=1, help="number of islands")] = _PLAN_DEFAULTS.islands,
+    devices: Annotated[
+        int, typer.Option(min=1, help="devices of each island")
+    ] = _PLAN_DEFAULTS.devices,
+    link_gb_per_s: Annotated[
+        float | None,
+        typer.Option(
+            help="adds the time at this bandwidth of a device's link to other islands, in 1e9 B/s"
+        ),
+    ] = None,
+    latency_us: Annotated[
+        float, typer.Option(help="of an exchange, for that time")
+    ] = _PLAN_DEFAULTS.latency_us,
+    json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
+) -> None:
+    """Print what a program exchanges over islands; no job and no GPU is needed.
+
+    FUNCTION is called without arguments and returns (jitted, args), or what jitted.lower(...)
+    gives. It makes its mesh by jaxhet.make_mesh, which has the devices of a pretended job, on which
+    nothing can run; arguments are jax.ShapeDtypeStructs with shardings. jaxhet.initialize does
+    nothing there. Options of the compiler are read from JAXHET_*.
+    """
+    options = _plan.Options(
+        vendor=vendor,
+        islands=islands,
+        devices=devices,
+        link_gb_per_s=link_gb_per_s,
+        latency_us=latency_us,
+        json=json,
+    )
+    print(_plan.plan(target, options), end="")
 
 
 def main() -> None:

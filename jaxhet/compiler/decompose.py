@@ -13,7 +13,7 @@ from jaxhet.compiler import (
 )
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.cpu_form import CpuLowering
-from jaxhet.compiler.exchange import Adder, Exchange
+from jaxhet.compiler.exchange import ALGORITHMS, Adder, Exchange
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.lowering import Lowering
 from jaxhet.compiler.options import Job, Options
@@ -62,7 +62,7 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
         label.append(collectives.reducer_name(reducer))
     label += [f"dim {dim}" for dim in collective.instruction.dimensions]
     if opcode not in _POINT_TO_POINT:
-        label.append("hierarchical" if split else "flat")
+        label.append(ALGORITHMS[split is not None])
     if (count := len(collective.instruction.operand_ids)) > 1:
         label.append(f"of {count}")
     if not job.is_gpu:  # there, layouts are final

@@ -11,6 +11,7 @@ Frontend attributes carry the plan from PRE to POST.
 import collections
 import dataclasses
 import enum
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ _INDEX, _PLAN, _LINE, _SOURCE, _NOTE, _BYTES, _COUNT, _CALL = (
     f"jaxhet_{name}"
     for name in ("index", "plan", "line", "source", "note", "bytes", "count", "call")
 )
+ALGORITHMS = ("flat", "hierarchical")
 _START_OPCODES = ("collective-permute-start", "custom-call")
 
 
@@ -103,9 +105,11 @@ class Entry:
         if match is None:
             raise JaxhetError(f"{self.line!r} is no line of a plan")
         place, kind, label, shapes, members = match.groups()
-        algorithm = next((a for a in ("flat", "hierarchical") if a in label.split()), "direct")
+        words = label.split()
+        algorithm = next((a for a in ALGORITHMS if a in words), "direct")
+        own = itertools.takewhile(lambda word: word not in ALGORITHMS and "[" not in word, words)
         groups = tuple(tuple(map(int, g.split(","))) for g in members.strip("{}").split("},{"))
-        return Parts(place, kind, label, algorithm, shapes, groups)
+        return Parts(place, kind, " ".join(own), algorithm, shapes, groups)
 
 
 _KINDS = "|".join(kind.name.lower() for kind in ExchangeKind)
@@ -121,7 +125,7 @@ class Parts:
     Attributes:
       place: Program and control flow around the exchange.
       kind: The name of an `ExchangeKind`, in lower case.
-      label: The collective, and what tells it from others of its opcode.
+      collective: Its opcode, reducer and dimension.
       algorithm: "flat", "hierarchical" or, from each source to its targets, "direct".
       shapes: Of the operands, with commas between them.
       groups: Ranks that exchange with each other; of a permute, pairs of source and target.
@@ -129,7 +133,7 @@ class Parts:
 
     place: str
     kind: str
-    label: str
+    collective: str
     algorithm: str
     shapes: str
     groups: Groups

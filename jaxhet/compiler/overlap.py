@@ -38,7 +38,8 @@ def schedule(module: hlo.Module) -> list[list[Event]]:
             instruction = computation[instruction_id]
             if what := _what(module, instruction):
                 index = exchange.index_of_call(instruction)
-                size = hlo.num_bytes(instruction.shape) if index >= 0 else 0
+                shapes = list(instruction.shape.tuple_shapes) or [instruction.shape]
+                size = sum(map(hlo.num_bytes, shapes)) if index >= 0 else 0
                 events.append(Event(what, index, size))
         result.append(events)
     return result

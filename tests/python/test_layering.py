@@ -44,7 +44,14 @@ _PYTHON_DOORS = {
 # Python: folder -> what it may import of the project; "jaxhet" itself means its public names.
 _MAY_IMPORT = {
     "jaxhet/compiler/": ("jaxhet.compiler", "jaxhet._errors"),
-    "jaxhet/cli/": ("jaxhet.cli", "jaxhet._errors", "jaxhet._config", "jaxhet._coordinator"),
+    "jaxhet/cli/": (
+        "jaxhet.cli",
+        "jaxhet._config",
+        "jaxhet._coordinator",
+        "jaxhet._deviceless",
+        "jaxhet._errors",
+        "jaxhet._plan",
+    ),
     "jaxhet/": ("jaxhet",),
     "models/": ("models", "jaxhet:public"),
     "benchmarks/": ("benchmarks", "models", "tests.support", "jaxhet:public"),

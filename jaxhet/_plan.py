@@ -1,0 +1,302 @@
+"""`jaxhet.plan`: what a program exchanges over islands, and what that costs."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxhet import _jax_compat, _session
+from jaxhet._errors import UsageError
+from jaxhet.compiler import hlo, overlap
+from jaxhet.compiler import plan as plan_lib
+
+_GROUPS_WIDTH = 24
+_NOTHING = "nothing crosses islands"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedExchange:
+    """An exchange of a program.
+
+    Attributes:
+      index: its place in the order of starts.
+      collective: the collective that it is part of: opcode, reducer, dimension.
+      kind: what moves: "permute", "all_gather" or "all_to_all".
+      algorithm: "flat" (all ranks of a group exchange), "hierarchical" (on each island first, then
+        over the rails) or "direct" (from each source to its targets).
+      why: the reason where the algorithm is flat.
+      shapes: of what each rank gives, as HLO prints them.
+      groups: ranks that exchange with each other; of a permute, pairs of source and target.
+      num_bytes: bytes that a rank sends to other islands each time, the most of all ranks.
+      num_collectives: how many of the program's collectives share it.
+      times: how often it runs in each step; None: not known (a loop that ends by a condition, or a
+        branch), and counted as once.
+      products: matrix products that are scheduled between its start and its done; None: not
+        scheduled apart (on CPU).
+      place: the program and the control flow around it.
+      source: the user's operation and source line.
+    """
+
+    index: int
+    collective: str
+    kind: str
+    algorithm: str
+    why: str
+    shapes: str
+    groups: tuple[tuple[int, ...], ...]
+    num_bytes: int
+    num_collectives: int
+    times: int | None
+    products: int | None
+    place: str
+    source: str
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes that a rank sends to other islands in each step."""
+        return self.num_bytes * self._times
+
+    @property
+    def is_overlapped(self) -> bool:
+        """Whether a matrix product is scheduled while it runs."""
+        return bool(self.products)
+
+    @property
+    def _times(self) -> int:
+        return 1 if self.times is None else self.times
+
+    def seconds(self, link_gb_per_s: float, latency_us: float) -> float:
+        """The time that it takes in each step, as `PlanReport.seconds` says."""
+        return self._times * (latency_us * 1e-6 + self.num_bytes / (link_gb_per_s * 1e9))
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkTime:
+    """The time of a step's exchanges, one after the other, at given link speeds.
+
+    Attributes:
+      link_gb_per_s: bandwidth of a rank's link to other islands, 1e9 bytes per second.
+      latency_us: of one exchange.
+      total: seconds of all exchanges.
+      overlapped: seconds of those with matrix products between start and done.
+    """
+
+    link_gb_per_s: float
+    latency_us: float
+    total: float
+    overlapped: float
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of the exchanges that nothing heavy overlaps with."""
+        return self.total - self.overlapped
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanReport:
+    """What a program exchanges over islands in each step, that is, each time it is called.
+
+    Attributes:
+      exchanges: in the order of their starts; none if nothing crosses islands.
+    """
+
+    exchanges: tuple[PlannedExchange, ...]
+
+    @property
+    def exchanges_per_step(self) -> int:
+        """Exchanges that a rank starts in each step; at least, if some `times` is not known."""
+        return sum(e.times if e.times is not None else 1 for e in self.exchanges)
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes that a rank sends to other islands in each step; at least, as above."""
+        return sum(e.bytes_per_step for e in self.exchanges)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every `times` is known."""
+        return all(e.times is not None for e in self.exchanges)
+
+    def seconds(self, link_gb_per_s: float, latency_us: float = 0.0) -> LinkTime:
+        """The time that the exchanges would take at given link speeds.
+
+        The sum over exchanges, in the order of their starts, of times × (latency + bytes /
+        bandwidth): they share one link, and none waits for a peer.
+
+        Args:
+          link_gb_per_s: bandwidth of a rank's link to other islands, in 1e9 bytes per second.
+          latency_us: time of an exchange of no bytes.
+
+        Raises:
+          UsageError: a speed is not above 0, or a latency below 0.
+        """
+        if not (math.isfinite(link_gb_per_s) and link_gb_per_s > 0):
+            raise UsageError(f"link_gb_per_s={link_gb_per_s} must be a number above 0")
+        if not (math.isfinite(latency_us) and latency_us >= 0):
+            raise UsageError(f"latency_us={latency_us} must be a number of at least 0")
+        seconds = [e.seconds(link_gb_per_s, latency_us) for e in self.exchanges]
+        overlapped = [s for s, e in zip(seconds, self.exchanges, strict=True) if e.is_overlapped]
+        return LinkTime(link_gb_per_s, latency_us, math.fsum(seconds), math.fsum(overlapped))
+
+    def text(self, time: LinkTime | None = None) -> str:
+        """The report as a table; with `time`, it ends by that."""
+        if not self.exchanges:
+            return f"{_NOTHING}\n"
+        reasons = dict.fromkeys(e.why for e in self.exchanges if e.why)
+        notes = {why: number for number, why in enumerate(reasons, 1)}
+        lines = _table([_HEAD, *(_row(e, notes) for e in self.exchanges)])
+        at_least = "" if self.is_exact else "at least "
+        lines += [
+            "",
+            f"exchanges in each step: {at_least}{self.exchanges_per_step}; bytes that a rank sends"
+            f" to other islands: {at_least}{_bytes(self.bytes_per_step)}",
+        ]
+        lines += [f"[{number}] {why}" for why, number in notes.items()]
+        if time is not None:
+            lines.append(
+                f"time at {time.link_gb_per_s:g} GB/s and {time.latency_us:g} us an exchange:"
+                f" {at_least}{time.total * 1e3:.3f} ms, of it"
+                f" {time.overlapped * 1e3:.3f} ms next to matrix products"
+            )
+        return "\n".join([*(line.rstrip() for line in lines), ""])
+
+    def to_json(self, time: LinkTime | None = None) -> str:
+        """The report as a JSON object: `exchanges` and the totals; with `time`, `seconds` too."""
+        fields: dict[str, Any] = {
+            "exchanges": [dataclasses.asdict(e) for e in self.exchanges],
+            "exchanges_per_step": self.exchanges_per_step,
+            "bytes_per_step": self.bytes_per_step,
+            "is_exact": self.is_exact,
+        }
+        if time is not None:
+            fields["seconds"] = {**dataclasses.asdict(time), "exposed": time.exposed}
+        return json.dumps(fields, indent=2)
+
+
+def plan(jitted: Any, *args: Any, **kwargs: Any) -> PlanReport:
+    """What a jitted function exchanges over islands, in the job that runs.
+
+    It is lowered and compiled, and not run. On GPUs a report says what XLA has scheduled between
+    the start and the done of each exchange. Every process may ask by itself.
+
+    Args:
+      jitted: what `jax.jit` or `jaxhet.jit` returned; or, without arguments, what its `lower` or
+        `compile` did.
+      *args: the function's arguments; or `jax.ShapeDtypeStruct`s with shardings in their places.
+      **kwargs: likewise.
+
+    Returns:
+      The report; without exchanges in a job of one island, or where nothing crosses islands.
+
+    Raises:
+      UsageError: `jaxhet.initialize` was not called, this is no jitted function, or the program
+        can't run over islands.
+    """
+    session = _session.required()
+    if session.is_pretended:
+        raise UsageError("the command `jaxhet plan` asks by itself; return the jitted function")
+    try:
+        compiled = _compile(to_stage(jitted, args, kwargs))
+    except (RuntimeError, ValueError) as error:  # JAX has both, by the kind of program
+        if ours := session.translate(error):
+            raise ours from error
+        raise
+    modules = _jax_compat.compiled_modules(compiled)
+    return PlanReport(tuple(e for module in modules for e in of_module(module).exchanges))
+
+
+def to_stage(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The lowered or compiled program of what a user gives.
+
+    Raises:
+      UsageError: it can't be lowered.
+    """
+    if is_stage(jitted) and not args and not kwargs:
+        return jitted
+    if is_stage(jitted) or not hasattr(jitted, "lower"):
+        what = getattr(jitted, "__name__", type(jitted).__name__)
+        raise UsageError(
+            f"{what} is no jitted function; give what jax.jit or jaxhet.jit returned, and its"
+            " arguments, or what its `lower` returned, alone"
+        )
+    return jitted.lower(*args, **kwargs)
+
+
+def is_stage(value: Any) -> bool:
+    """Whether a value is a lowered or compiled function."""
+    return hasattr(value, "as_text")
+
+
+def of_module(module: bytes) -> PlanReport:
+    """The report of a compiled, scheduled module. Pure."""
+    parsed = hlo.Module(module)
+    plan = plan_lib.collect(parsed)
+    if plan is None:
+        return PlanReport(())
+    products, times = overlap.products(parsed), overlap.times(parsed)
+    exchanges = []
+    for entry in plan.exchanges:
+        parts = entry.parts
+        exchanges.append(
+            PlannedExchange(
+                index=entry.index,
+                collective=parts.collective,
+                kind=parts.kind,
+                algorithm=parts.algorithm,
+                why=entry.note,
+                shapes=parts.shapes,
+                groups=parts.groups,
+                num_bytes=entry.num_bytes,
+                num_collectives=entry.num_collectives,
+                times=times[entry.index],
+                products=products.get(entry.index),
+                place=parts.place,
+                source=entry.source,
+            )
+        )
+    return PlanReport(tuple(exchanges))
+
+
+def _compile(stage: Any) -> Any:
+    return stage if hasattr(stage, "runtime_executable") else stage.compile()
+
+
+_HEAD = ("#", "collective", "kind", "algorithm", "bytes", "times", "overlap", "groups", "source")
+
+
+def _row(e: PlannedExchange, notes: Mapping[str, int]) -> tuple[str, ...]:
+    count = f"{e.num_collectives} × " if e.num_collectives > 1 else ""
+    products = "product" if e.products == 1 else "products"
+    groups = ",".join(f"{{{','.join(map(str, group))}}}" for group in e.groups)
+    if len(groups) > _GROUPS_WIDTH:
+        groups = groups[: _GROUPS_WIDTH - 1] + "…"
+    return (
+        str(e.index),
+        count + e.collective,
+        e.kind,
+        f"{e.algorithm} [{notes[e.why]}]" if e.why else e.algorithm,
+        _bytes(e.num_bytes),
+        "unknown" if e.times is None else str(e.times),
+        "not scheduled" if e.products is None else f"{e.products} {products}",
+        groups,
+        e.source,
+    )
+
+
+def _bytes(count: int) -> str:
+    """In units of powers of 1000, as links are sold."""
+    size, units = float(count), iter(("kB", "MB", "GB", "TB"))
+    unit = "B"
+    while size >= 1000 and unit != "TB":
+        size, unit = size / 1000, next(units)
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with their columns under each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]

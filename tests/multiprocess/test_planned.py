@@ -1,0 +1,70 @@
+"""`jaxhet.plan` says what the engine then counts."""
+
+import pytest
+from conftest import Start
+
+from tests.support.jobs import Shape
+from tests.support.scripts import job, run
+
+EXCHANGES = {  # in each step
+    ("scan", "flat"): 20,
+    ("scan", "hierarchical"): 20,
+    ("train_step", "flat"): 2,
+    ("train_step", "hierarchical"): 1,
+    ("local", "flat"): 0,
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize(("name", "algorithm"), EXCHANGES)
+def test_plan_is_what_the_engine_counts(
+    name: str, algorithm: str, start: Start, cache: str
+) -> None:
+    workers = start(
+        Shape(2, 1, 2),
+        JAXHET_ALGORITHM=algorithm,
+        JAX_COMPILATION_CACHE_DIR=cache,
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+    )
+    for answer in workers.ask({"planned": name}):
+        report, *others = answer["reports"]
+        assert report.exchanges_per_step == EXCHANGES[name, algorithm]
+        assert report.is_exact
+        assert answer["exchanges"] == 2 * report.exchanges_per_step  # of two ranks
+        assert answer["bytes"] == 2 * report.bytes_per_step
+        assert answer["hits"] == 1
+        assert others == [report] * 2
+
+
+def test_plan_in_a_job_of_one_island_is_empty() -> None:
+    script = """
+import jax, jaxhet
+jaxhet.initialize(island="a")
+mesh = jaxhet.make_mesh({"x": -1})
+specs = {"in_specs": jax.P("x"), "out_specs": jax.P()}
+f = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, **specs))
+report = jaxhet.plan(f, jax.ShapeDtypeStruct((4,), "float32"))
+print("told", jaxhet.islands()[0].name, report.exchanges, report.text())
+"""
+    for ended in run(script, *job(2, JAXHET_CPU_DEVICES="2")):
+        assert "told a () nothing crosses islands" in ended.text
+
+
+def test_plan_of_a_program_that_can_not_cross_islands_is_an_error_of_ours() -> None:
+    script = """
+import jax, jax.numpy as jnp, jaxhet
+jaxhet.initialize()
+mesh = jaxhet.make_mesh({"x": -1})
+def f(a):
+    i, n = jnp.array([0, 0]), jnp.array([1, 1])
+    return jax.lax.ragged_all_to_all(a, jnp.zeros(4), i, n, i, n, axis_name="x")
+specs = {"in_specs": jax.P("x"), "out_specs": jax.P("x"), "check_vma": False}
+try: jaxhet.plan(jax.jit(jax.shard_map(f, mesh=mesh, **specs)), jnp.zeros(8))
+except jaxhet.UsageError as e: print("caught:", e)
+"""
+    for ended in run(script, *job(2)):
+        assert "caught: ragged-all-to-all" in ended.text, ended.text

@@ -1,0 +1,457 @@
+"""`jaxhet.plan`'s report on HLO text, and the command `jaxhet plan` with the real compilers."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import pytest
+
+import jaxhet
+from jaxhet import PlannedExchange, PlanReport, _deviceless, _plan, _rocm_stubs
+from jaxhet._errors import JaxhetError, UsageError
+from jaxhet.cli import plan as cli_plan
+from jaxhet.compiler import Options, bridge, decompose, hlo
+from jaxhet.compiler.exchange import Entry, Parts
+from tests.python.compiler import hlo_text
+from tests.python.compiler.hlo_text import SUM, all_reduce
+from tests.python.compiler.install_plugins import PLUGINS
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _bridged(body: str, before: str = SUM, platform: str = "cpu") -> bytes:
+    job = hlo_text.job(0, 1, platform=platform)
+    module = hlo_text.module(hlo_text.entry(body, before), [0, 1])
+    decomposed = decompose(module, job, Options())
+    assert decomposed is not None
+    result = bridge(decomposed, job, Options())
+    assert result is not None
+    return result[0]
+
+
+# --- lines ---
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        (
+            "jit_f:c5acbcc8 all_gather all-reduce sum flat f32[7] {{0,1,2,3}}",
+            Parts(
+                "jit_f:c5acbcc8", "all_gather", "all-reduce sum", "flat", "f32[7]", ((0, 1, 2, 3),)
+            ),
+        ),
+        (
+            "jit_f:0/while0.body #1 permute all-gather dim 2 hierarchical f32[7] {{0,2},{1,3}} #2",
+            Parts(
+                "jit_f:0/while0.body #1",
+                "permute",
+                "all-gather dim 2",
+                "hierarchical",
+                "f32[7]",
+                ((0, 2), (1, 3)),
+            ),
+        ),
+        (
+            "f:0 permute collective-permute f32[2,3]{0,1} f32[6],s8[1] {{0,1},{1,10}}",
+            Parts(
+                "f:0", "permute", "collective-permute", "direct", "f32[6],s8[1]", ((0, 1), (1, 10))
+            ),
+        ),
+    ],
+)
+def test_parts_of_a_line(line: str, parts: Parts) -> None:
+    assert Entry(0, 0, line, "", "", 0).parts == parts
+
+
+def test_line_of_another_form_is_an_error() -> None:
+    with pytest.raises(JaxhetError, match="'all_gather' is no line of a plan"):
+        _ = Entry(0, 0, "all_gather", "", "", 0).parts
+
+
+# --- how often, and what overlaps ---
+
+
+def _loop(name: str, body: str, trip_count: str) -> str:
+    """An instruction; `trip_count` is what XLA writes, or nothing."""
+    config = f', backend_config={{"known_trip_count":{{"n":"{trip_count}"}}}}' if trip_count else ""
+    return f"{name} = f32[4] while(x), condition=always, body={body}{config}"
+
+
+_LOOPS = f"""
+{SUM}
+always {{
+  x = f32[4] parameter(0)
+  ROOT r = pred[] constant(true)
+}}
+inner {{
+  x = f32[4] parameter(0)
+  ROOT {all_reduce("r", "x")}, metadata={{op_name="inner"}}
+}}
+"""
+
+
+def _outer(inner_trips: str) -> str:
+    body = f"  x = f32[4] parameter(0)\n  ROOT {_loop('r', 'inner', inner_trips)}"
+    return f"{_LOOPS}\nouter {{\n{body}\n}}"
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "times"), [("3", "5", 15), ("0", "5", 0), ("", "5", None), ("3", "", None)]
+)
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_times_are_the_product_of_trip_counts(
+    inner: str, outer: str, times: int | None, platform: str
+) -> None:
+    body = f"  x = f32[4] parameter(0)\n  ROOT {_loop('r', 'outer', outer)}"
+    (row,) = _plan.of_module(_bridged(body, _outer(inner), platform)).exchanges
+    assert (row.times, row.source) == (times, "inner")
+    assert row.bytes_per_step == 16 * (1 if times is None else times)
+
+
+def test_times_of_a_branch_are_not_known() -> None:
+    body = """
+  x = f32[4] parameter(0)
+  p = pred[] parameter(1)
+  ROOT r = f32[4] conditional(p, x, x), true_computation=inner, false_computation=same
+"""
+    same = "same {\n  ROOT x = f32[4] parameter(0)\n}\n"
+    (row,) = _plan.of_module(_bridged(body, _LOOPS + same)).exchanges
+    assert row.times is None
+
+
+_DOTS = f"""
+  x = f32[4,4] parameter(0)
+  {all_reduce("early", "x", shape="f32[4,4]")}, metadata={{op_name="early"}}
+  a = f32[4,4] dot(x, x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  b = f32[4,4] dot(a, x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  {all_reduce("late", "b", shape="f32[4,4]")}, metadata={{op_name="late"}}
+  ROOT r = (f32[4,4], f32[4,4]) tuple(early, late)
+"""
+
+
+def test_products_are_those_between_start_and_done() -> None:
+    module = hlo.Module(_bridged(_DOTS, platform="cuda"))
+    starts, dones, others = [], [], []
+    for instruction in module.entry.instructions:
+        target = instruction.custom_call_target
+        place = {"jaxhet_start": starts, "jaxhet_done": dones}.get(target, others)
+        place.append(instruction.id)
+    dots = [i.id for i in module.entry.instructions if i.opcode == "dot"]
+    rest = [i for i in others if i not in dots]
+    order = [starts[0], dots[0], dones[0], starts[1], *dots, dones[1], *rest]
+    module.proto.schedule.sequences[module.entry.id].instruction_ids[:] = order
+    rows = _plan.of_module(module.serialize()).exchanges
+    assert [(r.source, r.products, r.is_overlapped) for r in rows] == [
+        ("early", 1, True),
+        ("late", 2, True),
+    ]
+
+
+def test_exchange_that_is_one_call_is_not_scheduled() -> None:
+    rows = _plan.of_module(_bridged(_DOTS)).exchanges
+    assert [r.products for r in rows] == [None, None]
+    assert [r.why for r in rows] == ["the default on CPU"] * 2
+
+
+def test_compiled_gpu_module_still_has_its_plan() -> None:
+    job = hlo_text.job(0, 1, platform="cuda")
+    module = _bridged(_DOTS, platform="cuda")
+    again = bridge(module, job, Options())
+    assert again is not None
+    assert again[0] == module
+    assert [e.source for e in again[1].exchanges] == ["early", "late"]
+
+
+def test_module_without_exchanges_has_an_empty_report() -> None:
+    module = hlo_text.module(hlo_text.entry("  ROOT x = f32[4] parameter(0)"), [0, 1])
+    report = _plan.of_module(module)
+    assert report == PlanReport(())
+    assert report.text() == "nothing crosses islands\n"
+    assert report.seconds(1.0).total == 0
+    assert json.loads(report.to_json())["bytes_per_step"] == 0
+
+
+# --- the report ---
+
+_ROW = PlannedExchange(
+    index=0,
+    collective="all-reduce sum",
+    kind="permute",
+    algorithm="hierarchical",
+    why="",
+    shapes="f32[500]",
+    groups=((0, 1), (1, 0)),
+    num_bytes=2000,
+    num_collectives=1,
+    times=3,
+    products=2,
+    place="jit_f:0",
+    source="psum f.py:1",
+)
+_UNKNOWN = dataclasses.replace(
+    _ROW,
+    index=1,
+    algorithm="flat",
+    why="islands have different numbers of members: 1+2",
+    groups=tuple((i, i + 10) for i in range(10)),
+    num_bytes=999,
+    num_collectives=4,
+    times=None,
+    products=0,
+)
+_REPORT = PlanReport((_ROW, _UNKNOWN))
+
+_TEXT = """\
+#  collective          kind     algorithm     bytes   times    overlap     groups                    source
+0  all-reduce sum      permute  hierarchical  2.0 kB  3        2 products  {0,1},{1,0}               psum f.py:1
+1  4 × all-reduce sum  permute  flat [1]      999 B   unknown  0 products  {0,10},{1,11},{2,12},{3…  psum f.py:1
+
+exchanges in each step: at least 4; bytes that a rank sends to other islands: at least 7.0 kB
+[1] islands have different numbers of members: 1+2
+time at 1 GB/s and 10 us an exchange: at least 0.047 ms, of it 0.036 ms next to matrix products
+"""  # noqa: E501 (as it is printed)
+
+
+def test_text() -> None:
+    assert _REPORT.text(_REPORT.seconds(1, 10)) == _TEXT
+
+
+def test_json_has_the_rows_and_the_totals() -> None:
+    told = json.loads(_REPORT.to_json(_REPORT.seconds(1, 10)))
+    assert told["exchanges"][1]["times"] is None
+    assert told["exchanges"][0]["groups"] == [[0, 1], [1, 0]]
+    assert (told["exchanges_per_step"], told["bytes_per_step"]) == (4, 6999)
+    assert told["is_exact"] is False
+    assert told["seconds"]["exposed"] == pytest.approx(10.999e-6)
+    assert "seconds" not in json.loads(_REPORT.to_json())
+
+
+def test_seconds_are_latency_and_bytes_over_bandwidth_of_each_exchange() -> None:
+    time = _REPORT.seconds(link_gb_per_s=2.0, latency_us=5.0)
+    assert time.overlapped == pytest.approx(3 * (5e-6 + 2000 / 2e9))
+    assert time.exposed == pytest.approx(5e-6 + 999 / 2e9)
+    assert time.total == pytest.approx(time.overlapped + time.exposed)
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
+def test_link_speed_that_is_none_is_refused(speed: float) -> None:
+    with pytest.raises(UsageError, match=f"link_gb_per_s={speed} must be a number above 0"):
+        _REPORT.seconds(speed)
+
+
+def test_negative_latency_is_refused() -> None:
+    with pytest.raises(UsageError, match="latency_us=-1 must be a number of at least 0"):
+        _REPORT.seconds(1, -1)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (1_048_576, "1.0 MB"),
+        (7 * 10**15, "7000.0 TB"),
+    ],
+)
+def test_bytes_are_in_powers_of_1000(count: int, text: str) -> None:
+    assert _plan._bytes(count) == text
+
+
+# --- what is asked for ---
+
+
+def test_plan_needs_a_job() -> None:
+    with pytest.raises(UsageError, match=r"call jaxhet\.initialize\(\) first"):
+        jaxhet.plan(jax.jit(lambda: 1))
+
+
+def test_what_is_not_jitted_is_refused() -> None:
+    def step() -> None: ...
+
+    with pytest.raises(UsageError, match=r"step is no jitted function; give what jax\.jit or"):
+        _plan.to_stage(step, (), {})
+
+
+@pytest.mark.parametrize("jit", [jax.jit, jaxhet.jit], ids=["jax", "jaxhet"])
+def test_lowered_function_is_taken_alone(jit: Any) -> None:
+    jitted = jit(lambda x: x + 1)
+    lowered = jitted.lower(1.0)
+    assert _plan.to_stage(lowered, (), {}) is lowered
+    assert _plan.is_stage(_plan.to_stage(jitted, (1.0,), {}))
+    assert not _plan.is_stage(jitted)
+    with pytest.raises(UsageError, match="what its `lower` returned, alone"):
+        _plan.to_stage(lowered, (1.0,), {})
+
+
+# --- the command ---
+
+_PROGRAM = """
+import jax
+import jax.numpy as jnp
+import jaxhet
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+jaxhet.initialize()
+
+def train_step(weights, x):
+    def loss(weights):
+        y = x
+        for w in weights:
+            y = jnp.tanh(y @ w)
+        return jnp.mean(y ** 2)
+    return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+def step():
+    mesh = jaxhet.make_mesh({"data": -1})
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+    weights = [jax.ShapeDtypeStruct((512, 512), "float32", sharding=whole)] * 4
+    x = jax.ShapeDtypeStruct((4096, 512), "float32", sharding=rows)
+    return jaxhet.jit(train_step, out_shardings=whole), (weights, x)
+
+def lowered():
+    jitted, args = step()
+    return jitted.lower(*args)
+
+def ragged():
+    mesh = jaxhet.make_mesh({"x": -1})
+    def f(a):
+        i, n = jnp.array([0, 0]), jnp.array([1, 1])
+        return jax.lax.ragged_all_to_all(a, jnp.zeros(4), i, n, i, n, axis_name="x")
+    specs = {"in_specs": P("x"), "out_specs": P("x")}
+    x = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(mesh, P("x")))
+    return jax.jit(jax.shard_map(f, mesh=mesh, check_vma=False, **specs)), (x,)
+
+def elsewhere():
+    return jax.jit(lambda x: x + 1), (1.0,)
+
+def nested():
+    return jaxhet.plan(*step())
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("program") / "example.py"
+    path.write_text(_PROGRAM)
+    return path
+
+
+def _run(
+    *arguments: str, folder: pathlib.Path = ROOT, **env: str
+) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA_FLAGS"))}
+    return subprocess.run(
+        [sys.executable, "-m", "jaxhet.cli", "plan", *arguments],
+        env={**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{PLUGINS}", **env},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_command_with_a_vendors_compiler(vendor: str, program: pathlib.Path) -> None:
+    if not PLUGINS.exists():
+        pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")
+    if vendor == "rocm" and shutil.which("gcc") is None:
+        pytest.skip("stub libraries for ROCm need gcc")
+    sizes = ["--islands", "2", "--devices", "2", "--link-gb-per-s", "50"]
+    result = _run("--vendor", vendor, *sizes, "--json", f"{program}:step")
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    rows = told["exchanges"]
+    assert sum(row["num_collectives"] for row in rows) == 4
+    assert {row["algorithm"] for row in rows} == {"hierarchical"}
+    assert all("example.py:" in row["source"] for row in rows)
+    assert rows[0]["products"] > 0
+    assert told["bytes_per_step"] == 4 * 512 * 512 * 4 // 2  # half of each gradient over each rail
+    assert told["seconds"]["total"] == pytest.approx(told["bytes_per_step"] / 50e9)
+    assert 0 < told["seconds"]["overlapped"] <= told["seconds"]["total"]
+
+
+def test_command_on_cpu_prints_a_table(program: pathlib.Path) -> None:
+    result = _run("--devices", "2", f"{program}:lowered", JAXHET_ALGORITHM="flat")
+    assert result.returncode == 0, result.stderr
+    assert "flat [1]" in result.stdout
+    assert "not scheduled" in result.stdout
+    assert "[1] the option algorithm says so" in result.stdout
+    assert "time at" not in result.stdout
+
+
+def test_command_with_one_island_finds_nothing(program: pathlib.Path) -> None:
+    result = _run("--islands", "1", "--devices", "2", "example:step", folder=program.parent)
+    assert (result.returncode, result.stdout) == (0, "nothing crosses islands\n"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "text"),
+    [
+        ([], "nested", "the command `jaxhet plan` asks by itself; return the jitted function"),
+        ([], "ragged", "ragged-all-to-all can't cross islands"),
+        (["--latency-us", "5"], "step", "--latency-us is of use with --link-gb-per-s only"),
+    ],
+)
+def test_command_says_in_words_what_is_wrong(
+    arguments: list[str], function: str, text: str, program: pathlib.Path
+) -> None:
+    result = _run(*arguments, f"{program}:{function}")
+    assert result.returncode == 2
+    assert "jaxhet.UsageError: " in result.stderr
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_command_refuses_a_program_for_other_devices(program: pathlib.Path) -> None:
+    if not PLUGINS.exists():
+        pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")
+    result = _run("--vendor", "cuda", f"{program}:elsewhere")
+    assert result.returncode == 2
+    assert "the program is not for the devices of the pretended job" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("example.py", "'example.py' names no function; give file.py:function or"),
+        ("/nowhere/example.py:step", "there is no file /nowhere/example.py"),
+        ("nowhere.example:step", "there is no module nowhere.example; a file's name ends in .py"),
+        ("json:step", "json has no function 'step'"),
+    ],
+)
+def test_target_that_is_not_there(target: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UsageError, match=text.replace("(", r"\(")):
+        cli_plan._load(target)
+
+
+def test_target_that_returns_something_else() -> None:
+    with pytest.raises(UsageError, match=r"f.py:f returned int; it must return \(jitted, args\)"):
+        cli_plan._program("f.py:f", 1)
+
+
+# --- compilers that are not there ---
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_missing_compiler_says_what_to_install(
+    vendor: _deviceless.Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(UsageError, match=rf"no compiler for {vendor}.*'jaxhet\[deviceless\]'"):
+        _deviceless._find(vendor)
+
+
+def test_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "nm" else f"/bin/{tool}")
+    with pytest.raises(UsageError, match="needs stub libraries, and nm to build them; install a C"):
+        _rocm_stubs.load(PLUGINS)
