@@ -15,6 +15,8 @@ import jax.extend.xla
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src.interpreters import mlir
+from jax._src.lax import parallel
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -31,7 +33,13 @@ ALGORITHMS = {
     "gpu": Options(),
     "gpu_flat": Options(algorithm="flat"),
 }
-ISLANDS = {"2+2": (0, 0, 1, 1), "1+1+2": (0, 1, 2, 2), "1+3": (0, 1, 1, 1), "mixed": (0, 1, 0, 1)}
+ISLANDS = {
+    "2+2": (0, 0, 1, 1),
+    "1+1+2": (0, 1, 2, 2),
+    "1+3": (0, 1, 1, 1),
+    "mixed": (0, 1, 0, 1),
+    "each": (0, 1, 2, 3),
+}
 
 
 @dataclasses.dataclass
@@ -243,6 +251,30 @@ def scatters(dtype: str) -> Program:
     return mapped(f, integers(dtype, NUM_RANKS * 4, 12))
 
 
+def other_layouts(x: jax.Array) -> Any:
+    """Columns come first in memory, on the way in or out."""
+    y = x.T
+    rows = lax.all_gather(y, "x", axis=0, tiled=True), lax.all_gather(y, ("x", "y"), axis=1)
+    scattered = lax.psum_scatter(y, "x", scatter_dimension=1, tiled=True).T
+    swapped = lax.all_to_all(y, ("x", "y"), 0, 1, tiled=True).T
+    cube = jnp.transpose(x.reshape(2, x.shape[0] // 2, x.shape[1]), (2, 0, 1))
+    moved = lax.ppermute(cube, "x", [(0, 1), (1, 0)]), lax.all_to_all(cube, "x", 1, 0, tiled=True)
+    return rows, scattered, swapped, moved, lax.psum(cube, ("x", "y"))
+
+
+def broadcasts(world: World) -> Program:
+    """XLA's CPU backend has none of its own: compared with what is gathered from the source."""
+    mlir.register_lowering(parallel.pbroadcast_p, parallel._pbroadcast_lowering, platform="cpu")
+
+    def from_source(x: jax.Array, axes: Any, source: int) -> jax.Array:
+        return lax.pbroadcast(x, axes, source) if world.islands else lax.all_gather(x, axes)[source]
+
+    def f(x: jax.Array) -> Any:
+        return [from_source(x, *case) for case in (("x", 1), ("y", 0), (("x", "y"), 2))]
+
+    return mapped(f, integers("bfloat16", 12, 7))
+
+
 def kept_blocks() -> Program:
     """All-reduces of which each device keeps a block, as gradients of sharded parameters are.
 
@@ -341,7 +373,7 @@ def train(dtype: str) -> Program:
     return run
 
 
-def cases() -> dict[str, Program]:
+def cases(world: World) -> dict[str, Program]:
     x = integers("float32", 8)
     six_rows = jnp.asarray(np.arange(18.0, dtype=np.float32).reshape(6, 3))
     return {
@@ -349,6 +381,8 @@ def cases() -> dict[str, Program]:
         **{f"train_{d}": train(d) for d in ("float32", "bfloat16", "float16")},
         **{f"movements_{d}": movements(d) for d in DTYPES},
         **{f"scatters_{d}": scatters(d) for d in ("int32", "float32", "bfloat16", "complex64")},
+        "other_layouts": mapped(other_layouts, integers("float32", 32, 8)),
+        "broadcasts": broadcasts(world),
         "kept_blocks": kept_blocks(),
         "resharded": resharded(),
         "moves_in_control_flow": mapped(moves_in_control_flow, integers("float32", 16, 8)),
@@ -394,8 +428,14 @@ def variants(name: str) -> list[tuple[str, str]]:
             ("2+2", "hierarchical_two_phase"),
             *([("mixed", "gpu")] if as_gpu else []),
         ]
+    if name == "broadcasts":  # none is inside an island
+        return [("each", "flat"), ("each", "gpu")]
+    if name == "rematerialized":  # over one axis only
+        return [("2+2", algorithm) for algorithm in ALGORITHMS]
     if name == "sums_of_everything":
-        return [(shape, algorithm) for shape in ISLANDS for algorithm in ALGORITHMS]
+        return [
+            (shape, algorithm) for shape in ISLANDS for algorithm in ALGORITHMS if shape != "each"
+        ]
     return [
         *(("2+2", algorithm) for algorithm in ("two_phase", "hierarchical", "gpu")),
         *(("1+1+2", algorithm) for algorithm in ("flat", "gpu")),
@@ -423,7 +463,7 @@ def check(world: World, name: str, program: Program) -> list[str]:
 
 def main() -> None:
     world = World.make()
-    for name, program in cases().items():
+    for name, program in cases(world).items():
         print(json.dumps([name, check(world, name, program)]), flush=True)
     world.engine.close(1000)
 

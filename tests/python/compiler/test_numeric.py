@@ -6,7 +6,7 @@ import pytest
 
 from tests.python.compiler import worker
 
-_NUM_CASES = 70
+_NUM_CASES = 72
 
 
 @pytest.mark.timeout(600)
