@@ -9,6 +9,7 @@ with rows of zeros that are computed and not used: a step takes as long as the l
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
@@ -21,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.configs import Config
 from models.llama import Llama, cross_entropy
-from models.sharding import constrain
+from models.sharding import batch_axes, constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,24 +64,33 @@ class Pipeline:
 
     def loss(self, graph: nnx.GraphDef, params: Any, tokens: jax.Array) -> jax.Array:
         """Mean cross-entropy of tokens [batch, positions + 1] with spread parameters."""
-        if len(tokens) % self.microbatches:
+        mesh = jax.sharding.get_abstract_mesh()
+        split = tuple(name for name in batch_axes(mesh.axis_names) if name != "expert")
+        parts = math.prod(mesh.shape[name] for name in split) * self.microbatches
+        if len(tokens) % parts:
             raise ValueError(
-                f"a batch of {len(tokens)} can't be divided into {self.microbatches} microbatches: "
-                "choose a multiple."
+                f"a batch of {len(tokens)} can't be divided into {self.microbatches} microbatches "
+                f"on a mesh {dict(mesh.shape)}: choose a multiple of {parts}."
             )
 
         def local(params: Any, used: jax.Array, tokens: jax.Array) -> jax.Array:
-            # Here, and not where they are used, so that their gradients are summed once.
-            shared = {name: x for name, x in params.items() if name != "blocks"}
-            model = partial(nnx.merge, graph, params | _varying(shared))
+            # Here, and not where they are used, so that gradients are summed once, after the scan.
+            params = {
+                name: _varying(x, split if name == "blocks" else ("stage", *split))
+                for name, x in params.items()
+            }
+            model = partial(nnx.merge, graph, params)
             x = self._flow(model, used[0], tokens)
-            loss = cross_entropy(model().logits(x), tokens)
             last = jax.lax.axis_index("stage") == len(self.stages) - 1
-            return jax.lax.psum(jnp.where(last, loss, 0), "stage")
+            loss = jnp.where(last, cross_entropy(model().logits(x), tokens), 0)
+            return jax.lax.pmean(jax.lax.psum(loss, "stage"), split)
 
         lies = {name: P("stage") if name == "blocks" else P() for name in params}
         return jax.shard_map(
-            local, in_specs=(lies, P("stage"), P()), out_specs=P(), axis_names={"stage"}
+            local,
+            in_specs=(lies, P("stage"), P(split)),
+            out_specs=P(),
+            axis_names={"stage", *split},
         )(params, jnp.asarray(self._used()), tokens)
 
     def _used(self) -> np.ndarray:
@@ -98,14 +108,17 @@ class Pipeline:
         is_first = jax.lax.axis_index("stage") == 0
 
         def step(carry: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:
-            received, result = carry
-            under_way = jax.lax.ppermute(result, "stage", [(s, s + 1) for s in range(hops)])
+            # XLA moves a permute whose result is handed on to the next step into that step, where
+            # nothing is left to compute beside it; likewise in the backward pass. Barriers hold it.
+            received, before = jax.lax.optimization_barrier(carry)
+            under_way = jax.lax.ppermute(before, "stage", [(s, s + 1) for s in range(hops)])
             result = model().stack(jnp.where(is_first, x, received), used)
-            return (under_way, result), result
+            return jax.lax.optimization_barrier((under_way, result)), before
 
         nothing = jnp.zeros_like(inputs[0])
-        _, results = jax.lax.scan(step, (nothing, nothing), inputs)
-        results = constrain(results[2 * hops :], "microbatches")  # of use on the last stage only
+        (_, last), before = jax.lax.scan(step, (nothing, nothing), inputs)
+        results = jnp.concatenate([before[2 * hops + 1 :], last[None]])
+        results = constrain(results, "microbatches")  # of use on the last stage only
         return results.swapaxes(0, 1).reshape(len(tokens), *results.shape[2:])
 
     def _divide(self, x: jax.Array) -> jax.Array:
@@ -116,6 +129,6 @@ class Pipeline:
         return x.reshape(-1, self.microbatches, *x.shape[1:]).swapaxes(0, 1)
 
 
-def _varying(tree: Any) -> Any:
-    """The same values, as ones that may differ from stage to stage."""
-    return jax.tree.map(lambda x: jax.lax.pcast(x, "stage", to="varying"), tree)
+def _varying(tree: Any, axes: tuple[str, ...]) -> Any:
+    """The same values, as ones that may differ along `axes`."""
+    return jax.tree.map(lambda x: jax.lax.pcast(x, axes, to="varying"), tree)

@@ -22,9 +22,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxhet import _deviceless
-from jaxhet.compiler import Job, Options, Plan, hlo
+from jaxhet.compiler import Job, Options, Plan, collectives, hlo
 from jaxhet.compiler.overlap import schedule
 from tests.python.compiler.install_plugins import PLUGINS
+from tests.python.compiler.train_steps import TRAIN_STEPS
 
 
 class Compiler(_deviceless.Compiler):
@@ -54,13 +55,16 @@ class Compiler(_deviceless.Compiler):
         lowered = case.lower(Mesh(np.array(devices), ("data",)))
         result = self.compile(lowered, tuple(itertools.batched(devices, per_island)), case.options)
         assert result is not None
-        module, plan = result
+        module, plan = hlo.Module(result[0]), result[1]
+        ranks = sorted((d.id, rank // per_island) for rank, d in enumerate(devices))
+        job = Job(tuple(i for i, _ in ranks), tuple(island for _, island in ranks), self.vendor)
         return {
             "compile_s": time.perf_counter() - start,
             "pass_ms": dict(self._pass_ms),
             "fingerprint": plan.fingerprint,
             "lines": [e.line for e in plan.exchanges],
-            "schedule": schedule(hlo.Module(module)),
+            "schedule": schedule(module),
+            "crossing": [c.instruction.opcode for c in collectives.crossing(module, job)],
         }
 
 
@@ -176,6 +180,9 @@ CASES = {
     "reductions_three_islands": Case("3x1x2", reductions),
     "reductions_flat": Case("2x1x2", reductions, Options(algorithm="flat")),
 }
+# Buckets that hold as small a part of these models as the default does of large ones.
+_SMALL_BUCKETS = Options(bucket_bytes=1 << 16)
+CASES |= {name: Case("2x1x2", step.lower, _SMALL_BUCKETS) for name, step in TRAIN_STEPS.items()}
 
 
 def main(vendor: _deviceless.Vendor) -> None:

@@ -7,8 +7,11 @@ import pytest
 
 from tests.python.compiler import worker
 from tests.python.compiler.install_plugins import PLUGINS
+from tests.python.compiler.train_steps import TRAIN_STEPS
 
 _ENOUGH = 0.8
+# Less than enough, to be raised: the gathers of all parameters are done before the first product.
+_LEAST = {"fsdp": 0.45}
 Results = dict[str, dict[str, Any]]
 
 
@@ -18,7 +21,7 @@ def _compile_all(vendor: str) -> Results:
     tools = ["gcc", "nm", "readelf"] if vendor == "rocm" else []
     if missing := [tool for tool in tools if shutil.which(tool) is None]:
         pytest.skip(f"stub libraries for ROCm need {', '.join(missing)}")
-    return worker.run("deviceless.py", vendor, timeout_s=280)
+    return worker.run("deviceless.py", vendor, timeout_s=290)
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +81,18 @@ def test_starts_and_dones_are_scheduled_in_plan_order(vendor: Results):
 
 
 @pytest.mark.parametrize(
-    "name", ["train", "train_bf16", "train_sharded", "train_two_devices", "train_sharded_scan"]
+    "name",
+    [
+        "train",
+        "train_bf16",
+        "train_sharded",
+        "train_two_devices",
+        "train_sharded_scan",
+        *TRAIN_STEPS,
+    ],
 )
 def test_exchanges_overlap_with_matrix_products(vendor: Results, name: str):
-    assert _overlapped(vendor[name]) >= _ENOUGH
+    assert _overlapped(vendor[name]) >= _LEAST.get(name, _ENOUGH)
 
 
 def test_text_order_does_not_overlap(vendor: Results):
@@ -95,7 +106,21 @@ def test_local_legs_stay_collectives_of_xla(vendor: Results):
     assert _count(vendor["train"], "reduce-scatter") == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [
+        ("data_parallel", {"reduce-scatter", "all-gather"}),
+        ("fsdp", {"reduce-scatter", "all-gather"}),
+        ("tensor_parallel", {"all-reduce"}),
+        ("pipeline", {"all-reduce"}),
+        ("mixture_of_experts", {"reduce-scatter", "all-gather"}),
+    ],
+)
+def test_train_steps_have_local_collectives_of_xla(vendor: Results, name: str, local: set[str]):
+    assert {what for what in local if not _count(vendor[name], what)} == set()
+
+
 def test_nothing_that_crosses_islands_is_left_to_xla(vendor: Results):
     for name, result in vendor.items():
+        assert result["crossing"] == [], name
         assert _count(result, "collective-permute") == 0, name
-        assert _count(result, "all-reduce") == 0, name
