@@ -57,6 +57,7 @@ class Exchange:
       note: Why it is as it is.
       num_bytes: That a rank sends to other islands, at most.
       num_collectives: That it is part of.
+      is_gather: It is of an all-gather, whose operands are often there long before its turn.
       done: The instruction that waits for it, if that is another one.
       scatters: The local reduce-scatters that lead to it.
       gathers: The local all-gathers that follow.
@@ -70,6 +71,7 @@ class Exchange:
     note: str
     num_bytes: int
     num_collectives: int = 1
+    is_gather: bool = False
     done: hlo.Instruction | None = None
     scatters: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     gathers: list[hlo.Instruction] = dataclasses.field(default_factory=list)
@@ -246,6 +248,7 @@ class Adder:
             " ".join(source.split()),
             self.note,
             sent,
+            is_gather=self.collective.instruction.opcode == "all-gather",
         )
 
     def _most_receivers(self, kind: ExchangeKind, ranks: Groups) -> int:

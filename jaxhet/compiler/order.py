@@ -6,7 +6,7 @@ It depends on the dataflow alone, never on names, ids or the order of instructio
 import collections
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from jaxhet.compiler import hlo
 
@@ -24,6 +24,10 @@ _HEAVY = frozenset(hlo.COLLECTIVES) | {
     "triangular-solve",
     "while",
 }
+
+# A gather starts at most so many heavy operations, about a layer, before its result is used:
+# what is gathered takes memory, and the exchanges of what is used earlier go first.
+_AHEAD = 8
 
 
 class Dataflow:
@@ -102,10 +106,24 @@ def _own_text(instruction: hlo.Instruction) -> bytes:
     return own.SerializeToString(deterministic=True)
 
 
+def _uses(flow: Dataflow, computation: hlo.Computation, legs: Collection[int]) -> dict[int, int]:
+    """Instruction id to the depth of the first heavy operation, but for the legs, that uses it."""
+    uses: dict[int, int] = {}
+    for i in reversed(computation.instructions):
+        is_use = i.opcode in _HEAVY and i.id not in legs
+        use = flow.depth[i.id] if is_use else uses.get(i.id)
+        for operand in i.operand_ids if use is not None else ():
+            uses[operand] = min(use, uses.get(operand, use))
+    return uses
+
+
 def readiness(
-    computation: hlo.Computation, lines: Mapping[int, str]
+    computation: hlo.Computation,
+    lines: Mapping[int, str],
+    gathers: Collection[int] = (),
+    legs: Collection[int] = (),
 ) -> list[tuple[hlo.Instruction, str]]:
-    """Instructions in the order in which they can start.
+    """Instructions in the order in which they can start, gathers in that in which they are used.
 
     By depth; then by line; then by the outputs and inputs that they are connected with; where all
     that is equal, by what they compute.
@@ -113,6 +131,8 @@ def readiness(
     Args:
       computation: Sorted; holds the instructions.
       lines: Instruction id to what is equal on all ranks.
+      gathers: Those of the instructions whose operands are often there long before.
+      legs: Heavy operations that belong to gathers.
 
     Returns:
       Each instruction, with what tells it from others of the same line, or "" if there is none. It
@@ -121,8 +141,14 @@ def readiness(
     """
     flow = Dataflow(computation)
 
+    uses = _uses(flow, computation, legs) if gathers else {}
+
+    def turn(i: int) -> int:
+        depth = flow.depth[i]
+        return max(depth, uses.get(i, 0) - _AHEAD) if i in gathers else depth
+
     def place(i: int) -> tuple[int, str, int, int]:
-        return flow.depth[i], lines[i], flow.outputs[i], flow.inputs[i]
+        return turn(i), lines[i], flow.outputs[i], flow.inputs[i]
 
     same_line = collections.Counter(lines.values())
     same_place = collections.Counter(map(place, lines))

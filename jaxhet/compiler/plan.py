@@ -113,7 +113,11 @@ class _Order:
         steps = self._steps[computation.id]
         if self._name == "text":
             return [(i, "") for i in computation.instructions if i.id in steps]
-        return order.readiness(computation, {i: self._line(computation[i]) for i in steps})
+        lines = {i: self._line(computation[i]) for i in steps}
+        exchanges = (self._exchanges[i] for i in steps if i in self._exchanges)
+        gathers = {e.start.id: e for e in exchanges if e.is_gather}
+        legs = {leg.id for e in gathers.values() for leg in e.gathers}
+        return order.readiness(computation, lines, gathers, legs)
 
     def _line(self, step: hlo.Instruction) -> str:
         if step.id in self._exchanges:

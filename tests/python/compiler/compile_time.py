@@ -1,6 +1,6 @@
 """What do the passes cost a vendor's compiler, which compiles a LLaMA's train step without a GPU?
 
-    python -m benchmarks.compile_time [--vendor cuda|rocm] [--config 1b] [--layers 32] [--repeats 3]
+    python -m tests.python.compiler.compile_time [--vendor cuda|rocm] [--config 1b] [--layers 32] [--repeats 3]
                                       [--scan] [--json FILE]
 
 Each compile is a process of its own; the two kinds take turns. `plain`: the devices are one
@@ -107,7 +107,7 @@ def main() -> None:
     runs: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
     for _ in range(args.repeats):
         for system in SYSTEMS:
-            command = [sys.executable, "-m", "benchmarks.compile_time", *sys.argv[1:]]
+            command = [sys.executable, "-m", "tests.python.compiler.compile_time", *sys.argv[1:]]
             output = subprocess.run(
                 [*command, "--once", system], check=True, stdout=subprocess.PIPE, text=True
             ).stdout
