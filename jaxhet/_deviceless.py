@@ -152,7 +152,7 @@ class PretendedJob:
     def __init__(self, compiler: Compiler, islands: tuple[Island, ...], config: Config):
         self._compiler = compiler
         self._islands = islands
-        self._options = Options(algorithm=config.algorithm, two_phase_bytes=config.two_phase_bytes)
+        self._options = _session.compiler_options(config)
 
     def plan(self, lowered: Any) -> PlanReport:
         """What a lowered program exchanges.

@@ -13,6 +13,7 @@ from jaxhet.compiler import plan as plan_lib
 
 _GROUPS_WIDTH = 24
 _NOTHING = "nothing crosses islands"
+_CHOSEN = "the option algorithm is flat, or auto on CPU"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +245,7 @@ def of_module(module: bytes) -> PlanReport:
                 collective=parts.collective,
                 kind=parts.kind,
                 algorithm=parts.algorithm,
-                why=entry.note,
+                why=entry.note or (_CHOSEN if parts.algorithm == "flat" else ""),
                 shapes=parts.shapes,
                 groups=parts.groups,
                 num_bytes=entry.num_bytes,

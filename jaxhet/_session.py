@@ -63,6 +63,15 @@ def bridge_options(options: BridgeOptions) -> Iterator[None]:
         _bridge_options.reset(token)
 
 
+def compiler_options(config: Config) -> compiler.Options:
+    """What the job's options say of the passes."""
+    return compiler.Options(
+        algorithm=config.algorithm,
+        two_phase_bytes=config.two_phase_bytes,
+        bucket_bytes=config.bucket_bytes,
+    )
+
+
 class Session:
     """One job as this process sees it. `engine` is None in a job of one island.
 
@@ -182,10 +191,8 @@ class Session:
 
     def _options(self) -> compiler.Options:
         deadline_s = _bridge_options.get().deadline_s
-        return compiler.Options(
-            algorithm=self.config.algorithm,
-            two_phase_bytes=self.config.two_phase_bytes,
-            bucket_bytes=self.config.bucket_bytes,
+        return dataclasses.replace(
+            compiler_options(self.config),
             deadline_ms=0 if deadline_s is None else max(1, round(deadline_s * 1000)),
         )
 

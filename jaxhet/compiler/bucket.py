@@ -4,6 +4,7 @@ The same on every rank: which of them go together depends on the dataflow, as th
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from jaxhet.compiler import collectives, hlo, order
@@ -19,11 +20,13 @@ class _Bucket:
       members: Them.
       num_bytes: Of all.
       bits: The members as a set, each a bit.
+      until: Depth at which a result is used.
     """
 
     members: list[Collective] = dataclasses.field(default_factory=list)
     num_bytes: int = 0
     bits: int = 0
+    until: float = math.inf
 
 
 def together(crossing: Sequence[Collective], most_bytes: int) -> list[Collective]:
@@ -53,7 +56,8 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
     """Buckets of the all-reduces of one computation.
 
     A bucket is closed when an all-reduce comes that needs a result of it. So all that wait for it
-    come after all that it waits for.
+    come after all that it waits for. It is also closed before what uses it would have to wait for
+    another member.
     """
     computation = members[0].computation
     computation.sort()
@@ -61,11 +65,17 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
     keys = {i: _key(m) for i, m in by_id.items()}
     bit_of = {i: 1 << place for place, i in enumerate(by_id)}
     needs = _needs(computation, bit_of)
+    flow = order.Dataflow(computation)
+    used = order.uses(flow, computation)
     buckets: list[_Bucket] = []
     is_open: dict[str, _Bucket] = {}
     for instruction, _ in order.readiness(computation, keys):
         i = instruction.id
-        is_open = {key: b for key, b in is_open.items() if not b.bits & needs[i]}
+        is_open = {
+            key: b
+            for key, b in is_open.items()
+            if not b.bits & needs[i] and flow.depth[i] < b.until
+        }
         num_bytes = _num_bytes(by_id[i])
         bucket = is_open.get(keys[i])
         if bucket is None or bucket.num_bytes + num_bytes > most_bytes:
@@ -74,6 +84,7 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
         bucket.members.append(by_id[i])
         bucket.num_bytes += num_bytes
         bucket.bits |= bit_of[i]
+        bucket.until = min(bucket.until, used.get(i, math.inf))
     return buckets
 
 

@@ -96,10 +96,8 @@ def _divide(collective: Collective, job: Job, options: Options) -> tuple[groups.
     opcode = collective.instruction.opcode
     if opcode in _POINT_TO_POINT:
         return None, ""
-    if options.algorithm == "flat":
-        return None, "the option algorithm says so"
-    if options.algorithm == "auto" and not job.is_gpu:
-        return None, "the default on CPU"
+    if options.algorithm == "flat" or (options.algorithm == "auto" and not job.is_gpu):
+        return None, ""
     split = groups.split(collective.positions, collective.rank_of, job.islands)
     if isinstance(split, str):
         return None, split

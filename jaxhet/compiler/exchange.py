@@ -70,8 +70,8 @@ class Exchange:
     source: str
     note: str
     num_bytes: int
-    num_collectives: int = 1
-    is_gather: bool = False
+    num_collectives: int
+    is_gather: bool
     done: hlo.Instruction | None = None
     scatters: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     gathers: list[hlo.Instruction] = dataclasses.field(default_factory=list)
@@ -185,7 +185,7 @@ class Adder:
             constrain_layout=True,
             operand_shapes_with_layout=[o.shape for o in operands],
         )
-        self.added.append(self._exchange(start, kind, operands, groups))
+        self.added.append(self._exchange(start, kind, operands, groups, len(operands)))
         if single:
             return [start]
         return [
@@ -195,8 +195,11 @@ class Adder:
             for i, shape in enumerate(results)
         ]
 
-    def permute(self, x: hlo.Instruction, pairs: Groups) -> hlo.Instruction:
-        """The GPU form: each source sends x to its target. Pairs are in positions."""
+    def permute(self, x: hlo.Instruction, pairs: Groups, num_collectives: int) -> hlo.Instruction:
+        """The GPU form: each source sends x, of so many collectives, to its target.
+
+        Pairs are in positions.
+        """
         collective = self.collective
         start = collective.computation.add(
             "collective-permute-start",
@@ -214,7 +217,7 @@ class Adder:
             like=collective.instruction,
             stem="done.permute",
         )
-        exchange = self._exchange(start, ExchangeKind.PERMUTE, [x], pairs)
+        exchange = self._exchange(start, ExchangeKind.PERMUTE, [x], pairs, num_collectives)
         self.added.append(dataclasses.replace(exchange, done=done))
         return done
 
@@ -224,6 +227,7 @@ class Adder:
         kind: ExchangeKind,
         operands: Sequence[hlo.Instruction],
         groups: Groups,
+        num_collectives: int,
     ) -> Exchange:
         module = self.collective.computation.module
         ranks = groups_lib.map_groups(groups, self.collective.rank_of)
@@ -248,7 +252,8 @@ class Adder:
             " ".join(source.split()),
             self.note,
             sent,
-            is_gather=self.collective.instruction.opcode == "all-gather",
+            num_collectives,
+            self.collective.instruction.opcode == "all-gather",
         )
 
     def _most_receivers(self, kind: ExchangeKind, ranks: Groups) -> int:

@@ -56,13 +56,17 @@ class GpuLowering(Lowering):
                 start = 0
                 for i in members:
                     size = values[i].size
-                    unpacked[i] = result.by(arithmetic.slice_1d(self.c, result.x, start, size))
+                    unpacked[i] = values[i].by(arithmetic.slice_1d(self.c, result.x, start, size))
                     start += size
             return unpacked
 
         return [
-            values[members[0]].by(arithmetic.concatenate(self.c, [values[i].x for i in members]))
-            for members in packs.values()
+            Value(
+                arithmetic.concatenate(self.c, [values[i].x for i in members]),
+                element_type,
+                len(members),
+            )
+            for (_, element_type), members in packs.items()
         ], unpack
 
     @override
@@ -114,7 +118,7 @@ class GpuLowering(Lowering):
 
     @override
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
-        return [value.by(self.adder.permute(value.x, pairs)) for value in values]
+        return [v.by(self.adder.permute(v.x, pairs, v.num_operands)) for v in values]
 
     @override
     def local_all_to_all(self, value: Value, groups: Groups) -> Value:

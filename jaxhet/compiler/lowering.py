@@ -20,10 +20,17 @@ from jaxhet.compiler.hlo import Instruction, Shape
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A one-dimensional array on its way, and the user's element type, to which sums round."""
+    """A one-dimensional array on its way.
+
+    Attributes:
+      x: The array.
+      element_type: The user's, to which sums round.
+      num_operands: Of the collective, that are in it.
+    """
 
     x: Instruction
     element_type: int
+    num_operands: int = 1
 
     @property
     def size(self) -> int:
@@ -32,7 +39,7 @@ class Value:
 
     def by(self, x: Instruction) -> "Value":
         """Another array on the same way."""
-        return Value(x, self.element_type)
+        return Value(x, self.element_type, self.num_operands)
 
 
 Unpack = Callable[[Sequence[Value]], list[Value]]

@@ -106,15 +106,19 @@ def _own_text(instruction: hlo.Instruction) -> bytes:
     return own.SerializeToString(deterministic=True)
 
 
-def _uses(flow: Dataflow, computation: hlo.Computation, legs: Collection[int]) -> dict[int, int]:
+def uses(
+    flow: Dataflow, computation: hlo.Computation, legs: Collection[int] = ()
+) -> dict[int, int]:
     """Instruction id to the depth of the first heavy operation, but for the legs, that uses it."""
-    uses: dict[int, int] = {}
+    found: dict[int, int] = {}
     for i in reversed(computation.instructions):
         is_use = i.opcode in _HEAVY and i.id not in legs
-        use = flow.depth[i.id] if is_use else uses.get(i.id)
-        for operand in i.operand_ids if use is not None else ():
-            uses[operand] = min(use, uses.get(operand, use))
-    return uses
+        use = flow.depth[i.id] if is_use else found.get(i.id)
+        if use is None:
+            continue
+        for operand in i.operand_ids:
+            found[operand] = min(use, found.get(operand, use))
+    return found
 
 
 def readiness(
@@ -141,11 +145,11 @@ def readiness(
     """
     flow = Dataflow(computation)
 
-    uses = _uses(flow, computation, legs) if gathers else {}
+    used = uses(flow, computation, legs) if gathers else {}
 
     def turn(i: int) -> int:
         depth = flow.depth[i]
-        return max(depth, uses.get(i, 0) - _AHEAD) if i in gathers else depth
+        return max(depth, used.get(i, 0) - _AHEAD) if i in gathers else depth
 
     def place(i: int) -> tuple[int, str, int, int]:
         return turn(i), lines[i], flow.outputs[i], flow.inputs[i]

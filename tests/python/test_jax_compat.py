@@ -150,3 +150,14 @@ def test_blocking_call_is_left_when_the_check_raises() -> None:
     with pytest.raises(ConnectionError, match="gone"):
         _jax_compat.run_with_checks(lambda: time.sleep(0.5), check)
     assert _jax_compat.run_with_checks(lambda: 3, lambda: None) == 3
+
+
+def test_compiled_function_gives_its_modules() -> None:
+    compiled = jax.jit(lambda x: x + 1).lower(1.0).compile()
+    (module,) = _jax_compat.compiled_modules(compiled)
+    assert b"jit__lambda" in module
+
+
+def test_plugins_are_not_looked_for_twice() -> None:
+    discover = inspect.getsource(xla_bridge._discover_and_register_pjrt_plugins)
+    assert "if not _plugins_registered:" in discover

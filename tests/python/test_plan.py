@@ -25,12 +25,13 @@ from tests.python.compiler.install_plugins import PLUGINS
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def _bridged(body: str, before: str = SUM, platform: str = "cpu") -> bytes:
+def _bridged(body: str, before: str = SUM, platform: str = "cpu", bucket_bytes: int = 0) -> bytes:
     job = hlo_text.job(0, 1, platform=platform)
     module = hlo_text.module(hlo_text.entry(body, before), [0, 1])
-    decomposed = decompose(module, job, Options())
+    options = Options(bucket_bytes=bucket_bytes)
+    decomposed = decompose(module, job, options)
     assert decomposed is not None
-    result = bridge(decomposed, job, Options())
+    result = bridge(decomposed, job, options)
     assert result is not None
     return result[0]
 
@@ -157,7 +158,20 @@ def test_products_are_those_between_start_and_done() -> None:
 def test_exchange_that_is_one_call_is_not_scheduled() -> None:
     rows = _plan.of_module(_bridged(_DOTS)).exchanges
     assert [r.products for r in rows] == [None, None]
-    assert [r.why for r in rows] == ["the default on CPU"] * 2
+    assert [r.why for r in rows] == ["the option algorithm is flat, or auto on CPU"] * 2
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_collectives_that_share_an_exchange_are_counted(platform: str) -> None:
+    body = """
+  x = f32[4] parameter(0)
+  y = f32[3] parameter(1)
+  many = (f32[4], f32[3]) all-reduce(x, y), channel_id=1, replica_groups={{0,1}},
+    use_global_device_ids=true, to_apply=sum
+  ROOT r = ((f32[4], f32[3])) tuple(many)
+"""
+    (row,) = _plan.of_module(_bridged(body, platform=platform, bucket_bytes=100)).exchanges
+    assert (row.num_collectives, row.num_bytes) == (2, 28)
 
 
 def test_compiled_gpu_module_still_has_its_plan() -> None:
@@ -379,12 +393,20 @@ def test_command_with_a_vendors_compiler(vendor: str, program: pathlib.Path) -> 
     assert 0 < told["seconds"]["overlapped"] <= told["seconds"]["total"]
 
 
+def test_command_takes_the_options_of_the_environment(program: pathlib.Path) -> None:
+    if not PLUGINS.exists():
+        pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")
+    result = _run("--vendor", "cuda", f"{program}:step", JAXHET_BUCKET_BYTES="100000000")
+    assert "0  4 × all-reduce sum  permute" in result.stdout, result.stderr
+    assert "exchanges in each step: 1;" in result.stdout
+
+
 def test_command_on_cpu_prints_a_table(program: pathlib.Path) -> None:
     result = _run("--devices", "2", f"{program}:lowered", JAXHET_ALGORITHM="flat")
     assert result.returncode == 0, result.stderr
     assert "flat [1]" in result.stdout
     assert "not scheduled" in result.stdout
-    assert "[1] the option algorithm says so" in result.stdout
+    assert "[1] the option algorithm is flat, or auto on CPU" in result.stdout
     assert "time at" not in result.stdout
 
 

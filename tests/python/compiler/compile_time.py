@@ -1,7 +1,7 @@
 """What do the passes cost a vendor's compiler, which compiles a LLaMA's train step without a GPU?
 
-    python -m tests.python.compiler.compile_time [--vendor cuda|rocm] [--config 1b] [--layers 32] [--repeats 3]
-                                      [--scan] [--json FILE]
+    python -m tests.python.compiler.compile_time [--vendor cuda|rocm] [--config 1b] [--layers 32]
+                                                 [--repeats 3] [--scan] [--json FILE]
 
 Each compile is a process of its own; the two kinds take turns. `plain`: the devices are one
 island, so that the passes return at once. `bridged`: each device is an island of its own. Both with
@@ -29,6 +29,9 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
     """Compiles once, in this process."""
     import dataclasses
 
+    from tests.python.compiler.install_plugins import PLUGINS
+
+    sys.path.append(str(PLUGINS))
     import jax
     import jax.numpy as jnp
     import numpy as np

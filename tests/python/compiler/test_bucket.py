@@ -78,7 +78,7 @@ def test_what_waits_for_another_is_not_with_it():
 
 
 def test_buckets_never_wait_for_each_other():
-    """a1 -> b1 and b2 -> a2: {a1, a2} and {b1, b2} would be a cycle."""
+    """a1 -> b1 and b2 -> a2: {a1, a2} and {b1, b2} would be a cycle, {a1, a2} make b1 wait."""
     most = SUM.replace("sum", "most").replace("add", "maximum")
 
     def largest(name: str, operand: str) -> str:
@@ -98,9 +98,24 @@ def test_buckets_never_wait_for_each_other():
     )
     assert _lines(text) == [
         "max hierarchical f32[4]",
-        "sum hierarchical of 2 f32[8]",
+        "sum hierarchical f32[4]",
         "max hierarchical f32[4]",
+        "sum hierarchical f32[4]",
     ]
+
+
+def test_what_is_used_soon_does_not_wait_for_what_is_ready_later():
+    text = _text(f"""
+      w = f32[4,4] parameter(0)
+      x = f32[4,4] parameter(1)
+      {all_reduce("a", "x", shape="f32[4,4]")}
+      used = f32[4,4] dot(a, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+      y = f32[4,4] dot(x, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+      z = f32[4,4] dot(y, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+      {all_reduce("b", "z", shape="f32[4,4]")}
+      ROOT r = (f32[4,4], f32[4,4]) tuple(used, b)
+    """)
+    assert _lines(text) == ["sum hierarchical f32[16]"] * 2
 
 
 def test_all_reduces_across_depths_go_together_whatever_the_order_of_the_text():

@@ -122,6 +122,28 @@ def test_plan_does_not_depend_on_names_ids_and_text_order(body: str):
         assert _plan(shuffled).text == expected.text
 
 
+def test_gathers_start_in_the_order_in_which_they_are_used():
+    """Each could start at once; their shapes say nothing about who needs them first."""
+    steps, x = [], "x"
+    for i in range(12):
+        steps.append(f"w{i} = f32[2,{16 - i}] parameter({i + 1})")
+        steps.append(
+            f"g{i} = f32[4,{16 - i}] all-gather(w{i}), channel_id=1, replica_groups={{{{0,1}}}},"
+            f' dimensions={{0}}, use_global_device_ids=true, metadata={{op_name="g{i}"}}'
+        )
+        steps.append(
+            f"d{i} = f32[4,{16 - i}] dot({x}, g{i}), lhs_contracting_dims={{1}},"
+            " rhs_contracting_dims={0}"
+        )
+        steps.append(f"x{i} = f32[4,4] slice(d{i}), slice={{[0:4], [0:4]}}")
+        x = f"x{i}"
+    body = "x = f32[4,4] parameter(0)\n" + "\n".join(steps) + f"\nROOT r = f32[4,4] negate({x})"
+    plan = _plan(_module(body), hlo_text.job(0, 1, platform="cuda"))
+    order = [int(source[1:]) for source in _sources(plan)]
+    assert order[-3:] == [9, 10, 11]
+    assert sorted(order[:9]) == list(range(9))
+
+
 def test_ties_are_broken_by_outputs_and_last_by_what_is_computed():
     assert _sources(_plan(_module(_TIES)))[:2] == ["b", "a"]
 
