@@ -10,7 +10,10 @@ from flax import nnx
 from models.configs import DTYPES, Config
 from models.layers import Attention, RMSNorm, SwiGLU, linear
 from models.moe import Experts
-from models.sharding import constrain
+from models.sharding import constrain, gather_after
+
+# What goes from block to block: input and output of the one before.
+Carry = tuple[jax.Array, jax.Array]
 
 
 class Block(nnx.Module):
@@ -63,13 +66,16 @@ class Llama(nnx.Module):
     def stack(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
         """All blocks, [B, T, E] to [B, T, E]; `used` (bool [layers]) says which, if not all."""
 
-        def apply(block: Block, used: jax.Array | None, x: jax.Array) -> jax.Array:
-            return block(x) if used is None else jnp.where(used, block(x), x)
+        def apply(block: Block, used: jax.Array | None, carry: Carry) -> Carry:
+            before, x = carry
+            graph, params = nnx.split(block)
+            y = nnx.merge(graph, gather_after(params, before))(x)
+            return x, y if used is None else jnp.where(used, y, x)
 
         step = nnx.remat(apply) if self.config.remat else apply
         unroll = 1 if self.config.scan else self.config.layers
         run = nnx.scan(step, in_axes=(0, 0, nnx.Carry), out_axes=nnx.Carry, unroll=unroll)
-        return run(self.blocks, used, x)
+        return run(self.blocks, used, (x, x))[1]
 
     def logits(self, x: jax.Array) -> jax.Array:
         """[B, T, E] of the last block to float32 logits [B, T, vocab]."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 P = PartitionSpec
@@ -99,6 +100,30 @@ def constrain(x: jax.Array, name: str) -> jax.Array:
     if not axes:
         return x
     return jax.lax.with_sharding_constraint(x, _on_mesh(ACTIVATIONS[name], axes))
+
+
+def gather_after(params: Any, x: jax.Array) -> Any:
+    """`params` of which nothing is gathered over `fsdp` before x is there.
+
+    Without this a step would begin by gathering the parameters of all layers, and keep them. On a
+    mesh without `fsdp`, and where it is split already, `params` itself.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if "fsdp" not in set(mesh.axis_names) - set(mesh.manual_axes):
+        return params
+    return _after(params, x)
+
+
+@jax.custom_vjp
+def _after(params: Any, x: jax.Array) -> Any:
+    return jax.lax.optimization_barrier((params, x))[0]
+
+
+# The barrier's own derivative would make the backward pass wait for sums of gradients.
+_after.defvjp(
+    lambda params, x: (_after(params, x), jnp.zeros_like(x)),
+    lambda zeros, gradients: (gradients, zeros),
+)
 
 
 def batch_axes(axes: Collection[str]) -> tuple[str, ...]:

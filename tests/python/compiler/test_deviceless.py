@@ -10,8 +10,8 @@ from tests.python.compiler.install_plugins import PLUGINS
 from tests.python.compiler.train_steps import TRAIN_STEPS
 
 _ENOUGH = 0.8
-# Less than enough, to be raised: the gathers of all parameters are done before the first product.
-_LEAST = {"fsdp": 0.45}
+# Less than enough, to be raised: many gathers of parameters are done before the first product.
+_LEAST = {"fsdp": 0.5}
 Results = dict[str, dict[str, Any]]
 
 

@@ -57,7 +57,7 @@ def _small(**changes: Any) -> Config:
 
 TRAIN_STEPS = {
     "data_parallel": TrainStep({"data": 4}),
-    "fsdp": TrainStep({"fsdp": 4}),
+    "fsdp": TrainStep({"fsdp": 4}, _small(layers=3)),
     "tensor_parallel": TrainStep({"data": 2, "model": 2}),
     "pipeline": TrainStep({"stage": 2, "data": 2}, _small(layers=4, stages=(3, 1))),
     "mixture_of_experts": TrainStep({"expert": 4}, _small(experts=4), batch=8),
