@@ -1,7 +1,4 @@
-"""The programs of the tests: plain JAX, the same on islands and in one world.
-
-Cross-island operations are all-reduces.
-"""
+"""Programs by name: plain JAX, the same on islands and in one world."""
 
 import functools
 from collections.abc import Callable
@@ -17,13 +14,6 @@ from jax.sharding import PartitionSpec as P
 import jaxhet
 
 NAMED: dict[str, Callable[[], Any]] = {}
-
-
-def run(program: dict[str, Any]) -> Any:
-    """Runs a named program, or a random one of `strategies.py`."""
-    if "name" in program:
-        return NAMED[program["name"]]()
-    return run_random(program)
 
 
 def named(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -220,62 +210,3 @@ def axis_index_groups() -> Any:
         check_vma=False,
     )
     return jax.jit(f)(x)
-
-
-def reduce(x: jax.Array, reducer: str, axes: tuple[str, ...]) -> jax.Array:
-    """One reduction.
-
-    In one world maxima and minima are taken of gathered values: XLA's CPU runtime drops NaN or
-    keeps it as the threads happen to come, while HLO's `maximum` and `minimum`, which jaxhet uses,
-    keep it. The barrier keeps XLA from making an all-reduce.
-    """
-    if reducer == "sum":
-        return jax.lax.psum(x, axes)
-    if len(jax.devices()) == jax.local_device_count():
-        rows = jax.lax.optimization_barrier(jax.lax.all_gather(x, axes))
-        return functools.reduce(jnp.maximum if reducer == "max" else jnp.minimum, list(rows))
-    return (jax.lax.pmax if reducer == "max" else jax.lax.pmin)(x, axes)
-
-
-def special_values(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """Random values with NaN, ±0, infinities and denormals (floats), or the whole range (ints)."""
-    rng = np.random.default_rng(seed)
-    if dtype == np.bool_:
-        return rng.integers(0, 2, shape).astype(bool)
-    if dtype.kind in "iu":
-        return rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype).reshape(shape)
-    plain = rng.standard_normal(shape)
-    if dtype.kind == "c":
-        return (plain + 1j * rng.standard_normal(shape)).astype(dtype)
-    out = plain.astype(dtype)
-    tiny = float(jnp.finfo(dtype).smallest_subnormal)
-    special = np.array([np.nan, 0.0, -0.0, np.inf, -np.inf, tiny, -tiny], np.float64).astype(dtype)
-    where = rng.random(shape) < 0.2
-    return np.where(where, rng.choice(special, shape), out).astype(dtype)
-
-
-def run_random(program: dict[str, Any]) -> Any:
-    """A random shard_map program: reductions over random axes of a random mesh and arrays."""
-    sizes = dict(program["mesh"])
-    devices = list(jaxhet.make_mesh({"all": -1}).devices.flat)
-    order = (
-        np.random.default_rng(program["seed"]).permutation(len(devices))
-        if program["permute"]
-        else range(len(devices))
-    )
-    mesh = Mesh(np.array([devices[i] for i in order]).reshape(list(sizes.values())), tuple(sizes))
-    num = len(devices)
-    arrays = []
-    for i, (shape, dtype) in enumerate(program["arrays"]):
-        value = special_values((num, *shape), np.dtype(dtype), program["seed"] + i)
-        arrays.append(put(value, mesh, P(tuple(sizes))))
-
-    def body(*locals_: jax.Array) -> Any:
-        out = list(locals_)
-        for target, reducer, axes in program["steps"]:
-            out[target] = reduce(out[target], reducer, tuple(axes))
-        return out
-
-    specs = [P(tuple(sizes))] * len(arrays)
-    f = jax.shard_map(body, mesh=mesh, in_specs=tuple(specs), out_specs=specs, check_vma=False)
-    return jax.jit(f)(*arrays)

@@ -1,54 +1,7 @@
 """How failures of a program reach its author."""
 
 import pytest
-
-from tests.support.scripts import Ended, job, run
-
-SET_UP = """
-import os, sys, time
-import jax, jax.numpy as jnp, numpy as np, jaxhet
-from jax.sharding import NamedSharding, PartitionSpec as P
-jaxhet.initialize()
-me = jax.process_index()
-mesh = jaxhet.make_mesh({"x": -1})
-x = jax.make_array_from_callback(
-    (2, 6), NamedSharding(mesh, P("x")), lambda i: np.ones((2, 6), np.float32)[i])
-def over_islands(f, jit=jaxhet.jit, **options):
-    body = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
-    return jit(body, **options)
-psum = lambda a: jax.lax.psum(a, "x")
-"""
-
-
-def run_both(body: str, **common: str) -> list[Ended]:
-    """Runs a script on two islands of one process each."""
-    return run(SET_UP + body, *job(2, **common))
-
-
-def test_different_programs_are_a_plan_mismatch_on_both_sides() -> None:
-    body = """
-f = over_islands(psum if me == 0 else lambda a: jax.lax.pmax(a[:, :3], "x"))
-try: print("number", f(x))
-except jaxhet.PlanMismatchError as e: print("caught:", e)
-"""
-    for ended in run_both(body):
-        assert "caught:" in ended.text, ended.text
-        assert "f32[6]" in ended.text
-        assert "f32[3]" in ended.text
-        assert "number" not in ended.text
-
-
-def test_two_programs_in_another_order_are_a_plan_mismatch() -> None:
-    body = """
-f, g = over_islands(psum), over_islands(lambda a: jax.lax.psum(a * 2, "x") * 3)
-h = over_islands(lambda a: jax.lax.pmin(a, "x"))
-first, second = (f, h) if me == 0 else (h, f)
-try: print("number", first(x), second(x))
-except jaxhet.PlanMismatchError as e: print("caught:", e)
-"""
-    for ended in run_both(body):
-        assert "caught:" in ended.text, ended.text
-        assert "number" not in ended.text
+from two_islands import run_both
 
 
 def test_operation_that_is_not_covered_is_a_compile_error() -> None:

@@ -1,6 +1,7 @@
 """Programs on islands give what one world gives; replicas are equal to the bit."""
 
 import compare
+import mapped_programs  # noqa: F401  (registers its programs)
 import programs
 import pytest
 from conftest import Start

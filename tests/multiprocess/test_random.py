@@ -3,16 +3,33 @@
 Only programs in which the engine counted an exchange count.
 """
 
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
 import compare
-import hypothesis
+import numpy as np
+import pytest
+import random_programs
 from conftest import Start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.jobs import Shape
 
-NUM_PROGRAMS = 200
-SHAPES = (Shape(2, 1, 2), Shape(3, 1, 1))
+NUM_PROGRAMS = 500
+CASES = (
+    (Shape(2, 1, 1), "flat"),
+    (Shape(2, 1, 2), "flat"),
+    (Shape(2, 1, 2), "hierarchical"),
+    (Shape(2, 1, (1, 3)), "flat"),
+    (Shape(2, 1, 4), "hierarchical"),
+    (Shape(2, (1, 2), (2, 1)), "hierarchical"),
+    (Shape(3, 1, 1), "flat"),
+)
+MESHES = {2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2)]}
 DTYPES = (
     "float32",
     "float32",
@@ -33,49 +50,121 @@ DTYPES = (
     "float8_e4m3fn",
     "float8_e5m2",
 )
-SIZES = st.sampled_from([0, 1, 2, 3, 7, 64, 127, 1000, 40_001])
+SIZES = (1, 2, 3, 7, 24, 64, 127, 1000, 40_000, 40_001)
+MOST_ELEMENTS = 100_000
+# Values in a sum, at most, so that whether it overflows is not for rounding to say.
+MOST_PARTS = {"float16": 4096, "float8_e4m3fn": 64, "float8_e5m2": 4096}
+EQUAL_IN_GROUP = {"sum", "max", "min", "gather", "stack"}
 X64 = {"JAX_ENABLE_X64": "1"}
 
 
+@dataclasses.dataclass
+class Array:
+    """A rank's block of an array, between the steps.
+
+    Attributes:
+      parts: how many values of the first array are in a sum; 1 without sums.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: int = 1
+
+    def steps(self, size: int, is_whole: bool, is_flat: bool) -> list[tuple[Any, ...]]:
+        """Kinds, with their dimensions, of the steps that it may take over `size` ranks."""
+        kinds: list[tuple[Any, ...]] = [("permute",)]
+        dims = [d for d, extent in enumerate(self.shape) if extent]  # which StableHLO demands
+        divisible = [d for d in dims if self.shape[d] % size == 0]
+        if self.parts * size <= MOST_PARTS.get(self.dtype, math.inf):
+            kinds.append(("sum",))
+            if self.dtype != "bool":
+                kinds += [("scatter", d) for d in divisible]
+        # A maximum inside one island is XLA's own, which drops NaN.
+        is_exact = np.dtype(self.dtype).kind in "iub"
+        if is_exact or ("float" in self.dtype and is_whole and is_flat):
+            kinds += [("max",), ("min",)]
+        if math.prod(self.shape) * size <= MOST_ELEMENTS:
+            kinds += [("gather", d) for d in dims] + [("stack", 0), ("stack", len(self.shape))]
+        return kinds + [("all_to_all", d, e) for d in divisible for e in dims]
+
+    def take(self, kind: str, details: tuple[int, ...], size: int) -> None:
+        """Becomes the result of a step."""
+        shape = list(self.shape)
+        if kind == "stack":
+            shape.insert(details[0], size)
+        elif kind == "gather":
+            shape[details[0]] *= size
+        elif kind == "scatter":
+            shape[details[0]] //= size
+        elif kind == "all_to_all":
+            shape[details[0]] //= size
+            shape[details[1]] *= size
+        self.shape = tuple(shape)
+        if kind in ("sum", "scatter"):
+            self.parts *= size
+
+
 @st.composite
-def programs(draw: st.DrawFn) -> dict[str, object]:
-    """A program for `programs.run_random`."""
-    shape = draw(st.sampled_from(SHAPES))
-    n = shape.num_devices
-    factors = [{"x": n}] if n % 2 else [{"x": n}, {"x": 2, "y": n // 2}]
-    mesh = draw(st.sampled_from(factors))
-    arrays = draw(
-        st.lists(
-            st.tuples(st.lists(SIZES, max_size=1).map(tuple), st.sampled_from(DTYPES)),
-            min_size=1,
-            max_size=3,
-        )
-    )
+def programs(draw: st.DrawFn) -> dict[str, Any]:
+    """A program for `random_programs.run`."""
+    shape, algorithm = draw(st.sampled_from(CASES))
+    mesh = dict(zip("xyz", draw(st.sampled_from(MESHES[shape.num_devices])), strict=False))
+    num_arrays = draw(st.integers(1, 3))
     # XLA's CPU compiler dies of a shard_map with an empty array beside another one, with or without
     # jaxhet.
-    hypothesis.assume(len(arrays) == 1 or not any(0 in shape for shape, _ in arrays))
+    sizes = st.sampled_from((0, *SIZES) if num_arrays == 1 else SIZES)
+    shapes = st.lists(sizes, max_size=2).map(tuple).filter(lambda s: math.prod(s) <= MOST_ELEMENTS)
+    arrays = [Array(draw(shapes), draw(st.sampled_from(DTYPES))) for _ in range(num_arrays)]
+    first = [(array.shape, array.dtype) for array in arrays]
     steps = []
-    for _ in range(draw(st.integers(1, 4))):
-        target = draw(st.integers(0, len(arrays) - 1))
-        kind = arrays[target][1]
-        reducers = ["sum", "max", "min"] if not kind.startswith("complex") else ["sum"]
-        reducer = draw(st.sampled_from(reducers))
-        # A maximum inside one island is XLA's own, which drops NaN.
-        axes = draw(
-            st.sets(st.sampled_from(sorted(mesh)), min_size=1 if reducer == "sum" else len(mesh))
-        )
-        steps.append((target, reducer, tuple(sorted(axes))))
+    for _ in range(draw(st.integers(1, 8))):
+        target = draw(st.integers(0, num_arrays - 1))
+        axes = tuple(sorted(draw(st.sets(st.sampled_from(sorted(mesh)), min_size=1))))
+        size = math.prod(mesh[axis] for axis in axes)
+        possible = arrays[target].steps(size, len(axes) == len(mesh), algorithm == "flat")
+        kind, *details = draw(st.sampled_from(possible))
+        arrays[target].take(kind, tuple(details), size)
+        if kind == "permute":
+            targets = draw(st.permutations(range(size)))
+            details = list(enumerate(targets))[: draw(st.integers(1, size))]
+        steps.append((target, kind, axes, details))
     return {
-        "shape": shape,
+        "case": (shape, algorithm),
         "mesh": list(mesh.items()),
-        "arrays": arrays,
+        "arrays": first,
         "steps": steps,
+        "parts": [array.parts for array in arrays],
         "permute": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**31)),
     }
 
 
-def test_random_programs(start: Start) -> None:
+def with_one_nan(x: np.ndarray) -> np.ndarray:
+    """With the same bits for every NaN: of two, a sum may take the sign of either."""
+    if x.dtype.kind in "iub":
+        return x
+    parts = np.stack([np.real(x), np.imag(x)]) if x.dtype.kind == "c" else x
+    return np.where(np.isnan(parts), parts.dtype.type(np.nan), parts)
+
+
+def assert_right(program: dict[str, Any], result: compare.Result, world: compare.Result) -> None:
+    """Checks the values of all ranks, and the bits of those that must be equal."""
+    compare.assert_same(result, world, program["parts"])
+    positions = random_programs.order(program, len(result.shards[0]))
+    for target, (mine, theirs) in enumerate(zip(result.shards, world.shards, strict=True)):
+        steps = [step for step in program["steps"] if step[0] == target]
+        if not {"sum", "scatter", "max", "min"} & {kind for _, kind, _, _ in steps}:
+            assert [a.tobytes() for a in mine] == [b.tobytes() for b in theirs]
+        elif steps[-1][1] in EQUAL_IN_GROUP:
+            over = [list(dict(program["mesh"])).index(axis) for axis in steps[-1][2]]
+            kept = [axis for axis in range(positions.ndim) if axis not in over]
+            size = math.prod(positions.shape[axis] for axis in over)
+            for group in positions.transpose(kept + over).reshape(-1, size):
+                compare.assert_bit_equal([with_one_nan(mine[p]) for p in group])
+
+
+@pytest.mark.timeout(900)
+def test_random_programs(start: Start, record_property: Callable[[str, object], None]) -> None:
     exchanges: list[int] = []
     attempts = 0
 
@@ -92,22 +181,23 @@ def test_random_programs(start: Start) -> None:
         ],
     )
     @given(programs())
-    def check(program: dict[str, object]) -> None:
+    def check(program: dict[str, Any]) -> None:
         nonlocal attempts
         if len(exchanges) >= NUM_PROGRAMS:
             return
         attempts += 1
-        shape = program["shape"]
-        assert isinstance(shape, Shape)
-        result = compare.run(start(shape, **X64), program)
-        world = compare.run(start(shape.num_devices, **X64), program)
-        compare.assert_same(result, world)
+        shape, algorithm = program["case"]
+        job = start(shape, JAXHET_ALGORITHM=algorithm, **X64)
+        result, world = compare.run_both(job, start(shape.num_devices, **X64), program)
+        assert_right(program, result, world)
         if result.exchanges:
             exchanges.append(result.exchanges)
 
     check()
-    print(
+    story = (
         f"{len(exchanges)} programs with exchanges of {attempts}; exchanges: min {min(exchanges)},"
-        f" max {max(exchanges)}"
+        f" median {statistics.median(exchanges):g}, max {max(exchanges)}"
     )
+    print(story)
+    record_property("programs", story)
     assert len(exchanges) >= NUM_PROGRAMS

@@ -4,8 +4,11 @@ import traceback
 from typing import Any
 
 import jax
+import mapped_programs  # noqa: F401  (registers its programs)
+import matrix
 import planned
 import programs
+import random_programs
 
 import jaxhet
 from tests.support import jobs
@@ -19,21 +22,28 @@ def _exchanges() -> int:
     )
 
 
+def _run(program: dict[str, Any]) -> Any:
+    if "name" in program:
+        return programs.NAMED[program["name"]]()
+    return matrix.run(program) if "form" in program else random_programs.run(program)
+
+
 def _answer(program: dict[str, Any]) -> dict[str, Any]:
     if "planned" in program:
         return planned.answer(program["planned"])
     before = _exchanges()
     try:
-        outputs = jax.tree.leaves(programs.run(program))
+        paths, outputs = zip(*jax.tree.leaves_with_path(_run(program)), strict=True)
         jax.block_until_ready(outputs)
     except Exception:
-        return {"error": traceback.format_exc(), "shards": [], "exchanges": 0}
+        return {"error": traceback.format_exc(), "names": [], "shards": [], "exchanges": 0}
+    names = [jax.tree_util.keystr(path, simple=True) for path in paths]
     order = {device: i for i, device in enumerate(jaxhet.make_mesh({"all": -1}).devices.flat)}
     shards = [
         {order[s.device]: jax.device_get(s.data) for s in output.addressable_shards}
         for output in outputs
     ]
-    return {"error": None, "shards": shards, "exchanges": _exchanges() - before}
+    return {"error": None, "names": names, "shards": shards, "exchanges": _exchanges() - before}
 
 
 if __name__ == "__main__":
