@@ -258,6 +258,8 @@ def guard_compilation_cache(
     from jax._src import compilation_cache as cache
     from jax._src import compiler
 
+    # Plans hold source lines: an entry from before an edit is another program.
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     get_key, get_executable = cache.get_cache_key, cache.get_executable_and_time
 
     def salted_key(module: Any, devices: Any, *args: Any, **kwargs: Any) -> str:

@@ -12,6 +12,11 @@ _BYTE_TYPES: dict[int, int] = {
     **dict.fromkeys((pb.U1, pb.U2, pb.U4), pb.U8),
     pb.F4E2M1FN: pb.F8E4M3FN,
 }
+# Float that sums have -> integer of its size, the bits of NaN.
+_BITS: dict[int, tuple[int, int]] = {
+    pb.F32: (pb.S32, 0x7FC0_0000),
+    pb.F64: (pb.S64, 0x7FF8_0000_0000_0000),
+}
 
 
 def carried_type(element_type: int) -> int:
@@ -51,13 +56,32 @@ def pad_1d(c: hlo.Computation, x: hlo.Instruction, size: int) -> hlo.Instruction
 def combine(
     c: hlo.Computation, rows: Sequence[hlo.Instruction], opcode: str, element_type: int
 ) -> hlo.Instruction:
-    """The rows combined from first to last, rounded once to `element_type`, in its carried type."""
+    """The rows combined from first to last, rounded once to `element_type`, in its carried type.
+
+    Every NaN gets the same bits: what a compiler makes of two of them depends on whose comes first.
+    """
     total, *rest = (convert(c, row, summed_type(element_type)) for row in rows)
     for row in rest:
         total = c.add(opcode, total.shape, [total, row])
+    if total.shape.element_type in _BITS:
+        total = _with_one_nan(c, total)
     if hlo.is_float(element_type):
         total = convert(c, total, element_type)
     return convert(c, total, carried_type(element_type))
+
+
+def _with_one_nan(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
+    bits_type, nan = _BITS[x.shape.element_type]
+    bits = c.add("bitcast-convert", with_type := hlo.with_type(x.shape, bits_type), [x])
+    is_nan = c.add(
+        "compare",
+        hlo.with_type(x.shape, pb.PRED),
+        [x, x],
+        comparison_direction="NE",
+        comparison_type="FLOAT",
+    )
+    one = broadcast(c, _integers(c, [], [nan], bits_type), with_type)
+    return c.add("bitcast-convert", x.shape, [select(c, [is_nan], [bits, one])])
 
 
 def reducer(module: hlo.Module, opcode: str, element_type: int) -> hlo.Computation:

@@ -42,7 +42,8 @@ class CpuLowering(Lowering):
         num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
         if num_bytes <= self.adder.options.two_phase_bytes:
             return [rows.combined(opcode) for rows in self.all_gather(values, groups)]
-        if len(groups[0]) == 2:
+        is_complex = any(hlo.is_complex(v.x.shape.element_type) for v in values)
+        if len(groups[0]) == 2 and not is_complex:  # of those, NaN has no one form
             pairs = tuple(pair for a, b in groups for pair in ((a, b), (b, a)))
             others = self.permute(values, pairs)
             is_second = self._is_second(groups)

@@ -115,9 +115,9 @@ class Entry:
 
 
 _KINDS = "|".join(kind.name.lower() for kind in ExchangeKind)
-# As `Adder` and `plan.make` write it: place, kind, label, shapes, groups, and what tells it from
-# those like it.
-_PARTS = re.compile(rf"(.*?) ({_KINDS}) (.*) (\S+) (\{{.*\}}\}})(?: #.*)?")
+# As `Adder` and `plan.make` write it: place, kind, label, shapes, groups, what tells it from those
+# like it, and a digest of its source.
+_PARTS = re.compile(rf"(.*?) ({_KINDS}) (.*) (\S+) (\{{.*\}}\}})(?: [#@].*)?")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,6 +61,11 @@ def is_float(element_type: int) -> bool:
     return pb.PrimitiveType.Name(element_type).startswith(("F", "BF"))
 
 
+def is_complex(element_type: int) -> bool:
+    """Whether the type is a complex floating-point type."""
+    return element_type in (pb.C64, pb.C128)
+
+
 def has_collective(data: bytes) -> bool:
     """Whether a serialized module can hold a collective; cheap, and true a little too often."""
     return _COLLECTIVE_FIELD.search(data) is not None
@@ -365,12 +370,20 @@ class Module:
 
     def location(self, instruction: Instruction) -> str:
         """What the user wrote: op name and source line, as far as the module knows them."""
-        metadata = instruction.metadata
-        file, line = metadata.source_file, metadata.source_line
-        index = self.proto.stack_frame_index
-        if not file and metadata.stack_frame_id:
-            frame = index.stack_frames[metadata.stack_frame_id - 1]
-            place = index.file_locations[frame.file_location_id - 1]
-            file, line = index.file_names[place.file_name_id - 1], place.line
+        file, line, _ = self._source(instruction)
         source = f"{'/'.join(pathlib.PurePath(file).parts[-2:])}:{line}" if file else ""
-        return " ".join(filter(None, (metadata.op_name, source))) or instruction.name
+        return " ".join(filter(None, (instruction.metadata.op_name, source))) or instruction.name
+
+    def origin(self, instruction: Instruction) -> str:
+        """The same as `location` for machines: to the column, without the folder."""
+        file, line, column = self._source(instruction)
+        return f"{instruction.metadata.op_name} {pathlib.PurePath(file).name}:{line}:{column}"
+
+    def _source(self, instruction: Instruction) -> tuple[str, int, int]:
+        """File, line and column; "" and zeros if unknown."""
+        metadata, index = instruction.metadata, self.proto.stack_frame_index
+        if metadata.source_file or not metadata.stack_frame_id:
+            return metadata.source_file, metadata.source_line, 0
+        frame = index.stack_frames[metadata.stack_frame_id - 1]
+        place = index.file_locations[frame.file_location_id - 1]
+        return index.file_names[place.file_name_id - 1], place.line, place.column

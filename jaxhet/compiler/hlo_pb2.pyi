@@ -392,14 +392,16 @@ class DeviceAssignmentProto(_message.Message):
 class StackFrameIndexProto(_message.Message):
     __slots__ = ("file_names", "function_names", "file_locations", "stack_frames")
     class FileLocation(_message.Message):
-        __slots__ = ("file_name_id", "function_name_id", "line")
+        __slots__ = ("file_name_id", "function_name_id", "line", "column")
         FILE_NAME_ID_FIELD_NUMBER: _ClassVar[int]
         FUNCTION_NAME_ID_FIELD_NUMBER: _ClassVar[int]
         LINE_FIELD_NUMBER: _ClassVar[int]
+        COLUMN_FIELD_NUMBER: _ClassVar[int]
         file_name_id: int
         function_name_id: int
         line: int
-        def __init__(self, file_name_id: _Optional[int] = ..., function_name_id: _Optional[int] = ..., line: _Optional[int] = ...) -> None: ...
+        column: int
+        def __init__(self, file_name_id: _Optional[int] = ..., function_name_id: _Optional[int] = ..., line: _Optional[int] = ..., column: _Optional[int] = ...) -> None: ...
     class StackFrame(_message.Message):
         __slots__ = ("file_location_id", "parent_frame_id")
         FILE_LOCATION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -82,7 +82,11 @@ def _program(module: hlo.Module) -> str:
     shape = module.entry.proto.program_shape
     leaves = [leaf for s in (*shape.parameters, shape.result) for leaf in (*s.tuple_shapes, s)]
     text = " ".join(hlo.shape_text(leaf) for leaf in leaves if not leaf.tuple_shapes)
-    return f"{module.proto.name}:{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    return f"{module.proto.name}:{_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 class _Order:
@@ -138,7 +142,9 @@ class _Order:
             suffix = f" #{tie}" if tie else ""
             if step.id in self._exchanges:
                 e = self._exchanges[step.id]
-                yield e, f"{path} {e.line}{suffix}"
+                # Two programs may differ in nothing that is exchanged, but in where it is written.
+                origin = _digest(self._module.origin(e.start))
+                yield e, f"{path} {e.line}{suffix} @{origin}"
                 continue
             number = numbers[step.opcode] = numbers.get(step.opcode, -1) + 1
             for callee in self._callees(step):

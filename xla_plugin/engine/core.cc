@@ -145,6 +145,9 @@ void Core::StartOrThrow(Exchange& exchange) {
       membership.waiting[key] = &transfer;
     }
   }
+  for (const auto& [key, other] : memberships_) {
+    for (const auto& [meeting, arrival] : other.arrived) CheckOrder(arrival.info);
+  }
   Release(exchange);
 }
 
@@ -271,6 +274,7 @@ void Core::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
   if (!is_new) {
     Throw(ErrorCode::kTransport, "it started the same exchange twice");
   }
+  CheckOrder(info);
 }
 
 void Core::OnGoodbye(Peer& peer) {

@@ -106,6 +106,7 @@ class Core {
   std::string LastStartOf(int rank) const;
   [[noreturn]] void ThrowLate(const Exchange& exchange) const;
   void CheckSameRun(const Membership& membership, const StartInfo& info) const;
+  void CheckOrder(const StartInfo& theirs) const;
   void CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const;
   [[noreturn]] void ThrowPlanMismatch(int64_t own_plan, const StartInfo& info) const;
 

@@ -1,5 +1,7 @@
 #include "xla_plugin/engine/core.h"
 
+#include <algorithm>
+
 // The words of the core's errors: who, which exchange, with whom, the cause, what next.
 namespace jaxhet {
 namespace {
@@ -104,6 +106,26 @@ void Core::CheckSameRun(const Membership& membership, const StartInfo& info) con
              ", which this rank's program has passed without starting it. Make the "
              "program's branches depend on values that are equal on all ranks."),
       process);
+}
+
+// `theirs` has come, and our rank has not started it. If that rank is in another program, which also
+// waits for theirs, the two have come to their programs in different order, or the programs differ
+// in their groups: neither would ever go on.
+void Core::CheckOrder(const StartInfo& theirs) const {
+  const auto waits = [&](const Membership& membership, int64_t run_id) {
+    if (membership.waiting.empty() || membership.run_id() != run_id) return false;
+    return std::ranges::any_of(membership.waiting, [&](const auto& entry) {
+      return entry.first.peer_rank == theirs.source;
+    });
+  };
+  for (const auto& [own, membership] : memberships_) {
+    const bool is_elsewhere = own.first == theirs.destination && !membership.waiting.empty() &&
+                              membership.plan() != theirs.plan;
+    if (!is_elsewhere) continue;
+    for (const auto& [key, other] : memberships_) {
+      if (waits(other, membership.run_id())) ThrowPlanMismatch(membership.plan(), theirs);
+    }
+  }
 }
 
 void Core::ThrowPlanMismatch(int64_t own_plan, const StartInfo& info) const {

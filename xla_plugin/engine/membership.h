@@ -44,6 +44,8 @@ class Membership {
 
   int64_t run() const { return run_; }
   int64_t plan() const { return plan_; }
+  // Of the current run; equal for all ranks of the process that take part in it.
+  int64_t run_id() const { return run_ids_.back(); }
 
   std::map<MeetingKey, PeerTransfer*> waiting;  // ours that wait for the peer's start
   std::map<MeetingKey, Arrival> arrived;        // theirs that wait for ours

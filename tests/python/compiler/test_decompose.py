@@ -42,7 +42,7 @@ def test_large_all_reduce_of_two_on_cpu_is_one_permute_and_a_sum_in_group_order(
         "fusion",
     ]
     assert "permute all-reduce sum flat f32[4] {{0,1},{1,0}}" in text
-    assert text.count("select(") == 2
+    assert text.count("select(") == 3
 
 
 def test_large_all_reduce_on_cpu_exchanges_shares_and_sums():
@@ -115,14 +115,23 @@ def test_unequal_islands_stay_flat_and_the_plan_says_why():
 
 def test_gpu_form_is_a_permute_pair_between_barriers():
     text = _decomposed(_ONE, hlo_text.job(0, 1, platform="cuda"))
-    assert _opcodes(text) == [
+    opcodes = _opcodes(text)
+    assert opcodes[:5] == [
         "parameter",
         "opt-barrier",
         "collective-permute-start",
         "collective-permute-done",
         "add",
+    ]
+    assert sorted(opcodes[5:]) == [  # one NaN, then the all-reduce's place
+        "bitcast-convert",
+        "bitcast-convert",
+        "broadcast",
+        "compare",
+        "constant",
         "reshape",
         "reshape",
+        "select",
     ]
     assert "source_target_pairs={{0,1},{1,0}}" in text
 
@@ -146,7 +155,7 @@ def test_gpu_form_of_three_islands_selects_rows_by_place():
     text = _decomposed(body, hlo_text.job(0, 1, 2, platform="rocm"))
     assert "source_target_pairs={{0,1},{1,2},{2,0}}" in text
     assert "source_target_pairs={{0,2},{1,0},{2,1}}" in text
-    assert _opcodes(text).count("select") == 6
+    assert _opcodes(text).count("select") == 7
     assert _opcodes(text).count("partition-id") == 1
     assert len(re.findall(r"f32\[4\]\{0\} add\(", text)) == 2
     assert len(re.findall(r"bf16\[4\]\{0\} convert\(", text)) == 1
@@ -335,7 +344,7 @@ def test_each_collective_on_cpu(op: str, line: str, others: list[str]):
     text = _decomposed(
         f"p = f32[4,4] parameter(0)\nROOT r = {op}", _FOUR, Options(algorithm="hierarchical")
     )
-    assert re.findall(r'jaxhet_line="\S+ (.*?)"', text) == [line]
+    assert re.findall(r'jaxhet_line="\S+ (.*?) @', text) == [line]
     kinds = ("all-gather", "reduce-scatter", "all-to-all", "fusion")
     assert sorted(o for o in _opcodes(text) if o in kinds) == sorted(others)
 

@@ -155,12 +155,23 @@ def test_exchanges_that_look_alike_are_told_apart_in_the_plan():
     assert _plan(_module(swapped)).text != _plan(_module(_TIES)).text
 
 
-def test_fingerprint_is_of_the_lines_only():
+def test_fingerprint_differs_for_another_source():
+    """Two programs may differ in nothing that is exchanged."""
     plan = _plan(_module(_BACKWARD))
-    moved = _plan(_module(_BACKWARD.replace('op_name="g', 'op_name="h')))
-    assert plan.fingerprint == moved.fingerprint
-    assert plan.text != moved.text
+    other = _plan(_module(_BACKWARD.replace('op_name="g1', 'op_name="h1')))
+    assert plan.fingerprint != other.fingerprint
     assert 0 <= plan.fingerprint < 1 << 63
+
+
+def test_fingerprint_does_not_depend_on_the_folder_of_the_source():
+    def plan(source: str) -> Plan:
+        return _plan(_module(_BACKWARD.replace('op_name="g1"', f'op_name="g1" {source}')))
+
+    there = plan('source_file="/home/a/train.py" source_line=7')
+    here = plan('source_file="/srv/b/train.py" source_line=7')
+    below = plan('source_file="/srv/b/train.py" source_line=8')
+    assert there.fingerprint == here.fingerprint
+    assert below.fingerprint != here.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -186,7 +197,8 @@ def test_plan_text_is_a_line_a_tab_and_the_source():
     assert len(lines) == 3
     assert all(line.count("\t") == 1 for line in lines)
     assert re.search(
-        r"all_gather all-reduce sum flat f32\[16\] \{\{0,1\}\} #[0-9a-f]{8}\tg2$", lines[0]
+        r"all_gather all-reduce sum flat f32\[16\] \{\{0,1\}\} #[0-9a-f]{8} @[0-9a-f]{8}\tg2$",
+        lines[0],
     )
 
 
