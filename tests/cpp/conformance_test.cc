@@ -129,9 +129,9 @@ void CheckPermute(World& world, const std::vector<Pair>& pairs, size_t bytes, in
     for (size_t i = 0; i < 2; ++i) {
       const Call& call = calls[static_cast<size_t>(rank)];
       const Bytes zeros(call.results[i].size());
-      EXPECT(call.results[i] ==
-             (source == source_of.end() ? zeros
-                                        : calls[static_cast<size_t>(source->second)].operands[i]));
+      EXPECT(call.results[i] == (source == source_of.end()
+                                     ? zeros
+                                     : calls[static_cast<size_t>(source->second)].operands[i]));
     }
   }
 }

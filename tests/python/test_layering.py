@@ -24,6 +24,8 @@ _LEVELS = [
 _CPP_DOORS = {
     r"#include [<\"]infiniband/": "transport/verbs/",
     r"#include [<\"](cuda|hip/|hsa/)": "device/",
+    r"#include \"xla_plugin/device/(cuda|hip)/": "device/",
+    r"\"(cu|hip)[A-Z]\w+\"|\"hsa_\w+\"": "device/",  # entry points by their names
     r"#include [<\"]xla/": "ffi/",
     r"#include [<\"](nanobind/|Python\.h)": "python/",
     r"\bgetenv\s*\(": "base/env.cc",

@@ -1,0 +1,369 @@
+#include "xla_plugin/device/device.h"
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cpp/fake_driver.h"
+#include "tests/cpp/testing.h"
+#include "xla_plugin/base/strings.h"
+#include "xla_plugin/device/failure.h"
+
+namespace jaxhet::testing {
+namespace {
+
+constexpr std::array<const char*, 1> kThisProgram = {nullptr};  // with the fake drivers
+constexpr std::array kMissing = {"libnone.so.1", "libnone.so"};
+constexpr std::array kOther = {"libc.so.6"};
+constexpr std::array<std::string_view, 2> kGpuVendors = {"cuda", "hip"};
+
+std::unique_ptr<Device> OpenHost() { return VendorOf("host").open({}, 0); }
+
+std::unique_ptr<Device> OpenFake(std::string_view vendor, int ordinal = 1) {
+  fake_driver::Reset();
+  auto device = VendorOf(vendor).open(kThisProgram, ordinal);
+  fake_driver::Reset();
+  return device;
+}
+
+std::byte* Bytes(const DeviceMemory& memory) { return static_cast<std::byte*>(memory.get()); }
+void* At(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+TEST(VendorsAreListed) {
+  ExpectEqual(VendorOf("hip").name, std::string_view("hip"));
+  ExpectContains(ExpectThrow([] { VendorOf("metal"); }),
+                 "UsageError: no vendor is called 'metal'; there are cuda, hip, host");
+}
+
+TEST(MissingLibraryIsAReason) {
+  for (const auto name : kGpuVendors) {
+    const Vendor& vendor = VendorOf(name);
+    const std::string text = ExpectThrow([&] { vendor.list(kMissing); });
+    ExpectContains(text, "DeviceError: dlopen: libnone.so.1: cannot open");
+    ExpectContains(text, "; libnone.so: cannot open");
+    ExpectContains(ExpectThrow([&] { vendor.open(kMissing, 0); }), "libnone.so.1");
+    const std::string old = ExpectThrow([&] { vendor.list(kOther); });
+    ExpectContains(old, "libc.so.6 has no ");
+    ExpectContains(old, "Init: it is older than jaxhet needs");
+  }
+}
+
+TEST(OwnedIsReleasedOnce) {
+  const auto device = OpenFake("cuda");
+  {
+    Stream stream = device->CreateStream(StreamPriority::kNormal);
+    Stream moved = std::move(stream);
+    stream = device->CreateStream(StreamPriority::kNormal);
+    moved = std::move(stream);
+  }
+  int destroyed = 0;
+  for (const std::string& call : fake_driver::Calls()) {
+    destroyed += call.starts_with("cuStreamDestroy") ? 1 : 0;
+  }
+  ExpectEqual(destroyed, 2);
+}
+
+// The host's device.
+
+TEST(HostCopiesOddSizesInOrder) {
+  const auto device = OpenHost();
+  const Stream stream = device->CreateStream(StreamPriority::kHigh);
+  for (const size_t num_bytes : {0, 1, 7, 4095, 1 << 20}) {
+    const DeviceMemory a = device->Allocate(num_bytes + 1);
+    const DeviceMemory b = device->Allocate(num_bytes + 1);
+    std::memset(a.get(), 3, num_bytes + 1);
+    std::memset(b.get(), 5, num_bytes + 1);
+    std::vector<std::byte> result(num_bytes + 1, std::byte{9});
+    device->Copy(stream.get(), b.get(), a.get(), num_bytes);
+    device->Copy(stream.get(), result.data(), b.get(), num_bytes + 1);
+    device->Synchronize(stream.get());
+    EXPECT(device->IsIdle(stream.get()));
+    ExpectEqual(static_cast<int>(result.back()), 5);
+    if (num_bytes > 0) ExpectEqual(static_cast<int>(result.front()), 3);
+  }
+}
+
+TEST(HostStreamsWaitForValues) {
+  const auto device = OpenHost();
+  const Stream a = device->CreateStream(StreamPriority::kNormal);
+  const Stream b = device->CreateStream(StreamPriority::kNormal);
+  const PinnedMemory flags = device->AllocatePinned(2 * sizeof(uint32_t));
+  auto* const ping = static_cast<uint32_t*>(flags.get());
+  uint32_t* const pong = ping + 1;
+  *ping = *pong = 0;
+  for (uint32_t i = 1; i <= 100; ++i) {
+    device->WaitValue(b.get(), device->DeviceAddress(ping), i);
+    device->WriteValue(b.get(), pong, i);
+    device->WriteValue(a.get(), ping, i);
+    device->WaitValue(a.get(), pong, i);
+  }
+  device->Synchronize(a.get());
+  device->Synchronize(b.get());
+  ExpectEqual(*pong, 100U);
+}
+
+TEST(HostEventsOrderStreams) {
+  const auto device = OpenHost();
+  const Stream a = device->CreateStream(StreamPriority::kNormal);
+  const Stream b = device->CreateStream(StreamPriority::kNormal);
+  const Event event = device->CreateEvent();
+  EXPECT(device->IsDone(event.get()));  // never recorded: as with CUDA
+  alignas(4) uint32_t gate = 0;
+  uint32_t value = 0;
+  uint32_t seen = 0;
+  const uint32_t expected = 7;
+  device->WaitValue(a.get(), &gate, 1);
+  device->Copy(a.get(), &value, &expected, sizeof value);
+  device->Record(event.get(), a.get());
+  device->WaitEvent(b.get(), event.get());
+  device->Copy(b.get(), &seen, &value, sizeof seen);
+  EXPECT(!device->IsDone(event.get()));
+  EXPECT(!device->IsIdle(b.get()));
+  std::atomic_ref(gate).store(1);
+  device->Synchronize(event.get());
+  EXPECT(device->IsDone(event.get()));
+  device->Synchronize(b.get());
+  ExpectEqual(seen, expected);
+}
+
+TEST(HostStreamThatWaitsCanBeDestroyed) {
+  const auto device = OpenHost();
+  uint32_t never = 0;
+  const Stream stream = device->CreateStream(StreamPriority::kNormal);
+  device->WaitValue(stream.get(), &never, 1);
+}
+
+TEST(HostSaysWhatItHasNot) {
+  const auto device = OpenHost();
+  const DeviceMemory memory = device->Allocate(100);
+  const AddressRange range = device->RangeOf(Bytes(memory) + 99);
+  ExpectEqual(range.base, memory.get());
+  ExpectEqual(range.num_bytes, size_t{100});
+  ExpectContains(ExpectThrow([&] { device->RangeOf(Bytes(memory) + 100); }), "no allocation");
+  ExpectContains(ExpectThrow([&] { device->ExportIpc(memory.get()); }),
+                 "DeviceError: host memory has no IPC handles; use the transports shm or tcp");
+  ExpectContains(ExpectThrow([&] { device->ExportDmaBuf(memory.get(), 100); }), "no dma-buf");
+  ExpectContains(ExpectThrow([] { VendorOf("host").open({}, 1); }), "one host device");
+  ExpectEqual(device->info().ToString(), std::string("host:0 (this host's memory)"));
+}
+
+// CUDA and HIP, with drivers that write down what they are asked.
+
+TEST(GpusAreListed) {
+  for (const auto name : kGpuVendors) {
+    const std::vector<DeviceInfo> devices = VendorOf(name).list(kThisProgram);
+    ExpectEqual(devices.size(), size_t{2});
+    ExpectEqual(devices[1].ToString(), StrCat(name, ":1 (Fake GPU, 0000:01:00.0)"));
+    ExpectEqual(devices[1].uuid.substr(0, 4), std::string("a1a1"));
+    ExpectEqual(devices[1].driver_version, 7000);
+    EXPECT(devices[1].stream_values && devices[1].dma_buf);
+  }
+}
+
+// An attribute that the driver is too old to know.
+TEST(UnknownAttributeIsNo) {
+  for (const auto name : kGpuVendors) {
+    fake_driver::Reset();
+    fake_driver::FailNext(StrCat(name == "cuda" ? "cu" : "hip", "DeviceGetAttribute"),
+                          kGpuInvalidValue);
+    EXPECT(!VendorOf(name).list(kThisProgram)[0].stream_values);
+    if (name == "hip") ExpectEqual(fake_driver::LastError(), 0);
+  }
+}
+
+// Every call once.
+void CallEverything(Device& device) {
+  const std::span host(static_cast<std::byte*>(At(0x9000)), 0x1000);
+  const Registration registration = device.Register(host);
+  const Stream stream = device.CreateStream(StreamPriority::kHigh);
+  const Event event = device.CreateEvent();
+  device.Record(event.get(), stream.get());
+  device.WaitEvent(stream.get(), event.get());
+  device.Copy(stream.get(), At(0x10), At(0x20), 7);
+  device.Copy(stream.get(), At(0x10), At(0x20), 0);
+  device.WriteValue(stream.get(), At(0x40), 3);
+  device.WaitValue(stream.get(), At(0x44), 4);
+  EXPECT(device.IsIdle(stream.get()) && device.IsDone(event.get()));
+  device.Synchronize(stream.get());
+  device.Synchronize(event.get());
+  const DeviceMemory memory = device.Allocate(5);
+  const PinnedMemory pinned = device.AllocatePinned(6);
+  EXPECT(device.DeviceAddress(pinned.get()) == pinned.get());
+  const IpcMemory ipc = device.OpenIpc(device.ExportIpc(At(0x7123)));
+  ExpectEqual(device.OrdinalOf(At(0x50)).value_or(-1), 1);
+  const DmaBuf dma_buf = device.ExportDmaBuf(At(0x10FFF), 2);
+  ExpectEqual(dma_buf.offset, size_t{0xFFF});
+}
+
+std::string AllCalls() {
+  std::string text;
+  for (const std::string& call : fake_driver::Calls()) text += StrCat(call, "\n");
+  return text;
+}
+
+TEST(CudaGetsItsArgumentsInOrder) {
+  const auto device = OpenFake("cuda");
+  CallEverything(*device);
+  ExpectEqual(AllCalls(), std::string("cuMemHostRegister_v2(0x9000, 0x1000, 0x3)\n"
+                                      "cuCtxGetStreamPriorityRange()\n"
+                                      "cuStreamCreateWithPriority(0x1, 0xfffffffb)\n"
+                                      "cuEventCreate(0x2)\n"
+                                      "cuEventRecord(0x200, 0x100)\n"
+                                      "cuStreamWaitEvent(0x100, 0x200, 0)\n"
+                                      "cuMemcpyAsync(0x10, 0x20, 0x7, 0x100)\n"
+                                      "cuStreamWriteValue32_v2(0x100, 0x40, 0x3, 0)\n"
+                                      "cuStreamWaitValue32_v2(0x100, 0x44, 0x4, 0)\n"
+                                      "cuStreamQuery(0x100)\n"
+                                      "cuEventQuery(0x200)\n"
+                                      "cuStreamSynchronize(0x100)\n"
+                                      "cuEventSynchronize(0x200)\n"
+                                      "cuMemAlloc_v2(0x5)\n"
+                                      "cuMemHostAlloc(0x6, 0x3)\n"
+                                      "cuMemHostGetDevicePointer_v2(0x400, 0)\n"
+                                      "cuMemGetAddressRange_v2(0x7123)\n"
+                                      "cuIpcGetMemHandle(0x7000)\n"
+                                      "cuIpcOpenMemHandle_v2(0x7, 0x1)\n"
+                                      "cuPointerGetAttribute(0x9, 0x50)\n"
+                                      "cuMemGetHandleForAddressRange(0x10000, 0x2000, 0x1, 0x1)\n"
+                                      "cuIpcCloseMemHandle(0x500)\n"
+                                      "cuMemFreeHost(0x400)\n"
+                                      "cuMemFree_v2(0x300)\n"
+                                      "cuEventDestroy_v2(0x200)\n"
+                                      "cuStreamDestroy_v2(0x100)\n"
+                                      "cuMemHostUnregister(0x9000)\n"));
+  ExpectEqual(fake_driver::ContextDepth(), 0);
+}
+
+TEST(HipGetsItsArgumentsInOrder) {
+  fake_driver::CurrentDevice() = 0;
+  const auto device = OpenFake("hip");
+  CallEverything(*device);
+  ExpectEqual(AllCalls(), std::string("hipHostRegister(0x9000, 0x1000, 0x3)\n"
+                                      "hipDeviceGetStreamPriorityRange()\n"
+                                      "hipStreamCreateWithPriority(0x1, 0xfffffffb)\n"
+                                      "hipEventCreateWithFlags(0x2)\n"
+                                      "hipEventRecord(0x200, 0x100)\n"
+                                      "hipStreamWaitEvent(0x100, 0x200, 0)\n"
+                                      "hipMemcpyAsync(0x10, 0x20, 0x7, 0x4, 0x100)\n"
+                                      "hipStreamWriteValue32(0x100, 0x40, 0x3, 0)\n"
+                                      "hipStreamWaitValue32(0x100, 0x44, 0x4, 0, 0xffffffff)\n"
+                                      "hipStreamQuery(0x100)\n"
+                                      "hipEventQuery(0x200)\n"
+                                      "hipStreamSynchronize(0x100)\n"
+                                      "hipEventSynchronize(0x200)\n"
+                                      "hipMalloc(0x5)\n"
+                                      "hipHostMalloc(0x6, 0x3)\n"
+                                      "hipHostGetDevicePointer(0x400, 0)\n"
+                                      "hipMemGetAddressRange(0x7123)\n"
+                                      "hipIpcGetMemHandle(0x7000)\n"
+                                      "hipIpcOpenMemHandle(0x7, 0x1)\n"
+                                      "hipPointerGetAttribute(0x9, 0x50)\n"
+                                      "hipMemGetHandleForAddressRange(0x10000, 0x2000, 0x1, 0)\n"
+                                      "hipIpcCloseMemHandle(0x500)\n"
+                                      "hipHostFree(0x400)\n"
+                                      "hipFree(0x300)\n"
+                                      "hipEventDestroy(0x200)\n"
+                                      "hipStreamDestroy(0x100)\n"
+                                      "hipHostUnregister(0x9000)\n"));
+  ExpectEqual(fake_driver::CurrentDevice(), 0);
+}
+
+TEST(FailureNamesCallDeviceResultAndAdvice) {
+  for (const auto name : kGpuVendors) {
+    const auto device = OpenFake(name);
+    const std::string function = name == "cuda" ? "cuMemcpyAsync" : "hipMemcpyAsync";
+    fake_driver::FailNext(function, kGpuInvalidValue);
+    const std::string text = ExpectThrow([&] { device->Copy(nullptr, At(0x10), At(0x20), 1); });
+    ExpectContains(text, StrCat("jaxhet.DeviceError: ", function, " on ", name,
+                                ":1 (Fake GPU, 0000:01:00.0) failed: "));
+    ExpectContains(text, name == "cuda" ? "CUDA_ERROR_OF_THE_TEST" : "hipErrorOfTheTest");
+    ExpectContains(text, " (1), a failure of the test. Is the address");
+    ExpectEqual(fake_driver::ContextDepth(), 0);
+    if (name == "hip") ExpectEqual(fake_driver::LastError(), 0);  // XLA must not meet it
+  }
+}
+
+TEST(AdviceFitsTheResult) {
+  const auto device = OpenFake("cuda");
+  const auto fail = [&](int result) {
+    fake_driver::FailNext("cuMemAlloc_v2", result);
+    return ExpectThrow([&] { device->Allocate(1); });
+  };
+  ExpectContains(fail(kGpuOutOfMemory), "XLA_PYTHON_CLIENT_MEM_FRACTION");
+  ExpectContains(fail(kGpuIllegalAddress), "restart it");
+  ExpectContains(fail(kGpuNotSupported), "kernel module");
+  ExpectContains(fail(kGpuInvalidDevice), "CUDA_VISIBLE_DEVICES");
+  ExpectContains(fail(kGpuOperatingSystem), "container");
+  ExpectContains(fail(kGpuInvalidContext), "in that process itself");
+  ExpectContains(fail(12345), "dmesg");
+}
+
+TEST(NotReadyIsNoFailure) {
+  for (const auto name : kGpuVendors) {
+    const auto device = OpenFake(name);
+    const Stream stream = device->CreateStream(StreamPriority::kNormal);
+    const std::string prefix = name == "cuda" ? "cu" : "hip";
+    fake_driver::FailNext(prefix + "StreamQuery", kGpuNotReady);
+    EXPECT(!device->IsIdle(stream.get()));
+    fake_driver::FailNext(prefix + "PointerGetAttribute", kGpuInvalidValue);
+    EXPECT(!device->OrdinalOf(At(0x10)));
+    fake_driver::FailNext(prefix + "StreamQuery", kGpuIllegalAddress);
+    ExpectContains(ExpectThrow([&] { device->IsIdle(stream.get()); }), "restart it");
+    ExpectEqual(fake_driver::ContextDepth(), 0);
+  }
+}
+
+TEST(FailureToReleaseIsLogged) {
+  const auto device = OpenFake("hip");
+  const DeviceMemory memory = device->Allocate(1);
+  fake_driver::FailNext("hipFree", kGpuInvalidValue);
+}
+
+TEST(DmaBufFallsBack) {
+  const auto cuda = OpenFake("cuda");
+  fake_driver::FailNext("cuMemGetHandleForAddressRange", kGpuInvalidValue);
+  cuda->ExportDmaBuf(At(0x10000), 4096);
+  ExpectEqual(fake_driver::Calls().back(),
+              std::string("cuMemGetHandleForAddressRange(0x10000, 0x1000, 0x1, 0)"));
+
+  const auto hip = OpenFake("hip");
+  fake_driver::FailNext("hipMemGetHandleForAddressRange", kGpuNotSupported);
+  ExpectEqual(hip->ExportDmaBuf(At(0x10001), 1).offset, size_t{0x101});
+  fake_driver::FailNext("hipMemGetHandleForAddressRange", kGpuNotSupported);
+  fake_driver::FailNext("hsa_amd_portable_export_dmabuf", 0x1001);
+  const std::string text = ExpectThrow([&] { hip->ExportDmaBuf(At(0x10000), 1); });
+  ExpectContains(text, "hsa_amd_portable_export_dmabuf on hip:1");
+  ExpectContains(text, "(801)");
+}
+
+TEST(PrimaryContextIsReleased) {
+  OpenFake("cuda").reset();
+  ExpectEqual(AllCalls(), std::string("cuDeviceGet(0x1)\ncuDevicePrimaryCtxRelease_v2(0x1)\n"));
+}
+
+TEST(AnyThreadMayCall) {
+  for (const auto name : kGpuVendors) {
+    const auto device = OpenFake(name);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        for (int j = 0; j < 50; ++j) {
+          const Stream stream = device->CreateStream(StreamPriority::kNormal);
+          device->Synchronize(stream.get());
+        }
+        ExpectEqual(fake_driver::ContextDepth(), 0);
+        ExpectEqual(fake_driver::CurrentDevice(), 0);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    constexpr size_t kCallsOfAStream = 4;  // priorities, create, synchronize, destroy
+    ExpectEqual(fake_driver::Calls().size(), size_t{200} * kCallsOfAStream);
+  }
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

@@ -1,0 +1,331 @@
+#include "tests/cpp/fake_driver.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <utility>
+
+#include "xla_plugin/device/device.h"
+#include "xla_plugin/device/failure.h"
+
+namespace jaxhet::testing::fake_driver {
+namespace {
+
+std::mutex mutex;
+std::vector<std::string> calls;
+std::map<std::string, int, std::less<>> failures;
+uintptr_t last_handle = 0;
+
+thread_local int context_depth = 0;
+thread_local int current_device = 0;
+thread_local int last_error = 0;
+
+template <typename... Arguments>
+int Record(std::string_view function, Arguments... arguments) {
+  std::ostringstream text;
+  text << std::hex << std::showbase << function << "(";
+  ((text << arguments << ", "), ...);
+  const std::lock_guard lock(mutex);
+  std::string call = text.str();
+  if (call.ends_with(", ")) call.resize(call.size() - 2);
+  calls.push_back(call + ")");
+  const auto failure = failures.find(function);
+  if (failure == failures.end()) return kGpuSuccess;
+  const int result = failure->second;
+  failures.erase(failure);
+  last_error = result;
+  return result;
+}
+
+// Gives out a new handle.
+template <typename Handle, typename... Arguments>
+int Create(std::string_view function, Handle* handle, Arguments... arguments) {
+  const int result = Record(function, arguments...);
+  const std::lock_guard lock(mutex);
+  if (result == kGpuSuccess) *handle = reinterpret_cast<Handle>(last_handle += 0x100);
+  return result;
+}
+
+template <typename T, typename... Arguments>
+int Give(std::string_view function, T* to, T value, Arguments... arguments) {
+  const int result = Record(function, arguments...);
+  if (result == kGpuSuccess) *to = value;
+  return result;
+}
+
+int GiveText(std::string_view function, char* to, int size, const char* text, int device) {
+  std::strncpy(to, text, static_cast<size_t>(size));
+  return Record(function, device);
+}
+
+int GiveUuid(std::string_view function, void* uuid, int device) {
+  std::memset(uuid, 0xa0 + device, 16);
+  return Record(function, device);
+}
+
+int GiveRange(std::string_view function, void** base, size_t* num_bytes, void* address) {
+  *base = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) & ~uintptr_t{0xFFF});
+  *num_bytes = 0x2000;
+  return Record(function, address);
+}
+
+int GetHandle(std::string_view function, IpcHandleInfo* handle, void* address) {
+  handle->bytes.fill(std::byte{7});
+  return Record(function, address);
+}
+
+int ByteOf(const IpcHandleInfo& handle) { return static_cast<int>(handle.bytes.back()); }
+
+}  // namespace
+
+void Reset() {
+  const std::lock_guard lock(mutex);
+  calls.clear();
+  failures.clear();
+  last_handle = 0;
+}
+
+void FailNext(std::string_view function, int result) {
+  const std::lock_guard lock(mutex);
+  failures[std::string(function)] = result;
+}
+
+std::vector<std::string> Calls() {
+  const std::lock_guard lock(mutex);
+  return calls;
+}
+
+int ContextDepth() { return context_depth; }
+int& CurrentDevice() { return current_device; }
+int& LastError() { return last_error; }
+
+}  // namespace jaxhet::testing::fake_driver
+
+// NOLINTBEGIN(readability-identifier-naming,misc-use-internal-linkage): the names are the vendors'.
+#define ENTRY extern "C" __attribute__((visibility("default")))
+using jaxhet::EventHandle;
+using jaxhet::IpcHandleInfo;
+using jaxhet::StreamHandle;
+using namespace jaxhet::testing::fake_driver;  // NOLINT(google-build-using-namespace)
+
+// What both have.
+
+ENTRY int cuInit(unsigned flags) { return Record("cuInit", flags); }
+ENTRY int cuDriverGetVersion(int* version) { return Give("cuDriverGetVersion", version, 7000); }
+ENTRY int cuDeviceGetCount(int* count) { return Give("cuDeviceGetCount", count, 2); }
+ENTRY int cuDeviceGet(int* device, int ordinal) {
+  return Give("cuDeviceGet", device, ordinal, ordinal);
+}
+ENTRY int cuDeviceGetName(char* name, int size, int device) {
+  return GiveText("cuDeviceGetName", name, size, "Fake GPU", device);
+}
+ENTRY int cuDeviceGetPCIBusId(char* id, int size, int device) {
+  return GiveText("cuDeviceGetPCIBusId", id, size, "0000:01:00.0", device);
+}
+ENTRY int cuDeviceGetUuid_v2(void* uuid, int device) {
+  return GiveUuid("cuDeviceGetUuid_v2", uuid, device);
+}
+ENTRY int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  return Give("cuDeviceGetAttribute", value, 1, attribute, device);
+}
+ENTRY int cuCtxGetStreamPriorityRange(int* low, int* high) {
+  *low = 0;
+  return Give("cuCtxGetStreamPriorityRange", high, -5);
+}
+ENTRY int cuStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int priority) {
+  return Create("cuStreamCreateWithPriority", stream, flags, priority);
+}
+ENTRY int cuStreamDestroy_v2(StreamHandle stream) { return Record("cuStreamDestroy_v2", stream); }
+ENTRY int cuStreamQuery(StreamHandle stream) { return Record("cuStreamQuery", stream); }
+ENTRY int cuStreamSynchronize(StreamHandle stream) { return Record("cuStreamSynchronize", stream); }
+ENTRY int cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned flags) {
+  return Record("cuStreamWaitEvent", stream, event, flags);
+}
+ENTRY int cuStreamWriteValue32_v2(StreamHandle stream, void* address, uint32_t value,
+                                  unsigned flags) {
+  return Record("cuStreamWriteValue32_v2", stream, address, value, flags);
+}
+ENTRY int cuStreamWaitValue32_v2(StreamHandle stream, void* address, uint32_t value,
+                                 unsigned flags) {
+  return Record("cuStreamWaitValue32_v2", stream, address, value, flags);
+}
+ENTRY int cuEventCreate(EventHandle* event, unsigned flags) {
+  return Create("cuEventCreate", event, flags);
+}
+ENTRY int cuEventDestroy_v2(EventHandle event) { return Record("cuEventDestroy_v2", event); }
+ENTRY int cuEventQuery(EventHandle event) { return Record("cuEventQuery", event); }
+ENTRY int cuEventSynchronize(EventHandle event) { return Record("cuEventSynchronize", event); }
+ENTRY int cuEventRecord(EventHandle event, StreamHandle stream) {
+  return Record("cuEventRecord", event, stream);
+}
+ENTRY int cuMemcpyAsync(void* to, const void* from, size_t num_bytes, StreamHandle stream) {
+  return Record("cuMemcpyAsync", to, from, num_bytes, stream);
+}
+ENTRY int cuMemAlloc_v2(void** memory, size_t num_bytes) {
+  return Create("cuMemAlloc_v2", memory, num_bytes);
+}
+ENTRY int cuMemFree_v2(void* memory) { return Record("cuMemFree_v2", memory); }
+ENTRY int cuMemHostAlloc(void** host, size_t num_bytes, unsigned flags) {
+  return Create("cuMemHostAlloc", host, num_bytes, flags);
+}
+ENTRY int cuMemFreeHost(void* host) { return Record("cuMemFreeHost", host); }
+ENTRY int cuMemHostRegister_v2(void* host, size_t num_bytes, unsigned flags) {
+  return Record("cuMemHostRegister_v2", host, num_bytes, flags);
+}
+ENTRY int cuMemHostUnregister(void* host) { return Record("cuMemHostUnregister", host); }
+ENTRY int cuMemHostGetDevicePointer_v2(void** address, void* host, unsigned flags) {
+  return Give("cuMemHostGetDevicePointer_v2", address, host, host, flags);
+}
+ENTRY int cuIpcGetMemHandle(IpcHandleInfo* handle, void* memory) {
+  return GetHandle("cuIpcGetMemHandle", handle, memory);
+}
+ENTRY int cuIpcOpenMemHandle_v2(void** memory, IpcHandleInfo handle, unsigned flags) {
+  return Create("cuIpcOpenMemHandle_v2", memory, ByteOf(handle), flags);
+}
+ENTRY int cuIpcCloseMemHandle(void* memory) { return Record("cuIpcCloseMemHandle", memory); }
+ENTRY int cuMemGetAddressRange_v2(void** base, size_t* num_bytes, void* address) {
+  return GiveRange("cuMemGetAddressRange_v2", base, num_bytes, address);
+}
+ENTRY int cuPointerGetAttribute(void* data, int attribute, void* address) {
+  return Give("cuPointerGetAttribute", static_cast<int*>(data), 1, attribute, address);
+}
+ENTRY int cuMemGetHandleForAddressRange(void* fd, void* address, size_t num_bytes, int type,
+                                        unsigned long long flags) {
+  return Give("cuMemGetHandleForAddressRange", static_cast<int*>(fd), -1, address, num_bytes, type,
+              flags);
+}
+ENTRY int hipInit(unsigned flags) { return Record("hipInit", flags); }
+ENTRY int hipRuntimeGetVersion(int* version) { return Give("hipRuntimeGetVersion", version, 7000); }
+ENTRY int hipGetDeviceCount(int* count) { return Give("hipGetDeviceCount", count, 2); }
+ENTRY int hipDeviceGet(int* device, int ordinal) {
+  return Give("hipDeviceGet", device, ordinal, ordinal);
+}
+ENTRY int hipDeviceGetName(char* name, int size, int device) {
+  return GiveText("hipDeviceGetName", name, size, "Fake GPU", device);
+}
+ENTRY int hipDeviceGetPCIBusId(char* id, int size, int device) {
+  return GiveText("hipDeviceGetPCIBusId", id, size, "0000:01:00.0", device);
+}
+ENTRY int hipDeviceGetUuid(void* uuid, int device) {
+  return GiveUuid("hipDeviceGetUuid", uuid, device);
+}
+ENTRY int hipDeviceGetAttribute(int* value, int attribute, int device) {
+  return Give("hipDeviceGetAttribute", value, 1, attribute, device);
+}
+ENTRY int hipDeviceGetStreamPriorityRange(int* low, int* high) {
+  *low = 0;
+  return Give("hipDeviceGetStreamPriorityRange", high, -5);
+}
+ENTRY int hipStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int priority) {
+  return Create("hipStreamCreateWithPriority", stream, flags, priority);
+}
+ENTRY int hipStreamDestroy(StreamHandle stream) { return Record("hipStreamDestroy", stream); }
+ENTRY int hipStreamQuery(StreamHandle stream) { return Record("hipStreamQuery", stream); }
+ENTRY int hipStreamSynchronize(StreamHandle stream) {
+  return Record("hipStreamSynchronize", stream);
+}
+ENTRY int hipStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned flags) {
+  return Record("hipStreamWaitEvent", stream, event, flags);
+}
+ENTRY int hipStreamWriteValue32(StreamHandle stream, void* address, uint32_t value,
+                                unsigned flags) {
+  return Record("hipStreamWriteValue32", stream, address, value, flags);
+}
+ENTRY int hipStreamWaitValue32(StreamHandle stream, void* address, uint32_t value, unsigned flags,
+                               uint32_t mask) {
+  return Record("hipStreamWaitValue32", stream, address, value, flags, mask);
+}
+ENTRY int hipEventCreateWithFlags(EventHandle* event, unsigned flags) {
+  return Create("hipEventCreateWithFlags", event, flags);
+}
+ENTRY int hipEventDestroy(EventHandle event) { return Record("hipEventDestroy", event); }
+ENTRY int hipEventQuery(EventHandle event) { return Record("hipEventQuery", event); }
+ENTRY int hipEventSynchronize(EventHandle event) { return Record("hipEventSynchronize", event); }
+ENTRY int hipEventRecord(EventHandle event, StreamHandle stream) {
+  return Record("hipEventRecord", event, stream);
+}
+ENTRY int hipMemcpyAsync(void* to, const void* from, size_t num_bytes, int kind,
+                         StreamHandle stream) {
+  return Record("hipMemcpyAsync", to, from, num_bytes, kind, stream);
+}
+ENTRY int hipMalloc(void** memory, size_t num_bytes) {
+  return Create("hipMalloc", memory, num_bytes);
+}
+ENTRY int hipFree(void* memory) { return Record("hipFree", memory); }
+ENTRY int hipHostMalloc(void** host, size_t num_bytes, unsigned flags) {
+  return Create("hipHostMalloc", host, num_bytes, flags);
+}
+ENTRY int hipHostFree(void* host) { return Record("hipHostFree", host); }
+ENTRY int hipHostRegister(void* host, size_t num_bytes, unsigned flags) {
+  return Record("hipHostRegister", host, num_bytes, flags);
+}
+ENTRY int hipHostUnregister(void* host) { return Record("hipHostUnregister", host); }
+ENTRY int hipHostGetDevicePointer(void** address, void* host, unsigned flags) {
+  return Give("hipHostGetDevicePointer", address, host, host, flags);
+}
+ENTRY int hipIpcGetMemHandle(IpcHandleInfo* handle, void* memory) {
+  return GetHandle("hipIpcGetMemHandle", handle, memory);
+}
+ENTRY int hipIpcOpenMemHandle(void** memory, IpcHandleInfo handle, unsigned flags) {
+  return Create("hipIpcOpenMemHandle", memory, ByteOf(handle), flags);
+}
+ENTRY int hipIpcCloseMemHandle(void* memory) { return Record("hipIpcCloseMemHandle", memory); }
+ENTRY int hipMemGetAddressRange(void** base, size_t* num_bytes, void* address) {
+  return GiveRange("hipMemGetAddressRange", base, num_bytes, address);
+}
+ENTRY int hipPointerGetAttribute(void* data, int attribute, void* address) {
+  return Give("hipPointerGetAttribute", static_cast<int*>(data), 1, attribute, address);
+}
+ENTRY int hipMemGetHandleForAddressRange(void* fd, void* address, size_t num_bytes, int type,
+                                         unsigned long long flags) {
+  return Give("hipMemGetHandleForAddressRange", static_cast<int*>(fd), -1, address, num_bytes, type,
+              flags);
+}
+
+// CUDA's alone.
+
+ENTRY int cuGetErrorName(int, const char** name) {
+  *name = "CUDA_ERROR_OF_THE_TEST";
+  return 0;
+}
+ENTRY int cuGetErrorString(int, const char** text) {
+  *text = "a failure of the test";
+  return 0;
+}
+ENTRY int cuDevicePrimaryCtxRetain(void** context, int device) {
+  return Create("cuDevicePrimaryCtxRetain", context, device);
+}
+ENTRY int cuDevicePrimaryCtxRelease_v2(int device) {
+  return Record("cuDevicePrimaryCtxRelease_v2", device);
+}
+ENTRY int cuCtxPushCurrent_v2(void*) {
+  ++context_depth;
+  return 0;
+}
+ENTRY int cuCtxPopCurrent_v2(void**) {
+  --context_depth;
+  return 0;
+}
+
+// HIP's alone.
+
+ENTRY const char* hipGetErrorName(int) { return "hipErrorOfTheTest"; }
+ENTRY const char* hipGetErrorString(int) { return "a failure of the test"; }
+ENTRY int hipGetLastError() { return std::exchange(last_error, 0); }
+ENTRY int hipGetDevice(int* device) {
+  *device = current_device;
+  return 0;
+}
+ENTRY int hipSetDevice(int device) {
+  current_device = device;
+  return 0;
+}
+ENTRY int hsa_amd_portable_export_dmabuf(const void* address, size_t num_bytes, int* fd,
+                                         uint64_t* offset) {
+  *offset = 0x100;
+  return Give("hsa_amd_portable_export_dmabuf", fd, -1, address, num_bytes);
+}
+// NOLINTEND(readability-identifier-naming,misc-use-internal-linkage)

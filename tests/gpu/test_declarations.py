@@ -1,0 +1,135 @@
+"""Our declarations of CUDA's driver and of HIP against the vendors' headers, where those are."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_DEVICE = _ROOT / "xla_plugin" / "device"
+
+# Parameters and results must look the same to the compiler's calling convention: our addresses are
+# void* where CUDA's are integers of the same size, and our enumerations are int.
+_PRELUDE = """
+#include <type_traits>
+template <typename T>
+constexpr bool kIsWord = std::is_pointer_v<T> || std::is_integral_v<T> || std::is_enum_v<T>;
+template <typename A, typename B>
+constexpr bool kSame = std::is_void_v<A> ? std::is_void_v<B>
+    : sizeof(A) == sizeof(B) && alignof(A) == alignof(B) && kIsWord<A> == kIsWord<B>;
+template <typename A, typename B>
+struct SameShape : std::false_type {};
+template <typename A, typename... P, typename B, typename... Q>
+  requires(sizeof...(P) == sizeof...(Q))
+struct SameShape<A(P...), B(Q...)>
+    : std::bool_constant<kSame<A, B> && (true && ... && kSame<P, Q>)> {};
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Vendor:
+    """A vendor's header, and where ours says the same."""
+
+    ours: str
+    struct: str
+    header: str
+    folders: tuple[str, ...]
+    defines: tuple[str, ...]
+    major: str  # the header's major version, for #if
+
+
+_VENDORS = {
+    "cuda": _Vendor(
+        "cuda/cuda_api.h",
+        "CudaApi",
+        "cuda.h",
+        ("/usr/local/cuda/include", "/opt/cuda/include", "/usr/include"),
+        (),
+        "CUDA_VERSION / 1000",
+    ),
+    "hip": _Vendor(
+        "hip/hip_api.h",
+        "HipApi",
+        "hip/hip_runtime_api.h",
+        ("/opt/rocm/include", "/usr/include"),
+        ("__HIP_PLATFORM_AMD__", "__HIP_DISABLE_CPP_FUNCTIONS__"),
+        "HIP_VERSION_MAJOR",
+    ),
+}
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not compiler:
+        pytest.skip("no C++ compiler")
+    return compiler
+
+
+def _include(vendor: _Vendor) -> str:
+    """The folder with the vendor's header; JAXHET_TEST_INCLUDE may name others, with colons."""
+    named = os.environ.get("JAXHET_TEST_INCLUDE", "").split(":")
+    for folder in [*named, *vendor.folders]:
+        if folder and (pathlib.Path(folder) / vendor.header).exists():
+            return folder
+    pytest.skip(f"no {vendor.header} here (Debian: libamdhip64-dev; CUDA: the toolkit)")
+
+
+def _functions(text: str) -> list[tuple[str, str, int]]:
+    """Member, the vendor's name and the major version that has it first of every entry point."""
+    found = re.findall(r" (\w+)\{\s*library,\s*\"(\w+)\"(,?)", text)
+    assert len(found) > 30
+    return [(member, name, 7 if optional else 0) for member, name, optional in found]
+
+
+def _values(text: str) -> list[tuple[str, str, str]]:
+    """Our constant, the vendor's, and the major version that has it first ("" for all)."""
+    found = re.findall(r"(k\w+) =\s[^;]+;\s*// ((?:CU|hip|HIP)\w+)(?: \((\d)\))?\n", text)
+    assert len(found) == len(re.findall(r";\s*// (?:CU|hip|HIP)", text)) > 12
+    return found
+
+
+def _program(vendor: _Vendor) -> str:
+    text = (_DEVICE / vendor.ours).read_text()
+    lines = [_PRELUDE, f'#include "xla_plugin/device/{vendor.ours}"', f"#include <{vendor.header}>"]
+    lines.append(f"using Api = jaxhet::{vendor.struct};")
+    for member, name, since in _functions(text):
+        if name.startswith("hsa_"):
+            continue  # of another header
+        shape = f"SameShape<decltype(Api::{member})::Signature, decltype(::{name})>"
+        check = f'static_assert({shape}::value, "{name}");'
+        lines += [f"#if {vendor.major} >= {since}", check, "#endif"]
+    for ours, theirs, since in _values(text):
+        check = f'static_assert(static_cast<long long>(Api::{ours}) == {theirs}, "{theirs}");'
+        lines += [f"#if {vendor.major} >= {since or 0}", check, "#endif"]
+    return "\n".join(lines) + "\n"
+
+
+def _compile(vendor: _Vendor, program: str) -> str:
+    """What the compiler has against `program`; empty if nothing."""
+    command = [_compiler(), "-x", "c++", "-std=c++20", "-w", "-fsyntax-only", "-"]
+    command += [f"-I{_ROOT}", "-isystem", _include(vendor)]
+    command += [f"-D{define}" for define in vendor.defines]
+    result = subprocess.run(
+        command, input=program, check=False, capture_output=True, text=True, timeout=120
+    )
+    return result.stderr if result.returncode else ""
+
+
+@pytest.mark.parametrize("name", _VENDORS)
+def test_declarations_agree_with_the_vendors_header(name: str):
+    vendor = _VENDORS[name]
+    assert _compile(vendor, _program(vendor)) == ""
+
+
+@pytest.mark.parametrize("name", _VENDORS)
+def test_a_wrong_declaration_is_found(name: str):
+    vendor = _VENDORS[name]
+    program = _program(vendor)
+    function = program.replace("decltype(Api::init)", "decltype(Api::malloc)")
+    assert f"{name[:3].replace('cud', 'cu')}Init" in _compile(vendor, function)
+    value = program.replace("(Api::kDeviceOrdinal)", "(Api::kDeviceOrdinal + 1)")
+    assert "POINTER_ATTRIBUTE_DEVICE_ORDINAL" in _compile(vendor, value)

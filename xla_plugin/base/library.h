@@ -1,0 +1,30 @@
+#ifndef XLA_PLUGIN_BASE_LIBRARY_H_
+#define XLA_PLUGIN_BASE_LIBRARY_H_
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace jaxhet {
+
+// A shared library that is loaded at run time. It stays loaded: drivers have threads of their own.
+class Library {
+ public:
+  // The first of `names` that can be loaded; nullptr is the program itself. Throws DeviceError with
+  // the loader's words if there is none.
+  explicit Library(std::span<const char* const> names);
+
+  const std::string& name() const { return name_; }
+  // The address of `symbol`, or nullptr.
+  void* Find(const char* symbol) const;
+  // The same, but throws DeviceError if it is missing.
+  void* Require(const char* symbol) const;
+
+ private:
+  std::string name_;
+  void* handle_ = nullptr;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_BASE_LIBRARY_H_

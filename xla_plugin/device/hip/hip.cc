@@ -1,0 +1,56 @@
+#include "xla_plugin/device/hip/hip.h"
+
+#include "xla_plugin/device/gpu.h"
+#include "xla_plugin/device/hip/hip_api.h"
+
+namespace jaxhet {
+
+FailureText HipApi::Describe(int result) const {
+  return {.code = result, .name = get_error_name(result), .text = get_error_string(result)};
+}
+
+int HipApi::Retain(int ordinal, Context* context) {
+  *context = ordinal;
+  return kGpuSuccess;
+}
+
+int HipApi::Enter(Context context, Context* before) const {
+  const int result = get_device(before);
+  if (result != kGpuSuccess || *before == context) return result;
+  return set_device(context);
+}
+
+void HipApi::Leave(Context before) const { set_device(before); }
+
+int HipApi::Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const {
+  return memcpy_async(to, from, num_bytes, kCopyDefault, stream);
+}
+
+int HipApi::WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const {
+  return stream_wait_value(stream, address, value, kWaitAtLeast, kWaitMask);
+}
+
+std::pair<const char*, int> HipApi::ExportDmaBuf(void* address, size_t num_bytes, int* fd,
+                                                 uint64_t* offset) const {
+  if (get_handle_for_address_range) {
+    const int result = get_handle_for_address_range(fd, address, num_bytes, kDmaBufFd, 0);
+    if (result == kGpuSuccess || !hsa_export_dmabuf) {
+      return {get_handle_for_address_range.name(), result};
+    }
+    ClearLastError();
+  }
+  if (!hsa_export_dmabuf) return {hsa_export_dmabuf.name(), kGpuNotSupported};
+  // HSA numbers its results in another way; which one it was helps nobody.
+  const bool exported = hsa_export_dmabuf(address, num_bytes, fd, offset) == 0;
+  return {hsa_export_dmabuf.name(), exported ? kGpuSuccess : kGpuNotSupported};
+}
+
+std::vector<DeviceInfo> ListHipDevices(Vendor::Libraries libraries) {
+  return ListGpus<HipApi>(libraries);
+}
+
+std::unique_ptr<Device> OpenHipDevice(Vendor::Libraries libraries, int ordinal) {
+  return Gpu<HipApi>::Open(libraries, ordinal);
+}
+
+}  // namespace jaxhet

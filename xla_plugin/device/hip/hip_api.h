@@ -1,0 +1,118 @@
+#ifndef XLA_PLUGIN_DEVICE_HIP_HIP_API_H_
+#define XLA_PLUGIN_DEVICE_HIP_HIP_API_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "xla_plugin/device/device.h"
+#include "xla_plugin/device/failure.h"
+#include "xla_plugin/device/function.h"
+
+namespace jaxhet {
+
+// The part of HIP's runtime interface that we use, declared here so that no ROCm is needed to
+// build. Results and enumerations are int. tests/gpu/test_declarations.py compares every entry
+// point and every value that has HIP's name beside it with hip/hip_runtime_api.h (compared
+// with 5.2.3 and 6.3.0; the optional ones, which are of 7, by their documentation). Not run on AMD
+// hardware.
+struct HipApi {
+  using Context = int;  // the ordinal of the thread's current device
+
+  static constexpr std::string_view kVendor = "hip";
+
+  static constexpr unsigned kStreamNonBlocking = 0x1;     // hipStreamNonBlocking
+  static constexpr unsigned kEventDisableTiming = 0x2;    // hipEventDisableTiming
+  static constexpr unsigned kHostMallocPortable = 0x1;    // hipHostMallocPortable
+  static constexpr unsigned kHostMallocMapped = 0x2;      // hipHostMallocMapped
+  static constexpr unsigned kHostRegisterPortable = 0x1;  // hipHostRegisterPortable
+  static constexpr unsigned kHostRegisterMapped = 0x2;    // hipHostRegisterMapped
+  static constexpr unsigned kIpcLazyPeerAccess = 0x1;     // hipIpcMemLazyEnablePeerAccess (6)
+  static constexpr unsigned kWaitAtLeast = 0x0;           // hipStreamWaitValueGte
+  static constexpr uint32_t kWaitMask = 0xFFFFFFFF;       // all bits of the word
+  static constexpr int kCopyDefault = 4;                  // hipMemcpyDefault
+  static constexpr int kDeviceOrdinal = 9;                // HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+  static constexpr int kDmaBufFd = 1;                     // hipMemRangeHandleTypeDmaBufFd (7)
+  static constexpr int kStreamValues = 10013;             // hipDeviceAttributeCanUseStreamWaitValue
+  static constexpr int kDmaBufSupported = 93;             // hipDeviceAttributeDmaBufSupported (7)
+  static constexpr int kGpuDirectRdma = 10011;            // hipDeviceAttributeIsLargeBar
+
+  Library library;
+  Function<int(unsigned)> init{library, "hipInit"};
+  Function<int(int*)> get_version{library, "hipRuntimeGetVersion"};
+  Function<const char*(int)> get_error_name{library, "hipGetErrorName"};
+  Function<const char*(int)> get_error_string{library, "hipGetErrorString"};
+  Function<int()> get_last_error{library, "hipGetLastError"};
+
+  Function<int(int*)> get_device_count{library, "hipGetDeviceCount"};
+  Function<int(int*, int)> device_get{library, "hipDeviceGet"};
+  Function<int(char*, int, int)> device_get_name{library, "hipDeviceGetName"};
+  Function<int(char*, int, int)> device_get_pci_bus_id{library, "hipDeviceGetPCIBusId"};
+  Function<int(void*, int)> device_get_uuid{library, "hipDeviceGetUuid"};
+  Function<int(int*, int, int)> device_get_attribute{library, "hipDeviceGetAttribute"};
+  Function<int(int*)> get_device{library, "hipGetDevice"};
+  Function<int(int)> set_device{library, "hipSetDevice"};
+
+  Function<int(int*, int*)> stream_priority_range{library, "hipDeviceGetStreamPriorityRange"};
+  Function<int(StreamHandle*, unsigned, int)> stream_create{library, "hipStreamCreateWithPriority"};
+  Function<int(StreamHandle)> stream_destroy{library, "hipStreamDestroy"};
+  Function<int(StreamHandle)> stream_query{library, "hipStreamQuery"};
+  Function<int(StreamHandle)> stream_synchronize{library, "hipStreamSynchronize"};
+  Function<int(StreamHandle, EventHandle, unsigned)> stream_wait_event{library,
+                                                                       "hipStreamWaitEvent"};
+  Function<int(StreamHandle, void*, uint32_t, unsigned)> stream_write_value{
+      library, "hipStreamWriteValue32"};
+  Function<int(StreamHandle, void*, uint32_t, unsigned, uint32_t)> stream_wait_value{
+      library, "hipStreamWaitValue32"};
+
+  Function<int(EventHandle*, unsigned)> event_create{library, "hipEventCreateWithFlags"};
+  Function<int(EventHandle)> event_destroy{library, "hipEventDestroy"};
+  Function<int(EventHandle, StreamHandle)> event_record{library, "hipEventRecord"};
+  Function<int(EventHandle)> event_query{library, "hipEventQuery"};
+  Function<int(EventHandle)> event_synchronize{library, "hipEventSynchronize"};
+
+  Function<int(void*, const void*, size_t, int, StreamHandle)> memcpy_async{library,
+                                                                            "hipMemcpyAsync"};
+  Function<int(void**, size_t)> malloc{library, "hipMalloc"};
+  Function<int(void*)> free{library, "hipFree"};
+  Function<int(void**, size_t, unsigned)> host_malloc{library, "hipHostMalloc"};
+  Function<int(void*)> host_free{library, "hipHostFree"};
+  Function<int(void*, size_t, unsigned)> host_register{library, "hipHostRegister"};
+  Function<int(void*)> host_unregister{library, "hipHostUnregister"};
+  Function<int(void**, void*, unsigned)> host_get_device_pointer{library,
+                                                                 "hipHostGetDevicePointer"};
+  Function<int(IpcHandleInfo*, void*)> ipc_get{library, "hipIpcGetMemHandle"};
+  Function<int(void**, IpcHandleInfo, unsigned)> ipc_open{library, "hipIpcOpenMemHandle"};
+  Function<int(void*)> ipc_close{library, "hipIpcCloseMemHandle"};
+  Function<int(void**, size_t*, void*)> get_address_range{library, "hipMemGetAddressRange"};
+  Function<int(void*, int, void*)> pointer_get_attribute{library, "hipPointerGetAttribute"};
+
+  using ExportRange = Function<int(void*, void*, size_t, int, unsigned long long)>;
+  using ExportPortable = Function<int(const void*, size_t, int*, uint64_t*)>;
+  ExportRange get_handle_for_address_range{library, "hipMemGetHandleForAddressRange",
+                                           ExportRange::kOptional};
+  // Of the HSA runtime, which HIP is linked with.
+  ExportPortable hsa_export_dmabuf{library, "hsa_amd_portable_export_dmabuf",
+                                   ExportPortable::kOptional};
+
+  // What differs from CUDA; see Gpu.
+
+  static constexpr const char* kRetainName = "hipSetDevice";
+  static constexpr const char* kEnterName = "hipSetDevice";
+
+  FailureText Describe(int result) const;
+  void ClearLastError() const { get_last_error(); }
+  static int Retain(int ordinal, Context* context);
+  void Release(int /*ordinal*/) const {}  // HIP's contexts live as long as the process
+  int Enter(Context context, Context* before) const;
+  void Leave(Context before) const;
+  int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
+  int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
+  std::pair<const char*, int> ExportDmaBuf(void* address, size_t num_bytes, int* fd,
+                                           uint64_t* offset) const;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_DEVICE_HIP_HIP_API_H_

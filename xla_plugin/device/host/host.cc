@@ -1,0 +1,222 @@
+#include "xla_plugin/device/host/host.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/thread.h"
+
+// A device that is the host's own memory, for CPU islands and for tests: each stream is a thread.
+namespace jaxhet {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+[[noreturn]] void ThrowUnsupported(std::string_view what) {
+  Throw(ErrorCode::kDevice, "host memory has no ", what, "; use the transports shm or tcp");
+}
+
+DeviceInfo HostInfo() {
+  return {.vendor = "host",
+          .ordinal = 0,
+          .name = "this host's memory",
+          .pci_bus_id = {},
+          .uuid = std::string(32, '0'),
+          .driver_version = 0,
+          .stream_values = true,
+          .dma_buf = false,
+          .gpu_direct_rdma = false};
+}
+
+// Work in order. What waits for a value when this goes is given up.
+class HostStream {
+ public:
+  HostStream() : thread_(StartThread("jaxhet-stream", [this] { Run(); })) {}
+  ~HostStream() {
+    stopping_ = true;
+    Add([] {});  // wakes the thread
+    thread_.join();
+  }
+  HostStream(const HostStream&) = delete;
+  HostStream& operator=(const HostStream&) = delete;
+
+  void Add(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(work));
+    ++num_pending_;
+    changed_.notify_all();
+  }
+
+  bool IsIdle() {
+    const std::lock_guard lock(mutex_);
+    return num_pending_ == 0;
+  }
+
+  void Synchronize() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return num_pending_ == 0; });
+  }
+
+  bool stopping() const { return stopping_; }
+
+ private:
+  void Run() {
+    std::unique_lock lock(mutex_);
+    while (!stopping_ || !queue_.empty()) {
+      changed_.wait(lock, [this] { return !queue_.empty(); });
+      const std::function<void()> work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      work();
+      lock.lock();
+      --num_pending_;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  size_t num_pending_ = 0;  // in the queue, or running
+  std::atomic<bool> stopping_ = false;
+  std::thread thread_;
+};
+
+// Counts its records; done when the last one was reached.
+class HostEvent {
+ public:
+  uint64_t last() const { return recorded_; }
+  uint64_t Record() { return ++recorded_; }
+  void Reach(uint64_t record) {
+    for (uint64_t seen = reached_;
+         seen < record && !reached_.compare_exchange_weak(seen, record);) {
+    }
+    reached_.notify_all();
+  }
+  bool IsReached(uint64_t record) const { return reached_ >= record; }
+  void Wait(uint64_t record) const {
+    for (uint64_t seen = reached_; seen < record; seen = reached_) reached_.wait(seen);
+  }
+
+ private:
+  std::atomic<uint64_t> recorded_ = 0;
+  std::atomic<uint64_t> reached_ = 0;
+};
+
+// Handles of streams own a HostStream; handles of events a shared HostEvent, since work on a stream
+// may outlive the event.
+HostStream& StreamOf(StreamHandle handle) { return *reinterpret_cast<HostStream*>(handle); }
+std::shared_ptr<HostEvent>& EventOf(EventHandle handle) {
+  return *reinterpret_cast<std::shared_ptr<HostEvent>*>(handle);
+}
+
+class HostDevice final : public Device {
+ public:
+  HostDevice() : Device(HostInfo()) {}
+
+  void DestroyStream(StreamHandle stream) noexcept override { delete &StreamOf(stream); }
+  void DestroyEvent(EventHandle event) noexcept override { delete &EventOf(event); }
+  void Free(void* memory) noexcept override {
+    {
+      const std::lock_guard lock(mutex_);
+      allocations_.erase(static_cast<std::byte*>(memory));
+    }
+    ::operator delete(memory, kAlignment);
+  }
+  void FreePinned(void* host) noexcept override { Free(host); }
+  void Unregister(void* /*host*/) noexcept override {}
+  void CloseIpc(void* /*memory*/) noexcept override {}
+
+  Stream CreateStream(StreamPriority /*priority*/) override {
+    return {*this, reinterpret_cast<StreamHandle>(new HostStream)};
+  }
+  Event CreateEvent() override {
+    return {*this, reinterpret_cast<EventHandle>(
+                       new std::shared_ptr<HostEvent>(std::make_shared<HostEvent>()))};
+  }
+  Memory Allocate(size_t num_bytes) override { return {*this, NewMemory(num_bytes)}; }
+  PinnedMemory AllocatePinned(size_t num_bytes) override { return {*this, NewMemory(num_bytes)}; }
+  Registration Register(std::span<std::byte> host) override { return {*this, host.data()}; }
+  void* DeviceAddress(void* pinned_host) override { return pinned_host; }
+
+  void Record(EventHandle event, StreamHandle stream) override {
+    const auto shared = EventOf(event);
+    const uint64_t record = shared->Record();
+    StreamOf(stream).Add([shared, record] { shared->Reach(record); });
+  }
+  void WaitEvent(StreamHandle stream, EventHandle event) override {
+    const auto shared = EventOf(event);
+    const uint64_t record = shared->last();
+    StreamOf(stream).Add([shared, record] { shared->Wait(record); });
+  }
+  void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override {
+    StreamOf(stream).Add([=] { std::memmove(to, from, num_bytes); });
+  }
+  void WriteValue(StreamHandle stream, void* address, uint32_t value) override {
+    StreamOf(stream).Add([=] {
+      std::atomic_ref(*static_cast<uint32_t*>(address)).store(value, std::memory_order_release);
+    });
+  }
+  void WaitValue(StreamHandle stream, void* address, uint32_t value) override {
+    HostStream& host_stream = StreamOf(stream);
+    host_stream.Add([=, &host_stream] {
+      const std::atomic_ref word(*static_cast<uint32_t*>(address));
+      while (word.load(std::memory_order_acquire) < value && !host_stream.stopping()) {
+        std::this_thread::yield();
+      }
+    });
+  }
+
+  bool IsIdle(StreamHandle stream) override { return StreamOf(stream).IsIdle(); }
+  bool IsDone(EventHandle event) override {
+    return EventOf(event)->IsReached(EventOf(event)->last());
+  }
+  void Synchronize(StreamHandle stream) override { StreamOf(stream).Synchronize(); }
+  void Synchronize(EventHandle event) override { EventOf(event)->Wait(EventOf(event)->last()); }
+
+  IpcHandleInfo ExportIpc(void* /*address*/) override { ThrowUnsupported("IPC handles"); }
+  IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowUnsupported("IPC handles"); }
+  AddressRange RangeOf(const void* address) override {
+    const auto* const byte = static_cast<const std::byte*>(address);
+    const std::lock_guard lock(mutex_);
+    auto next = allocations_.upper_bound(const_cast<std::byte*>(byte));
+    if (next != allocations_.begin()) {
+      const auto& [base, num_bytes] = *--next;
+      if (byte < base + num_bytes) return {.base = base, .num_bytes = num_bytes};
+    }
+    Throw(ErrorCode::kDevice, "host: no allocation of this device holds ", address);
+  }
+  std::optional<int> OrdinalOf(const void* /*address*/) override { return info().ordinal; }
+  DmaBuf ExportDmaBuf(const void* /*address*/, size_t /*num_bytes*/) override {
+    ThrowUnsupported("dma-buf");
+  }
+
+ private:
+  void* NewMemory(size_t num_bytes) {
+    void* const memory = ::operator new(num_bytes, kAlignment);
+    const std::lock_guard lock(mutex_);
+    allocations_[static_cast<std::byte*>(memory)] = num_bytes;
+    return memory;
+  }
+
+  std::mutex mutex_;
+  std::map<std::byte*, size_t> allocations_;
+};
+
+}  // namespace
+
+std::vector<DeviceInfo> ListHostDevices(Vendor::Libraries /*libraries*/) { return {HostInfo()}; }
+
+std::unique_ptr<Device> OpenHostDevice(Vendor::Libraries /*libraries*/, int ordinal) {
+  if (ordinal != 0) Throw(ErrorCode::kUsage, "there is one host device, not ", ordinal + 1);
+  return std::make_unique<HostDevice>();
+}
+
+}  // namespace jaxhet
