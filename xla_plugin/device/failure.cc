@@ -9,6 +9,7 @@ std::string_view Advice(int code) {
   switch (code) {
     case kGpuInvalidValue:
     case kGpuInvalidHandle:
+    case kGpuNotFound:
       return "Is the address or handle one of this device, and still alive?";
     case kGpuOutOfMemory:
       return "Leave more memory beside XLA's: lower XLA_PYTHON_CLIENT_MEM_FRACTION.";

@@ -15,6 +15,7 @@ inline constexpr int kGpuInvalidDevice = 101;
 inline constexpr int kGpuInvalidContext = 201;
 inline constexpr int kGpuOperatingSystem = 304;
 inline constexpr int kGpuInvalidHandle = 400;
+inline constexpr int kGpuNotFound = 500;
 inline constexpr int kGpuNotReady = 600;
 inline constexpr int kGpuIllegalAddress = 700;
 inline constexpr int kGpuLaunchFailed = 719;
