@@ -225,6 +225,16 @@ class Computation:
                     self._users.setdefault(operand, []).append(user)
         return self._users.get(instruction.id, [])
 
+    def hide(self, instruction: Instruction) -> None:
+        """Puts a barrier before the users of an instruction: they do not see what it is."""
+        users = self.users(instruction)
+        barrier = self.add("opt-barrier", instruction.shape, [instruction])
+        for user in users:
+            user.operand_ids[:] = [
+                barrier.id if i == instruction.id else i for i in user.operand_ids
+            ]
+        self._users = None
+
     def remove(self, instruction: Instruction, successor: Instruction) -> None:
         """Removes an instruction without users; what waits for it waits for `successor`."""
         self.instructions = [i for i in self.instructions if i.id != instruction.id]

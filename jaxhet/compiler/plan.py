@@ -52,6 +52,8 @@ def make(module: hlo.Module, exchanges: Sequence[Exchange], options: Options) ->
         )
         exchange.finish(e, entry)
     in_order.chain()
+    if any(e.done is not None for e in exchanges):  # on CPUs, XLA has done what it does to loops
+        in_order.keep_loops()
 
 
 def collect(module: hlo.Module) -> Plan | None:
@@ -151,13 +153,27 @@ class _Order:
                 role = collectives.role(step, callee.id)
                 yield from self.lines(callee, f"{path}/{step.opcode}{number}.{role}{suffix}")
 
+    def keep_loops(self) -> None:
+        """Keeps XLA from making two of a loop with exchanges.
+
+        It would, to move an all-reduce of a sum over the iterations behind the loop.
+        """
+        for computation_id in self._steps:
+            calls = self._module.callers.get(computation_id, ())
+            if all(call.instruction.opcode != "while" for call in calls):
+                continue
+            body = self._module.computations[computation_id]
+            for instruction in [i for i in body.instructions if i.opcode == "all-reduce"]:
+                body.hide(instruction)
+
     def chain(self) -> None:
         """Makes each step wait for the start of the one before.
 
         Dones are chained alike: the scheduler, which goes backwards and has a limit of dones whose
         starts are still to come, could otherwise hold the wrong ones and find no way on. So are the
         local collectives that lead to exchanges, and those that follow: XLA would merge them into
-        one, and no exchange could start before all that it takes is there.
+        one, and no exchange could start before all that it takes is there. Gathers also wait for
+        what comes some way before their use: XLA would start all of them first.
         """
         for computation_id in self._steps:
             computation = self._module.computations[computation_id]
@@ -166,6 +182,18 @@ class _Order:
             dones = [e.done for e in exchanges if e.done is not None]
             scatters = [i for e in exchanges for i in e.scatters]
             gathers = [i for e in exchanges for i in e.gathers]
+            anchors = self._anchors(computation, exchanges)
             for sequence in (steps, dones, scatters, gathers):
                 for first, second in itertools.pairwise(sequence):
                     computation.add_control_predecessor(second, first)
+            for start, before in anchors.items():
+                computation.add_control_predecessor(computation[start], before)
+
+    def _anchors(
+        self, computation: hlo.Computation, exchanges: Sequence[Exchange]
+    ) -> dict[int, hlo.Instruction]:
+        early = {e.start.id: e for e in exchanges if e.is_gather and e.done is not None}
+        if self._name == "text":
+            return {}
+        legs = {leg.id for e in early.values() for leg in e.gathers}
+        return order.anchors(computation, early, legs)

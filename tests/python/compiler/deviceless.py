@@ -169,7 +169,23 @@ def reductions(mesh: Mesh) -> Any:
     return jax.jit(mapped).lower(x)
 
 
+def local_sum_in_loop(mesh: Mesh) -> Any:
+    """XLA moves the sum over "y" of the gradients behind the loop, if it may."""
+    mesh = Mesh(mesh.devices.reshape(2, -1), ("x", "y"))
+
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        def body(h: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return lax.ppermute(jnp.tanh(h @ w), "x", [(0, 1), (1, 0)]), None
+
+        return lax.pmean(jnp.sum(lax.scan(body, x, None, length=4)[0] ** 2), ("x", "y"))
+
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=(P(("x", "y")), P("x")), out_specs=P())
+    shape = jax.ShapeDtypeStruct((512, 256), "float32")
+    return jax.jit(jax.grad(mapped, argnums=1)).lower(shape, shape)
+
+
 CASES = {
+    "local_sum_in_loop": Case("2x1x2", local_sum_in_loop),
     "train": Case("2x1x1", train_step),
     "train_text_order": Case("2x1x1", train_step, Options(order="text")),
     "train_bf16": Case("2x1x1", functools.partial(train_step, dtype="bfloat16")),
