@@ -1,11 +1,16 @@
-"""What does a mesh cost? One model on several meshes, each on a job of islands on CPU.
+"""What does a mesh cost? One model on several meshes, each on a job of islands on CPU, or planned.
 
     python -m benchmarks.mesh_sweep [--config demo] [--meshes data=4 fsdp=4 …]
-                                    [--json FILE] [--plot FILE]
+                                    [--plan [cpu|cuda|rocm]] [--json FILE] [--plot FILE]
 
-Each mesh is trained on for a few steps by `models.pretrain` under `jaxhet launch`. Bytes across are
-those that process 0 sends to other processes in a step, by the engine's counters; times are the
-median of the steps after the first ones, which compile. Compare times of one run only.
+Each mesh is trained on for a few steps by `models.pretrain` under `jaxhet launch`. Bytes across and
+exchanges are those of a rank in a step, by the engine's counters: of process 0, by its number of
+devices. Times are the median of the steps after the first ones, which compile. Compare times of one
+run only.
+
+With `--plan` nothing is trained: a vendor's compiler says through `jaxhet plan` what a step would
+exchange, the most of all ranks. The time is that of the exchanges, one after the other, at the
+given link speeds: no measurement; the share next to matrix products may be hidden.
 """
 
 import argparse
@@ -13,6 +18,8 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -20,22 +27,26 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from benchmarks.mesh_report import Measured, Planned, Row, plot, show
+from models import planned
 from models.configs import CONFIGS, DTYPES
 from models.records import METRICS, read_rows
 
-MESHES = ("data=4", "data=2,model=2", "model=4", "fsdp=4", "data=2,fsdp=2", "stage=2,data=2")
+MESHES = ("data=4", "data=2,model=2", "fsdp=4", "data=2,fsdp=2", "stage=2,data=2")
+VENDORS = ("cpu", "cuda", "rocm")
 # Steps that compile, or run for the first time.
 WARM_UP = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What to run: a job of so many islands, of one process each, for each mesh."""
+    """What to run: a job of so many islands, of one process each, for each mesh.
+
+    `plan` is the vendor to plan for; None: run.
+    """
 
     config: str
     meshes: Sequence[str]
@@ -46,11 +57,40 @@ class Sweep:
     batch: int
     seq: int
     run_dir: pathlib.Path
+    plan: str | None = None
+    link_gb_per_s: float = 50.0
+    latency_us: float = 10.0
+
+    @property
+    def title(self) -> str:
+        """What all rows have in common."""
+        size = f"{self.islands} islands x {self.devices} devices, batch {self.batch} x {self.seq}"
+        title = f"{self.config}, {self.dtype}, {size}"
+        if not self.plan:
+            return title
+        link = f"{self.link_gb_per_s:g} GB/s, {self.latency_us:g} us an exchange"
+        return f"{title}\nplanned for {self.plan}; {link}"
 
     def command(self, mesh: str) -> list[str]:
-        """The command that trains on `mesh`."""
-        launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", str(self.islands)]
-        launch += ["--processes-per-island", "1", "--devices", str(self.devices), "--"]
+        """The command that trains on `mesh`, or plans a step on it."""
+        jaxhet = [sys.executable, "-m", "jaxhet.cli"]
+        size = [f"--islands={self.islands}", f"--devices={self.devices}"]
+        if self.plan:
+            link = [f"--link-gb-per-s={self.link_gb_per_s}", f"--latency-us={self.latency_us}"]
+            return [
+                *jaxhet,
+                "plan",
+                f"--vendor={self.plan}",
+                *size,
+                *link,
+                "--json",
+                planned.TARGET,
+            ]
+        launch = [*jaxhet, "launch", *size, "--processes-per-island=1", "--"]
+        return [*launch, sys.executable, "-m", "models.pretrain", *self.training(mesh)]
+
+    def training(self, mesh: str) -> list[str]:
+        """The options of `models.pretrain`."""
         options = {
             "config": self.config,
             "dtype": self.dtype,
@@ -61,47 +101,53 @@ class Sweep:
             "log-every": 1,
             "run-dir": self.run_dir / mesh,
         }
-        words = [f"--{key}={value}" for key, value in options.items()]
-        return [*launch, sys.executable, "-m", "models.pretrain", *words]
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """What a step on one mesh costs, for one process."""
-
-    mesh: str
-    bytes_across: float
-    exchanges: float
-    step_s_p50: float
-    tokens_per_s: float
-    loss: float
+        return [f"--{key}={value}" for key, value in options.items()]
 
 
 def measure(sweep: Sweep, mesh: str) -> Row | str:
-    """Trains on one mesh; what failed, in words, if it can't be trained on."""
+    """Trains on or plans one mesh; what failed, in words, if that can't be done."""
     folder = sweep.run_dir / mesh
-    shutil.rmtree(folder, ignore_errors=True)
+    if not sweep.plan:
+        shutil.rmtree(folder, ignore_errors=True)
     result = subprocess.run(
-        sweep.command(mesh), env=_environment(), capture_output=True, text=True, check=False
+        sweep.command(mesh),
+        env=_environment() | {planned.OPTIONS: shlex.join(sweep.training(mesh))},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         return _last_words(result.stderr) or f"exit code {result.returncode}"
-    return summary(mesh, read_rows(folder / METRICS), sweep.batch * sweep.seq)
+    if sweep.plan:
+        return of_plan(mesh, json.loads(result.stdout))
+    return summary(sweep, mesh, read_rows(folder / METRICS))
 
 
-def summary(mesh: str, rows: Sequence[Mapping[str, Any]], tokens: int) -> Row:
+def summary(sweep: Sweep, mesh: str, rows: Sequence[Mapping[str, Any]]) -> Measured:
     """The medians of the steps after the warm-up, from the metrics of a run."""
     rows = rows[WARM_UP:]
     seconds = _median([row["seconds"] for row in rows])
-    return Row(
+    sent = [sum(row.get(f"bytes_sent_{name}", 0) for name in ("shm", "tcp")) for row in rows]
+    return Measured(
         mesh=mesh,
-        bytes_across=_median(
-            [sum(row.get(f"bytes_sent_{name}", 0) for name in ("shm", "tcp")) for row in rows]
-        ),
-        exchanges=_median([row.get("exchanges_completed", 0) for row in rows]),
-        step_s_p50=seconds,
-        tokens_per_s=tokens / seconds,
+        bytes_across=_median(sent) / sweep.devices,
+        exchanges=_median([row.get("exchanges_completed", 0) for row in rows]) / sweep.devices,
+        seconds=seconds,
+        tokens_per_s=sweep.batch * sweep.seq / seconds,
         loss=rows[-1]["loss"],
+    )
+
+
+def of_plan(mesh: str, told: Mapping[str, Any]) -> Planned:
+    """The row of what `jaxhet plan --json` prints."""
+    total = told["seconds"]["total"]
+    return Planned(
+        mesh=mesh,
+        bytes_across=told["bytes_per_step"],
+        exchanges=told["exchanges_per_step"],
+        seconds=total,
+        overlapped=told["seconds"]["overlapped"] / total if total else 0.0,
+        is_exact=told["is_exact"],
     )
 
 
@@ -117,51 +163,8 @@ def _environment() -> dict[str, str]:
 
 def _last_words(text: str) -> str:
     """The line in which a run says why it ended, if there is one, without who said it."""
-    said = [line for line in text.splitlines() if "models.pretrain: " in line]
-    return said[0].partition("models.pretrain: ")[2] if said else ""
-
-
-def show(sweep: Sweep, results: Mapping[str, Row | str], console: Console) -> None:
-    """Prints a line for each mesh."""
-    title = f"{sweep.config}, {sweep.dtype}, {sweep.islands} islands x {sweep.devices} devices"
-    table = Table(title=f"{title}, batch {sweep.batch} x {sweep.seq}")
-    table.add_column("mesh")
-    for heading in ("MB across", "exchanges", "step, ms (p50)", "tokens/s", "loss"):
-        table.add_column(heading, justify="right")
-    for mesh, row in results.items():
-        if isinstance(row, str):
-            table.add_row(mesh, "failed")
-            continue
-        table.add_row(
-            mesh,
-            f"{row.bytes_across / 1e6:.2f}",
-            f"{row.exchanges:g}",
-            f"{row.step_s_p50 * 1e3:.1f}",
-            f"{row.tokens_per_s:.0f}",
-            f"{row.loss:.4f}",
-        )
-    console.print(table)
-    for mesh, row in results.items():
-        if isinstance(row, str):
-            console.print(f"{mesh} failed: {row}", style="bold red")
-
-
-def plot(path: pathlib.Path, rows: Sequence[Row]) -> None:
-    """Draws bytes across, exchanges and time of a step for each mesh, as a PNG."""
-    figure = Figure(figsize=(11, 1.2 + 0.4 * len(rows)), layout="constrained")
-    panels = {
-        "MB across islands": [row.bytes_across / 1e6 for row in rows],
-        "exchanges": [row.exchanges for row in rows],
-        "step, ms (p50)": [row.step_s_p50 * 1e3 for row in rows],
-    }
-    names = [row.mesh for row in rows]
-    columns = figure.subplots(1, len(panels), sharey=True)
-    for axes, (label, values) in zip(columns, panels.items(), strict=True):
-        axes.bar_label(axes.barh(names, values), fmt="%.3g", padding=2)
-        axes.set(xlabel=label)
-        axes.margins(x=0.2)
-    columns[0].invert_yaxis()
-    figure.savefig(path, dpi=150, format="png")
+    said = re.search(r"(?:models\.pretrain|jaxhet\.\w+Error): (.*)", text)
+    return said[1] if said else ""
 
 
 def run(sweep: Sweep, json_path: pathlib.Path | None, plot_path: pathlib.Path | None) -> int:
@@ -170,7 +173,8 @@ def run(sweep: Sweep, json_path: pathlib.Path | None, plot_path: pathlib.Path | 
         mesh: measure(sweep, mesh)
         for mesh in track(sweep.meshes, "meshes", console=Console(stderr=True))
     }
-    show(sweep, results, Console(width=120))
+    kind = Planned if sweep.plan else Measured
+    show(sweep.title, kind, results, Console(width=120))
     rows = [row for row in results.values() if isinstance(row, Row)]
     if json_path:
         json_path.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
@@ -183,19 +187,35 @@ def main() -> int:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.mesh_sweep",
-        description="Train one model on several meshes over islands, and compare what they cost.",
+        description="Train or plan one model on several meshes over islands; compare their costs.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--config", choices=CONFIGS, default="demo", help="size of the model")
     parser.add_argument("--meshes", nargs="+", default=MESHES, help="axes, outer one first")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="type to compute in")
     parser.add_argument("--islands", type=int, default=2, help="islands, of one process each")
-    parser.add_argument("--devices", type=int, default=2, help="CPU devices of each island")
+    parser.add_argument("--devices", type=int, default=2, help="devices of each island")
     parser.add_argument("--steps", type=int, default=10, help="steps that are measured")
     parser.add_argument("--batch", type=int, default=16, help="rows in a batch")
     parser.add_argument("--seq", type=int, default=128, help="positions in a row")
     parser.add_argument(
         "--run-dir", type=pathlib.Path, default=pathlib.Path("runs/mesh_sweep"), help="of the runs"
+    )
+    parser.add_argument(
+        "--plan",
+        nargs="?",
+        const="cpu",
+        choices=VENDORS,
+        help="run nothing; whose compiler plans",
+    )
+    parser.add_argument(
+        "--link-gb-per-s",
+        type=float,
+        default=Sweep.link_gb_per_s,
+        help="with --plan: of a rank, across islands",
+    )
+    parser.add_argument(
+        "--latency-us", type=float, default=Sweep.latency_us, help="with --plan: of an exchange"
     )
     parser.add_argument("--json", type=pathlib.Path, help="file for the table's rows")
     parser.add_argument("--plot", type=pathlib.Path, help="file for a plot, PNG")

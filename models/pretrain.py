@@ -142,20 +142,23 @@ def parse_stages(text: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def pretrain(options: Options) -> None:
-    """Runs the training that `options` describe, on all devices of the job."""
-    mesh = make_mesh(options)
-    config = model_config(options)
+def make_trainer(options: Options) -> Trainer:
+    """What trains the model that `options` describe, on all devices of the job."""
     schedule = Schedule(
         options.learning_rate, options.warmup, options.weight_decay, options.max_gradient_norm
     )
-    trainer = Trainer(config, schedule, mesh)
+    return Trainer(model_config(options), schedule, make_mesh(options))
+
+
+def pretrain(options: Options) -> None:
+    """Runs the training that `options` describe."""
+    trainer = make_trainer(options)
     corpus = open_corpus(options.data)
     batches = Batches(corpus, options.seed, options.batch, options.seq, options.permute)
     facts = {name: getattr(options, name) for name in _FACTS}
-    facts |= {"corpus": corpus.identity, "dtype": config.dtype}
+    facts |= {"corpus": corpus.identity, "dtype": trainer.config.dtype}
     folder = Path(options.run_dir)
-    with Checkpoints(folder / "checkpoints", facts) as checkpoints, jax.set_mesh(mesh):
+    with Checkpoints(folder / "checkpoints", facts) as checkpoints, jax.set_mesh(trainer.mesh):
         _train(options, trainer, batches, checkpoints)
 
 

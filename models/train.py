@@ -12,7 +12,7 @@ from flax import nnx
 from models.configs import Config
 from models.llama import Llama, cross_entropy
 from models.pipeline import Pipeline
-from models.sharding import parameter_shardings, path_name, replicated
+from models.sharding import activation_sharding, parameter_shardings, path_name, replicated
 
 Params = dict[str, Any]
 
@@ -114,6 +114,19 @@ class Trainer:
         init = jit(self.init, static_argnums=0, out_shardings=shardings)
         step = jit(self.step, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
         return init, step
+
+    def lower(self, jit: Callable[..., Any], batch: int, positions: int) -> Any:
+        """`step` under `jit`, lowered for batches of that size; no array is made."""
+        _, step = self.compile(jit)
+        state = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            jax.eval_shape(lambda: self.init(0)),
+            self.state_shardings(),
+        )
+        split = activation_sharding("tokens", self.mesh)
+        tokens = jax.ShapeDtypeStruct((batch, positions + 1), jnp.int32, sharding=split)
+        with jax.set_mesh(self.mesh):
+            return step.lower(state, tokens)
 
     @property
     def _pipeline(self) -> Pipeline | None:

@@ -33,9 +33,8 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
 
     sys.path.append(str(PLUGINS))
     import jax
-    import jax.numpy as jnp
     import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import Mesh
 
     from jaxhet import _deviceless
     from jaxhet.compiler import Job, Options, Plan, decompose
@@ -68,16 +67,7 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
     mesh = Mesh(np.array(devices), ("data",))
     config = dataclasses.replace(CONFIGS[args.config], layers=args.layers, scan=args.scan)
     trainer = Trainer(config, Schedule(1e-3, 10, 0.1, 1.0), mesh)
-    state = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        jax.eval_shape(lambda: trainer.init(0)),
-        trainer.state_shardings(),
-    )
-    split = NamedSharding(mesh, PartitionSpec("data"))
-    tokens = jax.ShapeDtypeStruct((2 * _BATCH, _SEQUENCE + 1), jnp.int32, sharding=split)
-    _, step = trainer.compile(jax.jit)
-    with jax.set_mesh(mesh):
-        lowered = step.lower(state, tokens)
+    lowered = trainer.lower(jax.jit, 2 * _BATCH, _SEQUENCE)
     islands = tuple((d,) for d in devices) if system == "bridged" else (tuple(devices),)
     before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from models.configs import Config
-from models.sharding import activation_sharding
 from models.train import Schedule, Trainer
 
 _SCHEDULE = Schedule(learning_rate=1e-3, warmup=20, weight_decay=0.1, max_gradient_norm=1.0)
@@ -38,17 +36,7 @@ class TrainStep:
     def lower(self, devices: Mesh) -> Any:
         """Lowers the step for `devices`, whatever the axes of their mesh."""
         mesh = Mesh(devices.devices.reshape(tuple(self.axes.values())), tuple(self.axes))
-        trainer = Trainer(self.config, _SCHEDULE, mesh)
-        _, step = trainer.compile(jax.jit)
-        state = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            jax.eval_shape(lambda: trainer.init(0)),
-            trainer.state_shardings(),
-        )
-        shape = (self.batch, self.positions + 1)
-        lies = activation_sharding("tokens", mesh)
-        with jax.set_mesh(mesh):
-            return step.lower(state, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=lies))
+        return Trainer(self.config, _SCHEDULE, mesh).lower(jax.jit, self.batch, self.positions)
 
 
 def _small(**changes: Any) -> Config:

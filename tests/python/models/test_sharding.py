@@ -18,15 +18,7 @@ SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient
 
 def step_text(trainer: Trainer, jit: Callable[..., Any], batch: int) -> str:
     """The optimized program of a training step on the trainer's mesh."""
-    tokens = Batches(open_corpus(), 0, batch, 16)(0, activation_sharding("tokens", trainer.mesh))
-    state = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        jax.eval_shape(lambda: trainer.init(0)),
-        trainer.state_shardings(),
-    )
-    with jax.set_mesh(trainer.mesh):
-        _, step = trainer.compile(jit)
-        return step.lower(state, tokens).compile().as_text()
+    return trainer.lower(jit, batch, 16).compile().as_text()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""A training step of `models.pretrain` for `jaxhet plan`: what it would exchange.
+
+    PRETRAIN="--config 1b --mesh fsdp=4" jaxhet plan --islands 2 --devices 2 models.planned:step
+
+`PRETRAIN` holds options of `python -m models.pretrain`, written as for a shell.
+"""
+
+import os
+import shlex
+import sys
+from typing import Any
+
+import jaxhet
+from models.pretrain import PROGRAM, make_trainer, parse
+
+OPTIONS = "PRETRAIN"
+TARGET = "models.planned:step"
+
+
+def step() -> Any:
+    """The lowered step. Exits with one line of text for options that can't be used."""
+    options = parse(shlex.split(os.environ.get(OPTIONS, "")))
+    try:
+        return make_trainer(options).lower(jaxhet.jit, options.batch, options.seq)
+    except (ValueError, jaxhet.UsageError) as error:
+        sys.exit(f"{PROGRAM}: {error}")
