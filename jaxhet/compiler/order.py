@@ -25,8 +25,6 @@ _HEAVY = frozenset(hlo.COLLECTIVES) | {
     "while",
 }
 
-_PRODUCTS = frozenset(("convolution", "dot", "ragged-dot"))
-
 # A gather starts at most so many heavy operations, about a layer, before its result is used:
 # what is gathered takes memory, and the exchanges of what is used earlier go first.
 _AHEAD = 8
@@ -120,36 +118,6 @@ def uses(
             continue
         for operand in i.operand_ids:
             found[operand] = min(use, found.get(operand, use))
-    return found
-
-
-def anchors(
-    computation: hlo.Computation, gathers: Collection[int], legs: Collection[int]
-) -> dict[int, hlo.Instruction]:
-    """What each gather should wait for: a heavy operation some way before the first use.
-
-    Args:
-      computation: Sorted; holds the gathers.
-      gathers: Ids of exchanges.
-      legs: Heavy operations that belong to them.
-
-    Returns:
-      Gather to operation; without those gathers that are used soon after the start.
-    """
-    if not gathers:
-        return {}
-    flow = Dataflow(computation)
-    used = uses(flow, computation, legs)
-    by_depth: dict[int, hlo.Instruction] = {}
-    for i in computation.instructions:
-        if i.opcode in _PRODUCTS:
-            by_depth.setdefault(flow.depth[i.id], i)
-    found: dict[int, hlo.Instruction] = {}
-    for gather in gathers:
-        # None of these can wait for the gather, nor for an exchange that comes after it.
-        earlier = [d for d in by_depth if flow.depth[gather] < d <= used.get(gather, 0) - _AHEAD]
-        if earlier:
-            found[gather] = by_depth[max(earlier)]
     return found
 
 

@@ -172,8 +172,7 @@ class _Order:
         Dones are chained alike: the scheduler, which goes backwards and has a limit of dones whose
         starts are still to come, could otherwise hold the wrong ones and find no way on. So are the
         local collectives that lead to exchanges, and those that follow: XLA would merge them into
-        one, and no exchange could start before all that it takes is there. Gathers also wait for
-        what comes some way before their use: XLA would start all of them first.
+        one, and no exchange could start before all that it takes is there.
         """
         for computation_id in self._steps:
             computation = self._module.computations[computation_id]
@@ -182,18 +181,6 @@ class _Order:
             dones = [e.done for e in exchanges if e.done is not None]
             scatters = [i for e in exchanges for i in e.scatters]
             gathers = [i for e in exchanges for i in e.gathers]
-            anchors = self._anchors(computation, exchanges)
             for sequence in (steps, dones, scatters, gathers):
                 for first, second in itertools.pairwise(sequence):
                     computation.add_control_predecessor(second, first)
-            for start, before in anchors.items():
-                computation.add_control_predecessor(computation[start], before)
-
-    def _anchors(
-        self, computation: hlo.Computation, exchanges: Sequence[Exchange]
-    ) -> dict[int, hlo.Instruction]:
-        early = {e.start.id: e for e in exchanges if e.is_gather and e.done is not None}
-        if self._name == "text":
-            return {}
-        legs = {leg.id for e in early.values() for leg in e.gathers}
-        return order.anchors(computation, early, legs)

@@ -196,9 +196,7 @@ CASES = {
     "reductions_three_islands": Case("3x1x2", reductions),
     "reductions_flat": Case("2x1x2", reductions, Options(algorithm="flat")),
 }
-# Buckets that hold as small a part of these models as the default does of large ones.
-_SMALL_BUCKETS = Options(bucket_bytes=1 << 16)
-CASES |= {name: Case("2x1x2", step.lower, _SMALL_BUCKETS) for name, step in TRAIN_STEPS.items()}
+CASES |= {name: Case("2x1x2", step.lower) for name, step in TRAIN_STEPS.items()}
 
 
 def main(vendor: _deviceless.Vendor) -> None:

@@ -7,21 +7,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from models.configs import Config
+from models.configs import CONFIGS, Config
 from models.train import Schedule, Trainer
 
 _SCHEDULE = Schedule(learning_rate=1e-3, warmup=20, weight_decay=0.1, max_gradient_norm=1.0)
-_SMALL = Config(
-    layers=2,
-    embed=256,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=64,
-    hidden=512,
-    vocab=64,
-    dtype="bfloat16",
-    scan=False,
-)
+# Layers of the width that people train: what XLA overlaps depends on how long products take.
+_MODEL = dataclasses.replace(CONFIGS["1b"], layers=2, scan=False, remat=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +20,9 @@ class TrainStep:
     """A model on two islands of two devices; the first axes of the mesh cross islands."""
 
     axes: Mapping[str, int]
-    config: Config = _SMALL
-    batch: int = 32
-    positions: int = 128
+    config: Config = _MODEL
+    batch: int = 16
+    positions: int = 2048
 
     def lower(self, devices: Mesh) -> Any:
         """Lowers the step for `devices`, whatever the axes of their mesh."""
@@ -39,14 +30,15 @@ class TrainStep:
         return Trainer(self.config, _SCHEDULE, mesh).lower(jax.jit, self.batch, self.positions)
 
 
-def _small(**changes: Any) -> Config:
-    return dataclasses.replace(_SMALL, **changes)
+def _with(**changes: Any) -> Config:
+    return dataclasses.replace(_MODEL, **changes)
 
 
 TRAIN_STEPS = {
     "data_parallel": TrainStep({"data": 4}),
-    "fsdp": TrainStep({"fsdp": 4}, _small(layers=3)),
+    # Nothing comes before the gathers of the first layer: there must be some more.
+    "fsdp": TrainStep({"fsdp": 4}, _with(layers=6)),
     "tensor_parallel": TrainStep({"data": 2, "model": 2}),
-    "pipeline": TrainStep({"stage": 2, "data": 2}, _small(layers=4, stages=(3, 1))),
-    "mixture_of_experts": TrainStep({"expert": 4}, _small(experts=4), batch=8),
+    "pipeline": TrainStep({"stage": 2, "data": 2}, _with(layers=4, stages=(3, 1))),
+    "mixture_of_experts": TrainStep({"expert": 4}, _with(experts=4)),
 }
