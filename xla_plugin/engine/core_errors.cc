@@ -1,6 +1,6 @@
-#include "xla_plugin/engine/core.h"
-
 #include <algorithm>
+
+#include "xla_plugin/engine/core.h"
 
 // The words of the core's errors: who, which exchange, with whom, the cause, what next.
 namespace jaxhet {
@@ -108,9 +108,9 @@ void Core::CheckSameRun(const Membership& membership, const StartInfo& info) con
       process);
 }
 
-// `theirs` has come, and our rank has not started it. If that rank is in another program, which also
-// waits for theirs, the two have come to their programs in different order, or the programs differ
-// in their groups: neither would ever go on.
+// `theirs` has come, and our rank has not started it. If that rank is in another program, which
+// also waits for theirs, the two have come to their programs in different order, or the programs
+// differ in their groups: neither would ever go on.
 void Core::CheckOrder(const StartInfo& theirs) const {
   const auto waits = [&](const Membership& membership, int64_t run_id) {
     if (membership.waiting.empty() || membership.run_id() != run_id) return false;
