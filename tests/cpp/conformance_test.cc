@@ -147,7 +147,7 @@ void PermutesAlongAnyPairs(const WorldOptions& options) {
   }
   int64_t run_id = 0;
   for (const std::vector<Pair>& pairs :
-       std::vector<std::vector<Pair>>{ring, broadcast, {{0, last}}, {{last, 0}, {0, 0}}}) {
+       std::vector<std::vector<Pair>>{ring, broadcast, {{0, last}}, {{0, last}, {0, 0}}}) {
     for (const size_t bytes : SizesOf(options.engine)) {
       CheckPermute(world, pairs, bytes, ++run_id);
     }
