@@ -47,6 +47,7 @@ def test_backend_can_be_asked_for_without_making_one() -> None:
         "jax_persistent_cache_min_compile_time_secs",
         "jax_raise_persistent_cache_errors",
         "jax_share_binary_between_hosts",
+        "jax_compilation_cache_include_metadata_in_key",
     ],
 )
 def test_option_exists(name: str) -> None:
@@ -109,15 +110,20 @@ def test_guard_of_the_compilation_cache_salts_accepts_and_writes(
         return len(modules)
 
     _jax_compat.guard_compilation_cache(salt, accept, writes=True)
-    assert compile_anew() == 0
+    shown, texts = [], []
+    for change in (  # compiled on one line: where a program is called is in the key
+        lambda: None,
+        lambda: None,
+        lambda: answers.append(False),
+        lambda: salts.append("another"),
+    ):
+        change()
+        shown.append(compile_anew())
+        texts += [_jax_compat.module_text(module) for module in modules]
+    assert shown == [0, 1, 1, 0]
+    assert all("HloModule jit__lambda" in text for text in texts)
     assert salted[-1] == (jax.devices()[0].id,)
     assert list(cache_folder.glob("jit__lambda*"))
-    assert compile_anew() == 1
-    assert "HloModule jit__lambda" in _jax_compat.module_text(modules[0])
-    answers.append(False)
-    assert compile_anew() == 1
-    salts.append("another")
-    assert compile_anew() == 0
 
 
 def test_guard_of_the_compilation_cache_writes_nothing_where_another_process_does(
