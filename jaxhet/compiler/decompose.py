@@ -96,7 +96,7 @@ def _divide(collective: Collective, job: Job, options: Options) -> tuple[groups.
     opcode = collective.instruction.opcode
     if opcode in _POINT_TO_POINT:
         return None, ""
-    if options.algorithm == "flat" or (options.algorithm == "auto" and not job.is_gpu):
+    if _is_flat(job, options):
         return None, ""
     split = groups.split(collective.positions, collective.rank_of, job.islands)
     if isinstance(split, str):
