@@ -49,7 +49,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-TRANSPORTS = ("shm", "shm_ring", "tcp")  # best first, as in xla_plugin/transport/table.cc
+# Best first, as in xla_plugin/transport/table.cc and ring/table.cc.
+TRANSPORTS = ("cuda_ipc", "hip_ipc", "shm", "shm_ring", "tcp")
 
 OPTIONS: tuple[Option, ...] = (
     Option("coordinator_address", str, None, "host:port of the job's coordinator"),
@@ -80,6 +81,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("tcp_port", int, 0, "port to listen on; 0: any free one", minimum=0),
     Option("tcp_advertise", str, None, "host:port that peers should connect to, if not the above"),
     Option("chunk_bytes", int, 512 * 1024, "bytes per chunk of a large message", minimum=4096),
+    Option("slot_bytes", int, 4 << 20, "bytes per slot of a path between two GPUs", minimum=4096),
     Option(
         "eager_bytes",
         int,

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 EXCHANGE_KINDS: dict[str, int]  # name -> number in plans
-TRANSPORTS: list[str]  # best first
+TRANSPORTS: list[str]  # between processes, best first
+RING_TRANSPORTS: list[str]  # between devices, best first
 
 class Engine:
     """The engine of one process of a job."""
@@ -23,6 +24,7 @@ class Engine:
         data_fds: Sequence[int],
         same_host: bool,
         transports: Sequence[str],
+        ring_transports: Sequence[str],
     ) -> None:
         """Owns the sockets from now on, also when it raises. Before `start`."""
 
@@ -31,6 +33,19 @@ class Engine:
 
     def set_ranks(self, ranks: Sequence[tuple[int, int, int, str]]) -> None:
         """Per rank: (device id, process, island, vendor)."""
+
+    def open_devices(
+        self,
+        vendor: str,
+        ordinals: Sequence[tuple[int, int]],
+        sockets: Sequence[tuple[int, int, Sequence[int]]],
+        timeout_ms: int,
+    ) -> None:
+        """Agrees with all processes on the rings between GPUs.
+
+        After `set_ranks`, where ranks are GPUs. ordinals: (rank, ordinal) of this process's own.
+        sockets: (own rank, other rank, file descriptors, which it owns) where tcp may be needed.
+        """
 
     def register_plan(self, fingerprint: int, text: str) -> None:
         """Makes a plan known; before any exchange of it starts."""
@@ -59,5 +74,5 @@ class Engine:
     def abandon_in_child(self) -> None:
         """In a forked child: closes the child's copies of the sockets."""
 
-def handlers() -> dict[str, Any]:
-    """FFI target name -> capsule, for platform "cpu"."""
+def handlers() -> dict[str, dict[str, Any]]:
+    """FFI target name -> capsule, for "cpu" and for "gpu"."""

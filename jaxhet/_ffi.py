@@ -15,6 +15,7 @@ from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 # The engine's tables; tests/python/test_tables.py compares them with Python's.
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
 TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
+RING_TRANSPORTS: tuple[str, ...] = tuple(_engine.RING_TRANSPORTS)
 
 _sessions = itertools.count(1)
 
@@ -49,7 +50,9 @@ class Engine:
                     control_fd=peer.control.detach(),
                     data_fds=[sock.detach() for sock in peer.data],
                     same_host=claim.host_id == mine.host_id,
-                    transports=list(config.transports),
+                    # Where bytes go between devices, processes only talk.
+                    transports=[t for t in config.transports if t in TRANSPORTS] or ["tcp"],
+                    ring_transports=list(config.transports),
                 )
             engine._engine.start(round(config.connect_timeout_s * 1000))
         except RuntimeError as error:
@@ -101,9 +104,11 @@ class Engine:
 
 
 def register_handlers(platform: str) -> None:
-    """Registers the engine's handlers with XLA."""
-    for target, handler in _engine.handlers().items():
-        jax.ffi.register_ffi_target(target, handler, platform=platform)
+    """Registers the engine's handlers with XLA, for JAX's platform of this name."""
+    is_cpu = platform == "cpu"
+    for target, handler in _engine.handlers()["cpu" if is_cpu else "gpu"].items():
+        name = platform if is_cpu else platform.upper()  # as the plugins register themselves
+        jax.ffi.register_ffi_target(target, handler, platform=name)
 
 
 def as_ours(text: str) -> JaxhetError:
@@ -120,4 +125,5 @@ def _options(config: Config) -> dict[str, int]:
         "first_deadline_ms": round(config.first_deadline_s * 1000),
         "chunk_bytes": config.chunk_bytes,
         "eager_bytes": config.eager_bytes,
+        "slot_bytes": config.slot_bytes,
     }

@@ -185,6 +185,8 @@ void CallEverything(Device& device) {
   device.WaitEvent(stream.get(), event.get());
   device.Copy(stream.get(), At(0x10), At(0x20), 7);
   device.Copy(stream.get(), At(0x10), At(0x20), 0);
+  device.Fill(stream.get(), At(0x10), std::byte{0x7F}, 8);
+  device.Fill(stream.get(), At(0x10), std::byte{0x7F}, 0);
   device.WriteValue(stream.get(), At(0x40), 3);
   device.WaitValue(stream.get(), At(0x44), 4);
   EXPECT(device.IsIdle(stream.get()) && device.IsDone(event.get()));
@@ -215,6 +217,7 @@ TEST(CudaGetsItsArgumentsInOrder) {
                                       "cuEventRecord(0x200, 0x100)\n"
                                       "cuStreamWaitEvent(0x100, 0x200, 0)\n"
                                       "cuMemcpyAsync(0x10, 0x20, 0x7, 0x100)\n"
+                                      "cuMemsetD8Async(0x10, 0x7f, 0x8, 0x100)\n"
                                       "cuStreamWriteValue32_v2(0x100, 0x40, 0x3, 0)\n"
                                       "cuStreamWaitValue32_v2(0x100, 0x44, 0x4, 0)\n"
                                       "cuStreamQuery(0x100)\n"
@@ -249,6 +252,7 @@ TEST(HipGetsItsArgumentsInOrder) {
                                       "hipEventRecord(0x200, 0x100)\n"
                                       "hipStreamWaitEvent(0x100, 0x200, 0)\n"
                                       "hipMemcpyAsync(0x10, 0x20, 0x7, 0x4, 0x100)\n"
+                                      "hipMemsetD8Async(0x10, 0x7f, 0x8, 0x100)\n"
                                       "hipStreamWriteValue32(0x100, 0x40, 0x3, 0)\n"
                                       "hipStreamWaitValue32(0x100, 0x44, 0x4, 0, 0xffffffff)\n"
                                       "hipStreamQuery(0x100)\n"

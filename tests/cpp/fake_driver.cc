@@ -164,6 +164,9 @@ ENTRY int cuEventRecord(EventHandle event, StreamHandle stream) {
 ENTRY int cuMemcpyAsync(void* to, const void* from, size_t num_bytes, StreamHandle stream) {
   return Record("cuMemcpyAsync", to, from, num_bytes, stream);
 }
+ENTRY int cuMemsetD8Async(void* to, unsigned char value, size_t num_bytes, StreamHandle stream) {
+  return Record("cuMemsetD8Async", to, int{value}, num_bytes, stream);
+}
 ENTRY int cuMemAlloc_v2(void** memory, size_t num_bytes) {
   return Create("cuMemAlloc_v2", memory, num_bytes);
 }
@@ -250,6 +253,9 @@ ENTRY int hipEventRecord(EventHandle event, StreamHandle stream) {
 ENTRY int hipMemcpyAsync(void* to, const void* from, size_t num_bytes, int kind,
                          StreamHandle stream) {
   return Record("hipMemcpyAsync", to, from, num_bytes, kind, stream);
+}
+ENTRY int hipMemsetD8Async(void* to, unsigned char value, size_t num_bytes, StreamHandle stream) {
+  return Record("hipMemsetD8Async", to, int{value}, num_bytes, stream);
 }
 ENTRY int hipMalloc(void** memory, size_t num_bytes) {
   return Create("hipMalloc", memory, num_bytes);

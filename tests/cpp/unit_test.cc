@@ -17,7 +17,7 @@
 #include "xla_plugin/engine/partition.h"
 #include "xla_plugin/engine/plans.h"
 #include "xla_plugin/engine/roster.h"
-#include "xla_plugin/transport/shm/shared_memory.h"
+#include "xla_plugin/transport/shared_memory.h"
 
 namespace jaxhet::testing {
 namespace {

@@ -80,7 +80,8 @@ std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
                      .control = std::move(end.control),
                      .data = std::move(end.data),
                      .same_host = true,
-                     .transports = options.transports});
+                     .transports = options.transports,
+                     .ring_transports = options.transports});
   }
   return engine;
 }

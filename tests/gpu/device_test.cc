@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -115,6 +116,12 @@ void TestCopies(const Setup& setup) {
     Expect(device->IsIdle(stream.get()), "an idle stream");
     Expect(IsFilled(to.get(), num_bytes, 3), "the copy");
     Expect(Bytes(to.get())[num_bytes] == std::byte{0}, "the byte after the copy");
+    device->Fill(stream.get(), b.get(), std::byte{0xFF}, num_bytes);
+    device->Copy(stream.get(), to.get(), b.get(), num_bytes);
+    device->Synchronize(stream.get());
+    Expect(std::all_of(Bytes(to.get()), Bytes(to.get()) + num_bytes,
+                       [](std::byte byte) { return byte == std::byte{0xFF}; }),
+           "the fill");
   }
 }
 

@@ -10,4 +10,7 @@ def test_exchange_kinds_have_the_engines_numbers() -> None:
 
 
 def test_transports_are_the_engines_best_first() -> None:
-    assert _config.TRANSPORTS == _ffi.TRANSPORTS
+    for table in (_ffi.TRANSPORTS, _ffi.RING_TRANSPORTS):
+        allowed = [t for t in table if t != "local"]  # within a process, without a choice
+        assert allowed == [t for t in _config.TRANSPORTS if t in table]
+    assert {*_ffi.TRANSPORTS, *_ffi.RING_TRANSPORTS} == {*_config.TRANSPORTS, "local"}

@@ -166,6 +166,10 @@ class Gpu final : public Device {
     const Current current(*this);
     Check(api_, api_.memcpy_async.name(), where_, api_.Copy(to, from, num_bytes, stream));
   }
+  void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
+    if (num_bytes == 0) return;
+    Call(api_.memset_async, to, std::to_integer<unsigned char>(value), num_bytes, stream);
+  }
   void WriteValue(StreamHandle stream, void* address, uint32_t value) override {
     Call(api_.stream_write_value, stream, address, value, 0U);
   }

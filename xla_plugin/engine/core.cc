@@ -53,6 +53,8 @@ void Core::AddPeer(PeerSpec spec) {
   const auto [place, is_new] = peers_.try_emplace(spec.process, *this, spec.process,
                                                   ControlChannel(std::move(spec.control)));
   if (!is_new) Throw(ErrorCode::kUsage, "process ", spec.process, " was added twice");
+  place->second.same_host = spec.same_host;
+  place->second.ring_transports = std::move(spec.ring_transports);
   roster_.Describe(spec.process, spec.description);
   introductions_.push_back({.peer = &place->second,
                             .blame = Where(spec.process),
@@ -156,12 +158,7 @@ void Core::Announce(PeerTransfer& transfer) {
   const ExchangeRequest& request = exchange.request;
   Peer& peer = PeerOf(transfer.peer_rank);
   if (peer.left) throw Error(ErrorCode::kPeer, Where(exchange) + Left(peer), peer.process);
-  if (&PlansOf(peer.process) != &plans_ && peer.plans_sent.insert(request.plan).second) {
-    const PlanInfo info{request.plan};
-    const std::string& text = *plans_.Find(request.plan);
-    peer.channel.Send(MessageType::kPlan,
-                      std::array{ObjectIovec(info), ToIovec(text.data(), text.size())});
-  }
+  SendPlan(peer, request.plan);
   transfer.ticket = ++last_ticket_;
   transfers_[transfer.ticket] = &transfer;
 
@@ -188,6 +185,23 @@ void Core::Announce(PeerTransfer& transfer) {
     body.push_back(ToIovec(announcement.data(), announcement.size()));
   }
   peer.channel.Send(MessageType::kStart, body);
+}
+
+void Core::SendPlan(Peer& peer, int64_t plan) {
+  if (peer.process == roster_.process() || !peer.plans_sent.insert(plan).second) return;
+  const PlanInfo info{plan};
+  const std::string& text = *plans_.Find(plan);
+  peer.channel.Send(MessageType::kPlan,
+                    std::array{ObjectIovec(info), ToIovec(text.data(), text.size())});
+}
+
+void Core::PublishPlan(int64_t plan) {
+  if (failure_) return;
+  for (auto& [process, peer] : peers_) SendPlan(peer, plan);
+}
+
+void Core::SendRing(int process, std::span<const iovec> body) {
+  if (!failure_) peers_.at(process).channel.Send(MessageType::kRing, body);
 }
 
 void Core::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
@@ -222,7 +236,7 @@ void Core::CloseIfDone(PeerTransfer& transfer) {
 void Core::Release(Exchange& exchange) {
   if (--exchange.open_transfers > 0) return;
   const Time ended = Clock::now();
-  recorder_.Ended(exchange, FlightState::kCompleted, ended);
+  recorder_.Ended(exchange.id, FlightState::kCompleted, ended);
   ++completed_;
   in_flight_time_ += ended - exchange.started;
   completions_.push_back({exchange.id, std::move(exchange.request.done), nullptr});
@@ -251,6 +265,9 @@ void Core::OnMessage(Peer& peer, const Message& message) {
     }
     case MessageType::kGoodbye:
       return OnGoodbye(peer);
+    case MessageType::kRing:
+      ring_messages_.push_back({peer.process, std::string(body)});
+      return;
     case MessageType::kHello:
     case MessageType::kVerdict:
       Throw(ErrorCode::kTransport, "it introduced itself twice");
@@ -289,7 +306,7 @@ void Core::OnGoodbye(Peer& peer) {
 void Core::SetFailedAndDrop() {
   page_.SetFailed();
   for (auto& [id, exchange] : exchanges_) {
-    recorder_.Ended(exchange, FlightState::kFailed, Clock::now());
+    recorder_.Ended(exchange.id, FlightState::kFailed, Clock::now());
     completions_.push_back({id, std::move(exchange.request.done), failure_});
   }
   exchanges_.clear();

@@ -17,7 +17,7 @@
 #include "xla_plugin/engine/peer.h"
 #include "xla_plugin/engine/plans.h"
 #include "xla_plugin/engine/roster.h"
-#include "xla_plugin/transport/shm/shared_memory.h"
+#include "xla_plugin/transport/shared_memory.h"
 
 namespace jaxhet {
 
@@ -43,6 +43,15 @@ class Core {
   // Commands. An Error inside fails the core; none is thrown.
   void SetRanks(std::vector<RankInfo> ranks) { roster_.SetRanks(std::move(ranks)); }
   void AddPlan(int64_t plan, std::string_view text) { plans_.Add(plan, text); }
+  // Sends a plan to all peers before any of its exchanges starts: for exchanges between devices.
+  void PublishPlan(int64_t plan);
+  // A message about a ring; it arrives in that process's TakeRingMessages().
+  void SendRing(int process, std::span<const iovec> body);
+  struct RingMessage {
+    int process;
+    std::string body;
+  };
+  std::vector<RingMessage> TakeRingMessages() { return std::exchange(ring_messages_, {}); }
   void Start(ExchangeRequest request, int64_t id);
   void Fail(const Error& error);
   // Tells the peers that no start follows. Exchanges that are under way fail, with the job.
@@ -73,6 +82,13 @@ class Core {
   const Roster& roster() const { return roster_; }
   const Plans& plans() const { return plans_; }
   const Peer& peer(int process) const;
+  const Peer& PeerOf(int rank) const { return peer(roster_.ProcessOf(rank)); }
+  const Plans& PlansOf(int process) const;
+
+  // Errors about an exchange between devices: "[rank 0/2 cuda0] exchange 3 (...): ", and what to
+  // say when two ranks meet in different programs.
+  std::string Where(int rank, int64_t plan, int64_t index) const;
+  Error PlanMismatch(int rank, int64_t plan, int peer_rank, int64_t peer_plan) const;
 
  private:
   friend class Peer;
@@ -84,6 +100,7 @@ class Core {
 
   void StartOrThrow(Exchange& exchange);
   void Announce(PeerTransfer& transfer);
+  void SendPlan(Peer& peer, int64_t plan);
   void OnMessage(Peer& peer, const Message& message);
   void OnStart(Peer& peer, const StartInfo& info, std::string_view tail);
   void OnGoodbye(Peer& peer);
@@ -108,11 +125,12 @@ class Core {
   void CheckSameRun(const Membership& membership, const StartInfo& info) const;
   void CheckOrder(const StartInfo& theirs) const;
   void CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const;
-  [[noreturn]] void ThrowPlanMismatch(int64_t own_plan, const StartInfo& info) const;
+  [[noreturn]] void ThrowPlanMismatch(int64_t own_plan, const StartInfo& info) const {
+    throw PlanMismatch(info.destination, own_plan, info.source, info.plan);
+  }
 
   Peer& PeerOf(int rank);
   Membership& MembershipOf(const Exchange& exchange);
-  const Plans& PlansOf(int process) const;
   const PeerTransfer* OpenTransferWith(int process) const;
 
   Options options_;
@@ -128,6 +146,7 @@ class Core {
   uint64_t last_ticket_ = 0;
 
   std::vector<Completion> completions_;
+  std::vector<RingMessage> ring_messages_;
   std::shared_ptr<const Error> failure_;  // why nothing moves any more
   bool said_goodbye_ = false;
   bool heard_failure_ = false;  // from a peer, which has logged it

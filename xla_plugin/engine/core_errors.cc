@@ -11,10 +11,13 @@ constexpr std::string_view kAfterDeath =
 
 }  // namespace
 
+std::string Core::Where(int rank, int64_t plan, int64_t index) const {
+  return StrCat("[", roster_.RankName(rank), "] ", plans_.Describe(plan, index), ": ");
+}
+
 std::string Core::Where(const Exchange& exchange) const {
   const ExchangeRequest& request = exchange.request;
-  return StrCat("[", roster_.RankName(request.rank), "] ",
-                plans_.Describe(request.plan, request.index), ": ");
+  return Where(request.rank, request.plan, request.index);
 }
 
 std::string Core::Where(int process) const {
@@ -128,19 +131,18 @@ void Core::CheckOrder(const StartInfo& theirs) const {
   }
 }
 
-void Core::ThrowPlanMismatch(int64_t own_plan, const StartInfo& info) const {
-  const int process = roster_.ProcessOf(info.source);
+Error Core::PlanMismatch(int rank, int64_t plan, int peer_rank, int64_t peer_plan) const {
+  const int process = roster_.ProcessOf(peer_rank);
   const PlanDifference difference =
-      FirstDifference(*plans_.Find(own_plan), *PlansOf(process).Find(info.plan));
-  throw Error(
-      ErrorCode::kPlanMismatch,
-      StrCat("[", roster_.RankName(info.destination), "] ", roster_.RankAndProcess(info.source),
-             " runs another program. Exchange ", difference.line, " is the first that differs.\n  ",
-             roster_.RankName(info.destination), ": ", difference.ours, "\n  ",
-             roster_.RankName(info.source), ": ", difference.theirs,
-             "\nRun the same program, with the same shapes, on all ranks in the same "
-             "order."),
-      process);
+      FirstDifference(*plans_.Find(plan), *PlansOf(process).Find(peer_plan));
+  return {ErrorCode::kPlanMismatch,
+          StrCat("[", roster_.RankName(rank), "] ", roster_.RankAndProcess(peer_rank),
+                 " runs another program. Exchange ", difference.line,
+                 " is the first that differs.\n  ", roster_.RankName(rank), ": ", difference.ours,
+                 "\n  ", roster_.RankName(peer_rank), ": ", difference.theirs,
+                 "\nRun the same program, with the same shapes, on all ranks in the same "
+                 "order."),
+          process};
 }
 
 void Core::CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const {

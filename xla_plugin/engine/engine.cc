@@ -17,7 +17,8 @@ Engine::Engine(int process, int num_processes, const Options& options)
     : pid_(getpid()),
       core_(std::make_unique<Core>(process, num_processes, options)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      options_(options) {
   if (!epoll_ || !wake_) ThrowErrno("epoll_create1, eventfd");
 }
 
@@ -75,7 +76,10 @@ int Engine::RankOfDevice(int64_t device_id) const {
 }
 
 void Engine::AddPlan(int64_t plan, std::string text) {
-  Complete(Submit([plan, text = std::move(text)](Core& core) { core.AddPlan(plan, text); }));
+  Complete(Submit([plan, text = std::move(text), on_devices = devices_ != nullptr](Core& core) {
+    core.AddPlan(plan, text);
+    if (on_devices) core.PublishPlan(plan);
+  }));
 }
 
 void Engine::Fail(const Error& error) {
@@ -199,6 +203,7 @@ std::shared_ptr<const Error> Engine::WaitFailure(milliseconds timeout) const {
 
 void Engine::Close(milliseconds timeout) {
   CheckUsable();
+  if (!closed_) CloseDevices(timeout);
   {
     const std::scoped_lock lock(inbox_mutex_, failure_mutex_);
     if (closed_.exchange(true)) return;
@@ -215,6 +220,7 @@ void Engine::Close(milliseconds timeout) {
     progress_.join();
   }
   pool_.Close(deadline);
+  devices_.reset();
   const std::lock_guard lock(monitor_);
   core_.reset();
   epoll_.Reset();

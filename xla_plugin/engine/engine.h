@@ -15,6 +15,8 @@
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/engine/completion_pool.h"
 #include "xla_plugin/engine/core.h"
+#include "xla_plugin/engine/device_engine.h"
+#include "xla_plugin/engine/ring_setup.h"
 
 namespace jaxhet {
 
@@ -24,10 +26,10 @@ namespace jaxhet {
 // The core belongs to whoever holds the monitor. A command is queued, and then run by its own
 // thread if the monitor is free: a small exchange then needs no hop to the progress thread. A
 // thread never waits for the monitor to run a command; it leaves it to the holder.
-class Engine : public std::enable_shared_from_this<Engine> {
+class Engine : public std::enable_shared_from_this<Engine>, private JobView {
  public:
   Engine(int process, int num_processes, const Options& options);
-  ~Engine();
+  ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -44,10 +46,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void Start(ExchangeRequest request);
   int RankOfDevice(int64_t device_id) const;
 
+  // After SetRanks, where the ranks are devices with memory of their own: opens those of this
+  // process, by rank and ordinal, and agrees with all processes on the rings between them.
+  void OpenDevices(std::string_view vendor, const std::vector<std::pair<int, int>>& ordinals,
+                   const std::vector<RingSockets>& sockets, std::chrono::milliseconds timeout);
+  // Throws UsageError before that.
+  DeviceEngine& devices() const;
+  std::map<std::string, uint64_t> DeviceStats() const {
+    return devices_ ? devices_->Stats() : std::map<std::string, uint64_t>();
+  }
+
   // Fails the engine for a reason found elsewhere.
-  void Fail(const Error& error);
+  void Fail(const Error& error) override;
   // The first cause, or null.
-  std::shared_ptr<const Error> failure() const;
+  std::shared_ptr<const Error> failure() const override;
   // Waits for a failure, the close or the timeout.
   std::shared_ptr<const Error> WaitFailure(std::chrono::milliseconds timeout) const;
 
@@ -69,6 +81,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   using Command = std::function<void(Core&)>;
+
+  Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) override;
+  Error LateError(int rank, const DeviceRank::Report::Late& late) override;
+  Error StartError(int rank, int64_t plan, int64_t index, const Error& cause) override;
+  void ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
+                    std::span<const RingSockets> sockets, Time deadline);
+  void CloseDevices(std::chrono::milliseconds timeout);
 
   void CheckUsable() const;
   [[noreturn]] static void ThrowClosed();
@@ -103,6 +122,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   mutable std::condition_variable failure_known_;
   std::shared_ptr<const Error> failure_;
   Time close_deadline_ = Time::max();  // under monitor_
+
+  const Options options_;
+  std::unique_ptr<DeviceEngine> devices_;  // from OpenDevices to Close
 };
 
 }  // namespace jaxhet

@@ -30,7 +30,8 @@ struct FlightRecord {
 class FlightRecorder {
  public:
   void Started(const Exchange& exchange);
-  void Ended(const Exchange& exchange, FlightState state, Time now);
+  void Started(FlightRecord record);
+  void Ended(int64_t id, FlightState state, Time now);
   const std::deque<FlightRecord>& records() const { return records_; }
 
  private:

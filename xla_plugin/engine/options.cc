@@ -19,13 +19,14 @@ struct Option {
 constexpr int64_t kMostMs = int64_t{7} * 24 * 3'600'000;
 constexpr int64_t kMostBytes = 16 << 20;
 
-constexpr std::array<Option, 6> kOptions = {{
+constexpr std::array<Option, 7> kOptions = {{
     {"heartbeat_ms", &Options::heartbeat_ms, 1, kMostMs},
     {"peer_timeout_ms", &Options::peer_timeout_ms, 1, kMostMs},
     {"deadline_ms", &Options::deadline_ms, 1, kMostMs},
     {"first_deadline_ms", &Options::first_deadline_ms, 1, kMostMs},
     {"chunk_bytes", &Options::chunk_bytes, 1, kMostBytes},
     {"eager_bytes", &Options::eager_bytes, 0, kMostBytes},
+    {"slot_bytes", &Options::slot_bytes, 4096, kMostBytes},
 }};
 
 std::string Names() {

@@ -22,7 +22,8 @@ struct PeerSpec {
   Fd control;               // connected and authenticated, like the data sockets
   std::vector<Fd> data;
   bool same_host = false;
-  std::vector<std::string> transports;  // those allowed
+  std::vector<std::string> transports;       // those allowed, between processes
+  std::vector<std::string> ring_transports;  // and between devices
 };
 
 struct Refusal {
@@ -49,6 +50,8 @@ class Peer final : public ConnectionHost {
   }
 
   const int process;
+  bool same_host = true;
+  std::vector<std::string> ring_transports;  // allowed ones
   ControlChannel channel;
   std::string transport;  // its name
   std::vector<Refusal> refusals;

@@ -9,12 +9,12 @@ void Roster::Describe(int process, std::string_view description) {
   descriptions_[process] = description;
 }
 
-int Roster::ProcessOf(int rank) const {
+const RankInfo& Roster::Info(int rank) const {
   if (!std::cmp_less(rank, ranks_.size()) || rank < 0) {
     Throw(ErrorCode::kUsage, "the job has ", ranks_.size(), " ranks, but rank ", rank,
           " is asked for");
   }
-  return ranks_[static_cast<size_t>(rank)].process;
+  return ranks_[static_cast<size_t>(rank)];
 }
 
 std::string Roster::RankName(int rank) const {

@@ -24,11 +24,13 @@ class Roster {
 
   int process() const { return process_; }
   int num_processes() const { return num_processes_; }
+  int num_ranks() const { return static_cast<int>(ranks_.size()); }
   void Describe(int process, std::string_view description);
   void SetRanks(std::vector<RankInfo> ranks) { ranks_ = std::move(ranks); }
 
   // Throws UsageError for a rank that does not exist (or before SetRanks).
-  int ProcessOf(int rank) const;
+  const RankInfo& Info(int rank) const;
+  int ProcessOf(int rank) const { return Info(rank).process; }
 
   // "rank 3/16 cpu1".
   std::string RankName(int rank) const;

@@ -30,8 +30,9 @@ enum class MessageType : uint32_t {
   kHeartbeat,  // nothing
   kFail,       // FailInfo, then the text
   kGoodbye,    // nothing; no start follows
+  kRing,       // RingInfo, then a table of strings; see RingTable
 };
-inline constexpr MessageType kLastMessageType = MessageType::kGoodbye;
+inline constexpr MessageType kLastMessageType = MessageType::kRing;
 
 struct MessageInfo {
   uint32_t magic;

@@ -1,28 +1,16 @@
 #include "xla_plugin/ffi/exchange.h"
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <utility>
 
-#include "xla/ffi/api/ffi.h"
-#include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/registry.h"
+#include "xla_plugin/ffi/attributes.h"
 
 namespace jaxhet {
 namespace {
 
 namespace ffi = xla::ffi;
-
-// Indexed by ErrorCode.
-constexpr std::array<ffi::ErrorCode, kErrorNames.size()> kFfiCodes = {
-    ffi::ErrorCode::kInvalidArgument, ffi::ErrorCode::kFailedPrecondition,
-    ffi::ErrorCode::kUnavailable,     ffi::ErrorCode::kDeadlineExceeded,
-    ffi::ErrorCode::kUnavailable,     ffi::ErrorCode::kInternal};
-
-ffi::Error ToFfiError(const Error& error) {
-  return {kFfiCodes.at(static_cast<size_t>(error.code())), error.what()};
-}
 
 struct Attributes {
   int64_t session, kind, plan, index;
@@ -32,14 +20,11 @@ struct Attributes {
 
 void AddBuffers(ffi::RemainingArgs operands, ffi::RemainingRets results, ExchangeRequest& request) {
   for (size_t i = 0; i < operands.size(); ++i) {
-    const ffi::AnyBuffer buffer = operands.get<ffi::AnyBuffer>(i).value();
-    request.operands.emplace_back(static_cast<const std::byte*>(buffer.untyped_data()),
-                                  buffer.size_bytes());
+    request.operands.push_back(Bytes(operands.get<ffi::AnyBuffer>(i).value()));
   }
   for (size_t i = 0; i < results.size(); ++i) {
-    const ffi::Result<ffi::AnyBuffer> buffer = results.get<ffi::AnyBuffer>(i).value();
-    request.results.emplace_back(static_cast<std::byte*>(buffer->untyped_data()),
-                                 buffer->size_bytes());
+    ffi::Result<ffi::AnyBuffer> buffer = results.get<ffi::AnyBuffer>(i).value();
+    request.results.push_back(Bytes(buffer));
   }
 }
 
@@ -51,7 +36,7 @@ void Start(const Attributes& attributes, int64_t device_id, ffi::RunId run_id,
   request.kind = static_cast<ExchangeKind>(attributes.kind);
   request.plan = attributes.plan;
   request.index = attributes.index;
-  const std::span<const int64_t> ranks(attributes.ranks.begin(), attributes.ranks.size());
+  const std::span<const int64_t> ranks = ToSpan(attributes.ranks);
   if (request.kind == ExchangeKind::kPermute) {
     request.pairs = PairsOf(ranks);
     request.group = MembersOf(request.pairs);
@@ -91,15 +76,8 @@ ffi::Future StartExchange(ffi::RunId run_id, int32_t device_id, int64_t session,
 }  // namespace jaxhet
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxhetExchange, jaxhet::StartExchange,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::RunId>()
-                                  .Ctx<xla::ffi::DeviceOrdinal>()
-                                  .Attr<int64_t>("session")
-                                  .Attr<int64_t>("kind")
-                                  .Attr<int64_t>("plan")
-                                  .Attr<int64_t>("index")
-                                  .Attr<xla::ffi::Span<const int64_t>>("ranks")
-                                  .Attr<int64_t>("group_size")
-                                  .Attr<int64_t>("deadline_ms")
+                              jaxhet::BindAttributes(xla::ffi::Ffi::Bind()
+                                                         .Ctx<xla::ffi::RunId>()
+                                                         .Ctx<xla::ffi::DeviceOrdinal>())
                                   .RemainingArgs()
                                   .RemainingRets());

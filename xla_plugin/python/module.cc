@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "xla_plugin/engine/registry.h"
+#include "xla_plugin/ffi/device_exchange.h"
 #include "xla_plugin/ffi/exchange.h"
 
 namespace nb = nanobind;
@@ -43,14 +44,15 @@ std::shared_ptr<Engine> MakeEngine(int64_t session, int process, int num_process
 }
 
 void AddPeer(Engine& engine, int process, std::string description, int control_fd,
-             const std::vector<int>& data_fds, bool same_host,
-             std::vector<std::string> transports) {
+             const std::vector<int>& data_fds, bool same_host, std::vector<std::string> transports,
+             std::vector<std::string> ring_transports) {
   PeerSpec spec{.process = process,
                 .description = std::move(description),
                 .control = Fd(control_fd),
                 .data = {},
                 .same_host = same_host,
-                .transports = std::move(transports)};
+                .transports = std::move(transports),
+                .ring_transports = std::move(ring_transports)};
   for (const int fd : data_fds) spec.data.emplace_back(fd);
   engine.AddPeer(std::move(spec));
 }
@@ -109,9 +111,24 @@ nb::list FlightRecords(const Engine& engine) {
 }
 
 nb::dict Handlers() {
+  const auto capsule = [](XLA_FFI_Handler* handler) {
+    return nb::capsule(reinterpret_cast<void*>(handler));
+  };
+  nb::dict cpu;
+  cpu["jaxhet_exchange"] = capsule(&JaxhetExchange);
+  nb::dict gpu;
+  gpu["jaxhet_start"] = capsule(&JaxhetStart);
+  gpu["jaxhet_done"] = capsule(&JaxhetDone);
   nb::dict handlers;
-  handlers["jaxhet_exchange"] = nb::capsule(reinterpret_cast<void*>(&JaxhetExchange));
+  handlers["cpu"] = cpu;
+  handlers["gpu"] = gpu;
   return handlers;
+}
+
+std::map<std::string, uint64_t> Stats(const Engine& engine) {
+  auto stats = engine.Read([](const Core& core) { return core.Stats(); });
+  for (const auto& [name, value] : engine.DeviceStats()) stats[name] += value;
+  return stats;
 }
 
 }  // namespace
@@ -127,7 +144,7 @@ NB_MODULE(_engine, m) {
            nb::arg("num_processes"), nb::arg("options"))
       .def("add_peer", &jaxhet::AddPeer, nb::arg("process"), nb::arg("description"),
            nb::arg("control_fd"), nb::arg("data_fds"), nb::arg("same_host"), nb::arg("transports"),
-           "Owns the sockets from now on, also when it raises.")
+           nb::arg("ring_transports"), "Owns the sockets from now on, also when it raises.")
       .def(
           "start",
           [](Engine& engine, int64_t timeout_ms) { engine.Connect(milliseconds(timeout_ms)); },
@@ -151,11 +168,23 @@ NB_MODULE(_engine, m) {
           },
           nb::arg("code"), nb::arg("text"), Released())
       .def(
-          "stats",
-          [](const Engine& engine) {
-            return engine.Read([](const jaxhet::Core& core) { return core.Stats(); });
+          "open_devices",
+          [](Engine& engine, const std::string& vendor,
+             const std::vector<std::pair<int, int>>& ordinals,
+             const std::vector<std::tuple<int, int, std::vector<int>>>& sockets,
+             int64_t timeout_ms) {
+            std::vector<jaxhet::RingSockets> owned;
+            for (const auto& [rank, peer_rank, fds] : sockets) {
+              auto& entry = owned.emplace_back(jaxhet::RingSockets{rank, peer_rank, {}});
+              for (const int fd : fds) entry.sockets.emplace_back(fd);
+            }
+            engine.OpenDevices(vendor, ordinals, owned, milliseconds(timeout_ms));
           },
-          Released())
+          nb::arg("vendor"), nb::arg("ordinals"), nb::arg("sockets"), nb::arg("timeout_ms"),
+          Released(),
+          "After set_ranks, where ranks are GPUs: (rank, ordinal) of this process's own. Agrees "
+          "with all processes on the rings between them.")
+      .def("stats", &jaxhet::Stats, Released())
       .def("flight_record", &jaxhet::FlightRecords, "The last exchanges, oldest first.")
       .def("transport_of", &jaxhet::TransportOf, nb::arg("process"), Released(),
            "(name, [(refused transport, reason)]).")
@@ -165,7 +194,7 @@ NB_MODULE(_engine, m) {
           nb::arg("timeout_ms"), Released())
       .def("abandon_in_child", &Engine::AbandonInChild);
 
-  m.def("handlers", &jaxhet::Handlers, "FFI target name -> capsule, for platform \"cpu\".");
+  m.def("handlers", &jaxhet::Handlers, "\"cpu\" or \"gpu\" -> FFI target -> capsule.");
 
   nb::dict kinds;
   for (const auto& [name, kind] : jaxhet::kExchangeKinds) {
@@ -177,4 +206,9 @@ NB_MODULE(_engine, m) {
     transports.append(transport.name.data());
   }
   m.attr("TRANSPORTS") = transports;
+  nb::list ring_transports;
+  for (const jaxhet::RingTransport& transport : jaxhet::RingTransports()) {
+    ring_transports.append(transport.name.data());
+  }
+  m.attr("RING_TRANSPORTS") = ring_transports;
 }

@@ -281,6 +281,12 @@ ENTRY(memcpy_async, int, hipMemcpyAsync, void* to, const void* from, size_t num_
   return OnDevice(Cuda().memcpy_async, to, from, num_bytes, stream);
 }
 
+ENTRY(memset_async, int, hipMemsetD8Async, void* to, unsigned char value, size_t num_bytes,
+      StreamHandle stream) {
+  COUNT(hipMemsetD8Async);
+  return OnDevice(Cuda().memset_async, to, value, num_bytes, stream);
+}
+
 ENTRY(malloc, int, hipMalloc, void** memory, size_t num_bytes) {
   COUNT(hipMalloc);
   return OnDevice(Cuda().malloc, memory, num_bytes);

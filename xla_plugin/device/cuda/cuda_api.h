@@ -76,6 +76,8 @@ struct CudaApi {
   Function<int(EventHandle)> event_synchronize{library, "cuEventSynchronize"};
 
   Function<int(void*, const void*, size_t, StreamHandle)> memcpy_async{library, "cuMemcpyAsync"};
+  Function<int(void*, unsigned char, size_t, StreamHandle)> memset_async{library,
+                                                                         "cuMemsetD8Async"};
   Function<int(void**, size_t)> malloc{library, "cuMemAlloc_v2"};
   Function<int(void*)> free{library, "cuMemFree_v2"};
   Function<int(void**, size_t, unsigned)> host_malloc{library, "cuMemHostAlloc"};

@@ -74,6 +74,8 @@ struct HipApi {
 
   Function<int(void*, const void*, size_t, int, StreamHandle)> memcpy_async{library,
                                                                             "hipMemcpyAsync"};
+  Function<int(void*, unsigned char, size_t, StreamHandle)> memset_async{library,
+                                                                         "hipMemsetD8Async"};
   Function<int(void**, size_t)> malloc{library, "hipMalloc"};
   Function<int(void*)> free{library, "hipFree"};
   Function<int(void**, size_t, unsigned)> host_malloc{library, "hipHostMalloc"};

@@ -159,6 +159,9 @@ class HostDevice final : public Device {
   void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override {
     StreamOf(stream).Add([=] { std::memmove(to, from, num_bytes); });
   }
+  void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
+    StreamOf(stream).Add([=] { std::memset(to, std::to_integer<int>(value), num_bytes); });
+  }
   void WriteValue(StreamHandle stream, void* address, uint32_t value) override {
     StreamOf(stream).Add([=] {
       std::atomic_ref(*static_cast<uint32_t*>(address)).store(value, std::memory_order_release);

@@ -7,7 +7,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/transport/shm/shared_memory.h"
+#include "xla_plugin/transport/shared_memory.h"
 
 namespace jaxhet {
 namespace {

@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/shm/shared_memory.h"
+#include "xla_plugin/transport/shared_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -32,9 +32,10 @@ SharedMemory::SharedMemory(size_t num_bytes)
   std::memcpy(base_, &info_.nonce, sizeof info_.nonce);
 }
 
-SharedMemory::SharedMemory(const SharedMemoryInfo& info) : info_(info) {
+SharedMemory::SharedMemory(const SharedMemoryInfo& info, Access access) : info_(info) {
   const std::string path = StrCat("/proc/", info.pid, "/fd/", info.fd);
-  fd_.Reset(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const bool writes = access == Access::kReadWrite;
+  fd_.Reset(open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC));
   if (!fd_) throw Error(ErrorCode::kTransport, ErrnoText(StrCat("open ", path), errno));
   struct stat status{};
   const int seals = fcntl(fd_.get(), F_GET_SEALS);
@@ -42,7 +43,7 @@ SharedMemory::SharedMemory(const SharedMemoryInfo& info) : info_(info) {
       !InBounds(kHeaderBytes, info.num_bytes, static_cast<size_t>(status.st_size))) {
     Throw(ErrorCode::kTransport, path, " is not the peer's memory");
   }
-  Map(PROT_READ);
+  Map(writes ? PROT_READ | PROT_WRITE : PROT_READ);
   fd_.Reset();
   if (std::memcmp(base_, &info.nonce, sizeof info.nonce) != 0) {
     munmap(base_, kHeaderBytes + info_.num_bytes);
@@ -51,6 +52,11 @@ SharedMemory::SharedMemory(const SharedMemoryInfo& info) : info_(info) {
 }
 
 SharedMemory::~SharedMemory() { munmap(base_, kHeaderBytes + info_.num_bytes); }
+
+std::span<std::byte> SharedMemory::pages() const {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return {base_, (kHeaderBytes + info_.num_bytes + page - 1) / page * page};
+}
 
 void SharedMemory::Map(int protection) {
   void* const base =

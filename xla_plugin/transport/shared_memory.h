@@ -1,10 +1,11 @@
-#ifndef XLA_PLUGIN_TRANSPORT_SHM_SHARED_MEMORY_H_
-#define XLA_PLUGIN_TRANSPORT_SHM_SHARED_MEMORY_H_
+#ifndef XLA_PLUGIN_TRANSPORT_SHARED_MEMORY_H_
+#define XLA_PLUGIN_TRANSPORT_SHARED_MEMORY_H_
 
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -27,14 +28,17 @@ class SharedMemory {
  public:
   // Ours: writable, zeroed but for the nonce, num_bytes beyond it.
   explicit SharedMemory(size_t num_bytes);
-  // The peer's: read-only.
-  explicit SharedMemory(const SharedMemoryInfo& info);
+  enum class Access { kRead, kReadWrite };
+  // The peer's.
+  explicit SharedMemory(const SharedMemoryInfo& info, Access access = Access::kRead);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   std::byte* data() const { return base_ + kHeaderBytes; }
   size_t num_bytes() const { return info_.num_bytes; }
+  // All of it, and what is before and after data() in the same pages.
+  std::span<std::byte> pages() const;
   const SharedMemoryInfo& info() const { return info_; }
   // The nonce in memory; its value is info().nonce.
   const std::byte* nonce_address() const { return base_; }
@@ -77,4 +81,4 @@ SharedMemoryInfo ParseSharedMemoryInfo(std::string_view offer);
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_SHM_SHARED_MEMORY_H_
+#endif  // XLA_PLUGIN_TRANSPORT_SHARED_MEMORY_H_

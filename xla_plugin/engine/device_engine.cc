@@ -1,0 +1,139 @@
+#include "xla_plugin/engine/device_engine.h"
+
+#include <algorithm>
+
+#include "xla_plugin/base/thread.h"
+
+namespace jaxhet {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLookPeriod{5};
+constexpr milliseconds kIdlePeriod{200};  // to see a failure while nothing is in flight
+constexpr milliseconds kAbandonTimeout{30'000};
+
+}  // namespace
+
+DeviceEngine::DeviceEngine(JobView& job, const Options& options,
+                           std::vector<std::unique_ptr<DeviceRank>> ranks)
+    : job_(job), options_(options), ranks_(std::move(ranks)) {
+  watch_ = StartThread("jaxhet-devices", [this] { Watch(); });
+}
+
+DeviceEngine::~DeviceEngine() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  watch_.join();
+}
+
+DeviceRank& DeviceEngine::RankOf(int ordinal) {
+  const auto found = std::ranges::find_if(
+      ranks_, [&](const auto& rank) { return rank->device().info().ordinal == ordinal; });
+  if (found != ranks_.end()) return **found;
+  Throw(ErrorCode::kUsage, "device ", ordinal, " is not one of this process's ranks");
+}
+
+void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
+  DeviceRank& rank = RankOf(ordinal);
+  Failing(rank, request.plan, request.index, [&] {
+    if (const auto mismatch = rank.Start(request)) throw job_.MismatchError(rank.rank(), *mismatch);
+  });
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(is_active_, true)) changed_.notify_all();
+}
+
+void DeviceEngine::Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index) {
+  DeviceRank& rank = RankOf(ordinal);
+  Failing(rank, plan, index, [&] { rank.Done(stream, plan, index); });
+}
+
+// After an error XLA frees the program's buffers: nothing of ours may be under way then.
+template <typename Function>
+void DeviceEngine::Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function) {
+  if (const auto failure = job_.failure()) {
+    Abandon();
+    throw Error(*failure);
+  }
+  try {
+    function();
+  } catch (const Error& error) {
+    const Error named =
+        error.culprit() >= 0 ? error : job_.StartError(rank.rank(), plan, index, error);
+    job_.Fail(named);
+    Abandon();
+    const auto failure = job_.failure();
+    throw failure ? Error(*failure) : named;
+  }
+}
+
+void DeviceEngine::Watch() {
+  std::unique_lock lock(mutex_);
+  while (!closing_) {
+    changed_.wait_for(lock, is_active_ ? kLookPeriod : kIdlePeriod);
+    lock.unlock();
+    if (job_.failure()) return Abandon();
+    const size_t in_flight = Look();
+    lock.lock();
+    is_active_ = in_flight > 0;  // what was started since then is found after kIdlePeriod
+  }
+}
+
+size_t DeviceEngine::Look() {
+  size_t in_flight = 0;
+  for (const auto& rank : ranks_) {
+    try {
+      const DeviceRank::Report report =
+          rank->Look(milliseconds(options_.deadline_ms), milliseconds(options_.first_deadline_ms));
+      in_flight += report.in_flight;
+      completed_ += report.completed;
+      if (report.mismatch) job_.Fail(job_.MismatchError(rank->rank(), *report.mismatch));
+      if (report.late) job_.Fail(job_.LateError(rank->rank(), *report.late));
+    } catch (const Error& error) {
+      job_.Fail(error);
+    }
+  }
+  return in_flight;
+}
+
+bool DeviceEngine::WaitIdle(milliseconds timeout) {
+  const Time limit = Clock::now() + timeout;
+  while (Look() > 0) {
+    if (job_.failure() || Clock::now() >= limit) return false;
+    std::this_thread::sleep_for(kLookPeriod);
+  }
+  return true;
+}
+
+void DeviceEngine::Abandon() {
+  for (const auto& rank : ranks_) rank->Stop();
+  const std::lock_guard lock(abandon_mutex_);
+  if (std::exchange(is_abandoned_, true)) return;
+  for (const auto& rank : ranks_) {
+    try {
+      if (!rank->Abandon(kAbandonTimeout)) {
+        LogLine(StrCat("jaxhet: ", rank->device().info().ToString(),
+                       " did not end its exchanges after the job had failed; end this process"));
+      }
+    } catch (const Error& error) {
+      LogLine(error.what());
+    }
+  }
+}
+
+std::map<std::string, uint64_t> DeviceEngine::Stats() const {
+  std::map<std::string, uint64_t> stats = {{"exchanges_completed", completed_}};
+  for (const auto& rank : ranks_) {
+    stats["exchanges_started"] += rank->started();
+    for (const auto& [transport, bytes] : rank->Bytes()) {
+      stats[StrCat("bytes_sent_", transport)] += bytes.first;
+      stats[StrCat("bytes_received_", transport)] += bytes.second;
+    }
+  }
+  return stats;
+}
+
+}  // namespace jaxhet

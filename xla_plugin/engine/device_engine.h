@@ -1,0 +1,69 @@
+#ifndef XLA_PLUGIN_ENGINE_DEVICE_ENGINE_H_
+#define XLA_PLUGIN_ENGINE_DEVICE_ENGINE_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/engine/device_rank.h"
+#include "xla_plugin/engine/job_view.h"
+#include "xla_plugin/engine/options.h"
+
+namespace jaxhet {
+
+// The exchanges between devices of one process: its ranks, and the watch, a thread that looks at
+// what is in flight, at deadlines, and at the failure of the job. Exchanges themselves need no
+// thread.
+class DeviceEngine {
+ public:
+  // `ranks` have all their rings.
+  DeviceEngine(JobView& job, const Options& options,
+               std::vector<std::unique_ptr<DeviceRank>> ranks);
+  ~DeviceEngine();
+  DeviceEngine(const DeviceEngine&) = delete;
+  DeviceEngine& operator=(const DeviceEngine&) = delete;
+
+  // By the thread that launches the work of a device, in the order of the program. They only put
+  // work on streams. Any error fails the job, and is thrown.
+  void Start(int ordinal, const DeviceRequest& request);
+  void Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index);
+
+  // Waits until nothing is in flight. False at the timeout, or if the job fails.
+  bool WaitIdle(std::chrono::milliseconds timeout);
+  // The job has failed: ends what is in flight, in poison.
+  void Abandon();
+
+  std::map<std::string, uint64_t> Stats() const;
+
+ private:
+  DeviceRank& RankOf(int ordinal);
+  template <typename Function>
+  void Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function);
+  void Watch();
+  // The exchanges in flight; a late one fails the job.
+  size_t Look();
+
+  JobView& job_;
+  const Options options_;
+  const std::vector<std::unique_ptr<DeviceRank>> ranks_;
+  std::atomic<uint64_t> completed_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_active_ = false;     // something may be in flight; under mutex_
+  bool closing_ = false;       // under mutex_
+  bool is_abandoned_ = false;  // under abandon_mutex_
+  std::mutex abandon_mutex_;
+  std::thread watch_;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_DEVICE_ENGINE_H_

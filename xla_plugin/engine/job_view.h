@@ -1,0 +1,26 @@
+#ifndef XLA_PLUGIN_ENGINE_JOB_VIEW_H_
+#define XLA_PLUGIN_ENGINE_JOB_VIEW_H_
+
+#include <memory>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/engine/device_rank.h"
+
+namespace jaxhet {
+
+// What the exchanges between devices need of the engine. Any thread may call it.
+class JobView {
+ public:
+  virtual ~JobView() = default;
+  // The first cause of the job's failure, or null.
+  virtual std::shared_ptr<const Error> failure() const = 0;
+  virtual void Fail(const Error& error) = 0;
+  // Errors as people read them.
+  virtual Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) = 0;
+  virtual Error LateError(int rank, const DeviceRank::Report::Late& late) = 0;
+  virtual Error StartError(int rank, int64_t plan, int64_t index, const Error& cause) = 0;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_JOB_VIEW_H_

@@ -1,0 +1,86 @@
+#include "xla_plugin/ffi/device_exchange.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "xla_plugin/engine/registry.h"
+#include "xla_plugin/ffi/attributes.h"
+
+namespace jaxhet {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Every byte of a number that says that it is none. Types without such numbers get one that is
+// seldom meant; programs with them learn of the failure by an error only.
+std::byte PoisonOf(ffi::DataType type) {
+  switch (type) {
+    case ffi::F8E4M3B11FNUZ:
+    case ffi::F8E4M3FNUZ:
+    case ffi::F8E5M2FNUZ:
+      return std::byte{0x80};
+    case ffi::PRED:
+      return std::byte{0};
+    default:
+      return std::byte{0xFF};
+  }
+}
+
+template <typename Function>
+ffi::Error Guarded(Function function) {
+  try {
+    function();
+    return ffi::Error::Success();
+  } catch (const Error& error) {
+    return ToFfiError(error);
+  } catch (const std::exception& error) {
+    return {ffi::ErrorCode::kInternal, error.what()};
+  }
+}
+
+ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t kind, int64_t plan,
+                 int64_t index, ffi::Span<const int64_t> ranks, int64_t /*group_size*/,
+                 int64_t deadline_ms, ffi::AnyBuffer operand, ffi::Result<ffi::AnyBuffer> result) {
+  return Guarded([&] {
+    if (static_cast<ExchangeKind>(kind) != ExchangeKind::kPermute) {
+      Throw(ErrorCode::kUsage, "an exchange between devices is a permute, not of kind ", kind);
+    }
+    FindEngine(session)->devices().Start(ordinal, {.stream = stream,
+                                                   .plan = plan,
+                                                   .index = index,
+                                                   .deadline_ms = deadline_ms,
+                                                   .pairs = PairsOf(ToSpan(ranks)),
+                                                   .operand = Bytes(operand),
+                                                   .result = Bytes(result),
+                                                   .poison = PoisonOf(operand.element_type())});
+  });
+}
+
+ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /*kind*/,
+                int64_t plan, int64_t index, ffi::Span<const int64_t> /*ranks*/,
+                int64_t /*group_size*/, int64_t /*deadline_ms*/, ffi::AnyBuffer started,
+                ffi::AnyBuffer /*operand*/, ffi::Result<ffi::AnyBuffer> result) {
+  return Guarded([&] {
+    if (started.untyped_data() != result->untyped_data()) {
+      Throw(ErrorCode::kUsage, "XLA gave exchange ", index,
+            " two results; please report this with a dump (JAXHET_DUMP)");
+    }
+    FindEngine(session)->devices().Done(ordinal, stream, plan, index);
+  });
+}
+
+auto Bind() {
+  return BindAttributes(
+      ffi::Ffi::Bind().Ctx<ffi::PlatformStream<StreamHandle>>().Ctx<ffi::DeviceOrdinal>());
+}
+
+}  // namespace
+}  // namespace jaxhet
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxhetStart, jaxhet::Start,
+                              jaxhet::Bind().Arg<xla::ffi::AnyBuffer>().Ret<xla::ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxhetDone, jaxhet::Done,
+                              jaxhet::Bind()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>());

@@ -1,0 +1,66 @@
+#include "xla_plugin/transport/ring/ring.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "xla_plugin/base/error.h"
+
+namespace jaxhet {
+namespace {
+
+// Short enough that copies of both ends overlap, long enough that they are worth a copy.
+constexpr size_t kLeastChunk = size_t{1} << 20;
+constexpr size_t kChunksPerExchange = 8;
+
+}  // namespace
+
+void LaunchLog::Publish(uint64_t number, const Launch& launch) {
+  Entry& entry = entries_[number % kEntries];
+  entry.number.store(0, std::memory_order_seq_cst);
+  entry.plan.store(launch.plan, std::memory_order_relaxed);
+  entry.index.store(launch.index, std::memory_order_relaxed);
+  entry.num_bytes.store(launch.num_bytes, std::memory_order_relaxed);
+  entry.number.store(number, std::memory_order_seq_cst);
+  for (uint64_t last = last_; last < number && !last_.compare_exchange_weak(last, number);) {
+  }
+  Wake();
+}
+
+std::optional<Launch> LaunchLog::Find(uint64_t number) const {
+  const Entry& entry = entries_[number % kEntries];
+  if (number == 0 || entry.number.load(std::memory_order_seq_cst) != number) return std::nullopt;
+  return Launch{.plan = entry.plan.load(std::memory_order_relaxed),
+                .index = entry.index.load(std::memory_order_relaxed),
+                .num_bytes = entry.num_bytes.load(std::memory_order_relaxed)};
+}
+
+size_t ChunkBytes(size_t num_bytes, size_t slot_bytes) {
+  constexpr size_t kAlignment = 4096;
+  const size_t share = (num_bytes / kChunksPerExchange + kAlignment - 1) & ~(kAlignment - 1);
+  return std::min(slot_bytes, std::max(share, kLeastChunk));
+}
+
+void RingEnd::Prove(Device& device, std::span<const std::byte> proof) {
+  const PinnedMemory host = device.AllocatePinned(proof.size());
+  const Stream stream = device.CreateStream(StreamPriority::kNormal);
+  std::memcpy(host.get(), proof.data(), proof.size());
+  device.Copy(stream.get(), slot(0), device.DeviceAddress(host.get()), proof.size());
+  device.Synchronize(stream.get());
+}
+
+bool RingEnd::IsProven(Device& device, std::span<const std::byte> proof) {
+  const PinnedMemory host = device.AllocatePinned(proof.size());
+  const Stream stream = device.CreateStream(StreamPriority::kNormal);
+  device.Copy(stream.get(), device.DeviceAddress(host.get()), slot(0), proof.size());
+  device.Synchronize(stream.get());
+  return std::memcmp(host.get(), proof.data(), proof.size()) == 0;
+}
+
+const RingTransport& RingTransportOf(std::string_view name) {
+  const auto transports = RingTransports();
+  const auto found = std::ranges::find(transports, name, &RingTransport::name);
+  if (found != transports.end()) return *found;
+  Throw(ErrorCode::kTransport, "no transport between devices is called '", name, "'");
+}
+
+}  // namespace jaxhet

@@ -1,0 +1,182 @@
+#ifndef XLA_PLUGIN_TRANSPORT_RING_RING_H_
+#define XLA_PLUGIN_TRANSPORT_RING_RING_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/base/fd.h"
+#include "xla_plugin/device/device.h"
+#include "xla_plugin/transport/shared_memory.h"
+
+// A ring is the one-way path from one rank to another that their devices use by themselves, in the
+// order of their streams:
+//
+//   source's device                              target's device
+//   waits until the slot was emptied
+//   copies a chunk of the operand into it
+//   writes `filled`                       ->     waits for `filled`
+//                                                copies the slot into the result
+//                                         <-     writes `emptied`
+//
+// Chunk c of a ring goes through slot c % kRingSlots for the (c / kRingSlots + 1)th time, and this
+// number is what is written and waited for.
+namespace jaxhet {
+
+inline constexpr uint32_t kRingSlots = 8;
+// Lets all waits for a word pass. HIP compares without wrapping around.
+inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
+
+// What both ends of a ring must say of an exchange on it.
+struct Launch {
+  int64_t plan;
+  int64_t index;
+  uint64_t num_bytes;
+  auto operator<=>(const Launch&) const = default;
+};
+
+// What one end of a ring has launched, for the other end to compare: each end writes its launch,
+// then reads the other's. One of them sees both. Numbers count from 1.
+class LaunchLog {
+ public:
+  static constexpr uint64_t kEntries = 4096;
+
+  // An entry is overwritten by the one kEntries later: the other end must have launched it by then.
+  void Publish(uint64_t number, const Launch& launch);
+  // None if it has not been published (or was overwritten).
+  std::optional<Launch> Find(uint64_t number) const;
+  // The number of the latest launch.
+  uint64_t last() const { return last_.load(std::memory_order_seq_cst); }
+  // For threads of the process that publishes: sleeps until launch `number` is published (true) or
+  // is_over() after a Wake() (false).
+  template <typename IsOver>
+  bool WaitFor(uint64_t number, IsOver is_over) const {
+    while (true) {
+      const uint64_t wakes = wakes_;
+      if (last() >= number) return true;
+      if (is_over()) return false;
+      wakes_.wait(wakes);
+    }
+  }
+  void Wake() {
+    ++wakes_;
+    wakes_.notify_all();
+  }
+
+ private:
+  struct Entry {
+    std::atomic<uint64_t> number;
+    std::atomic<int64_t> plan;
+    std::atomic<int64_t> index;
+    std::atomic<uint64_t> num_bytes;
+  };
+  static_assert(std::atomic<uint64_t>::is_always_lock_free);  // they lie between processes
+
+  std::atomic<uint64_t> last_;
+  std::atomic<uint64_t> wakes_;
+  std::array<Entry, kEntries> entries_;
+};
+
+// What both ends see, all zero at first (but for the gate). Words that one device polls have a
+// cache line of their own.
+struct RingWords {
+  struct alignas(64) Word {
+    uint32_t value;
+  };
+  std::array<Word, kRingSlots> filled;   // written by the source's device
+  std::array<Word, kRingSlots> emptied;  // written by the target's device
+  // The last thing that the target's device waits for in exchange n of the ring is a gate of at
+  // least n. It is kOpen until one end fails: what was copied after that may be garbage.
+  Word gate;
+  LaunchLog source;
+  LaunchLog target;
+};
+
+inline std::atomic_ref<uint32_t> HostWord(RingWords::Word& word) {
+  return std::atomic_ref(word.value);
+}
+
+// Lengths of the chunks that an exchange of `num_bytes` goes in, but the last one: equal at both
+// ends. At least one chunk.
+size_t ChunkBytes(size_t num_bytes, size_t slot_bytes);
+
+// One rank's end of a ring. Addresses are those of its device; `words` those of this process.
+class RingEnd {
+ public:
+  virtual ~RingEnd() = default;
+  RingEnd(const RingEnd&) = delete;
+  RingEnd& operator=(const RingEnd&) = delete;
+
+  size_t slot_bytes() const { return slot_bytes_; }
+  RingWords& words() const { return *words_; }
+  void* slot(uint32_t slot) const { return slots_ + slot * slot_bytes_; }
+  void* filled(uint32_t slot) const { return DeviceWord(words_->filled.at(slot)); }
+  void* emptied(uint32_t slot) const { return DeviceWord(words_->emptied.at(slot)); }
+  void* gate() const { return DeviceWord(words_->gate); }
+
+  // Set-up, by the source: writes `proof` into slot 0. By the target: whether it is there.
+  virtual void Prove(Device& device, std::span<const std::byte> proof);
+  virtual bool IsProven(Device& device, std::span<const std::byte> proof);
+  // Set-up is over.
+  virtual void Settle() {}
+  // Why nothing moves on it any more; "" while all is well.
+  virtual std::string Failure() const { return {}; }
+
+ protected:
+  RingEnd() = default;
+
+  // The words lie in `memory`, of which the device sees the copy at `device_address`.
+  void SetWords(std::byte* memory, void* device_address) {
+    words_ = reinterpret_cast<RingWords*>(memory);
+    device_words_ = static_cast<std::byte*>(device_address);
+  }
+  void SetSlots(void* slots, size_t slot_bytes) {
+    slots_ = static_cast<std::byte*>(slots);
+    slot_bytes_ = slot_bytes;
+  }
+
+ private:
+  void* DeviceWord(const RingWords::Word& word) const {
+    return device_words_ +
+           (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
+  }
+
+  RingWords* words_ = nullptr;
+  std::byte* device_words_ = nullptr;
+  std::byte* slots_ = nullptr;
+  size_t slot_bytes_ = 0;
+};
+
+struct RingSetup {
+  Device& device;  // of the rank at this end
+  bool same_process;
+  bool same_host;
+  bool same_vendor;
+  size_t slot_bytes;            // said by the target
+  std::span<const Fd> sockets;  // to and from the peer, of these two ranks; may be none
+};
+
+// A kind of ring. Both functions throw the reason if this end can't have one.
+struct RingTransport {
+  std::string_view name;
+  // The target's end, and what the source's Open() needs to know of it.
+  std::pair<std::unique_ptr<RingEnd>, std::string> (*make)(const RingSetup& setup);
+  std::unique_ptr<RingEnd> (*open)(const RingSetup& setup, std::string_view offer);
+};
+
+// All of them, best first.
+std::span<const RingTransport> RingTransports();
+// Throws TransportError if there is none of this name.
+const RingTransport& RingTransportOf(std::string_view name);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_TRANSPORT_RING_RING_H_
