@@ -61,7 +61,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("job_secret", str, None, "the secret that authenticates the job's connections"),
     Option("job_secret_file", str, None, "a file that holds the job secret"),
     Option("launched", _flag, False, "the coordinator is run by somebody else (`jaxhet launch`)"),
-    Option("cpu_devices", int, None, "virtual CPU devices of this process", minimum=1),
+    Option(
+        "cpu_devices",
+        int,
+        None,
+        "virtual CPU devices of this process, where JAX uses CPUs",
+        minimum=1,
+    ),
     Option(
         "cpu_keep_memory",
         _flag,

@@ -56,6 +56,8 @@ class Claim:
     is_declared: bool  # the island, rather than taken from the platform
     islands: tuple[str, ...]
     platform: str
+    topology: tuple[str, str]  # the plugin's names in keys, as `_jax_compat.local_topology_key` has
+    has_cpu: bool  # JAX creates a CPU backend, be it beside that of the platform
     host: str
     host_id: str
     pid: int
@@ -66,7 +68,8 @@ class Claim:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Claim":
         """The claim in a message; lists become tuples again."""
-        return cls(**{**fields, "islands": tuple(fields["islands"])})
+        tuples = {name: tuple(fields[name]) for name in ("islands", "topology")}
+        return cls(**{**fields, **tuples})
 
     def __str__(self) -> str:
         return f"process {self.process} ({self.island}, pid {self.pid} on {self.host})"
@@ -96,6 +99,22 @@ def disagreement(ours: Claim, theirs: Claim) -> str | None:
         return (
             f"island {ours.island!r} holds two platforms: {ours} is {ours.platform}, {theirs} is"
             f" {theirs.platform}; give each platform an island of its own"
+        )
+    return _backends_disagree(ours, theirs)
+
+
+def _backends_disagree(ours: Claim, theirs: Claim) -> str | None:
+    """Says why the backends of two processes would wait for each other for ever, or None. Pure."""
+    if (ours.platform == "cpu") != (theirs.platform == "cpu"):
+        return (
+            f"{ours} is on {ours.platform} and {theirs} on {theirs.platform}: a job has CPUs or"
+            " GPUs; set JAX_PLATFORMS of every process to its platform"
+        )
+    if ours.has_cpu != theirs.has_cpu:
+        has, has_not = (ours, theirs) if ours.has_cpu else (theirs, ours)
+        return (
+            f"{has} has a CPU backend beside its GPUs, and {has_not} has none; set JAX_PLATFORMS of"
+            " every process to its GPUs' platform, or of none"
         )
     return None
 

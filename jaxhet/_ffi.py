@@ -17,6 +17,8 @@ EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
 TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
 RING_TRANSPORTS: tuple[str, ...] = tuple(_engine.RING_TRANSPORTS)
 
+VENDORS = {"cuda": "cuda", "rocm": "hip"}  # JAX's platform -> xla_plugin/device/'s
+
 _sessions = itertools.count(1)
 
 
@@ -69,6 +71,27 @@ class Engine:
     def set_ranks(self, ranks: Sequence[tuple[int, int, int, str]]) -> None:
         """Names the ranks: (device id, process, island, island's name), in rank order."""
         self._engine.set_ranks(list(ranks))
+
+    def open_devices(
+        self, platform: str, devices: Sequence[tuple[int, int]], timeout_s: float
+    ) -> None:
+        """Opens the paths from this process's GPUs to those of other islands.
+
+        After `set_ranks` and before any program runs; blocks until all are there.
+
+        Args:
+          platform: JAX's name of this process's platform.
+          devices: Each rank of this process, and the ordinal of its device here.
+          timeout_s: The longest wait for the peers.
+
+        Raises:
+          TransportError: no transport works between two ranks; the text has the reason of each.
+          DeviceError: the driver refused a request.
+        """
+        try:
+            self._engine.open_devices(VENDORS[platform], list(devices), round(timeout_s * 1000))
+        except RuntimeError as error:
+            raise as_ours(str(error)) from error
 
     def register_plan(self, fingerprint: int, text: str) -> None:
         """Makes a program's plan known before the program starts."""

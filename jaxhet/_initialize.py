@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jaxhet import (
     _config,
     _coordinator,
     _ffi,
+    _gpu_settings,
     _islands,
     _jax_compat,
     _memory,
@@ -28,6 +30,7 @@ from jaxhet._config import Config
 from jaxhet._coordinator import Claim, Membership
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._jax_compat import Device
+from jaxhet._topology_mirror import TopologyMirror
 
 _SHUTDOWN_TIMEOUT_S = 300.0
 _used = threading.Event()  # this process is or was in a job
@@ -77,7 +80,7 @@ def initialize(
     _check_complete(config)
     secret = _read_secret(config)
     _used.set()
-    if config.cpu_devices is not None or _jax_compat.expected_platform() == "cpu":
+    if _jax_compat.expected_platform() == "cpu":
         _jax_compat.configure_cpu(config.cpu_devices)
         if config.cpu_keep_memory:
             _memory.keep_freed_memory()
@@ -216,6 +219,8 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         if len({claim.island for claim in members}) > 1:
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
+            if members[config.process_id].platform in _jax_compat.GPU_PLATFORMS:
+                _gpu_settings.prepare()
             engine = _start_engine(config, listener, membership)
         return _start_jax(config, membership, engine)
     except BaseException:
@@ -237,6 +242,8 @@ def _claim(config: Config, address: str) -> Claim:
         is_declared=bool(config.island),
         islands=tuple(config.islands),
         platform=jax_platform,
+        topology=(jax_platform, jax_platform),
+        has_cpu=_jax_compat.has_cpu_backend(),
         host=platform.node() or socket.gethostname(),
         host_id=f"{boot_id}/{pid_namespace}/{os.getuid()}",
         pid=os.getpid(),
@@ -275,7 +282,7 @@ def _start_jax(
         ),
         check,
     )
-    devices = _create_backend(client, members, check)
+    devices = _create_backend(client, config.process_id, members, check)
     islands = _islands.make_islands(
         [_islands.Member(c.process, c.island, c.platform, c.host) for c in members], devices
     )
@@ -285,37 +292,52 @@ def _start_jax(
     return session
 
 
-def _create_backend(client: Any, members: list[Claim], check: Any) -> list[Device]:
+def _create_backend(
+    client: Any, process: int, members: list[Claim], check: Callable[[], None]
+) -> list[Device]:
     """Creates JAX's backends: all processes exchange their topologies."""
+    topologies = dict.fromkeys([("cpu", "cpu"), *(claim.topology for claim in members)])
+    mirror = TopologyMirror(client, members) if process == 0 else None
 
     def check_and_unblock() -> None:
         try:
             check()
+            if mirror is not None:
+                mirror.check()
         except JaxhetError:
-            for claim in members:
-                _jax_compat.unblock_backend(client, claim.platform, claim.process)
+            _jax_compat.unblock_backend(client, topologies, range(len(members)))
             time.sleep(0.2)
             raise
 
     try:
-        return _jax_compat.run_with_checks(jax.devices, check_and_unblock)
+        devices = _jax_compat.run_with_checks(jax.devices, check_and_unblock)
     except RuntimeError as error:
         check()
-        raise PeerError(f"the processes could not exchange their devices: {error}") from error
+        raise PeerError(
+            f"a backend did not start, or the processes could not exchange their devices: {error}"
+        ) from error
+    if mirror is not None:
+        mirror.finish()
+    return devices
 
 
 def _bridge(session: _session.Session, engine: _ffi.Engine, devices: list[Device]) -> None:
     """Lets the engine know the ranks, and XLA the engine."""
-    job_platform = session.islands[0].platform
     island_of = {d.id: island for island in session.islands for d in island.devices}
+    ranks = sorted(devices, key=lambda d: d.id)
     engine.set_ranks(
-        [
-            (d.id, d.process_index, island_of[d.id].index, island_of[d.id].platform)
-            for d in sorted(devices, key=lambda d: d.id)
-        ]
+        [(d.id, d.process_index, island_of[d.id].index, island_of[d.id].platform) for d in ranks]
     )
-    _ffi.register_handlers(job_platform)
-    _jax_compat.register_passes(session.decompose, session.bridge, job_platform)
+    platform = session.island.platform
+    if platform in _jax_compat.GPU_PLATFORMS:
+        mine = [
+            (rank, d.local_hardware_id)
+            for rank, d in enumerate(ranks)
+            if d.process_index == session.process
+        ]
+        engine.open_devices(platform, mine, session.config.connect_timeout_s)
+    _ffi.register_handlers(platform)
+    _jax_compat.register_passes(session.decompose, session.bridge, platform)
     counts = collections.Counter(d.process_index for d in devices)
     if len(set(counts.values())) > 1:
         _jax_compat.allow_unequal_processes()

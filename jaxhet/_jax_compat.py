@@ -6,13 +6,15 @@ What each function relies on is tested in tests/python/test_jax_compat.py.
 import contextlib
 import functools
 import hashlib
-import importlib
+import importlib.util
 import os
 import pathlib
+import pkgutil
 import socket
 import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ from jaxlib import version as jaxlib_version
 from jaxhet._errors import UsageError
 
 MINIMUM_JAX = (0, 11, 2)
+GPU_PLATFORMS = ("cuda", "rocm")
 _HEARTBEAT_TIMEOUT_S = 100
 _FOREVER_S = 7 * 24 * 3600
 
@@ -131,9 +134,60 @@ def distributed_is_initialized() -> bool:
 
 
 def expected_platform() -> str:
-    """The platform that JAX will use, without creating a backend."""
+    """The platform that JAX will use, "cpu", "cuda" or "rocm", without creating a backend.
+
+    Where the user leaves the choice to JAX this loads the plugins, as creating a backend would.
+    """
+    from jax._src import hardware_utils, xla_bridge
+
+    chosen = (_chosen_platforms() or ("gpu",))[0]
+    if chosen != "gpu":
+        return chosen
+    xla_bridge._discover_and_register_pjrt_plugins()
+    usable = [
+        name
+        for name in xla_bridge._backend_factories
+        if name in GPU_PLATFORMS and (name != "cuda" or hardware_utils.has_visible_nvidia_gpu())
+    ]
+    return max(usable, key=lambda n: xla_bridge._backend_factories[n].priority, default="cpu")
+
+
+def installed_platform(chosen: str | None) -> str:
+    """As `expected_platform`, for another process and without loading a plugin.
+
+    Args:
+      chosen: JAX_PLATFORMS of that process.
+    """
+    first = (chosen or "gpu").split(",")[0]
+    if first != "gpu":
+        return first
+    namespace = importlib.util.find_spec("jax_plugins")
+    folders = namespace.submodule_search_locations if namespace else None
+    names = [module.name for module in pkgutil.iter_modules(folders or ())]
+    installed = (p for p in GPU_PLATFORMS if any(n.startswith(f"xla_{p}") for n in names))
+    return next(filter(count_gpus, installed), "cpu")
+
+
+def count_gpus(platform: str) -> int:
+    """The GPUs of this machine that processes can open, by their device files; loads no driver."""
+    from jax._src import hardware_utils
+
+    if platform == "rocm":
+        return max(0, hardware_utils.num_available_amd_gpus())
+    files = sum(path.name[6:].isdigit() for path in pathlib.Path("/dev").glob("nvidia*"))
+    return files or int(hardware_utils.has_visible_nvidia_gpu())
+
+
+def has_cpu_backend() -> bool:
+    """Whether JAX will create a CPU backend, be it beside another one."""
+    chosen = _chosen_platforms()
+    return not chosen or "cpu" in chosen
+
+
+def _chosen_platforms() -> tuple[str, ...]:
+    """What the user lets JAX use; nothing: all that there is."""
     chosen = jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS")
-    return chosen.split(",")[0] if chosen else "cpu"
+    return tuple(chosen.split(",")) if chosen else ()
 
 
 def configure_cpu(num_devices: int | None) -> None:
@@ -148,17 +202,71 @@ def configure_cpu(num_devices: int | None) -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
-def unblock_backend(client: Any, platform: str, dead_process: int) -> None:
+def local_topology_key(topology: tuple[str, str], process: int) -> str:
+    """Where a process puts a message about its devices, in the key-value store.
+
+    Args:
+      topology: The names under which a platform's plugin is loaded, and which it gives itself.
+      process: The process.
+    """
+    plugin, platform = topology
+    return f"{plugin}:local_topology/{platform}/{process}"
+
+
+def global_topology_key(topology: tuple[str, str]) -> str:
+    """Where process 0 puts what it makes of these messages, for all others to read."""
+    plugin, platform = topology
+    return f"{plugin}:global_topology/{platform}"
+
+
+def unblock_backend(
+    client: Any, topologies: Iterable[tuple[str, str]], processes: Iterable[int]
+) -> None:
     """Makes the topology exchange of a backend that waits for a dead process fail at once.
 
-    It does so by an answer that is not valid.
+    It does so by answers that are not valid; what is there already stays.
     """
-    for key in (
-        f"{platform}:local_topology/{platform}/{dead_process}",
-        f"{platform}:global_topology/{platform}",
-    ):
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            client.key_value_set_bytes(key, b"\xff")
+    numbers = list(processes)
+    for topology in topologies:
+        keys = (local_topology_key(topology, process) for process in numbers)
+        for key in (*keys, global_topology_key(topology)):
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                client.key_value_set_bytes(key, b"\xff")
+
+
+def wait_for_devices(timeout_s: float) -> bool:
+    """Waits until this process's devices have run what was given to them.
+
+    Each is given one more program, which it runs last. Needs no thread: at interpreter exit there
+    can't be a new one.
+
+    Returns:
+      Whether all have.
+    """
+    deadline = time.monotonic() + timeout_s
+    follow = jax.jit(lambda x: x + 1)
+    try:
+        last = [follow(jax.device_put(0.0, device)) for device in jax.local_devices()]
+        while not all(array.is_ready() for array in last):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+    except (RuntimeError, ValueError):  # a device that failed
+        return False
+    return True
+
+
+def refuse_shared_programs() -> None:
+    """Checks that every process compiles its own programs.
+
+    Raises:
+      UsageError: JAX is told to give one process's to all.
+    """
+    if jax.config.jax_share_binary_between_hosts:
+        raise UsageError(
+            "jax_share_binary_between_hosts gives all processes one island's program; turn it"
+            " off in a job of several islands"
+        )
 
 
 def register_passes(pre: Hook, post: Hook, platform: str) -> None:
@@ -263,11 +371,7 @@ def guard_compilation_cache(
     get_key, get_executable = cache.get_cache_key, cache.get_executable_and_time
 
     def salted_key(module: Any, devices: Any, *args: Any, **kwargs: Any) -> str:
-        if jax.config.jax_share_binary_between_hosts:
-            raise UsageError(
-                "jax_share_binary_between_hosts gives all processes one island's program; turn it"
-                " off in a job of several islands"
-            )
+        refuse_shared_programs()
         text = salt(tuple(device.id for device in devices.flat))
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return f"{get_key(module, devices, *args, **kwargs)}-{digest}"

@@ -42,10 +42,13 @@ def jit(
 def block_until_ready(tree: Any) -> Any:
     """`jax.block_until_ready`, with jaxhet's errors."""
     try:
-        return jax.block_until_ready(tree)
+        ready = jax.block_until_ready(tree)
     except (RuntimeError, ValueError) as error:  # JAX has both, by the kind of program
         _raise_ours(error)
         raise
+    if (session := _session.current()) is not None:
+        session.raise_if_poisoned()
+    return ready
 
 
 def last_error() -> Exception | None:
@@ -66,9 +69,12 @@ class _Stage:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         session = _session.current()
-        if session is not None:
-            session.raise_if_failed()
-        return self._run(self._stage, args, kwargs)
+        if session is None:
+            return self._run(self._stage, args, kwargs)
+        session.raise_if_failed()
+        results = self._run(self._stage, args, kwargs)
+        session.raise_if_poisoned()
+        return results
 
     def trace(self, *args: Any, **kwargs: Any) -> "_Stage":
         return _Stage(self._run(self._stage.trace, args, kwargs), self._options)

@@ -102,6 +102,11 @@ class Session:
         if engine is not None:
             self._watcher.start()
 
+    @functools.cached_property
+    def island(self) -> Island:
+        """This process's own."""
+        return next(island for island in self.islands if self.process in island.processes)
+
     # --- compiler hooks ---
 
     def decompose(self, module: bytes) -> bytes | None:
@@ -129,7 +134,7 @@ class Session:
 
     def cache_salt(self, device_ids: tuple[int, ...]) -> str:
         """What a program that is compiled now depends on, besides what JAX knows of it."""
-        island = self.islands[self._island_index()]
+        island = self.island
         if {device.id for device in island.devices}.issuperset(device_ids):
             return repr((self._versions, self._cache_writer))  # the passes leave it alone
         job = dataclasses.replace(self._job, process=self._cache_writer)
@@ -162,7 +167,7 @@ class Session:
 
         The processes of an island share programs, but on CPU JAX's key differs in each of them.
         """
-        island = self.islands[self._island_index()]
+        island = self.island
         return self.process if island.platform == "cpu" else island.processes[0]
 
     @functools.cached_property
@@ -184,7 +189,7 @@ class Session:
         return compiler.Job(
             device_ids=tuple(devices[r].id for r in ranks),
             islands=tuple(island_of[r] for r in ranks),
-            platform=cast(Literal["cpu", "cuda", "rocm"], self.islands[0].platform),
+            platform=cast(Literal["cpu", "cuda", "rocm"], self.island.platform),
             process=self.process,
             session=self.engine.session if self.engine else 0,
         )
@@ -233,6 +238,14 @@ class Session:
             self.acknowledge()
             raise error
 
+    def raise_if_poisoned(self) -> None:
+        """On GPUs, raises the job's first failure in place of the NaNs that it leaves in results.
+
+        On CPUs a failed exchange is an error of JAX's.
+        """
+        if self.engine is not None and self.island.platform != "cpu":
+            self.raise_if_failed()
+
     def translate(self, error: BaseException) -> JaxhetError | None:
         """Our error inside one of JAX's, or None if it is not ours."""
         match = _ERROR_PATTERN.search(str(error))
@@ -278,9 +291,12 @@ class Session:
         """
         if os.getpid() != self._pid or self._closed.is_set():
             return
-        self._closed.set()
         if self.engine is not None:
             self._report_uncaught()
+            if self.island.platform != "cpu":
+                _jax_compat.wait_for_devices(_EXIT_GRACE_S if self.error() else timeout_s)
+        self._closed.set()
+        if self.engine is not None:
             self.engine.close(0 if self.error() else round(timeout_s * 1000))
         if self._watcher.is_alive():
             self._watcher.join()
@@ -302,14 +318,11 @@ class Session:
             return
         cause = self.translate(error) or error
         what = traceback.format_exception_only(cause)[0].strip()
-        where = self.islands[self._island_index()].name
+        where = self.island.name
         self.engine.fail(
             "PeerError",
             f"process {self.process} ({where}) ended by an exception: {what}; see there",
         )
-
-    def _island_index(self) -> int:
-        return next(i.index for i in self.islands if self.process in i.processes)
 
     def abandon_in_child(self) -> None:
         """After a fork: the child gives up its copies of the connections."""

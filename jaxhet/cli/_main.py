@@ -52,9 +52,11 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         typer.Option(
             parser=_sizes,
             metavar="N,...",
-            help="virtual CPU devices of each process: one number, or one for each island",
+            help="devices of each process: one number, or one for each island; GPUs, by default an"
+            " equal share of the visible ones, or where JAX has none virtual CPU devices, by"
+            " default 1",
         ),
-    ] = "1",
+    ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="port of the coordinator; 0: a free one")
     ] = _DEFAULTS.port,
@@ -76,7 +78,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     options = _launch.Options(
         islands=islands,
         processes_per_island=processes_per_island,
-        devices=devices,
+        devices=devices or (),
         port=port,
         grace_s=grace,
         island_names=tuple(name.strip() for name in island_names.split(",") if name.strip()),

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from jaxhet import _config, _coordinator
+from jaxhet import _config, _coordinator, _gpus
 from jaxhet._errors import UsageError
 from jaxhet.cli import _guardian
 from jaxhet.cli._lines import write
@@ -39,7 +39,7 @@ class Options:
 
     islands: int = 2
     processes_per_island: tuple[int, ...] = (1,)  # one number for all islands, or one for each
-    devices: tuple[int, ...] = (1,)  # of each process; likewise
+    devices: tuple[int, ...] = ()  # of each process; likewise; (): one CPU, or a share of the GPUs
     port: int = 0
     grace_s: float = 15.0
     island_names: tuple[str, ...] = ()
@@ -47,10 +47,18 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What tells the processes of a job apart: the island's name, and the number of devices."""
+    """What tells the processes of a job apart.
+
+    Attributes:
+      island: its name.
+      devices: how many.
+      gpus: the environment variable that shows the process its GPUs, and the value; None: its
+        devices are virtual CPU devices.
+    """
 
     island: str
     devices: int
+    gpus: tuple[str, str] | None = None
 
 
 def launch(command: list[str], options: Options) -> int:
@@ -59,10 +67,10 @@ def launch(command: list[str], options: Options) -> int:
     Only the main thread may call it: it handles signals while it runs.
 
     Raises:
-      UsageError: no such command, the port is in use, or names or sizes that are not one for each
-        island.
+      UsageError: no such command, the port is in use, names or sizes that are not one for each
+        island, or too few GPUs.
     """
-    places = layout(options)
+    places = layout(options, _gpus.find(os.environ))
     if shutil.which(command[0]) is None:
         raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
     with contextlib.ExitStack() as stack:
@@ -86,20 +94,28 @@ def island_names(options: Options) -> tuple[str, ...]:
     return names
 
 
-def layout(options: Options) -> tuple[Place, ...]:
+def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...]:
     """The places of the job's processes, by id; those of one island have neighbouring ids.
 
     Raises:
-      UsageError: names or sizes are not one for each island.
+      UsageError: names or sizes are not one for each island, or there are too few GPUs.
     """
-    names = island_names(options)
     processes = _per_island("--processes-per-island", options.processes_per_island, options)
-    devices = _per_island("--devices", options.devices, options)
+    names = _for_each(island_names(options), processes)
+    wanted = _per_island("--devices", options.devices or (1,), options)
+    devices = _for_each(wanted, processes)
+    if gpus is None:
+        return tuple(Place(name, count) for name, count in zip(names, devices, strict=True))
+    shares = _gpus.share(gpus, devices if options.devices else None, len(names))
     return tuple(
-        Place(name, mine)
-        for name, count, mine in zip(names, processes, devices, strict=True)
-        for _ in range(count)
+        Place(name, len(mine), (gpus.variable, ",".join(mine)))
+        for name, mine in zip(names, shares, strict=True)
     )
+
+
+def _for_each[T](values: tuple[T, ...], processes: tuple[int, ...]) -> list[T]:
+    """The value of its island for each process."""
+    return [value for value, n in zip(values, processes, strict=True) for _ in range(n)]
 
 
 def _per_island(flag: str, numbers: tuple[int, ...], options: Options) -> tuple[int, ...]:
@@ -115,16 +131,22 @@ def _per_island(flag: str, numbers: tuple[int, ...], options: Options) -> tuple[
 
 def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]) -> dict[str, str]:
     """The environment of one process: `base`, defaults below it, and what the launcher decides."""
+    place = places[process]
+    defaults, devices = {}, {"JAXHET_CPU_DEVICES": str(place.devices)}
+    if place.gpus is None:
+        defaults["JAX_PLATFORMS"] = "cpu"
+    else:
+        devices = {place.gpus[0]: place.gpus[1]}
     return {
-        "JAX_PLATFORMS": "cpu",
+        **defaults,
         "PYTHONUNBUFFERED": "1",  # what a process printed before it was killed is shown
         **base,
         "JAXHET_LAUNCHED": "1",
         "JAXHET_NUM_PROCESSES": str(len(places)),
         "JAXHET_PROCESS_ID": str(process),
         "JAXHET_ISLANDS": ",".join(dict.fromkeys(place.island for place in places)),
-        "JAXHET_ISLAND": places[process].island,
-        "JAXHET_CPU_DEVICES": str(places[process].devices),
+        "JAXHET_ISLAND": place.island,
+        **devices,
     }
 
 

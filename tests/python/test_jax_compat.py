@@ -1,15 +1,23 @@
 """What `_jax_compat` relies on in JAX."""
 
+import dataclasses
 import inspect
 import pathlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import pytest
-from jax._src import compilation_cache, compiler, config, distributed, xla_bridge
+from jax._src import (
+    compilation_cache,
+    compiler,
+    config,
+    distributed,
+    hardware_utils,
+    xla_bridge,
+)
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import multihost_utils
 from jax.extend import xla
@@ -36,6 +44,60 @@ def test_global_state_has_the_fields_that_are_set() -> None:
 
 def test_backend_can_be_asked_for_without_making_one() -> None:
     assert callable(xla_bridge.backends_are_initialized)
+
+
+@pytest.fixture
+def platforms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what the user chose, and which plugins there are."""
+
+    def set_up(chosen: str | None, *plugins: str, nvidia: bool = True) -> None:
+        named = dict.fromkeys(("cpu", "tpu"), xla_bridge._backend_factories["cpu"])
+        gpus = {name: dataclasses.replace(named["cpu"], priority=500) for name in plugins}
+        monkeypatch.setattr(xla_bridge, "_backend_factories", named | gpus)
+        monkeypatch.setattr(xla_bridge, "_plugins_registered", True)
+        monkeypatch.setattr(hardware_utils, "has_visible_nvidia_gpu", lambda: nvidia)
+        names = tuple(chosen.split(",")) if chosen else ()
+        monkeypatch.setattr(_jax_compat, "_chosen_platforms", lambda: names)
+
+    return set_up
+
+
+@pytest.mark.parametrize(
+    ("chosen", "plugins", "nvidia", "platform", "has_cpu"),
+    [
+        (None, [], True, "cpu", True),
+        (None, ["cuda"], True, "cuda", True),
+        (None, ["cuda"], False, "cpu", True),
+        (None, ["rocm"], False, "rocm", True),
+        (None, ["cuda", "rocm"], True, "cuda", True),
+        (None, ["cuda", "rocm"], False, "rocm", True),
+        ("cpu", ["cuda"], True, "cpu", True),
+        ("cuda", ["cuda"], True, "cuda", False),
+        ("rocm,cpu", ["rocm"], True, "rocm", True),
+        ("gpu", ["cuda"], True, "cuda", False),
+    ],
+)
+def test_platform_is_the_one_that_jax_takes(
+    platforms: Callable[..., None],
+    chosen: str | None,
+    plugins: list[str],
+    nvidia: bool,
+    platform: str,
+    has_cpu: bool,
+) -> None:
+    platforms(chosen, *plugins, nvidia=nvidia)
+    assert _jax_compat.expected_platform() == platform
+    assert _jax_compat.has_cpu_backend() == has_cpu
+
+
+def test_jax_takes_the_first_backend_of_highest_priority_with_nvidia_only_if_visible() -> None:
+    source = inspect.getsource(xla_bridge.backends)
+    assert "if priority > default_priority:" in source
+    assert 'if platform == "cuda" and not hardware_utils.has_visible_nvidia_gpu():' in source
+
+
+def test_wait_for_devices_ends_when_they_are_idle() -> None:
+    assert _jax_compat.wait_for_devices(60)
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,29 @@ def test_two_jobs_at_once_have_ports_and_secrets_of_their_own():
 
 
 def test_platform_of_the_user_is_kept():
-    result = _launch("--islands 1", 'print(os.environ["JAX_PLATFORMS"])', JAX_PLATFORMS="cuda")
-    assert result.stdout == "[island0/0] cuda\n"
+    result = _launch("--islands 1", 'print(os.environ["JAX_PLATFORMS"])', JAX_PLATFORMS="tpu")
+    assert result.stdout == "[island0/0] tpu\n"
+
+
+def test_gpus_are_dealt_out_by_island_and_cpu_devices_are_not_asked_for():
+    code = 'print(os.environ["CUDA_VISIBLE_DEVICES"], "JAXHET_CPU_DEVICES" in os.environ)'
+    given = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "4,2,GPU-a,7"}
+    result = _launch("--processes-per-island 1,2 --devices 2,1", code, **given)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [
+        "[island0/0] 4,2 False",
+        "[island1/1] GPU-a False",
+        "[island1/2] 7 False",
+    ]
+
+
+def test_more_gpus_than_there_are():
+    given = {"JAX_PLATFORMS": "rocm", "HIP_VISIBLE_DEVICES": "0,1"}
+    result = _launch("--devices 1,2", 'print("started")', **given)
+    assert result.returncode == 2
+    words = "2 processes need 3 GPUs (1+2), and 2 are visible (HIP_VISIBLE_DEVICES=0,1); ask for"
+    assert words in result.stderr
+    assert "started" not in result.stdout
 
 
 def test_exit_event_is_one_line_of_json():

@@ -35,8 +35,10 @@ _CPP_DOORS = {
 _PYTHON_DOORS = {
     "jax._src": (
         "jaxhet/_jax_compat.py",
+        "tests/gpu/mirror_double.py",
         "tests/python/compiler/",
         "tests/python/test_jax_compat.py",
+        "tests/python/test_topology_mirror.py",
     ),
     "jaxlib": ("jaxhet/_jax_compat.py", "tests/python/compiler/"),
     "jaxhet._engine": ("jaxhet/_ffi.py",),
@@ -52,6 +54,7 @@ _MAY_IMPORT = {
         "jaxhet._coordinator",
         "jaxhet._deviceless",
         "jaxhet._errors",
+        "jaxhet._gpus",
         "jaxhet._plan",
     ),
     "jaxhet/": ("jaxhet",),

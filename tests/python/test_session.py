@@ -1,12 +1,18 @@
-"""What the key of a cached program depends on; tests/multiprocess/test_cache.py has whole jobs."""
+"""The session of one process: keys of cached programs, and what differs on GPUs.
+
+tests/multiprocess/ has whole jobs.
+"""
 
 import importlib.metadata
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from jaxhet import _config, _islands, _session
+import jaxhet
+from jaxhet import _config, _ffi, _initialize, _islands, _jax_compat, _session
+from jaxhet._errors import JaxhetError, PeerError
 from jaxhet._session import BridgeOptions, Session
 
 DEVICES: tuple[Any, ...] = tuple(
@@ -71,3 +77,146 @@ def test_processes_of_an_island_share_programs_on_gpus() -> None:
     assert _salt(platform="cuda") == _salt(process=1, platform="cuda")
     assert _salt(platform="cuda") != _salt(process=2, platform="cuda")
     assert all(_session_of(process).writes_cache for process in range(3))
+
+
+# GPUs.
+
+MIXED = (("a", "cuda"), ("b", "rocm"), ("b", "rocm"))
+
+
+class FakeEngine:
+    """An engine that notes its calls and fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.session = 5
+        self.calls: list[Any] = []
+        self.failure: JaxhetError | None = None
+
+    def set_ranks(self, ranks: list[Any]) -> None:
+        self.calls.append(("set_ranks", [rank[2:] for rank in ranks]))
+
+    def open_devices(self, platform: str, devices: list[Any], timeout_s: float) -> None:
+        self.calls.append(("open_devices", platform, devices, timeout_s))
+
+    def error(self) -> JaxhetError | None:
+        return self.failure
+
+    def wait_failure(self, timeout_ms: int) -> None:
+        del timeout_ms
+
+    def fail(self, code: str, text: str) -> None:
+        del code
+        self.failure = PeerError(text)
+
+    def close(self, timeout_ms: int) -> None:
+        self.calls.append(("close", timeout_ms))
+
+
+def _mixed_session(
+    process: int, engine: FakeEngine, claims: tuple[tuple[str, str], ...] = MIXED
+) -> Session:
+    members = [_islands.Member(i, name, p, "host") for i, (name, p) in enumerate(claims)]
+    islands = _islands.make_islands(members, DEVICES)
+    stand_in: Any = engine
+    return Session(_config.resolve({}, environ={}), process, islands, stand_in)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What XLA and JAX are told."""
+    made: list[Any] = []
+    for module, name in (
+        (_jax_compat, "register_passes"),
+        (_jax_compat, "allow_unequal_processes"),
+        (_jax_compat, "guard_compilation_cache"),
+        (_jax_compat.jax.ffi, "register_ffi_target"),
+    ):
+        note = lambda *args, name=name, **named: made.append((name, args, named))  # noqa: E731
+        monkeypatch.setattr(module, name, note)
+    handlers = {"cpu": {"exchange": 1}, "gpu": {"start": 2, "done": 3}}
+    monkeypatch.setattr(_ffi._engine, "handlers", lambda: handlers)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("process", "platform", "mine"),
+    [(0, "cuda", [(0, 0), (1, 1)]), (1, "rocm", [(2, 0)]), (2, "rocm", [(3, 4)])],
+)
+def test_each_process_is_set_up_for_its_own_platform(
+    calls: list[Any], process: int, platform: str, mine: list[tuple[int, int]]
+) -> None:
+    ordinals = (0, 1, 0, 4)
+    devices: Any = [
+        types.SimpleNamespace(id=d.id, process_index=d.process_index, local_hardware_id=ordinal)
+        for d, ordinal in zip(DEVICES, ordinals, strict=True)
+    ]
+    engine = FakeEngine()
+    stand_in: Any = engine
+    session = _mixed_session(process, engine)
+    _initialize._bridge(session, stand_in, devices[::-1])
+    ranks = [(0, "cuda"), (0, "cuda"), (1, "rocm"), (1, "rocm")]
+    assert engine.calls == [("set_ranks", ranks), ("open_devices", platform, mine, 60.0)]
+    assert [args[2] for name, args, _ in calls if name == "register_passes"] == [platform]
+    assert [
+        (*args, named["platform"]) for name, args, named in calls if name == "register_ffi_target"
+    ] == [("start", 2, platform.upper()), ("done", 3, platform.upper())]
+    assert session._job.platform == platform
+    session.close(0)
+
+
+def test_devices_of_a_cpu_job_are_not_opened(calls: list[Any]) -> None:
+    engine = FakeEngine()
+    stand_in: Any = engine
+    session = _mixed_session(0, engine, (("a", "cpu"), ("b", "cpu"), ("b", "cpu")))
+    _initialize._bridge(session, stand_in, list(DEVICES))
+    assert [call[0] for call in engine.calls] == ["set_ranks"]
+    assert calls[0] == ("register_ffi_target", ("exchange", 1), {"platform": "cpu"})
+    session.close(0)
+
+
+def test_vendors_of_the_device_layer_are_known_by_jax_names() -> None:
+    assert set(_ffi.VENDORS) == set(_jax_compat.GPU_PLATFORMS)
+
+
+@pytest.fixture
+def gpu_session() -> Iterator[Session]:
+    """A session on a GPU, as far as it knows."""
+    session = _mixed_session(0, FakeEngine())
+    _session.install(session)
+    yield session
+    _session.remove()
+    session.close(0)
+
+
+def test_failure_that_poisons_results_is_raised_at_the_call_and_when_they_are_ready(
+    gpu_session: Session,
+) -> None:
+    engine: Any = gpu_session.engine
+
+    def fails_while_it_is_called(x: Any) -> Any:
+        engine.failure = PeerError("process 1 is gone")
+        return x
+
+    result = jaxhet.jit(lambda x: x + 1)(1)
+    assert int(jaxhet.block_until_ready(result)) == 2
+    with pytest.raises(PeerError, match="process 1 is gone"):
+        jaxhet.jit(fails_while_it_is_called)(1)
+    with pytest.raises(PeerError, match="process 1 is gone"):
+        jaxhet.block_until_ready(result)
+    with pytest.raises(PeerError, match="process 1 is gone"):
+        jaxhet.jit(lambda x: x + 1)(1)
+
+
+@pytest.mark.parametrize(("failed", "waits_s", "closes_ms"), [(False, 300, 300_000), (True, 5, 0)])
+def test_engine_is_closed_after_the_device_work(
+    monkeypatch: pytest.MonkeyPatch, failed: bool, waits_s: float, closes_ms: int
+) -> None:
+    engine = FakeEngine()
+    monkeypatch.setattr(
+        _jax_compat, "wait_for_devices", lambda timeout_s: engine.calls.append(("wait", timeout_s))
+    )
+    session = _mixed_session(0, engine)
+    if failed:
+        engine.fail("PeerError", "gone")
+    session.close(300)
+    assert engine.calls == [("wait", waits_s), ("close", closes_ms)]

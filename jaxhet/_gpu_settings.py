@@ -1,0 +1,92 @@
+"""What XLA and JAX have to be told before they start GPUs in a job of several islands."""
+
+import os
+import pathlib
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import NamedTuple
+
+from jaxhet import _jax_compat
+from jaxhet._errors import UsageError
+from jaxhet.compiler import GPU_COMPILER_OPTIONS
+
+_ALLOCATORS = ("cuda_async", "platform")
+_ABORTS = "with an exchange in the program, XLA's compiler would abort the process"
+
+
+class Refusal(NamedTuple):
+    """A flag of XLA that can't be had: whether a value of it is meant, and why."""
+
+    applies: Callable[[str], bool]
+    why: str
+
+
+def _is_on(value: str) -> bool:
+    return value.lower() in ("", "1", "t", "true", "y", "yes")  # as XLA reads its flags
+
+
+REFUSED: dict[str, Refusal] = {
+    "xla_gpu_shard_autotuning": Refusal(
+        _is_on, "all processes would wait for tuning results that only one island shares"
+    ),
+    "xla_gpu_enable_pipelined_p2p": Refusal(_is_on, _ABORTS),
+    "xla_gpu_experimental_pipeline_parallelism_opt_level": Refusal(
+        lambda value: value not in ("0", "PIPELINE_PARALLELISM_OPT_LEVEL_DISABLE"), _ABORTS
+    ),
+    "xla_gpu_disable_async_collectives": Refusal(
+        bool, "nothing would be computed while collectives and exchanges run"
+    ),
+}
+
+# What a job of several islands needs; the user's own value of one that is not refused stays.
+_NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False, **GPU_COMPILER_OPTIONS}
+
+
+def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Completes XLA_FLAGS. After it was found that the job has islands, before a backend exists.
+
+    Raises:
+      UsageError: JAX or XLA is told to do what would stop the job or its process.
+    """
+    _jax_compat.refuse_shared_programs()
+    flags = environ.get("XLA_FLAGS", "").strip()
+    if flags and not flags.startswith("-"):  # as XLA has it, a file of flags, if it is there
+        file = pathlib.Path(flags)
+        flags = file.read_text().strip() if file.is_file() else ""
+    environ["XLA_FLAGS"] = complete(flags)
+    _warn_of_allocator(environ)
+
+
+def complete(text: str) -> str:
+    """XLA's flags as given, and those that are missing. Pure.
+
+    Raises:
+      UsageError: one of them is refused.
+    """
+    given = _parse(text)
+    for name, refusal in REFUSED.items():
+        if name in given and refusal.applies(given[name]):
+            raise UsageError(
+                f"XLA_FLAGS has --{name}={given[name]}: {refusal.why}; take it out in a job of"
+                " several islands"
+            )
+    missing = [
+        f"--{name}={str(value).lower()}" for name, value in _NEEDED.items() if name not in given
+    ]
+    return " ".join([text, *missing]).strip()
+
+
+def _parse(text: str) -> dict[str, str]:
+    """Names and values; the last of a name counts, as in XLA."""
+    words = (word.removeprefix("--").partition("=") for word in text.split())
+    return {name: value for name, _, value in words}
+
+
+def _warn_of_allocator(environ: Mapping[str, str]) -> None:
+    allocator = environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower()
+    if allocator in _ALLOCATORS:
+        warnings.warn(
+            f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator} gives memory that can't be registered once"
+            " and for all: exchanges will be slow; leave it unset",
+            stacklevel=2,
+        )

@@ -1,0 +1,193 @@
+"""Which GPUs the launcher gives to whom; what XLA is told before it starts them."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jaxhet import _gpu_settings, _gpus, _jax_compat
+from jaxhet._errors import UsageError
+from jaxhet._gpus import Gpus
+from jaxhet.cli import launch
+from jaxhet.compiler import GPU_COMPILER_OPTIONS
+
+_CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(
+    ("platform", "environ", "expected"),
+    [
+        ("cuda", {}, Gpus(_CUDA, ("0", "1", "2", "3"))),
+        ("cuda", {_CUDA: "2, 3"}, Gpus(_CUDA, ("2", "3"))),
+        ("cuda", {_CUDA: ""}, Gpus(_CUDA, ())),
+        ("cuda", {_HIP: "1"}, Gpus(_CUDA, ("0", "1", "2", "3"))),
+        ("rocm", {_HIP: "1", "ROCR_VISIBLE_DEVICES": "4,5"}, Gpus(_HIP, ("1",))),
+        ("rocm", {"ROCR_VISIBLE_DEVICES": "4,5"}, Gpus(_HIP, ("0", "1"))),
+    ],
+)
+def test_visible_gpus(platform: str, environ: dict[str, str], expected: Gpus) -> None:
+    assert _gpus.visible(platform, environ, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted", "processes", "expected"),
+    [
+        (4, None, 2, ["01", "23"]),
+        (5, None, 2, ["01", "23"]),
+        (4, [1, 2], 2, ["0", "12"]),
+        (1, None, 1, ["0"]),
+    ],
+)
+def test_share_of_gpus(
+    count: int, wanted: list[int] | None, processes: int, expected: list[str]
+) -> None:
+    gpus = Gpus(_CUDA, tuple(map(str, range(count))))
+    assert ["".join(mine) for mine in _gpus.share(gpus, wanted, processes)] == expected
+
+
+def test_share_of_fewer_gpus_than_processes() -> None:
+    words = r"2 processes need 2 GPUs \(1\+1\), and 1 are visible .*; ask for fewer with --devices"
+    with pytest.raises(UsageError, match=words):
+        _gpus.share(Gpus(_CUDA, ("0",)), None, 2)
+
+
+def test_places_with_gpus_follow_the_islands() -> None:
+    options = launch.Options(islands=2, processes_per_island=(1, 2))
+    places = launch.layout(options, Gpus(_CUDA, ("5", "6", "7")))
+    assert [(p.island, p.gpus) for p in places] == [
+        ("island0", (_CUDA, "5")),
+        ("island1", (_CUDA, "6")),
+        ("island1", (_CUDA, "7")),
+    ]
+    environment = launch.environment(1, places, {"KEPT": "1"})
+    assert environment[_CUDA] == "6"
+    assert environment["KEPT"] == "1"
+    assert not {"JAX_PLATFORMS", "JAXHET_CPU_DEVICES"} & environment.keys()
+
+
+@pytest.mark.parametrize("chosen", ["cpu", "cpu,cuda", "tpu"])
+def test_chosen_platform_without_gpus_gets_none(chosen: str) -> None:
+    assert _gpus.find({"JAX_PLATFORMS": chosen}) is None
+
+
+@pytest.mark.parametrize(
+    ("plugins", "gpus", "expected"),
+    [
+        (["xla_cuda13"], {"cuda"}, "cuda"),
+        (["xla_rocm7"], {"rocm"}, "rocm"),
+        (["xla_cuda13", "xla_rocm7"], {"rocm"}, "rocm"),
+        (["xla_cuda13"], {"rocm"}, "cpu"),
+        (["xla_cuda13"], set(), "cpu"),
+        ([], {"cuda"}, "cpu"),
+    ],
+)
+def test_platform_needs_its_plugin_and_its_gpus(
+    plugins: list[str],
+    gpus: set[str],
+    expected: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in plugins:
+        folder = tmp_path / "jax_plugins" / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(_jax_compat, "count_gpus", lambda platform: int(platform in gpus))
+    assert _jax_compat.installed_platform(None) == expected
+    assert _jax_compat.installed_platform("gpu") == expected
+
+
+# Flags.
+
+
+def test_flags_that_are_needed_are_added_and_those_of_the_user_stay() -> None:
+    limit = "--xla_gpu_experimental_parallel_collective_overlap_limit"
+    assert _gpu_settings.complete("").split() == [
+        "--xla_gpu_shard_autotuning=false",
+        "--xla_gpu_enable_latency_hiding_scheduler=true",
+        f"{limit}=8",
+    ]
+    given = f'--xla_dump_to="a  b" {limit}=2 --xla_gpu_enable_latency_hiding_scheduler=false'
+    assert _gpu_settings.complete(given) == f"{given} --xla_gpu_shard_autotuning=false"
+    assert len(GPU_COMPILER_OPTIONS) == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        ("xla_gpu_shard_autotuning=true", "all processes would wait for tuning results"),
+        ("xla_gpu_enable_pipelined_p2p", "XLA's compiler would abort"),
+        ("xla_gpu_enable_pipelined_p2p=True", "XLA's compiler would abort"),
+        (
+            "xla_gpu_experimental_pipeline_parallelism_opt_level="
+            "PIPELINE_PARALLELISM_OPT_LEVEL_ENABLE",
+            "XLA's compiler would abort",
+        ),
+        ("xla_gpu_disable_async_collectives=ALLREDUCE", "nothing would be computed while"),
+    ],
+)
+def test_flag_that_is_refused_is_named_with_the_reason(flag: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _gpu_settings.complete(f"--xla_dump_to=x --{flag}")
+    assert f"XLA_FLAGS has --{flag.partition('=')[0]}=" in str(caught.value)
+    assert why in str(caught.value)
+    assert str(caught.value).endswith("take it out in a job of several islands")
+
+
+@pytest.mark.parametrize("name", _gpu_settings.REFUSED)
+def test_flag_that_is_turned_off_is_accepted(name: str) -> None:
+    off = {
+        "xla_gpu_disable_async_collectives": "",
+        "xla_gpu_experimental_pipeline_parallelism_opt_level": (
+            "PIPELINE_PARALLELISM_OPT_LEVEL_DISABLE"
+        ),
+    }.get(name, "false")
+    given = f"--{name}=true --{name}={off}"  # the last counts
+    assert _gpu_settings.complete(given).startswith(given)
+
+
+def test_flags_are_known_to_xla() -> None:
+    off = [f"--{name}=false" for name in _gpu_settings.REFUSED if "pipeline_par" not in name]
+    flags = [_gpu_settings.complete(""), *(f for f in off if "disable_async" not in f)]
+    for more, text in (([], ""), (["--xla_gpu_no_such=1"], "Unknown flag")):  # which is fatal
+        result = subprocess.run(
+            [sys.executable, "-c", "import jax; jax.jit(lambda x: x + 1)(1)"],
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join([*flags, *more])},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert (result.returncode == 0) == (not more), result.stderr
+        assert text in result.stderr
+
+
+def test_flags_are_put_into_the_environment_also_those_of_a_file(tmp_path: pathlib.Path) -> None:
+    environ: dict[str, str] = {}
+    _gpu_settings.prepare(environ)
+    assert environ == {"XLA_FLAGS": _gpu_settings.complete("")}
+    (tmp_path / "flags").write_text("--xla_dump_to=x\n")
+    environ["XLA_FLAGS"] = str(tmp_path / "flags")
+    _gpu_settings.prepare(environ)
+    assert environ["XLA_FLAGS"].split()[0] == "--xla_dump_to=x"
+    assert "--xla_gpu_shard_autotuning=false" in environ["XLA_FLAGS"]
+
+
+@pytest.mark.parametrize("allocator", ["cuda_async", "platform"])
+def test_allocator_that_makes_exchanges_slow_is_warned_of(allocator: str) -> None:
+    with pytest.warns(UserWarning, match=f"ALLOCATOR={allocator} gives memory that can't be"):
+        _gpu_settings.prepare({"XLA_PYTHON_CLIENT_ALLOCATOR": allocator})
+    _gpu_settings.prepare({"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
+
+
+def test_shared_programs_are_refused() -> None:
+    words = "gives all processes one island's program; turn it off"
+    jax.config.update("jax_share_binary_between_hosts", True)
+    try:
+        with pytest.raises(UsageError, match=words):
+            _gpu_settings.prepare({})
+    finally:
+        jax.config.update("jax_share_binary_between_hosts", False)

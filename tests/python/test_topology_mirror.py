@@ -1,0 +1,220 @@
+"""One set of devices out of several plugins: against a fake store, and JAX's coordination service.
+
+The processes do what XLA's backends do: each puts its message under
+the names of its plugin, process 0 gets all under its own, the others get what it makes of them.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import pytest
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+from jaxhet import _coordinator, _jax_compat, _topology_mirror
+from jaxhet._coordinator import Claim
+from jaxhet._errors import PeerError
+from jaxhet._topology_mirror import TopologyMirror
+
+CUDA, ROCM, DOUBLE = ("cuda", "cuda"), ("rocm", "rocm"), ("rocm", "cuda")
+
+
+def _claim(process: int, topology: tuple[str, str] = CUDA, **changes: Any) -> Claim:
+    fields: dict[str, Any] = {
+        "process": process,
+        "num_processes": 3,
+        "island": topology[0],
+        "is_declared": False,
+        "islands": (),
+        "platform": topology[0],
+        "topology": topology,
+        "has_cpu": True,
+        "host": "host",
+        "host_id": "host",
+        "pid": 100 + process,
+        "address": "host:1",
+        "versions": {},
+        "options": {},
+    }
+    return Claim(**{**fields, **changes})
+
+
+def _members(*topologies: tuple[str, str]) -> list[Claim]:
+    return [_claim(process, topology) for process, topology in enumerate(topologies)]
+
+
+class FakeStore:
+    """The key-value calls of JAX's client, on a dict."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+        with self._changed:
+            if key in self.values:
+                raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: {key}")
+            self.values[key] = value
+            self._changed.notify_all()
+
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        with self._changed:
+            if key not in self.values:
+                raise jax.errors.JaxRuntimeError(f"NOT_FOUND: {key}")
+            return self.values[key]
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_ms: int) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self.values, timeout_ms / 1000):
+                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: timed out\nmore")
+            return self.values[key]
+
+
+# What is copied.
+
+
+def test_nothing_is_copied_for_one_plugin() -> None:
+    assert _topology_mirror.copies(_members(CUDA, CUDA)) == []
+    TopologyMirror(FakeStore(), _members(CUDA, CUDA)).finish()
+
+
+def test_messages_go_to_the_names_of_process_0_and_the_whole_comes_back() -> None:
+    copied = _topology_mirror.copies(_members(ROCM, CUDA, ROCM, DOUBLE, CUDA))
+    assert [(c.claim.process, c.source, c.target) for c in copied] == [
+        (1, "cuda:local_topology/cuda/1", "rocm:local_topology/rocm/1"),
+        (3, "rocm:local_topology/cuda/3", "rocm:local_topology/rocm/3"),
+        (4, "cuda:local_topology/cuda/4", "rocm:local_topology/rocm/4"),
+        (0, "rocm:global_topology/rocm", "cuda:global_topology/cuda"),
+        (0, "rocm:global_topology/rocm", "rocm:global_topology/cuda"),
+    ]
+
+
+# Copying.
+
+
+def _exchange(client: Any, claim: Claim, members: list[Claim]) -> bytes:
+    """What the backend of a process does; returns the job's devices as it sees them."""
+    key = _jax_compat.local_topology_key(claim.topology, claim.process)
+    client.key_value_set_bytes(key, f"devices of {claim.process};".encode())
+    whole = _jax_compat.global_topology_key(claim.topology)
+    if claim.process == 0:
+        keys = (_jax_compat.local_topology_key(claim.topology, m.process) for m in members)
+        messages = [client.blocking_key_value_get_bytes(key, 10_000) for key in keys]
+        client.key_value_set_bytes(whole, b"".join(messages))
+    return client.blocking_key_value_get_bytes(whole, 10_000)
+
+
+def _all_see(clients: list[Any], members: list[Claim]) -> list[bytes]:
+    with concurrent.futures.ThreadPoolExecutor(len(members)) as pool:
+        mirror = TopologyMirror(clients[0], members, timeout_s=10)
+        seen = list(pool.map(_exchange, clients, members, [members] * len(members)))
+        mirror.finish()
+    return seen
+
+
+ALL = b"devices of 0;devices of 1;devices of 2;"
+
+
+@pytest.mark.parametrize(
+    "topologies",
+    [(CUDA, ROCM, DOUBLE), (ROCM, CUDA, CUDA), (DOUBLE, CUDA, DOUBLE), (CUDA, CUDA, CUDA)],
+)
+def test_every_process_sees_all_devices(topologies: tuple[tuple[str, str], ...]) -> None:
+    store = FakeStore()
+    assert _all_see([store] * 3, _members(*topologies)) == [ALL] * 3
+
+
+@contextlib.contextmanager
+def _clients(count: int) -> Iterator[list[Any]]:
+    """Clients of a coordination service, as so many processes have them."""
+    address, service = _jax_compat.start_coordination_service("127.0.0.1", count)
+    clients = [
+        _jax.get_distributed_runtime_client(address, i, init_timeout=20, shutdown_timeout=5)
+        for i in range(count)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        list(pool.map(lambda client: client.connect(), clients))
+        yield clients
+        list(pool.map(lambda client: client.shutdown(), clients))
+    service.shutdown()
+
+
+def test_every_process_sees_all_devices_through_the_coordination_service() -> None:
+    with _clients(3) as clients:
+        assert _all_see(clients, _members(CUDA, ROCM, DOUBLE)) == [ALL] * 3
+
+
+# Failure.
+
+
+def test_process_that_does_not_come_is_named() -> None:
+    store, members = FakeStore(), _members(CUDA, ROCM, ROCM, ROCM)
+    store.key_value_set_bytes("rocm:local_topology/rocm/2", b"there")
+    mirror = TopologyMirror(store, members, timeout_s=0.1)
+    with pytest.raises(PeerError) as caught:
+        mirror.finish()
+    assert str(caught.value) == (
+        "process 1 (rocm, pid 101 on host), process 3 (rocm, pid 103 on host) did not publish its"
+        " devices within 0.1 s (DEADLINE_EXCEEDED: timed out); its output says why its backend did"
+        " not start"
+    )
+    with pytest.raises(PeerError):
+        mirror.check()
+
+
+def test_process_0_is_named_if_the_others_came() -> None:
+    store, members = FakeStore(), _members(CUDA, ROCM)
+    store.key_value_set_bytes("rocm:local_topology/rocm/1", b"there")
+    with pytest.raises(PeerError, match=r"^process 0 \(cuda, pid 100 on host\) did not publish"):
+        TopologyMirror(store, members, timeout_s=0.1).finish()
+
+
+def test_process_that_does_not_come_is_named_through_the_coordination_service() -> None:
+    with _clients(2) as clients:
+        mirror = TopologyMirror(clients[0], _members(CUDA, ROCM), timeout_s=0.2)
+        with pytest.raises(PeerError, match=r"process 1 .* did not publish its devices within 0.2"):
+            mirror.finish()
+
+
+def test_blocked_backends_and_the_mirror_are_freed_by_answers_that_are_not_valid() -> None:
+    store, members = FakeStore(), _members(CUDA, ROCM, ROCM)
+    store.key_value_set_bytes("rocm:local_topology/rocm/1", b"there")
+    mirror = TopologyMirror(store, members)
+    start = time.monotonic()
+    topologies = {("cpu", "cpu"), *(claim.topology for claim in members)}
+    _jax_compat.unblock_backend(store, topologies, range(3))
+    mirror.finish()
+    assert time.monotonic() - start < 5
+    assert store.values["rocm:local_topology/rocm/1"] == b"there"
+    for plugin in ("cpu", "cuda", "rocm"):
+        assert store.values[f"{plugin}:local_topology/{plugin}/2"] == b"\xff"
+        assert store.values[f"{plugin}:global_topology/{plugin}"] == b"\xff"
+
+
+# Claims.
+
+
+def test_claim_survives_its_message() -> None:
+    claim = _claim(1, DOUBLE, islands=("a", "b"))
+    assert Claim.from_json(json.loads(json.dumps(dataclasses.asdict(claim)))) == claim
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ({"platform": "cpu"}, "is on cuda and process 1 .* on cpu: a job has CPUs or GPUs; set"),
+        ({"has_cpu": False}, r"process 0 .* has a CPU backend .*, and process 1 .* has none; set"),
+    ],
+)
+def test_backends_that_would_wait_for_each_other(theirs: dict[str, Any], words: str) -> None:
+    mine, other = _claim(0), _claim(1, ROCM, **theirs)
+    assert re.search(words, _coordinator.disagreement(mine, other) or "")
+    assert _coordinator.disagreement(other, mine)
+    assert _coordinator.disagreement(mine, _claim(1, ROCM)) is None
