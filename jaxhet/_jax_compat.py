@@ -137,19 +137,27 @@ def expected_platform() -> str:
     """The platform that JAX will use, "cpu", "cuda" or "rocm", without creating a backend.
 
     Where the user leaves the choice to JAX this loads the plugins, as creating a backend would.
+
+    Raises:
+      UsageError: the user chose CUDA alone, and there is no GPU for it.
     """
     from jax._src import hardware_utils, xla_bridge
 
-    chosen = (_chosen_platforms() or ("gpu",))[0]
-    if chosen != "gpu":
-        return chosen
+    # Without a GPU JAX leaves CUDA out.
+    absent = () if hardware_utils.has_visible_nvidia_gpu() else ("cuda",)
+    chosen = _chosen_platforms()
+    first = next((name for name in chosen or ("gpu",) if name not in absent), None)
+    if first is None:
+        raise UsageError(
+            "JAX_PLATFORMS is cuda, and this machine has no NVIDIA GPU that the process can open"
+            " (/dev/nvidia0, …); give it one, or set JAX_PLATFORMS=cpu"
+        )
+    if first != "gpu":
+        return first
     xla_bridge._discover_and_register_pjrt_plugins()
-    usable = [
-        name
-        for name in xla_bridge._backend_factories
-        if name in GPU_PLATFORMS and (name != "cuda" or hardware_utils.has_visible_nvidia_gpu())
-    ]
-    return max(usable, key=lambda n: xla_bridge._backend_factories[n].priority, default="cpu")
+    factories = xla_bridge._backend_factories
+    usable = [name for name in factories if name in GPU_PLATFORMS and name not in absent]
+    return max(usable, key=lambda name: factories[name].priority, default="cpu")
 
 
 def installed_platform(chosen: str | None) -> str:

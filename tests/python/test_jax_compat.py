@@ -23,6 +23,7 @@ from jax.experimental import multihost_utils
 from jax.extend import xla
 
 from jaxhet import _jax_compat
+from jaxhet._errors import UsageError
 
 
 def test_hook_has_two_stages() -> None:
@@ -75,6 +76,7 @@ def platforms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         ("cuda", ["cuda"], True, "cuda", False),
         ("rocm,cpu", ["rocm"], True, "rocm", True),
         ("gpu", ["cuda"], True, "cuda", False),
+        ("cuda,cpu", [], False, "cpu", True),
     ],
 )
 def test_platform_is_the_one_that_jax_takes(
@@ -88,6 +90,12 @@ def test_platform_is_the_one_that_jax_takes(
     platforms(chosen, *plugins, nvidia=nvidia)
     assert _jax_compat.expected_platform() == platform
     assert _jax_compat.has_cpu_backend() == has_cpu
+
+
+def test_platform_without_a_gpu(platforms: Callable[..., None]) -> None:
+    platforms("cuda", "cuda", nvidia=False)
+    with pytest.raises(UsageError, match="JAX_PLATFORMS is cuda, and this machine has no NVIDIA"):
+        _jax_compat.expected_platform()
 
 
 def test_jax_takes_the_first_backend_of_highest_priority_with_nvidia_only_if_visible() -> None:
