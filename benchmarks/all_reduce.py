@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tests.support.jobs import Job, Shape, gloo_job, island_job
+from benchmarks.collectives import timing
+from tests.support.jobs import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("all_reduce_worker.py")
 SYSTEMS = ("jaxhet-shm", "jaxhet-tcp", "gloo")
@@ -66,7 +67,7 @@ def iterations(num_bytes: int) -> int:
 def start(system: str, shape: Shape) -> Job:
     """The job of one system."""
     if system == "gloo":
-        return gloo_job(shape, WORKER)
+        return joined_job(shape, WORKER)
     return island_job(shape, WORKER, {"JAXHET_TRANSPORTS": system.removeprefix("jaxhet-")})
 
 
@@ -108,20 +109,16 @@ def measure(
 def _row(
     system: str, shape: Shape, dtype: str, size: int, times: dict[tuple[str, str, int], list[float]]
 ) -> Row:
-    p50, p99 = np.percentile(times[system, dtype, size], [50, 99])
     n = shape.num_devices
-    algbw = size / p50 / 1e9
+    measured = timing("all_reduce", size, n, times[system, dtype, size])
     return Row(
         system=system,
         processes=shape.num_processes,
         devices_per_process=n // shape.num_processes,
         dtype=dtype,
         bytes=size,
-        p50_us=p50 * 1e6,
-        p99_us=p99 * 1e6,
-        algbw_gb_s=algbw,
-        busbw_gb_s=algbw * 2 * (n - 1) / n,
-        ratio=float(np.median(times["gloo", dtype, size]) / p50),
+        **dataclasses.asdict(measured),
+        ratio=float(np.median(times["gloo", dtype, size]) * 1e6 / measured.p50_us),
     )
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tests.support.jobs import ROOT
+from tests.support.jobs import PYTHONPATH, ROOT
 
 _PREFIX = re.compile(r"^\[(\S+?)/(\d+)\] (.*)$")
 
@@ -55,7 +55,7 @@ class WatchedJob:
             stdin=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **env},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "JAX_PLATFORMS": "cpu", **env},
             start_new_session=True,
         )
         self.lines: list[Line] = []
@@ -95,6 +95,11 @@ class WatchedJob:
         assert self._process.stdout is not None
         self._process.stdout.close()
         return code
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the launcher has not ended yet."""
+        return self._process.poll() is None
 
     def kill(self) -> None:
         """Ends the launcher at once; its processes end with it."""

@@ -9,7 +9,7 @@ import jax_api_worker
 import numpy as np
 import pytest
 
-from tests.support.jobs import Job, Shape, gloo_job, island_job
+from tests.support.jobs import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(jax_api_worker.__file__)
 SHAPE = Shape(2, processes=(1, 2), devices=2)
@@ -39,7 +39,7 @@ def unequal_islands() -> Iterator[Job]:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[Job]:
-    job = gloo_job(SHAPE, WORKER)
+    job = joined_job(SHAPE, WORKER)
     yield job
     job.close()
 

@@ -1,4 +1,4 @@
-"""Jobs for tests and benchmarks: islands on CPU, or an ordinary JAX world.
+"""Jobs for tests and benchmarks: islands, or an ordinary JAX world; on CPU unless `env` says more.
 
 Their workers run what they are sent: every worker connects to a Unix socket of the owner (`serve`),
 receives one request at a time and answers it.
@@ -13,12 +13,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[2]
+# For subprocesses: this tree, then what this process was given.
+PYTHONPATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 _START_TIMEOUT_S = 180
+_WORLD = "JOINED_WORLD"  # address, processes and id of a process of `joined_job`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,16 +153,28 @@ def world_job(num_devices: int, worker: pathlib.Path, env: Mapping[str, str] | N
     return Job([([sys.executable, str(worker)], _environment({**devices, **(env or {})}))], 1)
 
 
-def gloo_job(shape: Shape, worker: pathlib.Path, env: Mapping[str, str] | None = None) -> Job:
-    """An ordinary JAX world of several processes, joined by JAX's own Gloo."""
+def joined_job(
+    shape: Shape,
+    worker: pathlib.Path,
+    env: Mapping[str, str] | None = None,
+    gpus: Sequence[str] = (),
+) -> Job:
+    """An ordinary JAX world of several processes, joined by JAX's own Gloo, or NCCL on GPUs.
+
+    `gpus` are dealt out to the processes in order, as many as each has devices.
+    """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     commands = []
+    left = list(gpus)
     for process, devices in enumerate(shape.devices_of_processes):
         world = {
             "JAX_NUM_CPU_DEVICES": str(devices),
-            "GLOO_WORLD": f"{address} {shape.num_processes} {process}",
+            _WORLD: f"{address} {shape.num_processes} {process}",
         }
+        if gpus:
+            world["CUDA_VISIBLE_DEVICES"] = ",".join(left[:devices])
+            del left[:devices]
         commands.append(([sys.executable, str(worker)], _environment({**world, **(env or {})})))
     return Job(commands, shape.num_processes)
 
@@ -172,7 +187,7 @@ def join() -> None:
 
     if "JAXHET_PROCESS_ID" in os.environ:
         jaxhet.initialize()
-    elif world := os.environ.get("GLOO_WORLD"):
+    elif world := os.environ.get(_WORLD):
         address, num_processes, process = world.split()
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(address, int(num_processes), int(process))
@@ -190,10 +205,10 @@ def serve(answer: Callable[[Any], Any]) -> None:
             connection.send(answer(request))
     if "JAXHET_PROCESS_ID" in os.environ:
         jaxhet.shutdown()
-    elif "GLOO_WORLD" in os.environ:
+    elif _WORLD in os.environ:
         jax.distributed.shutdown()
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("JAXHET_")}
-    return {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **(extra or {})}
+    return {**kept, "PYTHONPATH": PYTHONPATH, "JAX_PLATFORMS": "cpu", **(extra or {})}

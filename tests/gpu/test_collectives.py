@@ -1,0 +1,99 @@
+"""Collective × dtype × odd size on islands of GPUs against numpy; one job for each transport.
+
+    python -m pytest tests/gpu/test_collectives.py -s
+
+prints a table for each. On CPU a few dtypes keep the test itself working.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.support import gpus
+from tests.support.jobs import Job, Shape, island_job
+
+WORKER = pathlib.Path(__file__).with_name("collectives_worker.py")
+CHUNK_BYTES = 64 * 1024
+DTYPES = (
+    *("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2"),
+    *("int8", "uint8", "int16", "int32", "int64", "bool", "complex64"),
+)
+FEW = ("float32", "bfloat16", "int8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A kind of job; `devices` of each of two islands."""
+
+    platform: str
+    transport: str
+    devices: int
+    dtypes: tuple[str, ...] = DTYPES
+
+
+CASES = {
+    **{
+        f"cuda-{transport}-2x{devices}": Case("cuda", transport, devices)
+        for transport in ("cuda_ipc", "shm", "tcp")
+        for devices in (1, 2)
+    },
+    "cpu-shm-2x1": Case("cpu", "shm", 1, FEW),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    found = CASES[request.param]
+    if found.platform == "cuda" and (reason := gpus.why_fewer_than(2 * found.devices)):
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="module")
+def job(case: Case) -> Iterator[Job]:
+    env = {
+        "JAX_PLATFORMS": case.platform,
+        "JAX_ENABLE_X64": "1",
+        "JAXHET_TRANSPORTS": case.transport,
+        "JAXHET_CHUNK_BYTES": str(CHUNK_BYTES),
+    }
+    job = island_job(Shape(2, 1, case.devices), WORKER, env)
+    yield job
+    job.close()
+
+
+def sizes(dtype: str) -> list[int]:
+    """Elements of a block: none, few, and around a chunk and some."""
+    import ml_dtypes
+
+    assert ml_dtypes.bfloat16  # registers the names of the small float types with numpy
+    chunk = CHUNK_BYTES // np.dtype(dtype).itemsize
+    return [0, 1, 7, chunk - 1, chunk, chunk + 1, 3 * chunk + 5]
+
+
+@pytest.mark.timeout(900)
+def test_collectives_are_those_of_numpy(case: Case, job: Job) -> None:
+    wrong = []
+    print(f"\n{case.transport} on {case.platform}, 2 islands x {case.devices}: right of all sizes")
+    for dtype in case.dtypes:
+        answers = job.ask({"dtype": dtype, "sizes": sizes(dtype)}, 300)
+        right: dict[str, list[bool]] = {}
+        for name in answers[0]:
+            texts = [text for answer in answers for text in answer.get(name, ["no answer"])]
+            wrong += [f"{dtype} {name}: {text}" for text in texts]
+            right.setdefault(name.split()[0], []).append(not texts)
+        cells = (f"{name} {sum(found)}/{len(found)}" for name, found in right.items())
+        print(f"{dtype:14}", "  ".join(cells))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (7, 13), (257, 64)])
+def test_bf16_sums_have_equal_bits_on_all_ranks(count: int, width: int, job: Job) -> None:
+    answers = job.ask({"precision": (count, width)})
+    for name in answers[0]:
+        digests = [digest for answer in answers for digest in answer[name]]
+        assert len(set(digests)) == 1, f"{name}: ranks have {digests}"

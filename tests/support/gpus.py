@@ -1,0 +1,24 @@
+"""This machine's NVIDIA GPUs, asked of the driver: without a JAX backend, without a build."""
+
+import ctypes
+import os
+
+
+def visible() -> tuple[list[str], str]:
+    """What `CUDA_VISIBLE_DEVICES` may name here, and why it is nothing, if it is."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return [], f"no NVIDIA driver: {error}"
+    count = ctypes.c_int()
+    if result := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return [], f"no GPU: the driver says {result}"
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = chosen.split(",") if chosen else [str(i) for i in range(count.value)]
+    return names[: count.value], "" if count.value else "no GPU: the driver counts none"
+
+
+def why_fewer_than(count: int) -> str:
+    """Why a job of `count` GPUs can't run here; empty if it can."""
+    names, reason = visible()
+    return reason or ("" if len(names) >= count else f"{len(names)} GPU(s), and {count} are needed")
