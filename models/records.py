@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 
 from models.sharding import path_name
 
@@ -119,6 +118,8 @@ def _pieces(run_dir: Path) -> Iterator[tuple[int, int, str, str, str]]:
 
 def plot_losses(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Draws the loss of each run (rows of `metrics.jsonl` by label) over the step, as a PNG."""
+    from matplotlib.figure import Figure  # only here: everything else does without it
+
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for (label, rows), style in zip(runs.items(), _styles(), strict=False):

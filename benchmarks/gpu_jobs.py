@@ -1,0 +1,164 @@
+"""The systems that the benchmarks on GPUs compare: jobs that live side by side and take turns.
+
+`cuda_ipc`, `shm` and `tcp` are two islands joined by that transport; `nccl` is the same processes
+and devices as one world, and `nccl_sockets` the same with NCCL kept from everything but sockets. On
+CPU (`--platform cpu`, to try a benchmark out) NCCL's place is taken by JAX's own Gloo.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.support import gpus
+from tests.support.jobs import Job, Shape, island_job, joined_job
+
+# Of a GPU's memory, for all systems together; the rest is for contexts and NCCL's buffers.
+_MEMORY_FRACTION = 0.9
+COMPILE_TIMEOUT_S, _TIMEOUT_S = 600, 180  # of an answer with and without compilation
+_DEADLINE_S = 60  # of an exchange: a benchmark must not wait for long
+_LAST_LINES = 30  # of what a failed system said
+
+SYSTEMS: dict[str, dict[str, str]] = {
+    "cuda_ipc": {"JAXHET_TRANSPORTS": "cuda_ipc"},
+    "shm": {"JAXHET_TRANSPORTS": "shm"},
+    "tcp": {"JAXHET_TRANSPORTS": "tcp"},
+    "nccl": {},
+    "nccl_sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all systems of a run have in common."""
+
+    platform: str
+    shape: Shape
+    xla_flags: str = ""
+
+    def environment(self, system: str, num_systems: int) -> dict[str, str]:
+        """What a system's processes see beside the place in their job."""
+        return {
+            "JAX_PLATFORMS": self.platform,
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_MEMORY_FRACTION / num_systems:.3f}",
+            "XLA_FLAGS": f"{self.xla_flags} {os.environ.get('XLA_FLAGS', '')}".strip(),
+            **({"JAXHET_DEADLINE_S": str(_DEADLINE_S)} if is_bridged(system) else {}),
+            **SYSTEMS[system],
+        }
+
+
+def is_bridged(system: str) -> bool:
+    """Whether the system is two islands."""
+    return "JAXHET_TRANSPORTS" in SYSTEMS[system]
+
+
+def add_options(parser: argparse.ArgumentParser, systems: Sequence[str], shape: str) -> None:
+    """Adds `--platform`, `--systems`, `--shape` and `--json`."""
+    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--systems", type=names_of(SYSTEMS), default=list(systems))
+    parser.add_argument(
+        "--shape", default=shape, help="islands x processes of each x devices of each process"
+    )
+    parser.add_argument("--json", type=pathlib.Path, help="file for all figures")
+
+
+def names_of(valid: Mapping[str, Any] | Sequence[str]) -> Any:
+    """For `type=` of an option: names of `valid`, with commas."""
+
+    def names(text: str) -> list[str]:
+        chosen = text.split(",")
+        if not set(chosen) <= set(valid):
+            raise argparse.ArgumentTypeError(f"{text!r}: choose of {', '.join(valid)}")
+        return chosen
+
+    return names
+
+
+def setting(args: argparse.Namespace, xla_flags: str = "") -> Setting:
+    """What the options of `add_options` say; exits with a line if there are too few GPUs."""
+    shape = Shape(*map(int, args.shape.split("x")))
+    if args.platform == "cuda" and (reason := gpus.why_fewer_than(shape.num_devices)):
+        raise SystemExit(f"{reason}; --platform cpu tries the benchmark out without GPUs")
+    return Setting(args.platform, shape, xla_flags)
+
+
+class Systems:
+    """Running jobs. A system that fails is left out from then on, and what it said is kept.
+
+    Attributes:
+      alive: the job of each system that has not failed.
+      failures: what those that have failed said last.
+    """
+
+    def __init__(self) -> None:
+        self.alive: dict[str, Job] = {}
+        self.failures: dict[str, str] = {}
+
+    @property
+    def bridged(self) -> list[str]:
+        """Those that are two islands."""
+        return [system for system in self.alive if is_bridged(system)]
+
+    def attempt(self, system: str, action: Callable[[], Any]) -> Any:
+        """What `action` returns; None if it is how the system fails."""
+        try:
+            return action()
+        except AssertionError as error:
+            self.alive.pop(system, None)
+            self.failures[system] = str(error)
+            text = "\n".join(str(error).splitlines()[-_LAST_LINES:])
+            print(f"{system} failed and is left out:\n{text}", file=sys.stderr, flush=True)
+
+    def ask(self, system: str, request: Any, timeout_s: float = _TIMEOUT_S) -> list[Any] | None:
+        """The answers of a system's processes; None if it fails, or has failed."""
+        job = self.alive.get(system)
+        return self.attempt(system, lambda: job.ask(request, timeout_s)) if job else None
+
+    def ask_all(
+        self, request: Callable[[str], Any], timeout_s: float = COMPILE_TIMEOUT_S
+    ) -> dict[str, list[Any]]:
+        """Asks all systems at the same time, each its own request; the answers of those alive."""
+        with ThreadPoolExecutor() as pool:
+            asked = {s: pool.submit(self.ask, s, request(s), timeout_s) for s in [*self.alive]}
+            answers = {system: answer.result() for system, answer in asked.items()}
+        return {system: answer for system, answer in answers.items() if answer is not None}
+
+    def facts(self, request: Any) -> dict[str, Any]:
+        """What runs, by the first process that answers."""
+        for system in [*self.alive]:
+            if answers := self.ask(system, request):
+                return answers[0]
+        raise SystemExit("no system could be started")
+
+
+@contextlib.contextmanager
+def running(systems: Sequence[str], setting: Setting, worker: pathlib.Path) -> Iterator[Systems]:
+    """The systems, started at the same time; all that is left of them is closed at the end."""
+
+    def start(system: str) -> Job:
+        env = setting.environment(system, len(systems))
+        if is_bridged(system):
+            return island_job(setting.shape, worker, env)
+        names = gpus.visible()[0] if setting.platform == "cuda" else ()
+        return joined_job(setting.shape, worker, env, names)
+
+    all_of_them = Systems()
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        starts = {system: pool.submit(start, system) for system in systems}
+        for system, started in starts.items():
+            if job := all_of_them.attempt(system, started.result):
+                all_of_them.alive[system] = job
+                stack.callback(all_of_them.attempt, system, job.close)
+        yield all_of_them
+
+
+def verdict(num_missed: int, systems: Systems) -> int:
+    """Prints the last line; returns the exit code: 1 if a bar is missed or a system has failed."""
+    failed = f"; failed: {', '.join(systems.failures)}" if systems.failures else ""
+    print((f"{num_missed} bars MISSED" if num_missed else "all bars reached") + failed)
+    return int(bool(num_missed or failed))

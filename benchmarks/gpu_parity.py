@@ -1,0 +1,181 @@
+"""Does a model learn the same over two islands of GPUs as in one NCCL world?
+
+    python -m benchmarks.gpu_parity [--shape 2x1x1] [--systems cuda_ipc,nccl] [--steps 500]
+        [--dtypes bfloat16,float32] [--json FILE]
+
+Trains on Python's language reference, on all systems at the same time, and once more in one world
+with devices and rows in another order, which changes nothing but rounding: the noise floor. Every
+process writes SHA-256 digests of its devices' parameters at the begin and at every logged step; the
+replicas of all ranks are compared.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import gpu_jobs, tables
+from benchmarks.training import Program
+from models.configs import DTYPES
+from models.records import Replicas, compare_replicas
+
+WORKER = pathlib.Path(__file__).with_name("train_worker.py")
+BASELINE, FLOOR = "nccl", "nccl, permuted"
+DIFFERENCE_BAR = 1e-3
+_TIMEOUT_S = 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A run; `difference`: of the loss, relative to the one world's, the largest of all steps."""
+
+    dtype: str
+    system: str
+    steps: int
+    first_loss: float
+    last_loss: float
+    difference: float | None
+    equal_steps: int | None  # before the first loss that is another number
+    replicas: Replicas
+    is_complete: bool  # every rank left digests, and of every piece
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether losses are too far apart, or replicas not all there and equal."""
+        is_far = self.difference is not None and not self.difference < DIFFERENCE_BAR
+        return (is_far and self.system != FLOOR) or not (self.is_complete and self.replicas.equal)
+
+
+def differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """|a - b| / |b| of each step; NaN if one is."""
+    return [abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)]
+
+
+def train(dtype: str, systems: gpu_jobs.Systems, args: argparse.Namespace) -> list[Row]:
+    """Trains on all systems, then once more in one world, permuted; a row for each."""
+    program = Program(
+        config=args.config,
+        mesh="data=-1",
+        scan=True,
+        batch=args.batch,
+        seq=args.seq,
+        dtype=dtype,
+        layers=args.layers,
+        learning_rate=args.learning_rate,
+    )
+
+    def request(name: str, program: Program) -> tuple[Any, ...]:
+        folder = _folder(args, dtype, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        return "run", program, args.steps, args.log_every, folder
+
+    answers = systems.ask_all(lambda system: request(system, program), _TIMEOUT_S)
+    if args.floor:
+        permuted = request(FLOOR, dataclasses.replace(program, permute=1))
+        if floor := systems.ask(BASELINE, permuted, _TIMEOUT_S):
+            answers[FLOOR] = floor
+    losses: dict[str, list[float]] = {system: answer[0] for system, answer in answers.items()}
+    return [_row(dtype, system, losses, args) for system in losses]
+
+
+def _folder(args: argparse.Namespace, dtype: str, system: str) -> pathlib.Path:
+    return args.run_dir.absolute() / f"{dtype}-{system.replace(', ', '-')}"
+
+
+def _row(
+    dtype: str, system: str, losses: Mapping[str, Sequence[float]], args: argparse.Namespace
+) -> Row:
+    replicas = compare_replicas(_folder(args, dtype, system))
+    mine = losses[system]
+    is_compared = system != BASELINE and BASELINE in losses
+    apart = differences(mine, losses[BASELINE]) if is_compared else None
+    return Row(
+        dtype=dtype,
+        system=system,
+        steps=len(mine),
+        first_loss=mine[0],
+        last_loss=mine[-1],
+        # A NaN must not get lost in max().
+        difference=None if apart is None else max(apart, key=lambda d: (d != d, d)),
+        equal_steps=None
+        if apart is None
+        else next((i for i, d in enumerate(apart) if d != 0), len(apart)),
+        replicas=replicas,
+        is_complete=replicas.complete(args.num_devices, args.num_devices),
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each run."""
+    headings = ("dtype", "system", "steps", "loss, first", "last", "largest difference")
+    lines = []
+    for row in rows:
+        difference = "" if row.difference is None else f"{row.difference:.1e}"
+        if row.difference is not None and row.system != FLOOR:
+            difference += (
+                f" {'<' if row.difference < DIFFERENCE_BAR else 'MISSED'} {DIFFERENCE_BAR:g}"
+            )
+        equal = "equal" if row.is_complete and row.replicas.equal else "NOT equal: MISSED"
+        lines.append(
+            (
+                row.dtype,
+                row.system,
+                str(row.steps),
+                f"{row.first_loss:.5f}",
+                f"{row.last_loss:.5f}",
+                difference,
+                "" if row.equal_steps is None else str(row.equal_steps),
+                f"{row.replicas.compared} of {row.replicas.steps} steps {equal}",
+            )
+        )
+    return tables.markdown((*headings, "equal up to step", "replicas"), lines)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    gpu_jobs.add_options(parser, ("cuda_ipc", BASELINE), "2x1x1")
+    parser.add_argument("--dtypes", type=gpu_jobs.names_of(DTYPES), default=["bfloat16", "float32"])
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--log-every", type=int, default=50, help="steps between two digests")
+    parser.add_argument("--config", default="demo", help="a name in models.configs.CONFIGS")
+    parser.add_argument("--layers", type=int, default=0, help="0: those of the config")
+    parser.add_argument("--batch", type=int, default=16, help="rows, over all devices")
+    parser.add_argument("--seq", type=int, default=128, help="positions in a row, in bytes")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--floor", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--run-dir", type=pathlib.Path, default=pathlib.Path("runs/gpu_parity"))
+    args = parser.parse_args()
+    if BASELINE not in args.systems:
+        parser.error(f"--systems without {BASELINE}: there is nothing to compare with")
+    return args
+
+
+def main() -> int:
+    """Runs the benchmark; the exit code is 1 when a bar is missed."""
+    args = parse()
+    setting = gpu_jobs.setting(args)
+    args.num_devices = setting.shape.num_devices
+    rows: list[Row] = []
+    facts: dict[str, Any] = {"shape": args.shape, "config": args.config}
+    with gpu_jobs.running(args.systems, setting, WORKER) as systems:
+        facts |= systems.facts(("facts",))
+        for dtype in args.dtypes:
+            rows += train(dtype, systems, args)
+            tables.write_json(args.json, facts, rows)
+    print(f"{facts['devices']} x {facts['device']}, jax {facts['jax']}, config {args.config}")
+    print(table(rows))
+    for row in rows:
+        for text in row.replicas.differences[:3]:
+            print(f"{row.dtype}, {row.system}: {text}")
+    return gpu_jobs.verdict(sum(row.is_missed for row in rows), systems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Results as Markdown tables, to be read in a terminal and pasted into README.md."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose columns are aligned as text, too."""
+    lines = [list(headings), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+
+    def text(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([text(lines[0]), rule, *map(text, lines[1:])])
+
+
+def judged(value: float, bar: float | None) -> str:
+    """A ratio with its bar: MISSED where it is below."""
+    return (
+        f"{value:.2f}"
+        if bar is None
+        else f"{value:.2f} {'≥' if value >= bar else 'MISSED'} {bar:g}"
+    )
+
+
+def write_json(path: pathlib.Path | None, facts: dict[str, Any], rows: Sequence[Any]) -> None:
+    """Writes `facts`, and `rows` (dataclasses) as their member `rows`; nothing without a path."""
+    if path:
+        written = {**facts, "rows": [dataclasses.asdict(row) for row in rows]}
+        path.write_text(json.dumps(written, indent=1) + "\n")

@@ -1,0 +1,232 @@
+"""One process of the benchmarks of training: builds a step, times it, runs it and writes digests.
+
+Requests are pairs of a name in `_ANSWERS` and its arguments.
+"""
+
+import dataclasses
+import os
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import xla
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxhet
+from benchmarks.on_devices import chained, facts
+from benchmarks.training import Built, Program
+from models.configs import CONFIGS
+from models.data import Batches, open_corpus
+from models.records import Journal, digest_rows
+from models.sharding import activation_sharding
+from models.train import Schedule, Trainer
+from tests.support import jobs
+
+_IS_BRIDGED = "JAXHET_PROCESS_ID" in os.environ  # else one world, which jaxhet has not joined
+_DIFFERENT_BATCHES = 4
+_WARM_UP = 2
+
+
+class _Passes:
+    """When each hook that changes a module begins and ends, whoever registers it."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, tuple[float, float]] = {}  # the last one of each stage
+
+    def watch(self) -> None:
+        """From now on; before jaxhet registers its passes."""
+        register = xla.register_hlo_module_transformation
+
+        def watched(hook: Callable[[bytes], bytes | None], **how: Any) -> None:
+            def run(module: bytes) -> bytes | None:
+                start = time.perf_counter()
+                if (result := hook(module)) is not None:
+                    self.spans[how["stage"].name] = (start, time.perf_counter())
+                return result
+
+            register(run, **how)
+
+        xla.register_hlo_module_transformation = watched
+
+    def of_compile(self, end: float) -> dict[str, float]:
+        """The parts of a compilation that ended at `end`, as fields of `Built`."""
+        pre, post = self.spans.get("PRE_SCHEDULER"), self.spans.get("POST_SCHEDULER")
+        if pre is None or post is None:
+            return {}
+        return {
+            "pre_s": pre[1] - pre[0],
+            "post_s": post[1] - post[0],
+            "between_s": post[0] - pre[1],
+            "after_s": end - post[1],
+        }
+
+
+_passes = _Passes()
+
+
+class _Step:
+    """A compiled training step with its state and batches."""
+
+    def __init__(self, program: Program, devices: Any = None):
+        self._trainer = _trainer(program, devices)
+        start = time.perf_counter()
+        lowered = self._trainer.lower(jaxhet.jit, program.batch, program.seq)
+        _passes.spans.clear()
+        traced = time.perf_counter()
+        self._step = lowered.compile()
+        end = time.perf_counter()
+        self.exchanges = jaxhet.plan(self._step).exchanges if _IS_BRIDGED else ()
+        self.built = Built(
+            traced - start, end - traced, **_passes.of_compile(end), **_sums(self.exchanges)
+        )
+        self._batches = Batches(open_corpus(), 0, program.batch, program.seq, program.permute)
+        self._sharding = activation_sharding("tokens", self._trainer.mesh)
+        with jax.set_mesh(self._trainer.mesh):
+            self._state = self._trainer.compile(jaxhet.jit)[0](0)
+        self._few = [self._batches(i, self._sharding) for i in range(_DIFFERENT_BATCHES)]
+
+    def seconds_per_step(self, steps: int) -> tuple[float, float]:
+        """The mean time of a step, on batches that are there already, and the last loss."""
+        start = time.perf_counter()
+        losses = [self._advance(self._few[i % _DIFFERENT_BATCHES]) for i in range(steps)]
+        jaxhet.block_until_ready(losses)
+        return (time.perf_counter() - start) / steps, float(losses[-1])
+
+    def train(self, first: int, steps: int) -> list[float]:
+        """Steps on the batches from `first` on; their losses."""
+        losses = [self._advance(self._batches(first + i, self._sharding)) for i in range(steps)]
+        return [float(loss) for loss in jaxhet.block_until_ready(losses)]
+
+    def digests(self, step: int) -> list[dict[str, Any]]:
+        """Those of this process's parameters now, after `step` steps."""
+        return digest_rows(step, self._state.params)
+
+    def _advance(self, tokens: jax.Array) -> jax.Array:
+        self._state, measures = self._step(self._state, tokens)
+        return measures["loss"]
+
+
+def _trainer(program: Program, devices: Any) -> Trainer:
+    config = dataclasses.replace(
+        CONFIGS[program.config],
+        scan=program.scan,
+        dtype=program.dtype,
+        layers=program.layers or CONFIGS[program.config].layers,
+    )
+    mesh = jaxhet.make_mesh(program.axes, devices=devices)
+    if program.permute:
+        order = np.random.default_rng(program.permute).permutation(mesh.size)
+        mesh = jaxhet.make_mesh(program.axes, devices=[mesh.devices.flat[i] for i in order])
+    schedule = Schedule(program.learning_rate, 20, weight_decay=0.1, max_gradient_norm=1.0)
+    return Trainer(config, schedule, mesh)
+
+
+def _sums(exchanges: Sequence[jaxhet.PlannedExchange]) -> dict[str, Any]:
+    num_bytes = sum(e.bytes_per_step for e in exchanges)
+    apart = sum(e.bytes_per_step for e in exchanges if e.is_overlapped)
+    return {
+        "exchanges": sum(e.times or 1 for e in exchanges),
+        "exchange_bytes": num_bytes,
+        "apart": apart / num_bytes if num_bytes else 0.0,
+    }
+
+
+_steps: list[_Step] = []
+
+
+def _build(program: Program) -> Built:
+    """Compiles and warms up; what was built before is dropped."""
+    _steps.clear()
+    _steps.append(_Step(program))
+    _steps[0].seconds_per_step(_WARM_UP)
+    return _steps[0].built
+
+
+def _time(steps: int) -> tuple[float, float]:
+    return _steps[0].seconds_per_step(steps)
+
+
+def _alone(program: Program, steps: int) -> float:
+    """Seconds of a step with as much work for each device on this island's devices only.
+
+    No byte crosses islands, and everything else is as it was.
+    """
+    _steps.clear()
+    islands = jaxhet.islands()
+    mine = next(i for i in islands if jax.process_index() in i.processes)
+    step = _Step(program.on_one_of(len(islands)), mine.devices)
+    step.seconds_per_step(_WARM_UP)
+    return step.seconds_per_step(steps)[0]
+
+
+def _exchanges_alone(repeats: int) -> float:
+    """Seconds of the built step's exchanges without the step, one after the other.
+
+    Each is a permute to the other island that sends as many bytes.
+    """
+    runs = [(max(e.num_bytes // 4, 1), e.times or 1) for e in _steps[0].exchanges]
+    mesh = jaxhet.make_mesh({"x": -1})
+    n = mesh.size
+    pairs = [(i, (i + n // 2) % n) for i in range(n)]
+    operands = {size: _zeros(mesh, size) for size in dict(runs)}
+
+    def body(operands: dict[int, jax.Array]) -> jax.Array:
+        def send(x: jax.Array) -> jax.Array:
+            return jax.lax.ppermute(x, "x", pairs)
+
+        return chained([(send, operands[size]) for size, times in runs for _ in range(times)])
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    program = jax.jit(mapped)
+    jax.block_until_ready(program(operands))
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(program(operands))
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
+
+
+def _zeros(mesh: jax.sharding.Mesh, size: int) -> jax.Array:
+    """`size` elements on each device."""
+    shape, sharding = (mesh.size * size,), NamedSharding(mesh, P("x"))
+    return jax.jit(lambda: jnp.zeros(shape, jnp.float32), out_shardings=sharding)()
+
+
+def _run(program: Program, steps: int, log_every: int, run_dir: pathlib.Path) -> list[float]:
+    """Trains, and writes digests at the begin and at every logged step; the loss of each step."""
+    _steps.clear()
+    step = _Step(program)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    journal = Journal(run_dir / f"digests-{jax.process_index()}.jsonl", 0)
+    journal.append(step.digests(0))
+    losses: list[float] = []
+    while len(losses) < steps:
+        losses += step.train(len(losses), min(log_every, steps - len(losses)))
+        journal.append(step.digests(len(losses)))
+    return losses
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "facts": facts,
+    "build": _build,
+    "time": _time,
+    "alone": _alone,
+    "exchanges_alone": _exchanges_alone,
+    "run": _run,
+}
+
+
+def _answer(request: tuple[Any, ...]) -> Any:
+    name, *arguments = request
+    return _ANSWERS[name](*arguments)
+
+
+if __name__ == "__main__":
+    _passes.watch()
+    jobs.serve(_answer)
