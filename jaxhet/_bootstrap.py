@@ -1,4 +1,5 @@
-"""Opens the sockets between every two processes: one for control, several for data.
+"""Opens the sockets between every two processes: one for control, several for data, and those of
+rings between devices that have no better path.
 
 All are authenticated with the job secret. Of two processes the higher id connects to the lower one.
 A socket is handed to the engine only after the handshake.
@@ -10,15 +11,16 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxhet import _handshake
 from jaxhet._coordinator import Claim, split_address
 from jaxhet._errors import JaxhetError, TransportError
 
-_HEADER = struct.Struct("<8sHHII")  # magic, version, channel, from process, to process
+_HEADER = struct.Struct("<8sHIII")  # magic, version, channel, from process, to process
 _MAGIC = b"jaxhet-p"
-_VERSION = 1
+_VERSION = 2
+_FIRST_RING_CHANNEL = 1000
 _HANDSHAKE_TIMEOUT_S = 10.0
 
 
@@ -126,29 +128,79 @@ def connect_peers(
     Raises:
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
     """
-    process = listener.process
-    deadline = time.monotonic() + timeout_s
     channels = range(1 + data_sockets)
-    peers = [claim for claim in members if claim.process != process]
-    sockets: dict[tuple[int, int], socket.socket] = {}
-    for claim in peers:
-        if claim.process < process:
-            for channel in channels:
-                header = _HEADER.pack(_MAGIC, _VERSION, channel, process, claim.process)
-                sockets[claim.process, channel] = _connect(
-                    claim, listener.secret, header, deadline, check
-                )
-    expected = {(c.process, channel) for c in peers if c.process > process for channel in channels}
-    sockets |= listener.take(expected, deadline, check)
-    for sock in sockets.values():
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setblocking(False)
+    peers = [claim for claim in members if claim.process != listener.process]
+    sockets = _connect_channels(
+        listener, [(claim, channel) for claim in peers for channel in channels], timeout_s, check
+    )
     return {
         c.process: PeerSockets(
             sockets[c.process, 0], tuple(sockets[c.process, k] for k in channels if k)
         )
         for c in peers
     }
+
+
+def connect_rings(
+    listener: Listener,
+    pairs: Mapping[tuple[int, int], Claim],
+    num_ranks: int,
+    sockets_per_pair: int,
+    timeout_s: float,
+    check: Callable[[], None],
+) -> list[tuple[int, int, list[socket.socket]]]:
+    """Connects ranks of the listener's process to ranks of others.
+
+    Args:
+      listener: That of this process.
+      pairs: Own rank and other rank, and the other one's process.
+      num_ranks: Of the job.
+      sockets_per_pair: For both directions together.
+      timeout_s: The longest wait for the peers.
+      check: Called while it waits; what it raises is raised.
+
+    Returns:
+      Own rank, other rank and their sockets, in the order of their channels.
+
+    Raises:
+      TransportError: a peer could not be reached, or did not come, within `timeout_s`.
+    """
+
+    def channels(pair: tuple[int, int]) -> Sequence[int]:
+        first = min(pair) * num_ranks + max(pair)
+        start = _FIRST_RING_CHANNEL + first * sockets_per_pair
+        return range(start, start + sockets_per_pair)
+
+    wanted = [(claim, channel) for pair, claim in pairs.items() for channel in channels(pair)]
+    sockets = _connect_channels(listener, wanted, timeout_s, check)
+    return [
+        (*pair, [sockets[claim.process, channel] for channel in channels(pair)])
+        for pair, claim in pairs.items()
+    ]
+
+
+def _connect_channels(
+    listener: Listener,
+    wanted: Sequence[tuple[Claim, int]],
+    timeout_s: float,
+    check: Callable[[], None],
+) -> dict[tuple[int, int], socket.socket]:
+    """The sockets of each channel to each peer, by process and channel."""
+    process = listener.process
+    deadline = time.monotonic() + timeout_s
+    sockets: dict[tuple[int, int], socket.socket] = {}
+    for claim, channel in wanted:
+        if claim.process < process:
+            header = _HEADER.pack(_MAGIC, _VERSION, channel, process, claim.process)
+            sockets[claim.process, channel] = _connect(
+                claim, listener.secret, header, deadline, check
+            )
+    expected = {(claim.process, channel) for claim, channel in wanted if claim.process > process}
+    sockets |= listener.take(expected, deadline, check)
+    for sock in sockets.values():
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+    return sockets
 
 
 def _connect(

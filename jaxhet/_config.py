@@ -79,6 +79,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("tcp_sockets", int, 2, "data sockets per peer process", minimum=1, agreed=True),
     Option(
+        "ring_sockets",
+        int,
+        4,
+        "sockets between two GPUs that have no better path than tcp",
+        minimum=1,
+        agreed=True,
+    ),
+    Option(
         "tcp_address",
         str,
         None,

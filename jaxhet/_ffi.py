@@ -1,6 +1,7 @@
 """The only importer of the extension: the engine, and its FFI handlers."""
 
 import itertools
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -73,15 +74,21 @@ class Engine:
         self._engine.set_ranks(list(ranks))
 
     def open_devices(
-        self, platform: str, devices: Sequence[tuple[int, int]], timeout_s: float
+        self,
+        platform: str,
+        devices: Sequence[tuple[int, int]],
+        sockets: Sequence[tuple[int, int, Sequence[socket.socket]]],
+        timeout_s: float,
     ) -> None:
-        """Opens the paths from this process's GPUs to those of other islands.
+        """Opens the rings between this process's GPUs and all others.
 
         After `set_ranks` and before any program runs; blocks until all are there.
 
         Args:
           platform: JAX's name of this process's platform.
           devices: Each rank of this process, and the ordinal of its device here.
+          sockets: Own rank, other rank, and sockets between them, which the engine owns from now
+            on; for ranks that have no better path than tcp.
           timeout_s: The longest wait for the peers.
 
         Raises:
@@ -89,7 +96,12 @@ class Engine:
           DeviceError: the driver refused a request.
         """
         try:
-            self._engine.open_devices(VENDORS[platform], list(devices), round(timeout_s * 1000))
+            self._engine.open_devices(
+                VENDORS[platform],
+                list(devices),
+                [(rank, peer, [s.detach() for s in of_pair]) for rank, peer, of_pair in sockets],
+                round(timeout_s * 1000),
+            )
         except RuntimeError as error:
             raise as_ours(str(error)) from error
 

@@ -222,7 +222,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
             if members[config.process_id].platform in _jax_compat.GPU_PLATFORMS:
                 _gpu_settings.prepare()
             engine = _start_engine(config, listener, membership)
-        return _start_jax(config, membership, engine)
+        return _start_jax(config, membership, engine, listener)
     except BaseException:
         if engine is not None:
             engine.close(0)
@@ -267,7 +267,10 @@ def _start_engine(
 
 
 def _start_jax(
-    config: Config, membership: Membership, engine: _ffi.Engine | None
+    config: Config,
+    membership: Membership,
+    engine: _ffi.Engine | None,
+    listener: _bootstrap.Listener,
 ) -> _session.Session:
     members = membership.members
 
@@ -289,6 +292,8 @@ def _start_jax(
     session = _session.Session(config, config.process_id, islands, engine, membership)
     if engine is not None:
         _bridge(session, engine, devices)
+        if session.island.platform in _jax_compat.GPU_PLATFORMS:
+            _open_devices(session, engine, members, listener, check)
     return session
 
 
@@ -329,13 +334,6 @@ def _bridge(session: _session.Session, engine: _ffi.Engine, devices: list[Device
         [(d.id, d.process_index, island_of[d.id].index, island_of[d.id].platform) for d in ranks]
     )
     platform = session.island.platform
-    if platform in _jax_compat.GPU_PLATFORMS:
-        mine = [
-            (rank, d.local_hardware_id)
-            for rank, d in enumerate(ranks)
-            if d.process_index == session.process
-        ]
-        engine.open_devices(platform, mine, session.config.connect_timeout_s)
     _ffi.register_handlers(platform)
     _jax_compat.register_passes(session.decompose, session.bridge, platform)
     counts = collections.Counter(d.process_index for d in devices)
@@ -343,4 +341,43 @@ def _bridge(session: _session.Session, engine: _ffi.Engine, devices: list[Device
         _jax_compat.allow_unequal_processes()
     _jax_compat.guard_compilation_cache(
         session.cache_salt, session.accept_cached, session.writes_cache
+    )
+
+
+def _open_devices(
+    session: _session.Session,
+    engine: _ffi.Engine,
+    members: list[Claim],
+    listener: _bootstrap.Listener,
+    check: Callable[[], None],
+) -> None:
+    """Opens this process's GPUs, and the rings between them and all others."""
+    config = session.config
+    ranks = {rank: d for i in session.islands for rank, d in zip(i.ranks, i.devices, strict=True)}
+    mine = [rank for rank, d in ranks.items() if d.process_index == session.process]
+    host = members[session.process].host_id
+    pairs = {
+        (rank, other): members[device.process_index]
+        for rank in mine
+        for other, device in ranks.items()
+        if device.process_index != session.process and "tcp" in config.transports
+    }
+    without_memory = {
+        pair: claim
+        for pair, claim in pairs.items()
+        if claim.host_id != host or "shm" not in config.transports
+    }
+    sockets = _bootstrap.connect_rings(
+        listener,
+        without_memory,
+        len(ranks),
+        config.ring_sockets,
+        config.connect_timeout_s,
+        check,
+    )
+    engine.open_devices(
+        session.island.platform,
+        [(rank, ranks[rank].local_hardware_id) for rank in mine],
+        sockets,
+        config.connect_timeout_s,
     )

@@ -90,8 +90,8 @@ size_t DeviceEngine::Look() {
           rank->Look(milliseconds(options_.deadline_ms), milliseconds(options_.first_deadline_ms));
       in_flight += report.in_flight;
       completed_ += report.completed;
-      if (report.mismatch) job_.Fail(job_.MismatchError(rank->rank(), *report.mismatch));
-      if (report.late) job_.Fail(job_.LateError(rank->rank(), *report.late));
+      if (report.mismatch) throw job_.MismatchError(rank->rank(), *report.mismatch);
+      if (report.late) throw job_.LateError(rank->rank(), *report.late);
     } catch (const Error& error) {
       job_.Fail(error);
     }

@@ -83,7 +83,11 @@ void Engine::AddPlan(int64_t plan, std::string text) {
 }
 
 void Engine::Fail(const Error& error) {
-  Complete(Submit([error](Core& core) { core.Fail(error); }));
+  try {
+    Complete(Submit([error](Core& core) { core.Fail(error); }));
+  } catch (const Error&) {
+    if (!closed_) throw;
+  }
 }
 
 void Engine::Start(ExchangeRequest request) {

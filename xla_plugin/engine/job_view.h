@@ -14,6 +14,7 @@ class JobView {
   virtual ~JobView() = default;
   // The first cause of the job's failure, or null.
   virtual std::shared_ptr<const Error> failure() const = 0;
+  // Nothing, if this process has left the job.
   virtual void Fail(const Error& error) = 0;
   // Errors as people read them.
   virtual Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) = 0;

@@ -122,16 +122,20 @@ class TcpRing : public RingEnd {
       num_bytes -= static_cast<size_t>(done);
     }
   }
-  void Read(size_t socket, void* to, size_t num_bytes) {
+  // False if the peer has closed the connection before the first byte.
+  bool Read(size_t socket, void* to, size_t num_bytes) {
     auto* bytes = static_cast<std::byte*>(to);
+    const auto* const begin = bytes;
     while (num_bytes > 0) {
       const ssize_t done = recv(sockets_[socket].get(), bytes, num_bytes, MSG_WAITALL);
       if (done < 0 && errno == EINTR) continue;
       if (done < 0) ThrowErrno("recv");
+      if (done == 0 && bytes == begin) return false;
       if (done == 0) Throw(ErrorCode::kTransport, "the peer has closed the connection");
       bytes += done;
       num_bytes -= static_cast<size_t>(done);
     }
+    return true;
   }
 
  private:
@@ -205,15 +209,15 @@ class TcpTarget final : public TcpRing {
 
  private:
   void Carry(size_t socket) override {
-    while (true) {
-      ChunkInfo info{};
-      Read(socket, &info, sizeof info);
+    for (ChunkInfo info{}; Read(socket, &info, sizeof info);) {
       if (info.num_bytes > slot_bytes() || info.chunk % num_sockets() != socket) {
         Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
       }
       const uint64_t slot = info.chunk % kRingSlots;
       if (!Await(words().emptied.at(slot), Turn(info.chunk) - 1)) return;
-      Read(socket, host_slot(info.chunk), info.num_bytes);
+      if (!Read(socket, host_slot(info.chunk), info.num_bytes)) {
+        Throw(ErrorCode::kTransport, "the peer has closed the connection");
+      }
       if (!IsAgreed(info)) continue;  // whoever looks at the logs fails the job
       HostWord(words().filled.at(slot)).store(Turn(info.chunk), std::memory_order_release);
     }
