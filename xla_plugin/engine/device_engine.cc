@@ -11,7 +11,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLookPeriod{5};
 constexpr milliseconds kIdlePeriod{200};  // to see a failure while nothing is in flight
-constexpr milliseconds kAbandonTimeout{30'000};
+constexpr milliseconds kCopyTime{100};    // for a copy of one chunk that has begun
 
 }  // namespace
 
@@ -75,7 +75,10 @@ void DeviceEngine::Watch() {
   while (!closing_) {
     changed_.wait_for(lock, is_active_ ? kLookPeriod : kIdlePeriod);
     lock.unlock();
-    if (job_.failure()) return Abandon();
+    if (job_.failure()) {
+      Abandon();
+      return;
+    }
     const size_t in_flight = Look();
     lock.lock();
     is_active_ = in_flight > 0;  // what was started since then is found after kIdlePeriod
@@ -109,19 +112,12 @@ bool DeviceEngine::WaitIdle(milliseconds timeout) {
 }
 
 void DeviceEngine::Abandon() {
-  for (const auto& rank : ranks_) rank->Stop();
+  for (const auto& rank : ranks_) rank->CloseGate();
   const std::lock_guard lock(abandon_mutex_);
-  if (std::exchange(is_abandoned_, true)) return;
-  for (const auto& rank : ranks_) {
-    try {
-      if (!rank->Abandon(kAbandonTimeout)) {
-        LogLine(StrCat("jaxhet: ", rank->device().info().ToString(),
-                       " did not end its exchanges after the job had failed; end this process"));
-      }
-    } catch (const Error& error) {
-      LogLine(error.what());
-    }
-  }
+  if (is_abandoned_) return;
+  std::this_thread::sleep_for(kCopyTime);
+  for (const auto& rank : ranks_) rank->LetProgramGo();
+  is_abandoned_ = true;
 }
 
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {

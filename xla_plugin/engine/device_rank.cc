@@ -1,6 +1,7 @@
 #include "xla_plugin/engine/device_rank.h"
 
 #include <algorithm>
+#include <new>
 #include <thread>
 
 #include "xla_plugin/base/error.h"
@@ -10,23 +11,31 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// Up to here the program's stream fills a result with poison faster than it hands that over.
+constexpr size_t kFilledByProgram = size_t{1} << 20;
+
 uint32_t Slot(uint64_t chunk) { return static_cast<uint32_t>(chunk % kRingSlots); }
 
-// The value that says that chunk `chunk` is in its slot, or was taken from it.
-uint32_t Turn(uint64_t chunk) {
-  const uint64_t turn = chunk / kRingSlots + 1;
-  if (turn >= kOpen) {
+// `number` as a device compares it.
+uint32_t DeviceNumber(uint64_t number) {
+  if (number >= kOpen) {
     Throw(ErrorCode::kUsage,
-          "this job has run out of numbers for its exchanges; run it again from "
-          "its last checkpoint");
+          "this process has run out of numbers for its exchanges; run the job again from its last "
+          "checkpoint");
   }
-  return static_cast<uint32_t>(turn);
+  return static_cast<uint32_t>(number);
 }
 
-void Pause() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
+// The value that says that chunk `chunk` is in its slot, or was taken from it.
+uint32_t Turn(uint64_t chunk) { return DeviceNumber(chunk / kRingSlots + 1); }
 
-void OpenAll(std::array<RingWords::Word, kRingSlots>& words) {
-  for (RingWords::Word& word : words) HostWord(word).store(kOpen);
+// What a device that hangs may still touch. It is never freed: that would wait for the device.
+template <typename T>
+void Bury(T&& remains) {
+  static auto* const graveyard = new std::deque<std::remove_cvref_t<T>>;
+  static auto* const mutex = new std::mutex;
+  const std::lock_guard lock(*mutex);
+  graveyard->push_back(std::forward<T>(remains));
 }
 
 }  // namespace
@@ -34,16 +43,50 @@ void OpenAll(std::array<RingWords::Word, kRingSlots>& words) {
 DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device)
     : rank_(rank),
       device_(std::move(device)),
+      words_memory_(device_->AllocatePinned(sizeof(Words))),
+      words_(new (words_memory_.get()) Words{}),
+      device_words_(static_cast<std::byte*>(device_->DeviceAddress(words_))),
       send_stream_(device_->CreateStream(StreamPriority::kHigh)),
       receive_stream_(device_->CreateStream(StreamPriority::kHigh)),
-      rescue_stream_(device_->CreateStream(StreamPriority::kHigh)) {}
+      poison_stream_(device_->CreateStream(StreamPriority::kHigh)),
+      ready_(device_->CreateEvent()),
+      poisoned_(device_->CreateEvent()) {
+  words_->gate.value = kOpen;
+}
 
-DeviceRank::~DeviceRank() = default;
+DeviceRank::~DeviceRank() {
+  bool is_idle = false;
+  try {
+    is_idle = device_->IsIdle(send_stream_.get()) && device_->IsIdle(receive_stream_.get());
+  } catch (const Error& error) {
+    LogLine(error.what());
+  }
+  send_stream_ = {};
+  receive_stream_ = {};
+  if (is_idle) return;
+  Bury(std::move(outgoing_));
+  Bury(std::move(incoming_));
+  Bury(std::move(words_memory_));
+}
+
+void DeviceRank::AddOutgoing(int target, std::unique_ptr<RankRing> ring) {
+  outgoing_[target] = std::move(ring);
+}
+
+void DeviceRank::AddIncoming(int source, std::unique_ptr<RankRing> ring) {
+  incoming_[source] = std::move(ring);
+}
+
+void* DeviceRank::AddressOf(DeviceWord Words::* word) const {
+  return device_words_ +
+         (reinterpret_cast<std::byte*>(&(words_->*word)) - reinterpret_cast<std::byte*>(words_));
+}
 
 std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& request) {
-  const std::lock_guard lock(mutex_);
-  InFlight exchange;
-  exchange.request = request;
+  InFlight exchange{.number = DeviceNumber(started_ + 1),
+                    .plan = request.plan,
+                    .index = request.index,
+                    .deadline_ms = request.deadline_ms};
   for (const auto [source, target] : request.pairs) {
     if (source == rank_) exchange.target = target;
     if (target == rank_) exchange.source = source;
@@ -51,26 +94,35 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   const Launch launch{
       .plan = request.plan, .index = request.index, .num_bytes = request.operand.size()};
   if (auto mismatch = Agree(exchange, launch)) return mismatch;
-
   ++started_;
-  exchange.ready = TakeEvent();
-  device_->Record(exchange.ready.get(), request.stream);
-  if (exchange.target >= 0) {
-    device_->WaitEvent(send_stream_.get(), exchange.ready.get());
-    Send(outgoing_.at(exchange.target), request.operand);
-    exchange.sent = TakeEvent();
-    device_->Record(exchange.sent.get(), send_stream_.get());
+  {
+    const std::lock_guard lock(mutex_);
+    in_flight_.push_back(exchange);
   }
-  if (exchange.source >= 0) {
-    device_->WaitEvent(receive_stream_.get(), exchange.ready.get());
-    Receive(incoming_.at(exchange.source), exchange);
-    exchange.received = TakeEvent();
-    device_->Record(exchange.received.get(), receive_stream_.get());
-  } else {
+  if (exchange.source < 0) {
     device_->Fill(request.stream, request.result.data(), std::byte{0}, request.result.size());
+  } else {
+    Prepare(request);
   }
-  in_flight_.push_back(std::move(exchange));
+  device_->Record(ready_.get(), request.stream);
+  if (exchange.source >= 0) Receive(exchange, request.result);
+  if (exchange.target >= 0) Send(exchange, request.operand);
   return std::nullopt;
+}
+
+// Poisons the result, on the program's stream or beside it.
+void DeviceRank::Prepare(const DeviceRequest& request) {
+  const std::span<std::byte> result = request.result;
+  const bool is_small = result.size() <= kFilledByProgram;
+  if (!is_small) {
+    device_->Record(ready_.get(), request.stream);
+    device_->WaitEvent(poison_stream_.get(), ready_.get());
+  }
+  const StreamHandle stream = is_small ? request.stream : poison_stream_.get();
+  device_->Fill(stream, result.data(), request.poison, result.size());
+  if (is_small) return;
+  device_->Record(poisoned_.get(), poison_stream_.get());
+  device_->WaitEvent(receive_stream_.get(), poisoned_.get());
 }
 
 // Numbers the exchange on its rings, and compares it with what the peers have launched there.
@@ -83,13 +135,13 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange, const 
     if (theirs && *theirs != launch) mismatch = {peer_rank, launch, *theirs};
   };
   if (exchange.target >= 0) {
-    RankRing& ring = RingTo(exchange.target);
+    RankRing& ring = RingOf(outgoing_, exchange.target);
     exchange.outgoing_number = ++ring.exchanges;
     RingWords& words = ring.end->words();
     compare(exchange.target, words.source, words.target, exchange.outgoing_number);
   }
   if (exchange.source >= 0) {
-    RankRing& ring = RingFrom(exchange.source);
+    RankRing& ring = RingOf(incoming_, exchange.source);
     exchange.incoming_number = ++ring.exchanges;
     RingWords& words = ring.end->words();
     compare(exchange.source, words.target, words.source, exchange.incoming_number);
@@ -97,100 +149,100 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange, const 
   return mismatch;
 }
 
-RankRing& DeviceRank::RingTo(int target) { return RingOf(outgoing_, target); }
-RankRing& DeviceRank::RingFrom(int source) { return RingOf(incoming_, source); }
-
-RankRing& DeviceRank::RingOf(std::map<int, RankRing>& rings, int peer_rank) {
+RankRing& DeviceRank::RingOf(Rings& rings, int peer_rank) {
   const auto found = rings.find(peer_rank);
-  if (found != rings.end()) return found->second;
+  if (found != rings.end()) return *found->second;
   Throw(ErrorCode::kUsage, "rank ", rank_, " has no ring to or from rank ", peer_rank);
 }
 
 // The launch log of a ring is finite. Streams fill up long before it does.
 void DeviceRank::WaitForRoom(const LaunchLog& peer, uint64_t number) const {
   while (number > LaunchLog::kEntries && peer.last() < number - LaunchLog::kEntries && !stopped_) {
-    Pause();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 
-void DeviceRank::Send(RankRing& ring, std::span<const std::byte> operand) {
+void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> operand) {
+  RankRing& ring = *outgoing_.at(exchange.target);
   const RingEnd& end = *ring.end;
+  const StreamHandle stream = send_stream_.get();
   const size_t chunk_bytes = ChunkBytes(operand.size(), end.slot_bytes());
   ring.num_bytes += operand.size();
+  device_->WaitEvent(stream, ready_.get());
+  if (exchange.source < 0) device_->WriteValue(stream, AddressOf(&Words::reached), exchange.number);
   do {
     const auto chunk = operand.first(std::min(chunk_bytes, operand.size()));
     operand = operand.subspan(chunk.size());
     const uint32_t slot = Slot(ring.chunks);
     const uint32_t turn = Turn(ring.chunks++);
-    if (HostWord(end.words().emptied.at(slot)).load() + 1 < turn) {
-      device_->WaitValue(send_stream_.get(), end.emptied(slot), turn - 1);
+    if (end.words().emptied.at(slot).host().load() + 1 < turn) {
+      device_->WaitValue(stream, end.emptied(slot), turn - 1);
     }
-    device_->Copy(send_stream_.get(), end.slot(slot), chunk.data(), chunk.size());
-    device_->WriteValue(send_stream_.get(), end.filled(slot), turn);
+    device_->WaitValue(stream, AddressOf(&Words::gate), kOpen);
+    device_->Copy(stream, end.slot(slot), chunk.data(), chunk.size());
+    device_->WriteValue(stream, end.filled(slot), turn);
   } while (!operand.empty());
+  device_->WriteValue(stream, AddressOf(&Words::sent), exchange.number);
 }
 
-void DeviceRank::Receive(RankRing& ring, InFlight& exchange) {
+void DeviceRank::Receive(const InFlight& exchange, std::span<std::byte> result) {
+  RankRing& ring = *incoming_.at(exchange.source);
   const RingEnd& end = *ring.end;
-  std::span<std::byte> result = exchange.request.result;
+  const StreamHandle stream = receive_stream_.get();
   const size_t chunk_bytes = ChunkBytes(result.size(), end.slot_bytes());
   ring.num_bytes += result.size();
+  device_->WaitEvent(stream, ready_.get());
+  device_->WriteValue(stream, AddressOf(&Words::reached), exchange.number);
   do {
     const auto chunk = result.first(std::min(chunk_bytes, result.size()));
     result = result.subspan(chunk.size());
     const uint32_t slot = Slot(ring.chunks);
     const uint32_t turn = Turn(ring.chunks++);
-    device_->WaitValue(receive_stream_.get(), end.filled(slot), turn);
-    device_->Copy(receive_stream_.get(), chunk.data(), end.slot(slot), chunk.size());
-    device_->WriteValue(receive_stream_.get(), end.emptied(slot), turn);
+    device_->WaitValue(stream, end.filled(slot), turn);
+    device_->WaitValue(stream, AddressOf(&Words::gate), kOpen);
+    device_->Copy(stream, chunk.data(), end.slot(slot), chunk.size());
+    device_->WriteValue(stream, end.emptied(slot), turn);
   } while (!result.empty());
-  exchange.arrived = TakeEvent();
-  device_->Record(exchange.arrived.get(), receive_stream_.get());
-  const auto number = static_cast<uint32_t>(std::min<uint64_t>(exchange.incoming_number, kOpen));
-  device_->WaitValue(receive_stream_.get(), end.gate(), number);
-}
-
-Event DeviceRank::TakeEvent() {
-  if (events_.empty()) return device_->CreateEvent();
-  Event event = std::move(events_.back());
-  events_.pop_back();
-  return event;
+  device_->WriteValue(stream, AddressOf(&Words::received), exchange.number);
 }
 
 void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
-  const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& exchange) {
-    return exchange.request.plan == plan && exchange.request.index == index && !exchange.is_done;
-  });
-  if (found == in_flight_.end()) {
-    Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
+  InFlight exchange{};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& candidate) {
+      return candidate.plan == plan && candidate.index == index && !candidate.is_done;
+    });
+    if (found == in_flight_.end()) {
+      Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
+    }
+    found->is_done = true;
+    exchange = *found;
   }
-  if (found->target >= 0) device_->WaitEvent(stream, found->sent.get());
-  if (found->source >= 0) device_->WaitEvent(stream, found->received.get());
-  found->is_done = true;
+  if (exchange.source >= 0) {
+    // Poison comes first even if nothing else does. A later result's may be waited for as well.
+    device_->WaitEvent(stream, poisoned_.get());
+    device_->WaitValue(stream, AddressOf(&Words::received), exchange.number);
+  }
+  if (exchange.target >= 0) {
+    device_->WaitValue(stream, AddressOf(&Words::sent), exchange.number);
+  }
 }
 
-bool DeviceRank::IsComplete(const InFlight& exchange) {
-  return (exchange.target < 0 || device_->IsDone(exchange.sent.get())) &&
-         (exchange.source < 0 || device_->IsDone(exchange.received.get()));
+bool DeviceRank::IsComplete(const InFlight& exchange) const {
+  return (exchange.target < 0 || words_->sent.host().load() >= exchange.number) &&
+         (exchange.source < 0 || words_->received.host().load() >= exchange.number);
 }
 
 DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_patience) {
+  CheckRings();
   Report report;
   const std::lock_guard lock(mutex_);
   while (!in_flight_.empty() && in_flight_.front().is_done && IsComplete(in_flight_.front())) {
-    InFlight& exchange = in_flight_.front();
-    events_.push_back(std::move(exchange.ready));
-    if (exchange.target >= 0) events_.push_back(std::move(exchange.sent));
-    if (exchange.source >= 0) {
-      events_.push_back(std::move(exchange.arrived));
-      events_.push_back(std::move(exchange.received));
-    }
     in_flight_.pop_front();
     ++report.completed;
   }
   report.in_flight = in_flight_.size();
-  CheckRings();
   if (in_flight_.empty()) return report;
   report.mismatch = FindMismatch(in_flight_.front());
   report.late = FindLate(in_flight_.front(), patience, first_patience);
@@ -198,19 +250,21 @@ DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_pa
 }
 
 void DeviceRank::CheckRings() const {
-  const auto check = [](int peer_rank, const RankRing& ring) {
-    const std::string failure = ring.end->Failure();
-    if (failure.empty()) return;
-    Throw(ErrorCode::kTransport, "the ring (", ring.transport, ") to or from rank ", peer_rank,
-          " is broken: ", failure);
+  const auto check = [](const Rings& rings) {
+    for (const auto& [peer_rank, ring] : rings) {
+      const std::string failure = ring->end->Failure();
+      if (failure.empty()) continue;
+      Throw(ErrorCode::kTransport, "the ring (", ring->transport, ") to or from rank ", peer_rank,
+            " is broken: ", failure);
+    }
   };
-  for (const auto& [target, ring] : outgoing_) check(target, ring);
-  for (const auto& [source, ring] : incoming_) check(source, ring);
+  check(outgoing_);
+  check(incoming_);
 }
 
 std::optional<DeviceRank::Mismatch> DeviceRank::FindMismatch(const InFlight& exchange) const {
   if (exchange.source < 0) return std::nullopt;
-  const RingWords& words = incoming_.at(exchange.source).end->words();
+  const RingWords& words = incoming_.at(exchange.source)->end->words();
   const auto own = words.target.Find(exchange.incoming_number);
   const auto theirs = words.source.Find(exchange.incoming_number);
   if (!own || !theirs || *own == *theirs) return std::nullopt;
@@ -220,81 +274,46 @@ std::optional<DeviceRank::Mismatch> DeviceRank::FindMismatch(const InFlight& exc
 // The time counts from when the device has reached the exchange: the host may be far ahead of it.
 std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(InFlight& exchange,
                                                              milliseconds patience,
-                                                             milliseconds first_patience) {
+                                                             milliseconds first_patience) const {
   if (!exchange.reached) {
-    if (device_->IsDone(exchange.ready.get())) exchange.reached = Clock::now();
+    if (words_->reached.host().load() >= exchange.number) exchange.reached = Clock::now();
     return std::nullopt;
   }
   const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - *exchange.reached);
-  const DeviceRequest& request = exchange.request;
-  if (request.deadline_ms > 0) patience = milliseconds(request.deadline_ms);
+  if (exchange.deadline_ms > 0) patience = milliseconds(exchange.deadline_ms);
   const auto late = [&](int peer_rank, const LaunchLog& peer,
                         uint64_t number) -> std::optional<Report::Late> {
     const bool has_launched = peer.last() >= number;
     const std::optional<Launch> last = peer.Find(peer.last());
-    const bool is_there = has_launched || (last && last->plan == request.plan);
+    const bool is_there = has_launched || (last && last->plan == exchange.plan);
     if (waited < (is_there ? patience : std::max(patience, first_patience))) return std::nullopt;
-    return Report::Late{request.plan, request.index, peer_rank, has_launched, last, waited};
+    return Report::Late{exchange.plan, exchange.index, peer_rank, has_launched, last, waited};
   };
-  if (exchange.source >= 0 && !device_->IsDone(exchange.received.get())) {
-    return late(exchange.source, incoming_.at(exchange.source).end->words().source,
+  if (exchange.source >= 0 && words_->received.host().load() < exchange.number) {
+    return late(exchange.source, incoming_.at(exchange.source)->end->words().source,
                 exchange.incoming_number);
   }
-  if (exchange.target >= 0 && !device_->IsDone(exchange.sent.get())) {
-    return late(exchange.target, outgoing_.at(exchange.target).end->words().target,
+  if (exchange.target >= 0 && words_->sent.host().load() < exchange.number) {
+    return late(exchange.target, outgoing_.at(exchange.target)->end->words().target,
                 exchange.outgoing_number);
   }
   return std::nullopt;
 }
 
-bool DeviceRank::Abandon(milliseconds timeout) {
+void DeviceRank::CloseGate() {
   stopped_ = true;
-  const std::lock_guard lock(mutex_);
-  const Time limit = Clock::now() + timeout;
-  // What this rank sends from here on may overwrite what its targets have not taken yet, and what
-  // it receives may be that of a source which does the same.
-  for (auto& [target, ring] : outgoing_) HostWord(ring.end->words().gate).store(0);
-  for (auto& [source, ring] : incoming_) HostWord(ring.end->words().gate).store(0);
-  const auto let_sends_go = [&] {
-    for (auto& [target, ring] : outgoing_) OpenAll(ring.end->words().emptied);
-  };
-  let_sends_go();
-  for (InFlight& exchange : in_flight_) {
-    if (exchange.source >= 0) Poison(exchange, limit);
-  }
-  while (!device_->IsIdle(send_stream_.get()) && Clock::now() < limit) {
-    let_sends_go();
-    Pause();
-  }
-  return device_->IsIdle(send_stream_.get()) && device_->IsIdle(receive_stream_.get());
+  words_->gate.host().store(0);
 }
 
-// Lets the chunks of one exchange come as they are, overwrites the result, then opens the gate.
-// The peer may write the same words: they are written until the device has seen them.
-void DeviceRank::Poison(InFlight& exchange, Time limit) {
-  RingWords& words = incoming_.at(exchange.source).end->words();
-  const auto is_over = [&] {
-    return device_->IsDone(exchange.received.get()) || Clock::now() >= limit;
-  };
-  while (!is_over() && !device_->IsDone(exchange.arrived.get())) {
-    OpenAll(words.filled);
-    Pause();
-  }
-  if (is_over()) return;
-  const DeviceRequest& request = exchange.request;
-  device_->Fill(rescue_stream_.get(), request.result.data(), request.poison, request.result.size());
-  while (!device_->IsIdle(rescue_stream_.get()) && Clock::now() < limit) Pause();
-  while (!is_over()) {
-    HostWord(words.gate).store(static_cast<uint32_t>(exchange.incoming_number));
-    Pause();
-  }
+void DeviceRank::LetProgramGo() {
+  words_->sent.host().store(kOpen);
+  words_->received.host().store(kOpen);
 }
 
 std::map<std::string_view, std::pair<uint64_t, uint64_t>> DeviceRank::Bytes() const {
-  const std::lock_guard lock(mutex_);
   std::map<std::string_view, std::pair<uint64_t, uint64_t>> bytes;
-  for (const auto& [target, ring] : outgoing_) bytes[ring.transport].first += ring.num_bytes;
-  for (const auto& [source, ring] : incoming_) bytes[ring.transport].second += ring.num_bytes;
+  for (const auto& [target, ring] : outgoing_) bytes[ring->transport].first += ring->num_bytes;
+  for (const auto& [source, ring] : incoming_) bytes[ring->transport].second += ring->num_bytes;
   return bytes;
 }
 

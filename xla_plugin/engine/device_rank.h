@@ -30,7 +30,7 @@ struct DeviceRequest {
   std::vector<Pair> pairs;  // see ExchangeRequest
   std::span<const std::byte> operand;
   std::span<std::byte> result;
-  std::byte poison;  // what the result is filled with if it can't come
+  std::byte poison;  // what the result is filled with before anything comes
 };
 
 // A ring and what this end has done on it.
@@ -39,7 +39,7 @@ struct RankRing {
   std::string_view transport;
   uint64_t exchanges = 0;
   uint64_t chunks = 0;
-  uint64_t num_bytes = 0;
+  std::atomic<uint64_t> num_bytes = 0;
 };
 
 // One rank of this process: its device, its rings, and its exchanges in flight.
@@ -49,6 +49,11 @@ struct RankRing {
 // All ranks start in one order, so that the streams can't wait for each other in a circle. The
 // program's stream is held by nothing else, and a result is received as it comes, whether or not
 // the program has reached its Done().
+//
+// Before anything comes, a result is poison. When the job fails, the gate that every copy of ours
+// passes is closed, and then the program's stream is let go: it finds poison, or what had come.
+// That takes no call of the driver, which may be held by a thread that launches work and waits for
+// room on a stream, and for the failure therefore.
 class DeviceRank {
  public:
   DeviceRank(int rank, std::unique_ptr<Device> device);
@@ -59,8 +64,8 @@ class DeviceRank {
   int rank() const { return rank_; }
   Device& device() { return *device_; }
   // Set-up.
-  void AddOutgoing(int target, RankRing ring) { outgoing_[target] = std::move(ring); }
-  void AddIncoming(int source, RankRing ring) { incoming_[source] = std::move(ring); }
+  void AddOutgoing(int target, std::unique_ptr<RankRing> ring);
+  void AddIncoming(int source, std::unique_ptr<RankRing> ring);
 
   // The peer has launched something else where this rank launches `own`.
   struct Mismatch {
@@ -88,63 +93,72 @@ class DeviceRank {
     std::optional<Late> late;
     std::optional<Mismatch> mismatch;  // where the peer's launch came by a message
   };
-  // By the watch. Throws what has failed. `patience` is for a peer that runs the same plan,
+  // By any thread. Throws what has failed. `patience` is for a peer that runs the same plan,
   // `first_patience` until then.
   Report Look(std::chrono::milliseconds patience, std::chrono::milliseconds first_patience);
 
-  // Nothing starts any more, from now on.
-  void Stop() { stopped_ = true; }
-  // After Stop(), by any thread: ends all exchanges in flight, without the peers. Their results are
-  // poisoned before the program's stream can go on. False if the device did not get there in time.
-  bool Abandon(std::chrono::milliseconds timeout);
+  // The job has failed, by any thread: first nothing is copied any more, then the program goes on.
+  void CloseGate();
+  void LetProgramGo();
 
   uint64_t started() const { return started_; }
-  // (transport, sent, received) of each ring.
+  // (transport, (sent, received)).
   std::map<std::string_view, std::pair<uint64_t, uint64_t>> Bytes() const;
 
  private:
+  using Rings = std::map<int, std::unique_ptr<RankRing>>;  // by the other rank
+
+  // Written by the device, but for the gate. The values of the last three are numbers of exchanges.
+  struct Words {
+    DeviceWord gate;
+    DeviceWord reached;  // by the program
+    DeviceWord sent;
+    DeviceWord received;
+  };
+
   struct InFlight {
-    DeviceRequest request;
+    uint32_t number;  // on this rank
+    int64_t plan;
+    int64_t index;
+    int64_t deadline_ms;
     int target = -1;
     int source = -1;
-    uint64_t outgoing_number = 0;  // of the exchange on that ring
+    uint64_t outgoing_number = 0;  // on that ring
     uint64_t incoming_number = 0;
-    Event ready;  // the program has reached the start
-    Event sent;
-    Event arrived;  // all chunks were copied, but for the gate
-    Event received;
     bool is_done = false;  // Done() was called
-    std::optional<Time> reached;
+    std::optional<Time> reached = {};
   };
 
   std::optional<Mismatch> Agree(InFlight& exchange, const Launch& launch);
-  RankRing& RingTo(int target);
-  RankRing& RingFrom(int source);
-  RankRing& RingOf(std::map<int, RankRing>& rings, int peer_rank);
-  void Send(RankRing& ring, std::span<const std::byte> operand);
-  void Receive(RankRing& ring, InFlight& exchange);
+  void Prepare(const DeviceRequest& request);
+  void Send(const InFlight& exchange, std::span<const std::byte> operand);
+  void Receive(const InFlight& exchange, std::span<std::byte> result);
+  RankRing& RingOf(Rings& rings, int peer_rank);
   void WaitForRoom(const LaunchLog& peer, uint64_t number) const;
-  Event TakeEvent();
-  bool IsComplete(const InFlight& exchange);
+  void* AddressOf(DeviceWord Words::* word) const;
+  bool IsComplete(const InFlight& exchange) const;
   std::optional<Mismatch> FindMismatch(const InFlight& exchange) const;
   void CheckRings() const;
   std::optional<Report::Late> FindLate(InFlight& exchange, std::chrono::milliseconds patience,
-                                       std::chrono::milliseconds first_patience);
-  void Poison(InFlight& exchange, Time limit);
+                                       std::chrono::milliseconds first_patience) const;
 
   const int rank_;
   const std::unique_ptr<Device> device_;
+  PinnedMemory words_memory_;
+  Words* words_;
+  std::byte* device_words_;
+  Rings outgoing_;
+  Rings incoming_;
   Stream send_stream_;
   Stream receive_stream_;
-  Stream rescue_stream_;              // for what must run while the others are held
-  std::map<int, RankRing> outgoing_;  // by target
-  std::map<int, RankRing> incoming_;  // by source
+  Stream poison_stream_;
+  Event ready_;     // the program has reached the latest start
+  Event poisoned_;  // the latest result is poison
 
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;
-  mutable std::mutex mutex_;        // of what follows, and of the rings' counts
+  std::mutex mutex_;                // of what follows; no call of the driver is made under it
   std::deque<InFlight> in_flight_;  // in the order of their starts
-  std::vector<Event> events_;       // free ones
 };
 
 }  // namespace jaxhet

@@ -32,7 +32,7 @@ struct Incoming {
   DeviceRank* rank;
   const RingPeer* source;
   size_t next = 0;  // transport to try
-  RankRing ring = {};
+  std::unique_ptr<RankRing> ring = {};
   std::string proof = {};
   std::string refusals = {};
   bool is_settled = false;
@@ -41,8 +41,15 @@ struct Incoming {
 struct Outgoing {
   DeviceRank* rank;
   const RingPeer* target;
-  RankRing ring = {};
+  std::unique_ptr<RankRing> ring = {};
 };
+
+std::unique_ptr<RankRing> NewRing(std::unique_ptr<RingEnd> end, std::string_view transport) {
+  auto ring = std::make_unique<RankRing>();
+  ring->end = std::move(end);
+  ring->transport = transport;
+  return ring;
+}
 
 class RingSetUp {
  public:
@@ -71,11 +78,11 @@ class RingSetUp {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     for (Incoming& ring : incoming_) {
-      ring.ring.end->Settle();
+      ring.ring->end->Settle();
       ring.rank->AddIncoming(ring.source->rank, std::move(ring.ring));
     }
     for (Outgoing& ring : outgoing_) {
-      ring.ring.end->Settle();
+      ring.ring->end->Settle();
       ring.rank->AddOutgoing(ring.target->rank, std::move(ring.ring));
     }
   }
@@ -103,7 +110,7 @@ class RingSetUp {
 
   // Makes the best ring that has not been tried.
   void Offer(Incoming& incoming) {
-    incoming.ring = {};
+    incoming.ring.reset();
     const auto transports = RingTransports();
     while (incoming.next < transports.size()) {
       const RingTransport& transport = transports[incoming.next++];
@@ -113,7 +120,7 @@ class RingSetUp {
           Throw(ErrorCode::kTransport, "not allowed (option transports)");
         }
         auto [end, offer] = transport.make(SetupFor(*incoming.rank, *incoming.source));
-        incoming.ring = {.end = std::move(end), .transport = transport.name};
+        incoming.ring = NewRing(std::move(end), transport.name);
         incoming.proof.resize(kProofBytes);
         if (getrandom(incoming.proof.data(), kProofBytes, 0) != kProofBytes) {
           ThrowErrno("getrandom");
@@ -144,7 +151,7 @@ class RingSetUp {
         return Settle(IncomingOf(info));
       case RingStep::kRefused: {
         Incoming& incoming = IncomingOf(info);
-        incoming.refusals += StrCat("; ", incoming.ring.transport, ": ", strings.at(0));
+        incoming.refusals += StrCat("; ", incoming.ring->transport, ": ", strings.at(0));
         return Offer(incoming);
       }
     }
@@ -156,13 +163,12 @@ class RingSetUp {
     const int target = outgoing.target->rank;
     try {
       const RingTransport& transport = RingTransportOf(strings[0]);
-      outgoing.ring = {
-          .end = transport.open(SetupFor(*outgoing.rank, *outgoing.target), strings[1]),
-          .transport = transport.name};
-      outgoing.ring.end->Prove(outgoing.rank->device(), std::as_bytes(std::span(strings[2])));
+      outgoing.ring = NewRing(
+          transport.open(SetupFor(*outgoing.rank, *outgoing.target), strings[1]), transport.name);
+      outgoing.ring->end->Prove(outgoing.rank->device(), std::as_bytes(std::span(strings[2])));
       Send(*outgoing.target, RingStep::kOpened, source, target, {});
     } catch (const Error& error) {
-      outgoing.ring = {};
+      outgoing.ring.reset();
       Send(*outgoing.target, RingStep::kRefused, source, target,
            std::array{std::string(error.text())});
     }
@@ -170,9 +176,9 @@ class RingSetUp {
 
   void Settle(Incoming& incoming) {
     const auto proof = std::as_bytes(std::span(incoming.proof));
-    if (!incoming.ring.end->IsProven(incoming.rank->device(), proof)) {
+    if (!incoming.ring->end->IsProven(incoming.rank->device(), proof)) {
       incoming.refusals +=
-          StrCat("; ", incoming.ring.transport, ": what the source's device wrote did not arrive");
+          StrCat("; ", incoming.ring->transport, ": what the source's device wrote did not arrive");
       return Offer(incoming);
     }
     incoming.is_settled = true;

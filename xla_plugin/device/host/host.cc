@@ -35,7 +35,7 @@ DeviceInfo HostInfo() {
           .gpu_direct_rdma = false};
 }
 
-// Work in order. What waits for a value when this goes is given up.
+// Work in order. What waits for a value when this goes is given up, and what comes after it.
 class HostStream {
  public:
   HostStream() : thread_(StartThread("jaxhet-stream", [this] { Run(); })) {}
@@ -64,7 +64,17 @@ class HostStream {
     changed_.wait(lock, [this] { return num_pending_ == 0; });
   }
 
-  bool stopping() const { return stopping_; }
+  // Part of the work.
+  template <typename Condition>
+  void Await(Condition condition) {
+    while (!condition()) {
+      if (stopping_) {
+        given_up_ = true;
+        return;
+      }
+      std::this_thread::yield();
+    }
+  }
 
  private:
   void Run() {
@@ -74,7 +84,7 @@ class HostStream {
       const std::function<void()> work = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
-      work();
+      if (!given_up_) work();
       lock.lock();
       --num_pending_;
       changed_.notify_all();
@@ -86,6 +96,7 @@ class HostStream {
   std::deque<std::function<void()>> queue_;
   size_t num_pending_ = 0;  // in the queue, or running
   std::atomic<bool> stopping_ = false;
+  bool given_up_ = false;  // of the thread
   std::thread thread_;
 };
 
@@ -171,9 +182,7 @@ class HostDevice final : public Device {
     HostStream& host_stream = StreamOf(stream);
     host_stream.Add([=, &host_stream] {
       const std::atomic_ref word(*static_cast<uint32_t*>(address));
-      while (word.load(std::memory_order_acquire) < value && !host_stream.stopping()) {
-        std::this_thread::yield();
-      }
+      host_stream.Await([&] { return word.load(std::memory_order_acquire) >= value; });
     });
   }
 

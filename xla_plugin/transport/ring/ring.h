@@ -85,24 +85,20 @@ class LaunchLog {
   std::array<Entry, kEntries> entries_;
 };
 
-// What both ends see, all zero at first (but for the gate). Words that one device polls have a
-// cache line of their own.
+// What a device waits for, in host memory; it has a cache line of its own.
+struct alignas(64) DeviceWord {
+  uint32_t value;
+
+  std::atomic_ref<uint32_t> host() { return std::atomic_ref(value); }
+};
+
+// What both ends see, all zero at first.
 struct RingWords {
-  struct alignas(64) Word {
-    uint32_t value;
-  };
-  std::array<Word, kRingSlots> filled;   // written by the source's device
-  std::array<Word, kRingSlots> emptied;  // written by the target's device
-  // The last thing that the target's device waits for in exchange n of the ring is a gate of at
-  // least n. It is kOpen until one end fails: what was copied after that may be garbage.
-  Word gate;
+  std::array<DeviceWord, kRingSlots> filled;   // written by the source's device
+  std::array<DeviceWord, kRingSlots> emptied;  // written by the target's device
   LaunchLog source;
   LaunchLog target;
 };
-
-inline std::atomic_ref<uint32_t> HostWord(RingWords::Word& word) {
-  return std::atomic_ref(word.value);
-}
 
 // Lengths of the chunks that an exchange of `num_bytes` goes in, but the last one: equal at both
 // ends. At least one chunk.
@@ -118,9 +114,8 @@ class RingEnd {
   size_t slot_bytes() const { return slot_bytes_; }
   RingWords& words() const { return *words_; }
   void* slot(uint32_t slot) const { return slots_ + slot * slot_bytes_; }
-  void* filled(uint32_t slot) const { return DeviceWord(words_->filled.at(slot)); }
-  void* emptied(uint32_t slot) const { return DeviceWord(words_->emptied.at(slot)); }
-  void* gate() const { return DeviceWord(words_->gate); }
+  void* filled(uint32_t slot) const { return AddressOf(words_->filled.at(slot)); }
+  void* emptied(uint32_t slot) const { return AddressOf(words_->emptied.at(slot)); }
 
   // Set-up, by the source: writes `proof` into slot 0. By the target: whether it is there.
   virtual void Prove(Device& device, std::span<const std::byte> proof);
@@ -144,7 +139,7 @@ class RingEnd {
   }
 
  private:
-  void* DeviceWord(const RingWords::Word& word) const {
+  void* AddressOf(const DeviceWord& word) const {
     return device_words_ +
            (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
   }

@@ -65,7 +65,6 @@ class TcpRing : public RingEnd {
         words_memory_(setup.device.AllocatePinned(sizeof(RingWords))),
         slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kRingSlots, slot_bytes))) {
     auto* const words = new (words_memory_.get()) RingWords{};
-    words->gate.value = kOpen;
     SetWords(reinterpret_cast<std::byte*>(words), setup.device.DeviceAddress(words));
     host_slots_ = static_cast<std::byte*>(slots_memory_.get());
     SetSlots(setup.device.DeviceAddress(host_slots_), slot_bytes);
@@ -105,8 +104,8 @@ class TcpRing : public RingEnd {
   static uint32_t Turn(uint64_t chunk) { return static_cast<uint32_t>(chunk / kRingSlots + 1); }
 
   // False if the ring goes before the word has the value.
-  bool Await(RingWords::Word& word, uint32_t value) const {
-    for (Backoff backoff; HostWord(word).load(std::memory_order_acquire) < value; backoff.Wait()) {
+  bool Await(DeviceWord& word, uint32_t value) const {
+    for (Backoff backoff; word.host().load(std::memory_order_acquire) < value; backoff.Wait()) {
       if (stopping_) return false;
     }
     return true;
@@ -197,7 +196,7 @@ class TcpSource final : public TcpRing {
                          .num_bytes = num_bytes};
     Write(socket, &info, sizeof info, num_bytes > 0 ? MSG_MORE : 0);
     Write(socket, host_slot(chunk), num_bytes, 0);
-    HostWord(words().emptied.at(slot)).store(Turn(chunk), std::memory_order_release);
+    words().emptied.at(slot).host().store(Turn(chunk), std::memory_order_release);
     return true;
   }
 };
@@ -219,7 +218,7 @@ class TcpTarget final : public TcpRing {
         Throw(ErrorCode::kTransport, "the peer has closed the connection");
       }
       if (!IsAgreed(info)) continue;  // whoever looks at the logs fails the job
-      HostWord(words().filled.at(slot)).store(Turn(info.chunk), std::memory_order_release);
+      words().filled.at(slot).host().store(Turn(info.chunk), std::memory_order_release);
     }
   }
 
