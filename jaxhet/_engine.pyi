@@ -76,3 +76,6 @@ class Engine:
 
 def handlers() -> dict[str, dict[str, Any]]:
     """FFI target name -> capsule, for "cpu" and for "gpu"."""
+
+def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
+    """Of each vendor of GPUs: name, devices, and why they can't be used, or ""."""

@@ -109,6 +109,10 @@ class Engine:
         """Makes a program's plan known before the program starts."""
         self._engine.register_plan(fingerprint, text)
 
+    def path_to(self, process: int) -> tuple[str, list[tuple[str, str]]]:
+        """The transport to a peer; and those refused, with the reasons."""
+        return self._engine.transport_of(process)
+
     def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:
         """Waits for the engine to fail; (error class, text) or None."""
         return self._engine.wait_failure(timeout_ms)
@@ -144,6 +148,11 @@ def register_handlers(platform: str) -> None:
     for target, handler in _engine.handlers()["cpu" if is_cpu else "gpu"].items():
         name = platform if is_cpu else platform.upper()  # as the plugins register themselves
         jax.ffi.register_ffi_target(target, handler, platform=name)
+
+
+def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
+    """Of each vendor of GPUs: name, devices, and why they can't be used, or ""."""
+    return _engine.vendors()
 
 
 def as_ours(text: str) -> JaxhetError:

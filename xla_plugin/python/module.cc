@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/device/device.h"
 #include "xla_plugin/engine/registry.h"
 #include "xla_plugin/ffi/device_exchange.h"
 #include "xla_plugin/ffi/exchange.h"
@@ -110,6 +111,39 @@ nb::list FlightRecords(const Engine& engine) {
   return list;
 }
 
+nb::dict ToDict(const DeviceInfo& info) {
+  nb::dict dict;
+  dict["ordinal"] = info.ordinal;
+  dict["name"] = info.name;
+  dict["pci"] = info.pci_bus_id;
+  dict["uuid"] = info.uuid;
+  dict["driver_version"] = info.driver_version;
+  dict["stream_values"] = info.stream_values;
+  dict["dma_buf"] = info.dma_buf;
+  dict["gpu_direct_rdma"] = info.gpu_direct_rdma;
+  return dict;
+}
+
+// Of each vendor that needs a library: name, its devices, and why they can't be used, or "".
+nb::list ListVendors() {
+  nb::list list;
+  for (const Vendor& vendor : Vendors()) {
+    if (vendor.libraries.empty()) continue;
+    std::vector<DeviceInfo> infos;
+    std::string reason;
+    try {
+      const nb::gil_scoped_release released;
+      infos = vendor.list(vendor.libraries);
+    } catch (const Error& error) {
+      reason = error.text();
+    }
+    nb::list devices;
+    for (const DeviceInfo& info : infos) devices.append(ToDict(info));
+    list.append(nb::make_tuple(vendor.name.data(), devices, reason));
+  }
+  return list;
+}
+
 nb::dict Handlers() {
   const auto capsule = [](XLA_FFI_Handler* handler) {
     return nb::capsule(reinterpret_cast<void*>(handler));
@@ -194,7 +228,9 @@ NB_MODULE(_engine, m) {
           nb::arg("timeout_ms"), Released())
       .def("abandon_in_child", &Engine::AbandonInChild);
 
-  m.def("handlers", &jaxhet::Handlers, "\"cpu\" or \"gpu\" -> FFI target -> capsule.");
+  m.def("handlers", &jaxhet::Handlers, R"("cpu" or "gpu" -> FFI target -> capsule.)");
+
+  m.def("vendors", &jaxhet::ListVendors, R"([(name, devices, why they can't be used or "")].)");
 
   nb::dict kinds;
   for (const auto& [name, kind] : jaxhet::kExchangeKinds) {
