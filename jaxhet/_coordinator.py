@@ -415,15 +415,15 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
     return Membership(sock)
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port".
+def split_address(address: str, what: str = "coordinator_address") -> tuple[str, int]:
+    """Host and port of "host:port"; `what` names it in the error.
 
     Raises:
       UsageError: the text has another form.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"coordinator_address {address!r} is not host:port")
+        raise UsageError(f"{what} {address!r} is not host:port")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

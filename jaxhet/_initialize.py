@@ -78,7 +78,7 @@ def initialize(
     _check_first_call()
     _jax_compat.require_supported_jax()
     _check_complete(config)
-    secret = _read_secret(config)
+    secret = read_secret(config)
     _used.set()
     if _jax_compat.expected_platform() == "cpu":
         _jax_compat.configure_cpu(config.cpu_devices)
@@ -148,7 +148,12 @@ def _check_complete(config: Config) -> None:
         raise UsageError(f"island {config.island!r} is not one of the declared islands {declared}")
 
 
-def _read_secret(config: Config) -> bytes:
+def read_secret(config: Config) -> bytes:
+    """The job secret.
+
+    Raises:
+      UsageError: there is none, or its file can't be read.
+    """
     if config.job_secret:
         return config.job_secret.encode()
     if config.job_secret_file:
@@ -214,7 +219,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
     listener = _bootstrap.Listener(local_host, config.tcp_port, config.process_id, secret)
     engine: _ffi.Engine | None = None
     try:
-        membership.join(_claim(config, listener.address), config.connect_timeout_s + 5)
+        membership.join(make_claim(config, listener.address), config.connect_timeout_s + 5)
         members = membership.members
         if len({claim.island for claim in members}) > 1:
             if config.disable:
@@ -231,7 +236,8 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         listener.close()
 
 
-def _claim(config: Config, address: str) -> Claim:
+def make_claim(config: Config, address: str) -> Claim:
+    """What this process says of itself; peers connect to `address`."""
     jax_platform = _jax_compat.expected_platform()
     pid_namespace = os.stat("/proc/self/ns/pid").st_ino
     boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()

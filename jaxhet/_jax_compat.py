@@ -468,3 +468,15 @@ def run_with_checks(
     if error:
         raise error[0]
     return result[0]
+
+
+def plugin_problem(name: str, version: str) -> str:
+    """Why this jaxlib would not use a vendor's plugin of that package and version, or ""."""
+    from jaxlib import plugin_support
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fits = plugin_support.check_plugin_version(
+            name.replace("-", "_"), jaxlib_version.__version__, version
+        )
+    return "" if fits else str(caught[0].message)

@@ -107,6 +107,12 @@ class Session:
         """This process's own."""
         return next(island for island in self.islands if self.process in island.processes)
 
+    @property
+    def local_address(self) -> str:
+        """This machine's address on the way to the coordinator."""
+        assert self._membership is not None
+        return self._membership.local_address
+
     # --- compiler hooks ---
 
     def decompose(self, module: bytes) -> bytes | None:

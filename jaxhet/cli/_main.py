@@ -1,5 +1,6 @@
 """The command line: options and their help, nothing else."""
 
+import pathlib
 import sys
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from jaxhet._deviceless import Vendor
 from jaxhet._errors import JaxhetError
+from jaxhet.cli import doctor as _doctor
 from jaxhet.cli import launch as _launch
 from jaxhet.cli import plan as _plan
 
@@ -14,6 +16,7 @@ _app = typer.Typer(
     name="jaxhet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 _DEFAULTS = _launch.Options()
+_DOCTOR_DEFAULTS = _doctor.Options()
 _PLAN_DEFAULTS = _plan.Options()
 
 
@@ -125,6 +128,43 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
         json=json,
     )
     print(_plan.plan(target, options), end="")
+
+
+@_app.command()
+def doctor(  # noqa: PLR0913 (one parameter an option: typer reads them)
+    peer: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="try to reach this address as well"),
+    ] = None,
+    qualify: Annotated[
+        bool, typer.Option(help="prove the transports between the processes of a job, on CPU")
+    ] = False,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="of that job; process 0 listens there")
+    ] = None,
+    process_id: Annotated[int | None, typer.Option(help="this process of that job")] = None,
+    num_processes: Annotated[int | None, typer.Option(help="processes of that job")] = None,
+    report: Annotated[
+        pathlib.Path, typer.Option(help="where process 0 writes what was proven, as JSON")
+    ] = _DOCTOR_DEFAULTS.report,
+    json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
+) -> None:
+    """Say what this machine can use, and why not more.
+
+    The exit code is 0 if all that is needed works, 1 if a line says "error", and 2 if it could not
+    be found out. With --qualify, which is run once on every host at the same time, or by jaxhet
+    launch, it is 0 if every pair of processes has a proven transport, and none failed.
+    """
+    options = _doctor.Options(
+        peer=peer,
+        qualify=qualify,
+        coordinator=coordinator,
+        process_id=process_id,
+        num_processes=num_processes,
+        report=report,
+        json=json,
+    )
+    raise typer.Exit(_doctor.doctor(options))
 
 
 def main() -> None:

@@ -40,12 +40,12 @@ def install(as_vendor: bool = False) -> None:
     if as_vendor:
         changes["platform"] = NAME
         xla_client.register_custom_call_handler(NAME.upper(), _register_with_cuda)
-    claim = _initialize._claim
+    claim = _initialize.make_claim
 
     def claim_as_other(*args: Any) -> Claim:
         return dataclasses.replace(claim(*args), **changes)
 
-    _initialize._claim = claim_as_other
+    _initialize.make_claim = claim_as_other
 
 
 def _library() -> pathlib.Path:

@@ -55,6 +55,7 @@ _MAY_IMPORT = {
         "jaxhet._deviceless",
         "jaxhet._errors",
         "jaxhet._gpus",
+        "jaxhet._inspect",
         "jaxhet._plan",
     ),
     "jaxhet/": ("jaxhet",),

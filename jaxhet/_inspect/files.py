@@ -1,0 +1,33 @@
+"""Small files of the kernel, below a root folder."""
+
+import pathlib
+
+
+def read(root: pathlib.Path, path: str) -> str:
+    """The text of a file without the white space around it; "" if it can't be read.
+
+    Entries of the kernel's tables that are not in use can't.
+    """
+    try:
+        return (root / path).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def names(root: pathlib.Path, path: str) -> list[str]:
+    """What is in a folder, numbers by their value; [] if there is none."""
+    try:
+        found = [entry.name for entry in (root / path).iterdir()]
+    except OSError:
+        return []
+    return sorted(
+        found, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name)
+    )
+
+
+def number(text: str, default: int) -> int:
+    """The number that a text is, decimal or 0x…."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        return default

@@ -1,0 +1,83 @@
+"""What `jaxhet doctor --qualify` proves, and the description of the report that it writes.
+
+The JSON object is a `Qualification`; the rules are those of `report.py`.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Swap:
+    """Both processes sent `num_bytes` to each other, several times.
+
+    Attributes:
+      num_bytes: Each way.
+      repeats: How often.
+      p50_us: Median time of one, both ways, through jit.
+      gb_per_s: `num_bytes` by that time, in 1e9 B/s: each way, while the other way is busy too.
+    """
+
+    num_bytes: int
+    repeats: int
+    p50_us: float
+    gb_per_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """One transport between two processes.
+
+    Attributes:
+      transport: Its name.
+      state: "proven": all bytes of all sizes arrived, unchanged, on both sides; "refused": one side
+        can't use it here, so that a job would take the next one; "failed": a job would take it,
+        and it does not work.
+      reason: What each side said, if it is not proven.
+      swaps: As measured by the lower one of the two processes.
+    """
+
+    transport: str
+    state: Literal["proven", "refused", "failed"]
+    reason: str
+    swaps: tuple[Swap, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairProof:
+    """Two processes.
+
+    Attributes:
+      processes: Their ids.
+      hosts: Their hosts' names.
+      same_host: They run on one host, and can see each other there.
+      proofs: Of each transport that the options allow, best first.
+    """
+
+    processes: tuple[int, int]
+    hosts: tuple[str, str]
+    same_host: bool
+    proofs: tuple[Proof, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Qualification:
+    """What `jaxhet doctor --qualify` writes.
+
+    Attributes:
+      schema: `SCHEMA`; changes when a field goes or means something else.
+      ok: Every pair has a proven transport, and none failed.
+      versions: Of jax, jaxlib and jaxhet, the same everywhere.
+      pairs: All pairs of processes.
+    """
+
+    schema: int
+    ok: bool
+    versions: dict[str, str]
+    pairs: tuple[PairProof, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As what `json.dumps` takes."""
+        return dataclasses.asdict(self)

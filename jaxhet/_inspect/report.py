@@ -1,0 +1,344 @@
+"""What `jaxhet doctor` finds out, and the description of what `jaxhet doctor --json` prints.
+
+The JSON object is a `Report`: objects have the fields of the classes, arrays are tuples, null is
+None. `SCHEMA` changes when a field goes or means something else, not when one is added.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be, and the next step.
+
+    Attributes:
+      level: "error": something that is needed does not work; "warning": jaxhet works, but not as
+        fast, or not with all of the hardware.
+      text: One or two sentences.
+    """
+
+    level: Literal["error", "warning"]
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An optional part.
+
+    Attributes:
+      usable: Whether it is there and works.
+      text: Its version or place; why it is off, if it is not usable.
+    """
+
+    usable: bool
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plugin:
+    """An installed JAX plugin of a vendor.
+
+    Attributes:
+      name: Of the package.
+      version: Of the package.
+      vendor: As in `Vendor`.
+      problem: Why this JAX does not use it, or "".
+    """
+
+    name: str
+    version: str
+    vendor: str
+    problem: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Software:
+    """Versions.
+
+    Attributes:
+      python: Of Python.
+      jaxhet: Of jaxhet.
+      jax: Of jax.
+      jaxlib: Of jaxlib.
+      hlo_hook: Whether jax lets jaxhet change programs; without it nothing can cross islands.
+      plugins: The vendors' plugins that are installed.
+      verbs: The library for RDMA, libibverbs.
+      pyverbs: The Python bindings of libibverbs: they know the active MTU of InfiniBand ports.
+    """
+
+    python: str
+    jaxhet: str
+    jax: str
+    jaxlib: str
+    hlo_hook: Part
+    plugins: tuple[Plugin, ...]
+    verbs: Part
+    pyverbs: Part
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU, as the vendor's driver describes it.
+
+    Attributes:
+      id: Vendor and the driver's number in this process, for example "cuda:0".
+      name: Of the product.
+      pci: Its PCI address.
+      uuid: 32 hexadecimal digits.
+      driver: The version of the driver's interface.
+      stream_values: Whether streams can wait for values in memory.
+      dma_buf: Whether memory can be exported as dma-buf, for a NIC.
+      gpu_direct_rdma: Whether memory can be registered with a NIC at all.
+    """
+
+    id: str
+    name: str
+    pci: str
+    uuid: str
+    driver: str
+    stream_values: bool
+    dma_buf: bool
+    gpu_direct_rdma: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Vendor:
+    """A vendor of GPUs.
+
+    Attributes:
+      name: "cuda" or "hip".
+      hardware: PCI addresses of the vendor's GPUs that the kernel sees.
+      reason: Why its GPUs can't be used here, or "".
+      gpus: Those that this process can use.
+    """
+
+    name: str
+    hardware: tuple[str, ...]
+    reason: str
+    gpus: tuple[Gpu, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gid:
+    """An entry of a port's table of addresses; empty ones are left out.
+
+    Attributes:
+      index: Its place in the table.
+      address: An IPv6 address; `::ffff:10.0.0.1` stands for an IPv4 one.
+      type: "IB/RoCE v1" or "RoCE v2".
+      netdev: The network device that it belongs to; "" if that is in another namespace.
+      netdev_up: Whether that is up.
+    """
+
+    index: int
+    address: str
+    type: str
+    netdev: str
+    netdev_up: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """A port of a NIC.
+
+    Attributes:
+      number: From 1 on.
+      state: "ACTIVE" when it can be used.
+      physical_state: For example "LinkUp".
+      link_layer: "InfiniBand" or "Ethernet" (which is RoCE).
+      rate: For example "400 Gb/sec (4X NDR)".
+      active_mtu: In bytes; None: not known without pyverbs.
+      gids: Its addresses.
+      gid_index: The one that jaxhet would use; None: there is none.
+      gid_reason: Why this one, or why none.
+    """
+
+    number: int
+    state: str
+    physical_state: str
+    link_layer: str
+    rate: str
+    active_mtu: int | None
+    gids: tuple[Gid, ...]
+    gid_index: int | None
+    gid_reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Nic:
+    """An RDMA NIC.
+
+    Attributes:
+      name: For example "mlx5_0".
+      pci: Its PCI address; "" for one in software.
+      numa_node: -1 if the kernel knows none.
+      model: As the NIC says.
+      firmware: Its version.
+      device_file: What programs open, below /dev/infiniband.
+      problem: Why this process can't use it, or "".
+      ports: Its ports.
+    """
+
+    name: str
+    pci: str
+    numa_node: int
+    model: str
+    firmware: str
+    device_file: str
+    problem: str
+    ports: tuple[Port, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Distance:
+    """What lies between a GPU and a NIC.
+
+    Attributes:
+      gpu: Its id.
+      nic: Its name.
+      path: In the words of `nvidia-smi topo`: "PIX" one PCIe switch at most; "PXB" several
+        switches; "PHB" the CPU's host bridge; "NODE" several host bridges of one NUMA node; "SYS"
+        the link between NUMA nodes.
+      nearest: No other NIC is nearer to this GPU.
+    """
+
+    gpu: str
+    nic: str
+    path: Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
+    nearest: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class HugePages:
+    """Pages that were reserved at a size.
+
+    Attributes:
+      num_bytes: Of one page.
+      total: Number of pages.
+      free: Of them not in use.
+    """
+
+    num_bytes: int
+    total: int
+    free: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """The kernel and its limits.
+
+    Attributes:
+      kernel: Its release.
+      kernel_options: Those that device memory needs to reach a NIC: "y", "m" or "n"; None if
+        `kernel_config` is "".
+      kernel_config: The file that says so; "" if there is none.
+      peer_memory: Kernel modules by which a NIC reaches device memory without dma-buf.
+      memlock_bytes: How much memory this process may lock, which RDMA needs; None: any amount.
+      ptrace_scope: Of the kernel's Yama; 0 if it is not there. Above 0, `shm` may not read
+        another process's memory.
+      seccomp: Whether a filter of system calls is at work (containers).
+      shm_bytes: Size of /dev/shm, which NCCL and RCCL use inside an island; None: it is not there.
+      shm_free_bytes: What is left of it.
+      transparent_huge_pages: The kernel's mode for private memory; "" if unknown.
+      shared_huge_pages: Its mode for shared memory.
+      huge_pages: Reserved ones.
+    """
+
+    kernel: str
+    kernel_options: dict[str, str | None]
+    kernel_config: str
+    peer_memory: tuple[str, ...]
+    memlock_bytes: int | None
+    ptrace_scope: int
+    seccomp: bool
+    shm_bytes: int | None
+    shm_free_bytes: int | None
+    transparent_huge_pages: str
+    shared_huge_pages: str
+    huge_pages: tuple[HugePages, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A transport that a pair can't take.
+
+    Attributes:
+      transport: Its name.
+      reason: What the engine said.
+    """
+
+    transport: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """What two processes would use for host memory; found by two engines that try it.
+
+    Attributes:
+      pair: "same host" or "other host".
+      transport: Its name; "" if none works.
+      refused: Those that can't be used.
+      unused: Those that come after it in the engine's table and would work.
+    """
+
+    pair: str
+    transport: str
+    refused: tuple[Refusal, ...]
+    unused: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """What `--peer` was asked about.
+
+    Attributes:
+      address: host:port.
+      reachable: Whether a connection was made.
+      text: How, or why not, and the next step.
+      netdev: The network device on the way there, or "".
+    """
+
+    address: str
+    reachable: bool
+    text: str
+    netdev: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The whole.
+
+    Attributes:
+      schema: `SCHEMA`.
+      ok: There is no finding that is an error.
+      findings: Errors first.
+      software: Versions.
+      vendors: In the order in which they are tried.
+      nics: By name.
+      distances: Of each GPU to each NIC.
+      host: The kernel and its limits.
+      paths: Between two processes, for host memory.
+      device_transports: Between GPUs of two processes, best first. A job takes the first one that
+        the two devices prove when it starts; it is not tried here.
+      peer: With `--peer`, else None.
+    """
+
+    schema: int
+    ok: bool
+    findings: tuple[Finding, ...]
+    software: Software
+    vendors: tuple[Vendor, ...]
+    nics: tuple[Nic, ...]
+    distances: tuple[Distance, ...]
+    host: Host
+    paths: tuple[Path, ...]
+    device_transports: tuple[str, ...]
+    peer: Peer | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As what `json.dumps` takes."""
+        return dataclasses.asdict(self)

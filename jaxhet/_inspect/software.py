@@ -1,0 +1,84 @@
+"""Versions of JAX, its plugins, and of what is loaded when it is there."""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.metadata
+import platform
+import re
+from collections.abc import Iterable
+
+from jaxhet import _ffi, _jax_compat
+from jaxhet._errors import UsageError
+from jaxhet._inspect.report import Part, Plugin, Software
+
+_VERBS_LIBRARY = "libibverbs.so.1"
+_PLUGIN_NAME = re.compile(r"jax-(cuda|rocm)\d+-(?:plugin|pjrt)")
+
+
+def read_software() -> Software:
+    """What is installed for this Python."""
+    versions = _jax_compat.versions()
+    return Software(
+        python=platform.python_version(),
+        jaxhet=importlib.metadata.version("jaxhet"),
+        jax=versions["jax"],
+        jaxlib=versions["jaxlib"],
+        hlo_hook=_hlo_hook(),
+        plugins=find_plugins(
+            (d.name, d.version) for d in importlib.metadata.distributions() if d.name
+        ),
+        verbs=load_library(_VERBS_LIBRARY),
+        pyverbs=_pyverbs(),
+    )
+
+
+def find_plugins(packages: Iterable[tuple[str, str]]) -> tuple[Plugin, ...]:
+    """The vendors' plugins among (name, version) of packages."""
+    plugins = set()
+    for package, version in packages:
+        name = re.sub(r"[-_.]+", "-", package).lower()  # PEP 503
+        if match := _PLUGIN_NAME.fullmatch(name):
+            is_plugin = name.endswith("-plugin")
+            problem = _jax_compat.plugin_problem(name, version) if is_plugin else ""
+            plugins.add(Plugin(name, version, _ffi.VENDORS[match[1]], problem))
+    return tuple(sorted(plugins, key=lambda plugin: plugin.name))
+
+
+def load_library(name: str) -> Part:
+    """Whether a shared library can be loaded."""
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        return Part(False, str(error))
+    return Part(True, name)
+
+
+def _hlo_hook() -> Part:
+    try:
+        _jax_compat.require_supported_jax()
+    except UsageError as error:
+        return Part(False, str(error))
+    return Part(True, "jax.extend.xla.register_hlo_module_transformation")
+
+
+def _pyverbs() -> Part:
+    try:
+        importlib.import_module("pyverbs.device")
+    except ImportError as error:
+        return Part(False, f"not installed ({error}); optional: sysfs is read instead")
+    try:
+        return Part(True, importlib.metadata.version("pyverbs"))
+    except importlib.metadata.PackageNotFoundError:  # distributions' packages have no metadata
+        return Part(True, "of unknown version")
+
+
+def active_mtus(ports: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """The active MTU in bytes of each (NIC, port) that pyverbs, which is installed, can open."""
+    device = importlib.import_module("pyverbs.device")
+    errors = importlib.import_module("pyverbs.pyverbs_error")
+    mtus = {}
+    for name, port in ports:
+        with contextlib.suppress(errors.PyverbsError), device.Context(name=name) as context:
+            mtus[name, port] = 128 << context.query_port(port).active_mtu  # enum ibv_mtu
+    return mtus

@@ -1,0 +1,84 @@
+"""`jaxhet doctor`: what this machine and job can use, and why not more."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from jaxhet import _config
+from jaxhet._errors import UsageError
+from jaxhet._inspect import text
+from jaxhet._inspect.collect import collect
+from jaxhet._inspect.qualify import qualify
+
+_WIDTH = 100  # of text that goes into a file
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `jaxhet doctor` takes; `jaxhet doctor --help` says what each means."""
+
+    peer: str | None = None
+    qualify: bool = False
+    coordinator: str | None = None
+    process_id: int | None = None
+    num_processes: int | None = None
+    report: pathlib.Path = pathlib.Path("jaxhet-qualify.json")
+    json: bool = False
+
+
+def doctor(options: Options) -> int:
+    """Prints a report; returns the exit code: 0 if all that is needed works, else 1.
+
+    Raises:
+      UsageError: an option, here or in the environment, is not valid.
+      JaxhetError: with `qualify`, the job could not be set up, or a process died.
+    """
+    if options.qualify:
+        return _qualify(options)
+    for name in ("coordinator", "process_id", "num_processes"):
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is of use with --qualify only; give both")
+    report = collect(options.peer)
+    if options.json:
+        _print_json(report.to_json())
+    else:
+        text.show(report, _console())
+    return 0 if report.ok else 1
+
+
+def _qualify(options: Options) -> int:
+    """Takes part in the job; process 0 prints the report and writes it."""
+    arguments = {
+        "coordinator_address": options.coordinator,
+        "process_id": options.process_id,
+        "num_processes": options.num_processes,
+    }
+    found = qualify(arguments)
+    if _config.resolve(arguments).process_id == 0:
+        _write(options.report, found.to_json())
+        if options.json:
+            _print_json(found.to_json())
+        else:
+            text.show_proofs(found, _console())
+            print(f"written to {options.report}")
+    return 0 if found.ok else 1
+
+
+def _write(path: pathlib.Path, value: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(value, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror}; choose another --report") from None
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)

@@ -1,0 +1,272 @@
+"""`jaxhet doctor` on this machine: what is asked of programs, sockets and engines."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from jaxhet import _ffi
+from jaxhet._inspect import peer, proofs, report, software
+from jaxhet._inspect.gpus import read_vendors
+from jaxhet._inspect.paths import try_paths
+from tests.support.jobs import ROOT
+
+# What schema 1 has promised: a field that goes, or means something else, is another schema.
+SCHEMA_1 = {
+    "Finding": "level text",
+    "Part": "usable text",
+    "Plugin": "name version vendor problem",
+    "Software": "python jaxhet jax jaxlib hlo_hook plugins verbs pyverbs",
+    "Gpu": "id name pci uuid driver stream_values dma_buf gpu_direct_rdma",
+    "Vendor": "name hardware reason gpus",
+    "Gid": "index address type netdev netdev_up",
+    "Port": "number state physical_state link_layer rate active_mtu gids gid_index gid_reason",
+    "Nic": "name pci numa_node model firmware device_file problem ports",
+    "Distance": "gpu nic path nearest",
+    "HugePages": "num_bytes total free",
+    "Host": "kernel kernel_options kernel_config peer_memory memlock_bytes ptrace_scope seccomp"
+    " shm_bytes shm_free_bytes transparent_huge_pages shared_huge_pages huge_pages",
+    "Refusal": "transport reason",
+    "Path": "pair transport refused unused",
+    "Peer": "address reachable text netdev",
+    "Report": "schema ok findings software vendors nics distances host paths"
+    " device_transports peer",
+    "Swap": "num_bytes repeats p50_us gb_per_s",
+    "Proof": "transport state reason swaps",
+    "PairProof": "processes hosts same_host proofs",
+    "Qualification": "schema ok versions pairs",
+}
+
+
+def _classes() -> dict[str, Any]:
+    found = {**vars(report), **vars(proofs)}
+    return {name: c for name, c in found.items() if dataclasses.is_dataclass(c)}
+
+
+def test_schema_keeps_its_promise():
+    assert (report.SCHEMA, proofs.SCHEMA) == (1, 1)
+    for name, fields in SCHEMA_1.items():
+        has = {field.name for field in dataclasses.fields(_classes()[name])}
+        assert has >= set(fields.split()), name
+
+
+@pytest.mark.parametrize("name", sorted(_classes()))
+def test_every_field_is_described(name: str):
+    cls = _classes()[name]
+    described = re.findall(r"^\s+(\w+): ", cls.__doc__ or "", re.MULTILINE)
+    assert described == [field.name for field in dataclasses.fields(cls)]
+
+
+def _doctor(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAXHET_")}
+    return subprocess.run(
+        [sys.executable, "-m", "jaxhet.cli", "doctor", *arguments],
+        check=False,
+        env={**kept, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_json_is_the_report():
+    ended = _doctor("--json")
+    found = json.loads(ended.stdout)
+    assert list(found) == [field.name for field in dataclasses.fields(report.Report)]
+    assert ended.returncode == (0 if found["ok"] else 1), ended.stderr
+    assert [path["pair"] for path in found["paths"]] == [
+        "same host",
+        "other host",
+    ]
+
+
+def test_peer_that_refuses_is_exit_code_1():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    ended = _doctor("--peer", address)
+    assert ended.returncode == 1
+    text = " ".join(ended.stdout.split())
+    assert f"error: {address} can't be reached: refused: the host answers" in text
+    assert "ok: all that is needed works" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        (["--peer", "amd0"], {}, "--peer 'amd0' is not host:port"),
+        ([], {"JAXHET_TRANSPORTS": "pigeon"}, "transports takes cuda_ipc, hip_ipc, shm"),
+        (["--process-id", "1"], {}, "--process-id is of use with --qualify only"),
+        (["--qualify"], {}, "no coordinator_address"),
+        (["--qualify", "--num-processes", "1"], {}, "a job of one process has nothing to prove"),
+    ],
+)
+def test_wrong_use_is_exit_code_2(arguments: list[str], env: dict[str, str], words: str):
+    ended = _doctor(*arguments, **env)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+
+
+def test_paths_are_what_two_engines_agree_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAXHET_TRANSPORTS", "shm,tcp")
+    same_host, other_host = try_paths()
+    assert (other_host.transport, other_host.unused) == ("tcp", ())
+    assert {r.transport: r.reason for r in other_host.refused} == {
+        "shm": "the processes are on different hosts",
+        "shm_ring": "not allowed by the options",
+    }
+    assert same_host.transport in ("shm", "tcp")  # shm needs leave to read another process
+    assert report.Refusal("shm_ring", "not allowed by the options") in same_host.refused
+
+
+def test_no_path_says_what_each_transport_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAXHET_TRANSPORTS", "shm_ring")
+    *_, other_host = try_paths()
+    assert other_host.transport == ""
+    (refusal,) = other_host.refused
+    assert "shm_ring: the processes are on different hosts" in refusal.reason
+
+
+def test_peer_that_listens_is_reached(tmp_path: pathlib.Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+        found = peer.reach(tmp_path, address)
+    assert (found.address, found.reachable, found.netdev) == (address, True, "lo")
+    assert found.text == "connected from 127.0.0.1 to 127.0.0.1"
+
+
+def test_peer_behind_a_firewall_is_said(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    def dropped(*_: Any) -> socket.socket:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", dropped)
+    found = peer.reach(tmp_path, "192.0.2.1:7000")
+    assert not found.reachable
+    assert found.text.startswith("no answer within 5 s: a firewall drops it, or the host is down")
+
+
+def test_name_that_nobody_knows_is_said(tmp_path: pathlib.Path):
+    found = peer.reach(tmp_path, "no-such-host.invalid:7000")
+    assert not found.reachable
+    assert "no-such-host.invalid is not a name that this machine knows" in found.text
+
+
+def test_plugins_are_found_and_compared_with_jaxlib():
+    jaxlib = software.read_software().jaxlib
+    found = software.find_plugins(
+        [
+            ("jax_cuda13_plugin", jaxlib),
+            ("jax-cuda12-plugin", "0.1.0"),
+            ("jax-cuda13-pjrt", "0.1.0"),  # JAX leaves this one's version to its plugin
+            ("jax-rocm7-plugin", "0.12.0"),
+            ("jax", jaxlib),
+        ]
+    )
+    assert [(p.name, p.vendor) for p in found] == [
+        ("jax-cuda12-plugin", "cuda"),
+        ("jax-cuda13-pjrt", "cuda"),
+        ("jax-cuda13-plugin", "cuda"),
+        ("jax-rocm7-plugin", "hip"),
+    ]
+    assert not any(plugin.problem for plugin in found[1:])
+    assert "not compatible with the installed jaxlib version" in found[0].problem
+
+
+def test_no_verbs_library_is_one_line():
+    part = software.load_library("libno-such-verbs.so.1")
+    assert not part.usable
+    assert part.text.startswith("libno-such-verbs.so.1: cannot open shared object file")
+    assert "\n" not in part.text
+
+
+def test_pyverbs_gives_active_mtus(monkeypatch: pytest.MonkeyPatch):
+    class PyverbsError(Exception):
+        """The base of its errors."""
+
+    class Context:
+        """A device, as `pyverbs.device.Context`."""
+
+        def __init__(self, name: str):
+            if name == "mlx5_1":
+                raise PyverbsError("Failed to open device")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_: object):
+            pass
+
+        def query_port(self, port: int):
+            return types.SimpleNamespace(active_mtu=3 + port)
+
+    device: Any = types.ModuleType("pyverbs.device")
+    errors: Any = types.ModuleType("pyverbs.pyverbs_error")
+    device.Context, errors.PyverbsError = Context, PyverbsError
+    for name, module in (
+        ("pyverbs", types.ModuleType("pyverbs")),
+        ("pyverbs.device", device),
+        ("pyverbs.pyverbs_error", errors),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    assert software.active_mtus([("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_0", 2)]) == {
+        ("mlx5_0", 1): 2048,
+        ("mlx5_0", 2): 4096,
+    }
+
+
+def test_vendors_are_the_device_layers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    gpu = {
+        "ordinal": 1,
+        "name": "AMD Instinct MI350X",
+        "pci": "0000:0C:00.0",
+        "uuid": "00" * 16,
+        "driver_version": 70051831,
+        "stream_values": True,
+        "dma_buf": False,
+        "gpu_direct_rdma": True,
+    }
+    monkeypatch.setattr(_ffi, "vendors", lambda: [("cuda", [], "no libcuda"), ("hip", [gpu], "")])
+    cuda, hip = read_vendors(tmp_path)
+    assert (cuda.reason, cuda.gpus) == ("no libcuda", ())
+    (found,) = hip.gpus
+    assert (found.id, found.pci, found.driver) == ("hip:1", "0000:0c:00.0", "7.0.51831")
+    assert (found.stream_values, found.dma_buf, found.gpu_direct_rdma) == (True, False, True)
+
+
+def test_gpus_of_both_vendors_are_listed(tmp_path: pathlib.Path):
+    """With the drivers of the C++ tests, which have two devices each."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler for the fake drivers")
+    libraries = [tmp_path / name for name in ("libcuda.so.1", "libamdhip64.so.7")]
+    command = [compiler, "-std=c++20", "-shared", "-fPIC", f"-I{ROOT}"]
+    source = str(ROOT / "tests/cpp/fake_driver.cc")
+    subprocess.run([*command, source, "-o", str(libraries[0])], check=True)
+    libraries[1].symlink_to(libraries[0])
+    ended = _doctor("--json", LD_LIBRARY_PATH=str(tmp_path))
+    vendors = json.loads(ended.stdout)["vendors"]
+    assert [(v["name"], v["reason"]) for v in vendors] == [("cuda", ""), ("hip", "")]
+    assert [gpu["id"] for v in vendors for gpu in v["gpus"]] == [
+        *("cuda:0", "cuda:1"),
+        *("hip:0", "hip:1"),
+    ]
+    first = vendors[0]["gpus"][0]
+    assert (first["name"], first["pci"], first["driver"]) == ("Fake GPU", "0000:01:00.0", "7.0")
+    assert first["uuid"] == "a0" * 16
+    assert (first["stream_values"], first["dma_buf"], first["gpu_direct_rdma"]) == (True,) * 3
+
+
+def test_every_vendor_has_devices_or_a_reason():
+    found = {name: (devices, reason) for name, devices, reason in _ffi.vendors()}
+    assert list(found) == ["cuda", "hip"]
+    for devices, reason in found.values():
+        assert not (devices and reason)
+        assert reason.startswith(("dlopen: ", "cu", "hip")) or not reason

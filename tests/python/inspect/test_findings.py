@@ -1,0 +1,236 @@
+"""What people are told, in which words, on machines that are not here."""
+
+import dataclasses
+import io
+import pathlib
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jaxhet._inspect import findings, text
+from jaxhet._inspect.host import read_host
+from jaxhet._inspect.nics import read_nics
+from jaxhet._inspect.report import (
+    SCHEMA,
+    Finding,
+    Gpu,
+    Host,
+    Part,
+    Path,
+    Peer,
+    Plugin,
+    Refusal,
+    Report,
+    Software,
+    Vendor,
+)
+from tests.python.inspect.trees import LIMITS, Tree
+
+THERE = Part(True, "there")
+SOFTWARE = Software("3.12.1", "0.1.0", "0.11.2", "0.11.2", THERE, (), THERE, THERE)
+PLUGIN = Plugin("jax-cuda13-plugin", "0.11.2", "cuda", "")
+GPU = Gpu("cuda:0", "NVIDIA H200", "0000:18:00.0", "0" * 32, "13.0", True, True, True)
+CUDA = Vendor("cuda", ("0000:18:00.0",), "", (GPU,))
+NO_DRIVER = Vendor("cuda", ("0000:18:00.0",), "dlopen: libcuda.so.1: cannot open", ())
+PATHS = (Path("same host", "shm", (), ("tcp",)),)
+VERBS = (Path("other host", "verbs", (), ("tcp",)),)
+
+
+def _host(root: pathlib.Path, **changes: Any) -> Host:
+    return dataclasses.replace(read_host(root), shm_bytes=8 << 30, **changes)
+
+
+def _find(root: pathlib.Path, **changes: Any) -> list[Finding]:
+    parts = {
+        "software": SOFTWARE,
+        "vendors": (),
+        "nics": read_nics(root),
+        "host": _host(root),
+        "paths": PATHS,
+        "peer": None,
+    }
+    return list(findings.find(**{**parts, **changes}))
+
+
+def _only(found: list[Finding], level: str) -> str:
+    (finding,) = found
+    assert finding.level == level
+    return finding.text
+
+
+def test_good_machine_has_nothing_to_say(tmp_path: pathlib.Path):
+    assert _find(tmp_path) == []
+
+
+def test_good_roce_host_has_nothing_to_say(tmp_path: pathlib.Path):
+    Tree(tmp_path).roce_host()
+    assert _find(tmp_path, vendors=(CUDA,), software=_with(PLUGIN), paths=VERBS) == []
+
+
+def _with(*plugins: Plugin, **changes: Any) -> Software:
+    return dataclasses.replace(SOFTWARE, plugins=plugins, **changes)
+
+
+def test_old_jax_is_an_error(tmp_path: pathlib.Path):
+    hook = Part(False, "jax 0.4 has no hook for HLO passes; install jax>=0.11.2")
+    assert "no hook for HLO passes" in _only(
+        _find(tmp_path, software=_with(hlo_hook=hook)), "error"
+    )
+
+
+def test_plugin_of_another_version_is_an_error_where_its_gpus_are(tmp_path: pathlib.Path):
+    software = _with(dataclasses.replace(PLUGIN, problem="it is not compatible."))
+    words = "it is not compatible. Install jax-cuda13-plugin==0.11.2, or uninstall it"
+    assert _only(_find(tmp_path, software=software), "warning") == words
+    assert _only(_find(tmp_path, software=software, vendors=(CUDA,)), "error") == words
+
+
+def test_gpu_without_driver_is_an_error_where_jax_would_use_it(tmp_path: pathlib.Path):
+    words = "1 GPU for cuda can't be used: dlopen: libcuda.so.1"
+    assert words in _only(_find(tmp_path, vendors=(NO_DRIVER,)), "warning")
+    found = _find(tmp_path, vendors=(NO_DRIVER,), software=_with(PLUGIN))
+    assert words in _only(found, "error")
+
+
+def test_gpu_without_plugin_says_what_to_install(tmp_path: pathlib.Path):
+    found = _only(_find(tmp_path, vendors=(CUDA,)), "warning")
+    assert "pip install 'jax[cuda13]'" in found
+
+
+def test_small_shared_memory_of_a_container_is_said(tmp_path: pathlib.Path):
+    host = dataclasses.replace(_host(tmp_path), shm_bytes=64 << 20)
+    found = _find(tmp_path, vendors=(CUDA,), software=_with(PLUGIN), host=host)
+    assert "/dev/shm has 64 MiB" in _only(found, "warning")
+    assert "--shm-size" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"ptrace_scope": 1}, "ptrace_scope is 1: `sysctl kernel.yama.ptrace_scope=0`"),
+        ({"seccomp": True}, "a container needs --cap-add=SYS_PTRACE"),
+        ({}, "of one user and one pid namespace"),
+    ],
+)
+def test_memory_that_may_not_be_read_says_why(
+    tmp_path: pathlib.Path, changes: dict[str, Any], advice: str
+):
+    refused = Refusal("shm", "process_vm_readv: Operation not permitted (1)")
+    path = Path("same host", "shm_ring", (refused,), ("tcp",))
+    found = _find(tmp_path, paths=(path, path), host=_host(tmp_path, **changes))
+    assert advice in _only(found, "warning")
+    assert "shm is off: process_vm_readv: Operation not permitted" in found[0].text
+
+
+def test_no_transport_is_an_error(tmp_path: pathlib.Path):
+    path = Path("other host", "", (Refusal("tcp", "not allowed by the options"),), ())
+    assert _only(_find(tmp_path, paths=(path,)), "error") == (
+        "no transport works between two processes (other host): tcp: not allowed by the options"
+    )
+
+
+def test_peer_that_cannot_be_reached_is_an_error(tmp_path: pathlib.Path):
+    peer = Peer("amd0:7000", False, "no answer within 5 s: a firewall drops it", "eth0")
+    assert "amd0:7000 can't be reached: no answer" in _only(_find(tmp_path, peer=peer), "error")
+
+
+def test_nics_without_verbs_library_are_said(tmp_path: pathlib.Path):
+    Tree(tmp_path).infiniband_host()
+    verbs = Part(False, "libibverbs.so.1: cannot open shared object file")
+    found = _only(_find(tmp_path, software=_with(verbs=verbs), paths=VERBS), "warning")
+    assert "there are NICs, but no verbs library: libibverbs.so.1" in found
+
+
+def test_nics_without_a_transport_for_them_are_said(tmp_path: pathlib.Path):
+    Tree(tmp_path).infiniband_host()
+    assert "no transport for them" in _only(_find(tmp_path), "warning")
+
+
+def test_memlock_limit_matters_where_nics_are(tmp_path: pathlib.Path):
+    tree = Tree(tmp_path)
+    tree.file("proc/self/limits", LIMITS.format(soft=8 << 20))
+    assert _find(tmp_path) == []
+    tree.roce_host()
+    assert "at most 8 MiB may be locked" in _only(_find(tmp_path, paths=VERBS), "warning")
+
+
+@pytest.mark.parametrize(
+    ("link_layer", "state", "up", "advice"),
+    [
+        ("InfiniBand", "1: DOWN", False, "is DOWN (Disabled): check cable, switch and driver"),
+        ("InfiniBand", "2: INIT", True, "is INIT (LinkUp): no subnet manager has set it up"),
+        ("Ethernet", "1: DOWN", True, "bring its network device up"),
+        ("Ethernet", "4: ACTIVE", True, "can't be used: the port has no GID"),
+    ],
+)
+def test_port_that_cannot_be_used_says_why(
+    tmp_path: pathlib.Path, link_layer: str, state: str, up: bool, advice: str
+):
+    tree = Tree(tmp_path)
+    tree.nic("mlx5_0")
+    tree.port("mlx5_0", link_layer, state, up)
+    found = _only(_find(tmp_path, paths=VERBS), "warning")
+    assert found.startswith("port 1 of mlx5_0")
+    assert advice in found
+
+
+def test_amd_kernel_without_p2pdma_is_said(tmp_path: pathlib.Path):
+    tree = Tree(tmp_path)
+    tree.roce_host()
+    tree.file("proc/sys/kernel/osrelease", "6.8.0")
+    tree.file("boot/config-6.8.0", "CONFIG_DMABUF_MOVE_NOTIFY=y")
+    amd = Vendor("hip", ("0000:0c:00.0",), "", ())
+    found = _only(_find(tmp_path, vendors=(amd,), paths=VERBS), "warning")
+    assert found.startswith(
+        "this kernel has no CONFIG_PCI_P2PDMA, without which AMD GPUs have lost"
+    )
+    tree.file("sys/kernel/mm/memory_peers/amdkfd/version", "1.0")
+    assert _find(tmp_path, vendors=(amd,), paths=VERBS) == []
+
+
+def test_gpu_that_no_nic_reaches_is_said(tmp_path: pathlib.Path):
+    Tree(tmp_path).roce_host()
+    gpu = dataclasses.replace(GPU, dma_buf=False)
+    vendor = dataclasses.replace(CUDA, gpus=(gpu,))
+    found = _find(tmp_path, vendors=(vendor,), software=_with(PLUGIN), paths=VERBS)
+    assert "no NIC can reach the memory of cuda:0" in _only(found, "warning")
+    assert "nvidia_peermem is not loaded" in found[0].text
+
+
+def test_text_shows_everything_and_findings_last(tmp_path: pathlib.Path):
+    Tree(tmp_path).roce_host()
+    found = (Finding("error", "it is broken"), Finding("warning", "it is slow"))
+    paths = (Path("other host", "tcp", (Refusal("shm", "on different hosts"),), ()),)
+    report = Report(
+        SCHEMA,
+        False,
+        found,
+        SOFTWARE,
+        (CUDA, Vendor("hip", (), "no library", ())),
+        read_nics(tmp_path),
+        (),
+        _host(tmp_path),
+        paths,
+        ("cuda_ipc", "shm", "tcp"),
+        Peer("a:1", True, "connected", "ens1f0"),
+    )
+    out = io.StringIO()
+    text.show(report, Console(file=out, width=120, highlight=False))
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    for line in (
+        "cuda:0 NVIDIA H200, 0000:18:00.0, driver 13.0; stream values, dma-buf, GPUDirect RDMA",
+        "hip off: no GPU on the PCI bus; no library",
+        "mlx5_0 MT_0000000838, 0000:01:00.0, NUMA node 0, firmware 28.39.2048",
+        "port 1 ACTIVE, RoCE, 400 Gb/sec (4X NDR), MTU 4096",
+        "GID 5: RoCE v2, IPv4, on ens1f0",
+        "0 fe80::ba3f:d2ff:fe11:2233 IB/RoCE v1 ens1f0",
+        "CONFIG_PCI_P2PDMA unknown: no /boot/config, no /proc/config.gz",
+        "locked memory unlimited",
+        "other host tcp",
+        "not shm on different hosts",
+        "between GPUs the first of cuda_ipc, shm, tcp that both prove when a job starts",
+        "a:1 by ens1f0 connected",
+    ):
+        assert line in lines
+    assert lines[-2:] == ["error: it is broken", "warning: it is slow"]

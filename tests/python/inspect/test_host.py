@@ -1,0 +1,163 @@
+"""Kernel, limits and distances, on machines that are not here."""
+
+import gzip
+import pathlib
+
+import pytest
+
+from jaxhet._inspect.distance import read_distances
+from jaxhet._inspect.gpus import driver_version, find_hardware
+from jaxhet._inspect.host import read_host
+from jaxhet._inspect.nics import read_nics
+from jaxhet._inspect.peer import netdev_to
+from jaxhet._inspect.report import Gpu, HugePages, Vendor
+from tests.python.inspect.trees import LIMITS, ROUTES, Tree
+
+
+def test_empty_machine_is_all_unknown(tmp_path: pathlib.Path):
+    host = read_host(tmp_path)
+    assert (host.kernel, host.kernel_config, host.peer_memory) == ("", "", ())
+    assert set(host.kernel_options.values()) == {None}
+    assert (host.memlock_bytes, host.ptrace_scope, host.seccomp) == (None, 0, False)
+    assert (host.shm_bytes, host.transparent_huge_pages, host.huge_pages) == (None, "", ())
+
+
+def test_kernel_options_come_from_boot(tmp_path: pathlib.Path):
+    tree = Tree(tmp_path)
+    tree.file("proc/sys/kernel/osrelease", "6.8.0-45-generic")
+    tree.file(
+        "boot/config-6.8.0-45-generic",
+        "CONFIG_DMABUF_MOVE_NOTIFY=y\n# CONFIG_PCI_P2PDMA is not set\nCONFIG_X=y",
+    )
+    host = read_host(tmp_path)
+    assert host.kernel_config == "/boot/config-6.8.0-45-generic"
+    assert host.kernel_options == {"CONFIG_DMABUF_MOVE_NOTIFY": "y", "CONFIG_PCI_P2PDMA": "n"}
+
+
+def test_kernel_options_come_from_proc_where_boot_has_none(tmp_path: pathlib.Path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/config.gz").write_bytes(gzip.compress(b"CONFIG_PCI_P2PDMA=y\n"))
+    host = read_host(tmp_path)
+    assert host.kernel_config == "/proc/config.gz"
+    assert host.kernel_options == {"CONFIG_DMABUF_MOVE_NOTIFY": "n", "CONFIG_PCI_P2PDMA": "y"}
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("sys/module/nvidia_peermem/version", "nvidia_peermem"),
+        ("sys/kernel/mm/memory_peers/amdkfd/version", "amdkfd"),
+        ("sys/memory_peers/amdkfd/version", "amdkfd"),
+    ],
+)
+def test_peer_memory_modules(tmp_path: pathlib.Path, path: str, module: str):
+    Tree(tmp_path).file(path, "1.0")
+    assert read_host(tmp_path).peer_memory == (module,)
+
+
+@pytest.mark.parametrize(("soft", "limit"), [("8388608", 8388608), ("unlimited", None)])
+def test_memlock_limit(tmp_path: pathlib.Path, soft: str, limit: int | None):
+    Tree(tmp_path).file("proc/self/limits", LIMITS.format(soft=soft))
+    assert read_host(tmp_path).memlock_bytes == limit
+
+
+def test_what_may_read_other_processes(tmp_path: pathlib.Path):
+    tree = Tree(tmp_path)
+    tree.file("proc/sys/kernel/yama/ptrace_scope", 2)
+    tree.file("proc/self/status", "Name:\tpython\nSeccomp:\t2\nSeccomp_filters:\t1")
+    host = read_host(tmp_path)
+    assert (host.ptrace_scope, host.seccomp) == (2, True)
+
+
+def test_huge_pages(tmp_path: pathlib.Path):
+    tree = Tree(tmp_path)
+    tree.file("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
+    tree.file("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size [never]")
+    tree.file("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 512)
+    tree.file("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 500)
+    host = read_host(tmp_path)
+    assert (host.transparent_huge_pages, host.shared_huge_pages) == ("madvise", "never")
+    assert host.huge_pages == (HugePages(2 << 20, 512, 500),)
+
+
+GPU = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0"  # below a switch
+
+
+@pytest.mark.parametrize(
+    ("nic", "numa_node", "path"),
+    [
+        ("pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0", 0, "PIX"),
+        (
+            "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0/0000:05:00.0/"
+            "0000:06:00.0",
+            0,
+            "PXB",
+        ),
+        ("pci0000:00/0000:00:02.0/0000:07:00.0", 0, "PHB"),
+        ("pci0000:40/0000:40:01.0/0000:41:00.0", 0, "NODE"),
+        ("pci0000:80/0000:80:01.0/0000:81:00.0", 1, "SYS"),
+    ],
+)
+def test_distance_of_gpu_and_nic(tmp_path: pathlib.Path, nic: str, numa_node: int, path: str):
+    tree = Tree(tmp_path)
+    gpu = tree.pci(GPU)
+    tree.nic("mlx5_0", nic)
+    tree.file(f"sys/devices/{nic}/numa_node", numa_node)
+    (distance,) = read_distances(tmp_path, [_vendor(gpu)], read_nics(tmp_path))
+    assert (distance.gpu, distance.nic, distance.path) == ("cuda:0", "mlx5_0", path)
+
+
+def test_nearest_nic_is_marked(tmp_path: pathlib.Path):
+    tree = Tree(tmp_path)
+    gpu = tree.pci(GPU)
+    tree.nic("far", "pci0000:80/0000:80:01.0/0000:81:00.0")
+    tree.nic("near", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0")
+    found = read_distances(tmp_path, [_vendor(gpu)], read_nics(tmp_path))
+    assert {d.nic: d.nearest for d in found} == {"far": False, "near": True}
+
+
+def _vendor(pci: str) -> Vendor:
+    gpu = Gpu("cuda:0", "NVIDIA H200", pci, "0" * 32, "13.0", True, True, True)
+    return Vendor("cuda", (pci,), "", (gpu,))
+
+
+def test_hardware_is_found_by_vendor_and_class(tmp_path: pathlib.Path):
+    tree = Tree(tmp_path)
+    tree.pci("pci0000:00/0000:00:01.0/0000:0a:00.0", vendor=0x10DE, class_=0x030200)
+    tree.pci("pci0000:00/0000:00:01.1/0000:0b:00.0", vendor=0x10DE, class_=0x068000)  # NVSwitch
+    tree.pci("pci0000:00/0000:00:01.2/0000:0c:00.0", vendor=0x1002, class_=0x120000)
+    assert find_hardware(tmp_path, "cuda") == ("0000:0a:00.0",)
+    assert find_hardware(tmp_path, "hip") == ("0000:0c:00.0",)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "number", "text"),
+    [("cuda", 13000, "13.0"), ("cuda", 12080, "12.8"), ("hip", 70051831, "7.0.51831")],
+)
+def test_driver_versions(vendor: str, number: int, text: str):
+    assert driver_version(vendor, number) == text
+
+
+@pytest.mark.parametrize(
+    ("target", "netdev"),
+    [
+        ("10.1.0.9", "ens1f0"),
+        ("10.1.5.9", ""),
+        ("192.168.2.7", "eth0"),
+        ("8.8.8.8", "eth0"),
+        ("127.0.0.1", "lo"),
+        ("2001:db8:0:1::5", "ens1f0"),
+        ("2001:db9::1", ""),
+        ("fe80::1%ens1f1", "ens1f1"),
+    ],
+)
+def test_way_to_a_peer(tmp_path: pathlib.Path, target: str, netdev: str):
+    tree = Tree(tmp_path)
+    tree.file("proc/net/route", ROUTES)
+    zero = "0" * 32
+    tree.file(
+        "proc/net/ipv6_route",
+        f"20010db8000000010000000000000000 40 {zero} 00 {zero} 00000100 00000001 00000000 00000001"
+        f"   ens1f0\n{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo",
+    )
+    assert netdev_to(tmp_path, target) == netdev

@@ -1,0 +1,120 @@
+"""Machines that are not here: their /sys, /proc and /dev as folders of files.
+
+The contents are as kernels write them.
+"""
+
+import pathlib
+
+ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+ROUTES = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0
+eth0\t0002A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+ens1f0\t0000010A\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+ens1f1\t0005010A\t00000000\t0201\t0\t0\t0\t00FFFFFF\t0\t0\t0
+"""  # by default 192.168.2.1; 10.1.0.0/16; 10.1.5.0/24 is rejected
+LIMITS = """\
+Limit                     Soft Limit           Hard Limit           Units
+Max processes             95893                95893                processes
+Max locked memory         {soft:<20} unlimited            bytes
+"""
+
+
+class Tree:
+    """A root folder to fill."""
+
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+
+    def file(self, path: str, text: object) -> None:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"{text}\n")
+
+    def link(self, path: str, target: str) -> None:
+        """A relative symbolic link, as sysfs has them."""
+        place = self.root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (self.root / target).mkdir(parents=True, exist_ok=True)
+        up = pathlib.Path(*[".."] * (len(pathlib.Path(path).parts) - 1))
+        place.symlink_to(up / target)
+
+    def pci(self, path: str, numa_node: int = 0, vendor: int = 0, class_: int = 0) -> str:
+        """A device below /sys/devices, by its whole path; returns its address."""
+        address = path.rpartition("/")[2]
+        folder = f"sys/devices/{path}"
+        self.file(f"{folder}/numa_node", numa_node)
+        self.file(f"{folder}/vendor", f"{vendor:#06x}")
+        self.file(f"{folder}/class", f"{class_:#08x}")
+        self.link(f"sys/bus/pci/devices/{address}", folder)
+        return address
+
+    def nic(
+        self, name: str, pci: str = "pci0000:00/0000:00:01.0/0000:01:00.0", below: str = ""
+    ) -> None:
+        """A NIC without ports, that programs can open."""
+        self.pci(pci)
+        folder = f"sys/class/infiniband/{name}"
+        self.link(f"{folder}/device", f"sys/devices/{pci}{below}")
+        self.file(f"{folder}/node_type", "1: CA")
+        self.file(f"{folder}/board_id", "MT_0000000838")
+        self.file(f"{folder}/fw_ver", "28.39.2048")
+        self.file("sys/class/infiniband_verbs/uverbs0/ibdev", name)
+        self.file("dev/infiniband/uverbs0", "")
+
+    def port(
+        self,
+        nic: str,
+        link_layer: str,
+        state: str = "4: ACTIVE",
+        up: bool = True,
+        rate: str = "400 Gb/sec (4X NDR)",
+    ) -> str:
+        """Port 1 with an empty table of GIDs; returns its folder."""
+        folder = f"sys/class/infiniband/{nic}/ports/1"
+        self.file(f"{folder}/state", state)
+        self.file(f"{folder}/phys_state", "5: LinkUp" if up else "3: Disabled")
+        self.file(f"{folder}/link_layer", link_layer)
+        self.file(f"{folder}/rate", rate)
+        for index in range(12):
+            self.file(f"{folder}/gids/{index}", ZERO_GID)
+        return folder
+
+    def gid(self, port: str, index: int, address: str, type_: str, netdev: str) -> None:
+        self.file(f"{port}/gids/{index}", address)
+        self.file(f"{port}/gid_attrs/types/{index}", type_)
+        self.file(f"{port}/gid_attrs/ndevs/{index}", netdev)
+
+    def soft_roce_host(self) -> None:
+        """As Debian's 6.1 shows rdma_rxe on a network device of type dummy."""
+        folder = "sys/class/infiniband/rxe0"
+        for name, text in (("node_type", "1: CA"), ("node_desc", "rxe"), ("fw_ver", "")):
+            self.file(f"{folder}/{name}", text)
+        self.file("sys/class/infiniband_verbs/abi_version", 6)
+        self.file("sys/class/infiniband_verbs/uverbs0/ibdev", "rxe0")
+        self.file("dev/infiniband/uverbs0", "")
+        self.file("sys/class/net/dummy/operstate", "unknown")
+        self.file("sys/class/net/dummy/mtu", 9000)
+        port = self.port("rxe0", "Ethernet", rate="2.5 Gb/sec (1X SDR)")
+        self.gid(port, 0, "fe80:0000:0000:0000:c8fe:87ff:fef5:845a", "RoCE v2", "dummy")
+        self.gid(port, 1, "0000:0000:0000:0000:0000:ffff:0a4d:0001", "RoCE v2", "dummy")
+
+    def infiniband_host(self) -> None:
+        self.nic("mlx5_0")
+        port = self.port("mlx5_0", "InfiniBand")
+        self.gid(port, 0, "fe80:0000:0000:0000:946d:ae03:00aa:bbcc", "IB/RoCE v1", "")
+
+    def roce_host(self) -> None:
+        """What a NIC with one IPv4 address has: each address as RoCE v1 and as v2."""
+        self.nic("mlx5_0")
+        self.file("sys/class/net/ens1f0/mtu", 9000)
+        self.file("sys/class/net/ens1f0/operstate", "up")
+        port = self.port("mlx5_0", "Ethernet")
+        addresses = (
+            "fe80:0000:0000:0000:ba3f:d2ff:fe11:2233",
+            "2001:0db8:0000:0001:ba3f:d2ff:fe11:2233",
+            "0000:0000:0000:0000:0000:ffff:0a01:0007",
+        )
+        for i, address in enumerate(addresses):
+            self.gid(port, 2 * i, address, "IB/RoCE v1", "ens1f0")
+            self.gid(port, 2 * i + 1, address, "RoCE v2", "ens1f0")
