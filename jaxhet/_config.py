@@ -95,7 +95,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("tcp_port", int, 0, "port to listen on; 0: any free one", minimum=0),
     Option("tcp_advertise", str, None, "host:port that peers should connect to, if not the above"),
     Option("chunk_bytes", int, 512 * 1024, "bytes per chunk of a large message", minimum=4096),
-    Option("slot_bytes", int, 4 << 20, "bytes per slot of a path between two GPUs", minimum=4096),
+    Option("slot_bytes", int, 16 << 20, "bytes per slot of a path between two GPUs", minimum=4096),
     Option(
         "eager_bytes",
         int,

@@ -1,6 +1,7 @@
 #include "xla_plugin/engine/device_rank.h"
 
 #include <algorithm>
+#include <bit>
 #include <new>
 #include <thread>
 
@@ -29,6 +30,11 @@ uint32_t DeviceNumber(uint64_t number) {
 // The value that says that chunk `chunk` is in its slot, or was taken from it.
 uint32_t Turn(uint64_t chunk) { return DeviceNumber(chunk / kRingSlots + 1); }
 
+template <typename Function>
+void ForEachBit(uint64_t bits, Function function) {
+  for (; bits != 0; bits &= bits - 1) function(static_cast<size_t>(std::countr_zero(bits)));
+}
+
 // What a device that hangs may still touch. It is never freed: that would wait for the device.
 template <typename T>
 void Bury(T&& remains) {
@@ -46,23 +52,27 @@ DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device)
       words_memory_(device_->AllocatePinned(sizeof(Words))),
       words_(new (words_memory_.get()) Words{}),
       device_words_(static_cast<std::byte*>(device_->DeviceAddress(words_))),
-      send_stream_(device_->CreateStream(StreamPriority::kHigh)),
-      receive_stream_(device_->CreateStream(StreamPriority::kHigh)),
       poison_stream_(device_->CreateStream(StreamPriority::kHigh)),
       ready_(device_->CreateEvent()),
       poisoned_(device_->CreateEvent()) {
   words_->gate.value = kOpen;
+  for (Stream& stream : send_streams_) stream = device_->CreateStream(StreamPriority::kHigh);
+  for (Stream& stream : receive_streams_) stream = device_->CreateStream(StreamPriority::kHigh);
 }
 
 DeviceRank::~DeviceRank() {
-  bool is_idle = false;
-  try {
-    is_idle = device_->IsIdle(send_stream_.get()) && device_->IsIdle(receive_stream_.get());
-  } catch (const Error& error) {
-    LogLine(error.what());
+  bool is_idle = true;
+  for (auto* const streams : {&send_streams_, &receive_streams_}) {
+    for (Stream& stream : *streams) {
+      try {
+        is_idle = device_->IsIdle(stream.get()) && is_idle;
+      } catch (const Error& error) {
+        LogLine(error.what());
+        is_idle = false;
+      }
+      stream = {};
+    }
   }
-  send_stream_ = {};
-  receive_stream_ = {};
   if (is_idle) return;
   Bury(std::move(outgoing_));
   Bury(std::move(incoming_));
@@ -77,9 +87,9 @@ void DeviceRank::AddIncoming(int source, std::unique_ptr<RankRing> ring) {
   incoming_[source] = std::move(ring);
 }
 
-void* DeviceRank::AddressOf(DeviceWord Words::* word) const {
+void* DeviceRank::AddressOf(const DeviceWord& word) const {
   return device_words_ +
-         (reinterpret_cast<std::byte*>(&(words_->*word)) - reinterpret_cast<std::byte*>(words_));
+         (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
 }
 
 std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& request) {
@@ -94,6 +104,12 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   const Launch launch{
       .plan = request.plan, .index = request.index, .num_bytes = request.operand.size()};
   if (auto mismatch = Agree(exchange, launch)) return mismatch;
+  if (exchange.target >= 0) {
+    exchange.sends = StreamsOf(*outgoing_.at(exchange.target), request.operand.size());
+  }
+  if (exchange.source >= 0) {
+    exchange.receives = StreamsOf(*incoming_.at(exchange.source), request.result.size());
+  }
   ++started_;
   {
     const std::lock_guard lock(mutex_);
@@ -122,7 +138,9 @@ void DeviceRank::Prepare(const DeviceRequest& request) {
   device_->Fill(stream, result.data(), request.poison, result.size());
   if (is_small) return;
   device_->Record(poisoned_.get(), poison_stream_.get());
-  device_->WaitEvent(receive_stream_.get(), poisoned_.get());
+  for (const Stream& receiving : receive_streams_) {
+    device_->WaitEvent(receiving.get(), poisoned_.get());
+  }
 }
 
 // Numbers the exchange on its rings, and compares it with what the peers have launched there.
@@ -162,48 +180,65 @@ void DeviceRank::WaitForRoom(const LaunchLog& peer, uint64_t number) const {
   }
 }
 
+// The streams that the next exchange on the ring has chunks on.
+uint64_t DeviceRank::StreamsOf(const RankRing& ring, size_t num_bytes) {
+  const bool has_one = num_bytes <= ChunkBytes(num_bytes, ring.end->slot_bytes());
+  return has_one ? uint64_t{1} << (ring.chunks % kStreams) : (uint64_t{1} << kStreams) - 1;
+}
+
 void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> operand) {
   RankRing& ring = *outgoing_.at(exchange.target);
   const RingEnd& end = *ring.end;
-  const StreamHandle stream = send_stream_.get();
   const size_t chunk_bytes = ChunkBytes(operand.size(), end.slot_bytes());
   ring.num_bytes += operand.size();
-  device_->WaitEvent(stream, ready_.get());
-  if (exchange.source < 0) device_->WriteValue(stream, AddressOf(&Words::reached), exchange.number);
+  ForEachBit(exchange.sends,
+             [&](size_t s) { device_->WaitEvent(send_streams_.at(s).get(), ready_.get()); });
+  if (exchange.source < 0) {
+    const StreamHandle first = send_streams_.at(ring.chunks % kStreams).get();
+    device_->WriteValue(first, AddressOf(words_->reached), exchange.number);
+  }
   do {
     const auto chunk = operand.first(std::min(chunk_bytes, operand.size()));
     operand = operand.subspan(chunk.size());
+    const StreamHandle stream = send_streams_.at(ring.chunks % kStreams).get();
     const uint32_t slot = Slot(ring.chunks);
     const uint32_t turn = Turn(ring.chunks++);
     if (end.words().emptied.at(slot).host().load() + 1 < turn) {
       device_->WaitValue(stream, end.emptied(slot), turn - 1);
     }
-    device_->WaitValue(stream, AddressOf(&Words::gate), kOpen);
+    device_->WaitValue(stream, AddressOf(words_->gate), kOpen);
     device_->Copy(stream, end.slot(slot), chunk.data(), chunk.size());
     device_->WriteValue(stream, end.filled(slot), turn);
   } while (!operand.empty());
-  device_->WriteValue(stream, AddressOf(&Words::sent), exchange.number);
+  ForEachBit(exchange.sends, [&](size_t s) {
+    device_->WriteValue(send_streams_.at(s).get(), AddressOf(words_->sent.at(s)), exchange.number);
+  });
 }
 
 void DeviceRank::Receive(const InFlight& exchange, std::span<std::byte> result) {
   RankRing& ring = *incoming_.at(exchange.source);
   const RingEnd& end = *ring.end;
-  const StreamHandle stream = receive_stream_.get();
   const size_t chunk_bytes = ChunkBytes(result.size(), end.slot_bytes());
   ring.num_bytes += result.size();
-  device_->WaitEvent(stream, ready_.get());
-  device_->WriteValue(stream, AddressOf(&Words::reached), exchange.number);
+  ForEachBit(exchange.receives,
+             [&](size_t s) { device_->WaitEvent(receive_streams_.at(s).get(), ready_.get()); });
+  const StreamHandle first = receive_streams_.at(ring.chunks % kStreams).get();
+  device_->WriteValue(first, AddressOf(words_->reached), exchange.number);
   do {
     const auto chunk = result.first(std::min(chunk_bytes, result.size()));
     result = result.subspan(chunk.size());
+    const StreamHandle stream = receive_streams_.at(ring.chunks % kStreams).get();
     const uint32_t slot = Slot(ring.chunks);
     const uint32_t turn = Turn(ring.chunks++);
     device_->WaitValue(stream, end.filled(slot), turn);
-    device_->WaitValue(stream, AddressOf(&Words::gate), kOpen);
+    device_->WaitValue(stream, AddressOf(words_->gate), kOpen);
     device_->Copy(stream, chunk.data(), end.slot(slot), chunk.size());
     device_->WriteValue(stream, end.emptied(slot), turn);
   } while (!result.empty());
-  device_->WriteValue(stream, AddressOf(&Words::received), exchange.number);
+  ForEachBit(exchange.receives, [&](size_t s) {
+    device_->WriteValue(receive_streams_.at(s).get(), AddressOf(words_->received.at(s)),
+                        exchange.number);
+  });
 }
 
 void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
@@ -219,19 +254,26 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
     found->is_done = true;
     exchange = *found;
   }
-  if (exchange.source >= 0) {
-    // Poison comes first even if nothing else does. A later result's may be waited for as well.
-    device_->WaitEvent(stream, poisoned_.get());
-    device_->WaitValue(stream, AddressOf(&Words::received), exchange.number);
-  }
-  if (exchange.target >= 0) {
-    device_->WaitValue(stream, AddressOf(&Words::sent), exchange.number);
-  }
+  // Poison comes first even if nothing else does. A later result's may be waited for as well.
+  if (exchange.source >= 0) device_->WaitEvent(stream, poisoned_.get());
+  ForEachBit(exchange.receives, [&](size_t s) {
+    device_->WaitValue(stream, AddressOf(words_->received.at(s)), exchange.number);
+  });
+  ForEachBit(exchange.sends, [&](size_t s) {
+    device_->WaitValue(stream, AddressOf(words_->sent.at(s)), exchange.number);
+  });
+}
+
+bool DeviceRank::IsOver(uint64_t streams, std::array<DeviceWord, kStreams>& words,
+                        uint32_t number) {
+  bool is_over = true;
+  ForEachBit(streams, [&](size_t s) { is_over &= words.at(s).host().load() >= number; });
+  return is_over;
 }
 
 bool DeviceRank::IsComplete(const InFlight& exchange) const {
-  return (exchange.target < 0 || words_->sent.host().load() >= exchange.number) &&
-         (exchange.source < 0 || words_->received.host().load() >= exchange.number);
+  return IsOver(exchange.sends, words_->sent, exchange.number) &&
+         IsOver(exchange.receives, words_->received, exchange.number);
 }
 
 DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_patience) {
@@ -289,11 +331,11 @@ std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(InFlight& exchange,
     if (waited < (is_there ? patience : std::max(patience, first_patience))) return std::nullopt;
     return Report::Late{exchange.plan, exchange.index, peer_rank, has_launched, last, waited};
   };
-  if (exchange.source >= 0 && words_->received.host().load() < exchange.number) {
+  if (!IsOver(exchange.receives, words_->received, exchange.number)) {
     return late(exchange.source, incoming_.at(exchange.source)->end->words().source,
                 exchange.incoming_number);
   }
-  if (exchange.target >= 0 && words_->sent.host().load() < exchange.number) {
+  if (!IsOver(exchange.sends, words_->sent, exchange.number)) {
     return late(exchange.target, outgoing_.at(exchange.target)->end->words().target,
                 exchange.outgoing_number);
   }
@@ -306,8 +348,8 @@ void DeviceRank::CloseGate() {
 }
 
 void DeviceRank::LetProgramGo() {
-  words_->sent.host().store(kOpen);
-  words_->received.host().store(kOpen);
+  for (DeviceWord& word : words_->sent) word.host().store(kOpen);
+  for (DeviceWord& word : words_->received) word.host().store(kOpen);
 }
 
 std::map<std::string_view, std::pair<uint64_t, uint64_t>> DeviceRank::Bytes() const {

@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_ENGINE_DEVICE_RANK_H_
 #define XLA_PLUGIN_ENGINE_DEVICE_RANK_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -44,9 +45,10 @@ struct RankRing {
 
 // One rank of this process: its device, its rings, and its exchanges in flight.
 //
-// Start() and Done() only put work on streams: the send stream waits for the operand and for
-// emptied slots, the receive stream for filled ones, and the program's stream, at Done(), for both.
-// All ranks start in one order, so that the streams can't wait for each other in a circle. The
+// Start() and Done() only put work on streams: the send streams wait for the operand and for
+// emptied slots, the receive streams for filled ones, and the program's stream, at Done(), for
+// both. Chunks take turns on them, so that what a stream does between two copies costs no time. All
+// ranks start in one order, so that the streams can't wait for each other in a circle. The
 // program's stream is held by nothing else, and a result is received as it comes, whether or not
 // the program has reached its Done().
 //
@@ -108,12 +110,15 @@ class DeviceRank {
  private:
   using Rings = std::map<int, std::unique_ptr<RankRing>>;  // by the other rank
 
-  // Written by the device, but for the gate. The values of the last three are numbers of exchanges.
+  static constexpr size_t kStreams = 2;
+  static_assert(kRingSlots % kStreams == 0);  // a slot's chunks are all on one stream
+
+  // Written by the device, but for the gate. The values of the others are numbers of exchanges.
   struct Words {
     DeviceWord gate;
     DeviceWord reached;  // by the program
-    DeviceWord sent;
-    DeviceWord received;
+    std::array<DeviceWord, kStreams> sent;
+    std::array<DeviceWord, kStreams> received;
   };
 
   struct InFlight {
@@ -125,6 +130,8 @@ class DeviceRank {
     int source = -1;
     uint64_t outgoing_number = 0;  // on that ring
     uint64_t incoming_number = 0;
+    uint64_t sends = 0;  // bit s: stream s has chunks of it
+    uint64_t receives = 0;
     bool is_done = false;  // Done() was called
     std::optional<Time> reached = {};
   };
@@ -133,9 +140,11 @@ class DeviceRank {
   void Prepare(const DeviceRequest& request);
   void Send(const InFlight& exchange, std::span<const std::byte> operand);
   void Receive(const InFlight& exchange, std::span<std::byte> result);
+  static uint64_t StreamsOf(const RankRing& ring, size_t num_bytes);
+  static bool IsOver(uint64_t streams, std::array<DeviceWord, kStreams>& words, uint32_t number);
   RankRing& RingOf(Rings& rings, int peer_rank);
   void WaitForRoom(const LaunchLog& peer, uint64_t number) const;
-  void* AddressOf(DeviceWord Words::* word) const;
+  void* AddressOf(const DeviceWord& word) const;
   bool IsComplete(const InFlight& exchange) const;
   std::optional<Mismatch> FindMismatch(const InFlight& exchange) const;
   void CheckRings() const;
@@ -149,8 +158,8 @@ class DeviceRank {
   std::byte* device_words_;
   Rings outgoing_;
   Rings incoming_;
-  Stream send_stream_;
-  Stream receive_stream_;
+  std::array<Stream, kStreams> send_streams_;
+  std::array<Stream, kStreams> receive_streams_;
   Stream poison_stream_;
   Event ready_;     // the program has reached the latest start
   Event poisoned_;  // the latest result is poison

@@ -14,7 +14,7 @@ struct Options {
   int64_t first_deadline_ms = 600'000;  // until then: the peer may still compile
   int64_t chunk_bytes = 512 << 10;
   int64_t eager_bytes = 16 << 10;  // up to this, bytes travel with the start
-  int64_t slot_bytes = 4 << 20;    // of a ring between devices
+  int64_t slot_bytes = 16 << 20;   // of a ring between devices
 };
 
 // Throws UsageError, which lists the names, for one that is unknown or a value below 1

@@ -9,7 +9,7 @@ namespace jaxhet {
 namespace {
 
 // Short enough that copies of both ends overlap, long enough that they are worth a copy.
-constexpr size_t kLeastChunk = size_t{1} << 20;
+constexpr size_t kLeastChunk = size_t{4} << 20;
 constexpr size_t kChunksPerExchange = 8;
 
 }  // namespace
