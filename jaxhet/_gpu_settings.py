@@ -41,13 +41,9 @@ REFUSED: dict[str, Refusal] = {
 # What a job of several islands needs; the user's own value of one that is not refused stays.
 _NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False, **GPU_COMPILER_OPTIONS}
 
-# A stream that waits for a peer must not hold others: each has a hardware queue of its own, as far
-# as there are any. CUDA has 32; HIP's default is 4.
-QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "GPU_MAX_HWQUEUES": "16"}
-
 
 def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Completes XLA_FLAGS and the drivers' settings. After it was found that the job has islands, before a backend exists.
+    """Completes XLA_FLAGS. After it was found that the job has islands, before a backend exists.
 
     Raises:
       UsageError: JAX or XLA is told to do what would stop the job or its process.
@@ -58,8 +54,6 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
         file = pathlib.Path(flags)
         flags = file.read_text().strip() if file.is_file() else ""
     environ["XLA_FLAGS"] = complete(flags)
-    for name, value in QUEUES.items():
-        environ.setdefault(name, value)
     _warn_of_allocator(environ)
 
 

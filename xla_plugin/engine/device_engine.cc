@@ -11,7 +11,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLookPeriod{5};
 constexpr milliseconds kIdlePeriod{200};  // to see a failure while nothing is in flight
-constexpr milliseconds kCopyTime{100};    // for a copy of one chunk that has begun
+constexpr milliseconds kAbandonTimeout{20'000};
 
 }  // namespace
 
@@ -60,6 +60,8 @@ void DeviceEngine::Failing(DeviceRank& rank, int64_t plan, int64_t index, Functi
   }
   try {
     function();
+    // What was put on streams while the job failed is not poisoned: the program must not go on.
+    if (const auto failure = job_.failure()) throw Error(*failure);
   } catch (const Error& error) {
     const Error named =
         error.culprit() >= 0 ? error : job_.StartError(rank.rank(), plan, index, error);
@@ -112,12 +114,18 @@ bool DeviceEngine::WaitIdle(milliseconds timeout) {
 }
 
 void DeviceEngine::Abandon() {
-  for (const auto& rank : ranks_) rank->CloseGate();
+  for (const auto& rank : ranks_) rank->Stop();
   const std::lock_guard lock(abandon_mutex_);
-  if (is_abandoned_) return;
-  std::this_thread::sleep_for(kCopyTime);
-  for (const auto& rank : ranks_) rank->LetProgramGo();
-  is_abandoned_ = true;
+  if (std::exchange(is_abandoned_, true)) return;
+  for (const auto& rank : ranks_) {
+    try {
+      if (rank->Abandon(kAbandonTimeout)) continue;
+      LogLine(StrCat("jaxhet: ", rank->device().info().ToString(),
+                     " did not end its exchanges after the job had failed; end this process"));
+    } catch (const Error& error) {
+      LogLine(error.what());
+    }
+  }
 }
 
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {

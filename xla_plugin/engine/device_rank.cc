@@ -12,8 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Up to here the program's stream fills a result with poison faster than it hands that over.
-constexpr size_t kFilledByProgram = size_t{1} << 20;
+constexpr milliseconds kCopyTime{100};  // for a copy of one chunk that has begun
 
 uint32_t Slot(uint64_t chunk) { return static_cast<uint32_t>(chunk % kRingSlots); }
 
@@ -29,6 +28,8 @@ uint32_t DeviceNumber(uint64_t number) {
 
 // The value that says that chunk `chunk` is in its slot, or was taken from it.
 uint32_t Turn(uint64_t chunk) { return DeviceNumber(chunk / kRingSlots + 1); }
+
+void Pause() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
 template <typename Function>
 void ForEachBit(uint64_t bits, Function function) {
@@ -52,27 +53,22 @@ DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device)
       words_memory_(device_->AllocatePinned(sizeof(Words))),
       words_(new (words_memory_.get()) Words{}),
       device_words_(static_cast<std::byte*>(device_->DeviceAddress(words_))),
-      poison_stream_(device_->CreateStream(StreamPriority::kHigh)),
-      ready_(device_->CreateEvent()),
-      poisoned_(device_->CreateEvent()) {
-  words_->gate.value = kOpen;
+      rescue_stream_(device_->CreateStream(StreamPriority::kHigh)),
+      ready_(device_->CreateEvent()) {
+  words_->go_on.value = kOpen;
   for (Stream& stream : send_streams_) stream = device_->CreateStream(StreamPriority::kHigh);
   for (Stream& stream : receive_streams_) stream = device_->CreateStream(StreamPriority::kHigh);
 }
 
 DeviceRank::~DeviceRank() {
-  bool is_idle = true;
-  for (auto* const streams : {&send_streams_, &receive_streams_}) {
-    for (Stream& stream : *streams) {
-      try {
-        is_idle = device_->IsIdle(stream.get()) && is_idle;
-      } catch (const Error& error) {
-        LogLine(error.what());
-        is_idle = false;
-      }
-      stream = {};
-    }
+  bool is_idle = false;
+  try {
+    is_idle = IsIdle();
+  } catch (const Error& error) {
+    LogLine(error.what());
   }
+  for (Stream& stream : send_streams_) stream = {};
+  for (Stream& stream : receive_streams_) stream = {};
   if (is_idle) return;
   Bury(std::move(outgoing_));
   Bury(std::move(incoming_));
@@ -96,7 +92,9 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   InFlight exchange{.number = DeviceNumber(started_ + 1),
                     .plan = request.plan,
                     .index = request.index,
-                    .deadline_ms = request.deadline_ms};
+                    .deadline_ms = request.deadline_ms,
+                    .result = request.result,
+                    .poison = request.poison};
   for (const auto [source, target] : request.pairs) {
     if (source == rank_) exchange.target = target;
     if (target == rank_) exchange.source = source;
@@ -117,30 +115,11 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   }
   if (exchange.source < 0) {
     device_->Fill(request.stream, request.result.data(), std::byte{0}, request.result.size());
-  } else {
-    Prepare(request);
   }
   device_->Record(ready_.get(), request.stream);
   if (exchange.source >= 0) Receive(exchange, request.result);
   if (exchange.target >= 0) Send(exchange, request.operand);
   return std::nullopt;
-}
-
-// Poisons the result, on the program's stream or beside it.
-void DeviceRank::Prepare(const DeviceRequest& request) {
-  const std::span<std::byte> result = request.result;
-  const bool is_small = result.size() <= kFilledByProgram;
-  if (!is_small) {
-    device_->Record(ready_.get(), request.stream);
-    device_->WaitEvent(poison_stream_.get(), ready_.get());
-  }
-  const StreamHandle stream = is_small ? request.stream : poison_stream_.get();
-  device_->Fill(stream, result.data(), request.poison, result.size());
-  if (is_small) return;
-  device_->Record(poisoned_.get(), poison_stream_.get());
-  for (const Stream& receiving : receive_streams_) {
-    device_->WaitEvent(receiving.get(), poisoned_.get());
-  }
 }
 
 // Numbers the exchange on its rings, and compares it with what the peers have launched there.
@@ -176,7 +155,7 @@ RankRing& DeviceRank::RingOf(Rings& rings, int peer_rank) {
 // The launch log of a ring is finite. Streams fill up long before it does.
 void DeviceRank::WaitForRoom(const LaunchLog& peer, uint64_t number) const {
   while (number > LaunchLog::kEntries && peer.last() < number - LaunchLog::kEntries && !stopped_) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    Pause();
   }
 }
 
@@ -206,7 +185,6 @@ void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> opera
     if (end.words().emptied.at(slot).host().load() + 1 < turn) {
       device_->WaitValue(stream, end.emptied(slot), turn - 1);
     }
-    device_->WaitValue(stream, AddressOf(words_->gate), kOpen);
     device_->Copy(stream, end.slot(slot), chunk.data(), chunk.size());
     device_->WriteValue(stream, end.filled(slot), turn);
   } while (!operand.empty());
@@ -231,13 +209,13 @@ void DeviceRank::Receive(const InFlight& exchange, std::span<std::byte> result) 
     const uint32_t slot = Slot(ring.chunks);
     const uint32_t turn = Turn(ring.chunks++);
     device_->WaitValue(stream, end.filled(slot), turn);
-    device_->WaitValue(stream, AddressOf(words_->gate), kOpen);
     device_->Copy(stream, chunk.data(), end.slot(slot), chunk.size());
     device_->WriteValue(stream, end.emptied(slot), turn);
   } while (!result.empty());
   ForEachBit(exchange.receives, [&](size_t s) {
-    device_->WriteValue(receive_streams_.at(s).get(), AddressOf(words_->received.at(s)),
-                        exchange.number);
+    const StreamHandle stream = receive_streams_.at(s).get();
+    device_->WaitValue(stream, end.gate(), kOpen);
+    device_->WriteValue(stream, AddressOf(words_->received.at(s)), exchange.number);
   });
 }
 
@@ -254,14 +232,13 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
     found->is_done = true;
     exchange = *found;
   }
-  // Poison comes first even if nothing else does. A later result's may be waited for as well.
-  if (exchange.source >= 0) device_->WaitEvent(stream, poisoned_.get());
   ForEachBit(exchange.receives, [&](size_t s) {
     device_->WaitValue(stream, AddressOf(words_->received.at(s)), exchange.number);
   });
   ForEachBit(exchange.sends, [&](size_t s) {
     device_->WaitValue(stream, AddressOf(words_->sent.at(s)), exchange.number);
   });
+  device_->WaitValue(stream, AddressOf(words_->go_on), exchange.number);
 }
 
 bool DeviceRank::IsOver(uint64_t streams, std::array<DeviceWord, kStreams>& words,
@@ -342,14 +319,62 @@ std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(InFlight& exchange,
   return std::nullopt;
 }
 
-void DeviceRank::CloseGate() {
+void DeviceRank::Stop() {
   stopped_ = true;
-  words_->gate.host().store(0);
+  words_->go_on.host().store(0);
+  for (auto& [target, ring] : outgoing_) ring->end->words().gate.host().store(0);
 }
 
-void DeviceRank::LetProgramGo() {
-  for (DeviceWord& word : words_->sent) word.host().store(kOpen);
-  for (DeviceWord& word : words_->received) word.host().store(kOpen);
+bool DeviceRank::Abandon(milliseconds timeout) {
+  const Time limit = Clock::now() + timeout;
+  // The program has not gone past what has not come by now, and will not.
+  std::deque<InFlight> exchanges;
+  uint64_t num_come = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    exchanges = in_flight_;
+  }
+  const auto has_come = [&](const InFlight& exchange) {
+    return IsOver(exchange.receives, words_->received, exchange.number);
+  };
+  while (num_come < exchanges.size() && has_come(exchanges[num_come])) ++num_come;
+  std::this_thread::sleep_for(kCopyTime);  // what targets take at the moment
+  bool is_over = true;
+  for (size_t i = 0; i < exchanges.size() && is_over; ++i) {
+    words_->go_on.host().store(exchanges[i].number - 1);  // the program may start this one
+    is_over = RunToTheEnd(exchanges[i], limit) && (i < num_come || Poison(exchanges[i], limit));
+  }
+  words_->go_on.host().store(kOpen);
+  return is_over;
+}
+
+// Opens all that our streams may wait for, until they have done their part of the exchange. The
+// peers may write the same words.
+bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
+  const auto open = [](std::array<DeviceWord, kRingSlots>& words) {
+    for (DeviceWord& word : words) word.host().store(kOpen);
+  };
+  for (; !IsComplete(exchange) && Clock::now() < limit; Pause()) {
+    for (auto& [target, ring] : outgoing_) open(ring->end->words().emptied);
+    for (auto& [source, ring] : incoming_) {
+      open(ring->end->words().filled);
+      ring->end->words().gate.host().store(kOpen);
+    }
+  }
+  return IsComplete(exchange);
+}
+
+bool DeviceRank::Poison(const InFlight& exchange, Time limit) {
+  const StreamHandle stream = rescue_stream_.get();
+  device_->Fill(stream, exchange.result.data(), exchange.poison, exchange.result.size());
+  while (!device_->IsIdle(stream) && Clock::now() < limit) Pause();
+  return device_->IsIdle(stream);
+}
+
+bool DeviceRank::IsIdle() {
+  const auto is_idle = [&](const Stream& stream) { return device_->IsIdle(stream.get()); };
+  return std::ranges::all_of(send_streams_, is_idle) &&
+         std::ranges::all_of(receive_streams_, is_idle);
 }
 
 std::map<std::string_view, std::pair<uint64_t, uint64_t>> DeviceRank::Bytes() const {

@@ -31,7 +31,7 @@ struct DeviceRequest {
   std::vector<Pair> pairs;  // see ExchangeRequest
   std::span<const std::byte> operand;
   std::span<std::byte> result;
-  std::byte poison;  // what the result is filled with before anything comes
+  std::byte poison;  // what the result is filled with if it can't come
 };
 
 // A ring and what this end has done on it.
@@ -52,10 +52,10 @@ struct RankRing {
 // program's stream is held by nothing else, and a result is received as it comes, whether or not
 // the program has reached its Done().
 //
-// Before anything comes, a result is poison. When the job fails, the gate that every copy of ours
-// passes is closed, and then the program's stream is let go: it finds poison, or what had come.
-// That takes no call of the driver, which may be held by a thread that launches work and waits for
-// room on a stream, and for the failure therefore.
+// When the job fails, the program's stream is held at the next Done(), and for one exchange after
+// the other our streams run to its end, its result is poisoned if it had not come, and the program
+// goes on to the next. No stream is left waiting in the end: a driver that allocates memory waits
+// for all of them.
 class DeviceRank {
  public:
   DeviceRank(int rank, std::unique_ptr<Device> device);
@@ -99,9 +99,11 @@ class DeviceRank {
   // `first_patience` until then.
   Report Look(std::chrono::milliseconds patience, std::chrono::milliseconds first_patience);
 
-  // The job has failed, by any thread: first nothing is copied any more, then the program goes on.
-  void CloseGate();
-  void LetProgramGo();
+  // The job has failed. Nothing starts any more, and the program's stream stops at the next Done()
+  // that it comes to. By any thread, for all ranks before the first Abandon().
+  void Stop();
+  // Ends what is in flight, as above. False if the device did not get there in time.
+  bool Abandon(std::chrono::milliseconds timeout);
 
   uint64_t started() const { return started_; }
   // (transport, (sent, received)).
@@ -113,9 +115,9 @@ class DeviceRank {
   static constexpr size_t kStreams = 2;
   static_assert(kRingSlots % kStreams == 0);  // a slot's chunks are all on one stream
 
-  // Written by the device, but for the gate. The values of the others are numbers of exchanges.
+  // Written by the device, but for the first. The values of the others are numbers of exchanges.
   struct Words {
-    DeviceWord gate;
+    DeviceWord go_on;    // waited for last at Done(), with its number; kOpen until the job fails
     DeviceWord reached;  // by the program
     std::array<DeviceWord, kStreams> sent;
     std::array<DeviceWord, kStreams> received;
@@ -132,12 +134,13 @@ class DeviceRank {
     uint64_t incoming_number = 0;
     uint64_t sends = 0;  // bit s: stream s has chunks of it
     uint64_t receives = 0;
+    std::span<std::byte> result = {};
+    std::byte poison{};
     bool is_done = false;  // Done() was called
     std::optional<Time> reached = {};
   };
 
   std::optional<Mismatch> Agree(InFlight& exchange, const Launch& launch);
-  void Prepare(const DeviceRequest& request);
   void Send(const InFlight& exchange, std::span<const std::byte> operand);
   void Receive(const InFlight& exchange, std::span<std::byte> result);
   static uint64_t StreamsOf(const RankRing& ring, size_t num_bytes);
@@ -148,6 +151,9 @@ class DeviceRank {
   bool IsComplete(const InFlight& exchange) const;
   std::optional<Mismatch> FindMismatch(const InFlight& exchange) const;
   void CheckRings() const;
+  bool RunToTheEnd(const InFlight& exchange, Time limit);
+  bool Poison(const InFlight& exchange, Time limit);
+  bool IsIdle();
   std::optional<Report::Late> FindLate(InFlight& exchange, std::chrono::milliseconds patience,
                                        std::chrono::milliseconds first_patience) const;
 
@@ -160,9 +166,8 @@ class DeviceRank {
   Rings incoming_;
   std::array<Stream, kStreams> send_streams_;
   std::array<Stream, kStreams> receive_streams_;
-  Stream poison_stream_;
-  Event ready_;     // the program has reached the latest start
-  Event poisoned_;  // the latest result is poison
+  Stream rescue_stream_;  // for poison
+  Event ready_;           // the program has reached the latest start
 
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;

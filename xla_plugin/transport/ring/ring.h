@@ -92,10 +92,13 @@ struct alignas(64) DeviceWord {
   std::atomic_ref<uint32_t> host() { return std::atomic_ref(value); }
 };
 
-// What both ends see, all zero at first.
+// What both ends see, all zero at first (but for the gate).
 struct RingWords {
   std::array<DeviceWord, kRingSlots> filled;   // written by the source's device
   std::array<DeviceWord, kRingSlots> emptied;  // written by the target's device
+  // Waited for by the target's device, last of all, before a result counts. Closed (0) by a source
+  // that has failed: it may fill slots then that were not emptied.
+  DeviceWord gate;
   LaunchLog source;
   LaunchLog target;
 };
@@ -116,6 +119,7 @@ class RingEnd {
   void* slot(uint32_t slot) const { return slots_ + slot * slot_bytes_; }
   void* filled(uint32_t slot) const { return AddressOf(words_->filled.at(slot)); }
   void* emptied(uint32_t slot) const { return AddressOf(words_->emptied.at(slot)); }
+  void* gate() const { return AddressOf(words_->gate); }
 
   // Set-up, by the source: writes `proof` into slot 0. By the target: whether it is there.
   virtual void Prove(Device& device, std::span<const std::byte> proof);

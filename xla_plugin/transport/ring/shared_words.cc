@@ -17,6 +17,7 @@ constexpr size_t kExtraOffset = (sizeof(RingWords) + 2 * kPage - 1) & ~(kPage - 
 SharedWordsRing::SharedWordsRing(Device& device, size_t extra_bytes)
     : memory_(kExtraOffset + extra_bytes) {
   Register(device);
+  words().gate.value = kOpen;  // the rest is zero, as new shared memory is
 }
 
 SharedWordsRing::SharedWordsRing(Device& device, const SharedMemoryInfo& memory, size_t extra_bytes)

@@ -65,6 +65,7 @@ class TcpRing : public RingEnd {
         words_memory_(setup.device.AllocatePinned(sizeof(RingWords))),
         slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kRingSlots, slot_bytes))) {
     auto* const words = new (words_memory_.get()) RingWords{};
+    words->gate.value = kOpen;
     SetWords(reinterpret_cast<std::byte*>(words), setup.device.DeviceAddress(words));
     host_slots_ = static_cast<std::byte*>(slots_memory_.get());
     SetSlots(setup.device.DeviceAddress(host_slots_), slot_bytes);
