@@ -1,33 +1,13 @@
 """Our declarations of CUDA's driver and of HIP against the vendors' headers, where those are."""
 
 import dataclasses
-import os
-import pathlib
 import re
-import shutil
-import subprocess
 
 import pytest
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_DEVICE = _ROOT / "xla_plugin" / "device"
+from tests.support import headers
 
-# Parameters and results must look the same to the compiler's calling convention: our addresses are
-# void* where CUDA's are integers of the same size, and our enumerations are int.
-_PRELUDE = """
-#include <type_traits>
-template <typename T>
-constexpr bool kIsWord = std::is_pointer_v<T> || std::is_integral_v<T> || std::is_enum_v<T>;
-template <typename A, typename B>
-constexpr bool kSame = std::is_void_v<A> ? std::is_void_v<B>
-    : sizeof(A) == sizeof(B) && alignof(A) == alignof(B) && kIsWord<A> == kIsWord<B>;
-template <typename A, typename B>
-struct SameShape : std::false_type {};
-template <typename A, typename... P, typename B, typename... Q>
-  requires(sizeof...(P) == sizeof...(Q))
-struct SameShape<A(P...), B(Q...)>
-    : std::bool_constant<kSame<A, B> && (true && ... && kSame<P, Q>)> {};
-"""
+_DEVICE = headers.ROOT / "xla_plugin" / "device"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,22 +42,6 @@ _VENDORS = {
 }
 
 
-def _compiler() -> str:
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if not compiler:
-        pytest.skip("no C++ compiler")
-    return compiler
-
-
-def _include(vendor: _Vendor) -> str:
-    """The folder with the vendor's header; JAXHET_TEST_INCLUDE may name others, with colons."""
-    named = os.environ.get("JAXHET_TEST_INCLUDE", "").split(":")
-    for folder in [*named, *vendor.folders]:
-        if folder and (pathlib.Path(folder) / vendor.header).exists():
-            return folder
-    pytest.skip(f"no {vendor.header} here (Debian: libamdhip64-dev; CUDA: the toolkit)")
-
-
 def _functions(text: str) -> list[tuple[str, str, int]]:
     """Member, the vendor's name and the major version that has it first of every entry point."""
     found = re.findall(r" (\w+)\{\s*library,\s*\"(\w+)\"(,?)", text)
@@ -94,7 +58,11 @@ def _values(text: str) -> list[tuple[str, str, str]]:
 
 def _program(vendor: _Vendor) -> str:
     text = (_DEVICE / vendor.ours).read_text()
-    lines = [_PRELUDE, f'#include "xla_plugin/device/{vendor.ours}"', f"#include <{vendor.header}>"]
+    lines = [
+        headers.PRELUDE,
+        f'#include "xla_plugin/device/{vendor.ours}"',
+        f"#include <{vendor.header}>",
+    ]
     lines.append(f"using Api = jaxhet::{vendor.struct};")
     for member, name, since in _functions(text):
         if name.startswith("hsa_"):
@@ -109,14 +77,9 @@ def _program(vendor: _Vendor) -> str:
 
 
 def _compile(vendor: _Vendor, program: str) -> str:
-    """What the compiler has against `program`; empty if nothing."""
-    command = [_compiler(), "-x", "c++", "-std=c++20", "-w", "-fsyntax-only", "-"]
-    command += [f"-I{_ROOT}", "-isystem", _include(vendor)]
-    command += [f"-D{define}" for define in vendor.defines]
-    result = subprocess.run(
-        command, input=program, check=False, capture_output=True, text=True, timeout=120
-    )
-    return result.stderr if result.returncode else ""
+    package = "Debian: libamdhip64-dev; CUDA: the toolkit"
+    folder = headers.include_folder(vendor.header, vendor.folders, package)
+    return headers.compile_errors(program, folder, vendor.defines)
 
 
 @pytest.mark.parametrize("name", _VENDORS)

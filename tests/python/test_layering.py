@@ -23,9 +23,10 @@ _LEVELS = [
 # What may be included or called in one place only: pattern -> folder or file below xla_plugin.
 _CPP_DOORS = {
     r"#include [<\"]infiniband/": "transport/verbs/",
+    r"\"_?ibv_\w+\"": "transport/verbs/",  # entry points by their names
     r"#include [<\"](cuda|hip/|hsa/)": "device/",
     r"#include \"xla_plugin/device/(cuda|hip)/": "device/",
-    r"\"(cu|hip)[A-Z]\w+\"|\"hsa_\w+\"": "device/",  # entry points by their names
+    r"\"(cu|hip)[A-Z]\w+\"|\"hsa_\w+\"": "device/",
     r"#include [<\"]xla/": "ffi/",
     r"#include [<\"](nanobind/|Python\.h)": "python/",
     r"\bgetenv\s*\(": "base/env.cc",

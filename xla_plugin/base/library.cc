@@ -2,11 +2,9 @@
 
 #include <dlfcn.h>
 
-#include "xla_plugin/base/error.h"
-
 namespace jaxhet {
 
-Library::Library(std::span<const char* const> names) {
+Library::Library(std::span<const char* const> names, ErrorCode code) : code_(code) {
   std::string reasons;
   for (const char* const name : names) {
     name_ = name == nullptr ? "this program" : name;
@@ -14,7 +12,7 @@ Library::Library(std::span<const char* const> names) {
     if (handle_ != nullptr) return;
     reasons += StrCat(reasons.empty() ? "" : "; ", dlerror());
   }
-  Throw(ErrorCode::kDevice, "dlopen: ", reasons);
+  Throw(code_, "dlopen: ", reasons);
 }
 
 void* Library::Find(const char* symbol) const { return dlsym(handle_, symbol); }
@@ -22,8 +20,7 @@ void* Library::Find(const char* symbol) const { return dlsym(handle_, symbol); }
 void* Library::Require(const char* symbol) const {
   void* const address = Find(symbol);
   if (address == nullptr) {
-    Throw(ErrorCode::kDevice, name_, " has no ", symbol,
-          ": it is older than jaxhet needs; update it");
+    Throw(code_, name_, " has no ", symbol, ": it is older than jaxhet needs; update it");
   }
   return address;
 }

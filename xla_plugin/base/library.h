@@ -5,22 +5,25 @@
 #include <string>
 #include <string_view>
 
+#include "xla_plugin/base/error.h"
+
 namespace jaxhet {
 
 // A shared library that is loaded at run time. It stays loaded: drivers have threads of their own.
 class Library {
  public:
-  // The first of `names` that can be loaded; nullptr is the program itself. Throws DeviceError with
-  // the loader's words if there is none.
-  explicit Library(std::span<const char* const> names);
+  // The first of `names` that can be loaded; nullptr is the program itself. Throws an error of
+  // `code` with the loader's words if there is none.
+  explicit Library(std::span<const char* const> names, ErrorCode code = ErrorCode::kDevice);
 
   const std::string& name() const { return name_; }
   // The address of `symbol`, or nullptr.
   void* Find(const char* symbol) const;
-  // The same, but throws DeviceError if it is missing.
+  // The same, but throws if it is missing.
   void* Require(const char* symbol) const;
 
  private:
+  ErrorCode code_;
   std::string name_;
   void* handle_ = nullptr;
 };

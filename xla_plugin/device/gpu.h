@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/base/function.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/failure.h"
-#include "xla_plugin/device/function.h"
 
 namespace jaxhet {
 

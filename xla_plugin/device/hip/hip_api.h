@@ -6,9 +6,9 @@
 #include <string_view>
 #include <utility>
 
+#include "xla_plugin/base/function.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/failure.h"
-#include "xla_plugin/device/function.h"
 
 namespace jaxhet {
 

@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_DEVICE_FUNCTION_H_
-#define XLA_PLUGIN_DEVICE_FUNCTION_H_
+#ifndef XLA_PLUGIN_BASE_FUNCTION_H_
+#define XLA_PLUGIN_BASE_FUNCTION_H_
 
 #include "xla_plugin/base/library.h"
 
@@ -8,14 +8,14 @@ namespace jaxhet {
 template <typename Signature>
 class Function;
 
-// An entry point of a vendor's library.
+// An entry point of a library.
 template <typename Result, typename... Parameters>
 class Function<Result(Parameters...)> {
  public:
   using Signature = Result(Parameters...);
   enum Presence { kRequired, kOptional };
 
-  // Throws DeviceError if a required one is missing.
+  // Throws if a required one is missing.
   Function(const Library& library, const char* name, Presence presence = kRequired)
       : name_(name),
         address_(reinterpret_cast<Signature*>(presence == kRequired ? library.Require(name)
@@ -32,4 +32,4 @@ class Function<Result(Parameters...)> {
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_DEVICE_FUNCTION_H_
+#endif  // XLA_PLUGIN_BASE_FUNCTION_H_
