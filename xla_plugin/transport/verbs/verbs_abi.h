@@ -113,6 +113,7 @@ inline constexpr int kEventGidChange = 18;   // IBV_EVENT_GID_CHANGE
 
 struct alignas(uint64_t) Gid {  // ibv_gid
   std::array<uint8_t, 16> raw = {};
+  bool operator==(const Gid&) const = default;
 };
 
 struct GidEntry {  // ibv_gid_entry
