@@ -1,0 +1,32 @@
+#ifndef TESTS_SOFTVERBS_LIBRARY_CONTROL_H_
+#define TESTS_SOFTVERBS_LIBRARY_CONTROL_H_
+
+#include <cstddef>
+
+// What this libibverbs has beside libibverbs. Commands are lines of words, separated by ";":
+//
+//   device NAME [ports=1] [mtu=5] [link=infiniband]    instead of soft0 and soft1
+//   port DEVICE PORT up|down
+//   gid DEVICE PORT INDEX add|remove
+//   break QPN                                          the QP fails, as hardware does
+//   retry US                                           pause after a packet that is lost
+//   jitter US [seed=1]                                 requests begin up to US later, each its own
+//   error status=WC [bytes=N|all] [WHERE] [WHEN]       \.
+//   ghost|delay|flush|peer_flush [us=N] [WHERE] [WHEN]  > faults; see FaultKind
+//   lose|garble [memory=dmabuf] [device=NAME] [WHEN]   /
+//   call NAME errno=N [device=NAME] [WHEN]             the entry point NAME fails
+//   clear                                              forgets the faults
+//   all COMMAND                                        in every process of the fabric
+//
+// WHERE: device=NAME port=N qpn=N opcode=N; WHEN: after=0 count=1|all, counted in matches.
+// Numbers are verbs' own. Processes read SOFTVERBS_COMMANDS when they start.
+extern "C" {
+// 0, or what is wrong with `text` in `problem` and a number other than 0.
+int softverbs_command(const char* text, char* problem, size_t size);
+// What there is: "objects", "faults". The length; `text` gets as much as there is room for.
+size_t softverbs_query(const char* what, char* text, size_t size);
+// How memory is copied that the NIC can't (a GPU's); nullptr: as the host's.
+void softverbs_set_copy(void (*copy)(void* to, const void* from, size_t num_bytes));
+}
+
+#endif  // TESTS_SOFTVERBS_LIBRARY_CONTROL_H_

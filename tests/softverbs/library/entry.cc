@@ -1,0 +1,397 @@
+// The entry points of VerbsApi, no more.
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "tests/softverbs/library/nic.h"
+#include "xla_plugin/transport/verbs/verbs_api.h"
+
+namespace jaxhet::softverbs {
+namespace {
+
+// The errno that a fault wants `call` to fail with, or 0.
+int Refusal(Nic& nic, std::string_view call, const ibv::Context* context = nullptr) {
+  Site site;
+  site.call = call;
+  if (context != nullptr) site.device = context->device->name.data();
+  const Fault* const fault = nic.faults().Take(FaultKind::kCall, FaultKind::kCall, site);
+  return fault == nullptr ? 0 : fault->error_number;
+}
+
+std::nullptr_t Null(int error_number) {
+  errno = error_number;
+  return nullptr;
+}
+
+const PortModel* PortOf(ibv::Context* context, uint32_t port) {
+  return static_cast<Context*>(context)->model->FindPort(static_cast<int>(port));
+}
+
+Context& ToContext(ibv::Context* context) { return *static_cast<Context*>(context); }
+
+int PollCq(ibv::Cq* cq, int num_entries, ibv::Wc* wc) {
+  if (num_entries < 0) return -1;
+  return static_cast<Cq*>(cq)->Poll({wc, static_cast<size_t>(num_entries)});
+}
+
+int RequestNotify(ibv::Cq* cq, int only_solicited) {
+  static_cast<Cq*>(cq)->Arm(only_solicited != 0);
+  return 0;
+}
+
+int PostSend(ibv::Qp* qp, ibv::SendWr* wr, ibv::SendWr** bad_wr) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  for (; wr != nullptr; wr = wr->next) {
+    int error = Refusal(nic, "ibv_post_send", qp->context);
+    if (error == 0) error = nic.PostSend(*static_cast<Qp*>(qp), *wr);
+    if (error != 0) return *bad_wr = wr, error;
+  }
+  return 0;
+}
+
+int PostReceive(ibv::Qp* qp, ibv::RecvWr* wr, ibv::RecvWr** bad_wr) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  for (; wr != nullptr; wr = wr->next) {
+    int error = Refusal(nic, "ibv_post_recv", qp->context);
+    if (error == 0) error = nic.PostReceive(*static_cast<Qp*>(qp), *wr);
+    if (error != 0) return *bad_wr = wr, error;
+  }
+  return 0;
+}
+
+bool IsAccessGood(int access) {
+  return (access & ibv::kAccessRemoteWrite) == 0 || (access & ibv::kAccessLocalWrite) != 0;
+}
+
+ibv::Mr* Register(ibv::Pd* pd, void* address, size_t num_bytes, uint64_t iova, int access) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  // One name for both entry points: programs use either.
+  const int error = Refusal(nic, "ibv_reg_mr", pd->context);
+  if (error != 0) return Null(error);
+  if (address == nullptr || num_bytes == 0) return Null(EFAULT);
+  if (!IsAccessGood(access)) return Null(EINVAL);
+  return nic.memory().Register(*static_cast<Pd*>(pd), address, num_bytes, iova, access);
+}
+
+}  // namespace
+}  // namespace jaxhet::softverbs
+
+// NOLINTBEGIN(readability-identifier-naming,misc-use-internal-linkage): the names are verbs'.
+using namespace jaxhet;             // NOLINT(google-build-using-namespace)
+using namespace jaxhet::softverbs;  // NOLINT(google-build-using-namespace)
+
+// The signature of an entry point must be the one by which VerbsApi calls it. Every one begins with
+// the NIC's lock, and with the fault that was ordered for it.
+#define ENTRY(member, result, name, ...)                                                \
+  extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__);           \
+  static_assert(std::is_same_v<decltype(name), decltype(VerbsApi::member)::Signature>); \
+  result name(__VA_ARGS__)
+
+ENTRY(get_device_list, ibv::Device**, ibv_get_device_list, int* num_devices) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (num_devices != nullptr) *num_devices = 0;
+  if (const int error = Refusal(nic, "ibv_get_device_list")) return Null(error);
+  const auto& devices = nic.fabric().Devices();
+  auto* const list = new ibv::Device*[devices.size() + 1]();
+  std::ranges::transform(devices, list, [](const auto& device) { return device.get(); });
+  if (num_devices != nullptr) *num_devices = static_cast<int>(devices.size());
+  return list;
+}
+
+ENTRY(free_device_list, void, ibv_free_device_list, ibv::Device** list) { delete[] list; }
+
+ENTRY(get_device_name, const char*, ibv_get_device_name, ibv::Device* device) {
+  return device->name.data();
+}
+
+ENTRY(open_device, ibv::Context*, ibv_open_device, ibv::Device* device) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_open_device")) return Null(error);
+  Context* const context = nic.Open(*static_cast<DeviceModel*>(device));
+  context->ops.poll_cq = PollCq;
+  context->ops.req_notify_cq = RequestNotify;
+  context->ops.post_send = PostSend;
+  context->ops.post_recv = PostReceive;
+  return context;
+}
+
+ENTRY(close_device, int, ibv_close_device, ibv::Context* context) {
+  Nic& nic = Nic::Get();
+  auto lock = nic.Lock();
+  return nic.Close(&ToContext(context), lock);
+}
+
+ENTRY(query_device, int, ibv_query_device, ibv::Context* context, ibv::DeviceAttr* attr) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_query_device", context)) return error;
+  const DeviceModel& model = *ToContext(context).model;
+  *attr = {.max_mr_size = ~uint64_t{0},
+           .page_size_cap = 4096,
+           .max_qp = kQpsOfProcess - 1,
+           .max_qp_wr = 1 << 14,
+           .max_sge = 16,
+           .max_sge_rd = 16,
+           .max_cq = 1 << 16,
+           .max_cqe = model.max_cqe,
+           .max_mr = 1 << 20,
+           .max_pd = 1 << 16,
+           .max_qp_rd_atom = 16,
+           .max_qp_init_rd_atom = 16,
+           .max_pkeys = 1,
+           .phys_port_cnt = static_cast<uint8_t>(model.ports.size())};
+  return 0;
+}
+
+ENTRY(query_port, int, ibv_query_port, ibv::Context* context, uint8_t number, ibv::PortAttr* attr) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_query_port", context)) return error;
+  const PortModel* const port = PortOf(context, number);
+  if (port == nullptr) return EINVAL;
+  constexpr uint8_t kFourLanes = 2;
+  constexpr uint8_t kEdr = 32;
+  *attr = {.state = port->is_up ? ibv::kPortActive : ibv::kPortDown,
+           .max_mtu = ibv::kMtu4096,
+           .active_mtu = port->mtu,
+           .gid_tbl_len = static_cast<int>(port->gids.size()),
+           .max_msg_sz = ToContext(context).model->max_message,
+           .pkey_tbl_len = 1,
+           .lid = port->lid,
+           .active_width = kFourLanes,
+           .active_speed = kEdr,
+           .link_layer = port->link_layer};
+  return 0;
+}
+
+ENTRY(query_gid, int, ibv_query_gid, ibv::Context* context, uint8_t number, int index,
+      ibv::Gid* gid) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_query_gid", context)) return Null(error), -1;
+  const PortModel* const port = PortOf(context, number);
+  if (port == nullptr || index < 0 || std::cmp_greater_equal(index, port->gids.size())) return -1;
+  const GidRow* const row = port->FindGid(index);
+  *gid = row == nullptr ? ibv::Gid{} : row->gid;
+  return 0;
+}
+
+ENTRY(query_gid_ex, int, _ibv_query_gid_ex, ibv::Context* context, uint32_t number, uint32_t index,
+      ibv::GidEntry* entry, uint32_t flags, size_t size) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_query_gid", context)) return error;
+  const PortModel* const port = PortOf(context, number);
+  if (port == nullptr || flags != 0 || size != sizeof *entry) return EINVAL;
+  const GidRow* const row = port->FindGid(static_cast<int>(index));
+  if (row == nullptr) return ENODATA;
+  constexpr uint32_t kLoopback = 1;  // its addresses are 127.0.0.*
+  *entry = {.gid = row->gid,
+            .gid_index = index,
+            .port_num = number,
+            .gid_type = row->type,
+            .ndev_ifindex = row->type == ibv::kGidTypeIb ? 0 : kLoopback};
+  return 0;
+}
+
+ENTRY(query_pkey, int, ibv_query_pkey, ibv::Context* context, uint8_t number, int index,
+      uint16_t* pkey) {
+  if (PortOf(context, number) == nullptr || index != 0) return -1;
+  *pkey = 0xFFFF;
+  return 0;
+}
+
+ENTRY(alloc_pd, ibv::Pd*, ibv_alloc_pd, ibv::Context* context) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_alloc_pd", context)) return Null(error);
+  auto* const pd = new Pd;
+  pd->context = context;
+  pd->handle = 0;
+  ++ToContext(context).num_objects;
+  ++nic.num_pds;
+  return pd;
+}
+
+ENTRY(dealloc_pd, int, ibv_dealloc_pd, ibv::Pd* pd) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (static_cast<Pd*>(pd)->num_objects != 0) return EBUSY;
+  --ToContext(pd->context).num_objects;
+  --nic.num_pds;
+  delete static_cast<Pd*>(pd);
+  return 0;
+}
+
+ENTRY(reg_mr, ibv::Mr*, ibv_reg_mr, ibv::Pd* pd, void* address, size_t num_bytes, int access) {
+  return Register(pd, address, num_bytes, reinterpret_cast<uintptr_t>(address), access);
+}
+
+ENTRY(reg_mr_iova2, ibv::Mr*, ibv_reg_mr_iova2, ibv::Pd* pd, void* address, size_t num_bytes,
+      uint64_t iova, unsigned access) {
+  return Register(pd, address, num_bytes, iova, static_cast<int>(access));
+}
+
+ENTRY(reg_dmabuf_mr, ibv::Mr*, ibv_reg_dmabuf_mr, ibv::Pd* pd, uint64_t offset, size_t num_bytes,
+      uint64_t iova, int fd, int access) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_reg_dmabuf_mr", pd->context)) return Null(error);
+  if (!IsAccessGood(access)) return Null(EINVAL);
+  return nic.memory().RegisterDmabuf(*static_cast<Pd*>(pd), fd, offset, num_bytes, iova, access);
+}
+
+ENTRY(dereg_mr, int, ibv_dereg_mr, ibv::Mr* mr) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  nic.memory().Deregister(static_cast<Mr*>(mr));
+  return 0;
+}
+
+ENTRY(create_comp_channel, ibv::CompChannel*, ibv_create_comp_channel, ibv::Context* context) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_create_comp_channel", context)) return Null(error);
+  auto* const channel = new CompChannel;
+  channel->context = context;
+  channel->fd = channel->events.fd();
+  channel->refcnt = 0;
+  ++ToContext(context).num_objects;
+  ++nic.num_channels;
+  return channel;
+}
+
+ENTRY(destroy_comp_channel, int, ibv_destroy_comp_channel, ibv::CompChannel* channel) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (channel->refcnt != 0) return EBUSY;
+  --ToContext(channel->context).num_objects;
+  --nic.num_channels;
+  delete static_cast<CompChannel*>(channel);
+  return 0;
+}
+
+ENTRY(create_cq, ibv::Cq*, ibv_create_cq, ibv::Context* context, int cqe, void* cq_context,
+      ibv::CompChannel* channel, int comp_vector) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_create_cq", context)) return Null(error);
+  if (cqe < 1 || cqe > ToContext(context).model->max_cqe || comp_vector != 0) return Null(EINVAL);
+  auto* const cq = new Cq;
+  static_cast<ibv::Cq&>(*cq) = {
+      .context = context, .channel = channel, .cq_context = cq_context, .handle = 0, .cqe = cqe};
+  if (channel != nullptr) ++channel->refcnt;
+  ++ToContext(context).num_objects;
+  ++nic.num_cqs;
+  return cq;
+}
+
+// Where the real one would wait for ever, for events that were not acknowledged, this one refuses.
+ENTRY(destroy_cq, int, ibv_destroy_cq, ibv::Cq* base) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  auto* const cq = static_cast<Cq*>(base);
+  if (cq->num_qps != 0 || cq->events_given != cq->events_acked) return EBUSY;
+  if (cq->channel != nullptr) {
+    static_cast<CompChannel*>(cq->channel)->events.Erase([&](const Cq* c) { return c == cq; });
+    --cq->channel->refcnt;
+  }
+  Context& context = ToContext(cq->context);
+  context.async_events.Erase([&](const ibv::AsyncEvent& event) {
+    return event.event_type == ibv::kEventCqErr && event.element.cq == cq;
+  });
+  --context.num_objects;
+  --nic.num_cqs;
+  delete cq;
+  return 0;
+}
+
+ENTRY(get_cq_event, int, ibv_get_cq_event, ibv::CompChannel* channel, ibv::Cq** cq,
+      void** cq_context) {
+  Cq* ready = nullptr;
+  if (!static_cast<CompChannel*>(channel)->events.Pop(ready)) return -1;
+  ++ready->events_given;
+  *cq = ready;
+  *cq_context = ready->cq_context;
+  return 0;
+}
+
+ENTRY(ack_cq_events, void, ibv_ack_cq_events, ibv::Cq* cq, unsigned count) {
+  static_cast<Cq*>(cq)->events_acked += count;
+}
+
+ENTRY(create_qp, ibv::Qp*, ibv_create_qp, ibv::Pd* pd, ibv::QpInitAttr* init) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_create_qp", pd->context)) return Null(error);
+  return nic.CreateQp(*static_cast<Pd*>(pd), *init);
+}
+
+ENTRY(modify_qp, int, ibv_modify_qp, ibv::Qp* qp, ibv::QpAttr* attr, int mask) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_modify_qp", qp->context)) return error;
+  return nic.ModifyQp(*static_cast<Qp*>(qp), *attr, mask);
+}
+
+ENTRY(query_qp, int, ibv_query_qp, ibv::Qp* base, ibv::QpAttr* attr, int /*mask*/,
+      ibv::QpInitAttr* init) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  auto* const qp = static_cast<Qp*>(base);
+  *attr = qp->attr;
+  attr->qp_state = attr->cur_qp_state = qp->state = qp->now;
+  *init = qp->init;
+  return 0;
+}
+
+ENTRY(destroy_qp, int, ibv_destroy_qp, ibv::Qp* qp) {
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  return nic.DestroyQp(*static_cast<Qp*>(qp));
+}
+
+ENTRY(get_async_event, int, ibv_get_async_event, ibv::Context* context, ibv::AsyncEvent* event) {
+  return ToContext(context).async_events.Pop(*event) ? 0 : -1;
+}
+
+ENTRY(ack_async_event, void, ibv_ack_async_event, ibv::AsyncEvent* /*event*/) {}
+
+ENTRY(wc_status_str, const char*, ibv_wc_status_str, int status) {
+  // rdma-core's words.
+  static constexpr std::array kTexts = {"success",
+                                        "local length error",
+                                        "local QP operation error",
+                                        "local EE context operation error",
+                                        "local protection error",
+                                        "Work Request Flushed Error",
+                                        "memory management operation error",
+                                        "bad response error",
+                                        "local access error",
+                                        "remote invalid request error",
+                                        "remote access error",
+                                        "remote operation error",
+                                        "transport retry counter exceeded",
+                                        "RNR retry counter exceeded",
+                                        "local RDD violation error",
+                                        "remote invalid RD request",
+                                        "aborted error",
+                                        "invalid EE context number",
+                                        "invalid EE context state",
+                                        "fatal error",
+                                        "response timeout error",
+                                        "general error"};
+  const bool is_known = status >= 0 && std::cmp_less(status, kTexts.size());
+  return is_known ? kTexts[static_cast<size_t>(status)] : "unknown";
+}
+// NOLINTEND(readability-identifier-naming,misc-use-internal-linkage)

@@ -1,0 +1,38 @@
+#include "tests/softverbs/softverbs.h"
+
+#include <array>
+
+#include "tests/softverbs/library/control.h"
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/function.h"
+
+namespace jaxhet::testing {
+namespace {
+
+constexpr std::array kPath = {SOFTVERBS_LIBRARY};  // of the build
+
+}  // namespace
+
+const Softverbs& Softverbs::Get() {
+  static const auto* const softverbs = new Softverbs;
+  return *softverbs;
+}
+
+Softverbs::Softverbs() : library_(kPath) {}
+
+void Softverbs::Command(std::string_view text) const {
+  const Function<decltype(softverbs_command)> command(library_, "softverbs_command");
+  std::array<char, 256> problem{};
+  if (command(std::string(text).c_str(), problem.data(), problem.size()) != 0) {
+    Throw(ErrorCode::kUsage, problem.data());
+  }
+}
+
+std::string Softverbs::Query(const char* what) const {
+  const Function<decltype(softverbs_query)> query(library_, "softverbs_query");
+  std::array<char, 256> text{};
+  query(what, text.data(), text.size());
+  return text.data();
+}
+
+}  // namespace jaxhet::testing
