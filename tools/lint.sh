@@ -8,7 +8,7 @@ bin=.venv/bin
 "$bin/ruff" check .
 "$bin/python" -m pyright --warnings
 
-find xla_plugin tests/cpp tests/gpu -name '*.cc' -o -name '*.h' | LC_ALL=C sort |
+find xla_plugin tests/cpp tests/gpu tests/softverbs -name '*.cc' -o -name '*.h' | LC_ALL=C sort |
   xargs "$bin/clang-format" --dry-run -Werror
 
 # clang-tidy needs to know how a file is compiled: by the C++ tests' build, or by the extension's.
@@ -19,5 +19,5 @@ tidy() { # tidy BUILD FOLDER...
     xargs -n 4 -P "$(nproc)" "$bin/clang-tidy" -p "$build" --quiet --warnings-as-errors='*'
 }
 sh tools/cpp.sh configure lint
-tidy _build/lint xla_plugin/base xla_plugin/device xla_plugin/transport xla_plugin/engine tests/cpp tests/gpu
+tidy _build/lint xla_plugin/base xla_plugin/device xla_plugin/transport xla_plugin/engine tests/cpp tests/gpu tests/softverbs
 tidy "$(dirname "$(ls -t _build/*/_engine*.so | head -n 1)")" xla_plugin/ffi xla_plugin/python

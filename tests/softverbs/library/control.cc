@@ -130,7 +130,7 @@ void AddDevice(Nic& nic, Words& words) {
   nic.fabric().Add(spec);
 }
 
-void SetGid(Nic& nic, Words& words) {
+void SetGid(Nic& nic, const Words& words) {
   DeviceModel& model = FindDevice(nic, words);
   const auto port = static_cast<int>(words.Number(2));
   const uint64_t index = words.Number(3);
@@ -138,7 +138,7 @@ void SetGid(Nic& nic, Words& words) {
   nic.SetGid(model, port, static_cast<int>(index), words.Argument(4) == "add");
 }
 
-void BreakQp(Nic& nic, Words& words) {
+void BreakQp(Nic& nic, const Words& words) {
   if (!nic.BreakQp(static_cast<uint32_t>(words.Number(1)))) Throw(ErrorCode::kUsage, "no such QP");
 }
 
@@ -160,14 +160,15 @@ constexpr std::array kVerbs = {
            DeviceModel& model = FindDevice(nic, words);
            nic.SetPort(model, static_cast<int>(words.Number(2)), words.Argument(3) == "up");
          }},
-    Verb{"gid", SetGid},
-    Verb{"break", BreakQp},
+    Verb{"gid", [](Nic& nic, Words& words) { SetGid(nic, words); }},
+    Verb{"break", [](Nic& nic, Words& words) { BreakQp(nic, words); }},
     Verb{"retry",
          [](Nic& nic, Words& words) {
            nic.set_retry_interval(std::chrono::microseconds(words.Number(1)));
          }},
     Verb{"jitter", SetJitter},
     Verb{"clear", [](Nic& nic, Words&) { nic.faults().Clear(); }},
+    Verb{"release", [](Nic& nic, Words&) { nic.Release(); }},
 };
 
 void RunOne(Nic& nic, std::string_view text) {

@@ -16,6 +16,7 @@
 //   lose|garble [memory=dmabuf] [device=NAME] [WHEN]   /
 //   call NAME errno=N [device=NAME] [WHEN]             the entry point NAME fails
 //   clear                                              forgets the faults
+//   release                                            ends all pauses and delays
 //   all COMMAND                                        in every process of the fabric
 //
 // WHERE: device=NAME port=N qpn=N opcode=N; WHEN: after=0 count=1|all, counted in matches.

@@ -84,7 +84,8 @@ ibv::Mr* Register(ibv::Pd* pd, void* address, size_t num_bytes, uint64_t iova, i
 }  // namespace
 }  // namespace jaxhet::softverbs
 
-// NOLINTBEGIN(readability-identifier-naming,misc-use-internal-linkage): the names are verbs'.
+// NOLINTBEGIN(readability-identifier-naming,misc-use-internal-linkage,misc-const-correctness): the
+// names and signatures are verbs'.
 using namespace jaxhet;             // NOLINT(google-build-using-namespace)
 using namespace jaxhet::softverbs;  // NOLINT(google-build-using-namespace)
 
@@ -394,4 +395,4 @@ ENTRY(wc_status_str, const char*, ibv_wc_status_str, int status) {
   const bool is_known = status >= 0 && std::cmp_less(status, kTexts.size());
   return is_known ? kTexts[static_cast<size_t>(status)] : "unknown";
 }
-// NOLINTEND(readability-identifier-naming,misc-use-internal-linkage)
+// NOLINTEND(readability-identifier-naming,misc-use-internal-linkage,misc-const-correctness)

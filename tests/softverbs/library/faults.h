@@ -60,6 +60,9 @@ class Faults {
  public:
   void Add(const Fault& fault) { faults_.push_back(fault); }
   void Clear() { faults_.clear(); }
+  void ClearDelays() {
+    std::erase_if(faults_, [](const Fault& fault) { return fault.kind == FaultKind::kDelay; });
+  }
   uint64_t num_fired() const { return num_fired_; }
 
   // The first fault of a kind between `first` and `last` that is due here. Counts matches.

@@ -228,6 +228,16 @@ bool Nic::BreakQp(uint32_t qpn) {
   return true;
 }
 
+void Nic::Release() {
+  faults_.ClearDelays();
+  for (auto& [qpn, qp] : qps_) {
+    if (!qp->is_waiting) qp->wake_at = {};
+  }
+  std::multimap<Time, Packet> late;
+  late.swap(late_);
+  for (auto& [when, packet] : late) late_.emplace(Time{}, std::move(packet));
+}
+
 std::string Nic::DescribeObjects() const {
   return StrCat("contexts ", contexts_.size(), " pds ", num_pds, " mrs ", memory_.size(), " cqs ",
                 num_cqs, " channels ", num_channels, " qps ", qps_.size());

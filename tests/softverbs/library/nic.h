@@ -55,6 +55,8 @@ class Nic {
   void SetGid(DeviceModel& model, int port, int index, bool is_there);
   // False if there is no such QP.
   bool BreakQp(uint32_t qpn);
+  // Whatever was to happen later happens now.
+  void Release();
   std::string DescribeObjects() const;
   void set_retry_interval(std::chrono::microseconds interval) { retry_interval_ = interval; }
   void SetJitter(std::chrono::microseconds most, uint32_t seed);
@@ -126,7 +128,8 @@ class Nic {
   std::multimap<Time, Packet> late_;
   std::chrono::microseconds retry_interval_{5000};  // after a packet that is known to be lost
   std::chrono::microseconds jitter_{0};
-  std::minstd_rand random_;
+  // NOLINTNEXTLINE(bugprone-random-generator-seed): a run can be repeated
+  std::minstd_rand random_{1};
 
   std::thread thread_;
   Fd wake_;

@@ -1,5 +1,6 @@
 #include "tests/softverbs/library/qp_state.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -10,7 +11,6 @@ namespace {
 constexpr int kAlternatePath = 1 << 14;  // IBV_QP_ALT_PATH
 constexpr int kMigration = 1 << 18;      // IBV_QP_PATH_MIG_STATE
 constexpr int kMaxRdAtomic = 16;
-constexpr int kNumPkeys = 1;
 
 struct Transition {
   int from;
@@ -47,26 +47,37 @@ bool IsAllowed(int now, int next, int mask) {
 
 bool IsAddressGood(const ibv::AhAttr& address, const DeviceModel& device, int own_port) {
   const PortModel* const port = device.FindPort(address.port_num);
-  if (port == nullptr || address.port_num != own_port) return false;
+  if (port == nullptr || std::cmp_not_equal(address.port_num, own_port)) return false;
   const bool is_infiniband = port->link_layer == ibv::kLinkLayerInfiniband;
   if (address.is_global == 0) return is_infiniband;
   return port->FindGid(address.grh.sgid_index) != nullptr && address.grh.dgid != ibv::Gid{};
 }
 
+struct Value {
+  int bit;
+  int value;
+  int least;
+  int most;
+};
+
 bool AreValuesGood(const ibv::QpAttr& attr, int mask, const DeviceModel& device, int own_port) {
-  const auto has = [&](int bit) { return (mask & bit) != 0; };
-  if (has(ibv::kQpPort)) own_port = attr.port_num;
+  if ((mask & ibv::kQpPort) != 0) own_port = attr.port_num;
   const PortModel* const port = device.FindPort(own_port);
   if (port == nullptr) return mask == ibv::kQpState;
-  return !(has(ibv::kQpPkeyIndex) && attr.pkey_index >= kNumPkeys) &&
-         !(has(ibv::kQpAv) && !IsAddressGood(attr.ah_attr, device, own_port)) &&
-         !(has(ibv::kQpPathMtu) && (attr.path_mtu < ibv::kMtu256 || attr.path_mtu > port->mtu)) &&
-         !(has(ibv::kQpMaxDestRdAtomic) && attr.max_dest_rd_atomic > kMaxRdAtomic) &&
-         !(has(ibv::kQpMaxRdAtomic) && attr.max_rd_atomic > kMaxRdAtomic) &&
-         !(has(ibv::kQpTimeout) && attr.timeout > 31) &&
-         !(has(ibv::kQpRetryCount) && attr.retry_cnt > 7) &&
-         !(has(ibv::kQpRnrRetry) && attr.rnr_retry > 7) &&
-         !(has(ibv::kQpMinRnrTimer) && attr.min_rnr_timer > 31);
+  const std::array values = {
+      Value{ibv::kQpPkeyIndex, attr.pkey_index, 0, 0},
+      Value{ibv::kQpPathMtu, attr.path_mtu, ibv::kMtu256, port->mtu},
+      Value{ibv::kQpMaxDestRdAtomic, attr.max_dest_rd_atomic, 0, kMaxRdAtomic},
+      Value{ibv::kQpMaxRdAtomic, attr.max_rd_atomic, 0, kMaxRdAtomic},
+      Value{ibv::kQpTimeout, attr.timeout, 0, 31},
+      Value{ibv::kQpRetryCount, attr.retry_cnt, 0, 7},
+      Value{ibv::kQpRnrRetry, attr.rnr_retry, 0, 7},
+      Value{ibv::kQpMinRnrTimer, attr.min_rnr_timer, 0, 31},
+  };
+  if ((mask & ibv::kQpAv) != 0 && !IsAddressGood(attr.ah_attr, device, own_port)) return false;
+  return std::ranges::all_of(values, [&](const Value& v) {
+    return (mask & v.bit) == 0 || (v.value >= v.least && v.value <= v.most);
+  });
 }
 
 }  // namespace

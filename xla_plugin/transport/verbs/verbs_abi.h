@@ -5,13 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace jaxhet {
-
 // The values and structures of libibverbs that we use, declared here so that no rdma-core is needed
 // to build. A comment beside a name is the system's; members have the system's names, enumerations
 // are int; immediate data, GUIDs and PKeys are in network byte order.
 // tests/python/test_verbs_declarations.py compares all of them with infiniband/verbs.h (44.0).
-namespace ibv {
+namespace jaxhet::ibv {
 
 inline constexpr int kGidTypeIb = 0;      // IBV_GID_TYPE_IB
 inline constexpr int kGidTypeRoceV1 = 1;  // IBV_GID_TYPE_ROCE_V1
@@ -383,8 +381,6 @@ struct AsyncEvent {  // ibv_async_event
   int event_type = 0;
 };
 
-}  // namespace ibv
-
-}  // namespace jaxhet
+}  // namespace jaxhet::ibv
 
 #endif  // XLA_PLUGIN_TRANSPORT_VERBS_VERBS_ABI_H_
