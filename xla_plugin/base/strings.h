@@ -26,7 +26,8 @@ void AppendTo(std::string& text, const T& value) {
                              std::to_chars(digits.begin(), digits.end(), address, 16).ptr);
   } else {
     std::array<char, 32> digits{};
-    text.append(digits.data(), std::to_chars(digits.begin(), digits.end(), value).ptr);
+    const char* const end = std::to_chars(digits.begin(), digits.end(), value).ptr;
+    text += std::string_view(digits.data(), end);  // GCC 12 warns of append(begin, end)
   }
 }
 
