@@ -50,7 +50,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 # Best first, as in xla_plugin/transport/table.cc and ring/table.cc.
-TRANSPORTS = ("cuda_ipc", "hip_ipc", "shm", "shm_ring", "tcp")
+TRANSPORTS = ("cuda_ipc", "hip_ipc", "shm", "shm_ring", "verbs", "tcp")
 
 OPTIONS: tuple[Option, ...] = (
     Option("coordinator_address", str, None, "host:port of the job's coordinator"),
@@ -103,6 +103,29 @@ OPTIONS: tuple[Option, ...] = (
         "messages up to this size travel with their header",
         minimum=0,
     ),
+    Option(
+        "verbs_devices", _names, (), "RDMA NICs to use, `mlx5_0` or `mlx5_0:1`; without it, all"
+    ),
+    Option(
+        "verbs_gid_index",
+        int,
+        None,
+        "GID of RoCE NICs; without it, RoCE v2 with an IPv4 address, else a global IPv6 one",
+        minimum=0,
+    ),
+    Option("verbs_pkey_index", int, 0, "partition, in the port's table", minimum=0),
+    Option("verbs_qps", int, 2, "queue pairs for data, per peer and NIC", minimum=1),
+    Option("verbs_depth", int, 8, "chunks in flight, per peer and NIC", minimum=1),
+    Option("verbs_traffic_class", int, 0, "traffic class of RoCE", minimum=0),
+    Option("verbs_service_level", int, 0, "service level; RoCE: a VLAN's priority", minimum=0),
+    Option(
+        "verbs_timeout",
+        int,
+        18,
+        "wait for an acknowledgement, 4.096 µs · 2^timeout, before it is tried again",
+        minimum=1,
+    ),
+    Option("verbs_retries", int, 7, "such tries before a path has failed", minimum=0),
     Option(
         "connect_timeout_s", float, 60.0, "time for all processes to come and connect", minimum=0
     ),

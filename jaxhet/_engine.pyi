@@ -14,7 +14,7 @@ class Engine:
     """The engine of one process of a job."""
 
     def __init__(
-        self, session: int, process: int, num_processes: int, options: Mapping[str, int]
+        self, session: int, process: int, num_processes: int, options: Mapping[str, int | str]
     ) -> None: ...
     def add_peer(
         self,

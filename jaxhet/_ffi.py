@@ -26,7 +26,7 @@ _sessions = itertools.count(1)
 class Engine:
     """The engine of this process: it moves the bytes of exchanges and watches the peers."""
 
-    def __init__(self, process: int, num_processes: int, options: Mapping[str, int]):
+    def __init__(self, process: int, num_processes: int, options: Mapping[str, int | str]):
         self.session = next(_sessions)
         self._open: _engine.Engine | None = _engine.Engine(
             self.session, process, num_processes, dict(options)
@@ -161,7 +161,7 @@ def as_ours(text: str) -> JaxhetError:
     return BY_NAME.get(name, JaxhetError)(what or text)
 
 
-def _options(config: Config) -> dict[str, int]:
+def _options(config: Config) -> dict[str, int | str]:
     return {
         "heartbeat_ms": round(config.heartbeat_s * 1000),
         "peer_timeout_ms": round(config.peer_timeout_s * 1000),
@@ -170,4 +170,13 @@ def _options(config: Config) -> dict[str, int]:
         "chunk_bytes": config.chunk_bytes,
         "eager_bytes": config.eager_bytes,
         "slot_bytes": config.slot_bytes,
+        "verbs_devices": ",".join(config.verbs_devices),
+        "verbs_gid_index": -1 if config.verbs_gid_index is None else config.verbs_gid_index,
+        "verbs_pkey_index": config.verbs_pkey_index,
+        "verbs_qps": config.verbs_qps,
+        "verbs_depth": config.verbs_depth,
+        "verbs_traffic_class": config.verbs_traffic_class,
+        "verbs_service_level": config.verbs_service_level,
+        "verbs_timeout": config.verbs_timeout,
+        "verbs_retries": config.verbs_retries,
     }

@@ -10,7 +10,7 @@ case $PWD in
   trap 'chmod -R u+w "$copy"; rm -rf "$copy"' EXIT
   cp -R .bazelignore BUILD MODULE.bazel WORKSPACE xla_plugin "$copy"
   mkdir "$copy/tests" "$copy/tools"
-  cp -R tests/cpp "$copy/tests"
+  cp -R tests/cpp tests/softverbs "$copy/tests"
   cp -R tools/bazel "$copy/tools"
   cd "$copy"
   ;;

@@ -371,6 +371,8 @@ bool AddAll() {
       {"local", {.num_processes = 1, .ranks_per_process = 4}},
       {"shm", {.num_processes = 3, .transports = {"shm"}}},
       {"shm_ring", {.num_processes = 2, .ranks_per_process = 2, .transports = {"shm_ring"}}},
+      {"verbs", {.num_processes = 3, .transports = {"verbs"}}},
+      {"verbs_2x2", {.num_processes = 2, .ranks_per_process = 2, .transports = {"verbs"}}},
       {"tcp", {.num_processes = 3, .transports = {"tcp"}}},
       {"tcp_2x2", {.num_processes = 2, .ranks_per_process = 2, .transports = {"tcp"}}},
   };

@@ -500,7 +500,7 @@ TEST(ForkedChildHasNoPart) {
 }
 
 bool AddAll() {
-  for (const std::string transport : {"shm", "shm_ring", "tcp"}) {
+  for (const std::string transport : {"shm", "shm_ring", "verbs", "tcp"}) {
     const auto add = [&](const std::string& name, void (*check)(const std::string&)) {
       AddTest(StrCat(transport, ".", name), [check, transport] { check(transport); });
     };

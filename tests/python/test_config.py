@@ -25,7 +25,7 @@ def test_environment_is_parsed() -> None:
     ("environ", "words"),
     [
         ({"JAXHET_ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
-        ({"JAXHET_TRANSPORTS": "verbs"}, "transports takes cuda_ipc, hip_ipc, shm"),
+        ({"JAXHET_TRANSPORTS": "udp"}, "transports takes cuda_ipc, hip_ipc, shm"),
         ({"JAXHET_TRANSPORTS": ""}, "transports takes cuda_ipc, hip_ipc, shm"),
         ({"JAXHET_PROCESS_ID": "one"}, "JAXHET_PROCESS_ID='one' is not of type int"),
         ({"JAXHET_TCP_SOCKETS": "0"}, "below the minimum, 1"),

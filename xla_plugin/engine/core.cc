@@ -37,7 +37,7 @@ void Core::Blaming(Peer& peer, Function function) {
 }
 
 Core::Core(int process, int num_processes, const Options& options)
-    : options_(options), roster_(process, num_processes) {
+    : options_(options), roster_(process, num_processes), nics_(options.verbs) {
   Peer& self = peers_.try_emplace(process, *this, process, ControlChannel()).first->second;
   self.connection = OpenLocal(self);
   self.transport = "local";
@@ -62,6 +62,7 @@ void Core::AddPeer(PeerSpec spec) {
                             .same_host = spec.same_host,
                             .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
                             .page = &page_,
+                            .nics = &nics_,
                             .data_fds = std::move(spec.data)});
 }
 
@@ -74,20 +75,21 @@ void Core::Connect(Time deadline) {
     throw Error(*failure_);
   }
   introductions_.clear();
+  nics_.Release();
   page_.memory().CloseFd();
   now_ = Clock::now();
   next_heartbeat_ = next_timer_ = now_;
   for (auto& [process, peer] : peers_) peer.last_heard = now_;
 }
 
-std::vector<Socket*> Core::Sockets() {
-  std::vector<Socket*> sockets;
+std::set<Pollable*> Core::Pollables() {
+  std::set<Pollable*> pollables;
   for (auto& [process, peer] : peers_) {
-    if (Socket* const control = peer.channel.socket()) sockets.push_back(control);
+    if (Pollable* const control = peer.channel.socket()) pollables.insert(control);
     if (!peer.connection) continue;
-    std::ranges::copy(peer.connection->Sockets(), std::back_inserter(sockets));
+    for (Pollable* const pollable : peer.connection->Pollables()) pollables.insert(pollable);
   }
-  return sockets;
+  return pollables;
 }
 
 void Core::Start(ExchangeRequest request, int64_t id) {
@@ -475,6 +477,11 @@ Membership& Core::MembershipOf(const Exchange& exchange) {
 
 const Plans& Core::PlansOf(int process) const {
   return process == roster_.process() ? plans_ : peers_.at(process).plans;
+}
+
+void Peer::Log(std::string_view what) {
+  LogLine(StrCat("jaxhet: [", core_.roster_.OwnName(), "] ", core_.roster_.ProcessName(process),
+                 ": ", what));
 }
 
 Transfer& Peer::Find(uint64_t ticket) {

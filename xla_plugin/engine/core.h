@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "xla_plugin/engine/plans.h"
 #include "xla_plugin/engine/roster.h"
 #include "xla_plugin/transport/shared_memory.h"
+#include "xla_plugin/transport/verbs/nics.h"
 
 namespace jaxhet {
 
@@ -38,7 +40,7 @@ class Core {
   // Set-up, in this order.
   void AddPeer(PeerSpec spec);
   void Connect(Time deadline);
-  std::vector<Socket*> Sockets();
+  std::set<Pollable*> Pollables();
 
   // Commands. An Error inside fails the core; none is thrown.
   void SetRanks(std::vector<RankInfo> ranks) { roster_.SetRanks(std::move(ranks)); }
@@ -137,6 +139,7 @@ class Core {
   Roster roster_;
   Plans plans_;
   SharedPage page_;
+  verbs::Nics nics_;
   std::map<int, Peer> peers_;                // by process, ourselves included
   std::vector<Introduction> introductions_;  // until Connect()
 

@@ -49,14 +49,14 @@ void Engine::Connect(milliseconds timeout) {
   epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) ThrowErrno("epoll_ctl");
   inherited_fds_ = {epoll_.get(), wake_.get()};
-  for (Socket* const socket : core_->Sockets()) Poll(socket);
+  for (Pollable* const pollable : core_->Pollables()) Poll(pollable);
   progress_ = StartThread("jaxhet", [this] { Progress(); });
 }
 
-void Engine::Poll(Socket* socket) {
-  epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data = {.ptr = socket}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket->fd(), &event) != 0) ThrowErrno("epoll_ctl");
-  inherited_fds_.push_back(socket->fd());
+void Engine::Poll(Pollable* pollable) {
+  epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data = {.ptr = pollable}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pollable->fd(), &event) != 0) ThrowErrno("epoll_ctl");
+  inherited_fds_.push_back(pollable->fd());
 }
 
 void Engine::SetRanks(std::vector<RankInfo> ranks) {
@@ -164,7 +164,7 @@ bool Engine::Turn(std::span<const epoll_event> events) {
   std::unique_lock lock(monitor_);
   for (const epoll_event& event : events) {
     if (event.data.ptr != nullptr) {
-      static_cast<Socket*>(event.data.ptr)->OnEvents(event.events);
+      static_cast<Pollable*>(event.data.ptr)->OnEvents(event.events);
     } else {
       eventfd_t count = 0;
       eventfd_read(wake_.get(), &count);

@@ -98,7 +98,7 @@ class Engine : public std::enable_shared_from_this<Engine>, private JobView {
   void Publish();
   void Progress();
   bool Turn(std::span<const epoll_event> events);
-  void Poll(Socket* socket);
+  void Poll(Pollable* pollable);
   void Wake();
 
   const pid_t pid_;

@@ -30,6 +30,7 @@ Candidates OpenCandidates(Introduction& introduction) {
   const TransportSetup setup{.same_host = introduction.same_host,
                              .chunk_bytes = introduction.chunk_bytes,
                              .page = introduction.page,
+                             .nics = introduction.nics,
                              .data_fds = &introduction.data_fds};
   Candidates candidates;
   for (const Transport& transport : Transports()) {

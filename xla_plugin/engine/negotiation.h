@@ -14,6 +14,7 @@ struct Introduction {
   bool same_host;
   size_t chunk_bytes;
   const SharedPage* page;  // ours
+  verbs::Nics* nics;       // ours
   std::vector<Fd> data_fds;
 };
 

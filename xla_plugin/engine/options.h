@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <variant>
+
+#include "xla_plugin/transport/verbs/options.h"
 
 namespace jaxhet {
 
@@ -15,11 +18,14 @@ struct Options {
   int64_t chunk_bytes = 512 << 10;
   int64_t eager_bytes = 16 << 10;  // up to this, bytes travel with the start
   int64_t slot_bytes = 16 << 20;   // of a ring between devices
+  verbs::Options verbs = {};       // their names begin with "verbs_"
 };
 
-// Throws UsageError, which lists the names, for one that is unknown or a value below 1
-// (eager_bytes: 0).
-Options ParseOptions(const std::map<std::string, int64_t>& values);
+using OptionValue = std::variant<int64_t, std::string>;
+
+// Throws UsageError, which lists the names, for one that is unknown, and for a value that is out of
+// its range or of the other type.
+Options ParseOptions(const std::map<std::string, OptionValue>& values);
 
 }  // namespace jaxhet
 

@@ -45,6 +45,7 @@ class Peer final : public ConnectionHost {
   Transfer& Find(uint64_t ticket) override;
   void Sent(Transfer& transfer, size_t num_bytes) override;
   void Received(Transfer& transfer, size_t num_bytes) override;
+  void Log(std::string_view what) override;
   void Lost(std::string_view why) override {
     if (lost.empty()) lost = why;
   }

@@ -5,6 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -38,7 +39,7 @@ ErrorTuple ToTuple(const std::shared_ptr<const Error>& error) {
 }
 
 std::shared_ptr<Engine> MakeEngine(int64_t session, int process, int num_processes,
-                                   const std::map<std::string, int64_t>& options) {
+                                   const std::map<std::string, OptionValue>& options) {
   auto engine = std::make_shared<Engine>(process, num_processes, ParseOptions(options));
   RegisterEngine(session, engine);
   return engine;

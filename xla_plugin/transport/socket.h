@@ -9,20 +9,20 @@
 #include <string>
 
 #include "xla_plugin/base/fd.h"
+#include "xla_plugin/transport/pollable.h"
 
 namespace jaxhet {
 
 // A connected stream socket that never blocks, polled edge-triggered: it counts as ready from an
 // event until a call says EAGAIN.
-class Socket {
+class Socket final : public Pollable {
  public:
   explicit Socket(Fd fd);
 
-  int fd() const { return fd_.get(); }
+  int fd() const override { return fd_.get(); }
   bool readable() const { return readable_; }
   bool writable() const { return writable_; }
-  // Takes note of an epoll or poll event.
-  void OnEvents(uint32_t events);
+  void OnEvents(uint32_t events) override;
 
   // Both return the bytes moved: 0 if nothing could be moved now or the socket is closed.
   size_t Read(std::span<const iovec> pieces);

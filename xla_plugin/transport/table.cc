@@ -4,13 +4,15 @@
 #include "xla_plugin/transport/shm/shm_ring.h"
 #include "xla_plugin/transport/tcp/tcp.h"
 #include "xla_plugin/transport/transport.h"
+#include "xla_plugin/transport/verbs/verbs.h"
 
 namespace jaxhet {
 
 std::span<const Transport> Transports() {
-  static constexpr std::array<Transport, 3> kTransports = {{
+  static constexpr std::array<Transport, 4> kTransports = {{
       {"shm", &OpenShmPull},
       {"shm_ring", &OpenShmRing},
+      {"verbs", &OpenVerbs},
       {"tcp", &OpenTcp},
   }};
   return kTransports;

@@ -14,8 +14,11 @@
 
 namespace jaxhet {
 
+class Pollable;
 class SharedPage;
-class Socket;
+namespace verbs {
+class Nics;
+}
 
 // What one exchange moves between one rank of ours and one other rank, both ways. The engine keeps
 // it, and the memory it names, until both ways are done or the engine has failed.
@@ -41,6 +44,8 @@ class ConnectionHost {
   // Counts progress. The transfer may be gone when these return.
   virtual void Sent(Transfer& transfer, size_t num_bytes) = 0;
   virtual void Received(Transfer& transfer, size_t num_bytes) = 0;
+  // For people: the path to the peer works differently from now on.
+  virtual void Log(std::string_view what) = 0;
   // The path broke. The engine fails, but a reason that the peer itself still gives comes first.
   virtual void Lost(std::string_view why) = 0;
 };
@@ -57,8 +62,8 @@ class Connection {
   virtual void Accept([[maybe_unused]] std::string_view offer) {}
   // Set-up: the peer's Accept() of our offer has returned and this connection is the chosen one.
   virtual void Accepted() {}
-  // The sockets to poll.
-  virtual std::vector<Socket*> Sockets() { return {}; }
+  // What to poll: an event is followed by Advance(). Connections may share some.
+  virtual std::vector<Pollable*> Pollables() { return {}; }
 
   // What the peer's Begin() needs to know of `transfer`; it travels with our start.
   virtual std::string Announce([[maybe_unused]] const Transfer& transfer) { return {}; }
@@ -77,6 +82,7 @@ struct TransportSetup {
   bool same_host;
   size_t chunk_bytes;
   const SharedPage* page;     // ours
+  verbs::Nics* nics;          // of this process; opened by the first who asks
   std::vector<Fd>* data_fds;  // the transport that uses them takes them
 };
 

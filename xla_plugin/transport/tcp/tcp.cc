@@ -54,8 +54,8 @@ class TcpConnection final : public Connection {
     for (Fd& fd : fds) data_.emplace_back(std::move(fd));
   }
 
-  std::vector<Socket*> Sockets() override {
-    std::vector<Socket*> sockets;
+  std::vector<Pollable*> Pollables() override {
+    std::vector<Pollable*> sockets;
     for (DataSocket& data : data_) sockets.push_back(&data.socket);
     return sockets;
   }

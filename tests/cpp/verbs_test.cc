@@ -1,0 +1,161 @@
+#include <arpa/inet.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/cpp/testing.h"
+#include "xla_plugin/transport/verbs/gid.h"
+#include "xla_plugin/transport/verbs/nics.h"
+#include "xla_plugin/transport/verbs/path.h"
+#include "xla_plugin/transport/verbs/wire.h"
+
+// Which NICs and GIDs the verbs transport chooses, and what it sends.
+namespace jaxhet::testing {
+namespace {
+
+using verbs::GidEntry;
+using verbs::GidType;
+
+ibv::Gid Gid(const char* text) {
+  ibv::Gid gid;
+  if (inet_pton(AF_INET6, text, gid.raw.data()) != 1) AddFailure(text, Location::current());
+  return gid;
+}
+
+constexpr const char* kLinkLocal = "fe80::200:ff:fe00:1";
+constexpr const char* kGlobal = "2001:db8::1";
+constexpr const char* kIpv4 = "::ffff:10.0.0.1";
+
+GidEntry Entry(int index, const char* gid, GidType type = GidType::kRoceV2,
+               const std::string& netdev = "eth0", bool is_up = true) {
+  return {.index = index, .gid = Gid(gid), .type = type, .netdev = netdev, .netdev_is_up = is_up};
+}
+
+TEST(ChoosesRoutableGidOfRoceV2) {
+  const std::vector<GidEntry> table = {Entry(0, kLinkLocal, GidType::kRoceV1),
+                                       Entry(1, kLinkLocal),
+                                       Entry(2, kIpv4, GidType::kRoceV1),
+                                       Entry(3, kGlobal),
+                                       Entry(4, kIpv4, GidType::kRoceV2, ""),
+                                       Entry(5, kIpv4, GidType::kRoceV2, "eth1", false),
+                                       Entry(6, kIpv4),
+                                       Entry(7, kIpv4)};
+  ExpectEqual(verbs::ChooseGid(table, -1).index, 6);
+  ExpectEqual(verbs::ChooseGid(std::span(table).first(6), -1).index, 3);
+  ExpectEqual(verbs::ChooseGid(table, 2).index, 2);  // as one wishes
+}
+
+TEST(ExplainsWhyNoGidCanBeUsed) {
+  const std::vector<GidEntry> table = {Entry(0, kLinkLocal, GidType::kRoceV1), Entry(1, kLinkLocal),
+                                       Entry(3, kIpv4, GidType::kRoceV2, "")};
+  const std::string text = ExpectThrow([&] { verbs::ChooseGid(table, -1); });
+  ExpectContains(text, "0: fe80::200:ff:fe00:1 RoCE v1 on eth0, not routed");
+  ExpectContains(text, "1: fe80::200:ff:fe00:1 RoCE v2 on eth0, link-local");
+  ExpectContains(text, "3: ::ffff:10.0.0.1 RoCE v2, no netdev here");
+  ExpectContains(text, "set JAXHET_VERBS_GID_INDEX");
+  ExpectContains(ExpectThrow([&] { verbs::ChooseGid(table, 2); }), "GID index 2 is empty");
+  ExpectContains(ExpectThrow([&] { verbs::ChooseGid({}, -1); }), "GID table is empty");
+}
+
+// Of files for a test, which go with it.
+class Folder {
+ public:
+  Folder() {
+    std::string name = std::filesystem::temp_directory_path() / "jaxhet_XXXXXX";
+    path_ = mkdtemp(name.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  std::string path() const { return path_; }
+  void Put(const std::string& name, std::string_view text) const {
+    std::filesystem::create_directories((path_ / name).parent_path());
+    std::ofstream(path_ / name) << text << "\n";
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST(ReadsGidTableFromSysfs) {
+  const Folder folder;
+  folder.Put("ports/2/gids/0", "fe80:0000:0000:0000:0200:00ff:fe00:0001");
+  folder.Put("ports/2/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000");
+  folder.Put("ports/2/gids/10", "0000:0000:0000:0000:0000:ffff:0a00:0001");
+  folder.Put("ports/2/gid_attrs/types/0", "IB/RoCE v1");
+  folder.Put("ports/2/gid_attrs/types/10", "RoCE v2");
+  folder.Put("ports/2/gid_attrs/ndevs/10", "eth7");
+  folder.Put("net/eth7/operstate", "up");
+  const auto table = verbs::ReadGidTable(folder.path(), 2, folder.path() + "/net");
+  ExpectEqual(table.size(), size_t{2});
+  ExpectEqual(table.at(0).index, 0);
+  EXPECT(table[0].type == GidType::kRoceV1 && table[0].netdev.empty() && !table[0].netdev_is_up);
+  ExpectEqual(table.at(1).index, 10);
+  EXPECT(table[1].type == GidType::kRoceV2 && table[1].netdev == "eth7" && table[1].netdev_is_up);
+  ExpectEqual(verbs::ToString(table[1].gid), std::string("::ffff:10.0.0.1"));
+  EXPECT(verbs::ReadGidTable("/nowhere", 1).empty());
+}
+
+TEST(KnowsWhichNetdevHasRoute) {
+  const Folder folder;
+  folder.Put("route",
+             "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
+             "eth0 00000000 010200C0 0003 0 0 0 00000000 0 0 0\n"
+             "eth1 0000000A 00000000 0001 0 0 0 00FFFFFF 0 0 0\n");
+  folder.Put("ipv6_route",
+             "20010db8000000000000000000000000 21 0 00 0 00000100 00000001 0 00000001 eth1\n");
+  const auto has_route = [&](const char* netdev, const char* gid) {
+    return verbs::HasRoute(netdev, Gid(gid), folder.path());
+  };
+  EXPECT(has_route("eth0", "::ffff:10.0.0.1") && has_route("eth1", "::ffff:10.0.0.1"));
+  EXPECT(has_route("eth0", "::ffff:10.0.1.1"));
+  EXPECT(!has_route("eth1", "::ffff:10.0.1.1"));
+  EXPECT(has_route("eth1", "2001:db8:7fff::1"));
+  EXPECT(!has_route("eth1", "2001:db8:8000::1") && !has_route("eth0", kGlobal));
+  EXPECT(has_route("eth2", kLinkLocal) && has_route("lo", "::ffff:127.0.0.1"));
+  EXPECT(verbs::HasRoute("eth2", Gid(kIpv4), "/nowhere"));
+}
+
+verbs::OpenNic NicOf(const std::string& device, double gbps, const std::string& problem = "") {
+  verbs::NicInfo info;
+  info.device = device;
+  info.port = 1;
+  info.name = device + ":1";
+  info.gbps = gbps;
+  info.problem = problem;
+  return {info, nullptr};
+}
+
+TEST(LeavesSlowAndUnwantedNicsOut) {
+  std::vector<verbs::OpenNic> nics = {NicOf("mlx5_0", 400), NicOf("mlx5_1", 25),
+                                      NicOf("mlx5_2", 200), NicOf("mlx5_3", 800, "down")};
+  const std::vector<verbs::OpenNic> all = nics;
+  verbs::Select(nics, "");
+  EXPECT(nics[0].info.problem.empty() && nics[2].info.problem.empty());
+  ExpectContains(nics[1].info.problem, "25 Gbit/s are far below the fastest NIC's 400");
+  ExpectEqual(nics[3].info.problem, std::string("down"));
+  nics = all;
+  verbs::Select(nics, "mlx5_1,mlx5_2:1");
+  ExpectEqual(nics[0].info.problem, std::string("not in JAXHET_VERBS_DEVICES"));
+  EXPECT(nics[1].info.problem.empty() && nics[2].info.problem.empty());
+}
+
+TEST(SaysThatThereIsNoLibrary) {
+  const char* const name = "libibverbs_that_is_absent.so.1";
+  const std::string text = ExpectThrow([&] { LoadVerbs({&name, 1}); });
+  ExpectContains(text, "jaxhet.TransportError: dlopen: libibverbs_that_is_absent.so.1");
+  EXPECT(text.find('\n') == std::string::npos);
+}
+
+TEST(PacksWorkIdsAndImmediates) {
+  const verbs::WorkId id = verbs::UnpackWorkId(
+      Pack(verbs::WorkId{.path = 0xffff'fffe, .epoch = 0xfffd, .is_receive = true}));
+  EXPECT(id.path == 0xffff'fffe && id.epoch == 0xfffd && id.is_receive);
+  const verbs::Immediate immediate{verbs::ImmediateKind::kCredit, 255, 0xfffe};
+  EXPECT(verbs::UnpackImmediate(Pack(immediate)) == immediate);
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

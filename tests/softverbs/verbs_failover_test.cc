@@ -1,0 +1,176 @@
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <filesystem>
+#include <iterator>
+#include <optional>
+#include <thread>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+#include "tests/softverbs/softverbs.h"
+#include "xla_plugin/transport/verbs/nics.h"
+
+// What the verbs transport does when paths fail: it goes on by others, or says why it can't.
+namespace jaxhet::testing {
+namespace {
+
+class VerbsWorld {
+ public:
+  explicit VerbsWorld(const verbs::Options& options = {}) : world_(WithVerbs(options)) {}
+  World& world() { return world_; }
+
+  // Both ranks gather; the errors of both, null for success with the right bytes.
+  std::array<std::optional<Error>, 2> Gather(size_t num_bytes) {
+    std::deque<Call> calls;
+    for (int rank = 0; rank < 2; ++rank) {
+      ExchangeRequest request;
+      request.rank = rank;
+      request.run_id = run_id_;
+      request.plan = kPlan;
+      request.group = {0, 1};
+      calls.emplace_back(std::move(request), std::vector{num_bytes}, std::vector{2 * num_bytes});
+      calls.back().StartOn(world_.engine(rank));
+    }
+    ++run_id_;
+    std::array errors = {calls[0].Wait(), calls[1].Wait()};
+    for (size_t rank = 0; rank < 2; ++rank) {
+      if (errors[rank]) continue;
+      std::vector<std::byte> expected = calls[0].operands[0];
+      expected.insert(expected.end(), calls[1].operands[0].begin(), calls[1].operands[0].end());
+      EXPECT(calls[rank].results[0] == expected);
+    }
+    return errors;
+  }
+
+  void ExpectGathers(size_t num_bytes, const Location& location = Location::current()) {
+    for (const auto& error : Gather(num_bytes))
+      ExpectTrue(!error, error ? error->what() : "", location);
+  }
+
+ private:
+  static WorldOptions WithVerbs(const verbs::Options& options) {
+    WorldOptions world{.transports = {"verbs"}};
+    world.engine.verbs = options;
+    return world;
+  }
+
+  World world_;
+  int64_t run_id_ = 1;
+};
+
+constexpr size_t kManyBytes = (size_t{5} << 20) + 3;
+
+TEST(GoesOnWhenPathsFail) {
+  for (const char* const fault :
+       {"error status=12", "error status=12 bytes=all",
+        "error status=12 bytes=70000 after=7 count=2", "flush after=3", "peer_flush after=5",
+        "ghost us=2000 after=4", "ghost us=50000 after=9", "delay us=20000 count=5",
+        "error status=5 after=2 count=4", "error status=13 opcode=1"}) {
+    VerbsWorld world;
+    const uint64_t before = Softverbs::Get().num_faults_fired();
+    const FaultScope scope(fault);
+    for (int i = 0; i < 3; ++i) world.ExpectGathers(kManyBytes);
+    ExpectTrue(Softverbs::Get().num_faults_fired() > before, fault);
+  }
+}
+
+TEST(GoesOnWhenPortGoesDown) {
+  VerbsWorld world;
+  world.ExpectGathers(kManyBytes);
+  Softverbs::Get().Command("port soft0 1 down");
+  for (int i = 0; i < 3; ++i) world.ExpectGathers(kManyBytes);
+  Softverbs::Get().Command("port soft0 1 up");
+}
+
+TEST(GoesOnWithOneNic) {
+  VerbsWorld world({.devices = "soft1"});
+  world.ExpectGathers(kManyBytes);
+  const FaultScope scope("error status=12 count=2");
+  for (int i = 0; i < 3; ++i) world.ExpectGathers(kManyBytes);
+}
+
+TEST(NamesFatalStatus) {
+  VerbsWorld world;
+  const FaultScope scope("error status=10 device=soft1 opcode=1");
+  const auto errors = world.Gather(kManyBytes);
+  for (const auto& error : errors) {
+    EXPECT(error && error->code() == ErrorCode::kTransport);
+    ExpectContains(error->what(), "rank ");
+    ExpectContains(error->what(), "soft1:1 (::ffff:127.0.0.");
+    ExpectContains(error->what(), "IBV_WC_REM_ACCESS_ERR (10");
+    ExpectContains(error->what(), "please report it");
+  }
+}
+
+TEST(NamesLastStatusWhenNoPathIsLeft) {
+  VerbsWorld world;
+  const FaultScope scope("error status=12 count=all");
+  const auto errors = world.Gather(kManyBytes);
+  for (const auto& error : errors) {
+    EXPECT(error && error->code() == ErrorCode::kPeer);
+    ExpectContains(error->what(), "rank ");
+    ExpectContains(error->what(), "no RDMA path is left; the last was soft");
+    ExpectContains(error->what(), "IBV_WC_RETRY_EXC_ERR (12");
+    ExpectContains(error->what(), "JAXHET_VERBS_GID_INDEX");
+  }
+}
+
+std::string RefusalOf(const std::string& command) {
+  const FaultScope scope(command);
+  return ExpectThrow([] { verbs::Nics(verbs::Options{}).Usable(); });
+}
+
+TEST(SaysWhatToDoWhenSetUpFails) {
+  ExpectContains(RefusalOf("call ibv_get_device_list errno=38"),
+                 "ibv_get_device_list: Function not implemented (38). There is no RDMA NIC");
+  ExpectContains(RefusalOf("call ibv_open_device errno=13 count=all"),
+                 "soft0: ibv_open_device on soft0: Permission denied (13)");
+  const FaultScope scope("call ibv_reg_mr errno=12 count=all");
+  World world({.transports = {"verbs", "tcp"}});
+  const auto refusals =
+      world.engine(0).Read([](const Core& core) { return core.peer(1).refusals; });
+  ExpectEqual(refusals.at(2).transport, std::string("verbs"));
+  ExpectContains(refusals[2].reason, "ulimit -l");
+}
+
+ptrdiff_t CountFds() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
+
+TEST(VerbsCyclesLeaveNothingBehind) {
+  const std::string objects = Softverbs::Get().Objects();
+  const ptrdiff_t fds = CountFds();
+  for (int i = 0; i < 1'000; ++i) {
+    VerbsWorld world;
+    if (i % 10 == 1) world.ExpectGathers(kManyBytes / 50);
+    if (i % 100 != 2) continue;
+    const FaultScope scope("error status=12");
+    world.ExpectGathers(kManyBytes / 50);
+  }
+  ExpectEqual(Softverbs::Get().Objects(), objects);
+  ExpectEqual(CountFds(), fds);
+}
+
+double CpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+TEST(IdleUsesNoCpu) {
+  VerbsWorld world;
+  world.ExpectGathers(kManyBytes);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const double before = CpuSeconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1'000));
+  EXPECT(CpuSeconds() - before < 0.05);
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

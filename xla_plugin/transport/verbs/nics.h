@@ -1,0 +1,85 @@
+#ifndef XLA_PLUGIN_TRANSPORT_VERBS_NICS_H_
+#define XLA_PLUGIN_TRANSPORT_VERBS_NICS_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/verbs/device.h"
+#include "xla_plugin/transport/verbs/gid.h"
+#include "xla_plugin/transport/verbs/options.h"
+
+namespace jaxhet::verbs {
+
+// One port of an RDMA NIC, as far as it is known; `problem` says why it can't be used.
+struct NicInfo {
+  std::string device;
+  int port = 0;
+  std::string name;  // "mlx5_0:1"
+  bool is_infiniband = false;
+  double gbps = 0;  // signalling rate, Gbit/s
+  int mtu = 0;      // active, ibv_mtu
+  uint64_t max_message = 0;
+  uint16_t lid = 0;
+  int numa_node = -1;  // -1: unknown
+  GidEntry gid;        // RoCE: the one to use
+  std::string problem;
+};
+
+// A port that is in use, and what all connections over it share.
+struct Nic {
+  Nic(std::shared_ptr<const VerbsApi> its_api, NicInfo its_info,
+      std::shared_ptr<Context> its_context)
+      : api(std::move(its_api)),
+        info(std::move(its_info)),
+        context(std::move(its_context)),
+        domain(*context) {}
+
+  std::shared_ptr<const VerbsApi> api;
+  NicInfo info;
+  std::shared_ptr<Context> context;  // of all ports of the device
+  ProtectionDomain domain;
+
+  std::string problem() const { return context->PortProblem(info.port); }
+};
+
+// The NICs of this process, opened when they are first asked for. Connections keep those that they
+// use.
+class Nics {
+ public:
+  explicit Nics(Options options) : options_(std::move(options)) {}
+
+  const Options& options() const { return options_; }
+  // Those to use, by name. Throws TransportError, which says why and what to do, if there are none.
+  std::span<const std::shared_ptr<Nic>> Usable();
+  // All connections have been made: closes what none of them uses.
+  void Release() { usable_.clear(); }
+
+ private:
+  void Open();
+
+  Options options_;
+  std::vector<std::shared_ptr<Nic>> usable_;
+  std::optional<Error> failure_;
+};
+
+struct OpenNic {
+  NicInfo info;
+  std::shared_ptr<Context> context;
+};
+
+// Every port of every device. Throws TransportError if there is no device.
+std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options);
+
+// Marks what the options leave out, and ports that are much slower than the fastest.
+void Select(std::span<OpenNic> nics, std::string_view devices);
+
+}  // namespace jaxhet::verbs
+
+#endif  // XLA_PLUGIN_TRANSPORT_VERBS_NICS_H_

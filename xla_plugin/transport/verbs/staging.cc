@@ -1,0 +1,23 @@
+#include "xla_plugin/transport/verbs/staging.h"
+
+#include <sys/mman.h>
+
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/huge_pages.h"
+
+namespace jaxhet::verbs {
+
+Staging::Staging(size_t num_slots, size_t slot_bytes) : slot_bytes_(slot_bytes) {
+  const size_t num_bytes = CheckedMultiply(num_slots, slot_bytes);
+  void* const address =
+      mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (address == MAP_FAILED) ThrowErrno("mmap");
+  memory_ = {static_cast<std::byte*>(address), num_bytes};
+  AdviseHugePages(memory_);
+  madvise(address, num_bytes, MADV_DONTFORK);
+}
+
+Staging::~Staging() { munmap(memory_.data(), memory_.size()); }
+
+}  // namespace jaxhet::verbs

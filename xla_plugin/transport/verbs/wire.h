@@ -1,0 +1,97 @@
+#ifndef XLA_PLUGIN_TRANSPORT_VERBS_WIRE_H_
+#define XLA_PLUGIN_TRANSPORT_VERBS_WIRE_H_
+
+#include <arpa/inet.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+// What two verbs connections tell each other: offers when they are set up, immediate data with
+// every chunk and credit, and messages when a path fails. Little-endian; kOfferMagic names the
+// version.
+namespace jaxhet::verbs {
+
+inline constexpr uint32_t kOfferMagic = 0x3156'584a;  // "JXV1"
+
+// An offer is an OfferInfo, then a RailInfo and its paths' PathInfos for each rail.
+struct OfferInfo {
+  uint32_t magic;
+  uint32_t num_rails;
+  uint32_t num_paths;    // of a rail
+  uint32_t num_slots;    // that the peer may fill, one for each of its own
+  uint64_t slot_bytes;   // their distance
+  uint64_t chunk_bytes;  // that fit one
+  uint64_t slots;        // address of the first
+};
+
+// Our NIC of a rail: rail i joins our NIC i with the peer's.
+struct RailInfo {
+  std::array<char, 64> nic;
+  std::array<uint8_t, 16> gid;
+  uint32_t rkey;  // of the slots
+  uint32_t mtu;   // ibv_mtu
+  uint16_t lid;
+  uint16_t is_infiniband;
+};
+
+struct PathInfo {
+  uint32_t qp_num;
+  uint32_t psn;
+};
+
+// Comes before a chunk's bytes in a slot: bytes [offset, offset + num_bytes) of the receiver's
+// transfer `ticket`. The same for every time that the chunk is sent.
+struct ChunkInfo {
+  uint64_t ticket;
+  uint64_t offset;
+  uint64_t num_bytes;
+  uint32_t sequence;
+  uint32_t reserved;
+};
+inline constexpr size_t kChunkHeaderBytes = 64;
+static_assert(sizeof(ChunkInfo) <= kChunkHeaderBytes);
+
+enum class ImmediateKind : uint8_t {
+  kChunk,   // a slot of the receiver of this has been filled
+  kCredit,  // the sender of this has emptied a slot that the receiver had filled
+};
+
+// The immediate data of a completion. `sequence` counts the uses of the slot.
+struct Immediate {
+  ImmediateKind kind;
+  uint8_t slot;
+  uint16_t sequence;
+  bool operator==(const Immediate&) const = default;
+};
+
+inline uint32_t Pack(const Immediate& immediate) {
+  const uint32_t kind = static_cast<uint8_t>(immediate.kind);
+  return htonl(kind << 24 | uint32_t{immediate.slot} << 16 | uint32_t{immediate.sequence});
+}
+inline Immediate UnpackImmediate(uint32_t packed) {
+  const uint32_t value = ntohl(packed);
+  return {static_cast<ImmediateKind>(value >> 24), static_cast<uint8_t>(value >> 16 & 0xff),
+          static_cast<uint16_t>(value & 0xffff)};
+}
+
+// Over the control connection.
+enum class PathEvent : uint32_t {
+  // The sender's queue pair of the path and epoch lets nothing in or out any more. The sequences
+  // that the receiver's slots were last emptied of follow (uint16_t each), then the reason in
+  // words.
+  kClosed,
+  kOpened,  // the sender's queue pair of this new epoch can receive
+};
+
+// `epoch` counts the queue pairs that the path has had.
+struct PathEventInfo {
+  PathEvent event;
+  uint32_t path;
+  uint32_t epoch;
+  PathInfo replacement;  // kClosed: the queue pair of the next epoch; qp_num 0: none
+};
+
+}  // namespace jaxhet::verbs
+
+#endif  // XLA_PLUGIN_TRANSPORT_VERBS_WIRE_H_
