@@ -28,7 +28,8 @@ def _structs(text: str) -> list[tuple[str, str, bool, str]]:
 def _members(body: str) -> list[tuple[str, str, bool]]:
     """Our name, the system's path, and whether it is that one member only."""
     pointer = r"\(\*(\w+)\)\(.*\)"
-    pattern = rf"^  (?! |bool )(?:\}}|.*?)\s?(?:{pointer}|(\w+))(?: = .+?)?;(?: +// (from )?([\w.]+))?"
+    line = rf"(?! |bool )(?:\}}|.*?)\s?(?:{pointer}|(\w+))(?: = .+?)?;"
+    pattern = rf"^  {line}(?: +// (from )?([\w.]+))?"
     found = re.findall(pattern, body, re.MULTILINE)
     names = [(pointer or name, path, not start) for pointer, name, start, path in found]
     return [(name, path or name, one) for name, path, one in names]

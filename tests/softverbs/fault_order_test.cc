@@ -5,10 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tests/cpp/testing.h"
 #include "tests/softverbs/endpoint.h"
@@ -276,6 +279,29 @@ TEST(DmabufsAreRefused) {
   const Dmabuf dmabuf(pair.b);
   EXPECT(dmabuf.mr == nullptr);
   ExpectEqual(errno, EOPNOTSUPP);
+}
+
+// Whoever knows how to copy a GPU's memory does it; its dma-buf is not mapped.
+TEST(MemoryOfDevicesIsCopiedByOthers) {
+  static std::atomic<size_t> num_bytes = 0;
+  Sender pair;
+  Softverbs::Get().SetCopy([](void* to, const void* from, size_t count) {
+    num_bytes += count;
+    std::memcpy(to, from, count);
+  });
+  std::vector<std::byte> device(200'000);
+  ibv::Mr* const mr = Verbs().reg_dmabuf_mr(pair.b.pd(), 0, device.size(),
+                                            reinterpret_cast<uintptr_t>(device.data()), -1,
+                                            ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite);
+  EndpointInfo target = pair.b.info();
+  target.rkey = mr->rkey;
+  target.address = reinterpret_cast<uintptr_t>(device.data());
+  ExpectEqual(pair.a.Write(target, 0, device.size()), 0);
+  ExpectEqual(pair.a.Wait().status, ibv::kWcSuccess);
+  Softverbs::Get().SetCopy(nullptr);
+  ExpectEqual(num_bytes.load(), 2 * device.size());
+  EXPECT(std::ranges::all_of(device, [](std::byte b) { return b == kSent; }));
+  ExpectEqual(Verbs().dereg_mr(mr), 0);
 }
 
 // Some kernels lose what a NIC writes to an AMD GPU, and say that all is well.

@@ -28,9 +28,14 @@ void Softverbs::Command(std::string_view text) const {
   }
 }
 
+void Softverbs::SetCopy(void (*copy)(void* to, const void* from, size_t num_bytes)) const {
+  const Function<decltype(softverbs_set_copy)> set_copy(library_, "softverbs_set_copy");
+  set_copy(copy);
+}
+
 std::string Softverbs::Query(const char* what) const {
   const Function<decltype(softverbs_query)> query(library_, "softverbs_query");
-  std::array<char, 256> text{};
+  std::array<char, 4096> text{};
   query(what, text.data(), text.size());
   return text.data();
 }

@@ -1,6 +1,7 @@
 #ifndef TESTS_SOFTVERBS_SOFTVERBS_H_
 #define TESTS_SOFTVERBS_SOFTVERBS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,9 +17,14 @@ class Softverbs {
 
   // See library/control.h. Throws what is wrong with `text`.
   void Command(std::string_view text) const;
+  // How memory is copied from now on, a GPU's too; nullptr: as the host's.
+  void SetCopy(void (*copy)(void* to, const void* from, size_t num_bytes)) const;
   // "contexts 0 pds 0 mrs 0 cqs 0 channels 0 qps 0".
   std::string Objects() const { return Query("objects"); }
   uint64_t num_faults_fired() const { return std::stoull(Query("faults")); }
+  uint64_t num_requests() const { return std::stoull(Query("requests")); }
+  // With a space after each.
+  std::string QpNumbers() const { return Query("qps"); }
 
  private:
   Softverbs();

@@ -234,9 +234,7 @@ EXPORT int softverbs_command(const char* text, char* problem, size_t size) {
 EXPORT size_t softverbs_query(const char* what, char* text, size_t size) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  const std::string answer = std::string_view(what) == "objects"
-                                 ? nic.DescribeObjects()
-                                 : std::to_string(nic.faults().num_fired());
+  const std::string answer = nic.Describe(what);
   return jaxhet::softverbs::Write(answer, text, size);
 }
 

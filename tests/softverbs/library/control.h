@@ -11,9 +11,9 @@
 //   break QPN                                          the QP fails, as hardware does
 //   retry US                                           pause after a packet that is lost
 //   jitter US [seed=1]                                 requests begin up to US later, each its own
-//   error status=WC [bytes=N|all] [WHERE] [WHEN]       \.
-//   ghost|delay|flush|peer_flush [us=N] [WHERE] [WHEN]  > faults; see FaultKind
-//   lose|garble [memory=dmabuf] [device=NAME] [WHEN]   /
+//   error status=WC [bytes=N|all] [us=N] [WHERE] [WHEN]   this and the next two: see FaultKind
+//   ghost|delay|flush|peer_flush [us=N] [WHERE] [WHEN]
+//   lose|garble [memory=dmabuf] [device=NAME] [WHEN]
 //   call NAME errno=N [device=NAME] [WHEN]             the entry point NAME fails
 //   clear                                              forgets the faults
 //   release                                            ends all pauses and delays
@@ -24,7 +24,9 @@
 extern "C" {
 // 0, or what is wrong with `text` in `problem` and a number other than 0.
 int softverbs_command(const char* text, char* problem, size_t size);
-// What there is: "objects", "faults". The length; `text` gets as much as there is room for.
+// "objects": those of this process that are open; "faults", "requests": how many have struck, or
+// begun, so far; "qps": the numbers of the QPs. The length; `text` gets as much as there is room
+// for.
 size_t softverbs_query(const char* what, char* text, size_t size);
 // How memory is copied that the NIC can't (a GPU's); nullptr: as the host's.
 void softverbs_set_copy(void (*copy)(void* to, const void* from, size_t num_bytes));

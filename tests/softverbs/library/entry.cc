@@ -89,8 +89,8 @@ ibv::Mr* Register(ibv::Pd* pd, void* address, size_t num_bytes, uint64_t iova, i
 using namespace jaxhet;             // NOLINT(google-build-using-namespace)
 using namespace jaxhet::softverbs;  // NOLINT(google-build-using-namespace)
 
-// The signature of an entry point must be the one by which VerbsApi calls it. Every one begins with
-// the NIC's lock, and with the fault that was ordered for it.
+// The signature of an entry point must be the one by which VerbsApi calls it. Those that
+// can fail begin with the fault that was ordered for them.
 #define ENTRY(member, result, name, ...)                                                \
   extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__);           \
   static_assert(std::is_same_v<decltype(name), decltype(VerbsApi::member)::Signature>); \

@@ -238,7 +238,14 @@ void Nic::Release() {
   for (auto& [when, packet] : late) late_.emplace(Time{}, std::move(packet));
 }
 
-std::string Nic::DescribeObjects() const {
+std::string Nic::Describe(std::string_view what) const {
+  if (what == "faults") return std::to_string(faults_.num_fired());
+  if (what == "requests") return std::to_string(num_requests_);
+  if (what == "qps") {
+    std::string text;
+    for (const auto& [qpn, qp] : qps_) text += StrCat(qpn, " ");
+    return text;
+  }
   return StrCat("contexts ", contexts_.size(), " pds ", num_pds, " mrs ", memory_.size(), " cqs ",
                 num_cqs, " channels ", num_channels, " qps ", qps_.size());
 }

@@ -57,7 +57,8 @@ class Nic {
   bool BreakQp(uint32_t qpn);
   // Whatever was to happen later happens now.
   void Release();
-  std::string DescribeObjects() const;
+  // What softverbs_query() answers.
+  std::string Describe(std::string_view what) const;
   void set_retry_interval(std::chrono::microseconds interval) { retry_interval_ = interval; }
   void SetJitter(std::chrono::microseconds most, uint32_t seed);
   void Broadcast(std::string_view command);
@@ -128,6 +129,7 @@ class Nic {
   std::multimap<Time, Packet> late_;
   std::chrono::microseconds retry_interval_{5000};  // after a packet that is known to be lost
   std::chrono::microseconds jitter_{0};
+  uint64_t num_requests_ = 0;
   // NOLINTNEXTLINE(bugprone-random-generator-seed): a run can be repeated
   std::minstd_rand random_{1};
 

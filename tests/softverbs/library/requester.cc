@@ -54,6 +54,7 @@ bool Nic::Step(Qp& qp, Time now) {
 // False if a fault, or a pause, comes first.
 bool Nic::Begin(Qp& qp, Work& work, Time now) {
   work.has_begun = true;
+  ++num_requests_;
   qp.retries_left = qp.attr.retry_cnt;
   qp.rnr_retries_left = qp.attr.rnr_retry;
   if (jitter_.count() > 0) {

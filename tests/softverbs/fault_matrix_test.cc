@@ -1,0 +1,376 @@
+// Every kind of fault in every phase of a connection, at random: whatever happens, an exchange ends
+// within the deadline, with the right bytes or with an error that says who, where, why and what to
+// do.
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+#include "tests/softverbs/softverbs.h"
+#include "xla_plugin/transport/verbs/verbs_abi.h"
+
+namespace jaxhet::testing {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr uint32_t kNumRuns = 168;
+#else
+constexpr uint32_t kNumRuns = 1'092;
+#endif
+using std::chrono::milliseconds;
+
+constexpr int64_t kDeadlineMs = 20'000;
+
+enum Phase : uint8_t { kConnect, kIdle, kFirstChunk, kMiddle, kLastChunk, kClose, kNumPhases };
+constexpr std::array<const char*, kNumPhases> kPhaseNames = {"connect", "idle", "first",
+                                                             "middle",  "last", "close"};
+
+// What a run may choose from.
+struct Chance {
+  std::mt19937 random;
+
+  uint64_t Below(uint64_t end) {
+    return std::uniform_int_distribution<uint64_t>(0, end - 1)(random);
+  }
+  bool Half() { return Below(2) == 0; }
+  template <typename T, size_t kSize>
+  const T& Of(const std::array<T, kSize>& values) {
+    return values.at(Below(kSize));
+  }
+};
+
+// A fault on one send request: `what` with random numbers.
+using Order = std::string (*)(Chance& chance);
+
+struct FaultRow {
+  const char* name;
+  Order order;
+  bool is_fatal = false;  // TransportError: nothing else may follow
+  bool is_state = false;  // the command changes the hardware at once, and is not counted
+};
+
+const char* AnyDevice(Chance& chance) { return chance.Half() ? "soft0" : "soft1"; }
+
+constexpr std::array kFaults = {
+    FaultRow{"RETRY_EXC", [](Chance&) { return StrCat("error status=", ibv::kWcRetryExcErr); }},
+    FaultRow{"RNR_RETRY_EXC",
+             [](Chance&) { return StrCat("error status=", ibv::kWcRnrRetryExcErr); }},
+    FaultRow{"WR_FLUSH", [](Chance&) { return std::string("flush"); }},
+    FaultRow{"peer's WR_FLUSH", [](Chance&) { return std::string("peer_flush"); }},
+    FaultRow{"lost acknowledgement",
+             [](Chance&) { return StrCat("error bytes=all status=", ibv::kWcRetryExcErr); }},
+    FaultRow{"partial write",
+             [](Chance& chance) {
+               return StrCat("error status=", ibv::kWcRetryExcErr,
+                             " bytes=", 1 + chance.Below(100'000));
+             }},
+    FaultRow{"late packets",
+             [](Chance& chance) { return StrCat("ghost us=", chance.Below(20'000)); }},
+    FaultRow{"delay", [](Chance& chance) { return StrCat("delay us=", chance.Below(20'000)); }},
+    FaultRow{"reordered QPs",
+             [](Chance& chance) {
+               return StrCat("jitter ", 1 + chance.Below(500), " seed=", 1 + chance.Below(1'000));
+             },
+             false, true},
+    FaultRow{"REM_ACCESS", [](Chance&) { return StrCat("error status=", ibv::kWcRemAccessErr); },
+             true},
+    FaultRow{"port down",
+             [](Chance& chance) { return StrCat("port ", AnyDevice(chance), " 1 down"); }, false,
+             true},
+    FaultRow{"port flaps",
+             [](Chance& chance) {
+               const char* const device = AnyDevice(chance);
+               return StrCat("port ", device, " 1 down; port ", device, " 1 up");
+             },
+             false, true},
+    FaultRow{"GID removed",
+             [](Chance& chance) { return StrCat("gid ", AnyDevice(chance), " 1 3 remove"); }, false,
+             true},
+    FaultRow{"refused call",
+             [](Chance& chance) {
+               constexpr std::array kCalls = {"ibv_reg_mr",    "ibv_create_qp", "ibv_modify_qp",
+                                              "ibv_post_send", "ibv_post_recv", "ibv_create_cq"};
+               constexpr std::array kErrors = {12 /*ENOMEM*/, 22 /*EINVAL*/, 110 /*ETIMEDOUT*/};
+               // A QP fails as well, so that another is made.
+               return StrCat("call ", chance.Of(kCalls), " errno=", chance.Of(kErrors),
+                             "; error status=", ibv::kWcRetryExcErr);
+             }},
+};
+constexpr std::string_view kAllIsWell =
+    "clear; jitter 0; port soft0 1 up; port soft1 1 up; gid soft0 1 3 add; gid soft1 1 3 add";
+
+// What became of the runs of one cell of the table.
+struct Cell {
+  int runs = 0;
+  int struck = 0;  // the fault happened
+  int completed = 0;
+  int peer_errors = 0;
+  int transport_errors = 0;
+};
+
+// Takes what the program writes to stderr: engines log every path that fails.
+class Silence {
+ public:
+  Silence() : stderr_(dup(STDERR_FILENO)), file_(memfd_create("log", MFD_CLOEXEC)) {
+    dup2(file_.get(), STDERR_FILENO);
+  }
+  ~Silence() { dup2(stderr_.get(), STDERR_FILENO); }
+  Silence(const Silence&) = delete;
+  Silence& operator=(const Silence&) = delete;
+
+  std::string Text() const {
+    std::string text(static_cast<size_t>(lseek(file_.get(), 0, SEEK_END)), '\0');
+    return pread(file_.get(), text.data(), text.size(), 0) < 0 ? "" : text;
+  }
+
+ private:
+  Fd stderr_;
+  Fd file_;
+};
+
+// One run: a world, three exchanges, and a fault somewhere.
+class Run {
+ public:
+  Run(uint32_t seed, const FaultRow& fault, Phase phase)
+      : chance_{std::mt19937(seed)}, fault_(fault), phase_(phase) {}
+
+  void Execute(Cell& cell) {
+    command_ = fault_.order(chance_);
+    const WorldOptions options = ChooseOptions();
+    const uint64_t struck_before = Softverbs::Get().num_faults_fired();
+    if (phase_ == kConnect) Strike(0);
+    {
+      World world(options);
+      MoveBytes(world);
+    }
+    ++cell.runs;
+    if (is_on_ || Softverbs::Get().num_faults_fired() > struck_before) ++cell.struck;
+    if (!worst_) {
+      ++cell.completed;
+    } else {
+      ++(worst_ == ErrorCode::kPeer ? cell.peer_errors : cell.transport_errors);
+    }
+    Softverbs::Get().Command(kAllIsWell);
+  }
+
+  const std::string& problems() const { return problems_; }
+  std::string ToString() const {
+    return StrCat(fault_.name, " in phase ", kPhaseNames.at(phase_), ": ", command_, "; ",
+                  num_bytes_, " bytes");
+  }
+
+ private:
+  WorldOptions ChooseOptions() {
+    WorldOptions options{.transports = {"verbs", "tcp"}};
+    Options& engine = options.engine;
+    engine.deadline_ms = engine.first_deadline_ms = kDeadlineMs;
+    engine.peer_timeout_ms = kDeadlineMs;
+    engine.chunk_bytes = chance_.Of(std::array<int64_t, 3>{4'096, 65'536, 200'000});
+    engine.eager_bytes = 0;
+    engine.verbs.qps = 1 + static_cast<int64_t>(chance_.Below(3));
+    engine.verbs.depth = 1 + static_cast<int64_t>(chance_.Below(8));
+    if (chance_.Below(3) == 0) engine.verbs.devices = "soft0";
+    const auto chunk = static_cast<size_t>(engine.chunk_bytes);
+    num_bytes_ =
+        chance_.Of(std::array<size_t, 7>{1, 7, chunk - 1, chunk + 1, 100'003, 300'000, 600'001});
+    return options;
+  }
+
+  void MoveBytes(World& world) {
+    const uint64_t before = Softverbs::Get().num_requests();
+    Gather(world);
+    const uint64_t num_requests = Softverbs::Get().num_requests() - before;
+    switch (phase_) {
+      case kConnect:
+        break;
+      case kIdle:
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        Strike(0);
+        break;
+      case kFirstChunk:
+        Strike(0);
+        break;
+      case kMiddle:
+        Strike(num_requests / 4 + chance_.Below(num_requests / 2 + 1));
+        break;
+      default:
+        // The requests behind the last chunk are credits.
+        Strike(num_requests - std::min(num_requests, 1 + chance_.Below(6)));
+    }
+    Gather(world);
+    if (phase_ == kClose) return;
+    if (!fault_.is_state) Softverbs::Get().Command("clear");
+    Gather(world);
+  }
+
+  // At the send request after the next `after`, or at once.
+  void Strike(uint64_t after) {
+    if (!fault_.is_state) {
+      const uint64_t count = 1 + chance_.Below(3);
+      is_single_ = count == 1;
+      command_ += StrCat(" after=", after, " count=", count);
+    }
+    is_on_ = fault_.is_state;
+    Softverbs::Get().Command(command_);
+  }
+
+  // Both ranks gather.
+  void Gather(World& world) {
+    std::deque<Call> calls;
+    for (int rank = 0; rank < 2; ++rank) {
+      ExchangeRequest request;
+      request.rank = rank;
+      request.run_id = run_id_;
+      request.plan = kPlan;
+      request.group = {0, 1};
+      calls.emplace_back(std::move(request), std::vector{num_bytes_}, std::vector{2 * num_bytes_});
+      calls.back().StartOn(world.engine(rank));
+    }
+    ++run_id_;
+    for (Call& call : calls) {
+      if (const auto error = call.Wait()) {
+        CheckError(*error);
+      } else if (!IsRight(call.results[0])) {
+        problems_ += "wrong bytes; ";
+      }
+    }
+  }
+
+  bool IsRight(const std::vector<std::byte>& result) const {
+    for (size_t i = 0; i < result.size(); ++i) {
+      const int rank = i < num_bytes_ ? 0 : 1;
+      if (result[i] != Pattern(rank, 0, i % num_bytes_)) return false;
+    }
+    return true;
+  }
+
+  void CheckError(const Error& error) {
+    const std::string_view text = error.what();
+    const auto has = [&](auto... words) {
+      return ((text.find(words) != std::string_view::npos) || ...);
+    };
+    const auto expect = [&](bool condition, std::string_view what) {
+      if (!condition) problems_ += StrCat(what, ": ", text, "; ");
+    };
+    worst_ = error.code();
+    expect(error.code() == ErrorCode::kPeer || error.code() == ErrorCode::kTransport, "wrong type");
+    expect(!fault_.is_fatal || error.code() == ErrorCode::kTransport, "wrong type");
+    expect(fault_.is_fatal || !is_single_, "one fault is too much");
+    // Between exchanges there is none, and the processes are named.
+    expect(has("rank 0", "rank 1", "process 0 (host 0)", "process 1 (host 1)"), "no rank");
+    expect(has("soft0:1", "soft1:1"), "no NIC");
+    expect(has("IBV_WC_", "ibv_", "port"), "no cause");
+    expect(has("JAXHET_VERBS_", "please report it"), "no advice");
+  }
+
+  Chance chance_;
+  const FaultRow& fault_;
+  const Phase phase_;
+  std::string command_;
+  size_t num_bytes_ = 0;
+  int64_t run_id_ = 1;
+  bool is_single_ = false;
+  bool is_on_ = false;
+  std::optional<ErrorCode> worst_;
+  std::string problems_;
+};
+
+using Table = std::array<std::array<Cell, kNumPhases>, kFaults.size()>;
+
+void Print(const Table& table) {
+  std::fprintf(stderr, "runs in which the fault struck/completed/PeerError/TransportError\n%-21s",
+               "");
+  for (const char* const phase : kPhaseNames) std::fprintf(stderr, "%-15s", phase);
+  for (size_t row = 0; row < kFaults.size(); ++row) {
+    std::fprintf(stderr, "\n%-21s", kFaults.at(row).name);
+    for (const Cell& cell : table.at(row)) {
+      const std::string text = StrCat(cell.struck, "/", cell.completed, "/", cell.peer_errors, "/",
+                                      cell.transport_errors);
+      std::fprintf(stderr, "%-15s", text.c_str());
+    }
+  }
+  std::fprintf(stderr, "\n");
+}
+
+// Ends the program if a run does not end.
+class Watchdog {
+ public:
+  explicit Watchdog(std::string_view what) : what_(what) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    over_.notify_one();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  void Watch() {
+    std::unique_lock lock(mutex_);
+    if (over_.wait_for(lock, 3 * milliseconds(kDeadlineMs), [this] { return is_over_; })) return;
+    std::printf("hangs: %s\n", what_.c_str());
+    std::fflush(stdout);
+    _exit(1);
+  }
+
+  std::string what_;
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool is_over_ = false;
+  std::thread thread_{[this] { Watch(); }};
+};
+
+TEST(EveryFaultInEveryPhase) {
+  const char* const given = std::getenv("FAULT_MATRIX_SEED");
+  const auto first_seed = static_cast<uint32_t>(given == nullptr ? 1 : std::stoul(given));
+  std::fprintf(stderr, "%u runs, seeds from %u (FAULT_MATRIX_SEED)\n", kNumRuns, first_seed);
+  Softverbs::Get().Command("retry 500");
+  const std::string objects = Softverbs::Get().Objects();
+  Table table{};
+  for (uint32_t i = 0; i < kNumRuns; ++i) {
+    const size_t row = i / kNumPhases % kFaults.size();
+    const size_t phase = i % kNumPhases;
+    const uint32_t seed = first_seed + i;
+    Run run(seed, kFaults.at(row), static_cast<Phase>(phase));
+    std::string log;
+    {
+      const Watchdog watchdog(StrCat("seed ", seed));
+      const Silence silence;
+      run.Execute(table.at(row).at(phase));
+      log = silence.Text();
+    }
+    if (run.problems().empty()) continue;
+    AddFailure(StrCat("seed ", seed, ", ", run.ToString(), ": ", run.problems(), "\n", log),
+               Location::current());
+  }
+  Print(table);
+  ExpectEqual(Softverbs::Get().Objects(), objects);
+  if (kNumRuns < 1'000) return;  // chance may have left a cell empty
+  for (size_t row = 0; row < kFaults.size(); ++row) {
+    for (size_t phase = 0; phase < kNumPhases; ++phase) {
+      ExpectTrue(table.at(row).at(phase).struck > 0,
+                 StrCat(kFaults.at(row).name, " never struck in phase ", kPhaseNames.at(phase)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jaxhet::testing
