@@ -111,7 +111,11 @@ plugins() { # optional: the deviceless tests skip without them
     say "no compiler plugins: the deviceless tests will be skipped"
 }
 
+virtual_machine() { # optional, as the plugins
+  "$venv_python" -m tests.rdma_vm.image || say "tests/rdma_vm will be skipped"
+}
+
 system_packages
 virtual_environment
 packages
-[ "${1:-}" != test ] || plugins
+[ "${1:-}" != test ] || { plugins && virtual_machine; }
