@@ -7,7 +7,7 @@ runs in two guests at the same time, with PROCESS=0 and 1, at 10.77.0.1 and 10.7
 import argparse
 import sys
 
-from tests.rdma_vm.guest import boot, boot_pair
+from tests.rdma_vm.guest import GuestError, boot, boot_pair
 from tests.rdma_vm.image import UnavailableError, make
 
 
@@ -23,10 +23,15 @@ def main() -> int:
         sys.exit(f"no virtual machine: {error}")
     guests = boot_pair(image) if arguments.pair else (boot(image),)
     names = [g.start(arguments.command, {"PROCESS": str(i)}) for i, g in enumerate(guests)]
-    ended = [g.wait(n, arguments.timeout) for g, n in zip(guests, names, strict=True)]
+    try:
+        ended = [g.wait(n, arguments.timeout) for g, n in zip(guests, names, strict=True)]
+    except GuestError as error:
+        sys.exit(str(error))
+    finally:
+        for guest in guests:
+            guest.close()
     for guest, end in zip(guests, ended, strict=True):
         print(f"-- {guest.address}: {end.code}\n{end.text}", end="")
-        guest.close()
     return max(end.code for end in ended)
 
 

@@ -1,17 +1,12 @@
 """Guests are booted once and shared by all tests; one that died or hung is replaced."""
 
-import os
-import pathlib
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.rdma_vm.guest import Guest, boot, boot_pair
-from tests.rdma_vm.image import ROOT, Image, UnavailableError, load
+from tests.rdma_vm.image import Image, UnavailableError, load
 
-_BUILD = ROOT / "_build" / "plain"
 Guests = tuple[Guest, ...]
 
 
@@ -21,21 +16,6 @@ def image() -> Image:
         return load()
     except UnavailableError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(scope="session")
-def program(image: Image) -> Callable[[str], pathlib.Path]:
-    """By name: a program of tests/cpp, built here."""
-    env = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
-
-    def build(name: str) -> pathlib.Path:
-        configure = ["sh", "tools/cpp.sh", "configure", _BUILD.name]
-        make = ["cmake", "--build", str(_BUILD), "--target", name, "--", "--quiet"]
-        for command in (configure, make):
-            subprocess.run(command, cwd=ROOT, env=env, check=True)
-        return _BUILD / "tests" / "cpp" / name
-
-    return build
 
 
 @pytest.fixture(scope="session")

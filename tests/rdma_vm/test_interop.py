@@ -1,0 +1,35 @@
+"""Our queue pairs talk to a peer that was written with pyverbs, and to ourselves."""
+
+import pytest
+
+from tests.rdma_vm.guest import REAL_VERBS, Guest
+from tests.rdma_vm.programs import build
+
+_PEER = "/usr/bin/python3 tests/rdma_vm/pyverbs_peer.py"
+_PEERS_CHUNK = 100_000
+_CHUNK = 512 << 10
+_LARGEST_MESSAGE = 8 << 20  # of soft-RoCE
+
+
+@pytest.mark.parametrize(
+    "num_bytes", [1, 7, _PEERS_CHUNK - 1, _PEERS_CHUNK, _PEERS_CHUNK + 1, 3_000_001]
+)
+def test_pyverbs_peer_understands_us(num_bytes: int, guest: Guest):
+    bench = build("verbs_peer_bench")
+    ended = guest.run(f"{_PEER} {bench} {num_bytes} 4", 240, REAL_VERBS)
+    assert ended.code == 0, ended.text
+    assert ended.text == f"4 messages of {num_bytes} bytes each way\n"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "chunk_bytes"),
+    [(size + d, _CHUNK) for size in (_CHUNK, _LARGEST_MESSAGE) for d in (-1, 0, 1)]
+    # A chunk and its header of 64 bytes fit the largest message that the NIC can take.
+    + [(_LARGEST_MESSAGE - 64 + d, 2 * _LARGEST_MESSAGE) for d in (-1, 0, 1)],
+)
+def test_messages_around_the_limits_arrive(num_bytes: int, chunk_bytes: int, guest: Guest):
+    packets = guest.packets()
+    bench = build("verbs_peer_bench")
+    ended = guest.run(f"{bench} {num_bytes} 3 {chunk_bytes}", 240, REAL_VERBS)
+    assert ended.code == 0, ended.text
+    assert guest.packets() - packets >= 6 * (num_bytes // 4096)
