@@ -1,7 +1,8 @@
 """Opens the sockets between every two processes: one for control, several for data.
 
-Ranks that have no better path get some of their own, too. All are authenticated with the job secret. Of two processes the higher id connects to the lower one.
-A socket is handed to the engine only after the handshake.
+Ranks that have no better path get some of their own, too. All are authenticated with the job
+secret. Of two processes the higher id connects to the lower one. A socket is handed to the engine
+only after the handshake.
 """
 
 import contextlib

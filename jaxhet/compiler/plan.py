@@ -173,6 +173,9 @@ class _Order:
         starts are still to come, could otherwise hold the wrong ones and find no way on. So are the
         local collectives that lead to exchanges, and those that follow: XLA would merge them into
         one, and no exchange could start before all that it takes is there.
+
+        What is in flight is done before a loop or call that has exchanges: the scheduler counts
+        those in there as in flight all the time, and has a limit.
         """
         for computation_id in self._steps:
             computation = self._module.computations[computation_id]
@@ -184,3 +187,9 @@ class _Order:
             for sequence in (steps, dones, scatters, gathers):
                 for first, second in itertools.pairwise(sequence):
                     computation.add_control_predecessor(second, first)
+            last_done = None
+            for step in steps:
+                if step.id in self._exchanges:
+                    last_done = self._exchanges[step.id].done
+                elif last_done is not None:
+                    computation.add_control_predecessor(step, last_done)
