@@ -15,9 +15,9 @@ constexpr milliseconds kAbandonTimeout{20'000};
 
 }  // namespace
 
-DeviceEngine::DeviceEngine(JobView& job, const Options& options,
+DeviceEngine::DeviceEngine(JobView& job, Options options,
                            std::vector<std::unique_ptr<DeviceRank>> ranks)
-    : job_(job), options_(options), ranks_(std::move(ranks)) {
+    : job_(job), options_(std::move(options)), ranks_(std::move(ranks)) {
   watch_ = StartThread("jaxhet-devices", [this] { Watch(); });
 }
 

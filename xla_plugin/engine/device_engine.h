@@ -24,8 +24,7 @@ namespace jaxhet {
 class DeviceEngine {
  public:
   // `ranks` have all their rings.
-  DeviceEngine(JobView& job, const Options& options,
-               std::vector<std::unique_ptr<DeviceRank>> ranks);
+  DeviceEngine(JobView& job, Options options, std::vector<std::unique_ptr<DeviceRank>> ranks);
   ~DeviceEngine();
   DeviceEngine(const DeviceEngine&) = delete;
   DeviceEngine& operator=(const DeviceEngine&) = delete;

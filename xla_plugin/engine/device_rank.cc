@@ -89,12 +89,13 @@ void* DeviceRank::AddressOf(const DeviceWord& word) const {
 }
 
 std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& request) {
-  InFlight exchange{.number = DeviceNumber(started_ + 1),
-                    .plan = request.plan,
-                    .index = request.index,
-                    .deadline_ms = request.deadline_ms,
-                    .result = request.result,
-                    .poison = request.poison};
+  InFlight exchange{};
+  exchange.number = DeviceNumber(started_ + 1);
+  exchange.plan = request.plan;
+  exchange.index = request.index;
+  exchange.deadline_ms = request.deadline_ms;
+  exchange.result = request.result;
+  exchange.poison = request.poison;
   for (const auto [source, target] : request.pairs) {
     if (source == rank_) exchange.target = target;
     if (target == rank_) exchange.source = source;
@@ -173,13 +174,13 @@ void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> opera
   ForEachBit(exchange.sends,
              [&](size_t s) { device_->WaitEvent(send_streams_.at(s).get(), ready_.get()); });
   if (exchange.source < 0) {
-    const StreamHandle first = send_streams_.at(ring.chunks % kStreams).get();
+    auto* const first = send_streams_.at(ring.chunks % kStreams).get();
     device_->WriteValue(first, AddressOf(words_->reached), exchange.number);
   }
   do {
     const auto chunk = operand.first(std::min(chunk_bytes, operand.size()));
     operand = operand.subspan(chunk.size());
-    const StreamHandle stream = send_streams_.at(ring.chunks % kStreams).get();
+    auto* const stream = send_streams_.at(ring.chunks % kStreams).get();
     const uint32_t slot = Slot(ring.chunks);
     const uint32_t turn = Turn(ring.chunks++);
     if (end.words().emptied.at(slot).host().load() + 1 < turn) {
@@ -200,12 +201,12 @@ void DeviceRank::Receive(const InFlight& exchange, std::span<std::byte> result) 
   ring.num_bytes += result.size();
   ForEachBit(exchange.receives,
              [&](size_t s) { device_->WaitEvent(receive_streams_.at(s).get(), ready_.get()); });
-  const StreamHandle first = receive_streams_.at(ring.chunks % kStreams).get();
+  auto* const first = receive_streams_.at(ring.chunks % kStreams).get();
   device_->WriteValue(first, AddressOf(words_->reached), exchange.number);
   do {
     const auto chunk = result.first(std::min(chunk_bytes, result.size()));
     result = result.subspan(chunk.size());
-    const StreamHandle stream = receive_streams_.at(ring.chunks % kStreams).get();
+    auto* const stream = receive_streams_.at(ring.chunks % kStreams).get();
     const uint32_t slot = Slot(ring.chunks);
     const uint32_t turn = Turn(ring.chunks++);
     device_->WaitValue(stream, end.filled(slot), turn);
@@ -213,7 +214,7 @@ void DeviceRank::Receive(const InFlight& exchange, std::span<std::byte> result) 
     device_->WriteValue(stream, end.emptied(slot), turn);
   } while (!result.empty());
   ForEachBit(exchange.receives, [&](size_t s) {
-    const StreamHandle stream = receive_streams_.at(s).get();
+    auto* const stream = receive_streams_.at(s).get();
     device_->WaitValue(stream, end.gate(), kOpen);
     device_->WriteValue(stream, AddressOf(words_->received.at(s)), exchange.number);
   });
@@ -365,7 +366,7 @@ bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
 }
 
 bool DeviceRank::Poison(const InFlight& exchange, Time limit) {
-  const StreamHandle stream = rescue_stream_.get();
+  auto* const stream = rescue_stream_.get();
   device_->Fill(stream, exchange.result.data(), exchange.poison, exchange.result.size());
   while (!device_->IsIdle(stream) && Clock::now() < limit) Pause();
   return device_->IsIdle(stream);

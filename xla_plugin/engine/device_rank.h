@@ -134,10 +134,10 @@ class DeviceRank {
     uint64_t incoming_number = 0;
     uint64_t sends = 0;  // bit s: stream s has chunks of it
     uint64_t receives = 0;
-    std::span<std::byte> result = {};
+    std::span<std::byte> result;
     std::byte poison{};
     bool is_done = false;  // Done() was called
-    std::optional<Time> reached = {};
+    std::optional<Time> reached;
   };
 
   std::optional<Mismatch> Agree(InFlight& exchange, const Launch& launch);

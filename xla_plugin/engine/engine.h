@@ -26,7 +26,7 @@ namespace jaxhet {
 // The core belongs to whoever holds the monitor. A command is queued, and then run by its own
 // thread if the monitor is free: a small exchange then needs no hop to the progress thread. A
 // thread never waits for the monitor to run a command; it leaves it to the holder.
-class Engine : public std::enable_shared_from_this<Engine>, private JobView {
+class Engine : public std::enable_shared_from_this<Engine>, public JobView {
  public:
   Engine(int process, int num_processes, const Options& options);
   ~Engine() override;
@@ -60,6 +60,9 @@ class Engine : public std::enable_shared_from_this<Engine>, private JobView {
   void Fail(const Error& error) override;
   // The first cause, or null.
   std::shared_ptr<const Error> failure() const override;
+  Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) override;
+  Error LateError(int rank, const DeviceRank::Report::Late& late) override;
+  Error StartError(int rank, int64_t plan, int64_t index, const Error& cause) override;
   // Waits for a failure, the close or the timeout.
   std::shared_ptr<const Error> WaitFailure(std::chrono::milliseconds timeout) const;
 
@@ -82,9 +85,6 @@ class Engine : public std::enable_shared_from_this<Engine>, private JobView {
  private:
   using Command = std::function<void(Core&)>;
 
-  Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) override;
-  Error LateError(int rank, const DeviceRank::Report::Late& late) override;
-  Error StartError(int rank, int64_t plan, int64_t index, const Error& cause) override;
   void ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
                     std::span<const RingSockets> sockets, Time deadline);
   void CloseDevices(std::chrono::milliseconds timeout);
