@@ -124,7 +124,7 @@ class Part {
 
 std::vector<Pair> SwapPairs() { return {{0, 1}, {1, 0}}; }
 
-void ChecSwapPairs() sAnySize(std::string_view transport) {
+void CheckSwapsAnySize(std::string_view transport) {
   DeviceWorld world(Options(2, transport));
   for (const size_t num_bytes :
        {size_t{0}, size_t{1}, size_t{7}, kSlotBytes - 1, kSlotBytes, kSlotBytes + 1, kSlotBytes * 8,
@@ -142,7 +142,7 @@ void ChecSwapPairs() sAnySize(std::string_view transport) {
 }
 
 TEST(SwapsAnySize) {
-  for (const char* const transport : kTransports) ChecSwapPairs() sAnySize(transport);
+  for (const char* const transport : kTransports) CheckSwapsAnySize(transport);
 }
 
 TEST(NoSourceIsZeros) {
@@ -151,7 +151,7 @@ TEST(NoSourceIsZeros) {
   std::deque<Part> parts;
   for (int rank = 0; rank < 3; ++rank) parts.emplace_back(rank, pairs, 1000);
   for (Part& part : parts) part.Start(world);
-  for (Part& part : parts) part.Done(world);
+  for (const Part& part : parts) part.Done(world);
   for (int rank = 0; rank < 3; ++rank) world.device().Synchronize(world.stream(rank));
   EXPECT(parts[0].IsFilledWith(std::byte{0}) && parts[1].IsFrom(0) && parts[2].IsFrom(1));
 }
@@ -322,7 +322,7 @@ void CheckFailurePoisonsWhatIsInFlight(std::string_view transport) {
   for (int i = 0; i < 5; ++i)
     parts.emplace_back(0, SwapPairs(), kSlotBytes * 3, 1 + i).Start(world);
   std::vector<std::byte> seen(parts.back().result.size());
-  for (Part& part : parts) part.Done(world);
+  for (const Part& part : parts) part.Done(world);
   world.device().Copy(world.stream(0), seen.data(), parts.back().result.data(), seen.size());
   world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
   EXPECT(world.IsIdleWithin(0, kLong));

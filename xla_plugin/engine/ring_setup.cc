@@ -29,19 +29,23 @@ constexpr size_t kMostDeviceBytes = size_t{256} << 20;
 constexpr size_t kLeastSlotBytes = size_t{256} << 10;
 
 struct Incoming {
+  Incoming(DeviceRank* its_rank, const RingPeer* its_source) : rank(its_rank), source(its_source) {}
+
   DeviceRank* rank;
   const RingPeer* source;
   size_t next = 0;  // transport to try
-  std::unique_ptr<RankRing> ring = {};
-  std::string proof = {};
-  std::string refusals = {};
+  std::unique_ptr<RankRing> ring;
+  std::string proof;
+  std::string refusals;
   bool is_settled = false;
 };
 
 struct Outgoing {
+  Outgoing(DeviceRank* its_rank, const RingPeer* its_target) : rank(its_rank), target(its_target) {}
+
   DeviceRank* rank;
   const RingPeer* target;
-  std::unique_ptr<RankRing> ring = {};
+  std::unique_ptr<RankRing> ring;
 };
 
 std::unique_ptr<RankRing> NewRing(std::unique_ptr<RingEnd> end, std::string_view transport) {
@@ -62,8 +66,8 @@ class RingSetUp {
     for (const auto& rank : ranks) {
       for (const RingPeer& peer : peers) {
         if (peer.rank == rank->rank()) continue;
-        incoming_.push_back({.rank = rank.get(), .source = &peer});
-        outgoing_.push_back({.rank = rank.get(), .target = &peer});
+        incoming_.emplace_back(rank.get(), &peer);
+        outgoing_.emplace_back(rank.get(), &peer);
       }
     }
     num_open_ = incoming_.size() + outgoing_.size();
@@ -122,7 +126,7 @@ class RingSetUp {
         auto [end, offer] = transport.make(SetupFor(*incoming.rank, *incoming.source));
         incoming.ring = NewRing(std::move(end), transport.name);
         incoming.proof.resize(kProofBytes);
-        if (getrandom(incoming.proof.data(), kProofBytes, 0) != kProofBytes) {
+        if (std::cmp_not_equal(getrandom(incoming.proof.data(), kProofBytes, 0), kProofBytes)) {
           ThrowErrno("getrandom");
         }
         return Send(*incoming.source, RingStep::kOffer, incoming.source->rank,

@@ -51,7 +51,7 @@ class Backoff {
 std::vector<Fd> Duplicate(std::span<const Fd> sockets) {
   std::vector<Fd> copies;
   for (const Fd& socket : sockets) {
-    Fd& copy = copies.emplace_back(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+    const Fd& copy = copies.emplace_back(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
     const int flags = copy ? fcntl(copy.get(), F_GETFL) : -1;
     if (flags < 0 || fcntl(copy.get(), F_SETFL, flags & ~O_NONBLOCK) < 0) ThrowErrno("fcntl");
   }
@@ -163,7 +163,7 @@ class TcpSource final : public TcpRing {
   using TcpRing::TcpRing;
   ~TcpSource() override { Stop(); }
 
- private:
+ protected:
   // Every thread goes through all chunks and sends its own.
   void Carry(size_t socket) override {
     const LaunchLog& log = words().source;
@@ -185,6 +185,7 @@ class TcpSource final : public TcpRing {
     }
   }
 
+ private:
   bool SendChunk(size_t socket, uint64_t number, const Launch& launch, uint64_t chunk,
                  uint64_t num_bytes) {
     const uint64_t slot = chunk % kRingSlots;
@@ -207,7 +208,7 @@ class TcpTarget final : public TcpRing {
   using TcpRing::TcpRing;
   ~TcpTarget() override { Stop(); }
 
- private:
+ protected:
   void Carry(size_t socket) override {
     for (ChunkInfo info{}; Read(socket, &info, sizeof info);) {
       if (info.num_bytes > slot_bytes() || info.chunk % num_sockets() != socket) {
@@ -223,6 +224,7 @@ class TcpTarget final : public TcpRing {
     }
   }
 
+ private:
   // Says for the source what it has launched; false if the target has launched something else.
   bool IsAgreed(const ChunkInfo& info) {
     const Launch launch{.plan = info.plan, .index = info.index, .num_bytes = info.exchange_bytes};
