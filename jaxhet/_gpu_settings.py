@@ -39,7 +39,12 @@ REFUSED: dict[str, Refusal] = {
 }
 
 # What a job of several islands needs; the user's own value of one that is not refused stays.
-_NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False, **GPU_COMPILER_OPTIONS}
+# Each process would tune for itself, and equal sums of replicas differ in their last bits then.
+_NEEDED: dict[str, bool | int] = {
+    "xla_gpu_shard_autotuning": False,
+    "xla_gpu_autotune_level": 0,
+    **GPU_COMPILER_OPTIONS,
+}
 
 
 def prepare(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -1,4 +1,6 @@
-"""victim.py STEPS ELEMENTS LINKS: joins the job and runs steps of many exchanges, until one fails.
+"""victim.py STEPS ELEMENTS LINKS LATE: joins the job and runs steps of exchanges, until one fails.
+
+Process LATE comes to each step a second after the others, which wait for it in the meantime.
 
 Lines on stdout: `@ run pid` before each step; `WRONG …` for a number that is neither right nor NaN.
 After a failure: `caught <class>: <text>`, `poisoned …` for each kind of result that was waiting,
@@ -65,7 +67,7 @@ def look(results: dict[str, jax.Array], number: int) -> bool:
     return right
 
 
-def run(steps: int, elements: int, links: int) -> None:
+def run(steps: int, elements: int, links: int, late: int) -> None:
     """Runs steps; every result is looked at, that of a step that failed as well."""
     mesh = jaxhet.make_mesh({"x": -1})
     shape, sharding = (mesh.size * elements,), NamedSharding(mesh, P("x"))
@@ -76,6 +78,8 @@ def run(steps: int, elements: int, links: int) -> None:
     step = program(mesh, links)
     for i in range(steps):
         number = 1 + i % 4
+        if jax.process_index() == late:
+            time.sleep(1)
         results = step(operands, np.float32(number))
         say(f"@ run {os.getpid()}")
         try:

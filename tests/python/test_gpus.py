@@ -108,10 +108,14 @@ def test_flags_that_are_needed_are_added_and_those_of_the_user_stay() -> None:
     limit = "--xla_gpu_experimental_parallel_collective_overlap_limit"
     assert _gpu_settings.complete("").split() == [
         "--xla_gpu_shard_autotuning=false",
+        "--xla_gpu_autotune_level=0",
         "--xla_gpu_enable_latency_hiding_scheduler=true",
         f"{limit}=8",
     ]
-    given = f'--xla_dump_to="a  b" {limit}=2 --xla_gpu_enable_latency_hiding_scheduler=false'
+    given = (
+        f'--xla_dump_to="a  b" {limit}=2 --xla_gpu_enable_latency_hiding_scheduler=false'
+        " --xla_gpu_autotune_level=4"
+    )
     assert _gpu_settings.complete(given) == f"{given} --xla_gpu_shard_autotuning=false"
     assert len(GPU_COMPILER_OPTIONS) == 2
 
