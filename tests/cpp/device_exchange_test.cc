@@ -338,8 +338,8 @@ TEST(FailurePoisonsWhatIsInFlight) {
 
 // A source that fails lets its sends go over slots that the target has not taken: the target must
 // not take that for the exchange.
-TEST(FailedSourceDoesNotCorruptItsTarget) {
-  DeviceWorld world(Options(2));
+void CheckFailedSource(std::string_view transport) {
+  DeviceWorld world(Options(2, transport));
   constexpr int kCount = 12;  // more than there are slots
   std::deque<Part> zeros;
   for (int i = 0; i < kCount; ++i) {
@@ -357,6 +357,10 @@ TEST(FailedSourceDoesNotCorruptItsTarget) {
   }
   EXPECT(world.IsIdleWithin(1, kLong));
   EXPECT(one.IsFilledWith(kPoison));
+}
+
+TEST(FailedSourceDoesNotCorruptItsTarget) {
+  for (const char* const transport : kTransports) CheckFailedSource(transport);
 }
 
 void CheckCloseWaitsForWhatIsInFlight(std::string_view transport) {

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <span>
 #include <thread>
 #include <utility>
@@ -49,7 +50,7 @@ Endpoint::Endpoint(const Options& options)
       mr_(Verbs().reg_mr(pd_, bytes_.data(), bytes_.size(), options.access)),
       channel_(Verbs().create_comp_channel(context_)),
       cq_(Verbs().create_cq(context_, options.cqe, this, channel_, 0)) {
-  Check(pd_ != nullptr && mr_ != nullptr && channel_ != nullptr && cq_ != nullptr, "set-up");
+  if (pd_ == nullptr || mr_ == nullptr || channel_ == nullptr || cq_ == nullptr) Refuse("set-up");
   ibv::QpInitAttr init;
   init.send_cq = init.recv_cq = cq_;
   init.cap = {.max_send_wr = options.depth,
@@ -58,16 +59,25 @@ Endpoint::Endpoint(const Options& options)
               .max_recv_sge = 1,
               .max_inline_data = 64};
   qp_ = Verbs().create_qp(pd_, &init);
-  Check(qp_ != nullptr, "ibv_create_qp");
+  if (qp_ == nullptr) Refuse("ibv_create_qp");
 }
 
-Endpoint::~Endpoint() {
-  ExpectEqual(Verbs().destroy_qp(qp_), 0);
-  ExpectEqual(Verbs().destroy_cq(cq_), 0);
-  ExpectEqual(Verbs().destroy_comp_channel(channel_), 0);
-  ExpectEqual(Verbs().dereg_mr(mr_), 0);
-  ExpectEqual(Verbs().dealloc_pd(pd_), 0);
+Endpoint::~Endpoint() { Release(); }
+
+void Endpoint::Release() {
+  if (qp_ != nullptr) ExpectEqual(Verbs().destroy_qp(qp_), 0);
+  if (cq_ != nullptr) ExpectEqual(Verbs().destroy_cq(cq_), 0);
+  if (channel_ != nullptr) ExpectEqual(Verbs().destroy_comp_channel(channel_), 0);
+  if (mr_ != nullptr) ExpectEqual(Verbs().dereg_mr(mr_), 0);
+  if (pd_ != nullptr) ExpectEqual(Verbs().dealloc_pd(pd_), 0);
   ExpectEqual(Verbs().close_device(context_), 0);
+}
+
+void Endpoint::Refuse(std::string_view what) {
+  const int error_number = errno;
+  Release();
+  errno = error_number;
+  ThrowErrno(what);
 }
 
 EndpointInfo Endpoint::info() const {

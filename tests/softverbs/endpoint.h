@@ -72,6 +72,9 @@ class Endpoint {
   int WaitEvent(std::chrono::milliseconds limit = std::chrono::seconds(5));
 
  private:
+  void Release();
+  // The constructor's last act.
+  [[noreturn]] void Refuse(std::string_view what);
   int Post(ibv::SendWr wr, ibv::Sge piece);
 
   Options options_;

@@ -321,31 +321,30 @@ std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(InFlight& exchange,
 }
 
 void DeviceRank::Stop() {
-  stopped_ = true;
+  if (stopped_.exchange(true)) return;
   words_->go_on.host().store(0);
-  for (auto& [target, ring] : outgoing_) ring->end->words().gate.host().store(0);
+  for (auto& [target, ring] : outgoing_) ring->end->CloseGate();
 }
 
 bool DeviceRank::Abandon(milliseconds timeout) {
   const Time limit = Clock::now() + timeout;
   // The program has not gone past what has not come by now, and will not.
   std::deque<InFlight> exchanges;
-  uint64_t num_come = 0;
   {
     const std::lock_guard lock(mutex_);
     exchanges = in_flight_;
   }
-  const auto has_come = [&](const InFlight& exchange) {
-    return IsOver(exchange.receives, words_->received, exchange.number);
-  };
-  while (num_come < exchanges.size() && has_come(exchanges[num_come])) ++num_come;
+  std::vector<bool> has_come;
+  for (const InFlight& exchange : exchanges) {
+    has_come.push_back(IsOver(exchange.receives, words_->received, exchange.number));
+  }
   std::this_thread::sleep_for(kCopyTime);  // what targets take at the moment
   bool is_over = true;
   for (size_t i = 0; i < exchanges.size() && is_over; ++i) {
     words_->go_on.host().store(exchanges[i].number - 1);  // the program may start this one
-    is_over = RunToTheEnd(exchanges[i], limit) && (i < num_come || Poison(exchanges[i], limit));
+    is_over = RunToTheEnd(exchanges[i], limit) && (has_come[i] || Poison(exchanges[i], limit));
   }
-  words_->go_on.host().store(kOpen);
+  if (is_over) words_->go_on.host().store(kOpen);
   return is_over;
 }
 

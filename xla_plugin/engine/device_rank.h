@@ -102,7 +102,8 @@ class DeviceRank {
   // The job has failed. Nothing starts any more, and the program's stream stops at the next Done()
   // that it comes to. By any thread, for all ranks before the first Abandon().
   void Stop();
-  // Ends what is in flight, as above. False if the device did not get there in time.
+  // Ends what is in flight, as above. False if the device did not get there in time; the program
+  // stays where it is then.
   bool Abandon(std::chrono::milliseconds timeout);
 
   uint64_t started() const { return started_; }

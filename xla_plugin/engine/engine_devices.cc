@@ -36,6 +36,13 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<std::pair<in
 
 void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
                           std::span<const RingSockets> sockets, Time deadline) {
+  {
+    // SetRanks() may have been left to the progress thread.
+    const std::lock_guard lock(monitor_);
+    if (!core_) ThrowClosed();
+    RunCommands();
+  }
+  Wake();
   const auto peers = Read([](const Core& core) {
     std::vector<RingPeer> found;
     const Roster& roster = core.roster();

@@ -168,9 +168,11 @@ class HostDevice final : public Device {
     StreamOf(stream).Add([shared, record] { shared->Wait(record); });
   }
   void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override {
+    if (num_bytes == 0) return;
     StreamOf(stream).Add([=] { std::memmove(to, from, num_bytes); });
   }
   void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
+    if (num_bytes == 0) return;
     StreamOf(stream).Add([=] { std::memset(to, std::to_integer<int>(value), num_bytes); });
   }
   void WriteValue(StreamHandle stream, void* address, uint32_t value) override {

@@ -93,8 +93,12 @@ class TcpRing : public RingEnd {
   void Stop() {
     if (stopping_.exchange(true)) return;
     words().source.Wake();
-    for (const Fd& socket : sockets_) shutdown(socket.get(), SHUT_RDWR);
+    CutSockets();
     for (std::thread& thread : threads_) thread.join();
+  }
+
+  void CutSockets() {
+    for (const Fd& socket : sockets_) shutdown(socket.get(), SHUT_RDWR);
   }
 
   bool stopping() const { return stopping_; }
@@ -162,6 +166,8 @@ class TcpSource final : public TcpRing {
  public:
   using TcpRing::TcpRing;
   ~TcpSource() override { Stop(); }
+
+  void CloseGate() override { CutSockets(); }
 
  protected:
   // Every thread goes through all chunks and sends its own.
