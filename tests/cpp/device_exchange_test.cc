@@ -261,7 +261,9 @@ TEST(DifferentProgramsNameTheFirstDifference) {
   Part zero(0, SwapPairs(), 1000);
   Part one(1, SwapPairs(), 1000);
   zero.Start(world);
+  zero.Done(world);
   const std::string text = ExpectThrow([&] { one.WithPlan(kOther).Start(world); });
+  EXPECT(world.IsIdleWithin(0, kLong));
   ExpectContains(text, "Exchange 2 is the first that differs");
   ExpectContains(text, "line of its own");
 }
