@@ -319,7 +319,7 @@ void CheckFailurePoisonsWhatIsInFlight(std::string_view transport) {
   first.Done(world);
   peer.Start(world);
   peer.Done(world);
-  EXPECT(world.IsIdleWithin(0, kLong));
+  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
   std::deque<Part> parts;
   for (int i = 0; i < 5; ++i)
     parts.emplace_back(0, SwapPairs(), kSlotBytes * 3, 1 + i).Start(world);

@@ -36,7 +36,7 @@ void ForEachBit(uint64_t bits, Function function) {
   for (; bits != 0; bits &= bits - 1) function(static_cast<size_t>(std::countr_zero(bits)));
 }
 
-// What a device that hangs may still touch. It is never freed: that would wait for the device.
+// What a device may still touch. It is never freed: that would wait for the device.
 template <typename T>
 void Bury(T&& remains) {
   static auto* const graveyard = new std::deque<std::remove_cvref_t<T>>;
@@ -69,10 +69,10 @@ DeviceRank::~DeviceRank() {
   }
   for (Stream& stream : send_streams_) stream = {};
   for (Stream& stream : receive_streams_) stream = {};
+  Bury(std::move(words_memory_));  // which the program's stream may still look at
   if (is_idle) return;
   Bury(std::move(outgoing_));
   Bury(std::move(incoming_));
-  Bury(std::move(words_memory_));
 }
 
 void DeviceRank::AddOutgoing(int target, std::unique_ptr<RankRing> ring) {
@@ -323,7 +323,7 @@ std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(InFlight& exchange,
 void DeviceRank::Stop() {
   if (stopped_.exchange(true)) return;
   words_->go_on.host().store(0);
-  for (auto& [target, ring] : outgoing_) ring->end->CloseGate();
+  for (auto& [target, ring] : outgoing_) ring->end->Cut();
 }
 
 bool DeviceRank::Abandon(milliseconds timeout) {
@@ -338,6 +338,7 @@ bool DeviceRank::Abandon(milliseconds timeout) {
   for (const InFlight& exchange : exchanges) {
     has_come.push_back(IsOver(exchange.receives, words_->received, exchange.number));
   }
+  for (auto& [source, ring] : incoming_) ring->end->Cut();
   std::this_thread::sleep_for(kCopyTime);  // what targets take at the moment
   bool is_over = true;
   for (size_t i = 0; i < exchanges.size() && is_over; ++i) {

@@ -126,9 +126,9 @@ class RingEnd {
   virtual bool IsProven(Device& device, std::span<const std::byte> proof);
   // Set-up is over.
   virtual void Settle() {}
-  // The source has failed: what comes into slots from now on is not to count for the target. What
-  // the target is about to take at this moment still may.
-  virtual void CloseGate() { words_->gate.host().store(0); }
+  // The job has failed: threads of the ring end, and what the source's device writes into slots
+  // from now on does not count for the target. What that takes at this moment still may.
+  virtual void Cut() { words_->gate.host().store(0); }
   // Why nothing moves on it any more; "" while all is well.
   virtual std::string Failure() const { return {}; }
 

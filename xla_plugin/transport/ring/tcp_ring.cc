@@ -82,6 +82,8 @@ class TcpRing : public RingEnd {
     }
   }
 
+  void Cut() override { Stop(); }
+
   std::string Failure() const override {
     const std::lock_guard lock(mutex_);
     return failure_;
@@ -93,12 +95,8 @@ class TcpRing : public RingEnd {
   void Stop() {
     if (stopping_.exchange(true)) return;
     words().source.Wake();
-    CutSockets();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  void CutSockets() {
     for (const Fd& socket : sockets_) shutdown(socket.get(), SHUT_RDWR);
+    for (std::thread& thread : threads_) thread.join();
   }
 
   bool stopping() const { return stopping_; }
@@ -166,8 +164,6 @@ class TcpSource final : public TcpRing {
  public:
   using TcpRing::TcpRing;
   ~TcpSource() override { Stop(); }
-
-  void CloseGate() override { CutSockets(); }
 
  protected:
   // Every thread goes through all chunks and sends its own.
