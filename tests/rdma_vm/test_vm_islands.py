@@ -45,6 +45,7 @@ def test_islands_in_one_guest(guest: Guest, subtests: pytest.Subtests):
     assert guest.packets() > packets + _PACKETS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_islands_in_two_guests(pair: tuple[Guest, Guest], subtests: pytest.Subtests):
     packets = [guest.packets() for guest in pair]
