@@ -31,6 +31,7 @@ def run(name: str, folder: pathlib.Path, *options: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_collectives_are_timed_alone_and_in_chains(tmp_path: pathlib.Path) -> None:
     written = run("gpu_collectives", tmp_path, "--sizes=1K,16M", "--repeats=1", "--copy-bytes=1M")
@@ -43,6 +44,7 @@ def test_collectives_are_timed_alone_and_in_chains(tmp_path: pathlib.Path) -> No
     assert min(written["copies_gb_s"].values()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_is_timed_and_taken_apart(tmp_path: pathlib.Path) -> None:
     size = ("--configs=tiny", "--layers=1", "--seq=8", "--steps=1", "--repeats=1")
@@ -59,6 +61,7 @@ def test_training_is_timed_and_taken_apart(tmp_path: pathlib.Path) -> None:
     assert sum(parts) < built.compile_s
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_losses_and_replicas_are_compared(tmp_path: pathlib.Path) -> None:
     size = ("--config=tiny", "--layers=1", "--seq=16", "--steps=3", "--log-every=2")
