@@ -122,6 +122,7 @@ def test_paths_are_what_two_engines_agree_on(monkeypatch: pytest.MonkeyPatch):
     assert {r.transport: r.reason for r in other_host.refused} == {
         "shm": "the processes are on different hosts",
         "shm_ring": "not allowed by the options",
+        "verbs": "not allowed by the options",
     }
     assert same_host.transport in ("shm", "tcp")  # shm needs leave to read another process
     assert report.Refusal("shm_ring", "not allowed by the options") in same_host.refused
