@@ -16,7 +16,8 @@ from jaxhet._errors import JaxhetError, PeerError
 from jaxhet._session import BridgeOptions, Session
 
 DEVICES: tuple[Any, ...] = tuple(
-    types.SimpleNamespace(id=i, process_index=process) for i, process in enumerate([0, 0, 1, 2])
+    types.SimpleNamespace(id=i, process_index=process, local_hardware_id=ordinal)
+    for i, (process, ordinal) in enumerate([(0, 0), (0, 1), (1, 0), (2, 4)])
 )
 
 
@@ -95,8 +96,10 @@ class FakeEngine:
     def set_ranks(self, ranks: list[Any]) -> None:
         self.calls.append(("set_ranks", [rank[2:] for rank in ranks]))
 
-    def open_devices(self, platform: str, devices: list[Any], timeout_s: float) -> None:
-        self.calls.append(("open_devices", platform, devices, timeout_s))
+    def open_devices(
+        self, platform: str, devices: list[Any], sockets: list[Any], timeout_s: float
+    ) -> None:
+        self.calls.append(("open_devices", platform, devices, sockets, timeout_s))
 
     def error(self) -> JaxhetError | None:
         return self.failure
@@ -145,17 +148,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_each_process_is_set_up_for_its_own_platform(
     calls: list[Any], process: int, platform: str, mine: list[tuple[int, int]]
 ) -> None:
-    ordinals = (0, 1, 0, 4)
-    devices: Any = [
-        types.SimpleNamespace(id=d.id, process_index=d.process_index, local_hardware_id=ordinal)
-        for d, ordinal in zip(DEVICES, ordinals, strict=True)
-    ]
     engine = FakeEngine()
     stand_in: Any = engine
     session = _mixed_session(process, engine)
-    _initialize._bridge(session, stand_in, devices[::-1])
+    _initialize._bridge(session, stand_in, list(DEVICES[::-1]))
+    members: Any = [types.SimpleNamespace(process=i, host_id="one") for i in range(3)]
+    listener: Any = types.SimpleNamespace(process=process, take=lambda *_: {})
+    _initialize._open_devices(session, stand_in, members, listener, lambda: None)
     ranks = [(0, "cuda"), (0, "cuda"), (1, "rocm"), (1, "rocm")]
-    assert engine.calls == [("set_ranks", ranks), ("open_devices", platform, mine, 60.0)]
+    assert engine.calls == [("set_ranks", ranks), ("open_devices", platform, mine, [], 60.0)]
     assert [args[2] for name, args, _ in calls if name == "register_passes"] == [platform]
     assert [
         (*args, named["platform"]) for name, args, named in calls if name == "register_ffi_target"
