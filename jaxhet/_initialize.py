@@ -362,20 +362,20 @@ def _open_devices(
     ranks = {rank: d for i in session.islands for rank, d in zip(i.ranks, i.devices, strict=True)}
     mine = [rank for rank, d in ranks.items() if d.process_index == session.process]
     host = members[session.process].host_id
-    pairs = {
-        (rank, other): members[device.process_index]
-        for rank in mine
-        for other, device in ranks.items()
-        if device.process_index != session.process and "tcp" in config.transports
-    }
-    without_memory = {
-        pair: claim
-        for pair, claim in pairs.items()
-        if claim.host_id != host or "shm" not in config.transports
-    }
+
+    def needs_sockets(claim: Claim) -> bool:
+        shares_memory = claim.host_id == host and "shm" in config.transports
+        return "tcp" in config.transports and not shares_memory
+
     sockets = _bootstrap.connect_rings(
         listener,
-        without_memory,
+        {
+            (rank, other): members[device.process_index]
+            for rank in mine
+            for other, device in ranks.items()
+            if device.process_index != session.process
+            and needs_sockets(members[device.process_index])
+        },
         len(ranks),
         config.ring_sockets,
         config.connect_timeout_s,

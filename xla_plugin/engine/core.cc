@@ -238,7 +238,7 @@ void Core::CloseIfDone(PeerTransfer& transfer) {
 void Core::Release(Exchange& exchange) {
   if (--exchange.open_transfers > 0) return;
   const Time ended = Clock::now();
-  recorder_.Ended(exchange.id, FlightState::kCompleted, ended);
+  recorder_.Ended(exchange, FlightState::kCompleted, ended);
   ++completed_;
   in_flight_time_ += ended - exchange.started;
   completions_.push_back({exchange.id, std::move(exchange.request.done), nullptr});
@@ -308,7 +308,7 @@ void Core::OnGoodbye(Peer& peer) {
 void Core::SetFailedAndDrop() {
   page_.SetFailed();
   for (auto& [id, exchange] : exchanges_) {
-    recorder_.Ended(exchange.id, FlightState::kFailed, Clock::now());
+    recorder_.Ended(exchange, FlightState::kFailed, Clock::now());
     completions_.push_back({id, std::move(exchange.request.done), failure_});
   }
   exchanges_.clear();

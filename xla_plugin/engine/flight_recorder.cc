@@ -8,27 +8,23 @@ void FlightRecorder::Started(const Exchange& exchange) {
   const ExchangeRequest& request = exchange.request;
   size_t operand_bytes = 0;
   for (const auto operand : request.operands) operand_bytes += operand.size();
-  Started({.id = exchange.id,
-           .rank = request.rank,
-           .kind = request.kind,
-           .plan = request.plan,
-           .index = request.index,
-           .run = exchange.run,
-           .sequence = exchange.sequence,
-           .operand_bytes = operand_bytes,
-           .group = request.group,
-           .state = FlightState::kStarted,
-           .started = exchange.started,
-           .ended = {}});
-}
-
-void FlightRecorder::Started(FlightRecord record) {
   if (records_.size() == kRecords) records_.pop_front();
-  records_.push_back(std::move(record));
+  records_.push_back({.id = exchange.id,
+                      .rank = request.rank,
+                      .kind = request.kind,
+                      .plan = request.plan,
+                      .index = request.index,
+                      .run = exchange.run,
+                      .sequence = exchange.sequence,
+                      .operand_bytes = operand_bytes,
+                      .group = request.group,
+                      .state = FlightState::kStarted,
+                      .started = exchange.started,
+                      .ended = {}});
 }
 
-void FlightRecorder::Ended(int64_t id, FlightState state, Time now) {
-  const auto found = std::ranges::find(records_, id, &FlightRecord::id);
+void FlightRecorder::Ended(const Exchange& exchange, FlightState state, Time now) {
+  const auto found = std::ranges::find(records_, exchange.id, &FlightRecord::id);
   if (found == records_.end()) return;
   found->state = state;
   found->ended = now;

@@ -30,8 +30,7 @@ struct FlightRecord {
 class FlightRecorder {
  public:
   void Started(const Exchange& exchange);
-  void Started(FlightRecord record);
-  void Ended(int64_t id, FlightState state, Time now);
+  void Ended(const Exchange& exchange, FlightState state, Time now);
   const std::deque<FlightRecord>& records() const { return records_; }
 
  private:
