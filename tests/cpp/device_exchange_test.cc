@@ -76,15 +76,21 @@ class DeviceWorld {
   std::deque<Stream> streams_;
 };
 
+// Sources and targets in turn.
+using Pairs = std::vector<int64_t>;
+
 // One rank's part of an exchange.
 class Part {
  public:
-  Part(int rank, std::vector<Pair> pairs, size_t num_bytes, int64_t index = 0)
-      : operand(num_bytes), result(num_bytes, std::byte{0xEE}), rank_(rank), index_(index) {
+  Part(int rank, Pairs pairs, size_t num_bytes, int64_t index = 0)
+      : operand(num_bytes),
+        result(num_bytes, std::byte{0xEE}),
+        pairs_(std::move(pairs)),
+        rank_(rank),
+        index_(index) {
     for (size_t i = 0; i < num_bytes; ++i) operand[i] = Pattern(rank, 0, i + Shift());
     request_.plan = kPlan;
     request_.index = index;
-    request_.pairs = std::move(pairs);
     request_.poison = kPoison;
   }
 
@@ -94,6 +100,7 @@ class Part {
   }
   void Start(DeviceWorld& world) {
     request_.stream = world.stream(rank_);
+    request_.pairs = pairs_;
     request_.operand = operand;
     request_.result = result;
     world.engine(rank_).devices().Start(0, request_);
@@ -117,12 +124,13 @@ class Part {
  private:
   size_t Shift() const { return static_cast<size_t>(index_) * 5; }
 
+  Pairs pairs_;
   int rank_;
   int64_t index_;
   DeviceRequest request_;
 };
 
-std::vector<Pair> SwapPairs() { return {{0, 1}, {1, 0}}; }
+Pairs SwapPairs() { return {0, 1, 1, 0}; }
 
 void CheckSwapsAnySize(std::string_view transport) {
   DeviceWorld world(Options(2, transport));
@@ -147,7 +155,7 @@ TEST(SwapsAnySize) {
 
 TEST(NoSourceIsZeros) {
   DeviceWorld world(Options(3));
-  const std::vector<Pair> pairs = {{0, 1}, {1, 2}};
+  const Pairs pairs = {0, 1, 1, 2};
   std::deque<Part> parts;
   for (int rank = 0; rank < 3; ++rank) parts.emplace_back(rank, pairs, 1000);
   for (Part& part : parts) part.Start(world);
@@ -191,8 +199,8 @@ void CheckRandomPermutesOfThreeRanks(std::string_view transport) {
   std::vector<std::vector<int>> sources;
   for (int i = 0; i < 150; ++i) {
     const int shift = 1 + static_cast<int>(random() % 2);
-    std::vector<Pair> pairs;
-    for (int rank = 0; rank < 3; ++rank) pairs.push_back({rank, (rank + shift) % 3});
+    Pairs pairs;
+    for (int rank = 0; rank < 3; ++rank) pairs.insert(pairs.end(), {rank, (rank + shift) % 3});
     const size_t num_bytes = random() % (3 * kSlotBytes);
     auto& round = rounds.emplace_back();
     auto& source = sources.emplace_back();

@@ -96,9 +96,9 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   exchange.deadline_ms = request.deadline_ms;
   exchange.result = request.result;
   exchange.poison = request.poison;
-  for (const auto [source, target] : request.pairs) {
-    if (source == rank_) exchange.target = target;
-    if (target == rank_) exchange.source = source;
+  for (size_t i = 0; i + 1 < request.pairs.size(); i += 2) {
+    if (request.pairs[i] == rank_) exchange.target = static_cast<int>(request.pairs[i + 1]);
+    if (request.pairs[i + 1] == rank_) exchange.source = static_cast<int>(request.pairs[i]);
   }
   const Launch launch{
       .plan = request.plan, .index = request.index, .num_bytes = request.operand.size()};

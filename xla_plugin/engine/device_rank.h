@@ -27,8 +27,8 @@ struct DeviceRequest {
   StreamHandle stream;  // the program's
   int64_t plan = 0;
   int64_t index = 0;
-  int64_t deadline_ms = 0;  // 0: Options::deadline_ms
-  std::vector<Pair> pairs;  // see ExchangeRequest
+  int64_t deadline_ms = 0;         // 0: Options::deadline_ms
+  std::span<const int64_t> pairs;  // sources and targets in turn; see ExchangeRequest
   std::span<const std::byte> operand;
   std::span<std::byte> result;
   std::byte poison;  // what the result is filled with if it can't come

@@ -49,7 +49,7 @@ ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t 
                                                    .plan = plan,
                                                    .index = index,
                                                    .deadline_ms = deadline_ms,
-                                                   .pairs = PairsOf(ToSpan(ranks)),
+                                                   .pairs = ToSpan(ranks),
                                                    .operand = Bytes(operand),
                                                    .result = Bytes(result),
                                                    .poison = PoisonOf(operand.element_type())});
