@@ -59,6 +59,12 @@ std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data) {
   return ends;
 }
 
+WorldOptions FaultOptions(const std::string& transport) {
+  WorldOptions options{.transports = {transport}};
+  options.engine.peer_timeout_ms = kFaultTimeoutMs;
+  return options;
+}
+
 std::vector<RankInfo> RanksOf(const WorldOptions& options) {
   std::vector<RankInfo> ranks;
   for (int rank = 0; rank < options.num_processes * options.ranks_per_process; ++rank) {
@@ -96,19 +102,21 @@ std::string PlanText(int num_lines, std::string_view changed_line) {
   return text;
 }
 
+void SetUp(Engine& engine, const WorldOptions& options) {
+  engine.Connect(kLong);
+  engine.SetRanks(RanksOf(options));
+  engine.AddPlan(kPlan, PlanText(8));
+}
+
 World::World(WorldOptions options) : options_(std::move(options)) {
   auto ends = ConnectAll(options_.num_processes);
   std::vector<std::thread> threads;
   for (int process = 0; process < options_.num_processes; ++process) {
     engines_.push_back(
         MakeEngine(process, options_, std::move(ends[static_cast<size_t>(process)])));
-    threads.emplace_back([&, engine = engines_.back().get()] { engine->Connect(kLong); });
+    threads.emplace_back([&, engine = engines_.back().get()] { SetUp(*engine, options_); });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const auto& engine : engines_) {
-    engine->SetRanks(RanksOf(options_));
-    engine->AddPlan(kPlan, PlanText(8));
-  }
 }
 
 World::~World() { CloseAll(); }
@@ -141,6 +149,21 @@ void Call::StartOn(Engine& engine) {
 }
 
 std::optional<Error> Call::Wait() { return promise_.get_future().get(); }
+
+ExchangeRequest GatherRequest(int rank, int64_t run_id) {
+  ExchangeRequest request;
+  request.rank = rank;
+  request.run_id = run_id;
+  request.plan = kPlan;
+  request.group = {0, 1};
+  return request;
+}
+
+std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t run_id) {
+  Call call(GatherRequest(rank, run_id), {num_bytes}, {2 * num_bytes});
+  call.StartOn(engine);
+  return call.Wait();
+}
 
 std::byte Pattern(int rank, size_t operand, size_t i) {
   const auto seed = static_cast<size_t>(rank) * 31 + operand * 7 + 1;

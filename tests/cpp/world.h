@@ -35,6 +35,10 @@ struct WorldOptions {
                     .eager_bytes = 1 << 10};
 };
 
+// With little patience for peers that are silent.
+inline constexpr int64_t kFaultTimeoutMs = 1'000;
+WorldOptions FaultOptions(const std::string& transport);
+
 std::vector<RankInfo> RanksOf(const WorldOptions& options);
 std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
                                    std::vector<Ends> ends);
@@ -42,6 +46,8 @@ inline constexpr std::chrono::milliseconds kLong{20'000};
 // The plan that the worlds register: lines "line 0<TAB>op 0" and so on.
 inline constexpr int64_t kPlan = 7;
 std::string PlanText(int num_lines, std::string_view changed_line = {});
+// What World does with each engine.
+void SetUp(Engine& engine, const WorldOptions& options);
 
 // A job whose processes are engines of this process.
 class World {
@@ -77,6 +83,10 @@ class Call {
   ExchangeRequest request_;
   std::promise<std::optional<Error>> promise_;
 };
+
+// An all-gather of the ranks 0 and 1.
+ExchangeRequest GatherRequest(int rank, int64_t run_id = 1);
+std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t run_id = 1);
 
 // Byte `i` of operand `operand` of `rank`.
 std::byte Pattern(int rank, size_t operand, size_t i);

@@ -232,7 +232,9 @@ void Core::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
 void Core::CloseIfDone(PeerTransfer& transfer) {
   if (!transfer.met || !transfer.IsDone()) return;
   transfers_.erase(transfer.ticket);
+  Peer& peer = PeerOf(transfer.peer_rank);
   Release(*transfer.exchange);
+  if (peer.left) AnswerGoodbye(peer);
 }
 
 void Core::Release(Exchange& exchange) {
@@ -298,11 +300,16 @@ void Core::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
 
 void Core::OnGoodbye(Peer& peer) {
   peer.left = true;
-  peer.channel.FinishSending();
   for (const auto& [ticket, transfer] : transfers_) {
     if (transfer->met || PeerOf(transfer->peer_rank).process != peer.process) continue;
     throw Error(ErrorCode::kPeer, Where(*transfer->exchange) + Left(peer), peer.process);
   }
+  AnswerGoodbye(peer);
+}
+
+// The peer closes its sockets then: not before what it has sent is all here.
+void Core::AnswerGoodbye(Peer& peer) {
+  if (OpenTransferWith(peer.process) == nullptr) peer.channel.FinishSending();
 }
 
 void Core::SetFailedAndDrop() {
@@ -360,7 +367,7 @@ void Core::ReadMessages(Peer& peer) {
       OnMessage(peer, *message);
     }
   });
-  if (peer.channel.closed()) {
+  if (peer.channel.closed() && !peer.left) {
     peer.Lost(StrCat("the control connection ended: ", peer.channel.socket()->close_reason()));
   }
 }
@@ -477,34 +484,6 @@ Membership& Core::MembershipOf(const Exchange& exchange) {
 
 const Plans& Core::PlansOf(int process) const {
   return process == roster_.process() ? plans_ : peers_.at(process).plans;
-}
-
-void Peer::Log(std::string_view what) {
-  LogLine(StrCat("jaxhet: [", core_.roster_.OwnName(), "] ", core_.roster_.ProcessName(process),
-                 ": ", what));
-}
-
-Transfer& Peer::Find(uint64_t ticket) {
-  const auto found = core_.transfers_.find(ticket);
-  if (found == core_.transfers_.end() || &core_.PeerOf(found->second->peer_rank) != this) {
-    Throw(ErrorCode::kTransport, "it names the transfer ", ticket, ", which is not open");
-  }
-  return *found->second;
-}
-
-void Peer::Sent(Transfer& transfer, size_t num_bytes) {
-  transfer.sent += num_bytes;
-  bytes_sent += num_bytes;
-  core_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
-}
-
-void Peer::Received(Transfer& transfer, size_t num_bytes) {
-  if (!InBounds(transfer.received, num_bytes, transfer.receive.num_bytes())) {
-    Throw(ErrorCode::kTransport, "it sent bytes of a transfer twice");
-  }
-  transfer.received += num_bytes;
-  bytes_received += num_bytes;
-  core_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
 }
 
 }  // namespace jaxhet

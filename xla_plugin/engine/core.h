@@ -106,6 +106,7 @@ class Core {
   void OnMessage(Peer& peer, const Message& message);
   void OnStart(Peer& peer, const StartInfo& info, std::string_view tail);
   void OnGoodbye(Peer& peer);
+  void AnswerGoodbye(Peer& peer);
   void Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info, std::string_view tail);
   void CloseIfDone(PeerTransfer& transfer);
   void Release(Exchange& exchange);

@@ -1,0 +1,36 @@
+#include "xla_plugin/engine/peer.h"
+
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/engine/core.h"
+
+namespace jaxhet {
+
+void Peer::Log(std::string_view what) {
+  LogLine(StrCat("jaxhet: [", core_.roster_.OwnName(), "] ", core_.roster_.ProcessName(process),
+                 ": ", what));
+}
+
+Transfer& Peer::Find(uint64_t ticket) {
+  const auto found = core_.transfers_.find(ticket);
+  if (found == core_.transfers_.end() || &core_.PeerOf(found->second->peer_rank) != this) {
+    Throw(ErrorCode::kTransport, "it names the transfer ", ticket, ", which is not open");
+  }
+  return *found->second;
+}
+
+void Peer::Sent(Transfer& transfer, size_t num_bytes) {
+  transfer.sent += num_bytes;
+  bytes_sent += num_bytes;
+  core_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
+}
+
+void Peer::Received(Transfer& transfer, size_t num_bytes) {
+  if (!InBounds(transfer.received, num_bytes, transfer.receive.num_bytes())) {
+    Throw(ErrorCode::kTransport, "it sent bytes of a transfer twice");
+  }
+  transfer.received += num_bytes;
+  bytes_received += num_bytes;
+  core_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
+}
+
+}  // namespace jaxhet
