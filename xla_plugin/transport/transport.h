@@ -33,21 +33,26 @@ struct Transfer {
   bool IsDone() const { return sent == send.num_bytes() && received == receive.num_bytes(); }
 };
 
-// What a connection may ask of the engine.
-class ConnectionHost {
+// What a path to a peer may ask of whoever owns it.
+class PeerHost {
  public:
-  virtual ~ConnectionHost() = default;
-  // Hands `message` to the OnMessage of the peer's connection, in order.
+  virtual ~PeerHost() = default;
+  // Hands `message` to the OnMessage of the peer's end, in order.
   virtual void Send(std::span<const iovec> message) = 0;
+  // For people: the path to the peer works differently from now on.
+  virtual void Log(std::string_view what) = 0;
+  // The path broke. The engine fails, but a reason that the peer itself still gives comes first.
+  virtual void Lost(std::string_view why) = 0;
+};
+
+// What a connection may ask of the engine.
+class ConnectionHost : public PeerHost {
+ public:
   // The transfer that the peer named; throws TransportError if there is none.
   virtual Transfer& Find(uint64_t ticket) = 0;
   // Counts progress. The transfer may be gone when these return.
   virtual void Sent(Transfer& transfer, size_t num_bytes) = 0;
   virtual void Received(Transfer& transfer, size_t num_bytes) = 0;
-  // For people: the path to the peer works differently from now on.
-  virtual void Log(std::string_view what) = 0;
-  // The path broke. The engine fails, but a reason that the peer itself still gives comes first.
-  virtual void Lost(std::string_view why) = 0;
 };
 
 // Our end of a path to one peer process. Only the thread that owns the engine at the moment calls

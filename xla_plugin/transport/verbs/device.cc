@@ -43,6 +43,15 @@ ibv::Mr* Register(const ProtectionDomain& domain, std::span<std::byte> memory, i
   return api.reg_mr(domain.get(), memory.data(), memory.size(), access);
 }
 
+ibv::Mr* RegisterDmaBuf(const ProtectionDomain& domain, std::span<std::byte> memory, int dma_buf,
+                        size_t offset, int access) {
+  const VerbsApi& api = domain.context().api();
+  if (!api.reg_dmabuf_mr) Throw(ErrorCode::kTransport, "libibverbs has no ibv_reg_dmabuf_mr");
+  const auto address = reinterpret_cast<uint64_t>(memory.data());
+  return api.reg_dmabuf_mr(domain.get(), offset, memory.size(), address, dma_buf,
+                           access | ibv::kAccessRelaxedOrdering);
+}
+
 ibv::Qp* CreateQp(const ProtectionDomain& domain, const CompletionQueue& cq, QueuePairSizes sizes) {
   ibv::QpInitAttr attr;
   attr.send_cq = attr.recv_cq = cq.get();
@@ -83,6 +92,7 @@ ibv::PortAttr Context::QueryPort(int port) const {
 }
 
 std::string Context::PortProblem(int port) const {
+  const std::lock_guard lock(mutex_);
   if (!device_problem_.empty()) return device_problem_;
   const auto found = port_problems_.find(port);
   return found == port_problems_.end() ? std::string() : found->second;
@@ -98,6 +108,7 @@ void Context::OnEvents(uint32_t /*events*/) {
 
 // The events of single QPs come as completions, too.
 void Context::OnEvent(const ibv::AsyncEvent& event) {
+  const std::lock_guard lock(mutex_);
   switch (event.event_type) {
     case ibv::kEventPortErr:
       port_problems_[event.element.port_num] = "the port went down (IBV_EVENT_PORT_ERR)";
@@ -121,6 +132,12 @@ ProtectionDomain::ProtectionDomain(const Context& context)
 MemoryRegion::MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int access)
     : mr_(Made(Register(domain, memory, access), StrCat("ibv_reg_mr of ", memory.size(), " bytes"),
                domain.context().name()),
+          domain.context().api().dereg_mr) {}
+
+MemoryRegion::MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int dma_buf,
+                           size_t offset, int access)
+    : mr_(Made(RegisterDmaBuf(domain, memory, dma_buf, offset, access),
+               StrCat("ibv_reg_dmabuf_mr of ", memory.size(), " bytes"), domain.context().name()),
           domain.context().api().dereg_mr) {}
 
 CompletionQueue::CompletionQueue(const Context& context, int num_entries)
@@ -160,7 +177,7 @@ void CompletionQueue::OnEvents(uint32_t /*events*/) {
 }
 
 QueuePair::QueuePair(const ProtectionDomain& domain, const CompletionQueue& cq,
-                     QueuePairSizes sizes, int port, uint16_t pkey_index)
+                     QueuePairSizes sizes, int port, uint16_t pkey_index, int access)
     : context_(domain.context()),
       port_(port),
       qp_(Made(CreateQp(domain, cq, sizes), "ibv_create_qp", context_.name()),
@@ -169,7 +186,7 @@ QueuePair::QueuePair(const ProtectionDomain& domain, const CompletionQueue& cq,
   attr.qp_state = ibv::kQpStateInit;
   attr.pkey_index = pkey_index;
   attr.port_num = CheckedCast<uint8_t>(port);
-  attr.qp_access_flags = ibv::kAccessRemoteWrite;
+  attr.qp_access_flags = static_cast<unsigned>(access);
   Modify("INIT", attr, ibv::kQpState | ibv::kQpPkeyIndex | ibv::kQpPort | ibv::kQpAccessFlags);
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,7 +39,7 @@ class Handle {
   const Function<int(T*)>& destroy_;
 };
 
-// An open NIC. As a Pollable it reads the NIC's asynchronous events.
+// An open NIC. As a Pollable it reads the NIC's asynchronous events, by any thread.
 class Context final : public Pollable {
  public:
   Context(const VerbsApi& api, ibv::Device* device);
@@ -64,6 +65,7 @@ class Context final : public Pollable {
   const VerbsApi& api_;
   std::string name_;
   Handle<ibv::Context> context_;
+  mutable std::mutex mutex_;  // of what follows
   std::string device_problem_;
   std::map<int, std::string> port_problems_;
 };
@@ -80,10 +82,14 @@ class ProtectionDomain {
   Handle<ibv::Pd> pd_;
 };
 
-// Memory that a NIC may read, and write with `access`. The memory stays its owner's.
+// Memory that a NIC may read, and write with `access`. The memory stays its owner's. Whoever names
+// it to the NIC uses the addresses of `memory`, which may be a device's.
 class MemoryRegion {
  public:
   MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int access);
+  // By a dma-buf, of which `memory` starts at `offset`; it may be closed afterwards.
+  MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int dma_buf,
+               size_t offset, int access);
 
   uint32_t lkey() const { return mr_->lkey; }
   uint32_t rkey() const { return mr_->rkey; }
@@ -137,9 +143,9 @@ struct Route {
 // A reliable connection. Receives are for immediate data alone and have no memory.
 class QueuePair {
  public:
-  // In the state INIT.
+  // In the state INIT. The peer may do what is in `access` and in that of a memory region.
   QueuePair(const ProtectionDomain& domain, const CompletionQueue& cq, QueuePairSizes sizes,
-            int port, uint16_t pkey_index);
+            int port, uint16_t pkey_index, int access = ibv::kAccessRemoteWrite);
 
   uint32_t number() const { return qp_->qp_num; }
   // To RTR and RTS. `own_psn` is that of our first packet.

@@ -1,5 +1,6 @@
 #include "xla_plugin/transport/verbs/path.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
@@ -20,6 +21,30 @@ uint64_t Pack(const WorkId& id) {
 
 WorkId UnpackWorkId(uint64_t packed) {
   return {static_cast<uint32_t>(packed), static_cast<uint16_t>(packed >> 32), packed >> 63 != 0};
+}
+
+RailInfo InfoOf(const NicInfo& nic, uint32_t rkey) {
+  RailInfo info{};
+  nic.name.copy(info.nic.data(), info.nic.size() - 1);
+  info.gid = nic.gid.gid.raw;
+  info.rkey = rkey;
+  info.mtu = static_cast<uint32_t>(nic.mtu);
+  info.lid = nic.lid;
+  info.is_infiniband = nic.is_infiniband ? 1 : 0;
+  return info;
+}
+
+Route RouteOf(const NicInfo& own, const RailInfo& peer, const Options& options) {
+  Route route{.gid = {.raw = peer.gid},
+              .lid = peer.lid,
+              .is_global = !own.is_infiniband,
+              .gid_index = static_cast<uint8_t>(own.gid.index),
+              .mtu = std::min(own.mtu, static_cast<int>(peer.mtu)),
+              .traffic_class = static_cast<uint8_t>(options.traffic_class),
+              .service_level = static_cast<uint8_t>(options.service_level),
+              .timeout = static_cast<uint8_t>(options.timeout),
+              .retries = static_cast<uint8_t>(options.retries)};
+  return route;
 }
 
 Path::Path(Nic& nic, const CompletionQueue& cq, QueuePairSizes sizes, uint16_t pkey_index)

@@ -31,6 +31,10 @@ struct Write {
   uint32_t rkey = 0;
 };
 
+// What a peer must know of a NIC of ours, and how ours reaches it.
+RailInfo InfoOf(const NicInfo& nic, uint32_t rkey);
+Route RouteOf(const NicInfo& own, const RailInfo& peer, const Options& options);
+
 inline constexpr int kNoSlot = -1;
 
 // One queue pair of ours and the peer's that it is connected with. When it fails, both ends close

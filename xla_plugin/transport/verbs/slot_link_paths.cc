@@ -5,15 +5,12 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/transport/verbs/connection.h"
+#include "xla_plugin/transport/verbs/slot_link.h"
 
-// How a verbs connection is set up, and what it does when a path fails.
+// How a link is set up, and what it does when a path fails.
 namespace jaxhet::verbs {
 namespace {
 
-constexpr size_t kMaxSlots = 256;       // Immediate::slot
-constexpr uint32_t kSendsPerChunk = 5;  // fragments and the credit for one that came
-constexpr size_t kPageBytes = 4096;
 constexpr int kMaxCqEntries = 32768;
 
 template <typename T>
@@ -30,25 +27,9 @@ T Take(std::string_view& text, const char* what) {
   return info;
 }
 
-size_t NumSlots(Nics& nics) {
-  return std::min(static_cast<size_t>(nics.options().depth) * nics.Usable().size(), kMaxSlots);
-}
-
-// What fits one work request on every NIC, with its header.
-size_t ChunkBytes(std::span<const std::shared_ptr<Nic>> nics, size_t wanted) {
-  for (const auto& nic : nics) {
-    wanted = std::min<size_t>(wanted, nic->info.max_message - kChunkHeaderBytes);
-  }
-  return wanted;
-}
-
-size_t SlotBytes(size_t chunk_bytes) {
-  return (kChunkHeaderBytes + chunk_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-}
-
-QueuePairSizes SizesOf(const Options& options, size_t num_slots) {
-  // Receives: a chunk in each slot, and a credit for each.
-  return {.sends = 2 * kSendsPerChunk * static_cast<uint32_t>(options.depth),
+QueuePairSizes SizesOf(const Options& options, uint32_t sends_per_slot, size_t num_slots) {
+  // Sends: with the credit for a slot that came. Receives: a chunk in each slot, and a credit.
+  return {.sends = 2 * (sends_per_slot + 1) * static_cast<uint32_t>(options.depth),
           .receives = 2 * static_cast<uint32_t>(num_slots)};
 }
 
@@ -58,33 +39,9 @@ int NumEntries(QueuePairSizes sizes, size_t num_paths) {
   return static_cast<int>(std::min<size_t>(num_entries, kMaxCqEntries));
 }
 
-RailInfo InfoOf(const NicInfo& nic, uint32_t rkey) {
-  RailInfo info{};
-  nic.name.copy(info.nic.data(), info.nic.size() - 1);
-  info.gid = nic.gid.gid.raw;
-  info.rkey = rkey;
-  info.mtu = static_cast<uint32_t>(nic.mtu);
-  info.lid = nic.lid;
-  info.is_infiniband = nic.is_infiniband ? 1 : 0;
-  return info;
-}
-
 // "mlx5_0:1 (::ffff:10.0.0.1)", "mlx5_0:1 (LID 7)".
 std::string NameOf(std::string_view nic, const ibv::Gid& gid, uint16_t lid, bool is_infiniband) {
   return is_infiniband ? StrCat(nic, " (LID ", lid, ")") : StrCat(nic, " (", ToString(gid), ")");
-}
-
-Route RouteOf(const NicInfo& own, const RailInfo& peer, const Options& options) {
-  Route route{.gid = {.raw = peer.gid},
-              .lid = peer.lid,
-              .is_global = !own.is_infiniband,
-              .gid_index = static_cast<uint8_t>(own.gid.index),
-              .mtu = std::min(own.mtu, static_cast<int>(peer.mtu)),
-              .traffic_class = static_cast<uint8_t>(options.traffic_class),
-              .service_level = static_cast<uint8_t>(options.service_level),
-              .timeout = static_cast<uint8_t>(options.timeout),
-              .retries = static_cast<uint8_t>(options.retries)};
-  return route;
 }
 
 // Throws if the two NICs can't reach each other, as far as can be known without trying.
@@ -109,34 +66,33 @@ void CheckReachable(const NicInfo& own, const RailInfo& peer, std::string_view r
 
 }  // namespace
 
-VerbsConnection::Rail::Rail(std::shared_ptr<Nic> its_nic, int num_entries,
-                            const Staging& its_outgoing, const Staging& its_incoming)
-    : nic(std::move(its_nic)),
-      cq(*nic->context, num_entries),
-      outgoing(nic->domain, its_outgoing.memory(), ibv::kAccessLocalWrite),
-      incoming(nic->domain, its_incoming.memory(),
-               ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite) {}
-
-VerbsConnection::VerbsConnection(Nics& nics, size_t chunk_bytes, ConnectionHost& host)
-    : options_(nics.options()),
+SlotLink::SlotLink(SlotMemory::NicList nics, const Options& options, const Slots& slots,
+                   PeerHost& host)
+    : options_(options),
       host_(host),
-      chunk_bytes_(ChunkBytes(nics.Usable(), chunk_bytes)),
-      outgoing_(NumSlots(nics), SlotBytes(chunk_bytes_)),
-      incoming_(NumSlots(nics), SlotBytes(chunk_bytes_)),
-      slots_(NumSlots(nics)) {
-  const QueuePairSizes sizes = SizesOf(options_, slots_.size());
+      outgoing_(slots.outgoing),
+      incoming_(slots.incoming),
+      chunk_bytes_(slots.chunk_bytes),
+      sends_per_slot_(kMostParts + (slots.notes == Notes::kNone ? 0 : 1)),
+      slots_(slots.count) {
+  if (slots.notes == Notes::kOfEachSlot) {
+    notes_.emplace(nics, slots.count, kNoteBytes, ibv::kAccessLocalWrite);
+    arrived_notes_.emplace(nics, slots.count, kNoteBytes,
+                           ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite);
+  }
+  const QueuePairSizes sizes = SizesOf(options_, sends_per_slot_, slots_.size());
   const auto num_paths = static_cast<size_t>(options_.qps) + 1;
-  for (const auto& nic : nics.Usable()) {
-    Rail& rail = rails_.emplace_back(nic, NumEntries(sizes, num_paths), outgoing_, incoming_);
+  for (const auto& nic : nics) {
+    Rail& rail = rails_.emplace_back(nic, rails_.size(), NumEntries(sizes, num_paths));
     for (size_t i = 0; i < num_paths; ++i) {
       rail.paths.emplace_back(*nic, rail.cq, sizes, static_cast<uint16_t>(options_.pkey_index));
     }
   }
 }
 
-VerbsConnection::~VerbsConnection() = default;
+SlotLink::~SlotLink() = default;
 
-std::string VerbsConnection::Offer() {
+std::string SlotLink::Offer() const {
   std::string offer;
   Append(offer, OfferInfo{.magic = kOfferMagic,
                           .num_rails = static_cast<uint32_t>(rails_.size()),
@@ -144,16 +100,20 @@ std::string VerbsConnection::Offer() {
                           .num_slots = static_cast<uint32_t>(slots_.size()),
                           .slot_bytes = incoming_.slot_bytes(),
                           .chunk_bytes = chunk_bytes_,
-                          .slots = reinterpret_cast<uint64_t>(incoming_.memory().data())});
+                          .slots = incoming_.address(0)});
   for (const Rail& rail : rails_) {
-    Append(offer, InfoOf(rail.nic->info, rail.incoming.rkey()));
+    Append(offer, InfoOf(rail.nic->info, incoming_.region(rail.index).rkey()));
     for (const Path& path : rail.paths) Append(offer, path.info());
   }
+  if (!arrived_notes_) return offer;
+  Append(offer, arrived_notes_->address(0));
+  for (const Rail& rail : rails_) Append(offer, arrived_notes_->region(rail.index).rkey());
   return offer;
 }
 
-void VerbsConnection::Accept(std::string_view offer) {
-  const auto info = Take<OfferInfo>(offer, "the peer's offer");
+void SlotLink::Accept(std::string_view offer) {
+  constexpr const char* kWhat = "the peer's offer";
+  const auto info = Take<OfferInfo>(offer, kWhat);
   if (info.magic != kOfferMagic || info.num_rails == 0 || info.num_paths < 2 ||
       info.num_slots == 0 || info.chunk_bytes == 0) {
     Throw(ErrorCode::kTransport, "the peer's offer is not of this version of jaxhet");
@@ -165,12 +125,18 @@ void VerbsConnection::Accept(std::string_view offer) {
   chunk_bytes_ = std::min<size_t>(chunk_bytes_, info.chunk_bytes);
   peer_slot_bytes_ = info.slot_bytes;
   peer_slots_address_ = info.slots;
-  for (size_t i = 0; i < rails_.size(); ++i) SetUpRail(rails_[i], info, i, offer);
+  for (size_t i = 0; i < info.num_rails; ++i) {
+    const auto rail = Take<RailInfo>(offer, kWhat);
+    std::vector<PathInfo> paths;
+    for (size_t j = 0; j < info.num_paths; ++j) paths.push_back(Take<PathInfo>(offer, kWhat));
+    if (i < rails_.size()) SetUpRail(rails_[i], rail, paths);
+  }
+  if (!notes_) return;
+  peer_notes_address_ = Take<uint64_t>(offer, kWhat);
+  for (Rail& rail : rails_) rail.peer_notes_rkey = Take<uint32_t>(offer, kWhat);
 }
 
-void VerbsConnection::SetUpRail(Rail& rail, const OfferInfo& offer, size_t index,
-                                std::string_view& rest) {
-  auto peer = Take<RailInfo>(rest, "the peer's offer");
+void SlotLink::SetUpRail(Rail& rail, RailInfo peer, std::span<const PathInfo> paths) {
   peer.nic.back() = '\0';
   const NicInfo& own = rail.nic->info;
   rail.name = StrCat(NameOf(own.name, own.gid.gid, own.lid, own.is_infiniband), " to ",
@@ -178,24 +144,22 @@ void VerbsConnection::SetUpRail(Rail& rail, const OfferInfo& offer, size_t index
   CheckReachable(own, peer, rail.name);
   rail.peer_rkey = peer.rkey;
   const Route route = RouteOf(own, peer, options_);
-  const size_t num_paths = std::min<size_t>(rail.paths.size(), offer.num_paths);
+  const size_t num_paths = std::min(rail.paths.size(), paths.size());
   while (rail.paths.size() > num_paths) rail.paths.pop_back();
-  for (size_t i = 0; i < offer.num_paths; ++i) {
-    const auto path = Take<PathInfo>(rest, "the peer's offer");
-    if (i >= num_paths) continue;
-    rail.paths[i].Connect(static_cast<uint32_t>(index * num_paths + i), route, path);
+  for (size_t i = 0; i < num_paths; ++i) {
+    rail.paths[i].Connect(static_cast<uint32_t>(rail.index * num_paths + i), route, paths[i]);
     rail.paths[i].SetLive();
   }
 }
 
-VerbsConnection::Choice VerbsConnection::PathOf(uint32_t index) {
+SlotLink::Choice SlotLink::PathOf(uint32_t index) {
   const size_t num_paths = rails_.front().paths.size();
   if (index >= rails_.size() * num_paths) Throw(ErrorCode::kTransport, "there is no path ", index);
   Rail& rail = rails_[index / num_paths];
   return {&rail, &rail.paths[index % num_paths]};
 }
 
-size_t VerbsConnection::NumLivePaths() const {
+size_t SlotLink::NumLivePaths() const {
   size_t count = 0;
   for (const Rail& rail : rails_) {
     count += static_cast<size_t>(std::ranges::count_if(rail.paths, &Path::is_live));
@@ -205,7 +169,7 @@ size_t VerbsConnection::NumLivePaths() const {
 
 // A port that is down may come back before its queue pairs give up, so that its paths are closed
 // only where there are others.
-void VerbsConnection::LookAtNics() {
+void SlotLink::LookAtNics() {
   for (Rail& rail : rails_) {
     const std::string problem = rail.nic->problem();
     if (problem == rail.seen_problem) continue;
@@ -218,8 +182,8 @@ void VerbsConnection::LookAtNics() {
   }
 }
 
-void VerbsConnection::SendEvent(PathEvent event, const Path& path, PathInfo replacement,
-                                std::string_view rest) {
+void SlotLink::SendEvent(PathEvent event, const Path& path, PathInfo replacement,
+                         std::string_view rest) {
   const PathEventInfo info{event, path.index(), path.epoch(), replacement};
   std::vector<uint16_t> emptied;
   if (event == PathEvent::kClosed) {
@@ -229,7 +193,7 @@ void VerbsConnection::SendEvent(PathEvent event, const Path& path, PathInfo repl
                         ToIovec(rest.data(), rest.size())});
 }
 
-void VerbsConnection::ClosePath(Rail& rail, Path& path, std::string_view reason) {
+void SlotLink::ClosePath(Rail& rail, Path& path, std::string_view reason) {
   if (!path.is_live() && path.state() != Path::State::kOpening) return;
   const PathInfo replacement = path.Close();
   const std::string nic_problem = rail.nic->problem();
@@ -245,7 +209,7 @@ void VerbsConnection::ClosePath(Rail& rail, Path& path, std::string_view reason)
   if (path.peer_closed) Reopen(rail, path);
 }
 
-void VerbsConnection::OnMessage(std::span<const std::byte> message) {
+void SlotLink::OnMessage(std::span<const std::byte> message) {
   std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
   const auto info = Take<PathEventInfo>(rest, "a path's message");
   const auto [rail, path] = PathOf(info.path);
@@ -254,8 +218,8 @@ void VerbsConnection::OnMessage(std::span<const std::byte> message) {
   path->SetLive();
 }
 
-void VerbsConnection::OnPeerClosed(Rail& rail, Path& path, const PathEventInfo& info,
-                                   std::string_view rest) {
+void SlotLink::OnPeerClosed(Rail& rail, Path& path, const PathEventInfo& info,
+                            std::string_view rest) {
   if (info.epoch != path.epoch() || path.state() == Path::State::kDead) {
     Throw(ErrorCode::kTransport, "path ", info.path, " was closed twice");
   }
@@ -269,7 +233,7 @@ void VerbsConnection::OnPeerClosed(Rail& rail, Path& path, const PathEventInfo& 
 
 // Both ends have closed the path: nothing can reach the peer's slots over it any more, and what it
 // had is sent again.
-void VerbsConnection::Reopen(Rail& rail, Path& path) {
+void SlotLink::Reopen(Rail& rail, Path& path) {
   try {
     if (path.Reopen()) SendEvent(PathEvent::kOpened, path, {}, {});
   } catch (const Error& error) {
@@ -277,8 +241,8 @@ void VerbsConnection::Reopen(Rail& rail, Path& path) {
   }
   for (size_t index = 0; index < slots_.size(); ++index) {
     Slot& slot = slots_[index];
-    if (slot.path != &path) continue;
-    slot.path = nullptr;
+    if (slot.via.path != &path) continue;
+    slot.via = {};
     slot.is_posted = false;
     if (!slot.is_emptied) resends_.push_back(index);
     FreeIfDone(index);

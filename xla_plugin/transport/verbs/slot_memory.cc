@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/verbs/staging.h"
+#include "xla_plugin/transport/verbs/slot_memory.h"
 
 #include <sys/mman.h>
 
@@ -8,7 +8,8 @@
 
 namespace jaxhet::verbs {
 
-Staging::Staging(size_t num_slots, size_t slot_bytes) : slot_bytes_(slot_bytes) {
+Staging::Staging(NicList nics, size_t num_slots, size_t slot_bytes, int access)
+    : SlotMemory(nics, slot_bytes) {
   const size_t num_bytes = CheckedMultiply(num_slots, slot_bytes);
   void* const address =
       mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -16,8 +17,19 @@ Staging::Staging(size_t num_slots, size_t slot_bytes) : slot_bytes_(slot_bytes) 
   memory_ = {static_cast<std::byte*>(address), num_bytes};
   AdviseHugePages(memory_);
   madvise(address, num_bytes, MADV_DONTFORK);
+  try {
+    RegisterAt(address, [&](const ProtectionDomain& domain, auto& regions) {
+      regions.emplace_back(domain, memory_, access);
+    });
+  } catch (const Error&) {
+    munmap(address, num_bytes);
+    throw;
+  }
 }
 
-Staging::~Staging() { munmap(memory_.data(), memory_.size()); }
+Staging::~Staging() {
+  Deregister();
+  munmap(memory_.data(), memory_.size());
+}
 
 }  // namespace jaxhet::verbs

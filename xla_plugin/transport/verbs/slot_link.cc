@@ -1,0 +1,199 @@
+#include "xla_plugin/transport/verbs/slot_link.h"
+
+#include <algorithm>
+#include <array>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/verbs/wc_status.h"
+
+namespace jaxhet::verbs {
+namespace {
+
+// Completions are polled for so long after the last one, before an event is waited for.
+constexpr std::chrono::microseconds kSpin{50};
+
+}  // namespace
+
+std::vector<Pollable*> SlotLink::Pollables() {
+  std::vector<Pollable*> pollables;
+  for (Rail& rail : rails_) {
+    pollables.push_back(&rail.cq);
+    pollables.push_back(rail.nic->context.get());
+  }
+  return pollables;
+}
+
+bool SlotLink::IsBusy() const { return Clock::now() - last_completion_ < kSpin; }
+
+bool SlotLink::Arm() {
+  bool armed = false;
+  for (Rail& rail : rails_) armed |= rail.cq.Arm();
+  return armed;
+}
+
+void SlotLink::Poll() {
+  LookAtNics();
+  for (Rail& rail : rails_) {
+    std::array<ibv::Wc, 32> buffer;
+    std::span<const ibv::Wc> completions;
+    do {
+      completions = rail.cq.Poll(buffer);
+      for (const ibv::Wc& wc : completions) OnCompletion(rail, wc);
+    } while (completions.size() == buffer.size());
+  }
+}
+
+void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
+  last_completion_ = Clock::now();
+  const WorkId id = UnpackWorkId(wc.wr_id);
+  Path& path = *PathOf(id.path).path;
+  if (id.epoch != path.epoch()) return;  // of a queue pair that has been replaced
+  if (wc.status != ibv::kWcSuccess) {
+    if (path.state() == Path::State::kClosing || path.state() == Path::State::kDead) return;
+    if (IsFatal(wc.status)) {
+      Throw(ErrorCode::kTransport, rail.name, ": ", Describe(wc),
+            ": this is an error in jaxhet or its peer; please report it");
+    }
+    return ClosePath(rail, path, Describe(wc));
+  }
+  if (id.is_receive) {
+    if (const int error = path.Restock()) ClosePath(rail, path, ErrnoText("ibv_post_recv", error));
+    return OnImmediate(rail, UnpackImmediate(wc.imm_data));
+  }
+  const int slot = path.OnSent();
+  if (slot == kNoSlot) return;
+  slots_[static_cast<size_t>(slot)].is_posted = false;
+  FreeIfDone(static_cast<size_t>(slot));
+}
+
+void SlotLink::OnImmediate(const Rail& rail, Immediate immediate) {
+  if (immediate.slot >= slots_.size()) {
+    Throw(ErrorCode::kTransport, "there is no slot ", int{immediate.slot});
+  }
+  if (immediate.kind == ImmediateKind::kCredit) {
+    return OnCredit(immediate.slot, immediate.sequence);
+  }
+  PeerSlot& slot = peer_slots_[immediate.slot];
+  const auto ahead = static_cast<int16_t>(immediate.sequence - slot.filled);
+  // Sent again although it had arrived; another NIC's completions may have told of the next one.
+  if (ahead <= 0) return;
+  if (ahead != 1 || slot.filled != slot.emptied) {
+    Throw(ErrorCode::kTransport, "slot ", int{immediate.slot}, " was filled out of turn");
+  }
+  slot.filled = immediate.sequence;
+  arrivals_.push_back({immediate.slot, rail.index});
+}
+
+void SlotLink::OnCredit(size_t index, uint16_t sequence) {
+  Slot& slot = slots_[index];
+  if (slot.is_emptied || slot.sequence != sequence) return;  // known already
+  slot.is_emptied = true;
+  FreeIfDone(index);
+}
+
+void SlotLink::FreeIfDone(size_t index) {
+  Slot& slot = slots_[index];
+  if (!slot.IsFree()) return;
+  slot.via = {};
+  std::erase(resends_, index);
+  free_.push_back(index);
+}
+
+std::optional<size_t> SlotLink::AnyFree() const {
+  return free_.empty() ? std::nullopt : std::optional(free_.back());
+}
+
+uint16_t SlotLink::Start(size_t index, size_t num_bytes) {
+  std::erase(free_, index);
+  Slot& slot = slots_[index];
+  ++slot.sequence;
+  slot.num_bytes = static_cast<uint32_t>(num_bytes);
+  slot.num_sent = 0;
+  slot.is_emptied = false;
+  slot.via = ChoosePath(/*for_credits=*/false, sends_per_slot_);
+  return slot.sequence;
+}
+
+void SlotLink::SendTo(size_t index, size_t end) {
+  Slot& slot = slots_[index];
+  Post(index, std::exchange(slot.num_sent, static_cast<uint32_t>(end)), end);
+}
+
+size_t SlotLink::Resend() {
+  const Choice choice = ChoosePath(/*for_credits=*/false, sends_per_slot_);
+  if (choice.path == nullptr || resends_.empty()) return 0;
+  const size_t index = resends_.front();
+  resends_.pop_front();
+  Slot& slot = slots_[index];
+  slot.via = choice;
+  Post(index, 0, slot.num_bytes);
+  return slot.num_bytes;
+}
+
+// Sends [begin, end) of a slot. Where that fails, closing the path will send all of it again.
+void SlotLink::Post(size_t index, size_t begin, size_t end) {
+  Slot& slot = slots_[index];
+  const auto [rail, path] = slot.via;
+  if (path == nullptr || !path->is_live()) return;
+  slot.is_posted = true;
+  int error = begin == 0 && notes_ ? PostNote(*rail, *path, index) : 0;
+  const Write write{.from = outgoing_.address(index) + begin,
+                    .lkey = outgoing_.region(rail->index).lkey(),
+                    .num_bytes = static_cast<uint32_t>(end - begin),
+                    .to = peer_slots_address_ + index * peer_slot_bytes_ + begin,
+                    .rkey = rail->peer_rkey};
+  const Immediate immediate{ImmediateKind::kChunk, static_cast<uint8_t>(index), slot.sequence};
+  if (error == 0) {
+    error = end == slot.num_bytes ? path->PostLast(write, immediate, static_cast<int>(index))
+                                  : path->PostFragment(write);
+  }
+  if (error != 0) ClosePath(*rail, *path, ErrnoText("ibv_post_send", error));
+}
+
+int SlotLink::PostNote(Rail& rail, Path& path, size_t index) {
+  return path.PostFragment({.from = notes_->address(index),
+                            .lkey = notes_->region(rail.index).lkey(),
+                            .num_bytes = kNoteBytes,
+                            .to = peer_notes_address_ + index * kNoteBytes,
+                            .rkey = rail.peer_notes_rkey});
+}
+
+void SlotLink::Empty(size_t slot) {
+  peer_slots_[slot].emptied = peer_slots_[slot].filled;
+  credits_due_.push_back(slot);
+}
+
+void SlotLink::SendCredits() {
+  while (!credits_due_.empty()) {
+    const auto [rail, path] = ChoosePath(/*for_credits=*/true, 1);
+    if (path == nullptr) return;
+    const size_t slot = credits_due_.front();
+    credits_due_.pop_front();
+    const Write nothing{.to = peer_slots_address_, .rkey = rail->peer_rkey};
+    const Immediate immediate{ImmediateKind::kCredit, static_cast<uint8_t>(slot),
+                              peer_slots_[slot].emptied};
+    const int error = path->PostLast(nothing, immediate, kNoSlot);
+    // Closing the path repeats the credit.
+    if (error != 0) ClosePath(*rail, *path, ErrnoText("ibv_post_send", error));
+  }
+}
+
+// The live path with room for `num_sends` that has the least to do; one that was not made for the
+// purpose if there is no other.
+SlotLink::Choice SlotLink::ChoosePath(bool for_credits, uint32_t num_sends) {
+  Choice best;
+  std::pair<bool, size_t> least;
+  for (Rail& rail : rails_) {
+    for (Path& path : rail.paths) {
+      if (!path.is_live() || !path.HasRoom(num_sends)) continue;
+      const bool is_for_credits = &path == &rail.paths.front();
+      const std::pair cost{is_for_credits != for_credits, path.bytes_in_flight()};
+      if (best.path != nullptr && least <= cost) continue;
+      best = {&rail, &path};
+      least = cost;
+    }
+  }
+  return best;
+}
+
+}  // namespace jaxhet::verbs

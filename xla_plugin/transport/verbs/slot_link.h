@@ -1,0 +1,183 @@
+#ifndef XLA_PLUGIN_TRANSPORT_VERBS_SLOT_LINK_H_
+#define XLA_PLUGIN_TRANSPORT_VERBS_SLOT_LINK_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "xla_plugin/transport/transport.h"
+#include "xla_plugin/transport/verbs/device.h"
+#include "xla_plugin/transport/verbs/nics.h"
+#include "xla_plugin/transport/verbs/path.h"
+#include "xla_plugin/transport/verbs/slot_memory.h"
+#include "xla_plugin/transport/verbs/wire.h"
+
+namespace jaxhet::verbs {
+
+// Moves slots to the slots of a peer that correspond to them, each once, over all NICs.
+//
+// A rail joins our NIC i with the peer's NIC i by several paths; the first of them is for credits,
+// which would wait behind chunks on the others. What a slot holds goes over one path, whichever has
+// the least to do.
+//
+// When a path fails, each end kills its queue pair and says so, with the credits that may have been
+// lost, over another connection. Once both have, no late packet can reach the slots, and what the
+// path had is sent again, over others or over a new queue pair. A slot that had arrived all the
+// same is known by its sequence.
+class SlotLink {
+ public:
+  // With each slot of `outgoing` may go a note of kNoteBytes, in host memory at both ends.
+  enum class Notes { kNone, kOfEachSlot };
+  static constexpr size_t kNoteBytes = 64;
+
+  // A slot may be sent in parts, while it is filled.
+  static constexpr size_t kMostParts = 4;
+  static constexpr size_t kMostSlots = 256;  // Immediate::slot
+
+  // The memories outlive the link.
+  struct Slots {
+    const SlotMemory& outgoing;
+    const SlotMemory& incoming;
+    size_t count;
+    size_t chunk_bytes;  // of a slot, that may be sent
+    Notes notes = Notes::kNone;
+  };
+  SlotLink(SlotMemory::NicList nics, const Options& options, const Slots& slots, PeerHost& host);
+  ~SlotLink();
+  SlotLink(const SlotLink&) = delete;
+  SlotLink& operator=(const SlotLink&) = delete;
+
+  // Set-up: each end's offer is for the other's Accept().
+  std::string Offer() const;
+  void Accept(std::string_view offer);
+
+  size_t chunk_bytes() const { return chunk_bytes_; }  // the smaller of both ends'
+  size_t num_data_paths() const { return rails_.size() * (rails_.front().paths.size() - 1); }
+
+  std::vector<Pollable*> Pollables();
+  void OnMessage(std::span<const std::byte> message);
+  // Takes completions, and reacts to failures of NICs.
+  void Poll();
+  // Polled a moment ago with success: more is likely to come.
+  bool IsBusy() const;
+  // Lets the next completion raise an event; see CompletionQueue::Arm().
+  bool Arm();
+
+  // Sending. A slot is free when the peer has emptied it and the NIC needs it no more.
+  bool IsFree(size_t slot) const { return slots_[slot].IsFree(); }
+  std::optional<size_t> AnyFree() const;
+  bool HasRoom() { return ChoosePath(/*for_credits=*/false, sends_per_slot_).path != nullptr; }
+  std::byte* note(size_t slot) const { return notes_->slot(slot); }
+  // The free slot will be sent, `num_bytes` of it; there is room. Returns the sequence.
+  uint16_t Start(size_t slot, size_t num_bytes);
+  // Sends the next part, up to `end`; the last one ends at `num_bytes`.
+  void SendTo(size_t slot, size_t end);
+  // What a failed path had is to be sent again before anything else.
+  bool HasResends() const { return !resends_.empty(); }
+  size_t Resend();  // one slot, if there is room; returns its bytes
+
+  // Receiving.
+  struct Arrival {
+    size_t slot;
+    size_t nic;  // that brought it
+  };
+  bool HasArrivals() const { return !arrivals_.empty(); }
+  const Arrival& FirstArrival() const { return arrivals_.front(); }
+  void TakeArrival() { arrivals_.pop_front(); }
+  uint16_t sequence_of_arrived(size_t slot) const { return peer_slots_[slot].filled; }
+  const std::byte* arrived_note(size_t slot) const { return arrived_notes_->slot(slot); }
+  // We need the arrived slot no more.
+  void Empty(size_t slot);
+  void SendCredits();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Rail {
+    Rail(std::shared_ptr<Nic> its_nic, size_t its_index, int num_entries)
+        : nic(std::move(its_nic)), index(its_index), cq(*nic->context, num_entries) {}
+
+    std::shared_ptr<Nic> nic;
+    size_t index;
+    CompletionQueue cq;
+    std::deque<Path> paths;
+    uint32_t peer_rkey = 0;
+    uint32_t peer_notes_rkey = 0;
+    std::string name;          // "mlx5_0:1 (::ffff:10.0.0.1) to mlx5_1:1 (::ffff:10.0.0.2)"
+    std::string seen_problem;  // of the NIC
+  };
+
+  struct Choice {
+    Rail* rail = nullptr;
+    Path* path = nullptr;
+  };
+
+  // A slot of ours and the peer's that it is sent to.
+  struct Slot {
+    uint16_t sequence = 0;   // of its uses
+    uint32_t num_bytes = 0;  // to send
+    uint32_t num_sent = 0;
+    Choice via;              // that it was posted to last
+    bool is_posted = false;  // the NIC may read it
+    bool is_emptied = true;  // by the peer
+    bool IsFree() const { return !is_posted && is_emptied; }
+  };
+
+  // A slot of the peer's, in our memory.
+  struct PeerSlot {
+    uint16_t filled = 0;   // the sequence that it was last filled with
+    uint16_t emptied = 0;  // the one that was last emptied
+  };
+
+  // slot_link.cc: chunks and credits
+  void OnCompletion(Rail& rail, const ibv::Wc& wc);
+  void OnImmediate(const Rail& rail, Immediate immediate);
+  void OnCredit(size_t index, uint16_t sequence);
+  void FreeIfDone(size_t index);
+  void Post(size_t index, size_t begin, size_t end);
+  int PostNote(Rail& rail, Path& path, size_t index);
+  Choice ChoosePath(bool for_credits, uint32_t num_sends);
+
+  // slot_link_paths.cc: set-up and failure
+  void SetUpRail(Rail& rail, RailInfo peer, std::span<const PathInfo> paths);
+  void LookAtNics();
+  void ClosePath(Rail& rail, Path& path, std::string_view reason);
+  void OnPeerClosed(Rail& rail, Path& path, const PathEventInfo& info, std::string_view rest);
+  void Reopen(Rail& rail, Path& path);
+  void SendEvent(PathEvent event, const Path& path, PathInfo replacement, std::string_view rest);
+  size_t NumLivePaths() const;
+  Choice PathOf(uint32_t index);
+
+  Options options_;
+  PeerHost& host_;
+  const SlotMemory& outgoing_;
+  const SlotMemory& incoming_;
+  size_t chunk_bytes_;
+  uint32_t sends_per_slot_;
+  std::optional<Staging> notes_;
+  std::optional<Staging> arrived_notes_;
+  size_t peer_slot_bytes_ = 0;
+  uint64_t peer_slots_address_ = 0;
+  uint64_t peer_notes_address_ = 0;
+  std::deque<Rail> rails_;
+
+  std::vector<Slot> slots_;
+  std::vector<PeerSlot> peer_slots_;
+  std::vector<size_t> free_;
+  std::deque<size_t> resends_;
+  std::deque<Arrival> arrivals_;
+  std::deque<size_t> credits_due_;  // slots of the peer's that we have emptied
+  Clock::time_point last_completion_;
+  std::string last_failure_;  // of a path
+};
+
+}  // namespace jaxhet::verbs
+
+#endif  // XLA_PLUGIN_TRANSPORT_VERBS_SLOT_LINK_H_
