@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 constexpr std::byte kPoison{0xFF};
 constexpr size_t kSlotBytes = 64 << 10;
 
-constexpr std::array kTransports = {"shm", "tcp"};
+constexpr std::array kTransports = {"shm", "verbs", "tcp"};
 
 WorldOptions Options(int num_processes, std::string_view transport = "shm") {
   WorldOptions options{.num_processes = num_processes,
@@ -60,7 +60,7 @@ class DeviceWorld {
   // By rank, for every other one.
   std::vector<std::vector<RingSockets>> Sockets() const {
     std::vector<std::vector<RingSockets>> sockets(static_cast<size_t>(num_ranks()));
-    auto ends = ConnectAll(num_ranks(), 3);
+    auto ends = ConnectAll(num_ranks(), 3 + RingSockets::kNumMessageSockets);
     for (size_t rank = 0; rank < ends.size(); ++rank) {
       for (size_t peer = 0; peer < ends.size(); ++peer) {
         if (peer == rank) continue;

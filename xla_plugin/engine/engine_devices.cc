@@ -79,7 +79,9 @@ void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
                           [this] {
                             if (const auto cause = failure()) throw Error(*cause);
                           }};
-  SetUpRings(peers, ranks, sockets, static_cast<size_t>(options_.slot_bytes), mail, deadline);
+  const RingOptions options{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
+                            .verbs = options_.verbs};
+  SetUpRings(peers, ranks, sockets, options, mail, deadline);
 }
 
 void Engine::CloseDevices(milliseconds timeout) {

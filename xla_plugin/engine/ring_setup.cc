@@ -4,17 +4,22 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <thread>
+
+#include "xla_plugin/transport/verbs/nics.h"
 
 namespace jaxhet {
 namespace {
 
 // How far a source and a target are with their ring.
 enum class RingStep : int32_t {
-  kOffer,    // target: (transport, offer, proof); replaces the one before
-  kOpened,   // source: (); the proof lies in slot 0
-  kRefused,  // source: (reason)
-  kSettled,  // target: (); the ring can be used
+  kOffer,     // target: (transport, offer); replaces the one before
+  kAnswer,    // source: (answer); the ring is open
+  kAccepted,  // target: (proof)
+  kProved,    // source: (); the proof lies in slot 0
+  kRefused,   // source: (reason)
+  kSettled,   // target: (); the ring can be used
 };
 
 struct RingInfo {
@@ -58,12 +63,13 @@ std::unique_ptr<RankRing> NewRing(std::unique_ptr<RingEnd> end, std::string_view
 class RingSetUp {
  public:
   RingSetUp(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
-            std::span<const RingSockets> sockets, size_t slot_bytes, const RingMail& mail)
+            std::span<const RingSockets> sockets, const RingOptions& options, const RingMail& mail)
       : peers_(peers), sockets_(sockets), mail_(mail) {
     const size_t others = std::max<size_t>(peers.size(), 2) - 1;
     const size_t fair = kMostDeviceBytes / (kRingSlots * others) / kLeastSlotBytes;
-    slot_bytes_ = std::min(slot_bytes, std::max<size_t>(fair, 1) * kLeastSlotBytes);
+    slot_bytes_ = std::min(options.slot_bytes, std::max<size_t>(fair, 1) * kLeastSlotBytes);
     for (const auto& rank : ranks) {
+      nics_.try_emplace(rank.get(), options.verbs);
       for (const RingPeer& peer : peers) {
         if (peer.rank == rank->rank()) continue;
         incoming_.emplace_back(rank.get(), &peer);
@@ -92,22 +98,35 @@ class RingSetUp {
   }
 
  private:
-  RingSetup SetupFor(DeviceRank& rank, const RingPeer& peer) const {
+  // Of the ring from `peer` to the rank, or back.
+  RingSetup SetupFor(DeviceRank& rank, const RingPeer& peer, bool is_incoming) {
     const auto* const own = std::ranges::find(peers_, rank.rank(), &RingPeer::rank).base();
     const auto sockets = std::ranges::find_if(sockets_, [&](const RingSockets& entry) {
       return entry.rank == rank.rank() && entry.peer_rank == peer.rank;
     });
+    std::span<const Fd> data;
+    const Fd* messages = nullptr;
+    if (sockets != sockets_.end() && sockets->sockets.size() > RingSockets::kNumMessageSockets) {
+      data = std::span(sockets->sockets).subspan(RingSockets::kNumMessageSockets);
+      messages = &sockets->sockets[(peer.rank < rank.rank()) == is_incoming ? 0 : 1];
+    }
     return {.device = rank.device(),
             .same_process = peer.same_process,
             .same_host = peer.same_host,
             .same_vendor = own->vendor == peer.vendor,
             .slot_bytes = slot_bytes_,
-            .sockets = sockets == sockets_.end() ? std::span<const Fd>() : sockets->sockets};
+            .sockets = data,
+            .messages = messages,
+            .nics = &nics_.at(&rank)};
   }
 
-  void Send(const RingPeer& to, RingStep step, int source, int target,
-            std::span<const std::string> strings) {
-    const RingInfo info{step, source, target};
+  void Send(const Incoming& ring, RingStep step, std::string_view text = {}) {
+    Send(*ring.source, {step, ring.source->rank, ring.rank->rank()}, std::array{std::string(text)});
+  }
+  void Send(const Outgoing& ring, RingStep step, std::string_view text = {}) {
+    Send(*ring.target, {step, ring.rank->rank(), ring.target->rank}, std::array{std::string(text)});
+  }
+  void Send(const RingPeer& to, const RingInfo& info, std::span<const std::string> strings) {
     const std::string table = PackStrings(strings);
     mail_.send(to.process, std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
   }
@@ -123,15 +142,11 @@ class RingSetUp {
             std::ranges::count(incoming.source->allowed, transport.name) == 0) {
           Throw(ErrorCode::kTransport, "not allowed (option transports)");
         }
-        auto [end, offer] = transport.make(SetupFor(*incoming.rank, *incoming.source));
+        auto [end, offer] = transport.make(SetupFor(*incoming.rank, *incoming.source, true));
         incoming.ring = NewRing(std::move(end), transport.name);
-        incoming.proof.resize(kProofBytes);
-        if (std::cmp_not_equal(getrandom(incoming.proof.data(), kProofBytes, 0), kProofBytes)) {
-          ThrowErrno("getrandom");
-        }
-        return Send(*incoming.source, RingStep::kOffer, incoming.source->rank,
-                    incoming.rank->rank(),
-                    std::array{std::string(transport.name), std::move(offer), incoming.proof});
+        return Send(*incoming.source,
+                    {RingStep::kOffer, incoming.source->rank, incoming.rank->rank()},
+                    std::array{std::string(transport.name), std::move(offer)});
       } catch (const Error& error) {
         incoming.refusals += StrCat("; ", transport.name, ": ", error.text());
       }
@@ -148,46 +163,74 @@ class RingSetUp {
     switch (info.step) {
       case RingStep::kOffer:
         return Open(OutgoingOf(info), strings);
+      case RingStep::kAnswer:
+        return Accept(IncomingOf(info), strings.at(0));
+      case RingStep::kAccepted:
+        return Prove(OutgoingOf(info), strings.at(0));
+      case RingStep::kProved:
+        return Settle(IncomingOf(info));
+      case RingStep::kRefused:
+        return TryNext(IncomingOf(info), strings.at(0));
       case RingStep::kSettled:
         --num_open_;
         return;
-      case RingStep::kOpened:
-        return Settle(IncomingOf(info));
-      case RingStep::kRefused: {
-        Incoming& incoming = IncomingOf(info);
-        incoming.refusals += StrCat("; ", incoming.ring->transport, ": ", strings.at(0));
-        return Offer(incoming);
-      }
     }
     Throw(ErrorCode::kTransport, "process ", message.process, " sent a message about no ring");
   }
 
+  void TryNext(Incoming& incoming, std::string_view refusal) {
+    incoming.refusals += StrCat("; ", incoming.ring->transport, ": ", refusal);
+    Offer(incoming);
+  }
+
   void Open(Outgoing& outgoing, std::span<const std::string> strings) {
-    const int source = outgoing.rank->rank();
-    const int target = outgoing.target->rank;
-    try {
-      const RingTransport& transport = RingTransportOf(strings[0]);
-      outgoing.ring = NewRing(
-          transport.open(SetupFor(*outgoing.rank, *outgoing.target), strings[1]), transport.name);
-      outgoing.ring->end->Prove(outgoing.rank->device(), std::as_bytes(std::span(strings[2])));
-      Send(*outgoing.target, RingStep::kOpened, source, target, {});
-    } catch (const Error& error) {
+    Refusing(outgoing, [&] {
       outgoing.ring.reset();
-      Send(*outgoing.target, RingStep::kRefused, source, target,
-           std::array{std::string(error.text())});
+      const RingTransport& transport = RingTransportOf(strings[0]);
+      const RingSetup setup = SetupFor(*outgoing.rank, *outgoing.target, false);
+      outgoing.ring = NewRing(transport.open(setup, strings[1]), transport.name);
+      Send(outgoing, RingStep::kAnswer, outgoing.ring->end->Answer());
+    });
+  }
+
+  void Accept(Incoming& incoming, std::string_view answer) {
+    try {
+      incoming.ring->end->Accept(answer);
+    } catch (const Error& error) {
+      return TryNext(incoming, error.text());
     }
+    incoming.proof.resize(kProofBytes);
+    if (std::cmp_not_equal(getrandom(incoming.proof.data(), kProofBytes, 0), kProofBytes)) {
+      ThrowErrno("getrandom");
+    }
+    Send(incoming, RingStep::kAccepted, incoming.proof);
+  }
+
+  void Prove(Outgoing& outgoing, std::string_view proof) {
+    Refusing(outgoing, [&] {
+      outgoing.ring->end->Prove(outgoing.rank->device(), std::as_bytes(std::span(proof)));
+      Send(outgoing, RingStep::kProved);
+    });
   }
 
   void Settle(Incoming& incoming) {
     const auto proof = std::as_bytes(std::span(incoming.proof));
     if (!incoming.ring->end->IsProven(incoming.rank->device(), proof)) {
-      incoming.refusals +=
-          StrCat("; ", incoming.ring->transport, ": what the source's device wrote did not arrive");
-      return Offer(incoming);
+      return TryNext(incoming, "what the source's device wrote did not arrive");
     }
     incoming.is_settled = true;
     --num_open_;
-    Send(*incoming.source, RingStep::kSettled, incoming.source->rank, incoming.rank->rank(), {});
+    Send(incoming, RingStep::kSettled);
+  }
+
+  template <typename Function>
+  void Refusing(Outgoing& outgoing, Function function) {
+    try {
+      function();
+    } catch (const Error& error) {
+      outgoing.ring.reset();
+      Send(outgoing, RingStep::kRefused, error.text());
+    }
   }
 
   Incoming& IncomingOf(const RingInfo& info) {
@@ -222,6 +265,7 @@ class RingSetUp {
   std::span<const RingSockets> sockets_;
   const RingMail& mail_;
   size_t slot_bytes_;
+  std::map<const DeviceRank*, verbs::Nics> nics_;  // near its device
   std::vector<Incoming> incoming_;
   std::vector<Outgoing> outgoing_;
   size_t num_open_ = 0;
@@ -230,9 +274,9 @@ class RingSetUp {
 }  // namespace
 
 void SetUpRings(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
-                std::span<const RingSockets> sockets, size_t slot_bytes, const RingMail& mail,
-                Time deadline) {
-  RingSetUp(peers, ranks, sockets, slot_bytes, mail).Run(deadline);
+                std::span<const RingSockets> sockets, const RingOptions& options,
+                const RingMail& mail, Time deadline) {
+  RingSetUp(peers, ranks, sockets, options, mail).Run(deadline);
 }
 
 }  // namespace jaxhet

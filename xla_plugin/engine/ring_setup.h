@@ -22,11 +22,19 @@ struct RingPeer {
   std::vector<std::string> allowed;  // transports
 };
 
-// Connected and authenticated, for the two rings between these ranks.
+// Connected and authenticated, for the two rings between these ranks: one for the messages of each,
+// and the others for chunks.
 struct RingSockets {
+  static constexpr size_t kNumMessageSockets = 2;
+
   int rank;  // of this process
   int peer_rank;
   std::vector<Fd> sockets;
+};
+
+struct RingOptions {
+  size_t slot_bytes;
+  verbs::Options verbs;
 };
 
 // How the messages of the set-up travel; they arrive in order.
@@ -41,8 +49,8 @@ struct RingMail {
 // the target's device, or else says why not, and the next kind is tried. Blocks until `deadline`;
 // all processes must be here. Throws DeadlineError or TransportError naming the rank.
 void SetUpRings(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
-                std::span<const RingSockets> sockets, size_t slot_bytes, const RingMail& mail,
-                Time deadline);
+                std::span<const RingSockets> sockets, const RingOptions& options,
+                const RingMail& mail, Time deadline);
 
 }  // namespace jaxhet
 

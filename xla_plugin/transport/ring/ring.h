@@ -31,6 +31,10 @@
 // number is what is written and waited for.
 namespace jaxhet {
 
+namespace verbs {
+class Nics;
+}
+
 inline constexpr uint32_t kRingSlots = 8;
 // Lets all waits for a word pass. HIP compares without wrapping around.
 inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
@@ -121,7 +125,10 @@ class RingEnd {
   void* emptied(uint32_t slot) const { return AddressOf(words_->emptied.at(slot)); }
   void* gate() const { return AddressOf(words_->gate); }
 
-  // Set-up, by the source: writes `proof` into slot 0. By the target: whether it is there.
+  // Set-up, by the source: what the target's Accept() needs to know.
+  virtual std::string Answer() { return {}; }
+  virtual void Accept([[maybe_unused]] std::string_view answer) {}
+  // Then, by the source: writes `proof` into slot 0. By the target: whether it is there.
   virtual void Prove(Device& device, std::span<const std::byte> proof);
   virtual bool IsProven(Device& device, std::span<const std::byte> proof);
   // Set-up is over.
@@ -164,6 +171,8 @@ struct RingSetup {
   bool same_vendor;
   size_t slot_bytes;            // said by the target
   std::span<const Fd> sockets;  // to and from the peer, of these two ranks; may be none
+  const Fd* messages;           // another one, for this ring alone; may be null
+  verbs::Nics* nics;            // near the device
 };
 
 // A kind of ring. Both functions throw the reason if this end can't have one.

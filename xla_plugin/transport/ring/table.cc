@@ -2,6 +2,7 @@
 
 #include "xla_plugin/transport/ring/shared_rings.h"
 #include "xla_plugin/transport/ring/tcp_ring.h"
+#include "xla_plugin/transport/ring/verbs_ring.h"
 
 namespace jaxhet {
 namespace {
@@ -11,6 +12,7 @@ constexpr std::array kTransports = {
     RingTransport{.name = "cuda_ipc", .make = MakeCudaIpcRing, .open = OpenIpcRing},
     RingTransport{.name = "hip_ipc", .make = MakeHipIpcRing, .open = OpenIpcRing},
     RingTransport{.name = "shm", .make = MakeShmRing, .open = OpenShmRingEnd},
+    RingTransport{.name = "verbs", .make = MakeVerbsRing, .open = OpenVerbsRing},
     RingTransport{.name = "tcp", .make = MakeTcpRing, .open = OpenTcpRing},
 };
 

@@ -4,48 +4,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
-#include <new>
-#include <thread>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/thread.h"
+#include "xla_plugin/transport/ring/carried_ring.h"
 
 namespace jaxhet {
 namespace {
 
-using std::chrono::microseconds;
-
-// Before the bytes of each chunk.
-struct ChunkInfo {
-  uint64_t exchange;  // its number on the ring
-  int64_t plan;
-  int64_t index;
-  uint64_t exchange_bytes;
-  uint64_t chunk;  // its number on the ring
-  uint64_t num_bytes;
-};
-
 struct TcpOfferInfo {
   uint64_t slot_bytes;
-};
-
-// Waits for something that a device does: at once if it comes soon, without a busy core if not.
-class Backoff {
- public:
-  void Wait() {
-    if (++turns_ < kSpins) return;
-    std::this_thread::sleep_for(microseconds(turns_ < kShortWaits ? 20 : 200));
-  }
-
- private:
-  static constexpr int kSpins = 2'000;
-  static constexpr int kShortWaits = 4'000;
-  int turns_ = 0;
 };
 
 std::vector<Fd> Duplicate(std::span<const Fd> sockets) {
@@ -58,15 +28,12 @@ std::vector<Fd> Duplicate(std::span<const Fd> sockets) {
   return copies;
 }
 
-class TcpRing : public RingEnd {
+class TcpRing : public CarriedRing {
  public:
   TcpRing(const RingSetup& setup, size_t slot_bytes)
-      : sockets_(Duplicate(setup.sockets)),
-        words_memory_(setup.device.AllocatePinned(sizeof(RingWords))),
+      : CarriedRing(setup.device),
+        sockets_(Duplicate(setup.sockets)),
         slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kRingSlots, slot_bytes))) {
-    auto* const words = new (words_memory_.get()) RingWords{};
-    words->gate.value = kOpen;
-    SetWords(reinterpret_cast<std::byte*>(words), setup.device.DeviceAddress(words));
     host_slots_ = static_cast<std::byte*>(slots_memory_.get());
     SetSlots(setup.device.DeviceAddress(host_slots_), slot_bytes);
   }
@@ -76,40 +43,17 @@ class TcpRing : public RingEnd {
   void Prove(Device& /*device*/, std::span<const std::byte> /*proof*/) override {}
   bool IsProven(Device& /*device*/, std::span<const std::byte> /*proof*/) override { return true; }
 
-  void Settle() override {
-    for (size_t i = 0; i < sockets_.size(); ++i) {
-      threads_.push_back(StartThread("jaxhet-ring", [this, i] { Run(i); }));
-    }
-  }
-
-  void Cut() override { Stop(); }
-
-  std::string Failure() const override {
-    const std::lock_guard lock(mutex_);
-    return failure_;
-  }
-
  protected:
-  // Threads call these; the classes that implement them stop the threads before they go.
-  virtual void Carry(size_t socket) = 0;
-  void Stop() {
-    if (stopping_.exchange(true)) return;
-    words().source.Wake();
+  size_t num_threads() const override { return sockets_.size(); }
+  void Interrupt() override {
     for (const Fd& socket : sockets_) shutdown(socket.get(), SHUT_RDWR);
-    for (std::thread& thread : threads_) thread.join();
   }
 
-  bool stopping() const { return stopping_; }
-  size_t num_sockets() const { return sockets_.size(); }
-  std::byte* host_slot(uint64_t chunk) const {
-    return host_slots_ + chunk % kRingSlots * slot_bytes();
-  }
-  static uint32_t Turn(uint64_t chunk) { return static_cast<uint32_t>(chunk / kRingSlots + 1); }
-
+  std::byte* host_slot(uint64_t chunk) const { return host_slots_ + SlotOf(chunk) * slot_bytes(); }
   // False if the ring goes before the word has the value.
   bool Await(DeviceWord& word, uint32_t value) const {
-    for (Backoff backoff; word.host().load(std::memory_order_acquire) < value; backoff.Wait()) {
-      if (stopping_) return false;
+    for (Backoff backoff; !Has(word, value); backoff.Wait()) {
+      if (stopping()) return false;
     }
     return true;
   }
@@ -141,23 +85,9 @@ class TcpRing : public RingEnd {
   }
 
  private:
-  void Run(size_t socket) {
-    try {
-      Carry(socket);
-    } catch (const Error& error) {
-      const std::lock_guard lock(mutex_);
-      if (!stopping_ && failure_.empty()) failure_ = error.text();
-    }
-  }
-
   std::vector<Fd> sockets_;
-  PinnedMemory words_memory_;
   PinnedMemory slots_memory_;
   std::byte* host_slots_ = nullptr;
-  std::vector<std::thread> threads_;
-  std::atomic<bool> stopping_ = false;
-  mutable std::mutex mutex_;
-  std::string failure_;  // under mutex_
 };
 
 class TcpSource final : public TcpRing {
@@ -169,38 +99,21 @@ class TcpSource final : public TcpRing {
   // Every thread goes through all chunks and sends its own.
   void Carry(size_t socket) override {
     const LaunchLog& log = words().source;
-    uint64_t chunk = 0;
-    for (uint64_t number = 1; log.WaitFor(number, [this] { return stopping(); }); ++number) {
-      const std::optional<Launch> launch = log.Find(number);
-      if (!launch) Throw(ErrorCode::kTransport, "exchange ", number, " was overwritten");
-      const size_t chunk_bytes = ChunkBytes(launch->num_bytes, slot_bytes());
-      uint64_t left = launch->num_bytes;
-      do {
-        const uint64_t num_bytes = std::min<uint64_t>(chunk_bytes, left);
-        left -= num_bytes;
-        if (chunk % num_sockets() == socket &&
-            !SendChunk(socket, number, *launch, chunk, num_bytes)) {
-          return;
-        }
-        ++chunk;
-      } while (left > 0);
+    ChunkCounter chunks(log, slot_bytes());
+    while (log.WaitFor(chunks.exchange(), [this] { return stopping(); })) {
+      const ChunkInfo info = chunks.Next().value();
+      if (info.chunk % num_threads() == socket && !SendChunk(socket, info)) return;
+      chunks.Advance();
     }
   }
 
  private:
-  bool SendChunk(size_t socket, uint64_t number, const Launch& launch, uint64_t chunk,
-                 uint64_t num_bytes) {
-    const uint64_t slot = chunk % kRingSlots;
-    if (!Await(words().filled.at(slot), Turn(chunk))) return false;
-    const ChunkInfo info{.exchange = number,
-                         .plan = launch.plan,
-                         .index = launch.index,
-                         .exchange_bytes = launch.num_bytes,
-                         .chunk = chunk,
-                         .num_bytes = num_bytes};
-    Write(socket, &info, sizeof info, num_bytes > 0 ? MSG_MORE : 0);
-    Write(socket, host_slot(chunk), num_bytes, 0);
-    words().emptied.at(slot).host().store(Turn(chunk), std::memory_order_release);
+  bool SendChunk(size_t socket, const ChunkInfo& info) {
+    const uint32_t slot = SlotOf(info.chunk);
+    if (!Await(words().filled.at(slot), Turn(info.chunk))) return false;
+    Write(socket, &info, sizeof info, info.num_bytes > 0 ? MSG_MORE : 0);
+    Write(socket, host_slot(info.chunk), info.num_bytes, 0);
+    Set(words().emptied.at(slot), Turn(info.chunk));
     return true;
   }
 };
@@ -213,34 +126,18 @@ class TcpTarget final : public TcpRing {
  protected:
   void Carry(size_t socket) override {
     for (ChunkInfo info{}; Read(socket, &info, sizeof info);) {
-      if (info.num_bytes > slot_bytes() || info.chunk % num_sockets() != socket) {
+      if (info.num_bytes > slot_bytes() || info.chunk % num_threads() != socket) {
         Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
       }
-      const uint64_t slot = info.chunk % kRingSlots;
+      const uint32_t slot = SlotOf(info.chunk);
       if (!Await(words().emptied.at(slot), Turn(info.chunk) - 1)) return;
       if (!Read(socket, host_slot(info.chunk), info.num_bytes)) {
         Throw(ErrorCode::kTransport, "the peer has closed the connection");
       }
       if (!IsAgreed(info)) continue;  // whoever looks at the logs fails the job
-      words().filled.at(slot).host().store(Turn(info.chunk), std::memory_order_release);
+      Set(words().filled.at(slot), Turn(info.chunk));
     }
   }
-
- private:
-  // Says for the source what it has launched; false if the target has launched something else.
-  bool IsAgreed(const ChunkInfo& info) {
-    const Launch launch{.plan = info.plan, .index = info.index, .num_bytes = info.exchange_bytes};
-    {
-      const std::lock_guard lock(publishing_);
-      if (words().source.Find(info.exchange) != launch) {
-        words().source.Publish(info.exchange, launch);
-      }
-    }
-    const std::optional<Launch> own = words().target.Find(info.exchange);
-    return !own || *own == launch;
-  }
-
-  std::mutex publishing_;
 };
 
 void CheckSockets(const RingSetup& setup) {

@@ -72,6 +72,7 @@ class SlotLink {
 
   // Sending. A slot is free when the peer has emptied it and the NIC needs it no more.
   bool IsFree(size_t slot) const { return slots_[slot].IsFree(); }
+  bool IsSent(size_t slot) const { return !slots_[slot].is_posted && !HasResends(); }
   std::optional<size_t> AnyFree() const;
   bool HasRoom() { return ChoosePath(/*for_credits=*/false, sends_per_slot_).path != nullptr; }
   std::byte* note(size_t slot) const { return notes_->slot(slot); }

@@ -1,0 +1,294 @@
+#include "xla_plugin/transport/ring/verbs_ring.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/ring/carried_ring.h"
+#include "xla_plugin/transport/ring/message_socket.h"
+#include "xla_plugin/transport/verbs/device_slots.h"
+#include "xla_plugin/transport/verbs/nics.h"
+#include "xla_plugin/transport/verbs/slot_link.h"
+
+namespace jaxhet {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+
+// The other way go credits alone, which need no memory to speak of.
+constexpr size_t kNothing = verbs::SlotLink::kNoteBytes;
+constexpr milliseconds kProofTimeout{5'000};
+constexpr milliseconds kEventInterval{1};  // between looks at events while there is work
+constexpr milliseconds kIdleInterval{1'000};
+
+static_assert(sizeof(ChunkInfo) <= verbs::SlotLink::kNoteBytes);
+
+struct VerbsOfferInfo {
+  uint64_t slot_bytes;
+};
+
+// What every NIC sends at once, at most.
+size_t MostBytes(verbs::SlotMemory::NicList nics) {
+  size_t most = SIZE_MAX;
+  for (const auto& nic : nics) most = std::min<size_t>(most, nic->info.max_message);
+  return most;
+}
+
+class VerbsRing : public CarriedRing, private PeerHost {
+ public:
+  ~VerbsRing() override { Stop(); }
+
+  std::string Answer() override { return link_.Offer(); }
+
+ protected:
+  // `is_source`: its slots go out; else they come in.
+  VerbsRing(const RingSetup& setup, size_t slot_bytes, bool is_source)
+      : CarriedRing(setup.device),
+        socket_(*setup.messages),
+        slots_(setup.device, setup.nics->Usable(), setup.nics->options(), kRingSlots, slot_bytes),
+        nothing_(setup.nics->Usable(), kRingSlots, kNothing,
+                 ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
+        link_(setup.nics->Usable(), setup.nics->options(),
+              {.outgoing = is_source ? Memory(slots_) : nothing_,
+               .incoming = is_source ? Memory(nothing_) : slots_,
+               .count = kRingSlots,
+               .chunk_bytes = slots_.slot_bytes(),
+               .notes = verbs::SlotLink::Notes::kOfEachSlot},
+              *this) {
+    SetSlots(slots_.device_address(), slots_.slot_bytes());
+  }
+
+  size_t num_threads() const override { return 1; }
+  void Interrupt() override { socket_.Shutdown(); }
+
+  verbs::SlotLink& link() { return link_; }
+  verbs::DeviceSlots& device_slots() { return slots_; }
+
+  // Takes what has come. Events of NICs are looked at now and then, or after `timeout` at most if
+  // there is nothing else to do until one.
+  void Pump() {
+    link_.Poll();
+    const Time now = Clock::now();
+    if (now - last_look_ >= kEventInterval) Look(milliseconds(0));
+  }
+  void Sleep(milliseconds timeout) {
+    if (link_.Arm()) link_.Poll();
+    if (!link_.HasArrivals()) Look(timeout);
+  }
+
+ private:
+  static const verbs::SlotMemory& Memory(const verbs::SlotMemory& memory) { return memory; }
+
+  void Look(milliseconds timeout) {
+    const std::vector<Pollable*> pollables = link_.Pollables();
+    std::vector<pollfd> polled = {{.fd = socket_.fd(), .events = POLLIN, .revents = 0}};
+    for (const Pollable* const pollable : pollables) {
+      polled.push_back({.fd = pollable->fd(), .events = POLLIN, .revents = 0});
+    }
+    poll(polled.data(), polled.size(), static_cast<int>(timeout.count()));
+    last_look_ = Clock::now();
+    for (size_t i = 0; i < pollables.size(); ++i) {
+      if (polled[i + 1].revents != 0) pollables[i]->OnEvents(EPOLLIN);
+    }
+    if (polled.front().revents == 0) return;
+    while (const auto message = socket_.Receive()) {
+      link_.OnMessage(std::as_bytes(std::span(*message)));
+    }
+  }
+
+  void Send(std::span<const iovec> message) override { socket_.Send(message); }
+  void Log(std::string_view what) override { LogLine(StrCat("jaxhet: ", what)); }
+  void Lost(std::string_view why) override { Throw(ErrorCode::kTransport, why); }
+
+  MessageSocket socket_;
+  verbs::DeviceSlots slots_;
+  verbs::Staging nothing_;
+  verbs::SlotLink link_;
+  Time last_look_;
+};
+
+class VerbsSource final : public VerbsRing {
+ public:
+  VerbsSource(const RingSetup& setup, size_t slot_bytes, std::string_view offer)
+      : VerbsRing(setup, slot_bytes, /*is_source=*/true) {
+    link().Accept(offer);
+  }
+  ~VerbsSource() override { Stop(); }
+
+  void Prove(Device& device, std::span<const std::byte> proof) override {
+    RingEnd::Prove(device, proof);
+    std::memset(link().note(0), 0, verbs::SlotLink::kNoteBytes);
+    link().Start(0, proof.size());
+    link().SendTo(0, proof.size());
+    const Time limit = Clock::now() + kProofTimeout;
+    while (!link().IsSent(0)) {
+      Pump();
+      if (Clock::now() > limit) Throw(ErrorCode::kTransport, "the peer's NIC has not answered");
+    }
+  }
+
+ protected:
+  void Carry(size_t /*thread*/) override {
+    const LaunchLog& log = words().source;
+    ChunkCounter chunks(log, slot_bytes());
+    Backoff backoff;
+    while (!stopping()) {
+      Pump();
+      const bool has_moved = ReturnSlots() + SendNext(chunks) > 0;
+      if (has_moved) {
+        backoff = {};
+      } else if (num_open_ == 0 && log.last() < chunks.exchange()) {
+        log.WaitFor(chunks.exchange(), [this] { return stopping(); });
+      } else {
+        backoff.Wait();
+      }
+    }
+  }
+
+ private:
+  // Those that the peer's device has emptied are the device's again.
+  size_t ReturnSlots() {
+    size_t count = 0;
+    for (uint32_t slot = 0; slot < kRingSlots; ++slot) {
+      if (turns_.at(slot) == 0 || !link().IsFree(slot)) continue;
+      Set(words().emptied.at(slot), std::exchange(turns_.at(slot), 0));
+      --num_open_;
+      ++count;
+    }
+    return count;
+  }
+
+  size_t SendNext(ChunkCounter& chunks) {
+    if (link().HasResends()) return link().Resend() > 0 ? 1 : 0;
+    const std::optional<ChunkInfo> info = chunks.Next();
+    if (!info) return 0;
+    const uint32_t slot = SlotOf(info->chunk);
+    const uint32_t turn = Turn(info->chunk);
+    if (!Has(words().filled.at(slot), turn) || !link().IsFree(slot) || !link().HasRoom()) return 0;
+    std::memcpy(link().note(slot), &*info, sizeof *info);
+    turns_.at(slot) = turn;
+    ++num_open_;
+    link().Start(slot, info->num_bytes);
+    link().SendTo(slot, info->num_bytes);
+    chunks.Advance();
+    return 1;
+  }
+
+  std::array<uint32_t, kRingSlots> turns_{};  // of the slots that are under way
+  size_t num_open_ = 0;
+};
+
+class VerbsTarget final : public VerbsRing {
+ public:
+  VerbsTarget(const RingSetup& setup, size_t slot_bytes)
+      : VerbsRing(setup, slot_bytes, /*is_source=*/false) {}
+  ~VerbsTarget() override { Stop(); }
+
+  void Accept(std::string_view answer) override { link().Accept(answer); }
+
+  bool IsProven(Device& device, std::span<const std::byte> proof) override {
+    const Time limit = Clock::now() + kProofTimeout;
+    while (!link().HasArrivals() && Clock::now() < limit) Pump();
+    if (!link().HasArrivals()) return false;
+    const auto [slot, nic] = link().FirstArrival();
+    link().TakeArrival();
+    device_slots().Flush(slot, nic);
+    const bool is_proven = RingEnd::IsProven(device, proof);
+    link().Empty(slot);
+    link().SendCredits();
+    return is_proven;
+  }
+
+ protected:
+  void Carry(size_t /*thread*/) override {
+    Backoff backoff;
+    while (!stopping()) {
+      Pump();
+      const bool has_moved = TakeArrivals() + EmptySlots() > 0;
+      if (has_moved) {
+        backoff = {};
+      } else if (num_open_ == 0 && !link().IsBusy()) {
+        Sleep(kIdleInterval);
+      } else {
+        backoff.Wait();
+      }
+    }
+  }
+
+ private:
+  size_t TakeArrivals() {
+    size_t count = 0;
+    for (; link().HasArrivals(); ++count) {
+      const auto [slot, nic] = link().FirstArrival();
+      link().TakeArrival();
+      ChunkInfo info{};
+      std::memcpy(&info, link().arrived_note(slot), sizeof info);
+      if (info.num_bytes > slot_bytes() || SlotOf(info.chunk) != slot) {
+        Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
+      }
+      turns_.at(slot) = Turn(info.chunk);
+      ++num_open_;
+      device_slots().Flush(slot, nic);
+      // Whoever looks at the logs fails the job.
+      if (IsAgreed(info)) Set(words().filled.at(slot), Turn(info.chunk));
+    }
+    return count;
+  }
+
+  size_t EmptySlots() {
+    size_t count = 0;
+    for (uint32_t slot = 0; slot < kRingSlots; ++slot) {
+      if (turns_.at(slot) == 0 || !Has(words().emptied.at(slot), turns_.at(slot))) continue;
+      turns_.at(slot) = 0;
+      link().Empty(slot);
+      --num_open_;
+      ++count;
+    }
+    link().SendCredits();
+    return count;
+  }
+
+  std::array<uint32_t, kRingSlots> turns_{};  // of the slots that the device has not emptied
+  size_t num_open_ = 0;
+};
+
+void Check(const RingSetup& setup) {
+  if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
+  if (setup.messages == nullptr) Throw(ErrorCode::kTransport, "no sockets were connected for it");
+}
+
+}  // namespace
+
+std::pair<std::unique_ptr<RingEnd>, std::string> MakeVerbsRing(const RingSetup& setup) {
+  Check(setup);
+  const VerbsOfferInfo info{std::min(setup.slot_bytes, MostBytes(setup.nics->Usable()))};
+  auto ring = std::make_unique<VerbsTarget>(setup, info.slot_bytes);
+  std::string offer(reinterpret_cast<const char*>(&info), sizeof info);
+  offer += ring->Answer();
+  return {std::move(ring), std::move(offer)};
+}
+
+std::unique_ptr<RingEnd> OpenVerbsRing(const RingSetup& setup, std::string_view offer) {
+  Check(setup);
+  VerbsOfferInfo info{};
+  if (offer.size() < sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");
+  std::memcpy(&info, offer.data(), sizeof info);
+  offer.remove_prefix(sizeof info);
+  const size_t most = MostBytes(setup.nics->Usable());
+  if (info.slot_bytes > most) {
+    Throw(ErrorCode::kTransport, "a NIC here sends ", most, " bytes at once, not ", info.slot_bytes,
+          "; set JAXHET_SLOT_BYTES to less");
+  }
+  return std::make_unique<VerbsSource>(setup, info.slot_bytes, offer);
+}
+
+}  // namespace jaxhet

@@ -1,0 +1,72 @@
+#include "xla_plugin/transport/verbs/loopback.h"
+
+#include <array>
+#include <chrono>
+#include <cstring>
+
+#include "xla_plugin/transport/verbs/path.h"
+#include "xla_plugin/transport/verbs/wc_status.h"
+
+namespace jaxhet::verbs {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kTimeout{2};
+constexpr uint32_t kPsn = 1;
+
+}  // namespace
+
+Loopback::Loopback(const std::shared_ptr<Nic>& nic, const Options& options)
+    : nic_(*nic),
+      host_({&nic, 1}, 1, kMostBytes, ibv::kAccessLocalWrite),
+      cq_(*nic->context, 2),
+      qp_(nic->domain, cq_, {.sends = 1, .receives = 1}, nic->info.port,
+          static_cast<uint16_t>(options.pkey_index),
+          ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead) {
+  Route route = RouteOf(nic->info, InfoOf(nic->info, 0), options);
+  route.qp_num = qp_.number();
+  route.psn = kPsn;
+  qp_.Connect(route, kPsn);
+}
+
+void Loopback::Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes) {
+  std::memcpy(host_.slot(0), bytes.data(), bytes.size());
+  Execute(ibv::kWrRdmaWrite, to, address, bytes.size());
+}
+
+void Loopback::Read(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes) {
+  Execute(ibv::kWrRdmaRead, from, address, bytes.size());
+  std::memcpy(bytes.data(), host_.slot(0), bytes.size());
+}
+
+// A read pushes the writes before it to where they go.
+void Loopback::Flush(const MemoryRegion& region, uint64_t address) {
+  Execute(ibv::kWrRdmaRead, region, address, 1);
+}
+
+void Loopback::Execute(int opcode, const MemoryRegion& region, uint64_t address, size_t num_bytes) {
+  ibv::Sge piece{.addr = host_.address(0),
+                 .length = static_cast<uint32_t>(num_bytes),
+                 .lkey = host_.region(0).lkey()};
+  ibv::SendWr wr;
+  wr.sg_list = &piece;
+  wr.num_sge = 1;
+  wr.opcode = opcode;
+  wr.send_flags = ibv::kSendSignaled;
+  wr.remote_addr = address;
+  wr.rkey = region.rkey();
+  if (const int error = qp_.PostSend(wr)) ThrowCall("ibv_post_send", nic_.info.name, error);
+  const auto limit = Clock::now() + kTimeout;
+  std::array<ibv::Wc, 1> buffer;
+  while (Clock::now() < limit) {
+    const auto completions = cq_.Poll(buffer);
+    if (completions.empty()) continue;
+    if (completions.front().status == ibv::kWcSuccess) return;
+    Throw(ErrorCode::kTransport, nic_.info.name, " to itself: ", Describe(completions.front()));
+  }
+  Throw(ErrorCode::kTransport, nic_.info.name, " to itself: no completion within ",
+        kTimeout.count(), " s");
+}
+
+}  // namespace jaxhet::verbs

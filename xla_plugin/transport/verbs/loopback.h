@@ -1,0 +1,38 @@
+#ifndef XLA_PLUGIN_TRANSPORT_VERBS_LOOPBACK_H_
+#define XLA_PLUGIN_TRANSPORT_VERBS_LOOPBACK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "xla_plugin/transport/verbs/device.h"
+#include "xla_plugin/transport/verbs/nics.h"
+#include "xla_plugin/transport/verbs/slot_memory.h"
+
+namespace jaxhet::verbs {
+
+// A queue pair that is connected with itself: the NIC reads and writes registered memory as it does
+// for a peer. Functions block, for two seconds at most, and throw TransportError.
+class Loopback {
+ public:
+  static constexpr size_t kMostBytes = 4096;  // of one call
+
+  Loopback(const std::shared_ptr<Nic>& nic, const Options& options);
+
+  void Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes);
+  void Read(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes);
+  // What the NIC has written is seen by the device that owns the memory.
+  void Flush(const MemoryRegion& region, uint64_t address);
+
+ private:
+  void Execute(int opcode, const MemoryRegion& region, uint64_t address, size_t num_bytes);
+
+  Nic& nic_;
+  Staging host_;
+  CompletionQueue cq_;
+  QueuePair qp_;
+};
+
+}  // namespace jaxhet::verbs
+
+#endif  // XLA_PLUGIN_TRANSPORT_VERBS_LOOPBACK_H_
