@@ -11,7 +11,7 @@ fixed_addresses=
 setarch -R true 2>/dev/null && fixed_addresses='setarch -R'
 
 optimize=-O2
-[ -z "$sanitizers" ] || optimize='-O1 -g'
+[ -z "$sanitizers" ] || optimize='-O1 -g1'
 cmake -G Ninja -S . -B "$build" --log-level=WARNING -DJAXHET_BUILD_EXTENSION=OFF \
   -DJAXHET_BUILD_TESTS=ON -DJAXHET_SANITIZE="$sanitizers" -DCMAKE_CXX_FLAGS_RELEASE="$optimize" \
   >/dev/null

@@ -6,21 +6,20 @@ cd "$(dirname "$0")/.."
 stage() { printf '\n== %s\n' "$*"; }
 
 stage "lint"
-sh tools/lint.sh
+sh tools/lint.sh quick
 
 stage "C++ tests"
-sh tools/cpp.sh test plain
+if command -v bazel >/dev/null 2>&1; then
+  sh tools/bazel.sh
+else
+  echo "no bazel here (Debian: bazel-bootstrap); by CMake alone"
+  sh tools/cpp.sh test plain
+fi
 stage "C++ tests under ASan and UBSan"
 sh tools/cpp.sh test asan address,undefined
 stage "C++ tests under TSan"
 sh tools/cpp.sh test tsan thread
 
-stage "Bazel"
-if command -v bazel >/dev/null 2>&1; then
-  sh tools/bazel.sh
-else
-  echo "skipped: no bazel here (Debian: bazel-bootstrap)"
-fi
-
+# A file is run by one worker, in the order of tests/conftest.py.
 stage "pytest"
-exec .venv/bin/python -m pytest "$@"
+exec .venv/bin/python -m pytest -n "$(nproc)" --dist loadfile --no-loadscope-reorder "$@"

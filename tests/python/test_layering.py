@@ -1,6 +1,7 @@
 """Who may know whom: the one door to each outside thing, and the direction of dependency."""
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -74,7 +75,12 @@ def _name(path: pathlib.Path) -> str:
     return path.relative_to(_ROOT).as_posix()
 
 
-def _imports(path: pathlib.Path) -> Iterator[str]:
+@functools.cache
+def _imports(path: pathlib.Path) -> tuple[str, ...]:
+    return tuple(_parsed_imports(path))
+
+
+def _parsed_imports(path: pathlib.Path) -> Iterator[str]:
     """Every dotted name that a file imports; `from a import b` counts as `a.b`."""
     package = path.relative_to(_ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
@@ -132,10 +138,11 @@ def test_cpp_includes_start_at_the_root():
 
 
 def test_transports_do_not_know_each_other():
+    """But for `ring`, which is no transport: it is how devices use them."""
     wrong = []
     for path in _files(_PLUGIN / "transport", "*/*.h", "*/*.cc"):
         for other in re.findall(r'#include "xla_plugin/transport/(\w+)/', path.read_text()):
-            if other != path.parent.name:
+            if other not in (path.parent.name, "ring"):
                 wrong.append(f"{_name(path)} includes transport/{other}/")
     assert not wrong
 

@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_RING_VERBS_RING_H_
-#define XLA_PLUGIN_TRANSPORT_RING_VERBS_RING_H_
+#ifndef XLA_PLUGIN_TRANSPORT_VERBS_VERBS_RING_H_
+#define XLA_PLUGIN_TRANSPORT_VERBS_VERBS_RING_H_
 
 #include <memory>
 #include <string>
@@ -18,4 +18,4 @@ std::unique_ptr<RingEnd> OpenVerbsRing(const RingSetup& setup, std::string_view 
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_RING_VERBS_RING_H_
+#endif  // XLA_PLUGIN_TRANSPORT_VERBS_VERBS_RING_H_

@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/ring/verbs_ring.h"
+#include "xla_plugin/transport/verbs/verbs_ring.h"
 
 #include <poll.h>
 #include <sys/epoll.h>

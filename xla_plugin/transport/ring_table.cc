@@ -2,7 +2,7 @@
 
 #include "xla_plugin/transport/ring/shared_rings.h"
 #include "xla_plugin/transport/ring/tcp_ring.h"
-#include "xla_plugin/transport/ring/verbs_ring.h"
+#include "xla_plugin/transport/verbs/verbs_ring.h"
 
 namespace jaxhet {
 namespace {
