@@ -9,6 +9,7 @@ from typing import Any
 EXCHANGE_KINDS: dict[str, int]  # name -> number in plans
 TRANSPORTS: list[str]  # between processes, best first
 RING_TRANSPORTS: list[str]  # between devices, best first
+DISTANCES: list[str]  # between a GPU and a NIC, nearest first
 
 class Engine:
     """The engine of one process of a job."""
@@ -79,3 +80,9 @@ def handlers() -> dict[str, dict[str, Any]]:
 
 def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
     """Of each vendor of GPUs: name, devices, and why they can't be used, or ""."""
+
+def distance(sysfs: str, a: str, b: str) -> str:
+    """Of two PCI addresses: one of `DISTANCES`."""
+
+def pci_address(folder: str) -> str:
+    """Of the NIC with this folder of sysfs; "" for one in software."""

@@ -1,6 +1,7 @@
 """The only importer of the extension: the engine, and its FFI handlers."""
 
 import itertools
+import pathlib
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -17,6 +18,7 @@ from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
 TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
 RING_TRANSPORTS: tuple[str, ...] = tuple(_engine.RING_TRANSPORTS)
+DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
 
 VENDORS = {"cuda": "cuda", "rocm": "hip"}  # JAX's platform -> xla_plugin/device/'s
 
@@ -153,6 +155,16 @@ def register_handlers(platform: str) -> None:
 def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
     """Of each vendor of GPUs: name, devices, and why they can't be used, or ""."""
     return _engine.vendors()
+
+
+def distance(root: pathlib.Path, one: str, other: str) -> str:
+    """One of `DISTANCES`: what lies between two devices, by their PCI addresses."""
+    return _engine.distance(str(root / "sys"), one, other)
+
+
+def pci_address(folder: pathlib.Path) -> str:
+    """Of the NIC with this folder in sysfs; "" for one in software."""
+    return _engine.pci_address(str(folder))
 
 
 def as_ours(text: str) -> JaxhetError:

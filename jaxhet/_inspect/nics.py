@@ -3,14 +3,13 @@
 import ipaddress
 import os
 import pathlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxhet import _ffi
 from jaxhet._inspect.files import names, number, read
 from jaxhet._inspect.report import Gid, Nic, Port
 
 _CLASS = "sys/class/infiniband"
-_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MTUS = (4096, 2048, 1024, 512, 256)
 # GRH, UDP, BTH, XRC and atomic headers, ICRC: what the kernel leaves room for (rdma/ib_addr.h).
 _ROCE_HEADER_BYTES = 40 + 8 + 12 + 4 + 28 + 4
@@ -88,7 +87,7 @@ def _nic(
         problem = "it is an iWARP NIC; jaxhet uses InfiniBand and RoCE"
     return Nic(
         name=name,
-        pci=_pci_address(root / folder / "device"),
+        pci=_ffi.pci_address(root / folder),
         numa_node=number(read(root, f"{folder}/device/numa_node"), -1),
         model=read(root, f"{folder}/board_id") or read(root, f"{folder}/node_desc"),
         firmware=read(root, f"{folder}/fw_ver"),
@@ -101,12 +100,6 @@ def _nic(
             for port in names(root, f"{folder}/ports")
         ),
     )
-
-
-def _pci_address(device: pathlib.Path) -> str:
-    """Of the device that a link of sysfs leads to, or of the one below which that is; or ""."""
-    parts = os.path.realpath(device).split("/") if device.exists() else []
-    return next((part for part in reversed(parts) if _PCI_ADDRESS.fullmatch(part)), "")
 
 
 def _device_file(root: pathlib.Path, name: str) -> tuple[str, str]:

@@ -207,7 +207,7 @@ class Distance:
 
     gpu: str
     nic: str
-    path: Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
+    path: str
     nearest: bool
 
 

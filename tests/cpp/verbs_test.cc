@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "tests/cpp/testing.h"
+#include "xla_plugin/transport/verbs/distance.h"
 #include "xla_plugin/transport/verbs/gid.h"
 #include "xla_plugin/transport/verbs/nics.h"
 #include "xla_plugin/transport/verbs/path.h"
@@ -74,6 +75,10 @@ class Folder {
     std::filesystem::create_directories((path_ / name).parent_path());
     std::ofstream(path_ / name) << text << "\n";
   }
+  void Link(const std::string& name, const std::string& target) const {
+    std::filesystem::create_directories((path_ / name).parent_path());
+    std::filesystem::create_symlink(path_ / target, path_ / name);
+  }
 
  private:
   std::filesystem::path path_;
@@ -116,6 +121,45 @@ TEST(KnowsWhichNetdevHasRoute) {
   EXPECT(!has_route("eth1", "2001:db8:8000::1") && !has_route("eth0", kGlobal));
   EXPECT(has_route("eth2", kLinkLocal) && has_route("lo", "::ffff:127.0.0.1"));
   EXPECT(verbs::HasRoute("eth2", Gid(kIpv4), "/nowhere"));
+}
+
+// A device of the PCIe tree; `path` leads there from the host bridge.
+void PutPci(const Folder& sysfs, const std::string& path, int numa_node) {
+  sysfs.Put("devices/" + path + "/numa_node", std::to_string(numa_node));
+  sysfs.Link("bus/pci/devices/" + path.substr(path.rfind('/') + 1), "devices/" + path);
+}
+
+TEST(MeasuresDistanceByPcieTree) {
+  const Folder sysfs;
+  const std::string pcie_switch = "pci0000:00/0000:00:01.0/0000:01:00.0/";
+  PutPci(sysfs, pcie_switch + "0000:02:00.0/0000:0a:00.0", 0);
+  PutPci(sysfs, pcie_switch + "0000:02:01.0/0000:04:00.0", 0);
+  PutPci(sysfs, pcie_switch + "0000:02:02.0/0000:05:00.0/0000:06:00.0/0000:07:00.0", 0);
+  PutPci(sysfs, "pci0000:00/0000:00:02.0/0000:08:00.0", 0);
+  PutPci(sysfs, "pci0000:40/0000:40:01.0/0000:41:00.0", 0);
+  PutPci(sysfs, "pci0000:80/0000:80:01.0/0000:81:00.0", 1);
+  const auto distance = [&](const char* pci) {
+    return verbs::DistanceBetween(sysfs.path(), "0000:0A:00.0", pci);
+  };
+  EXPECT(distance("0000:04:00.0") == verbs::Distance::kPix);
+  EXPECT(distance("0000:07:00.0") == verbs::Distance::kPxb);
+  EXPECT(distance("0000:08:00.0") == verbs::Distance::kPhb);
+  EXPECT(distance("0000:41:00.0") == verbs::Distance::kNode);
+  EXPECT(distance("0000:81:00.0") == verbs::Distance::kSys);
+  EXPECT(distance("0000:99:00.0") == verbs::Distance::kSys);  // nothing is known of it
+  EXPECT(distance("") == verbs::Distance::kSys);
+}
+
+TEST(FindsPciAddressOfNic) {
+  const Folder sysfs;
+  PutPci(sysfs, "pci0000:00/0000:00:01.0/0000:01:00.0", 0);
+  sysfs.Put("devices/pci0000:00/0000:00:01.0/0000:01:00.0/auxiliary.roce.0/uevent", "");
+  sysfs.Link("mlx5_0/device", "devices/pci0000:00/0000:00:01.0/0000:01:00.0");
+  sysfs.Link("bnxt_re0/device", "devices/pci0000:00/0000:00:01.0/0000:01:00.0/auxiliary.roce.0");
+  sysfs.Put("rxe0/node_desc", "rxe");
+  ExpectEqual(verbs::PciAddressOf(sysfs.path() + "/mlx5_0"), std::string("0000:01:00.0"));
+  ExpectEqual(verbs::PciAddressOf(sysfs.path() + "/bnxt_re0"), std::string("0000:01:00.0"));
+  ExpectEqual(verbs::PciAddressOf(sysfs.path() + "/rxe0"), std::string());
 }
 
 verbs::OpenNic NicOf(const std::string& device, double gbps, const std::string& problem = "") {

@@ -22,6 +22,7 @@
 #include "xla_plugin/engine/registry.h"
 #include "xla_plugin/ffi/device_exchange.h"
 #include "xla_plugin/ffi/exchange.h"
+#include "xla_plugin/transport/verbs/distance.h"
 
 namespace nb = nanobind;
 
@@ -233,6 +234,19 @@ NB_MODULE(_engine, m) {
 
   m.def("vendors", &jaxhet::ListVendors, R"([(name, devices, why they can't be used or "")].)");
 
+  m.def(
+      "distance",
+      [](const std::string& sysfs, const std::string& a, const std::string& b) {
+        const auto distance = jaxhet::verbs::DistanceBetween(sysfs, a, b);
+        return std::string(jaxhet::verbs::kDistanceNames.at(static_cast<size_t>(distance)));
+      },
+      nb::arg("sysfs"), nb::arg("a"), nb::arg("b"), "Of two PCI addresses: one of DISTANCES.");
+  m.def("pci_address", &jaxhet::verbs::PciAddressOf, nb::arg("folder"),
+        R"(Of the NIC with this folder of sysfs; "" for one in software.)");
+
+  nb::list distances;
+  for (const std::string_view name : jaxhet::verbs::kDistanceNames) distances.append(name.data());
+  m.attr("DISTANCES") = distances;
   nb::dict kinds;
   for (const auto& [name, kind] : jaxhet::kExchangeKinds) {
     kinds[name.data()] = static_cast<int64_t>(kind);
