@@ -81,6 +81,13 @@ def handlers() -> dict[str, dict[str, Any]]:
 def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
     """Of each vendor of GPUs: name, devices, and why they can't be used, or ""."""
 
+def nics(options: Mapping[str, int | str]) -> list[dict[str, Any]]:
+    """Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.
+
+    device, port (0: the NIC can't be opened), gbps, mtu in bytes or None, gid_index or None, reason
+    (why this GID, or how InfiniBand is addressed), problem (why it is not used).
+    """
+
 def distance(sysfs: str, a: str, b: str) -> str:
     """Of two PCI addresses: one of `DISTANCES`."""
 

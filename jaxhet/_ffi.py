@@ -157,6 +157,19 @@ def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
     return _engine.vendors()
 
 
+def nics(config: Config) -> list[dict[str, Any]]:
+    """Every port of every RDMA NIC, as the verbs transport of a job sees it; as in `_engine.pyi`.
+
+    Raises:
+      TransportError: there is no NIC, or no libibverbs.
+      UsageError: an option is out of its range.
+    """
+    try:
+        return _engine.nics(_options(config))
+    except RuntimeError as error:
+        raise as_ours(str(error)) from error
+
+
 def distance(root: pathlib.Path, one: str, other: str) -> str:
     """One of `DISTANCES`: what lies between two devices, by their PCI addresses."""
     return _engine.distance(str(root / "sys"), one, other)

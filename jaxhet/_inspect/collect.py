@@ -2,7 +2,7 @@
 
 import pathlib
 
-from jaxhet import _ffi
+from jaxhet import _config, _ffi
 from jaxhet._inspect import distance, findings, gpus, host, nics, paths, peer, software
 from jaxhet._inspect.report import SCHEMA, Report
 
@@ -22,10 +22,7 @@ def collect(peer_address: str | None = None, root: pathlib.Path = ROOT) -> Repor
     reached = peer.reach(root, peer_address) if peer_address else None
     route = reached.netdev if reached else ""
     programs = software.read_software()
-    found = nics.read_nics(root, route)
-    if programs.pyverbs.usable and found:
-        ports = [(nic.name, port.number) for nic in found for port in nic.ports]
-        found = nics.read_nics(root, route, software.active_mtus(ports))
+    found = nics.read_nics(root, nics.ask_transport(_config.resolve()), route)
     vendors = gpus.read_vendors(root)
     kernel = host.read_host(root)
     ways = paths.try_paths()

@@ -123,8 +123,8 @@ def _of_nic(nic: Nic) -> Iterator[Finding]:
         where = f"port {port.number} of {nic.name}"
         if port.state != "ACTIVE":
             yield _warning(f"{where} is {port.state} ({port.physical_state}): {_port_advice(port)}")
-        elif port.gid_index is None:
-            yield _warning(f"{where} can't be used: {port.gid_reason}")
+        elif port.problem and not port.gid_reason:  # not one that is left out
+            yield _warning(f"{where} can't be used: {port.problem}")
 
 
 def _port_advice(port: Port) -> str:

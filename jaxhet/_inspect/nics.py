@@ -1,86 +1,71 @@
-"""RDMA NICs, from /sys/class/infiniband; the GID that a connection should use."""
+"""RDMA NICs: what sysfs has of them, and what the verbs transport makes of it."""
 
+import dataclasses
 import ipaddress
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from jaxhet import _ffi
+from jaxhet._config import Config
+from jaxhet._errors import TransportError
 from jaxhet._inspect.files import names, number, read
 from jaxhet._inspect.report import Gid, Nic, Port
 
 _CLASS = "sys/class/infiniband"
-_MTUS = (4096, 2048, 1024, 512, 256)
-# GRH, UDP, BTH, XRC and atomic headers, ICRC: what the kernel leaves room for (rdma/ib_addr.h).
-_ROCE_HEADER_BYTES = 40 + 8 + 12 + 4 + 28 + 4
 
 
-def read_nics(
-    root: pathlib.Path, route: str = "", active_mtus: Mapping[tuple[str, int], int] | None = None
-) -> tuple[Nic, ...]:
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What the verbs transport of a job would use.
+
+    Attributes:
+      ports: Each port that it knows, as `_ffi.nics` describes it.
+      problem: Why it knows none, or "".
+    """
+
+    ports: Sequence[Mapping[str, Any]]
+    problem: str = ""
+
+    def of(self, nic: str, number: int) -> Mapping[str, Any]:
+        """What a job does with a port; 0 stands for a NIC that can't be opened."""
+        reason = f"not chosen: {self.problem}" if self.problem else ""
+        unknown = {"mtu": None, "gid_index": None, "reason": reason, "problem": ""}
+        found = (p for p in self.ports if (p["device"], p["port"]) == (nic, number))
+        return next(found, unknown)
+
+    def problem_of(self, nic: str) -> str:
+        """Why a job can't use any port of a NIC, or ""."""
+        if not self.problem and not any(port["device"] == nic for port in self.ports):
+            return "libibverbs does not know it: install its provider (Debian: ibverbs-providers)"
+        return self.of(nic, 0)["problem"]
+
+
+def ask_transport(config: Config) -> Choice:
+    """Asks the transport itself, so that this is what a job does.
+
+    Raises:
+      UsageError: an option is out of its range.
+    """
+    try:
+        return Choice(_ffi.nics(config))
+    except TransportError as error:
+        return Choice((), str(error))
+
+
+def read_nics(root: pathlib.Path, choice: Choice, route: str = "") -> tuple[Nic, ...]:
     """All NICs.
 
     Args:
       root: The root folder.
+      choice: What the transport says.
       route: The network device on the way to the peer, if one is asked about.
-      active_mtus: By NIC and port, where sysfs does not have them.
     """
-    return tuple(_nic(root, name, route, active_mtus or {}) for name in names(root, _CLASS))
+    return tuple(_nic(root, name, choice, route) for name in names(root, _CLASS))
 
 
-def choose_gid(link_layer: str, gids: Sequence[Gid], route: str = "") -> tuple[int | None, str]:
-    """The index of the GID to use, or None; and why.
-
-    RoCE v2, on a network device that is up, IPv4 before global IPv6, the lowest index of those.
-    `route` is the network device on the way to the peer, if that is known.
-    """
-    if link_layer == "InfiniBand":
-        if not gids:
-            return None, "the port has no GID; is a subnet manager running?"
-        return gids[0].index, "InfiniBand: the port's own"
-    if link_layer != "Ethernet":
-        return None, f"its link layer is {link_layer}; jaxhet uses InfiniBand and RoCE"
-    if not gids:
-        return None, "the port has no GID; bring its network device up and give it an address"
-    usable = [gid for gid in gids if not _problem(gid)]
-    if not usable:
-        problems = "; ".join(f"{gid.index} {_problem(gid)}" for gid in gids)
-        return None, (
-            f"no GID can be used: {problems}; give the port's network device an IPv4 or global IPv6"
-            " address"
-        )
-    best = min(usable, key=lambda gid: not _is_ipv4(gid))
-    why = f"RoCE v2, {'IPv4' if _is_ipv4(best) else 'global IPv6'}, on {best.netdev}"
-    if route and route == best.netdev:
-        why += ", the way to the peer"
-    elif route:
-        why += f"; the way to the peer is {route}"
-    return best.index, why
-
-
-def _problem(gid: Gid) -> str:
-    """Why a RoCE port's GID can't be chosen, or ""."""
-    if gid.type != "RoCE v2":
-        return "is RoCE v1, which is not routed"
-    if not gid.netdev:
-        return "has no network device here (another network namespace?)"
-    if not gid.netdev_up:
-        return f"is on {gid.netdev}, which is down"
-    return "is link-local" if ipaddress.IPv6Address(gid.address).is_link_local else ""
-
-
-def _is_ipv4(gid: Gid) -> bool:
-    return ipaddress.IPv6Address(gid.address).ipv4_mapped is not None
-
-
-def roce_mtu(netdev_mtu: int) -> int | None:
-    """The MTU of a RoCE port by that of its network device; None if that is too small."""
-    return next((mtu for mtu in _MTUS if mtu + _ROCE_HEADER_BYTES <= netdev_mtu), None)
-
-
-def _nic(
-    root: pathlib.Path, name: str, route: str, active_mtus: Mapping[tuple[str, int], int]
-) -> Nic:
+def _nic(root: pathlib.Path, name: str, choice: Choice, route: str) -> Nic:
     folder = f"{_CLASS}/{name}"
     device_file, problem = _device_file(root, name)
     if _word(read(root, f"{folder}/node_type")) == "RNIC":
@@ -92,11 +77,9 @@ def _nic(
         model=read(root, f"{folder}/board_id") or read(root, f"{folder}/node_desc"),
         firmware=read(root, f"{folder}/fw_ver"),
         device_file=device_file,
-        problem=problem,
+        problem=problem or choice.problem_of(name),
         ports=tuple(
-            _port(
-                root, f"{folder}/ports/{port}", int(port), route, active_mtus.get((name, int(port)))
-            )
+            _port(root, f"{folder}/ports/{port}", int(port), choice.of(name, int(port)), route)
             for port in names(root, f"{folder}/ports")
         ),
     )
@@ -115,24 +98,27 @@ def _device_file(root: pathlib.Path, name: str) -> tuple[str, str]:
     return f"/{path}", ""
 
 
-def _port(root: pathlib.Path, folder: str, port: int, route: str, active_mtu: int | None) -> Port:
-    link_layer = read(root, f"{folder}/link_layer")
+def _port(
+    root: pathlib.Path, folder: str, port: int, chosen: Mapping[str, Any], route: str
+) -> Port:
     gids = tuple(_gids(root, folder))
-    gid_index, gid_reason = choose_gid(link_layer, gids, route)
-    if active_mtu is None and link_layer == "Ethernet":
-        netdevs = [gid.netdev for gid in gids if gid.index == gid_index] or [g.netdev for g in gids]
-        mtus = [number(read(root, f"sys/class/net/{netdev}/mtu"), 0) for netdev in netdevs]
-        active_mtu = roce_mtu(mtus[0]) if mtus else None
+    reason = chosen["reason"]
+    netdev = next((gid.netdev for gid in gids if gid.index == chosen["gid_index"]), "")
+    if route and netdev:
+        reason += (
+            ", the way to the peer" if route == netdev else f"; the way to the peer is {route}"
+        )
     return Port(
         number=port,
         state=_word(read(root, f"{folder}/state")),
         physical_state=_word(read(root, f"{folder}/phys_state")),
-        link_layer=link_layer,
+        link_layer=read(root, f"{folder}/link_layer"),
         rate=read(root, f"{folder}/rate"),
-        active_mtu=active_mtu,
+        active_mtu=chosen["mtu"],
         gids=gids,
-        gid_index=gid_index,
-        gid_reason=gid_reason,
+        gid_index=chosen["gid_index"],
+        gid_reason=reason,
+        problem=chosen["problem"],
     )
 
 

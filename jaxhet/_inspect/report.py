@@ -66,7 +66,7 @@ class Software:
       hlo_hook: Whether jax lets jaxhet change programs; without it nothing can cross islands.
       plugins: The vendors' plugins that are installed.
       verbs: The library for RDMA, libibverbs.
-      pyverbs: The Python bindings of libibverbs: they know the active MTU of InfiniBand ports.
+      pyverbs: The Python bindings of libibverbs, an independent peer for tests.
     """
 
     python: str
@@ -150,10 +150,11 @@ class Port:
       physical_state: For example "LinkUp".
       link_layer: "InfiniBand" or "Ethernet" (which is RoCE).
       rate: For example "400 Gb/sec (4X NDR)".
-      active_mtu: In bytes; None: not known without pyverbs.
+      active_mtu: In bytes; None: not known without libibverbs.
       gids: Its addresses.
-      gid_index: The one that jaxhet would use; None: there is none.
-      gid_reason: Why this one, or why none.
+      gid_index: The one that a job uses; None: none, or not known without libibverbs.
+      gid_reason: Why this one, or how InfiniBand goes without; "" if there is none.
+      problem: Why a job does not use the port, or "".
     """
 
     number: int
@@ -165,6 +166,7 @@ class Port:
     gids: tuple[Gid, ...]
     gid_index: int | None
     gid_reason: str
+    problem: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Versions of JAX, its plugins, and of what is loaded when it is there."""
 
-import contextlib
 import ctypes
 import importlib
 import importlib.metadata
@@ -66,19 +65,8 @@ def _pyverbs() -> Part:
     try:
         importlib.import_module("pyverbs.device")
     except ImportError as error:
-        return Part(False, f"not installed ({error}); optional: sysfs is read instead")
+        return Part(False, f"not installed ({error}); optional: only tests use it")
     try:
         return Part(True, importlib.metadata.version("pyverbs"))
     except importlib.metadata.PackageNotFoundError:  # distributions' packages have no metadata
         return Part(True, "of unknown version")
-
-
-def active_mtus(ports: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """The active MTU in bytes of each (NIC, port) that pyverbs, which is installed, can open."""
-    device = importlib.import_module("pyverbs.device")
-    errors = importlib.import_module("pyverbs.pyverbs_error")
-    mtus = {}
-    for name, port in ports:
-        with contextlib.suppress(errors.PyverbsError), device.Context(name=name) as context:
-            mtus[name, port] = 128 << context.query_port(port).active_mtu  # enum ibv_mtu
-    return mtus

@@ -111,11 +111,12 @@ def _of_nic(nic: Nic) -> Iterable[tuple[str, str]]:
     problem = f"; off: {nic.problem}" if nic.problem else ""
     yield nic.name, f"{nic.model or 'unknown model'}, {where}{firmware}{problem}"
     for port in nic.ports:
-        mtu = f"MTU {port.active_mtu}" if port.active_mtu else "MTU unknown without pyverbs"
+        mtu = f"MTU {port.active_mtu}" if port.active_mtu else "MTU unknown without libibverbs"
         layer = "RoCE" if port.link_layer == "Ethernet" else port.link_layer
-        yield f"  port {port.number}", f"{port.state}, {layer}, {port.rate}, {mtu}"
+        off = f"; off: {port.problem}" if port.problem else ""
+        yield f"  port {port.number}", f"{port.state}, {layer}, {port.rate}, {mtu}{off}"
         index = "none" if port.gid_index is None else str(port.gid_index)
-        yield "    GID", f"{index}: {port.gid_reason}"
+        yield "    GID", f"{index}: {port.gid_reason}" if port.gid_reason else index
         for gid in port.gids:
             yield f"    {gid.index:3}", f"{gid.address}  {gid.type}  {gid.netdev}".rstrip()
 

@@ -59,6 +59,13 @@ TEST(ExplainsWhyNoGidCanBeUsed) {
   ExpectContains(ExpectThrow([&] { verbs::ChooseGid({}, -1); }), "GID table is empty");
 }
 
+TEST(SaysWhyGidIsChosen) {
+  ExpectEqual(verbs::ReasonFor(Entry(6, kIpv4), -1), std::string("RoCE v2, IPv4, on eth0"));
+  ExpectEqual(verbs::ReasonFor(Entry(3, kGlobal), -1), std::string("RoCE v2, IPv6, on eth0"));
+  ExpectEqual(verbs::ReasonFor(Entry(2, kIpv4, GidType::kRoceV1, ""), 2),
+              std::string("JAXHET_VERBS_GID_INDEX: RoCE v1, IPv4; not routed"));
+}
+
 // Of files for a test, which go with it.
 class Folder {
  public:
@@ -184,6 +191,23 @@ TEST(LeavesSlowAndUnwantedNicsOut) {
   verbs::Select(nics, "mlx5_1,mlx5_2:1");
   ExpectEqual(nics[0].info.problem, std::string("not in JAXHET_VERBS_DEVICES"));
   EXPECT(nics[1].info.problem.empty() && nics[2].info.problem.empty());
+}
+
+// Those of the software libibverbs.
+TEST(DescribesNicsAsOptionsHaveThem) {
+  const auto chosen = verbs::DescribeNics({});
+  ExpectEqual(chosen.size(), size_t{2});
+  ExpectEqual(chosen.at(0).name, std::string("soft0:1"));
+  ExpectEqual(chosen[0].gid.index, 3);
+  ExpectEqual(chosen[0].reason, std::string("RoCE v2, IPv4, on lo"));
+  ExpectEqual(chosen[0].problem, std::string());
+  const auto wanted = verbs::DescribeNics({.devices = "soft1", .gid_index = 2});
+  ExpectEqual(wanted.at(0).problem, std::string("not in JAXHET_VERBS_DEVICES"));
+  ExpectEqual(wanted.at(1).gid.index, 2);
+  ExpectContains(wanted[1].reason, "JAXHET_VERBS_GID_INDEX: RoCE v1");
+  const auto empty = verbs::DescribeNics({.devices = "", .gid_index = 9});
+  EXPECT(empty.at(0).reason.empty());
+  ExpectContains(empty[0].problem, "GID index 9 is empty: the port has 0: fe80::");
 }
 
 TEST(SaysThatThereIsNoLibrary) {

@@ -23,6 +23,7 @@
 #include "xla_plugin/ffi/device_exchange.h"
 #include "xla_plugin/ffi/exchange.h"
 #include "xla_plugin/transport/verbs/distance.h"
+#include "xla_plugin/transport/verbs/nics.h"
 
 namespace nb = nanobind;
 
@@ -146,6 +147,31 @@ nb::list ListVendors() {
   return list;
 }
 
+nb::dict ToDict(const verbs::NicInfo& info) {
+  using Number = std::optional<int>;
+  const bool has_gid = !info.is_infiniband && !info.reason.empty();
+  nb::dict dict;
+  dict["device"] = info.device;
+  dict["port"] = info.port;
+  dict["gbps"] = info.gbps;
+  dict["mtu"] = info.mtu > 0 ? Number(128 << info.mtu) : std::nullopt;  // enum ibv_mtu
+  dict["gid_index"] = has_gid ? Number(info.gid.index) : std::nullopt;
+  dict["reason"] = info.reason;
+  dict["problem"] = info.problem;
+  return dict;
+}
+
+// Every port, as the verbs transport with these options sees it.
+nb::list ListNics(const std::map<std::string, OptionValue>& options) {
+  const auto infos = [&] {
+    const nb::gil_scoped_release released;
+    return verbs::DescribeNics(ParseOptions(options).verbs);
+  }();
+  nb::list list;
+  for (const verbs::NicInfo& info : infos) list.append(ToDict(info));
+  return list;
+}
+
 nb::dict Handlers() {
   const auto capsule = [](XLA_FFI_Handler* handler) {
     return nb::capsule(reinterpret_cast<void*>(handler));
@@ -234,6 +260,8 @@ NB_MODULE(_engine, m) {
 
   m.def("vendors", &jaxhet::ListVendors, R"([(name, devices, why they can't be used or "")].)");
 
+  m.def("nics", &jaxhet::ListNics, nb::arg("options"),
+        "Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.");
   m.def(
       "distance",
       [](const std::string& sysfs, const std::string& a, const std::string& b) {

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import types
 from typing import Any
 
 import pytest
@@ -29,7 +28,8 @@ SCHEMA_1 = {
     "Gpu": "id name pci uuid driver stream_values dma_buf gpu_direct_rdma",
     "Vendor": "name hardware reason gpus",
     "Gid": "index address type netdev netdev_up",
-    "Port": "number state physical_state link_layer rate active_mtu gids gid_index gid_reason",
+    "Port": "number state physical_state link_layer rate active_mtu gids gid_index gid_reason"
+    " problem",
     "Nic": "name pci numa_node model firmware device_file problem ports",
     "Distance": "gpu nic path nearest",
     "HugePages": "num_bytes total free",
@@ -186,41 +186,6 @@ def test_no_verbs_library_is_one_line():
     assert not part.usable
     assert part.text.startswith("libno-such-verbs.so.1: cannot open shared object file")
     assert "\n" not in part.text
-
-
-def test_pyverbs_gives_active_mtus(monkeypatch: pytest.MonkeyPatch):
-    class PyverbsError(Exception):
-        """The base of its errors."""
-
-    class Context:
-        """A device, as `pyverbs.device.Context`."""
-
-        def __init__(self, name: str):
-            if name == "mlx5_1":
-                raise PyverbsError("Failed to open device")
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_: object):
-            pass
-
-        def query_port(self, port: int):
-            return types.SimpleNamespace(active_mtu=3 + port)
-
-    device: Any = types.ModuleType("pyverbs.device")
-    errors: Any = types.ModuleType("pyverbs.pyverbs_error")
-    device.Context, errors.PyverbsError = Context, PyverbsError
-    for name, module in (
-        ("pyverbs", types.ModuleType("pyverbs")),
-        ("pyverbs.device", device),
-        ("pyverbs.pyverbs_error", errors),
-    ):
-        monkeypatch.setitem(sys.modules, name, module)
-    assert software.active_mtus([("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_0", 2)]) == {
-        ("mlx5_0", 1): 2048,
-        ("mlx5_0", 2): 4096,
-    }
 
 
 def test_vendors_are_the_device_layers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

@@ -25,7 +25,7 @@ from jaxhet._inspect.report import (
     Software,
     Vendor,
 )
-from tests.python.inspect.trees import LIMITS, Tree
+from tests.python.inspect.trees import LIMITS, Tree, chosen
 
 THERE = Part(True, "there")
 SOFTWARE = Software("3.12.1", "0.1.0", "0.11.2", "0.11.2", THERE, (), THERE, THERE)
@@ -45,7 +45,7 @@ def _find(root: pathlib.Path, **changes: Any) -> list[Finding]:
     parts = {
         "software": SOFTWARE,
         "vendors": (),
-        "nics": read_nics(root),
+        "nics": read_nics(root, chosen("mlx5_0")),
         "host": _host(root),
         "paths": PATHS,
         "peer": None,
@@ -161,7 +161,7 @@ def test_memlock_limit_matters_where_nics_are(tmp_path: pathlib.Path):
         ("InfiniBand", "1: DOWN", False, "is DOWN (Disabled): check cable, switch and driver"),
         ("InfiniBand", "2: INIT", True, "is INIT (LinkUp): no subnet manager has set it up"),
         ("Ethernet", "1: DOWN", True, "bring its network device up"),
-        ("Ethernet", "4: ACTIVE", True, "can't be used: the port has no GID"),
+        ("Ethernet", "4: ACTIVE", True, "can't be used: no GID can be used: 0: fe80::1"),
     ],
 )
 def test_port_that_cannot_be_used_says_why(
@@ -170,9 +170,17 @@ def test_port_that_cannot_be_used_says_why(
     tree = Tree(tmp_path)
     tree.nic("mlx5_0")
     tree.port("mlx5_0", link_layer, state, up)
-    found = _only(_find(tmp_path, paths=VERBS), "warning")
+    problem = "no GID can be used: 0: fe80::1 RoCE v2 on ens1f0, link-local."
+    nics = read_nics(tmp_path, chosen("mlx5_0", gid_index=None, reason="", problem=problem))
+    found = _only(_find(tmp_path, nics=nics, paths=VERBS), "warning")
     assert found.startswith("port 1 of mlx5_0")
     assert advice in found
+
+
+def test_port_that_is_left_out_is_no_finding(tmp_path: pathlib.Path):
+    Tree(tmp_path).roce_host()
+    nics = read_nics(tmp_path, chosen("mlx5_0", problem="not in JAXHET_VERBS_DEVICES"))
+    assert _find(tmp_path, nics=nics, paths=VERBS) == []
 
 
 def test_amd_kernel_without_p2pdma_is_said(tmp_path: pathlib.Path):
@@ -208,7 +216,7 @@ def test_text_shows_everything_and_findings_last(tmp_path: pathlib.Path):
         found,
         SOFTWARE,
         (CUDA, Vendor("hip", (), "no library", ())),
-        read_nics(tmp_path),
+        read_nics(tmp_path, chosen("mlx5_0", problem="it is slow")),
         (),
         _host(tmp_path),
         paths,
@@ -222,7 +230,7 @@ def test_text_shows_everything_and_findings_last(tmp_path: pathlib.Path):
         "cuda:0 NVIDIA H200, 0000:18:00.0, driver 13.0; stream values, dma-buf, GPUDirect RDMA",
         "hip off: no GPU on the PCI bus; no library",
         "mlx5_0 MT_0000000838, 0000:01:00.0, NUMA node 0, firmware 28.39.2048",
-        "port 1 ACTIVE, RoCE, 400 Gb/sec (4X NDR), MTU 4096",
+        "port 1 ACTIVE, RoCE, 400 Gb/sec (4X NDR), MTU 4096; off: it is slow",
         "GID 5: RoCE v2, IPv4, on ens1f0",
         "0 fe80::ba3f:d2ff:fe11:2233 IB/RoCE v1 ens1f0",
         "CONFIG_PCI_P2PDMA unknown: no /boot/config, no /proc/config.gz",

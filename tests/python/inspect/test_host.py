@@ -8,7 +8,7 @@ import pytest
 from jaxhet._inspect.distance import read_distances
 from jaxhet._inspect.gpus import driver_version, find_hardware
 from jaxhet._inspect.host import read_host
-from jaxhet._inspect.nics import read_nics
+from jaxhet._inspect.nics import Choice, read_nics
 from jaxhet._inspect.peer import netdev_to
 from jaxhet._inspect.report import Gpu, HugePages, Vendor
 from tests.python.inspect.trees import LIMITS, ROUTES, Tree
@@ -103,7 +103,7 @@ def test_distance_of_gpu_and_nic(tmp_path: pathlib.Path, nic: str, numa_node: in
     gpu = tree.pci(GPU)
     tree.nic("mlx5_0", nic)
     tree.file(f"sys/devices/{nic}/numa_node", numa_node)
-    (distance,) = read_distances(tmp_path, [_vendor(gpu)], read_nics(tmp_path))
+    (distance,) = read_distances(tmp_path, [_vendor(gpu)], read_nics(tmp_path, Choice(())))
     assert (distance.gpu, distance.nic, distance.path) == ("cuda:0", "mlx5_0", path)
 
 
@@ -112,7 +112,7 @@ def test_nearest_nic_is_marked(tmp_path: pathlib.Path):
     gpu = tree.pci(GPU)
     tree.nic("far", "pci0000:80/0000:80:01.0/0000:81:00.0")
     tree.nic("near", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0")
-    found = read_distances(tmp_path, [_vendor(gpu)], read_nics(tmp_path))
+    found = read_distances(tmp_path, [_vendor(gpu)], read_nics(tmp_path, Choice(())))
     assert {d.nic: d.nearest for d in found} == {"far": False, "near": True}
 
 

@@ -1,50 +1,111 @@
-"""NICs and the choice of a GID, on machines that are not here."""
+"""NICs on machines that are not here, and what the verbs transport says of them."""
 
 import pathlib
+from typing import Any
 
 import pytest
 
-from jaxhet._inspect.nics import choose_gid, read_nics, roce_mtu
+from jaxhet import _config, _ffi
+from jaxhet._errors import TransportError, UsageError
+from jaxhet._inspect.nics import Choice, ask_transport, read_nics
 from jaxhet._inspect.report import Gid
-from tests.python.inspect.trees import Tree
+from tests.python.inspect.trees import Tree, chosen
 
 
 def test_no_nic_is_an_empty_list(tmp_path: pathlib.Path):
-    assert read_nics(tmp_path) == ()
+    assert read_nics(tmp_path, Choice(())) == ()
 
 
-def test_infiniband_uses_the_ports_own_gid(tmp_path: pathlib.Path):
+def test_infiniband_needs_no_gid(tmp_path: pathlib.Path):
     Tree(tmp_path).infiniband_host()
-    (nic,) = read_nics(tmp_path)
+    (nic,) = read_nics(tmp_path, chosen("mlx5_0", gid_index=None, reason="InfiniBand, by LID 7"))
     (port,) = nic.ports
     assert (nic.name, nic.pci, nic.numa_node) == ("mlx5_0", "0000:01:00.0", 0)
     assert (nic.model, nic.firmware, nic.problem) == ("MT_0000000838", "28.39.2048", "")
     assert nic.device_file == "/dev/infiniband/uverbs0"
     assert (port.number, port.state, port.physical_state) == (1, "ACTIVE", "LinkUp")
     assert (port.link_layer, port.rate) == ("InfiniBand", "400 Gb/sec (4X NDR)")
-    assert (port.gid_index, port.gid_reason) == (0, "InfiniBand: the port's own")
+    assert (port.gid_index, port.gid_reason, port.problem) == (None, "InfiniBand, by LID 7", "")
+    assert port.active_mtu == 4096
     assert [gid.address for gid in port.gids] == ["fe80::946d:ae03:aa:bbcc"]
 
 
-def test_infinibands_mtu_is_what_pyverbs_says(tmp_path: pathlib.Path):
-    Tree(tmp_path).infiniband_host()
-    assert read_nics(tmp_path)[0].ports[0].active_mtu is None
-    assert read_nics(tmp_path, "", {("mlx5_0", 1): 4096})[0].ports[0].active_mtu == 4096
-
-
-def test_roce_uses_v2_with_the_ipv4_address(tmp_path: pathlib.Path):
+def test_roce_shows_all_gids_and_the_transports_choice(tmp_path: pathlib.Path):
     Tree(tmp_path).roce_host()
-    (port,) = read_nics(tmp_path)[0].ports
+    (nic,) = read_nics(tmp_path, chosen("mlx5_0"))
+    (port,) = nic.ports
     assert [gid.index for gid in port.gids] == [0, 1, 2, 3, 4, 5]
     assert port.gids[5] == Gid(5, "::ffff:10.1.0.7", "RoCE v2", "ens1f0", True)
     assert (port.gid_index, port.gid_reason) == (5, "RoCE v2, IPv4, on ens1f0")
-    assert port.active_mtu == 4096
+    assert (port.active_mtu, port.problem, nic.problem) == (4096, "", "")
+
+
+@pytest.mark.parametrize(
+    ("route", "words"),
+    [
+        ("ens1f0", "RoCE v2, IPv4, on ens1f0, the way to the peer"),
+        ("eth0", "RoCE v2, IPv4, on ens1f0; the way to the peer is eth0"),
+    ],
+)
+def test_way_to_the_peer_is_said(tmp_path: pathlib.Path, route: str, words: str):
+    Tree(tmp_path).roce_host()
+    (nic,) = read_nics(tmp_path, chosen("mlx5_0"), route)
+    assert nic.ports[0].gid_reason == words
+
+
+def test_without_libibverbs_nothing_is_chosen(tmp_path: pathlib.Path):
+    Tree(tmp_path).roce_host()
+    (nic,) = read_nics(tmp_path, Choice((), "dlopen: libibverbs.so.1: cannot open"))
+    (port,) = nic.ports
+    assert (port.gid_index, port.active_mtu) == (None, None)
+    assert port.gid_reason == "not chosen: dlopen: libibverbs.so.1: cannot open"
+    assert (nic.problem, port.problem, len(port.gids)) == ("", "", 6)
+
+
+def test_port_that_is_left_out_says_why(tmp_path: pathlib.Path):
+    Tree(tmp_path).roce_host()
+    (nic,) = read_nics(tmp_path, chosen("mlx5_0", problem="not in JAXHET_VERBS_DEVICES"))
+    assert nic.ports[0].problem == "not in JAXHET_VERBS_DEVICES"
+    assert (nic.problem, nic.ports[0].gid_index) == ("", 5)
+
+
+def test_nic_that_libibverbs_does_not_know_is_said(tmp_path: pathlib.Path):
+    Tree(tmp_path).roce_host()
+    (nic,) = read_nics(tmp_path, chosen("mlx5_1"))
+    assert nic.problem.startswith("libibverbs does not know it: install its provider")
+
+
+def test_nic_that_cannot_be_opened_is_said(tmp_path: pathlib.Path):
+    Tree(tmp_path).roce_host()
+    closed = chosen("mlx5_0", port=0, gid_index=None, reason="", problem="ibv_open_device: EIO (5)")
+    (nic,) = read_nics(tmp_path, closed)
+    assert (nic.problem, nic.ports[0].gid_index) == ("ibv_open_device: EIO (5)", None)
+
+
+def test_transport_is_asked_with_the_options(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+
+    def nics(config: _config.Config) -> list[dict[str, Any]]:
+        asked.append((config.verbs_gid_index, config.verbs_devices))
+        raise TransportError("there is no RDMA NIC")
+
+    monkeypatch.setattr(_ffi, "nics", nics)
+    environ = {"JAXHET_VERBS_GID_INDEX": "3", "JAXHET_VERBS_DEVICES": "mlx5_0"}
+    choice = ask_transport(_config.resolve({}, environ))
+    assert asked == [(3, ("mlx5_0",))]
+    assert choice == Choice((), "there is no RDMA NIC")
+
+
+def test_options_of_the_transport_are_checked():
+    config = _config.resolve({"verbs_service_level": 99})
+    with pytest.raises(UsageError, match="verbs_service_level"):
+        ask_transport(config)
 
 
 def test_device_file_that_a_container_lacks_is_said(tmp_path: pathlib.Path):
     Tree(tmp_path).roce_host()
     (tmp_path / "dev/infiniband/uverbs0").unlink()
-    assert read_nics(tmp_path)[0].problem == (
+    assert read_nics(tmp_path, Choice(()))[0].problem == (
         "/dev/infiniband/uverbs0 is not here; a container needs --device=/dev/infiniband"
     )
 
@@ -52,76 +113,25 @@ def test_device_file_that_a_container_lacks_is_said(tmp_path: pathlib.Path):
 def test_nic_without_uverbs_is_said(tmp_path: pathlib.Path):
     Tree(tmp_path).roce_host()
     (tmp_path / "sys/class/infiniband_verbs/uverbs0/ibdev").unlink()
-    assert "load its module ib_uverbs" in read_nics(tmp_path)[0].problem
+    assert "load its module ib_uverbs" in read_nics(tmp_path, Choice(()))[0].problem
 
 
 def test_pci_address_of_a_device_below_the_pci_one(tmp_path: pathlib.Path):
     Tree(tmp_path).nic("rdma0", below="/auxiliary.roce.0")
-    assert read_nics(tmp_path)[0].pci == "0000:01:00.0"
+    assert read_nics(tmp_path, Choice(()))[0].pci == "0000:01:00.0"
 
 
 def test_iwarp_is_not_roce(tmp_path: pathlib.Path):
     tree = Tree(tmp_path)
     tree.nic("cxgb4_0")
     tree.file("sys/class/infiniband/cxgb4_0/node_type", "4: RNIC")
-    assert read_nics(tmp_path)[0].problem.startswith("it is an iWARP NIC")
+    assert read_nics(tmp_path, Choice(()))[0].problem.startswith("it is an iWARP NIC")
 
 
-def test_other_link_layer_is_said():
-    gid = Gid(0, "fe80::1", "IB/RoCE v1", "", False)
-    assert choose_gid("Unspecified", [gid]) == (
-        None,
-        "its link layer is Unspecified; jaxhet uses InfiniBand and RoCE",
-    )
-
-
-def test_soft_roce_skips_the_link_local_gid(tmp_path: pathlib.Path):
+def test_soft_roce_is_in_software(tmp_path: pathlib.Path):
     Tree(tmp_path).soft_roce_host()
-    (nic,) = read_nics(tmp_path)
+    (nic,) = read_nics(tmp_path, chosen("rxe0", gid_index=1))
     assert (nic.pci, nic.numa_node, nic.model, nic.problem) == ("", -1, "rxe", "")
     (port,) = nic.ports
-    assert (port.state, port.rate, port.active_mtu) == ("ACTIVE", "2.5 Gb/sec (1X SDR)", 4096)
-    assert (port.gid_index, port.gid_reason) == (1, "RoCE v2, IPv4, on dummy")
-
-
-def test_port_without_an_address_says_what_to_do(tmp_path: pathlib.Path):
-    tree = Tree(tmp_path)
-    tree.nic("mlx5_0")
-    tree.port("mlx5_0", "Ethernet")
-    (port,) = read_nics(tmp_path)[0].ports
-    assert port.gid_reason.startswith("the port has no GID; bring its network device up")
-
-
-V1 = Gid(0, "::ffff:10.1.0.7", "IB/RoCE v1", "a", True)
-LOCAL = Gid(1, "fe80::1", "RoCE v2", "a", True)
-V6 = Gid(2, "2001:db8::1", "RoCE v2", "a", True)
-V4 = Gid(3, "::ffff:10.1.0.7", "RoCE v2", "a", True)
-LATER = Gid(4, "::ffff:10.5.0.7", "RoCE v2", "a.5", True)
-DOWN = Gid(5, "::ffff:10.1.0.8", "RoCE v2", "b", False)
-ELSEWHERE = Gid(6, "::ffff:10.1.0.9", "RoCE v2", "", False)
-
-
-@pytest.mark.parametrize(
-    ("gids", "route", "index", "reason"),
-    [
-        ([V1], "", None, "no GID can be used: 0 is RoCE v1, which is not routed; give"),
-        ([V1, LOCAL], "", None, "; 1 is link-local; give the port's network device an IPv4"),
-        ([DOWN], "", None, "5 is on b, which is down"),
-        ([ELSEWHERE], "", None, "6 has no network device here (another network namespace?)"),
-        ([V1, LOCAL, V6], "", 2, "RoCE v2, global IPv6, on a"),
-        ([V1, LOCAL, V6, V4, LATER, DOWN], "", 3, "RoCE v2, IPv4, on a"),
-        ([V6, V4], "a", 3, "RoCE v2, IPv4, on a, the way to the peer"),
-        ([V6, V4], "b", 3, "RoCE v2, IPv4, on a; the way to the peer is b"),
-    ],
-)
-def test_choice_of_a_gid(gids: list[Gid], route: str, index: int | None, reason: str):
-    found, why = choose_gid("Ethernet", gids, route)
-    assert found == index
-    assert reason in why
-
-
-@pytest.mark.parametrize(
-    ("netdev", "roce"), [(9000, 4096), (4192, 4096), (4191, 2048), (1500, 1024), (300, None)]
-)
-def test_mtu_leaves_room_for_headers(netdev: int, roce: int | None):
-    assert roce_mtu(netdev) == roce
+    assert (port.state, port.rate) == ("ACTIVE", "2.5 Gb/sec (1X SDR)")
+    assert [gid.address for gid in port.gids] == ["fe80::c8fe:87ff:fef5:845a", "::ffff:10.77.0.1"]

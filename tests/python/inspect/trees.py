@@ -4,6 +4,9 @@ The contents are as kernels write them.
 """
 
 import pathlib
+from typing import Any
+
+from jaxhet._inspect.nics import Choice
 
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 ROUTES = """\
@@ -18,6 +21,13 @@ Limit                     Soft Limit           Hard Limit           Units
 Max processes             95893                95893                processes
 Max locked memory         {soft:<20} unlimited            bytes
 """
+
+
+def chosen(nic: str, **changes: Any) -> Choice:
+    """What the verbs transport says of port 1 of `roce_host`'s NIC, or of one that is like it."""
+    port = {"device": nic, "port": 1, "gbps": 400.0, "mtu": 4096, "gid_index": 5}
+    port |= {"reason": "RoCE v2, IPv4, on ens1f0", "problem": ""}
+    return Choice((port | changes,))
 
 
 class Tree:

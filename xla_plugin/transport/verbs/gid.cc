@@ -141,6 +141,13 @@ GidEntry ChooseGid(std::span<const GidEntry> table, int wanted) {
   Throw(ErrorCode::kTransport, "no GID can be used: ", Describe(table), kAdvice);
 }
 
+std::string ReasonFor(const GidEntry& chosen, int wanted) {
+  const char* const problem = Problem(chosen);
+  return StrCat(wanted >= 0 ? "JAXHET_VERBS_GID_INDEX: " : "", NameOf(chosen.type), ", ",
+                IsIpv4(chosen.gid) ? "IPv4" : "IPv6", chosen.netdev.empty() ? "" : ", on ",
+                chosen.netdev, problem == nullptr ? "" : "; ", problem == nullptr ? "" : problem);
+}
+
 std::vector<GidEntry> ReadGidTable(const std::string& device_folder, int port,
                                    const std::string& net_folder) {
   const std::filesystem::path folder =

@@ -31,6 +31,9 @@ bool IsIpv4(const ibv::Gid& gid);
 // which lists the table, if there is none or the wanted one is empty.
 GidEntry ChooseGid(std::span<const GidEntry> table, int wanted);
 
+// Why ChooseGid() has chosen `chosen`.
+std::string ReasonFor(const GidEntry& chosen, int wanted);
+
 inline constexpr const char* kNetFolder = "/sys/class/net";
 
 bool NetdevIsUp(const std::string& netdev, const std::string& net_folder = kNetFolder);

@@ -102,10 +102,13 @@ NicInfo Describe(const Context& context, int port, const Options& options) {
     if (attr.state != ibv::kPortActive) {
       info.problem = StrCat("the port is ", StateName(attr.state), "; check cable and switch");
     } else if (!info.is_infiniband) {
-      const auto table = GidTable(context, port, attr.gid_tbl_len);
-      info.gid = ChooseGid(table, static_cast<int>(options.gid_index));
+      const auto wanted = static_cast<int>(options.gid_index);
+      info.gid = ChooseGid(GidTable(context, port, attr.gid_tbl_len), wanted);
+      info.reason = ReasonFor(info.gid, wanted);
     } else if (attr.lid == 0) {
       info.problem = "the port has no LID; check the subnet manager";
+    } else {
+      info.reason = StrCat("InfiniBand, by LID ", attr.lid);
     }
   } catch (const Error& error) {
     info.problem = error.text();
@@ -178,7 +181,15 @@ std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options) {
     }
   }
   std::ranges::sort(nics, ComesBefore);
+  Select(nics, options.devices);
   return nics;
+}
+
+std::vector<NicInfo> DescribeNics(const Options& options) {
+  const VerbsApi api = LoadVerbs();
+  std::vector<NicInfo> infos;
+  for (const OpenNic& nic : ListNics(api, options)) infos.push_back(nic.info);
+  return infos;
 }
 
 void Select(std::span<OpenNic> nics, std::string_view devices) {
@@ -210,10 +221,8 @@ std::span<const std::shared_ptr<Nic>> Nics::Usable() {
 
 void Nics::Open() {
   const auto api = std::make_shared<const VerbsApi>(LoadVerbs());
-  std::vector<OpenNic> nics = ListNics(*api, options_);
-  Select(nics, options_.devices);
   std::string problems;
-  for (auto& [info, context] : nics) {
+  for (const auto& [info, context] : ListNics(*api, options_)) {
     if (info.problem.empty()) {
       usable_.push_back(std::make_shared<Nic>(api, info, context));
     } else {

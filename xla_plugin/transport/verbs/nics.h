@@ -29,6 +29,7 @@ struct NicInfo {
   uint16_t lid = 0;
   int numa_node = -1;  // -1: unknown
   GidEntry gid;        // RoCE: the one to use
+  std::string reason;  // why this one; how InfiniBand is addressed; empty: not known
   std::string problem;
 };
 
@@ -74,8 +75,12 @@ struct OpenNic {
   std::shared_ptr<Context> context;
 };
 
-// Every port of every device. Throws TransportError if there is no device.
+// Every port of every device; `problem` says why the transport leaves one out. Throws
+// TransportError if there is no device.
 std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options);
+
+// The same, closed again. Throws TransportError if there is no libibverbs, too.
+std::vector<NicInfo> DescribeNics(const Options& options);
 
 // Marks what the options leave out, and ports that are much slower than the fastest.
 void Select(std::span<OpenNic> nics, std::string_view devices);
