@@ -14,6 +14,9 @@ from jaxhet._jit import block_until_ready as block_until_ready
 from jaxhet._jit import jit as jit
 from jaxhet._jit import last_error as last_error
 from jaxhet._mesh import make_mesh as make_mesh
+from jaxhet._paths import PeerPath as PeerPath
+from jaxhet._paths import Refusal as Refusal
+from jaxhet._paths import paths as paths
 from jaxhet._plan import LinkTime as LinkTime
 from jaxhet._plan import PlannedExchange as PlannedExchange
 from jaxhet._plan import PlanReport as PlanReport

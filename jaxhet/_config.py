@@ -77,6 +77,20 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "transports", _names, TRANSPORTS, "transports that may be used", TRANSPORTS, agreed=True
     ),
+    Option(
+        "qualification",
+        str,
+        None,
+        "report of `jaxhet doctor --qualify` that the job goes by: hosts use what it proves",
+    ),
+    Option(
+        "unproven",
+        str,
+        "refuse",
+        "transports that the qualification has not proven; what failed there is never used",
+        ("refuse", "allow"),
+        agreed=True,
+    ),
     Option("tcp_sockets", int, 2, "data sockets per peer process", minimum=1, agreed=True),
     Option(
         "ring_sockets",

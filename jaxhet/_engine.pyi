@@ -26,8 +26,12 @@ class Engine:
         same_host: bool,
         transports: Sequence[str],
         ring_transports: Sequence[str],
+        refused: Mapping[str, str],
     ) -> None:
-        """Owns the sockets from now on, also when it raises. Before `start`."""
+        """Owns the sockets from now on, also when it raises. Before `start`.
+
+        refused: of `transports`, and why.
+        """
 
     def start(self, timeout_ms: int) -> None:
         """Agrees with all peers on transports; then the progress thread runs."""

@@ -3,6 +3,7 @@
 import itertools
 import pathlib
 import socket
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -37,9 +38,19 @@ class Engine:
 
     @classmethod
     def start(
-        cls, config: Config, members: Sequence[Claim], sockets: Mapping[int, PeerSockets]
+        cls,
+        config: Config,
+        members: Sequence[Claim],
+        sockets: Mapping[int, PeerSockets],
+        refused: Mapping[int, Mapping[str, str]] = types.MappingProxyType({}),
     ) -> Self:
         """Starts an engine on authenticated sockets, which it owns from then on.
+
+        Args:
+          config: The options.
+          members: All processes.
+          sockets: To each other one.
+          refused: Transports to each other one that are not to be used, and why.
 
         Raises:
           TransportError: no transport works to some peer; the text has the reason of each.
@@ -49,15 +60,19 @@ class Engine:
         try:
             for process, peer in sockets.items():
                 claim = members[process]
+                same_host = claim.host_id == mine.host_id
+                reasons = refused.get(process, {})
                 engine._engine.add_peer(
                     process=process,
                     description=f"{claim.island}, pid {claim.pid} on {claim.host}",
                     control_fd=peer.control.detach(),
                     data_fds=[sock.detach() for sock in peer.data],
-                    same_host=claim.host_id == mine.host_id,
+                    same_host=same_host,
                     # Where bytes go between devices, processes only talk.
                     transports=[t for t in config.transports if t in TRANSPORTS] or ["tcp"],
-                    ring_transports=list(config.transports),
+                    # What was refused between two processes of one host may work between GPUs.
+                    ring_transports=[t for t in config.transports if same_host or t not in reasons],
+                    refused=reasons,
                 )
             engine._engine.start(round(config.connect_timeout_s * 1000))
         except RuntimeError as error:

@@ -24,6 +24,7 @@ from jaxhet import (
     _islands,
     _jax_compat,
     _memory,
+    _qualification,
     _session,
 )
 from jaxhet._config import Config
@@ -262,6 +263,7 @@ def make_claim(config: Config, address: str) -> Claim:
 def _start_engine(
     config: Config, listener: _bootstrap.Listener, membership: Membership
 ) -> _ffi.Engine:
+    refused = _qualification.refusals(config, membership.members)
     sockets = _bootstrap.connect_peers(
         listener,
         membership.members,
@@ -269,7 +271,7 @@ def _start_engine(
         config.connect_timeout_s,
         membership.check,
     )
-    return _ffi.Engine.start(config, membership.members, sockets)
+    return _ffi.Engine.start(config, membership.members, sockets, refused)
 
 
 def _start_jax(

@@ -17,7 +17,8 @@ from jaxhet._bootstrap import PeerSockets
 from jaxhet._config import Config
 from jaxhet._coordinator import Claim
 from jaxhet._errors import JaxhetError
-from jaxhet._inspect.report import Path, Refusal
+from jaxhet._inspect.report import Path
+from jaxhet._paths import Refusal
 
 _START_TIMEOUT_S = 60.0  # for the child to import JAX
 _CLOSE_TIMEOUT_MS = 5000

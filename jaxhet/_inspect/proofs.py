@@ -4,9 +4,11 @@ The JSON object is a `Qualification`; the rules are those of `report.py`.
 """
 
 import dataclasses
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any, Literal, Self
 
 SCHEMA = 1
+_STATES = ("failed", "refused", "proven")  # worst first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +39,30 @@ class Proof:
         and it does not work.
       reason: What each side said, if it is not proven.
       swaps: As measured by the lower one of the two processes.
+      link_gb_per_s: The rate of the link below, each way, in 1e9 B/s: that of the slower end, as
+        far as they know theirs; None if neither does, and within a host.
     """
 
     transport: str
     state: Literal["proven", "refused", "failed"]
     reason: str
     swaps: tuple[Swap, ...]
+    link_gb_per_s: float | None = None
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """What `dataclasses.asdict` made of one."""
+        return cls(**{**fields, "swaps": tuple(Swap(**swap) for swap in fields["swaps"])})
+
+
+def worst(proofs: Iterable[Proof]) -> Proof:
+    """The first of those in the worst state."""
+    return min(proofs, key=lambda proof: _STATES.index(proof.state))
 
 
 @dataclasses.dataclass(frozen=True)
 class PairProof:
-    """Two processes.
+    """Two processes; or one process of a host that has no other one, and itself.
 
     Attributes:
       processes: Their ids.
@@ -61,6 +76,14 @@ class PairProof:
     same_host: bool
     proofs: tuple[Proof, ...]
 
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """What `dataclasses.asdict` made of one."""
+        low, high = fields["processes"]
+        one, other = fields["hosts"]
+        proofs = tuple(Proof.from_json(proof) for proof in fields["proofs"])
+        return cls((low, high), (one, other), fields["same_host"], proofs)
+
 
 @dataclasses.dataclass(frozen=True)
 class Qualification:
@@ -70,14 +93,21 @@ class Qualification:
       schema: `SCHEMA`; changes when a field goes or means something else.
       ok: Every pair has a proven transport, and none failed.
       versions: Of jax, jaxlib and jaxhet, the same everywhere.
+      written: When, as process 0's clock had it: 2026-07-31 09:30 UTC.
       pairs: All pairs of processes.
     """
 
     schema: int
     ok: bool
     versions: dict[str, str]
+    written: str
     pairs: tuple[PairProof, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As what `json.dumps` takes."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """What `to_json` returned."""
+        return cls(**{**value, "pairs": tuple(PairProof.from_json(p) for p in value["pairs"])})

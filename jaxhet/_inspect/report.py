@@ -7,6 +7,8 @@ None. `SCHEMA` changes when a field goes or means something else, not when one i
 import dataclasses
 from typing import Any, Literal
 
+from jaxhet._paths import Refusal
+
 SCHEMA = 1
 
 
@@ -261,19 +263,6 @@ class Host:
     transparent_huge_pages: str
     shared_huge_pages: str
     huge_pages: tuple[HugePages, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """A transport that a pair can't take.
-
-    Attributes:
-      transport: Its name.
-      reason: What the engine said.
-    """
-
-    transport: str
-    reason: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxhet._inspect.proofs import Qualification
+from jaxhet._inspect.proofs import Qualification, Swap
 from jaxhet._inspect.report import Host, Nic, Part, Report, Software, Vendor
 
 _COLOURS = {"error": "bold red", "warning": "yellow"}
@@ -41,7 +41,7 @@ def show(report: Report, console: Console) -> None:
 def show_proofs(found: Qualification, console: Console) -> None:
     """Prints what was proven, a line for each size."""
     table = Table(box=None, pad_edge=False)
-    for title in ("processes", "transport", "bytes", "p50 us", "GB/s each way"):
+    for title in ("processes", "transport", "bytes", "p50 us", "GB/s each way", "of link"):
         table.add_column(title, justify="left" if title in ("processes", "transport") else "right")
     unproven = []
     for pair in found.pairs:
@@ -51,7 +51,7 @@ def show_proofs(found: Qualification, console: Console) -> None:
                 unproven.append(f"{where}: {proof.transport} {proof.state}: {proof.reason}")
             for swap in proof.swaps:
                 figures = (f"{swap.num_bytes}", f"{swap.p50_us:.0f}", f"{swap.gb_per_s:.3g}")
-                table.add_row(where, proof.transport, *figures)
+                table.add_row(where, proof.transport, *figures, _of_link(swap, proof.link_gb_per_s))
     console.print(table)
     for line in unproven:
         console.print(Text(line, "yellow"))
@@ -61,6 +61,10 @@ def show_proofs(found: Qualification, console: Console) -> None:
         else "error: a pair has no proven transport, or one failed"
     )
     console.print(Text(verdict, "green" if found.ok else "bold red"))
+
+
+def _of_link(swap: Swap, link_gb_per_s: float | None) -> str:
+    return "unknown" if link_gb_per_s is None else f"{swap.gb_per_s / link_gb_per_s:.0%}"
 
 
 def _section(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:

@@ -1,14 +1,16 @@
 """`jaxhet doctor --qualify`: jobs in which all is well, and jobs in which it is not."""
 
+import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 from typing import Any
 
 from jaxhet import _ffi
-from jaxhet._inspect.proofs import Proof
+from jaxhet._inspect.proofs import SCHEMA, PairProof, Proof, Qualification
 from jaxhet._inspect.qualify import SIZES, merge
 from tests.support.jobs import ROOT
 from tests.support.scripts import Ended, job, run
@@ -81,7 +83,11 @@ _initialize.make_claim = lambda *a: dataclasses.replace(make_claim(*a), host_id=
 """
     ended, found = _qualify(tmp_path, change)
     assert [e.code for e in ended] == [0, 0], ended
-    (pair,) = found["pairs"]
+    *loopbacks, pair = found["pairs"]
+    assert [loopback["processes"] for loopback in loopbacks] == [[0, 0], [1, 1]]
+    for loopback in loopbacks:
+        assert loopback["same_host"]
+        assert {p["transport"]: p["state"] for p in loopback["proofs"]}["shm_ring"] == "proven"
     assert not pair["same_host"]
     proofs = {proof["transport"]: proof for proof in pair["proofs"]}
     assert proofs["tcp"]["state"] == "proven"
@@ -118,9 +124,72 @@ def test_proof_is_the_worst_of_both_sides():
     good = Proof("tcp", "proven", "", ())
     refused = Proof("tcp", "refused", "no", ())
     failed = Proof("tcp", "failed", "lost", ())
+    slow, fast = (Proof("tcp", "proven", "", (), link_gb_per_s=rate) for rate in (1.25, 12.5))
     assert merge(good, good, (0, 1)) == good
     assert merge(refused, refused, (0, 1)) == refused
+    assert merge(fast, slow, (0, 1)) == slow
+    assert merge(good, slow, (0, 1)) == slow
     assert merge(good, refused, (0, 1)) == Proof("tcp", "refused", "process 1: no", ())
     assert merge(failed, refused, (2, 5)) == Proof(
         "tcp", "failed", "process 2: lost; process 5: no", ()
     )
+
+
+# Prints what this process has taken, and why not what is better.
+JOINED = """
+import dataclasses, json, jaxhet
+jaxhet.initialize()
+print(json.dumps([dataclasses.asdict(path) for path in jaxhet.paths()]))
+jaxhet.shutdown()
+"""
+
+
+def _report(folder: pathlib.Path, **states: Any) -> str:
+    """One that says of two processes of this host what each transport did."""
+    proofs = tuple(Proof(name, state, "", ()) for name, state in states.items())
+    pair = PairProof((0, 1), (platform.node(), platform.node()), True, proofs)
+    versions = {"jaxhet": importlib.metadata.version("jaxhet")}
+    path = folder / "report.json"
+    report = Qualification(SCHEMA, True, versions, "2026-07-31 09:30 UTC", (pair,))
+    path.write_text(json.dumps(report.to_json()))
+    return str(path)
+
+
+def _paths(report: str, unproven: str) -> list[tuple[str, dict[str, str]]]:
+    """Of each process of a job of two: its transport; others, and why they were refused."""
+    ended = run(JOINED, *job(JAXHET_QUALIFICATION=report, JAXHET_UNPROVEN=unproven))
+    assert [e.code for e in ended] == [0, 0], ended
+    found = [json.loads(e.text.splitlines()[-1])[0] for e in ended]
+    return [(p["transport"], {r["transport"]: r["reason"] for r in p["refused"]}) for p in found]
+
+
+def test_job_takes_what_its_report_proves(tmp_path: pathlib.Path):
+    path = _report(tmp_path, tcp="proven", shm="failed", shm_ring="refused")
+    where = f"not proven by {path} (written 2026-07-31 09:30 UTC): "
+    for transport, refused in _paths(path, "refuse"):
+        assert transport == "tcp"
+        assert refused["shm"] == where + "failed: "
+        assert refused["verbs"] == where + "refused: it was not tried"
+
+
+def test_unproven_transports_may_be_allowed(tmp_path: pathlib.Path):
+    path = _report(tmp_path, tcp="proven", shm="failed")
+    for transport, refused in _paths(path, "allow"):
+        assert transport == "shm_ring"  # not tried, but allowed
+        assert f"not proven by {path}" in refused["shm"]
+
+
+def test_job_of_which_nothing_is_proven_does_not_start(tmp_path: pathlib.Path):
+    path = _report(tmp_path, tcp="failed")
+    for ended in run(JOINED, *job(JAXHET_QUALIFICATION=path)):
+        assert ended.code == 1
+        assert "no transport reaches it" in ended.text
+        assert f"tcp: not proven by {path}" in ended.text
+
+
+def test_report_that_one_process_lacks_ends_the_job(tmp_path: pathlib.Path):
+    first, second = job(JAXHET_QUALIFICATION=_report(tmp_path, tcp="proven"))
+    second["JAXHET_QUALIFICATION"] = str(tmp_path / "absent.json")
+    for ended in run(JOINED, first, second):
+        assert ended.code == 1
+        assert "No such file or directory; process 0 has written it" in ended.text

@@ -59,6 +59,7 @@ void Core::AddPeer(PeerSpec spec) {
   introductions_.push_back({.peer = &place->second,
                             .blame = Where(spec.process),
                             .allowed = std::move(spec.transports),
+                            .refused = std::move(spec.refused),
                             .same_host = spec.same_host,
                             .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
                             .page = &page_,

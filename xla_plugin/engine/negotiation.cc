@@ -39,6 +39,8 @@ Candidates OpenCandidates(Introduction& introduction) {
       if (std::ranges::find(introduction.allowed, transport.name) == introduction.allowed.end()) {
         Throw(ErrorCode::kTransport, "not allowed by the options");
       }
+      const auto refused = introduction.refused.find(candidate.name);
+      if (refused != introduction.refused.end()) Throw(ErrorCode::kTransport, refused->second);
       candidate.connection = transport.open(setup, *introduction.peer);
       candidate.text = candidate.connection->Offer();
     } catch (const Error& error) {

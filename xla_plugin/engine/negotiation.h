@@ -1,7 +1,10 @@
 #ifndef XLA_PLUGIN_ENGINE_NEGOTIATION_H_
 #define XLA_PLUGIN_ENGINE_NEGOTIATION_H_
 
+#include <map>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "xla_plugin/engine/peer.h"
 
@@ -9,8 +12,9 @@ namespace jaxhet {
 
 struct Introduction {
   Peer* peer;
-  std::string blame;                 // how an error about the peer begins
-  std::vector<std::string> allowed;  // transports
+  std::string blame;                           // how an error about the peer begins
+  std::vector<std::string> allowed;            // transports
+  std::map<std::string, std::string> refused;  // of these, and why
   bool same_host;
   size_t chunk_bytes;
   const SharedPage* page;  // ours

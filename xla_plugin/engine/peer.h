@@ -24,6 +24,8 @@ struct PeerSpec {
   bool same_host = false;
   std::vector<std::string> transports;       // those allowed, between processes
   std::vector<std::string> ring_transports;  // and between devices
+  // Of those between processes, and why.
+  std::map<std::string, std::string> refused = {};
 };
 
 struct Refusal {

@@ -140,7 +140,8 @@ class RingSetUp {
       try {
         if (transport.name != "local" &&
             std::ranges::count(incoming.source->allowed, transport.name) == 0) {
-          Throw(ErrorCode::kTransport, "not allowed (option transports)");
+          Throw(ErrorCode::kTransport,
+                "not allowed (option transports) or not proven (option qualification)");
         }
         auto [end, offer] = transport.make(SetupFor(*incoming.rank, *incoming.source, true));
         incoming.ring = NewRing(std::move(end), transport.name);

@@ -49,14 +49,15 @@ std::shared_ptr<Engine> MakeEngine(int64_t session, int process, int num_process
 
 void AddPeer(Engine& engine, int process, std::string description, int control_fd,
              const std::vector<int>& data_fds, bool same_host, std::vector<std::string> transports,
-             std::vector<std::string> ring_transports) {
+             std::vector<std::string> ring_transports, std::map<std::string, std::string> refused) {
   PeerSpec spec{.process = process,
                 .description = std::move(description),
                 .control = Fd(control_fd),
                 .data = {},
                 .same_host = same_host,
                 .transports = std::move(transports),
-                .ring_transports = std::move(ring_transports)};
+                .ring_transports = std::move(ring_transports),
+                .refused = std::move(refused)};
   for (const int fd : data_fds) spec.data.emplace_back(fd);
   engine.AddPeer(std::move(spec));
 }
@@ -206,7 +207,8 @@ NB_MODULE(_engine, m) {
            nb::arg("num_processes"), nb::arg("options"))
       .def("add_peer", &jaxhet::AddPeer, nb::arg("process"), nb::arg("description"),
            nb::arg("control_fd"), nb::arg("data_fds"), nb::arg("same_host"), nb::arg("transports"),
-           nb::arg("ring_transports"), "Owns the sockets from now on, also when it raises.")
+           nb::arg("ring_transports"), nb::arg("refused"),
+           "Owns the sockets from now on, also when it raises.")
       .def(
           "start",
           [](Engine& engine, int64_t timeout_ms) { engine.Connect(milliseconds(timeout_ms)); },

@@ -17,6 +17,7 @@ from jaxhet import _ffi
 from jaxhet._inspect import peer, proofs, report, software
 from jaxhet._inspect.gpus import read_vendors
 from jaxhet._inspect.paths import try_paths
+from jaxhet._paths import Refusal
 from tests.support.jobs import ROOT
 
 # What schema 1 has promised: a field that goes, or means something else, is another schema.
@@ -41,9 +42,9 @@ SCHEMA_1 = {
     "Report": "schema ok findings software vendors nics distances host paths"
     " device_transports peer",
     "Swap": "num_bytes repeats p50_us gb_per_s",
-    "Proof": "transport state reason swaps",
+    "Proof": "transport state reason swaps link_gb_per_s",
     "PairProof": "processes hosts same_host proofs",
-    "Qualification": "schema ok versions pairs",
+    "Qualification": "schema ok versions written pairs",
 }
 
 
@@ -125,7 +126,7 @@ def test_paths_are_what_two_engines_agree_on(monkeypatch: pytest.MonkeyPatch):
         "verbs": "not allowed by the options",
     }
     assert same_host.transport in ("shm", "tcp")  # shm needs leave to read another process
-    assert report.Refusal("shm_ring", "not allowed by the options") in same_host.refused
+    assert Refusal("shm_ring", "not allowed by the options") in same_host.refused
 
 
 def test_no_path_says_what_each_transport_said(monkeypatch: pytest.MonkeyPatch):

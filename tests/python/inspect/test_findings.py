@@ -11,6 +11,7 @@ from rich.console import Console
 from jaxhet._inspect import findings, text
 from jaxhet._inspect.host import read_host
 from jaxhet._inspect.nics import read_nics
+from jaxhet._inspect.proofs import PairProof, Proof, Qualification, Swap
 from jaxhet._inspect.report import (
     SCHEMA,
     Finding,
@@ -20,11 +21,11 @@ from jaxhet._inspect.report import (
     Path,
     Peer,
     Plugin,
-    Refusal,
     Report,
     Software,
     Vendor,
 )
+from jaxhet._paths import Refusal
 from tests.python.inspect.trees import LIMITS, Tree, chosen
 
 THERE = Part(True, "there")
@@ -204,6 +205,27 @@ def test_gpu_that_no_nic_reaches_is_said(tmp_path: pathlib.Path):
     found = _find(tmp_path, vendors=(vendor,), software=_with(PLUGIN), paths=VERBS)
     assert "no NIC can reach the memory of cuda:0" in _only(found, "warning")
     assert "nvidia_peermem is not loaded" in found[0].text
+
+
+def test_proofs_are_compared_with_the_link():
+    swaps = (Swap(1 << 20, 40, 95.3, 11.0),)
+    proofs = (
+        Proof("verbs", "proven", "", swaps, 12.5),
+        Proof("tcp", "proven", "", swaps),
+        Proof("shm", "refused", "the processes are on different hosts", ()),
+    )
+    pair = PairProof((0, 1), ("nv0", "amd0"), False, proofs)
+    out = io.StringIO()
+    found = Qualification(1, True, {}, "2026-07-31 09:30 UTC", (pair,))
+    text.show_proofs(found, Console(file=out, width=120, highlight=False))
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert lines == [
+        "processes transport bytes p50 us GB/s each way of link",
+        "0, 1: nv0, amd0 verbs 1048576 95 11 88%",
+        "0, 1: nv0, amd0 tcp 1048576 95 11 unknown",
+        "0, 1: nv0, amd0: shm refused: the processes are on different hosts",
+        "ok: every pair has a proven transport",
+    ]
 
 
 def test_text_shows_everything_and_findings_last(tmp_path: pathlib.Path):

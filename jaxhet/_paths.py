@@ -1,0 +1,50 @@
+"""Which transport the job has taken to each peer, and why not another one."""
+
+import dataclasses
+
+from jaxhet import _session
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A transport that a pair can't take.
+
+    Attributes:
+      transport: Its name.
+      reason: What the engine said.
+    """
+
+    transport: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerPath:
+    """The path between this process and another one, for host memory.
+
+    Attributes:
+      process: The other one's JAX process index.
+      transport: Its name.
+      refused: Those that the pair can't take.
+    """
+
+    process: int
+    transport: str
+    refused: tuple[Refusal, ...]
+
+
+def paths() -> tuple[PeerPath, ...]:
+    """The paths to all other processes; none in a job of one island.
+
+    Raises:
+      UsageError: `jaxhet.initialize` was not called.
+    """
+    session = _session.required()
+    if session.engine is None:
+        return ()
+    found = []
+    for process in sorted(p for island in session.islands for p in island.processes):
+        if process != session.process:
+            transport, refused = session.engine.path_to(process)
+            found.append(PeerPath(process, transport, tuple(Refusal(*pair) for pair in refused)))
+    return tuple(found)

@@ -1,0 +1,86 @@
+"""What the report of `jaxhet doctor --qualify` lets a job use."""
+
+import importlib.metadata
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from jaxhet import _ffi
+from jaxhet._config import Config
+from jaxhet._coordinator import Claim
+from jaxhet._errors import UsageError
+from jaxhet._inspect.proofs import SCHEMA, Proof, Qualification, worst
+
+
+def refusals(config: Config, members: Sequence[Claim]) -> dict[int, dict[str, str]]:
+    """Of each other process, the transports that the report does not let us take, and why.
+
+    {} if the job goes by no report.
+
+    Raises:
+      UsageError: there is no report of that name, or it is not one to go by.
+    """
+    if not config.qualification:
+        return {}
+    report = read(config.qualification)
+    own = members[config.process_id]
+    where = f"not proven by {config.qualification} (written {report.written})"
+    return {
+        peer.process: {
+            transport: f"{where}: {reason}"
+            for transport in _ffi.TRANSPORTS
+            if (reason := refusal(report, own, peer, transport, config.unproven == "allow"))
+        }
+        for peer in members
+        if peer is not own
+    }
+
+
+def read(path: str) -> Qualification:
+    """The report.
+
+    Raises:
+      UsageError: it is not there, is cut, or is of another schema or version of jaxhet.
+    """
+    try:
+        value = json.loads(pathlib.Path(path).read_text())
+        problem = _problem(value)
+        if not problem:
+            return Qualification.from_json(value)
+    except OSError as error:
+        problem = f"{error.strerror}; process 0 has written it, and every host needs a copy"
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"it is cut, or was changed ({error})"
+    raise UsageError(
+        f"the job can't go by the qualification {path}: {problem}; run `jaxhet doctor --qualify"
+        f" --report {path}` on all hosts, or unset JAXHET_QUALIFICATION"
+    )
+
+
+def _problem(value: Any) -> str:
+    """Why a JSON value is not a report of this version of jaxhet, or ""."""
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if schema != SCHEMA:
+        return f"its schema is {schema}, not {SCHEMA}"
+    ours, theirs = importlib.metadata.version("jaxhet"), value["versions"]["jaxhet"]
+    return "" if theirs == ours else f"jaxhet {theirs} has written it, and this is {ours}"
+
+
+def refusal(
+    report: Qualification, one: Claim, other: Claim, transport: str, allow_unproven: bool
+) -> str:
+    """Why a transport can't be taken between two processes, or "". Pure."""
+    hosts = sorted((one.host, other.host))
+    same_host = one.host_id == other.host_id
+    pairs = [
+        pair for pair in report.pairs if (sorted(pair.hosts), pair.same_host) == (hosts, same_host)
+    ]
+    proofs = [proof for pair in pairs for proof in pair.proofs if proof.transport == transport]
+    proof = worst(proofs) if proofs else Proof(transport, "refused", "it was not tried", ())
+    if proof.state == "proven" or (allow_unproven and proof.state == "refused"):
+        return ""
+    if not pairs:
+        pair = "two processes of " + hosts[0] if same_host else " and ".join(hosts)
+        return f"nothing was tried between {pair}; qualify all hosts, or set JAXHET_UNPROVEN=allow"
+    return f"{proof.state}: {proof.reason}"

@@ -1,0 +1,152 @@
+"""What a job may use by the report of `jaxhet doctor --qualify`, and the words where it may not."""
+
+import dataclasses
+import importlib.metadata
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from jaxhet import _config, _ffi, _initialize
+from jaxhet._coordinator import Claim
+from jaxhet._errors import UsageError
+from jaxhet._inspect.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
+from jaxhet._qualification import read, refusal, refusals
+
+VERSIONS = {"jaxhet": importlib.metadata.version("jaxhet")}
+SHM = Proof("shm", "refused", "process_vm_readv: EPERM (1)", ())
+VERBS = Proof("verbs", "failed", "7 of 8 bytes are not what was sent", ())
+TCP = Proof("tcp", "proven", "", (Swap(8, 200, 25.0, 0.1),), 12.5)
+
+
+def _report(*pairs: PairProof) -> Qualification:
+    return Qualification(SCHEMA, True, VERSIONS, "2026-07-31 09:30 UTC", pairs)
+
+
+def _pair(one: str, other: str, *proofs: Proof) -> PairProof:
+    return PairProof((0, 1), (one, other), one == other, proofs)
+
+
+def _claim(process: int, host: str) -> Claim:
+    config = _config.resolve({"process_id": process, "num_processes": 3}, {})
+    claim = _initialize.make_claim(config, "")
+    return dataclasses.replace(claim, host=host, host_id=f"boot of {host}")
+
+
+def _refusal(report: Qualification, transport: str, allow: bool = False, *hosts: str) -> str:
+    one, other = hosts or ("amd0", "nv0")
+    return refusal(report, _claim(0, one), _claim(1, other), transport, allow)
+
+
+def test_only_what_is_proven_may_be_used():
+    report = _report(_pair("nv0", "amd0", SHM, VERBS, TCP))
+    assert _refusal(report, "tcp") == ""
+    assert _refusal(report, "shm") == "refused: process_vm_readv: EPERM (1)"
+    assert _refusal(report, "verbs") == "failed: 7 of 8 bytes are not what was sent"
+    assert _refusal(report, "shm_ring") == "refused: it was not tried"
+
+
+def test_unproven_may_be_allowed_but_not_what_failed():
+    report = _report(_pair("nv0", "amd0", SHM, VERBS, TCP))
+    assert [_refusal(report, t, True) for t in ("tcp", "shm", "shm_ring")] == ["", "", ""]
+    assert _refusal(report, "verbs", True).startswith("failed: 7 of 8 bytes")
+    assert _refusal(report, "tcp", True, "nv0", "nv7") == ""
+
+
+def test_two_hosts_are_as_good_as_their_worst_pair_of_processes():
+    lost = dataclasses.replace(TCP, state="failed", reason="lost")
+    report = _report(_pair("nv0", "amd0", TCP), _pair("amd0", "nv0", lost))
+    assert _refusal(report, "tcp") == "failed: lost"
+
+
+def test_hosts_that_are_not_in_the_report_are_named():
+    report = _report(_pair("nv0", "amd0", TCP))
+    assert _refusal(report, "tcp", False, "nv0", "nv7") == (
+        "nothing was tried between nv0 and nv7; qualify all hosts, or set JAXHET_UNPROVEN=allow"
+    )
+    assert _refusal(report, "tcp", False, "nv0", "nv0").startswith(
+        "nothing was tried between two processes of nv0; qualify all hosts"
+    )
+
+
+def test_containers_of_one_name_are_two_hosts():
+    report = _report(_pair("nv0", "nv0", TCP))
+    one = _claim(0, "nv0")
+    other = dataclasses.replace(_claim(1, "nv0"), host_id="another")
+    assert refusal(report, one, _claim(1, "nv0"), "tcp", False) == ""
+    assert refusal(report, one, other, "tcp", False).startswith("nothing was tried between")
+
+
+def _write(folder: pathlib.Path, **changes: Any) -> str:
+    path = folder / "report.json"
+    value = _report(_pair("nv0", "amd0", SHM, VERBS, TCP), _pair("nv0", "nv0", TCP)).to_json()
+    path.write_text(json.dumps({**value, **changes}))
+    return str(path)
+
+
+def test_report_is_read_as_it_was_written(tmp_path: pathlib.Path):
+    assert read(_write(tmp_path)).pairs[0].proofs == (SHM, VERBS, TCP)
+
+
+def test_reasons_are_given_for_every_other_process(tmp_path: pathlib.Path):
+    path = _write(tmp_path)
+    members = [_claim(0, "nv0"), _claim(1, "amd0"), _claim(2, "nv0")]
+    options = {"process_id": 0, "num_processes": 3, "qualification": path}
+    found = refusals(_config.resolve(options, {}), members)
+    assert {p: set(reasons) for p, reasons in found.items()} == {
+        process: set(_ffi.TRANSPORTS) - {"tcp"} for process in (1, 2)
+    }
+    assert found[1]["shm"] == (
+        f"not proven by {path} (written 2026-07-31 09:30 UTC): refused: process_vm_readv: EPERM (1)"
+    )
+
+
+def test_without_a_report_nothing_is_refused():
+    config = _config.resolve({"process_id": 0, "num_processes": 1}, {})
+    assert refusals(config, [_claim(0, "nv0")]) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema": SCHEMA + 1}, f"its schema is {SCHEMA + 1}, not {SCHEMA}"),
+        (
+            {"versions": {"jaxhet": "0.0.1"}},
+            f"jaxhet 0.0.1 has written it, and this is {VERSIONS['jaxhet']}",
+        ),
+        ({"pairs": [{"hosts": ["nv0", "amd0"]}]}, "it is cut, or was changed ('processes')"),
+    ],
+)
+def test_report_of_another_kind_says_what_to_do(
+    tmp_path: pathlib.Path, changes: dict[str, Any], words: str
+):
+    path = _write(tmp_path, **changes)
+    with pytest.raises(UsageError) as caught:
+        read(path)
+    assert str(caught.value) == (
+        f"the job can't go by the qualification {path}: {words}; run `jaxhet doctor --qualify"
+        f" --report {path}` on all hosts, or unset JAXHET_QUALIFICATION"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is cut, or was changed (Expecting value"),
+        ('{"schema": 1', "it is cut, or was changed (Expecting ',' delimiter"),
+        ("[]", "its schema is None, not"),
+    ],
+)
+def test_report_that_is_cut_says_what_to_do(tmp_path: pathlib.Path, text: str, words: str):
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        read(str(path))
+
+
+def test_report_that_is_missing_says_who_writes_it(tmp_path: pathlib.Path):
+    path = str(tmp_path / "report.json")
+    with pytest.raises(UsageError, match="process 0 has written it, and every host needs a copy"):
+        read(path)
