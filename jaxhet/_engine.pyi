@@ -65,10 +65,10 @@ class Engine:
         """Fails the engine and tells the peers; `code` is the name of an error class."""
 
     def stats(self) -> dict[str, int]:
-        """Exchanges started and completed, and bytes by transport and direction."""
+        """Exchanges started and completed, their time, and bytes by transport and direction."""
 
     def flight_record(self) -> list[dict[str, Any]]:
-        """The last exchanges, oldest first."""
+        """The last exchanges, oldest first; those between GPUs as a watch saw them."""
 
     def transport_of(self, process: int) -> tuple[str, list[tuple[str, str]]]:
         """(name, [(refused transport, reason)])."""

@@ -26,6 +26,13 @@ WorldOptions Options(int num_processes, std::string_view transport = "shm") {
   return options;
 }
 
+template <typename Condition>
+bool IsWithin(milliseconds timeout, Condition condition) {
+  const Time limit = Clock::now() + timeout;
+  while (!condition() && Clock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  return condition();
+}
+
 // A job whose ranks are host devices, and a program's stream for each.
 class DeviceWorld {
  public:
@@ -49,11 +56,7 @@ class DeviceWorld {
   StreamHandle stream(int rank) const { return streams_.at(static_cast<size_t>(rank)).get(); }
   Device& device() { return *device_; }
   bool IsIdleWithin(int rank, milliseconds timeout) {
-    const Time limit = Clock::now() + timeout;
-    while (!device_->IsIdle(stream(rank)) && Clock::now() < limit) {
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    return device_->IsIdle(stream(rank));
+    return IsWithin(timeout, [&] { return device_->IsIdle(stream(rank)); });
   }
 
  private:
@@ -190,6 +193,54 @@ void CheckManyAreInFlight(std::string_view transport) {
 
 TEST(ManyAreInFlight) {
   for (const char* const transport : kTransports) CheckManyAreInFlight(transport);
+}
+
+// As the watch sees it: not before the device comes to it, and until it is over.
+TEST(ExchangesAreRecordedAndTimed) {
+  DeviceWorld world(Options(2));
+  const auto records = [&] { return world.engine(0).DeviceFlightRecords(); };
+  const auto has = [&](FlightState state) {
+    return IsWithin(kLong, [&] { return !records().empty() && records().back().state == state; });
+  };
+  uint32_t word = 0;
+  Part zero(0, SwapPairs(), 1000, 3);
+  Part one(1, SwapPairs(), 1000, 3);
+  world.device().WaitValue(world.stream(0), &word, 1);
+  zero.Start(world);
+  zero.Done(world);
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT(records().empty());
+  std::atomic_ref(word).store(1);
+  EXPECT(has(FlightState::kStarted));
+  std::this_thread::sleep_for(milliseconds(50));
+  one.Start(world);
+  one.Done(world);
+  EXPECT(has(FlightState::kCompleted));
+  const FlightRecord record = records().back();
+  EXPECT(record.rank == 0 && record.kind == ExchangeKind::kPermute);
+  EXPECT(record.plan == kPlan && record.index == 3 && record.operand_bytes == 1000);
+  EXPECT((record.group == std::vector{0, 1}));
+  EXPECT(record.ended - record.started >= milliseconds(50));
+  const auto stats = world.engine(0).DeviceStats();
+  ExpectEqual(stats.at("exchanges_completed"), uint64_t{1});
+  const auto in_flight =
+      std::chrono::duration_cast<std::chrono::microseconds>(record.ended - record.started);
+  ExpectEqual(stats.at("in_flight_us"), static_cast<uint64_t>(in_flight.count()));
+}
+
+TEST(FailedExchangesAreRecorded) {
+  DeviceWorld world(Options(2));
+  Part zero(0, SwapPairs(), 1000);
+  zero.Start(world);
+  zero.Done(world);
+  const auto is_recorded = [&] { return !world.engine(0).DeviceFlightRecords().empty(); };
+  EXPECT(IsWithin(kLong, is_recorded));
+  world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
+  EXPECT(world.IsIdleWithin(0, kLong));
+  const auto records = world.engine(0).DeviceFlightRecords();
+  ExpectEqual(records.size(), size_t{1});
+  EXPECT(records.back().state == FlightState::kFailed);
+  ExpectEqual(world.engine(0).DeviceStats().at("exchanges_completed"), uint64_t{0});
 }
 
 void CheckRandomPermutesOfThreeRanks(std::string_view transport) {

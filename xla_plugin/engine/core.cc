@@ -125,7 +125,7 @@ void Core::StartOrThrow(Exchange& exchange) {
   const auto position = membership.Enter(request.run_id, request.plan, request.index);
   exchange.run = position.run;
   exchange.sequence = position.sequence;
-  recorder_.Started(exchange);
+  recorder_.Started(RecordOf(exchange));
   for (const auto& [key, arrival] : membership.arrived) CheckSameRun(membership, arrival.info);
 
   for (const auto result : request.results) AdviseHugePages(result);
@@ -241,7 +241,7 @@ void Core::CloseIfDone(PeerTransfer& transfer) {
 void Core::Release(Exchange& exchange) {
   if (--exchange.open_transfers > 0) return;
   const Time ended = Clock::now();
-  recorder_.Ended(exchange, FlightState::kCompleted, ended);
+  recorder_.Ended(exchange.id, FlightState::kCompleted, ended);
   ++completed_;
   in_flight_time_ += ended - exchange.started;
   completions_.push_back({exchange.id, std::move(exchange.request.done), nullptr});
@@ -316,7 +316,7 @@ void Core::AnswerGoodbye(Peer& peer) {
 void Core::SetFailedAndDrop() {
   page_.SetFailed();
   for (auto& [id, exchange] : exchanges_) {
-    recorder_.Ended(exchange, FlightState::kFailed, Clock::now());
+    recorder_.Ended(id, FlightState::kFailed, Clock::now());
     completions_.push_back({id, std::move(exchange.request.done), failure_});
   }
   exchanges_.clear();

@@ -1,6 +1,7 @@
 #include "xla_plugin/engine/device_engine.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "xla_plugin/base/thread.h"
 
@@ -94,7 +95,6 @@ size_t DeviceEngine::Look() {
       const DeviceRank::Report report =
           rank->Look(milliseconds(options_.deadline_ms), milliseconds(options_.first_deadline_ms));
       in_flight += report.in_flight;
-      completed_ += report.completed;
       if (report.mismatch) throw job_.MismatchError(rank->rank(), *report.mismatch);
       if (report.late) throw job_.LateError(rank->rank(), *report.late);
     } catch (const Error& error) {
@@ -128,10 +128,22 @@ void DeviceEngine::Abandon() {
   }
 }
 
+std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
+  std::vector<FlightRecord> records;
+  for (const auto& rank : ranks_)
+    std::ranges::move(rank->FlightRecords(), std::back_inserter(records));
+  std::ranges::stable_sort(records, {}, &FlightRecord::started);
+  return records;
+}
+
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {
-  std::map<std::string, uint64_t> stats = {{"exchanges_completed", completed_}};
+  std::map<std::string, uint64_t> stats;
   for (const auto& rank : ranks_) {
-    stats["exchanges_started"] += rank->started();
+    const auto [started, completed, in_flight_time] = rank->counts();
+    const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time);
+    stats["exchanges_started"] += started;
+    stats["exchanges_completed"] += completed;
+    stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
     for (const auto& [transport, bytes] : rank->Bytes()) {
       stats[StrCat("bytes_sent_", transport)] += bytes.first;
       stats[StrCat("bytes_received_", transport)] += bytes.second;

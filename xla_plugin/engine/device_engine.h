@@ -19,8 +19,8 @@
 namespace jaxhet {
 
 // The exchanges between devices of one process: its ranks, and the watch, a thread that looks at
-// what is in flight, at deadlines, and at the failure of the job. Exchanges themselves need no
-// thread.
+// what is in flight, at deadlines, and at the failure of the job, and records exchanges when it
+// sees them start and end. They themselves need no thread.
 class DeviceEngine {
  public:
   // `ranks` have all their rings.
@@ -40,6 +40,8 @@ class DeviceEngine {
   void Abandon();
 
   std::map<std::string, uint64_t> Stats() const;
+  // The last exchanges, oldest first.
+  std::vector<FlightRecord> FlightRecords() const;
 
  private:
   DeviceRank& RankOf(int ordinal);
@@ -52,7 +54,6 @@ class DeviceEngine {
   JobView& job_;
   const Options options_;
   const std::vector<std::unique_ptr<DeviceRank>> ranks_;
-  std::atomic<uint64_t> completed_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <new>
+#include <set>
 #include <thread>
 
 #include "xla_plugin/base/error.h"
@@ -94,6 +95,7 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   exchange.plan = request.plan;
   exchange.index = request.index;
   exchange.deadline_ms = request.deadline_ms;
+  exchange.operand_bytes = request.operand.size();
   exchange.result = request.result;
   exchange.poison = request.poison;
   for (size_t i = 0; i + 1 < request.pairs.size(); i += 2) {
@@ -258,15 +260,57 @@ DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_pa
   CheckRings();
   Report report;
   const std::lock_guard lock(mutex_);
-  while (!in_flight_.empty() && in_flight_.front().is_done && IsComplete(in_flight_.front())) {
-    in_flight_.pop_front();
-    ++report.completed;
+  if (!stopped_) {
+    RecordReached();
+    RecordCompleted();
   }
   report.in_flight = in_flight_.size();
   if (in_flight_.empty()) return report;
   report.mismatch = FindMismatch(in_flight_.front());
   report.late = FindLate(in_flight_.front(), patience, first_patience);
   return report;
+}
+
+void DeviceRank::RecordReached() {
+  const uint32_t last = words_->reached.host().load();
+  const Time now = Clock::now();
+  for (InFlight& exchange : in_flight_) {
+    if (exchange.number > last && !IsComplete(exchange)) return;
+    if (exchange.reached) continue;
+    exchange.reached = now;
+    recorder_.Started(RecordOf(exchange));
+  }
+}
+
+void DeviceRank::RecordCompleted() {
+  const Time now = Clock::now();
+  for (; !in_flight_.empty(); in_flight_.pop_front()) {
+    const InFlight& exchange = in_flight_.front();
+    if (!exchange.reached || !exchange.is_done || !IsComplete(exchange)) return;
+    recorder_.Ended(exchange.number, FlightState::kCompleted, now);
+    ++completed_;
+    in_flight_time_ += now - *exchange.reached;
+    last_completed_ = now;
+  }
+}
+
+FlightRecord DeviceRank::RecordOf(const InFlight& exchange) const {
+  std::set<int> group = {rank_};
+  for (const int partner : {exchange.target, exchange.source}) {
+    if (partner >= 0) group.insert(partner);
+  }
+  return {.id = exchange.number,
+          .rank = rank_,
+          .kind = ExchangeKind::kPermute,
+          .plan = exchange.plan,
+          .index = exchange.index,
+          .run = 0,
+          .sequence = exchange.number,
+          .operand_bytes = exchange.operand_bytes,
+          .group = {group.begin(), group.end()},
+          .state = FlightState::kStarted,
+          .started = *exchange.reached,
+          .ended = {}};
 }
 
 void DeviceRank::CheckRings() const {
@@ -291,15 +335,14 @@ std::optional<DeviceRank::Mismatch> DeviceRank::FindMismatch(const InFlight& exc
   return Mismatch{exchange.source, *own, *theirs};
 }
 
-// The time counts from when the device has reached the exchange: the host may be far ahead of it.
-std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(InFlight& exchange,
+// The time counts from when the device has reached the exchange, since the host may be far ahead
+// of it, and the one before is over.
+std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(const InFlight& exchange,
                                                              milliseconds patience,
                                                              milliseconds first_patience) const {
-  if (!exchange.reached) {
-    if (words_->reached.host().load() >= exchange.number) exchange.reached = Clock::now();
-    return std::nullopt;
-  }
-  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - *exchange.reached);
+  if (!exchange.reached) return std::nullopt;
+  const Time since = std::max(*exchange.reached, last_completed_);
+  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - since);
   if (exchange.deadline_ms > 0) patience = milliseconds(exchange.deadline_ms);
   const auto late = [&](int peer_rank, const LaunchLog& peer,
                         uint64_t number) -> std::optional<Report::Late> {
@@ -332,6 +375,11 @@ bool DeviceRank::Abandon(milliseconds timeout) {
   std::deque<InFlight> exchanges;
   {
     const std::lock_guard lock(mutex_);
+    RecordReached();
+    RecordCompleted();
+    for (const InFlight& exchange : in_flight_) {
+      recorder_.Ended(exchange.number, FlightState::kFailed, Clock::now());
+    }
     exchanges = in_flight_;
   }
   std::vector<bool> has_come;
@@ -376,6 +424,16 @@ bool DeviceRank::IsIdle() {
   const auto is_idle = [&](const Stream& stream) { return device_->IsIdle(stream.get()); };
   return std::ranges::all_of(send_streams_, is_idle) &&
          std::ranges::all_of(receive_streams_, is_idle);
+}
+
+DeviceRank::Counts DeviceRank::counts() const {
+  const std::lock_guard lock(mutex_);
+  return {started_, completed_, in_flight_time_};
+}
+
+std::deque<FlightRecord> DeviceRank::FlightRecords() const {
+  const std::lock_guard lock(mutex_);
+  return recorder_.records();
 }
 
 std::map<std::string_view, std::pair<uint64_t, uint64_t>> DeviceRank::Bytes() const {

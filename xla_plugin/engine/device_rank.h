@@ -17,6 +17,7 @@
 
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/engine/exchange.h"
+#include "xla_plugin/engine/flight_recorder.h"
 #include "xla_plugin/transport/ring/ring.h"
 
 namespace jaxhet {
@@ -91,12 +92,11 @@ class DeviceRank {
       std::chrono::milliseconds waited;
     };
     size_t in_flight = 0;
-    uint64_t completed = 0;  // since the last look
     std::optional<Late> late;
     std::optional<Mismatch> mismatch;  // where the peer's launch came by a message
   };
-  // By any thread. Throws what has failed. `patience` is for a peer that runs the same plan,
-  // `first_patience` until then.
+  // By any thread. Records what has started and ended. Throws what has failed.
+  // `patience` is for a peer that runs the same plan, `first_patience` until then.
   Report Look(std::chrono::milliseconds patience, std::chrono::milliseconds first_patience);
 
   // The job has failed. Nothing starts any more, and the program's stream stops at the next Done()
@@ -106,7 +106,14 @@ class DeviceRank {
   // stays where it is then.
   bool Abandon(std::chrono::milliseconds timeout);
 
-  uint64_t started() const { return started_; }
+  // Of the exchanges so far; times as Look() saw them.
+  struct Counts {
+    uint64_t started;
+    uint64_t completed;
+    Clock::duration in_flight_time;  // of the completed ones together
+  };
+  Counts counts() const;
+  std::deque<FlightRecord> FlightRecords() const;
   // (transport, (sent, received)).
   std::map<std::string_view, std::pair<uint64_t, uint64_t>> Bytes() const;
 
@@ -133,12 +140,13 @@ class DeviceRank {
     int source = -1;
     uint64_t outgoing_number = 0;  // on that ring
     uint64_t incoming_number = 0;
+    size_t operand_bytes = 0;
     uint64_t sends = 0;  // bit s: stream s has chunks of it
     uint64_t receives = 0;
     std::span<std::byte> result;
     std::byte poison{};
-    bool is_done = false;  // Done() was called
-    std::optional<Time> reached;
+    bool is_done = false;         // Done() was called
+    std::optional<Time> reached;  // by the device, as Look() saw it
   };
 
   std::optional<Mismatch> Agree(InFlight& exchange, const Launch& launch);
@@ -150,12 +158,15 @@ class DeviceRank {
   void WaitForRoom(const LaunchLog& peer, uint64_t number) const;
   void* AddressOf(const DeviceWord& word) const;
   bool IsComplete(const InFlight& exchange) const;
+  void RecordReached();
+  void RecordCompleted();
+  FlightRecord RecordOf(const InFlight& exchange) const;
   std::optional<Mismatch> FindMismatch(const InFlight& exchange) const;
   void CheckRings() const;
   bool RunToTheEnd(const InFlight& exchange, Time limit);
   bool Poison(const InFlight& exchange, Time limit);
   bool IsIdle();
-  std::optional<Report::Late> FindLate(InFlight& exchange, std::chrono::milliseconds patience,
+  std::optional<Report::Late> FindLate(const InFlight& exchange, std::chrono::milliseconds patience,
                                        std::chrono::milliseconds first_patience) const;
 
   const int rank_;
@@ -172,8 +183,12 @@ class DeviceRank {
 
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;
-  std::mutex mutex_;                // of what follows; no call of the driver is made under it
+  mutable std::mutex mutex_;        // of what follows; no call of the driver is made under it
   std::deque<InFlight> in_flight_;  // in the order of their starts
+  uint64_t completed_ = 0;
+  Clock::duration in_flight_time_{};
+  Time last_completed_;
+  FlightRecorder recorder_;
 };
 
 }  // namespace jaxhet

@@ -55,6 +55,9 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   std::map<std::string, uint64_t> DeviceStats() const {
     return devices_ ? devices_->Stats() : std::map<std::string, uint64_t>();
   }
+  std::vector<FlightRecord> DeviceFlightRecords() const {
+    return devices_ ? devices_->FlightRecords() : std::vector<FlightRecord>();
+  }
 
   // Fails the engine for a reason found elsewhere.
   void Fail(const Error& error) override;

@@ -11,6 +11,9 @@ namespace jaxhet {
 
 enum class FlightState : uint8_t { kStarted, kCompleted, kFailed };
 
+// An exchange between devices is one rank's: its id and its sequence are its number there, its run
+// is 0, and its group is the rank and its partners. Its times are those at which the watch saw that
+// the device had come to it, and that it was over.
 struct FlightRecord {
   int64_t id;
   int rank;
@@ -26,11 +29,14 @@ struct FlightRecord {
   Time ended;  // of the state kStarted: Time{}
 };
 
-// The last exchanges of this process.
+// Of an exchange that starts.
+FlightRecord RecordOf(const Exchange& exchange);
+
+// The last exchanges of this process, or of one of its devices.
 class FlightRecorder {
  public:
-  void Started(const Exchange& exchange);
-  void Ended(const Exchange& exchange, FlightState state, Time now);
+  void Started(FlightRecord record);
+  void Ended(int64_t id, FlightState state, Time now);
   const std::deque<FlightRecord>& records() const { return records_; }
 
  private:

@@ -8,8 +8,10 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -107,8 +109,11 @@ nb::dict ToDict(const FlightRecord& record, const Plans& plans) {
 nb::list FlightRecords(const Engine& engine) {
   const auto [records, plans] = [&] {
     const nb::gil_scoped_release released;
-    return engine.Read(
-        [](const Core& core) { return std::pair{core.flight_recorder().records(), core.plans()}; });
+    return engine.Read([&](const Core& core) {
+      std::vector<FlightRecord> all = engine.DeviceFlightRecords();
+      std::ranges::copy(core.flight_recorder().records(), std::back_inserter(all));
+      return std::pair{std::move(all), core.plans()};
+    });
   }();
   nb::list list;
   for (const FlightRecord& record : records) list.append(ToDict(record, plans));
