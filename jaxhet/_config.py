@@ -96,7 +96,7 @@ OPTIONS: tuple[Option, ...] = (
         "ring_sockets",
         int,
         4,
-        "sockets between two GPUs that have no better path than tcp",
+        "data sockets between two GPUs that have no better path than tcp",
         minimum=1,
         agreed=True,
     ),

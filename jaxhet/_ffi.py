@@ -19,6 +19,8 @@ from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
 TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
 RING_TRANSPORTS: tuple[str, ...] = tuple(_engine.RING_TRANSPORTS)
+# Of the sockets between two ranks, the first: for messages.
+RING_MESSAGE_SOCKETS: int = _engine.RING_MESSAGE_SOCKETS
 DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
 
 VENDORS = {"cuda": "cuda", "rocm": "hip"}  # JAX's platform -> xla_plugin/device/'s

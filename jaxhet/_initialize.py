@@ -367,7 +367,7 @@ def _open_devices(
 
     def needs_sockets(claim: Claim) -> bool:
         shares_memory = claim.host_id == host and "shm" in config.transports
-        return "tcp" in config.transports and not shares_memory
+        return not shares_memory and not {"tcp", "verbs"}.isdisjoint(config.transports)
 
     sockets = _bootstrap.connect_rings(
         listener,
@@ -379,7 +379,7 @@ def _open_devices(
             and needs_sockets(members[device.process_index])
         },
         len(ranks),
-        config.ring_sockets,
+        _ffi.RING_MESSAGE_SOCKETS + config.ring_sockets,
         config.connect_timeout_s,
         check,
     )

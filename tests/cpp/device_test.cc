@@ -146,7 +146,9 @@ TEST(HostSaysWhatItHasNot) {
   ExpectContains(ExpectThrow([&] { device->RangeOf(Bytes(memory) + 100); }), "no allocation");
   ExpectContains(ExpectThrow([&] { device->ExportIpc(memory.get()); }),
                  "DeviceError: host memory has no IPC handles; use the transports shm or tcp");
-  ExpectContains(ExpectThrow([&] { device->ExportDmaBuf(memory.get(), 100); }), "no dma-buf");
+  ExpectContains(ExpectThrow([&] { device->ExportDmaBuf(Bytes(memory) + 100, 1); }),
+                 "no allocation");
+  ExpectEqual(device->ExportDmaBuf(Bytes(memory) + 7, 3).offset, size_t{7});
   ExpectContains(ExpectThrow([] { VendorOf("host").open({}, 1); }), "one host device");
   ExpectEqual(device->info().ToString(), std::string("host:0 (this host's memory)"));
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <thread>
 
 #include "xla_plugin/transport/verbs/nics.h"
@@ -64,12 +63,11 @@ class RingSetUp {
  public:
   RingSetUp(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
             std::span<const RingSockets> sockets, const RingOptions& options, const RingMail& mail)
-      : peers_(peers), sockets_(sockets), mail_(mail) {
+      : peers_(peers), sockets_(sockets), mail_(mail), nics_(options.verbs) {
     const size_t others = std::max<size_t>(peers.size(), 2) - 1;
     const size_t fair = kMostDeviceBytes / (kRingSlots * others) / kLeastSlotBytes;
     slot_bytes_ = std::min(options.slot_bytes, std::max<size_t>(fair, 1) * kLeastSlotBytes);
     for (const auto& rank : ranks) {
-      nics_.try_emplace(rank.get(), options.verbs);
       for (const RingPeer& peer : peers) {
         if (peer.rank == rank->rank()) continue;
         incoming_.emplace_back(rank.get(), &peer);
@@ -117,7 +115,7 @@ class RingSetUp {
             .slot_bytes = slot_bytes_,
             .sockets = data,
             .messages = messages,
-            .nics = &nics_.at(&rank)};
+            .nics = &nics_};
   }
 
   void Send(const Incoming& ring, RingStep step, std::string_view text = {}) {
@@ -266,7 +264,7 @@ class RingSetUp {
   std::span<const RingSockets> sockets_;
   const RingMail& mail_;
   size_t slot_bytes_;
-  std::map<const DeviceRank*, verbs::Nics> nics_;  // near its device
+  verbs::Nics nics_;
   std::vector<Incoming> incoming_;
   std::vector<Outgoing> outgoing_;
   size_t num_open_ = 0;

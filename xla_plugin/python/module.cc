@@ -297,4 +297,5 @@ NB_MODULE(_engine, m) {
     ring_transports.append(transport.name.data());
   }
   m.attr("RING_TRANSPORTS") = ring_transports;
+  m.attr("RING_MESSAGE_SOCKETS") = jaxhet::RingSockets::kNumMessageSockets;
 }

@@ -1,10 +1,15 @@
 #include "xla_plugin/device/host/host.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
@@ -19,8 +24,8 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
-[[noreturn]] void ThrowUnsupported(std::string_view what) {
-  Throw(ErrorCode::kDevice, "host memory has no ", what, "; use the transports shm or tcp");
+[[noreturn]] void ThrowNoIpc() {
+  Throw(ErrorCode::kDevice, "host memory has no IPC handles; use the transports shm or tcp");
 }
 
 DeviceInfo HostInfo() {
@@ -31,8 +36,8 @@ DeviceInfo HostInfo() {
           .uuid = std::string(32, '0'),
           .driver_version = 0,
           .stream_values = true,
-          .dma_buf = false,
-          .gpu_direct_rdma = false};
+          .dma_buf = true,
+          .gpu_direct_rdma = true};
 }
 
 // Work in order. What waits for a value when this goes is given up, and what comes after it.
@@ -135,13 +140,11 @@ class HostDevice final : public Device {
   void DestroyStream(StreamHandle stream) noexcept override { delete &StreamOf(stream); }
   void DestroyEvent(EventHandle event) noexcept override { delete &EventOf(event); }
   void Free(void* memory) noexcept override {
-    {
-      const std::lock_guard lock(mutex_);
-      allocations_.erase(static_cast<std::byte*>(memory));
-    }
-    ::operator delete(memory, kAlignment);
+    const std::lock_guard lock(mutex_);
+    const auto allocation = allocations_.extract(static_cast<std::byte*>(memory));
+    munmap(memory, allocation.mapped().num_bytes);
   }
-  void FreePinned(void* host) noexcept override { Free(host); }
+  void FreePinned(void* host) noexcept override { ::operator delete(host, kAlignment); }
   void Unregister(void* /*host*/) noexcept override {}
   void CloseIpc(void* /*memory*/) noexcept override {}
 
@@ -152,8 +155,20 @@ class HostDevice final : public Device {
     return {*this, reinterpret_cast<EventHandle>(
                        new std::shared_ptr<HostEvent>(std::make_shared<HostEvent>()))};
   }
-  Memory Allocate(size_t num_bytes) override { return {*this, NewMemory(num_bytes)}; }
-  PinnedMemory AllocatePinned(size_t num_bytes) override { return {*this, NewMemory(num_bytes)}; }
+  // Of a file, which is what it is exported by.
+  Memory Allocate(size_t num_bytes) override {
+    Fd file(memfd_create("jaxhet-device", MFD_CLOEXEC));
+    if (!file || ftruncate(file.get(), static_cast<off_t>(num_bytes)) != 0) ThrowErrno("memfd");
+    void* const memory =
+        mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    if (memory == MAP_FAILED) ThrowErrno("mmap");
+    const std::lock_guard lock(mutex_);
+    allocations_[static_cast<std::byte*>(memory)] = {num_bytes, std::move(file)};
+    return {*this, memory};
+  }
+  PinnedMemory AllocatePinned(size_t num_bytes) override {
+    return {*this, ::operator new(num_bytes, kAlignment)};
+  }
   Registration Register(std::span<std::byte> host) override { return {*this, host.data()}; }
   void* DeviceAddress(void* pinned_host) override { return pinned_host; }
 
@@ -195,33 +210,42 @@ class HostDevice final : public Device {
   void Synchronize(StreamHandle stream) override { StreamOf(stream).Synchronize(); }
   void Synchronize(EventHandle event) override { EventOf(event)->Wait(EventOf(event)->last()); }
 
-  IpcHandleInfo ExportIpc(void* /*address*/) override { ThrowUnsupported("IPC handles"); }
-  IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowUnsupported("IPC handles"); }
+  IpcHandleInfo ExportIpc(void* /*address*/) override { ThrowNoIpc(); }
+  IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowNoIpc(); }
   AddressRange RangeOf(const void* address) override {
-    const auto* const byte = static_cast<const std::byte*>(address);
     const std::lock_guard lock(mutex_);
-    auto next = allocations_.upper_bound(const_cast<std::byte*>(byte));
-    if (next != allocations_.begin()) {
-      const auto& [base, num_bytes] = *--next;
-      if (byte < base + num_bytes) return {.base = base, .num_bytes = num_bytes};
-    }
-    Throw(ErrorCode::kDevice, "host: no allocation of this device holds ", address);
+    const auto& [base, allocation] = *Find(address);
+    return {.base = base, .num_bytes = allocation.num_bytes};
   }
   std::optional<int> OrdinalOf(const void* /*address*/) override { return info().ordinal; }
-  DmaBuf ExportDmaBuf(const void* /*address*/, size_t /*num_bytes*/) override {
-    ThrowUnsupported("dma-buf");
+  DmaBuf ExportDmaBuf(const void* address, size_t /*num_bytes*/) override {
+    const std::lock_guard lock(mutex_);
+    const auto& [base, allocation] = *Find(address);
+    Fd file(fcntl(allocation.file.get(), F_DUPFD_CLOEXEC, 0));
+    if (!file) ThrowErrno("fcntl(F_DUPFD_CLOEXEC)");
+    return {.fd = std::move(file),
+            .offset = static_cast<size_t>(static_cast<const std::byte*>(address) - base)};
   }
 
  private:
-  void* NewMemory(size_t num_bytes) {
-    void* const memory = ::operator new(num_bytes, kAlignment);
-    const std::lock_guard lock(mutex_);
-    allocations_[static_cast<std::byte*>(memory)] = num_bytes;
-    return memory;
+  struct Allocation {
+    size_t num_bytes;
+    Fd file;
+  };
+  using Allocations = std::map<std::byte*, Allocation>;
+
+  Allocations::const_iterator Find(const void* address) const {
+    const auto* const byte = static_cast<const std::byte*>(address);
+    const auto next = allocations_.upper_bound(const_cast<std::byte*>(byte));
+    if (next != allocations_.begin()) {
+      const auto found = std::prev(next);
+      if (byte < found->first + found->second.num_bytes) return found;
+    }
+    Throw(ErrorCode::kDevice, "host: no allocation of this device holds ", address);
   }
 
   std::mutex mutex_;
-  std::map<std::byte*, size_t> allocations_;
+  Allocations allocations_;
 };
 
 }  // namespace

@@ -172,7 +172,7 @@ struct RingSetup {
   size_t slot_bytes;            // said by the target
   std::span<const Fd> sockets;  // to and from the peer, of these two ranks; may be none
   const Fd* messages;           // another one, for this ring alone; may be null
-  verbs::Nics* nics;            // near the device
+  verbs::Nics* nics;            // of this process
 };
 
 // A kind of ring. Both functions throw the reason if this end can't have one.

@@ -118,7 +118,12 @@ void DeviceSlots::ProveAt(Device& device, size_t nic, size_t offset) {
 }
 
 void DeviceSlots::Flush(size_t slot, size_t nic) {
-  if (!loopbacks_.empty()) loopbacks_[nic].Flush(region(nic), address(slot));
+  if (loopbacks_.empty()) return;
+  try {
+    loopbacks_[nic].Flush(region(nic), address(slot));
+  } catch (const Error&) {
+    loopbacks_[nic].Flush(region(nic), address(slot));  // over a new queue pair
+  }
 }
 
 }  // namespace jaxhet::verbs

@@ -25,7 +25,8 @@ class DeviceSlots final : public SlotMemory {
   void* device_address() const { return device_address_; }
   // "dma-buf", "peer memory" or "pinned memory (dma-buf: ...; peer memory: ...)".
   const std::string& way() const { return way_; }
-  // After NIC `nic` has written to the slot: lets the device see it.
+  bool is_pinned() const { return loopbacks_.empty(); }
+  // After NIC `nic` has written to the slot: lets the device see it, or throws TransportError.
   void Flush(size_t slot, size_t nic);
 
  private:

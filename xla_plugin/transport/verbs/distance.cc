@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <regex>
 #include <vector>
 
 namespace jaxhet::verbs {
@@ -44,6 +43,19 @@ int NumaNode(const fs::path& folder) {
   return node;
 }
 
+// "0000:01:00.0"; the first number may be longer.
+bool IsPciAddress(std::string_view name) {
+  constexpr std::string_view kForm = "0000:00:00.0";
+  if (name.size() < kForm.size()) return false;
+  const size_t extra = name.size() - kForm.size();
+  for (size_t i = 0; i < name.size(); ++i) {
+    const char form = i < extra ? '0' : kForm[i - extra];
+    const bool is_digit = std::isxdigit(static_cast<unsigned char>(name[i])) != 0;
+    if (form == '0' ? !is_digit : name[i] != form) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Distance DistanceBetween(std::string_view sysfs_root, std::string_view pci_a,
@@ -62,10 +74,9 @@ Distance DistanceBetween(std::string_view sysfs_root, std::string_view pci_a,
 }
 
 std::string PciAddressOf(const std::string& device_folder) {
-  const std::regex address("[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\\.[0-7]");
   std::vector<std::string> parts = PartsOf(fs::path(device_folder) / "device");
   // The device may be one below that of PCI.
-  while (!parts.empty() && !std::regex_match(parts.back(), address)) parts.pop_back();
+  while (!parts.empty() && !IsPciAddress(parts.back())) parts.pop_back();
   return parts.empty() ? "" : parts.back();
 }
 

@@ -14,20 +14,24 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kTimeout{2};
 constexpr uint32_t kPsn = 1;
+constexpr int kNumEntries = 16;
 
 }  // namespace
 
 Loopback::Loopback(const std::shared_ptr<Nic>& nic, const Options& options)
     : nic_(*nic),
+      options_(options),
       host_({&nic, 1}, 1, kMostBytes, ibv::kAccessLocalWrite),
-      cq_(*nic->context, 2),
-      qp_(nic->domain, cq_, {.sends = 1, .receives = 1}, nic->info.port,
-          static_cast<uint16_t>(options.pkey_index),
-          ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead) {
-  Route route = RouteOf(nic->info, InfoOf(nic->info, 0), options);
-  route.qp_num = qp_.number();
+      cq_(*nic->context, kNumEntries) {}
+
+void Loopback::Connect() {
+  qp_.emplace(nic_.domain, cq_, QueuePairSizes{.sends = 1, .receives = 1}, nic_.info.port,
+              static_cast<uint16_t>(options_.pkey_index),
+              ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead);
+  Route route = RouteOf(nic_.info, InfoOf(nic_.info, 0), options_);
+  route.qp_num = qp_->number();
   route.psn = kPsn;
-  qp_.Connect(route, kPsn);
+  qp_->Connect(route, kPsn);
 }
 
 void Loopback::Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes) {
@@ -46,22 +50,33 @@ void Loopback::Flush(const MemoryRegion& region, uint64_t address) {
 }
 
 void Loopback::Execute(int opcode, const MemoryRegion& region, uint64_t address, size_t num_bytes) {
+  if (!qp_) Connect();
   ibv::Sge piece{.addr = host_.address(0),
                  .length = static_cast<uint32_t>(num_bytes),
                  .lkey = host_.region(0).lkey()};
   ibv::SendWr wr;
+  wr.wr_id = ++last_wr_id_;
   wr.sg_list = &piece;
   wr.num_sge = 1;
   wr.opcode = opcode;
   wr.send_flags = ibv::kSendSignaled;
   wr.remote_addr = address;
   wr.rkey = region.rkey();
-  if (const int error = qp_.PostSend(wr)) ThrowCall("ibv_post_send", nic_.info.name, error);
+  try {
+    if (const int error = qp_->PostSend(wr)) ThrowCall("ibv_post_send", nic_.info.name, error);
+    Await(wr.wr_id);
+  } catch (const Error&) {
+    qp_.reset();
+    throw;
+  }
+}
+
+void Loopback::Await(uint64_t wr_id) {
   const auto limit = Clock::now() + kTimeout;
   std::array<ibv::Wc, 1> buffer;
   while (Clock::now() < limit) {
     const auto completions = cq_.Poll(buffer);
-    if (completions.empty()) continue;
+    if (completions.empty() || completions.front().wr_id != wr_id) continue;
     if (completions.front().status == ibv::kWcSuccess) return;
     Throw(ErrorCode::kTransport, nic_.info.name, " to itself: ", Describe(completions.front()));
   }

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 
 #include "xla_plugin/transport/verbs/device.h"
@@ -12,7 +14,8 @@
 namespace jaxhet::verbs {
 
 // A queue pair that is connected with itself: the NIC reads and writes registered memory as it does
-// for a peer. Functions block, for two seconds at most, and throw TransportError.
+// for a peer. Functions block, for two seconds at most, and throw TransportError; the next call
+// after that begins with a new queue pair.
 class Loopback {
  public:
   static constexpr size_t kMostBytes = 4096;  // of one call
@@ -25,12 +28,16 @@ class Loopback {
   void Flush(const MemoryRegion& region, uint64_t address);
 
  private:
+  void Connect();
   void Execute(int opcode, const MemoryRegion& region, uint64_t address, size_t num_bytes);
+  void Await(uint64_t wr_id);
 
   Nic& nic_;
+  Options options_;
   Staging host_;
   CompletionQueue cq_;
-  QueuePair qp_;
+  std::optional<QueuePair> qp_;
+  uint64_t last_wr_id_ = 0;
 };
 
 }  // namespace jaxhet::verbs

@@ -219,6 +219,22 @@ std::span<const std::shared_ptr<Nic>> Nics::Usable() {
   return usable_;
 }
 
+std::vector<std::shared_ptr<Nic>> Nics::Near(std::string_view pci, std::string_view sysfs) {
+  const std::span<const std::shared_ptr<Nic>> usable = Usable();
+  std::vector<std::shared_ptr<Nic>> near;
+  auto least = Distance::kSys;
+  for (const auto& nic : usable) {
+    const std::string own = PciAddressOf(nic->context->folder());
+    const Distance distance =
+        pci.empty() || own.empty() ? Distance::kSys : DistanceBetween(sysfs, pci, own);
+    if (distance > least) continue;
+    if (distance < least) near.clear();
+    least = distance;
+    near.push_back(nic);
+  }
+  return near;
+}
+
 void Nics::Open() {
   const auto api = std::make_shared<const VerbsApi>(LoadVerbs());
   std::string problems;

@@ -12,6 +12,7 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/verbs/device.h"
+#include "xla_plugin/transport/verbs/distance.h"
 #include "xla_plugin/transport/verbs/gid.h"
 #include "xla_plugin/transport/verbs/options.h"
 
@@ -59,6 +60,8 @@ class Nics {
   const Options& options() const { return options_; }
   // Those to use, by name. Throws TransportError, which says why and what to do, if there are none.
   std::span<const std::shared_ptr<Nic>> Usable();
+  // Of these, those that are nearest to a device on PCI; all for one whose place is unknown.
+  std::vector<std::shared_ptr<Nic>> Near(std::string_view pci, std::string_view sysfs = kSysfs);
   // All connections have been made: closes what none of them uses.
   void Release() { usable_.clear(); }
 

@@ -96,6 +96,8 @@ class SlotLink {
   const std::byte* arrived_note(size_t slot) const { return arrived_notes_->slot(slot); }
   // We need the arrived slot no more.
   void Empty(size_t slot);
+  // What arrived can't be used: the paths over this NIC are closed, and it is sent again.
+  void Refuse(const Arrival& arrival, std::string_view reason);
   void SendCredits();
 
  private:

@@ -209,6 +209,12 @@ void SlotLink::ClosePath(Rail& rail, Path& path, std::string_view reason) {
   if (path.peer_closed) Reopen(rail, path);
 }
 
+void SlotLink::Refuse(const Arrival& arrival, std::string_view reason) {
+  peer_slots_[arrival.slot].filled = peer_slots_[arrival.slot].emptied;
+  Rail& rail = rails_[arrival.nic];
+  for (Path& path : rail.paths) ClosePath(rail, path, reason);
+}
+
 void SlotLink::OnMessage(std::span<const std::byte> message) {
   std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
   const auto info = Take<PathEventInfo>(rest, "a path's message");

@@ -36,10 +36,14 @@ struct VerbsOfferInfo {
   uint64_t slot_bytes;
 };
 
-// What every NIC sends at once, at most.
-size_t MostBytes(verbs::SlotMemory::NicList nics) {
+std::vector<std::shared_ptr<verbs::Nic>> NicsOf(const RingSetup& setup) {
+  return setup.nics->Near(setup.device.info().pci_bus_id);
+}
+
+// What each of the NICs sends at once, at most.
+size_t MostBytes(const RingSetup& setup) {
   size_t most = SIZE_MAX;
-  for (const auto& nic : nics) most = std::min<size_t>(most, nic->info.max_message);
+  for (const auto& nic : NicsOf(setup)) most = std::min<size_t>(most, nic->info.max_message);
   return most;
 }
 
@@ -54,10 +58,10 @@ class VerbsRing : public CarriedRing, private PeerHost {
   VerbsRing(const RingSetup& setup, size_t slot_bytes, bool is_source)
       : CarriedRing(setup.device),
         socket_(*setup.messages),
-        slots_(setup.device, setup.nics->Usable(), setup.nics->options(), kRingSlots, slot_bytes),
-        nothing_(setup.nics->Usable(), kRingSlots, kNothing,
-                 ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
-        link_(setup.nics->Usable(), setup.nics->options(),
+        nics_(NicsOf(setup)),
+        slots_(setup.device, nics_, setup.nics->options(), kRingSlots, slot_bytes),
+        nothing_(nics_, kRingSlots, kNothing, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
+        link_(nics_, setup.nics->options(),
               {.outgoing = is_source ? Memory(slots_) : nothing_,
                .incoming = is_source ? Memory(nothing_) : slots_,
                .count = kRingSlots,
@@ -65,6 +69,10 @@ class VerbsRing : public CarriedRing, private PeerHost {
                .notes = verbs::SlotLink::Notes::kOfEachSlot},
               *this) {
     SetSlots(slots_.device_address(), slots_.slot_bytes());
+    if (slots_.is_pinned()) {
+      LogLine(StrCat("jaxhet: RDMA of ", setup.device.info().ToString(), " goes through ",
+                     slots_.way()));
+    }
   }
 
   size_t num_threads() const override { return 1; }
@@ -110,6 +118,7 @@ class VerbsRing : public CarriedRing, private PeerHost {
   void Lost(std::string_view why) override { Throw(ErrorCode::kTransport, why); }
 
   MessageSocket socket_;
+  std::vector<std::shared_ptr<verbs::Nic>> nics_;
   verbs::DeviceSlots slots_;
   verbs::Staging nothing_;
   verbs::SlotLink link_;
@@ -228,8 +237,10 @@ class VerbsTarget final : public VerbsRing {
   size_t TakeArrivals() {
     size_t count = 0;
     for (; link().HasArrivals(); ++count) {
-      const auto [slot, nic] = link().FirstArrival();
+      const verbs::SlotLink::Arrival arrival = link().FirstArrival();
       link().TakeArrival();
+      if (!IsVisible(arrival)) continue;
+      const size_t slot = arrival.slot;
       ChunkInfo info{};
       std::memcpy(&info, link().arrived_note(slot), sizeof info);
       if (info.num_bytes > slot_bytes() || SlotOf(info.chunk) != slot) {
@@ -237,11 +248,20 @@ class VerbsTarget final : public VerbsRing {
       }
       turns_.at(slot) = Turn(info.chunk);
       ++num_open_;
-      device_slots().Flush(slot, nic);
       // Whoever looks at the logs fails the job.
       if (IsAgreed(info)) Set(words().filled.at(slot), Turn(info.chunk));
     }
     return count;
+  }
+
+  bool IsVisible(const verbs::SlotLink::Arrival& arrival) {
+    try {
+      device_slots().Flush(arrival.slot, arrival.nic);
+      return true;
+    } catch (const Error& error) {
+      link().Refuse(arrival, error.text());
+      return false;
+    }
   }
 
   size_t EmptySlots() {
@@ -270,7 +290,7 @@ void Check(const RingSetup& setup) {
 
 std::pair<std::unique_ptr<RingEnd>, std::string> MakeVerbsRing(const RingSetup& setup) {
   Check(setup);
-  const VerbsOfferInfo info{std::min(setup.slot_bytes, MostBytes(setup.nics->Usable()))};
+  const VerbsOfferInfo info{std::min(setup.slot_bytes, MostBytes(setup))};
   auto ring = std::make_unique<VerbsTarget>(setup, info.slot_bytes);
   std::string offer(reinterpret_cast<const char*>(&info), sizeof info);
   offer += ring->Answer();
@@ -283,7 +303,7 @@ std::unique_ptr<RingEnd> OpenVerbsRing(const RingSetup& setup, std::string_view 
   if (offer.size() < sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");
   std::memcpy(&info, offer.data(), sizeof info);
   offer.remove_prefix(sizeof info);
-  const size_t most = MostBytes(setup.nics->Usable());
+  const size_t most = MostBytes(setup);
   if (info.slot_bytes > most) {
     Throw(ErrorCode::kTransport, "a NIC here sends ", most, " bytes at once, not ", info.slot_bytes,
           "; set JAXHET_SLOT_BYTES to less");
