@@ -103,11 +103,7 @@ class Qualification:
     written: str
     pairs: tuple[PairProof, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """As what `json.dumps` takes."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """What `to_json` returned."""
+        """What `dataclasses.asdict` made of one."""
         return cls(**{**value, "pairs": tuple(PairProof.from_json(p) for p in value["pairs"])})

@@ -5,7 +5,7 @@ None. `SCHEMA` changes when a field goes or means something else, not when one i
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from jaxhet._paths import Refusal
 
@@ -329,7 +329,3 @@ class Report:
     paths: tuple[Path, ...]
     device_transports: tuple[str, ...]
     peer: Peer | None
-
-    def to_json(self) -> dict[str, Any]:
-        """As what `json.dumps` takes."""
-        return dataclasses.asdict(self)

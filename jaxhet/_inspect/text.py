@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxhet._inspect.proofs import Qualification, Swap
+from jaxhet._inspect.proofs import PairProof, Proof, Qualification, Swap
 from jaxhet._inspect.report import Host, Nic, Part, Report, Software, Vendor
 
 _COLOURS = {"error": "bold red", "warning": "yellow"}
@@ -51,7 +51,7 @@ def show_proofs(found: Qualification, console: Console) -> None:
                 unproven.append(f"{where}: {proof.transport} {proof.state}: {proof.reason}")
             for swap in proof.swaps:
                 figures = (f"{swap.num_bytes}", f"{swap.p50_us:.0f}", f"{swap.gb_per_s:.3g}")
-                table.add_row(where, proof.transport, *figures, _of_link(swap, proof.link_gb_per_s))
+                table.add_row(where, proof.transport, *figures, _of_link(pair, proof, swap))
     console.print(table)
     for line in unproven:
         console.print(Text(line, "yellow"))
@@ -63,8 +63,10 @@ def show_proofs(found: Qualification, console: Console) -> None:
     console.print(Text(verdict, "green" if found.ok else "bold red"))
 
 
-def _of_link(swap: Swap, link_gb_per_s: float | None) -> str:
-    return "unknown" if link_gb_per_s is None else f"{swap.gb_per_s / link_gb_per_s:.0%}"
+def _of_link(pair: PairProof, proof: Proof, swap: Swap) -> str:
+    if proof.link_gb_per_s is None:
+        return "" if pair.same_host else "unknown"
+    return f"{swap.gb_per_s / proof.link_gb_per_s:.0%}"
 
 
 def _section(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:

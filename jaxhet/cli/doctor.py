@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 import sys
-from typing import Any
 
 from rich.console import Console
 
@@ -12,7 +11,9 @@ from jaxhet import _config
 from jaxhet._errors import UsageError
 from jaxhet._inspect import text
 from jaxhet._inspect.collect import collect
+from jaxhet._inspect.proofs import Qualification
 from jaxhet._inspect.qualify import qualify
+from jaxhet._inspect.report import Report
 
 _WIDTH = 100  # of text that goes into a file
 
@@ -45,7 +46,7 @@ def doctor(options: Options) -> int:
             raise UsageError(f"{flag} is of use with --qualify only; give both")
     report = collect(options.peer)
     if options.json:
-        _print_json(report.to_json())
+        print(_json(report), end="")
     else:
         text.show(report, _console())
     return 0 if report.ok else 1
@@ -60,24 +61,24 @@ def _qualify(options: Options) -> int:
     }
     found = qualify(arguments)
     if _config.resolve(arguments).process_id == 0:
-        _write(options.report, found.to_json())
+        _write(options.report, _json(found))
         if options.json:
-            _print_json(found.to_json())
+            print(_json(found), end="")
         else:
             text.show_proofs(found, _console())
             print(f"written to {options.report}")
     return 0 if found.ok else 1
 
 
-def _write(path: pathlib.Path, value: dict[str, Any]) -> None:
+def _write(path: pathlib.Path, content: str) -> None:
     try:
-        path.write_text(json.dumps(value, indent=2) + "\n")
+        path.write_text(content)
     except OSError as error:
         raise UsageError(f"can't write {path}: {error.strerror}; choose another --report") from None
 
 
-def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=2))
+def _json(found: Report | Qualification) -> str:
+    return json.dumps(dataclasses.asdict(found), indent=2) + "\n"
 
 
 def _console() -> Console:

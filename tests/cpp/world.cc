@@ -87,7 +87,8 @@ std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
                      .data = std::move(end.data),
                      .same_host = true,
                      .transports = options.transports,
-                     .ring_transports = options.transports});
+                     .ring_transports = options.transports,
+                     .refused = {}});
   }
   return engine;
 }

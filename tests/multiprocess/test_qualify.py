@@ -1,5 +1,6 @@
 """`jaxhet doctor --qualify`: jobs in which all is well, and jobs in which it is not."""
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -151,7 +152,7 @@ def _report(folder: pathlib.Path, **states: Any) -> str:
     versions = {"jaxhet": importlib.metadata.version("jaxhet")}
     path = folder / "report.json"
     report = Qualification(SCHEMA, True, versions, "2026-07-31 09:30 UTC", (pair,))
-    path.write_text(json.dumps(report.to_json()))
+    path.write_text(json.dumps(dataclasses.asdict(report)))
     return str(path)
 
 

@@ -81,8 +81,8 @@ def test_containers_of_one_name_are_two_hosts():
 
 def _write(folder: pathlib.Path, **changes: Any) -> str:
     path = folder / "report.json"
-    value = _report(_pair("nv0", "amd0", SHM, VERBS, TCP), _pair("nv0", "nv0", TCP)).to_json()
-    path.write_text(json.dumps({**value, **changes}))
+    report = _report(_pair("nv0", "amd0", SHM, VERBS, TCP), _pair("nv0", "nv0", TCP))
+    path.write_text(json.dumps({**dataclasses.asdict(report), **changes}))
     return str(path)
 
 

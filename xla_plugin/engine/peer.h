@@ -25,7 +25,7 @@ struct PeerSpec {
   std::vector<std::string> transports;       // those allowed, between processes
   std::vector<std::string> ring_transports;  // and between devices
   // Of those between processes, and why.
-  std::map<std::string, std::string> refused = {};
+  std::map<std::string, std::string> refused;
 };
 
 struct Refusal {

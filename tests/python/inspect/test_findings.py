@@ -216,11 +216,13 @@ def test_proofs_are_compared_with_the_link():
     )
     pair = PairProof((0, 1), ("nv0", "amd0"), False, proofs)
     out = io.StringIO()
-    found = Qualification(1, True, {}, "2026-07-31 09:30 UTC", (pair,))
+    loopback = PairProof((0, 0), ("nv0", "nv0"), True, proofs[1:2])
+    found = Qualification(1, True, {}, "2026-07-31 09:30 UTC", (loopback, pair))
     text.show_proofs(found, Console(file=out, width=120, highlight=False))
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert lines == [
         "processes transport bytes p50 us GB/s each way of link",
+        "0, 0: nv0, nv0 tcp 1048576 95 11",
         "0, 1: nv0, amd0 verbs 1048576 95 11 88%",
         "0, 1: nv0, amd0 tcp 1048576 95 11 unknown",
         "0, 1: nv0, amd0: shm refused: the processes are on different hosts",
