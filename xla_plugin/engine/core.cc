@@ -310,7 +310,9 @@ void Core::OnGoodbye(Peer& peer) {
 
 // The peer closes its sockets then: not before what it has sent is all here.
 void Core::AnswerGoodbye(Peer& peer) {
-  if (OpenTransferWith(peer.process) == nullptr) peer.channel.FinishSending();
+  if (OpenTransferWith(peer.process) != nullptr) return;
+  if (!is_busy_()) return peer.channel.FinishSending();
+  next_timer_ = std::min(next_timer_, now_ + kBusyPeriod);
 }
 
 void Core::SetFailedAndDrop() {
@@ -423,7 +425,11 @@ void Core::CheckTimers() {
     }
   }
   for (auto& [process, peer] : peers_) {
-    if (process == roster_.process() || peer.left) continue;
+    if (process == roster_.process()) continue;
+    if (peer.left) {
+      AnswerGoodbye(peer);
+      continue;
+    }
     if (beat) peer.channel.Send(MessageType::kHeartbeat);
     const auto silence = std::chrono::duration_cast<milliseconds>(now_ - peer.last_heard);
     if (silence.count() <= options_.peer_timeout_ms) continue;

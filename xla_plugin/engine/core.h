@@ -58,6 +58,8 @@ class Core {
   void Fail(const Error& error);
   // Tells the peers that no start follows. Exchanges that are under way fail, with the job.
   void SayGoodbye();
+  // Peers that leave are kept waiting as long as this says so: they carry what they have sent.
+  void KeepPeersWhile(std::function<bool()> is_busy) { is_busy_ = std::move(is_busy); }
 
   // Meets the starts of this process's own ranks and sends what is kept. Cheap.
   void ServeOwn();
@@ -153,6 +155,8 @@ class Core {
   std::vector<RingMessage> ring_messages_;
   std::shared_ptr<const Error> failure_;  // why nothing moves any more
   bool said_goodbye_ = false;
+  static constexpr std::chrono::milliseconds kBusyPeriod{5};
+  std::function<bool()> is_busy_ = [] { return false; };
   bool heard_failure_ = false;  // from a peer, which has logged it
   FlightRecorder recorder_;
   uint64_t started_ = 0;

@@ -104,6 +104,13 @@ size_t DeviceEngine::Look() {
   return in_flight;
 }
 
+bool DeviceEngine::IsIdle() const {
+  return std::ranges::all_of(ranks_, [](const auto& rank) {
+    const DeviceRank::Counts counts = rank->counts();
+    return counts.started == counts.completed;
+  });
+}
+
 bool DeviceEngine::WaitIdle(milliseconds timeout) {
   const Time limit = Clock::now() + timeout;
   while (Look() > 0) {

@@ -34,6 +34,8 @@ class DeviceEngine {
   void Start(int ordinal, const DeviceRequest& request);
   void Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index);
 
+  // As the watch saw it last.
+  bool IsIdle() const;
   // Waits until nothing is in flight. False at the timeout, or if the job fails.
   bool WaitIdle(std::chrono::milliseconds timeout);
   // The job has failed: ends what is in flight, in poison.

@@ -32,6 +32,9 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<std::pair<in
   ConnectRings(ranks, sockets, Clock::now() + timeout);
   JobView& job = *this;
   devices_ = std::make_unique<DeviceEngine>(job, options_, std::move(ranks));
+  Complete(Submit([devices = devices_.get()](Core& core) {
+    core.KeepPeersWhile([devices] { return !devices->IsIdle(); });
+  }));
 }
 
 void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
