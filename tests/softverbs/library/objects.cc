@@ -27,8 +27,10 @@ int Cq::Poll(std::span<ibv::Wc> wcs) {
     const Completion& completion = ring_.front();
     wc = completion.wc;
     const bool is_receive = completion.wc.opcode >= ibv::kWcRecv;
-    auto& retired = is_receive ? completion.qp->receives_retired : completion.qp->sends_retired;
-    retired = completion.retires;
+    if (completion.qp != nullptr) {
+      (is_receive ? completion.qp->receives_retired : completion.qp->sends_retired) =
+          completion.retires;
+    }
     // What a failed completion's opcode is, is not said.
     if (wc.status != ibv::kWcSuccess) wc.opcode = ~completion.wc.opcode;
     ring_.pop_front();
@@ -47,6 +49,13 @@ void Cq::Arm(bool only_solicited) {
 void Cq::Forget(const Qp& qp) {
   const std::lock_guard lock(mutex_);
   std::erase_if(ring_, [&](const Completion& completion) { return completion.qp == &qp; });
+}
+
+void Cq::Orphan(const Qp& qp) {
+  const std::lock_guard lock(mutex_);
+  for (Completion& completion : ring_) {
+    if (completion.qp == &qp) completion.qp = nullptr;
+  }
 }
 
 }  // namespace jaxhet::softverbs

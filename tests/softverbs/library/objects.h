@@ -101,8 +101,10 @@ struct Cq : ibv::Cq {
   bool Add(const Completion& completion, bool is_solicited);
   int Poll(std::span<ibv::Wc> wcs);
   void Arm(bool only_solicited);
-  // Forgets the completions of `qp`.
+  // Forgets the completions of `qp`, which is reset.
   void Forget(const Qp& qp);
+  // `qp` goes; its completions stay, as with soft-RoCE.
+  void Orphan(const Qp& qp);
 
   int num_qps = 0;
   bool overrun_is_told = false;

@@ -61,7 +61,7 @@ Qp* Nic::CreateQp(Pd& pd, const ibv::QpInitAttr& init) {
 
 int Nic::DestroyQp(Qp& qp) {
   for (ibv::Cq* const cq : {qp.send_cq, qp.recv_cq}) {
-    static_cast<Cq*>(cq)->Forget(qp);
+    static_cast<Cq*>(cq)->Orphan(qp);
     --static_cast<Cq*>(cq)->num_qps;
   }
   static_cast<Context*>(qp.context)->async_events.Erase([&](const ibv::AsyncEvent& event) {

@@ -47,9 +47,10 @@ void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
   last_completion_ = Clock::now();
   const WorkId id = UnpackWorkId(wc.wr_id);
   Path& path = *PathOf(id.path).path;
-  if (id.epoch != path.epoch()) return;  // of a queue pair that has been replaced
+  // Of a queue pair that is gone: what it had is sent again.
+  if (id.epoch != path.epoch() || path.state() == Path::State::kDead) return;
   if (wc.status != ibv::kWcSuccess) {
-    if (path.state() == Path::State::kClosing || path.state() == Path::State::kDead) return;
+    if (path.state() == Path::State::kClosing) return;
     if (IsFatal(wc.status)) {
       Throw(ErrorCode::kTransport, rail.name, ": ", Describe(wc),
             ": this is an error in jaxhet or its peer; please report it");
