@@ -11,6 +11,7 @@
 #include <iterator>
 #include <thread>
 
+#include "tests/cpp/forked_peer.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/transport/socket.h"
@@ -26,56 +27,6 @@ void ExpectPeerError(const std::optional<Error>& error, std::string_view words,
   if (!error) return AddFailure("no error", location);
   ExpectContains(error->what(), "jaxhet.PeerError: [", location);
   ExpectContains(error->what(), words, location);
-}
-
-// Process 1 in a process of its own; process 0 is here.
-class ForkedPeer {
- public:
-  template <typename Script>  // exit code of (Engine&), connected
-  ForkedPeer(const WorldOptions& options, Script script) {
-    auto ends = ConnectAll(2);
-    pid_ = fork();
-    if (pid_ == 0) {
-      ends[0].clear();
-      _exit(Run(options, std::move(ends[1]), script));
-    }
-    ends[1].clear();
-    engine_ = MakeEngine(0, options, std::move(ends[0]));
-  }
-  ~ForkedPeer() {
-    if (pid_ > 0) Kill(SIGKILL);
-    if (pid_ > 0) ExitCode();
-    engine_->Close(milliseconds(100));
-  }
-  ForkedPeer(const ForkedPeer&) = delete;
-  ForkedPeer& operator=(const ForkedPeer&) = delete;
-
-  Engine& engine() { return *engine_; }
-  void Kill(int signal) const { kill(pid_, signal); }
-  int ExitCode() {
-    int status = 0;
-    waitpid(std::exchange(pid_, 0), &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-
- private:
-  template <typename Script>
-  static int Run(const WorldOptions& options, std::vector<Ends> ends, Script script) {
-    try {
-      const auto engine = MakeEngine(1, options, std::move(ends));
-      SetUp(*engine, options);
-      return script(*engine);
-    } catch (const std::exception&) {
-      return 99;
-    }
-  }
-
-  pid_t pid_;
-  std::unique_ptr<Engine> engine_;
-};
-
-int WaitForEver(Engine& /*engine*/) {
-  while (true) pause();
 }
 
 void ReportsDeathWhileWaiting(const std::string& transport) {

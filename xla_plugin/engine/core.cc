@@ -310,8 +310,7 @@ void Core::OnGoodbye(Peer& peer) {
 
 // The peer closes its sockets then: not before what it has sent is all here.
 void Core::AnswerGoodbye(Peer& peer) {
-  if (OpenTransferWith(peer.process) != nullptr) return;
-  if (!is_busy_()) return peer.channel.FinishSending();
+  if (!WaitsFor(peer.process)) return peer.channel.FinishSending();
   next_timer_ = std::min(next_timer_, now_ + kBusyPeriod);
 }
 

@@ -3,12 +3,14 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/engine/device_engine.h"
 #include "xla_plugin/engine/exchange.h"
 #include "xla_plugin/engine/flight_recorder.h"
 #include "xla_plugin/engine/membership.h"
@@ -56,10 +58,15 @@ class Core {
   std::vector<RingMessage> TakeRingMessages() { return std::exchange(ring_messages_, {}); }
   void Start(ExchangeRequest request, int64_t id);
   void Fail(const Error& error);
+  // The path between devices to the rank broke; what its process has to say is read first.
+  void Lose(int rank, std::string_view why) {
+    PeerOf(rank).Lost(why);
+    has_work_ = true;
+  }
+  // The exchanges between devices, which may wait for peers too; they outlive all calls.
+  void SetDevices(const DeviceEngine* devices) { devices_ = devices; }
   // Tells the peers that no start follows. Exchanges that are under way fail, with the job.
   void SayGoodbye();
-  // Peers that leave are kept waiting as long as this says so: they carry what they have sent.
-  void KeepPeersWhile(std::function<bool()> is_busy) { is_busy_ = std::move(is_busy); }
 
   // Meets the starts of this process's own ranks and sends what is kept. Cheap.
   void ServeOwn();
@@ -137,12 +144,15 @@ class Core {
   Peer& PeerOf(int rank);
   Membership& MembershipOf(const Exchange& exchange);
   const PeerTransfer* OpenTransferWith(int process) const;
+  std::optional<DeviceRank::Wait> DeviceWaitFor(int process) const;
+  bool WaitsFor(int process) const { return OpenTransferWith(process) || DeviceWaitFor(process); }
 
   Options options_;
   Roster roster_;
   Plans plans_;
   SharedPage page_;
   verbs::Nics nics_;
+  const DeviceEngine* devices_ = nullptr;
   std::map<int, Peer> peers_;                // by process, ourselves included
   std::vector<Introduction> introductions_;  // until Connect()
 
@@ -155,8 +165,7 @@ class Core {
   std::vector<RingMessage> ring_messages_;
   std::shared_ptr<const Error> failure_;  // why nothing moves any more
   bool said_goodbye_ = false;
-  static constexpr std::chrono::milliseconds kBusyPeriod{5};
-  std::function<bool()> is_busy_ = [] { return false; };
+  static constexpr std::chrono::milliseconds kBusyPeriod{5};  // of looks at a peer that leaves
   bool heard_failure_ = false;  // from a peer, which has logged it
   FlightRecorder recorder_;
   uint64_t started_ = 0;

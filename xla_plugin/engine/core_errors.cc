@@ -21,11 +21,14 @@ std::string Core::Where(const Exchange& exchange) const {
 }
 
 std::string Core::Where(int process) const {
-  const PeerTransfer* const transfer = OpenTransferWith(process);
-  if (transfer == nullptr) {
-    return StrCat("[", roster_.OwnName(), "] ", roster_.ProcessName(process), ": ");
+  if (const PeerTransfer* const transfer = OpenTransferWith(process)) {
+    return StrCat(Where(*transfer->exchange), roster_.RankAndProcess(transfer->peer_rank), ": ");
   }
-  return StrCat(Where(*transfer->exchange), roster_.RankAndProcess(transfer->peer_rank), ": ");
+  if (const auto wait = DeviceWaitFor(process)) {
+    return StrCat(Where(wait->rank, wait->plan, wait->index),
+                  roster_.RankAndProcess(wait->peer_rank), ": ");
+  }
+  return StrCat("[", roster_.OwnName(), "] ", roster_.ProcessName(process), ": ");
 }
 
 std::string Core::Moved(int process) const {
@@ -45,6 +48,11 @@ const PeerTransfer* Core::OpenTransferWith(int process) const {
   return nullptr;
 }
 
+std::optional<DeviceRank::Wait> Core::DeviceWaitFor(int process) const {
+  if (devices_ == nullptr) return std::nullopt;
+  return devices_->OldestWait(roster_.RanksOf(process));
+}
+
 std::string Core::Left(const Peer& peer) const {
   return StrCat(roster_.ProcessName(peer.process),
                 " has left the job (jaxhet.shutdown). All processes must run the same programs.");
@@ -54,7 +62,7 @@ std::string Core::Left(const Peer& peer) const {
 void Core::Judge(Peer& peer) {
   if (peer.lost.empty()) return;
   if (peer.left) {
-    if (OpenTransferWith(peer.process) == nullptr) return;
+    if (!WaitsFor(peer.process)) return;
     throw Error(ErrorCode::kPeer, Where(peer.process) + Left(peer), peer.process);
   }
   throw Error(ErrorCode::kPeer,

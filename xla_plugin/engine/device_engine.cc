@@ -95,6 +95,7 @@ size_t DeviceEngine::Look() {
       const DeviceRank::Report report =
           rank->Look(milliseconds(options_.deadline_ms), milliseconds(options_.first_deadline_ms));
       in_flight += report.in_flight;
+      if (report.broken) job_.Lose(report.broken->peer_rank, report.broken->why);
       if (report.mismatch) throw job_.MismatchError(rank->rank(), *report.mismatch);
       if (report.late) throw job_.LateError(rank->rank(), *report.late);
     } catch (const Error& error) {
@@ -104,13 +105,6 @@ size_t DeviceEngine::Look() {
   return in_flight;
 }
 
-bool DeviceEngine::IsIdle() const {
-  return std::ranges::all_of(ranks_, [](const auto& rank) {
-    const DeviceRank::Counts counts = rank->counts();
-    return counts.started == counts.completed;
-  });
-}
-
 bool DeviceEngine::WaitIdle(milliseconds timeout) {
   const Time limit = Clock::now() + timeout;
   while (Look() > 0) {
@@ -118,6 +112,15 @@ bool DeviceEngine::WaitIdle(milliseconds timeout) {
     std::this_thread::sleep_for(kLookPeriod);
   }
   return true;
+}
+
+std::optional<DeviceRank::Wait> DeviceEngine::OldestWait(std::span<const int> peer_ranks) const {
+  std::optional<DeviceRank::Wait> oldest;
+  for (const auto& rank : ranks_) {
+    const auto wait = rank->OldestWait(peer_ranks);
+    if (wait && (!oldest || wait->since < oldest->since)) oldest = wait;
+  }
+  return oldest;
 }
 
 void DeviceEngine::Abandon() {

@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -34,10 +36,10 @@ class DeviceEngine {
   void Start(int ordinal, const DeviceRequest& request);
   void Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index);
 
-  // As the watch saw it last.
-  bool IsIdle() const;
   // Waits until nothing is in flight. False at the timeout, or if the job fails.
   bool WaitIdle(std::chrono::milliseconds timeout);
+  // Of all ranks.
+  std::optional<DeviceRank::Wait> OldestWait(std::span<const int> peer_ranks) const;
   // The job has failed: ends what is in flight, in poison.
   void Abandon();
 

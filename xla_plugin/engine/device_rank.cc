@@ -251,14 +251,9 @@ bool DeviceRank::IsOver(uint64_t streams, std::array<DeviceWord, kStreams>& word
   return is_over;
 }
 
-bool DeviceRank::IsComplete(const InFlight& exchange) const {
-  return IsOver(exchange.sends, words_->sent, exchange.number) &&
-         IsOver(exchange.receives, words_->received, exchange.number);
-}
-
 DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_patience) {
-  CheckRings();
   Report report;
+  report.broken = FindBroken();
   const std::lock_guard lock(mutex_);
   if (!stopped_) {
     RecordReached();
@@ -313,17 +308,32 @@ FlightRecord DeviceRank::RecordOf(const InFlight& exchange) const {
           .ended = {}};
 }
 
-void DeviceRank::CheckRings() const {
-  const auto check = [](const Rings& rings) {
-    for (const auto& [peer_rank, ring] : rings) {
+std::optional<DeviceRank::Report::Broken> DeviceRank::FindBroken() const {
+  for (const Rings* const rings : {&outgoing_, &incoming_}) {
+    for (const auto& [peer_rank, ring] : *rings) {
       const std::string failure = ring->end->Failure();
       if (failure.empty()) continue;
-      Throw(ErrorCode::kTransport, "the ring (", ring->transport, ") to or from rank ", peer_rank,
-            " is broken: ", failure);
+      return Report::Broken{peer_rank, StrCat("a ring (", ring->transport, ") broke: ", failure)};
     }
+  }
+  return std::nullopt;
+}
+
+std::optional<DeviceRank::Wait> DeviceRank::OldestWait(std::span<const int> peer_ranks) const {
+  const auto is_asked_for = [&](int rank) {
+    return std::ranges::find(peer_ranks, rank) != peer_ranks.end();
   };
-  check(outgoing_);
-  check(incoming_);
+  const std::lock_guard lock(mutex_);
+  for (const InFlight& exchange : in_flight_) {
+    const bool receives = is_asked_for(exchange.source) && !IsReceived(exchange);
+    if (!receives && (!is_asked_for(exchange.target) || IsSent(exchange))) continue;
+    return Wait{.rank = rank_,
+                .peer_rank = receives ? exchange.source : exchange.target,
+                .plan = exchange.plan,
+                .index = exchange.index,
+                .since = exchange.reached.value_or(Time::max())};
+  }
+  return std::nullopt;
 }
 
 std::optional<DeviceRank::Mismatch> DeviceRank::FindMismatch(const InFlight& exchange) const {
@@ -352,11 +362,11 @@ std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(const InFlight& exc
     if (waited < (is_there ? patience : std::max(patience, first_patience))) return std::nullopt;
     return Report::Late{exchange.plan, exchange.index, peer_rank, has_launched, last, waited};
   };
-  if (!IsOver(exchange.receives, words_->received, exchange.number)) {
+  if (!IsReceived(exchange)) {
     return late(exchange.source, incoming_.at(exchange.source)->end->words().source,
                 exchange.incoming_number);
   }
-  if (!IsOver(exchange.sends, words_->sent, exchange.number)) {
+  if (!IsSent(exchange)) {
     return late(exchange.target, outgoing_.at(exchange.target)->end->words().target,
                 exchange.outgoing_number);
   }
@@ -383,9 +393,7 @@ bool DeviceRank::Abandon(milliseconds timeout) {
     exchanges = in_flight_;
   }
   std::vector<bool> has_come;
-  for (const InFlight& exchange : exchanges) {
-    has_come.push_back(IsOver(exchange.receives, words_->received, exchange.number));
-  }
+  for (const InFlight& exchange : exchanges) has_come.push_back(IsReceived(exchange));
   for (auto& [source, ring] : incoming_) ring->end->Cut();
   std::this_thread::sleep_for(kCopyTime);  // what targets take at the moment
   bool is_over = true;

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -94,10 +95,26 @@ class DeviceRank {
     size_t in_flight = 0;
     std::optional<Late> late;
     std::optional<Mismatch> mismatch;  // where the peer's launch came by a message
+    struct Broken {
+      int peer_rank;
+      std::string why;
+    };
+    std::optional<Broken> broken;  // a ring to or from that rank
   };
-  // By any thread. Records what has started and ended. Throws what has failed.
-  // `patience` is for a peer that runs the same plan, `first_patience` until then.
+  // By any thread. Records what has started and ended. `patience` is for a peer that runs the
+  // same plan, `first_patience` until then.
   Report Look(std::chrono::milliseconds patience, std::chrono::milliseconds first_patience);
+
+  // An exchange in flight, of which a part with the peer is not over.
+  struct Wait {
+    int rank;
+    int peer_rank;
+    int64_t plan;
+    int64_t index;
+    Time since;  // reached by the device; Time::max() if it has not been
+  };
+  // The oldest with one of `peer_ranks`. By any thread.
+  std::optional<Wait> OldestWait(std::span<const int> peer_ranks) const;
 
   // The job has failed. Nothing starts any more, and the program's stream stops at the next Done()
   // that it comes to. By any thread, for all ranks before the first Abandon().
@@ -154,15 +171,23 @@ class DeviceRank {
   void Receive(const InFlight& exchange, std::span<std::byte> result);
   static uint64_t StreamsOf(const RankRing& ring, size_t num_bytes);
   static bool IsOver(uint64_t streams, std::array<DeviceWord, kStreams>& words, uint32_t number);
+  bool IsReceived(const InFlight& exchange) const {
+    return IsOver(exchange.receives, words_->received, exchange.number);
+  }
+  bool IsSent(const InFlight& exchange) const {
+    return IsOver(exchange.sends, words_->sent, exchange.number);
+  }
   RankRing& RingOf(Rings& rings, int peer_rank);
   void WaitForRoom(const LaunchLog& peer, uint64_t number) const;
   void* AddressOf(const DeviceWord& word) const;
-  bool IsComplete(const InFlight& exchange) const;
+  bool IsComplete(const InFlight& exchange) const {
+    return IsReceived(exchange) && IsSent(exchange);
+  }
   void RecordReached();
   void RecordCompleted();
   FlightRecord RecordOf(const InFlight& exchange) const;
   std::optional<Mismatch> FindMismatch(const InFlight& exchange) const;
-  void CheckRings() const;
+  std::optional<Report::Broken> FindBroken() const;
   bool RunToTheEnd(const InFlight& exchange, Time limit);
   bool Poison(const InFlight& exchange, Time limit);
   bool IsIdle();

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -61,6 +62,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
 
   // Fails the engine for a reason found elsewhere.
   void Fail(const Error& error) override;
+  void Lose(int peer_rank, std::string_view why) override;
   // The first cause, or null.
   std::shared_ptr<const Error> failure() const override;
   Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) override;

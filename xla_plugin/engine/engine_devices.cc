@@ -32,9 +32,7 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<std::pair<in
   ConnectRings(ranks, sockets, Clock::now() + timeout);
   JobView& job = *this;
   devices_ = std::make_unique<DeviceEngine>(job, options_, std::move(ranks));
-  Complete(Submit([devices = devices_.get()](Core& core) {
-    core.KeepPeersWhile([devices] { return !devices->IsIdle(); });
-  }));
+  Complete(Submit([devices = devices_.get()](Core& core) { core.SetDevices(devices); }));
 }
 
 void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
@@ -95,6 +93,15 @@ void Engine::CloseDevices(milliseconds timeout) {
                "Wait for the results before jaxhet.shutdown()."));
   }
   if (failure()) devices_->Abandon();
+}
+
+void Engine::Lose(int peer_rank, std::string_view why) {
+  try {
+    Complete(
+        Submit([peer_rank, why = std::string(why)](Core& core) { core.Lose(peer_rank, why); }));
+  } catch (const Error&) {
+    if (!closed_) throw;
+  }
 }
 
 Error Engine::MismatchError(int rank, const DeviceRank::Mismatch& mismatch) {

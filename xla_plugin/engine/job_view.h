@@ -2,6 +2,7 @@
 #define XLA_PLUGIN_ENGINE_JOB_VIEW_H_
 
 #include <memory>
+#include <string_view>
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/device_rank.h"
@@ -16,6 +17,8 @@ class JobView {
   virtual std::shared_ptr<const Error> failure() const = 0;
   // Nothing, if this process has left the job.
   virtual void Fail(const Error& error) = 0;
+  // The path to a rank of another process broke. Fails the job, unless that process says why.
+  virtual void Lose(int peer_rank, std::string_view why) = 0;
   // Errors as people read them.
   virtual Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) = 0;
   virtual Error LateError(int rank, const DeviceRank::Report::Late& late) = 0;

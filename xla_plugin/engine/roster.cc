@@ -17,6 +17,14 @@ const RankInfo& Roster::Info(int rank) const {
   return ranks_[static_cast<size_t>(rank)];
 }
 
+std::vector<int> Roster::RanksOf(int process) const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    if (ProcessOf(rank) == process) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 std::string Roster::RankName(int rank) const {
   std::string name = StrCat("rank ", rank, "/", ranks_.size());
   if (rank < 0 || !std::cmp_less(rank, ranks_.size())) return name;

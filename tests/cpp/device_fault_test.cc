@@ -1,0 +1,266 @@
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <deque>
+#include <thread>
+
+#include "tests/cpp/device_world.h"
+#include "tests/cpp/forked_peer.h"
+#include "tests/cpp/testing.h"
+#include "xla_plugin/device/host/host.h"
+
+// Exchanges between devices that fail: what people read, and what programs see.
+namespace jaxhet::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The one that came first has its result poisoned.
+TEST(DifferentExchangesAreAPlanMismatch) {
+  DeviceWorld world(DeviceOptions(2));
+  Part zero(0, SwapPairs(), 1000, 2);
+  Part one(1, SwapPairs(), 1000, 3);
+  zero.Start(world);
+  zero.Done(world);
+  const std::string text = ExpectThrow([&] { one.Start(world); });
+  const bool second_finds_it = text.find("[rank 1/2 cpu1] exchange 3 (op 3): rank 0") != text.npos;
+  ExpectContains(text, "PlanMismatchError: [rank ");
+  ExpectContains(text, second_finds_it ? "is at exchange 2 (op 2)" : "is at exchange 3 (op 3)");
+  EXPECT(world.IsIdleWithin(0, kLong));
+  EXPECT(zero.IsFilledWith(kPoison));
+  ExpectContains(ExpectThrow([&] { zero.Start(world); }), "PlanMismatchError");
+}
+
+// Over sockets it is found when the chunk has come.
+TEST(DifferentExchangesOverTcpAreAPlanMismatch) {
+  DeviceWorld world(DeviceOptions(2, "tcp"));
+  Part zero(0, SwapPairs(), 1000, 2);
+  Part one(1, SwapPairs(), 1000, 3);
+  zero.Start(world);
+  zero.Done(world);
+  try {
+    one.Start(world);
+    one.Done(world);
+  } catch (const Error& error) {
+    ExpectContains(error.what(), "PlanMismatchError");
+  }
+  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT(zero.IsFilledWith(kPoison) && !one.IsFrom(0));
+  ExpectContains(ExpectThrow([&] { zero.Start(world); }), "PlanMismatchError");
+}
+
+TEST(DifferentProgramsNameTheFirstDifference) {
+  DeviceWorld world(DeviceOptions(2));
+  constexpr int64_t kOther = 9;
+  world.engine(1).AddPlan(kOther, PlanText(3, "line of its own"));
+  Part zero(0, SwapPairs(), 1000);
+  Part one(1, SwapPairs(), 1000);
+  zero.Start(world);
+  zero.Done(world);
+  const std::string text = ExpectThrow([&] { one.WithPlan(kOther).Start(world); });
+  EXPECT(world.IsIdleWithin(0, kLong));
+  ExpectContains(text, "Exchange 2 is the first that differs");
+  ExpectContains(text, "line of its own");
+}
+
+void CheckLatePeerIsADeadlineError(std::string_view transport) {
+  WorldOptions options = DeviceOptions(2, transport);
+  options.engine.deadline_ms = options.engine.first_deadline_ms = 300;
+  DeviceWorld world(options);
+  Part zero(0, SwapPairs(), kSlotBytes * 20);
+  zero.Start(world);
+  zero.Done(world);
+  EXPECT(world.IsIdleWithin(0, kLong));
+  EXPECT(zero.IsFilledWith(kPoison));
+  const auto failure = world.engine(0).failure();
+  EXPECT(failure != nullptr);
+  if (!failure) return;
+  ExpectContains(failure->what(), "DeadlineError: [rank 0/2 cpu0] exchange 0 (op 0): rank 1");
+  ExpectContains(failure->what(), "has not started it within");
+  ExpectContains(failure->what(), "it has started none so far");
+}
+
+TEST(LatePeerIsADeadlineError) {
+  for (const char* const transport : kDeviceTransports) CheckLatePeerIsADeadlineError(transport);
+}
+
+// The time counts from when the device reaches the exchange.
+TEST(SlowProgramIsNotLate) {
+  WorldOptions options = DeviceOptions(2);
+  options.engine.deadline_ms = options.engine.first_deadline_ms = 400;
+  DeviceWorld world(options);
+  uint32_t word = 0;
+  Part zero(0, SwapPairs(), 100);
+  Part one(1, SwapPairs(), 100);
+  world.device().WaitValue(world.stream(0), &word, 1);
+  world.device().WaitValue(world.stream(1), &word, 1);
+  zero.Start(world);
+  one.Start(world);
+  zero.Done(world);
+  one.Done(world);
+  std::this_thread::sleep_for(milliseconds(800));
+  EXPECT(world.engine(0).failure() == nullptr);
+  std::atomic_ref(word).store(1);
+  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT(zero.IsFrom(1) && one.IsFrom(0));
+}
+
+// Each result that has not come is poisoned before the program goes on; those that have stay.
+void CheckFailurePoisonsWhatIsInFlight(std::string_view transport) {
+  DeviceWorld world(DeviceOptions(2, transport));
+  Part first(0, SwapPairs(), 5000, 0);
+  Part peer(1, SwapPairs(), 5000, 0);
+  first.Start(world);
+  first.Done(world);
+  peer.Start(world);
+  peer.Done(world);
+  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  std::deque<Part> parts;
+  for (int i = 0; i < 5; ++i)
+    parts.emplace_back(0, SwapPairs(), kSlotBytes * 3, 1 + i).Start(world);
+  std::vector<std::byte> seen(parts.back().result.size());
+  for (const Part& part : parts) part.Done(world);
+  world.device().Copy(world.stream(0), seen.data(), parts.back().result.data(), seen.size());
+  world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
+  EXPECT(world.IsIdleWithin(0, kLong));
+  EXPECT(first.IsFrom(1));
+  for (const Part& part : parts) EXPECT(part.IsFilledWith(kPoison));
+  EXPECT(std::ranges::all_of(seen, [](std::byte byte) { return byte == kPoison; }));
+  ExpectContains(ExpectThrow([&] { first.Start(world); }), "PeerError: process 1 has died");
+}
+
+TEST(FailurePoisonsWhatIsInFlight) {
+  for (const char* const transport : kDeviceTransports)
+    CheckFailurePoisonsWhatIsInFlight(transport);
+}
+
+// A source that fails lets its sends go over slots that the target has not taken: the target must
+// not take that for the exchange.
+void CheckFailedSource(std::string_view transport) {
+  DeviceWorld world(DeviceOptions(2, transport));
+  constexpr int kCount = 12;  // more than there are slots
+  std::deque<Part> zeros;
+  for (int i = 0; i < kCount; ++i) {
+    zeros.emplace_back(0, SwapPairs(), kSlotBytes, i % 8).Start(world);
+    zeros.back().Done(world);
+  }
+  world.engine(0).Fail(Error(ErrorCode::kPeer, "something else", 0));
+  EXPECT(world.IsIdleWithin(0, kLong));
+  Part one(1, SwapPairs(), kSlotBytes, 0);
+  try {
+    one.Start(world);
+    one.Done(world);
+  } catch (const Error&) {
+    return;  // it has heard already
+  }
+  EXPECT(world.IsIdleWithin(1, kLong));
+  EXPECT(one.IsFilledWith(kPoison));
+}
+
+TEST(FailedSourceDoesNotCorruptItsTarget) {
+  for (const char* const transport : kDeviceTransports) CheckFailedSource(transport);
+}
+
+TEST(FailedExchangesAreRecorded) {
+  DeviceWorld world(DeviceOptions(2));
+  Part zero(0, SwapPairs(), 1000);
+  zero.Start(world);
+  zero.Done(world);
+  const auto is_recorded = [&] { return !world.engine(0).DeviceFlightRecords().empty(); };
+  EXPECT(IsWithin(kLong, is_recorded));
+  world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
+  EXPECT(world.IsIdleWithin(0, kLong));
+  const auto records = world.engine(0).DeviceFlightRecords();
+  ExpectEqual(records.size(), size_t{1});
+  EXPECT(records.back().state == FlightState::kFailed);
+  ExpectEqual(world.engine(0).DeviceStats().at("exchanges_completed"), uint64_t{0});
+}
+
+// Process 1, which has rank 1, in a process of its own: starts nothing. Rank 0 is here.
+struct ForkedRank {
+  explicit ForkedRank(const WorldOptions& options)
+      : ends(ConnectAll(2, kRingSockets)), peer(options, [this](Engine& engine) {
+          ends[0].clear();
+          OpenDevices(engine, 1);
+          return WaitForEver(engine);
+        }) {
+    ends[1].clear();
+    ring_socket = Fd(dup(ends[0][1].data[RingSockets::kNumMessageSockets].get()));
+    SetUp(peer.engine(), options);
+    OpenDevices(peer.engine(), 0);
+  }
+
+  void OpenDevices(Engine& engine, int rank) {
+    auto sockets = RingSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
+    engine.OpenDevices("host", {{rank, 0}}, sockets, kLong);
+  }
+
+  std::vector<std::vector<Ends>> ends;
+  ForkedPeer peer;
+  Fd ring_socket;  // one of those for chunks, of rank 0
+  std::unique_ptr<Device> device = OpenHostDevice({}, 0);
+  Stream stream = device->CreateStream(StreamPriority::kNormal);
+};
+
+WorldOptions ImpatientOptions(std::string_view transport) {
+  WorldOptions options = DeviceOptions(2, transport);
+  options.engine.peer_timeout_ms = kFaultTimeoutMs;
+  return options;
+}
+
+// Exchanges 3 to 5, which wait for the peer.
+void StartThree(ForkedRank& forked, std::deque<Part>& parts) {
+  for (int64_t index = 3; index < 6; ++index) {
+    Part& part = parts.emplace_back(0, SwapPairs(), 20 * kSlotBytes, index);
+    part.StartOn(forked.peer.engine(), forked.stream.get());
+    part.DoneOn(forked.peer.engine(), forked.stream.get());
+  }
+}
+
+void ExpectPeerError(ForkedRank& forked, std::string_view words,
+                     const Location& location = Location::current()) {
+  const auto error = forked.peer.engine().WaitFailure(kLong);
+  if (!error) return AddFailure("no error", location);
+  ExpectContains(error->what(),
+                 "jaxhet.PeerError: [rank 0/2 cpu0] exchange 3 (op 3): rank 1 of process 1 "
+                 "(host 1), cpu1: the process has died or can't be reached: ",
+                 location);
+  ExpectContains(error->what(), words, location);
+  EXPECT(IsWithin(kLong, [&] { return forked.device->IsIdle(forked.stream.get()); }));
+}
+
+void CheckReportsPeer(std::string_view transport, int signal, std::string_view words) {
+  std::deque<Part> parts;
+  ForkedRank forked(ImpatientOptions(transport));
+  StartThree(forked, parts);
+  forked.peer.Kill(signal);
+  ExpectPeerError(forked, words);
+  for (const Part& part : parts) EXPECT(part.IsFilledWith(kPoison));
+}
+
+TEST(DeadPeerIsNamedWithTheExchange) {
+  for (const char* const transport : kDeviceTransports) {
+    CheckReportsPeer(transport, SIGKILL, "Look at what that process printed last");
+  }
+}
+
+TEST(SilentPeerIsNamedWithTheExchange) {
+  CheckReportsPeer("shm", SIGSTOP, "it has been silent for");
+}
+
+// The control connection stands.
+TEST(BrokenRingIsNamedWithTheExchange) {
+  std::deque<Part> parts;
+  ForkedRank forked(ImpatientOptions("tcp"));
+  shutdown(forked.ring_socket.get(), SHUT_RDWR);
+  try {
+    StartThree(forked, parts);
+  } catch (const Error&) {  // by the second one it may be known
+  }
+  ExpectPeerError(forked, "a ring (tcp) broke: send");
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

@@ -1,0 +1,76 @@
+#include "tests/cpp/device_world.h"
+
+#include <algorithm>
+
+#include "xla_plugin/device/host/host.h"
+
+namespace jaxhet::testing {
+
+WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
+  WorldOptions options{.num_processes = num_processes,
+                       .transports = {std::string(transport), "tcp"}};
+  options.engine.slot_bytes = kSlotBytes;
+  return options;
+}
+
+std::vector<RingSockets> RingSocketsOf(int rank, std::vector<Ends> ends) {
+  std::vector<RingSockets> sockets;
+  for (size_t peer = 0; peer < ends.size(); ++peer) {
+    if (std::cmp_equal(peer, rank)) continue;
+    sockets.push_back({rank, static_cast<int>(peer), std::move(ends[peer].data)});
+  }
+  return sockets;
+}
+
+DeviceWorld::DeviceWorld(const WorldOptions& options)
+    : world_(options), device_(OpenHostDevice({}, 0)) {
+  std::vector<std::thread> threads;
+  auto ends = ConnectAll(num_ranks(), kRingSockets);
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    streams_.push_back(device_->CreateStream(StreamPriority::kNormal));
+    threads.emplace_back(
+        [this, rank, own_ends = std::move(ends[static_cast<size_t>(rank)])]() mutable {
+          world_.engine(rank).OpenDevices("host", {{rank, 0}},
+                                          RingSocketsOf(rank, std::move(own_ends)), kLong);
+          world_.engine(rank).AddPlan(kPlan, PlanText(8));
+        });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+Part::Part(int rank, Pairs pairs, size_t num_bytes, int64_t index)
+    : operand(num_bytes),
+      result(num_bytes, std::byte{0xEE}),
+      pairs_(std::move(pairs)),
+      rank_(rank),
+      index_(index) {
+  for (size_t i = 0; i < num_bytes; ++i) operand[i] = Pattern(rank, 0, i + Shift());
+  request_.plan = kPlan;
+  request_.index = index;
+  request_.poison = kPoison;
+}
+
+void Part::StartOn(Engine& engine, StreamHandle stream) {
+  request_.stream = stream;
+  request_.pairs = pairs_;
+  request_.operand = operand;
+  request_.result = result;
+  engine.devices().Start(0, request_);
+}
+
+void Part::DoneOn(Engine& engine, StreamHandle stream) const {
+  engine.devices().Done(0, stream, request_.plan, index_);
+}
+
+bool Part::IsFrom(int source) const {
+  for (size_t i = 0; i < result.size(); ++i) {
+    if (result[i] != Pattern(source, 0, i + Shift())) return false;
+  }
+  return true;
+}
+
+bool Part::IsFilledWith(std::byte value) const {
+  return std::ranges::all_of(result, [&](std::byte byte) { return byte == value; });
+}
+
+}  // namespace jaxhet::testing
