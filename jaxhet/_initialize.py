@@ -299,9 +299,14 @@ def _start_jax(
     )
     session = _session.Session(config, config.process_id, islands, engine, membership)
     if engine is not None:
-        _bridge(session, engine, devices)
-        if session.island.platform in _jax_compat.GPU_PLATFORMS:
-            _open_devices(session, engine, members, listener, check)
+        try:
+            _set_ranks(session, engine, devices)
+            if session.island.platform in _jax_compat.GPU_PLATFORMS:
+                _open_devices(session, engine, members, listener, check)
+            _bridge(session, devices)
+        except BaseException:
+            session.discard()
+            raise
     return session
 
 
@@ -334,13 +339,16 @@ def _create_backend(
     return devices
 
 
-def _bridge(session: _session.Session, engine: _ffi.Engine, devices: list[Device]) -> None:
-    """Lets the engine know the ranks, and XLA the engine."""
+def _set_ranks(session: _session.Session, engine: _ffi.Engine, devices: list[Device]) -> None:
     island_of = {d.id: island for island in session.islands for d in island.devices}
     ranks = sorted(devices, key=lambda d: d.id)
     engine.set_ranks(
         [(d.id, d.process_index, island_of[d.id].index, island_of[d.id].platform) for d in ranks]
     )
+
+
+def _bridge(session: _session.Session, devices: list[Device]) -> None:
+    """Lets XLA know the engine and the passes. Last of all: XLA forgets nothing."""
     platform = session.island.platform
     _ffi.register_handlers(platform)
     _jax_compat.register_passes(session.decompose, session.bridge, platform)

@@ -304,12 +304,17 @@ class Session:
         self._closed.set()
         if self.engine is not None:
             self.engine.close(0 if self.error() else round(timeout_s * 1000))
+        self.discard()
+        if self._membership is not None:
+            self._membership.leave()
+
+    def discard(self) -> None:
+        """Ends what is the session's own; engine and membership are left as they are."""
+        self._closed.set()
         if self._watcher.is_alive():
             self._watcher.join()
         with contextlib.suppress(Exception):
             _jax_compat.disconnect_client()
-        if self._membership is not None:
-            self._membership.leave()
 
     def close_at_exit(self, timeout_s: float) -> None:
         """`close` at interpreter exit, which must end although JAX waits for what can't end."""

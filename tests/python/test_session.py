@@ -4,6 +4,7 @@ tests/multiprocess/ has whole jobs.
 """
 
 import importlib.metadata
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import jaxhet
 from jaxhet import _config, _ffi, _initialize, _islands, _jax_compat, _session
-from jaxhet._errors import JaxhetError, PeerError
+from jaxhet._errors import JaxhetError, PeerError, TransportError
 from jaxhet._session import BridgeOptions, Session
 
 DEVICES: tuple[Any, ...] = tuple(
@@ -151,10 +152,11 @@ def test_each_process_is_set_up_for_its_own_platform(
     engine = FakeEngine()
     stand_in: Any = engine
     session = _mixed_session(process, engine)
-    _initialize._bridge(session, stand_in, list(DEVICES[::-1]))
+    _initialize._set_ranks(session, stand_in, list(DEVICES[::-1]))
     members: Any = [types.SimpleNamespace(process=i, host_id="one") for i in range(3)]
     listener: Any = types.SimpleNamespace(process=process, take=lambda *_: {})
     _initialize._open_devices(session, stand_in, members, listener, lambda: None)
+    _initialize._bridge(session, list(DEVICES[::-1]))
     ranks = [(0, "cuda"), (0, "cuda"), (1, "rocm"), (1, "rocm")]
     assert engine.calls == [("set_ranks", ranks), ("open_devices", platform, mine, [], 60.0)]
     assert [args[2] for name, args, _ in calls if name == "register_passes"] == [platform]
@@ -165,14 +167,49 @@ def test_each_process_is_set_up_for_its_own_platform(
     session.close(0)
 
 
-def test_devices_of_a_cpu_job_are_not_opened(calls: list[Any]) -> None:
-    engine = FakeEngine()
+def _start(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, claims: tuple[tuple[str, str], ...]
+) -> Session:
+    """What `initialize` does in process 0 when all connections are there."""
+    monkeypatch.setattr(_jax_compat, "connect_client", lambda *_: None)
+    monkeypatch.setattr(_initialize, "_create_backend", lambda *_: list(DEVICES))
+    members: Any = [
+        types.SimpleNamespace(process=i, island=name, platform=platform, host="a", host_id="a")
+        for i, (name, platform) in enumerate(claims)
+    ]
+    membership: Any = types.SimpleNamespace(
+        members=members, service_address="", failure=None, check=lambda: None, leave=lambda: None
+    )
+    listener: Any = types.SimpleNamespace(process=0, take=lambda *_: {})
+    config = _config.resolve({"process_id": 0}, environ={})
     stand_in: Any = engine
-    session = _mixed_session(0, engine, (("a", "cpu"), ("b", "cpu"), ("b", "cpu")))
-    _initialize._bridge(session, stand_in, list(DEVICES))
+    return _initialize._start_jax(config, membership, stand_in, listener)
+
+
+def test_devices_of_a_cpu_job_are_not_opened(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine()
+    session = _start(monkeypatch, engine, (("a", "cpu"), ("b", "cpu"), ("b", "cpu")))
     assert [call[0] for call in engine.calls] == ["set_ranks"]
     assert calls[0] == ("register_ffi_target", ("exchange", 1), {"platform": "cpu"})
     session.close(0)
+
+
+def test_set_up_that_fails_leaves_nothing_behind(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Engine(FakeEngine):
+        def open_devices(self, *args: Any, **named: Any) -> None:
+            raise TransportError("no transport leads from rank 0")
+
+    left = []
+    monkeypatch.setattr(_jax_compat, "disconnect_client", lambda: left.append("the service"))
+    with pytest.raises(TransportError, match="no transport leads from rank 0"):
+        _start(monkeypatch, Engine(), MIXED)
+    assert calls == []
+    assert left == ["the service"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "jaxhet-watch"]
 
 
 def test_vendors_of_the_device_layer_are_known_by_jax_names() -> None:
