@@ -25,7 +25,7 @@ from jaxhet import _deviceless
 from jaxhet.compiler import Job, Options, Plan, collectives, hlo
 from jaxhet.compiler.overlap import schedule
 from tests.python.compiler.install_plugins import PLUGINS
-from tests.python.compiler.train_steps import TRAIN_STEPS
+from tests.python.compiler.train_steps import LOOP_OVER_LAYERS, TRAIN_STEPS
 
 
 class Compiler(_deviceless.Compiler):
@@ -192,6 +192,7 @@ CASES = {
     "train_two_devices": Case("2x1x2", train_step),
     "train_sharded": Case("2x1x1", train_step_sharded),
     "train_sharded_scan": Case("2x1x1", functools.partial(train_step_sharded, scan=True)),
+    "train_loop_over_layers": Case("2x1x1", LOOP_OVER_LAYERS.lower),
     "reductions": Case("2x1x1", reductions),
     "reductions_three_islands": Case("3x1x2", reductions),
     "reductions_flat": Case("2x1x2", reductions, Options(algorithm="flat")),

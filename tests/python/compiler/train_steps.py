@@ -17,7 +17,7 @@ _MODEL = dataclasses.replace(CONFIGS["1b"], layers=2, scan=False, remat=False)
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-    """A model on two islands of two devices; the first axes of the mesh cross islands."""
+    """A model on two islands; the first axes of the mesh cross them."""
 
     axes: Mapping[str, int]
     config: Config = _MODEL
@@ -34,6 +34,7 @@ def _with(**changes: Any) -> Config:
     return dataclasses.replace(_MODEL, **changes)
 
 
+# On islands of two devices.
 TRAIN_STEPS = {
     "data_parallel": TrainStep({"data": 4}),
     # Nothing comes before the gathers of the first layer: there must be some more.
@@ -42,3 +43,11 @@ TRAIN_STEPS = {
     "pipeline": TrainStep({"stage": 2, "data": 2}, _with(layers=4, stages=(3, 1))),
     "mixture_of_experts": TrainStep({"expert": 4}, _with(experts=4)),
 }
+# On islands of one device. Exchanges before the loop over layers are in flight when it begins, and
+# it has some of its own: more than XLA's scheduler allows if they are still in flight then.
+LOOP_OVER_LAYERS = TrainStep(
+    {"fsdp": 2},
+    dataclasses.replace(CONFIGS["tiny"], scan=True, remat=False),
+    batch=4,
+    positions=32,
+)
