@@ -164,6 +164,29 @@ TEST(CloseWaitsForWhatIsInFlight) {
   for (const char* const transport : kDeviceTransports) CheckCloseWaitsForWhatIsInFlight(transport);
 }
 
+// A peer may leave as soon as its own part is done: what it has sent is still on its way.
+void CheckPeerThatLeavesTakesNothingBack(std::string_view transport) {
+  DeviceWorld world(DeviceOptions(2, transport));
+  const Pairs pairs = {0, 1};
+  Part zero(0, pairs, kSlotBytes * 8);
+  Part one(1, pairs, kSlotBytes * 8);
+  zero.Start(world);
+  zero.Done(world);
+  std::thread leaver([&] { world.engine(0).Close(kLong); });
+  std::this_thread::sleep_for(milliseconds(100));
+  one.Start(world);
+  one.Done(world);
+  EXPECT(world.IsIdleWithin(1, kLong));
+  EXPECT(one.IsFrom(0));
+  world.engine(1).Close(kLong);
+  leaver.join();
+}
+
+TEST(PeerThatLeavesTakesNothingBack) {
+  for (const char* const transport : kDeviceTransports)
+    CheckPeerThatLeavesTakesNothingBack(transport);
+}
+
 TEST(RefusedTransportsAreNamed) {
   WorldOptions options = DeviceOptions(2);
   options.transports = {"tcp"};

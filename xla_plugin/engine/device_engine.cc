@@ -107,7 +107,8 @@ size_t DeviceEngine::Look() {
 
 bool DeviceEngine::WaitIdle(milliseconds timeout) {
   const Time limit = Clock::now() + timeout;
-  while (Look() > 0) {
+  const auto is_drained = [](const auto& rank) { return rank->IsDrained(); };
+  while (Look() > 0 || !std::ranges::all_of(ranks_, is_drained)) {
     if (job_.failure() || Clock::now() >= limit) return false;
     std::this_thread::sleep_for(kLookPeriod);
   }

@@ -36,7 +36,8 @@ class DeviceEngine {
   void Start(int ordinal, const DeviceRequest& request);
   void Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index);
 
-  // Waits until nothing is in flight. False at the timeout, or if the job fails.
+  // Waits until nothing is in flight and all that was sent has left this process. False at the
+  // timeout, or if the job fails.
   bool WaitIdle(std::chrono::milliseconds timeout);
   // Of all ranks.
   std::optional<DeviceRank::Wait> OldestWait(std::span<const int> peer_ranks) const;

@@ -319,6 +319,17 @@ std::optional<DeviceRank::Report::Broken> DeviceRank::FindBroken() const {
   return std::nullopt;
 }
 
+bool DeviceRank::IsDrained() const {
+  return std::ranges::all_of(outgoing_, [](const auto& entry) {
+    const RankRing& ring = *entry.second;
+    const uint64_t end = ring.chunks;
+    uint64_t chunk = end - std::min<uint64_t>(end, kRingSlots);
+    auto& emptied = ring.end->words().emptied;
+    while (chunk < end && emptied.at(Slot(chunk)).host().load() >= Turn(chunk)) ++chunk;
+    return chunk == end;
+  });
+}
+
 std::optional<DeviceRank::Wait> DeviceRank::OldestWait(std::span<const int> peer_ranks) const {
   const auto is_asked_for = [&](int rank) {
     return std::ranges::find(peer_ranks, rank) != peer_ranks.end();

@@ -41,7 +41,7 @@ struct RankRing {
   std::unique_ptr<RingEnd> end;
   std::string_view transport;
   uint64_t exchanges = 0;
-  uint64_t chunks = 0;
+  std::atomic<uint64_t> chunks = 0;
   std::atomic<uint64_t> num_bytes = 0;
 };
 
@@ -104,6 +104,9 @@ class DeviceRank {
   // By any thread. Records what has started and ended. `patience` is for a peer that runs the
   // same plan, `first_patience` until then.
   Report Look(std::chrono::milliseconds patience, std::chrono::milliseconds first_patience);
+
+  // What was sent has left this end: its target can take it after this process has gone.
+  bool IsDrained() const;
 
   // An exchange in flight, of which a part with the peer is not over.
   struct Wait {
