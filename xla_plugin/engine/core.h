@@ -166,7 +166,7 @@ class Core {
   std::shared_ptr<const Error> failure_;  // why nothing moves any more
   bool said_goodbye_ = false;
   static constexpr std::chrono::milliseconds kBusyPeriod{5};  // of looks at a peer that leaves
-  bool heard_failure_ = false;  // from a peer, which has logged it
+  bool heard_failure_ = false;                                // from a peer, which has logged it
   FlightRecorder recorder_;
   uint64_t started_ = 0;
   uint64_t completed_ = 0;
