@@ -25,7 +25,8 @@ TEST(DifferentExchangesAreAPlanMismatch) {
   zero.Start(world);
   zero.Done(world);
   const std::string text = ExpectThrow([&] { one.Start(world); });
-  const bool second_finds_it = text.find("[rank 1/2 cpu1] exchange 3 (op 3): rank 0") != text.npos;
+  const bool second_finds_it =
+      text.find("[rank 1/2 cpu1] exchange 3 (op 3): rank 0") != std::string::npos;
   ExpectContains(text, "PlanMismatchError: [rank ");
   ExpectContains(text, second_finds_it ? "is at exchange 2 (op 2)" : "is at exchange 3 (op 3)");
   EXPECT(world.IsIdleWithin(0, kLong));
@@ -193,7 +194,7 @@ struct ForkedRank {
   }
 
   void OpenDevices(Engine& engine, int rank) {
-    auto sockets = RingSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
+    const auto sockets = RingSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
     engine.OpenDevices("host", {{rank, 0}}, sockets, kLong);
   }
 
@@ -257,7 +258,8 @@ TEST(BrokenRingIsNamedWithTheExchange) {
   shutdown(forked.ring_socket.get(), SHUT_RDWR);
   try {
     StartThree(forked, parts);
-  } catch (const Error&) {  // by the second one it may be known
+  } catch (const Error& error) {  // by the second one it may be known
+    ExpectContains(error.what(), "PeerError");
   }
   ExpectPeerError(forked, "a ring (tcp) broke: send");
 }

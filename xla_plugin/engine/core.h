@@ -145,7 +145,9 @@ class Core {
   Membership& MembershipOf(const Exchange& exchange);
   const PeerTransfer* OpenTransferWith(int process) const;
   std::optional<DeviceRank::Wait> DeviceWaitFor(int process) const;
-  bool WaitsFor(int process) const { return OpenTransferWith(process) || DeviceWaitFor(process); }
+  bool WaitsFor(int process) const {
+    return OpenTransferWith(process) != nullptr || DeviceWaitFor(process);
+  }
 
   Options options_;
   Roster roster_;

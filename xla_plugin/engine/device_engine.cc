@@ -143,7 +143,7 @@ std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
   std::vector<FlightRecord> records;
   for (const auto& rank : ranks_)
     std::ranges::move(rank->FlightRecords(), std::back_inserter(records));
-  std::ranges::stable_sort(records, {}, &FlightRecord::started);
+  std::ranges::sort(records, {}, &FlightRecord::started);
   return records;
 }
 

@@ -273,7 +273,7 @@ void DeviceRank::RecordReached() {
     if (exchange.number > last && !IsComplete(exchange)) return;
     if (exchange.reached) continue;
     exchange.reached = now;
-    recorder_.Started(RecordOf(exchange));
+    recorder_.Started(RecordOf(exchange, now));
   }
 }
 
@@ -289,7 +289,7 @@ void DeviceRank::RecordCompleted() {
   }
 }
 
-FlightRecord DeviceRank::RecordOf(const InFlight& exchange) const {
+FlightRecord DeviceRank::RecordOf(const InFlight& exchange, Time started) const {
   std::set<int> group = {rank_};
   for (const int partner : {exchange.target, exchange.source}) {
     if (partner >= 0) group.insert(partner);
@@ -304,7 +304,7 @@ FlightRecord DeviceRank::RecordOf(const InFlight& exchange) const {
           .operand_bytes = exchange.operand_bytes,
           .group = {group.begin(), group.end()},
           .state = FlightState::kStarted,
-          .started = *exchange.reached,
+          .started = started,
           .ended = {}};
 }
 

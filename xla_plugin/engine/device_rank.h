@@ -188,7 +188,7 @@ class DeviceRank {
   }
   void RecordReached();
   void RecordCompleted();
-  FlightRecord RecordOf(const InFlight& exchange) const;
+  FlightRecord RecordOf(const InFlight& exchange, Time started) const;
   std::optional<Mismatch> FindMismatch(const InFlight& exchange) const;
   std::optional<Report::Broken> FindBroken() const;
   bool RunToTheEnd(const InFlight& exchange, Time limit);
