@@ -264,5 +264,61 @@ TEST(BrokenRingIsNamedWithTheExchange) {
   ExpectPeerError(forked, "a ring (tcp) broke: send");
 }
 
+// One of two ranks of this process, and the other's end of their rings.
+struct LocalPair {
+  LocalPair() {
+    for (const int rank : {0, 1}) {
+      ranks.push_back(std::make_unique<DeviceRank>(rank, OpenHostDevice({}, 0)));
+    }
+    for (const int target : {0, 1}) {
+      const RingTransport& local = RingTransportOf("local");
+      const auto setup = [&](int rank) -> RingSetup {
+        return {.device = ranks.at(static_cast<size_t>(rank))->device(),
+                .same_process = true,
+                .same_host = true,
+                .same_vendor = true,
+                .slot_bytes = kSlotBytes,
+                .sockets = {},
+                .messages = nullptr,
+                .nics = nullptr};
+      };
+      const int source = 1 - target;
+      auto [end, offer] = local.make(setup(target));
+      Rank(source).AddOutgoing(target, RingOf(local.open(setup(source), offer)));
+      Rank(target).AddIncoming(source, RingOf(std::move(end)));
+    }
+  }
+  static std::unique_ptr<RankRing> RingOf(std::unique_ptr<RingEnd> end) {
+    auto ring = std::make_unique<RankRing>();
+    ring->end = std::move(end);
+    ring->transport = "local";
+    return ring;
+  }
+  DeviceRank& Rank(int rank) { return *ranks.at(static_cast<size_t>(rank)); }
+
+  std::vector<std::unique_ptr<DeviceRank>> ranks;
+};
+
+// A thread may start an exchange while the watch abandons those that it knows of.
+TEST(WhatStartsLateIsAbandonedToo) {
+  std::vector<std::byte> operand(kSlotBytes * 20);
+  std::vector<std::byte> result(operand.size());
+  LocalPair pair;
+  const Stream stream = pair.Rank(0).device().CreateStream(StreamPriority::kNormal);
+  pair.Rank(0).Stop();
+  EXPECT(pair.Rank(0).Abandon(kLong));
+  const Pairs pairs = SwapPairs();
+  DeviceRequest request;
+  request.stream = stream.get();
+  request.plan = kPlan;
+  request.pairs = pairs;
+  request.operand = operand;
+  request.result = result;
+  request.poison = kPoison;
+  EXPECT(!pair.Rank(0).Start(request));
+  EXPECT(pair.Rank(0).Abandon(kLong));
+  EXPECT(std::ranges::all_of(result, [](std::byte byte) { return byte == kPoison; }));
+}
+
 }  // namespace
 }  // namespace jaxhet::testing

@@ -68,26 +68,30 @@ class End final : public ConnectionHost {
                               *this)),
         num_bytes_(settings.num_bytes) {}
 
-  // Begins to wait for message `number`, which the other end sends after it got our next one.
-  void Await(uint64_t number) {
+  // Message `number` will come, after our next one.
+  void Expect(uint64_t number) {
     Message& message = messages_[number];
     message.bytes.resize(num_bytes_);
     message.transfer.receive.Add(message.bytes.data(), num_bytes_);
     Begin(number);
   }
-  void Receive(uint64_t number) {
-    Finish(number);
-    if (messages_.at(number).bytes != Content(number, num_bytes_)) {
-      Throw(ErrorCode::kTransport, "message ", number, " has other bytes than were sent");
-    }
-    messages_.erase(number);
-  }
-  void SendMessage(uint64_t number) {
+  // Message `number` will go.
+  void Prepare(uint64_t number) {
     Message& message = messages_[number];
     message.bytes = Content(number, num_bytes_);
     message.transfer.send.Add(message.bytes.data(), num_bytes_);
+  }
+  void SendMessage(uint64_t number) {
     Begin(number);
     Finish(number);
+  }
+  // Until it has come.
+  void Await(uint64_t number) { Finish(number); }
+  // What has come or gone is what it should be.
+  void Check(uint64_t number) {
+    if (messages_.at(number).bytes != Content(number, num_bytes_)) {
+      Throw(ErrorCode::kTransport, "message ", number, " has other bytes than were sent");
+    }
     messages_.erase(number);
   }
 
@@ -143,12 +147,15 @@ class End final : public ConnectionHost {
 void Answer(int control, const Settings& settings) {
   End end(control, settings);
   end.Connect();
-  end.Await(0);
+  end.Expect(0);
   end.Meet();
   for (uint64_t number = 0; number < 2 * settings.times; number += 2) {
-    end.Receive(number);
-    end.Await(number + 2);
+    end.Prepare(number + 1);
+    end.Await(number);
     end.SendMessage(number + 1);
+    end.Check(number);
+    end.Check(number + 1);
+    end.Expect(number + 2);
   }
   end.Meet();
 }
@@ -159,12 +166,15 @@ void Ask(int control, const Settings& settings) {
   end.Meet();
   std::vector<double> times_us;
   for (uint64_t number = 0; number < 2 * settings.times; number += 2) {
+    end.Prepare(number);
+    end.Expect(number + 1);
     const Time begin = Clock::now();
-    end.Await(number + 1);
     end.SendMessage(number);
-    end.Receive(number + 1);
+    end.Await(number + 1);
     const std::chrono::duration<double, std::micro> time = Clock::now() - begin;
     times_us.push_back(time.count() / 2);
+    end.Check(number);
+    end.Check(number + 1);
   }
   end.Meet();
   std::ranges::sort(times_us);

@@ -20,6 +20,8 @@ _MTU = 9000  # gives an RDMA MTU of 4096
 _MEMORY = "3G"
 # Programs of tests/cpp would find the software libibverbs of the tests first.
 REAL_VERBS = {"LD_LIBRARY_PATH": "/usr/lib/x86_64-linux-gnu"}
+# The emulator moves byte after byte for `rep movsb`, with which glibc would copy large memory.
+_COPIES = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-ERMS,-FSRM"}
 _PACKETS = "/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts"
 _TAIL_LINES = 80
 
@@ -106,7 +108,8 @@ class Guest:
     def start(self, script: str, env: Mapping[str, str] | None = None) -> str:
         """Starts a shell script in the project's root; returns its name for `wait`."""
         name = f"command{next(self._numbers)}"
-        exports = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "HOME": "/tmp", **(env or {})}
+        exports = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "HOME": "/tmp", **_COPIES}
+        exports |= env or {}
         lines = [f"export PATH={shlex.quote(os.environ['PATH'])}:/usr/sbin:/sbin"]
         lines += [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
         lines += [f"cd {shlex.quote(str(ROOT))}", script]

@@ -127,7 +127,6 @@ std::optional<DeviceRank::Wait> DeviceEngine::OldestWait(std::span<const int> pe
 void DeviceEngine::Abandon() {
   for (const auto& rank : ranks_) rank->Stop();
   const std::lock_guard lock(abandon_mutex_);
-  if (std::exchange(is_abandoned_, true)) return;
   for (const auto& rank : ranks_) {
     try {
       if (rank->Abandon(kAbandonTimeout)) continue;

@@ -41,7 +41,7 @@ class DeviceEngine {
   bool WaitIdle(std::chrono::milliseconds timeout);
   // Of all ranks.
   std::optional<DeviceRank::Wait> OldestWait(std::span<const int> peer_ranks) const;
-  // The job has failed: ends what is in flight, in poison.
+  // The job has failed: ends what is in flight, in poison. By any thread, any number of times.
   void Abandon();
 
   std::map<std::string, uint64_t> Stats() const;
@@ -62,9 +62,8 @@ class DeviceEngine {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool is_active_ = false;     // something may be in flight; under mutex_
-  bool closing_ = false;       // under mutex_
-  bool is_abandoned_ = false;  // under abandon_mutex_
+  bool is_active_ = false;  // something may be in flight; under mutex_
+  bool closing_ = false;    // under mutex_
   std::mutex abandon_mutex_;
   std::thread watch_;
 };

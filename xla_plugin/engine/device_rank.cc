@@ -401,7 +401,7 @@ bool DeviceRank::Abandon(milliseconds timeout) {
     for (const InFlight& exchange : in_flight_) {
       recorder_.Ended(exchange.number, FlightState::kFailed, Clock::now());
     }
-    exchanges = in_flight_;
+    exchanges = std::exchange(in_flight_, {});
   }
   std::vector<bool> has_come;
   for (const InFlight& exchange : exchanges) has_come.push_back(IsReceived(exchange));

@@ -122,8 +122,8 @@ class DeviceRank {
   // The job has failed. Nothing starts any more, and the program's stream stops at the next Done()
   // that it comes to. By any thread, for all ranks before the first Abandon().
   void Stop();
-  // Ends what is in flight, as above. False if the device did not get there in time; the program
-  // stays where it is then.
+  // Ends what is in flight, as above; again for what a thread has started meanwhile. False if the
+  // device did not get there in time; the program stays where it is then.
   bool Abandon(std::chrono::milliseconds timeout);
 
   // Of the exchanges so far; times as Look() saw them.

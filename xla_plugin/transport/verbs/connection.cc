@@ -60,12 +60,13 @@ bool VerbsConnection::Advance() {
   size_t moved = 0;
   while (moved < kSliceBytes) {
     const size_t drained = Drain();
-    link_.SendCredits();
+    if (link_.num_credits_due() * 2 >= link_.num_slots()) link_.SendCredits();
     const size_t sent = Send();
     if (drained + sent == 0) break;
     moved += drained + sent;
   }
   if (link_.HasArrivals() || CanSend() || link_.IsBusy()) return true;
+  link_.SendCredits();
   if (!link_.Arm()) return false;
   link_.Poll();
   return link_.HasArrivals() || CanSend();

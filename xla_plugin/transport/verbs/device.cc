@@ -122,6 +122,7 @@ void Context::OnEvent(const ibv::AsyncEvent& event) {
     default:
       break;
   }
+  ++num_events_;
 }
 
 ProtectionDomain::ProtectionDomain(const Context& context)

@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_TRANSPORT_VERBS_DEVICE_H_
 #define XLA_PLUGIN_TRANSPORT_VERBS_DEVICE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -53,6 +54,8 @@ class Context final : public Pollable {
   ibv::DeviceAttr QueryDevice() const;
   ibv::PortAttr QueryPort(int port) const;
 
+  // How many events there were so far.
+  uint64_t num_events() const { return num_events_; }
   // Why `port` does not work at the moment, by the events so far; empty if it does.
   std::string PortProblem(int port) const;
 
@@ -65,6 +68,7 @@ class Context final : public Pollable {
   const VerbsApi& api_;
   std::string name_;
   Handle<ibv::Context> context_;
+  std::atomic<uint64_t> num_events_ = 0;
   mutable std::mutex mutex_;  // of what follows
   std::string device_problem_;
   std::map<int, std::string> port_problems_;

@@ -1,7 +1,6 @@
 #include "xla_plugin/transport/verbs/slot_link.h"
 
 #include <algorithm>
-#include <array>
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/verbs/wc_status.h"
@@ -10,7 +9,7 @@ namespace jaxhet::verbs {
 namespace {
 
 // Completions are polled for so long after the last one, before an event is waited for.
-constexpr std::chrono::microseconds kSpin{50};
+constexpr std::chrono::microseconds kSpin{100};
 
 }  // namespace
 
@@ -34,12 +33,11 @@ bool SlotLink::Arm() {
 void SlotLink::Poll() {
   LookAtNics();
   for (Rail& rail : rails_) {
-    std::array<ibv::Wc, 32> buffer;
     std::span<const ibv::Wc> completions;
     do {
-      completions = rail.cq.Poll(buffer);
+      completions = rail.cq.Poll(completions_);
       for (const ibv::Wc& wc : completions) OnCompletion(rail, wc);
-    } while (completions.size() == buffer.size());
+    } while (completions.size() == completions_.size());
   }
 }
 

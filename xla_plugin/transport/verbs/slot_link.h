@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_TRANSPORT_VERBS_SLOT_LINK_H_
 #define XLA_PLUGIN_TRANSPORT_VERBS_SLOT_LINK_H_
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -59,6 +60,7 @@ class SlotLink {
   void Accept(std::string_view offer);
 
   size_t chunk_bytes() const { return chunk_bytes_; }  // the smaller of both ends'
+  size_t num_slots() const { return slots_.size(); }
   size_t num_data_paths() const { return rails_.size() * (rails_.front().paths.size() - 1); }
 
   std::vector<Pollable*> Pollables();
@@ -94,8 +96,9 @@ class SlotLink {
   void TakeArrival() { arrivals_.pop_front(); }
   uint16_t sequence_of_arrived(size_t slot) const { return peer_slots_[slot].filled; }
   const std::byte* arrived_note(size_t slot) const { return arrived_notes_->slot(slot); }
-  // We need the arrived slot no more.
+  // We need the arrived slot no more; the peer learns of it by SendCredits().
   void Empty(size_t slot);
+  size_t num_credits_due() const { return credits_due_.size(); }
   // What arrived can't be used: the paths over this NIC are closed, and it is sent again.
   void Refuse(const Arrival& arrival, std::string_view reason);
   void SendCredits();
@@ -113,7 +116,8 @@ class SlotLink {
     std::deque<Path> paths;
     uint32_t peer_rkey = 0;
     uint32_t peer_notes_rkey = 0;
-    std::string name;          // "mlx5_0:1 (::ffff:10.0.0.1) to mlx5_1:1 (::ffff:10.0.0.2)"
+    std::string name;  // "mlx5_0:1 (::ffff:10.0.0.1) to mlx5_1:1 (::ffff:10.0.0.2)"
+    uint64_t seen_events = 0;
     std::string seen_problem;  // of the NIC
   };
 
@@ -176,7 +180,8 @@ class SlotLink {
   std::vector<size_t> free_;
   std::deque<size_t> resends_;
   std::deque<Arrival> arrivals_;
-  std::deque<size_t> credits_due_;  // slots of the peer's that we have emptied
+  std::deque<size_t> credits_due_;       // slots of the peer's that we have emptied
+  std::array<ibv::Wc, 32> completions_;  // of one look
   Clock::time_point last_completion_;
   std::string last_failure_;  // of a path
 };

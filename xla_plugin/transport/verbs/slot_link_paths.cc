@@ -171,6 +171,8 @@ size_t SlotLink::NumLivePaths() const {
 // only where there are others.
 void SlotLink::LookAtNics() {
   for (Rail& rail : rails_) {
+    const uint64_t num_events = rail.nic->context->num_events();
+    if (std::exchange(rail.seen_events, num_events) == num_events) continue;
     const std::string problem = rail.nic->problem();
     if (problem == rail.seen_problem) continue;
     rail.seen_problem = problem;
