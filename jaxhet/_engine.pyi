@@ -9,6 +9,7 @@ from typing import Any
 EXCHANGE_KINDS: dict[str, int]  # name -> number in plans
 TRANSPORTS: list[str]  # between processes, best first
 RING_TRANSPORTS: list[str]  # between devices, best first
+RING_MESSAGE_SOCKETS: int
 DISTANCES: list[str]  # between a GPU and a NIC, nearest first
 
 class Engine:

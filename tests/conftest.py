@@ -1,4 +1,4 @@
-"""The order of the test files, for several workers."""
+"""How the tests are shared among several workers (pytest-xdist)."""
 
 import pytest
 
@@ -10,6 +10,8 @@ _LONG = (
     "tests/multiprocess/test_random.py",
     "tests/python/compiler/test_deviceless.py",
 )
+# Folders whose files share what can't be had twice.
+_TOGETHER = ("tests/rdma_vm/",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,3 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next(matches, len(_LONG))
 
     items.sort(key=place)
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        group = next((folder for folder in _TOGETHER if file.startswith(folder)), file)
+        item.add_marker(pytest.mark.xdist_group(group))

@@ -22,3 +22,13 @@ def test_conformance_in_one_guest(guest: Guest, subtests: pytest.Subtests):
     assert ended.code == 0, ended.text
     assert len(results) >= _LEAST_CHECKS, ended.text
     assert guest.packets() > packets + 1000 * _LEAST_CHECKS
+
+
+@pytest.mark.timeout(600)
+def test_rings_between_devices(guest: Guest):
+    """Host memory in place of GPUs'; rxe takes no dma-buf, so it is registered by address."""
+    packets = guest.packets()
+    ended = guest.run(f"{build('device_exchange_test')} ManyAreInFlight", 500, REAL_VERBS)
+    assert ended.code == 0, ended.text
+    assert [result for result, _ in _CHECK.findall(ended.text)] == [" ok "], ended.text
+    assert guest.packets() > packets + 1000

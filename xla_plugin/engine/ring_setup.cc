@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <thread>
 
 #include "xla_plugin/transport/verbs/nics.h"
@@ -85,6 +86,7 @@ class RingSetUp {
       if (Clock::now() > deadline) ThrowLate();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
+    SayRemarks();
     for (Incoming& ring : incoming_) {
       ring.ring->end->Settle();
       ring.rank->AddIncoming(ring.source->rank, std::move(ring.ring));
@@ -96,6 +98,19 @@ class RingSetUp {
   }
 
  private:
+  // Each once.
+  void SayRemarks() const {
+    std::set<std::string> remarks;
+    const auto add = [&](const DeviceRank* rank, const RankRing& ring) {
+      const std::string remark = ring.end->Remark();
+      if (remark.empty()) return;
+      remarks.insert(StrCat("jaxhet: rank ", rank->rank(), ": ", remark));
+    };
+    for (const Incoming& ring : incoming_) add(ring.rank, *ring.ring);
+    for (const Outgoing& ring : outgoing_) add(ring.rank, *ring.ring);
+    for (const std::string& remark : remarks) LogLine(remark);
+  }
+
   // Of the ring from `peer` to the rank, or back.
   RingSetup SetupFor(DeviceRank& rank, const RingPeer& peer, bool is_incoming) {
     const auto* const own = std::ranges::find(peers_, rank.rank(), &RingPeer::rank).base();

@@ -131,6 +131,8 @@ class RingEnd {
   // Then, by the source: writes `proof` into slot 0. By the target: whether it is there.
   virtual void Prove(Device& device, std::span<const std::byte> proof);
   virtual bool IsProven(Device& device, std::span<const std::byte> proof);
+  // For people: what is not as good as it could be.
+  virtual std::string Remark() const { return {}; }
   // Set-up is over.
   virtual void Settle() {}
   // The job has failed: threads of the ring end, and what the source's device writes into slots

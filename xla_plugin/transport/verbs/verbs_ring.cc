@@ -52,6 +52,9 @@ class VerbsRing : public CarriedRing, private PeerHost {
   ~VerbsRing() override { Stop(); }
 
   std::string Answer() override { return link_.Offer(); }
+  std::string Remark() const override {
+    return slots_.is_pinned() ? StrCat("RDMA goes through ", slots_.way()) : std::string();
+  }
 
  protected:
   // `is_source`: its slots go out; else they come in.
@@ -69,10 +72,6 @@ class VerbsRing : public CarriedRing, private PeerHost {
                .notes = verbs::SlotLink::Notes::kOfEachSlot},
               *this) {
     SetSlots(slots_.device_address(), slots_.slot_bytes());
-    if (slots_.is_pinned()) {
-      LogLine(StrCat("jaxhet: RDMA of ", setup.device.info().ToString(), " goes through ",
-                     slots_.way()));
-    }
   }
 
   size_t num_threads() const override { return 1; }
