@@ -72,7 +72,7 @@ TEST(OwnedIsReleasedOnce) {
 TEST(HostCopiesOddSizesInOrder) {
   const auto device = OpenHost();
   const Stream stream = device->CreateStream(StreamPriority::kHigh);
-  for (const size_t num_bytes : {0, 1, 7, 4095, 1 << 20}) {
+  for (const size_t num_bytes : {size_t{0}, size_t{1}, size_t{7}, size_t{4095}, size_t{1} << 20}) {
     const DeviceMemory a = device->Allocate(num_bytes + 1);
     const DeviceMemory b = device->Allocate(num_bytes + 1);
     std::memset(a.get(), 3, num_bytes + 1);

@@ -21,8 +21,7 @@ std::optional<ChunkInfo> ChunkCounter::Next() const {
                    .num_bytes = std::min<uint64_t>(chunk_bytes, launch->num_bytes - done_bytes_)};
 }
 
-void ChunkCounter::Advance() {
-  const ChunkInfo chunk = Next().value();
+void ChunkCounter::Advance(const ChunkInfo& chunk) {
   ++chunk_;
   done_bytes_ += chunk.num_bytes;
   if (done_bytes_ < chunk.exchange_bytes) return;

@@ -47,8 +47,8 @@ class ChunkCounter {
   uint64_t exchange() const { return exchange_; }
   // None if that is not launched. Throws if the log has lost it.
   std::optional<ChunkInfo> Next() const;
-  // The chunk is done with.
-  void Advance();
+  // The chunk, which was the next one, is done with.
+  void Advance(const ChunkInfo& chunk);
 
  private:
   const LaunchLog& log_;

@@ -22,7 +22,7 @@ MessageSocket::MessageSocket(const Fd& socket) : fd_(fcntl(socket.get(), F_DUPFD
   if (flags < 0 || fcntl(fd_.get(), F_SETFL, flags & ~O_NONBLOCK) < 0) ThrowErrno("fcntl");
 }
 
-void MessageSocket::Send(std::span<const iovec> message) {
+void MessageSocket::Send(std::span<const iovec> message) const {
   std::string bytes(sizeof(uint32_t), '\0');
   for (const iovec& piece : message) {
     bytes.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
@@ -60,6 +60,6 @@ std::optional<std::string> MessageSocket::Receive() {
   }
 }
 
-void MessageSocket::Shutdown() { shutdown(fd(), SHUT_RDWR); }
+void MessageSocket::Shutdown() const { shutdown(fd(), SHUT_RDWR); }
 
 }  // namespace jaxhet

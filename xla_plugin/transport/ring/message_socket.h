@@ -19,11 +19,11 @@ class MessageSocket {
 
   int fd() const { return fd_.get(); }
   // Blocks while the peer does not read.
-  void Send(std::span<const iovec> message);
+  void Send(std::span<const iovec> message) const;
   // None if there is none yet. Throws if the peer has closed the connection.
   std::optional<std::string> Receive();
   // By any thread: the connection is at its end.
-  void Shutdown();
+  void Shutdown() const;
 
  private:
   Fd fd_;

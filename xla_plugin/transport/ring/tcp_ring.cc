@@ -101,9 +101,10 @@ class TcpSource final : public TcpRing {
     const LaunchLog& log = words().source;
     ChunkCounter chunks(log, slot_bytes());
     while (log.WaitFor(chunks.exchange(), [this] { return stopping(); })) {
-      const ChunkInfo info = chunks.Next().value();
-      if (info.chunk % num_threads() == socket && !SendChunk(socket, info)) return;
-      chunks.Advance();
+      const std::optional<ChunkInfo> info = chunks.Next();
+      if (!info) continue;
+      if (info->chunk % num_threads() == socket && !SendChunk(socket, *info)) return;
+      chunks.Advance(*info);
     }
   }
 

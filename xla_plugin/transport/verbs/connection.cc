@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
@@ -100,15 +101,16 @@ bool VerbsConnection::CanSend() {
 // Sends one chunk; returns its bytes.
 size_t VerbsConnection::Send() {
   if (!CanSend()) return 0;
-  return link_.HasResends() ? link_.Resend() : Fill();
+  if (link_.HasResends()) return link_.Resend();
+  const std::optional<size_t> slot = link_.AnyFree();
+  return slot ? Fill(*slot) : 0;
 }
 
-size_t VerbsConnection::Fill() {
+size_t VerbsConnection::Fill(size_t slot) {
   Transfer& transfer = *sends_.front();
   const size_t num_bytes =
       std::min(PieceBytes(transfer.send.num_bytes()), transfer.send.num_bytes() - transfer.sent);
   const size_t slot_bytes = kChunkHeaderBytes + num_bytes;
-  const size_t slot = *link_.AnyFree();
   const uint32_t sequence = link_.Start(slot, slot_bytes);
   std::byte* const memory = outgoing_.slot(slot);
   const ChunkInfo info{transfer.peer_ticket, transfer.sent, num_bytes, sequence, 0};

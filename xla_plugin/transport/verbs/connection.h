@@ -31,7 +31,7 @@ class VerbsConnection final : public Connection {
   size_t Drain();
   bool CanSend();
   size_t Send();
-  size_t Fill();
+  size_t Fill(size_t slot);
   size_t PieceBytes(size_t num_bytes) const;
 
   ConnectionHost& host_;

@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "xla_plugin/transport/verbs/path.h"
 #include "xla_plugin/transport/verbs/wc_status.h"
@@ -18,16 +19,16 @@ constexpr int kNumEntries = 16;
 
 }  // namespace
 
-Loopback::Loopback(const std::shared_ptr<Nic>& nic, const Options& options)
+Loopback::Loopback(const std::shared_ptr<Nic>& nic, Options options)
     : nic_(*nic),
-      options_(options),
+      options_(std::move(options)),
       host_({&nic, 1}, 1, kMostBytes, ibv::kAccessLocalWrite),
       cq_(*nic->context, kNumEntries) {}
 
 void Loopback::Connect() {
-  qp_.emplace(nic_.domain, cq_, QueuePairSizes{.sends = 1, .receives = 1}, nic_.info.port,
-              static_cast<uint16_t>(options_.pkey_index),
-              ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead);
+  qp_ = std::make_unique<QueuePair>(nic_.domain, cq_, QueuePairSizes{.sends = 1, .receives = 1},
+                                    nic_.info.port, static_cast<uint16_t>(options_.pkey_index),
+                                    ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead);
   Route route = RouteOf(nic_.info, InfoOf(nic_.info, 0), options_);
   route.qp_num = qp_->number();
   route.psn = kPsn;

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "xla_plugin/transport/verbs/device.h"
@@ -20,7 +19,7 @@ class Loopback {
  public:
   static constexpr size_t kMostBytes = 4096;  // of one call
 
-  Loopback(const std::shared_ptr<Nic>& nic, const Options& options);
+  Loopback(const std::shared_ptr<Nic>& nic, Options options);
 
   void Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes);
   void Read(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes);
@@ -36,7 +35,7 @@ class Loopback {
   Options options_;
   Staging host_;
   CompletionQueue cq_;
-  std::optional<QueuePair> qp_;
+  std::unique_ptr<QueuePair> qp_;
   uint64_t last_wr_id_ = 0;
 };
 

@@ -50,7 +50,7 @@ class SlotLink {
     size_t chunk_bytes;  // of a slot, that may be sent
     Notes notes = Notes::kNone;
   };
-  SlotLink(SlotMemory::NicList nics, const Options& options, const Slots& slots, PeerHost& host);
+  SlotLink(SlotMemory::NicList nics, Options options, const Slots& slots, PeerHost& host);
   ~SlotLink();
   SlotLink(const SlotLink&) = delete;
   SlotLink& operator=(const SlotLink&) = delete;
@@ -79,9 +79,9 @@ class SlotLink {
   bool HasRoom() { return ChoosePath(/*for_credits=*/false, sends_per_slot_).path != nullptr; }
   std::byte* note(size_t slot) const { return notes_->slot(slot); }
   // The free slot will be sent, `num_bytes` of it; there is room. Returns the sequence.
-  uint16_t Start(size_t slot, size_t num_bytes);
+  uint16_t Start(size_t index, size_t num_bytes);
   // Sends the next part, up to `end`; the last one ends at `num_bytes`.
-  void SendTo(size_t slot, size_t end);
+  void SendTo(size_t index, size_t end);
   // What a failed path had is to be sent again before anything else.
   bool HasResends() const { return !resends_.empty(); }
   size_t Resend();  // one slot, if there is room; returns its bytes
@@ -168,8 +168,8 @@ class SlotLink {
   const SlotMemory& incoming_;
   size_t chunk_bytes_;
   uint32_t sends_per_slot_;
-  std::optional<Staging> notes_;
-  std::optional<Staging> arrived_notes_;
+  std::unique_ptr<Staging> notes_;  // null for Notes::kNone
+  std::unique_ptr<Staging> arrived_notes_;
   size_t peer_slot_bytes_ = 0;
   uint64_t peer_slots_address_ = 0;
   uint64_t peer_notes_address_ = 0;

@@ -66,9 +66,8 @@ void CheckReachable(const NicInfo& own, const RailInfo& peer, std::string_view r
 
 }  // namespace
 
-SlotLink::SlotLink(SlotMemory::NicList nics, const Options& options, const Slots& slots,
-                   PeerHost& host)
-    : options_(options),
+SlotLink::SlotLink(SlotMemory::NicList nics, Options options, const Slots& slots, PeerHost& host)
+    : options_(std::move(options)),
       host_(host),
       outgoing_(slots.outgoing),
       incoming_(slots.incoming),
@@ -76,9 +75,9 @@ SlotLink::SlotLink(SlotMemory::NicList nics, const Options& options, const Slots
       sends_per_slot_(kMostParts + (slots.notes == Notes::kNone ? 0 : 1)),
       slots_(slots.count) {
   if (slots.notes == Notes::kOfEachSlot) {
-    notes_.emplace(nics, slots.count, kNoteBytes, ibv::kAccessLocalWrite);
-    arrived_notes_.emplace(nics, slots.count, kNoteBytes,
-                           ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite);
+    notes_ = std::make_unique<Staging>(nics, slots.count, kNoteBytes, ibv::kAccessLocalWrite);
+    arrived_notes_ = std::make_unique<Staging>(nics, slots.count, kNoteBytes,
+                                               ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite);
   }
   const QueuePairSizes sizes = SizesOf(options_, sends_per_slot_, slots_.size());
   const auto num_paths = static_cast<size_t>(options_.qps) + 1;

@@ -65,8 +65,8 @@ class VerbsRing : public CarriedRing, private PeerHost {
         slots_(setup.device, nics_, setup.nics->options(), kRingSlots, slot_bytes),
         nothing_(nics_, kRingSlots, kNothing, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
         link_(nics_, setup.nics->options(),
-              {.outgoing = is_source ? Memory(slots_) : nothing_,
-               .incoming = is_source ? Memory(nothing_) : slots_,
+              {.outgoing = is_source ? AsMemory(slots_) : AsMemory(nothing_),
+               .incoming = is_source ? AsMemory(nothing_) : AsMemory(slots_),
                .count = kRingSlots,
                .chunk_bytes = slots_.slot_bytes(),
                .notes = verbs::SlotLink::Notes::kOfEachSlot},
@@ -93,7 +93,7 @@ class VerbsRing : public CarriedRing, private PeerHost {
   }
 
  private:
-  static const verbs::SlotMemory& Memory(const verbs::SlotMemory& memory) { return memory; }
+  static verbs::SlotMemory& AsMemory(verbs::SlotMemory& memory) { return memory; }
 
   void Look(milliseconds timeout) {
     const std::vector<Pollable*> pollables = link_.Pollables();
@@ -187,7 +187,7 @@ class VerbsSource final : public VerbsRing {
     ++num_open_;
     link().Start(slot, info->num_bytes);
     link().SendTo(slot, info->num_bytes);
-    chunks.Advance();
+    chunks.Advance(*info);
     return 1;
   }
 
