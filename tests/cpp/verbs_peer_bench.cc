@@ -87,6 +87,11 @@ class End final : public ConnectionHost {
   }
   // Until it has come.
   void Await(uint64_t number) { Finish(number); }
+  // Until nothing is left to do: the peer knows then of all slots that we have emptied.
+  void Settle() {
+    while (connection_->Advance()) {
+    }
+  }
   // What has come or gone is what it should be.
   void Check(uint64_t number) {
     if (messages_.at(number).bytes != Content(number, num_bytes_)) {
@@ -157,6 +162,7 @@ void Answer(int control, const Settings& settings) {
     end.Check(number + 1);
     end.Expect(number + 2);
   }
+  end.Settle();
   end.Meet();
 }
 
