@@ -2,7 +2,7 @@
 
     python -m pytest tests/gpu/test_collectives.py -s
 
-prints a table for each. On CPU a few dtypes keep the test itself working.
+prints a table for each. On CPU a few dtypes keep the test itself working. RDMA is tests/softverbs/.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import pytest
 
 from tests.support import gpus
 from tests.support.jobs import Job, Shape, island_job
+from tests.support.programs import softverbs
 
 WORKER = pathlib.Path(__file__).with_name("collectives_worker.py")
 CHUNK_BYTES = 64 * 1024
@@ -37,10 +38,11 @@ class Case:
 CASES = {
     **{
         f"cuda-{transport}-2x{devices}": Case("cuda", transport, devices)
-        for transport in ("cuda_ipc", "shm", "tcp")
+        for transport in ("cuda_ipc", "shm", "verbs", "tcp")
         for devices in (1, 2)
     },
     "cpu-shm-2x1": Case("cpu", "shm", 1, FEW),
+    "cpu-verbs-2x1": Case("cpu", "verbs", 1, FEW),
 }
 
 
@@ -60,6 +62,8 @@ def job(case: Case) -> Iterator[Job]:
         "JAXHET_TRANSPORTS": case.transport,
         "JAXHET_CHUNK_BYTES": str(CHUNK_BYTES),
     }
+    if case.transport == "verbs":
+        env |= softverbs("copy cuda" if case.platform == "cuda" else "")
     job = island_job(Shape(2, 1, case.devices), WORKER, env)
     yield job
     job.close()

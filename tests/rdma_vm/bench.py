@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from tests.rdma_vm.guest import REAL_VERBS, Guest, boot
 from tests.rdma_vm.image import make
-from tests.rdma_vm.programs import build
+from tests.support.programs import build
 
 _SIZES = tuple(n << 20 for n in (1, 2, 4, 8))
 _LEAST_BANDWIDTH = 0.85  # of ib_write_bw

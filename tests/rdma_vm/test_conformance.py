@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.rdma_vm.guest import REAL_VERBS, Guest
-from tests.rdma_vm.programs import build
+from tests.support.programs import build
 
 _CHECK = re.compile(r"^\[ ( ok |FAIL) \] (\S+)", re.MULTILINE)
 _LEAST_CHECKS = 26  # 13 in each of two worlds

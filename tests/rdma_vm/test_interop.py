@@ -3,7 +3,7 @@
 import pytest
 
 from tests.rdma_vm.guest import REAL_VERBS, Guest
-from tests.rdma_vm.programs import build
+from tests.support.programs import build
 
 _PEER = "/usr/bin/python3 tests/rdma_vm/pyverbs_peer.py"
 _PEERS_CHUNK = 100_000

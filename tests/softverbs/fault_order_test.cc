@@ -304,6 +304,16 @@ TEST(MemoryOfDevicesIsCopiedByOthers) {
   ExpectEqual(Verbs().dereg_mr(mr), 0);
 }
 
+TEST(DevicesCopyMemory) {
+  Sender pair;
+  Softverbs::Get().Command("copy host");
+  ExpectEqual(pair.a.Write(pair.b.info(), 0, 9), 0);
+  ExpectEqual(pair.a.Wait().status, ibv::kWcSuccess);
+  Softverbs::Get().SetCopy(nullptr);
+  ExpectEqual(Arrived(pair.b, kSent), size_t{9});
+  ExpectContains(ExpectThrow([] { Softverbs::Get().Command("copy moon"); }), "moon");
+}
+
 // Some kernels lose what a NIC writes to an AMD GPU, and say that all is well.
 TEST(DmabufsLoseData) {
   Sender pair;

@@ -12,6 +12,7 @@
 
 #include "tests/softverbs/library/nic.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/device/device.h"
 
 namespace jaxhet::softverbs {
 namespace {
@@ -148,6 +149,19 @@ void SetJitter(Nic& nic, Words& words) {
   nic.SetJitter(std::chrono::microseconds(words.Number(1)), seed);
 }
 
+// Knows the memory of a device, and the host's.
+void CopyByDevice(Nic& nic, const Words& words) {
+  static Device* device = nullptr;  // never closed: the driver may go first
+  static StreamHandle stream;
+  const Vendor& vendor = VendorOf(words.Argument(1));
+  device = vendor.open(vendor.libraries, 0).release();
+  stream = (new Stream(device->CreateStream(StreamPriority::kHigh)))->get();
+  nic.memory().set_copy([](void* to, const void* from, size_t num_bytes) {
+    device->Copy(stream, to, from, num_bytes);
+    device->Synchronize(stream);
+  });
+}
+
 struct Verb {
   std::string_view name;
   void (*run)(Nic& nic, Words& words);
@@ -162,6 +176,7 @@ constexpr std::array kVerbs = {
          }},
     Verb{"gid", [](Nic& nic, Words& words) { SetGid(nic, words); }},
     Verb{"break", [](Nic& nic, Words& words) { BreakQp(nic, words); }},
+    Verb{"copy", [](Nic& nic, Words& words) { CopyByDevice(nic, words); }},
     Verb{"retry",
          [](Nic& nic, Words& words) {
            nic.set_retry_interval(std::chrono::microseconds(words.Number(1)));

@@ -9,6 +9,7 @@
 //   port DEVICE PORT up|down
 //   gid DEVICE PORT INDEX add|remove
 //   break QPN                                          the QP fails, as hardware does
+//   copy VENDOR                                        by its first device (cuda, hip, host)
 //   retry US                                           pause after a packet that is lost
 //   jitter US [seed=1]                                 requests begin up to US later, each its own
 //   error status=WC [bytes=N|all] [us=N] [WHERE] [WHEN]   this and the next two: see FaultKind

@@ -1,0 +1,43 @@
+"""The programs of tests/cpp, and the software libibverbs, for tests in Python."""
+
+import fcntl
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+from tests.support.jobs import ROOT
+
+_BUILD = ROOT / "_build" / "plain"
+
+
+def build(name: str) -> pathlib.Path:
+    """Builds a program of tests/cpp."""
+    _make(name)
+    return _BUILD / "tests" / "cpp" / name
+
+
+def softverbs(commands: str = "") -> dict[str, str]:
+    """The environment in which a process finds the software libibverbs, and what that is told.
+
+    Args:
+      commands: See tests/softverbs/library/control.h.
+    """
+    _make("softverbs")
+    return {
+        "LD_LIBRARY_PATH": str(_BUILD / "tests" / "softverbs"),
+        "SOFTVERBS_COMMANDS": commands,
+    }
+
+
+@functools.cache
+def _make(target: str) -> None:
+    env = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
+    configure = ["sh", "tools/cpp.sh", "configure", _BUILD.name]
+    make = ["cmake", "--build", str(_BUILD), "--target", target, "--", "--quiet"]
+    _BUILD.parent.mkdir(exist_ok=True)
+    with (_BUILD.parent / ".plain.lock").open("w") as lock:  # of several workers
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, make):
+            subprocess.run(command, cwd=ROOT, env=env, check=True)
