@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <thread>
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
@@ -119,6 +120,8 @@ TEST(RefusesChunksOutOfPlace) {
     liar.SendPlan();
     Call call(GatherRequest(0), {4'000}, {8'000});
     call.StartOn(*liar.engine);
+    const auto started = [](const Core& core) { return core.Stats().at("exchanges_started"); };
+    while (liar.engine->Read(started) == 0) std::this_thread::yield();
     liar.SendStart(Liar::Start(4'000));
     EXPECT(write(liar.data.get(), &wrong, sizeof wrong) == sizeof wrong);
     liar.ExpectRefusal(words);
