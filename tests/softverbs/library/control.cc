@@ -152,13 +152,13 @@ void SetJitter(Nic& nic, Words& words) {
 // Knows the memory of a device, and the host's.
 void CopyByDevice(Nic& nic, const Words& words) {
   static Device* device = nullptr;  // never closed: the driver may go first
-  static StreamHandle stream;
+  static const Stream* stream = nullptr;
   const Vendor& vendor = VendorOf(words.Argument(1));
   device = vendor.open(vendor.libraries, 0).release();
-  stream = (new Stream(device->CreateStream(StreamPriority::kHigh)))->get();
+  stream = new Stream(device->CreateStream(StreamPriority::kHigh));
   nic.memory().set_copy([](void* to, const void* from, size_t num_bytes) {
-    device->Copy(stream, to, from, num_bytes);
-    device->Synchronize(stream);
+    device->Copy(stream->get(), to, from, num_bytes);
+    device->Synchronize(stream->get());
   });
 }
 
