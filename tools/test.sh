@@ -20,6 +20,6 @@ sh tools/cpp.sh test asan address,undefined
 stage "C++ tests under TSan"
 sh tools/cpp.sh test tsan thread
 
-# Who runs what, and in which order: tests/conftest.py.
+# A file is one worker's.
 stage "pytest"
-exec .venv/bin/python -m pytest -n "$(nproc)" --dist loadgroup --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -n "$(nproc)" --dist loadfile "$@"
