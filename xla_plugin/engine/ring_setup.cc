@@ -229,8 +229,12 @@ class RingSetUp {
 
   void Settle(Incoming& incoming) {
     const auto proof = std::as_bytes(std::span(incoming.proof));
-    if (!incoming.ring->end->IsProven(incoming.rank->device(), proof)) {
-      return TryNext(incoming, "what the source's device wrote did not arrive");
+    try {
+      if (!incoming.ring->end->IsProven(incoming.rank->device(), proof)) {
+        return TryNext(incoming, "what the source's device wrote did not arrive");
+      }
+    } catch (const Error& error) {
+      return TryNext(incoming, error.text());
     }
     incoming.is_settled = true;
     --num_open_;

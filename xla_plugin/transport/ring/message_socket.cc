@@ -1,6 +1,5 @@
 #include "xla_plugin/transport/ring/message_socket.h"
 
-#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -9,6 +8,7 @@
 #include <cstring>
 
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/ring/sockets.h"
 
 namespace jaxhet {
 namespace {
@@ -17,10 +17,7 @@ constexpr uint32_t kMostBytes = 1 << 20;
 
 }  // namespace
 
-MessageSocket::MessageSocket(const Fd& socket) : fd_(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0)) {
-  const int flags = fd_ ? fcntl(fd_.get(), F_GETFL) : -1;
-  if (flags < 0 || fcntl(fd_.get(), F_SETFL, flags & ~O_NONBLOCK) < 0) ThrowErrno("fcntl");
-}
+MessageSocket::MessageSocket(const Fd& socket) : fd_(BlockingCopy(socket)) {}
 
 void MessageSocket::Send(std::span<const iovec> message) const {
   std::string bytes(sizeof(uint32_t), '\0');
@@ -29,12 +26,7 @@ void MessageSocket::Send(std::span<const iovec> message) const {
   }
   const auto num_bytes = static_cast<uint32_t>(bytes.size() - sizeof(uint32_t));
   std::memcpy(bytes.data(), &num_bytes, sizeof num_bytes);
-  for (size_t sent = 0; sent < bytes.size();) {
-    const ssize_t done = send(fd(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) ThrowErrno("send");
-    sent += static_cast<size_t>(done);
-  }
+  SendAll(fd_, bytes.data(), bytes.size(), 0);
 }
 
 std::optional<std::string> MessageSocket::Receive() {

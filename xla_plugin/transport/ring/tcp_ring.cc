@@ -1,6 +1,5 @@
 #include "xla_plugin/transport/ring/tcp_ring.h"
 
-#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/ring/carried_ring.h"
+#include "xla_plugin/transport/ring/sockets.h"
 
 namespace jaxhet {
 namespace {
@@ -18,13 +18,9 @@ struct TcpOfferInfo {
   uint64_t slot_bytes;
 };
 
-std::vector<Fd> Duplicate(std::span<const Fd> sockets) {
+std::vector<Fd> BlockingCopies(std::span<const Fd> sockets) {
   std::vector<Fd> copies;
-  for (const Fd& socket : sockets) {
-    const Fd& copy = copies.emplace_back(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
-    const int flags = copy ? fcntl(copy.get(), F_GETFL) : -1;
-    if (flags < 0 || fcntl(copy.get(), F_SETFL, flags & ~O_NONBLOCK) < 0) ThrowErrno("fcntl");
-  }
+  for (const Fd& socket : sockets) copies.push_back(BlockingCopy(socket));
   return copies;
 }
 
@@ -32,7 +28,7 @@ class TcpRing : public CarriedRing {
  public:
   TcpRing(const RingSetup& setup, size_t slot_bytes)
       : CarriedRing(setup.device),
-        sockets_(Duplicate(setup.sockets)),
+        sockets_(BlockingCopies(setup.sockets)),
         slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kRingSlots, slot_bytes))) {
     host_slots_ = static_cast<std::byte*>(slots_memory_.get());
     SetSlots(setup.device.DeviceAddress(host_slots_), slot_bytes);
@@ -59,14 +55,7 @@ class TcpRing : public CarriedRing {
   }
 
   void Write(size_t socket, const void* from, size_t num_bytes, int flags) {
-    const auto* bytes = static_cast<const std::byte*>(from);
-    while (num_bytes > 0) {
-      const ssize_t done = send(sockets_[socket].get(), bytes, num_bytes, MSG_NOSIGNAL | flags);
-      if (done < 0 && errno == EINTR) continue;
-      if (done < 0) ThrowErrno("send");
-      bytes += done;
-      num_bytes -= static_cast<size_t>(done);
-    }
+    SendAll(sockets_[socket], from, num_bytes, flags);
   }
   // False if the peer has closed the connection before the first byte.
   bool Read(size_t socket, void* to, size_t num_bytes) {
