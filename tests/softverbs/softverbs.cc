@@ -1,6 +1,10 @@
 #include "tests/softverbs/softverbs.h"
 
+#include <unistd.h>
+
 #include <array>
+#include <cstdlib>
+#include <string>
 
 #include "tests/softverbs/library/control.h"
 #include "xla_plugin/base/error.h"
@@ -18,7 +22,10 @@ const Softverbs& Softverbs::Get() {
   return *softverbs;
 }
 
-Softverbs::Softverbs() : library_(kPath) {}
+// A command for all processes must not reach other tests.
+Softverbs::Softverbs() : library_(kPath) {
+  setenv("SOFTVERBS_FABRIC", std::to_string(getpid()).c_str(), /*overwrite=*/0);
+}
 
 void Softverbs::Command(std::string_view text) const {
   const Function<decltype(softverbs_command)> command(library_, "softverbs_command");

@@ -415,6 +415,7 @@ int RunChild(int socket) {
 TEST(ProcessesReachEachOther) {
   std::array<int, 2> sockets{};
   ExpectEqual(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets.data()), 0);
+  Softverbs::Get();            // both are of one fabric
   const pid_t child = fork();  // no device is open: there is no thread
   if (child == 0) _exit(RunChild(sockets[1]));
   {
