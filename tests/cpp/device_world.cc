@@ -5,6 +5,12 @@
 #include "xla_plugin/device/host/host.h"
 
 namespace jaxhet::testing {
+namespace {
+
+// Each exchange has bytes of its own.
+size_t ShiftOf(int64_t index) { return static_cast<size_t>(index) * 5; }
+
+}  // namespace
 
 WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
   WorldOptions options{.num_processes = num_processes,
@@ -39,12 +45,11 @@ DeviceWorld::DeviceWorld(const WorldOptions& options)
 }
 
 Part::Part(int rank, Pairs pairs, size_t num_bytes, int64_t index)
-    : operand(num_bytes),
+    : operand(Pattern(rank, 0, num_bytes, ShiftOf(index))),
       result(num_bytes, std::byte{0xEE}),
       pairs_(std::move(pairs)),
       rank_(rank),
       index_(index) {
-  for (size_t i = 0; i < num_bytes; ++i) operand[i] = Pattern(rank, 0, i + Shift());
   request_.plan = kPlan;
   request_.index = index;
   request_.poison = kPoison;
@@ -63,10 +68,7 @@ void Part::DoneOn(Engine& engine, StreamHandle stream) const {
 }
 
 bool Part::IsFrom(int source) const {
-  for (size_t i = 0; i < result.size(); ++i) {
-    if (result[i] != Pattern(source, 0, i + Shift())) return false;
-  }
-  return true;
+  return AreEqual(result, Pattern(source, 0, result.size(), ShiftOf(index_)));
 }
 
 bool Part::IsFilledWith(std::byte value) const {

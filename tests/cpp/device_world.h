@@ -77,8 +77,6 @@ class Part {
   std::vector<std::byte> result;
 
  private:
-  size_t Shift() const { return static_cast<size_t>(index_) * 5; }
-
   Pairs pairs_;
   int rank_;
   int64_t index_;

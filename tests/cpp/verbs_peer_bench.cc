@@ -50,9 +50,7 @@ std::string ReadMessage(int fd) {
 
 // Message `number`; the same for both ends.
 std::vector<std::byte> Content(uint64_t number, size_t num_bytes) {
-  std::vector<std::byte> bytes(num_bytes);
-  for (size_t i = 0; i < num_bytes; ++i) bytes[i] = Pattern(static_cast<int>(number), 0, i);
-  return bytes;
+  return Pattern(static_cast<int>(number), 0, num_bytes);
 }
 
 // One end. Message `number` is transfer `number`.

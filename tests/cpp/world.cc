@@ -5,12 +5,16 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <cstring>
 #include <thread>
 
 #include "xla_plugin/base/error.h"
 
 namespace jaxhet::testing {
 namespace {
+
+constexpr size_t kRow = 256;
 
 Fd NewSocket() {
   Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -134,8 +138,7 @@ Call::Call(ExchangeRequest request, const std::vector<size_t>& operand_bytes,
            const std::vector<size_t>& result_bytes)
     : request_(std::move(request)) {
   for (size_t i = 0; i < operand_bytes.size(); ++i) {
-    auto& operand = operands.emplace_back(operand_bytes[i]);
-    for (size_t j = 0; j < operand.size(); ++j) operand[j] = Pattern(request_.rank, i, j);
+    operands.push_back(Pattern(request_.rank, i, operand_bytes[i]));
   }
   for (const size_t num_bytes : result_bytes) results.emplace_back(num_bytes, std::byte{0xEE});
 }
@@ -166,9 +169,26 @@ std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t 
   return call.Wait();
 }
 
-std::byte Pattern(int rank, size_t operand, size_t i) {
-  const auto seed = static_cast<size_t>(rank) * 31 + operand * 7 + 1;
-  return static_cast<std::byte>((i * 131 + (i >> 8) + seed) & 0xff);
+// Byte i is i * 131 + i / 256 + seed: rows of 256 bytes, of which there are 256.
+std::vector<std::byte> Pattern(int rank, size_t operand, size_t num_bytes, size_t begin) {
+  static const std::vector<std::byte> rows = [] {
+    std::vector<std::byte> bytes(kRow * kRow);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = std::byte((i * 131 + i / kRow) & 0xff);
+    return bytes;
+  }();
+  const size_t seed = static_cast<size_t>(rank) * 31 + operand * 7 + 1;
+  std::vector<std::byte> pattern(num_bytes);
+  for (size_t done = 0; done < num_bytes;) {
+    const size_t at = (begin + done + seed * kRow) % rows.size();
+    const size_t part = std::min(num_bytes - done, rows.size() - at);
+    std::memcpy(pattern.data() + done, rows.data() + at, part);
+    done += part;
+  }
+  return pattern;
+}
+
+bool AreEqual(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
 }  // namespace jaxhet::testing

@@ -5,6 +5,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,8 +89,10 @@ class Call {
 ExchangeRequest GatherRequest(int rank, int64_t run_id = 1);
 std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t run_id = 1);
 
-// Byte `i` of operand `operand` of `rank`.
-std::byte Pattern(int rank, size_t operand, size_t i);
+// The bytes from `begin` on of operand `operand` of `rank`.
+std::vector<std::byte> Pattern(int rank, size_t operand, size_t num_bytes, size_t begin = 0);
+// As one access each, which is quick under TSan, too.
+bool AreEqual(std::span<const std::byte> a, std::span<const std::byte> b);
 
 }  // namespace jaxhet::testing
 

@@ -251,12 +251,10 @@ class Run {
     }
   }
 
-  bool IsRight(const std::vector<std::byte>& result) const {
-    for (size_t i = 0; i < result.size(); ++i) {
-      const int rank = i < num_bytes_ ? 0 : 1;
-      if (result[i] != Pattern(rank, 0, i % num_bytes_)) return false;
-    }
-    return true;
+  bool IsRight(std::span<const std::byte> result) const {
+    const auto [first, second] = std::pair(result.first(num_bytes_), result.subspan(num_bytes_));
+    return AreEqual(first, Pattern(0, 0, num_bytes_)) &&
+           AreEqual(second, Pattern(1, 0, num_bytes_));
   }
 
   void CheckError(const Error& error) {

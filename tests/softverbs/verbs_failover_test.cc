@@ -40,7 +40,7 @@ class VerbsWorld {
       if (errors[rank]) continue;
       std::vector<std::byte> expected = calls[0].operands[0];
       expected.insert(expected.end(), calls[1].operands[0].begin(), calls[1].operands[0].end());
-      EXPECT(calls[rank].results[0] == expected);
+      EXPECT(AreEqual(calls[rank].results[0], expected));
     }
     return errors;
   }
