@@ -1,14 +1,13 @@
 """Jobs are started once and shared by all tests of a module that need their shape."""
 
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.support.jobs import Job, Shape, island_job, world_job
+from tests.support.jobs import Job, Shape, Start, island_job, world_job
 
-WORKER = pathlib.Path(__file__).with_name("worker.py")
-Start = Callable[..., Job]
+_WORKER = pathlib.Path(__file__).with_name("worker.py")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def start() -> Iterator[Start]:
             jobs.pop(key).close()
         if key not in jobs:
             make = world_job if isinstance(shape, int) else island_job
-            jobs[key] = make(shape, WORKER, env)  # type: ignore[arg-type]
+            jobs[key] = make(shape, _WORKER, env)  # type: ignore[arg-type]
         return jobs[key]
 
     yield get

@@ -5,16 +5,17 @@ on the small shapes; which dtypes meet a form changes from shape to shape.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator
 
 import compare
 import matrix
 import numpy as np
 import pytest
-from conftest import WORKER, Start
 
-from tests.support.jobs import Job, Shape, island_job
+from tests.support.jobs import Job, Shape, Start, island_job
 
+_WORKER = pathlib.Path(__file__).with_name("worker.py")
 UNEQUAL = Shape(2, processes=(1, 3), devices=(4, 2))
 # Shape, algorithm, and which of the dtypes of each form: compiling them all takes minutes.
 CASES = (
@@ -49,7 +50,7 @@ class Case:
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     shape, algorithm, part = request.param
-    job = island_job(shape, WORKER, {**X64, "JAXHET_ALGORITHM": algorithm})
+    job = island_job(shape, _WORKER, {**X64, "JAXHET_ALGORITHM": algorithm})
     yield Case(shape, job, part)
     job.close()
 

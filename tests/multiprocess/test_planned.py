@@ -1,9 +1,8 @@
 """`jaxhet.plan` says what the engine then counts."""
 
 import pytest
-from conftest import Start
 
-from tests.support.jobs import Shape
+from tests.support.jobs import Shape, Start
 from tests.support.scripts import job, run
 
 EXCHANGES = {  # in each step

@@ -4,9 +4,8 @@ import compare
 import mapped_programs  # noqa: F401  (registers its programs)
 import programs
 import pytest
-from conftest import Start
 
-from tests.support.jobs import Shape
+from tests.support.jobs import Shape, Start
 
 CASES = (
     (Shape(2, 1, 2), "flat"),

@@ -13,11 +13,10 @@ import compare
 import numpy as np
 import pytest
 import random_programs
-from conftest import Start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.jobs import Shape
+from tests.support.jobs import Shape, Start
 
 NUM_PROGRAMS = 500
 CASES = (

@@ -27,6 +27,14 @@ process = int(os.environ["JAXHET_PROCESS_ID"])
 _TIMEOUT_S = 60
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _interruptible() -> Iterator[None]:
+    """A shell's background job ignores SIGINT, and so would what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def _command(options: str, code: str) -> list[str]:
     script = _PRELUDE + textwrap.dedent(code)
     return [*_LAUNCH, *options.split(), "--", sys.executable, "-c", script]

@@ -55,6 +55,10 @@ class Shape:
         return f"{self.islands}x{_text(self.processes, '+')}x{_text(self.devices, '+')}"
 
 
+# By shape, or number of devices of the one world, and **env.
+Start = Callable[..., "Job"]
+
+
 def _text(numbers: int | tuple[int, ...], separator: str) -> str:
     return str(numbers) if isinstance(numbers, int) else separator.join(map(str, numbers))
 
