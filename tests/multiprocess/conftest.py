@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.jobs import Job, Shape, Start, island_job, world_job
+from tests.support.jobs import FAST_COMPILE, Job, Shape, Start, island_job, world_job
 
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
 
@@ -21,7 +21,7 @@ def start() -> Iterator[Start]:
             jobs.pop(key).close()
         if key not in jobs:
             make = world_job if isinstance(shape, int) else island_job
-            jobs[key] = make(shape, _WORKER, env)  # type: ignore[arg-type]
+            jobs[key] = make(shape, _WORKER, {**FAST_COMPILE, **env})  # type: ignore[arg-type]
         return jobs[key]
 
     yield get

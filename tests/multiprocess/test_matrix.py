@@ -13,7 +13,7 @@ import matrix
 import numpy as np
 import pytest
 
-from tests.support.jobs import Job, Shape, Start, island_job
+from tests.support.jobs import FAST_COMPILE, Job, Shape, Start, island_job
 
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
 UNEQUAL = Shape(2, processes=(1, 3), devices=(4, 2))
@@ -50,7 +50,7 @@ class Case:
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     shape, algorithm, part = request.param
-    job = island_job(shape, _WORKER, {**X64, "JAXHET_ALGORITHM": algorithm})
+    job = island_job(shape, _WORKER, {**FAST_COMPILE, **X64, "JAXHET_ALGORITHM": algorithm})
     yield Case(shape, job, part)
     job.close()
 

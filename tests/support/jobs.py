@@ -20,6 +20,10 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[2]
 # For subprocesses: this tree, then what this process was given.
 PYTHONPATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+# LLVM's optimizations are most of a small program's compile time, and change no program of HLO.
+FAST_COMPILE = {
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+}
 _START_TIMEOUT_S = 180
 _WORLD = "JOINED_WORLD"  # address, processes and id of a process of `joined_job`
 

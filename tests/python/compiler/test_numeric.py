@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 
 from tests.python.compiler import worker
+from tests.support.jobs import FAST_COMPILE
 
 _NUM_CASES = 72
 
@@ -13,6 +14,6 @@ _NUM_CASES = 72
 def test_programs_over_pretended_islands_agree_with_plain_jax():
     if importlib.util.find_spec("jaxhet._engine") is None:
         pytest.skip("the extension is not built")
-    results = worker.run("one_process.py", timeout_s=580)
+    results = worker.run("one_process.py", timeout_s=580, **FAST_COMPILE)
     assert {name: failures for name, failures in results.items() if failures} == {}
     assert len(results) == _NUM_CASES

@@ -10,12 +10,12 @@ from typing import Any
 _ROOT = pathlib.Path(__file__).parents[3]
 
 
-def run(script: str, *arguments: str, timeout_s: int) -> dict[str, Any]:
+def run(script: str, *arguments: str, timeout_s: int, **env: str) -> dict[str, Any]:
     """Case name to what the script says of it."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA_FLAGS"))}
     result = subprocess.run(
         [sys.executable, str(pathlib.Path(__file__).with_name(script)), *arguments],
-        env={**kept, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+        env={**kept, **env, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=timeout_s,
