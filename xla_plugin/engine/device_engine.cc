@@ -125,8 +125,9 @@ std::optional<DeviceRank::Wait> DeviceEngine::OldestWait(std::span<const int> pe
 }
 
 void DeviceEngine::Abandon() {
-  for (const auto& rank : ranks_) rank->Stop();
+  // No stream may be let go on while another thread still ends the rings that it would write to.
   const std::lock_guard lock(abandon_mutex_);
+  for (const auto& rank : ranks_) rank->Stop();
   for (const auto& rank : ranks_) {
     try {
       if (rank->Abandon(kAbandonTimeout)) continue;
