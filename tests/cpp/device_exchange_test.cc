@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <random>
@@ -15,8 +16,8 @@ using std::chrono::milliseconds;
 void CheckSwapsAnySize(std::string_view transport) {
   DeviceWorld world(DeviceOptions(2, transport));
   for (const size_t num_bytes :
-       {size_t{0}, size_t{1}, size_t{7}, kSlotBytes - 1, kSlotBytes, kSlotBytes + 1, kSlotBytes * 8,
-        kSlotBytes * 8 + 1, kSlotBytes * 27 + 5}) {
+       {size_t{0}, size_t{1}, size_t{7}, kEagerBytes, kEagerBytes + 1, kSlotBytes - 1, kSlotBytes,
+        kSlotBytes + 1, kSlotBytes * 8, kSlotBytes * 8 + 1, kSlotBytes * 27 + 5}) {
     Part zero(0, SwapPairs(), num_bytes);
     Part one(1, SwapPairs(), num_bytes);
     zero.Start(world);
@@ -44,16 +45,15 @@ TEST(NoSourceIsZeros) {
   EXPECT(parts[0].IsFilledWith(std::byte{0}) && parts[1].IsFrom(0) && parts[2].IsFrom(1));
 }
 
-// A result comes whether or not the program has reached its done; more may be in flight than there
-// are slots, and the dones may come in another order.
-void CheckManyAreInFlight(std::string_view transport) {
+// More may be in flight than there are slots, and the dones may come in another order.
+void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
   constexpr int kCount = 40;
   std::deque<Part> zeros;
   std::deque<Part> ones;
   for (int i = 0; i < kCount; ++i) {
-    zeros.emplace_back(0, SwapPairs(), kSlotBytes + 3, i).Start(world);
-    ones.emplace_back(1, SwapPairs(), kSlotBytes + 3, i).Start(world);
+    zeros.emplace_back(0, SwapPairs(), num_bytes, i).Start(world);
+    ones.emplace_back(1, SwapPairs(), num_bytes, i).Start(world);
   }
   for (int i = 0; i < kCount; ++i) {
     zeros[static_cast<size_t>(kCount - 1 - i)].Done(world);
@@ -65,11 +65,32 @@ void CheckManyAreInFlight(std::string_view transport) {
   for (const Part& part : ones) EXPECT(part.IsFrom(0));
   const auto stats = world.engine(0).DeviceStats();
   ExpectEqual(stats.at("exchanges_started"), uint64_t{kCount});
-  ExpectEqual(stats.at(StrCat("bytes_sent_", transport)), uint64_t{kCount} * (kSlotBytes + 3));
+  ExpectEqual(stats.at(StrCat("bytes_sent_", transport)), kCount * num_bytes);
 }
 
 TEST(ManyAreInFlight) {
-  for (const char* const transport : kDeviceTransports) CheckManyAreInFlight(transport);
+  for (const char* const transport : kDeviceTransports) {
+    for (const size_t num_bytes : {kEagerBytes, kSlotBytes + 3})
+      CheckManyAreInFlight(transport, num_bytes);
+  }
+}
+
+// Its sends may wait for slots, it does not before a done.
+TEST(ProgramIsNotHeldByItsSends) {
+  for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) {
+    DeviceWorld world(DeviceOptions(2));
+    std::deque<Part> zeros;
+    std::deque<Part> ones;
+    constexpr int kCount = 20;  // more than there are slots
+    for (int i = 0; i < kCount; ++i) zeros.emplace_back(0, SwapPairs(), num_bytes, i).Start(world);
+    EXPECT(world.IsIdleWithin(0, kLong));
+    for (int i = 0; i < kCount; ++i) ones.emplace_back(1, SwapPairs(), num_bytes, i).Start(world);
+    for (const Part& part : zeros) part.Done(world);
+    for (const Part& part : ones) part.Done(world);
+    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    for (const Part& part : zeros) EXPECT(part.IsFrom(1));
+    for (const Part& part : ones) EXPECT(part.IsFrom(0));
+  }
 }
 
 // As the watch sees it: not before the device comes to it, and until it is over.
@@ -106,29 +127,38 @@ TEST(ExchangesAreRecordedAndTimed) {
   EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
 }
 
+// Each rank has dones in an order of its own.
 void CheckRandomPermutesOfThreeRanks(std::string_view transport) {
+  constexpr int kAtOnce = 11;
+  constexpr int kRounds = kAtOnce * 14;
   DeviceWorld world(DeviceOptions(3, transport));
   std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed): a run can be repeated
   std::deque<std::deque<Part>> rounds;
   std::vector<std::vector<int>> sources;
-  for (int i = 0; i < 150; ++i) {
+  for (int i = 0; i < kRounds; ++i) {
     const int shift = 1 + static_cast<int>(random() % 2);
     Pairs pairs;
     for (int rank = 0; rank < 3; ++rank) pairs.insert(pairs.end(), {rank, (rank + shift) % 3});
-    const size_t num_bytes = random() % (3 * kSlotBytes);
+    const size_t num_bytes = random() % (random() % 2 == 0 ? kEagerBytes : 3 * kSlotBytes);
     auto& round = rounds.emplace_back();
     auto& source = sources.emplace_back();
     for (int rank = 0; rank < 3; ++rank) {
-      round.emplace_back(rank, pairs, num_bytes, i % 8);
+      round.emplace_back(rank, pairs, num_bytes, i % kAtOnce);
       source.push_back((rank + 3 - shift) % 3);
     }
   }
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
+    threads.emplace_back([&, rank, own_random = std::mt19937(random())]() mutable {
+      std::vector<const Part*> in_flight;
       for (auto& round : rounds) {
-        round[static_cast<size_t>(rank)].Start(world);
-        round[static_cast<size_t>(rank)].Done(world);
+        Part& part = round[static_cast<size_t>(rank)];
+        part.Start(world);
+        in_flight.push_back(&part);
+        if (in_flight.size() < kAtOnce) continue;
+        std::ranges::shuffle(in_flight, own_random);
+        for (const Part* const each : in_flight) each->Done(world);
+        in_flight.clear();
       }
       world.device().Synchronize(world.stream(rank));
     });

@@ -16,6 +16,7 @@ WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
   WorldOptions options{.num_processes = num_processes,
                        .transports = {std::string(transport), "tcp"}};
   options.engine.slot_bytes = kSlotBytes;
+  options.engine.eager_bytes = kEagerBytes;
   return options;
 }
 

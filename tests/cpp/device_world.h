@@ -16,6 +16,7 @@ namespace jaxhet::testing {
 
 inline constexpr std::byte kPoison{0xFF};
 inline constexpr size_t kSlotBytes = 64 << 10;
+inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
 inline constexpr int kRingSockets = 3 + RingSockets::kNumMessageSockets;
 // Of rings between host devices.
 inline constexpr std::array kDeviceTransports = {"shm", "verbs", "tcp"};

@@ -1,9 +1,8 @@
 #include "xla_plugin/engine/device_rank.h"
 
 #include <algorithm>
-#include <bit>
+#include <deque>
 #include <new>
-#include <set>
 #include <thread>
 
 #include "xla_plugin/base/error.h"
@@ -11,30 +10,15 @@
 namespace jaxhet {
 namespace {
 
-using std::chrono::milliseconds;
+constexpr std::chrono::microseconds kPause{50};
 
-constexpr milliseconds kCopyTime{100};  // for a copy of one chunk that has begun
+uint32_t Next(uint32_t& last) { return last = DeviceNumber(uint64_t{last} + 1); }
 
-uint32_t Slot(uint64_t chunk) { return static_cast<uint32_t>(chunk % kRingSlots); }
-
-// `number` as a device compares it.
-uint32_t DeviceNumber(uint64_t number) {
-  if (number >= kOpen) {
-    Throw(ErrorCode::kUsage,
-          "this process has run out of numbers for its exchanges; run the job again from its last "
-          "checkpoint");
+template <typename Marks, typename Function>
+void ForEachStream(const Marks& marks, Function function) {
+  for (size_t s = 0; s < marks.size(); ++s) {
+    if (marks.at(s) != 0) function(s);
   }
-  return static_cast<uint32_t>(number);
-}
-
-// The value that says that chunk `chunk` is in its slot, or was taken from it.
-uint32_t Turn(uint64_t chunk) { return DeviceNumber(chunk / kRingSlots + 1); }
-
-void Pause() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
-
-template <typename Function>
-void ForEachBit(uint64_t bits, Function function) {
-  for (; bits != 0; bits &= bits - 1) function(static_cast<size_t>(std::countr_zero(bits)));
 }
 
 // What a device may still touch. It is never freed: that would wait for the device.
@@ -48,12 +32,13 @@ void Bury(T&& remains) {
 
 }  // namespace
 
-DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device)
+DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_bytes)
     : rank_(rank),
       device_(std::move(device)),
       words_memory_(device_->AllocatePinned(sizeof(Words))),
       words_(new (words_memory_.get()) Words{}),
       device_words_(static_cast<std::byte*>(device_->DeviceAddress(words_))),
+      eager_bytes_(eager_bytes),
       rescue_stream_(device_->CreateStream(StreamPriority::kHigh)),
       ready_(device_->CreateEvent()) {
   words_->go_on.value = kOpen;
@@ -92,6 +77,7 @@ void* DeviceRank::AddressOf(const DeviceWord& word) const {
 std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& request) {
   InFlight exchange{};
   exchange.number = DeviceNumber(started_ + 1);
+  exchange.program = request.stream;
   exchange.plan = request.plan;
   exchange.index = request.index;
   exchange.deadline_ms = request.deadline_ms;
@@ -105,12 +91,11 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   const Launch launch{
       .plan = request.plan, .index = request.index, .num_bytes = request.operand.size()};
   if (auto mismatch = Agree(exchange, launch)) return mismatch;
-  if (exchange.target >= 0) {
-    exchange.sends = StreamsOf(*outgoing_.at(exchange.target), request.operand.size());
-  }
-  if (exchange.source >= 0) {
-    exchange.receives = StreamsOf(*incoming_.at(exchange.source), request.result.size());
-  }
+  if (program_ == nullptr) program_ = request.stream;
+  const bool is_eager = request.operand.size() <= eager_bytes_ && request.stream == program_;
+  std::vector<InFlight> overdue;
+  if (exchange.source >= 0) overdue = PlanReceive(exchange, is_eager);
+  if (exchange.target >= 0) PlanSend(exchange, is_eager);
   ++started_;
   {
     const std::lock_guard lock(mutex_);
@@ -119,8 +104,14 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   if (exchange.source < 0) {
     device_->Fill(request.stream, request.result.data(), std::byte{0}, request.result.size());
   }
-  device_->Record(ready_.get(), request.stream);
-  if (exchange.source >= 0) Receive(exchange, request.result);
+  if (!IsByProgram(exchange.sends)) {
+    device_->WriteValue(request.stream, AddressOf(words_->reached), exchange.number);
+  }
+  const bool receives = exchange.source >= 0 && !exchange.is_pending;
+  const bool sends = exchange.target >= 0 && !IsByProgram(exchange.sends);
+  if (receives || sends || !overdue.empty()) device_->Record(ready_.get(), request.stream);
+  for (const InFlight& other : overdue) Receive(other);
+  if (receives) Receive(exchange);
   if (exchange.target >= 0) Send(exchange, request.operand);
   return std::nullopt;
 }
@@ -158,308 +149,156 @@ RankRing& DeviceRank::RingOf(Rings& rings, int peer_rank) {
 // The launch log of a ring is finite. Streams fill up long before it does.
 void DeviceRank::WaitForRoom(const LaunchLog& peer, uint64_t number) const {
   while (number > LaunchLog::kEntries && peer.last() < number - LaunchLog::kEntries && !stopped_) {
-    Pause();
+    std::this_thread::sleep_for(kPause);
   }
 }
 
-// The streams that the next exchange on the ring has chunks on.
-uint64_t DeviceRank::StreamsOf(const RankRing& ring, size_t num_bytes) {
-  const bool has_one = num_bytes <= ChunkBytes(num_bytes, ring.end->slot_bytes());
-  return has_one ? uint64_t{1} << (ring.chunks % kStreams) : (uint64_t{1} << kStreams) - 1;
+uint64_t DeviceRank::NumChunks(const RankRing& ring, size_t num_bytes) {
+  const size_t chunk_bytes = ChunkBytes(num_bytes, ring.end->slot_bytes());
+  return std::max<uint64_t>(1, (num_bytes + chunk_bytes - 1) / chunk_bytes);
+}
+
+// Chunks take turns on our streams.
+DeviceRank::Marks DeviceRank::NextMarks(Marks& last, uint64_t first_chunk, uint64_t num_chunks) {
+  Marks marks{};
+  for (uint64_t i = 0; i < std::min<uint64_t>(num_chunks, kStreams); ++i) {
+    const size_t s = (first_chunk + i) % kStreams;
+    marks.at(s) = Next(last.at(s));
+  }
+  return marks;
+}
+
+void DeviceRank::PlanSend(InFlight& exchange, bool is_eager) {
+  const RankRing& ring = *outgoing_.at(exchange.target);
+  const uint64_t num_chunks = NumChunks(ring, exchange.operand_bytes);
+  Marks ours = last_sends_;
+  ours.at(kProgram) = 0;
+  const bool overtakes = !IsOver(ours, words_->sent);  // what our streams have to send
+  if (is_eager && num_chunks == 1 && !overtakes && IsEmptied(ring, ring.chunks)) {
+    exchange.sends.at(kProgram) = Next(last_sends_.at(kProgram));
+  } else {
+    exchange.sends = NextMarks(last_sends_, ring.chunks, num_chunks);
+  }
+}
+
+// Gives what is to be received before, as the exchange needs its slots: in the order of marks.
+std::vector<DeviceRank::InFlight> DeviceRank::PlanReceive(InFlight& exchange, bool is_eager) {
+  RankRing& ring = *incoming_.at(exchange.source);
+  const uint64_t num_chunks = NumChunks(ring, exchange.result.size());
+  exchange.first_chunk = ring.chunks.fetch_add(num_chunks);
+  std::vector<InFlight> overdue;
+  {
+    const std::lock_guard lock(mutex_);
+    for (InFlight& other : in_flight_) {
+      if (!other.is_pending || other.source != exchange.source) continue;
+      if (other.first_chunk + kRingSlots >= exchange.first_chunk + num_chunks) continue;
+      other.is_pending = false;
+      other.receives = NextMarks(last_receives_, other.first_chunk, 1);
+      overdue.push_back(other);
+    }
+  }
+  exchange.is_pending = is_eager && num_chunks == 1;
+  if (!exchange.is_pending) {
+    exchange.receives = NextMarks(last_receives_, exchange.first_chunk, num_chunks);
+  }
+  return overdue;
+}
+
+bool DeviceRank::IsEmptied(const RankRing& ring, uint64_t chunk) {
+  return ring.end->words().emptied.at(RingSlot(chunk)).host().load() + 1 >= RingTurn(chunk);
 }
 
 void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> operand) {
   RankRing& ring = *outgoing_.at(exchange.target);
   const RingEnd& end = *ring.end;
   const size_t chunk_bytes = ChunkBytes(operand.size(), end.slot_bytes());
+  const bool by_program = IsByProgram(exchange.sends);
+  const auto stream_of = [&](uint64_t s) {
+    return by_program ? exchange.program : send_streams_.at(s % kStreams).get();
+  };
   ring.num_bytes += operand.size();
-  ForEachBit(exchange.sends,
-             [&](size_t s) { device_->WaitEvent(send_streams_.at(s).get(), ready_.get()); });
-  if (exchange.source < 0) {
-    auto* const first = send_streams_.at(ring.chunks % kStreams).get();
-    device_->WriteValue(first, AddressOf(words_->reached), exchange.number);
+  if (!by_program) {
+    ForEachStream(exchange.sends,
+                  [&](size_t s) { device_->WaitEvent(stream_of(s), ready_.get()); });
   }
   do {
     const auto chunk = operand.first(std::min(chunk_bytes, operand.size()));
     operand = operand.subspan(chunk.size());
-    auto* const stream = send_streams_.at(ring.chunks % kStreams).get();
-    const uint32_t slot = Slot(ring.chunks);
-    const uint32_t turn = Turn(ring.chunks++);
-    if (end.words().emptied.at(slot).host().load() + 1 < turn) {
-      device_->WaitValue(stream, end.emptied(slot), turn - 1);
-    }
+    auto* const stream = stream_of(ring.chunks);
+    const uint32_t slot = RingSlot(ring.chunks);
+    const uint32_t turn = RingTurn(ring.chunks);
+    if (!IsEmptied(ring, ring.chunks)) device_->WaitValue(stream, end.emptied(slot), turn - 1);
+    ++ring.chunks;
     device_->Copy(stream, end.slot(slot), chunk.data(), chunk.size());
     device_->WriteValue(stream, end.filled(slot), turn);
   } while (!operand.empty());
-  ForEachBit(exchange.sends, [&](size_t s) {
-    device_->WriteValue(send_streams_.at(s).get(), AddressOf(words_->sent.at(s)), exchange.number);
+  ForEachStream(exchange.sends, [&](size_t s) {
+    device_->WriteValue(stream_of(s), AddressOf(words_->sent.at(s)), exchange.sends.at(s));
   });
 }
 
-void DeviceRank::Receive(const InFlight& exchange, std::span<std::byte> result) {
+void DeviceRank::Receive(const InFlight& exchange) {
   RankRing& ring = *incoming_.at(exchange.source);
   const RingEnd& end = *ring.end;
+  std::span<std::byte> result = exchange.result;
   const size_t chunk_bytes = ChunkBytes(result.size(), end.slot_bytes());
+  const bool by_program = IsByProgram(exchange.receives);
+  const auto stream_of = [&](uint64_t s) {
+    return by_program ? exchange.program : receive_streams_.at(s % kStreams).get();
+  };
   ring.num_bytes += result.size();
-  ForEachBit(exchange.receives,
-             [&](size_t s) { device_->WaitEvent(receive_streams_.at(s).get(), ready_.get()); });
-  auto* const first = receive_streams_.at(ring.chunks % kStreams).get();
-  device_->WriteValue(first, AddressOf(words_->reached), exchange.number);
+  if (!by_program) {
+    ForEachStream(exchange.receives,
+                  [&](size_t s) { device_->WaitEvent(stream_of(s), ready_.get()); });
+  }
+  uint64_t number = exchange.first_chunk;
   do {
     const auto chunk = result.first(std::min(chunk_bytes, result.size()));
     result = result.subspan(chunk.size());
-    auto* const stream = receive_streams_.at(ring.chunks % kStreams).get();
-    const uint32_t slot = Slot(ring.chunks);
-    const uint32_t turn = Turn(ring.chunks++);
+    auto* const stream = stream_of(number);
+    const uint32_t slot = RingSlot(number);
+    const uint32_t turn = RingTurn(number++);
     device_->WaitValue(stream, end.filled(slot), turn);
     device_->Copy(stream, chunk.data(), end.slot(slot), chunk.size());
     device_->WriteValue(stream, end.emptied(slot), turn);
   } while (!result.empty());
-  ForEachBit(exchange.receives, [&](size_t s) {
-    auto* const stream = receive_streams_.at(s).get();
-    device_->WaitValue(stream, end.gate(), kOpen);
-    device_->WriteValue(stream, AddressOf(words_->received.at(s)), exchange.number);
+  ForEachStream(exchange.receives, [&](size_t s) {
+    device_->WaitValue(stream_of(s), end.gate(), kOpen);
+    device_->WriteValue(stream_of(s), AddressOf(words_->received.at(s)), exchange.receives.at(s));
   });
 }
 
 void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
   InFlight exchange{};
+  bool receives = false;
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& candidate) {
-      return candidate.plan == plan && candidate.index == index && !candidate.is_done;
+      return candidate.plan == plan && candidate.index == index && candidate.done_number == 0;
     });
     if (found == in_flight_.end()) {
       Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
     }
-    found->is_done = true;
+    found->done_number = Next(dones_);
+    receives = std::exchange(found->is_pending, false);
+    if (receives && stream == found->program) {
+      found->receives.at(kProgram) = Next(last_receives_.at(kProgram));
+    } else if (receives) {
+      found->receives = NextMarks(last_receives_, found->first_chunk, 1);
+    }
     exchange = *found;
   }
-  ForEachBit(exchange.receives, [&](size_t s) {
-    device_->WaitValue(stream, AddressOf(words_->received.at(s)), exchange.number);
-  });
-  ForEachBit(exchange.sends, [&](size_t s) {
-    device_->WaitValue(stream, AddressOf(words_->sent.at(s)), exchange.number);
-  });
-  device_->WaitValue(stream, AddressOf(words_->go_on), exchange.number);
-}
-
-bool DeviceRank::IsOver(uint64_t streams, std::array<DeviceWord, kStreams>& words,
-                        uint32_t number) {
-  bool is_over = true;
-  ForEachBit(streams, [&](size_t s) { is_over &= words.at(s).host().load() >= number; });
-  return is_over;
-}
-
-DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_patience) {
-  Report report;
-  report.broken = FindBroken();
-  const std::lock_guard lock(mutex_);
-  if (!stopped_) {
-    RecordReached();
-    RecordCompleted();
-  }
-  report.in_flight = in_flight_.size();
-  if (in_flight_.empty()) return report;
-  report.mismatch = FindMismatch(in_flight_.front());
-  report.late = FindLate(in_flight_.front(), patience, first_patience);
-  return report;
-}
-
-void DeviceRank::RecordReached() {
-  const uint32_t last = words_->reached.host().load();
-  const Time now = Clock::now();
-  for (InFlight& exchange : in_flight_) {
-    if (exchange.number > last && !IsComplete(exchange)) return;
-    if (exchange.reached) continue;
-    exchange.reached = now;
-    recorder_.Started(RecordOf(exchange, now));
-  }
-}
-
-void DeviceRank::RecordCompleted() {
-  const Time now = Clock::now();
-  for (; !in_flight_.empty(); in_flight_.pop_front()) {
-    const InFlight& exchange = in_flight_.front();
-    if (!exchange.reached || !exchange.is_done || !IsComplete(exchange)) return;
-    recorder_.Ended(exchange.number, FlightState::kCompleted, now);
-    ++completed_;
-    in_flight_time_ += now - *exchange.reached;
-    last_completed_ = now;
-  }
-}
-
-FlightRecord DeviceRank::RecordOf(const InFlight& exchange, Time started) const {
-  std::set<int> group = {rank_};
-  for (const int partner : {exchange.target, exchange.source}) {
-    if (partner >= 0) group.insert(partner);
-  }
-  return {.id = exchange.number,
-          .rank = rank_,
-          .kind = ExchangeKind::kPermute,
-          .plan = exchange.plan,
-          .index = exchange.index,
-          .run = 0,
-          .sequence = exchange.number,
-          .operand_bytes = exchange.operand_bytes,
-          .group = {group.begin(), group.end()},
-          .state = FlightState::kStarted,
-          .started = started,
-          .ended = {}};
-}
-
-std::optional<DeviceRank::Report::Broken> DeviceRank::FindBroken() const {
-  for (const Rings* const rings : {&outgoing_, &incoming_}) {
-    for (const auto& [peer_rank, ring] : *rings) {
-      const std::string failure = ring->end->Failure();
-      if (failure.empty()) continue;
-      return Report::Broken{peer_rank, StrCat("a ring (", ring->transport, ") broke: ", failure)};
-    }
-  }
-  return std::nullopt;
-}
-
-bool DeviceRank::IsDrained() const {
-  return std::ranges::all_of(outgoing_, [](const auto& entry) {
-    const RankRing& ring = *entry.second;
-    const uint64_t end = ring.chunks;
-    uint64_t chunk = end - std::min<uint64_t>(end, kRingSlots);
-    auto& emptied = ring.end->words().emptied;
-    while (chunk < end && emptied.at(Slot(chunk)).host().load() >= Turn(chunk)) ++chunk;
-    return chunk == end;
-  });
-}
-
-std::optional<DeviceRank::Wait> DeviceRank::OldestWait(std::span<const int> peer_ranks) const {
-  const auto is_asked_for = [&](int rank) {
-    return std::ranges::find(peer_ranks, rank) != peer_ranks.end();
+  if (receives && stream != exchange.program) device_->Record(ready_.get(), stream);
+  if (receives) Receive(exchange);
+  const auto wait = [&](const Marks& marks, std::array<DeviceWord, kStreams + 1>& words) {
+    ForEachStream(marks, [&](size_t s) {
+      if (s == kProgram && stream == exchange.program) return;  // in its order
+      device_->WaitValue(stream, AddressOf(words.at(s)), marks.at(s));
+    });
   };
-  const std::lock_guard lock(mutex_);
-  for (const InFlight& exchange : in_flight_) {
-    const bool receives = is_asked_for(exchange.source) && !IsReceived(exchange);
-    if (!receives && (!is_asked_for(exchange.target) || IsSent(exchange))) continue;
-    return Wait{.rank = rank_,
-                .peer_rank = receives ? exchange.source : exchange.target,
-                .plan = exchange.plan,
-                .index = exchange.index,
-                .since = exchange.reached.value_or(Time::max())};
-  }
-  return std::nullopt;
-}
-
-std::optional<DeviceRank::Mismatch> DeviceRank::FindMismatch(const InFlight& exchange) const {
-  if (exchange.source < 0) return std::nullopt;
-  const RingWords& words = incoming_.at(exchange.source)->end->words();
-  const auto own = words.target.Find(exchange.incoming_number);
-  const auto theirs = words.source.Find(exchange.incoming_number);
-  if (!own || !theirs || *own == *theirs) return std::nullopt;
-  return Mismatch{exchange.source, *own, *theirs};
-}
-
-// The time counts from when the device has reached the exchange, since the host may be far ahead
-// of it, and the one before is over.
-std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(const InFlight& exchange,
-                                                             milliseconds patience,
-                                                             milliseconds first_patience) const {
-  if (!exchange.reached) return std::nullopt;
-  const Time since = std::max(*exchange.reached, last_completed_);
-  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - since);
-  if (exchange.deadline_ms > 0) patience = milliseconds(exchange.deadline_ms);
-  const auto late = [&](int peer_rank, const LaunchLog& peer,
-                        uint64_t number) -> std::optional<Report::Late> {
-    const bool has_launched = peer.last() >= number;
-    const std::optional<Launch> last = peer.Find(peer.last());
-    const bool is_there = has_launched || (last && last->plan == exchange.plan);
-    if (waited < (is_there ? patience : std::max(patience, first_patience))) return std::nullopt;
-    return Report::Late{exchange.plan, exchange.index, peer_rank, has_launched, last, waited};
-  };
-  if (!IsReceived(exchange)) {
-    return late(exchange.source, incoming_.at(exchange.source)->end->words().source,
-                exchange.incoming_number);
-  }
-  if (!IsSent(exchange)) {
-    return late(exchange.target, outgoing_.at(exchange.target)->end->words().target,
-                exchange.outgoing_number);
-  }
-  return std::nullopt;
-}
-
-void DeviceRank::Stop() {
-  if (stopped_.exchange(true)) return;
-  words_->go_on.host().store(0);
-  for (auto& [target, ring] : outgoing_) ring->end->Cut();
-}
-
-bool DeviceRank::Abandon(milliseconds timeout) {
-  const Time limit = Clock::now() + timeout;
-  // The program has not gone past what has not come by now, and will not.
-  std::deque<InFlight> exchanges;
-  {
-    const std::lock_guard lock(mutex_);
-    RecordReached();
-    RecordCompleted();
-    for (const InFlight& exchange : in_flight_) {
-      recorder_.Ended(exchange.number, FlightState::kFailed, Clock::now());
-    }
-    exchanges = std::exchange(in_flight_, {});
-  }
-  std::vector<bool> has_come;
-  for (const InFlight& exchange : exchanges) has_come.push_back(IsReceived(exchange));
-  for (auto& [source, ring] : incoming_) ring->end->Cut();
-  std::this_thread::sleep_for(kCopyTime);  // what targets take at the moment
-  bool is_over = true;
-  for (size_t i = 0; i < exchanges.size() && is_over; ++i) {
-    words_->go_on.host().store(exchanges[i].number - 1);  // the program may start this one
-    is_over = RunToTheEnd(exchanges[i], limit) && (has_come[i] || Poison(exchanges[i], limit));
-  }
-  if (is_over) words_->go_on.host().store(kOpen);
-  return is_over;
-}
-
-// Opens all that our streams may wait for, until they have done their part of the exchange. The
-// peers may write the same words.
-bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
-  const auto open = [](std::array<DeviceWord, kRingSlots>& words) {
-    for (DeviceWord& word : words) word.host().store(kOpen);
-  };
-  for (; !IsComplete(exchange) && Clock::now() < limit; Pause()) {
-    for (auto& [target, ring] : outgoing_) open(ring->end->words().emptied);
-    for (auto& [source, ring] : incoming_) {
-      open(ring->end->words().filled);
-      ring->end->words().gate.host().store(kOpen);
-    }
-  }
-  return IsComplete(exchange);
-}
-
-bool DeviceRank::Poison(const InFlight& exchange, Time limit) {
-  auto* const stream = rescue_stream_.get();
-  device_->Fill(stream, exchange.result.data(), exchange.poison, exchange.result.size());
-  while (!device_->IsIdle(stream) && Clock::now() < limit) Pause();
-  return device_->IsIdle(stream);
-}
-
-bool DeviceRank::IsIdle() {
-  const auto is_idle = [&](const Stream& stream) { return device_->IsIdle(stream.get()); };
-  return std::ranges::all_of(send_streams_, is_idle) &&
-         std::ranges::all_of(receive_streams_, is_idle);
-}
-
-DeviceRank::Counts DeviceRank::counts() const {
-  const std::lock_guard lock(mutex_);
-  return {started_, completed_, in_flight_time_};
-}
-
-std::deque<FlightRecord> DeviceRank::FlightRecords() const {
-  const std::lock_guard lock(mutex_);
-  return recorder_.records();
-}
-
-std::map<std::string_view, std::pair<uint64_t, uint64_t>> DeviceRank::Bytes() const {
-  std::map<std::string_view, std::pair<uint64_t, uint64_t>> bytes;
-  for (const auto& [target, ring] : outgoing_) bytes[ring->transport].first += ring->num_bytes;
-  for (const auto& [source, ring] : incoming_) bytes[ring->transport].second += ring->num_bytes;
-  return bytes;
+  wait(exchange.receives, words_->received);
+  wait(exchange.sends, words_->sent);
+  device_->WaitValue(stream, AddressOf(words_->go_on), exchange.done_number);
 }
 
 }  // namespace jaxhet

@@ -54,13 +54,17 @@ struct RankRing {
 // program's stream is held by nothing else, and a result is received as it comes, whether or not
 // the program has reached its Done().
 //
+// What is short (eager) saves the way from stream to stream: the program's own stream sends it at
+// Start(), if its slot is known to be empty, and receives it at Done(). A receive stream does it
+// before, if its slot is needed again by then.
+//
 // When the job fails, the program's stream is held at the next Done(), and for one exchange after
-// the other our streams run to its end, its result is poisoned if it had not come, and the program
-// goes on to the next. No stream is left waiting in the end: a driver that allocates memory waits
-// for all of them.
+// the other, in the order of their Done(), all streams run to its end, its result is poisoned if it
+// had not come, and the program goes on to the next. No stream is left waiting in the end: a driver
+// that allocates memory waits for all of them.
 class DeviceRank {
  public:
-  DeviceRank(int rank, std::unique_ptr<Device> device);
+  DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_bytes);
   ~DeviceRank();
   DeviceRank(const DeviceRank&) = delete;
   DeviceRank& operator=(const DeviceRank&) = delete;
@@ -141,18 +145,22 @@ class DeviceRank {
   using Rings = std::map<int, std::unique_ptr<RankRing>>;  // by the other rank
 
   static constexpr size_t kStreams = 2;
-  static_assert(kRingSlots % kStreams == 0);  // a slot's chunks are all on one stream
+  static_assert(kRingSlots % kStreams == 0);    // a slot's chunks are all on one stream
+  static constexpr size_t kProgram = kStreams;  // the program's stream, as one of them
+  // By stream: how many parts of exchanges it had been given with this one; 0 if it has none of it.
+  using Marks = std::array<uint32_t, kStreams + 1>;
 
-  // Written by the device, but for the first. The values of the others are numbers of exchanges.
+  // Written by the device, but for the first.
   struct Words {
     DeviceWord go_on;    // waited for last at Done(), with its number; kOpen until the job fails
-    DeviceWord reached;  // by the program
-    std::array<DeviceWord, kStreams> sent;
-    std::array<DeviceWord, kStreams> received;
+    DeviceWord reached;  // the last exchange that the program has come to
+    std::array<DeviceWord, kStreams + 1> sent;  // by stream: marks
+    std::array<DeviceWord, kStreams + 1> received;
   };
 
   struct InFlight {
     uint32_t number;  // on this rank
+    StreamHandle program;
     int64_t plan;
     int64_t index;
     int64_t deadline_ms;
@@ -161,25 +169,32 @@ class DeviceRank {
     uint64_t outgoing_number = 0;  // on that ring
     uint64_t incoming_number = 0;
     size_t operand_bytes = 0;
-    uint64_t sends = 0;  // bit s: stream s has chunks of it
-    uint64_t receives = 0;
+    uint64_t first_chunk = 0;  // on the incoming ring
+    bool is_pending = false;   // eager, and to be received at Done()
+    Marks sends{};
+    Marks receives{};
     std::span<std::byte> result;
     std::byte poison{};
-    bool is_done = false;         // Done() was called
+    uint32_t done_number = 0;     // 0 until Done() is called
     std::optional<Time> reached;  // by the device, as Look() saw it
   };
 
   std::optional<Mismatch> Agree(InFlight& exchange, const Launch& launch);
+  void PlanSend(InFlight& exchange, bool is_eager);
+  std::vector<InFlight> PlanReceive(InFlight& exchange, bool is_eager);
   void Send(const InFlight& exchange, std::span<const std::byte> operand);
-  void Receive(const InFlight& exchange, std::span<std::byte> result);
-  static uint64_t StreamsOf(const RankRing& ring, size_t num_bytes);
-  static bool IsOver(uint64_t streams, std::array<DeviceWord, kStreams>& words, uint32_t number);
+  void Receive(const InFlight& exchange);
+  static uint64_t NumChunks(const RankRing& ring, size_t num_bytes);
+  static bool IsEmptied(const RankRing& ring, uint64_t chunk);
+  static Marks NextMarks(Marks& last, uint64_t first_chunk, uint64_t num_chunks);
+  static bool IsByProgram(const Marks& marks) { return marks.at(kProgram) != 0; }
+  static bool IsOver(const Marks& marks, std::array<DeviceWord, kStreams + 1>& words);
   bool IsReceived(const InFlight& exchange) const {
-    return IsOver(exchange.receives, words_->received, exchange.number);
+    return !exchange.is_pending && IsOver(exchange.receives, words_->received);
   }
-  bool IsSent(const InFlight& exchange) const {
-    return IsOver(exchange.sends, words_->sent, exchange.number);
-  }
+  bool IsSent(const InFlight& exchange) const { return IsOver(exchange.sends, words_->sent); }
+  // At least in its slots.
+  bool HasCome(const InFlight& exchange) const;
   RankRing& RingOf(Rings& rings, int peer_rank);
   void WaitForRoom(const LaunchLog& peer, uint64_t number) const;
   void* AddressOf(const DeviceWord& word) const;
@@ -204,15 +219,20 @@ class DeviceRank {
   std::byte* device_words_;
   Rings outgoing_;
   Rings incoming_;
+  const size_t eager_bytes_;
   std::array<Stream, kStreams> send_streams_;
   std::array<Stream, kStreams> receive_streams_;
-  Stream rescue_stream_;  // for poison
-  Event ready_;           // the program has reached the latest start
+  Stream rescue_stream_;            // for poison
+  Event ready_;                     // the program has reached the latest start
+  StreamHandle program_ = nullptr;  // the first program's
+  Marks last_sends_{};
+  Marks last_receives_{};
 
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;
   mutable std::mutex mutex_;        // of what follows; no call of the driver is made under it
   std::deque<InFlight> in_flight_;  // in the order of their starts
+  uint32_t dones_ = 0;
   uint64_t completed_ = 0;
   Clock::duration in_flight_time_{};
   Time last_completed_;

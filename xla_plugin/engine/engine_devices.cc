@@ -27,7 +27,8 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<std::pair<in
     if (!device->info().stream_values) {
       Throw(ErrorCode::kDevice, device->info().ToString(), " can't wait for values on its streams");
     }
-    ranks.push_back(std::make_unique<DeviceRank>(rank, std::move(device)));
+    ranks.push_back(std::make_unique<DeviceRank>(rank, std::move(device),
+                                                 static_cast<size_t>(options_.eager_bytes)));
   }
   ConnectRings(ranks, sockets, Clock::now() + timeout);
   JobView& job = *this;

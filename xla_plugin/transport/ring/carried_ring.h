@@ -77,8 +77,6 @@ class CarriedRing : public RingEnd {
   void Stop();
 
   bool stopping() const { return stopping_; }
-  static uint32_t SlotOf(uint64_t chunk) { return static_cast<uint32_t>(chunk % kRingSlots); }
-  static uint32_t Turn(uint64_t chunk) { return static_cast<uint32_t>(chunk / kRingSlots + 1); }
   static bool Has(DeviceWord& word, uint32_t value) {
     return word.host().load(std::memory_order_acquire) >= value;
   }

@@ -14,6 +14,15 @@ constexpr size_t kChunksPerExchange = 8;
 
 }  // namespace
 
+uint32_t DeviceNumber(uint64_t number) {
+  if (number >= kOpen) {
+    Throw(ErrorCode::kUsage,
+          "this process has run out of numbers for its exchanges; run the job again from its last "
+          "checkpoint");
+  }
+  return static_cast<uint32_t>(number);
+}
+
 void LaunchLog::Publish(uint64_t number, const Launch& launch) {
   Entry& entry = entries_[number % kEntries];
   entry.number.store(0, std::memory_order_seq_cst);

@@ -39,6 +39,12 @@ inline constexpr uint32_t kRingSlots = 8;
 // Lets all waits for a word pass. HIP compares without wrapping around.
 inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
 
+// `number` as a device compares it. Throws UsageError if it is too large.
+uint32_t DeviceNumber(uint64_t number);
+// The slot of a chunk, and the value that says that it is there, or was taken from there.
+inline uint32_t RingSlot(uint64_t chunk) { return static_cast<uint32_t>(chunk % kRingSlots); }
+inline uint32_t RingTurn(uint64_t chunk) { return DeviceNumber(chunk / kRingSlots + 1); }
+
 // What both ends of a ring must say of an exchange on it.
 struct Launch {
   int64_t plan;

@@ -45,7 +45,9 @@ class TcpRing : public CarriedRing {
     for (const Fd& socket : sockets_) shutdown(socket.get(), SHUT_RDWR);
   }
 
-  std::byte* host_slot(uint64_t chunk) const { return host_slots_ + SlotOf(chunk) * slot_bytes(); }
+  std::byte* host_slot(uint64_t chunk) const {
+    return host_slots_ + RingSlot(chunk) * slot_bytes();
+  }
   // False if the ring goes before the word has the value.
   bool Await(DeviceWord& word, uint32_t value) const {
     for (Backoff backoff; !Has(word, value); backoff.Wait()) {
@@ -99,11 +101,11 @@ class TcpSource final : public TcpRing {
 
  private:
   bool SendChunk(size_t socket, const ChunkInfo& info) {
-    const uint32_t slot = SlotOf(info.chunk);
-    if (!Await(words().filled.at(slot), Turn(info.chunk))) return false;
+    const uint32_t slot = RingSlot(info.chunk);
+    if (!Await(words().filled.at(slot), RingTurn(info.chunk))) return false;
     Write(socket, &info, sizeof info, info.num_bytes > 0 ? MSG_MORE : 0);
     Write(socket, host_slot(info.chunk), info.num_bytes, 0);
-    Set(words().emptied.at(slot), Turn(info.chunk));
+    Set(words().emptied.at(slot), RingTurn(info.chunk));
     return true;
   }
 };
@@ -119,13 +121,13 @@ class TcpTarget final : public TcpRing {
       if (info.num_bytes > slot_bytes() || info.chunk % num_threads() != socket) {
         Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
       }
-      const uint32_t slot = SlotOf(info.chunk);
-      if (!Await(words().emptied.at(slot), Turn(info.chunk) - 1)) return;
+      const uint32_t slot = RingSlot(info.chunk);
+      if (!Await(words().emptied.at(slot), RingTurn(info.chunk) - 1)) return;
       if (!Read(socket, host_slot(info.chunk), info.num_bytes)) {
         Throw(ErrorCode::kTransport, "the peer has closed the connection");
       }
       if (!IsAgreed(info)) continue;  // whoever looks at the logs fails the job
-      Set(words().filled.at(slot), Turn(info.chunk));
+      Set(words().filled.at(slot), RingTurn(info.chunk));
     }
   }
 };

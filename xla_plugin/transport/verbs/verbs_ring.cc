@@ -179,8 +179,8 @@ class VerbsSource final : public VerbsRing {
     if (link().HasResends()) return link().Resend() > 0 ? 1 : 0;
     const std::optional<ChunkInfo> info = chunks.Next();
     if (!info) return 0;
-    const uint32_t slot = SlotOf(info->chunk);
-    const uint32_t turn = Turn(info->chunk);
+    const uint32_t slot = RingSlot(info->chunk);
+    const uint32_t turn = RingTurn(info->chunk);
     if (!Has(words().filled.at(slot), turn) || !link().IsFree(slot) || !link().HasRoom()) return 0;
     std::memcpy(link().note(slot), &*info, sizeof *info);
     turns_.at(slot) = turn;
@@ -242,13 +242,13 @@ class VerbsTarget final : public VerbsRing {
       const size_t slot = arrival.slot;
       ChunkInfo info{};
       std::memcpy(&info, link().arrived_note(slot), sizeof info);
-      if (info.num_bytes > slot_bytes() || SlotOf(info.chunk) != slot) {
+      if (info.num_bytes > slot_bytes() || RingSlot(info.chunk) != slot) {
         Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
       }
-      turns_.at(slot) = Turn(info.chunk);
+      turns_.at(slot) = RingTurn(info.chunk);
       ++num_open_;
       // Whoever looks at the logs fails the job.
-      if (IsAgreed(info)) Set(words().filled.at(slot), Turn(info.chunk));
+      if (IsAgreed(info)) Set(words().filled.at(slot), RingTurn(info.chunk));
     }
     return count;
   }

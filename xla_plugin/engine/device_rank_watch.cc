@@ -1,0 +1,259 @@
+#include <algorithm>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "xla_plugin/engine/device_rank.h"
+
+// How the exchanges of a rank are watched, and ended when the job has failed.
+namespace jaxhet {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kCopyTime{100};  // for a copy of one chunk that has begun
+
+void Pause() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
+
+}  // namespace
+
+bool DeviceRank::IsOver(const Marks& marks, std::array<DeviceWord, kStreams + 1>& words) {
+  bool is_over = true;
+  for (size_t s = 0; s < marks.size(); ++s) {
+    is_over &= marks.at(s) == 0 || words.at(s).host().load() >= marks.at(s);
+  }
+  return is_over;
+}
+
+bool DeviceRank::HasCome(const InFlight& exchange) const {
+  if (exchange.source < 0 || IsReceived(exchange)) return true;
+  if (!exchange.is_pending && !IsByProgram(exchange.receives)) return false;
+  auto& filled = incoming_.at(exchange.source)->end->words().filled;
+  return filled.at(RingSlot(exchange.first_chunk)).host().load() >= RingTurn(exchange.first_chunk);
+}
+
+DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_patience) {
+  Report report;
+  report.broken = FindBroken();
+  const std::lock_guard lock(mutex_);
+  if (!stopped_) {
+    RecordReached();
+    RecordCompleted();
+  }
+  report.in_flight = in_flight_.size();
+  if (in_flight_.empty()) return report;
+  report.mismatch = FindMismatch(in_flight_.front());
+  report.late = FindLate(in_flight_.front(), patience, first_patience);
+  return report;
+}
+
+void DeviceRank::RecordReached() {
+  const uint32_t last = words_->reached.host().load();
+  const Time now = Clock::now();
+  for (InFlight& exchange : in_flight_) {
+    const bool has_sent = IsByProgram(exchange.sends) && IsSent(exchange);
+    if (exchange.number > last && !has_sent && !IsComplete(exchange)) return;
+    if (exchange.reached) continue;
+    exchange.reached = now;
+    recorder_.Started(RecordOf(exchange, now));
+  }
+}
+
+void DeviceRank::RecordCompleted() {
+  const Time now = Clock::now();
+  for (; !in_flight_.empty(); in_flight_.pop_front()) {
+    const InFlight& exchange = in_flight_.front();
+    if (!exchange.reached || exchange.done_number == 0 || !IsComplete(exchange)) return;
+    recorder_.Ended(exchange.number, FlightState::kCompleted, now);
+    ++completed_;
+    in_flight_time_ += now - *exchange.reached;
+    last_completed_ = now;
+  }
+}
+
+FlightRecord DeviceRank::RecordOf(const InFlight& exchange, Time started) const {
+  std::set<int> group = {rank_};
+  for (const int partner : {exchange.target, exchange.source}) {
+    if (partner >= 0) group.insert(partner);
+  }
+  return {.id = exchange.number,
+          .rank = rank_,
+          .kind = ExchangeKind::kPermute,
+          .plan = exchange.plan,
+          .index = exchange.index,
+          .run = 0,
+          .sequence = exchange.number,
+          .operand_bytes = exchange.operand_bytes,
+          .group = {group.begin(), group.end()},
+          .state = FlightState::kStarted,
+          .started = started,
+          .ended = {}};
+}
+
+std::optional<DeviceRank::Report::Broken> DeviceRank::FindBroken() const {
+  for (const Rings* const rings : {&outgoing_, &incoming_}) {
+    for (const auto& [peer_rank, ring] : *rings) {
+      const std::string failure = ring->end->Failure();
+      if (failure.empty()) continue;
+      return Report::Broken{peer_rank, StrCat("a ring (", ring->transport, ") broke: ", failure)};
+    }
+  }
+  return std::nullopt;
+}
+
+bool DeviceRank::IsDrained() const {
+  return std::ranges::all_of(outgoing_, [](const auto& entry) {
+    const RankRing& ring = *entry.second;
+    const uint64_t end = ring.chunks;
+    uint64_t chunk = end - std::min<uint64_t>(end, kRingSlots);
+    auto& emptied = ring.end->words().emptied;
+    while (chunk < end && emptied.at(RingSlot(chunk)).host().load() >= RingTurn(chunk)) ++chunk;
+    return chunk == end;
+  });
+}
+
+std::optional<DeviceRank::Wait> DeviceRank::OldestWait(std::span<const int> peer_ranks) const {
+  const auto is_asked_for = [&](int rank) {
+    return std::ranges::find(peer_ranks, rank) != peer_ranks.end();
+  };
+  const std::lock_guard lock(mutex_);
+  for (const InFlight& exchange : in_flight_) {
+    const bool receives = is_asked_for(exchange.source) && !HasCome(exchange);
+    if (!receives && (!is_asked_for(exchange.target) || IsSent(exchange))) continue;
+    return Wait{.rank = rank_,
+                .peer_rank = receives ? exchange.source : exchange.target,
+                .plan = exchange.plan,
+                .index = exchange.index,
+                .since = exchange.reached.value_or(Time::max())};
+  }
+  return std::nullopt;
+}
+
+std::optional<DeviceRank::Mismatch> DeviceRank::FindMismatch(const InFlight& exchange) const {
+  if (exchange.source < 0) return std::nullopt;
+  const RingWords& words = incoming_.at(exchange.source)->end->words();
+  const auto own = words.target.Find(exchange.incoming_number);
+  const auto theirs = words.source.Find(exchange.incoming_number);
+  if (!own || !theirs || *own == *theirs) return std::nullopt;
+  return Mismatch{exchange.source, *own, *theirs};
+}
+
+// The time counts from when the device has reached the exchange, since the host may be far ahead
+// of it, and the one before is over.
+std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(const InFlight& exchange,
+                                                             milliseconds patience,
+                                                             milliseconds first_patience) const {
+  if (!exchange.reached) return std::nullopt;
+  const Time since = std::max(*exchange.reached, last_completed_);
+  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - since);
+  if (exchange.deadline_ms > 0) patience = milliseconds(exchange.deadline_ms);
+  const auto late = [&](int peer_rank, const LaunchLog& peer,
+                        uint64_t number) -> std::optional<Report::Late> {
+    const bool has_launched = peer.last() >= number;
+    const std::optional<Launch> last = peer.Find(peer.last());
+    const bool is_there = has_launched || (last && last->plan == exchange.plan);
+    if (waited < (is_there ? patience : std::max(patience, first_patience))) return std::nullopt;
+    return Report::Late{exchange.plan, exchange.index, peer_rank, has_launched, last, waited};
+  };
+  if (!HasCome(exchange)) {
+    return late(exchange.source, incoming_.at(exchange.source)->end->words().source,
+                exchange.incoming_number);
+  }
+  if (!IsSent(exchange)) {
+    return late(exchange.target, outgoing_.at(exchange.target)->end->words().target,
+                exchange.outgoing_number);
+  }
+  return std::nullopt;
+}
+
+void DeviceRank::Stop() {
+  if (stopped_.exchange(true)) return;
+  words_->go_on.host().store(0);
+  for (auto& [target, ring] : outgoing_) ring->end->Cut();
+}
+
+bool DeviceRank::Abandon(milliseconds timeout) {
+  const Time limit = Clock::now() + timeout;
+  // The program has not gone past what has not come by now, and will not.
+  std::deque<InFlight> exchanges;
+  uint32_t dones = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    RecordReached();
+    RecordCompleted();
+    for (const InFlight& exchange : in_flight_) {
+      recorder_.Ended(exchange.number, FlightState::kFailed, Clock::now());
+    }
+    exchanges = std::exchange(in_flight_, {});
+    dones = dones_;
+  }
+  // As the program waits for them; not at all for those without a Done().
+  const auto turn_of = [&](const InFlight& exchange) {
+    return exchange.done_number == 0 ? dones + 1 : exchange.done_number;
+  };
+  std::ranges::sort(exchanges, {}, [&](const InFlight& exchange) {
+    return std::pair(turn_of(exchange), exchange.number);
+  });
+  std::vector<bool> has_come;
+  for (const InFlight& exchange : exchanges) has_come.push_back(IsReceived(exchange));
+  for (auto& [source, ring] : incoming_) ring->end->Cut();
+  std::this_thread::sleep_for(kCopyTime);  // what targets take at the moment
+  bool is_over = true;
+  for (size_t i = 0; i < exchanges.size() && is_over; ++i) {
+    words_->go_on.host().store(turn_of(exchanges[i]) - 1);  // the program may start this one
+    is_over = RunToTheEnd(exchanges[i], limit) && (has_come[i] || Poison(exchanges[i], limit));
+  }
+  if (is_over) words_->go_on.host().store(kOpen);
+  return is_over;
+}
+
+// Opens all that streams may wait for, until they have done their part of the exchange. The peers
+// may write the same words.
+bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
+  const auto open = [](std::array<DeviceWord, kRingSlots>& words) {
+    for (DeviceWord& word : words) word.host().store(kOpen);
+  };
+  const auto is_over = [&] {
+    return IsSent(exchange) && (exchange.is_pending || IsReceived(exchange));
+  };
+  for (; !is_over() && Clock::now() < limit; Pause()) {
+    for (auto& [target, ring] : outgoing_) open(ring->end->words().emptied);
+    for (auto& [source, ring] : incoming_) {
+      open(ring->end->words().filled);
+      ring->end->words().gate.host().store(kOpen);
+    }
+  }
+  return is_over();
+}
+
+bool DeviceRank::Poison(const InFlight& exchange, Time limit) {
+  auto* const stream = rescue_stream_.get();
+  device_->Fill(stream, exchange.result.data(), exchange.poison, exchange.result.size());
+  while (!device_->IsIdle(stream) && Clock::now() < limit) Pause();
+  return device_->IsIdle(stream);
+}
+
+bool DeviceRank::IsIdle() {
+  const auto is_idle = [&](const Stream& stream) { return device_->IsIdle(stream.get()); };
+  return std::ranges::all_of(send_streams_, is_idle) &&
+         std::ranges::all_of(receive_streams_, is_idle);
+}
+
+DeviceRank::Counts DeviceRank::counts() const {
+  const std::lock_guard lock(mutex_);
+  return {started_, completed_, in_flight_time_};
+}
+
+std::deque<FlightRecord> DeviceRank::FlightRecords() const {
+  const std::lock_guard lock(mutex_);
+  return recorder_.records();
+}
+
+std::map<std::string_view, std::pair<uint64_t, uint64_t>> DeviceRank::Bytes() const {
+  std::map<std::string_view, std::pair<uint64_t, uint64_t>> bytes;
+  for (const auto& [target, ring] : outgoing_) bytes[ring->transport].first += ring->num_bytes;
+  for (const auto& [source, ring] : incoming_) bytes[ring->transport].second += ring->num_bytes;
+  return bytes;
+}
+
+}  // namespace jaxhet
