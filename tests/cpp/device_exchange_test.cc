@@ -210,11 +210,35 @@ void CheckPeerThatLeavesTakesNothingBack(std::string_view transport) {
   EXPECT(one.IsFrom(0));
   world.engine(1).Close(kLong);
   leaver.join();
+  EXPECT(world.engine(0).failure() == nullptr);
 }
 
 TEST(PeerThatLeavesTakesNothingBack) {
   for (const char* const transport : kDeviceTransports)
     CheckPeerThatLeavesTakesNothingBack(transport);
+}
+
+// Nor does it wait for a target that has not come to its done.
+void CheckSourceLeavesABusyTarget(std::string_view transport, size_t num_bytes) {
+  DeviceWorld world(DeviceOptions(2, transport));
+  const Pairs pairs = {0, 1};
+  Part zero(0, pairs, num_bytes);
+  Part one(1, pairs, num_bytes);
+  one.Start(world);
+  zero.Start(world);
+  zero.Done(world);
+  world.engine(0).Close(kLong);
+  EXPECT(world.engine(0).failure() == nullptr);
+  one.Done(world);
+  EXPECT(world.IsIdleWithin(1, kLong));
+  EXPECT(one.IsFrom(0));
+}
+
+TEST(SourceLeavesABusyTarget) {
+  for (const char* const transport : kDeviceTransports) {
+    for (const size_t num_bytes : {kEagerBytes, kSlotBytes})
+      CheckSourceLeavesABusyTarget(transport, num_bytes);
+  }
 }
 
 TEST(RefusedTransportsAreNamed) {

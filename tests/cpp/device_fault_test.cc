@@ -150,6 +150,7 @@ void CheckFailurePoisonsWhatIsInFlight(std::string_view transport, size_t num_by
     world.device().Copy(world.stream(0), to, parts[i].result.data(), num_bytes);
   }
   world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
+  EXPECT(IsWithin(kLong, [&] { return world.engine(0).failure() != nullptr; }));
   ExpectContains(ExpectThrow([&] { parts[4].Done(world); }), "PeerError: process 1 has died");
   EXPECT(world.IsIdleWithin(0, kLong));
   EXPECT(first.IsFrom(1));
@@ -164,6 +165,25 @@ TEST(FailurePoisonsWhatIsInFlight) {
     for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 3})
       CheckFailurePoisonsWhatIsInFlight(transport, num_bytes);
   }
+}
+
+void CheckPeerThatLeftIsNamed(std::string_view transport) {
+  DeviceWorld world(DeviceOptions(2, transport));
+  world.engine(1).Close(kLong);
+  Part zero(0, SwapPairs(), 1000);
+  zero.Start(world);
+  zero.Done(world);
+  EXPECT(world.IsIdleWithin(0, kFaultTimeoutMs * milliseconds(5)));
+  const auto failure = world.engine(0).failure();
+  EXPECT(failure != nullptr);
+  if (!failure) return;
+  ExpectContains(failure->what(), "PeerError: [rank 0/2 cpu0] exchange 0 (op 0): rank 1");
+  ExpectContains(failure->what(), "process 1 (host 1) has left the job");
+  EXPECT(zero.IsFilledWith(kPoison));
+}
+
+TEST(PeerThatLeftIsNamed) {
+  for (const char* const transport : kDeviceTransports) CheckPeerThatLeftIsNamed(transport);
 }
 
 // A source that fails lets its sends go over slots that the target has not taken: the target must

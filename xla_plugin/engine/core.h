@@ -124,6 +124,7 @@ class Core {
   void Discard();
   void SetFailedAndDrop();
   void Judge(Peer& peer);
+  bool WaitsInVain(const Peer& peer);
   void CheckTimers();
   Time DeadlineOf(const PeerTransfer& transfer) const;
 

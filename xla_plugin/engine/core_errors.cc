@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::string_view kAfterDeath =
     " Look at what that process printed last, then run the job again from its last checkpoint.";
+constexpr std::chrono::seconds kArrivalTime{1};  // from slots or sockets into a result
 
 }  // namespace
 
@@ -58,13 +59,24 @@ std::string Core::Left(const Peer& peer) const {
                 " has left the job (jaxhet.shutdown). All processes must run the same programs.");
 }
 
-// The path to `peer` broke; whatever it had to say about that has been read.
+// For a peer that has left. What devices wait for may have come as far as a ring's slots, or its
+// sockets.
+bool Core::WaitsInVain(const Peer& peer) {
+  if (!peer.lost.empty() && OpenTransferWith(peer.process) != nullptr) return true;
+  if (!peer.channel.closed()) return false;
+  const auto wait = DeviceWaitFor(peer.process);
+  if (!wait) return false;
+  next_timer_ = std::min(next_timer_, now_ + kBusyPeriod);
+  return wait->since < now_ - kArrivalTime;
+}
+
+// Whatever `peer` had to say has been read.
 void Core::Judge(Peer& peer) {
-  if (peer.lost.empty()) return;
   if (peer.left) {
-    if (!WaitsFor(peer.process)) return;
+    if (!WaitsInVain(peer)) return;
     throw Error(ErrorCode::kPeer, Where(peer.process) + Left(peer), peer.process);
   }
+  if (peer.lost.empty()) return;
   throw Error(ErrorCode::kPeer,
               StrCat(Where(peer.process), "the process has died or can't be reached: ", peer.lost,
                      Moved(peer.process), ".", kAfterDeath),

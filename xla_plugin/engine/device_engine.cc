@@ -107,7 +107,9 @@ size_t DeviceEngine::Look() {
 
 bool DeviceEngine::WaitIdle(milliseconds timeout) {
   const Time limit = Clock::now() + timeout;
-  const auto is_drained = [](const auto& rank) { return rank->IsDrained(); };
+  const auto is_drained = [&](const auto& rank) {
+    return rank->IsDrained([&](int target) { return job_.HasLeft(target); });
+  };
   while (Look() > 0 || !std::ranges::all_of(ranks_, is_drained)) {
     if (job_.failure() || Clock::now() >= limit) return false;
     std::this_thread::sleep_for(kLookPeriod);

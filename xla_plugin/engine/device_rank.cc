@@ -174,7 +174,7 @@ void DeviceRank::PlanSend(InFlight& exchange, bool is_eager) {
   Marks ours = last_sends_;
   ours.at(kProgram) = 0;
   const bool overtakes = !IsOver(ours, words_->sent);  // what our streams have to send
-  if (is_eager && num_chunks == 1 && !overtakes && IsEmptied(ring, ring.chunks)) {
+  if (is_eager && IsShort(ring, num_chunks) && !overtakes && IsEmptied(ring, ring.chunks)) {
     exchange.sends.at(kProgram) = Next(last_sends_.at(kProgram));
   } else {
     exchange.sends = NextMarks(last_sends_, ring.chunks, num_chunks);
@@ -197,11 +197,15 @@ std::vector<DeviceRank::InFlight> DeviceRank::PlanReceive(InFlight& exchange, bo
       overdue.push_back(other);
     }
   }
-  exchange.is_pending = is_eager && num_chunks == 1;
+  exchange.is_pending = is_eager && IsShort(ring, num_chunks);
   if (!exchange.is_pending) {
     exchange.receives = NextMarks(last_receives_, exchange.first_chunk, num_chunks);
   }
   return overdue;
+}
+
+bool DeviceRank::IsShort(const RankRing& ring, uint64_t num_chunks) {
+  return num_chunks == 1 && ring.end->is_shared();
 }
 
 bool DeviceRank::IsEmptied(const RankRing& ring, uint64_t chunk) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -54,9 +55,9 @@ struct RankRing {
 // program's stream is held by nothing else, and a result is received as it comes, whether or not
 // the program has reached its Done().
 //
-// What is short (eager) saves the way from stream to stream: the program's own stream sends it at
-// Start(), if its slot is known to be empty, and receives it at Done(). A receive stream does it
-// before, if its slot is needed again by then.
+// What is short (eager) saves the way from stream to stream on a ring whose ends share it: the
+// program's own stream sends it at Start(), if its slot is known to be empty, and receives it at
+// Done(). A receive stream does it before, if its slot is needed again by then.
 //
 // When the job fails, the program's stream is held at the next Done(), and for one exchange after
 // the other, in the order of their Done(), all streams run to its end, its result is poisoned if it
@@ -109,8 +110,9 @@ class DeviceRank {
   // same plan, `first_patience` until then.
   Report Look(std::chrono::milliseconds patience, std::chrono::milliseconds first_patience);
 
-  // What was sent has left this end: its target can take it after this process has gone.
-  bool IsDrained() const;
+  // What was sent is in its target's slots, or has left ours for them: the target can take it after
+  // this process has gone. Nothing is sent to targets that are gone.
+  bool IsDrained(const std::function<bool(int target)>& is_gone) const;
 
   // An exchange in flight, of which a part with the peer is not over.
   struct Wait {
@@ -185,6 +187,7 @@ class DeviceRank {
   void Send(const InFlight& exchange, std::span<const std::byte> operand);
   void Receive(const InFlight& exchange);
   static uint64_t NumChunks(const RankRing& ring, size_t num_bytes);
+  static bool IsShort(const RankRing& ring, uint64_t num_chunks);
   static bool IsEmptied(const RankRing& ring, uint64_t chunk);
   static Marks NextMarks(Marks& last, uint64_t first_chunk, uint64_t num_chunks);
   static bool IsByProgram(const Marks& marks) { return marks.at(kProgram) != 0; }

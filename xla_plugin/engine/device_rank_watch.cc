@@ -101,14 +101,16 @@ std::optional<DeviceRank::Report::Broken> DeviceRank::FindBroken() const {
   return std::nullopt;
 }
 
-bool DeviceRank::IsDrained() const {
-  return std::ranges::all_of(outgoing_, [](const auto& entry) {
+bool DeviceRank::IsDrained(const std::function<bool(int target)>& is_gone) const {
+  return std::ranges::all_of(outgoing_, [&](const auto& entry) {
     const RankRing& ring = *entry.second;
+    RingWords& words = ring.end->words();
+    const bool is_shared = ring.end->is_shared();
+    auto& passed = is_shared ? words.filled : words.emptied;
     const uint64_t end = ring.chunks;
     uint64_t chunk = end - std::min<uint64_t>(end, kRingSlots);
-    auto& emptied = ring.end->words().emptied;
-    while (chunk < end && emptied.at(RingSlot(chunk)).host().load() >= RingTurn(chunk)) ++chunk;
-    return chunk == end;
+    while (chunk < end && passed.at(RingSlot(chunk)).host().load() >= RingTurn(chunk)) ++chunk;
+    return chunk == end || is_gone(entry.first);
   });
 }
 

@@ -63,6 +63,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   // Fails the engine for a reason found elsewhere.
   void Fail(const Error& error) override;
   void Lose(int peer_rank, std::string_view why) override;
+  bool HasLeft(int rank) override;
   // The first cause, or null.
   std::shared_ptr<const Error> failure() const override;
   Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) override;

@@ -105,6 +105,10 @@ void Engine::Lose(int peer_rank, std::string_view why) {
   }
 }
 
+bool Engine::HasLeft(int rank) {
+  return Read([&](const Core& core) { return core.PeerOf(rank).left; });
+}
+
 Error Engine::MismatchError(int rank, const DeviceRank::Mismatch& mismatch) {
   const Time limit = Clock::now() + kPlanTimeout;
   const auto& [peer_rank, own, theirs] = mismatch;

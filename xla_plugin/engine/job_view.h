@@ -19,6 +19,8 @@ class JobView {
   virtual void Fail(const Error& error) = 0;
   // The path to a rank of another process broke. Fails the job, unless that process says why.
   virtual void Lose(int peer_rank, std::string_view why) = 0;
+  // The process of a rank has left the job, and so has taken what it wanted.
+  virtual bool HasLeft(int rank) = 0;
   // Errors as people read them.
   virtual Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) = 0;
   virtual Error LateError(int rank, const DeviceRank::Report::Late& late) = 0;

@@ -63,6 +63,7 @@ class ChunkCounter {
 class CarriedRing : public RingEnd {
  public:
   void Settle() override;
+  bool is_shared() const override { return false; }
   void Cut() override { Stop(); }
   std::string Failure() const override;
 

@@ -137,6 +137,8 @@ class RingEnd {
   // Then, by the source: writes `proof` into slot 0. By the target: whether it is there.
   virtual void Prove(Device& device, std::span<const std::byte> proof);
   virtual bool IsProven(Device& device, std::span<const std::byte> proof);
+  // Both ends see the same words, and the target its slots, whether or not the source lives.
+  virtual bool is_shared() const { return true; }
   // For people: what is not as good as it could be.
   virtual std::string Remark() const { return {}; }
   // Set-up is over.
