@@ -114,8 +114,8 @@ OPTIONS: tuple[Option, ...] = (
         "eager_bytes",
         int,
         16 * 1024,
-        "messages up to this size travel with their header, and between two GPUs on the program's "
-        "own stream",
+        "messages up to this size travel with their header, and between two GPUs of one host on "
+        "the program's own stream",
         minimum=0,
     ),
     Option(

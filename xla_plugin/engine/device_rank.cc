@@ -294,7 +294,7 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
   }
   if (receives && stream != exchange.program) device_->Record(ready_.get(), stream);
   if (receives) Receive(exchange);
-  const auto wait = [&](const Marks& marks, std::array<DeviceWord, kStreams + 1>& words) {
+  const auto wait = [&](const Marks& marks, MarkWords& words) {
     ForEachStream(marks, [&](size_t s) {
       if (s == kProgram && stream == exchange.program) return;  // in its order
       device_->WaitValue(stream, AddressOf(words.at(s)), marks.at(s));

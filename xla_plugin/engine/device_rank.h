@@ -151,13 +151,14 @@ class DeviceRank {
   static constexpr size_t kProgram = kStreams;  // the program's stream, as one of them
   // By stream: how many parts of exchanges it had been given with this one; 0 if it has none of it.
   using Marks = std::array<uint32_t, kStreams + 1>;
+  using MarkWords = std::array<DeviceWord, kStreams + 1>;
 
   // Written by the device, but for the first.
   struct Words {
     DeviceWord go_on;    // waited for last at Done(), with its number; kOpen until the job fails
     DeviceWord reached;  // the last exchange that the program has come to
-    std::array<DeviceWord, kStreams + 1> sent;  // by stream: marks
-    std::array<DeviceWord, kStreams + 1> received;
+    MarkWords sent;
+    MarkWords received;
   };
 
   struct InFlight {
@@ -191,7 +192,7 @@ class DeviceRank {
   static bool IsEmptied(const RankRing& ring, uint64_t chunk);
   static Marks NextMarks(Marks& last, uint64_t first_chunk, uint64_t num_chunks);
   static bool IsByProgram(const Marks& marks) { return marks.at(kProgram) != 0; }
-  static bool IsOver(const Marks& marks, std::array<DeviceWord, kStreams + 1>& words);
+  static bool IsOver(const Marks& marks, MarkWords& words);
   bool IsReceived(const InFlight& exchange) const {
     return !exchange.is_pending && IsOver(exchange.receives, words_->received);
   }

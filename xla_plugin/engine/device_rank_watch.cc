@@ -17,7 +17,7 @@ void Pause() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
 }  // namespace
 
-bool DeviceRank::IsOver(const Marks& marks, std::array<DeviceWord, kStreams + 1>& words) {
+bool DeviceRank::IsOver(const Marks& marks, MarkWords& words) {
   bool is_over = true;
   for (size_t s = 0; s < marks.size(); ++s) {
     is_over &= marks.at(s) == 0 || words.at(s).host().load() >= marks.at(s);
@@ -105,8 +105,7 @@ bool DeviceRank::IsDrained(const std::function<bool(int target)>& is_gone) const
   return std::ranges::all_of(outgoing_, [&](const auto& entry) {
     const RankRing& ring = *entry.second;
     RingWords& words = ring.end->words();
-    const bool is_shared = ring.end->is_shared();
-    auto& passed = is_shared ? words.filled : words.emptied;
+    auto& passed = ring.end->is_shared() ? words.filled : words.emptied;
     const uint64_t end = ring.chunks;
     uint64_t chunk = end - std::min<uint64_t>(end, kRingSlots);
     while (chunk < end && passed.at(RingSlot(chunk)).host().load() >= RingTurn(chunk)) ++chunk;
