@@ -45,6 +45,6 @@ def _replace(
     new.operand_ids[:] = start.operand_ids
     before = {*start.control_predecessor_ids, *done.control_predecessor_ids} - {start.id}
     new.control_predecessor_ids[:] = sorted(before)
-    done.CopyFrom(new)
+    computation.replace(done, new)
     computation.remove(start, successor=done)
     return dataclasses.replace(collective, computation=computation, instruction=done)

@@ -120,12 +120,12 @@ def _merge(members: Sequence[Collective]) -> Collective:
     merged = computation.add("all-reduce", shape, operands, like=first.instruction)
     new = hlo.Instruction()
     new.CopyFrom(first.instruction)
-    for field in ("name", "id", "shape", "operand_ids", "metadata"):
+    for field in ("name", "id", "shape", "operand_ids", "control_predecessor_ids", "metadata"):
         new.ClearField(field)
-    before = {p for i in instructions for p in i.control_predecessor_ids}
-    new.control_predecessor_ids[:] = sorted(before)
     merged.MergeFrom(new)
+    before = {p for i in instructions for p in i.control_predecessor_ids}
+    computation.set_control_predecessors(merged, sorted(before))
     for place, instruction in enumerate(instructions):
-        instruction.control_predecessor_ids[:] = []
+        computation.set_control_predecessors(instruction, [])
         computation.rewrite(instruction, "get-tuple-element", [merged], tuple_index=place)
     return dataclasses.replace(first, instruction=merged)

@@ -6,7 +6,7 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxhet._errors import JaxhetError
@@ -132,6 +132,21 @@ class Call:
     instruction: Instruction
 
 
+_Links = dict[int, list[Instruction]] | None
+
+
+def _link(links: _Links, instruction: Instruction, ids: Iterable[int]) -> None:
+    if links is not None:
+        for i in set(ids):
+            links.setdefault(i, []).append(instruction)
+
+
+def _unlink(links: _Links, instruction: Instruction, ids: Iterable[int]) -> None:
+    if links is not None:
+        for i in set(ids):
+            links[i] = [other for other in links[i] if other.id != instruction.id]
+
+
 class Computation:
     """One computation. New instructions become part of the module by `commit`."""
 
@@ -142,7 +157,9 @@ class Computation:
         self._by_id = {i.id: i for i in self.instructions}
         self._next_id = max(self._by_id, default=(proto.id << _ID_BITS) - 1) + 1
         self._shared: dict[Hashable, Instruction] = {}
-        self._users: dict[int, list[Instruction]] | None = None
+        # By operand, and by control predecessor; None until they are asked for.
+        self._users: _Links = None
+        self._waiting: _Links = None
         self._changed = False
 
     @property
@@ -189,7 +206,9 @@ class Computation:
         self._next_id += 1
         self.instructions.append(new)
         self._by_id[new.id] = new
-        self._users, self._changed = None, True
+        self._changed = True
+        _link(self._users, new, new.operand_ids)
+        _link(self._waiting, new, new.control_predecessor_ids)
         return new
 
     def rewrite(
@@ -206,8 +225,10 @@ class Computation:
             metadata=old.metadata,
             **fields,
         )
+        _unlink(self._users, old, old.operand_ids)
         old.CopyFrom(new)
-        self._users, self._changed = None, True
+        self._changed = True
+        _link(self._users, old, old.operand_ids)
         return old
 
     def shared(self, key: Hashable, build: Callable[[], Instruction]) -> Instruction:
@@ -221,9 +242,8 @@ class Computation:
         if self._users is None:
             self._users = {}
             for user in self.instructions:
-                for operand in set(user.operand_ids):
-                    self._users.setdefault(operand, []).append(user)
-        return self._users.get(instruction.id, [])
+                _link(self._users, user, user.operand_ids)
+        return list(self._users.get(instruction.id, ()))
 
     def hide(self, instruction: Instruction) -> None:
         """Puts a barrier before the users of an instruction: they do not see what it is."""
@@ -237,21 +257,38 @@ class Computation:
 
     def remove(self, instruction: Instruction, successor: Instruction) -> None:
         """Removes an instruction without users; what waits for it waits for `successor`."""
+        if self._waiting is None:
+            self._waiting = {}
+            for other in self.instructions:
+                _link(self._waiting, other, other.control_predecessor_ids)
         self.instructions = [i for i in self.instructions if i.id != instruction.id]
         del self._by_id[instruction.id]
-        for other in self.instructions:
-            before = other.control_predecessor_ids
-            if instruction.id in before:
-                kept = [i for i in before if i != instruction.id]
-                other.control_predecessor_ids[:] = (
-                    kept if other.id == successor.id else [*kept, successor.id]
-                )
-        self._users, self._changed = None, True
+        for other in list(self._waiting.get(instruction.id, ())):
+            kept = [i for i in other.control_predecessor_ids if i != instruction.id]
+            self.set_control_predecessors(
+                other, kept if other.id == successor.id else [*kept, successor.id]
+            )
+        _unlink(self._users, instruction, instruction.operand_ids)
+        _unlink(self._waiting, instruction, instruction.control_predecessor_ids)
+        self._changed = True
 
     def add_control_predecessor(self, instruction: Instruction, predecessor: Instruction) -> None:
         """Makes an instruction wait for another one."""
-        instruction.control_predecessor_ids.append(predecessor.id)
+        self.set_control_predecessors(
+            instruction, [*instruction.control_predecessor_ids, predecessor.id]
+        )
+
+    def set_control_predecessors(self, instruction: Instruction, ids: Iterable[int]) -> None:
+        """Makes an instruction wait for these, beside its operands."""
+        _unlink(self._waiting, instruction, instruction.control_predecessor_ids)
+        instruction.control_predecessor_ids[:] = ids
         self._changed = True
+        _link(self._waiting, instruction, instruction.control_predecessor_ids)
+
+    def replace(self, old: Instruction, new: Instruction) -> None:
+        """Makes an instruction a copy of another one, users and all."""
+        old.CopyFrom(new)
+        self._users, self._waiting, self._changed = None, None, True
 
     def commit(self) -> None:
         """Writes the instructions into the module, predecessors first, otherwise in their order."""
@@ -262,7 +299,7 @@ class Computation:
         self.proto.instructions.extend(self.instructions)
         self.instructions = list(self.proto.instructions)
         self._by_id = {i.id: i for i in self.instructions}
-        self._changed = False
+        self._users, self._waiting, self._changed = None, None, False
 
     def sort(self) -> None:
         """Puts predecessors first; otherwise keeps the order."""

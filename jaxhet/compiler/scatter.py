@@ -121,7 +121,7 @@ def _replace(
     }
     c.rewrite(last, "reduce-scatter", c.operands(first), **fields)
     last.metadata.CopyFrom(first.metadata)
-    last.control_predecessor_ids[:] = sorted(before)
+    c.set_control_predecessors(last, sorted(before))
     c.remove(first, successor=last)
 
 

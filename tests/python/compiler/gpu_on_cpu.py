@@ -28,10 +28,11 @@ def _inline(c: hlo.Computation, fusion: hlo.Instruction, fused: hlo.Computation)
             copies[old.id] = operands[old.parameter_number]
             continue
         new = fusion if old.id == fused.root.id else c.add(old.opcode, old.shape)
-        name, instruction_id = new.name, new.id
-        new.CopyFrom(old)
-        new.name, new.id = name, instruction_id
-        new.operand_ids[:] = [copies[i].id for i in old.operand_ids]
+        copy = hlo.Instruction()
+        copy.CopyFrom(old)
+        copy.name, copy.id = new.name, new.id
+        copy.operand_ids[:] = [copies[i].id for i in old.operand_ids]
+        c.replace(new, copy)
         copies[old.id] = new
     c.module.remove_computation(fused)
 
