@@ -1,7 +1,6 @@
 """RDMA NICs: what sysfs has of them, and what the verbs transport makes of it."""
 
 import dataclasses
-import ipaddress
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from jaxhet._config import Config
 from jaxhet._errors import TransportError
 from jaxhet._inspect.files import names, number, read
 from jaxhet._inspect.report import Gid, Nic, Port
+from jaxhet._inspect.second_look import gid_address
 
 _CLASS = "sys/class/infiniband"
 
@@ -124,7 +124,7 @@ def _port(
 
 def _gids(root: pathlib.Path, port: str) -> Iterator[Gid]:
     for index in names(root, f"{port}/gids"):
-        if address := _address(read(root, f"{port}/gids/{index}")):
+        if address := gid_address(read(root, f"{port}/gids/{index}")):
             netdev = read(root, f"{port}/gid_attrs/ndevs/{index}")
             state = read(root, f"sys/class/net/{netdev}/operstate") if netdev else ""
             yield Gid(
@@ -134,18 +134,6 @@ def _gids(root: pathlib.Path, port: str) -> Iterator[Gid]:
                 netdev=netdev,
                 netdev_up=state in ("up", "unknown"),  # unknown: the driver does not look
             )
-
-
-def _address(text: str) -> str | None:
-    """A GID as an IPv6 address; None for an empty entry, which is zero, or has no interface id."""
-    try:
-        address = ipaddress.IPv6Address(text)
-    except ValueError:
-        return None
-    if int(address) & (2**64 - 1) == 0:
-        return None
-    mapped = address.ipv4_mapped
-    return f"::ffff:{mapped}" if mapped else str(address)
 
 
 def _word(text: str) -> str:

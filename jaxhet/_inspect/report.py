@@ -68,7 +68,7 @@ class Software:
       hlo_hook: Whether jax lets jaxhet change programs; without it nothing can cross islands.
       plugins: The vendors' plugins that are installed.
       verbs: The library for RDMA, libibverbs.
-      pyverbs: The Python bindings of libibverbs, an independent peer for tests.
+      pyverbs: The Python bindings of libibverbs: a second look at NICs.
     """
 
     python: str

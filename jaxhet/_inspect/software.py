@@ -1,7 +1,6 @@
 """Versions of JAX, its plugins, and of what is loaded when it is there."""
 
 import ctypes
-import importlib
 import importlib.metadata
 import platform
 import re
@@ -15,8 +14,8 @@ _VERBS_LIBRARY = "libibverbs.so.1"
 _PLUGIN_NAME = re.compile(r"jax-(cuda|rocm)\d+-(?:plugin|pjrt)")
 
 
-def read_software() -> Software:
-    """What is installed for this Python."""
+def read_software(pyverbs: Part) -> Software:
+    """What is installed for this Python; pyverbs may be for another one."""
     versions = _jax_compat.versions()
     return Software(
         python=platform.python_version(),
@@ -28,7 +27,7 @@ def read_software() -> Software:
             (d.name, d.version) for d in importlib.metadata.distributions() if d.name
         ),
         verbs=load_library(_VERBS_LIBRARY),
-        pyverbs=_pyverbs(),
+        pyverbs=pyverbs,
     )
 
 
@@ -59,14 +58,3 @@ def _hlo_hook() -> Part:
     except UsageError as error:
         return Part(False, str(error))
     return Part(True, "jax.extend.xla.register_hlo_module_transformation")
-
-
-def _pyverbs() -> Part:
-    try:
-        importlib.import_module("pyverbs.device")
-    except ImportError as error:
-        return Part(False, f"not installed ({error}); optional: only tests use it")
-    try:
-        return Part(True, importlib.metadata.version("pyverbs"))
-    except importlib.metadata.PackageNotFoundError:  # distributions' packages have no metadata
-        return Part(True, "of unknown version")

@@ -1,11 +1,14 @@
 """Our queue pairs talk to a peer that was written with pyverbs, and to ourselves."""
 
+import json
+
 import pytest
 
 from tests.rdma_vm.guest import REAL_VERBS, Guest
 from tests.support.programs import build
 
 _PEER = "/usr/bin/python3 tests/rdma_vm/pyverbs_peer.py"
+_DOCTOR = ".venv/bin/python -m jaxhet.cli doctor --json 2>/dev/null"
 _PEERS_CHUNK = 100_000
 _CHUNK = 512 << 10
 _LARGEST_MESSAGE = 8 << 20  # of soft-RoCE
@@ -19,6 +22,14 @@ def test_pyverbs_peer_understands_us(num_bytes: int, guest: Guest):
     ended = guest.run(f"{_PEER} {bench} {num_bytes} 4", 240, REAL_VERBS)
     assert ended.code == 0, ended.text
     assert ended.text == f"4 messages of {num_bytes} bytes each way\n"
+
+
+def test_pyverbs_sees_the_nic_as_we_do(guest: Guest):
+    ended = guest.run(_DOCTOR, 240, REAL_VERBS)
+    report = json.loads(ended.text)
+    assert report["software"]["pyverbs"]["text"] == "of /usr/bin/python3, which sees 1 NIC"
+    assert [nic["name"] for nic in report["nics"]] == ["rxe0"]
+    assert not [finding for finding in report["findings"] if "pyverbs" in finding["text"]]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jaxhet import _ffi
-from jaxhet._inspect import peer, proofs, report, software
+from jaxhet._inspect import peer, proofs, report, second_look, software
 from jaxhet._inspect.gpus import read_vendors
 from jaxhet._inspect.paths import try_paths
 from jaxhet._paths import Refusal
@@ -162,7 +162,7 @@ def test_name_that_nobody_knows_is_said(tmp_path: pathlib.Path):
 
 
 def test_plugins_are_found_and_compared_with_jaxlib():
-    jaxlib = software.read_software().jaxlib
+    jaxlib = software.read_software(second_look.look().part).jaxlib
     found = software.find_plugins(
         [
             ("jax_cuda13_plugin", jaxlib),
