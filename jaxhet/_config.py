@@ -95,7 +95,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "ring_sockets",
         int,
-        4,
+        8,
         "data sockets between two GPUs that have no better path than tcp",
         minimum=1,
         agreed=True,
@@ -109,6 +109,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("tcp_port", int, 0, "port to listen on; 0: any free one", minimum=0),
     Option("tcp_advertise", str, None, "host:port that peers should connect to, if not the above"),
     Option("chunk_bytes", int, 512 * 1024, "bytes per chunk of a large message", minimum=4096),
+    Option(
+        "zero_copy",
+        _flag,
+        True,
+        "GPUs of one host and vendor take longer messages right out of each other's memory",
+    ),
     Option("slot_bytes", int, 16 << 20, "bytes per slot of a path between two GPUs", minimum=4096),
     Option(
         "eager_bytes",

@@ -9,6 +9,7 @@ from typing import Any
 EXCHANGE_KINDS: dict[str, int]  # name -> number in plans
 TRANSPORTS: list[str]  # between processes, best first
 RING_TRANSPORTS: list[str]  # between devices, best first
+PROOF_BYTES: int
 RING_MESSAGE_SOCKETS: int
 DISTANCES: list[str]  # between a GPU and a NIC, nearest first
 
@@ -43,13 +44,15 @@ class Engine:
     def open_devices(
         self,
         vendor: str,
-        ordinals: Sequence[tuple[int, int]],
+        devices: Sequence[tuple[int, int, int, int]],
         sockets: Sequence[tuple[int, int, Sequence[int]]],
         timeout_ms: int,
     ) -> None:
         """Agrees with all processes on the rings between GPUs.
 
-        After `set_ranks`, where ranks are GPUs. ordinals: (rank, ordinal) of this process's own.
+        After `set_ranks`, where ranks are GPUs. devices: (rank, ordinal, address, bytes) of this
+        process's own; at the address are PROOF_BYTES for each rank of the job, in the allocation
+        that operands will be in. 0 bytes: peers' devices must not read it in place.
         sockets: (own rank, other rank, file descriptors, which it owns) where tcp may be needed.
         """
 

@@ -20,6 +20,7 @@ EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
 TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
 RING_TRANSPORTS: tuple[str, ...] = tuple(_engine.RING_TRANSPORTS)
 # Of the sockets between two ranks, the first: for messages.
+PROOF_BYTES: int = _engine.PROOF_BYTES
 RING_MESSAGE_SOCKETS: int = _engine.RING_MESSAGE_SOCKETS
 DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
 
@@ -95,7 +96,7 @@ class Engine:
     def open_devices(
         self,
         platform: str,
-        devices: Sequence[tuple[int, int]],
+        devices: Sequence[tuple[int, int, int, int]],
         sockets: Sequence[tuple[int, int, Sequence[socket.socket]]],
         timeout_s: float,
     ) -> None:
@@ -105,7 +106,9 @@ class Engine:
 
         Args:
           platform: JAX's name of this process's platform.
-          devices: Each rank of this process, and the ordinal of its device here.
+          devices: Each rank of this process, the ordinal of its device here, and the address and
+            size of memory there that the set-up may write: PROOF_BYTES for each rank of the job.
+            Peers' devices may then read the allocation that it lies in. 0 bytes: they may not.
           sockets: Own rank, other rank, and sockets between them, which the engine owns from now
             on; for ranks that have no better path than tcp.
           timeout_s: The longest wait for the peers.

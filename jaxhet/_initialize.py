@@ -391,9 +391,21 @@ def _open_devices(
         config.connect_timeout_s,
         check,
     )
+    # XLA's other arrays will lie where these do.
+    proofs = {
+        rank: _jax_compat.memory_on(ranks[rank], _ffi.PROOF_BYTES * len(ranks)) for rank in mine
+    }
     engine.open_devices(
         session.island.platform,
-        [(rank, ranks[rank].local_hardware_id) for rank in mine],
+        [
+            (
+                rank,
+                ranks[rank].local_hardware_id,
+                proofs[rank].unsafe_buffer_pointer(),
+                proofs[rank].nbytes if config.zero_copy else 0,
+            )
+            for rank in mine
+        ],
         sockets,
         config.connect_timeout_s,
     )

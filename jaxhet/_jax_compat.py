@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src.lib import Device as Device  # jax.Device, which pyright takes for a variable
 from jaxlib import version as jaxlib_version
 
@@ -126,6 +127,11 @@ def backend_exists() -> bool:
     from jax._src import xla_bridge
 
     return xla_bridge.backends_are_initialized()
+
+
+def memory_on(device: Device, num_bytes: int) -> jax.Array:
+    """So many bytes on a device of this process, written: `unsafe_buffer_pointer()` is where."""
+    return jax.device_put(np.zeros(num_bytes, np.uint8), device).block_until_ready()
 
 
 def distributed_is_initialized() -> bool:

@@ -65,7 +65,9 @@ void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   for (const Part& part : ones) EXPECT(part.IsFrom(0));
   const auto stats = world.engine(0).DeviceStats();
   ExpectEqual(stats.at("exchanges_started"), uint64_t{kCount});
-  ExpectEqual(stats.at(StrCat("bytes_sent_", transport)), kCount * num_bytes);
+  ExpectEqual(stats.at(StrCat("bytes_sent_", NameOf(transport))), kCount * num_bytes);
+  const bool pulls = transport == "pulled" && num_bytes > kEagerBytes;
+  ExpectEqual(stats.at("bytes_pulled"), pulls ? kCount * num_bytes : 0);
 }
 
 TEST(ManyAreInFlight) {
@@ -73,6 +75,32 @@ TEST(ManyAreInFlight) {
     for (const size_t num_bytes : {kEagerBytes, kSlotBytes + 3})
       CheckManyAreInFlight(transport, num_bytes);
   }
+}
+
+// Some operands lie elsewhere, and some sources are late: what they send goes through slots, in
+// between what is pulled.
+TEST(WhatCannotBePulledGoesThroughSlots) {
+  DeviceWorld world(DeviceOptions(2, "pulled"));
+  const Pairs pairs = {0, 1};
+  constexpr size_t kNumBytes = 3 * kSlotBytes + 1;
+  std::deque<Part> zeros;
+  std::deque<Part> ones;
+  uint64_t pulled = 0;
+  for (int i = 0; i < 60; ++i) {
+    const bool is_elsewhere = i % 3 == 1;
+    const bool is_late = i % 4 == 2;
+    pulled += is_elsewhere || is_late ? 0 : kNumBytes;
+    auto* const memory = is_elsewhere ? std::pmr::new_delete_resource() : OperandMemory();
+    zeros.emplace_back(0, pairs, kNumBytes, i, memory);
+    ones.emplace_back(1, pairs, kNumBytes, i).Start(world);
+    if (is_late) ones.back().Done(world);
+    zeros.back().Start(world);
+    if (!is_late) ones.back().Done(world);
+    zeros.back().Done(world);
+  }
+  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  for (const Part& part : ones) EXPECT(part.IsFrom(0));
+  ExpectEqual(world.engine(1).DeviceStats().at("bytes_pulled"), pulled);
 }
 
 // Its sends may wait for slots, it does not before a done.
@@ -235,9 +263,10 @@ void CheckSourceLeavesABusyTarget(std::string_view transport, size_t num_bytes) 
 }
 
 TEST(SourceLeavesABusyTarget) {
-  for (const char* const transport : kDeviceTransports) {
-    for (const size_t num_bytes : {kEagerBytes, kSlotBytes})
-      CheckSourceLeavesABusyTarget(transport, num_bytes);
+  for (const std::string_view transport : kDeviceTransports) {
+    CheckSourceLeavesABusyTarget(transport, kEagerBytes);
+    // An operand that is pulled is needed until it was.
+    if (transport != "pulled") CheckSourceLeavesABusyTarget(transport, kSlotBytes);
   }
 }
 
@@ -245,8 +274,8 @@ TEST(RefusedTransportsAreNamed) {
   WorldOptions options = DeviceOptions(2);
   options.transports = {"tcp"};
   World world(options);
-  const std::string text =
-      ExpectThrow([&] { world.engine(0).OpenDevices("host", {{0, 0}}, {}, milliseconds(500)); });
+  const std::string text = ExpectThrow(
+      [&] { world.engine(0).OpenDevices("host", {{0, 0, {}}}, {}, milliseconds(500)); });
   ExpectContains(text, "no transport leads from rank 1 of process 1");
   ExpectContains(text, "cuda_ipc: not allowed (option transports)");
   ExpectContains(ExpectThrow([&] { (void)world.engine(0).devices(); }), "are not open");
@@ -254,8 +283,8 @@ TEST(RefusedTransportsAreNamed) {
 
 TEST(MissingProcessIsNamed) {
   World world(DeviceOptions(2));
-  const std::string text =
-      ExpectThrow([&] { world.engine(0).OpenDevices("host", {{0, 0}}, {}, milliseconds(200)); });
+  const std::string text = ExpectThrow(
+      [&] { world.engine(0).OpenDevices("host", {{0, 0, {}}}, {}, milliseconds(200)); });
   ExpectContains(text, "DeadlineError: rank 1 of process 1 (host 1), cpu1 has not opened a ring");
 }
 

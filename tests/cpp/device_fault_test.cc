@@ -18,10 +18,10 @@ namespace {
 using std::chrono::milliseconds;
 
 // The one that came first has its result poisoned.
-TEST(DifferentExchangesAreAPlanMismatch) {
-  DeviceWorld world(DeviceOptions(2));
-  Part zero(0, SwapPairs(), 1000, 2);
-  Part one(1, SwapPairs(), 1000, 3);
+void CheckDifferentExchanges(std::string_view transport, size_t num_bytes) {
+  DeviceWorld world(DeviceOptions(2, transport));
+  Part zero(0, SwapPairs(), num_bytes, 2);
+  Part one(1, SwapPairs(), num_bytes, 3);
   zero.Start(world);
   zero.Done(world);
   const std::string text = ExpectThrow([&] { one.Start(world); });
@@ -32,6 +32,11 @@ TEST(DifferentExchangesAreAPlanMismatch) {
   EXPECT(world.IsIdleWithin(0, kLong));
   EXPECT(zero.IsFilledWith(kPoison));
   ExpectContains(ExpectThrow([&] { zero.Start(world); }), "PlanMismatchError");
+}
+
+TEST(DifferentExchangesAreAPlanMismatch) {
+  CheckDifferentExchanges("shm", 1000);
+  CheckDifferentExchanges("pulled", kSlotBytes);
 }
 
 // Over sockets it is found when the chunk has come.
@@ -231,7 +236,9 @@ TEST(FailedExchangesAreRecorded) {
 // Process 1, which has rank 1, in a process of its own: starts nothing. Rank 0 is here.
 struct ForkedRank {
   explicit ForkedRank(const WorldOptions& options)
-      : ends(ConnectAll(2, kRingSockets)), peer(options, [this](Engine& engine) {
+      : pulls(options.pulls),
+        ends(ConnectAll(2, kRingSockets)),
+        peer(options, [this](Engine& engine) {
           ends[0].clear();
           OpenDevices(engine, 1);
           return WaitForEver(engine);
@@ -244,9 +251,11 @@ struct ForkedRank {
 
   void OpenDevices(Engine& engine, int rank) {
     const auto sockets = RingSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
-    engine.OpenDevices("host", {{rank, 0}}, sockets, kLong);
+    const auto operands = pulls ? OperandsOf(rank) : std::span<std::byte>{};
+    engine.OpenDevices("host", {{rank, 0, operands}}, sockets, kLong);
   }
 
+  bool pulls;
   std::vector<std::vector<Ends>> ends;
   ForkedPeer peer;
   Fd ring_socket;  // one of those for chunks, of rank 0
@@ -327,6 +336,8 @@ struct LocalPair {
                 .same_host = true,
                 .same_vendor = true,
                 .slot_bytes = kSlotBytes,
+                .pull_bytes = 0,
+                .operands = {},
                 .sockets = {},
                 .messages = nullptr,
                 .nics = nullptr};

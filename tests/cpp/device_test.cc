@@ -346,6 +346,61 @@ TEST(DmaBufFallsBack) {
   ExpectContains(text, "(801)");
 }
 
+TEST(ValuesAreOneCallOfCuda) {
+  using Kind = StreamValue::Kind;
+  const std::array<StreamValue, 2> values = {
+      {{Kind::kWrite, At(0x40), 3}, {Kind::kWait, At(0x80), 4}}};
+  const auto cuda = OpenFake("cuda");
+  cuda->Values(nullptr, values);
+  ExpectEqual(AllCalls(), std::string("cuStreamBatchMemOp_v2(0, 0x2, 2:40:3:0 1:80:4:0, 0)\n"));
+  const auto hip = OpenFake("hip");
+  hip->Values(nullptr, values);
+  ExpectEqual(AllCalls(), std::string("hipStreamWriteValue32(0, 0x40, 0x3, 0)\n"
+                                      "hipStreamWaitValue32(0, 0x80, 0x4, 0, 0xffffffff)\n"));
+}
+
+TEST(CudaSharesWhatHasNoIpcHandle) {
+  const auto device = OpenFake("cuda");
+  device->ExportFd(At(0x70));
+  {
+    const MappedMemory memory = device->MapFd(Fd(), 0x2000);
+  }
+  ExpectEqual(AllCalls(), std::string("cuMemRetainAllocationHandle(0x70)\n"
+                                      "cuMemExportToShareableHandle(0x77, 0x1, 0)\n"
+                                      "cuMemRelease(0x77)\n"
+                                      "cuDeviceGet(0x1)\n"
+                                      "cuMemImportFromShareableHandle(0xffffffff, 0x1)\n"
+                                      "cuMemAddressReserve(0x2000, 0, 0, 0)\n"
+                                      "cuMemMap(0x100, 0x2000, 0, 0x88, 0)\n"
+                                      "cuMemRelease(0x88)\n"
+                                      "cuMemSetAccess(0x100, 0x2000, 0x1, 0x1, 0x3, 0x1)\n"
+                                      "cuMemUnmap(0x100, 0x2000)\n"
+                                      "cuMemAddressFree(0x100, 0x2000)\n"));
+  for (const std::string call : {"cuMemRetainAllocationHandle", "cuMemExportToShareableHandle"}) {
+    fake_driver::FailNext(call, kGpuInvalidValue);
+    ExpectContains(ExpectThrow([&] { device->ExportFd(At(0x70)); }), call);
+  }
+  for (const std::string call :
+       {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
+    fake_driver::Reset();
+    fake_driver::FailNext(call, kGpuInvalidValue);
+    ExpectContains(ExpectThrow([&] { device->MapFd(Fd(), 0x2000); }), call);
+    const bool reserved = call == "cuMemMap" || call == "cuMemSetAccess";
+    ExpectEqual(AllCalls().find("cuMemAddressFree") != std::string::npos, reserved);
+  }
+  ExpectEqual(fake_driver::ContextDepth(), 0);
+  ExpectContains(ExpectThrow([] { OpenFake("hip")->ExportFd(At(0x70)); }),
+                 "hipMemExportToShareableHandle");
+}
+
+TEST(HostSharesItsMemory) {
+  const auto device = OpenHost();
+  const DeviceMemory memory = device->Allocate(100);
+  const MappedMemory mapped = device->MapFd(device->ExportFd(Bytes(memory) + 7), 100);
+  *Bytes(memory) = std::byte{5};
+  EXPECT(*static_cast<std::byte*>(mapped.get().base) == std::byte{5});
+}
+
 TEST(PrimaryContextIsReleased) {
   OpenFake("cuda").reset();
   ExpectEqual(AllCalls(), std::string("cuDeviceGet(0x1)\ncuDevicePrimaryCtxRelease_v2(0x1)\n"));

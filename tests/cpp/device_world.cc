@@ -10,11 +10,39 @@ namespace {
 // Each exchange has bytes of its own.
 size_t ShiftOf(int64_t index) { return static_cast<size_t>(index) * 5; }
 
+constexpr size_t kOwnBytes = 4096;  // of each rank
+constexpr size_t kMostRanks = 16;
+
+std::byte* AllOperands() {
+  constexpr size_t kAddresses = size_t{4} << 30;  // memory is used where it is written
+  static auto* const device = OpenHostDevice({}, 0).release();
+  static const auto* const memory = new DeviceMemory(device->Allocate(kAddresses));
+  static_assert(kAddresses > kOwnBytes * kMostRanks);
+  return static_cast<std::byte*>(memory->get());
+}
+
 }  // namespace
+
+std::string_view NameOf(std::string_view transport) {
+  return transport == "pulled" ? "shm" : transport;
+}
+
+std::span<std::byte> OperandsOf(int rank) {
+  return {AllOperands() + static_cast<size_t>(rank) * kOwnBytes, kOwnBytes};
+}
+
+std::pmr::memory_resource* OperandMemory() {
+  static auto* const all = new std::pmr::monotonic_buffer_resource(
+      AllOperands() + kOwnBytes * kMostRanks, size_t{3} << 30, std::pmr::null_memory_resource());
+  static auto* const pool = new std::pmr::synchronized_pool_resource(
+      {.max_blocks_per_chunk = 4, .largest_required_pool_block = size_t{4} << 20}, all);
+  return pool;
+}
 
 WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
   WorldOptions options{.num_processes = num_processes,
-                       .transports = {std::string(transport), "tcp"}};
+                       .transports = {std::string(NameOf(transport)), "tcp"},
+                       .pulls = transport == "pulled"};
   options.engine.slot_bytes = kSlotBytes;
   options.engine.eager_bytes = kEagerBytes;
   return options;
@@ -35,22 +63,26 @@ DeviceWorld::DeviceWorld(const WorldOptions& options)
   auto ends = ConnectAll(num_ranks(), kRingSockets);
   for (int rank = 0; rank < num_ranks(); ++rank) {
     streams_.push_back(device_->CreateStream(StreamPriority::kNormal));
-    threads.emplace_back(
-        [this, rank, own_ends = std::move(ends[static_cast<size_t>(rank)])]() mutable {
-          world_.engine(rank).OpenDevices("host", {{rank, 0}},
-                                          RingSocketsOf(rank, std::move(own_ends)), kLong);
-          world_.engine(rank).AddPlan(kPlan, PlanText(8));
-        });
+    threads.emplace_back([this, rank, pulls = options.pulls,
+                          own_ends = std::move(ends[static_cast<size_t>(rank)])]() mutable {
+      const auto operands = pulls ? OperandsOf(rank) : std::span<std::byte>{};
+      world_.engine(rank).OpenDevices("host", {{rank, 0, operands}},
+                                      RingSocketsOf(rank, std::move(own_ends)), kLong);
+      world_.engine(rank).AddPlan(kPlan, PlanText(8));
+    });
   }
   for (std::thread& thread : threads) thread.join();
 }
 
-Part::Part(int rank, Pairs pairs, size_t num_bytes, int64_t index)
-    : operand(Pattern(rank, 0, num_bytes, ShiftOf(index))),
+Part::Part(int rank, Pairs pairs, size_t num_bytes, int64_t index,
+           std::pmr::memory_resource* memory)
+    : operand(num_bytes, memory),
       result(num_bytes, std::byte{0xEE}),
       pairs_(std::move(pairs)),
       rank_(rank),
       index_(index) {
+  const std::vector<std::byte> pattern = Pattern(rank, 0, num_bytes, ShiftOf(index));
+  std::ranges::copy(pattern, operand.begin());
   request_.plan = kPlan;
   request_.index = index;
   request_.poison = kPoison;

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <memory_resource>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -18,8 +20,10 @@ inline constexpr std::byte kPoison{0xFF};
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
 inline constexpr int kRingSockets = 3 + RingSockets::kNumMessageSockets;
-// Of rings between host devices.
-inline constexpr std::array kDeviceTransports = {"shm", "verbs", "tcp"};
+// Of rings between host devices. "pulled": shm, with operands that the target's device can reach.
+inline constexpr std::array kDeviceTransports = {"shm", "pulled", "verbs", "tcp"};
+// What the engine calls it.
+std::string_view NameOf(std::string_view transport);
 
 WorldOptions DeviceOptions(int num_processes, std::string_view transport = "shm");
 
@@ -33,6 +37,11 @@ bool IsWithin(std::chrono::milliseconds timeout, Condition condition) {
 
 // What the rank needs for its rings, out of its ends of the sockets to the others.
 std::vector<RingSockets> RingSocketsOf(int rank, std::vector<Ends> ends);
+
+// Some memory of the rank's, in the allocation that all operands are in.
+std::span<std::byte> OperandsOf(int rank);
+// Memory in that allocation.
+std::pmr::memory_resource* OperandMemory();
 
 // A job whose ranks are host devices, and a program's stream for each.
 class DeviceWorld {
@@ -61,7 +70,8 @@ inline Pairs SwapPairs() { return {0, 1, 1, 0}; }
 // One rank's part of an exchange.
 class Part {
  public:
-  Part(int rank, Pairs pairs, size_t num_bytes, int64_t index = 0);
+  Part(int rank, Pairs pairs, size_t num_bytes, int64_t index = 0,
+       std::pmr::memory_resource* memory = OperandMemory());
 
   Part& WithPlan(int64_t plan) {
     request_.plan = plan;
@@ -74,7 +84,7 @@ class Part {
   bool IsFrom(int source) const;
   bool IsFilledWith(std::byte value) const;
 
-  std::vector<std::byte> operand;
+  std::pmr::vector<std::byte> operand;
   std::vector<std::byte> result;
 
  private:

@@ -24,7 +24,7 @@ thread_local int current_device = 0;
 thread_local int last_error = 0;
 
 template <typename... Arguments>
-int Record(std::string_view function, Arguments... arguments) {
+int Record(std::string_view function, const Arguments&... arguments) {
   std::ostringstream text;
   text << std::hex << std::showbase << function << "(";
   ((text << arguments << ", "), ...);
@@ -151,6 +151,45 @@ ENTRY int cuStreamWriteValue32_v2(StreamHandle stream, void* address, uint32_t v
 ENTRY int cuStreamWaitValue32_v2(StreamHandle stream, void* address, uint32_t value,
                                  unsigned flags) {
   return Record("cuStreamWaitValue32_v2", stream, address, value, flags);
+}
+ENTRY int cuStreamBatchMemOp_v2(StreamHandle stream, unsigned count, const void* ops,
+                                unsigned flags) {
+  std::ostringstream text;
+  for (unsigned i = 0; i < count; ++i) {
+    const auto* const words = static_cast<const uint64_t*>(ops) + size_t{6} * i;
+    text << (i == 0 ? "" : " ") << std::hex << static_cast<uint32_t>(words[0]) << ":" << words[1]
+         << ":" << words[2] << ":" << static_cast<uint32_t>(words[3]);
+  }
+  return Record("cuStreamBatchMemOp_v2", stream, count, text.str(), flags);
+}
+ENTRY int cuMemRetainAllocationHandle(uint64_t* allocation, void* address) {
+  return Give("cuMemRetainAllocationHandle", allocation, uint64_t{0x77}, address);
+}
+ENTRY int cuMemExportToShareableHandle(void* fd, uint64_t allocation, int type,
+                                       unsigned long long flags) {
+  return Give("cuMemExportToShareableHandle", static_cast<int*>(fd), -1, allocation, type, flags);
+}
+ENTRY int cuMemImportFromShareableHandle(uint64_t* allocation, void* fd, int type) {
+  return Give("cuMemImportFromShareableHandle", allocation, uint64_t{0x88}, fd, type);
+}
+ENTRY int cuMemRelease(uint64_t allocation) { return Record("cuMemRelease", allocation); }
+ENTRY int cuMemAddressReserve(void** address, size_t num_bytes, size_t alignment, void* wish,
+                              unsigned long long flags) {
+  return Create("cuMemAddressReserve", address, num_bytes, alignment, wish, flags);
+}
+ENTRY int cuMemAddressFree(void* address, size_t num_bytes) {
+  return Record("cuMemAddressFree", address, num_bytes);
+}
+ENTRY int cuMemMap(void* address, size_t num_bytes, size_t offset, uint64_t allocation,
+                   unsigned long long flags) {
+  return Record("cuMemMap", address, num_bytes, offset, allocation, flags);
+}
+ENTRY int cuMemUnmap(void* address, size_t num_bytes) {
+  return Record("cuMemUnmap", address, num_bytes);
+}
+ENTRY int cuMemSetAccess(void* address, size_t num_bytes, const void* access, size_t count) {
+  const auto* const words = static_cast<const int*>(access);
+  return Record("cuMemSetAccess", address, num_bytes, words[0], words[1], words[2], count);
 }
 ENTRY int cuEventCreate(EventHandle* event, unsigned flags) {
   return Create("cuEventCreate", event, flags);

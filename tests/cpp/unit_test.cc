@@ -1,6 +1,11 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <array>
 #include <cstdint>
 #include <future>
+#include <memory>
 #include <span>
 #include <string>
 #include <tuple>
@@ -17,6 +22,8 @@
 #include "xla_plugin/engine/partition.h"
 #include "xla_plugin/engine/plans.h"
 #include "xla_plugin/engine/roster.h"
+#include "xla_plugin/transport/ring/fd_mailbox.h"
+#include "xla_plugin/transport/ring/ring.h"
 #include "xla_plugin/transport/shared_memory.h"
 
 namespace jaxhet::testing {
@@ -222,6 +229,39 @@ TEST(SharedMemoryIsFoundByItsInfo) {
   ours.CloseFd();
   ExpectContains(ExpectThrow([&] { const SharedMemory memory(ours.info()); }), "open /proc/");
   EXPECT(theirs.data()[99] == std::byte{42});
+}
+
+TEST(FdsAreLeftInMailboxes) {
+  FdMailbox mailbox;
+  ExpectContains(ExpectThrow([&] { mailbox.Take(); }), "no file descriptor from the peer");
+  const SharedMemory memory(100);
+  const Fd left(open(StrCat("/proc/self/fd/", memory.info().fd).c_str(), O_RDONLY | O_CLOEXEC));
+  FdMailboxInfo guess = mailbox.info();
+  guess.nonce[1] ^= 1;
+  LeaveFd(guess, Fd(dup(STDIN_FILENO)));  // by one who does not know it: passed over
+  LeaveFd(mailbox.info(), left);
+  struct stat ours{};
+  struct stat theirs{};
+  const Fd taken = mailbox.Take();
+  EXPECT(fstat(left.get(), &ours) == 0 && fstat(taken.get(), &theirs) == 0);
+  EXPECT(taken.get() != left.get() && ours.st_ino == theirs.st_ino);
+  ExpectContains(ExpectThrow([&] { mailbox.Take(); }), "no file descriptor");
+  const FdMailboxInfo gone = FdMailbox().info();
+  ExpectContains(ExpectThrow([&] { LeaveFd(gone, left); }), "the peer's mailbox");
+}
+
+TEST(FirstChoiceOfAWayCounts) {
+  using Way = RingWays::Way;
+  const auto ways = std::make_unique<RingWays>();
+  constexpr uint64_t kNext = LaunchLog::kEntries;  // in the same place
+  for (const uint64_t number : {uint64_t{1}, 1 + kNext, 1 + 2 * kNext}) {
+    const Way first = number == 1 ? Way::kInSlots : Way::kPulled;
+    const Way second = number == 1 ? Way::kPulled : Way::kInSlots;
+    EXPECT(!ways->Find(number));
+    EXPECT(ways->Choose(number, first) == first);
+    EXPECT(ways->Choose(number, second) == first && ways->Find(number) == first);
+  }
+  EXPECT(!ways->Find(2));
 }
 
 // Each callback waits for the next: only a thread of its own lets the last one come.

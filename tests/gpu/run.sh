@@ -2,11 +2,18 @@
 # Builds the device tests (no network, no CUDA, no ROCm) and runs each of them on this machine's
 # NVIDIA GPUs: as vendor cuda, and as vendor hip through the double, libamdhip64 over CUDA.
 # Prints a table and the calls of every HIP entry point. Exit code: 0 passed, 1 failed, 77 no GPU.
+# COMPUTE_SANITIZER=memcheck (or racecheck, …): every test runs under that tool, and fails if it
+# finds something. Calls that fail are no find: some tests want them to.
 set -eu
 cd "$(dirname "$0")/../.."
 build=_build/gpu
 logs=$build/device_logs
 limit_s=60
+sanitizer=
+if [ -n "${COMPUTE_SANITIZER:-}" ]; then
+  sanitizer="compute-sanitizer --tool $COMPUTE_SANITIZER --target-processes all --error-exitcode 9"
+  [ "$COMPUTE_SANITIZER" != memcheck ] || sanitizer="$sanitizer --report-api-errors no"
+fi
 
 generator=
 command -v ninja >/dev/null 2>&1 && generator='-G Ninja'
@@ -39,10 +46,11 @@ run() { # run VENDOR TEST: writes the log and prints one word
   log=$logs/$1-$2.txt
   only=$visible
   case $2 in ipc | process_values) only=$first ;; esac
-  CUDA_VISIBLE_DEVICES=$only timeout -k 5 "$limit_s" \
+  CUDA_VISIBLE_DEVICES=$only timeout -k 5 "$limit_s" ${sanitizer:+$sanitizer --log-file "$log.found"} \
     "$program" "$1" "$(library_of "$1")" "$2" "$second" >"$log" 2>&1 && code=0 || code=$?
   case $code:$(tail -n 1 "$log") in
   0:ok | 0:skip*) tail -n 1 "$log" | cut -d : -f 1 ;;
+  9:*) cat "$log.found" >>"$log" && echo FAIL ;;
   124:* | 137:*) echo "FAIL: not done after $limit_s s" >>"$log" && echo FAIL ;;
   *) echo FAIL ;;
   esac

@@ -3,6 +3,7 @@
 tests/multiprocess/ has whole jobs.
 """
 
+import dataclasses
 import importlib.metadata
 import threading
 import types
@@ -116,6 +117,14 @@ class FakeEngine:
         self.calls.append(("close", timeout_ms))
 
 
+@dataclasses.dataclass
+class _Memory:
+    nbytes: int
+
+    def unsafe_buffer_pointer(self) -> int:
+        return 1000
+
+
 def _mixed_session(
     process: int, engine: FakeEngine, claims: tuple[tuple[str, str], ...] = MIXED
 ) -> Session:
@@ -139,15 +148,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         monkeypatch.setattr(module, name, note)
     handlers = {"cpu": {"exchange": 1}, "gpu": {"start": 2, "done": 3}}
     monkeypatch.setattr(_ffi._engine, "handlers", lambda: handlers)
+    monkeypatch.setattr(_jax_compat, "memory_on", lambda _device, size: _Memory(size))
     return made
 
 
 @pytest.mark.parametrize(
     ("process", "platform", "mine"),
-    [(0, "cuda", [(0, 0), (1, 1)]), (1, "rocm", [(2, 0)]), (2, "rocm", [(3, 4)])],
+    [
+        (0, "cuda", [(0, 0, 1000, 256), (1, 1, 1000, 256)]),
+        (1, "rocm", [(2, 0, 1000, 256)]),
+        (2, "rocm", [(3, 4, 1000, 256)]),
+    ],
 )
 def test_each_process_is_set_up_for_its_own_platform(
-    calls: list[Any], process: int, platform: str, mine: list[tuple[int, int]]
+    calls: list[Any], process: int, platform: str, mine: list[tuple[int, int, int, int]]
 ) -> None:
     engine = FakeEngine()
     stand_in: Any = engine

@@ -50,6 +50,15 @@ struct IpcHandleInfo {
   std::array<std::byte, 64> bytes;
 };
 
+// What a stream does with a word of memory; see WriteValue() and WaitValue().
+struct StreamValue {
+  enum class Kind { kWrite, kWait };
+
+  Kind kind;
+  void* address;
+  uint32_t value;
+};
+
 // Memory starts at `offset` of what `fd` names.
 struct DmaBuf {
   Fd fd;
@@ -100,6 +109,7 @@ class Device {
   virtual void FreePinned(void* host) noexcept = 0;
   virtual void Unregister(void* host) noexcept = 0;
   virtual void CloseIpc(void* memory) noexcept = 0;
+  virtual void Unmap(AddressRange memory) noexcept = 0;
 
   using Stream = Owned<StreamHandle, &Device::DestroyStream>;
   using Event = Owned<EventHandle, &Device::DestroyEvent>;
@@ -107,6 +117,7 @@ class Device {
   using PinnedMemory = Owned<void*, &Device::FreePinned>;
   using Registration = Owned<void*, &Device::Unregister>;
   using IpcMemory = Owned<void*, &Device::CloseIpc>;
+  using MappedMemory = Owned<AddressRange, &Device::Unmap>;
 
   // Does not wait for the default stream, nor it for this one.
   virtual Stream CreateStream(StreamPriority priority) = 0;
@@ -130,6 +141,8 @@ class Device {
   // Until the word at `address` is at least `value`. Both below 2^31: CUDA compares cyclically, HIP
   // does not.
   virtual void WaitValue(StreamHandle stream, void* address, uint32_t value) = 0;
+  // One after the other, in less time than one by one where the driver has a call for it.
+  virtual void Values(StreamHandle stream, std::span<const StreamValue> values);
 
   // False while work is left. Throws if the work failed.
   virtual bool IsIdle(StreamHandle stream) = 0;
@@ -143,6 +156,9 @@ class Device {
   virtual IpcHandleInfo ExportIpc(void* address) = 0;
   // In another process than the one that exported: the base of that allocation.
   virtual IpcMemory OpenIpc(const IpcHandleInfo& handle) = 0;
+  // The same for memory that has no IPC handle, but was made to be shared, as XLA's arena on CUDA.
+  virtual Fd ExportFd(const void* address) = 0;
+  virtual MappedMemory MapFd(const Fd& fd, size_t num_bytes) = 0;
   virtual AddressRange RangeOf(const void* address) = 0;
   // The device whose memory (or pinned memory) holds `address`; none if the driver doesn't know it.
   virtual std::optional<int> OrdinalOf(const void* address) = 0;
@@ -162,6 +178,7 @@ using DeviceMemory = Device::Memory;
 using PinnedMemory = Device::PinnedMemory;
 using Registration = Device::Registration;
 using IpcMemory = Device::IpcMemory;
+using MappedMemory = Device::MappedMemory;
 
 // A kind of device. Both functions load the first of `libraries` and throw DeviceError with the
 // reason if that, or its driver, can't be used here.

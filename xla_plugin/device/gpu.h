@@ -114,6 +114,15 @@ class Gpu final : public Device {
   void FreePinned(void* host) noexcept override { Undo(api_.host_free, host); }
   void Unregister(void* host) noexcept override { Undo(api_.host_unregister, host); }
   void CloseIpc(void* memory) noexcept override { Undo(api_.ipc_close, memory); }
+  void Unmap(AddressRange memory) noexcept override {
+    try {
+      const Current current(*this);
+      const auto [call, result] = api_.Unmap(memory);
+      Check(api_, call, where_, result);
+    } catch (const Error& error) {
+      LogLine(error.what());
+    }
+  }
 
   Stream CreateStream(StreamPriority priority) override {
     int lowest = 0;
@@ -177,6 +186,15 @@ class Gpu final : public Device {
     const Current current(*this);
     Check(api_, api_.stream_wait_value.name(), where_, api_.WaitAtLeast(stream, address, value));
   }
+  void Values(StreamHandle stream, std::span<const StreamValue> values) override {
+    if constexpr (requires { api_.Values(stream, values); }) {
+      const Current current(*this);
+      const auto [call, result] = api_.Values(stream, values);
+      Check(api_, call, where_, result);
+    } else {
+      Device::Values(stream, values);
+    }
+  }
 
   bool IsIdle(StreamHandle stream) override { return IsReady(api_.stream_query, stream); }
   bool IsDone(EventHandle event) override { return IsReady(api_.event_query, event); }
@@ -192,6 +210,21 @@ class Gpu final : public Device {
     void* memory = nullptr;
     Call(api_.ipc_open, &memory, handle, Api::kIpcLazyPeerAccess);
     return {*this, memory};
+  }
+
+  Fd ExportFd(const void* address) override {
+    const Current current(*this);
+    int fd = -1;
+    const auto [call, result] = api_.ExportFd(const_cast<void*>(address), &fd);
+    Check(api_, call, where_, result);
+    return Fd(fd);
+  }
+  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override {
+    const Current current(*this);
+    void* memory = nullptr;
+    const auto [call, result] = api_.MapFd(fd.get(), num_bytes, info().ordinal, &memory);
+    Check(api_, call, where_, result);
+    return {*this, {.base = memory, .num_bytes = num_bytes}};
   }
 
   AddressRange RangeOf(const void* address) override {

@@ -11,6 +11,10 @@ namespace jaxhet {
 namespace {
 
 constexpr std::chrono::microseconds kPause{50};
+// How long Done() waits for sources' launches: at most so long, and this part of all time. That is
+// enough to bring processes together that launch at the same pace.
+constexpr std::chrono::milliseconds kMostPatience{10};
+constexpr int kPatiencePart = 8;
 
 uint32_t Next(uint32_t& last) { return last = DeviceNumber(uint64_t{last} + 1); }
 
@@ -39,8 +43,7 @@ DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_by
       words_(new (words_memory_.get()) Words{}),
       device_words_(static_cast<std::byte*>(device_->DeviceAddress(words_))),
       eager_bytes_(eager_bytes),
-      rescue_stream_(device_->CreateStream(StreamPriority::kHigh)),
-      ready_(device_->CreateEvent()) {
+      rescue_stream_(device_->CreateStream(StreamPriority::kHigh)) {
   words_->go_on.value = kOpen;
   for (Stream& stream : send_streams_) stream = device_->CreateStream(StreamPriority::kHigh);
   for (Stream& stream : receive_streams_) stream = device_->CreateStream(StreamPriority::kHigh);
@@ -69,6 +72,23 @@ void DeviceRank::AddIncoming(int source, std::unique_ptr<RankRing> ring) {
   incoming_[source] = std::move(ring);
 }
 
+// What is written may not be seen before the batch that it is in is over: it must not be waited
+// for, by way of a peer, in the same one.
+void DeviceRank::Work::Wait(void* address, uint32_t value) {
+  if (!values_.empty() && values_.back().kind == StreamValue::Kind::kWrite) Flush();
+  values_.push_back({StreamValue::Kind::kWait, address, value});
+}
+
+void DeviceRank::Work::Copy(void* to, const void* from, size_t num_bytes) {
+  Flush();
+  device_.Copy(stream_, to, from, num_bytes);
+}
+
+void DeviceRank::Work::Flush() {
+  if (!values_.empty()) device_.Values(stream_, values_);
+  values_.clear();
+}
+
 void* DeviceRank::AddressOf(const DeviceWord& word) const {
   return device_words_ +
          (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
@@ -88,14 +108,19 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
     if (request.pairs[i] == rank_) exchange.target = static_cast<int>(request.pairs[i + 1]);
     if (request.pairs[i + 1] == rank_) exchange.source = static_cast<int>(request.pairs[i]);
   }
-  const Launch launch{
-      .plan = request.plan, .index = request.index, .num_bytes = request.operand.size()};
-  if (auto mismatch = Agree(exchange, launch)) return mismatch;
   if (program_ == nullptr) program_ = request.stream;
+  if (auto mismatch = Agree(exchange, request)) return mismatch;
   const bool is_eager = request.operand.size() <= eager_bytes_ && request.stream == program_;
   std::vector<InFlight> overdue;
-  if (exchange.source >= 0) overdue = PlanReceive(exchange, is_eager);
-  if (exchange.target >= 0) PlanSend(exchange, is_eager);
+  if (exchange.source >= 0) {
+    exchange.is_pending = true;
+    if (receipts_.empty() && WayOf(exchange) == RingWays::Way::kInSlots) {
+      overdue = NumberChunks(exchange);
+      exchange.is_eager =
+          is_eager && IsShort(*incoming_.at(exchange.source), exchange.result.size());
+    }
+  }
+  if (exchange.target >= 0 && !exchange.is_pulled) PlanSend(exchange, is_eager);
   ++started_;
   {
     const std::lock_guard lock(mutex_);
@@ -104,32 +129,57 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   if (exchange.source < 0) {
     device_->Fill(request.stream, request.result.data(), std::byte{0}, request.result.size());
   }
-  if (!IsByProgram(exchange.sends)) {
-    device_->WriteValue(request.stream, AddressOf(words_->reached), exchange.number);
+  Work program(*device_, request.stream);
+  if (!IsByProgram(exchange.sends)) program.Write(AddressOf(words_->reached), exchange.number);
+  const bool receives = exchange.source >= 0 && !exchange.is_eager;
+  Event ready;
+  if (receives || IsByStreams(exchange.sends) || !overdue.empty()) {
+    ready = TakeEvent();
+    device_->Record(ready.get(), request.stream);
   }
-  const bool receives = exchange.source >= 0 && !exchange.is_pending;
-  const bool sends = exchange.target >= 0 && !IsByProgram(exchange.sends);
-  if (receives || sends || !overdue.empty()) device_->Record(ready_.get(), request.stream);
-  for (const InFlight& other : overdue) Receive(other);
-  if (receives) Receive(exchange);
-  if (exchange.target >= 0) Send(exchange, request.operand);
+  for (const InFlight& other : overdue) ReceiveByStreams(other, ready.get());
+  if (exchange.is_pulled) {
+    RankRing& ring = *outgoing_.at(exchange.target);
+    ring.num_bytes += request.operand.size();
+    program.Write(ring.end->ready(), DeviceNumber(exchange.outgoing_number));
+  } else if (exchange.target >= 0) {
+    Send(exchange, request.operand, program, ready.get());
+  }
+  program.Flush();
+  if (receives) {
+    ReceiveWhenKnown({exchange, std::move(ready)});
+  } else if (ready.get() != nullptr) {
+    events_.push_back(std::move(ready));
+  }
   return std::nullopt;
 }
 
 // Numbers the exchange on its rings, and compares it with what the peers have launched there.
-std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange, const Launch& launch) {
+std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange,
+                                                      const DeviceRequest& request) {
+  const Launch launch{
+      .plan = request.plan, .index = request.index, .num_bytes = request.operand.size()};
   std::optional<Mismatch> mismatch;
+  std::optional<uint64_t> place;
   const auto compare = [&](int peer_rank, LaunchLog& own, const LaunchLog& peer, uint64_t number) {
     WaitForRoom(peer, number);
-    own.Publish(number, launch);
+    own.Publish(number, launch, place);
     const auto theirs = peer.Find(number);
     if (theirs && *theirs != launch) mismatch = {peer_rank, launch, *theirs};
   };
   if (exchange.target >= 0) {
     RankRing& ring = RingOf(outgoing_, exchange.target);
     exchange.outgoing_number = ++ring.exchanges;
+    const bool may_be_pulled = launch.num_bytes >= ring.end->pull_bytes();
+    if (may_be_pulled && request.stream == program_) place = ring.end->PlaceOf(request.operand);
     RingWords& words = ring.end->words();
     compare(exchange.target, words.source, words.target, exchange.outgoing_number);
+    if (may_be_pulled) {
+      const auto way = place ? RingWays::Way::kPulled : RingWays::Way::kInSlots;
+      exchange.is_pulled =
+          words.ways.Choose(exchange.outgoing_number, way) == RingWays::Way::kPulled;
+    }
+    place.reset();
   }
   if (exchange.source >= 0) {
     RankRing& ring = RingOf(incoming_, exchange.source);
@@ -170,139 +220,292 @@ DeviceRank::Marks DeviceRank::NextMarks(Marks& last, uint64_t first_chunk, uint6
 
 void DeviceRank::PlanSend(InFlight& exchange, bool is_eager) {
   const RankRing& ring = *outgoing_.at(exchange.target);
-  const uint64_t num_chunks = NumChunks(ring, exchange.operand_bytes);
   Marks ours = last_sends_;
   ours.at(kProgram) = 0;
   const bool overtakes = !IsOver(ours, words_->sent);  // what our streams have to send
-  if (is_eager && IsShort(ring, num_chunks) && !overtakes && IsEmptied(ring, ring.chunks)) {
+  const bool is_short = IsShort(ring, exchange.operand_bytes);
+  if (is_eager && is_short && !overtakes && IsEmptied(ring, ring.chunks)) {
     exchange.sends.at(kProgram) = Next(last_sends_.at(kProgram));
   } else {
-    exchange.sends = NextMarks(last_sends_, ring.chunks, num_chunks);
+    exchange.sends = NextMarks(last_sends_, ring.chunks, NumChunks(ring, exchange.operand_bytes));
   }
 }
 
-// Gives what is to be received before, as the exchange needs its slots: in the order of marks.
-std::vector<DeviceRank::InFlight> DeviceRank::PlanReceive(InFlight& exchange, bool is_eager) {
+// Gives what is to be received before, as the exchange needs its slots.
+std::vector<DeviceRank::InFlight> DeviceRank::NumberChunks(InFlight& exchange) {
   RankRing& ring = *incoming_.at(exchange.source);
   const uint64_t num_chunks = NumChunks(ring, exchange.result.size());
-  exchange.first_chunk = ring.chunks.fetch_add(num_chunks);
+  const uint64_t first = ring.chunks.fetch_add(num_chunks);
+  exchange.first_chunk = first;
   std::vector<InFlight> overdue;
-  {
-    const std::lock_guard lock(mutex_);
-    for (InFlight& other : in_flight_) {
-      if (!other.is_pending || other.source != exchange.source) continue;
-      if (other.first_chunk + kRingSlots >= exchange.first_chunk + num_chunks) continue;
-      other.is_pending = false;
-      other.receives = NextMarks(last_receives_, other.first_chunk, 1);
-      overdue.push_back(other);
-    }
-  }
-  exchange.is_pending = is_eager && IsShort(ring, num_chunks);
-  if (!exchange.is_pending) {
-    exchange.receives = NextMarks(last_receives_, exchange.first_chunk, num_chunks);
+  const std::lock_guard lock(mutex_);
+  for (InFlight& other : in_flight_) {
+    if (!other.is_eager || other.source != exchange.source) continue;
+    if (other.first_chunk.value_or(0) + kRingSlots >= first + num_chunks) continue;
+    other.is_eager = false;
+    overdue.push_back(other);
   }
   return overdue;
 }
 
-bool DeviceRank::IsShort(const RankRing& ring, uint64_t num_chunks) {
-  return num_chunks == 1 && ring.end->is_shared();
+bool DeviceRank::IsShort(const RankRing& ring, size_t num_bytes) {
+  return NumChunks(ring, num_bytes) == 1 && ring.end->is_shared();
+}
+
+bool DeviceRank::IsByStreams(Marks marks) {
+  marks.at(kProgram) = 0;
+  return marks != Marks{};
 }
 
 bool DeviceRank::IsEmptied(const RankRing& ring, uint64_t chunk) {
   return ring.end->words().emptied.at(RingSlot(chunk)).host().load() + 1 >= RingTurn(chunk);
 }
 
-void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> operand) {
+// Chunks take turns on our streams, or are all for the program's.
+class DeviceRank::Works {
+ public:
+  Works(Device& device, std::array<Stream, kStreams>& streams, const Marks& marks, Work& program,
+        EventHandle ready)
+      : marks_(marks), program_(program) {
+    if (!IsByStreams(marks)) return;
+    ours_.reserve(kStreams);
+    for (size_t s = 0; s < kStreams; ++s) {
+      ours_.emplace_back(device, streams.at(s).get());
+      if (marks.at(s) != 0) ours_.back().WaitEvent(ready);
+    }
+  }
+
+  Work& For(uint64_t chunk) { return ours_.empty() ? program_ : ours_[chunk % kStreams]; }
+  template <typename Function>
+  void ForEachMarked(Function function) {
+    ForEachStream(marks_, [&](size_t s) { function(s, s == kProgram ? program_ : ours_[s]); });
+  }
+  // What is on the program's stream is left to the caller.
+  void Flush() {
+    for (Work& work : ours_) work.Flush();
+  }
+
+ private:
+  const Marks& marks_;
+  Work& program_;
+  std::vector<Work> ours_;
+};
+
+void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> operand, Work& program,
+                      EventHandle ready) {
   RankRing& ring = *outgoing_.at(exchange.target);
   const RingEnd& end = *ring.end;
   const size_t chunk_bytes = ChunkBytes(operand.size(), end.slot_bytes());
-  const bool by_program = IsByProgram(exchange.sends);
-  const auto stream_of = [&](uint64_t s) {
-    return by_program ? exchange.program : send_streams_.at(s % kStreams).get();
-  };
+  Works works(*device_, send_streams_, exchange.sends, program, ready);
   ring.num_bytes += operand.size();
-  if (!by_program) {
-    ForEachStream(exchange.sends,
-                  [&](size_t s) { device_->WaitEvent(stream_of(s), ready_.get()); });
-  }
   do {
     const auto chunk = operand.first(std::min(chunk_bytes, operand.size()));
     operand = operand.subspan(chunk.size());
-    auto* const stream = stream_of(ring.chunks);
+    Work& work = works.For(ring.chunks);
     const uint32_t slot = RingSlot(ring.chunks);
     const uint32_t turn = RingTurn(ring.chunks);
-    if (!IsEmptied(ring, ring.chunks)) device_->WaitValue(stream, end.emptied(slot), turn - 1);
+    if (!IsEmptied(ring, ring.chunks)) work.Wait(end.emptied(slot), turn - 1);
     ++ring.chunks;
-    device_->Copy(stream, end.slot(slot), chunk.data(), chunk.size());
-    device_->WriteValue(stream, end.filled(slot), turn);
+    work.Copy(end.slot(slot), chunk.data(), chunk.size());
+    work.Write(end.filled(slot), turn);
   } while (!operand.empty());
-  ForEachStream(exchange.sends, [&](size_t s) {
-    device_->WriteValue(stream_of(s), AddressOf(words_->sent.at(s)), exchange.sends.at(s));
+  works.ForEachMarked([&](size_t s, Work& work) {
+    work.Write(AddressOf(words_->sent.at(s)), exchange.sends.at(s));
   });
+  works.Flush();
 }
 
-void DeviceRank::Receive(const InFlight& exchange) {
+void DeviceRank::Receive(const InFlight& exchange, uint64_t first_chunk, Work& program,
+                         EventHandle ready) {
   RankRing& ring = *incoming_.at(exchange.source);
   const RingEnd& end = *ring.end;
   std::span<std::byte> result = exchange.result;
   const size_t chunk_bytes = ChunkBytes(result.size(), end.slot_bytes());
-  const bool by_program = IsByProgram(exchange.receives);
-  const auto stream_of = [&](uint64_t s) {
-    return by_program ? exchange.program : receive_streams_.at(s % kStreams).get();
-  };
+  Works works(*device_, receive_streams_, exchange.receives, program, ready);
   ring.num_bytes += result.size();
-  if (!by_program) {
-    ForEachStream(exchange.receives,
-                  [&](size_t s) { device_->WaitEvent(stream_of(s), ready_.get()); });
-  }
-  uint64_t number = exchange.first_chunk;
+  uint64_t number = first_chunk;
   do {
     const auto chunk = result.first(std::min(chunk_bytes, result.size()));
     result = result.subspan(chunk.size());
-    auto* const stream = stream_of(number);
+    Work& work = works.For(number);
     const uint32_t slot = RingSlot(number);
     const uint32_t turn = RingTurn(number++);
-    device_->WaitValue(stream, end.filled(slot), turn);
-    device_->Copy(stream, chunk.data(), end.slot(slot), chunk.size());
-    device_->WriteValue(stream, end.emptied(slot), turn);
+    work.Wait(end.filled(slot), turn);
+    work.Copy(chunk.data(), end.slot(slot), chunk.size());
+    work.Write(end.emptied(slot), turn);
   } while (!result.empty());
-  ForEachStream(exchange.receives, [&](size_t s) {
-    device_->WaitValue(stream_of(s), end.gate(), kOpen);
-    device_->WriteValue(stream_of(s), AddressOf(words_->received.at(s)), exchange.receives.at(s));
+  works.ForEachMarked([&](size_t s, Work& work) {
+    work.Wait(end.gate(), kOpen);
+    work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
   });
+  works.Flush();
 }
 
-void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
-  InFlight exchange{};
-  bool receives = false;
+void DeviceRank::Pull(const InFlight& exchange, EventHandle ready) {
+  RankRing& ring = *incoming_.at(exchange.source);
+  const RingEnd& end = *ring.end;
+  const std::span<std::byte> result = exchange.result;
+  const uint64_t number = exchange.incoming_number;
+  const auto place = end.words().source.PlaceOf(number);
+  if (!place) Throw(ErrorCode::kTransport, "the source has not said where its operand is");
+  const size_t s = number % kStreams;
+  Work work(*device_, receive_streams_.at(s).get());
+  work.WaitEvent(ready);
+  work.Wait(end.ready(), DeviceNumber(number));
+  work.Copy(result.data(), end.At(*place, result.size()), result.size());
+  work.Wait(end.gate(), kOpen);
+  work.Write(end.taken(number), DeviceNumber(number));
+  work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
+  work.Flush();
+  ring.num_bytes += result.size();
+  pulled_bytes_ += result.size();
+}
+
+Event DeviceRank::TakeEvent() {
+  if (events_.empty()) return device_->CreateEvent();
+  Event event = std::move(events_.back());
+  events_.pop_back();
+  return event;
+}
+
+void DeviceRank::ReceiveWhenKnown(Receipt receipt) {
+  receipts_.push_back(std::move(receipt));
+  ReceiveKnown();
+}
+
+void DeviceRank::ReceiveKnown() {
+  while (!receipts_.empty() && WayOf(receipts_.front().exchange)) {
+    Receipt receipt = std::move(receipts_.front());
+    receipts_.pop_front();
+    InFlight& exchange = receipt.exchange;
+    if (WayOf(exchange) == RingWays::Way::kInSlots && !exchange.first_chunk) {
+      for (const InFlight& overdue : NumberChunks(exchange)) {
+        ReceiveByStreams(overdue, receipt.ready.get());
+      }
+    }
+    ReceiveByStreams(exchange, receipt.ready.get());
+    events_.push_back(std::move(receipt.ready));
+  }
+}
+
+void DeviceRank::ReceiveByStreams(InFlight exchange, EventHandle ready) {
   {
     const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& candidate) {
-      return candidate.plan == plan && candidate.index == index && candidate.done_number == 0;
-    });
-    if (found == in_flight_.end()) {
-      Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
-    }
-    found->done_number = Next(dones_);
-    receives = std::exchange(found->is_pending, false);
-    if (receives && stream == found->program) {
-      found->receives.at(kProgram) = Next(last_receives_.at(kProgram));
-    } else if (receives) {
-      found->receives = NextMarks(last_receives_, found->first_chunk, 1);
+    const auto found = std::ranges::find(in_flight_, exchange.number, &InFlight::number);
+    if (found == in_flight_.end()) return;  // it has been abandoned
+    found->is_pending = false;
+    found->first_chunk = exchange.first_chunk;
+    if (exchange.first_chunk) {
+      const uint64_t num_chunks = NumChunks(*incoming_.at(exchange.source), exchange.result.size());
+      found->receives = NextMarks(last_receives_, *exchange.first_chunk, num_chunks);
+    } else {
+      found->receives = NextMarks(last_receives_, exchange.incoming_number, 1);
     }
     exchange = *found;
   }
-  if (receives && stream != exchange.program) device_->Record(ready_.get(), stream);
-  if (receives) Receive(exchange);
+  Work none(*device_, nullptr);
+  if (exchange.first_chunk) {
+    Receive(exchange, *exchange.first_chunk, none, ready);
+  } else {
+    Pull(exchange, ready);
+  }
+}
+
+// None while it has not been chosen.
+std::optional<RingWays::Way> DeviceRank::WayOf(const InFlight& exchange) const {
+  const RingEnd& end = *incoming_.at(exchange.source)->end;
+  if (exchange.result.size() < end.pull_bytes()) return RingWays::Way::kInSlots;
+  return end.words().ways.Find(exchange.incoming_number);
+}
+
+// What sources have not launched when patience is at its end comes through slots.
+void DeviceRank::ReceiveAllUntil(uint32_t number) {
+  const auto are_left = [&] {
+    return !receipts_.empty() && receipts_.front().exchange.number <= number;
+  };
+  ReceiveKnown();
+  if (!are_left()) return;
+  const Time begin = Clock::now();
+  const Clock::duration patience =
+      std::min<Clock::duration>(kMostPatience, (begin - patience_since_) / kPatiencePart);
+  Time now = begin;
+  for (; are_left(); now = Clock::now()) {
+    if (stopped_ || now - begin >= patience) {
+      const InFlight& exchange = receipts_.front().exchange;
+      RingWords& words = incoming_.at(exchange.source)->end->words();
+      words.ways.Choose(exchange.incoming_number, RingWays::Way::kInSlots);
+    } else {
+      std::this_thread::yield();
+    }
+    ReceiveKnown();
+  }
+  patience_since_ = now - (patience - std::min(patience, now - begin)) * kPatiencePart;
+}
+
+void DeviceRank::AwaitTaken(const InFlight& exchange, Work& program) {
+  const uint64_t number = exchange.outgoing_number;
+  const bool by_program = program.stream() == program_;
+  const size_t s = by_program ? kProgram : number % kStreams;
+  Work ours(*device_, send_streams_.at(number % kStreams).get());
+  Work& work = by_program ? program : ours;
+  work.Wait(outgoing_.at(exchange.target)->end->taken(number), DeviceNumber(number));
+  work.Write(AddressOf(words_->sent.at(s)), exchange.sends.at(s));
+  ours.Flush();
+}
+
+void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
+  const auto find = [&] {
+    return std::ranges::find_if(in_flight_, [&](const InFlight& candidate) {
+      return candidate.plan == plan && candidate.index == index && candidate.done_number == 0;
+    });
+  };
+  InFlight exchange{};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = find();
+    if (found == in_flight_.end()) {
+      Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
+    }
+    exchange = *found;
+  }
+  const bool by_program = exchange.is_eager && stream == exchange.program;
+  if (exchange.is_eager && !by_program) {
+    Event ready = TakeEvent();
+    device_->Record(ready.get(), stream);
+    ReceiveWhenKnown({exchange, std::move(ready)});
+  }
+  ReceiveAllUntil(exchange.number);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = find();
+    if (found == in_flight_.end()) Throw(ErrorCode::kPeer, "the job failed before its done");
+    found->done_number = Next(dones_);
+    found->is_eager = false;
+    if (by_program) {
+      found->is_pending = false;
+      found->receives.at(kProgram) = Next(last_receives_.at(kProgram));
+    }
+    if (found->is_pulled) {
+      const size_t s = stream == program_ ? kProgram : found->outgoing_number % kStreams;
+      found->sends.at(s) = Next(last_sends_.at(s));
+    }
+    exchange = *found;
+  }
+  Work program(*device_, stream);
+  if (by_program && exchange.first_chunk) {
+    Receive(exchange, *exchange.first_chunk, program, nullptr);
+  }
+  if (exchange.is_pulled) AwaitTaken(exchange, program);
   const auto wait = [&](const Marks& marks, MarkWords& words) {
     ForEachStream(marks, [&](size_t s) {
-      if (s == kProgram && stream == exchange.program) return;  // in its order
-      device_->WaitValue(stream, AddressOf(words.at(s)), marks.at(s));
+      if (s == kProgram && stream == program_) return;  // in its order
+      program.Wait(AddressOf(words.at(s)), marks.at(s));
     });
   };
   wait(exchange.receives, words_->received);
   wait(exchange.sends, words_->sent);
-  device_->WaitValue(stream, AddressOf(words_->go_on), exchange.done_number);
+  program.Wait(AddressOf(words_->go_on), exchange.done_number);
+  program.Flush();
 }
 
 }  // namespace jaxhet

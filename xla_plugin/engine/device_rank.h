@@ -59,6 +59,12 @@ struct RankRing {
 // program's own stream sends it at Start(), if its slot is known to be empty, and receives it at
 // Done(). A receive stream does it before, if its slot is needed again by then.
 //
+// What is pulled, the program's stream only says to be there, at Start(), and at Done() waits until
+// it was taken. Where it lies, the target knows when the source has launched it: the thread that
+// launches the program puts the receive on its stream then, in the order of starts, and waits a
+// little for it at Done(), before it chooses slots. (Another thread could not do it: a call of the
+// driver that waits for all streams holds up all others.)
+//
 // When the job fails, the program's stream is held at the next Done(), and for one exchange after
 // the other, in the order of their Done(), all streams run to its end, its result is poisoned if it
 // had not come, and the program goes on to the next. No stream is left waiting in the end: a driver
@@ -137,6 +143,7 @@ class DeviceRank {
     uint64_t started;
     uint64_t completed;
     Clock::duration in_flight_time;  // of the completed ones together
+    uint64_t pulled_bytes;
   };
   Counts counts() const;
   std::deque<FlightRecord> FlightRecords() const;
@@ -149,6 +156,7 @@ class DeviceRank {
   static constexpr size_t kStreams = 2;
   static_assert(kRingSlots % kStreams == 0);    // a slot's chunks are all on one stream
   static constexpr size_t kProgram = kStreams;  // the program's stream, as one of them
+  static_assert(kTakenWords == kStreams);       // an exchange is pulled by the stream of its word
   // By stream: how many parts of exchanges it had been given with this one; 0 if it has none of it.
   using Marks = std::array<uint32_t, kStreams + 1>;
   using MarkWords = std::array<DeviceWord, kStreams + 1>;
@@ -172,8 +180,10 @@ class DeviceRank {
     uint64_t outgoing_number = 0;  // on that ring
     uint64_t incoming_number = 0;
     size_t operand_bytes = 0;
-    uint64_t first_chunk = 0;  // on the incoming ring
-    bool is_pending = false;   // eager, and to be received at Done()
+    bool is_pulled = false;               // by its target
+    std::optional<uint64_t> first_chunk;  // on the incoming ring, if it comes through slots
+    bool is_pending = false;              // its receive is on no stream yet
+    bool is_eager = false;                // and comes on the program's, at Done()
     Marks sends{};
     Marks receives{};
     std::span<std::byte> result;
@@ -182,23 +192,64 @@ class DeviceRank {
     std::optional<Time> reached;  // by the device, as Look() saw it
   };
 
-  std::optional<Mismatch> Agree(InFlight& exchange, const Launch& launch);
+  // A receive that is to be put on our streams.
+  struct Receipt {
+    InFlight exchange;
+    Event ready;  // the program has come to its start, or done
+  };
+  // Work for a stream, on which what it writes and waits for between two copies is put together.
+  class Work {
+   public:
+    Work(Device& device, StreamHandle stream) : device_(device), stream_(stream) {}
+
+    StreamHandle stream() const { return stream_; }
+    void Write(void* address, uint32_t value) {
+      values_.push_back({StreamValue::Kind::kWrite, address, value});
+    }
+    void Wait(void* address, uint32_t value);
+    void WaitEvent(EventHandle event) { device_.WaitEvent(stream_, event); }
+    void Copy(void* to, const void* from, size_t num_bytes);
+    void Flush();
+
+   private:
+    Device& device_;
+    StreamHandle stream_;
+    std::vector<StreamValue> values_;
+  };
+
+  class Works;
+
+  std::optional<Mismatch> Agree(InFlight& exchange, const DeviceRequest& request);
   void PlanSend(InFlight& exchange, bool is_eager);
-  std::vector<InFlight> PlanReceive(InFlight& exchange, bool is_eager);
-  void Send(const InFlight& exchange, std::span<const std::byte> operand);
-  void Receive(const InFlight& exchange);
+  std::vector<InFlight> NumberChunks(InFlight& exchange);
+  void Send(const InFlight& exchange, std::span<const std::byte> operand, Work& program,
+            EventHandle ready);
+  void Receive(const InFlight& exchange, uint64_t first_chunk, Work& program, EventHandle ready);
+  void Pull(const InFlight& exchange, EventHandle ready);
+  void AwaitTaken(const InFlight& exchange, Work& program);
+  Event TakeEvent();
+  void ReceiveWhenKnown(Receipt receipt);
+  void ReceiveKnown();
+  void ReceiveAllUntil(uint32_t number);
+  void ReceiveByStreams(InFlight exchange, EventHandle ready);
+  std::optional<RingWays::Way> WayOf(const InFlight& exchange) const;
   static uint64_t NumChunks(const RankRing& ring, size_t num_bytes);
-  static bool IsShort(const RankRing& ring, uint64_t num_chunks);
+  static bool IsShort(const RankRing& ring, size_t num_bytes);
   static bool IsEmptied(const RankRing& ring, uint64_t chunk);
   static Marks NextMarks(Marks& last, uint64_t first_chunk, uint64_t num_chunks);
   static bool IsByProgram(const Marks& marks) { return marks.at(kProgram) != 0; }
+  static bool IsByStreams(Marks marks);
   static bool IsOver(const Marks& marks, MarkWords& words);
   bool IsReceived(const InFlight& exchange) const {
     return !exchange.is_pending && IsOver(exchange.receives, words_->received);
   }
-  bool IsSent(const InFlight& exchange) const { return IsOver(exchange.sends, words_->sent); }
+  bool IsSent(const InFlight& exchange) const {
+    const bool is_untaken = exchange.is_pulled && exchange.done_number == 0;
+    return !is_untaken && IsOver(exchange.sends, words_->sent);
+  }
   // At least in its slots.
   bool HasCome(const InFlight& exchange) const;
+  bool HasGone(const InFlight& exchange) const;
   RankRing& RingOf(Rings& rings, int peer_rank);
   void WaitForRoom(const LaunchLog& peer, uint64_t number) const;
   void* AddressOf(const DeviceWord& word) const;
@@ -227,10 +278,14 @@ class DeviceRank {
   std::array<Stream, kStreams> send_streams_;
   std::array<Stream, kStreams> receive_streams_;
   Stream rescue_stream_;            // for poison
-  Event ready_;                     // the program has reached the latest start
   StreamHandle program_ = nullptr;  // the first program's
   Marks last_sends_{};
   Marks last_receives_{};
+
+  std::deque<Receipt> receipts_;  // in the order of starts
+  std::vector<Event> events_;     // of no receipt
+  Time patience_since_;           // Done() may wait for a part of the time that has passed
+  std::atomic<uint64_t> pulled_bytes_ = 0;
 
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;

@@ -28,8 +28,20 @@ bool DeviceRank::IsOver(const Marks& marks, MarkWords& words) {
 bool DeviceRank::HasCome(const InFlight& exchange) const {
   if (exchange.source < 0 || IsReceived(exchange)) return true;
   if (!exchange.is_pending && !IsByProgram(exchange.receives)) return false;
-  auto& filled = incoming_.at(exchange.source)->end->words().filled;
-  return filled.at(RingSlot(exchange.first_chunk)).host().load() >= RingTurn(exchange.first_chunk);
+  RingWords& words = incoming_.at(exchange.source)->end->words();
+  if (exchange.first_chunk) {
+    auto& filled = words.filled.at(RingSlot(*exchange.first_chunk));
+    return filled.host().load() >= RingTurn(*exchange.first_chunk);
+  }
+  return WayOf(exchange) == RingWays::Way::kPulled &&
+         words.ready.host().load() >= exchange.incoming_number;
+}
+
+bool DeviceRank::HasGone(const InFlight& exchange) const {
+  if (exchange.target < 0 || IsSent(exchange)) return true;
+  const uint64_t number = exchange.outgoing_number;
+  return exchange.is_pulled &&
+         outgoing_.at(exchange.target)->end->words().TakenOf(number).host().load() >= number;
 }
 
 DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_patience) {
@@ -120,7 +132,7 @@ std::optional<DeviceRank::Wait> DeviceRank::OldestWait(std::span<const int> peer
   const std::lock_guard lock(mutex_);
   for (const InFlight& exchange : in_flight_) {
     const bool receives = is_asked_for(exchange.source) && !HasCome(exchange);
-    if (!receives && (!is_asked_for(exchange.target) || IsSent(exchange))) continue;
+    if (!receives && (!is_asked_for(exchange.target) || HasGone(exchange))) continue;
     return Wait{.rank = rank_,
                 .peer_rank = receives ? exchange.source : exchange.target,
                 .plan = exchange.plan,
@@ -160,7 +172,7 @@ std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(const InFlight& exc
     return late(exchange.source, incoming_.at(exchange.source)->end->words().source,
                 exchange.incoming_number);
   }
-  if (!IsSent(exchange)) {
+  if (!HasGone(exchange)) {
     return late(exchange.target, outgoing_.at(exchange.target)->end->words().target,
                 exchange.outgoing_number);
   }
@@ -211,17 +223,23 @@ bool DeviceRank::Abandon(milliseconds timeout) {
 // Opens all that streams may wait for, until they have done their part of the exchange. The peers
 // may write the same words.
 bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
-  const auto open = [](std::array<DeviceWord, kRingSlots>& words) {
+  const auto open = [](std::span<DeviceWord> words) {
     for (DeviceWord& word : words) word.host().store(kOpen);
   };
   const auto is_over = [&] {
-    return IsSent(exchange) && (exchange.is_pending || IsReceived(exchange));
+    return IsOver(exchange.sends, words_->sent) &&
+           (exchange.is_pending || IsOver(exchange.receives, words_->received));
   };
   for (; !is_over() && Clock::now() < limit; Pause()) {
-    for (auto& [target, ring] : outgoing_) open(ring->end->words().emptied);
+    for (auto& [target, ring] : outgoing_) {
+      open(ring->end->words().emptied);
+      open(ring->end->words().taken);
+    }
     for (auto& [source, ring] : incoming_) {
-      open(ring->end->words().filled);
-      ring->end->words().gate.host().store(kOpen);
+      RingWords& words = ring->end->words();
+      open(words.filled);
+      open({&words.ready, 1});
+      open({&words.gate, 1});
     }
   }
   return is_over();
@@ -242,7 +260,7 @@ bool DeviceRank::IsIdle() {
 
 DeviceRank::Counts DeviceRank::counts() const {
   const std::lock_guard lock(mutex_);
-  return {started_, completed_, in_flight_time_};
+  return {started_, completed_, in_flight_time_, pulled_bytes_};
 }
 
 std::deque<FlightRecord> DeviceRank::FlightRecords() const {

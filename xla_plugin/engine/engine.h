@@ -21,6 +21,13 @@
 
 namespace jaxhet {
 
+// A rank of this process, and its device.
+struct OwnDevice {
+  int rank;
+  int ordinal;
+  std::span<std::byte> operands;  // see RingSetup
+};
+
 // The engine of one process: a Core, the progress thread that drives it and the threads that
 // complete. All functions can be called from any thread; those that can fail throw Error.
 //
@@ -49,7 +56,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
 
   // After SetRanks, where the ranks are devices with memory of their own: opens those of this
   // process, by rank and ordinal, and agrees with all processes on the rings between them.
-  void OpenDevices(std::string_view vendor, const std::vector<std::pair<int, int>>& ordinals,
+  void OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
                    const std::vector<RingSockets>& sockets, std::chrono::milliseconds timeout);
   // Throws UsageError before that.
   DeviceEngine& devices() const;
@@ -92,7 +99,8 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   using Command = std::function<void(Core&)>;
 
   void ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                    std::span<const RingSockets> sockets, Time deadline);
+                    std::span<const RingSockets> sockets, const RingOptions& options,
+                    Time deadline);
   void CloseDevices(std::chrono::milliseconds timeout);
 
   void CheckUsable() const;

@@ -17,12 +17,17 @@ DeviceEngine& Engine::devices() const {
   Throw(ErrorCode::kUsage, "the devices of this process are not open (jaxhet.initialize)");
 }
 
-void Engine::OpenDevices(std::string_view vendor, const std::vector<std::pair<int, int>>& ordinals,
+void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
                          const std::vector<RingSockets>& sockets, milliseconds timeout) {
   CheckUsable();
   const Vendor& its_vendor = VendorOf(vendor);
   std::vector<std::unique_ptr<DeviceRank>> ranks;
-  for (const auto& [rank, ordinal] : ordinals) {
+  RingOptions rings{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
+                    .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
+                    .operands = {},
+                    .verbs = options_.verbs};
+  for (const auto& [rank, ordinal, operands] : own) {
+    rings.operands[rank] = operands;
     auto device = its_vendor.open(its_vendor.libraries, ordinal);
     if (!device->info().stream_values) {
       Throw(ErrorCode::kDevice, device->info().ToString(), " can't wait for values on its streams");
@@ -30,14 +35,15 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<std::pair<in
     ranks.push_back(std::make_unique<DeviceRank>(rank, std::move(device),
                                                  static_cast<size_t>(options_.eager_bytes)));
   }
-  ConnectRings(ranks, sockets, Clock::now() + timeout);
+  ConnectRings(ranks, sockets, rings, Clock::now() + timeout);
   JobView& job = *this;
   devices_ = std::make_unique<DeviceEngine>(job, options_, std::move(ranks));
   Complete(Submit([devices = devices_.get()](Core& core) { core.SetDevices(devices); }));
 }
 
 void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                          std::span<const RingSockets> sockets, Time deadline) {
+                          std::span<const RingSockets> sockets, const RingOptions& options,
+                          Time deadline) {
   {
     // SetRanks() may have been left to the progress thread.
     const std::lock_guard lock(monitor_);
@@ -81,8 +87,6 @@ void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
                           [this] {
                             if (const auto cause = failure()) throw Error(*cause);
                           }};
-  const RingOptions options{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
-                            .verbs = options_.verbs};
   SetUpRings(peers, ranks, sockets, options, mail, deadline);
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "xla_plugin/base/checked.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
 namespace jaxhet {
@@ -28,7 +29,6 @@ struct RingInfo {
   int32_t target;
 };
 
-constexpr size_t kProofBytes = 64;
 // All rings to one device together, at most.
 constexpr size_t kMostDeviceBytes = size_t{256} << 20;
 constexpr size_t kLeastSlotBytes = size_t{256} << 10;
@@ -64,7 +64,7 @@ class RingSetUp {
  public:
   RingSetUp(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
             std::span<const RingSockets> sockets, const RingOptions& options, const RingMail& mail)
-      : peers_(peers), sockets_(sockets), mail_(mail), nics_(options.verbs) {
+      : peers_(peers), sockets_(sockets), options_(options), mail_(mail), nics_(options.verbs) {
     const size_t others = std::max<size_t>(peers.size(), 2) - 1;
     const size_t fair = kMostDeviceBytes / (kRingSlots * others) / kLeastSlotBytes;
     slot_bytes_ = std::min(options.slot_bytes, std::max<size_t>(fair, 1) * kLeastSlotBytes);
@@ -111,6 +111,16 @@ class RingSetUp {
     for (const std::string& remark : remarks) LogLine(remark);
   }
 
+  // Rings to different targets are proven at the same time.
+  std::span<std::byte> OperandsFor(const DeviceRank& rank, const RingPeer& target) const {
+    const auto found = options_.operands.find(rank.rank());
+    const size_t begin = static_cast<size_t>(target.rank) * kProofBytes;
+    if (found == options_.operands.end() || !InBounds(begin, kProofBytes, found->second.size())) {
+      return {};
+    }
+    return found->second.subspan(begin, kProofBytes);
+  }
+
   // Of the ring from `peer` to the rank, or back.
   RingSetup SetupFor(DeviceRank& rank, const RingPeer& peer, bool is_incoming) {
     const auto* const own = std::ranges::find(peers_, rank.rank(), &RingPeer::rank).base();
@@ -128,6 +138,8 @@ class RingSetUp {
             .same_host = peer.same_host,
             .same_vendor = own->vendor == peer.vendor,
             .slot_bytes = slot_bytes_,
+            .pull_bytes = options_.pull_bytes,
+            .operands = OperandsFor(rank, peer),
             .sockets = data,
             .messages = messages,
             .nics = &nics_};
@@ -281,6 +293,7 @@ class RingSetUp {
 
   std::span<const RingPeer> peers_;
   std::span<const RingSockets> sockets_;
+  const RingOptions& options_;
   const RingMail& mail_;
   size_t slot_bytes_;
   verbs::Nics nics_;

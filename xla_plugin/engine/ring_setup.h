@@ -2,7 +2,9 @@
 #define XLA_PLUGIN_ENGINE_RING_SETUP_H_
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,8 +34,13 @@ struct RingSockets {
   std::vector<Fd> sockets;
 };
 
+inline constexpr size_t kProofBytes = 64;
+
 struct RingOptions {
   size_t slot_bytes;
+  size_t pull_bytes;
+  std::map<int, std::span<std::byte>> operands;  // by own rank, kProofBytes for each rank
+                                                 // of the job; see RingSetup
   verbs::Options verbs;
 };
 

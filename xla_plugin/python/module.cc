@@ -239,19 +239,26 @@ NB_MODULE(_engine, m) {
       .def(
           "open_devices",
           [](Engine& engine, const std::string& vendor,
-             const std::vector<std::pair<int, int>>& ordinals,
+             const std::vector<std::tuple<int, int, uintptr_t, size_t>>& devices,
              const std::vector<std::tuple<int, int, std::vector<int>>>& sockets,
              int64_t timeout_ms) {
+            std::vector<jaxhet::OwnDevice> own;
+            for (const auto& [rank, ordinal, address, num_bytes] : devices) {
+              own.push_back({rank, ordinal, {reinterpret_cast<std::byte*>(address), num_bytes}});
+            }
             std::vector<jaxhet::RingSockets> owned;
             for (const auto& [rank, peer_rank, fds] : sockets) {
               auto& entry = owned.emplace_back(jaxhet::RingSockets{rank, peer_rank, {}});
               for (const int fd : fds) entry.sockets.emplace_back(fd);
             }
-            engine.OpenDevices(vendor, ordinals, owned, milliseconds(timeout_ms));
+            engine.OpenDevices(vendor, own, owned, milliseconds(timeout_ms));
           },
-          nb::arg("vendor"), nb::arg("ordinals"), nb::arg("sockets"), nb::arg("timeout_ms"),
+          nb::arg("vendor"), nb::arg("devices"), nb::arg("sockets"), nb::arg("timeout_ms"),
           Released(),
-          "After set_ranks, where ranks are GPUs: (rank, ordinal) of this process's own. Agrees "
+          "After set_ranks, where ranks are GPUs: (rank, ordinal, address, bytes) of this "
+          "process's "
+          "own. At the address are PROOF_BYTES for each rank of the job, in the allocation that "
+          "operands will be in: peers' devices may read it in place. 0 bytes: they may not. Agrees "
           "with all processes on the rings between them.")
       .def("stats", &jaxhet::Stats, Released())
       .def("flight_record", &jaxhet::FlightRecords, "The last exchanges, oldest first.")
@@ -297,5 +304,6 @@ NB_MODULE(_engine, m) {
     ring_transports.append(transport.name.data());
   }
   m.attr("RING_TRANSPORTS") = ring_transports;
+  m.attr("PROOF_BYTES") = jaxhet::kProofBytes;
   m.attr("RING_MESSAGE_SOCKETS") = jaxhet::RingSockets::kNumMessageSockets;
 }

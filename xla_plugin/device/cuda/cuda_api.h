@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -35,6 +36,11 @@ struct CudaApi {
       0x1;                                      // CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE
   static constexpr int kGpuDirectRdma = 116;    // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
   static constexpr int kDmaBufSupported = 124;  // CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+  static constexpr int kPosixFd = 1;            // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+  static constexpr int kOnDevice = 1;           // CU_MEM_LOCATION_TYPE_DEVICE
+  static constexpr int kReadWrite = 3;          // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+  static constexpr unsigned kOpWait = 1;        // CU_STREAM_MEM_OP_WAIT_VALUE_32
+  static constexpr unsigned kOpWrite = 2;       // CU_STREAM_MEM_OP_WRITE_VALUE_32
   // Of the second version of the stream memory operations, the one that we call, there is no
   // attribute for 32 bits.
   static constexpr int kStreamValues = 122;  // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
@@ -69,6 +75,9 @@ struct CudaApi {
   Function<int(StreamHandle, void*, uint32_t, unsigned)> stream_wait_value{
       library, "cuStreamWaitValue32_v2"};
 
+  Function<int(StreamHandle, unsigned, const void*, unsigned)> stream_batch_mem_op{
+      library, "cuStreamBatchMemOp_v2"};
+
   Function<int(EventHandle*, unsigned)> event_create{library, "cuEventCreate"};
   Function<int(EventHandle)> event_destroy{library, "cuEventDestroy_v2"};
   Function<int(EventHandle, StreamHandle)> event_record{library, "cuEventRecord"};
@@ -94,6 +103,18 @@ struct CudaApi {
   Function<int(void*, void*, size_t, int, unsigned long long)> get_handle_for_address_range{
       library, "cuMemGetHandleForAddressRange"};
 
+  Function<int(uint64_t*, void*)> retain_allocation{library, "cuMemRetainAllocationHandle"};
+  Function<int(void*, uint64_t, int, unsigned long long)> export_allocation{
+      library, "cuMemExportToShareableHandle"};
+  Function<int(uint64_t*, void*, int)> import_allocation{library, "cuMemImportFromShareableHandle"};
+  Function<int(uint64_t)> release_allocation{library, "cuMemRelease"};
+  Function<int(void**, size_t, size_t, void*, unsigned long long)> reserve_addresses{
+      library, "cuMemAddressReserve"};
+  Function<int(void*, size_t)> free_addresses{library, "cuMemAddressFree"};
+  Function<int(void*, size_t, size_t, uint64_t, unsigned long long)> map{library, "cuMemMap"};
+  Function<int(void*, size_t)> unmap{library, "cuMemUnmap"};
+  Function<int(void*, size_t, const void*, size_t)> set_access{library, "cuMemSetAccess"};
+
   // What differs from HIP; see Gpu.
 
   static constexpr const char* kRetainName = "cuDevicePrimaryCtxRetain";
@@ -108,7 +129,12 @@ struct CudaApi {
   void Leave(Context before) const;
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
   int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
-  // The name of the last call, and its result.
+  // Of the following, the name of the last call and its result.
+  std::pair<const char*, int> Values(StreamHandle stream,
+                                     std::span<const StreamValue> values) const;
+  std::pair<const char*, int> ExportFd(void* address, int* fd) const;
+  std::pair<const char*, int> MapFd(int fd, size_t num_bytes, int ordinal, void** memory) const;
+  std::pair<const char*, int> Unmap(AddressRange memory) const;
   std::pair<const char*, int> ExportDmaBuf(void* address, size_t num_bytes, int* fd,
                                            uint64_t* offset) const;
 };

@@ -113,6 +113,18 @@ struct HipApi {
   int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
   std::pair<const char*, int> ExportDmaBuf(void* address, size_t num_bytes, int* fd,
                                            uint64_t* offset) const;
+  // XLA's arena is of hipMalloc, which has IPC handles.
+  static std::pair<const char*, int> ExportFd(void* /*address*/, int* /*fd*/) { return NoFds(); }
+  static std::pair<const char*, int> MapFd(int /*fd*/, size_t /*num_bytes*/, int /*ordinal*/,
+                                           void** /*memory*/) {
+    return NoFds();
+  }
+  static std::pair<const char*, int> Unmap(AddressRange /*memory*/) { return NoFds(); }
+
+ private:
+  static std::pair<const char*, int> NoFds() {
+    return {"hipMemExportToShareableHandle", kGpuNotSupported};
+  }
 };
 
 }  // namespace jaxhet

@@ -133,6 +133,22 @@ std::shared_ptr<HostEvent>& EventOf(EventHandle handle) {
   return *reinterpret_cast<std::shared_ptr<HostEvent>*>(handle);
 }
 
+// What all host devices have given out, since they are one memory.
+struct Allocations {
+  struct Allocation {
+    size_t num_bytes;
+    Fd file;
+  };
+
+  std::mutex mutex;
+  std::map<std::byte*, Allocation> by_base;
+};
+
+Allocations& AllAllocations() {
+  static auto* const allocations = new Allocations;
+  return *allocations;
+}
+
 class HostDevice final : public Device {
  public:
   HostDevice() : Device(HostInfo()) {}
@@ -140,13 +156,15 @@ class HostDevice final : public Device {
   void DestroyStream(StreamHandle stream) noexcept override { delete &StreamOf(stream); }
   void DestroyEvent(EventHandle event) noexcept override { delete &EventOf(event); }
   void Free(void* memory) noexcept override {
-    const std::lock_guard lock(mutex_);
-    const auto allocation = allocations_.extract(static_cast<std::byte*>(memory));
+    Allocations& all = AllAllocations();
+    const std::lock_guard lock(all.mutex);
+    const auto allocation = all.by_base.extract(static_cast<std::byte*>(memory));
     munmap(memory, allocation.mapped().num_bytes);
   }
   void FreePinned(void* host) noexcept override { ::operator delete(host, kAlignment); }
   void Unregister(void* /*host*/) noexcept override {}
   void CloseIpc(void* /*memory*/) noexcept override {}
+  void Unmap(AddressRange memory) noexcept override { munmap(memory.base, memory.num_bytes); }
 
   Stream CreateStream(StreamPriority /*priority*/) override {
     return {*this, reinterpret_cast<StreamHandle>(new HostStream)};
@@ -159,11 +177,10 @@ class HostDevice final : public Device {
   Memory Allocate(size_t num_bytes) override {
     Fd file(memfd_create("jaxhet-device", MFD_CLOEXEC));
     if (!file || ftruncate(file.get(), static_cast<off_t>(num_bytes)) != 0) ThrowErrno("memfd");
-    void* const memory =
-        mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-    if (memory == MAP_FAILED) ThrowErrno("mmap");
-    const std::lock_guard lock(mutex_);
-    allocations_[static_cast<std::byte*>(memory)] = {num_bytes, std::move(file)};
+    void* const memory = Map(file, num_bytes);
+    Allocations& all = AllAllocations();
+    const std::lock_guard lock(all.mutex);
+    all.by_base[static_cast<std::byte*>(memory)] = {num_bytes, std::move(file)};
     return {*this, memory};
   }
   PinnedMemory AllocatePinned(size_t num_bytes) override {
@@ -212,14 +229,18 @@ class HostDevice final : public Device {
 
   IpcHandleInfo ExportIpc(void* /*address*/) override { ThrowNoIpc(); }
   IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowNoIpc(); }
+  Fd ExportFd(const void* address) override { return ExportDmaBuf(address, 0).fd; }
+  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override {
+    return {*this, {.base = Map(fd, num_bytes), .num_bytes = num_bytes}};
+  }
   AddressRange RangeOf(const void* address) override {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(AllAllocations().mutex);
     const auto& [base, allocation] = *Find(address);
     return {.base = base, .num_bytes = allocation.num_bytes};
   }
   std::optional<int> OrdinalOf(const void* /*address*/) override { return info().ordinal; }
   DmaBuf ExportDmaBuf(const void* address, size_t /*num_bytes*/) override {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(AllAllocations().mutex);
     const auto& [base, allocation] = *Find(address);
     Fd file(fcntl(allocation.file.get(), F_DUPFD_CLOEXEC, 0));
     if (!file) ThrowErrno("fcntl(F_DUPFD_CLOEXEC)");
@@ -228,24 +249,23 @@ class HostDevice final : public Device {
   }
 
  private:
-  struct Allocation {
-    size_t num_bytes;
-    Fd file;
-  };
-  using Allocations = std::map<std::byte*, Allocation>;
+  static void* Map(const Fd& file, size_t num_bytes) {
+    void* const memory =
+        mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    if (memory == MAP_FAILED) ThrowErrno("mmap");
+    return memory;
+  }
 
-  Allocations::const_iterator Find(const void* address) const {
+  static auto Find(const void* address) -> decltype(Allocations::by_base)::const_iterator {
+    const auto& allocations = AllAllocations().by_base;
     const auto* const byte = static_cast<const std::byte*>(address);
-    const auto next = allocations_.upper_bound(const_cast<std::byte*>(byte));
-    if (next != allocations_.begin()) {
+    const auto next = allocations.upper_bound(const_cast<std::byte*>(byte));
+    if (next != allocations.begin()) {
       const auto found = std::prev(next);
       if (byte < found->first + found->second.num_bytes) return found;
     }
     Throw(ErrorCode::kDevice, "host: no allocation of this device holds ", address);
   }
-
-  std::mutex mutex_;
-  Allocations allocations_;
 };
 
 }  // namespace

@@ -9,8 +9,8 @@ namespace jaxhet {
 namespace {
 
 // Short enough that copies of both ends overlap, long enough that they are worth a copy.
-constexpr size_t kLeastChunk = size_t{4} << 20;
-constexpr size_t kChunksPerExchange = 8;
+constexpr size_t kLeastChunk = size_t{1} << 20;
+constexpr size_t kChunksPerExchange = 16;
 
 }  // namespace
 
@@ -23,12 +23,14 @@ uint32_t DeviceNumber(uint64_t number) {
   return static_cast<uint32_t>(number);
 }
 
-void LaunchLog::Publish(uint64_t number, const Launch& launch) {
+void LaunchLog::Publish(uint64_t number, const Launch& launch, std::optional<uint64_t> place) {
   Entry& entry = entries_[number % kEntries];
   entry.number.store(0, std::memory_order_seq_cst);
   entry.plan.store(launch.plan, std::memory_order_relaxed);
   entry.index.store(launch.index, std::memory_order_relaxed);
   entry.num_bytes.store(launch.num_bytes, std::memory_order_relaxed);
+  entry.is_pulled.store(place.has_value(), std::memory_order_relaxed);
+  entry.place.store(place.value_or(0), std::memory_order_relaxed);
   entry.number.store(number, std::memory_order_seq_cst);
   for (uint64_t last = last_; last < number && !last_.compare_exchange_weak(last, number);) {
   }
@@ -43,24 +45,60 @@ std::optional<Launch> LaunchLog::Find(uint64_t number) const {
                 .num_bytes = entry.num_bytes.load(std::memory_order_relaxed)};
 }
 
+std::optional<uint64_t> LaunchLog::PlaceOf(uint64_t number) const {
+  const Entry& entry = entries_[number % kEntries];
+  if (!entry.is_pulled.load(std::memory_order_relaxed)) return std::nullopt;
+  return entry.place.load(std::memory_order_relaxed);
+}
+
+RingWays::Way RingWays::Choose(uint64_t number, Way way) {
+  std::atomic<uint64_t>& entry = entries_[number % entries_.size()];
+  const uint64_t choice = 2 * number + (way == Way::kInSlots ? 1 : 0);
+  for (uint64_t seen = entry; seen < 2 * number && !entry.compare_exchange_weak(seen, choice);) {
+  }
+  return Find(number).value_or(way);
+}
+
+std::optional<RingWays::Way> RingWays::Find(uint64_t number) const {
+  const uint64_t seen = entries_[number % entries_.size()];
+  if (seen < 2 * number) return std::nullopt;
+  return seen % 2 == 0 ? Way::kPulled : Way::kInSlots;
+}
+
 size_t ChunkBytes(size_t num_bytes, size_t slot_bytes) {
   constexpr size_t kAlignment = 4096;
   const size_t share = (num_bytes / kChunksPerExchange + kAlignment - 1) & ~(kAlignment - 1);
   return std::min(slot_bytes, std::max(share, kLeastChunk));
 }
 
+std::optional<uint64_t> RingEnd::PlaceOf(std::span<const std::byte> /*operand*/) const {
+  return std::nullopt;
+}
+
+const std::byte* RingEnd::At(uint64_t /*place*/, size_t /*num_bytes*/) const {
+  Throw(ErrorCode::kTransport, "the source wants an exchange pulled, which this ring can't do");
+}
+
 void RingEnd::Prove(Device& device, std::span<const std::byte> proof) {
-  const PinnedMemory host = device.AllocatePinned(proof.size());
-  const Stream stream = device.CreateStream(StreamPriority::kNormal);
-  std::memcpy(host.get(), proof.data(), proof.size());
-  device.Copy(stream.get(), slot(0), device.DeviceAddress(host.get()), proof.size());
-  device.Synchronize(stream.get());
+  WriteProof(device, slot(0), proof);
 }
 
 bool RingEnd::IsProven(Device& device, std::span<const std::byte> proof) {
+  return HasProof(device, slot(0), proof);
+}
+
+void RingEnd::WriteProof(Device& device, void* to, std::span<const std::byte> proof) {
   const PinnedMemory host = device.AllocatePinned(proof.size());
   const Stream stream = device.CreateStream(StreamPriority::kNormal);
-  device.Copy(stream.get(), device.DeviceAddress(host.get()), slot(0), proof.size());
+  std::memcpy(host.get(), proof.data(), proof.size());
+  device.Copy(stream.get(), to, device.DeviceAddress(host.get()), proof.size());
+  device.Synchronize(stream.get());
+}
+
+bool RingEnd::HasProof(Device& device, const void* from, std::span<const std::byte> proof) {
+  const PinnedMemory host = device.AllocatePinned(proof.size());
+  const Stream stream = device.CreateStream(StreamPriority::kNormal);
+  device.Copy(stream.get(), device.DeviceAddress(host.get()), from, proof.size());
   device.Synchronize(stream.get());
   return std::memcmp(host.get(), proof.data(), proof.size()) == 0;
 }

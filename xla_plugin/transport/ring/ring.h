@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,6 +30,17 @@
 //
 // Chunk c of a ring goes through slot c % kRingSlots for the (c / kRingSlots + 1)th time, and this
 // number is what is written and waited for.
+//
+// Where the target's device reaches the memory that the source's operands lie in, long exchanges
+// can be pulled instead, as a whole:
+//
+//   writes `ready`                        ->     waits for `ready`
+//                                                copies the operand into the result
+//   waits for `taken`                     <-     writes `taken`
+//
+// with the number of the exchange. The target must know where the operand is, so the ends choose
+// the way of each such exchange: it is pulled if the source launches it before the target gives up
+// waiting for that.
 namespace jaxhet {
 
 namespace verbs {
@@ -36,6 +48,7 @@ class Nics;
 }
 
 inline constexpr uint32_t kRingSlots = 8;
+inline constexpr uint32_t kTakenWords = 2;
 // Lets all waits for a word pass. HIP compares without wrapping around.
 inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
 
@@ -59,10 +72,13 @@ class LaunchLog {
  public:
   static constexpr uint64_t kEntries = 4096;
 
-  // An entry is overwritten by the one kEntries later: the other end must have launched it by then.
-  void Publish(uint64_t number, const Launch& launch);
+  // Of what is to be pulled, `place` is where. An entry is overwritten by the one kEntries later:
+  // the other end must have launched it by then.
+  void Publish(uint64_t number, const Launch& launch, std::optional<uint64_t> place = std::nullopt);
   // None if it has not been published (or was overwritten).
   std::optional<Launch> Find(uint64_t number) const;
+  // Of one that has been published.
+  std::optional<uint64_t> PlaceOf(uint64_t number) const;
   // The number of the latest launch.
   uint64_t last() const { return last_.load(std::memory_order_seq_cst); }
   // For threads of the process that publishes: sleeps until launch `number` is published (true) or
@@ -87,12 +103,28 @@ class LaunchLog {
     std::atomic<int64_t> plan;
     std::atomic<int64_t> index;
     std::atomic<uint64_t> num_bytes;
+    std::atomic<bool> is_pulled;
+    std::atomic<uint64_t> place;
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free);  // they lie between processes
 
   std::atomic<uint64_t> last_;
   std::atomic<uint64_t> wakes_;
   std::array<Entry, kEntries> entries_;
+};
+
+// The ways of the latest exchanges that may be pulled, as the first end to choose has said.
+class RingWays {
+ public:
+  enum class Way : uint8_t { kPulled, kInSlots };
+
+  // `way`, or what the other end has chosen before.
+  Way Choose(uint64_t number, Way way);
+  std::optional<Way> Find(uint64_t number) const;
+
+ private:
+  // Twice the number, and the way.
+  std::array<std::atomic<uint64_t>, LaunchLog::kEntries> entries_;
 };
 
 // What a device waits for, in host memory; it has a cache line of its own.
@@ -106,11 +138,18 @@ struct alignas(64) DeviceWord {
 struct RingWords {
   std::array<DeviceWord, kRingSlots> filled;   // written by the source's device
   std::array<DeviceWord, kRingSlots> emptied;  // written by the target's device
+  DeviceWord ready;                            // written by the source's device
+  std::array<DeviceWord, kTakenWords> taken;   // in turns, written by the target's device
   // Waited for by the target's device, last of all, before a result counts. Closed (0) by a source
   // that has failed: it may fill slots then that were not emptied.
   DeviceWord gate;
+  std::atomic<uint64_t> pull_bytes;  // exchanges from this size on may be pulled; 0: none
+  RingWays ways;
   LaunchLog source;
   LaunchLog target;
+
+  // Two exchanges in a row may be pulled at the same time.
+  DeviceWord& TakenOf(uint64_t exchange) { return taken.at(exchange % kTakenWords); }
 };
 
 // Lengths of the chunks that an exchange of `num_bytes` goes in, but the last one: equal at both
@@ -129,6 +168,8 @@ class RingEnd {
   void* slot(uint32_t slot) const { return slots_ + slot * slot_bytes_; }
   void* filled(uint32_t slot) const { return AddressOf(words_->filled.at(slot)); }
   void* emptied(uint32_t slot) const { return AddressOf(words_->emptied.at(slot)); }
+  void* ready() const { return AddressOf(words_->ready); }
+  void* taken(uint64_t exchange) const { return AddressOf(words_->TakenOf(exchange)); }
   void* gate() const { return AddressOf(words_->gate); }
 
   // Set-up, by the source: what the target's Accept() needs to know.
@@ -137,6 +178,15 @@ class RingEnd {
   // Then, by the source: writes `proof` into slot 0. By the target: whether it is there.
   virtual void Prove(Device& device, std::span<const std::byte> proof);
   virtual bool IsProven(Device& device, std::span<const std::byte> proof);
+  // Exchanges of fewer bytes are never pulled.
+  uint64_t pull_bytes() const {
+    const uint64_t num_bytes = words_->pull_bytes;
+    return num_bytes == 0 ? std::numeric_limits<uint64_t>::max() : num_bytes;
+  }
+  // By the source: where the target finds the operand; none if it can't reach it.
+  virtual std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const;
+  // By the target: `num_bytes` at a place. Throws TransportError if that is none.
+  virtual const std::byte* At(uint64_t place, size_t num_bytes) const;
   // Both ends see the same words, and the target its slots, whether or not the source lives.
   virtual bool is_shared() const { return true; }
   // For people: what is not as good as it could be.
@@ -152,6 +202,8 @@ class RingEnd {
  protected:
   RingEnd() = default;
 
+  static void WriteProof(Device& device, void* to, std::span<const std::byte> proof);
+  static bool HasProof(Device& device, const void* from, std::span<const std::byte> proof);
   // The words lie in `memory`, of which the device sees the copy at `device_address`.
   void SetWords(std::byte* memory, void* device_address) {
     words_ = reinterpret_cast<RingWords*>(memory);
@@ -179,7 +231,11 @@ struct RingSetup {
   bool same_process;
   bool same_host;
   bool same_vendor;
-  size_t slot_bytes;            // said by the target
+  size_t slot_bytes;  // said by the target
+  size_t pull_bytes;  // said by the source
+  // Memory of the device that a proof fits in, in the allocation that operands will be in. Empty:
+  // nothing is pulled.
+  std::span<std::byte> operands;
   std::span<const Fd> sockets;  // to and from the peer, of these two ranks; may be none
   const Fd* messages;           // another one, for this ring alone; may be null
   verbs::Nics* nics;            // of this process

@@ -2,6 +2,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/ring/operand_memory.h"
 #include "xla_plugin/transport/ring/shared_words.h"
 
 namespace jaxhet {
@@ -9,19 +10,98 @@ namespace {
 
 size_t SlotsBytes(size_t slot_bytes) { return CheckedMultiply(kRingSlots, slot_bytes); }
 
-// The slots are memory of the target's device.
-class DeviceRing final : public SharedWordsRing {
+// The target's end, which pulls if it can.
+class TargetRing : public SharedWordsRing {
  public:
-  DeviceRing(Device& device, size_t slot_bytes)
-      : SharedWordsRing(device, 0), memory_(device.Allocate(SlotsBytes(slot_bytes))) {
-    SetSlots(memory_.get(), slot_bytes);
+  TargetRing(const RingSetup& setup, size_t extra_bytes)
+      : SharedWordsRing(setup.device, extra_bytes), device_(setup.device) {}
+
+  void Accept(std::string_view answer) override {
+    Trying([&] { operands_.Open(device_, answer); });
+  }
+  bool IsProven(Device& device, std::span<const std::byte> proof) override {
+    if (!SharedWordsRing::IsProven(device, proof)) return false;
+    if (!operands_.is_open()) return true;
+    Trying([&] {
+      if (!HasProof(device, operands_.proof_address(), proof)) {
+        Throw(ErrorCode::kTransport, "what the source's device wrote there is not to be seen");
+      }
+      words().pull_bytes = operands_.pull_bytes();
+    });
+    return true;
+  }
+  void Settle() override {
+    SharedWordsRing::Settle();
+    operands_.Settle();
+  }
+  const std::byte* At(uint64_t place, size_t num_bytes) const override {
+    return operands_.At(place, num_bytes);
+  }
+  std::string Remark() const override {
+    if (why_not_.empty()) return {};
+    return StrCat("exchanges are copied once more than needed, since the source's memory can't be ",
+                  "read in place: ", why_not_);
   }
 
+ protected:
   SharedRingInfo Info() const {
     return {.memory = memory_info(),
             .slot_bytes = slot_bytes(),
             .slots_handle = {},
-            .slots_offset = reinterpret_cast<uintptr_t>(memory_.get())};
+            .slots_offset = 0,
+            .mailbox = operands_.mailbox()};
+  }
+
+ private:
+  // The slots do it, too.
+  template <typename Function>
+  void Trying(Function function) {
+    try {
+      function();
+    } catch (const Error& error) {
+      why_not_ = error.text();
+      operands_.Close();
+    }
+  }
+
+  Device& device_;
+  PeerOperandMemory operands_;
+  std::string why_not_;
+};
+
+// The source's end. `operands` as in RingSetup.
+class SourceRing : public SharedWordsRing {
+ public:
+  SourceRing(const RingSetup& setup, const SharedRingInfo& info, size_t extra_bytes,
+             std::span<std::byte> operands)
+      : SharedWordsRing(setup.device, info.memory, extra_bytes),
+        operands_(setup.device, operands, setup.pull_bytes, info.mailbox) {}
+
+  std::string Answer() override { return operands_.answer(); }
+  void Prove(Device& device, std::span<const std::byte> proof) override {
+    SharedWordsRing::Prove(device, proof);
+    if (operands_.is_shared()) WriteProof(device, operands_.proof_address(), proof);
+  }
+  std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const override {
+    return operands_.PlaceOf(operand);
+  }
+
+ private:
+  OwnOperandMemory operands_;
+};
+
+// The slots are memory of the target's device.
+class DeviceRing final : public TargetRing {
+ public:
+  explicit DeviceRing(const RingSetup& setup)
+      : TargetRing(setup, 0), memory_(setup.device.Allocate(SlotsBytes(setup.slot_bytes))) {
+    SetSlots(memory_.get(), setup.slot_bytes);
+  }
+
+  SharedRingInfo LocalInfo() const {
+    SharedRingInfo info = Info();
+    info.slots_offset = reinterpret_cast<uintptr_t>(memory_.get());
+    return info;
   }
   SharedRingInfo IpcInfo(Device& device) const {
     SharedRingInfo info = Info();
@@ -43,10 +123,11 @@ class LocalRingSource final : public SharedWordsRing {
   }
 };
 
-class IpcRingSource final : public SharedWordsRing {
+class IpcRingSource final : public SourceRing {
  public:
-  IpcRingSource(Device& device, const SharedRingInfo& info)
-      : SharedWordsRing(device, info.memory, 0), memory_(device.OpenIpc(info.slots_handle)) {
+  IpcRingSource(const RingSetup& setup, const SharedRingInfo& info)
+      : SourceRing(setup, info, 0, setup.operands),
+        memory_(setup.device.OpenIpc(info.slots_handle)) {
     SetSlots(static_cast<std::byte*>(memory_.get()) + info.slots_offset, info.slot_bytes);
   }
 
@@ -54,19 +135,27 @@ class IpcRingSource final : public SharedWordsRing {
   IpcMemory memory_;
 };
 
-class ShmRing final : public SharedWordsRing {
+// The slots are host memory that both processes see.
+class ShmRing final : public TargetRing {
  public:
-  ShmRing(Device& device, size_t slot_bytes) : SharedWordsRing(device, SlotsBytes(slot_bytes)) {
-    SetSlots(extra(), slot_bytes);
-  }
-  ShmRing(Device& device, const SharedRingInfo& info)
-      : SharedWordsRing(device, info.memory, SlotsBytes(info.slot_bytes)) {
-    SetSlots(extra(), info.slot_bytes);
+  explicit ShmRing(const RingSetup& setup) : TargetRing(setup, SlotsBytes(setup.slot_bytes)) {
+    SetSlots(extra(), setup.slot_bytes);
   }
 
-  SharedRingInfo Info() const {
-    return {
-        .memory = memory_info(), .slot_bytes = slot_bytes(), .slots_handle = {}, .slots_offset = 0};
+  using TargetRing::Info;
+};
+
+// Only the host's own device can be pulled from over host memory.
+std::span<std::byte> HostOperands(const RingSetup& setup) {
+  const bool is_host = setup.same_vendor && setup.device.info().vendor == "host";
+  return is_host ? setup.operands : std::span<std::byte>{};
+}
+
+class ShmRingSource final : public SourceRing {
+ public:
+  ShmRingSource(const RingSetup& setup, const SharedRingInfo& info)
+      : SourceRing(setup, info, SlotsBytes(info.slot_bytes), HostOperands(setup)) {
+    SetSlots(extra(), info.slot_bytes);
   }
 };
 
@@ -76,7 +165,7 @@ MadeRing MakeIpcRing(const RingSetup& setup, std::string_view vendor) {
   if (setup.device.info().vendor != vendor || !setup.same_vendor) {
     Throw(ErrorCode::kTransport, "the devices are not both of vendor ", vendor);
   }
-  auto ring = std::make_unique<DeviceRing>(setup.device, setup.slot_bytes);
+  auto ring = std::make_unique<DeviceRing>(setup);
   std::string offer = ToOffer(ring->IpcInfo(setup.device));
   return {std::move(ring), std::move(offer)};
 }
@@ -85,8 +174,8 @@ MadeRing MakeIpcRing(const RingSetup& setup, std::string_view vendor) {
 
 MadeRing MakeLocalRing(const RingSetup& setup) {
   if (!setup.same_process) Throw(ErrorCode::kTransport, "the devices are of two processes");
-  auto ring = std::make_unique<DeviceRing>(setup.device, setup.slot_bytes);
-  std::string offer = ToOffer(ring->Info());
+  auto ring = std::make_unique<DeviceRing>(setup);
+  std::string offer = ToOffer(ring->LocalInfo());
   return {std::move(ring), std::move(offer)};
 }
 
@@ -98,18 +187,18 @@ MadeRing MakeCudaIpcRing(const RingSetup& setup) { return MakeIpcRing(setup, "cu
 MadeRing MakeHipIpcRing(const RingSetup& setup) { return MakeIpcRing(setup, "hip"); }
 
 std::unique_ptr<RingEnd> OpenIpcRing(const RingSetup& setup, std::string_view offer) {
-  return std::make_unique<IpcRingSource>(setup.device, ParseSharedRingInfo(offer));
+  return std::make_unique<IpcRingSource>(setup, ParseSharedRingInfo(offer));
 }
 
 MadeRing MakeShmRing(const RingSetup& setup) {
   if (!setup.same_host) Throw(ErrorCode::kTransport, "the devices are on different hosts");
-  auto ring = std::make_unique<ShmRing>(setup.device, setup.slot_bytes);
+  auto ring = std::make_unique<ShmRing>(setup);
   std::string offer = ToOffer(ring->Info());
   return {std::move(ring), std::move(offer)};
 }
 
 std::unique_ptr<RingEnd> OpenShmRingEnd(const RingSetup& setup, std::string_view offer) {
-  return std::make_unique<ShmRing>(setup.device, ParseSharedRingInfo(offer));
+  return std::make_unique<ShmRingSource>(setup, ParseSharedRingInfo(offer));
 }
 
 }  // namespace jaxhet

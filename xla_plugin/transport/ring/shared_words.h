@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "xla_plugin/transport/ring/fd_mailbox.h"
 #include "xla_plugin/transport/ring/ring.h"
 
 namespace jaxhet {
@@ -16,6 +17,7 @@ struct SharedRingInfo {
   uint64_t slot_bytes;
   IpcHandleInfo slots_handle;  // of the allocation that holds the slots, and where in it they are,
   uint64_t slots_offset;       // or their address, in the same process
+  FdMailboxInfo mailbox;       // for the source's memory that is to be pulled from
 };
 
 // A ring whose words, and `extra_bytes` of whole pages after them, both processes have mapped and

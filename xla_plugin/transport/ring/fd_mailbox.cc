@@ -1,0 +1,125 @@
+#include "xla_plugin/transport/ring/fd_mailbox.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+
+#include "xla_plugin/base/error.h"
+
+namespace jaxhet {
+namespace {
+
+using Nonce = decltype(FdMailboxInfo::nonce);
+
+// A message with room for what comes beside it.
+struct Message {
+  Nonce nonce{};
+  iovec body{.iov_base = &nonce, .iov_len = sizeof nonce};
+  alignas(
+      cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(ucred))> beside{};
+  msghdr header{.msg_name = nullptr,
+                .msg_namelen = 0,
+                .msg_iov = &body,
+                .msg_iovlen = 1,
+                .msg_control = beside.data(),
+                .msg_controllen = beside.size(),
+                .msg_flags = 0};
+
+  Message() = default;
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+};
+
+Fd UnixSocket() {
+  Fd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) ThrowErrno("socket(AF_UNIX)");
+  return socket;
+}
+
+template <typename T>
+T PayloadOf(const cmsghdr* beside) {
+  T value{};
+  std::memcpy(&value, CMSG_DATA(beside), sizeof value);
+  return value;
+}
+
+// What came with a message: what it holds must be ours to close, whoever sent it.
+struct Parcel {
+  Fd fd;
+  std::optional<uid_t> user;
+};
+
+Parcel Unpack(msghdr& header) {
+  Parcel parcel;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
+    if (c->cmsg_level != SOL_SOCKET) continue;
+    if (c->cmsg_type == SCM_RIGHTS) parcel.fd = Fd(PayloadOf<int>(c));
+    if (c->cmsg_type == SCM_CREDENTIALS) parcel.user = PayloadOf<ucred>(c).uid;
+  }
+  return parcel;
+}
+
+}  // namespace
+
+FdMailbox::FdMailbox() : socket_(UnixSocket()) {
+  const int on = 1;
+  if (setsockopt(socket_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
+    ThrowErrno("setsockopt(SO_PASSCRED)");
+  }
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  socklen_t length = sizeof(sa_family_t);  // without a name: Linux gives one
+  if (bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    ThrowErrno("bind(AF_UNIX)");
+  }
+  length = sizeof address;
+  if (getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    ThrowErrno("getsockname");
+  }
+  const size_t size = length - offsetof(sockaddr_un, sun_path);
+  if (size == 0 || size >= info_.name.size()) {
+    Throw(ErrorCode::kTransport, "Linux gave a socket a name of ", size, " bytes");
+  }
+  std::memcpy(info_.name.data(), &address.sun_path[1], size - 1);
+  if (getrandom(&info_.nonce, sizeof info_.nonce, 0) != sizeof info_.nonce) ThrowErrno("getrandom");
+}
+
+Fd FdMailbox::Take() {
+  while (true) {
+    Message message;
+    if (recvmsg(socket_.get(), &message.header, MSG_CMSG_CLOEXEC) < 0) {
+      if (errno == EINTR) continue;
+      ThrowErrno("recvmsg: no file descriptor from the peer");
+    }
+    Parcel parcel = Unpack(message.header);
+    const bool is_ours = parcel.user == geteuid() && message.nonce == info_.nonce;
+    if (is_ours && parcel.fd) return std::move(parcel.fd);
+  }
+}
+
+void LeaveFd(const FdMailboxInfo& mailbox, const Fd& fd) {
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  const size_t size = strnlen(mailbox.name.data(), mailbox.name.size());
+  std::memcpy(&address.sun_path[1], mailbox.name.data(), size);
+  Message message;
+  message.nonce = mailbox.nonce;
+  message.header.msg_name = &address;
+  message.header.msg_namelen = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
+  message.header.msg_controllen = CMSG_SPACE(sizeof(int));
+  cmsghdr* const beside = CMSG_FIRSTHDR(&message.header);
+  beside->cmsg_level = SOL_SOCKET;
+  beside->cmsg_type = SCM_RIGHTS;
+  beside->cmsg_len = CMSG_LEN(sizeof(int));
+  const int number = fd.get();
+  std::memcpy(CMSG_DATA(beside), &number, sizeof number);
+  if (sendmsg(UnixSocket().get(), &message.header, MSG_NOSIGNAL) < 0) {
+    ThrowErrno("sendmsg: the peer's mailbox for file descriptors");
+  }
+}
+
+}  // namespace jaxhet
