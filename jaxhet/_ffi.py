@@ -19,8 +19,9 @@ from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
 TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
 RING_TRANSPORTS: tuple[str, ...] = tuple(_engine.RING_TRANSPORTS)
-# Of the sockets between two ranks, the first: for messages.
+# Memory that the set-up of two ranks writes on the device of one.
 PROOF_BYTES: int = _engine.PROOF_BYTES
+# Of the sockets between two ranks, the first: for messages.
 RING_MESSAGE_SOCKETS: int = _engine.RING_MESSAGE_SOCKETS
 DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
 

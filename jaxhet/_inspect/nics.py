@@ -1,6 +1,7 @@
 """RDMA NICs: what sysfs has of them, and what the verbs transport makes of it."""
 
 import dataclasses
+import ipaddress
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,6 @@ from jaxhet._config import Config
 from jaxhet._errors import TransportError
 from jaxhet._inspect.files import names, number, read
 from jaxhet._inspect.report import Gid, Nic, Port
-from jaxhet._inspect.second_look import gid_address
 
 _CLASS = "sys/class/infiniband"
 
@@ -134,6 +134,18 @@ def _gids(root: pathlib.Path, port: str) -> Iterator[Gid]:
                 netdev=netdev,
                 netdev_up=state in ("up", "unknown"),  # unknown: the driver does not look
             )
+
+
+def gid_address(text: str) -> str | None:
+    """A GID as an IPv6 address; None for an empty entry, which is zero, or has no interface id."""
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return None
+    if int(address) & (2**64 - 1) == 0:
+        return None
+    mapped = address.ipv4_mapped
+    return f"::ffff:{mapped}" if mapped else str(address)
 
 
 def _word(text: str) -> str:

@@ -4,7 +4,6 @@ Distributions have pyverbs for their own Python, which need not be the one that 
 """
 
 import dataclasses
-import ipaddress
 import json
 import pathlib
 import subprocess
@@ -12,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxhet._inspect.nics import gid_address
 from jaxhet._inspect.report import Part
 
 _READER = pathlib.Path(__file__).with_name("pyverbs_reader.py")
@@ -86,15 +86,3 @@ def _gids(texts: Sequence[str]) -> list[tuple[int, str]]:
         if address := gid_address(text):
             found.append((index, address))
     return found
-
-
-def gid_address(text: str) -> str | None:
-    """A GID as an IPv6 address; None for an empty entry, which is zero, or has no interface id."""
-    try:
-        address = ipaddress.IPv6Address(text)
-    except ValueError:
-        return None
-    if int(address) & (2**64 - 1) == 0:
-        return None
-    mapped = address.ipv4_mapped
-    return f"::ffff:{mapped}" if mapped else str(address)

@@ -72,23 +72,6 @@ void DeviceRank::AddIncoming(int source, std::unique_ptr<RankRing> ring) {
   incoming_[source] = std::move(ring);
 }
 
-// What is written may not be seen before the batch that it is in is over: it must not be waited
-// for, by way of a peer, in the same one.
-void DeviceRank::Work::Wait(void* address, uint32_t value) {
-  if (!values_.empty() && values_.back().kind == StreamValue::Kind::kWrite) Flush();
-  values_.push_back({StreamValue::Kind::kWait, address, value});
-}
-
-void DeviceRank::Work::Copy(void* to, const void* from, size_t num_bytes) {
-  Flush();
-  device_.Copy(stream_, to, from, num_bytes);
-}
-
-void DeviceRank::Work::Flush() {
-  if (!values_.empty()) device_.Values(stream_, values_);
-  values_.clear();
-}
-
 void* DeviceRank::AddressOf(const DeviceWord& word) const {
   return device_words_ +
          (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
@@ -129,7 +112,7 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   if (exchange.source < 0) {
     device_->Fill(request.stream, request.result.data(), std::byte{0}, request.result.size());
   }
-  Work program(*device_, request.stream);
+  StreamWork program(*device_, request.stream);
   if (!IsByProgram(exchange.sends)) program.Write(AddressOf(words_->reached), exchange.number);
   const bool receives = exchange.source >= 0 && !exchange.is_eager;
   Event ready;
@@ -160,8 +143,8 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange,
   const Launch launch{
       .plan = request.plan, .index = request.index, .num_bytes = request.operand.size()};
   std::optional<Mismatch> mismatch;
-  std::optional<uint64_t> place;
-  const auto compare = [&](int peer_rank, LaunchLog& own, const LaunchLog& peer, uint64_t number) {
+  const auto compare = [&](int peer_rank, LaunchLog& own, const LaunchLog& peer, uint64_t number,
+                           uint64_t place) {
     WaitForRoom(peer, number);
     own.Publish(number, launch, place);
     const auto theirs = peer.Find(number);
@@ -171,21 +154,23 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange,
     RankRing& ring = RingOf(outgoing_, exchange.target);
     exchange.outgoing_number = ++ring.exchanges;
     const bool may_be_pulled = launch.num_bytes >= ring.end->pull_bytes();
-    if (may_be_pulled && request.stream == program_) place = ring.end->PlaceOf(request.operand);
+    const auto place = may_be_pulled && request.stream == program_
+                           ? ring.end->PlaceOf(request.operand)
+                           : std::nullopt;
     RingWords& words = ring.end->words();
-    compare(exchange.target, words.source, words.target, exchange.outgoing_number);
+    compare(exchange.target, words.source, words.target, exchange.outgoing_number,
+            place.value_or(0));
     if (may_be_pulled) {
       const auto way = place ? RingWays::Way::kPulled : RingWays::Way::kInSlots;
       exchange.is_pulled =
           words.ways.Choose(exchange.outgoing_number, way) == RingWays::Way::kPulled;
     }
-    place.reset();
   }
   if (exchange.source >= 0) {
     RankRing& ring = RingOf(incoming_, exchange.source);
     exchange.incoming_number = ++ring.exchanges;
     RingWords& words = ring.end->words();
-    compare(exchange.source, words.target, words.source, exchange.incoming_number);
+    compare(exchange.source, words.target, words.source, exchange.incoming_number, 0);
   }
   return mismatch;
 }
@@ -264,8 +249,8 @@ bool DeviceRank::IsEmptied(const RankRing& ring, uint64_t chunk) {
 // Chunks take turns on our streams, or are all for the program's.
 class DeviceRank::Works {
  public:
-  Works(Device& device, std::array<Stream, kStreams>& streams, const Marks& marks, Work& program,
-        EventHandle ready)
+  Works(Device& device, std::array<Stream, kStreams>& streams, const Marks& marks,
+        StreamWork& program, EventHandle ready)
       : marks_(marks), program_(program) {
     if (!IsByStreams(marks)) return;
     ours_.reserve(kStreams);
@@ -275,24 +260,24 @@ class DeviceRank::Works {
     }
   }
 
-  Work& For(uint64_t chunk) { return ours_.empty() ? program_ : ours_[chunk % kStreams]; }
+  StreamWork& For(uint64_t chunk) { return ours_.empty() ? program_ : ours_[chunk % kStreams]; }
   template <typename Function>
   void ForEachMarked(Function function) {
     ForEachStream(marks_, [&](size_t s) { function(s, s == kProgram ? program_ : ours_[s]); });
   }
   // What is on the program's stream is left to the caller.
   void Flush() {
-    for (Work& work : ours_) work.Flush();
+    for (StreamWork& work : ours_) work.Flush();
   }
 
  private:
   const Marks& marks_;
-  Work& program_;
-  std::vector<Work> ours_;
+  StreamWork& program_;
+  std::vector<StreamWork> ours_;
 };
 
-void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> operand, Work& program,
-                      EventHandle ready) {
+void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> operand,
+                      StreamWork& program, EventHandle ready) {
   RankRing& ring = *outgoing_.at(exchange.target);
   const RingEnd& end = *ring.end;
   const size_t chunk_bytes = ChunkBytes(operand.size(), end.slot_bytes());
@@ -301,7 +286,7 @@ void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> opera
   do {
     const auto chunk = operand.first(std::min(chunk_bytes, operand.size()));
     operand = operand.subspan(chunk.size());
-    Work& work = works.For(ring.chunks);
+    StreamWork& work = works.For(ring.chunks);
     const uint32_t slot = RingSlot(ring.chunks);
     const uint32_t turn = RingTurn(ring.chunks);
     if (!IsEmptied(ring, ring.chunks)) work.Wait(end.emptied(slot), turn - 1);
@@ -309,13 +294,13 @@ void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> opera
     work.Copy(end.slot(slot), chunk.data(), chunk.size());
     work.Write(end.filled(slot), turn);
   } while (!operand.empty());
-  works.ForEachMarked([&](size_t s, Work& work) {
+  works.ForEachMarked([&](size_t s, StreamWork& work) {
     work.Write(AddressOf(words_->sent.at(s)), exchange.sends.at(s));
   });
   works.Flush();
 }
 
-void DeviceRank::Receive(const InFlight& exchange, uint64_t first_chunk, Work& program,
+void DeviceRank::Receive(const InFlight& exchange, uint64_t first_chunk, StreamWork& program,
                          EventHandle ready) {
   RankRing& ring = *incoming_.at(exchange.source);
   const RingEnd& end = *ring.end;
@@ -327,14 +312,14 @@ void DeviceRank::Receive(const InFlight& exchange, uint64_t first_chunk, Work& p
   do {
     const auto chunk = result.first(std::min(chunk_bytes, result.size()));
     result = result.subspan(chunk.size());
-    Work& work = works.For(number);
+    StreamWork& work = works.For(number);
     const uint32_t slot = RingSlot(number);
     const uint32_t turn = RingTurn(number++);
     work.Wait(end.filled(slot), turn);
     work.Copy(chunk.data(), end.slot(slot), chunk.size());
     work.Write(end.emptied(slot), turn);
   } while (!result.empty());
-  works.ForEachMarked([&](size_t s, Work& work) {
+  works.ForEachMarked([&](size_t s, StreamWork& work) {
     work.Wait(end.gate(), kOpen);
     work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
   });
@@ -346,13 +331,12 @@ void DeviceRank::Pull(const InFlight& exchange, EventHandle ready) {
   const RingEnd& end = *ring.end;
   const std::span<std::byte> result = exchange.result;
   const uint64_t number = exchange.incoming_number;
-  const auto place = end.words().source.PlaceOf(number);
-  if (!place) Throw(ErrorCode::kTransport, "the source has not said where its operand is");
+  const auto* const operand = end.At(end.words().source.PlaceOf(number), result.size());
   const size_t s = number % kStreams;
-  Work work(*device_, receive_streams_.at(s).get());
+  StreamWork work(*device_, receive_streams_.at(s).get());
   work.WaitEvent(ready);
   work.Wait(end.ready(), DeviceNumber(number));
-  work.Copy(result.data(), end.At(*place, result.size()), result.size());
+  work.Copy(result.data(), operand, result.size());
   work.Wait(end.gate(), kOpen);
   work.Write(end.taken(number), DeviceNumber(number));
   work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
@@ -403,7 +387,7 @@ void DeviceRank::ReceiveByStreams(InFlight exchange, EventHandle ready) {
     }
     exchange = *found;
   }
-  Work none(*device_, nullptr);
+  StreamWork none(*device_, nullptr);
   if (exchange.first_chunk) {
     Receive(exchange, *exchange.first_chunk, none, ready);
   } else {
@@ -442,12 +426,12 @@ void DeviceRank::ReceiveAllUntil(uint32_t number) {
   patience_since_ = now - (patience - std::min(patience, now - begin)) * kPatiencePart;
 }
 
-void DeviceRank::AwaitTaken(const InFlight& exchange, Work& program) {
+void DeviceRank::AwaitTaken(const InFlight& exchange, StreamWork& program) {
   const uint64_t number = exchange.outgoing_number;
   const bool by_program = program.stream() == program_;
   const size_t s = by_program ? kProgram : number % kStreams;
-  Work ours(*device_, send_streams_.at(number % kStreams).get());
-  Work& work = by_program ? program : ours;
+  StreamWork ours(*device_, send_streams_.at(number % kStreams).get());
+  StreamWork& work = by_program ? program : ours;
   work.Wait(outgoing_.at(exchange.target)->end->taken(number), DeviceNumber(number));
   work.Write(AddressOf(words_->sent.at(s)), exchange.sends.at(s));
   ours.Flush();
@@ -491,7 +475,7 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
     }
     exchange = *found;
   }
-  Work program(*device_, stream);
+  StreamWork program(*device_, stream);
   if (by_program && exchange.first_chunk) {
     Receive(exchange, *exchange.first_chunk, program, nullptr);
   }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "xla_plugin/device/device.h"
+#include "xla_plugin/device/stream_work.h"
 #include "xla_plugin/engine/exchange.h"
 #include "xla_plugin/engine/flight_recorder.h"
 #include "xla_plugin/transport/ring/ring.h"
@@ -197,36 +198,17 @@ class DeviceRank {
     InFlight exchange;
     Event ready;  // the program has come to its start, or done
   };
-  // Work for a stream, on which what it writes and waits for between two copies is put together.
-  class Work {
-   public:
-    Work(Device& device, StreamHandle stream) : device_(device), stream_(stream) {}
-
-    StreamHandle stream() const { return stream_; }
-    void Write(void* address, uint32_t value) {
-      values_.push_back({StreamValue::Kind::kWrite, address, value});
-    }
-    void Wait(void* address, uint32_t value);
-    void WaitEvent(EventHandle event) { device_.WaitEvent(stream_, event); }
-    void Copy(void* to, const void* from, size_t num_bytes);
-    void Flush();
-
-   private:
-    Device& device_;
-    StreamHandle stream_;
-    std::vector<StreamValue> values_;
-  };
-
   class Works;
 
   std::optional<Mismatch> Agree(InFlight& exchange, const DeviceRequest& request);
   void PlanSend(InFlight& exchange, bool is_eager);
   std::vector<InFlight> NumberChunks(InFlight& exchange);
-  void Send(const InFlight& exchange, std::span<const std::byte> operand, Work& program,
+  void Send(const InFlight& exchange, std::span<const std::byte> operand, StreamWork& program,
             EventHandle ready);
-  void Receive(const InFlight& exchange, uint64_t first_chunk, Work& program, EventHandle ready);
+  void Receive(const InFlight& exchange, uint64_t first_chunk, StreamWork& program,
+               EventHandle ready);
   void Pull(const InFlight& exchange, EventHandle ready);
-  void AwaitTaken(const InFlight& exchange, Work& program);
+  void AwaitTaken(const InFlight& exchange, StreamWork& program);
   Event TakeEvent();
   void ReceiveWhenKnown(Receipt receipt);
   void ReceiveKnown();

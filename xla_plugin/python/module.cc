@@ -255,11 +255,10 @@ NB_MODULE(_engine, m) {
           },
           nb::arg("vendor"), nb::arg("devices"), nb::arg("sockets"), nb::arg("timeout_ms"),
           Released(),
-          "After set_ranks, where ranks are GPUs: (rank, ordinal, address, bytes) of this "
-          "process's "
-          "own. At the address are PROOF_BYTES for each rank of the job, in the allocation that "
-          "operands will be in: peers' devices may read it in place. 0 bytes: they may not. Agrees "
-          "with all processes on the rings between them.")
+          "After set_ranks, where ranks are GPUs: (rank, ordinal, address, bytes) of each of this "
+          "process. At the address are PROOF_BYTES for each rank of the job, in the allocation "
+          "that operands will be in: peers' devices may read it in place. 0 bytes: they may not. "
+          "Agrees with all processes on the rings between them.")
       .def("stats", &jaxhet::Stats, Released())
       .def("flight_record", &jaxhet::FlightRecords, "The last exchanges, oldest first.")
       .def("transport_of", &jaxhet::TransportOf, nb::arg("process"), Released(),

@@ -23,14 +23,13 @@ uint32_t DeviceNumber(uint64_t number) {
   return static_cast<uint32_t>(number);
 }
 
-void LaunchLog::Publish(uint64_t number, const Launch& launch, std::optional<uint64_t> place) {
+void LaunchLog::Publish(uint64_t number, const Launch& launch, uint64_t place) {
   Entry& entry = entries_[number % kEntries];
   entry.number.store(0, std::memory_order_seq_cst);
   entry.plan.store(launch.plan, std::memory_order_relaxed);
   entry.index.store(launch.index, std::memory_order_relaxed);
   entry.num_bytes.store(launch.num_bytes, std::memory_order_relaxed);
-  entry.is_pulled.store(place.has_value(), std::memory_order_relaxed);
-  entry.place.store(place.value_or(0), std::memory_order_relaxed);
+  entry.place.store(place, std::memory_order_relaxed);
   entry.number.store(number, std::memory_order_seq_cst);
   for (uint64_t last = last_; last < number && !last_.compare_exchange_weak(last, number);) {
   }
@@ -45,10 +44,8 @@ std::optional<Launch> LaunchLog::Find(uint64_t number) const {
                 .num_bytes = entry.num_bytes.load(std::memory_order_relaxed)};
 }
 
-std::optional<uint64_t> LaunchLog::PlaceOf(uint64_t number) const {
-  const Entry& entry = entries_[number % kEntries];
-  if (!entry.is_pulled.load(std::memory_order_relaxed)) return std::nullopt;
-  return entry.place.load(std::memory_order_relaxed);
+uint64_t LaunchLog::PlaceOf(uint64_t number) const {
+  return entries_[number % kEntries].place.load(std::memory_order_relaxed);
 }
 
 RingWays::Way RingWays::Choose(uint64_t number, Way way) {

@@ -74,11 +74,11 @@ class LaunchLog {
 
   // Of what is to be pulled, `place` is where. An entry is overwritten by the one kEntries later:
   // the other end must have launched it by then.
-  void Publish(uint64_t number, const Launch& launch, std::optional<uint64_t> place = std::nullopt);
+  void Publish(uint64_t number, const Launch& launch, uint64_t place = 0);
   // None if it has not been published (or was overwritten).
   std::optional<Launch> Find(uint64_t number) const;
-  // Of one that has been published.
-  std::optional<uint64_t> PlaceOf(uint64_t number) const;
+  // Of one that has been published, and is pulled.
+  uint64_t PlaceOf(uint64_t number) const;
   // The number of the latest launch.
   uint64_t last() const { return last_.load(std::memory_order_seq_cst); }
   // For threads of the process that publishes: sleeps until launch `number` is published (true) or
@@ -103,7 +103,6 @@ class LaunchLog {
     std::atomic<int64_t> plan;
     std::atomic<int64_t> index;
     std::atomic<uint64_t> num_bytes;
-    std::atomic<bool> is_pulled;
     std::atomic<uint64_t> place;
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free);  // they lie between processes
