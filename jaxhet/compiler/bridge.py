@@ -43,11 +43,11 @@ def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | No
 def _pairs(
     computation: hlo.Computation,
 ) -> list[tuple[hlo.Computation, hlo.Instruction, hlo.Instruction]]:
-    """The starts and dones of a computation that are still permutes."""
+    """The starts and dones of a computation's carriers."""
     starts = {
         i.id: i
         for i in computation.instructions
-        if i.opcode == "collective-permute-start" and exchange.is_start(i)
+        if i.opcode in exchange.CARRIERS and exchange.is_start(i)
     }
     users: dict[int, list[hlo.Instruction]] = {i: [] for i in starts}
     for instruction in computation.instructions if starts else ():
@@ -55,7 +55,7 @@ def _pairs(
             if operand in starts:
                 users[operand].append(instruction)
     for start_id, start in starts.items():
-        if [u.opcode for u in users[start_id]] != ["collective-permute-done"]:
+        if [u.opcode for u in users[start_id]] != [exchange.CARRIERS[start.opcode]]:
             names = ", ".join(u.name for u in users[start_id]) or "nothing"
             raise JaxhetError(f"exchange {start.name} is used by {names}, not by its done alone")
     return [(computation, start, users[i][0]) for i, start in starts.items()]

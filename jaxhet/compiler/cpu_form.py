@@ -12,7 +12,7 @@ from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
-from jaxhet.compiler.lowering import Lowering, Rows, Value
+from jaxhet.compiler.lowering import JoinedRows, Lowering, Rows, Value
 
 
 class CpuLowering(Lowering):
@@ -64,14 +64,14 @@ class CpuLowering(Lowering):
         size = len(groups[0])
         sizes = [v.size * size for v in values]
         rows = self._call(ExchangeKind.ALL_GATHER, values, sizes, groups)
-        return [_JoinedRows(self, row, size) for row in rows]
+        return [JoinedRows(self, row, size) for row in rows]
 
     @override
     def all_to_all(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
         size = len(groups[0])
         sizes = [-(-v.size // size) * size for v in values]
         rows = self._call(ExchangeKind.ALL_TO_ALL, values, sizes, groups)
-        return [_JoinedRows(self, row, size) for row in rows]
+        return [JoinedRows(self, row, size) for row in rows]
 
     @override
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
@@ -111,27 +111,6 @@ class CpuLowering(Lowering):
         places = self.collective.places(groups)
         position = arithmetic.own_position(self.c, self.collective.num_partitions)
         return self.loop([position], lambda c, p: arithmetic.entry_is(c, places, p, 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class _JoinedRows:
-    """Rows in one array."""
-
-    lowering: CpuLowering
-    rows: Value
-    count: int
-
-    def joined(self) -> Value:
-        return self.rows
-
-    def combined(self, opcode: str) -> Value:
-        size = self.rows.size // self.count
-
-        def body(c: hlo.Computation, x: Instruction) -> Instruction:
-            parts = [arithmetic.slice_1d(c, x, i * size, size) for i in range(self.count)]
-            return arithmetic.combine(c, parts, opcode, self.rows.element_type)
-
-        return self.rows.by(self.lowering.loop([self.rows.x], body))
 
 
 @dataclasses.dataclass(frozen=True)

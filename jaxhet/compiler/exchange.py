@@ -1,9 +1,9 @@
 """The exchange as an instruction: how it is carried through XLA, and the call that the engine sees.
 
 CPU  one custom call, `jaxhet_exchange`, from PRE on.
-GPU  PRE adds a collective-permute-start/-done pair, which XLA's passes leave alone and its
-     scheduler keeps apart. POST makes it the calls `jaxhet_start` and `jaxhet_done`, at the same
-     places of the schedule.
+GPU  PRE adds a pair of start and done of a collective, the carrier, which XLA's passes leave alone
+     and its scheduler keeps apart. POST makes it the calls `jaxhet_start` and `jaxhet_done`, at the
+     same places of the schedule.
 
 Frontend attributes carry the plan from PRE to POST.
 """
@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from jaxhet._errors import JaxhetError
 from jaxhet.compiler import groups as groups_lib
@@ -33,7 +34,12 @@ _INDEX, _PLAN, _LINE, _SOURCE, _NOTE, _BYTES, _COUNT, _CALL = (
     for name in ("index", "plan", "line", "source", "note", "bytes", "count", "call")
 )
 ALGORITHMS = ("flat", "hierarchical")
-_START_OPCODES = ("collective-permute-start", "custom-call")
+# By the opcode of its start, that of a carrier's done.
+CARRIERS = {
+    "collective-permute-start": "collective-permute-done",
+    "all-gather-start": "all-gather-done",
+}
+_START_OPCODES = (*CARRIERS, "custom-call")
 
 
 class ExchangeKind(enum.IntEnum):
@@ -195,30 +201,59 @@ class Adder:
             for i, shape in enumerate(results)
         ]
 
-    def permute(self, x: hlo.Instruction, pairs: Groups, num_collectives: int) -> hlo.Instruction:
-        """The GPU form: each source sends x, of so many collectives, to its target.
+    def carry(
+        self,
+        kind: ExchangeKind,
+        x: hlo.Instruction,
+        groups: Groups,
+        num_collectives: int,
+        skips_own: bool = False,
+    ) -> hlo.Instruction:
+        """The GPU form of a flat x, which is of so many collectives; gives the done.
 
-        Pairs are in positions.
+        Groups are in positions; those of a permute are pairs of source and target. If it skips a
+        device's own row, that one is undefined.
         """
+        result = x.shape
+        fields: dict[str, Any]
+        if kind == ExchangeKind.ALL_GATHER:
+            result = hlo.array_shape(
+                x.shape.element_type, [hlo.num_elements(x.shape) * len(groups[0])]
+            )
+            opcode = "all-gather-start"
+            fields = {
+                "dimensions": [0],
+                "use_global_device_ids": True,
+                "collective_device_list": pb.CollectiveDeviceListProto(
+                    replica_groups=[pb.ReplicaGroup(replica_ids=group) for group in groups]
+                ),
+            }
+        else:  # XLA sees of an all-to-all what goes to the next member
+            pairs = groups if kind == ExchangeKind.PERMUTE else _ring(groups)
+            opcode = "collective-permute-start"
+            fields = {
+                "source_target_pairs": [pb.SourceTarget(source=s, target=t) for s, t in pairs]
+            }
         collective = self.collective
         start = collective.computation.add(
-            "collective-permute-start",
-            hlo.tuple_shape([x.shape, x.shape]),
+            opcode,
+            hlo.tuple_shape([x.shape, result]),
             [x],
             like=collective.instruction,
-            stem="start.permute",
+            stem=f"start.{kind.name.lower()}",
             channel_id=collective.computation.module.new_channel_id(),
-            source_target_pairs=[pb.SourceTarget(source=s, target=t) for s, t in pairs],
+            **fields,
         )
         done = collective.computation.add(
-            "collective-permute-done",
-            x.shape,
+            CARRIERS[opcode],
+            result,
             [start],
             like=collective.instruction,
-            stem="done.permute",
+            stem=f"done.{kind.name.lower()}",
         )
-        exchange = self._exchange(start, ExchangeKind.PERMUTE, [x], pairs, num_collectives)
-        self.added.append(dataclasses.replace(exchange, done=done))
+        exchange = self._exchange(start, kind, [x], groups, num_collectives)
+        attributes = exchange.attributes | {"skips_own": int(skips_own)}
+        self.added.append(dataclasses.replace(exchange, attributes=attributes, done=done))
         return done
 
     def _exchange(
@@ -323,7 +358,7 @@ def index_of_call(instruction: hlo.Instruction) -> int:
 
 
 def to_calls(computation: hlo.Computation, start: hlo.Instruction, done: hlo.Instruction) -> None:
-    """Makes a permute pair, in place, `y = jaxhet_start(x)` and `jaxhet_done(y, x)`.
+    """Makes a carrier, in place, `y = jaxhet_start(x)` and `jaxhet_done(y, x)`.
 
     x is an operand of done too, so that it lives until then; done's result is y's buffer. The start
     keeps what `read` needs: the compiled program still holds its plan.
@@ -331,10 +366,17 @@ def to_calls(computation: hlo.Computation, start: hlo.Instruction, done: hlo.Ins
     (x,) = computation.operands(start)
     carried = dict(start.frontend_attributes.map)
     config = _backend_config("custom_call_backend_config", carried.pop(_CALL))
-    _to_call(computation, start, START_TARGET, [x], config)
+    _to_call(computation, start, START_TARGET, [x], done.shape, config)
     start.frontend_attributes.map.update(carried)
-    _to_call(computation, done, DONE_TARGET, [start, x], config)
+    _to_call(computation, done, DONE_TARGET, [start, x], done.shape, config)
     done.output_operand_aliasing.add(operand_index=0)
+
+
+def _ring(groups: Groups) -> Groups:
+    """Each member, and the one after it."""
+    return tuple(
+        pair for group in groups for pair in zip(group, (*group[1:], group[0]), strict=True)
+    )
 
 
 def _to_call(
@@ -342,13 +384,14 @@ def _to_call(
     instruction: hlo.Instruction,
     target: str,
     operands: Sequence[hlo.Instruction],
+    result: hlo.Shape,
     config: bytes,
 ) -> None:
     computation.rewrite(
         instruction,
         "custom-call",
         operands,
-        shape=operands[0].shape,
+        shape=result,
         custom_call_target=target,
         custom_call_has_side_effect=True,
         custom_call_api_version=pb.API_VERSION_TYPED_FFI,

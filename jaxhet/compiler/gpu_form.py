@@ -1,19 +1,18 @@
 """The form for GPUs: before XLA's layout and fusion.
 
-An exchange is a pair of permute start and done for each distance between two members of a group.
-Arithmetic is plain; XLA fuses it with what is around it.
+An exchange is a carrier's start and done. Arithmetic is plain; XLA fuses it with what is around it.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import override
 
 from jaxhet.compiler import arithmetic, hlo
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.arithmetic import Body
+from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
-from jaxhet.compiler.lowering import Lowering, Rows, Unpack, Value
+from jaxhet.compiler.lowering import JoinedRows, Lowering, Rows, Unpack, Value
 
 
 class GpuLowering(Lowering):
@@ -71,13 +70,52 @@ class GpuLowering(Lowering):
 
     @override
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
-        rows = self.all_gather([self._fixed(v) for v in values], groups)
-        return [row.combined(opcode) for row in rows]
+        def lower(own: Value) -> Value:
+            if len(groups[0]) == 2:  # x + y = y + x, to the bit
+                pairs = tuple(pair for a, b in groups for pair in ((a, b), (b, a)))
+                (other,) = self.permute([own], pairs)
+                return self._combined([own.x, other.x], own, opcode)
+            came = self._carried(ExchangeKind.ALL_GATHER, own, groups, skips_own=True)
+            return self._combined(self._with_own(own.x, came.x, groups), own, opcode)
+
+        return [lower(self._fixed(value)) for value in values]
 
     @override
     def reduce_scatter(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
-        rows = self.all_to_all([self._fixed(v) for v in values], groups)
-        return [row.combined(opcode) for row in rows]
+        places = self.collective.places(groups)
+
+        def lower(value: Value) -> Value:
+            size = value.size // len(groups[0])
+            came = self._carried(ExchangeKind.ALL_TO_ALL, value, groups, skips_own=True)
+            own = self._slice(value.x, [place * size for place in places], size)
+            if len(groups[0]) == 2:
+                other = self._slice(came.x, [(1 - place) * size for place in places], size)
+                return self._combined([own, other], value, opcode)
+            return self._combined(self._with_own(own, came.x, groups), value, opcode)
+
+        return [lower(self._fixed(value)) for value in values]
+
+    def _slice(self, x: Instruction, starts: Sequence[int], size: int) -> Instruction:
+        """`size` elements of x, from the entry of `starts` at the device's position."""
+        start = arithmetic.entry(self.c, starts, self._position())
+        return arithmetic.dynamic_slice_1d(self.c, x, start, size)
+
+    def _with_own(self, own: Instruction, came: Instruction, groups: Groups) -> list[Instruction]:
+        """The rows in group order: those that came, and the device's own one."""
+        size, places = hlo.num_elements(own.shape), self.collective.places(groups)
+        return [
+            arithmetic.select(
+                self.c,
+                [self.is_at(places, i, own.shape)],
+                [arithmetic.slice_1d(self.c, came, i * size, size), own],
+            )
+            for i in range(len(groups[0]))
+        ]
+
+    def _combined(self, rows: Sequence[Instruction], like: Value, opcode: str) -> Value:
+        combined = like.by(arithmetic.combine(self.c, rows, opcode, like.element_type))
+        is_rounded = arithmetic.summed_type(like.element_type) != combined.x.shape.element_type
+        return self._fixed(combined) if is_rounded or opcode == "multiply" else combined
 
     def _fixed(self, value: Value) -> Value:
         # XLA may contract x's product with the sum, and skip the rounding of a value that it fuses
@@ -86,39 +124,23 @@ class GpuLowering(Lowering):
 
     @override
     def all_gather(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
-        return [self._gather(value, groups) for value in values]
-
-    def _gather(self, value: Value, groups: Groups) -> Rows:
-        others = [self._shift(value, groups, shift) for shift in range(1, len(groups[0]))]
-        return _ShiftedRows(self, [value, *others], groups)
+        return [self._rows(ExchangeKind.ALL_GATHER, value, groups) for value in values]
 
     @override
     def all_to_all(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
-        return [self._exchange(value, groups) for value in values]
+        return [self._rows(ExchangeKind.ALL_TO_ALL, value, groups) for value in values]
 
-    def _exchange(self, value: Value, groups: Groups) -> Rows:
-        count = len(groups[0])
-        size = value.size // count
+    def _rows(self, kind: ExchangeKind, value: Value, groups: Groups) -> Rows:
+        return JoinedRows(self, self._carried(kind, value, groups), len(groups[0]))
 
-        def block(shift: int) -> Value:
-            starts = [(place + shift) % count * size for place in self.collective.places(groups)]
-            return value.by(self.own_slice(value.x, starts, size))
-
-        others = [self._shift(block(shift), groups, shift) for shift in range(1, count)]
-        return _ShiftedRows(self, [block(0), *others], groups)
-
-    def _shift(self, value: Value, groups: Groups, shift: int) -> Value:
-        """Each member sends to the one `shift` places on."""
-        pairs = tuple(
-            (source, group[(i + shift) % len(group)])
-            for group in groups
-            for i, source in enumerate(group)
-        )
-        return self.permute([value], pairs)[0]
+    def _carried(
+        self, kind: ExchangeKind, value: Value, groups: Groups, skips_own: bool = False
+    ) -> Value:
+        return value.by(self.adder.carry(kind, value.x, groups, value.num_operands, skips_own))
 
     @override
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
-        return [v.by(self.adder.permute(v.x, pairs, v.num_operands)) for v in values]
+        return [self._carried(ExchangeKind.PERMUTE, value, pairs) for value in values]
 
     @override
     def local_all_to_all(self, value: Value, groups: Groups) -> Value:
@@ -137,60 +159,13 @@ class GpuLowering(Lowering):
             )
         )
 
-    def own_entry(self, table: Sequence[int]) -> Instruction:
-        """The entry of a table at the device's position."""
-        position = arithmetic.own_position(self.c, self.collective.num_partitions)
-        return arithmetic.entry(self.c, table, position)
-
-    def own_slice(self, x: Instruction, starts: Sequence[int], size: int) -> Instruction:
-        """`size` elements of x, from the entry of `starts` at the device's position."""
-        return arithmetic.dynamic_slice_1d(self.c, x, self.own_entry(starts), size)
-
     def is_at(self, places: Sequence[int], place: int, shape: Shape) -> Instruction:
         """Whether the entry of `places` at the device's position is `place`, in each element."""
-        return arithmetic.equals(self.c, self.own_entry(places), place, shape)
+        own = arithmetic.entry(self.c, places, self._position())
+        return arithmetic.equals(self.c, own, place, shape)
 
-
-@dataclasses.dataclass(frozen=True)
-class _ShiftedRows:
-    """`by_shift[s]` is the row of the member s places before this one."""
-
-    lowering: GpuLowering
-    by_shift: list[Value]
-    groups: Groups
-
-    def joined(self) -> Value:
-        own, *others = self.by_shift
-        if not others:
-            return own
-        # From the member after this one to this one, and on: all turns of the order are in there.
-        turn = [v.x for v in (*reversed(others), own)]
-        both = arithmetic.concatenate(self.lowering.c, turn + turn[:-1])
-        places = self.lowering.collective.places(self.groups)
-        starts = [(len(others) - place) * own.size for place in places]
-        return own.by(self.lowering.own_slice(both, starts, own.size * len(turn)))
-
-    def combined(self, opcode: str) -> Value:
-        own = self.by_shift[0]
-        c = self.lowering.c
-        x = arithmetic.combine(c, self._in_order(), opcode, own.element_type)
-        is_rounded = arithmetic.summed_type(own.element_type) != own.x.shape.element_type
-        return own.by(barrier(c, x) if is_rounded or opcode == "multiply" else x)
-
-    def _in_order(self) -> list[Instruction]:
-        by_shift = [v.x for v in self.by_shift]
-        size = len(by_shift)
-        if size == 2:  # x + y = y + x, to the bit
-            return by_shift
-        lowering, shape = self.lowering, by_shift[0].shape
-        places = lowering.collective.places(self.groups)
-        masks = [lowering.is_at(places, i, shape) for i in range(1, size)]
-        return [
-            arithmetic.select(
-                lowering.c, masks, [by_shift[(i - place) % size] for i in range(size)]
-            )
-            for place in range(size)
-        ]
+    def _position(self) -> Instruction:
+        return arithmetic.own_position(self.c, self.collective.num_partitions)
 
 
 def barrier(c: hlo.Computation, x: Instruction) -> Instruction:

@@ -252,3 +252,26 @@ class Lowering(abc.ABC):
             ),
             **fields,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedRows:
+    """So many rows in one array."""
+
+    lowering: Lowering
+    rows: Value
+    count: int
+
+    def joined(self) -> Value:
+        """See `Rows`."""
+        return self.rows
+
+    def combined(self, opcode: str) -> Value:
+        """See `Rows`."""
+        size = self.rows.size // self.count
+
+        def body(c: hlo.Computation, x: Instruction) -> Instruction:
+            parts = [arithmetic.slice_1d(c, x, i * size, size) for i in range(self.count)]
+            return arithmetic.combine(c, parts, opcode, self.rows.element_type)
+
+        return self.rows.by(self.lowering.loop([self.rows.x], body))

@@ -21,7 +21,7 @@ class Event(NamedTuple):
       what: `MATMUL` for matrix products and convolutions, and for a loop or branch that holds one;
         the opcode of a collective; the target of a custom call.
       exchange: Index of the one that is started or done, else -1.
-      num_bytes: Of the exchange's result, else 0.
+      num_bytes: That a rank sends to other islands by the exchange, at most; else 0.
     """
 
     what: str
@@ -32,15 +32,18 @@ class Event(NamedTuple):
 def schedule(module: hlo.Module) -> list[list[Event]]:
     """For each computation, its events in the order of its schedule."""
     result: list[list[Event]] = []
+    num_bytes = {
+        entry.index: entry.num_bytes
+        for c in module.computations.values()
+        for entry in map(exchange.read, filter(exchange.is_start, c.instructions))
+    }
     for computation_id, sequence in sorted(module.proto.schedule.sequences.items()):
         computation, events = module.computations[computation_id], []
         for instruction_id in sequence.instruction_ids:
             instruction = computation[instruction_id]
             if what := _what(module, instruction):
                 index = exchange.index_of_call(instruction)
-                shapes = list(instruction.shape.tuple_shapes) or [instruction.shape]
-                size = sum(map(hlo.num_bytes, shapes)) if index >= 0 else 0
-                events.append(Event(what, index, size))
+                events.append(Event(what, index, num_bytes.get(index, 0)))
         result.append(events)
     return result
 

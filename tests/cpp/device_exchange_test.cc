@@ -45,6 +45,52 @@ TEST(NoSourceIsZeros) {
   EXPECT(parts[0].IsFilledWith(std::byte{0}) && parts[1].IsFrom(0) && parts[2].IsFrom(1));
 }
 
+void CheckGroupsOfAnySize(std::string_view transport) {
+  constexpr int kRanks = 3;
+  DeviceWorld world(DeviceOptions(kRanks, transport));
+  for (const ExchangeKind kind : {ExchangeKind::kAllGather, ExchangeKind::kAllToAll}) {
+    for (const size_t num_bytes : {size_t{0}, size_t{1}, kEagerBytes, kEagerBytes + 1,
+                                   kSlotBytes * 8 + 1, kSlotBytes * 27 + 5}) {
+      std::deque<Part> parts;
+      const Group group{kind, {1, 2, 0}};
+      for (int rank = 0; rank < kRanks; ++rank) parts.emplace_back(rank, group, num_bytes);
+      for (Part& part : parts) part.Start(world);
+      for (const Part& part : parts) part.Done(world);
+      for (int rank = 0; rank < kRanks; ++rank) world.device().Synchronize(world.stream(rank));
+      for (const Part& part : parts) EXPECT(part.HasAllBlocks());
+    }
+  }
+  ExpectEqual(world.engine(0).DeviceStats().at("exchanges_started"), uint64_t{12});
+}
+
+TEST(GroupsOfAnySize) {
+  for (const char* const transport : kDeviceTransports) CheckGroupsOfAnySize(transport);
+}
+
+TEST(OwnPartsCanBeSkipped) {
+  DeviceWorld world(DeviceOptions(2));
+  for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) {
+    const Group group{ExchangeKind::kAllToAll, {0, 1}, true};
+    Part zero(0, group, num_bytes);
+    Part one(1, group, num_bytes);
+    const std::byte before = zero.result[0];
+    for (Part* const part : {&zero, &one}) part->Start(world);
+    for (const Part* const part : {&zero, &one}) part->Done(world);
+    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    EXPECT(zero.HasBlockOf(1) && one.HasBlockOf(0));
+    EXPECT(std::ranges::count(std::span(zero.result).first(num_bytes), before) ==
+           static_cast<ptrdiff_t>(num_bytes));
+  }
+}
+
+TEST(WrongSizeOfAResultIsRefused) {
+  DeviceWorld world(DeviceOptions(2));
+  Part part(0, Group{ExchangeKind::kAllGather, {0, 1}}, 100);
+  part.result.pop_back();
+  ExpectContains(ExpectThrow([&] { part.Start(world); }),
+                 "an exchange of 2 devices can't turn 100 bytes into 199");
+}
+
 // More may be in flight than there are slots, and the dones may come in another order.
 void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
@@ -129,8 +175,9 @@ TEST(ExchangesAreRecordedAndTimed) {
     return IsWithin(kLong, [&] { return !records().empty() && records().back().state == state; });
   };
   uint32_t word = 0;
-  Part zero(0, SwapPairs(), 1000, 3);
-  Part one(1, SwapPairs(), 1000, 3);
+  const Group group{ExchangeKind::kAllGather, {0, 1}};
+  Part zero(0, group, 1000, 3);
+  Part one(1, group, 1000, 3);
   world.device().WaitValue(world.stream(0), &word, 1);
   zero.Start(world);
   zero.Done(world);
@@ -143,7 +190,7 @@ TEST(ExchangesAreRecordedAndTimed) {
   one.Done(world);
   EXPECT(has(FlightState::kCompleted));
   const FlightRecord record = records().back();
-  EXPECT(record.rank == 0 && record.kind == ExchangeKind::kPermute);
+  EXPECT(record.rank == 0 && record.kind == ExchangeKind::kAllGather);
   EXPECT(record.plan == kPlan && record.index == 3 && record.operand_bytes == 1000);
   EXPECT((record.group == std::vector{0, 1}));
   EXPECT(record.ended - record.started >= milliseconds(50));
@@ -156,23 +203,27 @@ TEST(ExchangesAreRecordedAndTimed) {
 }
 
 // Each rank has dones in an order of its own.
-void CheckRandomPermutesOfThreeRanks(std::string_view transport) {
+void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
   constexpr int kAtOnce = 11;
   constexpr int kRounds = kAtOnce * 14;
   DeviceWorld world(DeviceOptions(3, transport));
   std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed): a run can be repeated
   std::deque<std::deque<Part>> rounds;
-  std::vector<std::vector<int>> sources;
+  std::vector<int> shifts;  // 0: a group
   for (int i = 0; i < kRounds; ++i) {
-    const int shift = 1 + static_cast<int>(random() % 2);
+    const int shift = shifts.emplace_back(static_cast<int>(random() % 3));
     Pairs pairs;
     for (int rank = 0; rank < 3; ++rank) pairs.insert(pairs.end(), {rank, (rank + shift) % 3});
+    Group group{random() % 2 == 0 ? ExchangeKind::kAllGather : ExchangeKind::kAllToAll, {0, 1, 2}};
+    std::ranges::shuffle(group.members, random);
     const size_t num_bytes = random() % (random() % 2 == 0 ? kEagerBytes : 3 * kSlotBytes);
     auto& round = rounds.emplace_back();
-    auto& source = sources.emplace_back();
     for (int rank = 0; rank < 3; ++rank) {
-      round.emplace_back(rank, pairs, num_bytes, i % kAtOnce);
-      source.push_back((rank + 3 - shift) % 3);
+      if (shift == 0) {
+        round.emplace_back(rank, group, num_bytes, i % kAtOnce);
+      } else {
+        round.emplace_back(rank, pairs, num_bytes, i % kAtOnce);
+      }
     }
   }
   std::vector<std::thread> threads;
@@ -193,12 +244,15 @@ void CheckRandomPermutesOfThreeRanks(std::string_view transport) {
   }
   for (std::thread& thread : threads) thread.join();
   for (size_t i = 0; i < rounds.size(); ++i) {
-    for (size_t rank = 0; rank < 3; ++rank) EXPECT(rounds[i][rank].IsFrom(sources[i][rank]));
+    for (int rank = 0; rank < 3; ++rank) {
+      const Part& part = rounds[i][static_cast<size_t>(rank)];
+      EXPECT(shifts[i] == 0 ? part.HasAllBlocks() : part.IsFrom((rank + 3 - shifts[i]) % 3));
+    }
   }
 }
 
-TEST(RandomPermutesOfThreeRanks) {
-  for (const char* const transport : kDeviceTransports) CheckRandomPermutesOfThreeRanks(transport);
+TEST(RandomExchangesOfThreeRanks) {
+  for (const char* const transport : kDeviceTransports) CheckRandomExchangesOfThreeRanks(transport);
 }
 
 void CheckCloseWaitsForWhatIsInFlight(std::string_view transport) {

@@ -88,6 +88,31 @@ void CheckLatePeerIsADeadlineError(std::string_view transport) {
   ExpectContains(failure->what(), "it has started none so far");
 }
 
+// What one member has sent counts, what another has not is poisoned.
+TEST(LateMemberOfAGroupIsNamed) {
+  for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 3}) {
+    WorldOptions options = DeviceOptions(3, "pulled");
+    options.engine.deadline_ms = options.engine.first_deadline_ms = 300;
+    DeviceWorld world(options);
+    const Group group{ExchangeKind::kAllGather, {0, 1, 2}};
+    Part zero(0, group, num_bytes);
+    Part one(1, group, num_bytes);
+    zero.Start(world);
+    one.Start(world);
+    zero.Done(world);
+    one.Done(world);
+    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    EXPECT(zero.HasBlockOf(0) && one.HasBlockOf(1));
+    const auto of_two = std::span(zero.result).last(num_bytes);
+    EXPECT(std::ranges::count(of_two, kPoison) == std::ssize(of_two));
+    const auto failure = world.engine(0).failure();
+    EXPECT(failure != nullptr);
+    if (!failure) return;
+    ExpectContains(failure->what(), "(op 0): rank 2");
+    ExpectContains(failure->what(), "has not started it within");
+  }
+}
+
 TEST(LatePeerIsADeadlineError) {
   for (const char* const transport : kDeviceTransports) CheckLatePeerIsADeadlineError(transport);
 }
@@ -371,7 +396,7 @@ TEST(WhatStartsLateIsAbandonedToo) {
   DeviceRequest request;
   request.stream = stream.get();
   request.plan = kPlan;
-  request.pairs = pairs;
+  request.ranks = pairs;
   request.operand = operand;
   request.result = result;
   request.poison = kPoison;

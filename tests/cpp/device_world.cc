@@ -78,7 +78,7 @@ Part::Part(int rank, Pairs pairs, size_t num_bytes, int64_t index,
            std::pmr::memory_resource* memory)
     : operand(num_bytes, memory),
       result(num_bytes, std::byte{0xEE}),
-      pairs_(std::move(pairs)),
+      ranks_(std::move(pairs)),
       rank_(rank),
       index_(index) {
   const std::vector<std::byte> pattern = Pattern(rank, 0, num_bytes, ShiftOf(index));
@@ -88,9 +88,18 @@ Part::Part(int rank, Pairs pairs, size_t num_bytes, int64_t index,
   request_.poison = kPoison;
 }
 
+Part::Part(int rank, const Group& group, size_t num_bytes, int64_t index)
+    : Part(rank, group.members,
+           num_bytes * (group.kind == ExchangeKind::kAllToAll ? group.members.size() : 1), index) {
+  result.resize(num_bytes * group.members.size(), result.empty() ? std::byte{} : result[0]);
+  request_.kind = group.kind;
+  request_.skips_own = group.skips_own;
+  request_.group_size = static_cast<int64_t>(group.members.size());
+}
+
 void Part::StartOn(Engine& engine, StreamHandle stream) {
   request_.stream = stream;
-  request_.pairs = pairs_;
+  request_.ranks = ranks_;
   request_.operand = operand;
   request_.result = result;
   engine.devices().Start(0, request_);
@@ -102,6 +111,16 @@ void Part::DoneOn(Engine& engine, StreamHandle stream) const {
 
 bool Part::IsFrom(int source) const {
   return AreEqual(result, Pattern(source, 0, result.size(), ShiftOf(index_)));
+}
+
+bool Part::HasBlockOf(int64_t member) const {
+  const auto place_of = [&](int64_t rank) {
+    return static_cast<size_t>(std::ranges::find(ranks_, rank) - ranks_.begin());
+  };
+  const size_t block = result.size() / ranks_.size();
+  const size_t begin = request_.kind == ExchangeKind::kAllToAll ? place_of(rank_) * block : 0;
+  return AreEqual(std::span(result).subspan(place_of(member) * block, block),
+                  Pattern(static_cast<int>(member), 0, block, ShiftOf(index_) + begin));
 }
 
 bool Part::IsFilledWith(std::byte value) const {

@@ -1,9 +1,11 @@
 #ifndef TESTS_CPP_DEVICE_WORLD_H_
 #define TESTS_CPP_DEVICE_WORLD_H_
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <memory_resource>
 #include <span>
@@ -67,11 +69,20 @@ using Pairs = std::vector<int64_t>;
 
 inline Pairs SwapPairs() { return {0, 1, 1, 0}; }
 
+// All members of its one group.
+struct Group {
+  ExchangeKind kind;
+  std::vector<int64_t> members;
+  bool skips_own = false;
+};
+
 // One rank's part of an exchange.
 class Part {
  public:
   Part(int rank, Pairs pairs, size_t num_bytes, int64_t index = 0,
        std::pmr::memory_resource* memory = OperandMemory());
+  // Of an all-to-all, as many bytes for each member.
+  Part(int rank, const Group& group, size_t num_bytes, int64_t index = 0);
 
   Part& WithPlan(int64_t plan) {
     request_.plan = plan;
@@ -82,13 +93,18 @@ class Part {
   void Start(DeviceWorld& world) { StartOn(world.engine(rank_), world.stream(rank_)); }
   void Done(DeviceWorld& world) const { DoneOn(world.engine(rank_), world.stream(rank_)); }
   bool IsFrom(int source) const;
+  // Of a group: the block of its result is that member's.
+  bool HasBlockOf(int64_t member) const;
+  bool HasAllBlocks() const {
+    return std::ranges::all_of(ranks_, std::bind_front(&Part::HasBlockOf, this));
+  }
   bool IsFilledWith(std::byte value) const;
 
   std::pmr::vector<std::byte> operand;
   std::vector<std::byte> result;
 
  private:
-  Pairs pairs_;
+  std::vector<int64_t> ranks_;
   int rank_;
   int64_t index_;
   DeviceRequest request_;

@@ -78,22 +78,68 @@ void* DeviceRank::AddressOf(const DeviceWord& word) const {
 }
 
 std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& request) {
-  InFlight exchange{};
-  exchange.number = DeviceNumber(started_ + 1);
-  exchange.program = request.stream;
-  exchange.plan = request.plan;
-  exchange.index = request.index;
-  exchange.deadline_ms = request.deadline_ms;
-  exchange.operand_bytes = request.operand.size();
-  exchange.result = request.result;
-  exchange.poison = request.poison;
-  for (size_t i = 0; i + 1 < request.pairs.size(); i += 2) {
-    if (request.pairs[i] == rank_) exchange.target = static_cast<int>(request.pairs[i + 1]);
-    if (request.pairs[i + 1] == rank_) exchange.source = static_cast<int>(request.pairs[i]);
-  }
   if (program_ == nullptr) program_ = request.stream;
-  if (auto mismatch = Agree(exchange, request)) return mismatch;
-  const bool is_eager = request.operand.size() <= eager_bytes_ && request.stream == program_;
+  ++started_;
+  const uint32_t first = last_leg_ + 1;
+  uint64_t incoming_number = 0;
+  for (InFlight& leg : LegsOf(request)) {
+    leg.number = Next(last_leg_);
+    leg.first = first;
+    leg.incoming_number = incoming_number + 1;  // an own part leaves the other stream to a pull
+    if (auto mismatch = StartLeg(leg)) return mismatch;
+    incoming_number = leg.incoming_number;
+  }
+  return std::nullopt;
+}
+
+std::vector<DeviceRank::InFlight> DeviceRank::LegsOf(const DeviceRequest& request) const {
+  InFlight whole{};
+  whole.kind = request.kind;
+  whole.program = request.stream;
+  whole.plan = request.plan;
+  whole.index = request.index;
+  whole.deadline_ms = request.deadline_ms;
+  whole.operand_bytes = request.operand.size();
+  whole.operand = request.operand;
+  whole.result = request.result;
+  whole.poison = request.poison;
+  std::vector<InFlight> legs;
+  if (request.kind == ExchangeKind::kPermute) {
+    InFlight& leg = legs.emplace_back(whole);
+    for (size_t i = 0; i + 1 < request.ranks.size(); i += 2) {
+      if (request.ranks[i] == rank_) leg.target = static_cast<int>(request.ranks[i + 1]);
+      if (request.ranks[i + 1] == rank_) leg.source = static_cast<int>(request.ranks[i]);
+    }
+  } else {
+    const std::vector<int> group = GroupOf(request.ranks, request.group_size, rank_);
+    const size_t members = group.size();
+    const bool is_gather = request.kind == ExchangeKind::kAllGather;
+    const size_t block = request.operand.size() / (is_gather ? 1 : members);
+    if (request.result.size() != block * members) {
+      Throw(ErrorCode::kUsage, "an exchange of ", members, " devices can't turn ",
+            request.operand.size(), " bytes into ", request.result.size());
+    }
+    const auto own = static_cast<size_t>(std::ranges::find(group, rank_) - group.begin());
+    const size_t last_shift = request.skips_own && members > 1 ? members - 1 : members;
+    for (size_t shift = 1; shift <= last_shift; ++shift) {
+      const size_t to = (own + shift) % members;
+      const size_t from = (own + members - shift) % members;
+      InFlight& leg = legs.emplace_back(whole);
+      leg.is_own = shift == members;
+      leg.target = leg.is_own ? -1 : group[to];
+      leg.source = leg.is_own ? -1 : group[from];
+      if (!is_gather) leg.operand = request.operand.subspan(to * block, block);
+      leg.result = request.result.subspan(from * block, block);
+    }
+  }
+  legs.back().is_last = true;
+  return legs;
+}
+
+std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
+  if (auto mismatch = Agree(exchange)) return mismatch;
+  const bool is_small = exchange.operand.size() <= eager_bytes_;
+  const bool is_eager = is_small && exchange.program == program_;
   std::vector<InFlight> overdue;
   if (exchange.source >= 0) {
     exchange.is_pending = true;
@@ -103,30 +149,36 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
           is_eager && IsShort(*incoming_.at(exchange.source), exchange.result.size());
     }
   }
+  const bool is_copied = exchange.is_own && !is_small;
+  if (is_copied) exchange.is_pending = true;
   if (exchange.target >= 0 && !exchange.is_pulled) PlanSend(exchange, is_eager);
-  ++started_;
   {
     const std::lock_guard lock(mutex_);
     in_flight_.push_back(exchange);
   }
-  if (exchange.source < 0) {
-    device_->Fill(request.stream, request.result.data(), std::byte{0}, request.result.size());
+  StreamWork program(*device_, exchange.program);
+  if (exchange.is_own && is_small) {
+    program.Copy(exchange.result.data(), exchange.operand.data(), exchange.result.size());
+  } else if (exchange.source < 0 && !exchange.is_own) {
+    device_->Fill(exchange.program, exchange.result.data(), std::byte{0}, exchange.result.size());
   }
-  StreamWork program(*device_, request.stream);
-  if (!IsByProgram(exchange.sends)) program.Write(AddressOf(words_->reached), exchange.number);
+  if (!exchange.is_own && !IsByProgram(exchange.sends)) {
+    program.Write(AddressOf(words_->reached), exchange.first);
+  }
   const bool receives = exchange.source >= 0 && !exchange.is_eager;
   Event ready;
-  if (receives || IsByStreams(exchange.sends) || !overdue.empty()) {
+  if (receives || is_copied || IsByStreams(exchange.sends) || !overdue.empty()) {
     ready = TakeEvent();
-    device_->Record(ready.get(), request.stream);
+    device_->Record(ready.get(), exchange.program);
   }
   for (const InFlight& other : overdue) ReceiveByStreams(other, ready.get());
+  if (is_copied) ReceiveByStreams(exchange, ready.get());
   if (exchange.is_pulled) {
     RankRing& ring = *outgoing_.at(exchange.target);
-    ring.num_bytes += request.operand.size();
+    ring.num_bytes += exchange.operand.size();
     program.Write(ring.end->ready(), DeviceNumber(exchange.outgoing_number));
   } else if (exchange.target >= 0) {
-    Send(exchange, request.operand, program, ready.get());
+    Send(exchange, program, ready.get());
   }
   program.Flush();
   if (receives) {
@@ -138,10 +190,9 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
 }
 
 // Numbers the exchange on its rings, and compares it with what the peers have launched there.
-std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange,
-                                                      const DeviceRequest& request) {
+std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange) {
   const Launch launch{
-      .plan = request.plan, .index = request.index, .num_bytes = request.operand.size()};
+      .plan = exchange.plan, .index = exchange.index, .num_bytes = exchange.operand.size()};
   std::optional<Mismatch> mismatch;
   const auto compare = [&](int peer_rank, LaunchLog& own, const LaunchLog& peer, uint64_t number,
                            uint64_t place) {
@@ -154,8 +205,8 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange,
     RankRing& ring = RingOf(outgoing_, exchange.target);
     exchange.outgoing_number = ++ring.exchanges;
     const bool may_be_pulled = launch.num_bytes >= ring.end->pull_bytes();
-    const auto place = may_be_pulled && request.stream == program_
-                           ? ring.end->PlaceOf(request.operand)
+    const auto place = may_be_pulled && exchange.program == program_
+                           ? ring.end->PlaceOf(exchange.operand)
                            : std::nullopt;
     RingWords& words = ring.end->words();
     compare(exchange.target, words.source, words.target, exchange.outgoing_number,
@@ -208,11 +259,11 @@ void DeviceRank::PlanSend(InFlight& exchange, bool is_eager) {
   Marks ours = last_sends_;
   ours.at(kProgram) = 0;
   const bool overtakes = !IsOver(ours, words_->sent);  // what our streams have to send
-  const bool is_short = IsShort(ring, exchange.operand_bytes);
+  const bool is_short = IsShort(ring, exchange.operand.size());
   if (is_eager && is_short && !overtakes && IsEmptied(ring, ring.chunks)) {
     exchange.sends.at(kProgram) = Next(last_sends_.at(kProgram));
   } else {
-    exchange.sends = NextMarks(last_sends_, ring.chunks, NumChunks(ring, exchange.operand_bytes));
+    exchange.sends = NextMarks(last_sends_, ring.chunks, NumChunks(ring, exchange.operand.size()));
   }
 }
 
@@ -276,10 +327,10 @@ class DeviceRank::Works {
   std::vector<StreamWork> ours_;
 };
 
-void DeviceRank::Send(const InFlight& exchange, std::span<const std::byte> operand,
-                      StreamWork& program, EventHandle ready) {
+void DeviceRank::Send(const InFlight& exchange, StreamWork& program, EventHandle ready) {
   RankRing& ring = *outgoing_.at(exchange.target);
   const RingEnd& end = *ring.end;
+  std::span<const std::byte> operand = exchange.operand;
   const size_t chunk_bytes = ChunkBytes(operand.size(), end.slot_bytes());
   Works works(*device_, send_streams_, exchange.sends, program, ready);
   ring.num_bytes += operand.size();
@@ -345,6 +396,15 @@ void DeviceRank::Pull(const InFlight& exchange, EventHandle ready) {
   pulled_bytes_ += result.size();
 }
 
+void DeviceRank::CopyOwn(const InFlight& exchange, EventHandle ready) {
+  const size_t s = exchange.incoming_number % kStreams;
+  StreamWork work(*device_, receive_streams_.at(s).get());
+  work.WaitEvent(ready);
+  work.Copy(exchange.result.data(), exchange.operand.data(), exchange.result.size());
+  work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
+  work.Flush();
+}
+
 Event DeviceRank::TakeEvent() {
   if (events_.empty()) return device_->CreateEvent();
   Event event = std::move(events_.back());
@@ -388,7 +448,9 @@ void DeviceRank::ReceiveByStreams(InFlight exchange, EventHandle ready) {
     exchange = *found;
   }
   StreamWork none(*device_, nullptr);
-  if (exchange.first_chunk) {
+  if (exchange.is_own) {
+    CopyOwn(exchange, ready);
+  } else if (exchange.first_chunk) {
     Receive(exchange, *exchange.first_chunk, none, ready);
   } else {
     Pull(exchange, ready);
@@ -438,44 +500,58 @@ void DeviceRank::AwaitTaken(const InFlight& exchange, StreamWork& program) {
 }
 
 void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
-  const auto find = [&] {
-    return std::ranges::find_if(in_flight_, [&](const InFlight& candidate) {
+  uint32_t first = 0;
+  uint32_t last = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& candidate) {
       return candidate.plan == plan && candidate.index == index && candidate.done_number == 0;
     });
+    if (found == in_flight_.end()) {
+      Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
+    }
+    first = found->number;
+    last = std::ranges::find_if(found, in_flight_.end(), &InFlight::is_last)->number;
+  }
+  StreamWork program(*device_, stream);
+  for (uint32_t number = first; number <= last; ++number) DoneLeg(number, program);
+  program.Flush();
+}
+
+void DeviceRank::DoneLeg(uint32_t number, StreamWork& program) {
+  const auto find = [&]() -> InFlight& {
+    const auto found = std::ranges::find(in_flight_, number, &InFlight::number);
+    if (found == in_flight_.end()) Throw(ErrorCode::kPeer, "the job failed before its done");
+    return *found;
   };
   InFlight exchange{};
   {
     const std::lock_guard lock(mutex_);
-    const auto found = find();
-    if (found == in_flight_.end()) {
-      Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
-    }
-    exchange = *found;
+    exchange = find();
   }
+  auto* const stream = program.stream();
   const bool by_program = exchange.is_eager && stream == exchange.program;
   if (exchange.is_eager && !by_program) {
     Event ready = TakeEvent();
     device_->Record(ready.get(), stream);
     ReceiveWhenKnown({exchange, std::move(ready)});
   }
-  ReceiveAllUntil(exchange.number);
+  ReceiveAllUntil(number);
   {
     const std::lock_guard lock(mutex_);
-    const auto found = find();
-    if (found == in_flight_.end()) Throw(ErrorCode::kPeer, "the job failed before its done");
-    found->done_number = Next(dones_);
-    found->is_eager = false;
+    InFlight& found = find();
+    found.done_number = Next(dones_);
+    found.is_eager = false;
     if (by_program) {
-      found->is_pending = false;
-      found->receives.at(kProgram) = Next(last_receives_.at(kProgram));
+      found.is_pending = false;
+      found.receives.at(kProgram) = Next(last_receives_.at(kProgram));
     }
-    if (found->is_pulled) {
-      const size_t s = stream == program_ ? kProgram : found->outgoing_number % kStreams;
-      found->sends.at(s) = Next(last_sends_.at(s));
+    if (found.is_pulled) {
+      const size_t s = stream == program_ ? kProgram : found.outgoing_number % kStreams;
+      found.sends.at(s) = Next(last_sends_.at(s));
     }
-    exchange = *found;
+    exchange = found;
   }
-  StreamWork program(*device_, stream);
   if (by_program && exchange.first_chunk) {
     Receive(exchange, *exchange.first_chunk, program, nullptr);
   }
@@ -489,7 +565,6 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
   wait(exchange.receives, words_->received);
   wait(exchange.sends, words_->sent);
   program.Wait(AddressOf(words_->go_on), exchange.done_number);
-  program.Flush();
 }
 
 }  // namespace jaxhet

@@ -25,14 +25,18 @@
 
 namespace jaxhet {
 
-// One device's start of a permute. The operand and the result are its memory, and stay valid until
-// the work that follows done() on `stream` has run.
+// One device's start of an exchange, which is as ExchangeRequest says, with as many blocks as
+// members. The operand and the result are its memory, and stay valid until the work that follows
+// done() on `stream` has run.
 struct DeviceRequest {
   StreamHandle stream;  // the program's
+  ExchangeKind kind = ExchangeKind::kPermute;
   int64_t plan = 0;
   int64_t index = 0;
   int64_t deadline_ms = 0;         // 0: Options::deadline_ms
-  std::span<const int64_t> pairs;  // sources and targets in turn; see ExchangeRequest
+  std::span<const int64_t> ranks;  // groups one after the other; of a permute: pairs
+  int64_t group_size = 2;
+  bool skips_own = false;  // the block of the result that is the rank's own stays as it is
   std::span<const std::byte> operand;
   std::span<std::byte> result;
   std::byte poison;  // what the result is filled with if it can't come
@@ -48,6 +52,10 @@ struct RankRing {
 };
 
 // One rank of this process: its device, its rings, and its exchanges in flight.
+//
+// An exchange consists of legs, in each of which the rank sends to one other at most and receives
+// from one; that of a group has one for each distance between two members, and one for the rank's
+// own part, a copy.
 //
 // Start() and Done() only put work on streams: the send streams wait for the operand and for
 // emptied slots, the receive streams for filled ones, and the program's stream, at Done(), for
@@ -89,8 +97,8 @@ class DeviceRank {
     Launch own;
     Launch theirs;
   };
-  // By the thread that launches the program's work. A mismatch: nothing was started. Errors of the
-  // device are thrown; either way the rank must be abandoned then.
+  // By the thread that launches the program's work. Errors of the device are thrown; after them,
+  // and after a mismatch, the rank must be abandoned.
   std::optional<Mismatch> Start(const DeviceRequest& request);
   void Done(StreamHandle stream, int64_t plan, int64_t index);
 
@@ -165,13 +173,17 @@ class DeviceRank {
   // Written by the device, but for the first.
   struct Words {
     DeviceWord go_on;    // waited for last at Done(), with its number; kOpen until the job fails
-    DeviceWord reached;  // the last exchange that the program has come to
+    DeviceWord reached;  // the first leg of the last exchange that the program has come to
     MarkWords sent;
     MarkWords received;
   };
 
+  // A leg.
   struct InFlight {
     uint32_t number;  // on this rank
+    uint32_t first;   // leg of its exchange
+    bool is_last;
+    ExchangeKind kind;
     StreamHandle program;
     int64_t plan;
     int64_t index;
@@ -179,8 +191,10 @@ class DeviceRank {
     int target = -1;
     int source = -1;
     uint64_t outgoing_number = 0;  // on that ring
-    uint64_t incoming_number = 0;
-    size_t operand_bytes = 0;
+    uint64_t incoming_number = 0;  // chooses a stream for an own part
+    size_t operand_bytes = 0;      // of the exchange
+    std::span<const std::byte> operand;
+    bool is_own = false;                  // a copy of the operand
     bool is_pulled = false;               // by its target
     std::optional<uint64_t> first_chunk;  // on the incoming ring, if it comes through slots
     bool is_pending = false;              // its receive is on no stream yet
@@ -200,14 +214,17 @@ class DeviceRank {
   };
   class Works;
 
-  std::optional<Mismatch> Agree(InFlight& exchange, const DeviceRequest& request);
+  std::vector<InFlight> LegsOf(const DeviceRequest& request) const;
+  std::optional<Mismatch> StartLeg(InFlight& exchange);
+  void DoneLeg(uint32_t number, StreamWork& program);
+  std::optional<Mismatch> Agree(InFlight& exchange);
   void PlanSend(InFlight& exchange, bool is_eager);
   std::vector<InFlight> NumberChunks(InFlight& exchange);
-  void Send(const InFlight& exchange, std::span<const std::byte> operand, StreamWork& program,
-            EventHandle ready);
+  void Send(const InFlight& exchange, StreamWork& program, EventHandle ready);
   void Receive(const InFlight& exchange, uint64_t first_chunk, StreamWork& program,
                EventHandle ready);
   void Pull(const InFlight& exchange, EventHandle ready);
+  void CopyOwn(const InFlight& exchange, EventHandle ready);
   void AwaitTaken(const InFlight& exchange, StreamWork& program);
   Event TakeEvent();
   void ReceiveWhenKnown(Receipt receipt);
@@ -271,6 +288,7 @@ class DeviceRank {
 
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;
+  uint32_t last_leg_ = 0;
   mutable std::mutex mutex_;        // of what follows; no call of the driver is made under it
   std::deque<InFlight> in_flight_;  // in the order of their starts
   uint32_t dones_ = 0;

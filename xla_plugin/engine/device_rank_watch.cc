@@ -64,10 +64,10 @@ void DeviceRank::RecordReached() {
   const Time now = Clock::now();
   for (InFlight& exchange : in_flight_) {
     const bool has_sent = IsByProgram(exchange.sends) && IsSent(exchange);
-    if (exchange.number > last && !has_sent && !IsComplete(exchange)) return;
+    if (exchange.first > last && !has_sent && !IsComplete(exchange)) return;
     if (exchange.reached) continue;
     exchange.reached = now;
-    recorder_.Started(RecordOf(exchange, now));
+    if (exchange.number == exchange.first) recorder_.Started(RecordOf(exchange, now));
   }
 }
 
@@ -76,21 +76,26 @@ void DeviceRank::RecordCompleted() {
   for (; !in_flight_.empty(); in_flight_.pop_front()) {
     const InFlight& exchange = in_flight_.front();
     if (!exchange.reached || exchange.done_number == 0 || !IsComplete(exchange)) return;
-    recorder_.Ended(exchange.number, FlightState::kCompleted, now);
+    last_completed_ = now;
+    if (!exchange.is_last) continue;
+    recorder_.Ended(exchange.first, FlightState::kCompleted, now);
     ++completed_;
     in_flight_time_ += now - *exchange.reached;
-    last_completed_ = now;
   }
 }
 
+// Of the exchange whose first leg is given.
 FlightRecord DeviceRank::RecordOf(const InFlight& exchange, Time started) const {
   std::set<int> group = {rank_};
-  for (const int partner : {exchange.target, exchange.source}) {
-    if (partner >= 0) group.insert(partner);
+  for (const InFlight& leg : in_flight_) {
+    if (leg.first != exchange.number) continue;
+    for (const int partner : {leg.target, leg.source}) {
+      if (partner >= 0) group.insert(partner);
+    }
   }
   return {.id = exchange.number,
           .rank = rank_,
-          .kind = ExchangeKind::kPermute,
+          .kind = exchange.kind,
           .plan = exchange.plan,
           .index = exchange.index,
           .run = 0,
@@ -195,7 +200,7 @@ bool DeviceRank::Abandon(milliseconds timeout) {
     RecordReached();
     RecordCompleted();
     for (const InFlight& exchange : in_flight_) {
-      recorder_.Ended(exchange.number, FlightState::kFailed, Clock::now());
+      recorder_.Ended(exchange.first, FlightState::kFailed, Clock::now());
     }
     exchanges = std::exchange(in_flight_, {});
     dones = dones_;

@@ -39,17 +39,18 @@ ffi::Error Guarded(Function function) {
 }
 
 ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t kind, int64_t plan,
-                 int64_t index, ffi::Span<const int64_t> ranks, int64_t /*group_size*/,
-                 int64_t deadline_ms, ffi::AnyBuffer operand, ffi::Result<ffi::AnyBuffer> result) {
+                 int64_t index, ffi::Span<const int64_t> ranks, int64_t group_size,
+                 int64_t deadline_ms, int64_t skips_own, ffi::AnyBuffer operand,
+                 ffi::Result<ffi::AnyBuffer> result) {
   return Guarded([&] {
-    if (static_cast<ExchangeKind>(kind) != ExchangeKind::kPermute) {
-      Throw(ErrorCode::kUsage, "an exchange between devices is a permute, not of kind ", kind);
-    }
     FindEngine(session)->devices().Start(ordinal, {.stream = stream,
+                                                   .kind = static_cast<ExchangeKind>(kind),
                                                    .plan = plan,
                                                    .index = index,
                                                    .deadline_ms = deadline_ms,
-                                                   .pairs = ToSpan(ranks),
+                                                   .ranks = ToSpan(ranks),
+                                                   .group_size = group_size,
+                                                   .skips_own = skips_own != 0,
                                                    .operand = Bytes(operand),
                                                    .result = Bytes(result),
                                                    .poison = PoisonOf(operand.element_type())});
@@ -58,8 +59,9 @@ ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t 
 
 ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /*kind*/,
                 int64_t plan, int64_t index, ffi::Span<const int64_t> /*ranks*/,
-                int64_t /*group_size*/, int64_t /*deadline_ms*/, ffi::AnyBuffer started,
-                ffi::AnyBuffer /*operand*/, ffi::Result<ffi::AnyBuffer> result) {
+                int64_t /*group_size*/, int64_t /*deadline_ms*/, int64_t /*skips_own*/,
+                ffi::AnyBuffer started, ffi::AnyBuffer /*operand*/,
+                ffi::Result<ffi::AnyBuffer> result) {
   return Guarded([&] {
     if (started.untyped_data() != result->untyped_data()) {
       Throw(ErrorCode::kUsage, "XLA gave exchange ", index,
@@ -71,7 +73,8 @@ ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /
 
 auto Bind() {
   return BindAttributes(
-      ffi::Ffi::Bind().Ctx<ffi::PlatformStream<StreamHandle>>().Ctx<ffi::DeviceOrdinal>());
+             ffi::Ffi::Bind().Ctx<ffi::PlatformStream<StreamHandle>>().Ctx<ffi::DeviceOrdinal>())
+      .Attr<int64_t>("skips_own");
 }
 
 }  // namespace

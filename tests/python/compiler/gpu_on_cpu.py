@@ -1,11 +1,13 @@
 """Turns the GPU form into what XLA's CPU compiler takes late, to test what it computes.
 
-Exchanges become permutes of XLA, in one process.
+Exchanges become collectives of XLA, in one process.
 """
 
 import itertools
+from collections.abc import Sequence
 
 from jaxhet.compiler import arithmetic, exchange, hlo
+from jaxhet.compiler import hlo_pb2 as pb
 
 
 def unfused(module: bytes, opcode: str) -> bytes:
@@ -50,29 +52,84 @@ def to_cpu(module: bytes) -> bytes:
 def _rewrite(c: hlo.Computation, instruction: hlo.Instruction) -> None:
     operands = c.operands(instruction)
     is_ours = instruction.name.startswith("jaxhet.")
-    if instruction.opcode == "collective-permute-done":
+    if instruction.opcode in exchange.CARRIERS.values():
         (start,) = operands
-        assert exchange.is_start(start)
-        fields = {"channel_id": start.channel_id, "source_target_pairs": start.source_target_pairs}
-        c.rewrite(instruction, "collective-permute", c.operands(start), **fields)
+        _rewrite_done(c, instruction, start)
         c.remove(start, successor=instruction)
     elif is_ours and instruction.opcode == "opt-barrier":
         c.rewrite(instruction, "copy", operands)
     elif is_ours and instruction.opcode == "all-to-all":
-        _in_tuple_form(c, instruction, operands[0])
+        groups = instruction.collective_device_list
+        _in_tuple_form(c, instruction, operands[0], groups, instruction.channel_id)
     elif instruction.opcode == "reshape":
         shape = instruction.shape
         x = arithmetic.loop_fusion(c, operands, lambda f, x: f.add("reshape", shape, [x]))
         c.rewrite(instruction, "copy", [x])
 
 
-def _in_tuple_form(c: hlo.Computation, instruction: hlo.Instruction, x: hlo.Instruction) -> None:
-    groups = instruction.collective_device_list
+def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruction) -> None:
+    assert exchange.is_start(start)
+    parts, operands = exchange.read(start).parts, c.operands(start)
+    groups, channel = start.collective_device_list, start.channel_id
+    if parts.kind == "permute":
+        pairs = start.source_target_pairs
+        c.rewrite(
+            done, "collective-permute", operands, channel_id=channel, source_target_pairs=pairs
+        )
+        return
+    came = done
+    if is_skipped := b"skips_own = 1" in start.SerializeToString():
+        came = c.add("copy", done.shape, operands)
+    if parts.kind == "all_gather":
+        c.rewrite(
+            came,
+            "all-gather",
+            operands,
+            channel_id=channel,
+            collective_device_list=groups,
+            dimensions=start.dimensions,
+            use_global_device_ids=True,
+        )
+    else:  # a group's pairs are its members, each with the one after it
+        sources = [pair.source for pair in start.source_target_pairs]
+        for group in itertools.batched(sources, len(parts.groups[0])):
+            groups.replica_groups.add(replica_ids=group)
+        _in_tuple_form(c, came, operands[0], groups, channel)
+    if is_skipped:
+        members = [g.replica_ids for g in groups.replica_groups]
+        c.rewrite(done, "copy", [_without_own(c, came, members)])
+
+
+def _without_own(
+    c: hlo.Computation, came: hlo.Instruction, groups: Sequence[Sequence[int]]
+) -> hlo.Instruction:
+    """The rows, but that the device's own one is the next one's: it must not be used."""
+    places = {position: place for group in groups for place, position in enumerate(group)}
+    count = len(groups[0])
+    size = hlo.num_elements(came.shape) // count
+    position = arithmetic.own_position(c, len(places))
+    shape = hlo.array_shape(came.shape.element_type, [size])
+    rows = [arithmetic.slice_1d(c, came, i * size, size) for i in range(count)]
+    table = [place for _, place in sorted(places.items())]
+    own = arithmetic.entry(c, table, position)
+    wrong = [
+        arithmetic.select(c, [arithmetic.equals(c, own, i, shape)], [row, rows[(i + 1) % count]])
+        for i, row in enumerate(rows)
+    ]
+    return arithmetic.concatenate(c, wrong)
+
+
+def _in_tuple_form(
+    c: hlo.Computation,
+    instruction: hlo.Instruction,
+    x: hlo.Instruction,
+    groups: pb.CollectiveDeviceListProto,
+    channel: int,
+) -> None:
     count = len(groups.replica_groups[0].replica_ids)
     size = hlo.num_elements(x.shape) // count
     shapes = [hlo.array_shape(x.shape.element_type, [size])] * count
     blocks = [arithmetic.slice_1d(c, x, i * size, size) for i in range(count)]
-    channel = instruction.channel_id
     fields = {"channel_id": channel, "collective_device_list": groups}
     came = c.add("all-to-all", hlo.tuple_shape(shapes), blocks, **fields)
     rows = [

@@ -150,12 +150,12 @@ def test_gpu_form_fixes_what_other_ranks_must_see_alike(
     assert _opcodes(text).count("opt-barrier") == barriers
 
 
-def test_gpu_form_of_three_islands_selects_rows_by_place():
+def test_gpu_form_of_three_islands_takes_its_own_row_by_place():
     body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}", "bf16[4]")
     text = _decomposed(body, hlo_text.job(0, 1, 2, platform="rocm"))
-    assert "source_target_pairs={{0,1},{1,2},{2,0}}" in text
-    assert "source_target_pairs={{0,2},{1,0},{2,1}}" in text
-    assert _opcodes(text).count("select") == 7
+    assert "bf16[12]{0} all-gather-done(" in text
+    assert "skips_own = 1 : i64" in text
+    assert _opcodes(text).count("select") == 4  # of rows, and of NaNs
     assert _opcodes(text).count("partition-id") == 1
     assert len(re.findall(r"f32\[4\]\{0\} add\(", text)) == 2
     assert len(re.findall(r"bf16\[4\]\{0\} convert\(", text)) == 1
@@ -350,36 +350,41 @@ def test_each_collective_on_cpu(op: str, line: str, others: list[str]):
 
 
 @pytest.mark.parametrize(
-    ("op", "permutes", "local"),
+    ("op", "kind", "shape", "num_bytes", "local"),
     [
-        (f"f32[4,16] all-gather(p), {_GATHER}", ["f32[16]"], "all-gather"),
-        (f"f32[4,1] reduce-scatter(p), {_SCATTER}", ["f32[4]"], "reduce-scatter"),
+        (f"f32[4,16] all-gather(p), {_GATHER}", "all_gather", "f32[16]", 64, "all-gather"),
+        (f"f32[4,1] reduce-scatter(p), {_SCATTER}", "all_to_all", "f32[8]", 16, "reduce-scatter"),
         (
             "f32[4,4] all-to-all(p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}",
-            ["f32[8]"],
+            "all_to_all",
+            "f32[16]",
+            32,
             "all-to-all",
         ),
         (
             "f32[4,4] collective-permute(p), channel_id=1, source_target_pairs={{0,1},{1,2}}",
-            ["f32[16]"],
+            "permute",
+            "f32[16]",
+            64,
             "collective-permute",
         ),
         (
             "f32[4,4] collective-broadcast(p), channel_id=1, replica_groups={{1,0,2,3}}",
-            ["f32[16]"],
+            "permute",
+            "f32[16]",
+            64,
             "collective-broadcast",
         ),
     ],
 )
 def test_each_collective_on_gpu_crosses_once_and_leaves_the_rest_to_xla(
-    op: str, permutes: list[str], local: str
+    op: str, kind: str, shape: str, num_bytes: int, local: str
 ):
     job = hlo_text.job(0, 0, 1, 1, platform="cuda")
     text = _decomposed(f"p = f32[4,4] parameter(0)\nROOT r = {op}", job)
-    assert re.findall(r'jaxhet_line="\S+ permute .*? (\w+\[\d+\]) \{', text) == permutes
+    assert re.findall(r'jaxhet_line="\S+ (\S+) .*? (\w+\[\d+\]) \{', text) == [(kind, shape)]
     assert _opcodes(text).count(local) == 1
-    sizes = {"f32[16]": "64", "f32[8]": "32", "f32[4]": "16"}
-    assert re.findall(r'jaxhet_bytes="(\d+)"', text) == [sizes[p] for p in permutes]
+    assert re.findall(r'jaxhet_bytes="(\d+)"', text) == [str(num_bytes)]
 
 
 def test_pairs_on_one_island_stay_a_permute_of_xla():

@@ -39,7 +39,7 @@ def _lines(body: str, options: Options | None = None) -> tuple[list[str], list[i
     decomposed = decompose(data, _JOB, options or Options())
     assert decomposed is not None
     text = hlo_text.to_text(decomposed)
-    lines = re.findall(r'jaxhet_line="\S+ permute (.*?) \{\{.*?"', text)
+    lines = re.findall(r'jaxhet_line="\S+ (?:all_gather|all_to_all|permute) (.*?) \{\{.*?"', text)
     return lines, [int(b) for b in re.findall(r'jaxhet_bytes="(\d+)"', text)]
 
 
@@ -57,21 +57,21 @@ def _kept(groups: str, table: list[int], rows: int, after: str = "") -> str:
 @pytest.mark.parametrize("table", [[0, 2, 4, 6], [4, 0, 6, 2], [6, 4, 2, 0]])
 def test_each_rank_keeps_its_own_block_whatever_their_order(table: list[int]):
     lines, num_bytes = _lines(_kept(_ALL, table, 2))
-    assert lines == ["reduce-scatter sum dim 0 hierarchical f32[8]"]
+    assert lines == ["reduce-scatter sum dim 0 hierarchical f32[16]"]
     # (m - 1) / m of the data on a rail: half of the 128 bytes, shared by two rails.
     assert num_bytes == [32]
 
 
 def test_ranks_of_one_island_keep_the_same_block():
     lines, num_bytes = _lines(_kept(_ACROSS, [0, 0, 4, 4], 4))
-    assert lines == ["reduce-scatter sum dim 0 hierarchical f32[16]"]
+    assert lines == ["reduce-scatter sum dim 0 hierarchical f32[32]"]
     assert num_bytes == [64]
 
 
 def test_an_all_reduce_on_islands_that_follows_is_drawn_in():
     after = "ROOT " + _reduce("s", "kept", _LOCAL, "f32[4,4]")
     lines, num_bytes = _lines(_kept(_ACROSS, [0, 0, 4, 4], 4, after))
-    assert lines == ["reduce-scatter sum dim 0 hierarchical f32[8]"]
+    assert lines == ["reduce-scatter sum dim 0 hierarchical f32[16]"]
     assert num_bytes == [32]
 
 
@@ -85,14 +85,14 @@ def test_an_all_reduce_on_islands_that_follows_is_drawn_in():
 def test_another_reducer_or_other_blocks_are_not_drawn_in(table: list[int], after: str):
     lines, _ = _lines(_kept(_ACROSS, table, 4, after))
     assert [line.replace("flat", "hierarchical") for line in lines] == [
-        "reduce-scatter sum dim 0 hierarchical f32[16]"
+        "reduce-scatter sum dim 0 hierarchical f32[32]"
     ]
 
 
 def test_the_flat_algorithm_draws_nothing_in():
     after = "ROOT " + _reduce("s", "kept", _LOCAL, "f32[4,4]")
     lines, _ = _lines(_kept(_ACROSS, [0, 0, 4, 4], 4, after), Options(algorithm="flat"))
-    assert lines == ["reduce-scatter sum dim 0 flat f32[16]"]
+    assert lines == ["reduce-scatter sum dim 0 flat f32[32]"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_start_is_computed_as_axis_index_is():
       {_reduce("r", "p", _ACROSS, "f32[8,4]")}
       ROOT kept = f32[4,4] dynamic-slice(r, start, zero), dynamic_slice_sizes={{4,4}}
     """
-    assert _lines(body)[0] == ["reduce-scatter sum dim 0 hierarchical f32[16]"]
+    assert _lines(body)[0] == ["reduce-scatter sum dim 0 hierarchical f32[32]"]
 
 
 def test_a_gather_over_islands_and_devices_crosses_each_rail_once():
