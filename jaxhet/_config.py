@@ -49,6 +49,10 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, _names(text)))
+
+
 # Best first, as in xla_plugin/transport/table.cc and ring/table.cc.
 TRANSPORTS = ("cuda_ipc", "hip_ipc", "shm", "shm_ring", "verbs", "tcp")
 
@@ -67,6 +71,12 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "virtual CPU devices of this process, where JAX uses CPUs",
         minimum=1,
+    ),
+    Option(
+        "local_device_ids",
+        _numbers,
+        None,
+        "which of the GPUs that this process sees it uses, by number; default: all",
     ),
     Option(
         "cpu_keep_memory",

@@ -16,12 +16,28 @@ class Gpus:
     """GPUs of one vendor that a job may use.
 
     Attributes:
-      variable: The environment variable by which a process is shown some of them.
-      names: As they stand in it.
+      platform: "cuda" or "rocm".
+      names: As they stand in the environment variable that shows them to a process.
     """
 
-    variable: str
+    platform: str
     names: tuple[str, ...]
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that shows them to a process."""
+        return _VISIBLE[self.platform]
+
+    def environment(self, mine: Sequence[str]) -> dict[str, str]:
+        """What gives a process its own GPUs, which come first, and shows it the others.
+
+        It can only read the memory of a GPU that it sees as fast as the link allows.
+        """
+        others = (name for name in self.names if name not in mine)
+        return {
+            self.variable: ",".join((*mine, *others)),
+            "JAXHET_LOCAL_DEVICE_IDS": ",".join(map(str, range(len(mine)))),
+        }
 
 
 def find(environ: Mapping[str, str]) -> Gpus | None:
@@ -36,10 +52,10 @@ def visible(platform: str, environ: Mapping[str, str], count: int) -> Gpus:
     """The GPUs of a machine with `count` of them that the user has left visible. Pure."""
     variable = _VISIBLE[platform]
     if variable in environ:
-        return Gpus(variable, _listed(environ[variable]))
+        return Gpus(platform, _listed(environ[variable]))
     if platform == "rocm" and _BELOW_HIP in environ:
         count = len(_listed(environ[_BELOW_HIP]))
-    return Gpus(variable, tuple(map(str, range(count))))
+    return Gpus(platform, tuple(map(str, range(count))))
 
 
 def share(gpus: Gpus, wanted: Sequence[int] | None, num_processes: int) -> list[tuple[str, ...]]:

@@ -81,10 +81,13 @@ def initialize(
     _check_complete(config)
     secret = read_secret(config)
     _used.set()
-    if _jax_compat.expected_platform() == "cpu":
+    platform = _jax_compat.expected_platform()
+    if platform == "cpu":
         _jax_compat.configure_cpu(config.cpu_devices)
         if config.cpu_keep_memory:
             _memory.keep_freed_memory()
+    elif config.local_device_ids:
+        _jax_compat.use_gpus(platform, config.local_device_ids)
     membership = _join_coordinator(config, secret)
     try:
         session = _set_up(config, secret, membership)

@@ -216,6 +216,11 @@ def configure_cpu(num_devices: int | None) -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
+def use_gpus(platform: str, numbers: Iterable[int]) -> None:
+    """Leaves other GPUs that the process sees alone, before the backend of "cuda" or "rocm"."""
+    jax.config.update(f"jax_{platform}_visible_devices", ",".join(map(str, numbers)))
+
+
 def local_topology_key(topology: tuple[str, str], process: int) -> str:
     """Where a process puts a message about its devices, in the key-value store.
 

@@ -52,13 +52,13 @@ class Place:
     Attributes:
       island: its name.
       devices: how many.
-      gpus: the environment variable that shows the process its GPUs, and the value; None: its
+      gpus: the environment variables that give the process its GPUs; None: its
         devices are virtual CPU devices.
     """
 
     island: str
     devices: int
-    gpus: tuple[str, str] | None = None
+    gpus: Mapping[str, str] | None = None
 
 
 def launch(command: list[str], options: Options) -> int:
@@ -108,7 +108,7 @@ def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...
         return tuple(Place(name, count) for name, count in zip(names, devices, strict=True))
     shares = _gpus.share(gpus, devices if options.devices else None, len(names))
     return tuple(
-        Place(name, len(mine), (gpus.variable, ",".join(mine)))
+        Place(name, len(mine), gpus.environment(mine))
         for name, mine in zip(names, shares, strict=True)
     )
 
@@ -132,13 +132,8 @@ def _per_island(flag: str, numbers: tuple[int, ...], options: Options) -> tuple[
 def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]) -> dict[str, str]:
     """The environment of one process: `base`, defaults below it, and what the launcher decides."""
     place = places[process]
-    defaults, devices = {}, {"JAXHET_CPU_DEVICES": str(place.devices)}
-    if place.gpus is None:
-        defaults["JAX_PLATFORMS"] = "cpu"
-    else:
-        devices = {place.gpus[0]: place.gpus[1]}
     return {
-        **defaults,
+        **({"JAX_PLATFORMS": "cpu"} if place.gpus is None else {}),
         "PYTHONUNBUFFERED": "1",  # what a process printed before it was killed is shown
         **base,
         "JAXHET_LAUNCHED": "1",
@@ -146,7 +141,7 @@ def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]
         "JAXHET_PROCESS_ID": str(process),
         "JAXHET_ISLANDS": ",".join(dict.fromkeys(place.island for place in places)),
         "JAXHET_ISLAND": place.island,
-        **devices,
+        **({"JAXHET_CPU_DEVICES": str(place.devices)} if place.gpus is None else place.gpus),
     }
 
 

@@ -15,17 +15,18 @@ from jaxhet.cli import launch
 from jaxhet.compiler import GPU_COMPILER_OPTIONS
 
 _CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+_OWN = "JAXHET_LOCAL_DEVICE_IDS"
 
 
 @pytest.mark.parametrize(
     ("platform", "environ", "expected"),
     [
-        ("cuda", {}, Gpus(_CUDA, ("0", "1", "2", "3"))),
-        ("cuda", {_CUDA: "2, 3"}, Gpus(_CUDA, ("2", "3"))),
-        ("cuda", {_CUDA: ""}, Gpus(_CUDA, ())),
-        ("cuda", {_HIP: "1"}, Gpus(_CUDA, ("0", "1", "2", "3"))),
-        ("rocm", {_HIP: "1", "ROCR_VISIBLE_DEVICES": "4,5"}, Gpus(_HIP, ("1",))),
-        ("rocm", {"ROCR_VISIBLE_DEVICES": "4,5"}, Gpus(_HIP, ("0", "1"))),
+        ("cuda", {}, Gpus("cuda", ("0", "1", "2", "3"))),
+        ("cuda", {_CUDA: "2, 3"}, Gpus("cuda", ("2", "3"))),
+        ("cuda", {_CUDA: ""}, Gpus("cuda", ())),
+        ("cuda", {_HIP: "1"}, Gpus("cuda", ("0", "1", "2", "3"))),
+        ("rocm", {_HIP: "1", "ROCR_VISIBLE_DEVICES": "4,5"}, Gpus("rocm", ("1",))),
+        ("rocm", {"ROCR_VISIBLE_DEVICES": "4,5"}, Gpus("rocm", ("0", "1"))),
     ],
 )
 def test_visible_gpus(platform: str, environ: dict[str, str], expected: Gpus) -> None:
@@ -44,26 +45,26 @@ def test_visible_gpus(platform: str, environ: dict[str, str], expected: Gpus) ->
 def test_share_of_gpus(
     count: int, wanted: list[int] | None, processes: int, expected: list[str]
 ) -> None:
-    gpus = Gpus(_CUDA, tuple(map(str, range(count))))
+    gpus = Gpus("cuda", tuple(map(str, range(count))))
     assert ["".join(mine) for mine in _gpus.share(gpus, wanted, processes)] == expected
 
 
 def test_share_of_fewer_gpus_than_processes() -> None:
     words = r"2 processes need 2 GPUs \(1\+1\), and 1 are visible .*; ask for fewer with --devices"
     with pytest.raises(UsageError, match=words):
-        _gpus.share(Gpus(_CUDA, ("0",)), None, 2)
+        _gpus.share(Gpus("cuda", ("0",)), None, 2)
 
 
 def test_places_with_gpus_follow_the_islands() -> None:
     options = launch.Options(islands=2, processes_per_island=(1, 2))
-    places = launch.layout(options, Gpus(_CUDA, ("5", "6", "7")))
+    places = launch.layout(options, Gpus("cuda", ("5", "6", "7")))
     assert [(p.island, p.gpus) for p in places] == [
-        ("island0", (_CUDA, "5")),
-        ("island1", (_CUDA, "6")),
-        ("island1", (_CUDA, "7")),
+        ("island0", {_CUDA: "5,6,7", _OWN: "0"}),
+        ("island1", {_CUDA: "6,5,7", _OWN: "0"}),
+        ("island1", {_CUDA: "7,5,6", _OWN: "0"}),
     ]
     environment = launch.environment(1, places, {"KEPT": "1"})
-    assert environment[_CUDA] == "6"
+    assert environment[_CUDA] == "6,5,7"
     assert environment["KEPT"] == "1"
     assert not {"JAX_PLATFORMS", "JAXHET_CPU_DEVICES"} & environment.keys()
 

@@ -118,6 +118,8 @@ def test_wait_for_devices_ends_when_they_are_idle() -> None:
         "jax_raise_persistent_cache_errors",
         "jax_share_binary_between_hosts",
         "jax_compilation_cache_include_metadata_in_key",
+        "jax_cuda_visible_devices",
+        "jax_rocm_visible_devices",
     ],
 )
 def test_option_exists(name: str) -> None:

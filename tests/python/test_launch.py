@@ -196,14 +196,17 @@ def test_platform_of_the_user_is_kept():
 
 
 def test_gpus_are_dealt_out_by_island_and_cpu_devices_are_not_asked_for():
-    code = 'print(os.environ["CUDA_VISIBLE_DEVICES"], "JAXHET_CPU_DEVICES" in os.environ)'
+    code = (
+        'print(*(os.environ.get(n) for n in ("CUDA_VISIBLE_DEVICES", "JAXHET_LOCAL_DEVICE_IDS",'
+        ' "JAXHET_CPU_DEVICES")))'
+    )
     given = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "4,2,GPU-a,7"}
     result = _launch("--processes-per-island 1,2 --devices 2,1", code, **given)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [
-        "[island0/0] 4,2 False",
-        "[island1/1] GPU-a False",
-        "[island1/2] 7 False",
+        "[island0/0] 4,2,GPU-a,7 0,1 None",
+        "[island1/1] GPU-a,4,2,7 0 None",
+        "[island1/2] 7,4,2,GPU-a 0 None",
     ]
 
 

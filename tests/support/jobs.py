@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
+from jaxhet._gpus import Gpus
+
 ROOT = pathlib.Path(__file__).parents[2]
 # For subprocesses: this tree, then what this process was given.
 PYTHONPATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -178,10 +180,10 @@ def joined_job(
     for process, devices in enumerate(shape.devices_of_processes):
         world = {
             "JAX_NUM_CPU_DEVICES": str(devices),
-            _WORLD: f"{address} {shape.num_processes} {process}",
+            _WORLD: f"{address} {shape.num_processes} {process} {devices}",
         }
         if gpus:
-            world["CUDA_VISIBLE_DEVICES"] = ",".join(left[:devices])
+            world |= Gpus("cuda", tuple(gpus)).environment(left[:devices])
             del left[:devices]
         commands.append(([sys.executable, str(worker)], _environment({**world, **(env or {})})))
     return Job(commands, shape.num_processes)
@@ -196,9 +198,10 @@ def join() -> None:
     if "JAXHET_PROCESS_ID" in os.environ:
         jaxhet.initialize()
     elif world := os.environ.get(_WORLD):
-        address, num_processes, process = world.split()
+        address, *numbers = world.split()
+        num_processes, process, devices = map(int, numbers)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(address, int(num_processes), int(process))
+        jax.distributed.initialize(address, num_processes, process, range(devices))
 
 
 def serve(answer: Callable[[Any], Any]) -> None:

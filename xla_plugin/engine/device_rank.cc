@@ -474,9 +474,10 @@ void DeviceRank::ReceiveAllUntil(uint32_t number) {
   const Time begin = Clock::now();
   const Clock::duration patience =
       std::min<Clock::duration>(kMostPatience, (begin - patience_since_) / kPatiencePart);
-  Time now = begin;
-  for (; are_left(); now = Clock::now()) {
-    if (stopped_ || now - begin >= patience) {
+  bool gave_up = false;
+  while (are_left()) {
+    gave_up |= stopped_ || Clock::now() - begin >= patience;
+    if (gave_up) {
       const InFlight& exchange = receipts_.front().exchange;
       RingWords& words = incoming_.at(exchange.source)->end->words();
       words.ways.Choose(exchange.incoming_number, RingWays::Way::kInSlots);
@@ -485,7 +486,7 @@ void DeviceRank::ReceiveAllUntil(uint32_t number) {
     }
     ReceiveKnown();
   }
-  patience_since_ = now - (patience - std::min(patience, now - begin)) * kPatiencePart;
+  if (gave_up) patience_since_ = Clock::now();
 }
 
 void DeviceRank::AwaitTaken(const InFlight& exchange, StreamWork& program) {
