@@ -20,6 +20,6 @@ sh tools/cpp.sh test asan address,undefined
 stage "C++ tests under TSan"
 sh tools/cpp.sh test tsan thread
 
-# A file is one worker's.
+# A file is one worker's, and files are begun in the order of tests/conftest.py.
 stage "pytest"
-exec .venv/bin/python -m pytest -n "$(nproc)" --dist loadfile "$@"
+exec .venv/bin/python -m pytest -n "$(nproc)" --dist loadfile --no-loadscope-reorder "$@"

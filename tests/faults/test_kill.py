@@ -9,6 +9,8 @@ import time
 import pytest
 from watched import WatchedJob, assert_others_report
 
+pytestmark = pytest.mark.early
+
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
 NUM_PROCESSES = 3
 REPORT_WITHIN_S = 10.0

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.scripts import job, run
 
+pytestmark = pytest.mark.early
+
 JOIN = "import jaxhet; jaxhet.initialize(); print('joined')"
 
 

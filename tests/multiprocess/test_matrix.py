@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.jobs import FAST_COMPILE, Job, Shape, Start, island_job
 
+pytestmark = pytest.mark.early
+
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
 UNEQUAL = Shape(2, processes=(1, 3), devices=(4, 2))
 # Shape, algorithm, and which of the dtypes of each form: compiling them all takes minutes.

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.jobs import Shape, Start
 
+pytestmark = pytest.mark.early
+
 CASES = (
     (Shape(2, 1, 2), "flat"),
     (Shape(2, 1, 2), "hierarchical"),

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from tests.support.jobs import Shape, Start
 
+pytestmark = pytest.mark.early
+
 NUM_PROGRAMS = 500
 CASES = (
     (Shape(2, 1, 1), "flat"),

@@ -7,6 +7,8 @@ import pytest
 from tests.rdma_vm.guest import REAL_VERBS, Guest
 from tests.support.programs import build
 
+pytestmark = pytest.mark.early
+
 _CHECK = re.compile(r"^\[ ( ok |FAIL) \] (\S+)", re.MULTILINE)
 _LEAST_CHECKS = 26  # 13 in each of two worlds
 

@@ -7,6 +7,8 @@ import pytest
 from tests.rdma_vm.guest import REAL_VERBS, Guest
 from tests.support.programs import build
 
+pytestmark = pytest.mark.early
+
 _PEER = "/usr/bin/python3 tests/rdma_vm/pyverbs_peer.py"
 _DOCTOR = ".venv/bin/python -m jaxhet.cli doctor --json 2>/dev/null"
 _PEERS_CHUNK = 100_000

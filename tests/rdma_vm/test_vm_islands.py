@@ -7,6 +7,8 @@ import pytest
 from tests.rdma_vm.guest import Ended, Guest
 from tests.support.scripts import job
 
+pytestmark = pytest.mark.early
+
 _LINE = re.compile(r"^(ok|FAIL) (\S+)", re.MULTILINE)
 _KINDS = {"psum", "all_gather", "permute", "all_to_all"}
 _COMMAND = ".venv/bin/python -m tests.rdma_vm.islands"

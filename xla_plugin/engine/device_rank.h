@@ -283,7 +283,7 @@ class DeviceRank {
 
   std::deque<Receipt> receipts_;  // in the order of starts
   std::vector<Event> events_;     // of no receipt
-  Time patience_since_;           // Done() may wait for a part of the time that has passed
+  Time patience_since_;           // Done() has waited in vain; at first never
   std::atomic<uint64_t> pulled_bytes_ = 0;
 
   std::atomic<bool> stopped_ = false;

@@ -9,6 +9,8 @@ from tests.python.compiler import worker
 from tests.python.compiler.install_plugins import PLUGINS
 from tests.python.compiler.train_steps import TRAIN_STEPS
 
+pytestmark = pytest.mark.early
+
 _ENOUGH = 0.8
 Results = dict[str, dict[str, Any]]
 

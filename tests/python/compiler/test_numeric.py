@@ -7,6 +7,8 @@ import pytest
 from tests.python.compiler import worker
 from tests.support.jobs import FAST_COMPILE
 
+pytestmark = pytest.mark.early
+
 _NUM_CASES = 72
 
 
