@@ -68,7 +68,7 @@ def test_checkpoint_survives_a_killed_process(
         "--log-every",
         "1",
     ]
-    job = WatchedJob([*pretrain, "--steps", "100000"], islands=2)
+    job = WatchedJob([*pretrain, "--steps", "100000"], islands=2, fast_compile=True)
     pid = _wait_for_checkpoint(job, tmp_path, process)
     time.sleep(delay_s)
     os.kill(pid, signal.SIGKILL)
@@ -79,7 +79,8 @@ def test_checkpoint_survives_a_killed_process(
     assert before >= FIRST_CHECKPOINT
     if not resume:
         return
-    again = WatchedJob([*pretrain, "--steps", str(before + 6), "--resume"], islands=2)
+    steps = str(before + 6)
+    again = WatchedJob([*pretrain, "--steps", steps, "--resume"], islands=2, fast_compile=True)
     assert again.wait() == 0, again.text()
     assert _last_step(tmp_path) == before + 6
 

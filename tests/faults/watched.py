@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tests.support.jobs import PYTHONPATH, ROOT
+from tests.support.jobs import FAST_COMPILE, PYTHONPATH, ROOT
 
 _PREFIX = re.compile(r"^\[(\S+?)/(\d+)\] (.*)$")
 
@@ -35,6 +35,7 @@ class WatchedJob:
         islands: int = 3,
         devices: int = 1,
         grace_s: float = 15,
+        fast_compile: bool = False,
         **env: str,
     ):
         launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", str(islands)]
@@ -55,7 +56,13 @@ class WatchedJob:
             stdin=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": PYTHONPATH, "JAX_PLATFORMS": "cpu", **env},
+            env={
+                **os.environ,
+                "PYTHONPATH": PYTHONPATH,
+                "JAX_PLATFORMS": "cpu",
+                **(FAST_COMPILE if fast_compile else {}),
+                **env,
+            },
             start_new_session=True,
         )
         self.lines: list[Line] = []
