@@ -202,36 +202,43 @@ TEST(ExchangesAreRecordedAndTimed) {
   EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
 }
 
+// An exchange of three ranks.
+struct Round {
+  int shift;  // of a permute; 0: of a group
+  std::deque<Part> parts;
+};
+
+Round RandomRound(std::mt19937& random, int64_t index) {
+  Round round{.shift = static_cast<int>(random() % 3), .parts = {}};
+  Group group{random() % 2 == 0 ? ExchangeKind::kAllGather : ExchangeKind::kAllToAll, {0, 1, 2}};
+  std::ranges::shuffle(group.members, random);
+  const size_t num_bytes = random() % (random() % 2 == 0 ? kEagerBytes : 3 * kSlotBytes);
+  Pairs pairs;
+  for (int rank = 0; rank < 3; ++rank) pairs.insert(pairs.end(), {rank, (rank + round.shift) % 3});
+  for (int rank = 0; rank < 3; ++rank) {
+    if (round.shift == 0) {
+      round.parts.emplace_back(rank, group, num_bytes, index);
+    } else {
+      round.parts.emplace_back(rank, pairs, num_bytes, index);
+    }
+  }
+  return round;
+}
+
 // Each rank has dones in an order of its own.
 void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
   constexpr int kAtOnce = 11;
   constexpr int kRounds = kAtOnce * 14;
   DeviceWorld world(DeviceOptions(3, transport));
   std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed): a run can be repeated
-  std::deque<std::deque<Part>> rounds;
-  std::vector<int> shifts;  // 0: a group
-  for (int i = 0; i < kRounds; ++i) {
-    const int shift = shifts.emplace_back(static_cast<int>(random() % 3));
-    Pairs pairs;
-    for (int rank = 0; rank < 3; ++rank) pairs.insert(pairs.end(), {rank, (rank + shift) % 3});
-    Group group{random() % 2 == 0 ? ExchangeKind::kAllGather : ExchangeKind::kAllToAll, {0, 1, 2}};
-    std::ranges::shuffle(group.members, random);
-    const size_t num_bytes = random() % (random() % 2 == 0 ? kEagerBytes : 3 * kSlotBytes);
-    auto& round = rounds.emplace_back();
-    for (int rank = 0; rank < 3; ++rank) {
-      if (shift == 0) {
-        round.emplace_back(rank, group, num_bytes, i % kAtOnce);
-      } else {
-        round.emplace_back(rank, pairs, num_bytes, i % kAtOnce);
-      }
-    }
-  }
+  std::deque<Round> rounds;
+  for (int i = 0; i < kRounds; ++i) rounds.push_back(RandomRound(random, i % kAtOnce));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank, own_random = std::mt19937(random())]() mutable {
       std::vector<const Part*> in_flight;
       for (auto& round : rounds) {
-        Part& part = round[static_cast<size_t>(rank)];
+        Part& part = round.parts[static_cast<size_t>(rank)];
         part.Start(world);
         in_flight.push_back(&part);
         if (in_flight.size() < kAtOnce) continue;
@@ -243,10 +250,10 @@ void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (size_t i = 0; i < rounds.size(); ++i) {
+  for (const auto& [shift, parts] : rounds) {
     for (int rank = 0; rank < 3; ++rank) {
-      const Part& part = rounds[i][static_cast<size_t>(rank)];
-      EXPECT(shifts[i] == 0 ? part.HasAllBlocks() : part.IsFrom((rank + 3 - shifts[i]) % 3));
+      const Part& part = parts[static_cast<size_t>(rank)];
+      EXPECT(shift == 0 ? part.HasAllBlocks() : part.IsFrom((rank + 3 - shift) % 3));
     }
   }
 }

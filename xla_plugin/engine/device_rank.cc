@@ -85,8 +85,12 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& reque
   for (InFlight& leg : LegsOf(request)) {
     leg.number = Next(last_leg_);
     leg.first = first;
-    leg.incoming_number = incoming_number + 1;  // an own part leaves the other stream to a pull
-    if (auto mismatch = StartLeg(leg)) return mismatch;
+    if (leg.is_own) {
+      leg.incoming_number = incoming_number + 1;  // leaves the other stream to a pull
+      StartOwn(leg);
+    } else if (auto mismatch = StartLeg(leg)) {
+      return mismatch;
+    }
     incoming_number = leg.incoming_number;
   }
   return std::nullopt;
@@ -103,43 +107,66 @@ std::vector<DeviceRank::InFlight> DeviceRank::LegsOf(const DeviceRequest& reques
   whole.operand = request.operand;
   whole.result = request.result;
   whole.poison = request.poison;
-  std::vector<InFlight> legs;
+  std::vector<InFlight> legs = {whole};
   if (request.kind == ExchangeKind::kPermute) {
-    InFlight& leg = legs.emplace_back(whole);
     for (size_t i = 0; i + 1 < request.ranks.size(); i += 2) {
-      if (request.ranks[i] == rank_) leg.target = static_cast<int>(request.ranks[i + 1]);
-      if (request.ranks[i + 1] == rank_) leg.source = static_cast<int>(request.ranks[i]);
+      if (request.ranks[i] == rank_) legs[0].target = static_cast<int>(request.ranks[i + 1]);
+      if (request.ranks[i + 1] == rank_) legs[0].source = static_cast<int>(request.ranks[i]);
     }
   } else {
-    const std::vector<int> group = GroupOf(request.ranks, request.group_size, rank_);
-    const size_t members = group.size();
-    const bool is_gather = request.kind == ExchangeKind::kAllGather;
-    const size_t block = request.operand.size() / (is_gather ? 1 : members);
-    if (request.result.size() != block * members) {
-      Throw(ErrorCode::kUsage, "an exchange of ", members, " devices can't turn ",
-            request.operand.size(), " bytes into ", request.result.size());
-    }
-    const auto own = static_cast<size_t>(std::ranges::find(group, rank_) - group.begin());
-    const size_t last_shift = request.skips_own && members > 1 ? members - 1 : members;
-    for (size_t shift = 1; shift <= last_shift; ++shift) {
-      const size_t to = (own + shift) % members;
-      const size_t from = (own + members - shift) % members;
-      InFlight& leg = legs.emplace_back(whole);
-      leg.is_own = shift == members;
-      leg.target = leg.is_own ? -1 : group[to];
-      leg.source = leg.is_own ? -1 : group[from];
-      if (!is_gather) leg.operand = request.operand.subspan(to * block, block);
-      leg.result = request.result.subspan(from * block, block);
-    }
+    legs = GroupLegs(request, whole);
   }
   legs.back().is_last = true;
   return legs;
 }
 
+std::vector<DeviceRank::InFlight> DeviceRank::GroupLegs(const DeviceRequest& request,
+                                                        const InFlight& whole) const {
+  const std::vector<int> group = GroupOf(request.ranks, request.group_size, rank_);
+  const size_t members = group.size();
+  const bool is_gather = request.kind == ExchangeKind::kAllGather;
+  const size_t block = request.operand.size() / (is_gather ? 1 : members);
+  if (request.result.size() != block * members) {
+    Throw(ErrorCode::kUsage, "an exchange of ", members, " devices can't turn ",
+          request.operand.size(), " bytes into ", request.result.size());
+  }
+  const auto own = static_cast<size_t>(std::ranges::find(group, rank_) - group.begin());
+  std::vector<InFlight> legs(request.skips_own && members > 1 ? members - 1 : members, whole);
+  for (size_t i = 0; i < legs.size(); ++i) {
+    InFlight& leg = legs[i];
+    const size_t to = (own + i + 1) % members;
+    const size_t from = (own + members - i - 1) % members;
+    leg.is_own = to == own;
+    leg.target = leg.is_own ? -1 : group[to];
+    leg.source = leg.is_own ? -1 : group[from];
+    if (!is_gather) leg.operand = request.operand.subspan(to * block, block);
+    leg.result = request.result.subspan(from * block, block);
+  }
+  return legs;
+}
+
+void DeviceRank::Add(const InFlight& exchange) {
+  const std::lock_guard lock(mutex_);
+  in_flight_.push_back(exchange);
+}
+
+void DeviceRank::StartOwn(InFlight& exchange) {
+  exchange.is_pending = exchange.operand.size() > eager_bytes_;
+  Add(exchange);
+  if (!exchange.is_pending) {
+    device_->Copy(exchange.program, exchange.result.data(), exchange.operand.data(),
+                  exchange.result.size());
+    return;
+  }
+  Event ready = TakeEvent();
+  device_->Record(ready.get(), exchange.program);
+  ReceiveByStreams(exchange, ready.get());
+  events_.push_back(std::move(ready));
+}
+
 std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
   if (auto mismatch = Agree(exchange)) return mismatch;
-  const bool is_small = exchange.operand.size() <= eager_bytes_;
-  const bool is_eager = is_small && exchange.program == program_;
+  const bool is_eager = exchange.operand.size() <= eager_bytes_ && exchange.program == program_;
   std::vector<InFlight> overdue;
   if (exchange.source >= 0) {
     exchange.is_pending = true;
@@ -149,30 +176,20 @@ std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
           is_eager && IsShort(*incoming_.at(exchange.source), exchange.result.size());
     }
   }
-  const bool is_copied = exchange.is_own && !is_small;
-  if (is_copied) exchange.is_pending = true;
   if (exchange.target >= 0 && !exchange.is_pulled) PlanSend(exchange, is_eager);
-  {
-    const std::lock_guard lock(mutex_);
-    in_flight_.push_back(exchange);
-  }
-  StreamWork program(*device_, exchange.program);
-  if (exchange.is_own && is_small) {
-    program.Copy(exchange.result.data(), exchange.operand.data(), exchange.result.size());
-  } else if (exchange.source < 0 && !exchange.is_own) {
+  Add(exchange);
+  if (exchange.source < 0) {
     device_->Fill(exchange.program, exchange.result.data(), std::byte{0}, exchange.result.size());
   }
-  if (!exchange.is_own && !IsByProgram(exchange.sends)) {
-    program.Write(AddressOf(words_->reached), exchange.first);
-  }
+  StreamWork program(*device_, exchange.program);
+  if (!IsByProgram(exchange.sends)) program.Write(AddressOf(words_->reached), exchange.first);
   const bool receives = exchange.source >= 0 && !exchange.is_eager;
   Event ready;
-  if (receives || is_copied || IsByStreams(exchange.sends) || !overdue.empty()) {
+  if (receives || IsByStreams(exchange.sends) || !overdue.empty()) {
     ready = TakeEvent();
     device_->Record(ready.get(), exchange.program);
   }
   for (const InFlight& other : overdue) ReceiveByStreams(other, ready.get());
-  if (is_copied) ReceiveByStreams(exchange, ready.get());
   if (exchange.is_pulled) {
     RankRing& ring = *outgoing_.at(exchange.target);
     ring.num_bytes += exchange.operand.size();

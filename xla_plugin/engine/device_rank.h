@@ -215,6 +215,9 @@ class DeviceRank {
   class Works;
 
   std::vector<InFlight> LegsOf(const DeviceRequest& request) const;
+  std::vector<InFlight> GroupLegs(const DeviceRequest& request, const InFlight& whole) const;
+  void Add(const InFlight& exchange);
+  void StartOwn(InFlight& exchange);
   std::optional<Mismatch> StartLeg(InFlight& exchange);
   void DoneLeg(uint32_t number, StreamWork& program);
   std::optional<Mismatch> Agree(InFlight& exchange);
