@@ -12,7 +12,7 @@ from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
-from jaxhet.compiler.lowering import JoinedRows, Lowering, Rows, Value
+from jaxhet.compiler.lowering import Lowering, Rows, Value
 
 
 class CpuLowering(Lowering):
@@ -64,14 +64,14 @@ class CpuLowering(Lowering):
         size = len(groups[0])
         sizes = [v.size * size for v in values]
         rows = self._call(ExchangeKind.ALL_GATHER, values, sizes, groups)
-        return [JoinedRows(self, row, size) for row in rows]
+        return [Rows(self, row, size) for row in rows]
 
     @override
     def all_to_all(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
         size = len(groups[0])
         sizes = [-(-v.size // size) * size for v in values]
         rows = self._call(ExchangeKind.ALL_TO_ALL, values, sizes, groups)
-        return [JoinedRows(self, row, size) for row in rows]
+        return [Rows(self, row, size) for row in rows]
 
     @override
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:

@@ -224,9 +224,7 @@ class Adder:
             fields = {
                 "dimensions": [0],
                 "use_global_device_ids": True,
-                "collective_device_list": pb.CollectiveDeviceListProto(
-                    replica_groups=[pb.ReplicaGroup(replica_ids=group) for group in groups]
-                ),
+                "collective_device_list": hlo.device_list(groups),
             }
         else:  # XLA sees of an all-to-all what goes to the next member
             pairs = groups if kind == ExchangeKind.PERMUTE else _ring(groups)

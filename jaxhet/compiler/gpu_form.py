@@ -12,7 +12,7 @@ from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
-from jaxhet.compiler.lowering import JoinedRows, Lowering, Rows, Unpack, Value
+from jaxhet.compiler.lowering import Lowering, Rows, Unpack, Value
 
 
 class GpuLowering(Lowering):
@@ -131,7 +131,7 @@ class GpuLowering(Lowering):
         return [self._rows(ExchangeKind.ALL_TO_ALL, value, groups) for value in values]
 
     def _rows(self, kind: ExchangeKind, value: Value, groups: Groups) -> Rows:
-        return JoinedRows(self, self._carried(kind, value, groups), len(groups[0]))
+        return Rows(self, self._carried(kind, value, groups), len(groups[0]))
 
     def _carried(
         self, kind: ExchangeKind, value: Value, groups: Groups, skips_own: bool = False

@@ -92,6 +92,13 @@ def tuple_shape(shapes: Sequence[Shape]) -> Shape:
     return pb.ShapeProto(element_type="TUPLE", tuple_shapes=shapes)
 
 
+def device_list(groups: Iterable[Iterable[int]]) -> pb.CollectiveDeviceListProto:
+    """The groups of a collective."""
+    return pb.CollectiveDeviceListProto(
+        replica_groups=[pb.ReplicaGroup(replica_ids=group) for group in groups]
+    )
+
+
 def with_type(shape: Shape, element_type: int) -> Shape:
     """The same dimensions and layout, one byte or more per element."""
     return array_shape(element_type, shape.dimensions, shape.layout.minor_to_major)

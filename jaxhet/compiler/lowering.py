@@ -7,7 +7,7 @@ compilers choose can't differ. An array of g blocks is the blocks one after the 
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from jaxhet.compiler import arithmetic, hlo
 from jaxhet.compiler import hlo_pb2 as pb
@@ -43,18 +43,6 @@ class Value:
 
 
 Unpack = Callable[[Sequence[Value]], list[Value]]
-
-
-class Rows(Protocol):
-    """What an exchange brought: a row from each member of the group."""
-
-    def joined(self) -> Value:
-        """The rows one after the other, in group order."""
-        ...
-
-    def combined(self, opcode: str) -> Value:
-        """The rows combined element by element, in group order, the same bits on every rank."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +83,11 @@ class Lowering(abc.ABC):
         """Block i of each of the values, combined over the groups, on member i, by exchanges."""
 
     @abc.abstractmethod
-    def all_gather(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
+    def all_gather(self, values: Sequence[Value], groups: Groups) -> list["Rows"]:
         """Each member's value to every member."""
 
     @abc.abstractmethod
-    def all_to_all(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
+    def all_to_all(self, values: Sequence[Value], groups: Groups) -> list["Rows"]:
         """Block i of each member's value to member i."""
 
     @abc.abstractmethod
@@ -247,31 +235,31 @@ class Lowering(abc.ABC):
             like=self.instruction,
             channel_id=self.c.module.new_channel_id() if has_channel else None,
             use_global_device_ids=True if has_global_ids else None,
-            collective_device_list=pb.CollectiveDeviceListProto(
-                replica_groups=[pb.ReplicaGroup(replica_ids=group) for group in groups]
-            ),
+            collective_device_list=hlo.device_list(groups),
             **fields,
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class JoinedRows:
-    """So many rows in one array."""
+class Rows:
+    """What an exchange brought: a row from each of `count` members, in group order.
+
+    Attributes:
+      lowering: Of the collective.
+      joined: The rows one after the other.
+      count: Of the rows.
+    """
 
     lowering: Lowering
-    rows: Value
+    joined: Value
     count: int
 
-    def joined(self) -> Value:
-        """See `Rows`."""
-        return self.rows
-
     def combined(self, opcode: str) -> Value:
-        """See `Rows`."""
-        size = self.rows.size // self.count
+        """The rows combined element by element, in group order, the same bits on every rank."""
+        size = self.joined.size // self.count
 
         def body(c: hlo.Computation, x: Instruction) -> Instruction:
             parts = [arithmetic.slice_1d(c, x, i * size, size) for i in range(self.count)]
-            return arithmetic.combine(c, parts, opcode, self.rows.element_type)
+            return arithmetic.combine(c, parts, opcode, self.joined.element_type)
 
-        return self.rows.by(self.lowering.loop([self.rows.x], body))
+        return self.joined.by(self.lowering.loop([self.joined.x], body))

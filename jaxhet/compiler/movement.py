@@ -25,7 +25,7 @@ def all_gather(lowering: Lowering, split: Split | None) -> None:
     values = [lowering.flatten(x) for x in operands]
     if split is None:
         rows = lowering.all_gather(values, lowering.collective.positions)
-        results = [row.joined() for row in rows]
+        results = [row.joined for row in rows]
     else:
         results = [_gather_over_islands(lowering, v, split) for v in values]
     shapes = lowering.result_shapes
@@ -40,7 +40,7 @@ def all_gather(lowering: Lowering, split: Split | None) -> None:
 def _gather_over_islands(lowering: Lowering, value: Value, split: Split) -> Value:
     first = len(lowering.adder.added)
     (row,) = lowering.all_gather([value], split.rails)
-    rows = row.joined()
+    rows = row.joined
     if split.local_size == 1:
         return lowering.reordered(rows, _by_rail(split))
     whole = lowering.local("all-gather", rows, rows.size * split.local_size, split.local)
@@ -138,7 +138,7 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
     """Block i of the value to member i; gives the blocks that came, in group order."""
     if split is None:
         (rows,) = lowering.all_to_all([value], lowering.collective.positions)
-        return rows.joined()
+        return rows.joined
     by_rail = _by_rail(split)
     value = lowering.reordered(value, _inverse(by_rail))  # [rail, island] of the receiver
     first = len(lowering.adder.added)
@@ -154,7 +154,7 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
         lowering.adder.added[first].scatters.append(scattered.x)
     assert split.places is not None
     order = [island * local_size + rail for island, rail in split.places]
-    return lowering.reordered(rows.joined(), order)
+    return lowering.reordered(rows.joined, order)
 
 
 def permute(lowering: Lowering) -> None:

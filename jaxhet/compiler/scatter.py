@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable, Sequence
 
 from jaxhet.compiler import collectives, hlo
-from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.options import Job
@@ -115,9 +114,7 @@ def _replace(
         "dimensions": [dim],
         "channel_id": first.channel_id or c.module.new_channel_id(),
         "use_global_device_ids": True,
-        "collective_device_list": pb.CollectiveDeviceListProto(
-            replica_groups=[pb.ReplicaGroup(replica_ids=group) for group in groups]
-        ),
+        "collective_device_list": hlo.device_list(groups),
     }
     c.rewrite(last, "reduce-scatter", c.operands(first), **fields)
     last.metadata.CopyFrom(first.metadata)

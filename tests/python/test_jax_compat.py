@@ -126,6 +126,13 @@ def test_option_exists(name: str) -> None:
     jax.config.update(name, jax.config._read(name))
 
 
+def test_use_gpus_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: dict[str, str] = {}
+    monkeypatch.setattr(jax.config, "update", set_to.__setitem__)
+    _jax_compat.use_gpus("rocm", (0, 2))
+    assert set_to == {"jax_rocm_visible_devices": "0,2"}
+
+
 def test_multihost_utils_take_the_devices_from_the_module_jax(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

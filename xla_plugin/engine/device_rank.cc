@@ -18,13 +18,6 @@ constexpr int kPatiencePart = 8;
 
 uint32_t Next(uint32_t& last) { return last = DeviceNumber(uint64_t{last} + 1); }
 
-template <typename Marks, typename Function>
-void ForEachStream(const Marks& marks, Function function) {
-  for (size_t s = 0; s < marks.size(); ++s) {
-    if (marks.at(s) != 0) function(s);
-  }
-}
-
 // What a device may still touch. It is never freed: that would wait for the device.
 template <typename T>
 void Bury(T&& remains) {
@@ -107,17 +100,23 @@ std::vector<DeviceRank::InFlight> DeviceRank::LegsOf(const DeviceRequest& reques
   whole.operand = request.operand;
   whole.result = request.result;
   whole.poison = request.poison;
-  std::vector<InFlight> legs = {whole};
-  if (request.kind == ExchangeKind::kPermute) {
-    for (size_t i = 0; i + 1 < request.ranks.size(); i += 2) {
-      if (request.ranks[i] == rank_) legs[0].target = static_cast<int>(request.ranks[i + 1]);
-      if (request.ranks[i + 1] == rank_) legs[0].source = static_cast<int>(request.ranks[i]);
-    }
-  } else {
-    legs = GroupLegs(request, whole);
+  switch (request.kind) {
+    case ExchangeKind::kPermute:
+      return {PermuteLeg(request, whole)};
+    case ExchangeKind::kAllGather:
+    case ExchangeKind::kAllToAll:
+      return GroupLegs(request, whole);
   }
-  legs.back().is_last = true;
-  return legs;
+  Throw(ErrorCode::kUsage, "no exchange has the kind ", static_cast<int64_t>(request.kind));
+}
+
+DeviceRank::InFlight DeviceRank::PermuteLeg(const DeviceRequest& request, InFlight leg) const {
+  for (size_t i = 0; i + 1 < request.ranks.size(); i += 2) {
+    if (request.ranks[i] == rank_) leg.target = static_cast<int>(request.ranks[i + 1]);
+    if (request.ranks[i + 1] == rank_) leg.source = static_cast<int>(request.ranks[i]);
+  }
+  leg.is_last = true;
+  return leg;
 }
 
 std::vector<DeviceRank::InFlight> DeviceRank::GroupLegs(const DeviceRequest& request,
@@ -142,6 +141,7 @@ std::vector<DeviceRank::InFlight> DeviceRank::GroupLegs(const DeviceRequest& req
     if (!is_gather) leg.operand = request.operand.subspan(to * block, block);
     leg.result = request.result.subspan(from * block, block);
   }
+  legs.back().is_last = true;
   return legs;
 }
 
@@ -195,7 +195,7 @@ std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
     ring.num_bytes += exchange.operand.size();
     program.Write(ring.end->ready(), DeviceNumber(exchange.outgoing_number));
   } else if (exchange.target >= 0) {
-    Send(exchange, program, ready.get());
+    Send(exchange, &program, ready.get());
   }
   program.Flush();
   if (receives) {
@@ -314,114 +314,6 @@ bool DeviceRank::IsEmptied(const RankRing& ring, uint64_t chunk) {
   return ring.end->words().emptied.at(RingSlot(chunk)).host().load() + 1 >= RingTurn(chunk);
 }
 
-// Chunks take turns on our streams, or are all for the program's.
-class DeviceRank::Works {
- public:
-  Works(Device& device, std::array<Stream, kStreams>& streams, const Marks& marks,
-        StreamWork& program, EventHandle ready)
-      : marks_(marks), program_(program) {
-    if (!IsByStreams(marks)) return;
-    ours_.reserve(kStreams);
-    for (size_t s = 0; s < kStreams; ++s) {
-      ours_.emplace_back(device, streams.at(s).get());
-      if (marks.at(s) != 0) ours_.back().WaitEvent(ready);
-    }
-  }
-
-  StreamWork& For(uint64_t chunk) { return ours_.empty() ? program_ : ours_[chunk % kStreams]; }
-  template <typename Function>
-  void ForEachMarked(Function function) {
-    ForEachStream(marks_, [&](size_t s) { function(s, s == kProgram ? program_ : ours_[s]); });
-  }
-  // What is on the program's stream is left to the caller.
-  void Flush() {
-    for (StreamWork& work : ours_) work.Flush();
-  }
-
- private:
-  const Marks& marks_;
-  StreamWork& program_;
-  std::vector<StreamWork> ours_;
-};
-
-void DeviceRank::Send(const InFlight& exchange, StreamWork& program, EventHandle ready) {
-  RankRing& ring = *outgoing_.at(exchange.target);
-  const RingEnd& end = *ring.end;
-  std::span<const std::byte> operand = exchange.operand;
-  const size_t chunk_bytes = ChunkBytes(operand.size(), end.slot_bytes());
-  Works works(*device_, send_streams_, exchange.sends, program, ready);
-  ring.num_bytes += operand.size();
-  do {
-    const auto chunk = operand.first(std::min(chunk_bytes, operand.size()));
-    operand = operand.subspan(chunk.size());
-    StreamWork& work = works.For(ring.chunks);
-    const uint32_t slot = RingSlot(ring.chunks);
-    const uint32_t turn = RingTurn(ring.chunks);
-    if (!IsEmptied(ring, ring.chunks)) work.Wait(end.emptied(slot), turn - 1);
-    ++ring.chunks;
-    work.Copy(end.slot(slot), chunk.data(), chunk.size());
-    work.Write(end.filled(slot), turn);
-  } while (!operand.empty());
-  works.ForEachMarked([&](size_t s, StreamWork& work) {
-    work.Write(AddressOf(words_->sent.at(s)), exchange.sends.at(s));
-  });
-  works.Flush();
-}
-
-void DeviceRank::Receive(const InFlight& exchange, uint64_t first_chunk, StreamWork& program,
-                         EventHandle ready) {
-  RankRing& ring = *incoming_.at(exchange.source);
-  const RingEnd& end = *ring.end;
-  std::span<std::byte> result = exchange.result;
-  const size_t chunk_bytes = ChunkBytes(result.size(), end.slot_bytes());
-  Works works(*device_, receive_streams_, exchange.receives, program, ready);
-  ring.num_bytes += result.size();
-  uint64_t number = first_chunk;
-  do {
-    const auto chunk = result.first(std::min(chunk_bytes, result.size()));
-    result = result.subspan(chunk.size());
-    StreamWork& work = works.For(number);
-    const uint32_t slot = RingSlot(number);
-    const uint32_t turn = RingTurn(number++);
-    work.Wait(end.filled(slot), turn);
-    work.Copy(chunk.data(), end.slot(slot), chunk.size());
-    work.Write(end.emptied(slot), turn);
-  } while (!result.empty());
-  works.ForEachMarked([&](size_t s, StreamWork& work) {
-    work.Wait(end.gate(), kOpen);
-    work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
-  });
-  works.Flush();
-}
-
-void DeviceRank::Pull(const InFlight& exchange, EventHandle ready) {
-  RankRing& ring = *incoming_.at(exchange.source);
-  const RingEnd& end = *ring.end;
-  const std::span<std::byte> result = exchange.result;
-  const uint64_t number = exchange.incoming_number;
-  const auto* const operand = end.At(end.words().source.PlaceOf(number), result.size());
-  const size_t s = number % kStreams;
-  StreamWork work(*device_, receive_streams_.at(s).get());
-  work.WaitEvent(ready);
-  work.Wait(end.ready(), DeviceNumber(number));
-  work.Copy(result.data(), operand, result.size());
-  work.Wait(end.gate(), kOpen);
-  work.Write(end.taken(number), DeviceNumber(number));
-  work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
-  work.Flush();
-  ring.num_bytes += result.size();
-  pulled_bytes_ += result.size();
-}
-
-void DeviceRank::CopyOwn(const InFlight& exchange, EventHandle ready) {
-  const size_t s = exchange.incoming_number % kStreams;
-  StreamWork work(*device_, receive_streams_.at(s).get());
-  work.WaitEvent(ready);
-  work.Copy(exchange.result.data(), exchange.operand.data(), exchange.result.size());
-  work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
-  work.Flush();
-}
-
 Event DeviceRank::TakeEvent() {
   if (events_.empty()) return device_->CreateEvent();
   Event event = std::move(events_.back());
@@ -464,11 +356,10 @@ void DeviceRank::ReceiveByStreams(InFlight exchange, EventHandle ready) {
     }
     exchange = *found;
   }
-  StreamWork none(*device_, nullptr);
   if (exchange.is_own) {
     CopyOwn(exchange, ready);
   } else if (exchange.first_chunk) {
-    Receive(exchange, *exchange.first_chunk, none, ready);
+    Receive(exchange, *exchange.first_chunk, nullptr, ready);
   } else {
     Pull(exchange, ready);
   }
@@ -504,17 +395,6 @@ void DeviceRank::ReceiveAllUntil(uint32_t number) {
     ReceiveKnown();
   }
   if (gave_up) patience_since_ = Clock::now();
-}
-
-void DeviceRank::AwaitTaken(const InFlight& exchange, StreamWork& program) {
-  const uint64_t number = exchange.outgoing_number;
-  const bool by_program = program.stream() == program_;
-  const size_t s = by_program ? kProgram : number % kStreams;
-  StreamWork ours(*device_, send_streams_.at(number % kStreams).get());
-  StreamWork& work = by_program ? program : ours;
-  work.Wait(outgoing_.at(exchange.target)->end->taken(number), DeviceNumber(number));
-  work.Write(AddressOf(words_->sent.at(s)), exchange.sends.at(s));
-  ours.Flush();
 }
 
 void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
@@ -571,7 +451,7 @@ void DeviceRank::DoneLeg(uint32_t number, StreamWork& program) {
     exchange = found;
   }
   if (by_program && exchange.first_chunk) {
-    Receive(exchange, *exchange.first_chunk, program, nullptr);
+    Receive(exchange, *exchange.first_chunk, &program, nullptr);
   }
   if (exchange.is_pulled) AwaitTaken(exchange, program);
   const auto wait = [&](const Marks& marks, MarkWords& words) {

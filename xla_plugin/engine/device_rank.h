@@ -215,6 +215,7 @@ class DeviceRank {
   class Works;
 
   std::vector<InFlight> LegsOf(const DeviceRequest& request) const;
+  InFlight PermuteLeg(const DeviceRequest& request, InFlight leg) const;
   std::vector<InFlight> GroupLegs(const DeviceRequest& request, const InFlight& whole) const;
   void Add(const InFlight& exchange);
   void StartOwn(InFlight& exchange);
@@ -223,8 +224,9 @@ class DeviceRank {
   std::optional<Mismatch> Agree(InFlight& exchange);
   void PlanSend(InFlight& exchange, bool is_eager);
   std::vector<InFlight> NumberChunks(InFlight& exchange);
-  void Send(const InFlight& exchange, StreamWork& program, EventHandle ready);
-  void Receive(const InFlight& exchange, uint64_t first_chunk, StreamWork& program,
+  // Null: no part of it is for the program's stream.
+  void Send(const InFlight& exchange, StreamWork* program, EventHandle ready);
+  void Receive(const InFlight& exchange, uint64_t first_chunk, StreamWork* program,
                EventHandle ready);
   void Pull(const InFlight& exchange, EventHandle ready);
   void CopyOwn(const InFlight& exchange, EventHandle ready);
@@ -241,6 +243,12 @@ class DeviceRank {
   static Marks NextMarks(Marks& last, uint64_t first_chunk, uint64_t num_chunks);
   static bool IsByProgram(const Marks& marks) { return marks.at(kProgram) != 0; }
   static bool IsByStreams(Marks marks);
+  template <typename Function>
+  static void ForEachStream(const Marks& marks, Function function) {
+    for (size_t s = 0; s < marks.size(); ++s) {
+      if (marks.at(s) != 0) function(s);
+    }
+  }
   static bool IsOver(const Marks& marks, MarkWords& words);
   bool IsReceived(const InFlight& exchange) const {
     return !exchange.is_pending && IsOver(exchange.receives, words_->received);
