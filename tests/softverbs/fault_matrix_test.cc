@@ -5,6 +5,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define JAXHET_IS_SANITIZED
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -27,7 +32,7 @@
 namespace jaxhet::testing {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef JAXHET_IS_SANITIZED
 constexpr uint32_t kNumRuns = 168;
 #else
 constexpr uint32_t kNumRuns = 1'092;
@@ -123,13 +128,24 @@ struct Cell {
   int transport_errors = 0;
 };
 
+// Where a sanitizer writes what it finds.
+void ReportTo([[maybe_unused]] int fd) {
+#ifdef JAXHET_IS_SANITIZED
+  __sanitizer_set_report_fd(reinterpret_cast<void*>(intptr_t{fd}));
+#endif
+}
+
 // Takes what the program writes to stderr: engines log every path that fails.
 class Silence {
  public:
   Silence() : stderr_(dup(STDERR_FILENO)), file_(memfd_create("log", MFD_CLOEXEC)) {
     dup2(file_.get(), STDERR_FILENO);
+    ReportTo(stderr_.get());
   }
-  ~Silence() { dup2(stderr_.get(), STDERR_FILENO); }
+  ~Silence() {
+    dup2(stderr_.get(), STDERR_FILENO);
+    ReportTo(STDERR_FILENO);
+  }
   Silence(const Silence&) = delete;
   Silence& operator=(const Silence&) = delete;
 

@@ -51,6 +51,7 @@ class Path {
   uint32_t index() const { return index_; }
   State state() const { return state_; }
   bool is_live() const { return state_ == State::kLive; }
+  bool is_closed() const { return state_ == State::kClosing || state_ == State::kDead; }
   uint16_t epoch() const { return epoch_; }
   size_t bytes_in_flight() const { return bytes_in_flight_; }
 

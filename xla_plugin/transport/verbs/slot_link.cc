@@ -45,10 +45,9 @@ void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
   last_completion_ = Clock::now();
   const WorkId id = UnpackWorkId(wc.wr_id);
   Path& path = *PathOf(id.path).path;
-  // Of a queue pair that is gone: what it had is sent again.
-  if (id.epoch != path.epoch() || path.state() == Path::State::kDead) return;
+  // Of a queue pair that is gone: the peer has been told what counts as arrived.
+  if (id.epoch != path.epoch() || path.is_closed()) return;
   if (wc.status != ibv::kWcSuccess) {
-    if (path.state() == Path::State::kClosing) return;
     if (IsFatal(wc.status)) {
       Throw(ErrorCode::kTransport, rail.name, ": ", Describe(wc),
             ": this is an error in jaxhet or its peer; please report it");
@@ -56,8 +55,10 @@ void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
     return ClosePath(rail, path, Describe(wc));
   }
   if (id.is_receive) {
-    if (const int error = path.Restock()) ClosePath(rail, path, ErrnoText("ibv_post_recv", error));
-    return OnImmediate(rail, UnpackImmediate(wc.imm_data));
+    if (const int error = path.Restock()) {
+      return ClosePath(rail, path, ErrnoText("ibv_post_recv", error));
+    }
+    return OnImmediate(rail, path, UnpackImmediate(wc.imm_data));
   }
   const int slot = path.OnSent();
   if (slot == kNoSlot) return;
@@ -65,22 +66,20 @@ void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
   FreeIfDone(static_cast<size_t>(slot));
 }
 
-void SlotLink::OnImmediate(const Rail& rail, Immediate immediate) {
+void SlotLink::OnImmediate(const Rail& rail, const Path& path, Immediate immediate) {
   if (immediate.slot >= slots_.size()) {
     Throw(ErrorCode::kTransport, "there is no slot ", int{immediate.slot});
   }
   if (immediate.kind == ImmediateKind::kCredit) {
     return OnCredit(immediate.slot, immediate.sequence);
   }
-  PeerSlot& slot = peer_slots_[immediate.slot];
-  const auto ahead = static_cast<int16_t>(immediate.sequence - slot.filled);
-  // Sent again although it had arrived; another NIC's completions may have told of the next one.
-  if (ahead <= 0) return;
-  if (ahead != 1 || slot.filled != slot.emptied) {
+  SlotSequences& slot = peer_slots_[immediate.slot];
+  const auto next = static_cast<uint16_t>(slot.filled + 1);
+  if (immediate.sequence != next || slot.filled != slot.emptied) {
     Throw(ErrorCode::kTransport, "slot ", int{immediate.slot}, " was filled out of turn");
   }
   slot.filled = immediate.sequence;
-  arrivals_.push_back({immediate.slot, rail.index});
+  arrivals_.push_back({immediate.slot, rail.index, path.index()});
 }
 
 void SlotLink::OnCredit(size_t index, uint16_t sequence) {
@@ -108,7 +107,7 @@ uint16_t SlotLink::Start(size_t index, size_t num_bytes) {
   ++slot.sequence;
   slot.num_bytes = static_cast<uint32_t>(num_bytes);
   slot.num_sent = 0;
-  slot.is_emptied = false;
+  slot.is_emptied = slot.has_arrived = false;
   slot.via = ChoosePath(/*for_credits=*/false, sends_per_slot_);
   return slot.sequence;
 }

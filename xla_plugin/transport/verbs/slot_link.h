@@ -28,10 +28,10 @@ namespace jaxhet::verbs {
 // which would wait behind chunks on the others. What a slot holds goes over one path, whichever has
 // the least to do.
 //
-// When a path fails, each end kills its queue pair and says so, with the credits that may have been
-// lost, over another connection. Once both have, no late packet can reach the slots, and what the
-// path had is sent again, over others or over a new queue pair. A slot that had arrived all the
-// same is known by its sequence.
+// When a path fails, each end kills its queue pair and says so over another connection, with the
+// slots that it has taken and emptied. Once both have, no late packet can reach the slots, and what
+// the path had and the peer has not taken is sent again, over others or over a new queue pair.
+// Nothing is written while somebody may read it.
 class SlotLink {
  public:
   // With each slot of `outgoing` may go a note of kNoteBytes, in host memory at both ends.
@@ -90,6 +90,7 @@ class SlotLink {
   struct Arrival {
     size_t slot;
     size_t nic;  // that brought it
+    uint32_t path;
   };
   bool HasArrivals() const { return !arrivals_.empty(); }
   const Arrival& FirstArrival() const { return arrivals_.front(); }
@@ -131,21 +132,16 @@ class SlotLink {
     uint16_t sequence = 0;   // of its uses
     uint32_t num_bytes = 0;  // to send
     uint32_t num_sent = 0;
-    Choice via;              // that it was posted to last
-    bool is_posted = false;  // the NIC may read it
-    bool is_emptied = true;  // by the peer
+    Choice via;                // that it was posted to last
+    bool is_posted = false;    // the NIC may read it
+    bool has_arrived = false;  // over a path that has failed since
+    bool is_emptied = true;    // by the peer
     bool IsFree() const { return !is_posted && is_emptied; }
-  };
-
-  // A slot of the peer's, in our memory.
-  struct PeerSlot {
-    uint16_t filled = 0;   // the sequence that it was last filled with
-    uint16_t emptied = 0;  // the one that was last emptied
   };
 
   // slot_link.cc: chunks and credits
   void OnCompletion(Rail& rail, const ibv::Wc& wc);
-  void OnImmediate(const Rail& rail, Immediate immediate);
+  void OnImmediate(const Rail& rail, const Path& path, Immediate immediate);
   void OnCredit(size_t index, uint16_t sequence);
   void FreeIfDone(size_t index);
   void Post(size_t index, size_t begin, size_t end);
@@ -156,6 +152,7 @@ class SlotLink {
   void SetUpRail(Rail& rail, RailInfo peer, std::span<const PathInfo> paths);
   void LookAtNics();
   void ClosePath(Rail& rail, Path& path, std::string_view reason);
+  void Forget(const Path& path);
   void OnPeerClosed(Rail& rail, Path& path, const PathEventInfo& info, std::string_view rest);
   void Reopen(Rail& rail, Path& path);
   void SendEvent(PathEvent event, const Path& path, PathInfo replacement, std::string_view rest);
@@ -176,7 +173,7 @@ class SlotLink {
   std::deque<Rail> rails_;
 
   std::vector<Slot> slots_;
-  std::vector<PeerSlot> peer_slots_;
+  std::vector<SlotSequences> peer_slots_;  // in our memory
   std::vector<size_t> free_;
   std::deque<size_t> resends_;
   std::deque<Arrival> arrivals_;

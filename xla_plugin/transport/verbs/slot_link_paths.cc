@@ -186,17 +186,16 @@ void SlotLink::LookAtNics() {
 void SlotLink::SendEvent(PathEvent event, const Path& path, PathInfo replacement,
                          std::string_view rest) {
   const PathEventInfo info{event, path.index(), path.epoch(), replacement};
-  std::vector<uint16_t> emptied;
-  if (event == PathEvent::kClosed) {
-    for (const PeerSlot& slot : peer_slots_) emptied.push_back(slot.emptied);
-  }
-  host_.Send(std::array{ObjectIovec(info), ToIovec(emptied.data(), emptied.size() * 2),
+  const size_t num_slots = event == PathEvent::kClosed ? peer_slots_.size() : 0;
+  host_.Send(std::array{ObjectIovec(info),
+                        ToIovec(peer_slots_.data(), num_slots * sizeof(SlotSequences)),
                         ToIovec(rest.data(), rest.size())});
 }
 
 void SlotLink::ClosePath(Rail& rail, Path& path, std::string_view reason) {
   if (!path.is_live() && path.state() != Path::State::kOpening) return;
   const PathInfo replacement = path.Close();
+  Forget(path);
   const std::string nic_problem = rail.nic->problem();
   last_failure_ = StrCat(rail.name, ": ", reason);
   if (!nic_problem.empty() && nic_problem != reason)
@@ -208,6 +207,15 @@ void SlotLink::ClosePath(Rail& rail, Path& path, std::string_view reason) {
   }
   SendEvent(PathEvent::kClosed, path, replacement, reason);
   if (path.peer_closed) Reopen(rail, path);
+}
+
+// What came over the path and was not taken yet has not arrived: it is sent again.
+void SlotLink::Forget(const Path& path) {
+  std::erase_if(arrivals_, [&](const Arrival& arrival) {
+    if (arrival.path != path.index()) return false;
+    peer_slots_[arrival.slot].filled = peer_slots_[arrival.slot].emptied;
+    return true;
+  });
 }
 
 void SlotLink::Refuse(const Arrival& arrival, std::string_view reason) {
@@ -230,8 +238,11 @@ void SlotLink::OnPeerClosed(Rail& rail, Path& path, const PathEventInfo& info,
   if (info.epoch != path.epoch() || path.state() == Path::State::kDead) {
     Throw(ErrorCode::kTransport, "path ", info.path, " was closed twice");
   }
-  for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    OnCredit(slot, Take<uint16_t>(rest, "a path's message"));
+  for (size_t index = 0; index < slots_.size(); ++index) {
+    const auto sequences = Take<SlotSequences>(rest, "a path's message");
+    OnCredit(index, sequences.emptied);
+    Slot& slot = slots_[index];
+    if (slot.via.path == &path) slot.has_arrived = slot.sequence == sequences.filled;
   }
   path.peer_closed = info.replacement;
   if (path.state() == Path::State::kClosing) return Reopen(rail, path);
@@ -239,7 +250,7 @@ void SlotLink::OnPeerClosed(Rail& rail, Path& path, const PathEventInfo& info,
 }
 
 // Both ends have closed the path: nothing can reach the peer's slots over it any more, and what it
-// had is sent again.
+// had and did not bring is sent again.
 void SlotLink::Reopen(Rail& rail, Path& path) {
   try {
     if (path.Reopen()) SendEvent(PathEvent::kOpened, path, {}, {});
@@ -251,7 +262,7 @@ void SlotLink::Reopen(Rail& rail, Path& path) {
     if (slot.via.path != &path) continue;
     slot.via = {};
     slot.is_posted = false;
-    if (!slot.is_emptied) resends_.push_back(index);
+    if (!slot.is_emptied && !slot.has_arrived) resends_.push_back(index);
     FreeIfDone(index);
   }
   const auto is_dead = [](const Path& other) { return other.state() == Path::State::kDead; };

@@ -207,11 +207,11 @@ class VerbsTarget final : public VerbsRing {
     const Time limit = Clock::now() + kProofTimeout;
     while (!link().HasArrivals() && Clock::now() < limit) Pump();
     if (!link().HasArrivals()) return false;
-    const auto [slot, nic] = link().FirstArrival();
+    const verbs::SlotLink::Arrival arrival = link().FirstArrival();
     link().TakeArrival();
-    device_slots().Flush(slot, nic);
+    device_slots().Flush(arrival.slot, arrival.nic);
     const bool is_proven = RingEnd::IsProven(device, proof);
-    link().Empty(slot);
+    link().Empty(arrival.slot);
     link().SendCredits();
     return is_proven;
   }

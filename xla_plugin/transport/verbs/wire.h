@@ -12,7 +12,7 @@
 // version.
 namespace jaxhet::verbs {
 
-inline constexpr uint32_t kOfferMagic = 0x3156'584a;  // "JXV1"
+inline constexpr uint32_t kOfferMagic = 0x3256'584a;  // "JXV2"
 
 // An offer is an OfferInfo, then a RailInfo and its paths' PathInfos for each rail.
 struct OfferInfo {
@@ -75,11 +75,16 @@ inline Immediate UnpackImmediate(uint32_t packed) {
           static_cast<uint16_t>(value & 0xffff)};
 }
 
+// Which uses of a slot its owner knows.
+struct SlotSequences {
+  uint16_t filled = 0;   // the sequence that it was last filled with
+  uint16_t emptied = 0;  // the one that was last emptied
+};
+
 // Over the control connection.
 enum class PathEvent : uint32_t {
-  // The sender's queue pair of the path and epoch lets nothing in or out any more. The sequences
-  // that the receiver's slots were last emptied of follow (uint16_t each), then the reason in
-  // words.
+  // The sender's queue pair of the path and epoch lets nothing in or out any more. SlotSequences of
+  // all slots that the receiver fills follow, then the reason in words.
   kClosed,
   kOpened,  // the sender's queue pair of this new epoch can receive
 };
