@@ -115,13 +115,11 @@ class Gpu final : public Device {
   void Unregister(void* host) noexcept override { Undo(api_.host_unregister, host); }
   void CloseIpc(void* memory) noexcept override { Undo(api_.ipc_close, memory); }
   void Unmap(AddressRange memory) noexcept override {
-    try {
+    Logged([&] {
       const Current current(*this);
       const auto [call, result] = api_.Unmap(memory);
       Check(api_, call, where_, result);
-    } catch (const Error& error) {
-      LogLine(error.what());
-    }
+    });
   }
 
   Stream CreateStream(StreamPriority priority) override {
@@ -292,8 +290,14 @@ class Gpu final : public Device {
 
   template <typename Handle>
   void Undo(const Function<int(Handle)>& function, Handle handle) const noexcept {
+    Logged([&] { Call(function, handle); });
+  }
+
+  // What can't be undone is said, and left.
+  template <typename Act>
+  static void Logged(Act act) noexcept {
     try {
-      Call(function, handle);
+      act();
     } catch (const Error& error) {
       LogLine(error.what());
     }

@@ -10,7 +10,6 @@
 namespace jaxhet {
 namespace {
 
-constexpr std::chrono::microseconds kPause{50};
 // How long Done() waits for sources' launches: at most so long, and in vain for this part of all
 // time. That is enough to bring processes together that launch at the same pace.
 constexpr std::chrono::milliseconds kMostPatience{10};

@@ -162,6 +162,7 @@ class DeviceRank {
  private:
   using Rings = std::map<int, std::unique_ptr<RankRing>>;  // by the other rank
 
+  static constexpr std::chrono::microseconds kPause{50};  // between looks at the device
   static constexpr size_t kStreams = 2;
   static_assert(kRingSlots % kStreams == 0);    // a slot's chunks are all on one stream
   static constexpr size_t kProgram = kStreams;  // the program's stream, as one of them

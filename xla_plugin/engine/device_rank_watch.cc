@@ -13,8 +13,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kCopyTime{100};  // for a copy of one chunk that has begun
 
-void Pause() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
-
 }  // namespace
 
 bool DeviceRank::IsOver(const Marks& marks, MarkWords& words) {
@@ -235,7 +233,7 @@ bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
     return IsOver(exchange.sends, words_->sent) &&
            (exchange.is_pending || IsOver(exchange.receives, words_->received));
   };
-  for (; !is_over() && Clock::now() < limit; Pause()) {
+  for (; !is_over() && Clock::now() < limit; std::this_thread::sleep_for(kPause)) {
     for (auto& [target, ring] : outgoing_) {
       open(ring->end->words().emptied);
       open(ring->end->words().taken);
@@ -253,7 +251,7 @@ bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
 bool DeviceRank::Poison(const InFlight& exchange, Time limit) {
   auto* const stream = rescue_stream_.get();
   device_->Fill(stream, exchange.result.data(), exchange.poison, exchange.result.size());
-  while (!device_->IsIdle(stream) && Clock::now() < limit) Pause();
+  while (!device_->IsIdle(stream) && Clock::now() < limit) std::this_thread::sleep_for(kPause);
   return device_->IsIdle(stream);
 }
 
