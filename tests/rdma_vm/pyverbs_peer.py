@@ -25,7 +25,7 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
-_MAGIC = 0x3156584A
+_MAGIC = 0x3256584A
 _OFFER = struct.Struct("<4I3Q")
 _RAIL = struct.Struct("<64s16s2I2H")
 _PATH = struct.Struct("<2I")
