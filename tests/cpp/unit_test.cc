@@ -30,7 +30,7 @@ namespace jaxhet::testing {
 namespace {
 
 TEST(IoListCutsAcrossPieces) {
-  const std::string text = "abcdefghij";
+  std::string text = "abcdefghij";
   IoList list;
   list.Add(text.data(), 3);
   list.Add(text.data() + 3, 0);
@@ -42,6 +42,16 @@ TEST(IoListCutsAcrossPieces) {
       const iovec to = ToIovec(copy.data(), copy.size());
       ExpectEqual(CopyPieces({&to, 1}, list.Cut(offset, num_bytes)), num_bytes);
       ExpectEqual(copy, text.substr(offset, num_bytes));
+      std::string out(num_bytes, '-');
+      const auto bytes = std::as_writable_bytes(std::span(out));
+      list.CopyOut(offset, bytes);
+      ExpectEqual(out, copy);
+      std::reverse(bytes.begin(), bytes.end());
+      list.CopyIn(offset, bytes);
+      ExpectEqual(text.substr(offset, num_bytes), out);
+      std::reverse(bytes.begin(), bytes.end());
+      list.CopyIn(offset, bytes);
+      ExpectEqual(text, std::string("abcdefghij"));
     }
   }
 }

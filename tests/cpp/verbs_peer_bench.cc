@@ -132,10 +132,12 @@ class End final : public ConnectionHost {
   }
   void Finish(uint64_t number) {
     const Transfer& transfer = messages_.at(number).transfer;
-    const Time deadline = Clock::now() + kLong;
-    while (!transfer.IsDone()) {
+    Time deadline = Time::max();  // the clock costs time
+    for (uint32_t i = 1; !transfer.IsDone(); ++i) {
       connection_->Advance();
-      if (Clock::now() > deadline) Throw(ErrorCode::kDeadline, "message ", number, " is late");
+      if (i == 1024) deadline = Clock::now() + kLong;
+      if (i % 1024 == 0 && Clock::now() > deadline)
+        Throw(ErrorCode::kDeadline, "message ", number, " is late");
     }
   }
 

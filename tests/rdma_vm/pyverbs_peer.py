@@ -29,9 +29,10 @@ _MAGIC = 0x3256584A
 _OFFER = struct.Struct("<4I3Q")
 _RAIL = struct.Struct("<64s16s2I2H")
 _PATH = struct.Struct("<2I")
-_CHUNK = struct.Struct("<3Q2I")
+_CHUNK = struct.Struct("<3Q8I")
 _HEADER_BYTES = 64
 _KIND_CHUNK, _KIND_CREDIT = 0, 1
+_MOST_CREDITS = 7
 
 _NUM_PATHS, _NUM_SLOTS = 3, 5
 _CHUNK_BYTES, _SLOT_BYTES = 100_000, 1 << 17  # other than the program's
@@ -52,6 +53,16 @@ def content(number: int, num_bytes: int) -> bytes:
     return b"".join(_ROWS[(row + seed) & 0xFF] for row in rows)[:num_bytes]
 
 
+def _packed(immediate: tuple[int, int, int]) -> int:
+    kind, slot, sequence = immediate
+    return socket.htonl(kind << 24 | slot << 16 | sequence & 0xFFFF)
+
+
+def _unpacked(packed: int) -> tuple[int, int, int]:
+    immediate = socket.ntohl(packed)
+    return immediate >> 24, immediate >> 16 & 0xFF, immediate & 0xFFFF
+
+
 class End:
     """Our end: one rail of `_NUM_PATHS` queue pairs, the first for credits."""
 
@@ -70,6 +81,7 @@ class End:
         self._next_path = itertools.cycle(range(1, _NUM_PATHS))
         self._sequences = [0] * _NUM_SLOTS
         self._filled = [0] * _NUM_SLOTS
+        self._due: list[tuple[int, int, int]] = []  # credits, for our next chunk or alone
         self._message = bytearray()  # that is being received
         self._number = -1
         self._received = 0
@@ -92,7 +104,9 @@ class End:
             chunk = message[offset : offset + self._chunk_bytes]
             slot = self._free.pop(0)
             self._sequences[slot] += 1
-            header = _CHUNK.pack(number, offset, len(chunk), self._sequences[slot], 0)
+            header = _CHUNK.pack(
+                number, offset, len(chunk), self._sequences[slot], *self._credits_of_a_chunk()
+            )
             data = header.ljust(_HEADER_BYTES, b"\0") + chunk
             self._outgoing.write(data, len(data), slot * _SLOT_BYTES)
             source = SGE(self._outgoing.buf + slot * _SLOT_BYTES, len(data), self._outgoing.lkey)
@@ -108,7 +122,8 @@ class End:
         return bytes(self._message)
 
     def finish(self) -> None:
-        """Waits until the peer has emptied all slots."""
+        """Waits until the peer has emptied all slots, as we have."""
+        self._send_credits()
         self._until(lambda: len(self._free) == self._num_slots, "all slots to be free")
 
     def _until(self, holds: Callable[[], bool], what: str) -> None:
@@ -158,13 +173,12 @@ class End:
                 qp.post_recv(self._nothing_to_receive())
 
     def _post(self, path: int, source: SGE, address: int, immediate: tuple[int, int, int]) -> None:
-        kind, slot, sequence = immediate
         work = SendWR(
             wr_id=path,
             opcode=e.IBV_WR_RDMA_WRITE_WITH_IMM,
             num_sge=1,
             sg=[source],
-            imm_data=socket.htonl(kind << 24 | slot << 16 | sequence & 0xFFFF),
+            imm_data=_packed(immediate),
             send_flags=e.IBV_SEND_SIGNALED,
         )
         work.set_wr_rdma(self._rkey, address)
@@ -178,24 +192,40 @@ class End:
                 continue
             (path,) = (qp for qp in self._paths if qp.qp_num == completion.qp_num)
             path.post_recv(self._nothing_to_receive())
-            immediate = socket.ntohl(completion.imm_data)
-            kind, slot, sequence = immediate >> 24, immediate >> 16 & 0xFF, immediate & 0xFFFF
+            kind, slot, sequence = _unpacked(completion.imm_data)
             if kind == _KIND_CREDIT:
-                assert sequence == self._sequences[slot] & 0xFFFF
-                self._free.append(slot)
+                self._on_credit(slot, sequence)
             else:
                 self._take(slot, sequence)
 
     def _take(self, slot: int, sequence: int) -> None:
         self._filled[slot] += 1
         header = self._incoming.read(_HEADER_BYTES, slot * _SLOT_BYTES)
-        number, offset, num_bytes, its_sequence, _ = _CHUNK.unpack_from(header)
+        number, offset, num_bytes, its_sequence, *credits = _CHUNK.unpack_from(header)
         assert (number, its_sequence) == (self._number, sequence)
         assert sequence == self._filled[slot] & 0xFFFF
+        for kind, its_slot, its_sequence in map(_unpacked, filter(None, credits)):
+            assert kind == _KIND_CREDIT
+            self._on_credit(its_slot, its_sequence)
         data = self._incoming.read(num_bytes, slot * _SLOT_BYTES + _HEADER_BYTES)
         self._message[offset : offset + num_bytes] = data
         self._received += num_bytes
-        self._post(0, self._nothing(), self._slots, (_KIND_CREDIT, slot, sequence))
+        self._due.append((_KIND_CREDIT, slot, sequence))
+        if 2 * len(self._due) > self._num_slots:
+            self._send_credits()
+
+    def _on_credit(self, slot: int, sequence: int) -> None:
+        assert sequence == self._sequences[slot] & 0xFFFF
+        self._free.append(slot)
+
+    def _send_credits(self) -> None:
+        for credit in self._due:
+            self._post(0, self._nothing(), self._slots, credit)
+        self._due.clear()
+
+    def _credits_of_a_chunk(self) -> list[int]:
+        taken, self._due = self._due[:_MOST_CREDITS], self._due[_MOST_CREDITS:]
+        return [_packed(credit) for credit in taken] + [0] * (_MOST_CREDITS - len(taken))
 
     def _nothing(self) -> SGE:
         """No bytes: pyverbs wants a piece of memory with every work request."""

@@ -19,8 +19,8 @@ void IoList::Add(const void* data, size_t num_bytes) {
   num_bytes_ += num_bytes;
 }
 
-std::vector<iovec> IoList::Cut(size_t offset, size_t num_bytes) const {
-  std::vector<iovec> cut;
+template <typename Visit>
+void IoList::ForEachPiece(size_t offset, size_t num_bytes, Visit visit) const {
   for (iovec piece : pieces_) {
     if (num_bytes == 0) break;
     const size_t skipped = std::min(offset, piece.iov_len);
@@ -28,9 +28,30 @@ std::vector<iovec> IoList::Cut(size_t offset, size_t num_bytes) const {
     RemovePrefix(piece, skipped);
     piece.iov_len = std::min(piece.iov_len, num_bytes);
     num_bytes -= piece.iov_len;
-    if (piece.iov_len > 0) cut.push_back(piece);
+    if (piece.iov_len > 0) visit(piece);
   }
+}
+
+std::vector<iovec> IoList::Cut(size_t offset, size_t num_bytes) const {
+  std::vector<iovec> cut;
+  ForEachPiece(offset, num_bytes, [&](const iovec& piece) { cut.push_back(piece); });
   return cut;
+}
+
+void IoList::CopyIn(size_t offset, std::span<const std::byte> bytes) const {
+  const std::byte* from = bytes.data();
+  ForEachPiece(offset, bytes.size(), [&](const iovec& piece) {
+    std::memcpy(piece.iov_base, from, piece.iov_len);
+    from += piece.iov_len;
+  });
+}
+
+void IoList::CopyOut(size_t offset, std::span<std::byte> bytes) const {
+  std::byte* to = bytes.data();
+  ForEachPiece(offset, bytes.size(), [&](const iovec& piece) {
+    std::memcpy(to, piece.iov_base, piece.iov_len);
+    to += piece.iov_len;
+  });
 }
 
 size_t NumBytes(std::span<const iovec> pieces) {

@@ -21,8 +21,14 @@ class IoList {
 
   // The pieces of [offset, offset + num_bytes), which must lie inside.
   std::vector<iovec> Cut(size_t offset, size_t num_bytes) const;
+  // Copies `bytes` to or from there.
+  void CopyIn(size_t offset, std::span<const std::byte> bytes) const;
+  void CopyOut(size_t offset, std::span<std::byte> bytes) const;
 
  private:
+  template <typename Visit>
+  void ForEachPiece(size_t offset, size_t num_bytes, Visit visit) const;
+
   std::vector<iovec> pieces_;  // none empty
   size_t num_bytes_ = 0;
 };

@@ -72,8 +72,7 @@ class ShmRingConnection final : public Connection {
     const size_t num_bytes = std::min(chunk_bytes_, transfer.send.num_bytes() - transfer.sent);
     const uint32_t slot = free_.back();
     free_.pop_back();
-    const iovec to = ToIovec(slots_.data() + slot * chunk_bytes_, num_bytes);
-    CopyPieces({&to, 1}, transfer.send.Cut(transfer.sent, num_bytes));
+    transfer.send.CopyOut(transfer.sent, {slots_.data() + slot * chunk_bytes_, num_bytes});
     Send({SlotState::kFilled, slot, transfer.peer_ticket, transfer.sent, num_bytes});
     if (transfer.sent + num_bytes == transfer.send.num_bytes()) sends_.pop_front();
     host_.Sent(transfer, num_bytes);
@@ -88,8 +87,8 @@ class ShmRingConnection final : public Connection {
         !InBounds(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
       Throw(ErrorCode::kTransport, "a slot's bytes lie outside of the transfer");
     }
-    const iovec from = ToIovec(peer_slots_->data() + info.slot * slot_bytes, info.num_bytes);
-    CopyPieces(transfer.receive.Cut(info.offset, info.num_bytes), {&from, 1});
+    const std::byte* const slot = peer_slots_->data() + info.slot * slot_bytes;
+    transfer.receive.CopyIn(info.offset, {slot, info.num_bytes});
     Send({SlotState::kFreed, info.slot, 0, 0, 0});
     host_.Received(transfer, info.num_bytes);
   }

@@ -86,8 +86,8 @@ size_t VerbsConnection::Drain() {
       !InBounds(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
     Throw(ErrorCode::kTransport, "a chunk's bytes lie outside of the transfer");
   }
-  const iovec from = ToIovec(memory + kChunkHeaderBytes, info.num_bytes);
-  CopyPieces(transfer.receive.Cut(info.offset, info.num_bytes), {&from, 1});
+  link_.OnCredits(info.credits);
+  transfer.receive.CopyIn(info.offset, {memory + kChunkHeaderBytes, info.num_bytes});
   link_.TakeArrival();
   link_.Empty(slot);
   host_.Received(transfer, info.num_bytes);
@@ -113,7 +113,8 @@ size_t VerbsConnection::Fill(size_t slot) {
   const size_t slot_bytes = kChunkHeaderBytes + num_bytes;
   const uint32_t sequence = link_.Start(slot, slot_bytes);
   std::byte* const memory = outgoing_.slot(slot);
-  const ChunkInfo info{transfer.peer_ticket, transfer.sent, num_bytes, sequence, 0};
+  ChunkInfo info{transfer.peer_ticket, transfer.sent, num_bytes, sequence, {}};
+  link_.TakeCredits(info.credits);
   std::memcpy(memory, &info, sizeof info);
   const size_t part =
       std::max(kLeastPartBytes, RoundUp(slot_bytes / SlotLink::kMostParts, kAlignment));
@@ -121,8 +122,7 @@ size_t VerbsConnection::Fill(size_t slot) {
   for (size_t end = 0; begin < slot_bytes; begin = end) {
     end = std::min(begin + part, slot_bytes);
     const size_t first = std::max(begin, kChunkHeaderBytes);
-    const iovec to = ToIovec(memory + first, end - first);
-    CopyPieces({&to, 1}, transfer.send.Cut(transfer.sent + first - kChunkHeaderBytes, end - first));
+    transfer.send.CopyOut(transfer.sent + first - kChunkHeaderBytes, {memory + first, end - first});
     link_.SendTo(slot, end);
   }
   if (transfer.sent + num_bytes == transfer.send.num_bytes()) sends_.pop_front();

@@ -10,6 +10,8 @@ namespace {
 
 // Completions are polled for so long after the last one, before an event is waited for.
 constexpr std::chrono::microseconds kSpin{100};
+// The clock is looked at once in so many polls.
+constexpr uint32_t kPollsPerLook = 16;
 
 }  // namespace
 
@@ -22,7 +24,12 @@ std::vector<Pollable*> SlotLink::Pollables() {
   return pollables;
 }
 
-bool SlotLink::IsBusy() const { return Clock::now() - last_completion_ < kSpin; }
+bool SlotLink::IsBusy() {
+  if (++idle_polls_ % kPollsPerLook != 0) return true;
+  const Clock::time_point now = Clock::now();
+  if (idle_polls_ == kPollsPerLook) idle_since_ = now;
+  return now - idle_since_ < kSpin;
+}
 
 bool SlotLink::Arm() {
   bool armed = false;
@@ -32,17 +39,29 @@ bool SlotLink::Arm() {
 
 void SlotLink::Poll() {
   LookAtNics();
+  Restock();
   for (Rail& rail : rails_) {
     std::span<const ibv::Wc> completions;
     do {
       completions = rail.cq.Poll(completions_);
       for (const ibv::Wc& wc : completions) OnCompletion(rail, wc);
+      if (!completions.empty()) idle_polls_ = 0;
     } while (completions.size() == completions_.size());
   }
 }
 
+// For what completed when we looked last: not before that was answered.
+void SlotLink::Restock() {
+  while (!receives_due_.empty()) {
+    const auto [rail, path] = receives_due_.back();
+    receives_due_.pop_back();
+    if (const int error = path->Restock()) {
+      ClosePath(*rail, *path, ErrnoText("ibv_post_recv", error));
+    }
+  }
+}
+
 void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
-  last_completion_ = Clock::now();
   const WorkId id = UnpackWorkId(wc.wr_id);
   Path& path = *PathOf(id.path).path;
   // Of a queue pair that is gone: the peer has been told what counts as arrived.
@@ -55,9 +74,7 @@ void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
     return ClosePath(rail, path, Describe(wc));
   }
   if (id.is_receive) {
-    if (const int error = path.Restock()) {
-      return ClosePath(rail, path, ErrnoText("ibv_post_recv", error));
-    }
+    receives_due_.push_back({&rail, &path});
     return OnImmediate(rail, path, UnpackImmediate(wc.imm_data));
   }
   const int slot = path.OnSent();
@@ -67,12 +84,8 @@ void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
 }
 
 void SlotLink::OnImmediate(const Rail& rail, const Path& path, Immediate immediate) {
-  if (immediate.slot >= slots_.size()) {
-    Throw(ErrorCode::kTransport, "there is no slot ", int{immediate.slot});
-  }
-  if (immediate.kind == ImmediateKind::kCredit) {
-    return OnCredit(immediate.slot, immediate.sequence);
-  }
+  if (immediate.kind == ImmediateKind::kCredit) return OnCredit(immediate);
+  CheckSlot(immediate);
   SlotSequences& slot = peer_slots_[immediate.slot];
   const auto next = static_cast<uint16_t>(slot.filled + 1);
   if (immediate.sequence != next || slot.filled != slot.emptied) {
@@ -80,6 +93,23 @@ void SlotLink::OnImmediate(const Rail& rail, const Path& path, Immediate immedia
   }
   slot.filled = immediate.sequence;
   arrivals_.push_back({immediate.slot, rail.index, path.index()});
+}
+
+void SlotLink::OnCredits(std::span<const uint32_t> packed) {
+  for (const uint32_t credit : packed) {
+    if (credit == 0) return;
+    OnCredit(UnpackImmediate(credit));
+  }
+}
+
+void SlotLink::OnCredit(Immediate credit) {
+  CheckSlot(credit);
+  OnCredit(credit.slot, credit.sequence);
+}
+
+void SlotLink::CheckSlot(Immediate immediate) const {
+  if (immediate.slot < slots_.size()) return;
+  Throw(ErrorCode::kTransport, "there is no slot ", int{immediate.slot});
 }
 
 void SlotLink::OnCredit(size_t index, uint16_t sequence) {
@@ -99,6 +129,14 @@ void SlotLink::FreeIfDone(size_t index) {
 
 std::optional<size_t> SlotLink::AnyFree() const {
   return free_.empty() ? std::nullopt : std::optional(free_.back());
+}
+
+bool SlotLink::HasRoom() const {
+  return std::ranges::any_of(rails_, [&](const Rail& rail) {
+    return std::ranges::any_of(rail.paths, [&](const Path& path) {
+      return path.is_live() && path.HasRoom(sends_per_slot_);
+    });
+  });
 }
 
 uint16_t SlotLink::Start(size_t index, size_t num_bytes) {
@@ -161,16 +199,22 @@ void SlotLink::Empty(size_t slot) {
   credits_due_.push_back(slot);
 }
 
+Immediate SlotLink::NextCredit() {
+  const size_t slot = credits_due_.front();
+  credits_due_.pop_front();
+  return {ImmediateKind::kCredit, static_cast<uint8_t>(slot), peer_slots_[slot].emptied};
+}
+
+void SlotLink::TakeCredits(std::span<uint32_t> packed) {
+  for (uint32_t& credit : packed) credit = credits_due_.empty() ? 0 : Pack(NextCredit());
+}
+
 void SlotLink::SendCredits() {
   while (!credits_due_.empty()) {
     const auto [rail, path] = ChoosePath(/*for_credits=*/true, 1);
     if (path == nullptr) return;
-    const size_t slot = credits_due_.front();
-    credits_due_.pop_front();
     const Write nothing{.to = peer_slots_address_, .rkey = rail->peer_rkey};
-    const Immediate immediate{ImmediateKind::kCredit, static_cast<uint8_t>(slot),
-                              peer_slots_[slot].emptied};
-    const int error = path->PostLast(nothing, immediate, kNoSlot);
+    const int error = path->PostLast(nothing, NextCredit(), kNoSlot);
     // Closing the path repeats the credit.
     if (error != 0) ClosePath(*rail, *path, ErrnoText("ibv_post_send", error));
   }

@@ -68,7 +68,7 @@ class SlotLink {
   // Takes completions, and reacts to failures of NICs.
   void Poll();
   // Polled a moment ago with success: more is likely to come.
-  bool IsBusy() const;
+  bool IsBusy();
   // Lets the next completion raise an event; see CompletionQueue::Arm().
   bool Arm();
 
@@ -76,7 +76,7 @@ class SlotLink {
   bool IsFree(size_t slot) const { return slots_[slot].IsFree(); }
   bool IsSent(size_t slot) const { return !slots_[slot].is_posted && !HasResends(); }
   std::optional<size_t> AnyFree() const;
-  bool HasRoom() { return ChoosePath(/*for_credits=*/false, sends_per_slot_).path != nullptr; }
+  bool HasRoom() const;
   std::byte* note(size_t slot) const { return notes_->slot(slot); }
   // The free slot will be sent, `num_bytes` of it; there is room. Returns the sequence.
   uint16_t Start(size_t index, size_t num_bytes);
@@ -97,9 +97,12 @@ class SlotLink {
   void TakeArrival() { arrivals_.pop_front(); }
   uint16_t sequence_of_arrived(size_t slot) const { return peer_slots_[slot].filled; }
   const std::byte* arrived_note(size_t slot) const { return arrived_notes_->slot(slot); }
-  // We need the arrived slot no more; the peer learns of it by SendCredits().
+  // We need the arrived slot no more; the peer learns of it by a credit.
   void Empty(size_t slot);
   size_t num_credits_due() const { return credits_due_.size(); }
+  // Credits go by themselves, or with a chunk: `packed` Immediates, 0 behind the last.
+  void TakeCredits(std::span<uint32_t> packed);
+  void OnCredits(std::span<const uint32_t> packed);
   // What arrived can't be used: the paths over this NIC are closed, and it is sent again.
   void Refuse(const Arrival& arrival, std::string_view reason);
   void SendCredits();
@@ -140,8 +143,12 @@ class SlotLink {
   };
 
   // slot_link.cc: chunks and credits
+  void Restock();
   void OnCompletion(Rail& rail, const ibv::Wc& wc);
   void OnImmediate(const Rail& rail, const Path& path, Immediate immediate);
+  void CheckSlot(Immediate immediate) const;
+  Immediate NextCredit();
+  void OnCredit(Immediate credit);
   void OnCredit(size_t index, uint16_t sequence);
   void FreeIfDone(size_t index);
   void Post(size_t index, size_t begin, size_t end);
@@ -178,8 +185,10 @@ class SlotLink {
   std::deque<size_t> resends_;
   std::deque<Arrival> arrivals_;
   std::deque<size_t> credits_due_;       // slots of the peer's that we have emptied
+  std::vector<Choice> receives_due_;     // paths, once for each receive that has completed
   std::array<ibv::Wc, 32> completions_;  // of one look
-  Clock::time_point last_completion_;
+  uint32_t idle_polls_ = 0;
+  Clock::time_point idle_since_;
   std::string last_failure_;  // of a path
 };
 

@@ -211,6 +211,7 @@ void SlotLink::ClosePath(Rail& rail, Path& path, std::string_view reason) {
 
 // What came over the path and was not taken yet has not arrived: it is sent again.
 void SlotLink::Forget(const Path& path) {
+  std::erase_if(receives_due_, [&](const Choice& due) { return due.path == &path; });
   std::erase_if(arrivals_, [&](const Arrival& arrival) {
     if (arrival.path != path.index()) return false;
     peer_slots_[arrival.slot].filled = peer_slots_[arrival.slot].emptied;

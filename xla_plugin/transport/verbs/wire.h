@@ -40,18 +40,6 @@ struct PathInfo {
   uint32_t psn;
 };
 
-// Comes before a chunk's bytes in a slot: bytes [offset, offset + num_bytes) of the receiver's
-// transfer `ticket`. The same for every time that the chunk is sent.
-struct ChunkInfo {
-  uint64_t ticket;
-  uint64_t offset;
-  uint64_t num_bytes;
-  uint32_t sequence;
-  uint32_t reserved;
-};
-inline constexpr size_t kChunkHeaderBytes = 64;
-static_assert(sizeof(ChunkInfo) <= kChunkHeaderBytes);
-
 enum class ImmediateKind : uint8_t {
   kChunk,   // a slot of the receiver of this has been filled
   kCredit,  // the sender of this has emptied a slot that the receiver had filled
@@ -74,6 +62,18 @@ inline Immediate UnpackImmediate(uint32_t packed) {
   return {static_cast<ImmediateKind>(value >> 24), static_cast<uint8_t>(value >> 16 & 0xff),
           static_cast<uint16_t>(value & 0xffff)};
 }
+
+// Comes before a chunk's bytes in a slot: bytes [offset, offset + num_bytes) of the receiver's
+// transfer `ticket`. The same for every time that the chunk is sent: credits may come twice.
+struct ChunkInfo {
+  uint64_t ticket;
+  uint64_t offset;
+  uint64_t num_bytes;
+  uint32_t sequence;
+  std::array<uint32_t, 7> credits;  // packed Immediates of kCredit; 0: none
+};
+inline constexpr size_t kChunkHeaderBytes = 64;
+static_assert(sizeof(ChunkInfo) <= kChunkHeaderBytes);
 
 // Which uses of a slot its owner knows.
 struct SlotSequences {
