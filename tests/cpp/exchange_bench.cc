@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -10,9 +11,14 @@
 
 // exchange_bench [TRANSPORT [BYTES...]]: exchanges between two processes of one rank each, over
 // every transport or one: both ranks send BYTES to each other (both_ways), or the first one to the
-// second (one_way), one exchange after the other. GB/s are BYTES / p50.
+// second (one_way), one exchange after the other, GB/s are BYTES / p50; or the latter with some
+// exchanges under way at any time (streamed), all bytes / all time.
 namespace jaxhet::testing {
 namespace {
+
+constexpr int kReceiver = 1;  // where only one receives
+constexpr size_t kInFlight = 4;
+constexpr int64_t kMostStreamed = 32;
 
 ExchangeRequest RequestOf(ExchangeKind kind, int rank, int64_t run_id) {
   ExchangeRequest request;
@@ -25,13 +31,39 @@ ExchangeRequest RequestOf(ExchangeKind kind, int rank, int64_t run_id) {
   return request;
 }
 
-double TimeOf(Engine& engine, ExchangeRequest request, size_t num_bytes) {
+Call CallOf(ExchangeRequest request, size_t num_bytes) {
   const size_t result_bytes = request.kind == ExchangeKind::kAllGather ? 2 * num_bytes : num_bytes;
-  Call call(std::move(request), {num_bytes}, {result_bytes});
+  return {std::move(request), {num_bytes}, {result_bytes}};
+}
+
+void Await(Call& call) {
+  if (const auto error = call.Wait()) throw Error(*error);
+}
+
+double TimeOf(Engine& engine, ExchangeRequest request, size_t num_bytes) {
+  Call call = CallOf(std::move(request), num_bytes);
   const Time begin = Clock::now();
   call.StartOn(engine);
-  if (const auto error = call.Wait()) throw Error(*error);
+  Await(call);
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Each of one run's exchanges, on average.
+double StreamedTime(Engine& engine, const ExchangeRequest& first, size_t num_bytes) {
+  std::deque<Call> calls;
+  const auto most_bytes = static_cast<int64_t>((size_t{64} << 20) / num_bytes);
+  for (int64_t i = 0; i < std::clamp<int64_t>(most_bytes, 2 * kInFlight, kMostStreamed); ++i) {
+    ExchangeRequest request = first;
+    request.index = i;
+    calls.push_back(CallOf(std::move(request), num_bytes));
+  }
+  const Time begin = Clock::now();
+  for (size_t i = 0; i < calls.size() + kInFlight; ++i) {
+    if (i < calls.size()) calls[i].StartOn(engine);
+    if (i >= kInFlight) Await(calls[i - kInFlight]);
+  }
+  const std::chrono::duration<double> time = Clock::now() - begin;
+  return time.count() / static_cast<double>(calls.size());
 }
 
 void Run(int process, const WorldOptions& options, std::vector<Ends> ends,
@@ -39,7 +71,7 @@ void Run(int process, const WorldOptions& options, std::vector<Ends> ends,
   const auto engine = MakeEngine(process, options, std::move(ends));
   engine->Connect(kLong);
   engine->SetRanks(RanksOf(options));
-  engine->AddPlan(kPlan, PlanText(1));
+  engine->AddPlan(kPlan, PlanText(kMostStreamed));
   int64_t run_id = 0;
   for (const auto& [kind, name] : {std::pair{ExchangeKind::kAllGather, "both_ways"},
                                    std::pair{ExchangeKind::kPermute, "one_way"}}) {
@@ -51,11 +83,19 @@ void Run(int process, const WorldOptions& options, std::vector<Ends> ends,
       }
       std::ranges::sort(times);
       const double p50 = times[times.size() / 2];
-      if (process != 1) continue;  // the one that receives in both cases
+      if (process != kReceiver) continue;
       std::printf("%-9s %-9s %9zu bytes  p50 %9.1f us  p99 %9.1f us  %6.3f GB/s\n",
                   options.transports.front().c_str(), name, bytes, p50 * 1e6,
                   times[times.size() * 99 / 100] * 1e6, static_cast<double>(bytes) / p50 / 1e9);
     }
+  }
+  for (const size_t bytes : sizes) {
+    const auto request = RequestOf(ExchangeKind::kPermute, process, ++run_id);
+    const double mean = StreamedTime(*engine, request, bytes);
+    if (process != kReceiver) continue;
+    std::printf("%-9s %-9s %9zu bytes  mean %8.1f us  %24.3f GB/s\n",
+                options.transports.front().c_str(), "streamed", bytes, mean * 1e6,
+                static_cast<double>(bytes) / mean / 1e9);
   }
   // Whoever only sent may be far ahead: leaves when the other one has all.
   TimeOf(*engine, RequestOf(ExchangeKind::kAllGather, process, ++run_id), 1);

@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <future>
@@ -46,10 +47,10 @@ TEST(IoListCutsAcrossPieces) {
       const auto bytes = std::as_writable_bytes(std::span(out));
       list.CopyOut(offset, bytes);
       ExpectEqual(out, copy);
-      std::reverse(bytes.begin(), bytes.end());
+      std::ranges::reverse(bytes);
       list.CopyIn(offset, bytes);
       ExpectEqual(text.substr(offset, num_bytes), out);
-      std::reverse(bytes.begin(), bytes.end());
+      std::ranges::reverse(bytes);
       list.CopyIn(offset, bytes);
       ExpectEqual(text, std::string("abcdefghij"));
     }
