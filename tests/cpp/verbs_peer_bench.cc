@@ -136,8 +136,8 @@ class End final : public ConnectionHost {
     for (uint32_t i = 1; !transfer.IsDone(); ++i) {
       connection_->Advance();
       if (i == 1024) deadline = Clock::now() + kLong;
-      if (i % 1024 == 0 && Clock::now() > deadline)
-        Throw(ErrorCode::kDeadline, "message ", number, " is late");
+      if (i % 1024 != 0 || Clock::now() <= deadline) continue;
+      Throw(ErrorCode::kDeadline, "message ", number, " is late");
     }
   }
 

@@ -40,7 +40,7 @@ inline constexpr int kNoSlot = -1;
 // One queue pair of ours and the peer's that it is connected with. When it fails, both ends close
 // it, and may connect a replacement under the next epoch:
 //   kLive -> Close() -> kClosing -> both ends have closed: Reopen() -> kOpening -> the peer has
-//   reopened, too: SetLive() -> kLive; or Bury() -> kDead.
+//   reopened, too: SetLive() -> kLive; kDead where an end has no replacement.
 class Path {
  public:
   enum class State { kSetUp, kLive, kClosing, kOpening, kDead };
