@@ -217,8 +217,7 @@ void Core::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
   transfer.peer_ticket = info.ticket;
   if (info.eager != 0) {
     if (tail.size() != info.send_bytes) Throw(ErrorCode::kTransport, "eager bytes are missing");
-    const iovec from = ToIovec(tail.data(), tail.size());
-    CopyPieces(transfer.receive.pieces(), {&from, 1});
+    transfer.receive.CopyIn(0, std::as_bytes(std::span(tail)));
     transfer.received = tail.size();
     source.bytes_received += tail.size();
     tail = {};

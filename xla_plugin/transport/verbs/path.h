@@ -59,7 +59,7 @@ class Path {
   void Connect(uint32_t index, const Route& route, PathInfo peer);
   void SetLive() { state_ = State::kLive; }
 
-  bool HasRoom(uint32_t num_sends) const { return room_ >= num_sends; }
+  bool HasRoom(uint32_t num_sends) const { return is_live() && room_ >= num_sends; }
   // Both return errno. Fragments are signalled with the last one only.
   [[nodiscard]] int PostFragment(const Write& write);
   [[nodiscard]] int PostLast(const Write& write, Immediate immediate, int slot);

@@ -75,7 +75,7 @@ void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
   }
   if (id.is_receive) {
     receives_due_.push_back({&rail, &path});
-    return OnImmediate(rail, path, UnpackImmediate(wc.imm_data));
+    return OnImmediate(path, UnpackImmediate(wc.imm_data));
   }
   const int slot = path.OnSent();
   if (slot == kNoSlot) return;
@@ -83,7 +83,7 @@ void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
   FreeIfDone(static_cast<size_t>(slot));
 }
 
-void SlotLink::OnImmediate(const Rail& rail, const Path& path, Immediate immediate) {
+void SlotLink::OnImmediate(const Path& path, Immediate immediate) {
   if (immediate.kind == ImmediateKind::kCredit) return OnCredit(immediate);
   CheckSlot(immediate);
   SlotSequences& slot = peer_slots_[immediate.slot];
@@ -92,7 +92,7 @@ void SlotLink::OnImmediate(const Rail& rail, const Path& path, Immediate immedia
     Throw(ErrorCode::kTransport, "slot ", int{immediate.slot}, " was filled out of turn");
   }
   slot.filled = immediate.sequence;
-  arrivals_.push_back({immediate.slot, rail.index, path.index()});
+  arrivals_.push_back({immediate.slot, path.index()});
 }
 
 void SlotLink::OnCredits(std::span<const uint32_t> packed) {
@@ -133,9 +133,8 @@ std::optional<size_t> SlotLink::AnyFree() const {
 
 bool SlotLink::HasRoom() const {
   return std::ranges::any_of(rails_, [&](const Rail& rail) {
-    return std::ranges::any_of(rail.paths, [&](const Path& path) {
-      return path.is_live() && path.HasRoom(sends_per_slot_);
-    });
+    return std::ranges::any_of(rail.paths,
+                               [&](const Path& path) { return path.HasRoom(sends_per_slot_); });
   });
 }
 
@@ -227,7 +226,7 @@ SlotLink::Choice SlotLink::ChoosePath(bool for_credits, uint32_t num_sends) {
   std::pair<bool, size_t> least;
   for (Rail& rail : rails_) {
     for (Path& path : rail.paths) {
-      if (!path.is_live() || !path.HasRoom(num_sends)) continue;
+      if (!path.HasRoom(num_sends)) continue;
       const bool is_for_credits = &path == &rail.paths.front();
       const std::pair cost{is_for_credits != for_credits, path.bytes_in_flight()};
       if (best.path != nullptr && least <= cost) continue;

@@ -89,11 +89,11 @@ class SlotLink {
   // Receiving.
   struct Arrival {
     size_t slot;
-    size_t nic;  // that brought it
-    uint32_t path;
+    uint32_t path;  // that brought it
   };
   bool HasArrivals() const { return !arrivals_.empty(); }
   const Arrival& FirstArrival() const { return arrivals_.front(); }
+  size_t NicOf(const Arrival& arrival) const { return arrival.path / rails_.front().paths.size(); }
   void TakeArrival() { arrivals_.pop_front(); }
   uint16_t sequence_of_arrived(size_t slot) const { return peer_slots_[slot].filled; }
   const std::byte* arrived_note(size_t slot) const { return arrived_notes_->slot(slot); }
@@ -145,7 +145,7 @@ class SlotLink {
   // slot_link.cc: chunks and credits
   void Restock();
   void OnCompletion(Rail& rail, const ibv::Wc& wc);
-  void OnImmediate(const Rail& rail, const Path& path, Immediate immediate);
+  void OnImmediate(const Path& path, Immediate immediate);
   void CheckSlot(Immediate immediate) const;
   Immediate NextCredit();
   void OnCredit(Immediate credit);

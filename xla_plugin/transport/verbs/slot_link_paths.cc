@@ -221,7 +221,7 @@ void SlotLink::Forget(const Path& path) {
 
 void SlotLink::Refuse(const Arrival& arrival, std::string_view reason) {
   peer_slots_[arrival.slot].filled = peer_slots_[arrival.slot].emptied;
-  Rail& rail = rails_[arrival.nic];
+  Rail& rail = rails_[NicOf(arrival)];
   for (Path& path : rail.paths) ClosePath(rail, path, reason);
 }
 

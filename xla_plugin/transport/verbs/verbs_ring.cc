@@ -209,7 +209,7 @@ class VerbsTarget final : public VerbsRing {
     if (!link().HasArrivals()) return false;
     const verbs::SlotLink::Arrival arrival = link().FirstArrival();
     link().TakeArrival();
-    device_slots().Flush(arrival.slot, arrival.nic);
+    device_slots().Flush(arrival.slot, link().NicOf(arrival));
     const bool is_proven = RingEnd::IsProven(device, proof);
     link().Empty(arrival.slot);
     link().SendCredits();
@@ -255,7 +255,7 @@ class VerbsTarget final : public VerbsRing {
 
   bool IsVisible(const verbs::SlotLink::Arrival& arrival) {
     try {
-      device_slots().Flush(arrival.slot, arrival.nic);
+      device_slots().Flush(arrival.slot, link().NicOf(arrival));
       return true;
     } catch (const Error& error) {
       link().Refuse(arrival, error.text());
