@@ -1,9 +1,9 @@
 #include "tests/cpp/testing.h"
 
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -22,20 +22,42 @@ std::vector<TestCase>& Tests() {
   return *tests;
 }
 
-std::atomic<int> failures = 0;  // tests run threads
+// What failed, in order. Tests run threads.
+class Failures {
+ public:
+  void Add(std::string text) {
+    const std::scoped_lock lock(mutex_);
+    texts_.push_back(std::move(text));
+  }
+  std::vector<std::string> texts() const {
+    const std::scoped_lock lock(mutex_);
+    return texts_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> texts_;
+};
+
+Failures& AllFailures() {
+  static auto* const failures = new Failures;
+  return *failures;
+}
 
 void Run(const TestCase& test) {
   std::fprintf(stderr, "[ run  ] %s\n", test.name.c_str());
   const auto begin = std::chrono::steady_clock::now();
-  const int before = failures;
+  const size_t before = AllFailures().texts().size();
   try {
     test.body();
   } catch (const std::exception& error) {
     AddFailure(error.what(), Location::current());
   }
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
-  std::fprintf(stderr, "[ %s ] %s (%.0f ms)\n", failures == before ? " ok " : "FAIL",
-               test.name.c_str(), time.count());
+  const bool has_failed = AllFailures().texts().size() > before;
+  std::fprintf(stderr, "[ %s ] %s (%.0f ms)\n", has_failed ? "FAIL" : " ok ", test.name.c_str(),
+               time.count());
+  if (has_failed) AllFailures().Add(StrCat("  in ", test.name));
 }
 
 }  // namespace
@@ -46,9 +68,9 @@ bool AddTest(std::string name, std::function<void()> body) {
 }
 
 void AddFailure(std::string_view text, const Location& location) {
-  ++failures;
-  std::fprintf(stderr, "%s:%u: %.*s\n", location.file_name(), location.line(),
-               static_cast<int>(text.size()), text.data());
+  std::string line = StrCat(location.file_name(), ":", location.line(), ": ", text);
+  std::fprintf(stderr, "%s\n", line.c_str());
+  AllFailures().Add(std::move(line));
 }
 
 void ExpectContains(std::string_view text, std::string_view part, const Location& location) {
@@ -73,5 +95,8 @@ int main(int argc, char** argv) {  // NOLINT(misc-const-correctness)
   for (const auto& test : jaxhet::testing::Tests()) {
     if (test.name.find(pattern) != std::string::npos) jaxhet::testing::Run(test);
   }
-  return jaxhet::testing::failures == 0 ? 0 : 1;
+  // Once more: what a test logs buries them.
+  const auto failures = jaxhet::testing::AllFailures().texts();
+  for (const std::string& text : failures) std::fprintf(stderr, "failed: %s\n", text.c_str());
+  return failures.empty() ? 0 : 1;
 }

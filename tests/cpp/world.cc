@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -31,7 +32,9 @@ std::pair<Fd, Fd> ConnectedPair() {
   const Fd listener = NewSocket();
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  // A closed connection keeps its ports for a minute. Every process has an address of its own:
+  // many tests at once, of 1,000 connections and more, do not use up the machine's ports.
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + static_cast<in_addr_t>(getpid()));
   socklen_t size = sizeof address;
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
   if (bind(listener.get(), generic, size) != 0 || listen(listener.get(), 1) != 0 ||
