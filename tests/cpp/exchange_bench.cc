@@ -9,15 +9,15 @@
 
 #include "tests/cpp/world.h"
 
-// exchange_bench [TRANSPORT [BYTES...]]: exchanges between two processes of one rank each, over
-// every transport or one: both ranks send BYTES to each other (both_ways), or the first one to the
-// second (one_way), one exchange after the other, GB/s are BYTES / p50; or the latter with some
-// exchanges under way at any time (streamed), all bytes / all time.
+// exchange_bench [TRANSPORT [WAYS [BYTES...]]]: exchanges between two processes of one rank each,
+// over every transport or one. WAYS, or "all": both ranks send BYTES to each other (both_ways), or
+// the first one to the second (one_way), one exchange after the other, GB/s are BYTES / p50; or the
+// latter with some exchanges under way at any time (streamed), all bytes / all time.
 namespace jaxhet::testing {
 namespace {
 
 constexpr int kReceiver = 1;  // where only one receives
-constexpr size_t kInFlight = 4;
+constexpr int64_t kInFlight = 4;
 constexpr int64_t kMostStreamed = 32;
 
 ExchangeRequest RequestOf(ExchangeKind kind, int rank, int64_t run_id) {
@@ -48,67 +48,100 @@ double TimeOf(Engine& engine, ExchangeRequest request, size_t num_bytes) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Each of one run's exchanges, on average.
-double StreamedTime(Engine& engine, const ExchangeRequest& first, size_t num_bytes) {
-  std::deque<Call> calls;
+// Each of one run's exchanges, on average. Every one uses the buffers of one that has ended, as the
+// steps of a training do, and as perftest writes one buffer again and again.
+double StreamedTime(Engine& engine, ExchangeRequest request, size_t num_bytes) {
   const auto most_bytes = static_cast<int64_t>((size_t{64} << 20) / num_bytes);
-  for (int64_t i = 0; i < std::clamp<int64_t>(most_bytes, 2 * kInFlight, kMostStreamed); ++i) {
-    ExchangeRequest request = first;
-    request.index = i;
-    calls.push_back(CallOf(std::move(request), num_bytes));
+  const auto count = std::clamp<int64_t>(most_bytes, 2 * kInFlight, kMostStreamed);
+  std::deque<Call> calls;
+  for (request.index = 0; request.index < kInFlight; ++request.index) {
+    calls.push_back(CallOf(request, num_bytes));
   }
   const Time begin = Clock::now();
-  for (size_t i = 0; i < calls.size() + kInFlight; ++i) {
-    if (i < calls.size()) calls[i].StartOn(engine);
-    if (i >= kInFlight) Await(calls[i - kInFlight]);
+  for (Call& call : calls) call.StartOn(engine);
+  for (; request.index < count; ++request.index) {
+    Await(calls.front());
+    Call next(request, {}, {});
+    next.operands = std::move(calls.front().operands);
+    next.results = std::move(calls.front().results);
+    calls.pop_front();
+    calls.push_back(std::move(next));
+    calls.back().StartOn(engine);
   }
+  for (Call& call : calls) Await(call);
   const std::chrono::duration<double> time = Clock::now() - begin;
-  return time.count() / static_cast<double>(calls.size());
+  return time.count() / static_cast<double>(count);
 }
 
-void Run(int process, const WorldOptions& options, std::vector<Ends> ends,
-         const std::vector<size_t>& sizes) {
-  const auto engine = MakeEngine(process, options, std::move(ends));
-  engine->Connect(kLong);
-  engine->SetRanks(RanksOf(options));
-  engine->AddPlan(kPlan, PlanText(kMostStreamed));
-  int64_t run_id = 0;
-  for (const auto& [kind, name] : {std::pair{ExchangeKind::kAllGather, "both_ways"},
-                                   std::pair{ExchangeKind::kPermute, "one_way"}}) {
-    for (const size_t bytes : sizes) {
+struct Settings {
+  std::string transport;
+  std::string ways = "all";
+  std::vector<size_t> sizes;
+  bool Wants(std::string_view name) const { return ways == "all" || ways == name; }
+};
+
+// One of the two processes.
+class Runner {
+ public:
+  Runner(int process, const Settings& settings, std::vector<Ends> ends)
+      : process_(process),
+        settings_(settings),
+        engine_(MakeEngine(process, options_, std::move(ends))) {
+    engine_->Connect(kLong);
+    engine_->SetRanks(RanksOf(options_));
+    engine_->AddPlan(kPlan, PlanText(kMostStreamed));
+  }
+
+  void Run() {
+    RunEach(ExchangeKind::kAllGather, "both_ways");
+    RunEach(ExchangeKind::kPermute, "one_way");
+    RunStreamed();
+    // Whoever only sent may be far ahead: leaves when the other one has all.
+    TimeOf(*engine_, Next(ExchangeKind::kAllGather), 1);
+    engine_->Close(kLong);
+  }
+
+ private:
+  ExchangeRequest Next(ExchangeKind kind) { return RequestOf(kind, process_, ++run_id_); }
+
+  void RunEach(ExchangeKind kind, const char* name) {
+    if (!settings_.Wants(name)) return;
+    for (const size_t bytes : settings_.sizes) {
       const int repeats = bytes < (size_t{1} << 20) ? 400 : 20;
       std::vector<double> times;
-      for (int i = 0; i < repeats; ++i) {
-        times.push_back(TimeOf(*engine, RequestOf(kind, process, ++run_id), bytes));
-      }
+      for (int i = 0; i < repeats; ++i) times.push_back(TimeOf(*engine_, Next(kind), bytes));
       std::ranges::sort(times);
       const double p50 = times[times.size() / 2];
-      if (process != kReceiver) continue;
+      if (process_ != kReceiver) continue;
       std::printf("%-9s %-9s %9zu bytes  p50 %9.1f us  p99 %9.1f us  %6.3f GB/s\n",
-                  options.transports.front().c_str(), name, bytes, p50 * 1e6,
+                  settings_.transport.c_str(), name, bytes, p50 * 1e6,
                   times[times.size() * 99 / 100] * 1e6, static_cast<double>(bytes) / p50 / 1e9);
     }
   }
-  for (const size_t bytes : sizes) {
-    const auto request = RequestOf(ExchangeKind::kPermute, process, ++run_id);
-    const double mean = StreamedTime(*engine, request, bytes);
-    if (process != kReceiver) continue;
-    std::printf("%-9s %-9s %9zu bytes  mean %8.1f us  %24.3f GB/s\n",
-                options.transports.front().c_str(), "streamed", bytes, mean * 1e6,
-                static_cast<double>(bytes) / mean / 1e9);
-  }
-  // Whoever only sent may be far ahead: leaves when the other one has all.
-  TimeOf(*engine, RequestOf(ExchangeKind::kAllGather, process, ++run_id), 1);
-  engine->Close(kLong);
-}
 
-void Bench(const std::string& transport, const std::vector<size_t>& sizes) {
-  const WorldOptions options{.transports = {transport}, .engine = {}};
+  void RunStreamed() {
+    if (!settings_.Wants("streamed")) return;
+    for (const size_t bytes : settings_.sizes) {
+      const double mean = StreamedTime(*engine_, Next(ExchangeKind::kPermute), bytes);
+      if (process_ != kReceiver) continue;
+      std::printf("%-9s %-9s %9zu bytes  mean %8.1f us  %24.3f GB/s\n", settings_.transport.c_str(),
+                  "streamed", bytes, mean * 1e6, static_cast<double>(bytes) / mean / 1e9);
+    }
+  }
+
+  int process_;
+  const Settings& settings_;
+  WorldOptions options_{.transports = {settings_.transport}, .engine = {}};
+  std::unique_ptr<Engine> engine_;
+  int64_t run_id_ = 0;
+};
+
+void Bench(const Settings& settings) {
   auto ends = ConnectAll(2, 4);
   const pid_t pid = fork();
   const size_t process = pid == 0 ? 0 : 1;
   ends[1 - process].clear();
-  Run(static_cast<int>(process), options, std::move(ends[process]), sizes);
+  Runner(static_cast<int>(process), settings, std::move(ends[process])).Run();
   if (pid == 0) _exit(0);
   waitpid(pid, nullptr, 0);
 }
@@ -118,13 +151,14 @@ void Bench(const std::string& transport, const std::vector<size_t>& sizes) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  std::vector<size_t> sizes;
-  for (size_t i = 1; i < arguments.size(); ++i) sizes.push_back(std::stoul(arguments[i]));
-  for (size_t bytes = 512; arguments.size() < 2 && bytes <= size_t{32} << 20; bytes *= 4) {
-    sizes.push_back(bytes);
+  jaxhet::testing::Settings settings;
+  if (arguments.size() > 1) settings.ways = arguments[1];
+  for (size_t i = 2; i < arguments.size(); ++i) settings.sizes.push_back(std::stoul(arguments[i]));
+  for (size_t bytes = 512; arguments.size() < 3 && bytes <= size_t{32} << 20; bytes *= 4) {
+    settings.sizes.push_back(bytes);
   }
   for (const jaxhet::Transport& transport : jaxhet::Transports()) {
-    const std::string name(transport.name);
-    if (arguments.empty() || arguments.front() == name) jaxhet::testing::Bench(name, sizes);
+    settings.transport = transport.name;
+    if (arguments.empty() || arguments.front() == transport.name) jaxhet::testing::Bench(settings);
   }
 }

@@ -16,7 +16,7 @@ constexpr size_t kLeastPartBytes = size_t{128} << 10;
 // A message is divided among paths into pieces that are not shorter.
 constexpr size_t kLeastPieceBytes = size_t{64} << 10;
 constexpr size_t kAlignment = 128;
-constexpr size_t kPageBytes = 4096;
+constexpr size_t kPageBytes = 4096;  // the largest MTU too: a part ends where a packet does
 
 constexpr size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -117,7 +117,7 @@ size_t VerbsConnection::Fill(size_t slot) {
   link_.TakeCredits(info.credits);
   std::memcpy(memory, &info, sizeof info);
   const size_t part =
-      std::max(kLeastPartBytes, RoundUp(slot_bytes / SlotLink::kMostParts, kAlignment));
+      std::max(kLeastPartBytes, RoundUp(slot_bytes / SlotLink::kMostParts, kPageBytes));
   size_t begin = 0;
   for (size_t end = 0; begin < slot_bytes; begin = end) {
     end = std::min(begin + part, slot_bytes);
