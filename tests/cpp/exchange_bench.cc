@@ -18,7 +18,8 @@ namespace {
 
 constexpr int kReceiver = 1;  // where only one receives
 constexpr int64_t kInFlight = 4;
-constexpr int64_t kMostStreamed = 32;
+constexpr int64_t kMostStreamed = 64;  // exchanges
+constexpr size_t kStreamedBytes = size_t{64} << 20;
 
 ExchangeRequest RequestOf(ExchangeKind kind, int rank, int64_t run_id) {
   ExchangeRequest request;
@@ -51,7 +52,7 @@ double TimeOf(Engine& engine, ExchangeRequest request, size_t num_bytes) {
 // Each of one run's exchanges, on average. Every one uses the buffers of one that has ended, as the
 // steps of a training do, and as perftest writes one buffer again and again.
 double StreamedTime(Engine& engine, ExchangeRequest request, size_t num_bytes) {
-  const auto most_bytes = static_cast<int64_t>((size_t{64} << 20) / num_bytes);
+  const auto most_bytes = static_cast<int64_t>(kStreamedBytes / num_bytes);
   const auto count = std::clamp<int64_t>(most_bytes, 2 * kInFlight, kMostStreamed);
   std::deque<Call> calls;
   for (request.index = 0; request.index < kInFlight; ++request.index) {
@@ -122,6 +123,7 @@ class Runner {
   void RunStreamed() {
     if (!settings_.Wants("streamed")) return;
     for (const size_t bytes : settings_.sizes) {
+      StreamedTime(*engine_, Next(ExchangeKind::kPermute), bytes);  // warms up
       const double mean = StreamedTime(*engine_, Next(ExchangeKind::kPermute), bytes);
       if (process_ != kReceiver) continue;
       std::printf("%-9s %-9s %9zu bytes  mean %8.1f us  %24.3f GB/s\n", settings_.transport.c_str(),

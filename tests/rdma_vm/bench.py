@@ -23,6 +23,8 @@ _SIZES = tuple(n << 20 for n in (1, 2, 4, 8))
 _LEAST_BANDWIDTH = 0.85  # of ib_write_bw
 _MOST_LATENCY = 2.0  # times ib_write_lat
 _LATENCY_BYTES = 8
+_MESSAGES = 5_000
+_MOVED = 64 << 20  # bytes, for a bandwidth
 _CHUNK = 512 << 10
 _TIMEOUT_S = 300
 _RDMA = "-d rxe0 -x 1 -F"
@@ -80,13 +82,13 @@ def _perftest(guest: Guest, command: str) -> list[float]:
 
 
 def _perftest_mb_s(guest: Guest, num_bytes: int) -> float:
-    iterations = max(10, (40 << 20) // num_bytes)
+    iterations = _MOVED // num_bytes
     mib_s = _perftest(guest, f"ib_write_bw {_RDMA} -s {num_bytes} -n {iterations}")[1]
     return mib_s * (1 << 20) / 1e6
 
 
 def _perftest_us(guest: Guest) -> float:
-    return _perftest(guest, f"ib_write_lat {_RDMA} -s {_LATENCY_BYTES} -n 1000")[2]
+    return _perftest(guest, f"ib_write_lat {_RDMA} -s {_LATENCY_BYTES} -n {_MESSAGES}")[2]
 
 
 def _time_us(text: str, what: str) -> float:
@@ -106,7 +108,7 @@ def _engine_mb_s(guest: Guest, num_bytes: int) -> float:
 
 def _transport_us(guest: Guest) -> float:
     bench = build("verbs_peer_bench")
-    return _time_us(_output(guest, f"{bench} {_LATENCY_BYTES} 1000 {_CHUNK}"), "verbs")
+    return _time_us(_output(guest, f"{bench} {_LATENCY_BYTES} {_MESSAGES} {_CHUNK}"), "verbs")
 
 
 def _cases() -> list[Case]:

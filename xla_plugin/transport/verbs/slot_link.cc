@@ -39,7 +39,7 @@ bool SlotLink::Arm() {
 
 void SlotLink::Poll() {
   LookAtNics();
-  Restock();
+  if (receives_due_.size() >= kReceiveBatch) Restock();
   for (Rail& rail : rails_) {
     std::span<const ibv::Wc> completions;
     do {
@@ -50,7 +50,6 @@ void SlotLink::Poll() {
   }
 }
 
-// For what completed when we looked last: not before that was answered.
 void SlotLink::Restock() {
   while (!receives_due_.empty()) {
     const auto [rail, path] = receives_due_.back();

@@ -41,6 +41,8 @@ class SlotLink {
   // A slot may be sent in parts, while it is filled.
   static constexpr size_t kMostParts = 4;
   static constexpr size_t kMostSlots = 256;  // Immediate::slot
+  // So many receives are put back at once: no message waits for its own.
+  static constexpr size_t kReceiveBatch = 8;
 
   // The memories outlive the link.
   struct Slots {

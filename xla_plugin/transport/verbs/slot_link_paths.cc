@@ -28,9 +28,10 @@ T Take(std::string_view& text, const char* what) {
 }
 
 QueuePairSizes SizesOf(const Options& options, uint32_t sends_per_slot, size_t num_slots) {
-  // Sends: with the credit for a slot that came. Receives: a chunk in each slot, and a credit.
+  // Sends: with the credit for a slot that came. Receives: a chunk in each slot, a credit, and what
+  // has not been put back.
   return {.sends = 2 * (sends_per_slot + 1) * static_cast<uint32_t>(options.depth),
-          .receives = 2 * static_cast<uint32_t>(num_slots)};
+          .receives = static_cast<uint32_t>(2 * num_slots + SlotLink::kReceiveBatch)};
 }
 
 // A path that fails leaves completions of all that was posted, and is replaced meanwhile.
