@@ -31,6 +31,9 @@ SYSTEMS: dict[str, dict[str, str]] = {
     "nccl": {},
     "nccl_sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
 }
+# Without autotuning, whose choices differ from compilation to compilation, all systems have the
+# same kernels.
+SAME_KERNELS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +60,16 @@ def is_bridged(system: str) -> bool:
     return "JAXHET_TRANSPORTS" in SYSTEMS[system]
 
 
-def add_options(parser: argparse.ArgumentParser, systems: Sequence[str], shape: str) -> None:
-    """Adds `--platform`, `--systems`, `--shape` and `--json`."""
+def add_options(
+    parser: argparse.ArgumentParser, systems: Sequence[str], shape: str, xla_flags: str = ""
+) -> None:
+    """Adds `--platform`, `--systems`, `--shape`, `--xla-flags` and `--json`, with defaults."""
     parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--systems", type=names_of(SYSTEMS), default=list(systems))
     parser.add_argument(
         "--shape", default=shape, help="islands x processes of each x devices of each process"
     )
+    parser.add_argument("--xla-flags", default=xla_flags, help="of all systems, on GPU")
     parser.add_argument("--json", type=pathlib.Path, help="file for all figures")
 
 
@@ -79,12 +85,12 @@ def names_of(valid: Mapping[str, Any] | Sequence[str]) -> Any:
     return names
 
 
-def setting(args: argparse.Namespace, xla_flags: str = "") -> Setting:
+def setting(args: argparse.Namespace) -> Setting:
     """What the options of `add_options` say; exits with a line if there are too few GPUs."""
     shape = Shape(*map(int, args.shape.split("x")))
     if args.platform == "cuda" and (reason := gpus.why_fewer_than(shape.num_devices)):
         raise SystemExit(f"{reason}; --platform cpu tries the benchmark out without GPUs")
-    return Setting(args.platform, shape, xla_flags)
+    return Setting(args.platform, shape, args.xla_flags if args.platform == "cuda" else "")
 
 
 class Systems:

@@ -24,6 +24,8 @@ from models.records import Replicas, compare_replicas
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 BASELINE, FLOOR = "nccl", "nccl, permuted"
+# The gradient of an embedding adds up rows in any order otherwise, another one in each run.
+XLA_FLAGS = f"{gpu_jobs.SAME_KERNELS} --xla_gpu_deterministic_ops=true"
 DIFFERENCE_BAR = 1e-3
 _TIMEOUT_S = 3600
 
@@ -140,7 +142,7 @@ def parse() -> argparse.Namespace:
         description=(__doc__ or "").split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    gpu_jobs.add_options(parser, ("cuda_ipc", BASELINE), "2x1x1")
+    gpu_jobs.add_options(parser, ("cuda_ipc", BASELINE), "2x1x1", XLA_FLAGS)
     parser.add_argument("--dtypes", type=gpu_jobs.names_of(DTYPES), default=["bfloat16", "float32"])
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--log-every", type=int, default=50, help="steps between two digests")
@@ -163,13 +165,17 @@ def main() -> int:
     setting = gpu_jobs.setting(args)
     args.num_devices = setting.shape.num_devices
     rows: list[Row] = []
-    facts: dict[str, Any] = {"shape": args.shape, "config": args.config}
+    facts: dict[str, Any] = {
+        "shape": args.shape,
+        "config": args.config,
+        "xla_flags": setting.xla_flags,
+    }
     with gpu_jobs.running(args.systems, setting, WORKER) as systems:
         facts |= systems.facts(("facts",))
         for dtype in args.dtypes:
             rows += train(dtype, systems, args)
             tables.write_json(args.json, facts, rows)
-    print(f"{facts['devices']} x {facts['device']}, jax {facts['jax']}, config {args.config}")
+    print(f"{facts['devices']} x {facts['device']}, jax {facts['jax']}, {facts['xla_flags']}")
     print(table(rows))
     for row in rows:
         for text in row.replicas.differences[:3]:

@@ -21,12 +21,7 @@ from benchmarks.training import LAYERS, ROWS, Built, Program
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 BASELINE = "nccl"
-# Without autotuning, whose choices differ from compilation to compilation, all systems have the
-# same kernels.
-XLA_FLAGS = (
-    "--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_autotune_level=0"
-    " --xla_gpu_enable_triton_gemm=false"
-)
+XLA_FLAGS = f"--xla_gpu_enable_latency_hiding_scheduler=true {gpu_jobs.SAME_KERNELS}"
 FORMS = ("scan", "unrolled")
 # tokens/s over the baseline's, by system and first axis of the mesh, and time of compilation.
 BARS = {
@@ -179,7 +174,7 @@ def parse() -> argparse.Namespace:
         description=(__doc__ or "").split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    gpu_jobs.add_options(parser, ("cuda_ipc", "shm", BASELINE), "2x1x1")
+    gpu_jobs.add_options(parser, ("cuda_ipc", "shm", BASELINE), "2x1x1", XLA_FLAGS)
     parser.add_argument("--configs", default="1b,8b", help="names in models.configs.CONFIGS")
     parser.add_argument("--meshes", nargs="+", default=["data=-1", "fsdp=-1"], help="axes")
     parser.add_argument("--forms", type=gpu_jobs.names_of(FORMS), default=list(FORMS))
@@ -195,14 +190,13 @@ def parse() -> argparse.Namespace:
         default=True,
         help="also time steps without exchanges and exchanges without steps",
     )
-    parser.add_argument("--xla-flags", default=XLA_FLAGS, help="of all systems, on GPU")
     return parser.parse_args()
 
 
 def main() -> int:
     """Runs the benchmark; the exit code is 1 when a bar is missed."""
     args = parse()
-    setting = gpu_jobs.setting(args, args.xla_flags if args.platform == "cuda" else "")
+    setting = gpu_jobs.setting(args)
     rows: list[Row] = []
     facts: dict[str, Any] = {"shape": args.shape, "xla_flags": setting.xla_flags}
     with gpu_jobs.running(args.systems, setting, WORKER) as systems:

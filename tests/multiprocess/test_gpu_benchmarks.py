@@ -77,7 +77,7 @@ def test_losses_and_replicas_are_compared(tmp_path: pathlib.Path) -> None:
 
 
 def test_too_few_gpus_are_said() -> None:
-    args = argparse.Namespace(platform="cuda", shape="2x1x4096")
+    args = argparse.Namespace(platform="cuda", shape="2x1x4096", xla_flags="")
     with pytest.raises(SystemExit, match="--platform cpu tries the benchmark out without GPUs"):
         gpu_jobs.setting(args)
 
