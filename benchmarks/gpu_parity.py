@@ -4,7 +4,8 @@
         [--dtypes bfloat16,float32] [--json FILE]
 
 Trains on Python's language reference, on all systems at the same time, and once more in one world
-with devices and rows in another order, which changes nothing but rounding: the noise floor. Every
+with devices and rows in another order, which changes nothing but rounding: the noise floor. (With a
+learning rate of 3e-3 that alone grows to percents, and then a difference says nothing.) Every
 process writes SHA-256 digests of its devices' parameters at the begin and at every logged step; the
 replicas of all ranks are compared.
 """
@@ -150,7 +151,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=0, help="0: those of the config")
     parser.add_argument("--batch", type=int, default=16, help="rows, over all devices")
     parser.add_argument("--seq", type=int, default=128, help="positions in a row, in bytes")
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--floor", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--run-dir", type=pathlib.Path, default=pathlib.Path("runs/gpu_parity"))
     args = parser.parse_args()
