@@ -18,7 +18,8 @@ esac
 
 status=0
 run_bazel() { bazel --output_user_root="$PWD/_build/bazel" "$@"; }
+# Debian turns on --sandbox_debug, whose thousands of lines would bury what failed.
 run_bazel test --symlink_prefix=/ --color=no --curses=no --noshow_progress \
-  --test_output=errors //... || status=$?
+  --nosandbox_debug --test_output=errors //... || status=$?
 run_bazel shutdown
 exit $status
