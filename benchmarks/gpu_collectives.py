@@ -223,7 +223,12 @@ def main() -> int:
     with gpu_jobs.running(args.systems, setting, WORKER) as systems:
         started = time.monotonic()
         benchmark = Benchmark(systems, args, setting.shape.num_devices)
-        facts = {**systems.facts({}), "shape": args.shape, "dtype": args.dtype}
+        facts = {
+            **systems.facts({}),
+            "shape": args.shape,
+            "dtype": args.dtype,
+            "xla_flags": setting.xla_flags,
+        }
         facts["failures"] = benchmark.prepare()
         prepared = time.monotonic()
         facts["copies_gb_s"] = benchmark.copies()

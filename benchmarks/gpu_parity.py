@@ -176,7 +176,8 @@ def main() -> int:
         for dtype in args.dtypes:
             rows += train(dtype, systems, args)
             tables.write_json(args.json, facts, rows)
-    print(f"{facts['devices']} x {facts['device']}, jax {facts['jax']}, {facts['xla_flags']}")
+    print(f"{facts['devices']} x {facts['device']}, jax {facts['jax']}, config {args.config}")
+    print(f"XLA flags: {facts['xla_flags'] or 'none'}; learning rate {args.learning_rate:g}")
     print(table(rows))
     for row in rows:
         for text in row.replicas.differences[:3]:

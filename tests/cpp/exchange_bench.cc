@@ -2,9 +2,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <deque>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/cpp/world.h"
@@ -155,6 +157,11 @@ int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   jaxhet::testing::Settings settings;
   if (arguments.size() > 1) settings.ways = arguments[1];
+  const std::array<std::string_view, 4> known = {"all", "both_ways", "one_way", "streamed"};
+  if (std::ranges::find(known, settings.ways) == known.end()) {
+    std::fprintf(stderr, "unknown WAYS: %s\n", settings.ways.c_str());
+    return 1;
+  }
   for (size_t i = 2; i < arguments.size(); ++i) settings.sizes.push_back(std::stoul(arguments[i]));
   for (size_t bytes = 512; arguments.size() < 3 && bytes <= size_t{32} << 20; bytes *= 4) {
     settings.sizes.push_back(bytes);

@@ -9,6 +9,7 @@
 #include "xla_plugin/transport/verbs/gid.h"
 #include "xla_plugin/transport/verbs/nics.h"
 #include "xla_plugin/transport/verbs/path.h"
+#include "xla_plugin/transport/verbs/slot_link.h"
 #include "xla_plugin/transport/verbs/wire.h"
 
 // Which NICs and GIDs the verbs transport chooses, and what it sends.
@@ -215,6 +216,16 @@ TEST(SaysThatThereIsNoLibrary) {
   const std::string text = ExpectThrow([&] { LoadVerbs({&name, 1}); });
   ExpectContains(text, "jaxhet.TransportError: dlopen: libibverbs_that_is_absent.so.1");
   EXPECT(text.find('\n') == std::string::npos);
+}
+
+// What a queue pair has room for, of odd lengths too.
+TEST(SlotsAreSentInFewParts) {
+  for (const size_t around : {size_t{1}, size_t{128} << 10, size_t{512} << 10, size_t{8} << 20}) {
+    for (size_t num_bytes = around; num_bytes < around + 20'000; ++num_bytes) {
+      const size_t part = verbs::SlotLink::PartBytes(num_bytes);
+      EXPECT(verbs::SlotLink::kMostParts * part >= num_bytes && part % 4096 == 0);
+    }
+  }
 }
 
 TEST(PacksWorkIdsAndImmediates) {

@@ -11,10 +11,13 @@ else.
 import argparse
 import dataclasses
 import functools
+import math
 import re
 import statistics
+import sys
 from collections.abc import Callable
 
+from benchmarks import tables
 from tests.rdma_vm.guest import REAL_VERBS, Guest, boot
 from tests.rdma_vm.image import make
 from tests.support.programs import build
@@ -29,41 +32,39 @@ _CHUNK = 512 << 10
 _TIMEOUT_S = 300
 _RDMA = "-d rxe0 -x 1 -F"
 
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One line of the result; `bar` is what `ratio` should reach, or stay below."""
-
-    what: str
-    ours: str
-    perftest: str
-    ratio: float
-    bar: str
-    holds: bool
+Pairs = list[tuple[float, float]]  # figures of ours and perftest's, taken one after the other
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is measured, of us and of perftest, and what their ratio should be."""
+    """What is measured, of us and of perftest, and where their ratio should be."""
 
     what: str
     unit: str
     ours: Callable[[Guest], float]
     perftest: Callable[[Guest], float]
-    least: float | None = None
-    most: float | None = None
+    least: float = 0.0
+    most: float = math.inf
 
-    def row(self, pairs: list[tuple[float, float]]) -> Row:
-        """Of figures of ours and perftest's that were taken one after the other."""
-        ours, perftest = (
-            f"{statistics.median(figures):.1f} {self.unit}" for figures in zip(*pairs, strict=True)
+    def holds(self, pairs: Pairs) -> bool:
+        """Whether the ratio is where it should be."""
+        return self.least <= _ratio(pairs) <= self.most
+
+    def cells(self, pairs: Pairs) -> tuple[str, ...]:
+        """The line of the table."""
+        medians = (statistics.median(figures) for figures in zip(*pairs, strict=True))
+        bar = f">= {self.least}" if self.least > 0 else f"<= {self.most}"
+        return (
+            self.what,
+            *(f"{median:.1f} {self.unit}" for median in medians),
+            f"{_ratio(pairs):.2f}",
+            bar if (self.least, self.most) != (0.0, math.inf) else "reported",
+            "" if self.holds(pairs) else "MISSED",
         )
-        ratio = statistics.median(ours / perftest for ours, perftest in pairs)
-        if self.least:
-            return Row(self.what, ours, perftest, ratio, f">= {self.least}", ratio >= self.least)
-        if self.most:
-            return Row(self.what, ours, perftest, ratio, f"<= {self.most}", ratio <= self.most)
-        return Row(self.what, ours, perftest, ratio, "reported", holds=True)
+
+
+def _ratio(pairs: Pairs) -> float:
+    return statistics.median(ours / perftest for ours, perftest in pairs)
 
 
 def _output(guest: Guest, script: str) -> str:
@@ -129,31 +130,30 @@ def _cases() -> list[Case]:
     return cases
 
 
-def measure(guest: Guest, repeats: int) -> list[Row]:
-    """The table."""
-    cases = _cases()
-    pairs: list[list[tuple[float, float]]] = [[] for _ in cases]
+def measure(guest: Guest, repeats: int) -> list[tuple[Case, Pairs]]:
+    """All cases take turns."""
+    measured: list[tuple[Case, Pairs]] = [(case, []) for case in _cases()]
     for _ in range(repeats):
-        for case, its_pairs in zip(cases, pairs, strict=True):
+        for case, pairs in measured:
             perftest = case.perftest(guest)
-            its_pairs.append((case.ours(guest), perftest))
-    return [case.row(its_pairs) for case, its_pairs in zip(cases, pairs, strict=True)]
+            pairs.append((case.ours(guest), perftest))
+    return measured
 
 
-def main() -> None:
+def main() -> int:
+    """Prints the table; the exit code is 1 when a bar is missed."""
     parser = argparse.ArgumentParser(prog="tests.rdma_vm.bench", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     guest = boot(make())
     try:
-        rows = measure(guest, repeats)
+        measured = measure(guest, repeats)
     finally:
         guest.close()
-    print("| what | ours | perftest | ratio | bar | |\n|---|---|---|---|---|---|")
-    for row in rows:
-        cells = (row.what, row.ours, row.perftest, f"{row.ratio:.2f}", row.bar)
-        print("|", *(f"{cell} |" for cell in cells), "|" if row.holds else "MISSED |")
+    headings = ("what", "ours", "perftest", "ratio", "bar", "")
+    print(tables.markdown(headings, [case.cells(pairs) for case, pairs in measured]))
+    return 0 if all(case.holds(pairs) for case, pairs in measured) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

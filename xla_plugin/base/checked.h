@@ -26,6 +26,9 @@ inline size_t CheckedMultiply(size_t a, size_t b) {
   return product;
 }
 
+// The next multiple of `unit`.
+constexpr size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
 }  // namespace jaxhet
 
 #endif  // XLA_PLUGIN_BASE_CHECKED_H_

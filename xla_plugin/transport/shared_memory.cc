@@ -55,7 +55,7 @@ SharedMemory::~SharedMemory() { munmap(base_, kHeaderBytes + info_.num_bytes); }
 
 std::span<std::byte> SharedMemory::pages() const {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return {base_, (kHeaderBytes + info_.num_bytes + page - 1) / page * page};
+  return {base_, RoundUp(kHeaderBytes + info_.num_bytes, page)};
 }
 
 void SharedMemory::Map(int protection) {

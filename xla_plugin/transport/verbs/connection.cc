@@ -11,14 +11,10 @@
 namespace jaxhet::verbs {
 namespace {
 
-// A chunk is sent while the rest of it is copied, in parts that are not shorter.
-constexpr size_t kLeastPartBytes = size_t{128} << 10;
 // A message is divided among paths into pieces that are not shorter.
 constexpr size_t kLeastPieceBytes = size_t{64} << 10;
 constexpr size_t kAlignment = 128;
-constexpr size_t kPageBytes = 4096;  // the largest MTU too: a part ends where a packet does
-
-constexpr size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr size_t kPageBytes = 4096;
 
 size_t NumSlots(Nics& nics) {
   return std::min(static_cast<size_t>(nics.options().depth) * nics.Usable().size(),
@@ -116,8 +112,7 @@ size_t VerbsConnection::Fill(size_t slot) {
   ChunkInfo info{transfer.peer_ticket, transfer.sent, num_bytes, sequence, {}};
   link_.TakeCredits(info.credits);
   std::memcpy(memory, &info, sizeof info);
-  const size_t part =
-      std::max(kLeastPartBytes, RoundUp(slot_bytes / SlotLink::kMostParts, kPageBytes));
+  const size_t part = SlotLink::PartBytes(slot_bytes);
   size_t begin = 0;
   for (size_t end = 0; begin < slot_bytes; begin = end) {
     end = std::min(begin + part, slot_bytes);

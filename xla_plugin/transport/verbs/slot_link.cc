@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/verbs/wc_status.h"
 
@@ -12,6 +13,8 @@ namespace {
 constexpr std::chrono::microseconds kSpin{100};
 // The clock is looked at once in so many polls.
 constexpr uint32_t kPollsPerLook = 16;
+constexpr size_t kLeastPartBytes = size_t{128} << 10;
+constexpr size_t kPacketBytes = 4096;  // the largest MTU
 
 }  // namespace
 
@@ -24,11 +27,8 @@ std::vector<Pollable*> SlotLink::Pollables() {
   return pollables;
 }
 
-bool SlotLink::IsBusy() {
-  if (++idle_polls_ % kPollsPerLook != 0) return true;
-  const Clock::time_point now = Clock::now();
-  if (idle_polls_ == kPollsPerLook) idle_since_ = now;
-  return now - idle_since_ < kSpin;
+size_t SlotLink::PartBytes(size_t num_bytes) {
+  return std::max(kLeastPartBytes, RoundUp(num_bytes, kMostParts * kPacketBytes) / kMostParts);
 }
 
 bool SlotLink::Arm() {
@@ -40,14 +40,25 @@ bool SlotLink::Arm() {
 void SlotLink::Poll() {
   LookAtNics();
   if (receives_due_.size() >= kReceiveBatch) Restock();
+  bool is_idle = true;
   for (Rail& rail : rails_) {
     std::span<const ibv::Wc> completions;
     do {
       completions = rail.cq.Poll(completions_);
       for (const ibv::Wc& wc : completions) OnCompletion(rail, wc);
-      if (!completions.empty()) idle_polls_ = 0;
+      is_idle &= completions.empty();
     } while (completions.size() == completions_.size());
   }
+  if (is_idle) return OnIdlePoll();
+  is_busy_ = true;
+  idle_polls_ = 0;
+}
+
+void SlotLink::OnIdlePoll() {
+  if (!is_busy_ || ++idle_polls_ % kPollsPerLook != 0) return;
+  const Clock::time_point now = Clock::now();
+  if (idle_polls_ == kPollsPerLook) idle_since_ = now;
+  is_busy_ = now - idle_since_ < kSpin;
 }
 
 void SlotLink::Restock() {

@@ -38,8 +38,10 @@ class SlotLink {
   enum class Notes { kNone, kOfEachSlot };
   static constexpr size_t kNoteBytes = 64;
 
-  // A slot may be sent in parts, while it is filled.
+  // A slot may be sent in parts, while it is filled: so many of PartBytes(), or fewer.
   static constexpr size_t kMostParts = 4;
+  // For `num_bytes` of a slot. No part is short, and each ends where a packet does.
+  static size_t PartBytes(size_t num_bytes);
   static constexpr size_t kMostSlots = 256;  // Immediate::slot
   // So many receives are put back at once: no message waits for its own.
   static constexpr size_t kReceiveBatch = 8;
@@ -70,7 +72,7 @@ class SlotLink {
   // Takes completions, and reacts to failures of NICs.
   void Poll();
   // Polled a moment ago with success: more is likely to come.
-  bool IsBusy();
+  bool IsBusy() const { return is_busy_; }
   // Lets the next completion raise an event; see CompletionQueue::Arm().
   bool Arm();
 
@@ -146,6 +148,7 @@ class SlotLink {
 
   // slot_link.cc: chunks and credits
   void Restock();
+  void OnIdlePoll();
   void OnCompletion(Rail& rail, const ibv::Wc& wc);
   void OnImmediate(const Path& path, Immediate immediate);
   void CheckSlot(Immediate immediate) const;
@@ -189,7 +192,8 @@ class SlotLink {
   std::deque<size_t> credits_due_;       // slots of the peer's that we have emptied
   std::vector<Choice> receives_due_;     // paths, once for each receive that has completed
   std::array<ibv::Wc, 32> completions_;  // of one look
-  uint32_t idle_polls_ = 0;
+  bool is_busy_ = false;
+  uint32_t idle_polls_ = 0;  // since the last completion, while busy
   Clock::time_point idle_since_;
   std::string last_failure_;  // of a path
 };
