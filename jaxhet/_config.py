@@ -125,7 +125,13 @@ OPTIONS: tuple[Option, ...] = (
         True,
         "GPUs of one host and vendor take longer messages right out of each other's memory",
     ),
-    Option("slot_bytes", int, 16 << 20, "bytes per slot of a path between two GPUs", minimum=4096),
+    Option(
+        "slot_bytes",
+        int,
+        16 << 20,
+        "bytes per slot of a path between two GPUs; of one in host memory at most 2 MiB",
+        minimum=4096,
+    ),
     Option(
         "eager_bytes",
         int,

@@ -17,7 +17,7 @@ from jaxhet._islands import Island
 from jaxhet._jax_compat import Device
 from jaxhet._plan import PlanReport
 from jaxhet.compiler import GPU_COMPILER_OPTIONS, Job, Options, Plan, bridge, decompose
-from jaxhet.compiler.exchange import DONE_TARGET, EXCHANGE_TARGET, START_TARGET
+from jaxhet.compiler.exchange import DEVICE_TARGETS, EXCHANGE_TARGET
 
 _HERE = pathlib.Path(__file__).parent
 _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
@@ -71,7 +71,7 @@ class Compiler:
             _rocm_stubs.load(library)
         extension = f"jax_{TARGETS[vendor].package}_plugin.{vendor}_plugin_extension"
         self._c_api = _jax_compat.load_compiler(vendor, library, extension, self._pre, self._post)
-        _jax_compat.register_unused_handlers((START_TARGET, DONE_TARGET), vendor.upper())
+        _jax_compat.register_unused_handlers(DEVICE_TARGETS, vendor.upper())
 
     def devices(self, islands: int, devices_per_island: int) -> list[Device]:
         """Devices to compile for, in the order of islands. Once for each CPU compiler."""

@@ -27,7 +27,7 @@ from jaxhet.compiler import exchange
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
 _EXIT_GRACE_S = 5.0
-_CALLS = (exchange.EXCHANGE_TARGET, exchange.START_TARGET, exchange.DONE_TARGET)
+_CALLS = (exchange.EXCHANGE_TARGET, *exchange.DEVICE_TARGETS)
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
 

@@ -161,6 +161,26 @@ def dynamic_slice_1d(
     return c.add("dynamic-slice", shape, [x, start], dynamic_slice_sizes=[size])
 
 
+def uninitialized(c: hlo.Computation, shape: hlo.Shape) -> hlo.Instruction:
+    """An array of anything (GPU)."""
+    return c.add(
+        "custom-call",
+        shape,
+        stem="allocate",
+        custom_call_target="AllocateBuffer",
+        custom_call_has_side_effect=True,
+        custom_call_api_version=pb.API_VERSION_TYPED_FFI,
+    )
+
+
+def with_part_1d(
+    c: hlo.Computation, x: hlo.Instruction, part: hlo.Instruction, start: int
+) -> hlo.Instruction:
+    """x, with other elements from `start` on."""
+    place = _integers(c, [], [start], pb.S64)
+    return c.add("dynamic-update-slice", x.shape, [x, part, place])
+
+
 def own_position(c: hlo.Computation, num_partitions: int) -> hlo.Instruction:
     """The device's position in the device assignment, an s32 scalar; one for each computation."""
 

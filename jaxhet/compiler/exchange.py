@@ -3,7 +3,8 @@
 CPU  one custom call, `jaxhet_exchange`, from PRE on.
 GPU  PRE adds a pair of start and done of a collective, the carrier, which XLA's passes leave alone
      and its scheduler keeps apart. POST makes it the calls `jaxhet_start` and `jaxhet_done`, at the
-     same places of the schedule.
+     same places of the schedule. What comes in parts is done with the first; a `jaxhet_part`, from
+     PRE on, waits for the next.
 
 Frontend attributes carry the plan from PRE to POST.
 """
@@ -28,6 +29,8 @@ from jaxhet.compiler.options import Job, Options
 EXCHANGE_TARGET = "jaxhet_exchange"
 START_TARGET = "jaxhet_start"
 DONE_TARGET = "jaxhet_done"
+PART_TARGET = "jaxhet_part"
+DEVICE_TARGETS = (START_TARGET, DONE_TARGET, PART_TARGET)
 
 _INDEX, _PLAN, _LINE, _SOURCE, _NOTE, _BYTES, _COUNT, _CALL = (
     f"jaxhet_{name}"
@@ -65,6 +68,7 @@ class Exchange:
       num_collectives: That it is part of.
       is_gather: It is of an all-gather, whose operands are often there long before its turn.
       done: The instruction that waits for it, if that is another one.
+      parts: Those that wait for its parts after the first.
       scatters: The local reduce-scatters that lead to it.
       gathers: The local all-gathers that follow.
     """
@@ -79,6 +83,7 @@ class Exchange:
     num_collectives: int
     is_gather: bool
     done: hlo.Instruction | None = None
+    parts: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     scatters: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     gathers: list[hlo.Instruction] = dataclasses.field(default_factory=list)
 
@@ -208,11 +213,13 @@ class Adder:
         groups: Groups,
         num_collectives: int,
         skips_own: bool = False,
+        part_elements: int = 0,
     ) -> hlo.Instruction:
         """The GPU form of a flat x, which is of so many collectives; gives the done.
 
         Groups are in positions; those of a permute are pairs of source and target. If it skips a
-        device's own row, that one is undefined.
+        device's own row, that one is undefined. A permute may come in parts of so many elements:
+        what is done is the first, `next_part` waits for each of the others.
         """
         result = x.shape
         fields: dict[str, Any]
@@ -250,9 +257,38 @@ class Adder:
             stem=f"done.{kind.name.lower()}",
         )
         exchange = self._exchange(start, kind, [x], groups, num_collectives)
-        attributes = exchange.attributes | {"skips_own": int(skips_own)}
+        attributes = exchange.attributes | {
+            "skips_own": int(skips_own),
+            "part_bytes": part_elements * hlo.bit_width(x.shape.element_type) // 8,
+        }
         self.added.append(dataclasses.replace(exchange, attributes=attributes, done=done))
         return done
+
+    def next_part(self, came: hlo.Instruction, other: hlo.Instruction) -> list[hlo.Instruction]:
+        """Waits for the next part of the latest exchange, of which those before are in `came`.
+
+        Gives it and the other array again: what uses them comes after the wait.
+        """
+        add, operands = self.collective.computation.add, [came, other]
+        shapes = [x.shape for x in operands]
+        part = add(
+            "custom-call",
+            hlo.tuple_shape(shapes),
+            operands,
+            like=self.collective.instruction,
+            stem="part",
+            custom_call_target=PART_TARGET,
+            custom_call_has_side_effect=True,
+            custom_call_api_version=pb.API_VERSION_TYPED_FFI,
+            constrain_layout=True,
+            operand_shapes_with_layout=shapes,
+        )
+        for i in range(len(operands)):
+            part.output_operand_aliasing.add(output_shape_index=[i], operand_index=i)
+        self.added[-1].parts.append(part)
+        return [
+            add("get-tuple-element", shape, [part], tuple_index=i) for i, shape in enumerate(shapes)
+        ]
 
     def _exchange(
         self,
@@ -319,6 +355,8 @@ def finish(exchange: Exchange, entry: Entry) -> None:
         start.backend_config = _backend_config("custom_call_config", call)
     else:
         carried[_CALL] = call
+    for part in exchange.parts:
+        part.backend_config = _backend_config("custom_call_backend_config", call)
     for key, value in carried.items():
         start.frontend_attributes.map[key] = value
 
@@ -349,7 +387,7 @@ def read(instruction: hlo.Instruction) -> Entry:
 
 def index_of_call(instruction: hlo.Instruction) -> int:
     """The index that the engine is given by a call, or -1 if it is none of the engine."""
-    if instruction.custom_call_target not in (EXCHANGE_TARGET, START_TARGET, DONE_TARGET):
+    if instruction.custom_call_target not in (EXCHANGE_TARGET, *DEVICE_TARGETS):
         return -1
     (config,) = json.loads(instruction.backend_config).values()
     return int(config["attributes"].split("index = ")[1].split(" ")[0])

@@ -14,6 +14,9 @@ from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
 from jaxhet.compiler.lowering import Lowering, Rows, Unpack, Value
 
+_MOST_PARTS = 8  # each costs some microseconds
+_PART_MULTIPLE = 128  # elements, for kernels that read several at once
+
 
 class GpuLowering(Lowering):
     """See `Lowering`."""
@@ -73,12 +76,35 @@ class GpuLowering(Lowering):
         def lower(own: Value) -> Value:
             if len(groups[0]) == 2:  # x + y = y + x, to the bit
                 pairs = tuple(pair for a, b in groups for pair in ((a, b), (b, a)))
+                if (size := self._part_size(own)) < own.size:
+                    return self._combined_in_parts(own, pairs, opcode, size)
                 (other,) = self.permute([own], pairs)
                 return self._combined([own.x, other.x], own, opcode)
             came = self._carried(ExchangeKind.ALL_GATHER, own, groups, skips_own=True)
             return self._combined(self._with_own(own.x, came.x, groups), own, opcode)
 
         return [lower(self._fixed(value)) for value in values]
+
+    def _part_size(self, value: Value) -> int:
+        """Elements of each part in which a value should come, but the last one."""
+        part_bytes = self.adder.options.part_bytes
+        most = hlo.num_bytes(value.x.shape) // part_bytes if part_bytes else 1
+        size = -(-value.size // min(max(most, 1), _MOST_PARTS))
+        return -(-size // _PART_MULTIPLE) * _PART_MULTIPLE
+
+    def _combined_in_parts(self, own: Value, pairs: Groups, opcode: str, size: int) -> Value:
+        """Each part as soon as it has come, into its place in the result."""
+        c, adder = self.c, self.adder
+        came = adder.carry(ExchangeKind.PERMUTE, own.x, pairs, own.num_operands, part_elements=size)
+        result = arithmetic.uninitialized(c, own.x.shape)
+        for start in range(0, own.size, size):
+            if start > 0:
+                came, result = adder.next_part(came, result)
+            length = min(size, own.size - start)
+            rows = [arithmetic.slice_1d(c, x, start, length) for x in (own.x, came)]
+            part = arithmetic.combine(c, rows, opcode, own.element_type)
+            result = arithmetic.with_part_1d(c, result, part, start)
+        return self._fixed(own.by(result))
 
     @override
     def reduce_scatter(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:

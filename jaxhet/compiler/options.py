@@ -47,6 +47,8 @@ class Options:
         everything; a larger one exchanges shares, sums them, and exchanges the sums.
       bucket_bytes: On GPUs, small all-reduces of one kind go together, up to this many bytes; 0
         keeps each on its own.
+      part_bytes: On GPUs, what an all-reduce of two ranks exchanges comes in up to eight parts, of
+        at least this many bytes, and each is summed while the next ones come; 0 is never.
       deadline_ms: Longest wait of an exchange for its peers; 0 is the session's default.
       order: Order of the plan. "text" is the order of the instructions in the module, for tests.
     """
@@ -54,5 +56,6 @@ class Options:
     algorithm: Literal["auto", "flat", "hierarchical"] = "auto"
     two_phase_bytes: int = 64 * 1024
     bucket_bytes: int = 256 * 1024
+    part_bytes: int = 32 << 20
     deadline_ms: int = 0
     order: Literal["readiness", "text"] = "readiness"

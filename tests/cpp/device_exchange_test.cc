@@ -45,6 +45,37 @@ TEST(NoSourceIsZeros) {
   EXPECT(parts[0].IsFilledWith(std::byte{0}) && parts[1].IsFrom(0) && parts[2].IsFrom(1));
 }
 
+// What the program does between two dones sees the pieces before.
+void CheckComesInPieces(std::string_view transport) {
+  constexpr size_t kPieceBytes = kSlotBytes * 2 + 3;
+  DeviceWorld world(DeviceOptions(2, transport));
+  for (const size_t num_bytes :
+       {size_t{0}, size_t{1}, kPieceBytes, kPieceBytes + 1, kPieceBytes * 4}) {
+    Part zero(0, SwapPairs(), num_bytes);
+    Part one(1, SwapPairs(), num_bytes);
+    for (Part* const part : {&zero, &one}) part->InPieces(kPieceBytes).Start(world);
+    ExpectEqual(zero.num_pieces(),
+                std::max<size_t>(1, (num_bytes + kPieceBytes - 1) / kPieceBytes));
+    std::vector<std::byte> seen(num_bytes);
+    for (size_t i = 0; i < zero.num_pieces(); ++i) {
+      zero.Done(world);
+      one.Done(world);
+      const size_t begin = i * kPieceBytes;
+      world.device().Copy(world.stream(0), seen.data() + begin, zero.result.data() + begin,
+                          std::min(kPieceBytes, num_bytes - begin));
+    }
+    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    EXPECT(std::ranges::equal(seen, one.operand) && one.IsFrom(0));
+  }
+  EXPECT(IsWithin(kLong, [&] {
+    return world.engine(0).DeviceStats().at("exchanges_completed") == uint64_t{5};
+  }));
+}
+
+TEST(ComesInPieces) {
+  for (const char* const transport : kDeviceTransports) CheckComesInPieces(transport);
+}
+
 void CheckGroupsOfAnySize(std::string_view transport) {
   constexpr int kRanks = 3;
   DeviceWorld world(DeviceOptions(kRanks, transport));
@@ -213,13 +244,14 @@ Round RandomRound(std::mt19937& random, int64_t index) {
   Group group{random() % 2 == 0 ? ExchangeKind::kAllGather : ExchangeKind::kAllToAll, {0, 1, 2}};
   std::ranges::shuffle(group.members, random);
   const size_t num_bytes = random() % (random() % 2 == 0 ? kEagerBytes : 3 * kSlotBytes);
+  const size_t piece_bytes = random() % 2 == 0 ? 0 : num_bytes / (1 + random() % 4);
   Pairs pairs;
   for (int rank = 0; rank < 3; ++rank) pairs.insert(pairs.end(), {rank, (rank + round.shift) % 3});
   for (int rank = 0; rank < 3; ++rank) {
     if (round.shift == 0) {
       round.parts.emplace_back(rank, group, num_bytes, index);
     } else {
-      round.parts.emplace_back(rank, pairs, num_bytes, index);
+      round.parts.emplace_back(rank, pairs, num_bytes, index).InPieces(piece_bytes);
     }
   }
   return round;
@@ -236,12 +268,12 @@ void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank, own_random = std::mt19937(random())]() mutable {
-      std::vector<const Part*> in_flight;
-      for (auto& round : rounds) {
-        Part& part = round.parts[static_cast<size_t>(rank)];
+      std::vector<const Part*> in_flight;  // as often as each has pieces
+      for (size_t i = 0; i < rounds.size(); ++i) {
+        Part& part = rounds[i].parts[static_cast<size_t>(rank)];
         part.Start(world);
-        in_flight.push_back(&part);
-        if (in_flight.size() < kAtOnce) continue;
+        in_flight.insert(in_flight.end(), part.num_pieces(), &part);
+        if ((i + 1) % kAtOnce != 0) continue;
         std::ranges::shuffle(in_flight, own_random);
         for (const Part* const each : in_flight) each->Done(world);
         in_flight.clear();

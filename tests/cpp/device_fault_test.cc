@@ -88,6 +88,34 @@ void CheckLatePeerIsADeadlineError(std::string_view transport) {
   ExpectContains(failure->what(), "it has started none so far");
 }
 
+// What has come when the job fails counts, what comes after is poison.
+TEST(PiecesAreRightOrPoison) {
+  DeviceWorld world(DeviceOptions(2, "pulled"));
+  constexpr size_t kPieceBytes = size_t{1} << 20;
+  constexpr size_t kPieces = 64;
+  Part zero(0, SwapPairs(), kPieceBytes * kPieces);
+  Part one(1, SwapPairs(), kPieceBytes * kPieces);
+  for (Part* const part : {&zero, &one}) part->InPieces(kPieceBytes).Start(world);
+  std::vector<std::byte> seen(kPieceBytes);
+  for (size_t i = 0; i < kPieces; ++i) zero.Done(world);
+  one.Done(world);
+  world.device().Copy(world.stream(1), seen.data(), one.result.data(), kPieceBytes);
+  world.device().Synchronize(world.stream(1));
+  EXPECT(std::ranges::equal(seen, std::span(zero.operand).first(kPieceBytes)));
+  world.engine(1).Fail(Error(ErrorCode::kPeer, "process 0 has died", 0));
+  ExpectContains(ExpectThrow([&] { one.Done(world); }), "PeerError: process 0 has died");
+  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  size_t num_right = 0;
+  for (size_t i = 0; i < kPieces; ++i) {
+    const auto piece = std::span(one.result).subspan(i * kPieceBytes, kPieceBytes);
+    const bool is_right =
+        std::ranges::equal(piece, std::span(zero.operand).subspan(i * kPieceBytes, kPieceBytes));
+    num_right += is_right ? 1 : 0;
+    EXPECT(is_right ? num_right == i + 1 : std::ranges::count(piece, kPoison) == std::ssize(piece));
+  }
+  EXPECT(num_right > 0);
+}
+
 // What one member has sent counts, what another has not is poisoned.
 TEST(LateMemberOfAGroupIsNamed) {
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 3}) {

@@ -97,6 +97,12 @@ Part::Part(int rank, const Group& group, size_t num_bytes, int64_t index)
   request_.group_size = static_cast<int64_t>(group.members.size());
 }
 
+size_t Part::num_pieces() const {
+  const auto piece_bytes = static_cast<size_t>(request_.part_bytes);
+  return piece_bytes == 0 ? 1
+                          : std::max<size_t>(1, (operand.size() + piece_bytes - 1) / piece_bytes);
+}
+
 void Part::StartOn(Engine& engine, StreamHandle stream) {
   request_.stream = stream;
   request_.ranks = ranks_;

@@ -88,6 +88,12 @@ class Part {
     request_.plan = plan;
     return *this;
   }
+  // A permute that comes in pieces of so many bytes, each with a Done().
+  Part& InPieces(size_t piece_bytes) {
+    request_.part_bytes = static_cast<int64_t>(piece_bytes);
+    return *this;
+  }
+  size_t num_pieces() const;
   void StartOn(Engine& engine, StreamHandle stream);
   void DoneOn(Engine& engine, StreamHandle stream) const;
   void Start(DeviceWorld& world) { StartOn(world.engine(rank_), world.stream(rank_)); }

@@ -3,8 +3,9 @@
     jaxhet launch --islands 2 -- python tests/gpu/session_smoke.py [--double {mirror,vendor}]
 
 `--double`: every process outside the first island plays another vendor (mirror_double.py); with
-`vendor` to the engine as well. Process 0 prints a table; the exit code of a process that finds
-something wrong is 1. It runs on CPU devices too, where JAX has nothing else.
+`vendor` to the engine as well, which needs the double of libamdhip64 in LD_LIBRARY_PATH. Process 0
+prints a table; the exit code of a process that finds something wrong is 1. It runs on CPU devices
+too, where JAX has nothing else.
 """
 
 import argparse

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from jaxhet.compiler import Options
 from tests.support import gpus
 from tests.support.jobs import Job, Shape, island_job
 from tests.support.programs import softverbs
@@ -69,12 +70,16 @@ def job(case: Case) -> Iterator[Job]:
     job.close()
 
 
-def sizes(dtype: str) -> list[int]:
-    """Elements of a block: none, few, and around a chunk and some."""
+def itemsize(dtype: str) -> int:
     import ml_dtypes
 
     assert ml_dtypes.bfloat16  # registers the names of the small float types with numpy
-    chunk = CHUNK_BYTES // np.dtype(dtype).itemsize
+    return np.dtype(dtype).itemsize
+
+
+def sizes(dtype: str) -> list[int]:
+    """Elements of a block: none, few, and around a chunk and some."""
+    chunk = CHUNK_BYTES // itemsize(dtype)
     return [0, 1, 7, chunk - 1, chunk, chunk + 1, 3 * chunk + 5]
 
 
@@ -92,6 +97,15 @@ def test_collectives_are_those_of_numpy(case: Case, job: Job) -> None:
         cells = (f"{name} {sum(found)}/{len(found)}" for name, found in right.items())
         print(f"{dtype:14}", "  ".join(cells))
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+def test_long_sums_come_in_parts(dtype: str, case: Case, job: Job) -> None:
+    most = Options().part_bytes * 3 * case.devices if case.platform == "cuda" else 1000
+    size = most // itemsize(dtype) + 77
+    request = {"dtype": dtype, "sizes": [size], "operations": ["sum", "max"]}
+    assert [answer for answer in job.ask(request, 300) if any(answer.values())] == []
 
 
 @pytest.mark.timeout(300)

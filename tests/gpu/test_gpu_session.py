@@ -1,5 +1,9 @@
-"""The session on real GPUs: two islands, also with a plugin of another name (mirror_double.py)."""
+"""The session on real GPUs: two islands, also with a plugin of another name (mirror_double.py).
 
+As `vendor` one island's devices are AMD's for the engine, too, by way of the double.
+"""
+
+import os
 import pathlib
 import subprocess
 import sys
@@ -7,6 +11,7 @@ import sys
 import pytest
 
 from jaxhet import _jax_compat
+from tests.support.programs import hip_double
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -19,16 +24,19 @@ def _why_not() -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("double", [[], ["--double", "mirror"]], ids=["cuda", "mirror"])
-def test_session_on_gpus(double: list[str], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("double", ["", "mirror", "vendor"])
+def test_session_on_gpus(double: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     if reason := _why_not():
         pytest.skip(reason)
+    for name, value in (hip_double() if double == "vendor" else {}).items():
+        monkeypatch.setenv(name, os.pathsep.join(filter(None, (value, os.environ.get(name)))))
     launch = "-m jaxhet.cli launch --islands 2 --devices 1 --"
     result = subprocess.run(
         [
             *(sys.executable, *launch.split()),
-            *(sys.executable, "tests/gpu/session_smoke.py", *double),
+            *(sys.executable, "tests/gpu/session_smoke.py"),
+            *(["--double", double] if double else []),
         ],
         cwd=_ROOT,
         check=False,

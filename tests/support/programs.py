@@ -31,6 +31,12 @@ def softverbs(commands: str = "") -> dict[str, str]:
     }
 
 
+def hip_double() -> dict[str, str]:
+    """The environment in which a process finds the double of AMD's libamdhip64, over CUDA."""
+    _make("hip_double")
+    return {"LD_LIBRARY_PATH": str(_BUILD / "tests" / "gpu")}
+
+
 @functools.cache
 def _make(target: str) -> None:
     env = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}

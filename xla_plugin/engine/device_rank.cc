@@ -15,7 +15,9 @@ namespace {
 constexpr std::chrono::milliseconds kMostPatience{10};
 constexpr int kPatiencePart = 8;
 
-uint32_t Next(uint32_t& last) { return last = DeviceNumber(uint64_t{last} + 1); }
+uint32_t Next(uint32_t& last, uint32_t count = 1) {
+  return last = DeviceNumber(uint64_t{last} + count);
+}
 
 // What a device may still touch. It is never freed: that would wait for the device.
 template <typename T>
@@ -115,6 +117,10 @@ DeviceRank::InFlight DeviceRank::PermuteLeg(const DeviceRequest& request, InFlig
     if (request.ranks[i + 1] == rank_) leg.source = static_cast<int>(request.ranks[i]);
   }
   leg.is_last = true;
+  leg.part_bytes = static_cast<size_t>(request.part_bytes);
+  if (leg.part_bytes > 0 && leg.part_bytes < leg.operand_bytes) {
+    leg.parts = static_cast<uint32_t>((leg.operand_bytes + leg.part_bytes - 1) / leg.part_bytes);
+  }
   return leg;
 }
 
@@ -181,7 +187,15 @@ std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
     device_->Fill(exchange.program, exchange.result.data(), std::byte{0}, exchange.result.size());
   }
   StreamWork program(*device_, exchange.program);
-  if (!IsByProgram(exchange.sends)) program.Write(AddressOf(words_->reached), exchange.first);
+  if (exchange.is_pulled) {
+    RankRing& ring = *outgoing_.at(exchange.target);
+    ring.num_bytes += exchange.operand.size();
+    program.Write(ring.end->ready(), DeviceNumber(exchange.outgoing_number));
+  }
+  if (!IsByProgram(exchange.sends) && last_reached_ != exchange.first) {
+    last_reached_ = exchange.first;
+    program.Write(AddressOf(words_->reached), exchange.first);
+  }
   const bool receives = exchange.source >= 0 && !exchange.is_eager;
   Event ready;
   if (receives || IsByStreams(exchange.sends) || !overdue.empty()) {
@@ -189,13 +203,7 @@ std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
     device_->Record(ready.get(), exchange.program);
   }
   for (const InFlight& other : overdue) ReceiveByStreams(other, ready.get());
-  if (exchange.is_pulled) {
-    RankRing& ring = *outgoing_.at(exchange.target);
-    ring.num_bytes += exchange.operand.size();
-    program.Write(ring.end->ready(), DeviceNumber(exchange.outgoing_number));
-  } else if (exchange.target >= 0) {
-    Send(exchange, &program, ready.get());
-  }
+  if (exchange.target >= 0 && !exchange.is_pulled) Send(exchange, &program, ready.get());
   program.Flush();
   if (receives) {
     ReceiveWhenKnown({exchange, std::move(ready)});
@@ -351,7 +359,8 @@ void DeviceRank::ReceiveByStreams(InFlight exchange, EventHandle ready) {
       const uint64_t num_chunks = NumChunks(*incoming_.at(exchange.source), exchange.result.size());
       found->receives = NextMarks(last_receives_, *exchange.first_chunk, num_chunks);
     } else {
-      found->receives = NextMarks(last_receives_, exchange.incoming_number, 1);
+      const size_t s = exchange.incoming_number % kStreams;
+      found->receives.at(s) = Next(last_receives_.at(s), found->parts);
     }
     exchange = *found;
   }
@@ -402,7 +411,7 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& candidate) {
-      return candidate.plan == plan && candidate.index == index && candidate.done_number == 0;
+      return candidate.plan == plan && candidate.index == index && !candidate.is_done();
     });
     if (found == in_flight_.end()) {
       Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
@@ -437,13 +446,13 @@ void DeviceRank::DoneLeg(uint32_t number, StreamWork& program) {
   {
     const std::lock_guard lock(mutex_);
     InFlight& found = find();
-    found.done_number = Next(dones_);
+    if (found.done_parts++ == 0) found.done_number = Next(dones_);
     found.is_eager = false;
     if (by_program) {
       found.is_pending = false;
       found.receives.at(kProgram) = Next(last_receives_.at(kProgram));
     }
-    if (found.is_pulled) {
+    if (found.is_pulled && found.is_done()) {
       const size_t s = stream == program_ ? kProgram : found.outgoing_number % kStreams;
       found.sends.at(s) = Next(last_sends_.at(s));
     }
@@ -452,16 +461,24 @@ void DeviceRank::DoneLeg(uint32_t number, StreamWork& program) {
   if (by_program && exchange.first_chunk) {
     Receive(exchange, *exchange.first_chunk, &program, nullptr);
   }
-  if (exchange.is_pulled) AwaitTaken(exchange, program);
   const auto wait = [&](const Marks& marks, MarkWords& words) {
     ForEachStream(marks, [&](size_t s) {
       if (s == kProgram && stream == program_) return;  // in its order
       program.Wait(AddressOf(words.at(s)), marks.at(s));
     });
   };
-  wait(exchange.receives, words_->received);
+  const bool is_taken = exchange.is_pulled && exchange.is_done();
+  if (is_taken) AwaitTaken(exchange, program);
+  Marks receives = exchange.receives;
+  if (!exchange.first_chunk && exchange.source >= 0) {  // those of the parts so far
+    receives.at(exchange.incoming_number % kStreams) -= exchange.parts - exchange.done_parts;
+  }
+  wait(receives, words_->received);
   wait(exchange.sends, words_->sent);
   program.Wait(AddressOf(words_->go_on), exchange.done_number);
+  if (is_taken && IsByProgram(exchange.sends)) {  // all waits are one call with it
+    program.Write(AddressOf(words_->sent.at(kProgram)), exchange.sends.at(kProgram));
+  }
 }
 
 }  // namespace jaxhet

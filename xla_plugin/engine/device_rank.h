@@ -37,6 +37,7 @@ struct DeviceRequest {
   std::span<const int64_t> ranks;  // groups one after the other; of a permute: pairs
   int64_t group_size = 2;
   bool skips_own = false;  // the block of the result that is the rank's own stays as it is
+  int64_t part_bytes = 0;  // of a permute that comes in parts, each with a Done(); 0: as a whole
   std::span<const std::byte> operand;
   std::span<std::byte> result;
   std::byte poison;  // what the result is filled with if it can't come
@@ -69,10 +70,12 @@ struct RankRing {
 // Done(). A receive stream does it before, if its slot is needed again by then.
 //
 // What is pulled, the program's stream only says to be there, at Start(), and at Done() waits until
-// it was taken. Where it lies, the target knows when the source has launched it: the thread that
-// launches the program puts the receive on its stream then, in the order of starts, and waits a
-// little for it at Done(), before it chooses slots. (Another thread could not do it: a call of the
-// driver that waits for all streams holds up all others.)
+// it was taken. It may be pulled in parts, one after the other, so that the program goes on with
+// one while the next comes; what is in slots comes with the first Done(). Where it lies, the target
+// knows when the source has launched it: the thread that launches the program puts the receive on
+// its stream then, in the order of starts, and waits a little for it at Done(), before it chooses
+// slots. (Another thread could not do it: a call of the driver that waits for all streams holds up
+// all others.)
 //
 // When the job fails, the program's stream is held at the next Done(), and for one exchange after
 // the other, in the order of their Done(), all streams run to its end, its result is poisoned if it
@@ -100,6 +103,7 @@ class DeviceRank {
   // By the thread that launches the program's work. Errors of the device are thrown; after them,
   // and after a mismatch, the rank must be abandoned.
   std::optional<Mismatch> Start(const DeviceRequest& request);
+  // Of the next part, if it comes in parts.
   void Done(StreamHandle stream, int64_t plan, int64_t index);
 
   // What a look at the exchanges in flight finds.
@@ -204,8 +208,13 @@ class DeviceRank {
     Marks receives{};
     std::span<std::byte> result;
     std::byte poison{};
-    uint32_t done_number = 0;     // 0 until Done() is called
+    size_t part_bytes = 0;        // of all parts but the last, if there are several
+    uint32_t parts = 1;           // that it comes in, if it is pulled, and Done() is called for
+    uint32_t done_parts = 0;      // for which it was
+    uint32_t done_number = 0;     // 0 until the first
     std::optional<Time> reached;  // by the device, as Look() saw it
+
+    bool is_done() const { return done_parts == parts; }
   };
 
   // A receive that is to be put on our streams.
@@ -255,12 +264,14 @@ class DeviceRank {
     return !exchange.is_pending && IsOver(exchange.receives, words_->received);
   }
   bool IsSent(const InFlight& exchange) const {
-    const bool is_untaken = exchange.is_pulled && exchange.done_number == 0;
+    const bool is_untaken = exchange.is_pulled && !exchange.is_done();
     return !is_untaken && IsOver(exchange.sends, words_->sent);
   }
+  bool HasReached(const InFlight& exchange) const;
   // At least in its slots.
   bool HasCome(const InFlight& exchange) const;
   bool HasGone(const InFlight& exchange) const;
+  std::span<std::byte> MissingOf(const InFlight& exchange) const;
   RankRing& RingOf(Rings& rings, int peer_rank);
   void WaitForRoom(const LaunchLog& peer, uint64_t number) const;
   void* AddressOf(const DeviceWord& word) const;
@@ -272,8 +283,9 @@ class DeviceRank {
   FlightRecord RecordOf(const InFlight& exchange, Time started) const;
   std::optional<Mismatch> FindMismatch(const InFlight& exchange) const;
   std::optional<Report::Broken> FindBroken() const;
+  bool OpenUntil(Time limit, const std::function<bool()>& is_over);
   bool RunToTheEnd(const InFlight& exchange, Time limit);
-  bool Poison(const InFlight& exchange, Time limit);
+  bool Poison(const InFlight& exchange, std::span<std::byte> missing, Time limit);
   bool IsIdle();
   std::optional<Report::Late> FindLate(const InFlight& exchange, std::chrono::milliseconds patience,
                                        std::chrono::milliseconds first_patience) const;
@@ -301,6 +313,7 @@ class DeviceRank {
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;
   uint32_t last_leg_ = 0;
+  uint32_t last_reached_ = 0;       // as it will be written
   mutable std::mutex mutex_;        // of what follows; no call of the driver is made under it
   std::deque<InFlight> in_flight_;  // in the order of their starts
   uint32_t dones_ = 0;

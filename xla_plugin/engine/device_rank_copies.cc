@@ -95,10 +95,15 @@ void DeviceRank::Pull(const InFlight& exchange, EventHandle ready) {
   StreamWork work(*device_, receive_streams_.at(s).get());
   work.WaitEvent(ready);
   work.Wait(end.ready(), DeviceNumber(number));
-  work.Copy(result.data(), operand, result.size());
-  work.Wait(end.gate(), kOpen);
-  work.Write(end.taken(number), DeviceNumber(number));
-  work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
+  size_t begin = 0;
+  for (uint32_t left = exchange.parts; left > 0; --left) {
+    const size_t num_bytes = left > 1 ? exchange.part_bytes : result.size() - begin;
+    work.Copy(result.data() + begin, operand + begin, num_bytes);
+    begin += num_bytes;
+    work.Wait(end.gate(), kOpen);
+    if (left == 1) work.Write(end.taken(number), DeviceNumber(number));
+    work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s) - (left - 1));
+  }
   work.Flush();
   ring.num_bytes += result.size();
   pulled_bytes_ += result.size();
@@ -113,14 +118,18 @@ void DeviceRank::CopyOwn(const InFlight& exchange, EventHandle ready) {
   work.Flush();
 }
 
+// By the program's stream; another one than the first program's leaves it to one of ours.
 void DeviceRank::AwaitTaken(const InFlight& exchange, StreamWork& program) {
   const uint64_t number = exchange.outgoing_number;
-  const bool by_program = program.stream() == program_;
-  const size_t s = by_program ? kProgram : number % kStreams;
-  StreamWork ours(*device_, send_streams_.at(number % kStreams).get());
-  StreamWork& work = by_program ? program : ours;
-  work.Wait(outgoing_.at(exchange.target)->end->taken(number), DeviceNumber(number));
-  work.Write(AddressOf(words_->sent.at(s)), exchange.sends.at(s));
+  void* const taken = outgoing_.at(exchange.target)->end->taken(number);
+  if (IsByProgram(exchange.sends)) {
+    program.Wait(taken, DeviceNumber(number));
+    return;
+  }
+  const size_t s = number % kStreams;
+  StreamWork ours(*device_, send_streams_.at(s).get());
+  ours.Wait(taken, DeviceNumber(number));
+  ours.Write(AddressOf(words_->sent.at(s)), exchange.sends.at(s));
   ours.Flush();
 }
 

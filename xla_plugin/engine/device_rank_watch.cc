@@ -42,6 +42,17 @@ bool DeviceRank::HasGone(const InFlight& exchange) const {
          outgoing_.at(exchange.target)->end->words().TakenOf(number).host().load() >= number;
 }
 
+// What has not come of its result.
+std::span<std::byte> DeviceRank::MissingOf(const InFlight& exchange) const {
+  if (IsReceived(exchange)) return {};
+  if (exchange.parts == 1 || exchange.is_pending || exchange.first_chunk) return exchange.result;
+  const size_t s = exchange.incoming_number % kStreams;
+  const uint32_t first = exchange.receives.at(s) - exchange.parts;
+  const uint32_t received =
+      std::clamp(words_->received.at(s).host().load(), first, exchange.receives.at(s));
+  return exchange.result.subspan((received - first) * exchange.part_bytes);
+}
+
 DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_patience) {
   Report report;
   report.broken = FindBroken();
@@ -57,12 +68,16 @@ DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_pa
   return report;
 }
 
+// The program, its start.
+bool DeviceRank::HasReached(const InFlight& exchange) const {
+  const bool has_sent = IsByProgram(exchange.sends) && IsSent(exchange);
+  return exchange.first <= words_->reached.host().load() || has_sent || IsComplete(exchange);
+}
+
 void DeviceRank::RecordReached() {
-  const uint32_t last = words_->reached.host().load();
   const Time now = Clock::now();
   for (InFlight& exchange : in_flight_) {
-    const bool has_sent = IsByProgram(exchange.sends) && IsSent(exchange);
-    if (exchange.first > last && !has_sent && !IsComplete(exchange)) return;
+    if (!HasReached(exchange)) return;
     if (exchange.reached) continue;
     exchange.reached = now;
     if (exchange.number == exchange.first) recorder_.Started(RecordOf(exchange, now));
@@ -73,7 +88,7 @@ void DeviceRank::RecordCompleted() {
   const Time now = Clock::now();
   for (; !in_flight_.empty(); in_flight_.pop_front()) {
     const InFlight& exchange = in_flight_.front();
-    if (!exchange.reached || exchange.done_number == 0 || !IsComplete(exchange)) return;
+    if (!exchange.reached || !exchange.is_done() || !IsComplete(exchange)) return;
     last_completed_ = now;
     if (!exchange.is_last) continue;
     recorder_.Ended(exchange.first, FlightState::kCompleted, now);
@@ -210,30 +225,29 @@ bool DeviceRank::Abandon(milliseconds timeout) {
   std::ranges::sort(exchanges, {}, [&](const InFlight& exchange) {
     return std::pair(turn_of(exchange), exchange.number);
   });
-  std::vector<bool> has_come;
-  for (const InFlight& exchange : exchanges) has_come.push_back(IsReceived(exchange));
+  std::vector<std::span<std::byte>> missing;
+  for (const InFlight& exchange : exchanges) missing.push_back(MissingOf(exchange));
   for (auto& [source, ring] : incoming_) ring->end->Cut();
   std::this_thread::sleep_for(kCopyTime);  // what targets take at the moment
   bool is_over = true;
   for (size_t i = 0; i < exchanges.size() && is_over; ++i) {
     words_->go_on.host().store(turn_of(exchanges[i]) - 1);  // the program may start this one
-    is_over = RunToTheEnd(exchanges[i], limit) && (has_come[i] || Poison(exchanges[i], limit));
+    is_over = RunToTheEnd(exchanges[i], limit) && Poison(exchanges[i], missing[i], limit);
   }
-  if (is_over) words_->go_on.host().store(kOpen);
-  return is_over;
+  if (!is_over) return false;
+  words_->go_on.host().store(kOpen);
+  return OpenUntil(limit, [&] {
+    return std::ranges::all_of(
+        exchanges, [&](const InFlight& each) { return IsOver(each.sends, words_->sent); });
+  });
 }
 
-// Opens all that streams may wait for, until they have done their part of the exchange. The peers
-// may write the same words.
-bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
+// Opens all that streams may wait for. The peers may write the same words.
+bool DeviceRank::OpenUntil(Time limit, const std::function<bool()>& is_over) {
   const auto open = [](std::span<DeviceWord> words) {
     for (DeviceWord& word : words) word.host().store(kOpen);
   };
-  const auto is_over = [&] {
-    return IsOver(exchange.sends, words_->sent) &&
-           (exchange.is_pending || IsOver(exchange.receives, words_->received));
-  };
-  for (; !is_over() && Clock::now() < limit; std::this_thread::sleep_for(kPause)) {
+  while (true) {
     for (auto& [target, ring] : outgoing_) {
       open(ring->end->words().emptied);
       open(ring->end->words().taken);
@@ -244,13 +258,28 @@ bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
       open({&words.ready, 1});
       open({&words.gate, 1});
     }
+    if (is_over()) return true;
+    if (Clock::now() >= limit) return false;
+    std::this_thread::sleep_for(kPause);
   }
-  return is_over();
 }
 
-bool DeviceRank::Poison(const InFlight& exchange, Time limit) {
+// Until our streams have done their part of the exchange, and the program has come to its start:
+// before, the memory of its result is something else's.
+bool DeviceRank::RunToTheEnd(const InFlight& exchange, Time limit) {
+  Marks sends = exchange.sends;
+  if (exchange.is_pulled) sends.at(kProgram) = 0;  // the program goes on first
+  return OpenUntil(limit, [&] {
+    return IsOver(sends, words_->sent) &&
+           (exchange.is_pending ? HasReached(exchange)
+                                : IsOver(exchange.receives, words_->received));
+  });
+}
+
+bool DeviceRank::Poison(const InFlight& exchange, std::span<std::byte> missing, Time limit) {
+  if (missing.empty()) return true;
   auto* const stream = rescue_stream_.get();
-  device_->Fill(stream, exchange.result.data(), exchange.poison, exchange.result.size());
+  device_->Fill(stream, missing.data(), exchange.poison, missing.size());
   while (!device_->IsIdle(stream) && Clock::now() < limit) std::this_thread::sleep_for(kPause);
   return device_->IsIdle(stream);
 }

@@ -40,7 +40,7 @@ ffi::Error Guarded(Function function) {
 
 ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t kind, int64_t plan,
                  int64_t index, ffi::Span<const int64_t> ranks, int64_t group_size,
-                 int64_t deadline_ms, int64_t skips_own, ffi::AnyBuffer operand,
+                 int64_t deadline_ms, int64_t skips_own, int64_t part_bytes, ffi::AnyBuffer operand,
                  ffi::Result<ffi::AnyBuffer> result) {
   return Guarded([&] {
     FindEngine(session)->devices().Start(ordinal, {.stream = stream,
@@ -51,22 +51,39 @@ ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t 
                                                    .ranks = ToSpan(ranks),
                                                    .group_size = group_size,
                                                    .skips_own = skips_own != 0,
+                                                   .part_bytes = part_bytes,
                                                    .operand = Bytes(operand),
                                                    .result = Bytes(result),
                                                    .poison = PoisonOf(operand.element_type())});
   });
 }
 
+void CheckInPlace(int64_t index, const ffi::AnyBuffer& operand,
+                  ffi::Result<ffi::AnyBuffer>& result) {
+  if (operand.untyped_data() == result->untyped_data()) return;
+  Throw(ErrorCode::kUsage, "XLA gave exchange ", index,
+        " two results; please report this with a dump (JAXHET_DUMP)");
+}
+
 ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /*kind*/,
                 int64_t plan, int64_t index, ffi::Span<const int64_t> /*ranks*/,
                 int64_t /*group_size*/, int64_t /*deadline_ms*/, int64_t /*skips_own*/,
-                ffi::AnyBuffer started, ffi::AnyBuffer /*operand*/,
+                int64_t /*part_bytes*/, ffi::AnyBuffer started, ffi::AnyBuffer /*operand*/,
                 ffi::Result<ffi::AnyBuffer> result) {
   return Guarded([&] {
-    if (started.untyped_data() != result->untyped_data()) {
-      Throw(ErrorCode::kUsage, "XLA gave exchange ", index,
-            " two results; please report this with a dump (JAXHET_DUMP)");
-    }
+    CheckInPlace(index, started, result);
+    FindEngine(session)->devices().Done(ordinal, stream, plan, index);
+  });
+}
+
+ffi::Error Part(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /*kind*/,
+                int64_t plan, int64_t index, ffi::Span<const int64_t> /*ranks*/,
+                int64_t /*group_size*/, int64_t /*deadline_ms*/, int64_t /*skips_own*/,
+                int64_t /*part_bytes*/, ffi::AnyBuffer came, ffi::AnyBuffer other,
+                ffi::Result<ffi::AnyBuffer> came_result, ffi::Result<ffi::AnyBuffer> other_result) {
+  return Guarded([&] {
+    CheckInPlace(index, came, came_result);
+    CheckInPlace(index, other, other_result);
     FindEngine(session)->devices().Done(ordinal, stream, plan, index);
   });
 }
@@ -74,7 +91,8 @@ ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /
 auto Bind() {
   return BindAttributes(
              ffi::Ffi::Bind().Ctx<ffi::PlatformStream<StreamHandle>>().Ctx<ffi::DeviceOrdinal>())
-      .Attr<int64_t>("skips_own");
+      .Attr<int64_t>("skips_own")
+      .Attr<int64_t>("part_bytes");
 }
 
 }  // namespace
@@ -86,4 +104,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxhetDone, jaxhet::Done,
                               jaxhet::Bind()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxhetPart, jaxhet::Part,
+                              jaxhet::Bind()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::AnyBuffer>());

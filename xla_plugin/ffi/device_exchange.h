@@ -4,8 +4,11 @@
 #include "xla/ffi/api/c_api.h"
 
 // y = jaxhet_start(x) and jaxhet_done(y, x): an exchange on a GPU. They put work on streams; see
-// DeviceRank. done's result is y's buffer, and x lives until then.
+// DeviceRank. done's result is y's buffer, and x lives until then. Of what comes in parts, that is
+// the first; (y, z) = jaxhet_part(y, z), in their buffers, waits for the next one, before what is
+// then done with y and z.
 extern "C" XLA_FFI_Error* JaxhetStart(XLA_FFI_CallFrame* call_frame);
 extern "C" XLA_FFI_Error* JaxhetDone(XLA_FFI_CallFrame* call_frame);
+extern "C" XLA_FFI_Error* JaxhetPart(XLA_FFI_CallFrame* call_frame);
 
 #endif  // XLA_PLUGIN_FFI_DEVICE_EXCHANGE_H_

@@ -187,6 +187,7 @@ nb::dict Handlers() {
   nb::dict gpu;
   gpu["jaxhet_start"] = capsule(&JaxhetStart);
   gpu["jaxhet_done"] = capsule(&JaxhetDone);
+  gpu["jaxhet_part"] = capsule(&JaxhetPart);
   nb::dict handlers;
   handlers["cpu"] = cpu;
   handlers["gpu"] = gpu;

@@ -64,6 +64,7 @@ class Compiler(_deviceless.Compiler):
             "fingerprint": plan.fingerprint,
             "lines": [e.line for e in plan.exchanges],
             "schedule": schedule(module),
+            "copies": sum(i.opcode == "copy" for i in module.entry.instructions),
             "crossing": [c.instruction.opcode for c in collectives.crossing(module, job)],
         }
 
@@ -169,6 +170,13 @@ def reductions(mesh: Mesh) -> Any:
     return jax.jit(mapped).lower(x)
 
 
+def long_sum(mesh: Mesh) -> Any:
+    """A sum that comes in four parts."""
+    mapped = jax.shard_map(lambda x: lax.psum(x, "data"), mesh=mesh, in_specs=P(), out_specs=P())
+    size = Options().part_bytes * 4 // 2 + 77
+    return jax.jit(mapped).lower(jax.ShapeDtypeStruct((size,), "bfloat16"))
+
+
 def local_sum_in_loop(mesh: Mesh) -> Any:
     """XLA moves the sum over "y" of the gradients behind the loop, if it may."""
     mesh = Mesh(mesh.devices.reshape(2, -1), ("x", "y"))
@@ -185,6 +193,7 @@ def local_sum_in_loop(mesh: Mesh) -> Any:
 
 
 CASES = {
+    "long_sum": Case("2x1x1", long_sum),
     "local_sum_in_loop": Case("2x1x2", local_sum_in_loop),
     "train": Case("2x1x1", train_step),
     "train_text_order": Case("2x1x1", train_step, Options(order="text")),

@@ -54,8 +54,17 @@ def _rewrite(c: hlo.Computation, instruction: hlo.Instruction) -> None:
     is_ours = instruction.name.startswith("jaxhet.")
     if instruction.opcode in exchange.CARRIERS.values():
         (start,) = operands
+        own = c.operands(start)[0]
+        part_elements = _attribute(start, "part_bytes") * 8 // hlo.bit_width(own.shape.element_type)
         _rewrite_done(c, instruction, start)
         c.remove(start, successor=instruction)
+        if part_elements:
+            _come_in_parts(c, instruction, own, part_elements)
+    elif instruction.custom_call_target == "AllocateBuffer":
+        shape = hlo.array_shape(pb.S32, [])
+        zero = c.add("constant", shape, literal=pb.LiteralProto(shape=shape, s32s=[0]))
+        zero = arithmetic.convert(c, zero, instruction.shape.element_type)
+        c.rewrite(instruction, "broadcast", [zero])
     elif is_ours and instruction.opcode == "opt-barrier":
         c.rewrite(instruction, "copy", operands)
     elif is_ours and instruction.opcode == "all-to-all":
@@ -78,7 +87,7 @@ def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruct
         )
         return
     came = done
-    if is_skipped := "skips_own = 1" in start.frontend_attributes.map["jaxhet_call"]:
+    if is_skipped := _attribute(start, "skips_own"):
         came = c.add("copy", done.shape, operands)
     if parts.kind == "all_gather":
         c.rewrite(
@@ -98,6 +107,43 @@ def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruct
     if is_skipped:
         members = [g.replica_ids for g in groups.replica_groups]
         c.rewrite(done, "copy", [_without_own(c, came, members)])
+
+
+def _attribute(start: hlo.Instruction, name: str) -> int:
+    """Of the engine's call."""
+    return int(start.frontend_attributes.map["jaxhet_call"].split(f"{name} = ")[1].split(" ")[0])
+
+
+def _come_in_parts(
+    c: hlo.Computation, done: hlo.Instruction, own: hlo.Instruction, size: int
+) -> None:
+    """What was exchanged comes one part after the other; before, there is what must not be used."""
+    whole = c.add(done.opcode, done.shape)
+    name, instruction_id = whole.name, whole.id
+    whole.CopyFrom(done)
+    whole.name, whole.id = name, instruction_id
+    c.rewrite(done, "copy", [_first(c, whole, own, size)])
+    last = done
+    for there in itertools.count(2 * size, size):
+        part = next(
+            (u for u in c.users(last) if u.custom_call_target == exchange.PART_TARGET), None
+        )
+        if part is None:
+            return
+        came = _first(c, whole, own, there)
+        last = next(u for u in c.users(part) if u.tuple_index == 0)
+        c.rewrite(part, "tuple", [came, c.operands(part)[1]])
+
+
+def _first(
+    c: hlo.Computation, x: hlo.Instruction, y: hlo.Instruction, size: int
+) -> hlo.Instruction:
+    """The first elements of x, then y's."""
+    length = hlo.num_elements(x.shape)
+    if size >= length:
+        return x
+    rest = arithmetic.slice_1d(c, y, size, length - size)
+    return arithmetic.concatenate(c, [arithmetic.slice_1d(c, x, 0, size), rest])
 
 
 def _without_own(

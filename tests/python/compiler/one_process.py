@@ -31,7 +31,7 @@ ALGORITHMS = {
     "two_phase": Options(two_phase_bytes=0),
     "hierarchical": Options(algorithm="hierarchical"),
     "hierarchical_two_phase": Options(algorithm="hierarchical", two_phase_bytes=0),
-    "gpu": Options(),
+    "gpu": Options(part_bytes=256),
     "gpu_flat": Options(algorithm="flat"),
 }
 ISLANDS = {
@@ -164,6 +164,18 @@ def reductions(dtype: str) -> Program:
         return [r(x, axes) for x in xs for r in reducers for axes in ("x", ("x", "y"))]
 
     return mapped(lambda x: f(x[:1, :1], x), integers(dtype, NUM_RANKS * 3, 7))
+
+
+def long_sums() -> Program:
+    """Of a length that is no multiple of anything."""
+
+    def f(*xs: jax.Array) -> Any:
+        return [lax.psum(x, axes) for x in xs for axes in ("x", "y", ("x", "y"))]
+
+    xs = [integers(d, NUM_RANKS, 1103) for d in ("int8", "bfloat16", "float32", "complex64")]
+    spec = P(mesh().axis_names)
+    g = jax.shard_map(f, mesh=mesh(), in_specs=spec, out_specs=spec, check_vma=False)
+    return lambda: jax.jit(g)(*xs)
 
 
 def sharded_reductions() -> Program:
@@ -388,6 +400,7 @@ def cases(world: World) -> dict[str, Program]:
         "resharded": resharded(),
         "moves_in_control_flow": mapped(moves_in_control_flow, integers("float32", 16, 8)),
         "gradients_of_moves": mapped(gradients_of_moves, integers("float32", 16, 8)),
+        "long_sums": long_sums(),
         "sharded_reductions": sharded_reductions(),
         "special_values": special_values(),
         "loops": mapped(loops, x),

@@ -150,6 +150,19 @@ def test_gpu_form_fixes_what_other_ranks_must_see_alike(
     assert _opcodes(text).count("opt-barrier") == barriers
 
 
+def test_long_sum_on_gpu_comes_in_parts():
+    shape = "f32[1000]"
+    body = f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape)
+    text = _decomposed(body, hlo_text.job(0, 1, platform="cuda"), Options(part_bytes=1000))
+    assert "part_bytes = 1024 : i64" in text  # a quarter, in whole multiples of 128 elements
+    assert len(re.findall(r"f32\[256\]\{0\} add\(", text)) == 3
+    assert len(re.findall(r"f32\[232\]\{0\} add\(", text)) == 1
+    assert text.count('custom_call_target="jaxhet_part"') == 3
+    assert text.count("output_to_operand_aliasing={{0}: (0, {}), {1}: (1, {})}") == 3
+    assert _opcodes(text).count("dynamic-update-slice") == 4
+    assert "jaxhet_part" not in _decomposed(body, hlo_text.job(0, 1, platform="cuda"))
+
+
 def test_gpu_form_of_three_islands_takes_its_own_row_by_place():
     body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}", "bf16[4]")
     text = _decomposed(body, hlo_text.job(0, 1, 2, platform="rocm"))

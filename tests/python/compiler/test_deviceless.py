@@ -99,6 +99,15 @@ def test_text_order_does_not_overlap(vendor: Results):
     assert _overlapped(vendor["train_text_order"]) < _ENOUGH
 
 
+def test_parts_of_a_long_sum_are_summed_in_place_while_others_come(vendor: Results):
+    result = vendor["long_sum"]
+    (events,) = (e for e in result["schedule"] if e)
+    calls = [what for what, _, _ in events]
+    assert calls[0] == "jaxhet_start"
+    assert calls[-4:] == ["jaxhet_done", *["jaxhet_part"] * 3]
+    assert result["copies"] == 0
+
+
 def test_local_legs_stay_collectives_of_xla(vendor: Results):
     result = vendor["train_two_devices"]
     assert _count(result, "reduce-scatter") >= len(result["lines"])

@@ -9,7 +9,7 @@ from tests.support.jobs import FAST_COMPILE
 
 pytestmark = pytest.mark.early
 
-_NUM_CASES = 72
+_NUM_CASES = 73
 
 
 @pytest.mark.timeout(600)

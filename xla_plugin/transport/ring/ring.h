@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_TRANSPORT_RING_RING_H_
 #define XLA_PLUGIN_TRANSPORT_RING_RING_H_
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -49,6 +50,8 @@ class Nics;
 
 inline constexpr uint32_t kRingSlots = 8;
 inline constexpr uint32_t kTakenWords = 2;
+// Of slots in host memory: caches hold several of these.
+inline constexpr size_t kMostHostSlotBytes = size_t{2} << 20;
 // Lets all waits for a word pass. HIP compares without wrapping around.
 inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
 
@@ -239,6 +242,10 @@ struct RingSetup {
   const Fd* messages;           // another one, for this ring alone; may be null
   verbs::Nics* nics;            // of this process
 };
+
+inline size_t HostSlotBytes(const RingSetup& setup) {
+  return std::min(setup.slot_bytes, kMostHostSlotBytes);
+}
 
 // A kind of ring. Both functions throw the reason if this end can't have one.
 struct RingTransport {

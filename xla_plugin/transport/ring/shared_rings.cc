@@ -138,8 +138,8 @@ class IpcRingSource final : public SourceRing {
 // The slots are host memory that both processes see.
 class ShmRing final : public TargetRing {
  public:
-  explicit ShmRing(const RingSetup& setup) : TargetRing(setup, SlotsBytes(setup.slot_bytes)) {
-    SetSlots(extra(), setup.slot_bytes);
+  explicit ShmRing(const RingSetup& setup) : TargetRing(setup, SlotsBytes(HostSlotBytes(setup))) {
+    SetSlots(extra(), HostSlotBytes(setup));
   }
 
   using TargetRing::Info;

@@ -141,8 +141,8 @@ void CheckSockets(const RingSetup& setup) {
 
 std::pair<std::unique_ptr<RingEnd>, std::string> MakeTcpRing(const RingSetup& setup) {
   CheckSockets(setup);
-  const TcpOfferInfo info{setup.slot_bytes};
-  return {std::make_unique<TcpTarget>(setup, setup.slot_bytes),
+  const TcpOfferInfo info{HostSlotBytes(setup)};
+  return {std::make_unique<TcpTarget>(setup, info.slot_bytes),
           std::string(reinterpret_cast<const char*>(&info), sizeof info)};
 }
 
