@@ -6,7 +6,7 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxhet._errors import JaxhetError
@@ -160,8 +160,7 @@ class Computation:
     def __init__(self, module: "Module", proto: pb.HloComputationProto):
         self.module = module
         self.proto = proto
-        self.instructions: list[Instruction] = list(proto.instructions)
-        self._by_id = {i.id: i for i in self.instructions}
+        self._by_id = {i.id: i for i in proto.instructions}  # in their order
         self._next_id = max(self._by_id, default=(proto.id << _ID_BITS) - 1) + 1
         self._shared: dict[Hashable, Instruction] = {}
         # By operand, and by control predecessor; None until they are asked for.
@@ -173,6 +172,11 @@ class Computation:
     def id(self) -> int:
         """Id of the computation."""
         return self.proto.id
+
+    @property
+    def instructions(self) -> list[Instruction]:
+        """All of them, those that were added last; in order after `sort`."""
+        return list(self._by_id.values())
 
     @property
     def root(self) -> Instruction:
@@ -211,7 +215,6 @@ class Computation:
             **fields,
         )
         self._next_id += 1
-        self.instructions.append(new)
         self._by_id[new.id] = new
         self._changed = True
         _link(self._users, new, new.operand_ids)
@@ -268,7 +271,6 @@ class Computation:
             self._waiting = {}
             for other in self.instructions:
                 _link(self._waiting, other, other.control_predecessor_ids)
-        self.instructions = [i for i in self.instructions if i.id != instruction.id]
         del self._by_id[instruction.id]
         for other in list(self._waiting.get(instruction.id, ())):
             kept = [i for i in other.control_predecessor_ids if i != instruction.id]
@@ -304,29 +306,33 @@ class Computation:
         self.sort()
         del self.proto.instructions[:]
         self.proto.instructions.extend(self.instructions)
-        self.instructions = list(self.proto.instructions)
-        self._by_id = {i.id: i for i in self.instructions}
+        self._by_id = {i.id: i for i in self.proto.instructions}
         self._users, self._waiting, self._changed = None, None, False
 
     def sort(self) -> None:
         """Puts predecessors first; otherwise keeps the order."""
-        result: list[Instruction] = []
-        done: set[int] = set()
-        for instruction in self.instructions:
-            path = {instruction.id: self.predecessors(instruction)}  # from it to what it waits for
+        done: dict[int, Instruction] = {}
+        for start in self._by_id:
+            # From it to what it waits for; each with those that it may still wait for.
+            path = {} if start in done else {start: self._waited_for(start, done)}
             while path:
-                top, predecessors = next(reversed(path.items()))
-                waiting = next((p for p in predecessors if p.id not in done), None)
+                top, waited_for = next(reversed(path.items()))
+                waiting = next(waited_for, None)
                 if waiting is None:
                     del path[top]
-                    if top not in done:
-                        done.add(top)
-                        result.append(self._by_id[top])
-                elif waiting.id in path:
-                    raise JaxhetError(f"{waiting.name} of {self.proto.name} waits for itself")
+                    done[top] = self._by_id[top]
+                elif waiting in path:
+                    name = self._by_id[waiting].name
+                    raise JaxhetError(f"{name} of {self.proto.name} waits for itself")
                 else:
-                    path[waiting.id] = self.predecessors(waiting)
-        self.instructions = result
+                    path[waiting] = self._waited_for(waiting, done)
+        self._by_id = done
+
+    def _waited_for(self, instruction_id: int, done: Container[int]) -> Iterator[int]:
+        """The predecessors of an instruction that are not done when it is their turn."""
+        instruction = self._by_id[instruction_id]
+        ids = itertools.chain(instruction.operand_ids, instruction.control_predecessor_ids)
+        return itertools.filterfalse(done.__contains__, ids)
 
 
 class Module:
