@@ -32,11 +32,15 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # copies between GPU and host.
 BARS: dict[str, tuple[str | None, float | None, float | None]] = {
     "cuda_ipc": ("nccl", 1 / 1.2, 1.0),
+    "cuda_ipc_hidden": ("cuda_ipc", None, None),
     "shm": (None, None, 0.6),
     "tcp": ("nccl_sockets", None, 3.0),
 }
 # Bytes that a chain moves, by the speed that a system can have. Compared systems have the same.
-_CHAIN_BYTES = {"cuda_ipc": 16 << 30, "nccl": 16 << 30, "shm": 4 << 30}
+_CHAIN_BYTES = {
+    **dict.fromkeys(("cuda_ipc", "cuda_ipc_hidden", "nccl"), 16 << 30),
+    "shm": 4 << 30,
+}
 _SLOW_CHAIN_BYTES = 128 << 20
 _MAX_LINKS, _MAX_CALLS = 16, 40
 # A case of a system that has taken so long gets no more turns, from the third one on.

@@ -1,8 +1,9 @@
 """The systems that the benchmarks on GPUs compare: jobs that live side by side and take turns.
 
-`cuda_ipc`, `shm` and `tcp` are two islands joined by that transport; `nccl` is the same processes
-and devices as one world, and `nccl_sockets` the same with NCCL kept from everything but sockets. On
-CPU (`--platform cpu`, to try a benchmark out) NCCL's place is taken by JAX's own Gloo.
+`cuda_ipc`, `shm` and `tcp` are two islands joined by that transport, and in `cuda_ipc_hidden` each
+process sees its own GPUs only, not all of the host's; `nccl` is the same processes and devices as
+one world, and `nccl_sockets` the same with NCCL kept from everything but sockets. On CPU
+(`--platform cpu`, to try a benchmark out) NCCL's place is taken by JAX's own Gloo.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.support import gpus
-from tests.support.jobs import Job, Shape, island_job, joined_job
+from tests.support.jobs import HIDE_GPUS, Job, Shape, island_job, joined_job
 
 # Of a GPU's memory, for all systems together; the rest is for contexts and NCCL's buffers.
 _MEMORY_FRACTION = 0.9
@@ -26,6 +27,7 @@ _LAST_LINES = 30  # of what a failed system said
 
 SYSTEMS: dict[str, dict[str, str]] = {
     "cuda_ipc": {"JAXHET_TRANSPORTS": "cuda_ipc"},
+    "cuda_ipc_hidden": {"JAXHET_TRANSPORTS": "cuda_ipc", HIDE_GPUS: "1"},
     "shm": {"JAXHET_TRANSPORTS": "shm"},
     "tcp": {"JAXHET_TRANSPORTS": "tcp"},
     "nccl": {},

@@ -27,6 +27,7 @@ FAST_COMPILE = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 }
 _START_TIMEOUT_S = 180
+HIDE_GPUS = "HIDE_OTHER_GPUS"  # set: a worker sees none but those that JAX takes there
 _WORLD = "JOINED_WORLD"  # address, processes and id of a process of `joined_job`
 
 
@@ -195,6 +196,8 @@ def join() -> None:
 
     import jaxhet
 
+    if HIDE_GPUS in os.environ:
+        _hide_gpus()
     if "JAXHET_PROCESS_ID" in os.environ:
         jaxhet.initialize()
     elif world := os.environ.get(_WORLD):
@@ -202,6 +205,13 @@ def join() -> None:
         num_processes, process, devices = map(int, numbers)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(address, num_processes, process, range(devices))
+
+
+def _hide_gpus() -> None:
+    """Hides the GPUs of other processes from this one, which sees its own first."""
+    names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    count = len(os.environ["JAXHET_LOCAL_DEVICE_IDS"].split(","))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:count])
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
