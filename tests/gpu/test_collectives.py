@@ -102,8 +102,9 @@ def test_collectives_are_those_of_numpy(case: Case, job: Job) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
 def test_long_sums_come_in_parts(dtype: str, case: Case, job: Job) -> None:
-    most = Options().part_bytes * 3 * case.devices if case.platform == "cuda" else 1000
-    size = most // itemsize(dtype) + 77
+    if case.platform != "cuda":
+        pytest.skip("sums come in parts on GPUs only")
+    size = Options().part_bytes * 3 * case.devices // itemsize(dtype) + 77
     request = {"dtype": dtype, "sizes": [size], "operations": ["sum", "max"]}
     assert [answer for answer in job.ask(request, 300) if any(answer.values())] == []
 

@@ -29,10 +29,12 @@ _TIMEOUT_S = 60
 
 @pytest.fixture(autouse=True, scope="module")
 def _interruptible() -> Iterator[None]:
-    """A shell's background job ignores SIGINT, and so would what it starts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell's background job ignores SIGINT, one under nohup SIGHUP; so would what it starts."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _command(options: str, code: str) -> list[str]:
