@@ -88,6 +88,23 @@ void CheckLatePeerIsADeadlineError(std::string_view transport) {
   ExpectContains(failure->what(), "it has started none so far");
 }
 
+// The memory of a result is something else's until the program has come to its start.
+TEST(NothingIsPoisonedBeforeItsStart) {
+  DeviceWorld world(DeviceOptions(2, "pulled"));
+  uint32_t word = 0;
+  Part zero(0, SwapPairs(), kSlotBytes);
+  const std::byte before = zero.result[0];
+  world.device().WaitValue(world.stream(0), &word, 1);
+  zero.Start(world);
+  world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
+  std::this_thread::sleep_for(milliseconds(600));
+  EXPECT(zero.IsFilledWith(before));
+  std::atomic_ref(word).store(1);
+  ExpectContains(ExpectThrow([&] { zero.Done(world); }), "PeerError: process 1 has died");
+  EXPECT(zero.IsFilledWith(kPoison));
+  EXPECT(world.IsIdleWithin(0, kLong));
+}
+
 // What has come when the job fails counts, what comes after is poison.
 TEST(PiecesAreRightOrPoison) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
