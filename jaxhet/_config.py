@@ -129,7 +129,7 @@ OPTIONS: tuple[Option, ...] = (
         "slot_bytes",
         int,
         16 << 20,
-        "bytes per slot of a path between two GPUs; of one in host memory at most 2 MiB",
+        "bytes per slot of a path between two GPUs; over shm and tcp at most 2 MiB",
         minimum=4096,
     ),
     Option(

@@ -50,7 +50,7 @@ class Nics;
 
 inline constexpr uint32_t kRingSlots = 8;
 inline constexpr uint32_t kTakenWords = 2;
-// Of slots in host memory: caches hold several of these.
+// Of the slots of shm and tcp: caches hold several of these.
 inline constexpr size_t kMostHostSlotBytes = size_t{2} << 20;
 // Lets all waits for a word pass. HIP compares without wrapping around.
 inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
