@@ -33,7 +33,7 @@ class Gpus:
 
         It can only read the memory of a GPU that it sees as fast as the link allows.
         """
-        others = (name for name in self.names if name not in mine)
+        others = dict.fromkeys(name for name in self.names if name not in mine)
         return {
             self.variable: ",".join((*mine, *others)),
             "JAXHET_LOCAL_DEVICE_IDS": ",".join(map(str, range(len(mine)))),

@@ -23,6 +23,8 @@ _INSIDE_ONLY = {  # opcode -> what to write instead
     "send": "jax.lax.ppermute",
 }
 _UNEQUAL_GROUPS = {"collective-broadcast", "collective-permute"}
+# XLA on GPUs makes one communicator of all devices of the program for them, whatever their pairs.
+_OF_ALL_DEVICES = {"collective-permute", "collective-permute-start", "recv", "send"}
 _CONTROL_FLOW = {"call", "conditional", "while"}
 _REDUCERS = {  # opcode -> JAX's word
     "add": "sum",
@@ -77,7 +79,7 @@ class Collective:
 
 
 def crossing(module: hlo.Module, job: Job) -> list[Collective]:
-    """The collectives of a module that cross islands."""
+    """The collectives of a module that cross islands, or would as XLA runs them."""
     instructions = [
         (computation, instruction)
         for computation in module.computations.values()
@@ -91,7 +93,15 @@ def crossing(module: hlo.Module, job: Job) -> list[Collective]:
         Collective(computation, instruction, positions(module, instruction), rank_of)
         for computation, instruction in instructions
     )
-    return [c for c in collectives if any(groups_lib.crosses(g, job.islands) for g in c.ranks)]
+    return [c for c in collectives if _is_crossing(c, job)]
+
+
+def _is_crossing(collective: Collective, job: Job) -> bool:
+    groups = collective.ranks
+    if job.is_gpu and collective.instruction.opcode in _OF_ALL_DEVICES:
+        moves = any(len(set(pair)) > 1 for pair in groups)
+        groups = (collective.rank_of,) if moves else ()
+    return any(groups_lib.crosses(group, job.islands) for group in groups)
 
 
 def check(module: hlo.Module, crossing: Sequence[Collective], job: Job) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import override
 
 from jaxhet.compiler import arithmetic, hlo
-from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
@@ -171,19 +170,6 @@ class GpuLowering(Lowering):
     @override
     def local_all_to_all(self, value: Value, groups: Groups) -> Value:
         return self.local("all-to-all", value, value.size, groups)
-
-    def local_permute(self, value: Value, pairs: Groups) -> Value:
-        """A permute of XLA."""
-        return value.by(
-            self.c.add(
-                "collective-permute",
-                value.x.shape,
-                [value.x],
-                like=self.instruction,
-                channel_id=self.c.module.new_channel_id() if self.instruction.channel_id else None,
-                source_target_pairs=[pb.SourceTarget(source=s, target=t) for s, t in pairs],
-            )
-        )
 
     def is_at(self, places: Sequence[int], place: int, shape: Shape) -> Instruction:
         """Whether the entry of `places` at the device's position is `place`, in each element."""

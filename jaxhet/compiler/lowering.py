@@ -17,6 +17,9 @@ from jaxhet.compiler.exchange import Adder
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
 
+# Element type -> one that has its values, and whose lower bits are its sums and products.
+_NOT_REDUCED_BY_NCCL: dict[int, int] = {pb.S16: pb.S32, pb.U16: pb.U32}
+
 
 @dataclasses.dataclass(frozen=True)
 class Value:
@@ -134,7 +137,7 @@ class Lowering(abc.ABC):
         element_type = x.shape.element_type
         carried = arithmetic.carried_type(element_type)
         if carried != element_type:
-            x = self.loop([x], lambda c, x: arithmetic.convert(c, x, carried))
+            x = self._converted(x, carried)
         return Value(self.shaped(x, [hlo.num_elements(x.shape)]), element_type)
 
     def restore(self, value: Value, shape: Shape) -> Instruction:
@@ -143,7 +146,7 @@ class Lowering(abc.ABC):
         x = self.c.add(self.reshape_opcode, hlo.with_type(shape, x.shape.element_type), [x])
         if x.shape.element_type == shape.element_type:
             return x
-        return self.loop([x], lambda c, x: arithmetic.convert(c, x, shape.element_type))
+        return self._converted(x, shape.element_type)
 
     def replace(self, results: Sequence[Instruction]) -> None:
         """Puts the results in the collective's place."""
@@ -208,6 +211,10 @@ class Lowering(abc.ABC):
     ) -> Value:
         """A collective of XLA, on each island; `size` is that of its result."""
         element_type = value.x.shape.element_type
+        if reducer and element_type in _NOT_REDUCED_BY_NCCL:
+            wide = value.by(self._converted(value.x, _NOT_REDUCED_BY_NCCL[element_type]))
+            result = self.local(opcode, wide, size, groups, reducer)
+            return value.by(self._converted(result.x, element_type))
         called = [arithmetic.reducer(self.c.module, reducer, element_type).id] if reducer else []
         shape = hlo.array_shape(element_type, [size])
         dims = [] if opcode == "collective-broadcast" else [0]
@@ -216,6 +223,9 @@ class Lowering(abc.ABC):
                 opcode, shape, [value.x], groups, dimensions=dims, called_computation_ids=called
             )
         )
+
+    def _converted(self, x: Instruction, element_type: int) -> Instruction:
+        return self.loop([x], lambda c, x: arithmetic.convert(c, x, element_type))
 
     def local_collective(
         self,

@@ -4,14 +4,13 @@ flat          every rank of a group exchanges with every other one
 hierarchical  all-gather        over the rail, then on the island
               reduce-scatter    on the island, then over the rail
               all-to-all        on the island, then over the rail
-              permute           what stays on an island is a permute of XLA
               broadcast         to one rank of each island, then on the island
 So each byte that must cross islands crosses once.
 """
 
 from collections.abc import Sequence
 
-from jaxhet.compiler import arithmetic, groups
+from jaxhet.compiler import arithmetic
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.groups import Groups, Split
@@ -169,22 +168,15 @@ def permute(lowering: Lowering) -> None:
 
 
 def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value:
-    """Pairs on one island stay a permute of XLA."""
-    collective = lowering.collective
-    crosses = {
-        p: groups.crosses([collective.rank_of[q] for q in p], lowering.adder.job.islands)
-        for p in pairs
-    }
-    crossing = tuple(p for p in pairs if crosses[p])
-    local = tuple(p for p in pairs if not crosses[p])
-    (result,) = lowering.permute([value], crossing)
-    if not local:
+    """All pairs, those on one island as well: see `collectives.crossing`."""
+    moving = tuple(pair for pair in pairs if pair[0] != pair[1])
+    (result,) = lowering.permute([value], moving)
+    keepers = {source for source, target in pairs if source == target}
+    if not keepers:
         return result
-    kept = lowering.local_permute(value, local)
-    targets = {target for _, target in crossing}
-    is_target = [int(position in targets) for position in range(len(collective.rank_of))]
-    mask = lowering.is_at(is_target, 1, value.x.shape)
-    return value.by(arithmetic.select(lowering.c, [mask], [kept.x, result.x]))
+    keeps = [int(position in keepers) for position in range(len(lowering.collective.rank_of))]
+    mask = lowering.is_at(keeps, 1, value.x.shape)
+    return value.by(arithmetic.select(lowering.c, [mask], [result.x, value.x]))
 
 
 def broadcast(lowering: Lowering) -> None:

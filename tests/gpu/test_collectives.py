@@ -28,29 +28,30 @@ FEW = ("float32", "bfloat16", "int8")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A kind of job; `devices` of each of two islands."""
+    """A kind of job."""
 
     platform: str
     transport: str
-    devices: int
+    shape: Shape
     dtypes: tuple[str, ...] = DTYPES
 
 
-CASES = {
-    **{
-        f"cuda-{transport}-2x{devices}": Case("cuda", transport, devices)
-        for transport in ("cuda_ipc", "shm", "verbs", "tcp")
-        for devices in (1, 2)
-    },
-    "cpu-shm-2x1": Case("cpu", "shm", 1, FEW),
-    "cpu-verbs-2x1": Case("cpu", "verbs", 1, FEW),
-}
+def cases() -> dict[str, Case]:
+    found = [Case("cpu", transport, Shape(2), FEW) for transport in ("shm", "verbs")]
+    for transport in ("cuda_ipc", "shm", "verbs", "tcp"):
+        found += [Case("cuda", transport, shape) for shape in (Shape(2), Shape(2, 1, 2))]
+    found.append(Case("cuda", "cuda_ipc", Shape(2, 2)))
+    return {f"{case.platform}-{case.transport}-{case.shape}": case for case in found}
+
+
+CASES = cases()
 
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
     found = CASES[request.param]
-    if found.platform == "cuda" and (reason := gpus.why_fewer_than(2 * found.devices)):
+    # Of more than two, processes may share them: slow, but not another program.
+    if found.platform == "cuda" and (reason := gpus.why_fewer_than(2)):
         pytest.skip(reason)
     return found
 
@@ -63,9 +64,11 @@ def job(case: Case) -> Iterator[Job]:
         "JAXHET_TRANSPORTS": case.transport,
         "JAXHET_CHUNK_BYTES": str(CHUNK_BYTES),
     }
+    if case.platform == "cuda":
+        env |= gpus.shared_by(case.shape.num_devices)
     if case.transport == "verbs":
         env |= softverbs("copy cuda" if case.platform == "cuda" else "")
-    job = island_job(Shape(2, 1, case.devices), WORKER, env)
+    job = island_job(case.shape, WORKER, env)
     yield job
     job.close()
 
@@ -86,7 +89,7 @@ def sizes(dtype: str) -> list[int]:
 @pytest.mark.timeout(900)
 def test_collectives_are_those_of_numpy(case: Case, job: Job) -> None:
     wrong = []
-    print(f"\n{case.transport} on {case.platform}, 2 islands x {case.devices}: right of all sizes")
+    print(f"\n{case.transport} on {case.platform}, {case.shape}: right of all sizes")
     for dtype in case.dtypes:
         answers = job.ask({"dtype": dtype, "sizes": sizes(dtype)}, 300)
         right: dict[str, list[bool]] = {}
@@ -104,7 +107,8 @@ def test_collectives_are_those_of_numpy(case: Case, job: Job) -> None:
 def test_long_sums_come_in_parts(dtype: str, case: Case, job: Job) -> None:
     if case.platform != "cuda":
         pytest.skip("sums come in parts on GPUs only")
-    size = Options().part_bytes * 3 * case.devices // itemsize(dtype) + 77
+    of_island = case.shape.num_devices // case.shape.islands
+    size = Options().part_bytes * 3 * of_island // itemsize(dtype) + 77
     request = {"dtype": dtype, "sizes": [size], "operations": ["sum", "max"]}
     assert [answer for answer in job.ask(request, 300) if any(answer.values())] == []
 

@@ -23,7 +23,7 @@ STARTUP_S = 240
 # is launched as a whole (a stream takes about 1000 things), and is waited for as a whole then.
 CASES = {
     "cuda-cuda_ipc": ("cuda", "cuda_ipc", 64 << 20, 8),
-    "cuda-shm": ("cuda", "shm", 32 << 20, 8),
+    "cuda-shm": ("cuda", "shm", 16 << 20, 8),
     "cuda-tcp": ("cuda", "tcp", 16 << 20, 8),
     "cpu-shm": ("cpu", "shm", 1 << 18, 10),
 }

@@ -22,3 +22,13 @@ def why_fewer_than(count: int) -> str:
     """Why a job of `count` GPUs can't run here; empty if it can."""
     names, reason = visible()
     return reason or ("" if len(names) >= count else f"{len(names)} GPU(s), and {count} are needed")
+
+
+def shared_by(count: int) -> dict[str, str]:
+    """What gives a job `count` GPUs; where there are fewer, its processes share them."""
+    names, _ = visible()
+    fraction = 0.75 * min(1, len(names) / count)
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(names[i % len(names)] for i in range(count)),
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.3f}",
+    }

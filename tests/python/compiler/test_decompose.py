@@ -5,13 +5,14 @@ import re
 import pytest
 
 from jaxhet._errors import UsageError
-from jaxhet.compiler import Options, bridge, decompose
+from jaxhet.compiler import Job, Options, bridge, decompose
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce
 
 _ONE = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p")
 _TWO_ISLANDS = hlo_text.job(0, 1)
 _FOUR = hlo_text.job(0, 0, 1, 1)
+_TWO_BY_TWO = hlo_text.job(0, 0, 1, 1, platform="cuda")
 
 
 def _decomposed(body: str, job=_TWO_ISLANDS, options: Options | None = None, before=SUM) -> str:
@@ -375,13 +376,6 @@ def test_each_collective_on_cpu(op: str, line: str, others: list[str]):
             "all-to-all",
         ),
         (
-            "f32[4,4] collective-permute(p), channel_id=1, source_target_pairs={{0,1},{1,2}}",
-            "permute",
-            "f32[16]",
-            64,
-            "collective-permute",
-        ),
-        (
             "f32[4,4] collective-broadcast(p), channel_id=1, replica_groups={{1,0,2,3}}",
             "permute",
             "f32[16]",
@@ -393,23 +387,60 @@ def test_each_collective_on_cpu(op: str, line: str, others: list[str]):
 def test_each_collective_on_gpu_crosses_once_and_leaves_the_rest_to_xla(
     op: str, kind: str, shape: str, num_bytes: int, local: str
 ):
-    job = hlo_text.job(0, 0, 1, 1, platform="cuda")
-    text = _decomposed(f"p = f32[4,4] parameter(0)\nROOT r = {op}", job)
+    text = _decomposed(f"p = f32[4,4] parameter(0)\nROOT r = {op}", _TWO_BY_TWO)
     assert re.findall(r'jaxhet_line="\S+ (\S+) .*? (\w+\[\d+\]) \{', text) == [(kind, shape)]
     assert _opcodes(text).count(local) == 1
     assert re.findall(r'jaxhet_bytes="(\d+)"', text) == [str(num_bytes)]
 
 
-def test_pairs_on_one_island_stay_a_permute_of_xla():
-    body = """
-      p = f32[4] parameter(0)
-      ROOT r = f32[4] collective-permute(p), channel_id=1,
-        source_target_pairs={{0,1},{1,2},{2,3},{3,0}}
-    """
-    text = _decomposed(body, hlo_text.job(0, 0, 1, 1, platform="cuda"))
-    starts = re.findall(r"collective-permute-start\(.*source_target_pairs=(\{\{.*?\}\})", text)
-    locals_ = re.findall(r"collective-permute\(.*source_target_pairs=(\{\{.*?\}\})", text)
-    assert (starts, locals_) == (["{{1,2},{3,0}}"], ["{{0,1},{2,3}}"])
+@pytest.mark.parametrize(("narrow", "wide"), [("s16", "s32"), ("u16", "u32"), ("s8", "s8")])
+def test_local_sums_are_of_types_that_nccl_sums(narrow: str, wide: str):
+    body = f"p = {narrow}[4,4] parameter(0)\nROOT r = {narrow}[4,1] reduce-scatter(p), {_SCATTER}"
+    text = _decomposed(body, _TWO_BY_TWO, before=SUM.replace("f32[]", f"{narrow}[]"))
+    assert re.findall(r"= (\w+)\[8\]\S* reduce-scatter\(", text) == [wide]
+    assert re.findall(r'jaxhet_line="\S+ (\S+) .*? (\w+)\[8\] \{', text) == [("all_to_all", narrow)]
+
+
+_RING, _SWAPS = "{{0,1},{1,2},{2,3},{3,0}}", "{{0,1},{1,0},{2,3},{3,2}}"
+
+
+def _permuted(pairs: str, job: Job) -> str:
+    operand = "p = f32[4] parameter(0)"
+    result = "ROOT r = f32[4] collective-permute(p), channel_id=1, source_target_pairs="
+    return _decomposed(f"{operand}\n{result}{pairs}", job)
+
+
+@pytest.mark.parametrize(("pairs", "num_bytes"), [(_RING, 16), (_SWAPS, 0)])
+def test_no_permute_on_gpu_is_left_to_xla_which_would_join_all_devices_for_it(
+    pairs: str, num_bytes: int
+):
+    text = _permuted(pairs, _TWO_BY_TWO)
+    assert re.findall(r"collective-permute-start\(.*source_target_pairs=(\{\{.*?\}\})", text) == [
+        pairs
+    ]
+    assert "collective-permute" not in _opcodes(text)
+    assert re.findall(r'jaxhet_bytes="(\d+)"', text) == [str(num_bytes)]
+
+
+def test_what_stays_on_its_device_is_kept_there():
+    text = _permuted("{{0,0},{1,2}}", _TWO_BY_TWO)
+    assert re.findall(r"source_target_pairs=(\{\{.*?\}\})", text) == ["{{1,2}}"]
+    assert _opcodes(text).count("select") == 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "job"),
+    [
+        (_SWAPS, _FOUR),
+        ("{{0,0},{1,1}}", _TWO_BY_TWO),
+        (_RING, hlo_text.job(0, 0, 0, 0, platform="cuda")),
+    ],
+    ids=["on CPU", "nothing moves", "one island"],
+)
+def test_other_permutes_inside_islands_are_left_alone(pairs: str, job: Job):
+    module = "p = f32[4] parameter(0)\nROOT r = f32[4] collective-permute(p), channel_id=1,"
+    data = hlo_text.module(hlo_text.entry(f"{module} source_target_pairs={pairs}"), [0, 1, 2, 3])
+    assert decompose(data, job, Options()) is None
 
 
 _ASYNC = f"""
