@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from jaxhet import _config, _coordinator, _gpus
+from jaxhet import _config, _coordinator, _gpus, _memory
 from jaxhet._errors import UsageError
 from jaxhet.cli import _guardian
 from jaxhet.cli._lines import write
@@ -133,7 +133,7 @@ def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]
     """The environment of one process: `base`, defaults below it, and what the launcher decides."""
     place = places[process]
     return {
-        **({"JAX_PLATFORMS": "cpu"} if place.gpus is None else {}),
+        **({"JAX_PLATFORMS": "cpu", **_memory.HUGE_PAGES} if place.gpus is None else {}),
         "PYTHONUNBUFFERED": "1",  # what a process printed before it was killed is shown
         **base,
         "JAXHET_LAUNCHED": "1",

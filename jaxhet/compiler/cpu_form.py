@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import override
 
-from jaxhet.compiler import arithmetic, hlo
+from jaxhet.compiler import arithmetic, hlo, promotion
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
@@ -33,7 +33,7 @@ class CpuLowering(Lowering):
 
     @override
     def operand(self, x: Instruction, is_exchanged: bool) -> Value:
-        source = _before_promotion(self.c, x) if is_exchanged else x
+        source = promotion.source(self.c, x) if is_exchanged else x
         return Value(self.flatten(source).x, x.shape.element_type)
 
     @override
@@ -131,42 +131,3 @@ class _Pair:
             return arithmetic.combine(c, [first, second], opcode, self.mine.element_type)
 
         return self.mine.by(self.lowering.loop([self.mine.x, self.other.x, self.is_second], body))
-
-
-def _before_promotion(c: hlo.Computation, x: Instruction) -> Instruction:
-    """What x is the exact conversion of, in a smaller type; else x itself.
-
-    XLA's CPU compiler makes all-reduces of small floats ones of f32.
-    """
-    if x.opcode == "convert":
-        (source,) = c.operands(x)
-        return source if _is_promotion(source.shape, x.shape) else x
-    if x.opcode != "fusion" or x.fusion_kind != "kLoop":
-        return x
-    fused = c.module.computations[x.called_computation_ids[0]]
-    if fused.root.opcode != "convert":
-        return x
-    (source,) = fused.operands(fused.root)
-    if not _is_promotion(source.shape, fused.root.shape):
-        return x
-    if source.opcode == "parameter":
-        return c.operands(x)[source.parameter_number]
-    narrow = c.module.copy_computation(fused, source)
-    return c.add(
-        "fusion",
-        source.shape,
-        c.operands(x),
-        like=x,
-        fusion_kind="kLoop",
-        called_computation_ids=[narrow.id],
-    )
-
-
-def _is_promotion(source: Shape, result: Shape) -> bool:
-    types = (source.element_type, result.element_type)
-    return (
-        all(map(hlo.is_float, types))
-        and arithmetic.carried_type(types[0]) == types[0]
-        and hlo.bit_width(types[0]) < hlo.bit_width(types[1])
-        and list(source.layout.minor_to_major) == list(result.layout.minor_to_major)
-    )

@@ -9,6 +9,7 @@ from jaxhet.compiler import (
     hlo,
     movement,
     plan,
+    promotion,
     scatter,
 )
 from jaxhet.compiler.collectives import Collective
@@ -56,6 +57,8 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
     """Makes a collective the last step of its decomposition; appends its exchanges."""
     split, note = _divide(collective, job, options)
     opcode = collective.instruction.opcode
+    if opcode == "all-reduce" and not job.is_gpu and (split is None or split.local_size == 1):
+        promotion.undo(collective)
     reducer = collectives.reducer(collective.computation.module, collective.instruction)
     label = [opcode]
     if reducer is not None:

@@ -192,9 +192,17 @@ def test_two_jobs_at_once_have_ports_and_secrets_of_their_own():
     assert secret1 != secret2
 
 
-def test_platform_of_the_user_is_kept():
-    result = _launch("--islands 1", 'print(os.environ["JAX_PLATFORMS"])', JAX_PLATFORMS="tpu")
-    assert result.stdout == "[island0/0] tpu\n"
+@pytest.mark.parametrize(
+    ("variable", "default", "own"),
+    [
+        ("JAX_PLATFORMS", "cpu", "tpu"),
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", "glibc.malloc.check=0"),
+    ],
+)
+def test_what_the_user_has_set_is_kept(variable: str, default: str, own: str):
+    code = f'print(os.environ["{variable}"])'
+    assert _launch("--islands 1", code).stdout == f"[island0/0] {default}\n"
+    assert _launch("--islands 1", code, **{variable: own}).stdout == f"[island0/0] {own}\n"
 
 
 def test_gpus_are_dealt_out_by_island_and_cpu_devices_are_not_asked_for():
