@@ -24,7 +24,7 @@ _INSIDE_ONLY = {  # opcode -> what to write instead
 }
 _UNEQUAL_GROUPS = {"collective-broadcast", "collective-permute"}
 # XLA on GPUs makes one communicator of all devices of the program for them, whatever their pairs.
-_OF_ALL_DEVICES = {"collective-permute", "collective-permute-start", "recv", "send"}
+_PERMUTES = {"collective-permute", "collective-permute-start"}
 _CONTROL_FLOW = {"call", "conditional", "while"}
 _REDUCERS = {  # opcode -> JAX's word
     "add": "sum",
@@ -98,8 +98,8 @@ def crossing(module: hlo.Module, job: Job) -> list[Collective]:
 
 def _is_crossing(collective: Collective, job: Job) -> bool:
     groups = collective.ranks
-    if job.is_gpu and collective.instruction.opcode in _OF_ALL_DEVICES:
-        moves = any(len(set(pair)) > 1 for pair in groups)
+    if job.is_gpu and collective.instruction.opcode in _PERMUTES:
+        moves = any(source != target for source, target in groups)
         groups = (collective.rank_of,) if moves else ()
     return any(groups_lib.crosses(group, job.islands) for group in groups)
 
