@@ -55,6 +55,13 @@ def test_share_of_fewer_gpus_than_processes() -> None:
         _gpus.share(Gpus("cuda", ("0",)), None, 2)
 
 
+def test_gpus_that_are_listed_twice_are_shared_by_processes_and_seen_once_by_each() -> None:
+    listed = Gpus("cuda", ("0", "1", "0", "1"))
+    shares = _gpus.share(listed, None, 4)
+    seen = [listed.environment(mine)[_CUDA] for mine in shares]
+    assert seen == ["0,1", "1,0", "0,1", "1,0"]
+
+
 def test_places_with_gpus_follow_the_islands() -> None:
     options = launch.Options(islands=2, processes_per_island=(1, 2))
     places = launch.layout(options, Gpus("cuda", ("5", "6", "7")))
