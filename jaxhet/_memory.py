@@ -7,10 +7,6 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 _NEVER = 2**31 - 1
 
-# In the environment of a process from its start: large buffers lie in huge pages, which are copied
-# faster, out of the peer's memory above all. From glibc 2.35 on.
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-
 
 def keep_freed_memory() -> bool:
     """Lets freed memory stay with the process, to be used again without page faults.

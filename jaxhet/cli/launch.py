@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from jaxhet import _config, _coordinator, _gpus, _memory
+from jaxhet import _config, _coordinator, _gpus
 from jaxhet._errors import UsageError
 from jaxhet.cli import _guardian
 from jaxhet.cli._lines import write
@@ -29,7 +29,11 @@ _HOST = "127.0.0.1"
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TERM_TO_KILL_S = 5.0
 _STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for what an ended process left behind in its group
+_DYING_S = 0.2  # from SIGKILL to the end of a process
 _POLL_S = 0.05  # only while a group outlives its first process: no signal announces its end
+# In a process's environment from its start: large buffers lie in huge pages, which are copied
+# faster, out of a peer's memory above all. From glibc 2.35 on.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours, by process
 
 
@@ -133,7 +137,7 @@ def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]
     """The environment of one process: `base`, defaults below it, and what the launcher decides."""
     place = places[process]
     return {
-        **({"JAX_PLATFORMS": "cpu", **_memory.HUGE_PAGES} if place.gpus is None else {}),
+        **({"JAX_PLATFORMS": "cpu", **_HUGE_PAGES} if place.gpus is None else {}),
         "PYTHONUNBUFFERED": "1",  # what a process printed before it was killed is shown
         **base,
         "JAXHET_LAUNCHED": "1",
@@ -218,7 +222,9 @@ class _Job:
         """Tells the story of a failure on stderr; returns the launcher's exit code."""
         if self._first_failure is None:
             return 0
-        if coordinator := self._coordinator.popen.poll():
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may have been killed just now
+            self._coordinator.popen.wait(_DYING_S)
+        if coordinator := self._coordinator.popen.returncode:
             self._notes.append(f"coordinator: {ending(coordinator)}")
         lines = [
             f"jaxhet launch: failed first: {self._first_failure.story()}",
