@@ -40,7 +40,7 @@ _MOST_GROUPS_SHOWN = 4
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A collective that crosses islands.
+    """A collective that crosses islands, itself or by what XLA makes of it.
 
     Attributes:
       computation: Where it is.
@@ -97,11 +97,10 @@ def crossing(module: hlo.Module, job: Job) -> list[Collective]:
 
 
 def _is_crossing(collective: Collective, job: Job) -> bool:
-    groups = collective.ranks
     if job.is_gpu and collective.instruction.opcode in _PERMUTES:
-        moves = any(source != target for source, target in groups)
-        groups = (collective.rank_of,) if moves else ()
-    return any(groups_lib.crosses(group, job.islands) for group in groups)
+        moves = any(source != target for source, target in collective.ranks)
+        return moves and groups_lib.crosses(collective.rank_of, job.islands)
+    return any(groups_lib.crosses(group, job.islands) for group in collective.ranks)
 
 
 def check(module: hlo.Module, crossing: Sequence[Collective], job: Job) -> None:

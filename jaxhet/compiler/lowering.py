@@ -135,17 +135,13 @@ class Lowering(abc.ABC):
     def flatten(self, x: Instruction) -> Value:
         """One dimension, in a type that can travel."""
         element_type = x.shape.element_type
-        carried = arithmetic.carried_type(element_type)
-        if carried != element_type:
-            x = self._converted(x, carried)
+        x = self._converted(x, arithmetic.carried_type(element_type))
         return Value(self.shaped(x, [hlo.num_elements(x.shape)]), element_type)
 
     def restore(self, value: Value, shape: Shape) -> Instruction:
         """A flat value as an array, in the order and the type of `shape`."""
         x = value.x
         x = self.c.add(self.reshape_opcode, hlo.with_type(shape, x.shape.element_type), [x])
-        if x.shape.element_type == shape.element_type:
-            return x
         return self._converted(x, shape.element_type)
 
     def replace(self, results: Sequence[Instruction]) -> None:
@@ -225,6 +221,8 @@ class Lowering(abc.ABC):
         )
 
     def _converted(self, x: Instruction, element_type: int) -> Instruction:
+        if x.shape.element_type == element_type:
+            return x
         return self.loop([x], lambda c, x: arithmetic.convert(c, x, element_type))
 
     def local_collective(

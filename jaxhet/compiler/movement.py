@@ -172,11 +172,14 @@ def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value
     moving = tuple(pair for pair in pairs if pair[0] != pair[1])
     (result,) = lowering.permute([value], moving)
     keepers = {source for source, target in pairs if source == target}
-    if not keepers:
-        return result
-    keeps = [int(position in keepers) for position in range(len(lowering.collective.rank_of))]
-    mask = lowering.is_at(keeps, 1, value.x.shape)
-    return value.by(arithmetic.select(lowering.c, [mask], [result.x, value.x]))
+    return _at(lowering, keepers, value, result) if keepers else result
+
+
+def _at(lowering: GpuLowering, positions: set[int], there: Value, elsewhere: Value) -> Value:
+    """One value on the devices at these positions, another one on the others."""
+    is_there = [int(position in positions) for position in range(len(lowering.collective.rank_of))]
+    mask = lowering.is_at(is_there, 1, there.x.shape)
+    return there.by(arithmetic.select(lowering.c, [mask], [elsewhere.x, there.x]))
 
 
 def broadcast(lowering: Lowering) -> None:
@@ -206,10 +209,7 @@ def _broadcast_on_gpu(lowering: GpuLowering, value: Value, positions: Groups) ->
     received = value
     for crossing in pairs.values():
         (other,) = lowering.permute([value], tuple(crossing))
-        targets = {target for _, target in crossing}
-        is_target = [int(position in targets) for position in range(len(collective.rank_of))]
-        mask = lowering.is_at(is_target, 1, value.x.shape)
-        received = value.by(arithmetic.select(lowering.c, [mask], [received.x, other.x]))
+        received = _at(lowering, {target for _, target in crossing}, other, received)
     if all(len(members) == 1 for members in local):
         return received
     return lowering.local("collective-broadcast", received, value.size, tuple(local))

@@ -13,40 +13,29 @@ def undo(collective: Collective) -> None:
     """Makes it one of the smaller types again, if all its results are rounded to them."""
     c, instruction = collective.computation, collective.instruction
     operands = c.operands(instruction)
-    befores = [_source_shape(c, x) for x in operands]
+    shapes = [shape for x in operands if (shape := _source_shape(c, x)) is not None]
     is_tuple = instruction.shape.element_type == pb.TUPLE
     results = c.users(instruction) if is_tuple else [instruction]
-    if c.root.id in (instruction.id, *(y.id for y in results)):
+    if len(shapes) < len(operands) or c.root.id in (instruction.id, *(y.id for y in results)):
         return
     if is_tuple and any(y.opcode != "get-tuple-element" for y in results):
         return
-    narrow: list[tuple[Instruction, Shape]] = []
+    users = {y.id: c.users(y) for y in results}
     for y in results:
-        before = befores[y.tuple_index]
-        if before is None:
+        shape = shapes[y.tuple_index]
+        if not all(_is_conversion(c, x) and _is_same(x.shape, shape) for x in users[y.id]):
             return
-        shape = hlo.with_type(y.shape, before.element_type)
-        if not all(_is_conversion(c, user) and _is_same(user.shape, shape) for user in c.users(y)):
-            return
-        narrow.append((y, shape))
-    shapes = [
-        hlo.with_type(x.shape, before.element_type)
-        for x, before in zip(operands, befores, strict=True)
-        if before is not None
-    ]
-    if len(shapes) < len(operands):
-        return
     new = hlo.Instruction()
     new.CopyFrom(instruction)
     new.operand_ids[:] = [source(c, x).id for x in operands]
     new.shape.CopyFrom(hlo.tuple_shape(shapes) if is_tuple else shapes[0])
     c.replace(instruction, new)
-    for y, shape in narrow:
-        users = c.users(y)
+    for y in results:
         if is_tuple:
-            c.rewrite(y, y.opcode, [instruction], shape=shape, tuple_index=y.tuple_index)
-        for user in users:
-            c.rewrite(user, "bitcast", [y])
+            fields = {"shape": shapes[y.tuple_index], "tuple_index": y.tuple_index}
+            c.rewrite(y, y.opcode, [instruction], **fields)
+        for x in users[y.id]:
+            c.rewrite(x, "bitcast", [y])
 
 
 def source(c: hlo.Computation, x: Instruction) -> Instruction:
@@ -94,10 +83,10 @@ def _is_conversion(c: hlo.Computation, x: Instruction) -> bool:
     """Whether x is nothing but the conversion of its operand."""
     if x.opcode != "fusion":
         return x.opcode == "convert"
-    root = c.module.computations[x.called_computation_ids[0]].root
-    if root.opcode != "convert" or len(x.operand_ids) != 1:
+    fused = c.module.computations[x.called_computation_ids[0]]
+    if fused.root.opcode != "convert" or len(x.operand_ids) != 1:
         return False
-    (before,) = c.module.computations[x.called_computation_ids[0]].operands(root)
+    (before,) = fused.operands(fused.root)
     return before.opcode == "parameter"
 
 

@@ -1,8 +1,10 @@
 """Modules from HLO text and back, without a backend."""
 
+import re
+
 from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
-from jaxhet.compiler import Job
+from jaxhet.compiler import Job, Options, decompose
 from jaxhet.compiler import hlo_pb2 as pb
 
 SUM = """
@@ -49,3 +51,20 @@ def all_reduce(name: str, operand: str, groups: str = "{{0,1}}", shape: str = "f
         f"{name} = {shape} all-reduce({operand}), channel_id=1, replica_groups={groups},"
         " use_global_device_ids=true, to_apply=sum"
     )
+
+
+def decomposed(
+    body: str, its_job: Job | None = None, options: Options | None = None, before: str = SUM
+) -> str:
+    """What PRE makes of an entry computation, as text; by default on two islands of one rank."""
+    its_job = its_job or job(0, 1)
+    data = module(entry(body, before), list(range(len(its_job.islands))))
+    result = decompose(data, its_job, options or Options())
+    assert result is not None
+    return to_text(result)
+
+
+def opcodes(text: str) -> list[str]:
+    """Those of the entry computation."""
+    main = text.split("\nENTRY", 1)[1]
+    return re.findall(r" = (?:\(.*?\)|\S+) ([a-z\-]+)\(", main)

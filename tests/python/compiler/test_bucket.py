@@ -12,10 +12,7 @@ _JOB = hlo_text.job(0, 1, platform="cuda")
 
 
 def _text(body: str, most_bytes: int = 1024, before: str = SUM) -> str:
-    data = hlo_text.module(hlo_text.entry(body, before), [0, 1])
-    decomposed = decompose(data, _JOB, Options(bucket_bytes=most_bytes))
-    assert decomposed is not None
-    return hlo_text.to_text(decomposed)
+    return hlo_text.decomposed(body, _JOB, Options(bucket_bytes=most_bytes), before)
 
 
 def _lines(text: str) -> list[str]:

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from jaxhet._errors import UsageError
-from jaxhet.compiler import Job, Options, bridge, decompose
+from jaxhet.compiler import Options, bridge, decompose
 from tests.python.compiler import hlo_text
-from tests.python.compiler.hlo_text import SUM, all_reduce
+from tests.python.compiler.hlo_text import SUM, all_reduce, decomposed, opcodes
 
 _ONE = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p")
 _TWO_ISLANDS = hlo_text.job(0, 1)
@@ -15,29 +15,15 @@ _FOUR = hlo_text.job(0, 0, 1, 1)
 _TWO_BY_TWO = hlo_text.job(0, 0, 1, 1, platform="cuda")
 
 
-def _decomposed(body: str, job=_TWO_ISLANDS, options: Options | None = None, before=SUM) -> str:
-    ranks = list(range(len(job.islands)))
-    data = decompose(
-        hlo_text.module(hlo_text.entry(body, before), ranks), job, options or Options()
-    )
-    assert data is not None
-    return hlo_text.to_text(data)
-
-
-def _opcodes(text: str) -> list[str]:
-    main = text.split("\nENTRY", 1)[1]
-    return re.findall(r" = (?:\(.*?\)|\S+) ([a-z\-]+)\(", main)
-
-
 def test_small_all_reduce_on_cpu_is_one_exchange_and_one_loop():
-    text = _decomposed(_ONE)
-    assert _opcodes(text) == ["parameter", "custom-call", "fusion", "bitcast", "bitcast"]
+    text = decomposed(_ONE)
+    assert opcodes(text) == ["parameter", "custom-call", "fusion", "bitcast", "bitcast"]
     assert "all_gather all-reduce sum flat f32[4] {{0,1}}" in text
 
 
 def test_large_all_reduce_of_two_on_cpu_is_one_permute_and_a_sum_in_group_order():
-    text = _decomposed(_ONE, options=Options(two_phase_bytes=0))
-    assert [o for o in _opcodes(text) if o in ("custom-call", "fusion")] == [
+    text = decomposed(_ONE, options=Options(two_phase_bytes=0))
+    assert [o for o in opcodes(text) if o in ("custom-call", "fusion")] == [
         "custom-call",
         "fusion",
         "fusion",
@@ -48,8 +34,8 @@ def test_large_all_reduce_of_two_on_cpu_is_one_permute_and_a_sum_in_group_order(
 
 def test_large_all_reduce_on_cpu_exchanges_shares_and_sums():
     body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2,3}}")
-    text = _decomposed(body, _FOUR, Options(two_phase_bytes=0))
-    assert [o for o in _opcodes(text) if o in ("custom-call", "fusion")] == [
+    text = decomposed(body, _FOUR, Options(two_phase_bytes=0))
+    assert [o for o in opcodes(text) if o in ("custom-call", "fusion")] == [
         "custom-call",
         "fusion",
         "custom-call",
@@ -59,7 +45,7 @@ def test_large_all_reduce_on_cpu_exchanges_shares_and_sums():
 
 
 def test_call_has_the_attributes_that_the_engine_reads():
-    text = _decomposed(_ONE, options=Options(deadline_ms=5))
+    text = decomposed(_ONE, options=Options(deadline_ms=5))
     attributes = re.search(r'"attributes": "\{(.*?)\}"', text)
     assert attributes
     names = re.findall(r"(\w+) = ", attributes[1])
@@ -78,18 +64,18 @@ def test_call_has_the_attributes_that_the_engine_reads():
 
 
 def test_variadic_all_reduce_is_one_exchange():
-    text = _decomposed("""
+    text = decomposed("""
       p = f32[4] parameter(0)
       q = s32[3] parameter(1)
       ROOT r = (f32[4], s32[3]) all-reduce(p, q), channel_id=1, replica_groups={{0,1}},
         use_global_device_ids=true, to_apply=sum
     """)
-    assert _opcodes(text).count("custom-call") == 1
+    assert opcodes(text).count("custom-call") == 1
     assert "all_gather all-reduce sum flat of 2 f32[4],s32[3] {{0,1}}" in text
 
 
 def test_layout_is_part_of_the_line():
-    text = _decomposed(
+    text = decomposed(
         "p = f32[2,3]{0,1} parameter(0)\nROOT " + all_reduce("r", "p", shape="f32[2,3]{0,1}")
     )
     assert "all_gather all-reduce sum flat f32[2,3]{0,1} f32[6] {{0,1}}" in text
@@ -97,8 +83,8 @@ def test_layout_is_part_of_the_line():
 
 def test_hierarchical_has_local_collectives_around_the_exchange():
     body = "p = f32[5] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2,3}}", "f32[5]")
-    text = _decomposed(body, _FOUR, Options(algorithm="hierarchical"))
-    assert [o for o in _opcodes(text) if o not in ("bitcast", "fusion", "parameter")] == [
+    text = decomposed(body, _FOUR, Options(algorithm="hierarchical"))
+    assert [o for o in opcodes(text) if o not in ("bitcast", "fusion", "parameter")] == [
         "reduce-scatter",
         "custom-call",
         "all-gather",
@@ -109,22 +95,22 @@ def test_hierarchical_has_local_collectives_around_the_exchange():
 
 def test_unequal_islands_stay_flat_and_the_plan_says_why():
     body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}")
-    text = _decomposed(body, hlo_text.job(0, 0, 1), Options(algorithm="hierarchical"))
+    text = decomposed(body, hlo_text.job(0, 0, 1), Options(algorithm="hierarchical"))
     assert "all_gather all-reduce sum flat f32[4] {{0,1,2}}" in text
     assert "islands have different numbers of members: 2+1" in text
 
 
 def test_gpu_form_is_a_permute_pair_between_barriers():
-    text = _decomposed(_ONE, hlo_text.job(0, 1, platform="cuda"))
-    opcodes = _opcodes(text)
-    assert opcodes[:5] == [
+    text = decomposed(_ONE, hlo_text.job(0, 1, platform="cuda"))
+    found = opcodes(text)
+    assert found[:5] == [
         "parameter",
         "opt-barrier",
         "collective-permute-start",
         "collective-permute-done",
         "add",
     ]
-    assert sorted(opcodes[5:]) == [  # one NaN, then the all-reduce's place
+    assert sorted(found[5:]) == [  # one NaN, then the all-reduce's place
         "bitcast-convert",
         "bitcast-convert",
         "broadcast",
@@ -147,30 +133,30 @@ def test_gpu_form_fixes_what_other_ranks_must_see_alike(
     before = SUM.replace("f32", element_type).replace("add", opcode)
     shape = f"{element_type}[4]"
     body = f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape)
-    text = _decomposed(body, hlo_text.job(0, 1, platform="cuda"), before=before)
-    assert _opcodes(text).count("opt-barrier") == barriers
+    text = decomposed(body, hlo_text.job(0, 1, platform="cuda"), before=before)
+    assert opcodes(text).count("opt-barrier") == barriers
 
 
 def test_long_sum_on_gpu_comes_in_parts():
     shape = "f32[1000]"
     body = f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape)
-    text = _decomposed(body, hlo_text.job(0, 1, platform="cuda"), Options(part_bytes=1000))
+    text = decomposed(body, hlo_text.job(0, 1, platform="cuda"), Options(part_bytes=1000))
     assert "part_bytes = 1024 : i64" in text  # a quarter, in whole multiples of 128 elements
     assert len(re.findall(r"f32\[256\]\{0\} add\(", text)) == 3
     assert len(re.findall(r"f32\[232\]\{0\} add\(", text)) == 1
     assert text.count('custom_call_target="jaxhet_part"') == 3
     assert text.count("output_to_operand_aliasing={{0}: (0, {}), {1}: (1, {})}") == 3
-    assert _opcodes(text).count("dynamic-update-slice") == 4
-    assert "jaxhet_part" not in _decomposed(body, hlo_text.job(0, 1, platform="cuda"))
+    assert opcodes(text).count("dynamic-update-slice") == 4
+    assert "jaxhet_part" not in decomposed(body, hlo_text.job(0, 1, platform="cuda"))
 
 
 def test_gpu_form_of_three_islands_takes_its_own_row_by_place():
     body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}", "bf16[4]")
-    text = _decomposed(body, hlo_text.job(0, 1, 2, platform="rocm"))
+    text = decomposed(body, hlo_text.job(0, 1, 2, platform="rocm"))
     assert "bf16[12]{0} all-gather-done(" in text
     assert "skips_own = 1 : i64" in text
-    assert _opcodes(text).count("select") == 4  # of rows, and of NaNs
-    assert _opcodes(text).count("partition-id") == 1
+    assert opcodes(text).count("select") == 4  # of rows, and of NaNs
+    assert opcodes(text).count("partition-id") == 1
     assert len(re.findall(r"f32\[4\]\{0\} add\(", text)) == 2
     assert len(re.findall(r"bf16\[4\]\{0\} convert\(", text)) == 1
 
@@ -179,7 +165,7 @@ def test_gpu_form_of_three_islands_takes_its_own_row_by_place():
 def test_types_below_a_byte_travel_as_bytes(element_type: str):
     before = SUM.replace("f32", element_type)
     shape = f"{element_type}[3]"
-    text = _decomposed(
+    text = decomposed(
         f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape), before=before
     )
     assert re.search(r"all_gather all-reduce sum flat (s8|u8|f8e4m3fn)\[3\] ", text)
@@ -189,7 +175,7 @@ def test_types_below_a_byte_travel_as_bytes(element_type: str):
 def test_small_floats_are_summed_in_f32_and_rounded_once(element_type: str):
     before = SUM.replace("f32", element_type)
     shape = f"{element_type}[3]"
-    text = _decomposed(
+    text = decomposed(
         f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape), before=before
     )
     assert "f32[3]{0} add(" in text
@@ -214,7 +200,7 @@ def test_every_reducer_under_any_name(opcode: str, name: str):
     body = f"p = {element_type}[4] parameter(0)\nROOT " + all_reduce(
         "r", "p", shape=f"{element_type}[4]"
     ).replace("sum", "promoted.7")
-    assert f"all_gather all-reduce {name} flat" in _decomposed(body, before=before)
+    assert f"all_gather all-reduce {name} flat" in decomposed(body, before=before)
 
 
 def test_reducer_is_seen_through_conversions():
@@ -229,11 +215,11 @@ def test_reducer_is_seen_through_conversions():
     }
     """
     body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", shape="bf16[4]")
-    assert "all_gather all-reduce sum flat" in _decomposed(body, before=before)
+    assert "all_gather all-reduce sum flat" in decomposed(body, before=before)
 
 
 def test_all_reduce_keeps_its_place_for_users_and_control():
-    text = _decomposed(f"""
+    text = decomposed(f"""
       p = f32[4] parameter(0)
       n = f32[4] negate(p)
       {all_reduce("r", "p")}, control-predecessors={{n}}
@@ -261,7 +247,7 @@ condition {{
 
 
 def test_exchange_in_a_loop_has_its_path_and_the_loop_is_a_link_of_the_chain():
-    text = _decomposed(
+    text = decomposed(
         f"""
       p = f32[4] parameter(0)
       n = s32[] parameter(1)
@@ -355,12 +341,12 @@ _SCATTER = f"{_GATHER}, to_apply=sum"
     ],
 )
 def test_each_collective_on_cpu(op: str, line: str, others: list[str]):
-    text = _decomposed(
+    text = decomposed(
         f"p = f32[4,4] parameter(0)\nROOT r = {op}", _FOUR, Options(algorithm="hierarchical")
     )
     assert re.findall(r'jaxhet_line="\S+ (.*?) @', text) == [line]
     kinds = ("all-gather", "reduce-scatter", "all-to-all", "fusion")
-    assert sorted(o for o in _opcodes(text) if o in kinds) == sorted(others)
+    assert sorted(o for o in opcodes(text) if o in kinds) == sorted(others)
 
 
 @pytest.mark.parametrize(
@@ -387,60 +373,18 @@ def test_each_collective_on_cpu(op: str, line: str, others: list[str]):
 def test_each_collective_on_gpu_crosses_once_and_leaves_the_rest_to_xla(
     op: str, kind: str, shape: str, num_bytes: int, local: str
 ):
-    text = _decomposed(f"p = f32[4,4] parameter(0)\nROOT r = {op}", _TWO_BY_TWO)
+    text = decomposed(f"p = f32[4,4] parameter(0)\nROOT r = {op}", _TWO_BY_TWO)
     assert re.findall(r'jaxhet_line="\S+ (\S+) .*? (\w+\[\d+\]) \{', text) == [(kind, shape)]
-    assert _opcodes(text).count(local) == 1
+    assert opcodes(text).count(local) == 1
     assert re.findall(r'jaxhet_bytes="(\d+)"', text) == [str(num_bytes)]
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [("s16", "s32"), ("u16", "u32"), ("s8", "s8")])
 def test_local_sums_are_of_types_that_nccl_sums(narrow: str, wide: str):
     body = f"p = {narrow}[4,4] parameter(0)\nROOT r = {narrow}[4,1] reduce-scatter(p), {_SCATTER}"
-    text = _decomposed(body, _TWO_BY_TWO, before=SUM.replace("f32[]", f"{narrow}[]"))
+    text = decomposed(body, _TWO_BY_TWO, before=SUM.replace("f32[]", f"{narrow}[]"))
     assert re.findall(r"= (\w+)\[8\]\S* reduce-scatter\(", text) == [wide]
     assert re.findall(r'jaxhet_line="\S+ (\S+) .*? (\w+)\[8\] \{', text) == [("all_to_all", narrow)]
-
-
-_RING, _SWAPS = "{{0,1},{1,2},{2,3},{3,0}}", "{{0,1},{1,0},{2,3},{3,2}}"
-
-
-def _permuted(pairs: str, job: Job) -> str:
-    operand = "p = f32[4] parameter(0)"
-    result = "ROOT r = f32[4] collective-permute(p), channel_id=1, source_target_pairs="
-    return _decomposed(f"{operand}\n{result}{pairs}", job)
-
-
-@pytest.mark.parametrize(("pairs", "num_bytes"), [(_RING, 16), (_SWAPS, 0)])
-def test_no_permute_on_gpu_is_left_to_xla_which_would_join_all_devices_for_it(
-    pairs: str, num_bytes: int
-):
-    text = _permuted(pairs, _TWO_BY_TWO)
-    assert re.findall(r"collective-permute-start\(.*source_target_pairs=(\{\{.*?\}\})", text) == [
-        pairs
-    ]
-    assert "collective-permute" not in _opcodes(text)
-    assert re.findall(r'jaxhet_bytes="(\d+)"', text) == [str(num_bytes)]
-
-
-def test_what_stays_on_its_device_is_kept_there():
-    text = _permuted("{{0,0},{1,2}}", _TWO_BY_TWO)
-    assert re.findall(r"source_target_pairs=(\{\{.*?\}\})", text) == ["{{1,2}}"]
-    assert _opcodes(text).count("select") == 1
-
-
-@pytest.mark.parametrize(
-    ("pairs", "job"),
-    [
-        (_SWAPS, _FOUR),
-        ("{{0,0},{1,1}}", _TWO_BY_TWO),
-        (_RING, hlo_text.job(0, 0, 0, 0, platform="cuda")),
-    ],
-    ids=["on CPU", "nothing moves", "one island"],
-)
-def test_other_permutes_inside_islands_are_left_alone(pairs: str, job: Job):
-    module = "p = f32[4] parameter(0)\nROOT r = f32[4] collective-permute(p), channel_id=1,"
-    data = hlo_text.module(hlo_text.entry(f"{module} source_target_pairs={pairs}"), [0, 1, 2, 3])
-    assert decompose(data, job, Options()) is None
 
 
 _ASYNC = f"""
@@ -489,7 +433,7 @@ def test_asynchronous_collectives_are_taken_as_one(start: str, done: str, line: 
       d = {done}
       ROOT t = (f32[8], {done.split()[0]}) tuple(n, d)
     """
-    text = _decomposed(body, before=_ASYNC)
+    text = decomposed(body, before=_ASYNC)
     assert re.findall(r'jaxhet_line="\S+ (.*?) \{', text) == [line]
     assert "-start(" not in text
     assert "-done(" not in text

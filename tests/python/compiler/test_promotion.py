@@ -4,20 +4,12 @@ import re
 
 import pytest
 
-from jaxhet.compiler import Job, Options, decompose
+from jaxhet.compiler import Options
 from tests.python.compiler import hlo_text
-from tests.python.compiler.hlo_text import SUM, all_reduce
+from tests.python.compiler.hlo_text import SUM, all_reduce, decomposed
 
-_TWO = hlo_text.job(0, 1)
 _WIDEN = "w = f32[4] convert(p)"
 _ROUND = "ROOT o = bf16[4] convert(r)"
-
-
-def _decomposed(body: str, job: Job = _TWO, options: Options | None = None, more: str = "") -> str:
-    module = hlo_text.module(hlo_text.entry(body, SUM + more), list(range(len(job.islands))))
-    data = decompose(module, job, options or Options())
-    assert data is not None
-    return hlo_text.to_text(data)
 
 
 def _summed(text: str) -> str:
@@ -30,7 +22,7 @@ def _summed(text: str) -> str:
 @pytest.mark.parametrize("element_type", ["bf16", "f16", "f8e4m3fn"])
 def test_sum_that_is_rounded_to_its_operands_type_is_one_of_that_type(element_type: str):
     body = f"p = bf16[4] parameter(0)\n{_WIDEN}\n{all_reduce('r', 'w')}\n{_ROUND}"
-    text = _decomposed(body.replace("bf16", element_type))
+    text = decomposed(body.replace("bf16", element_type))
     assert f"all-reduce sum flat {element_type}[4]" in text
     assert _summed(text) == element_type
     assert f"ROOT %o = {element_type}[4]{{0}} bitcast(" in text
@@ -54,7 +46,7 @@ def test_conversions_may_be_fused():
       {all_reduce("r", "w")}
       ROOT o = bf16[4] fusion(r), kind=kLoop, calls=round
     """
-    text = _decomposed(body, more=more)
+    text = decomposed(body, before=SUM + more)
     assert _summed(text) == "bf16"
     assert "ROOT %o = bf16[4]{0} bitcast(" in text
 
@@ -78,7 +70,7 @@ def test_sums_of_several_types_are_of_their_own():
       z = f16[4] convert(b)
       ROOT t = (bf16[4], bf16[4], f16[4]) tuple(x, y, z)
     """
-    text = _decomposed(body)
+    text = decomposed(body)
     assert "of 2 bf16[4],f16[4] {{0,1}}" in text
     for name, element_type in (("x", "bf16"), ("y", "bf16"), ("z", "f16")):
         assert f"%{name} = {element_type}[4]{{0}} bitcast(" in text
@@ -95,7 +87,7 @@ def test_sums_of_several_types_are_of_their_own():
     ids=["one is not rounded", "one to another type", "one is used as it is, too"],
 )
 def test_if_one_sum_is_needed_as_it_is_all_stay(rest: str):
-    text = _decomposed(f"{_BOTH}\n{rest}")
+    text = decomposed(f"{_BOTH}\n{rest}")
     assert "of 2 bf16[4],f16[4] {{0,1}}" in text  # travels small nevertheless
     assert "%x = bf16[4]{0} convert(" in text
 
@@ -110,14 +102,14 @@ def test_if_one_sum_is_needed_as_it_is_all_stay(rest: str):
     ids=["no promotion", "the result is f32", "of integers"],
 )
 def test_other_sums_stay_what_they_are(body: str, travels: str):
-    text = _decomposed(body)
+    text = decomposed(body)
     assert f"sum flat {travels} {{{{0,1}}}}" in text
     assert _summed(text) == "f32"
 
 
 def test_results_of_the_program_stay_what_they_are():
     body = _BOTH[: _BOTH.index("  a = ")].replace("  r = ", "  ROOT r = ")
-    assert "of 2 bf16[4],f16[4] {{0,1}}" in (text := _decomposed(body))
+    assert "of 2 bf16[4],f16[4] {{0,1}}" in (text := decomposed(body))
     assert "ROOT %r = (f32[4]{0}, f32[4]{0}) tuple(" in text
 
 
@@ -125,6 +117,6 @@ def test_sum_that_begins_on_the_island_stays_promoted_for_xla():
     job = hlo_text.job(0, 0, 1, 1)
     reduced = all_reduce("r", "w").replace("{{0,1}}", "{{0,1,2,3}}")
     body = f"p = bf16[4] parameter(0)\n{_WIDEN}\n{reduced}\n{_ROUND}"
-    text = _decomposed(body, job, Options(algorithm="hierarchical"))
+    text = decomposed(body, job, Options(algorithm="hierarchical"))
     assert re.search(r"f32\[2\]\{0\} reduce-scatter\(", text)
     assert "ROOT %o = bf16[4]{0} convert(" in text

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jaxhet.compiler import Options, decompose
+from jaxhet.compiler import Options
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM
 
@@ -35,10 +35,7 @@ def _start(table: list[int]) -> str:
 def _lines(body: str, options: Options | None = None) -> tuple[list[str], list[int]]:
     """The plan's lines without the groups, and the bytes of each."""
     before = SUM + SUM.replace("sum", "most").replace("add", "maximum")
-    data = hlo_text.module(hlo_text.entry(body, before), [0, 1, 2, 3])
-    decomposed = decompose(data, _JOB, options or Options())
-    assert decomposed is not None
-    text = hlo_text.to_text(decomposed)
+    text = hlo_text.decomposed(body, _JOB, options, before)
     lines = re.findall(r'jaxhet_line="\S+ (?:all_gather|all_to_all|permute) (.*?) \{\{.*?"', text)
     return lines, [int(b) for b in re.findall(r'jaxhet_bytes="(\d+)"', text)]
 

@@ -1,0 +1,52 @@
+"""Permutes on GPUs: all are exchanges, those inside islands as well; elsewhere these are XLA's."""
+
+import re
+
+import pytest
+
+from jaxhet.compiler import Job, Options, decompose
+from tests.python.compiler import hlo_text
+from tests.python.compiler.hlo_text import decomposed, opcodes
+
+_FOUR = hlo_text.job(0, 0, 1, 1)
+_TWO_BY_TWO = hlo_text.job(0, 0, 1, 1, platform="cuda")
+_RING, _SWAPS = "{{0,1},{1,2},{2,3},{3,0}}", "{{0,1},{1,0},{2,3},{3,2}}"
+
+
+def _permute(pairs: str) -> str:
+    return f"""
+      p = f32[4] parameter(0)
+      ROOT r = f32[4] collective-permute(p), channel_id=1, source_target_pairs={pairs}
+    """
+
+
+@pytest.mark.parametrize(("pairs", "num_bytes"), [(_RING, 16), (_SWAPS, 0)])
+def test_no_permute_on_gpu_is_left_to_xla_which_would_join_all_devices_for_it(
+    pairs: str, num_bytes: int
+):
+    text = decomposed(_permute(pairs), _TWO_BY_TWO)
+    assert re.findall(r"collective-permute-start\(.*source_target_pairs=(\{\{.*?\}\})", text) == [
+        pairs
+    ]
+    assert "collective-permute" not in opcodes(text)
+    assert re.findall(r'jaxhet_bytes="(\d+)"', text) == [str(num_bytes)]
+
+
+def test_what_stays_on_its_device_is_kept_there():
+    text = decomposed(_permute("{{0,0},{1,2}}"), _TWO_BY_TWO)
+    assert re.findall(r"source_target_pairs=(\{\{.*?\}\})", text) == ["{{1,2}}"]
+    assert opcodes(text).count("select") == 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "job"),
+    [
+        (_SWAPS, _FOUR),
+        ("{{0,0},{1,1}}", _TWO_BY_TWO),
+        (_RING, hlo_text.job(0, 0, 0, 0, platform="cuda")),
+    ],
+    ids=["on CPU", "nothing moves", "one island"],
+)
+def test_other_permutes_inside_islands_are_left_alone(pairs: str, job: Job):
+    data = hlo_text.module(hlo_text.entry(_permute(pairs)), [0, 1, 2, 3])
+    assert decompose(data, job, Options()) is None
