@@ -123,7 +123,8 @@ OPTIONS: tuple[Option, ...] = (
         "zero_copy",
         _flag,
         True,
-        "GPUs of one host and vendor take longer messages right out of each other's memory",
+        "longer messages are read where they lie, by the receiver's GPU (same host and vendor) or "
+        "the sender's RDMA NICs",
     ),
     Option(
         "slot_bytes",

@@ -389,8 +389,9 @@ def stats() -> dict[str, Any]:
     Returns:
       `exchanges_started`, `exchanges_completed`; `exchange_seconds`, the sum over exchanges of the
       time from start to completion; and for each transport in use, `local` included,
-      `bytes_sent_<transport>` and `bytes_received_<transport>`; on GPUs `bytes_pulled`, of those
-      received right out of the sender's memory. An exchange between GPUs counts from when its GPU
+      `bytes_sent_<transport>` and `bytes_received_<transport>`; on GPUs `bytes_sent_in_place`, of
+      those that the receiver's GPU or a NIC read where the operand lies, and `bytes_pulled`, of
+      those that this process's GPUs read so. An exchange between GPUs counts from when its GPU
       comes to it, and is looked at every 5 ms: shorter ones may count 0.
 
     Raises:

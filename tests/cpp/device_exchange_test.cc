@@ -159,8 +159,10 @@ void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   const auto stats = world.engine(0).DeviceStats();
   ExpectEqual(stats.at("exchanges_started"), uint64_t{kCount});
   ExpectEqual(stats.at(StrCat("bytes_sent_", NameOf(transport))), kCount * num_bytes);
-  const bool pulls = transport == "pulled" && num_bytes > kEagerBytes;
-  ExpectEqual(stats.at("bytes_pulled"), pulls ? kCount * num_bytes : 0);
+  const bool is_long = num_bytes > kEagerBytes;
+  ExpectEqual(stats.at("bytes_sent_in_place"),
+              is_long && IsInPlace(transport) ? kCount * num_bytes : 0);
+  ExpectEqual(stats.at("bytes_pulled"), is_long && transport == "pulled" ? kCount * num_bytes : 0);
 }
 
 TEST(ManyAreInFlight) {

@@ -306,7 +306,7 @@ TEST(FailedExchangesAreRecorded) {
 // Process 1, which has rank 1, in a process of its own: starts nothing. Rank 0 is here.
 struct ForkedRank {
   explicit ForkedRank(const WorldOptions& options)
-      : pulls(options.pulls),
+      : has_operands(options.has_operands),
         ends(ConnectAll(2, kRingSockets)),
         peer(options, [this](Engine& engine) {
           ends[0].clear();
@@ -321,11 +321,11 @@ struct ForkedRank {
 
   void OpenDevices(Engine& engine, int rank) {
     const auto sockets = RingSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
-    const auto operands = pulls ? OperandsOf(rank) : std::span<std::byte>{};
+    const auto operands = has_operands ? OperandsOf(rank) : std::span<std::byte>{};
     engine.OpenDevices("host", {{rank, 0, operands}}, sockets, kLong);
   }
 
-  bool pulls;
+  bool has_operands;
   std::vector<std::vector<Ends>> ends;
   ForkedPeer peer;
   Fd ring_socket;  // one of those for chunks, of rank 0

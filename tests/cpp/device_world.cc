@@ -24,7 +24,8 @@ std::byte* AllOperands() {
 }  // namespace
 
 std::string_view NameOf(std::string_view transport) {
-  return transport == "pulled" ? "shm" : transport;
+  if (transport == "pulled") return "shm";
+  return transport == "in place" ? "verbs" : transport;
 }
 
 std::span<std::byte> OperandsOf(int rank) {
@@ -42,7 +43,7 @@ std::pmr::memory_resource* OperandMemory() {
 WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
   WorldOptions options{.num_processes = num_processes,
                        .transports = {std::string(NameOf(transport)), "tcp"},
-                       .pulls = transport == "pulled"};
+                       .has_operands = IsInPlace(transport)};
   options.engine.slot_bytes = kSlotBytes;
   options.engine.eager_bytes = kEagerBytes;
   return options;
@@ -63,9 +64,9 @@ DeviceWorld::DeviceWorld(const WorldOptions& options)
   auto ends = ConnectAll(num_ranks(), kRingSockets);
   for (int rank = 0; rank < num_ranks(); ++rank) {
     streams_.push_back(device_->CreateStream(StreamPriority::kNormal));
-    threads.emplace_back([this, rank, pulls = options.pulls,
+    threads.emplace_back([this, rank, has_operands = options.has_operands,
                           own_ends = std::move(ends[static_cast<size_t>(rank)])]() mutable {
-      const auto operands = pulls ? OperandsOf(rank) : std::span<std::byte>{};
+      const auto operands = has_operands ? OperandsOf(rank) : std::span<std::byte>{};
       world_.engine(rank).OpenDevices("host", {{rank, 0, operands}},
                                       RingSocketsOf(rank, std::move(own_ends)), kLong);
       world_.engine(rank).AddPlan(kPlan, PlanText(8));

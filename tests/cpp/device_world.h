@@ -22,8 +22,12 @@ inline constexpr std::byte kPoison{0xFF};
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
 inline constexpr int kRingSockets = 3 + RingSockets::kNumMessageSockets;
-// Of rings between host devices. "pulled": shm, with operands that the target's device can reach.
-inline constexpr std::array kDeviceTransports = {"shm", "pulled", "verbs", "tcp"};
+// Of rings between host devices. "pulled" is shm, with operands that the target's device can reach;
+// "in place" is verbs, with operands that NICs can send from.
+inline constexpr std::array kDeviceTransports = {"shm", "pulled", "verbs", "in place", "tcp"};
+inline bool IsInPlace(std::string_view transport) {
+  return transport == "pulled" || transport == "in place";
+}
 // What the engine calls it.
 std::string_view NameOf(std::string_view transport);
 

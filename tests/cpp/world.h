@@ -28,7 +28,7 @@ struct WorldOptions {
   int num_processes = 2;
   int ranks_per_process = 1;
   std::vector<std::string> transports = {"tcp"};
-  bool pulls = false;  // devices take long exchanges out of each other's memory
+  bool has_operands = false;  // devices' operands are in memory that others can reach
   Options engine = {.heartbeat_ms = 50,
                     .peer_timeout_ms = 5'000,
                     .deadline_ms = 20'000,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tests.support.jobs import FAST_COMPILE, PYTHONPATH, ROOT
 
@@ -36,7 +36,7 @@ class WatchedJob:
         devices: int = 1,
         grace_s: float = 15,
         fast_compile: bool = False,
-        **env: str,
+        env: Mapping[str, str] | None = None,
     ):
         launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", str(islands)]
         self._process = subprocess.Popen(
@@ -61,7 +61,7 @@ class WatchedJob:
                 "PYTHONPATH": PYTHONPATH,
                 "JAX_PLATFORMS": "cpu",
                 **(FAST_COMPILE if fast_compile else {}),
-                **env,
+                **(env or {}),
             },
             start_new_session=True,
         )

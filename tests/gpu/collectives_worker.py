@@ -157,6 +157,8 @@ def _precision(count: int, width: int) -> dict[str, list[str]]:
 
 
 def _answer(request: dict[str, Any]) -> Any:
+    if "stats" in request:
+        return jaxhet.stats()
     if "precision" in request:
         return _precision(*request["precision"])
     # XLA's CPU compiler crashes where it combines collectives of no elements with others.

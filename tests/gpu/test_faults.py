@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.watched import WatchedJob, assert_others_report
 from tests.support import gpus
+from tests.support.programs import softverbs
 
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of the victim's operands
@@ -25,6 +26,7 @@ CASES = {
     "cuda-cuda_ipc": ("cuda", "cuda_ipc", 64 << 20, 8),
     "cuda-shm": ("cuda", "shm", 16 << 20, 8),
     "cuda-tcp": ("cuda", "tcp", 16 << 20, 8),
+    "cuda-verbs": ("cuda", "verbs", 1 << 20, 4),
     "cpu-shm": ("cpu", "shm", 1 << 18, 10),
 }
 
@@ -39,13 +41,13 @@ def job(case: str, victim: int) -> Iterator[WatchedJob]:
     platform, transport, elements, links = CASES[case]
     if platform == "cuda" and (reason := gpus.why_fewer_than(2)):
         pytest.skip(reason)
+    env = softverbs("copy cuda") if transport == "verbs" else {}
     command = [VICTIM, "1000000", str(elements), str(links), str(victim)]
     job = WatchedJob(
         command,
         islands=2,
         grace_s=CLEAN_WITHIN_S + 10,
-        JAX_PLATFORMS=platform,
-        JAXHET_TRANSPORTS=transport,
+        env={"JAX_PLATFORMS": platform, "JAXHET_TRANSPORTS": transport, **env},
     )
     yield job
     if job.is_running:

@@ -9,6 +9,7 @@
 #include "xla_plugin/device/host/host.h"
 #include "xla_plugin/transport/verbs/device_slots.h"
 #include "xla_plugin/transport/verbs/nics.h"
+#include "xla_plugin/transport/verbs/operand_region.h"
 
 // Exchanges between devices over NICs: how their memory is registered, and what happens when paths
 // fail.
@@ -51,8 +52,96 @@ TEST(PinnedMemoryIsLast) {
   ExpectContains(way, "; peer memory: what host:0 (this host's memory) wrote, ");
 }
 
-WorldOptions VerbsOptions() {
-  WorldOptions options{.transports = {"verbs"}};
+// What lies in a device's operand memory, and no more, NICs send from there.
+TEST(OperandsAreRegistered) {
+  const auto device = OpenHostDevice({}, 0);
+  verbs::Nics nics{verbs::Options()};
+  const auto make = [&] {
+    return verbs::OperandRegion(*device, nics.Usable(), nics.options(), OperandsOf(0));
+  };
+  const auto operands = make();
+  ExpectEqual(operands.why_not(), std::string());
+  const auto address = reinterpret_cast<uint64_t>(OperandsOf(1).data());
+  ExpectEqual(operands.AddressOf(OperandsOf(1)).value_or(0), address);
+  const std::vector<std::byte> elsewhere(100);
+  EXPECT(!operands.AddressOf(elsewhere));
+  const AddressRange all = device->RangeOf(OperandsOf(0).data());
+  EXPECT(!operands.AddressOf({static_cast<const std::byte*>(all.base), all.num_bytes + 1}));
+
+  const FaultScope fault("garble count=all");
+  const auto garbled = make();
+  ExpectContains(garbled.why_not(), "dma-buf: what host:0 (this host's memory) wrote, soft");
+  ExpectContains(garbled.why_not(), "; peer memory: what host:0");
+  EXPECT(!garbled.AddressOf(OperandsOf(1)));
+}
+
+// Both ends of a ring, which the test plays the devices of.
+struct RingPair {
+  RingPair() {
+    const RingTransport& verbs = RingTransportOf("verbs");
+    const auto setup = [this](int rank) -> RingSetup {
+      const auto own = static_cast<size_t>(rank);
+      return {.device = *device,
+              .same_process = false,
+              .same_host = false,
+              .same_vendor = true,
+              .slot_bytes = kSlotBytes,
+              .pull_bytes = 1,
+              .operands = OperandsOf(rank),
+              .sockets = {},
+              .messages = ends[own][1 - own].data.data(),
+              .nics = &nics};
+    };
+    auto [end, offer] = verbs.make(setup(1));
+    target = std::move(end);
+    source = verbs.open(setup(0), offer);
+    target->Accept(source->Answer());
+    for (RingEnd* const each : {&*source, &*target}) each->Settle();
+  }
+
+  std::unique_ptr<Device> device = OpenHostDevice({}, 0);
+  std::vector<std::vector<Ends>> ends = ConnectAll(2, 1);
+  verbs::Nics nics{verbs::Options()};
+  std::unique_ptr<RingEnd> source;
+  std::unique_ptr<RingEnd> target;
+};
+
+// As the source's device says that exchange `number` of one chunk is there.
+void Send(RingPair& ring, uint32_t number, bool is_in_place) {
+  const auto operand = OperandsOf(0);
+  const auto place = ring.source->PlaceOf(operand);
+  EXPECT(place.has_value());
+  RingWords& words = ring.source->words();
+  words.source.Publish(number, {kPlan, 0, operand.size()}, place.value_or(0));
+  words.ways.Choose(number, is_in_place ? RingWays::Way::kPulled : RingWays::Way::kInSlots);
+  (is_in_place ? words.ready.host() : words.filled[number - 1].host())
+      .store(is_in_place ? number : 1);
+}
+
+// A source that has failed lets its device go on: its memory is something else's by then.
+void CheckNothingIsSentAfterTheCut(bool is_in_place) {
+  RingPair ring;
+  const auto has_arrived = [&](size_t slot) {
+    return ring.target->words().filled.at(slot).host().load() > 0;
+  };
+  Send(ring, 1, is_in_place);
+  EXPECT(IsWithin(kLong, [&] { return has_arrived(0); }));
+  const FaultScope fault("delay us=50000 count=all");
+  const uint64_t before = Softverbs::Get().num_requests();
+  Send(ring, 2, is_in_place);
+  EXPECT(IsWithin(kLong, [&] { return Softverbs::Get().num_requests() > before; }));
+  ring.source->Cut();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  ExpectEqual(Softverbs::Get().num_requests(), before + 1);  // of two, and that one waits
+  EXPECT(!has_arrived(1));
+}
+
+TEST(NothingIsSentAfterTheCut) {
+  for (const bool is_in_place : {false, true}) CheckNothingIsSentAfterTheCut(is_in_place);
+}
+
+WorldOptions VerbsOptions(bool has_operands) {
+  WorldOptions options{.transports = {"verbs"}, .has_operands = has_operands};
   options.engine.slot_bytes = kSlotBytes;
   return options;
 }
@@ -79,16 +168,20 @@ TEST(RingsGoOnWhenPathsFail) {
        {"error status=12", "error status=12 after=3 count=2", "error status=12 bytes=all",
         "flush after=5", "peer_flush after=2", "ghost us=2000 after=4", "ghost us=50000 after=9",
         "delay us=20000 count=5"}) {
-    DeviceWorld world(VerbsOptions());
-    const uint64_t before = Softverbs::Get().num_faults_fired();
-    const FaultScope scope(fault);
-    ExpectTrue(Swaps(world), fault);
-    ExpectTrue(Softverbs::Get().num_faults_fired() > before, fault);
+    for (const bool has_operands : {false, true}) {
+      DeviceWorld world(VerbsOptions(has_operands));
+      const uint64_t before = Softverbs::Get().num_faults_fired();
+      const FaultScope scope(fault);
+      ExpectTrue(Swaps(world), fault);
+      ExpectTrue(Softverbs::Get().num_faults_fired() > before, fault);
+      const uint64_t in_place = world.engine(0).DeviceStats().at("bytes_sent_in_place");
+      ExpectTrue((in_place > 0) == has_operands, fault);
+    }
   }
 }
 
 TEST(RingsGoOnWhenAPortGoesDown) {
-  DeviceWorld world(VerbsOptions());
+  DeviceWorld world(VerbsOptions(/*has_operands=*/true));
   EXPECT(Swaps(world));
   Softverbs::Get().Command("port soft0 1 down");
   EXPECT(Swaps(world));
@@ -99,7 +192,7 @@ TEST(RingsGoOnWhenAPortGoesDown) {
 TEST(LastPathIsAnError) {
   Part zero(0, SwapPairs(), kSlotBytes);
   Part one(1, SwapPairs(), kSlotBytes);
-  DeviceWorld world(VerbsOptions());
+  DeviceWorld world(VerbsOptions(/*has_operands=*/true));
   const FaultScope fault("error status=12 count=all");
   zero.Start(world);
   one.Start(world);

@@ -43,6 +43,9 @@ struct DeviceInfo {
 struct AddressRange {
   void* base;
   size_t num_bytes;
+
+  // None if some of `bytes` lies elsewhere.
+  std::optional<uint64_t> OffsetOf(std::span<const std::byte> bytes) const;
 };
 
 // Names an allocation of this host in other processes. It travels between processes.

@@ -152,11 +152,12 @@ std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   std::map<std::string, uint64_t> stats;
   for (const auto& rank : ranks_) {
-    const auto [started, completed, in_flight_time, pulled_bytes] = rank->counts();
+    const auto [started, completed, in_flight_time, pulled_bytes, in_place_bytes] = rank->counts();
     const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time);
     stats["exchanges_started"] += started;
     stats["exchanges_completed"] += completed;
     stats["bytes_pulled"] += pulled_bytes;
+    stats["bytes_sent_in_place"] += in_place_bytes;
     stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
     for (const auto& [transport, bytes] : rank->Bytes()) {
       stats[StrCat("bytes_sent_", transport)] += bytes.first;

@@ -190,6 +190,9 @@ std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
   if (exchange.is_pulled) {
     RankRing& ring = *outgoing_.at(exchange.target);
     ring.num_bytes += exchange.operand.size();
+    in_place_bytes_ += exchange.operand.size();
+    // Whoever carries it has it go through the peer's slots.
+    if (!ring.end->is_shared()) ring.chunks += NumChunks(ring, exchange.operand.size());
     program.Write(ring.end->ready(), DeviceNumber(exchange.outgoing_number));
   }
   if (!IsByProgram(exchange.sends) && last_reached_ != exchange.first) {

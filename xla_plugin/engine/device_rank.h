@@ -70,12 +70,13 @@ struct RankRing {
 // Done(). A receive stream does it before, if its slot is needed again by then.
 //
 // What is pulled, the program's stream only says to be there, at Start(), and at Done() waits until
-// it was taken. It may be pulled in parts, one after the other, so that the program goes on with
-// one while the next comes; what is in slots comes with the first Done(). Where it lies, the target
-// knows when the source has launched it: the thread that launches the program puts the receive on
-// its stream then, in the order of starts, and waits a little for it at Done(), before it chooses
-// slots. (Another thread could not do it: a call of the driver that waits for all streams holds up
-// all others.)
+// it was taken. (For the source it is the same if a NIC sends it from there: for the target, which
+// may be on another host, that comes through slots.) It may be pulled in parts, one after the
+// other, so that the program goes on with one while the next comes; what is in slots comes with the
+// first Done(). Where it lies, the target knows when the source has launched it: the thread that
+// launches the program puts the receive on its stream then, in the order of starts, and waits a
+// little for it at Done(), before it chooses slots. (Another thread could not do it: a call of the
+// driver that waits for all streams holds up all others.)
 //
 // When the job fails, the program's stream is held at the next Done(), and for one exchange after
 // the other, in the order of their Done(), all streams run to its end, its result is poisoned if it
@@ -157,6 +158,7 @@ class DeviceRank {
     uint64_t completed;
     Clock::duration in_flight_time;  // of the completed ones together
     uint64_t pulled_bytes;
+    uint64_t in_place_bytes;
   };
   Counts counts() const;
   std::deque<FlightRecord> FlightRecords() const;
@@ -309,6 +311,7 @@ class DeviceRank {
   std::vector<Event> events_;     // of no receipt
   Time patience_since_;           // Done() has waited in vain; at first never
   std::atomic<uint64_t> pulled_bytes_ = 0;
+  std::atomic<uint64_t> in_place_bytes_ = 0;  // sent by a NIC, or pulled by a target
 
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;

@@ -292,7 +292,7 @@ bool DeviceRank::IsIdle() {
 
 DeviceRank::Counts DeviceRank::counts() const {
   const std::lock_guard lock(mutex_);
-  return {started_, completed_, in_flight_time_, pulled_bytes_};
+  return {started_, completed_, in_flight_time_, pulled_bytes_, in_place_bytes_};
 }
 
 std::deque<FlightRecord> DeviceRank::FlightRecords() const {

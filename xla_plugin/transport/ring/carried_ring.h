@@ -45,6 +45,8 @@ class ChunkCounter {
 
   // Of the exchange that the next chunk is of; it may not be launched yet.
   uint64_t exchange() const { return exchange_; }
+  // Where that chunk begins in it.
+  uint64_t offset() const { return done_bytes_; }
   // None if that is not launched. Throws if the log has lost it.
   std::optional<ChunkInfo> Next() const;
   // The chunk, which was the next one, is done with.

@@ -47,12 +47,7 @@ OwnOperandMemory::OwnOperandMemory(Device& device, std::span<std::byte> within, 
 }
 
 std::optional<uint64_t> OwnOperandMemory::PlaceOf(std::span<const std::byte> operand) const {
-  const auto base = reinterpret_cast<uintptr_t>(range_.base);
-  const auto address = reinterpret_cast<uintptr_t>(operand.data());
-  if (address < base || !InBounds(address - base, operand.size(), range_.num_bytes)) {
-    return std::nullopt;
-  }
-  return address - base;
+  return range_.OffsetOf(operand);
 }
 
 void PeerOperandMemory::Open(Device& device, std::string_view answer) {

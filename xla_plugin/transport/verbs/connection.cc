@@ -42,8 +42,8 @@ VerbsConnection::VerbsConnection(Nics& nics, size_t chunk_bytes, ConnectionHost&
       incoming_(nics.Usable(), NumSlots(nics), SlotBytes(nics, chunk_bytes),
                 ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
       link_(nics.Usable(), nics.options(),
-            {.outgoing = outgoing_,
-             .incoming = incoming_,
+            {.outgoing = outgoing_.slots(),
+             .incoming = incoming_.slots(),
              .count = NumSlots(nics),
              .chunk_bytes = ChunkBytes(nics, chunk_bytes)},
             host) {}

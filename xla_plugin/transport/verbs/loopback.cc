@@ -22,7 +22,7 @@ constexpr int kNumEntries = 16;
 Loopback::Loopback(const std::shared_ptr<Nic>& nic, Options options)
     : nic_(*nic),
       options_(std::move(options)),
-      host_({&nic, 1}, 1, kMostBytes, ibv::kAccessLocalWrite),
+      host_({&nic, 1}, 1, kMostBytes, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
       cq_(*nic->context, kNumEntries) {}
 
 void Loopback::Connect() {
@@ -37,32 +37,37 @@ void Loopback::Connect() {
 
 void Loopback::Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes) {
   std::memcpy(host_.slot(0), bytes.data(), bytes.size());
-  Execute(ibv::kWrRdmaWrite, to, address, bytes.size());
+  Execute(ibv::kWrRdmaWrite, host(), {address, to}, bytes.size());
 }
 
 void Loopback::Read(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes) {
-  Execute(ibv::kWrRdmaRead, from, address, bytes.size());
+  Execute(ibv::kWrRdmaRead, host(), {address, from}, bytes.size());
+  std::memcpy(bytes.data(), host_.slot(0), bytes.size());
+}
+
+void Loopback::Send(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes) {
+  Execute(ibv::kWrRdmaWrite, {address, from}, host(), bytes.size());
   std::memcpy(bytes.data(), host_.slot(0), bytes.size());
 }
 
 // A read pushes the writes before it to where they go.
 void Loopback::Flush(const MemoryRegion& region, uint64_t address) {
-  Execute(ibv::kWrRdmaRead, region, address, 1);
+  Execute(ibv::kWrRdmaRead, host(), {address, region}, 1);
 }
 
-void Loopback::Execute(int opcode, const MemoryRegion& region, uint64_t address, size_t num_bytes) {
+void Loopback::Execute(int opcode, const Memory& local, const Memory& remote, size_t num_bytes) {
   if (!qp_) Connect();
-  ibv::Sge piece{.addr = host_.address(0),
+  ibv::Sge piece{.addr = local.address,
                  .length = static_cast<uint32_t>(num_bytes),
-                 .lkey = host_.region(0).lkey()};
+                 .lkey = local.region.lkey()};
   ibv::SendWr wr;
   wr.wr_id = ++last_wr_id_;
   wr.sg_list = &piece;
   wr.num_sge = 1;
   wr.opcode = opcode;
   wr.send_flags = ibv::kSendSignaled;
-  wr.remote_addr = address;
-  wr.rkey = region.rkey();
+  wr.remote_addr = remote.address;
+  wr.rkey = remote.region.rkey();
   try {
     if (const int error = qp_->PostSend(wr)) ThrowCall("ibv_post_send", nic_.info.name, error);
     Await(wr.wr_id);

@@ -23,13 +23,22 @@ class Loopback {
 
   void Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes);
   void Read(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes);
+  // As it sends our memory to a peer: what it reads there, no peer needs the right to read.
+  void Send(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes);
   // What the NIC has written is seen by the device that owns the memory.
   void Flush(const MemoryRegion& region, uint64_t address);
 
  private:
   void Connect();
-  void Execute(int opcode, const MemoryRegion& region, uint64_t address, size_t num_bytes);
+  struct Memory {
+    uint64_t address;
+    const MemoryRegion& region;
+  };
+
+  void Execute(int opcode, const Memory& local, const Memory& remote, size_t num_bytes);
   void Await(uint64_t wr_id);
+
+  Memory host() const { return {host_.slots().address(0), host_.slots().region(0)}; }
 
   Nic& nic_;
   Options options_;

@@ -2,6 +2,7 @@
 #define XLA_PLUGIN_TRANSPORT_VERBS_NICS_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,7 +17,13 @@
 #include "xla_plugin/transport/verbs/gid.h"
 #include "xla_plugin/transport/verbs/options.h"
 
-namespace jaxhet::verbs {
+namespace jaxhet {
+
+class Device;
+
+namespace verbs {
+
+class OperandRegion;
 
 // One port of an RDMA NIC, as far as it is known; `problem` says why it can't be used.
 struct NicInfo {
@@ -62,6 +69,8 @@ class Nics {
   std::span<const std::shared_ptr<Nic>> Usable();
   // Of these, those that are nearest to a device on PCI; all for one whose place is unknown.
   std::vector<std::shared_ptr<Nic>> Near(std::string_view pci, std::string_view sysfs = kSysfs);
+  // What the rings of a device share; null at first.
+  std::shared_ptr<OperandRegion>& OperandsOf(const Device& device) { return operands_[&device]; }
   // All connections have been made: closes what none of them uses.
   void Release() { usable_.clear(); }
 
@@ -71,6 +80,7 @@ class Nics {
   Options options_;
   std::vector<std::shared_ptr<Nic>> usable_;
   std::optional<Error> failure_;
+  std::map<const Device*, std::shared_ptr<OperandRegion>> operands_;
 };
 
 struct OpenNic {
@@ -88,6 +98,7 @@ std::vector<NicInfo> DescribeNics(const Options& options);
 // Marks what the options leave out, and ports that are much slower than the fastest.
 void Select(std::span<OpenNic> nics, std::string_view devices);
 
-}  // namespace jaxhet::verbs
+}  // namespace verbs
+}  // namespace jaxhet
 
 #endif  // XLA_PLUGIN_TRANSPORT_VERBS_NICS_H_

@@ -118,6 +118,11 @@ int Path::OnSent() {
   return oldest.slot;
 }
 
+void Path::Kill() {
+  if (qp_) qp_->Kill();
+  state_ = State::kDead;
+}
+
 PathInfo Path::Close() {
   qp_->Kill();
   state_ = State::kClosing;

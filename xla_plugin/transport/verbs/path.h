@@ -69,6 +69,8 @@ class Path {
   // A receive has completed. Returns errno.
   [[nodiscard]] int Restock();
 
+  // For good.
+  void Kill();
   // The queue pair of the next epoch; its qp_num is 0 if there is none.
   PathInfo Close();
   // What the peer's closing said; kept until ours.

@@ -149,8 +149,15 @@ bool SlotLink::HasRoom() const {
 }
 
 uint16_t SlotLink::Start(size_t index, size_t num_bytes) {
+  return StartFrom(index, *outgoing_.memory, outgoing_.address(index), num_bytes);
+}
+
+uint16_t SlotLink::StartFrom(size_t index, const NicMemory& memory, uint64_t address,
+                             size_t num_bytes) {
   std::erase(free_, index);
   Slot& slot = slots_[index];
+  slot.memory = &memory;
+  slot.address = address;
   ++slot.sequence;
   slot.num_bytes = static_cast<uint32_t>(num_bytes);
   slot.num_sent = 0;
@@ -182,8 +189,8 @@ void SlotLink::Post(size_t index, size_t begin, size_t end) {
   if (path == nullptr || !path->is_live()) return;
   slot.is_posted = true;
   int error = begin == 0 && notes_ ? PostNote(*rail, *path, index) : 0;
-  const Write write{.from = outgoing_.address(index) + begin,
-                    .lkey = outgoing_.region(rail->index).lkey(),
+  const Write write{.from = slot.address + begin,
+                    .lkey = slot.memory->region(rail->index).lkey(),
                     .num_bytes = static_cast<uint32_t>(end - begin),
                     .to = peer_slots_address_ + index * peer_slot_bytes_ + begin,
                     .rkey = rail->peer_rkey};
@@ -196,8 +203,8 @@ void SlotLink::Post(size_t index, size_t begin, size_t end) {
 }
 
 int SlotLink::PostNote(Rail& rail, Path& path, size_t index) {
-  return path.PostFragment({.from = notes_->address(index),
-                            .lkey = notes_->region(rail.index).lkey(),
+  return path.PostFragment({.from = notes_->slots().address(index),
+                            .lkey = notes_->slots().region(rail.index).lkey(),
                             .num_bytes = kNoteBytes,
                             .to = peer_notes_address_ + index * kNoteBytes,
                             .rkey = rail.peer_notes_rkey});

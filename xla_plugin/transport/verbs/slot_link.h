@@ -48,13 +48,13 @@ class SlotLink {
 
   // The memories outlive the link.
   struct Slots {
-    const SlotMemory& outgoing;
-    const SlotMemory& incoming;
+    SlotMemory outgoing;
+    SlotMemory incoming;
     size_t count;
     size_t chunk_bytes;  // of a slot, that may be sent
     Notes notes = Notes::kNone;
   };
-  SlotLink(SlotMemory::NicList nics, Options options, const Slots& slots, PeerHost& host);
+  SlotLink(NicMemory::NicList nics, Options options, const Slots& slots, PeerHost& host);
   ~SlotLink();
   SlotLink(const SlotLink&) = delete;
   SlotLink& operator=(const SlotLink&) = delete;
@@ -84,6 +84,8 @@ class SlotLink {
   std::byte* note(size_t slot) const { return notes_->slot(slot); }
   // The free slot will be sent, `num_bytes` of it; there is room. Returns the sequence.
   uint16_t Start(size_t index, size_t num_bytes);
+  // What the peer's slot gets lies elsewhere, where it stays until the slot is free again.
+  uint16_t StartFrom(size_t index, const NicMemory& memory, uint64_t address, size_t num_bytes);
   // Sends the next part, up to `end`; the last one ends at `num_bytes`.
   void SendTo(size_t index, size_t end);
   // What a failed path had is to be sent again before anything else.
@@ -111,6 +113,9 @@ class SlotLink {
   void Refuse(const Arrival& arrival, std::string_view reason);
   void SendCredits();
 
+  // Nothing goes out any more, or comes in: the NICs leave all memory alone.
+  void Kill();
+
  private:
   using Clock = std::chrono::steady_clock;
 
@@ -136,6 +141,8 @@ class SlotLink {
 
   // A slot of ours and the peer's that it is sent to.
   struct Slot {
+    const NicMemory* memory = nullptr;  // that it is sent from
+    uint64_t address = 0;
     uint16_t sequence = 0;   // of its uses
     uint32_t num_bytes = 0;  // to send
     uint32_t num_sent = 0;
@@ -173,8 +180,8 @@ class SlotLink {
 
   Options options_;
   PeerHost& host_;
-  const SlotMemory& outgoing_;
-  const SlotMemory& incoming_;
+  SlotMemory outgoing_;
+  SlotMemory incoming_;
   size_t chunk_bytes_;
   uint32_t sends_per_slot_;
   std::unique_ptr<Staging> notes_;  // null for Notes::kNone

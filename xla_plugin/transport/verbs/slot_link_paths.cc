@@ -67,7 +67,7 @@ void CheckReachable(const NicInfo& own, const RailInfo& peer, std::string_view r
 
 }  // namespace
 
-SlotLink::SlotLink(SlotMemory::NicList nics, Options options, const Slots& slots, PeerHost& host)
+SlotLink::SlotLink(NicMemory::NicList nics, Options options, const Slots& slots, PeerHost& host)
     : options_(std::move(options)),
       host_(host),
       outgoing_(slots.outgoing),
@@ -98,7 +98,7 @@ std::string SlotLink::Offer() const {
                           .num_rails = static_cast<uint32_t>(rails_.size()),
                           .num_paths = static_cast<uint32_t>(rails_.front().paths.size()),
                           .num_slots = static_cast<uint32_t>(slots_.size()),
-                          .slot_bytes = incoming_.slot_bytes(),
+                          .slot_bytes = incoming_.slot_bytes,
                           .chunk_bytes = chunk_bytes_,
                           .slots = incoming_.address(0)});
   for (const Rail& rail : rails_) {
@@ -106,8 +106,8 @@ std::string SlotLink::Offer() const {
     for (const Path& path : rail.paths) Append(offer, path.info());
   }
   if (!arrived_notes_) return offer;
-  Append(offer, arrived_notes_->address(0));
-  for (const Rail& rail : rails_) Append(offer, arrived_notes_->region(rail.index).rkey());
+  Append(offer, arrived_notes_->slots().address(0));
+  for (const Rail& rail : rails_) Append(offer, arrived_notes_->slots().region(rail.index).rkey());
   return offer;
 }
 
@@ -249,6 +249,12 @@ void SlotLink::OnPeerClosed(Rail& rail, Path& path, const PathEventInfo& info,
   path.peer_closed = info.replacement;
   if (path.state() == Path::State::kClosing) return Reopen(rail, path);
   ClosePath(rail, path, StrCat("the peer: ", rest));
+}
+
+void SlotLink::Kill() {
+  for (Rail& rail : rails_) {
+    for (Path& path : rail.paths) path.Kill();
+  }
 }
 
 // Both ends have closed the path: nothing can reach the peer's slots over it any more, and what it

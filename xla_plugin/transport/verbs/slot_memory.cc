@@ -8,8 +8,14 @@
 
 namespace jaxhet::verbs {
 
-Staging::Staging(NicList nics, size_t num_slots, size_t slot_bytes, int access)
-    : SlotMemory(nics, slot_bytes) {
+HostRegion::HostRegion(NicList nics, std::span<std::byte> memory, int access) : NicMemory(nics) {
+  Register([&](const ProtectionDomain& domain, auto& regions) {
+    regions.emplace_back(domain, memory, access);
+  });
+}
+
+Staging::Staging(NicMemory::NicList nics, size_t num_slots, size_t slot_bytes, int access)
+    : slot_bytes_(slot_bytes) {
   const size_t num_bytes = CheckedMultiply(num_slots, slot_bytes);
   void* const address =
       mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -18,9 +24,7 @@ Staging::Staging(NicList nics, size_t num_slots, size_t slot_bytes, int access)
   AdviseHugePages(memory_);
   madvise(address, num_bytes, MADV_DONTFORK);
   try {
-    RegisterAt(address, [&](const ProtectionDomain& domain, auto& regions) {
-      regions.emplace_back(domain, memory_, access);
-    });
+    region_ = std::make_unique<HostRegion>(nics, memory_, access);
   } catch (const Error&) {
     munmap(address, num_bytes);
     throw;
@@ -28,7 +32,7 @@ Staging::Staging(NicList nics, size_t num_slots, size_t slot_bytes, int access)
 }
 
 Staging::~Staging() {
-  Deregister();
+  region_.reset();
   munmap(memory_.data(), memory_.size());
 }
 

@@ -12,52 +12,68 @@
 
 namespace jaxhet::verbs {
 
-// Slots that NICs read and write, registered with each of them.
-class SlotMemory {
+// Memory that NICs read and write, registered with each of them.
+class NicMemory {
  public:
   using NicList = std::span<const std::shared_ptr<Nic>>;
 
-  virtual ~SlotMemory() = default;
-  SlotMemory(const SlotMemory&) = delete;
-  SlotMemory& operator=(const SlotMemory&) = delete;
+  NicMemory(const NicMemory&) = delete;
+  NicMemory& operator=(const NicMemory&) = delete;
 
-  size_t slot_bytes() const { return slot_bytes_; }
-  // As NICs name it.
-  uint64_t address(size_t slot) const { return address_ + slot * slot_bytes_; }
   const MemoryRegion& region(size_t nic) const { return regions_.at(nic); }
 
  protected:
-  SlotMemory(NicList nics, size_t slot_bytes)
-      : nics_(nics.begin(), nics.end()), slot_bytes_(slot_bytes) {}
+  explicit NicMemory(NicList nics) : nics_(nics.begin(), nics.end()) {}
+  ~NicMemory() = default;
 
   NicList nics() const { return nics_; }
-  // `add(domain, regions)` for each NIC; what was registered before goes.
+  // `add(domain, regions)` for each NIC.
   template <typename Add>
-  void RegisterAt(const void* address, Add add) {
-    regions_.clear();
-    address_ = reinterpret_cast<uint64_t>(address);
+  void Register(Add add) {
     for (const auto& nic : nics_) add(nic->domain, regions_);
   }
   void Deregister() { regions_.clear(); }
 
  private:
   std::vector<std::shared_ptr<Nic>> nics_;
-  size_t slot_bytes_;
-  uint64_t address_ = 0;
   std::deque<MemoryRegion> regions_;
 };
 
-// Those of host memory. A forked child does not get it: it would copy what the NIC believes to be
-// where it was.
-class Staging final : public SlotMemory {
- public:
-  Staging(NicList nics, size_t num_slots, size_t slot_bytes, int access);
-  ~Staging() override;
+// Slots of one size in such memory. Does not own it.
+struct SlotMemory {
+  const NicMemory* memory;
+  std::byte* first;  // as NICs name it
+  size_t slot_bytes;
 
-  std::byte* slot(size_t index) const { return memory_.data() + index * slot_bytes(); }
+  uint64_t address(size_t slot) const {
+    return reinterpret_cast<uint64_t>(first + slot * slot_bytes);
+  }
+  const MemoryRegion& region(size_t nic) const { return memory->region(nic); }
+};
+
+// Memory of the host, which somebody else owns.
+class HostRegion final : public NicMemory {
+ public:
+  HostRegion(NicList nics, std::span<std::byte> memory, int access);
+};
+
+// Slots in memory of the host. A forked child does not get it: it would copy what the NIC believes
+// to be where it was.
+class Staging {
+ public:
+  Staging(NicMemory::NicList nics, size_t num_slots, size_t slot_bytes, int access);
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  SlotMemory slots() const { return {region_.get(), memory_.data(), slot_bytes_}; }
+  size_t slot_bytes() const { return slot_bytes_; }
+  std::byte* slot(size_t index) const { return memory_.data() + index * slot_bytes_; }
 
  private:
   std::span<std::byte> memory_;
+  size_t slot_bytes_;
+  std::unique_ptr<HostRegion> region_;
 };
 
 }  // namespace jaxhet::verbs

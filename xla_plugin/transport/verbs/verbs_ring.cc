@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
 #include <optional>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "xla_plugin/transport/ring/message_socket.h"
 #include "xla_plugin/transport/verbs/device_slots.h"
 #include "xla_plugin/transport/verbs/nics.h"
+#include "xla_plugin/transport/verbs/operand_region.h"
 #include "xla_plugin/transport/verbs/slot_link.h"
 
 namespace jaxhet {
@@ -65,13 +67,13 @@ class VerbsRing : public CarriedRing, private PeerHost {
         slots_(setup.device, nics_, setup.nics->options(), kRingSlots, slot_bytes),
         nothing_(nics_, kRingSlots, kNothing, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
         link_(nics_, setup.nics->options(),
-              {.outgoing = is_source ? AsMemory(slots_) : AsMemory(nothing_),
-               .incoming = is_source ? AsMemory(nothing_) : AsMemory(slots_),
+              {.outgoing = is_source ? slots_.slots() : nothing_.slots(),
+               .incoming = is_source ? nothing_.slots() : slots_.slots(),
                .count = kRingSlots,
-               .chunk_bytes = slots_.slot_bytes(),
+               .chunk_bytes = slot_bytes,
                .notes = verbs::SlotLink::Notes::kOfEachSlot},
               *this) {
-    SetSlots(slots_.device_address(), slots_.slot_bytes());
+    SetSlots(slots_.device_address(), slot_bytes);
   }
 
   size_t num_threads() const override { return 1; }
@@ -93,8 +95,6 @@ class VerbsRing : public CarriedRing, private PeerHost {
   }
 
  private:
-  static verbs::SlotMemory& AsMemory(verbs::SlotMemory& memory) { return memory; }
-
   void Look(milliseconds timeout) {
     const std::vector<Pollable*> pollables = link_.Pollables();
     std::vector<pollfd> polled = {{.fd = socket_.fd(), .events = POLLIN, .revents = 0}};
@@ -129,8 +129,31 @@ class VerbsSource final : public VerbsRing {
   VerbsSource(const RingSetup& setup, size_t slot_bytes, std::string_view offer)
       : VerbsRing(setup, slot_bytes, /*is_source=*/true) {
     link().Accept(offer);
+    if (setup.operands.empty() || device_slots().is_pinned()) return;
+    auto& shared = setup.nics->OperandsOf(setup.device);
+    if (!shared) {
+      shared = std::make_shared<verbs::OperandRegion>(setup.device, NicsOf(setup),
+                                                      setup.nics->options(), setup.operands);
+    }
+    operands_ = shared;
+    if (operands_->why_not().empty()) words().pull_bytes = setup.pull_bytes;
   }
   ~VerbsSource() override { Stop(); }
+
+  std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const override {
+    return operands_ ? operands_->AddressOf(operand) : std::nullopt;
+  }
+
+  std::string Remark() const override {
+    if (!operands_ || operands_->why_not().empty()) return VerbsRing::Remark();
+    return StrCat("operands are copied before RDMA: ", operands_->why_not());
+  }
+
+  // What NICs still sent from now on would not be what it was.
+  void Cut() override {
+    VerbsRing::Cut();
+    link().Kill();
+  }
 
   void Prove(Device& device, std::span<const std::byte> proof) override {
     RingEnd::Prove(device, proof);
@@ -163,16 +186,36 @@ class VerbsSource final : public VerbsRing {
   }
 
  private:
+  // An exchange whose operand NICs send from where it is.
+  struct InPlace {
+    uint64_t exchange;
+    size_t num_open = 0;   // chunks under way
+    bool is_sent = false;  // all of it
+  };
+
   // Those that the peer's device has emptied are the device's again.
   size_t ReturnSlots() {
     size_t count = 0;
     for (uint32_t slot = 0; slot < kRingSlots; ++slot) {
       if (turns_.at(slot) == 0 || !link().IsFree(slot)) continue;
       Set(words().emptied.at(slot), std::exchange(turns_.at(slot), 0));
+      if (InPlace* const exchange = std::exchange(in_place_of_.at(slot), nullptr)) {
+        --exchange->num_open;
+      }
       --num_open_;
       ++count;
     }
+    if (count > 0) ReturnOperands();
     return count;
+  }
+
+  // In their order, which is that of the words.
+  void ReturnOperands() {
+    for (; !in_place_.empty(); in_place_.pop_front()) {
+      const auto [exchange, num_open, is_sent] = in_place_.front();
+      if (num_open > 0 || !is_sent) return;
+      Set(words().TakenOf(exchange), DeviceNumber(exchange));
+    }
   }
 
   size_t SendNext(ChunkCounter& chunks) {
@@ -181,17 +224,47 @@ class VerbsSource final : public VerbsRing {
     if (!info) return 0;
     const uint32_t slot = RingSlot(info->chunk);
     const uint32_t turn = RingTurn(info->chunk);
-    if (!Has(words().filled.at(slot), turn) || !link().IsFree(slot) || !link().HasRoom()) return 0;
+    const std::optional<RingWays::Way> way = WayOf(*info);
+    if (!way || !link().IsFree(slot) || !link().HasRoom()) return 0;
+    const bool is_in_place = *way == RingWays::Way::kPulled;
+    if (is_in_place ? !Has(words().ready, DeviceNumber(info->exchange))
+                    : !Has(words().filled.at(slot), turn)) {
+      return 0;
+    }
     std::memcpy(link().note(slot), &*info, sizeof *info);
     turns_.at(slot) = turn;
     ++num_open_;
-    link().Start(slot, info->num_bytes);
+    if (is_in_place) {
+      StartInPlace(*info, chunks.offset());
+    } else {
+      link().Start(slot, info->num_bytes);
+    }
     link().SendTo(slot, info->num_bytes);
     chunks.Advance(*info);
     return 1;
   }
 
-  std::array<uint32_t, kRingSlots> turns_{};  // of the slots that are under way
+  // None while the device's thread has not chosen it.
+  std::optional<RingWays::Way> WayOf(const ChunkInfo& info) const {
+    if (info.exchange_bytes < pull_bytes()) return RingWays::Way::kInSlots;
+    return words().ways.Find(info.exchange);
+  }
+
+  void StartInPlace(const ChunkInfo& info, uint64_t offset) {
+    if (offset == 0) in_place_.push_back({.exchange = info.exchange});
+    InPlace& exchange = in_place_.back();
+    ++exchange.num_open;
+    exchange.is_sent = offset + info.num_bytes == info.exchange_bytes;
+    const uint32_t slot = RingSlot(info.chunk);
+    in_place_of_.at(slot) = &exchange;
+    link().StartFrom(slot, operands_->memory(), words().source.PlaceOf(info.exchange) + offset,
+                     info.num_bytes);
+  }
+
+  std::shared_ptr<verbs::OperandRegion> operands_;  // null: none are known
+  std::deque<InPlace> in_place_;
+  std::array<uint32_t, kRingSlots> turns_{};        // of the slots that are under way
+  std::array<InPlace*, kRingSlots> in_place_of_{};  // null: from our slot
   size_t num_open_ = 0;
 };
 

@@ -1,0 +1,136 @@
+#include "xla_plugin/transport/verbs/device_region.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "xla_plugin/base/error.h"
+
+namespace jaxhet::verbs {
+namespace {
+
+// To prove and to flush, a NIC reads as if it were a peer's.
+constexpr int kReadAndWriteAccess =
+    ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead;
+constexpr int kReadAccess = 0;
+
+std::vector<std::byte> RandomProof(size_t num_bytes) {
+  std::vector<std::byte> proof(num_bytes);
+  std::random_device random;
+  for (std::byte& byte : proof) byte = static_cast<std::byte>(random());
+  return proof;
+}
+
+// Copies by the device between its memory and the host.
+class DeviceCopies {
+ public:
+  explicit DeviceCopies(Device& device)
+      : device_(device),
+        stream_(device.CreateStream(StreamPriority::kNormal)),
+        host_(device.AllocatePinned(Loopback::kMostBytes)) {}
+
+  void Write(std::byte* to, std::span<const std::byte> bytes) {
+    std::memcpy(host_.get(), bytes.data(), bytes.size());
+    Copy(to, device_.DeviceAddress(host_.get()), bytes.size());
+  }
+  bool Has(const std::byte* from, std::span<const std::byte> bytes) {
+    Copy(device_.DeviceAddress(host_.get()), from, bytes.size());
+    return std::memcmp(host_.get(), bytes.data(), bytes.size()) == 0;
+  }
+
+ private:
+  void Copy(void* to, const void* from, size_t num_bytes) {
+    device_.Copy(stream_.get(), to, from, num_bytes);
+    device_.Synchronize(stream_.get());
+  }
+
+  Device& device_;
+  Stream stream_;
+  PinnedMemory host_;
+};
+
+}  // namespace
+
+DeviceRegion::DeviceRegion(Device& device, NicList nics, const Options& options,
+                           std::span<std::byte> memory,
+                           std::span<const std::span<std::byte>> places, Use use)
+    : NicMemory(nics) {
+  const int access = use == Use::kRead ? kReadAccess : kReadAndWriteAccess;
+  for (const auto& nic : nics) loopbacks_.emplace_back(nic, options);
+  std::string refusals;
+  for (const auto& [way, register_memory] :
+       {std::pair<std::string_view, RegisterFunction>{"dma-buf", &DeviceRegion::RegisterDmaBuf},
+        {"peer memory", &DeviceRegion::RegisterPeerMemory}}) {
+    try {
+      (this->*register_memory)(device, memory, access);
+      for (size_t nic = 0; nic < nics.size(); ++nic) {
+        for (const auto place : places) {
+          ProveRead(device, nic, place, use);
+          if (use == Use::kReadAndWrite) ProveWrite(device, nic, place);
+        }
+      }
+      way_ = way;
+      return;
+    } catch (const Error& error) {
+      Deregister();
+      refusals += StrCat(refusals.empty() ? "" : "; ", way, ": ", error.text());
+    }
+  }
+  throw Error(ErrorCode::kTransport, refusals);
+}
+
+void DeviceRegion::RegisterDmaBuf(Device& device, std::span<std::byte> memory, int access) {
+  const DmaBuf dma_buf = device.ExportDmaBuf(memory.data(), memory.size());
+  Register([&](const ProtectionDomain& domain, auto& regions) {
+    regions.emplace_back(domain, memory, dma_buf.fd.get(), dma_buf.offset, access);
+  });
+}
+
+// The module lets NICs' drivers find the pages of a device's address.
+void DeviceRegion::RegisterPeerMemory(Device& /*device*/, std::span<std::byte> memory, int access) {
+  Register([&](const ProtectionDomain& domain, auto& regions) {
+    regions.emplace_back(domain, memory, access);
+  });
+}
+
+// Twice, so that it is not an older state that the NIC reads.
+void DeviceRegion::ProveRead(Device& device, size_t nic, std::span<std::byte> place, Use use) {
+  DeviceCopies copies(device);
+  const auto address = reinterpret_cast<uint64_t>(place.data());
+  for (int i = 0; i < 2; ++i) {
+    const std::vector<std::byte> proof = RandomProof(std::min(place.size(), Loopback::kMostBytes));
+    std::vector<std::byte> seen(proof.size());
+    copies.Write(place.data(), proof);
+    if (use == Use::kRead) {
+      loopbacks_[nic].Send(region(nic), address, seen);
+    } else {
+      loopbacks_[nic].Read(region(nic), address, seen);
+    }
+    if (seen == proof) continue;
+    Throw(ErrorCode::kTransport, "what ", device.info().ToString(), " wrote, ",
+          nics()[nic]->info.name, " did not read");
+  }
+}
+
+void DeviceRegion::ProveWrite(Device& device, size_t nic, std::span<std::byte> place) {
+  DeviceCopies copies(device);
+  const auto address = reinterpret_cast<uint64_t>(place.data());
+  const std::vector<std::byte> proof = RandomProof(std::min(place.size(), Loopback::kMostBytes));
+  loopbacks_[nic].Write(region(nic), address, proof);
+  loopbacks_[nic].Flush(region(nic), address);
+  if (copies.Has(place.data(), proof)) return;
+  Throw(ErrorCode::kTransport, "what ", nics()[nic]->info.name, " wrote did not reach ",
+        device.info().ToString());
+}
+
+void DeviceRegion::Flush(uint64_t address, size_t nic) {
+  try {
+    loopbacks_[nic].Flush(region(nic), address);
+  } catch (const Error&) {
+    loopbacks_[nic].Flush(region(nic), address);  // over a new queue pair
+  }
+}
+
+}  // namespace jaxhet::verbs

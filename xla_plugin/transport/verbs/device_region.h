@@ -1,0 +1,50 @@
+#ifndef XLA_PLUGIN_TRANSPORT_VERBS_DEVICE_REGION_H_
+#define XLA_PLUGIN_TRANSPORT_VERBS_DEVICE_REGION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "xla_plugin/device/device.h"
+#include "xla_plugin/transport/verbs/loopback.h"
+#include "xla_plugin/transport/verbs/slot_memory.h"
+
+namespace jaxhet::verbs {
+
+// Memory of a device, registered as a dma-buf or else through the peer-memory module. A way is used
+// only if it was proven: some kernels register memory and then lose what is written to it.
+class DeviceRegion final : public NicMemory {
+ public:
+  enum class Use {
+    kRead,          // each NIC has sent what the device wrote, and can't write
+    kReadAndWrite,  // each NIC has read what the device wrote, and the device what each NIC wrote
+  };
+
+  // Is proven at `places`, whose content is lost. Throws TransportError if no way works.
+  DeviceRegion(Device& device, NicList nics, const Options& options, std::span<std::byte> memory,
+               std::span<const std::span<std::byte>> places, Use use);
+  ~DeviceRegion() { Deregister(); }
+
+  // "dma-buf" or "peer memory".
+  std::string_view way() const { return way_; }
+  // After NIC `nic` has written to `address`: lets the device see it, or throws TransportError.
+  void Flush(uint64_t address, size_t nic);
+
+ private:
+  using RegisterFunction = void (DeviceRegion::*)(Device&, std::span<std::byte>, int);
+
+  void RegisterDmaBuf(Device& device, std::span<std::byte> memory, int access);
+  void RegisterPeerMemory(Device& device, std::span<std::byte> memory, int access);
+  void ProveRead(Device& device, size_t nic, std::span<std::byte> place, Use use);
+  void ProveWrite(Device& device, size_t nic, std::span<std::byte> place);
+
+  std::string_view way_;
+  std::deque<Loopback> loopbacks_;  // of each NIC
+};
+
+}  // namespace jaxhet::verbs
+
+#endif  // XLA_PLUGIN_TRANSPORT_VERBS_DEVICE_REGION_H_
