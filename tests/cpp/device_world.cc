@@ -12,12 +12,13 @@ size_t ShiftOf(int64_t index) { return static_cast<size_t>(index) * 5; }
 
 constexpr size_t kOwnBytes = 4096;  // of each rank
 constexpr size_t kMostRanks = 16;
+// Of all tests of a program; a NIC's driver pins it all.
+constexpr size_t kOperandBytes = size_t{500} << 20;
 
 std::byte* AllOperands() {
-  constexpr size_t kAddresses = size_t{4} << 30;  // memory is used where it is written
   static auto* const device = OpenHostDevice({}, 0).release();
-  static const auto* const memory = new DeviceMemory(device->Allocate(kAddresses));
-  static_assert(kAddresses > kOwnBytes * kMostRanks);
+  static const auto* const memory =
+      new DeviceMemory(device->Allocate(kOwnBytes * kMostRanks + kOperandBytes));
   return static_cast<std::byte*>(memory->get());
 }
 
@@ -34,7 +35,7 @@ std::span<std::byte> OperandsOf(int rank) {
 
 std::pmr::memory_resource* OperandMemory() {
   static auto* const all = new std::pmr::monotonic_buffer_resource(
-      AllOperands() + kOwnBytes * kMostRanks, size_t{3} << 30, std::pmr::null_memory_resource());
+      AllOperands() + kOwnBytes * kMostRanks, kOperandBytes, std::pmr::null_memory_resource());
   static auto* const pool = new std::pmr::synchronized_pool_resource(
       {.max_blocks_per_chunk = 4, .largest_required_pool_block = size_t{4} << 20}, all);
   return pool;
