@@ -31,7 +31,7 @@ void CheckSwapsAnySize(std::string_view transport) {
 }
 
 TEST(SwapsAnySize) {
-  for (const char* const transport : kDeviceTransports) CheckSwapsAnySize(transport);
+  for (const std::string_view transport : DeviceTransports()) CheckSwapsAnySize(transport);
 }
 
 TEST(NoSourceIsZeros) {
@@ -76,7 +76,7 @@ void CheckComesInPieces(std::string_view transport) {
 }
 
 TEST(ComesInPieces) {
-  for (const char* const transport : kDeviceTransports) CheckComesInPieces(transport);
+  for (const std::string_view transport : DeviceTransports()) CheckComesInPieces(transport);
 }
 
 TEST(RanksMayDifferInPieces) {
@@ -111,7 +111,7 @@ void CheckGroupsOfAnySize(std::string_view transport) {
 }
 
 TEST(GroupsOfAnySize) {
-  for (const char* const transport : kDeviceTransports) CheckGroupsOfAnySize(transport);
+  for (const std::string_view transport : DeviceTransports()) CheckGroupsOfAnySize(transport);
 }
 
 TEST(OwnPartsCanBeSkipped) {
@@ -166,7 +166,7 @@ void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
 }
 
 TEST(ManyAreInFlight) {
-  for (const char* const transport : kDeviceTransports) {
+  for (const std::string_view transport : DeviceTransports()) {
     for (const size_t num_bytes : {kEagerBytes, kSlotBytes + 3})
       CheckManyAreInFlight(transport, num_bytes);
   }
@@ -309,7 +309,8 @@ void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
 }
 
 TEST(RandomExchangesOfThreeRanks) {
-  for (const char* const transport : kDeviceTransports) CheckRandomExchangesOfThreeRanks(transport);
+  for (const std::string_view transport : DeviceTransports())
+    CheckRandomExchangesOfThreeRanks(transport);
 }
 
 void CheckCloseWaitsForWhatIsInFlight(std::string_view transport) {
@@ -330,7 +331,8 @@ void CheckCloseWaitsForWhatIsInFlight(std::string_view transport) {
 }
 
 TEST(CloseWaitsForWhatIsInFlight) {
-  for (const char* const transport : kDeviceTransports) CheckCloseWaitsForWhatIsInFlight(transport);
+  for (const std::string_view transport : DeviceTransports())
+    CheckCloseWaitsForWhatIsInFlight(transport);
 }
 
 // A peer may leave as soon as its own part is done: what it has sent is still on its way.
@@ -353,7 +355,7 @@ void CheckPeerThatLeavesTakesNothingBack(std::string_view transport) {
 }
 
 TEST(PeerThatLeavesTakesNothingBack) {
-  for (const char* const transport : kDeviceTransports)
+  for (const std::string_view transport : DeviceTransports())
     CheckPeerThatLeavesTakesNothingBack(transport);
 }
 
@@ -374,7 +376,7 @@ void CheckSourceLeavesABusyTarget(std::string_view transport, size_t num_bytes) 
 }
 
 TEST(SourceLeavesABusyTarget) {
-  for (const std::string_view transport : kDeviceTransports) {
+  for (const std::string_view transport : DeviceTransports()) {
     CheckSourceLeavesABusyTarget(transport, kEagerBytes);
     // An operand that is pulled is needed until it was.
     if (transport != "pulled") CheckSourceLeavesABusyTarget(transport, kSlotBytes);

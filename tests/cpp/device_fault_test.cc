@@ -159,7 +159,8 @@ TEST(LateMemberOfAGroupIsNamed) {
 }
 
 TEST(LatePeerIsADeadlineError) {
-  for (const char* const transport : kDeviceTransports) CheckLatePeerIsADeadlineError(transport);
+  for (const std::string_view transport : DeviceTransports())
+    CheckLatePeerIsADeadlineError(transport);
 }
 
 // The time counts from when the device reaches the exchange.
@@ -236,7 +237,7 @@ void CheckFailurePoisonsWhatIsInFlight(std::string_view transport, size_t num_by
 }
 
 TEST(FailurePoisonsWhatIsInFlight) {
-  for (const char* const transport : kDeviceTransports) {
+  for (const std::string_view transport : DeviceTransports()) {
     for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 3})
       CheckFailurePoisonsWhatIsInFlight(transport, num_bytes);
   }
@@ -258,7 +259,7 @@ void CheckPeerThatLeftIsNamed(std::string_view transport) {
 }
 
 TEST(PeerThatLeftIsNamed) {
-  for (const char* const transport : kDeviceTransports) CheckPeerThatLeftIsNamed(transport);
+  for (const std::string_view transport : DeviceTransports()) CheckPeerThatLeftIsNamed(transport);
 }
 
 // A source that fails lets its sends go over slots that the target has not taken: the target must
@@ -285,7 +286,7 @@ void CheckFailedSource(std::string_view transport) {
 }
 
 TEST(FailedSourceDoesNotCorruptItsTarget) {
-  for (const char* const transport : kDeviceTransports) CheckFailedSource(transport);
+  for (const std::string_view transport : DeviceTransports()) CheckFailedSource(transport);
 }
 
 TEST(FailedExchangesAreRecorded) {
@@ -370,7 +371,7 @@ void CheckReportsPeer(std::string_view transport, int signal, std::string_view w
 }
 
 TEST(DeadPeerIsNamedWithTheExchange) {
-  for (const char* const transport : kDeviceTransports) {
+  for (const std::string_view transport : DeviceTransports()) {
     CheckReportsPeer(transport, SIGKILL, "Look at what that process printed last");
   }
 }

@@ -1,6 +1,9 @@
 #include "tests/cpp/device_world.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
 
 #include "xla_plugin/device/host/host.h"
 
@@ -22,7 +25,61 @@ std::byte* AllOperands() {
   return static_cast<std::byte*>(memory->get());
 }
 
+const char* TestVendor() {
+  static const char* const vendor = std::getenv("TEST_VENDOR");
+  return vendor == nullptr ? "host" : vendor;
+}
+
+bool IsOnHost() { return std::string_view(TestVendor()) == "host"; }
+
+std::unique_ptr<Device> OpenTestDevice(int rank) {
+  const Vendor& vendor = VendorOf(TestVendor());
+  static const auto num_devices = static_cast<int>(vendor.list(vendor.libraries).size());
+  return vendor.open(vendor.libraries, rank % num_devices);
+}
+
+// A rank's memory on a device that is not the host. Nothing is given back: a driver that frees
+// memory waits for all streams.
+class Arena {
+ public:
+  static Arena& Of(int rank) {
+    static auto* const arenas = new std::array<std::atomic<Arena*>, kMostRanks>{};
+    std::atomic<Arena*>& arena = arenas->at(static_cast<size_t>(rank));
+    if (arena == nullptr) arena = new Arena(rank);
+    return *arena;
+  }
+
+  Device& device() { return *device_; }
+  std::span<std::byte> Take(size_t num_bytes) {
+    constexpr size_t kAlignment = 256;
+    const size_t begin = used_.fetch_add((num_bytes + kAlignment) / kAlignment * kAlignment);
+    if (begin + num_bytes > kArenaBytes) Throw(ErrorCode::kUsage, "the test's memory is used up");
+    return {static_cast<std::byte*>(memory_.get()) + begin, num_bytes};
+  }
+  void Copy(void* to, const void* from, size_t num_bytes) {
+    device_->Copy(stream_.get(), to, from, num_bytes);
+    device_->Synchronize(stream_.get());
+  }
+
+ private:
+  static constexpr size_t kArenaBytes = size_t{4} << 30;
+
+  explicit Arena(int rank) : device_(OpenTestDevice(rank)) {}
+
+  std::unique_ptr<Device> device_;
+  Stream stream_ = device_->CreateStream(StreamPriority::kNormal);
+  DeviceMemory memory_ = device_->Allocate(kArenaBytes);
+  std::atomic<size_t> used_ = 0;
+};
+
+int OrdinalOf(int rank) { return IsOnHost() ? 0 : Arena::Of(rank).device().info().ordinal; }
+
 }  // namespace
+
+std::vector<std::string_view> DeviceTransports() {
+  if (IsOnHost()) return {"shm", "pulled", "verbs", "in place", "tcp"};
+  return {"shm", "verbs", "in place", "tcp"};
+}
 
 std::string_view NameOf(std::string_view transport) {
   if (transport == "pulled") return "shm";
@@ -30,6 +87,7 @@ std::string_view NameOf(std::string_view transport) {
 }
 
 std::span<std::byte> OperandsOf(int rank) {
+  if (!IsOnHost()) return Arena::Of(rank).Take(kOwnBytes);
   return {AllOperands() + static_cast<size_t>(rank) * kOwnBytes, kOwnBytes};
 }
 
@@ -59,16 +117,17 @@ std::vector<RingSockets> RingSocketsOf(int rank, std::vector<Ends> ends) {
   return sockets;
 }
 
-DeviceWorld::DeviceWorld(const WorldOptions& options)
-    : world_(options), device_(OpenHostDevice({}, 0)) {
+DeviceWorld::DeviceWorld(const WorldOptions& options) : world_(options) {
   std::vector<std::thread> threads;
   auto ends = ConnectAll(num_ranks(), kRingSockets);
   for (int rank = 0; rank < num_ranks(); ++rank) {
-    streams_.push_back(device_->CreateStream(StreamPriority::kNormal));
+    devices_.push_back(OpenTestDevice(rank));
+    streams_.push_back(devices_.back()->CreateStream(StreamPriority::kNormal));
     threads.emplace_back([this, rank, has_operands = options.has_operands,
+                          ordinal = devices_.back()->info().ordinal,
                           own_ends = std::move(ends[static_cast<size_t>(rank)])]() mutable {
       const auto operands = has_operands ? OperandsOf(rank) : std::span<std::byte>{};
-      world_.engine(rank).OpenDevices("host", {{rank, 0, operands}},
+      world_.engine(rank).OpenDevices(TestVendor(), {{rank, ordinal, operands}},
                                       RingSocketsOf(rank, std::move(own_ends)), kLong);
       world_.engine(rank).AddPlan(kPlan, PlanText(8));
     });
@@ -88,6 +147,7 @@ Part::Part(int rank, Pairs pairs, size_t num_bytes, int64_t index,
   request_.plan = kPlan;
   request_.index = index;
   request_.poison = kPoison;
+  if (!IsOnHost()) UseDeviceMemory();
 }
 
 Part::Part(int rank, const Group& group, size_t num_bytes, int64_t index)
@@ -97,6 +157,27 @@ Part::Part(int rank, const Group& group, size_t num_bytes, int64_t index)
   request_.kind = group.kind;
   request_.skips_own = group.skips_own;
   request_.group_size = static_cast<int64_t>(group.members.size());
+  if (!IsOnHost()) UseDeviceMemory();
+}
+
+void Part::UseDeviceMemory() {
+  Arena& arena = Arena::Of(rank_);
+  device_memory_ = {arena.Take(operand.size()), arena.Take(result.size())};
+}
+
+// As the host has them.
+void Part::Upload() const {
+  Arena& arena = Arena::Of(rank_);
+  arena.Copy(device_memory_->operand.data(), operand.data(), operand.size());
+  arena.Copy(device_memory_->result.data(), result.data(), result.size());
+}
+
+std::vector<std::byte> Part::Result() const {
+  std::vector<std::byte> bytes = result;
+  if (device_memory_) {
+    Arena::Of(rank_).Copy(bytes.data(), device_memory_->result.data(), bytes.size());
+  }
+  return bytes;
 }
 
 size_t Part::num_pieces() const {
@@ -108,17 +189,18 @@ size_t Part::num_pieces() const {
 void Part::StartOn(Engine& engine, StreamHandle stream) {
   request_.stream = stream;
   request_.ranks = ranks_;
-  request_.operand = operand;
-  request_.result = result;
-  engine.devices().Start(0, request_);
+  if (device_memory_) Upload();
+  request_.operand = device_memory_ ? device_memory_->operand : std::span(operand);
+  request_.result = device_memory_ ? device_memory_->result : std::span(result);
+  engine.devices().Start(OrdinalOf(rank_), request_);
 }
 
 void Part::DoneOn(Engine& engine, StreamHandle stream) const {
-  engine.devices().Done(0, stream, request_.plan, index_);
+  engine.devices().Done(OrdinalOf(rank_), stream, request_.plan, index_);
 }
 
 bool Part::IsFrom(int source) const {
-  return AreEqual(result, Pattern(source, 0, result.size(), ShiftOf(index_)));
+  return AreEqual(Result(), Pattern(source, 0, result.size(), ShiftOf(index_)));
 }
 
 bool Part::HasBlockOf(int64_t member) const {
@@ -127,12 +209,13 @@ bool Part::HasBlockOf(int64_t member) const {
   };
   const size_t block = result.size() / ranks_.size();
   const size_t begin = request_.kind == ExchangeKind::kAllToAll ? place_of(rank_) * block : 0;
-  return AreEqual(std::span(result).subspan(place_of(member) * block, block),
+  const std::vector<std::byte> bytes = Result();
+  return AreEqual(std::span(bytes).subspan(place_of(member) * block, block),
                   Pattern(static_cast<int>(member), 0, block, ShiftOf(index_) + begin));
 }
 
 bool Part::IsFilledWith(std::byte value) const {
-  return std::ranges::all_of(result, [&](std::byte byte) { return byte == value; });
+  return std::ranges::all_of(Result(), [&](std::byte byte) { return byte == value; });
 }
 
 }  // namespace jaxhet::testing

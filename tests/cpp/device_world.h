@@ -2,12 +2,12 @@
 #define TESTS_CPP_DEVICE_WORLD_H_
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <memory_resource>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -22,9 +22,10 @@ inline constexpr std::byte kPoison{0xFF};
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
 inline constexpr int kRingSockets = 3 + RingSockets::kNumMessageSockets;
-// Of rings between host devices. "pulled" is shm, with operands that the target's device can reach;
-// "in place" is verbs, with operands that NICs can send from.
-inline constexpr std::array kDeviceTransports = {"shm", "pulled", "verbs", "in place", "tcp"};
+// Of rings between the test's devices. "pulled" is shm, with operands that the target's device can
+// reach (not in a process of its own on GPUs); "in place" is verbs, with operands that NICs can
+// send from.
+std::vector<std::string_view> DeviceTransports();
 inline bool IsInPlace(std::string_view transport) {
   return transport == "pulled" || transport == "in place";
 }
@@ -49,7 +50,8 @@ std::span<std::byte> OperandsOf(int rank);
 // Memory in that allocation.
 std::pmr::memory_resource* OperandMemory();
 
-// A job whose ranks are host devices, and a program's stream for each.
+// A job whose ranks are devices, and a program's stream for each. The devices are the host, or
+// those of the vendor in TEST_VENDOR, which ranks share if there are fewer.
 class DeviceWorld {
  public:
   explicit DeviceWorld(const WorldOptions& options);
@@ -57,14 +59,14 @@ class DeviceWorld {
   int num_ranks() const { return world_.num_ranks(); }
   Engine& engine(int rank) { return world_.engine(rank); }
   StreamHandle stream(int rank) const { return streams_.at(static_cast<size_t>(rank)).get(); }
-  Device& device() { return *device_; }
+  Device& device(int rank = 0) { return *devices_.at(static_cast<size_t>(rank)); }
   bool IsIdleWithin(int rank, std::chrono::milliseconds timeout) {
-    return IsWithin(timeout, [&] { return device_->IsIdle(stream(rank)); });
+    return IsWithin(timeout, [&] { return device(rank).IsIdle(stream(rank)); });
   }
 
  private:
   World world_;
-  std::unique_ptr<Device> device_;
+  std::vector<std::unique_ptr<Device>> devices_;  // by rank
   std::deque<Stream> streams_;
 };
 
@@ -111,13 +113,23 @@ class Part {
   bool IsFilledWith(std::byte value) const;
 
   std::pmr::vector<std::byte> operand;
-  std::vector<std::byte> result;
+  std::vector<std::byte> result;  // on a host device
 
  private:
+  struct DeviceCopies {
+    std::span<std::byte> operand;
+    std::span<std::byte> result;
+  };
+
+  void UseDeviceMemory();
+  void Upload() const;
+  std::vector<std::byte> Result() const;
+
   std::vector<int64_t> ranks_;
   int rank_;
   int64_t index_;
   DeviceRequest request_;
+  std::optional<DeviceCopies> device_memory_;  // none on a host device
 };
 
 }  // namespace jaxhet::testing
