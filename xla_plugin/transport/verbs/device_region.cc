@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "xla_plugin/base/error.h"
@@ -72,6 +72,7 @@ DeviceRegion::DeviceRegion(Device& device, NicList nics, const Options& options,
         }
       }
       way_ = way;
+      if (use == Use::kRead) loopbacks_.clear();
       return;
     } catch (const Error& error) {
       Deregister();

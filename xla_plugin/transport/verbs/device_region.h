@@ -30,7 +30,8 @@ class DeviceRegion final : public NicMemory {
 
   // "dma-buf" or "peer memory".
   std::string_view way() const { return way_; }
-  // After NIC `nic` has written to `address`: lets the device see it, or throws TransportError.
+  // kReadAndWrite: after NIC `nic` has written to `address`, lets the device see
+  // it, or throws TransportError.
   void Flush(uint64_t address, size_t nic);
 
  private:
@@ -42,7 +43,7 @@ class DeviceRegion final : public NicMemory {
   void ProveWrite(Device& device, size_t nic, std::span<std::byte> place);
 
   std::string_view way_;
-  std::deque<Loopback> loopbacks_;  // of each NIC
+  std::deque<Loopback> loopbacks_;  // of each NIC; none once kRead is proven
 };
 
 }  // namespace jaxhet::verbs
