@@ -23,10 +23,11 @@ NOT_EMPTY = ("gather", "sum_scatter")  # JAX does not lower them for blocks of n
 
 
 def operations(dtype: str) -> tuple[str, ...]:
-    """Those that make sense for a dtype."""
+    """Those that make sense for a dtype, and that JAX lowers for the platform."""
+    moves = (*MOVES, "broadcast") if jax.default_backend() == "gpu" else MOVES
     if dtype == "bool":
-        return MOVES
-    return (*SUMS, *MOVES) if dtype.startswith("complex") else (*SUMS, *ORDERS, *MOVES)
+        return moves
+    return (*SUMS, *moves) if dtype.startswith("complex") else (*SUMS, *ORDERS, *moves)
 
 
 def given(dtype: str, rank: int, count: int) -> np.ndarray:
@@ -54,6 +55,7 @@ def expected(operation: str, blocks: list[np.ndarray], rank: int) -> np.ndarray:
         "gather": lambda: np.concatenate(blocks),
         "all_to_all": lambda: np.concatenate(parts),
         "permute": lambda: before,
+        "broadcast": lambda: blocks[-1],
         "one_pair": lambda: blocks[-1] if rank == 0 else np.zeros_like(before),
     }
     return by_name[operation]()
@@ -70,6 +72,7 @@ def run(operation: str, x: jax.Array, n: int) -> jax.Array:
         "gather": lambda: jax.lax.all_gather(x, "x", tiled=True),
         "all_to_all": lambda: jax.lax.all_to_all(x, "x", 0, 0, tiled=True),
         "permute": lambda: jax.lax.ppermute(x, "x", ring),
+        "broadcast": lambda: jax.lax.pbroadcast(x, "x", n - 1),
         "one_pair": lambda: jax.lax.ppermute(x, "x", [(n - 1, 0)]),
     }
     return by_name[operation]()
