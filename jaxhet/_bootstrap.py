@@ -22,6 +22,7 @@ _MAGIC = b"jaxhet-p"
 _VERSION = 2
 _FIRST_RING_CHANNEL = 1000
 _HANDSHAKE_TIMEOUT_S = 10.0
+_DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +224,16 @@ def _connect(
         _handshake.connect(sock, secret, header)
     except JaxhetError as error:
         sock.close()
+        _wait_for_reason(check)
         raise TransportError(
             f"{claim} at {claim.address} refused the connection: {error}"
         ) from error
     return sock
+
+
+def _wait_for_reason(check: Callable[[], None]) -> None:
+    """Lets `check` say that a peer has died, if that is why it went away."""
+    deadline = time.monotonic() + _DEATH_KNOWN_WITHIN_S
+    while time.monotonic() < deadline:
+        check()
+        time.sleep(0.02)
