@@ -20,6 +20,7 @@ from tests.support.jobs import ROOT
 
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
 NUM_PROCESSES = 3
+START_WITHIN_S = 90.0
 REPORT_WITHIN_S = 10.0
 
 
@@ -122,6 +123,20 @@ def two_processes_over_a_relay(**env: str) -> Iterator[tuple[Relay, list[subproc
         relay.close()
 
 
+def wait_until_it_runs(process: subprocess.Popen[str]) -> None:
+    """Fails with what the process has printed if it ends before, or is not there in time."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    killer = threading.Timer(START_WITHIN_S, process.kill)
+    killer.start()
+    try:
+        while not lines or "@ run" not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+    finally:
+        killer.cancel()
+
+
 @pytest.mark.parametrize("transport", ["shm", "shm_ring", "tcp"])
 def test_half_open_connection_is_reported(transport: str) -> None:
     with two_processes_over_a_relay(JAXHET_TRANSPORTS=transport, JAXHET_PEER_TIMEOUT_S="3") as (
@@ -129,9 +144,7 @@ def test_half_open_connection_is_reported(transport: str) -> None:
         processes,
     ):
         for process in processes:
-            assert process.stdout is not None
-            while not re.search("@ run", process.stdout.readline()):
-                pass
+            wait_until_it_runs(process)
         relay.freeze()
         frozen = time.monotonic()
         texts = [process.communicate(timeout=30)[0] for process in processes]
