@@ -1,13 +1,12 @@
 """Rings between GPUs (tests/cpp/device_exchange_test.cc), RDMA over the software libibverbs."""
 
 import os
-import re
 import subprocess
 
 import pytest
 
 from tests.support import gpus
-from tests.support.programs import build
+from tests.support.programs import build, results_of
 
 _ENV = {
     "TEST_VENDOR": "cuda",
@@ -15,7 +14,6 @@ _ENV = {
     # Ranks of one process share GPUs: with the usual 8 a stream may wait behind another rank's.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
-_CHECK = re.compile(r"^\[ ( ok |FAIL) \] (\S+)", re.MULTILINE)
 
 
 @pytest.mark.timeout(600)
@@ -42,5 +40,5 @@ def test_rings_between_gpus(check: str) -> None:
         text=True,
         timeout=300,
     )
-    assert _CHECK.findall(ended.stderr) == [(" ok ", check)], ended.stderr
+    assert results_of(ended.stderr) == [(" ok ", check)], ended.stderr
     assert ended.returncode == 0, ended.stderr

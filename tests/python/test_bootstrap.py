@@ -6,28 +6,8 @@ import time
 
 import pytest
 
-from jaxhet import PeerError, _bootstrap
-from jaxhet._coordinator import Claim
+from jaxhet import PeerError, _bootstrap, _config, _initialize
 from jaxhet._errors import TransportError
-
-
-def _claim(address: str) -> Claim:
-    return Claim(
-        process=0,
-        num_processes=2,
-        island="island0",
-        is_declared=True,
-        islands=("island0", "island1"),
-        platform="cpu",
-        topology=("cpu", "cpu"),
-        has_cpu=True,
-        host="here",
-        host_id="",
-        pid=1,
-        address=address,
-        versions={},
-        options={},
-    )
 
 
 def _leave(server: socket.socket) -> None:
@@ -46,7 +26,8 @@ def _connect_to_one_that_leaves(dies: bool) -> None:
         threading.Thread(target=_leave, args=(server,), daemon=True).start()
         listener = _bootstrap.Listener("127.0.0.1", 0, 1, b"secret")
         try:
-            claim = _claim(f"127.0.0.1:{server.getsockname()[1]}")
+            config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
+            claim = _initialize.make_claim(config, f"127.0.0.1:{server.getsockname()[1]}")
             _bootstrap.connect_peers(listener, [claim], 1, 5.0, check)
         finally:
             listener.close()

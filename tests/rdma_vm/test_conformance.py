@@ -1,15 +1,12 @@
 """The conformance suite of the transports (tests/cpp/conformance_test.cc) over soft-RoCE."""
 
-import re
-
 import pytest
 
 from tests.rdma_vm.guest import REAL_VERBS, Guest
-from tests.support.programs import build
+from tests.support.programs import build, results_of
 
 pytestmark = pytest.mark.early
 
-_CHECK = re.compile(r"^\[ ( ok |FAIL) \] (\S+)", re.MULTILINE)
 _LEAST_CHECKS = 26  # 13 in each of two worlds
 
 
@@ -17,7 +14,7 @@ _LEAST_CHECKS = 26  # 13 in each of two worlds
 def test_conformance_in_one_guest(guest: Guest, subtests: pytest.Subtests):
     packets = guest.packets()
     ended = guest.run(f"{build('conformance_test')} verbs", 800, REAL_VERBS)
-    results = _CHECK.findall(ended.text)
+    results = results_of(ended.text)
     for result, name in results:
         with subtests.test(name):
             assert result == " ok ", ended.text
@@ -32,5 +29,5 @@ def test_rings_between_devices(guest: Guest):
     packets = guest.packets()
     ended = guest.run(f"{build('device_exchange_test')} ManyAreInFlight", 500, REAL_VERBS)
     assert ended.code == 0, ended.text
-    assert [result for result, _ in _CHECK.findall(ended.text)] == [" ok "], ended.text
+    assert [result for result, _ in results_of(ended.text)] == [" ok "], ended.text
     assert guest.packets() > packets + 1000

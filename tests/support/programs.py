@@ -4,6 +4,7 @@ import fcntl
 import functools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,11 @@ def build(name: str) -> pathlib.Path:
     """Builds a program of tests/cpp."""
     _make(name)
     return _BUILD / "tests" / "cpp" / name
+
+
+def results_of(printed: str) -> list[tuple[str, str]]:
+    """Of each check of such a program " ok " or "FAIL", and its name."""
+    return re.findall(r"^\[ ( ok |FAIL) \] (\S+)", printed, re.MULTILINE)
 
 
 def softverbs(commands: str = "") -> dict[str, str]:

@@ -1,9 +1,9 @@
 #include "xla_plugin/transport/ring/ring.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/device/proof.h"
 
 namespace jaxhet {
 namespace {
@@ -82,22 +82,6 @@ void RingEnd::Prove(Device& device, std::span<const std::byte> proof) {
 
 bool RingEnd::IsProven(Device& device, std::span<const std::byte> proof) {
   return HasProof(device, slot(0), proof);
-}
-
-void RingEnd::WriteProof(Device& device, void* to, std::span<const std::byte> proof) {
-  const PinnedMemory host = device.AllocatePinned(proof.size());
-  const Stream stream = device.CreateStream(StreamPriority::kNormal);
-  std::memcpy(host.get(), proof.data(), proof.size());
-  device.Copy(stream.get(), to, device.DeviceAddress(host.get()), proof.size());
-  device.Synchronize(stream.get());
-}
-
-bool RingEnd::HasProof(Device& device, const void* from, std::span<const std::byte> proof) {
-  const PinnedMemory host = device.AllocatePinned(proof.size());
-  const Stream stream = device.CreateStream(StreamPriority::kNormal);
-  device.Copy(stream.get(), device.DeviceAddress(host.get()), from, proof.size());
-  device.Synchronize(stream.get());
-  return std::memcmp(host.get(), proof.data(), proof.size()) == 0;
 }
 
 const RingTransport& RingTransportOf(std::string_view name) {

@@ -39,7 +39,9 @@
 //                                                copies the operand into the result
 //   waits for `taken`                     <-     writes `taken`
 //
-// with the number of the exchange. The target must know where the operand is, so the ends choose
+// with the number of the exchange. (Where the source's NIC reaches it, the NIC sends it from there
+// between `ready` and `taken`, into the target's slots; for the target it comes like all else.)
+// The target that pulls must know where the operand is, so the ends choose
 // the way of each such exchange: it is pulled if the source launches it before the target gives up
 // waiting for that.
 namespace jaxhet {
@@ -185,7 +187,7 @@ class RingEnd {
     const uint64_t num_bytes = words_->pull_bytes;
     return num_bytes == 0 ? std::numeric_limits<uint64_t>::max() : num_bytes;
   }
-  // By the source: where the target finds the operand; none if it can't reach it.
+  // By the source: where the target, or our NIC, finds the operand; none if it can't reach it.
   virtual std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const;
   // By the target: `num_bytes` at a place. Throws TransportError if that is none.
   virtual const std::byte* At(uint64_t place, size_t num_bytes) const;
@@ -204,8 +206,6 @@ class RingEnd {
  protected:
   RingEnd() = default;
 
-  static void WriteProof(Device& device, void* to, std::span<const std::byte> proof);
-  static bool HasProof(Device& device, const void* from, std::span<const std::byte> proof);
   // The words lie in `memory`, of which the device sees the copy at `device_address`.
   void SetWords(std::byte* memory, void* device_address) {
     words_ = reinterpret_cast<RingWords*>(memory);

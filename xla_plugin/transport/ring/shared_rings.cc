@@ -2,6 +2,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/device/proof.h"
 #include "xla_plugin/transport/ring/operand_memory.h"
 #include "xla_plugin/transport/ring/shared_words.h"
 

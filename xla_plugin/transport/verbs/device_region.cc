@@ -1,17 +1,16 @@
 #include "xla_plugin/transport/verbs/device_region.h"
 
-#include <algorithm>
-#include <cstring>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/device/proof.h"
 
 namespace jaxhet::verbs {
 namespace {
 
-// To prove and to flush, a NIC reads as if it were a peer's.
+// To prove that it writes, and to flush, a NIC does as if it were a peer's.
 constexpr int kReadAndWriteAccess =
     ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead;
 constexpr int kReadAccess = 0;
@@ -22,34 +21,6 @@ std::vector<std::byte> RandomProof(size_t num_bytes) {
   for (std::byte& byte : proof) byte = static_cast<std::byte>(random());
   return proof;
 }
-
-// Copies by the device between its memory and the host.
-class DeviceCopies {
- public:
-  explicit DeviceCopies(Device& device)
-      : device_(device),
-        stream_(device.CreateStream(StreamPriority::kNormal)),
-        host_(device.AllocatePinned(Loopback::kMostBytes)) {}
-
-  void Write(std::byte* to, std::span<const std::byte> bytes) {
-    std::memcpy(host_.get(), bytes.data(), bytes.size());
-    Copy(to, device_.DeviceAddress(host_.get()), bytes.size());
-  }
-  bool Has(const std::byte* from, std::span<const std::byte> bytes) {
-    Copy(device_.DeviceAddress(host_.get()), from, bytes.size());
-    return std::memcmp(host_.get(), bytes.data(), bytes.size()) == 0;
-  }
-
- private:
-  void Copy(void* to, const void* from, size_t num_bytes) {
-    device_.Copy(stream_.get(), to, from, num_bytes);
-    device_.Synchronize(stream_.get());
-  }
-
-  Device& device_;
-  Stream stream_;
-  PinnedMemory host_;
-};
 
 }  // namespace
 
@@ -67,7 +38,7 @@ DeviceRegion::DeviceRegion(Device& device, NicList nics, const Options& options,
       (this->*register_memory)(device, memory, access);
       for (size_t nic = 0; nic < nics.size(); ++nic) {
         for (const auto place : places) {
-          ProveRead(device, nic, place, use);
+          ProveRead(device, nic, place);
           if (use == Use::kReadAndWrite) ProveWrite(device, nic, place);
         }
       }
@@ -96,19 +67,13 @@ void DeviceRegion::RegisterPeerMemory(Device& /*device*/, std::span<std::byte> m
   });
 }
 
-// Twice, so that it is not an older state that the NIC reads.
-void DeviceRegion::ProveRead(Device& device, size_t nic, std::span<std::byte> place, Use use) {
-  DeviceCopies copies(device);
-  const auto address = reinterpret_cast<uint64_t>(place.data());
+// Twice, so that it is not an older state that the NIC sends.
+void DeviceRegion::ProveRead(Device& device, size_t nic, std::span<std::byte> place) {
   for (int i = 0; i < 2; ++i) {
-    const std::vector<std::byte> proof = RandomProof(std::min(place.size(), Loopback::kMostBytes));
+    const std::vector<std::byte> proof = RandomProof(place.size());
     std::vector<std::byte> seen(proof.size());
-    copies.Write(place.data(), proof);
-    if (use == Use::kRead) {
-      loopbacks_[nic].Send(region(nic), address, seen);
-    } else {
-      loopbacks_[nic].Read(region(nic), address, seen);
-    }
+    WriteProof(device, place.data(), proof);
+    loopbacks_[nic].Send(region(nic), reinterpret_cast<uint64_t>(place.data()), seen);
     if (seen == proof) continue;
     Throw(ErrorCode::kTransport, "what ", device.info().ToString(), " wrote, ",
           nics()[nic]->info.name, " did not read");
@@ -116,12 +81,11 @@ void DeviceRegion::ProveRead(Device& device, size_t nic, std::span<std::byte> pl
 }
 
 void DeviceRegion::ProveWrite(Device& device, size_t nic, std::span<std::byte> place) {
-  DeviceCopies copies(device);
+  const std::vector<std::byte> proof = RandomProof(place.size());
   const auto address = reinterpret_cast<uint64_t>(place.data());
-  const std::vector<std::byte> proof = RandomProof(std::min(place.size(), Loopback::kMostBytes));
   loopbacks_[nic].Write(region(nic), address, proof);
   loopbacks_[nic].Flush(region(nic), address);
-  if (copies.Has(place.data(), proof)) return;
+  if (HasProof(device, place.data(), proof)) return;
   Throw(ErrorCode::kTransport, "what ", nics()[nic]->info.name, " wrote did not reach ",
         device.info().ToString());
 }

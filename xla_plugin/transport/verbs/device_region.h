@@ -19,19 +19,19 @@ namespace jaxhet::verbs {
 class DeviceRegion final : public NicMemory {
  public:
   enum class Use {
-    kRead,          // each NIC has sent what the device wrote, and can't write
-    kReadAndWrite,  // each NIC has read what the device wrote, and the device what each NIC wrote
+    kRead,          // each NIC has sent what the device wrote; it can't write
+    kReadAndWrite,  // and the device has read what each NIC wrote
   };
 
-  // Is proven at `places`, whose content is lost. Throws TransportError if no way works.
+  // Is proven at `places`, of Loopback::kMostBytes at most, whose content is lost. Throws
+  // TransportError if no way works.
   DeviceRegion(Device& device, NicList nics, const Options& options, std::span<std::byte> memory,
                std::span<const std::span<std::byte>> places, Use use);
   ~DeviceRegion() { Deregister(); }
 
   // "dma-buf" or "peer memory".
   std::string_view way() const { return way_; }
-  // kReadAndWrite: after NIC `nic` has written to `address`, lets the device see
-  // it, or throws TransportError.
+  // After NIC `nic` has written to `address`: lets the device see it, or throws TransportError.
   void Flush(uint64_t address, size_t nic);
 
  private:
@@ -39,7 +39,7 @@ class DeviceRegion final : public NicMemory {
 
   void RegisterDmaBuf(Device& device, std::span<std::byte> memory, int access);
   void RegisterPeerMemory(Device& device, std::span<std::byte> memory, int access);
-  void ProveRead(Device& device, size_t nic, std::span<std::byte> place, Use use);
+  void ProveRead(Device& device, size_t nic, std::span<std::byte> place);
   void ProveWrite(Device& device, size_t nic, std::span<std::byte> place);
 
   std::string_view way_;

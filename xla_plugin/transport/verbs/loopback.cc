@@ -40,11 +40,6 @@ void Loopback::Write(const MemoryRegion& to, uint64_t address, std::span<const s
   Execute(ibv::kWrRdmaWrite, host(), {address, to}, bytes.size());
 }
 
-void Loopback::Read(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes) {
-  Execute(ibv::kWrRdmaRead, host(), {address, from}, bytes.size());
-  std::memcpy(bytes.data(), host_.slot(0), bytes.size());
-}
-
 void Loopback::Send(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes) {
   Execute(ibv::kWrRdmaWrite, {address, from}, host(), bytes.size());
   std::memcpy(bytes.data(), host_.slot(0), bytes.size());

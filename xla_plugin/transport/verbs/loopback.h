@@ -22,22 +22,20 @@ class Loopback {
   Loopback(const std::shared_ptr<Nic>& nic, Options options);
 
   void Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes);
-  void Read(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes);
-  // As it sends our memory to a peer: what it reads there, no peer needs the right to read.
+  // As it sends our memory to a peer, which needs no right to read it.
   void Send(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes);
   // What the NIC has written is seen by the device that owns the memory.
   void Flush(const MemoryRegion& region, uint64_t address);
 
  private:
-  void Connect();
   struct Memory {
     uint64_t address;
     const MemoryRegion& region;
   };
 
+  void Connect();
   void Execute(int opcode, const Memory& local, const Memory& remote, size_t num_bytes);
   void Await(uint64_t wr_id);
-
   Memory host() const { return {host_.slots().address(0), host_.slots().region(0)}; }
 
   Nic& nic_;
