@@ -17,10 +17,12 @@ from jaxhet._mesh import make_mesh as make_mesh
 from jaxhet._paths import PeerPath as PeerPath
 from jaxhet._paths import Refusal as Refusal
 from jaxhet._paths import paths as paths
+from jaxhet._per_platform import per_platform as per_platform
 from jaxhet._plan import LinkTime as LinkTime
 from jaxhet._plan import PlannedExchange as PlannedExchange
 from jaxhet._plan import PlanReport as PlanReport
 from jaxhet._plan import plan as plan
 from jaxhet._session import BridgeOptions as BridgeOptions
 from jaxhet._session import islands as islands
+from jaxhet._session import launch_from_this_thread as launch_from_this_thread
 from jaxhet._session import stats as stats

@@ -23,9 +23,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from jaxhet import _handshake, _jax_compat
+from jaxhet import _compiler_settings, _handshake, _jax_compat
 from jaxhet._errors import BY_NAME, JaxhetError, PeerError, TransportError, UsageError
 
 HEADER = b"jaxhet-coordinator"
@@ -33,6 +34,10 @@ HEADER = b"jaxhet-coordinator"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 _HANDSHAKE_TIMEOUT_S = 10.0
 _LINGER_S = 5.0
+_EFFECT_OF_FLAGS = "results of equal computations may differ in their last bits"
+_EFFECT_OF_JAX_CONFIG = (
+    "equal functions may become different programs, with different results or a PlanMismatchError"
+)
 
 
 def command(address: str, num_processes: int, timeout_s: float) -> list[str]:
@@ -64,6 +69,7 @@ class Claim:
     address: str  # host:port that peers connect to
     versions: dict[str, str]
     options: dict[str, Any]  # those that must be equal in the whole job
+    settings: dict[str, str]  # `_compiler_settings.settings()`: they must be equal in an island
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Claim":
@@ -100,7 +106,42 @@ def disagreement(ours: Claim, theirs: Claim) -> str | None:
             f"island {ours.island!r} holds two platforms: {ours} is {ours.platform}, {theirs} is"
             f" {theirs.platform}; give each platform an island of its own"
         )
-    return _backends_disagree(ours, theirs)
+    return _settings_disagree(ours, theirs) or _backends_disagree(ours, theirs)
+
+
+def differences_between_islands(members: Sequence[Claim]) -> list[str]:
+    """Returns a line for each island whose settings differ from those of the first island. Pure.
+
+    The first island is the one of the smallest process id. Settings are equal within an island.
+    """
+    of_island: dict[str, Claim] = {}
+    for claim in sorted(members, key=lambda claim: claim.process):
+        of_island.setdefault(claim.island, claim)
+    first, *others = of_island.values()
+    return [line for other in others if (line := _difference_between(first, other))]
+
+
+def _difference_between(first: Claim, other: Claim) -> str:
+    """Returns the line for the island of `other`, or "" if its settings are equal. Pure."""
+    found = _compiler_settings.differences(first.settings, other.settings)
+    if not found:
+        return ""
+    each = (f"in {name}: {theirs}, {ours} in {first.island}" for name, ours, theirs in found)
+    only_flags = all(name.startswith(_compiler_settings.XLA_FLAGS) for name, _, _ in found)
+    effect = _EFFECT_OF_FLAGS if only_flags else _EFFECT_OF_JAX_CONFIG
+    return f"jaxhet: island {other.island} differs from {first.island} {'; '.join(each)}; {effect}"
+
+
+def _settings_disagree(ours: Claim, theirs: Claim) -> str | None:
+    """Says why two processes of one island would compile different programs, or None. Pure."""
+    found = _compiler_settings.differences(ours.settings, theirs.settings)
+    if ours.island != theirs.island or not found:
+        return None
+    name, mine, other = found[0]
+    return (
+        f"{name} differs within island {ours.island!r}: {mine} in {ours}, {other} in {theirs};"
+        " start all processes of an island with the same value"
+    )
 
 
 def _backends_disagree(ours: Claim, theirs: Claim) -> str | None:

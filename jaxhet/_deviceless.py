@@ -10,13 +10,29 @@ import pathlib
 import sys
 from typing import Any, Literal
 
-from jaxhet import _config, _jax_compat, _plan, _rocm_stubs, _session
+from jaxhet import (
+    _config,
+    _jax_compat,
+    _jax_programs,
+    _plan,
+    _program,
+    _rocm_stubs,
+    _session,
+)
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._islands import Island
 from jaxhet._jax_compat import Device
 from jaxhet._plan import PlanReport
-from jaxhet.compiler import GPU_COMPILER_OPTIONS, Job, Options, Plan, bridge, decompose
+from jaxhet.compiler import (
+    GPU_COMPILER_OPTIONS,
+    PROGRAM_ATTRIBUTE,
+    Job,
+    Options,
+    Plan,
+    bridge,
+    decompose,
+)
 from jaxhet.compiler.exchange import DEVICE_TARGETS, EXCHANGE_TARGET
 
 _HERE = pathlib.Path(__file__).parent
@@ -64,6 +80,7 @@ class Compiler:
         self._is_used = False
         self._error: Exception | None = None
         _jax_compat.prepare_to_compile_only()
+        _jax_programs.watch_lowering(_program.labels, _digest_of, PROGRAM_ATTRIBUTE)
         if vendor == "cpu":
             return  # what is registered with it creates it, and it has its devices then
         library = _find(vendor)
@@ -188,6 +205,10 @@ def pretend(vendor: Vendor, num_islands: int, devices_per_island: int) -> Preten
     )
     _session.install(_session.Session(config, 0, islands, is_pretended=True))
     return PretendedJob(compiler, islands, config)
+
+
+def _digest_of(*program: Any) -> str:
+    return _program.describe(*program).digest
 
 
 def _find(vendor: Vendor) -> pathlib.Path:

@@ -56,8 +56,16 @@ class Engine:
         sockets: (own rank, other rank, file descriptors, which it owns) where tcp may be needed.
         """
 
-    def register_plan(self, fingerprint: int, text: str) -> None:
-        """Makes a plan known; before any exchange of it starts."""
+    def register_plan(self, fingerprint: int, text: str, program: str = "") -> None:
+        """Makes a plan known, before any of its exchanges starts.
+
+        Args:
+          fingerprint: Identity of the plan.
+          text: One line per exchange. What is compared, a tab, a description.
+          program: First line: name of the program with a digest. Further lines: one per equation.
+            What is compared, a tab, a description (optional). "" if unknown. Errors about plans
+            that differ show it; the engine ignores a listing of more than 8 MiB.
+        """
 
     def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:
         """(error class, text) of the first cause; None at the timeout or after `close`."""

@@ -128,9 +128,15 @@ class Engine:
         except RuntimeError as error:
             raise as_ours(str(error)) from error
 
-    def register_plan(self, fingerprint: int, text: str) -> None:
-        """Makes a program's plan known before the program starts."""
-        self._engine.register_plan(fingerprint, text)
+    def register_plan(self, fingerprint: int, text: str, program: str = "") -> None:
+        """Makes a program's plan known before the program starts.
+
+        Args:
+          fingerprint: Identity of the plan.
+          text: One line per exchange. What is compared, a tab, a description.
+          program: The program's name with a digest, then one line per equation; "" if unknown.
+        """
+        self._engine.register_plan(fingerprint, text, program)
 
     def path_to(self, process: int) -> tuple[str, list[tuple[str, str]]]:
         """The transport to a peer; and those refused, with the reasons."""

@@ -1,12 +1,11 @@
 """What XLA and JAX have to be told before they start GPUs in a job of several islands."""
 
 import os
-import pathlib
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
-from jaxhet import _jax_compat
+from jaxhet import _compiler_settings, _jax_compat
 from jaxhet._errors import UsageError
 from jaxhet.compiler import GPU_COMPILER_OPTIONS
 
@@ -54,11 +53,7 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
       UsageError: JAX or XLA is told to do what would stop the job or its process.
     """
     _jax_compat.refuse_shared_programs()
-    flags = environ.get("XLA_FLAGS", "").strip()
-    if flags and not flags.startswith("-"):  # as XLA has it, a file of flags, if it is there
-        file = pathlib.Path(flags)
-        flags = file.read_text().strip() if file.is_file() else ""
-    environ["XLA_FLAGS"] = complete(flags)
+    environ["XLA_FLAGS"] = complete(_compiler_settings.xla_flags_text(environ))
     _warn_of_allocator(environ)
 
 
@@ -68,7 +63,7 @@ def complete(text: str) -> str:
     Raises:
       UsageError: one of them is refused.
     """
-    given = _parse(text)
+    given = _compiler_settings.parse_flags(text)
     for name, refusal in REFUSED.items():
         if name in given and refusal.applies(given[name]):
             raise UsageError(
@@ -79,12 +74,6 @@ def complete(text: str) -> str:
         f"--{name}={str(value).lower()}" for name, value in _NEEDED.items() if name not in given
     ]
     return " ".join([text, *missing]).strip()
-
-
-def _parse(text: str) -> dict[str, str]:
-    """Names and values; the last of a name counts, as in XLA."""
-    words = (word.removeprefix("--").partition("=") for word in text.split())
-    return {name: value for name, _, value in words}
 
 
 def _warn_of_allocator(environ: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ import pathlib
 import platform
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,15 +18,19 @@ import jax
 
 from jaxhet import (
     _bootstrap,
+    _compiler_settings,
     _config,
     _coordinator,
     _ffi,
     _gpu_settings,
     _islands,
     _jax_compat,
+    _jax_programs,
     _memory,
+    _program,
     _qualification,
     _session,
+    compiler,
 )
 from jaxhet._config import Config
 from jaxhet._coordinator import Claim, Membership
@@ -225,6 +230,9 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
     try:
         membership.join(make_claim(config, listener.address), config.connect_timeout_s + 5)
         members = membership.members
+        if config.process_id == 0:
+            for line in _coordinator.differences_between_islands(members):
+                print(line, file=sys.stderr, flush=True)
         if len({claim.island for claim in members}) > 1:
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
@@ -260,6 +268,7 @@ def make_claim(config: Config, address: str) -> Claim:
         address=config.tcp_advertise or address,
         versions={**_jax_compat.versions(), "jaxhet": importlib.metadata.version("jaxhet")},
         options=config.agreed(),
+        settings=_compiler_settings.settings(),
     )
 
 
@@ -354,6 +363,10 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     """Lets XLA know the engine and the passes. Last of all: XLA forgets nothing."""
     platform = session.island.platform
     _ffi.register_handlers(platform)
+    attribute = compiler.PROGRAM_ATTRIBUTE
+    _jax_programs.watch_lowering(_program.labels, session.describe, attribute)
+    _jax_programs.guard_launches(attribute, session.is_bridged, session.check_launch)
+    session.claim_launches()
     _jax_compat.register_passes(session.decompose, session.bridge, platform)
     counts = collections.Counter(d.process_index for d in devices)
     if len(set(counts.values())) > 1:

@@ -1,4 +1,4 @@
-"""The only place that touches JAX's internals.
+"""Backends, devices and JAX's services; beside `_jax_programs.py` the only user of JAX's internals.
 
 What each function relies on is tested in tests/python/test_jax_compat.py.
 """

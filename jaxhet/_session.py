@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Literal, cast
 
-from jaxhet import _errors, _ffi, _jax_compat, compiler
+from jaxhet import _errors, _ffi, _jax_compat, _jax_programs, _program, compiler
 from jaxhet._config import Config
 from jaxhet._coordinator import Membership
 from jaxhet._errors import JaxhetError, UsageError
@@ -28,6 +28,7 @@ from jaxhet.compiler import exchange
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
 _EXIT_GRACE_S = 5.0
 _CALLS = (exchange.EXCHANGE_TARGET, *exchange.DEVICE_TARGETS)
+_MOST_LISTING_BYTES = 256 * 1024  # of a program, that is sent to peers for their errors
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
 
@@ -93,6 +94,10 @@ class Session:
         self.engine = engine
         self.is_pretended = is_pretended
         self.plans: dict[int, compiler.Plan] = {}
+        self.programs: dict[str, _program.Program] = {}  # by digest
+        self._bridged: set[str] = set()  # digests of programs with exchanges
+        self._launcher: threading.Thread | None = None
+        self._launchers = itertools.count(1)
         self._membership = membership
         self._pid = os.getpid()
         self._acknowledged = threading.Event()
@@ -115,6 +120,12 @@ class Session:
 
     # --- compiler hooks ---
 
+    def describe(self, *program: Any) -> str:
+        """The digest of a program that JAX lowers; its words are kept."""
+        described = _program.describe(*program)
+        self.programs[described.digest] = described
+        return described.digest
+
     def decompose(self, module: bytes) -> bytes | None:
         """The PRE hook."""
         with _named_errors():
@@ -131,10 +142,40 @@ class Session:
             return None
         changed, plan = result
         assert self.engine is not None
-        self.engine.register_plan(plan.fingerprint, plan.text)
+        program = self.programs.get(plan.program)
+        listing = program.listing(_MOST_LISTING_BYTES) if program else ""
+        self.engine.register_plan(plan.fingerprint, plan.text, listing)
         self.plans[plan.fingerprint] = plan
+        self._bridged.add(plan.program)
         self._dump(changed, "after", plan)
         return changed
+
+    # --- launches ---
+
+    def is_bridged(self, program: str) -> bool:
+        """Whether a program exchanges over islands, by its digest."""
+        return program in self._bridged
+
+    def claim_launches(self) -> None:
+        """Makes the calling thread the one that launches programs with exchanges."""
+        self._launcher = threading.current_thread()
+        _jax_programs.claim_launches(next(self._launchers))
+
+    def check_launch(self, name: str) -> None:
+        """Checks that this thread launches programs with exchanges.
+
+        Raises:
+          UsageError: Another thread does.
+        """
+        thread, launcher = threading.current_thread(), self._launcher
+        if thread is not launcher and launcher is not None:
+            raise UsageError(
+                f"{name} exchanges data over islands and was called by thread {thread.name!r};"
+                f" in this process {launcher.name!r} calls such programs. Two threads may call them"
+                " in another order than on another island, and data would be swapped. Call them"
+                " all from one thread; jaxhet.launch_from_this_thread() makes it this one, and has"
+                " to be called at the same point of the program in all processes"
+            )
 
     # --- persistent compilation cache ---
 
@@ -218,6 +259,8 @@ class Session:
         (folder / f"{stem}.{when}.hlo.txt").write_text(text)
         if plan is not None:
             (folder / f"{stem}.plan.txt").write_text(plan.text)
+            if (program := self.programs.get(plan.program)) is not None:
+                (folder / f"{stem}.program.txt").write_text(program.listing())
 
     # --- failure ---
 
@@ -402,6 +445,22 @@ def stats() -> dict[str, Any]:
         return {}
     counters = session.engine.stats()
     return {"exchange_seconds": counters.pop("in_flight_us") / 1e6, **counters}
+
+
+def launch_from_this_thread() -> None:
+    """Makes the calling thread the one that calls programs with exchanges over islands.
+
+    Until then it is the thread that called `jaxhet.initialize`. A call of such a program by any
+    other thread is a `UsageError`: the order of two threads' calls may differ between islands, and
+    their data would be swapped. Call this at the same point of the program in all processes, when
+    the former thread has ended its calls. Programs are compiled anew for the new thread.
+
+    Raises:
+      UsageError: `jaxhet.initialize` was not called.
+    """
+    session = required()
+    if session.engine is not None:
+        session.claim_launches()
 
 
 def islands() -> tuple[Island, ...]:

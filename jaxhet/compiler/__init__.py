@@ -6,4 +6,5 @@ from jaxhet.compiler.exchange import ExchangeKind as ExchangeKind
 from jaxhet.compiler.options import GPU_COMPILER_OPTIONS as GPU_COMPILER_OPTIONS
 from jaxhet.compiler.options import Job as Job
 from jaxhet.compiler.options import Options as Options
+from jaxhet.compiler.plan import PROGRAM_ATTRIBUTE as PROGRAM_ATTRIBUTE
 from jaxhet.compiler.plan import Plan as Plan

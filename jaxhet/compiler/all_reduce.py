@@ -17,7 +17,7 @@ from jaxhet.compiler.lowering import Lowering, Value
 def lower(lowering: Lowering, opcode: str, split: groups.Split | None) -> None:
     """Makes an all-reduce the last step of its decomposition."""
     is_exchanged = split is None or split.local_size == 1
-    values = [lowering.operand(x, is_exchanged) for x in lowering.operands]
+    values = [lowering.operand(i, is_exchanged) for i in range(len(lowering.operands))]
     values, unpack = lowering.pack(values)
     if split is None:
         results = lowering.all_reduce(values, lowering.collective.positions, opcode)

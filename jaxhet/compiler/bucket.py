@@ -1,11 +1,11 @@
 """Small all-reduces of one kind go together: one exchange in place of many.
 
-The same on every rank: which of them go together depends on the dataflow, as the plan's order does.
+The same on every rank: which of them go together depends on the program, as the plan's order does.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxhet.compiler import collectives, hlo, order
 from jaxhet.compiler import groups as groups_lib
@@ -17,10 +17,10 @@ class _Bucket:
     """All-reduces that go together.
 
     Attributes:
-      members: Them.
-      num_bytes: Of all.
+      members: The all-reduces in this bucket.
+      num_bytes: Their total size.
       bits: The members as a set, each a bit.
-      until: Depth at which a result is used.
+      until: Depth at which a product or another all-reduce uses a result; see `order.Key`.
     """
 
     members: list[Collective] = dataclasses.field(default_factory=list)
@@ -62,44 +62,50 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
     computation = members[0].computation
     computation.sort()
     by_id = {m.instruction.id: m for m in members}
-    keys = {i: _key(m) for i, m in by_id.items()}
-    bit_of = {i: 1 << place for place, i in enumerate(by_id)}
-    needs = _needs(computation, bit_of)
+    kinds = {i: _kind(m) for i, m in by_id.items()}
+    steps = {
+        i: order.Step(f"{kinds[i]} {m.identities[0]}", m.identities[0].key)
+        for i, m in by_id.items()
+    }
     flow = order.Dataflow(computation)
-    used = order.uses(flow, computation)
+    bit_of = {i: 1 << place for place, i in enumerate(by_id)}
+    needs = flow.needs(list(by_id))
+    uses = _uses(steps, needs, flow)
     buckets: list[_Bucket] = []
     is_open: dict[str, _Bucket] = {}
-    for instruction, _ in order.readiness(computation, keys):
+    for instruction, _ in order.ordered(computation, steps, flow):
         i = instruction.id
         is_open = {
-            key: b
-            for key, b in is_open.items()
-            if not b.bits & needs[i] and flow.depth[i] < b.until
+            kind: b
+            for kind, b in is_open.items()
+            if not b.bits & needs[i] and steps[i].key[0] < b.until
         }
         num_bytes = _num_bytes(by_id[i])
-        bucket = is_open.get(keys[i])
+        bucket = is_open.get(kinds[i])
         if bucket is None or bucket.num_bytes + num_bytes > most_bytes:
-            bucket = is_open[keys[i]] = _Bucket()
+            bucket = is_open[kinds[i]] = _Bucket()
             buckets.append(bucket)
         bucket.members.append(by_id[i])
         bucket.num_bytes += num_bytes
         bucket.bits |= bit_of[i]
-        bucket.until = min(bucket.until, used.get(i, math.inf))
+        bucket.until = min(bucket.until, uses[i])
     return buckets
 
 
-def _needs(computation: hlo.Computation, bit_of: dict[int, int]) -> dict[int, int]:
-    """Instruction id to the set of those in `bit_of` that it waits for, as bits."""
-    needs: dict[int, int] = {}
-    for instruction in computation.instructions:
-        bits = 0
-        for p in computation.predecessors(instruction):
-            bits |= needs[p.id] | bit_of.get(p.id, 0)
-        needs[instruction.id] = bits
-    return needs
+def _uses(
+    steps: Mapping[int, order.Step], needs: Mapping[int, int], flow: order.Dataflow
+) -> dict[int, float]:
+    """Instruction id to the depth at which something that takes time uses the result."""
+    ids = list(steps)
+    # What the partitioner has added is in no depth; a use comes after it.
+    uses = {i: max(flow.uses.get(i, math.inf), steps[i].key[0] + 1) for i in ids}
+    for i in ids:
+        for place in order.places(needs[i]):
+            uses[ids[place]] = min(uses[ids[place]], steps[i].key[0])
+    return uses
 
 
-def _key(collective: Collective) -> str:
+def _kind(collective: Collective) -> str:
     """What members of a bucket have in common."""
     module, instruction = collective.computation.module, collective.instruction
     reducer = collectives.reducer(module, instruction)
@@ -128,4 +134,5 @@ def _merge(members: Sequence[Collective]) -> Collective:
     for place, instruction in enumerate(instructions):
         computation.set_control_predecessors(instruction, [])
         computation.rewrite(instruction, "get-tuple-element", [merged], tuple_index=place)
-    return dataclasses.replace(first, instruction=merged)
+    identities = tuple(identity for m in members for identity in m.identities)
+    return dataclasses.replace(first, instruction=merged, identities=identities)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from jaxhet._errors import UsageError
 from jaxhet.compiler import groups as groups_lib
-from jaxhet.compiler import hlo
+from jaxhet.compiler import hlo, order
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.options import Job
@@ -39,6 +39,32 @@ _MOST_GROUPS_SHOWN = 4
 
 
 @dataclasses.dataclass(frozen=True)
+class Identity:
+    """One operand of one collective, as the program says it.
+
+    Attributes:
+      path: The `op_name`: numbers of equations, function names and the primitive; an argument's
+        name for the gather of an argument.
+      opcode: The collective that XLA's partitioner made of the equation.
+      shape: Shape of the operand.
+      mark: What tells it from others of the same equation; mostly "".
+    """
+
+    path: str
+    opcode: str
+    shape: str
+    mark: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.path, self.opcode, self.shape, self.mark)))
+
+    @property
+    def key(self) -> order.Key:
+        """Its place in the order of the program."""
+        return order.key(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
 class Collective:
     """A collective that crosses islands, itself or by what XLA makes of it.
 
@@ -49,6 +75,7 @@ class Collective:
       rank_of: Position to rank.
       keepers: Of a reduce-scatter, how many members keep the same block: those of one island. The
         groups have them side by side, in order of the blocks.
+      identities: One for each operand; none before `identity.assign`.
     """
 
     computation: hlo.Computation
@@ -56,6 +83,7 @@ class Collective:
     positions: Groups
     rank_of: tuple[int, ...]
     keepers: int = 1
+    identities: tuple[Identity, ...] = ()
 
     @property
     def num_partitions(self) -> int:

@@ -32,9 +32,10 @@ class CpuLowering(Lowering):
         return arithmetic.loop_fusion(self.c, xs, body)
 
     @override
-    def operand(self, x: Instruction, is_exchanged: bool) -> Value:
+    def operand(self, number: int, is_exchanged: bool) -> Value:
+        x = self.operands[number]
         source = promotion.source(self.c, x) if is_exchanged else x
-        return Value(self.flatten(source).x, x.shape.element_type)
+        return Value(self.flatten(source, number).x, x.shape.element_type, (number,))
 
     @override
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
@@ -103,7 +104,8 @@ class CpuLowering(Lowering):
             hlo.array_shape(v.x.shape.element_type, [size])
             for v, size in zip(values, sizes, strict=True)
         ]
-        results = self.adder.call(kind, [v.x for v in values], shapes, groups)
+        numbers = tuple(number for v in values for number in v.operands)
+        results = self.adder.call(kind, [v.x for v in values], shapes, groups, numbers)
         return [v.by(x) for v, x in zip(values, results, strict=True)]
 
     def _is_second(self, groups: Groups) -> Instruction:

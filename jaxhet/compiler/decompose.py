@@ -7,6 +7,7 @@ from jaxhet.compiler import (
     collectives,
     groups,
     hlo,
+    identity,
     movement,
     plan,
     promotion,
@@ -43,6 +44,8 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     if not crossing:
         return None
     collectives.check(parsed, crossing, job)
+    plan.check_program(parsed)
+    crossing = identity.assign(crossing)
     crossing = scatter.narrow(crossing, job, _is_flat(job, options))
     if job.is_gpu and options.bucket_bytes:  # on CPUs, XLA has put together what it likes
         crossing = bucket.together(crossing, options.bucket_bytes)

@@ -20,9 +20,9 @@ from typing import Any
 
 from jaxhet._errors import JaxhetError
 from jaxhet.compiler import groups as groups_lib
-from jaxhet.compiler import hlo
+from jaxhet.compiler import hlo, order
 from jaxhet.compiler import hlo_pb2 as pb
-from jaxhet.compiler.collectives import Collective
+from jaxhet.compiler.collectives import Collective, Identity
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.options import Job, Options
 
@@ -64,9 +64,10 @@ class Exchange:
       line: What must be equal on all ranks, without the place in the program.
       source: What the user wrote.
       note: Why it is as it is.
-      num_bytes: That a rank sends to other islands, at most.
-      num_collectives: That it is part of.
-      is_gather: It is of an all-gather, whose operands are often there long before its turn.
+      num_bytes: Largest number of bytes that a rank sends to other islands.
+      identities: The operands of the user's collectives that share this exchange, in the order in
+        which they lie in its operand.
+      is_gather: It belongs to an all-gather, whose operand is often there long before its turn.
       done: The instruction that waits for it, if that is another one.
       parts: Those that wait for its parts after the first.
       scatters: The local reduce-scatters that lead to it.
@@ -80,12 +81,17 @@ class Exchange:
     source: str
     note: str
     num_bytes: int
-    num_collectives: int
+    identities: tuple[Identity, ...]
     is_gather: bool
     done: hlo.Instruction | None = None
     parts: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     scatters: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     gathers: list[hlo.Instruction] = dataclasses.field(default_factory=list)
+
+    @property
+    def key(self) -> order.Key:
+        """Its place in the order of the program: that of its last collective."""
+        return max(identity.key for identity in self.identities)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +102,11 @@ class Entry:
       index: Its place in the plan.
       fingerprint: Of the plan.
       line: What must be equal on all ranks: place in the program, kind, collective, algorithm,
-        shapes, groups of ranks.
+        shapes, groups of ranks, and a digest of the identities of its collectives.
       source: What the user wrote: op and source line.
       note: Why it is as it is, or "".
-      num_bytes: Bytes that a rank sends to ranks on other islands, the most of all ranks.
-      num_collectives: Of the user's, that it is part of.
+      num_bytes: Largest number of bytes that a rank sends to ranks on other islands.
+      num_collectives: Number of operands of the user's collectives that share it.
     """
 
     index: int
@@ -127,7 +133,7 @@ class Entry:
 
 _KINDS = "|".join(kind.name.lower() for kind in ExchangeKind)
 # As `Adder` and `plan.make` write it: place, kind, label, shapes, groups, what tells it from those
-# like it, and a digest of its source.
+# like it, and a digest of its identities.
 _PARTS = re.compile(rf"(.*?) ({_KINDS}) (.*) (\S+) (\{{.*\}}\}})(?: [#@].*)?")
 
 
@@ -178,10 +184,12 @@ class Adder:
         operands: Sequence[hlo.Instruction],
         results: Sequence[hlo.Shape],
         groups: Groups,
+        numbers: tuple[int, ...],
     ) -> list[hlo.Instruction]:
         """The CPU form: one call with one result per operand.
 
-        Groups are in positions; those of a permute are pairs of source and target.
+        Groups are in positions; those of a permute are pairs of source and target. The operands
+        hold the collective's operands of these numbers.
         """
         single = len(results) == 1
         start = self.collective.computation.add(
@@ -196,7 +204,7 @@ class Adder:
             constrain_layout=True,
             operand_shapes_with_layout=[o.shape for o in operands],
         )
-        self.added.append(self._exchange(start, kind, operands, groups, len(operands)))
+        self.added.append(self._exchange(start, kind, operands, groups, numbers))
         if single:
             return [start]
         return [
@@ -211,15 +219,16 @@ class Adder:
         kind: ExchangeKind,
         x: hlo.Instruction,
         groups: Groups,
-        num_collectives: int,
+        numbers: tuple[int, ...],
         skips_own: bool = False,
         part_elements: int = 0,
     ) -> hlo.Instruction:
-        """The GPU form of a flat x, which is of so many collectives; gives the done.
+        """The GPU form of a flat array, which holds the collective's operands of these numbers.
 
-        Groups are in positions; those of a permute are pairs of source and target. If it skips a
-        device's own row, that one is undefined. A permute may come in parts of so many elements:
-        what is done is the first, `next_part` waits for each of the others.
+        Groups are in positions; those of a permute are pairs of source and target. If `skips_own`,
+        the device's own row of the result is undefined. A permute can be split into parts of
+        `part_elements`. The returned done waits for the first part; call `next_part` for each of
+        the others.
         """
         result = x.shape
         fields: dict[str, Any]
@@ -256,7 +265,7 @@ class Adder:
             like=collective.instruction,
             stem=f"done.{kind.name.lower()}",
         )
-        exchange = self._exchange(start, kind, [x], groups, num_collectives)
+        exchange = self._exchange(start, kind, [x], groups, numbers)
         attributes = exchange.attributes | {
             "skips_own": int(skips_own),
             "part_bytes": part_elements * hlo.bit_width(x.shape.element_type) // 8,
@@ -296,9 +305,10 @@ class Adder:
         kind: ExchangeKind,
         operands: Sequence[hlo.Instruction],
         groups: Groups,
-        num_collectives: int,
+        numbers: tuple[int, ...],
     ) -> Exchange:
         module = self.collective.computation.module
+        identities = tuple(self.collective.identities[number] for number in numbers)
         ranks = groups_lib.map_groups(groups, self.collective.rank_of)
         attributes: dict[str, int | tuple[int, ...]] = {
             "session": self.job.session,
@@ -309,7 +319,10 @@ class Adder:
         }
         shapes = ",".join(hlo.shape_text(o.shape) for o in operands)
         line = f"{kind.name.lower()} {self.label} {shapes} {groups_lib.to_text(ranks)}"
-        source = module.location(self.collective.instruction).replace('"', "'")
+        path = order.for_people(identities[0].path)
+        source = module.location(self.collective.instruction, path)
+        if len(identities) > 1:
+            source += f" and {len(identities) - 1} more"
         sent = sum(hlo.num_bytes(o.shape) for o in operands) * self._most_receivers(kind, ranks)
         if kind == ExchangeKind.ALL_TO_ALL:
             sent = -(-sent // len(ranks[0]))
@@ -318,10 +331,10 @@ class Adder:
             start,
             attributes,
             line,
-            " ".join(source.split()),
+            " ".join(source.replace('"', "'").split()),
             self.note,
             sent,
-            num_collectives,
+            identities,
             self.collective.instruction.opcode == "all-gather",
         )
 

@@ -34,8 +34,8 @@ class GpuLowering(Lowering):
         return body(self.c, *xs)
 
     @override
-    def operand(self, x: Instruction, is_exchanged: bool) -> Value:
-        return self.flatten(x)
+    def operand(self, number: int, is_exchanged: bool) -> Value:
+        return self.flatten(self.operands[number], number)
 
     @override
     def bundles(self, values: Sequence[Value]) -> list[Sequence[Value]]:
@@ -65,7 +65,7 @@ class GpuLowering(Lowering):
             Value(
                 arithmetic.concatenate(self.c, [values[i].x for i in members]),
                 element_type,
-                len(members),
+                tuple(operand for i in members for operand in values[i].operands),
             )
             for (_, element_type), members in packs.items()
         ], unpack
@@ -94,7 +94,7 @@ class GpuLowering(Lowering):
     def _combined_in_parts(self, own: Value, pairs: Groups, opcode: str, size: int) -> Value:
         """Each part as soon as it has come, into its place in the result."""
         c, adder = self.c, self.adder
-        came = adder.carry(ExchangeKind.PERMUTE, own.x, pairs, own.num_operands, part_elements=size)
+        came = adder.carry(ExchangeKind.PERMUTE, own.x, pairs, own.operands, part_elements=size)
         result = arithmetic.uninitialized(c, own.x.shape)
         for start in range(0, own.size, size):
             if start > 0:
@@ -161,7 +161,7 @@ class GpuLowering(Lowering):
     def _carried(
         self, kind: ExchangeKind, value: Value, groups: Groups, skips_own: bool = False
     ) -> Value:
-        return value.by(self.adder.carry(kind, value.x, groups, value.num_operands, skips_own))
+        return value.by(self.adder.carry(kind, value.x, groups, value.operands, skips_own))
 
     @override
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:

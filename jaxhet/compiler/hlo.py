@@ -122,10 +122,14 @@ def is_row_major(shape: Shape) -> bool:
 
 def shape_text(shape: Shape) -> str:
     """An array as HLO prints it, with the layout if that is not row-major: `f32[2,3]{0,1}`."""
-    dims = ",".join(map(str, shape.dimensions))
     layout = ",".join(map(str, shape.layout.minor_to_major))
-    suffix = "" if is_row_major(shape) else f"{{{layout}}}"
-    return f"{pb.PrimitiveType.Name(shape.element_type).lower()}[{dims}]{suffix}"
+    return dimensions_text(shape) + ("" if is_row_major(shape) else f"{{{layout}}}")
+
+
+def dimensions_text(shape: Shape) -> str:
+    """Type and dimensions of an array: `f32[2,3]`."""
+    dims = ",".join(map(str, shape.dimensions))
+    return f"{pb.PrimitiveType.Name(shape.element_type).lower()}[{dims}]"
 
 
 # --- the module ---
@@ -428,22 +432,23 @@ class Module:
         self._new.clear()
         return self.proto.SerializeToString()
 
-    def location(self, instruction: Instruction) -> str:
-        """What the user wrote: op name and source line, as far as the module knows them."""
-        file, line, _ = self._source(instruction)
+    def location(self, instruction: Instruction, path: str = "") -> str:
+        """What the user wrote: op name and source line, as far as the module knows them.
+
+        Args:
+          instruction: An instruction of the module.
+          path: The op name to show, if it is not the instruction's.
+        """
+        file, line = self._source(instruction)
         source = f"{'/'.join(pathlib.PurePath(file).parts[-2:])}:{line}" if file else ""
-        return " ".join(filter(None, (instruction.metadata.op_name, source))) or instruction.name
+        name = path or instruction.metadata.op_name
+        return " ".join(filter(None, (name, source))) or instruction.name
 
-    def origin(self, instruction: Instruction) -> str:
-        """The same as `location` for machines: to the column, without the folder."""
-        file, line, column = self._source(instruction)
-        return f"{instruction.metadata.op_name} {pathlib.PurePath(file).name}:{line}:{column}"
-
-    def _source(self, instruction: Instruction) -> tuple[str, int, int]:
-        """File, line and column; "" and zeros if unknown."""
+    def _source(self, instruction: Instruction) -> tuple[str, int]:
+        """File and line; "" and 0 if unknown."""
         metadata, index = instruction.metadata, self.proto.stack_frame_index
         if metadata.source_file or not metadata.stack_frame_id:
-            return metadata.source_file, metadata.source_line, 0
+            return metadata.source_file, metadata.source_line
         frame = index.stack_frames[metadata.stack_frame_id - 1]
         place = index.file_locations[frame.file_location_id - 1]
-        return index.file_names[place.file_name_id - 1], place.line, place.column
+        return index.file_names[place.file_name_id - 1], place.line

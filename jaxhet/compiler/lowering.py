@@ -28,12 +28,12 @@ class Value:
     Attributes:
       x: The array.
       element_type: The user's, to which sums round.
-      num_operands: Of the collective, that are in it.
+      operands: Numbers of the collective's operands that are in it.
     """
 
     x: Instruction
     element_type: int
-    num_operands: int = 1
+    operands: tuple[int, ...]
 
     @property
     def size(self) -> int:
@@ -42,7 +42,7 @@ class Value:
 
     def by(self, x: Instruction) -> "Value":
         """Another array on the same way."""
-        return Value(x, self.element_type, self.num_operands)
+        return Value(x, self.element_type, self.operands)
 
 
 Unpack = Callable[[Sequence[Value]], list[Value]]
@@ -71,8 +71,8 @@ class Lowering(abc.ABC):
         """Elementwise arithmetic, slices, pads and transposes of the xs."""
 
     @abc.abstractmethod
-    def operand(self, x: Instruction, is_exchanged: bool) -> Value:
-        """An operand of a reduction, flat.
+    def operand(self, number: int, is_exchanged: bool) -> Value:
+        """An operand of a reduction, by its number, flat.
 
         If the engine gets it first, and not XLA, in the smallest type that holds its values.
         """
@@ -132,11 +132,15 @@ class Lowering(abc.ABC):
         shape = self.instruction.shape
         return list(shape.tuple_shapes) if shape.element_type == pb.TUPLE else [shape]
 
-    def flatten(self, x: Instruction) -> Value:
-        """One dimension, in a type that can travel."""
+    def flattened(self) -> list[Value]:
+        """The operands of the collective, flat."""
+        return [self.flatten(x, number) for number, x in enumerate(self.operands)]
+
+    def flatten(self, x: Instruction, number: int) -> Value:
+        """One dimension, in a type that can travel; `number` is the operand's."""
         element_type = x.shape.element_type
         x = self._converted(x, arithmetic.carried_type(element_type))
-        return Value(self.shaped(x, [hlo.num_elements(x.shape)]), element_type)
+        return Value(self.shaped(x, [hlo.num_elements(x.shape)]), element_type, (number,))
 
     def restore(self, value: Value, shape: Shape) -> Instruction:
         """A flat value as an array, in the order and the type of `shape`."""

@@ -21,7 +21,7 @@ def all_gather(lowering: Lowering, split: Split | None) -> None:
     """Makes an all-gather the last step of its decomposition."""
     (dim,) = lowering.instruction.dimensions
     operands = lowering.operands
-    values = [lowering.flatten(x) for x in operands]
+    values = lowering.flattened()
     if split is None:
         rows = lowering.all_gather(values, lowering.collective.positions)
         results = [row.joined for row in rows]
@@ -54,7 +54,8 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
     parts = len(lowering.collective.positions[0]) // lowering.collective.keepers
     is_exchanged = split is None or split.local_size == 1
     values = [
-        lowering.split(lowering.operand(x, is_exchanged), x.shape, dim, parts) for x in operands
+        lowering.split(lowering.operand(i, is_exchanged), x.shape, dim, parts)
+        for i, x in enumerate(operands)
     ]
     if split is None:
         results = lowering.reduce_scatter(values, lowering.collective.positions, opcode)
@@ -107,7 +108,7 @@ def all_to_all(lowering: Lowering, split: Split | None) -> None:
     (dim,) = lowering.instruction.dimensions
     (x,), (shape,) = lowering.operands, lowering.result_shapes
     parts = len(lowering.collective.positions[0])
-    value = lowering.split(lowering.flatten(x), x.shape, dim, parts)
+    value = lowering.split(lowering.flatten(x, 0), x.shape, dim, parts)
     rows = _exchange(lowering, value, split)
     block = _resized(x.shape, dim, x.shape.dimensions[dim] // parts)
     return lowering.replace([lowering.restore(lowering.join(rows, block, dim, shape), shape)])
@@ -116,12 +117,14 @@ def all_to_all(lowering: Lowering, split: Split | None) -> None:
 def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
     """Operand i goes to member i; result i is from member i."""
     operands, shapes = lowering.operands, lowering.result_shapes
-    values = [lowering.flatten(x) for x in operands]
+    values = lowering.flattened()
     if len({tuple(lowering.order(s)) for s in [*shapes, *(x.shape for x in operands)]}) > 1:
         raise AssertionError("XLA gives the operands of an all-to-all one layout")
     size = values[0].size
-    together = values[0].by(
-        lowering.loop([v.x for v in values], lambda c, *xs: arithmetic.concatenate(c, xs))
+    together = Value(
+        lowering.loop([v.x for v in values], lambda c, *xs: arithmetic.concatenate(c, xs)),
+        values[0].element_type,
+        tuple(range(len(values))),
     )
     rows = _exchange(lowering, together, split)
     results = [
@@ -159,7 +162,7 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
 def permute(lowering: Lowering) -> None:
     """Makes a collective-permute the last step of its decomposition."""
     collective = lowering.collective
-    values = [lowering.flatten(x) for x in lowering.operands]
+    values = lowering.flattened()
     if isinstance(lowering, GpuLowering):
         results = [_permute_on_gpu(lowering, value, collective.positions) for value in values]
     else:
@@ -185,7 +188,7 @@ def _at(lowering: GpuLowering, positions: set[int], there: Value, elsewhere: Val
 def broadcast(lowering: Lowering) -> None:
     """Makes a collective-broadcast the last step of its decomposition."""
     positions = lowering.collective.positions
-    values = [lowering.flatten(x) for x in lowering.operands]
+    values = lowering.flattened()
     if isinstance(lowering, GpuLowering):
         results = [_broadcast_on_gpu(lowering, value, positions) for value in values]
     else:

@@ -1,49 +1,52 @@
-"""Readiness order: the order in which a program's exchanges can start, the same for every compiler.
+"""The order in which a program's exchanges start, the same for every compiler.
 
-It depends on the dataflow alone, never on names, ids or the order of instructions.
+It follows the program as JAX traced it: `Lowering` numbers the equations of every jaxpr
+(`jaxhet/_program.py`), XLA carries the numbers in `op_name` through partitioning and
+simplification, and two vendors' compilers keep them alike. Ids, names, the order of instructions
+and what a vendor makes of an operation decide nothing.
 """
 
-import collections
+import dataclasses
 import functools
 import hashlib
-from collections.abc import Collection, Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 
+from jaxhet._errors import UsageError
 from jaxhet.compiler import hlo
 
-# What takes time. Compilers differ in the cheap operations between these, so only these count.
-_HEAVY = frozenset(hlo.COLLECTIVES) | {
-    "cholesky",
-    "conditional",
-    "convolution",
-    "custom-call",
-    "dot",
-    "fft",
-    "ragged-dot",
-    "scatter",
-    "sort",
-    "triangular-solve",
-    "while",
-}
+# How many operations that take time come before, then the numbers of the equation and of those that
+# it is inside of, from the outermost one.
+Key = tuple[int, tuple[int, ...]]
 
-# A gather starts at most so many heavy operations, about a layer, before its result is used:
-# what is gathered takes memory, and the exchanges of what is used earlier go first.
+_EQUATION = re.compile(r"(?<!\w)e(\d+)d(\d+)(?!\w)")  # as `_program.labels` writes it
+# Primitives that take time on every platform, as they end an `op_name`.
+_PRODUCTS = ("conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general")
+_FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
+_CONTROL_FLOW = ("call", "conditional", "while")
+
+# A gather starts at most so many products, about a layer, before its result is used: the gathered
+# array takes memory, and the exchanges of what is used earlier go first.
 _AHEAD = 8
 
 
+def key(path: str) -> Key:
+    """The place in its program of what a path names; that of an argument is the first."""
+    found = [(int(number), int(depth)) for number, depth in _EQUATION.findall(path)]
+    return sum(depth for _, depth in found), tuple(number for number, _ in found)
+
+
+def for_people(path: str) -> str:
+    """A path without the depths."""
+    return _EQUATION.sub(r"e\1", path)
+
+
 class Dataflow:
-    """What the order rests on, of one computation whose instructions are sorted."""
+    """How the instructions of one computation depend on each other; they are sorted."""
 
     def __init__(self, computation: hlo.Computation):
         self._computation = computation
-
-    @functools.cached_property
-    def depth(self) -> Mapping[int, int]:
-        """Instruction id to the number of heavy operations on the longest path to its operands."""
-        depth: dict[int, int] = {}
-        for i in self._computation.instructions:
-            before = (depth[p.id] + (p.opcode in _HEAVY) for p in self._computation.predecessors(i))
-            depth[i.id] = max(before, default=0)
-        return depth
 
     @functools.cached_property
     def inputs(self) -> Mapping[int, int]:
@@ -71,99 +74,200 @@ class Dataflow:
                 outputs[operand] |= outputs[i.id]
         return outputs
 
+    def needs(self, ids: Sequence[int]) -> dict[int, int]:
+        """Instruction id to the set, as bits, of those in `ids` that it waits for."""
+        bit_of = {i: 1 << place for place, i in enumerate(ids)}
+        needs: dict[int, int] = {}
+        for instruction in self._computation.instructions:
+            bits = 0
+            for p in self._computation.predecessors(instruction):
+                bits |= needs[p.id] | bit_of.get(p.id, 0)
+            needs[instruction.id] = bits
+        return needs
+
     @functools.cached_property
-    def digests(self) -> Mapping[int, bytes]:
-        """Instruction id to a digest of the expression that it computes."""
-        digests: dict[int, bytes] = {}
-        for i in self._computation.instructions:
-            digest = hashlib.blake2b(_own_text(i), digest_size=8)
-            for operand in i.operand_ids:
-                digest.update(digests[operand])
-            digests[i.id] = digest.digest()
-        return digests
+    def uses(self) -> Mapping[int, int]:
+        """Instruction id to the depth at which the first product that uses it may start."""
+        module = self._computation.module
+        found: dict[int, int] = {}
+        for i in reversed(self._computation.instructions):
+            use = _start_of_product(module, i)
+            use = found.get(i.id) if use is None else use
+            if use is not None:
+                for operand in i.operand_ids:
+                    found[operand] = min(use, found.get(operand, use))
+        return found
 
 
-def _own_text(instruction: hlo.Instruction) -> bytes:
-    """What an instruction computes from its operands, as far as compilers agree on it."""
-    shape, own = instruction.shape, hlo.Instruction()
-    own.CopyFrom(instruction)
-    for field in (
-        "name",
-        "id",
-        "shape",
-        "metadata",
-        "operand_ids",
-        "control_predecessor_ids",
-        "called_computation_ids",
-        "channel_id",
-        "backend_config",
-        "frontend_attributes",
-    ):
-        own.ClearField(field)
-    own.DiscardUnknownFields()
-    own.shape.dimensions.extend(shape.dimensions)
-    own.shape.element_type = shape.element_type
-    return own.SerializeToString(deterministic=True)
+def _start_of_product(module: hlo.Module, instruction: hlo.Instruction) -> int | None:
+    """The depth at which an instruction may start that is or holds a product; None for others.
+
+    An `op_name` says more than the opcode: compilers make library calls, multiplications or fusions
+    of a product, and its name stays.
+    """
+    path = instruction.metadata.op_name
+    if path.rpartition("/")[2] in _PRODUCTS and _EQUATION.search(path):
+        return key(path)[0] - 1
+    if instruction.opcode not in _CONTROL_FLOW:
+        return None
+    called = (module.computations[i] for i in instruction.called_computation_ids)
+    found = [_start_of_product(module, i) for c in called for i in c.instructions]
+    return min((start for start in found if start is not None), default=None)
 
 
-def uses(
-    flow: Dataflow, computation: hlo.Computation, legs: Collection[int] = ()
-) -> dict[int, int]:
-    """Instruction id to the depth of the first heavy operation, but for the legs, that uses it."""
-    found: dict[int, int] = {}
-    for i in reversed(computation.instructions):
-        is_use = i.opcode in _HEAVY and i.id not in legs
-        use = flow.depth[i.id] if is_use else found.get(i.id)
-        if use is None:
-            continue
-        for operand in i.operand_ids:
-            found[operand] = min(use, found.get(operand, use))
-    return found
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """An instruction that has a place in the order.
+
+    Attributes:
+      line: What must be equal on all ranks.
+      key: The place of its equation in the program.
+      is_gather: Its operand is often there long before its result is used.
+    """
+
+    line: str
+    key: Key
+    is_gather: bool = False
 
 
-def readiness(
-    computation: hlo.Computation,
-    lines: Mapping[int, str],
-    gathers: Collection[int] = (),
-    legs: Collection[int] = (),
+def ordered(
+    computation: hlo.Computation, steps: Mapping[int, Step], flow: Dataflow | None = None
 ) -> list[tuple[hlo.Instruction, str]]:
-    """Instructions in the order in which they can start, gathers in that in which they are used.
+    """Instructions in the order in which they can start, gathers in that of their first uses.
 
-    By depth; then by line; then by the outputs and inputs that they are connected with; where all
-    that is equal, by what they compute.
+    A step never comes before one that it waits for.
 
     Args:
       computation: Sorted; holds the instructions.
-      lines: Instruction id to what is equal on all ranks.
-      gathers: Those of the instructions whose operands are often there long before.
-      legs: Heavy operations that belong to gathers.
+      steps: By instruction id.
+      flow: The computation's dataflow, if the caller has it.
 
     Returns:
       Each instruction, with what tells it from others of the same line, or "" if there is none. It
-      belongs into the plan: compilers that put two such in another order must not exchange the one
-      for the other.
+      belongs into the plan.
+
+    Raises:
+      UsageError: Two of them can't be told apart.
     """
-    flow = Dataflow(computation)
+    flow = flow or Dataflow(computation)
+    ids = list(steps)
+    needs = flow.needs(ids)
+    turns = {i: _turn(step, flow.uses.get(i)) for i, step in steps.items()}
+    for i in sorted(ids, key=lambda i: needs[i].bit_count(), reverse=True):
+        for place in places(needs[i]):
+            turns[ids[place]] = min(turns[ids[place]], turns[i])
+    marks = _marks(computation, steps, flow)
 
-    used = uses(flow, computation, legs) if gathers else {}
+    def turn(i: int) -> tuple[_Turn, int, Key, str, str]:
+        # What another step waits for needs fewer steps than that one.
+        return turns[i], needs[i].bit_count(), steps[i].key, steps[i].line, marks[i]
 
-    def turn(i: int) -> int:
-        depth = flow.depth[i]
-        return max(depth, used.get(i, 0) - _AHEAD) if i in gathers else depth
+    return [(computation[i], marks[i]) for i in sorted(ids, key=turn)]
 
-    def place(i: int) -> tuple[int, str, int, int]:
-        return turn(i), lines[i], flow.outputs[i], flow.inputs[i]
 
-    same_line = collections.Counter(lines.values())
-    same_place = collections.Counter(map(place, lines))
+_Turn = tuple[int, float]
 
-    def tie(i: int) -> str:
-        if same_line[lines[i]] == 1:
-            return ""
-        computed = flow.digests[i] if same_place[place(i)] > 1 else b""
-        connected = f"{flow.outputs[i]:x} {flow.inputs[i]:x} ".encode()
-        return hashlib.blake2b(connected + computed, digest_size=4).hexdigest()
 
-    ties = {i: tie(i) for i in lines}
-    order = sorted(lines, key=lambda i: (*place(i), ties[i]))
-    return [(computation[i], ties[i]) for i in order]
+def _turn(step: Step, use: int | None) -> _Turn:
+    """When a step may start; of those that may start together, the one that is needed first."""
+    depth = step.key[0]
+    if step.is_gather and use is not None:
+        depth = max(depth, use - _AHEAD)
+    return depth, math.inf if use is None else use
+
+
+def places(bits: int) -> list[int]:
+    """The numbers of the bits that are set."""
+    return [place for place in range(bits.bit_length()) if bits >> place & 1]
+
+
+def _marks(
+    computation: hlo.Computation, steps: Mapping[int, Step], flow: Dataflow
+) -> dict[int, str]:
+    alike: dict[str, list[Node]] = {}
+    for i, step in steps.items():
+        alike.setdefault(step.line, []).append(Node(computation[i], computation[i], computation[i]))
+    return {
+        node.instruction.id: mark
+        for nodes in alike.values()
+        for node, mark in zip(nodes, tell_apart(computation, nodes, flow), strict=True)
+    }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """One of several exchanges that look alike.
+
+    Attributes:
+      instruction: The collective, or the call that it is in.
+      operand: The array that it takes.
+      result: The array that it gives.
+    """
+
+    instruction: hlo.Instruction
+    operand: hlo.Instruction
+    result: hlo.Instruction
+
+
+def tell_apart(
+    computation: hlo.Computation, nodes: Sequence[Node], flow: Dataflow
+) -> tuple[str, ...]:
+    """What tells nodes that look alike from each other; "" for one alone.
+
+    First, which of them waits for which. Then, which results of one operation they take. Else the
+    inputs and outputs of the computation that they are connected with, and the equations next to
+    them. A compiler that simplifies removes connections and adds none, so that it can't give one
+    node the connections of another and vice versa; where two compilers see different ones, the
+    marks and so the plans differ. Nodes with one operand give the same result, and need no mark.
+
+    Raises:
+      UsageError: Two of them can't be told apart: their data could be swapped.
+    """
+    if len(nodes) == 1:
+        return ("",)
+    ids = list(dict.fromkeys(node.instruction.id for node in nodes))
+    needs = flow.needs(ids)
+    counts = [needs[node.instruction.id].bit_count() for node in nodes]
+    if sorted(counts) == list(range(len(nodes))):
+        return tuple(f"#{count}" for count in counts)
+    elements = [_element(computation, node.operand) for node in nodes]
+    if None not in elements and len(set(elements)) == len(nodes):
+        return tuple(f"#{element}" for element in elements)
+    marks = tuple(
+        "#" + _digest(f"{count} {_surroundings(computation, node, flow)}")
+        for count, node in zip(counts, nodes, strict=True)
+    )
+    by_mark: dict[str, Node] = {}
+    for node, mark in zip(nodes, marks, strict=True):
+        other = by_mark.setdefault(mark, node)
+        if other is not node and other.operand.id != node.operand.id:
+            raise UsageError(_message(computation.module, other, node))
+    return marks
+
+
+def _element(computation: hlo.Computation, x: hlo.Instruction) -> int | None:
+    """Which element of a tuple an array is, apart from its form; None if it is none."""
+    while x.opcode in _FORMS:
+        (x,) = computation.operands(x)
+    return x.tuple_index if x.opcode == "get-tuple-element" else None
+
+
+def _surroundings(computation: hlo.Computation, node: Node, flow: Dataflow) -> str:
+    users = {user.metadata.op_name for user in computation.users(node.result)}
+    connected = f"{flow.outputs[node.result.id]:x} {flow.inputs[node.operand.id]:x}"
+    return "\n".join([connected, node.operand.metadata.op_name, *sorted(users)])
+
+
+def _message(module: hlo.Module, one: Node, other: Node) -> str:
+    places = [f"{i.name} ({module.location(i)})" for i in (one.result, other.result)]
+    return (
+        f"{module.proto.name}: {' and '.join(places)} cross islands, belong to one equation of the"
+        " program, and nothing in the program tells one from the other. Two compilers could number"
+        " them differently, and their data would be swapped. Write them as separate operations"
+        " (for example one jax.lax.psum for each array), or compile without the XLA flag that"
+        " copies code, such as loop unrolling"
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -6,10 +6,13 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 
-from jaxhet._errors import JaxhetError
+from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import collectives, exchange, hlo, order
 from jaxhet.compiler.exchange import Entry, Exchange
 from jaxhet.compiler.options import Options
+
+# The frontend attribute of a module that holds the digest of its jaxpr (`jaxhet/_program.py`).
+PROGRAM_ATTRIBUTE = "jaxhet_program"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +21,11 @@ class Plan:
 
     Attributes:
       exchanges: In the order of their starts.
+      program: The digest of the program's jaxpr.
     """
 
     exchanges: tuple[Entry, ...]
+    program: str
 
     @property
     def text(self) -> str:
@@ -29,13 +34,13 @@ class Plan:
 
     @property
     def fingerprint(self) -> int:
-        """63 bits of a hash of the lines; with an exchange's index it is the exchange's tag."""
-        return fingerprint([e.line for e in self.exchanges])
+        """63 bits of a hash of program and lines; peers exchange only between equal ones."""
+        return fingerprint(self.program, [e.line for e in self.exchanges])
 
 
-def fingerprint(lines: Sequence[str]) -> int:
-    """The fingerprint of a plan with these lines."""
-    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).digest()
+def fingerprint(program: str, lines: Sequence[str]) -> int:
+    """The fingerprint of a plan with these lines, for the program of this digest."""
+    digest = hashlib.blake2b("\n".join([program, *lines]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
@@ -44,11 +49,11 @@ def make(module: hlo.Module, exchanges: Sequence[Exchange], options: Options) ->
     for computation in module.computations.values():
         computation.sort()
     in_order = _Order(module, exchanges, options.order)
-    lines = dict(in_order.lines(module.entry, _program(module)))
-    plan_fingerprint = fingerprint(list(lines.values()))
+    lines = dict(in_order.lines(module.entry, module.proto.name))
+    plan_fingerprint = fingerprint(_digest_of_jaxpr(module), list(lines.values()))
     for index, (e, line) in enumerate(lines.items()):
         entry = Entry(
-            index, plan_fingerprint, line, e.source, e.note, e.num_bytes, e.num_collectives
+            index, plan_fingerprint, line, e.source, e.note, e.num_bytes, len(e.identities)
         )
         exchange.finish(e, entry)
     in_order.chain()
@@ -68,7 +73,7 @@ def collect(module: hlo.Module) -> Plan | None:
     )
     if not entries:
         return None
-    plan = Plan(tuple(entries))
+    plan = Plan(tuple(entries), _digest_of_jaxpr(module))
     indexes = [e.index for e in entries]
     fingerprints = {e.fingerprint for e in entries}
     if indexes != list(range(len(entries))) or fingerprints != {plan.fingerprint}:
@@ -79,16 +84,27 @@ def collect(module: hlo.Module) -> Plan | None:
     return plan
 
 
-def _program(module: hlo.Module) -> str:
-    """Name and signature of a program, so that two with equal exchanges have two plans."""
-    shape = module.entry.proto.program_shape
-    leaves = [leaf for s in (*shape.parameters, shape.result) for leaf in (*s.tuple_shapes, s)]
-    text = " ".join(hlo.shape_text(leaf) for leaf in leaves if not leaf.tuple_shapes)
-    return f"{module.proto.name}:{_digest(text)}"
+def check_program(module: hlo.Module) -> None:
+    """Checks that it is known which program a module was made of.
+
+    Raises:
+      UsageError: It was not lowered by JAX in this process.
+    """
+    if not _digest_of_jaxpr(module):
+        raise UsageError(
+            f"{module.proto.name} has collectives that cross islands, and JAX did not lower it in"
+            " this process: nothing tells whether the other islands run the same program. Compile"
+            " it by jax.jit, or by jax.export and a call inside of jax.jit, after"
+            " jaxhet.initialize()"
+        )
+
+
+def _digest_of_jaxpr(module: hlo.Module) -> str:
+    return module.proto.frontend_attributes.map.get(PROGRAM_ATTRIBUTE, "")
 
 
 def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class _Order:
@@ -116,18 +132,27 @@ class _Order:
     @functools.cache  # noqa: B019 (lives as long as one pass)
     def ordered(self, computation: hlo.Computation) -> list[tuple[hlo.Instruction, str]]:
         """The steps of a computation in order; each with what tells it from those like it."""
-        steps = self._steps[computation.id]
+        ids = self._steps[computation.id]
         if self._name == "text":
-            return [(i, "") for i in computation.instructions if i.id in steps]
-        lines = {i: self._line(computation[i]) for i in steps}
-        exchanges = (self._exchanges[i] for i in steps if i in self._exchanges)
-        gathers = {e.start.id: e for e in exchanges if e.is_gather}
-        legs = {leg.id for e in gathers.values() for leg in e.gathers}
-        return order.readiness(computation, lines, gathers, legs)
+            return [(i, "") for i in computation.instructions if i.id in ids]
+        steps = {}
+        for i in ids:
+            e = self._exchanges.get(i)
+            is_gather = e is not None and e.is_gather
+            steps[i] = order.Step(self._line(computation[i]), self._key(computation[i]), is_gather)
+        return order.ordered(computation, steps)
+
+    def _key(self, step: hlo.Instruction) -> order.Key:
+        """The place in the program; of control flow, that of the first exchange in it."""
+        if step.id in self._exchanges:
+            return self._exchanges[step.id].key
+        return min(self._key(i) for c in self._callees(step) for i, _ in self.ordered(c))
 
     def _line(self, step: hlo.Instruction) -> str:
         if step.id in self._exchanges:
-            return self._exchanges[step.id].line
+            e = self._exchanges[step.id]
+            identities = "\n".join(map(str, e.identities))
+            return f"{e.line} @{_digest(identities)}"
         nested = (
             f"{self._line(i)}{tie}" for c in self._callees(step) for i, tie in self.ordered(c)
         )
@@ -143,10 +168,7 @@ class _Order:
         for step, tie in self.ordered(computation):
             suffix = f" #{tie}" if tie else ""
             if step.id in self._exchanges:
-                e = self._exchanges[step.id]
-                # Two programs may differ in nothing that is exchanged, but in where it is written.
-                origin = _digest(self._module.origin(e.start))
-                yield e, f"{path} {e.line}{suffix} @{origin}"
+                yield self._exchanges[step.id], f"{path} {self._line(step)}{suffix}"
                 continue
             number = numbers[step.opcode] = numbers.get(step.opcode, -1) + 1
             for callee in self._callees(step):

@@ -310,7 +310,7 @@ void RefusesOverlappingRuns(const WorldOptions& options) {
   }
   for (Call& call : calls) {
     const auto error = call.Wait();
-    ExpectContains(error ? error->what() : "", "two executions overlap");
+    ExpectContains(error ? error->what() : "", "two executions of programs overlap");
   }
 }
 

@@ -31,10 +31,12 @@ class Liar {
   Liar& operator=(const Liar&) = delete;
 
   void SendPlan() {
-    const PlanInfo info{kPlan};
     const std::string text = PlanText(8);
+    SendPlan({.plan = kPlan, .text_bytes = text.size()}, text);
+  }
+  void SendPlan(const PlanInfo& info, std::string_view texts) {
     channel->Send(MessageType::kPlan,
-                  std::array{ObjectIovec(info), ToIovec(text.data(), text.size())});
+                  std::array{ObjectIovec(info), ToIovec(texts.data(), texts.size())});
   }
   void SendStart(const StartInfo& info, std::string_view tail = {}) {
     channel->Send(MessageType::kStart,
@@ -88,6 +90,34 @@ TEST(RefusesCutMessages) {
     liar.channel->Send(type, "cut");
     liar.ExpectRefusal("a message is cut");
   }
+}
+
+TEST(RefusesPlansThatAreLongerThanTheirMessage) {
+  for (const uint64_t text_bytes : {uint64_t{6}, uint64_t{1} << 40, UINT64_MAX}) {
+    Liar liar;
+    liar.SendPlan({.plan = kPlan, .text_bytes = text_bytes}, "five.");
+    liar.ExpectRefusal("a message is cut");
+  }
+}
+
+TEST(TakesPlansOfAnyLength) {
+  Liar liar;
+  liar.SendPlan({.plan = 30, .text_bytes = 0}, "");
+  liar.SendPlan({.plan = 31, .text_bytes = 0}, "five.");
+  liar.SendPlan({.plan = 32, .text_bytes = 4}, "five.");
+  liar.SendPlan({.plan = 33, .text_bytes = 5}, "five.");
+  const auto found = [&](int64_t plan) {
+    return liar.engine->Read([&](const Core& core) {
+      const Plan* const theirs = core.PlansOf(1).Find(plan);
+      return theirs == nullptr ? "none" : StrCat(theirs->text, "|", theirs->program);
+    });
+  };
+  const Time limit = Clock::now() + kLong;
+  while (found(33) == "none" && Clock::now() < limit) std::this_thread::yield();
+  ExpectEqual(found(30), std::string("|"));
+  ExpectEqual(found(31), std::string("|five."));
+  ExpectEqual(found(32), std::string("five|."));
+  ExpectEqual(found(33), std::string("five.|"));
 }
 
 TEST(RefusesSecondIntroduction) {

@@ -167,6 +167,18 @@ TEST(GroupIsTheOneThatHoldsTheRank) {
   EXPECT(CommunicatorId(std::array{0, 1}) != CommunicatorId(std::array{1, 0}));
 }
 
+TEST(OpenExecutionOverlapsOthersUntilItsExchangesCompleted) {
+  OpenExecution execution;
+  EXPECT(!execution.Overlaps(100, 1));
+  execution.Enter(100, 1);
+  execution.Enter(100, 1);
+  execution.Leave();
+  EXPECT(!execution.Overlaps(100, 1));
+  EXPECT(execution.Overlaps(-7, 1) && execution.Overlaps(100, 2));
+  execution.Leave();
+  EXPECT(!execution.Overlaps(-7, 1) && !execution.Overlaps(100, 2));
+}
+
 TEST(MembershipCountsRunsAndSequences) {
   Membership membership;
   const auto enter = [&](int64_t run_id, int64_t plan, int64_t index) {
@@ -177,24 +189,33 @@ TEST(MembershipCountsRunsAndSequences) {
   EXPECT(enter(100, 1, 5) == std::pair(int64_t{1}, int64_t{0}));
   EXPECT(enter(100, 1, 0) == std::pair(int64_t{1}, int64_t{1}));
   EXPECT(enter(-7, 2, 0) == std::pair(int64_t{2}, int64_t{0}));
-  ExpectContains(ExpectThrow([&] { enter(100, 1, 6); }), "two executions overlap");
+  ExpectContains(ExpectThrow([&] { enter(100, 1, 6); }), "two executions of");
   ExpectContains(ExpectThrow([&] { enter(-7, 1, 6); }), "two plans");
 }
 
 TEST(PlansNameTheFirstDifference) {
   const auto difference = FirstDifference("a\tx\nb\ty\nc", "a\tz\nB\tw\nc");
   ExpectEqual(difference.line, int64_t{1});
-  ExpectEqual(difference.ours, std::string("b (y)"));
-  ExpectEqual(difference.theirs, std::string("B (w)"));
+  ExpectEqual(difference.ours, std::string_view("b\ty\nc"));
+  ExpectEqual(difference.theirs, std::string_view("B\tw\nc"));
   const auto longer = FirstDifference("a\nb", "a\n");
   ExpectEqual(longer.line, int64_t{1});
-  ExpectEqual(longer.theirs, std::string("(no more exchanges)"));
+  ExpectEqual(longer.ours, std::string_view("b"));
+  EXPECT(longer.exists() && longer.theirs.empty());
+  const auto none = FirstDifference("a\tx\nb", "a\nb\ty\n");
+  EXPECT(!none.exists());
+  ExpectEqual(none.line, int64_t{2});
+}
+
+TEST(PlansDescribeExchanges) {
   Plans plans;
-  plans.Add(3, "a\tpsum at f.py:1\nb");
+  plans.Add(3, "a\tpsum at f.py:1\nb", "jit_f 3f2a\nadd a b");
   ExpectEqual(plans.Describe(3, 0), std::string("exchange 0 (psum at f.py:1)"));
   ExpectEqual(plans.Describe(3, 1), std::string("exchange 1 (b)"));
   ExpectEqual(plans.Describe(3, 9), std::string("exchange 9"));
   ExpectEqual(plans.Describe(4, 0), std::string("exchange 0"));
+  ExpectEqual(plans.DescribeWithProgram(3, 1), std::string("exchange 1 (b) of jit_f"));
+  ExpectEqual(plans.DescribeWithProgram(4, 1), std::string("exchange 1"));
 }
 
 TEST(RosterNamesRanks) {

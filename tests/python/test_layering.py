@@ -37,9 +37,11 @@ _CPP_DOORS = {
 _PYTHON_DOORS = {
     "jax._src": (
         "jaxhet/_jax_compat.py",
+        "jaxhet/_jax_programs.py",
         "tests/gpu/mirror_double.py",
         "tests/python/compiler/",
         "tests/python/test_jax_compat.py",
+        "tests/python/test_jax_programs.py",
         "tests/python/test_topology_mirror.py",
     ),
     "jaxlib": ("jaxhet/_jax_compat.py", "tests/python/compiler/"),

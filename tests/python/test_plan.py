@@ -129,10 +129,10 @@ def test_times_of_a_branch_are_not_known() -> None:
 
 _DOTS = f"""
   x = f32[4,4] parameter(0)
-  {all_reduce("early", "x", shape="f32[4,4]")}, metadata={{op_name="early"}}
+  {all_reduce("early", "x", shape="f32[4,4]", path="early")}
   a = f32[4,4] dot(x, x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
   b = f32[4,4] dot(a, x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
-  {all_reduce("late", "b", shape="f32[4,4]")}, metadata={{op_name="late"}}
+  {all_reduce("late", "b", shape="f32[4,4]", path="e2d2/late")}
   ROOT r = (f32[4,4], f32[4,4]) tuple(early, late)
 """
 
@@ -151,7 +151,7 @@ def test_products_are_those_between_start_and_done() -> None:
     rows = _plan.of_module(module.serialize()).exchanges
     assert [(r.source, r.products, r.is_overlapped) for r in rows] == [
         ("early", 1, True),
-        ("late", 2, True),
+        ("e2/late", 2, True),
     ]
 
 
@@ -180,7 +180,7 @@ def test_compiled_gpu_module_still_has_its_plan() -> None:
     again = bridge(module, job, Options())
     assert again is not None
     assert again[0] == module
-    assert [e.source for e in again[1].exchanges] == ["early", "late"]
+    assert [e.source for e in again[1].exchanges] == ["early", "e2/late"]
 
 
 def test_module_without_exchanges_has_an_empty_report() -> None:

@@ -59,7 +59,7 @@ def test_readme_has_the_table_of_options():
 
 
 def test_readme_example_runs(tmp_path: pathlib.Path):
-    (example,) = re.findall(r"```python\n(.*?)```", _text(_ROOT / "README.md"), re.DOTALL)
+    example, *_ = re.findall(r"```python\n(.*?)```", _text(_ROOT / "README.md"), re.DOTALL)
     path = tmp_path / "example.py"
     path.write_text(example)
     command = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "2", "--devices", "2"]

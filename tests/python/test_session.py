@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 import jaxhet
-from jaxhet import _config, _ffi, _initialize, _islands, _jax_compat, _session
+from jaxhet import (
+    _config,
+    _ffi,
+    _initialize,
+    _islands,
+    _jax_compat,
+    _jax_programs,
+    _session,
+)
 from jaxhet._errors import JaxhetError, PeerError, TransportError
 from jaxhet._session import BridgeOptions, Session
 
@@ -142,6 +150,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (_jax_compat, "register_passes"),
         (_jax_compat, "allow_unequal_processes"),
         (_jax_compat, "guard_compilation_cache"),
+        (_jax_programs, "watch_lowering"),
+        (_jax_programs, "guard_launches"),
+        (_jax_programs, "claim_launches"),
         (_jax_compat.jax.ffi, "register_ffi_target"),
     ):
         note = lambda *args, name=name, **named: made.append((name, args, named))  # noqa: E731

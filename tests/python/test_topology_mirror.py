@@ -42,6 +42,7 @@ def _claim(process: int, topology: tuple[str, str] = CUDA, **changes: Any) -> Cl
         "address": "host:1",
         "versions": {},
         "options": {},
+        "settings": {},
     }
     return Claim(**{**fields, **changes})
 

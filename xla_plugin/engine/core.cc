@@ -121,6 +121,9 @@ void Core::StartOrThrow(Exchange& exchange) {
     Throw(ErrorCode::kUsage, "its plan ", request.plan, " was never registered");
   }
   Partition partition = PartitionBuffers(request);
+  OpenExecution& execution = executions_[request.rank];
+  if (execution.Overlaps(request.run_id, request.plan)) ThrowOverlap(exchange);
+  execution.Enter(request.run_id, request.plan);
   Membership& membership = MembershipOf(exchange);
   const auto position = membership.Enter(request.run_id, request.plan, request.index);
   exchange.run = position.run;
@@ -192,10 +195,16 @@ void Core::Announce(PeerTransfer& transfer) {
 
 void Core::SendPlan(Peer& peer, int64_t plan) {
   if (peer.process == roster_.process() || !peer.plans_sent.insert(plan).second) return;
-  const PlanInfo info{plan};
-  const std::string& text = *plans_.Find(plan);
+  const auto& [text, program] = *plans_.Find(plan);
+  const PlanInfo info{.plan = plan, .text_bytes = text.size()};
   peer.channel.Send(MessageType::kPlan,
-                    std::array{ObjectIovec(info), ToIovec(text.data(), text.size())});
+                    std::array{ObjectIovec(info), ToIovec(text.data(), text.size()),
+                               ToIovec(program.data(), program.size())});
+}
+
+void Core::AddPlan(int64_t plan, std::string_view text, std::string_view program) {
+  const bool is_too_long = program.size() > kMaxProgramBytes;
+  plans_.Add(plan, text, is_too_long ? std::string_view() : program);
 }
 
 void Core::PublishPlan(int64_t plan) {
@@ -243,6 +252,7 @@ void Core::Release(Exchange& exchange) {
   recorder_.Ended(exchange.id, FlightState::kCompleted, ended);
   ++completed_;
   in_flight_time_ += ended - exchange.started;
+  executions_.at(exchange.request.rank).Leave();
   completions_.push_back({exchange.id, std::move(exchange.request.done), nullptr});
   exchanges_.erase(exchange.id);
 }
@@ -252,7 +262,8 @@ void Core::OnMessage(Peer& peer, const Message& message) {
   switch (message.type) {
     case MessageType::kPlan: {
       const auto info = TakeInfo<PlanInfo>(body);
-      return peer.plans.Add(info.plan, body);
+      const std::string_view text = TakeBytes(body, info.text_bytes);
+      return peer.plans.Add(info.plan, text, body);
     }
     case MessageType::kStart: {
       const auto info = TakeInfo<StartInfo>(body);
@@ -322,6 +333,7 @@ void Core::SetFailedAndDrop() {
   exchanges_.clear();
   transfers_.clear();
   memberships_.clear();
+  executions_.clear();
 }
 
 void Core::Fail(const Error& error) {

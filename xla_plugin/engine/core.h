@@ -46,7 +46,7 @@ class Core {
 
   // Commands. An Error inside fails the core; none is thrown.
   void SetRanks(std::vector<RankInfo> ranks) { roster_.SetRanks(std::move(ranks)); }
-  void AddPlan(int64_t plan, std::string_view text) { plans_.Add(plan, text); }
+  void AddPlan(int64_t plan, std::string_view text, std::string_view program);
   // Sends a plan to all peers before any of its exchanges starts: for exchanges between devices.
   void PublishPlan(int64_t plan);
   // A message about a ring; it arrives in that process's TakeRingMessages().
@@ -137,6 +137,7 @@ class Core {
   [[noreturn]] void ThrowLate(const Exchange& exchange) const;
   void CheckSameRun(const Membership& membership, const StartInfo& info) const;
   void CheckOrder(const StartInfo& theirs) const;
+  [[noreturn]] void ThrowOverlap(const Exchange& exchange) const;
   void CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const;
   [[noreturn]] void ThrowPlanMismatch(int64_t own_plan, const StartInfo& info) const {
     throw PlanMismatch(info.destination, own_plan, info.source, info.plan);
@@ -160,6 +161,7 @@ class Core {
   std::vector<Introduction> introductions_;  // until Connect()
 
   std::map<std::pair<int, uint64_t>, Membership> memberships_;  // by own rank, communicator
+  std::map<int, OpenExecution> executions_;                     // by own rank
   std::map<int64_t, Exchange> exchanges_;                       // open ones, by id
   std::unordered_map<uint64_t, PeerTransfer*> transfers_;       // open ones, by ticket
   uint64_t last_ticket_ = 0;

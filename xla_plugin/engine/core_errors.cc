@@ -151,17 +151,28 @@ void Core::CheckOrder(const StartInfo& theirs) const {
   }
 }
 
+// `exchange` starts, and its rank has exchanges of another execution open.
+void Core::ThrowOverlap(const Exchange& exchange) const {
+  const ExchangeRequest& started = exchange.request;
+  const auto is_of_other = [&](const auto& entry) {
+    const ExchangeRequest& open = entry.second.request;
+    return open.rank == started.rank &&
+           (open.run_id != started.run_id || open.plan != started.plan);
+  };
+  const ExchangeRequest& open = std::ranges::find_if(exchanges_, is_of_other)->second.request;
+  Throw(ErrorCode::kUsage, "two executions of programs overlap on this rank: one starts ",
+        plans_.DescribeWithProgram(started.plan, started.index), ", and another still has ",
+        plans_.DescribeWithProgram(open.plan, open.index), " open. ", kLaunchInOrder);
+}
+
 Error Core::PlanMismatch(int rank, int64_t plan, int peer_rank, int64_t peer_plan) const {
   const int process = roster_.ProcessOf(peer_rank);
-  const PlanDifference difference =
-      FirstDifference(*plans_.Find(plan), *PlansOf(process).Find(peer_plan));
+  const PlanSide ours{.rank = roster_.RankName(rank), .plan = *plans_.Find(plan)};
+  const PlanSide theirs{.rank = roster_.RankName(peer_rank),
+                        .plan = *PlansOf(process).Find(peer_plan)};
   return {ErrorCode::kPlanMismatch,
-          StrCat("[", roster_.RankName(rank), "] ", roster_.RankAndProcess(peer_rank),
-                 " runs another program. Exchange ", difference.line,
-                 " is the first that differs.\n  ", roster_.RankName(rank), ": ", difference.ours,
-                 "\n  ", roster_.RankName(peer_rank), ": ", difference.theirs,
-                 "\nRun the same program, with the same shapes, on all ranks in the same "
-                 "order."),
+          StrCat("[", ours.rank, "] ", roster_.RankAndProcess(peer_rank),
+                 DescribeMismatch(ours, theirs)),
           process};
 }
 

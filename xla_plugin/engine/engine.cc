@@ -75,9 +75,10 @@ int Engine::RankOfDevice(int64_t device_id) const {
   Throw(ErrorCode::kUsage, "device ", device_id, " is not one of the job's ", device_ids_.size());
 }
 
-void Engine::AddPlan(int64_t plan, std::string text) {
-  Complete(Submit([plan, text = std::move(text), on_devices = devices_ != nullptr](Core& core) {
-    core.AddPlan(plan, text);
+void Engine::AddPlan(int64_t plan, std::string text, std::string program) {
+  Complete(Submit([plan, text = std::move(text), program = std::move(program),
+                   on_devices = devices_ != nullptr](Core& core) {
+    core.AddPlan(plan, text, program);
     if (on_devices) core.PublishPlan(plan);
   }));
 }

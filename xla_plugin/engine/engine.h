@@ -47,7 +47,8 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
 
   // After Connect. Before the first Start: the ranks and that exchange's plan.
   void SetRanks(std::vector<RankInfo> ranks);
-  void AddPlan(int64_t plan, std::string text);
+  // See Plan.
+  void AddPlan(int64_t plan, std::string text, std::string program = {});
 
   // Returns at once. `request.done` is called by a completion thread, or by this one before the
   // return; never with a lock held.

@@ -8,8 +8,9 @@ Membership::Position Membership::Enter(int64_t run_id, int64_t plan, int64_t ind
   if (run_ == 0 || run_id != run_ids_.back()) {
     if (std::ranges::find(run_ids_, run_id) != run_ids_.end()) {
       Throw(ErrorCode::kUsage,
-            "two executions overlap on this rank: one goes on after another has begun. Wait for a "
-            "program's results before another thread runs one with the same ranks.");
+            "two executions of programs overlap on this rank: the earlier one starts this "
+            "exchange after the later one has begun. ",
+            kLaunchInOrder);
     }
     if (run_ids_.size() == kRememberedRuns) run_ids_.pop_front();
     run_ids_.push_back(run_id);

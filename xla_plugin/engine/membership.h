@@ -6,11 +6,17 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "xla_plugin/engine/exchange.h"
 #include "xla_plugin/engine/wire.h"
 
 namespace jaxhet {
+
+// What to do when two executions overlap.
+inline constexpr std::string_view kLaunchInOrder =
+    "Launch programs that exchange over islands from one thread, one after the other, and leave "
+    "jax_cpu_enable_async_dispatch off.";
 
 // What the starts of two ranks must have in common to meet, seen from one of them.
 struct MeetingKey {
@@ -28,6 +34,29 @@ struct Arrival {
   std::string tail;  // the eager bytes or the announcement of the transport
 };
 
+// The execution whose exchanges are open on one rank of ours, in any communicator. All of them
+// belong to one execution: those of two could meet the wrong starts of peers.
+class OpenExecution {
+ public:
+  // Exchanges of another execution than this one are open.
+  bool Overlaps(int64_t run_id, int64_t plan) const {
+    return num_open_ > 0 && (run_id != run_id_ || plan != plan_);
+  }
+  // An exchange starts. The caller has asked Overlaps().
+  void Enter(int64_t run_id, int64_t plan) {
+    run_id_ = run_id;
+    plan_ = plan;
+    ++num_open_;
+  }
+  // An exchange has completed.
+  void Leave() { --num_open_; }
+
+ private:
+  int64_t run_id_ = 0;
+  int64_t plan_ = 0;
+  int64_t num_open_ = 0;
+};
+
 // One rank of ours in one communicator: counts its runs, and brings its starts together with those
 // of the other members.
 class Membership {
@@ -38,8 +67,8 @@ class Membership {
   };
 
   // The rank starts exchange `index` of `plan` in the execution `run_id`. Executions follow each
-  // other; throws UsageError if two overlap. Run ids have no order: XLA counts them up for every
-  // executable from a start of its own.
+  // other; throws UsageError if one continues after another has begun. Run ids have no order: XLA
+  // counts them up for every executable from a start of its own.
   Position Enter(int64_t run_id, int64_t plan, int64_t index);
 
   int64_t run() const { return run_; }

@@ -8,29 +8,55 @@
 
 namespace jaxhet {
 
-// The plans of one process by fingerprint. A plan's text has one line per exchange, what is
-// compared before a TAB and a description for people after it.
+// Two texts about one program. In each line, what is compared stands before a TAB and a description
+// for people after it.
+struct Plan {
+  std::string text;     // one line per exchange
+  std::string program;  // name and digest, then one line per equation; empty if unknown
+
+  // The first word of `program`.
+  std::string_view program_name() const;
+};
+
+// The plans of one process by fingerprint.
 class Plans {
  public:
-  void Add(int64_t plan, std::string_view text) { texts_.insert_or_assign(plan, text); }
+  void Add(int64_t plan, std::string_view text, std::string_view program = {}) {
+    plans_.insert_or_assign(plan, Plan{std::string(text), std::string(program)});
+  }
   // Null if it was never added.
-  const std::string* Find(int64_t plan) const;
+  const Plan* Find(int64_t plan) const;
   // "exchange 3 (<description>)", as far as it is known.
   std::string Describe(int64_t plan, int64_t index) const;
+  // The same with " of <program>", if the program is known.
+  std::string DescribeWithProgram(int64_t plan, int64_t index) const;
 
  private:
-  std::map<int64_t, std::string> texts_;
+  std::map<int64_t, Plan> plans_;
 };
 
-struct PlanDifference {
-  int64_t line;  // from 0
-  std::string ours;
-  std::string theirs;
+// Where two texts begin to differ.
+struct TextDifference {
+  int64_t line;             // from 0
+  std::string_view ours;    // our text from that line on
+  std::string_view theirs;  // their text from that line on
+
+  bool exists() const { return !ours.empty() || !theirs.empty(); }
 };
 
-// The first line in which two plans differ before the TAB; "(no more exchanges)" stands for a line
-// that one does not have. Texts that do not differ give their end.
-PlanDifference FirstDifference(std::string_view ours, std::string_view theirs);
+// Finds the first line in which two texts differ before the TAB. Without a difference, the result
+// is the end of both texts.
+TextDifference FirstDifference(std::string_view ours, std::string_view theirs);
+
+// One of two ranks that started different plans.
+struct PlanSide {
+  std::string rank;  // its name
+  const Plan& plan;
+};
+
+// What follows the name of the other rank in a PlanMismatchError: which programs the two ranks run,
+// where these differ first, and what to do.
+std::string DescribeMismatch(const PlanSide& ours, const PlanSide& theirs);
 
 }  // namespace jaxhet
 

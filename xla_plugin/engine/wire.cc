@@ -2,6 +2,13 @@
 
 namespace jaxhet {
 
+std::string_view TakeBytes(std::string_view& body, uint64_t num_bytes) {
+  if (num_bytes > body.size()) Throw(ErrorCode::kTransport, "a message is cut");
+  const std::string_view bytes = body.substr(0, num_bytes);
+  body.remove_prefix(num_bytes);
+  return bytes;
+}
+
 Error ParseFail(std::string_view body) {
   const auto info = TakeInfo<FailInfo>(body);
   if (static_cast<size_t>(info.code) >= kErrorNames.size()) {
@@ -23,9 +30,7 @@ std::vector<std::string> UnpackStrings(std::string_view body) {
   std::vector<std::string> strings;
   while (!body.empty()) {
     const auto num_bytes = TakeInfo<uint64_t>(body);
-    if (num_bytes > body.size()) Throw(ErrorCode::kTransport, "a message is cut");
-    strings.emplace_back(body.substr(0, num_bytes));
-    body.remove_prefix(num_bytes);
+    strings.emplace_back(TakeBytes(body, num_bytes));
   }
   return strings;
 }

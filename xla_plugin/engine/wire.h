@@ -18,13 +18,15 @@ namespace jaxhet {
 
 static_assert(std::endian::native == std::endian::little);
 
-inline constexpr uint32_t kMessageMagic = 0x3148'584a;  // "JXH1"
+inline constexpr uint32_t kMessageMagic = 0x3248'584a;  // "JXH2"
 inline constexpr uint64_t kMaxBodyBytes = uint64_t{64} << 20;
+// A longer listing of a program is not sent: it only makes errors clearer.
+inline constexpr uint64_t kMaxProgramBytes = uint64_t{8} << 20;
 
 enum class MessageType : uint32_t {
   kHello,    // HelloInfo, then a table of strings: (transport, "ok" or "refused", offer or reason)
   kVerdict,  // the same table, in answer to the peer's hello; the offers are empty
-  kPlan,     // PlanInfo, then the plan's text; before the first start of that plan
+  kPlan,     // PlanInfo, the plan's text, then its program; before the first start of that plan
   kStart,    // StartInfo, then the bytes themselves (eager) or the transport's announcement
   kTransport,  // for the peer's Connection::OnMessage
   kHeartbeat,  // nothing
@@ -46,6 +48,7 @@ struct HelloInfo {
 
 struct PlanInfo {
   int64_t plan;
+  uint64_t text_bytes;  // the rest is the program
 };
 
 // The start of one exchange by rank `source`, as told to rank `destination`.
@@ -79,6 +82,9 @@ T TakeInfo(std::string_view& body) {
   body.remove_prefix(sizeof info);
   return info;
 }
+
+// Takes that many bytes off the front of `body`.
+std::string_view TakeBytes(std::string_view& body, uint64_t num_bytes);
 
 // The error that a kFail message reports.
 Error ParseFail(std::string_view body);

@@ -222,7 +222,10 @@ NB_MODULE(_engine, m) {
           "Agrees with all peers on transports; then the progress thread runs.")
       .def("set_ranks", &jaxhet::SetRanks, nb::arg("ranks"), Released(),
            "Per rank: (device id, process, island, vendor).")
-      .def("register_plan", &Engine::AddPlan, nb::arg("fingerprint"), nb::arg("text"), Released())
+      .def("register_plan", &Engine::AddPlan, nb::arg("fingerprint"), nb::arg("text"),
+           nb::arg("program") = "", Released(),
+           "Two texts of lines: the exchanges; and the program's name with a digest, then its "
+           "equations.")
       .def(
           "wait_failure",
           [](const Engine& engine, int64_t timeout_ms) {

@@ -4,7 +4,7 @@ import re
 
 from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
-from jaxhet.compiler import Job, Options, decompose
+from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, decompose
 from jaxhet.compiler import hlo_pb2 as pb
 
 SUM = """
@@ -22,10 +22,14 @@ def job(*islands: int, platform: str = "cpu") -> Job:
     return Job(device_ids, islands, platform, process=0, session=7)  # type: ignore[arg-type]
 
 
-def module(text: str, ranks: list[int], num_replicas: int = 1) -> bytes:
-    """Parses text; `ranks` is its device assignment, partition after partition of each replica."""
+def module(text: str, ranks: list[int], num_replicas: int = 1, program: str = "0123") -> bytes:
+    """Parses text; `ranks` is its device assignment, partition after partition of each replica.
+
+    `program` is the digest of the jaxpr that it was lowered from.
+    """
     parsed = _hlo.hlo_module_from_text(f"HloModule test\n{text}")
     proto = pb.HloModuleProto.FromString(parsed.as_serialized_hlo_module_proto())
+    proto.frontend_attributes.map[PROGRAM_ATTRIBUTE] = program
     assignment = proto.device_assignment
     assignment.replica_count = num_replicas
     assignment.computation_count = len(ranks) // num_replicas
@@ -45,12 +49,19 @@ def to_text(data: bytes) -> str:
     return _hlo.HloModule.from_serialized_hlo_module_proto(data).to_string()
 
 
-def all_reduce(name: str, operand: str, groups: str = "{{0,1}}", shape: str = "f32[4]") -> str:
-    """An all-reduce over positions."""
+def all_reduce(
+    name: str, operand: str, groups: str = "{{0,1}}", shape: str = "f32[4]", path: str = ""
+) -> str:
+    """An all-reduce over positions; `path` is the equation that it belongs to."""
     return (
         f"{name} = {shape} all-reduce({operand}), channel_id=1, replica_groups={groups},"
-        " use_global_device_ids=true, to_apply=sum"
+        f" use_global_device_ids=true, to_apply=sum{named(path)}"
     )
+
+
+def named(path: str) -> str:
+    """The end of an instruction's text that says which equation it belongs to."""
+    return f', metadata={{op_name="{path}"}}' if path else ""
 
 
 def decomposed(

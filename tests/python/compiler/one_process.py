@@ -20,8 +20,8 @@ from jax._src.lax import parallel
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet import _ffi
-from jaxhet.compiler import Job, Options, Plan, bridge, decompose
+from jaxhet import _ffi, _jax_programs, _program
+from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, Plan, bridge, decompose
 from jaxhet.compiler.exchange import CARRIERS
 from tests.python.compiler import gpu_on_cpu
 
@@ -63,6 +63,9 @@ class World:
         engine._engine.start(1000)
         engine.set_ranks([(d.id, 0, 0, "cpu") for d in jax.devices()])
         _ffi.register_handlers("cpu")
+        _jax_programs.watch_lowering(
+            _program.labels, lambda *p: _program.describe(*p).digest, PROGRAM_ATTRIBUTE
+        )
         world = cls(engine)
         stages = jax.extend.xla.PipelineStage
         for name, hook, stage in (

@@ -6,7 +6,7 @@ import re
 from jaxhet.compiler import Options, decompose
 from jaxhet.compiler import hlo_pb2 as pb
 from tests.python.compiler import hlo_text
-from tests.python.compiler.hlo_text import SUM, all_reduce
+from tests.python.compiler.hlo_text import SUM, all_reduce, named
 
 _JOB = hlo_text.job(0, 1, platform="cuda")
 
@@ -26,9 +26,9 @@ _THREE = f"""
   p = f32[4] parameter(0)
   q = f32[3] parameter(1)
   n = f32[3] negate(q)
-  {all_reduce("a", "p")}
-  {all_reduce("b", "q", shape="f32[3]")}
-  {all_reduce("c", "n", shape="f32[3]")}
+  {all_reduce("a", "p", path="e0d0/psum")}
+  {all_reduce("b", "q", shape="f32[3]", path="e1d0/psum")}
+  {all_reduce("c", "n", shape="f32[3]", path="e3d0/psum")}
   ROOT r = (f32[4], f32[3], f32[3]) tuple(a, b, c)
 """
 
@@ -78,38 +78,40 @@ def test_buckets_never_wait_for_each_other():
     """a1 -> b1 and b2 -> a2: {a1, a2} and {b1, b2} would be a cycle, {a1, a2} make b1 wait."""
     most = SUM.replace("sum", "most").replace("add", "maximum")
 
-    def largest(name: str, operand: str) -> str:
-        return all_reduce(name, operand).replace("to_apply=sum", "to_apply=most")
+    def largest(name: str, operand: str, path: str) -> str:
+        text = all_reduce(name, operand, path=path)
+        return text.replace("to_apply=sum", "to_apply=most")
 
     text = _text(
         f"""
       p = f32[4] parameter(0)
       q = f32[4] parameter(1)
-      {all_reduce("a1", "p")}
-      {largest("b2", "q")}
-      {largest("b1", "a1")}
-      {all_reduce("a2", "b2")}
+      {all_reduce("a1", "p", path="e0d0/psum")}
+      {largest("b2", "q", "e3d0/pmax")}
+      {largest("b1", "a1", "e1d1/pmax")}
+      {all_reduce("a2", "b2", path="e4d1/psum")}
       ROOT r = (f32[4], f32[4], f32[4], f32[4]) tuple(a1, a2, b1, b2)
     """,
         before=SUM + most,
     )
     assert _lines(text) == [
-        "max hierarchical f32[4]",
         "sum hierarchical f32[4]",
+        "max hierarchical f32[4]",
         "max hierarchical f32[4]",
         "sum hierarchical f32[4]",
     ]
 
 
 def test_what_is_used_soon_does_not_wait_for_what_is_ready_later():
+    product = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
     text = _text(f"""
       w = f32[4,4] parameter(0)
       x = f32[4,4] parameter(1)
-      {all_reduce("a", "x", shape="f32[4,4]")}
-      used = f32[4,4] dot(a, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
-      y = f32[4,4] dot(x, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
-      z = f32[4,4] dot(y, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
-      {all_reduce("b", "z", shape="f32[4,4]")}
+      {all_reduce("a", "x", shape="f32[4,4]", path="e0d0/psum")}
+      used = f32[4,4] dot(a, w), {product}{named("e1d2/dot_general")}
+      y = f32[4,4] dot(x, w), {product}{named("e2d1/dot_general")}
+      z = f32[4,4] dot(y, w), {product}{named("e3d2/dot_general")}
+      {all_reduce("b", "z", shape="f32[4,4]", path="e4d2/psum")}
       ROOT r = (f32[4,4], f32[4,4]) tuple(used, b)
     """)
     assert _lines(text) == ["sum hierarchical f32[16]"] * 2

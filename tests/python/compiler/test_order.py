@@ -1,11 +1,11 @@
-"""The plan: readiness order, independent of names, ids and the order of instructions."""
+"""The plan: the order of the program's equations, whatever a compiler made of them."""
 
 import random
 import re
 
 import pytest
 
-from jaxhet._errors import JaxhetError
+from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import Job, Options, Plan, bridge, decompose, hlo
 from jaxhet.compiler import hlo_pb2 as pb
 from tests.python.compiler import hlo_text
@@ -14,7 +14,8 @@ from tests.python.compiler.hlo_text import all_reduce
 _JOB = hlo_text.job(0, 1)
 _ALONE = Options(bucket_bytes=0)
 
-# The backward pass of three layers: g2 is there first, g0 last. The text has them reversed.
+# The backward pass of three layers: g2 is there first, g0 last. The program sums them in another
+# order, and the text has that one.
 _BACKWARD = f"""
   w0 = f32[4,4] parameter(0)
   w1 = f32[4,4] parameter(1)
@@ -23,9 +24,9 @@ _BACKWARD = f"""
   d2 = f32[4,4] dot(d3, w2), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
   d1 = f32[4,4] dot(d2, w1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
   d0 = f32[4,4] dot(d1, w0), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
-  {all_reduce("g0", "d0", shape="f32[4,4]")}, metadata={{op_name="g0"}}
-  {all_reduce("g1", "d1", shape="f32[4,4]")}, metadata={{op_name="g1"}}
-  {all_reduce("g2", "d2", shape="f32[4,4]")}, metadata={{op_name="g2"}}
+  {all_reduce("g0", "d0", shape="f32[4,4]", path="e3d3/g0")}
+  {all_reduce("g1", "d1", shape="f32[4,4]", path="e4d2/g1")}
+  {all_reduce("g2", "d2", shape="f32[4,4]", path="e5d1/g2")}
   ROOT r = (f32[4,4], f32[4,4], f32[4,4]) tuple(g0, g1, g2)
 """
 
@@ -44,10 +45,27 @@ def _module(body: str, before: str = hlo_text.SUM) -> bytes:
 
 
 def _sources(plan: Plan) -> list[str]:
-    return [e.source for e in plan.exchanges]
+    """What the user wrote, by index."""
+    return [e.source.rpartition("/")[2] for e in plan.exchanges]
 
 
-def test_readiness_order_follows_the_dataflow():
+def _feeding(data: bytes, job: Job, options: Options) -> list[list[str]]:
+    """By index, and for each member in the order of their packing, the opcode that feeds it."""
+    decomposed = decompose(data, job, options)
+    assert decomposed is not None
+    c = hlo.Module(decomposed).entry
+    starts = [i for i in c.instructions if "jaxhet_index" in i.frontend_attributes.map]
+    starts.sort(key=lambda i: int(i.frontend_attributes.map["jaxhet_index"]))
+
+    def sources(x: hlo.Instruction) -> list[str]:
+        if x.opcode in ("concatenate", "reshape", "bitcast", "opt-barrier", "custom-call"):
+            return [name for operand in c.operands(x) for name in sources(operand)]
+        return [x.opcode]
+
+    return [[name for x in c.operands(start) for name in sources(x)] for start in starts]
+
+
+def test_order_is_that_in_which_they_can_start():
     assert _sources(_plan(_module(_BACKWARD))) == ["g2", "g1", "g0"]
 
 
@@ -96,23 +114,23 @@ def _set_instructions(proto: pb.HloComputationProto, new: list[hlo.Instruction])
     proto.instructions.extend(new)
 
 
-# Equal depth, kind, shape and groups. Outputs tell a from b; only the expression tells c from d.
-_TIES = f"""
+# Equal depth, kind, shape and groups: only the equations tell them apart.
+_ALIKE = f"""
   p = f32[4] parameter(0)
   s = f32[4] sine(p)
   t = f32[4] cosine(p)
   u = f32[4] tanh(p)
   v = f32[4] exponential(p)
-  {all_reduce("a", "s")}, metadata={{op_name="a"}}
-  {all_reduce("b", "t")}, metadata={{op_name="b"}}
-  {all_reduce("c", "u")}, metadata={{op_name="c"}}
-  {all_reduce("d", "v")}, metadata={{op_name="d"}}
+  {all_reduce("a", "s", path="e5d0/a")}
+  {all_reduce("b", "t", path="e4d0/b")}
+  {all_reduce("c", "u", path="e7d0/c")}
+  {all_reduce("d", "v", path="e6d0/d")}
   e = f32[4] divide(c, d)
   ROOT r = (f32[4], f32[4], f32[4]) tuple(b, a, e)
 """
 
 
-@pytest.mark.parametrize("body", [_BACKWARD, _TIES])
+@pytest.mark.parametrize("body", [_BACKWARD, _ALIKE])
 def test_plan_does_not_depend_on_names_ids_and_text_order(body: str):
     data = _module(body)
     expected = _plan(data)
@@ -120,6 +138,42 @@ def test_plan_does_not_depend_on_names_ids_and_text_order(body: str):
         shuffled = _shuffled(data, seed)
         assert shuffled != data
         assert _plan(shuffled).text == expected.text
+
+
+@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("bucket_bytes", [0, 1024])
+def test_index_and_place_in_a_bucket_follow_the_equations(job: Job, bucket_bytes: int):
+    """Whatever the ids, names and order of instructions, and however an operand is written."""
+    body = _ALIKE.replace("t = f32[4] cosine(p)", "k = f32[4] copy(p)\n  t = f32[4] cosine(k)")
+    found = set()
+    for data in (_module(_ALIKE), _module(body)):
+        for seed in range(10):
+            feeding = _feeding(_shuffled(data, seed), job, Options(bucket_bytes=bucket_bytes))
+            found.add(tuple(name for names in feeding for name in names))
+    assert found == {("cosine", "sine", "exponential", "tanh")}
+
+
+@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+def test_operands_of_a_combined_collective_are_in_program_order(job: Job):
+    """XLA's combiner leaves the names on the elements, and takes the operands as they come."""
+
+    def combined(first: str, second: str) -> bytes:
+        place = {first: 0, second: 1}
+        return _module(f"""
+  p = f32[4] parameter(0)
+  s = f32[4] sine(p)
+  t = f32[4] cosine(p)
+  r = (f32[4], f32[4]) all-reduce({first}, {second}), channel_id=1, replica_groups={{{{0,1}}}},
+    use_global_device_ids=true, to_apply=sum, metadata={{op_name="(e3d0/psum:e2d0/psum)"}}
+  a = f32[4] get-tuple-element(r), index={place["s"]}, metadata={{op_name="e3d0/psum"}}
+  b = f32[4] get-tuple-element(r), index={place["t"]}, metadata={{op_name="e2d0/psum"}}
+  ROOT d = f32[4] divide(a, b)
+""")
+
+    one, other = combined("s", "t"), combined("t", "s")
+    assert _feeding(one, job, Options()) == [["cosine", "sine"]]
+    assert _feeding(other, job, Options()) == [["cosine", "sine"]]
+    assert _plan(one, job).text == _plan(other, job).text
 
 
 def test_gathers_start_in_the_order_in_which_they_are_used():
@@ -133,45 +187,119 @@ def test_gathers_start_in_the_order_in_which_they_are_used():
         )
         steps.append(
             f"d{i} = f32[4,{16 - i}] dot({x}, g{i}), lhs_contracting_dims={{1}},"
-            " rhs_contracting_dims={0}"
+            f' rhs_contracting_dims={{0}}, metadata={{op_name="e{i}d{i + 1}/dot_general"}}'
         )
         steps.append(f"x{i} = f32[4,4] slice(d{i}), slice={{[0:4], [0:4]}}")
         x = f"x{i}"
     body = "x = f32[4,4] parameter(0)\n" + "\n".join(steps) + f"\nROOT r = f32[4,4] negate({x})"
     plan = _plan(_module(body), hlo_text.job(0, 1, platform="cuda"))
-    order = [int(source[1:]) for source in _sources(plan)]
-    assert order[-3:] == [9, 10, 11]
-    assert sorted(order[:9]) == list(range(9))
+    assert [int(source[1:]) for source in _sources(plan)] == list(range(12))
 
 
-def test_ties_are_broken_by_outputs_and_last_by_what_is_computed():
-    assert _sources(_plan(_module(_TIES)))[:2] == ["b", "a"]
+def test_step_never_comes_before_one_that_it_waits_for():
+    """The path of a gather may be that of a later equation."""
+    body = f"""
+  p = f32[4] parameter(0)
+  {all_reduce("a", "p", path="e9d5/a")}
+  n = f32[4] negate(a)
+  {all_reduce("b", "n", path="e1d0/b")}
+  ROOT r = (f32[4], f32[4]) tuple(a, b)
+"""
+    assert _sources(_plan(_module(body))) == ["a", "b"]
 
 
-def test_exchanges_that_look_alike_are_told_apart_in_the_plan():
-    lines = [e.line for e in _plan(_module(_TIES)).exchanges]
-    assert len(set(lines)) == len(lines)
-    swapped = _TIES.replace("tuple(b, a, e)", "tuple(a, b, e)")
-    assert _plan(_module(swapped)).text != _plan(_module(_TIES)).text
+# --- exchanges of one equation ---
+
+
+def _twice(first: str, second: str, root: str = "tuple(a, b)") -> bytes:
+    """A program with two all-reduces of one equation, of these operands."""
+    return _module(f"""
+  p = f32[4] parameter(0)
+  q = f32[4] parameter(1)
+  s = f32[4] sine(p)
+  t = f32[4] cosine(p)
+  pair = (f32[4], f32[4]) tuple(s, t)
+  b0 = (f32[4], f32[4]) opt-barrier(pair)
+  s0 = f32[4] get-tuple-element(b0), index=0
+  t0 = f32[4] get-tuple-element(b0), index=1
+  {all_reduce("a", first, path="e3d0/psum")}
+  {all_reduce("b", second, path="e3d0/psum")}
+  ROOT r = (f32[4], f32[4]) {root}
+""")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("s", "a"), ("t0", "s0"), ("p", "q")],
+    ids=["one waits for the other", "elements of one result", "other inputs"],
+)
+def test_exchanges_of_one_equation_are_told_apart(first: str, second: str):
+    data = _twice(first, second)
+    expected = _plan(data)
+    lines = [e.line for e in expected.exchanges]
+    assert len(set(lines)) == 2
+    for seed in range(20):
+        assert _plan(_shuffled(data, seed)).text == expected.text
+
+
+def test_other_connections_are_another_plan():
+    """What tells two exchanges apart is in the plan: no compiler can swap them unnoticed."""
+    swapped = _twice("p", "q", root="tuple(b, a)")
+    assert _plan(_twice("p", "q")).fingerprint != _plan(swapped).fingerprint
+
+
+def test_exchanges_that_nothing_tells_apart_are_refused():
+    body = f"""
+  p = f32[4] parameter(0)
+  s = f32[4] sine(p)
+  t = f32[4] cosine(p)
+  {all_reduce("a", "s", path="e3d0/psum")[:-1]} source_file="train.py" source_line=7}}
+  {all_reduce("b", "t", path="e3d0/psum")[:-1]} source_file="train.py" source_line=7}}
+  ROOT r = f32[4] divide(a, b)
+"""
+    words = (
+        r"a\S* \(e3d0/psum train.py:7\) and b\S* \(e3d0/psum train.py:7\) .* nothing in the program"
+    )
+    for job in (_JOB, hlo_text.job(0, 1, platform="cuda")):
+        with pytest.raises(UsageError, match=words):
+            _plan(_module(body), job)
+
+
+def test_program_that_jax_did_not_lower_is_refused():
+    data = hlo_text.module(hlo_text.entry(_BACKWARD), [0, 1], program="")
+    with pytest.raises(UsageError, match=r"JAX did not lower it in this process"):
+        _plan(data)
+
+
+# --- fingerprints ---
+
+
+def test_fingerprint_differs_for_another_program():
+    """Two programs may differ in nothing but a constant."""
+    text = hlo_text.entry(_BACKWARD)
+    one, other = (_plan(hlo_text.module(text, [0, 1], program=p)) for p in ("0123", "4567"))
+    assert one.fingerprint != other.fingerprint
+    assert one.program == "0123"
 
 
 def test_fingerprint_differs_for_another_source():
     """Two programs may differ in nothing that is exchanged."""
     plan = _plan(_module(_BACKWARD))
-    other = _plan(_module(_BACKWARD.replace('op_name="g1', 'op_name="h1')))
+    other = _plan(_module(_BACKWARD.replace("/g1", "/h1")))
     assert plan.fingerprint != other.fingerprint
     assert 0 <= plan.fingerprint < 1 << 63
 
 
-def test_fingerprint_does_not_depend_on_the_folder_of_the_source():
+def test_fingerprint_does_not_depend_on_the_source_line():
+    """It is for people: islands may have their copies of a program at other places."""
+
     def plan(source: str) -> Plan:
-        return _plan(_module(_BACKWARD.replace('op_name="g1"', f'op_name="g1" {source}')))
+        return _plan(_module(_BACKWARD.replace('/g1"', f'/g1" {source}')))
 
     there = plan('source_file="/one/a/train.py" source_line=7')
-    here = plan('source_file="/srv/b/train.py" source_line=7')
-    below = plan('source_file="/srv/b/train.py" source_line=8')
+    here = plan('source_file="/srv/b/train.py" source_line=8')
     assert there.fingerprint == here.fingerprint
-    assert below.fingerprint != here.fingerprint
+    assert "a/train.py:7" in there.text
 
 
 @pytest.mark.parametrize(
@@ -197,7 +325,7 @@ def test_plan_text_is_a_line_a_tab_and_the_source():
     assert len(lines) == 3
     assert all(line.count("\t") == 1 for line in lines)
     assert re.search(
-        r"all_gather all-reduce sum flat f32\[16\] \{\{0,1\}\} #[0-9a-f]{8} @[0-9a-f]{8}\tg2$",
+        r"all_gather all-reduce sum flat f32\[16\] \{\{0,1\}\} @[0-9a-f]{16}\te5/g2$",
         lines[0],
     )
 

@@ -58,8 +58,8 @@ _BOTH = """
   v = f32[4] convert(q)
   r = (f32[4], f32[4]) all-reduce(w, v), channel_id=1, replica_groups={{0,1}},
     use_global_device_ids=true, to_apply=sum
-  a = f32[4] get-tuple-element(r), index=0
-  b = f32[4] get-tuple-element(r), index=1
+  a = f32[4] get-tuple-element(r), index=0, metadata={op_name="e0d0/psum"}
+  b = f32[4] get-tuple-element(r), index=1, metadata={op_name="e1d0/psum"}
 """
 
 

@@ -1,0 +1,298 @@
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/device_world.h"
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+#include "xla_plugin/engine/plans.h"
+
+// Ranks that run different programs, and executions that overlap.
+namespace jaxhet::testing {
+namespace {
+
+constexpr int64_t kFirstPlan = 20;
+constexpr int64_t kSecondPlan = 21;
+constexpr std::string_view kExchanges = "f32[6] all-reduce sum\tpsum at f.py:3\n";
+constexpr std::string_view kOtherExchanges = "f32[6] all-reduce max\tpmax at f.py:3\n";
+
+std::string MismatchOf(const Plan& ours, const Plan& theirs) {
+  return DescribeMismatch({.rank = "rank 0/2 cuda0", .plan = ours},
+                          {.rank = "rank 1/2 rocm1", .plan = theirs});
+}
+
+Plan PlanOf(std::string_view exchanges, std::string_view program) {
+  return {.text = std::string(exchanges), .program = std::string(program)};
+}
+
+void ExpectLacks(std::string_view text, std::string_view part,
+                 const Location& location = Location::current()) {
+  ExpectTrue(text.find(part) == std::string_view::npos, StrCat("'", part, "' is in '", text, "'"),
+             location);
+}
+
+TEST(MismatchShowsEquationsThatDiffer) {
+  const Plan ours =
+      PlanOf(kExchanges, "jit_step 3f2a\nmul a b\tf.py:1\nadd c d\tf.py:2\nsin e\nneg f\ncos g\n");
+  const Plan theirs =
+      PlanOf(kOtherExchanges, "jit_eval 77aa\nmul a b\tg.py:1\nsub c d\tf.py:2\nadd e e\nneg f\n");
+  ExpectEqual(
+      MismatchOf(ours, theirs),
+      std::string(" runs another program: jit_eval, but this rank runs jit_step. Equation 1 is the "
+                  "first that differs.\n"
+                  "  rank 0/2 cuda0:\n"
+                  "    1: add c d (f.py:2)\n"
+                  "    2: sin e\n"
+                  "    3: neg f\n"
+                  "  rank 1/2 rocm1:\n"
+                  "    1: sub c d (f.py:2)\n"
+                  "    2: add e e\n"
+                  "    3: neg f\n"
+                  "Exchange 0 is the first that differs.\n"
+                  "  rank 0/2 cuda0: f32[6] all-reduce sum (psum at f.py:3)\n"
+                  "  rank 1/2 rocm1: f32[6] all-reduce max (pmax at f.py:3)\n"
+                  "Run the same programs in the same order on all ranks. Put code that differs "
+                  "between platforms on purpose into jaxhet.per_platform."));
+}
+
+TEST(MismatchLeavesOutExchangesThatAreEqual) {
+  const std::string text = MismatchOf(PlanOf(kExchanges, "jit_step 1\nadd a b\n"),
+                                      PlanOf(kExchanges, "jit_step 2\nsub a b\n"));
+  ExpectContains(text, " runs another program of the same name, jit_step. Equation 0 is the first");
+  ExpectLacks(text, "Exchange");
+  ExpectContains(text, "jaxhet.per_platform");
+}
+
+TEST(MismatchShowsTheEndOfTheShorterProgram) {
+  const Plan longer = PlanOf(kExchanges, "jit_f 1\nadd a b\nmul c d\nneg e\n");
+  const Plan shorter = PlanOf(kExchanges, "jit_f 2\nadd a b\n");
+  const std::string text = MismatchOf(longer, shorter);
+  ExpectContains(text, "Equation 1 is the first that differs");
+  ExpectContains(text, "cuda0:\n    1: mul c d\n    2: neg e\n    (no more equations)\n");
+  ExpectContains(text, "rocm1:\n    (no more equations)\n");
+  ExpectContains(MismatchOf(shorter, longer), "cuda0:\n    (no more equations)\n  rank 1/2 rocm1");
+  ExpectContains(MismatchOf(longer, PlanOf(kExchanges, "jit_g 3")),
+                 "rocm1:\n    (no more equations)\n");
+}
+
+TEST(MismatchShowsDigestsWhenNoEquationDiffers) {
+  const std::string text = MismatchOf(PlanOf(kExchanges, "jit_f 11\nadd a b\tf.py:1\n"),
+                                      PlanOf(kExchanges, "jit_f 22\nadd a b\tg.py:9\n"));
+  ExpectContains(text, "The digest of the program is the first that differs.\n");
+  ExpectContains(text, "  rank 0/2 cuda0: jit_f 11\n  rank 1/2 rocm1: jit_f 22\n");
+  ExpectLacks(text, "Equation");
+}
+
+TEST(MismatchShowsExchangesOnlyWithoutDifferentPrograms) {
+  const std::string_view listing = "jit_f 11\nadd a b\tf.py:1\n";
+  const std::string expected =
+      " runs another program. Exchange 0 is the first that differs.\n"
+      "  rank 0/2 cuda0: f32[6] all-reduce sum (psum at f.py:3)\n"
+      "  rank 1/2 rocm1: f32[6] all-reduce max (pmax at f.py:3)\n"
+      "Run the same program, with the same shapes, on all ranks in the same order.";
+  using Listings = std::pair<std::string_view, std::string_view>;
+  for (const auto& [ours, theirs] : {Listings{listing, listing}, Listings{"", ""},
+                                     Listings{listing, ""}, Listings{"", listing}}) {
+    ExpectEqual(MismatchOf(PlanOf(kExchanges, ours), PlanOf(kOtherExchanges, theirs)), expected);
+  }
+}
+
+TEST(MismatchCutsLongEquations) {
+  const std::string wide = StrCat("add ", std::string(2'000, 'x'), "\tf.py:1");
+  std::string umlauts = "y";  // the cut falls into the middle of a character
+  for (int i = 0; i < 400; ++i) umlauts += "ä";
+  const std::string text =
+      MismatchOf(PlanOf(kExchanges, StrCat("jit_f 1\n", wide, "\n", "neg a\t", umlauts)),
+                 PlanOf(kExchanges, StrCat("jit_f 2\n", umlauts, "\n")));
+  ExpectContains(text, StrCat("0: add ", std::string(290, 'x'), "… (f.py:1)\n"));
+  ExpectContains(text, StrCat("0: ", umlauts.substr(0, 299), "…\n"));
+  ExpectContains(text, StrCat("1: neg a (", umlauts.substr(0, 149), "…)\n"));
+}
+
+ExchangeRequest Request(int rank, std::vector<int> group, int64_t run_id, int64_t plan,
+                        int64_t index = 0) {
+  ExchangeRequest request = GatherRequest(rank, run_id);
+  request.plan = plan;
+  request.index = index;
+  request.group = std::move(group);
+  return request;
+}
+
+// Starts of gathers, of which the results are of no interest.
+class Calls {
+ public:
+  void Start(Engine& engine, ExchangeRequest request, size_t num_bytes = 5'000) {
+    const size_t result_bytes = num_bytes * request.group.size();
+    calls_.emplace_back(std::move(request), std::vector{num_bytes}, std::vector{result_bytes});
+    calls_.back().StartOn(engine);
+  }
+  std::vector<std::string> Errors() {
+    std::vector<std::string> texts;
+    for (Call& call : calls_) {
+      const auto error = call.Wait();
+      texts.emplace_back(error ? error->what() : "");
+    }
+    calls_.clear();
+    return texts;
+  }
+  void ExpectSuccess(const Location& location = Location::current()) {
+    for (const std::string& text : Errors()) ExpectTrue(text.empty(), text, location);
+  }
+
+ private:
+  std::deque<Call> calls_;
+};
+
+void AddPlans(World& world, std::string_view first_program, std::string_view second_program) {
+  for (int process = 0; process < 2; ++process) {
+    Engine& engine = world.engine(process);
+    engine.AddPlan(kFirstPlan, PlanText(3), std::string(first_program));
+    engine.AddPlan(kSecondPlan, PlanText(3, "another line"), std::string(second_program));
+  }
+}
+
+TEST(ProgramsThatDifferAreShownOnBothRanks) {
+  World world({.num_processes = 2});
+  AddPlans(world, "jit_a 1\nadd a b\tf.py:1\n", "jit_b 2\nsub a b\tf.py:1\n");
+  Calls calls;
+  calls.Start(world.engine(0), Request(0, {0, 1}, 1, kFirstPlan));
+  calls.Start(world.engine(1), Request(1, {0, 1}, 1, kSecondPlan));
+  for (const std::string& text : calls.Errors()) {
+    ExpectContains(text, "jaxhet.PlanMismatchError: [rank ");
+    ExpectContains(text, "cpu0:\n    0: add a b (f.py:1)\n    (no more equations)\n");
+    ExpectContains(text, "cpu1:\n    0: sub a b (f.py:1)\n    (no more equations)\n");
+    ExpectContains(text, "Exchange 2 is the first that differs.\n");
+    ExpectContains(text, "jit_a");
+    ExpectContains(text, "jit_b");
+  }
+}
+
+TEST(ProgramsThatDifferAreShownForDevices) {
+  DeviceWorld world(DeviceOptions(2));
+  world.engine(0).AddPlan(kFirstPlan, PlanText(3), "jit_a 1\nadd a b\n");
+  world.engine(1).AddPlan(kSecondPlan, PlanText(3), "jit_b 2\nsub a b\n");
+  Part zero(0, SwapPairs(), 1000);
+  Part one(1, SwapPairs(), 1000);
+  zero.WithPlan(kFirstPlan).Start(world);
+  zero.Done(world);
+  const std::string text = ExpectThrow([&] { one.WithPlan(kSecondPlan).Start(world); });
+  EXPECT(world.IsIdleWithin(0, kLong));
+  ExpectContains(text, " runs another program: jit_");
+  ExpectContains(text, ". Equation 0 is the first that differs.");
+  ExpectContains(text, "cpu0:\n    0: add a b\n    (no more equations)\n");
+  ExpectContains(text, "cpu1:\n    0: sub a b\n    (no more equations)\n");
+  ExpectLacks(text, "Exchange");
+}
+
+TEST(ProgramThatIsTooLongIsIgnored) {
+  World world({.num_processes = 1});
+  const std::string longest(kMaxProgramBytes, 'x');
+  world.engine(0).AddPlan(kFirstPlan, PlanText(3), longest);
+  world.engine(0).AddPlan(kSecondPlan, PlanText(3), longest + "x");
+  world.engine(0).Read([&](const Core& core) {
+    EXPECT(core.plans().Find(kFirstPlan)->program == longest);
+    EXPECT(core.plans().Find(kSecondPlan)->program.empty());
+    ExpectEqual(core.plans().Find(kSecondPlan)->text, PlanText(3));
+  });
+}
+
+constexpr std::string_view kAdvice =
+    "Launch programs that exchange over islands from one thread, one after the other, and leave "
+    "jax_cpu_enable_async_dispatch off.";
+
+void ExpectOverlap(const std::vector<std::string>& texts, std::string_view words,
+                   const Location& location = Location::current()) {
+  ExpectEqual(texts.size(), size_t{2}, location);
+  for (const std::string& text : texts) {
+    ExpectContains(text, "jaxhet.UsageError: [rank 0/2 cpu0] exchange ", location);
+    ExpectContains(text, "two executions of programs overlap on this rank: ", location);
+    ExpectContains(text, words, location);
+    ExpectContains(text, kAdvice, location);
+  }
+}
+
+TEST(OverlapOfTwoProgramsIsRefused) {
+  World world({.num_processes = 2});
+  AddPlans(world, "jit_a 1\n", "jit_b 2\n");
+  Calls calls;
+  calls.Start(world.engine(0), Request(0, {0, 1}, 1, kFirstPlan, 1));
+  calls.Start(world.engine(0), Request(0, {1, 0}, 2, kSecondPlan));  // another communicator
+  ExpectOverlap(calls.Errors(),
+                "one starts exchange 0 (op 0) of jit_b, and another still has exchange 1 (op 1) of "
+                "jit_a open. ");
+  const auto theirs = world.engine(1).WaitFailure(kLong);
+  EXPECT(theirs != nullptr && theirs->code() == ErrorCode::kUsage && theirs->culprit() == 0);
+}
+
+TEST(OverlapOfOneProgramIsRefused) {
+  for (const auto& [second_run, second_plan] : {std::pair{2, kPlan}, std::pair{1, kFirstPlan}}) {
+    World world({.num_processes = 2});
+    AddPlans(world, "", "");
+    Calls calls;
+    calls.Start(world.engine(0), Request(0, {0, 1}, 1, kPlan));
+    calls.Start(world.engine(0), Request(0, {0, 1}, second_run, second_plan));
+    ExpectOverlap(calls.Errors(),
+                  "one starts exchange 0 (op 0), and another still has exchange 0 (op 0) open. ");
+  }
+}
+
+// The first execution has none open when the second one starts, and then continues.
+TEST(ExecutionThatContinuesAfterAnotherIsRefused) {
+  World world({.num_processes = 1});
+  Calls calls;
+  for (const int64_t run_id : {1, 2}) {
+    calls.Start(world.engine(0), Request(0, {0}, run_id, kPlan));
+    calls.ExpectSuccess();
+  }
+  calls.Start(world.engine(0), Request(0, {0}, 1, kPlan, 1));
+  const std::string text = calls.Errors().at(0);
+  ExpectContains(text,
+                 "jaxhet.UsageError: [rank 0/1 cpu0] exchange 1 (op 1): two executions of "
+                 "programs overlap on this rank: the earlier one starts this exchange");
+  ExpectContains(text, kAdvice);
+}
+
+TEST(ExecutionsInTurnAreAccepted) {
+  World world({.num_processes = 2});
+  AddPlans(world, "jit_a 1\n", "jit_b 2\n");
+  Calls calls;
+  for (int64_t run_id = 50; run_id > 0; --run_id) {
+    const int64_t plan = run_id % 2 == 0 ? kFirstPlan : kSecondPlan;
+    const std::vector<int> group = run_id % 3 == 0 ? std::vector{1, 0} : std::vector{0, 1};
+    const size_t num_bytes = run_id % 5 == 0 ? 5'000 : 8;  // with the start, or after it
+    for (int rank = 0; rank < 2; ++rank) {
+      calls.Start(world.engine(rank), Request(rank, group, run_id, plan), num_bytes);
+    }
+    calls.ExpectSuccess();
+  }
+}
+
+TEST(ExchangesOfOneExecutionAreOpenTogether) {
+  World world({.num_processes = 2});
+  Calls calls;
+  for (int64_t run_id = 1; run_id <= 3; ++run_id) {
+    for (int rank = 0; rank < 2; ++rank) {  // rank 0 starts all before rank 1 starts one
+      for (int64_t index = 0; index < 8; ++index) {
+        const std::vector<int> group = index % 2 == 0 ? std::vector{1, 0} : std::vector{0, 1};
+        calls.Start(world.engine(rank), Request(rank, group, run_id, kPlan, index));
+      }
+    }
+    calls.ExpectSuccess();
+  }
+}
+
+// One rank of a process may be ahead of another.
+TEST(ExecutionsOfTwoRanksMayOverlap) {
+  World world({.num_processes = 2, .ranks_per_process = 2});
+  Calls calls;
+  for (const int rank : {0, 1, 2, 3}) {
+    calls.Start(world.EngineOf(rank),
+                Request(rank, {rank % 2, rank % 2 + 2}, 1 + rank % 2, kPlan, rank % 2));
+  }
+  calls.ExpectSuccess();
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

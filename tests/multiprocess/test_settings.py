@@ -1,0 +1,57 @@
+"""Flags of XLA and values of JAX's config that differ between the processes of a job."""
+
+import pathlib
+
+import pytest
+from two_islands import SET_UP
+
+from tests.support.scripts import job, run
+
+SUM = SET_UP + "print('sum', np.asarray(over_islands(psum)(x).addressable_shards[0].data)[0, 0])"
+
+
+@pytest.mark.parametrize(
+    ("variable", "values", "name", "shown"),
+    [
+        (
+            "XLA_FLAGS",
+            ("--xla_cpu_max_isa=AVX", ""),
+            "XLA_FLAGS --xla_cpu_max_isa",
+            ("AVX", "not set"),
+        ),
+        ("JAX_ENABLE_X64", ("1", "0"), "jax_enable_x64", ("True", "False")),
+    ],
+)
+def test_difference_within_an_island_is_refused(
+    variable: str, values: tuple[str, str], name: str, shown: tuple[str, str]
+) -> None:
+    both = zip(job(), values, strict=True)
+    envs = [{**env, "JAXHET_ISLAND": "nv0", variable: value} for env, value in both]
+    for ended in run(SUM, *envs):
+        assert ended.code != 0
+        assert "sum" not in ended.text
+        assert f"UsageError: {name} differs within island 'nv0': " in ended.text
+        for process, text in enumerate(shown):
+            assert f"{text} in process {process} (nv0, pid " in ended.text
+        assert "; start all processes of an island with the same value" in ended.text
+
+
+def test_difference_between_islands_is_reported_once_and_the_job_runs() -> None:
+    one, other = [{**env, "XLA_FLAGS": ""} for env in job()]
+    first, second = run(SUM, one, {**other, "XLA_FLAGS": "--xla_cpu_max_isa=AVX"})
+    line = (
+        "jaxhet: island island1 differs from island0 in XLA_FLAGS --xla_cpu_max_isa: AVX, not set"
+        " in island0; results of equal computations may differ in their last bits\n"
+    )
+    for ended, times in ((first, 1), (second, 0)):
+        assert ended.code == 0, ended.text
+        assert "sum 2.0" in ended.text
+        assert ended.text.count(line) == times, ended.text
+
+
+def test_flags_that_change_no_result_may_differ(tmp_path: pathlib.Path) -> None:
+    envs = [{**env, "JAXHET_ISLAND": "nv0"} for env in job()]
+    flags = [f"--xla_dump_to={tmp_path}/{process}" for process in range(2)]
+    for ended in run(SUM, *({**e, "XLA_FLAGS": f} for e, f in zip(envs, flags, strict=True))):
+        assert (ended.code, "sum 2.0" in ended.text) == (0, True), ended.text
+        assert "differs" not in ended.text

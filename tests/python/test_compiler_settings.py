@@ -1,0 +1,222 @@
+"""Settings of compilers: what is read, what differs, and the words for it."""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import pytest
+
+from jaxhet import _compiler_settings, _config, _initialize
+from jaxhet._compiler_settings import Difference, differences, parse_flags, settings, xla_flags
+from jaxhet._coordinator import Claim, differences_between_islands, disagreement
+
+ISA = "XLA_FLAGS --xla_cpu_max_isa"
+X64 = "jax_enable_x64"
+
+
+def _claim(process: int, island: str, set_to: Mapping[str, str]) -> Claim:
+    options = {"process_id": process, "num_processes": 3, "island": island}
+    claim = _initialize.make_claim(_config.resolve(options, {}), "")
+    return dataclasses.replace(claim, host="host", pid=100 + process, settings=dict(set_to))
+
+
+# Flags of XLA.
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("", {}),
+        ("--a=1 --b=2\t--c=\n", {"a": "1", "b": "2", "c": ""}),
+        ("--a=1 --b=2 --a=3", {"a": "3", "b": "2"}),
+        ("--a --b=x=y", {"a": "true", "b": "x=y"}),
+        ('--a="x  y"--b=\'p "q\' --c=7', {"a": "x  y", "b": 'p "q', "c": "7"}),
+        (r'--a="x \"y\" z" --b', {"a": 'x "y" z', "b": "true"}),
+        ('--a="no end --b=1', {"a": "no end --b=1"}),
+        ("--a=1 other --b=2", {"a": "1"}),
+    ],
+)
+def test_flags_are_parsed_as_xla_does(text: str, flags: dict[str, str]) -> None:
+    assert parse_flags(text) == flags
+
+
+def test_flags_of_a_file_are_read(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "flags"
+    file.write_text("--xla_a=1\n--xla_b=2\n")
+    assert xla_flags({"XLA_FLAGS": str(file)}) == {"xla_a": "1", "xla_b": "2"}
+    assert xla_flags({"XLA_FLAGS": f"{file}.absent"}) == {}
+    assert xla_flags({"XLA_FLAGS": " --xla_a=1"}) == {"xla_a": "1"}
+    assert xla_flags({}) == {}
+
+
+def _compared(*names: str) -> list[str]:
+    given = {"XLA_FLAGS": " ".join(f"--{name}=1" for name in names)}
+    words = [name.split(" --") for name in settings(given) if name.startswith("XLA_FLAGS ")]
+    return [flag for _, flag in words]
+
+
+def test_flags_that_change_results_or_plans_are_settings() -> None:
+    names = [
+        "xla_allow_excess_precision",
+        "xla_cpu_enable_fast_math",
+        "xla_cpu_max_isa",
+        "xla_disable_hlo_passes",
+        "xla_gpu_autotune_level",
+        "xla_gpu_experimental_autotune_cache_mode",
+        "xla_gpu_load_autotune_results_from",
+        "xla_gpu_pgle_profile_file_or_directory_path",
+    ]
+    assert _compared(*names) == names
+
+
+def test_flags_that_change_neither_are_left_out() -> None:
+    names = [
+        "xla_cpu_collective_call_warn_stuck_timeout_seconds",
+        "xla_cpu_enable_xprof_traceme",
+        "xla_detailed_logging",
+        "xla_dump_hlo_as_text",
+        "xla_dump_to",
+        "xla_enable_scoped_logging_timers",
+        "xla_force_host_platform_device_count",
+        "xla_gpu_cuda_data_dir",
+        "xla_gpu_dump_autotune_results_to",
+        "xla_gpu_experimental_dump_fdo_profiles",
+        "xla_gpu_kernel_cache_file",
+        "xla_gpu_per_fusion_autotune_cache_dir",
+        "xla_gpu_print_compilation_stats",
+        "xla_gpu_rocm_max_trace_events",
+        "xla_gpu_trace_annotation_level",
+        "xla_hlo_profile",
+    ]
+    assert _compared(*names) == []
+    for pattern in _compiler_settings.NOT_COMPARED:
+        assert any(re.fullmatch(pattern, name) for name in names), pattern
+
+
+# JAX's config.
+
+
+def test_names_of_the_config_are_known_to_this_jax() -> None:
+    names = _compiler_settings.JAX_CONFIG
+    assert set(names) <= set(jax.config.values)
+    assert len(set(names)) == len(names)
+
+
+def test_values_of_the_config_are_text() -> None:
+    found = settings({})
+    assert set(found) == set(_compiler_settings.JAX_CONFIG)
+    assert all(type(value) is str for value in found.values())
+    assert found[X64] == "False"
+    assert found["jax_numpy_dtype_promotion"] == "standard"
+    assert found["jax_explicit_x64_dtypes"] == "warn"
+    assert found["jax_default_matmul_precision"] == "None"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        (X64, True, "True"),
+        ("jax_default_matmul_precision", "highest", "highest"),
+        ("jax_numpy_dtype_promotion", "strict", "strict"),
+        ("jax_random_seed_offset", 7, "7"),
+    ],
+)
+def test_change_of_the_config_is_seen(name: str, value: Any, text: str) -> None:
+    before = settings({})
+    old = jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        assert settings({}) == {**before, name: text}
+    finally:
+        jax.config.update(name, old)
+
+
+def test_name_that_this_jax_does_not_have_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compiler_settings, "JAX_CONFIG", (X64, "jax_of_another_version"))
+    assert settings({}) == {X64: "False"}
+
+
+# Differences.
+
+
+def test_differences_are_sorted_and_say_what_is_not_set() -> None:
+    ours = {X64: "True", "b": "1", "a": "", "same": "x"}
+    theirs = {X64: "False", "c": "x\ny", "a": "2", "same": "x"}
+    assert differences(ours, theirs) == [
+        Difference("a", "''", "2"),
+        Difference("b", "1", "not set"),
+        Difference("c", "not set", r"'x\ny'"),
+        Difference(X64, "True", "False"),
+    ]
+    assert differences(ours, dict(ours)) == []
+
+
+def test_claim_with_settings_survives_its_message() -> None:
+    claim = _claim(0, "nv0", settings({"XLA_FLAGS": "--xla_cpu_max_isa=AVX"}))
+    assert claim.settings[ISA] == "AVX"
+    message = json.loads(json.dumps(dataclasses.asdict(claim)))
+    assert Claim.from_json(message).settings == claim.settings
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (
+            {ISA: "AVX"},
+            {},
+            f"{ISA} differs within island 'nv0': AVX in process 0 (nv0, pid 100 on host), not set"
+            " in process 1 (nv0, pid 101 on host); start all processes of an island with the same"
+            " value",
+        ),
+        (
+            {X64: "False"},
+            {X64: "True"},
+            f"{X64} differs within island 'nv0': False in process 0 (nv0, pid 100 on host), True in"
+            " process 1 (nv0, pid 101 on host); start all processes of an island with the same"
+            " value",
+        ),
+    ],
+)
+def test_difference_within_an_island_is_refused(
+    ours: dict[str, str], theirs: dict[str, str], words: str
+) -> None:
+    assert disagreement(_claim(0, "nv0", ours), _claim(1, "nv0", theirs)) == words
+    assert disagreement(_claim(0, "nv0", ours), _claim(1, "amd0", theirs)) is None
+    assert disagreement(_claim(0, "nv0", ours), _claim(1, "nv0", ours)) is None
+
+
+def test_difference_of_flags_between_islands_is_a_line() -> None:
+    members = [_claim(0, "nv0", {}), _claim(1, "amd0", {ISA: "AVX"}), _claim(2, "nv0", {})]
+    assert differences_between_islands(members) == [
+        f"jaxhet: island amd0 differs from nv0 in {ISA}: AVX, not set in nv0; results of equal"
+        " computations may differ in their last bits"
+    ]
+
+
+def test_difference_of_the_config_between_islands_says_that_programs_differ() -> None:
+    members = [_claim(0, "nv0", {ISA: "SSE4_2", X64: "False"}), _claim(1, "amd0", {X64: "True"})]
+    assert differences_between_islands(members) == [
+        f"jaxhet: island amd0 differs from nv0 in {ISA}: not set, SSE4_2 in nv0; in {X64}: True,"
+        " False in nv0; equal functions may become different programs, with different results or a"
+        " PlanMismatchError"
+    ]
+
+
+def test_each_island_that_differs_from_the_one_of_process_0_has_a_line() -> None:
+    sets = [{ISA: "AVX"}, {ISA: "AVX2"}, {ISA: "AVX"}, {}]
+    members = [_claim(i, f"island{i}", set_to) for i, set_to in enumerate(sets)]
+    lines = differences_between_islands(members[::-1])
+    assert [line.partition(" in ")[0] for line in lines] == [
+        "jaxhet: island island1 differs from island0",
+        "jaxhet: island island3 differs from island0",
+    ]
+
+
+def test_equal_islands_have_no_line() -> None:
+    assert differences_between_islands([_claim(0, "nv0", {ISA: "AVX"})]) == []
+    members = [_claim(i, f"island{i}", {ISA: "AVX"}) for i in range(2)]
+    assert differences_between_islands(members) == []

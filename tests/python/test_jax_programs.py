@@ -1,0 +1,143 @@
+"""What `_jax_programs` relies on in JAX: a new version that changes it fails here, in words."""
+
+import inspect
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import compiler, pjit
+from jax._src.interpreters import mlir, pxla
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxhet import _jax_programs, _program
+from jaxhet._errors import UsageError
+
+_ATTRIBUTE = "test_program"
+
+
+@pytest.fixture(autouse=True)
+def jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes back what the functions put into JAX."""
+    for module, name in (
+        (mlir, "jaxpr_subcomp"),
+        (mlir, "lower_jaxpr_to_module"),
+        (compiler, "compile_or_get_cached"),
+        (pjit, "_get_fastpath_data"),
+        (pxla.ExecuteReplicated, "__call__"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+    _jax.PjitFunctionCache.clear_all()
+
+
+def _lowered(num_partitions: int) -> str:
+    """The text of a program with two calls of one function, on so many devices."""
+    _jax_programs.watch_lowering(
+        _program.labels, lambda *p: f"{p[0]} {_program.describe(*p).digest}", _ATTRIBUTE
+    )
+    inner = jax.jit(jnp.sin)
+    mesh = jax.sharding.AbstractMesh((num_partitions,), ("x",))
+    x = jax.ShapeDtypeStruct((4,), "float32", sharding=NamedSharding(mesh, P("x")))
+    lowered = jax.jit(lambda x: inner(x) + inner(x + 1)).trace(x).lower(lowering_platforms=("cpu",))
+    return lowered.as_text(debug_info=True)
+
+
+def test_lowering_goes_through_the_functions_that_are_replaced() -> None:
+    parameters = list(inspect.signature(mlir.jaxpr_subcomp).parameters)
+    assert parameters[:3] == ["ctx", "jaxpr", "name_stack"], (
+        "jax's jaxpr_subcomp has other parameters: watch_lowering has to be adapted"
+    )
+    parameters = inspect.signature(mlir.lower_jaxpr_to_module).parameters
+    assert list(parameters)[:2] == ["module_name", "jaxpr"]
+    assert {"num_partitions", "arg_shardings", "result_shardings"} <= set(parameters)
+
+
+def test_equations_are_numbered_in_names() -> None:
+    text = _lowered(2)
+    for label in ("e0d0", "e1d0", "e2d0", "e3d0"):
+        assert f"/{label}" in text, "the numbers of equations are not in the names of operations"
+
+
+def test_module_of_several_devices_is_marked() -> None:
+    assert f'mhlo.frontend_attributes = {{{_ATTRIBUTE} = "jit' in _lowered(2)
+
+
+def test_module_of_one_device_is_not_marked() -> None:
+    assert _ATTRIBUTE not in _lowered(1)
+
+
+def test_internals_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mlir, "jaxpr_subcomp")
+    with pytest.raises(UsageError, match=r"jax \S+ has no \S+mlir.jaxpr_subcomp, which jaxhet"):
+        _jax_programs.watch_lowering(lambda j: [], lambda *p: "", _ATTRIBUTE)
+
+
+# --- launches ---
+
+
+def _in_thread(function: Any) -> list[Any]:
+    """What a function gives, or raises, in another thread."""
+    result: list[Any] = []
+
+    def body() -> None:
+        try:
+            result.append(function())
+        except RuntimeError as error:
+            result.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return result
+
+
+@pytest.mark.parametrize("ahead_of_time", [False, True], ids=["jit", "compiled"])
+def test_every_launch_by_another_thread_is_asked_for(ahead_of_time: bool) -> None:
+    """Although JAX launches most calls without Python."""
+    asked: list[str] = []
+
+    def check(name: str) -> None:
+        asked.append(threading.current_thread().name)
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(f"{name} by another thread")
+
+    _jax_programs.watch_lowering(_program.labels, lambda *p: "guarded", _ATTRIBUTE)
+    _mark_all(mlir)
+    _jax_programs.guard_launches(_ATTRIBUTE, lambda name: name == "guarded", check)
+    _jax_programs.claim_launches(1)
+    x = jax.device_put(np.ones(4), NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), P()))
+    f = jax.jit(lambda x: x * 2)
+    call = f.lower(x).compile() if ahead_of_time else f
+    for _ in range(5):
+        call(x)
+    in_main = len(asked)
+    assert 1 <= in_main <= 2, "JAX launches the owner's calls in Python: they are slow"
+    for _ in range(3):
+        (result,) = _in_thread(lambda: call(x))
+        assert isinstance(result, RuntimeError), "a launch by another thread went past the guard"
+    assert call(x)[0] == 2
+
+
+def _mark_all(module: Any) -> None:
+    """Lets programs of one device be marked: the machine of this test may have one only."""
+    marked = module.lower_jaxpr_to_module
+
+    def with_two(name: str, jaxpr: Any, **kwargs: Any) -> Any:
+        result = marked(name, jaxpr, **kwargs)
+        with result.module.context:
+            from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
+
+            result.module.operation.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+                {_ATTRIBUTE: ir.StringAttr.get("guarded")}
+            )
+        return result
+
+    module.lower_jaxpr_to_module = with_two

@@ -1,0 +1,224 @@
+"""Numbers of equations, and digests that tell programs apart on every platform."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxhet
+from jaxhet import _program
+from jaxhet._program import Program
+
+
+def _program_of(f: Callable[..., Any], *args: Any) -> Program:
+    return _program.describe("jit(f)", jax.make_jaxpr(f)(*args), [], lambda eqn: "train.py:7")
+
+
+def _digest(f: Callable[..., Any], *args: Any) -> str:
+    return _program_of(f, *(args or (jnp.ones(3),))).digest
+
+
+# --- digests ---
+
+
+def test_equal_programs_have_equal_digests() -> None:
+    def make() -> Callable[..., Any]:
+        inner = jax.jit(lambda x: jnp.sin(x) * 2)
+        return lambda x: inner(x) + inner(x + 1)
+
+    assert _digest(make()) == _digest(make())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: x * 2, lambda x: x * 3),
+        (lambda x: x * 0.0, lambda x: x * -0.0),
+        (lambda x: x * np.float32(np.inf), lambda x: x * np.float32(-np.inf)),
+        (lambda x: x + np.arange(3.0), lambda x: x + np.arange(3.0)[::-1].copy()),
+        (lambda x: x + jnp.arange(3.0), lambda x: x + jnp.arange(1.0, 4.0)),
+        (jnp.sin, jnp.cos),
+        (lambda x: x - jnp.sin(x), lambda x: jnp.sin(x) - x),
+        (jnp.sort, lambda x: jnp.sort(x, descending=True)),
+        (lambda x: x.astype(jnp.bfloat16), lambda x: x.astype(jnp.float16)),
+        (jax.jit(jnp.sin), jax.jit(jnp.tan)),
+        (
+            lambda x: jax.lax.scan(lambda c, _: (c * 2, None), x, None, length=3)[0],
+            lambda x: jax.lax.scan(lambda c, _: (c * 2, None), x, None, length=4)[0],
+        ),
+        (
+            lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x),
+            lambda x: jax.lax.cond(x[0] > 0, jnp.cos, jnp.sin, x),
+        ),
+        (lambda x: jnp.dot(x, x), lambda x: jnp.dot(x, x, precision="highest")),
+    ],
+    ids=[
+        "literal",
+        "sign of zero",
+        "sign of infinity",
+        "numpy constant",
+        "jax constant",
+        "primitive",
+        "order of operands",
+        "parameter",
+        "dtype",
+        "inner function",
+        "length",
+        "branches",
+        "precision",
+    ],
+)
+def test_digest_differs_for_another(one: Callable[..., Any], other: Callable[..., Any]) -> None:
+    assert _digest(one) != _digest(other)
+
+
+def test_digest_differs_for_another_sharding_and_not_for_other_source_lines() -> None:
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+    jaxpr = jax.make_jaxpr(jnp.sin)(jnp.ones(3))
+
+    def digest(spec: P, line: str) -> str:
+        return _program.describe("f", jaxpr, [NamedSharding(mesh, spec)], lambda eqn: line).digest
+
+    assert digest(P("x"), "a.py:1") == digest(P("x"), "b.py:2") != digest(P(), "a.py:1")
+
+
+_SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np
+from jaxhet import _program
+@jax.custom_vjp
+def f(x): return jnp.sin(x)
+f.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
+@jax.custom_jvp
+def h(x): return jnp.cos(x)
+h.defjvp(lambda p, t: (jnp.cos(p[0]), -jnp.sin(p[0]) * t[0]))
+def step(x):
+    y = jax.checkpoint(f)(x) + h(x)
+    y = jax.lax.scan(lambda c, k: (c + jax.nn.softmax(k * c), None), y, jnp.arange(3.0))[0]
+    y = y + jax.random.normal(jax.random.key(0), y.shape) + jnp.fft.fft(y).real
+    jax.debug.callback(lambda v: None, y)
+    return jax.lax.platform_dependent(y, cpu=jnp.sin, cuda=jnp.cos).sum()
+jaxpr = jax.make_jaxpr(jax.value_and_grad(step))(jnp.ones(4))
+print(_program.describe("jit(step)", jaxpr, [], lambda e: "").listing())
+"""
+
+
+def test_words_are_the_same_in_every_process() -> None:
+    """They hold no address, no id and no order of a set."""
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", _SCRIPT],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": str(seed), "PYTHONPATH": "."},
+        ).stdout
+        for seed in (1, 2)
+    }
+    (output,) = outputs
+    assert "0x" not in output
+    assert "scan" in output
+
+
+def test_listing_has_a_line_for_each_equation_with_its_source() -> None:
+    lines = _program_of(lambda x: jnp.sin(x) * 2, jnp.ones(3)).listing().splitlines()
+    assert lines[1:] == [
+        "arguments ()",
+        "in a0:f32[3]",
+        "e0: f32[3] = sin a0\ttrain.py:7",
+        "e1: f32[3] = mul e0 2.0:f32[]\ttrain.py:7",
+        "out e1",
+    ]
+
+
+def test_long_listing_is_cut_and_ends_by_a_digest_of_the_rest() -> None:
+    def many(x: jax.Array, last: float) -> jax.Array:
+        for _ in range(100):
+            x = x * 2
+        return x * last
+
+    one, other = (_program_of(lambda x, k=k: many(x, k), jnp.ones(3)) for k in (3.0, 4.0))
+    cut = one.listing(most_bytes=1000)
+    assert len(cut) < 1200
+    assert "more lines, digest" in cut.splitlines()[-1]
+    assert cut != other.listing(most_bytes=1000)
+    assert one.listing().count("mul") == 101
+
+
+# --- numbers ---
+
+
+def test_label_has_the_number_and_the_depth() -> None:
+    def f(x: jax.Array) -> Any:
+        a = x @ x  # e0
+        b = jnp.sin(x)  # e1
+        c = a @ b  # e2
+        return c, b * 2, jax.jit(lambda v: v @ v)(c) + 1  # e3, e4, e5
+
+    jaxpr = jax.make_jaxpr(f)(jnp.ones((2, 2)))
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == [
+        "dot_general",
+        "sin",
+        "dot_general",
+        "mul",
+        "jit",
+        "add",
+    ]
+    assert _program.labels(jaxpr) == ["e0d1", "e1d0", "e2d2", "e3d0", "e4d2", "e5d3"]
+
+
+# --- pieces that differ on purpose ---
+
+
+def _declared(cpu: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: jnp.sum(jaxhet.per_platform(cpu=cpu)(x, 3) * 2)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["value", "gradient"])
+def test_declared_pieces_may_differ_and_shift_no_number(transform: Callable[..., Any]) -> None:
+    def other(x: jax.Array, n: int) -> jax.Array:
+        for _ in range(3):
+            x = jnp.flip(jnp.flip(x))
+        return x
+
+    one, two = (transform(_declared(f)) for f in (lambda x, n: jnp.sin(x) * n, other))
+    assert _digest(one) == _digest(two)
+    labels = [_program.labels(jax.make_jaxpr(f)(jnp.ones(3))) for f in (one, two)]
+    assert labels[0] == labels[1]
+
+
+def test_declared_pieces_of_other_shapes_are_other_programs() -> None:
+    def longer(x: jax.Array, n: int) -> jax.Array:
+        return jnp.concatenate([x, x])
+
+    assert _digest(_declared(lambda x, n: x)) != _digest(_declared(longer))
+
+
+def test_undeclared_pieces_that_differ_are_other_programs() -> None:
+    assert _digest(lambda x: jnp.flip(jnp.flip(x))) != _digest(lambda x: x)
+
+
+def test_per_platform_gives_values_and_gradients() -> None:
+    piece = jaxhet.per_platform(cpu=lambda x, n: (jnp.sin(x) * n, n + 1))
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(jax.jit(lambda x: piece(x, 3)[0])(x), 3 * np.sin(x), rtol=1e-6)
+    gradient = jax.grad(lambda x: piece(x * 2, jnp.int32(3))[0].sum())
+    np.testing.assert_allclose(gradient(x), 6 * np.cos(2 * x), rtol=1e-6)
+    remat = jax.grad(jax.checkpoint(lambda x: piece(x, 3)[0].sum()))
+    np.testing.assert_allclose(remat(x), 3 * np.cos(x), rtol=1e-6)
+    one_by_one = jax.vmap(jax.grad(lambda x: piece(x, 3)[0]))
+    np.testing.assert_allclose(one_by_one(x), 3 * np.cos(x), rtol=1e-6)
+
+
+def test_per_platform_takes_the_default_and_refuses_without_one() -> None:
+    assert jaxhet.per_platform(jnp.sin, cuda=jnp.cos)(0.0) == 0
+    with pytest.raises(jaxhet.UsageError, match=r"has functions for cuda, rocm, and none for cpu"):
+        jaxhet.per_platform(cuda=jnp.cos, rocm=jnp.cos)(0.0)
+    with pytest.raises(jaxhet.UsageError, match="needs a function"):
+        jaxhet.per_platform()
