@@ -184,6 +184,13 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0.001,
     ),
     Option(
+        "tuning_timeout_s",
+        float,
+        600.0,
+        "longest wait of a process for kernels that an equal GPU's process tunes, for each program",
+        minimum=0,
+    ),
+    Option(
         "exit_after_failure_s",
         float,
         30.0,

@@ -10,6 +10,8 @@ process of the job:
                                                 everybody has come and agrees
                            {"event": {"kind": "gone", "process": i, "text": …}}
                                                 process i went without goodbye
+    process → coordinator  {"tuned": {"to": [process], …}}
+                                                for these processes, as it is (`_tuning.py`)
     process → coordinator  {"failed": Failure}  the process could not start; everyone else is told
                            {"bye": true}        before it closes the connection
 
@@ -23,7 +25,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxhet import _compiler_settings, _handshake, _jax_compat
@@ -306,6 +309,8 @@ class Coordinator:
                 message = _handshake.receive_frame(sock)
                 if "failed" in message:
                     self._fail(_from_json(message["failed"]))
+                if "tuned" in message:
+                    self._pass_on(message)
                 if "bye" in message:
                     break
         except (TransportError, OSError, ValueError):
@@ -315,6 +320,12 @@ class Coordinator:
             self._sockets.pop(claim.process, None)
             self._lock.notify_all()
         sock.close()
+
+    def _pass_on(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            sockets = [s for i in message["tuned"]["to"] if (s := self._sockets.get(i))]
+        for sock in sockets:
+            _send(sock, message)
 
     def _fail(self, error: JaxhetError) -> None:
         """Refuses the job while it is being set up.
@@ -351,6 +362,8 @@ class Membership:
         self._lock = threading.Lock()
         self._failure: JaxhetError | None = None
         self._closing = False
+        self._unheard: list[dict[str, Any]] = []
+        self._on_tuned: Callable[[dict[str, Any]], None] | None = None
         self.members: list[Claim] = []
         self.service_address = ""
 
@@ -391,6 +404,18 @@ class Membership:
         """Tells the others that this process could not start."""
         _send(self._sock, {"failed": _to_json(error)})
 
+    def tell_tuned(self, message: dict[str, Any]) -> None:
+        """Sends a message about tuned kernels to the processes that it names."""
+        _send(self._sock, {"tuned": message})
+
+    def listen_tuned(self, listener: Callable[[dict[str, Any]], None]) -> None:
+        """Has a function hear the messages about tuned kernels, earlier ones too."""
+        with self._lock:
+            self._on_tuned = listener
+            for message in self._unheard:
+                listener(message)
+            self._unheard.clear()
+
     def leave(self) -> None:
         """Says goodbye and closes the connection."""
         self._closing = True
@@ -419,6 +444,12 @@ class Membership:
             self._set(PeerError(message["event"]["text"]))
         elif "error" in message:
             self._set(_from_json(message["error"]))
+        elif "tuned" in message:
+            with self._lock:
+                if self._on_tuned is None:
+                    self._unheard.append(message["tuned"])
+                else:
+                    self._on_tuned(message["tuned"])
 
     def _set(self, failure: JaxhetError) -> None:
         with self._lock:
@@ -497,6 +528,13 @@ def _from_json(failure: list[str]) -> JaxhetError:
     return BY_NAME[name](text)
 
 
+# Several threads send on a connection, and a frame may be longer than a socket takes at once.
+_send_locks: weakref.WeakKeyDictionary[socket.socket, threading.Lock] = weakref.WeakKeyDictionary()
+_send_locks_lock = threading.Lock()
+
+
 def _send(sock: socket.socket, message: Any) -> None:
-    with contextlib.suppress(OSError):  # the reader of this connection sees its end
+    with _send_locks_lock:
+        lock = _send_locks.setdefault(sock, threading.Lock())
+    with lock, contextlib.suppress(OSError):  # the reader of this connection sees its end
         _handshake.send_frame(sock, message)

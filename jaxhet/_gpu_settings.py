@@ -1,11 +1,13 @@
 """What XLA and JAX have to be told before they start GPUs in a job of several islands."""
 
 import os
+import pathlib
+import types
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
-from jaxhet import _compiler_settings, _jax_compat
+from jaxhet import _compiler_settings, _jax_compat, _jax_programs, _tuning
 from jaxhet._errors import UsageError
 from jaxhet.compiler import GPU_COMPILER_OPTIONS
 
@@ -38,27 +40,51 @@ REFUSED: dict[str, Refusal] = {
 }
 
 # What a job of several islands needs; the user's own value of one that is not refused stays.
-# Each process would tune for itself, and equal sums of replicas differ in their last bits then.
-_NEEDED: dict[str, bool | int] = {
-    "xla_gpu_shard_autotuning": False,
-    "xla_gpu_autotune_level": 0,
-    **GPU_COMPILER_OPTIONS,
-}
+_NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False, **GPU_COMPILER_OPTIONS}
 
 
-def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
+def prepare(
+    make_folder: Callable[[], pathlib.Path], environ: MutableMapping[str, str] = os.environ
+) -> pathlib.Path | None:
     """Completes XLA_FLAGS. After it was found that the job has islands, before a backend exists.
+
+    Args:
+      make_folder: Makes the folder for what XLA tunes.
+      environ: The environment.
+
+    Returns:
+      That folder; None if the user has tuning in hand.
 
     Raises:
       UsageError: JAX or XLA is told to do what would stop the job or its process.
     """
     _jax_compat.refuse_shared_programs()
-    environ["XLA_FLAGS"] = complete(_compiler_settings.xla_flags_text(environ))
+    given = _compiler_settings.xla_flags_text(environ)
+    more: dict[str, str] = {}
+    folder = None
+    if _tuning.is_shared(_compiler_settings.parse_flags(given)):
+        folder = make_folder()
+        more[_tuning.CACHE_FLAG] = str(folder)
+        _jax_programs.keep_xla_tuning_cache()
+    environ["XLA_FLAGS"] = complete(given, more)
     _warn_of_allocator(environ)
+    return folder
 
 
-def complete(text: str) -> str:
-    """XLA's flags as given, and those that are missing. Pure.
+def added(given: str, completed: str) -> str:
+    """One line for the log: what was added to the user's flags, and why. Pure."""
+    flags = completed.removeprefix(given).strip()
+    reasons = ["exchanges overlap with compute"]
+    if f"--{_tuning.CACHE_FLAG}=" in flags:
+        reasons.append(
+            "of processes with equal GPUs the first one tunes kernels, and the others load its"
+            " results"
+        )
+    return f"jaxhet: added to XLA_FLAGS: {flags or 'nothing'} ({'; '.join(reasons)})"
+
+
+def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) -> str:
+    """XLA's flags as given, and those that are missing, and `more`. Pure.
 
     Raises:
       UsageError: one of them is refused.
@@ -73,6 +99,7 @@ def complete(text: str) -> str:
     missing = [
         f"--{name}={str(value).lower()}" for name, value in _NEEDED.items() if name not in given
     ]
+    missing += [f"--{name}={value}" for name, value in more.items() if name not in given]
     return " ".join([text, *missing]).strip()
 
 

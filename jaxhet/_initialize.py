@@ -30,6 +30,7 @@ from jaxhet import (
     _program,
     _qualification,
     _session,
+    _tuning,
     compiler,
 )
 from jaxhet._config import Config
@@ -227,6 +228,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
     local_host = config.tcp_address or membership.local_address
     listener = _bootstrap.Listener(local_host, config.tcp_port, config.process_id, secret)
     engine: _ffi.Engine | None = None
+    tuned: pathlib.Path | None = None
     try:
         membership.join(make_claim(config, listener.address), config.connect_timeout_s + 5)
         members = membership.members
@@ -237,15 +239,49 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
             if members[config.process_id].platform in _jax_compat.GPU_PLATFORMS:
-                _gpu_settings.prepare()
+                tuned = _prepare_gpus(config.process_id)
             engine = _start_engine(config, listener, membership)
-        return _start_jax(config, membership, engine, listener)
+        session = _start_jax(config, membership, engine, listener)
+        if tuned is not None:
+            _share_tuning(session, membership, tuned)
+        return session
     except BaseException:
         if engine is not None:
             engine.close(0)
         raise
     finally:
         listener.close()
+
+
+def _prepare_gpus(process: int) -> pathlib.Path | None:
+    """Completes XLA's flags; returns the folder for tuned kernels, if processes share them."""
+    given = os.environ.get("XLA_FLAGS", "")
+    cache = jax.config.jax_compilation_cache_dir
+    folder = _gpu_settings.prepare(lambda: _tuning.folder(process, cache))
+    if process == 0:
+        print(_gpu_settings.added(given, os.environ["XLA_FLAGS"]), file=sys.stderr, flush=True)
+    return folder
+
+
+def _share_tuning(session: _session.Session, membership: Membership, folder: pathlib.Path) -> None:
+    """Has this process load the tuned kernels of the first process with such devices, or tell."""
+    kinds: dict[int, list[str]] = {}
+    for island in session.islands:
+        for device in island.devices:
+            kinds.setdefault(device.process_index, []).append(device.device_kind)
+
+    def tuning_class(claim: Claim) -> tuple[object, ...]:
+        return claim.platform, kinds.get(claim.process), claim.versions, claim.settings
+
+    mine = tuning_class(membership.members[session.process])
+    session.tuning = _tuning.Tuning(
+        folder,
+        [claim.process for claim in membership.members if tuning_class(claim) == mine],
+        session.process,
+        membership.tell_tuned,
+        session.config.tuning_timeout_s,
+    )
+    membership.listen_tuned(session.tuning.hear)
 
 
 def make_claim(config: Config, address: str) -> Claim:

@@ -139,6 +139,17 @@ def claim_launches(number: int) -> None:
     _jax.PjitFunctionCache.clear_all()
 
 
+def keep_xla_tuning_cache() -> None:
+    """Lets XLA keep tuned kernels where its flags say, also with JAX's persistent cache.
+
+    JAX would give all processes one folder there, which process 0 alone writes to.
+    """
+    caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] or ""
+    names = ["xla_gpu_kernel_cache_file"] if caches == "all" else caches.split(",")
+    kept = [name for name in names if name != "xla_gpu_per_fusion_autotune_cache_dir"]
+    jax.config.update("jax_persistent_cache_enable_xla_caches", ",".join(kept) or "none")
+
+
 def _known(module: Any, name: str) -> Any:
     """A function of JAX's internals.
 

@@ -23,6 +23,7 @@ from jaxhet._config import Config
 from jaxhet._coordinator import Membership
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._islands import Island
+from jaxhet._tuning import Tuning
 from jaxhet.compiler import exchange
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
@@ -95,6 +96,7 @@ class Session:
         self.is_pretended = is_pretended
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, _program.Program] = {}  # by digest
+        self.tuning: Tuning | None = None
         self._bridged: set[str] = set()  # digests of programs with exchanges
         self._launcher: threading.Thread | None = None
         self._launchers = itertools.count(1)
@@ -128,6 +130,8 @@ class Session:
 
     def decompose(self, module: bytes) -> bytes | None:
         """The PRE hook."""
+        if self.tuning is not None and (program := compiler.program_of(module)):
+            self.tuning.before(program, lambda: self._is_over)
         with _named_errors():
             changed = compiler.decompose(module, self._job, self._options())
         if changed is not None:
@@ -136,6 +140,8 @@ class Session:
 
     def bridge(self, module: bytes) -> bytes | None:
         """The POST hook: makes the plan known before the program can start."""
+        if self.tuning is not None and (program := compiler.program_of(module)):
+            self.tuning.after(program)
         with _named_errors():
             result = compiler.bridge(module, self._job, self._options())
         if result is None:
@@ -149,6 +155,11 @@ class Session:
         self._bridged.add(plan.program)
         self._dump(changed, "after", plan)
         return changed
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the job has failed."""
+        return self.error() is not None or self._closed.is_set()
 
     # --- launches ---
 
@@ -354,6 +365,8 @@ class Session:
     def discard(self) -> None:
         """Ends what is the session's own; engine and membership are left as they are."""
         self._closed.set()
+        if self.tuning is not None:
+            self.tuning.close()
         if self._watcher.is_alive():
             self._watcher.join()
         with contextlib.suppress(Exception):

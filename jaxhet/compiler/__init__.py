@@ -8,3 +8,4 @@ from jaxhet.compiler.options import Job as Job
 from jaxhet.compiler.options import Options as Options
 from jaxhet.compiler.plan import PROGRAM_ATTRIBUTE as PROGRAM_ATTRIBUTE
 from jaxhet.compiler.plan import Plan as Plan
+from jaxhet.compiler.plan import program_of as program_of

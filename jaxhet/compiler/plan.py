@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 
 from jaxhet._errors import JaxhetError, UsageError
@@ -13,6 +14,8 @@ from jaxhet.compiler.options import Options
 
 # The frontend attribute of a module that holds the digest of its jaxpr (`jaxhet/_program.py`).
 PROGRAM_ATTRIBUTE = "jaxhet_program"
+# An entry of the map of frontend attributes, serialized: key, then value with its length.
+_PROGRAM_FIELD = re.compile(PROGRAM_ATTRIBUTE.encode() + rb"\x12\x10([0-9a-f]{16})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,12 @@ def make(module: hlo.Module, exchanges: Sequence[Exchange], options: Options) ->
     in_order.chain()
     if any(e.done is not None for e in exchanges):  # on CPUs, XLA has done what it does to loops
         in_order.keep_loops()
+
+
+def program_of(module: bytes) -> str:
+    """The digest of the jaxpr that a serialized module was lowered from, or ""; cheap."""
+    match = _PROGRAM_FIELD.search(module)
+    return match[1].decode() if match else ""
 
 
 def collect(module: hlo.Module) -> Plan | None:

@@ -116,7 +116,6 @@ def test_flags_that_are_needed_are_added_and_those_of_the_user_stay() -> None:
     limit = "--xla_gpu_experimental_parallel_collective_overlap_limit"
     assert _gpu_settings.complete("").split() == [
         "--xla_gpu_shard_autotuning=false",
-        "--xla_gpu_autotune_level=0",
         "--xla_gpu_enable_latency_hiding_scheduler=true",
         f"{limit}=8",
     ]
@@ -179,11 +178,13 @@ def test_flags_are_known_to_xla() -> None:
 
 def test_flags_are_put_into_the_environment_also_those_of_a_file(tmp_path: pathlib.Path) -> None:
     environ: dict[str, str] = {}
-    _gpu_settings.prepare(environ)
-    assert environ == {"XLA_FLAGS": _gpu_settings.complete("")}
+    folder = _gpu_settings.prepare(lambda: tmp_path, environ)
+    assert folder == tmp_path
+    more = {"xla_gpu_per_fusion_autotune_cache_dir": str(tmp_path)}
+    assert environ == {"XLA_FLAGS": _gpu_settings.complete("", more)}
     (tmp_path / "flags").write_text("--xla_dump_to=x\n")
     environ["XLA_FLAGS"] = str(tmp_path / "flags")
-    _gpu_settings.prepare(environ)
+    _gpu_settings.prepare(lambda: tmp_path, environ)
     assert environ["XLA_FLAGS"].split()[0] == "--xla_dump_to=x"
     assert "--xla_gpu_shard_autotuning=false" in environ["XLA_FLAGS"]
 
@@ -191,8 +192,8 @@ def test_flags_are_put_into_the_environment_also_those_of_a_file(tmp_path: pathl
 @pytest.mark.parametrize("allocator", ["cuda_async", "platform"])
 def test_allocator_that_makes_exchanges_slow_is_warned_of(allocator: str) -> None:
     with pytest.warns(UserWarning, match=f"ALLOCATOR={allocator} gives memory that can't be"):
-        _gpu_settings.prepare({"XLA_PYTHON_CLIENT_ALLOCATOR": allocator})
-    _gpu_settings.prepare({"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
+        _gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": allocator})
+    _gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
 
 
 def test_shared_programs_are_refused() -> None:
@@ -200,6 +201,6 @@ def test_shared_programs_are_refused() -> None:
     jax.config.update("jax_share_binary_between_hosts", True)
     try:
         with pytest.raises(UsageError, match=words):
-            _gpu_settings.prepare({})
+            _gpu_settings.prepare(pathlib.Path, {})
     finally:
         jax.config.update("jax_share_binary_between_hosts", False)

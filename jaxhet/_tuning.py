@@ -1,0 +1,147 @@
+"""Kernels that XLA tunes: processes with equal devices run those that the first of them has chosen.
+
+XLA measures candidates for products and convolutions when it compiles, and two measurements may
+end in two choices: sums that should be equal on all replicas then differ in their last bits. So the
+first process of a *tuning class* (equal devices, versions and flags) tunes, and the others load its
+results. XLA keeps a file for each kernel in a folder; each process has a folder of its own, and the
+files travel through the job's coordinator.
+"""
+
+import base64
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+CACHE_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
+# With one of these the user has tuning in hand.
+OWN_FLAGS = (CACHE_FLAG, "xla_gpu_dump_autotune_results_to", "xla_gpu_load_autotune_results_from")
+LEVEL_FLAG = "xla_gpu_autotune_level"
+
+_MOST_BYTES = 1 << 20  # of files in one message
+# A path below the folder: XLA has a folder in it for each version of its results.
+_FILE = re.compile(r"(\w[\w.\-]{0,254}/){0,3}\w[\w.\-]{0,254}")
+
+
+def is_shared(flags: Mapping[str, str]) -> bool:
+    """Whether processes share what they tune, by the user's flags of XLA."""
+    return flags.get(LEVEL_FLAG) != "0" and not any(name in flags for name in OWN_FLAGS)
+
+
+def folder(process: int, cache_folder: str | None) -> pathlib.Path:
+    """The folder that XLA keeps this process's results in; made, and empty without a cache.
+
+    Args:
+      process: This process.
+      cache_folder: JAX's persistent compilation cache; beside it results live longer than the job.
+    """
+    if cache_folder and "://" not in cache_folder:
+        path = pathlib.Path(cache_folder) / "jaxhet_autotune" / f"process{process}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+    return pathlib.Path(tempfile.mkdtemp(prefix="jaxhet-autotune-"))
+
+
+class Tuning:
+    """What this process tells, or hears from, the first process of its tuning class.
+
+    The compiler's hooks call `before` and `after`, on the thread that compiles.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        members: Sequence[int],
+        process: int,
+        tell: Callable[[dict[str, Any]], None],
+        timeout_s: float,
+    ):
+        """Makes it for a class of processes.
+
+        Args:
+          folder: Where XLA reads and writes results.
+          members: The processes of the class.
+          process: This process.
+          tell: Sends a message to the processes that it names.
+          timeout_s: Longest wait for the first process, for each program.
+        """
+        self._folder = folder
+        self._leader = min(members)
+        self._is_leader = process == self._leader
+        self._others = [member for member in members if member != process]
+        self._tell = tell
+        self._timeout_s = timeout_s
+        self._is_temporary = folder.parent == pathlib.Path(tempfile.gettempdir())
+        self._changed = threading.Condition()
+        self._tuned: set[str] = set()  # programs that the leader has tuned
+        self._sent: dict[str, float] = {}  # files that the others have, by their time
+
+    def before(self, program: str, is_over: Callable[[], bool]) -> None:
+        """Before XLA tunes a program: waits for the results of the first process.
+
+        Args:
+          program: Its digest.
+          is_over: Whether to wait no more, since the job has failed.
+        """
+        if self._is_leader:
+            return
+        waited = 0.0
+        with self._changed:
+            while program not in self._tuned and not is_over():
+                if waited >= self._timeout_s:
+                    print(
+                        f"jaxhet: process {self._leader} has not tuned a program within"
+                        f" {self._timeout_s:g} s; this process tunes its own kernels for it, and"
+                        " replicas may differ in their last bits (JAXHET_TUNING_TIMEOUT_S)",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    self._tuned.add(program)
+                    return
+                self._changed.wait(0.2)
+                waited += 0.2
+
+    def after(self, program: str) -> None:
+        """After XLA has tuned a program: the first process sends what the others lack."""
+        if not self._is_leader or not self._others or program in self._tuned:
+            return
+        self._tuned.add(program)
+        files: dict[str, str] = {}
+        for path in sorted(self._folder.rglob("*")):
+            name, time = path.relative_to(self._folder).as_posix(), path.stat().st_mtime
+            if not path.is_file() or self._sent.get(name) == time:
+                continue
+            self._sent[name] = time
+            files[name] = base64.b64encode(zlib.compress(path.read_bytes())).decode()
+            if sum(map(len, files.values())) > _MOST_BYTES:
+                self._send("", files)
+                files = {}
+        self._send(program, files)
+
+    def _send(self, program: str, files: dict[str, str]) -> None:
+        self._tell({"to": self._others, "program": program, "files": files})
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Takes a message of the first process: files, and the program that they complete."""
+        for name, content in message["files"].items():
+            if not _FILE.fullmatch(name):
+                continue
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.partial")
+            partial.write_bytes(zlib.decompress(base64.b64decode(content)))
+            os.replace(partial, path)
+        with self._changed:
+            self._tuned.add(message["program"])
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Removes a folder that was made for this job."""
+        if self._is_temporary:
+            shutil.rmtree(self._folder, ignore_errors=True)
