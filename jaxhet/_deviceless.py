@@ -80,7 +80,9 @@ class Compiler:
         self._is_used = False
         self._error: Exception | None = None
         _jax_compat.prepare_to_compile_only()
-        _jax_programs.watch_lowering(_program.labels, _digest_of, PROGRAM_ATTRIBUTE)
+        _jax_programs.watch_lowering(
+            _program.labels, _program.argument_labels, _digest_of, PROGRAM_ATTRIBUTE
+        )
         if vendor == "cpu":
             return  # what is registered with it creates it, and it has its devices then
         library = _find(vendor)

@@ -400,7 +400,9 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     platform = session.island.platform
     _ffi.register_handlers(platform)
     attribute = compiler.PROGRAM_ATTRIBUTE
-    _jax_programs.watch_lowering(_program.labels, session.describe, attribute)
+    _jax_programs.watch_lowering(
+        _program.labels, _program.argument_labels, session.describe, attribute
+    )
     _jax_programs.guard_launches(attribute, session.is_bridged, session.check_launch)
     session.claim_launches()
     _jax_compat.register_passes(session.decompose, session.bridge, platform)

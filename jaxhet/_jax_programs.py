@@ -15,6 +15,7 @@ from jaxhet._errors import UsageError
 
 def watch_lowering(
     labels: Callable[[Any], list[str]],
+    argument_labels: Callable[[Any], list[str]],
     describe: Callable[[str, Any, Sequence[Any], Callable[[Any], str]], str],
     attribute: str,
 ) -> None:
@@ -25,6 +26,7 @@ def watch_lowering(
 
     Args:
       labels: Gets a jaxpr; gives a label for each of its equations.
+      argument_labels: Gets a jaxpr; gives the end of a name for each of its operands.
       describe: Gets name, jaxpr, the shardings of arguments and results, and a function that gives
         the source line of an equation; gives the mark. Asked for programs of several devices only.
       attribute: The frontend attribute of the module that holds the mark.
@@ -57,6 +59,11 @@ def watch_lowering(
         return f"{'/'.join(pathlib.PurePath(frame.file_name).parts[-2:])}:{frame.start_line}"
 
     def marked(name: str, jaxpr: Any, **kwargs: Any) -> Any:
+        if names := kwargs.get("arg_names"):
+            ends = argument_labels(jaxpr)
+            added = [""] * (len(names) - len(ends)) + ends  # constants come before the arguments
+            pairs = zip(names, added, strict=True)
+            kwargs["arg_names"] = [f"{n}/{end}" if n and end else n for n, end in pairs]
         result = lower_program(name, jaxpr, **kwargs)
         if kwargs.get("num_partitions", 1) > 1:
             shardings = [kwargs.get("arg_shardings"), kwargs.get("result_shardings")]

@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -105,10 +105,15 @@ class _Depths:
     Attributes:
       equations: For each equation, how many are on the way to its result if it is one of them, else
         on the way to its operands.
+      uses: For each equation, the depth at which the first of them that uses its result may start;
+        None if there is none.
+      operands: The same for each operand of the jaxpr.
       results: How many are on the way to each result of the jaxpr.
     """
 
     equations: tuple[int, ...]
+    uses: tuple[int | None, ...]
+    operands: tuple[int | None, ...]
     results: tuple[int, ...]
 
 
@@ -118,39 +123,92 @@ _depths: weakref.WeakKeyDictionary[Any, _Depths] = weakref.WeakKeyDictionary()
 def labels(jaxpr: core.Jaxpr) -> list[str]:
     """A name for each equation of a jaxpr, not of those inside.
 
-    `e500d12` is equation 500, and 12 operations that take time must run before what XLA makes of it
-    to move data between devices. A sum of gradients is written after the backward pass, and may
-    start in the middle of it: exchanges are ordered by these depths. In a jaxpr inside an equation
-    they count from its start.
+    `e500d12u14` is equation 500; 12 operations that take time must run before what XLA makes of it
+    to move data between devices, and 14 before the first that uses its result. A sum of gradients
+    is written after the backward pass, and may start in the middle of it: exchanges are ordered by
+    these depths. In a jaxpr inside an equation they count from its start.
     """
-    return [f"e{number}d{depth}" for number, depth in enumerate(_depths_of(jaxpr).equations)]
+    found = _depths_of(jaxpr)
+    pairs = zip(found.equations, found.uses, strict=True)
+    return [f"e{number}{_depth_label(*pair)}" for number, pair in enumerate(pairs)]
+
+
+def argument_labels(jaxpr: core.Jaxpr) -> list[str]:
+    """The end of a name for each operand of a program: `d0u14`, as in `labels`."""
+    return [_depth_label(0, use) for use in _depths_of(jaxpr).operands]
+
+
+def _depth_label(depth: int, use: int | None) -> str:
+    return f"d{depth}" if use is None else f"d{depth}u{use}"
 
 
 def _depths_of(jaxpr: core.Jaxpr) -> _Depths:
     if (found := _depths.get(jaxpr)) is not None:
         return found
-    equations: list[int] = []
+    starts: list[int] = []
     depth: dict[Any, int] = {}
     for eqn in jaxpr.eqns:
         start = max((depth.get(v, 0) for v in eqn.invars if isinstance(v, core.Var)), default=0)
-        added = _added_by(eqn)
-        equations.append(start + (eqn.primitive.name in _HEAVY))
-        depth |= {v: start + more for v, more in zip(eqn.outvars, added, strict=True)}
+        starts.append(start)
+        depth |= {v: start + more for v, more in zip(eqn.outvars, _added_by(eqn), strict=True)}
+    use: dict[Any, int] = {}
+    uses: list[int | None] = []
+    for eqn, start in zip(reversed(jaxpr.eqns), reversed(starts), strict=True):
+        own = _least(use.get(v) for v in eqn.outvars)
+        # What is inside of an equation may be any of its results.
+        is_known = len({use.get(v) for v in eqn.outvars}) == 1 or not any(_jaxprs_in(eqn.params))
+        uses.append(own if is_known else None)
+        for v, inner in zip(eqn.invars, _used_by(eqn), strict=True):
+            found_use = own if inner is None else start + inner
+            if found_use is not None and isinstance(v, core.Var):
+                use[v] = min(found_use, use.get(v, found_use))
     outvars = (v if isinstance(v, core.Var) else None for v in jaxpr.outvars)
-    results = tuple(depth.get(v, 0) for v in outvars)
-    return _depths.setdefault(jaxpr, _Depths(tuple(equations), results))
+    return _depths.setdefault(
+        jaxpr,
+        _Depths(
+            tuple(
+                start + (eqn.primitive.name in _HEAVY)
+                for eqn, start in zip(jaxpr.eqns, starts, strict=True)
+            ),
+            tuple(reversed(uses)),
+            tuple(use.get(v) for v in jaxpr.invars),
+            tuple(depth.get(v, 0) for v in outvars),
+        ),
+    )
+
+
+def _least(depths: Iterable[int | None]) -> int | None:
+    return min((depth for depth in depths if depth is not None), default=None)
+
+
+def _takes_time(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation counts as one operation, whatever is in it."""
+    name = eqn.primitive.name
+    return name in _HEAVY or name in _MOVES or name in _CONTROL_FLOW or is_declared(eqn)
+
+
+def _is_unrolled(eqn: core.JaxprEqn) -> bool:
+    return eqn.primitive.name == "scan" and eqn.params["unroll"] == eqn.params["length"]
+
+
+def _used_by(eqn: core.JaxprEqn) -> Sequence[int | None]:
+    """For each operand, the depth in an equation at which it is used; None: by no operation."""
+    count = len(eqn.invars)
+    if _takes_time(eqn) and not _is_unrolled(eqn):
+        return [0] * count
+    inner = next(_jaxprs_in(eqn.params), None)
+    operands = _depths_of(inner).operands if inner is not None else ()
+    return operands if len(operands) == count else [_least(operands)] * count
 
 
 def _added_by(eqn: core.JaxprEqn) -> Sequence[int]:
     """The depth that an equation adds to each of its results."""
-    name, count = eqn.primitive.name, len(eqn.outvars)
-    is_unrolled = name == "scan" and eqn.params["unroll"] == eqn.params["length"]
-    is_one = name in _HEAVY or name in _MOVES or name in _CONTROL_FLOW or is_declared(eqn)
-    if is_one and not is_unrolled:
+    count = len(eqn.outvars)
+    if _takes_time(eqn) and not _is_unrolled(eqn):
         return [1] * count
     inner = next(_jaxprs_in(eqn.params), None)
     results = _depths_of(inner).results if inner is not None else (0,)
-    if is_unrolled:
+    if _is_unrolled(eqn):
         results = [max(results, default=0) * eqn.params["length"]]
     return results if len(results) == count else [max(results, default=0)] * count
 

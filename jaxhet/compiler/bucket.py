@@ -20,7 +20,7 @@ class _Bucket:
       members: The all-reduces in this bucket.
       num_bytes: Their total size.
       bits: The members as a set, each a bit.
-      until: Depth at which a product or another all-reduce uses a result; see `order.Key`.
+      until: Depth at which something that takes time uses a result; see `order.Key`.
     """
 
     members: list[Collective] = dataclasses.field(default_factory=list)
@@ -64,13 +64,13 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
     by_id = {m.instruction.id: m for m in members}
     kinds = {i: _kind(m) for i, m in by_id.items()}
     steps = {
-        i: order.Step(f"{kinds[i]} {m.identities[0]}", m.identities[0].key)
+        i: order.Step(f"{kinds[i]} {m.identities[0]}", m.identities[0].key, m.identities[0].use)
         for i, m in by_id.items()
     }
     flow = order.Dataflow(computation)
     bit_of = {i: 1 << place for place, i in enumerate(by_id)}
     needs = flow.needs(list(by_id))
-    uses = _uses(steps, needs, flow)
+    uses = _uses(steps, needs)
     buckets: list[_Bucket] = []
     is_open: dict[str, _Bucket] = {}
     for instruction, _ in order.ordered(computation, steps, flow):
@@ -92,13 +92,11 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
     return buckets
 
 
-def _uses(
-    steps: Mapping[int, order.Step], needs: Mapping[int, int], flow: order.Dataflow
-) -> dict[int, float]:
+def _uses(steps: Mapping[int, order.Step], needs: Mapping[int, int]) -> dict[int, float]:
     """Instruction id to the depth at which something that takes time uses the result."""
     ids = list(steps)
     # What the partitioner has added is in no depth; a use comes after it.
-    uses = {i: max(flow.uses.get(i, math.inf), steps[i].key[0] + 1) for i in ids}
+    uses = {i: max(steps[i].use, steps[i].key[0] + 1) for i in ids}
     for i in ids:
         for place in order.places(needs[i]):
             uses[ids[place]] = min(uses[ids[place]], steps[i].key[0])

@@ -63,6 +63,11 @@ class Identity:
         """Its place in the order of the program."""
         return order.key(self.path)
 
+    @property
+    def use(self) -> float:
+        """The depth at which its result is used; see `order.Key`."""
+        return order.first_use(self.path)
+
 
 @dataclasses.dataclass(frozen=True)
 class Collective:

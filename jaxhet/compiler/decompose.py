@@ -12,6 +12,7 @@ from jaxhet.compiler import (
     plan,
     promotion,
     scatter,
+    unshare,
 )
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.cpu_form import CpuLowering
@@ -39,7 +40,7 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     """
     if not hlo.has_collective(module):
         return None
-    parsed = hlo.Module(module)
+    parsed = unshare.unshare(hlo.Module(module))
     crossing = async_form.to_sync(parsed, collectives.crossing(parsed, job))
     if not crossing:
         return None

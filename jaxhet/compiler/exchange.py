@@ -93,6 +93,11 @@ class Exchange:
         """Its place in the order of the program: that of its last collective."""
         return max(identity.key for identity in self.identities)
 
+    @property
+    def use(self) -> float:
+        """The depth at which the first of its results is used."""
+        return min(identity.use for identity in self.identities)
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:

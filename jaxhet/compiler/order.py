@@ -20,26 +20,36 @@ from jaxhet.compiler import hlo
 # it is inside of, from the outermost one.
 Key = tuple[int, tuple[int, ...]]
 
-_EQUATION = re.compile(r"(?<!\w)e(\d+)d(\d+)(?!\w)")  # as `_program.labels` writes it
-# Primitives that take time on every platform, as they end an `op_name`.
-_PRODUCTS = ("conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general")
+# As `_program.labels` and `argument_labels` write it: number, depth, and depth of the first use.
+_LABEL = re.compile(r"(?<!\w)(?:e(\d+))?d(\d+)(?:u(\d+))?(?!\w)")
 _FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
-_CONTROL_FLOW = ("call", "conditional", "while")
 
-# A gather starts at most so many products, about a layer, before its result is used: the gathered
-# array takes memory, and the exchanges of what is used earlier go first.
+# A gather starts at most so many operations that take time, about a layer, before its result is
+# used: the gathered array takes memory, and the exchanges of what is used earlier go first.
 _AHEAD = 8
 
 
 def key(path: str) -> Key:
     """The place in its program of what a path names; that of an argument is the first."""
-    found = [(int(number), int(depth)) for number, depth in _EQUATION.findall(path)]
-    return sum(depth for _, depth in found), tuple(number for number, _ in found)
+    found = _LABEL.findall(path)
+    return sum(int(d) for _, d, _ in found), tuple(int(number) for number, _, _ in found if number)
+
+
+def first_use(path: str) -> float:
+    """The depth at which the first operation that uses a result may start; infinite without one.
+
+    A use outside of the jaxpr that the equation is in is in the label of the equation around it.
+    """
+    found = _LABEL.findall(path)
+    for level in range(len(found) - 1, -1, -1):
+        if use := found[level][2]:
+            return sum(int(depth) for _, depth, _ in found[:level]) + int(use)
+    return math.inf
 
 
 def for_people(path: str) -> str:
     """A path without the depths."""
-    return _EQUATION.sub(r"e\1", path)
+    return _LABEL.sub(lambda match: f"e{match[1]}" if match[1] else "", path).rstrip("/")
 
 
 class Dataflow:
@@ -85,35 +95,6 @@ class Dataflow:
             needs[instruction.id] = bits
         return needs
 
-    @functools.cached_property
-    def uses(self) -> Mapping[int, int]:
-        """Instruction id to the depth at which the first product that uses it may start."""
-        module = self._computation.module
-        found: dict[int, int] = {}
-        for i in reversed(self._computation.instructions):
-            use = _start_of_product(module, i)
-            use = found.get(i.id) if use is None else use
-            if use is not None:
-                for operand in i.operand_ids:
-                    found[operand] = min(use, found.get(operand, use))
-        return found
-
-
-def _start_of_product(module: hlo.Module, instruction: hlo.Instruction) -> int | None:
-    """The depth at which an instruction may start that is or holds a product; None for others.
-
-    An `op_name` says more than the opcode: compilers make library calls, multiplications or fusions
-    of a product, and its name stays.
-    """
-    path = instruction.metadata.op_name
-    if path.rpartition("/")[2] in _PRODUCTS and _EQUATION.search(path):
-        return key(path)[0] - 1
-    if instruction.opcode not in _CONTROL_FLOW:
-        return None
-    called = (module.computations[i] for i in instruction.called_computation_ids)
-    found = [_start_of_product(module, i) for c in called for i in c.instructions]
-    return min((start for start in found if start is not None), default=None)
-
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -122,11 +103,13 @@ class Step:
     Attributes:
       line: What must be equal on all ranks.
       key: The place of its equation in the program.
+      use: The depth at which its result is used.
       is_gather: Its operand is often there long before its result is used.
     """
 
     line: str
     key: Key
+    use: float = math.inf
     is_gather: bool = False
 
 
@@ -152,7 +135,7 @@ def ordered(
     flow = flow or Dataflow(computation)
     ids = list(steps)
     needs = flow.needs(ids)
-    turns = {i: _turn(step, flow.uses.get(i)) for i, step in steps.items()}
+    turns = {i: _turn(step) for i, step in steps.items()}
     for i in sorted(ids, key=lambda i: needs[i].bit_count(), reverse=True):
         for place in places(needs[i]):
             turns[ids[place]] = min(turns[ids[place]], turns[i])
@@ -168,12 +151,12 @@ def ordered(
 _Turn = tuple[int, float]
 
 
-def _turn(step: Step, use: int | None) -> _Turn:
+def _turn(step: Step) -> _Turn:
     """When a step may start; of those that may start together, the one that is needed first."""
     depth = step.key[0]
-    if step.is_gather and use is not None:
-        depth = max(depth, use - _AHEAD)
-    return depth, math.inf if use is None else use
+    if step.is_gather and step.use < math.inf:
+        depth = max(depth, int(step.use) - _AHEAD)
+    return depth, step.use
 
 
 def places(bits: int) -> list[int]:
@@ -214,11 +197,12 @@ def tell_apart(
 ) -> tuple[str, ...]:
     """What tells nodes that look alike from each other; "" for one alone.
 
-    First, which of them waits for which. Then, which results of one operation they take. Else the
-    inputs and outputs of the computation that they are connected with, and the equations next to
-    them. A compiler that simplifies removes connections and adds none, so that it can't give one
-    node the connections of another and vice versa; where two compilers see different ones, the
-    marks and so the plans differ. Nodes with one operand give the same result, and need no mark.
+    First, which of them waits for which. Then, the equations of loops and branches, and which
+    results of one operation they take. Else the inputs and outputs of the computation that they are
+    connected with, and the equations next to them. A compiler that simplifies removes connections
+    and adds none, so that it can't give one node the connections of another and vice versa; where
+    two compilers see different ones, the marks and so the plans differ. Nodes with one operand give
+    the same result, and need no mark.
 
     Raises:
       UsageError: Two of them can't be told apart: their data could be swapped.
@@ -230,6 +214,9 @@ def tell_apart(
     counts = [needs[node.instruction.id].bit_count() for node in nodes]
     if sorted(counts) == list(range(len(nodes))):
         return tuple(f"#{count}" for count in counts)
+    paths = [node.instruction.metadata.op_name for node in nodes]
+    if all(paths) and len(set(paths)) == len(nodes):  # loops that call equal bodies
+        return tuple(f"#{_digest(path)}" for path in paths)
     elements = [_element(computation, node.operand) for node in nodes]
     if None not in elements and len(set(elements)) == len(nodes):
         return tuple(f"#{element}" for element in elements)

@@ -146,9 +146,11 @@ class _Order:
             return [(i, "") for i in computation.instructions if i.id in ids]
         steps = {}
         for i in ids:
-            e = self._exchanges.get(i)
-            is_gather = e is not None and e.is_gather
-            steps[i] = order.Step(self._line(computation[i]), self._key(computation[i]), is_gather)
+            line, key = self._line(computation[i]), self._key(computation[i])
+            if (e := self._exchanges.get(i)) is not None:
+                steps[i] = order.Step(line, key, e.use, e.is_gather)
+            else:
+                steps[i] = order.Step(line, key)
         return order.ordered(computation, steps)
 
     def _key(self, step: hlo.Instruction) -> order.Key:

@@ -41,7 +41,10 @@ def jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _lowered(num_partitions: int) -> str:
     """The text of a program with two calls of one function, on so many devices."""
     _jax_programs.watch_lowering(
-        _program.labels, lambda *p: f"{p[0]} {_program.describe(*p).digest}", _ATTRIBUTE
+        _program.labels,
+        _program.argument_labels,
+        lambda *p: f"{p[0]} {_program.describe(*p).digest}",
+        _ATTRIBUTE,
     )
     inner = jax.jit(jnp.sin)
     mesh = jax.sharding.AbstractMesh((num_partitions,), ("x",))
@@ -77,7 +80,7 @@ def test_module_of_one_device_is_not_marked() -> None:
 def test_internals_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mlir, "jaxpr_subcomp")
     with pytest.raises(UsageError, match=r"jax \S+ has no \S+mlir.jaxpr_subcomp, which jaxhet"):
-        _jax_programs.watch_lowering(lambda j: [], lambda *p: "", _ATTRIBUTE)
+        _jax_programs.watch_lowering(lambda j: [], lambda j: [], lambda *p: "", _ATTRIBUTE)
 
 
 # --- launches ---
@@ -109,7 +112,9 @@ def test_every_launch_by_another_thread_is_asked_for(ahead_of_time: bool) -> Non
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(f"{name} by another thread")
 
-    _jax_programs.watch_lowering(_program.labels, lambda *p: "guarded", _ATTRIBUTE)
+    _jax_programs.watch_lowering(
+        _program.labels, _program.argument_labels, lambda *p: "guarded", _ATTRIBUTE
+    )
     _mark_all(mlir)
     _jax_programs.guard_launches(_ATTRIBUTE, lambda name: name == "guarded", check)
     _jax_programs.claim_launches(1)

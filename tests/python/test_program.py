@@ -154,7 +154,7 @@ def test_long_listing_is_cut_and_ends_by_a_digest_of_the_rest() -> None:
 # --- numbers ---
 
 
-def test_label_has_the_number_and_the_depth() -> None:
+def test_label_has_the_number_the_depth_and_the_first_use() -> None:
     def f(x: jax.Array) -> Any:
         a = x @ x  # e0
         b = jnp.sin(x)  # e1
@@ -170,7 +170,8 @@ def test_label_has_the_number_and_the_depth() -> None:
         "jit",
         "add",
     ]
-    assert _program.labels(jaxpr) == ["e0d1", "e1d0", "e2d2", "e3d0", "e4d2", "e5d3"]
+    assert _program.labels(jaxpr) == ["e0d1u1", "e1d0u1", "e2d2u2", "e3d0", "e4d2", "e5d3"]
+    assert _program.argument_labels(jaxpr) == ["d0u0"]
 
 
 # --- pieces that differ on purpose ---

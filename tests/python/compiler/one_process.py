@@ -64,7 +64,10 @@ class World:
         engine.set_ranks([(d.id, 0, 0, "cpu") for d in jax.devices()])
         _ffi.register_handlers("cpu")
         _jax_programs.watch_lowering(
-            _program.labels, lambda *p: _program.describe(*p).digest, PROGRAM_ATTRIBUTE
+            _program.labels,
+            _program.argument_labels,
+            lambda *p: _program.describe(*p).digest,
+            PROGRAM_ATTRIBUTE,
         )
         world = cls(engine)
         stages = jax.extend.xla.PipelineStage

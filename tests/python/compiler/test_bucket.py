@@ -107,7 +107,7 @@ def test_what_is_used_soon_does_not_wait_for_what_is_ready_later():
     text = _text(f"""
       w = f32[4,4] parameter(0)
       x = f32[4,4] parameter(1)
-      {all_reduce("a", "x", shape="f32[4,4]", path="e0d0/psum")}
+      {all_reduce("a", "x", shape="f32[4,4]", path="e0d0u1/psum")}
       used = f32[4,4] dot(a, w), {product}{named("e1d2/dot_general")}
       y = f32[4,4] dot(x, w), {product}{named("e2d1/dot_general")}
       z = f32[4,4] dot(y, w), {product}{named("e3d2/dot_general")}

@@ -15,12 +15,17 @@ _ENOUGH = 0.8
 Results = dict[str, dict[str, Any]]
 
 
-def _compile_all(vendor: str) -> Results:
+def require_compiler(vendor: str) -> None:
+    """Skips a test that needs a vendor's compiler where it, or what it needs, is missing."""
     if not PLUGINS.exists():
         pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")
     tools = ["gcc", "nm", "readelf"] if vendor == "rocm" else []
     if missing := [tool for tool in tools if shutil.which(tool) is None]:
         pytest.skip(f"stub libraries for ROCm need {', '.join(missing)}")
+
+
+def _compile_all(vendor: str) -> Results:
+    require_compiler(vendor)
     return worker.run("deviceless.py", vendor, timeout_s=290)
 
 

@@ -183,7 +183,7 @@ def test_gathers_start_in_the_order_in_which_they_are_used():
         steps.append(f"w{i} = f32[2,{16 - i}] parameter({i + 1})")
         steps.append(
             f"g{i} = f32[4,{16 - i}] all-gather(w{i}), channel_id=1, replica_groups={{{{0,1}}}},"
-            f' dimensions={{0}}, use_global_device_ids=true, metadata={{op_name="g{i}"}}'
+            f' dimensions={{0}}, use_global_device_ids=true, metadata={{op_name="g{i}/d0u{i}"}}'
         )
         steps.append(
             f"d{i} = f32[4,{16 - i}] dot({x}, g{i}), lhs_contracting_dims={{1}},"
@@ -193,7 +193,7 @@ def test_gathers_start_in_the_order_in_which_they_are_used():
         x = f"x{i}"
     body = "x = f32[4,4] parameter(0)\n" + "\n".join(steps) + f"\nROOT r = f32[4,4] negate({x})"
     plan = _plan(_module(body), hlo_text.job(0, 1, platform="cuda"))
-    assert [int(source[1:]) for source in _sources(plan)] == list(range(12))
+    assert [int(e.source[1:]) for e in plan.exchanges] == list(range(12))
 
 
 def test_step_never_comes_before_one_that_it_waits_for():
