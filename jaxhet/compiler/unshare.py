@@ -83,11 +83,12 @@ class _Copies:
     def _renumber(self, proto: pb.HloComputationProto) -> None:
         new_id, self._next_id = self._next_id, self._next_id + 1
         id_of = {i.id: new_id << 32 | (i.id & _LOCAL_ID) for i in proto.instructions}
-        proto.name = self._module.unique_name(f"copy.{proto.id}")
+        proto.name = self._module.unique_name(f"own.{proto.id}")
         proto.id = new_id
         proto.root_id = id_of[proto.root_id]
         for i in proto.instructions:
-            i.id, i.name = id_of[i.id], self._module.unique_name(i.opcode)
+            # The passes name what they add by its opcode.
+            i.id, i.name = id_of[i.id], self._module.unique_name(f"own.{i.opcode}")
             i.operand_ids[:] = [id_of[o] for o in i.operand_ids]
             i.control_predecessor_ids[:] = [id_of[o] for o in i.control_predecessor_ids]
             if i.channel_id:

@@ -49,6 +49,8 @@ def test_each_caller_has_exchanges_of_its_own_with_its_place_in_the_program() ->
             "jit(f)/e7/while/body/e1/psum",
         ]
         hlo_text.to_text(decomposed)  # XLA can read it
+        names = [i.name for c in hlo.Module(decomposed).proto.computations for i in c.instructions]
+        assert len(set(names)) == len(names)
 
 
 def test_index_follows_the_equations_and_not_the_order_of_the_text() -> None:
