@@ -57,6 +57,7 @@ class Dataflow:
 
     def __init__(self, computation: hlo.Computation):
         self._computation = computation
+        self._needs: dict[tuple[int, ...], dict[int, int]] = {}
 
     @functools.cached_property
     def inputs(self) -> Mapping[int, int]:
@@ -84,8 +85,14 @@ class Dataflow:
                 outputs[operand] |= outputs[i.id]
         return outputs
 
-    def needs(self, ids: Sequence[int]) -> dict[int, int]:
+    def needs(self, ids: Sequence[int]) -> Mapping[int, int]:
         """Instruction id to the set, as bits, of those in `ids` that it waits for."""
+        key = tuple(ids)
+        if key not in self._needs:
+            self._needs[key] = self._find_needs(key)
+        return self._needs[key]
+
+    def _find_needs(self, ids: Sequence[int]) -> dict[int, int]:
         bit_of = {i: 1 << place for place, i in enumerate(ids)}
         needs: dict[int, int] = {}
         for instruction in self._computation.instructions:

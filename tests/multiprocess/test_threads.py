@@ -1,0 +1,256 @@
+"""Threads: one of them calls programs with exchanges, and any of them all other programs."""
+
+import json
+from typing import Any
+
+import pytest
+from two_islands import run_both
+
+TOOLS = """
+import json, threading
+KINDS = {
+    "jaxhet.jit": lambda: over_islands(psum),
+    "jax.jit": lambda: over_islands(psum, jax.jit),
+    "ahead of time": lambda: over_islands(psum, jax.jit).lower(x).compile(),
+    "jaxhet, ahead of time": lambda: over_islands(psum).lower(x).compile(),
+}
+functions = {kind: make() for kind, make in KINDS.items()}
+
+def filled(value):
+    return jax.make_array_from_callback(x.shape, x.sharding, lambda i: (ones * value)[i])
+
+def call(kind, value=1.0):
+    # What came of one call: "right", "wrong", or an error.
+    try:
+        got = np.asarray(functions[kind](filled(value)).addressable_data(0))
+    except Exception as e:
+        return f"{type(e).__module__}.{type(e).__name__}: {e}"
+    return "right" if np.all(got == mesh.size * value) else f"wrong: {got}"
+
+def in_thread(name, body):
+    told = []
+    thread = threading.Thread(target=lambda: told.append(body()), name=name)
+    thread.start()
+    return thread, told
+
+def calls(value=1.0, count=3):
+    return {kind: sorted({call(kind, value) for _ in range(count)}) for kind in functions}
+
+def tell(**what):
+    print("told:", json.dumps(what), flush=True)
+"""
+RIGHT = ["right"]
+
+
+def told(script: str, **common: str) -> list[dict[str, Any]]:
+    """What both islands tell that run a script."""
+    found = []
+    for ended in run_both(TOOLS + script, **common):
+        assert ended.code == 0, ended.text
+        lines = [line for line in ended.text.splitlines() if line.startswith("told: ")]
+        assert lines, ended.text
+        found.append({k: v for line in lines for k, v in json.loads(line[6:]).items()})
+    return found
+
+
+def assert_refused(calls: dict[str, list[str]], thread: str, launcher: str) -> None:
+    """Checks that every kind of function was refused, each time with the same words."""
+    for kind, outcomes in calls.items():
+        (error,) = outcomes
+        assert error.startswith("jaxhet.UsageError: jit("), (kind, error)
+        assert f"was called by thread '{thread}'" in error
+        assert f"in this process '{launcher}' calls such programs" in error
+        assert "jaxhet.launch_from_this_thread()" in error
+
+
+def test_two_threads_with_their_own_data_are_refused() -> None:
+    script = """
+first = calls(count=5)
+names = {"left": 1.0, "right": 100.0}
+started = {n: in_thread(n, lambda v=v: calls(v, 100)) for n, v in names.items()}
+for thread, _ in started.values(): thread.join()
+tell(first=first, last=calls(count=5), error=repr(jaxhet.last_error()),
+     **{name: results[0] for name, (_, results) in started.items()})
+"""
+    for island in told(script):
+        assert set(map(tuple, island["first"].values())) == {("right",)}
+        for name in ("left", "right"):
+            assert_refused(island[name], name, "MainThread")
+        # The job is well, and the main thread goes on.
+        assert island["error"] == "None"
+        assert set(map(tuple, island["last"].values())) == {("right",)}
+
+
+def test_thread_is_refused_in_its_first_call_and_with_a_program_that_it_compiled() -> None:
+    script = """
+def body():
+    functions.update({f"new {kind}": make() for kind, make in KINDS.items()})
+    functions["eager"] = jnp.sum
+    return calls()
+thread, results = in_thread("left", body)
+thread.join()
+jnp.sum(x)
+functions.pop("eager")
+tell(left=results[0], last=calls())
+"""
+    for island in told(script):
+        assert len(island["left"]) == 9
+        assert_refused(island["left"], "left", "MainThread")
+        assert set(map(tuple, island["last"].values())) == {("right",)}
+
+
+def test_thread_that_claims_launches_calls_and_the_main_thread_is_refused() -> None:
+    script = """
+first = calls(count=5)
+claimed, go_on = threading.Event(), threading.Event()
+def body():
+    jaxhet.launch_from_this_thread()
+    before = calls(count=5)
+    claimed.set(); go_on.wait()
+    return before, calls(7.0, count=5)
+thread, results = in_thread("claimer", body)
+claimed.wait()
+refused = calls(100.0, count=5)
+go_on.set(); thread.join()
+ended = calls()
+jaxhet.launch_from_this_thread()
+tell(first=first, claimer=results[0], refused=refused, ended=ended, again=calls(count=5))
+"""
+    for island in told(script):
+        right = [island["first"], *island["claimer"], island["again"]]
+        for kinds in right:
+            assert set(map(tuple, kinds.values())) == {("right",)}, kinds
+        assert_refused(island["refused"], "MainThread", "claimer")
+        assert_refused(island["ended"], "MainThread", "claimer")
+
+
+@pytest.mark.parametrize("rounds", [5])
+def test_claims_in_turn(rounds: int) -> None:
+    script = f"""
+results = []
+for round in range({rounds}):
+    def body():
+        jaxhet.launch_from_this_thread()
+        return calls(float(round))
+    thread, told = in_thread(f"claimer {{round}}", body)
+    thread.join()
+    refused = calls(100.0)
+    jaxhet.launch_from_this_thread()
+    results.append([told[0], calls(2.0)])
+    tell(refused=refused)
+tell(results=results)
+"""
+    for island in told(script):
+        for kinds in (kinds for both in island["results"] for kinds in both):
+            assert set(map(tuple, kinds.values())) == {("right",)}, kinds
+        assert_refused(island["refused"], "MainThread", f"claimer {rounds - 1}")
+
+
+def test_thread_after_the_one_that_claimed_launches_is_refused() -> None:
+    script = """
+def body():
+    jaxhet.launch_from_this_thread()
+    return calls()
+thread, claimer = in_thread("claimer", body)
+thread.join()
+thread, later = in_thread("later", calls)  # the system gives it the identity of the ended one
+thread.join()
+tell(claimer=claimer[0], later=later[0])
+"""
+    for island in told(script):
+        assert set(map(tuple, island["claimer"].values())) == {("right",)}
+        assert_refused(island["later"], "later", "claimer")
+
+
+def test_executable_that_was_serialized_is_refused_in_another_thread() -> None:
+    script = """
+from jax.experimental import serialize_executable
+compiled = over_islands(psum, jax.jit).lower(x).compile()
+again = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
+functions = {"deserialized": again}
+first = calls()
+thread, results = in_thread("left", calls)
+thread.join()
+tell(first=first, left=results[0])
+"""
+    for island in told(script):
+        assert set(map(tuple, island["first"].values())) == {("right",)}
+        assert_refused(island["left"], "left", "MainThread")
+
+
+# In each process: jit on one device, eager operations, and a program with a sum over the devices of
+# one island, which has no exchanges.
+LOCAL = """
+import time
+from jax._src.interpreters import pxla
+from jax.sharding import Mesh
+own = Mesh(np.array(jax.local_devices()), ("y",))
+row = jax.device_put(np.ones((own.size, 6), np.float32), NamedSharding(own, P("y")))
+square = jax.jit(lambda a: a * a + 1)
+ahead = jax.jit(lambda a: a - 1).lower(np.ones(6, np.float32)).compile()
+inside = jax.jit(jax.shard_map(
+    lambda a: jax.lax.psum(a, "y"), mesh=own, in_specs=P("y"), out_specs=P(), check_vma=False))
+
+def local(value):
+    a = np.full(6, value, np.float32)
+    results = square(a), ahead(a), jnp.sum(jnp.asarray(a)) + 1, inside(row * value)
+    expected = value**2 + 1, value - 1, 6 * value + 1, own.size * value
+    return all(np.all(np.asarray(r) == e) for r, e in zip(results, expected))
+"""
+
+
+def test_programs_without_exchanges_are_never_refused() -> None:
+    script = (
+        LOCAL
+        + """
+def body(value):
+    try: return [local(value) for _ in range(100)]
+    except Exception as e: return repr(e)
+before = local(2.0), body(3.0)
+threads = [in_thread(f"{v}", lambda v=v: body(v)) for v in (1.0, 4.0)]
+mine = calls(count=50)
+for thread, _ in threads: thread.join()
+tell(before=before, threads=[results[0] for _, results in threads], mine=mine)
+"""
+    )
+    for island in told(script, JAXHET_CPU_DEVICES="2"):
+        assert island["before"] == [True, [True] * 100]
+        assert island["threads"] == [[True] * 100] * 2
+        assert set(map(tuple, island["mine"].values())) == {("right",)}
+
+
+def test_programs_without_exchanges_take_the_fast_path_in_every_thread() -> None:
+    """After its first calls a program is launched in C++, and none of jaxhet's Python runs."""
+    script = (
+        LOCAL
+        + """
+slow, launch = [], pxla.ExecuteReplicated.__call__
+def counted(self, *args):
+    slow.append(self.name)
+    return launch(self, *args)
+pxla.ExecuteReplicated.__call__ = counted
+
+def body():
+    a = jnp.ones(6)
+    total = a
+    for _ in range(20): total = square(a)
+    del slow[:]
+    ready.wait()
+    start = time.perf_counter()
+    for _ in range(2000): total = square(a)
+    total.block_until_ready()
+    us = (time.perf_counter() - start) / 2000 * 1e6
+    return float(total[0]), us
+calls()
+ready = threading.Barrier(2)
+threads = [in_thread(f"{i}", body) for i in range(2)]
+for thread, _ in threads: thread.join()
+tell(threads=[results[0] for _, results in threads], slow=slow)
+"""
+    )
+    for island in told(script):
+        print("us per call in two threads:", [round(us, 1) for _, us in island["threads"]])
+        assert [value for value, _ in island["threads"]] == [2.0, 2.0]
+        assert not [name for name in island["slow"] if "lambda" in name], island["slow"]
+        assert len(island["slow"]) < 20
+        assert all(us < 1000 for _, us in island["threads"])

@@ -1,0 +1,381 @@
+"""Islands whose compilers see other programs: right numbers or an error, never a wrong number.
+
+The islands are processes on CPUs, with all that belongs to a job. Island 1 compiles for AVX without
+FMA and without some of XLA's passes (by XLA_FLAGS), and writes pieces of the programs in another
+way that gives the same values. What is right comes from JAX on one device, without exchanges.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import unlike_programs
+from two_islands import SET_UP, run_both
+from unlike_programs import Program
+
+from tests.support.jobs import FAST_COMPILE, Job, Shape, island_job, world_job
+from tests.support.scripts import job, run
+
+pytestmark = pytest.mark.early
+
+WORKER = pathlib.Path(unlike_programs.__file__)
+SHAPE = Shape(2, 1, unlike_programs.NUM_RANKS // 2)
+ALGORITHMS = ("flat", "hierarchical")
+# Passes that island 1 leaves out. They change what XLA makes of a program and no value.
+PASSES = ("", "algsimp", "cse", "constant_folding,simplify-sorts", "reshape-decomposer")
+# Without these, XLA combines, inlines or unrolls otherwise: the exchanges themselves differ.
+LOOSE_PASSES = ("fusion", "cpu-all-reduce-combiner", "simplify-while-loops")
+CASES = [(algorithm, passes) for passes in PASSES for algorithm in ALGORITHMS]
+QUICK_CASES = [CASES[0], CASES[3], CASES[4]]
+NUM_PROGRAMS = 30  # of a case
+NUM_QUICK_PROGRAMS = 10
+NUM_LOOSE = 20  # programs of a case in which they may be refused
+NUM_QUICK_LOOSE = 4
+NUM_UNDECLARED = 40
+NUM_QUICK_UNDECLARED = 3
+
+# Arithmetic without FMA differs in the last bits. A swap changes the result by far more.
+TOLERANCE = 1e-5
+LEAST_CHANGE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Job]:
+    """One device, where programs run without islands."""
+    one = world_job(1, WORKER, FAST_COMPILE)
+    yield one
+    one.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a program.
+
+    Attributes:
+      name: "right", "wrong" or "refused".
+      exchanges: Of each process, at least.
+      story: What to say of one that is not right.
+    """
+
+    name: str
+    exchanges: int
+    story: str
+
+
+class Islands:
+    """A job of unlike islands; a new one where an error has ended the last one."""
+
+    def __init__(self, algorithm: str, passes: str):
+        disabled = f"--xla_disable_hlo_passes={passes}" if passes else ""
+        self._env = {
+            **FAST_COMPILE,
+            unlike_programs.FLAGS_OF_ISLAND_1: f"--xla_cpu_max_isa=AVX {disabled}",
+            "JAXHET_ALGORITHM": algorithm,
+            "JAXHET_DEADLINE_S": "30",
+        }
+        self._job: Job | None = None
+
+    def ask(self, program: Program, kind: str) -> list[dict[str, Any]]:
+        """Runs a program; the answer of each process."""
+        if self._job is None:
+            self._job = island_job(SHAPE, WORKER, self._env)
+        answers = self._job.ask({"program": program, "kind": kind})
+        if any(answer["error"] for answer in answers):
+            self.close()
+        return answers
+
+    def close(self) -> None:
+        """Ends the job."""
+        if self._job is not None:
+            self._job.close()
+            self._job = None
+
+
+def _is_close(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
+    scale = float(np.max(np.abs(other)))
+    return bool(np.max(np.abs(one - other)) <= tolerance * scale)
+
+
+def _outcome(answers: list[dict[str, Any]], right: np.ndarray, title: str) -> Outcome:
+    exchanges = min(answer["exchanges"] for answer in answers)
+    errors = [answer["error"] for answer in answers]
+    if all(errors):
+        return Outcome("refused", exchanges, f"{title}: {errors[0]}")
+    blocks = {row: block for answer in answers for row, block in answer["blocks"].items()}
+    result = np.concatenate([blocks[row] for row in sorted(blocks)])
+    if any(errors) or not _is_close(result, right, TOLERANCE):
+        return Outcome("wrong", exchanges, f"{title}: {result}, not {right}; {errors}")
+    return Outcome("right", exchanges, "")
+
+
+def _run_programs(
+    islands: Islands, world: Job, programs: Iterable[tuple[Program, str]]
+) -> list[tuple[str, Outcome]]:
+    """Runs programs of some kinds; the kind and the outcome of each."""
+    outcomes = []
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for program, kind in programs:
+            asked = pool.submit(world.ask, {"program": program, "kind": "right"})
+            answers = islands.ask(program, kind)
+            told = asked.result()[0]
+            title = f"{kind} {program}"
+            # Or else a swap could go unnoticed.
+            assert told["change"] > LEAST_CHANGE * np.max(np.abs(told["result"])), title
+            outcomes.append((kind, _outcome(answers, told["result"], title)))
+    return outcomes
+
+
+def _run_case(
+    case: tuple[str, str],
+    programs: Iterable[tuple[Program, str]],
+    world: Job,
+    record: Callable[[str, object], None],
+) -> dict[str, list[str]]:
+    """Runs programs on the islands of a case; the stories of each outcome."""
+    islands = Islands(*case)
+    try:
+        outcomes = _run_programs(islands, world, programs)
+    finally:
+        islands.close()
+    counts = collections.Counter(f"{kind} {outcome.name}" for kind, outcome in outcomes)
+    exchanges = sum(outcome.exchanges for _, outcome in outcomes)
+    told = f"{case}: {len(outcomes)} programs, {exchanges} exchanges: {dict(counts)}"
+    print(told)
+    record("programs", told)
+    stories: dict[str, list[str]] = {"right": [], "refused": [], "wrong": []}
+    for _, outcome in outcomes:
+        stories[outcome.name].append(outcome.story)
+    return stories
+
+
+def _assert_all_right(
+    case: tuple[str, str], count: int, world: Job, record: Callable[[str, object], None]
+) -> None:
+    first = NUM_PROGRAMS * CASES.index(case)
+    seeds = range(first, first + count)
+    programs = [(unlike_programs.make(s), ("flags", "declared")[s % 2]) for s in seeds]
+    stories = _run_case(case, programs, world, record)
+    assert not stories["wrong"], "\n".join(stories["wrong"])
+    assert not stories["refused"], "\n".join(stories["refused"])
+
+
+@pytest.mark.parametrize("case", QUICK_CASES, ids=" ".join)
+def test_programs_of_unlike_islands_are_right(
+    case: tuple[str, str], world: Job, record_property: Callable[[str, object], None]
+) -> None:
+    _assert_all_right(case, NUM_QUICK_PROGRAMS, world, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_many_programs_of_unlike_islands_are_right(
+    case: tuple[str, str], world: Job, record_property: Callable[[str, object], None]
+) -> None:
+    _assert_all_right(case, NUM_PROGRAMS, world, record_property)
+
+
+def _assert_none_wrong(
+    passes: str,
+    programs: Iterable[Program],
+    world: Job,
+    record: Callable[[str, object], None],
+) -> None:
+    told = _run_case(("flat", passes), [(p, "declared") for p in programs], world, record)
+    assert not told["wrong"], "\n".join(told["wrong"])
+
+
+def _uneven_programs(count: int) -> list[Program]:
+    """Gradients through pieces of which one way needs its argument, and the other does not."""
+    forms = unlike_programs.GRADIENTS
+    return [unlike_programs.make(seed, forms, has_uneven=True) for seed in range(count)]
+
+
+def test_pieces_with_other_needs_are_right_or_refused(
+    world: Job, record_property: Callable[[str, object], None]
+) -> None:
+    _assert_none_wrong("", _uneven_programs(NUM_QUICK_LOOSE), world, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_pieces_with_other_needs_are_right_or_refused(
+    world: Job, record_property: Callable[[str, object], None]
+) -> None:
+    _assert_none_wrong("", _uneven_programs(NUM_LOOSE), world, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("passes", LOOSE_PASSES)
+def test_programs_with_other_exchanges_are_right_or_refused(
+    passes: str, world: Job, record_property: Callable[[str, object], None]
+) -> None:
+    programs = [unlike_programs.make(seed) for seed in range(NUM_LOOSE)]
+    _assert_none_wrong(passes, programs, world, record_property)
+
+
+# --- island 1 writes another program, and nobody has said so ---
+
+
+def _words(program: Program) -> set[str]:
+    """Of which the first difference has one."""
+    names = {program.aside, *(p for e in program.exchanges for p in (e.before, e.after) if p)}
+    return {word for name in names for word in unlike_programs.PIECES[name].words}
+
+
+def _assert_refused(seed: int) -> None:
+    islands, program = Islands(ALGORITHMS[seed % 2], ""), unlike_programs.make(seed)
+    try:
+        answers = islands.ask(program, "undeclared")
+    finally:
+        islands.close()
+    for answer in answers:
+        assert not answer["blocks"], (program, answer)
+        assert answer["exchanges"] == 0, (program, answer)
+        error = answer["error"]
+        assert error.startswith("PlanMismatchError: "), error
+        assert "is the first that differs" in error, error
+        equations = error.split("is the first that differs")[1]
+        assert any(word in equations for word in _words(program)), (program, error)
+
+
+@pytest.mark.parametrize("seed", range(NUM_QUICK_UNDECLARED))
+def test_undeclared_difference_is_refused(seed: int) -> None:
+    _assert_refused(1000 + seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(NUM_UNDECLARED))
+def test_undeclared_differences_are_refused(seed: int) -> None:
+    _assert_refused(2000 + seed)
+
+
+# --- scripts: one program each ---
+
+TIE = """
+row = np.full((mesh.size, 64), 0.5, np.float32)
+a = jax.make_array_from_callback(row.shape, NamedSharding(mesh, P("x")), lambda i: row[i])
+functions = [lambda v, k=k: jnp.sin(v) * k for k in (2, 3, 5, 7)]
+
+def unchanged(y): return y
+def sorted_again(y): return jnp.sort(jnp.flip(y, 1))  # rows of equal numbers
+def step(v):
+    y = same_values(1e-30 * jnp.sort(jnp.tanh(v)))
+    for k, f in enumerate(functions):
+        y = y + (k + 1.5) * jax.lax.ppermute(f(v), "x", [(0, 1), (1, 0)])
+    return y
+try:
+    got = jaxhet.block_until_ready(over_islands(step)(a))
+    print("got", round(float(np.asarray(got.addressable_data(0))[0, 0]), 4))
+except jaxhet.PlanMismatchError as e: print("caught:", e)
+"""
+TIES = """
+functions = [jnp.sin, jnp.cos, lambda a: jnp.exp(a) * 2, lambda a: a * a + 7,
+             lambda a: jnp.tanh(a) - 3, lambda a: a**5 + 100]
+def step(a):
+    y = jnp.zeros_like(a)
+    for k, f in enumerate(functions): y = y + (k + 1) * cross(f(a))
+    return y
+got = float(np.asarray(over_islands(step)(x * 0.5).addressable_data(0))[0, 0])
+want = sum((k + 1) * factor * float(f(np.float32(0.5))) for k, f in enumerate(functions))
+print("right" if abs(got - want) < 1e-3 else f"wrong: {got} is not {want}")
+"""
+
+
+def test_operation_beside_the_exchanges_that_differs_is_refused() -> None:
+    same_values = "same_values = lambda y: y if me == 0 else sorted_again(y)\n"
+    for ended in run_both(same_values + TIE):
+        assert "got" not in ended.text, ended.text
+        told = ended.text.split("caught:")[1]
+        assert "is the first that differs" in told
+        assert "name='_flip'" in told
+        assert "= rev " in told
+
+
+def test_operation_beside_the_exchanges_that_is_declared_is_right() -> None:
+    same_values = (
+        "same_values = lambda y: jaxhet.per_platform(unchanged, island1=sorted_again)(y)\n"
+    )
+    for ended in run_both(same_values + TIE):
+        assert "got 28.5258" in ended.text, ended.text
+
+
+@pytest.mark.parametrize("flags", ["--xla_cpu_max_isa=AVX", "--xla_disable_hlo_passes=algsimp"])
+@pytest.mark.parametrize(
+    ("cross", "factor"),
+    [("psum", 2), ('lambda v: jax.lax.ppermute(v, "x", [(0, 1), (1, 0)])', 1)],
+    ids=["psum", "ppermute"],
+)
+def test_exchanges_of_one_line_with_other_flags_are_right(
+    flags: str, cross: str, factor: int
+) -> None:
+    one, other = job()
+    script = f"{SET_UP}cross, factor = ({cross}), {factor}\n{TIES}"
+    for ended in run(script, one, {**other, "XLA_FLAGS": flags}):
+        assert "right" in ended.text, ended.text
+
+
+def test_flags_by_which_compilers_combine_otherwise_are_refused_or_right() -> None:
+    one, other = job(JAXHET_DEADLINE_S="10")
+    flags = "--xla_disable_hlo_passes=cpu-all-reduce-combiner"
+    script = f"{SET_UP}cross, factor = psum, 2\n{TIES}"
+    for ended in run(script, one, {**other, "XLA_FLAGS": flags}):
+        assert "wrong" not in ended.text, ended.text
+        assert "right" in ended.text or "PlanMismatchError" in ended.text, ended.text
+
+
+# --- what a declared piece may do ---
+
+PIECE = """
+piece = jaxhet.per_platform(one, island1=other)
+try:
+    got = np.asarray(jaxhet.block_until_ready(over_islands(step)(x)).addressable_data(0))
+    print("right" if np.allclose(got, want) else f"wrong: {got} is not {want}")
+except jaxhet.JaxhetError as e: print("caught:", type(e).__name__, e)
+"""
+
+
+def test_exchanges_inside_a_declared_piece_are_refused() -> None:
+    body = """
+def one(a):
+    s = psum(jnp.sin(a)); c = psum(jnp.cos(a))
+    return s * 2 + c * 30
+def other(a):
+    c = psum(jnp.cos(a)); s = psum(jnp.sin(a))
+    return s * 2 + c * 30
+step, want = (lambda a: piece(a)), mesh.size * (np.sin(1) * 2 + np.cos(1) * 30)
+"""
+    for ended in run_both(body + PIECE):
+        assert "wrong" not in ended.text, ended.text
+        assert "caught: " in ended.text, ended.text
+
+
+def test_declared_piece_may_leave_out_an_argument() -> None:
+    body = """
+def one(v, w): return v + jnp.sin(w) * 0
+def other(v, w): return v
+step, want = (lambda a: psum(piece(a * 3, a))), mesh.size * 3
+"""
+    for ended in run_both(body + PIECE):
+        assert "right" in ended.text, ended.text
+
+
+def test_declared_piece_may_leave_out_the_result_of_an_exchange() -> None:
+    """The exchange that one way does not need is used elsewhere, too."""
+    body = """
+def one(v): return jnp.sin(v) * 0 + 3
+def other(v): return jnp.full_like(v, 3)
+def step(a):
+    p = psum(a)
+    q = psum(piece(p) * a * 100)
+    return p + psum(jnp.sort(jnp.sort(a)) * 7) * 1.5 + q * 2.5 + psum(jnp.sort(a * 1.5)) * 11
+want = mesh.size * (1 + 7 * 1.5 + 300 * 2.5 + 1.5 * 11)
+"""
+    for ended in run_both(body + PIECE):
+        assert "right" in ended.text, ended.text

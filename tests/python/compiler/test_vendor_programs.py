@@ -1,0 +1,118 @@
+"""Random programs with the real CUDA and ROCm compilers: equal plans move the same arrays."""
+
+import collections
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.python.compiler import worker
+from tests.python.compiler.test_deviceless import Results, require_compiler
+
+pytestmark = pytest.mark.early
+
+_VENDORS = ("cuda", "rocm")
+_NUM_PROGRAMS = 200
+_NUM_QUICK_PROGRAMS = 24
+_MOST_NOT_COMPILED = 0.05
+# Share of the arrays that can't be swapped with one that looks alike without being noticed.
+_ENOUGH_TOLD_APART = 0.9
+
+
+@dataclasses.dataclass
+class _Counts:
+    """What has been compared.
+
+    Attributes:
+      programs: Compiled by both vendors.
+      not_compiled: Not compiled by one of them, without our passes either.
+      exchanges: In the plans.
+      members: Arrays in the operands of exchanges.
+      told_apart: Arrays that are named unlike all that are exchanged in the same way.
+    """
+
+    programs: int = 0
+    not_compiled: int = 0
+    exchanges: int = 0
+    members: int = 0
+    told_apart: int = 0
+
+    def add(self, result: dict[str, Any]) -> None:
+        names = collections.Counter(
+            (_way(line), name)
+            for line, moved in zip(result["lines"], result["moved"], strict=True)
+            for name in moved
+        )
+        self.programs += 1
+        self.exchanges += len(result["moved"])
+        self.members += names.total()
+        self.told_apart += sum(count == 1 for count in names.values())
+
+
+def _way(line: str) -> str:
+    """What a line of a plan says besides the place in the program: what looks alike has one way."""
+    return line.partition(" ")[2].rpartition(" @")[0]
+
+
+def _compile_by_both(first: int, count: int, *flags: str) -> list[Results]:
+    for vendor in _VENDORS:
+        require_compiler(vendor)
+
+    def compile_by(vendor: str) -> Results:
+        arguments = ("vendor_programs.py", vendor, str(first), str(count), *flags)
+        return worker.run(*arguments, timeout_s=30 + 20 * count)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        cuda, rocm = pool.map(compile_by, _VENDORS)
+    assert list(cuda) == list(rocm) == [str(seed) for seed in range(first, first + count)]
+    return [cuda, rocm]
+
+
+def _difference(cuda: dict[str, Any], rocm: dict[str, Any]) -> str:
+    """What tells two vendors' results for one program apart; "" for equal ones."""
+    for vendor, result in zip(_VENDORS, (cuda, rocm), strict=True):
+        if "error" in result:
+            return f"{vendor}: {result['error'][-1000:]}"
+    for what in ("lines", "fingerprint", "moved"):
+        if cuda[what] != rocm[what]:
+            return f"{what} differ: cuda {cuda[what]} rocm {rocm[what]}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(_NUM_QUICK_PROGRAMS, marks=pytest.mark.timeout(900)),
+        pytest.param(_NUM_PROGRAMS, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_equal_plans_of_random_programs_move_the_same_arrays(
+    count: int, record_property: Callable[[str, object], None]
+):
+    cuda, rocm = _compile_by_both(0, count)
+    counts, differences = _Counts(), {}
+    for seed, result in cuda.items():
+        if "not_compiled" in result or "not_compiled" in rocm[seed]:
+            counts.not_compiled += 1
+        elif difference := _difference(result, rocm[seed]):
+            differences[seed] = difference
+        else:
+            counts.add(result)
+    print(counts)
+    for name, number in dataclasses.asdict(counts).items():
+        record_property(name, number)
+    assert differences == {}
+    assert counts.not_compiled < _MOST_NOT_COMPILED * count
+    assert counts.told_apart > _ENOUGH_TOLD_APART * counts.members
+
+
+@pytest.mark.timeout(600)
+def test_comparison_finds_an_order_that_ids_decide():
+    cuda, rocm = _compile_by_both(0, 4, "--mutate")
+    assert any(
+        result["fingerprint"] == rocm[seed]["fingerprint"]
+        and result["moved"] != rocm[seed]["moved"]
+        for seed, result in cuda.items()
+    )
