@@ -53,7 +53,7 @@ def prepare(
       environ: The environment.
 
     Returns:
-      That folder; None if the user has tuning in hand.
+      The folder, or None if the user's own flags control tuning.
 
     Raises:
       UsageError: JAX or XLA is told to do what would stop the job or its process.

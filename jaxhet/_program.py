@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-# What a declared piece is called in a jaxpr: its body may differ between platforms.
+# Name of a declared piece in a jaxpr; its body may differ between platforms.
 PER_PLATFORM = "jaxhet_per_platform"
 
 # Primitives that take time, and those that only move data between devices.

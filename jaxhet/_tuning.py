@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 CACHE_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
-# With one of these the user has tuning in hand.
+# Flags by which users control tuning themselves.
 OWN_FLAGS = (CACHE_FLAG, "xla_gpu_dump_autotune_results_to", "xla_gpu_load_autotune_results_from")
 LEVEL_FLAG = "xla_gpu_autotune_level"
 

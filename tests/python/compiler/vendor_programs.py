@@ -546,8 +546,10 @@ class Compiler(_deviceless.Compiler):
             seen.add(i.id)
             if (name := self._name(computation, i)) is not None:
                 found.add(name)
-            else:
-                todo += operands
+                continue
+            if i.opcode == "slice":  # of what an unrolled loop works on
+                found.add(f"from {[d.start for d in i.slice_dimensions]}")
+            todo += operands
         return " + ".join(sorted(found))
 
     def _name(self, computation: hlo.Computation, i: hlo.Instruction) -> str | None:
