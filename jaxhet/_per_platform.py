@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxhet import _jax_compat, _session
 from jaxhet._errors import UsageError
-from jaxhet._program import PER_PLATFORM
+from jaxhet.compiler import PER_PLATFORM
 
 Function = Callable[..., Any]
 

@@ -17,8 +17,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-# Name of a declared piece in a jaxpr; its body may differ between platforms.
-PER_PLATFORM = "jaxhet_per_platform"
+from jaxhet.compiler import PER_PLATFORM
 
 # Primitives that take time, and those that only move data between devices.
 _HEAVY = frozenset(

@@ -1,6 +1,7 @@
 """Compiler passes over HLO: decompose what crosses islands, bridge it to the engine."""
 
 from jaxhet.compiler.bridge import bridge as bridge
+from jaxhet.compiler.collectives import PER_PLATFORM as PER_PLATFORM
 from jaxhet.compiler.decompose import decompose as decompose
 from jaxhet.compiler.exchange import ExchangeKind as ExchangeKind
 from jaxhet.compiler.options import GPU_COMPILER_OPTIONS as GPU_COMPILER_OPTIONS

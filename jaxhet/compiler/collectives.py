@@ -36,6 +36,8 @@ _REDUCERS = {  # opcode -> JAX's word
     "xor": "xor",
 }
 _MOST_GROUPS_SHOWN = 4
+# Name of a piece of a program that may differ between platforms (`jaxhet.per_platform`).
+PER_PLATFORM = "jaxhet_per_platform"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +232,12 @@ def _mesh_ids(groups: pb.MeshAxesReplicaGroupListProto) -> Groups:
 def _problem(module: hlo.Module, collective: Collective) -> str | None:
     """Why a collective can't be decomposed, with what to do about it."""
     instruction = collective.instruction
+    if PER_PLATFORM in instruction.metadata.op_name:
+        return (
+            "it is inside of a piece that jaxhet.per_platform declares, where islands may run other"
+            " code: nothing tells which of their collectives belong together. Put it outside of the"
+            " piece"
+        )
     if instruction.opcode in _INSIDE_ONLY:
         return (
             f"{instruction.opcode} can't cross islands. Keep this op inside an island"

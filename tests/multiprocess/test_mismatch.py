@@ -29,7 +29,7 @@ DIFFERENT = {  # what differs: the function of each island, and the words of eac
     "count": (
         "psum",
         'lambda a: jax.lax.pmax(psum(a), "x")',
-        ("Exchange 1", "all-reduce max", "(no more exchanges)"),
+        ("= pmax ", "(no more equations)", "Exchange 0"),
     ),
     "order": (
         'lambda a: jax.lax.all_gather(jax.lax.psum(a, "x"), "x")',

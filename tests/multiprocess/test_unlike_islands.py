@@ -341,15 +341,25 @@ except jaxhet.JaxhetError as e: print("caught:", type(e).__name__, e)
 """
 
 
-def test_exchanges_inside_a_declared_piece_are_refused() -> None:
-    body = """
+# Written as sums over ranks, and as sums of an array that XLA's partitioner makes exchanges of.
+INSIDE = {
+    "shard_map": "total = psum",
+    "jit": """
+total = lambda v: jnp.sum(v, axis=0)
+over_islands = lambda f: jaxhet.jit(f, out_shardings=NamedSharding(mesh, P()))""",
+}
+
+
+@pytest.mark.parametrize("what", INSIDE)
+def test_exchanges_inside_a_declared_piece_are_refused(what: str) -> None:
+    body = f"""{INSIDE[what]}
 def one(a):
-    s = psum(jnp.sin(a)); c = psum(jnp.cos(a))
+    s = total(jnp.sin(a)); c = total(jnp.cos(a))
     return s * 2 + c * 30
 def other(a):
-    c = psum(jnp.cos(a)); s = psum(jnp.sin(a))
+    c = total(jnp.cos(a)); s = total(jnp.sin(a))
     return s * 2 + c * 30
-step, want = (lambda a: piece(a)), mesh.size * (np.sin(1) * 2 + np.cos(1) * 30)
+step, want = (lambda a: piece(a * 1)), mesh.size * (np.sin(1) * 2 + np.cos(1) * 30)
 """
     for ended in run_both(body + PIECE):
         assert "wrong" not in ended.text, ended.text
@@ -366,7 +376,7 @@ step, want = (lambda a: psum(piece(a * 3, a))), mesh.size * 3
         assert "right" in ended.text, ended.text
 
 
-def test_declared_piece_may_leave_out_the_result_of_an_exchange() -> None:
+def test_declared_piece_that_leaves_out_the_result_of_an_exchange_is_right_or_refused() -> None:
     """The exchange that one way does not need is used elsewhere, too."""
     body = """
 def one(v): return jnp.sin(v) * 0 + 3
@@ -376,6 +386,23 @@ def step(a):
     q = psum(piece(p) * a * 100)
     return p + psum(jnp.sort(jnp.sort(a)) * 7) * 1.5 + q * 2.5 + psum(jnp.sort(a * 1.5)) * 11
 want = mesh.size * (1 + 7 * 1.5 + 300 * 2.5 + 1.5 * 11)
+"""
+    for ended in run_both(body + PIECE):
+        assert "wrong" not in ended.text, ended.text
+        assert "right" in ended.text or "caught: PlanMismatchError" in ended.text, ended.text
+
+
+def test_declared_piece_may_choose_the_layout_of_what_is_exchanged() -> None:
+    body = """
+def one(v): return jnp.cumsum(v, axis=1)
+def other(v):
+    add = lambda carry, column: (carry + column, carry + column)
+    return jax.lax.scan(add, jnp.zeros_like(v[:, 0]), v.T)[1].T
+def step(a):
+    rows = jnp.stack([jnp.tile(a * factor, (mesh.size, 1)) for factor in (1, 0.5)])
+    v = jax.vmap(lambda u: piece(jnp.cos(u)))(rows)
+    return jax.lax.psum_scatter(v, "x", scatter_dimension=1, tiled=True).sum(0)
+want = mesh.size * np.cumsum(np.cos(np.ones(6)) + np.cos(np.full(6, 0.5)))
 """
     for ended in run_both(body + PIECE):
         assert "right" in ended.text, ended.text
