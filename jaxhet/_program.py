@@ -280,7 +280,7 @@ class _Listing:
         words = [f"{path}: {types} = {eqn.primitive.name}"]
         inner: list[tuple[str, core.Jaxpr]] = []
         for key, value in sorted(eqn.params.items()):
-            if value is None or key in _SKIPPED or (is_declared(eqn) and key == "jaxpr"):
+            if value is None or key in _SKIPPED or (is_declared(eqn) and key != "name"):
                 continue
             words.append(f"{key}={self._param(value, f'{path}/{key}', inner)}")
         if not is_declared(eqn):  # one platform's function may leave an argument unused
