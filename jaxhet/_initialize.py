@@ -403,7 +403,9 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     _jax_programs.watch_lowering(
         _program.labels, _program.argument_labels, session.describe, attribute
     )
-    _jax_programs.guard_launches(attribute, session.is_bridged, session.check_launch)
+    _jax_programs.guard_launches(
+        attribute, session.is_bridged, session.check_launch, session.accept_deserialized
+    )
     session.claim_launches()
     _jax_compat.register_passes(session.decompose, session.bridge, platform)
     counts = collections.Counter(d.process_index for d in devices)

@@ -79,7 +79,10 @@ def watch_lowering(
 
 
 def guard_launches(
-    attribute: str, is_guarded: Callable[[str], bool], check: Callable[[str], None]
+    attribute: str,
+    is_guarded: Callable[[str], bool],
+    check: Callable[[str], None],
+    accept: Callable[[bytes], bool],
 ) -> None:
     """Asks before programs are launched by a thread that `claim_launches` was not called by.
 
@@ -90,12 +93,15 @@ def guard_launches(
       attribute: The frontend attribute of a module that names its program.
       is_guarded: Whether a compiled program of this name is one to ask for.
       check: Gets the name of a function; raises if this thread must not launch it.
+      accept: Gets the compiled module of an executable that was serialized, and says whether it is
+        one to ask for; raises if it can't be used.
 
     Raises:
       UsageError: This JAX launches programs in another way.
     """
     from jax._src import compiler, pjit
     from jax._src.interpreters import pxla
+    from jax.experimental import serialize_executable
 
     guarded: set[int] = set()  # by identity: an executable lives as long as what launches it
     compile_program = _known(compiler, "compile_or_get_cached")
@@ -110,6 +116,20 @@ def guard_launches(
         else:
             guarded.discard(id(executable))
         return executable
+
+    unpickler = _known(serialize_executable, "_JaxPjrtUnpickler")
+    load = unpickler.persistent_load
+
+    @functools.wraps(load)
+    def loaded(self: Any, pid: Any) -> Any:
+        result = load(self, pid)
+        if pid[0] == "exec":
+            modules = result.hlo_modules()
+            if any([accept(m.as_serialized_hlo_module_proto()) for m in modules]):
+                guarded.add(id(result))
+            else:
+                guarded.discard(id(result))
+        return result
 
     @functools.wraps(launch)
     def checked(self: Any, *args: Any) -> Any:
@@ -127,6 +147,7 @@ def guard_launches(
     compiler.compile_or_get_cached = compiled
     pjit._get_fastpath_data = checked_fast_path
     pxla.ExecuteReplicated.__call__ = checked
+    unpickler.persistent_load = loaded
 
 
 @functools.cache

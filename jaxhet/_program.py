@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from jaxhet._functions import function_text
 from jaxhet.compiler import PER_PLATFORM
 
 # Primitives that take time, and those that only move data between devices.
@@ -282,6 +283,9 @@ class _Listing:
         for key, value in sorted(eqn.params.items()):
             if value is None or key in _SKIPPED or (is_declared(eqn) and key != "name"):
                 continue
+            if key == "callback" and eqn.primitive.name == "pure_callback":
+                words.append(f"callback={function_text(value.callback_func, text)}")
+                continue
             words.append(f"{key}={self._param(value, f'{path}/{key}', inner)}")
         if not is_declared(eqn):  # one platform's function may leave an argument unused
             words.append(self._atoms(eqn.invars, names))
@@ -336,8 +340,6 @@ _SKIPPED = frozenset(
         "out_layouts",
         "out_trees",
         "resource_env",
-        "update_jaxpr",
-        "update_consts",
     )
 )
 
@@ -371,6 +373,8 @@ def text(value: Any) -> str:
         return f"body {_digest_of_body(value)}"
     if isinstance(value, jax.sharding.NamedSharding):
         return f"{value.spec} on {text(value.mesh)}"
+    if isinstance(value, jax.sharding.SingleDeviceSharding):  # of each process another one
+        return "on one device"
     if isinstance(value, jax.sharding.AbstractMesh):  # which knows the kind of device
         return f"mesh {dict(value.shape)}"
     if isinstance(value, jax.sharding.Mesh):
@@ -442,9 +446,10 @@ def _array_text(value: Any) -> str:
     """Type, shape and value of a constant; of a long one, a digest."""
     kind = f"{value.dtype}{list(value.shape)}"
     if isinstance(value, jax.Array):
-        is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)
-        if is_key or not value.is_fully_addressable:
+        if not value.is_fully_addressable:
             return f"{kind} {text(value.sharding)}"  # nobody has all of its values
+        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return f"{kind} {_array_text(jax.random.key_data(value))}"
         value = np.asarray(value)
     data = np.ascontiguousarray(value).tobytes()
     if value.size == 1 and np.all(np.isfinite(value.astype(complex))):

@@ -214,6 +214,27 @@ class Session:
             return False
         return has_plan or not any(call.encode() in module for call in _CALLS)
 
+    def accept_deserialized(self, module: bytes) -> bool:
+        """Makes the plan of an executable that the program loads known, as `accept_cached` does.
+
+        Returns:
+          Whether it exchanges over islands.
+
+        Raises:
+          UsageError: It was compiled for another job, or by other passes.
+        """
+        try:
+            if self.bridge(module) is not None:
+                return True
+        except RuntimeError as error:
+            raise UsageError(f"can't load a serialized executable: {error}") from error
+        if any(call.encode() in module for call in _CALLS):
+            raise UsageError(
+                "can't load a serialized executable: it exchanges data over islands and holds no"
+                " plan; compile the function in this job"
+            )
+        return False
+
     @property
     def writes_cache(self) -> bool:
         """Whether this process writes entries."""

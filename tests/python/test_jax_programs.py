@@ -116,7 +116,9 @@ def test_every_launch_by_another_thread_is_asked_for(ahead_of_time: bool) -> Non
         _program.labels, _program.argument_labels, lambda *p: "guarded", _ATTRIBUTE
     )
     _mark_all(mlir)
-    _jax_programs.guard_launches(_ATTRIBUTE, lambda name: name == "guarded", check)
+    _jax_programs.guard_launches(
+        _ATTRIBUTE, lambda name: name == "guarded", check, lambda module: False
+    )
     _jax_programs.claim_launches(1)
     x = jax.device_put(np.ones(4), NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), P()))
     f = jax.jit(lambda x: x * 2)

@@ -1,5 +1,6 @@
 """Numbers of equations, and digests that tell programs apart on every platform."""
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,12 +29,57 @@ def _digest(f: Callable[..., Any], *args: Any) -> str:
 # --- digests ---
 
 
+class _Scale:
+    def __init__(self, by: float):
+        self.by = np.float32(by)
+
+    def __call__(self, v: np.ndarray) -> np.ndarray:
+        return v * self.by
+
+    def method(self, v: np.ndarray) -> np.ndarray:
+        return v * self.by
+
+
+def _with_default(by: float) -> Callable[..., Any]:
+    def scale(v: np.ndarray, by: Any = np.float32(by)) -> np.ndarray:
+        return v * by
+
+    return scale
+
+
+def _with_function_in_cell(by: float) -> Callable[..., Any]:
+    scale = _with_default(by)
+    return lambda v: [scale][0](v)
+
+
+# What a callback holds that makes it another one.
+_HOLDERS: dict[str, Callable[[float], Callable[..., Any]]] = {
+    "cell": lambda by: lambda v: v * np.float32(by),
+    "default": _with_default,
+    "function in a cell": _with_function_in_cell,
+    "partial": lambda by: functools.partial(np.multiply, np.float32(by)),
+    "object": _Scale,
+    "method": lambda by: _Scale(by).method,
+}
+
+
+def _callback(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: jax.pure_callback(function, x, x)
+
+
+
 def test_equal_programs_have_equal_digests() -> None:
     def make() -> Callable[..., Any]:
         inner = jax.jit(lambda x: jnp.sin(x) * 2)
         return lambda x: inner(x) + inner(x + 1)
 
     assert _digest(make()) == _digest(make())
+
+
+@pytest.mark.parametrize("holder", _HOLDERS)
+def test_equal_callbacks_have_equal_digests(holder: str) -> None:
+    make = _HOLDERS[holder]
+    assert _digest(_callback(make(2))) == _digest(_callback(make(2)))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +104,13 @@ def test_equal_programs_have_equal_digests() -> None:
             lambda x: jax.lax.cond(x[0] > 0, jnp.cos, jnp.sin, x),
         ),
         (lambda x: jnp.dot(x, x), lambda x: jnp.dot(x, x, precision="highest")),
+        (lambda x: x.at[0].apply(lambda v: v * 2), lambda x: x.at[0].apply(lambda v: v * 3)),
+        (
+            lambda x, k=jax.random.key(2): jax.random.uniform(k, x.shape),
+            lambda x, k=jax.random.key(3): jax.random.uniform(k, x.shape),
+        ),
+        *((_callback(make(2)), _callback(make(3))) for make in _HOLDERS.values()),
+        (_callback(lambda v: v * 2), _callback(lambda v: v * 3)),
     ],
     ids=[
         "literal",
@@ -73,6 +126,10 @@ def test_equal_programs_have_equal_digests() -> None:
         "length",
         "branches",
         "precision",
+        "scatter",
+        "key",
+        *_HOLDERS,
+        "code of a callback",
     ],
 )
 def test_digest_differs_for_another(one: Callable[..., Any], other: Callable[..., Any]) -> None:
@@ -98,11 +155,15 @@ f.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
 @jax.custom_jvp
 def h(x): return jnp.cos(x)
 h.defjvp(lambda p, t: (jnp.cos(p[0]), -jnp.sin(p[0]) * t[0]))
+class Scale:
+    def __init__(self, by): self.by, self.names, self.array = by, {"a", "b", "c"}, np.arange(3)
+    def __call__(self, v): return v * len(self.names)
 def step(x):
     y = jax.checkpoint(f)(x) + h(x)
     y = jax.lax.scan(lambda c, k: (c + jax.nn.softmax(k * c), None), y, jnp.arange(3.0))[0]
     y = y + jax.random.normal(jax.random.key(0), y.shape) + jnp.fft.fft(y).real
     jax.debug.callback(lambda v: None, y)
+    y = y + jax.lax.stop_gradient(jax.pure_callback(Scale(step), x, jax.lax.stop_gradient(x)))
     return jax.lax.platform_dependent(y, cpu=jnp.sin, cuda=jnp.cos).sum()
 jaxpr = jax.make_jaxpr(jax.value_and_grad(step))(jnp.ones(4))
 print(_program.describe("jit(step)", jaxpr, [], lambda e: "").listing())
