@@ -13,6 +13,14 @@ import jax
 import numpy as np
 
 _PLAIN = (numbers.Number, str, bytes, np.ndarray, np.generic, jax.Array, type(None))
+_NAMED = (
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    np.ufunc,
+)
 _DIGEST_BYTES = 8
 
 
@@ -38,8 +46,8 @@ class _Describer:
         """A value in words; one that was met before is named by its number."""
         if isinstance(value, _PLAIN):
             return self._plain_text(value)
-        if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | np.ufunc):
-            return f"{type(value).__name__} {getattr(value, '__qualname__', value.__name__)}"
+        if isinstance(value, _NAMED):
+            return f"{type(value).__name__} {getattr(value, '__qualname__', '') or value.__name__}"
         if id(value) in self._seen:
             return f"value {list(self._seen).index(id(value))}"
         self._seen[id(value)] = value
@@ -53,7 +61,9 @@ class _Describer:
         if isinstance(value, functools.partial):
             return f"partial{self.text((value.func, value.args, value.keywords))}"
         if isinstance(value, dict):
-            return "{" + ", ".join(f"{self.text(k)}: {self.text(v)}" for k, v in value.items()) + "}"
+            return (
+                "{" + ", ".join(f"{self.text(k)}: {self.text(v)}" for k, v in value.items()) + "}"
+            )
         if isinstance(value, set | frozenset):
             return "{" + ", ".join(sorted(map(self.text, value))) + "}"
         if isinstance(value, tuple | list):
@@ -61,10 +71,9 @@ class _Describer:
         return self._object_text(value)
 
     def _object_text(self, value: Any) -> str:
-        call = getattr(type(value), "__call__", None)
         words = [f"{type(value).__module__}.{type(value).__qualname__}"]
-        if isinstance(call, types.FunctionType):
-            words.append(self.text(call))
+        if callable(value):
+            words.append(self.text(type(value).__call__))
         names = [*getattr(value, "__dict__", ()), *_slots(type(value))]
         held = {name: getattr(value, name) for name in names if hasattr(value, name)}
         return " ".join([*words, self.text(held)]) if held else " ".join(words)

@@ -125,7 +125,8 @@ def guard_launches(
         result = load(self, pid)
         if pid[0] == "exec":
             modules = result.hlo_modules()
-            if any([accept(m.as_serialized_hlo_module_proto()) for m in modules]):
+            accepted = [accept(module.as_serialized_hlo_module_proto()) for module in modules]
+            if any(accepted):
                 guarded.add(id(result))
             else:
                 guarded.discard(id(result))

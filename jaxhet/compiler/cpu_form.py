@@ -24,8 +24,21 @@ class CpuLowering(Lowering):
         return "bitcast"
 
     @override
-    def order(self, shape: Shape) -> list[int]:
-        return list(reversed(shape.layout.minor_to_major))
+    def flat(self, x: Instruction) -> Instruction:
+        order = _slowest_first(x.shape)
+        y = self.shaped(x, [hlo.num_elements(x.shape)])  # as it lies in memory
+        dims = [x.shape.dimensions[d] for d in order]
+        return self._moved(y, dims, [order.index(d) for d in range(len(order))])
+
+    @override
+    def unflat(self, x: Instruction, shape: Shape) -> Instruction:
+        x = self._moved(x, shape.dimensions, _slowest_first(shape))
+        return self.c.add("bitcast", shape, [x])
+
+    def _moved(
+        self, x: Instruction, dims: Sequence[int], permutation: Sequence[int]
+    ) -> Instruction:
+        return self.transposed(Value(x, x.shape.element_type, ()), dims, permutation).x
 
     @override
     def loop(self, xs: Sequence[Instruction], body: Body) -> Instruction:
@@ -113,6 +126,11 @@ class CpuLowering(Lowering):
         places = self.collective.places(groups)
         position = arithmetic.own_position(self.c, self.collective.num_partitions)
         return self.loop([position], lambda c, p: arithmetic.entry_is(c, places, p, 1))
+
+
+def _slowest_first(shape: Shape) -> list[int]:
+    """The dimensions of an array as they lie in memory."""
+    return list(reversed(shape.layout.minor_to_major))
 
 
 @dataclasses.dataclass(frozen=True)

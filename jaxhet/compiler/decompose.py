@@ -72,9 +72,6 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
         label.append(ALGORITHMS[split is not None])
     if (count := len(collective.instruction.operand_ids)) > 1:
         label.append(f"of {count}")
-    if not job.is_gpu:  # there, layouts are final
-        operands = collective.computation.operands(collective.instruction)
-        label += [hlo.shape_text(x.shape) for x in operands if not hlo.is_row_major(x.shape)]
     adder = Adder(collective, " ".join(label), note, job, options, exchanges)
     lowering: Lowering = (GpuLowering if job.is_gpu else CpuLowering)(collective, adder)
     match opcode:

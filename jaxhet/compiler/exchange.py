@@ -131,7 +131,7 @@ class Entry:
         place, kind, label, shapes, members = match.groups()
         words = label.split()
         algorithm = next((a for a in ALGORITHMS if a in words), "direct")
-        own = itertools.takewhile(lambda word: word not in ALGORITHMS and "[" not in word, words)
+        own = itertools.takewhile(lambda word: word not in ALGORITHMS, words)
         groups = tuple(tuple(map(int, g.split(","))) for g in members.strip("{}").split("},{"))
         return Parts(place, kind, " ".join(own), algorithm, shapes, groups)
 

@@ -26,8 +26,12 @@ class GpuLowering(Lowering):
         return "reshape"
 
     @override
-    def order(self, shape: Shape) -> list[int]:
-        return list(range(len(shape.dimensions)))
+    def flat(self, x: Instruction) -> Instruction:
+        return self.shaped(x, [hlo.num_elements(x.shape)])
+
+    @override
+    def unflat(self, x: Instruction, shape: Shape) -> Instruction:
+        return self.c.add(self.reshape_opcode, shape, [x])
 
     @override
     def loop(self, xs: Sequence[Instruction], body: Body) -> Instruction:

@@ -1,7 +1,7 @@
 """The steps that decompositions consist of; each platform has its form of them.
 
-Between the first and the last step all values are one-dimensional: there, the layouts that two
-compilers choose can't differ. An array of g blocks is the blocks one after the other.
+Between the first and the last step all values are one-dimensional and row-major, whatever layouts
+two compilers have chosen around them. An array of g blocks is the blocks one after the other.
 """
 
 import abc
@@ -63,8 +63,12 @@ class Lowering(abc.ABC):
         """What gives elements another shape without moving them."""
 
     @abc.abstractmethod
-    def order(self, shape: Shape) -> list[int]:
-        """The dimensions of an array, the one that varies slowest in `flatten` first."""
+    def flat(self, x: Instruction) -> Instruction:
+        """The elements of an array, row-major, in one dimension."""
+
+    @abc.abstractmethod
+    def unflat(self, x: Instruction, shape: Shape) -> Instruction:
+        """Of the elements of an array, row-major, the array of `shape`."""
 
     @abc.abstractmethod
     def loop(self, xs: Sequence[Instruction], body: Body) -> Instruction:
@@ -140,12 +144,11 @@ class Lowering(abc.ABC):
         """One dimension, in a type that can travel; `number` is the operand's."""
         element_type = x.shape.element_type
         x = self._converted(x, arithmetic.carried_type(element_type))
-        return Value(self.shaped(x, [hlo.num_elements(x.shape)]), element_type, (number,))
+        return Value(self.flat(x), element_type, (number,))
 
     def restore(self, value: Value, shape: Shape) -> Instruction:
-        """A flat value as an array, in the order and the type of `shape`."""
-        x = value.x
-        x = self.c.add(self.reshape_opcode, hlo.with_type(shape, x.shape.element_type), [x])
+        """A flat value as an array, in the layout and the type of `shape`."""
+        x = self.unflat(value.x, hlo.with_type(shape, value.x.shape.element_type))
         return self._converted(x, shape.element_type)
 
     def replace(self, results: Sequence[Instruction]) -> None:
@@ -170,22 +173,17 @@ class Lowering(abc.ABC):
 
     def split(self, value: Value, shape: Shape, dim: int, parts: int) -> Value:
         """A flat array of `shape` as blocks, cut along `dim`."""
-        order = self.order(shape)
-        place = order.index(dim)
-        dims = [shape.dimensions[d] for d in order]
-        dims[place : place + 1] = [parts, dims[place] // parts]
-        others = [d for d in range(len(dims)) if d != place]
-        return self.transposed(value, dims, [place, *others])
+        dims = list(shape.dimensions)
+        dims[dim : dim + 1] = [parts, dims[dim] // parts]
+        others = [d for d in range(len(dims)) if d != dim]
+        return self.transposed(value, dims, [dim, *others])
 
     def join(self, value: Value, block: Shape, dim: int, shape: Shape) -> Value:
         """Blocks, each flat of the shape `block`, as one flat array of `shape`, along `dim`."""
-        order = self.order(block)
         parts = shape.dimensions[dim] // max(block.dimensions[dim], 1)
-        dims = [parts, *(block.dimensions[d] for d in order)]
-        permutation: list[int] = []
-        for d in self.order(shape):
-            permutation += [0, order.index(d) + 1] if d == dim else [order.index(d) + 1]
-        return self.transposed(value, dims, permutation)
+        dims = [parts, *block.dimensions]
+        others = range(1, len(dims))
+        return self.transposed(value, dims, [*others[:dim], 0, *others[dim:]])
 
     def reordered(self, value: Value, order: Sequence[int]) -> Value:
         """The blocks of a value in another order: block k of the result is block order[k]."""

@@ -50,7 +50,7 @@ def _gather_over_islands(lowering: Lowering, value: Value, split: Split) -> Valu
 def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None:
     """Makes a reduce-scatter the last step of its decomposition."""
     (dim,) = lowering.instruction.dimensions
-    operands, shapes = lowering.operands, lowering.result_shapes
+    operands = lowering.operands
     parts = len(lowering.collective.positions[0]) // lowering.collective.keepers
     is_exchanged = split is None or split.local_size == 1
     values = [
@@ -63,12 +63,7 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
         results = [_scatter_to_islands(lowering, v, opcode, split) for v in values]
     else:
         results = [_scatter_over_islands(lowering, v, opcode, split) for v in values]
-    lowering.replace(
-        [
-            lowering.restore(lowering.join(v, _block(x, shape), dim, shape), shape)
-            for v, x, shape in zip(results, operands, shapes, strict=True)
-        ]
-    )
+    _put_back(lowering, results)
 
 
 def _scatter_over_islands(lowering: Lowering, value: Value, opcode: str, split: Split) -> Value:
@@ -116,10 +111,8 @@ def all_to_all(lowering: Lowering, split: Split | None) -> None:
 
 def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
     """Operand i goes to member i; result i is from member i."""
-    operands, shapes = lowering.operands, lowering.result_shapes
+    operands = lowering.operands
     values = lowering.flattened()
-    if len({tuple(lowering.order(s)) for s in [*shapes, *(x.shape for x in operands)]}) > 1:
-        raise AssertionError("XLA gives the operands of an all-to-all one layout")
     size = values[0].size
     together = Value(
         lowering.loop([v.x for v in values], lambda c, *xs: arithmetic.concatenate(c, xs)),
@@ -133,7 +126,7 @@ def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
         )
         for i in range(len(operands))
     ]
-    lowering.replace([lowering.restore(v, s) for v, s in zip(results, shapes, strict=True)])
+    _put_back(lowering, results)
 
 
 def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
@@ -167,7 +160,7 @@ def permute(lowering: Lowering) -> None:
         results = [_permute_on_gpu(lowering, value, collective.positions) for value in values]
     else:
         results = lowering.permute(values, collective.positions)
-    _restore_as(lowering, results)
+    _put_back(lowering, results)
 
 
 def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value:
@@ -194,7 +187,7 @@ def broadcast(lowering: Lowering) -> None:
     else:
         pairs = tuple((group[0], member) for group in positions for member in group)
         results = lowering.permute(values, pairs)
-    _restore_as(lowering, results)
+    _put_back(lowering, results)
 
 
 def _broadcast_on_gpu(lowering: GpuLowering, value: Value, positions: Groups) -> Value:
@@ -218,13 +211,10 @@ def _broadcast_on_gpu(lowering: GpuLowering, value: Value, positions: Groups) ->
     return lowering.local("collective-broadcast", received, value.size, tuple(local))
 
 
-def _restore_as(lowering: Lowering, results: Sequence[Value]) -> None:
-    """Puts results in the collective's place that are flat like its operands."""
+def _put_back(lowering: Lowering, results: Sequence[Value]) -> None:
+    """Puts flat results in the collective's place."""
     lowering.replace(
-        [
-            lowering.restore(lowering.join(v, x.shape, 0, shape) if shape.dimensions else v, shape)
-            for v, x, shape in zip(results, lowering.operands, lowering.result_shapes, strict=True)
-        ]
+        [lowering.restore(v, s) for v, s in zip(results, lowering.result_shapes, strict=True)]
     )
 
 
@@ -236,14 +226,6 @@ def _by_rail(split: Split) -> list[int]:
 
 def _inverse(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
-
-
-def _block(x: pb.HloInstructionProto, shape: pb.ShapeProto) -> pb.ShapeProto:
-    """The shape of a result, its elements in the order of the operand's."""
-    block = pb.ShapeProto()
-    block.CopyFrom(shape)
-    block.layout.CopyFrom(x.shape.layout)
-    return block
 
 
 def _resized(shape: pb.ShapeProto, dim: int, size: int) -> pb.ShapeProto:

@@ -9,7 +9,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -162,10 +161,7 @@ def _assert_all_right(
     programs = [(unlike_programs.make(s), ("flags", "declared")[s % 2]) for s in seeds]
     stories = _run_case(case, programs, world, record)
     assert not stories["wrong"], "\n".join(stories["wrong"])
-    # On CPU an exchange follows the layouts that XLA has chosen: where these differ, it is refused.
-    others = [story for story in stories["refused"] if not re.search(r"\]\{[\d,]+\} ", story)]
-    assert not others, "\n".join(others)
-    assert len(stories["refused"]) <= count / 8, "\n".join(stories["refused"])
+    assert not stories["refused"], "\n".join(stories["refused"])
 
 
 @pytest.mark.parametrize("case", QUICK_CASES, ids=" ".join)
@@ -396,7 +392,7 @@ want = mesh.size * (1 + 7 * 1.5 + 300 * 2.5 + 1.5 * 11)
         assert "right" in ended.text or "caught: PlanMismatchError" in ended.text, ended.text
 
 
-def test_declared_piece_that_chooses_another_layout_is_right_or_refused() -> None:
+def test_declared_piece_that_chooses_another_layout_is_right() -> None:
     body = """
 def one(v): return jnp.cumsum(v, axis=1)
 def other(v):
@@ -409,5 +405,4 @@ def step(a):
 want = mesh.size * np.cumsum(np.cos(np.ones(6)) + np.cos(np.full(6, 0.5)))
 """
     for ended in run_both(body + PIECE):
-        assert "wrong" not in ended.text, ended.text
-        assert "right" in ended.text or "caught: PlanMismatchError" in ended.text, ended.text
+        assert "right" in ended.text, ended.text

@@ -41,15 +41,15 @@ class _Scale:
 
 
 def _with_default(by: float) -> Callable[..., Any]:
-    def scale(v: np.ndarray, by: Any = np.float32(by)) -> np.ndarray:
-        return v * by
+    def scale(v: np.ndarray, by: float = by) -> np.ndarray:
+        return v * np.float32(by)
 
     return scale
 
 
 def _with_function_in_cell(by: float) -> Callable[..., Any]:
     scale = _with_default(by)
-    return lambda v: [scale][0](v)
+    return lambda v: scale(v) + 1
 
 
 # What a callback holds that makes it another one.
@@ -63,9 +63,11 @@ _HOLDERS: dict[str, Callable[[float], Callable[..., Any]]] = {
 }
 
 
+_KEYS = jax.random.key(2), jax.random.key(3)
+
+
 def _callback(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x: jax.pure_callback(function, x, x)
-
 
 
 def test_equal_programs_have_equal_digests() -> None:
@@ -106,8 +108,8 @@ def test_equal_callbacks_have_equal_digests(holder: str) -> None:
         (lambda x: jnp.dot(x, x), lambda x: jnp.dot(x, x, precision="highest")),
         (lambda x: x.at[0].apply(lambda v: v * 2), lambda x: x.at[0].apply(lambda v: v * 3)),
         (
-            lambda x, k=jax.random.key(2): jax.random.uniform(k, x.shape),
-            lambda x, k=jax.random.key(3): jax.random.uniform(k, x.shape),
+            lambda x: jax.random.uniform(_KEYS[0], x.shape),
+            lambda x: jax.random.uniform(_KEYS[1], x.shape),
         ),
         *((_callback(make(2)), _callback(make(3))) for make in _HOLDERS.values()),
         (_callback(lambda v: v * 2), _callback(lambda v: v * 3)),

@@ -74,11 +74,15 @@ def test_variadic_all_reduce_is_one_exchange():
     assert "all_gather all-reduce sum flat of 2 f32[4],s32[3] {{0,1}}" in text
 
 
-def test_layout_is_part_of_the_line():
-    text = decomposed(
-        "p = f32[2,3]{0,1} parameter(0)\nROOT " + all_reduce("r", "p", shape="f32[2,3]{0,1}")
-    )
-    assert "all_gather all-reduce sum flat f32[2,3]{0,1} f32[6] {{0,1}}" in text
+def test_exchange_is_row_major_whatever_the_layout():
+    texts = [
+        decomposed(f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape))
+        for shape in ("f32[2,3]{0,1}", "f32[2,3]")
+    ]
+    line = "all_gather all-reduce sum flat f32[6] {{0,1}}"
+    assert all(line in text for text in texts)
+    # From three columns of two to two rows of three, and back.
+    assert [text.count(" transpose(") for text in texts] == [2, 0]
 
 
 def test_hierarchical_has_local_collectives_around_the_exchange():
