@@ -5,6 +5,7 @@ from jaxhet._errors import DeviceError as DeviceError
 from jaxhet._errors import JaxhetError as JaxhetError
 from jaxhet._errors import PeerError as PeerError
 from jaxhet._errors import PlanMismatchError as PlanMismatchError
+from jaxhet._errors import ReplicaError as ReplicaError
 from jaxhet._errors import TransportError as TransportError
 from jaxhet._errors import UsageError as UsageError
 from jaxhet._initialize import initialize as initialize
@@ -22,6 +23,11 @@ from jaxhet._plan import LinkTime as LinkTime
 from jaxhet._plan import PlannedExchange as PlannedExchange
 from jaxhet._plan import PlanReport as PlanReport
 from jaxhet._plan import plan as plan
+from jaxhet._replicas import ReplicaDifference as ReplicaDifference
+from jaxhet._replicas import ReplicaReport as ReplicaReport
+from jaxhet._replicas import check_replicas as check_replicas
+from jaxhet._replicas import sync_replicas as sync_replicas
+from jaxhet._replicas import unlike_islands as unlike_islands
 from jaxhet._session import BridgeOptions as BridgeOptions
 from jaxhet._session import islands as islands
 from jaxhet._session import launch_from_this_thread as launch_from_this_thread

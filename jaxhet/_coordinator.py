@@ -132,7 +132,7 @@ def _difference_between(first: Claim, other: Claim) -> str:
     each = (f"in {name}: {theirs}, {ours} in {first.island}" for name, ours, theirs in found)
     only_flags = all(name.startswith(_compiler_settings.XLA_FLAGS) for name, _, _ in found)
     effect = _EFFECT_OF_FLAGS if only_flags else _EFFECT_OF_JAX_CONFIG
-    return f"jaxhet: island {other.island} differs from {first.island} {'; '.join(each)}; {effect}"
+    return f"island {other.island} differs from {first.island} {'; '.join(each)}; {effect}"
 
 
 def _settings_disagree(ours: Claim, theirs: Claim) -> str | None:

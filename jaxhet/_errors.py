@@ -1,4 +1,7 @@
-"""The errors that jaxhet raises: one tree, the same in C++ (`xla_plugin/base/error.h`)."""
+"""The errors that jaxhet raises: one tree; those in `BY_NAME` come from C++ as well.
+
+See `xla_plugin/base/error.h`.
+"""
 
 
 class JaxhetError(Exception):
@@ -32,6 +35,10 @@ class DeviceError(JaxhetError):
     """A device, its driver or its memory refused a request."""
 
 
+class ReplicaError(JaxhetError):
+    """Replicas of a value have other bits on some devices than on the first one."""
+
+
 BY_NAME: dict[str, type[JaxhetError]] = {
     cls.__name__: cls
     for cls in (
@@ -44,5 +51,5 @@ BY_NAME: dict[str, type[JaxhetError]] = {
     )
 }
 
-for _cls in (JaxhetError, *BY_NAME.values()):
+for _cls in (JaxhetError, ReplicaError, *BY_NAME.values()):
     _cls.__module__ = "jaxhet"  # where users find them, and what tracebacks print

@@ -232,9 +232,10 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
     try:
         membership.join(make_claim(config, listener.address), config.connect_timeout_s + 5)
         members = membership.members
+        differences = _coordinator.differences_between_islands(members)
         if config.process_id == 0:
-            for line in _coordinator.differences_between_islands(members):
-                print(line, file=sys.stderr, flush=True)
+            for line in differences:
+                print(f"jaxhet: {line}", file=sys.stderr, flush=True)
         if len({claim.island for claim in members}) > 1:
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
@@ -242,6 +243,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
                 tuned = _prepare_gpus(config.process_id)
             engine = _start_engine(config, listener, membership)
         session = _start_jax(config, membership, engine, listener)
+        session.settings_differences = tuple(differences)
         if tuned is not None:
             _share_tuning(session, membership, tuned)
         return session

@@ -97,6 +97,8 @@ class Session:
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, _program.Program] = {}  # by digest
         self.tuning: Tuning | None = None
+        self.settings_differences: tuple[str, ...] = ()  # between islands, a line for each
+        self.unlike: tuple[str, ...] | None = None  # what `unlike_islands` has found
         self._bridged: set[str] = set()  # digests of programs with exchanges
         self._launcher: threading.Thread | None = None
         self._launchers = itertools.count(1)

@@ -68,6 +68,15 @@ class Options:
     dtype: str | None = _option(
         None, "type to compute in; default: the config's", choices=(*DTYPES,)
     )
+    update: str = _option(
+        "auto",
+        "where a parameter's update is computed: on each of its replicas, or each part of it on one"
+        " device; auto: sharded if islands are unlike (jaxhet.unlike_islands)",
+        choices=("auto", "sharded", "replicated"),
+    )
+    on_difference: str = _option(
+        "warn", "what to do when replicas differ at a log line", choices=("warn", "sync", "raise")
+    )
     log_every: int = _option(10, "steps between two log lines")
     digest: bool = _option(False, "write digests of all parameters at each logged step")
 
@@ -147,7 +156,26 @@ def make_trainer(options: Options) -> Trainer:
     schedule = Schedule(
         options.learning_rate, options.warmup, options.weight_decay, options.max_gradient_norm
     )
-    return Trainer(model_config(options), schedule, make_mesh(options))
+    mesh = make_mesh(options)
+    return Trainer(model_config(options), schedule, mesh, update_axes(options.update, mesh))
+
+
+def update_axes(update: str, mesh: jax.sharding.Mesh) -> tuple[str, ...]:
+    """The axes to split the update over: those that split the batch, and those that cross islands.
+
+    None for a replicated update.
+    """
+    islands = jaxhet.islands() if _in_job() else ()
+    if update == "replicated" or (update == "auto" and not (islands and jaxhet.unlike_islands())):
+        return ()
+    island_of = {d.id: island.index for island in islands for d in island.devices}
+    places = np.vectorize(lambda d: island_of.get(d.id, 0), otypes=[int])(mesh.devices)
+    crossing = [
+        name
+        for axis, name in enumerate(mesh.axis_names)
+        if np.any(places != np.take(places, [0], axis=axis))
+    ]
+    return tuple(n for n in mesh.axis_names if n in crossing or n in batch_axes(mesh.shape))
 
 
 def pretrain(options: Options) -> None:
@@ -170,12 +198,16 @@ def _train(options: Options, trainer: Trainer, batches: Batches, checkpoints: Ch
         state = checkpoints.restore(start, shapes, trainer.state_shardings())
     else:
         state = init(options.seed)
+    state = jaxhet.sync_replicas(state)
     reporter = Reporter(_reporter_settings(options, start))
+    if trainer.update_axes:
+        reporter.say(f"the update is split over {', '.join(trainer.update_axes)}")
     reporter.digest(start, state.params)
     sharding = activation_sharding("tokens", trainer.mesh)
     for step in range(start, options.steps):
         state, measures = update(state, batches(step, sharding))
-        reporter.step(measures, state.params)
+        if reporter.step(measures):
+            state = reporter.report(state, options.on_difference)
         done, every = step + 1, options.checkpoint_every
         if done == options.steps or (every and done % every == 0):
             checkpoints.save(done, state)
@@ -216,7 +248,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jaxhet.initialize()
     try:
         pretrain(options)
-    except (ValueError, OSError, FloatingPointError, jaxhet.UsageError) as error:
+    except (
+        ValueError,
+        OSError,
+        FloatingPointError,
+        jaxhet.UsageError,
+        jaxhet.ReplicaError,
+    ) as error:
         sys.exit(f"{PROGRAM}: {error}")
     if _in_job():
         jaxhet.shutdown()

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 import jaxhet
 from models.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
-from models.train import Params
+from models.train import Params, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,23 +66,41 @@ class Reporter:
         if self._digests:
             self._digests.append(digest_rows(step, params))
 
-    def step(self, measures: dict[str, jax.Array], params: Params) -> None:
-        """Takes note of one more step; at the end of a window waits for it and reports.
-
-        Raises FloatingPointError when the loss is no longer finite.
-        """
+    def step(self, measures: dict[str, jax.Array]) -> bool:
+        """Takes note of one more step; returns whether it is time to `report`."""
         self._window.append(measures)
         self._bar.update()
         step = self._done + len(self._window)
-        if step % self._settings.log_every and step != self._settings.steps:
-            return
+        return step % self._settings.log_every == 0 or step == self._settings.steps
+
+    def report(self, state: TrainState, on_difference: str) -> TrainState:
+        """Waits for the steps since the last report, and writes their metrics.
+
+        Compares all replicas of the state; `on_difference` is "warn", "sync" or "raise". Returns
+        the state to go on with. Raises FloatingPointError when the loss is no longer finite, and
+        `jaxhet.ReplicaError`.
+        """
         rows = self._rows()
+        replicas = jaxhet.check_replicas(state, on_difference="sync")
+        rows[-1]["replicas"] = {
+            "compared": replicas.num_compared,
+            "different": len(replicas.differences),
+            "largest_difference": max((d.largest for d in replicas.differences), default=0.0),
+        }
         if self._metrics:
             self._metrics.append(rows)
         self._show(rows[-1])
-        self.digest(step, params)
-        self._done = step
+        self._done += len(self._window)
+        kept: TrainState = replicas.tree if on_difference == "sync" else state
+        if replicas.differences:
+            text = f"step {self._done}: {replicas}"
+            if on_difference == "raise":
+                raise jaxhet.ReplicaError(f"{text}; choose --update sharded")
+            is_healed = on_difference == "sync"
+            self.say(f"{text}; {'made equal' if is_healed else '--update sharded avoids it'}")
+        self.digest(self._done, kept.params)
         self._begin_window()
+        return kept
 
     def finish(self) -> None:
         """Draws the loss and says where everything is."""

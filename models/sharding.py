@@ -11,6 +11,7 @@
 A mesh has any of them; its first axes cross islands.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -77,6 +78,35 @@ def parameter_shardings(params: Any, mesh: jax.sharding.Mesh) -> Any:
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(sharding, params)
+
+
+def split_further(params: Any, shardings: Any, axes: Collection[str]) -> Any:
+    """`shardings` of `params` (arrays or shapes), with each array split over all of `axes` as well.
+
+    Each axis goes to the first dimension that it divides evenly. Raises ValueError for a parameter
+    that has none.
+    """
+
+    def sharding(path: tuple[Any, ...], leaf: Any, old: NamedSharding) -> NamedSharding:
+        sizes = old.mesh.shape
+        entries = [_names(e) for e in old.spec] + [()] * (leaf.ndim - len(old.spec))
+        used = {name for entry in entries for name in entry}
+        for axis in axes:
+            if axis in used or sizes[axis] == 1:
+                continue
+            parts = [math.prod(sizes[name] for name in (*entry, axis)) for entry in entries]
+            even = [d for d, n in enumerate(parts) if leaf.shape[d] % n == 0]
+            if not even:
+                raise ValueError(
+                    f"the update of parameter {path_name(path)} of shape {leaf.shape} can't be "
+                    f"split over {axis}={sizes[axis]}: choose a mesh whose {axis} axis divides one "
+                    "of its dimensions, or --update replicated."
+                )
+            entries[even[0]] = (*entries[even[0]], axis)
+        spec = (names if len(names) > 1 else next(iter(names), None) for names in entries)
+        return NamedSharding(old.mesh, P(*spec))
+
+    return jax.tree_util.tree_map_with_path(sharding, params, shardings)
 
 
 def activation_sharding(name: str, mesh: jax.sharding.Mesh) -> NamedSharding:

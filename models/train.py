@@ -12,7 +12,13 @@ from flax import nnx
 from models.configs import Config
 from models.llama import Llama, cross_entropy
 from models.pipeline import Pipeline
-from models.sharding import activation_sharding, parameter_shardings, path_name, replicated
+from models.sharding import (
+    activation_sharding,
+    parameter_shardings,
+    path_name,
+    replicated,
+    split_further,
+)
 
 Params = dict[str, Any]
 
@@ -62,11 +68,18 @@ def _is_matrix(params: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """What is to be trained, how, and on which mesh. Its methods are to be jitted or traced."""
+    """What is to be trained, how, and on which mesh. Its methods are to be jitted or traced.
+
+    Over the mesh axes `update_axes` the optimizer's state and update are split, as well as over
+    those that a parameter is split over (ZeRO stage 1, arXiv:2004.13336): each element of a
+    parameter is then computed on one device, and gathered from it. All replicas have equal bits,
+    whatever their arithmetic.
+    """
 
     config: Config
     schedule: Schedule
     mesh: jax.sharding.Mesh
+    update_axes: tuple[str, ...] = ()
 
     def init(self, seed: int) -> TrainState:
         """A new state; a parameter's values depend on `seed`, not on the mesh."""
@@ -80,12 +93,13 @@ class Trainer:
     def step(self, state: TrainState, tokens: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update from tokens [batch, positions + 1]; also `loss` and `gradient_norm`."""
         loss, gradients = jax.value_and_grad(self.loss)(state.params, tokens)
+        gradients, params = self._split(gradients), self._split(state.params)
         updates, optimizer = self.schedule.transformation().update(
-            gradients, state.optimizer, state.params
+            gradients, state.optimizer, params
         )
-        params: Any = optax.apply_updates(state.params, updates)
+        updated: Any = optax.apply_updates(params, updates)
         measures = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
-        return TrainState(state.step + 1, params, optimizer), measures
+        return TrainState(state.step + 1, self._split(updated), optimizer), measures
 
     def loss(self, params: Params, tokens: jax.Array) -> jax.Array:
         """Mean cross-entropy, in nats per byte, of each token given those before it."""
@@ -95,15 +109,16 @@ class Trainer:
         return cross_entropy(logits, tokens)
 
     def state_shardings(self) -> TrainState:
-        """A `TrainState` of shardings: moments lie like their parameters, the rest everywhere."""
+        """A `TrainState` of shardings: moments lie like the update, the rest everywhere."""
         shapes = jax.eval_shape(lambda: self.init(seed=0))
         params = parameter_shardings(shapes.params, self.mesh)
+        update = split_further(shapes.params, params, self.update_axes)
         everywhere = replicated(self.mesh)
         optimizer = optax.tree_utils.tree_map_params(
             self.schedule.transformation(),
             lambda _, sharding: sharding,
             shapes.optimizer,
-            params,
+            update,
             transform_non_params=lambda _: everywhere,
         )
         return TrainState(everywhere, params, optimizer)
@@ -127,6 +142,15 @@ class Trainer:
         tokens = jax.ShapeDtypeStruct((batch, positions + 1), jnp.int32, sharding=split)
         with jax.set_mesh(self.mesh):
             return step.lower(state, tokens)
+
+    def _split(self, params: Params) -> Params:
+        """Parameters, or what is like them, split over `update_axes` as well."""
+        if not self.update_axes:
+            return params
+        shardings = parameter_shardings(params, self.mesh)
+        return jax.lax.with_sharding_constraint(
+            params, split_further(params, shardings, self.update_axes)
+        )
 
     @property
     def _pipeline(self) -> Pipeline | None:

@@ -31,6 +31,17 @@ def _sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def _island_variable(text: str) -> tuple[str, str, str]:
+    """Island, name and value."""
+    island, colon, variable = text.partition(":")
+    name, equals, value = variable.partition("=")
+    if not (island and colon and name and equals):
+        raise typer.BadParameter(
+            f"{text!r} is not of the form ISLAND:NAME=VALUE", param_hint="--island-env"
+        )
+    return island.strip(), name, value
+
+
 @_app.callback()
 def _commands() -> None:
     """One JAX program across islands of NVIDIA and AMD GPUs."""
@@ -40,6 +51,14 @@ def _commands() -> None:
 def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="what every process runs")
+    ],
+    island_env: Annotated[
+        list[str],
+        typer.Option(
+            metavar="ISLAND:NAME=VALUE",
+            help="an environment variable of the processes of one island; may be given many times",
+            default_factory=list,
+        ),
     ],
     islands: Annotated[int, typer.Option(min=1, help="number of islands")] = _DEFAULTS.islands,
     processes_per_island: Annotated[
@@ -85,6 +104,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         port=port,
         grace_s=grace,
         island_names=tuple(name.strip() for name in island_names.split(",") if name.strip()),
+        island_env=tuple(map(_island_variable, island_env)),
     )
     raise typer.Exit(_launch.launch(command, options))
 

@@ -47,6 +47,7 @@ class Options:
     port: int = 0
     grace_s: float = 15.0
     island_names: tuple[str, ...] = ()
+    island_env: tuple[tuple[str, str, str], ...] = ()  # island, variable, value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +59,13 @@ class Place:
       devices: how many.
       gpus: the environment variables that give the process its GPUs; None: its
         devices are virtual CPU devices.
+      env: variables of its island alone.
     """
 
     island: str
     devices: int
     gpus: Mapping[str, str] | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def launch(command: list[str], options: Options) -> int:
@@ -102,19 +105,35 @@ def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...
     """The places of the job's processes, by id; those of one island have neighbouring ids.
 
     Raises:
-      UsageError: names or sizes are not one for each island, or there are too few GPUs.
+      UsageError: names or sizes are not one for each island, a variable is for an island that there
+        is not, or there are too few GPUs.
     """
     processes = _per_island("--processes-per-island", options.processes_per_island, options)
     names = _for_each(island_names(options), processes)
+    envs = _island_envs(options)
     wanted = _per_island("--devices", options.devices or (1,), options)
     devices = _for_each(wanted, processes)
     if gpus is None:
-        return tuple(Place(name, count) for name, count in zip(names, devices, strict=True))
+        return tuple(
+            Place(name, count, env=envs[name]) for name, count in zip(names, devices, strict=True)
+        )
     shares = _gpus.share(gpus, devices if options.devices else None, len(names))
     return tuple(
-        Place(name, len(mine), gpus.environment(mine))
+        Place(name, len(mine), gpus.environment(mine), envs[name])
         for name, mine in zip(names, shares, strict=True)
     )
+
+
+def _island_envs(options: Options) -> dict[str, dict[str, str]]:
+    """The variables of each island alone."""
+    envs: dict[str, dict[str, str]] = {name: {} for name in island_names(options)}
+    for island, variable, value in options.island_env:
+        if island not in envs:
+            raise UsageError(
+                f"--island-env {island}:{variable}={value} names no island of {', '.join(envs)}"
+            )
+        envs[island][variable] = value
+    return envs
 
 
 def _for_each[T](values: tuple[T, ...], processes: tuple[int, ...]) -> list[T]:
@@ -140,6 +159,7 @@ def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]
         **({"JAX_PLATFORMS": "cpu", **_HUGE_PAGES} if place.gpus is None else {}),
         "PYTHONUNBUFFERED": "1",  # what a process printed before it was killed is shown
         **base,
+        **place.env,
         "JAXHET_LAUNCHED": "1",
         "JAXHET_NUM_PROCESSES": str(len(places)),
         "JAXHET_PROCESS_ID": str(process),

@@ -192,7 +192,7 @@ def test_difference_within_an_island_is_refused(
 def test_difference_of_flags_between_islands_is_a_line() -> None:
     members = [_claim(0, "nv0", {}), _claim(1, "amd0", {ISA: "AVX"}), _claim(2, "nv0", {})]
     assert differences_between_islands(members) == [
-        f"jaxhet: island amd0 differs from nv0 in {ISA}: AVX, not set in nv0; results of equal"
+        f"island amd0 differs from nv0 in {ISA}: AVX, not set in nv0; results of equal"
         " computations may differ in their last bits"
     ]
 
@@ -200,7 +200,7 @@ def test_difference_of_flags_between_islands_is_a_line() -> None:
 def test_difference_of_the_config_between_islands_says_that_programs_differ() -> None:
     members = [_claim(0, "nv0", {ISA: "SSE4_2", X64: "False"}), _claim(1, "amd0", {X64: "True"})]
     assert differences_between_islands(members) == [
-        f"jaxhet: island amd0 differs from nv0 in {ISA}: not set, SSE4_2 in nv0; in {X64}: True,"
+        f"island amd0 differs from nv0 in {ISA}: not set, SSE4_2 in nv0; in {X64}: True,"
         " False in nv0; equal functions may become different programs, with different results or a"
         " PlanMismatchError"
     ]
@@ -211,8 +211,8 @@ def test_each_island_that_differs_from_the_one_of_process_0_has_a_line() -> None
     members = [_claim(i, f"island{i}", set_to) for i, set_to in enumerate(sets)]
     lines = differences_between_islands(members[::-1])
     assert [line.partition(" in ")[0] for line in lines] == [
-        "jaxhet: island island1 differs from island0",
-        "jaxhet: island island3 differs from island0",
+        "island island1 differs from island0",
+        "island island3 differs from island0",
     ]
 
 

@@ -93,6 +93,27 @@ def test_lines_have_the_prefix_of_their_process_and_streams_stay_apart():
     assert sorted(result.stderr.splitlines()) == ["[a/0] err", "[b/1] err"]
 
 
+def test_island_env_is_of_one_island_alone():
+    options = "--island-env island1:NAME=a=b,c --island-env island1:OTHER= "
+    code = 'print(os.environ.get("NAME", "none"), repr(os.environ.get("OTHER")))'
+    result = _launch(options, code)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [
+        "[island0/0] none None",
+        "[island1/1] a=b,c ''",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("island2:A=1", "names no island of island0, island1"), ("A=1", "ISLAND:NAME=VALUE")],
+)
+def test_island_env_that_does_not_fit(text: str, words: str):
+    result = _launch(f"--island-env {text}", "pass")
+    assert result.returncode != 0
+    assert words in " ".join(result.stderr.split())
+
+
 def test_lines_are_whole_although_they_are_written_in_pieces():
     code = """
     for _ in range(50):

@@ -1,0 +1,90 @@
+"""Training over islands with unlike arithmetic: one compiles for AVX, without FMA."""
+
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from models.records import METRICS, compare_replicas, read_rows
+from tests.support.jobs import ROOT
+
+UNLIKE = "island1:XLA_FLAGS=--xla_cpu_max_isa=AVX"
+
+
+def pretrain(run_dir: pathlib.Path, *options: str) -> tuple[list[dict[str, Any]], str]:
+    """Trains `tiny` on 2 islands x 2 devices; the rows of its log lines, and its output."""
+    launch = ("jaxhet.cli", "launch", "--devices", "2", "--island-env", UNLIKE, "--")
+    train = ("models.pretrain", "--config", "tiny", "--batch", "8", "--seq", "16", "--digest")
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", *launch, sys.executable, "-m", *train, "--log-every", "20"),
+            *("--run-dir", str(run_dir), *options),
+        ],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=250,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    rows = [row for row in read_rows(run_dir / METRICS) if "replicas" in row]
+    return rows, ended.stderr
+
+
+def assert_stays_equal(mesh: str, run_dir: pathlib.Path, record: Any) -> None:
+    """Trains for 300 steps, of which none leaves a difference."""
+    rows, said = pretrain(run_dir, "--mesh", mesh, "--steps", "300")
+    assert "the update is split over" in said
+    assert [row["step"] for row in rows] == list(range(20, 301, 20))
+    for row in rows:
+        assert row["replicas"]["different"] == 0, row
+        assert row["replicas"]["compared"] > 0
+    replicas = compare_replicas(run_dir)
+    assert replicas.equal, replicas.differences
+    record("leaves", f"{mesh}: {rows[0]['replicas']['compared']} leaves compared")
+
+
+def test_sharded_update_keeps_replicas_equal(tmp_path: pathlib.Path, record_property: Any) -> None:
+    assert_stays_equal("data=4", tmp_path, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2,model=2", "fsdp=4", "fsdp=2,model=2"])
+def test_sharded_update_keeps_replicas_equal_on(
+    mesh: str, tmp_path: pathlib.Path, record_property: Any
+) -> None:
+    assert_stays_equal(mesh, tmp_path, record_property)
+
+
+def test_replicated_update_drifts_is_reported_at_the_first_log_line_and_healed(
+    tmp_path: pathlib.Path,
+) -> None:
+    options = ("--steps", "40", "--update", "replicated", "--on-difference", "sync")
+    rows, said = pretrain(tmp_path, *options)
+    assert [row["replicas"]["different"] > 0 for row in rows] == [True, True]
+    assert 0 < rows[0]["replicas"]["largest_difference"] < 1e-3
+    assert "step 20: replicas differ in" in said
+    assert "(on island1; largest difference" in said
+    assert "made equal" in said
+    replicas = compare_replicas(tmp_path)  # of what the run went on with
+    assert replicas.equal, replicas.differences
+
+
+@pytest.mark.slow
+def test_drift_that_is_not_healed_goes_on(tmp_path: pathlib.Path) -> None:
+    rows, said = pretrain(tmp_path, "--steps", "40", "--update", "replicated")
+    assert [row["replicas"]["different"] > 0 for row in rows] == [True, True]
+    assert "--update sharded avoids it" in said
+    different = compare_replicas(tmp_path).differences
+    assert different
+    # They were made equal after initialization.
+    assert not [d for d in different if d.startswith("step 0,")]
+
+
+@pytest.mark.slow
+def test_difference_ends_a_run_that_asks_for_it(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(AssertionError, match=r"step 20: replicas differ in .*--update sharded"):
+        pretrain(tmp_path, "--steps", "40", "--update", "replicated", "--on-difference", "raise")
+    assert read_rows(tmp_path / METRICS)[-1]["step"] == 20
