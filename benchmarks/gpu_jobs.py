@@ -2,7 +2,8 @@
 
 `cuda_ipc`, `shm` and `tcp` are two islands joined by that transport, and in `cuda_ipc_hidden` each
 process sees its own GPUs only, not all of the host's; `nccl` is the same processes and devices as
-one world, and `nccl_sockets` the same with NCCL kept from everything but sockets. On CPU
+one world, `nccl_overlap` the same with XLA's latency-hiding scheduler, and `nccl_sockets` with NCCL
+kept from everything but sockets. On CPU
 (`--platform cpu`, to try a benchmark out) NCCL's place is taken by JAX's own Gloo.
 """
 
@@ -31,8 +32,11 @@ SYSTEMS: dict[str, dict[str, str]] = {
     "shm": {"JAXHET_TRANSPORTS": "shm"},
     "tcp": {"JAXHET_TRANSPORTS": "tcp"},
     "nccl": {},
+    "nccl_overlap": {},
     "nccl_sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
 }
+# Flags of XLA that belong to a system, on GPU.
+_FLAGS = {"nccl_overlap": "--xla_gpu_enable_latency_hiding_scheduler=true"}
 # Without autotuning, whose choices differ from compilation to compilation, all systems have the
 # same kernels.
 SAME_KERNELS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
@@ -48,10 +52,13 @@ class Setting:
 
     def environment(self, system: str, num_systems: int) -> dict[str, str]:
         """What a system's processes see beside the place in their job."""
+        flags = [self.xla_flags, os.environ.get("XLA_FLAGS", "")]
+        if self.platform == "cuda":
+            flags.append(_FLAGS.get(system, ""))
         return {
             "JAX_PLATFORMS": self.platform,
             "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_MEMORY_FRACTION / num_systems:.3f}",
-            "XLA_FLAGS": f"{self.xla_flags} {os.environ.get('XLA_FLAGS', '')}".strip(),
+            "XLA_FLAGS": " ".join(filter(None, flags)),
             **({"JAXHET_DEADLINE_S": str(_DEADLINE_S)} if is_bridged(system) else {}),
             **SYSTEMS[system],
         }

@@ -1,10 +1,16 @@
-"""Does a LLaMA train over two islands of GPUs as fast as in one NCCL world?
+"""Does a LLaMA train over two islands of GPUs as fast as plain JAX in one NCCL world?
 
-    python -m benchmarks.gpu_train [--shape 2x1x1] [--systems cuda_ipc,shm,nccl] [--configs 1b,8b]
-        [--meshes data=-1 fsdp=-1] [--forms scan,unrolled] [--json FILE]
+    python -m benchmarks.gpu_train [--shape 2x1x1] [--programs plain,1b,8b] [--json FILE]
+        [--systems cuda_ipc,shm,tcp,nccl,nccl_overlap] [--meshes data=-1 fsdp=-1]
+        [--forms scan,unrolled] [--rows 8]
 
-All systems live side by side, with the same XLA flags, and take turns. Compilations of one program
-run on all systems at the same time. benchmarks/README.md says what the columns are.
+Plain JAX runs with XLA's defaults (`nccl`) and with its latency-hiding scheduler (`nccl_overlap`);
+two islands run with jaxhet's own defaults. A ratio is that to the better one of plain JAX. `plain`
+is benchmarks/plain_llama.py, a program that knows nothing of jaxhet; the others are of models/.
+`--same-kernels` gives all systems the same kernels, to compare bits: never speed.
+
+All systems live side by side and take turns. Compilations of one program run on all systems at the
+same time. benchmarks/README.md says what the columns are.
 """
 
 import argparse
@@ -13,23 +19,21 @@ import functools
 import pathlib
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import gpu_jobs, tables
-from benchmarks.training import LAYERS, ROWS, Built, Program
+from benchmarks.training import LAYERS, PLAIN, ROWS, Built, Program
+from models.configs import CONFIGS
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
-BASELINE = "nccl"
-XLA_FLAGS = f"--xla_gpu_enable_latency_hiding_scheduler=true {gpu_jobs.SAME_KERNELS}"
+BASELINES = ("nccl", "nccl_overlap")
 FORMS = ("scan", "unrolled")
-# tokens/s over the baseline's, by system and first axis of the mesh, and time of compilation.
-BARS = {
-    ("cuda_ipc", "data"): 1.0,
-    ("cuda_ipc", "fsdp"): 0.98,
-    ("shm", "data"): 0.95,
-    ("shm", "fsdp"): 0.95,
-}
+# tokens/s over the better baseline's, by system, with 8 rows for each device.
+BARS = {"cuda_ipc": 1.0, "shm": 0.98, "tcp": 0.95}
+MANY_ROWS = 8
+# Dense bfloat16 operations per second, by the name of a device (NVIDIA's data sheets, SXM).
+PEAKS = {"H100": 989.4e12, "H200": 989.4e12}
 COMPILE_BAR = 1.2
 
 
@@ -42,6 +46,7 @@ class Row:
       ratio: tokens/s over the baseline's.
       alone_s: a step with as much work for each device, without the other island.
       exchange_s: the step's exchanges without the step, one after the other.
+      peak_bytes: the most memory in use on a device.
       loss: after the last step, the same for all systems.
     """
 
@@ -55,7 +60,20 @@ class Row:
     exchange_s: float | None
     compile_ratio: float | None
     built: Built
+    peak_bytes: int
     loss: float
+
+    def mfu(self, facts: Mapping[str, Any]) -> float | None:
+        """The share of the devices' peak that the model's own operations are."""
+        peak = next((p for name, p in PEAKS.items() if name in facts["device"]), None)
+        if peak is None or self.program.dtype != "bfloat16":
+            return None
+        return self.built.flops / self.step_s / (peak * facts["devices"])
+
+    @property
+    def exposed_s(self) -> float | None:
+        """How much longer the step is than without the other island."""
+        return self.step_s - self.alone_s if self.alone_s else None
 
     @property
     def hidden(self) -> float | None:
@@ -75,32 +93,38 @@ def measure(program: Program, systems: gpu_jobs.Systems, args: argparse.Namespac
     """Builds and times `program` on all systems."""
     built = systems.ask_all(lambda _: ("build", program))
     seconds: dict[str, list[float]] = {}
-    losses: dict[str, float] = {}
+    last: dict[str, tuple[float, int]] = {}
     for _ in range(args.repeats):
         for system in [*systems.alive]:
             if answers := systems.ask(system, ("time", args.steps)):
-                seconds.setdefault(system, []).append(max(time for time, _ in answers))
-                losses[system] = answers[0][1]
+                seconds.setdefault(system, []).append(max(time for time, _, _ in answers))
+                last[system] = answers[0][1], max(peak for _, _, peak in answers)
     medians = {system: statistics.median(times) for system, times in seconds.items()}
     slowest = {s: max(answers, key=lambda b: b.compile_s) for s, answers in built.items()}
+    plain = [system for system in BASELINES if system in medians]
+    best_s = min((medians[system] for system in plain), default=None)
+    plain_compile_s = max((slowest[system].compile_s for system in plain), default=None)
+    is_barred = not args.same_kernels and program.batch >= MANY_ROWS * args.num_devices
     rows = []
     for system, step_s in medians.items():
         alone_s, exchange_s = _apart(program, system, systems, args)
-        is_compared = BASELINE in medians and system != BASELINE
-        plain = slowest[BASELINE].compile_s if is_compared else None
+        is_compared = system not in BASELINES
         rows.append(
             Row(
                 system=system,
                 program=program,
                 step_s=step_s,
                 tokens_per_s=program.tokens / step_s,
-                ratio=medians[BASELINE] / step_s if is_compared else None,
-                bar=BARS.get((system, next(iter(program.axes)))),
+                ratio=best_s / step_s if best_s and is_compared else None,
+                bar=BARS.get(system) if is_barred else None,
                 alone_s=alone_s,
                 exchange_s=exchange_s,
-                compile_ratio=slowest[system].compile_s / plain if plain else None,
+                compile_ratio=slowest[system].compile_s / plain_compile_s
+                if plain_compile_s and is_compared
+                else None,
                 built=slowest[system],
-                loss=losses[system],
+                peak_bytes=last[system][1],
+                loss=last[system][0],
             )
         )
     return rows
@@ -117,33 +141,38 @@ def _apart(
     return max(alone) if alone else None, max(exchanges) if exchanges else None
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
     """A line for each program on a system."""
-    headings = ("program", "system", "tokens/s", "step ms", "ratio", "hidden", "apart", "MB across")
+    headings = ("program", "system", "tokens/s", "step ms", "ratio", "MFU", "exposed ms", "hidden")
+    moved = ("apart", "MB across", "GB peak")
     compiled = ("compile s", "PRE", "POST", "after POST", "ratio", "loss")
     lines = []
     for row in rows:
-        built, program = row.built, row.program
+        built, program, mfu = row.built, row.program, row.mfu(facts)
         form = "scan" if program.scan else "unrolled"
         layers = f"/{program.layers}" if program.layers else ""
         passes = (f"{s:.2f}" for s in (built.pre_s, built.post_s, built.after_s))
+        rows_each = program.batch // facts["devices"]
         lines.append(
             (
-                f"{program.config}{layers} {program.mesh} {form}",
+                f"{program.config}{layers} {program.mesh} {form}, {rows_each} rows",
                 row.system,
                 f"{row.tokens_per_s:,.0f}",
                 f"{row.step_s * 1e3:.1f}",
                 "" if row.ratio is None else tables.judged(row.ratio, row.bar),
+                "" if mfu is None else f"{mfu:.0%}",
+                "" if row.exposed_s is None else f"{row.exposed_s * 1e3:.1f}",
                 "" if row.hidden is None else f"{row.hidden:.0%}",
                 f"{built.apart:.0%}" if built.exchanges else "",
                 f"{built.exchange_bytes / 1e6:.1f} in {built.exchanges}" if built.exchanges else "",
+                f"{row.peak_bytes / 1e9:.1f}",
                 f"{built.compile_s:.1f}",
                 *(passes if built.exchanges else ("", "", "")),
                 "" if row.compile_ratio is None else _judged_compile(row.compile_ratio),
                 f"{row.loss:.4f}",
             )
         )
-    return tables.markdown((*headings, *compiled), lines)
+    return tables.markdown((*headings, *moved, *compiled), lines)
 
 
 def _judged_compile(ratio: float) -> str:
@@ -162,7 +191,7 @@ def programs(args: argparse.Namespace, num_devices: int) -> list[Program]:
             dtype=args.dtype,
             layers=LAYERS.get(config, 0) if args.layers is None else args.layers,
         )
-        for config in args.configs.split(",")
+        for config in args.programs
         for mesh in args.meshes
         for form in args.forms
     ]
@@ -174,8 +203,16 @@ def parse() -> argparse.Namespace:
         description=(__doc__ or "").split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    gpu_jobs.add_options(parser, ("cuda_ipc", "shm", BASELINE), "2x1x1", XLA_FLAGS)
-    parser.add_argument("--configs", default="1b,8b", help="names in models.configs.CONFIGS")
+    gpu_jobs.add_options(parser, ("cuda_ipc", "shm", *BASELINES), "2x1x1")
+    parser.add_argument(
+        "--programs",
+        type=gpu_jobs.names_of((*PLAIN, *CONFIGS)),
+        default=["plain", "1b", "8b"],
+        help="benchmarks/plain_llama.py, or names in models.configs.CONFIGS",
+    )
+    parser.add_argument(
+        "--same-kernels", action="store_true", help=f"add {gpu_jobs.SAME_KERNELS}, to compare bits"
+    )
     parser.add_argument("--meshes", nargs="+", default=["data=-1", "fsdp=-1"], help="axes")
     parser.add_argument("--forms", type=gpu_jobs.names_of(FORMS), default=list(FORMS))
     parser.add_argument("--dtype", default="bfloat16", help="type to compute in")
@@ -196,7 +233,10 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Runs the benchmark; the exit code is 1 when a bar is missed."""
     args = parse()
+    if args.same_kernels:
+        args.xla_flags = f"{args.xla_flags} {gpu_jobs.SAME_KERNELS}".strip()
     setting = gpu_jobs.setting(args)
+    args.num_devices = setting.shape.num_devices
     rows: list[Row] = []
     facts: dict[str, Any] = {"shape": args.shape, "xla_flags": setting.xla_flags}
     with gpu_jobs.running(args.systems, setting, WORKER) as systems:
@@ -204,10 +244,11 @@ def main() -> int:
         for program in programs(args, setting.shape.num_devices):
             done = measure(program, systems, args)
             rows += done
-            print(table(done), flush=True)  # what is known if the time runs out
+            print(table(done, facts), flush=True)  # what is known if the time runs out
             tables.write_json(args.json, facts, rows)
-    print(f"\n{facts['devices']} x {facts['device']}, jax {facts['jax']}, {facts['xla_flags']}")
-    print(table(rows))
+    flags = facts["xla_flags"] or "no flags given"
+    print(f"\n{facts['devices']} x {facts['device']}, jax {facts['jax']}, {flags}")
+    print(table(rows, facts))
     return gpu_jobs.verdict(sum(row.is_missed for row in rows), systems)
 
 

@@ -18,8 +18,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from benchmarks.on_devices import chained, facts
-from benchmarks.training import Built, Program
+from benchmarks import plain_llama
+from benchmarks.on_devices import chained, facts, peak_bytes
+from benchmarks.training import PLAIN, Built, Program, model_flops
 from models.configs import CONFIGS
 from models.data import Batches, open_corpus
 from models.records import Journal, digest_rows
@@ -73,7 +74,8 @@ class _Step:
     """A compiled training step with its state and batches."""
 
     def __init__(self, program: Program, devices: Any = None):
-        self._trainer = _trainer(program, devices)
+        make = _PlainTrainer if program.config in PLAIN else _trainer
+        self._trainer: Any = make(program, devices)
         start = time.perf_counter()
         lowered = self._trainer.lower(jaxhet.jit, program.batch, program.seq)
         _passes.spans.clear()
@@ -82,7 +84,11 @@ class _Step:
         end = time.perf_counter()
         self.exchanges = jaxhet.plan(self._step).exchanges if _IS_BRIDGED else ()
         self.built = Built(
-            traced - start, end - traced, **_passes.of_compile(end), **_sums(self.exchanges)
+            traced - start,
+            end - traced,
+            **_passes.of_compile(end),
+            **_sums(self.exchanges),
+            flops=_flops(self._trainer, program),
         )
         self._batches = Batches(open_corpus(), 0, program.batch, program.seq, program.permute)
         self._sharding = activation_sharding("tokens", self._trainer.mesh)
@@ -108,7 +114,64 @@ class _Step:
 
     def _advance(self, tokens: jax.Array) -> jax.Array:
         self._state, measures = self._step(self._state, tokens)
-        return measures["loss"]
+        return measures["loss"] if isinstance(measures, dict) else measures
+
+
+class _PlainTrainer:
+    """benchmarks/plain_llama.py with the methods of `models.train.Trainer`."""
+
+    def __init__(self, program: Program, devices: Any):
+        tiny = {"layers": 2, "embed": 64, "heads": 2, "hidden": 96, "vocab": 256}
+        fields: dict[str, int] = tiny if program.config == "plain-tiny" else {}
+        if program.layers:
+            fields["layers"] = program.layers
+        self.size = plain_llama.Size(**fields, scan=program.scan)
+        self.mesh = jaxhet.make_mesh(program.axes, devices=devices)
+        self._shardings = plain_llama.shardings(self.size, self.mesh)
+
+    def lower(self, jit: Callable[..., Any], batch: int, seq: int) -> Any:
+        """The step as the user's script has it: by `jax.jit`."""
+        state = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            jax.eval_shape(lambda: plain_llama.init(self.size, jax.random.key(0))),
+            self._shardings,
+        )
+        split = activation_sharding("tokens", self.mesh)
+        tokens = jax.ShapeDtypeStruct((batch, seq + 1), jnp.int32, sharding=split)
+        return self.compile(jit)[1].lower(state, tokens)
+
+    def compile(self, jit: Callable[..., Any]) -> tuple[Any, Any]:
+        """`init` and `step`."""
+        del jit
+        init = jax.jit(
+            lambda: plain_llama.init(self.size, jax.random.key(0)), out_shardings=self._shardings
+        )
+        everywhere = NamedSharding(self.mesh, P())
+        step = jax.jit(
+            lambda state, tokens: plain_llama.train_step(self.size, state, tokens),
+            donate_argnums=0,
+            out_shardings=(self._shardings, everywhere),
+        )
+        return lambda seed: init(), step
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Parameters in matrices, layers, heads, size of a head."""
+        size = self.size
+        parameters = plain_llama.num_parameters(size) - size.vocab * size.embed
+        return parameters, size.layers, size.heads, size.embed // size.heads
+
+
+def _flops(trainer: Any, program: Program) -> float:
+    """Of a step, over all devices."""
+    if isinstance(trainer, _PlainTrainer):
+        shape = trainer.shape
+    else:
+        config = trainer.config
+        params = jax.eval_shape(lambda: trainer.init(0)).params
+        parameters = sum(x.size for x in jax.tree.leaves(params)) - config.vocab * config.embed
+        shape = (parameters, config.layers, config.query_heads, config.head_dim)
+    return model_flops(*shape, program.tokens, program.seq)
 
 
 def _trainer(program: Program, devices: Any) -> Trainer:
@@ -147,8 +210,9 @@ def _build(program: Program) -> Built:
     return _steps[0].built
 
 
-def _time(steps: int) -> tuple[float, float]:
-    return _steps[0].seconds_per_step(steps)
+def _time(steps: int) -> tuple[float, float, int]:
+    """Seconds of a step, the last loss, and the most memory of a device."""
+    return (*_steps[0].seconds_per_step(steps), peak_bytes())
 
 
 def _alone(program: Program, steps: int) -> float:

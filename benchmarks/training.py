@@ -4,8 +4,10 @@ import dataclasses
 
 # Rows for each device that leave most of a GPU's memory free, and the layers if not the config's:
 # of an optimizer's state 16 bytes for each parameter are in memory, for each system once.
-ROWS = {"tiny": 2, "demo": 4, "1b": 4, "8b": 2}
+ROWS = {"tiny": 2, "demo": 4, "1b": 4, "8b": 2, "plain": 8, "plain-tiny": 2}
 LAYERS = {"8b": 6}
+# Programs of benchmarks/plain_llama.py, beside the configs of models/.
+PLAIN = ("plain", "plain-tiny")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +15,7 @@ class Program:
     """A training step.
 
     Attributes:
-      config: a name in `models.configs.CONFIGS`.
+      config: a name in `models.configs.CONFIGS`, or in `PLAIN`.
       mesh: axes, as `fsdp=-1`; outer one first; -1: all devices that are left.
       scan: whether the program loops over its layers.
       batch: rows of a batch, over all devices.
@@ -62,6 +64,7 @@ class Built:
         `between_s` from the end of PRE to the begin of POST, and `after_s` from the end of POST on.
       exchanges: that a rank starts in each step; `exchange_bytes` go to the other island.
       apart: the share of these bytes with matrix products scheduled between start and done.
+      flops: of the model in a step, over all devices; see `model_flops`.
     """
 
     trace_s: float
@@ -73,3 +76,24 @@ class Built:
     exchanges: int = 0
     exchange_bytes: int = 0
     apart: float = 0.0
+    flops: float = 0.0
+
+
+def model_flops(
+    parameters: int, layers: int, heads: int, head_dim: int, tokens: int, seq: int
+) -> float:
+    """Floating-point operations of a training step of a decoder, without what is computed twice.
+
+    Each parameter of a matrix is multiplied and added once for a token forward and twice backward:
+    6 N. Causal attention adds 6 x layers x heads x head_dim x seq: two products of half a matrix
+    [seq, seq] for each head, three times (PaLM, arXiv:2204.02311, appendix B, counts all of it).
+
+    Args:
+      parameters: N, without the table of embeddings, which is looked up and not multiplied.
+      layers: of attention.
+      heads: of queries.
+      head_dim: size of a head.
+      tokens: of a step, over all devices.
+      seq: positions of a row.
+    """
+    return tokens * (6.0 * parameters + 6.0 * layers * heads * head_dim * seq)

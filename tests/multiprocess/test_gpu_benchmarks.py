@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import gpu_collectives, gpu_jobs, gpu_parity
 from benchmarks.collectives import COLLECTIVES, across_factor, busbw_factor, num_elements, timing
-from benchmarks.training import Built, Program
+from benchmarks.training import Built, Program, model_flops
 from models.records import Replicas
 from tests.support.jobs import ROOT, Shape
 
@@ -50,10 +50,12 @@ def test_collectives_are_timed_alone_and_in_chains(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_training_is_timed_and_taken_apart(tmp_path: pathlib.Path) -> None:
-    size = ("--configs=tiny", "--layers=1", "--seq=8", "--steps=1", "--repeats=1")
+@pytest.mark.parametrize("program", ["tiny", "plain-tiny"])
+def test_training_is_timed_and_taken_apart(program: str, tmp_path: pathlib.Path) -> None:
+    size = (f"--programs={program}", "--layers=1", "--seq=8", "--steps=1", "--repeats=1")
     written = run("gpu_train", tmp_path, *size, "--meshes", "data=-1", "--forms=scan")
     rows = {row["system"]: row for row in written["rows"]}
+    assert rows["shm"]["built"]["flops"] > 0
     assert rows["shm"]["loss"] == pytest.approx(rows["nccl"]["loss"], rel=1e-2)
     assert rows["shm"]["built"]["exchanges"] > 0
     assert rows["nccl"]["built"]["exchanges"] == 0
@@ -121,6 +123,17 @@ def test_systems_differ_in_what_joins_them_only() -> None:
     assert ours == seen[1]
     assert seen[0]["JAXHET_TRANSPORTS"] == "cuda_ipc"
     assert seen[0]["XLA_FLAGS"].startswith("--some_flag")
+
+
+def test_system_may_have_flags_of_its_own() -> None:
+    flags = gpu_jobs.Setting("cuda", Shape(2), "").environment("nccl_overlap", 2)["XLA_FLAGS"]
+    assert "--xla_gpu_enable_latency_hiding_scheduler=true" in flags
+    assert "autotune" not in flags
+
+
+def test_flops_are_those_of_the_formula() -> None:
+    # 2 layers, 4 heads of 8, 10 tokens of rows of 5, 1000 parameters.
+    assert model_flops(1000, 2, 4, 8, 10, 5) == 10 * (6 * 1000 + 6 * 2 * 4 * 8 * 5)
 
 
 def test_island_has_as_much_work_for_each_device() -> None:
