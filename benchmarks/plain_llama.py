@@ -25,6 +25,7 @@ class Size:
     hidden: int = 5632
     vocab: int = 32000
     scan: bool = True
+    attention: str | None = None  # what `jax.nn.dot_product_attention` is to use: "cudnn" on NVIDIA
 
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-4, b2=0.95))
@@ -67,7 +68,9 @@ def block(size: Size, x: jax.Array, layer: Any) -> jax.Array:
     w = jax.tree.map(lambda p: p.astype(x.dtype), layer)
     y = norm(x, layer["norm1"])
     q, k, v = (jnp.reshape(y @ w[n], (*y.shape[:2], size.heads, -1)) for n in "qkv")
-    y = jax.nn.dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
+    y = jax.nn.dot_product_attention(
+        rotate(q), rotate(k), v, is_causal=True, implementation=size.attention
+    )
     x = x + y.reshape(x.shape) @ w["o"]
     y = norm(x, layer["norm2"])
     return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]

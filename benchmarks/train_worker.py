@@ -125,7 +125,9 @@ class _PlainTrainer:
         fields: dict[str, int] = tiny if program.config == "plain-tiny" else {}
         if program.layers:
             fields["layers"] = program.layers
-        self.size = plain_llama.Size(**fields, scan=program.scan)
+        is_large = jax.default_backend() == "gpu" and program.config == "plain"
+        attention = "cudnn" if is_large else None
+        self.size = plain_llama.Size(**fields, scan=program.scan, attention=attention)
         self.mesh = jaxhet.make_mesh(program.axes, devices=devices)
         self._shardings = plain_llama.shardings(self.size, self.mesh)
 
