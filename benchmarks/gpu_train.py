@@ -136,8 +136,12 @@ def _apart(
     """Seconds of the step without exchanges, and of the exchanges without the step."""
     if not (args.hidden and gpu_jobs.is_bridged(system)):
         return None, None
+    islands = gpu_jobs.Shape(*map(int, args.shape.split("x"))).islands
     ask = functools.partial(systems.ask, system, timeout_s=gpu_jobs.COMPILE_TIMEOUT_S)
-    exchanges, alone = ask(("exchanges_alone", args.repeats)), ask(("alone", program, args.steps))
+    exchanges, alone = (
+        ask(("exchanges_alone", args.repeats)),
+        ask(("alone", program, islands, args.steps)),
+    )
     return max(alone) if alone else None, max(exchanges) if exchanges else None
 
 
