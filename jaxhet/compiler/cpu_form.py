@@ -15,8 +15,15 @@ from jaxhet.compiler.hlo import Instruction, Shape
 from jaxhet.compiler.lowering import Lowering, Rows, Value
 
 
+@dataclasses.dataclass(frozen=True)
 class CpuLowering(Lowering):
-    """See `Lowering`."""
+    """See `Lowering`.
+
+    Attributes:
+      is_narrow: What moves is exchanged in the type that it was before XLA made it f32.
+    """
+
+    is_narrow: bool = False
 
     @property
     @override
@@ -29,6 +36,10 @@ class CpuLowering(Lowering):
         y = self.shaped(x, [hlo.num_elements(x.shape)])  # as it lies in memory
         dims = [x.shape.dimensions[d] for d in order]
         return self._moved(y, dims, [order.index(d) for d in range(len(order))])
+
+    @override
+    def flatten(self, x: Instruction, number: int) -> Value:
+        return super().flatten(promotion.source(self.c, x) if self.is_narrow else x, number)
 
     @override
     def unflat(self, x: Instruction, shape: Shape) -> Instruction:
@@ -108,7 +119,7 @@ class CpuLowering(Lowering):
             self.c.add("get-tuple-element", shape, [came], tuple_index=i)
             for i, shape in enumerate(shapes)
         ]
-        return value.by(self.loop(rows, lambda c, *xs: arithmetic.concatenate(c, xs)))
+        return value.by(arithmetic.concatenate(self.c, rows))
 
     def _call(
         self, kind: ExchangeKind, values: Sequence[Value], sizes: Sequence[int], groups: Groups

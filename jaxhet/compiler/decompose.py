@@ -61,7 +61,9 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
     """Makes a collective the last step of its decomposition; appends its exchanges."""
     split, note = _divide(collective, job, options)
     opcode = collective.instruction.opcode
-    if opcode == "all-reduce" and not job.is_gpu and (split is None or split.local_size == 1):
+    # What XLA's own collectives get stays as XLA wants it.
+    is_exchanged = split is None or split.local_size == 1
+    if opcode != "reduce-scatter" and not job.is_gpu and is_exchanged:
         promotion.undo(collective)
     reducer = collectives.reducer(collective.computation.module, collective.instruction)
     label = [opcode]
@@ -73,7 +75,11 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
     if (count := len(collective.instruction.operand_ids)) > 1:
         label.append(f"of {count}")
     adder = Adder(collective, " ".join(label), note, job, options, exchanges)
-    lowering: Lowering = (GpuLowering if job.is_gpu else CpuLowering)(collective, adder)
+    lowering: Lowering
+    if job.is_gpu:
+        lowering = GpuLowering(collective, adder)
+    else:
+        lowering = CpuLowering(collective, adder, is_narrow=is_exchanged and reducer is None)
     match opcode:
         case "all-reduce":
             assert reducer is not None

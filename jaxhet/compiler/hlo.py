@@ -303,6 +303,11 @@ class Computation:
         old.CopyFrom(new)
         self._users, self._waiting, self._changed = None, None, True
 
+    def reshape(self, instruction: Instruction, shape: Shape) -> None:
+        """Gives an instruction another shape."""
+        instruction.shape.CopyFrom(shape)
+        self._changed = True
+
     def commit(self) -> None:
         """Writes the instructions into the module, predecessors first, otherwise in their order."""
         if not self._changed:

@@ -10,7 +10,7 @@ So each byte that must cross islands crosses once.
 
 from collections.abc import Sequence
 
-from jaxhet.compiler import arithmetic
+from jaxhet.compiler import arithmetic, blocks
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.groups import Groups, Split
@@ -111,22 +111,33 @@ def all_to_all(lowering: Lowering, split: Split | None) -> None:
 
 def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
     """Operand i goes to member i; result i is from member i."""
-    operands = lowering.operands
-    values = lowering.flattened()
-    size = values[0].size
-    together = Value(
-        lowering.loop([v.x for v in values], lambda c, *xs: arithmetic.concatenate(c, xs)),
-        values[0].element_type,
-        tuple(range(len(values))),
-    )
+    c, operands = lowering.c, lowering.operands
+    count, numbers = len(operands), tuple(range(len(operands)))
+    if (found := blocks.cut(c, operands)) is not None:
+        x, dim = found
+        value = lowering.split(lowering.flatten(x, 0), x.shape, dim, count)
+        together = Value(value.x, value.element_type, numbers)
+    else:
+        values = lowering.flattened()
+        x = arithmetic.concatenate(c, [v.x for v in values])
+        together = Value(x, values[0].element_type, numbers)
     rows = _exchange(lowering, together, split)
-    results = [
-        rows.by(
-            lowering.loop([rows.x], lambda c, x, i=i: arithmetic.slice_1d(c, x, i * size, size))
-        )
-        for i in range(len(operands))
-    ]
-    _put_back(lowering, results)
+    if (found := blocks.joined(c, lowering.instruction)) is not None:
+        whole, dim = found
+        value = lowering.join(rows, lowering.result_shapes[0], dim, whole.shape)
+        restored = lowering.restore(value, whole.shape)
+        c.rewrite(whole, lowering.reshape_opcode, [restored])
+        return blocks.remove(c, lowering.instruction, restored)
+    size = rows.size // count
+    return _put_back(
+        lowering,
+        [
+            rows.by(
+                lowering.loop([rows.x], lambda c, x, i=i: arithmetic.slice_1d(c, x, i * size, size))
+            )
+            for i in range(count)
+        ],
+    )
 
 
 def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:

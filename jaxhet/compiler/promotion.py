@@ -1,4 +1,4 @@
-"""All-reduces that XLA's CPU compiler has made ones of f32, as it does with smaller floats.
+"""Collectives that XLA's CPU compiler has made ones of f32, as it does with smaller floats.
 
 Their operands are exact conversions. What these were made of can be exchanged in their place.
 """
@@ -13,17 +13,20 @@ def undo(collective: Collective) -> None:
     """Makes it one of the smaller types again, if all its results are rounded to them."""
     c, instruction = collective.computation, collective.instruction
     operands = c.operands(instruction)
-    shapes = [shape for x in operands if (shape := _source_shape(c, x)) is not None]
+    sources = [shape for x in operands if (shape := _source_shape(c, x)) is not None]
     is_tuple = instruction.shape.element_type == pb.TUPLE
+    wide = list(instruction.shape.tuple_shapes) if is_tuple else [instruction.shape]
     results = c.users(instruction) if is_tuple else [instruction]
-    if len(shapes) < len(operands) or c.root.id in (instruction.id, *(y.id for y in results)):
+    if len(sources) < len(operands) or c.root.id in (instruction.id, *(y.id for y in results)):
         return
     if is_tuple and any(y.opcode != "get-tuple-element" for y in results):
         return
+    pairs = zip(wide, sources, strict=True)
+    shapes = [hlo.with_type(shape, narrow.element_type) for shape, narrow in pairs]
     users = {y.id: c.users(y) for y in results}
     for y in results:
         shape = shapes[y.tuple_index]
-        if not all(_is_conversion(c, x) and _is_same(x.shape, shape) for x in users[y.id]):
+        if not all(_rounds(c, x, y, shape) for x in users[y.id]):
             return
     new = hlo.Instruction()
     new.CopyFrom(instruction)
@@ -31,11 +34,47 @@ def undo(collective: Collective) -> None:
     new.shape.CopyFrom(hlo.tuple_shape(shapes) if is_tuple else shapes[0])
     c.replace(instruction, new)
     for y in results:
+        shape = shapes[y.tuple_index]
         if is_tuple:
-            fields = {"shape": shapes[y.tuple_index], "tuple_index": y.tuple_index}
-            c.rewrite(y, y.opcode, [instruction], **fields)
+            c.rewrite(y, y.opcode, [instruction], shape=shape, tuple_index=y.tuple_index)
         for x in users[y.id]:
-            c.rewrite(x, "bitcast", [y])
+            if _is_conversion(c, x):
+                c.rewrite(x, "bitcast", [y])
+            else:
+                _narrow_parameters(c, x, y, shape)
+
+
+def _rounds(c: hlo.Computation, x: Instruction, y: Instruction, shape: Shape) -> bool:
+    """Whether x does nothing with its operand y before it has rounded it to `shape`."""
+    if _is_conversion(c, x):
+        return _is_same(x.shape, shape)
+    if x.opcode != "fusion" or len(c.module.callers[x.called_computation_ids[0]]) > 1:
+        return False
+    fused, parameters = _parameters(c, x, y)
+    return all(
+        p.id != fused.root.id
+        and all(u.opcode == "convert" and _is_same(u.shape, shape) for u in fused.users(p))
+        for p in parameters
+    )
+
+
+def _narrow_parameters(c: hlo.Computation, x: Instruction, y: Instruction, shape: Shape) -> None:
+    """Lets a fusion take y in the type of `shape`: its conversions convert nothing then."""
+    fused, parameters = _parameters(c, x, y)
+    for parameter in parameters:
+        fused.reshape(parameter, shape)
+        fused.proto.program_shape.parameters[parameter.parameter_number].CopyFrom(shape)
+
+
+def _parameters(
+    c: hlo.Computation, x: Instruction, y: Instruction
+) -> tuple[hlo.Computation, list[Instruction]]:
+    """The computation of a fusion, and its parameters that are y."""
+    fused = c.module.computations[x.called_computation_ids[0]]
+    numbers = {number for number, i in enumerate(x.operand_ids) if i == y.id}
+    return fused, [
+        p for p in fused.instructions if p.opcode == "parameter" and p.parameter_number in numbers
+    ]
 
 
 def source(c: hlo.Computation, x: Instruction) -> Instruction:
@@ -70,13 +109,31 @@ def _source_shape(c: hlo.Computation, x: Instruction) -> Shape | None:
         return None
     (before,) = computation.operands(conversion)
     types = (before.shape.element_type, conversion.shape.element_type)
-    is_exact = (
-        all(map(hlo.is_float, types))
-        and arithmetic.carried_type(types[0]) == types[0]
-        and hlo.bit_width(types[0]) < hlo.bit_width(types[1])
-    )
     wide = hlo.with_type(before.shape, types[1])
-    return before.shape if is_exact and _is_same(wide, conversion.shape) else None
+    return before.shape if is_exact(*types) and _is_same(wide, conversion.shape) else None
+
+
+def is_exact(narrow: int, wide: int) -> bool:
+    """Whether a larger float type has every value of a smaller one."""
+    if narrow == pb.F8E8M0FNU and wide == pb.F16:
+        return False
+    return (
+        hlo.is_float(narrow)
+        and hlo.is_float(wide)
+        and arithmetic.carried_type(narrow) == narrow
+        and hlo.bit_width(narrow) < hlo.bit_width(wide)
+    )
+
+
+def before_conversions(c: hlo.Computation, x: Instruction, narrow: int) -> Instruction:
+    """What x is made of by conversions that change no value of the type `narrow`."""
+    while x.opcode == "convert":
+        (before,) = c.operands(x)
+        element_type = before.shape.element_type
+        if element_type != narrow and not is_exact(narrow, element_type):
+            break
+        x = before
+    return x
 
 
 def _is_conversion(c: hlo.Computation, x: Instruction) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from watched import WatchedJob, assert_others_report
 
 from tests.support.jobs import ROOT
+from tests.support.ports import free_port
 
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
 NUM_PROCESSES = 3
@@ -89,10 +90,7 @@ class Relay:
 @contextlib.contextmanager
 def two_processes_over_a_relay(**env: str) -> Iterator[tuple[Relay, list[subprocess.Popen[str]]]]:
     """Process 1 reaches process 0 through a relay only."""
-    ports = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            ports.append(probe.getsockname()[1])
+    ports = [free_port() for _ in range(2)]
     relay = Relay(ports[1])
     common = {
         **os.environ,

@@ -60,7 +60,7 @@ def _bridged(body: str, before: str = SUM, platform: str = "cpu", bucket_bytes: 
             ),
         ),
         (
-            "f:0 permute collective-permute f32[2,3]{0,1} f32[6],s8[1] {{0,1},{1,10}}",
+            "f:0 permute collective-permute f32[6],s8[1] {{0,1},{1,10}}",
             Parts(
                 "f:0", "permute", "collective-permute", "direct", "f32[6],s8[1]", ((0, 1), (1, 10))
             ),

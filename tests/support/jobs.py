@@ -9,7 +9,6 @@ import dataclasses
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 from jaxhet._gpus import Gpus
+from tests.support.ports import free_port
 
 ROOT = pathlib.Path(__file__).parents[2]
 # For subprocesses: this tree, then what this process was given.
@@ -174,8 +174,7 @@ def joined_job(
 
     `gpus` are dealt out to the processes in order, as many as each has devices.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     commands = []
     left = list(gpus)
     for process, devices in enumerate(shape.devices_of_processes):

@@ -2,12 +2,12 @@
 
 import dataclasses
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 
 from tests.support.jobs import ROOT
+from tests.support.ports import free_port
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +16,6 @@ class Ended:
 
     code: int
     text: str
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def run(script: str, *envs: Mapping[str, str], timeout_s: float = 60) -> list[Ended]:
