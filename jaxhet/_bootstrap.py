@@ -5,7 +5,6 @@ secret. Of two processes the higher id connects to the lower one. A socket is ha
 only after the handshake.
 """
 
-import contextlib
 import dataclasses
 import socket
 import struct
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxhet import _handshake
+from jaxhet._accept import Acceptor
 from jaxhet._coordinator import Claim, split_address
 from jaxhet._errors import JaxhetError, TransportError
 
@@ -21,7 +21,6 @@ _HEADER = struct.Struct("<8sHIII")  # magic, version, channel, from process, to 
 _MAGIC = b"jaxhet-p"
 _VERSION = 2
 _FIRST_RING_CHANNEL = 1000
-_HANDSHAKE_TIMEOUT_S = 10.0
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 
 
@@ -37,12 +36,15 @@ class Listener:
     """Listens for the peers with higher ids.
 
     Each connection is authenticated on a thread of its own.
+
+    Attributes:
+      address: host:port to which peers connect.
     """
 
     def __init__(self, host: str, port: int, process: int, secret: bytes):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = socket.create_server((host, port), family=family, backlog=1024)
+            server = socket.create_server((host, port), family=family, backlog=1024)
         except OSError as error:
             raise TransportError(
                 f"process {process} can't listen on {host}:{port}: {error.strerror or error};"
@@ -53,14 +55,9 @@ class Listener:
         self.secret = secret
         self._arrived = threading.Condition()
         self._sockets: dict[tuple[int, int], socket.socket] = {}
-        self.refused = 0
-        threading.Thread(target=self._accept, name="jaxhet-listener", daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        """host:port that peers connect to."""
-        host, port = self._server.getsockname()[:2]
-        return f"{host}:{port}"
+        host, port = server.getsockname()[:2]
+        self.address = f"{host}:{port}"
+        self._acceptor = Acceptor(server, self._authenticate, self._keep, "jaxhet-listener")
 
     def take(
         self, expected: set[tuple[int, int]], deadline: float, check: Callable[[], None]
@@ -76,44 +73,30 @@ class Listener:
             if time.monotonic() > deadline:
                 raise TransportError(
                     f"process {', '.join(map(str, missing))} did not connect to process"
-                    f" {self.process} at {self.address} in time ({self.refused} connections"
-                    " refused); check that it can reach this address, or set JAXHET_TCP_ADDRESS"
-                    " here"
+                    f" {self.process} at {self.address} in time ({self._acceptor.refused}"
+                    " connections refused); check that it can reach this address, or set"
+                    " JAXHET_TCP_ADDRESS here"
                 )
 
     def close(self) -> None:
         """Stops listening; sockets that nobody took are closed."""
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        self._acceptor.close()
         with self._arrived:
             for sock in self._sockets.values():
                 sock.close()
             self._sockets.clear()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
-
-    def _greet(self, sock: socket.socket) -> None:
-        sock.settimeout(_HANDSHAKE_TIMEOUT_S)
-        try:
-            header = _handshake.accept(sock, self.secret, _HEADER.size)
-        except (JaxhetError, OSError):
-            self.refused += 1
-            sock.close()
-            return
+    def _authenticate(self, sock: socket.socket) -> tuple[int, int]:
+        """Process and channel of a new connection."""
+        header = _handshake.accept(sock, self.secret, _HEADER.size)
         magic, version, channel, source, target = _HEADER.unpack(header)
         if (magic, version, target) != (_MAGIC, _VERSION, self.process):
-            self.refused += 1
-            sock.close()
-            return
+            raise TransportError("a connection that was meant for another process was refused")
+        return source, channel
+
+    def _keep(self, sock: socket.socket, key: tuple[int, int]) -> None:
         with self._arrived:
-            self._sockets[source, channel] = sock
+            self._sockets[key] = sock
             self._arrived.notify_all()
 
 
@@ -211,7 +194,7 @@ def _connect(
     while True:
         check()
         try:
-            sock = socket.create_connection((host, port), timeout=_HANDSHAKE_TIMEOUT_S)
+            sock = socket.create_connection((host, port), timeout=_handshake.TIMEOUT_S)
             break
         except OSError as error:
             if time.monotonic() > deadline:

@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
-
 XLA_FLAGS = "XLA_FLAGS"
 
 # Flags of XLA that are not compared: a pattern of the whole name, and the reason.
@@ -109,6 +107,8 @@ def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, value in xla_flags(environ).items()
         if not any(re.fullmatch(pattern, name) for pattern in NOT_COMPARED)
     }
+    import jax  # the launcher, which imports this module too, does without it
+
     values = jax.config.values
     return {**flags, **{name: _text(values[name]) for name in JAX_CONFIG if name in values}}
 

@@ -25,17 +25,17 @@ import socket
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxhet import _compiler_settings, _handshake, _jax_compat
+from jaxhet import _compiler_settings, _handshake, _jaxlib
+from jaxhet._accept import Acceptor
 from jaxhet._errors import BY_NAME, JaxhetError, PeerError, TransportError, UsageError
+from jaxhet._outbox import Outbox, limit_sends
 
 HEADER = b"jaxhet-coordinator"
 # JAX's coordination service warns that it is recoverable, which is what we want of it.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
-_HANDSHAKE_TIMEOUT_S = 10.0
 _LINGER_S = 5.0
 _EFFECT_OF_FLAGS = "results of equal computations may differ in their last bits"
 _EFFECT_OF_JAX_CONFIG = (
@@ -164,7 +164,7 @@ def _backends_disagree(ours: Claim, theirs: Claim) -> str | None:
 
 
 class Coordinator:
-    """The server. One thread per process of the job; state under one lock."""
+    """The server. Two threads per process of the job, to read and to send; state under one lock."""
 
     def __init__(
         self, listener: socket.socket, secret: bytes, num_processes: int, timeout_s: float
@@ -175,25 +175,34 @@ class Coordinator:
         self._timeout_s = timeout_s
         self._lock = threading.Condition(threading.RLock())
         self._claims: dict[int, Claim] = {}
-        self._sockets: dict[int, socket.socket] = {}
+        self._outboxes: dict[int, Outbox] = {}
         self._left: set[int] = set()
+        self._closed: set[int] = set()  # processes without a connection any more
         self._events: list[dict[str, Any]] = []
         self._error: JaxhetError | None = None
         self._complete = False
         self._stop = False
         host = listener.getsockname()[0]
-        self._service_address, self._service = _jax_compat.start_coordination_service(
+        self._service_address, self._service = _jaxlib.start_coordination_service(
             host, num_processes
         )
 
     def serve(self) -> None:
         """Accepts processes until all have left; then ends the coordination service."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        acceptor = Acceptor(
+            self._listener, self._receive_claim, self._serve_one, "jaxhet-coordinator"
+        )
         self._wait_for_all()
         with self._lock:
             while not self._stop and (set(self._claims) - self._left or not self._claims):
                 self._lock.wait(0.5)
-        time.sleep(_LINGER_S if self._error else 0)
+            if (
+                self._error
+            ):  # processes that start late hear of it; the others end before the service
+                self._lock.wait_for(
+                    lambda: len(self._closed) == self._num_processes, timeout=_LINGER_S
+                )
+        acceptor.close()
         self._service.shutdown()
 
     def stop(self) -> None:
@@ -228,31 +237,24 @@ class Coordinator:
             )
         )
 
-    def _accept(self) -> None:
-        while True:
+    def _receive_claim(self, sock: socket.socket) -> Claim:
+        _handshake.accept(sock, self._secret, len(HEADER))
+        message = _handshake.receive_frame(sock, _handshake.TIMEOUT_S)
+        return Claim.from_json(message["claim"])
+
+    def _serve_one(self, sock: socket.socket, claim: Claim) -> None:
+        outbox = Outbox(sock)
+        if refusal := self._admit(claim, outbox):
+            outbox.send({"error": _to_json(refusal)})
+            outbox.finish()
+        else:
             try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
+                self._follow(claim, sock)
+            finally:
+                outbox.close()
+        sock.close()
 
-    def _serve_one(self, sock: socket.socket) -> None:
-        sock.settimeout(_HANDSHAKE_TIMEOUT_S)
-        try:
-            _handshake.accept(sock, self._secret, len(HEADER))
-            claim = Claim.from_json(_handshake.receive_frame(sock)["claim"])
-        except (JaxhetError, OSError, ValueError, KeyError, TypeError):
-            sock.close()
-            return
-        sock.settimeout(None)
-        refusal = self._admit(claim, sock)
-        if refusal:
-            _send(sock, {"error": _to_json(refusal)})
-            sock.close()
-            return
-        self._follow(claim, sock)
-
-    def _admit(self, claim: Claim, sock: socket.socket) -> JaxhetError | None:
+    def _admit(self, claim: Claim, outbox: Outbox) -> JaxhetError | None:
         with self._lock:
             if self._error:
                 return self._error
@@ -271,12 +273,11 @@ class Coordinator:
                 filter(None, (disagreement(c, claim) for c in self._claims.values())), None
             )
             self._claims[claim.process] = claim
-            self._sockets[claim.process] = sock
+            self._outboxes[claim.process] = outbox
             complete = len(self._claims) == self._num_processes
-            events = list(self._events)
+            for event in self._events:
+                outbox.send({"event": event})
             self._lock.notify_all()
-        for event in events:
-            _send(sock, {"event": event})
         if problem:
             self._fail(UsageError(problem))
         elif complete:
@@ -298,10 +299,9 @@ class Coordinator:
         with self._lock:
             self._complete = True
             members = [dataclasses.asdict(self._claims[i]) for i in range(self._num_processes)]
-            sockets = list(self._sockets.values())
+            for outbox in self._outboxes.values():
+                outbox.send({"members": members, "service": self._service_address})
             self._lock.notify_all()
-        for sock in sockets:
-            _send(sock, {"members": members, "service": self._service_address})
 
     def _follow(self, claim: Claim, sock: socket.socket) -> None:
         try:
@@ -313,19 +313,25 @@ class Coordinator:
                     self._pass_on(message)
                 if "bye" in message:
                     break
-        except (TransportError, OSError, ValueError):
+        except (TransportError, OSError):
             self._gone(claim.process, "it ended without goodbye")
+        except Exception as error:  # whatever it was, everybody hears of it
+            self._gone(claim.process, f"the coordinator does not understand it ({error!r})")
         with self._lock:
             self._left.add(claim.process)
-            self._sockets.pop(claim.process, None)
+            self._outboxes.pop(claim.process, None)
             self._lock.notify_all()
-        sock.close()
+        with contextlib.suppress(OSError):
+            sock.recv(1)  # returns when the connection ends
+        with self._lock:
+            self._closed.add(claim.process)
+            self._lock.notify_all()
 
     def _pass_on(self, message: dict[str, Any]) -> None:
         with self._lock:
-            sockets = [s for i in message["tuned"]["to"] if (s := self._sockets.get(i))]
-        for sock in sockets:
-            _send(sock, message)
+            for process in message["tuned"]["to"]:
+                if process in self._outboxes:
+                    self._outboxes[process].send(message)
 
     def _fail(self, error: JaxhetError) -> None:
         """Refuses the job while it is being set up.
@@ -334,10 +340,9 @@ class Coordinator:
         """
         with self._lock:
             self._error = self._error or error
-            sockets = list(self._sockets.values())
+            for outbox in self._outboxes.values():
+                outbox.send({"error": _to_json(self._error)})
             self._lock.notify_all()
-        for sock in sockets:
-            _send(sock, {"error": _to_json(self._error)})
 
     def _gone(self, process: int, text: str) -> None:
         with self._lock:
@@ -348,10 +353,10 @@ class Coordinator:
             name = f"process {process}" if claim is None else str(claim)
             event = {"kind": "gone", "process": process, "text": f"{name} is gone: {text}"}
             self._events.append(event)
-            sockets = [s for i, s in self._sockets.items() if i != process]
+            for i, outbox in self._outboxes.items():
+                if i != process:
+                    outbox.send({"event": event})
             self._lock.notify_all()
-        for sock in sockets:
-            _send(sock, {"event": event})
 
 
 class Membership:
@@ -359,6 +364,7 @@ class Membership:
 
     def __init__(self, sock: socket.socket):
         self._sock = sock
+        self._send_lock = threading.Lock()  # a frame may be longer than a socket takes at once
         self._lock = threading.Lock()
         self._failure: JaxhetError | None = None
         self._closing = False
@@ -402,11 +408,11 @@ class Membership:
 
     def report(self, error: JaxhetError) -> None:
         """Tells the others that this process could not start."""
-        _send(self._sock, {"failed": _to_json(error)})
+        self._send({"failed": _to_json(error)})
 
     def tell_tuned(self, message: dict[str, Any]) -> None:
         """Sends a message about tuned kernels to the processes that it names."""
-        _send(self._sock, {"tuned": message})
+        self._send({"tuned": message})
 
     def listen_tuned(self, listener: Callable[[dict[str, Any]], None]) -> None:
         """Has a function hear the messages about tuned kernels, earlier ones too."""
@@ -416,10 +422,13 @@ class Membership:
                 listener(message)
             self._unheard.clear()
 
-    def leave(self) -> None:
-        """Says goodbye and closes the connection."""
+    def leave(self, *, close: bool = True) -> None:
+        """Says goodbye and closes the connection, or leaves it open until the process ends."""
         self._closing = True
-        _send(self._sock, {"bye": True})
+        self._send({"bye": True})
+        if not close:
+            self._sock.detach()
+            return
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -438,6 +447,11 @@ class Membership:
                 self._set(
                     TransportError(f"the job's coordinator is gone ({error}); start the job anew")
                 )
+
+    def _send(self, message: dict[str, Any]) -> None:
+        # The thread that reads finds out that the connection has ended.
+        with self._send_lock, contextlib.suppress(OSError):
+            _handshake.send_frame(self._sock, message)
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "event" in message:
@@ -473,7 +487,6 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
             if time.monotonic() > deadline:
                 raise ConnectionRefusedError(str(error)) from error
             time.sleep(0.05)
-    sock.settimeout(_HANDSHAKE_TIMEOUT_S)
     try:
         _handshake.connect(sock, secret, HEADER)
     except JaxhetError as error:
@@ -482,8 +495,8 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
             f"what listens on {address} is not this job's coordinator: {error}; give every process"
             " of the job the same JAXHET_JOB_SECRET, or another port if the port is in use"
         ) from error
-    sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    limit_sends(sock)
     return Membership(sock)
 
 
@@ -525,16 +538,4 @@ def _to_json(error: JaxhetError) -> list[str]:
 
 def _from_json(failure: list[str]) -> JaxhetError:
     name, text = failure
-    return BY_NAME[name](text)
-
-
-# Several threads send on a connection, and a frame may be longer than a socket takes at once.
-_send_locks: weakref.WeakKeyDictionary[socket.socket, threading.Lock] = weakref.WeakKeyDictionary()
-_send_locks_lock = threading.Lock()
-
-
-def _send(sock: socket.socket, message: Any) -> None:
-    with _send_locks_lock:
-        lock = _send_locks.setdefault(sock, threading.Lock())
-    with lock, contextlib.suppress(OSError):  # the reader of this connection sees its end
-        _handshake.send_frame(sock, message)
+    return BY_NAME.get(name, JaxhetError)(text)

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import pathlib
 import sys
-from typing import Any, Literal
+from typing import Any
 
 from jaxhet import (
     _config,
@@ -23,6 +23,7 @@ from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._islands import Island
 from jaxhet._jax_compat import Device
+from jaxhet._jaxlib import Vendor
 from jaxhet._plan import PlanReport
 from jaxhet.compiler import (
     GPU_COMPILER_OPTIONS,
@@ -37,8 +38,6 @@ from jaxhet.compiler.exchange import DEVICE_TARGETS, EXCHANGE_TARGET
 
 _HERE = pathlib.Path(__file__).parent
 _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
-
-Vendor = Literal["cpu", "cuda", "rocm"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from jaxhet import _jax_compat
+from jaxhet import _jaxlib
 from jaxhet._errors import UsageError
 
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
@@ -42,10 +42,10 @@ class Gpus:
 
 def find(environ: Mapping[str, str]) -> Gpus | None:
     """The GPUs that processes with this environment would share, or None if they use CPUs."""
-    platform = _jax_compat.installed_platform(environ.get("JAX_PLATFORMS"))
+    platform = _jaxlib.installed_platform(environ.get("JAX_PLATFORMS"))
     if platform not in _VISIBLE:
         return None
-    return visible(platform, environ, _jax_compat.count_gpus(platform))
+    return visible(platform, environ, _jaxlib.count_gpus(platform))
 
 
 def visible(platform: str, environ: Mapping[str, str], count: int) -> Gpus:

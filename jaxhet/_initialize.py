@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from jaxhet import (
     _islands,
     _jax_compat,
     _jax_programs,
+    _jaxlib,
     _memory,
     _program,
     _qualification,
@@ -40,6 +42,7 @@ from jaxhet._jax_compat import Device
 from jaxhet._topology_mirror import TopologyMirror
 
 _SHUTDOWN_TIMEOUT_S = 300.0
+_LEAST_SECRET_BYTES = 16
 _used = threading.Event()  # this process is or was in a job
 
 
@@ -86,6 +89,7 @@ def initialize(
     _jax_compat.require_supported_jax()
     _check_complete(config)
     secret = read_secret(config)
+    os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
     _used.set()
     platform = _jax_compat.expected_platform()
     if platform == "cpu":
@@ -100,7 +104,7 @@ def initialize(
     except BaseException as error:
         if isinstance(error, JaxhetError) and membership.failure is None:
             membership.report(type(error)(f"process {config.process_id}: {error}"))
-        membership.leave()
+        membership.leave(close=False)  # JAX's client, if there is one, lives as long as the process
         raise
     _session.install(session)
     os.register_at_fork(after_in_child=session.abandon_in_child)
@@ -162,22 +166,38 @@ def read_secret(config: Config) -> bytes:
     """The job secret.
 
     Raises:
-      UsageError: there is none, or its file can't be read.
+      UsageError: there is none, it is short, or its file can't be read, or everybody can read it.
     """
-    if config.job_secret:
-        return config.job_secret.encode()
-    if config.job_secret_file:
-        try:
-            text = pathlib.Path(config.job_secret_file).read_text().strip()
-        except OSError as error:
-            raise UsageError(f"can't read JAXHET_JOB_SECRET_FILE: {error}") from error
-        if text:
-            return text.encode()
-    raise UsageError(
-        "no job secret: give all processes of the job the same JAXHET_JOB_SECRET, or a"
-        " JAXHET_JOB_SECRET_FILE that only you can read (for example made by `openssl rand -hex"
-        " 32`); `jaxhet launch` makes one by itself"
-    )
+    secret = (config.job_secret or _secret_of_file(config.job_secret_file)).encode()
+    if not secret:
+        raise UsageError(
+            "no job secret: give all processes of the job the same JAXHET_JOB_SECRET, or a"
+            " JAXHET_JOB_SECRET_FILE that only you can read (for example made by `openssl rand -hex"
+            " 32`); `jaxhet launch` makes one by itself"
+        )
+    if len(secret) < _LEAST_SECRET_BYTES:
+        raise UsageError(
+            f"the job secret has {len(secret)} bytes; one of less than {_LEAST_SECRET_BYTES} can be"
+            " guessed: make one by `openssl rand -hex 32`"
+        )
+    return secret
+
+
+def _secret_of_file(name: str | None) -> str:
+    if not name:
+        return ""
+    path = pathlib.Path(name)
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text().strip()
+    except OSError as error:
+        raise UsageError(f"can't read JAXHET_JOB_SECRET_FILE: {error}") from error
+    if mode & stat.S_IROTH:
+        raise UsageError(
+            f"everybody on this machine can read JAXHET_JOB_SECRET_FILE {name} (mode"
+            f" {stat.S_IMODE(mode):04o}): run `chmod 600` on it"
+        )
+    return text
 
 
 def _join_coordinator(config: Config, secret: bytes) -> Membership:
@@ -239,7 +259,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         if len({claim.island for claim in members}) > 1:
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
-            if members[config.process_id].platform in _jax_compat.GPU_PLATFORMS:
+            if members[config.process_id].platform in _jaxlib.GPU_PLATFORMS:
                 tuned = _prepare_gpus(config.process_id)
             engine = _start_engine(config, listener, membership)
         session = _start_jax(config, membership, engine, listener)
@@ -351,7 +371,7 @@ def _start_jax(
     if engine is not None:
         try:
             _set_ranks(session, engine, devices)
-            if session.island.platform in _jax_compat.GPU_PLATFORMS:
+            if session.island.platform in _jaxlib.GPU_PLATFORMS:
                 _open_devices(session, engine, members, listener, check)
             _bridge(session, devices)
         except BaseException:

@@ -1,4 +1,6 @@
-"""Backends, devices and JAX's services; beside `_jax_programs.py` the only user of JAX's internals.
+"""Backends, devices and JAX's client.
+
+With `_jax_programs.py` and `_jaxlib.py` this file is the only user of JAX's internals.
 
 What each function relies on is tested in tests/python/test_jax_compat.py.
 """
@@ -6,11 +8,9 @@ What each function relies on is tested in tests/python/test_jax_compat.py.
 import contextlib
 import functools
 import hashlib
-import importlib.util
+import importlib
 import os
 import pathlib
-import pkgutil
-import socket
 import threading
 import time
 import warnings
@@ -23,10 +23,9 @@ from jax._src.lib import Device as Device  # jax.Device, which pyright takes for
 from jaxlib import version as jaxlib_version
 
 from jaxhet._errors import UsageError
+from jaxhet._jaxlib import GPU_PLATFORMS, HEARTBEAT_TIMEOUT_S
 
 MINIMUM_JAX = (0, 11, 2)
-GPU_PLATFORMS = ("cuda", "rocm")
-_HEARTBEAT_TIMEOUT_S = 100
 _FOREVER_S = 7 * 24 * 3600
 
 Hook = Callable[[bytes], bytes | None]
@@ -54,30 +53,6 @@ def require_supported_jax() -> None:
         ) from None
 
 
-def start_coordination_service(host: str, num_processes: int) -> tuple[str, Any]:
-    """Starts JAX's coordination service on a free port.
-
-    It is recoverable: the death of one process does not end the others.
-
-    Returns:
-      Its address, and the service (`shutdown()`).
-    """
-    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as probe:
-        port = probe.getsockname()[1]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    service = _jax.get_distributed_runtime_service(
-        address,
-        num_processes,
-        heartbeat_timeout=_HEARTBEAT_TIMEOUT_S,
-        shutdown_timeout=5,
-        recoverable=True,
-    )
-    return address, service
-
-
 def connect_client(address: str, num_processes: int, process: int) -> Any:
     """Connects this process to the coordination service and makes it JAX's own.
 
@@ -90,7 +65,7 @@ def connect_client(address: str, num_processes: int, process: int) -> Any:
         address,
         process,
         init_timeout=_FOREVER_S,
-        heartbeat_timeout=_HEARTBEAT_TIMEOUT_S,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
         shutdown_timeout=5,
         shutdown_on_destruction=False,
         use_compression=True,
@@ -164,32 +139,6 @@ def expected_platform() -> str:
     factories = xla_bridge._backend_factories
     usable = [name for name in factories if name in GPU_PLATFORMS and name not in absent]
     return max(usable, key=lambda name: factories[name].priority, default="cpu")
-
-
-def installed_platform(chosen: str | None) -> str:
-    """As `expected_platform`, for another process and without loading a plugin.
-
-    Args:
-      chosen: JAX_PLATFORMS of that process.
-    """
-    first = (chosen or "gpu").split(",")[0]
-    if first != "gpu":
-        return first
-    namespace = importlib.util.find_spec("jax_plugins")
-    folders = namespace.submodule_search_locations if namespace else None
-    names = [module.name for module in pkgutil.iter_modules(folders or ())]
-    installed = (p for p in GPU_PLATFORMS if any(n.startswith(f"xla_{p}") for n in names))
-    return next(filter(count_gpus, installed), "cpu")
-
-
-def count_gpus(platform: str) -> int:
-    """The GPUs of this machine that processes can open, by their device files; loads no driver."""
-    from jax._src import hardware_utils
-
-    if platform == "rocm":
-        return max(0, hardware_utils.num_available_amd_gpus())
-    files = sum(path.name[6:].isdigit() for path in pathlib.Path("/dev").glob("nvidia*"))
-    return files or int(hardware_utils.has_visible_nvidia_gpu())
 
 
 def has_cpu_backend() -> bool:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxhet._deviceless import Vendor
 from jaxhet._errors import JaxhetError
+from jaxhet._jaxlib import Vendor
 from jaxhet.cli import doctor as _doctor
 from jaxhet.cli import launch as _launch
 from jaxhet.cli import plan as _plan

@@ -4,16 +4,16 @@ import dataclasses
 import json
 import pathlib
 import sys
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from jaxhet import _config
 from jaxhet._errors import UsageError
-from jaxhet._inspect import text
-from jaxhet._inspect.collect import collect
-from jaxhet._inspect.proofs import Qualification
-from jaxhet._inspect.qualify import qualify
-from jaxhet._inspect.report import Report
+
+if TYPE_CHECKING:
+    from jaxhet._inspect.proofs import Qualification
+    from jaxhet._inspect.report import Report
 
 _WIDTH = 100  # of text that goes into a file
 
@@ -44,6 +44,9 @@ def doctor(options: Options) -> int:
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} is of use with --qualify only; give both")
+    from jaxhet._inspect import text  # and with them JAX
+    from jaxhet._inspect.collect import collect
+
     report = collect(options.peer)
     if options.json:
         print(_json(report), end="")
@@ -54,6 +57,9 @@ def doctor(options: Options) -> int:
 
 def _qualify(options: Options) -> int:
     """Takes part in the job; process 0 prints the report and writes it."""
+    from jaxhet._inspect import text
+    from jaxhet._inspect.qualify import qualify
+
     arguments = {
         "coordinator_address": options.coordinator,
         "process_id": options.process_id,
@@ -77,7 +83,7 @@ def _write(path: pathlib.Path, content: str) -> None:
         raise UsageError(f"can't write {path}: {error.strerror}; choose another --report") from None
 
 
-def _json(found: Report | Qualification) -> str:
+def _json(found: "Report | Qualification") -> str:
     return json.dumps(dataclasses.asdict(found), indent=2) + "\n"
 
 

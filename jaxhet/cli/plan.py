@@ -10,15 +10,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from jaxhet import _deviceless, _plan
 from jaxhet._errors import UsageError
+from jaxhet._jaxlib import Vendor
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What `jaxhet plan` takes; `jaxhet plan --help` says what each means."""
 
-    vendor: _deviceless.Vendor = "cpu"
+    vendor: Vendor = "cpu"
     islands: int = 2
     devices: int = 1  # of each island
     link_gb_per_s: float | None = None
@@ -37,6 +37,8 @@ def plan(target: str, options: Options) -> str:
     """
     if options.latency_us and options.link_gb_per_s is None:
         raise UsageError("--latency-us is of use with --link-gb-per-s only; give both")
+    from jaxhet import _deviceless, _plan  # and with them JAX
+
     job = _deviceless.pretend(options.vendor, options.islands, options.devices)
     jitted, args = _program(target, _load(target)())
     report = job.plan(_plan.to_stage(jitted, args, {}))
@@ -84,10 +86,12 @@ def _load_module(source: str) -> ModuleType:
 
 def _program(target: str, given: Any) -> tuple[Any, tuple[Any, ...]]:
     """A jitted function and its arguments, or a lowered program and none."""
+    from jaxhet._plan import is_stage
+
     match given:
         case (jitted, tuple() | list() as args):
             return jitted, tuple(args)
-        case _ if _plan.is_stage(given):
+        case _ if is_stage(given):
             return given, ()
     raise UsageError(
         f"{target} returned {type(given).__name__}; it must return (jitted, args), a jitted"

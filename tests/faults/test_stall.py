@@ -99,7 +99,7 @@ def two_processes_over_a_relay(**env: str) -> Iterator[tuple[Relay, list[subproc
         "JAX_PLATFORMS": "cpu",
         "JAXHET_COORDINATOR_ADDRESS": f"127.0.0.1:{ports[0]}",
         "JAXHET_NUM_PROCESSES": "2",
-        "JAXHET_JOB_SECRET": "a secret",
+        "JAXHET_JOB_SECRET": "a secret of tests",
     }
     first = {"JAXHET_TCP_PORT": str(ports[1]), "JAXHET_TCP_ADVERTISE": f"127.0.0.1:{relay.port}"}
     processes = [

@@ -98,10 +98,39 @@ while not refused.exists():  # the job must live until the third process has com
     assert [o.code for o in outputs].count(0) == 2
 
 
+def test_short_secret_is_refused() -> None:
+    (ended,) = run(JOIN, {**job()[0], "JAXHET_JOB_SECRET": "15 bytes are it"})
+    assert "UsageError: the job secret has 15 bytes; one of less than 16 can be" in ended.text
+    assert "openssl rand -hex 32" in ended.text
+
+
+def test_secret_file_is_for_one_user(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("a secret of a file")
+    file.chmod(0o604)
+    env = {**job(1)[0], "JAXHET_JOB_SECRET": "", "JAXHET_JOB_SECRET_FILE": str(file)}
+    (ended,) = run(JOIN, env)
+    assert f"everybody on this machine can read JAXHET_JOB_SECRET_FILE {file} (mode 0604)" in (
+        ended.text
+    )
+    assert "chmod 600" in ended.text
+    file.chmod(0o640)
+    (ended,) = run(JOIN, env)
+    assert (ended.code, "joined" in ended.text) == (0, True), ended.text
+
+
+def test_secret_leaves_the_environment() -> None:
+    script = JOIN + "; import os; print('JAXHET_JOB_SECRET' in os.environ)"
+    (ended,) = run(script, job(1)[0])
+    assert "False" in ended.text
+
+
 def test_wrong_secret_is_refused() -> None:
     first, second = job()
     good, bad = run(
-        JOIN, {**first, "JAXHET_CONNECT_TIMEOUT_S": "6"}, {**second, "JAXHET_JOB_SECRET": "another"}
+        JOIN,
+        {**first, "JAXHET_CONNECT_TIMEOUT_S": "6"},
+        {**second, "JAXHET_JOB_SECRET": "another" * 3},
     )
     assert "is not this job's coordinator" in bad.text
     assert "the same JAXHET_JOB_SECRET" in bad.text

@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from jaxhet import _gpu_settings, _gpus, _jax_compat
+from jaxhet import _gpu_settings, _gpus, _jaxlib
 from jaxhet._errors import UsageError
 from jaxhet._gpus import Gpus
 from jaxhet.cli import launch
@@ -104,9 +104,9 @@ def test_platform_needs_its_plugin_and_its_gpus(
         folder.mkdir(parents=True)
         (folder / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(_jax_compat, "count_gpus", lambda platform: int(platform in gpus))
-    assert _jax_compat.installed_platform(None) == expected
-    assert _jax_compat.installed_platform("gpu") == expected
+    monkeypatch.setattr(_jaxlib, "count_gpus", lambda platform: int(platform in gpus))
+    assert _jaxlib.installed_platform(None) == expected
+    assert _jaxlib.installed_platform("gpu") == expected
 
 
 # Flags.

@@ -22,7 +22,7 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import multihost_utils
 from jax.extend import xla
 
-from jaxhet import _jax_compat
+from jaxhet import _jax_compat, _jaxlib
 from jaxhet._errors import UsageError
 
 
@@ -222,7 +222,7 @@ def test_client_and_service_take_the_arguments_that_are_given() -> None:
 
 
 def test_service_listens_on_a_port_of_its_own() -> None:
-    address, service = _jax_compat.start_coordination_service("127.0.0.1", 1)
+    address, service = _jaxlib.start_coordination_service("127.0.0.1", 1)
     host, port = address.rsplit(":", 1)
     socket.create_connection((host, int(port)), timeout=5).close()
     service.shutdown()

@@ -4,6 +4,9 @@ import ast
 import functools
 import pathlib
 import re
+import subprocess
+import sys
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -38,13 +41,14 @@ _PYTHON_DOORS = {
     "jax._src": (
         "jaxhet/_jax_compat.py",
         "jaxhet/_jax_programs.py",
+        "jaxhet/_jaxlib.py",
         "tests/gpu/mirror_double.py",
         "tests/python/compiler/",
         "tests/python/test_jax_compat.py",
         "tests/python/test_jax_programs.py",
         "tests/python/test_topology_mirror.py",
     ),
-    "jaxlib": ("jaxhet/_jax_compat.py", "tests/python/compiler/"),
+    "jaxlib": ("jaxhet/_jax_compat.py", "jaxhet/_jaxlib.py", "tests/python/compiler/"),
     "jaxhet._engine": ("jaxhet/_ffi.py",),
     "nanobind": (),
 }
@@ -60,6 +64,7 @@ _MAY_IMPORT = {
         "jaxhet._errors",
         "jaxhet._gpus",
         "jaxhet._inspect",
+        "jaxhet._jaxlib",
         "jaxhet._plan",
     ),
     "jaxhet/": ("jaxhet",),
@@ -187,3 +192,24 @@ def test_no_file_reads_the_environment_but_by_the_table_of_options():
 )
 def test_public_names(name: str, public: bool):
     assert _is_public_jaxhet(name) == public
+
+
+@pytest.mark.parametrize("module", ["jaxhet.cli", "jaxhet._coordinator_process"])
+def test_launcher_and_coordinator_do_without_jax(module: str):
+    script = f"import sys, {module}; print(sorted({{'jax', 'numpy'}} & sys.modules.keys()))"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], check=False, cwd=_ROOT, capture_output=True, text=True
+    )
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_public_names_are_those_of_the_stub():
+    import jaxhet
+
+    named: dict[str, str] = vars(jaxhet)["_MODULES"]
+    assert len(named) > 20
+    public = {name for name in dir(jaxhet) if not name.startswith("_")}
+    modules = {name for name in public if isinstance(getattr(jaxhet, name), types.ModuleType)}
+    assert public - modules == named.keys()
+    with pytest.raises(AttributeError, match="module 'jaxhet' has no attribute 'psum'"):
+        _ = jaxhet.psum  # type: ignore[attr-defined]

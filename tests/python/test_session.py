@@ -20,6 +20,7 @@ from jaxhet import (
     _islands,
     _jax_compat,
     _jax_programs,
+    _jaxlib,
     _session,
 )
 from jaxhet._errors import JaxhetError, PeerError, TransportError
@@ -238,7 +239,7 @@ def test_set_up_that_fails_leaves_nothing_behind(
 
 
 def test_vendors_of_the_device_layer_are_known_by_jax_names() -> None:
-    assert set(_ffi.VENDORS) == set(_jax_compat.GPU_PLATFORMS)
+    assert set(_ffi.VENDORS) == set(_jaxlib.GPU_PLATFORMS)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import jax
 import pytest
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-from jaxhet import _coordinator, _jax_compat, _topology_mirror
+from jaxhet import _coordinator, _jax_compat, _jaxlib, _topology_mirror
 from jaxhet._coordinator import Claim
 from jaxhet._errors import PeerError
 from jaxhet._topology_mirror import TopologyMirror
@@ -135,7 +135,7 @@ def test_every_process_sees_all_devices(topologies: tuple[tuple[str, str], ...])
 @contextlib.contextmanager
 def _clients(count: int) -> Iterator[list[Any]]:
     """Clients of a coordination service, as so many processes have them."""
-    address, service = _jax_compat.start_coordination_service("127.0.0.1", count)
+    address, service = _jaxlib.start_coordination_service("127.0.0.1", count)
     clients = [
         _jax.get_distributed_runtime_client(address, i, init_timeout=20, shutdown_timeout=5)
         for i in range(count)

@@ -41,7 +41,7 @@ def job(num_processes: int = 2, **common: str) -> list[dict[str, str]]:
     shared = {
         "JAXHET_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
         "JAXHET_NUM_PROCESSES": str(num_processes),
-        "JAXHET_JOB_SECRET": "a secret",
+        "JAXHET_JOB_SECRET": "a secret of tests",
         "JAXHET_CONNECT_TIMEOUT_S": "10",
         **common,
     }

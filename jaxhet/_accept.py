@@ -1,0 +1,95 @@
+"""Accepts connections on a listening socket, whatever strangers do there.
+
+Anybody can connect. A connection that has not authenticated yet is *half-open*: it has a thread and
+a descriptor for as long as a handshake may take, and there are at most `MOST_HALF_OPEN` of them.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from jaxhet._errors import JaxhetError
+
+MOST_HALF_OPEN = 512  # more than honest processes open at a time: each has one
+_PAUSE_S = 0.05  # when the system has no descriptor or thread left
+
+
+class Acceptor[T]:
+    """A thread that accepts connections, and one more for each connection.
+
+    Args:
+      server: The listening socket; closed by `close`.
+      authenticate: Receives a new connection; returns what `serve` needs. An error means refusal.
+      serve: Receives an authenticated connection, which it owns.
+      name: Name of the accepting thread.
+    """
+
+    def __init__(
+        self,
+        server: socket.socket,
+        authenticate: Callable[[socket.socket], T],
+        serve: Callable[[socket.socket, T], None],
+        name: str,
+    ):
+        self._server = server
+        self._authenticate = authenticate
+        self._serve = serve
+        self._lock = threading.Lock()
+        self._half_open: dict[socket.socket, None] = {}  # oldest first
+        self._closing = False
+        self.refused = 0
+        threading.Thread(target=self._accept, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Stops listening. Accepted connections are left as they are."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:  # the end, or no descriptor is left (EMFILE), or the caller has gone
+                self._drop_oldest()
+                time.sleep(_PAUSE_S)
+                continue
+            with self._lock:
+                self._half_open[sock] = None
+                is_full = len(self._half_open) > MOST_HALF_OPEN
+            if is_full:
+                self._drop_oldest()
+            try:
+                threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+            except RuntimeError:  # no thread is left
+                self._refuse(sock)
+                time.sleep(_PAUSE_S)
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            result = self._authenticate(sock)
+        except (JaxhetError, OSError, ValueError, KeyError, TypeError):
+            self._refuse(sock)
+            return
+        with self._lock:
+            self._half_open.pop(sock, None)
+        self._serve(sock, result)
+
+    def _refuse(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._half_open.pop(sock, None)
+            self.refused += 1
+        sock.close()
+
+    def _drop_oldest(self) -> None:
+        """Ends the oldest handshake; its own thread closes the connection."""
+        with self._lock:
+            oldest = next(iter(self._half_open), None)
+            if oldest is None:
+                return
+            del self._half_open[oldest]
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,145 @@
+"""Strangers at a listening socket: honest connections are served, and nobody waits for long."""
+
+import errno
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from jaxhet import _accept, _handshake, _outbox
+from jaxhet._errors import TransportError
+
+SECRET, HEADER = b"a job secret", b"header"
+
+
+class Server:
+    """An acceptor that keeps the headers of those that authenticated."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address = self.listener.getsockname()
+        self.served: list[bytes] = []
+        self.acceptor = _accept.Acceptor(self.listener, self._authenticate, self._serve, "acceptor")
+
+    def _authenticate(self, sock: socket.socket) -> bytes:
+        return _handshake.accept(sock, SECRET, len(HEADER))
+
+    def _serve(self, sock: socket.socket, header: bytes) -> None:
+        self.served.append(header)
+        sock.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.acceptor.close()
+
+
+def _connect(server: Server) -> None:
+    """Does what an honest process does; raises what it would."""
+    with socket.create_connection(server.address, timeout=5) as sock:
+        _handshake.connect(sock, SECRET, HEADER, timeout_s=5)
+
+
+def test_strangers_that_say_nothing_keep_nobody_out(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_accept, "MOST_HALF_OPEN", 4)
+    strangers = [socket.create_connection(server.address) for _ in range(20)]
+    _connect(server)
+    ended = 0
+    for sock in strangers:
+        sock.settimeout(0.2)
+        try:
+            while sock.recv(64):
+                pass
+            ended += 1
+        except TimeoutError:
+            pass
+        sock.close()
+    assert ended >= 16  # all but the newest
+
+
+def test_acceptor_outlives_a_lack_of_descriptors(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many")] * 3
+
+    def accept(sock: socket.socket) -> object:
+        connection = real(sock)
+        if failures:
+            connection[0].close()
+            raise failures.pop()
+        return connection
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    for _ in range(4):  # the first is accepted by the call that waited before the change
+        with socket.create_connection(server.address) as sock:
+            sock.settimeout(2)
+            sock.recv(1)
+    assert not failures
+    _connect(server)
+    assert server.served[-1] == HEADER
+
+
+def test_closed_acceptor_leaves_no_thread(server: Server) -> None:
+    server.acceptor.close()
+    deadline = time.monotonic() + 5
+    while any(thread.name == "acceptor" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_handshake_has_one_deadline_however_slowly_bytes_come() -> None:
+    ours, theirs = socket.socketpair()
+    done = threading.Event()
+
+    def trickle() -> None:
+        while not done.wait(0.05):
+            theirs.send(b"x")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    start = time.monotonic()
+    with pytest.raises(TransportError, match="reading from a peer failed: timed out"):
+        _handshake.accept(ours, SECRET, 4096, timeout_s=0.5)
+    assert time.monotonic() - start < 2
+    done.set()
+    thread.join()
+    ours.close()
+    theirs.close()
+
+
+def test_outbox_sends_in_order() -> None:
+    ours, theirs = socket.socketpair()
+    outbox = _outbox.Outbox(ours)
+    for number in range(100):
+        outbox.send({"number": number, "padding": "x" * 5000})
+    numbers = [_handshake.receive_frame(theirs)["number"] for _ in range(100)]
+    assert numbers == list(range(100))
+    outbox.close()
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize(("queued", "timeout_s"), [(8, 30), (1024, 1)])
+def test_peer_that_takes_nothing_is_cut_off(
+    queued: int, timeout_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_outbox, "_MOST_QUEUED", queued)
+    monkeypatch.setattr(_outbox, "SEND_TIMEOUT_S", timeout_s)
+    ours, theirs = socket.socketpair()
+    outbox = _outbox.Outbox(ours)
+    start = time.monotonic()
+    for _ in range(100):
+        outbox.send("x" * 100_000)
+    assert time.monotonic() - start < 1  # who sends never waits
+    assert select.select([ours], [], [], 5)[0]
+    assert ours.recv(1) == b""  # the reader of this connection learns of it
+    outbox.close()
+    ours.close()
+    theirs.close()
