@@ -35,6 +35,8 @@ has_compiler() {
 system_packages() {
   has_compiler || apt_install g++ libc6-dev || true
   has_compiler || die "a C++20 compiler (Debian: g++; elsewhere set CXX)"
+  command -v ccache >/dev/null 2>&1 || apt_install ccache ||
+    say "no ccache: the C++ tests are compiled anew each time"
   command -v bazel >/dev/null 2>&1 ||
     apt_install bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib ||
     say "no Bazel, and it cannot be installed here: its build will be skipped"

@@ -20,6 +20,7 @@ sh tools/cpp.sh test asan address,undefined
 stage "C++ tests under TSan"
 sh tools/cpp.sh test tsan thread
 
-# A file is one worker's, and files are begun in the order of tests/conftest.py.
+# A file belongs to one worker, and files start in the order of tests/conftest.py. Tests that start jobs
+# wait much: one worker more than cores keeps all cores busy.
 stage "pytest"
-exec .venv/bin/python -m pytest -n "$(nproc)" --dist loadfile --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder "$@"

@@ -5,8 +5,10 @@ import pathlib
 import random
 import signal
 import time
+from collections.abc import Sequence
 
 import pytest
+from _pytest.mark import ParameterSet
 from watched import WatchedJob, assert_others_report
 
 pytestmark = pytest.mark.early
@@ -19,14 +21,20 @@ FIRST_CHECKPOINT = 5
 
 _random = random.Random(20)
 # (phase, seconds after the victim began it, victim) of 24 moments; 6 more in checkpoints below.
+# All but the first few are slow.
 MOMENTS = [
     (phase, round(_random.uniform(0, longest_s), 2), _random.randrange(NUM_PROCESSES))
-    for phase, longest_s in (("connect", 3.0), ("compile", 1.0), ("run", 0.5))
     for _ in range(8)
+    for phase, longest_s in (("connect", 3.0), ("compile", 1.0), ("run", 0.5))
 ]
 
 
-@pytest.mark.parametrize(("phase", "delay_s", "victim"), MOMENTS)
+def _slow_after(count: int, cases: Sequence[tuple[object, ...]]) -> list[ParameterSet]:
+    marks = ([] if i < count else [pytest.mark.slow] for i in range(len(cases)))
+    return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
+
+
+@pytest.mark.parametrize(("phase", "delay_s", "victim"), _slow_after(9, MOMENTS))
 def test_others_report_a_killed_process(phase: str, delay_s: float, victim: int) -> None:
     job = WatchedJob([VICTIM, "100000"], islands=NUM_PROCESSES)
     pid = int(job.wait_for(rf"@ {phase} (\d+)", victim)[1])
@@ -42,7 +50,7 @@ def test_others_report_a_killed_process(phase: str, delay_s: float, victim: int)
 # Half of the runs are resumed: that takes as long as the run itself.
 @pytest.mark.parametrize(
     ("process", "delay_s", "resume"),
-    [(i % 2, round(_random.uniform(0, 0.8), 2), i < 3) for i in range(6)],
+    _slow_after(2, [(i % 2, round(_random.uniform(0, 0.8), 2), i % 2 == 0) for i in range(6)]),
 )
 def test_checkpoint_survives_a_killed_process(
     process: int, delay_s: float, resume: bool, tmp_path: pathlib.Path

@@ -1,7 +1,7 @@
 """Collective × dtype × form of the groups × shape of the islands, against one world.
 
-Every collective meets every form of groups on every shape and with every algorithm, and every dtype
-on the small shapes; which dtypes meet a form changes from shape to shape.
+Every collective meets every form of groups on every shape and with every algorithm; which dtypes
+meet a form changes from shape to shape. The slow cases have every dtype on the small shapes.
 """
 
 import dataclasses
@@ -21,6 +21,14 @@ _WORKER = pathlib.Path(__file__).with_name("worker.py")
 UNEQUAL = Shape(2, processes=(1, 3), devices=(4, 2))
 # Shape, algorithm, and which of the dtypes of each form: compiling them all takes minutes.
 CASES = (
+    (Shape(2, 1, 1), "flat", slice(0, None, 2)),
+    (Shape(2, 1, 2), "hierarchical", slice(1, None, 3)),
+    (Shape(2, 2, 2), "flat", slice(0, None, 6)),
+    (Shape(2, 2, 2), "hierarchical", slice(1, None, 6)),
+    (Shape(3, 1, 1), "flat", slice(1, None, 2)),
+    (UNEQUAL, "hierarchical", slice(2, None, 6)),
+)
+THOROUGH_CASES = (
     (Shape(2, 1, 1), "flat", slice(None)),
     (Shape(2, 1, 2), "flat", slice(0, None, 2)),
     (Shape(2, 1, 2), "hierarchical", slice(1, None, 2)),
@@ -49,7 +57,13 @@ class Case:
         return list(matrix.DTYPES[first % len(matrix.FORMS) :: len(matrix.FORMS)][self.part])
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def _params() -> Iterator[object]:
+    for cases, kind, marks in ((CASES, "some", []), (THOROUGH_CASES, "all", [pytest.mark.slow])):
+        for case in cases:
+            yield pytest.param(case, id=f"{case[0]}-{case[1]}-{kind}", marks=marks)
+
+
+@pytest.fixture(scope="module", params=_params())
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     shape, algorithm, part = request.param
     job = island_job(shape, _WORKER, {**FAST_COMPILE, **X64, "JAXHET_ALGORITHM": algorithm})

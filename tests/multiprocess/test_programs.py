@@ -12,8 +12,10 @@ pytestmark = pytest.mark.early
 CASES = (
     (Shape(2, 1, 2), "flat"),
     (Shape(2, 1, 2), "hierarchical"),
-    (Shape(2, 1, 1), "auto"),
     (Shape(3, 1, 1), "auto"),
+)
+SLOW_CASES = (
+    (Shape(2, 1, 1), "auto"),
     (Shape(2, 2, 1), "flat"),
     (Shape(2, 2, 1), "hierarchical"),
 )
@@ -30,7 +32,11 @@ REPLICATED = {
 }
 
 
-@pytest.mark.parametrize(("shape", "algorithm"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "algorithm"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+    ids=str,
+)
 @pytest.mark.parametrize("name", sorted(programs.NAMED))
 def test_program(name: str, shape: Shape, algorithm: str, start: Start) -> None:
     result = compare.run(start(shape, JAXHET_ALGORITHM=algorithm), {"name": name})

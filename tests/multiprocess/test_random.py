@@ -20,7 +20,6 @@ from tests.support.jobs import Shape, Start
 
 pytestmark = pytest.mark.early
 
-NUM_PROGRAMS = 500
 CASES = (
     (Shape(2, 1, 1), "flat"),
     (Shape(2, 1, 2), "flat"),
@@ -156,13 +155,16 @@ def assert_right(program: dict[str, Any], result: compare.Result, world: compare
                 compare.assert_bit_equal([mine[p] for p in group])
 
 
-@pytest.mark.timeout(900)
-def test_random_programs(start: Start, record_property: Callable[[str, object], None]) -> None:
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("num_programs", [120, pytest.param(500, marks=pytest.mark.slow)])
+def test_random_programs(
+    num_programs: int, start: Start, record_property: Callable[[str, object], None]
+) -> None:
     exchanges: list[int] = []
     attempts = 0
 
     @settings(
-        max_examples=NUM_PROGRAMS * 3,
+        max_examples=num_programs * 3,
         deadline=None,
         database=None,
         derandomize=True,
@@ -176,7 +178,7 @@ def test_random_programs(start: Start, record_property: Callable[[str, object], 
     @given(programs())
     def check(program: dict[str, Any]) -> None:
         nonlocal attempts
-        if len(exchanges) >= NUM_PROGRAMS:
+        if len(exchanges) >= num_programs:
             return
         attempts += 1
         shape, algorithm = program["case"]
@@ -193,4 +195,4 @@ def test_random_programs(start: Start, record_property: Callable[[str, object], 
     )
     print(story)
     record_property("programs", story)
-    assert len(exchanges) >= NUM_PROGRAMS
+    assert len(exchanges) >= num_programs

@@ -17,7 +17,12 @@ _LARGEST_MESSAGE = 8 << 20  # of soft-RoCE
 
 
 @pytest.mark.parametrize(
-    "num_bytes", [1, 7, _PEERS_CHUNK - 1, _PEERS_CHUNK, _PEERS_CHUNK + 1, 3_000_001]
+    "num_bytes",
+    [
+        *(1, _PEERS_CHUNK + 1),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (7, _PEERS_CHUNK - 1, _PEERS_CHUNK)),
+        3_000_001,
+    ],
 )
 def test_pyverbs_peer_understands_us(num_bytes: int, guest: Guest):
     bench = build("verbs_peer_bench")
@@ -26,6 +31,7 @@ def test_pyverbs_peer_understands_us(num_bytes: int, guest: Guest):
     assert ended.text == f"4 messages of {num_bytes} bytes each way\n"
 
 
+@pytest.mark.slow  # emulation of the doctor takes two minutes
 def test_pyverbs_sees_the_nic_as_we_do(guest: Guest):
     ended = guest.run(_DOCTOR, 240, REAL_VERBS)
     report = json.loads(ended.text)
@@ -36,9 +42,12 @@ def test_pyverbs_sees_the_nic_as_we_do(guest: Guest):
 
 @pytest.mark.parametrize(
     ("num_bytes", "chunk_bytes"),
-    [(size + d, _CHUNK) for size in (_CHUNK, _LARGEST_MESSAGE) for d in (-1, 0, 1)]
-    # A chunk and its header of 64 bytes fit the largest message that the NIC can take.
-    + [(_LARGEST_MESSAGE - 64 + d, 2 * _LARGEST_MESSAGE) for d in (-1, 0, 1)],
+    [
+        *((_CHUNK + d, _CHUNK) for d in (-1, 0, 1)),
+        *(pytest.param(_LARGEST_MESSAGE + d, _CHUNK, marks=pytest.mark.slow) for d in (-1, 0, 1)),
+        # A chunk and its header of 64 bytes fit the largest message that the NIC can take.
+        *((_LARGEST_MESSAGE - 64 + d, 2 * _LARGEST_MESSAGE) for d in (0, 1)),
+    ],
 )
 def test_messages_around_the_limits_arrive(num_bytes: int, chunk_bytes: int, guest: Guest):
     packets = guest.packets()

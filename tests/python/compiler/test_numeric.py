@@ -9,13 +9,17 @@ from tests.support.jobs import FAST_COMPILE
 
 pytestmark = pytest.mark.early
 
-_NUM_CASES = 73
 
-
-@pytest.mark.timeout(600)
-def test_programs_over_pretended_islands_agree_with_plain_jax():
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("arguments", "num_cases"),
+    [([], 55), pytest.param(["--all"], 73, marks=pytest.mark.slow)],
+)
+def test_programs_over_pretended_islands_agree_with_plain_jax(
+    arguments: list[str], num_cases: int
+) -> None:
     if importlib.util.find_spec("jaxhet._engine") is None:
         pytest.skip("the extension is not built")
-    results = worker.run("one_process.py", timeout_s=580, **FAST_COMPILE)
+    results = worker.run("one_process.py", *arguments, timeout_s=880, **FAST_COMPILE)
     assert {name: failures for name, failures in results.items() if failures} == {}
-    assert len(results) == _NUM_CASES
+    assert len(results) == num_cases
