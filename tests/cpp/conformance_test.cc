@@ -80,6 +80,7 @@ void CheckExchange(World& world, ExchangeKind kind, const std::vector<int>& grou
 Sizes SizesOf(const Options& options) {
   const auto eager = static_cast<size_t>(options.eager_bytes);
   const auto chunk = static_cast<size_t>(options.chunk_bytes);
+  if (kIsThreadSanitized) return {0, 7, eager + 1, chunk + 1};
   return {0, 1, 7, eager - 1, eager, eager + 1, chunk - 1, chunk, chunk + 1, (size_t{3} << 20) + 5};
 }
 

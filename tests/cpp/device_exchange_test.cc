@@ -278,7 +278,7 @@ Round RandomRound(std::mt19937& random, int64_t index) {
 // Each rank has dones in an order of its own.
 void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
   constexpr int kAtOnce = 11;
-  constexpr int kRounds = kAtOnce * 14;
+  constexpr int kRounds = kAtOnce * (kIsThreadSanitized ? 3 : 14);
   DeviceWorld world(DeviceOptions(3, transport));
   std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed): a run can be repeated
   std::deque<Round> rounds;

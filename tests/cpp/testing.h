@@ -14,6 +14,15 @@ namespace jaxhet::testing {
 
 using Location = std::source_location;
 
+// ThreadSanitizer makes programs ten times slower. Sizes of data find no races that others don't.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kIsThreadSanitized = true;
+#elif defined(__has_feature)
+inline constexpr bool kIsThreadSanitized = __has_feature(thread_sanitizer);
+#else
+inline constexpr bool kIsThreadSanitized = false;
+#endif
+
 bool AddTest(std::string name, std::function<void()> body);
 void AddFailure(std::string_view text, const Location& location);
 

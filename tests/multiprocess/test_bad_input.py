@@ -218,7 +218,7 @@ print('parent', f(1), jaxhet.last_error())
 
 
 def test_two_jobs_on_one_host_do_not_meet() -> None:
-    for ended in run(JOIN, *job(), *job(JAXHET_JOB_SECRET="the other job")):
+    for ended in run(JOIN, *job(), *job(JAXHET_JOB_SECRET="secret of the other job")):
         assert (ended.code, "joined" in ended.text) == (0, True), ended.text
 
 

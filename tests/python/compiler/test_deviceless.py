@@ -9,7 +9,7 @@ from tests.python.compiler import worker
 from tests.python.compiler.install_plugins import PLUGINS
 from tests.python.compiler.train_steps import TRAIN_STEPS
 
-pytestmark = pytest.mark.early
+pytestmark = [pytest.mark.early, pytest.mark.timeout(900)]
 
 _ENOUGH = 0.8
 Results = dict[str, dict[str, Any]]
@@ -26,7 +26,7 @@ def require_compiler(vendor: str) -> None:
 
 def _compile_all(vendor: str) -> Results:
     require_compiler(vendor)
-    return worker.run("deviceless.py", vendor, timeout_s=290)
+    return worker.run("deviceless.py", vendor, timeout_s=880)
 
 
 @pytest.fixture(scope="module")
