@@ -10,6 +10,7 @@ kept from everything but sockets. On CPU
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -26,11 +27,13 @@ COMPILE_TIMEOUT_S, _TIMEOUT_S = 600, 180  # of an answer with and without compil
 _DEADLINE_S = 60  # of an exchange: a benchmark must not wait for long
 _LAST_LINES = 30  # of what a failed system said
 
+_TRANSPORTS = "JAXHET_TRANSPORTS"  # what a system of islands has, and one world has not
+
 SYSTEMS: dict[str, dict[str, str]] = {
-    "cuda_ipc": {"JAXHET_TRANSPORTS": "cuda_ipc"},
-    "cuda_ipc_hidden": {"JAXHET_TRANSPORTS": "cuda_ipc", HIDE_GPUS: "1"},
-    "shm": {"JAXHET_TRANSPORTS": "shm"},
-    "tcp": {"JAXHET_TRANSPORTS": "tcp"},
+    "cuda_ipc": {_TRANSPORTS: "cuda_ipc"},
+    "cuda_ipc_hidden": {_TRANSPORTS: "cuda_ipc", HIDE_GPUS: "1"},
+    "shm": {_TRANSPORTS: "shm"},
+    "tcp": {_TRANSPORTS: "tcp"},
     "nccl": {},
     "nccl_overlap": {},
     "nccl_sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
@@ -52,21 +55,33 @@ class Setting:
 
     def environment(self, system: str, num_systems: int) -> dict[str, str]:
         """What a system's processes see beside the place in their job."""
-        flags = [self.xla_flags, os.environ.get("XLA_FLAGS", "")]
-        if self.platform == "cuda":
-            flags.append(_FLAGS.get(system, ""))
+        flags = _FLAGS.get(system, "") if self.platform == "cuda" else ""
+        return self.variables(SYSTEMS[system], num_systems, flags)
+
+    def variables(
+        self, own: Mapping[str, str], num_systems: int, xla_flags: str = ""
+    ) -> dict[str, str]:
+        """`own` variables of a system and its own flags of XLA, with what all systems have."""
+        flags = [self.xla_flags, os.environ.get("XLA_FLAGS", ""), xla_flags]
         return {
             "JAX_PLATFORMS": self.platform,
             "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_MEMORY_FRACTION / num_systems:.3f}",
             "XLA_FLAGS": " ".join(filter(None, flags)),
-            **({"JAXHET_DEADLINE_S": str(_DEADLINE_S)} if is_bridged(system) else {}),
-            **SYSTEMS[system],
+            **({"JAXHET_DEADLINE_S": str(_DEADLINE_S)} if _TRANSPORTS in own else {}),
+            **own,
         }
+
+    def start(self, shape: Shape, worker: pathlib.Path, variables: Mapping[str, str]) -> Job:
+        """A job of that shape: islands if `variables` name transports, else one world."""
+        if _TRANSPORTS in variables:
+            return island_job(shape, worker, variables)
+        names = gpus.visible()[0] if self.platform == "cuda" else ()
+        return joined_job(shape, worker, variables, names)
 
 
 def is_bridged(system: str) -> bool:
     """Whether the system is two islands."""
-    return "JAXHET_TRANSPORTS" in SYSTEMS[system]
+    return _TRANSPORTS in SYSTEMS[system]
 
 
 def add_options(
@@ -135,11 +150,19 @@ class Systems:
         return self.attempt(system, lambda: job.ask(request, timeout_s)) if job else None
 
     def ask_all(
-        self, request: Callable[[str], Any], timeout_s: float = COMPILE_TIMEOUT_S
+        self,
+        request: Callable[[str], Any],
+        timeout_s: float = COMPILE_TIMEOUT_S,
+        names: Sequence[str] | None = None,
     ) -> dict[str, list[Any]]:
-        """Asks all systems at the same time, each its own request; the answers of those alive."""
+        """Asks all systems at the same time, or those of `names`, each its own request.
+
+        Returns:
+          The answers of those that are alive.
+        """
+        chosen = [*self.alive] if names is None else names
         with ThreadPoolExecutor() as pool:
-            asked = {s: pool.submit(self.ask, s, request(s), timeout_s) for s in [*self.alive]}
+            asked = {s: pool.submit(self.ask, s, request(s), timeout_s) for s in chosen}
             answers = {system: answer.result() for system, answer in asked.items()}
         return {system: answer for system, answer in answers.items() if answer is not None}
 
@@ -156,19 +179,23 @@ def running(systems: Sequence[str], setting: Setting, worker: pathlib.Path) -> I
     """The systems, started at the same time; all that is left of them is closed at the end."""
 
     def start(system: str) -> Job:
-        env = setting.environment(system, len(systems))
-        if is_bridged(system):
-            return island_job(setting.shape, worker, env)
-        names = gpus.visible()[0] if setting.platform == "cuda" else ()
-        return joined_job(setting.shape, worker, env, names)
+        variables = setting.environment(system, len(systems))
+        return setting.start(setting.shape, worker, variables)
 
+    with started({system: functools.partial(start, system) for system in systems}) as alive:
+        yield alive
+
+
+@contextlib.contextmanager
+def started(starts: Mapping[str, Callable[[], Job]]) -> Iterator[Systems]:
+    """Jobs by the name of their system, started at the same time, and closed at the end."""
     all_of_them = Systems()
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
-        starts = {system: pool.submit(start, system) for system in systems}
-        for system, started in starts.items():
-            if job := all_of_them.attempt(system, started.result):
-                all_of_them.alive[system] = job
-                stack.callback(all_of_them.attempt, system, job.close)
+        jobs = {system: pool.submit(start) for system, start in starts.items()}
+        for system, job in jobs.items():
+            if running_job := all_of_them.attempt(system, job.result):
+                all_of_them.alive[system] = running_job
+                stack.callback(all_of_them.attempt, system, running_job.close)
         yield all_of_them
 
 

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import jaxhet
 from benchmarks import plain_llama
 from benchmarks.on_devices import chained, facts, peak_bytes
-from benchmarks.training import PLAIN, Built, Program, model_flops
+from benchmarks.training import PLAIN, Built, Program, Trace, model_flops
 from models.configs import CONFIGS
 from models.data import Batches, open_corpus
 from models.records import Journal, digest_rows
@@ -108,6 +108,20 @@ class _Step:
         """Steps on the batches from `first` on; their losses."""
         losses = [self._advance(self._batches(first + i, self._sharding)) for i in range(steps)]
         return [float(loss) for loss in jaxhet.block_until_ready(losses)]
+
+    def traced(self, first: int, steps: int) -> tuple[list[float], list[float]]:
+        """Steps on the batches from `first` on: the seconds and the loss of each.
+
+        The next batch is made while a step is under way.
+        """
+        tokens = jax.block_until_ready(self._batches(first, self._sharding))
+        losses, times = [], [time.perf_counter()]
+        for step in range(first, first + steps):
+            loss = self._advance(tokens)
+            tokens = self._batches(step + 1, self._sharding)
+            losses.append(float(jaxhet.block_until_ready(loss)))
+            times.append(time.perf_counter())
+        return np.diff(times).tolist(), losses
 
     def digests(self, step: int) -> list[dict[str, Any]]:
         """Those of this process's parameters now, after `step` steps."""
@@ -232,9 +246,37 @@ def _alone(program: Program, islands: int, steps: int) -> float:
 
 
 def _own_devices() -> Sequence[Any]:
+    return _own_island().devices if _IS_BRIDGED else jax.local_devices()
+
+
+def _own_island() -> jaxhet.Island:
+    return next(i for i in jaxhet.islands() if jax.process_index() in i.processes)
+
+
+def _begin(program: Program, on_own_island: bool) -> Built:
+    """Compiles, for all devices or for those of the own island; the first step is yet to come."""
+    _steps.clear()
+    _steps.append(_Step(program, _own_devices() if on_own_island else None))
+    return _steps[0].built
+
+
+def _trace(first: int, steps: int) -> Trace:
+    """Steps of what has begun, from the one with index `first` on."""
+    before = _counters()
+    seconds, losses = _steps[0].traced(first, steps)
+    grown = {name: value - before.get(name, 0) for name, value in _counters().items()}
+    island = _own_island().index if _IS_BRIDGED else 0
+    return Trace(island, seconds, losses, grown.pop("exchanges", 0), grown)
+
+
+def _counters() -> dict[str, int]:
+    """`exchanges` started, and bytes sent by transport; none in one world."""
     if not _IS_BRIDGED:
-        return jax.local_devices()
-    return next(i for i in jaxhet.islands() if jax.process_index() in i.processes).devices
+        return {}
+    stats, prefix = jaxhet.stats(), "bytes_sent_"
+    sent = {name.removeprefix(prefix): n for name, n in stats.items() if name.startswith(prefix)}
+    sent.pop("in_place", None)  # also part of a transport's
+    return {"exchanges": stats["exchanges_started"], **sent}
 
 
 def _exchanges_alone(repeats: int) -> float:
@@ -291,6 +333,8 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "time": _time,
     "alone": _alone,
     "exchanges_alone": _exchanges_alone,
+    "begin": _begin,
+    "trace": _trace,
     "run": _run,
 }
 

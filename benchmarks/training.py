@@ -79,6 +79,25 @@ class Built:
     flops: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What one process saw of consecutive steps.
+
+    Attributes:
+      island: index of the process's island; 0 in one world.
+      seconds: of each step, from the loss of the one before to its own, the next batch included.
+      losses: one for each step, in nats per byte.
+      exchanges: that the process's ranks started.
+      bytes_sent: by transport, `local` included; empty in one world.
+    """
+
+    island: int
+    seconds: list[float]
+    losses: list[float]
+    exchanges: int
+    bytes_sent: dict[str, int]
+
+
 def model_flops(
     parameters: int, layers: int, heads: int, head_dim: int, tokens: int, seq: int
 ) -> float:
