@@ -64,13 +64,19 @@ class Llama(nnx.Module):
         return constrain(self.embed(tokens), "residual")
 
     def stack(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
-        """All blocks, [B, T, E] to [B, T, E]; `used` (bool [layers]) says which, if not all."""
+        """All blocks, [B, T, E] to [B, T, E]; `used` (bool [layers]) says which, if not all.
+
+        What is not used is not computed: collectives in a block must join devices that agree on it.
+        """
 
         def apply(block: Block, used: jax.Array | None, carry: Carry) -> Carry:
             before, x = carry
             graph, params = nnx.split(block)
-            y = nnx.merge(graph, gather_after(params, before))(x)
-            return x, y if used is None else jnp.where(used, y, x)
+
+            def run(x: jax.Array) -> jax.Array:
+                return nnx.merge(graph, gather_after(params, before))(x)
+
+            return x, run(x) if used is None else jax.lax.cond(used, run, lambda x: x, x)
 
         step = nnx.remat(apply) if self.config.remat else apply
         unroll = 1 if self.config.scan else self.config.layers

@@ -5,7 +5,8 @@ its own: in step t stage s computes microbatch t - 2s while its result for the o
 way, forward and backward. That costs stages - 1 more steps than hops that are waited for.
 
 Stages may differ in size. Their parameters are rows of one array, so the short ones are filled up
-with rows of zeros that are computed and not used: a step takes as long as the longest stage anyway.
+with rows of zeros. A stage skips these rows, forward and backward, and so pays for its own layers
+only. Devices of a stage agree on what they skip, and only they are joined by collectives of a layer.
 """
 
 import dataclasses
@@ -80,7 +81,7 @@ class Pipeline:
                 for name, x in params.items()
             }
             model = partial(nnx.merge, graph, params)
-            x = self._flow(model, used[0], tokens)
+            x = self._flow(model, None if self._is_even else used[0], tokens)
             last = jax.lax.axis_index("stage") == len(self.stages) - 1
             loss = jnp.where(last, cross_entropy(model().logits(x), tokens), 0)
             return jax.lax.pmean(jax.lax.psum(loss, "stage"), split)
@@ -93,14 +94,21 @@ class Pipeline:
             axis_names={"stage", *split},
         )(params, jnp.asarray(self._used()), tokens)
 
+    @property
+    def _is_even(self) -> bool:
+        return len(set(self.stages)) == 1
+
     def _used(self) -> np.ndarray:
         """Which rows hold a layer, bool [stages, rows of a stage]."""
         return np.arange(max(self.stages)) < np.array(self.stages)[:, None]
 
-    def _flow(self, model: Callable[[], Llama], used: jax.Array, tokens: jax.Array) -> jax.Array:
+    def _flow(
+        self, model: Callable[[], Llama], used: jax.Array | None, tokens: jax.Array
+    ) -> jax.Array:
         """What comes out of this stage for all tokens: [batch, positions, embed].
 
-        `model` makes the model anew where it is used: one can't be carried into a loop.
+        `model` makes the model anew where it is used: one can't be carried into a loop. `used` says
+        which rows this stage has (bool [rows]), None: all.
         """
         hops = len(self.stages) - 1
         inputs = constrain(self._divide(model().inputs(tokens[:, :-1])), "microbatches")

@@ -68,6 +68,9 @@ class Options:
     dtype: str | None = _option(
         None, "type to compute in; default: the config's", choices=(*DTYPES,)
     )
+    remat: bool | None = _option(
+        None, "compute activations again in the backward pass; default: the config's"
+    )
     update: str = _option(
         "auto",
         "where a parameter's update is computed: on each of its replicas, or each part of it on one"
@@ -90,7 +93,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     for field in dataclasses.fields(Options):
         how: dict[str, Any] = {"default": field.default, **field.metadata}
-        if field.type is bool:
+        if field.type in (bool, bool | None):
             how["action"] = argparse.BooleanOptionalAction
         else:
             how["type"] = field.type if isinstance(field.type, type) else str
@@ -138,6 +141,7 @@ def model_config(options: Options) -> Config:
     return dataclasses.replace(
         config,
         dtype=options.dtype or config.dtype,
+        remat=config.remat if options.remat is None else options.remat,
         stages=parse_stages(options.stages),
         microbatches=options.microbatches,
     )

@@ -35,7 +35,7 @@ def whole() -> tuple[float, Params]:
         ({"stage": 4}, {}),
         ({"stage": 2, "data": 2}, {"stages": (3, 1), "microbatches": 2}),
         ({"stage": 2, "model": 2}, {"stages": (1, 3), "scan": False, "remat": True}),
-        ({"stage": 2, "fsdp": 2}, {"microbatches": 1}),
+        ({"stage": 2, "fsdp": 2}, {"stages": (1, 3), "microbatches": 1}),
     ],
     ids=str,
 )
@@ -63,6 +63,26 @@ def test_only_permutes_move_activations_between_stages(make_mesh, fast_jit):
     assert permutes == [[[0, 1]], [[1, 0]]]
     assert {name for name, _ in joined} == {"collective-permute", "all-reduce"}
     assert "[2,16,32]" not in "".join(x for x in text.splitlines() if " all-reduce(" in x)
+
+
+@pytest.mark.parametrize(("stages", "is_conditional"), [((3, 1), True), ((2, 2), False)])
+def test_only_uneven_stages_skip_rows(stages, is_conditional, make_mesh):
+    mesh = make_mesh(stage=2, data=2)
+    trainer = Trainer(dataclasses.replace(FOUR, stages=stages), SCHEDULE, mesh)
+    text = trainer.lower(jax.jit, *TOKENS.shape).as_text()
+    branches = text.count("stablehlo.case")  # at least one forward and one backward
+    assert branches >= 2 if is_conditional else branches == 0
+
+
+@pytest.mark.slow
+def test_skipped_rows_change_no_bit(make_mesh, fast_jit, monkeypatch):
+    mesh = make_mesh(stage=2, model=2)
+    config = dataclasses.replace(FOUR, stages=(3, 1), microbatches=2)
+    skipped = gradients(fast_jit, mesh, config)
+    monkeypatch.setattr(jax.lax, "cond", lambda p, run, skip, x: jax.numpy.where(p, run(x), skip(x)))
+    computed = gradients(fast_jit, mesh, config)
+    assert skipped[0] == computed[0]
+    jax.tree.map(np.testing.assert_array_equal, skipped[1], computed[1])
 
 
 def test_short_stages_are_filled_up_with_zeros():
