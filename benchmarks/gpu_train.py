@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks import gpu_jobs, tables
 from benchmarks.training import LAYERS, PLAIN, ROWS, Built, Program
 from models.configs import CONFIGS
+from models.flops import peak_flops
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 BASELINES = ("nccl", "nccl_overlap")
@@ -32,8 +33,6 @@ FORMS = ("scan", "unrolled")
 # tokens/s over the better baseline's, by system, with 8 rows for each device.
 BARS = {"cuda_ipc": 1.0, "shm": 0.98, "tcp": 0.95}
 MANY_ROWS = 8
-# Dense bfloat16 operations per second, by the name of a device (NVIDIA's data sheets, SXM).
-PEAKS = {"H100": 989.4e12, "H200": 989.4e12}
 COMPILE_BAR = 1.2
 
 
@@ -65,8 +64,8 @@ class Row:
 
     def mfu(self, facts: Mapping[str, Any]) -> float | None:
         """The share of the devices' peak that the model's own operations are."""
-        peak = next((p for name, p in PEAKS.items() if name in facts["device"]), None)
-        if peak is None or self.program.dtype != "bfloat16":
+        peak = peak_flops(facts["device"], self.program.dtype)
+        if peak is None:
             return None
         return self.built.flops / self.step_s / (peak * facts["devices"])
 

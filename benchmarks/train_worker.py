@@ -20,9 +20,11 @@ from jax.sharding import PartitionSpec as P
 import jaxhet
 from benchmarks import plain_llama
 from benchmarks.on_devices import chained, facts, peak_bytes
-from benchmarks.training import PLAIN, Built, Program, Trace, model_flops
+from benchmarks.training import PLAIN, Built, Program, Trace
 from models.configs import CONFIGS
-from models.data import Batches, open_corpus
+from models.corpus import open_corpus
+from models.data import Batches
+from models.flops import model_flops
 from models.records import Journal, digest_rows
 from models.sharding import activation_sharding
 from models.train import Schedule, Trainer

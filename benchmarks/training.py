@@ -64,7 +64,7 @@ class Built:
         `between_s` from the end of PRE to the begin of POST, and `after_s` from the end of POST on.
       exchanges: that a rank starts in each step; `exchange_bytes` go to the other island.
       apart: the share of these bytes with matrix products scheduled between start and done.
-      flops: of the model in a step, over all devices; see `model_flops`.
+      flops: of the model in a step, over all devices; see `models.flops`.
     """
 
     trace_s: float
@@ -96,23 +96,3 @@ class Trace:
     losses: list[float]
     exchanges: int
     bytes_sent: dict[str, int]
-
-
-def model_flops(
-    parameters: int, layers: int, heads: int, head_dim: int, tokens: int, seq: int
-) -> float:
-    """Floating-point operations of a training step of a decoder, without what is computed twice.
-
-    Each parameter of a matrix is multiplied and added once for a token forward and twice backward:
-    6 N. Causal attention adds 6 x layers x heads x head_dim x seq: two products of half a matrix
-    [seq, seq] for each head, three times (PaLM, arXiv:2204.02311, appendix B, counts all of it).
-
-    Args:
-      parameters: N, without the table of embeddings, which is looked up and not multiplied.
-      layers: of attention.
-      heads: of queries.
-      head_dim: size of a head.
-      tokens: of a step, over all devices.
-      seq: positions of a row.
-    """
-    return tokens * (6.0 * parameters + 6.0 * layers * heads * head_dim * seq)

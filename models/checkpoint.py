@@ -6,6 +6,7 @@ synchronizes them with `jax.experimental.multihost_utils` (a program over all de
 save or a restore runs no device program and crosses no island.
 """
 
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,21 +18,26 @@ from models.train import TrainState
 
 Facts = dict[str, Any]
 
+# Characters of what a library says about a failed write.
+_LONGEST_CAUSE = 500
+
 
 class Checkpoints:
-    """The checkpoints under a folder, newest two kept. A context manager; use from one thread.
+    """The checkpoints under a folder, newest `keep` kept. A context manager; use from one thread.
 
     `facts` is what must be equal for a resumed run to continue this one: JSON values by name.
-    A save is complete or absent: Orbax writes to a temporary folder and renames it.
+    A save is complete or absent: Orbax writes to a temporary folder and renames it, and an older
+    checkpoint is deleted only afterwards.
     """
 
-    def __init__(self, folder: Path, facts: Facts) -> None:
+    def __init__(self, folder: Path, facts: Facts, keep: int = 2) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._facts = facts
         self._manager = ocp.CheckpointManager(
             folder.absolute(),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=2,
+                max_to_keep=keep,
                 create=False,
                 enable_async_checkpointing=False,
                 multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -58,14 +64,28 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState) -> None:
-        """Saves the state after `step` steps and waits until it is safe on disk."""
-        if self.latest_step() == step:
+        """Saves the state after `step` steps and waits until it is safe on disk.
+
+        Raises OSError if it can't be written; the checkpoints before it are as they were.
+        """
+        latest = self.latest_step()
+        if latest == step:
             return
         contents = ocp.args.Composite(
             state=ocp.args.StandardSave(state),  # pyright: ignore[reportCallIssue]
             facts=ocp.args.JsonSave(self._facts),  # pyright: ignore[reportCallIssue]
         )
-        self._manager.save(step, args=contents)
+        try:
+            self._manager.save(step, args=contents)
+        except Exception as error:  # Orbax and TensorStore raise ValueError, OSError and others
+            for unfinished in self._folder.glob(f"{step}{ocp.utils.TMP_DIR_SUFFIX}*"):
+                shutil.rmtree(unfinished, ignore_errors=True)
+            kept = "there is no earlier one" if latest is None else f"that of step {latest} is kept"
+            cause = str(error).strip().splitlines()[0][:_LONGEST_CAUSE]
+            raise OSError(
+                f"the checkpoint of step {step} can't be written to {self._folder}; {kept}: "
+                f"{type(error).__name__}: {cause}. Make room there, then start again with --resume."
+            ) from error
 
     def restore(self, step: int, shapes: TrainState, shardings: TrainState) -> TrainState:
         """The state saved after `step` steps, laid out as `shardings` says.

@@ -1,43 +1,30 @@
-"""Byte-level text: a corpus, and batches that depend on nothing but seed, step and row."""
+"""Batches of a corpus that depend on nothing but seed, step and row."""
 
 import dataclasses
-from pathlib import Path
+from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
+from models.corpus import Corpus
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-    """Text as bytes, uint8 [length]. A file is mapped, not read: only touched pages are loaded."""
-
-    name: str
-    text: npt.NDArray[np.uint8]
-
-    @property
-    def identity(self) -> str:
-        """Tells one corpus from another, cheaply: name and size."""
-        return f"{self.name}:{self.text.size}"
-
-
-def open_corpus(path: str | None = None) -> Corpus:
-    """The file at `path`, or the language reference that comes with every Python."""
-    if path is not None:
-        return Corpus(Path(path).name, np.memmap(path, dtype=np.uint8, mode="r"))
-    from pydoc_data.topics import topics
-
-    text = "\n".join(topics[name] for name in sorted(topics))
-    return Corpus("pydoc_data.topics", np.frombuffer(text.encode(), dtype=np.uint8))
+ORDERS = ("windows", "epochs")
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Random windows of a corpus: row `r` of step `s` is a function of (seed, s, r) alone.
+    """Rows of a corpus: row `r` of step `s` is a function of (seed, s, r) alone.
 
-    A resumed run therefore sees what the first one would have seen, and a process makes only the
-    rows of its own devices. `permute`, if not 0, is the seed of another order of the rows: the same
-    loss, but for rounding.
+    A resumed run therefore sees what the first one would have seen, whatever its number of
+    processes, and the position of the data is the step. A process makes only the rows of its own
+    devices. `permute`, if not 0, is the seed of another order of the rows: the same loss, but for
+    rounding.
+
+    `order` is "windows": random windows, which may overlap; or "epochs": the corpus is cut into
+    rows, and each is seen once in an epoch, in another order in each (Grain's `MapDataset`, whose
+    shuffle takes no memory).
     """
 
     corpus: Corpus
@@ -45,18 +32,19 @@ class Batches:
     batch: int
     positions: int
     permute: int = 0
+    order: str = "windows"
 
     def __post_init__(self) -> None:
-        if self.corpus.text.size < self.positions + 1:
+        if self.corpus.size < self.positions + 1:
             raise ValueError(
-                f"{self.corpus.name} has {self.corpus.text.size} bytes, too few for windows of "
+                f"{self.corpus.name} has {self.corpus.size} tokens, too few for rows of "
                 f"{self.positions} + 1: give a longer --data or a smaller --seq."
             )
 
     def rows(self, step: int, start: int, stop: int) -> npt.NDArray[np.int32]:
         """Rows [start, stop) of a step, int32 [stop - start, positions + 1]."""
-        windows = [self._window(step, int(row)) for row in self._order()[start:stop]]
-        return np.stack(windows).astype(np.int32)
+        begins = [self._begin(step, int(row)) for row in self._order()[start:stop]]
+        return np.stack([self.corpus.read(b, b + self.positions + 1) for b in begins])
 
     def __call__(self, step: int, sharding: jax.sharding.Sharding) -> jax.Array:
         """The batch of a step as a global array, int32 [batch, positions + 1], split by rows."""
@@ -72,8 +60,31 @@ class Batches:
         rows = np.arange(self.batch)
         return np.random.default_rng(self.permute).permutation(rows) if self.permute else rows
 
-    def _window(self, step: int, row: int) -> npt.NDArray[np.uint8]:
+    def _begin(self, step: int, row: int) -> int:
+        """Where a row begins in the corpus."""
+        if self.order == "epochs":
+            return int(self._epochs[step * self.batch + row]) * self.positions
         # Philox (Salmon et al., 2011) has no state: its output is a function of key and counter.
         draw = int(np.random.Philox(key=self.seed, counter=[0, 0, row, step]).random_raw())
-        start = draw % (self.corpus.text.size - self.positions)
-        return self.corpus.text[start : start + self.positions + 1]
+        return draw % (self.corpus.size - self.positions)
+
+    @cached_property
+    def _epochs(self) -> Any:
+        """The number of the row of the corpus at each place of the endless order.
+
+        Rows share a token: the last of one is given to the first of the next one as its input.
+        """
+        import grain  # pyright: ignore[reportMissingImports]
+
+        rows = (self.corpus.size - 1) // self.positions
+        return grain.MapDataset.range(rows).seed(self.seed).shuffle().repeat()
+
+
+def segments(tokens: npt.NDArray[Any], end: int) -> npt.NDArray[np.int32]:
+    """The number of the document in its row of each of tokens [rows, positions], int32.
+
+    Documents end with the token `end` (`Corpus.end`). The model does not use it: attention crosses
+    the ends of documents.
+    """
+    ends = (tokens == end).astype(np.int32)
+    return np.cumsum(ends, axis=1, dtype=np.int32) - ends

@@ -6,7 +6,7 @@ way, forward and backward. That costs stages - 1 more steps than hops that are w
 
 Stages may differ in size. Their parameters are rows of one array, so the short ones are filled up
 with rows of zeros. A stage skips these rows, forward and backward, and so pays for its own layers
-only. Devices of a stage agree on what they skip, and only they are joined by collectives of a layer.
+only. Collectives of a layer join devices of one stage, which agree on what they skip.
 """
 
 import dataclasses

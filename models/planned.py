@@ -11,7 +11,8 @@ import sys
 from typing import Any
 
 import jaxhet
-from models.pretrain import PROGRAM, make_trainer, parse
+from models.options import PROGRAM, parse
+from models.pretrain import make_trainer
 
 OPTIONS = "PRETRAIN"
 TARGET = "models.planned:step"
@@ -22,5 +23,5 @@ def step() -> Any:
     options = parse(shlex.split(os.environ.get(OPTIONS, "")))
     try:
         return make_trainer(options).lower(jaxhet.jit, options.batch, options.seq)
-    except (ValueError, jaxhet.UsageError) as error:
+    except (ValueError, OSError, jaxhet.UsageError) as error:
         sys.exit(f"{PROGRAM}: {error}")

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,19 @@ import jaxhet
 from models.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
 
+# Of e, in a float.
+_LARGEST_EXPONENT = math.log(sys.float_info.max)
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Where and how often a run reports.
 
-    `start` and `steps` are the first step and the one after the last. `counters` gives numbers that
-    only grow; what a step adds to each is written with its metrics.
+    Attributes:
+      start: the first step; `steps` is the one after the last.
+      counters: gives numbers that only grow; what a step adds to each is written with its metrics.
+      flops: the model's floating-point operations in a step, over all devices.
+      peak_flops: what all devices could do in a second; None if that is not known.
     """
 
     run_dir: Path
@@ -31,6 +37,8 @@ class Settings:
     tokens_per_step: int
     digest: bool
     counters: Callable[[], Mapping[str, Any]]
+    flops: float
+    peak_flops: float | None
 
 
 class Reporter:
@@ -52,7 +60,7 @@ class Reporter:
             unit="step",
             disable=not (self._primary and sys.stderr.isatty()),
         )
-        self._window: list[dict[str, jax.Array]] = []
+        self._window: list[dict[str, Any]] = []
         self._done = settings.start
         self._begin_window()
 
@@ -73,13 +81,44 @@ class Reporter:
         step = self._done + len(self._window)
         return step % self._settings.log_every == 0 or step == self._settings.steps
 
+    def evaluate(self, evaluate: Callable[[], Sequence[jax.Array]]) -> None:
+        """Adds `eval_loss`, the mean of losses, and `perplexity` to the metrics of the last step.
+
+        Waits for the steps before it; its time is not part of theirs.
+        """
+        jaxhet.block_until_ready(self._window)
+        began = time.perf_counter()
+        losses = jaxhet.block_until_ready(evaluate())
+        loss = math.fsum(map(float, losses)) / len(losses)
+        # math.exp refuses what no float holds.
+        perplexity = math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
+        self._window[-1] = self._window[-1] | {"eval_loss": loss, "perplexity": perplexity}
+        self._paused += time.perf_counter() - began
+
+    def check(self) -> None:
+        """Waits for the steps since the last report.
+
+        Raises FloatingPointError if a loss or a norm of gradients is not finite: the parameters
+        after such a step are of no use. What was measured is written first.
+        """
+        for step, measures in enumerate(jaxhet.block_until_ready(self._window), self._done + 1):
+            for name in ("loss", "gradient_norm"):
+                if not math.isfinite(value := float(measures[name])):
+                    self._write(self._rows())
+                    raise FloatingPointError(
+                        f"the {name.replace('_', ' ')} is {value} at step {step}: lower "
+                        "--learning-rate, or compute in a type with more range (--dtype bfloat16 "
+                        "or float32)"
+                    )
+
     def report(self, state: TrainState, on_difference: str) -> TrainState:
         """Waits for the steps since the last report, and writes their metrics.
 
         Compares all replicas of the state; `on_difference` is "warn", "sync" or "raise". Returns
-        the state to go on with. Raises FloatingPointError when the loss is no longer finite, and
+        the state to go on with. Raises FloatingPointError as `check` does, and
         `jaxhet.ReplicaError`.
         """
+        self.check()
         rows = self._rows()
         replicas = jaxhet.check_replicas(state, on_difference="sync")
         rows[-1]["replicas"] = {
@@ -87,8 +126,7 @@ class Reporter:
             "different": len(replicas.differences),
             "largest_difference": max((d.largest for d in replicas.differences), default=0.0),
         }
-        if self._metrics:
-            self._metrics.append(rows)
+        self._write(rows)
         self._show(rows[-1])
         self._done += len(self._window)
         kept: TrainState = replicas.tree if on_difference == "sync" else state
@@ -116,16 +154,20 @@ class Reporter:
     def _begin_window(self) -> None:
         self._window = []
         self._counted = self._settings.counters()
+        self._paused = 0.0
         self._began = time.perf_counter()
 
     def _rows(self) -> list[dict[str, Any]]:
         values = jaxhet.block_until_ready(self._window)
         count = len(values)
-        seconds = (time.perf_counter() - self._began) / count
+        seconds = (time.perf_counter() - self._began - self._paused) / count
         shared = {
             "seconds": seconds,
             "tokens_per_second": self._settings.tokens_per_step / seconds,
+            "model_flops_per_second": self._settings.flops / seconds,
         }
+        if self._settings.peak_flops:
+            shared["mfu"] = shared["model_flops_per_second"] / self._settings.peak_flops
         for name, value in self._settings.counters().items():
             shared[name] = (value - self._counted.get(name, 0)) / count
         return [
@@ -133,14 +175,20 @@ class Reporter:
             for step, measures in enumerate(values, start=self._done + 1)
         ]
 
+    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self._metrics:
+            self._metrics.append(rows)
+
     def _show(self, row: Mapping[str, Any]) -> None:
-        loss, rate = f"{row['loss']:.4f}", f"{row['tokens_per_second']:.0f}"
-        self._bar.set_postfix({"loss": loss, "tokens/s": rate})
+        told = {"loss": f"{row['loss']:.4f}", "tokens/s": f"{row['tokens_per_second']:.0f}"}
+        if "mfu" in row:
+            told["mfu"] = f"{row['mfu']:.3f}"
+        if "perplexity" in row:
+            told["perplexity"] = f"{row['perplexity']:.2f}"
+        self._bar.set_postfix(told)
         if self._bar.disable:
-            total = self._settings.steps
-            self.say(f"step {row['step']}/{total}  loss {loss}  {rate} tokens/s")
-        if not math.isfinite(row["loss"]):
-            raise FloatingPointError(
-                f"the loss is {loss} at step {row['step']}: lower --learning-rate, or compute in "
-                "a type with more range (--dtype bfloat16 or float32)."
+            more = "".join(f"  {n} {told[n]}" for n in ("mfu", "perplexity") if n in told)
+            self.say(
+                f"step {row['step']}/{self._settings.steps}  loss {told['loss']}  "
+                f"{told['tokens/s']} tokens/s{more}"
             )

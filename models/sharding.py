@@ -50,6 +50,7 @@ PARAMETERS: dict[str, PartitionSpec] = {
 # By the name that a layer gives to `constrain`.
 ACTIVATIONS: dict[str, PartitionSpec] = {
     "tokens": P(BATCH, None),
+    "parts": P(None, BATCH, None),
     "residual": P(BATCH, None, None),
     "microbatches": P(None, BATCH, None, None),
     "heads": P(BATCH, None, "model", None),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from models.accumulate import Accumulation
 from models.configs import Config
 from models.llama import Llama, cross_entropy
 from models.pipeline import Pipeline
@@ -21,6 +22,9 @@ from models.sharding import (
 )
 
 Params = dict[str, Any]
+
+# The learning rate at the end of a cosine, of that after the warm-up (Llama 2, arXiv:2307.09288).
+FINAL_RATE = 0.1
 
 
 @jax.tree_util.register_dataclass
@@ -38,20 +42,35 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """AdamW's settings. The rate is constant after the warm-up: `--steps` does not change it."""
+    """AdamW's settings.
+
+    After `warmup` linear steps the rate is constant; or, if `cosine_steps` is not 0, it falls along
+    half a cosine (arXiv:1608.03983) to `FINAL_RATE` of itself at that step, and stays there.
+    """
 
     learning_rate: float
     warmup: int
     weight_decay: float
     max_gradient_norm: float
+    cosine_steps: int = 0
+
+    def rate(self, step: Any) -> Any:
+        """The learning rate of a step, the first being 1."""
+        warmup = max(self.warmup, 1)
+        rate = optax.linear_schedule(0.0, self.learning_rate, warmup)
+        if self.cosine_steps:
+            fall = optax.cosine_decay_schedule(
+                self.learning_rate, max(self.cosine_steps - warmup, 1), FINAL_RATE
+            )
+            rate = optax.join_schedules([rate, fall], [warmup])
+        return rate(step)
 
     def transformation(self) -> optax.GradientTransformation:
         """Clipping by the global norm, then AdamW (arXiv:1711.05101); only matrices decay."""
-        rate = optax.linear_schedule(0.0, self.learning_rate, max(self.warmup, 1))
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm),
             optax.adamw(
-                lambda count: rate(count + 1),
+                lambda count: self.rate(count + 1),
                 b2=0.95,
                 weight_decay=self.weight_decay,
                 mask=_is_matrix,
@@ -74,12 +93,23 @@ class Trainer:
     those that a parameter is split over (ZeRO stage 1, arXiv:2004.13336): each element of a
     parameter is then computed on one device, and gathered from it. All replicas have equal bits,
     whatever their arithmetic.
+
+    `accumulation` says how a batch is computed in parts; on a mesh with stages the pipeline does
+    that.
     """
 
     config: Config
     schedule: Schedule
     mesh: jax.sharding.Mesh
     update_axes: tuple[str, ...] = ()
+    accumulation: Accumulation = dataclasses.field(default_factory=lambda: Accumulation(parts=1))
+
+    def __post_init__(self) -> None:
+        if self.accumulation.parts > 1 and "stage" in self.mesh.shape:
+            raise ValueError(
+                f"--accumulate {self.accumulation.parts} on a mesh with stages, where microbatches "
+                "are summed already: give --microbatches instead."
+            )
 
     def init(self, seed: int) -> TrainState:
         """A new state; a parameter's values depend on `seed`, not on the mesh."""
@@ -92,7 +122,7 @@ class Trainer:
 
     def step(self, state: TrainState, tokens: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update from tokens [batch, positions + 1]; also `loss` and `gradient_norm`."""
-        loss, gradients = jax.value_and_grad(self.loss)(state.params, tokens)
+        loss, gradients = self._gradients(state.params, tokens)
         gradients, params = self._split(gradients), self._split(state.params)
         updates, optimizer = self.schedule.transformation().update(
             gradients, state.optimizer, params
@@ -100,6 +130,11 @@ class Trainer:
         updated: Any = optax.apply_updates(params, updates)
         measures = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
         return TrainState(state.step + 1, self._split(updated), optimizer), measures
+
+    def _gradients(self, params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
+        if self.accumulation.parts == 1:
+            return jax.value_and_grad(self.loss)(params, tokens)
+        return self.accumulation.value_and_grad(self.loss, params, tokens)
 
     def loss(self, params: Params, tokens: jax.Array) -> jax.Array:
         """Mean cross-entropy, in nats per byte, of each token given those before it."""
@@ -129,6 +164,10 @@ class Trainer:
         init = jit(self.init, static_argnums=0, out_shardings=shardings)
         step = jit(self.step, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
         return init, step
+
+    def compile_loss(self, jit: Callable[..., Any]) -> Any:
+        """`loss` under `jit`, from parameters and tokens, the same everywhere."""
+        return jit(self.loss, out_shardings=replicated(self.mesh))
 
     def lower(self, jit: Callable[..., Any], batch: int, positions: int) -> Any:
         """`step` under `jit`, lowered for batches of that size; no array is made."""

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks import gpu_collectives, gpu_jobs, gpu_parity
 from benchmarks.collectives import COLLECTIVES, across_factor, busbw_factor, num_elements, timing
-from benchmarks.training import Built, Program, model_flops
+from benchmarks.training import Built, Program
+from models.flops import model_flops
 from models.records import Replicas
 from tests.support.jobs import ROOT, Shape
 

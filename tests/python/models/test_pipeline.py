@@ -79,7 +79,9 @@ def test_skipped_rows_change_no_bit(make_mesh, fast_jit, monkeypatch):
     mesh = make_mesh(stage=2, model=2)
     config = dataclasses.replace(FOUR, stages=(3, 1), microbatches=2)
     skipped = gradients(fast_jit, mesh, config)
-    monkeypatch.setattr(jax.lax, "cond", lambda p, run, skip, x: jax.numpy.where(p, run(x), skip(x)))
+    monkeypatch.setattr(
+        jax.lax, "cond", lambda p, run, skip, x: jax.numpy.where(p, run(x), skip(x))
+    )
     computed = gradients(fast_jit, mesh, config)
     assert skipped[0] == computed[0]
     jax.tree.map(np.testing.assert_array_equal, skipped[1], computed[1])

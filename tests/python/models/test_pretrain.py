@@ -1,15 +1,18 @@
+import math
 from pathlib import Path
 
 import pytest
+import yaml
 
-from models import pretrain
+from models import loop, pretrain, tokenize
 from models.configs import CONFIGS
+from models.options import RESOLVED
 from models.records import METRICS, PLOT, compare_replicas, read_rows
 
 
 @pytest.fixture(autouse=True)
 def compile_fast(monkeypatch, fast_jit):
-    monkeypatch.setattr(pretrain.jaxhet, "jit", fast_jit)
+    monkeypatch.setattr(loop.jaxhet, "jit", fast_jit)
 
 
 def train(run_dir: Path, **options) -> None:
@@ -32,6 +35,10 @@ def losses(run_dir: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in read_rows(run_dir / METRICS)]
 
 
+def checkpoints(run_dir: Path) -> set[str]:
+    return {path.name for path in (run_dir / "checkpoints").iterdir()}
+
+
 def test_resumed_run_continues_to_the_bit(tmp_path):
     train(tmp_path / "whole", steps=6)
     train(tmp_path / "halves", steps=3)
@@ -46,15 +53,18 @@ def test_resumed_run_continues_to_the_bit(tmp_path):
 
 
 def test_run_goes_on_from_the_newest_checkpoint(tmp_path, capsys):
-    train(tmp_path, steps=5, checkpoint_every=2)
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"4", "5"}
+    train(tmp_path, steps=5, checkpoint_every=1, keep=3)
+    assert checkpoints(tmp_path) == {"3", "4", "5"}
     with pytest.raises(SystemExit, match="holds a run of 5 steps: give --resume"):
         train(tmp_path, steps=6)
     with pytest.raises(
         SystemExit, match=r"can't resume from step 5.*seed was 0 and is 1.*--run-dir"
     ):
         train(tmp_path, steps=6, resume=True, seed=1)
-    train(tmp_path, steps=6, resume=True)
+    with pytest.raises(SystemExit, match="config was 'tiny' and is 'demo'"):
+        train(tmp_path, steps=6, resume="auto", config="demo")
+    train(tmp_path, steps=6, resume="auto")
+    assert checkpoints(tmp_path) == {"5", "6"}
     assert "step 6/6" in capsys.readouterr().err
 
 
@@ -87,11 +97,49 @@ def test_other_meshes_train(mesh, tmp_path):
         ({"stages": "1;1"}, r"'1;1' is not of the form 3,1"),
         ({"stages": "1,2"}, r"don't divide 2 layers: give each stage at least one"),
         ({"data": "/no/such/file"}, "No such file"),
+        ({"data": __file__, "seq": 10**6}, "test_pretrain.py has .* tokens, too few for rows"),
+        ({"data": "/"}, "/ has no index.json: it holds no complete shards"),
+        (
+            {"mesh": "stage=2,data=-1", "accumulate": 2, "microbatches": 2},
+            "--accumulate 2 on a mesh with stages.*give --microbatches",
+        ),
+        ({"accumulate": 3}, "can't be split over data=2,accumulate=3: choose a multiple of 6"),
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_to_do(options, words, tmp_path):
     with pytest.raises(SystemExit, match=words):
         train(tmp_path, steps=1, **options)
+
+
+def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint_before(tmp_path):
+    words = (
+        r"the (loss|gradient norm) is (nan|inf) at step 2: lower .*; the checkpoint of step 1 is"
+    )
+    with pytest.raises(SystemExit, match=words):
+        train(tmp_path, steps=9, learning_rate=1e30, warmup=1, checkpoint_every=1, log_every=9)
+    assert checkpoints(tmp_path) == {"1"}
+    first, second = read_rows(tmp_path / METRICS)
+    assert math.isfinite(first["loss"])
+    assert not math.isfinite(second["loss"] + second["gradient_norm"])
+
+
+def test_run_on_shards_evaluates_accumulates_and_saves_its_options(tmp_path):
+    (tmp_path / "text.jsonl").write_text('{"text": "one two three, two two four. "}\n' * 60)
+    shards = tmp_path / "shards"
+    tokenize.main([str(tmp_path / "text.jsonl"), f"--out={shards}", "--shard-tokens=500"])
+    file = tmp_path / "run.yaml"
+    text = {"data": str(shards), "order": "epochs", "schedule": "cosine", "accumulate": 2}
+    file.write_text(yaml.safe_dump({**text, "eval-every": 2, "eval_part": 0.2, "steps": 9}))
+    run_dir = tmp_path / "run"
+    train(run_dir, config_file=file, steps=3, peak_flops=1e9, mesh="data=2,model=-1")
+    rows = read_rows(run_dir / METRICS)
+    assert [row["step"] for row in rows if "perplexity" in row] == [2, 3]
+    assert rows[1]["perplexity"] == pytest.approx(math.exp(rows[1]["eval_loss"]))
+    for row in rows:
+        assert row["mfu"] == pytest.approx(row["model_flops_per_second"] / 4e9)
+        assert row["tokens_per_second"] == pytest.approx(8 * 16 / row["seconds"])
+    saved = yaml.safe_load((run_dir / RESOLVED).read_text())
+    assert (saved["steps"], saved["data"], saved["eval_every"]) == (3, str(shards), 2)
 
 
 def test_unknown_config_lists_the_known_ones(tmp_path, capsys):

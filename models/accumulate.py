@@ -1,0 +1,75 @@
+"""Gradients of a batch in parts, one after the other: the memory of one, one exchange for all."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from models.sharding import BATCH, constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulation:
+    """Into how many parts a batch is divided, and over which mesh axes gradients are summed last.
+
+    `axes` split the batch and, in the usual case, cross islands: over them loss and gradients are
+    summed once for a step. Parameters are whole over these axes while the parts are computed.
+    Over the other axes that split the batch XLA sums the gradients of each part.
+    """
+
+    parts: int
+    axes: tuple[str, ...] = ()
+
+    def value_and_grad(
+        self, loss: Callable[[Any, jax.Array], jax.Array], params: Any, tokens: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        """Loss and gradients of tokens [batch, positions + 1], each predicted token counting alike.
+
+        `loss` is the mean over the tokens that it is given. Raises ValueError for a batch that
+        can't be divided.
+        """
+        mesh = jax.sharding.get_abstract_mesh()
+        split = math.prod(mesh.shape[name] for name in BATCH if name in mesh.shape)
+        if len(tokens) % (split * self.parts):
+            raise ValueError(
+                f"a batch of {len(tokens)} can't be divided into {self.parts} parts (--accumulate) "
+                f"on a mesh {dict(mesh.shape)}: choose a multiple of {split * self.parts}."
+            )
+
+        def local(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
+            if self.axes:  # gradients are then of this device's own tokens
+                params = jax.tree.map(lambda x: jax.lax.pcast(x, self.axes, to="varying"), params)
+            sums, count = self._sum(loss, params, tokens)
+            if self.axes:
+                sums, count = jax.lax.psum((sums, count), self.axes)
+            return jax.tree.map(lambda x: x / count, sums)
+
+        if not self.axes:
+            return local(params, tokens)
+        return jax.shard_map(
+            local, in_specs=(P(), P(self.axes)), out_specs=P(), axis_names=set(self.axes)
+        )(params, tokens)
+
+    def _sum(
+        self, loss: Callable[[Any, jax.Array], jax.Array], params: Any, tokens: jax.Array
+    ) -> tuple[tuple[jax.Array, Any], jax.Array]:
+        """Sums over all predicted tokens, of the loss and of gradients, and their number."""
+
+        def add(sums: Any, part: jax.Array) -> tuple[Any, None]:
+            count = jnp.float32(part[:, 1:].size)
+            means = jax.value_and_grad(loss)(params, part)
+            weighted = (jax.tree.map(lambda x: x * count, means), count)
+            return jax.tree.map(jnp.add, sums, weighted), None
+
+        # Neighbours in different parts: each part lies on all devices that the batch is split over.
+        parts = tokens.reshape(-1, self.parts, tokens.shape[1]).swapaxes(0, 1)
+        parts = constrain(parts, "parts")
+        shapes = jax.eval_shape(jax.value_and_grad(loss), params, parts[0])
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, jnp.float32(0)))
+        if self.axes:
+            zeros = jax.tree.map(lambda x: jax.lax.pcast(x, self.axes, to="varying"), zeros)
+        return jax.lax.scan(add, zeros, parts)[0]

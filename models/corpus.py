@@ -1,0 +1,113 @@
+"""What is trained on: tokens, one document after the other, from text or from shards."""
+
+import dataclasses
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models import shards
+from models.text import BYTES, Tokenizer, documents, is_plain
+
+Tokens = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Tokens: a file is mapped, not read, and only touched pages are loaded.
+
+    Attributes:
+      name: for people, and part of `identity`.
+      pieces: unsigned integers [length of a piece]; the tokens are those of all, one after another.
+      vocab: all tokens are smaller.
+      tokenizer: digest of what made the tokens; empty for bytes.
+      end: the token after each document, None if there is none.
+    """
+
+    name: str
+    pieces: tuple[Tokens, ...]
+    vocab: int = BYTES
+    tokenizer: str = ""
+    end: int | None = None
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(piece.size for piece in self.pieces))
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def identity(self) -> str:
+        """Tells one corpus from another, cheaply: name, size and tokenizer."""
+        return ":".join(filter(None, (self.name, str(self.size), self.tokenizer)))
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        """Tokens [start, stop), int32."""
+        return np.concatenate([piece.astype(np.int32) for piece in self._between(start, stop)])
+
+    def split(self, part: float) -> tuple["Corpus", "Corpus"]:
+        """All but the last `part` (0 to 1) of the tokens, and that last part."""
+        middle = self.size - round(self.size * part)
+        halves = self._between(0, middle), self._between(middle, self.size)
+        first, last = (dataclasses.replace(self, pieces=pieces) for pieces in halves)
+        return first, last
+
+    def _between(self, start: int, stop: int) -> tuple[Tokens, ...]:
+        """Views of what is in [start, stop), in as many pieces as that touches."""
+        views = []
+        while start < stop:
+            piece = bisect_right(self._ends, start)
+            begin = self._ends[piece] - self.pieces[piece].size
+            view = self.pieces[piece][start - begin : stop - begin]
+            views.append(view)
+            start += view.size
+        return tuple(views)
+
+
+def open_corpus(path: str | None = None, tokenizer: str | None = None) -> Corpus:
+    """The corpus at `path`, or the language reference that comes with every Python.
+
+    A folder holds shards (`models.shards`). A file is text, JSONL or Parquet (`models.text`); its
+    tokens are bytes, or those of `tokenizer`, a `tokenizer.json`. Text of bytes is mapped. All else
+    is tokenized here, in memory, by each process: for much text use `python -m models.tokenize`.
+    """
+    if path is None:
+        texts, name = [_language_reference()], "pydoc_data.topics"
+    elif Path(path).is_dir():
+        return _sharded(Path(path), tokenizer)
+    elif tokenizer is None and is_plain(Path(path)):
+        return Corpus(Path(path).name, (np.memmap(path, dtype=np.uint8, mode="r"),))
+    else:
+        texts, name = documents(Path(path)), Path(path).name
+    return tokenized(name, texts, Tokenizer.load(tokenizer))
+
+
+def tokenized(name: str, texts: Iterable[str], tokenizer: Tokenizer) -> Corpus:
+    """A corpus in memory, of documents that end with the tokenizer's end."""
+    pieces = tuple(piece for piece in tokenizer.arrays(texts) if piece.size)
+    return Corpus(name, pieces, tokenizer.vocab, tokenizer.digest, tokenizer.end)
+
+
+def _language_reference() -> str:
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def _sharded(folder: Path, tokenizer: str | None) -> Corpus:
+    index = shards.read_index(folder)
+    if tokenizer is not None and Tokenizer.load(tokenizer).digest != index.tokenizer:
+        raise ValueError(
+            f"the shards in {folder} were made with another tokenizer than {tokenizer}: leave out "
+            "--tokenizer, or make them anew with python -m models.tokenize."
+        )
+    pieces = tuple(shards.open_shards(folder, index))
+    return Corpus(folder.resolve().name, pieces, index.vocab, index.tokenizer, index.end)

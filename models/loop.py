@@ -1,0 +1,85 @@
+"""The steps of a run, with what happens between them: evaluations, reports, checkpoints."""
+
+import dataclasses
+
+import jax
+
+import jaxhet
+from models.checkpoint import Checkpoints
+from models.data import Batches
+from models.options import Options
+from models.reporter import Reporter
+from models.sharding import activation_sharding
+from models.train import Trainer, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run of `models.pretrain`. Its state and its place in the data are functions of the step.
+
+    `evaluation` gives the batches of evaluations, the same each time; None: there are none.
+    """
+
+    options: Options
+    trainer: Trainer
+    batches: Batches
+    evaluation: Batches | None
+    checkpoints: Checkpoints
+
+    def first_step(self) -> int:
+        """The first step. Raises ValueError for a folder with checkpoints, without `--resume`."""
+        latest = self.checkpoints.latest_step() or 0
+        if latest and self.options.resume == "never":
+            raise ValueError(
+                f"{self.options.run_dir} holds a run of {latest} steps: give --resume to go on "
+                "with it, or another --run-dir."
+            )
+        return latest
+
+    def train(self, start: int, reporter: Reporter) -> None:
+        """Runs the steps from `start` on.
+
+        Raises FloatingPointError when the loss is not finite; no such state is saved.
+        """
+        init, update = self.trainer.compile(jaxhet.jit)
+        loss = self.trainer.compile_loss(jaxhet.jit)
+        state = jaxhet.sync_replicas(self._restored(start) if start else init(self.options.seed))
+        if self.trainer.update_axes:
+            reporter.say(f"the update is split over {', '.join(self.trainer.update_axes)}")
+        reporter.digest(start, state.params)
+        sharding = activation_sharding("tokens", self.trainer.mesh)
+        try:
+            for step in range(start, self.options.steps):
+                state, measures = update(state, self.batches(step, sharding))
+                is_logged = reporter.step(measures)
+                if self.evaluation and self._is_due(step + 1, self.options.eval_every):
+                    batches = self._evaluation_batches(self.evaluation, sharding)
+                    params = state.params
+                    reporter.evaluate(lambda b=batches, p=params: [loss(p, x) for x in b])
+                if is_logged:
+                    state = reporter.report(state, self.options.on_difference)
+                if self._is_due(step + 1, self.options.checkpoint_every):
+                    reporter.check()
+                    self.checkpoints.save(step + 1, state)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}; {self._kept()}.") from None
+        reporter.finish()
+
+    def _is_due(self, done: int, every: int) -> bool:
+        """Whether something that happens every so many steps, and at the end, happens now."""
+        return done == self.options.steps or (every > 0 and done % every == 0)
+
+    def _restored(self, step: int) -> TrainState:
+        shapes = jax.eval_shape(lambda: self.trainer.init(self.options.seed))
+        return self.checkpoints.restore(step, shapes, self.trainer.state_shardings())
+
+    def _evaluation_batches(
+        self, batches: Batches, sharding: jax.sharding.Sharding
+    ) -> list[jax.Array]:
+        return [batches(i, sharding) for i in range(self.options.eval_batches)]
+
+    def _kept(self) -> str:
+        latest = self.checkpoints.latest_step()
+        if latest is None:
+            return "no checkpoint was made before"
+        return f"the checkpoint of step {latest} is kept"

@@ -1,0 +1,180 @@
+"""The options of a run: one table, read from the command line and from YAML."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from models.configs import CONFIGS, DTYPES
+from models.data import ORDERS
+
+PROGRAM = "python -m models.pretrain"
+# What a run was started with, in its folder; `--config-file` reads it.
+RESOLVED = "config.yaml"
+
+
+def _option(default: Any, text: str, **how: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, **how})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of a run; each field is also an option of the command line."""
+
+    config: str = _option("demo", "size of the model", choices=tuple(CONFIGS))
+    steps: int = _option(200, "steps in all, those before a resume included")
+    seed: int = _option(0, "seed of parameters and batches")
+    batch: int = _option(16, "rows in a batch, over all devices")
+    seq: int = _option(128, "positions in a row, in tokens")
+    mesh: str = _option("data=-1,model=1", "axes, outer one first; -1: all devices that are left")
+    stages: str | None = _option(None, "layers of each pipeline stage, as 3,1; default: equal")
+    microbatches: int = _option(4, "parts of a batch that go through the stages")
+    accumulate: int = _option(1, "parts of a batch that are computed one after the other")
+    permute: int = _option(0, "seed of another order of devices and rows; 0: the usual order")
+    data: str | None = _option(
+        None,
+        "text, .jsonl or .parquet file, or a folder of models.tokenize; default: Python's language"
+        " reference",
+    )
+    tokenizer: str | None = _option(None, "tokenizer.json for a file of --data; default: bytes")
+    order: str = _option(
+        "windows",
+        "random windows, or epochs of all rows, each time in another order",
+        choices=ORDERS,
+    )
+    eval_every: int = _option(0, "steps between evaluations; 0: none, and nothing is held out")
+    eval_part: float = _option(0.05, "last part of the data, which is held out for evaluations")
+    eval_batches: int = _option(4, "batches of an evaluation, the same each time")
+    run_dir: str = _option("runs/pretrain", "folder for results, shared by all processes")
+    resume: str = _option(
+        "never",
+        "auto: go on from the newest checkpoint in the run folder, if any; --resume alone is auto",
+        nargs="?",
+        const="auto",
+        choices=("auto", "never"),
+    )
+    checkpoint_every: int = _option(0, "steps between checkpoints; 0: only one at the end")
+    keep: int = _option(2, "newest checkpoints that are kept")
+    learning_rate: float = _option(3e-3, "learning rate after the warm-up")
+    warmup: int = _option(20, "steps of linear warm-up")
+    schedule: str = _option(
+        "constant", "learning rate after the warm-up", choices=("constant", "cosine")
+    )
+    cosine_steps: int = _option(0, "step at which the cosine ends; 0: --steps")
+    weight_decay: float = _option(0.1, "decoupled weight decay")
+    max_gradient_norm: float = _option(1.0, "a larger global norm of gradients is scaled to this")
+    dtype: str | None = _option(
+        None, "type to compute in; default: the config's", choices=(*DTYPES,)
+    )
+    remat: bool | None = _option(
+        None, "compute activations again in the backward pass; default: the config's"
+    )
+    update: str = _option(
+        "auto",
+        "where a parameter's update is computed: on each of its replicas, or each part of it on one"
+        " device; auto: sharded if islands are unlike (jaxhet.unlike_islands)",
+        choices=("auto", "sharded", "replicated"),
+    )
+    on_difference: str = _option(
+        "warn", "what to do when replicas differ at a log line", choices=("warn", "sync", "raise")
+    )
+    log_every: int = _option(10, "steps between two log lines")
+    peak_flops: float | None = _option(
+        None, "operations per second of a device, for mfu; default: from a table, if it is there"
+    )
+    digest: bool = _option(False, "write digests of all parameters at each logged step")
+
+    @property
+    def decay_steps(self) -> int:
+        """Where the cosine ends; 0: there is none."""
+        return (self.cosine_steps or self.steps) if self.schedule == "cosine" else 0
+
+    def save(self, folder: Path) -> None:
+        """Writes all options to `RESOLVED` in a folder, as `--config-file` reads them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+        (folder / RESOLVED).write_text(text)
+
+
+# At least 1, and between 0 and 1.
+_POSITIVE = (
+    "steps",
+    "batch",
+    "seq",
+    "microbatches",
+    "accumulate",
+    "log_every",
+    "keep",
+    "eval_batches",
+)
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Options from a command line, and from the file that its `--config-file` names.
+
+    Exits with a usage message if they are wrong. What the command line says overrides the file.
+    """
+    parser = _parser()
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config-file", type=Path)
+    given, rest = first.parse_known_args(arguments)
+    try:
+        words = _words(given.config_file) if given.config_file else []
+    except (ValueError, OSError, yaml.YAMLError) as error:
+        parser.error(f"--config-file {given.config_file}: {error}")
+    values = vars(parser.parse_args([*words, *rest]))
+    values.pop("config_file")
+    options = Options(**values)
+    for name in _POSITIVE:
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if not 0 < options.eval_part < 1:
+        parser.error("--eval-part must be between 0 and 1")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Pretrain a LLaMA on text.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--config-file", help="YAML with any of these options, by their names")
+    for field in dataclasses.fields(Options):
+        how: dict[str, Any] = {"default": field.default, **field.metadata}
+        if field.type in (bool, bool | None):
+            how["action"] = argparse.BooleanOptionalAction
+        elif field.type == float | None:
+            how["type"] = float
+        else:
+            how["type"] = field.type if isinstance(field.type, type) else str
+        parser.add_argument("--" + field.name.replace("_", "-"), **how)
+    parser.add_argument(
+        "--no-resume", dest="resume", action="store_const", const="never", help="as --resume never"
+    )
+    return parser
+
+
+def _words(path: Path) -> list[str]:
+    """The words of a command line that say what a YAML file says.
+
+    Raises ValueError for a file that is no mapping of options to values.
+    """
+    contents = yaml.safe_load(path.read_text()) or {}
+    if not isinstance(contents, dict):
+        raise ValueError("no mapping of options to values, as `steps: 100`.")
+    fields = {field.name: field for field in dataclasses.fields(Options)}
+    words = []
+    for key, value in contents.items():
+        name = str(key).replace("-", "_")
+        if name not in fields:
+            raise ValueError(f"unknown option {key!r}; those known are {', '.join(fields)}.")
+        flag = name.replace("_", "-")
+        if fields[name].type in (bool, bool | None) and isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words.append(f"--{flag}={value}")
+    return words

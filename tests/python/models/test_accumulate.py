@@ -1,0 +1,99 @@
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from models import planned
+from models.accumulate import Accumulation
+from models.configs import CONFIGS
+from models.train import FINAL_RATE, Schedule, Trainer
+from tests.python.models.hlo_groups import collectives
+from tests.support.jobs import ROOT
+
+SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
+TOKENS = jax.random.randint(jax.random.key(1), (8, 17), 0, CONFIGS["tiny"].vocab)
+
+
+def loops(hlo: str) -> str:
+    """The computations of a compiled module that are the bodies of loops."""
+    bodies = set(re.findall(r"\bbody=%?([\w.\-]+)", hlo))
+    blocks = re.findall(r"^(?:ENTRY )?%?([\w.\-]+) \(.*?^}", hlo, re.M | re.S)
+    texts = re.findall(r"^(?:ENTRY )?%?[\w.\-]+ \(.*?^}", hlo, re.M | re.S)
+    return "".join(t for name, t in zip(blocks, texts, strict=True) if name in bodies)
+
+
+@pytest.mark.parametrize(
+    ("axes", "manual"),
+    [({"data": 2}, ("data",)), ({"data": 2, "fsdp": 2}, ("data",))],
+    ids=str,
+)
+def test_parts_have_the_gradients_of_the_whole_and_are_summed_once(
+    axes, manual, make_mesh, fast_jit
+):
+    mesh = make_mesh(**axes)
+    trainer = Trainer(CONFIGS["tiny"], SCHEDULE, mesh)
+    accumulation = Accumulation(2, manual)
+    with jax.set_mesh(mesh):
+        params = fast_jit(
+            lambda: trainer.init(3).params, out_shardings=trainer.state_shardings().params
+        )()
+        whole = fast_jit(jax.value_and_grad(trainer.loss))(params, TOKENS)
+        parts = fast_jit(lambda p, t: accumulation.value_and_grad(trainer.loss, p, t))
+        parts = parts.lower(params, TOKENS).compile()
+        summed = parts(params, TOKENS)
+    assert float(summed[0]) == pytest.approx(float(whole[0]), rel=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), summed[1], whole[1]
+    )
+    text = parts.as_text()
+    assert "all-reduce" in {name for name, _ in collectives(text)}
+    across = [groups for _, groups in collectives(loops(text)) if _joins(groups, mesh, "data")]
+    assert not across, "a part's gradients cross `data`"
+
+
+def test_batch_that_does_not_fit_says_what_to_change(make_mesh):
+    with (
+        jax.set_mesh(make_mesh(data=2)),
+        pytest.raises(ValueError, match=r"8 can't be divided into 3 parts.*choose a multiple of 6"),
+    ):
+        Accumulation(3, ("data",)).value_and_grad(lambda p, t: t.sum(), {}, TOKENS)
+
+
+def _joins(groups: list[list[int]], mesh: jax.sharding.Mesh, axis: str) -> bool:
+    """Whether a group has devices at different places of a mesh axis."""
+    places = np.indices(mesh.devices.shape)[mesh.axis_names.index(axis)].ravel()
+    return any(len({int(places[device]) for device in group}) > 1 for group in groups)
+
+
+@pytest.mark.slow
+def test_island_exchanges_gradients_once_for_all_parts():
+    """By the plan of a step: as many bytes as without parts, but for two more numbers."""
+
+    def plan(parts: int) -> dict[str, int]:
+        words = "--config tiny --mesh data=2 --batch 8 --seq 16 --accumulate"
+        ended = subprocess.run(
+            [sys.executable, "-m", "jaxhet.cli", "plan", "--islands=2", "--json", planned.TARGET],
+            env=os.environ | {planned.OPTIONS: f"{words} {parts}", "JAX_PLATFORMS": "cpu"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(ended.stdout)
+
+    one, four = plan(1), plan(4)
+    assert one["bytes_per_step"] > 0
+    assert abs(four["bytes_per_step"] - one["bytes_per_step"]) <= 64
+
+
+def test_cosine_falls_to_a_part_of_the_rate():
+    schedule = Schedule(1e-2, 10, 0.1, 1.0, cosine_steps=110)
+    rates = [float(schedule.rate(step)) for step in (1, 5, 10, 60, 110, 1000)]
+    middle = (1 + FINAL_RATE) / 2
+    expected = np.array([0.1, 0.5, 1, middle, FINAL_RATE, FINAL_RATE]) * 1e-2
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
