@@ -36,7 +36,7 @@ def seconds(stages: str, slow: str, steps: int, rows: int) -> list[float]:
     """Trains on one split; the times of the steps after the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         launch = ["jaxhet.cli", "launch", "--devices=1", f"--island-env=island0:XLA_FLAGS={slow}"]
-        train = ["--mesh=stage=2", f"--stages={stages}", "--remat", "--log-every=1"]
+        train = ["--mesh=stage=2", f"--stages={stages}", "--remat=full", "--log-every=1"]
         sizes = [f"--steps={WARM_UP + steps}", f"--batch={rows}", f"--run-dir={folder}"]
         python = [sys.executable, "-m"]
         command = [*python, *launch, "--", *python, "models.pretrain", *train, *sizes]

@@ -1,25 +1,61 @@
 """Sizes of the models, as data: one table, `CONFIGS`."""
 
 import dataclasses
+import math
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 
-# Compute types by the name that the command line uses; parameters are always float32.
+from models.attention import ATTENTIONS
+
+# Types of arrays by the name that the command line uses.
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+# What a block keeps for the backward pass, by name: all, its input, its products by parameters too.
+REMAT = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How Llama 3.1 stretches rotary positions for longer texts than it was first trained on.
+
+    Frequencies of a wavelength above `original_positions / low_frequency_factor` are divided by
+    `factor`, those below `original_positions / high_frequency_factor` stay, and those between are
+    interpolated (arXiv:2407.21783; `llama3` of Hugging Face's `rope_scaling`).
+    """
+
+    factor: float
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_positions: int = 8192
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Shape of a LLaMA.
+    """Shape of a model, and how it is computed.
 
     `query_heads` is a multiple of `kv_heads`: that many query heads share a key and a value head.
-    `dtype` (a name in `DTYPES`) is what activations and matrix products are computed in.
-    `scan` keeps one copy of the block in the program; without it the layers are unrolled.
-    `remat` recomputes a block's activations in the backward pass instead of keeping them.
+    With `tied`, the output head is the embedding. `qkv_bias` adds biases to queries, keys and
+    values; `qk_norm` normalizes each head of queries and keys (Qwen2 and Qwen3).
 
     With `experts`, each block has so many feed-forward layers beside its own, which every token
-    passes, and sends a token to `experts_per_token` of them. An expert has room for
-    `capacity_factor` times its even share of a device's tokens; those beyond pass it by.
+    passes, and sends a token to `experts_per_token` of them; without `shared_mlp` it has no other
+    ones. `normalize_experts` makes the weights of a token's experts sum to one. An expert has room
+    for `capacity_factor` times its even share of a device's tokens; those beyond pass it by
+    (`math.inf`: room for all).
+
+    Types are names in `DTYPES`: `dtype` is what activations and matrix products are computed in,
+    `param_dtype` what parameters are kept in, `logits_dtype` what the head's product is computed
+    in (None: `dtype`). `attention` is one of `models.attention.ATTENTIONS`.
+
+    `scan` keeps one copy of the block in the program; without it the layers are unrolled.
+    `remat`, a name in `REMAT`, says what a block keeps for the backward pass; the rest is computed
+    again. The loss holds the logits of `loss_chunk` positions at a time (0: all).
 
     On a mesh with stages, `stages` is the number of layers of each (empty: all equal), and a batch
     goes through them in `microbatches` parts.
@@ -33,13 +69,23 @@ class Config:
     hidden: int
     vocab: int = 256
     rope_theta: float = 500_000.0
+    rope_scaling: RopeScaling | None = None
     norm_epsilon: float = 1e-5
-    dtype: str = "float32"
-    scan: bool = True
-    remat: bool = False
+    tied: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
     experts: int = 0
     experts_per_token: int = 2
     capacity_factor: float = 1.25
+    normalize_experts: bool = False
+    shared_mlp: bool = True
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    logits_dtype: str | None = None
+    attention: str = "auto"
+    scan: bool = True
+    remat: str = "none"
+    loss_chunk: int = 256
     stages: tuple[int, ...] = ()
     microbatches: int = 4
 
@@ -51,13 +97,19 @@ class Config:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd: RoPE rotates pairs of values.")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}.")
+        for name, valid in _NAMES.items():
+            value = getattr(self, name)
+            if value not in valid:
+                raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, valid))}.")
         if self.experts and not 1 <= self.experts_per_token <= self.experts:
             raise ValueError(
                 f"a token can't go to {self.experts_per_token} of {self.experts} experts: make "
                 "experts_per_token at least 1 and at most experts."
             )
+        if not (self.experts or self.shared_mlp):
+            raise ValueError("a block without experts needs its own layer: leave shared_mlp True.")
+        if self.loss_chunk < 0:
+            raise ValueError(f"loss_chunk {self.loss_chunk} is negative; 0 means all positions.")
         if self.stages and (sum(self.stages) != self.layers or min(self.stages) < 1):
             raise ValueError(
                 f"stages {self.stages} don't divide {self.layers} layers: give each stage at least "
@@ -65,31 +117,103 @@ class Config:
             )
 
 
-# `1b` and `8b` have the shapes of Llama 3.2 1B and Llama 3.1 8B, over bytes instead of word pieces.
+# The fields of `Config` that are names, and their valid ones.
+_NAMES = {
+    "dtype": (*DTYPES,),
+    "param_dtype": (*DTYPES,),
+    "logits_dtype": (*DTYPES, None),
+    "attention": ATTENTIONS,
+    "remat": (*REMAT,),
+}
+
+_large = partial(Config, dtype="bfloat16", remat="full")
+_llama = partial(_large, kv_heads=8)
+_llama31 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=8.0))
+_llama32 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=32.0), tied=True)
+_qwen = partial(_large, rope_theta=1e6, norm_epsilon=1e-6)
+
+_1B = {"layers": 16, "embed": 2048, "query_heads": 32, "head_dim": 64, "hidden": 8192}
+_8B = {"layers": 32, "embed": 4096, "query_heads": 32, "head_dim": 128, "hidden": 14336}
+
+# The published `config.json` of each model that Meta and Alibaba name so. `1b` and `8b` have the
+# shapes of Llama 3.2 1B and Llama 3.1 8B over bytes, whose logits are smaller than activations.
 CONFIGS: dict[str, Config] = {
     "tiny": Config(layers=2, embed=32, query_heads=4, kv_heads=2, head_dim=8, hidden=96),
     "demo": Config(layers=4, embed=128, query_heads=4, kv_heads=2, head_dim=32, hidden=352),
     "moe": Config(
         layers=4, embed=128, query_heads=4, kv_heads=2, head_dim=32, hidden=352, experts=8
     ),
-    "1b": Config(
-        layers=16,
-        embed=2048,
-        query_heads=32,
-        kv_heads=8,
-        head_dim=64,
-        hidden=8192,
-        dtype="bfloat16",
-        remat=True,
-    ),
-    "8b": Config(
+    "1b": _llama(**_1B, loss_chunk=0),
+    "8b": _llama(**_8B, loss_chunk=0),
+    "llama-2-7b": _large(
         layers=32,
+        embed=4096,
+        query_heads=32,
+        kv_heads=32,
+        head_dim=128,
+        hidden=11008,
+        vocab=32_000,
+        rope_theta=1e4,
+    ),
+    "llama-3-8b": _llama(**_8B, vocab=128_256),
+    "llama-3.1-8b": _llama31(**_8B),
+    "llama-3.2-1b": _llama32(**_1B),
+    "llama-3.2-3b": _llama32(layers=28, embed=3072, query_heads=24, head_dim=128, hidden=8192),
+    "qwen2-7b": _qwen(
+        layers=28,
+        embed=3584,
+        query_heads=28,
+        kv_heads=4,
+        head_dim=128,
+        hidden=18944,
+        vocab=152_064,
+        qkv_bias=True,
+    ),
+    "qwen2.5-0.5b": _qwen(
+        layers=24,
+        embed=896,
+        query_heads=14,
+        kv_heads=2,
+        head_dim=64,
+        hidden=4864,
+        vocab=151_936,
+        qkv_bias=True,
+        tied=True,
+    ),
+    "qwen3-0.6b": _qwen(
+        layers=28,
+        embed=1024,
+        query_heads=16,
+        kv_heads=8,
+        head_dim=128,
+        hidden=3072,
+        vocab=151_936,
+        qk_norm=True,
+        tied=True,
+    ),
+    "qwen3-8b": _qwen(
+        layers=36,
         embed=4096,
         query_heads=32,
         kv_heads=8,
         head_dim=128,
-        hidden=14336,
-        dtype="bfloat16",
-        remat=True,
+        hidden=12288,
+        vocab=151_936,
+        qk_norm=True,
+    ),
+    "qwen3-30b-a3b": _qwen(
+        layers=48,
+        embed=2048,
+        query_heads=32,
+        kv_heads=4,
+        head_dim=128,
+        hidden=768,
+        vocab=151_936,
+        qk_norm=True,
+        experts=128,
+        experts_per_token=8,
+        capacity_factor=math.inf,
+        normalize_experts=True,
+        shared_mlp=False,
     ),
 }

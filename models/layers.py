@@ -1,9 +1,10 @@
-"""The layers of a LLaMA: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""The layers of LLaMA and Qwen: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-Shapes in docstrings: B batch, T positions, E embed, H query heads, K key and value heads, D head
-dimension, F hidden.
+Shapes in docstrings: B batch, T positions, S positions of a cache, E embed, H query heads, K key
+and value heads, D head dimension, F hidden.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from models.configs import DTYPES, Config
+from models.attention import attend
+from models.configs import DTYPES, Config, RopeScaling
 from models.sharding import constrain
 
 # Standard deviation of every weight matrix at the start, as in GPT-2 and LLaMA.
@@ -24,31 +26,30 @@ def linear(
     inputs: int | Sequence[int],
     outputs: int | Sequence[int],
     *,
+    bias: bool = False,
     stddev: float = _INIT_STDDEV,
-    dtype: DTypeLike | None = None,
     rngs: nnx.Rngs,
 ) -> nnx.LinearGeneral:
-    """A matrix without bias from the last axes of x (sizes `inputs`) to axes of sizes `outputs`.
-
-    `dtype` is what it computes in, if not what the rest of the model does.
-    """
+    """A matrix from the last axes of x (sizes `inputs`) to axes of sizes `outputs`."""
     count = 1 if isinstance(inputs, int) else len(inputs)
     return nnx.LinearGeneral(
         inputs,
         outputs,
         axis=tuple(range(-count, 0)),
-        use_bias=False,
-        dtype=dtype or DTYPES[config.dtype],
+        use_bias=bias,
+        dtype=DTYPES[config.dtype],
+        param_dtype=DTYPES[config.param_dtype],
         kernel_init=nnx.initializers.normal(stddev),
         rngs=rngs,
     )
 
 
 def start_values(
-    shape: Sequence[int], *, stddev: float = _INIT_STDDEV, rngs: nnx.Rngs
+    config: Config, shape: Sequence[int], *, stddev: float = _INIT_STDDEV, rngs: nnx.Rngs
 ) -> jax.Array:
     """The values of matrices at the start, for a layer that holds its own."""
-    return nnx.initializers.normal(stddev)(rngs.params(), tuple(shape), jnp.float32)
+    dtype = DTYPES[config.param_dtype]
+    return nnx.initializers.normal(stddev)(rngs.params(), tuple(shape), dtype)
 
 
 def residual_stddev(config: Config) -> float:
@@ -62,8 +63,8 @@ def residual_stddev(config: Config) -> float:
 class RMSNorm(nnx.Module):
     """Divides by the root mean square of the last axis, in float32; scales (arXiv:1910.07467)."""
 
-    def __init__(self, size: int, *, epsilon: float) -> None:
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
+    def __init__(self, size: int, *, epsilon: float, dtype: DTypeLike = jnp.float32) -> None:
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -73,55 +74,83 @@ class RMSNorm(nnx.Module):
         return (y * self.scale[...]).astype(x.dtype)
 
 
-def rotate(x: jax.Array, positions: jax.Array, *, theta: float) -> jax.Array:
-    """Rotary position embedding (arXiv:2104.09864) of x [B, T, H, D] at integer positions [T].
+def norm(config: Config, size: int) -> RMSNorm:
+    """The norm of vectors of that size."""
+    return RMSNorm(size, epsilon=config.norm_epsilon, dtype=DTYPES[config.param_dtype])
+
+
+def rotate(
+    x: jax.Array, positions: jax.Array, *, theta: float, scaling: RopeScaling | None = None
+) -> jax.Array:
+    """Rotary position embedding (arXiv:2104.09864) of x [B, T, H, D] at positions [T] or [B, T].
 
     Pair i of a head is (x[i], x[i + D/2]), as in Hugging Face's checkpoints; it turns by
-    position * theta^(-2i/D) radians. Angles are float32; the result has x's dtype.
+    position * theta^(-2i/D) radians, less for slow pairs with `scaling`. Angles are float32; the
+    result has x's dtype.
     """
     half = x.shape[-1] // 2
     frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions.astype(jnp.float32)[:, None, None] * frequencies
+    if scaling:
+        frequencies = _scaled(frequencies, scaling)
+    angles = positions.astype(jnp.float32)[..., None, None] * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x.dtype)
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Causal attention of query [B, T, H, D] to key and value [B, T, K, D]: [B, T, H, D].
+def _scaled(frequencies: jax.Array, scaling: RopeScaling) -> jax.Array:
+    """Frequencies as `RopeScaling` describes; `share` is how much of a frequency stays."""
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    turns = scaling.original_positions * frequencies / (2 * math.pi)
+    share = jnp.clip((turns - low) / (high - low), 0, 1)
+    return frequencies * (share + (1 - share) / scaling.factor)
 
-    Each key and value head serves H/K neighbouring query heads. Scores and weights are float32.
-    (`jax.nn.dot_product_attention` has no float16 on CPU.)
-    """
-    batch, positions, heads, size = query.shape
-    grouped = query.reshape(batch, positions, key.shape[2], -1, size)
-    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32)
-    causal = jnp.tril(jnp.ones((positions, positions), bool))
-    weights = jax.nn.softmax(jnp.where(causal, scores * size**-0.5, -jnp.inf), axis=-1)
-    mixed = jnp.einsum("bkgts,bskd->btkgd", weights.astype(value.dtype), value)
-    return mixed.reshape(batch, positions, heads, size)
+
+# Keys and values [B, S, K, D] of the positions that were computed already.
+Past = tuple[jax.Array, jax.Array]
 
 
 class Attention(nnx.Module):
     """Causal grouped-query attention (arXiv:2305.13245) with rotary positions."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs) -> None:
+        self.config = config
         project = partial(linear, config, rngs=rngs)
         queries = (config.query_heads, config.head_dim)
         keys = (config.kv_heads, config.head_dim)
-        self.query = project(config.embed, queries)
-        self.key = project(config.embed, keys)
-        self.value = project(config.embed, keys)
+        self.query = project(config.embed, queries, bias=config.qkv_bias)
+        self.key = project(config.embed, keys, bias=config.qkv_bias)
+        self.value = project(config.embed, keys, bias=config.qkv_bias)
         self.out = project(queries, config.embed, stddev=residual_stddev(config))
-        self.theta = config.rope_theta
+        self.query_norm = norm(config, config.head_dim) if config.qk_norm else None
+        self.key_norm = norm(config, config.head_dim) if config.qk_norm else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, T, E] to [B, T, E]; position t sees positions 0 … t."""
-        positions = jnp.arange(x.shape[1])
+        query, key, value = self._heads(x, jnp.arange(x.shape[1]))
+        mixed = attend(query, key, value, implementation=self.config.attention)
+        return self.out(constrain(mixed, "heads"))
+
+    def decode(self, x: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:
+        """Attention of x [B, T, E] at positions [B, T] to `past` and to itself.
+
+        Returns the same of x as `__call__` does, and `past` with the keys and values of x.
+        """
+        query, *new = self._heads(x, positions)
+        rows = jnp.arange(len(x))[:, None]
+        keys, values = (old.at[rows, positions].set(v) for old, v in zip(past, new, strict=True))
+        mask = jnp.arange(keys.shape[1]) <= positions[:, :, None]
+        mixed = attend(query, keys, values, implementation=self.config.attention, mask=mask)
+        return self.out(constrain(mixed, "heads")), (keys, values)
+
+    def _heads(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, T, H, D], keys and values [B, T, K, D]."""
         query, key, value = (constrain(p(x), "heads") for p in (self.query, self.key, self.value))
-        query, key = (rotate(x, positions, theta=self.theta) for x in (query, key))
-        return self.out(constrain(attend(query, key, value), "heads"))
+        if self.query_norm and self.key_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
+        turn = partial(rotate, theta=self.config.rope_theta, scaling=self.config.rope_scaling)
+        return turn(query, positions), turn(key, positions), value
 
 
 class SwiGLU(nnx.Module):

@@ -1,14 +1,11 @@
-"""A LLaMA language model in Flax NNX: embedding, a stack of equal blocks, norm, output head."""
-
-from functools import partial
+"""A language model in Flax NNX, LLaMA's or Qwen's: embedding, equal blocks, norm, output head."""
 
 import jax
-import jax.numpy as jnp
-import optax
 from flax import nnx
 
-from models.configs import DTYPES, Config
-from models.layers import Attention, RMSNorm, SwiGLU, linear
+from models.configs import DTYPES, REMAT, Config
+from models.layers import Attention, Past, SwiGLU, linear, norm
+from models.loss import Head, cross_entropy, project
 from models.moe import Experts
 from models.sharding import constrain, gather_after
 
@@ -20,19 +17,27 @@ class Block(nnx.Module):
     """One layer: attention and feed-forward, each normalized first and added to its input."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs) -> None:
-        norm = partial(RMSNorm, config.embed, epsilon=config.norm_epsilon)
-        self.attention_norm = norm()
+        self.attention_norm = norm(config, config.embed)
         self.attention = Attention(config, rngs=rngs)
-        self.mlp_norm = norm()
-        self.mlp = SwiGLU(config, rngs=rngs)
+        self.mlp_norm = norm(config, config.embed)
+        self.mlp = SwiGLU(config, rngs=rngs) if config.shared_mlp else None
         self.moe = Experts(config, rngs=rngs) if config.experts else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, T, E] to [B, T, E]."""
-        x = constrain(x + self.attention(self.attention_norm(x)), "residual")
+        return self._feed_forward(x + self.attention(self.attention_norm(x)))
+
+    def decode(self, x: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:
+        """The same for x [B, T, E] at positions [B, T], given what is past; also the new past."""
+        y, past = self.attention.decode(self.attention_norm(x), past, positions)
+        return self._feed_forward(x + y), past
+
+    def _feed_forward(self, x: jax.Array) -> jax.Array:
+        x = constrain(x, "residual")
         y = self.mlp_norm(x)
+        shared = self.mlp(y) if self.mlp else 0
         routed = self.moe(y) if self.moe else 0
-        return constrain(x + self.mlp(y) + routed, "residual")
+        return constrain(x + shared + routed, "residual")
 
 
 class Llama(nnx.Module):
@@ -48,12 +53,13 @@ class Llama(nnx.Module):
             config.vocab,
             config.embed,
             dtype=DTYPES[config.dtype],
-            embedding_init=nnx.initializers.normal(1.0),
+            param_dtype=DTYPES[config.param_dtype],
+            embedding_init=nnx.initializers.normal(0.02 if config.tied else 1.0),
             rngs=rngs,
         )
         self.blocks = nnx.vmap(lambda rng: Block(config, rngs=rng))(rngs.split(config.layers))
-        self.final_norm = RMSNorm(config.embed, epsilon=config.norm_epsilon)
-        self.head = linear(config, config.embed, config.vocab, rngs=rngs)
+        self.final_norm = norm(config, config.embed)
+        self.head = None if config.tied else linear(config, config.embed, config.vocab, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Tokens [B, T], integers below `vocab`, to float32 logits [B, T, vocab]."""
@@ -78,16 +84,37 @@ class Llama(nnx.Module):
 
             return x, run(x) if used is None else jax.lax.cond(used, run, lambda x: x, x)
 
-        step = nnx.remat(apply) if self.config.remat else apply
+        remat = self.config.remat
+        step = apply if remat == "none" else nnx.remat(apply, policy=REMAT[remat])
         unroll = 1 if self.config.scan else self.config.layers
         run = nnx.scan(step, in_axes=(0, 0, nnx.Carry), out_axes=nnx.Carry, unroll=unroll)
         return run(self.blocks, used, (x, x))[1]
 
     def logits(self, x: jax.Array) -> jax.Array:
         """[B, T, E] of the last block to float32 logits [B, T, vocab]."""
-        return constrain(self.head(self.final_norm(x)), "logits").astype(jnp.float32)
+        return project(self.final_norm(x), self._kernel(), self._head().dtype)
 
+    def loss(self, x: jax.Array, labels: jax.Array) -> jax.Array:
+        """Mean cross-entropy, in nats, of labels [B, T] given [B, T, E] of the last block."""
+        return cross_entropy(self._head(), self.final_norm(x), self._kernel(), labels)
 
-def cross_entropy(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Mean, in nats, over logits [B, T, vocab] of each token of [B, T + 1] after the first."""
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]))
+    def decode(self, tokens: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:
+        """What `logits` takes, [B, T, E], of tokens [B, T] at positions [B, T]; also the new past.
+
+        The first axis of keys and values of `past` is the layer.
+        """
+
+        def step(block: Block, past: Past, x: jax.Array) -> tuple[jax.Array, Past]:
+            return block.decode(x, past, positions)
+
+        run = nnx.scan(step, in_axes=(0, 0, nnx.Carry), out_axes=(nnx.Carry, 0))
+        return run(self.blocks, past, self.inputs(tokens))
+
+    def _head(self) -> Head:
+        config = self.config
+        return Head(DTYPES[config.logits_dtype or config.dtype], config.loss_chunk)
+
+    def _kernel(self) -> jax.Array:
+        """The head's matrix, [E, vocab], in the type that the model computes in."""
+        kernel = self.head.kernel[...] if self.head else self.embed.embedding[...].T
+        return kernel.astype(DTYPES[self.config.dtype])

@@ -8,6 +8,7 @@ Its tokens for each expert go to the device that holds it by one all-to-all of f
 back by another.
 """
 
+import dataclasses
 import math
 from functools import partial
 
@@ -26,12 +27,15 @@ class Experts(nnx.Module):
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.router = linear(config, config.embed, config.experts, rngs=rngs, dtype=jnp.float32)
+        in_float32 = dataclasses.replace(config, dtype="float32")
+        self.router = linear(in_float32, config.embed, config.experts, rngs=rngs)
         inner = (config.experts, config.embed, config.hidden)
         outer = (config.experts, config.hidden, config.embed)
-        self.gate = nnx.Param(start_values(inner, rngs=rngs))
-        self.up = nnx.Param(start_values(inner, rngs=rngs))
-        self.down = nnx.Param(start_values(outer, stddev=residual_stddev(config), rngs=rngs))
+        self.gate = nnx.Param(start_values(config, inner, rngs=rngs))
+        self.up = nnx.Param(start_values(config, inner, rngs=rngs))
+        self.down = nnx.Param(
+            start_values(config, outer, stddev=residual_stddev(config), rngs=rngs)
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, T, E] to what the experts add, [B, T, E]; zeros for a token that found no room."""
@@ -52,9 +56,9 @@ class Experts(nnx.Module):
 
 
 def room(config: Config, tokens: int) -> int:
-    """C: how many of a device's `tokens` an expert takes."""
+    """C: how many of a device's `tokens` an expert takes; never more than there are."""
     share = tokens * config.experts_per_token / config.experts
-    return math.ceil(config.capacity_factor * share)
+    return math.ceil(min(tokens, config.capacity_factor * share))
 
 
 def _routed(
@@ -67,6 +71,8 @@ def _routed(
 ) -> jax.Array:
     tokens = x.reshape(-1, x.shape[-1])
     chosen, experts = jax.lax.top_k(weights.reshape(-1, config.experts), config.experts_per_token)
+    if config.normalize_experts:
+        chosen /= jnp.sum(chosen, axis=-1, keepdims=True)
     gate, up, down = kernels
     capacity = room(config, len(tokens))
     slots = _slots(experts, config.experts, capacity)

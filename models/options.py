@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from models.configs import CONFIGS, DTYPES
+from models.attention import ATTENTIONS
+from models.configs import CONFIGS, DTYPES, REMAT
 from models.data import ORDERS
 
 PROGRAM = "python -m models.pretrain"
@@ -69,8 +70,23 @@ class Options:
     dtype: str | None = _option(
         None, "type to compute in; default: the config's", choices=(*DTYPES,)
     )
-    remat: bool | None = _option(
-        None, "compute activations again in the backward pass; default: the config's"
+    param_dtype: str | None = _option(
+        None, "type of parameters; default: the config's", choices=(*DTYPES,)
+    )
+    logits_dtype: str | None = _option(
+        None, "type of the head's product; default: the config's", choices=(*DTYPES,)
+    )
+    moments_dtype: str = _option("float32", "type of the optimizer's moments", choices=(*DTYPES,))
+    attention: str | None = _option(
+        None, "implementation of attention; default: the config's", choices=ATTENTIONS
+    )
+    remat: str | None = _option(
+        None,
+        "what a block keeps for the backward pass (none: all); default: the config's",
+        choices=(*REMAT,),
+    )
+    loss_chunk: int | None = _option(
+        None, "positions whose logits are held at a time, 0: all; default: the config's"
     )
     update: str = _option(
         "auto",
@@ -145,10 +161,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config-file", help="YAML with any of these options, by their names")
     for field in dataclasses.fields(Options):
         how: dict[str, Any] = {"default": field.default, **field.metadata}
-        if field.type in (bool, bool | None):
+        if field.type is bool:
             how["action"] = argparse.BooleanOptionalAction
-        elif field.type == float | None:
-            how["type"] = float
+        elif field.type in (float | None, int | None):
+            how["type"] = float if field.type == float | None else int
         else:
             how["type"] = field.type if isinstance(field.type, type) else str
         parser.add_argument("--" + field.name.replace("_", "-"), **how)
@@ -173,7 +189,7 @@ def _words(path: Path) -> list[str]:
         if name not in fields:
             raise ValueError(f"unknown option {key!r}; those known are {', '.join(fields)}.")
         flag = name.replace("_", "-")
-        if fields[name].type in (bool, bool | None) and isinstance(value, bool):
+        if fields[name].type is bool and isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
             words.append(f"--{flag}={value}")

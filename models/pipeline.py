@@ -22,7 +22,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from models.configs import Config
-from models.llama import Llama, cross_entropy
+from models.llama import Llama
 from models.sharding import batch_axes, constrain
 
 
@@ -83,7 +83,7 @@ class Pipeline:
             model = partial(nnx.merge, graph, params)
             x = self._flow(model, None if self._is_even else used[0], tokens)
             last = jax.lax.axis_index("stage") == len(self.stages) - 1
-            loss = jnp.where(last, cross_entropy(model().logits(x), tokens), 0)
+            loss = jnp.where(last, model().loss(x, tokens[:, 1:]), 0)
             return jax.lax.pmean(jax.lax.psum(loss, "stage"), split)
 
         lies = {name: P("stage") if name == "blocks" else P() for name in params}

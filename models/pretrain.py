@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,6 +44,9 @@ _FACTS = (
 )
 # A vocabulary is filled up to a multiple of this, to be split evenly.
 _VOCAB_MULTIPLE = 128
+
+# Options that replace a field of the config, if they are given.
+_MODEL = ("dtype", "param_dtype", "logits_dtype", "attention", "remat", "loss_chunk")
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -86,11 +90,16 @@ def model_config(options: Options, vocab: int) -> Config:
     return dataclasses.replace(
         config,
         vocab=max(config.vocab, math.ceil(vocab / _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE),
-        dtype=options.dtype or config.dtype,
-        remat=config.remat if options.remat is None else options.remat,
         stages=parse_stages(options.stages),
         microbatches=options.microbatches,
+        **_given(options),
     )
+
+
+def _given(options: Options) -> dict[str, Any]:
+    """The fields of the config that the options replace."""
+    given = {name: getattr(options, name) for name in _MODEL}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def parse_stages(text: str | None) -> tuple[int, ...]:
@@ -109,6 +118,7 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
         options.weight_decay,
         options.max_gradient_norm,
         options.decay_steps,
+        options.moments_dtype,
     )
     mesh = make_mesh(options)
     corpus = corpus or open_corpus(options.data, options.tokenizer)
@@ -163,6 +173,7 @@ def pretrain(options: Options) -> None:
     sizes = (options.batch, options.seq, options.permute)
     facts = {name: getattr(options, name) for name in _FACTS} | {
         "corpus": corpus.identity,
+        **_given(options),
         "dtype": trainer.config.dtype,
         "eval_part": held_out,
         "cosine_steps": options.decay_steps,

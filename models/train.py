@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.typing import DTypeLike
 
 from models.accumulate import Accumulation
-from models.configs import Config
-from models.llama import Llama, cross_entropy
+from models.configs import DTYPES, Config
+from models.llama import Llama
 from models.pipeline import Pipeline
 from models.sharding import (
     activation_sharding,
@@ -46,6 +47,8 @@ class Schedule:
 
     After `warmup` linear steps the rate is constant; or, if `cosine_steps` is not 0, it falls along
     half a cosine (arXiv:1608.03983) to `FINAL_RATE` of itself at that step, and stays there.
+
+    Moments are kept as `dtype`, a name in `models.configs.DTYPES`, and computed in float32.
     """
 
     learning_rate: float
@@ -53,6 +56,7 @@ class Schedule:
     weight_decay: float
     max_gradient_norm: float
     cosine_steps: int = 0
+    dtype: str = "float32"
 
     def rate(self, step: Any) -> Any:
         """The learning rate of a step, the first being 1."""
@@ -67,7 +71,7 @@ class Schedule:
 
     def transformation(self) -> optax.GradientTransformation:
         """Clipping by the global norm, then AdamW (arXiv:1711.05101); only matrices decay."""
-        return optax.chain(
+        update = optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm),
             optax.adamw(
                 lambda count: self.rate(count + 1),
@@ -76,12 +80,36 @@ class Schedule:
                 mask=_is_matrix,
             ),
         )
+        return _kept_as(update, DTYPES[self.dtype])
+
+
+def _kept_as(
+    update: optax.GradientTransformation, dtype: DTypeLike
+) -> optax.GradientTransformation:
+    """`update` computed in float32, whatever parameters are, with a state of floats of `dtype`."""
+
+    def init(params: Any) -> Any:
+        return _cast(update.init(_cast(params, jnp.float32)), dtype)
+
+    def step(gradients: Any, state: Any, params: Any = None) -> Any:
+        inputs = (_cast(tree, jnp.float32) for tree in (gradients, state, params))
+        updates, state = update.update(*inputs)
+        return updates, _cast(state, dtype)
+
+    return optax.GradientTransformation(init, step)
+
+
+def _cast(tree: Any, dtype: DTypeLike) -> Any:
+    """The floats of a tree as `dtype`."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
 
 
 def _is_matrix(params: Any) -> Any:
-    """Which parameters are matrices: all but the scales of norms."""
+    """Which parameters are matrices: all but the scales of norms and the biases."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, _: not path_name(path).endswith("/scale"), params
+        lambda path, _: not path_name(path).endswith(("/scale", "/bias")), params
     )
 
 
@@ -140,8 +168,8 @@ class Trainer:
         """Mean cross-entropy, in nats per byte, of each token given those before it."""
         if self._pipeline:
             return self._pipeline.loss(self._graph(), params, tokens)
-        logits = nnx.merge(self._graph(), params)(tokens[:, :-1])
-        return cross_entropy(logits, tokens)
+        model = nnx.merge(self._graph(), params)
+        return model.loss(model.stack(model.inputs(tokens[:, :-1])), tokens[:, 1:])
 
     def state_shardings(self) -> TrainState:
         """A `TrainState` of shardings: moments lie like the update, the rest everywhere."""

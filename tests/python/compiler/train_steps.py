@@ -12,7 +12,7 @@ from models.train import Schedule, Trainer
 
 _SCHEDULE = Schedule(learning_rate=1e-3, warmup=20, weight_decay=0.1, max_gradient_norm=1.0)
 # Layers of the width that people train: what XLA overlaps depends on how long products take.
-_MODEL = dataclasses.replace(CONFIGS["1b"], layers=2, scan=False, remat=False)
+_MODEL = dataclasses.replace(CONFIGS["1b"], layers=2, scan=False, remat="none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ TRAIN_STEPS = {
 # it has some of its own: more than XLA's scheduler allows if they are still in flight then.
 LOOP_OVER_LAYERS = TrainStep(
     {"fsdp": 2},
-    dataclasses.replace(CONFIGS["tiny"], scan=True, remat=False),
+    dataclasses.replace(CONFIGS["tiny"], scan=True, remat="none"),
     batch=4,
     positions=32,
 )

@@ -6,8 +6,8 @@ from models.options import RESOLVED, Options, parse
 
 
 def test_saved_options_are_read_again(tmp_path):
-    options = parse(["--steps=7", "--remat", "--no-digest", "--resume", "--mesh=fsdp=2"])
-    assert (options.steps, options.remat, options.resume) == (7, True, "auto")
+    options = parse(["--steps=7", "--remat=full", "--no-digest", "--resume", "--mesh=fsdp=2"])
+    assert (options.steps, options.remat, options.resume) == (7, "full", "auto")
     options.save(tmp_path)
     file = f"--config-file={tmp_path / RESOLVED}"
     assert parse([file]) == options

@@ -42,7 +42,7 @@ def test_groups_are_read_in_every_form(text, expected):
     [
         {},
         {"scan": False},
-        {"remat": True},
+        {"remat": "full"},
         {"dtype": "bfloat16"},
         {"dtype": "float16"},
     ],

@@ -1,0 +1,100 @@
+"""Cross-entropy that holds the logits of a few positions at a time.
+
+The gradient is computed along with the loss, so that no chunk's logits are kept or computed again
+(as in Liger, arXiv:2410.10989). Shapes: B batch, T positions, E embed, V vocabulary.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from models.sharding import batch_axes, constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """How logits are computed: `dtype` of the product, and how many positions (0: all) at a time.
+
+    The loss takes them as float32.
+    """
+
+    dtype: DTypeLike
+    chunk: int = 0
+
+
+def project(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Logits [B, T, V], float32: x [B, T, E] times kernel [E, V], computed as `dtype`."""
+    logits = jnp.einsum("bte,ev->btv", x, kernel, preferred_element_type=dtype)
+    return constrain(logits, "logits").astype(jnp.float32)
+
+
+def cross_entropy(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean, in nats, of labels [B, T] given logits that are x [B, T, E] times kernel [E, V]."""
+    if not 0 < head.chunk < x.shape[1]:
+        return _sum(head, x, kernel, labels) / labels.size
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = batch_axes(set(mesh.axis_names) - set(mesh.manual_axes))
+    if not axes:
+        return _chunked(head, x, kernel, labels) / labels.size
+
+    def local(x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
+        # As a kernel of its own on each device, its gradient is summed once, after all chunks.
+        kernel = jax.lax.pcast(kernel, axes, to="varying")
+        return jax.lax.psum(_chunked(head, x, kernel, labels), axes)
+
+    total = jax.shard_map(
+        local, in_specs=(P(axes), P(), P(axes)), out_specs=P(), axis_names=set(axes)
+    )(x, kernel, labels)
+    return total / labels.size
+
+
+def _sum(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
+    """The sum over positions whose label is not negative."""
+    logits = project(x, kernel, head.dtype)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
+    return jnp.sum(jnp.where(labels < 0, 0, losses))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _chunked(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
+    """`_sum`, chunk by chunk."""
+    losses = jax.lax.map(
+        lambda chunk: _sum(head, chunk[0], kernel, chunk[1]), _divide(head.chunk, x, labels)
+    )
+    return jnp.sum(losses)
+
+
+def _forward(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> Any:
+    def step(kernel_gradient: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> Any:
+        x, labels = chunk
+        loss, pull_back = jax.vjp(lambda *args: _sum(head, *args, labels), x, kernel)
+        by_x, by_kernel = pull_back(jnp.ones_like(loss))
+        return kernel_gradient + by_kernel.astype(jnp.float32), (loss, by_x)
+
+    start = jnp.zeros_like(kernel, jnp.float32)
+    by_kernel, (losses, by_x) = jax.lax.scan(step, start, _divide(head.chunk, x, labels))
+    by_x = by_x.swapaxes(0, 1).reshape(len(x), -1, x.shape[-1])[:, : x.shape[1]]
+    return jnp.sum(losses), (by_x, by_kernel, kernel)
+
+
+def _backward(head: Head, gradients: Any, scale: jax.Array) -> Any:
+    by_x, by_kernel, kernel = gradients
+    return (by_x * scale).astype(by_x.dtype), (by_kernel * scale).astype(kernel.dtype), None
+
+
+_chunked.defvjp(_forward, _backward)
+
+
+def _divide(size: int, x: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Chunks of x and labels, the chunk's axis first; label -1 where no position is left."""
+    missing = -x.shape[1] % size
+    x = jnp.pad(x, ((0, 0), (0, missing), (0, 0)))
+    labels = jnp.pad(labels, ((0, 0), (0, missing)), constant_values=-1)
+    parts = (x.reshape(len(x), -1, size, x.shape[-1]), labels.reshape(len(x), -1, size))
+    return parts[0].swapaxes(0, 1), parts[1].swapaxes(0, 1)

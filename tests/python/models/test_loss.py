@@ -1,0 +1,96 @@
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.configs import CONFIGS
+from models.loss import Head, cross_entropy
+from models.train import Schedule, Trainer
+from tests.python.models.hlo_groups import collectives
+
+SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
+# A chunk that does not divide the positions, and layers without a loop of their own.
+CHUNKED = dataclasses.replace(CONFIGS["tiny"], loss_chunk=6, scan=False)
+
+
+def loss_and_gradients(head: Head, positions: int):
+    x = jax.random.normal(jax.random.key(0), (3, positions, 8)).astype(head.dtype)
+    kernel = jax.random.normal(jax.random.key(1), (8, 50)).astype(head.dtype)
+    labels = jax.random.randint(jax.random.key(2), (3, positions), 0, 50)
+    by = jax.value_and_grad(lambda *args: 3 * cross_entropy(head, *args, labels), argnums=(0, 1))
+    return jax.jit(by)(x, kernel)
+
+
+@pytest.mark.parametrize(("positions", "chunk"), [(7, 1), (7, 3), (8, 4), (7, 6), (7, 7), (1, 4)])
+def test_chunked_loss_equals_the_whole_one(positions, chunk):
+    whole = loss_and_gradients(Head(jnp.float32), positions)
+    chunked = loss_and_gradients(Head(jnp.float32, chunk), positions)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7), chunked, whole
+    )
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_chunked_gradients_have_the_type_of_what_they_belong_to(dtype):
+    whole, chunked = (loss_and_gradients(Head(dtype, chunk), 9) for chunk in (0, 4))
+    assert [x.dtype for x in chunked[1]] == [dtype, dtype]
+    np.testing.assert_allclose(chunked[0], whole[0], rtol=1e-6)
+    for ours, theirs in zip(chunked[1], whole[1], strict=True):
+        difference = jnp.abs(ours.astype(jnp.float32) - theirs.astype(jnp.float32))
+        assert difference.max() <= 2 * jnp.finfo(dtype).eps * jnp.abs(theirs).max()
+
+
+def test_no_array_has_the_logits_of_all_positions():
+    x, kernel = jnp.zeros((3, 64, 8)), jnp.zeros((8, 50))
+    labels = jnp.zeros((3, 64), jnp.int32)
+
+    def logits(chunk: int) -> set[str]:
+        by = jax.grad(lambda *args: cross_entropy(Head(jnp.float32, chunk), *args, labels), (0, 1))
+        return set(re.findall(r"f32\[([\d,]*,50)\]", str(jax.make_jaxpr(by)(x, kernel))))
+
+    assert "3,64,50" in logits(0)
+    assert logits(16) == {"3,16,50", "8,50"}
+
+
+@pytest.mark.parametrize("axes", [{"data": 4}, {"data": 2, "model": 2}, {"fsdp": 4}], ids=str)
+def test_chunks_on_a_mesh_exchange_nothing_over_the_batch(axes, make_mesh, fast_jit):
+    trainer = Trainer(CHUNKED, SCHEDULE, make_mesh(**axes))
+    text = trainer.lower(fast_jit, 8, 16).compile().as_text()
+    loops = re.findall(r"body=%?([\w.\-]+)", text)
+    assert loops
+    for loop in loops:
+        body = re.search(rf"^%?{re.escape(loop)} .*?^}}", text, re.MULTILINE | re.DOTALL)
+        assert body is not None
+        for _, groups in collectives(body[0]):
+            inner = axes.get("model", 1)
+            assert all(len({device // inner for device in group}) == 1 for group in groups)
+    whole = dataclasses.replace(trainer, config=dataclasses.replace(CHUNKED, loss_chunk=0))
+    expected = {name for name, _ in collectives(whole.lower(fast_jit, 8, 16).compile().as_text())}
+    assert {name for name, _ in collectives(text)} == expected
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{"data": 2, "model": 2}, {"fsdp": 2}, {"stage": 2, "data": 2}],
+    ids=str,
+)
+def test_chunked_loss_on_a_mesh_is_that_of_one_device(axes, make_mesh, fast_jit):
+    tokens = jax.random.randint(jax.random.key(1), (8, 17), 0, 256)
+    losses, heads = [], []
+    for config, sizes in (
+        (dataclasses.replace(CHUNKED, loss_chunk=0), {"data": 1}),
+        (CHUNKED, axes),
+    ):
+        trainer = Trainer(config, SCHEDULE, make_mesh(**sizes))
+        with jax.set_mesh(trainer.mesh):
+            params = fast_jit(
+                lambda t=trainer: t.init(3).params, out_shardings=trainer.state_shardings().params
+            )()
+            loss, gradients = fast_jit(jax.value_and_grad(trainer.loss))(params, tokens)
+        losses.append(float(loss))
+        heads.append(np.asarray(gradients["head"]["kernel"]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    np.testing.assert_allclose(heads[1], heads[0], rtol=1e-3, atol=1e-6)
