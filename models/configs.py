@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,8 +133,20 @@ _llama31 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=8.0))
 _llama32 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=32.0), tied=True)
 _qwen = partial(_large, rope_theta=1e6, norm_epsilon=1e-6)
 
-_1B = {"layers": 16, "embed": 2048, "query_heads": 32, "head_dim": 64, "hidden": 8192}
-_8B = {"layers": 32, "embed": 4096, "query_heads": 32, "head_dim": 128, "hidden": 14336}
+_1B: dict[str, Any] = {
+    "layers": 16,
+    "embed": 2048,
+    "query_heads": 32,
+    "head_dim": 64,
+    "hidden": 8192,
+}
+_8B: dict[str, Any] = {
+    "layers": 32,
+    "embed": 4096,
+    "query_heads": 32,
+    "head_dim": 128,
+    "hidden": 14336,
+}
 
 # The published `config.json` of each model that Meta and Alibaba name so. `1b` and `8b` have the
 # shapes of Llama 3.2 1B and Llama 3.1 8B over bytes, whose logits are smaller than activations.

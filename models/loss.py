@@ -41,7 +41,8 @@ def cross_entropy(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array
     mesh = jax.sharding.get_abstract_mesh()
     axes = batch_axes(set(mesh.axis_names) - set(mesh.manual_axes))
     if not axes:
-        return _chunked(head, x, kernel, labels) / labels.size
+        whole: Any = _chunked(head, x, kernel, labels)
+        return whole / labels.size
 
     def local(x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
         # As a kernel of its own on each device, its gradient is summed once, after all chunks.
@@ -73,7 +74,7 @@ def _chunked(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> 
 def _forward(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> Any:
     def step(kernel_gradient: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> Any:
         x, labels = chunk
-        loss, pull_back = jax.vjp(lambda *args: _sum(head, *args, labels), x, kernel)
+        loss, pull_back = jax.vjp(lambda x, kernel: _sum(head, x, kernel, labels), x, kernel)
         by_x, by_kernel = pull_back(jnp.ones_like(loss))
         return kernel_gradient + by_kernel.astype(jnp.float32), (loss, by_x)
 

@@ -91,8 +91,8 @@ def _kept_as(
     def init(params: Any) -> Any:
         return _cast(update.init(_cast(params, jnp.float32)), dtype)
 
-    def step(gradients: Any, state: Any, params: Any = None) -> Any:
-        inputs = (_cast(tree, jnp.float32) for tree in (gradients, state, params))
+    def step(updates: Any, state: Any, params: Any = None) -> Any:
+        inputs = (_cast(tree, jnp.float32) for tree in (updates, state, params))
         updates, state = update.update(*inputs)
         return updates, _cast(state, dtype)
 

@@ -117,11 +117,29 @@ virtual_machine() { # optional, as the plugins
   "$venv_python" -m tests.rdma_vm.image || say "tests/rdma_vm will be skipped"
 }
 
+reference() { # optional, as the plugins: torch for CPUs alone, which PyPI does not have (a link or an index does)
+  [ -d .cache/transformers ] && return
+  pins=$(sed -n 's/^torch==.*/&+cpu/p; /^transformers==/p' constraints.txt)
+  partial=.cache/transformers.partial
+  for python in python3.11 python3.12 python3.13 python3; do
+    command -v "$python" >/dev/null 2>&1 || continue
+    rm -rf "$partial"
+    "$python" -m venv "$partial" >/dev/null 2>&1 || continue
+    "$partial/bin/python" -m pip --disable-pip-version-check --no-input install -q $pins >/dev/null 2>&1 || continue
+    say "torch and transformers, in .cache/transformers (for tests)"
+    mv "$partial" .cache/transformers
+    return
+  done
+  rm -rf "$partial"
+  say "no torch for CPUs can be had: the live comparison with transformers will be skipped"
+}
+
 system_packages
 virtual_environment
-if [ "${1:-}" = test ]; then # these two need no package: they come meanwhile
+if [ "${1:-}" = test ]; then # these need no package: they come meanwhile
   plugins &
   virtual_machine &
+  reference &
 fi
 packages
 wait

@@ -20,7 +20,7 @@ def loss_and_gradients(head: Head, positions: int):
     x = jax.random.normal(jax.random.key(0), (3, positions, 8)).astype(head.dtype)
     kernel = jax.random.normal(jax.random.key(1), (8, 50)).astype(head.dtype)
     labels = jax.random.randint(jax.random.key(2), (3, positions), 0, 50)
-    by = jax.value_and_grad(lambda *args: 3 * cross_entropy(head, *args, labels), argnums=(0, 1))
+    by = jax.value_and_grad(lambda x, k: 3 * cross_entropy(head, x, k, labels), argnums=(0, 1))
     return jax.jit(by)(x, kernel)
 
 
@@ -48,7 +48,8 @@ def test_no_array_has_the_logits_of_all_positions():
     labels = jnp.zeros((3, 64), jnp.int32)
 
     def logits(chunk: int) -> set[str]:
-        by = jax.grad(lambda *args: cross_entropy(Head(jnp.float32, chunk), *args, labels), (0, 1))
+        head = Head(jnp.float32, chunk)
+        by = jax.grad(lambda x, kernel: cross_entropy(head, x, kernel, labels), (0, 1))
         return set(re.findall(r"f32\[([\d,]*,50)\]", str(jax.make_jaxpr(by)(x, kernel))))
 
     assert "3,64,50" in logits(0)

@@ -1,0 +1,107 @@
+"""Converts models between Hugging Face's folders and checkpoints of JAX: `--help` says how.
+
+    python -m models.convert import Llama-3.2-1B checkpoint
+    python -m models.convert export checkpoint Llama-3.2-1B-tuned
+
+A checkpoint is a folder with the model's files of text (`config.json`, the tokenizer's) and its
+parameters as Orbax stores them, which any mesh can restore.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+import jaxhet
+from models.configs import DTYPES, Config
+from models.huggingface import CONFIG, Params, load, parameter_shapes, read_config, save
+from models.pretrain import parse_mesh
+from models.sharding import parameter_shardings
+
+PROGRAM = "python -m models.convert"
+
+_PARAMS = "params"
+# Files of text and of tokenizers; weights in any form, and folders, stay behind.
+_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICENSE*", "USE_POLICY*")
+
+
+def import_model(
+    source: Path, target: Path, mesh: jax.sharding.Mesh, *, dtype: str | None = None
+) -> None:
+    """Makes a checkpoint of a folder of Hugging Face's, with parameters of type `dtype`, or its."""
+    _check_new(target)
+    config, params = load(source, mesh, **({"param_dtype": dtype} if dtype else {}))
+    target.mkdir(parents=True, exist_ok=True)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((target / _PARAMS).absolute(), params)
+    _copy_texts(source, target)
+    theirs = json.loads((target / CONFIG).read_text())
+    theirs.pop("torch_dtype", None)
+    (target / CONFIG).write_text(json.dumps({**theirs, "dtype": config.param_dtype}, indent=2))
+
+
+def export_model(source: Path, target: Path, mesh: jax.sharding.Mesh) -> None:
+    """Makes a folder for Hugging Face of a checkpoint."""
+    _check_new(target)
+    config, params = restore(source, mesh)
+    like = json.loads((source / CONFIG).read_text())
+    _copy_texts(source, target)
+    save(target, config, params, like=like)
+
+
+def restore(checkpoint: Path, mesh: jax.sharding.Mesh) -> tuple[Config, Params]:
+    """The config of a checkpoint and its parameters as they lie on `mesh`."""
+    config = read_config(checkpoint)
+    shapes = parameter_shapes(config)
+    target = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        parameter_shardings(shapes, mesh),
+    )
+    with ocp.StandardCheckpointer() as checkpointer:
+        return config, checkpointer.restore((checkpoint / _PARAMS).absolute(), target)
+
+
+def _check_new(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target} is there already: give the name of a new folder.")
+
+
+def _copy_texts(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for pattern in _COPIED:
+        for path in source.glob(pattern):
+            if not path.name.endswith(".index.json"):
+                shutil.copy(path, target)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line. Exits with one line of text for an input that can't be used."""
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("import", "make a checkpoint"), ("export", "make a Hugging Face folder")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("source", type=Path, help="folder to read")
+        command.add_argument("target", type=Path, help="folder to make")
+        command.add_argument(
+            "--mesh", default="fsdp=-1", help="axes to split parameters over; -1: all devices"
+        )
+        if name == "import":
+            command.add_argument(
+                "--dtype", choices=(*DTYPES,), help="type of parameters; default: the folder's"
+            )
+    options = vars(parser.parse_args(arguments))
+    convert = {"import": import_model, "export": export_model}[options.pop("command")]
+    try:
+        convert(**options | {"mesh": jaxhet.make_mesh(parse_mesh(options["mesh"]))})
+    except (ValueError, OSError, jaxhet.UsageError) as error:
+        sys.exit(f"{PROGRAM}: {error}")
+
+
+if __name__ == "__main__":
+    main()

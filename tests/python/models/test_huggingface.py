@@ -1,0 +1,163 @@
+import json
+import shutil
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from models import convert
+from models.configs import Config
+from models.huggingface import load, save
+from models.llama import Llama
+from tests.python.models.golden_models import FAMILIES, GOLDEN, expected
+
+
+def logits(config: Config, params, tokens, jit) -> np.ndarray:
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+    return np.asarray(jit(lambda params: nnx.merge(graph, params)(tokens))(params))
+
+
+def tensors(folder) -> dict[str, np.ndarray]:
+    return {k: v for path in folder.glob("model*.safetensors") for k, v in load_file(path).items()}
+
+
+def assert_same_bits(folder, other) -> None:
+    first, second = tensors(folder), tensors(other)
+    assert first.keys() == second.keys()
+    for name, values in first.items():
+        assert (values.dtype, values.shape) == (second[name].dtype, second[name].shape)
+        assert values.tobytes() == second[name].tobytes(), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(family, make_mesh, fast_jit):
+    golden = expected(family)
+    wide = {"dtype": "float32", "param_dtype": "float32"}
+    config, params = load(GOLDEN / family, make_mesh(data=1), **wide)
+    ours = logits(config, params, golden["tokens"], fast_jit)
+    np.testing.assert_allclose(ours, golden["logits"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama-3.1", "qwen2", "qwen3"])
+def test_bfloat16_is_as_near_as_that_of_transformers(family, make_mesh, fast_jit):
+    golden = expected(family)
+    config, params = load(GOLDEN / family, make_mesh(data=1))
+    assert (config.dtype, config.param_dtype) == ("bfloat16", "bfloat16")
+    error = np.abs(logits(config, params, golden["tokens"], fast_jit) - golden["logits"]).max()
+    assert 0 < error <= 2 * float(golden["bfloat16_error"][0])
+
+
+@pytest.mark.parametrize(
+    ("family", "axes"),
+    [
+        ("qwen2", {"model": 2}),
+        ("qwen3-moe", {"expert": 2, "model": 2}),
+        ("llama-2", {"fsdp": 2, "model": 2}),
+    ],
+)
+def test_model_lies_and_computes_on_a_mesh(family, axes, make_mesh, fast_jit):
+    golden, mesh = expected(family), make_mesh(**axes)
+    with jax.set_mesh(mesh):
+        config, params = load(GOLDEN / family, mesh, dtype="float32", param_dtype="float32")
+        tokens = jnp.tile(golden["tokens"], (2, 1))
+        ours = logits(config, params, tokens, fast_jit)
+    np.testing.assert_allclose(ours[1:], golden["logits"], atol=1e-4, rtol=0)
+    assert not params["blocks"]["attention"]["query"]["kernel"].is_fully_replicated
+
+
+@pytest.mark.parametrize("family", ["llama-2", "qwen2.5", "qwen3-moe"])
+def test_import_and_export_give_the_same_bits(family, tmp_path):
+    shutil.copytree(GOLDEN / family, tmp_path / "theirs")
+    (tmp_path / "theirs" / "tokenizer.json").write_text("{}")
+    convert.main(["import", str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    convert.main(["export", str(tmp_path / "ours"), str(tmp_path / "back")])
+    assert_same_bits(tmp_path / "theirs", tmp_path / "back")
+    assert (tmp_path / "back" / "tokenizer.json").read_text() == "{}"
+    assert not (tmp_path / "ours" / "model.safetensors.index.json").exists()
+    with pytest.raises(SystemExit, match="back is there already: give the name of a new folder"):
+        convert.main(["export", str(tmp_path / "ours"), str(tmp_path / "back")])
+
+
+def test_types_are_converted_on_the_way_in(tmp_path, make_mesh):
+    _, wide = load(GOLDEN / "qwen3", make_mesh(data=1), param_dtype="float32")
+    assert {leaf.dtype for leaf in jax.tree.leaves(wide)} == {jnp.dtype("float32")}
+    _, narrow = load(GOLDEN / "qwen3", make_mesh(data=1))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)), wide, narrow)
+
+
+def test_files_hold_at_most_what_was_asked(tmp_path, make_mesh):
+    config, params = load(GOLDEN / "llama-3", make_mesh(data=1))
+    save(tmp_path, config, params, file_bytes=5000)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 1
+    for path in files:
+        assert sum(x.nbytes for x in load_file(path).values()) <= 5000
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(x.nbytes for x in tensors(tmp_path).values())
+    assert_same_bits(GOLDEN / "llama-3", tmp_path)
+    load(tmp_path, make_mesh(data=1))
+
+
+def test_host_holds_less_than_two_of_the_largest_tensor(tmp_path, make_mesh):
+    sizes = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 1024, "head_dim": 64}
+    config = json.loads((GOLDEN / "llama-3" / "config.json").read_text()) | sizes
+    config |= {"num_hidden_layers": 4, "dtype": "float32"}
+    heads = 64 * config["num_attention_heads"]
+    keys = 64 * config["num_key_value_heads"]
+    layer = {
+        "input_layernorm": (256,),
+        "post_attention_layernorm": (256,),
+        "self_attn.q_proj": (heads, 256),
+        "self_attn.k_proj": (keys, 256),
+        "self_attn.v_proj": (keys, 256),
+        "self_attn.o_proj": (256, heads),
+        "mlp.gate_proj": (1024, 256),
+        "mlp.up_proj": (1024, 256),
+        "mlp.down_proj": (256, 1024),
+    }
+    shapes = {f"model.layers.{i}.{k}.weight": v for i in range(4) for k, v in layer.items()}
+    shapes |= {"model.embed_tokens.weight": (2048, 256), "lm_head.weight": (2048, 256)}
+    shapes["model.norm.weight"] = (256,)
+    save_file(
+        {k: np.ones(v, np.float32) for k, v in shapes.items()}, tmp_path / "model.safetensors"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load(tmp_path, make_mesh(fsdp=2, model=2))  # what is made once for each program
+    tracemalloc.start()
+    try:
+        load(tmp_path, make_mesh(fsdp=2, model=2))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    largest = 4 * 2048 * 256
+    assert peak < 2 * largest
+    assert peak > largest / 2  # the tensors are among what was measured
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "model.norm.weight is missing"),
+        (lambda t: t.update({"model.odd": np.zeros(1)}), "model.odd is not of this model"),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(3)}),
+            r"model.norm.weight has shape \(3,\) and not \(16,\).*Take the files of one model",
+        ),
+    ],
+)
+def test_tensors_of_another_model_are_named(change, words, tmp_path, make_mesh):
+    values = tensors(GOLDEN / "llama-3")
+    change(values)
+    save_file(values, tmp_path / "model.safetensors")
+    shutil.copy(GOLDEN / "llama-3" / "config.json", tmp_path)
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path, make_mesh(data=1))
+
+
+def test_no_model_is_one_line(tmp_path):
+    with pytest.raises(SystemExit, match=r"python -m models\.convert: .*config\.json"):
+        convert.main(["import", str(tmp_path), str(tmp_path / "ours")])
