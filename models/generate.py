@@ -1,0 +1,211 @@
+"""Continues texts with a model: `python -m models.generate --help`.
+
+A prompt is computed in one program, which keeps each layer's keys and values. Each new token is
+then computed of the one before and these. Shapes: B texts, T positions, V vocabulary.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jaxhet
+from models.configs import DTYPES, Config
+from models.huggingface import Params, load
+from models.layers import Past
+from models.llama import Llama
+from models.pretrain import parse_mesh
+from models.sharding import constrain
+
+PROGRAM = "python -m models.generate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen: the likeliest one if `temperature` is 0, at random otherwise.
+
+    Logits are divided by `temperature`; the choice is among the fewest tokens that have together at
+    least the probability `top_p` (arXiv:1904.09751).
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+    def __call__(self, logits: jax.Array, key: jax.Array) -> jax.Array:
+        """Logits [B, V] to tokens [B], int32."""
+        if not self.temperature:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        logits = logits / self.temperature
+        descending = -jnp.sort(-logits, axis=-1)
+        shares = jax.nn.softmax(descending, axis=-1)
+        is_kept = jnp.cumsum(shares, axis=-1) - shares < self.top_p
+        least = jnp.min(jnp.where(is_kept, descending, jnp.inf), axis=-1, keepdims=True)
+        chosen = jax.random.categorical(key, jnp.where(logits < least, -jnp.inf, logits))
+        return chosen.astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """New tokens [B, number], and seconds: to the first of each text, and of all others."""
+
+    tokens: np.ndarray
+    first_s: float
+    others_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Rate of the tokens after the first ones, over all texts."""
+        return self.tokens[:, 1:].size / self.others_s if self.others_s else 0.0
+
+
+def empty_past(config: Config, batch: int, positions: int) -> Past:
+    """Room for keys and values of texts of at most that many positions, in all layers."""
+    shape = (config.layers, batch, positions, config.kv_heads, config.head_dim)
+    zeros = constrain(jnp.zeros(shape, DTYPES[config.dtype]), "past")
+    return zeros, zeros
+
+
+def prefill(
+    model: Llama, tokens: jax.Array, lengths: jax.Array, room: int
+) -> tuple[jax.Array, Past]:
+    """Logits [B, V] after each text, and its past with room for `room` positions.
+
+    `tokens` [B, T] has text b in its first `lengths[b]` positions; what is behind has no effect.
+    """
+    past = empty_past(model.config, len(tokens), room)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    x, past = model.decode(tokens, past, positions)
+    x = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
+    return model.logits(x)[:, 0], past
+
+
+def decode(
+    model: Llama, tokens: jax.Array, past: Past, lengths: jax.Array
+) -> tuple[jax.Array, Past]:
+    """Logits [B, V] after tokens [B] that follow texts of `lengths` [B], and the new past."""
+    x, past = model.decode(tokens[:, None], past, lengths[:, None])
+    return model.logits(x)[:, 0], past
+
+
+def generate(
+    config: Config,
+    params: Params,
+    texts: Sequence[Sequence[int]],
+    number: int,
+    *,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+) -> Continuation:
+    """Continues each text, some tokens, by `number` tokens.
+
+    On a mesh (`jax.set_mesh`) it runs where the parameters lie. Times are those of the programs,
+    not of their compilation.
+
+    Raises:
+      ValueError: there is no text, or one is empty or has a token that is not in the vocabulary.
+    """
+    _check(config, texts, number)
+    lengths = np.array([len(text) for text in texts], np.int32)
+    tokens = np.zeros((len(texts), lengths.max()), np.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = text
+    keys = jax.random.split(jax.random.key(seed), number)
+    first, following = _programs(config, sampling or Sampling(), tokens.shape[1] + number)
+    begin = jaxhet.jit(first).lower(params, tokens, lengths, keys[0]).compile()
+    start = time.perf_counter()
+    chosen, past = jax.block_until_ready(begin(params, tokens, lengths, keys[0]))
+    first_s = time.perf_counter() - start
+    results = [chosen]
+    advance = jaxhet.jit(following, donate_argnums=1)
+    advance = advance.lower(params, past, chosen, lengths, keys[0]).compile()
+    start = time.perf_counter()
+    for index in range(1, number):
+        chosen, past = advance(params, past, chosen, lengths + np.int32(index - 1), keys[index])
+        results.append(chosen)
+    values = np.stack(jax.block_until_ready(results), axis=1)
+    return Continuation(values, first_s, time.perf_counter() - start)
+
+
+def _programs(config: Config, choose: Sampling, room: int) -> tuple[Any, Any]:
+    """What gives the first token of each text and its past, and what gives the next ones."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+
+    def first(params: Params, tokens: Any, lengths: Any, key: Any) -> Any:
+        logits, past = prefill(nnx.merge(graph, params), tokens, lengths, room)
+        return choose(logits, key), past
+
+    def following(params: Params, past: Past, tokens: Any, lengths: Any, key: Any) -> Any:
+        logits, past = decode(nnx.merge(graph, params), tokens, past, lengths)
+        return choose(logits, key), past
+
+    return first, following
+
+
+def _check(config: Config, texts: Sequence[Sequence[int]], number: int) -> None:
+    if number < 1:
+        raise ValueError(f"can't continue by {number} tokens: ask for 1 or more.")
+    if not texts or not all(texts):
+        raise ValueError(
+            "a text has no token: give each at least one, as the one that begins texts."
+        )
+    wrong = [token for text in texts for token in text if not 0 <= token < config.vocab]
+    if wrong:
+        raise ValueError(f"token {wrong[0]} is not in the vocabulary of {config.vocab}.")
+
+
+def _parse(text: str) -> list[int]:
+    """`1,15,7` as numbers."""
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"text {text!r} is not of the form 1,15,7.")
+    return [int(part) for part in parts]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line. Exits with one line of text for an input that can't be used."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Continue texts, given as tokens, with a model of Hugging Face's.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="config.json and safetensors files")
+    parser.add_argument("texts", nargs="+", help="numbers of tokens, as 1,15,7")
+    parser.add_argument("--number", type=int, default=64, help="new tokens of each text")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
+    parser.add_argument("--top-p", type=float, default=1.0, help="probability to choose among")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random choices")
+    parser.add_argument("--mesh", help="axes, as model=2; -1: all devices; None: one device")
+    parser.add_argument("--dtype", choices=(*DTYPES,), help="type to compute in; None: the model's")
+    options = parser.parse_args(arguments)
+    try:
+        texts = [_parse(text) for text in options.texts]
+        mesh = jaxhet.make_mesh({"model": 1}, devices=jax.devices()[:1])
+        if options.mesh:
+            mesh = jaxhet.make_mesh(parse_mesh(options.mesh))
+        changes = {"dtype": options.dtype} if options.dtype else {}
+        config, params = load(options.folder, mesh, **changes)
+        sampling = Sampling(options.temperature, options.top_p)
+        with jax.set_mesh(mesh):
+            result = generate(
+                config, params, texts, options.number, sampling=sampling, seed=options.seed
+            )
+    except (ValueError, OSError, jaxhet.UsageError) as error:
+        sys.exit(f"{PROGRAM}: {error}")
+    for row in result.tokens:
+        print(",".join(map(str, row)))
+    print(
+        f"first token after {1e3 * result.first_s:.1f} ms, then {result.tokens_per_s:.1f} tokens/s",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    main()
