@@ -50,6 +50,8 @@ def assert_agree(rows: dict[tuple[str, str], dict[str, Any]], steps: int) -> Non
             assert row["ratio"] > 0
 
 
+@pytest.mark.slow  # eight processes that compile: about 100 s of CPU time
+@pytest.mark.timeout(900)
 def test_ladder_has_rows_for_all_rungs_and_equal_losses(tmp_path: pathlib.Path) -> None:
     rungs = ("all_tcp", "tcp", "device_direct", REFERENCE)
     options = (*SMALL, "--parallel=data", f"--rungs={','.join(rungs)}")
