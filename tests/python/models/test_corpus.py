@@ -1,3 +1,4 @@
+import importlib
 import json
 
 import numpy as np
@@ -117,8 +118,7 @@ def test_wrong_tokenizers_say_what_to_do(tmp_path, tokenizer):
 def test_parquet_is_read_or_asks_for_pyarrow(tmp_path):
     path = tmp_path / "a.parquet"
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        pa, pq = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
     except ImportError:
         with pytest.raises(ValueError, match="needs pyarrow, which is not installed: pip install"):
             list(documents(path))
