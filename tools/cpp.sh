@@ -1,5 +1,6 @@
 #!/bin/sh
-# cpp.sh configure NAME [SANITIZERS]   writes the build files of the C++ tests in _build/NAME
+# cpp.sh configure NAME [SANITIZERS]   writes the build files of the C++ tests in _build/NAME;
+#                                      those of `unity` compile many files of the engine as one
 # cpp.sh test NAME [SANITIZERS]        builds and runs them; for example `cpp.sh test tsan thread`
 set -eu
 cd "$(dirname "$0")/.."
@@ -17,11 +18,13 @@ if command -v ccache >/dev/null 2>&1; then
   export CCACHE_DIR="$PWD/.cache/ccache"
 fi
 
+unity=OFF
+[ "$2" != unity ] || unity=ON
 optimize=-O2
 [ -z "$sanitizers" ] || optimize='-O1 -g1'
 cmake -G Ninja -S . -B "$build" --log-level=WARNING -DJAXHET_BUILD_EXTENSION=OFF \
   -DJAXHET_BUILD_TESTS=ON -DJAXHET_SANITIZE="$sanitizers" -DCMAKE_CXX_FLAGS_RELEASE="$optimize" \
-  $launcher >/dev/null
+  -DJAXHET_UNITY="$unity" $launcher >/dev/null
 [ "$action" = configure ] && exit
 cmake --build "$build" -- --quiet
 $fixed_addresses ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)"

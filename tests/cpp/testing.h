@@ -15,10 +15,8 @@ namespace jaxhet::testing {
 using Location = std::source_location;
 
 // ThreadSanitizer makes programs ten times slower. Sizes of data find no races that others don't.
-#if defined(__SANITIZE_THREAD__)
+#ifdef __SANITIZE_THREAD__
 inline constexpr bool kIsThreadSanitized = true;
-#elif defined(__has_feature)
-inline constexpr bool kIsThreadSanitized = __has_feature(thread_sanitizer);
 #else
 inline constexpr bool kIsThreadSanitized = false;
 #endif

@@ -37,6 +37,7 @@ def _check(ended: Ended, subtests: pytest.Subtests) -> None:
     assert {name.partition("-")[0] for _, name in results} == _KINDS
 
 
+@pytest.mark.slow  # JAX starts under emulation: four minutes
 @pytest.mark.timeout(900)
 def test_islands_in_one_guest(guest: Guest, subtests: pytest.Subtests):
     packets = guest.packets()

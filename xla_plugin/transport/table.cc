@@ -9,13 +9,13 @@
 namespace jaxhet {
 
 std::span<const Transport> Transports() {
-  static constexpr std::array<Transport, 4> kTransports = {{
+  static constexpr std::array<Transport, 4> kTable = {{
       {"shm", &OpenShmPull},
       {"shm_ring", &OpenShmRing},
       {"verbs", &OpenVerbs},
       {"tcp", &OpenTcp},
   }};
-  return kTransports;
+  return kTable;
 }
 
 }  // namespace jaxhet

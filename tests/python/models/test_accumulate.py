@@ -29,7 +29,10 @@ def loops(hlo: str) -> str:
 
 @pytest.mark.parametrize(
     ("axes", "manual"),
-    [({"data": 2}, ("data",)), ({"data": 2, "fsdp": 2}, ("data",))],
+    [
+        pytest.param({"data": 2}, ("data",), marks=pytest.mark.slow),
+        ({"data": 2, "fsdp": 2}, ("data",)),
+    ],
     ids=str,
 )
 def test_parts_have_the_gradients_of_the_whole_and_are_summed_once(

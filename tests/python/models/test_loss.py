@@ -56,7 +56,11 @@ def test_no_array_has_the_logits_of_all_positions():
     assert logits(16) == {"3,16,50", "8,50"}
 
 
-@pytest.mark.parametrize("axes", [{"data": 4}, {"data": 2, "model": 2}, {"fsdp": 4}], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [pytest.param({"data": 4}, marks=pytest.mark.slow), {"data": 2, "model": 2}, {"fsdp": 4}],
+    ids=str,
+)
 def test_chunks_on_a_mesh_exchange_nothing_over_the_batch(axes, make_mesh, fast_jit):
     trainer = Trainer(CHUNKED, SCHEDULE, make_mesh(**axes))
     text = trainer.lower(fast_jit, 8, 16).compile().as_text()
@@ -75,7 +79,11 @@ def test_chunks_on_a_mesh_exchange_nothing_over_the_batch(axes, make_mesh, fast_
 
 @pytest.mark.parametrize(
     "axes",
-    [{"data": 2, "model": 2}, {"fsdp": 2}, {"stage": 2, "data": 2}],
+    [
+        {"data": 2, "model": 2},
+        pytest.param({"fsdp": 2}, marks=pytest.mark.slow),
+        {"stage": 2, "data": 2},
+    ],
     ids=str,
 )
 def test_chunked_loss_on_a_mesh_is_that_of_one_device(axes, make_mesh, fast_jit):

@@ -35,7 +35,9 @@ def whole() -> tuple[float, Params]:
         ({"stage": 4}, {}),
         ({"stage": 2, "data": 2}, {"stages": (3, 1), "microbatches": 2}),
         ({"stage": 2, "model": 2}, {"stages": (1, 3), "scan": False, "remat": "full"}),
-        ({"stage": 2, "fsdp": 2}, {"stages": (1, 3), "microbatches": 1}),
+        pytest.param(
+            {"stage": 2, "fsdp": 2}, {"stages": (1, 3), "microbatches": 1}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )

@@ -68,14 +68,16 @@ def test_run_goes_on_from_the_newest_checkpoint(tmp_path, capsys):
     assert "step 6/6" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
 def test_narrow_types_train(dtype, tmp_path):
     train(tmp_path, steps=4, dtype=dtype)
     assert losses(tmp_path)[-1][1] < 5.7
     assert compare_replicas(tmp_path).equal
 
 
-@pytest.mark.parametrize("mesh", ["fsdp=-1", "stage=2,model=-1"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param("fsdp=-1", marks=pytest.mark.slow), "stage=2,model=-1"]
+)
 def test_other_meshes_train(mesh, tmp_path):
     train(tmp_path, steps=2, mesh=mesh)
     assert len(losses(tmp_path)) == 2

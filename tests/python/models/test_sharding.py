@@ -41,10 +41,10 @@ def test_groups_are_read_in_every_form(text, expected):
     "change",
     [
         {},
-        {"scan": False},
+        pytest.param({"scan": False}, marks=pytest.mark.slow),
         {"remat": "full"},
         {"dtype": "bfloat16"},
-        {"dtype": "float16"},
+        pytest.param({"dtype": "float16"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -58,7 +58,9 @@ def test_only_all_reduces_cross_the_data_axis(change, make_mesh, fast_jit):
     assert crossing == {"all-reduce"}
 
 
-@pytest.mark.parametrize("axes", [{"data": 4}, {"data": 3, "model": 1}])
+@pytest.mark.parametrize(
+    "axes", [pytest.param({"data": 4}, marks=pytest.mark.slow), {"data": 3, "model": 1}]
+)
 def test_a_data_parallel_step_has_only_all_reduces(axes, make_mesh, fast_jit):
     trainer = Trainer(TINY, SCHEDULE, make_mesh(**axes))
     names = {name for name, _ in collectives(step_text(trainer, fast_jit, batch=12))}
