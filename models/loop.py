@@ -5,6 +5,7 @@ import dataclasses
 import jax
 
 import jaxhet
+from models import initial
 from models.checkpoint import Checkpoints
 from models.data import Batches
 from models.options import Options
@@ -43,7 +44,14 @@ class Run:
         """
         init, update = self.trainer.compile(jaxhet.jit)
         loss = self.trainer.compile_loss(jaxhet.jit)
-        state = jaxhet.sync_replicas(self._restored(start) if start else init(self.options.seed))
+        if start:
+            state = self._restored(start)
+        else:
+            state = init(self.options.seed)
+            if self.options.init_from is not None:
+                params = initial.parameters(self.options.init_from, self.trainer)
+                state = dataclasses.replace(state, params=params)
+        state = jaxhet.sync_replicas(state)
         if self.trainer.update_axes:
             reporter.say(f"the update is split over {', '.join(self.trainer.update_axes)}")
         reporter.digest(start, state.params)

@@ -26,6 +26,9 @@ class Options:
     """The options of a run; each field is also an option of the command line."""
 
     config: str = _option("demo", "size of the model", choices=tuple(CONFIGS))
+    init_from: str | None = _option(
+        None, "Hugging Face's folder with the config and the parameters to start from"
+    )
     steps: int = _option(200, "steps in all, those before a resume included")
     seed: int = _option(0, "seed of parameters and batches")
     batch: int = _option(16, "rows in a batch, over all devices")

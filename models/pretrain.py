@@ -15,9 +15,10 @@ import jax
 import numpy as np
 
 import jaxhet
+from models import initial
 from models.accumulate import Accumulation
 from models.checkpoint import Checkpoints
-from models.configs import CONFIGS, Config
+from models.configs import Config
 from models.corpus import Corpus, open_corpus
 from models.data import Batches
 from models.flops import model_flops, peak_flops
@@ -30,6 +31,7 @@ from models.train import Schedule, Trainer
 # What must be the same for a resumed run to go on exactly as if it had not stopped.
 _FACTS = (
     "config",
+    "init_from",
     "seed",
     "batch",
     "seq",
@@ -42,9 +44,6 @@ _FACTS = (
     "weight_decay",
     "max_gradient_norm",
 )
-# A vocabulary is filled up to a multiple of this, to be split evenly.
-_VOCAB_MULTIPLE = 128
-
 # Options that replace a field of the config, if they are given.
 _MODEL = ("dtype", "param_dtype", "logits_dtype", "attention", "remat", "loss_chunk")
 
@@ -82,14 +81,12 @@ def make_mesh(options: Options) -> jax.sharding.Mesh:
 
 
 def model_config(options: Options, vocab: int) -> Config:
-    """The row of `CONFIGS` that the options name, with their dtype and pipeline.
+    """The config that the options name, with their types and pipeline.
 
     Its vocabulary has room for tokens below `vocab`.
     """
-    config = CONFIGS[options.config]
     return dataclasses.replace(
-        config,
-        vocab=max(config.vocab, math.ceil(vocab / _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE),
+        initial.config(options, vocab),
         stages=parse_stages(options.stages),
         microbatches=options.microbatches,
         **_given(options),
@@ -121,7 +118,7 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
         options.moments_dtype,
     )
     mesh = make_mesh(options)
-    corpus = corpus or open_corpus(options.data, options.tokenizer)
+    corpus = corpus or open_corpus(options.data, initial.tokenizer(options))
     return Trainer(
         model_config(options, corpus.vocab),
         schedule,
@@ -166,7 +163,7 @@ def crossing_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
 
 def pretrain(options: Options) -> None:
     """Runs the training that `options` describe."""
-    corpus = open_corpus(options.data, options.tokenizer)
+    corpus = open_corpus(options.data, initial.tokenizer(options))
     trainer = make_trainer(options, corpus)
     held_out = options.eval_part if options.eval_every else 0.0
     kept, evaluated = corpus.split(held_out)
@@ -211,7 +208,7 @@ def _flops(config: Config, tokens: int, seq: int) -> float:
     feed_forward = 3 * config.embed * config.hidden
     experts = config.experts_per_token if config.experts else 0
     router = config.embed * config.experts
-    block = attention + (1 + experts) * feed_forward + router
+    block = attention + (config.shared_mlp + experts) * feed_forward + router
     matrices = config.layers * block + config.embed * config.vocab
     return model_flops(matrices, config.layers, config.query_heads, config.head_dim, tokens, seq)
 

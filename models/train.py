@@ -148,6 +148,14 @@ class Trainer:
             jnp.zeros((), jnp.int32), params, self.schedule.transformation().init(params)
         )
 
+    def place(self, params: Params) -> Params:
+        """Parameters of the whole model as the state has them: on stages, if there are any."""
+        if self._pipeline is None:
+            return params
+        pipeline = self._pipeline
+        spread = jax.jit(pipeline.spread, out_shardings=self.state_shardings().params["blocks"])
+        return {**params, "blocks": spread(params["blocks"])}
+
     def step(self, state: TrainState, tokens: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update from tokens [batch, positions + 1]; also `loss` and `gradient_norm`."""
         loss, gradients = self._gradients(state.params, tokens)

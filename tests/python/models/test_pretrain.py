@@ -1,11 +1,17 @@
+import dataclasses
 import math
 from pathlib import Path
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import yaml
+from flax import nnx
 
-from models import loop, pretrain, tokenize
+from models import huggingface, loop, pretrain, tokenize
 from models.configs import CONFIGS
+from models.llama import Llama
 from models.options import RESOLVED
 from models.records import METRICS, PLOT, compare_replicas, read_rows
 
@@ -154,3 +160,26 @@ def test_steps_must_be_positive(tmp_path, capsys):
     with pytest.raises(SystemExit):
         train(tmp_path, steps=0)
     assert "--steps must be at least 1" in capsys.readouterr().err
+
+
+def published(folder: Path, **changes) -> dict:
+    """A folder of Hugging Face's with a small model over bytes; its parameters."""
+    config = dataclasses.replace(CONFIGS["tiny"], **changes)
+    params = nnx.to_pure_dict(nnx.state(Llama(config, rngs=nnx.Rngs(7)), nnx.Param))
+    huggingface.save(folder, config, params)
+    return params
+
+
+def test_run_starts_from_a_folder_of_hugging_face(tmp_path):
+    params = published(tmp_path / "published", qkv_bias=True, tied=True)
+    train(tmp_path / "run", init_from=tmp_path / "published", steps=1, learning_rate=0)
+    with ocp.StandardCheckpointer() as checkpointer:
+        saved = checkpointer.restore((tmp_path / "run" / "checkpoints" / "1" / "state").absolute())
+    jax.tree.map(np.testing.assert_array_equal, saved["params"], params)
+
+
+def test_model_with_fewer_embeddings_than_tokens_is_refused(tmp_path):
+    published(tmp_path / "published", vocab=128)
+    words = "the data has tokens up to 255, and the model of .* has 128 rows of embeddings"
+    with pytest.raises(SystemExit, match=words):
+        train(tmp_path / "run", init_from=tmp_path / "published", steps=1)
