@@ -6,6 +6,8 @@ then computed of the one before and these. Shapes: B texts, T positions, V vocab
 
 import argparse
 import dataclasses
+import itertools
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -19,13 +21,15 @@ from flax import nnx
 
 import jaxhet
 from models.configs import DTYPES, Config
-from models.huggingface import Params, load
+from models.huggingface import CONFIG, Params, load
 from models.layers import Past
 from models.llama import Llama
 from models.pretrain import parse_mesh
 from models.sharding import constrain
+from models.text import Codec
 
 PROGRAM = "python -m models.generate"
+_TOKENIZER = "tokenizer.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +165,7 @@ def _check(config: Config, texts: Sequence[Sequence[int]], number: int) -> None:
         raise ValueError(f"token {wrong[0]} is not in the vocabulary of {config.vocab}.")
 
 
-def _parse(text: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     """`1,15,7` as numbers."""
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts):
@@ -169,24 +173,57 @@ def _parse(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line. Exits with one line of text for an input that can't be used."""
+def _codec(folder: Path, is_tokens: bool) -> Codec:
+    """How the command line's texts are read and written."""
+    if is_tokens:
+        return Codec(_numbers, lambda tokens: ",".join(map(str, tokens)))
+    if not (folder / _TOKENIZER).exists():
+        raise ValueError(
+            f"{folder} has no {_TOKENIZER}: give numbers of tokens as 1,15,7, with --tokens."
+        )
+    codec, ends = Codec.load(folder / _TOKENIZER), _ends(folder)
+    return Codec(
+        codec.encode,
+        lambda tokens: codec.decode(list(itertools.takewhile(lambda t: t not in ends, tokens))),
+    )
+
+
+def _ends(folder: Path) -> set[int]:
+    """The tokens that end a text, as the folder's files say."""
+    for name in ("generation_config.json", CONFIG):
+        if (folder / name).exists():
+            found = json.loads((folder / name).read_text()).get("eos_token_id")
+            if found is not None:
+                return set(found if isinstance(found, list) else [found])
+    return set()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Continue texts, given as tokens, with a model of Hugging Face's.",
+        description="Continue texts with a model of Hugging Face's.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="config.json and safetensors files")
-    parser.add_argument("texts", nargs="+", help="numbers of tokens, as 1,15,7")
+    parser.add_argument("folder", type=Path, help="config.json, safetensors files, tokenizer.json")
+    parser.add_argument("texts", nargs="+", help="texts to continue")
+    parser.add_argument(
+        "--tokens", action="store_true", help="texts and results are numbers of tokens, as 1,15,7"
+    )
     parser.add_argument("--number", type=int, default=64, help="new tokens of each text")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
     parser.add_argument("--top-p", type=float, default=1.0, help="probability to choose among")
     parser.add_argument("--seed", type=int, default=0, help="seed of random choices")
     parser.add_argument("--mesh", help="axes, as model=2; -1: all devices; None: one device")
     parser.add_argument("--dtype", choices=(*DTYPES,), help="type to compute in; None: the model's")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line. Exits with one line of text for an input that can't be used."""
+    options = _options(arguments)
     try:
-        texts = [_parse(text) for text in options.texts]
+        codec = _codec(options.folder, options.tokens)
+        texts = [codec.encode(text) for text in options.texts]
         mesh = jaxhet.make_mesh({"model": 1}, devices=jax.devices()[:1])
         if options.mesh:
             mesh = jaxhet.make_mesh(parse_mesh(options.mesh))
@@ -200,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, jaxhet.UsageError) as error:
         sys.exit(f"{PROGRAM}: {error}")
     for row in result.tokens:
-        print(",".join(map(str, row)))
+        print(codec.decode(row.tolist()))
     print(
         f"first token after {1e3 * result.first_s:.1f} ms, then {result.tokens_per_s:.1f} tokens/s",
         file=sys.stderr,

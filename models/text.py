@@ -5,7 +5,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -101,15 +101,8 @@ class Tokenizer:
         """
         if path is None:
             return cls(lambda texts: [np.frombuffer(t.encode(), np.uint8) for t in texts], BYTES)
-        if importlib.util.find_spec("tokenizers") is None:
-            raise ValueError("--tokenizer needs tokenizers: pip install tokenizers.")
-        import tokenizers  # pyright: ignore[reportMissingImports]
-
         text = Path(path).read_text(encoding="utf-8")
-        try:
-            library = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises Exception itself
-            raise ValueError(f"{path} is no tokenizer.json of tokenizers: {error}.") from None
+        library = _library(text, path)
 
         def encode(texts: list[str]) -> list[Any]:
             encoded = library.encode_batch_fast(texts, add_special_tokens=False)
@@ -128,3 +121,34 @@ class Tokenizer:
         for some in itertools.batched(texts, _TOGETHER):
             parts = [part for tokens in self.encode(list(some)) for part in (tokens, end)]
             yield np.concatenate([np.asarray(part, np.uint32) for part in parts])
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """One text to tokens, with those that the model expects around it, and back.
+
+    Attributes:
+      encode: text to tokens.
+      decode: tokens to text, without special tokens.
+    """
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The codec of a `tokenizer.json`. Raises ValueError for a file that is none."""
+        library = _library(path.read_text(encoding="utf-8"), str(path))
+        return cls(lambda text: library.encode(text).ids, lambda ids: library.decode(list(ids)))
+
+
+def _library(text: str, path: str) -> Any:
+    """The `tokenizers.Tokenizer` of a file's text."""
+    if importlib.util.find_spec("tokenizers") is None:
+        raise ValueError(f"{path} needs tokenizers: pip install tokenizers.")
+    import tokenizers  # pyright: ignore[reportMissingImports]
+
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises Exception itself
+        raise ValueError(f"{path} is no tokenizer.json of tokenizers: {error}.") from None

@@ -1,7 +1,11 @@
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from flax import nnx
 
 from models import generate as module
@@ -80,7 +84,7 @@ def test_command_prints_tokens_and_times(capsys):
     golden = expected("qwen2.5")
     text = ",".join(map(str, golden["tokens"][0, :PROMPT]))
     folder = str(GOLDEN / "qwen2.5")
-    module.main([folder, text, "--number", "4", "--dtype", "float32"])
+    module.main([folder, text, "--tokens", "--number", "4", "--dtype", "float32"])
     printed = capsys.readouterr()
     assert printed.out.strip() == ",".join(map(str, golden["continuation"][:4]))
     assert "first token after" in printed.err
@@ -98,4 +102,25 @@ def test_command_prints_tokens_and_times(capsys):
 )
 def test_wrong_input_is_one_line_that_says_what_to_do(arguments, words):
     with pytest.raises(SystemExit, match=words):
-        module.main([str(GOLDEN / "qwen2"), *arguments])
+        module.main([str(GOLDEN / "qwen2"), "--tokens", *arguments])
+
+
+def test_command_continues_text_up_to_its_end(tmp_path, capsys):
+    golden, folder = expected("qwen2.5"), tmp_path / "model"
+    shutil.copytree(GOLDEN / "qwen2.5", folder)
+    words = {f"w{number}": number for number in range(64)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    continuation = golden["continuation"][:6].tolist()
+    end = continuation[4]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    prompt = " ".join(f"w{number}" for number in golden["tokens"][0, :PROMPT])
+    module.main([str(folder), prompt, "--number", "6", "--dtype", "float32"])
+    kept = continuation[: continuation.index(end)]
+    assert capsys.readouterr().out.strip() == " ".join(f"w{number}" for number in kept)
+
+
+def test_text_without_a_tokenizer_is_refused():
+    with pytest.raises(SystemExit, match=r"has no tokenizer.json: give numbers of tokens as 1,15"):
+        module.main([str(GOLDEN / "qwen2"), "Once upon a time"])
