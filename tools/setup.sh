@@ -1,4 +1,5 @@
 #!/bin/sh
+# setup.sh [test | slow]: what `make demo` needs; also what the tests need; also what slow tests need.
 # Makes .venv with a Python >= 3.12, the pinned packages and jaxhet itself (editable, with its extension).
 # Quick when nothing changed: a checksum of the inputs is kept in .venv. Says what it installs.
 # System packages are installed only as root, or with a sudo that asks for no password.
@@ -136,10 +137,12 @@ reference() { # optional, as the plugins: torch for CPUs alone, which PyPI does 
 
 system_packages
 virtual_environment
-if [ "${1:-}" = test ]; then # these need no package: they come meanwhile
+case ${1:-} in # these need no package: they come meanwhile
+test | slow)
   plugins &
   virtual_machine &
-  reference &
-fi
+  ;;
+esac
+[ "${1:-}" != slow ] || reference & # for `pytest -m slow`
 packages
 wait

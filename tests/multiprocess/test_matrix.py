@@ -23,7 +23,6 @@ UNEQUAL = Shape(2, processes=(1, 3), devices=(4, 2))
 CASES = (
     (Shape(2, 1, 1), "flat", slice(0, None, 2)),
     (Shape(2, 1, 2), "hierarchical", slice(1, None, 3)),
-    (Shape(2, 2, 2), "flat", slice(0, None, 6)),
     (Shape(2, 2, 2), "hierarchical", slice(1, None, 6)),
     (Shape(3, 1, 1), "flat", slice(1, None, 2)),
     (UNEQUAL, "hierarchical", slice(2, None, 6)),

@@ -52,6 +52,8 @@ DIFFERENT = {  # what differs: the function of each island, and the words of eac
         ("{{0,2},{1,3}}", "{{2,0},{1,3}}"),
     ),
 }
+SLOW = ("dtype", "dimension", "count", "order")  # like the others
+
 DIFFERENT_GROUPS = {
     "size": (
         'lambda a: jax.lax.psum(a, "x")',
@@ -89,7 +91,10 @@ def assert_both_are_told(first: str, second: str, words: tuple[str, ...]) -> Non
         assert "is the first that differs" in told
 
 
-@pytest.mark.parametrize("what", DIFFERENT)
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=[pytest.mark.slow] * (what in SLOW)) for what in DIFFERENT],
+)
 def test_programs_that_differ_in(what: str) -> None:
     assert_both_are_told(*DIFFERENT[what])
 

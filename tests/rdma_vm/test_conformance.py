@@ -24,6 +24,7 @@ def test_conformance_in_one_guest(guest: Guest, subtests: pytest.Subtests):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_rings_between_devices(guest: Guest):
     """Host memory in place of GPUs'; rxe takes no dma-buf, so it is registered by address."""
     packets = guest.packets()

@@ -158,7 +158,7 @@ DTYPES = (
     *("complex64", "complex128", "float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3fn"),
     *("float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"),
 )
-# Movement knows sizes of elements, what XLA promotes on CPU, and what FFI has no type for.
+# For movement: sizes of elements, what XLA promotes on CPU, and what FFI has no type for.
 DTYPES_OF_EACH_FORM = ("bool", "int4", "uint16", "bfloat16", "float32", "complex64", "float8_e5m2")
 
 
@@ -391,13 +391,13 @@ def train(dtype: str) -> Program:
 
 
 def cases(world: World, is_thorough: bool) -> dict[str, Program]:
-    moved = DTYPES if is_thorough else DTYPES_OF_EACH_FORM
+    some = DTYPES if is_thorough else DTYPES_OF_EACH_FORM
     x = integers("float32", 8)
     six_rows = jnp.asarray(np.arange(18.0, dtype=np.float32).reshape(6, 3))
     return {
-        **{f"reductions_{d}": reductions(d) for d in DTYPES},
+        **{f"reductions_{d}": reductions(d) for d in some},
         **{f"train_{d}": train(d) for d in ("float32", "bfloat16", "float16")},
-        **{f"movements_{d}": movements(d) for d in moved},
+        **{f"movements_{d}": movements(d) for d in some},
         **{f"scatters_{d}": scatters(d) for d in ("int32", "float32", "bfloat16", "complex64")},
         "other_layouts": mapped(other_layouts, integers("float32", 32, 8)),
         "broadcasts": broadcasts(world),

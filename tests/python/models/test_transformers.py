@@ -1,4 +1,4 @@
-"""Compares with `transformers` itself, in the environment that `tools/setup.sh test` makes."""
+"""Compares with `transformers` itself, in the environment that `tools/setup.sh slow` makes."""
 
 import pathlib
 import shutil
@@ -17,7 +17,7 @@ _PYTHON = _ROOT / ".cache" / "transformers" / "bin" / "python"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not _PYTHON.exists(), reason="no torch and transformers: tools/setup.sh test installs them"
+        not _PYTHON.exists(), reason="no torch and transformers: tools/setup.sh slow installs them"
     ),
 ]
 
