@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the engine and runs the C++ tests with Bazel, in _build/bazel. Debian's needs no network.
+# Builds the engine and the C++ tests with Bazel, in _build/bazel, and runs those that are quick; the long
+# ones run with sanitizers (tools/cpp.sh). Debian's Bazel needs no network.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -19,7 +20,8 @@ esac
 status=0
 run_bazel() { bazel --output_user_root="$PWD/_build/bazel" "$@"; }
 # Debian turns on --sandbox_debug, whose thousands of lines would bury what failed.
-run_bazel test --symlink_prefix=/ --color=no --curses=no --noshow_progress \
-  --nosandbox_debug --test_output=errors //... || status=$?
+options='--symlink_prefix=/ --color=no --curses=no --noshow_progress --nosandbox_debug'
+run_bazel build $options //... &&
+  run_bazel test $options --test_tag_filters=-long --test_output=errors //... || status=$?
 run_bazel shutdown
 exit $status

@@ -1,6 +1,7 @@
 #!/bin/sh
 # lint.sh [quick]: format, lint and types of everything, warnings as errors. Needs tools/setup.sh.
-# `quick` leaves out clang's static analyzer, which takes four times as long as all else.
+# `quick` leaves out clang's static analyzer, which takes four times as long as all else, and clang-tidy of
+# the C++ tests.
 set -eu
 cd "$(dirname "$0")/.."
 bin=.venv/bin
@@ -22,12 +23,12 @@ tidy() { # tidy BUILD FOLDER...
   find "$@" -name '*.cc' -o -name 'unity_*.cxx' | LC_ALL=C sort |
     xargs -n 2 -P "$(nproc)" "$bin/clang-tidy" -p "$build" --quiet --warnings-as-errors='*' $leave_out
 }
-tests='tests/cpp tests/gpu tests/softverbs'
 if [ "$leave_out" ]; then
   sh tools/cpp.sh configure unity
-  tidy _build/unity _build/unity/CMakeFiles/jaxhet_core.dir/Unity $tests
+  tidy _build/unity _build/unity/CMakeFiles/jaxhet_core.dir/Unity
 else
   sh tools/cpp.sh configure lint
-  tidy _build/lint xla_plugin/base xla_plugin/device xla_plugin/transport xla_plugin/engine $tests
+  tidy _build/lint xla_plugin/base xla_plugin/device xla_plugin/transport xla_plugin/engine \
+    tests/cpp tests/gpu tests/softverbs
 fi
 tidy "$(dirname "$(ls -t _build/*/_engine*.so | head -n 1)")" xla_plugin/ffi xla_plugin/python
