@@ -58,6 +58,7 @@ def test_sharded_update_keeps_replicas_equal_on(
     assert_stays_equal(mesh, tmp_path, record_property)
 
 
+@pytest.mark.slow
 def test_replicated_update_drifts_is_reported_at_the_first_log_line_and_healed(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -82,7 +82,7 @@ def test_chunks_on_a_mesh_exchange_nothing_over_the_batch(axes, make_mesh, fast_
     [
         {"data": 2, "model": 2},
         pytest.param({"fsdp": 2}, marks=pytest.mark.slow),
-        {"stage": 2, "data": 2},
+        pytest.param({"stage": 2, "data": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

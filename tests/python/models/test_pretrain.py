@@ -82,7 +82,11 @@ def test_narrow_types_train(dtype, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mesh", [pytest.param("fsdp=-1", marks=pytest.mark.slow), "stage=2,model=-1"]
+    "mesh",
+    [
+        pytest.param("fsdp=-1", marks=pytest.mark.slow),
+        pytest.param("stage=2,model=-1", marks=pytest.mark.slow),
+    ],
 )
 def test_other_meshes_train(mesh, tmp_path):
     train(tmp_path, steps=2, mesh=mesh)

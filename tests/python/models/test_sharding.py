@@ -42,7 +42,7 @@ def test_groups_are_read_in_every_form(text, expected):
     [
         {},
         pytest.param({"scan": False}, marks=pytest.mark.slow),
-        {"remat": "full"},
+        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
         {"dtype": "bfloat16"},
         pytest.param({"dtype": "float16"}, marks=pytest.mark.slow),
     ],
