@@ -1,6 +1,7 @@
 """Strangers at a listening socket: honest connections are served, and nobody waits for long."""
 
 import errno
+import queue
 import select
 import socket
 import threading
@@ -16,19 +17,19 @@ SECRET, HEADER = b"a job secret", b"header"
 
 
 class Server:
-    """An acceptor that keeps the headers of those that authenticated."""
+    """An acceptor that queues the headers of those that authenticated."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.address = self.listener.getsockname()
-        self.served: list[bytes] = []
+        self.served: queue.Queue[bytes] = queue.Queue()
         self.acceptor = _accept.Acceptor(self.listener, self._authenticate, self._serve, "acceptor")
 
     def _authenticate(self, sock: socket.socket) -> bytes:
         return _handshake.accept(sock, SECRET, len(HEADER))
 
     def _serve(self, sock: socket.socket, header: bytes) -> None:
-        self.served.append(header)
+        self.served.put(header)
         sock.close()
 
 
@@ -83,7 +84,7 @@ def test_acceptor_outlives_a_lack_of_descriptors(
             sock.recv(1)
     assert not failures
     _connect(server)
-    assert server.served[-1] == HEADER
+    assert server.served.get(timeout=5) == HEADER
 
 
 def test_closed_acceptor_leaves_no_thread(server: Server) -> None:
