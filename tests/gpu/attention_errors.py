@@ -1,0 +1,57 @@
+"""cuDNN's attention and XLA's, each against float32: exits with 1 if cuDNN's is worse.
+
+    python tests/gpu/attention_errors.py
+
+Each line: positions, query heads, key heads, head dimension; the largest error of the result and of
+the gradients, in units of XLA's in bfloat16.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from models.attention import attend, choose
+
+SHAPES = ((256, 8, 8, 64), (256, 8, 2, 128), (200, 4, 1, 64), (101, 4, 2, 64), (1, 4, 4, 128))
+MOST = 3.0
+
+
+def results(implementation: str, *inputs: jax.Array) -> list[jax.Array]:
+    """Attention of the first three inputs, and its gradient from the last one; as float32."""
+    *inputs, cotangent = inputs
+    attention = jax.jit(
+        lambda *x: jax.vjp(lambda *x: attend(*x, implementation=implementation), *x)[0]
+    )
+    gradient = jax.jit(
+        lambda y, *x: jax.vjp(lambda *x: attend(*x, implementation=implementation), *x)[1](y)
+    )
+    return [x.astype(jnp.float32) for x in (attention(*inputs), *gradient(cotangent, *inputs))]
+
+
+def main() -> int:
+    failures = 0
+    for positions, heads, key_heads, size in SHAPES:
+        keys = jax.random.split(jax.random.key(positions), 4)
+        inputs = [
+            jax.random.normal(key, (2, positions, count, size), jnp.bfloat16)
+            for key, count in zip(keys, (heads, key_heads, key_heads, heads), strict=True)
+        ]
+        with jax.default_matmul_precision("highest"):
+            right = results("xla", *(x.astype(jnp.float32) for x in inputs))
+        assert choose(jnp.bfloat16, size) == "cudnn"
+        errors = [
+            [
+                float(jnp.max(jnp.abs(a - b)))
+                for a, b in zip(results(name, *inputs), right, strict=True)
+            ]
+            for name in ("cudnn", "xla")
+        ]
+        ratios = [a / max(b, 1e-3) for a, b in zip(*errors, strict=True)]
+        failures += max(ratios) > MOST
+        print(positions, heads, key_heads, size, " ".join(f"{r:.2f}" for r in ratios), flush=True)
+    return failures > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
