@@ -34,7 +34,7 @@ def attend(
         sees keys 0 … t.
     """
     if implementation == "auto":
-        implementation = choose(query.dtype, query.shape[-1])
+        implementation = choose(query.dtype, query.shape[1], query.shape[3])
     if mask is not None:
         implementation = "xla"
     if implementation == "xla" and query.dtype == jnp.float16:
@@ -49,13 +49,15 @@ def attend(
     )
 
 
-def choose(dtype: DTypeLike, head_dim: int) -> str:
-    """`cudnn` if all of the job's GPUs are NVIDIA's and cuDNN has such heads, `xla` otherwise.
+def choose(dtype: DTypeLike, positions: int, head_dim: int) -> str:
+    """`cudnn` if all of the job's GPUs are NVIDIA's and cuDNN can do it, `xla` otherwise.
 
-    cuDNN's flash attention is for 16-bit floats and heads of 8, 16, … 128 (256 on some GPUs). The
-    whole job decides, so that all islands trace the same program.
+    cuDNN's flash attention is for 16-bit floats and heads of 8, 16, … 128 (256 on some GPUs); JAX
+    takes its gradient for an even number of positions only. The whole job decides, so that all
+    islands trace the same program.
     """
     fits = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
+    fits = fits and positions % 2 == 0
     return "cudnn" if fits and _all_nvidia() else "xla"
 
 

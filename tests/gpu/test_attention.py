@@ -9,7 +9,7 @@ import pytest
 from jaxhet import _jaxlib
 
 
-def test_cudnn_attends_as_exactly_as_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_attention_is_as_exact_as_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     if _jaxlib.installed_platform(None) != "cuda" or not _jaxlib.count_gpus("cuda"):
         pytest.skip("no NVIDIA GPU with JAX's CUDA plugin")

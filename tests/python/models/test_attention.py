@@ -29,20 +29,23 @@ def test_narrow_attention_is_that_of_float32(dtype, with_mask):
 
 
 @pytest.mark.parametrize(
-    ("kinds", "dtype", "head_dim", "expected"),
+    ("kinds", "dtype", "positions", "head_dim", "expected"),
     [
-        (["NVIDIA H100", "NVIDIA H200"], "bfloat16", 128, "cudnn"),
-        (["NVIDIA H100", "AMD Instinct MI300X"], "bfloat16", 128, "xla"),
-        (["NVIDIA H100"], "float32", 128, "xla"),
-        (["NVIDIA H100"], "float16", 100, "xla"),
-        (["NVIDIA H100"], "float16", 256, "xla"),
-        (["cpu"], "bfloat16", 128, "xla"),
+        (["NVIDIA H100", "NVIDIA H200"], "bfloat16", 512, 128, "cudnn"),
+        (["NVIDIA H100", "AMD Instinct MI300X"], "bfloat16", 512, 128, "xla"),
+        (["NVIDIA H100"], "float32", 512, 128, "xla"),
+        (["NVIDIA H100"], "float16", 512, 100, "xla"),
+        (["NVIDIA H100"], "float16", 512, 256, "xla"),
+        (["NVIDIA H100"], "float16", 511, 128, "xla"),
+        (["cpu"], "bfloat16", 512, 128, "xla"),
     ],
 )
-def test_cudnn_is_chosen_where_all_devices_have_it(kinds, dtype, head_dim, expected, monkeypatch):
+def test_cudnn_is_chosen_where_all_devices_have_it(
+    kinds, dtype, positions, head_dim, expected, monkeypatch
+):
     devices = [types.SimpleNamespace(device_kind=kind) for kind in kinds]
     monkeypatch.setattr(attention.jax, "devices", lambda: devices)
-    assert choose(dtype, head_dim) == expected
+    assert choose(dtype, positions, head_dim) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,4 +54,4 @@ def test_cudnn_is_chosen_where_all_devices_have_it(kinds, dtype, head_dim, expec
 def test_in_a_job_all_islands_choose_alike(platforms, expected, monkeypatch):
     islands = [types.SimpleNamespace(platform=platform) for platform in platforms]
     monkeypatch.setattr(attention.jaxhet, "islands", lambda: islands)
-    assert choose("bfloat16", 64) == expected
+    assert choose("bfloat16", 512, 64) == expected
