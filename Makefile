@@ -3,8 +3,11 @@
 .POSIX:
 .PHONY: demo test setup lint clean
 
+# The model that `make demo` trains: `make demo MODEL=demo-qwen` for Qwen3's form.
+MODEL = demo
+
 demo: setup
-	@.venv/bin/python -m benchmarks.demo
+	@.venv/bin/python -m benchmarks.demo --config $(MODEL)
 
 test:
 	@sh tools/setup.sh test

@@ -20,7 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from models.configs import CONFIGS, DTYPES
-from models.records import METRICS, PLOT, Replicas, compare_replicas, plot_losses, read_rows
+from models.records import (
+    METRICS,
+    PLOT,
+    Replicas,
+    compare_replicas,
+    differences,
+    plot_losses,
+    read_rows,
+)
 
 # Two float32 runs that differ in rounding only agree so well before training amplifies it.
 FIRST_STEPS = 20
@@ -192,10 +200,7 @@ def _environment(demo: Demo) -> dict[str, str]:
 
 
 def _relative_differences(rows: Rows, reference: Rows) -> list[float]:
-    return [
-        abs(row["loss"] - other["loss"]) / abs(other["loss"])
-        for row, other in zip(rows, reference, strict=True)
-    ]
+    return differences([row["loss"] for row in rows], [row["loss"] for row in reference])
 
 
 def _show(demo: Demo, rows: Mapping[str, Rows], seen: Comparison, console: Console) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import gpu_jobs, tables
 from benchmarks.training import Program
 from models.configs import DTYPES
-from models.records import Replicas, compare_replicas
+from models.records import Replicas, compare_replicas, differences
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 BASELINE, FLOOR = "nccl", "nccl, permuted"
@@ -50,11 +50,6 @@ class Row:
         """Whether losses are too far apart, or replicas not all there and equal."""
         is_far = self.difference is not None and not self.difference < DIFFERENCE_BAR
         return (is_far and self.system != FLOOR) or not (self.is_complete and self.replicas.equal)
-
-
-def differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """|a - b| / |b| of each step; NaN if one is."""
-    return [abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)]
 
 
 def train(dtype: str, systems: gpu_jobs.Systems, args: argparse.Namespace) -> list[Row]:

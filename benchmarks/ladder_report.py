@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import tables
-from benchmarks.gpu_parity import differences
 from benchmarks.training import Trace
+from models.records import differences
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,6 +132,16 @@ _llama = partial(_large, kv_heads=8)
 _llama31 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=8.0))
 _llama32 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=32.0), tied=True)
 _qwen = partial(_large, rope_theta=1e6, norm_epsilon=1e-6)
+# As Qwen3 is, at the sizes of `tiny` and `demo`.
+_small_qwen = partial(
+    Config,
+    query_heads=4,
+    kv_heads=2,
+    rope_theta=1e6,
+    norm_epsilon=1e-6,
+    qk_norm=True,
+    tied=True,
+)
 
 _1B: dict[str, Any] = {
     "layers": 16,
@@ -157,6 +167,8 @@ CONFIGS: dict[str, Config] = {
     "moe": Config(
         layers=4, embed=128, query_heads=4, kv_heads=2, head_dim=32, hidden=352, experts=8
     ),
+    "tiny-qwen": _small_qwen(layers=2, embed=32, head_dim=16, hidden=96),
+    "demo-qwen": _small_qwen(layers=4, embed=128, head_dim=64, hidden=352),
     "1b": _llama(**_1B, loss_chunk=0, remat="dots"),
     "8b": _llama(**_8B, loss_chunk=0, remat="dots"),
     "llama-2-7b": _large(

@@ -47,6 +47,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def differences(values: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """|a - b| / |b| of each pair; NaN if one is."""
+    return [abs(a - b) / abs(b) for a, b in zip(values, reference, strict=True)]
+
+
 def digest_rows(step: int, params: Any) -> list[dict[str, Any]]:
     """A row per local device: index and SHA-256 of its piece of each parameter. Host work only."""
     rows: dict[int, dict[str, list[str]]] = defaultdict(dict)

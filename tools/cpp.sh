@@ -1,6 +1,7 @@
 #!/bin/sh
 # cpp.sh configure NAME [SANITIZERS]   writes the build files of the C++ tests in _build/NAME;
-#                                      those of `unity` compile many files of the engine as one
+#                                      those of `unity`, and with sanitizers, compile many files of
+#                                      the engine as one
 # cpp.sh test NAME [SANITIZERS]        builds and runs them; for example `cpp.sh test tsan thread`
 set -eu
 cd "$(dirname "$0")/.."
@@ -18,10 +19,9 @@ if command -v ccache >/dev/null 2>&1; then
   export CCACHE_DIR="$PWD/.cache/ccache"
 fi
 
-unity=OFF
+unity=OFF optimize=-O2
 [ "$2" != unity ] || unity=ON
-optimize=-O2
-[ -z "$sanitizers" ] || optimize='-O1 -g1'
+[ -z "$sanitizers" ] || { unity=ON optimize='-O1 -g1'; }
 cmake -G Ninja -S . -B "$build" --log-level=WARNING -DJAXHET_BUILD_EXTENSION=OFF \
   -DJAXHET_BUILD_TESTS=ON -DJAXHET_SANITIZE="$sanitizers" -DCMAKE_CXX_FLAGS_RELEASE="$optimize" \
   -DJAXHET_UNITY="$unity" $launcher >/dev/null

@@ -103,7 +103,8 @@ packages() {
   install $("$venv_python" -c '
 import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
-  PATH="$PWD/.venv/bin:$PATH" install --no-build-isolation -e '.[models,test]'
+  PATH="$PWD/.venv/bin:$PATH" install --no-build-isolation -C cmake.define.JAXHET_UNITY=ON \
+    -e '.[models,test]'
   inputs >"$stamp"
 }
 

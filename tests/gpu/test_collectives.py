@@ -51,8 +51,8 @@ CASES = cases()
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
     found = CASES[request.param]
-    # Of more than two, processes may share them: slow, but not another program.
-    if found.platform == "cuda" and (reason := gpus.why_fewer_than(2)):
+    # Processes may share them: slow, but not another program.
+    if found.platform == "cuda" and (reason := gpus.why_fewer_than(1)):
         pytest.skip(reason)
     return found
 

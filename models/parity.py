@@ -1,0 +1,384 @@
+"""Does a model learn the same over islands as in one world? `python -m models.parity --help`.
+
+Trains it on the same data from the same seed in several ways, each by `models.pretrain`:
+
+- `one world`: in one ordinary JAX process with as many devices;
+- `permuted`: the same with devices and rows in another order, which changes nothing but rounding:
+  the noise floor;
+- `islands`: over two islands or more, through `jaxhet launch`;
+- `unlike islands`: the same, and one island computes with other flags of XLA, so that its
+  arithmetic is another one.
+
+Writes a report: `report.md`, `report.json` and `curves.png`. The exit code is 1 if a run fails, a
+loss is further from the one world's than allowed, or replicas were not compared or differ.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from models.pretrain import parse_mesh
+from models.records import METRICS, Replicas, compare_replicas, differences, read_rows
+
+PROGRAM = "python -m models.parity"
+ONE_WORLD, PERMUTED, ISLANDS, UNLIKE = "one world", "permuted", "islands", "unlike islands"
+# Flags that make an island's arithmetic another one: no fused multiply-add; untuned kernels.
+UNLIKE_FLAGS = {
+    "cpu": "--xla_cpu_max_isa=AVX",
+    "cuda": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
+    "rocm": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
+}
+# Two like islands may differ so much from one world, relative to the loss, by the type of
+# computation; unlike ones by so many noise floors, or by as much.
+TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-3, "float16": 1e-3}
+NOISE_FLOORS = 2.0
+
+Rows = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parity:
+    """What to run and what to ask of it.
+
+    Attributes:
+      meshes: as `--mesh` of `models.pretrain`; each is trained in all ways.
+      islands: how many; `devices` of each.
+      platform: what all processes run on; a key of `UNLIKE_FLAGS`.
+      unlike: flags of XLA of the last island in the run `unlike islands`; empty: no such run.
+      tolerance: the largest difference of a loss, relative to the one world's.
+      out: folder of the report and the runs.
+      training: options of `models.pretrain` for all runs.
+    """
+
+    meshes: Sequence[str]
+    islands: int
+    devices: int
+    platform: str
+    unlike: str
+    tolerance: float
+    out: Path
+    training: Sequence[str]
+
+    def runs(self, mesh: str) -> dict[str, list[str]]:
+        """The command of each run on a mesh, by its name."""
+        like = ["--digest"]
+        commands = {
+            ONE_WORLD: self._training(mesh, ONE_WORLD),
+            PERMUTED: [*self._training(mesh, PERMUTED), "--permute=1"],
+            ISLANDS: [*self._launch(), *self._training(mesh, ISLANDS), *like],
+        }
+        if self.unlike:
+            other = f"--island-env=island{self.islands - 1}:XLA_FLAGS={self.unlike}"
+            commands[UNLIKE] = [*self._launch(other), *self._training(mesh, UNLIKE), *like]
+        return commands
+
+    def folder(self, mesh: str, run: str) -> Path:
+        """The folder of a run."""
+        return self.out / mesh.replace("=", "").replace(",", "_") / run.replace(" ", "_")
+
+    def environment(self) -> dict[str, str]:
+        """Of all runs: the platform, and no job but the one that the launcher makes."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("JAXHET_")}
+        kept["JAX_PLATFORMS"] = self.platform
+        if self.platform == "cpu":
+            kept["JAX_NUM_CPU_DEVICES"] = str(self.islands * self.devices)
+        return kept
+
+    def _training(self, mesh: str, run: str) -> list[str]:
+        where = [f"--mesh={mesh}", f"--run-dir={self.folder(mesh, run)}"]
+        return [sys.executable, "-m", "models.pretrain", *self.training, *where]
+
+    def _launch(self, *options: str) -> list[str]:
+        launch = [sys.executable, "-m", "jaxhet.cli", "launch", f"--islands={self.islands}"]
+        return [*launch, "--processes-per-island=1", f"--devices={self.devices}", *options, "--"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A run beside the one world of its mesh; what could not be had is None.
+
+    Attributes:
+      reason: why the run failed; empty if it came to its end.
+      loss: the last one, in nats per token.
+      largest: |a - b| / |b| of the losses a to the one world's b, the largest of all steps; `final`
+        is that of the last step, `gradient` the largest one of the norms of gradients.
+      allowed: what `largest` may be.
+      replicas: pieces of parameters that were compared over devices, None in one world;
+        `num_checked` and `num_different` are those that the run itself compared on its devices.
+      tokens_per_s: median of the steps.
+    """
+
+    mesh: str
+    run: str
+    reason: str = ""
+    steps: int = 0
+    loss: float | None = None
+    largest: float | None = None
+    final: float | None = None
+    gradient: float | None = None
+    allowed: float | None = None
+    replicas: Replicas | None = None
+    num_checked: int = 0
+    num_different: int = 0
+    tokens_per_s: float | None = None
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not as it should be, in words; empty if all is well."""
+        if self.reason:
+            return [self.reason]
+        texts = []
+        if self.allowed is not None and not (self.largest or 0.0) <= self.allowed:
+            texts.append(f"losses differ by {self.largest:.1e}; allowed is {self.allowed:.1e}")
+        if self.replicas is not None:
+            if not self.num_checked and not self.replicas.compared:
+                texts.append("no replicas were compared")
+            if self.num_different:
+                texts.append(f"{self.num_different} replicas differed during the run")
+            texts += [f"parameters differ: {text}" for text in self.replicas.differences[:3]]
+        return texts
+
+
+def judge(parity: Parity, mesh: str, rows: Mapping[str, Rows], reasons: Mapping[str, str]) -> Any:
+    """The results of a mesh, from the metrics of its runs and why some failed."""
+    one = rows.get(ONE_WORLD, [])
+    floor = _largest(rows.get(PERMUTED, []), one, "loss")
+    results = []
+    for run in parity.runs(mesh):
+        mine = rows.get(run, [])
+        reason = reasons.get(run, "")
+        if not reason and (not mine or len(mine) != len(one)):
+            reason = f"{len(mine)} steps are in its metrics, and {len(one)} in the one world's"
+        if reason:
+            results.append(Result(mesh, run, reason))
+            continue
+        is_bridged = run in (ISLANDS, UNLIKE)
+        allowed = parity.tolerance if is_bridged else None
+        if run == UNLIKE:
+            allowed = max(parity.tolerance, NOISE_FLOORS * (floor or 0.0))
+        checked = [row["replicas"] for row in mine if "replicas" in row]
+        results.append(
+            Result(
+                mesh,
+                run,
+                steps=len(mine),
+                loss=mine[-1]["loss"],
+                largest=None if run == ONE_WORLD else _largest(mine, one, "loss"),
+                final=None if run == ONE_WORLD else _differences(mine, one, "loss")[-1],
+                gradient=None if run == ONE_WORLD else _largest(mine, one, "gradient_norm"),
+                allowed=allowed,
+                replicas=compare_replicas(parity.folder(mesh, run)) if is_bridged else None,
+                num_checked=sum(c["compared"] for c in checked),
+                num_different=sum(c["different"] for c in checked),
+                tokens_per_s=_median([row["tokens_per_second"] for row in mine]),
+            )
+        )
+    return results
+
+
+def _differences(rows: Rows, reference: Rows, name: str) -> list[float]:
+    return differences([row[name] for row in rows], [row[name] for row in reference])
+
+
+def _largest(rows: Rows, reference: Rows, name: str) -> float | None:
+    if not rows or len(rows) != len(reference):
+        return None
+    # A NaN must not get lost in max().
+    return max(_differences(rows, reference, name), key=lambda d: (math.isnan(d), d))
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def train(parity: Parity, mesh: str) -> tuple[dict[str, Rows], dict[str, str]]:
+    """Trains in all ways on a mesh: the metrics of each run, and why some failed."""
+    rows, reasons = {}, {}
+    for run, command in parity.runs(mesh).items():
+        print(f"{mesh}, {run}", file=sys.stderr, flush=True)
+        folder = parity.folder(mesh, run)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with (folder / "log.txt").open("w") as log:
+            ended = subprocess.run(
+                command, env=parity.environment(), stdout=log, stderr=log, check=False
+            )
+        rows[run] = read_rows(folder / METRICS)
+        if ended.returncode:
+            said = (folder / "log.txt").read_text().strip().splitlines()
+            reasons[run] = (
+                f"exit code {ended.returncode}: {said[-1] if said else 'it said nothing'}"
+            )
+    return rows, reasons
+
+
+_HEADINGS = (
+    *("mesh", "run", "last loss", "largest difference", "last", "of gradient norms"),
+    *("replicas", "tokens/s", "verdict"),
+)
+
+
+def report(parity: Parity, results: Sequence[Result]) -> str:
+    """The results as Markdown."""
+    lines = [_HEADINGS, ("---",) * len(_HEADINGS), *(_line(result) for result in results)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    command = shlex.join([f"--meshes={' '.join(parity.meshes)}", *parity.training])
+    unlike = f"; the last one of unlike islands with `{parity.unlike}`" if parity.unlike else ""
+    where = f"{parity.islands} islands of {parity.devices} {parity.platform} devices{unlike}"
+    return f"""# Loss parity
+
+`models.pretrain` with `{command}`; {where}.
+
+{table}
+
+Differences are relative to the one world's, and the largest of all steps. Losses of islands may be
+{parity.tolerance:.0e} away, those of unlike islands also {NOISE_FLOORS:g} times as much as the
+permuted world's: rounding alone does that. Replicas: how many pieces of parameters were compared
+over devices, by SHA-256, and how many comparisons of an array the run made itself.
+
+![Loss, and its difference to the one world's, over the step](curves.png)
+"""
+
+
+def _line(result: Result) -> tuple[str, ...]:
+    def text(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    replicas = ""
+    if result.replicas is not None:
+        equal = (
+            "equal" if not (result.replicas.differences or result.num_different) else "NOT equal"
+        )
+        replicas = f"{result.replicas.compared:,} + {result.num_checked:,} {equal}"
+    if result.failures:
+        verdict = f"FAILED: {'; '.join(result.failures)}"
+    elif result.allowed is None:
+        verdict = {ONE_WORLD: "reference", PERMUTED: "noise floor"}[result.run]
+    else:
+        verdict = f"at most {result.allowed:.0e}"
+    return (
+        f"`{result.mesh}`",
+        result.run,
+        text(result.loss, ".5f"),
+        text(result.largest, ".1e"),
+        text(result.final, ".1e"),
+        text(result.gradient, ".1e"),
+        replicas,
+        text(result.tokens_per_s, ",.0f"),
+        verdict,
+    )
+
+
+def plot(path: Path, rows: Mapping[str, Mapping[str, Rows]]) -> None:
+    """Draws losses and their differences for each mesh, as a PNG."""
+    from matplotlib.figure import Figure  # only here: everything else does without it
+
+    figure = Figure(figsize=(10, 0.6 + 3.0 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 2, squeeze=False)
+    for (mesh, runs), (losses, apart) in zip(rows.items(), panels, strict=True):
+        one = runs.get(ONE_WORLD, [])
+        for run, mine in runs.items():
+            steps = [row["step"] for row in mine]
+            wide = {"linewidth": 4, "alpha": 0.35} if run == ONE_WORLD else {"linewidth": 1.0}
+            losses.plot(steps, [row["loss"] for row in mine], label=run, **wide)
+            if run != ONE_WORLD and len(mine) == len(one):
+                # Zero has no place on a logarithmic axis.
+                values = [d or math.nan for d in _differences(mine, one, "loss")]
+                apart.plot(steps, values, label=run, linewidth=1.0)
+        losses.set(title=mesh, xlabel="step", ylabel="loss (nats per token)")
+        apart.set(title=mesh, xlabel="step", ylabel="relative difference", yscale="log")
+        for axes in (losses, apart):
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize="small")
+    figure.savefig(path, dpi=110, format="png")
+
+
+def run(parity: Parity) -> list[Result]:
+    """Trains on all meshes; writes the report after each, and returns all results."""
+    results: list[Result] = []
+    rows: dict[str, dict[str, Rows]] = {}
+    parity.out.mkdir(parents=True, exist_ok=True)
+    for mesh in parity.meshes:
+        rows[mesh], reasons = train(parity, mesh)
+        results += judge(parity, mesh, rows[mesh], reasons)
+        (parity.out / "report.md").write_text(report(parity, results))
+        written = [
+            {**dataclasses.asdict(result), "failures": result.failures} for result in results
+        ]
+        (parity.out / "report.json").write_text(json.dumps(written, indent=1) + "\n")
+        plot(parity.out / "curves.png", rows)
+    return results
+
+
+def parse(arguments: Sequence[str] | None = None) -> Parity:
+    """What the command line says; exits with a usage message if it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Train over islands and in one world, compare, and write a report.",
+        epilog="Further options are those of models.pretrain, for all runs.",
+        allow_abbrev=False,
+    )
+
+    def add(name: str, default: Any, text: str, **how: Any) -> None:
+        told = "" if default is None else " (%(default)s)"
+        parser.add_argument(name, default=default, help=text + told, **how)
+
+    add("--meshes", ["data=-1"], "axes, outer one first", nargs="+")
+    add("--islands", 2, "islands, of one process each", type=int)
+    add("--devices", 2, "devices of each island", type=int)
+    add("--platform", "cpu", "of all processes", choices=UNLIKE_FLAGS)
+    add(
+        "--unlike",
+        None,
+        "XLA_FLAGS of the last of unlike islands (some that change the platform's"
+        " arithmetic); empty: no such run",
+    )
+    add("--tolerance", None, "largest relative difference of losses (by --dtype)", type=float)
+    add("--dtype", "float32", "to compute in", choices=TOLERANCES)
+    add("--steps", 300, "of each run", type=int)
+    add("--learning-rate", 3e-4, "after the warm-up", type=float)
+    add("--log-every", 50, "steps between comparisons of replicas", type=int)
+    add("--out", Path("runs/parity"), "folder of the report and the runs", type=Path)
+    given, rest = parser.parse_known_args(arguments)
+    for name in ("mesh", "run-dir", "permute", "digest", "resume"):
+        if any(word == f"--{name}" or word.startswith(f"--{name}=") for word in rest):
+            parser.error(f"--{name} is set for each run: leave it out")
+    for mesh in given.meshes:
+        try:
+            parse_mesh(mesh)
+        except ValueError as error:
+            parser.error(str(error))
+    shared = {
+        name: getattr(given, name) for name in ("dtype", "steps", "learning_rate", "log_every")
+    }
+    return Parity(
+        meshes=given.meshes,
+        islands=given.islands,
+        devices=given.devices,
+        platform=given.platform,
+        unlike=UNLIKE_FLAGS[given.platform] if given.unlike is None else given.unlike,
+        tolerance=TOLERANCES[given.dtype] if given.tolerance is None else given.tolerance,
+        out=given.out,
+        training=[*(f"--{n.replace('_', '-')}={v}" for n, v in shared.items()), *rest],
+    )
+
+
+def main() -> int:
+    """Runs the command; the exit code is 1 if a verdict is bad."""
+    parity = parse()
+    results = run(parity)
+    print((parity.out / "report.md").read_text())
+    return 1 if any(result.failures for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

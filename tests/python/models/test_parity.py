@@ -1,0 +1,129 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from models import parity
+from models.parity import ISLANDS, ONE_WORLD, PERMUTED, UNLIKE, parse
+
+MESH = "data=2,model=2"
+
+
+def metrics(*losses: float, different: int = 0) -> parity.Rows:
+    rows = [
+        {"step": step, "loss": loss, "gradient_norm": 2 * loss, "tokens_per_second": 100.0 * step}
+        for step, loss in enumerate(losses, start=1)
+    ]
+    rows[-1]["replicas"] = {"compared": 12, "different": different}
+    return rows
+
+
+def write_digests(folder, *digests: str) -> None:
+    folder.mkdir(parents=True)
+    rows = [
+        {"step": 0, "process": d, "device": d, "digests": {"w": ["0:8", digest]}}
+        for d, digest in enumerate(digests)
+    ]
+    (folder / "digests-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def asked(tmp_path):
+    found = parse([f"--meshes={MESH}", f"--out={tmp_path}", "--steps=2", "--config=tiny"])
+    for run in (ISLANDS, UNLIKE):
+        write_digests(found.folder(MESH, run), "a", "a")
+    return found
+
+
+def judged(asked, reasons=None, **rows) -> dict[str, list[str]]:
+    """The failures of each run; `rows` replace those of runs that agree."""
+    runs = {run: metrics(4.0, 2.0) for run in (ONE_WORLD, PERMUTED, ISLANDS, UNLIKE)}
+    runs |= {name.replace("_", " "): given for name, given in rows.items()}
+    results = parity.judge(asked, MESH, runs, reasons or {})
+    assert [result.run for result in results] == [*runs]
+    assert parity.report(asked, results).count("FAILED") == sum(bool(r.failures) for r in results)
+    return {result.run: result.failures for result in results if result.failures}
+
+
+def test_runs_that_agree_have_no_failures(asked):
+    assert judged(asked) == {}
+
+
+def test_losses_of_islands_are_compared_with_the_tolerance(asked):
+    assert judged(asked, islands=metrics(4.0, 2.0 + 1e-5)) == {}
+    assert judged(asked, islands=metrics(4.0 + 1e-4, 2.0)) == {
+        ISLANDS: ["losses differ by 2.5e-05; allowed is 1.0e-05"]
+    }
+    assert judged(asked, islands=metrics(float("nan"), 2.0)) == {
+        ISLANDS: ["losses differ by nan; allowed is 1.0e-05"]
+    }
+
+
+def test_unlike_islands_may_be_two_noise_floors_away(asked):
+    away = metrics(4.0, 2.0004)
+    assert [*judged(asked, unlike_islands=away)] == [UNLIKE]
+    assert judged(asked, unlike_islands=away, permuted=metrics(4.0, 2.0002)) == {}
+    assert [*judged(asked, islands=away, permuted=metrics(4.0, 2.0002))] == [ISLANDS]
+
+
+def test_replicas_must_be_there_and_equal(asked):
+    assert judged(asked, islands=metrics(4.0, 2.0, different=3)) == {
+        ISLANDS: ["3 replicas differed during the run"]
+    }
+    for run in (ISLANDS, UNLIKE):
+        path = asked.folder(MESH, run) / "digests-0.jsonl"
+        path.write_text(path.read_text().replace('"a"', '"b"', 1))
+    expected = ["parameters differ: step 0, w[0:8]: devices 0, 1 differ"]
+    assert judged(asked) == {ISLANDS: expected, UNLIKE: expected}
+
+
+def test_failed_and_short_runs_are_named(asked):
+    reasons = {ISLANDS: "exit code 3: PeerError"}
+    assert judged(asked, reasons, unlike_islands=metrics(4.0), islands=[]) == {
+        ISLANDS: ["exit code 3: PeerError"],
+        UNLIKE: ["1 steps are in its metrics, and 2 in the one world's"],
+    }
+
+
+def test_runs_differ_in_what_they_are_named_after(asked):
+    commands = asked.runs(MESH)
+    assert all(f"--mesh={MESH}" in command for command in commands.values())
+    assert all("--config=tiny" in command for command in commands.values())
+    assert [run for run, command in commands.items() if "launch" in command] == [ISLANDS, UNLIKE]
+    assert "--permute=1" in commands[PERMUTED]
+    assert "--island-env=island1:XLA_FLAGS=--xla_cpu_max_isa=AVX" in commands[UNLIKE]
+    assert UNLIKE not in parse(["--unlike="]).runs(MESH)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--run-dir=x"], "--run-dir is set for each run: leave it out"),
+        (["--meshes", "data"], "is not of the form data=2,model=2"),
+    ],
+)
+def test_wrong_options_are_refused(words, said, capsys):
+    with pytest.raises(SystemExit):
+        parse(words)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_report_of_real_runs(tmp_path):
+    words = ["--meshes", "data=4", MESH, "--steps=6", "--log-every=3", f"--out={tmp_path}"]
+    command = [sys.executable, "-m", "models.parity", *words, "--config=tiny-qwen", "--batch=8"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    results = json.loads((tmp_path / "report.json").read_text())
+    assert [(r["mesh"], r["run"]) for r in results[:2]] == [
+        ("data=4", ONE_WORLD),
+        ("data=4", PERMUTED),
+    ]
+    assert len(results) == 8
+    assert not any(r["failures"] for r in results)
+    assert {r["replicas"]["compared"] > 0 for r in results if r["run"] in (ISLANDS, UNLIKE)} == {
+        True
+    }
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
