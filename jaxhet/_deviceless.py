@@ -59,6 +59,10 @@ TARGETS: dict[Vendor, Target] = {
 }
 
 
+class _ScheduledError(Exception):
+    """Ends a compilation of which all is known that was asked for."""
+
+
 class Compiler:
     """A vendor's compiler. One in a process: JAX keeps what it has loaded.
 
@@ -77,6 +81,7 @@ class Compiler:
         self._options = Options()
         self._result: tuple[bytes, Plan] | None = None
         self._is_used = False
+        self._has_codegen = True
         self._error: Exception | None = None
         _jax_compat.prepare_to_compile_only()
         _jax_programs.watch_lowering(
@@ -106,9 +111,17 @@ class Compiler:
         )
 
     def compile(
-        self, lowered: Any, islands: tuple[tuple[Device, ...], ...], options: Options
+        self,
+        lowered: Any,
+        islands: tuple[tuple[Device, ...], ...],
+        options: Options,
+        *,
+        codegen: bool,
     ) -> tuple[bytes, Plan] | None:
         """Compiles what was lowered for devices of `islands`.
+
+        Without `codegen` the compiler stops when the module is scheduled, if collectives cross
+        islands: machine code takes half of the time.
 
         Returns:
           The scheduled module and its plan; None if no collective crosses islands.
@@ -120,13 +133,14 @@ class Compiler:
         ids = sorted((d.id, index) for index, island in enumerate(islands) for d in island)
         self._job = Job(tuple(i for i, _ in ids), tuple(index for _, index in ids), self.vendor)
         self._options, self._result, self._error = options, None, None
-        self._is_used = False
+        self._is_used, self._has_codegen = False, codegen
         try:
             lowered.compile(compiler_options=None if self.vendor == "cpu" else _COMPILER_OPTIONS)
         except Exception:
             if self._error is not None:
                 raise self._error from None
-            raise
+            if codegen or self._result is None:
+                raise
         if not self._is_used:
             raise UsageError(
                 "the program is not for the devices of the pretended job; make its mesh by"
@@ -150,6 +164,8 @@ class Compiler:
         if bridged is None:
             return None
         self._result = bridged
+        if not self._has_codegen:
+            raise _ScheduledError
         return bridged[0]
 
     def _kept(self, hook: Any, module: bytes) -> Any:
@@ -179,7 +195,7 @@ class PretendedJob:
           JaxhetError: a pass refuses the program.
         """
         devices = tuple(island.devices for island in self._islands)
-        compiled = self._compiler.compile(lowered, devices, self._options)
+        compiled = self._compiler.compile(lowered, devices, self._options, codegen=False)
         return PlanReport(()) if compiled is None else _plan.of_module(compiled[0])
 
 

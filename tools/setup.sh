@@ -86,7 +86,8 @@ virtual_environment() {
 # Packages, and jaxhet with its extension.
 
 install() { # install ARGUMENT...: pip in the virtual environment
-  "$venv_python" -m pip --disable-pip-version-check --no-input install -q -c constraints.txt "$@"
+  "$venv_python" -m pip --disable-pip-version-check --no-input install -q --no-compile \
+    -c constraints.txt "$@"
 }
 
 inputs() { # a checksum of what the installation depends on

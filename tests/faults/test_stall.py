@@ -25,7 +25,9 @@ START_WITHIN_S = 90.0
 REPORT_WITHIN_S = 10.0
 
 
-@pytest.mark.parametrize("victim", range(NUM_PROCESSES))
+@pytest.mark.parametrize(
+    "victim", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, NUM_PROCESSES))]
+)
 def test_others_report_a_stopped_process(victim: int) -> None:
     job = WatchedJob([VICTIM, "100000"], islands=NUM_PROCESSES)
     pid = int(job.wait_for(r"@ run (\d+)", victim)[1])

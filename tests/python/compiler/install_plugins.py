@@ -19,7 +19,7 @@ def main() -> None:
     packages = project["optional-dependencies"]["deviceless"]
     partial = PLUGINS.with_name("plugins.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    arguments = ["install", "--quiet", "--no-deps", "--target", str(partial)]
+    arguments = ["install", "--quiet", "--no-compile", "--no-deps", "--target", str(partial)]
     constraints = ROOT / "constraints.txt"
     if constraints.exists():
         arguments += ["--constraint", str(constraints)]

@@ -572,7 +572,7 @@ class Compiler(_deviceless.Compiler):
         lowered = program.lower(devices)
         islands = tuple(itertools.batched(devices, size))
         try:
-            result = self.compile(lowered, islands, program.options)
+            result = self.compile(lowered, islands, program.options, codegen=False)
         except jax.errors.JaxRuntimeError as error:
             if self._compiles_without_passes(lowered):
                 raise

@@ -58,7 +58,11 @@ def test_no_array_has_the_logits_of_all_positions():
 
 @pytest.mark.parametrize(
     "axes",
-    [pytest.param({"data": 4}, marks=pytest.mark.slow), {"data": 2, "model": 2}, {"fsdp": 4}],
+    [
+        pytest.param({"data": 4}, marks=pytest.mark.slow),
+        pytest.param({"data": 2, "model": 2}, marks=pytest.mark.slow),
+        {"fsdp": 4},
+    ],
     ids=str,
 )
 def test_chunks_on_a_mesh_exchange_nothing_over_the_batch(axes, make_mesh, fast_jit):

@@ -32,7 +32,7 @@ def whole() -> tuple[float, Params]:
 @pytest.mark.parametrize(
     ("axes", "changes"),
     [
-        ({"stage": 4}, {}),
+        pytest.param({"stage": 4}, {}, marks=pytest.mark.slow),
         ({"stage": 2, "data": 2}, {"stages": (3, 1), "microbatches": 2}),
         ({"stage": 2, "model": 2}, {"stages": (1, 3), "scan": False, "remat": "full"}),
         pytest.param(
