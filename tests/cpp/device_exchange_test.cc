@@ -172,6 +172,27 @@ TEST(ManyAreInFlight) {
   }
 }
 
+// A ring's log of launches has room for so many; after that it is used again.
+void CheckLogIsUsedAgain(std::string_view transport) {
+  constexpr uint64_t kBatch = 32;
+  DeviceWorld world(DeviceOptions(2, transport));
+  for (uint64_t begin = 0; begin <= LaunchLog::kEntries + kRingSlots; begin += kBatch) {
+    std::deque<Part> parts;
+    for (uint64_t i = begin; i < begin + kBatch; ++i) {
+      const auto index = static_cast<int64_t>(i % 50);
+      parts.emplace_back(0, SwapPairs(), 8, index).Start(world);
+      parts.emplace_back(1, SwapPairs(), 8, index).Start(world);
+    }
+    for (const Part& part : parts) part.Done(world);
+    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    for (size_t i = 0; i < parts.size(); ++i) EXPECT(parts[i].IsFrom(i % 2 == 0 ? 1 : 0));
+  }
+}
+
+TEST(LogIsUsedAgain) {
+  for (const std::string_view transport : DeviceTransports()) CheckLogIsUsedAgain(transport);
+}
+
 // Some operands lie elsewhere, and some sources are late: what they send goes through slots, in
 // between what is pulled.
 TEST(WhatCannotBePulledGoesThroughSlots) {

@@ -223,7 +223,6 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange) {
   std::optional<Mismatch> mismatch;
   const auto compare = [&](int peer_rank, LaunchLog& own, const LaunchLog& peer, uint64_t number,
                            uint64_t place) {
-    WaitForRoom(peer, number);
     own.Publish(number, launch, place);
     const auto theirs = peer.Find(number);
     if (theirs && *theirs != launch) mismatch = {peer_rank, launch, *theirs};
@@ -236,6 +235,8 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange) {
                            ? ring.end->PlaceOf(exchange.operand)
                            : std::nullopt;
     RingWords& words = ring.end->words();
+    WaitForRoom(exchange.outgoing_number,
+                [&] { return ring.end->Passed().value_or(words.target.last()); });
     compare(exchange.target, words.source, words.target, exchange.outgoing_number,
             place.value_or(0));
     if (may_be_pulled) {
@@ -248,6 +249,7 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange) {
     RankRing& ring = RingOf(incoming_, exchange.source);
     exchange.incoming_number = ++ring.exchanges;
     RingWords& words = ring.end->words();
+    WaitForRoom(exchange.incoming_number, [&] { return words.source.last(); });
     compare(exchange.source, words.target, words.source, exchange.incoming_number, 0);
   }
   return mismatch;
@@ -260,8 +262,9 @@ RankRing& DeviceRank::RingOf(Rings& rings, int peer_rank) {
 }
 
 // The launch log of a ring is finite. Streams fill up long before it does.
-void DeviceRank::WaitForRoom(const LaunchLog& peer, uint64_t number) const {
-  while (number > LaunchLog::kEntries && peer.last() < number - LaunchLog::kEntries && !stopped_) {
+template <typename Passed>
+void DeviceRank::WaitForRoom(uint64_t number, Passed passed) const {
+  while (number > LaunchLog::kEntries && passed() < number - LaunchLog::kEntries && !stopped_) {
     std::this_thread::sleep_for(kPause);
   }
 }

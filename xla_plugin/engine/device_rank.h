@@ -275,7 +275,8 @@ class DeviceRank {
   bool HasGone(const InFlight& exchange) const;
   std::span<std::byte> MissingOf(const InFlight& exchange) const;
   RankRing& RingOf(Rings& rings, int peer_rank);
-  void WaitForRoom(const LaunchLog& peer, uint64_t number) const;
+  template <typename Passed>
+  void WaitForRoom(uint64_t number, Passed passed) const;
   void* AddressOf(const DeviceWord& word) const;
   bool IsComplete(const InFlight& exchange) const {
     return IsReceived(exchange) && IsSent(exchange);

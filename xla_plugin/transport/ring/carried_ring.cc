@@ -36,9 +36,14 @@ CarriedRing::CarriedRing(Device& device) : words_memory_(device.AllocatePinned(s
 }
 
 void CarriedRing::Settle() {
+  passed_ = std::vector<std::atomic<uint64_t>>(num_threads());
   for (size_t i = 0; i < num_threads(); ++i) {
     threads_.push_back(StartThread("jaxhet-ring", [this, i] { Run(i); }));
   }
+}
+
+std::optional<uint64_t> CarriedRing::Passed() const {
+  return *std::ranges::min_element(passed_, {}, [](const auto& passed) { return passed.load(); });
 }
 
 std::string CarriedRing::Failure() const {

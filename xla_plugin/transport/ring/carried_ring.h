@@ -66,6 +66,7 @@ class CarriedRing : public RingEnd {
  public:
   void Settle() override;
   bool is_shared() const override { return false; }
+  std::optional<uint64_t> Passed() const override;
   void Cut() override { Stop(); }
   std::string Failure() const override;
 
@@ -86,6 +87,8 @@ class CarriedRing : public RingEnd {
   static void Set(DeviceWord& word, uint32_t value) {
     word.host().store(value, std::memory_order_release);
   }
+  // By the source: the thread is at the exchange, and needs none before it.
+  void ComeTo(size_t thread, uint64_t exchange) { passed_[thread] = exchange - 1; }
   // By the target: says for the source what it has launched; false if the target has launched
   // something else.
   bool IsAgreed(const ChunkInfo& info);
@@ -95,6 +98,7 @@ class CarriedRing : public RingEnd {
 
   PinnedMemory words_memory_;
   std::vector<std::thread> threads_;
+  std::vector<std::atomic<uint64_t>> passed_;  // by thread
   std::atomic<bool> stopping_ = false;
   std::mutex publishing_;
   mutable std::mutex mutex_;

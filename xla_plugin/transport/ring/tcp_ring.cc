@@ -96,6 +96,7 @@ class TcpSource final : public TcpRing {
       if (!info) continue;
       if (info->chunk % num_threads() == socket && !SendChunk(socket, *info)) return;
       chunks.Advance(*info);
+      ComeTo(socket, chunks.exchange());
     }
   }
 

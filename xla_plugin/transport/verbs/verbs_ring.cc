@@ -168,7 +168,7 @@ class VerbsSource final : public VerbsRing {
   }
 
  protected:
-  void Carry(size_t /*thread*/) override {
+  void Carry(size_t thread) override {
     const LaunchLog& log = words().source;
     ChunkCounter chunks(log, slot_bytes());
     Backoff backoff;
@@ -176,6 +176,7 @@ class VerbsSource final : public VerbsRing {
       Pump();
       const bool has_moved = ReturnSlots() + SendNext(chunks) > 0;
       if (has_moved) {
+        ComeTo(thread, chunks.exchange());
         backoff = {};
       } else if (num_open_ == 0 && log.last() < chunks.exchange()) {
         log.WaitFor(chunks.exchange(), [this] { return stopping(); });
