@@ -73,8 +73,9 @@ def test_acceptor_outlives_a_lack_of_descriptors(
     def accept(sock: socket.socket) -> object:
         connection = real(sock)
         if failures:
-            connection[0].close()
-            raise failures.pop()
+            failure = failures.pop()
+            connection[0].close()  # the client goes on now
+            raise failure
         return connection
 
     monkeypatch.setattr(socket.socket, "accept", accept)
