@@ -47,7 +47,7 @@ Rows = list[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Parity:
-    """What to run and what to ask of it.
+    """The runs to make, and how far their losses may be apart.
 
     Attributes:
       meshes: as `--mesh` of `models.pretrain`; each is trained in all ways.
@@ -86,7 +86,7 @@ class Parity:
         return self.out / mesh.replace("=", "").replace(",", "_") / run.replace(" ", "_")
 
     def environment(self) -> dict[str, str]:
-        """Of all runs: the platform, and no job but the one that the launcher makes."""
+        """The environment of every run: the platform, and no settings of another job."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("JAXHET_")}
         kept["JAX_PLATFORMS"] = self.platform
         if self.platform == "cpu":
@@ -133,7 +133,7 @@ class Result:
 
     @property
     def failures(self) -> list[str]:
-        """What is not as it should be, in words; empty if all is well."""
+        """The reasons why this run does not pass; empty if it does."""
         if self.reason:
             return [self.reason]
         texts = []
@@ -320,11 +320,11 @@ def run(parity: Parity) -> list[Result]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Parity:
-    """What the command line says; exits with a usage message if it is wrong."""
+    """Reads the command line; exits with a usage message if it is wrong."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Train over islands and in one world, compare, and write a report.",
-        epilog="Further options are those of models.pretrain, for all runs.",
+        epilog="All other options are passed to models.pretrain in every run.",
         allow_abbrev=False,
     )
 

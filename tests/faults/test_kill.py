@@ -16,7 +16,7 @@ pytestmark = pytest.mark.early
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
 NUM_PROCESSES = 3
 REPORT_WITHIN_S = 10.0
-STARTING_WITHIN_S = 20.0  # who imports JAX, or compiles, hears of it after that
+STARTING_WITHIN_S = 20.0  # a process that imports JAX or compiles reports only after that
 KILLED = 128 + signal.SIGKILL
 FIRST_CHECKPOINT = 5
 
