@@ -56,8 +56,8 @@ def choose(dtype: DTypeLike, positions: int, head_dim: int) -> str:
     takes its gradient for an even number of positions only. The whole job decides, so that all
     islands trace the same program.
     """
-    fits = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
-    fits = fits and positions % 2 == 0
+    has_size = head_dim % 8 == 0 and head_dim <= 128 and positions % 2 == 0
+    fits = jnp.dtype(dtype).itemsize == 2 and has_size
     return "cudnn" if fits and _all_nvidia() else "xla"
 
 

@@ -20,6 +20,7 @@ import math
 import os
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,8 +38,8 @@ UNLIKE_FLAGS = {
     "cuda": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
     "rocm": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
 }
-# Two like islands may differ so much from one world, relative to the loss, by the type of
-# computation; unlike ones by so many noise floors, or by as much.
+# How far a loss may be from the one world's, relative to it, by the type that is computed in. With
+# unlike islands it may also be so many noise floors away.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-3, "float16": 1e-3}
 NOISE_FLOORS = 2.0
 
@@ -70,15 +71,14 @@ class Parity:
 
     def runs(self, mesh: str) -> dict[str, list[str]]:
         """The command of each run on a mesh, by its name."""
-        like = ["--digest"]
         commands = {
             ONE_WORLD: self._training(mesh, ONE_WORLD),
             PERMUTED: [*self._training(mesh, PERMUTED), "--permute=1"],
-            ISLANDS: [*self._launch(), *self._training(mesh, ISLANDS), *like],
+            ISLANDS: [*self._launch(), *self._training(mesh, ISLANDS), "--digest"],
         }
         if self.unlike:
             other = f"--island-env=island{self.islands - 1}:XLA_FLAGS={self.unlike}"
-            commands[UNLIKE] = [*self._launch(other), *self._training(mesh, UNLIKE), *like]
+            commands[UNLIKE] = [*self._launch(other), *self._training(mesh, UNLIKE), "--digest"]
         return commands
 
     def folder(self, mesh: str, run: str) -> Path:
@@ -148,7 +148,9 @@ class Result:
         return texts
 
 
-def judge(parity: Parity, mesh: str, rows: Mapping[str, Rows], reasons: Mapping[str, str]) -> Any:
+def judge(
+    parity: Parity, mesh: str, rows: Mapping[str, Rows], reasons: Mapping[str, str]
+) -> list[Result]:
     """The results of a mesh, from the metrics of its runs and why some failed."""
     one = rows.get(ONE_WORLD, [])
     floor = _largest(rows.get(PERMUTED, []), one, "loss")
@@ -179,7 +181,7 @@ def judge(parity: Parity, mesh: str, rows: Mapping[str, Rows], reasons: Mapping[
                 replicas=compare_replicas(parity.folder(mesh, run)) if is_bridged else None,
                 num_checked=sum(c["compared"] for c in checked),
                 num_different=sum(c["different"] for c in checked),
-                tokens_per_s=_median([row["tokens_per_second"] for row in mine]),
+                tokens_per_s=statistics.median(row["tokens_per_second"] for row in mine),
             )
         )
     return results
@@ -194,10 +196,6 @@ def _largest(rows: Rows, reference: Rows, name: str) -> float | None:
         return None
     # A NaN must not get lost in max().
     return max(_differences(rows, reference, name), key=lambda d: (math.isnan(d), d))
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def train(parity: Parity, mesh: str) -> tuple[dict[str, Rows], dict[str, str]]:
@@ -231,12 +229,13 @@ def report(parity: Parity, results: Sequence[Result]) -> str:
     """The results as Markdown."""
     lines = [_HEADINGS, ("---",) * len(_HEADINGS), *(_line(result) for result in results)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    command = shlex.join([f"--meshes={' '.join(parity.meshes)}", *parity.training])
+    words = ["python", "-m", "models.parity", "--meshes", *parity.meshes, *parity.training]
+    command = shlex.join(words)
     unlike = f"; the last one of unlike islands with `{parity.unlike}`" if parity.unlike else ""
     where = f"{parity.islands} islands of {parity.devices} {parity.platform} devices{unlike}"
     return f"""# Loss parity
 
-`models.pretrain` with `{command}`; {where}.
+`{command}`: {where}.
 
 {table}
 
@@ -264,7 +263,7 @@ def _line(result: Result) -> tuple[str, ...]:
     elif result.allowed is None:
         verdict = {ONE_WORLD: "reference", PERMUTED: "noise floor"}[result.run]
     else:
-        verdict = f"at most {result.allowed:.0e}"
+        verdict = f"passes (at most {result.allowed:.0e})"
     return (
         f"`{result.mesh}`",
         result.run,

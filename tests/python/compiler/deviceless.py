@@ -212,7 +212,7 @@ CASES = {
     "reductions_three_islands": Case("3x1x2", reductions),
     "reductions_flat": Case("2x1x2", reductions, Options(algorithm="flat")),
 }
-# Their machine code takes half of their time; that of the small ones must do.
+# Machine code is generated for the small programs above only: here it would take half of the time.
 CASES |= {name: Case("2x1x2", step.lower, codegen=False) for name, step in TRAIN_STEPS.items()}
 
 

@@ -37,7 +37,7 @@ def asked(tmp_path):
 
 
 def judged(asked, reasons=None, **rows) -> dict[str, list[str]]:
-    """The failures of each run; `rows` replace those of runs that agree."""
+    """The failures of each run that has some. All runs have equal metrics but those in `rows`."""
     runs = {run: metrics(4.0, 2.0) for run in (ONE_WORLD, PERMUTED, ISLANDS, UNLIKE)}
     runs |= {name.replace("_", " "): given for name, given in rows.items()}
     results = parity.judge(asked, MESH, runs, reasons or {})

@@ -87,7 +87,7 @@ class CarriedRing : public RingEnd {
   static void Set(DeviceWord& word, uint32_t value) {
     word.host().store(value, std::memory_order_release);
   }
-  // By the source: the thread is at the exchange, and needs none before it.
+  // By the source: the thread has come to this exchange, and needs no earlier entry of the log.
   void ComeTo(size_t thread, uint64_t exchange) { passed_[thread] = exchange - 1; }
   // By the target: says for the source what it has launched; false if the target has launched
   // something else.

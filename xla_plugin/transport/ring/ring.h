@@ -78,7 +78,7 @@ class LaunchLog {
   static constexpr uint64_t kEntries = 4096;
 
   // Of what is to be pulled, `place` is where. An entry is overwritten by the one kEntries later:
-  // all that it is for must have seen it by then.
+  // everybody who reads it must have done so by then.
   void Publish(uint64_t number, const Launch& launch, uint64_t place = 0);
   // None if it has not been published (or was overwritten).
   std::optional<Launch> Find(uint64_t number) const;
@@ -191,8 +191,8 @@ class RingEnd {
   virtual std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const;
   // By the target: `num_bytes` at a place. Throws TransportError if that is none.
   virtual const std::byte* At(uint64_t place, size_t num_bytes) const;
-  // By the source: the latest launch that it needs no more, where the target's log, which says so
-  // otherwise, is not here.
+  // By the source: the latest launch whose entry in the source's log nobody needs any more. None:
+  // the target's log says it, which the source sees.
   virtual std::optional<uint64_t> Passed() const { return std::nullopt; }
   // Both ends see the same words, and the target its slots, whether or not the source lives.
   virtual bool is_shared() const { return true; }
