@@ -106,6 +106,7 @@ class Session:
         self._pid = os.getpid()
         self._acknowledged = threading.Event()
         self._closed = threading.Event()
+        self._has_left = False  # all connections are closed
         self._dump_number = itertools.count()
         self._watcher = threading.Thread(target=self._watch, name="jaxhet-watch", daemon=True)
         if engine is not None:
@@ -384,6 +385,7 @@ class Session:
         self.discard()
         if self._membership is not None:
             self._membership.leave()
+        self._has_left = True
 
     def discard(self) -> None:
         """Ends what is the session's own; engine and membership are left as they are."""
@@ -415,7 +417,9 @@ class Session:
         )
 
     def abandon_in_child(self) -> None:
-        """After a fork: the child gives up its copies of the connections."""
+        """After a fork: the child gives up its copies of the connections, if it has any."""
+        if self._has_left:
+            return
         if self.engine is not None:
             self.engine.abandon_in_child()
         if self._membership is not None:

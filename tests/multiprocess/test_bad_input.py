@@ -217,6 +217,23 @@ print('parent', f(1), jaxhet.last_error())
         assert "parent 2 None" in ended.text, ended.text
 
 
+def test_child_forked_after_the_end_has_nothing_to_close() -> None:
+    script = f"""import warnings; warnings.simplefilter('ignore')
+{JOIN}
+jaxhet.shutdown()
+import os, sys
+sys.stdout.flush()
+pid = os.fork()
+if pid == 0:
+    print('child lives', flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+    for ended in run(script, *job()):
+        assert "child lives" in ended.text
+        assert "Exception ignored" not in ended.text, ended.text
+
+
 def test_two_jobs_on_one_host_do_not_meet() -> None:
     for ended in run(JOIN, *job(), *job(JAXHET_JOB_SECRET="secret of the other job")):
         assert (ended.code, "joined" in ended.text) == (0, True), ended.text
