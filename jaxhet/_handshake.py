@@ -3,14 +3,19 @@
 Both sides send a nonce. The connector then sends its header and an HMAC over both nonces and the
 header; the acceptor checks it before it looks at the header, and answers with an HMAC of its own.
 Nothing else of a peer is read before.
+
+A stranger who listens in the acceptor's place learns an HMAC, and can compare guesses of the secret
+with it. Therefore the key is not the secret, but what scrypt makes of it.
 """
 
+import functools
 import hashlib
 import hmac
 import json
 import secrets
 import socket
 import struct
+import threading
 import time
 from typing import Any
 
@@ -21,6 +26,8 @@ MAC_BYTES = hashlib.sha256().digest_size
 MAX_FRAME_BYTES = 16 << 20
 TIMEOUT_S = 10.0  # for a whole handshake, and for the first message after it
 _LENGTH = struct.Struct("<I")
+_SCRYPT_N, _SCRYPT_R = 1 << 14, 8  # 16 MiB of memory
+_key_lock = threading.Lock()  # many connections at once compute a key once
 
 
 class RefusedError(UsageError):
@@ -119,5 +126,37 @@ def receive_frame(sock: socket.socket, timeout_s: float | None = None) -> Any:
     return message
 
 
+def seal(secret: bytes, purpose: str, *parts: bytes) -> str:
+    """Proof, as hexadecimal digits, that who made it holds the job secret and meant these parts.
+
+    For what must not be changed on its way: frames are neither encrypted nor signed.
+    """
+    lengths = b"".join(_LENGTH.pack(len(part)) for part in parts)
+    text = b"".join((b"jaxhet 2 seal ", purpose.encode(), b"\0", lengths, *parts))
+    return hmac.digest(_key(secret), text, "sha256").hex()
+
+
+def check_seal(found: str, secret: bytes, purpose: str, *parts: bytes) -> None:
+    """Checks a seal that came over a connection.
+
+    Raises:
+      TransportError: It is not that of these parts.
+    """
+    if not hmac.compare_digest(found, seal(secret, purpose, *parts)):
+        raise TransportError(f"{purpose} was changed on its way")
+
+
 def _mac(secret: bytes, role: bytes, connector: bytes, acceptor: bytes, header: bytes) -> bytes:
-    return hmac.digest(secret, b"jaxhet 1 " + role + connector + acceptor + header, "sha256")
+    return hmac.digest(_key(secret), b"jaxhet 2 " + role + connector + acceptor + header, "sha256")
+
+
+def _key(secret: bytes) -> bytes:
+    with _key_lock:
+        return _stretched(secret)
+
+
+@functools.lru_cache(maxsize=4)
+def _stretched(secret: bytes) -> bytes:
+    return hashlib.scrypt(
+        secret, salt=b"jaxhet job secret", n=_SCRYPT_N, r=_SCRYPT_R, p=1, maxmem=64 << 20, dklen=32
+    )
