@@ -4,9 +4,10 @@ It runs in a process of its own (`jaxhet launch` starts it, else process 0), so 
 JAX process. It owns JAX's coordination service and keeps one authenticated connection to every
 process of the job:
 
-    process → coordinator  {"claim": Claim}     once
+    process → coordinator  {"claim": Claim, "request": …}
+                                                once, with its request for a certificate
     coordinator → process  {"error": Failure}   the claim, or the job, is refused
-                           {"members": [Claim], "service": "host:port"}
+                           {"members": [Claim], "service": "host:port", "certificate": …}
                                                 everybody has come and agrees
                            {"event": {"kind": "gone", "process": i, "text": …}}
                                                 process i went without goodbye
@@ -15,7 +16,9 @@ process of the job:
     process → coordinator  {"failed": Failure}  the process could not start; everyone else is told
                            {"bye": true}        before it closes the connection
 
-A Failure is [class name, text].
+A Failure is [class name, text]. A job makes the certificates for JAX's service itself, unless the
+user gives some (`_credentials.py`): then "request" and "certificate" are null. Both are sealed with
+the job secret, since frames could be changed on their way.
 """
 
 import contextlib
@@ -26,17 +29,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxhet import _compiler_settings, _handshake, _jaxlib
+from jaxhet import _compiler_settings, _credentials, _handshake, _jaxlib
 from jaxhet._accept import Acceptor
+from jaxhet._credentials import Credentials
 from jaxhet._errors import BY_NAME, JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._outbox import Outbox, limit_sends
+
+if TYPE_CHECKING:
+    from jaxhet._certificates import Authority, Identity
 
 HEADER = b"jaxhet-coordinator"
 # JAX's coordination service warns that it is recoverable, which is what we want of it.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 _LINGER_S = 5.0
+_REQUEST, _CERTIFICATE = "a request for a certificate", "a certificate"  # names of sealed parts
 _EFFECT_OF_FLAGS = "results of equal computations may differ in their last bits"
 _EFFECT_OF_JAX_CONFIG = (
     "equal functions may become different programs, with different results or a PlanMismatchError"
@@ -164,10 +172,23 @@ def _backends_disagree(ours: Claim, theirs: Claim) -> str | None:
 
 
 class Coordinator:
-    """The server. Two threads per process of the job, to read and to send; state under one lock."""
+    """The server. Two threads per process of the job, to read and to send; state under one lock.
+
+    Args:
+      listener: The listening socket; closed at the end of `serve`.
+      secret: The job secret.
+      num_processes: Size of the job.
+      timeout_s: Longest wait for all processes, from the first one on.
+      given: The user's certificates for JAX's coordination service; None: the job makes its own.
+    """
 
     def __init__(
-        self, listener: socket.socket, secret: bytes, num_processes: int, timeout_s: float
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        num_processes: int,
+        timeout_s: float,
+        given: Credentials | None = None,
     ):
         self._listener = listener
         self._secret = secret
@@ -182,9 +203,11 @@ class Coordinator:
         self._error: JaxhetError | None = None
         self._complete = False
         self._stop = False
-        host = listener.getsockname()[0]
+        self._requests: dict[int, bytes | None] = {}
+        self._authority = None if given else _new_authority()
+        credentials = self._authority.service_credentials() if self._authority else given
         self._service_address, self._service = _jaxlib.start_coordination_service(
-            host, num_processes
+            listener.getsockname()[0], num_processes, credentials
         )
 
     def serve(self) -> None:
@@ -237,14 +260,21 @@ class Coordinator:
             )
         )
 
-    def _receive_claim(self, sock: socket.socket) -> Claim:
+    def _receive_claim(self, sock: socket.socket) -> tuple[Claim, bytes | None]:
+        """The claim of a new connection, and its request for a certificate."""
         _handshake.accept(sock, self._secret, len(HEADER))
         message = _handshake.receive_frame(sock, _handshake.TIMEOUT_S)
-        return Claim.from_json(message["claim"])
+        request = message["request"]
+        if request is not None:
+            pem = request["pem"].encode()
+            _handshake.check_seal(request["seal"], self._secret, _REQUEST, pem)
+            request = pem
+        return Claim.from_json(message["claim"]), request
 
-    def _serve_one(self, sock: socket.socket, claim: Claim) -> None:
+    def _serve_one(self, sock: socket.socket, come: tuple[Claim, bytes | None]) -> None:
+        claim, request = come
         outbox = Outbox(sock)
-        if refusal := self._admit(claim, outbox):
+        if refusal := self._admit(claim, request, outbox):
             outbox.send({"error": _to_json(refusal)})
             outbox.finish()
         else:
@@ -254,7 +284,7 @@ class Coordinator:
                 outbox.close()
         sock.close()
 
-    def _admit(self, claim: Claim, outbox: Outbox) -> JaxhetError | None:
+    def _admit(self, claim: Claim, request: bytes | None, outbox: Outbox) -> JaxhetError | None:
         with self._lock:
             if self._error:
                 return self._error
@@ -269,10 +299,11 @@ class Coordinator:
                     f"process id {claim.process} is taken: {taken} came first, and now {claim};"
                     " give every process an id of its own"
                 )
-            problem = next(
+            problem = self._certificates_disagree(claim, request) or next(
                 filter(None, (disagreement(c, claim) for c in self._claims.values())), None
             )
             self._claims[claim.process] = claim
+            self._requests[claim.process] = request
             self._outboxes[claim.process] = outbox
             complete = len(self._claims) == self._num_processes
             for event in self._events:
@@ -283,6 +314,29 @@ class Coordinator:
         elif complete:
             self._go()
         return None
+
+    def _certificates_disagree(self, claim: Claim, request: bytes | None) -> str | None:
+        """Says why the service and a client of it would refuse each other's certificates."""
+        if (self._authority is None) == (request is None):
+            return None
+        has, has_not = ("the coordinator", claim) if request else (claim, "the coordinator")
+        return (
+            f"{has} has the user's certificates (JAX_MTLS_CERT_FILE) and {has_not} has none: set"
+            " the JAX_MTLS_* files in the environment of every process, and of `jaxhet launch`, or"
+            " nowhere"
+        )
+
+    def _certificate(self, process: int) -> dict[str, str] | None:
+        """The answer to a process's request."""
+        request = self._requests[process]
+        if self._authority is None or request is None:
+            return None
+        pems = self._authority.sign(request, process), self._authority.certificate
+        return {
+            "pem": pems[0].decode(),
+            "authority": pems[1].decode(),
+            "seal": _handshake.seal(self._secret, _CERTIFICATE, request, *pems),
+        }
 
     def _go(self) -> None:
         with self._lock:
@@ -296,11 +350,17 @@ class Coordinator:
                 )
             )
             return
+        try:
+            certificates = {process: self._certificate(process) for process in self._requests}
+        except ValueError as error:
+            self._fail(UsageError(f"a process asked for a certificate that can't be: {error}"))
+            return
         with self._lock:
             self._complete = True
             members = [dataclasses.asdict(self._claims[i]) for i in range(self._num_processes)]
-            for outbox in self._outboxes.values():
-                outbox.send({"members": members, "service": self._service_address})
+            message = {"members": members, "service": self._service_address}
+            for process, outbox in self._outboxes.items():
+                outbox.send({**message, "certificate": certificates[process]})
             self._lock.notify_all()
 
     def _follow(self, claim: Claim, sock: socket.socket) -> None:
@@ -362,8 +422,9 @@ class Coordinator:
 class Membership:
     """A process's connection to the coordinator, and what it learnt there."""
 
-    def __init__(self, sock: socket.socket):
+    def __init__(self, sock: socket.socket, secret: bytes):
         self._sock = sock
+        self._secret = secret
         self._send_lock = threading.Lock()  # a frame may be longer than a socket takes at once
         self._lock = threading.Lock()
         self._failure: JaxhetError | None = None
@@ -372,14 +433,26 @@ class Membership:
         self._on_tuned: Callable[[dict[str, Any]], None] | None = None
         self.members: list[Claim] = []
         self.service_address = ""
+        self.credentials: Credentials | None = None
 
-    def join(self, claim: Claim, timeout_s: float) -> None:
+    def join(self, claim: Claim, timeout_s: float, given: Credentials | None = None) -> None:
         """Presents `claim` and waits until everybody has come.
 
+        Afterwards `credentials` are those for JAX's coordination service: `given`, by the user, or
+        the job's.
+
         Raises:
-          UsageError: the job is not complete or does not agree; the text is the coordinator's.
+          UsageError: the job is not complete or does not agree; the text is the coordinator's. Or
+            JAX's service does not accept `given`.
         """
-        _handshake.send_frame(self._sock, {"claim": dataclasses.asdict(claim)})
+        self.credentials = given
+        identity = None if given else _new_identity()
+        sealed = None
+        if identity is not None:
+            seal = _handshake.seal(self._secret, _REQUEST, identity.request)
+            sealed = {"pem": identity.request.decode(), "seal": seal}
+        message = {"claim": dataclasses.asdict(claim), "request": sealed}
+        _handshake.send_frame(self._sock, message)
         self._sock.settimeout(timeout_s)
         while not self.members:
             message = _handshake.receive_frame(self._sock)
@@ -387,8 +460,17 @@ class Membership:
             self.check()
             self.members = [Claim.from_json(fields) for fields in message["members"]]
             self.service_address = message["service"]
+            if given is not None:
+                _credentials.check_service(self.service_address, given)
+            if identity is not None:
+                self.credentials = self._certified(identity, message["certificate"])
         self._sock.settimeout(None)
         threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True).start()
+
+    def _certified(self, identity: "Identity", answer: dict[str, str]) -> Credentials:
+        pems = answer["pem"].encode(), answer["authority"].encode()
+        _handshake.check_seal(answer["seal"], self._secret, _CERTIFICATE, identity.request, *pems)
+        return identity.process_credentials(*pems)
 
     @property
     def local_address(self) -> str:
@@ -497,7 +579,19 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     limit_sends(sock)
-    return Membership(sock)
+    return Membership(sock, secret)
+
+
+def _new_identity() -> "Identity":
+    from jaxhet._certificates import Identity  # 0.1 s, that programs without a job do not need
+
+    return Identity()
+
+
+def _new_authority() -> "Authority":
+    from jaxhet._certificates import Authority
+
+    return Authority()
 
 
 def split_address(address: str, what: str = "coordinator_address") -> tuple[str, int]:

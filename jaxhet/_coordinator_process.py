@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 
+from jaxhet import _credentials
 from jaxhet._coordinator import Coordinator, listen
 from jaxhet._errors import UsageError
 
@@ -29,8 +30,12 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=60.0)
     args = parser.parse_args()
     secret = os.environ.pop("JAXHET_JOB_SECRET").encode()
+    settings = {name: os.environ.get(name.upper()) for name in _credentials.SETTINGS}
     try:
-        coordinator = Coordinator(listen(args.address), secret, args.num_processes, args.timeout_s)
+        given = _credentials.given(settings)
+        coordinator = Coordinator(
+            listen(args.address), secret, args.num_processes, args.timeout_s, given
+        )
     except UsageError as error:
         print(f"error {error}", flush=True)
         raise SystemExit(1) from None

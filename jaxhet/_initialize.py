@@ -22,6 +22,7 @@ from jaxhet import (
     _compiler_settings,
     _config,
     _coordinator,
+    _credentials,
     _ffi,
     _gpu_settings,
     _islands,
@@ -230,6 +231,7 @@ def _start_sidecar(config: Config, secret: bytes) -> None:
             **_coordinator.QUIET,
             "PYTHONPATH": path,
             "JAXHET_JOB_SECRET": secret.decode(),
+            **{name.upper(): value or "" for name, value in _jax_compat.mtls_settings().items()},
         },
     )
     assert process.stdout is not None
@@ -250,7 +252,8 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
     engine: _ffi.Engine | None = None
     tuned: pathlib.Path | None = None
     try:
-        membership.join(make_claim(config, listener.address), config.connect_timeout_s + 5)
+        given = _credentials.given(_jax_compat.mtls_settings())
+        membership.join(make_claim(config, listener.address), config.connect_timeout_s + 5, given)
         members = membership.members
         differences = _coordinator.differences_between_islands(members)
         if config.process_id == 0:
@@ -359,10 +362,14 @@ def _start_jax(
 
     client = _jax_compat.run_with_checks(
         lambda: _jax_compat.connect_client(
-            membership.service_address, config.num_processes, config.process_id
+            membership.service_address,
+            config.num_processes,
+            config.process_id,
+            membership.credentials,
         ),
         check,
     )
+    _jax_compat.bind_gloo(client, membership.local_address)
     devices = _create_backend(client, config.process_id, members, check)
     islands = _islands.make_islands(
         [_islands.Member(c.process, c.island, c.platform, c.host) for c in members], devices

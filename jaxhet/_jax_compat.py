@@ -22,6 +22,7 @@ import numpy as np
 from jax._src.lib import Device as Device  # jax.Device, which pyright takes for a variable
 from jaxlib import version as jaxlib_version
 
+from jaxhet import _credentials
 from jaxhet._errors import UsageError
 from jaxhet._jaxlib import GPU_PLATFORMS, HEARTBEAT_TIMEOUT_S
 
@@ -53,7 +54,14 @@ def require_supported_jax() -> None:
         ) from None
 
 
-def connect_client(address: str, num_processes: int, process: int) -> Any:
+def mtls_settings() -> dict[str, str | None]:
+    """The certificates that the user has given to JAX for its coordination service."""
+    return {name: getattr(jax.config, name) for name in _credentials.SETTINGS}
+
+
+def connect_client(
+    address: str, num_processes: int, process: int, credentials: _credentials.Credentials | None
+) -> Any:
     """Connects this process to the coordination service and makes it JAX's own.
 
     That is what `jax.distributed.initialize` does. Blocks until every process of the job has come.
@@ -69,6 +77,7 @@ def connect_client(address: str, num_processes: int, process: int) -> Any:
         shutdown_timeout=5,
         shutdown_on_destruction=False,
         use_compression=True,
+        **(credentials.arguments() if credentials else {}),
     )
     client.connect()
     state = distributed.global_state
@@ -78,6 +87,22 @@ def connect_client(address: str, num_processes: int, process: int) -> Any:
     state.num_processes = num_processes
     state.initialize_preemption_sync_manager()
     return client
+
+
+def bind_gloo(client: Any, address: str) -> None:
+    """Makes the CPU backend's own collectives listen on `address` alone, before the backend exists.
+
+    JAX leaves it to Gloo, which takes the address that the host name has.
+    """
+    from jax._src import xla_bridge
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    def make_backend() -> Any:
+        gloo = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
+        return xla_bridge.make_cpu_client(gloo)
+
+    if jax.config.jax_cpu_collectives_implementation == "gloo":
+        xla_bridge.register_backend_factory("cpu", make_backend, priority=0, fail_quietly=False)
 
 
 def cancel_barriers() -> None:

@@ -9,15 +9,24 @@ import pkgutil
 import socket
 from typing import Any, Literal
 
+from jaxhet._credentials import Credentials
+
 GPU_PLATFORMS = ("cuda", "rocm")
 Vendor = Literal["cpu", "cuda", "rocm"]
 HEARTBEAT_TIMEOUT_S = 100
 
 
-def start_coordination_service(host: str, num_processes: int) -> tuple[str, Any]:
+def start_coordination_service(
+    host: str, num_processes: int, credentials: Credentials | None
+) -> tuple[str, Any]:
     """Starts JAX's coordination service on a free port.
 
     It is recoverable: the death of one process does not end the others.
+
+    Args:
+      host: Address to listen on.
+      num_processes: Size of the job.
+      credentials: For TLS with clients that have a certificate; None, in tests only: none of it.
 
     Returns:
       Its address, and the service (`shutdown()`).
@@ -34,6 +43,7 @@ def start_coordination_service(host: str, num_processes: int) -> tuple[str, Any]
         heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
         shutdown_timeout=5,
         recoverable=True,
+        **(credentials.arguments() if credentials else {}),
     )
     return address, service
 

@@ -222,7 +222,7 @@ def test_client_and_service_take_the_arguments_that_are_given() -> None:
 
 
 def test_service_listens_on_a_port_of_its_own() -> None:
-    address, service = _jaxlib.start_coordination_service("127.0.0.1", 1)
+    address, service = _jaxlib.start_coordination_service("127.0.0.1", 1, None)
     host, port = address.rsplit(":", 1)
     socket.create_connection((host, int(port)), timeout=5).close()
     service.shutdown()

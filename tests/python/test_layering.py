@@ -44,11 +44,13 @@ _PYTHON_DOORS = {
         "jaxhet/_jaxlib.py",
         "tests/gpu/mirror_double.py",
         "tests/python/compiler/",
+        "tests/python/test_certificates.py",
         "tests/python/test_jax_compat.py",
         "tests/python/test_jax_programs.py",
         "tests/python/test_topology_mirror.py",
     ),
     "jaxlib": ("jaxhet/_jax_compat.py", "jaxhet/_jaxlib.py", "tests/python/compiler/"),
+    "cryptography": ("jaxhet/_certificates.py", "tests/support/certificates.py"),
     "jaxhet._engine": ("jaxhet/_ffi.py",),
     "nanobind": (),
 }

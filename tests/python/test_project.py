@@ -11,7 +11,7 @@ import tomllib
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+_DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 
 
 def _tracked() -> list[pathlib.Path]:

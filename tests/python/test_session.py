@@ -204,8 +204,15 @@ def _start(
         for i, (name, platform) in enumerate(claims)
     ]
     membership: Any = types.SimpleNamespace(
-        members=members, service_address="", failure=None, check=lambda: None, leave=lambda: None
+        members=members,
+        service_address="",
+        local_address="",
+        credentials=None,
+        failure=None,
+        check=lambda: None,
+        leave=lambda: None,
     )
+    monkeypatch.setattr(_jax_compat, "bind_gloo", lambda *_: None)
     listener: Any = types.SimpleNamespace(process=0, take=lambda *_: {})
     config = _config.resolve({"process_id": 0}, environ={})
     stand_in: Any = engine

@@ -135,7 +135,7 @@ def test_every_process_sees_all_devices(topologies: tuple[tuple[str, str], ...])
 @contextlib.contextmanager
 def _clients(count: int) -> Iterator[list[Any]]:
     """Clients of a coordination service, as so many processes have them."""
-    address, service = _jaxlib.start_coordination_service("127.0.0.1", count)
+    address, service = _jaxlib.start_coordination_service("127.0.0.1", count, None)
     clients = [
         _jax.get_distributed_runtime_client(address, i, init_timeout=20, shutdown_timeout=5)
         for i in range(count)

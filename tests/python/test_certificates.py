@@ -1,0 +1,246 @@
+"""JAX's coordination service talks to processes of the job alone; nothing secret is sent."""
+
+import dataclasses
+import pathlib
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+from jaxhet import (
+    _certificates,
+    _config,
+    _coordinator,
+    _credentials,
+    _handshake,
+    _initialize,
+    _jaxlib,
+)
+from jaxhet._credentials import Credentials
+from jaxhet._errors import TransportError, UsageError
+from tests.support.certificates import make_files
+from tests.support.ports import free_port
+from tests.support.scripts import run
+
+SECRET = b"a job secret"
+
+
+@pytest.fixture(scope="module")
+def authority() -> _certificates.Authority:
+    return _certificates.Authority()
+
+
+@pytest.fixture(scope="module")
+def address(authority: _certificates.Authority) -> Iterator[str]:
+    address, service = _jaxlib.start_coordination_service(
+        "127.0.0.1", 1, authority.service_credentials()
+    )
+    yield address
+    service.shutdown()
+
+
+def _process(authority: _certificates.Authority) -> Credentials:
+    identity = _certificates.Identity()
+    certificate = authority.sign(identity.request, 0)
+    return identity.process_credentials(certificate, authority.certificate)
+
+
+def _other_authority(authority: _certificates.Authority) -> Credentials:
+    other = _certificates.Authority()
+    identity = _certificates.Identity()
+    certificate = other.sign(identity.request, 0)
+    return identity.process_credentials(certificate, authority.certificate)
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [_other_authority, lambda authority: authority.service_credentials()],
+    ids=["another authority's", "the service's own"],
+)
+def test_service_refuses_who_has_no_certificate_of_a_process(
+    stranger: Callable[[_certificates.Authority], Credentials],
+    authority: _certificates.Authority,
+    address: str,
+) -> None:
+    credentials = dataclasses.replace(stranger(authority), peer_uri_prefix="jaxhet://service/")
+    with pytest.raises(UsageError, match="do not accept each other's certificates: "):
+        _credentials.check_service(address, credentials)
+
+
+def test_service_refuses_who_has_no_certificate_at_all(address: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, port = address.split(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as sock,
+        context.wrap_socket(sock) as tls,
+        pytest.raises(ssl.SSLError, match=r"(?i)certificate.required"),
+    ):
+        tls.recv(1)
+
+
+def test_process_with_the_certificate_of_its_job_is_accepted(
+    authority: _certificates.Authority, address: str
+) -> None:
+    credentials = _process(authority)
+    _credentials.check_service(address, credentials)
+    client = _jax.get_distributed_runtime_client(
+        address, 0, init_timeout=20, shutdown_timeout=5, **credentials.arguments()
+    )
+    client.connect()
+    client.key_value_set("key", "value")
+    assert client.blocking_key_value_get("key", 1000) == "value"
+    client.shutdown()
+
+
+def test_process_refuses_a_service_that_is_another_process() -> None:
+    """jaxlib aborts a process that can't connect."""
+    script = """
+from jaxlib import _jax
+from jaxhet import _certificates, _jaxlib
+authority = _certificates.Authority()
+def process():
+    identity = _certificates.Identity()
+    return identity.process_credentials(authority.sign(identity.request, 0), authority.certificate)
+address, service = _jaxlib.start_coordination_service("127.0.0.1", 1, process())
+client = _jax.get_distributed_runtime_client(
+    address, 0, init_timeout=2, shutdown_timeout=2, **process().arguments()
+)
+client.connect()
+print("connected")
+"""
+    (ended,) = run(script, {})
+    assert ended.code == -signal.SIGABRT, ended.text
+    assert "connected" not in ended.text.split()
+    assert "DEADLINE_EXCEEDED" in ended.text
+
+
+# Requests and answers.
+
+
+def _joined(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+    """A job of one process, whose messages pass through `change`; and all that was sent."""
+    sent: list[Any] = []
+    send = _handshake.send_frame
+
+    def send_changed(sock: Any, message: Any) -> None:
+        sent.append(change(message))
+        send(sock, sent[-1])
+
+    monkeypatch.setattr(_handshake, "send_frame", send_changed)
+    address = f"127.0.0.1:{free_port()}"
+    server = _coordinator.Coordinator(_coordinator.listen(address), SECRET, 1, 20)
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    member = _coordinator.connect(address, SECRET, 5)
+    config = _config.resolve({"process_id": 0, "num_processes": 1}, {})
+    try:
+        member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 5)
+    finally:
+        member.leave()
+        server.stop()
+        thread.join(10)
+    return member.credentials, sent
+
+
+def test_private_key_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials, sent = _joined(monkeypatch, lambda message: message)
+    assert "PRIVATE KEY" in pathlib.Path(credentials.key_file).read_text()
+    assert "BEGIN CERTIFICATE REQUEST" in str(sent[0])
+    assert "BEGIN CERTIFICATE-" in str(sent[1])
+    assert "PRIVATE KEY" not in str(sent)
+
+
+@pytest.mark.parametrize("part", ["pem", "authority"])
+def test_certificate_that_was_changed_on_its_way_is_refused(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(message: dict[str, Any]) -> dict[str, Any]:
+        if "certificate" in message:
+            message["certificate"][part] = _certificates.Authority().certificate.decode()
+        return message
+
+    with pytest.raises(TransportError, match="a certificate was changed on its way"):
+        _joined(monkeypatch, change)
+
+
+def test_request_that_was_changed_on_its_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(message: dict[str, Any]) -> dict[str, Any]:
+        if "request" in message:
+            message["request"]["pem"] = _certificates.Identity().request.decode()
+        return message
+
+    with pytest.raises(TransportError, match="closed the connection"):
+        _joined(monkeypatch, change)
+
+
+def test_files_are_in_memory(authority: _certificates.Authority) -> None:
+    for name in vars(_process(authority)).values():
+        if name.startswith("/"):
+            assert str(pathlib.Path(name).readlink()).startswith("/memfd:jaxhet")
+
+
+def test_guess_of_the_secret_takes_time() -> None:
+    start = time.process_time()
+    _handshake._stretched.__wrapped__(b"a guess")
+    assert time.process_time() - start > 0.005  # an HMAC alone takes 1 µs
+
+
+# What the user gives.
+
+
+def _settings(folder: pathlib.Path, **changed: str | None) -> dict[str, str | None]:
+    return {name.lower(): value for name, value in {**make_files(folder), **changed}.items()}
+
+
+def test_given_certificates_are_taken(tmp_path: pathlib.Path) -> None:
+    credentials = _credentials.given(_settings(tmp_path))
+    files = (tmp_path / f"{name}.pem" for name in ("CERT", "KEY", "CA"))
+    assert credentials == Credentials(*map(str, files))
+    prefixed = _credentials.given(_settings(tmp_path, JAX_MTLS_PEER_URI_PREFIX="spiffe://a/"))
+    assert prefixed is not None
+    assert prefixed.arguments()["mtls_peer_uri_prefix"] == "spiffe://a/"
+    assert prefixed.arguments()["verify_secure_credentials"] is True
+
+
+def test_nothing_given() -> None:
+    assert _credentials.given(dict.fromkeys(_credentials.SETTINGS)) is None
+    assert _credentials.given(dict.fromkeys(_credentials.SETTINGS, "")) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"JAX_MTLS_KEY_FILE": None},
+            "JAX_MTLS_CERT_FILE, JAX_MTLS_CA_FILE is set, and JAX_MTLS_KEY_FILE (its private key)"
+            " is not: set all of them, or none",
+        ),
+        ({"JAX_MTLS_CERT_FILE": "/nowhere"}, "JAX_MTLS_CERT_FILE=/nowhere with JAX_MTLS_KEY_FILE="),
+        ({"JAX_MTLS_CA_FILE": "/nowhere"}, "JAX_MTLS_CA_FILE=/nowhere can't be used: "),
+        (
+            {"JAX_MTLS_PEER_URI_PREFIX": "spiffe://a"},
+            "JAX_MTLS_PEER_URI_PREFIX='spiffe://a' does not end with '/'",
+        ),
+    ],
+)
+def test_given_certificates_that_cannot_be_used(
+    changed: dict[str, str | None], words: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        _credentials.given(_settings(tmp_path, **changed))
+    assert words in str(caught.value)
+
+
+def test_key_of_another_certificate_is_said(tmp_path: pathlib.Path) -> None:
+    other = make_files(tmp_path / "other")["JAX_MTLS_KEY_FILE"]
+    with pytest.raises(UsageError, match="the key is that of the certificate"):
+        _credentials.given(_settings(tmp_path, JAX_MTLS_KEY_FILE=other))
