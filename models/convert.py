@@ -2,9 +2,10 @@
 
     python -m models.convert import Llama-3.2-1B checkpoint
     python -m models.convert export checkpoint Llama-3.2-1B-tuned
+    python -m models.convert export SmolLM2-135M.gguf SmolLM2-135M
 
 A checkpoint is a folder with the model's files of text (`config.json`, the tokenizer's) and its
-parameters as Orbax stores them, which any mesh can restore.
+parameters as Orbax stores them, which any mesh can restore. A GGUF file is read in place of either.
 """
 
 import argparse
@@ -18,8 +19,17 @@ import jax
 import orbax.checkpoint as ocp
 
 import jaxhet
+from models import gguf, gguf_model
 from models.configs import DTYPES, Config
-from models.huggingface import CONFIG, Params, load, parameter_shapes, read_config, save
+from models.huggingface import (
+    CONFIG,
+    Params,
+    config_json,
+    load,
+    parameter_shapes,
+    read_config,
+    save,
+)
 from models.pretrain import parse_mesh
 from models.sharding import parameter_shardings
 
@@ -46,10 +56,10 @@ def import_model(
 
 
 def export_model(source: Path, target: Path, mesh: jax.sharding.Mesh) -> None:
-    """Makes a folder for Hugging Face of a checkpoint."""
+    """Makes a folder for Hugging Face of a checkpoint, or of a GGUF file."""
     _check_new(target)
-    config, params = restore(source, mesh)
-    like = json.loads((source / CONFIG).read_text())
+    config, params = (load if gguf.find(source) else restore)(source, mesh)
+    like = config_json(source)
     _copy_texts(source, target)
     save(target, config, params, like=like)
 
@@ -78,6 +88,24 @@ def _copy_texts(source: Path, target: Path) -> None:
         for path in source.glob(pattern):
             if not path.name.endswith(".index.json"):
                 shutil.copy(path, target)
+    found = gguf.find(source)
+    if found:
+        _write_texts(gguf.File(found), target)
+
+
+def _write_texts(file: gguf.File, target: Path) -> None:
+    """Makes the files of text that `target` lacks of a GGUF file; says if it has no tokenizer."""
+    (target / CONFIG).write_text(json.dumps(gguf_model.config_json(file), indent=2))
+    if (target / "tokenizer.json").exists():
+        return
+    try:
+        tokenizer = gguf_model.tokenizer_json(file)
+    except ValueError as error:
+        print(f"{PROGRAM}: no tokenizer.json is written: {error}", file=sys.stderr)
+        return
+    (target / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+    special = gguf_model.tokenizer_config_json(file)
+    (target / "tokenizer_config.json").write_text(json.dumps(special, indent=2))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -86,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("import", "make a checkpoint"), ("export", "make a Hugging Face folder")):
         command = commands.add_parser(name, help=text)
-        command.add_argument("source", type=Path, help="folder to read")
+        command.add_argument("source", type=Path, help="folder or GGUF file to read")
         command.add_argument("target", type=Path, help="folder to make")
         command.add_argument(
             "--mesh", default="fsdp=-1", help="axes to split parameters over; -1: all devices"

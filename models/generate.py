@@ -21,15 +21,14 @@ from flax import nnx
 
 import jaxhet
 from models.configs import DTYPES, Config
-from models.huggingface import CONFIG, Params, load
+from models.huggingface import Params, config_json, load
 from models.layers import Past
 from models.llama import Llama
 from models.pretrain import parse_mesh
 from models.sharding import constrain
-from models.text import Codec
+from models.text import Codec, find_tokenizer
 
 PROGRAM = "python -m models.generate"
-_TOKENIZER = "tokenizer.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,11 +176,12 @@ def _codec(folder: Path, is_tokens: bool) -> Codec:
     """How the command line's texts are read and written."""
     if is_tokens:
         return Codec(_numbers, lambda tokens: ",".join(map(str, tokens)))
-    if not (folder / _TOKENIZER).exists():
+    found = find_tokenizer(folder)
+    if found is None:
         raise ValueError(
-            f"{folder} has no {_TOKENIZER}: give numbers of tokens as 1,15,7, with --tokens."
+            f"{folder} has no tokenizer.json: give numbers of tokens as 1,15,7, with --tokens."
         )
-    codec, ends = Codec.load(folder / _TOKENIZER), _ends(folder)
+    codec, ends = Codec.load(found), _ends(folder)
     return Codec(
         codec.encode,
         lambda tokens: codec.decode(list(itertools.takewhile(lambda t: t not in ends, tokens))),
@@ -190,11 +190,14 @@ def _codec(folder: Path, is_tokens: bool) -> Codec:
 
 def _ends(folder: Path) -> set[int]:
     """The tokens that end a text, as the folder's files say."""
-    for name in ("generation_config.json", CONFIG):
-        if (folder / name).exists():
-            found = json.loads((folder / name).read_text()).get("eos_token_id")
-            if found is not None:
-                return set(found if isinstance(found, list) else [found])
+    special = folder / "generation_config.json"
+    for contents in (
+        json.loads(special.read_text()) if special.exists() else {},
+        config_json(folder),
+    ):
+        found = contents.get("eos_token_id")
+        if found is not None:
+            return set(found if isinstance(found, list) else [found])
     return set()
 
 
@@ -204,7 +207,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Continue texts with a model of Hugging Face's.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="config.json, safetensors files, tokenizer.json")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        help="config.json, safetensors files and tokenizer.json; or a GGUF file",
+    )
     parser.add_argument("texts", nargs="+", help="texts to continue")
     parser.add_argument(
         "--tokens", action="store_true", help="texts and results are numbers of tokens, as 1,15,7"

@@ -1,5 +1,7 @@
 """Models of Hugging Face: folders of `config.json` and safetensors files, read and written.
 
+A GGUF file, or a folder that holds one and no `config.json`, is read wherever such a folder is.
+
 Tensors are streamed: one at a time is read and sent to the devices that need it, each of which gets
 its part, and takes its place in a parameter there. The host holds one tensor.
 """
@@ -22,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from models import gguf, gguf_model
 from models.configs import Config
 from models.families import WEIGHTS, Weight, config_from, config_to, tensor_names
 from models.llama import Llama
@@ -102,9 +105,26 @@ class Layout:
         return tuple(slices)
 
 
+AnyTensors = Tensors | gguf_model.Tensors
+
+
+def open_tensors(folder: Path) -> AnyTensors:
+    """The tensors of a folder, or of a GGUF file."""
+    found = gguf.find(folder)
+    return gguf_model.Tensors(gguf.File(found)) if found else Tensors(folder)
+
+
+def config_json(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a folder, or what it would be for a GGUF file."""
+    found = gguf.find(folder)
+    if found:
+        return gguf_model.config_json(gguf.File(found))
+    return json.loads((folder / CONFIG).read_text())
+
+
 def read_config(folder: Path) -> Config:
     """The config of the model in a folder; ValueError if it is not one that the layers compute."""
-    return config_from(json.loads((folder / CONFIG).read_text()))
+    return config_from(config_json(folder))
 
 
 def load(folder: Path, mesh: jax.sharding.Mesh, **changes: Any) -> tuple[Config, Params]:
@@ -117,7 +137,7 @@ def load(folder: Path, mesh: jax.sharding.Mesh, **changes: Any) -> tuple[Config,
     """
     config = dataclasses.replace(read_config(folder), **changes)
     shapes = parameter_shapes(config)
-    with Tensors(folder) as tensors:
+    with open_tensors(folder) as tensors:
         _check(tensors.shapes(), shapes)
         read = jax.tree_util.tree_map_with_path(
             lambda path, leaf, sharding: _load(tensors, path_name(path), leaf, sharding),
@@ -161,7 +181,7 @@ def _check(found: Mapping[str, tuple[int, ...]], shapes: Params) -> None:
         )
 
 
-def _load(tensors: Tensors, ours: str, leaf: Any, sharding: NamedSharding) -> jax.Array:
+def _load(tensors: AnyTensors, ours: str, leaf: Any, sharding: NamedSharding) -> jax.Array:
     """A parameter, made of its tensors on its devices."""
     weight = _BY_NAME[ours]
     layout = Layout.of(weight, leaf.shape)
@@ -183,7 +203,7 @@ def _load(tensors: Tensors, ours: str, leaf: Any, sharding: NamedSharding) -> ja
     return whole
 
 
-def _place(tensors: Tensors, name: str, layout: Layout, lies: NamedSharding) -> jax.Array:
+def _place(tensors: AnyTensors, name: str, layout: Layout, lies: NamedSharding) -> jax.Array:
     """A tensor of shape `layout.split` on its devices; a part that several need is read once."""
     parts: dict[str, np.ndarray] = {}
 

@@ -1,17 +1,19 @@
-"""What a run starts from: a named size with random parameters, or a folder of Hugging Face's."""
+"""What a run starts from: a named size with random parameters, or a folder of Hugging Face's.
+
+A GGUF file is read as such a folder is.
+"""
 
 import dataclasses
 import math
 from pathlib import Path
 
-from models import huggingface
+from models import huggingface, text
 from models.configs import CONFIGS, Config
 from models.options import Options
 from models.train import Params, Trainer
 
 # A vocabulary is filled up to a multiple of this, to be split evenly.
 _VOCAB_MULTIPLE = 128
-_TOKENIZER = "tokenizer.json"
 
 
 def config(options: Options, vocab: int) -> Config:
@@ -40,8 +42,8 @@ def tokenizer(options: Options) -> str | None:
     """The tokenizer that the options name; else that of the folder that a run starts from."""
     if options.tokenizer or options.init_from is None:
         return options.tokenizer
-    found = Path(options.init_from, _TOKENIZER)
-    return str(found) if found.exists() else None
+    found = text.find_tokenizer(Path(options.init_from))
+    return str(found) if found else None
 
 
 def parameters(folder: str, trainer: Trainer) -> Params:

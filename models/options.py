@@ -27,7 +27,7 @@ class Options:
 
     config: str = _option("demo", "size of the model", choices=tuple(CONFIGS))
     init_from: str | None = _option(
-        None, "Hugging Face's folder with the config and the parameters to start from"
+        None, "Hugging Face's folder, or a GGUF file, with config and parameters to start from"
     )
     steps: int = _option(200, "steps in all, those before a resume included")
     seed: int = _option(0, "seed of parameters and batches")
@@ -43,7 +43,9 @@ class Options:
         "text, .jsonl or .parquet file, or a folder of models.tokenize; default: Python's language"
         " reference",
     )
-    tokenizer: str | None = _option(None, "tokenizer.json for a file of --data; default: bytes")
+    tokenizer: str | None = _option(
+        None, "tokenizer.json or GGUF file for a file of --data; default: --init-from's, or bytes"
+    )
     order: str = _option(
         "windows",
         "random windows, or epochs of all rows, each time in another order",

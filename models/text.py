@@ -1,4 +1,7 @@
-"""Text as documents, and tokenizers: bytes, or a `tokenizer.json` of the `tokenizers` library."""
+"""Text as documents, and tokenizers: bytes, or a `tokenizer.json` of the `tokenizers` library.
+
+The tokenizer in a GGUF file is rebuilt as a `tokenizer.json`.
+"""
 
 import dataclasses
 import hashlib
@@ -12,8 +15,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from models import gguf, gguf_model
+
 BYTES = 256
 FIELD = "text"
+_TOKENIZER = "tokenizer.json"
 # Documents that are tokenized by one call, on all cores.
 _TOGETHER = 1024
 # What tokenizers in use call the token after a document, in the order in which they are tried.
@@ -94,14 +100,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | None, end: str | None = None) -> Self:
-        """The tokenizer of a `tokenizer.json`; of bytes, if there is none.
+        """The tokenizer of a `tokenizer.json` or a GGUF file; of bytes, if there is none.
 
         `end` is the text of the token after each document; by default one of the usual ones, if the
         vocabulary has it. Raises ValueError for a file that is none, and for an unknown `end`.
         """
         if path is None:
             return cls(lambda texts: [np.frombuffer(t.encode(), np.uint8) for t in texts], BYTES)
-        text = Path(path).read_text(encoding="utf-8")
+        text = _tokenizer_json(Path(path))
         library = _library(text, path)
 
         def encode(texts: list[str]) -> list[Any]:
@@ -137,9 +143,21 @@ class Codec:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The codec of a `tokenizer.json`. Raises ValueError for a file that is none."""
-        library = _library(path.read_text(encoding="utf-8"), str(path))
+        """The codec of a `tokenizer.json` or a GGUF file. Raises ValueError for one without."""
+        library = _library(_tokenizer_json(path), str(path))
         return cls(lambda text: library.encode(text).ids, lambda ids: library.decode(list(ids)))
+
+
+def find_tokenizer(folder: Path) -> Path | None:
+    """The file with a model's tokenizer: a folder's `tokenizer.json`, else the GGUF file."""
+    path = folder / _TOKENIZER
+    return path if path.exists() else gguf.find(folder)
+
+
+def _tokenizer_json(path: Path) -> str:
+    if path.suffix == gguf.SUFFIX:
+        return gguf_model.tokenizer_json(gguf.File(path))
+    return path.read_text(encoding="utf-8")
 
 
 def _library(text: str, path: str) -> Any:

@@ -39,7 +39,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("files", nargs="+", type=Path, help="text, .jsonl or .parquet")
     parser.add_argument("--out", type=Path, required=True, help="new folder for the shards")
-    parser.add_argument("--tokenizer", help="tokenizer.json; default: bytes")
+    parser.add_argument("--tokenizer", help="tokenizer.json or GGUF file; default: bytes")
     parser.add_argument("--end-token", help="token after each document; default: a usual one")
     parser.add_argument("--field", default=FIELD, help="member or column that holds the text")
     parser.add_argument("--shard-tokens", type=int, default=1 << 27, help="tokens of a shard")
