@@ -53,6 +53,10 @@ class Corpus:
         """Tokens [start, stop), int32."""
         return np.concatenate([piece.astype(np.int32) for piece in self._between(start, stop)])
 
+    def head(self, number: int) -> "Corpus":
+        """The first tokens, all if there are no more."""
+        return dataclasses.replace(self, pieces=self._between(0, min(number, self.size)))
+
     def split(self, part: float) -> tuple["Corpus", "Corpus"]:
         """All but the last `part` (0 to 1) of the tokens, and that last part."""
         middle = self.size - round(self.size * part)
