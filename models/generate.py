@@ -25,7 +25,7 @@ from models.huggingface import Params, config_json, load
 from models.layers import Past
 from models.llama import Llama
 from models.pretrain import parse_mesh
-from models.sharding import constrain
+from models.sharding import SEQUENCE, constrain, free_axes
 from models.text import Codec, find_tokenizer
 
 PROGRAM = "python -m models.generate"
@@ -113,7 +113,8 @@ def generate(
     not of their compilation.
 
     Raises:
-      ValueError: there is no text, or one is empty or has a token that is not in the vocabulary.
+      ValueError: there is no text, or one is empty or has a token that is not in the vocabulary; or
+        the mesh splits positions.
     """
     _check(config, texts, number)
     lengths = np.array([len(text) for text in texts], np.int32)
@@ -155,6 +156,11 @@ def _programs(config: Config, choose: Sampling, room: int) -> tuple[Any, Any]:
 def _check(config: Config, texts: Sequence[Sequence[int]], number: int) -> None:
     if number < 1:
         raise ValueError(f"can't continue by {number} tokens: ask for 1 or more.")
+    if SEQUENCE in free_axes():
+        raise ValueError(
+            f"a mesh with {SEQUENCE}: texts grow by one position at a time, which can't be split; "
+            f"leave {SEQUENCE} out."
+        )
     if not texts or not all(texts):
         raise ValueError(
             "a text has no token: give each at least one, as the one that begins texts."

@@ -15,7 +15,8 @@ from jax.typing import DTypeLike
 
 from models.attention import attend
 from models.configs import DTYPES, Config, RopeScaling
-from models.sharding import constrain
+from models.ring import ring_attend
+from models.sharding import SEQUENCE, constrain, free_axes
 
 # Standard deviation of every weight matrix at the start, as in GPT-2 and LLaMA.
 _INIT_STDDEV = 0.02
@@ -129,7 +130,10 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, T, E] to [B, T, E]; position t sees positions 0 … t."""
         query, key, value = self._heads(x, jnp.arange(x.shape[1]))
-        mixed = attend(query, key, value, implementation=self.config.attention)
+        if SEQUENCE in free_axes():
+            mixed = ring_attend(query, key, value)
+        else:
+            mixed = attend(query, key, value, implementation=self.config.attention)
         return self.out(constrain(mixed, "heads"))
 
     def decode(self, x: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from models.sharding import batch_axes, constrain
+from models.sharding import SEQUENCE, constrain, free_axes, token_axes, token_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,10 @@ def project(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 def cross_entropy(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
     """Mean, in nats, of labels [B, T] given logits that are x [B, T, E] times kernel [E, V]."""
-    if not 0 < head.chunk < x.shape[1]:
+    free = free_axes()
+    if not 0 < head.chunk < x.shape[1] // free.get(SEQUENCE, 1):
         return _sum(head, x, kernel, labels) / labels.size
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = batch_axes(set(mesh.axis_names) - set(mesh.manual_axes))
+    axes, spec = token_axes(free), token_spec(free)
     if not axes:
         whole: Any = _chunked(head, x, kernel, labels)
         return whole / labels.size
@@ -50,7 +50,7 @@ def cross_entropy(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array
         return jax.lax.psum(_chunked(head, x, kernel, labels), axes)
 
     total = jax.shard_map(
-        local, in_specs=(P(axes), P(), P(axes)), out_specs=P(), axis_names=set(axes)
+        local, in_specs=(spec, P(), spec), out_specs=P(), axis_names=set(axes)
     )(x, kernel, labels)
     return total / labels.size
 

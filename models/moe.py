@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.configs import DTYPES, Config
 from models.layers import linear, residual_stddev, start_values
-from models.sharding import batch_axes
+from models.sharding import free_axes, token_axes, token_spec
 
 
 class Experts(nnx.Module):
@@ -42,15 +42,15 @@ class Experts(nnx.Module):
         weights = jax.nn.softmax(self.router(x.astype(jnp.float32)))
         dtype = DTYPES[self.config.dtype]
         kernels = tuple(p[...].astype(dtype) for p in (self.gate, self.up, self.down))
-        mesh = jax.sharding.get_abstract_mesh()
-        axes = batch_axes(set(mesh.axis_names) - set(mesh.manual_axes))
+        free = free_axes()
+        axes, spec = token_axes(free), token_spec(free)
         if not axes:
             return _routed(x, weights, kernels, config=self.config, axis=None)
         axis = "expert" if "expert" in axes else None
         return jax.shard_map(
             partial(_routed, config=self.config, axis=axis),
-            in_specs=(P(axes), P(axes), P(axis)),
-            out_specs=P(axes),
+            in_specs=(spec, spec, P(axis)),
+            out_specs=spec,
             axis_names=set(axes),
         )(x, weights, kernels)
 

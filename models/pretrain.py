@@ -25,7 +25,7 @@ from models.flops import model_flops, peak_flops
 from models.loop import Run
 from models.options import PROGRAM, Options, parse
 from models.reporter import Reporter, Settings
-from models.sharding import AXES, batch_axes
+from models.sharding import AXES, batch_axes, token_axes
 from models.train import Schedule, Trainer
 
 # What must be the same for a resumed run to go on exactly as if it had not stopped.
@@ -129,7 +129,7 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
 
 
 def update_axes(update: str, mesh: jax.sharding.Mesh) -> tuple[str, ...]:
-    """The axes to split the update over: those that split the batch, and those that cross islands.
+    """The axes to split the update over: those that split tokens, and those that cross islands.
 
     None for a replicated update.
     """
@@ -137,13 +137,14 @@ def update_axes(update: str, mesh: jax.sharding.Mesh) -> tuple[str, ...]:
     if update == "replicated" or (update == "auto" and not (islands and jaxhet.unlike_islands())):
         return ()
     crossing = crossing_axes(mesh)
-    return tuple(n for n in mesh.axis_names if n in crossing or n in batch_axes(mesh.shape))
+    return tuple(n for n in mesh.axis_names if n in crossing or n in token_axes(mesh.shape))
 
 
 def sum_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
     """The axes over which the gradients of a batch's parts are summed once.
 
-    They are `data`, and `fsdp` if it crosses islands. Over `expert` each part sends its tokens.
+    They are `data`, and `fsdp` if it crosses islands. Over `expert` and `sequence` each part sends
+    its tokens, or its keys and values.
     """
     axes = ("data", "fsdp") if "fsdp" in crossing_axes(mesh) else ("data",)
     return tuple(name for name in axes if name in mesh.shape)

@@ -6,6 +6,7 @@
 | `fsdp` | the batch, parameters and moments (arXiv:1910.02054) | all-gather, reduce-scatter |
 | `expert` | the batch, and the experts of `models.moe` | all-to-all of tokens |
 | `stage` | the layers, as `models.pipeline` divides them | permute from stage to stage |
+| `sequence` | the positions of activations | permute of keys and values, gradients' all-reduce |
 | `model` | heads, hidden units, vocabulary (arXiv:1909.08053) | all-reduce of activations |
 
 A mesh has any of them; its first axes cross islands.
@@ -21,7 +22,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 P = PartitionSpec
 
-AXES = ("data", "fsdp", "expert", "stage", "model")
+# The axis that splits the positions of a row.
+SEQUENCE = "sequence"
+
+AXES = ("data", "fsdp", "expert", "stage", SEQUENCE, "model")
 
 # The axes that split a batch.
 BATCH = ("data", "fsdp", "expert")
@@ -52,16 +56,18 @@ PARAMETERS: dict[str, PartitionSpec] = {
     "head/kernel": P("fsdp", "model"),
 }
 
-# By the name that a layer gives to `constrain`.
+# By the name that a layer gives to `constrain`. A row of tokens has one position more than a row of
+# activations, which is not split; `positions` is for the inputs and the labels in it.
 ACTIVATIONS: dict[str, PartitionSpec] = {
     "tokens": P(BATCH, None),
     "parts": P(None, BATCH, None),
-    "residual": P(BATCH, None, None),
+    "positions": P(BATCH, SEQUENCE),
+    "residual": P(BATCH, SEQUENCE, None),
     "microbatches": P(None, BATCH, None, None),
-    "heads": P(BATCH, None, "model", None),
+    "heads": P(BATCH, SEQUENCE, "model", None),
     "past": P(None, BATCH, None, "model", None),
-    "hidden": P(BATCH, None, "model"),
-    "logits": P(BATCH, None, "model"),
+    "hidden": P(BATCH, SEQUENCE, "model"),
+    "logits": P(BATCH, SEQUENCE, "model"),
 }
 
 
@@ -132,8 +138,7 @@ def constrain(x: jax.Array, name: str) -> jax.Array:
     Without these pins the compiler may move a batch over `data` by all-gather or all-to-all. In a
     `shard_map` the axes that it has split already drop out.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = set(mesh.axis_names) - set(mesh.manual_axes)
+    axes = free_axes()
     if not axes:
         return x
     return jax.lax.with_sharding_constraint(x, _on_mesh(ACTIVATIONS[name], axes))
@@ -145,10 +150,7 @@ def gather_after(params: Any, x: jax.Array) -> Any:
     Without this a step would begin by gathering the parameters of all layers, and keep them. On a
     mesh without `fsdp`, and where it is split already, `params` itself.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if "fsdp" not in set(mesh.axis_names) - set(mesh.manual_axes):
-        return params
-    return _after(params, x)
+    return _after(params, x) if "fsdp" in free_axes() else params
 
 
 @jax.custom_vjp
@@ -163,9 +165,35 @@ _after.defvjp(
 )
 
 
+def free_axes() -> dict[str, int]:
+    """The axes of the mesh of `jax.set_mesh` that no `shard_map` has split yet, and their sizes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return {name: n for name, n in mesh.shape.items() if name not in mesh.manual_axes}
+
+
 def batch_axes(axes: Collection[str]) -> tuple[str, ...]:
     """Those of `axes` that split a batch, in the order in which they do."""
     return tuple(name for name in BATCH if name in axes)
+
+
+def token_axes(axes: Collection[str]) -> tuple[str, ...]:
+    """Those of `axes` that split tokens: the rows of a batch or the positions of a row."""
+    return tuple(name for name in (*BATCH, SEQUENCE) if name in axes)
+
+
+def token_spec(axes: Collection[str]) -> PartitionSpec:
+    """How the first two axes of [B, T, …] lie on `axes`."""
+    return _on_mesh(ACTIVATIONS["positions"], axes)
+
+
+def check_positions(positions: int, sizes: Mapping[str, int]) -> None:
+    """Raises ValueError if a mesh of those sizes can't split rows of so many positions evenly."""
+    size = sizes.get(SEQUENCE, 1)
+    if positions % size:
+        raise ValueError(
+            f"rows of {positions} positions (--seq) can't be split over {SEQUENCE}={size}: choose "
+            f"a multiple of {size}."
+        )
 
 
 def _on_mesh(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:

@@ -15,7 +15,10 @@ from models.configs import DTYPES, Config
 from models.llama import Llama
 from models.pipeline import Pipeline
 from models.sharding import (
+    SEQUENCE,
     activation_sharding,
+    check_positions,
+    constrain,
     parameter_shardings,
     path_name,
     replicated,
@@ -138,6 +141,8 @@ class Trainer:
                 f"--accumulate {self.accumulation.parts} on a mesh with stages, where microbatches "
                 "are summed already: give --microbatches instead."
             )
+        if SEQUENCE in self.mesh.shape:
+            self._check_sequence()
 
     def init(self, seed: int) -> TrainState:
         """A new state; a parameter's values depend on `seed`, not on the mesh."""
@@ -167,6 +172,18 @@ class Trainer:
         measures = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
         return TrainState(state.step + 1, self._split(updated), optimizer), measures
 
+    def _check_sequence(self) -> None:
+        if "stage" in self.mesh.shape:
+            raise ValueError(
+                f"a mesh {dict(self.mesh.shape)}: a pipeline does not split positions; leave out "
+                f"stage or {SEQUENCE}."
+            )
+        if self.config.attention == "cudnn":
+            raise ValueError(
+                f"--attention cudnn on a mesh with {SEQUENCE}, where attention is models.ring's: "
+                "choose auto or xla."
+            )
+
     def _gradients(self, params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
         if self.accumulation.parts == 1:
             return jax.value_and_grad(self.loss)(params, tokens)
@@ -176,8 +193,12 @@ class Trainer:
         """Mean cross-entropy, in nats per byte, of each token given those before it."""
         if self._pipeline:
             return self._pipeline.loss(self._graph(), params, tokens)
+        check_positions(tokens.shape[1] - 1, self.mesh.shape)
+        # Sliced while whole: slices of split rows would be exchanges with neighbours.
+        whole = (constrain(x, "tokens") for x in (tokens[:, :-1], tokens[:, 1:]))
+        inputs, labels = (constrain(x, "positions") for x in whole)
         model = nnx.merge(self._graph(), params)
-        return model.loss(model.stack(model.inputs(tokens[:, :-1])), tokens[:, 1:])
+        return model.loss(model.stack(model.inputs(inputs)), labels)
 
     def state_shardings(self) -> TrainState:
         """A `TrainState` of shardings: moments lie like the update, the rest everywhere."""

@@ -97,6 +97,7 @@ def test_command_prints_tokens_and_times(capsys):
         (["1,2,x"], "'1,2,x' is not of the form 1,15,7"),
         (["1,64"], "token 64 is not in the vocabulary of 64"),
         (["1", "--number=0"], "can't continue by 0 tokens: ask for 1 or more"),
+        (["1", "--mesh=sequence=4"], "a mesh with sequence: texts grow by one position at a time"),
         (["1", "--mesh=model=3"], "does not hold the job's 4 devices; choose sizes whose product"),
     ],
 )

@@ -86,6 +86,7 @@ def test_narrow_types_train(dtype, tmp_path):
     [
         pytest.param("fsdp=-1", marks=pytest.mark.slow),
         pytest.param("stage=2,model=-1", marks=pytest.mark.slow),
+        "data=2,sequence=2",
     ],
 )
 def test_other_meshes_train(mesh, tmp_path):
@@ -114,6 +115,15 @@ def test_other_meshes_train(mesh, tmp_path):
         (
             {"mesh": "stage=2,data=-1", "accumulate": 2, "microbatches": 2},
             "--accumulate 2 on a mesh with stages.*give --microbatches",
+        ),
+        (
+            {"mesh": "data=2,sequence=2", "seq": 15},
+            r"rows of 15 positions \(--seq\) can't be split over sequence=2",
+        ),
+        ({"mesh": "stage=2,sequence=2"}, "a pipeline does not split positions"),
+        (
+            {"mesh": "data=2,sequence=2", "attention": "cudnn"},
+            r"--attention cudnn on a mesh with sequence.*choose auto or xla",
         ),
         ({"accumulate": 3}, "can't be split over data=2,accumulate=3: choose a multiple of 6"),
     ],
