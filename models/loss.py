@@ -5,6 +5,7 @@ The gradient is computed along with the loss, so that no chunk's logits are kept
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,23 +37,9 @@ def project(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 def cross_entropy(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
     """Mean, in nats, of labels [B, T] given logits that are x [B, T, E] times kernel [E, V]."""
-    free = free_axes()
-    if not 0 < head.chunk < x.shape[1] // free.get(SEQUENCE, 1):
-        return _sum(head, x, kernel, labels) / labels.size
-    axes, spec = token_axes(free), token_spec(free)
-    if not axes:
-        whole: Any = _chunked(head, x, kernel, labels)
-        return whole / labels.size
-
-    def local(x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
-        # As a kernel of its own on each device, its gradient is summed once, after all chunks.
-        kernel = jax.lax.pcast(kernel, axes, to="varying")
-        return jax.lax.psum(_chunked(head, x, kernel, labels), axes)
-
-    total = jax.shard_map(
-        local, in_specs=(spec, P(), spec), out_specs=P(), axis_names=set(axes)
-    )(x, kernel, labels)
-    return total / labels.size
+    if 0 < head.chunk < x.shape[1] // free_axes().get(SEQUENCE, 1):
+        return _chunked(head, x, kernel, labels)
+    return _sum(head, x, kernel, labels) / labels.size
 
 
 def _sum(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
@@ -64,32 +51,70 @@ def _sum(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _chunked(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
-    """`_sum`, chunk by chunk."""
-    losses = jax.lax.map(
-        lambda chunk: _sum(head, chunk[0], kernel, chunk[1]), _divide(head.chunk, x, labels)
-    )
-    return jnp.sum(losses)
+    """`cross_entropy`, chunk by chunk of each device's own tokens."""
+
+    def local(axes: tuple[str, ...], x: jax.Array, kernel: jax.Array, labels: jax.Array) -> Any:
+        losses = jax.lax.map(
+            lambda chunk: _sum(head, chunk[0], kernel, chunk[1]), _divide(head.chunk, x, labels)
+        )
+        return _over(axes, jnp.sum(losses))
+
+    return _by_device(local, lambda _: P(), x, kernel, labels) / labels.size
 
 
 def _forward(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> Any:
-    def step(kernel_gradient: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> Any:
-        x, labels = chunk
-        loss, pull_back = jax.vjp(lambda x, kernel: _sum(head, x, kernel, labels), x, kernel)
-        by_x, by_kernel = pull_back(jnp.ones_like(loss))
-        return kernel_gradient + by_kernel.astype(jnp.float32), (loss, by_x)
+    count = labels.size
 
-    start = jnp.zeros_like(kernel, jnp.float32)
-    by_kernel, (losses, by_x) = jax.lax.scan(step, start, _divide(head.chunk, x, labels))
-    by_x = by_x.swapaxes(0, 1).reshape(len(x), -1, x.shape[-1])[:, : x.shape[1]]
-    return jnp.sum(losses), (by_x, by_kernel, kernel)
+    def local(axes: tuple[str, ...], x: jax.Array, kernel: jax.Array, labels: jax.Array) -> Any:
+        if axes:  # as a kernel of its own on each device, its gradient is summed after all chunks
+            kernel = jax.lax.pcast(kernel, axes, to="varying")
+
+        def step(by_kernel: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> Any:
+            x, labels = chunk
+            loss, pull_back = jax.vjp(lambda x, kernel: _sum(head, x, kernel, labels), x, kernel)
+            by_x, added = pull_back(jnp.ones_like(loss))
+            return by_kernel + added.astype(jnp.float32), (loss, by_x)
+
+        start = jnp.zeros_like(kernel, jnp.float32)
+        by_kernel, (losses, by_x) = jax.lax.scan(step, start, _divide(head.chunk, x, labels))
+        by_x = by_x.swapaxes(0, 1).reshape(len(x), -1, x.shape[-1])[:, : x.shape[1]]
+        by_kernel = (by_kernel / count).astype(kernel.dtype)
+        return *_over(axes, (jnp.sum(losses) / count, by_kernel)), (by_x / count).astype(x.dtype)
+
+    loss, by_kernel, by_x = _by_device(local, lambda own: (P(), P(), own), x, kernel, labels)
+    return loss, (by_x, by_kernel)
 
 
 def _backward(head: Head, gradients: Any, scale: jax.Array) -> Any:
-    by_x, by_kernel, kernel = gradients
-    return (by_x * scale).astype(by_x.dtype), (by_kernel * scale).astype(kernel.dtype), None
+    by_x, by_kernel = gradients
+    return (by_x * scale).astype(by_x.dtype), (by_kernel * scale).astype(by_kernel.dtype), None
 
 
 _chunked.defvjp(_forward, _backward)
+
+
+def _by_device(
+    local: Callable[..., Any],
+    outputs: Callable[[P], Any],
+    x: jax.Array,
+    kernel: jax.Array,
+    labels: jax.Array,
+) -> Any:
+    """`local` of the mesh axes that split tokens, and of x, kernel and labels, on each device.
+
+    `outputs` gives the specs of its results from that of a device's own tokens.
+    """
+    free = free_axes()
+    axes, own = token_axes(free), token_spec(free)
+    if not axes:
+        return local((), x, kernel, labels)
+    return jax.shard_map(
+        partial(local, axes), in_specs=(own, P(), own), out_specs=outputs(own), axis_names={*axes}
+    )(x, kernel, labels)
+
+
+def _over(axes: tuple[str, ...], sums: Any) -> Any:
+    return jax.lax.psum(sums, axes) if axes else sums
 
 
 def _divide(size: int, x: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import re
@@ -28,18 +29,18 @@ def loops(hlo: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("axes", "manual"),
+    ("axes", "manual", "chunk"),
     [
-        pytest.param({"data": 2}, ("data",), marks=pytest.mark.slow),
-        ({"data": 2, "fsdp": 2}, ("data",)),
+        pytest.param({"data": 2}, ("data",), 0, marks=pytest.mark.slow),
+        ({"data": 2, "fsdp": 2}, ("data",), 6),
     ],
     ids=str,
 )
 def test_parts_have_the_gradients_of_the_whole_and_are_summed_once(
-    axes, manual, make_mesh, fast_jit
+    axes, manual, chunk, make_mesh, fast_jit
 ):
     mesh = make_mesh(**axes)
-    trainer = Trainer(CONFIGS["tiny"], SCHEDULE, mesh)
+    trainer = Trainer(dataclasses.replace(CONFIGS["tiny"], loss_chunk=chunk), SCHEDULE, mesh)
     accumulation = Accumulation(2, manual)
     with jax.set_mesh(mesh):
         params = fast_jit(

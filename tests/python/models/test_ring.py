@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.accumulate import Accumulation
 from models.attention import attend
 from models.configs import CONFIGS, Config
 from models.ring import ring_attend
@@ -66,13 +67,17 @@ def test_narrow_attention_is_that_of_float32(dtype, make_mesh, fast_jit):
         assert distance(ours, theirs) <= 4 * float(jnp.finfo(dtype).eps)
 
 
-def loss_and_gradients(config: Config, mesh: jax.sharding.Mesh, jit) -> Any:
+def loss_and_gradients(config: Config, mesh: jax.sharding.Mesh, jit, parts: int = 1) -> Any:
     trainer = Trainer(config, SCHEDULE, mesh)
+    accumulation = Accumulation(parts, tuple(name for name in ("data",) if name in mesh.shape))
     with jax.set_mesh(mesh):
         params = jit(
             lambda: trainer.init(3).params, out_shardings=trainer.state_shardings().params
         )()
-        return jit(jax.value_and_grad(trainer.loss))(params, TOKENS)
+        by = jax.value_and_grad(trainer.loss)
+        if parts > 1:
+            return jit(lambda p, t: accumulation.value_and_grad(trainer.loss, p, t))(params, TOKENS)
+        return jit(by)(params, TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +119,11 @@ def assert_close(found: Any, expected: Any) -> None:
 def test_loss_and_gradients_are_those_of_one_device(axes, change, alone, make_mesh, fast_jit):
     config = dataclasses.replace(ODD, **change)
     assert_close(loss_and_gradients(config, make_mesh(**axes), fast_jit), alone(config))
+
+
+def test_parts_of_a_batch_are_split_too(alone, make_mesh, fast_jit):
+    found = loss_and_gradients(ODD, make_mesh(data=2, sequence=2), fast_jit, parts=2)
+    assert_close(found, alone(ODD))
 
 
 @pytest.mark.slow
