@@ -102,7 +102,7 @@ def test_process_with_the_certificate_of_its_job_is_accepted(
 
 
 def test_process_refuses_a_service_that_is_another_process() -> None:
-    """jaxlib aborts a process that can't connect."""
+    """A process of jaxlib is aborted that can't connect."""
     script = """
 from jaxlib import _jax
 from jaxhet import _certificates, _jaxlib
