@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Parity:
       unlike: flags of XLA of the last island in the run `unlike islands`; empty: no such run.
       tolerance: the largest difference of a loss, relative to the one world's.
       out: folder of the report and the runs.
+      jobs: how many runs are made at the same time.
       training: options of `models.pretrain` for all runs.
     """
 
@@ -67,6 +69,7 @@ class Parity:
     unlike: str
     tolerance: float
     out: Path
+    jobs: int
     training: Sequence[str]
 
     def runs(self, mesh: str) -> dict[str, list[str]]:
@@ -198,25 +201,21 @@ def _largest(rows: Rows, reference: Rows, name: str) -> float | None:
     return max(_differences(rows, reference, name), key=lambda d: (math.isnan(d), d))
 
 
-def train(parity: Parity, mesh: str) -> tuple[dict[str, Rows], dict[str, str]]:
-    """Trains in all ways on a mesh: the metrics of each run, and why some failed."""
-    rows, reasons = {}, {}
-    for run, command in parity.runs(mesh).items():
-        print(f"{mesh}, {run}", file=sys.stderr, flush=True)
-        folder = parity.folder(mesh, run)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        with (folder / "log.txt").open("w") as log:
-            ended = subprocess.run(
-                command, env=parity.environment(), stdout=log, stderr=log, check=False
-            )
-        rows[run] = read_rows(folder / METRICS)
-        if ended.returncode:
-            said = (folder / "log.txt").read_text().strip().splitlines()
-            reasons[run] = (
-                f"exit code {ended.returncode}: {said[-1] if said else 'it said nothing'}"
-            )
-    return rows, reasons
+def train(parity: Parity, mesh: str, run: str, command: Sequence[str]) -> tuple[Rows, str]:
+    """Makes a run: its metrics, and why it failed (empty if it did not)."""
+    print(f"{mesh}, {run}", file=sys.stderr, flush=True)
+    folder = parity.folder(mesh, run)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with (folder / "log.txt").open("w") as log:
+        ended = subprocess.run(
+            command, env=parity.environment(), stdout=log, stderr=log, check=False
+        )
+    reason = ""
+    if ended.returncode:
+        said = (folder / "log.txt").read_text().strip().splitlines()
+        reason = f"exit code {ended.returncode}: {said[-1] if said else 'it said nothing'}"
+    return read_rows(folder / METRICS), reason
 
 
 _HEADINGS = (
@@ -306,16 +305,30 @@ def run(parity: Parity) -> list[Result]:
     results: list[Result] = []
     rows: dict[str, dict[str, Rows]] = {}
     parity.out.mkdir(parents=True, exist_ok=True)
-    for mesh in parity.meshes:
-        rows[mesh], reasons = train(parity, mesh)
-        results += judge(parity, mesh, rows[mesh], reasons)
-        (parity.out / "report.md").write_text(report(parity, results))
-        written = [
-            {**dataclasses.asdict(result), "failures": result.failures} for result in results
-        ]
-        (parity.out / "report.json").write_text(json.dumps(written, indent=1) + "\n")
-        plot(parity.out / "curves.png", rows)
+    with ThreadPoolExecutor(parity.jobs) as pool:
+        started = {
+            mesh: {
+                run: pool.submit(train, parity, mesh, run, command)
+                for run, command in parity.runs(mesh).items()
+            }
+            for mesh in parity.meshes
+        }
+        for mesh, runs in started.items():
+            ended = {run: trained.result() for run, trained in runs.items()}
+            rows[mesh] = {run: metrics for run, (metrics, _) in ended.items()}
+            reasons = {run: reason for run, (_, reason) in ended.items() if reason}
+            results += judge(parity, mesh, rows[mesh], reasons)
+            _write(parity, results, rows)
     return results
+
+
+def _write(
+    parity: Parity, results: Sequence[Result], rows: Mapping[str, Mapping[str, Rows]]
+) -> None:
+    (parity.out / "report.md").write_text(report(parity, results))
+    written = [{**dataclasses.asdict(result), "failures": result.failures} for result in results]
+    (parity.out / "report.json").write_text(json.dumps(written, indent=1) + "\n")
+    plot(parity.out / "curves.png", rows)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Parity:
@@ -346,8 +359,11 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
     add("--steps", 300, "of each run", type=int)
     add("--learning-rate", 3e-4, "after the warm-up", type=float)
     add("--log-every", 50, "steps between comparisons of replicas", type=int)
+    add("--jobs", 1, "runs at the same time; tokens/s are then too low", type=int)
     add("--out", Path("runs/parity"), "folder of the report and the runs", type=Path)
     given, rest = parser.parse_known_args(arguments)
+    if given.jobs < 1:
+        parser.error(f"--jobs {given.jobs}: at least 1 run at a time")
     for name in ("mesh", "run-dir", "permute", "digest", "resume"):
         if any(word == f"--{name}" or word.startswith(f"--{name}=") for word in rest):
             parser.error(f"--{name} is set for each run: leave it out")
@@ -367,6 +383,7 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
         unlike=UNLIKE_FLAGS[given.platform] if given.unlike is None else given.unlike,
         tolerance=TOLERANCES[given.dtype] if given.tolerance is None else given.tolerance,
         out=given.out,
+        jobs=given.jobs,
         training=[*(f"--{n.replace('_', '-')}={v}" for n, v in shared.items()), *rest],
     )
 

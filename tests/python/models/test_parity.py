@@ -100,6 +100,7 @@ def test_runs_differ_in_what_they_are_named_after(asked):
     ("words", "said"),
     [
         (["--run-dir=x"], "--run-dir is set for each run: leave it out"),
+        (["--jobs=0"], "--jobs 0: at least 1 run at a time"),
         (["--meshes", "data"], "is not of the form data=2,model=2"),
     ],
 )
@@ -112,8 +113,9 @@ def test_wrong_options_are_refused(words, said, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_report_of_real_runs(tmp_path):
-    words = ["--meshes", "data=4", MESH, "--steps=6", "--log-every=3", f"--out={tmp_path}"]
-    command = [sys.executable, "-m", "models.parity", *words, "--config=tiny-qwen", "--batch=8"]
+    words = ["--meshes", "data=4", MESH, "--steps=6", "--log-every=3", "--jobs=2"]
+    command = [sys.executable, "-m", "models.parity", *words, f"--out={tmp_path}"]
+    command += ["--config=tiny-qwen", "--batch=8"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = json.loads((tmp_path / "report.json").read_text())
