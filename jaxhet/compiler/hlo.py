@@ -194,6 +194,10 @@ class Computation:
         """The operands of an instruction."""
         return [self._by_id[i] for i in instruction.operand_ids]
 
+    def called(self, instruction: Instruction) -> list["Computation"]:
+        """The computations that an instruction calls."""
+        return [self.module.computations[i] for i in instruction.called_computation_ids]
+
     def predecessors(self, instruction: Instruction) -> Iterator[Instruction]:
         """What must come before an instruction: operands and control predecessors."""
         ids = itertools.chain(instruction.operand_ids, instruction.control_predecessor_ids)
@@ -342,6 +346,58 @@ class Computation:
         instruction = self._by_id[instruction_id]
         ids = itertools.chain(instruction.operand_ids, instruction.control_predecessor_ids)
         return itertools.filterfalse(done.__contains__, ids)
+
+
+# What a lowering makes of an operand; done twice, it gives the same value.
+_PURE = frozenset(
+    [
+        "bitcast",
+        "broadcast",
+        "concatenate",
+        "constant",
+        "convert",
+        "copy",
+        "fusion",
+        "get-tuple-element",
+        "pad",
+        "parameter",
+        "reshape",
+        "slice",
+        "transpose",
+    ]
+)
+
+
+def is_same_value(one: Computation, a: Instruction, other: Computation, b: Instruction) -> bool:
+    """Whether two arrays are certain to be equal: made in one way of what is the same array.
+
+    Args:
+      one: The computation of `a`.
+      a: The one array.
+      other: The computation of `b`.
+      b: The other array.
+    """
+    if one is other and a.id == b.id:
+        return True
+    if a.opcode not in _PURE or _without_names(a) != _without_names(b):
+        return False
+    if len(a.operand_ids) != len(b.operand_ids):
+        return False
+    operands = zip(one.operands(a), other.operands(b), strict=True)
+    bodies = zip(one.called(a), other.called(b), strict=True)
+    return all(is_same_value(one, x, other, y) for x, y in operands) and all(
+        is_same_value(x, x.root, y, y.root) for x, y in bodies
+    )
+
+
+def _without_names(instruction: Instruction) -> bytes:
+    """What an instruction does, as bytes: without names, and without what it refers to by id."""
+    copy = Instruction()
+    copy.CopyFrom(instruction)
+    for field in ("id", "name", "metadata", "operand_ids", "control_predecessor_ids"):
+        copy.ClearField(field)
+    copy.called_computation_ids[:] = [0] * len(copy.called_computation_ids)
+    return copy.SerializeToString(deterministic=True)
 
 
 class Module:

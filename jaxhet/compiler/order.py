@@ -208,8 +208,8 @@ def tell_apart(
     results of one operation they take. Else the inputs and outputs of the computation that they are
     connected with, and the equations next to them. A compiler that simplifies removes connections
     and adds none, so that it can't give one node the connections of another and vice versa; where
-    two compilers see different ones, the marks and so the plans differ. Nodes with one operand give
-    the same result, and need no mark.
+    two compilers see different ones, the marks and so the plans differ. Nodes that take the
+    same array give the same result, and need no mark: XLA's partitioner gathers some arrays twice.
 
     Raises:
       UsageError: Two of them can't be told apart: their data could be swapped.
@@ -234,9 +234,26 @@ def tell_apart(
     by_mark: dict[str, Node] = {}
     for node, mark in zip(nodes, marks, strict=True):
         other = by_mark.setdefault(mark, node)
-        if other is not node and other.operand.id != node.operand.id:
+        if other is not node and not _takes_the_same(computation, other, node):
             raise UsageError(_message(computation.module, other, node))
     return marks
+
+
+def _takes_the_same(computation: hlo.Computation, one: Node, other: Node) -> bool:
+    """Whether two nodes that look alike are certain to give the same result."""
+    operands = [
+        computation.operands(n.instruction) if n.operand is n.instruction else [n.operand]
+        for n in (one, other)
+    ]
+    calls = one.instruction.called_computation_ids or other.instruction.called_computation_ids
+    return (
+        not calls
+        and len(operands[0]) == len(operands[1])
+        and all(
+            hlo.is_same_value(computation, a, computation, b)
+            for a, b in zip(*operands, strict=True)
+        )
+    )
 
 
 def _element(computation: hlo.Computation, x: hlo.Instruction) -> int | None:

@@ -265,6 +265,34 @@ def test_exchanges_that_nothing_tells_apart_are_refused():
             _plan(_module(body), job)
 
 
+def _gathered_twice(first: str, second: str) -> bytes:
+    """A program with two all-gathers of one equation, of operands that no platform leaves as is."""
+
+    def gather(name: str, x: str) -> str:
+        metadata = 'metadata={op_name="e3d0/mul"}'
+        groups = "replica_groups={{0,1}}, use_global_device_ids=true, channel_id=1, dimensions={1}"
+        return f"{name} = f32[4,6]{{0,1}} all-gather({x}), {groups}, {metadata}"
+
+    return _module(f"""
+  p = f32[4,3]{{0,1}} parameter(0)
+  s = f32[4,3]{{0,1}} sine(p)
+  t = f32[4,3]{{0,1}} cosine(p)
+  {gather("a", first)}
+  {gather("b", second)}
+  ROOT r = f32[4,6]{{0,1}} divide(a, b)
+""")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_array_that_is_gathered_twice_needs_no_mark(platform: str):
+    job = hlo_text.job(0, 1, platform=platform)
+    lines = [e.line for e in _plan(_gathered_twice("s", "s"), job).exchanges]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    with pytest.raises(UsageError, match="nothing in the program"):
+        _plan(_gathered_twice("s", "t"), job)
+
+
 def test_program_that_jax_did_not_lower_is_refused():
     data = hlo_text.module(hlo_text.entry(_BACKWARD), [0, 1], program="")
     with pytest.raises(UsageError, match=r"JAX did not lower it in this process"):
