@@ -87,6 +87,8 @@ def _advice(host: Host) -> str:
     if host.ptrace_scope > 0:
         return (
             f"kernel.yama.ptrace_scope is {host.ptrace_scope}: `sysctl kernel.yama.ptrace_scope=0`"
+            " allows it, at a price: each process of a user may then read the memory of all others"
+            " of that user on this host; without it the job uses the next transport"
         )
     if host.seccomp:
         return "a filter of system calls is at work: a container needs --cap-add=SYS_PTRACE"

@@ -192,11 +192,11 @@ void Part::StartOn(Engine& engine, StreamHandle stream) {
   if (device_memory_) Upload();
   request_.operand = device_memory_ ? device_memory_->operand : std::span(operand);
   request_.result = device_memory_ ? device_memory_->result : std::span(result);
-  engine.devices().Start(OrdinalOf(rank_), request_);
+  engine.devices()->Start(OrdinalOf(rank_), request_);
 }
 
 void Part::DoneOn(Engine& engine, StreamHandle stream) const {
-  engine.devices().Done(OrdinalOf(rank_), stream, request_.plan, index_);
+  engine.devices()->Done(OrdinalOf(rank_), stream, request_.plan, index_);
 }
 
 bool Part::IsFrom(int source) const {

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <thread>
 
+#include "tests/cpp/device_world.h"
 #include "tests/cpp/forked_peer.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
@@ -309,6 +310,38 @@ TEST(ForkedChildHasNoPart) {
   waitpid(pid, &status, 0);
   ExpectEqual(WEXITSTATUS(status), 42);
   EXPECT(engine->failure() == nullptr);
+}
+
+// Else a peer would not see that this process has died while the child lives.
+TEST(ForkedChildClosesSocketsOfRings) {
+  const WorldOptions options = DeviceOptions(2, "tcp");
+  auto ends = ConnectAll(2);
+  auto ring_ends = ConnectAll(2, kRingSockets);
+  std::vector<std::shared_ptr<Engine>> engines;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto index = static_cast<size_t>(rank);
+    engines.push_back(MakeEngine(rank, options, std::move(ends[index])));
+    threads.emplace_back([&, rank, engine = engines.back(),
+                          sockets = RingSocketsOf(rank, std::move(ring_ends[index]))] {
+      SetUp(*engine, options);
+      engine->OpenDevices("host", {{rank, 0, {}}}, sockets, kLong);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const size_t before = CountEntries("/proc/self/fd");
+    engines[0]->AbandonInChild();
+    // epoll, the wake-up, control, 2 of data; and 3 sockets of each of the two rings.
+    _exit(before - CountEntries("/proc/self/fd") == 5 + 6 ? 42 : 1);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  ExpectEqual(WEXITSTATUS(status), 42);
+  std::thread other([&] { engines[1]->Close(kLong); });
+  engines[0]->Close(kLong);
+  other.join();
 }
 
 bool AddAll() {

@@ -1,7 +1,14 @@
+#include "tests/cpp/liar.h"
+
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <functional>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
@@ -9,66 +16,6 @@
 // A peer that talks nonsense.
 namespace jaxhet::testing {
 namespace {
-
-// Process 1, played by the test: it introduces itself well and then says what the test wants.
-class Liar {
- public:
-  Liar() {
-    auto ends = ConnectAll(2, 1);
-    data = std::move(ends[1][0].data[0]);
-    channel.emplace(std::move(ends[1][0].control));
-    const WorldOptions options = FaultOptions("tcp");
-    engine = MakeEngine(0, options, std::move(ends[0]));
-    const HelloInfo info{1};
-    const std::string table = PackStrings(std::array<std::string, 3>{"tcp", "ok", ""});
-    const std::array body = {ObjectIovec(info), ToIovec(table.data(), table.size())};
-    channel->Send(MessageType::kHello, body);
-    channel->Send(MessageType::kVerdict, table);
-    SetUp(*engine, options);
-  }
-  ~Liar() { engine->Close(std::chrono::milliseconds(100)); }
-  Liar(const Liar&) = delete;
-  Liar& operator=(const Liar&) = delete;
-
-  void SendPlan() {
-    const std::string text = PlanText(8);
-    SendPlan({.plan = kPlan, .text_bytes = text.size()}, text);
-  }
-  void SendPlan(const PlanInfo& info, std::string_view texts) {
-    channel->Send(MessageType::kPlan,
-                  std::array{ObjectIovec(info), ToIovec(texts.data(), texts.size())});
-  }
-  void SendStart(const StartInfo& info, std::string_view tail = {}) {
-    channel->Send(MessageType::kStart,
-                  std::array{ObjectIovec(info), ToIovec(tail.data(), tail.size())});
-  }
-  // The same that rank 0 waits for after Gather(…, 0, num_bytes).
-  static StartInfo Start(uint64_t num_bytes) {
-    return {.communicator = CommunicatorId(std::array{0, 1}),
-            .run = 1,
-            .plan = kPlan,
-            .index = 0,
-            .sequence = 0,
-            .kind = static_cast<int64_t>(ExchangeKind::kAllGather),
-            .source = 1,
-            .destination = 0,
-            .send_bytes = num_bytes,
-            .receive_bytes = num_bytes,
-            .ticket = 1,
-            .eager = 0};
-  }
-  void ExpectRefusal(std::string_view words, const Location& location = Location::current()) const {
-    const auto error = engine->WaitFailure(kLong);
-    if (error == nullptr) return AddFailure("no error", location);
-    ExpectContains(error->what(), "jaxhet.TransportError: [", location);
-    ExpectContains(error->what(), "process 1 (host 1)", location);
-    ExpectContains(error->what(), words, location);
-  }
-
-  std::optional<ControlChannel> channel;
-  Fd data;
-  std::unique_ptr<Engine> engine;
-};
 
 TEST(RefusesStartWithoutPlan) {
   Liar liar;
@@ -87,7 +34,7 @@ TEST(RefusesStartTwice) {
 TEST(RefusesCutMessages) {
   for (const auto type : {MessageType::kPlan, MessageType::kStart, MessageType::kFail}) {
     Liar liar;
-    liar.channel->Send(type, "cut");
+    liar.channel().Send(type, "cut");
     liar.ExpectRefusal("a message is cut");
   }
 }
@@ -107,7 +54,7 @@ TEST(TakesPlansOfAnyLength) {
   liar.SendPlan({.plan = 32, .text_bytes = 4}, "five.");
   liar.SendPlan({.plan = 33, .text_bytes = 5}, "five.");
   const auto found = [&](int64_t plan) {
-    return liar.engine->Read([&](const Core& core) {
+    return liar.engine().Read([&](const Core& core) {
       const Plan* const theirs = core.PlansOf(1).Find(plan);
       return theirs == nullptr ? "none" : StrCat(theirs->text, "|", theirs->program);
     });
@@ -122,7 +69,7 @@ TEST(TakesPlansOfAnyLength) {
 
 TEST(RefusesSecondIntroduction) {
   Liar liar;
-  liar.channel->Send(MessageType::kHello);
+  liar.channel().Send(MessageType::kHello);
   liar.ExpectRefusal("it introduced itself twice");
 }
 
@@ -132,43 +79,165 @@ TEST(RefusesMissingEagerBytes) {
   StartInfo start = Liar::Start(8);
   start.eager = 1;
   liar.SendStart(start, "seven..");
-  const auto error = Gather(*liar.engine, 0, 8);
+  const auto error = Gather(liar.engine(), 0, 8);
   EXPECT(error.has_value());
   ExpectContains(error->what(), "eager bytes are missing");
 }
 
 TEST(RefusesChunksOutOfPlace) {
-  struct Chunk {
-    uint32_t magic = 0x3143'584a;
-    uint32_t reserved = 0;
-    uint64_t ticket = 2;  // of rank 0's transfer with rank 1
-    uint64_t offset = 0;
-    uint64_t num_bytes = 4'000;
-  };
-  const auto refusal = [&](const auto& wrong, std::string_view words) {
+  const auto refusal = [&](const Liar::Chunk& wrong, std::string_view words) {
     Liar liar;
     liar.SendPlan();
     Call call(GatherRequest(0), {4'000}, {8'000});
-    call.StartOn(*liar.engine);
-    const auto started = [](const Core& core) { return core.Stats().at("exchanges_started"); };
-    while (liar.engine->Read(started) == 0) std::this_thread::yield();
+    call.StartOn(liar.engine());
+    liar.AwaitStarts(1);
     liar.SendStart(Liar::Start(4'000));
-    EXPECT(write(liar.data.get(), &wrong, sizeof wrong) == sizeof wrong);
+    EXPECT(write(liar.data().get(), &wrong, sizeof wrong) == sizeof wrong);
     liar.ExpectRefusal(words);
     EXPECT(call.Wait().has_value());
   };
-  Chunk wrong;
+  Liar::Chunk wrong;
   wrong.ticket = 77;
   refusal(wrong, "the transfer 77, which is not open");
-  wrong = Chunk();
+  wrong = Liar::Chunk();
   wrong.offset = SIZE_MAX - 10;
   refusal(wrong, "lies outside of the transfer");
-  wrong = Chunk();
+  wrong = Liar::Chunk();
   wrong.num_bytes = 4'001;
   refusal(wrong, "lies outside of the transfer");
-  wrong = Chunk();
+  wrong = Liar::Chunk();
   wrong.magic = 5;
   refusal(wrong, "not with JXC1");
+}
+
+// Bytes that arrive twice must not stand for others that never came.
+TEST(RefusesChunksThatOverlap) {
+  Liar liar;
+  liar.SendPlan();
+  Call call(GatherRequest(0), {8'000}, {16'000});
+  call.StartOn(liar.engine());
+  liar.AwaitStarts(1);
+  liar.SendStart(Liar::Start(8'000));
+  const std::string bytes(4'000, 'A');
+  for (int i = 0; i < 2; ++i) liar.SendChunk({}, bytes);
+  liar.ExpectRefusal("sent bytes of a transfer twice");
+  EXPECT(call.Wait().has_value());
+}
+
+TEST(TakesChunksInAnyOrder) {
+  Liar liar;
+  liar.SendPlan();
+  Call call(GatherRequest(0), {8'000}, {16'000});
+  call.StartOn(liar.engine());
+  liar.AwaitStarts(1);
+  liar.SendStart(Liar::Start(8'000));
+  for (const size_t offset : {6'000, 0, 4'000, 2'000}) {
+    liar.SendChunk({.offset = offset, .num_bytes = 2'000}, std::string(2'000, 'A'));
+  }
+  EXPECT(!call.Wait());
+  EXPECT(std::ranges::all_of(std::span(call.results[0]).subspan(8'000),
+                             [](std::byte byte) { return byte == std::byte{'A'}; }));
+}
+
+void RefusesStart(const StartInfo& start, std::string_view words, int num_processes = 2,
+                  const Location& location = Location::current()) {
+  for (const bool is_late : {false, true}) {  // our rank waits for it, or has not come to it
+    Liar liar(num_processes);
+    liar.SendPlan();
+    std::optional<Call> call;
+    if (is_late) {
+      call.emplace(GatherRequest(0), std::vector<size_t>{4'000}, std::vector<size_t>{8'000});
+      call->StartOn(liar.engine());
+      liar.AwaitStarts(1);
+    }
+    liar.SendStart(start);
+    liar.ExpectRefusal(words, location);
+    if (call) EXPECT(call->Wait().has_value());
+  }
+}
+
+StartInfo Changed(const std::function<void(StartInfo&)>& change) {
+  StartInfo start = Liar::Start(4'000);
+  change(start);
+  return start;
+}
+
+TEST(RefusesStartsWithFieldsOutOfRange) {
+  RefusesStart(Changed([](StartInfo& start) { start.run = 0; }), "with the run 0");
+  RefusesStart(Changed([](StartInfo& start) { start.run = -1; }), "with the run -1");
+  RefusesStart(Changed([](StartInfo& start) { start.index = 8; }), "with the index 8");
+  RefusesStart(Changed([](StartInfo& start) { start.index = int64_t{1} << 62; }), "with the index");
+  RefusesStart(Changed([](StartInfo& start) { start.index = -1; }), "with the index -1");
+  RefusesStart(Changed([](StartInfo& start) { start.sequence = -1; }), "with the sequence -1");
+  RefusesStart(Changed([](StartInfo& start) { start.kind = 3; }), "with the kind 3");
+  RefusesStart(Changed([](StartInfo& start) { start.ticket = 0; }), "with the ticket 0");
+  RefusesStart(Changed([](StartInfo& start) { start.eager = 2; }), "with the eager flag 2");
+}
+
+TEST(RefusesStartsOfForeignRanks) {
+  RefusesStart(Changed([](StartInfo& start) { start.source = 0; }), "speaks for rank 0");
+  RefusesStart(Changed([](StartInfo& start) { start.source = 2; }), "speaks for rank 2", 3);
+  RefusesStart(Changed([](StartInfo& start) { start.source = -5; }), "speaks for rank -5");
+  RefusesStart(Changed([](StartInfo& start) { start.source = 1 << 30; }), "speaks for rank");
+  RefusesStart(Changed([](StartInfo& start) { start.destination = 1; }),
+               "started an exchange with rank 1, which is not of this process");
+  RefusesStart(Changed([](StartInfo& start) { start.destination = -7; }), "with rank -7");
+}
+
+// A peer may be ahead: its starts are looked at when the ranks are known.
+TEST(RefusesForeignRanksThatCameBeforeTheRanks) {
+  Liar liar(2, {"tcp"}, /*knows_ranks=*/false);
+  liar.SendPlan();
+  liar.SendStart(Changed([](StartInfo& start) { start.source = 0; }));
+  liar.AwaitArrival();
+  EXPECT(liar.engine().failure() == nullptr);
+  liar.engine().SetRanks(RanksOf({}));
+  liar.ExpectRefusal("speaks for rank 0");
+}
+
+TEST(RefusesPlansThatChange) {
+  Liar liar;
+  liar.SendPlan();
+  liar.SendPlan();
+  liar.ExpectRefusal("sent the plan 7 twice");
+}
+
+TEST(RefusesMessagesThatAreTooLong) {
+  for (const auto type : {MessageType::kHeartbeat, MessageType::kGoodbye}) {
+    Liar liar;
+    liar.channel().Send(type, "more");
+    liar.ExpectRefusal("a message is 4 bytes too long");
+  }
+}
+
+TEST(RefusesMessagesAfterGoodbye) {
+  Liar liar;
+  liar.channel().Send(MessageType::kGoodbye);
+  liar.channel().Send(MessageType::kHeartbeat);
+  liar.ExpectRefusal("has left the job and still sends messages");
+}
+
+TEST(RefusesFailuresOfNobody) {
+  for (const int culprit : {-1, 2}) {
+    Liar liar;
+    const FailInfo info{ErrorCode::kDevice, culprit};
+    const std::string_view text = "smoke";
+    liar.channel().Send(MessageType::kFail,
+                        std::array{ObjectIovec(info), ToIovec(text.data(), text.size())});
+    liar.ExpectRefusal("which does not exist: smoke");
+  }
+}
+
+TEST(RefusesTablesOfTransportsThatAreCut) {
+  auto ends = ConnectAll(2, 1);
+  ControlChannel channel(std::move(ends[1][0].control));
+  const auto engine = MakeEngine(0, FaultOptions("tcp"), std::move(ends[0]));
+  const HelloInfo info{1};
+  const std::string table = PackStrings(std::array<std::string, 2>{"tcp", "ok"});
+  channel.Send(MessageType::kHello,
+               std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
+  ExpectContains(ExpectThrow([&] { engine->Connect(kLong); }),
+                 "process 1 (host 1): its table of transports has 2 entries");
 }
 
 }  // namespace

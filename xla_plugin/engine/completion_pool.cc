@@ -24,13 +24,24 @@ CompletionPool::~CompletionPool() { Close(Clock::now()); }
 void CompletionPool::Run(std::function<void()> callback) {
   {
     const std::lock_guard lock(state_->mutex);
-    state_->queue.push_back(std::move(callback));
-    if (state_->idle < state_->queue.size()) {
-      ++state_->running;
-      threads_.push_back(StartThread("jaxhet-done", [state = state_] { Work(*state); }));
+    if (state_->idle > state_->queue.size() || AddThread()) {
+      state_->queue.push_back(std::move(callback));
+      callback = nullptr;
     }
   }
+  if (callback) return callback();
   state_->work.notify_one();
+}
+
+bool CompletionPool::AddThread() {
+  try {
+    threads_.push_back(StartThread("jaxhet-done", [state = state_] { Work(*state); }));
+  } catch (const Error& error) {
+    LogLine(StrCat("jaxhet: ", error.text()));
+    return false;
+  }
+  ++state_->running;
+  return true;
 }
 
 void CompletionPool::Work(State& state) {
@@ -58,15 +69,15 @@ void CompletionPool::Close(Time deadline) {
   state_->work.notify_all();
   const bool all_ended =
       state_->ended.wait_until(lock, deadline, [&] { return state_->running == 0; });
+  std::vector<std::thread> threads = std::exchange(threads_, {});
   lock.unlock();
-  for (std::thread& thread : threads_) {
+  for (std::thread& thread : threads) {
     if (all_ended) {
       thread.join();
     } else {
       thread.detach();
     }
   }
-  threads_.clear();
 }
 
 }  // namespace jaxhet

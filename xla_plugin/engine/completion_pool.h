@@ -22,6 +22,7 @@ class CompletionPool {
   CompletionPool(const CompletionPool&) = delete;
   CompletionPool& operator=(const CompletionPool&) = delete;
 
+  // After Close(), too. Where no thread can start, the callback runs in this one.
   void Run(std::function<void()> callback);
   // Runs what is queued and joins the threads. Those that are still busy at `deadline` are left to
   // end on their own.
@@ -31,6 +32,7 @@ class CompletionPool {
   struct State;  // shared with threads that may outlive the pool
 
   static void Work(State& state);
+  bool AddThread();  // under the state's mutex; false if the system has none left
 
   std::shared_ptr<State> state_;
   std::vector<std::thread> threads_;  // under the state's mutex

@@ -6,6 +6,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/huge_pages.h"
+#include "xla_plugin/engine/message_checks.h"
 #include "xla_plugin/transport/local/local.h"
 
 namespace jaxhet {
@@ -91,6 +92,20 @@ std::set<Pollable*> Core::Pollables() {
     for (Pollable* const pollable : peer.connection->Pollables()) pollables.insert(pollable);
   }
   return pollables;
+}
+
+// A peer that is ahead may have started exchanges before the ranks were known here.
+void Core::SetRanks(std::vector<RankInfo> ranks) {
+  roster_.SetRanks(std::move(ranks));
+  if (failure_) return;
+  Guarded([&] {
+    for (const auto& [own, membership] : memberships_) {
+      for (const auto& [key, arrival] : membership.arrived) {
+        Blaming(peers_.at(arrival.process),
+                [&] { CheckRanks(arrival.info, arrival.process, roster_); });
+      }
+    }
+  });
 }
 
 void Core::Start(ExchangeRequest request, int64_t id) {
@@ -195,11 +210,11 @@ void Core::Announce(PeerTransfer& transfer) {
 
 void Core::SendPlan(Peer& peer, int64_t plan) {
   if (peer.process == roster_.process() || !peer.plans_sent.insert(plan).second) return;
-  const auto& [text, program] = *plans_.Find(plan);
-  const PlanInfo info{.plan = plan, .text_bytes = text.size()};
+  const Plan& found = *plans_.Find(plan);
+  const PlanInfo info{.plan = plan, .text_bytes = found.text.size()};
   peer.channel.Send(MessageType::kPlan,
-                    std::array{ObjectIovec(info), ToIovec(text.data(), text.size()),
-                               ToIovec(program.data(), program.size())});
+                    std::array{ObjectIovec(info), ToIovec(found.text.data(), found.text.size()),
+                               ToIovec(found.program.data(), found.program.size())});
 }
 
 void Core::AddPlan(int64_t plan, std::string_view text, std::string_view program) {
@@ -218,14 +233,12 @@ void Core::SendRing(int process, std::span<const iovec> body) {
 
 void Core::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
                 std::string_view tail) {
-  if (&source != &PeerOf(transfer.peer_rank)) {
-    Throw(ErrorCode::kTransport, "process ", source.process, " speaks for a rank of another");
-  }
   CheckSameExchange(transfer, info);
   transfer.met = true;
   transfer.peer_ticket = info.ticket;
   if (info.eager != 0) {
     if (tail.size() != info.send_bytes) Throw(ErrorCode::kTransport, "eager bytes are missing");
+    if (!transfer.claimed.empty()) Throw(ErrorCode::kTransport, kBytesTwice);
     transfer.receive.CopyIn(0, std::as_bytes(std::span(tail)));
     transfer.received = tail.size();
     source.bytes_received += tail.size();
@@ -259,10 +272,14 @@ void Core::Release(Exchange& exchange) {
 
 void Core::OnMessage(Peer& peer, const Message& message) {
   std::string_view body = message.body;
+  if (peer.left) Throw(ErrorCode::kTransport, "it has left the job and still sends messages");
   switch (message.type) {
     case MessageType::kPlan: {
       const auto info = TakeInfo<PlanInfo>(body);
       const std::string_view text = TakeBytes(body, info.text_bytes);
+      if (peer.plans.Find(info.plan) != nullptr) {
+        Throw(ErrorCode::kTransport, "it sent the plan ", info.plan, " twice");
+      }
       return peer.plans.Add(info.plan, text, body);
     }
     case MessageType::kStart: {
@@ -272,15 +289,20 @@ void Core::OnMessage(Peer& peer, const Message& message) {
     case MessageType::kTransport:
       return peer.connection->OnMessage(std::as_bytes(std::span(body)));
     case MessageType::kHeartbeat:
-      return;
+      return CheckEmpty(body);
     case MessageType::kFail: {
       const Error error = ParseFail(body);
+      CheckCulprit(error, roster_);
       heard_failure_ = true;
       throw Error(error);
     }
     case MessageType::kGoodbye:
+      CheckEmpty(body);
       return OnGoodbye(peer);
     case MessageType::kRing:
+      if (ring_messages_.size() == kMostRingMessages) {
+        Throw(ErrorCode::kTransport, "it sends messages about rings without end");
+      }
       ring_messages_.push_back({peer.process, std::string(body)});
       return;
     case MessageType::kHello:
@@ -290,9 +312,8 @@ void Core::OnMessage(Peer& peer, const Message& message) {
 }
 
 void Core::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
-  if (PlansOf(peer.process).Find(info.plan) == nullptr) {
-    Throw(ErrorCode::kTransport, "it started an exchange of a plan that it never sent");
-  }
+  CheckStart(info, PlansOf(peer.process).Find(info.plan));
+  if (roster_.num_ranks() > 0) CheckRanks(info, peer.process, roster_);
   Membership& membership = memberships_[{info.destination, info.communicator}];
   peer.last_starts[info.source] = {info, now_};
   if (membership.announced.try_emplace({info.source, info.plan}, now_).second) next_timer_ = now_;

@@ -45,7 +45,7 @@ class Core {
   std::set<Pollable*> Pollables();
 
   // Commands. An Error inside fails the core; none is thrown.
-  void SetRanks(std::vector<RankInfo> ranks) { roster_.SetRanks(std::move(ranks)); }
+  void SetRanks(std::vector<RankInfo> ranks);
   void AddPlan(int64_t plan, std::string_view text, std::string_view program);
   // Sends a plan to all peers before any of its exchanges starts: for exchanges between devices.
   void PublishPlan(int64_t plan);
@@ -170,6 +170,8 @@ class Core {
   std::vector<RingMessage> ring_messages_;
   std::shared_ptr<const Error> failure_;  // why nothing moves any more
   bool said_goodbye_ = false;
+  // Unread messages about rings: several for each ring, of which a process has hundreds.
+  static constexpr size_t kMostRingMessages = 1 << 16;
   static constexpr std::chrono::milliseconds kBusyPeriod{5};  // of looks at a peer that leaves
   bool heard_failure_ = false;                                // from a peer, which has logged it
   FlightRecorder recorder_;

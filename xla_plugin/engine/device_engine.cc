@@ -149,6 +149,12 @@ std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
   return records;
 }
 
+std::vector<int> DeviceEngine::SocketFds() const {
+  std::vector<int> fds;
+  for (const auto& rank : ranks_) std::ranges::copy(rank->SocketFds(), std::back_inserter(fds));
+  return fds;
+}
+
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   std::map<std::string, uint64_t> stats;
   for (const auto& rank : ranks_) {

@@ -44,6 +44,8 @@ class DeviceEngine {
   // The job has failed: ends what is in flight, in poison. By any thread, any number of times.
   void Abandon();
 
+  // Of all rings; see RingEnd.
+  std::vector<int> SocketFds() const;
   std::map<std::string, uint64_t> Stats() const;
   // The last exchanges, oldest first.
   std::vector<FlightRecord> FlightRecords() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <new>
 #include <thread>
 
@@ -64,6 +65,16 @@ void DeviceRank::AddOutgoing(int target, std::unique_ptr<RankRing> ring) {
 
 void DeviceRank::AddIncoming(int source, std::unique_ptr<RankRing> ring) {
   incoming_[source] = std::move(ring);
+}
+
+std::vector<int> DeviceRank::SocketFds() const {
+  std::vector<int> fds;
+  for (const Rings* const rings : {&outgoing_, &incoming_}) {
+    for (const auto& [peer, ring] : *rings) {
+      std::ranges::copy(ring->end->SocketFds(), std::back_inserter(fds));
+    }
+  }
+  return fds;
 }
 
 void* DeviceRank::AddressOf(const DeviceWord& word) const {

@@ -94,6 +94,8 @@ class DeviceRank {
   // Set-up.
   void AddOutgoing(int target, std::unique_ptr<RankRing> ring);
   void AddIncoming(int source, std::unique_ptr<RankRing> ring);
+  // Of all rings; see RingEnd.
+  std::vector<int> SocketFds() const;
 
   // The peer has launched something else where this rank launches `own`.
   struct Mismatch {

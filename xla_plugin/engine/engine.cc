@@ -77,7 +77,7 @@ int Engine::RankOfDevice(int64_t device_id) const {
 
 void Engine::AddPlan(int64_t plan, std::string text, std::string program) {
   Complete(Submit([plan, text = std::move(text), program = std::move(program),
-                   on_devices = devices_ != nullptr](Core& core) {
+                   on_devices = FindDevices() != nullptr](Core& core) {
     core.AddPlan(plan, text, program);
     if (on_devices) core.PublishPlan(plan);
   }));
@@ -122,6 +122,7 @@ std::vector<Core::Completion> Engine::Submit(Command command) {
     Wake();
     return {};
   }
+  if (!core_) return {};  // Close() has run the command
   RunCommands();
   Publish();
   const bool wake = core_->HasWork() || core_->NextTimer() < wakes_at_.load();
@@ -184,7 +185,10 @@ bool Engine::Turn(std::span<const epoll_event> events) {
   return goes_on;
 }
 
-void Engine::Wake() { eventfd_write(wake_.get(), 1); }
+void Engine::Wake() {
+  const std::lock_guard lock(inbox_mutex_);
+  if (wake_) eventfd_write(wake_.get(), 1);
+}
 
 void Engine::Publish() {
   const std::lock_guard lock(failure_mutex_);
@@ -218,18 +222,35 @@ void Engine::Close(milliseconds timeout) {
   if (progress_.joinable()) {
     {
       const std::lock_guard lock(monitor_);
+      RunCommands();  // what was started before is under way
       core_->SayGoodbye();
       close_deadline_ = deadline;
     }
     Wake();
     progress_.join();
   }
+  CloseCore();
   pool_.Close(deadline);
-  devices_.reset();
-  const std::lock_guard lock(monitor_);
-  core_.reset();
+  std::shared_ptr<DeviceEngine> devices;
+  {
+    const std::lock_guard lock(devices_mutex_);
+    devices.swap(devices_);
+  }
+  devices.reset();  // its thread may need any of the locks
+  const std::lock_guard lock(inbox_mutex_);
+  inherited_fds_.clear();
   epoll_.Reset();
   wake_.Reset();
+}
+
+// Nothing is added to the inbox any more. What other threads have left there is completed.
+void Engine::CloseCore() {
+  std::unique_lock lock(monitor_);
+  RunCommands();
+  std::vector<Core::Completion> completions = core_->TakeCompletions();
+  core_.reset();
+  lock.unlock();
+  Complete(std::move(completions));
 }
 
 void Engine::AbandonInChild() {

@@ -59,14 +59,11 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   // process, by rank and ordinal, and agrees with all processes on the rings between them.
   void OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
                    const std::vector<RingSockets>& sockets, std::chrono::milliseconds timeout);
-  // Throws UsageError before that.
-  DeviceEngine& devices() const;
-  std::map<std::string, uint64_t> DeviceStats() const {
-    return devices_ ? devices_->Stats() : std::map<std::string, uint64_t>();
-  }
-  std::vector<FlightRecord> DeviceFlightRecords() const {
-    return devices_ ? devices_->FlightRecords() : std::vector<FlightRecord>();
-  }
+  // Stays valid while it is held, also over a Close(). Throws UsageError before OpenDevices() and
+  // after Close().
+  std::shared_ptr<DeviceEngine> devices() const;
+  std::map<std::string, uint64_t> DeviceStats() const;
+  std::vector<FlightRecord> DeviceFlightRecords() const;
 
   // Fails the engine for a reason found elsewhere.
   void Fail(const Error& error) override;
@@ -81,6 +78,8 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   std::shared_ptr<const Error> WaitFailure(std::chrono::milliseconds timeout) const;
 
   // Says goodbye, waits for the peers to close as well, ends all threads and closes all files.
+  // Other threads may be inside any function: what they have started is completed, and from then
+  // on they get UsageError.
   void Close(std::chrono::milliseconds timeout);
   // In a forked child: closes the child's copies of the sockets; nothing else works there. The
   // object must be held by a shared_ptr, and is never destroyed: the threads that hold parts of it
@@ -103,6 +102,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
                     std::span<const RingSockets> sockets, const RingOptions& options,
                     Time deadline);
   void CloseDevices(std::chrono::milliseconds timeout);
+  std::shared_ptr<DeviceEngine> FindDevices() const;  // null if there are none
 
   void CheckUsable() const;
   [[noreturn]] static void ThrowClosed();
@@ -111,18 +111,19 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   void RunCommands();
   void Complete(std::vector<Core::Completion> completions);
   void Publish();
+  void CloseCore();
   void Progress();
   bool Turn(std::span<const epoll_event> events);
   void Poll(Pollable* pollable);
   void Wake();
 
   const pid_t pid_;
-  std::unique_ptr<Core> core_;  // under monitor_
+  std::unique_ptr<Core> core_;  // under monitor_; null after Close()
   mutable std::mutex monitor_;
   CompletionPool pool_;
   std::thread progress_;
   Fd epoll_;
-  Fd wake_;
+  Fd wake_;                             // under inbox_mutex_ for all but the progress thread
   std::vector<int> inherited_fds_;      // to close in a forked child
   std::shared_ptr<Engine> keep_alive_;  // there
 
@@ -139,7 +140,8 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   Time close_deadline_ = Time::max();  // under monitor_
 
   const Options options_;
-  std::unique_ptr<DeviceEngine> devices_;  // from OpenDevices to Close
+  mutable std::mutex devices_mutex_;
+  std::shared_ptr<DeviceEngine> devices_;  // from OpenDevices to Close; under devices_mutex_
 };
 
 }  // namespace jaxhet

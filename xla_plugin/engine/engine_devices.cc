@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <thread>
 
 #include "xla_plugin/engine/engine.h"
@@ -12,8 +14,13 @@ constexpr milliseconds kPlanTimeout{2'000};  // for a peer's plan that is on its
 
 }  // namespace
 
-DeviceEngine& Engine::devices() const {
-  if (devices_) return *devices_;
+std::shared_ptr<DeviceEngine> Engine::FindDevices() const {
+  const std::lock_guard lock(devices_mutex_);
+  return devices_;
+}
+
+std::shared_ptr<DeviceEngine> Engine::devices() const {
+  if (auto devices = FindDevices()) return devices;
   Throw(ErrorCode::kUsage, "the devices of this process are not open (jaxhet.initialize)");
 }
 
@@ -37,8 +44,23 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& 
   }
   ConnectRings(ranks, sockets, rings, Clock::now() + timeout);
   JobView& job = *this;
-  devices_ = std::make_unique<DeviceEngine>(job, options_, std::move(ranks));
-  Complete(Submit([devices = devices_.get()](Core& core) { core.SetDevices(devices); }));
+  const auto devices = std::make_shared<DeviceEngine>(job, options_, std::move(ranks));
+  std::ranges::copy(devices->SocketFds(), std::back_inserter(inherited_fds_));
+  {
+    const std::lock_guard lock(devices_mutex_);
+    devices_ = devices;
+  }
+  Complete(Submit([devices = devices.get()](Core& core) { core.SetDevices(devices); }));
+}
+
+std::map<std::string, uint64_t> Engine::DeviceStats() const {
+  const auto devices = FindDevices();
+  return devices ? devices->Stats() : std::map<std::string, uint64_t>();
+}
+
+std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
+  const auto devices = FindDevices();
+  return devices ? devices->FlightRecords() : std::vector<FlightRecord>();
 }
 
 void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
@@ -91,13 +113,14 @@ void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
 }
 
 void Engine::CloseDevices(milliseconds timeout) {
-  if (!devices_) return;
-  if (!failure() && !devices_->WaitIdle(timeout) && !failure()) {
+  const auto devices = FindDevices();
+  if (!devices) return;
+  if (!failure() && !devices->WaitIdle(timeout) && !failure()) {
     Fail(Error(ErrorCode::kUsage,
                "exchanges between devices were still under way when this process left the job. "
                "Wait for the results before jaxhet.shutdown()."));
   }
-  if (failure()) devices_->Abandon();
+  if (failure()) devices->Abandon();
 }
 
 void Engine::Lose(int peer_rank, std::string_view why) {

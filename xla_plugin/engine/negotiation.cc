@@ -69,7 +69,10 @@ void Apply(std::string_view body, bool accept, Candidates& candidates) {
   };
   std::map<std::string, Answer> answers;
   const std::vector<std::string> table = UnpackStrings(body);
-  for (size_t i = 0; i + 2 < table.size(); i += 3) {
+  if (table.size() % 3 != 0) {
+    Throw(ErrorCode::kTransport, "its table of transports has ", table.size(), " entries");
+  }
+  for (size_t i = 0; i < table.size(); i += 3) {
     answers[table[i]] = {table[i + 1] == "ok", table[i + 2]};
   }
   for (Candidate& candidate : candidates) {

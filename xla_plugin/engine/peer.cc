@@ -26,7 +26,7 @@ void Peer::Sent(Transfer& transfer, size_t num_bytes) {
 
 void Peer::Received(Transfer& transfer, size_t num_bytes) {
   if (!InBounds(transfer.received, num_bytes, transfer.receive.num_bytes())) {
-    Throw(ErrorCode::kTransport, "it sent bytes of a transfer twice");
+    Throw(ErrorCode::kTransport, kBytesTwice);
   }
   transfer.received += num_bytes;
   bytes_received += num_bytes;

@@ -102,6 +102,12 @@ std::string_view Plan::program_name() const {
   return title.substr(0, title.find(' '));
 }
 
+void Plans::Add(int64_t plan, std::string_view text, std::string_view program) {
+  const bool has_open_line = !text.empty() && !text.ends_with('\n');
+  const int64_t num_exchanges = std::ranges::count(text, '\n') + (has_open_line ? 1 : 0);
+  plans_.insert_or_assign(plan, Plan{std::string(text), std::string(program), num_exchanges});
+}
+
 const Plan* Plans::Find(int64_t plan) const {
   const auto found = plans_.find(plan);
   return found == plans_.end() ? nullptr : &found->second;
@@ -112,7 +118,7 @@ std::string Plans::Describe(int64_t plan, int64_t index) const {
   const Plan* const found = Find(plan);
   if (found == nullptr) return name;
   std::string_view rest = found->text;
-  for (int64_t line = 0; line < index; ++line) TakeLine(rest);
+  for (int64_t line = 0; line < index && !rest.empty(); ++line) TakeLine(rest);
   const std::string_view line = TakeLine(rest);
   const std::string_view description = Description(line);
   return Readable(name, description.empty() ? Compared(line) : description);

@@ -13,6 +13,7 @@ namespace jaxhet {
 struct Plan {
   std::string text;     // one line per exchange
   std::string program;  // name and digest, then one line per equation; empty if unknown
+  int64_t num_exchanges;
 
   // The first word of `program`.
   std::string_view program_name() const;
@@ -21,9 +22,7 @@ struct Plan {
 // The plans of one process by fingerprint.
 class Plans {
  public:
-  void Add(int64_t plan, std::string_view text, std::string_view program = {}) {
-    plans_.insert_or_assign(plan, Plan{std::string(text), std::string(program)});
-  }
+  void Add(int64_t plan, std::string_view text, std::string_view program = {});
   // Null if it was never added.
   const Plan* Find(int64_t plan) const;
   // "exchange 3 (<description>)", as far as it is known.

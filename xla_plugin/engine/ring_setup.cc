@@ -29,9 +29,10 @@ struct RingInfo {
   int32_t target;
 };
 
-// All rings to one device together, at most.
-constexpr size_t kMostDeviceBytes = size_t{256} << 20;
 constexpr size_t kLeastSlotBytes = size_t{256} << 10;
+
+// What a target waits for.
+enum class IncomingState { kAnswer, kProof, kNothing };
 
 struct Incoming {
   Incoming(DeviceRank* its_rank, const RingPeer* its_source) : rank(its_rank), source(its_source) {}
@@ -42,8 +43,11 @@ struct Incoming {
   std::unique_ptr<RankRing> ring;
   std::string proof;
   std::string refusals;
-  bool is_settled = false;
+  IncomingState state = IncomingState::kAnswer;
 };
+
+// What a source waits for; in all states but the last the target may make another offer.
+enum class OutgoingState { kOffer, kAccepted, kSettled, kNothing };
 
 struct Outgoing {
   Outgoing(DeviceRank* its_rank, const RingPeer* its_target) : rank(its_rank), target(its_target) {}
@@ -51,7 +55,26 @@ struct Outgoing {
   DeviceRank* rank;
   const RingPeer* target;
   std::unique_ptr<RankRing> ring;
+  OutgoingState state = OutgoingState::kOffer;
 };
+
+void Expect(bool is_expected, const char* what) {
+  if (!is_expected) Throw(ErrorCode::kTransport, what, " of a ring came out of turn");
+}
+
+void CheckArity(const RingInfo& info, std::span<const std::string> strings) {
+  const size_t count = info.step == RingStep::kOffer ? 2 : 1;
+  if (strings.size() == count) return;
+  Throw(ErrorCode::kTransport, "a message about a ring has ", strings.size(), " strings, not ",
+        count);
+}
+
+bool IsAllowed(std::string_view transport, const RingPeer& peer) {
+  return transport == "local" || std::ranges::count(peer.allowed, transport) > 0;
+}
+
+constexpr std::string_view kNotAllowed =
+    "not allowed (option transports) or not proven (option qualification)";
 
 std::unique_ptr<RankRing> NewRing(std::unique_ptr<RingEnd> end, std::string_view transport) {
   auto ring = std::make_unique<RankRing>();
@@ -82,7 +105,7 @@ class RingSetUp {
     for (Incoming& ring : incoming_) Offer(ring);
     while (num_open_ > 0) {
       mail_.check();
-      for (const Core::RingMessage& message : mail_.receive()) Handle(message);
+      for (const Core::RingMessage& message : mail_.receive()) HandleBlaming(message);
       if (Clock::now() > deadline) ThrowLate();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
@@ -163,13 +186,12 @@ class RingSetUp {
     while (incoming.next < transports.size()) {
       const RingTransport& transport = transports[incoming.next++];
       try {
-        if (transport.name != "local" &&
-            std::ranges::count(incoming.source->allowed, transport.name) == 0) {
-          Throw(ErrorCode::kTransport,
-                "not allowed (option transports) or not proven (option qualification)");
+        if (!IsAllowed(transport.name, *incoming.source)) {
+          Throw(ErrorCode::kTransport, kNotAllowed);
         }
         auto [end, offer] = transport.make(SetupFor(*incoming.rank, *incoming.source, true));
         incoming.ring = NewRing(std::move(end), transport.name);
+        incoming.state = IncomingState::kAnswer;
         return Send(*incoming.source,
                     {RingStep::kOffer, incoming.source->rank, incoming.rank->rank()},
                     std::array{std::string(transport.name), std::move(offer)});
@@ -177,31 +199,54 @@ class RingSetUp {
         incoming.refusals += StrCat("; ", transport.name, ": ", error.text());
       }
     }
-    Throw(ErrorCode::kTransport, "no transport leads from ", incoming.source->name, " to rank ",
-          incoming.rank->rank(), " (", incoming.rank->device().info().ToString(), ")",
-          incoming.refusals);
+    throw Error(ErrorCode::kTransport,
+                StrCat("no transport leads from ", incoming.source->name, " to rank ",
+                       incoming.rank->rank(), " (", incoming.rank->device().info().ToString(), ")",
+                       incoming.refusals),
+                incoming.source->process);
+  }
+
+  void HandleBlaming(const Core::RingMessage& message) {
+    try {
+      Handle(message);
+    } catch (const Error& error) {
+      if (error.culprit() >= 0) throw;
+      throw Error(error.code(), StrCat("process ", message.process, ": ", error.text()),
+                  message.process);
+    }
   }
 
   void Handle(const Core::RingMessage& message) {
     std::string_view body = message.body;
     const auto info = TakeInfo<RingInfo>(body);
     const std::vector<std::string> strings = UnpackStrings(body);
+    CheckArity(info, strings);
     switch (info.step) {
       case RingStep::kOffer:
-        return Open(OutgoingOf(info), strings);
+        return Open(OutgoingOf(info, message.process), strings);
       case RingStep::kAnswer:
-        return Accept(IncomingOf(info), strings.at(0));
+        return Accept(IncomingOf(info, message.process), strings[0]);
       case RingStep::kAccepted:
-        return Prove(OutgoingOf(info), strings.at(0));
+        return Prove(OutgoingOf(info, message.process), strings[0]);
       case RingStep::kProved:
-        return Settle(IncomingOf(info));
+        return Settle(IncomingOf(info, message.process));
       case RingStep::kRefused:
-        return TryNext(IncomingOf(info), strings.at(0));
+        return OnRefusal(IncomingOf(info, message.process), strings[0]);
       case RingStep::kSettled:
-        --num_open_;
-        return;
+        return OnSettled(OutgoingOf(info, message.process));
     }
-    Throw(ErrorCode::kTransport, "process ", message.process, " sent a message about no ring");
+    Throw(ErrorCode::kTransport, "it sent a message about no ring");
+  }
+
+  void OnRefusal(Incoming& incoming, std::string_view refusal) {
+    Expect(incoming.state != IncomingState::kNothing, "the refusal");
+    TryNext(incoming, refusal);
+  }
+
+  void OnSettled(Outgoing& outgoing) {
+    Expect(outgoing.state == OutgoingState::kSettled, "the end");
+    outgoing.state = OutgoingState::kNothing;
+    --num_open_;
   }
 
   void TryNext(Incoming& incoming, std::string_view refusal) {
@@ -210,16 +255,20 @@ class RingSetUp {
   }
 
   void Open(Outgoing& outgoing, std::span<const std::string> strings) {
+    Expect(outgoing.state != OutgoingState::kNothing, "an offer");
     Refusing(outgoing, [&] {
       outgoing.ring.reset();
       const RingTransport& transport = RingTransportOf(strings[0]);
+      if (!IsAllowed(transport.name, *outgoing.target)) Throw(ErrorCode::kTransport, kNotAllowed);
       const RingSetup setup = SetupFor(*outgoing.rank, *outgoing.target, false);
       outgoing.ring = NewRing(transport.open(setup, strings[1]), transport.name);
       Send(outgoing, RingStep::kAnswer, outgoing.ring->end->Answer());
+      outgoing.state = OutgoingState::kAccepted;
     });
   }
 
   void Accept(Incoming& incoming, std::string_view answer) {
+    Expect(incoming.state == IncomingState::kAnswer, "an answer");
     try {
       incoming.ring->end->Accept(answer);
     } catch (const Error& error) {
@@ -230,16 +279,20 @@ class RingSetUp {
       ThrowErrno("getrandom");
     }
     Send(incoming, RingStep::kAccepted, incoming.proof);
+    incoming.state = IncomingState::kProof;
   }
 
   void Prove(Outgoing& outgoing, std::string_view proof) {
+    Expect(outgoing.state == OutgoingState::kAccepted && proof.size() == kProofBytes, "a proof");
     Refusing(outgoing, [&] {
       outgoing.ring->end->Prove(outgoing.rank->device(), std::as_bytes(std::span(proof)));
       Send(outgoing, RingStep::kProved);
+      outgoing.state = OutgoingState::kSettled;
     });
   }
 
   void Settle(Incoming& incoming) {
+    Expect(incoming.state == IncomingState::kProof, "the proof");
     const auto proof = std::as_bytes(std::span(incoming.proof));
     try {
       if (!incoming.ring->end->IsProven(incoming.rank->device(), proof)) {
@@ -248,7 +301,7 @@ class RingSetUp {
     } catch (const Error& error) {
       return TryNext(incoming, error.text());
     }
-    incoming.is_settled = true;
+    incoming.state = IncomingState::kNothing;
     --num_open_;
     Send(incoming, RingStep::kSettled);
   }
@@ -259,29 +312,34 @@ class RingSetUp {
       function();
     } catch (const Error& error) {
       outgoing.ring.reset();
+      outgoing.state = OutgoingState::kOffer;
       Send(outgoing, RingStep::kRefused, error.text());
     }
   }
 
-  Incoming& IncomingOf(const RingInfo& info) {
+  // That of the message, whose sender has the other end of it.
+  Incoming& IncomingOf(const RingInfo& info, int sender) {
     return Find(incoming_, [&](const Incoming& ring) {
-      return ring.source->rank == info.source && ring.rank->rank() == info.target;
+      return ring.source->rank == info.source && ring.rank->rank() == info.target &&
+             ring.source->process == sender;
     });
   }
-  Outgoing& OutgoingOf(const RingInfo& info) {
+  Outgoing& OutgoingOf(const RingInfo& info, int sender) {
     return Find(outgoing_, [&](const Outgoing& ring) {
-      return ring.target->rank == info.target && ring.rank->rank() == info.source;
+      return ring.target->rank == info.target && ring.rank->rank() == info.source &&
+             ring.target->process == sender;
     });
   }
   template <typename Ring, typename Predicate>
   static Ring& Find(std::vector<Ring>& rings, Predicate predicate) {
     const auto found = std::ranges::find_if(rings, predicate);
     if (found != rings.end()) return *found;
-    Throw(ErrorCode::kTransport, "a message names a ring between ranks that are not here");
+    Throw(ErrorCode::kTransport, "a message names a ring that does not join its sender and us");
   }
 
   [[noreturn]] void ThrowLate() const {
-    const auto open = std::ranges::find(incoming_, false, &Incoming::is_settled);
+    const auto open = std::ranges::find_if(
+        incoming_, [](const Incoming& ring) { return ring.state != IncomingState::kNothing; });
     if (open == incoming_.end()) {
       Throw(ErrorCode::kDeadline, "the other processes have not settled their rings in time");
     }

@@ -34,8 +34,6 @@ struct RingSockets {
   std::vector<Fd> sockets;
 };
 
-inline constexpr size_t kProofBytes = 64;
-
 struct RingOptions {
   size_t slot_bytes;
   size_t pull_bytes;

@@ -1,6 +1,7 @@
 #include "xla_plugin/ffi/device_exchange.h"
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "xla_plugin/engine/registry.h"
@@ -26,6 +27,17 @@ std::byte PoisonOf(ffi::DataType type) {
   }
 }
 
+// The devices of a session, and the engine that they are part of: both outlive a call.
+class Devices {
+ public:
+  explicit Devices(int64_t session) : engine_(FindEngine(session)), devices_(engine_->devices()) {}
+  DeviceEngine* operator->() const { return devices_.get(); }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<DeviceEngine> devices_;
+};
+
 template <typename Function>
 ffi::Error Guarded(Function function) {
   try {
@@ -43,18 +55,19 @@ ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t 
                  int64_t deadline_ms, int64_t skips_own, int64_t part_bytes, ffi::AnyBuffer operand,
                  ffi::Result<ffi::AnyBuffer> result) {
   return Guarded([&] {
-    FindEngine(session)->devices().Start(ordinal, {.stream = stream,
-                                                   .kind = static_cast<ExchangeKind>(kind),
-                                                   .plan = plan,
-                                                   .index = index,
-                                                   .deadline_ms = deadline_ms,
-                                                   .ranks = ToSpan(ranks),
-                                                   .group_size = group_size,
-                                                   .skips_own = skips_own != 0,
-                                                   .part_bytes = part_bytes,
-                                                   .operand = Bytes(operand),
-                                                   .result = Bytes(result),
-                                                   .poison = PoisonOf(operand.element_type())});
+    const Devices devices(session);
+    devices->Start(ordinal, {.stream = stream,
+                             .kind = static_cast<ExchangeKind>(kind),
+                             .plan = plan,
+                             .index = index,
+                             .deadline_ms = deadline_ms,
+                             .ranks = ToSpan(ranks),
+                             .group_size = group_size,
+                             .skips_own = skips_own != 0,
+                             .part_bytes = part_bytes,
+                             .operand = Bytes(operand),
+                             .result = Bytes(result),
+                             .poison = PoisonOf(operand.element_type())});
   });
 }
 
@@ -72,7 +85,7 @@ ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /
                 ffi::Result<ffi::AnyBuffer> result) {
   return Guarded([&] {
     CheckInPlace(index, started, result);
-    FindEngine(session)->devices().Done(ordinal, stream, plan, index);
+    Devices(session)->Done(ordinal, stream, plan, index);
   });
 }
 
@@ -84,7 +97,7 @@ ffi::Error Part(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /
   return Guarded([&] {
     CheckInPlace(index, came, came_result);
     CheckInPlace(index, other, other_result);
-    FindEngine(session)->devices().Done(ordinal, stream, plan, index);
+    Devices(session)->Done(ordinal, stream, plan, index);
   });
 }
 

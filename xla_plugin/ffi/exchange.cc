@@ -68,6 +68,9 @@ ffi::Future StartExchange(ffi::RunId run_id, int32_t device_id, int64_t session,
           std::move(request));
   } catch (const Error& error) {
     done(&error);
+  } catch (const std::exception& error) {  // nothing may cross XLA's C interface
+    const Error named(ErrorCode::kDevice, error.what());
+    done(&named);
   }
   return future;
 }

@@ -35,7 +35,8 @@ SharedMemory::SharedMemory(size_t num_bytes)
 SharedMemory::SharedMemory(const SharedMemoryInfo& info, Access access) : info_(info) {
   const std::string path = StrCat("/proc/", info.pid, "/fd/", info.fd);
   const bool writes = access == Access::kReadWrite;
-  fd_.Reset(open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+  // A pipe in its place would block.
+  fd_.Reset(open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK));
   if (!fd_) throw Error(ErrorCode::kTransport, ErrnoText(StrCat("open ", path), errno));
   struct stat status{};
   const int seals = fcntl(fd_.get(), F_GET_SEALS);

@@ -11,6 +11,7 @@
 
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/base/io_list.h"
+#include "xla_plugin/base/range_set.h"
 
 namespace jaxhet {
 
@@ -27,11 +28,15 @@ struct Transfer {
   IoList receive;
   size_t sent = 0;           // bytes of `send` that we need not keep any more
   size_t received = 0;       // bytes of `receive` that are in place
+  RangeSet claimed;          // chunks of `receive` that have begun to arrive, where any order is
+                             // possible: none overlap, so that `received` counts no byte twice
   uint64_t ticket = 0;       // names this transfer in the peer's messages to us
   uint64_t peer_ticket = 0;  // names the peer's transfer in ours
 
   bool IsDone() const { return sent == send.num_bytes() && received == receive.num_bytes(); }
 };
+
+inline constexpr std::string_view kBytesTwice = "it sent bytes of a transfer twice";
 
 // What a path to a peer may ask of whoever owns it.
 class PeerHost {

@@ -109,7 +109,10 @@ def test_small_shared_memory_of_a_container_is_said(tmp_path: pathlib.Path):
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        ({"ptrace_scope": 1}, "ptrace_scope is 1: `sysctl kernel.yama.ptrace_scope=0`"),
+        (
+            {"ptrace_scope": 1},
+            "ptrace_scope is 1: `sysctl kernel.yama.ptrace_scope=0` allows it, at a price: ",
+        ),
         ({"seccomp": True}, "a container needs --cap-add=SYS_PTRACE"),
         ({}, "of one user and one pid namespace"),
     ],

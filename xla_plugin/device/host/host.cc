@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -231,6 +232,12 @@ class HostDevice final : public Device {
   IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowNoIpc(); }
   Fd ExportFd(const void* address) override { return ExportDmaBuf(address, 0).fd; }
   MappedMemory MapFd(const Fd& fd, size_t num_bytes) override {
+    struct stat status{};
+    if (fstat(fd.get(), &status) != 0) ThrowErrno("fstat");
+    if (num_bytes == 0 || std::cmp_less(status.st_size, num_bytes)) {
+      Throw(ErrorCode::kDevice, "the peer's memory has ", status.st_size, " bytes, not ",
+            num_bytes);
+    }
     return {*this, {.base = Map(fd, num_bytes), .num_bytes = num_bytes}};
   }
   AddressRange RangeOf(const void* address) override {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include "xla_plugin/base/error.h"
 
@@ -18,7 +19,7 @@ namespace {
 using Nonce = decltype(FdMailboxInfo::nonce);
 
 // A message with room for what comes beside it.
-struct Message {
+struct Letter {
   Nonce nonce{};
   iovec body{.iov_base = &nonce, .iov_len = sizeof nonce};
   alignas(
@@ -31,9 +32,9 @@ struct Message {
                 .msg_controllen = beside.size(),
                 .msg_flags = 0};
 
-  Message() = default;
-  Message(const Message&) = delete;
-  Message& operator=(const Message&) = delete;
+  Letter() = default;
+  Letter(const Letter&) = delete;
+  Letter& operator=(const Letter&) = delete;
 };
 
 Fd UnixSocket() {
@@ -49,17 +50,27 @@ T PayloadOf(const cmsghdr* beside) {
   return value;
 }
 
-// What came with a message: what it holds must be ours to close, whoever sent it.
+// The contents of a message's control part. All descriptors in it are ours to close, whoever sent
+// it.
 struct Parcel {
-  Fd fd;
+  std::vector<Fd> fds;
   std::optional<uid_t> user;
 };
+
+void AddFds(const cmsghdr* beside, std::vector<Fd>& fds) {
+  const size_t count = (beside->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+  for (size_t i = 0; i < count; ++i) {
+    int number = -1;
+    std::memcpy(&number, CMSG_DATA(beside) + i * sizeof number, sizeof number);
+    fds.emplace_back(number);
+  }
+}
 
 Parcel Unpack(msghdr& header) {
   Parcel parcel;
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET) continue;
-    if (c->cmsg_type == SCM_RIGHTS) parcel.fd = Fd(PayloadOf<int>(c));
+    if (c->cmsg_type == SCM_RIGHTS) AddFds(c, parcel.fds);
     if (c->cmsg_type == SCM_CREDENTIALS) parcel.user = PayloadOf<ucred>(c).uid;
   }
   return parcel;
@@ -91,14 +102,14 @@ FdMailbox::FdMailbox() : socket_(UnixSocket()) {
 
 Fd FdMailbox::Take() {
   while (true) {
-    Message message;
+    Letter message;
     if (recvmsg(socket_.get(), &message.header, MSG_CMSG_CLOEXEC) < 0) {
       if (errno == EINTR) continue;
       ThrowErrno("recvmsg: no file descriptor from the peer");
     }
     Parcel parcel = Unpack(message.header);
     const bool is_ours = parcel.user == geteuid() && message.nonce == info_.nonce;
-    if (is_ours && parcel.fd) return std::move(parcel.fd);
+    if (is_ours && parcel.fds.size() == 1) return std::move(parcel.fds.front());
   }
 }
 
@@ -106,7 +117,7 @@ void LeaveFd(const FdMailboxInfo& mailbox, const Fd& fd) {
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
   const size_t size = strnlen(mailbox.name.data(), mailbox.name.size());
   std::memcpy(&address.sun_path[1], mailbox.name.data(), size);
-  Message message;
+  Letter message;
   message.nonce = mailbox.nonce;
   message.header.msg_name = &address;
   message.header.msg_namelen = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);

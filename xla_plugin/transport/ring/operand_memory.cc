@@ -4,6 +4,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/ring/ring.h"
 
 namespace jaxhet {
 namespace {
@@ -57,7 +58,7 @@ void PeerOperandMemory::Open(Device& device, std::string_view answer) {
   const std::string_view why_not = answer.substr(sizeof info);
   if (!why_not.empty()) throw Error(ErrorCode::kTransport, why_not);
   if (info.num_bytes == 0) return;
-  if (info.proof_place >= info.num_bytes || info.pull_bytes == 0) {
+  if (!InBounds(info.proof_place, kProofBytes, info.num_bytes) || info.pull_bytes == 0) {
     Throw(ErrorCode::kTransport, "the peer's answer is damaged");
   }
   if (info.by_handle != 0) {

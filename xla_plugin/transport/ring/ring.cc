@@ -84,6 +84,12 @@ bool RingEnd::IsProven(Device& device, std::span<const std::byte> proof) {
   return HasProof(device, slot(0), proof);
 }
 
+void CheckSlotBytes(uint64_t slot_bytes) {
+  if (slot_bytes > 0 && slot_bytes <= kMostDeviceBytes / kRingSlots) return;
+  Throw(ErrorCode::kTransport, "the peer offers slots of ", slot_bytes, " bytes, not of 1 to ",
+        kMostDeviceBytes / kRingSlots);
+}
+
 const RingTransport& RingTransportOf(std::string_view name) {
   const auto transports = RingTransports();
   const auto found = std::ranges::find(transports, name, &RingTransport::name);

@@ -52,8 +52,11 @@ class Nics;
 
 inline constexpr uint32_t kRingSlots = 8;
 inline constexpr uint32_t kTakenWords = 2;
+// All rings to one device together, at most.
+inline constexpr size_t kMostDeviceBytes = size_t{256} << 20;
 // Of the slots of shm and tcp: caches hold several of these.
 inline constexpr size_t kMostHostSlotBytes = size_t{2} << 20;
+inline constexpr size_t kProofBytes = 64;
 // Lets all waits for a word pass. HIP compares without wrapping around.
 inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
 
@@ -196,6 +199,8 @@ class RingEnd {
   virtual std::optional<uint64_t> Passed() const { return std::nullopt; }
   // Both ends see the same words, and the target its slots, whether or not the source lives.
   virtual bool is_shared() const { return true; }
+  // Sockets to the peer, of which a forked child closes its copies.
+  virtual std::vector<int> SocketFds() const { return {}; }
   // For people: what is not as good as it could be.
   virtual std::string Remark() const { return {}; }
   // Set-up is over.
@@ -245,6 +250,9 @@ struct RingSetup {
   const Fd* messages;           // another one, for this ring alone; may be null
   verbs::Nics* nics;            // of this process
 };
+
+// `slot_bytes` is the target's offer. Throws TransportError if no target offers that.
+void CheckSlotBytes(uint64_t slot_bytes);
 
 inline size_t HostSlotBytes(const RingSetup& setup) {
   return std::min(setup.slot_bytes, kMostHostSlotBytes);

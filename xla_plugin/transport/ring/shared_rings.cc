@@ -171,16 +171,25 @@ MadeRing MakeIpcRing(const RingSetup& setup, std::string_view vendor) {
   return {std::move(ring), std::move(offer)};
 }
 
+void CheckSameProcess(const RingSetup& setup) {
+  if (!setup.same_process) Throw(ErrorCode::kTransport, "the devices are of two processes");
+}
+
+void CheckSameHost(const RingSetup& setup) {
+  if (!setup.same_host) Throw(ErrorCode::kTransport, "the devices are on different hosts");
+}
+
 }  // namespace
 
 MadeRing MakeLocalRing(const RingSetup& setup) {
-  if (!setup.same_process) Throw(ErrorCode::kTransport, "the devices are of two processes");
+  CheckSameProcess(setup);
   auto ring = std::make_unique<DeviceRing>(setup);
   std::string offer = ToOffer(ring->LocalInfo());
   return {std::move(ring), std::move(offer)};
 }
 
 std::unique_ptr<RingEnd> OpenLocalRing(const RingSetup& setup, std::string_view offer) {
+  CheckSameProcess(setup);  // the offer holds an address
   return std::make_unique<LocalRingSource>(setup.device, ParseSharedRingInfo(offer));
 }
 
@@ -188,17 +197,19 @@ MadeRing MakeCudaIpcRing(const RingSetup& setup) { return MakeIpcRing(setup, "cu
 MadeRing MakeHipIpcRing(const RingSetup& setup) { return MakeIpcRing(setup, "hip"); }
 
 std::unique_ptr<RingEnd> OpenIpcRing(const RingSetup& setup, std::string_view offer) {
+  CheckSameHost(setup);
   return std::make_unique<IpcRingSource>(setup, ParseSharedRingInfo(offer));
 }
 
 MadeRing MakeShmRing(const RingSetup& setup) {
-  if (!setup.same_host) Throw(ErrorCode::kTransport, "the devices are on different hosts");
+  CheckSameHost(setup);
   auto ring = std::make_unique<ShmRing>(setup);
   std::string offer = ToOffer(ring->Info());
   return {std::move(ring), std::move(offer)};
 }
 
 std::unique_ptr<RingEnd> OpenShmRingEnd(const RingSetup& setup, std::string_view offer) {
+  CheckSameHost(setup);
   return std::make_unique<ShmRingSource>(setup, ParseSharedRingInfo(offer));
 }
 

@@ -44,6 +44,7 @@ SharedRingInfo ParseSharedRingInfo(std::string_view offer) {
   SharedRingInfo info{};
   if (offer.size() != sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");
   std::memcpy(&info, offer.data(), sizeof info);
+  CheckSlotBytes(info.slot_bytes);
   return info;
 }
 

@@ -35,6 +35,12 @@ class TcpRing : public CarriedRing {
   }
   ~TcpRing() override { Stop(); }
 
+  std::vector<int> SocketFds() const override {
+    std::vector<int> fds;
+    for (const Fd& socket : sockets_) fds.push_back(socket.get());
+    return fds;
+  }
+
   // The sockets were authenticated; there is no memory to prove.
   void Prove(Device& /*device*/, std::span<const std::byte> /*proof*/) override {}
   bool IsProven(Device& /*device*/, std::span<const std::byte> /*proof*/) override { return true; }
@@ -152,6 +158,7 @@ std::unique_ptr<RingEnd> OpenTcpRing(const RingSetup& setup, std::string_view of
   TcpOfferInfo info{};
   if (offer.size() != sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");
   std::memcpy(&info, offer.data(), sizeof info);
+  CheckSlotBytes(info.slot_bytes);
   return std::make_unique<TcpSource>(setup, info.slot_bytes);
 }
 

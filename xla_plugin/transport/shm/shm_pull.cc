@@ -1,5 +1,7 @@
 #include "xla_plugin/transport/shm/shm_pull.h"
 
+#include <poll.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -9,6 +11,7 @@
 #include <cstring>
 
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/base/fd.h"
 #include "xla_plugin/transport/pull.h"
 #include "xla_plugin/transport/shared_memory.h"
 
@@ -37,6 +40,8 @@ class ShmPullConnection final : public PullConnection {
     std::memcpy(&offer, text.data(), sizeof offer);
     peer_page_ = std::make_unique<SharedPage>(offer.page);
     pid_ = static_cast<pid_t>(offer.page.pid);
+    pidfd_.Reset(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+    if (!pidfd_) ThrowErrno("pidfd_open");
     Probe(offer);
   }
 
@@ -61,15 +66,19 @@ class ShmPullConnection final : public PullConnection {
     return 0;
   }
 
+  // While the process of the probe has not ended, no other has its pid.
   bool SourceIsAlive() override {
-    const bool alive = !peer_page_->HasFailed();
-    if (!alive) host().Lost("it failed while its memory was read");
+    pollfd polled{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+    const bool has_ended = poll(&polled, 1, 0) != 0;
+    const bool alive = !has_ended && !peer_page_->HasFailed();
+    if (!alive) host().Lost("it failed or ended while its memory was read");
     return alive;
   }
 
   const SharedPage& page_;
   std::unique_ptr<SharedPage> peer_page_;
   pid_t pid_ = 0;
+  Fd pidfd_;
 };
 
 }  // namespace

@@ -48,10 +48,13 @@ class ShmRingConnection final : public Connection {
     if (message.size() != sizeof info) Throw(ErrorCode::kTransport, "a slot message is cut");
     std::memcpy(&info, message.data(), sizeof info);
     if (info.slot >= kSlots) Throw(ErrorCode::kTransport, "there is no slot ", info.slot);
-    if (info.state == SlotState::kFreed) {
+    const auto is_slot = [&](const SlotInfo& other) { return other.slot == info.slot; };
+    if (info.state == SlotState::kFreed && std::ranges::count(free_, info.slot) == 0) {
       free_.push_back(info.slot);
-    } else {
+    } else if (info.state == SlotState::kFilled && std::ranges::none_of(filled_, is_slot)) {
       filled_.push_back(info);
+    } else {
+      Throw(ErrorCode::kTransport, "slot ", info.slot, " was filled or freed out of turn");
     }
   }
 
@@ -83,7 +86,7 @@ class ShmRingConnection final : public Connection {
     filled_.pop_front();
     Transfer& transfer = host_.Find(info.ticket);
     const size_t slot_bytes = peer_slots_->num_bytes() / kSlots;
-    if (info.num_bytes > slot_bytes || info.offset != transfer.received ||
+    if (info.num_bytes == 0 || info.num_bytes > slot_bytes || info.offset != transfer.received ||
         !InBounds(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
       Throw(ErrorCode::kTransport, "a slot's bytes lie outside of the transfer");
     }

@@ -117,6 +117,7 @@ class TcpConnection final : public Connection {
     if (!in.HasHeader()) {
       const iovec rest = in.HeaderRest();
       in.header_bytes += data.socket.Read({&rest, 1});
+      if (in.HasHeader()) Claim(in.header);
     }
     if (in.HasHeader()) {
       Transfer& transfer = Target(in.header);
@@ -133,13 +134,20 @@ class TcpConnection final : public Connection {
     if (header.magic != kChunkMagic) {
       Throw(ErrorCode::kTransport, "a chunk starts with ", header.magic, ", not with JXC1");
     }
-    Transfer& transfer = host_.Find(header.ticket);
-    if (header.num_bytes == 0 ||
-        !InBounds(header.offset, header.num_bytes, transfer.receive.num_bytes())) {
+    return host_.Find(header.ticket);
+  }
+
+  // Ranges are counted, not bytes: a chunk that is sent twice must not fill the place of another.
+  void Claim(const ChunkInfo& header) {
+    Transfer& transfer = Target(header);
+    const size_t total = transfer.receive.num_bytes();
+    if (header.num_bytes == 0 || !InBounds(header.offset, header.num_bytes, total)) {
       Throw(ErrorCode::kTransport, "a chunk of ", header.num_bytes, " bytes at ", header.offset,
             " lies outside of the transfer");
     }
-    return transfer;
+    if (!transfer.claimed.Add(header.offset, header.num_bytes, total)) {
+      Throw(ErrorCode::kTransport, kBytesTwice);
+    }
   }
 
   ConnectionHost& host_;

@@ -82,6 +82,9 @@ size_t VerbsConnection::Drain() {
       !InBounds(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
     Throw(ErrorCode::kTransport, "a chunk's bytes lie outside of the transfer");
   }
+  if (!transfer.claimed.Add(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
+    Throw(ErrorCode::kTransport, kBytesTwice);
+  }
   link_.OnCredits(info.credits);
   transfer.receive.CopyIn(info.offset, {memory + kChunkHeaderBytes, info.num_bytes});
   link_.TakeArrival();

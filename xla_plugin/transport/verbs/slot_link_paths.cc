@@ -231,6 +231,10 @@ void SlotLink::OnMessage(std::span<const std::byte> message) {
   const auto info = Take<PathEventInfo>(rest, "a path's message");
   const auto [rail, path] = PathOf(info.path);
   if (info.event == PathEvent::kClosed) return OnPeerClosed(*rail, *path, info, rest);
+  if (info.event != PathEvent::kOpened) {
+    Throw(ErrorCode::kTransport, "nothing that happens to a path is called ",
+          static_cast<uint32_t>(info.event));
+  }
   if (info.epoch != path->epoch() || path->state() != Path::State::kOpening) return;
   path->SetLive();
 }

@@ -54,6 +54,7 @@ class VerbsRing : public CarriedRing, private PeerHost {
   ~VerbsRing() override { Stop(); }
 
   std::string Answer() override { return link_.Offer(); }
+  std::vector<int> SocketFds() const override { return {socket_.fd()}; }
   std::string Remark() const override {
     return slots_.is_pinned() ? StrCat("RDMA goes through ", slots_.way()) : std::string();
   }
@@ -376,6 +377,7 @@ std::unique_ptr<RingEnd> OpenVerbsRing(const RingSetup& setup, std::string_view 
   if (offer.size() < sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");
   std::memcpy(&info, offer.data(), sizeof info);
   offer.remove_prefix(sizeof info);
+  CheckSlotBytes(info.slot_bytes);
   const size_t most = MostBytes(setup);
   if (info.slot_bytes > most) {
     Throw(ErrorCode::kTransport, "a NIC here sends ", most, " bytes at once, not ", info.slot_bytes,

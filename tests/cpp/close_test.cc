@@ -1,0 +1,76 @@
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+
+// Threads that are inside the engine while another one closes it.
+namespace jaxhet::testing {
+namespace {
+
+constexpr int kRounds = 300;
+
+// Calls `action` until the engine says that it is closed.
+void CallUntilClosed(const std::function<void(int64_t)>& action) {
+  try {
+    for (int64_t i = 0;; ++i) action(i);
+  } catch (const Error& error) {
+    ExpectContains(error.what(), "jaxhet is shut down");
+  }
+}
+
+// What a thread of XLA does: every start is answered once, with success or an error.
+void StartUntilClosed(Engine& engine) {
+  for (int64_t run = 1;; ++run) {
+    ExchangeRequest request = GatherRequest(0, run);
+    request.group = {0};
+    Call call(std::move(request), {8}, {8});
+    call.StartOn(engine);
+    if (call.Wait()) return;
+  }
+}
+
+void LookAtDevices(const Engine& engine) {
+  for (int i = 0; i < 20; ++i) {
+    EXPECT(engine.DeviceStats().empty() && engine.DeviceFlightRecords().empty());
+    ExpectThrow([&] { (void)engine.devices(); });
+  }
+}
+
+TEST(CloseWhileOthersCall) {
+  for (int round = 0; round < kRounds; ++round) {
+    const auto engine = std::make_shared<Engine>(0, 1, Options{});
+    engine->Connect(kLong);
+    engine->SetRanks({{.device_id = 1, .process = 0, .island = 0, .vendor = "cpu"}});
+    engine->AddPlan(kPlan, PlanText(8));
+    std::vector<std::thread> threads;
+    threads.emplace_back([=] { CallUntilClosed([&](int64_t i) { engine->AddPlan(i % 8, "x"); }); });
+    threads.emplace_back([=] {
+      CallUntilClosed(
+          [&](int64_t) { engine->Read([](const Core& core) { return core.Stats(); }); });
+    });
+    threads.emplace_back([=] { LookAtDevices(*engine); });
+    threads.emplace_back([=] { StartUntilClosed(*engine); });
+    std::this_thread::sleep_for(std::chrono::microseconds(10 * (round % 40)));
+    engine->Close(std::chrono::milliseconds(round % 2 == 0 ? 0 : 1'000));
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST(CloseTwiceAtOnce) {
+  for (int round = 0; round < kRounds / 10; ++round) {
+    World world(WorldOptions{});
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&, i] { world.engine(i % 2).Close(kLong); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

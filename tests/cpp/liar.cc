@@ -1,0 +1,94 @@
+#include "tests/cpp/liar.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <thread>
+#include <utility>
+
+namespace jaxhet::testing {
+
+Liar::Liar(int num_processes, std::vector<std::string> transports, bool knows_ranks) {
+  auto ends = ConnectAll(num_processes, 1);
+  WorldOptions options = FaultOptions("tcp");
+  options.num_processes = num_processes;
+  options.transports = std::move(transports);
+  options.engine.peer_timeout_ms = kLong.count();
+  for (size_t process = 1; process < ends.size(); ++process) {
+    data_.push_back(std::move(ends[process][0].data[0]));
+    channels_.emplace_back(std::move(ends[process][0].control));
+  }
+  engine_ = MakeEngine(0, options, std::move(ends[0]));
+  const std::string table = PackStrings(std::array<std::string, 3>{"tcp", "ok", ""});
+  for (size_t i = 0; i < channels_.size(); ++i) {
+    const HelloInfo info{static_cast<int64_t>(i) + 1};
+    const std::array body = {ObjectIovec(info), ToIovec(table.data(), table.size())};
+    channels_[i].Send(MessageType::kHello, body);
+    channels_[i].Send(MessageType::kVerdict, table);
+  }
+  if (knows_ranks) {
+    SetUp(*engine_, options);
+  } else {
+    engine_->Connect(kLong);
+  }
+}
+
+Liar::~Liar() { engine_->Close(std::chrono::milliseconds(10)); }
+
+void Liar::SendPlan() {
+  const std::string text = PlanText(8);
+  SendPlan({.plan = kPlan, .text_bytes = text.size()}, text);
+}
+
+void Liar::SendPlan(const PlanInfo& info, std::string_view texts) {
+  channel().Send(MessageType::kPlan,
+                 std::array{ObjectIovec(info), ToIovec(texts.data(), texts.size())});
+}
+
+void Liar::SendStart(const StartInfo& info, std::string_view tail) {
+  channel().Send(MessageType::kStart,
+                 std::array{ObjectIovec(info), ToIovec(tail.data(), tail.size())});
+}
+
+void Liar::SendChunk(const Chunk& chunk, std::string_view bytes) {
+  EXPECT(write(data().get(), &chunk, sizeof chunk) == sizeof chunk);
+  EXPECT(write(data().get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+}
+
+StartInfo Liar::Start(uint64_t num_bytes) {
+  return {.communicator = CommunicatorId(std::array{0, 1}),
+          .run = 1,
+          .plan = kPlan,
+          .index = 0,
+          .sequence = 0,
+          .kind = static_cast<int64_t>(ExchangeKind::kAllGather),
+          .source = 1,
+          .destination = 0,
+          .send_bytes = num_bytes,
+          .receive_bytes = num_bytes,
+          .ticket = 1,
+          .eager = 0};
+}
+
+void Liar::AwaitStarts(uint64_t count) const {
+  const auto started = [](const Core& core) { return core.Stats().at("exchanges_started"); };
+  while (engine_->Read(started) < count) std::this_thread::yield();
+}
+
+void Liar::AwaitArrival() {
+  constexpr int64_t kLast = 99;
+  SendPlan({.plan = kLast, .text_bytes = 0}, "");
+  const auto has_arrived = [](const Core& core) { return core.PlansOf(1).Find(kLast) != nullptr; };
+  const Time limit = Clock::now() + kLong;
+  while (!engine_->Read(has_arrived) && Clock::now() < limit) std::this_thread::yield();
+}
+
+void Liar::ExpectRefusal(std::string_view words, const Location& location) const {
+  const auto error = engine_->WaitFailure(kLong);
+  if (error == nullptr) return AddFailure("no error", location);
+  ExpectContains(error->what(), "jaxhet.TransportError: [", location);
+  ExpectContains(error->what(), "process 1 (host 1)", location);
+  ExpectContains(error->what(), words, location);
+}
+
+}  // namespace jaxhet::testing

@@ -1,0 +1,81 @@
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/cpp/liar.h"
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+
+// A peer that talks nonsense while rings between devices are set up.
+namespace jaxhet::testing {
+namespace {
+
+// As ring_setup.cc has them.
+enum class Step : int32_t { kOffer, kAnswer, kAccepted, kProved, kRefused, kSettled };
+struct RingInfo {
+  Step step;
+  int32_t source;
+  int32_t target;
+};
+
+struct RingMessage {
+  RingInfo info;
+  std::vector<std::string> strings;
+};
+
+// What rank 0 says after rank 1 has sent these, and none of what it should.
+std::string Refusal(std::span<const RingMessage> messages) {
+  Liar liar(2, {"tcp", "shm"});
+  for (const auto& [info, strings] : messages) {
+    const std::string table = PackStrings(strings);
+    liar.channel().Send(MessageType::kRing,
+                        std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
+  }
+  std::array<std::byte, 256> memory{};
+  return ExpectThrow([&] {
+    liar.engine().OpenDevices("host", {{0, 0, memory}}, {}, std::chrono::milliseconds(5'000));
+  });
+}
+
+void ExpectRefused(std::vector<RingMessage> messages, std::string_view words,
+                   const Location& location = Location::current()) {
+  const std::string text = Refusal(messages);
+  ExpectContains(text, "jaxhet.TransportError: process 1: ", location);
+  ExpectContains(text, words, location);
+}
+
+TEST(RefusesRingMessagesOutOfTurn) {
+  ExpectRefused({{{Step::kAccepted, 0, 1}, {std::string(64, 'x')}}}, "a proof of a ring came out");
+  ExpectRefused({{{Step::kProved, 1, 0}, {""}}}, "the proof of a ring came out of turn");
+  ExpectRefused({{{Step::kSettled, 0, 1}, {""}}}, "the end of a ring came out of turn");
+}
+
+TEST(RefusesRingMessagesWithOtherNumbersOfStrings) {
+  for (const auto step : {Step::kOffer, Step::kAnswer, Step::kAccepted, Step::kProved,
+                          Step::kRefused, Step::kSettled}) {
+    const bool is_to_target =
+        step == Step::kAnswer || step == Step::kProved || step == Step::kRefused;
+    const RingInfo info{step, is_to_target ? 1 : 0, is_to_target ? 0 : 1};
+    ExpectRefused({{info, {}}}, "a message about a ring has 0 strings, not ");
+    ExpectRefused({{info, {"a", "b", "c"}}}, "a message about a ring has 3 strings, not ");
+  }
+}
+
+TEST(RefusesMessagesAboutRingsOfOthers) {
+  constexpr std::string_view kWords = "names a ring that does not join its sender and us";
+  ExpectRefused({{{Step::kOffer, 0, 0}, {"shm", ""}}}, kWords);
+  ExpectRefused({{{Step::kOffer, 1, 0}, {"shm", ""}}}, kWords);
+  ExpectRefused({{{Step::kSettled, 0, 5}, {""}}}, kWords);
+  ExpectRefused({{{Step::kAnswer, -1, 0}, {""}}}, kWords);
+}
+
+TEST(RefusesUnknownStepsAndCutMessages) {
+  ExpectRefused({{{static_cast<Step>(6), 0, 1}, {""}}}, "sent a message about no ring");
+  ExpectRefused({{{static_cast<Step>(-1), 0, 1}, {""}}}, "sent a message about no ring");
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

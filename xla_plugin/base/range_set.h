@@ -1,0 +1,45 @@
+#ifndef XLA_PLUGIN_BASE_RANGE_SET_H_
+#define XLA_PLUGIN_BASE_RANGE_SET_H_
+
+#include <cstddef>
+#include <iterator>
+#include <map>
+
+#include "xla_plugin/base/checked.h"
+
+namespace jaxhet {
+
+// Ranges [begin, end) that do not overlap. Neighbours become one, so that bytes which arrive in
+// order take one entry.
+class RangeSet {
+ public:
+  bool empty() const { return ranges_.empty(); }
+
+  // Adds [begin, begin + num_bytes). False, and nothing is added, if the range is empty, overlaps
+  // another one or does not lie in [0, total).
+  bool Add(size_t begin, size_t num_bytes, size_t total) {
+    if (num_bytes == 0 || !InBounds(begin, num_bytes, total)) return false;
+    const size_t end = begin + num_bytes;
+    const auto next = ranges_.lower_bound(begin);
+    const auto previous = next == ranges_.begin() ? ranges_.end() : std::prev(next);
+    const bool has_next = next != ranges_.end();
+    const bool has_previous = previous != ranges_.end();
+    if ((has_next && next->first < end) || (has_previous && previous->second > begin)) return false;
+    const bool joins_next = has_next && next->first == end;
+    const size_t joined_end = joins_next ? next->second : end;
+    if (joins_next) ranges_.erase(next);
+    if (has_previous && previous->second == begin) {
+      previous->second = joined_end;
+    } else {
+      ranges_[begin] = joined_end;
+    }
+    return true;
+  }
+
+ private:
+  std::map<size_t, size_t> ranges_;  // from begin to end
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_BASE_RANGE_SET_H_

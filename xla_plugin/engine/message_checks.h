@@ -1,0 +1,27 @@
+#ifndef XLA_PLUGIN_ENGINE_MESSAGE_CHECKS_H_
+#define XLA_PLUGIN_ENGINE_MESSAGE_CHECKS_H_
+
+#include "xla_plugin/engine/plans.h"
+#include "xla_plugin/engine/roster.h"
+#include "xla_plugin/engine/wire.h"
+
+// What can be said of a peer's message by itself: whether every field has a value that a sound peer
+// sends. All throw TransportError; the caller adds who sent it.
+namespace jaxhet {
+
+// `plan` is the one that the start names, as its sender has sent it; null if it never did.
+void CheckStart(const StartInfo& info, const Plan* plan);
+
+// Both ranks, as soon as the job's ranks are known: `sender` starts for a rank of its own, and
+// tells a rank of this process.
+void CheckRanks(const StartInfo& info, int sender, const Roster& roster);
+
+// A kFail message's error blames one of the job's processes.
+void CheckCulprit(const Error& error, const Roster& roster);
+
+// `body` is what is left of a message: nothing.
+void CheckEmpty(std::string_view body);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_MESSAGE_CHECKS_H_
