@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from jaxhet import _compiler_settings, _credentials, _handshake, _jaxlib
 from jaxhet._accept import Acceptor
@@ -84,12 +84,39 @@ class Claim:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Claim":
-        """The claim in a message; lists become tuples again."""
+        """The claim in a message; lists become tuples again.
+
+        Raises:
+          TransportError: A field is missing, unknown or of another type.
+        """
+        types = get_type_hints(cls)
+        if not isinstance(fields, dict) or fields.keys() != types.keys():
+            raise TransportError(f"the fields of a claim are not {', '.join(types)}")
+        for name, hint in types.items():
+            if not _is_of(fields[name], hint):
+                raise TransportError(f"{name} of a claim is {fields[name]!r}, which is no {hint}")
         tuples = {name: tuple(fields[name]) for name in ("islands", "topology")}
         return cls(**{**fields, **tuples})
 
     def __str__(self) -> str:
         return f"process {self.process} ({self.island}, pid {self.pid} on {self.host})"
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value out of JSON has the type of a claim's field. Pure."""
+    parts = get_args(hint)
+    if get_origin(hint) is tuple:
+        is_long = len(parts) == 2 and parts[1] is not Ellipsis
+        return (
+            isinstance(value, list | tuple)
+            and all(isinstance(part, str) for part in value)
+            and (not is_long or len(value) == len(parts))
+        )
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(
+            parts[1] is Any or isinstance(part, parts[1]) for part in value.values()
+        )
+    return type(value) is hint
 
 
 def disagreement(ours: Claim, theirs: Claim) -> str | None:
@@ -273,16 +300,16 @@ class Coordinator:
 
     def _serve_one(self, sock: socket.socket, come: tuple[Claim, bytes | None]) -> None:
         claim, request = come
-        outbox = Outbox(sock)
-        if refusal := self._admit(claim, request, outbox):
-            outbox.send({"error": _to_json(refusal)})
-            outbox.finish()
-        else:
+        with sock:
+            outbox = Outbox(sock)
+            if refusal := self._admit(claim, request, outbox):
+                outbox.send({"error": _to_json(refusal)})
+                outbox.finish()
+                return
             try:
                 self._follow(claim, sock)
             finally:
                 outbox.close()
-        sock.close()
 
     def _admit(self, claim: Claim, request: bytes | None, outbox: Outbox) -> JaxhetError | None:
         with self._lock:
@@ -455,17 +482,27 @@ class Membership:
         _handshake.send_frame(self._sock, message)
         self._sock.settimeout(timeout_s)
         while not self.members:
-            message = _handshake.receive_frame(self._sock)
-            self._hear(message)
-            self.check()
-            self.members = [Claim.from_json(fields) for fields in message["members"]]
-            self.service_address = message["service"]
-            if given is not None:
-                _credentials.check_service(self.service_address, given)
-            if identity is not None:
-                self.credentials = self._certified(identity, message["certificate"])
+            try:
+                self._begin(_handshake.receive_frame(self._sock), identity)
+            except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
+                raise TransportError(_not_understood(error)) from error
+        if given is not None:
+            _credentials.check_service(self.service_address, given)
         self._sock.settimeout(None)
         threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True).start()
+
+    def _begin(self, message: dict[str, Any], identity: "Identity | None") -> None:
+        """Takes the coordinator's answer to the claim."""
+        self._hear(message)
+        self.check()
+        members = [Claim.from_json(fields) for fields in message["members"]]
+        if sorted(claim.process for claim in members) != list(range(len(members))):
+            raise TransportError("the coordinator names other processes than the job's")
+        self.service_address = message["service"]
+        split_address(self.service_address, "the coordinator's service")
+        if identity is not None:
+            self.credentials = self._certified(identity, message["certificate"])
+        self.members = members
 
     def _certified(self, identity: "Identity", answer: dict[str, str]) -> Credentials:
         pems = answer["pem"].encode(), answer["authority"].encode()
@@ -524,11 +561,13 @@ class Membership:
         try:
             while True:
                 self._hear(_handshake.receive_frame(self._sock))
-        except (TransportError, OSError, ValueError) as error:
+        except (TransportError, OSError) as error:
             if not self._closing:
                 self._set(
                     TransportError(f"the job's coordinator is gone ({error}); start the job anew")
                 )
+        except Exception as error:  # this thread must not end without a word
+            self._set(TransportError(_not_understood(error)))
 
     def _send(self, message: dict[str, Any]) -> None:
         # The thread that reads finds out that the connection has ended.
@@ -624,6 +663,13 @@ def listen(address: str) -> socket.socket:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _not_understood(error: Exception) -> str:
+    return (
+        f"the job's coordinator sent a message that this process does not understand ({error!r});"
+        " use one version of jaxhet in the whole job"
+    )
 
 
 def _to_json(error: JaxhetError) -> list[str]:
