@@ -2,7 +2,7 @@
 
 Ranks that have no better path get some of their own, too. All are authenticated with the job
 secret. Of two processes the higher id connects to the lower one. A socket is handed to the engine
-only after the handshake.
+only after the handshake, with the keys that it made.
 """
 
 import dataclasses
@@ -25,11 +25,19 @@ _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 
 
 @dataclasses.dataclass(frozen=True)
+class Link:
+    """A connected and authenticated socket, and its keys."""
+
+    socket: socket.socket
+    keys: _handshake.Keys
+
+
+@dataclasses.dataclass(frozen=True)
 class PeerSockets:
     """The connected sockets to one peer process."""
 
-    control: socket.socket
-    data: tuple[socket.socket, ...]
+    control: Link
+    data: tuple[Link, ...]
 
 
 class Listener:
@@ -54,20 +62,20 @@ class Listener:
         self.process = process
         self.secret = secret
         self._arrived = threading.Condition()
-        self._sockets: dict[tuple[int, int], socket.socket] = {}
+        self._links: dict[tuple[int, int], Link] = {}
         host, port = server.getsockname()[:2]
         self.address = f"{host}:{port}"
         self._acceptor = Acceptor(server, self._authenticate, self._keep, "jaxhet-listener")
 
     def take(
         self, expected: set[tuple[int, int]], deadline: float, check: Callable[[], None]
-    ) -> dict[tuple[int, int], socket.socket]:
+    ) -> dict[tuple[int, int], Link]:
         """Waits for the sockets of `expected` (process, channel)."""
         while True:
             with self._arrived:
-                if expected <= self._sockets.keys():
-                    return {key: self._sockets.pop(key) for key in expected}
-                missing = sorted({process for process, _ in expected - self._sockets.keys()})
+                if expected <= self._links.keys():
+                    return {key: self._links.pop(key) for key in expected}
+                missing = sorted({process for process, _ in expected - self._links.keys()})
                 self._arrived.wait(0.05)
             check()
             if time.monotonic() > deadline:
@@ -82,21 +90,24 @@ class Listener:
         """Stops listening; sockets that nobody took are closed."""
         self._acceptor.close()
         with self._arrived:
-            for sock in self._sockets.values():
-                sock.close()
-            self._sockets.clear()
+            for link in self._links.values():
+                link.socket.close()
+            self._links.clear()
 
-    def _authenticate(self, sock: socket.socket) -> tuple[int, int]:
-        """Process and channel of a new connection."""
-        header = _handshake.accept(sock, self.secret, _HEADER.size)
+    def _authenticate(self, sock: socket.socket) -> tuple[tuple[int, int], _handshake.Keys]:
+        """Process and channel of a new connection, and its keys."""
+        header, keys = _handshake.accept(sock, self.secret, _HEADER.size)
         magic, version, channel, source, target = _HEADER.unpack(header)
         if (magic, version, target) != (_MAGIC, _VERSION, self.process):
             raise TransportError("a connection that was meant for another process was refused")
-        return source, channel
+        return (source, channel), keys
 
-    def _keep(self, sock: socket.socket, key: tuple[int, int]) -> None:
+    def _keep(
+        self, sock: socket.socket, authenticated: tuple[tuple[int, int], _handshake.Keys]
+    ) -> None:
+        key, keys = authenticated
         with self._arrived:
-            self._sockets[key] = sock
+            self._links[key] = Link(sock, keys)
             self._arrived.notify_all()
 
 
@@ -132,7 +143,7 @@ def connect_rings(
     sockets_per_pair: int,
     timeout_s: float,
     check: Callable[[], None],
-) -> list[tuple[int, int, list[socket.socket]]]:
+) -> list[tuple[int, int, list[Link]]]:
     """Connects ranks of the listener's process to ranks of others.
 
     Args:
@@ -168,28 +179,28 @@ def _connect_channels(
     wanted: Sequence[tuple[Claim, int]],
     timeout_s: float,
     check: Callable[[], None],
-) -> dict[tuple[int, int], socket.socket]:
+) -> dict[tuple[int, int], Link]:
     """The sockets of each channel to each peer, by process and channel."""
     process = listener.process
     deadline = time.monotonic() + timeout_s
-    sockets: dict[tuple[int, int], socket.socket] = {}
+    links: dict[tuple[int, int], Link] = {}
     for claim, channel in wanted:
         if claim.process < process:
             header = _HEADER.pack(_MAGIC, _VERSION, channel, process, claim.process)
-            sockets[claim.process, channel] = _connect(
+            links[claim.process, channel] = _connect(
                 claim, listener.secret, header, deadline, check
             )
     expected = {(claim.process, channel) for claim, channel in wanted if claim.process > process}
-    sockets |= listener.take(expected, deadline, check)
-    for sock in sockets.values():
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setblocking(False)
-    return sockets
+    links |= listener.take(expected, deadline, check)
+    for link in links.values():
+        link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.socket.setblocking(False)
+    return links
 
 
 def _connect(
     claim: Claim, secret: bytes, header: bytes, deadline: float, check: Callable[[], None]
-) -> socket.socket:
+) -> Link:
     host, port = split_address(claim.address)
     while True:
         check()
@@ -204,14 +215,14 @@ def _connect(
                 ) from error
             time.sleep(0.05)
     try:
-        _handshake.connect(sock, secret, header)
+        keys = _handshake.connect(sock, secret, header)
     except JaxhetError as error:
         sock.close()
         _wait_for_reason(check)
         raise TransportError(
             f"{claim} at {claim.address} refused the connection: {error}"
         ) from error
-    return sock
+    return Link(sock, keys)
 
 
 def _wait_for_reason(check: Callable[[], None]) -> None:

@@ -111,6 +111,15 @@ OPTIONS: tuple[Option, ...] = (
         agreed=True,
     ),
     Option(
+        "encryption",
+        str,
+        "off",
+        "what travels over TCP after the handshakes: off: as it is; auth: nobody can change it;"
+        " full: nobody can read it, either; RDMA is not used then",
+        ("off", "auth", "full"),
+        agreed=True,
+    ),
+    Option(
         "tcp_address",
         str,
         None,

@@ -18,7 +18,7 @@ process of the job:
 
 A Failure is [class name, text]. A job makes the certificates for JAX's service itself, unless the
 user gives some (`_credentials.py`): then "request" and "certificate" are null. Both are sealed with
-the job secret, since frames could be changed on their way.
+the job secret. All messages are encrypted (`_channel.py`).
 """
 
 import contextlib
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from jaxhet import _compiler_settings, _credentials, _handshake, _jaxlib
 from jaxhet._accept import Acceptor
+from jaxhet._channel import Channel
 from jaxhet._credentials import Credentials
 from jaxhet._errors import BY_NAME, JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._outbox import Outbox, limit_sends
@@ -287,27 +288,28 @@ class Coordinator:
             )
         )
 
-    def _receive_claim(self, sock: socket.socket) -> tuple[Claim, bytes | None]:
-        """The claim of a new connection, and its request for a certificate."""
-        _handshake.accept(sock, self._secret, len(HEADER))
-        message = _handshake.receive_frame(sock, _handshake.TIMEOUT_S)
+    def _receive_claim(self, sock: socket.socket) -> tuple[Channel, Claim, bytes | None]:
+        """A new connection's channel, claim, and request for a certificate."""
+        _, keys = _handshake.accept(sock, self._secret, len(HEADER))
+        channel = Channel(sock, keys)
+        message = channel.receive(_handshake.TIMEOUT_S)
         request = message["request"]
         if request is not None:
             pem = request["pem"].encode()
             _handshake.check_seal(request["seal"], self._secret, _REQUEST, pem)
             request = pem
-        return Claim.from_json(message["claim"]), request
+        return channel, Claim.from_json(message["claim"]), request
 
-    def _serve_one(self, sock: socket.socket, come: tuple[Claim, bytes | None]) -> None:
-        claim, request = come
+    def _serve_one(self, sock: socket.socket, come: tuple[Channel, Claim, bytes | None]) -> None:
+        channel, claim, request = come
         with sock:
-            outbox = Outbox(sock)
+            outbox = Outbox(sock, channel)
             if refusal := self._admit(claim, request, outbox):
                 outbox.send({"error": _to_json(refusal)})
                 outbox.finish()
                 return
             try:
-                self._follow(claim, sock)
+                self._follow(claim, sock, channel)
             finally:
                 outbox.close()
 
@@ -390,18 +392,18 @@ class Coordinator:
                 outbox.send({**message, "certificate": certificates[process]})
             self._lock.notify_all()
 
-    def _follow(self, claim: Claim, sock: socket.socket) -> None:
+    def _follow(self, claim: Claim, sock: socket.socket, channel: Channel) -> None:
         try:
             while True:
-                message = _handshake.receive_frame(sock)
+                message = channel.receive()
                 if "failed" in message:
                     self._fail(_from_json(message["failed"]))
                 if "tuned" in message:
                     self._pass_on(message)
                 if "bye" in message:
                     break
-        except (TransportError, OSError):
-            self._gone(claim.process, "it ended without goodbye")
+        except (TransportError, OSError) as error:
+            self._gone(claim.process, f"it ended without goodbye ({error})")
         except Exception as error:  # whatever it was, everybody hears of it
             self._gone(claim.process, f"the coordinator does not understand it ({error!r})")
         with self._lock:
@@ -449,8 +451,9 @@ class Coordinator:
 class Membership:
     """A process's connection to the coordinator, and what it learnt there."""
 
-    def __init__(self, sock: socket.socket, secret: bytes):
+    def __init__(self, sock: socket.socket, channel: Channel, secret: bytes):
         self._sock = sock
+        self._channel = channel
         self._secret = secret
         self._send_lock = threading.Lock()  # a frame may be longer than a socket takes at once
         self._lock = threading.Lock()
@@ -479,11 +482,11 @@ class Membership:
             seal = _handshake.seal(self._secret, _REQUEST, identity.request)
             sealed = {"pem": identity.request.decode(), "seal": seal}
         message = {"claim": dataclasses.asdict(claim), "request": sealed}
-        _handshake.send_frame(self._sock, message)
+        self._channel.send(message)
         self._sock.settimeout(timeout_s)
         while not self.members:
             try:
-                self._begin(_handshake.receive_frame(self._sock), identity)
+                self._begin(self._channel.receive(), identity)
             except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
                 raise TransportError(_not_understood(error)) from error
         if given is not None:
@@ -560,7 +563,7 @@ class Membership:
     def _follow(self) -> None:
         try:
             while True:
-                self._hear(_handshake.receive_frame(self._sock))
+                self._hear(self._channel.receive())
         except (TransportError, OSError) as error:
             if not self._closing:
                 self._set(
@@ -571,8 +574,8 @@ class Membership:
 
     def _send(self, message: dict[str, Any]) -> None:
         # The thread that reads finds out that the connection has ended.
-        with self._send_lock, contextlib.suppress(OSError):
-            _handshake.send_frame(self._sock, message)
+        with self._send_lock, contextlib.suppress(OSError, TransportError):
+            self._channel.send(message)
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "event" in message:
@@ -609,7 +612,7 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
                 raise ConnectionRefusedError(str(error)) from error
             time.sleep(0.05)
     try:
-        _handshake.connect(sock, secret, HEADER)
+        keys = _handshake.connect(sock, secret, HEADER)
     except JaxhetError as error:
         sock.close()
         raise UsageError(
@@ -618,7 +621,7 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     limit_sends(sock)
-    return Membership(sock, secret)
+    return Membership(sock, Channel(sock, keys), secret)
 
 
 def _new_identity() -> "Identity":

@@ -29,10 +29,13 @@ class Engine:
         transports: Sequence[str],
         ring_transports: Sequence[str],
         refused: Mapping[str, str],
+        keys: Sequence[tuple[str, str]],
     ) -> None:
         """Owns the sockets from now on, also when it raises. Before `start`.
 
         refused: of `transports`, and why.
+        keys: to send and to receive, 64 hexadecimal digits each; of `control_fd` and each of
+        `data_fds`.
         """
 
     def start(self, timeout_ms: int) -> None:
@@ -45,7 +48,7 @@ class Engine:
         self,
         vendor: str,
         devices: Sequence[tuple[int, int, int, int]],
-        sockets: Sequence[tuple[int, int, Sequence[int]]],
+        sockets: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[str, str]]]],
         timeout_ms: int,
     ) -> None:
         """Agrees with all processes on the rings between GPUs.
@@ -53,7 +56,8 @@ class Engine:
         After `set_ranks`, where ranks are GPUs. devices: (rank, ordinal, address, bytes) of this
         process's own; at the address are PROOF_BYTES for each rank of the job, in the allocation
         that operands will be in. 0 bytes: peers' devices must not read it in place.
-        sockets: (own rank, other rank, file descriptors, which it owns) where tcp may be needed.
+        sockets: (own rank, other rank, file descriptors, which it owns, and their keys) where tcp
+        may be needed.
         """
 
     def register_plan(self, fingerprint: int, text: str, program: str = "") -> None:
@@ -96,6 +100,9 @@ def handlers() -> dict[str, dict[str, Any]]:
 
 def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
     """Of each vendor of GPUs: name, devices, and why they can't be used, or ""."""
+
+def libcrypto() -> str:
+    """The version of the library that encrypts; raises if there is none."""
 
 def nics(options: Mapping[str, int | str]) -> list[dict[str, Any]]:
     """Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.

@@ -2,7 +2,6 @@
 
 import itertools
 import pathlib
-import socket
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -10,7 +9,7 @@ from typing import Any, Self
 import jax
 
 from jaxhet import _engine
-from jaxhet._bootstrap import PeerSockets
+from jaxhet._bootstrap import Link, PeerSockets
 from jaxhet._config import Config
 from jaxhet._coordinator import Claim
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
@@ -35,10 +34,13 @@ class Engine:
 
     def __init__(self, process: int, num_processes: int, options: Mapping[str, int | str]):
         self.session = next(_sessions)
-        self._open: _engine.Engine | None = _engine.Engine(
-            self.session, process, num_processes, dict(options)
-        )
         self._last_error: tuple[str, str] | None = None
+        try:
+            self._open: _engine.Engine | None = _engine.Engine(
+                self.session, process, num_processes, dict(options)
+            )
+        except RuntimeError as error:
+            raise as_ours(str(error)) from error
 
     @classmethod
     def start(
@@ -58,6 +60,7 @@ class Engine:
 
         Raises:
           TransportError: no transport works to some peer; the text has the reason of each.
+          UsageError: the job is to be encrypted, and this machine has no libcrypto.
         """
         engine = cls(config.process_id, len(members), _options(config))
         mine = members[config.process_id]
@@ -69,14 +72,15 @@ class Engine:
                 engine._engine.add_peer(
                     process=process,
                     description=f"{claim.island}, pid {claim.pid} on {claim.host}",
-                    control_fd=peer.control.detach(),
-                    data_fds=[sock.detach() for sock in peer.data],
+                    control_fd=peer.control.socket.detach(),
+                    data_fds=[link.socket.detach() for link in peer.data],
                     same_host=same_host,
                     # Where bytes go between devices, processes only talk.
                     transports=[t for t in config.transports if t in TRANSPORTS] or ["tcp"],
                     # What was refused between two processes of one host may work between GPUs.
                     ring_transports=[t for t in config.transports if same_host or t not in reasons],
                     refused=reasons,
+                    keys=_hex_keys((peer.control, *peer.data)),
                 )
             engine._engine.start(round(config.connect_timeout_s * 1000))
         except RuntimeError as error:
@@ -98,7 +102,7 @@ class Engine:
         self,
         platform: str,
         devices: Sequence[tuple[int, int, int, int]],
-        sockets: Sequence[tuple[int, int, Sequence[socket.socket]]],
+        sockets: Sequence[tuple[int, int, Sequence[Link]]],
         timeout_s: float,
     ) -> None:
         """Opens the rings between this process's GPUs and all others.
@@ -122,7 +126,10 @@ class Engine:
             self._engine.open_devices(
                 VENDORS[platform],
                 list(devices),
-                [(rank, peer, [s.detach() for s in of_pair]) for rank, peer, of_pair in sockets],
+                [
+                    (rank, peer, [link.socket.detach() for link in links], _hex_keys(links))
+                    for rank, peer, links in sockets
+                ],
                 round(timeout_s * 1000),
             )
         except RuntimeError as error:
@@ -197,6 +204,18 @@ def nics(config: Config) -> list[dict[str, Any]]:
         raise as_ours(str(error)) from error
 
 
+def libcrypto() -> str:
+    """Version of the library that `JAXHET_ENCRYPTION` needs.
+
+    Raises:
+      UsageError: this machine does not have it.
+    """
+    try:
+        return _engine.libcrypto()
+    except RuntimeError as error:
+        raise as_ours(str(error)) from error
+
+
 def distance(root: pathlib.Path, one: str, other: str) -> str:
     """One of `DISTANCES`: what lies between two devices, by their PCI addresses."""
     return _engine.distance(str(root / "sys"), one, other)
@@ -213,6 +232,11 @@ def as_ours(text: str) -> JaxhetError:
     return BY_NAME.get(name, JaxhetError)(what or text)
 
 
+def _hex_keys(links: Sequence[Link]) -> list[tuple[str, str]]:
+    """The keys to send and to receive with, as the extension takes them."""
+    return [(link.keys.send.hex(), link.keys.receive.hex()) for link in links]
+
+
 def _options(config: Config) -> dict[str, int | str]:
     return {
         "heartbeat_ms": round(config.heartbeat_s * 1000),
@@ -222,6 +246,7 @@ def _options(config: Config) -> dict[str, int | str]:
         "chunk_bytes": config.chunk_bytes,
         "eager_bytes": config.eager_bytes,
         "slot_bytes": config.slot_bytes,
+        "encryption": config.encryption,
         "verbs_devices": ",".join(config.verbs_devices),
         "verbs_gid_index": -1 if config.verbs_gid_index is None else config.verbs_gid_index,
         "verbs_pkey_index": config.verbs_pkey_index,

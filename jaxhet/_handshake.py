@@ -1,33 +1,45 @@
-"""Mutual authentication of a socket with the job secret, and JSON frames on authenticated sockets.
+"""Mutual authentication of a socket with the job secret, and the keys of its connection.
 
 Both sides send a nonce. The connector then sends its header and an HMAC over both nonces and the
 header; the acceptor checks it before it looks at the header, and answers with an HMAC of its own.
-Nothing else of a peer is read before.
+Nothing else of a peer is read before. Both sides then derive the keys of the connection, one for
+each direction, of the job secret, both nonces and the header.
 
 A stranger who listens in the acceptor's place learns an HMAC, and can compare guesses of the secret
 with it. Therefore the key is not the secret, but what scrypt makes of it.
 """
 
+import dataclasses
 import functools
 import hashlib
 import hmac
-import json
 import secrets
 import socket
 import struct
 import threading
 import time
-from typing import Any
 
 from jaxhet._errors import TransportError, UsageError
 
 NONCE_BYTES = 32
 MAC_BYTES = hashlib.sha256().digest_size
-MAX_FRAME_BYTES = 16 << 20
 TIMEOUT_S = 10.0  # for a whole handshake, and for the first message after it
 _LENGTH = struct.Struct("<I")
 _SCRYPT_N, _SCRYPT_R = 1 << 14, 8  # 16 MiB of memory
 _key_lock = threading.Lock()  # many connections at once compute a key once
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Keys:
+    """Keys of one authenticated connection, 32 bytes each.
+
+    Attributes:
+      send: Key of what this side sends.
+      receive: Key of what it receives.
+    """
+
+    send: bytes
+    receive: bytes
 
 
 class RefusedError(UsageError):
@@ -56,7 +68,7 @@ def receive_exactly(sock: socket.socket, num_bytes: int, deadline: float | None 
 
 def connect(
     sock: socket.socket, secret: bytes, header: bytes, timeout_s: float = TIMEOUT_S
-) -> None:
+) -> Keys:
     """Authenticates as the side that opened the connection, and presents `header`.
 
     The socket blocks without a timeout afterwards.
@@ -78,14 +90,19 @@ def connect(
         raise RefusedError(f"the other side did not accept our job secret ({error})") from error
     if not hmac.compare_digest(answer, _mac(secret, b"accept", nonce, theirs, header)):
         raise RefusedError("the other side does not hold our job secret")
+    to_acceptor, to_connector = _derive(secret, nonce, theirs, header)
+    return Keys(send=to_acceptor, receive=to_connector)
 
 
 def accept(
     sock: socket.socket, secret: bytes, header_bytes: int, timeout_s: float = TIMEOUT_S
-) -> bytes:
-    """Authenticates as the side that accepted the connection; returns the connector's header.
+) -> tuple[bytes, Keys]:
+    """Authenticates as the side that accepted the connection.
 
     The socket blocks without a timeout afterwards.
+
+    Returns:
+      The connector's header, and the keys of the connection.
 
     Raises:
       RefusedError: the connector holds another secret.
@@ -105,31 +122,14 @@ def accept(
         raise RefusedError("a connection with another job secret was refused")
     sock.sendall(_mac(secret, b"accept", theirs, nonce, header))
     sock.settimeout(None)
-    return header
-
-
-def send_frame(sock: socket.socket, message: Any) -> None:
-    """Sends one JSON message."""
-    body = json.dumps(message).encode()
-    sock.sendall(_LENGTH.pack(len(body)) + body)
-
-
-def receive_frame(sock: socket.socket, timeout_s: float | None = None) -> Any:
-    """Receives one JSON message from an authenticated socket, within `timeout_s` if given."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    (length,) = _LENGTH.unpack(receive_exactly(sock, _LENGTH.size, deadline))
-    if length > MAX_FRAME_BYTES:
-        raise TransportError(f"a peer announced a message of {length} bytes")
-    message = json.loads(receive_exactly(sock, length, deadline))
-    if timeout_s is not None:
-        sock.settimeout(None)
-    return message
+    to_acceptor, to_connector = _derive(secret, theirs, nonce, header)
+    return header, Keys(send=to_connector, receive=to_acceptor)
 
 
 def seal(secret: bytes, purpose: str, *parts: bytes) -> str:
     """Proof, as hexadecimal digits, that who made it holds the job secret and meant these parts.
 
-    For what must not be changed on its way: frames are neither encrypted nor signed.
+    For what must not be changed on its way, whatever carries it.
     """
     lengths = b"".join(_LENGTH.pack(len(part)) for part in parts)
     text = b"".join((b"jaxhet 2 seal ", purpose.encode(), b"\0", lengths, *parts))
@@ -148,6 +148,16 @@ def check_seal(found: str, secret: bytes, purpose: str, *parts: bytes) -> None:
 
 def _mac(secret: bytes, role: bytes, connector: bytes, acceptor: bytes, header: bytes) -> bytes:
     return hmac.digest(_key(secret), b"jaxhet 2 " + role + connector + acceptor + header, "sha256")
+
+
+def _derive(secret: bytes, connector: bytes, acceptor: bytes, header: bytes) -> tuple[bytes, bytes]:
+    """Keys of what the connector sends, and of what the acceptor sends: HKDF (RFC 5869)."""
+    root = hmac.digest(connector + acceptor, _key(secret), "sha256")
+    labels = (b"jaxhet 2 key to acceptor ", b"jaxhet 2 key to connector ")
+    to_acceptor, to_connector = (
+        hmac.digest(root, label + header + b"\x01", "sha256") for label in labels
+    )
+    return to_acceptor, to_connector
 
 
 def _key(secret: bytes) -> bytes:

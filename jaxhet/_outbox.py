@@ -7,7 +7,8 @@ import struct
 import threading
 from typing import Any
 
-from jaxhet import _handshake
+from jaxhet._channel import Channel
+from jaxhet._errors import TransportError
 
 SEND_TIMEOUT_S = 30
 _MOST_QUEUED = 1024
@@ -26,8 +27,9 @@ class Outbox:
     cut off: the reader of the connection finds it ended.
     """
 
-    def __init__(self, sock: socket.socket):
+    def __init__(self, sock: socket.socket, channel: Channel):
         self._sock = sock
+        self._channel = channel
         self._queue: queue.Queue[Any] = queue.Queue(_MOST_QUEUED)
         limit_sends(sock)
         self._thread = threading.Thread(target=self._send_all, name="jaxhet-outbox", daemon=True)
@@ -53,8 +55,8 @@ class Outbox:
     def _send_all(self) -> None:
         while (message := self._queue.get()) is not None:
             try:
-                _handshake.send_frame(self._sock, message)
-            except OSError:
+                self._channel.send(message)
+            except (OSError, TransportError):
                 self._cut()
                 return
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from jaxhet import _config, _ffi, _initialize
-from jaxhet._bootstrap import PeerSockets
+from jaxhet import _config, _ffi, _handshake, _initialize
+from jaxhet._bootstrap import Link, PeerSockets
 from jaxhet._config import Config
 from jaxhet._coordinator import Claim
 from jaxhet._errors import JaxhetError
@@ -25,6 +25,7 @@ _CLOSE_TIMEOUT_MS = 5000
 
 
 _PAIRS = ("same host", "other host")
+_NO_SECRET = _handshake.Keys(bytes(32), bytes(32))  # the sockets are between parent and child
 
 
 def try_paths() -> tuple[Path, ...]:
@@ -63,7 +64,7 @@ def _path(process: int, pair: str, ends: Sequence[socket.socket]) -> Path:
     config = _config.resolve(
         {"process_id": process, "num_processes": 2, "connect_timeout_s": _START_TIMEOUT_S}
     )
-    control, *data = ends
+    control, *data = (Link(end, _NO_SECRET) for end in ends)
     peer = PeerSockets(control, tuple(data))
     try:
         engine = _ffi.Engine.start(config, _claims(config, pair), {1 - process: peer})

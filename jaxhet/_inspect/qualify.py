@@ -176,7 +176,12 @@ class _Job:
         sockets = _bootstrap.connect_peers(
             end.listener, end.claims, config.tcp_sockets, config.connect_timeout_s, self._check
         )
-        options = {"process_id": end.side, "num_processes": 2, "transports": (transport,)}
+        options = {
+            "process_id": end.side,
+            "num_processes": 2,
+            "transports": (transport,),
+            "encryption": config.encryption,
+        }
         engine = _ffi.Engine.start(
             _config.resolve(options),
             [dataclasses.replace(claim, process=side) for side, claim in enumerate(end.claims)],

@@ -69,6 +69,7 @@ class Software:
       plugins: The vendors' plugins that are installed.
       verbs: The library for RDMA, libibverbs.
       pyverbs: The Python bindings of libibverbs: a second look at NICs.
+      libcrypto: The library that `JAXHET_ENCRYPTION` needs, OpenSSL's.
     """
 
     python: str
@@ -79,6 +80,7 @@ class Software:
     plugins: tuple[Plugin, ...]
     verbs: Part
     pyverbs: Part
+    libcrypto: Part
 
 
 @dataclasses.dataclass(frozen=True)

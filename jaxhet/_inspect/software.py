@@ -28,6 +28,7 @@ def read_software(pyverbs: Part) -> Software:
         ),
         verbs=load_library(_VERBS_LIBRARY),
         pyverbs=pyverbs,
+        libcrypto=_libcrypto(),
     )
 
 
@@ -50,6 +51,13 @@ def load_library(name: str) -> Part:
     except OSError as error:
         return Part(False, str(error))
     return Part(True, name)
+
+
+def _libcrypto() -> Part:
+    try:
+        return Part(True, _ffi.libcrypto())
+    except UsageError as error:
+        return Part(False, str(error))
 
 
 def _hlo_hook() -> Part:

@@ -385,6 +385,14 @@ bool AddAll() {
       AddTest(StrCat(name, ".", what), [check, options] { check(options); });
     }
   }
+  for (const char* const encryption : {"auth", "full"}) {
+    WorldOptions sealed = worlds.at("tcp");
+    sealed.engine.encryption = encryption;
+    for (const char* const what : {"GathersAllSizes", "ExchangesManyOperands", "CountsBytes"}) {
+      AddTest(StrCat("tcp_", encryption, ".", what),
+              [check = checks.at(what), sealed] { check(sealed); });
+    }
+  }
   return true;
 }
 

@@ -32,6 +32,22 @@ void CheckSwapsAnySize(std::string_view transport) {
 
 TEST(SwapsAnySize) {
   for (const std::string_view transport : DeviceTransports()) CheckSwapsAnySize(transport);
+  CheckSwapsAnySize("sealed");
+}
+
+// NICs can't encrypt: the rings are those of tcp.
+TEST(SealedJobsDoWithoutRdma) {
+  WorldOptions options = DeviceOptions(2, "verbs");
+  options.engine.encryption = "auth";
+  DeviceWorld world(options);
+  Part zero(0, SwapPairs(), kSlotBytes);
+  Part one(1, SwapPairs(), kSlotBytes);
+  for (Part* const part : {&zero, &one}) part->Start(world);
+  for (Part* const part : {&zero, &one}) part->Done(world);
+  for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
+  EXPECT(zero.IsFrom(1) && one.IsFrom(0));
+  const auto sent = [&] { return world.engine(0).DeviceStats()["bytes_sent_tcp"]; };
+  EXPECT(IsWithin(kLong, [&] { return sent() == kSlotBytes; }));
 }
 
 TEST(NoSourceIsZeros) {

@@ -321,9 +321,9 @@ struct ForkedRank {
   }
 
   void OpenDevices(Engine& engine, int rank) {
-    const auto sockets = RingSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
+    auto sockets = RingSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
     const auto operands = has_operands ? OperandsOf(rank) : std::span<std::byte>{};
-    engine.OpenDevices("host", {{rank, 0, operands}}, sockets, kLong);
+    engine.OpenDevices("host", {{rank, 0, operands}}, std::move(sockets), kLong);
   }
 
   bool has_operands;
@@ -391,6 +391,22 @@ TEST(BrokenRingIsNamedWithTheExchange) {
     ExpectContains(error.what(), "PeerError");
   }
   ExpectPeerError(forked, "a ring (tcp) broke: send");
+}
+
+// Bytes that somebody on the way puts into a ring's connection; the control connection stands.
+TEST(ForgedRingIsNamedWithTheExchange) {
+  for (const std::string_view forged :
+       {std::string_view("\x04\0\0\0 forged", 11), std::string_view("\xff\xff\xff")}) {
+    std::deque<Part> parts;
+    ForkedRank forked(ImpatientOptions("sealed"));
+    std::string bytes(forged);
+    bytes.resize(100, 'x');
+    EXPECT(std::cmp_equal(write(forked.ring_socket.get(), bytes.data(), bytes.size()), 100));
+    const auto error = forked.peer.engine().WaitFailure(kLong);
+    EXPECT(error != nullptr);
+    ExpectContains(error ? error->what() : "", "a ring (tcp) broke: ");
+    ExpectContains(error ? error->what() : "", "record");
+  }
 }
 
 // One of two ranks of this process, and the other's end of their rings.

@@ -83,6 +83,7 @@ std::vector<std::string_view> DeviceTransports() {
 
 std::string_view NameOf(std::string_view transport) {
   if (transport == "pulled") return "shm";
+  if (transport == "sealed") return "tcp";
   return transport == "in place" ? "verbs" : transport;
 }
 
@@ -105,6 +106,7 @@ WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
                        .has_operands = IsInPlace(transport)};
   options.engine.slot_bytes = kSlotBytes;
   options.engine.eager_bytes = kEagerBytes;
+  if (transport == "sealed") options.engine.encryption = "full";
   return options;
 }
 
@@ -112,7 +114,11 @@ std::vector<RingSockets> RingSocketsOf(int rank, std::vector<Ends> ends) {
   std::vector<RingSockets> sockets;
   for (size_t peer = 0; peer < ends.size(); ++peer) {
     if (std::cmp_equal(peer, rank)) continue;
-    sockets.push_back({rank, static_cast<int>(peer), std::move(ends[peer].data)});
+    const size_t num_sockets = ends[peer].data.size();
+    sockets.push_back({.rank = rank,
+                       .peer_rank = static_cast<int>(peer),
+                       .sockets = std::move(ends[peer].data),
+                       .keys = TestKeys(rank, static_cast<int>(peer), num_sockets)});
   }
   return sockets;
 }

@@ -29,7 +29,7 @@ std::vector<std::string_view> DeviceTransports();
 inline bool IsInPlace(std::string_view transport) {
   return transport == "pulled" || transport == "in place";
 }
-// What the engine calls it.
+// What the engine calls it; "sealed" is tcp that encrypts.
 std::string_view NameOf(std::string_view transport);
 
 WorldOptions DeviceOptions(int num_processes, std::string_view transport = "shm");

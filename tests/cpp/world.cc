@@ -82,12 +82,25 @@ std::vector<RankInfo> RanksOf(const WorldOptions& options) {
   return ranks;
 }
 
+std::vector<SealKeys> TestKeys(int own, int peer, size_t num_connections) {
+  const auto key = [](int from, int to, size_t connection) {
+    const std::string text = StrCat(from, "0", to, "0", connection);
+    return SealKey::FromHex(std::string(2 * SealKey::kNumBytes - text.size(), 'f') + text);
+  };
+  std::vector<SealKeys> keys;
+  for (size_t i = 0; i < num_connections; ++i) {
+    keys.push_back({.send = key(own, peer, i), .receive = key(peer, own, i)});
+  }
+  return keys;
+}
+
 std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
                                    std::vector<Ends> ends) {
   auto engine = std::make_unique<Engine>(process, options.num_processes, options.engine);
   for (int peer = 0; peer < options.num_processes; ++peer) {
     if (peer == process) continue;
     Ends& end = ends[static_cast<size_t>(peer)];
+    auto keys = TestKeys(process, peer, 1 + end.data.size());
     engine->AddPeer({.process = peer,
                      .description = StrCat("host ", peer),
                      .control = std::move(end.control),
@@ -95,7 +108,8 @@ std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
                      .same_host = true,
                      .transports = options.transports,
                      .ring_transports = options.transports,
-                     .refused = {}});
+                     .refused = {},
+                     .keys = std::move(keys)});
   }
   return engine;
 }

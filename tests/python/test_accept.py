@@ -11,9 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from jaxhet import _accept, _handshake, _outbox
+from jaxhet._channel import Channel
 from jaxhet._errors import TransportError
 
 SECRET, HEADER = b"a job secret", b"header"
+KEYS = _handshake.Keys(bytes(32), bytes(32))
 
 
 class Server:
@@ -26,7 +28,7 @@ class Server:
         self.acceptor = _accept.Acceptor(self.listener, self._authenticate, self._serve, "acceptor")
 
     def _authenticate(self, sock: socket.socket) -> bytes:
-        return _handshake.accept(sock, SECRET, len(HEADER))
+        return _handshake.accept(sock, SECRET, len(HEADER))[0]
 
     def _serve(self, sock: socket.socket, header: bytes) -> None:
         self.served.put(header)
@@ -118,10 +120,11 @@ def test_handshake_has_one_deadline_however_slowly_bytes_come() -> None:
 
 def test_outbox_sends_in_order() -> None:
     ours, theirs = socket.socketpair()
-    outbox = _outbox.Outbox(ours)
+    outbox = _outbox.Outbox(ours, Channel(ours, KEYS))
     for number in range(100):
         outbox.send({"number": number, "padding": "x" * 5000})
-    numbers = [_handshake.receive_frame(theirs)["number"] for _ in range(100)]
+    channel = Channel(theirs, KEYS)
+    numbers = [channel.receive()["number"] for _ in range(100)]
     assert numbers == list(range(100))
     outbox.close()
     ours.close()
@@ -135,7 +138,7 @@ def test_peer_that_takes_nothing_is_cut_off(
     monkeypatch.setattr(_outbox, "_MOST_QUEUED", queued)
     monkeypatch.setattr(_outbox, "SEND_TIMEOUT_S", timeout_s)
     ours, theirs = socket.socketpair()
-    outbox = _outbox.Outbox(ours)
+    outbox = _outbox.Outbox(ours, Channel(ours, KEYS))
     start = time.monotonic()
     for _ in range(100):
         outbox.send("x" * 100_000)

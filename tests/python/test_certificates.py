@@ -22,6 +22,7 @@ from jaxhet import (
     _initialize,
     _jaxlib,
 )
+from jaxhet._channel import Channel
 from jaxhet._credentials import Credentials
 from jaxhet._errors import TransportError, UsageError
 from tests.support.certificates import make_files
@@ -129,13 +130,13 @@ print("connected")
 def _joined(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
     """A job of one process, whose messages pass through `change`; and all that was sent."""
     sent: list[Any] = []
-    send = _handshake.send_frame
+    send = Channel.send
 
-    def send_changed(sock: Any, message: Any) -> None:
+    def send_changed(channel: Channel, message: Any) -> None:
         sent.append(change(message))
-        send(sock, sent[-1])
+        send(channel, sent[-1])
 
-    monkeypatch.setattr(_handshake, "send_frame", send_changed)
+    monkeypatch.setattr(Channel, "send", send_changed)
     address = f"127.0.0.1:{free_port()}"
     server = _coordinator.Coordinator(_coordinator.listen(address), SECRET, 1, 20)
     thread = threading.Thread(target=server.serve, daemon=True)

@@ -1,5 +1,6 @@
 """What the coordinator tells the others when one process fails, whatever that process sends."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _coordinator, _handshake, _initialize
+from jaxhet import _config, _coordinator, _initialize
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError
 from tests.support.ports import free_port
 
@@ -72,7 +73,7 @@ def test_reported_error_is_told(error: JaxhetError, pair: Pair) -> None:
     "message", [{"failed": 7}, {"failed": ["UsageError"]}, {"tuned": {"to": 3}}, 7, None]
 )
 def test_process_that_sends_nonsense_is_gone(message: Any, pair: Pair) -> None:
-    _handshake.send_frame(pair.members[1]._sock, message)
+    pair.members[1]._channel.send(message)
     failure = pair.failure_of_first()
     assert type(failure) is PeerError
     assert "process 1 (island1" in str(failure)
@@ -87,3 +88,13 @@ def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
         pair.members[0].tell_tuned({"to": [1], "padding": "x" * 100_000})
     pair.members[0].report(DeadlineError("too late"))
     assert type(pair.failure_of_first()) is DeadlineError
+
+
+def test_encryption_that_differs_is_refused() -> None:
+    off, other = _claim(0), _claim(1)
+    full = dataclasses.replace(other, options={**other.options, "encryption": "full"})
+    text = _coordinator.disagreement(off, full)
+    assert text is not None
+    assert "option encryption differs: process 0 (island0, pid " in text
+    assert "has 'off', process 1 (island1, pid " in text
+    assert "has 'full'; start every process of the job with the same value" in text

@@ -28,6 +28,7 @@ _LEVELS = [
 _CPP_DOORS = {
     r"#include [<\"]infiniband/": "transport/verbs/",
     r"\"_?ibv_\w+\"": "transport/verbs/",  # entry points by their names
+    r"#include [<\"]openssl/|\"(EVP_\w+|HMAC|OpenSSL_\w+)\"": "base/libcrypto.h",
     r"#include [<\"](cuda|hip/|hsa/)": "device/",
     r"#include \"xla_plugin/device/(cuda|hip)/": "device/",
     r"\"(cu|hip)[A-Z]\w+\"|\"hsa_\w+\"": "device/",
@@ -50,7 +51,12 @@ _PYTHON_DOORS = {
         "tests/python/test_topology_mirror.py",
     ),
     "jaxlib": ("jaxhet/_jax_compat.py", "jaxhet/_jaxlib.py", "tests/python/compiler/"),
-    "cryptography": ("jaxhet/_certificates.py", "tests/support/certificates.py"),
+    "cryptography": (
+        "jaxhet/_certificates.py",
+        "jaxhet/_channel.py",
+        "tests/python/test_handshake.py",
+        "tests/support/certificates.py",
+    ),
     "jaxhet._engine": ("jaxhet/_ffi.py",),
     "nanobind": (),
 }

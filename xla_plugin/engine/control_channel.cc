@@ -40,6 +40,7 @@ void ControlChannel::Send(MessageType type, std::string_view body) {
 }
 
 void ControlChannel::Flush() {
+  if (socket_) socket_->Flush();
   if (!socket_ || unsent_.empty()) return;
   const iovec piece = ToIovec(unsent_.data(), unsent_.size());
   unsent_.erase(0, socket_->Write({&piece, 1}));

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/base/io_list.h"
@@ -22,7 +23,8 @@ struct Message {
 class ControlChannel {
  public:
   ControlChannel() = default;  // to ourselves
-  explicit ControlChannel(Fd fd) : socket_(std::move(fd)) {}
+  explicit ControlChannel(Fd fd, SealKeys keys = {})
+      : socket_(std::in_place, std::move(fd), std::move(keys)) {}
 
   void Send(MessageType type, std::span<const iovec> body);
   void Send(MessageType type, std::string_view body = {});

@@ -38,7 +38,11 @@ void Core::Blaming(Peer& peer, Function function) {
 }
 
 Core::Core(int process, int num_processes, const Options& options)
-    : options_(options), roster_(process, num_processes), nics_(options.verbs) {
+    : options_(options),
+      encryption_(ParseEncryption(options.encryption)),
+      roster_(process, num_processes),
+      nics_(options.verbs) {
+  if (encryption_ != Encryption::kOff) Crypto(encryption_);
   Peer& self = peers_.try_emplace(process, *this, process, ControlChannel()).first->second;
   self.connection = OpenLocal(self);
   self.transport = "local";
@@ -51,8 +55,11 @@ void Core::AddPeer(PeerSpec spec) {
     Throw(ErrorCode::kUsage, "there is no process ", spec.process, " in a job of ",
           roster_.num_processes());
   }
-  const auto [place, is_new] = peers_.try_emplace(spec.process, *this, spec.process,
-                                                  ControlChannel(std::move(spec.control)));
+  auto keys = KeysFor(encryption_, 1 + spec.data.size(), std::move(spec.keys));
+  const auto [place, is_new] =
+      peers_.try_emplace(spec.process, *this, spec.process,
+                         ControlChannel(std::move(spec.control), std::move(keys.front())));
+  keys.erase(keys.begin());
   if (!is_new) Throw(ErrorCode::kUsage, "process ", spec.process, " was added twice");
   place->second.same_host = spec.same_host;
   place->second.ring_transports = std::move(spec.ring_transports);
@@ -65,7 +72,9 @@ void Core::AddPeer(PeerSpec spec) {
                             .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
                             .page = &page_,
                             .nics = &nics_,
-                            .data_fds = std::move(spec.data)});
+                            .data_fds = std::move(spec.data),
+                            .data_keys = std::move(keys),
+                            .encryption = encryption_});
 }
 
 void Core::Connect(Time deadline) {

@@ -152,6 +152,7 @@ class Core {
   }
 
   Options options_;
+  const Encryption encryption_;
   Roster roster_;
   Plans plans_;
   SharedPage page_;

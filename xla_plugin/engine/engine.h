@@ -58,7 +58,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   // After SetRanks, where the ranks are devices with memory of their own: opens those of this
   // process, by rank and ordinal, and agrees with all processes on the rings between them.
   void OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
-                   const std::vector<RingSockets>& sockets, std::chrono::milliseconds timeout);
+                   std::vector<RingSockets> sockets, std::chrono::milliseconds timeout);
   // Stays valid while it is held, also over a Close(). Throws UsageError before OpenDevices() and
   // after Close().
   std::shared_ptr<DeviceEngine> devices() const;
@@ -99,8 +99,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   using Command = std::function<void(Core&)>;
 
   void ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                    std::span<const RingSockets> sockets, const RingOptions& options,
-                    Time deadline);
+                    std::span<RingSockets> sockets, const RingOptions& options, Time deadline);
   void CloseDevices(std::chrono::milliseconds timeout);
   std::shared_ptr<DeviceEngine> FindDevices() const;  // null if there are none
 

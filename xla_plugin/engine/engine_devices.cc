@@ -25,14 +25,18 @@ std::shared_ptr<DeviceEngine> Engine::devices() const {
 }
 
 void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
-                         const std::vector<RingSockets>& sockets, milliseconds timeout) {
+                         std::vector<RingSockets> sockets, milliseconds timeout) {
   CheckUsable();
   const Vendor& its_vendor = VendorOf(vendor);
   std::vector<std::unique_ptr<DeviceRank>> ranks;
   RingOptions rings{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
                     .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
                     .operands = {},
-                    .verbs = options_.verbs};
+                    .verbs = options_.verbs,
+                    .encryption = ParseEncryption(options_.encryption)};
+  for (RingSockets& of_pair : sockets) {
+    of_pair.keys = KeysFor(rings.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
+  }
   for (const auto& [rank, ordinal, operands] : own) {
     rings.operands[rank] = operands;
     auto device = its_vendor.open(its_vendor.libraries, ordinal);
@@ -64,7 +68,7 @@ std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
 }
 
 void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                          std::span<const RingSockets> sockets, const RingOptions& options,
+                          std::span<RingSockets> sockets, const RingOptions& options,
                           Time deadline) {
   {
     // SetRanks() may have been left to the progress thread.

@@ -31,7 +31,9 @@ Candidates OpenCandidates(Introduction& introduction) {
                              .chunk_bytes = introduction.chunk_bytes,
                              .page = introduction.page,
                              .nics = introduction.nics,
-                             .data_fds = &introduction.data_fds};
+                             .data_fds = &introduction.data_fds,
+                             .data_keys = &introduction.data_keys,
+                             .encryption = introduction.encryption};
   Candidates candidates;
   for (const Transport& transport : Transports()) {
     Candidate candidate{.name = std::string(transport.name), .connection = {}, .text = {}};

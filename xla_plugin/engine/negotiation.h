@@ -20,6 +20,8 @@ struct Introduction {
   const SharedPage* page;  // ours
   verbs::Nics* nics;       // ours
   std::vector<Fd> data_fds;
+  std::vector<SealKeys> data_keys;  // of each
+  Encryption encryption;
 };
 
 // Agrees with all peers, each over its control connection, on the transport to use: the first of

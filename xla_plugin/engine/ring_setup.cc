@@ -86,7 +86,7 @@ std::unique_ptr<RankRing> NewRing(std::unique_ptr<RingEnd> end, std::string_view
 class RingSetUp {
  public:
   RingSetUp(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
-            std::span<const RingSockets> sockets, const RingOptions& options, const RingMail& mail)
+            std::span<RingSockets> sockets, const RingOptions& options, const RingMail& mail)
       : peers_(peers), sockets_(sockets), options_(options), mail_(mail), nics_(options.verbs) {
     const size_t others = std::max<size_t>(peers.size(), 2) - 1;
     const size_t fair = kMostDeviceBytes / (kRingSlots * others) / kLeastSlotBytes;
@@ -151,9 +151,11 @@ class RingSetUp {
       return entry.rank == rank.rank() && entry.peer_rank == peer.rank;
     });
     std::span<const Fd> data;
+    std::span<SealKeys> keys;
     const Fd* messages = nullptr;
     if (sockets != sockets_.end() && sockets->sockets.size() > RingSockets::kNumMessageSockets) {
       data = std::span(sockets->sockets).subspan(RingSockets::kNumMessageSockets);
+      keys = std::span(sockets->keys).subspan(RingSockets::kNumMessageSockets);
       messages = &sockets->sockets[(peer.rank < rank.rank()) == is_incoming ? 0 : 1];
     }
     return {.device = rank.device(),
@@ -165,7 +167,9 @@ class RingSetUp {
             .operands = OperandsFor(rank, peer),
             .sockets = data,
             .messages = messages,
-            .nics = &nics_};
+            .nics = &nics_,
+            .encryption = options_.encryption,
+            .keys = keys};
   }
 
   void Send(const Incoming& ring, RingStep step, std::string_view text = {}) {
@@ -350,7 +354,7 @@ class RingSetUp {
   }
 
   std::span<const RingPeer> peers_;
-  std::span<const RingSockets> sockets_;
+  std::span<RingSockets> sockets_;
   const RingOptions& options_;
   const RingMail& mail_;
   size_t slot_bytes_;
@@ -363,8 +367,8 @@ class RingSetUp {
 }  // namespace
 
 void SetUpRings(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
-                std::span<const RingSockets> sockets, const RingOptions& options,
-                const RingMail& mail, Time deadline) {
+                std::span<RingSockets> sockets, const RingOptions& options, const RingMail& mail,
+                Time deadline) {
   RingSetUp(peers, ranks, sockets, options, mail).Run(deadline);
 }
 

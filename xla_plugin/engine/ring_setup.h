@@ -32,6 +32,7 @@ struct RingSockets {
   int rank;  // of this process
   int peer_rank;
   std::vector<Fd> sockets;
+  std::vector<SealKeys> keys = {};  // of each, if the job encrypts
 };
 
 struct RingOptions {
@@ -40,6 +41,7 @@ struct RingOptions {
   std::map<int, std::span<std::byte>> operands;  // by own rank, kProofBytes for each rank
                                                  // of the job; see RingSetup
   verbs::Options verbs;
+  Encryption encryption = Encryption::kOff;
 };
 
 // How the messages of the set-up travel; they arrive in order.
@@ -54,8 +56,8 @@ struct RingMail {
 // the target's device, or else says why not, and the next kind is tried. Blocks until `deadline`;
 // all processes must be here. Throws DeadlineError or TransportError naming the rank.
 void SetUpRings(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
-                std::span<const RingSockets> sockets, const RingOptions& options,
-                const RingMail& mail, Time deadline);
+                std::span<RingSockets> sockets, const RingOptions& options, const RingMail& mail,
+                Time deadline);
 
 }  // namespace jaxhet
 

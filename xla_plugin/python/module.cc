@@ -24,6 +24,7 @@
 #include "xla_plugin/engine/registry.h"
 #include "xla_plugin/ffi/device_exchange.h"
 #include "xla_plugin/ffi/exchange.h"
+#include "xla_plugin/transport/seal.h"
 #include "xla_plugin/transport/verbs/distance.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
@@ -49,9 +50,20 @@ std::shared_ptr<Engine> MakeEngine(int64_t session, int process, int num_process
   return engine;
 }
 
+using HexKeys = std::pair<std::string, std::string>;  // to send, to receive
+
+std::vector<SealKeys> ParseKeys(const std::vector<HexKeys>& hex) {
+  std::vector<SealKeys> keys;
+  for (const auto& [send, receive] : hex) {
+    keys.push_back({.send = SealKey::FromHex(send), .receive = SealKey::FromHex(receive)});
+  }
+  return keys;
+}
+
 void AddPeer(Engine& engine, int process, std::string description, int control_fd,
              const std::vector<int>& data_fds, bool same_host, std::vector<std::string> transports,
-             std::vector<std::string> ring_transports, std::map<std::string, std::string> refused) {
+             std::vector<std::string> ring_transports, std::map<std::string, std::string> refused,
+             const std::vector<HexKeys>& keys) {
   PeerSpec spec{.process = process,
                 .description = std::move(description),
                 .control = Fd(control_fd),
@@ -61,6 +73,7 @@ void AddPeer(Engine& engine, int process, std::string description, int control_f
                 .ring_transports = std::move(ring_transports),
                 .refused = std::move(refused)};
   for (const int fd : data_fds) spec.data.emplace_back(fd);
+  spec.keys = ParseKeys(keys);
   engine.AddPeer(std::move(spec));
 }
 
@@ -213,8 +226,9 @@ NB_MODULE(_engine, m) {
            nb::arg("num_processes"), nb::arg("options"))
       .def("add_peer", &jaxhet::AddPeer, nb::arg("process"), nb::arg("description"),
            nb::arg("control_fd"), nb::arg("data_fds"), nb::arg("same_host"), nb::arg("transports"),
-           nb::arg("ring_transports"), nb::arg("refused"),
-           "Owns the sockets from now on, also when it raises.")
+           nb::arg("ring_transports"), nb::arg("refused"), nb::arg("keys"),
+           "Owns the sockets from now on, also when it raises. Keys (to send, to receive), 64 "
+           "hexadecimal digits each: of the control connection, and of each for data.")
       .def(
           "start",
           [](Engine& engine, int64_t timeout_ms) { engine.Connect(milliseconds(timeout_ms)); },
@@ -244,18 +258,20 @@ NB_MODULE(_engine, m) {
           "open_devices",
           [](Engine& engine, const std::string& vendor,
              const std::vector<std::tuple<int, int, uintptr_t, size_t>>& devices,
-             const std::vector<std::tuple<int, int, std::vector<int>>>& sockets,
+             const std::vector<
+                 std::tuple<int, int, std::vector<int>, std::vector<jaxhet::HexKeys>>>& sockets,
              int64_t timeout_ms) {
             std::vector<jaxhet::OwnDevice> own;
             for (const auto& [rank, ordinal, address, num_bytes] : devices) {
               own.push_back({rank, ordinal, {reinterpret_cast<std::byte*>(address), num_bytes}});
             }
             std::vector<jaxhet::RingSockets> owned;
-            for (const auto& [rank, peer_rank, fds] : sockets) {
+            for (const auto& [rank, peer_rank, fds, keys] : sockets) {
               auto& entry = owned.emplace_back(jaxhet::RingSockets{rank, peer_rank, {}});
+              entry.keys = jaxhet::ParseKeys(keys);
               for (const int fd : fds) entry.sockets.emplace_back(fd);
             }
-            engine.OpenDevices(vendor, own, owned, milliseconds(timeout_ms));
+            engine.OpenDevices(vendor, own, std::move(owned), milliseconds(timeout_ms));
           },
           nb::arg("vendor"), nb::arg("devices"), nb::arg("sockets"), nb::arg("timeout_ms"),
           Released(),
@@ -276,6 +292,10 @@ NB_MODULE(_engine, m) {
   m.def("handlers", &jaxhet::Handlers, R"("cpu" or "gpu" -> FFI target -> capsule.)");
 
   m.def("vendors", &jaxhet::ListVendors, R"([(name, devices, why they can't be used or "")].)");
+
+  m.def(
+      "libcrypto", [] { return std::string(jaxhet::Crypto(jaxhet::Encryption::kFull).version(0)); },
+      Released(), "The version of the library that encrypts; raises if there is none.");
 
   m.def("nics", &jaxhet::ListNics, nb::arg("options"),
         "Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.");

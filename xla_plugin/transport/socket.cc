@@ -23,10 +23,14 @@ msghdr MessageOf(std::span<const iovec> pieces) {
 
 }  // namespace
 
-Socket::Socket(Fd fd) : fd_(std::move(fd)) {
+Socket::Socket(Fd fd, SealKeys keys) : fd_(std::move(fd)) {
   const int flags = fcntl(fd_.get(), F_GETFL);
   if (flags < 0 || fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK) < 0) ThrowErrno("fcntl(F_SETFL)");
   if (fcntl(fd_.get(), F_SETFD, FD_CLOEXEC) < 0) ThrowErrno("fcntl(F_SETFD)");
+  if (keys.encryption == Encryption::kOff) return;
+  sealed_ = std::make_unique<Sealed>(
+      Sealed{.out = RecordWriter(keys.encryption, std::move(keys.send)),
+             .in = RecordReader(keys.encryption, std::move(keys.receive))});
 }
 
 void Socket::OnEvents(uint32_t events) {
@@ -46,12 +50,49 @@ size_t Socket::Moved(ssize_t result, bool& ready, const char* call) {
 }
 
 size_t Socket::Read(std::span<const iovec> pieces) {
+  return sealed_ ? ReadSealed(pieces) : ReadRaw(pieces);
+}
+
+size_t Socket::Write(std::span<const iovec> pieces) {
+  return sealed_ ? WriteSealed(pieces) : WriteRaw(pieces);
+}
+
+size_t Socket::ReadSealed(std::span<const iovec> pieces) {
+  while (NumBytes(pieces) > 0) {
+    const size_t num_bytes = sealed_->in.Take(pieces);
+    if (num_bytes > 0 || !readable_) return num_bytes;
+    const iovec room = sealed_->in.Room();
+    sealed_->in.Arrived(ReadRaw({&room, 1}));
+  }
+  return 0;
+}
+
+size_t Socket::WriteSealed(std::span<const iovec> pieces) {
+  IoList bytes;
+  for (const iovec& piece : pieces) bytes.Add(piece.iov_base, piece.iov_len);
+  size_t sealed = 0;
+  for (Flush(); writable_ && sealed < bytes.num_bytes(); Flush()) {
+    sealed += sealed_->out.Add(bytes, sealed);
+  }
+  return sealed;
+}
+
+void Socket::Flush() {
+  if (!sealed_) return;
+  while (writable_ && !sealed_->out.unsent().empty()) {
+    const iovec unsent = ToIovec(sealed_->out.unsent().data(), sealed_->out.unsent().size());
+    sealed_->out.Sent(WriteRaw({&unsent, 1}));
+  }
+  if (sealed_->shut_down && sealed_->out.unsent().empty()) ShutdownWrite();
+}
+
+size_t Socket::ReadRaw(std::span<const iovec> pieces) {
   if (!readable_) return 0;
   msghdr message = MessageOf(pieces);
   return Moved(recvmsg(fd_.get(), &message, 0), readable_, "recvmsg");
 }
 
-size_t Socket::Write(std::span<const iovec> pieces) {
+size_t Socket::WriteRaw(std::span<const iovec> pieces) {
   if (!writable_ || closed()) return 0;
   const msghdr message = MessageOf(pieces);
   const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
@@ -64,6 +105,10 @@ size_t Socket::Write(std::span<const iovec> pieces) {
 }
 
 void Socket::ShutdownWrite() {
+  if (sealed_) {
+    sealed_->shut_down = !sealed_->out.unsent().empty();
+    if (sealed_->shut_down) return;
+  }
   writable_ = false;
   shutdown(fd_.get(), SHUT_WR);
 }

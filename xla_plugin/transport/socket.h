@@ -5,39 +5,55 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/transport/pollable.h"
+#include "xla_plugin/transport/records.h"
 
 namespace jaxhet {
 
 // A connected stream socket that never blocks, polled edge-triggered: it counts as ready from an
-// event until a call says EAGAIN.
+// event until a call says EAGAIN. With keys, what is written travels as sealed records.
 class Socket final : public Pollable {
  public:
-  explicit Socket(Fd fd);
+  explicit Socket(Fd fd, SealKeys keys = {});
 
   int fd() const override { return fd_.get(); }
-  bool readable() const { return readable_; }
+  bool readable() const { return readable_ || (sealed_ && sealed_->in.has_bytes()); }
   bool writable() const { return writable_; }
   void OnEvents(uint32_t events) override;
 
-  // Both return the bytes moved: 0 if nothing could be moved now or the socket is closed.
+  // Both return the bytes moved: 0 if nothing could be moved now or the socket is closed. Read()
+  // throws TransportError for a record that was changed.
   size_t Read(std::span<const iovec> pieces);
   size_t Write(std::span<const iovec> pieces);
+  // Sends what is sealed and could not be sent yet; after an event, too.
+  void Flush();
 
-  // Tells the peer that nothing follows; reading goes on.
+  // Tells the peer that nothing follows, after what is sealed; reading goes on.
   void ShutdownWrite();
   // Neither reading nor writing is possible any more, and why.
   bool closed() const { return !close_reason_.empty(); }
   const std::string& close_reason() const { return close_reason_; }
 
  private:
+  struct Sealed {
+    RecordWriter out;
+    RecordReader in;
+    bool shut_down = false;  // once all is sent
+  };
+
+  size_t ReadRaw(std::span<const iovec> pieces);
+  size_t WriteRaw(std::span<const iovec> pieces);
+  size_t ReadSealed(std::span<const iovec> pieces);
+  size_t WriteSealed(std::span<const iovec> pieces);
   size_t Moved(ssize_t result, bool& ready, const char* call);
 
   Fd fd_;
+  std::unique_ptr<Sealed> sealed_;  // null: bytes travel as they are
   bool readable_ = true;
   bool writable_ = true;
   std::string close_reason_;

@@ -12,6 +12,7 @@
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/base/io_list.h"
 #include "xla_plugin/base/range_set.h"
+#include "xla_plugin/transport/seal.h"
 
 namespace jaxhet {
 
@@ -91,9 +92,11 @@ inline constexpr size_t kSliceBytes = size_t{1} << 20;
 struct TransportSetup {
   bool same_host;
   size_t chunk_bytes;
-  const SharedPage* page;     // ours
-  verbs::Nics* nics;          // of this process; opened by the first who asks
-  std::vector<Fd>* data_fds;  // the transport that uses them takes them
+  const SharedPage* page;            // ours
+  verbs::Nics* nics;                 // of this process; opened by the first who asks
+  std::vector<Fd>* data_fds;         // the transport that uses them takes them
+  std::vector<SealKeys>* data_keys;  // of each
+  Encryption encryption;
 };
 
 // A way to move bytes. `open` throws the reason if this end can't use it.

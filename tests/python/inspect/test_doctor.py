@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jaxhet import _ffi
+from jaxhet._errors import UsageError
 from jaxhet._inspect import peer, proofs, report, second_look, software
 from jaxhet._inspect.gpus import read_vendors
 from jaxhet._inspect.paths import try_paths
@@ -25,7 +26,7 @@ SCHEMA_1 = {
     "Finding": "level text",
     "Part": "usable text",
     "Plugin": "name version vendor problem",
-    "Software": "python jaxhet jax jaxlib hlo_hook plugins verbs pyverbs",
+    "Software": "python jaxhet jax jaxlib hlo_hook plugins verbs pyverbs libcrypto",
     "Gpu": "id name pci uuid driver stream_values dma_buf gpu_direct_rdma",
     "Vendor": "name hardware reason gpus",
     "Gid": "index address type netdev netdev_up",
@@ -237,3 +238,16 @@ def test_every_vendor_has_devices_or_a_reason():
     for devices, reason in found.values():
         assert not (devices and reason)
         assert reason.startswith(("dlopen: ", "cu", "hip")) or not reason
+
+
+def test_library_of_encryption_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = report.Part(True, "")
+    assert software.read_software(there).libcrypto.text.startswith("OpenSSL ")
+
+    def missing() -> str:
+        raise UsageError("JAXHET_ENCRYPTION=full needs OpenSSL's libcrypto on every host: none")
+
+    monkeypatch.setattr(_ffi, "libcrypto", missing)
+    part = software.read_software(there).libcrypto
+    assert not part.usable
+    assert "needs OpenSSL's libcrypto on every host" in part.text

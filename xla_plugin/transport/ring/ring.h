@@ -17,6 +17,7 @@
 
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/device/device.h"
+#include "xla_plugin/transport/seal.h"
 #include "xla_plugin/transport/shared_memory.h"
 
 // A ring is the one-way path from one rank to another that their devices use by themselves, in the
@@ -249,6 +250,8 @@ struct RingSetup {
   std::span<const Fd> sockets;  // to and from the peer, of these two ranks; may be none
   const Fd* messages;           // another one, for this ring alone; may be null
   verbs::Nics* nics;            // of this process
+  Encryption encryption = Encryption::kOff;
+  std::span<SealKeys> keys = {};  // of each of `sockets`; the end that uses one takes it
 };
 
 // `slot_bytes` is the target's offer. Throws TransportError if no target offers that.

@@ -8,6 +8,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/records.h"
 #include "xla_plugin/transport/ring/carried_ring.h"
 #include "xla_plugin/transport/ring/sockets.h"
 
@@ -62,24 +63,7 @@ class TcpRing : public CarriedRing {
     return true;
   }
 
-  void Write(size_t socket, const void* from, size_t num_bytes, int flags) {
-    SendAll(sockets_[socket], from, num_bytes, flags);
-  }
-  // False if the peer has closed the connection before the first byte.
-  bool Read(size_t socket, void* to, size_t num_bytes) {
-    auto* bytes = static_cast<std::byte*>(to);
-    const auto* const begin = bytes;
-    while (num_bytes > 0) {
-      const ssize_t done = recv(sockets_[socket].get(), bytes, num_bytes, MSG_WAITALL);
-      if (done < 0 && errno == EINTR) continue;
-      if (done < 0) ThrowErrno("recv");
-      if (done == 0 && bytes == begin) return false;
-      if (done == 0) Throw(ErrorCode::kTransport, "the peer has closed the connection");
-      bytes += done;
-      num_bytes -= static_cast<size_t>(done);
-    }
-    return true;
-  }
+  const Fd& socket(size_t index) const { return sockets_[index]; }
 
  private:
   std::vector<Fd> sockets_;
@@ -89,54 +73,121 @@ class TcpRing : public CarriedRing {
 
 class TcpSource final : public TcpRing {
  public:
-  using TcpRing::TcpRing;
+  TcpSource(const RingSetup& setup, size_t slot_bytes) : TcpRing(setup, slot_bytes) {
+    if (setup.encryption == Encryption::kOff) return;
+    for (SealKeys& keys : setup.keys) sealed_.emplace_back(keys.encryption, std::move(keys.send));
+  }
   ~TcpSource() override { Stop(); }
 
  protected:
   // Every thread goes through all chunks and sends its own.
-  void Carry(size_t socket) override {
+  void Carry(size_t index) override {
     const LaunchLog& log = words().source;
     ChunkCounter chunks(log, slot_bytes());
     while (log.WaitFor(chunks.exchange(), [this] { return stopping(); })) {
       const std::optional<ChunkInfo> info = chunks.Next();
       if (!info) continue;
-      if (info->chunk % num_threads() == socket && !SendChunk(socket, *info)) return;
+      if (info->chunk % num_threads() == index && !SendChunk(index, *info)) return;
       chunks.Advance(*info);
-      ComeTo(socket, chunks.exchange());
+      ComeTo(index, chunks.exchange());
     }
   }
 
  private:
-  bool SendChunk(size_t socket, const ChunkInfo& info) {
+  bool SendChunk(size_t index, const ChunkInfo& info) {
     const uint32_t slot = RingSlot(info.chunk);
     if (!Await(words().filled.at(slot), RingTurn(info.chunk))) return false;
-    Write(socket, &info, sizeof info, info.num_bytes > 0 ? MSG_MORE : 0);
-    Write(socket, host_slot(info.chunk), info.num_bytes, 0);
+    if (sealed_.empty()) {
+      SendAll(socket(index), &info, sizeof info, info.num_bytes > 0 ? MSG_MORE : 0);
+      SendAll(socket(index), host_slot(info.chunk), info.num_bytes, 0);
+    } else {
+      SendSealed(index, info);
+    }
     Set(words().emptied.at(slot), RingTurn(info.chunk));
     return true;
   }
+
+  void SendSealed(size_t index, const ChunkInfo& info) {
+    IoList bytes;
+    bytes.Add(&info, sizeof info);
+    bytes.Add(host_slot(info.chunk), info.num_bytes);
+    RecordWriter& writer = sealed_[index];
+    for (size_t done = 0; done < bytes.num_bytes();) {
+      done += writer.Add(bytes, done);
+      SendAll(socket(index), writer.unsent().data(), writer.unsent().size(), 0);
+    }
+  }
+
+  std::vector<RecordWriter> sealed_;  // by socket; none: bytes travel as they are
 };
 
 class TcpTarget final : public TcpRing {
  public:
-  using TcpRing::TcpRing;
+  TcpTarget(const RingSetup& setup, size_t slot_bytes) : TcpRing(setup, slot_bytes) {
+    if (setup.encryption == Encryption::kOff) return;
+    for (SealKeys& keys : setup.keys) {
+      sealed_.emplace_back(keys.encryption, std::move(keys.receive));
+    }
+  }
   ~TcpTarget() override { Stop(); }
 
  protected:
-  void Carry(size_t socket) override {
-    for (ChunkInfo info{}; Read(socket, &info, sizeof info);) {
-      if (info.num_bytes > slot_bytes() || info.chunk % num_threads() != socket) {
+  void Carry(size_t index) override {
+    for (ChunkInfo info{}; Read(index, &info, sizeof info);) {
+      if (info.num_bytes > slot_bytes() || info.chunk % num_threads() != index) {
         Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
       }
       const uint32_t slot = RingSlot(info.chunk);
       if (!Await(words().emptied.at(slot), RingTurn(info.chunk) - 1)) return;
-      if (!Read(socket, host_slot(info.chunk), info.num_bytes)) {
+      if (!Read(index, host_slot(info.chunk), info.num_bytes)) {
         Throw(ErrorCode::kTransport, "the peer has closed the connection");
       }
       if (!IsAgreed(info)) continue;  // whoever looks at the logs fails the job
       Set(words().filled.at(slot), RingTurn(info.chunk));
     }
   }
+
+ private:
+  // False if the peer has closed the connection before the first byte.
+  bool Read(size_t index, void* to, size_t num_bytes) {
+    auto* bytes = static_cast<std::byte*>(to);
+    const auto* const begin = bytes;
+    while (num_bytes > 0) {
+      const size_t done = sealed_.empty() ? Receive(index, bytes, num_bytes, MSG_WAITALL)
+                                          : ReceiveSealed(index, bytes, num_bytes);
+      if (done == 0 && bytes == begin) return false;
+      if (done == 0) Throw(ErrorCode::kTransport, "the peer has closed the connection");
+      bytes += done;
+      num_bytes -= done;
+    }
+    return true;
+  }
+
+  // Both block, and return 0 if the peer has closed the connection.
+  size_t Receive(size_t index, void* to, size_t num_bytes, int flags) {
+    while (true) {
+      const ssize_t done = recv(socket(index).get(), to, num_bytes, flags);
+      if (done >= 0) return static_cast<size_t>(done);
+      if (errno != EINTR) ThrowErrno("recv");
+    }
+  }
+  size_t ReceiveSealed(size_t index, void* to, size_t num_bytes) {
+    RecordReader& reader = sealed_[index];
+    const iovec wanted = ToIovec(to, num_bytes);
+    while (true) {
+      const size_t taken = reader.Take({&wanted, 1});
+      if (taken > 0) return taken;
+      const iovec room = reader.Room();
+      const size_t arrived = Receive(index, room.iov_base, room.iov_len, 0);
+      if (arrived == 0 && !reader.is_empty()) {
+        Throw(ErrorCode::kTransport, "the connection ended within a record");
+      }
+      if (arrived == 0) return 0;
+      reader.Arrived(arrived);
+    }
+  }
+
+  std::vector<RecordReader> sealed_;  // by socket; none: bytes travel as they are
 };
 
 void CheckSockets(const RingSetup& setup) {

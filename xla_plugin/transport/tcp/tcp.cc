@@ -40,7 +40,7 @@ struct Flow {
 };
 
 struct DataSocket {
-  explicit DataSocket(Fd fd) : socket(std::move(fd)) {}
+  DataSocket(Fd fd, SealKeys keys) : socket(std::move(fd), std::move(keys)) {}
   Socket socket;
   Flow in;
   Flow out;
@@ -49,9 +49,12 @@ struct DataSocket {
 
 class TcpConnection final : public Connection {
  public:
-  TcpConnection(std::vector<Fd> fds, size_t chunk_bytes, ConnectionHost& host)
+  TcpConnection(std::vector<Fd> fds, std::vector<SealKeys> keys, size_t chunk_bytes,
+                ConnectionHost& host)
       : host_(host), chunk_bytes_(chunk_bytes) {
-    for (Fd& fd : fds) data_.emplace_back(std::move(fd));
+    for (size_t i = 0; i < fds.size(); ++i) {
+      data_.emplace_back(std::move(fds[i]), std::move(keys[i]));
+    }
   }
 
   std::vector<Pollable*> Pollables() override {
@@ -96,6 +99,7 @@ class TcpConnection final : public Connection {
   }
 
   void Send(DataSocket& data) {
+    data.socket.Flush();
     if (!data.socket.writable()) return;
     if (data.sending == nullptr) {
       if (sends_.empty()) return;
@@ -160,7 +164,8 @@ class TcpConnection final : public Connection {
 
 std::unique_ptr<Connection> OpenTcp(const TransportSetup& setup, ConnectionHost& host) {
   if (setup.data_fds->empty()) Throw(ErrorCode::kTransport, "there are no data sockets");
-  return std::make_unique<TcpConnection>(std::move(*setup.data_fds), setup.chunk_bytes, host);
+  return std::make_unique<TcpConnection>(std::move(*setup.data_fds), std::move(*setup.data_keys),
+                                         setup.chunk_bytes, host);
 }
 
 }  // namespace jaxhet

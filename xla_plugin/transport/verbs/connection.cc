@@ -139,6 +139,7 @@ size_t VerbsConnection::PieceBytes(size_t num_bytes) const {
 namespace jaxhet {
 
 std::unique_ptr<Connection> OpenVerbs(const TransportSetup& setup, ConnectionHost& host) {
+  RefuseSealing(setup.encryption);
   return std::make_unique<verbs::VerbsConnection>(*setup.nics, setup.chunk_bytes, host);
 }
 

@@ -356,6 +356,7 @@ class VerbsTarget final : public VerbsRing {
 };
 
 void Check(const RingSetup& setup) {
+  RefuseSealing(setup.encryption);
   if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
   if (setup.messages == nullptr) Throw(ErrorCode::kTransport, "no sockets were connected for it");
 }

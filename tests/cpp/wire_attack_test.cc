@@ -1,0 +1,240 @@
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+
+// Somebody between two processes passes their handshakes on, and then reads and changes bytes.
+namespace jaxhet::testing {
+namespace {
+
+constexpr size_t kControl = 0;
+constexpr size_t kData = 1;  // with one data connection
+
+// Passes on what two ends of a connection send to each other.
+class Relay {
+ public:
+  Relay(Fd first, Fd second) : ends_{std::move(first), std::move(second)} {
+    for (const size_t from : {0, 1}) {
+      threads_.at(from) = std::thread([this, from] { PassOn(ends_.at(from), ends_.at(1 - from)); });
+    }
+  }
+  ~Relay() {
+    for (const Fd& end : ends_) shutdown(end.get(), SHUT_RDWR);
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
+
+  // Changes the last byte of the next bytes of at least this number, or repeats them.
+  enum class Attack { kNone, kChange, kRepeat };
+  void Arm(Attack attack, size_t least_bytes) {
+    least_bytes_ = least_bytes;
+    attack_ = attack;
+  }
+  bool has_attacked() const { return has_attacked_; }
+  std::string seen() const {
+    const std::lock_guard lock(mutex_);
+    return seen_;
+  }
+
+ private:
+  void PassOn(const Fd& from, const Fd& to) {
+    std::array<char, 4096> buffer{};
+    while (true) {
+      const ssize_t num_bytes = read(from.get(), buffer.data(), buffer.size());
+      if (num_bytes <= 0) break;
+      std::string bytes(buffer.data(), static_cast<size_t>(num_bytes));
+      {
+        const std::lock_guard lock(mutex_);
+        seen_ += bytes;
+        if (bytes.size() >= least_bytes_) {
+          const Attack attack = attack_.exchange(Attack::kNone);
+          has_attacked_ = has_attacked_ || attack != Attack::kNone;
+          if (attack == Attack::kChange) bytes.back() ^= 1;
+          if (attack == Attack::kRepeat) bytes += bytes;
+        }
+      }
+      for (size_t done = 0; done < bytes.size();) {
+        const ssize_t sent = send(to.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+        if (sent <= 0) break;
+        done += static_cast<size_t>(sent);
+      }
+    }
+    shutdown(to.get(), SHUT_WR);
+  }
+
+  std::array<Fd, 2> ends_;
+  std::array<std::thread, 2> threads_;
+  mutable std::mutex mutex_;
+  std::string seen_;  // under mutex_
+  std::atomic<Attack> attack_ = Attack::kNone;
+  std::atomic<size_t> least_bytes_ = 0;
+  std::atomic<bool> has_attacked_ = false;
+};
+
+// Two processes with a relay in each of their connections.
+class RelayedWorld {
+ public:
+  explicit RelayedWorld(const std::string& encryption) {
+    WorldOptions options = FaultOptions("tcp");
+    options.engine.encryption = encryption;
+    auto near = ConnectAll(2, 1);
+    auto far = ConnectAll(2, 1);
+    relays_.push_back(
+        std::make_unique<Relay>(std::move(near[1][0].control), std::move(far[0][1].control)));
+    relays_.push_back(
+        std::make_unique<Relay>(std::move(near[1][0].data[0]), std::move(far[0][1].data[0])));
+    engines_[0] = MakeEngine(0, options, std::move(near[0]));
+    engines_[1] = MakeEngine(1, options, std::move(far[1]));
+    std::thread other([&] { SetUp(*engines_[1], options); });
+    SetUp(*engines_[0], options);
+    other.join();
+  }
+  ~RelayedWorld() {
+    std::thread other([&] { engines_[1]->Close(std::chrono::milliseconds(200)); });
+    engines_[0]->Close(std::chrono::milliseconds(200));
+    other.join();
+  }
+  RelayedWorld(const RelayedWorld&) = delete;
+  RelayedWorld& operator=(const RelayedWorld&) = delete;
+
+  Relay& relay(size_t connection) { return *relays_.at(connection); }
+
+  // Both ranks gather; whether each got what the other sent, and its error.
+  struct Outcome {
+    bool is_right;
+    std::optional<Error> error;
+  };
+  std::array<Outcome, 2> Gather(size_t num_bytes, int64_t run_id) {
+    std::deque<Call> calls;
+    std::array<Outcome, 2> outcomes;
+    for (const int rank : {0, 1}) {
+      calls.emplace_back(GatherRequest(rank, run_id), std::vector{num_bytes},
+                         std::vector{2 * num_bytes});
+    }
+    for (const size_t rank : {0, 1}) calls[rank].StartOn(*engines_.at(rank));
+    for (const size_t rank : {0, 1}) {
+      outcomes.at(rank).error = calls[rank].Wait();
+      const auto theirs = std::span(calls[rank].results[0]).subspan((1 - rank) * num_bytes);
+      outcomes.at(rank).is_right = AreEqual(theirs.first(num_bytes), calls[1 - rank].operands[0]);
+    }
+    return outcomes;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Relay>> relays_;
+  std::array<std::unique_ptr<Engine>, 2> engines_;
+};
+
+// Messages of up to 1 KiB travel over the control connection, others over those for data.
+struct Place {
+  size_t connection;
+  size_t num_bytes;
+};
+constexpr std::array kPlaces = {Place{kControl, 1'000}, Place{kData, 300'000}};
+
+TEST(ChangedBytesAreDeliveredWithoutEncryption) {
+  for (const auto& [connection, num_bytes] : kPlaces) {
+    RelayedWorld world("off");
+    world.relay(connection).Arm(Relay::Attack::kChange, 1'000);
+    const auto outcomes = world.Gather(num_bytes, 1);
+    EXPECT(!outcomes[0].error && !outcomes[1].error);
+    EXPECT(!outcomes[0].is_right || !outcomes[1].is_right);
+  }
+}
+
+TEST(ChangedAndRepeatedBytesFailThePeerByName) {
+  for (const std::string encryption : {"auth", "full"}) {
+    for (const auto& [connection, num_bytes] : kPlaces) {
+      for (const auto attack : {Relay::Attack::kChange, Relay::Attack::kRepeat}) {
+        RelayedWorld world(encryption);
+        for (const auto& [is_right, error] : world.Gather(num_bytes, 1)) {
+          EXPECT(is_right && !error);
+        }
+        world.relay(connection).Arm(attack, 1);
+        for (int64_t run_id = 2; !world.relay(connection).has_attacked(); ++run_id) {
+          world.Gather(num_bytes, run_id);
+        }
+        for (const auto& [is_right, error] : world.Gather(num_bytes, 1'000)) {
+          EXPECT(error.has_value());
+          const std::string_view text = error ? error->what() : "";
+          ExpectContains(text, "jaxhet.TransportError: [");
+          ExpectContains(text, "process ");
+          ExpectContains(text, StrCat("(JAXHET_ENCRYPTION=", encryption, ")"));
+          ExpectContains(text, "it was changed, repeated, reordered or cut on its way");
+        }
+      }
+    }
+  }
+}
+
+// In runs of 64 bytes of what two ranks sent.
+bool IsVisible(RelayedWorld& world, size_t num_bytes) {
+  const std::string seen = world.relay(kControl).seen() + world.relay(kData).seen();
+  for (const int rank : {0, 1}) {
+    const auto sent = Pattern(rank, 0, num_bytes);
+    const std::string text(reinterpret_cast<const char*>(sent.data()), sent.size());
+    for (size_t i = 0; i + 64 <= text.size(); i += 64) {
+      if (seen.find(text.substr(i, 64)) != std::string::npos) return true;
+    }
+  }
+  return seen.find("line 3") != std::string::npos;  // of the plan
+}
+
+TEST(FullHidesDataAndPlans) {
+  const std::vector<std::pair<std::string, bool>> cases = {
+      {"off", true}, {"auth", true}, {"full", false}};
+  for (const auto& [encryption, is_visible] : cases) {
+    for (const size_t num_bytes : {1'000, 300'000}) {
+      RelayedWorld world(encryption);
+      for (const auto& [is_right, error] : world.Gather(num_bytes, 1)) EXPECT(is_right && !error);
+      ExpectEqual(IsVisible(world, num_bytes), is_visible);
+    }
+  }
+}
+
+TEST(RdmaIsLeftForTcpInWords) {
+  WorldOptions options{.transports = {"verbs", "tcp"}};
+  options.engine.encryption = "full";
+  World world(options);
+  world.engine(0).Read([](const Core& core) {
+    const Peer& peer = core.peer(1);
+    ExpectEqual(peer.transport, std::string("tcp"));
+    const auto verbs = std::ranges::find(peer.refusals, "verbs", &Refusal::transport);
+    EXPECT(verbs != peer.refusals.end());
+    ExpectContains(verbs->reason, "NICs can't encrypt what they read out of memory");
+    ExpectContains(verbs->reason, "JAXHET_ENCRYPTION is full");
+    return 0;
+  });
+}
+
+TEST(RdmaAloneIsRefusedInWords) {
+  WorldOptions options{.transports = {"verbs"}};
+  options.engine.encryption = "auth";
+  auto ends = ConnectAll(2);
+  const auto first = MakeEngine(0, options, std::move(ends[0]));
+  const auto second = MakeEngine(1, options, std::move(ends[1]));
+  std::thread other([&] { ExpectThrow([&] { second->Connect(kLong); }); });
+  const std::string error = ExpectThrow([&] { first->Connect(kLong); });
+  other.join();
+  ExpectContains(error, "no transport reaches it");
+  ExpectContains(error,
+                 "verbs: NICs can't encrypt what they read out of memory, and "
+                 "JAXHET_ENCRYPTION is auth");
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

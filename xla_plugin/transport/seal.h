@@ -1,0 +1,113 @@
+#ifndef XLA_PLUGIN_TRANSPORT_SEAL_H_
+#define XLA_PLUGIN_TRANSPORT_SEAL_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "xla_plugin/base/libcrypto.h"
+
+namespace jaxhet {
+
+// What protects the bytes of a TCP connection after its handshake.
+enum class Encryption {
+  kOff,   // nothing
+  kAuth,  // AES-256-GMAC: nobody can change, repeat, reorder or drop a part of it
+  kFull,  // AES-256-GCM: nobody can read it, either
+};
+
+// Throws UsageError, which lists the names, for one that is unknown.
+Encryption ParseEncryption(std::string_view name);
+std::string_view NameOf(Encryption encryption);
+
+// Throws UsageError with the reason if this machine can't encrypt. The first has loaded it once.
+const CryptoApi& Crypto(Encryption encryption);
+CryptoApi LoadCryptoFor(Encryption encryption,
+                        std::span<const char* const> names = kCryptoLibraries);
+
+// For paths that can't be sealed; throws TransportError if the job is to be.
+void RefuseSealing(Encryption encryption);
+
+// The key of one direction of one connection. It moves and has no copies, since two seals of one
+// key would use a nonce twice.
+class SealKey {
+ public:
+  static constexpr size_t kNumBytes = 32;
+
+  SealKey() = default;
+  // 64 hexadecimal digits; throws UsageError for others.
+  static SealKey FromHex(std::string_view digits);
+  SealKey(SealKey&& other) noexcept;
+  SealKey& operator=(SealKey&& other) noexcept;
+  ~SealKey();
+
+  explicit operator bool() const { return is_set_; }
+  std::span<unsigned char, kNumBytes> bytes() { return bytes_; }
+
+ private:
+  std::array<unsigned char, kNumBytes> bytes_{};
+  bool is_set_ = false;
+};
+
+// Those of a connection, made by the handshake.
+struct SealKeys {
+  Encryption encryption = Encryption::kOff;
+  SealKey send = {};
+  SealKey receive = {};
+};
+
+// `given` for a job that encrypts in this way, or as many that seal nothing. Throws UsageError if
+// a connection has none.
+std::vector<SealKeys> KeysFor(Encryption encryption, size_t num_connections,
+                              std::vector<SealKeys> given);
+
+// One direction of a connection: seals its records one after the other, or opens them in the same
+// order. Record i of a key has i as its nonce, so that a record counts in its place only. After
+// `records_per_key` records, HMAC-SHA-256 makes the next key of the one before.
+class Seal {
+ public:
+  static constexpr size_t kTagBytes = 16;
+  // Records have at most 2^16 bytes. RFC 8446, part 5.5, allows 2^24.5 records of 2^14 for one key.
+  static constexpr uint64_t kRecordsPerKey = uint64_t{1} << 22;
+
+  enum class Direction { kOpen, kSeal };
+
+  // `encryption` is not kOff. Throws UsageError if this machine has no libcrypto, or without a key.
+  Seal(Direction direction, Encryption encryption, SealKey key,
+       uint64_t records_per_key = kRecordsPerKey);
+
+  // Seals the next record: `body` is encrypted in place (kFull) or stays (kAuth). `head` stays.
+  void SealNext(std::span<const std::byte> head, std::span<std::byte> body,
+                std::span<std::byte, kTagBytes> tag);
+  // The inverse. Throws TransportError if this is not the record that was sealed next; what is in
+  // `body` then is worthless.
+  void OpenNext(std::span<const std::byte> head, std::span<std::byte> body,
+                std::span<const std::byte, kTagBytes> tag);
+
+ private:
+  struct FreeContext {
+    const CryptoApi* api;
+    void operator()(evp::CipherContext* context) const { api->free_context(context); }
+  };
+
+  void SetKey();
+  void NextKey();
+  void Begin(std::span<const std::byte> head, std::span<std::byte> body);
+  void Authenticate(std::span<const std::byte> bytes);
+
+  const CryptoApi& api_;
+  Direction direction_;
+  Encryption encryption_;
+  SealKey key_;
+  uint64_t records_per_key_;
+  uint64_t num_records_ = 0;  // of all keys
+  std::unique_ptr<evp::CipherContext, FreeContext> context_;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_TRANSPORT_SEAL_H_
