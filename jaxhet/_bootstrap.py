@@ -16,6 +16,7 @@ from jaxhet import _handshake
 from jaxhet._accept import Acceptor
 from jaxhet._coordinator import Claim, split_address
 from jaxhet._errors import JaxhetError, TransportError
+from jaxhet._place import UNASSIGNED
 
 _HEADER = struct.Struct("<8sHIII")  # magic, version, channel, from process, to process
 _MAGIC = b"jaxhet-p"
@@ -61,11 +62,19 @@ class Listener:
             ) from error
         self.process = process
         self.secret = secret
+        self._assigned = threading.Event()
+        if process != UNASSIGNED:
+            self._assigned.set()
         self._arrived = threading.Condition()
         self._links: dict[tuple[int, int], Link] = {}
         host, port = server.getsockname()[:2]
         self.address = f"{host}:{port}"
         self._acceptor = Acceptor(server, self._authenticate, self._keep, "jaxhet-listener")
+
+    def assign(self, process: int) -> None:
+        """Says which process this is; until then nobody can connect."""
+        self.process = process
+        self._assigned.set()
 
     def take(
         self, expected: set[tuple[int, int]], deadline: float, check: Callable[[], None]
@@ -98,6 +107,7 @@ class Listener:
         """Process and channel of a new connection, and its keys."""
         header, keys = _handshake.accept(sock, self.secret, _HEADER.size)
         magic, version, channel, source, target = _HEADER.unpack(header)
+        self._assigned.wait(_handshake.TIMEOUT_S)  # a peer may hear of this process before itself
         if (magic, version, target) != (_MAGIC, _VERSION, self.process):
             raise TransportError("a connection that was meant for another process was refused")
         return (source, channel), keys

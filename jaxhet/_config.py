@@ -2,9 +2,10 @@
 
 import dataclasses
 import difflib
+import numbers
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxhet._errors import UsageError
@@ -58,13 +59,48 @@ TRANSPORTS = ("cuda_ipc", "hip_ipc", "shm", "shm_ring", "verbs", "tcp")
 
 OPTIONS: tuple[Option, ...] = (
     Option("coordinator_address", str, None, "host:port of the job's coordinator"),
+    Option(
+        "coordinator_bind_address",
+        str,
+        None,
+        "host:port that the coordinator listens on, where it is not coordinator_address",
+    ),
     Option("num_processes", int, None, "number of processes of the job", minimum=1),
     Option("process_id", int, None, "this process: 0 … num_processes - 1", minimum=0),
     Option("island", str, None, "name of this process's island; without it, its platform"),
-    Option("islands", _names, (), "names of all islands, when each process should check them"),
+    Option(
+        "island_process_id",
+        int,
+        None,
+        "this process in its island, 0 …; in place of process_id, which it then follows from",
+        minimum=0,
+    ),
+    Option(
+        "islands",
+        _names,
+        (),
+        "all islands, to be checked by each process: names, or NAME=PROCESSES,…",
+    ),
+    Option(
+        "cluster_detection_method",
+        str,
+        None,
+        "scheduler whose variables say what is left open, as in JAX; deactivate: none",
+    ),
     Option("job_secret", str, None, "the secret that authenticates the job's connections"),
     Option("job_secret_file", str, None, "a file that holds the job secret"),
-    Option("launched", _flag, False, "the coordinator is run by somebody else (`jaxhet launch`)"),
+    Option(
+        "auto",
+        _flag,
+        False,
+        "jax.distributed.initialize of an unmodified program joins the job (`jaxhet run`)",
+    ),
+    Option(
+        "launched",
+        _flag,
+        False,
+        "the coordinator is run by somebody else (`jaxhet launch`, `jaxhet coordinator`)",
+    ),
     Option(
         "cpu_devices",
         int,
@@ -77,6 +113,13 @@ OPTIONS: tuple[Option, ...] = (
         _numbers,
         None,
         "which of the GPUs that this process sees it uses, by number; default: all",
+    ),
+    Option(
+        "partition_index",
+        int,
+        None,
+        "JAX's partition (slice) of this process's devices; in all processes, or in none",
+        minimum=0,
     ),
     Option(
         "cpu_keep_memory",
@@ -176,6 +219,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "connect_timeout_s", float, 60.0, "time for all processes to come and connect", minimum=0
     ),
+    Option(
+        "shutdown_timeout_s",
+        float,
+        300.0,
+        "longest wait at the end of the job for the other processes",
+        minimum=0,
+    ),
     Option("heartbeat_s", float, 1.0, "time between two heartbeats to a peer", minimum=0.001),
     Option("peer_timeout_s", float, 8.0, "a peer silent for so long has failed", minimum=0.001),
     Option(
@@ -240,14 +290,25 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 class Config:
     """The resolved options of a process; attribute access by option name."""
 
-    def __init__(self, values: Mapping[str, Any]):
+    def __init__(self, values: Mapping[str, Any], given: Iterable[str] = ()):
         self._values = dict(values)
+        self.given = frozenset(given)  # options that an argument or the environment sets
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["_values"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    def filled(self, values: Mapping[str, Any]) -> "Config":
+        """These options, with `values` for those that were not given."""
+        found = {name: value for name, value in values.items() if name not in self.given}
+        return Config({**self._values, **found}, self.given)
+
+    def placed(self, process_id: int, num_processes: int) -> "Config":
+        """These options, with the place in the job that the coordinator has given."""
+        place = {"process_id": process_id, "num_processes": num_processes}
+        return Config({**self._values, **place}, self.given)
 
     def agreed(self) -> dict[str, Any]:
         """The options that must have one value in the whole job."""
@@ -267,11 +328,15 @@ def resolve(
         if name not in _BY_NAME:
             raise UsageError(f"no option {name!r}; the options are {', '.join(sorted(_BY_NAME))}")
     _warn_of_unknown(environ)
-    return Config({o.name: _resolve_one(o, arguments.get(o.name), environ) for o in OPTIONS})
+    given = {o.name for o in OPTIONS if arguments.get(o.name) is not None or o.env in environ}
+    values = {o.name: _resolve_one(o, arguments.get(o.name), environ) for o in OPTIONS}
+    return Config(values, given)
 
 
 def _resolve_one(option: Option, argument: Any, environ: Mapping[str, str]) -> Any:
     if argument is not None:
+        if isinstance(argument, numbers.Integral) and option.type in (int, float):
+            argument = option.type(argument)  # of NumPy's types, too
         return _checked(option, argument, f"{option.name}={argument!r}")
     text = environ.get(option.env)
     if text is None:
@@ -286,6 +351,8 @@ def _resolve_one(option: Option, argument: Any, environ: Mapping[str, str]) -> A
 
 
 def _checked(option: Option, value: Any, where: str) -> Any:
+    if option.minimum is not None and not isinstance(value, numbers.Real):
+        raise UsageError(f"{where} is not a number ({option.help})")
     if option.choices and not _is_of(option.choices, value):
         choices = ", ".join(option.choices)
         raise UsageError(f"{where} is not valid; {option.name} takes {choices} ({option.help})")

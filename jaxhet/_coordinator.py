@@ -1,14 +1,14 @@
 """The coordinator of a job: who is in it, do they agree, and who has gone.
 
-It runs in a process of its own (`jaxhet launch` starts it, else process 0), so that it outlives any
-JAX process. It owns JAX's coordination service and keeps one authenticated connection to every
-process of the job:
+It runs in a process of its own, so that it outlives any JAX process: `jaxhet launch` or process 0
+starts it, or it is a service (`jaxhet coordinator`). It owns JAX's coordination service and keeps
+one authenticated connection to every process of the job:
 
     process → coordinator  {"claim": Claim, "request": …}
                                                 once, with its request for a certificate
     coordinator → process  {"error": Failure}   the claim, or the job, is refused
-                           {"members": [Claim], "service": "host:port", "certificate": …}
-                                                everybody has come and agrees
+                           {"members": [Claim], "process": i, "service": "host:port",
+                            "certificate": …}   everybody has come and agrees
                            {"event": {"kind": "gone", "process": i, "text": …}}
                                                 process i went without goodbye
     process → coordinator  {"tuned": {"to": [process], …}}
@@ -31,12 +31,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from jaxhet import _compiler_settings, _credentials, _handshake, _jaxlib
+from jaxhet import _announced, _compiler_settings, _credentials, _handshake, _jaxlib
 from jaxhet._accept import Acceptor
 from jaxhet._channel import Channel
 from jaxhet._credentials import Credentials
 from jaxhet._errors import BY_NAME, JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._outbox import Outbox, limit_sends
+from jaxhet._place import UNASSIGNED
+from jaxhet._terms import Terms
 
 if TYPE_CHECKING:
     from jaxhet._certificates import Authority, Identity
@@ -67,8 +69,8 @@ def command(address: str, num_processes: int, timeout_s: float) -> list[str]:
 class Claim:
     """What a process says of itself when it comes."""
 
-    process: int
-    num_processes: int
+    process: int  # UNASSIGNED: the coordinator gives it out
+    num_processes: int  # UNASSIGNED: the coordinator knows it
     island: str
     is_declared: bool  # the island, rather than taken from the platform
     islands: tuple[str, ...]
@@ -82,6 +84,7 @@ class Claim:
     versions: dict[str, str]
     options: dict[str, Any]  # those that must be equal in the whole job
     settings: dict[str, str]  # `_compiler_settings.settings()`: they must be equal in an island
+    island_process: int | None = None  # index in the island, of a process without an id
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Claim":
@@ -100,7 +103,8 @@ class Claim:
         return cls(**{**fields, **tuples})
 
     def __str__(self) -> str:
-        return f"process {self.process} ({self.island}, pid {self.pid} on {self.host})"
+        number = f"{self.island_process} of its island" if self.process < 0 else self.process
+        return f"process {number} ({self.island}, pid {self.pid} on {self.host})"
 
 
 def _is_of(value: Any, hint: Any) -> bool:
@@ -205,8 +209,7 @@ class Coordinator:
     Args:
       listener: The listening socket; closed at the end of `serve`.
       secret: The job secret.
-      num_processes: Size of the job.
-      timeout_s: Longest wait for all processes, from the first one on.
+      terms: What the job is held to.
       given: The user's certificates for JAX's coordination service; None: the job makes its own.
     """
 
@@ -214,14 +217,14 @@ class Coordinator:
         self,
         listener: socket.socket,
         secret: bytes,
-        num_processes: int,
-        timeout_s: float,
+        terms: Terms,
         given: Credentials | None = None,
     ):
         self._listener = listener
         self._secret = secret
-        self._num_processes = num_processes
-        self._timeout_s = timeout_s
+        self._terms = terms
+        self._num_processes = terms.num_processes
+        self._timeout_s = terms.timeout_s
         self._lock = threading.Condition(threading.RLock())
         self._claims: dict[int, Claim] = {}
         self._outboxes: dict[int, Outbox] = {}
@@ -234,9 +237,11 @@ class Coordinator:
         self._requests: dict[int, bytes | None] = {}
         self._authority = None if given else _new_authority()
         credentials = self._authority.service_credentials() if self._authority else given
-        self._service_address, self._service = _jaxlib.start_coordination_service(
-            listener.getsockname()[0], num_processes, credentials
+        address, self._service = _jaxlib.start_coordination_service(
+            listener.getsockname()[0], terms.num_processes, credentials
         )
+        self._service_port = address.rpartition(":")[2]
+        self._hosts: dict[int, str] = {}  # by which each process reaches this one
 
     def serve(self) -> None:
         """Accepts processes until all have left; then ends the coordination service."""
@@ -245,7 +250,7 @@ class Coordinator:
         )
         self._wait_for_all()
         with self._lock:
-            while not self._stop and (set(self._claims) - self._left or not self._claims):
+            while not self._stop and self._has_work():
                 self._lock.wait(0.5)
             if (
                 self._error
@@ -255,6 +260,16 @@ class Coordinator:
                 )
         acceptor.close()
         self._service.shutdown()
+
+    @property
+    def failure(self) -> str:
+        """Why the job was refused, or which process went first without goodbye; or ""."""
+        with self._lock:
+            return str(self._error or next((event["text"] for event in self._events), ""))
+
+    def _has_work(self) -> bool:
+        """Whether processes are there, or may come."""
+        return bool(set(self._claims) - self._left) or not (self._claims or self._error)
 
     def stop(self) -> None:
         """Ends `serve` although processes are left."""
@@ -274,7 +289,7 @@ class Coordinator:
 
     def _wait_for_all(self) -> None:
         with self._lock:
-            self._lock.wait_for(lambda: self._claims or self._stop)
+            self._lock.wait_for(lambda: self._claims or self._error or self._stop)
             self._lock.wait_for(
                 lambda: self._complete or self._error or self._stop, self._timeout_s
             )
@@ -304,7 +319,14 @@ class Coordinator:
         channel, claim, request = come
         with sock:
             outbox = Outbox(sock, channel)
-            if refusal := self._admit(claim, request, outbox):
+            try:
+                claim = self._terms.place(claim)
+                refusal = self._admit(claim, request, outbox)
+            except UsageError as error:
+                refusal = error
+                if not self._complete:  # nor does a stray process end a job that runs
+                    self._fail(error)
+            if refusal:
                 outbox.send({"error": _to_json(refusal)})
                 outbox.finish()
                 return
@@ -328,10 +350,13 @@ class Coordinator:
                     f"process id {claim.process} is taken: {taken} came first, and now {claim};"
                     " give every process an id of its own"
                 )
-            problem = self._certificates_disagree(claim, request) or next(
-                filter(None, (disagreement(c, claim) for c in self._claims.values())), None
+            problem = (
+                self._certificates_disagree(claim, request)
+                or next(filter(None, (disagreement(c, claim) for c in self._claims.values())), None)
+                or self._terms.disagreement(claim)
             )
             self._claims[claim.process] = claim
+            self._hosts[claim.process] = self._terms.advertise or outbox.local_host
             self._requests[claim.process] = request
             self._outboxes[claim.process] = outbox
             complete = len(self._claims) == self._num_processes
@@ -369,9 +394,14 @@ class Coordinator:
 
     def _go(self) -> None:
         with self._lock:
-            names = {c.island for c in self._claims.values()}
-            expected = set(self._claims[0].islands)
-        if expected and names != expected:
+            islands = [claim.island for claim in self._claims.values()]
+            announced = self._claims[0].islands
+        sizes = self._terms.sizes or _announced.sizes(announced)
+        if sizes and (difference := _announced.difference(sizes, islands)):
+            self._fail(UsageError(difference))
+            return
+        names, expected = set(islands), set(announced)
+        if not sizes and expected and names != expected:
             self._fail(
                 UsageError(
                     f"the islands should be {sorted(expected)}, but the processes declare"
@@ -387,9 +417,15 @@ class Coordinator:
         with self._lock:
             self._complete = True
             members = [dataclasses.asdict(self._claims[i]) for i in range(self._num_processes)]
-            message = {"members": members, "service": self._service_address}
             for process, outbox in self._outboxes.items():
-                outbox.send({**message, "certificate": certificates[process]})
+                outbox.send(
+                    {
+                        "members": members,
+                        "process": process,
+                        "service": join_address(self._hosts[process], self._service_port),
+                        "certificate": certificates[process],
+                    }
+                )
             self._lock.notify_all()
 
     def _follow(self, claim: Claim, sock: socket.socket, channel: Channel) -> None:
@@ -462,6 +498,7 @@ class Membership:
         self._unheard: list[dict[str, Any]] = []
         self._on_tuned: Callable[[dict[str, Any]], None] | None = None
         self.members: list[Claim] = []
+        self.process = UNASSIGNED
         self.service_address = ""
         self.credentials: Credentials | None = None
 
@@ -501,6 +538,7 @@ class Membership:
         members = [Claim.from_json(fields) for fields in message["members"]]
         if sorted(claim.process for claim in members) != list(range(len(members))):
             raise TransportError("the coordinator names other processes than the job's")
+        self.process = int(message["process"])
         self.service_address = message["service"]
         split_address(self.service_address, "the coordinator's service")
         if identity is not None:
@@ -648,6 +686,11 @@ def split_address(address: str, what: str = "coordinator_address") -> tuple[str,
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def join_address(host: str, port: str | int) -> str:
+    """host:port of a host name or address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def listen(address: str) -> socket.socket:
     """Binds the coordinator's port.
 
@@ -656,11 +699,15 @@ def listen(address: str) -> socket.socket:
     """
     host, port = split_address(address)
     try:
-        return socket.create_server((host, port), family=_family(host), backlog=1024)
+        every = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            (host, port), family=_family(host), backlog=1024, dualstack_ipv6=every
+        )
     except OSError as error:
         raise UsageError(
             f"the coordinator can't listen on {address}: {error.strerror or error}; choose another"
-            " port or address (JAXHET_COORDINATOR_ADDRESS)"
+            " port or address (JAXHET_COORDINATOR_ADDRESS, or where another one is listened on,"
+            " JAXHET_COORDINATOR_BIND_ADDRESS)"
         ) from error
 
 

@@ -9,6 +9,7 @@ import threading
 from jaxhet import _credentials
 from jaxhet._coordinator import Coordinator, listen
 from jaxhet._errors import UsageError
+from jaxhet._terms import Terms
 
 
 def _read_owner(coordinator: Coordinator) -> None:
@@ -30,12 +31,10 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=60.0)
     args = parser.parse_args()
     secret = os.environ.pop("JAXHET_JOB_SECRET").encode()
-    settings = {name: os.environ.get(name.upper()) for name in _credentials.SETTINGS}
     try:
-        given = _credentials.given(settings)
-        coordinator = Coordinator(
-            listen(args.address), secret, args.num_processes, args.timeout_s, given
-        )
+        given = _credentials.given_by(os.environ)
+        terms = Terms(args.num_processes, args.timeout_s)
+        coordinator = Coordinator(listen(args.address), secret, terms, given)
     except UsageError as error:
         print(f"error {error}", flush=True)
         raise SystemExit(1) from None

@@ -78,6 +78,11 @@ def given(settings: Mapping[str, str | None]) -> Credentials | None:
     return Credentials(cert_file, key_file, ca_file, prefix)
 
 
+def given_by(environ: Mapping[str, str]) -> Credentials | None:
+    """The same of an environment, for processes that do without JAX."""
+    return given({name: environ.get(name.upper()) for name in SETTINGS})
+
+
 def check_service(address: str, credentials: Credentials) -> None:
     """Tries whether JAX's service and this process accept each other's certificates.
 

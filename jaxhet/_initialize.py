@@ -7,7 +7,6 @@ import os
 import pathlib
 import platform
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -19,10 +18,11 @@ import jax
 
 from jaxhet import (
     _bootstrap,
+    _clusters,
     _compiler_settings,
-    _config,
     _coordinator,
     _credentials,
+    _distributed,
     _ffi,
     _gpu_settings,
     _islands,
@@ -30,6 +30,7 @@ from jaxhet import (
     _jax_programs,
     _jaxlib,
     _memory,
+    _place,
     _program,
     _qualification,
     _session,
@@ -40,10 +41,9 @@ from jaxhet._config import Config
 from jaxhet._coordinator import Claim, Membership
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._jax_compat import Device
+from jaxhet._secret import read_secret
 from jaxhet._topology_mirror import TopologyMirror
 
-_SHUTDOWN_TIMEOUT_S = 300.0
-_LEAST_SECRET_BYTES = 16
 _used = threading.Event()  # this process is or was in a job
 
 
@@ -57,7 +57,8 @@ def initialize(
     """Joins this process to the job, in place of `jax.distributed.initialize()`.
 
     Call it before any JAX computation. What is not given is taken from `JAXHET_*` in the
-    environment, which `jaxhet launch` sets.
+    environment, which `jaxhet launch` sets, else from JAX's own variables, else from those of the
+    scheduler that started this process (`jaxhet env` prints them).
 
     Args:
       coordinator_address: host:port. Without `jaxhet launch`, process 0 starts the coordinator
@@ -77,7 +78,7 @@ def initialize(
     session = _session.current()
     if session is not None and session.is_pretended:
         return
-    config = _config.resolve(
+    config, detected = _clusters.resolve(
         {
             "coordinator_address": coordinator_address,
             "num_processes": num_processes,
@@ -88,7 +89,7 @@ def initialize(
     )
     _check_first_call()
     _jax_compat.require_supported_jax()
-    _check_complete(config)
+    config = _place.complete(config, detected.hints)
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
     _used.set()
@@ -104,10 +105,11 @@ def initialize(
         session = _set_up(config, secret, membership)
     except BaseException as error:
         if isinstance(error, JaxhetError) and membership.failure is None:
-            membership.report(type(error)(f"process {config.process_id}: {error}"))
+            membership.report(type(error)(f"{_place.name(config)}: {error}"))
         membership.leave(close=False)  # JAX's client, if there is one, lives as long as the process
         raise
     _session.install(session)
+    _distributed.take_over(jax.distributed)
     os.register_at_fork(after_in_child=session.abandon_in_child)
     atexit.register(_shutdown_at_exit)
 
@@ -120,13 +122,18 @@ def shutdown() -> None:
     """
     session = _session.remove()
     if session is not None:
-        session.close(_SHUTDOWN_TIMEOUT_S)
+        session.close(session.config.shutdown_timeout_s)
+
+
+def has_joined() -> bool:
+    """Whether this process is or was in a job."""
+    return _used.is_set()
 
 
 def _shutdown_at_exit() -> None:
     session = _session.remove()
     if session is not None:
-        session.close_at_exit(_SHUTDOWN_TIMEOUT_S)
+        session.close_at_exit(session.config.shutdown_timeout_s)
 
 
 def _check_first_call() -> None:
@@ -144,61 +151,6 @@ def _check_first_call() -> None:
         raise UsageError(
             "a JAX backend exists already; call jaxhet.initialize before any JAX computation"
         )
-
-
-def _check_complete(config: Config) -> None:
-    for name in ("coordinator_address", "num_processes", "process_id"):
-        if getattr(config, name) is None:
-            raise UsageError(
-                f"no {name}: pass it to jaxhet.initialize, set JAXHET_{name.upper()}, or start"
-                " the program with `jaxhet launch`"
-            )
-    if config.process_id >= config.num_processes:
-        raise UsageError(
-            f"process_id={config.process_id} is not one of the job's {config.num_processes}"
-            f" processes; ids run from 0 to {config.num_processes - 1}"
-        )
-    if config.islands and config.island not in config.islands:
-        declared = ", ".join(config.islands)
-        raise UsageError(f"island {config.island!r} is not one of the declared islands {declared}")
-
-
-def read_secret(config: Config) -> bytes:
-    """The job secret.
-
-    Raises:
-      UsageError: there is none, it is short, or its file can't be read, or everybody can read it.
-    """
-    secret = (config.job_secret or _secret_of_file(config.job_secret_file)).encode()
-    if not secret:
-        raise UsageError(
-            "no job secret: give all processes of the job the same JAXHET_JOB_SECRET, or a"
-            " JAXHET_JOB_SECRET_FILE that only you can read (for example made by `openssl rand -hex"
-            " 32`); `jaxhet launch` makes one by itself"
-        )
-    if len(secret) < _LEAST_SECRET_BYTES:
-        raise UsageError(
-            f"the job secret has {len(secret)} bytes; one of less than {_LEAST_SECRET_BYTES} can be"
-            " guessed: make one by `openssl rand -hex 32`"
-        )
-    return secret
-
-
-def _secret_of_file(name: str | None) -> str:
-    if not name:
-        return ""
-    path = pathlib.Path(name)
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text().strip()
-    except OSError as error:
-        raise UsageError(f"can't read JAXHET_JOB_SECRET_FILE: {error}") from error
-    if mode & stat.S_IROTH:
-        raise UsageError(
-            f"everybody on this machine can read JAXHET_JOB_SECRET_FILE {name} (mode"
-            f" {stat.S_IMODE(mode):04o}): run `chmod 600` on it"
-        )
-    return text
 
 
 def _join_coordinator(config: Config, secret: bytes) -> Membership:
@@ -220,7 +172,9 @@ def _start_sidecar(config: Config, secret: bytes) -> None:
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         _coordinator.command(
-            config.coordinator_address, config.num_processes, config.connect_timeout_s
+            config.coordinator_bind_address or config.coordinator_address,
+            config.num_processes,
+            config.connect_timeout_s,
         ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -248,13 +202,16 @@ _sidecars: list[subprocess.Popen[str]] = []
 
 def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.Session:
     local_host = config.tcp_address or membership.local_address
-    listener = _bootstrap.Listener(local_host, config.tcp_port, config.process_id, secret)
+    process = _place.UNASSIGNED if config.process_id is None else config.process_id
+    listener = _bootstrap.Listener(local_host, config.tcp_port, process, secret)
     engine: _ffi.Engine | None = None
     tuned: pathlib.Path | None = None
     try:
         given = _credentials.given(_jax_compat.mtls_settings())
         membership.join(make_claim(config, listener.address), config.connect_timeout_s + 5, given)
         members = membership.members
+        config = config.placed(membership.process, len(members))
+        listener.assign(membership.process)
         differences = _coordinator.differences_between_islands(members)
         if config.process_id == 0:
             for line in differences:
@@ -315,8 +272,9 @@ def make_claim(config: Config, address: str) -> Claim:
     pid_namespace = os.stat("/proc/self/ns/pid").st_ino
     boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return Claim(
-        process=config.process_id,
-        num_processes=config.num_processes,
+        process=_place.UNASSIGNED if config.process_id is None else config.process_id,
+        num_processes=config.num_processes or _place.UNASSIGNED,
+        island_process=config.island_process_id,
         island=config.island or jax_platform,
         is_declared=bool(config.island),
         islands=tuple(config.islands),
@@ -360,6 +318,8 @@ def _start_jax(
         if engine is not None and (error := engine.error()):
             raise error
 
+    if config.partition_index is not None:
+        _jax_compat.set_partition_index(config.partition_index)
     client = _jax_compat.run_with_checks(
         lambda: _jax_compat.connect_client(
             membership.service_address,

@@ -14,7 +14,7 @@ import pathlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -57,6 +57,22 @@ def require_supported_jax() -> None:
 def mtls_settings() -> dict[str, str | None]:
     """The certificates that the user has given to JAX for its coordination service."""
     return {name: getattr(jax.config, name) for name in _credentials.SETTINGS}
+
+
+def set_mtls(files: Mapping[str, str]) -> None:
+    """Gives certificates to JAX, as the arguments of `jax.distributed.initialize` are named."""
+    for name, value in files.items():
+        jax.config.update(f"jax_{name}", value)
+
+
+def set_partition_index(index: int) -> None:
+    """Makes the devices of this process those of a partition (slice), before their backend exists.
+
+    Plugins of GPUs honour it; the CPU's backend has no slices.
+    """
+    from jax._src import distributed
+
+    distributed.global_state.partition_index = index
 
 
 def connect_client(

@@ -35,6 +35,11 @@ class Outbox:
         self._thread = threading.Thread(target=self._send_all, name="jaxhet-outbox", daemon=True)
         self._thread.start()
 
+    @property
+    def local_host(self) -> str:
+        """The address of this machine by which the peer has come."""
+        return self._sock.getsockname()[0].removeprefix("::ffff:")
+
     def send(self, message: Any) -> None:
         """Sends a message after those before it. Returns at once."""
         try:

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxhet import _bootstrap, _config, _ffi, _initialize, _session
+from jaxhet import _bootstrap, _config, _ffi, _initialize, _secret, _session
 from jaxhet._coordinator import Claim
 from jaxhet._errors import JaxhetError, TransportError, UsageError
 from jaxhet._inspect import links
@@ -114,7 +114,7 @@ class _Job:
         )
 
     def _listen(self, process: int, port: int) -> _bootstrap.Listener:
-        secret = _initialize.read_secret(self._config)
+        secret = _secret.read_secret(self._config)
         return _bootstrap.Listener(self._host, port, process, secret)
 
     def _prove_loopbacks(self) -> list[PairProof]:

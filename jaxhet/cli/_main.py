@@ -8,9 +8,12 @@ import typer
 
 from jaxhet._errors import JaxhetError
 from jaxhet._jaxlib import Vendor
+from jaxhet.cli import coordinator as _coordinator
 from jaxhet.cli import doctor as _doctor
+from jaxhet.cli import env as _env
 from jaxhet.cli import launch as _launch
 from jaxhet.cli import plan as _plan
+from jaxhet.cli import run as _run
 
 _app = typer.Typer(
     name="jaxhet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -107,6 +110,79 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         island_env=tuple(map(_island_variable, island_env)),
     )
     raise typer.Exit(_launch.launch(command, options))
+
+
+@_app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="the program, python -m ...")
+    ],
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="address of the job's coordinator")
+    ] = None,
+    num_processes: Annotated[int | None, typer.Option(help="processes of the job")] = None,
+    process_id: Annotated[int | None, typer.Option(help="this process of the job")] = None,
+    island: Annotated[str | None, typer.Option(help="name of this process's island")] = None,
+    secret_file: Annotated[
+        pathlib.Path | None, typer.Option(help="file with the job secret")
+    ] = None,
+) -> None:
+    """Run an unmodified JAX program as one process of a job.
+
+    jax.distributed.initialize of the program, and of the Python programs that it starts, joins the
+    job; jax.distributed.shutdown leaves it. Options are JAXHET_* variables of the same meaning,
+    and win over the environment. Write it after jaxhet launch, srun, mpirun or in a pod's command.
+    Where the environment speaks of no job of jaxhet, JAX's own functions are called.
+    """
+    options = _run.Options(coordinator, num_processes, process_id, island, secret_file)
+    _run.run(command, options)
+
+
+@_app.command()
+def coordinator(
+    bind: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS:PORT", help="where to listen; 0.0.0.0 or [::]: everywhere"),
+    ],
+    islands: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=N,...",
+            help="the islands in the order of process ids, and their processes",
+        ),
+    ] = "",
+    num_processes: Annotated[
+        int | None, typer.Option(min=1, help="processes of the job, where islands are not given")
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="name or address by which processes reach this one; default: as each has come",
+        ),
+    ] = None,
+) -> None:
+    """Serve one job: who is in it, do they agree, who has gone.
+
+    Processes reach it as JAXHET_COORDINATOR_ADDRESS, with JAXHET_LAUNCHED=1 and the secret of
+    JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE, which it needs too. With --islands it gives out
+    process ids to processes that know their JAXHET_ISLAND and JAXHET_ISLAND_PROCESS_ID. It reads
+    no stdin, is ready when its port answers, and ends when the job does: with exit code 0 if every
+    process said goodbye, else 1.
+    """
+    names = tuple(part.strip() for part in islands.split(",") if part.strip())
+    options = _coordinator.Options(bind, advertise, num_processes, names)
+    raise typer.Exit(_coordinator.serve(options))
+
+
+@_app.command()
+def env(json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False) -> None:
+    """Print what the environment says about this process's place in a job, and who says so.
+
+    JAXHET_*, JAX's own variables, and those of Slurm, Open MPI, MPICH, JobSet, Volcano and Indexed
+    Jobs of Kubernetes. The exit code is 0 if jaxhet.initialize needs nothing more, else 1.
+    """
+    raise typer.Exit(_env.env(as_json=json))
 
 
 @_app.command()

@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _bootstrap, _coordinator, _ffi, _initialize, _session
+from jaxhet import _bootstrap, _coordinator, _ffi, _initialize, _secret, _session
 from tests.support import jobs
 from tests.support.jobs import FAST_COMPILE, Job, Shape, island_job
 
@@ -139,7 +139,7 @@ def _open_new_engine() -> None:
     _ffi._sessions = itertools.repeat(engine.session)  # the programs' calls carry the number
     config, members = session.config, membership.members
     host, port = _coordinator.split_address(members[session.process].address)
-    secret = _initialize.read_secret(config)
+    secret = _secret.read_secret(config)
     listener = _bootstrap.Listener(host, port, session.process, secret)
     session.engine = _initialize._start_engine(config, listener, membership)
     listener.close()

@@ -147,7 +147,7 @@ def _certificate_shown(address: str, files: Mapping[str, str]) -> bytes:
 
 def test_given_certificates_are_those_of_the_service(tmp_path: pathlib.Path) -> None:
     files = make_files(tmp_path)
-    processes = [_start(_VICTIM, env) for env in job(**files)]
+    processes = [_start(_VICTIM, env) for env in job(2, **files)]
     addresses = [_service_of(process) for process in processes]
     shown = _certificate_shown(addresses[0], files)
     text = _attack(addresses[0])

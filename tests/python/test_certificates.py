@@ -25,6 +25,7 @@ from jaxhet import (
 from jaxhet._channel import Channel
 from jaxhet._credentials import Credentials
 from jaxhet._errors import TransportError, UsageError
+from jaxhet._terms import Terms
 from tests.support.certificates import make_files
 from tests.support.ports import free_port
 from tests.support.scripts import run
@@ -138,7 +139,7 @@ def _joined(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> tu
 
     monkeypatch.setattr(Channel, "send", send_changed)
     address = f"127.0.0.1:{free_port()}"
-    server = _coordinator.Coordinator(_coordinator.listen(address), SECRET, 1, 20)
+    server = _coordinator.Coordinator(_coordinator.listen(address), SECRET, Terms(1, 20))
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     member = _coordinator.connect(address, SECRET, 5)

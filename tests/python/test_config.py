@@ -1,5 +1,6 @@
 """Options: one table, and errors that say what is valid."""
 
+import numpy as np
 import pytest
 
 from jaxhet import _config
@@ -13,6 +14,16 @@ def test_default_when_nothing_is_given() -> None:
 def test_argument_wins_over_environment() -> None:
     config = _config.resolve({"process_id": 3}, {"JAXHET_PROCESS_ID": "1"})
     assert config.process_id == 3
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    config = _config.resolve({"process_id": np.int32(1), "deadline_s": np.int64(3)}, {})
+    assert [type(config.process_id), type(config.deadline_s)] == [int, float]
+
+
+def test_number_as_text_is_refused() -> None:
+    with pytest.raises(UsageError, match="process_id='1' is not a number"):
+        _config.resolve({"process_id": "1"}, {})
 
 
 def test_environment_is_parsed() -> None:

@@ -1,6 +1,11 @@
 """What the coordinator tells the others when one process fails, whatever that process sends."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
+import os
+import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +14,9 @@ from typing import Any
 import pytest
 
 from jaxhet import _config, _coordinator, _initialize
-from jaxhet._errors import DeadlineError, JaxhetError, PeerError
+from jaxhet._errors import DeadlineError, JaxhetError, PeerError, UsageError
+from jaxhet._terms import Terms
+from jaxhet.cli import coordinator
 from tests.support.ports import free_port
 
 SECRET = b"a job secret"
@@ -23,8 +30,8 @@ class Pair:
     """Two members of a job, and the thread of its coordinator."""
 
     def __init__(self) -> None:
-        address = f"127.0.0.1:{free_port()}"
-        server = _coordinator.Coordinator(_coordinator.listen(address), SECRET, 2, 20)
+        address = self.address = f"127.0.0.1:{free_port()}"
+        server = _coordinator.Coordinator(_coordinator.listen(address), SECRET, Terms(2, 20))
         self.thread = threading.Thread(target=server.serve, daemon=True)
         self.thread.start()
         self.members = [_coordinator.connect(address, SECRET, 5) for _ in range(2)]
@@ -98,3 +105,176 @@ def test_encryption_that_differs_is_refused() -> None:
     assert "option encryption differs: process 0 (island0, pid " in text
     assert "has 'off', process 1 (island1, pid " in text
     assert "has 'full'; start every process of the job with the same value" in text
+
+
+# Process ids.
+
+
+def _join(terms: Terms, *claims: dict[str, Any], address: str = "") -> list[Any]:
+    """What each process of a job is told: its id, or an error; `claims` are options of each."""
+    bind = address or f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{bind.rpartition(':')[2]}"
+    server = _coordinator.Coordinator(_coordinator.listen(bind), SECRET, terms)
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    answers: list[Any] = [None] * len(claims)
+
+    def join(i: int) -> None:
+        member = _coordinator.connect(address, SECRET, 5)
+        config = _config.resolve(claims[i], {})
+        try:
+            member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 10)
+            answers[i] = member.process, member.service_address.rpartition(":")[0]
+        except JaxhetError as error:
+            answers[i] = str(error)
+        member.leave()
+
+    threads = [threading.Thread(target=join, args=(i,)) for i in range(len(claims))]
+    for one in threads:
+        one.start()
+    for one in (*threads, thread):
+        one.join(20)
+    assert not thread.is_alive()
+    return answers
+
+
+def _at(island: str, index: int, **more: Any) -> dict[str, Any]:
+    return {"island": island, "island_process_id": index, **more}
+
+
+def test_process_ids_are_given_out_by_island_and_index() -> None:
+    terms = Terms(3, 10, {"nvidia": 1, "amd": 2})
+    answers = _join(terms, _at("amd", 1), _at("nvidia", 0), _at("amd", 0))
+    assert answers == [(2, "127.0.0.1"), (0, "127.0.0.1"), (1, "127.0.0.1")]
+
+
+def test_given_ids_and_those_given_out_may_be_mixed() -> None:
+    terms = Terms(2, 10, {"nvidia": 1, "amd": 1})
+    given = {"island": "nvidia", "process_id": 0, "num_processes": 2}
+    assert [answer[0] for answer in _join(terms, _at("amd", 0), given)] == [1, 0]
+
+
+def test_advertised_host_is_where_processes_look_for_jax() -> None:
+    terms = Terms(1, 10, {"amd": 1}, "localhost")
+    assert _join(terms, _at("amd", 0)) == [(0, "localhost")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "claims", "words"),
+    [
+        ({}, [_at("amd", 0)], "has no process_id, and the coordinator does not know how many"),
+        ({"amd": 2}, [_at("amd", 2)], "process 2 of island 'amd' is one too many: amd=2 were"),
+        ({"amd": 2}, [_at("nvidia", 0)], "island 'nvidia' is not one of those that were announced"),
+        (
+            {"amd": 2},
+            [_at("amd", 0, num_processes=3)],
+            r"num_processes differs: process 0 \(amd, pid \d+ on .*\) has 3, the coordinator 2",
+        ),
+        (
+            {"amd": 2},
+            [_at("amd", 0, islands=("amd=1", "nvidia=1"))],
+            "announces amd=1,nvidia=1, the coordinator amd=2; give both the same sizes",
+        ),
+        (
+            {"nvidia": 1, "amd": 1},
+            [{"island": "amd", "process_id": i, "num_processes": 2} for i in range(2)],
+            "not those that were announced, nvidia=1,amd=1: 'nvidia' has 0, not 1; 'amd' has 2",
+        ),
+        ({"amd": 2}, [_at("amd", 1), _at("amd", 1)], "process id 1 is taken: .* came first"),
+    ],
+)
+def test_process_that_does_not_fit_is_told_why(
+    sizes: dict[str, int],
+    claims: list[dict[str, Any]],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_coordinator, "_LINGER_S", 0.1)
+    answers = _join(Terms(2, 1, sizes), *claims)
+    assert any(re.search(words, str(answer)) for answer in answers), answers
+
+
+def test_stray_process_does_not_end_a_job_that_runs(pair: Pair) -> None:
+    member = _coordinator.connect(pair.address, SECRET, 5)
+    config = _config.resolve({"island": "amd", "island_process_id": 0}, {})
+    with pytest.raises(UsageError, match="the coordinator does not know how many processes"):
+        member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 5)
+    member.leave()
+    time.sleep(0.2)
+    assert [m.failure for m in pair.members] == [None, None]
+
+
+# As a service.
+
+
+def _serve(
+    options: coordinator.Options, claims: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """The exit code of `jaxhet coordinator`, to which processes come and leave."""
+    monkeypatch.setenv("JAXHET_JOB_SECRET", "a secret of tests")
+    monkeypatch.setenv("JAXHET_CONNECT_TIMEOUT_S", "1")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        code = pool.submit(coordinator.serve, options)
+        for claim in claims:
+            member = _coordinator.connect(options.bind, b"a secret of tests", 5)
+            with contextlib.suppress(JaxhetError):
+                member.join(
+                    _initialize.make_claim(_config.resolve(claim, {}), "127.0.0.1:9000"), 10
+                )
+            member.leave()
+        return code.result(20)
+
+
+def test_service_ends_well_with_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = coordinator.Options(f"127.0.0.1:{free_port()}", islands=("amd=1",))
+    assert _serve(options, [_at("amd", 0)], monkeypatch) == 0
+    assert "the job has ended" in capsys.readouterr().err
+    assert "JAXHET_JOB_SECRET" not in os.environ
+
+
+def test_service_ends_with_an_error_when_a_process_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_coordinator, "_LINGER_S", 0.1)
+    options = coordinator.Options(f"127.0.0.1:{free_port()}", num_processes=2)
+    claims = [{"island": "amd", "process_id": 1, "num_processes": 2}]
+    assert _serve(options, claims, monkeypatch) == 1
+    assert "the job has failed: process 0 of 2 has not come within 1 s" in capsys.readouterr().err
+
+
+def test_service_without_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAXHET_JOB_SECRET", raising=False)
+    with pytest.raises(UsageError, match="no job secret: give all processes of the job the same"):
+        coordinator.serve(coordinator.Options("127.0.0.1:1", num_processes=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "how many processes has the job. Give --islands or --num-processes"),
+        (
+            {"islands": ("a", "b")},
+            "--islands a,b has no numbers of processes: write NAME=PROCESSES",
+        ),
+        (
+            {"islands": ("a=1", "b=2"), "num_processes": 4},
+            "--num-processes 4, and --islands a=1,b=2 has 3: give one of the two",
+        ),
+    ],
+)
+def test_service_without_a_size_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        coordinator.terms(coordinator.Options("127.0.0.1:1", **options), 1)
+
+
+@pytest.mark.parametrize(("bind", "host"), [("0.0.0.0", "127.0.0.1"), ("[::]", "127.0.0.1")])
+def test_service_on_all_addresses_names_the_one_that_a_process_came_by(
+    bind: str, host: str
+) -> None:
+    if bind == "[::]" and not socket.has_dualstack_ipv6():
+        pytest.skip("no socket here listens on IPv4 and IPv6")
+    address = f"{bind}:{free_port()}"
+    answers = _join(Terms(1, 10, {"amd": 1}), _at("amd", 0), address=address)
+    assert answers == [(0, host)]

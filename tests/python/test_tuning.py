@@ -13,6 +13,7 @@ import pytest
 
 from jaxhet import _coordinator, _gpu_settings, _tuning
 from jaxhet._coordinator import Claim, Coordinator
+from jaxhet._terms import Terms
 from jaxhet._tuning import Tuning
 
 _MEMBERS = (2, 3, 5)
@@ -176,7 +177,7 @@ def test_coordinator_passes_messages_on_also_before_there_is_a_listener(
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    coordinator = Coordinator(listener, b"secret", 2, 20)
+    coordinator = Coordinator(listener, b"secret", Terms(2, 20))
     threading.Thread(target=coordinator.serve, daemon=True).start()
     members = [_coordinator.connect(address, b"secret", 20) for _ in range(2)]
     joins = [

@@ -20,8 +20,7 @@ class Ended:
 
 def run(script: str, *envs: Mapping[str, str], timeout_s: float = 60) -> list[Ended]:
     """Runs `script` once with each environment, all at the same time."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAXHET_")}
-    base = {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    base = environment()
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script],
@@ -34,6 +33,12 @@ def run(script: str, *envs: Mapping[str, str], timeout_s: float = 60) -> list[En
     ]
     outputs = [p.communicate(timeout=timeout_s)[0] for p in processes]
     return [Ended(p.returncode, text) for p, text in zip(processes, outputs, strict=True)]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without options of jaxhet; JAX uses CPUs."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAXHET_")}
+    return {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
 
 def job(num_processes: int = 2, **common: str) -> list[dict[str, str]]:

@@ -1,0 +1,106 @@
+"""What every scheduler's module gives, and how its variables are read."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxhet import _announced
+from jaxhet._errors import UsageError
+
+Environ = Mapping[str, str]
+# A port that nobody could agree on: as JAX, from a number of the job, above the usual ranges.
+_NUM_PORTS = 1 << 12
+_FIRST_PORT = 65536 - _NUM_PORTS
+_PORT = "JAX_COORDINATOR_PORT"
+_VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The value of an option, and the environment variables that it was read from."""
+
+    value: Any
+    source: str
+
+
+Found = dict[str, Finding]  # by option
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduler:
+    """A scheduler whose processes know their job by environment variables.
+
+    Attributes:
+      name: Its name for `cluster_detection_method`.
+      title: Its name for people.
+      variables: Present, all of them, in its processes.
+      how: How to start a program so that they are.
+      find: Reads what they say about this process. Raises UsageError where they contradict each
+        other.
+    """
+
+    name: str
+    title: str
+    variables: tuple[str, ...]
+    how: str
+    find: Callable[[Environ], Found]
+
+    def is_present(self, environ: Environ) -> bool:
+        """Whether this process was started by the scheduler."""
+        return all(environ.get(name) for name in self.variables)
+
+    def half(self, environ: Environ) -> str | None:
+        """A sentence for people where some of the variables are set, and others are not."""
+        unset = [name for name in self.variables if not environ.get(name)]
+        if not unset or len(unset) == len(self.variables):
+            return None
+        there = ", ".join(name for name in self.variables if name not in unset)
+        return f"{self.title}: {there} is set and {', '.join(unset)} is not; {self.how}"
+
+
+def number(environ: Environ, name: str) -> int:
+    """A variable that holds a number from 0 on.
+
+    Raises:
+      UsageError: It does not.
+    """
+    text = environ.get(name, "")
+    if not text.isdecimal():
+        raise UsageError(f"{name}={text!r} is not a number; the scheduler sets it, leave it alone")
+    return int(text)
+
+
+def numbers(environ: Environ, name: str, separator: str | None = None) -> list[int]:
+    """A variable that holds several numbers."""
+    parts = environ.get(name, "").split(separator)
+    return [number({name: part.strip()}, name) for part in parts]
+
+
+def address(environ: Environ, host: str, seed: int, source: str) -> Finding:
+    """Where process 0 runs the coordinator; the port is made of the job's number `seed`."""
+    if environ.get(_PORT):
+        return Finding(f"{host}:{number(environ, _PORT)}", f"{source}, {_PORT}")
+    return Finding(f"{host}:{_FIRST_PORT + seed % _NUM_PORTS}", source)
+
+
+def own_gpu(environ: Environ, local_rank: str, processes_here: int) -> Found:
+    """One GPU for each process, where a host runs several and each sees all GPUs.
+
+    JAX gives a process that is alone on its host the first GPU only; here it has all.
+    """
+    bound = any(name in environ and "," not in environ[name] for name in _VISIBLE_GPUS)
+    if processes_here < 2 or bound:
+        return {}
+    return {"local_device_ids": Finding((number(environ, local_rank),), local_rank)}
+
+
+def in_island(sizes: Mapping[str, int], island: str, index: int, source: str) -> Found:
+    """What a process knows that knows all islands and its place in one."""
+    found = {
+        "islands": tuple(_announced.text(sizes).split(",")),
+        "island": island,
+        "island_process_id": index,
+        "num_processes": sum(sizes.values()),
+        "process_id": _announced.process_id(sizes, island, index),
+    }
+    return {name: Finding(value, source) for name, value in found.items()}

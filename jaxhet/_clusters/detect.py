@@ -1,0 +1,99 @@
+"""The ordered table of schedulers, and the options with what the first of them says."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jaxhet import _config
+from jaxhet._clusters import indexed_job, jax_variables, jobset, mpich, open_mpi, slurm, volcano
+from jaxhet._clusters.cluster import Environ, Found
+from jaxhet._errors import UsageError
+
+# Hydra, and Open MPI's mpirun, may run inside of a Slurm allocation, whose variables then count
+# the daemons: they come first. JobSet and Volcano make pods of Kubernetes.
+SCHEDULERS = tuple(
+    module.SCHEDULER for module in (open_mpi, mpich, slurm, jobset, volcano, indexed_job)
+)
+# What programs may pass to jax.distributed.initialize, and the schedulers that it means.
+METHODS: dict[str, tuple[str, ...]] = {
+    **{scheduler.name: (scheduler.name,) for scheduler in SCHEDULERS},
+    "mpi4py": ("ompi", "mpich"),
+    "k8s": ("jobset", "volcano", "indexed_job"),
+    "deactivate": (),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Detected:
+    """What the environment says beside JAXHET_*.
+
+    Attributes:
+      title: The scheduler's name for people; "" if there is none.
+      found: By option.
+      hints: Sentences about schedulers whose variables are there in part.
+    """
+
+    title: str = ""
+    found: Found = dataclasses.field(default_factory=dict)
+    hints: tuple[str, ...] = ()
+
+    def without(self, *options: str) -> "Detected":
+        """The same, but for some options: those that the user decides."""
+        found = {name: f for name, f in self.found.items() if name not in options}
+        return dataclasses.replace(self, found=found)
+
+
+def detect(environ: Environ, method: str | None = None) -> Detected:
+    """Finds the first scheduler that started this process; pure.
+
+    Args:
+      environ: The environment.
+      method: A key of `METHODS`; None: any scheduler.
+
+    Raises:
+      UsageError: No such method, it is not the one that started this process, or variables
+        contradict each other.
+    """
+    if method is not None and method not in METHODS:
+        raise UsageError(
+            f"cluster_detection_method={method!r} is not one of {', '.join(sorted(METHODS))}"
+        )
+    candidates = [s for s in SCHEDULERS if method is None or s.name in METHODS[method]]
+    hints = tuple(filter(None, (s.half(environ) for s in candidates)))
+    own = jax_variables.find(environ)
+    for scheduler in candidates:
+        if scheduler.is_present(environ):
+            return Detected(scheduler.title, {**scheduler.find(environ), **own})
+    if candidates and method is not None:
+        names = "; or ".join(f"{', '.join(s.variables)} ({s.title})" for s in candidates)
+        raise UsageError(
+            f"cluster_detection_method={method!r}: this process was not started so; it would have"
+            f" {names}"
+        )
+    return Detected("", own, hints)
+
+
+def resolve(
+    arguments: Mapping[str, Any] | None = None, environ: Environ = os.environ
+) -> tuple[_config.Config, Detected]:
+    """The options: argument, JAXHET_*, JAX's own variables, the scheduler's, default.
+
+    A scheduler is asked only where JAXHET_* leave the job open; `jaxhet launch` leaves nothing.
+
+    Raises:
+      UsageError: A value is not valid.
+    """
+    config = _config.resolve(arguments, environ)
+    if _says_all(config):
+        return config, Detected()
+    detected = detect(environ, config.cluster_detection_method)
+    if "islands" in detected.found and not config.given.isdisjoint(("island", "islands")):
+        detected = detected.without("islands", "island", "island_process_id")
+    return config.filled({k: finding.value for k, finding in detected.found.items()}), detected
+
+
+def _says_all(config: _config.Config) -> bool:
+    place = (config.num_processes, config.process_id)
+    in_island = (config.island, config.island_process_id)
+    return config.coordinator_address is not None and (None not in place or None not in in_island)

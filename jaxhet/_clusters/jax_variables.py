@@ -1,0 +1,22 @@
+"""The variables that `jax.distributed.initialize` reads itself."""
+
+from jaxhet._clusters.cluster import Environ, Finding, Found, number, numbers
+
+_TEXTS = {
+    "JAX_COORDINATOR_ADDRESS": "coordinator_address",
+    "JAX_COORDINATOR_BIND_ADDRESS": "coordinator_bind_address",
+}
+_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+_PARTITION = "JAX_PARTITION_INDEX"
+
+
+def find(environ: Environ) -> Found:
+    """What they say; nothing where they are not set."""
+    found = {
+        option: Finding(environ[name], name) for name, option in _TEXTS.items() if environ.get(name)
+    }
+    if environ.get(_DEVICES):
+        found["local_device_ids"] = Finding(tuple(numbers(environ, _DEVICES, ",")), _DEVICES)
+    if environ.get(_PARTITION):
+        found["partition_index"] = Finding(number(environ, _PARTITION), _PARTITION)
+    return found

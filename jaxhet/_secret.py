@@ -1,0 +1,47 @@
+"""The job secret, as the user gives it."""
+
+import pathlib
+import stat
+
+from jaxhet._config import Config
+from jaxhet._errors import UsageError
+
+_LEAST_SECRET_BYTES = 16
+
+
+def read_secret(config: Config) -> bytes:
+    """The job secret.
+
+    Raises:
+      UsageError: there is none, it is short, or its file can't be read, or everybody can read it.
+    """
+    secret = (config.job_secret or _secret_of_file(config.job_secret_file)).encode()
+    if not secret:
+        raise UsageError(
+            "no job secret: give all processes of the job the same JAXHET_JOB_SECRET, or a"
+            " JAXHET_JOB_SECRET_FILE that only you can read (for example made by `openssl rand -hex"
+            " 32`); `jaxhet launch` makes one by itself"
+        )
+    if len(secret) < _LEAST_SECRET_BYTES:
+        raise UsageError(
+            f"the job secret has {len(secret)} bytes; one of less than {_LEAST_SECRET_BYTES} can be"
+            " guessed: make one by `openssl rand -hex 32`"
+        )
+    return secret
+
+
+def _secret_of_file(name: str | None) -> str:
+    if not name:
+        return ""
+    path = pathlib.Path(name)
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text().strip()
+    except OSError as error:
+        raise UsageError(f"can't read JAXHET_JOB_SECRET_FILE: {error}") from error
+    if mode & stat.S_IROTH:
+        raise UsageError(
+            f"everybody on this machine can read JAXHET_JOB_SECRET_FILE {name} (mode"
+            f" {stat.S_IMODE(mode):04o}): run `chmod 600` on it"
+        )
+    return text

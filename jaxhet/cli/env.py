@@ -1,0 +1,117 @@
+"""`jaxhet env`: what the environment says about this process's place in a job, and who says so."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxhet import _clusters, _config, _place
+from jaxhet._errors import UsageError
+
+_SHOWN = (
+    "coordinator_address",
+    "coordinator_bind_address",
+    "num_processes",
+    "process_id",
+    "island",
+    "island_process_id",
+    "islands",
+    "launched",
+    "local_device_ids",
+    "partition_index",
+)
+_SECRETS = ("job_secret", "job_secret_file")
+_WIDTH = 100  # of text that goes into a file
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """What was found.
+
+    Attributes:
+      scheduler: Its name for people; "" for none.
+      values: By option, its value and where it is from.
+      missing: By option, how to give it.
+      problem: An error that `jaxhet.initialize` would raise, or "".
+      hints: Sentences about schedulers whose variables are there in part.
+    """
+
+    scheduler: str
+    values: dict[str, tuple[Any, str]]
+    missing: dict[str, str]
+    problem: str
+    hints: tuple[str, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `jaxhet.initialize` without arguments could ask the coordinator."""
+        return not self.missing and not self.problem
+
+
+def look(environ: Mapping[str, str]) -> Environment:
+    """Looks at an environment; pure.
+
+    Raises:
+      UsageError: A value is not valid, or variables contradict each other.
+    """
+    config, detected = _clusters.resolve({}, environ)
+    options = {option.name: option for option in _config.OPTIONS}
+    values: dict[str, tuple[Any, str]] = {}
+    for name in _SHOWN:
+        if name in config.given:
+            values[name] = (getattr(config, name), options[name].env)
+        elif name in detected.found:
+            values[name] = (detected.found[name].value, detected.found[name].source)
+    missing, problem = _place.missing(config), ""
+    if not missing:
+        problem = _derive(config, values)
+    values |= {name: ("set", options[name].env) for name in _SECRETS if getattr(config, name)}
+    if not values.keys() & set(_SECRETS):
+        missing["job_secret"] = (
+            "set JAXHET_JOB_SECRET_FILE to a file that all processes of the job have, and nobody"
+            " else can read; `jaxhet launch` makes a secret by itself"
+        )
+    return Environment(detected.title, values, missing, problem, detected.hints)
+
+
+def _derive(config: _config.Config, values: dict[str, tuple[Any, str]]) -> str:
+    """Adds what follows from the values; returns what is wrong with them."""
+    try:
+        derived = _place.complete(config)
+    except UsageError as error:
+        return str(error)
+    for name in ("num_processes", "process_id"):
+        value = getattr(derived, name)
+        if name not in values:
+            values[name] = ("", "the coordinator") if value is None else (value, "islands")
+    return ""
+
+
+def env(*, as_json: bool) -> int:
+    """Prints what was found; returns 0 if it is enough for `jaxhet.initialize`, else 1."""
+    found = look(os.environ)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        _show(found, Console(width=None if os.isatty(1) else _WIDTH, highlight=False))
+    return 0 if found.is_complete else 1
+
+
+def _show(found: Environment, console: Console) -> None:
+    console.print(f"started by {found.scheduler or 'no scheduler that jaxhet knows'}")
+    table = Table("option", "value", "from", box=None, pad_edge=False)
+    for name, (value, source) in found.values.items():
+        table.add_row(name, _text(value), source)
+    for name, how in found.missing.items():
+        table.add_row(name, "missing", how)
+    console.print(table)
+    for line in filter(None, (found.problem, *found.hints)):
+        console.print(line, markup=False)
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

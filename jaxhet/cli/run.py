@@ -1,0 +1,81 @@
+"""`jaxhet run`: an unmodified JAX program as a process of a job."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from jaxhet import _auto
+from jaxhet._errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `jaxhet run` takes; `jaxhet run --help` says what each means."""
+
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    island: str | None = None
+    secret_file: pathlib.Path | None = None
+
+
+# Option of the command -> that of jaxhet.
+_VARIABLES = {
+    "coordinator": "JAXHET_COORDINATOR_ADDRESS",
+    "num_processes": "JAXHET_NUM_PROCESSES",
+    "process_id": "JAXHET_PROCESS_ID",
+    "island": "JAXHET_ISLAND",
+    "secret_file": "JAXHET_JOB_SECRET_FILE",
+}
+
+
+def run(command: list[str], options: Options) -> NoReturn:
+    """Becomes `command`, whose `jax.distributed.initialize` joins the job.
+
+    Raises:
+      UsageError: no such command, or its Python would not know of jaxhet.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
+    _check_start_file(command)
+    sys.stdout.flush()
+    os.execve(program, command, environment(options, os.environ))
+
+
+def environment(options: Options, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the program: `base`, and what the options say."""
+    values = dataclasses.asdict(options)
+    given = {_VARIABLES[name]: str(value) for name, value in values.items() if value is not None}
+    return {**base, **given, "JAXHET_AUTO": "1"}
+
+
+def _check_start_file(command: list[str]) -> None:
+    if not _auto.is_installed():
+        raise UsageError(
+            f"{_auto.START_FILE} is not in site-packages of {sys.executable}, so programs would not"
+            " join the job: install jaxhet with pip into this environment (`make setup` in a"
+            " checkout)"
+        )
+    flags = _interpreter_flags(command)
+    if any("S" in flag for flag in flags):
+        raise UsageError(
+            f"{command[0]} {' '.join(flags)} starts without site-packages, so the program would not"
+            " join the job; leave -S out"
+        )
+
+
+def _interpreter_flags(command: list[str]) -> list[str]:
+    """Short flags of Python itself, as in `python -u -S script.py`."""
+    if not pathlib.Path(command[0]).name.startswith("python"):
+        return []
+    flags = []
+    for argument in command[1:]:
+        if not argument.startswith("-") or argument.startswith("--") or argument[1:2] in "cmWX":
+            break
+        flags.append(argument)
+    return flags

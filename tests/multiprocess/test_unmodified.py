@@ -1,0 +1,134 @@
+"""Programs that know nothing of jaxhet run over islands, with the results of one JAX world."""
+
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.jobs import FAST_COMPILE
+from tests.support.ports import free_port
+from tests.support.scripts import environment, run
+
+_FOLDER = pathlib.Path(__file__).parent
+_DEVICES = 2  # of each process
+
+
+def _over_islands(program: pathlib.Path) -> dict[str, Any]:
+    """What each process of two islands prints, by `jaxhet launch` and `jaxhet run`."""
+    jaxhet = [sys.executable, "-m", "jaxhet.cli"]
+    launch = [*jaxhet, "launch", "--islands", "2", "--devices", str(_DEVICES), "--"]
+    ended = subprocess.run(
+        [*launch, *jaxhet, "run", "--", sys.executable, str(program)],
+        env={**environment(), **FAST_COMPILE},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return _results(re.sub(r"^\[island\d/\d\] ", "", ended.stdout, flags=re.MULTILINE))
+
+
+def _in_one_world(program: pathlib.Path) -> dict[str, Any]:
+    """What one process of plain JAX prints, which takes itself for the only one of Open MPI 4."""
+    world = {
+        "OMPI_MCA_orte_hnp_uri": f"{(_free_world_port() - 61440) << 12}.0;tcp://127.0.0.1:1",
+        "OMPI_COMM_WORLD_SIZE": "1",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_VERSION": "4.1.4",
+        "JAX_NUM_CPU_DEVICES": str(2 * _DEVICES),
+        **FAST_COMPILE,
+    }
+    (ended,) = run(program.read_text(), world, timeout_s=120)
+    assert ended.code == 0, ended.text
+    return _results(ended.text)["0"]
+
+
+def _free_world_port() -> int:
+    """A port out of those that JAX makes of Open MPI's job ids: 61440 and above."""
+    for port in range(61440 + free_port() % 4096, 65536):
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)):
+                return port
+    return _free_world_port()
+
+
+def _results(text: str) -> dict[str, Any]:
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return {process: result for line in lines for process, result in line.items()}
+
+
+def _assert_same(mine: dict[str, Any], world: dict[str, Any]) -> None:
+    """Checks that every process has the losses of one world."""
+    assert mine.keys() == {"0", "1"}
+    for result in mine.values():
+        assert result["losses"].keys() == world["losses"].keys()
+        for name, losses in result["losses"].items():
+            assert len(set(losses)) > 1  # it learns something
+            np.testing.assert_allclose(losses, world["losses"][name], rtol=2e-6, err_msg=name)
+
+
+def test_program_of_jit_and_pmap_has_the_results_of_one_world() -> None:
+    program = _FOLDER / "unmodified_program.py"
+    mine = _over_islands(program)
+    _assert_same(mine, _in_one_world(program))
+    for result in mine.values():
+        assert result["devices"] == 2 * _DEVICES
+        assert result["gathered"] == [0, 1]
+
+
+@pytest.mark.slow
+def test_program_of_flax_and_optax_has_the_results_of_one_world() -> None:
+    program = _FOLDER / "unmodified_flax.py"
+    _assert_same(_over_islands(program), _in_one_world(program))
+
+
+# One process joins by our function, the other by JAX's with all of its arguments; then both call
+# JAX's again, as another part of the program may.
+_JOINED_TWICE = """
+import jax, jaxhet, os
+from jax._src import distributed
+from jaxhet import _session
+me, address = int(os.environ["ID"]), os.environ["ADDRESS"]
+if me:
+    jaxhet.initialize(address, 2, me)
+else:
+    jax.distributed.initialize(
+        address, num_processes=2, process_id=me, local_device_ids=0, initialization_timeout=20,
+        heartbeat_timeout_seconds=5, shutdown_timeout_seconds=40, partition_index=3,
+        coordinator_bind_address="0.0.0.0:" + address.split(":")[1],
+        verify_secure_credentials=True)
+    config = _session.required().config
+    print("times", config.connect_timeout_s, config.peer_timeout_s, config.shutdown_timeout_s)
+    print("partition", distributed.global_state.partition_index)
+jax.distributed.initialize()
+jax.distributed.initialize(address, 2, me)
+for arguments in ({"num_processes": 3}, {"process_id": 1 - me}, {"coordinator_address": "nv0:1"}):
+    try: jax.distributed.initialize(**arguments)
+    except jaxhet.UsageError as error: print("refused:", error)
+print("joined", jax.distributed.is_initialized(), len(jaxhet.islands()), jax.process_count())
+jax.distributed.shutdown()
+print("left", jax.distributed.is_initialized())
+"""
+
+
+def test_arguments_are_honoured_and_a_second_call_means_the_same_job() -> None:
+    common = {"JAXHET_JOB_SECRET": "a secret of tests", "ADDRESS": f"127.0.0.1:{free_port()}"}
+    envs = [{**common, "ID": str(i), "JAXHET_ISLAND": f"island{i}"} for i in range(2)]
+    ended = run(_JOINED_TWICE, {**envs[0], "JAXHET_AUTO": "1"}, envs[1])
+    for process, text in enumerate(e.text for e in ended):
+        assert ended[process].code == 0, text
+        assert "joined True 2 2\n" in text
+        assert "left False\n" in text
+        assert text.count("refused: jax.distributed.initialize was called with") == 3
+        assert "num_processes=3, and this process is in a job with num_processes=2 already" in text
+        assert f"process_id={1 - process}, and this process is" in text
+        assert "leave the argument out, or give it this value" in text
+    assert "times 20.0 5.0 40.0\npartition 3\n" in ended[0].text
