@@ -94,8 +94,21 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     island_names: Annotated[
         str, typer.Option(metavar="NAME,...", help="names of the islands; default island0,...")
     ] = "",
+    hosts: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            metavar="FILE.yaml",
+            help="hosts to reach by ssh, their islands, processes and devices, in place of"
+            " --islands and the options about islands; see above",
+        ),
+    ] = None,
 ) -> None:
-    """Run COMMAND as the processes of a job of several islands on this machine.
+    """Run COMMAND as the processes of a job of several islands, here or by ssh on other machines.
+
+    The file of --hosts is YAML: coordinator, an address of this machine that all hosts reach, and
+    hosts, a list with, of each: island, host (as ssh knows it; without it, this machine),
+    processes, devices (of each), directory, python (one that has jaxhet), env. Beside these, ssh
+    (a list of further arguments) and env (of all).
 
     Output is prefixed by island and process. When a process fails, the others are stopped, and
     the exit code is that of the first failure (128 + signal for a signal).
@@ -108,6 +121,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         grace_s=grace,
         island_names=tuple(name.strip() for name in island_names.split(",") if name.strip()),
         island_env=tuple(map(_island_variable, island_env)),
+        hosts=hosts,
     )
     raise typer.Exit(_launch.launch(command, options))
 

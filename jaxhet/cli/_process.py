@@ -27,7 +27,13 @@ class Process:
     """A process with a group of its own, which the guardian ends should the launcher die."""
 
     def __init__(
-        self, label: str, command: list[str], env: Mapping[str, str], guardian_fd: int, stdin: int
+        self,
+        label: str,
+        command: list[str],
+        env: Mapping[str, str],
+        guardian_fd: int,
+        stdin: int,
+        directory: str | None = None,
     ):
         self.label = label
         self.returncode: int | None = None
@@ -39,12 +45,17 @@ class Process:
         self.popen = subprocess.Popen(
             [sys.executable, "-I", "-S", _guardian.__file__, str(guardian_fd), *command],
             env=env,
+            cwd=directory,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             process_group=0,
             pass_fds=(guardian_fd,),
         )
+
+    def poll(self) -> int | None:
+        """How it ended, as `subprocess` has it, or None while it runs."""
+        return self.popen.poll()
 
     def signal_group(self, number: int) -> bool:
         """Signals the group; returns whether it exists (number 0 only asks)."""
@@ -70,8 +81,13 @@ class Process:
         how = ending(self.returncode)
         if self.stopped_by:
             how += f" (the launcher sent {self.stopped_by.name})"
-        said = self._our_error or self._last_stderr
-        return f"{self.label}: {how}" + (f"; it said: {said}" if said and self.returncode else "")
+        said = self.last_words if self.returncode else ""
+        return f"{self.label}: {how}" + (f"; it said: {said}" if said else "")
+
+    @property
+    def last_words(self) -> str:
+        """What the story quotes of stderr: an error of jaxhet, else the last line."""
+        return self._our_error or self._last_stderr
 
     def watch(
         self,

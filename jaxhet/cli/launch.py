@@ -1,14 +1,17 @@
-"""`jaxhet launch`: the processes of a job of several islands on one machine, watched from outside.
+"""`jaxhet launch`: the processes of a job of several islands, watched from outside.
 
 The launcher stays out of the job. It starts the coordinator (`jaxhet._coordinator_process`) and the
-processes, each in a process group of its own; then one loop waits for output, for the end of a
-process and for signals. When a process ends, the coordinator is told, and tells the others.
+processes, here or by ssh on other hosts, each in a process group of its own; then one loop waits
+for output, for the end of a process and for signals. When a process ends, the coordinator is told,
+and tells the others.
 """
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
+import pathlib
 import secrets
 import selectors
 import shutil
@@ -19,10 +22,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from jaxhet import _config, _coordinator, _gpus
+from jaxhet import _config, _coordinator, _environ, _gpus, _remote
 from jaxhet._errors import UsageError
-from jaxhet.cli import _guardian
+from jaxhet.cli import _cluster, _guardian, _ssh
 from jaxhet.cli._lines import write
+from jaxhet.cli._places import Place, RemotePlace
 from jaxhet.cli._process import Process, ending
 
 _HOST = "127.0.0.1"
@@ -31,9 +35,6 @@ _TERM_TO_KILL_S = 5.0
 _STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for what an ended process left behind in its group
 _DYING_S = 0.2  # from SIGKILL to the end of a process
 _POLL_S = 0.05  # only while a group outlives its first process: no signal announces its end
-# In a process's environment from its start: large buffers lie in huge pages, which are copied
-# faster, out of a peer's memory above all. From glibc 2.35 on.
-_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours, by process
 
 
@@ -48,24 +49,7 @@ class Options:
     grace_s: float = 15.0
     island_names: tuple[str, ...] = ()
     island_env: tuple[tuple[str, str, str], ...] = ()  # island, variable, value
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """What tells the processes of a job apart.
-
-    Attributes:
-      island: its name.
-      devices: how many.
-      gpus: the environment variables that give the process its GPUs; None: its
-        devices are virtual CPU devices.
-      env: variables of its island alone.
-    """
-
-    island: str
-    devices: int
-    gpus: Mapping[str, str] | None = None
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    hosts: pathlib.Path | None = None  # in place of islands, their names and their sizes
 
 
 def launch(command: list[str], options: Options) -> int:
@@ -77,11 +61,16 @@ def launch(command: list[str], options: Options) -> int:
       UsageError: no such command, the port is in use, names or sizes that are not one for each
         island, or too few GPUs.
     """
-    places = layout(options, _gpus.find(os.environ))
-    if shutil.which(command[0]) is None:
+    address, places = _HOST, ()
+    if options.hosts is None:
+        places = layout(options, _gpus.find(os.environ))
+    else:
+        cluster = _cluster.read(options.hosts)
+        address, places = cluster.coordinator, cluster_layout(cluster, options)
+    if any(p.remote is None for p in places) and shutil.which(command[0]) is None:
         raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
     with contextlib.ExitStack() as stack:
-        job = _Job(command, options, places, stack)
+        job = _Job(command, options, places, address, stack)
         job.wait()
         return job.verdict()
 
@@ -110,7 +99,7 @@ def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...
     """
     processes = _per_island("--processes-per-island", options.processes_per_island, options)
     names = _for_each(island_names(options), processes)
-    envs = _island_envs(options)
+    envs = _island_envs(options, island_names(options))
     wanted = _per_island("--devices", options.devices or (1,), options)
     devices = _for_each(wanted, processes)
     if gpus is None:
@@ -124,9 +113,23 @@ def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...
     )
 
 
-def _island_envs(options: Options) -> dict[str, dict[str, str]]:
+def cluster_layout(cluster: _cluster.Cluster, options: Options) -> tuple[Place, ...]:
+    """As `layout`, of the hosts of a cluster.
+
+    Raises:
+      UsageError: an option says what the file says, a variable is for an island that there is not,
+        or this machine has too few GPUs.
+    """
+    for name in ("islands", "processes_per_island", "devices", "island_names"):
+        if getattr(options, name) != getattr(Options(), name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} does not go with --hosts, whose file says it; leave it out")
+    return _cluster.places(cluster, _island_envs(options, cluster.islands), os.environ)
+
+
+def _island_envs(options: Options, names: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """The variables of each island alone."""
-    envs: dict[str, dict[str, str]] = {name: {} for name in island_names(options)}
+    envs: dict[str, dict[str, str]] = {name: {} for name in names}
     for island, variable, value in options.island_env:
         if island not in envs:
             raise UsageError(
@@ -155,17 +158,18 @@ def _per_island(flag: str, numbers: tuple[int, ...], options: Options) -> tuple[
 def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]) -> dict[str, str]:
     """The environment of one process: `base`, defaults below it, and what the launcher decides."""
     place = places[process]
+    own = {**base, **place.env}
+    return _environ.complete(own, assigned(process, places), place.devices, place.gpus)
+
+
+def assigned(process: int, places: tuple[Place, ...]) -> dict[str, str]:
+    """The variables by which one process knows its place in the job."""
     return {
-        **({"JAX_PLATFORMS": "cpu", **_HUGE_PAGES} if place.gpus is None else {}),
-        "PYTHONUNBUFFERED": "1",  # what a process printed before it was killed is shown
-        **base,
-        **place.env,
         "JAXHET_LAUNCHED": "1",
         "JAXHET_NUM_PROCESSES": str(len(places)),
         "JAXHET_PROCESS_ID": str(process),
         "JAXHET_ISLANDS": ",".join(dict.fromkeys(place.island for place in places)),
-        "JAXHET_ISLAND": place.island,
-        **({"JAXHET_CPU_DEVICES": str(place.devices)} if place.gpus is None else place.gpus),
+        "JAXHET_ISLAND": places[process].island,
     }
 
 
@@ -174,18 +178,23 @@ def exit_event(process: int, text: str) -> bytes:
     return json.dumps({"process": process, "text": text}).encode() + b"\n"
 
 
-def hold_port(port: int) -> socket.socket:
+def hold_port(port: int, host: str = _HOST) -> socket.socket:
     """Binds a port (0: a free one) without listening, so that nobody else is given it meanwhile.
 
     Raises:
-      UsageError: the port is in use.
+      UsageError: the port is in use, or `host` is not an address of this machine.
     """
-    sock = socket.socket()
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the coordinator binds it as well
     try:
-        sock.bind((_HOST, port))
+        sock.bind((host, port))
     except OSError as error:
         sock.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(
+                f"coordinator: {host!r} is not an address of this machine ({error.strerror}); name"
+                " one that all hosts reach, or run jaxhet launch on the machine that has it"
+            ) from None
         raise UsageError(
             f"port {port} cannot be bound ({error.strerror}); choose another one with --port, or"
             " leave it out for a free one"
@@ -201,9 +210,13 @@ class _Job:
         command: list[str],
         options: Options,
         places: tuple[Place, ...],
+        host: str,
         stack: contextlib.ExitStack,
     ):
-        """Starts the job; closing `stack` ends whatever of it is left."""
+        """Starts the job; closing `stack` ends whatever of it is left.
+
+        `host` is the address of this machine that the coordinator listens on.
+        """
         self._grace_s = options.grace_s
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._processes: list[Process] = []
@@ -216,18 +229,24 @@ class _Job:
         self._notes: list[str] = []
         self._start_s = time.monotonic()
         _handle_signals(self._selector, self._received, stack)
-        self._held_port = stack.enter_context(hold_port(options.port))
+        self._held_port = stack.enter_context(hold_port(options.port, host))
         self._guardian_fd = _start_guardian(stack)
-        address = f"{_HOST}:{self._held_port.getsockname()[1]}"
-        base = {
-            **os.environ,
+        port = self._held_port.getsockname()[1]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._of_job = {
             "JAXHET_COORDINATOR_ADDRESS": address,
             "JAXHET_JOB_SECRET": secrets.token_hex(32),
         }
+        base = {**os.environ, **self._of_job}
         stack.callback(self._kill_all)
         self._coordinator = self._start_coordinator(address, len(places), base)
-        for process in range(len(places)):
-            self._start_process(process, command, environment(process, places, base))
+        for process, place in enumerate(places):
+            started = (
+                self._start_here(process, command, places)
+                if place.remote is None
+                else self._start_there(process, command, places, place.remote)
+            )
+            self._follow(process, place.island, started)
 
     def wait(self) -> None:
         """Returns when every process and what it left behind has ended."""
@@ -253,7 +272,8 @@ class _Job:
         ]
         with contextlib.suppress(BrokenPipeError):
             write(sys.stderr.fileno(), "\n".join([*lines, ""]).encode())
-        code = self._first_failure.popen.returncode
+        code = self._first_failure.returncode
+        assert code is not None
         return code if code > 0 else 128 - code
 
     def _start_coordinator(self, address: str, num_processes: int, env: dict[str, str]) -> Process:
@@ -280,11 +300,29 @@ class _Job:
             raise UsageError(text)
         self._held_port.close()  # it says that it listens
 
-    def _start_process(self, number: int, command: list[str], env: dict[str, str]) -> None:
-        island = env["JAXHET_ISLAND"]
-        process = Process(
-            f"process {number} ({island})", command, env, self._guardian_fd, subprocess.DEVNULL
+    def _start_here(self, number: int, command: list[str], places: tuple[Place, ...]) -> Process:
+        place = places[number]
+        env = environment(number, places, {**os.environ, **self._of_job})
+        label = f"process {number} ({place.island})"
+        fds = self._guardian_fd, subprocess.DEVNULL
+        return Process(label, command, env, *fds, directory=place.directory)
+
+    def _start_there(
+        self, number: int, command: list[str], places: tuple[Place, ...], remote: RemotePlace
+    ) -> Process:
+        place = places[number]
+        order = _remote.Order(
+            command=command,
+            env={**_ssh.forwarded(os.environ), **place.env},
+            assigned={**self._of_job, **assigned(number, places)},
+            wanted=list(remote.wanted),
+            index=remote.index,
         )
+        label = f"process {number} ({place.island} on {remote.host})"
+        return _ssh.SshProcess(label, list(remote.ssh), order, self._guardian_fd, os.environ)
+
+    def _follow(self, number: int, island: str, process: Process) -> None:
+        """Has the output of a process shown, and its end noticed."""
         self._all.append(process)
         self._processes.append(process)
         prefix = f"[{island}/{number}] "
@@ -328,10 +366,11 @@ class _Job:
             self._stop_all()
 
     def _reap(self) -> None:
-        ended = [p for p in self._processes if p.returncode is None and p.popen.poll() is not None]
+        ended = [p for p in self._processes if p.returncode is None and p.poll() is not None]
         # A signal is a cause; an exit code that is seen at the same time may be its consequence.
-        for process in sorted(ended, key=lambda p: p.popen.returncode >= 0):
-            self._on_end(process, process.popen.returncode)
+        codes = [(process, code) for process in ended if (code := process.poll()) is not None]
+        for process, code in sorted(codes, key=lambda pair: pair[1] >= 0):
+            self._on_end(process, code)
         for process in self._processes:
             if process.returncode is not None and not process.signal_group(0):
                 self._on_group_gone(process)

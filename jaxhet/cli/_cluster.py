@@ -1,0 +1,205 @@
+"""The file of `jaxhet launch --hosts`: which processes run on which hosts."""
+
+import dataclasses
+import difflib
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxhet import _environ
+from jaxhet._errors import UsageError
+from jaxhet.cli import _ssh
+from jaxhet.cli._places import Place, RemotePlace
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """An entry of `hosts`: the processes of one island on one host.
+
+    Attributes:
+      island: Its name.
+      host: As ssh knows it; None: the launcher's own machine, without ssh.
+      processes: How many.
+      devices: Of each process; None: a share of the GPUs, or one CPU device.
+      directory: Where the command runs; None: where ssh arrives, or the launcher is.
+      python: On the host, one that has jaxhet; relative to `directory`. Its folder is the first in
+        PATH.
+      env: Variables of these processes.
+    """
+
+    island: str
+    host: str | None = None
+    processes: int = 1
+    devices: int | None = None
+    directory: str | None = None
+    python: str = "python3"
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The whole file.
+
+    Attributes:
+      coordinator: Address of the launcher's machine that all hosts reach.
+      hosts: Entries, as they stand there.
+      ssh: Further arguments of ssh.
+      env: Variables of all processes; those of a host win.
+    """
+
+    coordinator: str
+    hosts: tuple[Host, ...]
+    ssh: tuple[str, ...] = ()
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def islands(self) -> tuple[str, ...]:
+        """The names of the islands, in the order of their first hosts."""
+        return tuple(dict.fromkeys(host.island for host in self.hosts))
+
+
+def places(
+    cluster: Cluster, island_envs: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
+) -> tuple[Place, ...]:
+    """The places of the job's processes, by id; those of one island have neighbouring ids.
+
+    Args:
+      cluster: The file.
+      island_envs: Further variables of each island.
+      environ: The launcher's environment, for processes on its own machine.
+
+    Raises:
+      UsageError: The launcher's machine lacks a directory, or has too few GPUs.
+    """
+    wanted: dict[str | None, list[int | None]] = {}
+    found: list[tuple[Host, int]] = []
+    for host in cluster.hosts:
+        on_host = wanted.setdefault(host.host, [])
+        for _ in range(host.processes):
+            found.append((host, len(on_host)))
+            on_host.append(host.devices)
+    found.sort(key=lambda pair: cluster.islands.index(pair[0].island))
+
+    def place(host: Host, index: int) -> Place:
+        env = {**cluster.env, **host.env, **island_envs[host.island]}
+        on_host = tuple(wanted[host.host])
+        if host.host is None:
+            return _place_here(host, env, _environ.share({**environ, **env}, on_host, index))
+        command = _ssh.command(host.host, host.directory, host.python, cluster.ssh)
+        remote = RemotePlace(tuple(command), host.host, on_host, index)
+        return Place(host.island, host.devices or 1, env=env, remote=remote)
+
+    return tuple(place(host, index) for host, index in found)
+
+
+def _place_here(
+    host: Host, env: Mapping[str, str], share: tuple[int, dict[str, str] | None]
+) -> Place:
+    if host.directory is not None and not os.path.isdir(host.directory):
+        raise UsageError(f"directory: there is no folder {host.directory!r} on this machine")
+    devices, gpus = share
+    return Place(host.island, devices, gpus, env, host.directory)
+
+
+def read(path: pathlib.Path) -> Cluster:
+    """Reads the file.
+
+    Raises:
+      UsageError: It can't be read, is not YAML, or an entry is wrong; the text names the entry.
+    """
+    import yaml  # 20 ms, that a job on one machine does not need
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageError(f"--hosts {path} can't be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--hosts {path} is not YAML: {' '.join(str(error).split())}") from None
+    fields = _fields(content, str(path), _CLUSTER, ("coordinator", "hosts"))
+    hosts = tuple(
+        Host(**_fields(entry, f"{path}: hosts[{i}]", _HOST, ("island",)))
+        for i, entry in enumerate(fields.pop("hosts"))
+    )
+    if not hosts:
+        raise UsageError(f"{path}: hosts is empty; name at least one host")
+    for i, host in enumerate(hosts):
+        if host.host is None and host.python != Host.python:
+            raise UsageError(f"{path}: hosts[{i}] has python, which needs host: no ssh, no need")
+    return Cluster(hosts=hosts, **fields)
+
+
+def _name(value: Any) -> str:
+    """A name that ssh can't take for one of its options."""
+    if not isinstance(value, str) or not value or value[0] == "-" or value.split() != [value]:
+        raise ValueError("a name without blanks that does not begin with -")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError("a number above 0")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(type(one) in (str, int) for one in value):
+        raise ValueError("a list of texts")
+    return tuple(map(str, value))
+
+
+def _variables(value: Any) -> dict[str, str]:
+    is_mapping = isinstance(value, dict)
+    if not is_mapping or not all(
+        isinstance(k, str) and k and "=" not in k and type(v) in (str, int, float)
+        for k, v in value.items()
+    ):
+        raise ValueError("a mapping of names to texts or numbers; put quotes around yes, no and on")
+    return {name: str(each) for name, each in value.items()}
+
+
+def _entries(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("a list of hosts")
+    return value
+
+
+_Table = Mapping[str, Callable[[Any], Any]]
+_CLUSTER: _Table = {"coordinator": _name, "hosts": _entries, "ssh": _texts, "env": _variables}
+_HOST: _Table = {
+    "island": _name,
+    "host": _name,
+    "processes": _count,
+    "devices": _count,
+    "directory": _text,
+    "python": _text,
+    "env": _variables,
+}
+
+
+def _fields(found: Any, where: str, table: _Table, required: tuple[str, ...]) -> dict[str, Any]:
+    """The values of a mapping, each checked by the table's function for its key."""
+    known = ", ".join(table)
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} is not a mapping; its keys are {known}")
+    for key in found:
+        if key not in table:
+            near = difflib.get_close_matches(str(key), table, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; the keys are {known}"
+            raise UsageError(f"{where} has a key {key!r} that means nothing{hint}")
+    for key in required:
+        if key not in found:
+            raise UsageError(f"{where} has no {key}, which it needs")
+    checked = {}
+    for key, value in found.items():
+        try:
+            checked[key] = table[key](value)
+        except ValueError as error:
+            raise UsageError(f"{where}: {key}: {value!r} is not {error}") from None
+    return checked

@@ -1,0 +1,43 @@
+"""Where the processes of a job run."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What tells the processes of a job apart.
+
+    Attributes:
+      island: its name.
+      devices: how many.
+      gpus: the environment variables that give the process its GPUs; None: its
+        devices are virtual CPU devices.
+      env: variables of its island alone.
+      directory: where its command runs; None: where the launcher is.
+      remote: where it runs on another host, in place of `devices`, `gpus` and `directory`.
+    """
+
+    island: str
+    devices: int
+    gpus: Mapping[str, str] | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    directory: str | None = None
+    remote: "RemotePlace | None" = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RemotePlace:
+    """A process's place on another host.
+
+    Attributes:
+      ssh: the command that reaches `jaxhet._remote` there.
+      host: its name.
+      wanted: devices of each of the job's processes there.
+      index: which of them it is.
+    """
+
+    ssh: tuple[str, ...]
+    host: str
+    wanted: tuple[int | None, ...]
+    index: int
