@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.collectives import timing
+from jaxhet import bench
 from tests.support.jobs import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("all_reduce_worker.py")
@@ -110,7 +110,7 @@ def _row(
     system: str, shape: Shape, dtype: str, size: int, times: dict[tuple[str, str, int], list[float]]
 ) -> Row:
     n = shape.num_devices
-    measured = timing("all_reduce", size, n, times[system, dtype, size])
+    measured = bench.timing("all_reduce", size, n, times[system, dtype, size])
     return Row(
         system=system,
         processes=shape.num_processes,

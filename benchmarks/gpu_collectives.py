@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks import gpu_jobs, tables
-from benchmarks.collectives import COLLECTIVES, Case, across_factor, timing
+from benchmarks.collectives import across_factor
+from jaxhet import bench
 
 WORKER = pathlib.Path(__file__).with_name("gpu_collectives_worker.py")
 SIZES = "1K,16K,256K,1M,16M,64M,256M,1G"
 LARGE_BYTES = 16 << 20
 COPY_BYTES = 256 << 20
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 # The system that a system is compared with, and at least how many times as fast it should be, for
 # sizes below LARGE_BYTES and from there on. None: the rate across islands is compared with that of
@@ -70,18 +70,14 @@ class Row:
         return self.bar is not None and self.ratio is not None and self.ratio < self.bar
 
 
-def parse_size(text: str) -> int:
-    """`16K` as a number of bytes."""
-    number, unit = (text[:-1], text[-1]) if text[-1] in _UNITS else (text, "")
-    return int(number) * _UNITS.get(unit, 1)
-
-
-def case_of(system: str, collective: str, num_bytes: int, dtype: str) -> Case:
+def case_of(system: str, collective: str, num_bytes: int, dtype: str) -> bench.Case:
     """What is run to time a collective of a size on a system."""
     if num_bytes < LARGE_BYTES:
-        return Case(collective, num_bytes, 0, dtype)
+        return bench.Case(collective, num_bytes, 0, dtype)
     budget = _CHAIN_BYTES.get(system, _SLOW_CHAIN_BYTES)
-    return Case(collective, num_bytes, int(np.clip(budget // num_bytes, 2, _MAX_LINKS)), dtype)
+    return bench.Case(
+        collective, num_bytes, int(np.clip(budget // num_bytes, 2, _MAX_LINKS)), dtype
+    )
 
 
 class Benchmark:
@@ -143,7 +139,7 @@ class Benchmark:
             if (system, collective, size) in self._times
         ]
 
-    def _case(self, system: str, collective: str, size: int) -> Case:
+    def _case(self, system: str, collective: str, size: int) -> bench.Case:
         return case_of(system, collective, size, self._args.dtype)
 
     def _turn(self, system: str, collective: str, size: int) -> None:
@@ -159,7 +155,7 @@ class Benchmark:
 
     def _row(self, system: str, collective: str, size: int, copies: Mapping[str, float]) -> Row:
         seconds = self._times[system, collective, size]
-        times = timing(collective, size, self._num_devices, seconds)
+        times = bench.timing(collective, size, self._num_devices, seconds)
         across = times.algbw_gb_s * across_factor(collective, self._num_devices)
         reference, small, large = BARS.get(system, (system, None, None))
         bar = small if size < LARGE_BYTES else large
@@ -208,18 +204,18 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     gpu_jobs.add_options(parser, tuple(gpu_jobs.SYSTEMS), "2x1x1")
     parser.add_argument(
-        "--collectives", type=gpu_jobs.names_of(COLLECTIVES), default=list(COLLECTIVES)
+        "--collectives", type=gpu_jobs.names_of(bench.COLLECTIVES), default=list(bench.COLLECTIVES)
     )
     parser.add_argument(
         "--sizes",
-        type=lambda text: [parse_size(part) for part in text.split(",")],
+        type=lambda text: [bench.parse_size(part) for part in text.split(",")],
         default=SIZES,
         help="bytes of the larger buffer of a device",
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each case")
     parser.add_argument("--turn-s", type=float, default=0.03, help="seconds of calls in a turn")
-    parser.add_argument("--copy-bytes", type=parse_size, default=COPY_BYTES)
+    parser.add_argument("--copy-bytes", type=bench.parse_size, default=COPY_BYTES)
     return parser.parse_args()
 
 

@@ -19,8 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxhet
 from benchmarks import plain_llama
-from benchmarks.on_devices import chained, facts, peak_bytes
+from benchmarks.on_devices import facts, peak_bytes
 from benchmarks.training import PLAIN, Built, Program, Trace
+from jaxhet import bench
 from models.configs import CONFIGS
 from models.corpus import open_corpus
 from models.data import Batches
@@ -296,7 +297,7 @@ def _exchanges_alone(repeats: int) -> float:
         def send(x: jax.Array) -> jax.Array:
             return jax.lax.ppermute(x, "x", pairs)
 
-        return chained([(send, operands[size]) for size, times in runs for _ in range(times)])
+        return bench.chained([(send, operands[size]) for size, times in runs for _ in range(times)])
 
     mapped = jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
     program = jax.jit(mapped)

@@ -280,6 +280,18 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0,
         agreed=True,
     ),
+    Option(
+        "metrics_address",
+        str,
+        None,
+        "host:port at which process i serves Prometheus metrics, on the port plus i",
+    ),
+    Option(
+        "metrics_folder",
+        str,
+        None,
+        "folder in which process i writes Prometheus metrics, to jaxhet-i.prom, every 10 s",
+    ),
     Option("disable", _flag, False, "leave programs alone (in a job of one island)"),
     Option("dump", str, None, "folder for HLO and plan before and after the passes"),
 )

@@ -83,6 +83,13 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Exchanges started and completed, their time, and bytes by transport and direction."""
 
+    def peer_stats(self) -> list[dict[str, Any]]:
+        """Of each process, this one included, and each transport to it.
+
+        process, transport, bytes_sent, bytes_received, waited_us (of own transfers for its starts,
+        added up; 0 between GPUs), path_failures.
+        """
+
     def flight_record(self) -> list[dict[str, Any]]:
         """The last exchanges, oldest first; those between GPUs as a watch saw them."""
 

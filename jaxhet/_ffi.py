@@ -166,6 +166,10 @@ class Engine:
         """Counters since the start."""
         return dict(self._engine.stats())
 
+    def peer_stats(self) -> list[dict[str, Any]]:
+        """Counters of each process and each transport to it; as in `_engine.pyi`."""
+        return self._engine.peer_stats()
+
     def close(self, timeout_ms: int) -> None:
         """Says goodbye, waits for the peers to do so, and frees everything. Idempotent."""
         if self._open is not None:

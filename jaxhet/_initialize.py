@@ -30,6 +30,7 @@ from jaxhet import (
     _jax_programs,
     _jaxlib,
     _memory,
+    _metrics,
     _place,
     _program,
     _qualification,
@@ -100,10 +101,16 @@ def initialize(
             _memory.keep_freed_memory()
     elif config.local_device_ids:
         _jax_compat.use_gpus(platform, config.local_device_ids)
+    metrics = _metrics.Metrics(config) if _metrics.are_wanted(config) else None
     membership = _join_coordinator(config, secret)
     try:
         session = _set_up(config, secret, membership)
+        if metrics is not None:
+            session.metrics = metrics
+            metrics.follow(session)
     except BaseException as error:
+        if metrics is not None:
+            metrics.close()
         if isinstance(error, JaxhetError) and membership.failure is None:
             membership.report(type(error)(f"{_place.name(config)}: {error}"))
         membership.leave(close=False)  # JAX's client, if there is one, lives as long as the process

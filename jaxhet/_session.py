@@ -23,6 +23,7 @@ from jaxhet._config import Config
 from jaxhet._coordinator import Membership
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._islands import Island
+from jaxhet._metrics import Metrics
 from jaxhet._tuning import Tuning
 from jaxhet.compiler import exchange
 
@@ -99,6 +100,9 @@ class Session:
         self.tuning: Tuning | None = None
         self.settings_differences: tuple[str, ...] = ()  # between islands, a line for each
         self.unlike: tuple[str, ...] | None = None  # what `unlike_islands` has found
+        self.replicas_checked = 0  # arrays whose replicas were compared
+        self.replicas_differing = 0  # of these
+        self.metrics: Metrics | None = None
         self._bridged: set[str] = set()  # digests of programs with exchanges
         self._launcher: threading.Thread | None = None
         self._launchers = itertools.count(1)
@@ -380,6 +384,8 @@ class Session:
             if self.island.platform != "cpu":
                 _jax_compat.wait_for_devices(_EXIT_GRACE_S if self.error() else timeout_s)
         self._closed.set()
+        if self.metrics is not None:
+            self.metrics.close()
         if self.engine is not None:
             self.engine.close(0 if self.error() else round(timeout_s * 1000))
         self.discard()
@@ -420,6 +426,8 @@ class Session:
         """After a fork: the child gives up its copies of the connections, if it has any."""
         if self._has_left:
             return
+        if self.metrics is not None:
+            self.metrics.close_in_child()
         if self.engine is not None:
             self.engine.abandon_in_child()
         if self._membership is not None:

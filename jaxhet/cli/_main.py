@@ -8,6 +8,7 @@ import typer
 
 from jaxhet._errors import JaxhetError
 from jaxhet._jaxlib import Vendor
+from jaxhet.cli import bench as _bench
 from jaxhet.cli import coordinator as _coordinator
 from jaxhet.cli import doctor as _doctor
 from jaxhet.cli import env as _env
@@ -19,6 +20,7 @@ _app = typer.Typer(
     name="jaxhet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 _DEFAULTS = _launch.Options()
+_BENCH_DEFAULTS = _bench.Options()
 _DOCTOR_DEFAULTS = _doctor.Options()
 _PLAN_DEFAULTS = _plan.Options()
 
@@ -275,6 +277,48 @@ def doctor(  # noqa: PLR0913 (one parameter an option: typer reads them)
         json=json,
     )
     raise typer.Exit(_doctor.doctor(options))
+
+
+@_app.command()
+def bench(  # noqa: PLR0913 (one parameter an option: typer reads them)
+    collectives: Annotated[
+        str, typer.Option(metavar="NAME,...", help="all_reduce, all_gather, …; or all")
+    ] = _BENCH_DEFAULTS.collectives,
+    sizes: Annotated[
+        str, typer.Option(metavar="BYTES,...", help="of the larger buffer of a device; K, M, G")
+    ] = _BENCH_DEFAULTS.sizes,
+    dtypes: Annotated[
+        str, typer.Option(metavar="NAME,...", help="float32, bfloat16, …; or all")
+    ] = _BENCH_DEFAULTS.dtypes,
+    iterations: Annotated[
+        int, typer.Option(min=1, help="timed calls of each collective")
+    ] = _BENCH_DEFAULTS.iterations,
+    warmup: Annotated[int, typer.Option(min=0, help="calls before these")] = _BENCH_DEFAULTS.warmup,
+    json: Annotated[
+        pathlib.Path | None, typer.Option(help="a file that process 0 writes the rows to")
+    ] = None,
+    islands: Annotated[
+        int | None,
+        typer.Option(min=1, help="launch a job of so many islands on this machine for it"),
+    ] = None,
+) -> None:
+    """Time and check the collectives of a job; every process of it runs this command.
+
+    jaxhet launch --islands 2 -- jaxhet bench, or for two islands of one process on this machine,
+    jaxhet bench --islands 2. algbw is bytes / time; busbw is algbw times 2 (n - 1) / n for
+    all_reduce, (n - 1) / n for all_gather, reduce_scatter and all_to_all, 1 for permute, with n
+    devices. The exit code is 1 if an element was wrong or a case could not run.
+    """
+    options = _bench.Options(
+        collectives=collectives,
+        sizes=sizes,
+        dtypes=dtypes,
+        iterations=iterations,
+        warmup=warmup,
+        json=json,
+        islands=islands,
+    )
+    raise typer.Exit(_bench.bench(options))
 
 
 def main() -> None:

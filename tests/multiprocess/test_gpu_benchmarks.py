@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_collectives, gpu_jobs, gpu_parity
-from benchmarks.collectives import COLLECTIVES, across_factor, busbw_factor, num_elements, timing
+from benchmarks.collectives import across_factor
 from benchmarks.training import Built, Program
+from jaxhet.bench import COLLECTIVES, busbw_factor, num_elements, parse_size, timing
 from models.flops import model_flops
 from models.records import Replicas
 from tests.support.jobs import ROOT, Shape
@@ -103,7 +104,7 @@ def test_bytes_across_are_those_of_busbw_for_one_device_in_each_island() -> None
 def test_sizes_are_of_whole_blocks() -> None:
     assert num_elements(1, 4, 3) == 3
     assert num_elements(1 << 10, 4, 3) == 255
-    assert [gpu_collectives.parse_size(t) for t in ("7", "16K", "1G")] == [7, 16384, 1 << 30]
+    assert [parse_size(t) for t in ("7", "16K", "1G")] == [7, 16384, 1 << 30]
 
 
 @pytest.mark.parametrize("num_bytes", [1 << 10, 16 << 20, 1 << 30])

@@ -66,6 +66,8 @@ _PYTHON_DOORS = {
 _MAY_IMPORT = {
     "jaxhet/compiler/": ("jaxhet.compiler", "jaxhet._errors"),
     "jaxhet/cli/": (
+        "jaxhet:public",
+        "jaxhet.bench",
         "jaxhet.cli",
         "jaxhet._announced",
         "jaxhet._auto",

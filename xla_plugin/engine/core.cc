@@ -328,6 +328,7 @@ void Core::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
   if (membership.announced.try_emplace({info.source, info.plan}, now_).second) next_timer_ = now_;
   const MeetingKey key{info.run, info.index, info.sequence, info.source};
   if (const auto waiting = membership.waiting.extract(key)) {
+    peer.waited += Clock::now() - waiting.mapped()->exchange->started;
     return Meet(*waiting.mapped(), peer, info, tail);
   }
   CheckSameRun(membership, info);
@@ -511,6 +512,20 @@ std::map<std::string, uint64_t> Core::Stats() const {
     stats["bytes_received_" + peer.transport] += peer.bytes_received;
   }
   return stats;
+}
+
+std::vector<PeerCounts> Core::CountsOfPeers() const {
+  std::vector<PeerCounts> counts;
+  for (const auto& [process, peer] : peers_) {
+    const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(peer.waited);
+    counts.push_back({.process = process,
+                      .transport = peer.transport,
+                      .bytes_sent = peer.bytes_sent,
+                      .bytes_received = peer.bytes_received,
+                      .waited_us = static_cast<uint64_t>(waited.count()),
+                      .path_failures = peer.path_failures});
+  }
+  return counts;
 }
 
 const Peer& Core::peer(int process) const {

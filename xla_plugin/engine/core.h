@@ -89,6 +89,8 @@ class Core {
   std::shared_ptr<const Error> failure() const { return said_goodbye_ ? nullptr : failure_; }
 
   std::map<std::string, uint64_t> Stats() const;
+  // One for each process, this one included.
+  std::vector<PeerCounts> CountsOfPeers() const;
   const FlightRecorder& flight_recorder() const { return recorder_; }
   const Roster& roster() const { return roster_; }
   const Plans& plans() const { return plans_; }

@@ -165,12 +165,18 @@ std::map<std::string, uint64_t> DeviceEngine::Stats() const {
     stats["bytes_pulled"] += pulled_bytes;
     stats["bytes_sent_in_place"] += in_place_bytes;
     stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
-    for (const auto& [transport, bytes] : rank->Bytes()) {
-      stats[StrCat("bytes_sent_", transport)] += bytes.first;
-      stats[StrCat("bytes_received_", transport)] += bytes.second;
+    for (const auto& [peer_rank, transport, sent, received] : rank->Bytes()) {
+      stats[StrCat("bytes_sent_", transport)] += sent;
+      stats[StrCat("bytes_received_", transport)] += received;
     }
   }
   return stats;
+}
+
+std::vector<DeviceRank::RingBytes> DeviceEngine::Bytes() const {
+  std::vector<DeviceRank::RingBytes> bytes;
+  for (const auto& rank : ranks_) std::ranges::move(rank->Bytes(), std::back_inserter(bytes));
+  return bytes;
 }
 
 }  // namespace jaxhet

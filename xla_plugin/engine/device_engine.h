@@ -47,6 +47,8 @@ class DeviceEngine {
   // Of all rings; see RingEnd.
   std::vector<int> SocketFds() const;
   std::map<std::string, uint64_t> Stats() const;
+  // Of all rings.
+  std::vector<DeviceRank::RingBytes> Bytes() const;
   // The last exchanges, oldest first.
   std::vector<FlightRecord> FlightRecords() const;
 

@@ -164,8 +164,14 @@ class DeviceRank {
   };
   Counts counts() const;
   std::deque<FlightRecord> FlightRecords() const;
-  // (transport, (sent, received)).
-  std::map<std::string_view, std::pair<uint64_t, uint64_t>> Bytes() const;
+  // Of a ring to or from another rank.
+  struct RingBytes {
+    int peer_rank = 0;
+    std::string_view transport;
+    uint64_t sent = 0;
+    uint64_t received = 0;
+  };
+  std::vector<RingBytes> Bytes() const;
 
  private:
   using Rings = std::map<int, std::unique_ptr<RankRing>>;  // by the other rank

@@ -300,10 +300,13 @@ std::deque<FlightRecord> DeviceRank::FlightRecords() const {
   return recorder_.records();
 }
 
-std::map<std::string_view, std::pair<uint64_t, uint64_t>> DeviceRank::Bytes() const {
-  std::map<std::string_view, std::pair<uint64_t, uint64_t>> bytes;
-  for (const auto& [target, ring] : outgoing_) bytes[ring->transport].first += ring->num_bytes;
-  for (const auto& [source, ring] : incoming_) bytes[ring->transport].second += ring->num_bytes;
+std::vector<DeviceRank::RingBytes> DeviceRank::Bytes() const {
+  std::vector<RingBytes> bytes;
+  for (const auto& [target, ring] : outgoing_)
+    bytes.push_back({.peer_rank = target, .transport = ring->transport, .sent = ring->num_bytes});
+  for (const auto& [source, ring] : incoming_)
+    bytes.push_back(
+        {.peer_rank = source, .transport = ring->transport, .received = ring->num_bytes});
   return bytes;
 }
 

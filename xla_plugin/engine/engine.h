@@ -63,6 +63,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   // after Close().
   std::shared_ptr<DeviceEngine> devices() const;
   std::map<std::string, uint64_t> DeviceStats() const;
+  std::vector<DeviceRank::RingBytes> DeviceBytes() const;
   std::vector<FlightRecord> DeviceFlightRecords() const;
 
   // Fails the engine for a reason found elsewhere.

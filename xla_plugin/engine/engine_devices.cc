@@ -62,6 +62,11 @@ std::map<std::string, uint64_t> Engine::DeviceStats() const {
   return devices ? devices->Stats() : std::map<std::string, uint64_t>();
 }
 
+std::vector<DeviceRank::RingBytes> Engine::DeviceBytes() const {
+  const auto devices = FindDevices();
+  return devices ? devices->Bytes() : std::vector<DeviceRank::RingBytes>();
+}
+
 std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
   const auto devices = FindDevices();
   return devices ? devices->FlightRecords() : std::vector<FlightRecord>();

@@ -6,6 +6,7 @@
 namespace jaxhet {
 
 void Peer::Log(std::string_view what) {
+  ++path_failures;
   LogLine(StrCat("jaxhet: [", core_.roster_.OwnName(), "] ", core_.roster_.ProcessName(process),
                  ": ", what));
 }

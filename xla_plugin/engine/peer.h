@@ -34,6 +34,16 @@ struct Refusal {
   std::string reason;
 };
 
+// What went to a process and came from it, by one transport.
+struct PeerCounts {
+  int process = 0;
+  std::string transport;
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  uint64_t waited_us = 0;
+  uint64_t path_failures = 0;
+};
+
 class Core;
 
 // Another process of the job, or this one, as the core sees it.
@@ -73,6 +83,8 @@ class Peer final : public ConnectionHost {
   bool left = false;  // it has said goodbye
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
+  Clock::duration waited{};    // of own transfers for its starts, added up
+  uint64_t path_failures = 0;  // after which the path to it works differently
 
  private:
   Core& core_;

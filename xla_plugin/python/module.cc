@@ -213,6 +213,35 @@ std::map<std::string, uint64_t> Stats(const Engine& engine) {
   return stats;
 }
 
+// Between host memories, then between devices.
+nb::list PeerStats(const Engine& engine) {
+  const std::vector<PeerCounts> counts = [&] {
+    const nb::gil_scoped_release released;
+    return engine.Read([&](const Core& core) {
+      auto all = core.CountsOfPeers();
+      for (const auto& [peer_rank, transport, sent, received] : engine.DeviceBytes()) {
+        all.push_back({.process = core.roster().ProcessOf(peer_rank),
+                       .transport = std::string(transport),
+                       .bytes_sent = sent,
+                       .bytes_received = received});
+      }
+      return all;
+    });
+  }();
+  nb::list list;
+  for (const PeerCounts& count : counts) {
+    nb::dict dict;
+    dict["process"] = count.process;
+    dict["transport"] = count.transport;
+    dict["bytes_sent"] = count.bytes_sent;
+    dict["bytes_received"] = count.bytes_received;
+    dict["waited_us"] = count.waited_us;
+    dict["path_failures"] = count.path_failures;
+    list.append(dict);
+  }
+  return list;
+}
+
 }  // namespace
 }  // namespace jaxhet
 
@@ -280,6 +309,7 @@ NB_MODULE(_engine, m) {
           "that operands will be in: peers' devices may read it in place. 0 bytes: they may not. "
           "Agrees with all processes on the rings between them.")
       .def("stats", &jaxhet::Stats, Released())
+      .def("peer_stats", &jaxhet::PeerStats, "Counters of each process and transport.")
       .def("flight_record", &jaxhet::FlightRecords, "The last exchanges, oldest first.")
       .def("transport_of", &jaxhet::TransportOf, nb::arg("process"), Released(),
            "(name, [(refused transport, reason)]).")

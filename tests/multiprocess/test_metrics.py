@@ -1,0 +1,122 @@
+"""Prometheus metrics of a job, read by the parser of Prometheus's own Python client."""
+
+import pathlib
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jaxhet import _config, _metrics
+from jaxhet._errors import UsageError
+from tests.support import scripts
+from tests.support.ports import free_port
+
+_SCRIPT = """
+import time, urllib.request
+import jax, jax.numpy as jnp, jaxhet, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+jaxhet.initialize()
+mesh = jaxhet.make_mesh({"x": -1})
+sharding = NamedSharding(mesh, P("x"))
+rows = np.ones((2, 25_000), np.float32)
+x = jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
+gather = jaxhet.jit(
+    jax.shard_map(lambda a: jax.lax.all_gather(a, "x"), mesh=mesh, in_specs=P("x"),
+                  out_specs=P(), check_vma=False)
+)
+gather(x).block_until_ready()
+if jax.process_index() == 1:
+    time.sleep(0.5)  # the other one waits
+gather(x).block_until_ready()
+jaxhet.check_replicas({"a": gather(x), "b": gather(x)})
+port = PORT + jax.process_index()
+print("SCRAPED")
+print(urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode())
+jaxhet.shutdown()
+try:
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+except OSError as error:
+    print("CLOSED", error)
+"""
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def _samples(text: str) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
+
+
+def _check(samples: Samples, process: int) -> None:
+    own = {"process": str(process), "island": f"island{process}"}
+    other = f"island{1 - process}"
+    assert _value(samples, "jaxhet_failed", **own) == 0
+    assert _value(samples, "jaxhet_replicas_checked_total", **own) == 2
+    assert _value(samples, "jaxhet_replicas_differing_total", **own) == 0
+    started = _value(samples, "jaxhet_exchanges_started_total", **own)
+    assert started == _value(samples, "jaxhet_exchanges_completed_total", **own) >= 5
+    assert _value(samples, "jaxhet_exchange_seconds_total", **own) > 0
+    path = {**own, "transport": "tcp", "peer_island": other}
+    assert 400_000 <= _value(samples, "jaxhet_bytes_sent_total", **path) < 410_000
+    assert 400_000 <= _value(samples, "jaxhet_bytes_received_total", **path) < 410_000
+    peer = {**own, "peer": str(1 - process), "peer_island": other}
+    assert _value(samples, "jaxhet_path_failures_total", **peer) == 0
+    waited = _value(samples, "jaxhet_wait_seconds_total", **peer)
+    assert waited >= 0.4 if process == 0 else waited >= 0
+
+
+def test_metrics_are_served_written_and_parsed(tmp_path: pathlib.Path) -> None:
+    port = free_port()
+    envs = scripts.job(
+        JAXHET_METRICS_ADDRESS=f"127.0.0.1:{port}",
+        JAXHET_METRICS_FOLDER=str(tmp_path),
+        JAXHET_TRANSPORTS="tcp",
+    )
+    ended = scripts.run(_SCRIPT.replace("PORT", str(port)), *envs, timeout_s=120)
+    for process, one in enumerate(ended):
+        assert one.code == 0, one.text
+        before, scraped, after = one.text.partition("SCRAPED")
+        served, closed, _ = after.partition("CLOSED")
+        assert scraped, before
+        assert closed
+        _check(_samples(served), process)
+        _check(_samples((tmp_path / f"jaxhet-{process}.prom").read_text()), process)
+
+
+def _config_of(**options: object) -> _config.Config:
+    return _config.resolve({"process_id": 3, **options}, {})
+
+
+def test_metrics_that_can_not_be(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="no/such is no folder; make it, or name another one"):
+        _metrics.Metrics(_config_of(metrics_folder="no/such"))
+    with pytest.raises(UsageError, match="metrics_address 'here' is not host:port"):
+        _metrics.Metrics(_config_of(metrics_address="here"))
+    with pytest.raises(UsageError, match=r"no ports above 65535.*process 3 takes the port"):
+        _metrics.Metrics(_config_of(metrics_address="127.0.0.1:65533"))
+
+
+def test_port_of_metrics_that_is_in_use() -> None:
+    port = free_port()
+    first = _metrics.Metrics(_config_of(metrics_address=f"127.0.0.1:{port}"))
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port + 3}/metrics").read()
+        words = rf"can't be served on 127\.0\.0\.1:{port + 3} \(Address already in use\)"
+        with pytest.raises(UsageError, match=words):
+            _metrics.Metrics(_config_of(metrics_address=f"127.0.0.1:{port}"))
+    finally:
+        first.close()
+
+
+def test_metrics_without_the_package_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    with pytest.raises(UsageError, match=r"need the package prometheus_client: pip install"):
+        _metrics.Metrics(_config_of(metrics_folder="."))
