@@ -93,19 +93,18 @@ install() { # install ARGUMENT...: pip in the virtual environment
 inputs() { # a checksum of what the installation depends on
   {
     "$venv_python" --version
-    find pyproject.toml constraints.txt CMakeLists.txt xla_plugin -type f | LC_ALL=C sort |
+    find pyproject.toml constraints.txt hashes.txt CMakeLists.txt xla_plugin -type f | LC_ALL=C sort |
       xargs cksum
   } | cksum
 }
 
 packages() {
   [ "$(cat "$stamp" 2>/dev/null)" = "$(inputs)" ] && return
-  say "the packages of pyproject.toml as pinned in constraints.txt, and jaxhet with its extension"
-  install $("$venv_python" -c '
-import tomllib
-print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
-  PATH="$PWD/.venv/bin:$PATH" install --no-build-isolation -C cmake.define.JAXHET_UNITY=ON \
-    -e '.[models,test]'
+  say "the packages of pyproject.toml as hashes.txt has them, and jaxhet with its extension"
+  "$venv_python" -m pip --disable-pip-version-check --no-input install -q --no-compile \
+    --require-hashes -r hashes.txt
+  PATH="$PWD/.venv/bin:$PATH" install --no-build-isolation --no-deps \
+    -C cmake.define.JAXHET_UNITY=ON -e .
   inputs >"$stamp"
 }
 

@@ -1,5 +1,6 @@
 """What holds for the tree as a whole: the documents, the pins, the paths."""
 
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -81,6 +82,62 @@ def test_every_requirement_is_pinned_once():
     pins = [_distribution(line) for line in lines if line and not line.startswith("#")]
     assert len(pins) == len(set(pins))
     assert {_distribution(r) for r in _requirements()} <= set(pins)
+
+
+def test_every_file_of_the_set_up_has_a_hash_of_the_pinned_version():
+    """`sh tools/hashes.sh` writes hashes.txt anew."""
+    text = _text(_ROOT / "hashes.txt")
+    entries = re.findall(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.M)
+    assert len(entries) == text.count("==")
+    pins = {
+        _distribution(line): line.partition("==")[2]
+        for line in _text(_ROOT / "constraints.txt").splitlines()
+        if "==" in line
+    }
+    hashed = {_distribution(name): version for name, version, _ in entries}
+    assert {name: pins.get(name) for name in hashed} == hashed
+    table = tomllib.loads(_text(_ROOT / "pyproject.toml"))
+    project, extras = table["project"], table["project"]["optional-dependencies"]
+    of_setup = [
+        *table["build-system"]["requires"],
+        *project["dependencies"],
+        *extras["models"],
+        *extras["test"],
+    ]
+    assert {_distribution(requirement) for requirement in of_setup} <= hashed.keys()
+    assert "//" not in text
+
+
+def test_set_up_installs_by_hashes_only():
+    setup = _text(_ROOT / "tools" / "setup.sh")
+    assert "--require-hashes -r hashes.txt" in setup
+    assert "--no-deps \\\n    -C cmake.define.JAXHET_UNITY=ON -e ." in setup
+
+
+def test_metadata_of_the_wheel_has_the_notices_of_others(tmp_path: pathlib.Path):
+    make = (
+        "from scikit_build_core.build import prepare_metadata_for_build_wheel as make;"
+        f"print(make({str(tmp_path)!r}))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", make], cwd=_ROOT, check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    (folder,) = tmp_path.glob("*.dist-info")
+    metadata = _text(folder / "METADATA")
+    files = re.findall(r"^License-File: (.+)$", metadata, re.M)
+    assert sorted(files) == ["LICENSE", "NOTICE", "licenses/nanobind.txt", "licenses/robin_map.txt"]
+    texts = {name: _text(folder / "licenses" / name) for name in files}
+    notice = texts["NOTICE"]
+    for name in ("nanobind", "robin_map", "OpenXLA", "hlo.proto"):
+        assert name in notice
+    assert texts["LICENSE"].lstrip().startswith("Apache License")
+    nanobind = importlib.metadata.distribution("nanobind")
+    installed = {file.name: file for file in nanobind.files or ()}
+    assert texts["licenses/nanobind.txt"] == installed["LICENSE"].read_text()
+    header = installed["robin_map.h"].read_text()
+    for line in filter(None, texts["licenses/robin_map.txt"].splitlines()):
+        assert line in header
 
 
 def test_versions_are_pinned_in_constraints_only():
