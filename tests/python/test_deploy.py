@@ -1,0 +1,247 @@
+"""What is in deploy/: manifests against schemas, scripts with stand-ins for the launchers."""
+
+import copy
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import manifests
+from tests.support.jobs import ROOT
+
+_DEPLOY = ROOT / "deploy"
+_MANIFESTS = ("jobset", "volcano")
+_PRINT = """
+import os
+names = "PROCESS_ID", "ISLAND", "NUM_PROCESSES", "COORDINATOR_ADDRESS"
+with open(os.environ["JAXHET_JOB_SECRET_FILE"]) as secret:
+    print(*(os.environ["JAXHET_" + name] for name in names), len(secret.read()))
+"""
+# Each runs the command of every context, as often as it is told, one after the other.
+_SRUN = """#!/bin/sh
+group=0
+while [ "${1#--}" != "$1" ]; do
+  case $1 in --het-group=*) group=${1#*=} ;; esac
+  shift
+done
+for i in 0 1; do SLURM_PROCID=$i "$@" | sed "s/^/group$group: /" || exit 1; done
+"""
+_SCONTROL = """#!/bin/sh
+[ "$1 $2" = "show hostnames" ] && [ "$3" = "nv[0-1]" ] && printf 'nv0\\nnv1\\n'
+"""
+_MPIRUN = """#!/usr/bin/env python3
+import os, subprocess, sys
+words, rank = sys.argv[1:], 0
+while words:
+    end = words.index(":") if ":" in words else len(words)
+    context, words = words[:end], words[end + 1 :]
+    count, kept = 0, {"PATH": os.environ["PATH"]}
+    while context[0].startswith("-"):
+        option, value, *context = context
+        if option == "-np":
+            count = int(value)
+        if option == "-x":
+            kept[value] = os.environ[value]
+    for _ in range(count):
+        subprocess.run(context, env={**kept, "OMPI_COMM_WORLD_RANK": str(rank)}, check=True)
+        rank += 1
+"""
+
+
+def _manifest(name: str) -> Any:
+    return yaml.safe_load((_DEPLOY / "kubernetes" / f"{name}.yaml").read_text())
+
+
+def _pod(manifest: Any, island: int = 0) -> Any:
+    spec = manifest["spec"]
+    if "tasks" in spec:
+        return spec["tasks"][island]["template"]["spec"]
+    return spec["replicatedJobs"][island]["template"]["spec"]["template"]["spec"]
+
+
+def _container(manifest: Any, island: int = 0) -> Any:
+    return _pod(manifest, island)["containers"][0]
+
+
+@pytest.mark.parametrize("name", _MANIFESTS)
+def test_manifest_is_good(name: str) -> None:
+    assert manifests.problems(_manifest(name)) == []
+
+
+def _rename(mapping: Any, old: str, new: str) -> None:
+    mapping[new] = mapping.pop(old)
+
+
+_MUTATIONS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "misspelt field of the object": (
+        lambda m: _rename(m["spec"], list(m["spec"])[-1], "tasksOfJobs"),
+        "tasksOfJobs",
+    ),
+    "misspelt field of a container": (lambda m: _rename(_container(m), "image", "imge"), "imge"),
+    "misspelt field of a volume": (
+        lambda m: _rename(_pod(m, 1)["volumes"][1]["secret"], "secretName", "name"),
+        "name",
+    ),
+    "number as a text": (
+        lambda m: _container(m)["volumeMounts"][1].update(readOnly="yes"),
+        "yes",
+    ),
+    "variable that is no text": (lambda m: _container(m)["env"][1].update(value=4), "4"),
+    "no secret": (lambda m: _pod(m)["volumes"].pop(1), "mounts volumes that there are not"),
+    "secret that is not mounted": (
+        lambda m: _container(m, 1)["volumeMounts"].pop(1),
+        "amd: no job secret as a file",
+    ),
+    "secret that everybody can read": (
+        lambda m: _pod(m)["volumes"][1]["secret"].pop("defaultMode"),
+        "can be read by everybody",
+    ),
+    "small /dev/shm": (
+        lambda m: _pod(m)["volumes"][0]["emptyDir"].clear(),
+        "/dev/shm is no memory",
+    ),
+    "no IPC_LOCK": (lambda m: _container(m).pop("securityContext"), "no IPC_LOCK"),
+    "no GPUs": (lambda m: _container(m, 1).pop("resources"), "amd: no GPUs"),
+    "pods that restart alone": (
+        lambda m: _pod(m).update(restartPolicy="OnFailure"),
+        "restartPolicy is not Never",
+    ),
+    "wrong number of processes": (
+        lambda m: _container(m)["env"][1].update(value="3"),
+        "JAXHET_NUM_PROCESSES is not the 4 pods",
+    ),
+    "coordinator that is no pod": (
+        lambda m: _container(m)["env"][0].update(value="jaxhet-nvidia-9:7733"),
+        "names no pod: 'jaxhet-nvidia-9'",
+    ),
+    "islands with the same numbers": (
+        lambda m: _container(m, 1)["command"].__setitem__(3, "0"),
+        "process.sh is not told amd 2",
+    ),
+    "misspelt kind": (lambda m: m.update(kind="Jobb"), "'Job' was expected"),
+}
+
+
+@pytest.mark.parametrize("name", _MANIFESTS)
+@pytest.mark.parametrize("mutation", _MUTATIONS)
+def test_mutated_manifest_is_refused(mutation: str, name: str) -> None:
+    change, words = _MUTATIONS[mutation]
+    manifest = copy.deepcopy(_manifest(name))
+    change(manifest)
+    found = manifests.problems(manifest)
+    assert found
+    assert words in " ".join(found)
+
+
+def test_volcano_without_its_gang_or_its_plugins_is_refused() -> None:
+    manifest = _manifest("volcano")
+    manifest["spec"]["minAvailable"] = 3
+    manifest["spec"]["plugins"].pop("env")
+    assert len(manifests.problems(manifest)) == 2
+
+
+def test_jobset_whose_pods_have_no_numbers_is_refused() -> None:
+    manifest = _manifest("jobset")
+    manifest["spec"]["replicatedJobs"][0]["template"]["spec"].pop("completionMode")
+    assert "nvidia: not Indexed" in manifests.problems(manifest)[0]
+
+
+# Scripts.
+
+
+def _programs(folder: pathlib.Path, **programs: str) -> dict[str, str]:
+    """An environment in which these programs come first."""
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAXHET_", "SLURM_", "OMPI_"))}
+    return {**kept, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def _run(env: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, check=False, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_slurm_script_numbers_the_processes_of_both_components(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "process.sh").write_text((_DEPLOY / "process.sh").read_text())
+    env = {
+        **_programs(tmp_path, srun=_SRUN, scontrol=_SCONTROL),
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2",
+        "SLURM_JOB_NUM_NODES_HET_GROUP_1": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "nv[0-1]",
+    }
+    ended = _run(env, "bash", "deploy/slurm/job.sh", sys.executable, "-c", _PRINT)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [
+        *(f"group0: {i} nvidia 4 nv0:7733 65" for i in (0, 1)),
+        *(f"group1: {i} amd 4 nv0:7733 65" for i in (2, 3)),
+    ]
+    assert not list((tmp_path / "deploy").glob(".secret*"))
+
+
+def test_slurm_script_hands_a_failure_on_and_is_for_sbatch(tmp_path: pathlib.Path) -> None:
+    failing = '#!/bin/sh\n[ "$1" = --het-group=0 ] || exit 7'
+    env = {
+        **_programs(tmp_path, srun=failing, scontrol=_SCONTROL),
+        "SLURM_JOB_ID": "7",
+        "JAXHET_HERE": str(tmp_path),
+    }
+    ended = _run(env, "bash", "deploy/slurm/job.sh", "true")
+    assert "no heterogeneous job: start it by sbatch" in ended.stderr
+    groups = {f"SLURM_JOB_NUM_NODES_HET_GROUP_{i}": "1" for i in (0, 1)}
+    env |= {**groups, "SLURM_JOB_NODELIST_HET_GROUP_0": "nv[0-1]"}
+    assert _run(env, "bash", "deploy/slurm/job.sh", "true").returncode == 7
+
+
+def test_mpi_script_numbers_the_processes_of_both_contexts(tmp_path: pathlib.Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n")
+    secret.chmod(0o600)
+    env = {**_programs(tmp_path, mpirun=_MPIRUN), "JAXHET_JOB_SECRET_FILE": str(secret)}
+    ended = _run(env, "sh", "deploy/mpi/job.sh", "nv0,nv1", "amd0", sys.executable, "-c", _PRINT)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "0 nvidia 3 nv0:7733 17",
+        "1 nvidia 3 nv0:7733 17",
+        "2 amd 3 nv0:7733 17",
+    ]
+    del env["JAXHET_JOB_SECRET_FILE"]
+    refused = _run(env, "sh", "deploy/mpi/job.sh", "nv0", "amd0", "true")
+    assert refused.returncode != 0
+    assert "openssl rand -hex 32" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"],
+)
+def test_process_script_adds_the_index_of_each_launcher(
+    variable: str, tmp_path: pathlib.Path
+) -> None:
+    env = {**_programs(tmp_path), variable: "3"}
+    code = "import os; print(os.environ['JAXHET_PROCESS_ID'], os.environ['JAXHET_ISLAND'])"
+    ended = _run(env, "sh", "deploy/process.sh", "amd", "2", sys.executable, "-c", code)
+    assert ended.stdout == "5 amd\n", ended.stderr
+
+
+def test_process_script_by_nobody_says_so(tmp_path: pathlib.Path) -> None:
+    ended = _run(_programs(tmp_path), "sh", "deploy/process.sh", "amd", "0", "true")
+    assert ended.returncode == 2
+    assert "start it by Slurm, MPI or Kubernetes" in ended.stderr
+
+
+def test_scripts_are_written_for_people_to_run() -> None:
+    for path in _DEPLOY.rglob("*.sh"):
+        assert path.stat().st_mode & stat.S_IRUSR
+        assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
