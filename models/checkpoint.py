@@ -1,12 +1,17 @@
 """Checkpoints of a run: state and the facts that a resumed run must share, saved atomically.
 
-In a job of several processes all share the folder, and each writes the shards that it owns. Orbax
+A save copies the state to the host and returns; threads write it while training goes on. In a job
+of several processes all share the folder, and each writes the shards that it owns. Orbax
 synchronizes them with `jax.experimental.multihost_utils` (a program over all devices) unless
 `active_processes` is set, and with the coordination service's barriers if it is. It is set here: a
 save or a restore runs no device program and crosses no island.
+
+Orbax's `CheckpointManager` is not used: after a failed save its threads wait at a barrier for the
+other processes, which wait for this one, and nobody would be told for minutes.
 """
 
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +19,7 @@ from typing import Any, Self
 import jax
 import orbax.checkpoint as ocp
 
+import jaxhet
 from models.train import TrainState
 
 Facts = dict[str, Any]
@@ -26,27 +32,21 @@ class Checkpoints:
     """The checkpoints under a folder, newest `keep` kept. A context manager; use from one thread.
 
     `facts` is what must be equal for a resumed run to continue this one: JSON values by name.
-    A save is complete or absent: Orbax writes to a temporary folder and renames it, and an older
-    checkpoint is deleted only afterwards.
+    A save is complete or absent, whenever the process ends: Orbax writes to a temporary folder and
+    renames it, and an older checkpoint is deleted only afterwards. Temporary folders that an
+    earlier run has left are deleted first.
     """
 
     def __init__(self, folder: Path, facts: Facts, keep: int = 2) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._folder = folder.absolute()
         self._facts = facts
-        self._manager = ocp.CheckpointManager(
-            folder.absolute(),
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep,
-                create=False,
-                enable_async_checkpointing=False,
-                multiprocessing_options=ocp.options.MultiprocessingOptions(
-                    primary_host=0,
-                    active_processes=set(range(jax.process_count())),
-                    barrier_sync_key_prefix="models",
-                ),
-            ),
-        )
+        self._keep = keep
+        self._checkpointer = _checkpointer()
+        self._finisher = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: tuple[int, Future[None]] | None = None
+        if jax.process_index() == 0:
+            self._delete_temporary("*")
 
     def __enter__(self) -> Self:
         return self
@@ -57,35 +57,56 @@ class Checkpoints:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._manager.close()
+        """Waits for a save that is under way, unless a peer that takes part in it has failed."""
+        if isinstance(error, jaxhet.JaxhetError):
+            return
+        try:
+            self.wait()
+        except OSError:
+            if error is None:
+                raise
+        self._finisher.shutdown()
+        self._checkpointer.close()
 
     def latest_step(self) -> int | None:
         """Finished steps of the newest complete checkpoint; None if there is none."""
-        return self._manager.latest_step()
+        return max(self._steps(), default=None)
 
     def save(self, step: int, state: TrainState) -> None:
-        """Saves the state after `step` steps and waits until it is safe on disk.
+        """Begins to save the state after `step` steps; the arrays may be donated afterwards.
 
-        Raises OSError if it can't be written; the checkpoints before it are as they were.
+        Waits for the save before, and raises OSError as `wait` does.
         """
-        latest = self.latest_step()
-        if latest == step:
+        self.wait()
+        if self.latest_step() == step:
             return
         contents = ocp.args.Composite(
             state=ocp.args.StandardSave(state),  # pyright: ignore[reportCallIssue]
             facts=ocp.args.JsonSave(self._facts),  # pyright: ignore[reportCallIssue]
         )
         try:
-            self._manager.save(step, args=contents)
+            self._checkpointer.save(self._folder / str(step), args=contents)
         except Exception as error:  # Orbax and TensorStore raise ValueError, OSError and others
-            for unfinished in self._folder.glob(f"{step}{ocp.utils.TMP_DIR_SUFFIX}*"):
-                shutil.rmtree(unfinished, ignore_errors=True)
-            kept = "there is no earlier one" if latest is None else f"that of step {latest} is kept"
-            cause = str(error).strip().splitlines()[0][:_LONGEST_CAUSE]
-            raise OSError(
-                f"the checkpoint of step {step} can't be written to {self._folder}; {kept}: "
-                f"{type(error).__name__}: {cause}. Make room there, then start again with --resume."
-            ) from error
+            raise self._failure(step, error) from error
+        self._saving = step, self._finisher.submit(self._finish)
+
+    def check(self) -> None:
+        """Raises OSError if the last save has failed; does not wait for it."""
+        if self._saving and self._saving[1].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the last save is safe on disk.
+
+        Raises OSError if it can't be written; the checkpoints before it are as they were.
+        """
+        if self._saving is None:
+            return
+        (step, saving), self._saving = self._saving, None
+        try:
+            saving.result()
+        except Exception as error:  # as above
+            raise self._failure(step, error) from error
 
     def restore(self, step: int, shapes: TrainState, shardings: TrainState) -> TrainState:
         """The state saved after `step` steps, laid out as `shardings` says.
@@ -101,11 +122,40 @@ class Checkpoints:
         contents = ocp.args.Composite(
             state=ocp.args.StandardRestore(target),  # pyright: ignore[reportCallIssue]
         )
-        return self._manager.restore(step, args=contents)["state"]
+        return self._checkpointer.restore(self._folder / str(step), args=contents)["state"]
+
+    def _steps(self) -> list[int]:
+        """Finished steps of all complete checkpoints."""
+        return ocp.utils.checkpoint_steps(self._folder)
+
+    def _finish(self) -> None:
+        """Waits for the threads that write, then deletes what is too old."""
+        self._checkpointer.wait_until_finished()
+        if jax.process_index() == 0:
+            for step in sorted(self._steps())[: -self._keep]:
+                # Renamed first: half a checkpoint must not look like a whole one.
+                folder = self._folder / str(step)
+                folder.rename(f"{folder}{ocp.utils.TMP_DIR_SUFFIX}.old")
+                self._delete_temporary(str(step))
+
+    def _delete_temporary(self, step: str) -> None:
+        for unfinished in self._folder.glob(f"{step}{ocp.utils.TMP_DIR_SUFFIX}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _failure(self, step: int, error: Exception) -> OSError:
+        """What to raise for a save that has failed; what there is of it is deleted."""
+        self._delete_temporary(str(step))
+        latest = self.latest_step()
+        kept = "there is no earlier one" if latest is None else f"that of step {latest} is kept"
+        cause = next(iter(str(error).strip().splitlines()), "")[:_LONGEST_CAUSE]
+        return OSError(
+            f"the checkpoint of step {step} can't be written to {self._folder}; {kept}: "
+            f"{type(error).__name__}: {cause}. Make room there, then start again with --resume."
+        )
 
     def _check_facts(self, step: int) -> None:
         contents = ocp.args.Composite(facts=ocp.args.JsonRestore())
-        saved = self._manager.restore(step, args=contents)["facts"]
+        saved = self._checkpointer.restore(self._folder / str(step), args=contents)["facts"]
         names = sorted(saved.keys() | self._facts.keys())
         other = [
             f"{name} was {saved.get(name)!r} and is {self._facts.get(name)!r}"
@@ -114,6 +164,26 @@ class Checkpoints:
         ]
         if other:
             raise ValueError(
-                f"can't resume from step {step} in {self._manager.directory}: {'; '.join(other)}. "
+                f"can't resume from step {step} in {self._folder}: {'; '.join(other)}. "
                 "Give the values of the first run, or another --run-dir."
             )
+
+
+def _checkpointer() -> ocp.AsyncCheckpointer:
+    """Saves and restores by all processes of the job, without device programs."""
+    processes = ocp.options.MultiprocessingOptions(
+        primary_host=0,
+        active_processes=set(range(jax.process_count())),
+        barrier_sync_key_prefix="models",
+    )
+    # Folders are made before a save returns: the threads of all processes need not wait for them.
+    background = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    return ocp.AsyncCheckpointer(
+        ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(
+                multiprocessing_options=processes, async_options=background
+            )
+        ),
+        async_options=background,
+        multiprocessing_options=processes,
+    )

@@ -1,8 +1,10 @@
 """The steps of a run, with what happens between them: evaluations, reports, checkpoints."""
 
 import dataclasses
+from typing import Any
 
 import jax
+from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 import jaxhet
 from models import initial
@@ -12,6 +14,10 @@ from models.options import Options
 from models.reporter import Reporter
 from models.sharding import activation_sharding
 from models.train import Trainer, TrainState
+
+
+class Stopped(Exception):  # noqa: N818
+    """The end of a run before its last step, on request, with its state saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,38 +46,54 @@ class Run:
     def train(self, start: int, reporter: Reporter) -> None:
         """Runs the steps from `start` on.
 
-        Raises FloatingPointError when the loss is not finite; no such state is saved.
+        Raises:
+          FloatingPointError: the loss is not finite; no such state is saved.
+          OSError: a save has failed, a few steps ago at most.
+          Stopped: the job was told to stop; the state is saved.
         """
         init, update = self.trainer.compile(jaxhet.jit)
         loss = self.trainer.compile_loss(jaxhet.jit)
-        if start:
-            state = self._restored(start)
-        else:
-            state = init(self.options.seed)
-            if self.options.init_from is not None:
-                params = initial.parameters(self.options.init_from, self.trainer)
-                state = dataclasses.replace(state, params=params)
-        state = jaxhet.sync_replicas(state)
+        state = jaxhet.sync_replicas(self._restored(start) if start else self._initial(init))
         if self.trainer.update_axes:
             reporter.say(f"the update is split over {', '.join(self.trainer.update_axes)}")
         reporter.digest(start, state.params)
         sharding = activation_sharding("tokens", self.trainer.mesh)
         try:
             for step in range(start, self.options.steps):
+                self.checkpoints.check()
                 state, measures = update(state, self.batches(step, sharding))
                 is_logged = reporter.step(measures)
                 if self.evaluation and self._is_due(step + 1, self.options.eval_every):
                     batches = self._evaluation_batches(self.evaluation, sharding)
                     params = state.params
                     reporter.evaluate(lambda b=batches, p=params: [loss(p, x) for x in b])
-                if is_logged:
+                is_stopped = reached_preemption_sync_point(step + 1)
+                if is_logged or is_stopped:
                     state = reporter.report(state, self.options.on_difference)
-                if self._is_due(step + 1, self.options.checkpoint_every):
+                if is_stopped or self._is_due(step + 1, self.options.checkpoint_every):
                     reporter.check()
                     self.checkpoints.save(step + 1, state)
+                if is_stopped and step + 1 < self.options.steps:
+                    self._stop(step + 1)
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}; {self._kept()}.") from None
+        self.checkpoints.wait()
         reporter.finish()
+
+    def _initial(self, init: Any) -> TrainState:
+        """The state before the first step, from the program that makes it."""
+        state = init(self.options.seed)
+        if self.options.init_from is None:
+            return state
+        params = initial.parameters(self.options.init_from, self.trainer)
+        return dataclasses.replace(state, params=params)
+
+    def _stop(self, step: int) -> None:
+        self.checkpoints.wait()
+        raise Stopped(
+            f"told to stop (SIGTERM); the checkpoint of step {step} is complete: go on with "
+            "--resume."
+        )
 
     def _is_due(self, done: int, every: int) -> bool:
         """Whether something that happens every so many steps, and at the end, happens now."""
@@ -87,6 +109,10 @@ class Run:
         return [batches(i, sharding) for i in range(self.options.eval_batches)]
 
     def _kept(self) -> str:
+        try:
+            self.checkpoints.wait()
+        except OSError as error:
+            return str(error).removesuffix(".")
         latest = self.checkpoints.latest_step()
         if latest is None:
             return "no checkpoint was made before"

@@ -6,6 +6,7 @@ Alone it uses the devices of its own process; under `jaxhet launch` those of the
 import dataclasses
 import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from models.configs import Config
 from models.corpus import Corpus, open_corpus
 from models.data import Batches
 from models.flops import model_flops, peak_flops
-from models.loop import Run
+from models.loop import Run, Stopped
 from models.options import PROGRAM, Options, parse
 from models.reporter import Reporter, Settings
 from models.sharding import AXES, batch_axes, token_axes
@@ -220,12 +221,20 @@ def _in_job() -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line. Exits with one line of text for an input that can't be used."""
+    """The command line.
+
+    Exits with one line of text for an input that can't be used; and with 128 + SIGTERM after that
+    signal, when the state is saved.
+    """
     options = parse(arguments)
+    code = 0
     if _in_job():
         jaxhet.initialize()
     try:
         pretrain(options)
+    except Stopped as stopped:
+        print(f"{PROGRAM}: {stopped}", file=sys.stderr)
+        code = 128 + signal.SIGTERM
     except (
         ValueError,
         OSError,
@@ -236,6 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"{PROGRAM}: {error}")
     if _in_job():
         jaxhet.shutdown()
+    if code:
+        sys.exit(code)
 
 
 if __name__ == "__main__":

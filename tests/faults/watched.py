@@ -104,6 +104,11 @@ class WatchedJob:
         return code
 
     @property
+    def pid(self) -> int:
+        """The launcher's process."""
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether the launcher has not ended yet."""
         return self._process.poll() is None

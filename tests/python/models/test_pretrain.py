@@ -1,5 +1,7 @@
 import dataclasses
 import math
+import shutil
+import signal
 from pathlib import Path
 
 import jax
@@ -10,6 +12,7 @@ import yaml
 from flax import nnx
 
 from models import huggingface, loop, pretrain, tokenize
+from models.checkpoint import Checkpoints
 from models.configs import CONFIGS
 from models.llama import Llama
 from models.options import RESOLVED
@@ -45,9 +48,10 @@ def checkpoints(run_dir: Path) -> set[str]:
     return {path.name for path in (run_dir / "checkpoints").iterdir()}
 
 
-def test_resumed_run_continues_to_the_bit(tmp_path):
+def test_resumed_run_continues_to_the_bit_and_on_another_mesh(tmp_path):
     train(tmp_path / "whole", steps=6)
     train(tmp_path / "halves", steps=3)
+    shutil.copytree(tmp_path / "halves", tmp_path / "other")
     train(tmp_path / "halves", steps=6, resume=True)
     assert [step for step, _ in losses(tmp_path / "whole")] == [1, 2, 3, 4, 5, 6]
     assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
@@ -56,6 +60,10 @@ def test_resumed_run_continues_to_the_bit(tmp_path):
     for name in ("whole", "halves"):
         replicas = compare_replicas(tmp_path / name)
         assert replicas.equal, replicas.differences
+    train(tmp_path / "other", steps=6, resume=True, mesh="fsdp=4", update="sharded")
+    (_, whole), (_, other) = (zip(*losses(tmp_path / n), strict=True) for n in ("whole", "other"))
+    assert other[:3] == whole[:3]
+    np.testing.assert_allclose(other, whole, rtol=1e-5)
 
 
 def test_run_goes_on_from_the_newest_checkpoint(tmp_path, capsys):
@@ -143,6 +151,40 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint_before(t
     first, second = read_rows(tmp_path / METRICS)
     assert math.isfinite(first["loss"])
     assert not math.isfinite(second["loss"] + second["gradient_norm"])
+
+
+def test_background_save_that_fails_ends_the_run_and_names_the_checkpoint_before(
+    tmp_path, monkeypatch
+):
+    save, finalize = Checkpoints.save, ocp.CompositeCheckpointHandler.finalize
+
+    def fail_at_120(handler, directory) -> None:
+        if directory.name.startswith("120."):
+            raise OSError(28, "No space left on device")
+        finalize(handler, directory)
+
+    monkeypatch.setattr(ocp.CompositeCheckpointHandler, "finalize", fail_at_120)
+    saved = []
+    monkeypatch.setattr(Checkpoints, "save", lambda c, n, s: (saved.append(n), save(c, n, s)))
+    words = (
+        r"^python -m models.pretrain: the checkpoint of step 120 can't be written to .*; that of"
+        r" step 60 is kept: .*No space left on device"
+    )
+    with pytest.raises(SystemExit, match=words):
+        train(tmp_path, steps=10**6, checkpoint_every=60, log_every=60)
+    assert saved == [60, 120]
+    assert checkpoints(tmp_path) == {"60"}
+
+
+def test_run_that_is_told_to_stop_saves_its_state(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "reached_preemption_sync_point", lambda step: step == 3)
+    with pytest.raises(SystemExit) as stopped:
+        train(tmp_path, steps=9, checkpoint_every=2, log_every=5)
+    assert stopped.value.code == 128 + signal.SIGTERM
+    words = "told to stop (SIGTERM); the checkpoint of step 3 is complete: go on with --resume."
+    assert words in capsys.readouterr().err
+    assert checkpoints(tmp_path) == {"2", "3"}
+    assert [step for step, _ in losses(tmp_path)] == [1, 2, 3]
 
 
 def test_run_on_shards_evaluates_accumulates_and_saves_its_options(tmp_path):
