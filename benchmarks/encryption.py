@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.all_reduce import SIZES, WORKER, iterations
-from benchmarks.collectives import timing
+from jaxhet.bench import timing
 from tests.support.jobs import Shape, island_job
 
 MODES = ("off", "auth", "full")
