@@ -28,6 +28,7 @@ import socket
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
@@ -93,10 +94,10 @@ class Claim:
         Raises:
           TransportError: A field is missing, unknown or of another type.
         """
-        types = get_type_hints(cls)
-        if not isinstance(fields, dict) or fields.keys() != types.keys():
-            raise TransportError(f"the fields of a claim are not {', '.join(types)}")
-        for name, hint in types.items():
+        hints = get_type_hints(cls)
+        if not isinstance(fields, dict) or fields.keys() != hints.keys():
+            raise TransportError(f"the fields of a claim are not {', '.join(hints)}")
+        for name, hint in hints.items():
             if not _is_of(fields[name], hint):
                 raise TransportError(f"{name} of a claim is {fields[name]!r}, which is no {hint}")
         tuples = {name: tuple(fields[name]) for name in ("islands", "topology")}
@@ -110,6 +111,8 @@ class Claim:
 def _is_of(value: Any, hint: Any) -> bool:
     """Whether a value out of JSON has the type of a claim's field. Pure."""
     parts = get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_is_of(value, part) for part in parts)
     if get_origin(hint) is tuple:
         is_long = len(parts) == 2 and parts[1] is not Ellipsis
         return (
