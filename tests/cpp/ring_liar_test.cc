@@ -77,5 +77,14 @@ TEST(RefusesUnknownStepsAndCutMessages) {
   ExpectRefused({{{static_cast<Step>(-1), 0, 1}, {""}}}, "sent a message about no ring");
 }
 
+// The last transport that could be tried.
+TEST(ProofThatNeverArrivesIsNamed) {
+  const std::vector<RingMessage> messages = {{{Step::kAnswer, 1, 0}, {""}},
+                                             {{Step::kProved, 1, 0}, {""}}};
+  const std::string text = Refusal(messages);
+  ExpectContains(text, "no transport leads from rank 1 of process 1");
+  ExpectContains(text, "; shm: what the source's device wrote did not arrive");
+}
+
 }  // namespace
 }  // namespace jaxhet::testing

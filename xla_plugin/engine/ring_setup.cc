@@ -298,13 +298,15 @@ class RingSetUp {
   void Settle(Incoming& incoming) {
     Expect(incoming.state == IncomingState::kProof, "the proof");
     const auto proof = std::as_bytes(std::span(incoming.proof));
+    std::string why_not;
     try {
       if (!incoming.ring->end->IsProven(incoming.rank->device(), proof)) {
-        return TryNext(incoming, "what the source's device wrote did not arrive");
+        why_not = "what the source's device wrote did not arrive";
       }
     } catch (const Error& error) {
-      return TryNext(incoming, error.text());
+      why_not = error.text();
     }
+    if (!why_not.empty()) return TryNext(incoming, why_not);
     incoming.state = IncomingState::kNothing;
     --num_open_;
     Send(incoming, RingStep::kSettled);

@@ -1,0 +1,54 @@
+#include <array>
+
+#include "tests/cpp/fuzz.h"
+
+namespace jaxhet::testing {
+namespace {
+
+struct Entry {
+  std::string_view fuzzer;
+  std::string_view hex;
+};
+
+// Attacks, and inputs that once broke something. A finding is added with the digits that its
+// report prints.
+constexpr std::array<Entry, 6> kCorpus = {{
+    // A body of 2^64 - 1 bytes.
+    {"stream", "4a58483202000000ffffffffffffffff"},
+    // An unknown failure.
+    {"stream", "4a584832060000000800000000000000ffffffffffffffff"},
+    // A string longer than its table.
+    {"stream", "4a584832010000000800000000000000ffffffffffffffff"},
+    // Chunk 2^63.
+    {"ring_chunks",
+     "01000000000000000700000000000000000000000000000064000000000000000000000000000080"
+     "6400000000000000"},
+    // More than a slot.
+    {"ring_chunks",
+     "000000000000000007000000000000000000000000000000ffffffffffffffff0000000000000000"
+     "0110000000000000"},
+    // A message of 2^32 - 1 bytes.
+    {"message_socket", "ffffffff00"},
+}};
+
+int Digit(char digit) { return digit <= '9' ? digit - '0' : digit - 'a' + 10; }
+
+std::string FromHex(std::string_view hex) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+    bytes.push_back(static_cast<char>(Digit(hex[i]) * 16 + Digit(hex[i + 1])));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<std::string> CorpusOf(std::string_view fuzzer) {
+  std::vector<std::string> inputs;
+  for (const auto& [name, hex] : kCorpus) {
+    if (name == fuzzer) inputs.push_back(FromHex(hex));
+  }
+  return inputs;
+}
+
+}  // namespace jaxhet::testing

@@ -1,0 +1,310 @@
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/fuzz.h"
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+#include "xla_plugin/engine/core.h"
+
+// What a peer says over its control connection, and the chunks that tcp carries beside it.
+namespace jaxhet::testing {
+namespace {
+
+std::string Framed(MessageType type, std::string_view body) {
+  return BytesOf(MessageInfo{kMessageMagic, type, body.size()}).append(body);
+}
+
+std::string HelloBody(const std::vector<std::string>& table) {
+  return BytesOf(HelloInfo{1}).append(PackStrings(table));
+}
+
+// --- single messages, in a stream ---
+
+std::vector<std::string> StreamSeeds() {
+  const std::string fail = BytesOf(FailInfo{ErrorCode::kDevice, 1}).append("smoke");
+  return {Framed(MessageType::kHeartbeat, "") + Framed(MessageType::kGoodbye, ""),
+          Framed(MessageType::kHello, HelloBody({"tcp", "ok", ""})),
+          Framed(MessageType::kVerdict, PackStrings(std::vector<std::string>{"tcp", "ok", ""})),
+          Framed(MessageType::kFail, fail) + Framed(MessageType::kHeartbeat, "")};
+}
+
+void ReadStream(std::string_view input) {
+  auto [own, peer] = UnixPair();
+  WriteSome(peer, input);
+  peer.Reset();
+  ControlChannel channel(std::move(own));
+  while (const auto message = channel.Next()) {
+    if (message->type == MessageType::kFail) (void)ParseFail(message->body);
+    if (message->type == MessageType::kVerdict) (void)UnpackStrings(message->body);
+  }
+}
+
+[[maybe_unused]] const bool added_stream =
+    AddFuzzer({.name = "stream",
+               .covers = {"xla_plugin/engine/control_channel.cc", "xla_plugin/engine/wire.cc"},
+               .seeds = &StreamSeeds,
+               .run = &ReadStream});
+
+// --- introductions ---
+
+// The two messages of an introduction.
+std::string Introduction(std::string_view hello, std::string_view verdict) {
+  return Sized(hello).append(Sized(verdict));
+}
+
+std::vector<std::string> HelloSeeds() {
+  const std::vector<std::string> all = {"shm",   "refused", "why", "shm_ring", "refused", "why",
+                                        "verbs", "refused", "why", "tcp",      "ok",      ""};
+  return {Introduction(HelloBody({"tcp", "ok", ""}), PackStrings(all)),
+          Introduction(HelloBody(all), PackStrings(all)),
+          Introduction(HelloBody({"shm", "ok", std::string(48, 'x'), "tcp", "ok", ""}),
+                       PackStrings(all))};
+}
+
+PeerSpec PeerOf(Fd control, Fd data) {
+  PeerSpec peer{.process = 1,
+                .description = "host 1",
+                .control = std::move(control),
+                .data = {},
+                .same_host = true,
+                .transports = {"shm", "shm_ring", "tcp"},
+                .ring_transports = {},
+                .refused = {}};
+  peer.data.push_back(std::move(data));
+  return peer;
+}
+
+void Introduce(std::string_view input) {
+  auto [control, peer_control] = UnixPair();
+  auto [data, peer_data] = UnixPair();
+  InputReader reader(input);
+  WriteSome(peer_control, Framed(MessageType::kHello, reader.TakeSized()));
+  WriteSome(peer_control, Framed(MessageType::kVerdict, reader.TakeSized()));
+  shutdown(peer_control.get(), SHUT_WR);
+  Core core(0, 2, Options{.chunk_bytes = 4 << 10});
+  core.AddPeer(PeerOf(std::move(control), std::move(data)));
+  core.Connect(Clock::now() + kLong);
+}
+
+[[maybe_unused]] const bool added_hello = AddFuzzer({.name = "hello",
+                                                     .covers = {"xla_plugin/engine/negotiation.cc"},
+                                                     .seeds = &HelloSeeds,
+                                                     .run = &Introduce});
+
+// --- a job of two processes, of which the other one is the input ---
+
+struct ChunkInfo {
+  uint32_t magic = 0x3143'584a;
+  uint32_t reserved = 0;
+  uint64_t ticket = 2;
+  uint64_t offset = 0;
+  uint64_t num_bytes = 4'000;
+};
+
+constexpr char kTheirs = 'A';
+constexpr std::byte kHole{0xEE};
+
+// What the input is read as.
+enum class Step : uint8_t { kMessage, kBytes, kOwnStart, kChunk, kPass, kStart, kCount };
+
+std::string MessageStep(MessageType type, std::string_view body) {
+  return BytesOf(Step::kMessage).append(BytesOf(static_cast<uint8_t>(type))).append(Sized(body));
+}
+std::string PlanStep(int64_t plan, std::string_view text) {
+  return MessageStep(MessageType::kPlan, BytesOf(PlanInfo{plan, text.size()}).append(text));
+}
+std::string OwnStartStep(uint16_t num_bytes) {
+  return BytesOf(Step::kOwnStart).append(BytesOf(num_bytes));
+}
+std::string ChunkStep(const ChunkInfo& chunk, uint16_t num_bytes) {
+  return BytesOf(Step::kChunk).append(BytesOf(chunk)).append(BytesOf(num_bytes));
+}
+std::string StartStep(const StartInfo& info, uint16_t tail_bytes) {
+  return BytesOf(Step::kStart).append(BytesOf(info)).append(BytesOf(tail_bytes));
+}
+std::string PassStep() { return BytesOf(Step::kPass); }
+
+StartInfo TheirStart(uint64_t num_bytes, uint64_t eager) {
+  return {.communicator = CommunicatorId(std::array{0, 1}),
+          .run = 1,
+          .plan = kPlan,
+          .index = 0,
+          .sequence = 0,
+          .kind = static_cast<int64_t>(ExchangeKind::kAllGather),
+          .source = 1,
+          .destination = 0,
+          .send_bytes = num_bytes,
+          .receive_bytes = num_bytes,
+          .ticket = 1,
+          .eager = eager};
+}
+
+std::vector<std::string> SoundJobs() {
+  const std::string plan = PlanStep(kPlan, PlanText(8));
+  const std::string start = StartStep(TheirStart(8'000, 0), 0);
+  const std::string chunks = ChunkStep({}, 4'000) + ChunkStep({.offset = 4'000}, 4'000);
+  const std::string fail = BytesOf(FailInfo{ErrorCode::kDevice, 1}).append("smoke");
+  return {
+      plan + OwnStartStep(8'000) + start + chunks + PassStep(),
+      plan + start + OwnStartStep(8'000) + PassStep() + chunks,
+      plan + OwnStartStep(500) + StartStep(TheirStart(500, 1), 500) + PassStep(),
+      plan + PlanStep(99, "other\top\n") + OwnStartStep(8) + MessageStep(MessageType::kFail, fail),
+      plan + MessageStep(MessageType::kRing, std::string(12, '\0')) +
+          MessageStep(MessageType::kTransport, "x") + MessageStep(MessageType::kGoodbye, "")};
+}
+
+// Starts with one wrong field each, and a chunk that comes twice.
+std::vector<std::string> Attacks() {
+  const std::string before = PlanStep(kPlan, PlanText(8)) + OwnStartStep(8'000);
+  std::vector<std::string> attacks;
+  const auto add = [&](auto change) {
+    StartInfo start = TheirStart(8'000, 0);
+    change(start);
+    attacks.push_back(before + PassStep() + StartStep(start, 0));
+  };
+  add([](StartInfo& start) { start.run = 0; });
+  add([](StartInfo& start) { start.index = int64_t{1} << 62; });
+  add([](StartInfo& start) { start.source = -5; });
+  add([](StartInfo& start) { start.destination = 1 << 30; });
+  add([](StartInfo& start) { start.plan = 99; });
+  attacks.push_back(before + StartStep(TheirStart(8'000, 0), 0) + ChunkStep({}, 4'000) +
+                    ChunkStep({}, 4'000));
+  return attacks;
+}
+
+std::vector<std::string> JobSeeds() {
+  std::vector<std::string> seeds = SoundJobs();
+  std::ranges::copy(Attacks(), std::back_inserter(seeds));
+  return seeds;
+}
+
+// An exchange of rank 0, and its memory.
+struct OwnExchange {
+  std::vector<std::byte> operand;
+  std::vector<std::byte> result;
+};
+
+class Job {
+ public:
+  Job() {
+    auto [control, peer_control] = UnixPair();
+    auto [data, peer_data] = UnixPair();
+    control_ = std::move(peer_control);
+    data_ = std::move(peer_data);
+    core_.AddPeer(PeerOf(std::move(control), std::move(data)));
+    WriteSome(control_, Framed(MessageType::kHello, HelloBody({"tcp", "ok", ""})));
+    WriteSome(control_, Framed(MessageType::kVerdict,
+                               PackStrings(std::vector<std::string>{"tcp", "ok", ""})));
+    core_.Connect(Clock::now() + kLong);
+    core_.SetRanks(RanksOf({}));
+    core_.AddPlan(kPlan, PlanText(8), "");
+  }
+
+  void Play(InputReader& input) {
+    switch (static_cast<Step>(input.Take<uint8_t>() % static_cast<uint8_t>(Step::kCount))) {
+      case Step::kMessage: {
+        const auto type = static_cast<MessageType>(input.Take<uint8_t>());
+        return WriteSome(control_, Framed(type, input.TakeSized()));
+      }
+      case Step::kBytes:
+        return WriteSome(control_, input.TakeSized());
+      case Step::kOwnStart:
+        return Start(input.Take<uint16_t>());
+      case Step::kChunk: {
+        const auto chunk = input.Take<ChunkInfo>();
+        return WriteSome(data_, BytesOf(chunk).append(input.Take<uint16_t>(), kTheirs));
+      }
+      case Step::kStart: {
+        const auto info = input.Take<StartInfo>();
+        return WriteSome(control_, Framed(MessageType::kStart,
+                                          BytesOf(info).append(input.Take<uint16_t>(), kTheirs)));
+      }
+      default:
+        return Pass();
+    }
+  }
+
+  void Pass() {
+    for (int i = 0; i < 3; ++i) {
+      for (Pollable* const pollable : core_.Pollables()) pollable->OnEvents(EPOLLIN | EPOLLOUT);
+      core_.Pass();
+      Drain(control_);
+      Drain(data_);
+    }
+    for (const Core::Completion& completion : core_.TakeCompletions()) {
+      if (completion.error != nullptr) continue;
+      ExpectNoHole(exchanges_.at(completion.id));
+      ++num_completed_;
+    }
+  }
+
+  size_t num_completed() const { return num_completed_; }
+  // Throws the failure, if there is one.
+  void End() {
+    Pass();
+    if (const auto failure = core_.failure()) throw Error(*failure);
+  }
+
+ private:
+  void Start(size_t num_bytes) {
+    const auto id = static_cast<int64_t>(exchanges_.size()) + 1;
+    OwnExchange& exchange = exchanges_[id];
+    exchange.operand.assign(num_bytes, std::byte{1});
+    exchange.result.assign(2 * num_bytes, kHole);
+    ExchangeRequest request = GatherRequest(0, id);
+    request.operands.emplace_back(exchange.operand);
+    request.results.emplace_back(exchange.result);
+    core_.Start(std::move(request), id);
+    core_.ServeOwn();
+  }
+
+  static void ExpectNoHole(const OwnExchange& exchange) {
+    EXPECT(std::ranges::count(exchange.result, kHole) == 0);
+  }
+
+  std::map<int64_t, OwnExchange> exchanges_;  // by id; outlive the core
+  size_t num_completed_ = 0;
+  Fd control_;
+  Fd data_;
+  Core core_{0, 2, Options{.chunk_bytes = 4 << 10, .eager_bytes = 1 << 10}};
+};
+
+// Returns the number of exchanges that have succeeded.
+size_t PlayJob(std::string_view input) {
+  Job job;
+  InputReader reader(input);
+  for (int steps = 0; !reader.empty() && steps < 64; ++steps) job.Play(reader);
+  job.End();
+  return job.num_completed();
+}
+
+// Else the fuzzer would look at nothing but refusals.
+TEST(SoundJobsSucceed) {
+  const std::vector<std::string> jobs = SoundJobs();
+  for (size_t i = 0; i < 3; ++i) ExpectEqual(PlayJob(jobs[i]), size_t{1});
+}
+
+TEST(AttacksAreRefused) {
+  for (const std::string& attack : Attacks()) {
+    ExpectContains(ExpectThrow([&] { PlayJob(attack); }), "jaxhet.TransportError: ");
+  }
+}
+
+[[maybe_unused]] const bool added_job =
+    AddFuzzer({.name = "job",
+               .covers = {"xla_plugin/engine/core.cc", "xla_plugin/engine/message_checks.cc",
+                          "xla_plugin/engine/peer.cc", "xla_plugin/engine/plans.cc",
+                          "xla_plugin/transport/tcp/tcp.cc"},
+               .seeds = &JobSeeds,
+               .run = [](std::string_view input) { (void)PlayJob(input); }});
+
+}  // namespace
+}  // namespace jaxhet::testing

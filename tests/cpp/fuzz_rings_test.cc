@@ -1,0 +1,276 @@
+#include <sys/socket.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/fuzz.h"
+#include "tests/cpp/testing.h"
+#include "xla_plugin/engine/ring_setup.h"
+#include "xla_plugin/transport/ring/message_socket.h"
+#include "xla_plugin/transport/ring/ring.h"
+#include "xla_plugin/transport/verbs/nics.h"
+
+// Offers, answers and messages of rings between devices.
+namespace jaxhet::testing {
+namespace {
+
+constexpr size_t kSlotBytes = 4'096;
+
+std::unique_ptr<Device> OpenHost() {
+  const Vendor& host = VendorOf("host");
+  return host.open(host.libraries, 0);
+}
+
+// One end's side of two ranks on this host: its device, operands, and sockets to the other end.
+struct End {
+  End(std::vector<Fd> its_data, Fd its_messages)
+      : data(std::move(its_data)), messages(std::move(its_messages)) {}
+
+  RingSetup Setup() {
+    return {.device = *device,
+            .same_process = false,
+            .same_host = true,
+            .same_vendor = true,
+            .slot_bytes = kSlotBytes,
+            .pull_bytes = 1'000,
+            .operands = {static_cast<std::byte*>(memory.get()), kProofBytes},
+            .sockets = data,
+            .messages = &messages,
+            .nics = &nics};
+  }
+
+  std::unique_ptr<Device> device = OpenHost();
+  DeviceMemory memory = device->Allocate(kSlotBytes);
+  std::vector<Fd> data;
+  Fd messages;
+  verbs::Nics nics{{.devices = {}, .qps = 1, .depth = 2}};
+};
+
+struct Ends {
+  Ends() {
+    auto [own_data, peer_data] = UnixPair();
+    auto [own_messages, peer_messages] = UnixPair();
+    std::vector<Fd> own_list;
+    own_list.push_back(std::move(own_data));
+    std::vector<Fd> peer_list;
+    peer_list.push_back(std::move(peer_data));
+    own = std::make_unique<End>(std::move(own_list), std::move(own_messages));
+    peer = std::make_unique<End>(std::move(peer_list), std::move(peer_messages));
+  }
+
+  std::unique_ptr<End> own;
+  std::unique_ptr<End> peer;
+};
+
+// Rings that a sound target has made, with their offers. They live as long as the process.
+struct Offered {
+  std::string transport;
+  std::unique_ptr<RingEnd> end;
+  std::string offer;
+};
+
+const std::vector<Offered>& AllOffered() {
+  static const auto* const all = [] {
+    static auto* const ends = new Ends;
+    auto* const offered = new std::vector<Offered>;
+    for (const std::string_view name : {"shm", "verbs", "tcp"}) {
+      auto [end, offer] = RingTransportOf(name).make(ends->peer->Setup());
+      offered->push_back({std::string(name), std::move(end), std::move(offer)});
+    }
+    return offered;
+  }();
+  return *all;
+}
+
+// --- offers, by the source ---
+
+std::vector<std::string> OfferSeeds() {
+  std::vector<std::string> seeds;
+  for (const auto& [transport, end, offer] : AllOffered()) {
+    seeds.push_back(Sized(transport).append(offer));
+    seeds.push_back(Sized(transport == "shm" ? "local" : "cuda_ipc").append(offer));
+  }
+  return seeds;
+}
+
+void OpenOffer(std::string_view input) {
+  InputReader reader(input);
+  const std::string_view name = reader.TakeSized();
+  const std::string_view offer = reader.TakeBytes(input.size());
+  Ends ends;
+  const auto ring = RingTransportOf(name).open(ends.own->Setup(), offer);
+  (void)ring->Answer();
+  (void)ring->Remark();
+}
+
+[[maybe_unused]] const bool added_offers = AddFuzzer(
+    {.name = "ring_offers",
+     .covers = {"xla_plugin/transport/ring/ring.cc", "xla_plugin/transport/ring/tcp_ring.cc",
+                "xla_plugin/transport/ring/shared_rings.cc",
+                "xla_plugin/transport/ring/shared_words.cc",
+                "xla_plugin/transport/verbs/verbs_ring.cc",
+                "xla_plugin/transport/verbs/slot_link_paths.cc"},
+     .seeds = &OfferSeeds,
+     .run = &OpenOffer});
+
+// --- answers, by the target ---
+
+std::vector<std::string> AnswerSeeds() {
+  std::vector<std::string> seeds;
+  for (const auto& [transport, end, offer] : AllOffered()) {
+    static auto* const ends = new Ends;
+    const auto source = RingTransportOf(transport).open(ends->own->Setup(), offer);
+    seeds.push_back(Sized(transport).append(source->Answer()));
+  }
+  return seeds;
+}
+
+void AcceptAnswer(std::string_view input) {
+  InputReader reader(input);
+  const std::string_view name = reader.TakeSized();
+  const std::string_view answer = reader.TakeBytes(input.size());
+  Ends ends;
+  const RingTransport& transport = RingTransportOf(name);
+  const auto [ring, offer] = transport.make(ends.own->Setup());
+  const auto source = name == "shm" ? transport.open(ends.peer->Setup(), offer) : nullptr;
+  ring->Accept(answer);
+  if (name == "verbs") return;  // it would wait for the proof
+  const std::array<std::byte, kProofBytes> proof{};
+  (void)ring->IsProven(*ends.own->device, proof);
+}
+
+[[maybe_unused]] const bool added_answers =
+    AddFuzzer({.name = "ring_answers",
+               .covers = {"xla_plugin/transport/ring/operand_memory.cc",
+                          "xla_plugin/transport/ring/fd_mailbox.cc"},
+               .seeds = &AnswerSeeds,
+               .run = &AcceptAnswer});
+
+// --- the set-up as a whole ---
+
+// As ring_setup.cc has it.
+struct RingInfo {
+  int32_t step;
+  int32_t source;
+  int32_t target;
+};
+
+std::string SetUpStep(const RingInfo& info, const std::vector<std::string>& strings) {
+  return Sized(BytesOf(info).append(PackStrings(strings)));
+}
+
+std::vector<std::string> SetUpSeeds() {
+  const auto& [transport, end, offer] = AllOffered().front();
+  const std::string proof(kProofBytes, 'p');
+  const std::string good =
+      SetUpStep({0, 0, 1}, {transport, offer}) + SetUpStep({1, 1, 0}, {std::string(96, '\0')}) +
+      SetUpStep({2, 0, 1}, {proof}) + SetUpStep({3, 1, 0}, {""}) + SetUpStep({5, 0, 1}, {""});
+  const std::string refused = SetUpStep({4, 1, 0}, {"no"}) + SetUpStep({4, 1, 0}, {"no"}) + good;
+  return {good, refused, SetUpStep({0, 0, 1}, {"tcp", BytesOf(uint64_t{kSlotBytes})}) + good};
+}
+
+void SetUpByScript(std::string_view input) {
+  InputReader reader(input);
+  const std::vector<std::string> allowed = {"shm", "tcp"};
+  const auto peer_of = [&](int rank) {
+    return RingPeer{.rank = rank,
+                    .process = rank,
+                    .name = StrCat("rank ", rank),
+                    .vendor = "host",
+                    .same_process = rank == 0,
+                    .same_host = true,
+                    .allowed = allowed};
+  };
+  const std::array peers = {peer_of(0), peer_of(1)};
+  std::vector<std::unique_ptr<DeviceRank>> ranks;
+  ranks.push_back(std::make_unique<DeviceRank>(0, OpenHost(), 0));
+  bool is_over = false;
+  const RingMail mail{.send = [](int /*process*/, std::span<const iovec> /*body*/) {},
+                      .receive =
+                          [&] {
+                            std::vector<Core::RingMessage> messages;
+                            for (int i = 0; i < 32 && !reader.empty(); ++i) {
+                              messages.push_back({1, std::string(reader.TakeSized())});
+                            }
+                            return messages;
+                          },
+                      .check =
+                          [&] {
+                            if (std::exchange(is_over, reader.empty()))
+                              throw Error(ErrorCode::kPeer, "the end");
+                          }};
+  const RingOptions options{
+      .slot_bytes = kSlotBytes, .pull_bytes = 1'000, .operands = {}, .verbs = {}};
+  SetUpRings(peers, ranks, {}, options, mail, Clock::now() + std::chrono::seconds(5));
+}
+
+[[maybe_unused]] const bool added_set_up = AddFuzzer({.name = "ring_setup",
+                                                      .covers = {"xla_plugin/engine/ring_setup.cc"},
+                                                      .seeds = &SetUpSeeds,
+                                                      .run = &SetUpByScript});
+
+// --- what travels on a ring's own sockets ---
+
+std::vector<std::string> MessageSeeds() {
+  const std::string hello = BytesOf(uint32_t{5}).append("hello");
+  return {hello + hello, BytesOf(uint32_t{0}) + hello, BytesOf(uint32_t{1 << 20}) + hello};
+}
+
+void ReceiveMessages(std::string_view input) {
+  auto [own, peer] = UnixPair();
+  WriteSome(peer, input);
+  peer.Reset();
+  MessageSocket socket(own);
+  while (const auto message = socket.Receive()) EXPECT(message->size() <= input.size());
+}
+
+[[maybe_unused]] const bool added_messages =
+    AddFuzzer({.name = "message_socket",
+               .covers = {"xla_plugin/transport/ring/message_socket.cc"},
+               .seeds = &MessageSeeds,
+               .run = &ReceiveMessages});
+
+// As carried_ring.h has it.
+struct RingChunkInfo {
+  uint64_t exchange;
+  int64_t plan;
+  int64_t index;
+  uint64_t exchange_bytes;
+  uint64_t chunk;
+  uint64_t num_bytes;
+};
+
+std::vector<std::string> ChunkSeeds() {
+  std::string two;
+  for (uint64_t i = 0; i < 2; ++i) {
+    two += BytesOf(RingChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
+  }
+  return {two, BytesOf(RingChunkInfo{1, 7, 0, 0, 0, 0})};
+}
+
+void CarryChunks(std::string_view input) {
+  Ends ends;
+  const auto [ring, offer] = RingTransportOf("tcp").make(ends.own->Setup());
+  WriteSome(ends.peer->data.front(), input);
+  shutdown(ends.peer->data.front().get(), SHUT_WR);
+  ring->Settle();
+  // The ring's thread ends with the input, or waits for a slot that nobody empties.
+  for (int i = 0; i < 20 && ring->Failure().empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+[[maybe_unused]] const bool added_chunks =
+    AddFuzzer({.name = "ring_chunks",
+               .covers = {"xla_plugin/transport/ring/tcp_ring.cc",
+                          "xla_plugin/transport/ring/carried_ring.cc"},
+               .seeds = &ChunkSeeds,
+               .run = &CarryChunks});
+
+}  // namespace
+}  // namespace jaxhet::testing
