@@ -54,6 +54,9 @@ class Config:
     `param_dtype` what parameters are kept in, `logits_dtype` what the head's product is computed
     in (None: `dtype`). `attention` is one of `models.attention.ATTENTIONS`.
 
+    `document_end` is the token that ends each document of a packed row: attention does not cross
+    it, and positions begin anew after it. None: a row is one document.
+
     `scan` keeps one copy of the block in the program; without it the layers are unrolled.
     `remat`, a name in `REMAT`, says what a block keeps for the backward pass; the rest is computed
     again. The loss holds the logits of `loss_chunk` positions at a time (0: all).
@@ -84,6 +87,7 @@ class Config:
     param_dtype: str = "float32"
     logits_dtype: str | None = None
     attention: str = "auto"
+    document_end: int | None = None
     scan: bool = True
     remat: str = "none"
     loss_chunk: int = 256

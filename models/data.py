@@ -83,8 +83,8 @@ class Batches:
 def segments(tokens: npt.NDArray[Any], end: int) -> npt.NDArray[np.int32]:
     """The number of the document in its row of each of tokens [rows, positions], int32.
 
-    Documents end with the token `end` (`Corpus.end`). The model does not use it: attention crosses
-    the ends of documents.
+    Documents end with the token `end` (`Corpus.end`). The model numbers them in the same way
+    (`models.documents`), if it is to keep them apart.
     """
     ends = (tokens == end).astype(np.int32)
     return np.cumsum(ends, axis=1, dtype=np.int32) - ends

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from models.attention import attend
 from models.configs import DTYPES, Config, RopeScaling
+from models.documents import Documents
 from models.ring import ring_attend
 from models.sharding import SEQUENCE, constrain, free_axes
 
@@ -127,13 +128,15 @@ class Attention(nnx.Module):
         self.query_norm = norm(config, config.head_dim) if config.qk_norm else None
         self.key_norm = norm(config, config.head_dim) if config.qk_norm else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[B, T, E] to [B, T, E]; position t sees positions 0 … t."""
-        query, key, value = self._heads(x, jnp.arange(x.shape[1]))
+    def __call__(self, x: jax.Array, documents: Documents | None = None) -> jax.Array:
+        """[B, T, E] to [B, T, E]; position t sees positions 0 … t, of its own document only."""
+        positions = jnp.arange(x.shape[1]) if documents is None else documents.positions
+        query, key, value = self._heads(x, positions)
         if SEQUENCE in free_axes():
             mixed = ring_attend(query, key, value)
         else:
-            mixed = attend(query, key, value, implementation=self.config.attention)
+            mask = None if documents is None else documents.mask()
+            mixed = attend(query, key, value, implementation=self.config.attention, mask=mask)
         return self.out(constrain(mixed, "heads"))
 
     def decode(self, x: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:

@@ -4,6 +4,7 @@ import jax
 from flax import nnx
 
 from models.configs import DTYPES, REMAT, Config
+from models.documents import Documents
 from models.layers import Attention, Past, SwiGLU, linear, norm
 from models.loss import Head, cross_entropy, project
 from models.moe import Experts
@@ -23,9 +24,9 @@ class Block(nnx.Module):
         self.mlp = SwiGLU(config, rngs=rngs) if config.shared_mlp else None
         self.moe = Experts(config, rngs=rngs) if config.experts else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, documents: Documents | None = None) -> jax.Array:
         """[B, T, E] to [B, T, E]."""
-        return self._feed_forward(x + self.attention(self.attention_norm(x)))
+        return self._feed_forward(x + self.attention(self.attention_norm(x), documents))
 
     def decode(self, x: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:
         """The same for x [B, T, E] at positions [B, T], given what is past; also the new past."""
@@ -63,13 +64,24 @@ class Llama(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Tokens [B, T], integers below `vocab`, to float32 logits [B, T, vocab]."""
-        return self.logits(self.stack(self.inputs(tokens)))
+        return self.logits(self.hidden(tokens))
+
+    def hidden(self, tokens: jax.Array) -> jax.Array:
+        """Tokens [B, T] to the result of the last block, [B, T, E]."""
+        return self.stack(self.inputs(tokens), documents=self.documents(tokens))
+
+    def documents(self, tokens: jax.Array) -> Documents | None:
+        """The documents in tokens [B, T], None if the config has no end of documents."""
+        end = self.config.document_end
+        return None if end is None else Documents.of(tokens, end)
 
     def inputs(self, tokens: jax.Array) -> jax.Array:
         """Tokens [B, T] to what the first block takes, [B, T, E]."""
         return constrain(self.embed(tokens), "residual")
 
-    def stack(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
+    def stack(
+        self, x: jax.Array, used: jax.Array | None = None, documents: Documents | None = None
+    ) -> jax.Array:
         """All blocks, [B, T, E] to [B, T, E]; `used` (bool [layers]) says which, if not all.
 
         What is not used is not computed: collectives in a block must join devices that agree on it.
@@ -80,7 +92,7 @@ class Llama(nnx.Module):
             graph, params = nnx.split(block)
 
             def run(x: jax.Array) -> jax.Array:
-                return nnx.merge(graph, gather_after(params, before))(x)
+                return nnx.merge(graph, gather_after(params, before))(x, documents)
 
             return x, run(x) if used is None else jax.lax.cond(used, run, lambda x: x, x)
 
@@ -101,6 +113,7 @@ class Llama(nnx.Module):
     def decode(self, tokens: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:
         """What `logits` takes, [B, T, E], of tokens [B, T] at positions [B, T]; also the new past.
 
+        A text is one document, whatever its tokens.
         The first axis of keys and values of `past` is the layer.
         """
 

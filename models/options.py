@@ -51,6 +51,9 @@ class Options:
         "random windows, or epochs of all rows, each time in another order",
         choices=ORDERS,
     )
+    document_mask: bool = _option(
+        False, "keep packed documents apart: attention and positions do not cross their ends"
+    )
     eval_every: int = _option(0, "steps between evaluations; 0: none, and nothing is held out")
     eval_part: float = _option(0.05, "last part of the data, which is held out for evaluations")
     eval_batches: int = _option(4, "batches of an evaluation, the same each time")

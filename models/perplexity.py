@@ -87,7 +87,7 @@ def measure(
     def total(params: Params, tokens: jax.Array) -> jax.Array:
         model = nnx.merge(graph, params)
         given, labels = jnp.maximum(tokens[:, :-1], 0), tokens[:, 1:]
-        return model.loss(model.stack(model.inputs(given)), labels) * labels.size
+        return model.loss(model.hidden(given), labels) * labels.size
 
     program = jaxhet.jit(total)
     sharding = activation_sharding("tokens", mesh)

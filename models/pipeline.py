@@ -113,18 +113,23 @@ class Pipeline:
         hops = len(self.stages) - 1
         inputs = constrain(self._divide(model().inputs(tokens[:, :-1])), "microbatches")
         inputs = jnp.pad(inputs, ((0, 2 * hops), *[(0, 0)] * 3))
-        is_first = jax.lax.axis_index("stage") == 0
+        documents = jax.tree.map(self._divide, model().documents(tokens[:, :-1]))
+        stage = jax.lax.axis_index("stage")
 
-        def step(carry: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:
+        def step(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]) -> Any:
+            x, number = now
             # XLA moves a permute whose result is handed on to the next step into that step, where
             # nothing is left to compute beside it; likewise in the backward pass. Barriers hold it.
             received, before = jax.lax.optimization_barrier(carry)
             under_way = jax.lax.ppermute(before, "stage", [(s, s + 1) for s in range(hops)])
-            result = model().stack(jnp.where(is_first, x, received), used)
+            own = jnp.clip(number - 2 * stage, 0, self.microbatches - 1)
+            inside = jax.tree.map(lambda x: x[own], documents)
+            result = model().stack(jnp.where(stage == 0, x, received), used, inside)
             return jax.lax.optimization_barrier((under_way, result)), before
 
         nothing = jnp.zeros_like(inputs[0])
-        (_, last), before = jax.lax.scan(step, (nothing, nothing), inputs)
+        numbers = jnp.arange(len(inputs), dtype=jnp.int32)
+        (_, last), before = jax.lax.scan(step, (nothing, nothing), (inputs, numbers))
         results = jnp.concatenate([before[2 * hops + 1 :], last[None]])
         results = constrain(results, "microbatches")  # of use on the last stage only
         return results.swapaxes(0, 1).reshape(len(tokens), *results.shape[2:])

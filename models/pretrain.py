@@ -120,13 +120,26 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
     )
     mesh = make_mesh(options)
     corpus = corpus or open_corpus(options.data, initial.tokenizer(options))
+    config = model_config(options, corpus.vocab)
     return Trainer(
-        model_config(options, corpus.vocab),
+        dataclasses.replace(config, document_end=_document_end(options, corpus)),
         schedule,
         mesh,
         update_axes(options.update, mesh),
         Accumulation(options.accumulate, sum_axes(mesh)),
     )
+
+
+def _document_end(options: Options, corpus: Corpus) -> int | None:
+    """The token that ends documents, if they are to be kept apart."""
+    if not options.document_mask:
+        return None
+    if corpus.end is None:
+        raise ValueError(
+            f"--document-mask needs a token after each document, and {corpus.name} has none: give "
+            "a --tokenizer with such a token, or leave out --document-mask."
+        )
+    return corpus.end
 
 
 def update_axes(update: str, mesh: jax.sharding.Mesh) -> tuple[str, ...]:
@@ -176,6 +189,7 @@ def pretrain(options: Options) -> None:
         "dtype": trainer.config.dtype,
         "eval_part": held_out,
         "cosine_steps": options.decay_steps,
+        **({"document_mask": True} if options.document_mask else {}),
     }
     batches = Batches(kept, options.seed, *sizes, options.order)
     evaluation = Batches(evaluated, options.seed, *sizes) if held_out else None

@@ -143,6 +143,11 @@ class Trainer:
             )
         if SEQUENCE in self.mesh.shape:
             self._check_sequence()
+        if self.config.document_end is not None and self.config.attention == "cudnn":
+            raise ValueError(
+                "--attention cudnn with --document-mask: JAX's public function has no documents "
+                "for cuDNN; choose auto or xla."
+            )
 
     def init(self, seed: int) -> TrainState:
         """A new state; a parameter's values depend on `seed`, not on the mesh."""
@@ -183,6 +188,11 @@ class Trainer:
                 f"--attention cudnn on a mesh with {SEQUENCE}, where attention is models.ring's: "
                 "choose auto or xla."
             )
+        if self.config.document_end is not None:
+            raise ValueError(
+                f"--document-mask on a mesh with {SEQUENCE}, where attention is models.ring's and "
+                f"crosses the ends of documents: leave out --document-mask or {SEQUENCE}."
+            )
 
     def _gradients(self, params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
         if self.accumulation.parts == 1:
@@ -198,7 +208,7 @@ class Trainer:
         whole = (constrain(x, "tokens") for x in (tokens[:, :-1], tokens[:, 1:]))
         inputs, labels = (constrain(x, "positions") for x in whole)
         model = nnx.merge(self._graph(), params)
-        return model.loss(model.stack(model.inputs(inputs)), labels)
+        return model.loss(model.hidden(inputs), labels)
 
     def state_shardings(self) -> TrainState:
         """A `TrainState` of shardings: moments lie like the update, the rest everywhere."""
