@@ -64,7 +64,10 @@ class Channel:
         if length > MAX_MESSAGE_BYTES:
             raise TransportError(f"a peer announced a message of {length} bytes")
         sealed = _handshake.receive_exactly(self._sock, length, deadline)
-        message = json.loads(self._opened(sealed, head))
+        try:
+            message = json.loads(self._opened(sealed, head))
+        except (ValueError, RecursionError) as error:
+            raise TransportError(f"a peer sent a message that is no JSON: {error}") from error
         if timeout_s is not None:
             self._sock.settimeout(None)
         return message

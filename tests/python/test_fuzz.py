@@ -20,23 +20,27 @@ from typing import Any
 import pytest
 
 from jaxhet import _bootstrap, _config, _coordinator, _handshake, _initialize
-from jaxhet._errors import JaxhetError
+from jaxhet._channel import Channel
+from jaxhet._errors import JaxhetError, TransportError
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SECRET = b"a job secret of 32 random bytes."
 _SECONDS = float(os.environ.get("FUZZ_SECONDS", "0.3"))
 _SEED = int(os.environ.get("FUZZ_SEED", "1"))
+_OURS = _handshake.Keys(send=bytes(32), receive=bytes(31) + b"1")
+_THEIRS = _handshake.Keys(send=_OURS.receive, receive=_OURS.send)
 _NUMBERS = (0, 1, -1, 255, 2**31, 2**63, 2**64, 10**400, 1.5, float("nan"))
 _VALUES = (*_NUMBERS, None, True, "", "x", "\0", "\ud800", [], {}, [[]], ["x"], {"x": "x"})
 
 # Files of jaxhet that read messages of peers, by the test that damages these.
 _FUZZED = {
     "jaxhet/_handshake.py": "test_damaged_handshakes_are_refused",
+    "jaxhet/_channel.py": "test_damaged_messages_are_refused",
     "jaxhet/_bootstrap.py": "test_damaged_headers_are_refused",
     "jaxhet/_coordinator.py": "test_damaged_claims_are_refused",
 }
 # What in a file of Python, or of C++, says that it reads such bytes.
-_READS_PYTHON = re.compile(r"\breceive_frame\(|\breceive_exactly\(|\b_HEADER\.unpack\(")
+_READS_PYTHON = re.compile(r"channel\.receive\(|\breceive_exactly\(|\b_HEADER\.unpack\(")
 _READS_CPP = re.compile(
     r"\bTake(?:Info)?<\w+>\(|\bUnpackStrings\(|memcpy\(&\w+, "
     r"(?:offer|answer|message|text|body|beside|CMSG_DATA|memory)\b|\brecvmsg\("
@@ -95,6 +99,16 @@ def _damage_json(value: Any, chosen: random.Random) -> Any:
 
 
 @contextlib.contextmanager
+def _said(message: Any) -> Iterator[tuple[socket.socket, Channel]]:
+    """A socket on which a peer has said this, and then no more; and our channel of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        Channel(theirs, _THEIRS).send(message)
+        theirs.shutdown(socket.SHUT_WR)
+        yield ours, Channel(ours, _OURS)
+
+
+@contextlib.contextmanager
 def _received(data: bytes) -> Iterator[socket.socket]:
     """A socket on which these bytes have come, and then the end."""
     ours, theirs = socket.socketpair()
@@ -113,15 +127,40 @@ def _claim(process: int) -> dict[str, Any]:
 def test_damaged_handshakes_are_refused() -> None:
     header = _coordinator.HEADER
     good = bytes(_handshake.NONCE_BYTES) + header + bytes(_handshake.MAC_BYTES)
-    frame = json.dumps({"claim": _claim(0)}).encode()
-    frame = len(frame).to_bytes(4, "little") + frame
-    for data in _inputs([good, frame], _damage_bytes):
+    for data in _inputs([good], _damage_bytes):
         with _received(data) as sock, pytest.raises(JaxhetError):
             _handshake.accept(sock, _SECRET, len(header))
         with _received(data) as sock, pytest.raises(JaxhetError):
             _handshake.connect(sock, _SECRET, header)
-        with _received(data) as sock, contextlib.suppress(JaxhetError, ValueError):
-            assert _handshake.receive_frame(sock, 5) is not Ellipsis
+
+
+def test_damaged_messages_are_refused() -> None:
+    message = {"claim": _claim(0)}
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        Channel(theirs, _THEIRS).send(message)
+        sealed = ours.recv(1 << 20)
+    for data in _inputs([sealed], _damage_bytes):
+        with _received(data) as sock:
+            if data[: len(sealed)] == sealed:
+                assert Channel(sock, _OURS).receive(5) == message
+            else:
+                with pytest.raises(TransportError):
+                    Channel(sock, _OURS).receive(5)
+
+
+def test_message_that_is_no_json_is_refused() -> None:
+    def send(text: bytes, sock: socket.socket) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(json, "dumps", lambda message: text.decode("latin-1"))
+            Channel(sock, _THEIRS).send(None)
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for text in (b"{", b"\xff\xfe", b"[" * 100_000):
+            send(text, theirs)
+            with pytest.raises(TransportError, match="a message that is no JSON"):
+                Channel(ours, _OURS).receive(5)
 
 
 def test_damaged_headers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +170,7 @@ def test_damaged_headers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with ours, theirs, contextlib.closing(listener):
         for header in _inputs([good], _damage_bytes):
             padded = header[: len(good)].ljust(len(good), b"\0")
-            monkeypatch.setattr(_handshake, "accept", lambda *_, padded=padded: padded)
+            monkeypatch.setattr(_handshake, "accept", lambda *_, padded=padded: (padded, _OURS))
             if padded[:10] == good[:10] and padded[-4:] == good[-4:]:
                 assert isinstance(listener._authenticate(ours), tuple)
             else:
@@ -163,13 +202,12 @@ def test_claim_without_a_field_is_refused(field: str) -> None:
 
 def test_damaged_answers_of_the_coordinator_are_refused() -> None:
     members = [_claim(0), _claim(1)]
-    good = {"members": members, "service": "127.0.0.1:9", "certificate": None}
+    good = {"members": members, "process": 0, "service": "127.0.0.1:9", "certificate": None}
     seeds = [good, {"error": ["UsageError", "no"]}, {"event": {"text": "gone", "kind": "gone"}}]
     claim = _coordinator.Claim.from_json(members[0])
     for message in _inputs(seeds, _damage_json):
-        data = json.dumps(message).encode()
-        with _received(len(data).to_bytes(4, "little") + data) as sock:
-            membership = _coordinator.Membership(sock, _SECRET)
+        with _said(message) as (sock, channel):
+            membership = _coordinator.Membership(sock, channel, _SECRET)
             membership._closing = True  # the end of the input is no news
             given = object.__new__(_coordinator.Credentials)
             with pytest.MonkeyPatch.context() as patch, contextlib.suppress(JaxhetError):
@@ -186,9 +224,8 @@ def test_damaged_news_of_the_coordinator_are_heard() -> None:
         {"tuned": {"to": [0], "program": "p", "files": {}}},
     ]
     for message in _inputs(seeds, _damage_json):
-        data = json.dumps(message).encode()
-        with _received(len(data).to_bytes(4, "little") + data) as sock:
-            membership = _coordinator.Membership(sock, _SECRET)
+        with _said(message) as (sock, channel):
+            membership = _coordinator.Membership(sock, channel, _SECRET)
             membership._follow()  # returns: its thread ends with an error for the program
             assert isinstance(membership.failure, JaxhetError), message
 
