@@ -427,7 +427,8 @@ struct LocalPair {
                 .operands = {},
                 .sockets = {},
                 .messages = nullptr,
-                .nics = nullptr};
+                .nics = nullptr,
+                .keys = {}};
       };
       const int source = 1 - target;
       auto [end, offer] = local.make(setup(target));

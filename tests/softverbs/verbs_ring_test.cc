@@ -90,7 +90,8 @@ struct RingPair {
               .operands = OperandsOf(rank),
               .sockets = {},
               .messages = ends[own][1 - own].data.data(),
-              .nics = &nics};
+              .nics = &nics,
+              .keys = {}};
     };
     auto [end, offer] = verbs.make(setup(1));
     target = std::move(end);

@@ -26,7 +26,7 @@ struct PeerSpec {
   std::vector<std::string> ring_transports;  // and between devices
   // Of those between processes, and why.
   std::map<std::string, std::string> refused;
-  std::vector<SealKeys> keys = {};  // of `control` and of each of `data`, if the job encrypts
+  std::vector<SealKeys> keys;  // of `control` and of each of `data`, if the job encrypts
 };
 
 struct Refusal {

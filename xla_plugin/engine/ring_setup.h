@@ -32,7 +32,7 @@ struct RingSockets {
   int rank;  // of this process
   int peer_rank;
   std::vector<Fd> sockets;
-  std::vector<SealKeys> keys = {};  // of each, if the job encrypts
+  std::vector<SealKeys> keys;  // of each, if the job encrypts
 };
 
 struct RingOptions {

@@ -71,9 +71,9 @@ void AddPeer(Engine& engine, int process, std::string description, int control_f
                 .same_host = same_host,
                 .transports = std::move(transports),
                 .ring_transports = std::move(ring_transports),
-                .refused = std::move(refused)};
+                .refused = std::move(refused),
+                .keys = ParseKeys(keys)};
   for (const int fd : data_fds) spec.data.emplace_back(fd);
-  spec.keys = ParseKeys(keys);
   engine.AddPeer(std::move(spec));
 }
 
@@ -296,8 +296,8 @@ NB_MODULE(_engine, m) {
             }
             std::vector<jaxhet::RingSockets> owned;
             for (const auto& [rank, peer_rank, fds, keys] : sockets) {
-              auto& entry = owned.emplace_back(jaxhet::RingSockets{rank, peer_rank, {}});
-              entry.keys = jaxhet::ParseKeys(keys);
+              auto& entry = owned.emplace_back(
+                  jaxhet::RingSockets{rank, peer_rank, {}, jaxhet::ParseKeys(keys)});
               for (const int fd : fds) entry.sockets.emplace_back(fd);
             }
             engine.OpenDevices(vendor, own, std::move(owned), milliseconds(timeout_ms));

@@ -56,8 +56,8 @@ class SealKey {
 // Those of a connection, made by the handshake.
 struct SealKeys {
   Encryption encryption = Encryption::kOff;
-  SealKey send = {};
-  SealKey receive = {};
+  SealKey send;
+  SealKey receive;
 };
 
 // `given` for a job that encrypts in this way, or as many that seal nothing. Throws UsageError if

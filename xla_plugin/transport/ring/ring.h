@@ -251,7 +251,7 @@ struct RingSetup {
   const Fd* messages;           // another one, for this ring alone; may be null
   verbs::Nics* nics;            // of this process
   Encryption encryption = Encryption::kOff;
-  std::span<SealKeys> keys = {};  // of each of `sockets`; the end that uses one takes it
+  std::span<SealKeys> keys;  // of each of `sockets`; the end that uses one takes it
 };
 
 // `slot_bytes` is the target's offer. Throws TransportError if no target offers that.
