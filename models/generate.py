@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ from models.configs import DTYPES, Config
 from models.huggingface import Params, config_json, load
 from models.layers import Past
 from models.llama import Llama
-from models.pretrain import parse_mesh
-from models.sharding import SEQUENCE, constrain, free_axes
+from models.pretrain import in_job, parse_mesh
+from models.sharding import BATCH, SEQUENCE, constrain, free_axes
 from models.text import Codec, find_tokenizer
 
 PROGRAM = "python -m models.generate"
@@ -109,23 +110,29 @@ def generate(
 ) -> Continuation:
     """Continues each text, some tokens, by `number` tokens.
 
-    On a mesh (`jax.set_mesh`) it runs where the parameters lie. Times are those of the programs,
-    not of their compilation.
+    On a mesh (`jax.set_mesh`) it runs where the parameters lie, over islands too: then all
+    processes call it alike, and all have the result. A mesh that splits the texts computes the
+    first one several times if they can't be split evenly. Times are those of the programs, not of
+    their compilation.
 
     Raises:
       ValueError: there is no text, or one is empty or has a token that is not in the vocabulary; or
         the mesh splits positions.
     """
     _check(config, texts, number)
+    count = len(texts)
+    split = math.prod(size for name, size in free_axes().items() if name in BATCH)
+    texts = [*texts, *[texts[0]] * (-count % split)]
     lengths = np.array([len(text) for text in texts], np.int32)
     tokens = np.zeros((len(texts), lengths.max()), np.int32)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
-    keys = jax.random.split(jax.random.key(seed), number)
+    # Of no device: a program over several processes takes what all of them have alike.
+    keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(seed), number)))
     first, following = _programs(config, sampling or Sampling(), tokens.shape[1] + number)
     begin = jaxhet.jit(first).lower(params, tokens, lengths, keys[0]).compile()
     start = time.perf_counter()
-    chosen, past = jax.block_until_ready(begin(params, tokens, lengths, keys[0]))
+    chosen, past = jaxhet.block_until_ready(begin(params, tokens, lengths, keys[0]))
     first_s = time.perf_counter() - start
     results = [chosen]
     advance = jaxhet.jit(following, donate_argnums=1)
@@ -134,7 +141,7 @@ def generate(
     for index in range(1, number):
         chosen, past = advance(params, past, chosen, lengths + np.int32(index - 1), keys[index])
         results.append(chosen)
-    values = np.stack(jax.block_until_ready(results), axis=1)
+    values = np.stack(jaxhet.block_until_ready(results), axis=1)[:count]
     return Continuation(values, first_s, time.perf_counter() - start)
 
 
@@ -142,13 +149,17 @@ def _programs(config: Config, choose: Sampling, room: int) -> tuple[Any, Any]:
     """What gives the first token of each text and its past, and what gives the next ones."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
 
+    def chosen(logits: jax.Array, key: Any) -> jax.Array:
+        logits = constrain(logits, "last")
+        return constrain(choose(logits, jax.random.wrap_key_data(key)), "chosen")
+
     def first(params: Params, tokens: Any, lengths: Any, key: Any) -> Any:
         logits, past = prefill(nnx.merge(graph, params), tokens, lengths, room)
-        return choose(logits, key), past
+        return chosen(logits, key), past
 
     def following(params: Params, past: Past, tokens: Any, lengths: Any, key: Any) -> Any:
         logits, past = decode(nnx.merge(graph, params), tokens, past, lengths)
-        return choose(logits, key), past
+        return chosen(logits, key), past
 
     return first, following
 
@@ -226,20 +237,29 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
     parser.add_argument("--top-p", type=float, default=1.0, help="probability to choose among")
     parser.add_argument("--seed", type=int, default=0, help="seed of random choices")
-    parser.add_argument("--mesh", help="axes, as model=2; -1: all devices; None: one device")
+    parser.add_argument(
+        "--mesh", help="axes, as model=2; -1: all devices; None: one device, or data=-1 in a job"
+    )
     parser.add_argument("--dtype", choices=(*DTYPES,), help="type to compute in; None: the model's")
     return parser.parse_args(arguments)
+
+
+def _mesh(text: str | None) -> jax.sharding.Mesh:
+    """The mesh of `--mesh`; without it, one device, or all texts over all devices of a job."""
+    if text is None and not in_job():
+        return jaxhet.make_mesh({"model": 1}, devices=jax.devices()[:1])
+    return jaxhet.make_mesh(parse_mesh(text or "data=-1"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line. Exits with one line of text for an input that can't be used."""
     options = _options(arguments)
+    if in_job():
+        jaxhet.initialize()
     try:
         codec = _codec(options.folder, options.tokens)
         texts = [codec.encode(text) for text in options.texts]
-        mesh = jaxhet.make_mesh({"model": 1}, devices=jax.devices()[:1])
-        if options.mesh:
-            mesh = jaxhet.make_mesh(parse_mesh(options.mesh))
+        mesh = _mesh(options.mesh)
         changes = {"dtype": options.dtype} if options.dtype else {}
         config, params = load(options.folder, mesh, **changes)
         sampling = Sampling(options.temperature, options.top_p)
@@ -249,12 +269,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
     except (ValueError, OSError, jaxhet.UsageError) as error:
         sys.exit(f"{PROGRAM}: {error}")
-    for row in result.tokens:
-        print(codec.decode(row.tolist()))
-    print(
-        f"first token after {1e3 * result.first_s:.1f} ms, then {result.tokens_per_s:.1f} tokens/s",
-        file=sys.stderr,
-    )
+    if jax.process_index() == 0:
+        for row in result.tokens:
+            print(codec.decode(row.tolist()))
+        times = f"{1e3 * result.first_s:.1f} ms, then {result.tokens_per_s:.1f} tokens/s"
+        print(f"first token after {times}", file=sys.stderr)
+    if in_job():
+        jaxhet.shutdown()
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def update_axes(update: str, mesh: jax.sharding.Mesh) -> tuple[str, ...]:
 
     None for a replicated update.
     """
-    islands = jaxhet.islands() if _in_job() else ()
+    islands = jaxhet.islands() if in_job() else ()
     if update == "replicated" or (update == "auto" and not (islands and jaxhet.unlike_islands())):
         return ()
     crossing = crossing_axes(mesh)
@@ -166,7 +166,7 @@ def sum_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
 
 def crossing_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
     """The axes along which neighbours are in different islands; none outside of a job."""
-    islands = jaxhet.islands() if _in_job() else ()
+    islands = jaxhet.islands() if in_job() else ()
     island_of = {d.id: island.index for island in islands for d in island.devices}
     places = np.vectorize(lambda d: island_of.get(d.id, 0), otypes=[int])(mesh.devices)
     return tuple(
@@ -212,7 +212,7 @@ def _reporter_settings(options: Options, trainer: Trainer, start: int) -> Settin
         log_every=options.log_every,
         tokens_per_step=options.batch * options.seq,
         digest=options.digest,
-        counters=jaxhet.stats if _in_job() else dict,
+        counters=jaxhet.stats if in_job() else dict,
         flops=_flops(trainer.config, options.batch * options.seq, options.seq),
         peak_flops=peak * devices.size if peak else None,
     )
@@ -229,7 +229,7 @@ def _flops(config: Config, tokens: int, seq: int) -> float:
     return model_flops(matrices, config.layers, config.query_heads, config.head_dim, tokens, seq)
 
 
-def _in_job() -> bool:
+def in_job() -> bool:
     """Whether this process was started as one of a job, by `jaxhet launch` or like it."""
     return "JAXHET_COORDINATOR_ADDRESS" in os.environ
 
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     options = parse(arguments)
     code = 0
-    if _in_job():
+    if in_job():
         jaxhet.initialize()
     try:
         pretrain(options)
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jaxhet.ReplicaError,
     ) as error:
         sys.exit(f"{PROGRAM}: {error}")
-    if _in_job():
+    if in_job():
         jaxhet.shutdown()
     if code:
         sys.exit(code)

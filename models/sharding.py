@@ -68,6 +68,8 @@ ACTIVATIONS: dict[str, PartitionSpec] = {
     "past": P(None, BATCH, None, "model", None),
     "hidden": P(BATCH, SEQUENCE, "model"),
     "logits": P(BATCH, SEQUENCE, "model"),
+    "last": P(BATCH, None),
+    "chosen": P(None),
 }
 
 

@@ -53,11 +53,12 @@ def test_step_by_step_logits_are_those_of_whole_texts(make_mesh, fast_jit):
 
 
 def test_texts_of_several_lengths_on_a_mesh_are_as_alone(make_mesh):
-    golden, mesh = expected("llama-3.1"), make_mesh(model=2)
+    golden, mesh = expected("llama-3.1"), make_mesh(data=2, model=2)
     text = golden["tokens"][0, :PROMPT].tolist()
     config, params = load(GOLDEN / "llama-3.1", mesh, **WIDE)
     with jax.set_mesh(mesh):
-        together = generate(config, params, [text, [5, 6, 7]], 8)
+        together = generate(config, params, [text, [5, 6, 7], text[:3]], 8)
+    assert together.tokens.shape == (3, 8)
     np.testing.assert_array_equal(together.tokens[0], golden["continuation"][:8])
     config, params = load(GOLDEN / "llama-3.1", make_mesh(data=1), **WIDE)
     alone = generate(config, params, [[5, 6, 7]], 8)
