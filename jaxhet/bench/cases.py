@@ -151,7 +151,7 @@ def _num_wrong(case: Case, found: jax.Array, want: jax.Array) -> jax.Array:
     is_sum = case.collective in ("all_reduce", "reduce_scatter")
     if not is_sum or not jnp.issubdtype(dtype, jnp.inexact):
         return jnp.sum(found != want.astype(dtype))
-    wide = dtype if dtype.itemsize >= 8 else jnp.dtype("float32")
+    wide = jnp.promote_types(dtype, jnp.float32)
     roundings = float(jnp.finfo(dtype).eps) * _mesh().size * max(case.links, 1)
     limit = roundings * jnp.abs(want.astype(wide))
     return jnp.sum(~(jnp.abs(found.astype(wide) - want.astype(wide)) <= limit))

@@ -12,7 +12,7 @@ import numpy as np
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 DTYPES = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64"),
+    *("float16", "bfloat16", "float32", "float64"),
     *("complex64", "complex128"),
 )
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
