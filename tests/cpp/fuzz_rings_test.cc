@@ -40,6 +40,7 @@ struct End {
             .pull_bytes = 1'000,
             .operands = {static_cast<std::byte*>(memory.get()), kProofBytes},
             .sockets = data,
+            .keys = {},
             .messages = &messages,
             .nics = &nics};
   }
