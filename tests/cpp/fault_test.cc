@@ -323,9 +323,9 @@ TEST(ForkedChildClosesSocketsOfRings) {
     const auto index = static_cast<size_t>(rank);
     engines.push_back(MakeEngine(rank, options, std::move(ends[index])));
     threads.emplace_back([&, rank, engine = engines.back(),
-                          sockets = RingSocketsOf(rank, std::move(ring_ends[index]))] {
+                          sockets = RingSocketsOf(rank, std::move(ring_ends[index]))]() mutable {
       SetUp(*engine, options);
-      engine->OpenDevices("host", {{rank, 0, {}}}, sockets, kLong);
+      engine->OpenDevices("host", {{rank, 0, {}}}, std::move(sockets), kLong);
     });
   }
   for (std::thread& thread : threads) thread.join();

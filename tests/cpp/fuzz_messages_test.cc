@@ -77,7 +77,8 @@ PeerSpec PeerOf(Fd control, Fd data) {
                 .same_host = true,
                 .transports = {"shm", "shm_ring", "tcp"},
                 .ring_transports = {},
-                .refused = {}};
+                .refused = {},
+                .keys = {}};
   peer.data.push_back(std::move(data));
   return peer;
 }

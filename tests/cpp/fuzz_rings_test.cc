@@ -40,9 +40,9 @@ struct End {
             .pull_bytes = 1'000,
             .operands = {static_cast<std::byte*>(memory.get()), kProofBytes},
             .sockets = data,
-            .keys = {},
             .messages = &messages,
-            .nics = &nics};
+            .nics = &nics,
+            .keys = {}};
   }
 
   std::unique_ptr<Device> device = OpenHost();

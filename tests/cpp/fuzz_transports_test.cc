@@ -38,7 +38,9 @@ TransportSetup SetupWith(const SharedPage& page, verbs::Nics& nics) {
           .chunk_bytes = kChunkBytes,
           .page = &page,
           .nics = &nics,
-          .data_fds = nullptr};
+          .data_fds = nullptr,
+          .data_keys = nullptr,
+          .encryption = Encryption::kOff};
 }
 
 // What our end and a sound peer of this process share. They live as long as the process.

@@ -24,7 +24,7 @@ std::string MismatchOf(const Plan& ours, const Plan& theirs) {
 }
 
 Plan PlanOf(std::string_view exchanges, std::string_view program) {
-  return {.text = std::string(exchanges), .program = std::string(program)};
+  return {.text = std::string(exchanges), .program = std::string(program), .num_exchanges = 0};
 }
 
 void ExpectLacks(std::string_view text, std::string_view part,

@@ -182,7 +182,7 @@ def test_damaged_claims_are_refused() -> None:
     def come(message: Any) -> None:
         claim = _coordinator.Claim.from_json(message)
         _coordinator.disagreement(claim, _coordinator.Claim.from_json(_claim(1)))
-        assert str(claim).startswith(f"process {claim.process} ")
+        assert str(claim).startswith("process ")
 
     for message in _inputs([_claim(0), _claim(1)], _damage_json):
         with contextlib.suppress(JaxhetError):
