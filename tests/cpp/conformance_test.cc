@@ -189,13 +189,19 @@ void ExchangesInAnyOrder(const WorldOptions& options) {
   World world(options);
   const auto group = AllRanks(world.num_ranks());
   constexpr int64_t kExchanges = 23;  // prime: every stride reaches all
+  constexpr int64_t kLongPlan = kPlan + 1;
+  for (int process = 0; process < options.num_processes; ++process) {
+    world.engine(process).AddPlan(kLongPlan, PlanText(kExchanges));
+  }
   std::map<std::pair<int, int64_t>, Call> calls;
   std::vector<std::thread> threads;
   const auto bytes = [](int64_t index) { return static_cast<size_t>(index * index * 1'000 + 3); };
   for (const int rank : group) {
     for (int64_t index = 0; index < kExchanges; ++index) {
-      calls.try_emplace({rank, index}, Request(ExchangeKind::kAllGather, rank, group, 1, index),
-                        Sizes{bytes(index)}, Sizes{bytes(index) * group.size()});
+      ExchangeRequest request = Request(ExchangeKind::kAllGather, rank, group, 1, index);
+      request.plan = kLongPlan;
+      calls.try_emplace({rank, index}, std::move(request), Sizes{bytes(index)},
+                        Sizes{bytes(index) * group.size()});
     }
   }
   for (const int rank : group) {
