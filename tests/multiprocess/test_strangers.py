@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+import pytest
+
 from tests.support.certificates import make_files
 from tests.support.jobs import PYTHONPATH
 from tests.support.scripts import job, run
@@ -100,6 +102,7 @@ def _check_refused(text: str) -> None:
     assert "DEADLINE_EXCEEDED" in text, text
 
 
+@pytest.mark.slow
 def test_intruder_gets_answers_where_there_is_no_tls() -> None:
     """The attack below is one."""
     script = """
@@ -183,6 +186,7 @@ def test_launcher_refuses_incomplete_certificates() -> None:
     assert "JAX_MTLS_KEY_FILE (its private key)" in re.sub(r"\W*\n\W*", " ", ended.stderr)
 
 
+@pytest.mark.slow
 def test_certificates_that_one_process_has_not_are_said(tmp_path: pathlib.Path) -> None:
     first, second = job()
     for ended in run(JOIN, {**first, **make_files(tmp_path)}, second):
@@ -193,6 +197,7 @@ def test_certificates_that_one_process_has_not_are_said(tmp_path: pathlib.Path) 
         assert "has none: set the JAX_MTLS_* files in the environment of every" in ended.text
 
 
+@pytest.mark.slow
 def test_certificates_of_another_authority_end_in_words(tmp_path: pathlib.Path) -> None:
     first, second = job()
     good, other = make_files(tmp_path / "good"), make_files(tmp_path / "other")
@@ -202,6 +207,7 @@ def test_certificates_of_another_authority_end_in_words(tmp_path: pathlib.Path) 
     assert "check that JAX_MTLS_CA_FILE of each is the authority of the other's" in ended.text
 
 
+@pytest.mark.slow
 def test_wish_for_secure_credentials_is_met_by_the_job() -> None:
     """Where JAX would abort the process, the job has certificates of its own."""
     for ended in run(JOIN, *job(JAX_DISTRIBUTED_VERIFY_SECURE_CREDENTIALS="1")):
@@ -260,6 +266,7 @@ def test_launched_job_listens_on_loopback_only() -> None:
         assert len(coordinator) == 2  # itself, and JAX's service
 
 
+@pytest.mark.slow
 def test_gloo_listens_on_the_address_that_reaches_the_coordinator() -> None:
     """Here on another one than that of the host name."""
     elsewhere = """
