@@ -62,7 +62,9 @@ class End final : public ConnectionHost {
                                .chunk_bytes = settings.chunk_bytes,
                                .page = nullptr,
                                .nics = &nics_,
-                               .data_fds = nullptr},
+                               .data_fds = nullptr,
+                               .data_keys = nullptr,
+                               .encryption = Encryption::kOff},
                               *this)),
         num_bytes_(settings.num_bytes) {}
 
