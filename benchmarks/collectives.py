@@ -1,8 +1,8 @@
-"""What the benchmarks say of collectives besides the formulas of nccl-tests: pure, without JAX."""
+"""Formulas of the benchmarks that nccl-tests lacks: pure, without JAX."""
 
 
 def across_factor(collective: str, num_devices: int) -> float:
-    """What a rank must send to the other of two equal islands, as a part of the size.
+    """Bytes that a rank must send to the other of two equal islands / the size.
 
     Each island first sums, or sends once, what its ranks share: an all-reduce sends a rank's share
     of the island's sum. With one device in each island it is the factor of busbw.

@@ -1,10 +1,10 @@
-"""What does JAXHET_ENCRYPTION cost over tcp?
+"""Times of an all-reduce over tcp, by value of JAXHET_ENCRYPTION.
 
     python -m benchmarks.encryption [--sizes 1024,…] [--repeats 5] [--json FILE]
 
 All-reduces in float32 over two islands of one device each, as in `benchmarks.all_reduce`. The jobs
-of all modes live side by side and take turns. Times are p50 of a call, the longest of both
-processes; a ratio is a mode's time / that of `off`. busbw is that of nccl-tests: with two devices,
+of all modes live side by side and take turns. Times are p50 of a call, the longer one of both
+processes; a ratio is a mode's time / that of `off`. busbw is as in nccl-tests: with two devices,
 bytes / time; GB/s = 1e9 B/s.
 """
 

@@ -30,7 +30,7 @@ def _failure(case: bench.Case) -> str:
 
 def _times(case: bench.Case, iterations: int) -> list[float]:
     """Seconds of each collective: of a call, or of a link of the chain."""
-    # Of one iteration, which takes long, a little more at its begin does not count.
+    # A single iteration is long: the first call's overhead is small beside it.
     return _prepared(case).times(iterations, warmup=int(iterations > 1))
 
 

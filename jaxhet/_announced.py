@@ -59,7 +59,7 @@ def process_id(expected: Sizes, island: str, index: int) -> int:
 
 
 def difference(expected: Sizes, islands: Iterable[str]) -> str | None:
-    """Says how the islands of all processes differ from what was announced, or None. Pure."""
+    """Difference between the islands of all processes and the announced ones, or None. Pure."""
     found = Counter(islands)
     wrong = [name for name in {**expected, **found} if expected.get(name, 0) != found[name]]
     if not wrong:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxhet import _handshake
 from jaxhet._accept import Acceptor
-from jaxhet._coordinator import Claim, split_address
+from jaxhet._addresses import split_address
+from jaxhet._claim import Claim
 from jaxhet._errors import JaxhetError, TransportError
 from jaxhet._place import UNASSIGNED
 

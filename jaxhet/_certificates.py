@@ -28,7 +28,7 @@ _UNTIL = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
 
 
 class Identity:
-    """A private key that was made here, and the request for a certificate of it (PEM)."""
+    """A new private key, and a request for a certificate for it (PEM)."""
 
     def __init__(self):
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -48,10 +48,10 @@ class Identity:
 
 
 class Authority:
-    """Signs the certificates of one job. Its private key is in this object alone.
+    """Certificate authority of one job. The private key never leaves this object.
 
     Attributes:
-      certificate: Its own (PEM).
+      certificate: Certificate of the authority (PEM).
     """
 
     def __init__(self):
@@ -76,7 +76,7 @@ class Authority:
         """The certificate (PEM) of a process that has made `request`.
 
         Raises:
-          ValueError: The request is none, or was not made by who has its private key.
+          ValueError: The bytes are not a request, or its signature is not by its private key.
         """
         return self._sign(request, f"{_PROCESS}{process}/", ExtendedKeyUsageOID.CLIENT_AUTH)
 

@@ -26,7 +26,7 @@ class Channel:
 
     Args:
       sock: An authenticated socket that blocks; stays the caller's.
-      keys: Those of its handshake.
+      keys: Session keys that the handshake on `sock` agreed on.
     """
 
     def __init__(self, sock: socket.socket, keys: _handshake.Keys):

@@ -7,7 +7,8 @@ import sys
 import threading
 
 from jaxhet import _credentials
-from jaxhet._coordinator import Coordinator, listen
+from jaxhet._addresses import listen
+from jaxhet._coordinator import Coordinator
 from jaxhet._errors import UsageError
 from jaxhet._terms import Terms
 

@@ -27,9 +27,9 @@ class Credentials:
 
     Attributes:
       cert_file: Certificate of this end.
-      key_file: Its private key.
-      ca_file: Certificates of the authorities that the other end is signed by.
-      peer_uri_prefix: What a URI in the other end's certificate begins with; None: the host name
+      key_file: Private key of the certificate.
+      ca_file: Certificates of the authorities that sign the other end's certificate.
+      peer_uri_prefix: Prefix of a URI in the other end's certificate; None: the host name
         is checked.
     """
 
@@ -86,10 +86,10 @@ def given_by(environ: Mapping[str, str]) -> Credentials | None:
 def check_service(address: str, credentials: Credentials) -> None:
     """Tries whether JAX's service and this process accept each other's certificates.
 
-    Its client would try for ever, or abort the process.
+    With a mismatch JAX's client would retry for ever, or abort the process.
 
     Raises:
-      UsageError: They do not.
+      UsageError: The two ends do not match.
     """
     import ssl
 

@@ -67,7 +67,7 @@ def _replace(
 
 
 def _initialize(original: Callable[..., None], given: Mapping[str, Any]) -> None:
-    """Joins the job, or where there is none does what JAX does."""
+    """Joins the job; without a job, initializes JAX as JAX does."""
     from jaxhet import _session
 
     if (session := _session.current()) is not None:
@@ -88,7 +88,7 @@ def _initialize(original: Callable[..., None], given: Mapping[str, Any]) -> None
 
 
 def _shutdown(original: Callable[..., None], given: Mapping[str, Any]) -> None:
-    """Leaves the job, or where there is none does what JAX does."""
+    """Leaves the job; without a job, shuts down as JAX does."""
     from jaxhet import _session
 
     if _session.current() is None:

@@ -18,8 +18,8 @@ def complete(
     """The whole environment of a process: defaults, the user's variables, the launcher's. Pure.
 
     Args:
-      base: What the user gives; wins over defaults.
-      assigned: What the launcher decides; wins over all.
+      base: The user's environment; wins over defaults.
+      assigned: Variables that the launcher sets; win over all others.
       devices: Number of virtual CPU devices, where `gpus` is None.
       gpus: Variables that give the process its GPUs; None: it uses CPUs.
     """

@@ -53,3 +53,14 @@ BY_NAME: dict[str, type[JaxhetError]] = {
 
 for _cls in (JaxhetError, ReplicaError, *BY_NAME.values()):
     _cls.__module__ = "jaxhet"  # where users find them, and what tracebacks print
+
+
+def to_json(error: JaxhetError) -> list[str]:
+    """Class name and text of an error, for a message."""
+    return [type(error).__name__, str(error)]
+
+
+def from_json(failure: list[str]) -> JaxhetError:
+    """The error in a message; of class JaxhetError where this version does not know the class."""
+    name, text = failure
+    return BY_NAME.get(name, JaxhetError)(text)

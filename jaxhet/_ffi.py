@@ -10,8 +10,8 @@ import jax
 
 from jaxhet import _engine
 from jaxhet._bootstrap import Link, PeerSockets
+from jaxhet._claim import Claim
 from jaxhet._config import Config
-from jaxhet._coordinator import Claim
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 
 # The engine's tables; tests/python/test_tables.py compares them with Python's.

@@ -6,7 +6,7 @@ Nothing else of a peer is read before. Both sides then derive the keys of the co
 each direction, of the job secret, both nonces and the header.
 
 A stranger who listens in the acceptor's place learns an HMAC, and can compare guesses of the secret
-with it. Therefore the key is not the secret, but what scrypt makes of it.
+with it. Therefore the key is not the secret itself: scrypt derives it from the secret.
 """
 
 import dataclasses

@@ -29,6 +29,7 @@ from jaxhet import (
     _jax_compat,
     _jax_programs,
     _jaxlib,
+    _membership,
     _memory,
     _metrics,
     _place,
@@ -38,10 +39,11 @@ from jaxhet import (
     _tuning,
     compiler,
 )
+from jaxhet._claim import Claim, differences_between_islands
 from jaxhet._config import Config
-from jaxhet._coordinator import Claim, Membership
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._jax_compat import Device
+from jaxhet._membership import Membership
 from jaxhet._secret import read_secret
 from jaxhet._topology_mirror import TopologyMirror
 
@@ -57,9 +59,9 @@ def initialize(
 ) -> None:
     """Joins this process to the job, in place of `jax.distributed.initialize()`.
 
-    Call it before any JAX computation. What is not given is taken from `JAXHET_*` in the
-    environment, which `jaxhet launch` sets, else from JAX's own variables, else from those of the
-    scheduler that started this process (`jaxhet env` prints them).
+    Call it before any JAX computation. Arguments that are not given are read from environment
+    variables: `JAXHET_*`, which `jaxhet launch` sets, then JAX's own, then the variables of the
+    scheduler that started this process (`jaxhet env` prints what was found).
 
     Args:
       coordinator_address: host:port. Without `jaxhet launch`, process 0 starts the coordinator
@@ -165,7 +167,7 @@ def _join_coordinator(config: Config, secret: bytes) -> Membership:
     if config.process_id == 0 and not config.launched:
         _start_sidecar(config, secret)
     try:
-        return _coordinator.connect(address, secret, config.connect_timeout_s)
+        return _membership.connect(address, secret, config.connect_timeout_s)
     except ConnectionRefusedError as error:
         raise UsageError(
             f"no coordinator answers on {address} within {config.connect_timeout_s:g} s"
@@ -219,7 +221,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         members = membership.members
         config = config.placed(membership.process, len(members))
         listener.assign(membership.process)
-        differences = _coordinator.differences_between_islands(members)
+        differences = differences_between_islands(members)
         if config.process_id == 0:
             for line in differences:
                 print(f"jaxhet: {line}", file=sys.stderr, flush=True)
@@ -274,7 +276,7 @@ def _share_tuning(session: _session.Session, membership: Membership, folder: pat
 
 
 def make_claim(config: Config, address: str) -> Claim:
-    """What this process says of itself; peers connect to `address`."""
+    """Description of this process for its peers, which connect to `address`."""
     jax_platform = _jax_compat.expected_platform()
     pid_namespace = os.stat("/proc/self/ns/pid").st_ino
     boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -66,7 +66,7 @@ def set_mtls(files: Mapping[str, str]) -> None:
 
 
 def set_partition_index(index: int) -> None:
-    """Makes the devices of this process those of a partition (slice), before their backend exists.
+    """Puts the devices of this process into a partition (slice), before their backend exists.
 
     Plugins of GPUs honour it; the CPU's backend has no slices.
     """

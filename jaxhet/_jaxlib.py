@@ -1,6 +1,6 @@
-"""What launcher and coordinator use of JAX.
+"""Parts of jaxlib that the launcher and the coordinator use.
 
-They do without the package `jax`, whose import takes a second.
+They avoid the package `jax`, whose import takes a second.
 """
 
 import importlib.util
@@ -26,10 +26,10 @@ def start_coordination_service(
     Args:
       host: Address to listen on.
       num_processes: Size of the job.
-      credentials: For TLS with clients that have a certificate; None, in tests only: none of it.
+      credentials: Certificates for mutual TLS; None (tests only): plain text.
 
     Returns:
-      Its address, and the service (`shutdown()`).
+      Address of the service, and the service (`shutdown()`).
     """
     from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from jaxhet._addresses import split_address
 from jaxhet._config import Config
-from jaxhet._coordinator import split_address
 from jaxhet._errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Metrics:
             self._server = _serve(client, config, self._registry)
 
     def follow(self, session: "Session") -> None:
-        """Has the metrics be those of a session."""
+        """Connects the metrics to a session."""
         self._registry.register(_Collector(self._client, session))
         if self._file is not None:
             self._write()  # an error is the caller's, the first time
@@ -98,7 +98,7 @@ class Metrics:
 
 
 class _Collector:
-    """What prometheus_client asks at each scrape."""
+    """Collector that prometheus_client calls at each scrape."""
 
     def __init__(self, client: ModuleType, session: "Session"):
         self._families = client.core

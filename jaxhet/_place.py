@@ -10,7 +10,7 @@ UNASSIGNED = -1  # a process id, or a number of processes, that the coordinator 
 
 
 def missing(config: Config) -> dict[str, str]:
-    """What nobody has said, by option, and how to say it.
+    """Options that are required and not given, each with a hint how to give it.
 
     Raises:
       UsageError: The islands are not announced as they should be.
@@ -81,7 +81,7 @@ def _check_island(config: Config) -> None:
 
 
 def _derived(config: Config) -> dict[str, int]:
-    """What follows from the sizes of the islands, and from a lack of islands."""
+    """Options that follow from the sizes of the islands, or from their absence."""
     sizes = _announced.sizes(config.islands)
     derived = {}
     if sizes and config.num_processes is None:

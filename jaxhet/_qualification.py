@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxhet import _ffi
+from jaxhet._claim import Claim
 from jaxhet._config import Config
-from jaxhet._coordinator import Claim
 from jaxhet._errors import UsageError
 from jaxhet._inspect.proofs import SCHEMA, Proof, Qualification, worst
 

@@ -32,7 +32,7 @@ _POLL_S = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What is to be run.
+    """Command that the launcher sends to a host.
 
     Attributes:
       command: Program and arguments.

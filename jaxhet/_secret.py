@@ -13,7 +13,7 @@ def read_secret(config: Config) -> bytes:
     """The job secret.
 
     Raises:
-      UsageError: there is none, it is short, or its file can't be read, or everybody can read it.
+      UsageError: The secret is missing or short, or its file is unreadable or world-readable.
     """
     secret = (config.job_secret or _secret_of_file(config.job_secret_file)).encode()
     if not secret:

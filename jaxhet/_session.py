@@ -20,9 +20,9 @@ from typing import Any, Literal, cast
 
 from jaxhet import _errors, _ffi, _jax_compat, _jax_programs, _program, compiler
 from jaxhet._config import Config
-from jaxhet._coordinator import Membership
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._islands import Island
+from jaxhet._membership import Membership
 from jaxhet._metrics import Metrics
 from jaxhet._tuning import Tuning
 from jaxhet.compiler import exchange

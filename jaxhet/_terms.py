@@ -1,4 +1,4 @@
-"""What a coordinator holds a job to, and where it puts processes that leave their place to it."""
+"""Size and islands that a coordinator requires, and the ids that it gives to processes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from jaxhet._errors import UsageError
 from jaxhet._place import UNASSIGNED
 
 if TYPE_CHECKING:
-    from jaxhet._coordinator import Claim
+    from jaxhet._claim import Claim
 
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What a coordinator holds a job to.
+    """Size and islands that a coordinator requires of a job.
 
     Attributes:
       num_processes: Size of the job.

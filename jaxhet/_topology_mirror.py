@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxhet import _jax_compat
-from jaxhet._coordinator import Claim
+from jaxhet._claim import Claim
 from jaxhet._errors import JaxhetError, PeerError
 
 # XLA gives up after 2 minutes, with an error that names nobody.

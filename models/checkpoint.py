@@ -143,7 +143,7 @@ class Checkpoints:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def _failure(self, step: int, error: Exception) -> OSError:
-        """What to raise for a save that has failed; what there is of it is deleted."""
+        """Error to raise for a save that failed; deletes the incomplete files."""
         self._delete_temporary(str(step))
         latest = self.latest_step()
         kept = "there is no earlier one" if latest is None else f"that of step {latest} is kept"

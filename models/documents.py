@@ -1,4 +1,4 @@
-"""Documents in packed rows: where each one begins, so that attention stays inside of it."""
+"""Boundaries of documents in packed rows, so that attention stays inside a document."""
 
 from typing import NamedTuple, Self
 
@@ -28,6 +28,6 @@ class Documents(NamedTuple):
         return cls(numbers, places - starts)
 
     def mask(self) -> jax.Array:
-        """Which keys a query sees, bool [B, T, T]: those of its document up to its own place."""
+        """Mask bool [B, T, T]: a query sees the keys of its document up to its own position."""
         is_same = self.numbers[:, :, None] == self.numbers[:, None, :]
         return is_same & jnp.tri(self.numbers.shape[1], dtype=bool)

@@ -58,7 +58,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-    """New tokens [B, number], and seconds: to the first of each text, and of all others."""
+    """New tokens [B, number]; seconds to the first token of all texts, and for the others."""
 
     tokens: np.ndarray
     first_s: float
@@ -127,7 +127,7 @@ def generate(
     tokens = np.zeros((len(texts), lengths.max()), np.int32)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
-    # Of no device: a program over several processes takes what all of them have alike.
+    # Host arrays, equal on all processes: a program over several processes needs them so.
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(seed), number)))
     first, following = _programs(config, sampling or Sampling(), tokens.shape[1] + number)
     begin = jaxhet.jit(first).lower(params, tokens, lengths, keys[0]).compile()
@@ -146,7 +146,7 @@ def generate(
 
 
 def _programs(config: Config, choose: Sampling, room: int) -> tuple[Any, Any]:
-    """What gives the first token of each text and its past, and what gives the next ones."""
+    """Functions for the first token of each text with its KV cache, and for the next tokens."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
 
     def chosen(logits: jax.Array, key: Any) -> jax.Array:

@@ -111,8 +111,8 @@ class File:
       tensors: by name.
 
     Raises:
-      ValueError: it is none, is damaged, or has a tensor of a type that is not in `TYPES`.
-      OSError: it can't be opened.
+      ValueError: The file is not GGUF, is damaged, or has a tensor type that is not in `TYPES`.
+      OSError: The file can't be opened.
     """
 
     def __init__(self, path: Path) -> None:

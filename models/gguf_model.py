@@ -68,7 +68,7 @@ _INSTEAD = "Put the model's tokenizer.json beside it and name their folder, or g
 def config_json(file: File) -> dict[str, Any]:
     """What Hugging Face's `config.json` would say; ValueError for a model of an unknown kind.
 
-    The type is that of all matrices, or float32 if they have several or are quantized.
+    `dtype` is the type that all matrices share; float32 if they are unlike or quantized.
     """
     name = _architecture(file)
     given = {

@@ -1,6 +1,6 @@
-"""What a run starts from: a named size with random parameters, or a folder of Hugging Face's.
+"""Start of a run: a named size with random parameters, or a Hugging Face folder.
 
-A GGUF file is read as such a folder is.
+A GGUF file is accepted in place of a folder.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """How well a model predicts a text: `python -m models.perplexity --help`.
 
-Tokens are predicted in rows of `--seq`, each but the first of all once, from those before it in its
-row: the first ones of a row have little to go by. Perplexity is e to the power of the mean
-cross-entropy.
+Tokens are predicted in rows of `--seq`. Every token but the first is predicted once, from the
+tokens before it in its row; tokens at the begin of a row have little context. Perplexity is e to
+the power of the mean cross-entropy.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from models.text import find_tokenizer
 
 PROGRAM = "python -m models.perplexity"
 
-# What stands behind the end of a text in its last row.
+# Target after the end of a text in its last row.
 _NONE = -1
 
 

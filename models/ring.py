@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.sharding import SEQUENCE
 
-# Queries, keys, values and what is like them, [B, T, …]; normalizers, [B, K, G, T].
+# Queries, keys, values and their gradients: [B, T, …]; normalizers: [B, K, G, T].
 _BY_POSITION = P(None, SEQUENCE)
 _NORMALIZERS = P(None, None, None, SEQUENCE)
 
@@ -62,7 +62,7 @@ def _on_ring(local: Callable[..., Any], inputs: Any, outputs: Any) -> Callable[.
 
 
 class _Constants(NamedTuple):
-    """What a device computes with beside its inputs.
+    """Operands of a device beside its queries, keys and values.
 
     Attributes:
       is_seen: for each hop, bool [], whether the keys that it brings are earlier ones.
@@ -161,7 +161,7 @@ def _arrivals(key: jax.Array, value: jax.Array) -> Iterator[tuple[jax.Array, jax
 
 
 def _sent_home(x: jax.Array, hop: int) -> jax.Array:
-    """What the device `hop` places further on has for this one; zeros if there is none."""
+    """`x` of the device `hop` places further along the ring; zeros where no device is."""
     if not hop:
         return x
     size = jax.lax.axis_size(SEQUENCE)

@@ -174,12 +174,12 @@ def free_axes() -> dict[str, int]:
 
 
 def batch_axes(axes: Collection[str]) -> tuple[str, ...]:
-    """Those of `axes` that split a batch, in the order in which they do."""
+    """Axes among `axes` that split a batch, in the order of the split."""
     return tuple(name for name in BATCH if name in axes)
 
 
 def token_axes(axes: Collection[str]) -> tuple[str, ...]:
-    """Those of `axes` that split tokens: the rows of a batch or the positions of a row."""
+    """Axes among `axes` that split tokens: the rows of a batch or the positions of a row."""
     return tuple(name for name in (*BATCH, SEQUENCE) if name in axes)
 
 

@@ -22,7 +22,7 @@ FIELD = "text"
 _TOKENIZER = "tokenizer.json"
 # Documents that are tokenized by one call, on all cores.
 _TOGETHER = 1024
-# What tokenizers in use call the token after a document, in the order in which they are tried.
+# Usual names of the token after a document, in the order in which they are tried.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
@@ -100,10 +100,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | None, end: str | None = None) -> Self:
-        """The tokenizer of a `tokenizer.json` or a GGUF file; of bytes, if there is none.
+        """Tokenizer from a `tokenizer.json` or a GGUF file; the byte tokenizer without a path.
 
         `end` is the text of the token after each document; by default one of the usual ones, if the
-        vocabulary has it. Raises ValueError for a file that is none, and for an unknown `end`.
+        vocabulary has it. Raises ValueError for a file of another format, and for an unknown `end`.
         """
         if path is None:
             return cls(lambda texts: [np.frombuffer(t.encode(), np.uint8) for t in texts], BYTES)

@@ -1,4 +1,4 @@
-"""What every scheduler's module gives, and how its variables are read."""
+"""Interface of the schedulers' modules, and helpers that read environment variables."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -31,9 +31,9 @@ class Scheduler:
     """A scheduler whose processes know their job by environment variables.
 
     Attributes:
-      name: Its name for `cluster_detection_method`.
-      title: Its name for people.
-      variables: Present, all of them, in its processes.
+      name: Value of `cluster_detection_method` that selects this scheduler.
+      title: Name of the scheduler in messages.
+      variables: Environment variables that all its processes have.
       how: How to start a program so that they are.
       find: Reads what they say about this process. Raises UsageError where they contradict each
         other.
@@ -95,7 +95,7 @@ def own_gpu(environ: Environ, local_rank: str, processes_here: int) -> Found:
 
 
 def in_island(sizes: Mapping[str, int], island: str, index: int, source: str) -> Found:
-    """What a process knows that knows all islands and its place in one."""
+    """Options of a process that knows all islands and its own place in one."""
     found = {
         "islands": tuple(_announced.text(sizes).split(",")),
         "island": island,

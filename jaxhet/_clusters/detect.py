@@ -15,7 +15,7 @@ from jaxhet._errors import UsageError
 SCHEDULERS = tuple(
     module.SCHEDULER for module in (open_mpi, mpich, slurm, jobset, volcano, indexed_job)
 )
-# What programs may pass to jax.distributed.initialize, and the schedulers that it means.
+# Values of `cluster_detection_method` in jax.distributed.initialize → the schedulers they select.
 METHODS: dict[str, tuple[str, ...]] = {
     **{scheduler.name: (scheduler.name,) for scheduler in SCHEDULERS},
     "mpi4py": ("ompi", "mpich"),
@@ -26,10 +26,10 @@ METHODS: dict[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Detected:
-    """What the environment says beside JAXHET_*.
+    """Options found in environment variables other than JAXHET_*.
 
     Attributes:
-      title: The scheduler's name for people; "" if there is none.
+      title: Name of the scheduler in messages; "" without a scheduler.
       found: By option.
       hints: Sentences about schedulers whose variables are there in part.
     """

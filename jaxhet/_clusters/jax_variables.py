@@ -11,7 +11,7 @@ _PARTITION = "JAX_PARTITION_INDEX"
 
 
 def find(environ: Environ) -> Found:
-    """What they say; nothing where they are not set."""
+    """Options found in JAX's own variables; empty where no variable is set."""
     found = {
         option: Finding(environ[name], name) for name, option in _TEXTS.items() if environ.get(name)
     }

@@ -1,4 +1,4 @@
-"""What jobs of Kubernetes have in common."""
+"""Helpers shared by the kinds of Kubernetes jobs."""
 
 from jaxhet._clusters.cluster import Environ, Finding, number
 

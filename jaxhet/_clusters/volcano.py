@@ -24,7 +24,8 @@ def _find(environ: Environ) -> Found:
     own = next((t for t, names in tasks.items() if pod in (n.split(".")[0] for n in names)), None)
     if own is None:
         raise UsageError(
-            f"{_NAME}={pod} is in none of VC_<TASK>_HOSTS ({', '.join(tasks) or 'there is none'}):"
+            f"{_NAME}={pod} is not in any VC_<TASK>_HOSTS"
+            f" ({', '.join(tasks) or 'no such variable is set'}):"
             " give the job Volcano's plugins env and svc"
         )
     sizes = {t: len(names) for t, names in tasks.items() if t != kubernetes.COORDINATOR}

@@ -3,8 +3,8 @@
 import pathlib
 import socket
 
+from jaxhet._addresses import split_address
 from jaxhet._config import Config
-from jaxhet._coordinator import split_address
 from jaxhet._inspect.files import number, read
 from jaxhet._inspect.nics import ask_transport
 from jaxhet._inspect.peer import netdev_to

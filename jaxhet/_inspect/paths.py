@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from jaxhet import _config, _ffi, _handshake, _initialize
 from jaxhet._bootstrap import Link, PeerSockets
+from jaxhet._claim import Claim
 from jaxhet._config import Config
-from jaxhet._coordinator import Claim
 from jaxhet._errors import JaxhetError
 from jaxhet._inspect.report import Path
 from jaxhet._paths import Refusal

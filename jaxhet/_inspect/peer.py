@@ -5,7 +5,7 @@ import pathlib
 import socket
 import sys
 
-from jaxhet._coordinator import split_address
+from jaxhet._addresses import split_address
 from jaxhet._inspect.files import read
 from jaxhet._inspect.report import Peer
 

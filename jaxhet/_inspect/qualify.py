@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxhet import _bootstrap, _config, _ffi, _initialize, _secret, _session
-from jaxhet._coordinator import Claim
+from jaxhet._claim import Claim
 from jaxhet._errors import JaxhetError, TransportError, UsageError
 from jaxhet._inspect import links
 from jaxhet._inspect.collect import ROOT

@@ -24,10 +24,10 @@ class Prepared:
     """A case whose program has run once.
 
     Attributes:
-      case: What it is.
+      case: Collective, size and type.
       program: The compiled function.
-      operands: Its arguments.
-      num_wrong: Elements of the result on this process's devices that are not what they should be.
+      operands: Arguments of `program`.
+      num_wrong: Wrong elements of the result on this process's devices.
     """
 
     case: Case
@@ -70,7 +70,7 @@ def forget_operands() -> None:
 
 
 def chained(links: Sequence[tuple[Callable[[jax.Array], jax.Array], jax.Array]]) -> jax.Array:
-    """Runs functions on their operands, each after the one before; the last elements of all.
+    """Runs functions in order, each on its operand; returns the last element of each result.
 
     To be traced. Barriers carry the order: nothing but one element is copied between two links, and
     no compiler may merge or simplify them.
@@ -131,7 +131,7 @@ def _collective(case: Case) -> Block:
 
 
 def _expected(case: Case) -> jax.Array:
-    """What the calling rank should get, of the pattern alone."""
+    """Expected result of the calling rank, computed from the pattern alone."""
     n, count = _mesh().size, _elements(case)
     rank, part = jax.lax.axis_index("x"), count // n
     total = n * (n + 1) // 2
@@ -158,7 +158,7 @@ def _num_wrong(case: Case, found: jax.Array, want: jax.Array) -> jax.Array:
 
 
 def _sums_in_place(case: Case) -> tuple[Any, Any]:
-    """As `chained`, of all-reduces: each takes the result of the one before, and what it should be.
+    """Chain of all-reduces, each on the result of the one before, and the expected result.
 
     XLA's all-reduce overwrites its operand: one that is needed again would be copied first.
     """

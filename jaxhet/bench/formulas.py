@@ -1,7 +1,7 @@
-"""What is measured of collectives, and the formulas of nccl-tests: pure, without JAX.
+"""Sizes and rates of collectives by the formulas of nccl-tests: pure, without JAX.
 
-The size of a collective is that of the larger of a rank's two buffers: what all-reduce,
-reduce-scatter, all-to-all and permute take, and what all-gather gives.
+The size of a collective is the size of the larger of a rank's two buffers: the operand of
+all-reduce, reduce-scatter, all-to-all and permute, and the result of all-gather.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def timing(collective: str, num_bytes: int, num_devices: int, seconds: Sequence[
 
 
 def busbw_factor(collective: str, num_devices: int) -> float:
-    """As in nccl-tests: of n ranks, what each must send at least, as a part of the size."""
+    """Least number of bytes that each of n ranks must send / the size, as in nccl-tests."""
     n = num_devices
     if collective == "permute":
         return 1.0

@@ -21,15 +21,15 @@ _RATES = ("algbw", "busbw", "wrong")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A case's result; times are the longest of all processes, GB/s are 1e9 B/s.
+    """Result of a case. Times are the longest over all processes; 1 GB/s is 1e9 B/s.
 
     Attributes:
-      collective: Its name.
+      collective: Name of the collective.
       bytes: Size of the larger buffer of a device.
-      count: Its elements.
-      dtype: Their type.
+      count: Number of elements of that buffer.
+      dtype: Type of the elements.
       p50_us: Median of the calls.
-      p99_us: Their 99th percentile.
+      p99_us: 99th percentile of the calls.
       algbw_gb_s: Bytes / p50.
       busbw_gb_s: algbw × the factor of nccl-tests.
       num_wrong: Wrong elements on all devices.
@@ -90,7 +90,7 @@ def write(path: pathlib.Path, rows: Sequence[Row]) -> None:
 
 
 def _facts() -> dict[str, str]:
-    """What the job runs on, in words."""
+    """Islands and devices of the job, in words."""
     session = _session.required()
     islands = ", ".join(
         f"{island.name}: {len(island.processes)} processes, {len(island.ranks)} devices"
@@ -102,7 +102,7 @@ def _facts() -> dict[str, str]:
         "islands": islands,
         "software": f"jax {jax.__version__}, {session.island.platform}",
         "transports": f"transports of process {session.process}: {', '.join(transports) or 'none'}",
-        "times": "times: the longest of all processes; algbw, busbw: GB/s of 1e9 B/s, at p50",
+        "times": "times: the longest over all processes; algbw, busbw: in GB/s (1e9 B/s), at p50",
     }
 
 
@@ -124,7 +124,7 @@ def _measure(case: Case, iterations: int, warmup: int) -> Row:
 
 
 def _gather(values: Sequence[float]) -> Any:
-    """The numbers of all processes, a row of each."""
+    """Numbers of all processes, one row per process."""
     from jax.experimental import multihost_utils
 
     gathered = multihost_utils.process_allgather(np.array(values, np.float32))

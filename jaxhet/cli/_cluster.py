@@ -18,13 +18,13 @@ class Host:
     """An entry of `hosts`: the processes of one island on one host.
 
     Attributes:
-      island: Its name.
-      host: As ssh knows it; None: the launcher's own machine, without ssh.
-      processes: How many.
-      devices: Of each process; None: a share of the GPUs, or one CPU device.
-      directory: Where the command runs; None: where ssh arrives, or the launcher is.
-      python: On the host, one that has jaxhet; relative to `directory`. Its folder is the first in
-        PATH.
+      island: Name of the island.
+      host: Destination for ssh; None: the launcher's own machine, without ssh.
+      processes: Number of processes.
+      devices: Devices per process; None: a share of the GPUs, or one CPU device.
+      directory: Working directory; None: the login directory of ssh, or the launcher's own.
+      python: Interpreter on the host that has jaxhet, relative to `directory`. The folder of the
+        interpreter is the first in PATH.
       env: Variables of these processes.
     """
 
@@ -45,7 +45,7 @@ class Cluster:
       coordinator: Address of the launcher's machine that all hosts reach.
       hosts: Entries, as they stand there.
       ssh: Further arguments of ssh.
-      env: Variables of all processes; those of a host win.
+      env: Variables of all processes; a host's own variables win.
     """
 
     coordinator: str

@@ -9,8 +9,8 @@ _LONGEST_LINE_BYTES = 1024 * 1024
 class LineSplitter:
     """Splits bytes, as they arrive, into lines and hands each, without its end, to `emit`.
 
-    Of a line that rewrites itself with carriage returns (a progress bar) only the last form is
-    handed on. A line of more than 1 MiB is cut.
+    A line that rewrites itself with carriage returns (a progress bar) is handed on in its last form
+    only. A line of more than 1 MiB is cut.
     """
 
     def __init__(self, emit: Callable[[bytes], None]):

@@ -110,7 +110,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     The file of --hosts is YAML: coordinator, an address of this machine that all hosts reach, and
     hosts, a list with, of each: island, host (as ssh knows it; without it, this machine),
     processes, devices (of each), directory, python (one that has jaxhet), env. Beside these, ssh
-    (a list of further arguments) and env (of all).
+    (a list of further arguments) and env (variables of all processes).
 
     Output is prefixed by island and process. When a process fails, the others are stopped, and
     the exit code is that of the first failure (128 + signal for a signal).
@@ -178,7 +178,7 @@ def coordinator(
         ),
     ] = None,
 ) -> None:
-    """Serve one job: who is in it, do they agree, who has gone.
+    """Serve one job: collect its processes, compare their plans, report failures.
 
     Processes reach it as JAXHET_COORDINATOR_ADDRESS, with JAXHET_LAUNCHED=1 and the secret of
     JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE, which it needs too. With --islands it gives out

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What tells the processes of a job apart.
+    """Place of a process in a job.
 
     Attributes:
-      island: its name.
+      island: name of the island.
       devices: how many.
       gpus: the environment variables that give the process its GPUs; None: its
         devices are virtual CPU devices.

@@ -86,7 +86,7 @@ class Process:
 
     @property
     def last_words(self) -> str:
-        """What the story quotes of stderr: an error of jaxhet, else the last line."""
+        """Line of stderr that explains a failure: an error of jaxhet, else the last line."""
         return self._our_error or self._last_stderr
 
     def watch(

@@ -5,6 +5,7 @@ import os
 import sys
 
 from jaxhet import _announced, _config, _coordinator, _credentials
+from jaxhet._addresses import listen
 from jaxhet._errors import UsageError
 from jaxhet._secret import read_secret
 from jaxhet._terms import Terms
@@ -34,7 +35,7 @@ def serve(options: Options) -> int:
     os.environ.update({k: v for k, v in _coordinator.QUIET.items() if k not in os.environ})
     agreed = terms(options, config.connect_timeout_s)
     coordinator = _coordinator.Coordinator(
-        _coordinator.listen(options.bind), secret, agreed, _credentials.given_by(os.environ)
+        listen(options.bind), secret, agreed, _credentials.given_by(os.environ)
     )
     _say(f"listens on {options.bind} for the {agreed.num_processes} processes of a job")
     coordinator.serve()
@@ -46,7 +47,7 @@ def serve(options: Options) -> int:
 
 
 def terms(options: Options, timeout_s: float) -> Terms:
-    """What the coordinator holds the job to.
+    """Size and islands that the coordinator requires.
 
     Raises:
       UsageError: The number of processes is not given, or twice with different values.

@@ -30,12 +30,12 @@ _WIDTH = 100  # of text that goes into a file
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """What was found.
+    """Options of this process, and where each was found.
 
     Attributes:
-      scheduler: Its name for people; "" for none.
-      values: By option, its value and where it is from.
-      missing: By option, how to give it.
+      scheduler: Name of the scheduler in messages; "" without a scheduler.
+      values: Value of each option and its source.
+      missing: Options that are missing, each with a hint how to give it.
       problem: An error that `jaxhet.initialize` would raise, or "".
       hints: Sentences about schedulers whose variables are there in part.
     """
@@ -79,7 +79,7 @@ def look(environ: Mapping[str, str]) -> Environment:
 
 
 def _derive(config: _config.Config, values: dict[str, tuple[Any, str]]) -> str:
-    """Adds what follows from the values; returns what is wrong with them."""
+    """Adds the options that follow from the others; returns an error in words, or ""."""
     try:
         derived = _place.complete(config)
     except UsageError as error:

@@ -213,7 +213,7 @@ class _Job:
         host: str,
         stack: contextlib.ExitStack,
     ):
-        """Starts the job; closing `stack` ends whatever of it is left.
+        """Starts the job; closing `stack` ends the processes that still run.
 
         `host` is the address of this machine that the coordinator listens on.
         """
@@ -322,7 +322,7 @@ class _Job:
         return _ssh.SshProcess(label, list(remote.ssh), order, self._guardian_fd, os.environ)
 
     def _follow(self, number: int, island: str, process: Process) -> None:
-        """Has the output of a process shown, and its end noticed."""
+        """Shows the output of a process, and watches for its end."""
         self._all.append(process)
         self._processes.append(process)
         prefix = f"[{island}/{number}] "

@@ -348,7 +348,7 @@ class Computation:
         return itertools.filterfalse(done.__contains__, ids)
 
 
-# What a lowering makes of an operand; done twice, it gives the same value.
+# Instructions without side effects: done twice, they give the same value.
 _PURE = frozenset(
     [
         "bitcast",
@@ -369,7 +369,7 @@ _PURE = frozenset(
 
 
 def is_same_value(one: Computation, a: Instruction, other: Computation, b: Instruction) -> bool:
-    """Whether two arrays are certain to be equal: made in one way of what is the same array.
+    """Whether two arrays are certain to be equal: the same pure instructions on the same array.
 
     Args:
       one: The computation of `a`.
@@ -391,7 +391,7 @@ def is_same_value(one: Computation, a: Instruction, other: Computation, b: Instr
 
 
 def _without_names(instruction: Instruction) -> bytes:
-    """What an instruction does, as bytes: without names, and without what it refers to by id."""
+    """Serialized instruction without names and ids, so that equal operations give equal bytes."""
     copy = Instruction()
     copy.CopyFrom(instruction)
     for field in ("id", "name", "metadata", "operand_ids", "control_predecessor_ids"):

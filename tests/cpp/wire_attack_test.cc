@@ -38,7 +38,8 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Changes the last byte of the next bytes of at least this number, or repeats them.
+  // Changes or repeats the next bytes that are read together and are at least this many. The middle
+  // byte is changed: a large message may share its read with small ones before and after it.
   enum class Attack { kNone, kChange, kRepeat };
   void Arm(Attack attack, size_t least_bytes) {
     least_bytes_ = least_bytes;
@@ -63,7 +64,7 @@ class Relay {
         if (bytes.size() >= least_bytes_) {
           const Attack attack = attack_.exchange(Attack::kNone);
           has_attacked_ = has_attacked_ || attack != Attack::kNone;
-          if (attack == Attack::kChange) bytes.back() ^= 1;
+          if (attack == Attack::kChange) bytes[bytes.size() / 2] ^= 1;
           if (attack == Attack::kRepeat) bytes += bytes;
         }
       }

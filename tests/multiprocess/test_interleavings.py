@@ -30,7 +30,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _bootstrap, _coordinator, _ffi, _initialize, _secret, _session
+from jaxhet import _bootstrap, _ffi, _initialize, _secret, _session
+from jaxhet._addresses import split_address
 from tests.support import jobs
 from tests.support.jobs import FAST_COMPILE, Job, Shape, island_job
 
@@ -138,7 +139,7 @@ def _open_new_engine() -> None:
     engine.close(0)
     _ffi._sessions = itertools.repeat(engine.session)  # the programs' calls carry the number
     config, members = session.config, membership.members
-    host, port = _coordinator.split_address(members[session.process].address)
+    host, port = split_address(members[session.process].address)
     secret = _secret.read_secret(config)
     listener = _bootstrap.Listener(host, port, session.process, secret)
     session.engine = _initialize._start_engine(config, listener, membership)

@@ -270,8 +270,8 @@ def test_launched_job_listens_on_loopback_only() -> None:
 def test_gloo_listens_on_the_address_that_reaches_the_coordinator() -> None:
     """Here on another one than that of the host name."""
     elsewhere = """
-from jaxhet import _coordinator
-_coordinator.Membership.local_address = property(lambda _: "127.0.0.2")
+from jaxhet import _membership
+_membership.Membership.local_address = property(lambda _: "127.0.0.2")
 """
     for ended in run(elsewhere + _LISTENING, *job(), timeout_s=90):
         assert ended.code == 0, ended.text

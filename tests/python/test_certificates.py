@@ -22,7 +22,9 @@ from jaxhet import (
     _handshake,
     _initialize,
     _jaxlib,
+    _membership,
 )
+from jaxhet._addresses import listen
 from jaxhet._channel import Channel
 from jaxhet._credentials import Credentials
 from jaxhet._errors import TransportError, UsageError
@@ -151,10 +153,10 @@ def _joined(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> tu
 
     monkeypatch.setattr(Channel, "send", send_changed)
     address = f"127.0.0.1:{free_port()}"
-    server = _coordinator.Coordinator(_coordinator.listen(address), SECRET, Terms(1, 20))
+    server = _coordinator.Coordinator(listen(address), SECRET, Terms(1, 20))
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
-    member = _coordinator.connect(address, SECRET, 5)
+    member = _membership.connect(address, SECRET, 5)
     config = _config.resolve({"process_id": 0, "num_processes": 1}, {})
     try:
         member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 5)

@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from jaxhet import _compiler_settings, _config, _initialize
+from jaxhet._claim import Claim, differences_between_islands, disagreement
 from jaxhet._compiler_settings import Difference, differences, parse_flags, settings, xla_flags
-from jaxhet._coordinator import Claim, differences_between_islands, disagreement
 
 ISA = "XLA_FLAGS --xla_cpu_max_isa"
 X64 = "jax_enable_x64"

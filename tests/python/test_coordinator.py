@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _coordinator, _initialize
+from jaxhet import _config, _coordinator, _initialize, _membership
+from jaxhet._addresses import listen
+from jaxhet._claim import Claim, disagreement
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, UsageError
 from jaxhet._terms import Terms
 from jaxhet.cli import coordinator
@@ -31,10 +33,10 @@ class Pair:
 
     def __init__(self) -> None:
         address = self.address = f"127.0.0.1:{free_port()}"
-        server = _coordinator.Coordinator(_coordinator.listen(address), SECRET, Terms(2, 20))
+        server = _coordinator.Coordinator(listen(address), SECRET, Terms(2, 20))
         self.thread = threading.Thread(target=server.serve, daemon=True)
         self.thread.start()
-        self.members = [_coordinator.connect(address, SECRET, 5) for _ in range(2)]
+        self.members = [_membership.connect(address, SECRET, 5) for _ in range(2)]
         joins = [
             threading.Thread(target=member.join, args=(_claim(i), 20))
             for i, member in enumerate(self.members)
@@ -53,7 +55,7 @@ class Pair:
         return failure
 
 
-def _claim(process: int) -> _coordinator.Claim:
+def _claim(process: int) -> Claim:
     given = {"process_id": process, "num_processes": 2, "island": f"island{process}"}
     return _initialize.make_claim(_config.resolve(given, {}), f"127.0.0.1:{9000 + process}")
 
@@ -100,7 +102,7 @@ def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
 def test_encryption_that_differs_is_refused() -> None:
     off, other = _claim(0), _claim(1)
     full = dataclasses.replace(other, options={**other.options, "encryption": "full"})
-    text = _coordinator.disagreement(off, full)
+    text = disagreement(off, full)
     assert text is not None
     assert "option encryption differs: process 0 (island0, pid " in text
     assert "has 'off', process 1 (island1, pid " in text
@@ -114,13 +116,13 @@ def _join(terms: Terms, *claims: dict[str, Any], address: str = "") -> list[Any]
     """What each process of a job is told: its id, or an error; `claims` are options of each."""
     bind = address or f"127.0.0.1:{free_port()}"
     address = f"127.0.0.1:{bind.rpartition(':')[2]}"
-    server = _coordinator.Coordinator(_coordinator.listen(bind), SECRET, terms)
+    server = _coordinator.Coordinator(listen(bind), SECRET, terms)
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     answers: list[Any] = [None] * len(claims)
 
     def join(i: int) -> None:
-        member = _coordinator.connect(address, SECRET, 5)
+        member = _membership.connect(address, SECRET, 5)
         config = _config.resolve(claims[i], {})
         try:
             member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 10)
@@ -195,7 +197,7 @@ def test_process_that_does_not_fit_is_told_why(
 
 
 def test_stray_process_does_not_end_a_job_that_runs(pair: Pair) -> None:
-    member = _coordinator.connect(pair.address, SECRET, 5)
+    member = _membership.connect(pair.address, SECRET, 5)
     config = _config.resolve({"island": "amd", "island_process_id": 0}, {})
     with pytest.raises(UsageError, match="the coordinator does not know how many processes"):
         member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 5)
@@ -216,7 +218,7 @@ def _serve(
     with concurrent.futures.ThreadPoolExecutor() as pool:
         code = pool.submit(coordinator.serve, options)
         for claim in claims:
-            member = _coordinator.connect(options.bind, b"a secret of tests", 5)
+            member = _membership.connect(options.bind, b"a secret of tests", 5)
             with contextlib.suppress(JaxhetError):
                 member.join(
                     _initialize.make_claim(_config.resolve(claim, {}), "127.0.0.1:9000"), 10

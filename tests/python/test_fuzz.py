@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _bootstrap, _config, _coordinator, _handshake, _initialize
+from jaxhet import _bootstrap, _config, _handshake, _initialize, _membership
 from jaxhet._channel import Channel
+from jaxhet._claim import Claim, disagreement
 from jaxhet._errors import JaxhetError, TransportError
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -38,6 +39,7 @@ _FUZZED = {
     "jaxhet/_channel.py": "test_damaged_messages_are_refused",
     "jaxhet/_bootstrap.py": "test_damaged_headers_are_refused",
     "jaxhet/_coordinator.py": "test_damaged_claims_are_refused",
+    "jaxhet/_membership.py": "test_damaged_answers_of_the_coordinator_are_refused",
 }
 # What in a file of Python, or of C++, says that it reads such bytes.
 _READS_PYTHON = re.compile(r"channel\.receive\(|\breceive_exactly\(|\b_HEADER\.unpack\(")
@@ -125,7 +127,7 @@ def _claim(process: int) -> dict[str, Any]:
 
 
 def test_damaged_handshakes_are_refused() -> None:
-    header = _coordinator.HEADER
+    header = _membership.HEADER
     good = bytes(_handshake.NONCE_BYTES) + header + bytes(_handshake.MAC_BYTES)
     for data in _inputs([good], _damage_bytes):
         with _received(data) as sock, pytest.raises(JaxhetError):
@@ -180,8 +182,8 @@ def test_damaged_headers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_damaged_claims_are_refused() -> None:
     def come(message: Any) -> None:
-        claim = _coordinator.Claim.from_json(message)
-        _coordinator.disagreement(claim, _coordinator.Claim.from_json(_claim(1)))
+        claim = Claim.from_json(message)
+        disagreement(claim, Claim.from_json(_claim(1)))
         assert str(claim).startswith("process ")
 
     for message in _inputs([_claim(0), _claim(1)], _damage_json):
@@ -189,29 +191,29 @@ def test_damaged_claims_are_refused() -> None:
             come(message)
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(_coordinator.Claim)])
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Claim)])
 def test_claim_without_a_field_is_refused(field: str) -> None:
     fields = _claim(0)
     wrong = 1.5
     with pytest.raises(JaxhetError, match=f"{field} of a claim is 1.5, which is no "):
-        _coordinator.Claim.from_json({**fields, field: wrong})
+        Claim.from_json({**fields, field: wrong})
     del fields[field]
     with pytest.raises(JaxhetError, match="the fields of a claim are not process, "):
-        _coordinator.Claim.from_json(fields)
+        Claim.from_json(fields)
 
 
 def test_damaged_answers_of_the_coordinator_are_refused() -> None:
     members = [_claim(0), _claim(1)]
     good = {"members": members, "process": 0, "service": "127.0.0.1:9", "certificate": None}
     seeds = [good, {"error": ["UsageError", "no"]}, {"event": {"text": "gone", "kind": "gone"}}]
-    claim = _coordinator.Claim.from_json(members[0])
+    claim = Claim.from_json(members[0])
     for message in _inputs(seeds, _damage_json):
         with _said(message) as (sock, channel):
-            membership = _coordinator.Membership(sock, channel, _SECRET)
+            membership = _membership.Membership(sock, channel, _SECRET)
             membership._closing = True  # the end of the input is no news
-            given = object.__new__(_coordinator.Credentials)
+            given = object.__new__(_membership.Credentials)
             with pytest.MonkeyPatch.context() as patch, contextlib.suppress(JaxhetError):
-                patch.setattr(_coordinator._credentials, "check_service", lambda *_: None)
+                patch.setattr(_membership._credentials, "check_service", lambda *_: None)
                 membership.join(claim, 5, given)
                 assert [member.process for member in membership.members] == [0, 1]
             sock.close()
@@ -225,7 +227,7 @@ def test_damaged_news_of_the_coordinator_are_heard() -> None:
     ]
     for message in _inputs(seeds, _damage_json):
         with _said(message) as (sock, channel):
-            membership = _coordinator.Membership(sock, channel, _SECRET)
+            membership = _membership.Membership(sock, channel, _SECRET)
             membership._follow()  # returns: its thread ends with an error for the program
             assert isinstance(membership.failure, JaxhetError), message
 

@@ -69,6 +69,7 @@ _MAY_IMPORT = {
         "jaxhet:public",
         "jaxhet.bench",
         "jaxhet.cli",
+        "jaxhet._addresses",
         "jaxhet._announced",
         "jaxhet._auto",
         "jaxhet._clusters",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxhet import _config, _ffi, _initialize
-from jaxhet._coordinator import Claim
+from jaxhet._claim import Claim
 from jaxhet._errors import UsageError
 from jaxhet._inspect.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
 from jaxhet._qualification import read, refusal, refusals

@@ -18,8 +18,8 @@ import jax
 import pytest
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-from jaxhet import _coordinator, _jax_compat, _jaxlib, _topology_mirror
-from jaxhet._coordinator import Claim
+from jaxhet import _jax_compat, _jaxlib, _topology_mirror
+from jaxhet._claim import Claim, disagreement
 from jaxhet._errors import PeerError
 from jaxhet._topology_mirror import TopologyMirror
 
@@ -216,6 +216,6 @@ def test_claim_survives_its_message() -> None:
 )
 def test_backends_that_would_wait_for_each_other(theirs: dict[str, Any], words: str) -> None:
     mine, other = _claim(0), _claim(1, ROCM, **theirs)
-    assert re.search(words, _coordinator.disagreement(mine, other) or "")
-    assert _coordinator.disagreement(other, mine)
-    assert _coordinator.disagreement(mine, _claim(1, ROCM)) is None
+    assert re.search(words, disagreement(mine, other) or "")
+    assert disagreement(other, mine)
+    assert disagreement(mine, _claim(1, ROCM)) is None

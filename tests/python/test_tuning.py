@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _coordinator, _gpu_settings, _tuning
-from jaxhet._coordinator import Claim, Coordinator
+from jaxhet import _gpu_settings, _membership, _tuning
+from jaxhet._claim import Claim
+from jaxhet._coordinator import Coordinator
 from jaxhet._terms import Terms
 from jaxhet._tuning import Tuning
 
@@ -179,7 +180,7 @@ def test_coordinator_passes_messages_on_also_before_there_is_a_listener(
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     coordinator = Coordinator(listener, b"secret", Terms(2, 20))
     threading.Thread(target=coordinator.serve, daemon=True).start()
-    members = [_coordinator.connect(address, b"secret", 20) for _ in range(2)]
+    members = [_membership.connect(address, b"secret", 20) for _ in range(2)]
     joins = [
         threading.Thread(target=member.join, args=(make_claim(process), 20))
         for process, member in enumerate(members)
