@@ -39,6 +39,10 @@ def main() -> None:
     except UsageError as error:
         print(f"error {error}", flush=True)
         raise SystemExit(1) from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+        print(f"error the coordinator of the job could not start: {reason}", flush=True)
+        raise
     print("ready", flush=True)
     threading.Thread(target=_read_owner, args=(coordinator,), daemon=True).start()
     coordinator.serve()

@@ -200,8 +200,12 @@ def _start_sidecar(config: Config, secret: bytes) -> None:
     assert process.stdout is not None
     answer = process.stdout.readline().strip()
     if answer != "ready":
-        process.wait()
-        raise UsageError(answer.removeprefix("error ") or "the coordinator could not be started")
+        code = process.wait()
+        raise UsageError(
+            answer.removeprefix("error ")
+            or f"the coordinator of the job ended with exit code {code} before it listened; its"
+            " output on stderr says why"
+        )
     _sidecars.append(process)
 
 

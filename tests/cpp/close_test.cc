@@ -23,7 +23,7 @@ void CallUntilClosed(const std::function<void(int64_t)>& action) {
   }
 }
 
-// What a thread of XLA does: every start is answered once, with success or an error.
+// Stand-in for a thread of XLA: every start is answered once, with success or an error.
 void StartUntilClosed(Engine& engine) {
   for (int64_t run = 1;; ++run) {
     ExchangeRequest request = GatherRequest(0, run);

@@ -29,7 +29,7 @@ std::vector<std::string_view> DeviceTransports();
 inline bool IsInPlace(std::string_view transport) {
   return transport == "pulled" || transport == "in place";
 }
-// What the engine calls it; "sealed" is tcp that encrypts.
+// The engine's name of a test's transport; "sealed" is tcp that encrypts.
 std::string_view NameOf(std::string_view transport);
 
 WorldOptions DeviceOptions(int num_processes, std::string_view transport = "shm");
@@ -42,7 +42,7 @@ bool IsWithin(std::chrono::milliseconds timeout, Condition condition) {
   return condition();
 }
 
-// What the rank needs for its rings, out of its ends of the sockets to the others.
+// Sockets for the rank's rings, made from its ends of the sockets to the others.
 std::vector<RingSockets> RingSocketsOf(int rank, std::vector<Ends> ends);
 
 // Some memory of the rank's, in the allocation that all operands are in.

@@ -16,7 +16,7 @@
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/checked.h"
 
-// Of the sanitizers, where there are any.
+// Defined by the sanitizers' runtime; null in other builds.
 // NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming)
 extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)());
 
@@ -30,7 +30,7 @@ constexpr size_t kMostInputBytes = 1 << 15;
 // Parsers have no threads: ThreadSanitizer finds nothing in them.
 constexpr double kSeconds = kIsThreadSanitized ? 0.01 : 0.3;
 
-// What runs now, for the report of a crash or of a hang.
+// Running fuzzer and its input, for the report of a crash or of a hang.
 struct Current {
   std::string name;
   uint64_t seed = 0;  // 0: not mutated

@@ -43,7 +43,7 @@ std::string BytesOf(const T& object) {
   return {reinterpret_cast<const char*>(&object), sizeof object};
 }
 
-// Reads an input piece by piece; what is missing at its end is zero.
+// Reads an input piece by piece; bytes after its end are zero.
 class InputReader {
  public:
   explicit InputReader(std::string_view input) : rest_(input) {}
@@ -73,7 +73,7 @@ std::string Sized(std::string_view bytes);
 
 // Both ends of a connection, neither of which blocks.
 std::pair<Fd, Fd> UnixPair();
-// As much as fits.
+// Writes until the socket's buffer is full.
 void WriteSome(const Fd& socket, std::string_view bytes);
 // Reads and forgets what has come.
 void Drain(const Fd& socket);

@@ -14,7 +14,7 @@
 #include "tests/cpp/world.h"
 #include "xla_plugin/engine/core.h"
 
-// What a peer says over its control connection, and the chunks that tcp carries beside it.
+// Fuzzers of a peer's messages on the control connection, and of the chunks of tcp.
 namespace jaxhet::testing {
 namespace {
 
@@ -113,7 +113,7 @@ struct ChunkInfo {
 constexpr char kTheirs = 'A';
 constexpr std::byte kHole{0xEE};
 
-// What the input is read as.
+// Kind of the next step in the input.
 enum class Step : uint8_t { kMessage, kBytes, kOwnStart, kChunk, kPass, kStart, kCount };
 
 std::string MessageStep(MessageType type, std::string_view body) {
@@ -133,30 +133,15 @@ std::string StartStep(const StartInfo& info, uint16_t tail_bytes) {
 }
 std::string PassStep() { return BytesOf(Step::kPass); }
 
-StartInfo TheirStart(uint64_t num_bytes, uint64_t eager) {
-  return {.communicator = CommunicatorId(std::array{0, 1}),
-          .run = 1,
-          .plan = kPlan,
-          .index = 0,
-          .sequence = 0,
-          .kind = static_cast<int64_t>(ExchangeKind::kAllGather),
-          .source = 1,
-          .destination = 0,
-          .send_bytes = num_bytes,
-          .receive_bytes = num_bytes,
-          .ticket = 1,
-          .eager = eager};
-}
-
 std::vector<std::string> SoundJobs() {
   const std::string plan = PlanStep(kPlan, PlanText(8));
-  const std::string start = StartStep(TheirStart(8'000, 0), 0);
+  const std::string start = StartStep(GatherStart(8'000), 0);
   const std::string chunks = ChunkStep({}, 4'000) + ChunkStep({.offset = 4'000}, 4'000);
   const std::string fail = BytesOf(FailInfo{ErrorCode::kDevice, 1}).append("smoke");
   return {
       plan + OwnStartStep(8'000) + start + chunks + PassStep(),
       plan + start + OwnStartStep(8'000) + PassStep() + chunks,
-      plan + OwnStartStep(500) + StartStep(TheirStart(500, 1), 500) + PassStep(),
+      plan + OwnStartStep(500) + StartStep(GatherStart(500, 1), 500) + PassStep(),
       plan + PlanStep(99, "other\top\n") + OwnStartStep(8) + MessageStep(MessageType::kFail, fail),
       plan + MessageStep(MessageType::kRing, std::string(12, '\0')) +
           MessageStep(MessageType::kTransport, "x") + MessageStep(MessageType::kGoodbye, "")};
@@ -167,7 +152,7 @@ std::vector<std::string> Attacks() {
   const std::string before = PlanStep(kPlan, PlanText(8)) + OwnStartStep(8'000);
   std::vector<std::string> attacks;
   const auto add = [&](auto change) {
-    StartInfo start = TheirStart(8'000, 0);
+    StartInfo start = GatherStart(8'000);
     change(start);
     attacks.push_back(before + PassStep() + StartStep(start, 0));
   };
@@ -176,7 +161,7 @@ std::vector<std::string> Attacks() {
   add([](StartInfo& start) { start.source = -5; });
   add([](StartInfo& start) { start.destination = 1 << 30; });
   add([](StartInfo& start) { start.plan = 99; });
-  attacks.push_back(before + StartStep(TheirStart(8'000, 0), 0) + ChunkStep({}, 4'000) +
+  attacks.push_back(before + StartStep(GatherStart(8'000), 0) + ChunkStep({}, 4'000) +
                     ChunkStep({}, 4'000));
   return attacks;
 }

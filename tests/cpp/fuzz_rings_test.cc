@@ -154,7 +154,7 @@ void AcceptAnswer(std::string_view input) {
 
 // --- the set-up as a whole ---
 
-// As ring_setup.cc has it.
+// Same layout as in ring_setup.cc.
 struct RingInfo {
   int32_t step;
   int32_t source;
@@ -236,7 +236,7 @@ void ReceiveMessages(std::string_view input) {
                .seeds = &MessageSeeds,
                .run = &ReceiveMessages});
 
-// As carried_ring.h has it.
+// Same layout as in carried_ring.h.
 struct RingChunkInfo {
   uint64_t exchange;
   int64_t plan;

@@ -43,7 +43,7 @@ TransportSetup SetupWith(const SharedPage& page, verbs::Nics& nics) {
           .encryption = Encryption::kOff};
 }
 
-// What our end and a sound peer of this process share. They live as long as the process.
+// State that our end and a sound peer of this process share; lives as long as the process.
 struct Peer {
   SharedPage page;
   verbs::Nics nics{{.devices = {}, .qps = 1, .depth = 2}};

@@ -55,21 +55,6 @@ void Liar::SendChunk(const Chunk& chunk, std::string_view bytes) {
   EXPECT(write(data().get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
 }
 
-StartInfo Liar::Start(uint64_t num_bytes) {
-  return {.communicator = CommunicatorId(std::array{0, 1}),
-          .run = 1,
-          .plan = kPlan,
-          .index = 0,
-          .sequence = 0,
-          .kind = static_cast<int64_t>(ExchangeKind::kAllGather),
-          .source = 1,
-          .destination = 0,
-          .send_bytes = num_bytes,
-          .receive_bytes = num_bytes,
-          .ticket = 1,
-          .eager = 0};
-}
-
 void Liar::AwaitStarts(uint64_t count) const {
   const auto started = [](const Core& core) { return core.Stats().at("exchanges_started"); };
   while (engine_->Read(started) < count) std::this_thread::yield();

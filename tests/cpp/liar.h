@@ -16,7 +16,7 @@ namespace jaxhet::testing {
 // test wants. Process 0 is an engine with rank 0.
 class Liar {
  public:
-  // As tcp has it, before the bytes.
+  // Header of a chunk, as in tcp; the bytes follow it.
   struct Chunk {
     uint32_t magic = 0x3143'584a;
     uint32_t reserved = 0;
@@ -35,8 +35,6 @@ class Liar {
   void SendPlan(const PlanInfo& info, std::string_view texts);
   void SendStart(const StartInfo& info, std::string_view tail = {});
   void SendChunk(const Chunk& chunk, std::string_view bytes);
-  // The same that rank 0 waits for after Gather(..., 0, num_bytes).
-  static StartInfo Start(uint64_t num_bytes);
   // Waits until rank 0 has started so many exchanges.
   void AwaitStarts(uint64_t count) const;
   // Waits until all that process 1 has sent is read.

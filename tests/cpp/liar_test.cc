@@ -19,15 +19,15 @@ namespace {
 
 TEST(RefusesStartWithoutPlan) {
   Liar liar;
-  liar.SendStart(Liar::Start(8));
+  liar.SendStart(GatherStart(8));
   liar.ExpectRefusal("a plan that it never sent");
 }
 
 TEST(RefusesStartTwice) {
   Liar liar;
   liar.SendPlan();
-  liar.SendStart(Liar::Start(8'000));
-  liar.SendStart(Liar::Start(8'000));
+  liar.SendStart(GatherStart(8'000));
+  liar.SendStart(GatherStart(8'000));
   liar.ExpectRefusal("started the same exchange twice");
 }
 
@@ -76,7 +76,7 @@ TEST(RefusesSecondIntroduction) {
 TEST(RefusesMissingEagerBytes) {
   Liar liar;
   liar.SendPlan();
-  StartInfo start = Liar::Start(8);
+  StartInfo start = GatherStart(8);
   start.eager = 1;
   liar.SendStart(start, "seven..");
   const auto error = Gather(liar.engine(), 0, 8);
@@ -91,7 +91,7 @@ TEST(RefusesChunksOutOfPlace) {
     Call call(GatherRequest(0), {4'000}, {8'000});
     call.StartOn(liar.engine());
     liar.AwaitStarts(1);
-    liar.SendStart(Liar::Start(4'000));
+    liar.SendStart(GatherStart(4'000));
     EXPECT(write(liar.data().get(), &wrong, sizeof wrong) == sizeof wrong);
     liar.ExpectRefusal(words);
     EXPECT(call.Wait().has_value());
@@ -117,7 +117,7 @@ TEST(RefusesChunksThatOverlap) {
   Call call(GatherRequest(0), {8'000}, {16'000});
   call.StartOn(liar.engine());
   liar.AwaitStarts(1);
-  liar.SendStart(Liar::Start(8'000));
+  liar.SendStart(GatherStart(8'000));
   const std::string bytes(4'000, 'A');
   for (int i = 0; i < 2; ++i) liar.SendChunk({}, bytes);
   liar.ExpectRefusal("sent bytes of a transfer twice");
@@ -130,7 +130,7 @@ TEST(TakesChunksInAnyOrder) {
   Call call(GatherRequest(0), {8'000}, {16'000});
   call.StartOn(liar.engine());
   liar.AwaitStarts(1);
-  liar.SendStart(Liar::Start(8'000));
+  liar.SendStart(GatherStart(8'000));
   for (const size_t offset : {6'000, 0, 4'000, 2'000}) {
     liar.SendChunk({.offset = offset, .num_bytes = 2'000}, std::string(2'000, 'A'));
   }
@@ -157,7 +157,7 @@ void RefusesStart(const StartInfo& start, std::string_view words, int num_proces
 }
 
 StartInfo Changed(const std::function<void(StartInfo&)>& change) {
-  StartInfo start = Liar::Start(4'000);
+  StartInfo start = GatherStart(4'000);
   change(start);
   return start;
 }

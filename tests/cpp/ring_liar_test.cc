@@ -13,7 +13,7 @@
 namespace jaxhet::testing {
 namespace {
 
-// As ring_setup.cc has them.
+// Same values and layout as in ring_setup.cc.
 enum class Step : int32_t { kOffer, kAnswer, kAccepted, kProved, kRefused, kSettled };
 struct RingInfo {
   Step step;
@@ -26,7 +26,7 @@ struct RingMessage {
   std::vector<std::string> strings;
 };
 
-// What rank 0 says after rank 1 has sent these, and none of what it should.
+// Error of rank 0 after rank 1 has sent these messages, and no sound one.
 std::string Refusal(std::span<const RingMessage> messages) {
   Liar liar(2, {"tcp", "shm"});
   for (const auto& [info, strings] : messages) {

@@ -9,7 +9,7 @@
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/records.h"
 
-// What an attacker between two hosts can do to sealed records.
+// Attacks on sealed records by somebody between two hosts.
 namespace jaxhet::testing {
 namespace {
 
@@ -52,7 +52,7 @@ std::string TakeAll(RecordReader& reader) {
   return text;
 }
 
-// What the reader gives out after these bytes have arrived, `step` at a time.
+// Plain bytes from the reader after `bytes` have arrived, `step` at a time.
 std::string Receive(RecordReader& reader, std::span<const std::byte> bytes,
                     size_t step = SIZE_MAX) {
   std::string text = TakeAll(reader);
@@ -164,7 +164,7 @@ TEST(GivesNothingOutOfACutRecord) {
     for (size_t num_bytes = 1; num_bytes < record.size(); ++num_bytes) {
       Ends receiver(mode);
       ExpectEqual(Receive(receiver.reader, std::span(record).first(num_bytes)), std::string());
-      EXPECT(!receiver.reader.is_empty());  // whoever reads knows that the end is none
+      EXPECT(!receiver.reader.is_empty());  // the reader knows that the record is incomplete
     }
   }
 }

@@ -180,6 +180,21 @@ ExchangeRequest GatherRequest(int rank, int64_t run_id) {
   return request;
 }
 
+StartInfo GatherStart(uint64_t num_bytes, uint64_t eager) {
+  return {.communicator = CommunicatorId(std::array{0, 1}),
+          .run = 1,
+          .plan = kPlan,
+          .index = 0,
+          .sequence = 0,
+          .kind = static_cast<int64_t>(ExchangeKind::kAllGather),
+          .source = 1,
+          .destination = 0,
+          .send_bytes = num_bytes,
+          .receive_bytes = num_bytes,
+          .ticket = 1,
+          .eager = eager};
+}
+
 std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t run_id) {
   Call call(GatherRequest(rank, run_id), {num_bytes}, {2 * num_bytes});
   call.StartOn(engine);

@@ -90,6 +90,8 @@ class Call {
 
 // An all-gather of the ranks 0 and 1.
 ExchangeRequest GatherRequest(int rank, int64_t run_id = 1);
+// Message by which rank 1 starts GatherRequest(1): rank 0 waits for it after GatherRequest(0).
+StartInfo GatherStart(uint64_t num_bytes, uint64_t eager = 0);
 std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t run_id = 1);
 
 // The bytes from `begin` on of operand `operand` of `rank`.

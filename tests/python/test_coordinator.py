@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _coordinator, _initialize, _membership
+from jaxhet import _config, _coordinator, _coordinator_process, _initialize, _membership
 from jaxhet._addresses import listen
 from jaxhet._claim import Claim, disagreement
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, UsageError
@@ -280,3 +281,21 @@ def test_service_on_all_addresses_names_the_one_that_a_process_came_by(
     address = f"{bind}:{free_port()}"
     answers = _join(Terms(1, 10, {"amd": 1}), _at("amd", 0), address=address)
     assert answers == [(0, host)]
+
+
+def test_reason_why_the_coordinator_cannot_start_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'cryptography'")
+
+    monkeypatch.setattr(_coordinator_process, "listen", fail)
+    monkeypatch.setenv("JAXHET_JOB_SECRET", "a secret of tests")
+    words = ["coordinator", "--address", f"127.0.0.1:{free_port()}", "--num-processes", "1"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(ModuleNotFoundError):
+        _coordinator_process.main()
+    assert capsys.readouterr().out == (
+        "error the coordinator of the job could not start: ModuleNotFoundError:"
+        " No module named 'cryptography'\n"
+    )

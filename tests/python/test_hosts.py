@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 
 import pytest
 
 from jaxhet._errors import UsageError
 from jaxhet.cli import _cluster, launch
 from tests.support.fake_ssh import FakeSsh
+from tests.support.waiting import is_running, wait_until
 
 _TIMEOUT_S = 60
 _CLUSTER = """
@@ -56,21 +55,6 @@ def _run(ssh: FakeSsh, cluster: pathlib.Path, code: str, *options: str) -> tuple
     with _popen(ssh, cluster, code, *options) as popen:
         out, err = popen.communicate(timeout=_TIMEOUT_S)
     return popen.returncode, out, err
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + _TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.02)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_processes_know_their_place_and_the_secret_is_in_no_argument_of_ssh(
@@ -195,13 +179,13 @@ def test_nothing_survives_the_sigkill_of(victim: str, ssh: FakeSsh, tmp_path: pa
     time.sleep(1000)
     """
     with _popen(ssh, _file(tmp_path), code, "--grace", "0") as popen:
-        _wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 4)
+        wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 4, _TIMEOUT_S)
         pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
         if victim == "launcher":
             popen.kill()
         else:
             os.kill(int(next(ssh.folder.glob("*.json")).stem), signal.SIGKILL)
-        _wait_until(lambda: not any(map(_runs, pids)))
+        wait_until(lambda: not any(map(is_running, pids)), _TIMEOUT_S)
         popen.communicate(timeout=_TIMEOUT_S)
 
 

@@ -10,14 +10,14 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from jaxhet._errors import UsageError
 from jaxhet.cli import launch
 from jaxhet.cli._lines import LineSplitter
+from tests.support.waiting import is_running, wait_until
 
 _LAUNCH = [sys.executable, "-m", "jaxhet.cli", "launch"]
 _PRELUDE = """
@@ -61,22 +61,6 @@ def _launched(options: str, code: str) -> Iterator[subprocess.Popen[str]]:
             yield popen
         finally:
             popen.kill()
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + _TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.02)
-
-
-def _runs(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
-    try:
-        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def _pids(folder: pathlib.Path) -> list[int]:
@@ -390,15 +374,15 @@ def test_grandchildren_end_with_their_process(tmp_path: pathlib.Path):
     result = _launch("", _FAMILY.format(folder=str(tmp_path)) + 'print("done")')
     assert result.returncode == 0, result.stderr
     assert len(_pids(tmp_path)) == 4
-    assert not any(_runs(pid) for pid in _pids(tmp_path))
+    assert not any(is_running(pid) for pid in _pids(tmp_path))
 
 
 def test_nothing_survives_the_sigkill_of_the_launcher(tmp_path: pathlib.Path):
     code = _FAMILY.format(folder=str(tmp_path)) + "time.sleep(1000)"
     with _launched("", code) as popen:
-        _wait_until(lambda: len(list(tmp_path.glob("process*"))) == 2)
+        wait_until(lambda: len(list(tmp_path.glob("process*"))) == 2, _TIMEOUT_S)
         popen.kill()
-        _wait_until(lambda: not any(_runs(pid) for pid in _pids(tmp_path)))
+        wait_until(lambda: not any(is_running(pid) for pid in _pids(tmp_path)), _TIMEOUT_S)
 
 
 def test_no_process_of_the_launcher_is_left(tmp_path: pathlib.Path):

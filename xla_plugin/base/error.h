@@ -29,7 +29,7 @@ class Error : public std::exception {
   ErrorCode code() const { return code_; }
   int culprit() const { return culprit_; }
   std::string_view name() const { return kErrorNames.at(static_cast<size_t>(code_)); }
-  // What went wrong, without the class name.
+  // The message without the class name.
   std::string_view text() const { return std::string_view(what_).substr(text_offset_); }
   // "jaxhet.<name>: <text>".
   const char* what() const noexcept override { return what_.c_str(); }

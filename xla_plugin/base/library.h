@@ -13,7 +13,7 @@ namespace jaxhet {
 class Library {
  public:
   // The first of `names` that can be loaded; nullptr is the program itself. Throws an error of
-  // `code` with the loader's words if there is none.
+  // `code` with the loader's words if none can be loaded.
   explicit Library(std::span<const char* const> names, ErrorCode code = ErrorCode::kDevice);
 
   const std::string& name() const { return name_; }

@@ -173,9 +173,9 @@ class Core {
   std::vector<RingMessage> ring_messages_;
   std::shared_ptr<const Error> failure_;  // why nothing moves any more
   bool said_goodbye_ = false;
-  // Unread messages about rings: several for each ring, of which a process has hundreds.
+  // Unread messages about rings. A process has hundreds of rings, with several messages each.
   static constexpr size_t kMostRingMessages = 1 << 16;
-  static constexpr std::chrono::milliseconds kBusyPeriod{5};  // of looks at a peer that leaves
+  static constexpr std::chrono::milliseconds kBusyPeriod{5};  // between polls of a peer that leaves
   bool heard_failure_ = false;                                // from a peer, which has logged it
   FlightRecorder recorder_;
   uint64_t started_ = 0;

@@ -39,15 +39,15 @@ class DeviceEngine {
   // Waits until nothing is in flight and all that was sent has left this process. False at the
   // timeout, or if the job fails.
   bool WaitIdle(std::chrono::milliseconds timeout);
-  // Of all ranks.
+  // Longest wait among all ranks.
   std::optional<DeviceRank::Wait> OldestWait(std::span<const int> peer_ranks) const;
   // The job has failed: ends what is in flight, in poison. By any thread, any number of times.
   void Abandon();
 
-  // Of all rings; see RingEnd.
+  // Sockets of all rings; see RingEnd.
   std::vector<int> SocketFds() const;
   std::map<std::string, uint64_t> Stats() const;
-  // Of all rings.
+  // Bytes moved by each ring.
   std::vector<DeviceRank::RingBytes> Bytes() const;
   // The last exchanges, oldest first.
   std::vector<FlightRecord> FlightRecords() const;

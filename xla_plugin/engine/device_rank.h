@@ -94,7 +94,7 @@ class DeviceRank {
   // Set-up.
   void AddOutgoing(int target, std::unique_ptr<RankRing> ring);
   void AddIncoming(int source, std::unique_ptr<RankRing> ring);
-  // Of all rings; see RingEnd.
+  // Sockets of all rings; see RingEnd.
   std::vector<int> SocketFds() const;
 
   // The peer has launched something else where this rank launches `own`.
@@ -106,10 +106,10 @@ class DeviceRank {
   // By the thread that launches the program's work. Errors of the device are thrown; after them,
   // and after a mismatch, the rank must be abandoned.
   std::optional<Mismatch> Start(const DeviceRequest& request);
-  // Of the next part, if it comes in parts.
+  // Completes the exchange, or its next part if it arrives in parts.
   void Done(StreamHandle stream, int64_t plan, int64_t index);
 
-  // What a look at the exchanges in flight finds.
+  // State of the exchanges in flight.
   struct Report {
     struct Late {
       int64_t plan;
@@ -132,11 +132,11 @@ class DeviceRank {
   // same plan, `first_patience` until then.
   Report Look(std::chrono::milliseconds patience, std::chrono::milliseconds first_patience);
 
-  // What was sent is in its target's slots, or has left ours for them: the target can take it after
-  // this process has gone. Nothing is sent to targets that are gone.
+  // Whether all sent bytes are in their targets' slots or on the way there, so that a target can
+  // receive them after this process has exited. Targets that have exited don't count.
   bool IsDrained(const std::function<bool(int target)>& is_gone) const;
 
-  // An exchange in flight, of which a part with the peer is not over.
+  // An exchange in flight that waits for the peer.
   struct Wait {
     int rank;
     int peer_rank;
@@ -154,7 +154,7 @@ class DeviceRank {
   // device did not get there in time; the program stays where it is then.
   bool Abandon(std::chrono::milliseconds timeout);
 
-  // Of the exchanges so far; times as Look() saw them.
+  // Counts of the exchanges so far; times as Look() saw them.
   struct Counts {
     uint64_t started;
     uint64_t completed;
@@ -164,7 +164,7 @@ class DeviceRank {
   };
   Counts counts() const;
   std::deque<FlightRecord> FlightRecords() const;
-  // Of a ring to or from another rank.
+  // Bytes moved by a ring to or from another rank.
   struct RingBytes {
     int peer_rank = 0;
     std::string_view transport;

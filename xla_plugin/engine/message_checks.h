@@ -5,8 +5,8 @@
 #include "xla_plugin/engine/roster.h"
 #include "xla_plugin/engine/wire.h"
 
-// What can be said of a peer's message by itself: whether every field has a value that a sound peer
-// sends. All throw TransportError; the caller adds who sent it.
+// Checks of a peer's message by itself: every field must have a value that a sound peer sends.
+// All throw TransportError; the caller adds the sender's name.
 namespace jaxhet {
 
 // `plan` is the one that the start names, as its sender has sent it; null if it never did.
@@ -19,7 +19,7 @@ void CheckRanks(const StartInfo& info, int sender, const Roster& roster);
 // A kFail message's error blames one of the job's processes.
 void CheckCulprit(const Error& error, const Roster& roster);
 
-// `body` is what is left of a message: nothing.
+// Throws unless `body`, the rest of a message, is empty.
 void CheckEmpty(std::string_view body);
 
 }  // namespace jaxhet

@@ -24,7 +24,7 @@ struct PeerSpec {
   bool same_host = false;
   std::vector<std::string> transports;       // those allowed, between processes
   std::vector<std::string> ring_transports;  // and between devices
-  // Of those between processes, and why.
+  // Transports between processes that were refused, and why.
   std::map<std::string, std::string> refused;
   std::vector<SealKeys> keys;  // of `control` and of each of `data`, if the job encrypts
 };
@@ -34,7 +34,7 @@ struct Refusal {
   std::string reason;
 };
 
-// What went to a process and came from it, by one transport.
+// Bytes to and from a process by one transport.
 struct PeerCounts {
   int process = 0;
   std::string transport;

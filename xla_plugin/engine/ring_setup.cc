@@ -31,7 +31,7 @@ struct RingInfo {
 
 constexpr size_t kLeastSlotBytes = size_t{256} << 10;
 
-// What a target waits for.
+// Message that a target waits for.
 enum class IncomingState { kAnswer, kProof, kNothing };
 
 struct Incoming {
@@ -46,7 +46,7 @@ struct Incoming {
   IncomingState state = IncomingState::kAnswer;
 };
 
-// What a source waits for; in all states but the last the target may make another offer.
+// Message that a source waits for; in all states but the last the target may make another offer.
 enum class OutgoingState { kOffer, kAccepted, kSettled, kNothing };
 
 struct Outgoing {
@@ -144,7 +144,7 @@ class RingSetUp {
     return found->second.subspan(begin, kProofBytes);
   }
 
-  // Of the ring from `peer` to the rank, or back.
+  // Set-up of the ring from `peer` to the rank, or of the ring back.
   RingSetup SetupFor(DeviceRank& rank, const RingPeer& peer, bool is_incoming) {
     const auto* const own = std::ranges::find(peers_, rank.rank(), &RingPeer::rank).base();
     const auto sockets = std::ranges::find_if(sockets_, [&](const RingSockets& entry) {
@@ -323,7 +323,7 @@ class RingSetUp {
     }
   }
 
-  // That of the message, whose sender has the other end of it.
+  // Ring of the message; the sender has its other end.
   Incoming& IncomingOf(const RingInfo& info, int sender) {
     return Find(incoming_, [&](const Incoming& ring) {
       return ring.source->rank == info.source && ring.rank->rank() == info.target &&

@@ -146,7 +146,7 @@ nb::dict ToDict(const DeviceInfo& info) {
   return dict;
 }
 
-// Of each vendor that needs a library: name, its devices, and why they can't be used, or "".
+// A tuple for each vendor that needs a library: name, devices, and why they can't be used, or "".
 nb::list ListVendors() {
   nb::list list;
   for (const Vendor& vendor : Vendors()) {
@@ -325,7 +325,7 @@ NB_MODULE(_engine, m) {
 
   m.def(
       "libcrypto", [] { return std::string(jaxhet::Crypto(jaxhet::Encryption::kFull).version(0)); },
-      Released(), "The version of the library that encrypts; raises if there is none.");
+      Released(), "Version of OpenSSL's libcrypto; raises if it can't be loaded.");
 
   m.def("nics", &jaxhet::ListNics, nb::arg("options"),
         "Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.");

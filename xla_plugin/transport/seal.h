@@ -13,7 +13,7 @@
 
 namespace jaxhet {
 
-// What protects the bytes of a TCP connection after its handshake.
+// Protection of the bytes of a TCP connection after its handshake.
 enum class Encryption {
   kOff,   // nothing
   kAuth,  // AES-256-GMAC: nobody can change, repeat, reorder or drop a part of it
@@ -53,7 +53,7 @@ class SealKey {
   bool is_set_ = false;
 };
 
-// Those of a connection, made by the handshake.
+// Keys of a connection, agreed on in the handshake.
 struct SealKeys {
   Encryption encryption = Encryption::kOff;
   SealKey send;
@@ -83,8 +83,8 @@ class Seal {
   // Seals the next record: `body` is encrypted in place (kFull) or stays (kAuth). `head` stays.
   void SealNext(std::span<const std::byte> head, std::span<std::byte> body,
                 std::span<std::byte, kTagBytes> tag);
-  // The inverse. Throws TransportError if this is not the record that was sealed next; what is in
-  // `body` then is worthless.
+  // Inverse of SealNext(). Throws TransportError if this is not the record that was sealed next;
+  // `body` is undefined then.
   void OpenNext(std::span<const std::byte> head, std::span<std::byte> body,
                 std::span<const std::byte, kTagBytes> tag);
 

@@ -30,7 +30,7 @@ class Socket final : public Pollable {
   // throws TransportError for a record that was changed.
   size_t Read(std::span<const iovec> pieces);
   size_t Write(std::span<const iovec> pieces);
-  // Sends what is sealed and could not be sent yet; after an event, too.
+  // Sends sealed bytes that could not be sent yet; call it after an event, too.
   void Flush();
 
   // Tells the peer that nothing follows, after what is sealed; reading goes on.

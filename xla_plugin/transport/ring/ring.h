@@ -55,7 +55,7 @@ inline constexpr uint32_t kRingSlots = 8;
 inline constexpr uint32_t kTakenWords = 2;
 // All rings to one device together, at most.
 inline constexpr size_t kMostDeviceBytes = size_t{256} << 20;
-// Of the slots of shm and tcp: caches hold several of these.
+// Largest slot of shm and tcp: caches hold several of these.
 inline constexpr size_t kMostHostSlotBytes = size_t{2} << 20;
 inline constexpr size_t kProofBytes = 64;
 // Lets all waits for a word pass. HIP compares without wrapping around.
@@ -67,7 +67,7 @@ uint32_t DeviceNumber(uint64_t number);
 inline uint32_t RingSlot(uint64_t chunk) { return static_cast<uint32_t>(chunk % kRingSlots); }
 inline uint32_t RingTurn(uint64_t chunk) { return DeviceNumber(chunk / kRingSlots + 1); }
 
-// What both ends of a ring must say of an exchange on it.
+// Description of an exchange that both ends of a ring must agree on.
 struct Launch {
   int64_t plan;
   int64_t index;
@@ -75,18 +75,18 @@ struct Launch {
   auto operator<=>(const Launch&) const = default;
 };
 
-// What one end of a ring has launched, for the other end to compare: each end writes its launch,
+// Launches of one end of a ring, for the other end to compare: each end writes its launch,
 // then reads the other's. One of them sees both. Numbers count from 1.
 class LaunchLog {
  public:
   static constexpr uint64_t kEntries = 4096;
 
-  // Of what is to be pulled, `place` is where. An entry is overwritten by the one kEntries later:
+  // `place`: address of a pulled operand. An entry is overwritten by the one kEntries later:
   // everybody who reads it must have done so by then.
   void Publish(uint64_t number, const Launch& launch, uint64_t place = 0);
   // None if it has not been published (or was overwritten).
   std::optional<Launch> Find(uint64_t number) const;
-  // Of one that has been published, and is pulled.
+  // Place of a published launch whose operand is pulled.
   uint64_t PlaceOf(uint64_t number) const;
   // The number of the latest launch.
   uint64_t last() const { return last_.load(std::memory_order_seq_cst); }
@@ -135,14 +135,14 @@ class RingWays {
   std::array<std::atomic<uint64_t>, LaunchLog::kEntries> entries_;
 };
 
-// What a device waits for, in host memory; it has a cache line of its own.
+// Word in host memory that a device waits for; it has a cache line of its own.
 struct alignas(64) DeviceWord {
   uint32_t value;
 
   std::atomic_ref<uint32_t> host() { return std::atomic_ref(value); }
 };
 
-// What both ends see, all zero at first (but for the gate).
+// Words that both ends see; all but the gate are zero at first.
 struct RingWords {
   std::array<DeviceWord, kRingSlots> filled;   // written by the source's device
   std::array<DeviceWord, kRingSlots> emptied;  // written by the target's device
@@ -193,16 +193,17 @@ class RingEnd {
   }
   // By the source: where the target, or our NIC, finds the operand; none if it can't reach it.
   virtual std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const;
-  // By the target: `num_bytes` at a place. Throws TransportError if that is none.
+  // By the target: `num_bytes` at a place. Throws TransportError if the place lies outside of the
+  // source's memory.
   virtual const std::byte* At(uint64_t place, size_t num_bytes) const;
   // By the source: the latest launch whose entry in the source's log nobody needs any more. None:
   // the target's log says it, which the source sees.
   virtual std::optional<uint64_t> Passed() const { return std::nullopt; }
   // Both ends see the same words, and the target its slots, whether or not the source lives.
   virtual bool is_shared() const { return true; }
-  // Sockets to the peer, of which a forked child closes its copies.
+  // Sockets to the peer; a forked child closes its copies.
   virtual std::vector<int> SocketFds() const { return {}; }
-  // For people: what is not as good as it could be.
+  // Advice for people if the ring could be faster; or empty.
   virtual std::string Remark() const { return {}; }
   // Set-up is over.
   virtual void Settle() {}
@@ -215,7 +216,7 @@ class RingEnd {
  protected:
   RingEnd() = default;
 
-  // The words lie in `memory`, of which the device sees the copy at `device_address`.
+  // The words lie in `memory`, which the device sees at `device_address`.
   void SetWords(std::byte* memory, void* device_address) {
     words_ = reinterpret_cast<RingWords*>(memory);
     device_words_ = static_cast<std::byte*>(device_address);
@@ -271,7 +272,7 @@ struct RingTransport {
 
 // All of them, best first.
 std::span<const RingTransport> RingTransports();
-// Throws TransportError if there is none of this name.
+// Throws TransportError if no transport has this name.
 const RingTransport& RingTransportOf(std::string_view name);
 
 }  // namespace jaxhet
