@@ -53,7 +53,7 @@ struct IpcHandleInfo {
   std::array<std::byte, 64> bytes;
 };
 
-// What a stream does with a word of memory; see WriteValue() and WaitValue().
+// Operation of a stream on a word of memory; see WriteValue() and WaitValue().
 struct StreamValue {
   enum class Kind { kWrite, kWait };
 
@@ -68,8 +68,8 @@ struct DmaBuf {
   size_t offset;
 };
 
-// What a device gave out and takes back when this goes; the device must outlive it. The program
-// makes sure that nothing on a stream uses it any more.
+// Owner of a device's object, which it releases when it is destroyed; the device must outlive it.
+// The program makes sure that nothing on a stream uses it any more.
 template <typename Handle, void (Device::*kRelease)(Handle) noexcept>
 class Owned {
  public:
@@ -105,7 +105,7 @@ class Device {
 
   const DeviceInfo& info() const { return info_; }
 
-  // What the device gives out. Not for use by programs: Owned calls them, and they log failures.
+  // Release of the device's objects. Only Owned calls these; they log failures.
   virtual void DestroyStream(StreamHandle stream) noexcept = 0;
   virtual void DestroyEvent(EventHandle event) noexcept = 0;
   virtual void Free(void* memory) noexcept = 0;
@@ -154,8 +154,8 @@ class Device {
   virtual void Synchronize(StreamHandle stream) = 0;
   virtual void Synchronize(EventHandle event) = 0;
 
-  // Of the allocation that holds `address`; for what Allocate() gave, not for the memory of XLA,
-  // which comes from another interface of the driver.
+  // Handle of the allocation that holds `address`. Only for memory of Allocate(): XLA's memory is
+  // from another interface of the driver.
   virtual IpcHandleInfo ExportIpc(void* address) = 0;
   // In another process than the one that exported: the base of that allocation.
   virtual IpcMemory OpenIpc(const IpcHandleInfo& handle) = 0;

@@ -293,7 +293,7 @@ class Gpu final : public Device {
     Logged([&] { Call(function, handle); });
   }
 
-  // What can't be undone is said, and left.
+  // Runs a release; logs its failure and continues.
   template <typename Act>
   static void Logged(Act act) noexcept {
     try {

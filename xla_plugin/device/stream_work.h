@@ -19,8 +19,8 @@ class StreamWork {
   void Write(void* address, uint32_t value) {
     values_.push_back({StreamValue::Kind::kWrite, address, value});
   }
-  // What is written may not be seen before the call that it is in is over: it must not be waited
-  // for, by way of a peer, in the same one.
+  // A write may be invisible until the call that holds it is over: the same call must not wait for
+  // it, not even by way of a peer.
   void Wait(void* address, uint32_t value) {
     if (!values_.empty() && values_.back().kind == StreamValue::Kind::kWrite) Flush();
     values_.push_back({StreamValue::Kind::kWait, address, value});

@@ -33,7 +33,7 @@ class ControlChannel {
   // Says that nothing follows, after what was kept; later messages are dropped.
   void FinishSending();
 
-  // The next message, if it has arrived. Throws TransportError for what is none.
+  // The next message, if it has arrived. Throws TransportError for other bytes.
   std::optional<Message> Next();
 
   Socket* socket() { return socket_ ? &*socket_ : nullptr; }

@@ -61,7 +61,7 @@ void DeviceEngine::Failing(DeviceRank& rank, int64_t plan, int64_t index, Functi
   }
   try {
     function();
-    // What was put on streams while the job failed is not poisoned: the program must not go on.
+    // Work that was put on streams while the job failed is not poisoned: the program must stop.
     if (const auto failure = job_.failure()) throw Error(*failure);
   } catch (const Error& error) {
     const Error named =

@@ -20,7 +20,7 @@ uint32_t Next(uint32_t& last, uint32_t count = 1) {
   return last = DeviceNumber(uint64_t{last} + count);
 }
 
-// What a device may still touch. It is never freed: that would wait for the device.
+// Keeps objects that a device may still use. They are never freed: that would wait for the device.
 template <typename T>
 void Bury(T&& remains) {
   static auto* const graveyard = new std::deque<std::remove_cvref_t<T>>;
@@ -397,7 +397,7 @@ std::optional<RingWays::Way> DeviceRank::WayOf(const InFlight& exchange) const {
   return end.words().ways.Find(exchange.incoming_number);
 }
 
-// What sources have not launched when patience is at its end comes through slots.
+// Exchanges that their sources have not launched by the end of the patience arrive through slots.
 void DeviceRank::ReceiveAllUntil(uint32_t number) {
   const auto are_left = [&] {
     return !receipts_.empty() && receipts_.front().exchange.number <= number;

@@ -65,18 +65,18 @@ struct RankRing {
 // program's stream is held by nothing else, and a result is received as it comes, whether or not
 // the program has reached its Done().
 //
-// What is short (eager) saves the way from stream to stream on a ring whose ends share it: the
-// program's own stream sends it at Start(), if its slot is known to be empty, and receives it at
-// Done(). A receive stream does it before, if its slot is needed again by then.
+// A short (eager) exchange avoids the hop from stream to stream on a ring whose ends share memory:
+// the program's own stream sends it at Start(), if its slot is known to be empty, and receives it
+// at Done(). A receive stream receives it earlier if its slot is needed again by then.
 //
-// What is pulled, the program's stream only says to be there, at Start(), and at Done() waits until
-// it was taken. (For the source it is the same if a NIC sends it from there: for the target, which
-// may be on another host, that comes through slots.) It may be pulled in parts, one after the
-// other, so that the program goes on with one while the next comes; what is in slots comes with the
-// first Done(). Where it lies, the target knows when the source has launched it: the thread that
-// launches the program puts the receive on its stream then, in the order of starts, and waits a
-// little for it at Done(), before it chooses slots. (Another thread could not do it: a call of the
-// driver that waits for all streams holds up all others.)
+// For a pulled exchange the program's stream only announces the operand at Start(), and at Done()
+// waits until it was read. (The source does the same if a NIC sends the operand from there; the
+// target, which may be on another host, then receives it through slots.) It may be pulled in parts,
+// so that the program continues with one while the next arrives; an exchange in slots is complete
+// at the first Done(). The target learns the operand's place when the source launches it: the
+// thread that launches the program puts the receive on its stream then, in the order of starts, and
+// waits a little for it at Done(), before it chooses slots. (Another thread could not do it: a call
+// of the driver that waits for all streams holds up all others.)
 //
 // When the job fails, the program's stream is held at the next Done(), and for one exchange after
 // the other, in the order of their Done(), all streams run to its end, its result is poisoned if it

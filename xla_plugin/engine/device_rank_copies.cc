@@ -2,7 +2,7 @@
 
 #include "xla_plugin/engine/device_rank.h"
 
-// What moves the bytes of a rank's exchanges: copies on streams, and the words around them.
+// Copies on streams that move the bytes of a rank's exchanges, and the words around them.
 namespace jaxhet {
 
 // Chunks take turns on our streams, or are all for the program's, which is left to the caller to

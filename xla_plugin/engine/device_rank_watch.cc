@@ -42,7 +42,7 @@ bool DeviceRank::HasGone(const InFlight& exchange) const {
          outgoing_.at(exchange.target)->end->words().TakenOf(number).host().load() >= number;
 }
 
-// What has not come of its result.
+// Part of the result that has not arrived.
 std::span<std::byte> DeviceRank::MissingOf(const InFlight& exchange) const {
   if (IsReceived(exchange)) return {};
   if (exchange.parts == 1 || exchange.is_pending || exchange.first_chunk) return exchange.result;
@@ -97,7 +97,7 @@ void DeviceRank::RecordCompleted() {
   }
 }
 
-// Of the exchange whose first leg is given.
+// Record of the exchange whose first leg is given.
 FlightRecord DeviceRank::RecordOf(const InFlight& exchange, Time started) const {
   std::set<int> group = {rank_};
   for (const InFlight& leg : in_flight_) {
@@ -218,7 +218,7 @@ bool DeviceRank::Abandon(milliseconds timeout) {
     exchanges = std::exchange(in_flight_, {});
     dones = dones_;
   }
-  // As the program waits for them; not at all for those without a Done().
+  // In the order in which the program waits for them; exchanges without a Done() are last.
   const auto turn_of = [&](const InFlight& exchange) {
     return exchange.done_number == 0 ? dones + 1 : exchange.done_number;
   };

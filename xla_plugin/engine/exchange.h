@@ -20,7 +20,7 @@ namespace jaxhet {
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 
-// What the members of a group do with their operands.
+// Operation of a group's members on their operands.
 enum class ExchangeKind : int64_t { kPermute = 0, kAllGather = 1, kAllToAll = 2 };
 
 inline constexpr std::array<std::pair<std::string_view, ExchangeKind>, 3> kExchangeKinds = {{
@@ -80,7 +80,7 @@ struct Exchange {
 };
 
 // The group that holds `rank`, of `group_size` ranks, out of all groups of an exchange one after
-// the other. Throws UsageError if there is none.
+// the other. Throws UsageError if no group holds it.
 std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int rank);
 
 // The pairs of a permute, out of sources and targets in turn. Throws UsageError if a rank is the

@@ -29,7 +29,7 @@ struct FlightRecord {
   Time ended;  // of the state kStarted: Time{}
 };
 
-// Of an exchange that starts.
+// Record of an exchange that starts.
 FlightRecord RecordOf(const Exchange& exchange);
 
 // The last exchanges of this process, or of one of its devices.

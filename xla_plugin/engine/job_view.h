@@ -9,7 +9,7 @@
 
 namespace jaxhet {
 
-// What the exchanges between devices need of the engine. Any thread may call it.
+// Interface of the engine for exchanges between devices. Any thread may call it.
 class JobView {
  public:
   virtual ~JobView() = default;

@@ -13,12 +13,12 @@
 
 namespace jaxhet {
 
-// What to do when two executions overlap.
+// Advice for two executions that overlap.
 inline constexpr std::string_view kLaunchInOrder =
     "Launch programs that exchange over islands from one thread, one after the other, and leave "
     "jax_cpu_enable_async_dispatch off.";
 
-// What the starts of two ranks must have in common to meet, seen from one of them.
+// Fields that the starts of two ranks must share to meet, seen from one of them.
 struct MeetingKey {
   int64_t run;
   int64_t index;
@@ -73,7 +73,7 @@ class Membership {
 
   int64_t run() const { return run_; }
   int64_t plan() const { return plan_; }
-  // Of the current run; equal for all ranks of the process that take part in it.
+  // Id of the current run; equal for all ranks of the process that take part in it.
   int64_t run_id() const { return run_ids_.back(); }
 
   std::map<MeetingKey, PeerTransfer*> waiting;  // ours that wait for the peer's start

@@ -79,7 +79,7 @@ std::string DescribeNames(const Plan& ours, const Plan& theirs) {
   return StrCat("another program: ", their_name, ", but this rank runs ", our_name);
 }
 
-// Of two listings that differ.
+// Description of two listings that differ.
 std::string DescribeListings(const PlanSide& ours, const PlanSide& theirs) {
   std::string_view our_equations = ours.plan.program;
   std::string_view their_equations = theirs.plan.program;

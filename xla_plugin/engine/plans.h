@@ -53,8 +53,8 @@ struct PlanSide {
   const Plan& plan;
 };
 
-// What follows the name of the other rank in a PlanMismatchError: which programs the two ranks run,
-// where these differ first, and what to do.
+// Text after the other rank's name in a PlanMismatchError: the programs of the two ranks, their
+// first difference, and what to do.
 std::string DescribeMismatch(const PlanSide& ours, const PlanSide& theirs);
 
 }  // namespace jaxhet

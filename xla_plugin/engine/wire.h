@@ -12,8 +12,8 @@
 
 #include "xla_plugin/base/error.h"
 
-// What travels on a control connection: a MessageInfo, then a body that starts with the type's
-// own structure. Fixed width, little-endian; kMessageMagic names the version.
+// Messages on a control connection: a MessageInfo, then a body that starts with the type's own
+// structure. Fixed width, little-endian; kMessageMagic names the version.
 namespace jaxhet {
 
 static_assert(std::endian::native == std::endian::little);

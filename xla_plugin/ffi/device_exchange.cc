@@ -12,8 +12,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Every byte of a number that says that it is none. Types without such numbers get one that is
-// seldom meant; programs with them learn of the failure by an error only.
+// Byte that fills a poisoned result: every byte of a NaN. Integers have no NaN and get a value that
+// programs seldom use; programs with them learn of the failure by an error only.
 std::byte PoisonOf(ffi::DataType type) {
   switch (type) {
     case ffi::F8E4M3B11FNUZ:

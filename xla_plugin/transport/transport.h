@@ -22,8 +22,8 @@ namespace verbs {
 class Nics;
 }
 
-// What one exchange moves between one rank of ours and one other rank, both ways. The engine keeps
-// it, and the memory it names, until both ways are done or the engine has failed.
+// Bytes that one exchange moves between one rank of ours and one other rank, both ways. The engine
+// keeps it, and the memory it names, until both ways are done or the engine has failed.
 struct Transfer {
   IoList send;
   IoList receive;
@@ -39,7 +39,7 @@ struct Transfer {
 
 inline constexpr std::string_view kBytesTwice = "it sent bytes of a transfer twice";
 
-// What a path to a peer may ask of whoever owns it.
+// Interface of a path's owner, for the path.
 class PeerHost {
  public:
   virtual ~PeerHost() = default;
@@ -51,10 +51,10 @@ class PeerHost {
   virtual void Lost(std::string_view why) = 0;
 };
 
-// What a connection may ask of the engine.
+// Interface of the engine, for connections.
 class ConnectionHost : public PeerHost {
  public:
-  // The transfer that the peer named; throws TransportError if there is none.
+  // The transfer that the peer named; throws TransportError if it does not exist.
   virtual Transfer& Find(uint64_t ticket) = 0;
   // Counts progress. The transfer may be gone when these return.
   virtual void Sent(Transfer& transfer, size_t num_bytes) = 0;
@@ -73,12 +73,13 @@ class Connection {
   virtual void Accept([[maybe_unused]] std::string_view offer) {}
   // Set-up: the peer's Accept() of our offer has returned and this connection is the chosen one.
   virtual void Accepted() {}
-  // What to poll: an event is followed by Advance(). Connections may share some.
+  // Objects to poll: an event is followed by Advance(). Connections may share some.
   virtual std::vector<Pollable*> Pollables() { return {}; }
 
-  // What the peer's Begin() needs to know of `transfer`; it travels with our start.
+  // Announcement of `transfer` for the peer's Begin(); it travels with our start.
   virtual std::string Announce([[maybe_unused]] const Transfer& transfer) { return {}; }
-  // Both sides have started: moves what is left of either way (no progress is made before Advance).
+  // Both sides have started: moves the remaining bytes of both ways (no progress is made before
+  // Advance).
   virtual void Begin(Transfer& transfer, std::string_view announcement) = 0;
   virtual void OnMessage(std::span<const std::byte> message) = 0;
   // Moves about kSliceBytes at most. True if there is more to do at once, false if an event must

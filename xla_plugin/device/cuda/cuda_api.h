@@ -41,8 +41,7 @@ struct CudaApi {
   static constexpr int kReadWrite = 3;          // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
   static constexpr unsigned kOpWait = 1;        // CU_STREAM_MEM_OP_WAIT_VALUE_32
   static constexpr unsigned kOpWrite = 2;       // CU_STREAM_MEM_OP_WRITE_VALUE_32
-  // Of the second version of the stream memory operations, the one that we call, there is no
-  // attribute for 32 bits.
+  // We call the second version of the stream memory operations; it has no attribute for 32 bits.
   static constexpr int kStreamValues = 122;  // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 
   Library library;
@@ -115,21 +114,21 @@ struct CudaApi {
   Function<int(void*, size_t)> unmap{library, "cuMemUnmap"};
   Function<int(void*, size_t, const void*, size_t)> set_access{library, "cuMemSetAccess"};
 
-  // What differs from HIP; see Gpu.
+  // Differences from HIP; see Gpu.
 
   static constexpr const char* kRetainName = "cuDevicePrimaryCtxRetain";
   static constexpr const char* kEnterName = "cuCtxPushCurrent";
 
   FailureText Describe(int result) const;
   void ClearLastError() const {}
-  // XLA uses the primary context too: its memory and its streams are of it.
+  // XLA uses the primary context too: its memory and its streams belong to it.
   int Retain(int ordinal, Context* context) const;
   void Release(int ordinal) const;
   int Enter(Context context, Context* before) const;
   void Leave(Context before) const;
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
   int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
-  // Of the following, the name of the last call and its result.
+  // The following functions return the name of the last call and its result.
   std::pair<const char*, int> Values(StreamHandle stream,
                                      std::span<const StreamValue> values) const;
   std::pair<const char*, int> ExportFd(void* address, int* fd) const;

@@ -94,11 +94,11 @@ struct HipApi {
   using ExportPortable = Function<int(const void*, size_t, int*, uint64_t*)>;
   ExportRange get_handle_for_address_range{library, "hipMemGetHandleForAddressRange",
                                            ExportRange::kOptional};
-  // Of the HSA runtime, which HIP is linked with.
+  // Function of the HSA runtime, which HIP is linked with.
   ExportPortable hsa_export_dmabuf{library, "hsa_amd_portable_export_dmabuf",
                                    ExportPortable::kOptional};
 
-  // What differs from CUDA; see Gpu.
+  // Differences from CUDA; see Gpu.
 
   static constexpr const char* kRetainName = "hipSetDevice";
   static constexpr const char* kEnterName = "hipSetDevice";

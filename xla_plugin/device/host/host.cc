@@ -134,7 +134,7 @@ std::shared_ptr<HostEvent>& EventOf(EventHandle handle) {
   return *reinterpret_cast<std::shared_ptr<HostEvent>*>(handle);
 }
 
-// What all host devices have given out, since they are one memory.
+// Allocations of all host devices, which are one memory.
 struct Allocations {
   struct Allocation {
     size_t num_bytes;
@@ -174,7 +174,7 @@ class HostDevice final : public Device {
     return {*this, reinterpret_cast<EventHandle>(
                        new std::shared_ptr<HostEvent>(std::make_shared<HostEvent>()))};
   }
-  // Of a file, which is what it is exported by.
+  // Allocates a file: memory is exported by its descriptor.
   Memory Allocate(size_t num_bytes) override {
     Fd file(memfd_create("jaxhet-device", MFD_CLOEXEC));
     if (!file || ftruncate(file.get(), static_cast<off_t>(num_bytes)) != 0) ThrowErrno("memfd");

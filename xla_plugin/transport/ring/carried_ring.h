@@ -43,7 +43,7 @@ class ChunkCounter {
  public:
   ChunkCounter(const LaunchLog& log, size_t slot_bytes) : log_(log), slot_bytes_(slot_bytes) {}
 
-  // Of the exchange that the next chunk is of; it may not be launched yet.
+  // Number of the next chunk's exchange, which may not be launched yet.
   uint64_t exchange() const { return exchange_; }
   // Where that chunk begins in it.
   uint64_t offset() const { return done_bytes_; }

@@ -21,7 +21,7 @@ class FdMailbox {
   FdMailbox();
 
   const FdMailboxInfo& info() const { return info_; }
-  // What was left by someone who knows info(). Does not block; throws if there is nothing.
+  // Descriptor that was left by someone who knows info(). Does not block; throws without one.
   Fd Take();
   void Close() { socket_.Reset(); }
 

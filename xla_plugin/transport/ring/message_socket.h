@@ -14,13 +14,13 @@ namespace jaxhet {
 // Messages over a connection, few and short. For one thread, but for Shutdown().
 class MessageSocket {
  public:
-  // Of a connection that someone else owns as well.
+  // Uses a connection that another object owns as well.
   explicit MessageSocket(const Fd& socket);
 
   int fd() const { return fd_.get(); }
   // Blocks while the peer does not read.
   void Send(std::span<const iovec> message) const;
-  // None if there is none yet. Throws if the peer has closed the connection.
+  // The next message, if it has arrived. Throws if the peer has closed the connection.
   std::optional<std::string> Receive();
   // By any thread: the connection is at its end.
   void Shutdown() const;

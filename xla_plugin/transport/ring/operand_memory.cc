@@ -9,7 +9,7 @@
 namespace jaxhet {
 namespace {
 
-// What the source tells the target; after it the reason, if nothing is shared.
+// Message of the source to the target; the reason follows if nothing is shared.
 struct OperandMemoryInfo {
   uint64_t num_bytes;  // 0: nothing
   uint64_t proof_place;

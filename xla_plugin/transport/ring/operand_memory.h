@@ -19,14 +19,14 @@ namespace jaxhet {
 // The source's side.
 class OwnOperandMemory {
  public:
-  // `within` is some of that memory; empty: there is none to share. Never throws for what can't be
+  // `within` is some of that memory; empty: no memory is shared. Never throws for what can't be
   // shared: answer() says why.
   OwnOperandMemory(Device& device, std::span<std::byte> within, uint64_t pull_bytes,
                    const FdMailboxInfo& mailbox);
 
   const std::string& answer() const { return answer_; }
   bool is_shared() const { return range_.num_bytes > 0; }
-  // What a proof is written into.
+  // Address that a proof is written to.
   void* proof_address() const { return proof_address_; }
   std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const;
 

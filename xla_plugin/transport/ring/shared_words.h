@@ -11,7 +11,7 @@
 
 namespace jaxhet {
 
-// What the target tells the source about a ring on one host.
+// Message of the target to the source about a ring on one host.
 struct SharedRingInfo {
   SharedMemoryInfo memory;
   uint64_t slot_bytes;
@@ -43,7 +43,7 @@ class SharedWordsRing : public RingEnd {
 };
 
 std::string ToOffer(const SharedRingInfo& info);
-// Throws TransportError for what is none.
+// Throws TransportError for other bytes.
 SharedRingInfo ParseSharedRingInfo(std::string_view offer);
 
 }  // namespace jaxhet

@@ -21,7 +21,7 @@ size_t NumSlots(Nics& nics) {
                   SlotLink::kMostSlots);
 }
 
-// What fits one work request on every NIC, with its header.
+// Largest chunk that fits one work request of every NIC, with its header.
 size_t ChunkBytes(Nics& nics, size_t wanted) {
   for (const auto& nic : nics.Usable()) {
     wanted = std::min<size_t>(wanted, nic->info.max_message - kChunkHeaderBytes);
@@ -128,7 +128,7 @@ size_t VerbsConnection::Fill(size_t slot) {
   return num_bytes;
 }
 
-// Of a message of `num_bytes`, so that all paths have some of it.
+// Size of the pieces of a message of `num_bytes`, so that every path has some.
 size_t VerbsConnection::PieceBytes(size_t num_bytes) const {
   const size_t share = RoundUp(num_bytes / link_.num_data_paths(), kAlignment);
   return std::clamp(share, std::min(kLeastPieceBytes, link_.chunk_bytes()), link_.chunk_bytes());

@@ -13,7 +13,7 @@ constexpr std::string_view kMemlockAdvice =
     ". The process may lock too little memory: raise `ulimit -l` to unlimited (in a container "
     "`--ulimit memlock=-1`, under systemd LimitMEMLOCK=infinity).";
 
-// What may be locked is the first limit that registered memory meets, and CQs and QPs as well.
+// Registered memory, CQs and QPs first meet the limit of locked memory.
 std::string_view AdviceFor(int error_number) {
   return error_number == ENOMEM ? kMemlockAdvice : std::string_view();
 }

@@ -48,7 +48,7 @@ class Context final : public Pollable {
   const VerbsApi& api() const { return api_; }
   ibv::Context* get() const { return context_.get(); }
   const std::string& name() const { return name_; }
-  // Of sysfs: /sys/class/infiniband/NAME.
+  // Folder in sysfs: /sys/class/infiniband/NAME.
   std::string folder() const { return context_->device->ibdev_path.data(); }
 
   ibv::DeviceAttr QueryDevice() const;
@@ -91,7 +91,7 @@ class ProtectionDomain {
 class MemoryRegion {
  public:
   MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int access);
-  // By a dma-buf, of which `memory` starts at `offset`; it may be closed afterwards.
+  // Registers a dma-buf; `memory` starts at `offset` in it. It may be closed afterwards.
   MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int dma_buf,
                size_t offset, int access);
 

@@ -19,7 +19,7 @@ class DeviceSlots {
               size_t slot_bytes);
 
   SlotMemory slots() const { return slots_; }
-  // As the device names the first one.
+  // Address of the first slot on the device.
   void* device_address() const { return device_address_; }
   // "dma-buf", "peer memory" or "pinned memory (dma-buf: ...; peer memory: ...)".
   const std::string& way() const { return way_; }

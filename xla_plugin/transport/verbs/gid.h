@@ -28,7 +28,7 @@ bool IsIpv4(const ibv::Gid& gid);
 
 // The GID that a RoCE port is to use: RoCE v2, of a netdev that is up, IPv4 before global IPv6, the
 // lowest index of those. `wanted` is an index that overrides this, or -1. Throws TransportError,
-// which lists the table, if there is none or the wanted one is empty.
+// which lists the table, if no GID fits or the wanted entry is empty.
 GidEntry ChooseGid(std::span<const GidEntry> table, int wanted);
 
 // Why ChooseGid() has chosen `chosen`.

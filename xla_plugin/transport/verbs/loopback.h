@@ -22,9 +22,9 @@ class Loopback {
   Loopback(const std::shared_ptr<Nic>& nic, Options options);
 
   void Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes);
-  // As it sends our memory to a peer, which needs no right to read it.
+  // Sends our memory as to a peer, which needs no right to read it.
   void Send(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes);
-  // What the NIC has written is seen by the device that owns the memory.
+  // Makes the NIC's writes visible to the device that owns the memory.
   void Flush(const MemoryRegion& region, uint64_t address);
 
  private:

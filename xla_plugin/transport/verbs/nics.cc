@@ -14,7 +14,7 @@
 namespace jaxhet::verbs {
 namespace {
 
-// Of one lane, by the value of ibv_port_attr::active_speed.
+// Gbit/s of one lane, by the value of ibv_port_attr::active_speed.
 double LaneGbps(int speed) {
   switch (speed) {
     case 1:

@@ -65,13 +65,13 @@ class Nics {
   explicit Nics(Options options) : options_(std::move(options)) {}
 
   const Options& options() const { return options_; }
-  // Those to use, by name. Throws TransportError, which says why and what to do, if there are none.
+  // NICs to use, by name. Throws TransportError, which says why and what to do, if none is usable.
   std::span<const std::shared_ptr<Nic>> Usable();
-  // Of these, those that are nearest to a device on PCI; all for one whose place is unknown.
+  // Usable NICs that are nearest to a device on PCI; all of them for a device of unknown place.
   std::vector<std::shared_ptr<Nic>> Near(std::string_view pci, std::string_view sysfs = kSysfs);
-  // What the rings of a device share; null at first.
+  // Memory region that the rings of a device share; null at first.
   std::shared_ptr<OperandRegion>& OperandsOf(const Device& device) { return operands_[&device]; }
-  // All connections have been made: closes what none of them uses.
+  // All connections have been made: closes unused NICs.
   void Release() { usable_.clear(); }
 
  private:

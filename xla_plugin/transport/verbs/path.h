@@ -13,7 +13,7 @@
 
 namespace jaxhet::verbs {
 
-// What a work request is, in its wr_id.
+// Identity of a work request, in its wr_id.
 struct WorkId {
   uint32_t path;
   uint16_t epoch;
@@ -31,7 +31,7 @@ struct Write {
   uint32_t rkey = 0;
 };
 
-// What a peer must know of a NIC of ours, and how ours reaches it.
+// Description of a NIC of ours for the peer, and our route to the peer's NIC.
 RailInfo InfoOf(const NicInfo& nic, uint32_t rkey);
 Route RouteOf(const NicInfo& own, const RailInfo& peer, const Options& options);
 
@@ -71,9 +71,9 @@ class Path {
 
   // For good.
   void Kill();
-  // The queue pair of the next epoch; its qp_num is 0 if there is none.
+  // The queue pair of the next epoch; its qp_num is 0 without one.
   PathInfo Close();
-  // What the peer's closing said; kept until ours.
+  // Message of the peer's closing; kept until our own closing.
   std::optional<PathInfo> peer_closed;
   // Both ends have closed. False if there is no replacement on both sides: the path is dead.
   bool Reopen();

@@ -74,7 +74,7 @@ void SlotLink::Restock() {
 void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
   const WorkId id = UnpackWorkId(wc.wr_id);
   Path& path = *PathOf(id.path).path;
-  // Of a queue pair that is gone: the peer has been told what counts as arrived.
+  // Completion of a closed queue pair: the peer has been told which chunks arrived.
   if (id.epoch != path.epoch() || path.is_closed()) return;
   if (wc.status != ibv::kWcSuccess) {
     if (IsFatal(wc.status)) {

@@ -84,11 +84,11 @@ class SlotLink {
   std::byte* note(size_t slot) const { return notes_->slot(slot); }
   // The free slot will be sent, `num_bytes` of it; there is room. Returns the sequence.
   uint16_t Start(size_t index, size_t num_bytes);
-  // What the peer's slot gets lies elsewhere, where it stays until the slot is free again.
+  // Like Start(), for bytes that lie elsewhere and stay there until the slot is free again.
   uint16_t StartFrom(size_t index, const NicMemory& memory, uint64_t address, size_t num_bytes);
   // Sends the next part, up to `end`; the last one ends at `num_bytes`.
   void SendTo(size_t index, size_t end);
-  // What a failed path had is to be sent again before anything else.
+  // Whether chunks of a failed path must be sent again, before anything else.
   bool HasResends() const { return !resends_.empty(); }
   size_t Resend();  // one slot, if there is room; returns its bytes
 
@@ -109,7 +109,7 @@ class SlotLink {
   // Credits go by themselves, or with a chunk: `packed` Immediates, 0 behind the last.
   void TakeCredits(std::span<uint32_t> packed);
   void OnCredits(std::span<const uint32_t> packed);
-  // What arrived can't be used: the paths over this NIC are closed, and it is sent again.
+  // The arrived chunk can't be used: the paths over this NIC are closed, and it is sent again.
   void Refuse(const Arrival& arrival, std::string_view reason);
   void SendCredits();
 

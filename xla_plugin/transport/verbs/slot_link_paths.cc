@@ -210,7 +210,7 @@ void SlotLink::ClosePath(Rail& rail, Path& path, std::string_view reason) {
   if (path.peer_closed) Reopen(rail, path);
 }
 
-// What came over the path and was not taken yet has not arrived: it is sent again.
+// Chunks that came over the path and were not taken yet count as lost: they are sent again.
 void SlotLink::Forget(const Path& path) {
   std::erase_if(receives_due_, [&](const Choice& due) { return due.path == &path; });
   std::erase_if(arrivals_, [&](const Arrival& arrival) {

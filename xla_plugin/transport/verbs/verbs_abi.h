@@ -299,7 +299,7 @@ struct Wc {  // ibv_wc
   uint8_t dlid_path_bits = 0;
 };
 
-// What the library allocates, never by value: some have more members than the first.
+// Structures that the library allocates; never by value: some have more members than these.
 
 struct Device {                   // ibv_device
   std::array<void*, 2> obsolete;  // _ops
@@ -308,7 +308,7 @@ struct Device {                   // ibv_device
   std::array<char, 64> name;
   std::array<char, 64> dev_name;
   std::array<char, 256> dev_path;
-  // Of sysfs: /sys/class/infiniband/NAME.
+  // Folder in sysfs: /sys/class/infiniband/NAME.
   std::array<char, 256> ibdev_path;
 };
 

@@ -42,7 +42,7 @@ std::vector<std::shared_ptr<verbs::Nic>> NicsOf(const RingSetup& setup) {
   return setup.nics->Near(setup.device.info().pci_bus_id);
 }
 
-// What each of the NICs sends at once, at most.
+// Largest message that every NIC can send.
 size_t MostBytes(const RingSetup& setup) {
   size_t most = SIZE_MAX;
   for (const auto& nic : NicsOf(setup)) most = std::min<size_t>(most, nic->info.max_message);
@@ -195,7 +195,7 @@ class VerbsSource final : public VerbsRing {
     bool is_sent = false;  // all of it
   };
 
-  // Those that the peer's device has emptied are the device's again.
+  // Returns the slots to the device that the peer's device has emptied.
   size_t ReturnSlots() {
     size_t count = 0;
     for (uint32_t slot = 0; slot < kRingSlots; ++slot) {

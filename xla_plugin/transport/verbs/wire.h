@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-// What two verbs connections tell each other: offers when they are set up, immediate data with
-// every chunk and credit, and messages when a path fails. Little-endian; kOfferMagic names the
+// Messages between two verbs connections: offers when they are set up, immediate data with every
+// chunk and credit, and messages when a path fails. Little-endian; kOfferMagic names the
 // version.
 namespace jaxhet::verbs {
 
