@@ -6,7 +6,7 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 
-// What every transport must do, on each of them.
+// Requirements on every transport, tested on each.
 namespace jaxhet::testing {
 namespace {
 

@@ -61,7 +61,7 @@ TEST(NoSourceIsZeros) {
   EXPECT(parts[0].IsFilledWith(std::byte{0}) && parts[1].IsFrom(0) && parts[2].IsFrom(1));
 }
 
-// What the program does between two dones sees the pieces before.
+// Work of the program between two dones sees all earlier pieces.
 void CheckComesInPieces(std::string_view transport) {
   constexpr size_t kPieceBytes = kSlotBytes * 2 + 3;
   DeviceWorld world(DeviceOptions(2, transport));
@@ -211,8 +211,8 @@ TEST(LogIsUsedAgain) {
   if (!kIsThreadSanitized) CheckLogIsUsedAgain("verbs");
 }
 
-// Some operands lie elsewhere, and some sources are late: what they send goes through slots, in
-// between what is pulled.
+// Some operands lie in other memory, and some sources are late: their exchanges use slots, between
+// exchanges that are pulled.
 TEST(WhatCannotBePulledGoesThroughSlots) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
   const Pairs pairs = {0, 1};
@@ -237,7 +237,7 @@ TEST(WhatCannotBePulledGoesThroughSlots) {
   ExpectEqual(world.engine(1).DeviceStats().at("bytes_pulled"), pulled);
 }
 
-// Its sends may wait for slots, it does not before a done.
+// Sends may wait for slots; the program waits only at a done.
 TEST(ProgramIsNotHeldByItsSends) {
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) {
     DeviceWorld world(DeviceOptions(2));
@@ -255,7 +255,7 @@ TEST(ProgramIsNotHeldByItsSends) {
   }
 }
 
-// As the watch sees it: not before the device comes to it, and until it is over.
+// Times as the watch sees them: from the device's start of the exchange to its end.
 TEST(ExchangesAreRecordedAndTimed) {
   DeviceWorld world(DeviceOptions(2));
   const auto records = [&] { return world.engine(0).DeviceFlightRecords(); };

@@ -105,7 +105,7 @@ TEST(NothingIsPoisonedBeforeItsStart) {
   EXPECT(world.IsIdleWithin(0, kLong));
 }
 
-// What has come when the job fails counts, what comes after is poison.
+// Pieces that arrived before the job failed are right; later ones are poison.
 TEST(PiecesAreRightOrPoison) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
   constexpr size_t kPieceBytes = size_t{1} << 20;
@@ -133,7 +133,7 @@ TEST(PiecesAreRightOrPoison) {
   EXPECT(num_right > 0);
 }
 
-// What one member has sent counts, what another has not is poisoned.
+// The block of a member that has sent is right; the block of one that has not is poison.
 TEST(LateMemberOfAGroupIsNamed) {
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 3}) {
     WorldOptions options = DeviceOptions(3, "pulled");

@@ -15,7 +15,7 @@ size_t ShiftOf(int64_t index) { return static_cast<size_t>(index) * 5; }
 
 constexpr size_t kOwnBytes = 4096;  // of each rank
 constexpr size_t kMostRanks = 16;
-// Of all tests of a program; a NIC's driver pins it all.
+// Operands of all tests of a program; a NIC's driver pins all of this memory.
 constexpr size_t kOperandBytes = size_t{500} << 20;
 
 std::byte* AllOperands() {
@@ -171,7 +171,7 @@ void Part::UseDeviceMemory() {
   device_memory_ = {arena.Take(operand.size()), arena.Take(result.size())};
 }
 
-// As the host has them.
+// Copies the host's operands to the device.
 void Part::Upload() const {
   Arena& arena = Arena::Of(rank_);
   arena.Copy(device_memory_->operand.data(), operand.data(), operand.size());

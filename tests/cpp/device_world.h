@@ -22,9 +22,9 @@ inline constexpr std::byte kPoison{0xFF};
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
 inline constexpr int kRingSockets = 3 + RingSockets::kNumMessageSockets;
-// Of rings between the test's devices. "pulled" is shm, with operands that the target's device can
-// reach (not in a process of its own on GPUs); "in place" is verbs, with operands that NICs can
-// send from.
+// Transports of the rings between the test's devices. "pulled" is shm, with operands that the
+// target's device can reach (not in a process of its own on GPUs); "in place" is verbs, with
+// operands that NICs can send from.
 std::vector<std::string_view> DeviceTransports();
 inline bool IsInPlace(std::string_view transport) {
   return transport == "pulled" || transport == "in place";
@@ -87,7 +87,7 @@ class Part {
  public:
   Part(int rank, Pairs pairs, size_t num_bytes, int64_t index = 0,
        std::pmr::memory_resource* memory = OperandMemory());
-  // Of an all-to-all, as many bytes for each member.
+  // Part of an all-to-all with `num_bytes` for each member.
   Part(int rank, const Group& group, size_t num_bytes, int64_t index = 0);
 
   Part& WithPlan(int64_t plan) {
@@ -105,7 +105,7 @@ class Part {
   void Start(DeviceWorld& world) { StartOn(world.engine(rank_), world.stream(rank_)); }
   void Done(DeviceWorld& world) const { DoneOn(world.engine(rank_), world.stream(rank_)); }
   bool IsFrom(int source) const;
-  // Of a group: the block of its result is that member's.
+  // Whether the block of a group's result is the member's.
   bool HasBlockOf(int64_t member) const;
   bool HasAllBlocks() const {
     return std::ranges::all_of(ranks_, std::bind_front(&Part::HasBlockOf, this));

@@ -111,7 +111,7 @@ using jaxhet::IpcHandleInfo;
 using jaxhet::StreamHandle;
 using namespace jaxhet::testing::fake_driver;  // NOLINT(google-build-using-namespace)
 
-// What both have.
+// Functions of both drivers.
 
 ENTRY int cuInit(unsigned flags) { return Record("cuInit", flags); }
 ENTRY int cuDriverGetVersion(int* version) { return Give("cuDriverGetVersion", version, 7000); }

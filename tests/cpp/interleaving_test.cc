@@ -35,7 +35,7 @@ std::string Listing(int program) {
                 Constant(program), "\tf.py:9\ne1: f32[1] = psum axes=('x') e0\tf.py:9\nout e1\n");
 }
 
-// Of equal lines but for what stands for the program.
+// Plans with equal lines, except for the program.
 std::string PlanOf(int program) {
   return StrCat("jit__lambda:", program,
                 "3f2a all_gather all-reduce sum flat f32[1] {{0,1}}\tpsum f.py:9\n");
@@ -103,7 +103,7 @@ void ExpectRefused(std::array<Call*, 2> calls, std::array<int, 2> programs) {
   }
 }
 
-// What follows a refusal fails as well, whether the two processes agree or not.
+// Calls after a refusal fail as well, whether the two processes agree or not.
 void ExpectFailed(std::array<Call*, 2> calls) {
   for (const int rank : {0, 1}) {
     Call& call = *calls[static_cast<size_t>(rank)];

@@ -22,7 +22,7 @@ std::vector<TestCase>& Tests() {
   return *tests;
 }
 
-// What failed, in order. Tests run threads.
+// Failures in order. Several threads of a test may add to it.
 class Failures {
  public:
   void Add(std::string text) {

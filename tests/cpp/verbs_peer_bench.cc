@@ -92,7 +92,7 @@ class End final : public ConnectionHost {
     while (connection_->Advance()) {
     }
   }
-  // What has come or gone is what it should be.
+  // Checks the received and the sent bytes.
   void Check(uint64_t number) {
     if (messages_.at(number).bytes != Content(number, num_bytes_)) {
       Throw(ErrorCode::kTransport, "message ", number, " has other bytes than were sent");

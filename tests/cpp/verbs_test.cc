@@ -67,7 +67,7 @@ TEST(SaysWhyGidIsChosen) {
               std::string("JAXHET_VERBS_GID_INDEX: RoCE v1, IPv4; not routed"));
 }
 
-// Of files for a test, which go with it.
+// Folder of files for a test, deleted with the object.
 class Folder {
  public:
   Folder() {
@@ -194,7 +194,7 @@ TEST(LeavesSlowAndUnwantedNicsOut) {
   EXPECT(nics[1].info.problem.empty() && nics[2].info.problem.empty());
 }
 
-// Those of the software libibverbs.
+// NICs of the software libibverbs.
 TEST(DescribesNicsAsOptionsHaveThem) {
   const auto chosen = verbs::DescribeNics({});
   ExpectEqual(chosen.size(), size_t{2});
@@ -218,7 +218,7 @@ TEST(SaysThatThereIsNoLibrary) {
   EXPECT(text.find('\n') == std::string::npos);
 }
 
-// What a queue pair has room for, of odd lengths too.
+// Parts as large as a queue pair has room for, of odd lengths too.
 TEST(SlotsAreSentInFewParts) {
   for (const size_t around : {size_t{1}, size_t{128} << 10, size_t{512} << 10, size_t{8} << 20}) {
     for (size_t num_bytes = around; num_bytes < around + 20'000; ++num_bytes) {

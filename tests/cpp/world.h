@@ -96,7 +96,7 @@ std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t 
 
 // The bytes from `begin` on of operand `operand` of `rank`.
 std::vector<std::byte> Pattern(int rank, size_t operand, size_t num_bytes, size_t begin = 0);
-// As one access each, which is quick under TSan, too.
+// Compares by one access to each range, which is quick under TSan, too.
 bool AreEqual(std::span<const std::byte> a, std::span<const std::byte> b);
 
 }  // namespace jaxhet::testing

@@ -15,7 +15,7 @@
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/device/device.h"
 
-// What the tests of the device layer on real GPUs share.
+// Helpers for tests of the device layer on real GPUs.
 namespace jaxhet::testing {
 
 struct Skip : std::runtime_error {

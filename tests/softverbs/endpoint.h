@@ -23,7 +23,7 @@ struct EndpointOptions {
   uint8_t rnr_retry = 7;
 };
 
-// What a peer must know of an endpoint, fixed in width: processes send it to each other.
+// Description of an endpoint for its peer, fixed in width: processes send it to each other.
 struct EndpointInfo {
   uint32_t qpn;
   uint32_t rkey;

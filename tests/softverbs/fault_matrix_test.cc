@@ -45,7 +45,7 @@ enum Phase : uint8_t { kConnect, kIdle, kFirstChunk, kMiddle, kLastChunk, kClose
 constexpr std::array<const char*, kNumPhases> kPhaseNames = {"connect", "idle", "first",
                                                              "middle",  "last", "close"};
 
-// What a run may choose from.
+// Choices of a run.
 struct Chance {
   std::mt19937 random;
 
@@ -119,7 +119,7 @@ constexpr std::array kFaults = {
 constexpr std::string_view kAllIsWell =
     "clear; jitter 0; port soft0 1 up; port soft1 1 up; gid soft0 1 3 add; gid soft1 1 3 add";
 
-// What became of the runs of one cell of the table.
+// Outcomes of the runs of one cell of the table.
 struct Cell {
   int runs = 0;
   int struck = 0;  // the fault happened

@@ -84,7 +84,7 @@ TEST(ErrorLeavesAPart) {
   }
 }
 
-// As when the last acknowledgement is lost.
+// The same happens when the last acknowledgement is lost.
 TEST(ErrorComesAfterAllWasDone) {
   Sender pair;
   const FaultScope fault(StrCat("error bytes=all status=", ibv::kWcRetryExcErr));

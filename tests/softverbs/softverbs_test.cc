@@ -1,4 +1,4 @@
-// What the software libibverbs does as hardware does it.
+// Behaviour of the software libibverbs that equals that of hardware.
 
 #include "tests/softverbs/softverbs.h"
 
@@ -208,7 +208,7 @@ TEST(BytesOfOthersAreTakenWhenTheyLeave) {
   EXPECT(pair.b.bytes()[0] == std::byte{9});
 }
 
-// What the peer does not allow breaks both ends.
+// A request that the peer does not allow breaks both ends.
 void ExpectRefused(const EndpointOptions& options, EndpointInfo change(EndpointInfo), size_t offset,
                    size_t num_bytes) {
   Pair pair(options);

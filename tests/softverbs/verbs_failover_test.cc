@@ -13,7 +13,7 @@
 #include "tests/softverbs/softverbs.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
-// What the verbs transport does when paths fail: it goes on by others, or says why it can't.
+// Failing paths of the verbs transport: it continues on other paths, or says why it can't.
 namespace jaxhet::testing {
 namespace {
 

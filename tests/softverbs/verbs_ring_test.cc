@@ -52,7 +52,7 @@ TEST(PinnedMemoryIsLast) {
   ExpectContains(way, "; peer memory: what host:0 (this host's memory) wrote, ");
 }
 
-// What lies in a device's operand memory, and no more, NICs send from there.
+// NICs send operands in the device's operand memory from there, and no others.
 TEST(OperandsAreRegistered) {
   const auto device = OpenHostDevice({}, 0);
   verbs::Nics nics{verbs::Options()};
@@ -107,7 +107,7 @@ struct RingPair {
   std::unique_ptr<RingEnd> target;
 };
 
-// As the source's device says that exchange `number` of one chunk is there.
+// Announces exchange `number` of one chunk, as the source's device does.
 void Send(RingPair& ring, uint32_t number, bool is_in_place) {
   const auto operand = OperandsOf(0);
   const auto place = ring.source->PlaceOf(operand);

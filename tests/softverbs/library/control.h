@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-// What this libibverbs has beside libibverbs. Commands are lines of words, separated by ";":
+// Control interface of this libibverbs. Commands are lines of words, separated by ";":
 //
 //   device NAME [ports=1] [mtu=5] [link=infiniband]    instead of soft0 and soft1
 //   port DEVICE PORT up|down

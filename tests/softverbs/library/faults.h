@@ -22,7 +22,7 @@ enum class FaultKind : uint8_t {
   kCall,       // the entry point `call` fails with `error_number`
 };
 
-// What happens, as faults see it. Empty members match every fault.
+// Event that faults are compared with. Empty members match every fault.
 struct Site {
   std::string_view device;
   int port = 0;

@@ -23,7 +23,7 @@
 
 namespace jaxhet::softverbs {
 
-// What the hardware of a process does, on one thread that runs while a device is open. A QP's
+// Hardware of a process, on one thread that runs while a device is open. A QP's
 // requester (requester.cc) sends a request's next packet; the responder (responder.cc) of the
 // process that has the other QP executes it, without that program's help, and answers.
 class Nic {
@@ -57,7 +57,7 @@ class Nic {
   bool BreakQp(uint32_t qpn);
   // Whatever was to happen later happens now.
   void Release();
-  // What softverbs_query() answers.
+  // Answer of softverbs_query().
   std::string Describe(std::string_view what) const;
   void set_retry_interval(std::chrono::microseconds interval) { retry_interval_ = interval; }
   void SetJitter(std::chrono::microseconds most, uint32_t seed);

@@ -31,7 +31,7 @@ int Cq::Poll(std::span<ibv::Wc> wcs) {
       (is_receive ? completion.qp->receives_retired : completion.qp->sends_retired) =
           completion.retires;
     }
-    // What a failed completion's opcode is, is not said.
+    // The opcode of a failed completion is undefined.
     if (wc.status != ibv::kWcSuccess) wc.opcode = ~completion.wc.opcode;
     ring_.pop_front();
     ++count;

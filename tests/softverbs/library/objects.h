@@ -18,8 +18,8 @@
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/transport/verbs/verbs_abi.h"
 
-// What the program holds: our objects begin with libibverbs' members. The NIC's mutex guards all of
-// it but a CQ's ring and the queues of events, which have their own.
+// Objects that the program holds; they begin with libibverbs' members. The NIC's mutex guards all
+// but a CQ's ring and the queues of events, which have their own.
 namespace jaxhet::softverbs {
 
 using Clock = std::chrono::steady_clock;

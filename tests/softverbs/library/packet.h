@@ -28,7 +28,7 @@ struct PacketInfo {
   uint32_t from_qpn = 0;
   uint32_t psn = 0;
   Route route;
-  // Of a request.
+  // Fields of a request.
   int32_t opcode = 0;
   int32_t mtu = 0;
   uint32_t is_last = 0;
@@ -40,7 +40,7 @@ struct PacketInfo {
   uint64_t remote_addr = 0;  // of the whole request, as is its length
   uint64_t total_length = 0;
   uint64_t offset = 0;  // of this piece in it
-  // Of a response.
+  // Fields of a response.
   int32_t status = 0;
   uint32_t rnr_timer = 0;
 };

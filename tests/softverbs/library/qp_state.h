@@ -5,7 +5,7 @@
 
 namespace jaxhet::softverbs {
 
-// What ibv_modify_qp returns for a QP in state `now`: 0 or an errno. Checks the attributes that
+// Result of ibv_modify_qp for a QP in state `now`: 0 or an errno. Checks the attributes that
 // each transition needs and allows (InfiniBand architecture, table 92), and their values.
 int CheckModify(int now, const ibv::QpAttr& attr, int mask, const DeviceModel& device,
                 int own_port);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kWithoutEnd = 7;  // of rnr_retry
 
-// What ends a request: its length, or the fault.
+// End of a request: its length, or the place of its fault.
 uint64_t EndOf(const Work& work) {
   return work.fails_with ? std::min(work.length, work.fail_at) : work.length;
 }
