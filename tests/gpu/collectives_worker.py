@@ -23,7 +23,7 @@ NOT_EMPTY = ("gather", "sum_scatter")  # JAX does not lower them for blocks of n
 
 
 def operations(dtype: str) -> tuple[str, ...]:
-    """Those that make sense for a dtype, and that JAX lowers for the platform."""
+    """Collectives that make sense for a dtype, and that JAX lowers for the platform."""
     moves = (*MOVES, "broadcast") if jax.default_backend() == "gpu" else MOVES
     if dtype == "bool":
         return moves
@@ -31,7 +31,7 @@ def operations(dtype: str) -> tuple[str, ...]:
 
 
 def given(dtype: str, rank: int, count: int) -> np.ndarray:
-    """What a rank gives: whole numbers of which even the small types hold the sums."""
+    """Operand of a rank: whole numbers whose sums even the small types hold."""
     rng = np.random.default_rng([rank, count])
     values = rng.integers(0, 2 if dtype == "bool" or "float8" in dtype else 7, count)
     return values.astype(dtype)
@@ -43,7 +43,7 @@ def factor(operation: str, n: int) -> int:
 
 
 def expected(operation: str, blocks: list[np.ndarray], rank: int) -> np.ndarray:
-    """What a rank gets of what all ranks give, by numpy."""
+    """Result of a rank, computed by numpy from the operands of all ranks."""
     n = len(blocks)
     parts = [block.reshape(n, -1)[rank] if block.size % n == 0 else block for block in blocks]
     before = blocks[(rank - 1) % n]

@@ -1,4 +1,4 @@
-"""What jaxhet's defaults cost a program that needs nothing of it: a step inside of one island.
+"""Cost of jaxhet's defaults for a program that does not need them: a step inside of one island.
 
 XLA's kernels are those that it tunes for everybody; the products of benchmarks/plain_llama.py are
 so large that kernels without tuning are many times slower.

@@ -25,7 +25,7 @@ _TOLERANCE = {
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a program gave.
+    """Results of a program.
 
     Attributes:
       names: by output, its path in the result.

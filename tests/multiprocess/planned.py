@@ -17,7 +17,7 @@ Program = tuple[Any, tuple[Any, ...]]
 
 
 def answer(name: str) -> dict[str, Any]:
-    """What the plan says of a program, and what running it moved in each step.
+    """Plan of a program, and the bytes that a run of it moved in each step.
 
     The plan is asked for before the program has run, after it has, and when JAX takes it from its
     persistent compilation cache.

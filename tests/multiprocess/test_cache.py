@@ -57,7 +57,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def _run(cache: pathlib.Path, *islands: str, **env: str) -> list[dict[str, Any]]:
-    """What each process says of its programs: hits, value, exchanges. Nothing is written."""
+    """Report of each process on its programs: hits, value, exchanges. Nothing is written."""
     common = {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1000",

@@ -46,7 +46,7 @@ NUM_JOBS = 20
 NUM_QUICK_JOBS = 2
 
 Groups = list[list[int]] | None
-# Of each program: what `a` is multiplied by, what is added, and the groups of ranks.
+# For each program: factor of `a`, summand, and groups of ranks.
 CONSTANTS = ((1.5, 20.25), (2.5, 30.25), (3.5, 40.25), (4.5, 50.25), (5.5, 60.25))
 GROUPS: tuple[Groups, ...] = (None, [[0, 2], [1, 3]], [[0, 3], [1, 2]], None, [[2, 0], [3, 1]])
 FAMILIES: dict[str, list[tuple[float, float, Groups]]] = {
@@ -200,7 +200,7 @@ def _right(family: str, number: int, rank: int) -> float:
 
 
 def _ask(job: Job, family: str, orders: Sequence[Orders], new_engine: bool) -> list[list[Any]]:
-    """What both processes tell of each order."""
+    """Outcome of each order on both processes."""
     both = ([o.first for o in orders], [o.second for o in orders])
     request = {"family": family, "orders": both, "new_engine": new_engine}
     return [list(told) for told in zip(*job.ask(request), strict=True)]

@@ -45,7 +45,7 @@ def world() -> Iterator[Job]:
 
 
 def _ask(job: Job, name: str, *arguments: object) -> list[Any]:
-    """What the function gives on each process."""
+    """Result of the function on each process."""
     values = {}
     for process, value, error in job.ask((name, arguments)):
         assert error is None, error

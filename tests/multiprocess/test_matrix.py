@@ -51,7 +51,7 @@ class Case:
     part: slice
 
     def dtypes(self, form: str) -> list[str]:
-        """Those that this form meets here."""
+        """Types that this form is tested with in this shape."""
         first = list(matrix.FORMS).index(form) + self.shape.num_devices
         return list(matrix.DTYPES[first % len(matrix.FORMS) :: len(matrix.FORMS)][self.part])
 

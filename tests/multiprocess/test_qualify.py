@@ -35,7 +35,7 @@ main()
 
 
 def _qualify(folder: pathlib.Path, change: str = "") -> tuple[list[Ended], dict[str, Any]]:
-    """What two processes print, and the report."""
+    """Output of two processes, and the report."""
     report = folder / "report.json"
     envs = [
         {
@@ -157,7 +157,7 @@ def _report(folder: pathlib.Path, **states: Any) -> str:
 
 
 def _paths(report: str, unproven: str) -> list[tuple[str, dict[str, str]]]:
-    """Of each process of a job of two: its transport; others, and why they were refused."""
+    """For each process of a job of two: the transport; the others, and why they were refused."""
     ended = run(JOINED, *job(JAXHET_QUALIFICATION=report, JAXHET_UNPROVEN=unproven))
     assert [e.code for e in ended] == [0, 0], ended
     found = [json.loads(e.text.splitlines()[-1])[0] for e in ended]

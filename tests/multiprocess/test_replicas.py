@@ -31,7 +31,7 @@ def tell(**what): print("told:", json.dumps(what), flush=True)
 
 
 def told(script: str, *envs: dict[str, str]) -> dict[str, Any]:
-    """What both processes tell, which must be the same."""
+    """Output of both processes, which must be equal."""
     ended = run(SET_UP + TOOLS + script, *envs, timeout_s=120)
     found = []
     for one in ended:

@@ -20,7 +20,7 @@ def filled(value):
     return jax.make_array_from_callback(x.shape, x.sharding, lambda i: (ones * value)[i])
 
 def call(kind, value=1.0):
-    # What came of one call: "right", "wrong", or an error.
+    # Outcome of one call: "right", "wrong", or an error.
     try:
         got = np.asarray(functions[kind](filled(value)).addressable_data(0))
     except Exception as e:
@@ -43,7 +43,7 @@ RIGHT = ["right"]
 
 
 def told(script: str, **common: str) -> list[dict[str, Any]]:
-    """What both islands tell that run a script."""
+    """Output of both islands that run a script."""
     found = []
     for ended in run_both(TOOLS + script, **common):
         assert ended.code == 0, ended.text

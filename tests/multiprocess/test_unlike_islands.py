@@ -54,7 +54,7 @@ def world() -> Iterator[Job]:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a program.
+    """Outcome of a program.
 
     Attributes:
       name: "right", "wrong" or "refused".
@@ -224,7 +224,7 @@ def test_programs_with_other_exchanges_are_right_or_refused(
 
 
 def _words(program: Program) -> set[str]:
-    """Of which the first difference has one."""
+    """Words of the program's pieces; the first reported difference holds one of them."""
     names = {program.aside, *(p for e in program.exchanges for p in (e.before, e.after) if p)}
     return {word for name in names for word in unlike_programs.PIECES[name].words}
 

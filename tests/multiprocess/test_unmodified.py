@@ -20,7 +20,7 @@ _DEVICES = 2  # of each process
 
 
 def _over_islands(program: pathlib.Path) -> dict[str, Any]:
-    """What each process of two islands prints, by `jaxhet launch` and `jaxhet run`."""
+    """Output of each process of two islands, by `jaxhet launch` and `jaxhet run`."""
     jaxhet = [sys.executable, "-m", "jaxhet.cli"]
     launch = [*jaxhet, "launch", "--islands", "2", "--devices", str(_DEVICES), "--"]
     ended = subprocess.run(
@@ -36,7 +36,7 @@ def _over_islands(program: pathlib.Path) -> dict[str, Any]:
 
 
 def _in_one_world(program: pathlib.Path) -> dict[str, Any]:
-    """What one process of plain JAX prints, which takes itself for the only one of Open MPI 4."""
+    """Output of one process of plain JAX, which detects a job of one process of Open MPI 4."""
     world = {
         "OMPI_MCA_orte_hnp_uri": f"{(_free_world_port() - 61440) << 12}.0;tcp://127.0.0.1:1",
         "OMPI_COMM_WORLD_SIZE": "1",

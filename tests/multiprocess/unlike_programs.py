@@ -165,7 +165,7 @@ class Program:
     exchanges: tuple[Exchange, ...]
 
     def with_swapped_weights(self, one: int, other: int) -> "Program":
-        """What the program gives where the data of two exchanges are swapped."""
+        """Result of the program where the data of two exchanges are swapped."""
         swapped = list(self.exchanges)
         for here, there in ((one, other), (other, one)):
             weight = self.exchanges[there].weight

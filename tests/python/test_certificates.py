@@ -79,7 +79,7 @@ def test_service_refuses_who_has_no_certificate_of_a_process(
 
 
 def _first_byte(address: str, context: ssl.SSLContext) -> bytes:
-    """What the service says first to who speaks TLS: HTTP/2's settings; empty if it hangs up."""
+    """First bytes of the service to a TLS client: HTTP/2's settings; empty if it hangs up."""
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -210,7 +210,7 @@ def test_guess_of_the_secret_takes_time() -> None:
     assert time.process_time() - start > 0.005  # an HMAC alone takes 1 µs
 
 
-# What the user gives.
+# Certificates of the user.
 
 
 def _settings(folder: pathlib.Path, **changed: str | None) -> dict[str, str | None]:

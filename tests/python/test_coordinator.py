@@ -1,4 +1,4 @@
-"""What the coordinator tells the others when one process fails, whatever that process sends."""
+"""The coordinator tells all processes when one fails, whatever that process sends."""
 
 import concurrent.futures
 import contextlib
@@ -48,7 +48,7 @@ class Pair:
             thread.join()
 
     def failure_of_first(self) -> JaxhetError:
-        """What process 0 is told, within 5 s."""
+        """Failure that process 0 hears within 5 s."""
         deadline = time.monotonic() + 5
         while (failure := self.members[0].failure) is None:
             assert time.monotonic() < deadline
@@ -114,7 +114,7 @@ def test_encryption_that_differs_is_refused() -> None:
 
 
 def _join(terms: Terms, *claims: dict[str, Any], address: str = "") -> list[Any]:
-    """What each process of a job is told: its id, or an error; `claims` are options of each."""
+    """Id or error that each process of a job receives; `claims` are options of each."""
     bind = address or f"127.0.0.1:{free_port()}"
     address = f"127.0.0.1:{bind.rpartition(':')[2]}"
     server = _coordinator.Coordinator(listen(bind), SECRET, terms)
@@ -207,7 +207,7 @@ def test_stray_process_does_not_end_a_job_that_runs(pair: Pair) -> None:
     assert [m.failure for m in pair.members] == [None, None]
 
 
-# As a service.
+# The coordinator as a service.
 
 
 def _serve(

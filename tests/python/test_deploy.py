@@ -1,4 +1,4 @@
-"""What is in deploy/: manifests against schemas, scripts with stand-ins for the launchers."""
+"""Files in deploy/: manifests against schemas, scripts with stand-ins for the launchers."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""What peers send, damaged at random: it is refused in words, and no thread ends without one.
+"""Messages of peers, damaged at random: all are refused in words, also in threads.
 
 The engine's parsers have fuzzers of their own (`tests/cpp/fuzz.h`); a test here fails for a file
 that parses what peers send and that no fuzzer names. FUZZ_SECONDS and FUZZ_SEED as there.
@@ -41,7 +41,7 @@ _FUZZED = {
     "jaxhet/_coordinator.py": "test_damaged_claims_are_refused",
     "jaxhet/_membership.py": "test_damaged_answers_of_the_coordinator_are_refused",
 }
-# What in a file of Python, or of C++, says that it reads such bytes.
+# Patterns of code in Python, and in C++, that reads bytes of peers.
 _READS_PYTHON = re.compile(r"channel\.receive\(|\breceive_exactly\(|\b_HEADER\.unpack\(")
 _READS_CPP = re.compile(
     r"\bTake(?:Info)?<\w+>\(|\bUnpackStrings\(|memcpy\(&\w+, "

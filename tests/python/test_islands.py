@@ -45,7 +45,7 @@ def test_islands_whose_processes_are_no_neighbours() -> None:
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Those of a session whose islands are interleaved, island by island."""
+    """Devices of a session whose islands are interleaved, island by island."""
     session = _session.Session(Config({}), 0, _make("abab", [1, 2, 3, 1]))
     monkeypatch.setattr(_session, "_current", [session])
     monkeypatch.setattr(jax.sharding, "Mesh", lambda devices, names: devices)

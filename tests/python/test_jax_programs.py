@@ -87,7 +87,7 @@ def test_internals_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _in_thread(function: Any) -> list[Any]:
-    """What a function gives, or raises, in another thread."""
+    """Result or exception of a function in another thread."""
     result: list[Any] = []
 
     def body() -> None:

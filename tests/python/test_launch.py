@@ -156,7 +156,7 @@ def test_nobody_reads_the_output_ends_the_job():
         assert popen.wait(_TIMEOUT_S) == 128 + signal.SIGTERM
 
 
-# What a process is told.
+# Variables that a process is given.
 
 
 def test_environment_says_who_and_where_each_process_is():

@@ -24,7 +24,7 @@ _LEVELS = [
     {"python"},
 ]
 
-# What may be included or called in one place only: pattern -> folder or file below xla_plugin.
+# Includes and calls that are allowed in one place only: pattern -> folder or file below xla_plugin.
 _CPP_DOORS = {
     r"#include [<\"]infiniband/": "transport/verbs/",
     r"\"_?ibv_\w+\"": "transport/verbs/",  # entry points by their names

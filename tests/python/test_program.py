@@ -52,7 +52,7 @@ def _with_function_in_cell(by: float) -> Callable[..., Any]:
     return lambda v: scale(v) + 1
 
 
-# What a callback holds that makes it another one.
+# Values in a callback that make it another one.
 _HOLDERS: dict[str, Callable[[float], Callable[..., Any]]] = {
     "cell": lambda by: lambda v: v * np.float32(by),
     "default": _with_default,

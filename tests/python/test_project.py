@@ -1,4 +1,4 @@
-"""What holds for the tree as a whole: the documents, the pins, the paths."""
+"""Rules for the tree as a whole: the documents, the pins, the paths."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""What a job may use by the report of `jaxhet doctor --qualify`, and the words where it may not."""
+"""Transports that a report of `jaxhet doctor --qualify` allows a job, and the errors."""
 
 import dataclasses
 import importlib.metadata

@@ -78,7 +78,7 @@ class FakeStore:
             return self.values[key]
 
 
-# What is copied.
+# Keys that are copied.
 
 
 def test_nothing_is_copied_for_one_plugin() -> None:
@@ -101,7 +101,7 @@ def test_messages_go_to_the_names_of_process_0_and_the_whole_comes_back() -> Non
 
 
 def _exchange(client: Any, claim: Claim, members: list[Claim]) -> bytes:
-    """What the backend of a process does; returns the job's devices as it sees them."""
+    """Plays the backend of a process; returns the job's devices as it sees them."""
     key = _jax_compat.local_topology_key(claim.topology, claim.process)
     client.key_value_set_bytes(key, f"devices of {claim.process};".encode())
     whole = _jax_compat.global_topology_key(claim.topology)

@@ -37,7 +37,7 @@ Pairs = list[tuple[float, float]]  # figures of ours and perftest's, taken one a
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is measured, of us and of perftest, and where their ratio should be."""
+    """Measurement of ours and of perftest, and the expected ratio."""
 
     what: str
     unit: str

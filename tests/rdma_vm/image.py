@@ -1,4 +1,4 @@
-"""What the virtual machine boots: a Debian kernel that has soft-RoCE, an initramfs, and packages.
+"""Image of the virtual machine: a Debian kernel with soft-RoCE, an initramfs, and packages.
 
     python -m tests.rdma_vm.image    makes it, where it is not made yet
 
@@ -78,7 +78,7 @@ class Image:
         return self.folder / "stamp"
 
     def host_environment(self) -> Mapping[str, str]:
-        """What a program out of `packages` needs to run on the host."""
+        """Environment in which a program of `packages` runs on the host."""
         libraries = self.packages / "usr/lib/x86_64-linux-gnu"
         return {
             **os.environ,
@@ -168,11 +168,11 @@ class _Apt:
 
 
 def _get_packages(image: Image, apt: _Apt) -> None:
-    """What the host has already is not downloaded, and seen by the guest all the same."""
+    """Packages that the host has are not downloaded; the guest sees them all the same."""
     archives = apt.folder / "archives"
     (archives / "partial").mkdir(parents=True, exist_ok=True)
     apt.run("apt-get", "install", "-qq", "--download-only", "--no-install-recommends", *_PACKAGES)
-    # As on a merged-/usr system: a directory /lib would hide the host's link of that name.
+    # Links as on a merged-/usr system: a directory /lib would hide the host's link of that name.
     for name in ("bin", "sbin", "lib", "lib64"):
         (image.packages / "usr" / name).mkdir(parents=True)
         (image.packages / name).symlink_to(f"usr/{name}")

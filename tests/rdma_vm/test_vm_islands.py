@@ -18,7 +18,7 @@ _PACKETS = 8 << 20 >> 12  # at least those of the largest exchange
 
 
 def _envs(address: str) -> list[dict[str, str]]:
-    """Of both processes; emulation is slow."""
+    """Output of both processes; emulation is slow."""
     return job(
         2,
         JAXHET_TRANSPORTS="verbs",

@@ -54,5 +54,5 @@ class FakeSsh:
         (self.folder / f"{host}.failure").write_text(words)
 
     def calls(self) -> list[dict[str, object]]:
-        """What each call got: `argv`, `environ`, `host`."""
+        """Record of each call: `argv`, `environ`, `host`."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]

@@ -25,7 +25,7 @@ def why_fewer_than(count: int) -> str:
 
 
 def shared_by(count: int) -> dict[str, str]:
-    """What gives a job `count` GPUs; where there are fewer, its processes share them."""
+    """Options that give a job `count` GPUs; where there are fewer, its processes share them."""
     names, _ = visible()
     fraction = 0.75 * min(1, len(names) / count)
     return {

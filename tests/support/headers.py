@@ -39,7 +39,7 @@ def include_folder(header: str, folders: tuple[str, ...], package: str) -> str:
 
 
 def compile_errors(program: str, folder: str, defines: tuple[str, ...] = ()) -> str:
-    """What the compiler has against `program`; empty if nothing."""
+    """Errors of the compiler in `program`; empty if it compiles."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if not compiler:
         pytest.skip("no C++ compiler")

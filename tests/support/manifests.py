@@ -1,4 +1,4 @@
-"""What is wrong with a Kubernetes manifest of a job, without a cluster: its fields, then its sense.
+"""Errors in a Kubernetes manifest of a job, found without a cluster: fields first, then meaning.
 
 Pods and Jobs go by the strict schemas of the package kubernetes_validate. Of JobSet's and Volcano's
 own objects the fields that we use stand below, closed: any other field is a mistake.
@@ -90,7 +90,7 @@ Pods = list[tuple[str, int, dict[str, Any]]]  # an island's name, its number of 
 
 
 def problems(manifest: Any) -> list[str]:
-    """What is wrong, in words; nothing for a manifest that a cluster should run."""
+    """Errors in words; empty for a manifest that a cluster should run."""
     is_jobset = isinstance(manifest, dict) and manifest.get("kind") == "JobSet"
     schema = jsonschema.Draft7Validator(_JOBSET if is_jobset else _VOLCANO)
     if found := [f"{error.json_path}: {error.message}" for error in schema.iter_errors(manifest)]:
@@ -113,7 +113,7 @@ def _object(version: str, kind: str, template: dict[str, Any]) -> dict[str, Any]
 
 
 def _pods_of_jobset(manifest: dict[str, Any]) -> tuple[Pods, set[str], list[str]]:
-    """Of each island its pods; the names by which pods are reached; what is wrong."""
+    """Pods of each island, names by which pods are reached, and errors."""
     spec, pods, names, wrong = manifest["spec"], [], set(), []
     for job in spec["replicatedJobs"]:
         of_job = job["template"]["spec"]
@@ -143,7 +143,7 @@ def _pods_of_volcano(manifest: dict[str, Any]) -> tuple[Pods, set[str], list[str
 
 
 def _senseless(manifest: dict[str, Any], pods_of: Any) -> Iterator[str]:
-    """What no schema says."""
+    """Errors that no schema finds."""
     pods, names, wrong = pods_of(manifest)
     yield from wrong
     total, first = sum(count for _, count, _ in pods), 0

@@ -20,7 +20,7 @@ def build(name: str) -> pathlib.Path:
 
 
 def results_of(printed: str) -> list[tuple[str, str]]:
-    """Of each check of such a program " ok " or "FAIL", and its name."""
+    """Result (" ok " or "FAIL") and name of each check of such a program."""
     return re.findall(r"^\[ ( ok |FAIL) \] (\S+)", printed, re.MULTILINE)
 
 

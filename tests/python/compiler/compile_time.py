@@ -1,4 +1,4 @@
-"""What do the passes cost a vendor's compiler, which compiles a LLaMA's train step without a GPU?
+"""Time of the passes in a vendor's compiler, which compiles a LLaMA's train step without a GPU.
 
     python -m tests.python.compiler.compile_time [--vendor cuda|rocm] [--config 1b] [--layers 32]
                                                  [--repeats 3] [--scan] [--json FILE]
@@ -49,7 +49,7 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
             result = super().decompose(module, job, options)
             passes["pre_s"] += time.perf_counter() - start
             passes["modules"] += 1
-            # Of the same length, and no opcode that the hook looks for.
+            # Text of the same length that is no opcode that the hook looks for.
             without = module.replace(b"\x12\x0aall-reduce", b"\x12\x0aall-nothin")
             start = time.perf_counter()
             decompose(without, job, options)

@@ -110,14 +110,14 @@ def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruct
 
 
 def _attribute(start: hlo.Instruction, name: str) -> int:
-    """Of the engine's call."""
+    """Value of an attribute in the engine's call."""
     return int(start.frontend_attributes.map["jaxhet_call"].split(f"{name} = ")[1].split(" ")[0])
 
 
 def _come_in_parts(
     c: hlo.Computation, done: hlo.Instruction, own: hlo.Instruction, size: int
 ) -> None:
-    """What was exchanged comes one part after the other; before, there is what must not be used."""
+    """Splits the result into parts that arrive in turn; a part holds wrong values before."""
     whole = c.add(done.opcode, done.shape)
     name, instruction_id = whole.name, whole.id
     whole.CopyFrom(done)

@@ -76,6 +76,6 @@ def decomposed(
 
 
 def opcodes(text: str) -> list[str]:
-    """Those of the entry computation."""
+    """Instructions of the entry computation."""
     main = text.split("\nENTRY", 1)[1]
     return re.findall(r" = (?:\(.*?\)|\S+) ([a-z\-]+)\(", main)

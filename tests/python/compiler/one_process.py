@@ -177,7 +177,7 @@ def reductions(dtype: str) -> Program:
 
 
 def long_sums() -> Program:
-    """Of a length that is no multiple of anything."""
+    """Sums of vectors of odd lengths."""
 
     def f(*xs: jax.Array) -> Any:
         return [lax.psum(x, axes) for x in xs for axes in ("x", "y", ("x", "y"))]

@@ -45,7 +45,7 @@ def _module(body: str, before: str = hlo_text.SUM) -> bytes:
 
 
 def _sources(plan: Plan) -> list[str]:
-    """What the user wrote, by index."""
+    """Equations of the user, by index."""
     return [e.source.rpartition("/")[2] for e in plan.exchanges]
 
 
@@ -243,7 +243,7 @@ def test_exchanges_of_one_equation_are_told_apart(first: str, second: str):
 
 
 def test_other_connections_are_another_plan():
-    """What tells two exchanges apart is in the plan: no compiler can swap them unnoticed."""
+    """The plan tells two exchanges apart: no compiler can swap them unnoticed."""
     swapped = _twice("p", "q", root="tuple(b, a)")
     assert _plan(_twice("p", "q")).fingerprint != _plan(swapped).fingerprint
 

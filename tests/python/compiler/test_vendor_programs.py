@@ -23,7 +23,7 @@ _ENOUGH_TOLD_APART = 0.9
 
 @dataclasses.dataclass
 class _Counts:
-    """What has been compared.
+    """Counts of the comparison.
 
     Attributes:
       programs: Compiled by both vendors.
@@ -52,7 +52,7 @@ class _Counts:
 
 
 def _way(line: str) -> str:
-    """What a line of a plan says besides the place in the program: what looks alike has one way."""
+    """Line of a plan without its place in the program: equal lines have one meaning."""
     return line.partition(" ")[2].rpartition(" @")[0]
 
 
@@ -71,7 +71,7 @@ def _compile_by_both(first: int, count: int, *flags: str) -> list[Results]:
 
 
 def _difference(cuda: dict[str, Any], rocm: dict[str, Any]) -> str:
-    """What tells two vendors' results for one program apart; "" for equal ones."""
+    """Difference of two vendors' results for one program; "" for equal ones."""
     for vendor, result in zip(_VENDORS, (cuda, rocm), strict=True):
         if "error" in result:
             return f"{vendor}: {result['error'][-1000:]}"

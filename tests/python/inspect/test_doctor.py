@@ -21,7 +21,7 @@ from jaxhet._inspect.paths import try_paths
 from jaxhet._paths import Refusal
 from tests.support.jobs import ROOT
 
-# What schema 1 has promised: a field that goes, or means something else, is another schema.
+# Promise of schema 1: a field that vanishes, or changes its meaning, needs another schema.
 SCHEMA_1 = {
     "Finding": "level text",
     "Part": "usable text",

@@ -1,4 +1,4 @@
-"""What people are told, in which words, on machines that are not here."""
+"""Findings of the doctor, and their words, on described machines."""
 
 import dataclasses
 import io

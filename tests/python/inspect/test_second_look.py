@@ -14,7 +14,7 @@ from jaxhet._inspect.report import Nic
 from jaxhet._inspect.second_look import SeenPort
 from tests.python.inspect.trees import Tree, chosen
 
-# As much of pyverbs.device as the reader needs; mlx5_1 can't be opened.
+# Stand-in for the part of pyverbs.device that the reader uses; mlx5_1 can't be opened.
 _PYVERBS = """\
 from types import SimpleNamespace as Some
 

@@ -24,7 +24,7 @@ Max locked memory         {soft:<20} unlimited            bytes
 
 
 def chosen(nic: str, **changes: Any) -> Choice:
-    """What the verbs transport says of port 1 of `roce_host`'s NIC, or of one that is like it."""
+    """Report of the verbs transport on port 1 of `roce_host`'s NIC, or of one like it."""
     port = {"device": nic, "port": 1, "gbps": 400.0, "mtu": 4096, "gid_index": 5}
     port |= {"reason": "RoCE v2, IPv4, on ens1f0", "problem": ""}
     return Choice((port | changes,))
@@ -115,7 +115,7 @@ class Tree:
         self.gid(port, 0, "fe80:0000:0000:0000:946d:ae03:00aa:bbcc", "IB/RoCE v1", "")
 
     def roce_host(self) -> None:
-        """What a NIC with one IPv4 address has: each address as RoCE v1 and as v2."""
+        """GIDs of a NIC with one IPv4 address: each address as RoCE v1 and as v2."""
         self.nic("mlx5_0")
         self.file("sys/class/net/ens1f0/mtu", 9000)
         self.file("sys/class/net/ens1f0/operstate", "up")

@@ -40,7 +40,7 @@ def test_sharding_table_has_no_other_row():
     assert PARAMETERS.keys() == set().union(*(shapes(name) for name in KINDS))
 
 
-# As their publishers count them (`num_parameters` of `transformers`); the last two, over bytes.
+# Counts of the publishers (`num_parameters` of `transformers`); the last two are over bytes.
 @pytest.mark.parametrize(
     ("name", "count"),
     [

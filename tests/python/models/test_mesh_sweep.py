@@ -99,7 +99,7 @@ def test_mesh_is_planned(vendor, make_mesh, monkeypatch, tmp_path):
     latency, bandwidth = sweep.latency_us * 1e-6, sweep.link_gb_per_s * 1e9
     seconds = row.exchanges * latency + row.bytes_across / bandwidth
     assert row.seconds == pytest.approx(seconds)
-    # Of each gradient, which is the same on both ranks of an island, each sends at least half.
+    # A gradient is the same on both ranks of an island: each sends at least half of it.
     trainer = Trainer(CONFIGS["tiny"], Schedule(1e-3, 1, 0.1, 1.0), make_mesh(data=4))
     parameters = jax.tree.leaves(jax.eval_shape(lambda: trainer.init(0)).params)
     assert row.bytes_across >= sum(x.size for x in parameters) * 4 / 2

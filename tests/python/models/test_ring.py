@@ -152,7 +152,7 @@ def test_no_activation_is_gathered(axes, make_mesh, fast_jit):
     assert names == {"all-reduce", "collective-permute"}
     permuted = [line for line in text.splitlines() if " collective-permute" in line]
     assert permuted
-    # Of keys and values together, [2, batch, positions, heads, head dimension] of one device.
+    # Keys and values together: [2, batch, positions, heads, head dimension] of one device.
     rows, positions = 4 // axes.get("data", 1), 20 // axes["sequence"]
     heads = ODD.kv_heads // axes.get("model", 1)
     assert all(f"f32[2,{rows},{positions},{heads},8]" in line for line in permuted), permuted
