@@ -10,7 +10,8 @@
 namespace jaxhet::testing {
 namespace {
 
-int Run(const WorldOptions& options, std::vector<Ends> ends, const ForkedPeer::Script& script) {
+int RunScript(const WorldOptions& options, std::vector<Ends> ends,
+              const ForkedPeer::Script& script) {
   try {
     const auto engine = MakeEngine(1, options, std::move(ends));
     SetUp(*engine, options);
@@ -27,7 +28,7 @@ ForkedPeer::ForkedPeer(const WorldOptions& options, const Script& script) {
   pid_ = fork();
   if (pid_ == 0) {
     ends[0].clear();
-    _exit(Run(options, std::move(ends[1]), script));
+    _exit(RunScript(options, std::move(ends[1]), script));
   }
   ends[1].clear();
   engine_ = MakeEngine(0, options, std::move(ends[0]));

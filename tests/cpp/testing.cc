@@ -44,7 +44,7 @@ Failures& AllFailures() {
   return *failures;
 }
 
-void Run(const TestCase& test) {
+void RunTest(const TestCase& test) {
   std::fprintf(stderr, "[ run  ] %s\n", test.name.c_str());
   const auto begin = std::chrono::steady_clock::now();
   const size_t before = AllFailures().texts().size();
@@ -93,7 +93,7 @@ std::string ExpectThrow(const std::function<void()>& function, const Location& l
 int main(int argc, char** argv) {  // NOLINT(misc-const-correctness)
   const std::string_view pattern = argc > 1 ? argv[1] : "";
   for (const auto& test : jaxhet::testing::Tests()) {
-    if (test.name.find(pattern) != std::string::npos) jaxhet::testing::Run(test);
+    if (test.name.find(pattern) != std::string::npos) jaxhet::testing::RunTest(test);
   }
   // Once more: what a test logs buries them.
   const auto failures = jaxhet::testing::AllFailures().texts();

@@ -52,7 +52,7 @@ def test_others_report_a_killed_process(phase: str, delay_s: float, victim: int)
 # Half of the runs are resumed: that takes as long as the run itself.
 @pytest.mark.parametrize(
     ("process", "delay_s", "resume"),
-    _slow_after(1, [(i % 2, round(_random.uniform(0, 0.8), 2), i % 2 == 0) for i in range(6)]),
+    _slow_after(1, [(i % 2, round(_random.uniform(0, 0.8), 2), i % 2 == 1) for i in range(6)]),
 )
 def test_checkpoint_survives_a_killed_process(
     process: int, delay_s: float, resume: bool, tmp_path: pathlib.Path

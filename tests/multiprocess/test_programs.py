@@ -48,8 +48,22 @@ def test_program(name: str, shape: Shape, algorithm: str, start: Start) -> None:
             compare.assert_bit_equal(shards)
 
 
-@pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
-@pytest.mark.parametrize("name", ["psum_one_axis", "psum_two_axes", "grad_step"])
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [
+        ("psum_one_axis", "flat"),
+        ("psum_two_axes", "hierarchical"),
+        ("grad_step", "hierarchical"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("psum_one_axis", "hierarchical"),
+                ("psum_two_axes", "flat"),
+                ("grad_step", "flat"),
+            ]
+        ),
+    ],
+)
 def test_islands_of_unequal_size(name: str, algorithm: str, start: Start) -> None:
     shape = Shape(2, processes=(1, 3), devices=(4, 2))
     result = compare.run(start(shape, JAXHET_ALGORITHM=algorithm), {"name": name})
@@ -57,6 +71,7 @@ def test_islands_of_unequal_size(name: str, algorithm: str, start: Start) -> Non
     assert result.exchanges > 0
 
 
+@pytest.mark.slow
 def test_eight_islands(start: Start) -> None:
     result = compare.run(start(Shape(8)), {"name": "psum_two_axes"})
     compare.assert_same(result, compare.run(start(8), {"name": "psum_two_axes"}))

@@ -156,7 +156,7 @@ def assert_right(program: dict[str, Any], result: compare.Result, world: compare
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("num_programs", [50, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_programs", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_random_programs(
     num_programs: int, start: Start, record_property: Callable[[str, object], None]
 ) -> None:
