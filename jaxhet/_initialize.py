@@ -150,7 +150,8 @@ def _check_first_call() -> None:
         raise UsageError("jaxhet.initialize was called before in this process; call it once")
     if _used.is_set():
         raise UsageError(
-            "this process has been in a job already; start a new process for the next one"
+            "this process has joined or tried to join a job already; start a new process for the"
+            " next one"
         )
     if _jax_compat.distributed_is_initialized():
         raise UsageError(

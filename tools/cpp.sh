@@ -27,4 +27,4 @@ cmake -G Ninja -S . -B "$build" --log-level=WARNING -DJAXHET_BUILD_EXTENSION=OFF
   -DJAXHET_UNITY="$unity" $launcher >/dev/null
 [ "$action" = configure ] && exit
 cmake --build "$build" -- --quiet
-$fixed_addresses ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)"
+$fixed_addresses ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(($(nproc) + 1))"

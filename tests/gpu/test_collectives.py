@@ -46,9 +46,13 @@ def cases() -> dict[str, Case]:
 
 
 CASES = cases()
+SLOW = ("cpu-shm-2x1x1",)  # on CPUs one transport is enough to try the test itself
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES],
+)
 def case(request: pytest.FixtureRequest) -> Case:
     found = CASES[request.param]
     # Processes may share them: slow, but not another program.

@@ -77,6 +77,7 @@ def test_second_run_hits_on_every_process_and_still_exchanges(filled: pathlib.Pa
     assert _run(filled) == [{"across": [1, ACROSS, 2], "local": [1, LOCAL, 0]}] * 3
 
 
+@pytest.mark.slow
 def test_other_mesh_order_is_no_hit_and_other_programs_still_are(filled: pathlib.Path) -> None:
     told = _run(filled, REVERSED="1")
     assert told == [{"across": [0, ACROSS, 2], "local": [1, LOCAL, 0]}] * 3
@@ -106,6 +107,7 @@ def test_broken_entries_are_no_hit(filled: pathlib.Path, tmp_path: pathlib.Path)
     assert [t["across"] for t in told] == [[0, ACROSS, 2]] * 3
 
 
+@pytest.mark.slow
 def test_dump_has_every_program_although_the_cache_has_it(
     filled: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -43,7 +43,7 @@ NUM_ORDERS = 1000
 CALLS = 6
 ORDERS_PER_REQUEST = 50
 NUM_JOBS = 20
-NUM_QUICK_JOBS = 2
+NUM_QUICK_JOBS = 1
 
 Groups = list[list[int]] | None
 # For each program: factor of `a`, summand, and groups of ranks.

@@ -1,6 +1,9 @@
 """Islands that run different programs are both told so, with the first difference of both sides."""
 
+from collections.abc import Iterable
+
 import pytest
+from _pytest.mark import ParameterSet
 from two_islands import run_both
 
 from tests.support.scripts import Ended
@@ -52,8 +55,6 @@ DIFFERENT = {  # what differs: the function of each island, and the words of eac
         ("{{0,2},{1,3}}", "{{2,0},{1,3}}"),
     ),
 }
-SLOW = ("dtype", "dimension", "count", "order")  # like the others
-
 DIFFERENT_GROUPS = {
     "size": (
         'lambda a: jax.lax.psum(a, "x")',
@@ -91,9 +92,14 @@ def assert_both_are_told(first: str, second: str, words: tuple[str, ...]) -> Non
         assert "is the first that differs" in told
 
 
+def _slow(cases: Iterable[str], *slow: str) -> list[ParameterSet]:
+    """The cases, some of which resemble others and are slow."""
+    return [pytest.param(case, marks=[pytest.mark.slow] * (case in slow)) for case in cases]
+
+
 @pytest.mark.parametrize(
     "what",
-    [pytest.param(what, marks=[pytest.mark.slow] * (what in SLOW)) for what in DIFFERENT],
+    _slow(DIFFERENT, "dtype", "dimension", "count", "order"),
 )
 def test_programs_that_differ_in(what: str) -> None:
     assert_both_are_told(*DIFFERENT[what])
@@ -189,14 +195,14 @@ def run_hidden(what: str, in_order: bool) -> list[Ended]:
     return run_both(script, JAXHET_DEADLINE_S="5", JAXHET_FIRST_DEADLINE_S="5")
 
 
-@pytest.mark.parametrize("what", HIDDEN)
+@pytest.mark.parametrize("what", _slow(HIDDEN, "callback with state", "root", "scatter"))
 def test_programs_with_a_hidden_difference_in_another_order(what: str) -> None:
     for ended in run_hidden(what, in_order=False):
         assert "wrong" not in ended.text, ended.text
         assert "caught:" in ended.text or ended.text.count("right") == 2, ended.text
 
 
-@pytest.mark.parametrize("what", HIDDEN)
+@pytest.mark.parametrize("what", _slow(HIDDEN, "key", "callback", "root"))
 def test_programs_with_a_hidden_part_in_one_order(what: str) -> None:
     """A program is not refused because a part of it can't be compared."""
     for ended in run_hidden(what, in_order=True):

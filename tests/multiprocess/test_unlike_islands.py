@@ -33,11 +33,11 @@ LOOSE_PASSES = ("fusion", "cpu-all-reduce-combiner", "simplify-while-loops")
 CASES = [(algorithm, passes) for passes in PASSES for algorithm in ALGORITHMS]
 QUICK_CASES = [CASES[0], CASES[3]]
 NUM_PROGRAMS = 30  # of a case
-NUM_QUICK_PROGRAMS = 10
+NUM_QUICK_PROGRAMS = 5
 NUM_LOOSE = 20  # programs of a case in which they may be refused
-NUM_QUICK_LOOSE = 4
+NUM_QUICK_LOOSE = 2
 NUM_UNDECLARED = 40
-NUM_QUICK_UNDECLARED = 3
+NUM_QUICK_UNDECLARED = 1
 
 # Arithmetic without FMA differs in the last bits. A swap changes the result by far more.
 TOLERANCE = 1e-5
@@ -258,6 +258,7 @@ def test_undeclared_differences_are_refused(seed: int) -> None:
 
 # --- scripts: one program each ---
 
+PSUM, PERMUTE = "psum", 'lambda v: jax.lax.ppermute(v, "x", [(0, 1), (1, 0)])'
 TIE = """
 row = np.full((mesh.size, 64), 0.5, np.float32)
 a = jax.make_array_from_callback(row.shape, NamedSharding(mesh, P("x")), lambda i: row[i])
@@ -306,11 +307,14 @@ def test_operation_beside_the_exchanges_that_is_declared_is_right() -> None:
         assert "got 28.5258" in ended.text, ended.text
 
 
-@pytest.mark.parametrize("flags", ["--xla_cpu_max_isa=AVX", "--xla_disable_hlo_passes=algsimp"])
 @pytest.mark.parametrize(
-    ("cross", "factor"),
-    [("psum", 2), ('lambda v: jax.lax.ppermute(v, "x", [(0, 1), (1, 0)])', 1)],
-    ids=["psum", "ppermute"],
+    ("cross", "factor", "flags"),
+    [
+        (PSUM, 2, "--xla_cpu_max_isa=AVX"),
+        (PERMUTE, 1, "--xla_disable_hlo_passes=algsimp"),
+        pytest.param(PSUM, 2, "--xla_disable_hlo_passes=algsimp", marks=pytest.mark.slow),
+        pytest.param(PERMUTE, 1, "--xla_cpu_max_isa=AVX", marks=pytest.mark.slow),
+    ],
 )
 def test_exchanges_of_one_line_with_other_flags_are_right(
     flags: str, cross: str, factor: int
@@ -350,7 +354,13 @@ over_islands = lambda f: jaxhet.jit(f, out_shardings=NamedSharding(mesh, P()))""
 }
 
 
-@pytest.mark.parametrize("what", INSIDE)
+@pytest.mark.parametrize(
+    "what",
+    [
+        name if i == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for i, name in enumerate(INSIDE)
+    ],
+)
 def test_exchanges_inside_a_declared_piece_are_refused(what: str) -> None:
     body = f"""{INSIDE[what]}
 def one(a):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.early
 
 _VENDORS = ("cuda", "rocm")
 _NUM_PROGRAMS = 200
-_NUM_QUICK_PROGRAMS = 16
+_NUM_QUICK_PROGRAMS = 8
 _MOST_NOT_COMPILED = 0.05
 # Share of the arrays that can't be swapped with one that looks alike without being noticed.
 _ENOUGH_TOLD_APART = 0.9

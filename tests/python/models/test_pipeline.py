@@ -34,7 +34,11 @@ def whole() -> tuple[float, Params]:
     [
         pytest.param({"stage": 4}, {}, marks=pytest.mark.slow),
         ({"stage": 2, "data": 2}, {"stages": (3, 1), "microbatches": 2}),
-        ({"stage": 2, "model": 2}, {"stages": (1, 3), "scan": False, "remat": "full"}),
+        pytest.param(
+            {"stage": 2, "model": 2},
+            {"stages": (1, 3), "scan": False, "remat": "full"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"stage": 2, "fsdp": 2}, {"stages": (1, 3), "microbatches": 1}, marks=pytest.mark.slow
         ),

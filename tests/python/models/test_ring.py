@@ -31,7 +31,12 @@ def distance(a: Any, b: Any) -> float:
 
 @pytest.mark.parametrize(
     ("size", "positions", "heads", "kv_heads"),
-    [(2, 2, 1, 1), (2, 14, 6, 2), (4, 4, 5, 1), (4, 12, 9, 3)],
+    [
+        (2, 2, 1, 1),
+        (4, 12, 9, 3),
+        pytest.param(2, 14, 6, 2, marks=pytest.mark.slow),
+        pytest.param(4, 4, 5, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_attention_and_gradients_are_those_of_whole_rows(
     size, positions, heads, kv_heads, make_mesh, fast_jit
@@ -50,7 +55,7 @@ def test_attention_and_gradients_are_those_of_whole_rows(
     assert max(distances) < 2e-6, distances
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 def test_narrow_attention_is_that_of_float32(dtype, make_mesh, fast_jit):
     shapes = ((2, 8, 6, 8), (2, 8, 2, 8), (2, 8, 2, 8))
     inputs = [jax.random.normal(jax.random.key(i), s).astype(dtype) for i, s in enumerate(shapes)]
@@ -103,7 +108,7 @@ def assert_close(found: Any, expected: Any) -> None:
     ("axes", "change"),
     [
         ({"sequence": 4}, {}),
-        ({"sequence": 2, "model": 2}, {"loss_chunk": 0}),
+        pytest.param({"sequence": 2, "model": 2}, {"loss_chunk": 0}, marks=pytest.mark.slow),
         ({"data": 2, "sequence": 2}, {"remat": "full"}),
         pytest.param({"sequence": 2}, {"qk_norm": True}, marks=pytest.mark.slow),
         pytest.param({"sequence": 2, "data": 2}, {"remat": "dots"}, marks=pytest.mark.slow),
