@@ -1,0 +1,197 @@
+"""The documents: links, the site's table of contents, generated pages, examples, language."""
+
+import ast
+import pathlib
+import posixpath
+import re
+import runpy
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_HOOKS = runpy.run_path(str(_ROOT / "tools" / "docs_hooks.py"))
+_SITE = yaml.safe_load((_ROOT / "mkdocs.yml").read_text())
+_PAGES = tuple(_HOOKS["pages"](_SITE["nav"]))
+_DOCUMENTS = ("README.md", *map(_HOOKS["in_repository"], _PAGES))
+_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+# Words that no description begins with: the noun is missing.
+_BEGINS_BADLY = re.compile(r"(?:Of|Those|Its|That|As|What|Them)\b(?![^.;]*\?)")
+# Sources that may hold such a description: parsing all sources takes seconds.
+_SUSPECT = re.compile(
+    r'(?:"""|: )(?i:Of|Those|Its|That|As|What|Them)\b'
+    r'|help=\s*\(?\s*f?"(?i:of|those|its|that|as|what|them)\b'
+)
+_FIELD = re.compile(r"\s+\*{0,2}(?:[a-z]\w*)(?: \([^)]*\))?: (.*)")
+
+
+def _text(document: str) -> str:
+    return (_ROOT / document).read_text()
+
+
+def _prose(document: str) -> str:
+    return _FENCE.sub("", _text(document))
+
+
+def _anchor(heading: str) -> str:
+    """The id that GitHub and MkDocs give a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def _anchors(document: str) -> set[str]:
+    return {_anchor(h) for h in re.findall(r"^#+ (.*)$", _prose(document), re.MULTILINE)}
+
+
+def _problem_of(document: str, link: str) -> str | None:
+    """The reason why a relative link leads nowhere."""
+    path, _, anchor = link.partition("#")
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(document), path))
+    target = target if path else document
+    if not (_ROOT / target).exists():
+        return f"{document}: there is no {target}"
+    if anchor and anchor not in _anchors(target):
+        return f"{document}: {target} has no heading #{anchor}"
+    return None
+
+
+@pytest.mark.parametrize("document", _DOCUMENTS)
+def test_relative_links_of_a_document_resolve(document: str):
+    links = re.findall(r"\]\((?!\w+:)([^)\s]+)\)", _prose(document))
+    assert not [problem for link in links if (problem := _problem_of(document, link))]
+
+
+@pytest.mark.parametrize("page", _PAGES)
+def test_links_of_a_page_lead_to_pages_of_the_site(page: str):
+    markdown = _HOOKS["for_site"](_prose(_HOOKS["in_repository"](page)), page)
+    folder = posixpath.dirname(page)
+    targets = {posixpath.normpath(posixpath.join(folder, t)) for t in _HOOKS["links"](markdown)}
+    assert not {t for t in targets if not t.endswith((".svg", ".png"))} - set(_PAGES)
+
+
+def test_links_are_rewritten_from_the_repository_to_the_site():
+    for_site = _HOOKS["for_site"]
+    assert for_site("[a](../../SECURITY.md#x)", "guides/doctor.md") == "[a](../SECURITY.md#x)"
+    assert for_site("[a](docs/support.md)", "ARCHITECTURE.md") == "[a](support.md)"
+    assert for_site("[a](../README.md)", "models/README.md") == "[a](../index.md)"
+    assert for_site("[a](#x) [b](https://c.d/e.md)", "index.md") == "[a](#x) [b](https://c.d/e.md)"
+
+
+def test_table_of_contents_has_every_page_once():
+    in_folder = {str(p.relative_to(_ROOT / "docs")) for p in (_ROOT / "docs").rglob("*.md")}
+    assert len(_PAGES) == len(set(_PAGES))
+    assert in_folder <= set(_PAGES)
+    assert not [page for page in _PAGES if not (_ROOT / _HOOKS["in_repository"](page)).is_file()]
+
+
+def test_readme_has_at_most_700_words():
+    assert len(_text("README.md").split()) <= 700
+
+
+def test_generated_pages_are_up_to_date():
+    """`python tools/reference.py` writes them anew."""
+    for name, text in runpy.run_path(str(_ROOT / "tools" / "reference.py"))["pages"]().items():
+        assert _text(f"docs/reference/{name}") == text
+
+
+def test_reference_has_every_public_name():
+    stub = ast.parse(_text("jaxhet/__init__.pyi"))
+    public = {a.name for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    pages = _text("docs/reference/api.md") + _text("docs/reference/errors.md")
+    assert set(re.findall(r"^::: jaxhet\.(\w+)$", pages, re.MULTILINE)) == public
+
+
+def _blocks(language: str) -> Iterator[tuple[str, str]]:
+    """The document and the text of each fenced block of a language; "" for commands."""
+    for document in _DOCUMENTS:
+        for info, text in _FENCE.findall(_text(document)):
+            if info.partition(" ")[0] == language:
+                yield document, text
+
+
+def test_python_in_documents_compiles_and_uses_public_names():
+    public = set(re.findall(r" as (\w+)$", _text("jaxhet/__init__.pyi"), re.MULTILINE))
+    for document, text in _blocks("python"):
+        tree = ast.parse(text, document)
+        names = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "jaxhet"
+        }
+        assert names <= public, document
+
+
+def test_first_tutorial_is_the_example_of_the_readme():
+    """tests/python/test_project.py runs the README's."""
+    examples = dict(reversed([*_blocks("python")]))
+    assert examples["docs/tutorials/01-two-islands.md"] == examples["README.md"]
+
+
+def test_commands_in_documents_have_options_that_exist():
+    reference = _text("docs/reference/cli.md")
+    sections = dict(re.findall(r"^## jaxhet (\w+)\n(.*?)(?=^## |\Z)", reference, re.M | re.S))
+    wrong = []
+    for document, text in _blocks(""):
+        commands = text.replace("\\\n", " ")
+        for command, rest in re.findall(r"^(?:\$ )?jaxhet (\w+)(.*)$", commands, re.MULTILINE):
+            own = re.split(r" -- | #", rest)[0]
+            options = re.findall(r"(?<= )--[\w-]+", own)
+            wrong += [(document, command)] if command not in sections else []
+            known = sections.get(command, "")
+            wrong += [(document, command, o) for o in options if f"`{o}`" not in known]
+    assert not wrong
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _descriptions(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The lines of a docstring that begin a description, and the text of `help=`."""
+    match node:
+        case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            text = ast.get_docstring(node) or ""
+            line = getattr(node, "lineno", 1)
+            yield line, text.partition("\n")[0]
+            fields = (m[1] for x in text.splitlines() if (m := _FIELD.fullmatch(x)))
+            yield from ((line, _capitalized(field)) for field in fields)
+        case ast.keyword(arg="help", value=ast.Constant(value=str(text))):
+            yield node.value.lineno, _capitalized(text)
+
+
+def _python_files() -> list[str]:
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "--"]
+    names = subprocess.run(
+        [*command, "*.py", "*.pyi"], cwd=_ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    return [name for name in names if (_ROOT / name).is_file() and "_pb2." not in name]
+
+
+def _badly_begun(source: str) -> list[str]:
+    """The descriptions of a Python source whose noun is missing."""
+    if not _SUSPECT.search(source):
+        return []
+    found = (d for node in ast.walk(ast.parse(source)) for d in _descriptions(node))
+    return [f"{line}: {text}" for line, text in found if _BEGINS_BADLY.match(text)]
+
+
+def test_descriptions_in_code_begin_with_a_noun_phrase_or_a_verb():
+    assert not [f"{n}:{found}" for n in _python_files() for found in _badly_begun(_text(n))]
+
+
+def test_description_without_its_noun_is_found():
+    assert _badly_begun('def f():\n    """Of all."""')
+    assert _badly_begun('"""Sizes.\n\nAttributes:\n  rows: those of the array.\n"""')
+    assert _badly_begun('add("--rows", help="of a batch")')
+    assert not _badly_begun('def f():\n    """What does a mesh cost? One model."""')
+
+
+@pytest.mark.parametrize("document", [*_DOCUMENTS, "tools/bazel/README.md"])
+def test_cells_of_tables_begin_with_a_noun_phrase_or_a_verb(document: str):
+    rows = [line for line in _prose(document).splitlines() if line.startswith("|")]
+    cells: list[Any] = [cell.strip() for row in rows for cell in row.split("|")]
+    assert not [cell for cell in cells if _BEGINS_BADLY.match(_capitalized(cell))]

@@ -1,0 +1,40 @@
+#!/bin/sh
+# docs.sh: builds the documentation site in _build/site; a warning is an error. MkDocs and its plugins are the extra
+# `docs` of pyproject.toml, pinned in constraints.txt, in an environment of their own: .cache/docs.
+set -eu
+cd "$(dirname "$0")/.."
+environment=.cache/docs
+
+say() { printf 'docs: %s\n' "$*" >&2; }
+die() {
+  printf 'docs: missing: %s\n' "$*" >&2
+  exit 1
+}
+
+usable() { "$1" -c 'import sys, venv; assert sys.version_info >= (3, 12)' >/dev/null 2>&1; }
+
+find_python() {
+  for python in ${PYTHON:+"$PYTHON"} .venv/bin/python python3.12 python3.13 python3.14 python3; do
+    usable "$python" && return
+  done
+  die "a Python >= 3.12 with venv: run \`make setup\`, or name one in PYTHON"
+}
+
+inputs() { cat pyproject.toml constraints.txt | cksum; }
+
+install() {
+  [ "$(cat "$environment/.inputs" 2>/dev/null)" = "$(inputs)" ] && return
+  find_python
+  packages=$("$python" -c '
+import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+  say "$packages, and what they need, in $environment"
+  "$python" -m venv --clear "$environment"
+  "$environment/bin/python" -m pip --disable-pip-version-check --no-input install -q \
+    -c constraints.txt $packages || die "packages of the extra \`docs\`: pip could not install them"
+  inputs >"$environment/.inputs"
+}
+
+install
+NO_MKDOCS_2_WARNING=1 "$environment/bin/python" -m mkdocs build --strict --quiet "$@"
+say "_build/site/index.html"

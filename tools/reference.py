@@ -1,0 +1,97 @@
+"""Writes the generated pages of docs/reference anew, from the tables in the code.
+
+`python tools/reference.py` writes them; tests/python/test_docs.py compares them with the code.
+"""
+
+import inspect
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from jaxhet import _config
+from jaxhet.cli import _main
+
+_FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "reference"
+_OPTIONS = """# Options
+
+An option is an argument of `jaxhet.initialize`, by its lower-case name without `JAXHET_`, or an
+environment variable. An argument wins over the environment. An invalid value is an error that lists
+the valid values, and an unknown `JAXHET_*` variable is a warning. *All processes* marks options
+that must have one value in the whole job.
+
+"""
+_CLI = """# Command line
+
+`python -m jaxhet.cli` is the same as `jaxhet`. Every command prints its options with `--help`.
+An error of jaxhet is one line and exit code 2.
+"""
+
+
+def pages() -> dict[str, str]:
+    """The text of each generated page, by its file name in docs/reference."""
+    return {"options.md": _OPTIONS + option_table() + "\n", "cli.md": "\n".join(_cli()) + "\n"}
+
+
+def option_table() -> str:
+    """The table of options: environment name, default and meaning."""
+    return "\n".join(
+        ["| environment | default | meaning |", "|---|---|---|", *map(_option, _config.OPTIONS)]
+    )
+
+
+def _option(option: _config.Option) -> str:
+    meaning = option.help
+    if option.choices:
+        meaning += ": " + ", ".join(f"`{choice}`" for choice in option.choices)
+    if option.agreed:
+        meaning += "; *all processes*"
+    return f"| `{option.env}` | {_default(option.default)} | {meaning} |"
+
+
+def _default(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, bool | float):
+        return f"{value:g}"
+    return "" if value is None else str(value)
+
+
+def _cli() -> Iterator[str]:
+    """The lines of the page of all commands."""
+    yield _CLI
+    commands: dict[str, Any] = typer.main.get_command(_main._app).commands  # pyright: ignore
+    for name, command in commands.items():
+        context = typer.Context(command)
+        usage = " ".join(p.metavar for p in command.params if p.param_type_name == "argument")
+        yield f"## jaxhet {name}\n"
+        yield f"```\njaxhet {name} [OPTIONS] {usage}".rstrip() + "\n```\n"
+        yield inspect.cleandoc(command.help).replace("*", r"\*") + "\n"
+        yield "| option | default | meaning |\n|---|---|---|"
+        yield from (_parameter(parameter, context) for parameter in command.params)
+        yield ""
+
+
+def _parameter(parameter: Any, context: typer.Context) -> str:
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.metavar}`"
+    elif not parameter.is_flag:
+        kind = parameter.display_type(context).strip("<>").removesuffix(" range")
+        names += f" `{parameter.metavar or kind.replace('|', '/')}`"
+    default = parameter.default
+    hidden = callable(default) or default is None or default is False
+    shown = "" if hidden else f"{default:g}" if isinstance(default, float) else str(default)
+    return f"| {names} | {shown} | {_cell(parameter.help or '')} |"
+
+
+def _cell(text: str) -> str:
+    """A text in a cell of a table."""
+    return re.sub(r"([*|])", r"\\\1", text)
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (_FOLDER / name).write_text(text)
