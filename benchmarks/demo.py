@@ -41,7 +41,7 @@ Rows = list[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """What to run. The mesh is `data` over islands by `model` over an island's devices."""
+    """Settings of the runs. The mesh is `data` over islands by `model` over an island's devices."""
 
     islands: int
     devices: int
@@ -86,7 +86,7 @@ class Demo:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What the three runs say together; differences of loss are relative to the one world's."""
+    """The result of the three runs; differences of loss are relative to the one world's."""
 
     differences: Sequence[float]
     floors: Sequence[float]
@@ -120,7 +120,7 @@ def compare(islands: Rows, one_world: Rows, permuted: Rows, replicas: Replicas) 
 
 
 def failures(demo: Demo, seen: Comparison) -> list[str]:
-    """What the runs did not show, in words; empty if all is well.
+    """The checks that failed, in words; empty if all is well.
 
     Losses are judged in float32 only: with fewer bits, rounding moves them in the first steps too.
     """

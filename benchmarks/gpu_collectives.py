@@ -71,7 +71,7 @@ class Row:
 
 
 def case_of(system: str, collective: str, num_bytes: int, dtype: str) -> bench.Case:
-    """What is run to time a collective of a size on a system."""
+    """The case that times a collective of a size on a system."""
     if num_bytes < LARGE_BYTES:
         return bench.Case(collective, num_bytes, 0, dtype)
     budget = _CHAIN_BYTES.get(system, _SLOW_CHAIN_BYTES)

@@ -47,14 +47,14 @@ SAME_KERNELS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all systems of a run have in common."""
+    """The common settings of all systems of a run."""
 
     platform: str
     shape: Shape
     xla_flags: str = ""
 
     def environment(self, system: str, num_systems: int) -> dict[str, str]:
-        """What a system's processes see beside the place in their job."""
+        """The environment of a system's processes, except the place in their job."""
         flags = _FLAGS.get(system, "") if self.platform == "cuda" else ""
         return self.variables(SYSTEMS[system], num_systems, flags)
 
@@ -93,7 +93,7 @@ def add_options(
     parser.add_argument(
         "--shape", default=shape, help="islands x processes of each x devices of each process"
     )
-    parser.add_argument("--xla-flags", default=xla_flags, help="of all systems, on GPU")
+    parser.add_argument("--xla-flags", default=xla_flags, help="XLA_FLAGS of all systems, on GPU")
     parser.add_argument("--json", type=pathlib.Path, help="file for all figures")
 
 
@@ -110,7 +110,7 @@ def names_of(valid: Mapping[str, Any] | Sequence[str]) -> Any:
 
 
 def setting(args: argparse.Namespace) -> Setting:
-    """What the options of `add_options` say; exits with a line if there are too few GPUs."""
+    """The settings of `add_options`; exits with a line if there are too few GPUs."""
     shape = Shape(*map(int, args.shape.split("x")))
     if args.platform == "cuda" and (reason := gpus.why_fewer_than(shape.num_devices)):
         raise SystemExit(f"{reason}; --platform cpu tries the benchmark out without GPUs")
@@ -122,7 +122,7 @@ class Systems:
 
     Attributes:
       alive: the job of each system that has not failed.
-      failures: what those that have failed said last.
+      failures: last message of each system that has failed.
     """
 
     def __init__(self) -> None:
@@ -131,11 +131,11 @@ class Systems:
 
     @property
     def bridged(self) -> list[str]:
-        """Those that are two islands."""
+        """The systems that are two islands."""
         return [system for system in self.alive if is_bridged(system)]
 
     def attempt(self, system: str, action: Callable[[], Any]) -> Any:
-        """What `action` returns; None if it is how the system fails."""
+        """The result of `action`; None if the system fails in it."""
         try:
             return action()
         except AssertionError as error:
@@ -167,7 +167,7 @@ class Systems:
         return {system: answer for system, answer in answers.items() if answer is not None}
 
     def facts(self, request: Any) -> dict[str, Any]:
-        """What runs, by the first process that answers."""
+        """The hardware and software, by the first process that answers."""
         for system in [*self.alive]:
             if answers := self.ask(system, request):
                 return answers[0]

@@ -183,7 +183,7 @@ def _judged_compile(ratio: float) -> str:
 
 
 def programs(args: argparse.Namespace, num_devices: int) -> list[Program]:
-    """Those that the options choose."""
+    """The programs that the options choose."""
     return [
         Program(
             config=config,
@@ -220,7 +220,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--forms", type=gpu_jobs.names_of(FORMS), default=list(FORMS))
     parser.add_argument("--dtype", default="bfloat16", help="type to compute in")
     parser.add_argument("--layers", type=int, help="0: those of the config")
-    parser.add_argument("--rows", type=int, help="of a batch, for each device")
+    parser.add_argument("--rows", type=int, help="rows of a batch, for each device")
     parser.add_argument("--seq", type=int, default=2048, help="positions in a row")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn")
     parser.add_argument("--repeats", type=int, default=4, help="turns")

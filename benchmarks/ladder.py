@@ -52,13 +52,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-    """What to run.
+    """Settings of the runs.
 
     Attributes:
       setting: platform, shape of the islands, and flags of XLA.
       programs: by their name in `PARALLEL`.
       rungs: names in `RUNGS`.
-      steps: of each program on each rung, those that are not timed included.
+      steps: number of steps of each program on each rung, untimed ones included.
       turns: number of parts that the steps are divided into; 1: one rung after the other.
     """
 
@@ -191,8 +191,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--platform", choices=DEFAULTS, help="default: cuda where this machine has GPUs, else cpu")
     add("--shape", default="2x1x2", help="islands x processes of each x devices of each process")
-    add("--parallel", type=names(PARALLEL), default=[*PARALLEL], help=f"of {','.join(PARALLEL)}")
-    add("--rungs", type=names(RUNGS), default=[*DEFAULT], help=f"of {','.join(RUNGS)}")
+    add(
+        "--parallel",
+        type=names(PARALLEL),
+        default=[*PARALLEL],
+        help=f"programs, of {','.join(PARALLEL)}",
+    )
+    add("--rungs", type=names(RUNGS), default=[*DEFAULT], help=f"rungs, of {','.join(RUNGS)}")
     add("--config", choices=CONFIGS, help="size of the model")
     add("--dtype", choices=DTYPES, help="type to compute in")
     add("--layers", type=int, help="0: those of the config")

@@ -1,4 +1,4 @@
-"""What `benchmarks.ladder` finds out: rows of a table, of a JSON file and of two plots; pure."""
+"""Results of `benchmarks.ladder`: rows of a table, of a JSON file and of two plots; pure."""
 
 import dataclasses
 import pathlib
@@ -23,9 +23,9 @@ class Row:
       reason: why there are no figures.
       is_failed: whether the rung should have run.
       is_comparable: whether the losses are of the same batches as the reference's.
-      remark: what a reader of the figures must know.
-      tokens_per_s: of each step, over all islands; None where a step is not timed.
-      losses: of each step, in nats per byte.
+      remark: note for readers of the figures.
+      tokens_per_s: rate of each step, over all islands; None where a step is not timed.
+      losses: one for each step, in nats per byte.
       islands: p50 of tokens/s of each island, where islands train alone.
       exchanges: started in a step, over all ranks.
       bytes_sent: in a step by transport, over all processes.
@@ -74,8 +74,8 @@ def rates_of(
     A step of an island takes as long as on its slowest process.
 
     Args:
-      turns: for each turn, what each process saw.
-      tokens: of a step, of each island that the turns name.
+      turns: for each turn, the trace of each process.
+      tokens: number of tokens in a step of each island that the turns name.
       untimed: first steps of each turn that are run and not timed.
     """
     islands = sorted({trace.island for trace in turns[0]})

@@ -27,8 +27,8 @@ class Rung:
     """A way to run the programs.
 
     Attributes:
-      text: What the table says.
-      transport: That joins the islands; empty: one world, without jaxhet.
+      text: Description in the table.
+      transport: Transport that joins the islands; empty: one world, without jaxhet.
       is_split: Each device is an island of its own.
       is_alone: Each island trains by itself, on its share of the batch.
       platforms: On which the transport exists.
@@ -66,7 +66,7 @@ class Rung:
         return dataclasses.replace(program, batch=batch)
 
     def remark(self, setting: Setting) -> str:
-        """What a reader of the rung's figures must know; may be empty."""
+        """Notes for a reader of the rung's figures; may be empty."""
         if self.is_alone:
             return f"1/{setting.shape.islands} of the batch on each island, no exchange"
         if self.transport == "verbs" and not has_rdma_nic():

@@ -1,4 +1,4 @@
-"""What `benchmarks.mesh_sweep` finds out about a mesh, as rows of a table and of a plot."""
+"""Results of `benchmarks.mesh_sweep` for a mesh, as rows of a table and of a plot."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a step on one mesh costs a rank; `seconds` are of the step, planned: its exchanges."""
+    """The cost of a step on one mesh for a rank; `seconds`: its time, planned: its exchanges'."""
 
     mesh: str
     bytes_across: float
@@ -21,7 +21,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Measured(Row):
-    """Of a run."""
+    """The row of a run."""
 
     tokens_per_s: float
     loss: float
@@ -29,7 +29,7 @@ class Measured(Row):
 
 @dataclasses.dataclass(frozen=True)
 class Planned(Row):
-    """Of a plan. What runs an unknown number of times counts once: not `is_exact`, but at least."""
+    """The row of a plan. Exchanges of an unknown number of runs count once, and not `is_exact`."""
 
     overlapped: float  # the share of the seconds
     is_exact: bool

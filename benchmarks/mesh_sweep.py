@@ -43,7 +43,7 @@ WARM_UP = 2
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What to run: a job of so many islands, of one process each, for each mesh.
+    """Settings of the runs: a job of so many islands, of one process each, for each mesh.
 
     `plan` is the vendor to plan for; None: run.
     """
@@ -63,7 +63,7 @@ class Sweep:
 
     @property
     def title(self) -> str:
-        """What all rows have in common."""
+        """The common settings of all rows."""
         size = f"{self.islands} islands x {self.devices} devices, batch {self.batch} x {self.seq}"
         title = f"{self.config}, {self.dtype}, {size}"
         if not self.plan:
@@ -199,7 +199,10 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16, help="rows in a batch")
     parser.add_argument("--seq", type=int, default=128, help="positions in a row")
     parser.add_argument(
-        "--run-dir", type=pathlib.Path, default=pathlib.Path("runs/mesh_sweep"), help="of the runs"
+        "--run-dir",
+        type=pathlib.Path,
+        default=pathlib.Path("runs/mesh_sweep"),
+        help="folder of the runs",
     )
     parser.add_argument(
         "--plan",

@@ -1,4 +1,4 @@
-"""What the processes of several benchmarks do with their devices."""
+"""Common work of the benchmarks' processes on their devices."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 
 
 def facts() -> dict[str, Any]:
-    """What this process runs on."""
+    """The hardware and software of this process."""
     return {
         "jax": jax.__version__,
         "device": jax.local_devices()[0].device_kind,

@@ -98,7 +98,7 @@ def train_step(size: Size, state: Any, tokens: jax.Array) -> tuple[Any, jax.Arra
 
 
 def shardings(size: Size, mesh: jax.sharding.Mesh) -> Any:
-    """Of the state: along the last dimension over `fsdp`, if the mesh has it."""
+    """Shardings of the state: along the last dimension over `fsdp`, if the mesh has it."""
 
     def one(x: Any) -> NamedSharding:
         if "fsdp" in mesh.shape and x.ndim > 1:
@@ -109,6 +109,6 @@ def shardings(size: Size, mesh: jax.sharding.Mesh) -> Any:
 
 
 def num_parameters(size: Size) -> int:
-    """Of all arrays."""
+    """Number of elements of all arrays."""
     params, _ = jax.eval_shape(lambda: init(size, jax.random.key(0)))
     return sum(x.size for x in jax.tree.leaves(params))

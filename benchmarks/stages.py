@@ -59,7 +59,9 @@ def main() -> None:
         description="Train on pipelines with other splits of the layers, one island being slower.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--splits", nargs="+", default=("2,2", "1,3", "3,1"), help="of 4 layers")
+    parser.add_argument(
+        "--splits", nargs="+", default=("2,2", "1,3", "3,1"), help="splits of 4 layers"
+    )
     parser.add_argument("--slow", default=SLOW, help="XLA_FLAGS of the first island")
     parser.add_argument("--steps", type=int, default=8, help="steps that are measured, each time")
     parser.add_argument("--rows", type=int, default=16, help="rows in a batch")

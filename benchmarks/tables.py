@@ -1,4 +1,4 @@
-"""Results as Markdown tables, to be read in a terminal and pasted into README.md."""
+"""Results as Markdown tables, to be read in a terminal and pasted into documents."""
 
 import dataclasses
 import json

@@ -127,7 +127,7 @@ class _Step:
         return np.diff(times).tolist(), losses
 
     def digests(self, step: int) -> list[dict[str, Any]]:
-        """Those of this process's parameters now, after `step` steps."""
+        """Digests of this process's parameters now, after `step` steps."""
         return digest_rows(step, self._state.params)
 
     def _advance(self, tokens: jax.Array) -> jax.Array:
@@ -183,7 +183,7 @@ class _PlainTrainer:
 
 
 def _flops(trainer: Any, program: Program) -> float:
-    """Of a step, over all devices."""
+    """FLOPs of a step, over all devices."""
     if isinstance(trainer, _PlainTrainer):
         shape = trainer.shape
     else:

@@ -1,4 +1,4 @@
-"""What the benchmarks of training ask their processes: pure, without JAX."""
+"""Requests of the training benchmarks to their processes: pure, without JAX."""
 
 import dataclasses
 
@@ -56,15 +56,16 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """What compiling a step took and gave; seconds are of one process.
+    """Cost and result of compiling a step; seconds are of one process.
 
     Attributes:
       trace_s: from Python to StableHLO.
       compile_s: from there to an executable; of it `pre_s` and `post_s` in the two passes,
         `between_s` from the end of PRE to the begin of POST, and `after_s` from the end of POST on.
-      exchanges: that a rank starts in each step; `exchange_bytes` go to the other island.
+      exchanges: number of exchanges that a rank starts in each step; `exchange_bytes` go to the
+        other island.
       apart: the share of these bytes with matrix products scheduled between start and done.
-      flops: of the model in a step, over all devices; see `models.flops`.
+      flops: operations of the model in a step, over all devices; see `models.flops`.
     """
 
     trace_s: float
@@ -81,13 +82,14 @@ class Built:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What one process saw of consecutive steps.
+    """Measurements of consecutive steps by one process.
 
     Attributes:
       island: index of the process's island; 0 in one world.
-      seconds: of each step, from the loss of the one before to its own, the next batch included.
+      seconds: time of each step, from the loss of the previous step to its own; the next batch is
+        made in it.
       losses: one for each step, in nats per byte.
-      exchanges: that the process's ranks started.
+      exchanges: number of exchanges that the process's ranks started.
       bytes_sent: by transport, `local` included; empty in one world.
     """
 

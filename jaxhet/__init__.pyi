@@ -28,6 +28,7 @@ from jaxhet._replicas import ReplicaReport as ReplicaReport
 from jaxhet._replicas import check_replicas as check_replicas
 from jaxhet._replicas import sync_replicas as sync_replicas
 from jaxhet._replicas import unlike_islands as unlike_islands
+from jaxhet._saving import saving as saving
 from jaxhet._session import BridgeOptions as BridgeOptions
 from jaxhet._session import islands as islands
 from jaxhet._session import launch_from_this_thread as launch_from_this_thread

@@ -22,6 +22,10 @@ class Acceptor[T]:
       authenticate: Receives a new connection; returns what `serve` needs. An error means refusal.
       serve: Receives an authenticated connection, which it owns.
       name: Name of the accepting thread.
+
+    Attributes:
+      refused: Number of connections refused.
+      last_refusal: Why the last one was refused; "" while there is none.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Acceptor[T]:
         self._half_open: dict[socket.socket, None] = {}  # oldest first
         self._closing = False
         self.refused = 0
+        self.last_refusal = ""
         threading.Thread(target=self._accept, name=name, daemon=True).start()
 
     def close(self) -> None:
@@ -62,24 +67,25 @@ class Acceptor[T]:
                 self._drop_oldest()
             try:
                 threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
-            except RuntimeError:  # no thread is left
-                self._refuse(sock)
+            except RuntimeError as error:  # no thread is left
+                self._refuse(sock, error)
                 time.sleep(_PAUSE_S)
 
     def _greet(self, sock: socket.socket) -> None:
         try:
             result = self._authenticate(sock)
-        except Exception:  # whatever a peer has sent, its connection does not stay half-open
-            self._refuse(sock)
+        except Exception as error:  # whatever a peer has sent, it does not stay half-open
+            self._refuse(sock, error)
             return
         with self._lock:
             self._half_open.pop(sock, None)
         self._serve(sock, result)
 
-    def _refuse(self, sock: socket.socket) -> None:
+    def _refuse(self, sock: socket.socket, why: Exception) -> None:
         with self._lock:
             self._half_open.pop(sock, None)
             self.refused += 1
+            self.last_refusal = str(why)
         sock.close()
 
     def _drop_oldest(self) -> None:

@@ -77,4 +77,5 @@ def text(expected: Sizes) -> str:
 
 
 def _is_size(size: str) -> bool:
-    return size.strip().isdecimal() and int(size) > 0
+    # Python refuses to read thousands of digits.
+    return size.strip().isdecimal() and len(size) < 10 and int(size) > 0

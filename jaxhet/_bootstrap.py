@@ -2,36 +2,31 @@
 
 Ranks that have no better path get some of their own, too. All are authenticated with the job
 secret. Of two processes the higher id connects to the lower one. A socket is handed to the engine
-only after the handshake, with the keys that it made.
+only after the handshake, with the keys that it made (`_listener.py`).
+
+Both ends know from their claims which of their network interfaces are joined (`_interfaces.pairs`).
+Data sockets use these pairs in turns. Where a pair can't connect, the address for control takes its
+place.
 """
 
 import dataclasses
 import socket
-import struct
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jaxhet import _handshake
-from jaxhet._accept import Acceptor
-from jaxhet._addresses import split_address
+from jaxhet import _handshake, _interfaces
+from jaxhet._addresses import join_address, split_address
 from jaxhet._claim import Claim
 from jaxhet._errors import JaxhetError, TransportError
-from jaxhet._place import UNASSIGNED
+from jaxhet._interfaces import Interface
+from jaxhet._listener import Link, Listener
 
-_HEADER = struct.Struct("<8sHIII")  # magic, version, channel, from process, to process
-_MAGIC = b"jaxhet-p"
-_VERSION = 2
 _FIRST_RING_CHANNEL = 1000
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
+_PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
 
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """A connected and authenticated socket, and its keys."""
-
-    socket: socket.socket
-    keys: _handshake.Keys
+_Pair = tuple[Interface, Interface]  # ours and the peer's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,86 +35,6 @@ class PeerSockets:
 
     control: Link
     data: tuple[Link, ...]
-
-
-class Listener:
-    """Listens for the peers with higher ids.
-
-    Each connection is authenticated on a thread of its own.
-
-    Attributes:
-      address: host:port to which peers connect.
-    """
-
-    def __init__(self, host: str, port: int, process: int, secret: bytes):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            server = socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            raise TransportError(
-                f"process {process} can't listen on {host}:{port}: {error.strerror or error};"
-                " set JAXHET_TCP_ADDRESS and JAXHET_TCP_PORT to an address of this machine and a"
-                " free port"
-            ) from error
-        self.process = process
-        self.secret = secret
-        self._assigned = threading.Event()
-        if process != UNASSIGNED:
-            self._assigned.set()
-        self._arrived = threading.Condition()
-        self._links: dict[tuple[int, int], Link] = {}
-        host, port = server.getsockname()[:2]
-        self.address = f"{host}:{port}"
-        self._acceptor = Acceptor(server, self._authenticate, self._keep, "jaxhet-listener")
-
-    def assign(self, process: int) -> None:
-        """Says which process this is; until then nobody can connect."""
-        self.process = process
-        self._assigned.set()
-
-    def take(
-        self, expected: set[tuple[int, int]], deadline: float, check: Callable[[], None]
-    ) -> dict[tuple[int, int], Link]:
-        """Waits for the sockets of `expected` (process, channel)."""
-        while True:
-            with self._arrived:
-                if expected <= self._links.keys():
-                    return {key: self._links.pop(key) for key in expected}
-                missing = sorted({process for process, _ in expected - self._links.keys()})
-                self._arrived.wait(0.05)
-            check()
-            if time.monotonic() > deadline:
-                raise TransportError(
-                    f"process {', '.join(map(str, missing))} did not connect to process"
-                    f" {self.process} at {self.address} in time ({self._acceptor.refused}"
-                    " connections refused); check that it can reach this address, or set"
-                    " JAXHET_TCP_ADDRESS here"
-                )
-
-    def close(self) -> None:
-        """Stops listening; sockets that nobody took are closed."""
-        self._acceptor.close()
-        with self._arrived:
-            for link in self._links.values():
-                link.socket.close()
-            self._links.clear()
-
-    def _authenticate(self, sock: socket.socket) -> tuple[tuple[int, int], _handshake.Keys]:
-        """Process and channel of a new connection, and its keys."""
-        header, keys = _handshake.accept(sock, self.secret, _HEADER.size)
-        magic, version, channel, source, target = _HEADER.unpack(header)
-        self._assigned.wait(_handshake.TIMEOUT_S)  # a peer may hear of this process before itself
-        if (magic, version, target) != (_MAGIC, _VERSION, self.process):
-            raise TransportError("a connection that was meant for another process was refused")
-        return (source, channel), keys
-
-    def _keep(
-        self, sock: socket.socket, authenticated: tuple[tuple[int, int], _handshake.Keys]
-    ) -> None:
-        key, keys = authenticated
-        with self._arrived:
-            self._links[key] = Link(sock, keys)
-            self._arrived.notify_all()
 
 
 def connect_peers(
@@ -134,17 +49,20 @@ def connect_peers(
     Raises:
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
     """
-    channels = range(1 + data_sockets)
-    peers = [claim for claim in members if claim.process != listener.process]
-    sockets = _connect_channels(
-        listener, [(claim, channel) for claim in peers for channel in channels], timeout_s, check
-    )
-    return {
-        c.process: PeerSockets(
-            sockets[c.process, 0], tuple(sockets[c.process, k] for k in channels if k)
-        )
-        for c in peers
-    }
+    wanted: list[_Wanted] = []
+    for claim in members:
+        if claim.process == listener.process:
+            continue
+        pairs = _pairs(listener, claim)
+        num_data = -(-data_sockets // len(pairs)) * len(pairs)
+        wanted.append(_Wanted(claim, 0, None))
+        wanted += [_Wanted(claim, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
+    sockets = _connect_channels(listener, wanted, timeout_s, check)
+    data: dict[int, list[Link]] = {}
+    for way in wanted:
+        if way.channel:
+            data.setdefault(way.claim.process, []).append(sockets[way.claim.process, way.channel])
+    return {p: PeerSockets(sockets[p, 0], tuple(links)) for p, links in data.items()}
 
 
 def connect_rings(
@@ -158,9 +76,9 @@ def connect_rings(
     """Connects ranks of the listener's process to ranks of others.
 
     Args:
-      listener: That of this process.
+      listener: Listener of this process.
       pairs: Own rank and other rank, and the other one's process.
-      num_ranks: Of the job.
+      num_ranks: Number of ranks of the job.
       sockets_per_pair: For both directions together.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
@@ -177,7 +95,10 @@ def connect_rings(
         start = _FIRST_RING_CHANNEL + first * sockets_per_pair
         return range(start, start + sockets_per_pair)
 
-    wanted = [(claim, channel) for pair, claim in pairs.items() for channel in channels(pair)]
+    wanted: list[_Wanted] = []
+    for pair, claim in pairs.items():
+        ways = _pairs(listener, claim)
+        wanted += [_Wanted(claim, c, ways[i % len(ways)]) for i, c in enumerate(channels(pair))]
     sockets = _connect_channels(listener, wanted, timeout_s, check)
     return [
         (*pair, [sockets[claim.process, channel] for channel in channels(pair)])
@@ -185,23 +106,41 @@ def connect_rings(
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """A socket to a process, and the interfaces that it joins; None: the address for control."""
+
+    claim: Claim
+    channel: int
+    pair: _Pair | None
+
+
+def _pairs(listener: Listener, claim: Claim) -> Sequence[_Pair | None]:
+    """The pairs of interfaces between this process and another one; (None,) if there are none."""
+    theirs = [Interface.parse(text) for text in claim.interfaces]
+    if listener.process < claim.process:
+        return _interfaces.pairs(listener.interfaces, theirs) or (None,)
+    found = _interfaces.pairs(theirs, listener.interfaces)
+    return [(own, other) for other, own in found] or (None,)
+
+
 def _connect_channels(
     listener: Listener,
-    wanted: Sequence[tuple[Claim, int]],
+    wanted: Sequence[_Wanted],
     timeout_s: float,
     check: Callable[[], None],
 ) -> dict[tuple[int, int], Link]:
     """The sockets of each channel to each peer, by process and channel."""
-    process = listener.process
     deadline = time.monotonic() + timeout_s
     links: dict[tuple[int, int], Link] = {}
-    for claim, channel in wanted:
-        if claim.process < process:
-            header = _HEADER.pack(_MAGIC, _VERSION, channel, process, claim.process)
-            links[claim.process, channel] = _connect(
-                claim, listener.secret, header, deadline, check
-            )
-    expected = {(claim.process, channel) for claim, channel in wanted if claim.process > process}
+    left: set[Interface] = set()  # own ones that could not reach a peer
+    for way in wanted:
+        if way.claim.process > listener.process:
+            continue
+        link = _connect_pair(listener, way.pair, way, left) if way.pair else None
+        key = (way.claim.process, way.channel)
+        links[key] = link or _connect(listener, way, deadline, check)
+    expected = {(w.claim.process, w.channel) for w in wanted if w.claim.process > listener.process}
     links |= listener.take(expected, deadline, check)
     for link in links.values():
         link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -209,15 +148,58 @@ def _connect_channels(
     return links
 
 
-def _connect(
-    claim: Claim, secret: bytes, header: bytes, deadline: float, check: Callable[[], None]
-) -> Link:
+def _connect_pair(
+    listener: Listener, pair: _Pair, way: _Wanted, left: set[Interface]
+) -> Link | None:
+    """A socket between two interfaces; None if our interface is in `left`, or is added to it."""
+    own, other = pair
+    if own in left:
+        return None
+    host = str(other.address.ip)
+    address = join_address(host, other.port)
+    sock = None
+    try:
+        sock = socket.create_connection(
+            (host, other.port), _PATH_TIMEOUT_S, source_address=(str(own.address.ip), 0)
+        )
+        return listener.introduce(sock, way.claim, way.channel, address, _PATH_TIMEOUT_S)
+    except (OSError, JaxhetError) as error:
+        if sock is not None:
+            sock.close()
+        left.add(own)
+        print(
+            f"jaxhet: [process {listener.process}] tcp leaves {own}: no connection to {address},"
+            f" {other.name} of {way.claim}: {error}. Its data connections go over"
+            f" {way.claim.address}. Check that interface, or name others with"
+            " JAXHET_TCP_INTERFACES",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
+
+
+def _connect(listener: Listener, way: _Wanted, deadline: float, check: Callable[[], None]) -> Link:
+    claim = way.claim
+    sock = _open(claim, deadline, check)
+    try:
+        return listener.introduce(sock, claim, way.channel, claim.address)
+    except JaxhetError as error:
+        sock.close()
+        _wait_for_reason(check)
+        if isinstance(error, _handshake.RefusedError):
+            raise TransportError(
+                f"{claim} at {claim.address} refused the connection: {error}"
+            ) from error
+        raise
+
+
+def _open(claim: Claim, deadline: float, check: Callable[[], None]) -> socket.socket:
+    """A connection to where a process listens."""
     host, port = split_address(claim.address)
     while True:
         check()
         try:
-            sock = socket.create_connection((host, port), timeout=_handshake.TIMEOUT_S)
-            break
+            return socket.create_connection((host, port), timeout=_handshake.TIMEOUT_S)
         except OSError as error:
             if time.monotonic() > deadline:
                 raise TransportError(
@@ -225,15 +207,6 @@ def _connect(
                     " set JAXHET_TCP_ADDRESS or JAXHET_TCP_ADVERTISE there"
                 ) from error
             time.sleep(0.05)
-    try:
-        keys = _handshake.connect(sock, secret, header)
-    except JaxhetError as error:
-        sock.close()
-        _wait_for_reason(check)
-        raise TransportError(
-            f"{claim} at {claim.address} refused the connection: {error}"
-        ) from error
-    return Link(sock, keys)
 
 
 def _wait_for_reason(check: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ import datetime
 import os
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -89,9 +90,12 @@ class Authority:
         return identity._credentials(signed, self.certificate, _PROCESS)
 
     def _sign(self, request: bytes, uri: str, usage: x509.ObjectIdentifier) -> bytes:
-        asked = x509.load_pem_x509_csr(request)
-        key = asked.public_key()
-        if not asked.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
+        try:
+            asked = x509.load_pem_x509_csr(request)
+            key, is_made_by_owner = asked.public_key(), asked.is_signature_valid
+        except (UnsupportedAlgorithm, x509.InvalidVersion) as error:
+            raise ValueError(f"not a request for a certificate of this job: {error}") from error
+        if not is_made_by_owner or not isinstance(key, ec.EllipticCurvePublicKey):
             raise ValueError("not a request for a certificate of this job")
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
         builder = _builder(uri, key).add_extension(names, critical=False)

@@ -7,7 +7,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from jaxhet import _compiler_settings
 from jaxhet._errors import TransportError
+from jaxhet._interfaces import Interface
 
+JOB_BYTES = 8  # length of a job's id
 _EFFECT_OF_FLAGS = "results of equal computations may differ in their last bits"
 _EFFECT_OF_JAX_CONFIG = (
     "equal functions may become different programs, with different results or a PlanMismatchError"
@@ -34,6 +36,7 @@ class Claim:
     options: dict[str, Any]  # those that must be equal in the whole job
     settings: dict[str, str]  # `_compiler_settings.settings()`: they must be equal in an island
     island_process: int | None = None  # index in the island, of a process without an id
+    interfaces: tuple[str, ...] = ()  # for data connections; see `Interface.claimed`
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Claim":
@@ -48,7 +51,9 @@ class Claim:
         for name, hint in hints.items():
             if not _is_of(fields[name], hint):
                 raise TransportError(f"{name} of a claim is {fields[name]!r}, which is no {hint}")
-        tuples = {name: tuple(fields[name]) for name in ("islands", "topology")}
+        tuples = {name: tuple(fields[name]) for name in ("islands", "topology", "interfaces")}
+        for text in tuples["interfaces"]:
+            Interface.parse(text)
         return cls(**{**fields, **tuples})
 
     def __str__(self) -> str:

@@ -54,7 +54,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, _names(text)))
 
 
-# Best first, as in xla_plugin/transport/table.cc and ring/table.cc.
+# Best first, as in xla_plugin/transport/table.cc and xla_plugin/transport/ring_table.cc.
 TRANSPORTS = ("cuda_ipc", "hip_ipc", "shm", "shm_ring", "verbs", "tcp")
 
 OPTIONS: tuple[Option, ...] = (
@@ -63,32 +63,32 @@ OPTIONS: tuple[Option, ...] = (
         "coordinator_bind_address",
         str,
         None,
-        "host:port that the coordinator listens on, where it is not coordinator_address",
+        "host:port that the coordinator listens on, if it differs from the coordinator's address",
     ),
     Option("num_processes", int, None, "number of processes of the job", minimum=1),
     Option("process_id", int, None, "this process: 0 … num_processes - 1", minimum=0),
-    Option("island", str, None, "name of this process's island; without it, its platform"),
+    Option("island", str, None, "name of this process's island; default: its platform"),
     Option(
         "island_process_id",
         int,
         None,
-        "this process in its island, 0 …; in place of process_id, which it then follows from",
+        "index of this process in its island, 0 …; determines the process id",
         minimum=0,
     ),
     Option(
         "islands",
         _names,
         (),
-        "all islands, to be checked by each process: names, or NAME=PROCESSES,…",
+        "all islands, which each process checks: names, or NAME=PROCESSES,…",
     ),
     Option(
         "cluster_detection_method",
         str,
         None,
-        "scheduler whose variables say what is left open, as in JAX; deactivate: none",
+        "scheduler whose variables give the place in the job, as in JAX; deactivate: none",
     ),
-    Option("job_secret", str, None, "the secret that authenticates the job's connections"),
-    Option("job_secret_file", str, None, "a file that holds the job secret"),
+    Option("job_secret", str, None, "secret that authenticates the job's connections"),
+    Option("job_secret_file", str, None, "file that holds the job secret"),
     Option(
         "auto",
         _flag,
@@ -99,7 +99,7 @@ OPTIONS: tuple[Option, ...] = (
         "launched",
         _flag,
         False,
-        "the coordinator is run by somebody else (`jaxhet launch`, `jaxhet coordinator`)",
+        "somebody else runs the coordinator (`jaxhet launch`, `jaxhet coordinator`)",
     ),
     Option(
         "cpu_devices",
@@ -112,7 +112,7 @@ OPTIONS: tuple[Option, ...] = (
         "local_device_ids",
         _numbers,
         None,
-        "which of the GPUs that this process sees it uses, by number; default: all",
+        "numbers of the visible GPUs that this process uses; default: all",
     ),
     Option(
         "partition_index",
@@ -134,17 +134,31 @@ OPTIONS: tuple[Option, ...] = (
         "qualification",
         str,
         None,
-        "report of `jaxhet doctor --qualify` that the job goes by: hosts use what it proves",
+        "report of `jaxhet doctor --qualify`; the job uses only transports that it proves",
     ),
     Option(
         "unproven",
         str,
         "refuse",
-        "transports that the qualification has not proven; what failed there is never used",
+        "use of transports that the qualification has not proven; failed ones are never used",
         ("refuse", "allow"),
         agreed=True,
     ),
-    Option("tcp_sockets", int, 2, "data sockets per peer process", minimum=1, agreed=True),
+    Option(
+        "tcp_sockets",
+        int,
+        2,
+        "smallest number of data sockets per peer process; equally many per pair of interfaces",
+        minimum=1,
+        agreed=True,
+    ),
+    Option(
+        "tcp_interfaces",
+        _names,
+        (),
+        "network interfaces for data over tcp: names, or networks such as 10.0.1.0/24; default: the"
+        " fastest interfaces with private addresses in networks that the peer shares",
+    ),
     Option(
         "ring_sockets",
         int,
@@ -157,8 +171,8 @@ OPTIONS: tuple[Option, ...] = (
         "encryption",
         str,
         "off",
-        "what travels over TCP after the handshakes: off: as it is; auth: nobody can change it;"
-        " full: nobody can read it, either; RDMA is not used then",
+        "protection of TCP traffic after the handshakes: off: none; auth: against changes;"
+        " full: against changes and readers; with auth and full RDMA is not used",
         ("off", "auth", "full"),
         agreed=True,
     ),
@@ -166,17 +180,22 @@ OPTIONS: tuple[Option, ...] = (
         "tcp_address",
         str,
         None,
-        "address to listen on; default: the one that reaches the coordinator",
+        "address that this process listens on; default: the one that reaches the coordinator",
     ),
-    Option("tcp_port", int, 0, "port to listen on; 0: any free one", minimum=0),
-    Option("tcp_advertise", str, None, "host:port that peers should connect to, if not the above"),
+    Option("tcp_port", int, 0, "port that this process listens on; 0: any free one", minimum=0),
+    Option(
+        "tcp_advertise",
+        str,
+        None,
+        "host:port that peers connect to; default: the address that this process listens on",
+    ),
     Option("chunk_bytes", int, 512 * 1024, "bytes per chunk of a large message", minimum=4096),
     Option(
         "zero_copy",
         _flag,
         True,
-        "longer messages are read where they lie, by the receiver's GPU (same host and vendor) or "
-        "the sender's RDMA NICs",
+        "zero-copy for messages above eager_bytes: the receiving GPU (same host and vendor) or the"
+        " sending NIC reads the operand directly",
     ),
     Option(
         "slot_bytes",
@@ -189,35 +208,45 @@ OPTIONS: tuple[Option, ...] = (
         "eager_bytes",
         int,
         16 * 1024,
-        "messages up to this size travel with their header, and between two GPUs of one host on "
-        "the program's own stream",
+        "largest message that travels with its header; between GPUs of one host it uses the"
+        " program's own stream",
         minimum=0,
     ),
-    Option(
-        "verbs_devices", _names, (), "RDMA NICs to use, `mlx5_0` or `mlx5_0:1`; without it, all"
-    ),
+    Option("verbs_devices", _names, (), "RDMA NICs to use, `mlx5_0` or `mlx5_0:1`; default: all"),
     Option(
         "verbs_gid_index",
         int,
         None,
-        "GID of RoCE NICs; without it, RoCE v2 with an IPv4 address, else a global IPv6 one",
+        "GID index of RoCE NICs; default: RoCE v2 with an IPv4 address, else a global IPv6 one",
         minimum=0,
     ),
-    Option("verbs_pkey_index", int, 0, "partition, in the port's table", minimum=0),
-    Option("verbs_qps", int, 2, "queue pairs for data, per peer and NIC", minimum=1),
-    Option("verbs_depth", int, 8, "chunks in flight, per peer and NIC", minimum=1),
+    Option(
+        "verbs_pkey_index",
+        int,
+        0,
+        "index of the InfiniBand partition in the port's table",
+        minimum=0,
+    ),
+    Option("verbs_qps", int, 2, "RDMA queue pairs for data, per peer and NIC", minimum=1),
+    Option("verbs_depth", int, 8, "RDMA chunks in flight, per peer and NIC", minimum=1),
     Option("verbs_traffic_class", int, 0, "traffic class of RoCE", minimum=0),
-    Option("verbs_service_level", int, 0, "service level; RoCE: a VLAN's priority", minimum=0),
+    Option("verbs_service_level", int, 0, "RDMA service level; RoCE: a VLAN's priority", minimum=0),
     Option(
         "verbs_timeout",
         int,
         18,
-        "wait for an acknowledgement, 4.096 µs · 2^timeout, before it is tried again",
+        "RDMA wait for an acknowledgement before a retransmission: 4.096 µs · 2^timeout",
         minimum=1,
     ),
-    Option("verbs_retries", int, 7, "such tries before a path has failed", minimum=0),
     Option(
-        "connect_timeout_s", float, 60.0, "time for all processes to come and connect", minimum=0
+        "verbs_retries",
+        int,
+        7,
+        "RDMA retransmissions before a queue pair is declared failed (ibv retry_cnt)",
+        minimum=0,
+    ),
+    Option(
+        "connect_timeout_s", float, 60.0, "time for all processes to join and connect", minimum=0
     ),
     Option(
         "shutdown_timeout_s",
@@ -227,7 +256,7 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0,
     ),
     Option("heartbeat_s", float, 1.0, "time between two heartbeats to a peer", minimum=0.001),
-    Option("peer_timeout_s", float, 8.0, "a peer silent for so long has failed", minimum=0.001),
+    Option("peer_timeout_s", float, 8.0, "silence after which a peer has failed", minimum=0.001),
     Option(
         "deadline_s",
         float,
@@ -246,14 +275,14 @@ OPTIONS: tuple[Option, ...] = (
         "tuning_timeout_s",
         float,
         600.0,
-        "longest wait of a process for kernels that an equal GPU's process tunes, for each program",
+        "longest wait, for each program, for kernels that another process with equal GPUs tunes",
         minimum=0,
     ),
     Option(
         "exit_after_failure_s",
         float,
         30.0,
-        "a process that has not noticed a failure for so long is ended; 0: never",
+        "time after which a process that ignores the job's failure is ended; 0: never",
         minimum=0,
     ),
     Option(
@@ -268,7 +297,8 @@ OPTIONS: tuple[Option, ...] = (
         "two_phase_bytes",
         int,
         64 * 1024,
-        "a flat all-reduce of more bytes goes as reduce-scatter and all-gather",
+        "size above which a flat all-reduce is a reduce-scatter and an all-gather; of two ranks,"
+        " one permute and a sum",
         minimum=0,
         agreed=True,
     ),
@@ -276,7 +306,7 @@ OPTIONS: tuple[Option, ...] = (
         "bucket_bytes",
         int,
         256 * 1024,
-        "on GPU, small all-reduces go together up to so many bytes; 0: each alone",
+        "largest size of small all-reduces that share one exchange on GPUs; 0: none share",
         minimum=0,
         agreed=True,
     ),
@@ -292,7 +322,20 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "folder in which process i writes Prometheus metrics, to jaxhet-i.prom, every 10 s",
     ),
-    Option("disable", _flag, False, "leave programs alone (in a job of one island)"),
+    Option(
+        "trace_folder",
+        str,
+        None,
+        "folder in which process i writes its last exchanges (at most 4096, and as many for each"
+        " GPU), to jaxhet-i.trace.json, when it leaves or the job fails; for `jaxhet trace`",
+    ),
+    Option(
+        "profiler_ranges",
+        _flag,
+        False,
+        "1: mark exchanges as ranges for Nsight Systems (NVTX) or rocprofv3 (rocTX)",
+    ),
+    Option("disable", _flag, False, "leaves programs unchanged (in a job of one island)"),
     Option("dump", str, None, "folder for HLO and plan before and after the passes"),
 )
 

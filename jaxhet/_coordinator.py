@@ -7,32 +7,37 @@ one authenticated connection to every process of the job:
     process → coordinator  {"claim": Claim, "request": …}
                                                 once, with its request for a certificate
     coordinator → process  {"error": Failure}   the claim, or the job, is refused
-                           {"members": [Claim], "process": i, "service": "host:port",
-                            "certificate": …}   everybody has come and agrees
+                           {"members": [Claim], "process": i, "job": id,
+                            "service": "host:port", "certificate": …}
+                                                everybody has come and agrees
                            {"event": {"kind": "gone", "process": i, "text": …}}
                                                 process i went without goodbye
     process → coordinator  {"tuned": {"to": [process], …}}
                                                 for these processes, as it is (`_tuning.py`)
+    process → coordinator  {"clock": number}    asks for the time (`_clock.py`)
+    coordinator → process  {"clock": [number, microseconds]}
     process → coordinator  {"failed": Failure}  the process could not start; everyone else is told
                            {"bye": true}        before it closes the connection
 
-A Failure is [class name, text]. A job makes the certificates for JAX's service itself, unless the
-user gives some (`_credentials.py`): then "request" and "certificate" are null. Both are sealed with
-the job secret. All messages are encrypted (`_channel.py`).
+The id of a job is random, in hexadecimal digits: jobs may share a secret. A Failure is [class name,
+text]. A job makes the certificates for JAX's service itself, unless the user gives some
+(`_credentials.py`): then "request" and "certificate" are null. Both are sealed with the job secret.
+All messages are encrypted (`_channel.py`).
 """
 
 import contextlib
 import dataclasses
+import secrets
 import socket
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from jaxhet import _announced, _errors, _handshake, _jaxlib
+from jaxhet import _announced, _clock, _errors, _handshake, _jaxlib
 from jaxhet._accept import Acceptor
 from jaxhet._addresses import join_address
 from jaxhet._channel import Channel
-from jaxhet._claim import Claim, disagreement
+from jaxhet._claim import JOB_BYTES, Claim, disagreement
 from jaxhet._credentials import Credentials
 from jaxhet._errors import JaxhetError, TransportError, UsageError
 from jaxhet._membership import CERTIFICATE, HEADER, REQUEST
@@ -89,6 +94,7 @@ class Coordinator:
         self._error: JaxhetError | None = None
         self._complete = False
         self._stop = False
+        self._job = secrets.token_hex(JOB_BYTES)
         self._requests: dict[int, bytes | None] = {}
         self._authority = None if given else _new_authority()
         credentials = self._authority.service_credentials() if self._authority else given
@@ -177,10 +183,10 @@ class Coordinator:
             try:
                 claim = self._terms.place(claim)
                 refusal = self._admit(claim, request, outbox)
-            except UsageError as error:
-                refusal = error
+            except Exception as error:  # whatever it claims, everybody hears of it
+                refusal = error if isinstance(error, UsageError) else _not_understood(claim, error)
                 if not self._complete:  # nor does a stray process end a job that runs
-                    self._fail(error)
+                    self._fail(refusal)
             if refusal:
                 outbox.send({"error": _errors.to_json(refusal)})
                 outbox.finish()
@@ -277,6 +283,7 @@ class Coordinator:
                     {
                         "members": members,
                         "process": process,
+                        "job": self._job,
                         "service": join_address(self._hosts[process], self._service_port),
                         "certificate": certificates[process],
                     }
@@ -291,6 +298,8 @@ class Coordinator:
                     self._fail(_errors.from_json(message["failed"]))
                 if "tuned" in message:
                     self._pass_on(message)
+                if "clock" in message:
+                    self._tell_time(claim.process, message["clock"])
                 if "bye" in message:
                     break
         except (TransportError, OSError) as error:
@@ -312,6 +321,11 @@ class Coordinator:
             for process in message["tuned"]["to"]:
                 if process in self._outboxes:
                     self._outboxes[process].send(message)
+
+    def _tell_time(self, process: int, number: int) -> None:
+        with self._lock:
+            if process in self._outboxes:
+                self._outboxes[process].send({"clock": [number, _clock.now_us()]})
 
     def _fail(self, error: JaxhetError) -> None:
         """Refuses the job while it is being set up.
@@ -337,6 +351,13 @@ class Coordinator:
                 if i != process:
                     outbox.send({"event": event})
             self._lock.notify_all()
+
+
+def _not_understood(claim: Claim, error: Exception) -> TransportError:
+    return TransportError(
+        f"the coordinator does not understand the claim of {claim} ({error!r}); use one version of"
+        " jaxhet in the whole job"
+    )
 
 
 def _new_authority() -> "Authority":

@@ -1,4 +1,4 @@
-"""What JAX's coordination service and its clients need to speak TLS with each other.
+"""Credentials for TLS between JAX's coordination service and its clients.
 
 The user names files by JAX's own settings; without them the job makes its certificates itself
 (`_certificates.py`). There is no job without TLS.

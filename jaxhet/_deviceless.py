@@ -42,11 +42,11 @@ _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What stands for a vendor of GPUs: its plugin's package, and a kind of GPU.
+    """A stand-in for a vendor of GPUs: its plugin's package, and a kind of GPU.
 
     Attributes:
       package: the suffix in the names of the plugin's Python packages.
-      gpu: what target_configs/<vendor>.txtpb describes.
+      gpu: the kind of GPU that target_configs/<vendor>.txtpb describes.
     """
 
     package: str
@@ -189,7 +189,7 @@ class PretendedJob:
         self._options = _session.compiler_options(config)
 
     def plan(self, lowered: Any) -> PlanReport:
-        """What a lowered program exchanges.
+        """The exchanges of a lowered program.
 
         Raises:
           JaxhetError: a pass refuses the program.

@@ -84,14 +84,19 @@ class Engine:
         """Exchanges started and completed, their time, and bytes by transport and direction."""
 
     def peer_stats(self) -> list[dict[str, Any]]:
-        """Of each process, this one included, and each transport to it.
+        """Statistics per process, this one included, and per transport to it.
 
         process, transport, bytes_sent, bytes_received, waited_us (of own transfers for its starts,
         added up; 0 between GPUs), path_failures.
         """
 
     def flight_record(self) -> list[dict[str, Any]]:
-        """The last exchanges, oldest first; those between GPUs as a watch saw them."""
+        """The last exchanges, oldest first; those between GPUs as a watch saw them.
+
+        rank, kind (name of EXCHANGE_KINDS), plan, index, run, sequence, bytes of the operands,
+        group (ranks), state (started, completed, failed), started_us and ended_us (monotonic
+        clock; ended_us is 0 for started ones), exchange (its description in the plan).
+        """
 
     def transport_of(self, process: int) -> tuple[str, list[tuple[str, str]]]:
         """(name, [(refused transport, reason)])."""
@@ -106,10 +111,13 @@ def handlers() -> dict[str, dict[str, Any]]:
     """FFI target name -> capsule, for "cpu" and for "gpu"."""
 
 def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
-    """Of each vendor of GPUs: name, devices, and why they can't be used, or ""."""
+    """Each vendor of GPUs: name, devices, and why they can't be used, or ""."""
 
 def libcrypto() -> str:
     """The version of the library that encrypts; raises if there is none."""
+
+def range_library() -> str:
+    """Name of the library that profilers get ranges from; raises if none can be loaded."""
 
 def nics(options: Mapping[str, int | str]) -> list[dict[str, Any]]:
     """Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.
@@ -119,7 +127,10 @@ def nics(options: Mapping[str, int | str]) -> list[dict[str, Any]]:
     """
 
 def distance(sysfs: str, a: str, b: str) -> str:
-    """Of two PCI addresses: one of `DISTANCES`."""
+    """The distance of two PCI addresses: one of `DISTANCES`."""
 
 def pci_address(folder: str) -> str:
-    """Of the NIC with this folder of sysfs; "" for one in software."""
+    """PCI address of the NIC with this folder of sysfs; "" for one in software."""
+
+def fail_exit(code: int) -> None:
+    """Has this process exit with `code` in place of 0."""

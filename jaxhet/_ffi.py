@@ -9,10 +9,11 @@ from typing import Any, Self
 import jax
 
 from jaxhet import _engine
-from jaxhet._bootstrap import Link, PeerSockets
+from jaxhet._bootstrap import PeerSockets
 from jaxhet._claim import Claim
 from jaxhet._config import Config
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
+from jaxhet._listener import Link
 
 # The engine's tables; tests/python/test_tables.py compares them with Python's.
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
@@ -60,7 +61,7 @@ class Engine:
 
         Raises:
           TransportError: no transport works to some peer; the text has the reason of each.
-          UsageError: the job is to be encrypted, and this machine has no libcrypto.
+          UsageError: A library that an option needs is missing (libcrypto; NVTX or rocTX).
         """
         engine = cls(config.process_id, len(members), _options(config))
         mine = members[config.process_id]
@@ -170,6 +171,10 @@ class Engine:
         """Counters of each process and each transport to it; as in `_engine.pyi`."""
         return self._engine.peer_stats()
 
+    def flight_record(self) -> list[dict[str, Any]]:
+        """The last exchanges, oldest first; as in `_engine.pyi`."""
+        return self._engine.flight_record()
+
     def close(self, timeout_ms: int) -> None:
         """Says goodbye, waits for the peers to do so, and frees everything. Idempotent."""
         if self._open is not None:
@@ -191,7 +196,7 @@ def register_handlers(platform: str) -> None:
 
 
 def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
-    """Of each vendor of GPUs: name, devices, and why they can't be used, or ""."""
+    """Each vendor of GPUs: name, devices, and why they can't be used, or ""."""
     return _engine.vendors()
 
 
@@ -220,14 +225,31 @@ def libcrypto() -> str:
         raise as_ours(str(error)) from error
 
 
+def range_library() -> str:
+    """Name of the library that `JAXHET_PROFILER_RANGES` uses.
+
+    Raises:
+      UsageError: No such library can be loaded.
+    """
+    try:
+        return _engine.range_library()
+    except RuntimeError as error:
+        raise as_ours(str(error)) from error
+
+
 def distance(root: pathlib.Path, one: str, other: str) -> str:
     """One of `DISTANCES`: what lies between two devices, by their PCI addresses."""
     return _engine.distance(str(root / "sys"), one, other)
 
 
 def pci_address(folder: pathlib.Path) -> str:
-    """Of the NIC with this folder in sysfs; "" for one in software."""
+    """PCI address of the NIC with this folder in sysfs; "" for one in software."""
     return _engine.pci_address(str(folder))
+
+
+def fail_exit(code: int) -> None:
+    """Makes the exit code of this process `code` where it would be 0; forked children keep 0."""
+    _engine.fail_exit(code)
 
 
 def as_ours(text: str) -> JaxhetError:
@@ -251,6 +273,7 @@ def _options(config: Config) -> dict[str, int | str]:
         "eager_bytes": config.eager_bytes,
         "slot_bytes": config.slot_bytes,
         "encryption": config.encryption,
+        "profiler_ranges": int(config.profiler_ranges),
         "verbs_devices": ",".join(config.verbs_devices),
         "verbs_gid_index": -1 if config.verbs_gid_index is None else config.verbs_gid_index,
         "verbs_pkey_index": config.verbs_pkey_index,

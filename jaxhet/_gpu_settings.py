@@ -1,4 +1,4 @@
-"""What XLA and JAX have to be told before they start GPUs in a job of several islands."""
+"""Settings of XLA and JAX before they start GPUs in a job of several islands."""
 
 import os
 import pathlib

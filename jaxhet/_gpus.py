@@ -17,7 +17,7 @@ class Gpus:
 
     Attributes:
       platform: "cuda" or "rocm".
-      names: As they stand in the environment variable that shows them to a process.
+      names: Their names in the environment variable that shows them to a process.
     """
 
     platform: str
@@ -29,7 +29,7 @@ class Gpus:
         return _VISIBLE[self.platform]
 
     def environment(self, mine: Sequence[str]) -> dict[str, str]:
-        """What gives a process its own GPUs, which come first, and shows it the others.
+        """Variables that give a process its own GPUs, listed first, and show it the others.
 
         It can only read the memory of a GPU that it sees as fast as the link allows.
         """

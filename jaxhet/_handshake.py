@@ -1,9 +1,9 @@
 """Mutual authentication of a socket with the job secret, and the keys of its connection.
 
 Both sides send a nonce. The connector then sends its header and an HMAC over both nonces and the
-header; the acceptor checks it before it looks at the header, and answers with an HMAC of its own.
-Nothing else of a peer is read before. Both sides then derive the keys of the connection, one for
-each direction, of the job secret, both nonces and the header.
+header; the acceptor checks it before it looks at the header, and sends its answer and an HMAC over
+nonces, header and answer. Nothing else of a peer is read before. Both sides then derive the keys of
+the connection, one for each direction, of the job secret, both nonces, the header and the answer.
 
 A stranger who listens in the acceptor's place learns an HMAC, and can compare guesses of the secret
 with it. Therefore the key is not the secret itself: scrypt derives it from the secret.
@@ -18,6 +18,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 from jaxhet._errors import TransportError, UsageError
 
@@ -67,11 +68,18 @@ def receive_exactly(sock: socket.socket, num_bytes: int, deadline: float | None 
 
 
 def connect(
-    sock: socket.socket, secret: bytes, header: bytes, timeout_s: float = TIMEOUT_S
-) -> Keys:
+    sock: socket.socket,
+    secret: bytes,
+    header: bytes,
+    answer_bytes: int = 0,
+    timeout_s: float = TIMEOUT_S,
+) -> tuple[bytes, Keys]:
     """Authenticates as the side that opened the connection, and presents `header`.
 
     The socket blocks without a timeout afterwards.
+
+    Returns:
+      The acceptor's answer, which has `answer_bytes` bytes, and the keys of the connection.
 
     Raises:
       RefusedError: the acceptor holds another secret, is not one of ours, or did not answer in
@@ -84,22 +92,29 @@ def connect(
         sock.sendall(nonce)
         theirs = receive_exactly(sock, NONCE_BYTES, deadline)
         sock.sendall(header + _mac(secret, b"connect", nonce, theirs, header))
-        answer = receive_exactly(sock, MAC_BYTES, deadline)
+        answer = receive_exactly(sock, answer_bytes, deadline)
+        proof = receive_exactly(sock, MAC_BYTES, deadline)
         sock.settimeout(None)
     except (TransportError, OSError) as error:
         raise RefusedError(f"the other side did not accept our job secret ({error})") from error
-    if not hmac.compare_digest(answer, _mac(secret, b"accept", nonce, theirs, header)):
+    presented = header + answer
+    if not hmac.compare_digest(proof, _mac(secret, b"accept", nonce, theirs, presented)):
         raise RefusedError("the other side does not hold our job secret")
-    to_acceptor, to_connector = _derive(secret, nonce, theirs, header)
-    return Keys(send=to_acceptor, receive=to_connector)
+    to_acceptor, to_connector = _derive(secret, nonce, theirs, presented)
+    return answer, Keys(send=to_acceptor, receive=to_connector)
 
 
 def accept(
-    sock: socket.socket, secret: bytes, header_bytes: int, timeout_s: float = TIMEOUT_S
+    sock: socket.socket,
+    secret: bytes,
+    header_bytes: int,
+    answer: Callable[[], bytes] = bytes,
+    timeout_s: float = TIMEOUT_S,
 ) -> tuple[bytes, Keys]:
-    """Authenticates as the side that accepted the connection.
+    """Authenticates as the side that accepted the connection, and presents what `answer` returns.
 
-    The socket blocks without a timeout afterwards.
+    `answer` is called when the connector has proved itself. The socket blocks without a timeout
+    afterwards.
 
     Returns:
       The connector's header, and the keys of the connection.
@@ -120,9 +135,11 @@ def accept(
     proof = receive_exactly(sock, MAC_BYTES, deadline)
     if not hmac.compare_digest(proof, _mac(secret, b"connect", theirs, nonce, header)):
         raise RefusedError("a connection with another job secret was refused")
-    sock.sendall(_mac(secret, b"accept", theirs, nonce, header))
+    own = answer()
+    presented = header + own
+    sock.sendall(own + _mac(secret, b"accept", theirs, nonce, presented))
     sock.settimeout(None)
-    to_acceptor, to_connector = _derive(secret, theirs, nonce, header)
+    to_acceptor, to_connector = _derive(secret, theirs, nonce, presented)
     return header, Keys(send=to_connector, receive=to_acceptor)
 
 
@@ -146,16 +163,19 @@ def check_seal(found: str, secret: bytes, purpose: str, *parts: bytes) -> None:
         raise TransportError(f"{purpose} was changed on its way")
 
 
-def _mac(secret: bytes, role: bytes, connector: bytes, acceptor: bytes, header: bytes) -> bytes:
-    return hmac.digest(_key(secret), b"jaxhet 2 " + role + connector + acceptor + header, "sha256")
+def _mac(secret: bytes, role: bytes, connector: bytes, acceptor: bytes, presented: bytes) -> bytes:
+    text = b"jaxhet 2 " + role + connector + acceptor + presented
+    return hmac.digest(_key(secret), text, "sha256")
 
 
-def _derive(secret: bytes, connector: bytes, acceptor: bytes, header: bytes) -> tuple[bytes, bytes]:
+def _derive(
+    secret: bytes, connector: bytes, acceptor: bytes, presented: bytes
+) -> tuple[bytes, bytes]:
     """Keys of what the connector sends, and of what the acceptor sends: HKDF (RFC 5869)."""
     root = hmac.digest(connector + acceptor, _key(secret), "sha256")
     labels = (b"jaxhet 2 key to acceptor ", b"jaxhet 2 key to connector ")
     to_acceptor, to_connector = (
-        hmac.digest(root, label + header + b"\x01", "sha256") for label in labels
+        hmac.digest(root, label + presented + b"\x01", "sha256") for label in labels
     )
     return to_acceptor, to_connector
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,10 +25,12 @@ from jaxhet import (
     _distributed,
     _ffi,
     _gpu_settings,
+    _interfaces,
     _islands,
     _jax_compat,
     _jax_programs,
     _jaxlib,
+    _listener,
     _membership,
     _memory,
     _metrics,
@@ -36,6 +38,7 @@ from jaxhet import (
     _program,
     _qualification,
     _session,
+    _trace,
     _tuning,
     compiler,
 )
@@ -70,7 +73,7 @@ def initialize(
       process_id: this process, 0 … num_processes - 1.
       island: name of this process's island; default: its platform. All processes declare one, or
         none.
-      **options: any other option of `jaxhet._config.OPTIONS` (README lists them).
+      **options: any other option of `jaxhet._config.OPTIONS` (docs/reference/options.md).
 
     Raises:
       UsageError: the job, an option or the installation is not right; the text says what to
@@ -103,10 +106,14 @@ def initialize(
             _memory.keep_freed_memory()
     elif config.local_device_ids:
         _jax_compat.use_gpus(platform, config.local_device_ids)
+    trace = _trace.Trace(config) if config.trace_folder else None
     metrics = _metrics.Metrics(config) if _metrics.are_wanted(config) else None
     membership = _join_coordinator(config, secret)
     try:
         session = _set_up(config, secret, membership)
+        if trace is not None:
+            trace.follow(session, membership)
+            session.trace = trace
         if metrics is not None:
             session.metrics = metrics
             metrics.follow(session)
@@ -126,7 +133,7 @@ def initialize(
 def shutdown() -> None:
     """Leaves the job.
 
-    Waits until every process has come here or failed, then closes all connections. Idempotent.
+    Waits until every process has called it or failed, then closes all connections. Idempotent.
     Runs at interpreter exit too. After a failure of the job it does not wait.
     """
     session = _session.remove()
@@ -217,15 +224,19 @@ _sidecars: list[subprocess.Popen[str]] = []
 def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.Session:
     local_host = config.tcp_address or membership.local_address
     process = _place.UNASSIGNED if config.process_id is None else config.process_id
-    listener = _bootstrap.Listener(local_host, config.tcp_port, process, secret)
+    interfaces = _interfaces.chosen(config, local_host)
+    listener = _listener.Listener(
+        local_host, config.tcp_port, process, secret, interfaces=interfaces
+    )
     engine: _ffi.Engine | None = None
     tuned: pathlib.Path | None = None
     try:
         given = _credentials.given(_jax_compat.mtls_settings())
-        membership.join(make_claim(config, listener.address), config.connect_timeout_s + 5, given)
+        claim = make_claim(config, listener.address, listener.interfaces)
+        membership.join(claim, config.connect_timeout_s + 5, given)
         members = membership.members
         config = config.placed(membership.process, len(members))
-        listener.assign(membership.process)
+        listener.assign(membership.process, membership.job)
         differences = differences_between_islands(members)
         if config.process_id == 0:
             for line in differences:
@@ -280,8 +291,16 @@ def _share_tuning(session: _session.Session, membership: Membership, folder: pat
     membership.listen_tuned(session.tuning.hear)
 
 
-def make_claim(config: Config, address: str) -> Claim:
-    """Description of this process for its peers, which connect to `address`."""
+def make_claim(
+    config: Config, address: str, interfaces: Sequence[_interfaces.Interface] = ()
+) -> Claim:
+    """Description of this process for its peers.
+
+    Args:
+      config: The options.
+      address: host:port to which peers connect.
+      interfaces: Interfaces to which peers may connect for data.
+    """
     jax_platform = _jax_compat.expected_platform()
     pid_namespace = os.stat("/proc/self/ns/pid").st_ino
     boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -302,11 +321,12 @@ def make_claim(config: Config, address: str) -> Claim:
         versions={**_jax_compat.versions(), "jaxhet": importlib.metadata.version("jaxhet")},
         options=config.agreed(),
         settings=_compiler_settings.settings(),
+        interfaces=tuple(interface.claimed() for interface in interfaces),
     )
 
 
 def _start_engine(
-    config: Config, listener: _bootstrap.Listener, membership: Membership
+    config: Config, listener: _listener.Listener, membership: Membership
 ) -> _ffi.Engine:
     refused = _qualification.refusals(config, membership.members)
     sockets = _bootstrap.connect_peers(
@@ -323,7 +343,7 @@ def _start_jax(
     config: Config,
     membership: Membership,
     engine: _ffi.Engine | None,
-    listener: _bootstrap.Listener,
+    listener: _listener.Listener,
 ) -> _session.Session:
     members = membership.members
 
@@ -423,7 +443,7 @@ def _open_devices(
     session: _session.Session,
     engine: _ffi.Engine,
     members: list[Claim],
-    listener: _bootstrap.Listener,
+    listener: _listener.Listener,
     check: Callable[[], None],
 ) -> None:
     """Opens this process's GPUs, and the rings between them and all others."""

@@ -11,7 +11,7 @@ class Island:
     """The processes that share one vendor runtime and one local collective library.
 
     Attributes:
-      name: as declared, else the platform.
+      name: declared name, else the platform.
       index: position in `jaxhet.islands()`; sums over islands are taken in this order.
       platform: JAX's name of the platform: "cpu", "cuda" or "rocm".
       processes: JAX process indices.
@@ -31,7 +31,7 @@ class Island:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """What `make_islands` needs to know of a process."""
+    """Facts about a process that `make_islands` needs."""
 
     process: int
     island: str

@@ -189,7 +189,7 @@ def has_cpu_backend() -> bool:
 
 
 def _chosen_platforms() -> tuple[str, ...]:
-    """What the user lets JAX use; nothing: all that there is."""
+    """Platforms that the user lets JAX use; empty: all of them."""
     chosen = jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS")
     return tuple(chosen.split(",")) if chosen else ()
 
@@ -262,6 +262,24 @@ def wait_for_devices(timeout_s: float) -> bool:
             time.sleep(0.001)
     except (RuntimeError, ValueError):  # a device that failed
         return False
+    return True
+
+
+def wait_for_arrays(timeout_s: float) -> bool:
+    """Waits until the arrays of this process that still exist are computed, on every device.
+
+    On CPUs, where a device does not run its programs in the order in which they were given to it.
+
+    Returns:
+      Whether all are.
+    """
+    deadline = time.monotonic() + timeout_s
+    for array in jax.live_arrays():
+        with contextlib.suppress(RuntimeError, ValueError):  # deleted meanwhile, or failed
+            while not array.is_ready():
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.001)
     return True
 
 
@@ -366,8 +384,8 @@ def guard_compilation_cache(
     and only process 0 writes entries.
 
     Args:
-      salt: What a program on the devices of these ids depends on, besides what JAX's key holds.
-        Asked at every compilation.
+      salt: Facts, besides JAX's key, that a program on the devices of these ids depends on. Called
+        at every compilation.
       accept: Gets the compiled module of every hit before the program can run; what it refuses is
         compiled anew.
       writes: Whether this process writes entries.

@@ -26,7 +26,7 @@ def jit(
     Args:
       fun: the function; without it, a decorator is returned.
       bridge: `BridgeOptions`, or a mapping of its fields: `deadline_s`.
-      **jit_options: as `jax.jit` takes them.
+      **jit_options: options of `jax.jit`.
 
     Returns:
       A function with the methods of a jitted one (`lower`, `trace`, `eval_shape`, `clear_cache`).
@@ -98,7 +98,7 @@ class _Stage:
 
 
 class _Jitted(_Stage):
-    """What `jit` returns."""
+    """The function that `jit` returns."""
 
     def __init__(
         self, fun: Callable[..., Any], options: BridgeOptions, jit_options: dict[str, Any]

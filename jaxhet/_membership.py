@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jaxhet import _credentials, _errors, _handshake
+from jaxhet import _clock, _credentials, _errors, _handshake
 from jaxhet._addresses import split_address
 from jaxhet._channel import Channel
-from jaxhet._claim import Claim
+from jaxhet._claim import JOB_BYTES, Claim
 from jaxhet._credentials import Credentials
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._outbox import limit_sends
@@ -40,8 +40,10 @@ class Membership:
         self._on_tuned: Callable[[dict[str, Any]], None] | None = None
         self.members: list[Claim] = []
         self.process = UNASSIGNED
+        self.job = b""
         self.service_address = ""
         self.credentials: Credentials | None = None
+        self.clock = _clock.CoordinatorClock(lambda number: self._send({"clock": number}))
 
     def join(self, claim: Claim, timeout_s: float, given: Credentials | None = None) -> None:
         """Presents `claim` and waits until everybody has come.
@@ -80,6 +82,9 @@ class Membership:
         if sorted(claim.process for claim in members) != list(range(len(members))):
             raise TransportError("the coordinator names other processes than the job's")
         self.process = int(message["process"])
+        self.job = bytes.fromhex(message["job"])
+        if len(self.job) != JOB_BYTES:
+            raise TransportError(f"the id of the job has not {JOB_BYTES} bytes")
         self.service_address = message["service"]
         split_address(self.service_address, "the coordinator's service")
         if identity is not None:
@@ -161,6 +166,8 @@ class Membership:
             self._set(PeerError(message["event"]["text"]))
         elif "error" in message:
             self._set(_errors.from_json(message["error"]))
+        elif "clock" in message:
+            self.clock.hear(*message["clock"])
         elif "tuned" in message:
             with self._lock:
                 if self._on_tuned is None:
@@ -191,7 +198,7 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
                 raise ConnectionRefusedError(str(error)) from error
             time.sleep(0.05)
     try:
-        keys = _handshake.connect(sock, secret, HEADER)
+        _, keys = _handshake.connect(sock, secret, HEADER)
     except JaxhetError as error:
         sock.close()
         raise UsageError(

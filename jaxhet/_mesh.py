@@ -22,8 +22,8 @@ def make_mesh(
     `jaxhet.initialize` too.
 
     Args:
-      axes: axis names and sizes, outermost first; one size may be -1: what is left.
-      devices: the devices to use, in the order to use them; default: all.
+      axes: axis names and sizes, outermost first; one size may be -1: the remaining devices.
+      devices: the devices to use, in this order; default: all.
       **kwargs: passed on to `Mesh` (`axis_types`).
 
     Raises:

@@ -1,7 +1,8 @@
 """Prometheus metrics of this process: served at a port, written to a file, or both.
 
 The package prometheus_client makes the text; the numbers are the engine's own counters, read when
-somebody asks. All metrics have the labels `process` and `island`; README lists them.
+somebody asks. All metrics have the labels `process` and `island`; docs/guides/metrics.md lists
+them.
 """
 
 import pathlib

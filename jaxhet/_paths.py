@@ -7,11 +7,11 @@ from jaxhet import _session
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """A transport that a pair can't take.
+    """A transport that a pair can't use.
 
     Attributes:
-      transport: Its name.
-      reason: What the engine said.
+      transport: Name of the transport.
+      reason: Message of the engine.
     """
 
     transport: str
@@ -23,9 +23,9 @@ class PeerPath:
     """The path between this process and another one, for host memory.
 
     Attributes:
-      process: The other one's JAX process index.
-      transport: Its name.
-      refused: Those that the pair can't take.
+      process: JAX index of the other process.
+      transport: Name of the transport.
+      refused: Transports that the pair can't use.
     """
 
     process: int

@@ -19,21 +19,21 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
     """Declares a piece of a program that differs between platforms on purpose.
 
     All islands of a job must trace the same program, and a difference is a `PlanMismatchError`.
-    Inside of this piece they may differ: each process traces its own function only. What the
-    functions take and give must have the same shapes and dtypes; islands compare them. Values may
-    differ as far as the arithmetic of two vendors does.
+    Inside this piece they may differ: each process traces its own function only. Arguments and
+    results must have the same shapes and dtypes; islands compare them. Values may differ as far as
+    the arithmetic of two vendors does.
 
         attend = jaxhet.per_platform(attention, cuda=flash_attention)
         y = attend(q, k, v)
 
     The functions must not exchange data over islands themselves, and take all arrays as
     arguments. `jax.jit`, `jax.vmap`, `jax.grad` and `jax.checkpoint` work; forward-mode
-    differentiation does not. The backward pass runs the function again, so that what is kept for it
-    is the same on all platforms: the arguments.
+    differentiation does not. The backward pass runs the function again, so that all platforms keep
+    the same values for it: the arguments.
 
     Args:
       default: the function for platforms and islands that are not named.
-      **functions: by platform (`cpu`, `cuda`, `rocm`) or by name of an island, which goes first.
+      **functions: by platform (`cpu`, `cuda`, `rocm`) or by name of an island, which has priority.
 
     Returns:
       A function of the same arguments; its call raises UsageError if no function is given for this

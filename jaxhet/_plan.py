@@ -21,17 +21,17 @@ class PlannedExchange:
     """An exchange of a program.
 
     Attributes:
-      index: its place in the order of starts.
-      collective: the collective that it is part of: opcode, reducer, dimension.
-      kind: what moves: "permute", "all_gather" or "all_to_all".
+      index: place in the order of starts.
+      collective: collective that the exchange belongs to: opcode, reducer, dimension.
+      kind: pattern of movement: "permute", "all_gather" or "all_to_all".
       algorithm: "flat" (all ranks of a group exchange), "hierarchical" (on each island first, then
         over the rails) or "direct" (from each source to its targets).
-      why: the reason where the algorithm is flat.
-      shapes: of what each rank gives, as HLO prints them.
+      why: reason for a flat algorithm.
+      shapes: shapes of each rank's operands, in HLO's notation.
       groups: ranks that exchange with each other; of a permute, pairs of source and target.
-      num_bytes: bytes that a rank sends to other islands each time, the most of all ranks.
-      num_collectives: how many of the program's collectives share it.
-      times: how often it runs in each step; None: not known (a loop that ends by a condition, or a
+      num_bytes: largest number of bytes that a rank sends to other islands each time.
+      num_collectives: number of the program's collectives that share the exchange.
+      times: number of runs in each step; None: unknown (a loop that ends by a condition, or a
         branch), and counted as once.
       products: matrix products that are scheduled between its start and its done; None: not
         scheduled apart (on CPU).
@@ -68,7 +68,7 @@ class PlannedExchange:
         return 1 if self.times is None else self.times
 
     def seconds(self, link_gb_per_s: float, latency_us: float) -> float:
-        """The time that it takes in each step, as `PlanReport.seconds` says."""
+        """The time of the exchange in each step; see `PlanReport.seconds`."""
         return self._times * (latency_us * 1e-6 + self.num_bytes / (link_gb_per_s * 1e9))
 
 
@@ -78,9 +78,9 @@ class LinkTime:
 
     Attributes:
       link_gb_per_s: bandwidth of a rank's link to other islands, 1e9 bytes per second.
-      latency_us: of one exchange.
+      latency_us: latency of one exchange.
       total: seconds of all exchanges.
-      overlapped: seconds of those with matrix products between start and done.
+      overlapped: seconds of the exchanges with matrix products between start and done.
     """
 
     link_gb_per_s: float
@@ -96,7 +96,7 @@ class LinkTime:
 
 @dataclasses.dataclass(frozen=True)
 class PlanReport:
-    """What a program exchanges over islands in each step, that is, each time it is called.
+    """The exchanges of a program over islands in each step, that is, each time it is called.
 
     Attributes:
       exchanges: in the order of their starts; none if nothing crosses islands.
@@ -176,15 +176,15 @@ class PlanReport:
 
 
 def plan(jitted: Any, *args: Any, **kwargs: Any) -> PlanReport:
-    """What a jitted function exchanges over islands, in the job that runs.
+    """Lists the exchanges of a jitted function over islands, in the job that runs.
 
-    It is lowered and compiled, and not run. On GPUs a report says what XLA has scheduled between
-    the start and the done of each exchange. Every process may ask by itself.
+    The function is lowered and compiled, and not run. On GPUs the report counts the products that
+    XLA scheduled between the start and the done of each exchange. Any process may call this alone.
 
     Args:
-      jitted: what `jax.jit` or `jaxhet.jit` returned; or, without arguments, what its `lower` or
-        `compile` did.
-      *args: the function's arguments; or `jax.ShapeDtypeStruct`s with shardings in their places.
+      jitted: the result of `jax.jit` or `jaxhet.jit`; or, without arguments, of its `lower` or
+        `compile`.
+      *args: the function's arguments, or `jax.ShapeDtypeStruct`s with shardings.
       **kwargs: likewise.
 
     Returns:

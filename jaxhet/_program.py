@@ -239,7 +239,7 @@ def describe(
     Args:
       name: Name of the module.
       jaxpr: The whole program.
-      arguments: What belongs to the program besides: shardings of its arguments and results.
+      arguments: Further parts of the program: shardings of its arguments and results.
       location: The source line of an equation, or "".
     """
     listing = _Listing(location)
@@ -312,7 +312,7 @@ class _Listing:
         )
 
     def digest(self) -> str:
-        """Of all lines without their source lines."""
+        """Digest of all lines without their source lines."""
         return _digest("\n".join(line for line, _ in self._lines))
 
     def lines(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What the report of `jaxhet doctor --qualify` lets a job use."""
+"""Transports that the report of `jaxhet doctor --qualify` lets a job use."""
 
 import importlib.metadata
 import json
@@ -14,7 +14,7 @@ from jaxhet._inspect.proofs import SCHEMA, Proof, Qualification, worst
 
 
 def refusals(config: Config, members: Sequence[Claim]) -> dict[int, dict[str, str]]:
-    """Of each other process, the transports that the report does not let us take, and why.
+    """Transports to each other process that the report does not allow, and why.
 
     {} if the job goes by no report.
 

@@ -31,7 +31,7 @@ class ReplicaDifference:
     """A leaf whose replicas differ.
 
     Attributes:
-      leaf: Its path in the tree, as `jax.tree_util.keystr` writes it.
+      leaf: Path of the leaf in the tree, in the form of `jax.tree_util.keystr`.
       islands: The islands that hold a replica with other bits than the first one.
       largest: The largest absolute difference of an element from that of the first replica, in
         float32 (float64 for arrays of that type); 0 where only signs of zero or bits of NaN differ,
@@ -49,11 +49,11 @@ class ReplicaDifference:
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaReport:
-    """What `check_replicas` found.
+    """The result of `check_replicas`.
 
     Attributes:
-      tree: The tree that was given; with `on_difference="sync"`, the one to go on with.
-      num_compared: Leaves of which there is more than one replica.
+      tree: The given tree; with `on_difference="sync"`, the synchronized tree.
+      num_compared: Number of leaves with more than one replica.
       differences: One for each leaf whose replicas differ.
     """
 
@@ -83,12 +83,12 @@ def check_replicas(
     Works without `jaxhet.initialize` too.
 
     Args:
-      tree: Any pytree; what is not a `jax.Array` over several devices has no replicas.
-      on_difference: What to do if replicas differ: raise a `ReplicaError`, warn, or give every
+      tree: Any pytree; only a `jax.Array` over several devices has replicas.
+      on_difference: Action if replicas differ: raise a `ReplicaError`, warn, or give every
         replica the bits of the first one.
 
     Returns:
-      What was found; all processes get the same.
+      The result, which is equal in all processes.
 
     Raises:
       ReplicaError: Replicas differ, and `on_difference` is "raise".
@@ -103,7 +103,8 @@ def check_replicas(
     differences: list[ReplicaDifference] = []
     for mesh, group in _by_mesh(replicated, values).items():
         raw = {i: _plain(values[i]) for i in group}
-        digests = np.asarray(_digests(mesh, list(raw.values())))
+        # np.asarray waits for one device only: another one may be under way at jaxhet.shutdown.
+        digests = np.asarray(jax.block_until_ready(_digests(mesh, list(raw.values()))))
         others = {
             i: ranks
             for place, i in enumerate(group)
@@ -141,14 +142,14 @@ _ADVICE = (
 def sync_replicas(tree: Any) -> Any:
     """Gives every replica of every array of a tree the bits of the first one.
 
-    The first replica is that on the device which comes first in the array's mesh. Only what differs
-    is exchanged; see `check_replicas`.
+    The first replica is on the first device of the array's mesh. Only arrays that differ are
+    exchanged; see `check_replicas`.
 
     Args:
-      tree: Any pytree; what is not a `jax.Array` over several devices stays as it is.
+      tree: Any pytree; only a `jax.Array` over several devices is changed.
 
     Returns:
-      The tree to go on with; the one that was given is not changed.
+      The synchronized tree; the given tree is not changed.
 
     Raises:
       UsageError: An array has a sharding other than `NamedSharding`.
@@ -171,7 +172,7 @@ def _is_replicated(name: str, value: Any) -> bool:
 
 
 def _spec(value: jax.Array) -> P:
-    """Of an array with a `NamedSharding`."""
+    """Partition spec of an array with a `NamedSharding`."""
     assert isinstance(value.sharding, NamedSharding)
     return value.sharding.spec
 
@@ -208,7 +209,7 @@ def _as(like: jax.Array, plain: jax.Array) -> jax.Array:
 
 
 def _digests(mesh: Mesh, values: Sequence[jax.Array]) -> jax.Array:
-    """Of each device's shards, in the order of the mesh: uint32 [devices, leaves, 2]."""
+    """Digests of each device's shards, in the order of the mesh: uint32 [devices, leaves, 2]."""
     return _digest_program(mesh, tuple(map(_spec, values)))(*values)
 
 
@@ -315,7 +316,7 @@ def _first_program(mesh: Mesh, specs: tuple[P, ...], keeps: bool) -> Callable[..
 
 
 def _first(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """What the device holds that comes first on these axes: a sum of integers, zero elsewhere."""
+    """The bits of the first device on these axes, by a sum of integers with zero elsewhere."""
     bits = _bits(x)
     is_first = functools.reduce(jnp.logical_and, [jax.lax.axis_index(name) == 0 for name in axes])
     first = jax.lax.psum(jnp.where(is_first, bits, jnp.zeros_like(bits)), axes)
@@ -347,11 +348,11 @@ def _names_of(devices: Any) -> tuple[str, ...]:
 
 
 def unlike_islands() -> tuple[str, ...]:
-    """In what islands differ that can change the bits of results.
+    """Differences between islands that can change the bits of results.
 
-    Kinds of devices, settings of the compiler, and, where these are alike, the arithmetic: each
-    device computes a few functions of the same numbers, and the bits of the results are compared by
-    one small exchange. All processes make the first call at the same point of the program.
+    Compares kinds of devices, settings of the compiler, and, if these are equal, the arithmetic:
+    each device computes a few functions of the same numbers, and one small exchange compares the
+    bits of the results. All processes make the first call at the same point of the program.
 
     Returns:
       A sentence for each difference; empty if none was found, and in a job of one island.
@@ -385,7 +386,7 @@ def _arithmetic_differences() -> tuple[str, ...]:
     x = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
     everywhere = NamedSharding(mesh, P())
     shared = jax.make_array_from_callback(x.shape, everywhere, lambda index: x[index])
-    found = np.asarray(_probe(mesh)(shared))
+    found = np.asarray(jax.block_until_ready(_probe(mesh)(shared)))
     others: dict[str, list[str]] = {}
     for rank in range(1, len(devices)):
         for number, name in enumerate(_PROBES):

@@ -24,6 +24,8 @@ from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._islands import Island
 from jaxhet._membership import Membership
 from jaxhet._metrics import Metrics
+from jaxhet._saves import Saves
+from jaxhet._trace import Trace
 from jaxhet._tuning import Tuning
 from jaxhet.compiler import exchange
 
@@ -67,7 +69,7 @@ def bridge_options(options: BridgeOptions) -> Iterator[None]:
 
 
 def compiler_options(config: Config) -> compiler.Options:
-    """What the job's options say of the passes."""
+    """The options of the passes."""
     return compiler.Options(
         algorithm=config.algorithm,
         two_phase_bytes=config.two_phase_bytes,
@@ -103,6 +105,8 @@ class Session:
         self.replicas_checked = 0  # arrays whose replicas were compared
         self.replicas_differing = 0  # of these
         self.metrics: Metrics | None = None
+        self.trace: Trace | None = None
+        self.saves = Saves()
         self._bridged: set[str] = set()  # digests of programs with exchanges
         self._launcher: threading.Thread | None = None
         self._launchers = itertools.count(1)
@@ -126,6 +130,12 @@ class Session:
         """This machine's address on the way to the coordinator."""
         assert self._membership is not None
         return self._membership.local_address
+
+    @property
+    def job(self) -> bytes:
+        """The id of the job, equal in all processes."""
+        assert self._membership is not None
+        return self._membership.job
 
     # --- compiler hooks ---
 
@@ -198,7 +208,7 @@ class Session:
     # --- persistent compilation cache ---
 
     def cache_salt(self, device_ids: tuple[int, ...]) -> str:
-        """What a program that is compiled now depends on, besides what JAX knows of it."""
+        """The facts, unknown to JAX, that a program compiled now depends on."""
         island = self.island
         if {device.id for device in island.devices}.issuperset(device_ids):
             return repr((self._versions, self._cache_writer))  # the passes leave it alone
@@ -350,48 +360,62 @@ class Session:
             if self._membership and (cause := self._membership.failure):
                 self.engine.fail(type(cause).__name__, str(cause))
             failed = self.engine.wait_failure(200)
-        if failed is None or self._is_noticed_within(_NOTICE_S):
+        failed_at = time.monotonic()
+        if failed is not None and self.trace is not None:
+            self.trace.write_in_background()
+        if failed is None or self._is_noticed_within(_NOTICE_S, failed_at):
             return
         _jax_compat.cancel_barriers()
         limit_s = self.config.exit_after_failure_s
-        if limit_s and not self._is_noticed_within(limit_s):
-            print(
-                f"jaxhet: this process did not end within {limit_s:g} s after {failed[1]}\n"
-                "jaxhet: it is ended now (JAXHET_EXIT_AFTER_FAILURE_S)",
-                file=sys.stderr,
-                flush=True,
+        if limit_s and not self._is_noticed_within(limit_s, failed_at):
+            failed_for_s = time.monotonic() - failed_at
+            lines = (
+                f"this process did not end within {failed_for_s:.0f} s after {failed[1]}",
+                *self.saves.losses(failed_for_s, limit_s),
+                "it is ended now (JAXHET_EXIT_AFTER_FAILURE_S)",
             )
+            print(*(f"jaxhet: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
             os._exit(_EXIT_CODE)
 
-    def _is_noticed_within(self, timeout_s: float) -> bool:
+    def _is_noticed_within(self, timeout_s: float, failed_at: float) -> bool:
+        """Whether the program learns of the failure in a time in which no save makes progress."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        while (now := time.monotonic()) < deadline:
             if self._closed.is_set() or self._acknowledged.wait(0.05):
                 return True
+            if self.saves.have_progressed(now - failed_at):
+                deadline = now + timeout_s
         return False
 
     # --- end ---
 
     def close(self, timeout_s: float) -> None:
-        """Says goodbye to the other processes and waits for theirs.
+        """Waits for what is under way, says goodbye to the other processes and waits for theirs.
 
         Leaves no thread or socket behind.
         """
         if os.getpid() != self._pid or self._closed.is_set():
             return
+        uncaught = _uncaught()
         if self.engine is not None:
-            self._report_uncaught()
+            self._report(uncaught)
+            wait_s = _EXIT_GRACE_S if self.error() else timeout_s
             if self.island.platform != "cpu":
-                _jax_compat.wait_for_devices(_EXIT_GRACE_S if self.error() else timeout_s)
+                _jax_compat.wait_for_devices(wait_s)
+            elif not self.error():
+                _jax_compat.wait_for_arrays(wait_s)
         self._closed.set()
         if self.metrics is not None:
             self.metrics.close()
+        if self.trace is not None:
+            self.trace.close()
         if self.engine is not None:
             self.engine.close(0 if self.error() else round(timeout_s * 1000))
         self.discard()
         if self._membership is not None:
             self._membership.leave()
         self._has_left = True
+        self._fail_exit(uncaught)
 
     def discard(self) -> None:
         """Ends what is the session's own; engine and membership are left as they are."""
@@ -409,17 +433,31 @@ class Session:
         if self.error() is not None:
             faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True)
 
-    def _report_uncaught(self) -> None:
+    def _report(self, uncaught: BaseException | None) -> None:
         """A process that ends by an exception tells the others which."""
-        error = sys.exception() or getattr(sys, "last_exc", None)
-        if error is None or self.engine is None or self.error() is not None:
+        if uncaught is None or self.engine is None or self.error() is not None:
             return
-        cause = self.translate(error) or error
+        cause = self.translate(uncaught) or uncaught
         what = traceback.format_exception_only(cause)[0].strip()
         where = self.island.name
         self.engine.fail(
             "PeerError",
             f"process {self.process} ({where}) ended by an exception: {what}; see there",
+        )
+
+    def _fail_exit(self, uncaught: BaseException | None) -> None:
+        """A program that was not told of the job's failure does not end as if it had succeeded."""
+        error = self.error()
+        if error is None or uncaught is not None or self._acknowledged.is_set():
+            return
+        _ffi.fail_exit(_EXIT_CODE)
+        print(
+            f"jaxhet: this program leaves its job as if that had not failed: {error}\n"
+            f"jaxhet: its exit code is {_EXIT_CODE}, not 0. Results that came after the failure are"
+            " not right, and integers and booleans on GPUs do not look wrong."
+            " jaxhet.block_until_ready(results) raises the error, jaxhet.last_error() returns it",
+            file=sys.stderr,
+            flush=True,
         )
 
     def abandon_in_child(self) -> None:
@@ -432,6 +470,13 @@ class Session:
             self.engine.abandon_in_child()
         if self._membership is not None:
             self._membership.close_in_child()
+
+
+def _uncaught() -> BaseException | None:
+    """The exception by which the program ends, if it does; `sys.exit(0)` is none."""
+    error = sys.exception() or getattr(sys, "last_exc", None)
+    is_success = isinstance(error, SystemExit) and not error.code
+    return None if is_success else error
 
 
 @contextlib.contextmanager
@@ -512,7 +557,7 @@ def launch_from_this_thread() -> None:
 
 
 def islands() -> tuple[Island, ...]:
-    """The job's islands; of one island where `initialize` found one.
+    """The job's islands.
 
     Raises:
       UsageError: `jaxhet.initialize` was not called.

@@ -31,7 +31,7 @@ class Copy(NamedTuple):
 
 
 def copies(members: Sequence[Claim]) -> list[Copy]:
-    """What has to be copied, in the order in which it is written; nothing for one vendor. Pure."""
+    """Copies to make, in the order of writing; none for one vendor. Pure."""
     first = members[0]
     others = [claim for claim in members if claim.topology != first.topology]
     inwards = [

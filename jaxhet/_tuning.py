@@ -49,7 +49,7 @@ def folder(process: int, cache_folder: str | None) -> pathlib.Path:
 
 
 class Tuning:
-    """What this process tells, or hears from, the first process of its tuning class.
+    """Messages to or from the first process of this process's tuning class.
 
     The compiler's hooks call `before` and `after`, on the thread that compiles.
     """
@@ -86,7 +86,7 @@ class Tuning:
         """Before XLA tunes a program: waits for the results of the first process.
 
         Args:
-          program: Its digest.
+          program: Digest of the program.
           is_over: Whether to wait no more, since the job has failed.
         """
         if self._is_leader:

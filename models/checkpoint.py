@@ -12,6 +12,7 @@ other processes, which wait for this one, and nobody would be told for minutes.
 
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -84,11 +85,13 @@ class Checkpoints:
             state=ocp.args.StandardSave(state),  # pyright: ignore[reportCallIssue]
             facts=ocp.args.JsonSave(self._facts),  # pyright: ignore[reportCallIssue]
         )
-        try:
-            self._checkpointer.save(self._folder / str(step), args=contents)
-        except Exception as error:  # Orbax and TensorStore raise ValueError, OSError and others
-            raise self._failure(step, error) from error
-        self._saving = step, self._finisher.submit(self._finish)
+        with ExitStack() as protection:
+            protection.enter_context(jaxhet.saving(self._folder))
+            try:
+                self._checkpointer.save(self._folder / str(step), args=contents)
+            except Exception as error:  # Orbax and TensorStore raise ValueError, OSError and others
+                raise self._failure(step, error) from error
+            self._saving = step, self._finisher.submit(self._finish, protection.pop_all())
 
     def check(self) -> None:
         """Raises OSError if the last save has failed; does not wait for it."""
@@ -128,9 +131,10 @@ class Checkpoints:
         """Finished steps of all complete checkpoints."""
         return ocp.utils.checkpoint_steps(self._folder)
 
-    def _finish(self) -> None:
+    def _finish(self, protection: ExitStack) -> None:
         """Waits for the threads that write, then deletes what is too old."""
-        self._checkpointer.wait_until_finished()
+        with protection:
+            self._checkpointer.wait_until_finished()
         if jax.process_index() == 0:
             for step in sorted(self._steps())[: -self._keep]:
                 # Renamed first: half a checkpoint must not look like a whole one.

@@ -1,4 +1,4 @@
-"""What is trained on: tokens, one document after the other, from text or from shards."""
+"""The data of training: tokens, one document after the other, from text or from shards."""
 
 import dataclasses
 import itertools

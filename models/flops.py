@@ -16,16 +16,16 @@ def model_flops(
 
     Args:
       parameters: N, without the table of embeddings, which is looked up and not multiplied.
-      layers: of attention.
-      heads: of queries.
+      layers: number of attention layers.
+      heads: number of query heads.
       head_dim: size of a head.
-      tokens: of a step, over all devices.
+      tokens: number of tokens in a step, over all devices.
       seq: positions of a row.
     """
     return tokens * (6.0 * parameters + 6.0 * layers * heads * head_dim * seq)
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """What a device can do in a second, from `PEAKS`; None for one that is not in the table."""
+    """Peak FLOP/s of a device, from `PEAKS`; None for one that is not in the table."""
     found = (p for (name, type_), p in PEAKS.items() if name in device_kind and type_ == dtype)
     return next(found, None)

@@ -106,7 +106,7 @@ class File:
     """A GGUF file. It is mapped, not read: the host holds what `read` returns.
 
     Attributes:
-      path: of the file.
+      path: path of the file.
       metadata: numbers, strings and lists of them, by key.
       tensors: by name.
 

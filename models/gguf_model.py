@@ -66,7 +66,7 @@ _INSTEAD = "Put the model's tokenizer.json beside it and name their folder, or g
 
 
 def config_json(file: File) -> dict[str, Any]:
-    """What Hugging Face's `config.json` would say; ValueError for a model of an unknown kind.
+    """The equivalent of Hugging Face's `config.json`; ValueError for a model of an unknown kind.
 
     `dtype` is the type that all matrices share; float32 if they are unlike or quantized.
     """
@@ -243,7 +243,7 @@ def special_tokens(file: File) -> dict[str, str]:
 
 
 def tokenizer_config_json(file: File) -> dict[str, Any]:
-    """What `transformers` wants to know beside a `tokenizer.json`: special tokens and the chat."""
+    """Facts that `transformers` needs beside a `tokenizer.json`: special tokens and the chat."""
     chat = file.metadata.get("tokenizer.chat_template")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

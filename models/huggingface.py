@@ -81,7 +81,7 @@ class Layout:
 
     @classmethod
     def of(cls, weight: Weight, shape: tuple[int, ...]) -> Self:
-        """That of a weight whose parameter has the shape."""
+        """The layout of a weight whose parameter has the shape."""
         left, right = weight.axes.split(" -> ")
         sizes = dict(zip(right.split(), shape[weight.numbers :], strict=True))
         groups = [group.strip("()").split() for group in re.findall(r"\([^)]*\)|\w+", left)]
@@ -228,9 +228,9 @@ def save(
     """Writes a folder that `transformers` and `load` open.
 
     Args:
-      folder: where to; made if it is not there.
-      config: of the model.
-      params: its parameters, all of whose parts are on devices of this process.
+      folder: folder to write; made if it does not exist.
+      config: config of the model.
+      params: parameters of the model, completely on devices of this process.
       like: a `config.json` to take from what `Config` does not say, as the tokens that end a text.
       file_bytes: largest size of a file of tensors, and of what the host holds; a larger tensor has
         a file of its own. 0: the size of the largest tensor.

@@ -111,7 +111,7 @@ class Llama(nnx.Module):
         return cross_entropy(self._head(), self.final_norm(x), self._kernel(), labels)
 
     def decode(self, tokens: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:
-        """What `logits` takes, [B, T, E], of tokens [B, T] at positions [B, T]; also the new past.
+        """The input of `logits`, [B, T, E], of tokens [B, T] at positions [B, T]; and the new past.
 
         A text is one document, whatever its tokens.
         The first axis of keys and values of `past` is the layer.

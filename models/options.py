@@ -109,6 +109,9 @@ class Options:
     peak_flops: float | None = _option(
         None, "operations per second of a device, for mfu; default: from a table, if it is there"
     )
+    tensorboard: bool = _option(
+        False, "write metrics as scalars for TensorBoard, too (needs tensorboardX)"
+    )
     digest: bool = _option(False, "write digests of all parameters at each logged step")
 
     @property
@@ -177,7 +180,11 @@ def _parser() -> argparse.ArgumentParser:
             how["type"] = field.type if isinstance(field.type, type) else str
         parser.add_argument("--" + field.name.replace("_", "-"), **how)
     parser.add_argument(
-        "--no-resume", dest="resume", action="store_const", const="never", help="as --resume never"
+        "--no-resume",
+        dest="resume",
+        action="store_const",
+        const="never",
+        help="same as --resume never",
     )
     return parser
 

@@ -52,9 +52,9 @@ class Parity:
     """The runs to make, and how far their losses may be apart.
 
     Attributes:
-      meshes: as `--mesh` of `models.pretrain`; each is trained in all ways.
+      meshes: values of `--mesh` of `models.pretrain`; each is trained in all ways.
       islands: how many; `devices` of each.
-      platform: what all processes run on; a key of `UNLIKE_FLAGS`.
+      platform: platform of all processes; a key of `UNLIKE_FLAGS`.
       unlike: flags of XLA of the last island in the run `unlike islands`; empty: no such run.
       tolerance: the largest difference of a loss, relative to the one world's.
       out: folder of the report and the runs.
@@ -114,7 +114,7 @@ class Result:
       loss: the last one, in nats per token.
       largest: |a - b| / |b| of the losses a to the one world's b, the largest of all steps; `final`
         is that of the last step, `gradient` the largest one of the norms of gradients.
-      allowed: what `largest` may be.
+      allowed: largest allowed value of `largest`.
       replicas: pieces of parameters that were compared over devices, None in one world;
         `num_checked` and `num_different` are those that the run itself compared on its devices.
       tokens_per_s: median of the steps.
@@ -219,7 +219,7 @@ def train(parity: Parity, mesh: str, run: str, command: Sequence[str]) -> tuple[
 
 
 _HEADINGS = (
-    *("mesh", "run", "last loss", "largest difference", "last", "of gradient norms"),
+    *("mesh", "run", "last loss", "largest difference", "last", "gradient norms"),
     *("replicas", "tokens/s", "verdict"),
 )
 

@@ -105,7 +105,7 @@ class Pipeline:
     def _flow(
         self, model: Callable[[], Llama], used: jax.Array | None, tokens: jax.Array
     ) -> jax.Array:
-        """What comes out of this stage for all tokens: [batch, positions, embed].
+        """The output of this stage for all tokens: [batch, positions, embed].
 
         `model` makes the model anew where it is used: one can't be carried into a loop. `used` says
         which rows this stage has (bool [rows]), None: all.

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 import jaxhet
-from models import initial
+from models import initial, scalars
 from models.accumulate import Accumulation
 from models.checkpoint import Checkpoints
 from models.configs import Config
@@ -109,7 +109,7 @@ def parse_stages(text: str | None) -> tuple[int, ...]:
 
 
 def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
-    """What trains the model that `options` describe, on all devices of the job."""
+    """The trainer of the model that `options` describe, on all devices of the job."""
     schedule = Schedule(
         options.learning_rate,
         options.warmup,
@@ -178,6 +178,8 @@ def crossing_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
 
 def pretrain(options: Options) -> None:
     """Runs the training that `options` describe."""
+    if options.tensorboard:
+        scalars.check_installed()
     corpus = open_corpus(options.data, initial.tokenizer(options))
     trainer = make_trainer(options, corpus)
     held_out = options.eval_part if options.eval_every else 0.0
@@ -215,11 +217,12 @@ def _reporter_settings(options: Options, trainer: Trainer, start: int) -> Settin
         counters=jaxhet.stats if in_job() else dict,
         flops=_flops(trainer.config, options.batch * options.seq, options.seq),
         peak_flops=peak * devices.size if peak else None,
+        tensorboard=options.tensorboard,
     )
 
 
 def _flops(config: Config, tokens: int, seq: int) -> float:
-    """Of a step over so many tokens, on all devices; experts count that a token passes."""
+    """FLOPs of a step over so many tokens, on all devices; experts count that a token passes."""
     attention = config.embed * config.head_dim * 2 * (config.query_heads + config.kv_heads)
     feed_forward = 3 * config.embed * config.hidden
     experts = config.experts_per_token if config.experts else 0

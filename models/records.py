@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics and digests as JSON lines, and a plot of the loss.
+"""Records of a run: metrics and digests as JSON lines, and a plot of the loss.
 
 `metrics.jsonl`, from process 0, has a line per step. `digests-<process>.jsonl`, from every process,
 has a line per logged step and local device: the SHA-256 of the device's piece of every parameter.

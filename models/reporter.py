@@ -1,4 +1,4 @@
-"""What a run says while it goes: progress, metrics, digests, and the plot at its end."""
+"""Reports of a run: progress, metrics, digests, and the plot at its end."""
 
 import dataclasses
 import math
@@ -12,6 +12,7 @@ import jax
 from tqdm import tqdm
 
 import jaxhet
+from models import scalars
 from models.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
 
@@ -27,7 +28,8 @@ class Settings:
       start: the first step; `steps` is the one after the last.
       counters: gives numbers that only grow; what a step adds to each is written with its metrics.
       flops: the model's floating-point operations in a step, over all devices.
-      peak_flops: what all devices could do in a second; None if that is not known.
+      peak_flops: peak FLOP/s of all devices together; None if unknown.
+      tensorboard: whether metrics are written as scalars for TensorBoard, too.
     """
 
     run_dir: Path
@@ -39,6 +41,7 @@ class Settings:
     counters: Callable[[], Mapping[str, Any]]
     flops: float
     peak_flops: float | None
+    tensorboard: bool = False
 
 
 class Reporter:
@@ -53,6 +56,7 @@ class Reporter:
         process = jax.process_index()
         self._primary = process == 0
         self._metrics = self._journal(METRICS) if self._primary else None
+        self._scalars = self._open_scalars() if settings.tensorboard and self._primary else None
         self._digests = self._journal(f"digests-{process}.jsonl") if settings.digest else None
         self._bar = tqdm(
             total=settings.steps,
@@ -143,6 +147,8 @@ class Reporter:
     def finish(self) -> None:
         """Draws the loss and says where everything is."""
         self._bar.close()
+        if self._scalars:
+            self._scalars.close()
         if self._primary:
             folder = self._settings.run_dir
             plot_losses(folder / PLOT, {"loss": read_rows(folder / METRICS)})
@@ -150,6 +156,9 @@ class Reporter:
 
     def _journal(self, name: str) -> Journal:
         return Journal(self._settings.run_dir / name, self._settings.start)
+
+    def _open_scalars(self) -> scalars.Scalars:
+        return scalars.Scalars(self._settings.run_dir / scalars.FOLDER, self._settings.start)
 
     def _begin_window(self) -> None:
         self._window = []
@@ -178,6 +187,8 @@ class Reporter:
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if self._metrics:
             self._metrics.append(rows)
+        if self._scalars:
+            self._scalars.append(rows)
 
     def _show(self, row: Mapping[str, Any]) -> None:
         told = {"loss": f"{row['loss']:.4f}", "tokens/s": f"{row['tokens_per_second']:.0f}"}

@@ -37,7 +37,7 @@ class Index:
 
     @property
     def tokens(self) -> int:
-        """Of all shards."""
+        """Number of tokens of all shards."""
         return sum(size for _, size in self.shards)
 
 

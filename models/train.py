@@ -118,7 +118,7 @@ def _is_matrix(params: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """What is to be trained, how, and on which mesh. Its methods are to be jitted or traced.
+    """The model to train, how, and on which mesh. Its methods are to be jitted or traced.
 
     Over the mesh axes `update_axes` the optimizer's state and update are split, as well as over
     those that a parameter is split over (ZeRO stage 1, arXiv:2004.13336): each element of a

@@ -14,11 +14,11 @@ import tomllib
 table = tomllib.load(open("pyproject.toml", "rb"))
 project = table["project"]
 extras = project["optional-dependencies"]
-wanted = [table["build-system"]["requires"], project["dependencies"], extras["models"], extras["test"]]
+wanted = [["uv"], table["build-system"]["requires"], project["dependencies"], extras["models"], extras["test"]]
 print(*(requirement for group in wanted for requirement in group), sep="\n")
 END
 {
-  echo "# Packages that tools/setup.sh installs with pip: the pins of constraints.txt, and the SHA-256 of each file of a release."
+  echo "# Packages that tools/setup.sh installs: the pins of constraints.txt, and the SHA-256 of each file of a release."
   echo "# Made by tools/hashes.sh; the index that serves the files is the user's choice."
   "$folder/uv/bin/uv" pip compile -q --generate-hashes --python-version 3.12 --no-annotate --no-header \
     --no-emit-index-url --no-emit-find-links -c constraints.txt "$folder/requirements.in"

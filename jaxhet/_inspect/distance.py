@@ -10,7 +10,7 @@ from jaxhet._inspect.report import Distance, Nic, Vendor
 def read_distances(
     root: pathlib.Path, vendors: Sequence[Vendor], nics: Sequence[Nic]
 ) -> tuple[Distance, ...]:
-    """Of each GPU to each NIC on the PCIe bus."""
+    """Distance of each GPU to each NIC on the PCIe bus."""
     distances = []
     for gpu in (gpu for vendor in vendors for gpu in vendor.gpus):
         paths = {nic.name: _ffi.distance(root, gpu.pci, nic.pci) for nic in nics if nic.pci}

@@ -15,7 +15,7 @@ def read(root: pathlib.Path, path: str) -> str:
 
 
 def names(root: pathlib.Path, path: str) -> list[str]:
-    """What is in a folder, numbers by their value; [] if there is none."""
+    """Names in a folder, numbers sorted by value; [] if there is none."""
     try:
         found = [entry.name for entry in (root / path).iterdir()]
     except OSError:

@@ -1,4 +1,4 @@
-"""What is not as it should be, out of what was found. Pure."""
+"""Problems among the facts that were found. Pure."""
 
 from collections.abc import Iterator, Sequence
 

@@ -18,7 +18,7 @@ def link_gb_per_s(
     Args:
       root: The root folder.
       config: The job's options.
-      transport: Its name.
+      transport: Name of the transport.
       peer_address: host:port of the other one.
     """
     mbit_per_s = 0.0

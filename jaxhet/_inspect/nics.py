@@ -18,7 +18,7 @@ _CLASS = "sys/class/infiniband"
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What the verbs transport of a job would use.
+    """Ports that the verbs transport of a job would use.
 
     Attributes:
       ports: Each port that it knows, as `_ffi.nics` describes it.
@@ -29,7 +29,7 @@ class Choice:
     problem: str = ""
 
     def of(self, nic: str, number: int) -> Mapping[str, Any]:
-        """What a job does with a port; 0 stands for a NIC that can't be opened."""
+        """A job's use of a port; 0 stands for a NIC that can't be opened."""
         reason = f"not chosen: {self.problem}" if self.problem else ""
         unknown = {"mtu": None, "gid_index": None, "reason": reason, "problem": ""}
         found = (p for p in self.ports if (p["device"], p["port"]) == (nic, number))
@@ -59,7 +59,7 @@ def read_nics(root: pathlib.Path, choice: Choice, route: str = "") -> tuple[Nic,
 
     Args:
       root: The root folder.
-      choice: What the transport says.
+      choice: Answer of the transport.
       route: The network device on the way to the peer, if one is asked about.
     """
     return tuple(_nic(root, name, choice, route) for name in names(root, _CLASS))

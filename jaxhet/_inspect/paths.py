@@ -1,4 +1,4 @@
-"""What pairs of processes would use: two engines, in two processes of this host, try it.
+"""Transports between pairs of processes: two engines, in two processes of this host, try them.
 
 One is here, the other one in a child that runs this file. They decide as in a job, so that the
 reasons are the engine's own.
@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 
 from jaxhet import _config, _ffi, _handshake, _initialize
-from jaxhet._bootstrap import Link, PeerSockets
+from jaxhet._bootstrap import PeerSockets
 from jaxhet._claim import Claim
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError
 from jaxhet._inspect.report import Path
+from jaxhet._listener import Link
 from jaxhet._paths import Refusal
 
 _START_TIMEOUT_S = 60.0  # for the child to import JAX
@@ -52,7 +53,7 @@ def _serve(fds: Sequence[Sequence[int]]) -> None:
 
 
 def _socketpairs() -> list[tuple[socket.socket, socket.socket]]:
-    """Those of one trial: for control, and one for data."""
+    """Socket pairs of one trial: one for control, and one for data."""
     pairs = [socket.socketpair() for _ in range(2)]
     for end in (end for pair in pairs for end in pair):
         end.setblocking(False)

@@ -1,4 +1,4 @@
-"""What `jaxhet doctor --qualify` proves, and the description of the report that it writes.
+"""Proofs of `jaxhet doctor --qualify`, and the description of its report.
 
 The JSON object is a `Qualification`; the rules are those of `report.py`.
 """
@@ -33,12 +33,12 @@ class Proof:
     """One transport between two processes.
 
     Attributes:
-      transport: Its name.
+      transport: Name of the transport.
       state: "proven": all bytes of all sizes arrived, unchanged, on both sides; "refused": one side
         can't use it here, so that a job would take the next one; "failed": a job would take it,
         and it does not work.
-      reason: What each side said, if it is not proven.
-      swaps: As measured by the lower one of the two processes.
+      reason: Message of each side, if the transport is not proven.
+      swaps: Measurements by the lower one of the two processes.
       link_gb_per_s: The rate of the link below, each way, in 1e9 B/s: that of the slower end, as
         far as they know theirs; None if neither does, and within a host.
     """
@@ -51,7 +51,7 @@ class Proof:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        """What `dataclasses.asdict` made of one."""
+        """The inverse of `dataclasses.asdict`."""
         return cls(**{**fields, "swaps": tuple(Swap(**swap) for swap in fields["swaps"])})
 
 
@@ -68,7 +68,7 @@ class PairProof:
       processes: Their ids.
       hosts: Their hosts' names.
       same_host: They run on one host, and can see each other there.
-      proofs: Of each transport that the options allow, best first.
+      proofs: One for each transport that the options allow, best first.
     """
 
     processes: tuple[int, int]
@@ -78,7 +78,7 @@ class PairProof:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        """What `dataclasses.asdict` made of one."""
+        """The inverse of `dataclasses.asdict`."""
         low, high = fields["processes"]
         one, other = fields["hosts"]
         proofs = tuple(Proof.from_json(proof) for proof in fields["proofs"])
@@ -87,12 +87,12 @@ class PairProof:
 
 @dataclasses.dataclass(frozen=True)
 class Qualification:
-    """What `jaxhet doctor --qualify` writes.
+    """The report of `jaxhet doctor --qualify`.
 
     Attributes:
       schema: `SCHEMA`; changes when a field goes or means something else.
       ok: Every pair has a proven transport, and none failed.
-      versions: Of jax, jaxlib and jaxhet, the same everywhere.
+      versions: Versions of jax, jaxlib and jaxhet, the same everywhere.
       written: When, as process 0's clock had it: 2026-07-31 09:30 UTC.
       pairs: All pairs of processes.
     """
@@ -105,5 +105,5 @@ class Qualification:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """What `dataclasses.asdict` made of one."""
+        """The inverse of `dataclasses.asdict`."""
         return cls(**{**value, "pairs": tuple(PairProof.from_json(p) for p in value["pairs"])})

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxhet import _bootstrap, _config, _ffi, _initialize, _secret, _session
+from jaxhet import _bootstrap, _config, _ffi, _initialize, _listener, _secret, _session
 from jaxhet._claim import Claim
 from jaxhet._errors import JaxhetError, TransportError, UsageError
 from jaxhet._inspect import links
@@ -71,13 +71,13 @@ class _End:
 
     Attributes:
       side: 0 or 1; its process and its rank in a job of just these two.
-      claims: Of both ends, by side.
+      claims: Claims of both ends, by side.
       listener: This end's.
     """
 
     side: int
     claims: Sequence[Claim]
-    listener: _bootstrap.Listener
+    listener: _listener.Listener
 
 
 class _Job:
@@ -87,6 +87,7 @@ class _Job:
         self._config = session.config
         self._process = session.process
         self._host = self._config.tcp_address or session.local_address
+        self._id = session.job
         self._listener = self._listen(session.process, self._config.tcp_port)
         if session.engine is None:  # which would have done it
             _ffi.register_handlers("cpu")
@@ -113,9 +114,9 @@ class _Job:
             pairs=pairs,
         )
 
-    def _listen(self, process: int, port: int) -> _bootstrap.Listener:
+    def _listen(self, process: int, port: int) -> _listener.Listener:
         secret = _secret.read_secret(self._config)
-        return _bootstrap.Listener(self._host, port, process, secret)
+        return _listener.Listener(self._host, port, process, secret, self._id)
 
     def _prove_loopbacks(self) -> list[PairProof]:
         """Every process calls it; those that are alone on their hosts try both ends."""
@@ -208,7 +209,7 @@ def _pair(low: Claim, high: Claim, proofs: Iterable[Proof]) -> PairProof:
 
 
 def _refusal(text: str, transport: str) -> str:
-    """What the engine says of the one transport out of an error that lists them all."""
+    """The engine's words about one transport, from an error that lists all of them."""
     _, found, rest = text.partition(f"; {transport}: ")
     return rest.partition("; ")[0] if found else text
 
@@ -230,7 +231,7 @@ def _swap(engine: _ffi.Engine, is_high: bool, num_bytes: int, repeats: int) -> S
 
 
 def pattern(is_high: bool, num_bytes: int, repeat: int) -> np.ndarray:
-    """What a side sends."""
+    """The bytes that a side sends."""
     return _noise(is_high, num_bytes) + np.uint8(repeat % 256)
 
 
@@ -261,7 +262,7 @@ def _compiled_swap(engine: _ffi.Engine, num_bytes: int) -> Callable[[jax.Array],
 
 
 def merge(low: Proof, high: Proof, processes: tuple[int, int]) -> Proof:
-    """What both sides found of one transport."""
+    """The common result of both sides for one transport."""
     sides = zip(processes, (low, high), strict=True)
     reasons = [f"process {process}: {side.reason}" for process, side in sides if side.reason]
     reason = low.reason if low.reason == high.reason else "; ".join(reasons)
@@ -271,7 +272,7 @@ def merge(low: Proof, high: Proof, processes: tuple[int, int]) -> Proof:
 
 
 def _gather(message: Any) -> Sequence[Any]:
-    """What every process says, in their order."""
+    """The messages of all processes, in their order."""
     body = np.frombuffer(json.dumps(message).encode(), np.uint8)
     longest = int(np.max(multihost_utils.process_allgather(np.array([body.size]))))
     padded = np.zeros(longest, np.uint8)

@@ -1,7 +1,7 @@
-"""What `jaxhet doctor` finds out, and the description of what `jaxhet doctor --json` prints.
+"""Findings of `jaxhet doctor`, and the description of the JSON of `jaxhet doctor --json`.
 
 The JSON object is a `Report`: objects have the fields of the classes, arrays are tuples, null is
-None. `SCHEMA` changes when a field goes or means something else, not when one is added.
+None. `SCHEMA` changes when a field is removed or gets another meaning, not when one is added.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that is not as it should be, and the next step.
+    """A problem, and the next step.
 
     Attributes:
-      level: "error": something that is needed does not work; "warning": jaxhet works, but not as
+      level: "error": a necessary part does not work; "warning": jaxhet works, but not as
         fast, or not with all of the hardware.
       text: One or two sentences.
     """
@@ -32,7 +32,7 @@ class Part:
 
     Attributes:
       usable: Whether it is there and works.
-      text: Its version or place; why it is off, if it is not usable.
+      text: Version or place of the part; why it is off, if it is not usable.
     """
 
     usable: bool
@@ -44,9 +44,9 @@ class Plugin:
     """An installed JAX plugin of a vendor.
 
     Attributes:
-      name: Of the package.
-      version: Of the package.
-      vendor: As in `Vendor`.
+      name: Name of the package.
+      version: Version of the package.
+      vendor: Name of the vendor, see `Vendor`.
       problem: Why this JAX does not use it, or "".
     """
 
@@ -61,15 +61,16 @@ class Software:
     """Versions.
 
     Attributes:
-      python: Of Python.
-      jaxhet: Of jaxhet.
-      jax: Of jax.
-      jaxlib: Of jaxlib.
+      python: Version of Python.
+      jaxhet: Version of jaxhet.
+      jax: Version of jax.
+      jaxlib: Version of jaxlib.
       hlo_hook: Whether jax lets jaxhet change programs; without it nothing can cross islands.
       plugins: The vendors' plugins that are installed.
       verbs: The library for RDMA, libibverbs.
       pyverbs: The Python bindings of libibverbs: a second look at NICs.
       libcrypto: The library that `JAXHET_ENCRYPTION` needs, OpenSSL's.
+      profiler_ranges: The library that `JAXHET_PROFILER_RANGES` needs, NVTX or rocTX.
     """
 
     python: str
@@ -81,6 +82,7 @@ class Software:
     verbs: Part
     pyverbs: Part
     libcrypto: Part
+    profiler_ranges: Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +91,8 @@ class Gpu:
 
     Attributes:
       id: Vendor and the driver's number in this process, for example "cuda:0".
-      name: Of the product.
-      pci: Its PCI address.
+      name: Name of the product.
+      pci: PCI address of the GPU.
       uuid: 32 hexadecimal digits.
       driver: The version of the driver's interface.
       stream_values: Whether streams can wait for values in memory.
@@ -116,7 +118,7 @@ class Vendor:
       name: "cuda" or "hip".
       hardware: PCI addresses of the vendor's GPUs that the kernel sees.
       reason: Why its GPUs can't be used here, or "".
-      gpus: Those that this process can use.
+      gpus: GPUs that this process can use.
     """
 
     name: str
@@ -130,7 +132,7 @@ class Gid:
     """An entry of a port's table of addresses; empty ones are left out.
 
     Attributes:
-      index: Its place in the table.
+      index: Place in the table.
       address: An IPv6 address; `::ffff:10.0.0.1` stands for an IPv4 one.
       type: "IB/RoCE v1" or "RoCE v2".
       netdev: The network device that it belongs to; "" if that is in another namespace.
@@ -155,7 +157,7 @@ class Port:
       link_layer: "InfiniBand" or "Ethernet" (which is RoCE).
       rate: For example "400 Gb/sec (4X NDR)".
       active_mtu: In bytes; None: not known without libibverbs.
-      gids: Its addresses.
+      gids: Addresses of the port.
       gid_index: The one that a job uses; None: none, or not known without libibverbs.
       gid_reason: Why this one, or how InfiniBand goes without; "" if there is none.
       problem: Why a job does not use the port, or "".
@@ -179,13 +181,13 @@ class Nic:
 
     Attributes:
       name: For example "mlx5_0".
-      pci: Its PCI address; "" for one in software.
+      pci: PCI address of the NIC; "" for one in software.
       numa_node: -1 if the kernel knows none.
-      model: As the NIC says.
-      firmware: Its version.
-      device_file: What programs open, below /dev/infiniband.
+      model: Model, in the words of the NIC.
+      firmware: Version of the firmware.
+      device_file: File below /dev/infiniband that programs open.
       problem: Why this process can't use it, or "".
-      ports: Its ports.
+      ports: Ports of the NIC.
     """
 
     name: str
@@ -200,11 +202,11 @@ class Nic:
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """What lies between a GPU and a NIC.
+    """The path between a GPU and a NIC.
 
     Attributes:
-      gpu: Its id.
-      nic: Its name.
+      gpu: Id of the GPU.
+      nic: Name of the NIC.
       path: In the words of `nvidia-smi topo`: "PIX" one PCIe switch at most; "PXB" several
         switches; "PHB" the CPU's host bridge; "NODE" several host bridges of one NUMA node; "SYS"
         the link between NUMA nodes.
@@ -222,9 +224,9 @@ class HugePages:
     """Pages that were reserved at a size.
 
     Attributes:
-      num_bytes: Of one page.
+      num_bytes: Size of one page.
       total: Number of pages.
-      free: Of them not in use.
+      free: Number of pages not in use.
     """
 
     num_bytes: int
@@ -237,19 +239,19 @@ class Host:
     """The kernel and its limits.
 
     Attributes:
-      kernel: Its release.
-      kernel_options: Those that device memory needs to reach a NIC: "y", "m" or "n"; None if
+      kernel: Release of the kernel.
+      kernel_options: Options that device memory needs to reach a NIC: "y", "m" or "n"; None if
         `kernel_config` is "".
-      kernel_config: The file that says so; "" if there is none.
+      kernel_config: File that lists the options; "" if there is none.
       peer_memory: Kernel modules by which a NIC reaches device memory without dma-buf.
       memlock_bytes: How much memory this process may lock, which RDMA needs; None: any amount.
-      ptrace_scope: Of the kernel's Yama; 0 if it is not there. Above 0, `shm` may not read
+      ptrace_scope: Value of the kernel's Yama; 0 without Yama. Above 0, `shm` may not read
         another process's memory.
       seccomp: Whether a filter of system calls is at work (containers).
       shm_bytes: Size of /dev/shm, which NCCL and RCCL use inside an island; None: it is not there.
-      shm_free_bytes: What is left of it.
+      shm_free_bytes: Free bytes of /dev/shm.
       transparent_huge_pages: The kernel's mode for private memory; "" if unknown.
-      shared_huge_pages: Its mode for shared memory.
+      shared_huge_pages: The kernel's mode for shared memory.
       huge_pages: Reserved ones.
     """
 
@@ -269,13 +271,13 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """What two processes would use for host memory; found by two engines that try it.
+    """The transport of two processes for host memory; found by two engines that try it.
 
     Attributes:
       pair: "same host" or "other host".
-      transport: Its name; "" if none works.
-      refused: Those that can't be used.
-      unused: Those that come after it in the engine's table and would work.
+      transport: Name of the transport; "" if none works.
+      refused: Transports that can't be used.
+      unused: Transports that would work, after the chosen one in the engine's table.
     """
 
     pair: str
@@ -286,7 +288,7 @@ class Path:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """What `--peer` was asked about.
+    """The answer to `--peer`.
 
     Attributes:
       address: host:port.
@@ -312,7 +314,7 @@ class Report:
       software: Versions.
       vendors: In the order in which they are tried.
       nics: By name.
-      distances: Of each GPU to each NIC.
+      distances: Distance of each GPU to each NIC.
       host: The kernel and its limits.
       paths: Between two processes, for host memory.
       device_transports: Between GPUs of two processes, best first. A job takes the first one that

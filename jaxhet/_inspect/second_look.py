@@ -37,7 +37,7 @@ class SeenPort:
 
 @dataclasses.dataclass(frozen=True)
 class SecondLook:
-    """What pyverbs says.
+    """The answers of pyverbs.
 
     Attributes:
       part: Where it is, or why there is no second look.

@@ -4,7 +4,7 @@ import ctypes
 import importlib.metadata
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from jaxhet import _ffi, _jax_compat
 from jaxhet._errors import UsageError
@@ -15,7 +15,7 @@ _PLUGIN_NAME = re.compile(r"jax-(cuda|rocm)\d+-(?:plugin|pjrt)")
 
 
 def read_software(pyverbs: Part) -> Software:
-    """What is installed for this Python; pyverbs may be for another one."""
+    """Software of this Python; pyverbs may belong to another one."""
     versions = _jax_compat.versions()
     return Software(
         python=platform.python_version(),
@@ -28,7 +28,8 @@ def read_software(pyverbs: Part) -> Software:
         ),
         verbs=load_library(_VERBS_LIBRARY),
         pyverbs=pyverbs,
-        libcrypto=_libcrypto(),
+        libcrypto=_wanted_by_option(_ffi.libcrypto),
+        profiler_ranges=_wanted_by_option(_ffi.range_library),
     )
 
 
@@ -53,9 +54,10 @@ def load_library(name: str) -> Part:
     return Part(True, name)
 
 
-def _libcrypto() -> Part:
+def _wanted_by_option(load: Callable[[], str]) -> Part:
+    """A library that an option needs; `load` gives its name or version."""
     try:
-        return Part(True, _ffi.libcrypto())
+        return Part(True, load())
     except UsageError as error:
         return Part(False, str(error))
 

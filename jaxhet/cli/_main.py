@@ -15,6 +15,7 @@ from jaxhet.cli import env as _env
 from jaxhet.cli import launch as _launch
 from jaxhet.cli import plan as _plan
 from jaxhet.cli import run as _run
+from jaxhet.cli import trace as _trace
 
 _app = typer.Typer(
     name="jaxhet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -55,7 +56,7 @@ def _commands() -> None:
 @_app.command(context_settings={"allow_interspersed_args": False})
 def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="what every process runs")
+        list[str], typer.Argument(metavar="-- COMMAND...", help="command of every process")
     ],
     island_env: Annotated[
         list[str],
@@ -79,9 +80,9 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         typer.Option(
             parser=_sizes,
             metavar="N,...",
-            help="devices of each process: one number, or one for each island; GPUs, by default an"
-            " equal share of the visible ones, or where JAX has none virtual CPU devices, by"
-            " default 1",
+            help="devices of each process: one number, or one for each island; GPUs (default: an"
+            " equal share of the visible GPUs), or virtual CPU devices if JAX has no GPU (default:"
+            " 1)",
         ),
     ] = None,
     port: Annotated[
@@ -89,9 +90,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     ] = _DEFAULTS.port,
     grace: Annotated[
         float,
-        typer.Option(
-            min=0, help="seconds that the others get to end by themselves after a failure"
-        ),
+        typer.Option(min=0, help="seconds after a failure until the other processes are stopped"),
     ] = _DEFAULTS.grace_s,
     island_names: Annotated[
         str, typer.Option(metavar="NAME,...", help="names of the islands; default island0,...")
@@ -100,17 +99,17 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         pathlib.Path | None,
         typer.Option(
             metavar="FILE.yaml",
-            help="hosts to reach by ssh, their islands, processes and devices, in place of"
-            " --islands and the options about islands; see above",
+            help="YAML file of hosts to reach by ssh, with their islands, processes and devices;"
+            " replaces --islands and the other options about islands",
         ),
     ] = None,
 ) -> None:
     """Run COMMAND as the processes of a job of several islands, here or by ssh on other machines.
 
-    The file of --hosts is YAML: coordinator, an address of this machine that all hosts reach, and
-    hosts, a list with, of each: island, host (as ssh knows it; without it, this machine),
-    processes, devices (of each), directory, python (one that has jaxhet), env. Beside these, ssh
-    (a list of further arguments) and env (variables of all processes).
+    The YAML file of --hosts has the keys coordinator (an address of this machine that all hosts
+    reach), hosts (a list), ssh (further arguments of ssh) and env (variables of all processes).
+    Each host has the keys island, host (its name for ssh; default: this machine), processes,
+    devices (of each process), directory, python (a Python with jaxhet) and env.
 
     Output is prefixed by island and process. When a process fails, the others are stopped, and
     the exit code is that of the first failure (128 + signal for a signal).
@@ -131,7 +130,8 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
 @_app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="the program, python -m ...")
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="program to run, for example python -m ..."),
     ],
     coordinator: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="address of the job's coordinator")
@@ -147,8 +147,8 @@ def run(
 
     jax.distributed.initialize of the program, and of the Python programs that it starts, joins the
     job; jax.distributed.shutdown leaves it. Options are JAXHET_* variables of the same meaning,
-    and win over the environment. Write it after jaxhet launch, srun, mpirun or in a pod's command.
-    Where the environment speaks of no job of jaxhet, JAX's own functions are called.
+    and win over the environment. The command can follow jaxhet launch, srun or mpirun, or be a
+    pod's command. If the environment describes no job of jaxhet, JAX's own functions are called.
     """
     options = _run.Options(coordinator, num_processes, process_id, island, secret_file)
     _run.run(command, options)
@@ -158,33 +158,34 @@ def run(
 def coordinator(
     bind: Annotated[
         str,
-        typer.Option(metavar="ADDRESS:PORT", help="where to listen; 0.0.0.0 or [::]: everywhere"),
+        typer.Option(metavar="ADDRESS:PORT", help="address to listen on; 0.0.0.0 or [::]: all"),
     ],
     islands: Annotated[
         str,
         typer.Option(
             metavar="NAME=N,...",
-            help="the islands in the order of process ids, and their processes",
+            help="islands in the order of process ids, with their numbers of processes",
         ),
     ] = "",
     num_processes: Annotated[
-        int | None, typer.Option(min=1, help="processes of the job, where islands are not given")
+        int | None, typer.Option(min=1, help="processes of the job, if --islands is not given")
     ] = None,
     advertise: Annotated[
         str | None,
         typer.Option(
             metavar="HOST",
-            help="name or address by which processes reach this one; default: as each has come",
+            help="name or address by which processes reach the coordinator; default: the address"
+            " that each process connected to",
         ),
     ] = None,
 ) -> None:
     """Serve one job: collect its processes, compare their plans, report failures.
 
-    Processes reach it as JAXHET_COORDINATOR_ADDRESS, with JAXHET_LAUNCHED=1 and the secret of
-    JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE, which it needs too. With --islands it gives out
-    process ids to processes that know their JAXHET_ISLAND and JAXHET_ISLAND_PROCESS_ID. It reads
-    no stdin, is ready when its port answers, and ends when the job does: with exit code 0 if every
-    process said goodbye, else 1.
+    Processes need its address in JAXHET_COORDINATOR_ADDRESS, JAXHET_LAUNCHED=1, and the same
+    secret as the coordinator in JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE. With --islands the
+    coordinator assigns process ids to processes that know their JAXHET_ISLAND and
+    JAXHET_ISLAND_PROCESS_ID. It reads no stdin, is ready when its port answers, and ends with the
+    job. The exit code is 0 if every process said goodbye, else 1.
     """
     names = tuple(part.strip() for part in islands.split(",") if part.strip())
     options = _coordinator.Options(bind, advertise, num_processes, names)
@@ -193,10 +194,11 @@ def coordinator(
 
 @_app.command()
 def env(json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False) -> None:
-    """Print what the environment says about this process's place in a job, and who says so.
+    """Print this process's place in a job according to the environment, and the sources.
 
-    JAXHET_*, JAX's own variables, and those of Slurm, Open MPI, MPICH, JobSet, Volcano and Indexed
-    Jobs of Kubernetes. The exit code is 0 if jaxhet.initialize needs nothing more, else 1.
+    Sources are JAXHET_*, JAX's own variables, and the variables of Slurm, Open MPI, MPICH, JobSet,
+    Volcano and Indexed Jobs of Kubernetes. The exit code is 0 if jaxhet.initialize needs nothing
+    more, else 1.
     """
     raise typer.Exit(_env.env(as_json=json))
 
@@ -204,10 +206,14 @@ def env(json: Annotated[bool, typer.Option("--json", help="print a JSON object")
 @_app.command()
 def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
     target: Annotated[
-        str, typer.Argument(metavar="FILE.py:FUNCTION", help="or MODULE:FUNCTION; see above")
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="function that returns the program, also as MODULE:FUNCTION",
+        ),
     ],
     vendor: Annotated[
-        Vendor, typer.Option(help="whose compiler: cuda for H100s, rocm for MI350Xs, or cpu")
+        Vendor, typer.Option(help="compiler: cuda for H100s, rocm for MI350Xs, or cpu")
     ] = _PLAN_DEFAULTS.vendor,
     islands: Annotated[int, typer.Option(min=1, help="number of islands")] = _PLAN_DEFAULTS.islands,
     devices: Annotated[
@@ -216,20 +222,20 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
     link_gb_per_s: Annotated[
         float | None,
         typer.Option(
-            help="adds the time at this bandwidth of a device's link to other islands, in 1e9 B/s"
+            help="bandwidth of a device's link to other islands, in 1e9 B/s; adds the time at it"
         ),
     ] = None,
     latency_us: Annotated[
-        float, typer.Option(help="of an exchange, for that time")
+        float, typer.Option(help="latency of an exchange, part of the time of --link-gb-per-s")
     ] = _PLAN_DEFAULTS.latency_us,
     json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
 ) -> None:
-    """Print what a program exchanges over islands; no job and no GPU is needed.
+    """Print a program's exchanges over islands, without a job and without GPUs.
 
-    FUNCTION is called without arguments and returns (jitted, args), or what jitted.lower(...)
-    gives. It makes its mesh by jaxhet.make_mesh, which has the devices of a pretended job, on which
-    nothing can run; arguments are jax.ShapeDtypeStructs with shardings. jaxhet.initialize does
-    nothing there. Options of the compiler are read from JAXHET_*.
+    FUNCTION is called without arguments and returns (jitted, args), or the result of
+    jitted.lower(...). jaxhet.make_mesh returns the devices of a pretended job, on which nothing can
+    run; arguments are jax.ShapeDtypeStructs with shardings. jaxhet.initialize does nothing there.
+    Options of the compiler are read from JAXHET_*.
     """
     options = _plan.Options(
         vendor=vendor,
@@ -252,20 +258,27 @@ def doctor(  # noqa: PLR0913 (one parameter an option: typer reads them)
         bool, typer.Option(help="prove the transports between the processes of a job, on CPU")
     ] = False,
     coordinator: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="of that job; process 0 listens there")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="coordinator of the job of --qualify; process 0 listens there"
+        ),
     ] = None,
-    process_id: Annotated[int | None, typer.Option(help="this process of that job")] = None,
-    num_processes: Annotated[int | None, typer.Option(help="processes of that job")] = None,
+    process_id: Annotated[
+        int | None, typer.Option(help="this process of the job of --qualify")
+    ] = None,
+    num_processes: Annotated[
+        int | None, typer.Option(help="processes of the job of --qualify")
+    ] = None,
     report: Annotated[
-        pathlib.Path, typer.Option(help="where process 0 writes what was proven, as JSON")
+        pathlib.Path, typer.Option(help="file in which process 0 writes the proofs, as JSON")
     ] = _DOCTOR_DEFAULTS.report,
     json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
 ) -> None:
-    """Say what this machine can use, and why not more.
+    """List the usable parts of this machine, and why other parts are not usable.
 
-    The exit code is 0 if all that is needed works, 1 if a line says "error", and 2 if it could not
-    be found out. With --qualify, which is run once on every host at the same time, or by jaxhet
-    launch, it is 0 if every pair of processes has a proven transport, and none failed.
+    The exit code is 0 if everything that a job needs works, 1 if a line says "error", and 2 if the
+    answer could not be found. Start --qualify on every host at the same time, or by jaxhet launch;
+    its exit code is 0 if every pair of processes has a proven transport and no transport failed.
     """
     options = _doctor.Options(
         peer=peer,
@@ -282,30 +295,32 @@ def doctor(  # noqa: PLR0913 (one parameter an option: typer reads them)
 @_app.command()
 def bench(  # noqa: PLR0913 (one parameter an option: typer reads them)
     collectives: Annotated[
-        str, typer.Option(metavar="NAME,...", help="all_reduce, all_gather, …; or all")
+        str, typer.Option(metavar="NAME,...", help="collectives: all_reduce, all_gather, …; or all")
     ] = _BENCH_DEFAULTS.collectives,
     sizes: Annotated[
-        str, typer.Option(metavar="BYTES,...", help="of the larger buffer of a device; K, M, G")
+        str, typer.Option(metavar="BYTES,...", help="size of a device's larger buffer; K, M, G")
     ] = _BENCH_DEFAULTS.sizes,
     dtypes: Annotated[
-        str, typer.Option(metavar="NAME,...", help="float32, bfloat16, …; or all")
+        str, typer.Option(metavar="NAME,...", help="types: float32, bfloat16, …; or all")
     ] = _BENCH_DEFAULTS.dtypes,
     iterations: Annotated[
         int, typer.Option(min=1, help="timed calls of each collective")
     ] = _BENCH_DEFAULTS.iterations,
-    warmup: Annotated[int, typer.Option(min=0, help="calls before these")] = _BENCH_DEFAULTS.warmup,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="untimed calls before the timed ones")
+    ] = _BENCH_DEFAULTS.warmup,
     json: Annotated[
-        pathlib.Path | None, typer.Option(help="a file that process 0 writes the rows to")
+        pathlib.Path | None, typer.Option(help="file in which process 0 writes the rows")
     ] = None,
     islands: Annotated[
         int | None,
-        typer.Option(min=1, help="launch a job of so many islands on this machine for it"),
+        typer.Option(min=1, help="number of islands of a job to launch on this machine"),
     ] = None,
 ) -> None:
-    """Time and check the collectives of a job; every process of it runs this command.
+    """Time and check the collectives of a job; every process of the job runs this command.
 
-    jaxhet launch --islands 2 -- jaxhet bench, or for two islands of one process on this machine,
-    jaxhet bench --islands 2. algbw is bytes / time; busbw is algbw times 2 (n - 1) / n for
+    Examples: jaxhet launch --islands 2 -- jaxhet bench; or, for two islands of one process on this
+    machine, jaxhet bench --islands 2. algbw is bytes / time; busbw is algbw times 2 (n - 1) / n for
     all_reduce, (n - 1) / n for all_gather, reduce_scatter and all_to_all, 1 for permute, with n
     devices. The exit code is 1 if an element was wrong or a case could not run.
     """
@@ -319,6 +334,24 @@ def bench(  # noqa: PLR0913 (one parameter an option: typer reads them)
         islands=islands,
     )
     raise typer.Exit(_bench.bench(options))
+
+
+@_app.command()
+def trace(
+    folder: Annotated[
+        pathlib.Path, typer.Argument(metavar="FOLDER", help="JAXHET_TRACE_FOLDER of the job")
+    ],
+    output: Annotated[
+        pathlib.Path, typer.Option("--output", "-o", metavar="FILE", help="file to write")
+    ] = pathlib.Path("trace.json"),
+) -> None:
+    """Merge the last exchanges of a job's processes into one trace for Perfetto or Chrome.
+
+    With JAXHET_TRACE_FOLDER each process writes its last exchanges to that folder when it leaves
+    or the job fails. Copy the files of all hosts into FOLDER. Rows are ranks and transports. Times
+    are on the coordinator's clock, which each process has measured.
+    """
+    raise typer.Exit(_trace.trace(folder, output))
 
 
 def main() -> None:

@@ -32,9 +32,9 @@ class RemotePlace:
 
     Attributes:
       ssh: the command that reaches `jaxhet._remote` there.
-      host: its name.
+      host: name of the host.
       wanted: devices of each of the job's processes there.
-      index: which of them it is.
+      index: place of this process in `wanted`.
     """
 
     ssh: tuple[str, ...]

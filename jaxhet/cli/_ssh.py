@@ -52,14 +52,14 @@ class SshProcess(Process):
         super().__init__(label, ssh, env, guardian_fd, subprocess.PIPE)
 
     def poll(self) -> int | None:
-        """As `Process.poll`: of the command, where ssh passed its end on."""
+        """Exit code of the command if ssh passed it on; see `Process.poll`."""
         code = super().poll()
         if self._is_ready and code is not None and code - _remote.SIGNALLED in _SIGNALS:
             return _remote.SIGNALLED - code
         return code
 
     def signal_group(self, number: int) -> bool:
-        """As `Process.signal_group`, of the command's group, or of ssh where that has ended.
+        """Signals the command's group, or ssh if the group has ended.
 
         SIGKILL ends ssh: `jaxhet._remote` kills the group when the connection is gone.
         """
@@ -71,7 +71,7 @@ class SshProcess(Process):
         return super().signal_group(number)
 
     def story(self) -> str:
-        """As `Process.story`; says where the command was never started."""
+        """The story of `Process`, or the reason why the command was never started."""
         if self._is_ready or not self.returncode or self.stopped_by:
             return super().story()
         said = f"; it said: {self.last_words}" if self.last_words else ""
@@ -87,7 +87,7 @@ class SshProcess(Process):
         stream: IO[bytes] | None,
         emit: Callable[[bytes], None],
     ) -> None:
-        """As `Process.watch`, but for the line that says that the other end is ready."""
+        """Watches like `Process`, and hides the line that says that the other end is ready."""
 
         def filtered(line: bytes) -> None:
             if stream is self.popen.stdout and not self._is_ready and line == _remote.READY:

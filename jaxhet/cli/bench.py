@@ -11,7 +11,7 @@ from jaxhet.cli import launch
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `jaxhet bench` takes; `jaxhet bench --help` says what each means."""
+    """Options of `jaxhet bench`; `jaxhet bench --help` explains each."""
 
     collectives: str = "all"
     sizes: str = "1K,64K,1M,16M"

@@ -13,7 +13,7 @@ from jaxhet._terms import Terms
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `jaxhet coordinator` takes; `jaxhet coordinator --help` says what each means."""
+    """Options of `jaxhet coordinator`; `jaxhet coordinator --help` explains each."""
 
     bind: str
     advertise: str | None = None

@@ -20,7 +20,7 @@ _WIDTH = 100  # of text that goes into a file
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `jaxhet doctor` takes; `jaxhet doctor --help` says what each means."""
+    """Options of `jaxhet doctor`; `jaxhet doctor --help` explains each."""
 
     peer: str | None = None
     qualify: bool = False

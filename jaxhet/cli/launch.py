@@ -40,7 +40,7 @@ _COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours, by process
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `jaxhet launch` takes; `jaxhet launch --help` says what each means."""
+    """Options of `jaxhet launch`; `jaxhet launch --help` explains each."""
 
     islands: int = 2
     processes_per_island: tuple[int, ...] = (1,)  # one number for all islands, or one for each
@@ -114,7 +114,7 @@ def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...
 
 
 def cluster_layout(cluster: _cluster.Cluster, options: Options) -> tuple[Place, ...]:
-    """As `layout`, of the hosts of a cluster.
+    """The layout of a cluster's hosts; see `layout`.
 
     Raises:
       UsageError: an option says what the file says, a variable is for an island that there is not,

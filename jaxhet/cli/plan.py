@@ -16,7 +16,7 @@ from jaxhet._jaxlib import Vendor
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `jaxhet plan` takes; `jaxhet plan --help` says what each means."""
+    """Options of `jaxhet plan`; `jaxhet plan --help` explains each."""
 
     vendor: Vendor = "cpu"
     islands: int = 2

@@ -14,7 +14,7 @@ from jaxhet._errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `jaxhet run` takes; `jaxhet run --help` says what each means."""
+    """Options of `jaxhet run`; `jaxhet run --help` explains each."""
 
     coordinator: str | None = None
     num_processes: int | None = None

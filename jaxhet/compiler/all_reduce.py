@@ -5,7 +5,7 @@ hierarchical  reduce-scatter among the ranks of a group on one island, all-reduc
               all-gather on the island
 
 Either way the exchange leg combines the same rows in the same order on every rank (in order of the
-group, or of the islands), so that results are equal to the bit.
+group, or of the islands), so that results are equal to the bit. Groups of unequal size are flat.
 """
 
 from collections.abc import Sequence

@@ -54,15 +54,24 @@ def pad_1d(c: hlo.Computation, x: hlo.Instruction, size: int) -> hlo.Instruction
 
 
 def combine(
-    c: hlo.Computation, rows: Sequence[hlo.Instruction], opcode: str, element_type: int
+    c: hlo.Computation,
+    rows: Sequence[hlo.Instruction],
+    opcode: str,
+    element_type: int,
+    present: Sequence[hlo.Instruction] = (),
 ) -> hlo.Instruction:
     """The rows combined from first to last, rounded once to `element_type`, in its carried type.
 
+    `present` has a scalar predicate for each of the last rows: a row counts where its own is true.
     Every NaN gets the same bits: what a compiler makes of two of them depends on whose comes first.
     """
     total, *rest = (convert(c, row, summed_type(element_type)) for row in rows)
-    for row in rest:
+    always = len(rest) - len(present)
+    for row in rest[:always]:
         total = c.add(opcode, total.shape, [total, row])
+    for row, is_present in zip(rest[always:], present, strict=True):
+        combined = c.add(opcode, total.shape, [total, row])
+        total = select(c, [broadcast(c, is_present, total.shape)], [total, combined])
     if total.shape.element_type in _BITS:
         total = _with_one_nan(c, total)
     if hlo.is_float(element_type):
@@ -113,7 +122,7 @@ def transpose(
 
 
 def loop_fusion(c: hlo.Computation, xs: Sequence[hlo.Instruction], body: Body) -> hlo.Instruction:
-    """What `body` computes from the xs, as one loop."""
+    """The result of `body` on the xs, computed in one loop."""
 
     def build(fused: hlo.Computation) -> hlo.Instruction:
         parameters = [fused.add("parameter", x.shape, parameter_number=i) for i, x in enumerate(xs)]

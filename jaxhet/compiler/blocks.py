@@ -34,7 +34,7 @@ def _sizes(x: Instruction) -> list[tuple[int, int]]:
 def _slice(
     c: hlo.Computation, block: Instruction
 ) -> tuple[Instruction, list[tuple[int, int]]] | None:
-    """What an instruction is a slice of, and from where to where in each dimension."""
+    """The source of a slice, and its first and last position in each dimension."""
     element_type, cutter, source = block.shape.element_type, block, c
     if block.opcode == "fusion" and len(block.operand_ids) == 1:
         source = c.module.computations[block.called_computation_ids[0]]
@@ -52,7 +52,7 @@ def _slice(
 
 
 def joined(c: hlo.Computation, collective: Instruction) -> tuple[Instruction, int] | None:
-    """What is nothing but the results of a collective one after the other, and along which axis."""
+    """The concatenation of all results of a collective and nothing else, and its axis."""
     ids: list[int] = []
     users: dict[int, Instruction] = {}
     for y in sorted(c.users(collective), key=lambda y: y.tuple_index):
@@ -80,7 +80,7 @@ def joined(c: hlo.Computation, collective: Instruction) -> tuple[Instruction, in
 
 
 def _after_bitcasts(c: hlo.Computation, y: Instruction) -> tuple[Instruction, list[Instruction]]:
-    """What bitcasts make of y that change nothing, and who uses it."""
+    """The value of y behind bitcasts that change nothing, and its users."""
     users = c.users(y)
     while len(users) == 1 and users[0].opcode == "bitcast" and users[0].shape == y.shape:
         (y,) = users

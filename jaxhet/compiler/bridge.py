@@ -13,7 +13,7 @@ def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | No
     Args:
       module: Serialized HloModuleProto at XLA's post-scheduler stage.
       job: The job.
-      options: Those that `decompose` had.
+      options: The options that `decompose` had.
 
     Returns:
       The new module and its plan; None if it has no exchange.

@@ -34,7 +34,7 @@ def together(crossing: Sequence[Collective], most_bytes: int) -> list[Collective
 
     Args:
       crossing: All collectives of a module that cross islands.
-      most_bytes: Of all operands of one.
+      most_bytes: Largest size of all operands of one bucket.
     """
     small: dict[int, list[Collective]] = {}
     for collective in crossing:
@@ -104,7 +104,7 @@ def _uses(steps: Mapping[int, order.Step], needs: Mapping[int, int]) -> dict[int
 
 
 def _kind(collective: Collective) -> str:
-    """What members of a bucket have in common."""
+    """The properties that all members of a bucket share."""
     module, instruction = collective.computation.module, collective.instruction
     reducer = collectives.reducer(module, instruction)
     groups = groups_lib.to_text(collective.positions)

@@ -22,7 +22,7 @@ _INSIDE_ONLY = {  # opcode -> what to write instead
     "recv": "jax.lax.ppermute",
     "send": "jax.lax.ppermute",
 }
-_UNEQUAL_GROUPS = {"collective-broadcast", "collective-permute"}
+_UNEQUAL_GROUPS = {"all-reduce", "collective-broadcast", "collective-permute"}
 # XLA on GPUs makes one communicator of all devices of the program for them, whatever their pairs.
 _PERMUTES = {"collective-permute", "collective-permute-start"}
 _CONTROL_FLOW = {"call", "conditional", "while"}
@@ -49,7 +49,7 @@ class Identity:
         name for the gather of an argument.
       opcode: The collective that XLA's partitioner made of the equation.
       shape: Shape of the operand.
-      mark: What tells it from others of the same equation; mostly "".
+      mark: Distinction from others of the same equation; mostly "".
     """
 
     path: str
@@ -62,7 +62,7 @@ class Identity:
 
     @property
     def key(self) -> order.Key:
-        """Its place in the order of the program."""
+        """Place of the collective in the order of the program."""
         return order.key(self.path)
 
     @property
@@ -78,9 +78,9 @@ class Collective:
     Attributes:
       computation: Where it is.
       instruction: The collective itself.
-      positions: Its groups, in positions of the device assignment.
+      positions: Groups, in positions of the device assignment.
       rank_of: Position to rank.
-      keepers: Of a reduce-scatter, how many members keep the same block: those of one island. The
+      keepers: Members that keep the same block of a reduce-scatter: those of one island. The
         groups have them side by side, in order of the blocks.
       identities: One for each operand; none before `identity.assign`.
     """
@@ -94,12 +94,12 @@ class Collective:
 
     @property
     def num_partitions(self) -> int:
-        """Of the module's device assignment."""
+        """Number of partitions in the module's device assignment."""
         return self.computation.module.proto.device_assignment.computation_count
 
     @property
     def num_replicas(self) -> int:
-        """Of the module's device assignment."""
+        """Number of replicas in the module's device assignment."""
         return self.computation.module.proto.device_assignment.replica_count
 
     def places(self, groups: Groups) -> list[int]:
@@ -150,7 +150,7 @@ def check(module: hlo.Module, crossing: Sequence[Collective], job: Job) -> None:
 
 
 def role(caller: hlo.Instruction, computation_id: int) -> str:
-    """What a computation is to an instruction of control flow: body, condition, branch1, …"""
+    """Role of a computation in an instruction of control flow: body, condition, branch1, …"""
     place = list(caller.called_computation_ids).index(computation_id)
     if caller.opcode == "while":
         return ("body", "condition")[place]
@@ -249,11 +249,11 @@ def _problem(module: hlo.Module, collective: Collective) -> str | None:
             "its reducer is not one of sum, product, min, max, and, or, xor. Use one of these, for"
             " example jax.lax.psum"
         )
-    if (
-        instruction.opcode not in _UNEQUAL_GROUPS
-        and len({len(group) for group in collective.positions}) > 1
-    ):
-        return "its groups have different sizes. Use groups of equal size"
+    if instruction.opcode not in _UNEQUAL_GROUPS and not groups_lib.are_equal(collective.positions):
+        return (
+            "its groups have different sizes, and only an all-reduce (jax.lax.psum, pmax, pmin) can"
+            " have such groups. Use groups of equal size"
+        )
     if (wrapper := _wrapper(module, collective.computation)) is not None:
         return (
             f"it is inside a {wrapper.opcode}, where it can't be replaced. Compile without the XLA"

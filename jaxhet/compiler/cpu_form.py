@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import override
 
 from jaxhet.compiler import arithmetic, hlo, promotion
+from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
@@ -20,7 +21,7 @@ class CpuLowering(Lowering):
     """See `Lowering`.
 
     Attributes:
-      is_narrow: What moves is exchanged in the type that it was before XLA made it f32.
+      is_narrow: Data is exchanged in the type that it had before XLA promoted it to f32.
     """
 
     is_narrow: bool = False
@@ -63,9 +64,13 @@ class CpuLowering(Lowering):
 
     @override
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
-        """Everything to everyone if that is little, or to one other; else shares, then sums."""
+        """Everything to everyone if that is little, or to one other; else shares, then sums.
+
+        In groups of unequal size, everything to everyone: their shares would be of unequal size.
+        """
         num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
-        if num_bytes <= self.adder.options.two_phase_bytes:
+        is_small = num_bytes <= self.adder.options.two_phase_bytes
+        if is_small or not groups_lib.are_equal(groups):
             return [rows.combined(opcode) for rows in self.all_gather(values, groups)]
         is_complex = any(hlo.is_complex(v.x.shape.element_type) for v in values)
         if len(groups[0]) == 2 and not is_complex:  # of those, NaN has no one form
@@ -86,10 +91,11 @@ class CpuLowering(Lowering):
 
     @override
     def all_gather(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
-        size = len(groups[0])
+        size = groups_lib.largest(groups)
         sizes = [v.size * size for v in values]
         rows = self._call(ExchangeKind.ALL_GATHER, values, sizes, groups)
-        return [Rows(self, row, size) for row in rows]
+        present = self.present(groups)
+        return [Rows(self, row, size, present) for row in rows]
 
     @override
     def all_to_all(self, values: Sequence[Value], groups: Groups) -> list[Rows]:

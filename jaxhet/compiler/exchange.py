@@ -46,7 +46,7 @@ _START_OPCODES = (*CARRIERS, "custom-call")
 
 
 class ExchangeKind(enum.IntEnum):
-    """What moves; `ExchangeKind` of the engine."""
+    """The pattern of data movement; equal to the engine's `ExchangeKind`."""
 
     PERMUTE = 0
     ALL_GATHER = 1
@@ -60,16 +60,16 @@ class Exchange:
     Attributes:
       computation: Where it is.
       start: The instruction that starts it.
-      attributes: Of the engine's call, without plan and index.
-      line: What must be equal on all ranks, without the place in the program.
-      source: What the user wrote.
+      attributes: Attributes of the engine's call, without plan and index.
+      line: Text that must be equal on all ranks, without the place in the program.
+      source: The user's operation and source line.
       note: Why it is as it is.
       num_bytes: Largest number of bytes that a rank sends to other islands.
       identities: The operands of the user's collectives that share this exchange, in the order in
         which they lie in its operand.
       is_gather: It belongs to an all-gather, whose operand is often there long before its turn.
       done: The instruction that waits for it, if that is another one.
-      parts: Those that wait for its parts after the first.
+      parts: The instructions that wait for its parts after the first.
       scatters: The local reduce-scatters that lead to it.
       gathers: The local all-gathers that follow.
     """
@@ -90,7 +90,7 @@ class Exchange:
 
     @property
     def key(self) -> order.Key:
-        """Its place in the order of the program: that of its last collective."""
+        """Place in the order of the program: that of the last collective."""
         return max(identity.key for identity in self.identities)
 
     @property
@@ -104,11 +104,11 @@ class Entry:
     """An exchange in a plan; what POST reads.
 
     Attributes:
-      index: Its place in the plan.
-      fingerprint: Of the plan.
-      line: What must be equal on all ranks: place in the program, kind, collective, algorithm,
+      index: Place in the plan.
+      fingerprint: Fingerprint of the plan.
+      line: Text that must be equal on all ranks: place in the program, kind, collective, algorithm,
         shapes, groups of ranks, and a digest of the identities of its collectives.
-      source: What the user wrote: op and source line.
+      source: The user's operation and source line.
       note: Why it is as it is, or "".
       num_bytes: Largest number of bytes that a rank sends to ranks on other islands.
       num_collectives: Number of operands of the user's collectives that share it.
@@ -124,7 +124,7 @@ class Entry:
 
     @property
     def parts(self) -> "Parts":
-        """What the line says."""
+        """The fields of the line."""
         match = _PARTS.fullmatch(self.line)
         if match is None:
             raise JaxhetError(f"{self.line!r} is no line of a plan")
@@ -144,14 +144,14 @@ _PARTS = re.compile(rf"(.*?) ({_KINDS}) (.*) (\S+) (\{{.*\}}\}})(?: [#@].*)?")
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What the line of a plan says.
+    """The fields of a line of a plan.
 
     Attributes:
       place: Program and control flow around the exchange.
       kind: The name of an `ExchangeKind`, in lower case.
-      collective: Its opcode, reducer and dimension.
+      collective: Opcode, reducer and dimension of the collective.
       algorithm: "flat", "hierarchical" or, from each source to its targets, "direct".
-      shapes: Of the operands, with commas between them.
+      shapes: Shapes of the operands, with commas between them.
       groups: Ranks that exchange with each other; of a permute, pairs of source and target.
     """
 
@@ -168,8 +168,8 @@ class Adder:
     """Adds the exchanges of one collective.
 
     Attributes:
-      collective: What they are part of.
-      label: What it is and the algorithm, for the line.
+      collective: The collective that the exchanges belong to.
+      label: Name of the collective and the algorithm, for the line.
       note: Why it is so, for the user.
       job: The job.
       options: The user's options.
@@ -194,7 +194,8 @@ class Adder:
         """The CPU form: one call with one result per operand.
 
         Groups are in positions; those of a permute are pairs of source and target. The operands
-        hold the collective's operands of these numbers.
+        hold the collective's operands of these numbers. An all-gather's results have a row for each
+        member of the largest group; rows without a member are undefined.
         """
         single = len(results) == 1
         start = self.collective.computation.add(
@@ -209,7 +210,8 @@ class Adder:
             constrain_layout=True,
             operand_shapes_with_layout=[o.shape for o in operands],
         )
-        self.added.append(self._exchange(start, kind, operands, groups, numbers))
+        size = groups_lib.largest(groups)
+        self.added.append(self._exchange(start, kind, operands, groups, size, numbers))
         if single:
             return [start]
         return [
@@ -231,21 +233,24 @@ class Adder:
         """The GPU form of a flat array, which holds the collective's operands of these numbers.
 
         Groups are in positions; those of a permute are pairs of source and target. If `skips_own`,
-        the device's own row of the result is undefined. A permute can be split into parts of
-        `part_elements`. The returned done waits for the first part; call `next_part` for each of
-        the others.
+        the device's own row of the result is undefined. A result has a row for each member of the
+        largest group, or more; rows without a member are undefined. A permute can be split
+        into parts of `part_elements`. The returned done waits for the first part; call `next_part`
+        for each of the others.
         """
         result = x.shape
+        size = groups_lib.largest(groups)
         fields: dict[str, Any]
         if kind == ExchangeKind.ALL_GATHER:
-            result = hlo.array_shape(
-                x.shape.element_type, [hlo.num_elements(x.shape) * len(groups[0])]
-            )
+            # XLA wants groups of equal size; the engine moves what the groups themselves say.
+            carriers = groups_lib.covering(groups, len(self.collective.rank_of))
+            size = len(carriers[0])
+            result = hlo.array_shape(x.shape.element_type, [hlo.num_elements(x.shape) * size])
             opcode = "all-gather-start"
             fields = {
                 "dimensions": [0],
                 "use_global_device_ids": True,
-                "collective_device_list": hlo.device_list(groups),
+                "collective_device_list": hlo.device_list(carriers),
             }
         else:  # XLA sees of an all-to-all what goes to the next member
             pairs = groups if kind == ExchangeKind.PERMUTE else _ring(groups)
@@ -270,7 +275,7 @@ class Adder:
             like=collective.instruction,
             stem=f"done.{kind.name.lower()}",
         )
-        exchange = self._exchange(start, kind, [x], groups, numbers)
+        exchange = self._exchange(start, kind, [x], groups, size, numbers)
         attributes = exchange.attributes | {
             "skips_own": int(skips_own),
             "part_bytes": part_elements * hlo.bit_width(x.shape.element_type) // 8,
@@ -310,6 +315,7 @@ class Adder:
         kind: ExchangeKind,
         operands: Sequence[hlo.Instruction],
         groups: Groups,
+        group_size: int,
         numbers: tuple[int, ...],
     ) -> Exchange:
         module = self.collective.computation.module
@@ -318,8 +324,8 @@ class Adder:
         attributes: dict[str, int | tuple[int, ...]] = {
             "session": self.job.session,
             "kind": int(kind),
-            "ranks": tuple(rank for group in ranks for rank in group),
-            "group_size": len(ranks[0]),
+            "ranks": groups_lib.padded(ranks, group_size),
+            "group_size": group_size,
             "deadline_ms": self.options.deadline_ms,
         }
         shapes = ",".join(hlo.shape_text(o.shape) for o in operands)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import override
 
 from jaxhet.compiler import arithmetic, hlo
+from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
@@ -77,14 +78,15 @@ class GpuLowering(Lowering):
     @override
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
         def lower(own: Value) -> Value:
-            if len(groups[0]) == 2:  # x + y = y + x, to the bit
+            if len(groups[0]) == 2 and groups_lib.are_equal(groups):  # x + y = y + x, to the bit
                 pairs = tuple(pair for a, b in groups for pair in ((a, b), (b, a)))
                 if (size := self._part_size(own)) < own.size:
                     return self._combined_in_parts(own, pairs, opcode, size)
                 (other,) = self.permute([own], pairs)
                 return self._combined([own.x, other.x], own, opcode)
             came = self._carried(ExchangeKind.ALL_GATHER, own, groups, skips_own=True)
-            return self._combined(self._with_own(own.x, came.x, groups), own, opcode)
+            rows = self._with_own(own.x, came.x, groups)
+            return self._combined(rows, own, opcode, self.present(groups))
 
         return [lower(self._fixed(value)) for value in values]
 
@@ -138,11 +140,17 @@ class GpuLowering(Lowering):
                 [self.is_at(places, i, own.shape)],
                 [arithmetic.slice_1d(self.c, came, i * size, size), own],
             )
-            for i in range(len(groups[0]))
+            for i in range(groups_lib.largest(groups))
         ]
 
-    def _combined(self, rows: Sequence[Instruction], like: Value, opcode: str) -> Value:
-        combined = like.by(arithmetic.combine(self.c, rows, opcode, like.element_type))
+    def _combined(
+        self,
+        rows: Sequence[Instruction],
+        like: Value,
+        opcode: str,
+        present: Sequence[Instruction] = (),
+    ) -> Value:
+        combined = like.by(arithmetic.combine(self.c, rows, opcode, like.element_type, present))
         is_rounded = arithmetic.summed_type(like.element_type) != combined.x.shape.element_type
         return self._fixed(combined) if is_rounded or opcode == "multiply" else combined
 

@@ -103,6 +103,33 @@ def map_groups(groups: Groups, table: Sequence[int]) -> Groups:
     return tuple(tuple(table[member] for member in group) for group in groups)
 
 
+def are_equal(groups: Groups) -> bool:
+    """Whether all groups have the same number of members."""
+    return len(set(map(len, groups))) <= 1
+
+
+def largest(groups: Groups) -> int:
+    """Number of members of the largest group."""
+    return max(map(len, groups))
+
+
+def padded(groups: Groups, size: int) -> tuple[int, ...]:
+    """The groups one after the other, each with -1 behind its members up to `size` of them."""
+    return tuple(m for group in groups for m in (*group, *[-1] * (size - len(group))))
+
+
+def covering(groups: Groups, num_positions: int) -> Groups:
+    """Equal groups of all positions, as small as possible, into whose size each of `groups` fits.
+
+    These are `groups` themselves if they are equal.
+    """
+    if are_equal(groups):
+        return groups
+    sizes = range(largest(groups), num_positions + 1)
+    size = next(size for size in sizes if num_positions % size == 0)
+    return tuple(itertools.batched(range(num_positions), size))
+
+
 def crosses(group: Sequence[int], islands: Sequence[int]) -> bool:
     """Whether a group of ranks has members on more than one island."""
     return len({islands[rank] for rank in group}) > 1
@@ -125,7 +152,7 @@ class Split:
 
     @property
     def num_islands(self) -> int:
-        """Of each group."""
+        """Number of islands in each group."""
         return len(self.rails[0])
 
     @property

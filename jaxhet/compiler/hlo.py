@@ -199,7 +199,7 @@ class Computation:
         return [self.module.computations[i] for i in instruction.called_computation_ids]
 
     def predecessors(self, instruction: Instruction) -> Iterator[Instruction]:
-        """What must come before an instruction: operands and control predecessors."""
+        """Instructions that must precede an instruction: operands and control predecessors."""
         ids = itertools.chain(instruction.operand_ids, instruction.control_predecessor_ids)
         return (self._by_id[i] for i in ids)
 
@@ -250,7 +250,7 @@ class Computation:
         return old
 
     def shared(self, key: Hashable, build: Callable[[], Instruction]) -> Instruction:
-        """What `build` adds, once for each key."""
+        """The instruction that `build` adds, once for each key."""
         if key not in self._shared:
             self._shared[key] = build()
         return self._shared[key]
@@ -494,7 +494,7 @@ class Module:
         return self.proto.SerializeToString()
 
     def location(self, instruction: Instruction, path: str = "") -> str:
-        """What the user wrote: op name and source line, as far as the module knows them.
+        """The user's op name and source line, as far as the module knows them.
 
         Args:
           instruction: An instruction of the module.

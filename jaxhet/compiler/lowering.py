@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxhet.compiler import arithmetic, hlo
+from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.collectives import Collective
@@ -60,7 +61,7 @@ class Lowering(abc.ABC):
     @property
     @abc.abstractmethod
     def reshape_opcode(self) -> str:
-        """What gives elements another shape without moving them."""
+        """Opcode that gives elements another shape without moving them."""
 
     @abc.abstractmethod
     def flat(self, x: Instruction) -> Instruction:
@@ -68,7 +69,7 @@ class Lowering(abc.ABC):
 
     @abc.abstractmethod
     def unflat(self, x: Instruction, shape: Shape) -> Instruction:
-        """Of the elements of an array, row-major, the array of `shape`."""
+        """The array of `shape` from the elements of an array, row-major."""
 
     @abc.abstractmethod
     def loop(self, xs: Sequence[Instruction], body: Body) -> Instruction:
@@ -106,7 +107,7 @@ class Lowering(abc.ABC):
         """Block i of each member's value to member i, by XLA."""
 
     def bundles(self, values: Sequence[Value]) -> list[Sequence[Value]]:
-        """Those values together that should share their exchanges."""
+        """Groups of values that should share their exchanges."""
         return [values]
 
     def pack(self, values: Sequence[Value]) -> tuple[Sequence[Value], Unpack]:
@@ -127,12 +128,12 @@ class Lowering(abc.ABC):
 
     @property
     def operands(self) -> list[Instruction]:
-        """Of the collective."""
+        """Operands of the collective."""
         return self.c.operands(self.instruction)
 
     @property
     def result_shapes(self) -> list[Shape]:
-        """Of the collective, of which one with several has a tuple."""
+        """Shapes of the collective's results; several results form a tuple."""
         shape = self.instruction.shape
         return list(shape.tuple_shapes) if shape.element_type == pb.TUPLE else [shape]
 
@@ -150,6 +151,24 @@ class Lowering(abc.ABC):
         """A flat value as an array, in the layout and the type of `shape`."""
         x = self.unflat(value.x, hlo.with_type(shape, value.x.shape.element_type))
         return self._converted(x, shape.element_type)
+
+    def present(self, groups: Groups) -> tuple[Instruction, ...]:
+        """Whether the device's group has a row, for each row that some of the groups lack.
+
+        Predicates, scalars; none for groups of equal size.
+        """
+        least, most = min(map(len, groups)), groups_lib.largest(groups)
+        if least == most:
+            return ()
+        size_of = {position: len(group) for group in groups for position in group}
+        position = arithmetic.own_position(self.c, self.collective.num_partitions)
+
+        def has_row(row: int) -> Instruction:
+            positions = range(len(self.collective.rank_of))
+            table = [int(size_of.get(p, 0) > row) for p in positions]
+            return self.loop([position], lambda c, p: arithmetic.entry_is(c, table, p, 1))
+
+        return tuple(has_row(row) for row in range(least, most))
 
     def replace(self, results: Sequence[Instruction]) -> None:
         """Puts the results in the collective's place."""
@@ -252,24 +271,26 @@ class Lowering(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What an exchange brought: a row from each of `count` members, in group order.
+    """The data of an exchange: a row from each of `count` members, in group order.
 
     Attributes:
-      lowering: Of the collective.
+      lowering: Lowering of the collective.
       joined: The rows one after the other.
-      count: Of the rows.
+      count: Number of rows.
+      present: For the last rows, whether the device's group has them; see `Lowering.present`.
     """
 
     lowering: Lowering
     joined: Value
     count: int
+    present: tuple[Instruction, ...] = ()
 
     def combined(self, opcode: str) -> Value:
         """The rows combined element by element, in group order, the same bits on every rank."""
         size = self.joined.size // self.count
 
-        def body(c: hlo.Computation, x: Instruction) -> Instruction:
+        def body(c: hlo.Computation, x: Instruction, *present: Instruction) -> Instruction:
             parts = [arithmetic.slice_1d(c, x, i * size, size) for i in range(self.count)]
-            return arithmetic.combine(c, parts, opcode, self.joined.element_type)
+            return arithmetic.combine(c, parts, opcode, self.joined.element_type, present)
 
-        return self.joined.by(self.lowering.loop([self.joined.x], body))
+        return self.joined.by(self.lowering.loop([self.joined.x, *self.present], body))

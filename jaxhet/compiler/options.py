@@ -1,4 +1,4 @@
-"""What the passes are told about the job and by the user."""
+"""The passes' view of the job, and the user's options."""
 
 import dataclasses
 from typing import Literal

@@ -108,10 +108,10 @@ class Step:
     """An instruction that has a place in the order.
 
     Attributes:
-      line: What must be equal on all ranks.
+      line: Text that must be equal on all ranks.
       key: The place of its equation in the program.
       use: The depth at which its result is used.
-      is_gather: Its operand is often there long before its result is used.
+      is_gather: Whether the operand is often there long before the result is used.
     """
 
     line: str
@@ -202,7 +202,7 @@ class Node:
 def tell_apart(
     computation: hlo.Computation, nodes: Sequence[Node], flow: Dataflow
 ) -> tuple[str, ...]:
-    """What tells nodes that look alike from each other; "" for one alone.
+    """Distinctions between nodes that look alike; "" for one alone.
 
     First, which of them waits for which. Then, the equations of loops and branches, and which
     results of one operation they take. Else the inputs and outputs of the computation that they are

@@ -21,7 +21,7 @@ class Event(NamedTuple):
       what: `MATMUL` for matrix products and convolutions, and for a loop or branch that holds one;
         the opcode of a collective; the target of a custom call.
       exchange: Index of the one that is started or done, else -1.
-      num_bytes: That a rank sends to other islands by the exchange, at most; else 0.
+      num_bytes: Largest number of bytes that a rank sends to other islands by the exchange; else 0.
     """
 
     what: str

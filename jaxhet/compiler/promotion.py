@@ -78,7 +78,7 @@ def _parameters(
 
 
 def source(c: hlo.Computation, x: Instruction) -> Instruction:
-    """What x is the exact conversion of, in a smaller type; else x itself."""
+    """The value of a smaller type that x is the exact conversion of; else x itself."""
     shape = _source_shape(c, x)
     if shape is None:
         return x
@@ -100,7 +100,7 @@ def source(c: hlo.Computation, x: Instruction) -> Instruction:
 
 
 def _source_shape(c: hlo.Computation, x: Instruction) -> Shape | None:
-    """Of what `source` gives, if that is not x."""
+    """Shape of the unpromoted operand, or None if x was not promoted."""
     conversion, computation = x, c
     if x.opcode == "fusion" and x.fusion_kind == "kLoop":
         computation = c.module.computations[x.called_computation_ids[0]]
@@ -126,7 +126,7 @@ def is_exact(narrow: int, wide: int) -> bool:
 
 
 def before_conversions(c: hlo.Computation, x: Instruction, narrow: int) -> Instruction:
-    """What x is made of by conversions that change no value of the type `narrow`."""
+    """The value before conversions that change no value of the type `narrow`."""
     while x.opcode == "convert":
         (before,) = c.operands(x)
         element_type = before.shape.element_type

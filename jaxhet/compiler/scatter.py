@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 from jaxhet.compiler import collectives, hlo
+from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.options import Job
@@ -88,6 +89,8 @@ def _drawn_in(collective: Collective, job: Job) -> Collective | None:
         if any(len(on) != 1 for on in islands) or len(set.union(*islands)) != len(columns):
             return None
         together.append(tuple(p for column in columns for p in column))
+    if not groups_lib.are_equal(tuple(together)):
+        return None
     keepers = len(together[0]) // len(collective.positions[0])
     groups = tuple({tuple(sorted(g)): g for g in together}.values())
     if keepers == 1 or hlo.num_elements(scatter.shape) % keepers:

@@ -109,7 +109,7 @@ TEST(NothingIsPoisonedBeforeItsStart) {
 TEST(PiecesAreRightOrPoison) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
   constexpr size_t kPieceBytes = size_t{1} << 20;
-  constexpr size_t kPieces = 64;
+  constexpr size_t kPieces = kIsThreadSanitized ? 16 : 64;
   Part zero(0, SwapPairs(), kPieceBytes * kPieces);
   Part one(1, SwapPairs(), kPieceBytes * kPieces);
   for (Part* const part : {&zero, &one}) part->InPieces(kPieceBytes).Start(world);

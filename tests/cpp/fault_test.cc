@@ -118,11 +118,23 @@ void RefusesPeerThatLeft(const std::string& transport) {
   closer.join();
 }
 
+TEST(CloseWaitsForWhatIsUnderWay) {
+  World world(FaultOptions("tcp"));
+  Call call(GatherRequest(0), {8}, {16});
+  call.StartOn(world.engine(0));
+  std::thread closer([&] { world.engine(0).Close(kLong); });
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT(!Gather(world.engine(1), 1, 8));
+  EXPECT(!call.Wait());
+  world.engine(1).Close(kLong);
+  closer.join();
+}
+
 TEST(CloseFailsWhatIsUnderWay) {
   World world(FaultOptions("tcp"));
   Call call(GatherRequest(0), {8}, {16});
   call.StartOn(world.engine(0));
-  world.engine(0).Close(kLong);
+  world.engine(0).Close(milliseconds(50));
   ExpectContains(call.Wait()->what(), "still under way when this process left");
   const auto theirs = world.engine(1).WaitFailure(kLong);
   EXPECT(theirs != nullptr && theirs->culprit() == 0);
@@ -210,6 +222,9 @@ struct RelayedPair {
     std::thread other([&] { SetUp(*engines[1], options); });
     SetUp(*engines[0], options);
     other.join();
+    // Until the first word of a peer, its silence counts from the deadline of connecting.
+    const auto has_heard = [](const Core& core) { return core.peer(1).last_heard <= Clock::now(); };
+    while (!engines[0]->Read(has_heard)) std::this_thread::yield();
     is_on = true;
   }
   ~RelayedPair() {

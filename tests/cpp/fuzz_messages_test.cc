@@ -55,7 +55,7 @@ void ReadStream(std::string_view input) {
 
 // --- introductions ---
 
-// The two messages of an introduction.
+// The two messages of an introduction, the second one unless it is empty; then any bytes.
 std::string Introduction(std::string_view hello, std::string_view verdict) {
   return Sized(hello).append(Sized(verdict));
 }
@@ -63,10 +63,15 @@ std::string Introduction(std::string_view hello, std::string_view verdict) {
 std::vector<std::string> HelloSeeds() {
   const std::vector<std::string> all = {"shm",   "refused", "why", "shm_ring", "refused", "why",
                                         "verbs", "refused", "why", "tcp",      "ok",      ""};
+  const std::string fail = BytesOf(FailInfo{ErrorCode::kPeer, 1}).append("smoke");
   return {Introduction(HelloBody({"tcp", "ok", ""}), PackStrings(all)),
           Introduction(HelloBody(all), PackStrings(all)),
           Introduction(HelloBody({"shm", "ok", std::string(48, 'x'), "tcp", "ok", ""}),
-                       PackStrings(all))};
+                       PackStrings(all)),
+          Introduction(HelloBody({"tcp", "refused", "why"}), PackStrings(all)) +
+              Sized(Framed(MessageType::kFail, fail)),
+          Introduction(HelloBody({"tcp", "refused", "why"}), PackStrings(all)),
+          Introduction(HelloBody(all), "")};
 }
 
 PeerSpec PeerOf(Fd control, Fd data) {
@@ -88,7 +93,9 @@ void Introduce(std::string_view input) {
   auto [data, peer_data] = UnixPair();
   InputReader reader(input);
   WriteSome(peer_control, Framed(MessageType::kHello, reader.TakeSized()));
-  WriteSome(peer_control, Framed(MessageType::kVerdict, reader.TakeSized()));
+  const std::string_view verdict = reader.TakeSized();
+  if (!verdict.empty()) WriteSome(peer_control, Framed(MessageType::kVerdict, verdict));
+  WriteSome(peer_control, reader.TakeSized());
   shutdown(peer_control.get(), SHUT_WR);
   Core core(0, 2, Options{.chunk_bytes = 4 << 10});
   core.AddPeer(PeerOf(std::move(control), std::move(data)));
@@ -147,7 +154,7 @@ std::vector<std::string> SoundJobs() {
           MessageStep(MessageType::kTransport, "x") + MessageStep(MessageType::kGoodbye, "")};
 }
 
-// Starts with one wrong field each, and a chunk that comes twice.
+// Starts with one wrong field each; a chunk, a plan and a start that arrive twice.
 std::vector<std::string> Attacks() {
   const std::string before = PlanStep(kPlan, PlanText(8)) + OwnStartStep(8'000);
   std::vector<std::string> attacks;
@@ -163,6 +170,9 @@ std::vector<std::string> Attacks() {
   add([](StartInfo& start) { start.plan = 99; });
   attacks.push_back(before + StartStep(GatherStart(8'000), 0) + ChunkStep({}, 4'000) +
                     ChunkStep({}, 4'000));
+  attacks.push_back(PlanStep(kPlan, PlanText(8)) + PlanStep(kPlan, PlanText(8)));
+  attacks.push_back(PlanStep(kPlan, PlanText(8)) + StartStep(GatherStart(8'000), 0) +
+                    StartStep(GatherStart(8'000), 0));
   return attacks;
 }
 

@@ -1,5 +1,6 @@
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "xla_plugin/engine/ring_setup.h"
 #include "xla_plugin/transport/ring/message_socket.h"
 #include "xla_plugin/transport/ring/ring.h"
+#include "xla_plugin/transport/socket.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
 // Offers, answers and messages of rings between devices.
@@ -172,7 +174,14 @@ std::vector<std::string> SetUpSeeds() {
       SetUpStep({0, 0, 1}, {transport, offer}) + SetUpStep({1, 1, 0}, {std::string(96, '\0')}) +
       SetUpStep({2, 0, 1}, {proof}) + SetUpStep({3, 1, 0}, {""}) + SetUpStep({5, 0, 1}, {""});
   const std::string refused = SetUpStep({4, 1, 0}, {"no"}) + SetUpStep({4, 1, 0}, {"no"}) + good;
-  return {good, refused, SetUpStep({0, 0, 1}, {"tcp", BytesOf(uint64_t{kSlotBytes})}) + good};
+  const std::string as_source = SetUpStep({0, 0, 1}, {transport, offer}) +
+                                SetUpStep({2, 0, 1}, {proof}) + SetUpStep({5, 0, 1}, {""});
+  return {good,
+          refused,
+          as_source,
+          SetUpStep({1, 1, 0}, {std::string(96, '\xff')}),
+          SetUpStep({9, 0, 1}, {""}),
+          SetUpStep({0, 0, 1}, {"tcp", BytesOf(uint64_t{kSlotBytes})}) + good};
 }
 
 void SetUpByScript(std::string_view input) {
@@ -254,9 +263,33 @@ std::vector<std::string> ChunkSeeds() {
   return {two, BytesOf(RingChunkInfo{1, 7, 0, 0, 0, 0})};
 }
 
-void CarryChunks(std::string_view input) {
+// Keys of one connection, at either end.
+SealKeys KeysFor(Encryption encryption) {
+  const auto key = [] { return SealKey::FromHex(std::string(2 * SealKey::kNumBytes, '7')); };
+  return {.encryption = encryption, .send = key(), .receive = key()};
+}
+
+std::vector<std::string> SealedChunkSeeds() {
+  std::vector<std::string> seeds = ChunkSeeds();
+  for (std::string& seed : seeds) {
+    auto [own, peer] = UnixPair();
+    Socket socket(std::move(own), KeysFor(Encryption::kFull));
+    const iovec piece = ToIovec(seed.data(), seed.size());
+    EXPECT(socket.Write({&piece, 1}) == seed.size());
+    std::string sealed(2 * kMostSealedBytes, '\0');
+    const ssize_t count = recv(peer.get(), sealed.data(), sealed.size(), MSG_DONTWAIT);
+    seed = sealed.substr(0, static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  }
+  return seeds;
+}
+
+void CarryChunks(std::string_view input, Encryption encryption) {
   Ends ends;
-  const auto [ring, offer] = RingTransportOf("tcp").make(ends.own->Setup());
+  RingSetup setup = ends.own->Setup();
+  SealKeys keys = KeysFor(encryption);
+  setup.encryption = encryption;
+  setup.keys = {&keys, 1};
+  const auto [ring, offer] = RingTransportOf("tcp").make(setup);
   WriteSome(ends.peer->data.front(), input);
   shutdown(ends.peer->data.front().get(), SHUT_WR);
   ring->Settle();
@@ -271,7 +304,13 @@ void CarryChunks(std::string_view input) {
                .covers = {"xla_plugin/transport/ring/tcp_ring.cc",
                           "xla_plugin/transport/ring/carried_ring.cc"},
                .seeds = &ChunkSeeds,
-               .run = &CarryChunks});
+               .run = [](std::string_view input) { CarryChunks(input, Encryption::kOff); }});
+
+[[maybe_unused]] const bool added_sealed_chunks =
+    AddFuzzer({.name = "sealed_ring_chunks",
+               .covers = {"xla_plugin/transport/ring/tcp_ring.cc"},
+               .seeds = &SealedChunkSeeds,
+               .run = [](std::string_view input) { CarryChunks(input, Encryption::kFull); }});
 
 }  // namespace
 }  // namespace jaxhet::testing

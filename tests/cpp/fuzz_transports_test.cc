@@ -1,18 +1,25 @@
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
 #include "xla_plugin/transport/shared_memory.h"
 #include "xla_plugin/transport/shm/shm_pull.h"
 #include "xla_plugin/transport/shm/shm_ring.h"
+#include "xla_plugin/transport/tcp/data_socket.h"
+#include "xla_plugin/transport/tcp/tcp.h"
 #include "xla_plugin/transport/verbs/connection.h"
 #include "xla_plugin/transport/verbs/wire.h"
 
-// Offers and messages of the transports between processes. tcp's chunks are in fuzz_messages_test.
+// Offers and messages of the transports between processes.
 namespace jaxhet::testing {
 namespace {
 
@@ -36,6 +43,8 @@ struct OwnTransfer {
 TransportSetup SetupWith(const SharedPage& page, verbs::Nics& nics) {
   return {.same_host = true,
           .chunk_bytes = kChunkBytes,
+          .path_timeout = std::chrono::seconds(1),
+          .control_fd = -1,
           .page = &page,
           .nics = &nics,
           .data_fds = nullptr,
@@ -179,6 +188,107 @@ std::vector<std::string> VerbsSeeds() {
                .covers = {"xla_plugin/transport/verbs/slot_link_paths.cc"},
                .seeds = &VerbsSeeds,
                .run = [](std::string_view input) { Play("verbs", input); }});
+
+// --- tcp: two data sockets, each of a path of its own ---
+
+// Both ends of a connection over the loopback, whose ports are free again once it has ended.
+std::pair<Fd, Fd> PairOf(size_t path) {
+  auto pair = ConnectedPair(path);
+  const linger at_once{.l_onoff = 1, .l_linger = 0};
+  for (const Fd* end : {&pair.first, &pair.second}) {
+    if (setsockopt(end->get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) != 0) {
+      ThrowErrno("setsockopt(SO_LINGER)");
+    }
+  }
+  return pair;
+}
+
+// After the offer, an input says in turns: which data socket, or 2 for a message; and the bytes.
+void PlayTcp(std::string_view input) {
+  InputReader reader(input);
+  FuzzHost host;
+  OwnTransfer own;
+  std::vector<Fd> data;
+  std::vector<Fd> theirs;
+  for (const size_t path : {0, 1}) {
+    auto [first, second] = PairOf(path);
+    data.push_back(std::move(first));
+    theirs.push_back(std::move(second));
+  }
+  std::vector<SealKeys> keys(2);
+  TransportSetup setup = SetupWith(ThePeer().page, ThePeer().nics);
+  setup.data_fds = &data;
+  setup.data_keys = &keys;
+  const auto connection = OpenTcp(setup, host);
+  EXPECT(!connection->Offer().empty());
+  connection->Accept(reader.TakeSized());
+  host.Add(own.transfer);
+  connection->Begin(own.transfer, {});
+  while (!host.is_lost()) {
+    for (int i = 0; i < 4; ++i) connection->Advance();
+    if (reader.empty()) break;
+    const size_t place = reader.Take<uint8_t>() % 3;
+    const std::string_view bytes = reader.TakeSized();
+    if (place == 2) {
+      connection->OnMessage(std::as_bytes(std::span(bytes)));
+    } else {
+      WriteSome(theirs[place], bytes);
+      for (Pollable* const pollable : connection->Pollables()) pollable->OnEvents(EPOLLIN);
+    }
+  }
+}
+
+std::string DataOf(uint8_t socket, size_t offset, size_t num_bytes, size_t num_sent) {
+  const tcp::ChunkInfo info{tcp::kChunkMagic, 0, 1, offset, num_bytes};
+  return BytesOf(socket) + Sized(BytesOf(info) + std::string(num_sent, 'x'));
+}
+
+std::string EventOf(tcp::SocketEvent event, uint32_t socket, uint64_t num_chunks) {
+  return BytesOf(uint8_t{2}) + Sized(BytesOf(tcp::SocketEventInfo{event, socket, num_chunks}));
+}
+
+// Our three chunks are sent over socket 0, 1 and 0, or as the sockets can take them.
+std::vector<std::string> TcpSeeds() {
+  using tcp::SocketEvent;
+  const std::string offer = Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 2}));
+  const std::string whole = DataOf(0, 0, 4'000, 4'000) + DataOf(1, 4'000, 6'000, 6'000);
+  const std::string confirmed =
+      EventOf(SocketEvent::kReceived, 0, 1) + EventOf(SocketEvent::kReceived, 1, 1);
+  // The peer leaves a socket in the middle of a chunk, and sends that again over the other one.
+  const std::string left = DataOf(0, 0, 4'000, 17) + EventOf(SocketEvent::kLeft, 0, 1);
+  return {offer + whole + confirmed, offer + left + DataOf(1, 0, 4'000, 4'000) + confirmed,
+          offer + left + EventOf(SocketEvent::kLeft, 1, 0),
+          offer + EventOf(SocketEvent::kReceived, 0, 7)};
+}
+
+[[maybe_unused]] const bool added_tcp = AddFuzzer({.name = "tcp",
+                                                   .covers = {"xla_plugin/transport/tcp/tcp.cc"},
+                                                   .seeds = &TcpSeeds,
+                                                   .run = &PlayTcp});
+
+// What a peer says of data sockets, and can't be.
+TEST(FalseWordsAboutDataSocketsAreRefused) {
+  using tcp::SocketEvent;
+  const std::string offer = Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 2}));
+  const auto refusal = [](const std::string& input) {
+    return ExpectThrow([&] { PlayTcp(input); });
+  };
+  ExpectContains(refusal(Sized("JXP")), "the peer's offer is cut");
+  ExpectContains(refusal(Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 3}))),
+                 "the peer's offer is not of this version of jaxhet");
+  ExpectContains(refusal(offer + EventOf(SocketEvent::kReceived, 0, 7)),
+                 "it has 7 chunks of a data socket, of which 2 were sent");
+  ExpectContains(refusal(offer + EventOf(SocketEvent::kReceived, 2, 0)), "no data socket 2");
+  const std::string unknown = BytesOf(uint32_t{9}) + BytesOf(uint32_t{0}) + BytesOf(uint64_t{0});
+  ExpectContains(refusal(offer + BytesOf(uint8_t{2}) + Sized(unknown)), "is called 9");
+  ExpectContains(
+      refusal(offer + EventOf(SocketEvent::kLeft, 0, 0) + EventOf(SocketEvent::kReceived, 0, 1)),
+      "it had left that data socket before");
+  ExpectContains(refusal(offer + DataOf(0, 0, 4'000, 4'000) + DataOf(1, 3'999, 10, 10)),
+                 "it sent bytes of a transfer twice");
+  ExpectContains(refusal(Sized("") + EventOf(SocketEvent::kReceived, 0, 0)),
+                 "a tcp connection of one path has no messages");
+}
 
 }  // namespace
 }  // namespace jaxhet::testing

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <future>
 #include <memory>
@@ -16,8 +17,10 @@
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/io_list.h"
+#include "xla_plugin/base/range_set.h"
 #include "xla_plugin/engine/completion_pool.h"
 #include "xla_plugin/engine/control_channel.h"
+#include "xla_plugin/engine/flight_recorder.h"
 #include "xla_plugin/engine/membership.h"
 #include "xla_plugin/engine/options.h"
 #include "xla_plugin/engine/partition.h"
@@ -93,6 +96,26 @@ ExchangeRequest RequestOf(ExchangeKind kind, std::span<std::byte> operand,
   return request;
 }
 
+// A '#' for each byte of [0, 40) in the set: Add() refuses these.
+std::string BytesIn(RangeSet ranges) {
+  std::string text;
+  for (size_t byte = 0; byte < 40; ++byte) text += ranges.Add(byte, 1, 40) ? '.' : '#';
+  return text;
+}
+
+TEST(RangeSetRemovesAnyPartOfARange) {
+  for (size_t begin = 0; begin < 30; ++begin) {
+    for (size_t num_bytes = 1; begin + num_bytes <= 30; ++num_bytes) {
+      RangeSet ranges;
+      EXPECT(ranges.Add(0, 30, 40) && ranges.Add(35, 5, 40));
+      ranges.Remove(begin, num_bytes);
+      std::string expected = std::string(30, '#') + "....." + "#####";
+      expected.replace(begin, num_bytes, num_bytes, '.');
+      ExpectEqual(BytesIn(ranges), expected);
+    }
+  }
+}
+
 TEST(PartitionTrimsAllGathers) {
   std::array<std::byte, 4> operand{};
   std::array<std::byte, 12> result{};
@@ -102,6 +125,23 @@ TEST(PartitionTrimsAllGathers) {
   ExpectEqual(parts.members[1].receive.num_bytes(), size_t{2});
   ExpectEqual(parts.members[2].receive.num_bytes(), size_t{0});
   for (const MemberParts& member : parts.members) ExpectEqual(member.send.num_bytes(), size_t{2});
+}
+
+TEST(PartitionLeavesBlocksOfLargerGroupsAsTheyAre) {
+  std::array<std::byte, 4> operand{};
+  std::array<std::byte, 20> result{};
+  ExchangeRequest request = RequestOf(ExchangeKind::kAllGather, operand, result);
+  request.group_size = 5;
+  const auto parts = PartitionBuffers(request);
+  ExpectEqual(parts.members.size(), size_t{3});
+  for (size_t i = 0; i < 3; ++i) {
+    ExpectEqual(parts.members[i].send.num_bytes(), size_t{4});
+    ExpectEqual(parts.members[i].receive.num_bytes(), size_t{4});
+    EXPECT(parts.members[i].receive.pieces()[0].iov_base == &result[i * 4]);
+  }
+  ExpectEqual(parts.padding.num_bytes(), size_t{0});
+  request.group_size = 4;
+  ExpectContains(ExpectThrow([&] { PartitionBuffers(request); }), "4 x 4 bytes can't fill 20");
 }
 
 TEST(PartitionPadsAllToAlls) {
@@ -165,6 +205,28 @@ TEST(GroupIsTheOneThatHoldsTheRank) {
   ExpectContains(ExpectThrow([&] { GroupOf(ranks, 3, 6); }), "rank 6 is in no group");
   ExpectContains(ExpectThrow([&] { GroupOf(ranks, 4, 1); }), "do not make groups of 4");
   EXPECT(CommunicatorId(std::array{0, 1}) != CommunicatorId(std::array{1, 0}));
+  const std::array<int64_t, 6> unequal = {4, 0, 1, 2, -1, -1};
+  EXPECT(GroupOf(unequal, 3, 0) == (std::vector<int>{4, 0, 1}));
+  EXPECT(GroupOf(unequal, 3, 2) == (std::vector<int>{2}));
+}
+
+TEST(FlightRecorderKeepsTheLastExchanges) {
+  FlightRecorder recorder;
+  for (int64_t id = 0; id < 5000; ++id) {
+    FlightRecord record{};
+    record.id = id;
+    recorder.Started(std::move(record));
+  }
+  const auto& records = recorder.records();
+  ExpectEqual(records.size(), size_t{4096});
+  ExpectEqual(records.front().id, int64_t{904});
+  ExpectEqual(records.back().id, int64_t{4999});
+  recorder.Ended(903, FlightState::kFailed, Time{});
+  recorder.Ended(904, FlightState::kCompleted, Time{std::chrono::seconds(1)});
+  EXPECT(records.front().state == FlightState::kCompleted);
+  EXPECT(records.front().ended == Time{std::chrono::seconds(1)});
+  ExpectEqual(std::ranges::count(records, FlightState::kStarted, &FlightRecord::state),
+              ptrdiff_t{4095});
 }
 
 TEST(OpenExecutionOverlapsOthersUntilItsExchangesCompleted) {

@@ -60,6 +60,8 @@ class End final : public ConnectionHost {
       : control_(control),
         connection_(OpenVerbs({.same_host = true,
                                .chunk_bytes = settings.chunk_bytes,
+                               .path_timeout = {},
+                               .control_fd = -1,
                                .page = nullptr,
                                .nics = &nics_,
                                .data_fds = nullptr,

@@ -28,13 +28,15 @@ Fd NewSocket() {
 
 }  // namespace
 
-std::pair<Fd, Fd> ConnectedPair() {
+std::pair<Fd, Fd> ConnectedPair(size_t path) {
   const Fd listener = NewSocket();
   sockaddr_in address{};
   address.sin_family = AF_INET;
   // A closed connection keeps its ports for a minute. Every process has an address of its own:
-  // many tests at once, of 1,000 connections and more, do not use up the machine's ports.
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + static_cast<in_addr_t>(getpid()));
+  // many tests at once, of 1,000 connections and more, do not use up the machine's ports. Process
+  // ids have 22 bits at most.
+  const auto own = static_cast<in_addr_t>(getpid()) | static_cast<in_addr_t>(path << 22);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + own);
   socklen_t size = sizeof address;
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
   if (bind(listener.get(), generic, size) != 0 || listen(listener.get(), 1) != 0 ||
@@ -49,7 +51,7 @@ std::pair<Fd, Fd> ConnectedPair() {
   return {std::move(first), std::move(second)};
 }
 
-std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data) {
+std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data, size_t num_paths) {
   const auto count = static_cast<size_t>(num_processes);
   std::vector<std::vector<Ends>> ends(count);
   for (auto& row : ends) row.resize(count);
@@ -57,7 +59,7 @@ std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data) {
     for (size_t b = a + 1; b < count; ++b) {
       std::tie(ends[a][b].control, ends[b][a].control) = ConnectedPair();
       for (int i = 0; i < num_data; ++i) {
-        auto [first, second] = ConnectedPair();
+        auto [first, second] = ConnectedPair(static_cast<size_t>(i) % num_paths);
         ends[a][b].data.push_back(std::move(first));
         ends[b][a].data.push_back(std::move(second));
       }

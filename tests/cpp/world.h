@@ -14,15 +14,18 @@
 
 namespace jaxhet::testing {
 
-// Both ends of a TCP connection over the loopback.
-std::pair<Fd, Fd> ConnectedPair();
+// Both ends of a TCP connection over the loopback. Each path has an address of its own; there are
+// four.
+std::pair<Fd, Fd> ConnectedPair(size_t path = 0);
 
 // The ends of a job's sockets: ends[a][b] is what process a needs to talk to b.
 struct Ends {
   Fd control;
   std::vector<Fd> data;
 };
-std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data = 2);
+// Data socket i is of path i % num_paths.
+std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data = 2,
+                                          size_t num_paths = 1);
 
 struct WorldOptions {
   int num_processes = 2;

@@ -35,7 +35,7 @@ def _slow_after(count: int, cases: Sequence[tuple[object, ...]]) -> list[Paramet
     return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
 
 
-@pytest.mark.parametrize(("phase", "delay_s", "victim"), _slow_after(3, MOMENTS))
+@pytest.mark.parametrize(("phase", "delay_s", "victim"), _slow_after(2, MOMENTS))
 def test_others_report_a_killed_process(phase: str, delay_s: float, victim: int) -> None:
     job = WatchedJob([VICTIM, "100000"], islands=NUM_PROCESSES)
     pid = int(job.wait_for(rf"@ {phase} (\d+)", victim)[1])

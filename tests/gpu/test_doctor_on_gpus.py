@@ -1,4 +1,4 @@
-"""What `jaxhet doctor` says where real GPUs are."""
+"""The output of `jaxhet doctor` where real GPUs are."""
 
 import json
 import subprocess

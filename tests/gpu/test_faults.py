@@ -81,7 +81,7 @@ def assert_ended_cleanly(job: WatchedJob, process: int, since: float) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_other_ends_cleanly_after_a_killed_process(victim: int, case: str, job: WatchedJob) -> None:
     pid = pid_of_running(job, victim)
     os.kill(pid, signal.SIGKILL)

@@ -64,8 +64,8 @@ def assert_same(result: Result, world: Result, parts: Sequence[int] | None = Non
     """Checks that every device holds what the device at its place holds in one world.
 
     Args:
-      result: Of the islands.
-      world: Of one world.
+      result: Result on the islands.
+      world: Result in one world.
       parts: By output, of how many values near 1 its sums are; they may cancel.
     """
     assert result.error is None, result.error

@@ -134,7 +134,7 @@ def device_put_to_another_mesh_order() -> Any:
 
 @named
 def device_put_to_other_devices() -> Any:
-    """What JAX does not support on CPU without a transfer server, and says so."""
+    """A transfer that JAX refuses on CPU without a transfer server."""
     here, there = (NamedSharding(Mesh(mesh().devices[i], "y"), P("y")) for i in (0, 1))
     array = jax.make_array_from_callback((4,), here, lambda _: np.ones(2), dtype=np.float32)
     try:

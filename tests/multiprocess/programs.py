@@ -196,6 +196,36 @@ def permuted_mesh() -> Any:
     )(x)
 
 
+def unequal_groups(n: int) -> list[list[list[int]]]:
+    """Divisions of n devices into groups of unequal size."""
+    return [
+        [list(range(n - 1)), [n - 1]],
+        [[0], list(range(1, n))],
+        [[0, n - 1], *([i] for i in range(1, n - 1))],
+    ]
+
+
+@named
+def sums_over_unequal_groups() -> Any:
+    """For each division, the sum of long rows and the greatest of short bf16 rows."""
+    mesh = jaxhet.make_mesh({"x": -1})
+    n = mesh.shape["x"]
+    x = put(values((n, 30_001)), mesh, P("x"))
+
+    def body(a: jax.Array) -> Any:
+        short = a[:, :7].astype(jnp.bfloat16)
+        return [
+            (
+                jax.lax.psum(a, "x", axis_index_groups=groups),
+                jax.lax.pmax(short, "x", axis_index_groups=groups),
+            )
+            for groups in unequal_groups(n)
+        ]
+
+    f = jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    return jax.jit(f)(x)
+
+
 @named
 def axis_index_groups() -> Any:
     mesh = jaxhet.make_mesh({"x": -1})

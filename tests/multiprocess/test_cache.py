@@ -83,6 +83,7 @@ def test_other_mesh_order_is_no_hit_and_other_programs_still_are(filled: pathlib
     assert told == [{"across": [0, ACROSS, 2], "local": [1, LOCAL, 0]}] * 3
 
 
+@pytest.mark.slow
 def test_other_islands_are_no_hit(filled: pathlib.Path) -> None:
     told = _run(filled, "a", "b", "b")
     assert [t["across"] for t in told] == [[0, ACROSS, 2]] * 3

@@ -18,7 +18,7 @@ except jaxhet.UsageError as e: print("caught:", e)
         assert "number" not in ended.text
 
 
-@pytest.mark.parametrize("jit", ["jax.jit", "jaxhet.jit"])
+@pytest.mark.parametrize("jit", ["jax.jit", pytest.param("jaxhet.jit", marks=pytest.mark.slow)])
 def test_death_of_a_peer_arrives_through(jit: str) -> None:
     body = f"""
 f = over_islands(psum, {jit})

@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _bootstrap, _ffi, _initialize, _secret, _session
+from jaxhet import _ffi, _initialize, _listener, _secret, _session
 from jaxhet._addresses import split_address
 from tests.support import jobs
 from tests.support.jobs import FAST_COMPILE, Job, Shape, island_job
@@ -141,7 +141,7 @@ def _open_new_engine() -> None:
     config, members = session.config, membership.members
     host, port = split_address(members[session.process].address)
     secret = _secret.read_secret(config)
-    listener = _bootstrap.Listener(host, port, session.process, secret)
+    listener = _listener.Listener(host, port, session.process, secret, session.job)
     session.engine = _initialize._start_engine(config, listener, membership)
     listener.close()
     _initialize._set_ranks(session, session.engine, jax.devices())
@@ -158,8 +158,8 @@ class Orders:
     """The orders of both islands.
 
     Attributes:
-      first: Of island 0.
-      second: Of island 1.
+      first: Order of island 0.
+      second: Order of island 1.
     """
 
     first: tuple[int, ...]

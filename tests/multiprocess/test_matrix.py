@@ -21,8 +21,6 @@ _WORKER = pathlib.Path(__file__).with_name("worker.py")
 UNEQUAL = Shape(2, processes=(1, 3), devices=(4, 2))
 # Shape, algorithm, and which of the dtypes of each form: compiling them all takes minutes.
 CASES = (
-    (Shape(2, 1, 1), "flat", slice(0, None, 3)),
-    (Shape(2, 1, 2), "hierarchical", slice(1, None, 3)),
     (Shape(2, 2, 2), "hierarchical", slice(1, None, 6)),
     (Shape(3, 1, 1), "flat", slice(1, None, 4)),
     (UNEQUAL, "hierarchical", slice(2, None, 6)),

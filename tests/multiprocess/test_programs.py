@@ -19,6 +19,7 @@ SLOW_CASES = (
     (Shape(2, 2, 1), "flat"),
     (Shape(2, 2, 1), "hierarchical"),
 )
+UNEQUAL_GROUPS = "sums_over_unequal_groups"
 REPLICATED = {
     "grad_step",
     "grad_step_donated",
@@ -43,9 +44,17 @@ def test_program(name: str, shape: Shape, algorithm: str, start: Start) -> None:
     world = compare.run(start(shape.num_devices), {"name": name})
     compare.assert_same(result, world)
     assert result.exchanges > 0
-    if name in REPLICATED:
-        for shards in result.shards:
-            compare.assert_bit_equal(shards)
+    _assert_replicas_are_bit_equal(name, result)
+
+
+def _assert_replicas_are_bit_equal(name: str, result: compare.Result) -> None:
+    for i, shards in enumerate(result.shards):
+        groups = [list(range(len(shards)))] if name in REPLICATED else []
+        if name == UNEQUAL_GROUPS:
+            divisions = programs.unequal_groups(len(shards))
+            groups = divisions[i * len(divisions) // len(result.shards)]
+        for group in groups:
+            compare.assert_bit_equal([shards[member] for member in group])
 
 
 @pytest.mark.parametrize(
@@ -60,6 +69,8 @@ def test_program(name: str, shape: Shape, algorithm: str, start: Start) -> None:
                 ("psum_one_axis", "hierarchical"),
                 ("psum_two_axes", "flat"),
                 ("grad_step", "flat"),
+                (UNEQUAL_GROUPS, "flat"),
+                (UNEQUAL_GROUPS, "hierarchical"),
             ]
         ),
     ],
@@ -69,6 +80,7 @@ def test_islands_of_unequal_size(name: str, algorithm: str, start: Start) -> Non
     result = compare.run(start(shape, JAXHET_ALGORITHM=algorithm), {"name": name})
     compare.assert_same(result, compare.run(start(shape.num_devices), {"name": name}))
     assert result.exchanges > 0
+    _assert_replicas_are_bit_equal(name, result)
 
 
 @pytest.mark.slow

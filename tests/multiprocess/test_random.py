@@ -6,7 +6,7 @@ Only programs in which the engine counted an exchange count.
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import compare
@@ -20,7 +20,8 @@ from tests.support.jobs import Shape, Start
 
 pytestmark = pytest.mark.early
 
-CASES = (
+Case = tuple[Shape, str]  # islands, and the algorithm
+CASES: tuple[Case, ...] = (
     (Shape(2, 1, 1), "flat"),
     (Shape(2, 1, 2), "flat"),
     (Shape(2, 1, 2), "hierarchical"),
@@ -29,6 +30,7 @@ CASES = (
     (Shape(2, (1, 2), (2, 1)), "hierarchical"),
     (Shape(3, 1, 1), "flat"),
 )
+QUICK_CASES = (CASES[3], CASES[5], CASES[6])  # islands of unequal size, and three: few jobs
 MESHES = {2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2)]}
 DTYPES = (
     "float32",
@@ -105,9 +107,9 @@ class Array:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> dict[str, Any]:
-    """A program for `random_programs.run`."""
-    shape, algorithm = draw(st.sampled_from(CASES))
+def programs(draw: st.DrawFn, cases: Sequence[Case]) -> dict[str, Any]:
+    """A program for `random_programs.run` on islands of one of the cases."""
+    shape, algorithm = draw(st.sampled_from(cases))
     mesh = dict(zip("xyz", draw(st.sampled_from(MESHES[shape.num_devices])), strict=False))
     num_arrays = draw(st.integers(1, 3))
     # XLA's CPU compiler dies of a shard_map with an empty array beside another one, with or without
@@ -156,9 +158,14 @@ def assert_right(program: dict[str, Any], result: compare.Result, world: compare
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("num_programs", [20, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_programs", "cases"), [(20, QUICK_CASES), pytest.param(500, CASES, marks=pytest.mark.slow)]
+)
 def test_random_programs(
-    num_programs: int, start: Start, record_property: Callable[[str, object], None]
+    num_programs: int,
+    cases: Sequence[Case],
+    start: Start,
+    record_property: Callable[[str, object], None],
 ) -> None:
     exchanges: list[int] = []
     attempts = 0
@@ -175,7 +182,7 @@ def test_random_programs(
             HealthCheck.too_slow,
         ],
     )
-    @given(programs())
+    @given(programs(cases))
     def check(program: dict[str, Any]) -> None:
         nonlocal attempts
         if len(exchanges) >= num_programs:

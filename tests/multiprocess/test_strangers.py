@@ -237,7 +237,10 @@ jaxhet.initialize()
 jax.numpy.ones(3).block_until_ready()
 address = os.environ["JAXHET_COORDINATOR_ADDRESS"]
 def is_coordinator(pid):
-    words = pathlib.Path(f"/proc/{pid}/cmdline").read_text().split(chr(0))
+    try:
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_text().split(chr(0))
+    except OSError:  # it has ended
+        return False
     return "jaxhet._coordinator_process" in words and address in words
 (coordinator,) = filter(is_coordinator, filter(str.isdigit, os.listdir("/proc")))
 print("addresses:", *listening("self"), "coordinator:", *listening(coordinator), flush=True)

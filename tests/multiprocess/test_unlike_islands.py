@@ -33,9 +33,9 @@ LOOSE_PASSES = ("fusion", "cpu-all-reduce-combiner", "simplify-while-loops")
 CASES = [(algorithm, passes) for passes in PASSES for algorithm in ALGORITHMS]
 QUICK_CASES = [CASES[0], CASES[3]]
 NUM_PROGRAMS = 30  # of a case
-NUM_QUICK_PROGRAMS = 5
+NUM_QUICK_PROGRAMS = 3
 NUM_LOOSE = 20  # programs of a case in which they may be refused
-NUM_QUICK_LOOSE = 2
+NUM_QUICK_LOOSE = 1
 NUM_UNDECLARED = 40
 NUM_QUICK_UNDECLARED = 1
 
@@ -58,8 +58,8 @@ class Outcome:
 
     Attributes:
       name: "right", "wrong" or "refused".
-      exchanges: Of each process, at least.
-      story: What to say of one that is not right.
+      exchanges: Least number of exchanges of each process.
+      story: Message about an outcome that is not right.
     """
 
     name: str

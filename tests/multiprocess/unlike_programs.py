@@ -139,7 +139,7 @@ class Exchange:
       source: The earlier exchange whose result the value is made of, or None: the argument.
       before: A piece on the way to it, or None.
       after: A piece behind it, or None.
-      weight: Of its result in the program's result.
+      weight: Factor of its result in the program's result.
     """
 
     op: str
@@ -177,8 +177,8 @@ def make(seed: int, forms: Sequence[str] = FORMS, has_uneven: bool = False) -> P
     """The program of a seed.
 
     Args:
-      seed: Of all choices.
-      forms: Of `FORMS`, to choose from.
+      seed: Seed of all choices.
+      forms: Members of `FORMS` to choose from.
       has_uneven: Whether a gradient may have pieces of any kind. Else they are even: an exchange
         that only one way's derivative needs is left out by the compiler of the other island.
     """

@@ -1,13 +1,37 @@
-"""Sockets between processes of which one goes away."""
+"""Sockets between processes: over several interfaces, and when one process goes away."""
 
+import concurrent.futures
+import contextlib
+import dataclasses
+import ipaddress
 import socket
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from jaxhet import PeerError, _bootstrap, _config, _initialize
+from jaxhet._addresses import split_address
+from jaxhet._claim import Claim
 from jaxhet._errors import TransportError
+from jaxhet._interfaces import Interface
+from jaxhet._listener import Link, Listener
+from tests.support.ports import free_port
+from tests.support.waiting import wait_until
+
+SECRET = b"secret"
+JOB, OTHER_JOB = bytes.fromhex("0a" * 8), bytes.fromhex("0b" * 8)
+
+
+def _listener(process: int, job: bytes = JOB) -> Listener:
+    return Listener("127.0.0.1", 0, process, SECRET, job)
+
+
+def _claim(address: str) -> Claim:
+    """The claim of process 0, which listens there."""
+    config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
+    return _initialize.make_claim(config, address)
 
 
 def _leave(server: socket.socket) -> None:
@@ -24,13 +48,9 @@ def _connect_to_one_that_leaves(dies: bool) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_leave, args=(server,), daemon=True).start()
-        listener = _bootstrap.Listener("127.0.0.1", 0, 1, b"secret")
-        try:
-            config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
-            claim = _initialize.make_claim(config, f"127.0.0.1:{server.getsockname()[1]}")
+        with contextlib.closing(_listener(1)) as listener:
+            claim = _claim(f"127.0.0.1:{server.getsockname()[1]}")
             _bootstrap.connect_peers(listener, [claim], 1, 5.0, check)
-        finally:
-            listener.close()
 
 
 def test_death_in_the_handshake_is_the_reason() -> None:
@@ -44,3 +64,217 @@ def test_who_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         TransportError, match=r"process 0 .* refused the connection: the other side"
     ):
         _connect_to_one_that_leaves(dies=False)
+
+
+@pytest.mark.parametrize(
+    ("process", "job", "words"),
+    [
+        (
+            0,
+            OTHER_JOB,
+            r"process 0, which answers at \S+ in place of process 0 \(.*\), is of another job with"
+            rf" the same job secret \(id {OTHER_JOB.hex()}, here {JOB.hex()}\); give each job a"
+            " secret of its own, or check JAXHET_TCP_PORT and JAXHET_TCP_ADVERTISE",
+        ),
+        (2, JOB, r"process 2, which answers at \S+ in place of process 0 \(.*\), is of this job;"),
+    ],
+    ids=["another job", "another process"],
+)
+def test_who_answers_in_a_peers_place_is_named(
+    process: int, job: bytes, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.1)
+    with (
+        contextlib.closing(_listener(1)) as ours,
+        contextlib.closing(_listener(process, job)) as theirs,
+        pytest.raises(TransportError, match=words),
+    ):
+        _bootstrap.connect_peers(ours, [_claim(theirs.address)], 1, 5.0, lambda: None)
+
+
+def test_peer_of_another_job_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.1)
+    with (
+        contextlib.closing(_listener(0)) as ours,
+        contextlib.closing(_listener(1, OTHER_JOB)) as stranger,
+    ):
+        with pytest.raises(TransportError):
+            _bootstrap.connect_peers(stranger, [_claim(ours.address)], 1, 5.0, lambda: None)
+        words = (
+            r"process 1 did not connect to process 0 .*\(1 connections refused, the last one"
+            r" because process 1 is of another job with the same job secret"
+            rf" \(id {OTHER_JOB.hex()}, here {JOB.hex()}\); give each job a secret of its own"
+        )
+        with pytest.raises(TransportError, match=words):
+            ours.take({(1, 0)}, time.monotonic() + 0.2, lambda: None)
+
+
+def test_connection_before_the_job_is_known_waits_for_it() -> None:
+    with (
+        contextlib.closing(_listener(0, b"")) as ours,
+        contextlib.closing(_listener(1)) as theirs,
+    ):
+        late = threading.Timer(0.2, ours.assign, (0, JOB))
+        late.start()
+        links = _bootstrap.connect_peers(theirs, [_claim(ours.address)], 1, 5.0, lambda: None)
+        late.join()
+        taken = ours.take({(1, 0), (1, 1)}, time.monotonic() + 5, lambda: None)
+        assert links[0].control.keys.send == taken[1, 0].keys.receive
+        for link in (links[0].control, *links[0].data, *taken.values()):
+            link.socket.close()
+
+
+class _Ends:
+    """Two processes of a job in this one, and their sockets to each other.
+
+    Args:
+      addresses: Addresses on the loopback, one for each interface of a process.
+    """
+
+    def __init__(self, *addresses: list[str]):
+        self.listeners = [
+            Listener(own[0], 0, process, SECRET, JOB, _loopback(own))
+            for process, own in enumerate(addresses)
+        ]
+        config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
+        self.claims = [
+            dataclasses.replace(
+                _initialize.make_claim(config, listener.address, listener.interfaces),
+                process=listener.process,
+            )
+            for listener in self.listeners
+        ]
+
+    def connect(self, num_data: int) -> list[_bootstrap.PeerSockets]:
+        """The sockets of process 0 to 1, and of 1 to 0."""
+
+        def one(process: int) -> _bootstrap.PeerSockets:
+            sockets = _bootstrap.connect_peers(
+                self.listeners[process], self.claims, num_data, 10.0, lambda: None
+            )
+            return sockets[1 - process]
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            return list(pool.map(one, (0, 1)))
+
+    def close(self) -> None:
+        for listener in self.listeners:
+            listener.close()
+
+
+def _loopback(addresses: list[str]) -> list[Interface]:
+    return [Interface("lo", ipaddress.ip_interface(f"{own}/24")) for own in addresses]
+
+
+def _addresses(links: Sequence[Link]) -> list[tuple[str, str]]:
+    """Own and other address of each socket, which is closed."""
+    found = []
+    for link in links:
+        with link.socket as sock:
+            found.append((sock.getsockname()[0], sock.getpeername()[0]))
+    return found
+
+
+def test_data_sockets_take_pairs_of_interfaces_in_turns() -> None:
+    ends = _Ends(["127.0.1.1", "127.0.2.1", "127.0.3.1"], ["127.0.2.2", "127.0.1.2"])
+    with contextlib.closing(ends):
+        first, second = ends.connect(3)
+    ways = [("127.0.1.1", "127.0.1.2"), ("127.0.2.1", "127.0.2.2")] * 2  # 3, rounded up
+    assert _addresses(first.data) == ways
+    assert _addresses(second.data) == [(other, own) for own, other in ways]
+    assert _addresses([first.control])[0][0] == "127.0.1.1"
+    assert _addresses([second.control])[0][1] == "127.0.1.1"
+
+
+def test_without_a_shared_network_all_sockets_reach_the_main_address() -> None:
+    ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.3.2"])
+    with contextlib.closing(ends):
+        first, second = ends.connect(2)
+    assert {own for own, _ in _addresses(first.data)} == {"127.0.1.1"}
+    assert len(_addresses(second.data)) == 2
+    _addresses([first.control, second.control])
+
+
+def test_interface_that_connects_to_nobody_is_left(capfd: pytest.CaptureFixture[str]) -> None:
+    ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.1.2", "127.0.2.2"])
+    dead = dataclasses.replace(ends.listeners[0].interfaces[1], port=free_port())
+    claimed = (ends.listeners[0].interfaces[0].claimed(), dead.claimed())
+    ends.claims[0] = dataclasses.replace(ends.claims[0], interfaces=claimed)
+    with contextlib.closing(ends):
+        first, second = ends.connect(4)
+    assert {own for own, _ in _addresses(first.data)} == {"127.0.1.1"}
+    assert len(_addresses(second.data)) == 4
+    _addresses([first.control, second.control])
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(
+        "jaxhet: [process 1] tcp leaves lo (127.0.2.2/24): no connection to"
+        f" 127.0.2.1:{dead.port}, lo of process 0 ("
+    )
+    assert "Connection refused" in line
+    assert f"Its data connections go over {ends.claims[0].address}." in line
+    assert line.endswith("name others with JAXHET_TCP_INTERFACES")
+
+
+def test_interface_at_which_another_job_answers_is_left(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.1.2", "127.0.2.2"])
+    stranger = Listener("127.0.2.9", 0, 0, SECRET, OTHER_JOB, _loopback(["127.0.2.9"]))
+    claimed = (ends.listeners[0].interfaces[0].claimed(), stranger.interfaces[0].claimed())
+    ends.claims[0] = dataclasses.replace(ends.claims[0], interfaces=claimed)
+    with contextlib.closing(stranger), contextlib.closing(ends):
+        first, second = ends.connect(4)
+        with pytest.raises(TransportError, match="process 1 is of another job"):
+            stranger.take({(1, 2)}, time.monotonic() + 0.1, lambda: None)
+    assert {own for own, _ in _addresses(first.data)} == {"127.0.1.1"}
+    assert {other for _, other in _addresses(second.data)} == {"127.0.1.1"}
+    _addresses([first.control, second.control])
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("jaxhet: [process 1] tcp leaves lo (127.0.2.2/24): no connection to")
+    assert (
+        f": process 0, which answers at {stranger.address} in place of {ends.claims[0]}, is of"
+        f" another job with the same job secret (id {OTHER_JOB.hex()}, here {JOB.hex()}); give"
+    ) in line
+
+
+def test_peer_of_another_job_is_refused_at_an_interface() -> None:
+    listener = Listener("127.0.1.1", 0, 0, SECRET, JOB, _loopback(["127.0.1.1", "127.0.2.1"]))
+    stranger = Listener("127.0.1.2", 0, 1, SECRET, OTHER_JOB)
+    port = listener.interfaces[1].port
+    with (
+        contextlib.closing(listener),
+        contextlib.closing(stranger),
+        socket.create_connection(("127.0.2.1", port)) as sock,
+    ):
+        words = r"process 0, which answers at 127\.0\.2\.1:\d+ in place of .* is of another job"
+        with pytest.raises(TransportError, match=words):
+            stranger.introduce(sock, _claim(listener.address), 1, f"127.0.2.1:{port}")
+        words = r"\(1 connections refused, the last one because process 1 is of another job with"
+        with pytest.raises(TransportError, match=words):
+            listener.take({(1, 1)}, time.monotonic() + 0.2, lambda: None)
+
+
+def test_socket_that_a_peer_opens_again_replaces_the_first() -> None:
+    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
+        claim = _claim(ours.address)
+        address = split_address(ours.address)
+        with socket.create_connection(address) as first, socket.create_connection(address) as again:
+            theirs.introduce(first, claim, 1, ours.address)
+            wait_until(lambda: (1, 1) in ours._links, 5)
+            link = theirs.introduce(again, claim, 1, ours.address)
+            first.settimeout(5)
+            assert first.recv(1) == b""
+            taken = ours.take({(1, 1)}, time.monotonic() + 5, lambda: None)[1, 1]
+            assert taken.keys.send == link.keys.receive
+            taken.socket.close()
+
+
+def test_interface_whose_port_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.2.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = (
+            rf"process 0 can't listen on 127\.0\.2\.1:{port}: Address already in use .*; set"
+            " JAXHET_TCP_ADDRESS and JAXHET_TCP_PORT"
+        )
+        with pytest.raises(TransportError, match=words):
+            Listener("127.0.1.1", port, 0, SECRET, JOB, _loopback(["127.0.2.1"]))

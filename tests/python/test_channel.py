@@ -135,7 +135,7 @@ def test_relay_that_changes_what_follows_the_handshake_is_found() -> None:
     threads = [threading.Thread(target=body) for body in (accept, relay)]
     for thread in threads:
         thread.start()
-    Channel(ours, _handshake.connect(ours, SECRET, HEADER)).send({"loss": "1.0"})
+    Channel(ours, _handshake.connect(ours, SECRET, HEADER)[1]).send({"loss": "1.0"})
     for thread in threads:
         thread.join()
     assert outcome[0] == HEADER

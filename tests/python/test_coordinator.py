@@ -16,7 +16,7 @@ import pytest
 
 from jaxhet import _config, _coordinator, _coordinator_process, _initialize, _membership
 from jaxhet._addresses import listen
-from jaxhet._claim import Claim, disagreement
+from jaxhet._claim import JOB_BYTES, Claim, disagreement
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, UsageError
 from jaxhet._terms import Terms
 from jaxhet.cli import coordinator
@@ -71,6 +71,16 @@ def pair() -> Iterator[Pair]:
     assert not pair.thread.is_alive()  # the coordinator ends when everybody has left
 
 
+def test_members_of_a_job_have_its_id(pair: Pair) -> None:
+    first, second = (member.job for member in pair.members)
+    assert first == second
+    assert len(first) == JOB_BYTES
+    with listen(f"127.0.0.1:{free_port()}") as listener:
+        other = _coordinator.Coordinator(listener, SECRET, Terms(2, 20))
+    other._service.shutdown()
+    assert other._job != first.hex()
+
+
 @pytest.mark.parametrize("error", [DeadlineError("too late"), UnknownError("out of paper")])
 def test_reported_error_is_told(error: JaxhetError, pair: Pair) -> None:
     pair.members[1].report(error)
@@ -98,6 +108,14 @@ def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
         pair.members[0].tell_tuned({"to": [1], "padding": "x" * 100_000})
     pair.members[0].report(DeadlineError("too late"))
     assert type(pair.failure_of_first()) is DeadlineError
+
+
+def test_clock_of_the_coordinator_is_read_within_its_error(pair: Pair) -> None:
+    for member in pair.members:
+        reading = member.clock.read()
+        assert reading is not None
+        assert 0 < reading.error_us < 1e6
+        assert abs(reading.offset_us) <= reading.error_us  # one host has one clock
 
 
 def test_encryption_that_differs_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What `jax.distributed.initialize` does in a process that may or may not belong to a job."""
+"""`jax.distributed.initialize` in a process that may or may not belong to a job."""
 
 import types
 from typing import Any

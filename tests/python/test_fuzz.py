@@ -1,48 +1,49 @@
 """Messages of peers, damaged at random: all are refused in words, also in threads.
 
 The engine's parsers have fuzzers of their own (`tests/cpp/fuzz.h`); a test here fails for a file
-that parses what peers send and that no fuzzer names. FUZZ_SECONDS and FUZZ_SEED as there.
+that parses what peers send and that no fuzzer names. `tests/support/damage.py` makes the inputs;
+`sh tools/fuzz_coverage.sh` says which lines of the parsers they reach.
 """
 
 import contextlib
-import copy
 import dataclasses
 import json
-import os
 import pathlib
-import random
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from jaxhet import _bootstrap, _config, _handshake, _initialize, _membership
+from jaxhet import _handshake, _listener, _membership
+from jaxhet._certificates import Authority, Identity
 from jaxhet._channel import Channel
-from jaxhet._claim import Claim, disagreement
+from jaxhet._claim import JOB_BYTES, Claim, disagreement
 from jaxhet._errors import JaxhetError, TransportError
+from tests.support.damage import (
+    OURS,
+    THEIRS,
+    claim_of,
+    damage_bytes,
+    damage_json,
+    inputs,
+    received,
+    said,
+)
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SECRET = b"a job secret of 32 random bytes."
-_SECONDS = float(os.environ.get("FUZZ_SECONDS", "0.3"))
-_SEED = int(os.environ.get("FUZZ_SEED", "1"))
-_OURS = _handshake.Keys(send=bytes(32), receive=bytes(31) + b"1")
-_THEIRS = _handshake.Keys(send=_OURS.receive, receive=_OURS.send)
-_NUMBERS = (0, 1, -1, 255, 2**31, 2**63, 2**64, 10**400, 1.5, float("nan"))
-_VALUES = (*_NUMBERS, None, True, "", "x", "\0", "\ud800", [], {}, [[]], ["x"], {"x": "x"})
 
 # Files of jaxhet that read messages of peers, by the test that damages these.
 _FUZZED = {
     "jaxhet/_handshake.py": "test_damaged_handshakes_are_refused",
     "jaxhet/_channel.py": "test_damaged_messages_are_refused",
-    "jaxhet/_bootstrap.py": "test_damaged_headers_are_refused",
+    "jaxhet/_listener.py": "test_damaged_headers_are_refused",
     "jaxhet/_coordinator.py": "test_damaged_claims_are_refused",
     "jaxhet/_membership.py": "test_damaged_answers_of_the_coordinator_are_refused",
 }
 # Patterns of code in Python, and in C++, that reads bytes of peers.
-_READS_PYTHON = re.compile(r"channel\.receive\(|\breceive_exactly\(|\b_HEADER\.unpack\(")
+_READS_PYTHON = re.compile(r"channel\.receive\(|\breceive_exactly\(|\b_(HEADER|ANSWER)\.unpack\(")
 _READS_CPP = re.compile(
     r"\bTake(?:Info)?<\w+>\(|\bUnpackStrings\(|memcpy\(&\w+, "
     r"(?:offer|answer|message|text|body|beside|CMSG_DATA|memory)\b|\brecvmsg\("
@@ -54,146 +55,98 @@ _BY_NIC = {"xla_plugin/transport/verbs/connection.cc", "xla_plugin/transport/ver
 _NOT_OF_PEERS = {"xla_plugin/transport/socket.cc"}  # moves bytes and reads none
 
 
-def _inputs(seeds: list[Any], damage: Callable[[Any, random.Random], Any]) -> Iterator[Any]:
-    """Damaged copies of the seeds, for as long as a fuzzer has; a failure shows the seed."""
-    deadline = time.monotonic() + _SECONDS
-    count = 0
-    while time.monotonic() < deadline or count < 20:
-        chosen = random.Random(_SEED + count)
-        yield damage(copy.deepcopy(chosen.choice(seeds)), chosen)
-        count += 1
-    print(f"{count} executions")
-
-
-def _damage_bytes(data: bytes, chosen: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(chosen.randint(1, 4)):
-        at = chosen.randrange(len(changed) + 1)
-        match chosen.randrange(4):
-            case 0:
-                del changed[at : at + chosen.randrange(24)]
-            case 1:
-                changed[at:at] = chosen.randbytes(chosen.randrange(24))
-            case 2:
-                changed[at : at + 4] = chosen.choice((0, 1, 2**31, 2**32 - 1)).to_bytes(4, "little")
-            case _:
-                changed[at : at + 1] = chosen.randbytes(1)
-    return bytes(changed)
-
-
-def _damage_json(value: Any, chosen: random.Random) -> Any:
-    """Replaces, removes or adds something at a random place."""
-    if isinstance(value, dict) and value and chosen.random() < 0.9:
-        name = chosen.choice(list(value))
-        match chosen.randrange(6):
-            case 0:
-                del value[name]
-            case 1:
-                value[chosen.choice(("", "x", name + "x"))] = value[name]
-            case _:
-                value[name] = _damage_json(value[name], chosen)
-        return value
-    if isinstance(value, list) and value and chosen.random() < 0.7:
-        i = chosen.randrange(len(value))
-        value[i] = _damage_json(value[i], chosen)
-        return value
-    return chosen.choice(_VALUES)
-
-
-@contextlib.contextmanager
-def _said(message: Any) -> Iterator[tuple[socket.socket, Channel]]:
-    """A socket on which a peer has said this, and then no more; and our channel of it."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        Channel(theirs, _THEIRS).send(message)
-        theirs.shutdown(socket.SHUT_WR)
-        yield ours, Channel(ours, _OURS)
-
-
-@contextlib.contextmanager
-def _received(data: bytes) -> Iterator[socket.socket]:
-    """A socket on which these bytes have come, and then the end."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(data)
-        theirs.shutdown(socket.SHUT_WR)
-        yield ours
-
-
-def _claim(process: int) -> dict[str, Any]:
-    given = {"process_id": process, "num_processes": 2, "island": f"island{process}"}
-    claim = _initialize.make_claim(_config.resolve(given, {}), f"127.0.0.1:{9000 + process}")
-    return json.loads(json.dumps(dataclasses.asdict(claim)))
-
-
-def test_damaged_handshakes_are_refused() -> None:
+def test_damaged_handshakes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     header = _membership.HEADER
-    good = bytes(_handshake.NONCE_BYTES) + header + bytes(_handshake.MAC_BYTES)
-    for data in _inputs([good], _damage_bytes):
-        with _received(data) as sock, pytest.raises(JaxhetError):
-            _handshake.accept(sock, _SECRET, len(header))
-        with _received(data) as sock, pytest.raises(JaxhetError):
+    zeros = bytes(_handshake.NONCE_BYTES)  # the nonces of both ends
+    monkeypatch.setattr(_handshake.secrets, "token_bytes", bytes)
+    macs = [
+        _handshake._mac(_SECRET, role, zeros, zeros, header) for role in (b"connect", b"accept")
+    ]
+    to_acceptor, to_connector = zeros + header + macs[0], zeros + macs[1]
+    for data in inputs([to_acceptor, to_connector], damage_bytes):
+        with received(data) as sock, _expect(data.startswith(to_acceptor)):
+            assert _handshake.accept(sock, _SECRET, len(header))[0] == header
+        with received(data) as sock, _expect(data.startswith(to_connector)):
             _handshake.connect(sock, _SECRET, header)
 
 
+def _expect(is_sound: bool) -> contextlib.AbstractContextManager[object]:
+    """Expects success, or else an error of ours."""
+    return contextlib.nullcontext() if is_sound else pytest.raises(JaxhetError)
+
+
 def test_damaged_messages_are_refused() -> None:
-    message = {"claim": _claim(0)}
+    message = {"claim": claim_of(0)}
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        Channel(theirs, _THEIRS).send(message)
+        Channel(theirs, THEIRS).send(message)
         sealed = ours.recv(1 << 20)
-    for data in _inputs([sealed], _damage_bytes):
-        with _received(data) as sock:
+    for data in inputs([sealed], damage_bytes):
+        with received(data) as sock:
             if data[: len(sealed)] == sealed:
-                assert Channel(sock, _OURS).receive(5) == message
+                assert Channel(sock, OURS).receive(5) == message
             else:
                 with pytest.raises(TransportError):
-                    Channel(sock, _OURS).receive(5)
+                    Channel(sock, OURS).receive(5)
 
 
 def test_message_that_is_no_json_is_refused() -> None:
     def send(text: bytes, sock: socket.socket) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(json, "dumps", lambda message: text.decode("latin-1"))
-            Channel(sock, _THEIRS).send(None)
+            Channel(sock, THEIRS).send(None)
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for text in (b"{", b"\xff\xfe", b"[" * 100_000):
             send(text, theirs)
             with pytest.raises(TransportError, match="a message that is no JSON"):
-                Channel(ours, _OURS).receive(5)
+                Channel(ours, OURS).receive(5)
 
 
 def test_damaged_headers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = _bootstrap.Listener("127.0.0.1", 0, 1, _SECRET)
-    good = _bootstrap._HEADER.pack(_bootstrap._MAGIC, _bootstrap._VERSION, 3, 2, 1)
+    job = bytes(range(JOB_BYTES))
+    listener = _listener.Listener("127.0.0.1", 0, 1, _SECRET, job)
+    good = _listener._HEADER.pack(_listener._MAGIC, _listener._VERSION, 3, 2, 1, job)
+    told = "meant for another process|of another job"
     ours, theirs = socket.socketpair()
     with ours, theirs, contextlib.closing(listener):
-        for header in _inputs([good], _damage_bytes):
+        for header in inputs([good], damage_bytes):
             padded = header[: len(good)].ljust(len(good), b"\0")
-            monkeypatch.setattr(_handshake, "accept", lambda *_, padded=padded: (padded, _OURS))
-            if padded[:10] == good[:10] and padded[-4:] == good[-4:]:
+            monkeypatch.setattr(_handshake, "accept", lambda *_, padded=padded: (padded, OURS))
+            if padded[:10] == good[:10] and padded[18:] == good[18:]:  # not channel and source
                 assert isinstance(listener._authenticate(ours), tuple)
             else:
-                with pytest.raises(JaxhetError, match="meant for another process"):
+                with pytest.raises(JaxhetError, match=told):
                     listener._authenticate(ours)
+
+
+def test_damaged_answers_of_acceptors_are_refused() -> None:
+    job = bytes(range(JOB_BYTES))
+    claim = Claim.from_json(claim_of(1))
+    good = _listener._ANSWER.pack(1, job)
+    _listener._check_answer(good, claim, claim.address, job)
+    for answer in inputs([good], damage_bytes):
+        padded = answer[: len(good)].ljust(len(good), b"\0")
+        if padded != good:
+            with pytest.raises(TransportError, match=r"is of another job|is of this job; check"):
+                _listener._check_answer(padded, claim, claim.address, job)
 
 
 def test_damaged_claims_are_refused() -> None:
     def come(message: Any) -> None:
         claim = Claim.from_json(message)
-        disagreement(claim, Claim.from_json(_claim(1)))
+        disagreement(claim, Claim.from_json(claim_of(1)))
         assert str(claim).startswith("process ")
 
-    for message in _inputs([_claim(0), _claim(1)], _damage_json):
+    for message in inputs([claim_of(0), claim_of(1)], damage_json):
         with contextlib.suppress(JaxhetError):
             come(message)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Claim)])
 def test_claim_without_a_field_is_refused(field: str) -> None:
-    fields = _claim(0)
+    fields = claim_of(0)
     wrong = 1.5
     with pytest.raises(JaxhetError, match=f"{field} of a claim is 1.5, which is no "):
         Claim.from_json({**fields, field: wrong})
@@ -203,12 +156,14 @@ def test_claim_without_a_field_is_refused(field: str) -> None:
 
 
 def test_damaged_answers_of_the_coordinator_are_refused() -> None:
-    members = [_claim(0), _claim(1)]
-    good = {"members": members, "process": 0, "service": "127.0.0.1:9", "certificate": None}
+    members = [claim_of(0), claim_of(1)]
+    place = {"process": 0, "job": "00" * JOB_BYTES, "service": "127.0.0.1:9"}
+    good = {"members": members, **place, "certificate": None}
     seeds = [good, {"error": ["UsageError", "no"]}, {"event": {"text": "gone", "kind": "gone"}}]
+    seeds.append({"clock": [1, 2.5]})
     claim = Claim.from_json(members[0])
-    for message in _inputs(seeds, _damage_json):
-        with _said(message) as (sock, channel):
+    for message in inputs(seeds, damage_json):
+        with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
             membership._closing = True  # the end of the input is no news
             given = object.__new__(_membership.Credentials)
@@ -219,15 +174,37 @@ def test_damaged_answers_of_the_coordinator_are_refused() -> None:
             sock.close()
 
 
+def test_damaged_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity, authority = Identity(), Authority()
+    pems = authority.sign(identity.request, 0), authority.certificate
+    seal = _handshake.seal(_SECRET, _membership.CERTIFICATE, identity.request, *pems)
+    certificate = {"pem": pems[0].decode(), "authority": pems[1].decode(), "seal": seal}
+    members = [claim_of(1), claim_of(0)]
+    good = {"members": members, "process": 0, "service": "[::1]:9", "certificate": certificate}
+    strange = {**good, "members": members[:1]}
+    monkeypatch.setattr(identity, "process_credentials", lambda *given: given)
+    monkeypatch.setattr(_membership, "_new_identity", lambda: identity)
+    for message in inputs([good, strange], damage_json):
+        with said(message) as (sock, channel):
+            membership = _membership.Membership(sock, channel, _SECRET)
+            membership._closing = True  # the end of the input is no news
+            with contextlib.suppress(JaxhetError):
+                membership.join(Claim.from_json(members[1]), 5)
+                assert membership.credentials == pems
+            sock.close()
+
+
 def test_damaged_news_of_the_coordinator_are_heard() -> None:
     seeds = [
         {"event": {"kind": "gone", "process": 1, "text": "process 1 is gone"}},
         {"error": ["PeerError", "smoke"]},
         {"tuned": {"to": [0], "program": "p", "files": {}}},
+        {"clock": [1, 2.5]},
     ]
-    for message in _inputs(seeds, _damage_json):
-        with _said(message) as (sock, channel):
+    for message in inputs(seeds, damage_json):
+        with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
+            membership.listen_tuned(lambda tuned: tuned["files"].items())
             membership._follow()  # returns: its thread ends with an error for the program
             assert isinstance(membership.failure, JaxhetError), message
 

@@ -9,6 +9,7 @@ from jaxhet import _handshake
 from jaxhet._errors import TransportError
 
 HEADER = b"header of 16 b.."
+ANSWER = b"answer"
 
 
 def _accept_on_thread(sock: socket.socket, secret: bytes) -> list[object]:
@@ -16,7 +17,7 @@ def _accept_on_thread(sock: socket.socket, secret: bytes) -> list[object]:
 
     def body() -> None:
         try:
-            result.append(_handshake.accept(sock, secret, len(HEADER)))
+            result.append(_handshake.accept(sock, secret, len(HEADER), lambda: ANSWER))
         except Exception as error:
             result.append(error)
         finally:
@@ -38,10 +39,10 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 def test_equal_secrets_are_accepted() -> None:
     a, b = _pair()
     result = _accept_on_thread(b, b"secret")
-    ours = _handshake.connect(a, b"secret", HEADER)
+    answer, ours = _handshake.connect(a, b"secret", HEADER, len(ANSWER))
     result[0].join()  # type: ignore[attr-defined]
     header, theirs = result[1]  # type: ignore[misc]
-    assert header == HEADER
+    assert (header, answer) == (HEADER, ANSWER)
     assert (ours.send, ours.receive) == (theirs.receive, theirs.send)
     assert len({ours.send, ours.receive}) == 2
     assert len(ours.send) == len(ours.receive) == 32
@@ -75,7 +76,7 @@ def test_wrong_secret_is_refused_on_both_sides() -> None:
     a, b = _pair()
     result = _accept_on_thread(b, b"secret")
     with pytest.raises(_handshake.RefusedError, match="did not accept our job secret"):
-        _handshake.connect(a, b"another", HEADER)
+        _handshake.connect(a, b"another", HEADER, len(ANSWER))
     result[0].join()  # type: ignore[attr-defined]
     assert isinstance(result[1], _handshake.RefusedError)
     a.close()
@@ -92,6 +93,34 @@ def test_changed_header_is_refused() -> None:
     result[0].join()  # type: ignore[attr-defined]
     assert isinstance(result[1], _handshake.RefusedError)
     a.close()
+
+
+def _answer_of_one_that_sends(sent: bytes) -> bytes:
+    """The answer that a connector accepts; the acceptor's proof is that of ANSWER."""
+    a, b = _pair()
+
+    def accept() -> None:
+        theirs = _handshake.receive_exactly(b, _handshake.NONCE_BYTES)
+        nonce = bytes(_handshake.NONCE_BYTES)
+        b.sendall(nonce)
+        _handshake.receive_exactly(b, len(HEADER) + _handshake.MAC_BYTES)
+        proof = _handshake._mac(b"secret", b"accept", theirs, nonce, HEADER + ANSWER)
+        b.sendall(sent + proof)
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        return _handshake.connect(a, b"secret", HEADER, len(ANSWER))[0]
+    finally:
+        thread.join()
+        a.close()
+        b.close()
+
+
+def test_changed_answer_is_refused() -> None:
+    assert _answer_of_one_that_sends(ANSWER) == ANSWER
+    with pytest.raises(_handshake.RefusedError, match="does not hold our job secret"):
+        _answer_of_one_that_sends(ANSWER[::-1])
 
 
 def test_acceptor_without_the_secret_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What `_jax_compat` relies on in JAX."""
+"""The parts of JAX that `_jax_compat` relies on."""
 
 import dataclasses
 import inspect
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax._src import (
     compilation_cache,
@@ -106,6 +107,17 @@ def test_jax_takes_the_first_backend_of_highest_priority_with_nvidia_only_if_vis
 
 def test_wait_for_devices_ends_when_they_are_idle() -> None:
     assert _jax_compat.wait_for_devices(60)
+
+
+def test_wait_for_arrays_ends_when_they_are_computed() -> None:
+    products = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ x, x))
+    x = jnp.zeros((600, 600))
+    products.lower(x).compile()
+    array = products(x)
+    assert not _jax_compat.wait_for_arrays(0)
+    assert not array.is_ready()
+    assert _jax_compat.wait_for_arrays(60)
+    assert array.is_ready()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `_jax_programs` relies on in JAX: a new version that changes it fails here, in words."""
+"""The parts of JAX that `_jax_programs` relies on: a new version that changes them fails here."""
 
 import inspect
 import threading

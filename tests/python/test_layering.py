@@ -32,6 +32,7 @@ _CPP_DOORS = {
     r"#include [<\"](cuda|hip/|hsa/)": "device/",
     r"#include \"xla_plugin/device/(cuda|hip)/": "device/",
     r"\"(cu|hip)[A-Z]\w+\"|\"hsa_\w+\"": "device/",
+    r"\"(nvtx|roctx)[A-Z]\w+\"": "base/profiler_ranges.h",
     r"#include [<\"]xla/": "ffi/",
     r"#include [<\"](nanobind/|Python\.h)": "python/",
     r"\bgetenv\s*\(": "base/env.cc",
@@ -59,6 +60,7 @@ _PYTHON_DOORS = {
         "tests/support/certificates.py",
     ),
     "jaxhet._engine": ("jaxhet/_ffi.py",),
+    "psutil": ("jaxhet/_interfaces.py",),
     "nanobind": (),
 }
 
@@ -86,6 +88,7 @@ _MAY_IMPORT = {
         "jaxhet._plan",
         "jaxhet._secret",
         "jaxhet._terms",
+        "jaxhet._trace",
         "jaxhet._remote",
     ),
     "jaxhet/": ("jaxhet",),

@@ -145,7 +145,7 @@ def _mixed_session(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What XLA and JAX are told."""
+    """Settings of XLA and JAX."""
     made: list[Any] = []
     for module, name in (
         (_jax_compat, "register_passes"),
@@ -196,7 +196,7 @@ def test_each_process_is_set_up_for_its_own_platform(
 def _start(
     monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, claims: tuple[tuple[str, str], ...]
 ) -> Session:
-    """What `initialize` does in process 0 when all connections are there."""
+    """The work of `initialize` in process 0 once all connections are there."""
     monkeypatch.setattr(_jax_compat, "connect_client", lambda *_: None)
     monkeypatch.setattr(_initialize, "_create_backend", lambda *_: list(DEVICES))
     members: Any = [
@@ -286,8 +286,10 @@ def test_engine_is_closed_after_the_device_work(
     monkeypatch.setattr(
         _jax_compat, "wait_for_devices", lambda timeout_s: engine.calls.append(("wait", timeout_s))
     )
+    monkeypatch.setattr(_ffi, "fail_exit", lambda code: engine.calls.append(("exit", code)))
     session = _mixed_session(0, engine)
     if failed:
         engine.fail("PeerError", "gone")
     session.close(300)
-    assert engine.calls == [("wait", waits_s), ("close", closes_ms)]
+    exits = [("exit", 70)] if failed else []
+    assert engine.calls == [("wait", waits_s), ("close", closes_ms), *exits]

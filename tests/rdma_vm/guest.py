@@ -42,8 +42,8 @@ class Guest:
     """One virtual machine with the soft-RoCE device rxe0.
 
     Args:
-      image: what it boots.
-      address: of the network device below rxe0.
+      image: image to boot.
+      address: address of the network device below rxe0.
       network: our end of a stream to another guest's network device; by default the guest is alone
         and its device a dummy.
     """

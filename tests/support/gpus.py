@@ -5,7 +5,7 @@ import os
 
 
 def visible() -> tuple[list[str], str]:
-    """What `CUDA_VISIBLE_DEVICES` may name here, and why it is nothing, if it is."""
+    """Names of GPUs for `CUDA_VISIBLE_DEVICES`, and why there are none, if so."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

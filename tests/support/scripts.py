@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from tests.support import forked
 from tests.support.jobs import ROOT
 from tests.support.ports import free_port
 
@@ -21,6 +22,9 @@ class Ended:
 def run(script: str, *envs: Mapping[str, str], timeout_s: float = 60) -> list[Ended]:
     """Runs `script` once with each environment, all at the same time."""
     base = environment()
+    if all(forked.can_fork(base, env) for env in envs):
+        ended = forked.run(script, [{**base, **env} for env in envs], timeout_s)
+        return [Ended(*each) for each in ended]
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script],

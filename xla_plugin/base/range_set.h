@@ -36,6 +36,15 @@ class RangeSet {
     return true;
   }
 
+  // Takes [begin, begin + num_bytes) out again, which must be a part of what was added.
+  void Remove(size_t begin, size_t num_bytes) {
+    const auto holder = std::prev(ranges_.upper_bound(begin));
+    const auto [holder_begin, holder_end] = *holder;
+    ranges_.erase(holder);
+    if (holder_begin < begin) ranges_[holder_begin] = begin;
+    if (begin + num_bytes < holder_end) ranges_[begin + num_bytes] = holder_end;
+  }
+
  private:
   std::map<size_t, size_t> ranges_;  // from begin to end
 };

@@ -13,24 +13,34 @@
 
 namespace jaxhet {
 
+// The calling thread gets no signals while it lives.
+class SignalBlock {
+ public:
+  SignalBlock() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalBlock() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalBlock(const SignalBlock&) = delete;
+  SignalBlock& operator=(const SignalBlock&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
 // Starts a thread that gets no signals: they are for the program's own threads. Throws DeviceError
 // if the system has no thread left.
 inline std::thread StartThread(const char* name, std::function<void()> body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread;
+  const SignalBlock block;  // which the new thread inherits
   try {
-    thread = std::thread(std::move(body));
+    std::thread thread(std::move(body));
+    pthread_setname_np(thread.native_handle(), name);
+    return thread;
   } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     Throw(ErrorCode::kDevice, "the thread ", name, " can't start (", error.what(),
           "); raise this process's limit of threads (ulimit -u, pids.max of its cgroup)");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread.native_handle(), name);
-  return thread;
 }
 
 }  // namespace jaxhet

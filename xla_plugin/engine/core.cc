@@ -41,7 +41,8 @@ Core::Core(int process, int num_processes, const Options& options)
     : options_(options),
       encryption_(ParseEncryption(options.encryption)),
       roster_(process, num_processes),
-      nics_(options.verbs) {
+      nics_(options.verbs),
+      ranges_(options.profiler_ranges != 0 ? std::optional(LoadProfilerRanges()) : std::nullopt) {
   if (encryption_ != Encryption::kOff) Crypto(encryption_);
   Peer& self = peers_.try_emplace(process, *this, process, ControlChannel()).first->second;
   self.connection = OpenLocal(self);
@@ -64,17 +65,20 @@ void Core::AddPeer(PeerSpec spec) {
   place->second.same_host = spec.same_host;
   place->second.ring_transports = std::move(spec.ring_transports);
   roster_.Describe(spec.process, spec.description);
-  introductions_.push_back({.peer = &place->second,
-                            .blame = Where(spec.process),
-                            .allowed = std::move(spec.transports),
-                            .refused = std::move(spec.refused),
-                            .same_host = spec.same_host,
-                            .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
-                            .page = &page_,
-                            .nics = &nics_,
-                            .data_fds = std::move(spec.data),
-                            .data_keys = std::move(keys),
-                            .encryption = encryption_});
+  introductions_.push_back(
+      {.peer = &place->second,
+       .blame = Where(spec.process),
+       .allowed = std::move(spec.transports),
+       .refused = std::move(spec.refused),
+       .same_host = spec.same_host,
+       .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
+       // A process that is silent altogether is to be found first.
+       .path_timeout = milliseconds(options_.peer_timeout_ms + 2 * options_.heartbeat_ms),
+       .page = &page_,
+       .nics = &nics_,
+       .data_fds = std::move(spec.data),
+       .data_keys = std::move(keys),
+       .encryption = encryption_});
 }
 
 void Core::Connect(Time deadline) {
@@ -90,7 +94,8 @@ void Core::Connect(Time deadline) {
   page_.memory().CloseFd();
   now_ = Clock::now();
   next_heartbeat_ = next_timer_ = now_;
-  for (auto& [process, peer] : peers_) peer.last_heard = now_;
+  // A peer that is not done with the others yet is silent for as long as that may take.
+  for (auto& [process, peer] : peers_) peer.last_heard = std::max(now_, deadline);
 }
 
 std::set<Pollable*> Core::Pollables() {
@@ -152,7 +157,7 @@ void Core::StartOrThrow(Exchange& exchange) {
   const auto position = membership.Enter(request.run_id, request.plan, request.index);
   exchange.run = position.run;
   exchange.sequence = position.sequence;
-  recorder_.Started(RecordOf(exchange));
+  RecordStart(exchange);
   for (const auto& [key, arrival] : membership.arrived) CheckSameRun(membership, arrival.info);
 
   for (const auto result : request.results) AdviseHugePages(result);
@@ -271,12 +276,25 @@ void Core::CloseIfDone(PeerTransfer& transfer) {
 void Core::Release(Exchange& exchange) {
   if (--exchange.open_transfers > 0) return;
   const Time ended = Clock::now();
-  recorder_.Ended(exchange.id, FlightState::kCompleted, ended);
+  RecordEnd(exchange, FlightState::kCompleted, ended);
   ++completed_;
   in_flight_time_ += ended - exchange.started;
   executions_.at(exchange.request.rank).Leave();
   completions_.push_back({exchange.id, std::move(exchange.request.done), nullptr});
   exchanges_.erase(exchange.id);
+}
+
+void Core::RecordStart(Exchange& exchange) {
+  recorder_.Started(RecordOf(exchange));
+  if (!ranges_) return;
+  const ExchangeRequest& request = exchange.request;
+  const std::string name = plans_.Describe(request.plan, request.index);
+  exchange.range = ranges_->start(StrCat("jaxhet rank ", request.rank, ": ", name).c_str());
+}
+
+void Core::RecordEnd(const Exchange& exchange, FlightState state, Time now) {
+  recorder_.Ended(exchange.id, state, now);
+  if (ranges_ && exchange.range) ranges_->end(*exchange.range);
 }
 
 void Core::OnMessage(Peer& peer, const Message& message) {
@@ -358,7 +376,7 @@ void Core::AnswerGoodbye(Peer& peer) {
 void Core::SetFailedAndDrop() {
   page_.SetFailed();
   for (auto& [id, exchange] : exchanges_) {
-    recorder_.Ended(id, FlightState::kFailed, Clock::now());
+    RecordEnd(exchange, FlightState::kFailed, Clock::now());
     completions_.push_back({id, std::move(exchange.request.done), failure_});
   }
   exchanges_.clear();
@@ -421,7 +439,7 @@ void Core::Pass() {
   const Time last_pass = std::exchange(last_pass_, now_);
   // This process itself was stopped: that nothing was heard means nothing.
   if (now_ - last_pass > milliseconds(options_.heartbeat_ms + options_.peer_timeout_ms / 2)) {
-    for (auto& [process, peer] : peers_) peer.last_heard = now_;
+    for (auto& [process, peer] : peers_) peer.last_heard = std::max(peer.last_heard, now_);
   }
   has_work_ = false;
   if (failure_) {
@@ -431,6 +449,8 @@ void Core::Pass() {
       for (auto& [process, peer] : peers_) ReadMessages(peer);
       for (auto& [process, peer] : peers_) Judge(peer);
       for (auto& [process, peer] : peers_) {
+        // A peer that has left may close its data connections, which then is no failure.
+        if (peer.left && !WaitsFor(process)) continue;
         Blaming(peer, [&] { has_work_ |= peer.connection->Advance(); });
         has_work_ |= !peer.lost.empty() && !peer.left;
       }

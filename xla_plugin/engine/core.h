@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/base/profiler_ranges.h"
 #include "xla_plugin/engine/device_engine.h"
 #include "xla_plugin/engine/exchange.h"
 #include "xla_plugin/engine/flight_recorder.h"
@@ -74,6 +75,7 @@ class Core {
   void Pass();
   // Pass() can do more without an event.
   bool HasWork() const { return has_work_; }
+  bool HasExchanges() const { return !exchanges_.empty(); }
   // When Pass() must be called even without an event.
   Time NextTimer() const { return failure_ ? Time::max() : next_timer_; }
   // All peers have closed their ends (or are to blame for a failure): nothing is left to say.
@@ -120,6 +122,8 @@ class Core {
   void AnswerGoodbye(Peer& peer);
   void Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info, std::string_view tail);
   void CloseIfDone(PeerTransfer& transfer);
+  void RecordStart(Exchange& exchange);
+  void RecordEnd(const Exchange& exchange, FlightState state, Time now);
   void Release(Exchange& exchange);
 
   void ReadMessages(Peer& peer);
@@ -178,6 +182,7 @@ class Core {
   static constexpr std::chrono::milliseconds kBusyPeriod{5};  // between polls of a peer that leaves
   bool heard_failure_ = false;                                // from a peer, which has logged it
   FlightRecorder recorder_;
+  const std::optional<ProfilerRanges> ranges_;
   uint64_t started_ = 0;
   uint64_t completed_ = 0;
   Clock::duration in_flight_time_{};

@@ -18,7 +18,10 @@ constexpr milliseconds kAbandonTimeout{20'000};
 
 DeviceEngine::DeviceEngine(JobView& job, Options options,
                            std::vector<std::unique_ptr<DeviceRank>> ranks)
-    : job_(job), options_(std::move(options)), ranks_(std::move(ranks)) {
+    : job_(job),
+      options_(std::move(options)),
+      ranks_(std::move(ranks)),
+      ranges_(options_.profiler_ranges != 0 ? std::optional(LoadProfilerRanges()) : std::nullopt) {
   watch_ = StartThread("jaxhet-devices", [this] { Watch(); });
 }
 
@@ -41,6 +44,8 @@ DeviceRank& DeviceEngine::RankOf(int ordinal) {
 void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
   DeviceRank& rank = RankOf(ordinal);
   Failing(rank, request.plan, request.index, [&] {
+    const ScopedRange range(
+        ranges_, [&] { return RangeName(rank.rank(), "start", request.plan, request.index); });
     if (const auto mismatch = rank.Start(request)) throw job_.MismatchError(rank.rank(), *mismatch);
   });
   const std::lock_guard lock(mutex_);
@@ -49,7 +54,14 @@ void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
 
 void DeviceEngine::Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index) {
   DeviceRank& rank = RankOf(ordinal);
-  Failing(rank, plan, index, [&] { rank.Done(stream, plan, index); });
+  Failing(rank, plan, index, [&] {
+    const ScopedRange range(ranges_, [&] { return RangeName(rank.rank(), "done", plan, index); });
+    rank.Done(stream, plan, index);
+  });
+}
+
+std::string DeviceEngine::RangeName(int rank, std::string_view step, int64_t plan, int64_t index) {
+  return StrCat("jaxhet rank ", rank, " ", step, ": ", job_.Describe(plan, index));
 }
 
 // After an error XLA frees the program's buffers: nothing of ours may be under way then.

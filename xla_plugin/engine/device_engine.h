@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/base/profiler_ranges.h"
 #include "xla_plugin/engine/device_rank.h"
 #include "xla_plugin/engine/job_view.h"
 #include "xla_plugin/engine/options.h"
@@ -54,6 +55,7 @@ class DeviceEngine {
 
  private:
   DeviceRank& RankOf(int ordinal);
+  std::string RangeName(int rank, std::string_view step, int64_t plan, int64_t index);
   template <typename Function>
   void Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function);
   void Watch();
@@ -63,6 +65,7 @@ class DeviceEngine {
   JobView& job_;
   const Options options_;
   const std::vector<std::unique_ptr<DeviceRank>> ranks_;
+  const std::optional<ProfilerRanges> ranges_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

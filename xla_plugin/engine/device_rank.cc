@@ -141,7 +141,8 @@ std::vector<DeviceRank::InFlight> DeviceRank::GroupLegs(const DeviceRequest& req
   const size_t members = group.size();
   const bool is_gather = request.kind == ExchangeKind::kAllGather;
   const size_t block = request.operand.size() / (is_gather ? 1 : members);
-  if (request.result.size() != block * members) {
+  const size_t blocks = is_gather ? static_cast<size_t>(request.group_size) : members;
+  if (request.result.size() != block * blocks) {
     Throw(ErrorCode::kUsage, "an exchange of ", members, " devices can't turn ",
           request.operand.size(), " bytes into ", request.result.size());
   }

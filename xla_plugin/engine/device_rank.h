@@ -25,18 +25,18 @@
 
 namespace jaxhet {
 
-// One device's start of an exchange, which is as ExchangeRequest says, with as many blocks as
-// members. The operand and the result are its memory, and stay valid until the work that follows
-// done() on `stream` has run.
+// One device's start of an exchange, which is as ExchangeRequest says, with `group_size` blocks.
+// The operand and the result are its memory, and stay valid until the work that follows done() on
+// `stream` has run.
 struct DeviceRequest {
   StreamHandle stream;  // the program's
   ExchangeKind kind = ExchangeKind::kPermute;
   int64_t plan = 0;
   int64_t index = 0;
   int64_t deadline_ms = 0;         // 0: Options::deadline_ms
-  std::span<const int64_t> ranks;  // groups one after the other; of a permute: pairs
-  int64_t group_size = 2;
-  bool skips_own = false;  // the block of the result that is the rank's own stays as it is
+  std::span<const int64_t> ranks;  // all groups, as GroupOf() reads them; of a permute: pairs
+  int64_t group_size = 2;          // at least the members of the largest group
+  bool skips_own = false;          // the block of the result that is the rank's own stays as it is
   int64_t part_bytes = 0;  // of a permute that comes in parts, each with a Done(); 0: as a whole
   std::span<const std::byte> operand;
   std::span<std::byte> result;

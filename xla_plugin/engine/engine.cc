@@ -210,15 +210,25 @@ std::shared_ptr<const Error> Engine::WaitFailure(milliseconds timeout) const {
   return failure_;
 }
 
+// A program may end while devices whose results it did not read still exchange.
+void Engine::WaitIdle(Time deadline) const {
+  if (!progress_.joinable()) return;
+  const auto is_busy = [](const Core& core) { return core.HasExchanges(); };
+  while (!closed_ && !failure() && Clock::now() < deadline && Read(is_busy)) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
 void Engine::Close(milliseconds timeout) {
   CheckUsable();
+  const Time deadline = Clock::now() + timeout;
+  WaitIdle(deadline);
   if (!closed_) CloseDevices(timeout);
   {
     const std::scoped_lock lock(inbox_mutex_, failure_mutex_);
     if (closed_.exchange(true)) return;
   }
   failure_known_.notify_all();
-  const Time deadline = Clock::now() + timeout;
   if (progress_.joinable()) {
     {
       const std::lock_guard lock(monitor_);

@@ -72,13 +72,15 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   bool HasLeft(int rank) override;
   // The first cause, or null.
   std::shared_ptr<const Error> failure() const override;
+  std::string Describe(int64_t plan, int64_t index) override;
   Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) override;
   Error LateError(int rank, const DeviceRank::Report::Late& late) override;
   Error StartError(int rank, int64_t plan, int64_t index, const Error& cause) override;
   // Waits for a failure, the close or the timeout.
   std::shared_ptr<const Error> WaitFailure(std::chrono::milliseconds timeout) const;
 
-  // Says goodbye, waits for the peers to close as well, ends all threads and closes all files.
+  // Waits for the exchanges under way, says goodbye, waits for the peers to close as well, ends all
+  // threads and closes all files. Exchanges that are still under way after `timeout` fail the job.
   // Other threads may be inside any function: what they have started is completed, and from then
   // on they get UsageError.
   void Close(std::chrono::milliseconds timeout);
@@ -101,6 +103,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
 
   void ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
                     std::span<RingSockets> sockets, const RingOptions& options, Time deadline);
+  void WaitIdle(Time deadline) const;
   void CloseDevices(std::chrono::milliseconds timeout);
   std::shared_ptr<DeviceEngine> FindDevices() const;  // null if there are none
 

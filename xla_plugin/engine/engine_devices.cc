@@ -145,6 +145,10 @@ bool Engine::HasLeft(int rank) {
   return Read([&](const Core& core) { return core.PeerOf(rank).left; });
 }
 
+std::string Engine::Describe(int64_t plan, int64_t index) {
+  return Read([&](const Core& core) { return core.plans().Describe(plan, index); });
+}
+
 Error Engine::MismatchError(int rank, const DeviceRank::Mismatch& mismatch) {
   const Time limit = Clock::now() + kPlanTimeout;
   const auto& [peer_rank, own, theirs] = mismatch;

@@ -16,7 +16,9 @@ std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int
     const auto group = ranks.first(size);
     if (std::ranges::find(group, rank) == group.end()) continue;
     std::vector<int> members;
-    for (const int64_t member : group) members.push_back(CheckedCast<int>(member));
+    for (const int64_t member : group) {
+      if (member >= 0) members.push_back(CheckedCast<int>(member));
+    }
     return members;
   }
   Throw(ErrorCode::kUsage, "rank ", rank, " is in no group of the exchange");

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -42,6 +43,7 @@ struct Pair {
 //   permute:    the target of a pair gets the source's operands; a rank that is no target, zeros. A
 //               rank is the target of one pair at most, and the source of any number.
 //   all_gather: the first bytes of the members' operands, joined in group order, are the result.
+//               A result with room for the members of a larger group is unchanged behind its own.
 //   all_to_all: a result has one block per member, which gets that member's share number
 //               <own position>; shares are as long as blocks, the last ones of an operand shorter
 //               or empty, and zeros fill their blocks up.
@@ -52,6 +54,7 @@ struct ExchangeRequest {
   int64_t plan = 0;
   int64_t index = 0;        // of the exchange in the plan
   std::vector<int> group;   // the communicator: ranks
+  size_t group_size = 0;    // of the exchange's largest group; 0: of this one
   std::vector<Pair> pairs;  // of a permute; the group is all ranks in them
   int64_t deadline_ms = 0;  // 0: Options::deadline_ms
   std::vector<std::span<const std::byte>> operands;
@@ -75,12 +78,14 @@ struct Exchange {
   int64_t run = 0;
   int64_t sequence = 0;
   Time started;
+  std::optional<uint64_t> range;       // in a profiler
   std::deque<PeerTransfer> transfers;  // one per rank that it moves bytes from or to, or meets
   size_t open_transfers = 0;
 };
 
-// The group that holds `rank`, of `group_size` ranks, out of all groups of an exchange one after
-// the other. Throws UsageError if no group holds it.
+// The group that holds `rank`, out of all groups of an exchange one after the other. Each has
+// `group_size` entries, of which the last ones are -1 in a smaller group. Throws UsageError if no
+// group holds it.
 std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int rank);
 
 // The pairs of a permute, out of sources and targets in turn. Throws UsageError if a rank is the

@@ -1,6 +1,7 @@
 #include "xla_plugin/engine/flight_recorder.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 namespace jaxhet {
@@ -29,8 +30,9 @@ void FlightRecorder::Started(FlightRecord record) {
 }
 
 void FlightRecorder::Ended(int64_t id, FlightState state, Time now) {
-  const auto found = std::ranges::find(records_, id, &FlightRecord::id);
-  if (found == records_.end()) return;
+  auto backwards = records_ | std::views::reverse;  // most exchanges that end have started lately
+  const auto found = std::ranges::find(backwards, id, &FlightRecord::id);
+  if (found == backwards.end()) return;
   found->state = state;
   found->ended = now;
 }

@@ -40,7 +40,7 @@ class FlightRecorder {
   const std::deque<FlightRecord>& records() const { return records_; }
 
  private:
-  static constexpr size_t kRecords = 256;
+  static constexpr size_t kRecords = 4096;
 
   std::deque<FlightRecord> records_;
 };

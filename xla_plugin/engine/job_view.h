@@ -1,7 +1,9 @@
 #ifndef XLA_PLUGIN_ENGINE_JOB_VIEW_H_
 #define XLA_PLUGIN_ENGINE_JOB_VIEW_H_
 
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "xla_plugin/base/error.h"
@@ -21,6 +23,8 @@ class JobView {
   virtual void Lose(int peer_rank, std::string_view why) = 0;
   // The process of a rank has left the job, and so has taken what it wanted.
   virtual bool HasLeft(int rank) = 0;
+  // An exchange, as its plan describes it.
+  virtual std::string Describe(int64_t plan, int64_t index) = 0;
   // Errors as people read them.
   virtual Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) = 0;
   virtual Error LateError(int rank, const DeviceRank::Report::Late& late) = 0;

@@ -29,6 +29,8 @@ using Candidates = std::vector<Candidate>;
 Candidates OpenCandidates(Introduction& introduction) {
   const TransportSetup setup{.same_host = introduction.same_host,
                              .chunk_bytes = introduction.chunk_bytes,
+                             .path_timeout = introduction.path_timeout,
+                             .control_fd = introduction.peer->channel.socket()->fd(),
                              .page = introduction.page,
                              .nics = introduction.nics,
                              .data_fds = &introduction.data_fds,
@@ -121,6 +123,17 @@ std::string Await(Peer& peer, MessageType type, Time deadline) {
   }
 }
 
+// Throws the peer's failure, if it has failed or left meanwhile: its memory is gone then.
+void CheckIsThere(Peer& peer) {
+  Socket& socket = *peer.channel.socket();
+  socket.OnEvents(POLLIN);
+  const auto message = peer.channel.Next();
+  if (message && message->type == MessageType::kFail) throw ParseFail(message->body);
+  if (socket.closed()) {
+    Throw(ErrorCode::kPeer, "it left during the introduction: ", socket.close_reason());
+  }
+}
+
 void Choose(Peer& peer, Candidates& candidates) {
   for (Candidate& candidate : candidates) {
     if (!candidate.connection) {
@@ -132,6 +145,7 @@ void Choose(Peer& peer, Candidates& candidates) {
     }
   }
   if (peer.connection) return;
+  CheckIsThere(peer);
   std::string reasons;
   for (const Refusal& refusal : peer.refusals) {
     reasons += StrCat("; ", refusal.transport, ": ", refusal.reason);

@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_ENGINE_NEGOTIATION_H_
 #define XLA_PLUGIN_ENGINE_NEGOTIATION_H_
 
+#include <chrono>
 #include <map>
 #include <span>
 #include <string>
@@ -17,6 +18,7 @@ struct Introduction {
   std::map<std::string, std::string> refused;  // of these, and why
   bool same_host;
   size_t chunk_bytes;
+  std::chrono::milliseconds path_timeout;
   const SharedPage* page;  // ours
   verbs::Nics* nics;       // ours
   std::vector<Fd> data_fds;

@@ -31,7 +31,7 @@ Place AtVerbs(Options& options) {
   return &(options.verbs.*Member);
 }
 
-constexpr std::array<Option, 17> kOptions = {{
+constexpr std::array<Option, 18> kOptions = {{
     {"heartbeat_ms", &At<&Options::heartbeat_ms>, 1, kMostMs},
     {"peer_timeout_ms", &At<&Options::peer_timeout_ms>, 1, kMostMs},
     {"deadline_ms", &At<&Options::deadline_ms>, 1, kMostMs},
@@ -40,6 +40,7 @@ constexpr std::array<Option, 17> kOptions = {{
     {"eager_bytes", &At<&Options::eager_bytes>, 0, kMostBytes},
     {"slot_bytes", &At<&Options::slot_bytes>, 4096, kMostBytes},
     {"encryption", &At<&Options::encryption>},
+    {"profiler_ranges", &At<&Options::profiler_ranges>, 0, 1},
     {"verbs_devices", &AtVerbs<&verbs::Options::devices>},
     {"verbs_gid_index", &AtVerbs<&verbs::Options::gid_index>, -1, 255},
     {"verbs_pkey_index", &AtVerbs<&verbs::Options::pkey_index>, 0, 65'535},

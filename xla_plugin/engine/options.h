@@ -19,6 +19,7 @@ struct Options {
   int64_t eager_bytes = 16 << 10;  // up to this, bytes travel with the start
   int64_t slot_bytes = 16 << 20;   // of a ring between devices
   std::string encryption = "off";  // of what crosses hosts; see Encryption
+  int64_t profiler_ranges = 0;     // 1: each exchange is a range in a profiler
   verbs::Options verbs = {};       // their names begin with "verbs_"
 };
 

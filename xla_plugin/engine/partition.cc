@@ -19,12 +19,20 @@ void Add(IoList& list, std::span<Byte> part) {
   list.Add(part.data(), part.size());
 }
 
-void AllGather(std::span<const std::byte> operand, std::span<std::byte> result, size_t position,
-               Partition& partition) {
+// The buffers of a group, and the rank's place in it.
+struct GroupBuffers {
+  std::span<const std::byte> operand;
+  std::span<std::byte> result;
+  size_t position;
+  size_t most_members;  // of all groups
+};
+
+void AllGather(const GroupBuffers& buffers, Partition& partition) {
+  const auto& [operand, result, position, most_members] = buffers;
   const size_t block = operand.size();
   const size_t members = partition.members.size();
-  if (result.size() > CheckedMultiply(members, block)) {
-    Throw(ErrorCode::kUsage, "an all_gather of ", members, " x ", block, " bytes can't fill ",
+  if (result.size() > CheckedMultiply(most_members, block)) {
+    Throw(ErrorCode::kUsage, "an all_gather of ", most_members, " x ", block, " bytes can't fill ",
           result.size());
   }
   const auto own = Part(result, position * block, block);
@@ -34,8 +42,8 @@ void AllGather(std::span<const std::byte> operand, std::span<std::byte> result, 
   }
 }
 
-void AllToAll(std::span<const std::byte> operand, std::span<std::byte> result, size_t position,
-              Partition& partition) {
+void AllToAll(const GroupBuffers& buffers, Partition& partition) {
+  const auto& [operand, result, position, most_members] = buffers;
   const size_t members = partition.members.size();
   if (result.size() % members != 0 || result.size() < operand.size()) {
     Throw(ErrorCode::kUsage, "an all_to_all of ", members, " members can't turn ", operand.size(),
@@ -59,7 +67,10 @@ Partition PartitionGroup(const ExchangeRequest& request) {
   Partition partition;
   for (const int rank : request.group) partition.members.push_back({rank, {}, {}});
   for (size_t i = 0; i < request.operands.size(); ++i) {
-    cut(request.operands[i], request.results[i], static_cast<size_t>(own - request.group.begin()),
+    cut({.operand = request.operands[i],
+         .result = request.results[i],
+         .position = static_cast<size_t>(own - request.group.begin()),
+         .most_members = std::max(request.group.size(), request.group_size)},
         partition);
   }
   return partition;

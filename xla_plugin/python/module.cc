@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/base/exit_code.h"
+#include "xla_plugin/base/profiler_ranges.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/engine/registry.h"
 #include "xla_plugin/ffi/device_exchange.h"
@@ -327,6 +329,10 @@ NB_MODULE(_engine, m) {
       "libcrypto", [] { return std::string(jaxhet::Crypto(jaxhet::Encryption::kFull).version(0)); },
       Released(), "Version of OpenSSL's libcrypto; raises if it can't be loaded.");
 
+  m.def(
+      "range_library", [] { return jaxhet::LoadProfilerRanges().library.name(); }, Released(),
+      "Library of JAXHET_PROFILER_RANGES; raises if none can be loaded.");
+
   m.def("nics", &jaxhet::ListNics, nb::arg("options"),
         "Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.");
   m.def(
@@ -336,6 +342,9 @@ NB_MODULE(_engine, m) {
         return std::string(jaxhet::verbs::kDistanceNames.at(static_cast<size_t>(distance)));
       },
       nb::arg("sysfs"), nb::arg("a"), nb::arg("b"), "Of two PCI addresses: one of DISTANCES.");
+  m.def("fail_exit", &jaxhet::FailExit, nb::arg("code"),
+        "Has this process exit with `code` in place of 0.");
+
   m.def("pci_address", &jaxhet::verbs::PciAddressOf, nb::arg("folder"),
         R"(Of the NIC with this folder of sysfs; "" for one in software.)");
 

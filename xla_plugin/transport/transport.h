@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_TRANSPORT_TRANSPORT_H_
 #define XLA_PLUGIN_TRANSPORT_TRANSPORT_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -93,10 +94,12 @@ inline constexpr size_t kSliceBytes = size_t{1} << 20;
 struct TransportSetup {
   bool same_host;
   size_t chunk_bytes;
-  const SharedPage* page;            // ours
-  verbs::Nics* nics;                 // of this process; opened by the first who asks
-  std::vector<Fd>* data_fds;         // the transport that uses them takes them
-  std::vector<SealKeys>* data_keys;  // of each
+  std::chrono::milliseconds path_timeout;  // without an acknowledgement, a network path has failed
+  int control_fd;                          // the control connection's socket, or -1
+  const SharedPage* page;                  // ours
+  verbs::Nics* nics;                       // of this process; opened by the first who asks
+  std::vector<Fd>* data_fds;               // the transport that uses them takes them
+  std::vector<SealKeys>* data_keys;        // of each
   Encryption encryption;
 };
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from jaxhet.compiler import arithmetic, exchange, hlo
+from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo_pb2 as pb
 
 
@@ -80,6 +81,9 @@ def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruct
     assert exchange.is_start(start)
     parts, operands = exchange.read(start).parts, c.operands(start)
     groups, channel = start.collective_device_list, start.channel_id
+    if not groups_lib.are_equal(parts.groups):
+        _gather_unequal(c, done, start)
+        return
     if parts.kind == "permute":
         pairs = start.source_target_pairs
         c.rewrite(
@@ -107,6 +111,41 @@ def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruct
     if is_skipped:
         members = [g.replica_ids for g in groups.replica_groups]
         c.rewrite(done, "copy", [_without_own(c, came, members)])
+
+
+def _gather_unequal(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruction) -> None:
+    """Each row is its member's; the own one and those without a member must not be used."""
+    (x,) = c.operands(start)
+    size = hlo.num_elements(x.shape)
+    assignment = c.module.proto.device_assignment.computation_devices
+    ranks = [devices.replica_device_ids[0] for devices in assignment]  # by position
+    count = len(ranks)
+    everyone = c.add(
+        "all-gather",
+        hlo.array_shape(x.shape.element_type, [size * count]),
+        [x],
+        channel_id=start.channel_id,
+        collective_device_list=hlo.device_list((tuple(range(count)),)),
+        dimensions=[0],
+        use_global_device_ids=True,
+    )
+    group_of = {rank: group for group in exchange.read(start).parts.groups for rank in group}
+
+    def source(position: int, row: int) -> int:
+        group = group_of[ranks[position]]
+        is_there = row < len(group) and group[row] != ranks[position]
+        return ranks.index(group[row]) if is_there else (position + 1) % count
+
+    position = arithmetic.own_position(c, count)
+    starts = [
+        [source(p, row) * size for p in range(count)]
+        for row in range(hlo.num_elements(done.shape) // size)
+    ]
+    rows = [
+        arithmetic.dynamic_slice_1d(c, everyone, arithmetic.entry(c, table, position), size)
+        for table in starts
+    ]
+    c.rewrite(done, "copy", [arithmetic.concatenate(c, rows)])
 
 
 def _attribute(start: hlo.Instruction, name: str) -> int:

@@ -67,7 +67,7 @@ def named(path: str) -> str:
 def decomposed(
     body: str, its_job: Job | None = None, options: Options | None = None, before: str = SUM
 ) -> str:
-    """What PRE makes of an entry computation, as text; by default on two islands of one rank."""
+    """The text of an entry computation after PRE; by default on two islands of one rank."""
     its_job = its_job or job(0, 1)
     data = module(entry(body, before), list(range(len(its_job.islands))))
     result = decompose(data, its_job, options or Options())

@@ -176,6 +176,20 @@ def reductions(dtype: str) -> Program:
     return mapped(lambda x: f(x[:1, :1], x), integers(dtype, NUM_RANKS * 3, 7))
 
 
+def unequal_groups() -> Program:
+    """Reductions over groups of unequal size."""
+    groups = [[0, 1, 2], [3]], [[0], [1, 2, 3]], [[0, 3], [1], [2]]
+
+    def f(x: jax.Array, y: jax.Array) -> Any:
+        sums = [lax.psum(v, "x", axis_index_groups=g) for g in groups for v in (x, y)]
+        return [*sums, lax.pmin(x, "x", axis_index_groups=groups[0])]
+
+    on = mesh((2, 0, 3, 1), (4,))
+    xs = [integers(dtype, NUM_RANKS, 1103) for dtype in ("float32", "bfloat16")]
+    g = jax.shard_map(f, mesh=on, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    return lambda: jax.jit(g)(*xs)
+
+
 def long_sums() -> Program:
     """Sums of vectors of odd lengths."""
 
@@ -406,6 +420,7 @@ def cases(world: World, is_thorough: bool) -> dict[str, Program]:
         "moves_in_control_flow": mapped(moves_in_control_flow, integers("float32", 16, 8)),
         "gradients_of_moves": mapped(gradients_of_moves, integers("float32", 16, 8)),
         "long_sums": long_sums(),
+        "unequal_groups": unequal_groups(),
         "sharded_reductions": sharded_reductions(),
         "special_values": special_values(),
         "loops": mapped(loops, x),
@@ -449,6 +464,8 @@ def variants(name: str, is_thorough: bool) -> list[tuple[str, str]]:
         ]
     if name == "broadcasts":  # none is inside an island
         return [("each", "flat"), ("each", "gpu")]
+    if name == "unequal_groups":
+        return [("1+3", "gpu"), *([("2+2", "hierarchical_two_phase")] if is_thorough else [])]
     if name == "rematerialized":  # over one axis only
         return [("2+2", algorithm) for algorithm in ALGORITHMS]
     if name == "sums_of_everything":

@@ -1,6 +1,7 @@
 """PRE on HLO text: what it adds, what it leaves alone, what it refuses."""
 
 import re
+from typing import Literal
 
 import pytest
 
@@ -102,6 +103,27 @@ def test_unequal_islands_stay_flat_and_the_plan_says_why():
     text = decomposed(body, hlo_text.job(0, 0, 1), Options(algorithm="hierarchical"))
     assert "all_gather all-reduce sum flat f32[4] {{0,1,2}}" in text
     assert "islands have different numbers of members: 2+1" in text
+
+
+_UNEQUAL = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2},{3}}")
+
+
+@pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
+def test_groups_of_unequal_size_are_one_exchange(algorithm: Literal["flat", "hierarchical"]):
+    text = decomposed(_UNEQUAL, _FOUR, Options(algorithm=algorithm, two_phase_bytes=0))
+    assert "all_gather all-reduce sum flat f32[4] {{0,1,2},{3}}" in text
+    assert "ranks = array<i64: 0, 1, 2, 3, -1, -1>, group_size = 3 : i64" in text
+    assert re.search(r"f32\[12\]\{0\} custom-call", text)
+    assert ("groups have different members per island: 1, 2+1" in text) == (
+        algorithm == "hierarchical"
+    )
+
+
+def test_groups_of_unequal_size_have_a_carrier_of_equal_ones_on_gpus():
+    text = decomposed(_UNEQUAL, _TWO_BY_TWO)
+    assert re.search(r"all-gather-start\(.*replica_groups=(\{\{0,1,2,3\}\}|\[1,4\])", text)
+    assert "all_gather all-reduce sum flat f32[4] {{0,1,2},{3}}" in text
+    assert "ranks = array<i64: 0, 1, 2, -1, 3, -1, -1, -1>, group_size = 4 : i64" in text
 
 
 def test_gpu_form_is_a_permute_pair_between_barriers():
@@ -448,9 +470,16 @@ def test_unknown_reducer_is_refused():
     assert "its reducer is not one of sum, product, min, max, and, or, xor" in message
 
 
-def test_groups_of_different_sizes_are_refused():
-    body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1},{2}}")
-    assert "its groups have different sizes" in _refused(body, hlo_text.job(0, 1, 1))
+def test_groups_of_different_sizes_are_refused_but_for_all_reduces():
+    body = """
+      p = f32[4] parameter(0)
+      ROOT r = f32[8] all-gather(p), channel_id=1, replica_groups={{0,1},{2}}, dimensions={0},
+        use_global_device_ids=true
+    """
+    assert (
+        "its groups have different sizes, and only an all-reduce (jax.lax.psum, pmax, pmin) can"
+        " have such groups. Use groups of equal size"
+    ) in _refused(body, hlo_text.job(0, 1, 1))
 
 
 def test_devices_outside_the_job_are_refused():

@@ -1,5 +1,6 @@
 """The real CUDA and ROCm compilers, without a GPU: both keep the plan, its order and overlap."""
 
+import re
 import shutil
 from typing import Any
 
@@ -111,6 +112,14 @@ def test_parts_of_a_long_sum_are_summed_in_place_while_others_come(vendor: Resul
     assert calls[0] == "jaxhet_start"
     assert calls[-4:] == ["jaxhet_done", *["jaxhet_part"] * 3]
     assert result["copies"] == 0
+
+
+def test_sums_over_groups_of_unequal_size_are_exchanges_of_those_groups(vendor: Results):
+    lines = vendor["sums_over_unequal_groups"]["lines"]
+    assert sorted(re.findall(r"all_gather all-reduce sum flat bf16\[7\] (\S+)", str(lines))) == [
+        "{{0,1,2},{3}}",
+        "{{0,3},{1},{2}}",
+    ]
 
 
 def test_local_legs_stay_collectives_of_xla(vendor: Results):

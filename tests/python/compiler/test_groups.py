@@ -149,6 +149,17 @@ def test_split_holds_everyone_once_for_all_assignments_of_islands():
                 assert sorted(itertools.chain(*part)) == [0, 1, 2, 3]
 
 
+def test_groups_of_unequal_size_fit_into_groups_of_all_positions():
+    assert groups.covering(((0, 1, 2), (3,)), 4) == ((0, 1, 2, 3),)
+    assert groups.covering(((0, 3), (1,), (2,), (4,), (5,)), 6) == ((0, 1), (2, 3), (4, 5))
+    assert groups.covering(((3, 0), (2, 1)), 4) == ((3, 0), (2, 1))
+
+
+def test_padded_groups_say_where_their_members_end():
+    assert groups.padded(((3, 0, 1), (2,)), 4) == (3, 0, 1, -1, 2, -1, -1, -1)
+    assert groups.padded(((3, 0), (2, 1)), 2) == (3, 0, 2, 1)
+
+
 def test_crosses():
     assert groups.crosses((0, 2), (0, 0, 1))
     assert not groups.crosses((0, 1), (0, 0, 1))

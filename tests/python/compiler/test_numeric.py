@@ -13,7 +13,7 @@ pytestmark = pytest.mark.early
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("arguments", "num_cases"),
-    [([], 37), pytest.param(["--all"], 73, marks=pytest.mark.slow)],
+    [([], 38), pytest.param(["--all"], 74, marks=pytest.mark.slow)],
 )
 def test_programs_over_pretended_islands_agree_with_plain_jax(
     arguments: list[str], num_cases: int

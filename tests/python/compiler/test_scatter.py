@@ -86,6 +86,15 @@ def test_another_reducer_or_other_blocks_are_not_drawn_in(table: list[int], afte
     ]
 
 
+def test_an_all_reduce_over_unequal_groups_is_not_drawn_in():
+    local = "{{0,1},{2},{3,4},{5}}"
+    after = "ROOT " + _reduce("s", "kept", local, "f32[4,4]")
+    body = _kept("{{0,3},{1,4},{2,5}}", [0, 0, 0, 4, 4, 4], 4, after)
+    text = hlo_text.decomposed(body, hlo_text.job(0, 0, 0, 1, 1, 1, platform="cuda"))
+    assert "reduce-scatter sum dim 0 hierarchical f32[32] {{0,3},{1,4},{2,5}}" in text
+    assert f"replica_groups={local}" in text
+
+
 def test_the_flat_algorithm_draws_nothing_in():
     after = "ROOT " + _reduce("s", "kept", _LOCAL, "f32[4,4]")
     lines, _ = _lines(_kept(_ACROSS, [0, 0, 4, 4], 4, after), Options(algorithm="flat"))

@@ -96,7 +96,7 @@ class Tree:
         self.file(f"{port}/gid_attrs/ndevs/{index}", netdev)
 
     def soft_roce_host(self) -> None:
-        """As Debian's 6.1 shows rdma_rxe on a network device of type dummy."""
+        """Files of rdma_rxe on a network device of type dummy, as in Debian's kernel 6.1."""
         folder = "sys/class/infiniband/rxe0"
         for name, text in (("node_type", "1: CA"), ("node_desc", "rxe"), ("fw_ver", "")):
             self.file(f"{folder}/{name}", text)

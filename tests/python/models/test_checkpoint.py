@@ -1,3 +1,4 @@
+import contextlib
 import resource
 import threading
 from pathlib import Path
@@ -101,6 +102,42 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, held_commit):
         assert checkpoints.latest_step() == 1
         restored = checkpoints.restore(1, shapes, layout)
     np.testing.assert_array_equal(restored.params["a"], expected)
+
+
+@pytest.fixture
+def protected(monkeypatch):
+    """The folders that `jaxhet.saving` protects."""
+    folders = []
+
+    @contextlib.contextmanager
+    def saving(folder):
+        folders.append(folder)
+        try:
+            yield
+        finally:
+            folders.remove(folder)
+
+    monkeypatch.setattr(jaxhet, "saving", saving)
+    return folders
+
+
+def test_save_is_protected_until_it_is_complete(tmp_path, held_commit, protected):
+    with Checkpoints(tmp_path, {}) as checkpoints:
+        assert not protected
+        checkpoints.save(1, random_state(8))
+        assert protected == [tmp_path]
+        held_commit.set()
+        checkpoints.wait()
+        assert not protected
+
+
+def test_save_that_fails_is_not_protected_any_more(tmp_path, short_files, protected):
+    with Checkpoints(tmp_path, {}) as checkpoints:
+        short_files()
+        checkpoints.save(1, random_state(LIMIT_BYTES // 2))
+        with pytest.raises(OSError, match="File too large"):
+            checkpoints.wait()
+    assert not protected
 
 
 def test_newest_are_kept_and_what_a_killed_run_left_is_deleted(tmp_path):

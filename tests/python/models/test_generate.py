@@ -14,6 +14,7 @@ from models.huggingface import load
 from models.llama import Llama
 from tests.python.models.golden_models import FAMILIES, GOLDEN, PROMPT, expected
 
+QUICK = ("llama-3.1", "qwen2.5", "qwen3-moe")  # together they have each part of a family
 WIDE = {"dtype": "float32", "param_dtype": "float32"}
 
 
@@ -25,7 +26,13 @@ def compile_fast(monkeypatch, fast_jit):
     monkeypatch.setattr(module.jaxhet, "jit", jit)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 def test_greedy_tokens_are_those_of_transformers(family, make_mesh):
     golden = expected(family)
     config, params = load(GOLDEN / family, make_mesh(data=1), **WIDE)

@@ -106,7 +106,11 @@ def test_logits_do_not_depend_on_later_tokens():
 
 @pytest.mark.parametrize(
     "change",
-    [{"scan": False}, pytest.param({"remat": "full"}, marks=pytest.mark.slow), {"remat": "dots"}],
+    [
+        {"scan": False},
+        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
+        pytest.param({"remat": "dots"}, marks=pytest.mark.slow),
+    ],
 )
 def test_loss_and_gradients_do_not_depend_on_how_layers_are_run(change, make_mesh):
     trainer = Trainer(TINY, SCHEDULE, make_mesh(data=1))

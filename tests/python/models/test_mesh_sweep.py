@@ -87,7 +87,8 @@ def test_run_is_summed_up_from_its_metrics(monkeypatch, tmp_path):
     assert row.seconds == 0.5
 
 
-@pytest.mark.parametrize("vendor", [pytest.param("cpu", marks=pytest.mark.slow), "cuda"])
+@pytest.mark.slow
+@pytest.mark.parametrize("vendor", ["cpu", "cuda"])
 def test_mesh_is_planned(vendor, make_mesh, monkeypatch, tmp_path):
     if vendor == "cuda" and not PLUGINS.exists():
         pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")

@@ -17,6 +17,7 @@ from models.configs import CONFIGS
 from models.llama import Llama
 from models.options import RESOLVED
 from models.records import METRICS, PLOT, compare_replicas, read_rows
+from tests.python.models.event_files import scalars
 
 
 @pytest.fixture(autouse=True)
@@ -67,36 +68,31 @@ def test_resumed_run_continues_to_the_bit_and_on_another_mesh(tmp_path):
 
 
 def test_run_goes_on_from_the_newest_checkpoint(tmp_path, capsys):
-    train(tmp_path, steps=5, checkpoint_every=1, keep=3)
-    assert checkpoints(tmp_path) == {"3", "4", "5"}
-    with pytest.raises(SystemExit, match="holds a run of 5 steps: give --resume"):
-        train(tmp_path, steps=6)
+    train(tmp_path, steps=3, checkpoint_every=1, keep=2)
+    assert checkpoints(tmp_path) == {"2", "3"}
+    with pytest.raises(SystemExit, match="holds a run of 3 steps: give --resume"):
+        train(tmp_path, steps=4)
     with pytest.raises(
-        SystemExit, match=r"can't resume from step 5.*seed was 0 and is 1.*--run-dir"
+        SystemExit, match=r"can't resume from step 3.*seed was 0 and is 1.*--run-dir"
     ):
-        train(tmp_path, steps=6, resume=True, seed=1)
+        train(tmp_path, steps=4, resume=True, seed=1)
     with pytest.raises(SystemExit, match="config was 'tiny' and is 'demo'"):
-        train(tmp_path, steps=6, resume="auto", config="demo")
-    train(tmp_path, steps=6, resume="auto")
-    assert checkpoints(tmp_path) == {"5", "6"}
-    assert "step 6/6" in capsys.readouterr().err
+        train(tmp_path, steps=4, resume="auto", config="demo")
+    train(tmp_path, steps=4, resume="auto")
+    assert checkpoints(tmp_path) == {"3", "4"}
+    assert "step 4/4" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_types_train(dtype, tmp_path):
     train(tmp_path, steps=4, dtype=dtype)
     assert losses(tmp_path)[-1][1] < 5.7
     assert compare_replicas(tmp_path).equal
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        pytest.param("fsdp=-1", marks=pytest.mark.slow),
-        pytest.param("stage=2,model=-1", marks=pytest.mark.slow),
-        "data=2,sequence=2",
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp=-1", "stage=2,model=-1", "data=2,sequence=2"])
 def test_other_meshes_train(mesh, tmp_path):
     train(tmp_path, steps=2, mesh=mesh)
     assert len(losses(tmp_path)) == 2
@@ -195,11 +191,15 @@ def test_run_on_shards_evaluates_accumulates_and_saves_its_options(tmp_path):
     text = {"data": str(shards), "order": "epochs", "schedule": "cosine", "accumulate": 2}
     file.write_text(yaml.safe_dump({**text, "eval-every": 2, "eval_part": 0.2, "steps": 9}))
     run_dir = tmp_path / "run"
-    train(run_dir, config_file=file, steps=3, peak_flops=1e9, mesh="data=2,model=-1")
+    training = {"steps": 3, "peak_flops": 1e9, "tensorboard": True}
+    train(run_dir, config_file=file, mesh="data=2,model=-1", **training)
     rows = read_rows(run_dir / METRICS)
+    shown = {(step, name): value for step, name, value in scalars(run_dir / "tensorboard")}
+    assert shown[3, "perplexity"] == pytest.approx(rows[2]["perplexity"])
     assert [row["step"] for row in rows if "perplexity" in row] == [2, 3]
     assert rows[1]["perplexity"] == pytest.approx(math.exp(rows[1]["eval_loss"]))
     for row in rows:
+        assert shown[row["step"], "loss"] == pytest.approx(row["loss"])
         assert row["mfu"] == pytest.approx(row["model_flops_per_second"] / 4e9)
         assert row["tokens_per_second"] == pytest.approx(8 * 16 / row["seconds"])
     saved = yaml.safe_load((run_dir / RESOLVED).read_text())

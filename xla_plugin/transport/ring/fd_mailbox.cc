@@ -1,5 +1,7 @@
 #include "xla_plugin/transport/ring/fd_mailbox.h"
 
+#include <endian.h>
+#include <linux/filter.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -11,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 
 namespace jaxhet {
@@ -41,6 +44,30 @@ Fd UnixSocket() {
   Fd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) ThrowErrno("socket(AF_UNIX)");
   return socket;
+}
+
+// Instructions of a socket filter that drop the message unless `load` gives `value`.
+void AppendCheck(uint16_t load, size_t offset, uint32_t value, std::vector<sock_filter>& code) {
+  code.push_back({.code = load, .jt = 0, .jf = 0, .k = CheckedCast<uint32_t>(offset)});
+  code.push_back({.code = BPF_JMP | BPF_JEQ | BPF_K, .jt = 1, .jf = 0, .k = value});
+  code.push_back({.code = BPF_RET | BPF_K, .jt = 0, .jf = 0, .k = 0});
+}
+
+// Has the kernel drop every message without the nonce while its sender sends it, so that it takes
+// no place in the queue and its descriptors are closed. socket(7), SO_ATTACH_FILTER.
+void QueueOnly(const Nonce& nonce, const Fd& socket) {
+  std::array<uint32_t, sizeof nonce / sizeof(uint32_t)> words{};
+  std::memcpy(words.data(), &nonce, sizeof nonce);
+  std::vector<sock_filter> code;
+  AppendCheck(BPF_LD | BPF_W | BPF_LEN, 0, sizeof nonce, code);
+  for (size_t i = 0; i < words.size(); ++i) {
+    AppendCheck(BPF_LD | BPF_W | BPF_ABS, i * sizeof(uint32_t), be32toh(words[i]), code);
+  }
+  code.push_back({.code = BPF_RET | BPF_K, .jt = 0, .jf = 0, .k = sizeof nonce});
+  const sock_fprog program{.len = CheckedCast<uint16_t>(code.size()), .filter = code.data()};
+  if (setsockopt(socket.get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) != 0) {
+    ThrowErrno("setsockopt(SO_ATTACH_FILTER)");
+  }
 }
 
 template <typename T>
@@ -79,6 +106,8 @@ Parcel Unpack(msghdr& header) {
 }  // namespace
 
 FdMailbox::FdMailbox() : socket_(UnixSocket()) {
+  if (getrandom(&info_.nonce, sizeof info_.nonce, 0) != sizeof info_.nonce) ThrowErrno("getrandom");
+  QueueOnly(info_.nonce, socket_);  // before it has a name that strangers can send to
   const int on = 1;
   if (setsockopt(socket_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
     ThrowErrno("setsockopt(SO_PASSCRED)");
@@ -97,7 +126,6 @@ FdMailbox::FdMailbox() : socket_(UnixSocket()) {
     Throw(ErrorCode::kTransport, "Linux gave a socket a name of ", size, " bytes");
   }
   std::memcpy(info_.name.data(), &address.sun_path[1], size - 1);
-  if (getrandom(&info_.nonce, sizeof info_.nonce, 0) != sizeof info_.nonce) ThrowErrno("getrandom");
 }
 
 Fd FdMailbox::Take() {

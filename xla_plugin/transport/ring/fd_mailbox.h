@@ -15,13 +15,15 @@ struct FdMailboxInfo {
 };
 
 // Where another process of this host and user leaves a file descriptor. The network namespace must
-// be the same, too.
+// be the same, too. The name is public (/proc/net/unix), the nonce is not: messages without it are
+// dropped before they are queued.
 class FdMailbox {
  public:
   FdMailbox();
 
   const FdMailboxInfo& info() const { return info_; }
-  // Descriptor that was left by someone who knows info(). Does not block; throws without one.
+  // The descriptor that a process of this user who knows info() has left. Does not block; throws if
+  // there is none.
   Fd Take();
   void Close() { socket_.Reset(); }
 

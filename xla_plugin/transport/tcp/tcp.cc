@@ -1,60 +1,83 @@
 #include "xla_plugin/transport/tcp/tcp.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <deque>
+#include <set>
 #include <utility>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/transport/socket.h"
+#include "xla_plugin/transport/tcp/data_socket.h"
+#include "xla_plugin/transport/tcp/path_name.h"
 
 namespace jaxhet {
+namespace tcp {
 namespace {
 
-constexpr uint32_t kChunkMagic = 0x3143'584a;  // "JXC1"
+// A peer that ends closes its data sockets, too, and says why elsewhere: this is the time for it.
+constexpr std::chrono::milliseconds kEndGrace{100};
 
-// Comes before the bytes [offset, offset + num_bytes) of the receiver's transfer `ticket`.
-struct ChunkInfo {
-  uint32_t magic;
-  uint32_t reserved;
-  uint64_t ticket;
-  uint64_t offset;
-  uint64_t num_bytes;
-};
+template <typename T>
+T Take(std::string_view& text, const char* what) {
+  T info{};
+  if (text.size() < sizeof info) Throw(ErrorCode::kTransport, what, " is cut");
+  std::memcpy(&info, text.data(), sizeof info);
+  text.remove_prefix(sizeof info);
+  return info;
+}
 
-// One direction of a data socket: a header, of which `header_bytes` have passed, and after it the
-// chunk, of which `moved` bytes have.
-struct Flow {
-  ChunkInfo header{};
-  size_t header_bytes = 0;
-  size_t moved = 0;
-
-  bool HasHeader() const { return header_bytes == sizeof header; }
-  iovec HeaderRest() {
-    return ToIovec(reinterpret_cast<std::byte*>(&header) + header_bytes,
-                   sizeof header - header_bytes);
+// Data that the peer's kernel has not acknowledged for so long ends the connection (tcp(7)).
+void LimitSilence(int socket, std::chrono::milliseconds timeout) {
+  const auto timeout_ms = CheckedCast<unsigned>(timeout.count());
+  if (setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms) != 0) {
+    ThrowErrno("setsockopt(TCP_USER_TIMEOUT)");
   }
-  std::vector<iovec> Rest(const IoList& list) const {
-    return list.Cut(header.offset + moved, header.num_bytes - moved);
-  }
-};
+}
 
-struct DataSocket {
-  DataSocket(Fd fd, SealKeys keys) : socket(std::move(fd), std::move(keys)) {}
-  Socket socket;
-  Flow in;
-  Flow out;
-  Transfer* sending = nullptr;  // the one of `out`; null: between two chunks
-};
-
+// Where all data use the path of the control connection, a chunk counts as sent once the kernel has
+// it, and the end of a socket is the end of the connection. The kernel may send on after this
+// process has left the job: silence has no limit there, and heartbeats find a dead peer.
+//
+// With other paths, the receiver confirms whole chunks over the control connection. When a socket
+// ends, or its data stay unacknowledged for too long, this end leaves all sockets of its path,
+// reads no more of them, and says how many chunks of each it has; so does the peer then. Each sends
+// the chunks that the other end does not have again, over the sockets of other paths: none arrives
+// twice.
 class TcpConnection final : public Connection {
  public:
-  TcpConnection(std::vector<Fd> fds, std::vector<SealKeys> keys, size_t chunk_bytes,
-                ConnectionHost& host)
-      : host_(host), chunk_bytes_(chunk_bytes) {
-    for (size_t i = 0; i < fds.size(); ++i) {
-      data_.emplace_back(std::move(fds[i]), std::move(keys[i]));
+  TcpConnection(const TransportSetup& setup, ConnectionHost& host)
+      : host_(host), chunk_bytes_(setup.chunk_bytes), path_timeout_(setup.path_timeout) {
+    std::set<std::string> paths;
+    if (setup.control_fd >= 0) paths.insert(PathName(setup.control_fd));
+    for (size_t i = 0; i < setup.data_fds->size(); ++i) {
+      Fd fd = std::move((*setup.data_fds)[i]);
+      std::string path = PathName(fd.get());
+      paths.insert(path);
+      data_.emplace_back(i, std::move(fd), std::move((*setup.data_keys)[i]), std::move(path));
     }
+    has_paths_ = paths.size() > 1;
+  }
+
+  std::string Offer() override {
+    if (!has_paths_) return {};
+    const OfferInfo info{kOfferMagic, static_cast<uint32_t>(data_.size())};
+    return {reinterpret_cast<const char*>(&info), sizeof info};
+  }
+
+  void Accept(std::string_view offer) override {
+    if (offer.empty() || !has_paths_) return;
+    const auto info = Take<OfferInfo>(offer, "the peer's offer");
+    if (info.magic != kOfferMagic || info.num_sockets != data_.size()) {
+      Throw(ErrorCode::kTransport, "the peer's offer is not of this version of jaxhet");
+    }
+    confirms_ = true;
+    for (const DataSocket& data : data_) LimitSilence(data.socket.fd(), path_timeout_);
   }
 
   std::vector<Pollable*> Pollables() override {
@@ -68,17 +91,32 @@ class TcpConnection final : public Connection {
     if (transfer.sent < num_bytes) sends_.push_back({&transfer, transfer.sent});
   }
 
-  void OnMessage(std::span<const std::byte> /*message*/) override {
-    Throw(ErrorCode::kTransport, "a tcp connection has no messages of its own");
+  void OnMessage(std::span<const std::byte> message) override {
+    std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
+    if (!confirms_) Throw(ErrorCode::kTransport, "a tcp connection of one path has no messages");
+    const auto info = Take<SocketEventInfo>(rest, "a message about a data socket");
+    if (info.socket >= data_.size()) {
+      Throw(ErrorCode::kTransport, "there is no data socket ", info.socket);
+    }
+    DataSocket& data = data_[info.socket];
+    if (data.is_left_by_peer) Throw(ErrorCode::kTransport, "it had left that data socket before");
+    OnConfirmed(data, info.num_chunks);
+    if (info.event == SocketEvent::kLeft) return OnLeftByPeer(data, rest);
+    if (info.event != SocketEvent::kReceived) {
+      Throw(ErrorCode::kTransport, "nothing that happens to a data socket is called ",
+            static_cast<uint32_t>(info.event));
+    }
   }
 
   bool Advance() override {
     bool more = false;
     for (DataSocket& data : data_) {
+      if (data.is_left) continue;
       Receive(data);
       Send(data);
+      if (data.socket.closed()) OnClosed(data);
       more |= data.socket.readable();
-      more |= data.socket.writable() && (data.sending != nullptr || !sends_.empty());
+      more |= data.socket.writable() && (data.sending != nullptr || MayTake(data));
     }
     return more;
   }
@@ -89,20 +127,46 @@ class TcpConnection final : public Connection {
     size_t offset;  // of the next chunk
   };
 
-  void NextChunk(DataSocket& data) {
+  // Whether the next chunk is for this socket: for any that can take it, or where chunks are
+  // confirmed, for that with the fewest bytes under way. The kernel takes more than a slow path
+  // can send in the time that others need for all.
+  bool MayTake(const DataSocket& data) const {
+    if (resends_.empty() && sends_.empty()) return false;
+    return !confirms_ || std::ranges::none_of(data_, [&](const DataSocket& other) {
+      return !other.is_left && other.socket.writable() &&
+             other.unconfirmed_bytes < data.unconfirmed_bytes;
+    });
+  }
+
+  Chunk TakeChunk() {
+    if (!resends_.empty()) {
+      const Chunk chunk = resends_.front();
+      resends_.pop_front();
+      return chunk;
+    }
     auto& [transfer, offset] = sends_.front();
-    const size_t num_bytes = std::min(chunk_bytes_, transfer->send.num_bytes() - offset);
-    data.out = {.header = {kChunkMagic, 0, transfer->peer_ticket, offset, num_bytes}};
-    data.sending = transfer;
-    offset += num_bytes;
+    const Chunk chunk{transfer, offset,
+                      std::min(chunk_bytes_, transfer->send.num_bytes() - offset)};
+    offset += chunk.num_bytes;
     if (offset == transfer->send.num_bytes()) sends_.pop_front();
+    return chunk;
+  }
+
+  void NextChunk(DataSocket& data) {
+    const Chunk chunk = TakeChunk();
+    data.out = {
+        .header = {kChunkMagic, 0, chunk.transfer->peer_ticket, chunk.offset, chunk.num_bytes}};
+    data.sending = chunk.transfer;
+    if (!confirms_) return;
+    data.unconfirmed.push_back(chunk);
+    data.unconfirmed_bytes += chunk.num_bytes;
   }
 
   void Send(DataSocket& data) {
     data.socket.Flush();
     if (!data.socket.writable()) return;
     if (data.sending == nullptr) {
-      if (sends_.empty()) return;
+      if (!MayTake(data)) return;
       NextChunk(data);
     }
     Flow& out = data.out;
@@ -113,7 +177,9 @@ class TcpConnection final : public Connection {
     out.header_bytes += header_bytes;
     out.moved += num_bytes - header_bytes;
     if (out.moved < out.header.num_bytes) return;
-    host_.Sent(*std::exchange(data.sending, nullptr), out.header.num_bytes);
+    Transfer& transfer = *std::exchange(data.sending, nullptr);
+    ++data.num_sent;
+    if (!confirms_) host_.Sent(transfer, out.header.num_bytes);
   }
 
   void Receive(DataSocket& data) {
@@ -123,14 +189,18 @@ class TcpConnection final : public Connection {
       in.header_bytes += data.socket.Read({&rest, 1});
       if (in.HasHeader()) Claim(in.header);
     }
-    if (in.HasHeader()) {
-      Transfer& transfer = Target(in.header);
-      const size_t num_bytes = data.socket.Read(in.Rest(transfer.receive));
-      in.moved += num_bytes;
-      if (in.moved == in.header.num_bytes) in = {};
-      if (num_bytes > 0) host_.Received(transfer, num_bytes);
-    }
-    if (data.socket.closed()) host_.Lost(StrCat("a data connection: ", data.socket.close_reason()));
+    if (!in.HasHeader()) return;
+    Transfer& transfer = Target(in.header);
+    const size_t num_bytes = data.socket.Read(in.Rest(transfer.receive));
+    in.moved += num_bytes;
+    const size_t chunk_bytes = in.header.num_bytes;
+    const bool is_whole = in.moved == chunk_bytes;
+    if (is_whole) in = {};
+    if (!confirms_ && num_bytes > 0) host_.Received(transfer, num_bytes);
+    if (!confirms_ || !is_whole) return;
+    ++data.num_received;
+    Say(data, SocketEvent::kReceived, {});
+    host_.Received(transfer, chunk_bytes);
   }
 
   // Looked up for every read: a peer that sends bytes twice must not reach a finished transfer.
@@ -154,18 +224,94 @@ class TcpConnection final : public Connection {
     }
   }
 
+  void Say(const DataSocket& data, SocketEvent event, std::string_view reason) {
+    const SocketEventInfo info{event, data.index, data.num_received};
+    host_.Send(std::array{ObjectIovec(info), ToIovec(reason.data(), reason.size())});
+  }
+
+  void OnConfirmed(DataSocket& data, uint64_t num_chunks) {
+    if (num_chunks < data.num_confirmed || num_chunks > data.num_sent) {
+      Throw(ErrorCode::kTransport, "it has ", num_chunks, " chunks of a data socket, of which ",
+            data.num_sent, " were sent");
+    }
+    for (; data.num_confirmed < num_chunks; ++data.num_confirmed) {
+      const Chunk chunk = data.unconfirmed.front();
+      data.unconfirmed.pop_front();
+      data.unconfirmed_bytes -= chunk.num_bytes;
+      host_.Sent(*chunk.transfer, chunk.num_bytes);
+    }
+  }
+
+  void OnClosed(DataSocket& data) {
+    if (!confirms_) {
+      const std::string over = data.path.empty() ? "" : " over " + data.path;
+      return host_.Lost(StrCat("a data connection", over, ": ", data.socket.close_reason()));
+    }
+    const auto now = DataSocket::Clock::now();
+    if (!data.ended) data.ended = now;
+    if (now >= *data.ended + kEndGrace) LeavePath(data.path, data.socket.close_reason());
+  }
+
+  void LeavePath(const std::string& path, std::string_view reason) {
+    const auto is_open = [](const DataSocket& data) { return !data.is_left; };
+    const auto others = std::ranges::count_if(
+        data_, [&](const DataSocket& data) { return is_open(data) && data.path != path; });
+    if (others > 0) {
+      host_.Log(StrCat("tcp leaves ", path, ": ", reason, ". What was under way there goes over ",
+                       others,
+                       " other data connections. Check that interface, its cable and switch"));
+    }
+    for (DataSocket& data : data_) {
+      if (is_open(data) && data.path == path) Leave(data, reason);
+    }
+    if (others > 0) return;
+    host_.Lost(StrCat("no data connection is left; the last was over ", path, ": ", reason,
+                      ". Check the interfaces, cables and switches between both hosts, or name the "
+                      "interfaces to use with JAXHET_TCP_INTERFACES"));
+  }
+
+  void Leave(DataSocket& data, std::string_view reason) {
+    if (data.in.HasHeader()) {
+      const ChunkInfo& header = data.in.header;
+      Target(header).claimed.Remove(header.offset, header.num_bytes);
+    }
+    data.in = {};
+    data.sending = nullptr;
+    data.is_left = true;
+    shutdown(data.socket.fd(), SHUT_RDWR);
+    Say(data, SocketEvent::kLeft, reason);
+    SendAgain(data);
+  }
+
+  void OnLeftByPeer(DataSocket& data, std::string_view reason) {
+    data.is_left_by_peer = true;
+    if (!data.is_left) LeavePath(data.path, StrCat("the peer: ", reason));
+    SendAgain(data);
+  }
+
+  // Once neither end uses the socket any more.
+  void SendAgain(DataSocket& data) {
+    if (!data.is_left || !data.is_left_by_peer) return;
+    resends_.insert(resends_.end(), data.unconfirmed.begin(), data.unconfirmed.end());
+    data.unconfirmed.clear();
+  }
+
   ConnectionHost& host_;
   size_t chunk_bytes_;
+  std::chrono::milliseconds path_timeout_;
   std::deque<DataSocket> data_;
   std::deque<Outgoing> sends_;
+  std::deque<Chunk> resends_;
+  bool has_paths_ = false;  // several, the control connection's path included
+  bool confirms_ = false;   // both ends have
 };
 
 }  // namespace
+}  // namespace tcp
 
 std::unique_ptr<Connection> OpenTcp(const TransportSetup& setup, ConnectionHost& host) {
   if (setup.data_fds->empty()) Throw(ErrorCode::kTransport, "there are no data sockets");
-  return std::make_unique<TcpConnection>(std::move(*setup.data_fds), std::move(*setup.data_keys),
-                                         setup.chunk_bytes, host);
+  return std::make_unique<tcp::TcpConnection>(setup, host);
 }
 
 }  // namespace jaxhet

@@ -1,0 +1,229 @@
+"""The ports of a process to which its peers connect, and the handshake of these connections.
+
+Each end tells the other in the handshake which process of which job it is: jobs may share a secret,
+and a port may pass from one to another.
+"""
+
+import dataclasses
+import ipaddress
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from jaxhet import _handshake
+from jaxhet._accept import Acceptor
+from jaxhet._claim import JOB_BYTES, Claim
+from jaxhet._errors import TransportError
+from jaxhet._interfaces import Interface
+
+# Magic, version, channel, from process, to process, job.
+_HEADER = struct.Struct(f"<8sHIII{JOB_BYTES}s")
+_ANSWER = struct.Struct(f"<I{JOB_BYTES}s")  # process, job
+_MAGIC = b"jaxhet-p"
+_VERSION = 3
+_PORTS = "check JAXHET_TCP_PORT and JAXHET_TCP_ADVERTISE"
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A connected and authenticated socket, and its keys."""
+
+    socket: socket.socket
+    keys: _handshake.Keys
+
+
+class Listener:
+    """Listens for the peers with higher ids.
+
+    Each connection is authenticated on a thread of its own.
+
+    Args:
+      host: Address to listen on.
+      port: Port to listen on; 0: any free one.
+      process: This process.
+      secret: The job secret.
+      job: The id of the job. Without it `process` does not count, and nobody can connect, until
+        `assign`.
+      interfaces: Network interfaces to listen on, too.
+
+    Attributes:
+      address: host:port to which peers connect.
+      interfaces: Interfaces to which peers may connect for data, with their ports.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        process: int,
+        secret: bytes,
+        job: bytes = b"",
+        interfaces: Sequence[Interface] = (),
+    ):
+        self.process = process
+        self.secret = secret
+        self.job = job
+        self._assigned = threading.Event()
+        if job:
+            self._assigned.set()
+        self._arrived = threading.Condition()
+        self._links: dict[tuple[int, int], Link] = {}
+        addresses = [str(interface.address.ip) for interface in interfaces]
+        servers = _listen(host, port, process, addresses)
+        ports = dict(server.getsockname()[:2] for server in servers)
+        main, bound = next(iter(ports.items()))
+        self.address = f"{main}:{bound}"
+        self.interfaces = tuple(
+            dataclasses.replace(interface, port=ports.get(address, bound))
+            for interface, address in zip(interfaces, addresses, strict=True)
+        )
+        self._acceptors = [
+            Acceptor(server, self._authenticate, self._keep, "jaxhet-listener")
+            for server in servers
+        ]
+
+    def assign(self, process: int, job: bytes) -> None:
+        """Says which process of which job this is; until then nobody can connect."""
+        self.process = process
+        self.job = job
+        self._assigned.set()
+
+    def introduce(
+        self,
+        sock: socket.socket,
+        claim: Claim,
+        channel: int,
+        address: str,
+        timeout_s: float = _handshake.TIMEOUT_S,
+    ) -> Link:
+        """Authenticates a socket that this process has opened to the process of `claim`.
+
+        Args:
+          sock: A connected socket; it stays open if this fails.
+          claim: The peer.
+          channel: The purpose of the socket.
+          address: host:port to which the socket is connected, for errors.
+          timeout_s: Time limit of the handshake.
+
+        Raises:
+          RefusedError: The other end holds another secret, or did not answer in time.
+          TransportError: The other end is another process, or of another job.
+        """
+        header = _HEADER.pack(_MAGIC, _VERSION, channel, self.process, claim.process, self.job)
+        answer, keys = _handshake.connect(sock, self.secret, header, _ANSWER.size, timeout_s)
+        _check_answer(answer, claim, address, self.job)
+        return Link(sock, keys)
+
+    def take(
+        self, expected: set[tuple[int, int]], deadline: float, check: Callable[[], None]
+    ) -> dict[tuple[int, int], Link]:
+        """Waits for the sockets of `expected` (process, channel)."""
+        while True:
+            with self._arrived:
+                if expected <= self._links.keys():
+                    return {key: self._links.pop(key) for key in expected}
+                missing = sorted({process for process, _ in expected - self._links.keys()})
+                self._arrived.wait(0.05)
+            check()
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    f"process {', '.join(map(str, missing))} did not connect to process"
+                    f" {self.process} at {self.address} in time ({self._refusals()}); check that it"
+                    " can reach this address, or set JAXHET_TCP_ADDRESS here"
+                )
+
+    def close(self) -> None:
+        """Stops listening; sockets that nobody took are closed."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        with self._arrived:
+            for link in self._links.values():
+                link.socket.close()
+            self._links.clear()
+
+    def _refusals(self) -> str:
+        """The number of connections refused, and the last reason at each address."""
+        refused = sum(acceptor.refused for acceptor in self._acceptors)
+        reasons = [acceptor.last_refusal for acceptor in self._acceptors if acceptor.last_refusal]
+        why = f", the last one because {'; another one because '.join(reasons)}" if reasons else ""
+        return f"{refused} connections refused{why}"
+
+    def _authenticate(self, sock: socket.socket) -> tuple[tuple[int, int], _handshake.Keys]:
+        """Process and channel of a new connection, and its keys."""
+        header, keys = _handshake.accept(sock, self.secret, _HEADER.size, self._identity)
+        magic, version, channel, source, target, job = _HEADER.unpack(header)
+        if job != self.job:
+            raise TransportError(_another_job(f"process {source}", job, self.job))
+        if (magic, version, target) != (_MAGIC, _VERSION, self.process):
+            raise TransportError("a connection that was meant for another process was refused")
+        return (source, channel), keys
+
+    def _identity(self) -> bytes:
+        """The identity that this process presents, once it has joined.
+
+        A peer may hear of the job's completion before this process does.
+        """
+        if not self._assigned.wait(_handshake.TIMEOUT_S):
+            raise TransportError("this process has not joined its job")
+        return _ANSWER.pack(self.process, self.job)
+
+    def _keep(
+        self, sock: socket.socket, authenticated: tuple[tuple[int, int], _handshake.Keys]
+    ) -> None:
+        key, keys = authenticated
+        with self._arrived:
+            earlier = self._links.get(key)  # the peer gave it up before the handshake's last bytes
+            self._links[key] = Link(sock, keys)
+            self._arrived.notify_all()
+        if earlier is not None:
+            earlier.socket.close()
+
+
+def _check_answer(answer: bytes, claim: Claim, address: str, job: bytes) -> None:
+    """Checks that the process that answers is the process of `claim` in this job. Pure.
+
+    Raises:
+      TransportError: It is another process, or one of another job; the text names it.
+    """
+    found, theirs = _ANSWER.unpack(answer)
+    who = f"process {found}, which answers at {address} in place of {claim},"
+    if theirs != job:
+        raise TransportError(_another_job(who, theirs, job))
+    if found != claim.process:
+        raise TransportError(f"{who} is of this job; {_PORTS}")
+
+
+def _another_job(who: str, theirs: bytes, ours: bytes) -> str:
+    """Why a process with the same job secret is refused."""
+    return (
+        f"{who} is of another job with the same job secret (id {theirs.hex()}, here {ours.hex()});"
+        f" give each job a secret of its own, or {_PORTS}"
+    )
+
+
+def _listen(host: str, port: int, process: int, others: Sequence[str] = ()) -> list[socket.socket]:
+    """Listening sockets: one at `host`, and one at each other address that it does not cover."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        main = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise TransportError(
+            f"process {process} can't listen on {host}:{port}: {error.strerror or error};"
+            " set JAXHET_TCP_ADDRESS and JAXHET_TCP_PORT to an address of this machine and a"
+            " free port"
+        ) from error
+    own = main.getsockname()[0]
+    if ipaddress.ip_address(own).is_unspecified:
+        return [main]
+    servers = [main]
+    try:
+        for other in dict.fromkeys(others):
+            if other != own:
+                servers += _listen(other, port, process)
+    except TransportError:
+        for server in servers:
+            server.close()
+        raise
+    return servers

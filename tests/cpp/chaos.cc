@@ -1,0 +1,239 @@
+#include "tests/cpp/chaos.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "tests/cpp/world.h"
+
+namespace jaxhet::testing {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using Random = std::mt19937_64;
+
+constexpr int64_t kPeerTimeoutMs = 400;
+constexpr int64_t kDeadlineMs = 2'000;
+constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
+
+template <typename T, size_t kCount>
+T AnyOf(const std::array<T, kCount>& values, Random& random) {
+  return values[random() % kCount];
+}
+
+// Mappings of the engine's shared memory in this process.
+int32_t CountMappings() {
+  std::ifstream maps("/proc/self/maps");
+  int32_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find("memfd:jaxhet") != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
+
+WorldOptions OptionsOf(const ChaosRound& round) {
+  WorldOptions options{.num_processes = round.num_processes, .transports = {round.transport}};
+  options.engine = {.heartbeat_ms = 40,
+                    .peer_timeout_ms = kPeerTimeoutMs,
+                    .deadline_ms = kDeadlineMs,
+                    .first_deadline_ms = kDeadlineMs,
+                    .chunk_bytes = 64 << 10,
+                    .eager_bytes = 0,
+                    .encryption = round.encryption};
+  return options;
+}
+
+// Gathers from all ranks; false for a wrong result.
+bool GatherRightly(Engine& engine, const ChaosRound& round, int rank, size_t step) {
+  const size_t num_bytes = round.sizes[step];
+  ExchangeRequest request = GatherRequest(rank, static_cast<int64_t>(step) + 1);
+  request.group.clear();
+  for (int i = 0; i < round.num_processes; ++i) request.group.push_back(i);
+  Call call(std::move(request), {num_bytes}, {num_bytes * request.group.size()});
+  call.StartOn(engine);
+  if (const auto error = call.Wait()) throw Error(*error);
+  for (int i = 0; i < round.num_processes; ++i) {
+    const std::span part = std::span(call.results[0]).subspan(static_cast<size_t>(i) * num_bytes);
+    if (!AreEqual(part.first(num_bytes), Pattern(i, 0, num_bytes))) return false;
+  }
+  return true;
+}
+
+void RunExchanges(const ChaosRound& round, int rank, std::vector<Ends> ends,
+                  ChaosOutcome& outcome) {
+  const WorldOptions options = OptionsOf(round);
+  const auto engine = MakeEngine(rank, options, std::move(ends));
+  try {
+    engine->Connect(milliseconds(kDeadlineMs));
+    engine->SetRanks(RanksOf(options));
+    engine->AddPlan(kPlan, PlanText(8));
+    outcome.Say(ChaosOutcome::Kind::kRight, "");
+    for (size_t step = 0; step < round.sizes.size(); ++step) {
+      if (GatherRightly(*engine, round, rank, step)) continue;
+      outcome.Say(ChaosOutcome::Kind::kWrong, StrCat("exchange ", step));
+      break;
+    }
+  } catch (const Error& error) {
+    outcome.Say(ChaosOutcome::Kind::kError, error.what());
+  }
+  engine->Close(milliseconds(kDeadlineMs));
+}
+
+// A process of the job. It has no other files than these and those that its parent began with.
+[[noreturn]] void BeProcess(const ChaosRound& round, int rank, std::vector<Ends> ends,
+                            int num_fds_before, const Fd& report) {
+  if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(1);  // errors are reported
+  ChaosOutcome outcome;
+  RunExchanges(round, rank, std::move(ends), outcome);
+  outcome.num_leaked_fds = CountFds() - num_fds_before;
+  outcome.num_leaked_mappings = CountMappings();
+  _exit(write(report.get(), &outcome, sizeof outcome) == sizeof outcome ? 0 : 1);
+}
+
+ChaosOutcome ReadUntil(const Fd& report, Time limit) {
+  const auto left = std::chrono::ceil<milliseconds>(limit - Clock::now());
+  pollfd polled{.fd = report.get(), .events = POLLIN, .revents = 0};
+  ChaosOutcome outcome;
+  const auto timeout_ms = static_cast<int>(std::max<int64_t>(left.count(), 0));
+  if (poll(&polled, 1, timeout_ms) <= 0) return outcome;
+  if (read(report.get(), &outcome, sizeof outcome) != sizeof outcome) return {};
+  return outcome;
+}
+
+}  // namespace
+
+std::string_view NameOf(Fault fault) {
+  constexpr std::array<std::string_view, 7> kNames = {
+      "none", "kill", "stop", "cut control", "cut data", "disturb control", "disturb data"};
+  return kNames.at(static_cast<size_t>(fault));
+}
+
+ChaosRound::ChaosRound(uint64_t its_seed) : seed(its_seed) {
+  Random random(seed);
+  transport = AnyOf(std::array{"shm", "shm_ring", "tcp", "tcp"}, random);
+  encryption = AnyOf(std::array{"off", "off", "auth", "full"}, random);
+  num_processes = 2 + static_cast<int>(random() % 2);
+  constexpr std::array kFaults = {Fault::kNone,       Fault::kKill,       Fault::kKill,
+                                  Fault::kKill,       Fault::kStop,       Fault::kCutData,
+                                  Fault::kCutData,    Fault::kCutControl, Fault::kDisturbControl,
+                                  Fault::kDisturbData};
+  fault = AnyOf(kFaults, random);
+  if (fault == Fault::kDisturbData && encryption == "off") encryption = "auth";
+  victim = static_cast<int>(random() % static_cast<uint64_t>(num_processes));
+  other = (victim + 1) % num_processes;
+  const uint64_t latest_us = random() % 2 == 0 ? 12'000 : 40'000;  // of connecting, or of exchanges
+  delay = microseconds(random() % latest_us);
+  // Some wake up before the others give them up.
+  stop_time = milliseconds(random() % 3 == 0 ? random() % 200 : 700 + random() % 200);
+  constexpr std::array<size_t, 9> kSizes = {0,      1,      7,       1'000,    65'535,
+                                            65'536, 65'537, 300'001, 1'048'576};
+  for (uint64_t i = random() % 12 + 1; i > 0; --i) sizes.push_back(AnyOf(kSizes, random));
+  for (uint64_t i = random() % 64 + 1; i > 0; --i) junk.push_back(static_cast<char>(random()));
+}
+
+std::string ChaosRound::Path() const {
+  return encryption == "off" ? transport : StrCat(transport, " ", encryption);
+}
+
+std::string ChaosOutcome::Name() const {
+  if (kind == Kind::kSilent) return "killed";
+  if (kind == Kind::kRight) return "right";
+  const std::string_view words = Text();
+  const size_t begin = words.find('.') + 1;
+  return std::string(words.substr(begin, words.find(':') - begin));
+}
+
+void ChaosOutcome::Say(Kind its_kind, std::string_view its_text) {
+  kind = its_kind;
+  text = {};
+  std::memcpy(text.data(), its_text.data(), std::min(its_text.size(), text.size() - 1));
+}
+
+int32_t CountFds() {
+  DIR* const directory = opendir("/proc/self/fd");
+  int32_t count = 0;
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+ChaosJob::ChaosJob(const ChaosRound& round) : round_(round) {
+  std::fflush(stderr);
+  auto ends = ConnectAll(round.num_processes);
+  const int num_fds = CountFds();
+  const auto num_ends = static_cast<int>(3 * (ends.size() - 1) * ends.size());
+  for (int rank = 0; rank < round.num_processes; ++rank) {
+    std::array<int, 2> pipe_ends{};
+    if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) ThrowErrno("pipe2");
+    const Fd report(pipe_ends[1]);
+    reports_.emplace_back(pipe_ends[0]);
+    const pid_t pid = fork();
+    if (pid < 0) ThrowErrno("fork");
+    if (pid == 0) {
+      std::vector<Ends> own = std::move(ends[static_cast<size_t>(rank)]);
+      ends.clear();
+      const int num_pipes = static_cast<int>(reports_.size()) + 1;
+      BeProcess(round, rank, std::move(own), num_fds - num_ends + num_pipes, report);
+    }
+    pids_.push_back(pid);
+  }
+  Ends& chosen = ends[static_cast<size_t>(round.victim)][static_cast<size_t>(round.other)];
+  if (!IsOfConnection(round.fault)) return;
+  const bool is_data = round.fault == Fault::kCutData || round.fault == Fault::kDisturbData;
+  connection_ = std::move(is_data ? chosen.data[round.seed % 2] : chosen.control);
+}
+
+void ChaosJob::Break() {
+  std::this_thread::sleep_for(round_.delay);
+  const pid_t victim = pids_[static_cast<size_t>(round_.victim)];
+  switch (round_.fault) {
+    case Fault::kNone:
+      return;
+    case Fault::kKill:
+      kill(victim, SIGKILL);
+      return;
+    case Fault::kStop:
+      kill(victim, SIGSTOP);
+      std::this_thread::sleep_for(round_.stop_time);
+      kill(victim, SIGCONT);
+      return;
+    case Fault::kCutControl:
+    case Fault::kCutData:
+      shutdown(connection_.get(), SHUT_RDWR);
+      break;
+    case Fault::kDisturbControl:
+    case Fault::kDisturbData:
+      [[maybe_unused]] const ssize_t sent =
+          send(connection_.get(), round_.junk.data(), round_.junk.size(), kFlags);
+      break;
+  }
+  connection_.Reset();
+}
+
+std::vector<ChaosOutcome> ChaosJob::Wait(milliseconds longest) {
+  const Time limit = Clock::now() + longest;
+  std::vector<ChaosOutcome> outcomes;
+  for (const Fd& report : reports_) outcomes.push_back(ReadUntil(report, limit));
+  for (const pid_t pid : pids_) {
+    if (Clock::now() > limit) kill(pid, SIGKILL);
+    int status = 0;
+    waitpid(pid, &status, 0);
+  }
+  return outcomes;
+}
+
+}  // namespace jaxhet::testing

@@ -1,0 +1,89 @@
+#ifndef TESTS_CPP_CHAOS_H_
+#define TESTS_CPP_CHAOS_H_
+
+#include <sys/types.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "xla_plugin/base/fd.h"
+
+// Jobs of two or three processes with one random fault each.
+namespace jaxhet::testing {
+
+enum class Fault : uint8_t {
+  kNone,
+  kKill,
+  kStop,
+  kCutControl,
+  kCutData,
+  kDisturbControl,  // foreign bytes between two messages
+  kDisturbData,     // foreign bytes between two chunks; only where records are authenticated
+};
+std::string_view NameOf(Fault fault);
+inline bool IsOfConnection(Fault fault) { return fault >= Fault::kCutControl; }
+
+// Random choices of a round. A seed makes the same round everywhere.
+struct ChaosRound {
+  explicit ChaosRound(uint64_t its_seed);
+
+  // Transport and encryption, as "tcp auth".
+  std::string Path() const;
+
+  uint64_t seed;
+  std::string transport;
+  std::string encryption;
+  int num_processes;
+  Fault fault;
+  int victim;
+  int other;  // at the other end of the connection
+  std::chrono::microseconds delay;
+  std::chrono::milliseconds stop_time;
+  std::vector<size_t> sizes;  // of exchanges, in bytes of each rank
+  std::string junk;
+};
+
+// Report of a process on its own end.
+struct ChaosOutcome {
+  enum class Kind : int32_t { kSilent, kRight, kError, kWrong };
+
+  // "killed", "right" or the class of the error.
+  std::string Name() const;
+  std::string_view Text() const { return text.data(); }
+  void Say(Kind its_kind, std::string_view its_text);
+
+  Kind kind = Kind::kSilent;
+  int32_t num_leaked_fds = 0;
+  int32_t num_leaked_mappings = 0;
+  std::array<char, 400> text{};
+};
+
+// Open descriptors of this process.
+int32_t CountFds();
+
+// The running processes of a round: forks of this one.
+class ChaosJob {
+ public:
+  explicit ChaosJob(const ChaosRound& round);
+  ChaosJob(const ChaosJob&) = delete;
+  ChaosJob& operator=(const ChaosJob&) = delete;
+
+  // Waits for the round's moment and brings its fault about.
+  void Break();
+  // Outcomes by rank. A process that reports nothing within `longest` is silent, and killed.
+  std::vector<ChaosOutcome> Wait(std::chrono::milliseconds longest);
+
+ private:
+  const ChaosRound& round_;
+  std::vector<pid_t> pids_;
+  std::vector<Fd> reports_;
+  Fd connection_;  // a copy of the victim's end, for faults of a connection
+};
+
+}  // namespace jaxhet::testing
+
+#endif  // TESTS_CPP_CHAOS_H_

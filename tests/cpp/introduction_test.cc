@@ -1,0 +1,99 @@
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+
+// Peers that fail or are silent while processes introduce themselves to each other.
+namespace jaxhet::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Process 0, and the other end of its connection to process 1, which the test plays.
+struct Introduction {
+  explicit Introduction(int64_t peer_timeout_ms) {
+    auto ends = ConnectAll(2, 1);
+    channel = std::make_unique<ControlChannel>(std::move(ends[1][0].control));
+    data = std::move(ends[1][0].data);
+    WorldOptions options = FaultOptions("tcp");
+    options.engine.heartbeat_ms = 20;
+    options.engine.peer_timeout_ms = peer_timeout_ms;
+    engine = MakeEngine(0, options, std::move(ends[0]));
+  }
+  ~Introduction() { engine->Close(milliseconds(10)); }
+  Introduction(const Introduction&) = delete;
+  Introduction& operator=(const Introduction&) = delete;
+
+  // Both messages of process 1; `answer` is "ok" or "refused".
+  void Say(const std::string& answer) const {
+    const HelloInfo info{1};
+    const std::string table = PackStrings(std::array<std::string, 3>{"tcp", answer, "smoke"});
+    channel->Send(MessageType::kHello,
+                  std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
+    channel->Send(MessageType::kVerdict, table);
+  }
+  std::string ErrorOfConnect() const {
+    return ExpectThrow([&] { engine->Connect(kLong); });
+  }
+  void ExpectSilence() const {
+    const auto error = engine->WaitFailure(kLong);
+    if (error == nullptr) return AddFailure("no error", Location::current());
+    ExpectContains(error->what(), "jaxhet.PeerError: ");
+    ExpectContains(error->what(), "process 1 (host 1)");
+    ExpectContains(error->what(), "it has been silent for");
+  }
+
+  std::unique_ptr<ControlChannel> channel;
+  std::vector<Fd> data;
+  std::unique_ptr<Engine> engine;
+};
+
+TEST(PeerMayBeSilentWhileItConnectsToOthers) {
+  const Introduction introduction(/*peer_timeout_ms=*/100);
+  introduction.Say("ok");
+  introduction.engine->Connect(milliseconds(1'000));
+  EXPECT(introduction.engine->WaitFailure(milliseconds(400)) == nullptr);
+  introduction.channel->Send(MessageType::kHeartbeat);
+  introduction.ExpectSilence();
+}
+
+TEST(PeerThatNeverSpeaksIsSilentAfterTheDeadline) {
+  const Introduction introduction(/*peer_timeout_ms=*/100);
+  introduction.Say("ok");
+  introduction.engine->Connect(milliseconds(200));
+  introduction.ExpectSilence();
+}
+
+TEST(RefusalOfAllTransportsIsAnError) {
+  const Introduction introduction(kFaultTimeoutMs);
+  introduction.Say("refused");
+  ExpectContains(introduction.ErrorOfConnect(), "tcp: the peer: smoke");
+}
+
+TEST(FailureOfAPeerIsWhyNoTransportReachesIt) {
+  const Introduction introduction(kFaultTimeoutMs);
+  introduction.Say("refused");
+  const FailInfo info{ErrorCode::kPeer, 2};
+  constexpr std::string_view kText = "process 2 is gone";
+  introduction.channel->Send(MessageType::kFail,
+                             std::array{ObjectIovec(info), ToIovec(kText.data(), kText.size())});
+  const std::string error = introduction.ErrorOfConnect();
+  ExpectContains(error, "jaxhet.PeerError: ");
+  ExpectContains(error, kText);
+}
+
+TEST(PeerThatHasLeftIsWhyNoTransportReachesIt) {
+  Introduction introduction(kFaultTimeoutMs);
+  introduction.Say("refused");
+  introduction.channel.reset();
+  ExpectContains(introduction.ErrorOfConnect(), "it left during the introduction");
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

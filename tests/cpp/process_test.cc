@@ -1,0 +1,161 @@
+#include <dirent.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/device_world.h"
+#include "tests/cpp/testing.h"
+#include "xla_plugin/base/exit_code.h"
+#include "xla_plugin/base/thread.h"
+
+// A process as a whole: its exit code, its signals, and what its forked children keep.
+namespace jaxhet::testing {
+namespace {
+
+constexpr uid_t kNobody = 65534;
+
+// The exit code of a forked child that runs `body`; -1 if a signal ended it.
+int ExitCodeOf(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    body();
+    _exit(99);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(FailedExitHasItsCode) {
+  ExpectEqual(ExitCodeOf([] { std::exit(0); }), 0);
+  ExpectEqual(ExitCodeOf([] {
+                FailExit(70);
+                std::exit(0);
+              }),
+              70);
+}
+
+TEST(OtherExitCodesStay) {
+  ExpectEqual(ExitCodeOf([] {
+                FailExit(70);
+                std::exit(3);
+              }),
+              3);
+}
+
+TEST(ChildOfProcessWithFailedExitSucceeds) {
+  ExpectEqual(ExitCodeOf([] {
+                FailExit(70);
+                _exit(ExitCodeOf([] { std::exit(0); }));
+              }),
+              0);
+}
+
+// The signals that the calling thread blocks, as bits.
+uint64_t BlockedSignals() {
+  sigset_t set;
+  pthread_sigmask(SIG_SETMASK, nullptr, &set);
+  uint64_t bits = 0;
+  for (int signal = 1; signal < 64; ++signal) {
+    bits = bits << 1 | (sigismember(&set, signal) == 1 ? 1 : 0);
+  }
+  return bits;
+}
+
+TEST(ThreadBlocksSignalsItself) {
+  const uint64_t before = BlockedSignals();
+  uint64_t inside = 0;
+  StartThread("test", [&] { inside = BlockedSignals(); }).join();
+  EXPECT(inside != before);
+  ExpectEqual(BlockedSignals(), before);
+}
+
+// Root has no limit of threads.
+void AllowNoThreads() {
+  const rlimit none{.rlim_cur = 0, .rlim_max = 0};
+  if (geteuid() == 0 && setresuid(kNobody, kNobody, kNobody) != 0) _exit(98);
+  if (setrlimit(RLIMIT_NPROC, &none) != 0) _exit(97);
+}
+
+TEST(ThreadThatCannotStartLeavesSignalsAsTheyWere) {
+  ExpectEqual(ExitCodeOf([] {
+                AllowNoThreads();
+                const uint64_t before = BlockedSignals();
+                const std::string text = ExpectThrow([] { StartThread("test", [] {}); });
+                const bool is_told = text.ends_with(
+                    "DeviceError: the thread test can't start (Resource temporarily unavailable); "
+                    "raise this process's limit of threads (ulimit -u, pids.max of its cgroup)");
+                _exit(is_told && BlockedSignals() == before ? 0 : 1);
+              }),
+              0);
+}
+
+// Sockets of Unix are those of NICs in software.
+size_t CountTcpSockets() {
+  DIR* const directory = opendir("/proc/self/fd");
+  size_t count = 0;
+  while (const dirent* const entry = readdir(directory)) {
+    int domain = 0;
+    socklen_t size = sizeof domain;
+    const int fd = static_cast<int>(std::strtol(entry->d_name, nullptr, 10));  // 0 for "." and ".."
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_INET) ++count;
+  }
+  closedir(directory);
+  return count;
+}
+
+// Both processes of a job whose devices exchange over `transport`, in this process.
+std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
+  auto ends = ConnectAll(2);
+  auto ring_ends = ConnectAll(2, kRingSockets);
+  std::vector<std::shared_ptr<Engine>> engines;
+  for (int i = 0; i < 2; ++i) {
+    engines.push_back(MakeEngine(i, options, std::move(ends[static_cast<size_t>(i)])));
+  }
+  const auto start = [&](int i) {
+    const auto own = static_cast<size_t>(i);
+    const std::span<std::byte> no_operands;
+    SetUp(*engines[own], options);
+    engines[own]->OpenDevices("host", {{i, 0, no_operands}},
+                              RingSocketsOf(i, std::move(ring_ends[own])), kLong);
+  };
+  std::thread first(start, 0);
+  start(1);
+  first.join();
+  return engines;
+}
+
+TEST(ForkedChildKeepsNoSocketOfControlDataOrRings) {
+  for (const std::string_view transport : {"tcp", "verbs"}) {
+    const size_t before = CountTcpSockets();
+    const auto engines = StartPair(DeviceOptions(2, transport));
+    EXPECT(CountTcpSockets() > before);
+    ExpectEqual(ExitCodeOf([&] {
+                  for (const auto& engine : engines) engine->AbandonInChild();
+                  _exit(static_cast<int>(CountTcpSockets() - before));
+                }),
+                0);
+    std::thread other([&] { engines[1]->Close(kLong); });
+    engines[0]->Close(kLong);
+    other.join();
+    ExpectEqual(CountTcpSockets(), before);
+  }
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

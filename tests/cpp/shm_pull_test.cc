@@ -1,0 +1,149 @@
+#include "xla_plugin/transport/shm/shm_pull.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/cpp/fuzz.h"
+#include "tests/cpp/testing.h"
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/shared_memory.h"
+
+// Reads of a process's memory when its pid is, or becomes, another process's.
+namespace jaxhet::testing {
+namespace {
+
+constexpr size_t kNumBytes = 1'000;
+constexpr std::byte kRight{1};
+constexpr std::byte kWrong{2};
+using Bytes = std::vector<std::byte>;
+
+class Host final : public FuzzHost {
+ public:
+  void Lost(std::string_view why) override {
+    why_ = why;
+    FuzzHost::Lost(why);
+  }
+  const std::string& why() const { return why_; }
+
+ private:
+  std::string why_;
+};
+
+// One end of a path; the other end may be in the same process.
+class End {
+ public:
+  std::string Offer() { return connection_->Offer(); }
+  void Accept(std::string_view offer) { connection_->Accept(offer); }
+
+  // What was read out of `source` in the peer's memory; none if the peer was lost.
+  std::optional<Bytes> Read(const Bytes& source) {
+    Bytes result(kNumBytes);
+    Transfer transfer;
+    transfer.receive.Add(result.data(), result.size());
+    transfer.ticket = transfer.peer_ticket = 1;
+    host_.Add(transfer);
+    const std::array<uint64_t, 2> segment{reinterpret_cast<uint64_t>(source.data()), kNumBytes};
+    connection_->Begin(transfer, BytesOf(segment));
+    while (connection_->Advance()) {
+    }
+    copied_ = result;
+    if (transfer.received != kNumBytes) return std::nullopt;
+    return result;
+  }
+  // The bytes of the last Read(), also of one that does not count.
+  const Bytes& copied() const { return copied_; }
+  const std::string& why_lost() const { return host_.why(); }
+
+ private:
+  SharedPage page_;
+  Host host_;
+  Bytes copied_;
+  std::unique_ptr<Connection> connection_ = OpenShmPull({.same_host = true,
+                                                         .chunk_bytes = 4'096,
+                                                         .path_timeout = std::chrono::seconds(1),
+                                                         .control_fd = -1,
+                                                         .page = &page_,
+                                                         .nics = nullptr,
+                                                         .data_fds = nullptr,
+                                                         .data_keys = nullptr,
+                                                         .encryption = Encryption::kOff},
+                                                        host_);
+};
+
+// A child that keeps the memory of this moment.
+pid_t StartCopy() {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  while (true) pause();
+}
+
+void Kill(pid_t child) {
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+// With this pid; none if the system does not let us choose it.
+std::optional<pid_t> StartCopyAs(pid_t pid) {
+  for (int tries = 0; tries < 100; ++tries) {
+    std::ofstream last("/proc/sys/kernel/ns_last_pid");
+    if (!(last << pid - 1).flush()) return std::nullopt;
+    const pid_t child = StartCopy();
+    if (child == pid) return child;
+    Kill(child);
+  }
+  return std::nullopt;
+}
+
+// As this process made it, but for the pid, which is first.
+std::string OfferOf(End& end, int64_t pid) {
+  std::string offer = end.Offer();
+  std::memcpy(offer.data(), &pid, sizeof pid);
+  return offer;
+}
+
+TEST(MemoryOfAnotherProcessThanThePeerIsRefused) {
+  static const std::array<uint64_t, 2> no_nonce{};
+  End peer;
+  End own;
+  std::string offer = peer.Offer();
+  const auto address = reinterpret_cast<uint64_t>(no_nonce.data());
+  std::memcpy(offer.data() + offer.size() - sizeof address, &address, sizeof address);
+  ExpectContains(ExpectThrow([&] { own.Accept(offer); }),
+                 "TransportError: process_vm_readv reads another process than the peer");
+}
+
+TEST(BytesOfAProcessThatHasThePidOfADeadPeerDoNotCount) {
+  Bytes source(kNumBytes, kRight);
+  End peer;
+  End own;
+  const pid_t first = StartCopy();
+  own.Accept(OfferOf(peer, first));
+  EXPECT(own.Read(source) == Bytes(kNumBytes, kRight));
+  Kill(first);
+  std::ranges::fill(source, kWrong);
+  const std::optional<pid_t> second = StartCopyAs(first);
+  if (!second) {
+    LogLine("not run: this process can't choose the pid of a child");
+    return;
+  }
+  EXPECT(!own.Read(source));
+  EXPECT(own.copied() == Bytes(kNumBytes, kWrong));
+  ExpectEqual(own.why_lost(), std::string("it failed or ended while its memory was read"));
+  Kill(*second);
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

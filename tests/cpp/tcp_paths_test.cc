@@ -1,0 +1,256 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+
+// Two processes whose data connections go over several paths, of which some fail.
+namespace jaxhet::testing {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr size_t kNumPaths = 2;
+constexpr size_t kNumBytes = kIsThreadSanitized ? size_t{2} << 20 : size_t{8} << 20;
+
+// Data socket i of each process is of path i % num_paths. The control connection is of path 0.
+std::vector<std::vector<Ends>> Connected(size_t num_paths) {
+  return ConnectAll(2, 2 * kNumPaths, num_paths);
+}
+
+// The same without data sockets of path 0.
+std::vector<std::vector<Ends>> ConnectedBesideControl() {
+  auto ends = ConnectAll(2, 2, 2);
+  for (auto* const data : {&ends[0][1].data, &ends[1][0].data}) data->erase(data->begin());
+  return ends;
+}
+
+class PathWorld {
+ public:
+  explicit PathWorld(const std::string& encryption = "off", size_t num_paths = kNumPaths)
+      : PathWorld(encryption, Connected(num_paths)) {}
+  PathWorld(const std::string& encryption, std::vector<std::vector<Ends>> ends) {
+    WorldOptions options = FaultOptions("tcp");
+    options.engine.encryption = encryption;
+    for (size_t process = 0; process < 2; ++process) {
+      for (const Fd& fd : ends[process][1 - process].data) {
+        data_.at(process).emplace_back(dup(fd.get()));
+      }
+      engines_.at(process) =
+          MakeEngine(static_cast<int>(process), options, std::move(ends[process]));
+    }
+    std::thread other([&] { SetUp(*engines_[1], options); });
+    SetUp(*engines_[0], options);
+    other.join();
+  }
+  ~PathWorld() { Close(); }
+  PathWorld(const PathWorld&) = delete;
+  PathWorld& operator=(const PathWorld&) = delete;
+
+  Engine& engine(size_t process) { return *engines_.at(process); }
+
+  // Ends a data connection at one process; the other one reads the bytes sent before.
+  void Cut(size_t socket, size_t process = 0) {
+    shutdown(data_.at(process).at(socket).get(), SHUT_RDWR);
+  }
+
+  // TCP_USER_TIMEOUT of a data socket of process 0; 0: unlimited.
+  unsigned SilenceLimitMs(size_t socket) {
+    unsigned timeout_ms = 0;
+    socklen_t size = sizeof timeout_ms;
+    const int fd = data_[0].at(socket).get();
+    ExpectEqual(getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, &size), 0);
+    return timeout_ms;
+  }
+
+  // Both gather; `meanwhile` is called once both have started. Returns their errors; empty texts
+  // where the results are right.
+  std::array<std::string, 2> Gather(int64_t run_id, const std::function<void()>& meanwhile = {}) {
+    std::deque<Call> calls;
+    for (const int rank : {0, 1}) {
+      calls.emplace_back(GatherRequest(rank, run_id), std::vector{kNumBytes},
+                         std::vector{2 * kNumBytes});
+    }
+    for (const size_t rank : {0, 1}) calls[rank].StartOn(engine(rank));
+    if (meanwhile) meanwhile();
+    std::array<std::string, 2> errors;
+    for (const size_t rank : {0, 1}) {
+      const auto error = calls[rank].Wait();
+      if (error) errors.at(rank) = error->what();
+    }
+    for (const size_t rank : {0, 1}) {
+      for (const size_t source : {0, 1}) {
+        const auto part = std::span(calls[rank].results[0]).subspan(source * kNumBytes, kNumBytes);
+        if (!errors.at(rank).empty() || AreEqual(part, calls[source].operands[0])) continue;
+        errors.at(rank) = "wrong bytes";
+      }
+    }
+    return errors;
+  }
+
+  // Counts that `process` keeps about the other one.
+  PeerCounts Counts(size_t process) {
+    const auto counts = engine(process).Read([](const Core& core) { return core.CountsOfPeers(); });
+    return *std::ranges::find(counts, 1 - static_cast<int>(process), &PeerCounts::process);
+  }
+
+  void Close() {
+    std::thread other([&] { engine(1).Close(kLong); });
+    engine(0).Close(kLong);
+    other.join();
+  }
+
+ private:
+  std::array<std::unique_ptr<Engine>, 2> engines_;
+  std::array<std::vector<Fd>, 2> data_;  // at each process
+};
+
+void ExpectRight(const std::array<std::string, 2>& errors,
+                 const Location& location = Location::current()) {
+  for (const std::string& error : errors) ExpectEqual(error, std::string(), location);
+}
+
+// Each byte counts once, although some were sent twice.
+void ExpectCounts(PathWorld& world, uint64_t num_bytes, uint64_t path_failures,
+                  const Location& location = Location::current()) {
+  for (const size_t process : {0, 1}) {
+    const PeerCounts counts = world.Counts(process);
+    ExpectEqual(counts.bytes_sent, num_bytes, location);
+    ExpectEqual(counts.bytes_received, num_bytes, location);
+    ExpectEqual(counts.path_failures, path_failures, location);
+  }
+}
+
+void CheckFailover(const std::string& encryption) {
+  for (int round = 0; round < 2; ++round) {
+    PathWorld world(encryption);
+    ExpectRight(world.Gather(1, [&] {
+      std::this_thread::sleep_for(microseconds(500 + 2'000 * round));
+      world.Cut(static_cast<size_t>(round) % (2 * kNumPaths));
+    }));
+    // By now the end of the connection is known, and all of its path was left.
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
+    ExpectRight(world.Gather(2));
+    ExpectCounts(world, 2 * kNumBytes, 1);
+  }
+}
+
+TEST(GoesOnWhereAPathFails) { CheckFailover("off"); }
+TEST(GoesOnWhereASealedPathFails) { CheckFailover("full"); }
+
+// One path fails at each end, in mid-exchange and at about the same time.
+TEST(GoesOnOverTheLastOfThreePaths) {
+  for (int round = 0; round < 2; ++round) {
+    PathWorld world(round % 2 == 0 ? "off" : "full", 3);
+    ExpectRight(world.Gather(1, [&] {
+      std::this_thread::sleep_for(microseconds(500 + 2'000 * round));
+      world.Cut(0, 0);
+      world.Cut(1, 1);
+    }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
+    ExpectRight(world.Gather(2));
+    ExpectCounts(world, 2 * kNumBytes, 2);
+  }
+}
+
+// Each end leaves the path that the other one still has.
+TEST(EndsInWordsWhereAllPathsFailInMidExchange) {
+  PathWorld world;
+  constexpr const char* kWords = "no data connection is left; the last was over ";
+  std::array<std::string, 2> errors;
+  // The paths count as ended a moment later: some exchanges may still end well.
+  for (int64_t run_id = 1; run_id <= 1'000 && errors[0].empty() && errors[1].empty(); ++run_id) {
+    errors = world.Gather(run_id, [&] {
+      world.Cut(0, 0);
+      world.Cut(1, 1);
+    });
+  }
+  EXPECT(!errors[0].empty() || !errors[1].empty());
+  for (const size_t process : {0, 1}) {
+    if (!errors.at(process).empty()) ExpectContains(errors.at(process), kWords);
+    const auto failure = world.engine(process).WaitFailure(kLong);
+    EXPECT(failure != nullptr);
+    ExpectContains(failure->what(), kWords);
+  }
+}
+
+TEST(UsesAllPathsWhereNoneFails) {
+  PathWorld world;
+  for (int64_t run_id = 1; run_id <= 3; ++run_id) ExpectRight(world.Gather(run_id));
+  ExpectCounts(world, 3 * kNumBytes, 0);
+}
+
+// All of its connections end, in whatever order the other process hears of them.
+TEST(LeavingIsNoFailureOfAPath) {
+  PathWorld world;
+  ExpectRight(world.Gather(1));
+  std::thread closer([&] { world.engine(1).Close(kLong); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  ExpectEqual(world.Counts(0).path_failures, uint64_t{0});
+  EXPECT(world.engine(0).failure() == nullptr);
+  world.engine(0).Close(kLong);
+  closer.join();
+}
+
+TEST(LastPathIsNamed) {
+  PathWorld world;
+  ExpectRight(world.Gather(1));
+  for (size_t socket = 0; socket < 2 * kNumPaths; ++socket) world.Cut(socket);
+  for (const size_t process : {0, 1}) {
+    const auto error = world.engine(process).WaitFailure(kLong);
+    EXPECT(error != nullptr);
+    ExpectContains(error->what(), "jaxhet.PeerError: [process ");
+    // The end that found it first says so; one of the addresses is not named at any interface.
+    ExpectContains(error->what(), "no data connection is left; the last was over ");
+    ExpectContains(error->what(), " (127.");
+    ExpectContains(error->what(), "name the interfaces to use with JAXHET_TCP_INTERFACES");
+  }
+}
+
+TEST(OnlyPathBesideControlIsNamed) {
+  PathWorld world("off", ConnectedBesideControl());
+  ExpectRight(world.Gather(1));
+  world.Cut(0);
+  for (const size_t process : {0, 1}) {
+    const auto error = world.engine(process).WaitFailure(kLong);
+    EXPECT(error != nullptr);
+    ExpectContains(error->what(), "no data connection is left; the last was over ");
+    ExpectContains(error->what(), " (127.");
+  }
+}
+
+// A process that leaves the job hands its last data to the kernel, which must not give them up
+// while the peer is stopped. Where chunks are confirmed, the peer has all data before.
+TEST(SilenceIsLimitedWhereChunksAreConfirmed) {
+  PathWorld one("off", 1);
+  PathWorld two;
+  PathWorld beside("off", ConnectedBesideControl());
+  ExpectEqual(one.SilenceLimitMs(0), 0U);
+  for (size_t socket = 0; socket < 2 * kNumPaths; ++socket) EXPECT(two.SilenceLimitMs(socket) > 0);
+  EXPECT(beside.SilenceLimitMs(0) > 0);
+}
+
+TEST(OnlyPathIsNamed) {
+  PathWorld world("off", 1);
+  ExpectRight(world.Gather(1));
+  world.Cut(1);
+  const auto error = world.engine(0).WaitFailure(kLong);
+  EXPECT(error != nullptr);
+  ExpectContains(error->what(), "a data connection over ");
+  ExpectContains(error->what(), " (127.");
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

@@ -1,0 +1,14 @@
+"""Sockets that processes hold, counted in jobs of eight."""
+
+import pytest
+
+from benchmarks import processes
+
+pytestmark = pytest.mark.slow  # JAX starts in 16 processes
+
+
+def test_data_sockets_are_kept_only_where_tcp_carries_data() -> None:
+    shared = processes.measure("jaxhet", 8, 120)
+    tcp = processes.measure("jaxhet, tcp", 8, 120)
+    assert tcp.sockets - shared.sockets == 2 * 7  # `tcp_sockets` for each of the other processes
+    assert tcp.threads == shared.threads

@@ -1,0 +1,50 @@
+"""A published model is fine-tuned over islands as in one world."""
+
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from models.parity import ISLANDS, ONE_WORLD, PERMUTED
+from models.records import METRICS, read_rows
+from tests.support.jobs import PYTHONPATH, ROOT
+from tests.support.small_model import SMOLLM2, needs_smollm2
+
+STEPS = 50
+PARITY = ["-m", "models.parity", "--meshes", "data=2", "--devices=1", "--unlike="]
+TRAINING = ["--learning-rate=1e-4", "--warmup=5", "--update=sharded", "--batch=4", "--seq=16"]
+
+
+@needs_smollm2
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_fine_tuning_over_islands_has_the_losses_of_one_world(tmp_path: pathlib.Path) -> None:
+    """SmolLM2-135M learns Python's language reference. Chance is log(49152) = 10.8 nats."""
+    where = [f"--init-from={SMOLLM2}", f"--out={tmp_path}", f"--steps={STEPS}", "--log-every=25"]
+    try:
+        ended = subprocess.run(
+            [sys.executable, *PARITY, *where, *TRAINING],
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:  # a checkpoint of each run has 1.6 GB
+        for folder in tmp_path.glob("*/*/checkpoints"):
+            shutil.rmtree(folder)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    results = {r["run"]: r for r in json.loads((tmp_path / "report.json").read_text())}
+    assert [*results] == [ONE_WORLD, PERMUTED, ISLANDS]
+    assert results[ISLANDS]["largest"] <= 1e-5
+    assert results[ISLANDS]["replicas"]["compared"] > 0
+    assert not any(result["failures"] for result in results.values())
+    losses = [row["loss"] for row in read_rows(tmp_path / "data2" / "islands" / METRICS)]
+    assert len(losses) == STEPS
+    assert losses[0] < 6
+    assert statistics.mean(losses[-10:]) < statistics.mean(losses[:10])

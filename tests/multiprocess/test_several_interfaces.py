@@ -1,0 +1,139 @@
+"""Jobs on hosts with several network interfaces: network namespaces stand for the hosts."""
+
+import re
+import subprocess
+import time
+
+import pytest
+
+from tests.support import hosts
+from tests.support.hosts import Hosts
+from tests.support.scripts import Ended
+
+pytestmark = [
+    pytest.mark.slow,  # JAX starts on each host
+    pytest.mark.skipif(bool(hosts.unavailable()), reason=hosts.unavailable() or "available"),
+]
+
+# Sums rows of integers in f32 again and again, exact in any order, and checks every element.
+_PROGRAM = """
+import os, sys, time
+import jax, jax.numpy as jnp, jaxhet, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+jaxhet.initialize()
+mesh = jaxhet.make_mesh({"x": -1})
+rows = np.arange(mesh.size * int(os.environ["ELEMENTS"]), dtype=np.float32).reshape(mesh.size, -1)
+rows %= 1009
+x = jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P("x")), lambda i: rows[i])
+body = jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+psum = jaxhet.jit(body)
+expected = rows.sum(0)[None]
+for i in range(int(os.environ["ROUNDS"]) + 1):
+    start = time.monotonic()
+    total = np.asarray(psum(x).addressable_shards[0].data)
+    seconds = time.monotonic() - start
+    assert np.array_equal(total, expected), f"round {i} is wrong"
+    print("round", i, f"{seconds:.4f}", flush=True)
+print("right", {path.transport for path in jaxhet.paths()}, flush=True)
+jaxhet.shutdown()
+"""
+_MBIT_S = 160
+_SLOW_MBIT_S = 40  # for times: a round takes much longer than this machine's other work delays it
+_ELEMENTS = 1 << 21  # 8 MiB in each direction: 0.42 s at this rate
+_LEFT = re.compile(
+    r"jaxhet: \[process \d/2\] process \d \(.*\): tcp leaves eth1 \(10\.77\.1\.\d to "
+)
+
+
+def _check(ended: list[Ended]) -> None:
+    for one in ended:
+        assert one.code == 0, one.text
+        assert "right {'tcp'}" in one.text, one.text
+
+
+def _seconds(ended: Ended) -> list[float]:
+    """Times of the rounds after the first, which compiles."""
+    return [float(s) for s in re.findall(r"^round [1-9]\d* (\S+)$", ended.text, re.MULTILINE)]
+
+
+def _run(net: Hosts, rounds: int, **env: str) -> list[Ended]:
+    sizes = {"ELEMENTS": str(_ELEMENTS), "ROUNDS": str(rounds)}
+    return hosts.wait(net.start(_PROGRAM, net.job(**{**sizes, **env})), 150)
+
+
+def _best(ended: list[Ended]) -> float:
+    """Shortest round, in seconds: the tbf's burst and the machine's other work leave it alone."""
+    return min(max(pair) for pair in zip(*map(_seconds, ended), strict=True))
+
+
+@pytest.mark.parametrize("num_hosts", [2])
+def test_two_interfaces_are_almost_twice_as_fast_as_one(num_hosts: int) -> None:
+    with Hosts(num_hosts, 2, _SLOW_MBIT_S) as net:
+        one = _run(net, 4, JAXHET_TCP_INTERFACES="eth0")
+        two = _run(net, 4)  # default interfaces
+    _check(one)
+    _check(two)
+    print(f"{num_hosts} hosts: {_best(one):.3f} s over one interface, {_best(two):.3f} s over two")
+    assert _best(one) >= 1.8 * _best(two)
+
+
+def _read_until(process: "subprocess.Popen[str]", start: str) -> None:
+    """Reads the output of a process up to a line that starts so."""
+    assert process.stdout is not None
+    lines = []
+    while not lines or not lines[-1].startswith(start):
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+
+
+@pytest.mark.parametrize(
+    ("way", "encryption"),
+    [("down", "off"), ("unplugged", "off"), ("down", "full")],
+    ids=["down", "unplugged", "sealed"],
+)
+def test_job_goes_on_when_an_interface_fails(way: str, encryption: str) -> None:
+    env = {"ELEMENTS": str(_ELEMENTS), "ROUNDS": "12", "JAXHET_ENCRYPTION": encryption}
+    with Hosts(2, 2, _MBIT_S) as net:
+        processes = net.start(_PROGRAM, net.job(**env, JAXHET_PEER_TIMEOUT_S="3"))
+        _read_until(processes[0], "round 3 ")
+        (net.take_down if way == "down" else net.unplug)(1, 1)
+        failed_at = time.monotonic()
+        ended = hosts.wait(processes, 150)
+        print(f"{way}: the job ended {time.monotonic() - failed_at:.1f} s later")
+    _check(ended)
+    for one in ended:
+        assert len(_LEFT.findall(one.text)) == 1, one.text
+        assert "Check that interface, its cable and switch" in one.text
+    late = [seconds for one in ended for seconds in _seconds(one) if seconds > 2]
+    assert late, "the failure fell between two rounds: it proves nothing"
+
+
+@pytest.mark.parametrize("names", ["eth1,eth2", "eth1"])
+def test_job_ends_in_words_when_all_its_data_interfaces_fail(names: str) -> None:
+    env = {"ELEMENTS": str(_ELEMENTS), "ROUNDS": "50", "JAXHET_TCP_INTERFACES": names}
+    with Hosts(2, 3, _MBIT_S) as net:
+        processes = net.start(_PROGRAM, net.job(**env, JAXHET_PEER_TIMEOUT_S="3"))
+        _read_until(processes[0], "round 3 ")
+        net.take_down(1, 1)
+        net.unplug(1, 2)
+        failed_at = time.monotonic()
+        ended = hosts.wait(processes, 60)
+        seconds = time.monotonic() - failed_at
+    for one in ended:
+        assert one.code != 0, one.text
+        assert "no data connection is left; the last was over eth" in one.text, one.text
+    print(f"the job ended {seconds:.1f} s later")
+    assert seconds < 30
+
+
+def test_delay_and_loss_make_a_job_slower_and_not_wrong() -> None:
+    env = {"ELEMENTS": str(1 << 16), "ROUNDS": "4", "JAXHET_TCP_INTERFACES": "eth1"}
+    with Hosts(2, 1) as net, net.wire(50, 0.01):
+        slow = hosts.wait(net.start(_PROGRAM, net.job(**env)), 150)
+        fast = hosts.wait(net.start(_PROGRAM, net.job(**{**env, "JAXHET_TCP_INTERFACES": ""})), 150)
+    _check(slow)
+    _check(fast)
+    print(f"{_best(fast):.4f} s over a good line, {_best(slow):.4f} s over a bad one")
+    assert _best(slow) >= 0.1  # a start and the data, 50 ms each way
+    assert _best(fast) < _best(slow)

