@@ -15,6 +15,12 @@ from models.train import TrainState
 
 LIMIT_BYTES = 100_000
 
+# When one file of a save fails, Orbax closes its event loop while TensorStore still writes other
+# files. TensorStore's callback then raises "Event loop is closed" on a thread of its own.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning"
+)
+
 
 @pytest.fixture
 def short_files():
