@@ -211,10 +211,13 @@ std::shared_ptr<const Error> Engine::WaitFailure(milliseconds timeout) const {
 }
 
 // A program may end while devices whose results it did not read still exchange.
+// Another thread may close the engine meanwhile.
 void Engine::WaitIdle(Time deadline) const {
-  if (!progress_.joinable()) return;
-  const auto is_busy = [](const Core& core) { return core.HasExchanges(); };
-  while (!closed_ && !failure() && Clock::now() < deadline && Read(is_busy)) {
+  const auto is_busy = [this] {
+    const std::lock_guard lock(monitor_);
+    return core_ && core_->HasExchanges();
+  };
+  while (!failure() && Clock::now() < deadline && is_busy()) {
     std::this_thread::sleep_for(milliseconds(1));
   }
 }

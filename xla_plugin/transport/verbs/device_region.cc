@@ -1,6 +1,7 @@
 #include "xla_plugin/transport/verbs/device_region.h"
 
-#include <random>
+#include <sys/random.h>
+
 #include <utility>
 #include <vector>
 
@@ -17,8 +18,7 @@ constexpr int kReadAccess = 0;
 
 std::vector<std::byte> RandomProof(size_t num_bytes) {
   std::vector<std::byte> proof(num_bytes);
-  std::random_device random;
-  for (std::byte& byte : proof) byte = static_cast<std::byte>(random());
+  if (std::cmp_not_equal(getrandom(proof.data(), num_bytes, 0), num_bytes)) ThrowErrno("getrandom");
   return proof;
 }
 
