@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 _PLAIN = (numbers.Number, str, bytes, np.ndarray, np.generic, jax.Array, type(None))
+_PLACES = (jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.Sharding)
 _NAMED = (
     type,
     types.ModuleType,
@@ -44,7 +45,11 @@ class _Describer:
 
     def text(self, value: Any) -> str:
         """A value in words; one that was met before is named by its number."""
-        if isinstance(value, _PLAIN):
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            return self.text(value.tolist())  # its bytes are addresses
+        if isinstance(value, jax.Device):  # each island has others
+            return "a device"
+        if isinstance(value, (*_PLAIN, *_PLACES)):
             return self._plain_text(value)
         if isinstance(value, _NAMED):
             return f"{type(value).__name__} {getattr(value, '__qualname__', '') or value.__name__}"

@@ -1,18 +1,34 @@
 """`jaxhet.per_platform`: one piece of a program, written in another way for each vendor."""
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
 
-from jaxhet import _jax_compat, _session
+from jaxhet import _jax_compat, _program, _session
 from jaxhet._errors import UsageError
+from jaxhet._functions import function_text
 from jaxhet.compiler import PER_PLATFORM
 
 Function = Callable[..., Any]
+_DIGEST_BYTES = 8
+
+
+# Returns its operands. JAX removes what a function does not use from its equation; in this way all
+# platforms' functions use all arguments, and compute all results themselves.
+_keep_p = core.Primitive(f"{PER_PLATFORM}_keep")
+_keep_p.multiple_results = True
+_keep_p.def_impl(lambda *args: list(args))
+_keep_p.def_abstract_eval(lambda *args: list(args))
+batching.primitive_batchers[_keep_p] = lambda args, axes: (_keep_p.bind(*args), axes)
+ad.primitive_jvps[_keep_p] = lambda args, tangents: (_keep_p.bind(*args), tangents)
+mlir.register_lowering(_keep_p, lambda _, *args: list(args))
 
 
 def per_platform(default: Function | None = None, /, **functions: Function) -> Function:
@@ -25,6 +41,10 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
 
         attend = jaxhet.per_platform(attention, cuda=flash_attention)
         y = attend(q, k, v)
+
+    All islands must pass the same functions under the same names, even those of other platforms:
+    their source, and the values that they hold, are part of the program. A function that needs a
+    library of one vendor imports it when it is called.
 
     The functions must not exchange data over islands themselves, and take all arrays as
     arguments. `jax.jit`, `jax.vmap`, `jax.grad` and `jax.checkpoint` work; forward-mode
@@ -43,9 +63,19 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
         raise UsageError("jaxhet.per_platform needs a function, for example cuda=f, rocm=g")
 
     def call(*args: Any) -> Any:
-        return _declared(_choose(default, functions))(*args)
+        return _declared(_choose(default, functions), _digest(default, functions))(*args)
 
     return call
+
+
+def _digest(default: Function | None, functions: dict[str, Function]) -> str:
+    """Equal on all islands, whichever function they choose; other functions have another one."""
+    words = [
+        f"{name} {function_text(function, _program.text)}"
+        for name, function in (("", default), *sorted(functions.items()))
+        if function is not None
+    ]
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _choose(default: Function | None, functions: dict[str, Function]) -> Function:
@@ -64,11 +94,13 @@ def _choose(default: Function | None, functions: dict[str, Function]) -> Functio
 
 
 @functools.lru_cache(maxsize=1024)
-def _declared(function: Function) -> Function:
-    """The function as one equation, and its backward pass as another one."""
+def _declared(function: Function, digest: str) -> Function:
+    """The function as one equation, and its backward pass as another one.
 
-    def forward(*args: Any) -> Any:
-        return function(*args)
+    Args:
+      function: what this process runs.
+      digest: of the functions of all platforms; in the name of the equations.
+    """
 
     def backward(args: tuple[Any, ...], cotangents: Sequence[Any]) -> list[Any]:
         leaves, tree = jax.tree.flatten(args)
@@ -81,8 +113,8 @@ def _declared(function: Function) -> Function:
 
         return list(jax.vjp(of_floats, *floats)[1](list(cotangents)))
 
-    forward.__name__, backward.__name__ = PER_PLATFORM, f"{PER_PLATFORM}_backward"
-    run, run_back = jax.jit(forward), jax.jit(backward)
+    run = _equation(function, f"{PER_PLATFORM}_{digest}")
+    run_back = _equation(backward, f"{PER_PLATFORM}_backward_{digest}")
 
     def pull_back(args: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
         leaves, tree = jax.tree.flatten(args)
@@ -94,6 +126,19 @@ def _declared(function: Function) -> Function:
     declared = jax.custom_vjp(run)
     declared.defvjp(lambda *args: (run(*args), args), pull_back)
     return declared
+
+
+def _equation(function: Function, name: str) -> Function:
+    """The function as one equation of that name, with all arguments as operands."""
+
+    def keeping(*args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        kept = _keep_p.bind(*leaves)
+        results, results_tree = jax.tree.flatten(function(*jax.tree.unflatten(tree, kept)))
+        return jax.tree.unflatten(results_tree, _keep_p.bind(*kept, *results)[len(kept) :])
+
+    keeping.__name__ = name
+    return jax.jit(keeping)
 
 
 def _is_float(x: Any) -> bool:

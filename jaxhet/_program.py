@@ -287,8 +287,7 @@ class _Listing:
                 words.append(f"callback={function_text(value.callback_func, text)}")
                 continue
             words.append(f"{key}={self._param(value, f'{path}/{key}', inner)}")
-        if not is_declared(eqn):  # one platform's function may leave an argument unused
-            words.append(self._atoms(eqn.invars, names))
+        words.append(self._atoms(eqn.invars, names))
         self.add(" ".join(words), self._location(eqn))
         for inner_path, jaxpr in inner:
             self.add_jaxpr(jaxpr, f"{inner_path}/")

@@ -175,6 +175,16 @@ HIDDEN = {
         return lambda a: total(a * root(a[0, 0]))""",
     "scatter": """
         return lambda a: total(a.at[0].apply(lambda u: u * c))""",
+    "declared piece": """
+        piece = jaxhet.per_platform(lambda a: a * c, island1=lambda a: c * a)
+        return lambda a: total(piece(a))""",
+    "argument of a declared piece": """
+        piece = jaxhet.per_platform(lambda w, v: w * v, island1=lambda w, v: v * w)
+        gradient = jax.grad(lambda w, v: jnp.sum(piece(w, v)))
+        def step(a):
+            y, z = a + 2, a + 3
+            return total(gradient(a, (y, z)[c - 2]) * y * z)
+        return step""",
 }
 HIDDEN_IN_ORDER = """
 first, second = (2, 3) if {in_order} or me == 0 else (3, 2)
@@ -202,7 +212,7 @@ def test_programs_with_a_hidden_difference_in_another_order(what: str) -> None:
         assert "caught:" in ended.text or ended.text.count("right") == 2, ended.text
 
 
-@pytest.mark.parametrize("what", _slow(HIDDEN, "key", "callback", "root"))
+@pytest.mark.parametrize("what", _slow(HIDDEN, "key", "callback", "root", "declared piece"))
 def test_programs_with_a_hidden_part_in_one_order(what: str) -> None:
     """A program is not refused because a part of it can't be compared."""
     for ended in run_hidden(what, in_order=True):

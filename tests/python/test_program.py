@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _program
+from jaxhet import _jax_compat, _program
+from jaxhet._functions import function_text
 from jaxhet._program import Program
 
 
@@ -240,28 +241,103 @@ def test_label_has_the_number_the_depth_and_the_first_use() -> None:
 # --- pieces that differ on purpose ---
 
 
-def _declared(cpu: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x: jnp.sum(jaxhet.per_platform(cpu=cpu)(x, 3) * 2)
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets the platform of this process."""
+
+    def choose(name: str) -> None:
+        monkeypatch.setattr(_jax_compat, "expected_platform", lambda: name)
+
+    return choose
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["value", "gradient"])
-def test_declared_pieces_may_differ_and_shift_no_number(transform: Callable[..., Any]) -> None:
-    def other(x: jax.Array, n: int) -> jax.Array:
-        for _ in range(3):
-            x = jnp.flip(jnp.flip(x))
-        return x
-
-    one, two = (transform(_declared(f)) for f in (lambda x, n: jnp.sin(x) * n, other))
-    assert _digest(one) == _digest(two)
-    labels = [_program.labels(jax.make_jaxpr(f)(jnp.ones(3))) for f in (one, two)]
-    assert labels[0] == labels[1]
+def _declared(**functions: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: jnp.sum(jaxhet.per_platform(**functions)(x, 3) * 2)
 
 
-def test_declared_pieces_of_other_shapes_are_other_programs() -> None:
+def _flipped(x: jax.Array, n: int) -> jax.Array:
+    for _ in range(3):
+        x = jnp.flip(jnp.flip(x))
+    return x
+
+
+_TRANSFORMS = pytest.mark.parametrize(
+    "transform",
+    [lambda f: f, jax.grad, lambda f: jax.grad(jax.checkpoint(f))],
+    ids=["value", "gradient", "gradient with remat"],
+)
+
+
+@_TRANSFORMS
+@pytest.mark.parametrize(
+    "cuda",
+    [_flipped, lambda x, n: jnp.ones_like(x) * n, lambda x, n: jnp.ones(3)],
+    ids=["longer", "an argument is not used", "no argument is used"],
+)
+def test_functions_of_platforms_may_differ_and_shift_no_number(
+    transform: Callable[..., Any], cuda: Callable[..., Any], platform: Callable[[str], None]
+) -> None:
+    digests, labels = set(), set()
+    for name in ("cpu", "cuda"):
+        platform(name)
+        step = transform(_declared(cpu=lambda x, n: jnp.sin(x) * n, cuda=cuda))
+        digests.add(_digest(step))
+        labels.add(tuple(_program.labels(jax.make_jaxpr(step)(jnp.ones(3)))))
+    assert len(digests) == len(labels) == 1
+
+
+@_TRANSFORMS
+def test_pieces_of_other_functions_are_other_programs(transform: Callable[..., Any]) -> None:
+    """Even if only the function of another platform differs."""
+
+    def scaled(by: float) -> Callable[..., Any]:
+        return lambda x, n: x * by
+
+    pieces = [{"cpu": scaled(2)}, {"cpu": scaled(3)}, {"cpu": scaled(2), "cuda": scaled(3)}]
+    assert len({_digest(transform(_declared(**functions))) for functions in pieces}) == 3
+
+
+@_TRANSFORMS
+def test_pieces_of_other_arguments_are_other_programs(transform: Callable[..., Any]) -> None:
+    piece = jaxhet.per_platform(jnp.multiply, cuda=jnp.add)
+
+    def step(takes_first: bool) -> Callable[..., Any]:
+        def f(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+            return jnp.sum(piece(w, x if takes_first else y) * x * y)
+
+        return f
+
+    args = (jnp.ones(3),) * 3
+    one, two = (_digest(transform(step(takes_first)), *args) for takes_first in (True, False))
+    assert one != two
+
+
+def test_declared_pieces_of_other_shapes_are_other_programs(
+    platform: Callable[[str], None],
+) -> None:
     def longer(x: jax.Array, n: int) -> jax.Array:
         return jnp.concatenate([x, x])
 
-    assert _digest(_declared(lambda x, n: x)) != _digest(_declared(longer))
+    digests = set()
+    for name in ("cpu", "cuda"):
+        platform(name)
+        digests.add(_digest(_declared(cpu=lambda x, n: x, cuda=longer)))
+    assert len(digests) == 2
+
+
+def test_piece_may_hold_devices_and_meshes() -> None:
+    """Their words are those of a sharding: the same in every process."""
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+    held = NamedSharding(mesh, P("x")), mesh, jax.devices()[0]
+
+    def make() -> Callable[..., Any]:
+        return lambda x, n: x if held else n
+
+    (digest,) = {_digest(_declared(cpu=make())) for _ in range(2)}
+    words = function_text(make(), _program.text)
+    assert "mesh {'x': 1} of [0]" in words
+    assert "0x" not in words
+    assert digest
 
 
 def test_undeclared_pieces_that_differ_are_other_programs() -> None:
@@ -278,6 +354,25 @@ def test_per_platform_gives_values_and_gradients() -> None:
     np.testing.assert_allclose(remat(x), 3 * np.cos(x), rtol=1e-6)
     one_by_one = jax.vmap(jax.grad(lambda x: piece(x, 3)[0]))
     np.testing.assert_allclose(one_by_one(x), 3 * np.cos(x), rtol=1e-6)
+    second = jax.vmap(jax.grad(jax.grad(lambda x: piece(x, 3)[0])))
+    np.testing.assert_allclose(second(x), -3 * np.sin(x), rtol=1e-6)
+
+
+def test_per_platform_works_in_shard_map() -> None:
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+    piece = jaxhet.per_platform(cpu=lambda x: jnp.sin(x) * 2)
+    f = jax.shard_map(
+        lambda x: jax.lax.psum(piece(x), "x"), mesh=mesh, in_specs=P("x"), out_specs=P()
+    )
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(jax.jit(f)(x), 2 * np.sin(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), 2 * np.cos(x), rtol=1e-6)
+
+
+def test_piece_takes_keys_and_trees() -> None:
+    piece = jaxhet.per_platform(cpu=lambda tree: jax.random.normal(tree["key"], tree["x"].shape))
+    drawn = jax.jit(piece)({"key": jax.random.key(1), "x": jnp.ones(3)})
+    np.testing.assert_array_equal(drawn, jax.random.normal(jax.random.key(1), (3,)))
 
 
 def test_per_platform_takes_the_default_and_refuses_without_one() -> None:
