@@ -98,8 +98,8 @@ def _declared(function: Function, digest: str) -> Function:
     """The function as one equation, and its backward pass as another one.
 
     Args:
-      function: what this process runs.
-      digest: of the functions of all platforms; in the name of the equations.
+      function: the function that this process runs.
+      digest: digest of the functions of all platforms, for the names of the equations.
     """
 
     def backward(args: tuple[Any, ...], cotangents: Sequence[Any]) -> list[Any]:
