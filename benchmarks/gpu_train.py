@@ -30,8 +30,11 @@ from models.flops import peak_flops
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 BASELINES = ("nccl", "nccl_overlap")
 FORMS = ("scan", "unrolled")
-# tokens/s over the better baseline's, by system, with 8 rows for each device.
+# tokens/s over the better baseline's, by system; those that stage, with many rows only.
 BARS = {"cuda_ipc": 1.0, "shm": 0.98, "tcp": 0.95}
+ANY_ROWS = ("cuda_ipc",)
+# Shares of the devices' peak, by config, with many rows.
+MFU_BARS = {"1b": 0.45, "8b": 0.50}
 MANY_ROWS = 8
 COMPILE_BAR = 1.2
 
@@ -47,6 +50,7 @@ class Row:
       exchange_s: the step's exchanges without the step, one after the other.
       peak_bytes: the most memory in use on a device.
       loss: after the last step, the same for all systems.
+      mfu: share of the devices' peak that the model's own operations are.
     """
 
     system: str
@@ -61,13 +65,8 @@ class Row:
     built: Built
     peak_bytes: int
     loss: float
-
-    def mfu(self, facts: Mapping[str, Any]) -> float | None:
-        """The share of the devices' peak that the model's own operations are."""
-        peak = peak_flops(facts["device"], self.program.dtype)
-        if peak is None:
-            return None
-        return self.built.flops / self.step_s / (peak * facts["devices"])
+    mfu: float | None
+    mfu_bar: float | None
 
     @property
     def exposed_s(self) -> float | None:
@@ -84,11 +83,20 @@ class Row:
     @property
     def is_missed(self) -> bool:
         """Whether the row is below a bar."""
-        slow = self.bar is not None and self.ratio is not None and self.ratio < self.bar
-        return slow or (self.compile_ratio is not None and self.compile_ratio > COMPILE_BAR)
+        return (
+            _is_below(self.ratio, self.bar)
+            or _is_below(self.mfu, self.mfu_bar)
+            or (self.compile_ratio is not None and self.compile_ratio > COMPILE_BAR)
+        )
 
 
-def measure(program: Program, systems: gpu_jobs.Systems, args: argparse.Namespace) -> list[Row]:
+def _is_below(value: float | None, bar: float | None) -> bool:
+    return value is not None and bar is not None and value < bar
+
+
+def measure(
+    program: Program, systems: gpu_jobs.Systems, args: argparse.Namespace, facts: Mapping[str, Any]
+) -> list[Row]:
     """Builds and times `program` on all systems."""
     built = systems.ask_all(lambda _: ("build", program))
     seconds: dict[str, list[float]] = {}
@@ -103,9 +111,11 @@ def measure(program: Program, systems: gpu_jobs.Systems, args: argparse.Namespac
     plain = [system for system in BASELINES if system in medians]
     best_s = min((medians[system] for system in plain), default=None)
     plain_compile_s = max((slowest[system].compile_s for system in plain), default=None)
-    is_barred = not args.same_kernels and program.batch >= MANY_ROWS * args.num_devices
+    has_many_rows = program.batch >= MANY_ROWS * args.num_devices
+    peak = peak_flops(facts["device"], program.dtype)
     rows = []
     for system, step_s in medians.items():
+        is_barred = not args.same_kernels and (has_many_rows or system in ANY_ROWS)
         alone_s, exchange_s = _apart(program, system, systems, args)
         is_compared = system not in BASELINES
         rows.append(
@@ -124,6 +134,10 @@ def measure(program: Program, systems: gpu_jobs.Systems, args: argparse.Namespac
                 built=slowest[system],
                 peak_bytes=last[system][1],
                 loss=last[system][0],
+                mfu=slowest[system].flops / step_s / (peak * args.num_devices) if peak else None,
+                mfu_bar=MFU_BARS.get(program.config)
+                if has_many_rows and not args.same_kernels
+                else None,
             )
         )
     return rows
@@ -151,7 +165,7 @@ def table(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
     compiled = ("compile s", "PRE", "POST", "after POST", "ratio", "loss")
     lines = []
     for row in rows:
-        built, program, mfu = row.built, row.program, row.mfu(facts)
+        built, program = row.built, row.program
         form = "scan" if program.scan else "unrolled"
         layers = f"/{program.layers}" if program.layers else ""
         passes = (f"{s:.2f}" for s in (built.pre_s, built.post_s, built.after_s))
@@ -163,7 +177,7 @@ def table(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
                 f"{row.tokens_per_s:,.0f}",
                 f"{row.step_s * 1e3:.1f}",
                 "" if row.ratio is None else tables.judged(row.ratio, row.bar),
-                "" if mfu is None else f"{mfu:.0%}",
+                "" if row.mfu is None else tables.judged(row.mfu, row.mfu_bar),
                 "" if row.exposed_s is None else f"{row.exposed_s * 1e3:.1f}",
                 "" if row.hidden is None else f"{row.hidden:.0%}",
                 f"{built.apart:.0%}" if built.exchanges else "",
@@ -206,7 +220,7 @@ def parse() -> argparse.Namespace:
         description=(__doc__ or "").split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    gpu_jobs.add_options(parser, ("cuda_ipc", "shm", *BASELINES), "2x1x1")
+    gpu_jobs.add_options(parser, ("cuda_ipc", "shm", "tcp", *BASELINES), "2x1x1")
     parser.add_argument(
         "--programs",
         type=gpu_jobs.names_of((*PLAIN, *CONFIGS)),
@@ -245,7 +259,7 @@ def main() -> int:
     with gpu_jobs.running(args.systems, setting, WORKER) as systems:
         facts |= systems.facts(("facts",))
         for program in programs(args, setting.shape.num_devices):
-            done = measure(program, systems, args)
+            done = measure(program, systems, args, facts)
             rows += done
             print(table(done, facts), flush=True)  # what is known if the time runs out
             tables.write_json(args.json, facts, rows)

@@ -1,6 +1,7 @@
 """The benchmarks for GPUs, tried out on CPU: what they run, check and write; not how fast it is."""
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu_collectives, gpu_jobs, gpu_parity
+from benchmarks import gpu_collectives, gpu_jobs, gpu_parity, gpu_train
 from benchmarks.collectives import across_factor
 from benchmarks.training import Built, Program
 from jaxhet.bench import COLLECTIVES, busbw_factor, num_elements, parse_size, timing
@@ -156,3 +157,38 @@ def test_parity_needs_near_losses_and_equal_replicas() -> None:
     assert parity_row(float("nan"), equal).is_missed
     assert parity_row(0.0, differ).is_missed
     assert parity_row(0.0, equal, is_complete=False).is_missed
+
+
+def test_deterministic_kernels_need_equal_losses() -> None:
+    equal = Replicas(steps=3, devices=2, compared=9, fewest=2, differences=())
+    row = dataclasses.replace(parity_row(1e-7, equal), needs_equal_bits=True, equal_steps=2)
+    assert row.is_missed
+    assert "2 MISSED" in gpu_parity.table([row])
+    assert not dataclasses.replace(row, equal_steps=3, difference=0.0).is_missed
+    assert not dataclasses.replace(row, system=gpu_parity.FLOOR).is_missed
+
+
+def test_training_is_judged_by_ratio_and_by_use_of_the_peak() -> None:
+    built = Built(trace_s=1.0, compile_s=1.0, exchanges=1, exchange_bytes=1)
+    row = gpu_train.Row(
+        system="shm",
+        program=Program("1b", "data=2", scan=True, batch=16, seq=8),
+        step_s=1.0,
+        tokens_per_s=128.0,
+        ratio=0.97,
+        bar=None,
+        alone_s=None,
+        exchange_s=None,
+        compile_ratio=None,
+        built=built,
+        peak_bytes=1,
+        loss=1.0,
+        mfu=0.46,
+        mfu_bar=gpu_train.MFU_BARS["1b"],
+    )
+    assert not row.is_missed
+    assert dataclasses.replace(row, bar=gpu_train.BARS["shm"]).is_missed
+    assert dataclasses.replace(row, mfu=0.44).is_missed
+    assert "0.44 MISSED 0.45" in gpu_train.table(
+        [dataclasses.replace(row, mfu=0.44)], {"devices": 2}
+    )
