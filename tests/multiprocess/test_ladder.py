@@ -50,6 +50,16 @@ def assert_agree(rows: dict[tuple[str, str], dict[str, Any]], steps: int) -> Non
             assert row["ratio"] > 0
 
 
+def test_two_rungs_of_real_jobs(tmp_path: pathlib.Path) -> None:
+    rungs = ("shm", REFERENCE)
+    options = (*SMALL, "--shape=2x1x1", "--parallel=data", f"--rungs={','.join(rungs)}")
+    rows = climb(tmp_path, *options)
+    assert [*rows] == [("data", rung) for rung in rungs]
+    assert_agree(rows, steps=6)
+    assert rows["data", "shm"]["bytes_sent"]["shm"] > 0
+    assert not rows["data", REFERENCE]["bytes_sent"]
+
+
 @pytest.mark.slow  # eight processes that compile: about 100 s of CPU time
 @pytest.mark.timeout(900)
 def test_ladder_has_rows_for_all_rungs_and_equal_losses(tmp_path: pathlib.Path) -> None:
