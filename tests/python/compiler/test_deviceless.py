@@ -74,6 +74,8 @@ def test_both_vendors_have_the_same_plans(cuda: Results, rocm: Results):
     for name, result in cuda.items():
         assert result["lines"] == rocm[name]["lines"], name
         assert result["fingerprint"] == rocm[name]["fingerprint"], name
+        assert result["moved"] == rocm[name]["moved"], name
+        assert len(result["moved"]) == len(result["lines"]), name
 
 
 def test_starts_and_dones_are_scheduled_in_plan_order(vendor: Results):
