@@ -115,6 +115,69 @@ def test_index_and_place_in_a_bucket_follow_the_equations(job: Job, bucket_bytes
     assert found == {("cosine", "sine", "exponential", "tanh")}
 
 
+_MOST = hlo_text.SUM.replace("sum", "most").replace("add", "maximum")
+_SCATTER = """update_window_dims={}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0},
+    index_vector_dim=1"""
+# Equal opcodes, operands and shapes: only what they call tells the two scatters apart.
+_SCATTERS = f"""
+  p = f32[4] parameter(0)
+  i = s32[2,1] parameter(1)
+  u = f32[2] parameter(2)
+  s = f32[4] scatter(p, i, u), {_SCATTER}, to_apply=most, metadata={{op_name="e3d0/scatter_max"}}
+  t = f32[4] scatter(p, i, u), {_SCATTER}, to_apply=sum, metadata={{op_name="e1d0/scatter_add"}}
+  {all_reduce("a", "s", path="e4d0/psum")}
+  {all_reduce("b", "t", path="e2d0/psum")}
+  ROOT r = f32[4] divide(a, b)
+"""
+
+
+def _moments(square: str, order: str = "z, q") -> str:
+    """Sums of a sine and of a square, which compilers write in several ways."""
+    first, second = order.split(", ")
+    place = {"z": "e3d0/psum", "q": "e1d0/psum"}
+    return f"""
+  p = f32[4] parameter(0)
+  two = f32[] constant(2)
+  twos = f32[4] broadcast(two), dimensions={{}}
+  q = f32[4] {square}, metadata={{op_name="e0d0/square"}}
+  z = f32[4] sine(p)
+  {all_reduce("a", first, path=place[first])}
+  {all_reduce("b", second, path=place[second])}
+  ROOT r = f32[4] divide({"a, b" if first == "z" else "b, a"})
+"""
+
+
+@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("bucket_bytes", [0, 1024])
+@pytest.mark.parametrize(
+    ("bodies", "moved"),
+    [
+        ([_SCATTERS], ["scatter_add", "scatter_max"]),
+        (
+            [
+                _moments(square, order)
+                for square in ("multiply(p, p)", "power(p, twos)")
+                for order in ("z, q", "q, z")
+            ],
+            ["square", "sine"],
+        ),
+    ],
+    ids=["scatters", "squares"],
+)
+def test_order_does_not_depend_on_how_an_operand_is_computed(
+    bodies: list[str], moved: list[str], bucket_bytes: int, job: Job
+):
+    found, plans = set(), set()
+    for data in (_module(body, hlo_text.SUM + _MOST) for body in bodies):
+        for seed in range(10):
+            other = shuffled(data, seed)
+            members = feeding(other, job, Options(bucket_bytes=bucket_bytes))
+            found.add(tuple(name for names in members for name in names))
+            plans.add(_plan(other, job, bucket_bytes=bucket_bytes).text)
+    assert found == {tuple(moved)}
+    assert len(plans) == 1
+
+
 @pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
 def test_operands_of_a_combined_collective_are_in_program_order(job: Job):
     """XLA's combiner leaves the names on the elements, and takes the operands as they come."""
