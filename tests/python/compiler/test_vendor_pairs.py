@@ -19,6 +19,7 @@ _QUICK = (
     "cholesky and product of exp(m) and a sine, no bucket",
     "q and eigh",
     "scatters beside tanh of each vendor",
+    "exported sine and product",
 )
 _REFUSAL = "nothing in the program tells one from the other"
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxhet import _deviceless
@@ -155,6 +155,21 @@ def _alike(functions: Sequence[Function], beside: Function, x: Array) -> Array:
     return _weighted_sums(functions, x, jnp.zeros_like(x).at[:64].add(extra))
 
 
+# --- a program inside another one ---
+
+
+def _exported(names: Sequence[str]) -> Program:
+    def lower(devices: Sequence[Any]) -> Any:
+        mesh = Mesh(np.array(devices[:_NUM_DEVICES]), ("data",))
+        f = functools.partial(_of_algebra, names)
+        mapped = jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+        x = jax.ShapeDtypeStruct((64,), "float32", sharding=NamedSharding(mesh, P()))
+        exported = jax.export.export(jax.jit(mapped), platforms=("cuda", "rocm"))(x)
+        return jax.jit(exported.call).lower(x)
+
+    return Program(lower, _ISLAND_SIZE, Options(bucket_bytes=0), is_partitioned=False)
+
+
 # --- all of them ---
 
 
@@ -171,6 +186,7 @@ def _programs() -> dict[str, Program]:
             title = " and ".join(names) if len(names) == 2 else "all of linear algebra"
             f = functools.partial(_of_algebra, names)
             found[title + end] = _program(f, (64,), bucket_bytes)
+    found["exported sine and product"] = _exported(("sine", "product"))
     for (name, functions), (beside, extra) in itertools.product(_SETS.items(), _BESIDE.items()):
         f = functools.partial(_alike, functions, extra)
         found[f"{name} beside {beside}"] = _program(f, (_LARGE,), buckets[0])
