@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
+from jax.experimental import multihost_utils, serialize_executable
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -206,6 +206,36 @@ def export() -> Any:
     array = put(values(), P("x", "y"))
     exported = jax.export.export(jax.jit(_mean_square))(array)
     return exported.nr_devices, float(jax.jit(exported.call)(array))
+
+
+# Several exchanges of one kind and shape.
+
+
+def _alike(a: jax.Array) -> list[jax.Array]:
+    values = [a, a * a, 3 - a, a + 7]  # whose sums are exact
+    moved = jax.shard_map(
+        lambda *vs: [jax.lax.ppermute(v, "x", [(0, 1), (1, 2), (2, 0)]) for v in vs],
+        mesh=mesh(),
+        in_specs=P("x", "y"),
+        out_specs=P("x", "y"),
+    )
+    return [*moved(*values), *(jnp.sum(v, axis=0) for v in values)]
+
+
+@named
+def export_of_exchanges_that_look_alike() -> Any:
+    array = put(values(), P("x", "y"))
+    exported = jax.export.export(jax.jit(_alike))(array)
+    return [shards(moved) for moved in jax.jit(exported.call)(array)]
+
+
+@named
+def serialized_executable_with_exchanges_that_look_alike() -> Any:
+    array = put(values(), P("x", "y"))
+    compiled = jax.jit(_alike).lower(array).compile()
+    data = serialize_executable.serialize(compiled)
+    loaded = serialize_executable.deserialize_and_load(*data)
+    return [shards(moved) for moved in loaded(array)]
 
 
 @named

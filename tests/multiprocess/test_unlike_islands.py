@@ -229,31 +229,45 @@ def _words(program: Program) -> set[str]:
     return {word for name in names for word in unlike_programs.PIECES[name].words}
 
 
-def _assert_refused(seed: int) -> None:
-    islands, program = Islands(ALGORITHMS[seed % 2], ""), unlike_programs.make(seed)
-    try:
-        answers = islands.ask(program, "undeclared")
-    finally:
-        islands.close()
-    for answer in answers:
-        assert not answer["blocks"], (program, answer)
-        assert answer["exchanges"] == 0, (program, answer)
-        error = answer["error"]
-        assert error.startswith("PlanMismatchError: "), error
-        assert "is the first that differs" in error, error
-        equations = error.split("is the first that differs")[1]
-        assert any(word in equations for word in _words(program)), (program, error)
+def _assert_refused(seeds: Iterable[int], record: Callable[[str, object], None]) -> None:
+    """Checks that both processes refuse each program before any exchange, and counts them."""
+    counts = collections.Counter[str]()
+    for seed in seeds:
+        islands, program = Islands(ALGORITHMS[seed % 2], ""), unlike_programs.make(seed)
+        try:
+            answers = islands.ask(program, "undeclared")
+        finally:
+            islands.close()
+        counts["programs"] += 1
+        counts["exchanges written"] += len(program.exchanges)
+        for answer in answers:
+            _assert_shows_the_difference(program, answer)
+            counts["refusals"] += 1
+    told = f"undeclared differences: {dict(counts)}"
+    print(told)
+    record("undeclared", told)
 
 
-@pytest.mark.parametrize("seed", range(NUM_QUICK_UNDECLARED))
-def test_undeclared_difference_is_refused(seed: int) -> None:
-    _assert_refused(1000 + seed)
+def _assert_shows_the_difference(program: Program, answer: dict[str, Any]) -> None:
+    assert not answer["blocks"], (program, answer)
+    assert answer["exchanges"] == 0, (program, answer)
+    error = answer["error"]
+    assert error.startswith("PlanMismatchError: "), error
+    assert "is the first that differs" in error, error
+    equations = error.split("is the first that differs")[1]
+    assert any(word in equations for word in _words(program)), (program, error)
+
+
+def test_undeclared_difference_is_refused(record_property: Callable[[str, object], None]) -> None:
+    _assert_refused(range(1000, 1000 + NUM_QUICK_UNDECLARED), record_property)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(NUM_UNDECLARED))
-def test_undeclared_differences_are_refused(seed: int) -> None:
-    _assert_refused(2000 + seed)
+@pytest.mark.timeout(1200)
+def test_undeclared_differences_are_refused(
+    record_property: Callable[[str, object], None],
+) -> None:
+    _assert_refused(range(2000, 2000 + NUM_UNDECLARED), record_property)
 
 
 # --- scripts: one program each ---

@@ -24,21 +24,24 @@ from jax.sharding import PartitionSpec as P
 from jaxhet import _deviceless
 from jaxhet.compiler import Job, Options, Plan, collectives, hlo
 from jaxhet.compiler.overlap import schedule
+from tests.python.compiler import moved
 from tests.python.compiler.install_plugins import PLUGINS
 from tests.python.compiler.train_steps import LOOP_OVER_LAYERS, TRAIN_STEPS
 
 
 class Compiler(_deviceless.Compiler):
-    """A vendor's compiler with our passes in it; measures them."""
+    """A vendor's compiler with our passes in it; measures them, and notes what exchanges move."""
 
     def __init__(self, vendor: _deviceless.Vendor):
         super().__init__(vendor)
         self._pass_ms: dict[str, float] = {}
+        self._moved: list[list[str]] = []
 
     def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
         start = time.perf_counter()
         if (result := super().decompose(module, job, options)) is not None:
             self._pass_ms["pre"] = (time.perf_counter() - start) * 1e3
+            self._moved = moved.of_module(hlo.Module(result), is_named=False)
         return result
 
     def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
@@ -68,6 +71,8 @@ class Compiler(_deviceless.Compiler):
             "pass_ms": dict(self._pass_ms),
             "fingerprint": plan.fingerprint,
             "lines": [e.line for e in plan.exchanges],
+            "num_bytes": sum(e.num_bytes for e in plan.exchanges),
+            "moved": self._moved,
             "schedule": schedule(module),
             "copies": sum(i.opcode == "copy" for i in module.entry.instructions),
             "crossing": [c.instruction.opcode for c in collectives.crossing(module, job)],

@@ -1,10 +1,11 @@
 """Modules from HLO text and back, without a backend."""
 
+import random
 import re
 
 from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
-from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, decompose
+from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, decompose, hlo
 from jaxhet.compiler import hlo_pb2 as pb
 
 SUM = """
@@ -79,3 +80,69 @@ def opcodes(text: str) -> list[str]:
     """Instructions of the entry computation."""
     main = text.split("\nENTRY", 1)[1]
     return re.findall(r" = (?:\(.*?\)|\S+) ([a-z\-]+)\(", main)
+
+
+def shuffled(data: bytes, seed: int) -> bytes:
+    """The same program with other names and ids, and its instructions in another valid order."""
+    rng = random.Random(seed)
+    module = hlo.Module(data)
+    for computation in module.computations.values():
+        old = list(computation.proto.instructions)
+        new_ids = [(computation.id << 32) + place for place in range(len(old))]
+        rng.shuffle(new_ids)
+        new_id = dict(zip((i.id for i in old), new_ids, strict=True))
+        for i in old:
+            i.id, i.name = new_id[i.id], f"{i.opcode}.{rng.randrange(10**6)}"
+            i.operand_ids[:] = [new_id[o] for o in i.operand_ids]
+        rng.shuffle(old)
+        _set_instructions(computation.proto, old)
+        computation.proto.root_id = new_id[computation.proto.root_id]
+        in_order = hlo.Computation(module, computation.proto)
+        in_order.sort()
+        _set_instructions(computation.proto, in_order.instructions)
+    return module.proto.SerializeToString()
+
+
+def _set_instructions(proto: pb.HloComputationProto, new: list[hlo.Instruction]) -> None:
+    del proto.instructions[:]
+    proto.instructions.extend(new)
+
+
+_FORMS = ("bitcast", "copy", "reshape")
+
+
+def feeding(data: bytes, its_job: Job, options: Options | None = None) -> list[list[str]]:
+    """What each exchange moves, by index, and by place where several arrays lie in its operand.
+
+    An array is what gives it: "parameter" or "exchange" and its number, else the end of the path in
+    the metadata, else the opcode.
+    """
+    decomposed = decompose(data, its_job, options or Options())
+    assert decomposed is not None
+    main = hlo.Module(decomposed).entry
+    starts = [i for i in main.instructions if _index(i)]
+    starts.sort(key=lambda i: int(_index(i)))
+    return [[name for x in main.operands(start) for name in _sources(main, x)] for start in starts]
+
+
+def _index(i: hlo.Instruction) -> str:
+    """The index of the exchange that an instruction starts, or ""."""
+    return i.frontend_attributes.map.get("jaxhet_index", "")
+
+
+def _sources(main: hlo.Computation, x: hlo.Instruction) -> list[str]:
+    operands = main.operands(x)
+    if index := _index(x):
+        return [f"exchange {index}"]
+    if x.opcode == "parameter":
+        return [f"parameter {x.parameter_number}"]
+    if x.opcode == "get-tuple-element" and operands[0].opcode == "opt-barrier":
+        (pair,) = main.operands(operands[0])
+        return _sources(main, main.operands(pair)[x.tuple_index])
+    if not x.name.startswith("jaxhet.") and x.opcode not in _FORMS:
+        return [x.metadata.op_name.rpartition("/")[2] or x.opcode]
+    names = [name for operand in operands for name in _sources(main, operand)]
+    if x.opcode == "concatenate":
+        return names
+    received = [name for name in names if name.startswith("exchange")]
+    return list(dict.fromkeys(received)) or names  # a rank adds its own part to what it receives

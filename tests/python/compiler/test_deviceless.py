@@ -74,6 +74,25 @@ def test_both_vendors_have_the_same_plans(cuda: Results, rocm: Results):
     for name, result in cuda.items():
         assert result["lines"] == rocm[name]["lines"], name
         assert result["fingerprint"] == rocm[name]["fingerprint"], name
+        assert result["moved"] == rocm[name]["moved"], name
+        assert len(result["moved"]) == len(result["lines"]), name
+
+
+# Exchanges, and the largest number of bytes that a rank sends in all of them: a change of either is
+# a change of what users wait for.
+_EXCHANGED = {
+    "data_parallel": (17, 122_703_876),
+    "fsdp": (88, 366_006_308),
+    "tensor_parallel": (17, 122_724_356),
+    "pipeline": (7, 35_655_756),
+    "mixture_of_experts": (25, 458_280_976),
+}
+
+
+@pytest.mark.parametrize("name", TRAIN_STEPS)
+def test_train_steps_have_as_many_exchanges_and_bytes_as_before(vendor: Results, name: str):
+    result = vendor[name]
+    assert (len(result["lines"]), result["num_bytes"]) == _EXCHANGED[name]
 
 
 def test_starts_and_dones_are_scheduled_in_plan_order(vendor: Results):

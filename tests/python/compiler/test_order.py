@@ -1,6 +1,5 @@
 """The plan: the order of the program's equations, whatever a compiler made of them."""
 
-import random
 import re
 
 import pytest
@@ -9,7 +8,7 @@ from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import Job, Options, Plan, bridge, decompose, hlo
 from jaxhet.compiler import hlo_pb2 as pb
 from tests.python.compiler import hlo_text
-from tests.python.compiler.hlo_text import all_reduce
+from tests.python.compiler.hlo_text import all_reduce, feeding, shuffled
 
 _JOB = hlo_text.job(0, 1)
 _ALONE = Options(bucket_bytes=0)
@@ -31,8 +30,13 @@ _BACKWARD = f"""
 """
 
 
-def _plan(data: bytes, job: Job = _JOB, order: str = "readiness") -> Plan:
-    options = Options(order=order)  # type: ignore[arg-type]
+def _plan(
+    data: bytes,
+    job: Job = _JOB,
+    order: str = "readiness",
+    bucket_bytes: int = Options().bucket_bytes,
+) -> Plan:
+    options = Options(order=order, bucket_bytes=bucket_bytes)  # type: ignore[arg-type]
     decomposed = decompose(data, job, options)
     assert decomposed is not None
     bridged = bridge(decomposed, job, options)
@@ -47,22 +51,6 @@ def _module(body: str, before: str = hlo_text.SUM) -> bytes:
 def _sources(plan: Plan) -> list[str]:
     """Equations of the user, by index."""
     return [e.source.rpartition("/")[2] for e in plan.exchanges]
-
-
-def _feeding(data: bytes, job: Job, options: Options) -> list[list[str]]:
-    """By index, and for each member in the order of their packing, the opcode that feeds it."""
-    decomposed = decompose(data, job, options)
-    assert decomposed is not None
-    c = hlo.Module(decomposed).entry
-    starts = [i for i in c.instructions if "jaxhet_index" in i.frontend_attributes.map]
-    starts.sort(key=lambda i: int(i.frontend_attributes.map["jaxhet_index"]))
-
-    def sources(x: hlo.Instruction) -> list[str]:
-        if x.opcode in ("concatenate", "reshape", "bitcast", "opt-barrier", "custom-call"):
-            return [name for operand in c.operands(x) for name in sources(operand)]
-        return [x.opcode]
-
-    return [[name for x in c.operands(start) for name in sources(x)] for start in starts]
 
 
 def test_order_is_that_in_which_they_can_start():
@@ -88,32 +76,6 @@ def test_starts_are_chained_in_plan_order(platform: str):
     ]
 
 
-def _shuffled(data: bytes, seed: int) -> bytes:
-    """The same program with other names and ids, and its instructions in another valid order."""
-    rng = random.Random(seed)
-    module = hlo.Module(data)
-    for computation in module.computations.values():
-        old = list(computation.proto.instructions)
-        new_ids = [(computation.id << 32) + place for place in range(len(old))]
-        rng.shuffle(new_ids)
-        new_id = dict(zip((i.id for i in old), new_ids, strict=True))
-        for i in old:
-            i.id, i.name = new_id[i.id], f"{i.opcode}.{rng.randrange(10**6)}"
-            i.operand_ids[:] = [new_id[o] for o in i.operand_ids]
-        rng.shuffle(old)
-        _set_instructions(computation.proto, old)
-        computation.proto.root_id = new_id[computation.proto.root_id]
-        in_order = hlo.Computation(module, computation.proto)
-        in_order.sort()
-        _set_instructions(computation.proto, in_order.instructions)
-    return module.proto.SerializeToString()
-
-
-def _set_instructions(proto: pb.HloComputationProto, new: list[hlo.Instruction]) -> None:
-    del proto.instructions[:]
-    proto.instructions.extend(new)
-
-
 # Equal depth, kind, shape and groups: only the equations tell them apart.
 _ALIKE = f"""
   p = f32[4] parameter(0)
@@ -135,9 +97,9 @@ def test_plan_does_not_depend_on_names_ids_and_text_order(body: str):
     data = _module(body)
     expected = _plan(data)
     for seed in range(20):
-        shuffled = _shuffled(data, seed)
-        assert shuffled != data
-        assert _plan(shuffled).text == expected.text
+        other = shuffled(data, seed)
+        assert other != data
+        assert _plan(other).text == expected.text
 
 
 @pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
@@ -148,9 +110,72 @@ def test_index_and_place_in_a_bucket_follow_the_equations(job: Job, bucket_bytes
     found = set()
     for data in (_module(_ALIKE), _module(body)):
         for seed in range(10):
-            feeding = _feeding(_shuffled(data, seed), job, Options(bucket_bytes=bucket_bytes))
-            found.add(tuple(name for names in feeding for name in names))
+            moved = feeding(shuffled(data, seed), job, Options(bucket_bytes=bucket_bytes))
+            found.add(tuple(name for names in moved for name in names))
     assert found == {("cosine", "sine", "exponential", "tanh")}
+
+
+_MOST = hlo_text.SUM.replace("sum", "most").replace("add", "maximum")
+_SCATTER = """update_window_dims={}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0},
+    index_vector_dim=1"""
+# Equal opcodes, operands and shapes: only what they call tells the two scatters apart.
+_SCATTERS = f"""
+  p = f32[4] parameter(0)
+  i = s32[2,1] parameter(1)
+  u = f32[2] parameter(2)
+  s = f32[4] scatter(p, i, u), {_SCATTER}, to_apply=most, metadata={{op_name="e3d0/scatter_max"}}
+  t = f32[4] scatter(p, i, u), {_SCATTER}, to_apply=sum, metadata={{op_name="e1d0/scatter_add"}}
+  {all_reduce("a", "s", path="e4d0/psum")}
+  {all_reduce("b", "t", path="e2d0/psum")}
+  ROOT r = f32[4] divide(a, b)
+"""
+
+
+def _moments(square: str, order: str = "z, q") -> str:
+    """Sums of a sine and of a square, which compilers write in several ways."""
+    first, second = order.split(", ")
+    place = {"z": "e3d0/psum", "q": "e1d0/psum"}
+    return f"""
+  p = f32[4] parameter(0)
+  two = f32[] constant(2)
+  twos = f32[4] broadcast(two), dimensions={{}}
+  q = f32[4] {square}, metadata={{op_name="e0d0/square"}}
+  z = f32[4] sine(p)
+  {all_reduce("a", first, path=place[first])}
+  {all_reduce("b", second, path=place[second])}
+  ROOT r = f32[4] divide({"a, b" if first == "z" else "b, a"})
+"""
+
+
+@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("bucket_bytes", [0, 1024])
+@pytest.mark.parametrize(
+    ("bodies", "moved"),
+    [
+        ([_SCATTERS], ["scatter_add", "scatter_max"]),
+        (
+            [
+                _moments(square, order)
+                for square in ("multiply(p, p)", "power(p, twos)")
+                for order in ("z, q", "q, z")
+            ],
+            ["square", "sine"],
+        ),
+    ],
+    ids=["scatters", "squares"],
+)
+def test_order_does_not_depend_on_how_an_operand_is_computed(
+    bodies: list[str], moved: list[str], bucket_bytes: int, job: Job
+):
+    found, plans = set(), set()
+    for data in (_module(body, hlo_text.SUM + _MOST) for body in bodies):
+        for seed in range(10):
+            other = shuffled(data, seed)
+            members = feeding(other, job, Options(bucket_bytes=bucket_bytes))
+            found.add(tuple(name for names in members for name in names))
+            plans.add(_plan(other, job, bucket_bytes=bucket_bytes).text)
+    assert found == {tuple(moved)}
+    assert len(plans) == 1
 
 
 @pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
@@ -171,8 +196,8 @@ def test_operands_of_a_combined_collective_are_in_program_order(job: Job):
 """)
 
     one, other = combined("s", "t"), combined("t", "s")
-    assert _feeding(one, job, Options()) == [["cosine", "sine"]]
-    assert _feeding(other, job, Options()) == [["cosine", "sine"]]
+    assert feeding(one, job, Options()) == [["cosine", "sine"]]
+    assert feeding(other, job, Options()) == [["cosine", "sine"]]
     assert _plan(one, job).text == _plan(other, job).text
 
 
@@ -228,18 +253,27 @@ def _twice(first: str, second: str, root: str = "tuple(a, b)") -> bytes:
 """)
 
 
+@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [("s", "a"), ("t0", "s0"), ("p", "q")],
-    ids=["one waits for the other", "elements of one result", "other inputs"],
+    ("first", "second", "moved"),
+    [
+        ("s", "a", [["sine"], ["exchange 0"]]),
+        ("s0", "t0", [["cosine"], ["sine"]]),
+        ("t0", "s0", [["cosine"], ["sine"]]),
+        ("p", "q", [["parameter 0"], ["parameter 1"]]),
+    ],
+    ids=["waiting", "elements", "elements in the other order", "inputs"],
 )
-def test_exchanges_of_one_equation_are_told_apart(first: str, second: str):
+def test_exchanges_of_one_equation_are_told_apart(
+    first: str, second: str, moved: list[list[str]], job: Job
+):
     data = _twice(first, second)
-    expected = _plan(data)
-    lines = [e.line for e in expected.exchanges]
-    assert len(set(lines)) == 2
+    expected = _plan(data, job, bucket_bytes=0)
+    assert len({e.line for e in expected.exchanges}) == 2
     for seed in range(20):
-        assert _plan(_shuffled(data, seed)).text == expected.text
+        other = shuffled(data, seed)
+        assert feeding(other, job, _ALONE) == moved
+        assert _plan(other, job, bucket_bytes=0).text == expected.text
 
 
 def test_other_connections_are_another_plan():
@@ -286,9 +320,12 @@ def _gathered_twice(first: str, second: str) -> bytes:
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_array_that_is_gathered_twice_needs_no_mark(platform: str):
     job = hlo_text.job(0, 1, platform=platform)
-    lines = [e.line for e in _plan(_gathered_twice("s", "s"), job).exchanges]
+    data = _gathered_twice("s", "s")
+    lines = [e.line for e in _plan(data, job).exchanges]
     assert len(lines) == 2
     assert lines[0] == lines[1]
+    for seed in range(5):
+        assert feeding(shuffled(data, seed), job) == [["sine"], ["sine"]]
     with pytest.raises(UsageError, match="nothing in the program"):
         _plan(_gathered_twice("s", "t"), job)
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.early
 _VENDORS = ("cuda", "rocm")
 _NUM_PROGRAMS = 200
 _NUM_QUICK_PROGRAMS = 8
+_TEST_OWN_S = 120  # beside the compilers' limit
 _MOST_NOT_COMPILED = 0.05
 # Share of the arrays that can't be swapped with one that looks alike without being noticed.
 _ENOUGH_TOLD_APART = 0.9
@@ -56,13 +57,18 @@ def _way(line: str) -> str:
     return line.partition(" ")[2].rpartition(" @")[0]
 
 
+def _limit_s(count: int) -> int:
+    """The time that a vendor's compiler has for so many programs."""
+    return 30 + 20 * count
+
+
 def _compile_by_both(first: int, count: int, *flags: str) -> list[Results]:
     for vendor in _VENDORS:
         require_compiler(vendor)
 
     def compile_by(vendor: str) -> Results:
         arguments = ("vendor_programs.py", vendor, str(first), str(count), *flags)
-        return worker.run(*arguments, timeout_s=30 + 20 * count)
+        return worker.run(*arguments, timeout_s=_limit_s(count))
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         cuda, rocm = pool.map(compile_by, _VENDORS)
@@ -84,8 +90,10 @@ def _difference(cuda: dict[str, Any], rocm: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(_NUM_QUICK_PROGRAMS, marks=pytest.mark.timeout(900)),
-        pytest.param(_NUM_PROGRAMS, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param(
+            count, marks=[pytest.mark.timeout(_limit_s(count) + _TEST_OWN_S), *marks], id=str(count)
+        )
+        for count, marks in ((_NUM_QUICK_PROGRAMS, []), (_NUM_PROGRAMS, [pytest.mark.slow]))
     ],
 )
 def test_equal_plans_of_random_programs_move_the_same_arrays(

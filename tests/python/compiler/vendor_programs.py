@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import random
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,7 +27,8 @@ from jax.sharding import PartitionSpec as P
 import jaxhet
 from jaxhet import _config, _deviceless, _jax_compat, _session
 from jaxhet._islands import Island
-from jaxhet.compiler import Job, Options, collectives, exchange, hlo, order
+from jaxhet.compiler import Job, Options, collectives, hlo, order
+from tests.python.compiler import moved
 from tests.python.compiler.install_plugins import PLUGINS
 
 Array = jax.Array
@@ -496,13 +496,8 @@ def _partitioned(draw: Draw, axes: dict[str, int]) -> Callable[[Sequence[Any]], 
     return lower
 
 
-# --- what is compared ---
+# --- the compiler ---
 
-_NAME = re.compile(r".*name_\d+")
-_EQUATIONS = re.compile(r"(?<!\w)e\d+(?=d\d)|\w+$")  # the numbers in an op_name
-_PER_VENDOR = re.compile(r"/cond/|/jit\(jaxhet_per_platform")
-_ANONYMOUS = ("constant", "iota", "partition-id")  # shared by what has different names
-_VALUES = ("custom-call", "dot", "dynamic-slice", "gather", "reduce", "scatter", "sort", "while")
 # Less work behind our passes, which it does not change.
 _COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_llvm_disable_expensive_passes": True}
 
@@ -523,47 +518,8 @@ class Compiler(_deviceless.Compiler):
 
     def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
         if (result := super().decompose(module, job, options)) is not None:
-            self.moved += self._moved(hlo.Module(result))
+            self.moved += moved.of_module(hlo.Module(result), not self.is_partitioned)
         return result
-
-    def _moved(self, module: hlo.Module) -> list[list[str]]:
-        found: dict[int, list[str]] = {}
-        for computation in module.computations.values():
-            for start in filter(exchange.is_start, computation.instructions):
-                entry = exchange.read(start)
-                members = _members(computation, start, entry.num_collectives)
-                found[entry.index] = [self._origin(computation, x) for x in members]
-        return [found[index] for index in range(len(found))]
-
-    def _origin(self, computation: hlo.Computation, x: hlo.Instruction) -> str:
-        """The names that are met first on the ways up from an array."""
-        found, seen, todo = set(), set(), [x]
-        for i in todo:
-            operands = computation.operands(i)
-            shown = [o for o in operands if o.opcode not in _ANONYMOUS]
-            if i.id in seen or i.opcode in _ANONYMOUS or (operands and not shown):
-                continue
-            seen.add(i.id)
-            if (name := self._name(computation, i)) is not None:
-                found.add(name)
-                continue
-            if i.opcode == "slice":  # of what an unrolled loop works on
-                found.add(f"from {[d.start for d in i.slice_dimensions]}")
-            todo += operands
-        return " + ".join(sorted(found))
-
-    def _name(self, computation: hlo.Computation, i: hlo.Instruction) -> str | None:
-        path = i.metadata.op_name
-        if not self.is_partitioned:
-            match = _NAME.match(path)
-            return match[0] if match else None
-        if i.opcode == "parameter":
-            return f"parameter {i.parameter_number}"
-        if i.opcode == "get-tuple-element" and computation.operands(i)[0].opcode == "parameter":
-            (call,) = computation.module.callers[computation.id]
-            return f"carried {i.tuple_index} of {_numbers(call.instruction)}"
-        is_known = i.opcode in _VALUES and path and not _PER_VENDOR.search(path)
-        return _numbers(i) if is_known else None
 
     def compile_program(self, program: Program) -> dict[str, Any]:
         devices, size = self.all_devices, program.island_size
@@ -593,27 +549,6 @@ class Compiler(_deviceless.Compiler):
         except jax.errors.JaxRuntimeError:
             return False
         return True
-
-
-def _numbers(instruction: hlo.Instruction) -> str:
-    """The numbers of equations in a name, and the primitive."""
-    return " ".join(_EQUATIONS.findall(instruction.metadata.op_name))
-
-
-def _members(
-    computation: hlo.Computation, start: hlo.Instruction, count: int
-) -> list[hlo.Instruction]:
-    """The arrays that lie in the operand of an exchange, in their order."""
-    todo = computation.operands(start)
-    if count == 1:
-        return todo
-    for i in todo:
-        if not i.name.startswith("jaxhet."):
-            continue
-        if i.name.startswith("jaxhet.concatenate") and len(i.operand_ids) == count:
-            return computation.operands(i)
-        todo += computation.operands(i)
-    raise AssertionError(f"{start.name} has {count} members, and they are nowhere")
 
 
 def _register_linear_algebra(vendor: _deviceless.Vendor) -> None:

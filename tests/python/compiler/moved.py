@@ -1,0 +1,84 @@
+"""What each exchange of a program moves, told apart from the plan.
+
+An array is known by what the program says where it comes from, and by nothing that our passes made.
+"""
+
+import re
+
+from jaxhet.compiler import exchange, hlo
+
+_NAME = re.compile(r".*name_\d+")
+_EQUATIONS = re.compile(r"(?<!\w)e\d+(?=d\d)|\w+$")  # the numbers in an op_name
+_PER_VENDOR = re.compile(r"/cond/|/jit\(jaxhet_per_platform")
+_ANONYMOUS = ("constant", "iota", "partition-id")  # shared by what has different names
+_VALUES = ("custom-call", "dot", "dynamic-slice", "gather", "reduce", "scatter", "sort", "while")
+
+
+def of_module(module: hlo.Module, is_named: bool) -> list[list[str]]:
+    """For each exchange, in the order of the plan, where the arrays in its operand come from.
+
+    Args:
+      module: What PRE has made.
+      is_named: Whether arrays are told by scopes "name_<number>" of the program. Else they are told
+        by the equations that give them, as far as these are the same for all vendors.
+    """
+    found: dict[int, list[str]] = {}
+    for computation in module.computations.values():
+        for start in filter(exchange.is_start, computation.instructions):
+            entry = exchange.read(start)
+            members = _members(computation, start, entry.num_collectives)
+            found[entry.index] = [_origin(computation, x, is_named) for x in members]
+    return [found[index] for index in range(len(found))]
+
+
+def _origin(computation: hlo.Computation, x: hlo.Instruction, is_named: bool) -> str:
+    """The names that are met first on the ways up from an array."""
+    found, seen, todo = set(), set(), [x]
+    for i in todo:
+        operands = computation.operands(i)
+        shown = [o for o in operands if o.opcode not in _ANONYMOUS]
+        if i.id in seen or i.opcode in _ANONYMOUS or (operands and not shown):
+            continue
+        seen.add(i.id)
+        if (name := _name(computation, i, is_named)) is not None:
+            found.add(name)
+            continue
+        if i.opcode == "slice":  # of what an unrolled loop works on
+            found.add(f"from {[d.start for d in i.slice_dimensions]}")
+        todo += operands
+    return " + ".join(sorted(found))
+
+
+def _name(computation: hlo.Computation, i: hlo.Instruction, is_named: bool) -> str | None:
+    path = i.metadata.op_name
+    if is_named:
+        match = _NAME.match(path)
+        return match[0] if match else None
+    if i.opcode == "parameter":
+        return f"parameter {i.parameter_number}"
+    if i.opcode == "get-tuple-element" and computation.operands(i)[0].opcode == "parameter":
+        (call,) = computation.module.callers[computation.id]
+        return f"carried {i.tuple_index} of {_numbers(call.instruction)}"
+    is_known = i.opcode in _VALUES and path and not _PER_VENDOR.search(path)
+    return _numbers(i) if is_known else None
+
+
+def _numbers(instruction: hlo.Instruction) -> str:
+    """The numbers of equations in a name, and the primitive."""
+    return " ".join(_EQUATIONS.findall(instruction.metadata.op_name))
+
+
+def _members(
+    computation: hlo.Computation, start: hlo.Instruction, count: int
+) -> list[hlo.Instruction]:
+    """The arrays that lie in the operand of an exchange, in their order."""
+    todo = computation.operands(start)
+    if count == 1:
+        return todo
+    for i in todo:
+        if not i.name.startswith("jaxhet."):
+            continue
+        if i.name.startswith("jaxhet.concatenate") and len(i.operand_ids) == count:
+            return computation.operands(i)
+        todo += computation.operands(i)
+    raise AssertionError(f"{start.name} has {count} members, and they are nowhere")
