@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 
 import jax
@@ -88,6 +89,22 @@ def test_choices_are_among_the_likeliest_as_often_as_said():
     np.testing.assert_allclose(shares(Sampling(0.5)), squares / squares.sum(), atol=0.05)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temperature": -0.5}, "temperature -0.5 can't divide logits: give 0 for the likeliest"),
+        ({"temperature": math.nan}, "temperature nan can't divide logits"),
+        ({"temperature": math.inf}, "temperature inf can't divide logits"),
+        ({"top_p": 0.0}, r"top-p 0.0 is not a probability.*: give a number above 0 and at most 1"),
+        ({"top_p": 1.5}, "top-p 1.5 is not a probability"),
+        ({"top_p": math.nan}, "top-p nan is not a probability"),
+    ],
+)
+def test_sampling_that_means_nothing_is_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        Sampling(**values)
+
+
 def test_command_prints_tokens_and_times(capsys):
     golden = expected("qwen2.5")
     text = ",".join(map(str, golden["tokens"][0, :PROMPT]))
@@ -104,6 +121,8 @@ def test_command_prints_tokens_and_times(capsys):
     [
         (["1,2,x"], "'1,2,x' is not of the form 1,15,7"),
         (["1,64"], "token 64 is not in the vocabulary of 64"),
+        (["1", "--temperature=-1"], "temperature -1.0 can't divide logits"),
+        (["1", "--top-p=0"], "top-p 0.0 is not a probability to choose among"),
         (["1", "--number=0"], "can't continue by 0 tokens: ask for 1 or more"),
         (["1", "--mesh=sequence=4"], "a mesh with sequence: texts grow by one position at a time"),
         (["1", "--mesh=model=3"], "does not hold the job's 4 devices; choose sizes whose product"),
