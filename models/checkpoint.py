@@ -173,6 +173,46 @@ class Checkpoints:
             )
 
 
+def read_facts(folder: Path) -> Facts:
+    """The facts in the folder of one checkpoint."""
+    return _read(folder, "facts", ocp.args.JsonRestore())
+
+
+def read_shapes(folder: Path) -> dict[str, Any]:
+    """Shapes and types of the parameters in the folder of one checkpoint.
+
+    Raises ValueError if the folder has no state.
+    """
+    with ocp.Checkpointer(_reader()) as checkpointer:
+        state = checkpointer.metadata(folder.absolute()).item_metadata.get("state")
+    if state is None:
+        raise ValueError(f"{folder} has no state: it is not a whole checkpoint of models.pretrain.")
+    return state.tree["params"]
+
+
+def read_params(folder: Path, shapes: dict[str, Any], shardings: Any) -> dict[str, Any]:
+    """The parameters in the folder of one checkpoint; the rest of its state is not read."""
+    restore = jax.tree.map(lambda sharding: ocp.ArrayRestoreArgs(sharding=sharding), shardings)
+    arguments = ocp.args.PyTreeRestore(
+        item={"params": shapes},  # pyright: ignore[reportCallIssue]
+        restore_args={"params": restore},  # pyright: ignore[reportCallIssue]
+        partial_restore=True,  # pyright: ignore[reportCallIssue]
+    )
+    return _read(folder, "state", arguments)["params"]
+
+
+def _reader() -> ocp.CompositeCheckpointHandler:
+    return ocp.CompositeCheckpointHandler(
+        state=ocp.PyTreeCheckpointHandler(), facts=ocp.JsonCheckpointHandler()
+    )
+
+
+def _read(folder: Path, name: str, arguments: Any) -> Any:
+    with ocp.Checkpointer(_reader()) as checkpointer:
+        contents = ocp.args.Composite(**{name: arguments})
+        return checkpointer.restore(folder.absolute(), args=contents)[name]
+
+
 def _checkpointer() -> ocp.AsyncCheckpointer:
     """Saves and restores by all processes of the job, without device programs."""
     processes = ocp.options.MultiprocessingOptions(

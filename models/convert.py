@@ -3,9 +3,12 @@
     python -m models.convert import Llama-3.2-1B checkpoint
     python -m models.convert export checkpoint Llama-3.2-1B-tuned
     python -m models.convert export SmolLM2-135M.gguf SmolLM2-135M
+    python -m models.convert export runs/first SmolLM2-135M-tuned
 
 A checkpoint is a folder with the model's files of text (`config.json`, the tokenizer's) and its
 parameters as Orbax stores them, which any mesh can restore. A GGUF file is read in place of either.
+A run of `models.pretrain` is exported from its folder, where the newest checkpoint is read, or from
+`checkpoints/STEP` in it.
 """
 
 import argparse
@@ -19,7 +22,7 @@ import jax
 import orbax.checkpoint as ocp
 
 import jaxhet
-from models import gguf, gguf_model
+from models import gguf, gguf_model, text, trained
 from models.configs import DTYPES, Config
 from models.huggingface import (
     CONFIG,
@@ -56,12 +59,41 @@ def import_model(
 
 
 def export_model(source: Path, target: Path, mesh: jax.sharding.Mesh) -> None:
-    """Makes a folder for Hugging Face of a checkpoint, or of a GGUF file."""
+    """Makes a folder for Hugging Face of a checkpoint, of a run, or of a GGUF file."""
     _check_new(target)
+    run = trained.Checkpoint.find(source)
+    if run:
+        _export_run(run, target, mesh)
+        return
     config, params = (load if gguf.find(source) else restore)(source, mesh)
     like = config_json(source)
     _copy_texts(source, target)
     save(target, config, params, like=like)
+
+
+def _export_run(run: trained.Checkpoint, target: Path, mesh: jax.sharding.Mesh) -> None:
+    """Makes a folder of a run's model, with the tokenizer of the run."""
+    config, params = run.config, run.load(mesh)
+    like = None
+    if run.init_from and not run.has_own_tokenizer:
+        like = config_json(run.init_from)
+        _copy_texts(run.init_from, target)
+    save(target, config, params, like=like)
+    _write_tokenizer(run, target / text.TOKENIZER)
+
+
+def _write_tokenizer(run: trained.Checkpoint, path: Path) -> None:
+    """Writes the tokenizer of a run, or says why not."""
+    if path.exists():
+        return
+    try:
+        tokenizer = text.byte_tokenizer_json() if run.is_of_bytes else run.tokenizer()
+    except (ValueError, OSError) as error:
+        print(f"{PROGRAM}: no tokenizer.json is written: {error}", file=sys.stderr)
+        return
+    path.write_text(tokenizer, encoding="utf-8")
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (path.parent / "tokenizer_config.json").write_text(json.dumps(kind, indent=2))
 
 
 def restore(checkpoint: Path, mesh: jax.sharding.Mesh) -> tuple[Config, Params]:
@@ -112,9 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line. Exits with one line of text for an input that can't be used."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("import", "make a checkpoint"), ("export", "make a Hugging Face folder")):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("source", type=Path, help="folder or GGUF file to read")
+    for name, what in (("import", "make a checkpoint"), ("export", "make a Hugging Face folder")):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("source", type=Path, help="folder, run or GGUF file to read")
         command.add_argument("target", type=Path, help="folder to make")
         command.add_argument(
             "--mesh", default="fsdp=-1", help="axes to split parameters over; -1: all devices"

@@ -38,10 +38,25 @@ class Sampling:
 
     Logits are divided by `temperature`; the choice is among the fewest tokens that have together at
     least the probability `top_p` (arXiv:1904.09751).
+
+    Raises:
+      ValueError: `temperature` is negative or not finite, or `top_p` is not in (0, 1].
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature {self.temperature} can't divide logits: give 0 for the likeliest "
+                "token, or a finite number above 0."
+            )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(
+                f"top-p {self.top_p} is not a probability to choose among: give a number above 0 "
+                "and at most 1."
+            )
 
     def __call__(self, logits: jax.Array, key: jax.Array) -> jax.Array:
         """Logits [B, V] to tokens [B], int32."""
@@ -261,8 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         texts = [codec.encode(text) for text in options.texts]
         mesh = _mesh(options.mesh)
         changes = {"dtype": options.dtype} if options.dtype else {}
-        config, params = load(options.folder, mesh, **changes)
         sampling = Sampling(options.temperature, options.top_p)
+        config, params = load(options.folder, mesh, **changes)
         with jax.set_mesh(mesh):
             result = generate(
                 config, params, texts, options.number, sampling=sampling, seed=options.seed

@@ -63,6 +63,10 @@ class Pipeline:
 
         return jax.tree.map(spread, blocks)
 
+    def gather(self, blocks: Any) -> Any:
+        """The parameters of all layers, first axis [layers], from what `spread` made of them."""
+        return jax.tree.map(lambda x: x[np.flatnonzero(self._used())], blocks)
+
     def loss(self, graph: nnx.GraphDef, params: Any, tokens: jax.Array) -> jax.Array:
         """Mean cross-entropy of tokens [batch, positions + 1] with spread parameters."""
         mesh = jax.sharding.get_abstract_mesh()

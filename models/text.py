@@ -19,7 +19,7 @@ from models import gguf, gguf_model
 
 BYTES = 256
 FIELD = "text"
-_TOKENIZER = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 # Documents that are tokenized by one call, on all cores.
 _TOGETHER = 1024
 # Usual names of the token after a document, in the order in which they are tried.
@@ -107,7 +107,7 @@ class Tokenizer:
         """
         if path is None:
             return cls(lambda texts: [np.frombuffer(t.encode(), np.uint8) for t in texts], BYTES)
-        text = _tokenizer_json(Path(path))
+        text = tokenizer_json(Path(path))
         library = _library(text, path)
 
         def encode(texts: list[str]) -> list[Any]:
@@ -144,20 +144,43 @@ class Codec:
     @classmethod
     def load(cls, path: Path) -> Self:
         """The codec of a `tokenizer.json` or a GGUF file. Raises ValueError for one without."""
-        library = _library(_tokenizer_json(path), str(path))
+        library = _library(tokenizer_json(path), str(path))
         return cls(lambda text: library.encode(text).ids, lambda ids: library.decode(list(ids)))
 
 
 def find_tokenizer(folder: Path) -> Path | None:
     """The file with a model's tokenizer: a folder's `tokenizer.json`, else the GGUF file."""
-    path = folder / _TOKENIZER
+    path = folder / TOKENIZER
     return path if path.exists() else gguf.find(folder)
 
 
-def _tokenizer_json(path: Path) -> str:
+def tokenizer_json(path: Path) -> str:
+    """The contents of a `tokenizer.json`, also of one rebuilt from a GGUF file."""
     if path.suffix == gguf.SUFFIX:
         return gguf_model.tokenizer_json(gguf.File(path))
     return path.read_text(encoding="utf-8")
+
+
+def byte_tokenizer_json() -> str:
+    """A `tokenizer.json` whose tokens are the bytes of a text in UTF-8.
+
+    It is a byte-level BPE without merges. GPT-2's table gives each byte a printable character:
+    its own in Latin-1 if that is printable, else the next one above 255.
+    """
+    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, BYTES)}
+    above = itertools.count(BYTES)
+    vocabulary = {chr(byte if byte in own else next(above)): byte for byte in range(BYTES)}
+    cut = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    contents = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": cut,
+        "post_processor": None,
+        "decoder": cut,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    return json.dumps(contents, indent=2)
 
 
 def _library(text: str, path: str) -> Any:

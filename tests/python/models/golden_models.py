@@ -1,9 +1,17 @@
 """The models of `golden/`, which `make_golden.py` has made with `transformers`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from flax import nnx
 from safetensors.numpy import load_file
+
+from models.configs import Config
+from models.generate import decode, prefill
+from models.huggingface import Params
+from models.llama import Llama
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILIES = (
@@ -22,3 +30,34 @@ PROMPT = 8
 def expected(family: str) -> dict[str, Any]:
     """Tokens [1, 24], logits of `transformers` in float32, and a greedy continuation [64]."""
     return load_file(GOLDEN / family / "expected.safetensors")
+
+
+def graph(config: Config) -> Any:
+    """The model without its parameters."""
+    return nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+
+
+def whole(config: Config, params: Params, tokens: Any, jit: Callable[..., Any]) -> np.ndarray:
+    """Logits [B, T, V] of whole texts."""
+    compute = jit(lambda params: nnx.merge(graph(config), params)(tokens))
+    return np.asarray(compute(params))
+
+
+def step_by_step(
+    config: Config, params: Params, tokens: Any, jit: Callable[..., Any]
+) -> np.ndarray:
+    """Logits [B, T - PROMPT + 1, V] after the prompt and after each token behind it, with a cache.
+
+    The texts are `tokens` [B, T]; the last logits are those after all of them.
+    """
+    model = graph(config)
+    batch, room = tokens.shape
+    begin = jit(lambda p, *args: prefill(nnx.merge(model, p), *args, room=room))
+    advance = jit(lambda p, *args: decode(nnx.merge(model, p), *args))
+    logits, past = begin(params, tokens[:, :PROMPT], np.full(batch, PROMPT, np.int32))
+    results = [logits]
+    for position in range(PROMPT, room):
+        lengths = np.full(batch, position, np.int32)
+        logits, past = advance(params, tokens[:, position], past, lengths)
+        results.append(logits)
+    return np.stack([np.asarray(logits) for logits in results], axis=1)

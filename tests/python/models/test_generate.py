@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 
 import jax
@@ -12,9 +13,16 @@ from models import generate as module
 from models.generate import Sampling, decode, generate, prefill
 from models.huggingface import load
 from models.llama import Llama
-from tests.python.models.golden_models import FAMILIES, GOLDEN, PROMPT, expected
+from tests.python.models.golden_models import FAMILIES, GOLDEN, PROMPT, expected, step_by_step
 
 QUICK = ("llama-3.1", "qwen2.5", "qwen3-moe")  # together they have each part of a family
+EACH_FAMILY = pytest.mark.parametrize(
+    "family",
+    [
+        family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 WIDE = {"dtype": "float32", "param_dtype": "float32"}
 
 
@@ -26,13 +34,7 @@ def compile_fast(monkeypatch, fast_jit):
     monkeypatch.setattr(module.jaxhet, "jit", jit)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
-        for family in FAMILIES
-    ],
-)
+@EACH_FAMILY
 def test_greedy_tokens_are_those_of_transformers(family, make_mesh):
     golden = expected(family)
     config, params = load(GOLDEN / family, make_mesh(data=1), **WIDE)
@@ -57,6 +59,14 @@ def test_step_by_step_logits_are_those_of_whole_texts(make_mesh, fast_jit):
         np.testing.assert_allclose(logits, whole[rows, lengths - 1], atol=1e-4, rtol=0)
         logits, past = advance(params, tokens[rows, lengths], past, lengths)
         lengths += 1
+
+
+@EACH_FAMILY
+def test_step_by_step_logits_are_those_of_transformers(family, make_mesh, fast_jit):
+    golden = expected(family)
+    config, params = load(GOLDEN / family, make_mesh(data=1), **WIDE)
+    ours = step_by_step(config, params, golden["tokens"], fast_jit)
+    np.testing.assert_allclose(ours, golden["logits"][:, PROMPT - 1 :], atol=1e-4, rtol=0)
 
 
 def test_texts_of_several_lengths_on_a_mesh_are_as_alone(make_mesh):
@@ -88,6 +98,22 @@ def test_choices_are_among_the_likeliest_as_often_as_said():
     np.testing.assert_allclose(shares(Sampling(0.5)), squares / squares.sum(), atol=0.05)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temperature": -0.5}, "temperature -0.5 can't divide logits: give 0 for the likeliest"),
+        ({"temperature": math.nan}, "temperature nan can't divide logits"),
+        ({"temperature": math.inf}, "temperature inf can't divide logits"),
+        ({"top_p": 0.0}, r"top-p 0.0 is not a probability.*: give a number above 0 and at most 1"),
+        ({"top_p": 1.5}, "top-p 1.5 is not a probability"),
+        ({"top_p": math.nan}, "top-p nan is not a probability"),
+    ],
+)
+def test_sampling_that_means_nothing_is_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        Sampling(**values)
+
+
 def test_command_prints_tokens_and_times(capsys):
     golden = expected("qwen2.5")
     text = ",".join(map(str, golden["tokens"][0, :PROMPT]))
@@ -104,6 +130,8 @@ def test_command_prints_tokens_and_times(capsys):
     [
         (["1,2,x"], "'1,2,x' is not of the form 1,15,7"),
         (["1,64"], "token 64 is not in the vocabulary of 64"),
+        (["1", "--temperature=-1"], "temperature -1.0 can't divide logits"),
+        (["1", "--top-p=0"], "top-p 0.0 is not a probability to choose among"),
         (["1", "--number=0"], "can't continue by 0 tokens: ask for 1 or more"),
         (["1", "--mesh=sequence=4"], "a mesh with sequence: texts grow by one position at a time"),
         (["1", "--mesh=model=3"], "does not hold the job's 4 devices; choose sizes whose product"),

@@ -6,19 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from models import convert
-from models.configs import Config
 from models.huggingface import load, save
-from models.llama import Llama
-from tests.python.models.golden_models import FAMILIES, GOLDEN, expected
-
-
-def logits(config: Config, params, tokens, jit) -> np.ndarray:
-    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
-    return np.asarray(jit(lambda params: nnx.merge(graph, params)(tokens))(params))
+from tests.python.models.golden_models import FAMILIES, GOLDEN, expected, whole
 
 
 def tensors(folder) -> dict[str, np.ndarray]:
@@ -38,16 +30,16 @@ def test_logits_are_those_of_transformers(family, make_mesh, fast_jit):
     golden = expected(family)
     wide = {"dtype": "float32", "param_dtype": "float32"}
     config, params = load(GOLDEN / family, make_mesh(data=1), **wide)
-    ours = logits(config, params, golden["tokens"], fast_jit)
+    ours = whole(config, params, golden["tokens"], fast_jit)
     np.testing.assert_allclose(ours, golden["logits"], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["llama-3.1", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_as_near_as_that_of_transformers(family, make_mesh, fast_jit):
     golden = expected(family)
     config, params = load(GOLDEN / family, make_mesh(data=1))
     assert (config.dtype, config.param_dtype) == ("bfloat16", "bfloat16")
-    error = np.abs(logits(config, params, golden["tokens"], fast_jit) - golden["logits"]).max()
+    error = np.abs(whole(config, params, golden["tokens"], fast_jit) - golden["logits"]).max()
     assert 0 < error <= 2 * float(golden["bfloat16_error"][0])
 
 
@@ -64,12 +56,12 @@ def test_model_lies_and_computes_on_a_mesh(family, axes, make_mesh, fast_jit):
     with jax.set_mesh(mesh):
         config, params = load(GOLDEN / family, mesh, dtype="float32", param_dtype="float32")
         tokens = jnp.tile(golden["tokens"], (2, 1))
-        ours = logits(config, params, tokens, fast_jit)
+        ours = whole(config, params, tokens, fast_jit)
     np.testing.assert_allclose(ours[1:], golden["logits"], atol=1e-4, rtol=0)
     assert not params["blocks"]["attention"]["query"]["kernel"].is_fully_replicated
 
 
-@pytest.mark.parametrize("family", ["llama-2", "qwen2.5", "qwen3-moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_import_and_export_give_the_same_bits(family, tmp_path):
     shutil.copytree(GOLDEN / family, tmp_path / "theirs")
     (tmp_path / "theirs" / "tokenizer.json").write_text("{}")
