@@ -237,7 +237,9 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         membership.join(claim, config.connect_timeout_s + 5, given)
         members = membership.members
         config = config.placed(membership.process, len(members))
-        listener.assign(membership.process, membership.job)
+        per_pair = _ffi.RING_MESSAGE_SOCKETS + config.ring_sockets
+        channels = _bootstrap.num_channels(len(members), per_pair)
+        listener.assign(membership.process, membership.job, len(members), channels)
         differences = differences_between_islands(members)
         if config.process_id == 0:
             for line in differences:
