@@ -23,6 +23,7 @@ from jaxhet._interfaces import Interface
 from jaxhet._listener import Link, Listener
 
 _FIRST_RING_CHANNEL = 1000
+_MOST_DEVICES = 256  # of a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
 
@@ -35,6 +36,11 @@ class PeerSockets:
 
     control: Link
     data: tuple[Link, ...]
+
+
+def num_channels(num_processes: int, sockets_per_pair: int) -> int:
+    """Number that the channels of a job's connections are below, before its devices are known."""
+    return _FIRST_RING_CHANNEL + (num_processes * _MOST_DEVICES) ** 2 * sockets_per_pair
 
 
 def connect_peers(

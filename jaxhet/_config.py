@@ -172,7 +172,8 @@ OPTIONS: tuple[Option, ...] = (
         str,
         "off",
         "protection of TCP traffic after the handshakes: off: none; auth: against changes;"
-        " full: against changes and readers; with auth and full RDMA is not used",
+        " full: against changes and readers; with auth and full RDMA is not used; a job with public"
+        " addresses must set it",
         ("off", "auth", "full"),
         agreed=True,
     ),

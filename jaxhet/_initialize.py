@@ -23,6 +23,7 @@ from jaxhet import (
     _coordinator,
     _credentials,
     _distributed,
+    _exposure,
     _ffi,
     _gpu_settings,
     _interfaces,
@@ -236,7 +237,9 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         membership.join(claim, config.connect_timeout_s + 5, given)
         members = membership.members
         config = config.placed(membership.process, len(members))
-        listener.assign(membership.process, membership.job)
+        per_pair = _ffi.RING_MESSAGE_SOCKETS + config.ring_sockets
+        channels = _bootstrap.num_channels(len(members), per_pair)
+        listener.assign(membership.process, membership.job, len(members), channels)
         differences = differences_between_islands(members)
         if config.process_id == 0:
             for line in differences:
@@ -244,6 +247,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         if len({claim.island for claim in members}) > 1:
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
+            _exposure.check(config, config.process_id, members, membership.coordinator_host)
             if members[config.process_id].platform in _jaxlib.GPU_PLATFORMS:
                 tuned = _prepare_gpus(config.process_id)
             engine = _start_engine(config, listener, membership)

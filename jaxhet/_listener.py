@@ -5,9 +5,12 @@ and a port may pass from one to another.
 """
 
 import dataclasses
+import fcntl
 import ipaddress
+import select
 import socket
 import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +26,8 @@ _HEADER = struct.Struct(f"<8sHIII{JOB_BYTES}s")
 _ANSWER = struct.Struct(f"<I{JOB_BYTES}s")  # process, job
 _MAGIC = b"jaxhet-p"
 _VERSION = 3
+_ANY = 2**32  # more than a header can say
+_GIVEN_UP_WITHIN_S = 1.0  # for the end of a connection that the peer has left for another one
 _PORTS = "check JAXHET_TCP_PORT and JAXHET_TCP_ADVERTISE"
 
 
@@ -65,11 +70,13 @@ class Listener:
         self.process = process
         self.secret = secret
         self.job = job
+        self._num_processes = self._num_channels = _ANY
         self._assigned = threading.Event()
         if job:
             self._assigned.set()
         self._arrived = threading.Condition()
         self._links: dict[tuple[int, int], Link] = {}
+        self._taken: set[tuple[int, int]] = set()
         addresses = [str(interface.address.ip) for interface in interfaces]
         servers = _listen(host, port, process, addresses)
         ports = dict(server.getsockname()[:2] for server in servers)
@@ -84,10 +91,20 @@ class Listener:
             for server in servers
         ]
 
-    def assign(self, process: int, job: bytes) -> None:
-        """Says which process of which job this is; until then nobody can connect."""
+    def assign(
+        self, process: int, job: bytes, num_processes: int = _ANY, num_channels: int = _ANY
+    ) -> None:
+        """Says which process of which job this is; until then nobody can connect.
+
+        Args:
+          process: This process.
+          job: The id of the job.
+          num_processes: Number of processes of the job.
+          num_channels: Number that the channel of every connection is below.
+        """
         self.process = process
         self.job = job
+        self._num_processes, self._num_channels = num_processes, num_channels
         self._assigned.set()
 
     def introduce(
@@ -123,6 +140,7 @@ class Listener:
         while True:
             with self._arrived:
                 if expected <= self._links.keys():
+                    self._taken |= expected
                     return {key: self._links.pop(key) for key in expected}
                 missing = sorted({process for process, _ in expected - self._links.keys()})
                 self._arrived.wait(0.05)
@@ -158,7 +176,35 @@ class Listener:
             raise TransportError(_another_job(f"process {source}", job, self.job))
         if (magic, version, target) != (_MAGIC, _VERSION, self.process):
             raise TransportError("a connection that was meant for another process was refused")
+        self._check_claimed(source, channel)
         return (source, channel), keys
+
+    def _check_claimed(self, source: int, channel: int) -> None:
+        """Checks that a peer of the job may open this connection.
+
+        Raises:
+          TransportError: No such process connects to this one, there is no such channel, or the
+            process has this connection already.
+        """
+        if not self.process < source < self._num_processes:
+            last = "" if self._num_processes == _ANY else f" up to {self._num_processes - 1}"
+            raise TransportError(
+                f"a connection in the name of process {source} was refused: only processes with ids"
+                f" above {self.process}{last} connect to process {self.process}"
+            )
+        if channel >= self._num_channels:
+            raise TransportError(
+                f"channel {channel} of process {source} was refused: there are only"
+                f" {self._num_channels}"
+            )
+        with self._arrived:
+            earlier, is_taken = self._links.get((source, channel)), (source, channel) in self._taken
+        if is_taken or (
+            earlier is not None and not _is_given_up(earlier.socket, _GIVEN_UP_WITHIN_S)
+        ):
+            raise TransportError(
+                f"a second connection for channel {channel} of process {source} was refused"
+            )
 
     def _identity(self) -> bytes:
         """The identity that this process presents, once it has joined.
@@ -174,11 +220,30 @@ class Listener:
     ) -> None:
         key, keys = authenticated
         with self._arrived:
-            earlier = self._links.get(key)  # the peer gave it up before the handshake's last bytes
-            self._links[key] = Link(sock, keys)
-            self._arrived.notify_all()
-        if earlier is not None:
-            earlier.socket.close()
+            earlier = self._links.get(key)
+            is_second = key in self._taken or (
+                earlier is not None and not _is_given_up(earlier.socket, 0)
+            )
+            if not is_second:
+                self._links[key] = Link(sock, keys)
+                self._arrived.notify_all()
+        superfluous = sock if is_second else earlier.socket if earlier else None
+        if superfluous is not None:
+            superfluous.close()
+
+
+def _is_given_up(sock: socket.socket, timeout_s: float) -> bool:
+    """Whether a peer has left a connection, perhaps before the handshake's last bytes arrived.
+
+    The peer has closed it, or has not acknowledged these bytes: the way between the two is broken.
+    """
+    try:
+        if select.select([sock], [], [], timeout_s)[0]:
+            return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        (unacknowledged,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+    except (OSError, ValueError):  # it was reset, or closed here
+        return True
+    return unacknowledged > 0
 
 
 def _check_answer(answer: bytes, claim: Claim, address: str, job: bytes) -> None:

@@ -102,6 +102,12 @@ class Membership:
         return self._sock.getsockname()[0]
 
     @property
+    def coordinator_host(self) -> str:
+        """Address of the coordinator's host; "" if that is this machine."""
+        host = self._sock.getpeername()[0]
+        return "" if host == self.local_address else host
+
+    @property
     def failure(self) -> JaxhetError | None:
         """The first thing that the coordinator said went wrong."""
         with self._lock:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jaxhet._addresses import split_address
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
+from jaxhet._metrics_server import MetricsServer
 
 if TYPE_CHECKING:
     from jaxhet._session import Session
@@ -42,7 +43,7 @@ class Metrics:
         self._client = client
         self._registry = client.CollectorRegistry()
         self._file: pathlib.Path | None = None
-        self._server: Any = None
+        self._server: MetricsServer | None = None
         self._writer: threading.Thread | None = None
         self._closed = threading.Event()
         if config.metrics_folder:
@@ -195,13 +196,13 @@ def _client() -> ModuleType:
     return prometheus_client
 
 
-def _serve(client: ModuleType, config: Config, registry: Any) -> Any:
+def _serve(client: ModuleType, config: Config, registry: Any) -> MetricsServer:
     host, port = split_address(config.metrics_address, "metrics_address")
     port += config.process_id
     try:
         if port > 65535:
             raise OverflowError
-        server, _ = client.start_http_server(port, host, registry)
+        return MetricsServer(host, port, client.make_wsgi_app(registry))
     except (OSError, OverflowError, socket.gaierror) as error:
         reason = getattr(error, "strerror", None) or "there are no ports above 65535"
         raise UsageError(
@@ -209,4 +210,3 @@ def _serve(client: ModuleType, config: Config, registry: Any) -> Any:
             f" takes the port of JAXHET_METRICS_ADDRESS={config.metrics_address} plus its number:"
             " choose one with as many free ports above it as there are processes"
         ) from None
-    return server

@@ -13,7 +13,7 @@ def read_secret(config: Config) -> bytes:
     """The job secret.
 
     Raises:
-      UsageError: The secret is missing or short, or its file is unreadable or world-readable.
+      UsageError: The secret is missing or short, or its file is unreadable, or open to everybody.
     """
     secret = (config.job_secret or _secret_of_file(config.job_secret_file)).encode()
     if not secret:
@@ -39,9 +39,10 @@ def _secret_of_file(name: str | None) -> str:
         text = path.read_text().strip()
     except OSError as error:
         raise UsageError(f"can't read JAXHET_JOB_SECRET_FILE: {error}") from error
-    if mode & stat.S_IROTH:
+    rights = {"read": stat.S_IROTH, "write": stat.S_IWOTH}
+    if found := " and ".join(verb for verb, bit in rights.items() if mode & bit):
         raise UsageError(
-            f"everybody on this machine can read JAXHET_JOB_SECRET_FILE {name} (mode"
+            f"everybody on this machine can {found} JAXHET_JOB_SECRET_FILE {name} (mode"
             f" {stat.S_IMODE(mode):04o}): run `chmod 600` on it"
         )
     return text

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -12,7 +13,11 @@
 namespace jaxhet::testing {
 namespace {
 
-constexpr int kRounds = 300;
+// CLOSE_ROUNDS says another number.
+int Rounds() {
+  const char* const text = std::getenv("CLOSE_ROUNDS");
+  return text == nullptr ? 300 : std::atoi(text);
+}
 
 // Calls `action` until the engine says that it is closed.
 void CallUntilClosed(const std::function<void(int64_t)>& action) {
@@ -42,7 +47,7 @@ void LookAtDevices(const Engine& engine) {
 }
 
 TEST(CloseWhileOthersCall) {
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < Rounds(); ++round) {
     const auto engine = std::make_shared<Engine>(0, 1, Options{});
     engine->Connect(kLong);
     engine->SetRanks({{.device_id = 1, .process = 0, .island = 0, .vendor = "cpu"}});
@@ -62,7 +67,7 @@ TEST(CloseWhileOthersCall) {
 }
 
 TEST(CloseTwiceAtOnce) {
-  for (int round = 0; round < kRounds / 10; ++round) {
+  for (int round = 0; round < Rounds() / 10; ++round) {
     World world(WorldOptions{});
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) {

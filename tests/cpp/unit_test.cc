@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <new>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -76,6 +78,27 @@ TEST(ErrorNamesItsClass) {
   ExpectEqual(error.text(), std::string_view("it died"));
   EXPECT(ErrorCodeOf("DeviceError") == ErrorCode::kDevice);
   ExpectContains(ExpectThrow([] { ErrorCodeOf("OtherError"); }), "UsageError");
+}
+
+// What CurrentError() makes of a thrown `exception`.
+template <typename T>
+Error Mapped(const T& exception) {
+  try {
+    throw exception;
+  } catch (...) {
+    return CurrentError();
+  }
+}
+
+TEST(EveryExceptionIsAnErrorAtAnOuterInterface) {
+  const Error own = Mapped(Error(ErrorCode::kPeer, "it died", 3));
+  ExpectEqual(std::string(own.what()), std::string("jaxhet.PeerError: it died"));
+  ExpectEqual(own.culprit(), 3);
+  const Error memory = Mapped(std::bad_alloc());
+  ExpectContains(memory.what(), "jaxhet.DeviceError: this process has no host memory left");
+  ExpectContains(Mapped(std::length_error("too long")).what(), "jaxhet.DeviceError: too long");
+  const Error unknown = Mapped(7);
+  ExpectContains(unknown.what(), "jaxhet.DeviceError: an exception that is no std::exception");
 }
 
 TEST(OptionsListTheirNames) {

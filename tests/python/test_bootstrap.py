@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from jaxhet import PeerError, _bootstrap, _config, _initialize
+from jaxhet import _listener as _listener_module
 from jaxhet._addresses import split_address
 from jaxhet._claim import Claim
 from jaxhet._errors import TransportError
@@ -254,19 +255,71 @@ def test_peer_of_another_job_is_refused_at_an_interface() -> None:
             listener.take({(1, 1)}, time.monotonic() + 0.2, lambda: None)
 
 
-def test_socket_that_a_peer_opens_again_replaces_the_first() -> None:
+def test_socket_that_a_peer_opens_again_replaces_the_first_that_it_left() -> None:
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
         claim = _claim(ours.address)
         address = split_address(ours.address)
         with socket.create_connection(address) as first, socket.create_connection(address) as again:
             theirs.introduce(first, claim, 1, ours.address)
             wait_until(lambda: (1, 1) in ours._links, 5)
+            earlier = ours._links[1, 1]
+            timer = threading.Timer(0.2, first.close)
+            timer.start()
             link = theirs.introduce(again, claim, 1, ours.address)
-            first.settimeout(5)
-            assert first.recv(1) == b""
-            taken = ours.take({(1, 1)}, time.monotonic() + 5, lambda: None)[1, 1]
+            timer.join()
+            wait_until(lambda: ours._links[1, 1] is not earlier, 5)
+            assert earlier.socket.fileno() == -1
+            taken = _take(ours)
             assert taken.keys.send == link.keys.receive
             taken.socket.close()
+
+
+def _take(listener: Listener) -> Link:
+    return listener.take({(1, 1)}, time.monotonic() + 5, lambda: None)[1, 1]
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["waiting", "taken"])
+def test_second_connection_replaces_no_link(
+    is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_listener_module, "_GIVEN_UP_WITHIN_S", 0.1)
+    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
+        claim = _claim(ours.address)
+        address = split_address(ours.address)
+        with socket.create_connection(address) as first, socket.create_connection(address) as again:
+            link = theirs.introduce(first, claim, 1, ours.address)
+            wait_until(lambda: (1, 1) in ours._links, 5)
+            taken = _take(ours) if is_taken else None
+            theirs.introduce(again, claim, 1, ours.address)
+            again.settimeout(5)
+            assert again.recv(1) == b""
+            taken = taken or _take(ours)
+            assert taken.keys.send == link.keys.receive
+            taken.socket.close()
+        with pytest.raises(
+            TransportError, match="second connection for channel 1 of process 1 was"
+        ):
+            ours.take({(1, 2)}, time.monotonic() + 0.1, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("process", "channel", "words"),
+    [
+        (0, 0, r"in the name of process 0 was refused: only processes with ids above 0 up to 2"),
+        (3, 0, r"in the name of process 3 was refused: only processes with ids above 0 up to 2"),
+        (1, 9, r"channel 9 of process 1 was refused: there are only 9"),
+    ],
+    ids=["its own", "unknown", "channel"],
+)
+def test_connection_that_nobody_opens_is_refused(process: int, channel: int, words: str) -> None:
+    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(process)) as theirs:
+        ours.assign(0, JOB, num_processes=3, num_channels=9)
+        with socket.create_connection(split_address(ours.address)) as sock:
+            theirs.introduce(sock, _claim(ours.address), channel, ours.address)
+            sock.settimeout(5)
+            assert sock.recv(1) == b""
+        with pytest.raises(TransportError, match=words):
+            ours.take({(1, 0)}, time.monotonic() + 0.1, lambda: None)
 
 
 def test_interface_whose_port_is_taken_is_named() -> None:

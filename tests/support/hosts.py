@@ -1,8 +1,9 @@
 """Network namespaces that stand for hosts with several network interfaces.
 
-Host i has the address 10.77.k.(i + 1)/24 on its interface eth<k>. The interfaces eth<k> of all
-hosts are joined by switch k: a bridge in a namespace of its own, or a wire that delays and loses
-packets (`tests/support/wire.py`). Everything ends with the processes that hold the namespaces.
+Host i has the address 10.77.k.(i + 1)/24 on its interface eth<k>, unless the test names another
+network. The interfaces eth<k> of all hosts are joined by switch k: a bridge in a namespace of its
+own, or a wire that delays and loses packets (`tests/support/wire.py`). Everything ends with the
+processes that hold the namespaces.
 """
 
 import concurrent.futures
@@ -59,10 +60,18 @@ class Hosts:
       num_hosts: Number of hosts, at most 250.
       num_interfaces: Number of interfaces of each host.
       mbit_s: Rate at which each interface sends; None: as fast as it can.
+      network: First two numbers of all addresses; packets never leave the namespaces.
     """
 
-    def __init__(self, num_hosts: int, num_interfaces: int, mbit_s: int | None = None):
+    def __init__(
+        self,
+        num_hosts: int,
+        num_interfaces: int,
+        mbit_s: int | None = None,
+        network: str = "10.77",
+    ):
         self.num_interfaces = num_interfaces
+        self._network = network
         self._switches = _Namespace()
         self._hosts = [_Namespace() for _ in range(num_hosts)]
         for k in range(num_interfaces):
@@ -83,7 +92,7 @@ class Hosts:
             namespace.close()
 
     def address(self, host: int, interface: int = 0) -> str:
-        return f"10.77.{interface}.{host + 1}"
+        return f"{self._network}.{interface}.{host + 1}"
 
     def shape(self, host: int, interface: int, mbit_s: int) -> None:
         """Limits the rate at which an interface sends."""

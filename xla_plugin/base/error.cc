@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <system_error>
 
 namespace jaxhet {
@@ -18,6 +19,20 @@ ErrorCode ErrorCodeOf(std::string_view name) {
   const auto* found = std::ranges::find(kErrorNames, name);
   if (found == kErrorNames.end()) Throw(ErrorCode::kUsage, "no error is called '", name, "'");
   return static_cast<ErrorCode>(found - kErrorNames.begin());
+}
+
+Error CurrentError() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return {ErrorCode::kDevice, "this process has no host memory left (std::bad_alloc)"};
+  } catch (const std::exception& error) {
+    return {ErrorCode::kDevice, error.what()};
+  } catch (...) {
+    return {ErrorCode::kDevice, "an exception that is no std::exception; please report this"};
+  }
 }
 
 std::string ErrnoText(std::string_view call, int error_number) {

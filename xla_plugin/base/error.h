@@ -44,6 +44,11 @@ class Error : public std::exception {
 // Throws UsageError if `name` is not one of kErrorNames.
 ErrorCode ErrorCodeOf(std::string_view name);
 
+// The exception that is being handled, whatever it is, as an Error: ours as it is, std::bad_alloc
+// as a DeviceError that says so, any other one as a DeviceError. Only for `catch` blocks at an
+// outer interface, which nothing may cross.
+Error CurrentError();
+
 // "<call>: <strerror> (<number>)".
 std::string ErrnoText(std::string_view call, int error_number);
 

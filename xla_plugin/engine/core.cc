@@ -20,8 +20,9 @@ void Core::Guarded(Function function) {
     function();
   } catch (const Error& error) {
     Fail(error);
-  } catch (const std::exception& error) {
-    Fail(Error(ErrorCode::kDevice, StrCat("[", roster_.OwnName(), "] ", error.what())));
+  } catch (...) {  // nor may the progress thread end
+    const Error error = CurrentError();
+    Fail(Error(error.code(), StrCat("[", roster_.OwnName(), "] ", error.text())));
   }
 }
 

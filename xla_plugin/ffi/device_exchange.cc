@@ -43,10 +43,8 @@ ffi::Error Guarded(Function function) {
   try {
     function();
     return ffi::Error::Success();
-  } catch (const Error& error) {
-    return ToFfiError(error);
-  } catch (const std::exception& error) {
-    return {ffi::ErrorCode::kInternal, error.what()};
+  } catch (...) {  // nothing may cross XLA's C interface
+    return ToFfiError(CurrentError());
   }
 }
 

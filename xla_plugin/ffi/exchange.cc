@@ -67,11 +67,9 @@ ffi::Future StartExchange(ffi::RunId run_id, int32_t device_id, int64_t session,
     AddBuffers(operands, results, request);
     Start({session, kind, plan, index, ranks, group_size, deadline_ms}, device_id, run_id,
           std::move(request));
-  } catch (const Error& error) {
+  } catch (...) {  // nothing may cross XLA's C interface
+    const Error error = CurrentError();
     done(&error);
-  } catch (const std::exception& error) {  // nothing may cross XLA's C interface
-    const Error named(ErrorCode::kDevice, error.what());
-    done(&named);
   }
   return future;
 }

@@ -1,0 +1,77 @@
+"""Strangers at the port of metrics."""
+
+import errno
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxhet import _metrics_server
+from jaxhet._metrics_server import MetricsServer
+
+
+def _app(environ: dict[str, Any], start: Any) -> list[bytes]:
+    start("200 OK", [("Content-Type", "text/plain")])
+    return [b"jaxhet_failed 0\n"]
+
+
+@pytest.fixture
+def server() -> Iterator[MetricsServer]:
+    server = MetricsServer("127.0.0.1", 0, _app)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def _scrape(server: MetricsServer) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=5) as answer:
+        return answer.read()
+
+
+def _is_ended(sock: socket.socket, timeout_s: float) -> bool:
+    sock.settimeout(timeout_s)
+    try:
+        while sock.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_silent_connections_keep_nobody_out(server: MetricsServer) -> None:
+    strangers = [socket.create_connection(server.server_address[:2]) for _ in range(100)]
+    for sock in strangers[::2]:
+        sock.sendall(b"GET / HT")
+    start = time.monotonic()
+    assert _scrape(server) == b"jaxhet_failed 0\n"
+    assert time.monotonic() - start < _metrics_server.SILENCE_S  # nobody had to give up before
+    ended = sum(_is_ended(sock, 0.05) for sock in strangers)
+    assert ended >= len(strangers) - _metrics_server.MOST_CONNECTIONS
+    for sock in strangers:
+        sock.close()
+
+
+def test_silent_connection_ends(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_metrics_server._Handler, "timeout", 0.2)
+    with socket.create_connection(server.server_address[:2]) as sock:
+        assert _is_ended(sock, 5)
+
+
+def test_server_outlives_a_lack_of_descriptors(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many")] * 3
+
+    def accept(sock: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    assert _scrape(server) == b"jaxhet_failed 0\n"
+    assert not failures

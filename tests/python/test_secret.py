@@ -1,0 +1,37 @@
+"""Files of job secrets: who may read and write them."""
+
+import pathlib
+
+import pytest
+
+from jaxhet import _config
+from jaxhet._errors import UsageError
+from jaxhet._secret import read_secret
+
+
+def _read(file: pathlib.Path, mode: int) -> bytes:
+    file.write_text("a secret of a file\n")
+    file.chmod(mode)
+    return read_secret(_config.resolve({"job_secret_file": str(file)}, {}))
+
+
+@pytest.mark.parametrize(
+    ("mode", "verbs"),
+    [(0o604, "read"), (0o602, "write"), (0o666, "read and write")],
+    ids=["read", "write", "both"],
+)
+def test_secret_file_open_to_everybody_is_refused(
+    mode: int, verbs: str, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "secret"
+    words = (
+        f"everybody on this machine can {verbs} JAXHET_JOB_SECRET_FILE {file} \\(mode"
+        f" {mode:04o}\\): run `chmod 600` on it"
+    )
+    with pytest.raises(UsageError, match=words):
+        _read(file, mode)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660])
+def test_secret_file_of_a_user_or_a_group_is_read(mode: int, tmp_path: pathlib.Path) -> None:
+    assert _read(tmp_path / "secret", mode) == b"a secret of a file"
