@@ -15,7 +15,10 @@ PREFIX = "JAXHET_"
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One option: its argument name, type, default, valid choices and a sentence for people."""
+    """One option: its argument name, type, default, valid choices and a sentence for people.
+
+    The last part of a name is the value's unit: `_s` seconds, `_bytes` bytes.
+    """
 
     name: str
     type: Callable[[str], Any]
@@ -23,7 +26,9 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
+    maximum: float | None = None
     agreed: bool = False  # every process of the job must have the same value
+    engine: bool = False  # the C++ engine needs it (`engine_values`)
 
     @property
     def env(self) -> str:
@@ -56,6 +61,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 # Best first, as in xla_plugin/transport/table.cc and xla_plugin/transport/ring_table.cc.
 TRANSPORTS = ("cuda_ipc", "hip_ipc", "shm", "shm_ring", "verbs", "tcp")
+
+_WEEK_S = 7 * 24 * 3600.0
+_MOST_BYTES = 16 << 20  # largest chunk, slot and eager message
 
 OPTIONS: tuple[Option, ...] = (
     Option("coordinator_address", str, None, "host:port of the job's coordinator"),
@@ -176,6 +184,7 @@ OPTIONS: tuple[Option, ...] = (
         " addresses must set it",
         ("off", "auth", "full"),
         agreed=True,
+        engine=True,
     ),
     Option(
         "tcp_address",
@@ -183,14 +192,29 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "address that this process listens on; default: the one that reaches the coordinator",
     ),
-    Option("tcp_port", int, 0, "port that this process listens on; 0: any free one", minimum=0),
+    Option(
+        "tcp_port",
+        int,
+        0,
+        "port that this process listens on; 0: any free one",
+        minimum=0,
+        maximum=65_535,
+    ),
     Option(
         "tcp_advertise",
         str,
         None,
         "host:port that peers connect to; default: the address that this process listens on",
     ),
-    Option("chunk_bytes", int, 512 * 1024, "bytes per chunk of a large message", minimum=4096),
+    Option(
+        "chunk_bytes",
+        int,
+        512 * 1024,
+        "bytes per chunk of a large message",
+        minimum=4096,
+        maximum=_MOST_BYTES,
+        engine=True,
+    ),
     Option(
         "zero_copy",
         _flag,
@@ -204,6 +228,8 @@ OPTIONS: tuple[Option, ...] = (
         16 << 20,
         "bytes per slot of a path between two GPUs; over shm and tcp at most 2 MiB",
         minimum=4096,
+        maximum=_MOST_BYTES,
+        engine=True,
     ),
     Option(
         "eager_bytes",
@@ -212,14 +238,24 @@ OPTIONS: tuple[Option, ...] = (
         "largest message that travels with its header; between GPUs of one host it uses the"
         " program's own stream",
         minimum=0,
+        maximum=_MOST_BYTES,
+        engine=True,
     ),
-    Option("verbs_devices", _names, (), "RDMA NICs to use, `mlx5_0` or `mlx5_0:1`; default: all"),
+    Option(
+        "verbs_devices",
+        _names,
+        (),
+        "RDMA NICs to use, `mlx5_0` or `mlx5_0:1`; default: all",
+        engine=True,
+    ),
     Option(
         "verbs_gid_index",
         int,
         None,
         "GID index of RoCE NICs; default: RoCE v2 with an IPv4 address, else a global IPv6 one",
         minimum=0,
+        maximum=255,
+        engine=True,
     ),
     Option(
         "verbs_pkey_index",
@@ -227,17 +263,47 @@ OPTIONS: tuple[Option, ...] = (
         0,
         "index of the InfiniBand partition in the port's table",
         minimum=0,
+        maximum=65_535,
+        engine=True,
     ),
-    Option("verbs_qps", int, 2, "RDMA queue pairs for data, per peer and NIC", minimum=1),
-    Option("verbs_depth", int, 8, "RDMA chunks in flight, per peer and NIC", minimum=1),
-    Option("verbs_traffic_class", int, 0, "traffic class of RoCE", minimum=0),
-    Option("verbs_service_level", int, 0, "RDMA service level; RoCE: a VLAN's priority", minimum=0),
+    Option(
+        "verbs_qps",
+        int,
+        2,
+        "RDMA queue pairs for data, per peer and NIC",
+        minimum=1,
+        maximum=16,
+        engine=True,
+    ),
+    Option(
+        "verbs_depth",
+        int,
+        8,
+        "RDMA chunks in flight, per peer and NIC",
+        minimum=1,
+        maximum=256,
+        engine=True,
+    ),
+    Option(
+        "verbs_traffic_class", int, 0, "traffic class of RoCE", minimum=0, maximum=255, engine=True
+    ),
+    Option(
+        "verbs_service_level",
+        int,
+        0,
+        "RDMA service level; RoCE: a VLAN's priority",
+        minimum=0,
+        maximum=15,
+        engine=True,
+    ),
     Option(
         "verbs_timeout",
         int,
         18,
         "RDMA wait for an acknowledgement before a retransmission: 4.096 µs · 2^timeout",
         minimum=1,
+        maximum=31,
+        engine=True,
     ),
     Option(
         "verbs_retries",
@@ -245,9 +311,16 @@ OPTIONS: tuple[Option, ...] = (
         7,
         "RDMA retransmissions before a queue pair is declared failed (ibv retry_cnt)",
         minimum=0,
+        maximum=7,
+        engine=True,
     ),
     Option(
-        "connect_timeout_s", float, 60.0, "time for all processes to join and connect", minimum=0
+        "connect_timeout_s",
+        float,
+        60.0,
+        "time for all processes to join and connect",
+        minimum=0,
+        maximum=_WEEK_S,
     ),
     Option(
         "shutdown_timeout_s",
@@ -255,15 +328,34 @@ OPTIONS: tuple[Option, ...] = (
         300.0,
         "longest wait at the end of the job for the other processes",
         minimum=0,
+        maximum=_WEEK_S,
     ),
-    Option("heartbeat_s", float, 1.0, "time between two heartbeats to a peer", minimum=0.001),
-    Option("peer_timeout_s", float, 8.0, "silence after which a peer has failed", minimum=0.001),
+    Option(
+        "heartbeat_s",
+        float,
+        1.0,
+        "time between two heartbeats to a peer",
+        minimum=0.001,
+        maximum=_WEEK_S,
+        engine=True,
+    ),
+    Option(
+        "peer_timeout_s",
+        float,
+        8.0,
+        "silence after which a peer has failed",
+        minimum=0.001,
+        maximum=_WEEK_S,
+        engine=True,
+    ),
     Option(
         "deadline_s",
         float,
         300.0,
         "longest wait of an exchange for a peer that is ready",
         minimum=0.001,
+        maximum=_WEEK_S,
+        engine=True,
     ),
     Option(
         "first_deadline_s",
@@ -271,6 +363,8 @@ OPTIONS: tuple[Option, ...] = (
         1800.0,
         "longest wait of a program's first exchange for a peer that still compiles it",
         minimum=0.001,
+        maximum=_WEEK_S,
+        engine=True,
     ),
     Option(
         "tuning_timeout_s",
@@ -278,6 +372,7 @@ OPTIONS: tuple[Option, ...] = (
         600.0,
         "longest wait, for each program, for kernels that another process with equal GPUs tunes",
         minimum=0,
+        maximum=_WEEK_S,
     ),
     Option(
         "exit_after_failure_s",
@@ -285,6 +380,7 @@ OPTIONS: tuple[Option, ...] = (
         30.0,
         "time after which a process that ignores the job's failure is ended; 0: never",
         minimum=0,
+        maximum=_WEEK_S,
     ),
     Option(
         "algorithm",
@@ -335,6 +431,7 @@ OPTIONS: tuple[Option, ...] = (
         _flag,
         False,
         "1: mark exchanges as ranges for Nsight Systems (NVTX) or rocprofv3 (rocTX)",
+        engine=True,
     ),
     Option("disable", _flag, False, "leaves programs unchanged (in a job of one island)"),
     Option("dump", str, None, "folder for HLO and plan before and after the passes"),
@@ -366,9 +463,29 @@ class Config:
         place = {"process_id": process_id, "num_processes": num_processes}
         return Config({**self._values, **place}, self.given)
 
+    def engine_values(self) -> dict[str, int | str]:
+        """The engine's options, as `ParseOptions` in xla_plugin/engine/options.h needs them.
+
+        Seconds become milliseconds (`_s`: `_ms`), names a list with commas, and None -1.
+        """
+        return dict(_engine_value(o.name, self._values[o.name]) for o in OPTIONS if o.engine)
+
     def agreed(self) -> dict[str, Any]:
         """The options that must have one value in the whole job."""
         return {o.name: self._values[o.name] for o in OPTIONS if o.agreed}
+
+
+def _engine_value(name: str, value: Any) -> tuple[str, int | str]:
+    if name.endswith("_s"):
+        return name.removesuffix("_s") + "_ms", round(value * 1000)
+    match value:
+        case None:
+            return name, -1
+        case tuple() | list():
+            return name, ",".join(value)
+        case str():
+            return name, value
+    return name, int(value)
 
 
 def resolve(
@@ -412,8 +529,10 @@ def _checked(option: Option, value: Any, where: str) -> Any:
     if option.choices and not _is_of(option.choices, value):
         choices = ", ".join(option.choices)
         raise UsageError(f"{where} is not valid; {option.name} takes {choices} ({option.help})")
-    if option.minimum is not None and value < option.minimum:
+    if option.minimum is not None and not float(value) >= option.minimum:  # NaN, too
         raise UsageError(f"{where} is below the minimum, {option.minimum:g} ({option.help})")
+    if option.maximum is not None and float(value) > option.maximum:
+        raise UsageError(f"{where} is above the maximum, {option.maximum:.0f} ({option.help})")
     return value
 
 

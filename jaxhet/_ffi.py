@@ -63,7 +63,7 @@ class Engine:
           TransportError: no transport works to some peer; the text has the reason of each.
           UsageError: A library that an option needs is missing (libcrypto; NVTX or rocTX).
         """
-        engine = cls(config.process_id, len(members), _options(config))
+        engine = cls(config.process_id, len(members), config.engine_values())
         mine = members[config.process_id]
         try:
             for process, peer in sockets.items():
@@ -208,7 +208,7 @@ def nics(config: Config) -> list[dict[str, Any]]:
       UsageError: an option is out of its range.
     """
     try:
-        return _engine.nics(_options(config))
+        return _engine.nics(config.engine_values())
     except RuntimeError as error:
         raise as_ours(str(error)) from error
 
@@ -261,26 +261,3 @@ def as_ours(text: str) -> JaxhetError:
 def _hex_keys(links: Sequence[Link]) -> list[tuple[str, str]]:
     """The keys to send and to receive with, as the extension takes them."""
     return [(link.keys.send.hex(), link.keys.receive.hex()) for link in links]
-
-
-def _options(config: Config) -> dict[str, int | str]:
-    return {
-        "heartbeat_ms": round(config.heartbeat_s * 1000),
-        "peer_timeout_ms": round(config.peer_timeout_s * 1000),
-        "deadline_ms": round(config.deadline_s * 1000),
-        "first_deadline_ms": round(config.first_deadline_s * 1000),
-        "chunk_bytes": config.chunk_bytes,
-        "eager_bytes": config.eager_bytes,
-        "slot_bytes": config.slot_bytes,
-        "encryption": config.encryption,
-        "profiler_ranges": int(config.profiler_ranges),
-        "verbs_devices": ",".join(config.verbs_devices),
-        "verbs_gid_index": -1 if config.verbs_gid_index is None else config.verbs_gid_index,
-        "verbs_pkey_index": config.verbs_pkey_index,
-        "verbs_qps": config.verbs_qps,
-        "verbs_depth": config.verbs_depth,
-        "verbs_traffic_class": config.verbs_traffic_class,
-        "verbs_service_level": config.verbs_service_level,
-        "verbs_timeout": config.verbs_timeout,
-        "verbs_retries": config.verbs_retries,
-    }

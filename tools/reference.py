@@ -36,19 +36,30 @@ def pages() -> dict[str, str]:
 
 
 def option_table() -> str:
-    """The table of options: environment name, default and meaning."""
+    """The table of options: environment name, default, valid values and meaning."""
     return "\n".join(
-        ["| environment | default | meaning |", "|---|---|---|", *map(_option, _config.OPTIONS)]
+        [
+            "| environment | default | valid | meaning |",
+            "|---|---|---|---|",
+            *map(_option, _config.OPTIONS),
+        ]
     )
 
 
 def _option(option: _config.Option) -> str:
     meaning = option.help
-    if option.choices:
-        meaning += ": " + ", ".join(f"`{choice}`" for choice in option.choices)
     if option.agreed:
         meaning += "; *all processes*"
-    return f"| `{option.env}` | {_default(option.default)} | {meaning} |"
+    return f"| `{option.env}` | {_default(option.default)} | {_valid(option)} | {meaning} |"
+
+
+def _valid(option: _config.Option) -> str:
+    """The choices or the range of an option."""
+    if option.minimum is None:
+        return ", ".join(f"`{choice}`" for choice in option.choices)
+    if option.maximum is None:
+        return f"{option.minimum:g} or more"
+    return f"{option.minimum:g} to {option.maximum:.0f}"
 
 
 def _default(value: object) -> str:

@@ -43,8 +43,8 @@ class Options:
       algorithm: "flat" (every rank exchanges with every other of its group), "hierarchical" (local
         reduce-scatter, exchange over the rail, local all-gather; groups that are not symmetric
         stay flat) or "auto" (hierarchical on GPUs, flat on CPUs).
-      two_phase_bytes: On CPUs, an all-reduce of at most this many bytes is one exchange of
-        everything; a larger one exchanges shares, sums them, and exchanges the sums.
+      two_phase_bytes: On CPUs, an all-reduce of at most this many bytes is one all-gather and local
+        sums. A larger one is a reduce-scatter and an all-gather; of two ranks, a permute and a sum.
       bucket_bytes: On GPUs, small all-reduces of one kind go together, up to this many bytes; 0
         keeps each on its own.
       part_bytes: On GPUs, what an all-reduce of two ranks exchanges comes in up to eight parts, of

@@ -47,13 +47,11 @@ int32_t CountMappings() {
 
 WorldOptions OptionsOf(const ChaosRound& round) {
   WorldOptions options{.num_processes = round.num_processes, .transports = {round.transport}};
-  options.engine = {.heartbeat_ms = 40,
-                    .peer_timeout_ms = kPeerTimeoutMs,
-                    .deadline_ms = kDeadlineMs,
-                    .first_deadline_ms = kDeadlineMs,
-                    .chunk_bytes = 64 << 10,
-                    .eager_bytes = 0,
-                    .encryption = round.encryption};
+  options.engine.heartbeat_ms = 40;
+  options.engine.peer_timeout_ms = kPeerTimeoutMs;
+  options.engine.deadline_ms = options.engine.first_deadline_ms = kDeadlineMs;
+  options.engine.eager_bytes = 0;
+  options.engine.encryption = round.encryption;
   return options;
 }
 

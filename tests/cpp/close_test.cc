@@ -48,7 +48,7 @@ void LookAtDevices(const Engine& engine) {
 
 TEST(CloseWhileOthersCall) {
   for (int round = 0; round < Rounds(); ++round) {
-    const auto engine = std::make_shared<Engine>(0, 1, Options{});
+    const auto engine = std::make_shared<Engine>(0, 1, EngineOptions());
     engine->Connect(kLong);
     engine->SetRanks({{.device_id = 1, .process = 0, .island = 0, .vendor = "cpu"}});
     engine->AddPlan(kPlan, PlanText(8));

@@ -83,6 +83,15 @@ struct Settings {
   bool Wants(std::string_view name) const { return ways == "all" || ways == name; }
 };
 
+// As large as those of a job, by the defaults of jaxhet/_config.py.
+WorldOptions LargeChunks(const std::string& transport) {
+  WorldOptions options{.transports = {transport}};
+  options.engine.chunk_bytes = 512 << 10;
+  options.engine.eager_bytes = 16 << 10;
+  options.engine.deadline_ms = options.engine.first_deadline_ms = 60'000;
+  return options;
+}
+
 // One of the two processes.
 class Runner {
  public:
@@ -135,7 +144,7 @@ class Runner {
 
   int process_;
   const Settings& settings_;
-  WorldOptions options_{.transports = {settings_.transport}, .engine = {}};
+  WorldOptions options_ = LargeChunks(settings_.transport);
   std::unique_ptr<Engine> engine_;
   int64_t run_id_ = 0;
 };

@@ -309,7 +309,7 @@ TEST(CyclesLeaveNothingBehind) {
 }
 
 TEST(ForkedChildHasNoPart) {
-  const auto engine = std::make_shared<Engine>(0, 1, Options{});
+  const auto engine = std::make_shared<Engine>(0, 1, EngineOptions());
   engine->Connect(kLong);
   const pid_t pid = fork();
   if (pid == 0) {

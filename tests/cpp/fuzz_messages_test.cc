@@ -18,6 +18,12 @@
 namespace jaxhet::testing {
 namespace {
 
+Options SmallChunks() {
+  Options options = EngineOptions();
+  options.chunk_bytes = 4 << 10;
+  return options;
+}
+
 std::string Framed(MessageType type, std::string_view body) {
   return BytesOf(MessageInfo{kMessageMagic, type, body.size()}).append(body);
 }
@@ -97,7 +103,7 @@ void Introduce(std::string_view input) {
   if (!verdict.empty()) WriteSome(peer_control, Framed(MessageType::kVerdict, verdict));
   WriteSome(peer_control, reader.TakeSized());
   shutdown(peer_control.get(), SHUT_WR);
-  Core core(0, 2, Options{.chunk_bytes = 4 << 10});
+  Core core(0, 2, SmallChunks());
   core.AddPeer(PeerOf(std::move(control), std::move(data)));
   core.Connect(Clock::now() + kLong);
 }
@@ -270,7 +276,7 @@ class Job {
   size_t num_completed_ = 0;
   Fd control_;
   Fd data_;
-  Core core_{0, 2, Options{.chunk_bytes = 4 << 10, .eager_bytes = 1 << 10}};
+  Core core_{0, 2, SmallChunks()};
 };
 
 // Returns the number of exchanges that have succeeded.

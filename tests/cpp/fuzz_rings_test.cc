@@ -11,6 +11,7 @@
 
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
 #include "xla_plugin/engine/ring_setup.h"
 #include "xla_plugin/transport/ring/message_socket.h"
 #include "xla_plugin/transport/ring/ring.h"
@@ -51,7 +52,7 @@ struct End {
   DeviceMemory memory = device->Allocate(kSlotBytes);
   std::vector<Fd> data;
   Fd messages;
-  verbs::Nics nics{{.devices = {}, .qps = 1, .depth = 2}};
+  verbs::Nics nics{NicOptions(/*qps=*/1, /*depth=*/2)};
 };
 
 struct Ends {
@@ -215,7 +216,7 @@ void SetUpByScript(std::string_view input) {
                               throw Error(ErrorCode::kPeer, "the end");
                           }};
   const RingOptions options{
-      .slot_bytes = kSlotBytes, .pull_bytes = 1'000, .operands = {}, .verbs = {}};
+      .slot_bytes = kSlotBytes, .pull_bytes = 1'000, .operands = {}, .verbs = NicOptions()};
   SetUpRings(peers, ranks, {}, options, mail, Clock::now() + std::chrono::seconds(5));
 }
 

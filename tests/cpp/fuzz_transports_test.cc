@@ -55,7 +55,7 @@ TransportSetup SetupWith(const SharedPage& page, verbs::Nics& nics) {
 // State that our end and a sound peer of this process share; lives as long as the process.
 struct Peer {
   SharedPage page;
-  verbs::Nics nics{{.devices = {}, .qps = 1, .depth = 2}};
+  verbs::Nics nics{NicOptions(/*qps=*/1, /*depth=*/2)};
   FuzzHost host;
 
   std::unique_ptr<Connection> Open(std::string_view transport, ConnectionHost& its_host) {

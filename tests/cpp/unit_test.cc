@@ -102,10 +102,19 @@ TEST(EveryExceptionIsAnErrorAtAnOuterInterface) {
 }
 
 TEST(OptionsListTheirNames) {
-  ExpectEqual(ParseOptions({{"chunk_bytes", 4096}}).chunk_bytes, int64_t{4096});
   const std::string unknown = ExpectThrow([] { ParseOptions({{"chunks", 1}}); });
   ExpectContains(unknown, "'chunks'; there are heartbeat_ms, peer_timeout_ms");
-  ExpectContains(ExpectThrow([] { ParseOptions({{"deadline_ms", 0}}); }), "deadline_ms is 0");
+}
+
+TEST(OptionsHaveNoDefaults) {
+  const std::string missing = ExpectThrow([] { ParseOptions({{"heartbeat_ms", 1}}); });
+  ExpectContains(missing,
+                 "the engine option 'peer_timeout_ms' is not given; it needs heartbeat_ms");
+}
+
+TEST(OptionOfTheOtherTypeIsRefused) {
+  const std::string text = ExpectThrow([] { ParseOptions({{"heartbeat_ms", "1"}}); });
+  ExpectContains(text, "heartbeat_ms must be a number");
 }
 
 ExchangeRequest RequestOf(ExchangeKind kind, std::span<std::byte> operand,

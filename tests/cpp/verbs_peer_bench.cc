@@ -146,7 +146,7 @@ class End final : public ConnectionHost {
   }
 
   int control_;
-  verbs::Nics nics_{verbs::Options{}};
+  verbs::Nics nics_{NicOptions()};
   std::unique_ptr<Connection> connection_;
   size_t num_bytes_;
   std::map<uint64_t, Message> messages_;

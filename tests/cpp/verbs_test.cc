@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
 #include "xla_plugin/transport/verbs/distance.h"
 #include "xla_plugin/transport/verbs/gid.h"
 #include "xla_plugin/transport/verbs/nics.h"
@@ -194,19 +195,26 @@ TEST(LeavesSlowAndUnwantedNicsOut) {
   EXPECT(nics[1].info.problem.empty() && nics[2].info.problem.empty());
 }
 
+std::vector<verbs::NicInfo> DescribeNics(std::string devices, int64_t gid_index) {
+  verbs::Options options = NicOptions();
+  options.devices = std::move(devices);
+  options.gid_index = gid_index;
+  return verbs::DescribeNics(options);
+}
+
 // NICs of the software libibverbs.
 TEST(DescribesNicsAsOptionsHaveThem) {
-  const auto chosen = verbs::DescribeNics({});
+  const auto chosen = DescribeNics("", -1);
   ExpectEqual(chosen.size(), size_t{2});
   ExpectEqual(chosen.at(0).name, std::string("soft0:1"));
   ExpectEqual(chosen[0].gid.index, 3);
   ExpectEqual(chosen[0].reason, std::string("RoCE v2, IPv4, on lo"));
   ExpectEqual(chosen[0].problem, std::string());
-  const auto wanted = verbs::DescribeNics({.devices = "soft1", .gid_index = 2});
+  const auto wanted = DescribeNics("soft1", 2);
   ExpectEqual(wanted.at(0).problem, std::string("not in JAXHET_VERBS_DEVICES"));
   ExpectEqual(wanted.at(1).gid.index, 2);
   ExpectContains(wanted[1].reason, "JAXHET_VERBS_GID_INDEX: RoCE v1");
-  const auto empty = verbs::DescribeNics({.devices = "", .gid_index = 9});
+  const auto empty = DescribeNics("", 9);
   EXPECT(empty.at(0).reason.empty());
   ExpectContains(empty[0].problem, "GID index 9 is empty: the port has 0: fe80::");
 }

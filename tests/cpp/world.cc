@@ -68,6 +68,31 @@ std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data, size_
   return ends;
 }
 
+verbs::Options NicOptions(int64_t qps, int64_t depth) {
+  return {.devices = {},
+          .gid_index = -1,
+          .pkey_index = 0,
+          .qps = qps,
+          .depth = depth,
+          .traffic_class = 0,
+          .service_level = 0,
+          .timeout = 18,
+          .retries = 7};
+}
+
+Options EngineOptions() {
+  return {.heartbeat_ms = 50,
+          .peer_timeout_ms = 5'000,
+          .deadline_ms = 20'000,
+          .first_deadline_ms = 20'000,
+          .chunk_bytes = 64 << 10,
+          .eager_bytes = 1 << 10,
+          .slot_bytes = 16 << 20,
+          .encryption = "off",
+          .profiler_ranges = 0,
+          .verbs = NicOptions()};
+}
+
 WorldOptions FaultOptions(const std::string& transport) {
   WorldOptions options{.transports = {transport}};
   options.engine.peer_timeout_ms = kFaultTimeoutMs;

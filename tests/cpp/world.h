@@ -27,17 +27,16 @@ struct Ends {
 std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data = 2,
                                           size_t num_paths = 1);
 
+// Options of the tests: smaller chunks and shorter waits than a job has.
+verbs::Options NicOptions(int64_t qps = 2, int64_t depth = 8);
+Options EngineOptions();
+
 struct WorldOptions {
   int num_processes = 2;
   int ranks_per_process = 1;
   std::vector<std::string> transports = {"tcp"};
   bool has_operands = false;  // devices' operands are in memory that others can reach
-  Options engine = {.heartbeat_ms = 50,
-                    .peer_timeout_ms = 5'000,
-                    .deadline_ms = 20'000,
-                    .first_deadline_ms = 20'000,
-                    .chunk_bytes = 64 << 10,
-                    .eager_bytes = 1 << 10};
+  Options engine = EngineOptions();
 };
 
 // With little patience for peers that are silent.

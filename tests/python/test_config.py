@@ -40,6 +40,9 @@ def test_environment_is_parsed() -> None:
         ({"JAXHET_TRANSPORTS": ""}, "transports takes cuda_ipc, hip_ipc, shm"),
         ({"JAXHET_PROCESS_ID": "one"}, "JAXHET_PROCESS_ID='one' is not of type int"),
         ({"JAXHET_TCP_SOCKETS": "0"}, "below the minimum, 1"),
+        ({"JAXHET_VERBS_TIMEOUT": "99"}, "JAXHET_VERBS_TIMEOUT='99' is above the maximum, 31"),
+        ({"JAXHET_DEADLINE_S": "inf"}, "above the maximum, 604800"),
+        ({"JAXHET_DEADLINE_S": "nan"}, "below the minimum, 0.001"),
         ({"JAXHET_DISABLE": "perhaps"}, "is not of type flag"),
     ],
 )
@@ -56,3 +59,19 @@ def test_unknown_argument_lists_the_options() -> None:
 def test_unknown_environment_name_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="JAXHET_TRANSPORT; did you mean JAXHET_TRANSPORTS"):
         _config.resolve({}, {"JAXHET_TRANSPORT": "tcp"})
+
+
+def test_engines_values_have_its_names_and_units() -> None:
+    arguments = {"deadline_s": 2.5, "verbs_devices": ("a", "b:1"), "profiler_ranges": True}
+    values = _config.resolve(arguments, {}).engine_values()
+    assert values["deadline_ms"] == 2500
+    assert values["first_deadline_ms"] == 1_800_000
+    assert (values["verbs_devices"], values["verbs_gid_index"]) == ("a,b:1", -1)
+    assert values["profiler_ranges"] == 1
+
+
+def test_integers_of_the_engine_have_both_limits() -> None:
+    """The engine does not check them again."""
+    numbers = [o for o in _config.OPTIONS if o.engine and o.type in (int, float)]
+    assert len(numbers) > 10
+    assert not [o.name for o in numbers if o.minimum is None or o.maximum is None]

@@ -17,8 +17,8 @@ _PLUGIN = _ROOT / "xla_plugin"
 # C++: a folder may include from its own level and from those before it.
 _LEVELS = [
     {"base"},
-    {"device", "topology"},
-    {"bootstrap", "transport"},
+    {"device"},
+    {"transport"},
     {"engine"},
     {"ffi"},
     {"python"},
@@ -35,7 +35,6 @@ _CPP_DOORS = {
     r"\"(nvtx|roctx)[A-Z]\w+\"": "base/profiler_ranges.h",
     r"#include [<\"]xla/": "ffi/",
     r"#include [<\"](nanobind/|Python\.h)": "python/",
-    r"\bgetenv\s*\(": "base/env.cc",
 }
 
 # Python: module -> the files that may import it, as prefixes of paths from the root.
@@ -159,6 +158,36 @@ def test_cpp_includes_go_down_the_levels():
     assert not wrong
 
 
+def test_levels_are_the_folders():
+    folders = {path.relative_to(_PLUGIN).parts[0] for path in _CPP}
+    assert folders == {folder for level in _LEVELS for folder in level}
+
+
+@pytest.mark.parametrize("door", sorted({*_CPP_DOORS.values()}))
+def test_cpp_door_exists(door: str):
+    assert (_PLUGIN / door).exists()
+
+
+@pytest.mark.parametrize("module", _PYTHON_DOORS)
+def test_python_doors_exist_and_are_used(module: str):
+    """A door that nobody goes through is a rule that can't fail."""
+    for door in _PYTHON_DOORS[module]:
+        through = [p for p in _PYTHON if _name(p).startswith(door)]
+        assert any(_is_in(n, module) for p in through for n in _imports(p)), door
+
+
+@pytest.mark.parametrize("folder", _MAY_IMPORT)
+def test_folders_that_import_exist(folder: str):
+    assert any(_name(path).startswith(folder) for path in _PYTHON)
+
+
+def test_names_that_imports_are_allowed_by_exist():
+    """A module of the project, or jaxhet's public names."""
+    allowed = {m for modules in _MAY_IMPORT.values() for m in modules} - {"jaxhet:public"}
+    paths = [_ROOT / module.replace(".", "/") for module in allowed]
+    assert not [p for p in paths if not (p.is_dir() or p.with_suffix(".py").is_file())]
+
+
 def test_cpp_includes_start_at_the_root():
     wrong = []
     for path in _CPP:
@@ -183,6 +212,25 @@ def test_cpp_door(pattern: str):
     door = f"xla_plugin/{_CPP_DOORS[pattern]}"
     inside = [_name(path) for path in _CPP if re.search(pattern, path.read_text())]
     assert not [name for name in inside if not name.startswith(door)]
+
+
+def test_cpp_does_not_read_the_environment():
+    """Python does, and hands the engine its options."""
+    assert not [_name(path) for path in _CPP if re.search(r"\bgetenv\s*\(", path.read_text())]
+
+
+def test_names_that_comments_refer_to_exist():
+    """`see Name` in a comment of C++: the code has that name."""
+    comment = re.compile(r"//.*")
+    code = " ".join(comment.sub("", path.read_text()) for path in _CPP)
+    known = {*re.findall(r"\w+", code)}
+    wrong = []
+    for path in _CPP:
+        for text in comment.findall(path.read_text()):
+            for name in re.findall(r"\b[Ss]ee ([A-Z]\w+)", text):
+                if name not in known:
+                    wrong.append(f"{_name(path)}: see {name}")
+    assert not wrong
 
 
 @pytest.mark.parametrize("module", _PYTHON_DOORS)

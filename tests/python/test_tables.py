@@ -1,6 +1,11 @@
 """Tables that C++ and Python both need say the same."""
 
+import re
+
+import pytest
+
 from jaxhet import _config, _ffi
+from jaxhet._errors import UsageError
 from jaxhet.compiler import ExchangeKind
 
 
@@ -14,3 +19,18 @@ def test_transports_are_the_engines_best_first() -> None:
         allowed = [t for t in table if t != "local"]  # within a process, without a choice
         assert allowed == [t for t in _config.TRANSPORTS if t in table]
     assert {*_ffi.TRANSPORTS, *_ffi.RING_TRANSPORTS} == {*_config.TRANSPORTS, "local"}
+
+
+def test_engine_needs_exactly_the_options_that_the_table_marks() -> None:
+    with pytest.raises(UsageError, match="no engine option is called 'x'; there are") as error:
+        _ffi.Engine(0, 1, {"x": 1})
+    values = _config.resolve({}, {}).engine_values()
+    assert sorted(re.findall(r"\w+", str(error.value).partition("there are")[2])) == sorted(values)
+    _ffi.Engine(0, 1, values)
+
+
+def test_engine_has_no_default_of_its_own() -> None:
+    values = _config.resolve({}, {}).engine_values()
+    del values["deadline_ms"]
+    with pytest.raises(UsageError, match="the engine option 'deadline_ms' is not given"):
+        _ffi.Engine(0, 1, values)

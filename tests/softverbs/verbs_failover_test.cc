@@ -19,7 +19,7 @@ namespace {
 
 class VerbsWorld {
  public:
-  explicit VerbsWorld(const verbs::Options& options = {}) : world_(WithVerbs(options)) {}
+  explicit VerbsWorld(const verbs::Options& options = NicOptions()) : world_(WithVerbs(options)) {}
   World& world() { return world_; }
 
   // Both ranks gather; the errors of both, null for success with the right bytes.
@@ -86,7 +86,9 @@ TEST(GoesOnWhenPortGoesDown) {
 }
 
 TEST(GoesOnWithOneNic) {
-  VerbsWorld world({.devices = "soft1"});
+  verbs::Options options = NicOptions();
+  options.devices = "soft1";
+  VerbsWorld world(options);
   world.ExpectGathers(kManyBytes);
   const FaultScope scope("error status=12 count=2");
   for (int i = 0; i < 3; ++i) world.ExpectGathers(kManyBytes);
@@ -120,7 +122,7 @@ TEST(NamesLastStatusWhenNoPathIsLeft) {
 
 std::string RefusalOf(const std::string& command) {
   const FaultScope scope(command);
-  return ExpectThrow([] { verbs::Nics(verbs::Options{}).Usable(); });
+  return ExpectThrow([] { verbs::Nics(NicOptions()).Usable(); });
 }
 
 TEST(SaysWhatToDoWhenSetUpFails) {

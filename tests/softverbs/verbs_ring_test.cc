@@ -26,7 +26,7 @@ class SlotsOfADevice {
 
  private:
   std::unique_ptr<Device> device_ = OpenHostDevice({}, 0);
-  verbs::Nics nics_{verbs::Options()};
+  verbs::Nics nics_{NicOptions()};
   verbs::DeviceSlots slots_;
 };
 
@@ -55,7 +55,7 @@ TEST(PinnedMemoryIsLast) {
 // NICs send operands in the device's operand memory from there, and no others.
 TEST(OperandsAreRegistered) {
   const auto device = OpenHostDevice({}, 0);
-  verbs::Nics nics{verbs::Options()};
+  verbs::Nics nics{NicOptions()};
   const auto make = [&] {
     return verbs::OperandRegion(*device, nics.Usable(), nics.options(), OperandsOf(0));
   };
@@ -102,7 +102,7 @@ struct RingPair {
 
   std::unique_ptr<Device> device = OpenHostDevice({}, 0);
   std::vector<std::vector<Ends>> ends = ConnectAll(2, 1);
-  verbs::Nics nics{verbs::Options()};
+  verbs::Nics nics{NicOptions()};
   std::unique_ptr<RingEnd> source;
   std::unique_ptr<RingEnd> target;
 };

@@ -2,22 +2,37 @@
 #define XLA_PLUGIN_ENGINE_ENGINE_H_
 
 #include <sys/epoll.h>
+#include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/engine/completion_pool.h"
 #include "xla_plugin/engine/core.h"
 #include "xla_plugin/engine/device_engine.h"
+#include "xla_plugin/engine/device_rank.h"
+#include "xla_plugin/engine/exchange.h"
+#include "xla_plugin/engine/flight_recorder.h"
+#include "xla_plugin/engine/job_view.h"
+#include "xla_plugin/engine/options.h"
+#include "xla_plugin/engine/peer.h"
 #include "xla_plugin/engine/ring_setup.h"
+#include "xla_plugin/engine/roster.h"
 
 namespace jaxhet {
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <type_traits>
 
 #include "xla_plugin/base/error.h"
 
@@ -14,12 +15,7 @@ using Place = std::variant<int64_t*, std::string*>;
 struct Option {
   std::string_view name;
   Place (*place)(Options&);
-  int64_t least = 0;
-  int64_t most = 0;
 };
-
-constexpr int64_t kMostMs = int64_t{7} * 24 * 3'600'000;
-constexpr int64_t kMostBytes = 16 << 20;
 
 // The member of Options, or of its `verbs`.
 template <auto Member>
@@ -32,24 +28,24 @@ Place AtVerbs(Options& options) {
 }
 
 constexpr std::array<Option, 18> kOptions = {{
-    {"heartbeat_ms", &At<&Options::heartbeat_ms>, 1, kMostMs},
-    {"peer_timeout_ms", &At<&Options::peer_timeout_ms>, 1, kMostMs},
-    {"deadline_ms", &At<&Options::deadline_ms>, 1, kMostMs},
-    {"first_deadline_ms", &At<&Options::first_deadline_ms>, 1, kMostMs},
-    {"chunk_bytes", &At<&Options::chunk_bytes>, 1, kMostBytes},
-    {"eager_bytes", &At<&Options::eager_bytes>, 0, kMostBytes},
-    {"slot_bytes", &At<&Options::slot_bytes>, 4096, kMostBytes},
+    {"heartbeat_ms", &At<&Options::heartbeat_ms>},
+    {"peer_timeout_ms", &At<&Options::peer_timeout_ms>},
+    {"deadline_ms", &At<&Options::deadline_ms>},
+    {"first_deadline_ms", &At<&Options::first_deadline_ms>},
+    {"chunk_bytes", &At<&Options::chunk_bytes>},
+    {"eager_bytes", &At<&Options::eager_bytes>},
+    {"slot_bytes", &At<&Options::slot_bytes>},
     {"encryption", &At<&Options::encryption>},
-    {"profiler_ranges", &At<&Options::profiler_ranges>, 0, 1},
+    {"profiler_ranges", &At<&Options::profiler_ranges>},
     {"verbs_devices", &AtVerbs<&verbs::Options::devices>},
-    {"verbs_gid_index", &AtVerbs<&verbs::Options::gid_index>, -1, 255},
-    {"verbs_pkey_index", &AtVerbs<&verbs::Options::pkey_index>, 0, 65'535},
-    {"verbs_qps", &AtVerbs<&verbs::Options::qps>, 1, 16},
-    {"verbs_depth", &AtVerbs<&verbs::Options::depth>, 1, 256},
-    {"verbs_traffic_class", &AtVerbs<&verbs::Options::traffic_class>, 0, 255},
-    {"verbs_service_level", &AtVerbs<&verbs::Options::service_level>, 0, 15},
-    {"verbs_timeout", &AtVerbs<&verbs::Options::timeout>, 1, 31},
-    {"verbs_retries", &AtVerbs<&verbs::Options::retries>, 0, 7},
+    {"verbs_gid_index", &AtVerbs<&verbs::Options::gid_index>},
+    {"verbs_pkey_index", &AtVerbs<&verbs::Options::pkey_index>},
+    {"verbs_qps", &AtVerbs<&verbs::Options::qps>},
+    {"verbs_depth", &AtVerbs<&verbs::Options::depth>},
+    {"verbs_traffic_class", &AtVerbs<&verbs::Options::traffic_class>},
+    {"verbs_service_level", &AtVerbs<&verbs::Options::service_level>},
+    {"verbs_timeout", &AtVerbs<&verbs::Options::timeout>},
+    {"verbs_retries", &AtVerbs<&verbs::Options::retries>},
 }};
 
 std::string Names() {
@@ -61,26 +57,25 @@ std::string Names() {
 }  // namespace
 
 Options ParseOptions(const std::map<std::string, OptionValue>& values) {
-  Options options;
   for (const auto& [name, value] : values) {
-    const auto* found = std::ranges::find(kOptions, name, &Option::name);
-    if (found == kOptions.end()) {
-      Throw(ErrorCode::kUsage, "no engine option is called '", name, "'; there are ", Names());
+    if (std::ranges::find(kOptions, name, &Option::name) != kOptions.end()) continue;
+    Throw(ErrorCode::kUsage, "no engine option is called '", name, "'; there are ", Names());
+  }
+  Options options{};
+  for (const auto& [name, place_in] : kOptions) {
+    const auto found = values.find(std::string(name));
+    if (found == values.end()) {
+      Throw(ErrorCode::kUsage, "the engine option '", name, "' is not given; it needs ", Names());
     }
-    const Place place = found->place(options);
-    if (value.index() != place.index()) {
+    const Place place = place_in(options);
+    if (found->second.index() != place.index()) {
       Throw(ErrorCode::kUsage, name, " must be a ", place.index() == 0 ? "number" : "text");
     }
-    if (std::string* const* text = std::get_if<std::string*>(&place)) {
-      **text = std::get<std::string>(value);
-      continue;
-    }
-    const int64_t number = std::get<int64_t>(value);
-    if (number < found->least || number > found->most) {
-      Throw(ErrorCode::kUsage, name, " is ", number, ", but must be ", found->least, " to ",
-            found->most);
-    }
-    *std::get<int64_t*>(place) = number;
+    std::visit(
+        [&](auto* member) {
+          *member = std::get<std::remove_pointer_t<decltype(member)>>(found->second);
+        },
+        place);
   }
   return options;
 }

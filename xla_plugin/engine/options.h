@@ -10,23 +10,24 @@
 
 namespace jaxhet {
 
+// No member has a default: those are in the table of jaxhet/_config.py, with the ranges.
 struct Options {
-  int64_t heartbeat_ms = 500;
-  int64_t peer_timeout_ms = 8'000;      // without a word of a peer
-  int64_t deadline_ms = 60'000;         // of an exchange, once the peer runs the same plan
-  int64_t first_deadline_ms = 600'000;  // until then: the peer may still compile
-  int64_t chunk_bytes = 512 << 10;
-  int64_t eager_bytes = 16 << 10;  // up to this, bytes travel with the start
-  int64_t slot_bytes = 16 << 20;   // of a ring between devices
-  std::string encryption = "off";  // of what crosses hosts; see Encryption
-  int64_t profiler_ranges = 0;     // 1: each exchange is a range in a profiler
-  verbs::Options verbs = {};       // their names begin with "verbs_"
+  int64_t heartbeat_ms;
+  int64_t peer_timeout_ms;    // longest silence of a peer
+  int64_t deadline_ms;        // longest wait of an exchange for a peer that runs the same plan
+  int64_t first_deadline_ms;  // the same before the first such exchange: the peer may still compile
+  int64_t chunk_bytes;
+  int64_t eager_bytes;      // largest message that travels with its start
+  int64_t slot_bytes;       // largest slot of a ring between devices
+  std::string encryption;   // see Encryption
+  int64_t profiler_ranges;  // 1: each exchange is a range in a profiler
+  verbs::Options verbs;     // option names begin with "verbs_"
 };
 
 using OptionValue = std::variant<int64_t, std::string>;
 
-// Throws UsageError, which lists the names, for one that is unknown, and for a value that is out of
-// its range or of the other type.
+// Throws UsageError, which lists all names, if a name is unknown or not given, or if a value has
+// the other type. The caller has checked the ranges.
 Options ParseOptions(const std::map<std::string, OptionValue>& values);
 
 }  // namespace jaxhet

@@ -8,7 +8,7 @@
 
 namespace jaxhet {
 
-// The table of live engines, by session: the only mutable global. A compiled program can name its
+// The table of live engines, by session. It is global because a compiled program can name its
 // engine by a number only.
 void RegisterEngine(int64_t session, const std::shared_ptr<Engine>& engine);
 // Throws UsageError if it does not exist (any more).

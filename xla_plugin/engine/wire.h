@@ -32,7 +32,7 @@ enum class MessageType : uint32_t {
   kHeartbeat,  // nothing
   kFail,       // FailInfo, then the text
   kGoodbye,    // nothing; no start follows
-  kRing,       // RingInfo, then a table of strings; see RingTable
+  kRing,       // the structure and the table of strings of ring_setup.cc
 };
 inline constexpr MessageType kLastMessageType = MessageType::kRing;
 

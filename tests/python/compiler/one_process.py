@@ -22,7 +22,7 @@ from jax._src.lax import parallel
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet import _ffi, _jax_programs, _program
+from jaxhet import _config, _ffi, _jax_programs, _program
 from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, Plan, bridge, decompose
 from jaxhet.compiler.exchange import CARRIERS
 from tests.python.compiler import gpu_on_cpu
@@ -61,7 +61,7 @@ class World:
         jax.config.update("jax_num_cpu_devices", NUM_RANKS)
         jax.config.update("jax_enable_x64", True)
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-        engine = _ffi.Engine(0, 1, {})
+        engine = _ffi.Engine(0, 1, _config.resolve({}, {}).engine_values())
         engine._engine.start(1000)
         engine.set_ranks([(d.id, 0, 0, "cpu") for d in jax.devices()])
         _ffi.register_handlers("cpu")

@@ -19,7 +19,8 @@
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/thread.h"
 
-// A device that is the host's own memory, for CPU islands and for tests: each stream is a thread.
+// A device that is the host's own memory, for tests of exchanges between devices: each stream is a
+// thread. No job uses it: CPU islands exchange their memory without a device.
 namespace jaxhet {
 namespace {
 
