@@ -356,8 +356,10 @@ def _start_jax(
         if engine is not None and (error := engine.error()):
             raise error
 
-    if config.partition_index is not None:
-        _jax_compat.set_partition_index(config.partition_index)
+    places = [_islands.Member(c.process, c.island, c.platform, c.host) for c in members]
+    partition = _partition(config, places)
+    if partition is not None:
+        _jax_compat.set_partition_index(partition)
     client = _jax_compat.run_with_checks(
         lambda: _jax_compat.connect_client(
             membership.service_address,
@@ -369,9 +371,7 @@ def _start_jax(
     )
     _jax_compat.bind_gloo(client, membership.local_address)
     devices = _create_backend(client, config.process_id, members, check)
-    islands = _islands.make_islands(
-        [_islands.Member(c.process, c.island, c.platform, c.host) for c in members], devices
-    )
+    islands = _islands.make_islands(places, devices)
     session = _session.Session(config, config.process_id, islands, engine, membership)
     if engine is not None:
         try:
@@ -383,6 +383,18 @@ def _start_jax(
             session.discard()
             raise
     return session
+
+
+def _partition(config: Config, places: Sequence[_islands.Member]) -> int | None:
+    """JAX's partition (slice) of this process: the user's, else its island's index.
+
+    None in a job of one island: XLA then makes a partition of each host.
+    """
+    if config.partition_index is not None:
+        return config.partition_index
+    names = _islands.names(places)
+    mine = next(place.island for place in places if place.process == config.process_id)
+    return names.index(mine) if len(names) > 1 else None
 
 
 def _create_backend(

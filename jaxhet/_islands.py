@@ -39,12 +39,16 @@ class Member:
     host: str
 
 
+def names(members: Sequence[Member]) -> list[str]:
+    """The islands' names, by their first process: the position is the island's `index`. Pure."""
+    return list(dict.fromkeys(m.island for m in sorted(members, key=lambda m: m.process)))
+
+
 def make_islands(members: Sequence[Member], devices: Sequence[Device]) -> tuple[Island, ...]:
     """Groups processes and devices by island; islands are ordered by their first process. Pure."""
-    names = list(dict.fromkeys(m.island for m in sorted(members, key=lambda m: m.process)))
     ordered = sorted(devices, key=lambda d: d.id)
     islands = []
-    for index, name in enumerate(names):
+    for index, name in enumerate(names(members)):
         mine = sorted((m for m in members if m.island == name), key=lambda m: m.process)
         processes = tuple(m.process for m in mine)
         ranks = tuple(r for r, d in enumerate(ordered) if d.process_index in processes)

@@ -233,8 +233,13 @@ def _flops(config: Config, tokens: int, seq: int) -> float:
 
 
 def in_job() -> bool:
-    """Whether this process was started as one of a job, by `jaxhet launch` or like it."""
-    return "JAXHET_COORDINATOR_ADDRESS" in os.environ
+    """Whether this process was started as one of a job: by `jaxhet launch`, or by a scheduler.
+
+    A scheduler's own variables do not say so: the program may be one of many that run alone.
+    """
+    return not os.environ.keys().isdisjoint(
+        ("JAXHET_COORDINATOR_ADDRESS", "JAXHET_JOB_SECRET_FILE")
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

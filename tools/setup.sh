@@ -43,6 +43,11 @@ system_packages() {
     say "no Bazel, and it cannot be installed here: its build will be skipped"
 }
 
+schedulers() { # optional: the tests that start jobs by a real Open MPI and a real Slurm skip without them
+  command -v mpirun >/dev/null 2>&1 || apt_install openmpi-bin ||
+    say "no mpirun: tests/multiprocess/test_open_mpi.py will be skipped"
+}
+
 # Python.
 
 usable() { # usable PYTHON: new enough, can make a virtual environment, has the headers for an extension
@@ -162,6 +167,9 @@ small_model() { # optional, as the plugins: the weights in a package whose code 
 }
 
 system_packages
+case ${1:-} in
+slow) schedulers ;;
+esac
 virtual_environment
 case ${1:-} in # these need no package: they come meanwhile
 test | slow)

@@ -79,14 +79,17 @@ def resolve(
 ) -> tuple[_config.Config, Detected]:
     """The options: argument, JAXHET_*, JAX's own variables, the scheduler's, default.
 
-    A scheduler is asked only where JAXHET_* leave the job open; `jaxhet launch` leaves nothing.
+    A scheduler is asked only where JAXHET_* leave the job open; `jaxhet launch` leaves nothing but
+    the partition, which JAX's own variable may say.
 
     Raises:
       UsageError: A value is not valid.
     """
     config = _config.resolve(arguments, environ)
     if _says_all(config):
-        return config, Detected()
+        own = jax_variables.find(environ)
+        detected = Detected("", {k: v for k, v in own.items() if k == "partition_index"})
+        return config.filled({k: finding.value for k, finding in detected.found.items()}), detected
     detected = detect(environ, config.cluster_detection_method)
     if "islands" in detected.found and not config.given.isdisjoint(("island", "islands")):
         detected = detected.without("islands", "island", "island_process_id")

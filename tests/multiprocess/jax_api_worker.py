@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils, serialize_executable
-from jax.sharding import Mesh, NamedSharding
+from jax.experimental import mesh_utils, multihost_utils, serialize_executable
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
@@ -159,6 +159,69 @@ def process_local_data() -> Any:
     sharding = NamedSharding(mesh(), P(("x", "y")))
     array = jax.make_array_from_process_local_data(sharding, local)
     return shards(array), float(jax.jit(jnp.sum)(array))
+
+
+# Meshes that JAX makes
+
+
+def _sums(on: Mesh) -> Any:
+    array = put(values(), P("x", "y"), on)
+    sums = [
+        jax.shard_map(
+            lambda a, axis=axis: jax.lax.psum(a, axis),
+            mesh=on,
+            in_specs=P("x", "y"),
+            out_specs=P(*(None if name == axis else name for name in "xy")),
+        )
+        for axis in "xy"
+    ]
+    return [shards(jax.jit(sum_)(array)) for sum_ in sums], float(jax.jit(_mean_square)(array))
+
+
+@named
+def hybrid_device_mesh() -> Any:
+    """A mesh whose granules are processes: the CPU's devices have no slices."""
+    devices = mesh_utils.create_hybrid_device_mesh(
+        (1, jax.local_device_count()), (jax.process_count(), 1), process_is_granule=True
+    )
+    return [d.process_index for d in devices.flat], _sums(Mesh(devices, ("x", "y")))
+
+
+@named
+def make_mesh_with_auto_axes() -> Any:
+    sizes = (jax.process_count(), jax.local_device_count())
+    return _sums(jax.make_mesh(sizes, ("x", "y"), axis_types=(AxisType.Auto,) * 2))
+
+
+@named
+def make_mesh_with_explicit_axes() -> Any:
+    """Shardings that are types, from operation to operation, and an explicit change of one."""
+    sizes = (jax.process_count(), jax.local_device_count())
+    on = jax.make_mesh(sizes, ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    specs = []
+
+    @jax.jit
+    def product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        c = jnp.dot(a, b, out_sharding=P("x", None))
+        moved = jax.sharding.reshard(c, P(None, "y"))
+        specs.extend(str(jax.typeof(array)) for array in (a, b, c, moved, moved.sum(0)))
+        return moved, jnp.sin(moved.sum(0))
+
+    with jax.set_mesh(on):
+        results = product(put(values(), P("x", "y"), on), put(values(6, 4), P("y", None), on))
+    return specs, [shards(array) for array in results]
+
+
+@named
+def mesh_in_context() -> Any:
+    """`jax.set_mesh` as a context: specs alone say where arrays lie."""
+    sizes = (jax.process_count(), jax.local_device_count())
+    with jax.set_mesh(jax.make_mesh(sizes, ("x", "y"), axis_types=(AxisType.Auto,) * 2)):
+        array = jax.device_put(values(), P("x", "y"))
+        move = jax.jit(lambda a: jax.lax.with_sharding_constraint(a * 2, P(None, "y")))
+        body = lambda a: jax.lax.psum(a.sum(), ("x", "y"))  # noqa: E731
+        total = jax.jit(jax.shard_map(body, in_specs=P("x", "y"), out_specs=P()))
+        return shards(move(array)), shards(total(array))
 
 
 # Compiling

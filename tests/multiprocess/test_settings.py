@@ -36,6 +36,36 @@ def test_difference_within_an_island_is_refused(
         assert "; start all processes of an island with the same value" in ended.text
 
 
+_PARTITION = """
+import jaxhet
+from jax._src import distributed
+jaxhet.initialize()
+print("partition", distributed.global_state.partition_index)
+jaxhet.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("islands", "given", "partitions"),
+    [
+        ("aba", (None, None, None), (0, 1, 0)),
+        ("aa", (None, None), (None, None)),
+        ("ab", (5, 4), (5, 4)),
+    ],
+    ids=["several islands", "one island", "user's own"],
+)
+def test_partition_that_jax_sees_is_the_island(
+    islands: str, given: tuple[int | None, ...], partitions: tuple[int | None, ...]
+) -> None:
+    envs = []
+    for env, island, index in zip(job(len(islands)), islands, given, strict=True):
+        own = {} if index is None else {"JAX_PARTITION_INDEX": str(index)}
+        envs.append({**env, "JAXHET_ISLAND": island, **own})
+    for ended, partition in zip(run(_PARTITION, *envs), partitions, strict=True):
+        assert ended.code == 0, ended.text
+        assert f"partition {partition}\n" in ended.text
+
+
 def test_difference_between_islands_is_reported_once_and_the_job_runs() -> None:
     one, other = [{**env, "XLA_FLAGS": ""} for env in job()]
     first, second = run(SUM, one, {**other, "XLA_FLAGS": "--xla_cpu_max_isa=AVX"})

@@ -67,7 +67,7 @@ def _best(ended: list[Ended]) -> float:
     return min(max(pair) for pair in zip(*map(_seconds, ended), strict=True))
 
 
-@pytest.mark.parametrize("num_hosts", [2])
+@pytest.mark.parametrize("num_hosts", [2, 4])
 def test_two_interfaces_are_almost_twice_as_fast_as_one(num_hosts: int) -> None:
     with Hosts(num_hosts, 2, _SLOW_MBIT_S) as net:
         one = _run(net, 4, JAXHET_TCP_INTERFACES="eth0")

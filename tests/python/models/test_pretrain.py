@@ -239,3 +239,12 @@ def test_model_with_fewer_embeddings_than_tokens_is_refused(tmp_path):
     words = "the data has tokens up to 255, and the model of .* has 128 rows of embeddings"
     with pytest.raises(SystemExit, match=words):
         train(tmp_path / "run", init_from=tmp_path / "published", steps=1)
+
+
+def test_job_is_known_by_coordinator_or_by_the_file_of_its_secret(monkeypatch):
+    for name in ("JAXHET_COORDINATOR_ADDRESS", "JAXHET_JOB_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+        assert not pretrain.in_job()
+        monkeypatch.setenv(name, "here")
+        assert pretrain.in_job()
+        monkeypatch.delenv(name)

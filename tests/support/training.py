@@ -1,0 +1,80 @@
+"""A short training of `tiny` that other launchers start, and its comparison with one world."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from benchmarks.demo import FIRST_STEPS, FIRST_STEPS_TOLERANCE
+from models.records import METRICS, compare_replicas, differences, read_rows
+from tests.support.jobs import FAST_COMPILE, PYTHONPATH, ROOT
+from tests.support.scripts import environment
+
+# Prefixes of what a scheduler that started this process has set.
+_SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")
+
+
+def command(folder: pathlib.Path, processes: int) -> list[str]:
+    """The command of one process, which has one device; the metrics are written to the folder."""
+    return [
+        *(sys.executable, "-m", "models.pretrain", "--config=tiny", "--batch=8", "--seq=32"),
+        *(f"--steps={FIRST_STEPS}", "--log-every=5", "--digest", f"--mesh=data={processes}"),
+        f"--run-dir={folder}",
+    ]
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without jaxhet's options and without those of schedulers."""
+    kept = {k: v for k, v in environment().items() if not k.startswith(_SCHEDULERS)}
+    return {**kept, **FAST_COMPILE, "PYTHONPATH": PYTHONPATH}
+
+
+def make_secret(folder: pathlib.Path) -> pathlib.Path:
+    """A file with a job secret that only this user can read."""
+    secret = folder / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(os.urandom(32).hex())
+    return secret
+
+
+def losses(folder: pathlib.Path) -> list[float]:
+    """The losses of all steps."""
+    rows = read_rows(folder / METRICS)
+    assert [row["step"] for row in rows] == list(range(1, FIRST_STEPS + 1))
+    return [row["loss"] for row in rows]
+
+
+def train_in_one_world(folder: pathlib.Path, devices: int) -> list[float]:
+    """The losses of the same training in one process of plain JAX."""
+    ended = subprocess.run(
+        command(folder, devices),
+        check=False,
+        cwd=ROOT,
+        env={**clean_environment(), "JAX_NUM_CPU_DEVICES": str(devices)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return losses(folder)
+
+
+def assert_agrees(folder: pathlib.Path, world: list[float], devices: int) -> float:
+    """Checks the losses and the replicas of a run over two islands.
+
+    Args:
+      folder: Folder of the run.
+      world: Losses of the same training in one world.
+      devices: Devices of the run.
+
+    Returns:
+      The largest relative difference of a loss.
+    """
+    rows = read_rows(folder / METRICS)
+    assert rows[-1]["exchanges_completed"] > 0, "nothing was exchanged between islands"
+    replicas = compare_replicas(folder)
+    assert replicas.complete(devices, devices)
+    assert replicas.equal, replicas.differences
+    largest = max(differences(losses(folder), world))
+    assert largest <= FIRST_STEPS_TOLERANCE
+    return largest
