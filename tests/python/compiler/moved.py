@@ -1,4 +1,4 @@
-"""What each exchange of a program moves, told apart from the plan.
+"""Arrays that each exchange of a program moves, found without the plan.
 
 An array is known by what the program says where it comes from, and by nothing that our passes made.
 """
