@@ -25,7 +25,17 @@ NUM_RANKS = 4
 SHAPE = (NUM_RANKS, 6)  # of a rank's block; the first dimension is divisible for scatters
 FLAGS_OF_ISLAND_1 = "UNLIKE_FLAGS"
 
-OPS = ("psum", "pmax", "ppermute", "all_gather", "psum_scatter", "all_to_all")
+OPS = (
+    "psum",
+    "pmax",
+    "ppermute",
+    "all_gather",
+    "psum_scatter",
+    "all_to_all",
+    "psum_unequal",
+    "pmax_unequal",
+)
+_UNEQUAL = [[0, 1, 2], [3]]  # groups of ranks; the first one has ranks of both islands
 FORMS = ("straight", "straight", "scan", "gradient", "remat", "inner", "cond", "vmap")
 GRADIENTS = ("gradient", "remat")
 _MATRIX = np.cos(np.arange(SHAPE[1] ** 2, dtype=np.float32)).reshape(SHAPE[1], SHAPE[1])
@@ -187,7 +197,7 @@ def make(seed: int, forms: Sequence[str] = FORMS, has_uneven: bool = False) -> P
     is_any = has_uneven or form not in GRADIENTS
     pieces = [name for name in sorted(PIECES) if is_any or PIECES[name].is_even]
     # JAX has no derivative of pmax.
-    ops = [op for op in OPS if form not in GRADIENTS or op != "pmax"]
+    ops = [op for op in OPS if form not in GRADIENTS or not op.startswith("pmax")]
     ops = draw.sample(ops, 1 if draw.random() < 0.6 else 3)
     count = draw.randint(3, 8)
     values = draw.sample(sorted(VALUES), count)
@@ -217,18 +227,30 @@ def _cross(op: str, v: jax.Array) -> jax.Array:
     ring = [(i, (i + 1) % NUM_RANKS) for i in range(NUM_RANKS)]
     shares = jnp.arange(1.0, NUM_RANKS + 1)
     # fmt: off
-    return {"psum": lambda: jax.lax.psum(v, "x"), "pmax": lambda: jax.lax.pmax(v, "x"), "ppermute": lambda: jax.lax.ppermute(v, "x", ring), "all_gather": lambda: jnp.tensordot(shares, jax.lax.all_gather(v, "x"), 1), "psum_scatter": lambda: jnp.tile(jax.lax.psum_scatter(v, "x", tiled=True), (NUM_RANKS, 1)), "all_to_all": lambda: jax.lax.all_to_all(v, "x", 0, 0, tiled=True)}[op]()  # noqa: E501 (on one line: no source line tells them apart)
+    return {"psum": lambda: jax.lax.psum(v, "x"), "pmax": lambda: jax.lax.pmax(v, "x"), "ppermute": lambda: jax.lax.ppermute(v, "x", ring), "all_gather": lambda: jnp.tensordot(shares, jax.lax.all_gather(v, "x"), 1), "psum_scatter": lambda: jnp.tile(jax.lax.psum_scatter(v, "x", tiled=True), (NUM_RANKS, 1)), "all_to_all": lambda: jax.lax.all_to_all(v, "x", 0, 0, tiled=True), "psum_unequal": lambda: jax.lax.psum(v, "x", axis_index_groups=_UNEQUAL), "pmax_unequal": lambda: jax.lax.pmax(v, "x", axis_index_groups=_UNEQUAL)}[op]()  # noqa: E501 (on one line: no source line tells them apart)
     # fmt: on
 
 
-def step(program: Program, piece: Callable[[str], Function]) -> Function:
+def _cross_without_groups(op: str, v: jax.Array) -> jax.Array:
+    """The same as `_cross`, for `jax.vmap`, which has no groups."""
+    if not op.endswith("_unequal"):
+        return _cross(op, v)
+    reduce = {"psum_unequal": jnp.sum, "pmax_unequal": jnp.max}[op]
+    group = jax.lax.all_gather(v, "x")[: len(_UNEQUAL[0])]
+    return jnp.where(jax.lax.axis_index("x") < len(_UNEQUAL[0]), reduce(group, axis=0), v)
+
+
+def step(
+    program: Program, piece: Callable[[str], Function], cross: Callable[..., jax.Array] = _cross
+) -> Function:
     """The program of one rank: block to block.
 
     Args:
       program: The program.
       piece: The function to use for a piece, by its name.
+      cross: The function that makes an exchange of an op and a value.
     """
-    cross = jax.jit(_cross, static_argnums=0) if program.form == "inner" else _cross
+    cross = jax.jit(cross, static_argnums=0) if program.form == "inner" else cross
 
     def straight(a: jax.Array) -> jax.Array:
         y = 1e-3 * piece(program.aside)(jnp.tanh(a))
@@ -276,7 +298,7 @@ def right(program: Program) -> np.ndarray:
     """The result of all ranks, by JAX on one device: without islands, exchanges and rewriting."""
 
     def mapped(x: jax.Array) -> jax.Array:
-        one = step(program, lambda name: PIECES[name].plain)
+        one = step(program, lambda name: PIECES[name].plain, _cross_without_groups)
         blocks = x.reshape(NUM_RANKS, *SHAPE)
         return jax.vmap(one, axis_name="x")(blocks).reshape(x.shape)
 

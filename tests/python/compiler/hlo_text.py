@@ -112,7 +112,7 @@ _FORMS = ("bitcast", "copy", "reshape")
 
 
 def feeding(data: bytes, its_job: Job, options: Options | None = None) -> list[list[str]]:
-    """The arrays that each exchange moves, by index, and by place where several arrays lie in its operand.
+    """Arrays that each exchange moves, by index, and by place where several lie in its operand.
 
     An array is what gives it: "parameter" or "exchange" and its number, else the end of the path in
     the metadata, else the opcode.

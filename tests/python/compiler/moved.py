@@ -1,4 +1,4 @@
-"""Arrays that each exchange of a program moves, found without the plan.
+"""Arrays that each exchange of a program moves, told apart from the plan.
 
 An array is known by what the program says where it comes from, and by nothing that our passes made.
 """
@@ -18,7 +18,7 @@ def of_module(module: hlo.Module, is_named: bool) -> list[list[str]]:
     """For each exchange, in the order of the plan, where the arrays in its operand come from.
 
     Args:
-      module: The module after PRE.
+      module: The module behind PRE.
       is_named: Whether arrays are told by scopes "name_<number>" of the program. Else they are told
         by the equations that give them, as far as these are the same for all vendors.
     """

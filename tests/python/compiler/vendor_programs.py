@@ -177,7 +177,27 @@ def _plain(draw: Draw) -> Function:
             return draw.named(draw.function())
 
 
-_KINDS = ("psum", "psum", "psum", "pmax", "pmin", "ppermute", "gather", "scatter", "all_to_all")
+_KINDS = (
+    "psum",
+    "psum",
+    "psum",
+    "pmax",
+    "pmin",
+    "unequal_psum",
+    "unequal_pmax",
+    "ppermute",
+    "gather",
+    "scatter",
+    "all_to_all",
+)
+
+
+def _unequal_groups(axis: Any) -> list[list[int]] | None:
+    """Groups of unequal size, or None where JAX has no groups or an axis is too short for them."""
+    size = lax.axis_size(axis)
+    if isinstance(axis, tuple) or size < 3:
+        return None
+    return [list(range(size - 1)), [size - 1]]
 
 
 def _collective(kind: str, axis: Any, x: Array) -> Array:
@@ -190,6 +210,11 @@ def _collective(kind: str, axis: Any, x: Array) -> Array:
             return lax.stop_gradient(lax.pmax(lax.stop_gradient(x), axis))
         case "pmin":
             return lax.stop_gradient(lax.pmin(lax.stop_gradient(x), axis))
+        case "unequal_psum":
+            return lax.psum(x, axis, axis_index_groups=_unequal_groups(axis))
+        case "unequal_pmax":
+            largest = lax.pmax(lax.stop_gradient(x), axis, axis_index_groups=_unequal_groups(axis))
+            return lax.stop_gradient(largest)
         case "ppermute":
             return lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)])
         case "gather":
