@@ -175,13 +175,11 @@ case ${1:-} in # these need no package: they come meanwhile
 test | slow)
   plugins &
   virtual_machine &
+  reference &
   ;;
 esac
 case ${1:-} in # for `pytest -m slow`
-slow)
-  reference &
-  small_model &
-  ;;
+slow) small_model & ;;
 esac
 packages
 wait

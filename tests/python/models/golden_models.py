@@ -32,6 +32,20 @@ def expected(family: str) -> dict[str, Any]:
     return load_file(GOLDEN / family / "expected.safetensors")
 
 
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors in a folder's safetensors files."""
+    return {k: v for path in folder.glob("model*.safetensors") for k, v in load_file(path).items()}
+
+
+def assert_same_bits(folder: Path, other: Path) -> None:
+    """Checks that two folders have the same tensors."""
+    first, second = tensors(folder), tensors(other)
+    assert first.keys() == second.keys()
+    for name, values in first.items():
+        assert (values.dtype, values.shape) == (second[name].dtype, second[name].shape)
+        assert values.tobytes() == second[name].tobytes(), name
+
+
 def graph(config: Config) -> Any:
     """The model without its parameters."""
     return nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))

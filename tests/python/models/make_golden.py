@@ -4,7 +4,7 @@
     python tests/python/models/make_golden.py [FOLDER]
 
 Runs in an environment of its own, without JAX. With `--load` it writes `logits.safetensors` into
-a folder with a model and `expected.safetensors`: what `transformers` computes of the tokens there.
+folders with a model and `expected.safetensors`: what `transformers` computes of the tokens there.
 """
 
 # pyright: reportMissingImports=false
@@ -130,6 +130,9 @@ def load(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "golden")
-    parser.add_argument("--load", action="store_true")
+    parser.add_argument("--load", nargs="+", type=Path, default=[], metavar="FOLDER")
     options = parser.parse_args()
-    (load if options.load else make)(options.folder)
+    for folder in options.load:
+        load(folder)
+    if not options.load:
+        make(options.folder)

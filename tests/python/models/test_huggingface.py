@@ -10,19 +10,16 @@ from safetensors.numpy import load_file, save_file
 
 from models import convert
 from models.huggingface import load, save
-from tests.python.models.golden_models import FAMILIES, GOLDEN, expected, whole
+from tests.python.models.golden_models import (
+    FAMILIES,
+    GOLDEN,
+    assert_same_bits,
+    expected,
+    tensors,
+    whole,
+)
 
-
-def tensors(folder) -> dict[str, np.ndarray]:
-    return {k: v for path in folder.glob("model*.safetensors") for k, v in load_file(path).items()}
-
-
-def assert_same_bits(folder, other) -> None:
-    first, second = tensors(folder), tensors(other)
-    assert first.keys() == second.keys()
-    for name, values in first.items():
-        assert (values.dtype, values.shape) == (second[name].dtype, second[name].shape)
-        assert values.tobytes() == second[name].tobytes(), name
+QUICK = ("llama-2", "qwen2.5", "qwen3-moe")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -61,7 +58,13 @@ def test_model_lies_and_computes_on_a_mesh(family, axes, make_mesh, fast_jit):
     assert not params["blocks"]["attention"]["query"]["kernel"].is_fully_replicated
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 def test_import_and_export_give_the_same_bits(family, tmp_path):
     shutil.copytree(GOLDEN / family, tmp_path / "theirs")
     (tmp_path / "theirs" / "tokenizer.json").write_text("{}")

@@ -1,34 +1,24 @@
-"""Compares with `transformers` itself, in the environment that `tools/setup.sh slow` makes."""
+"""Compares with `transformers` itself, in the environment that `tools/setup.sh test` makes."""
 
-import pathlib
-import shutil
+import os
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from models.huggingface import load, save
-from tests.python.models.golden_models import FAMILIES, GOLDEN
+from tests.python.models.golden_models import FAMILIES, GOLDEN, assert_same_bits, expected
+from tests.python.models.reference import PYTHON, ROOT, logits_of_exports, run_golden
 
-_ROOT = pathlib.Path(__file__).parents[3]
-_PYTHON = _ROOT / ".cache" / "transformers" / "bin" / "python"
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not _PYTHON.exists(), reason="no torch and transformers: tools/setup.sh slow installs them"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="no torch and transformers: tools/setup.sh test installs them"
+)
 
 
-def make_golden(*arguments: str) -> None:
-    script = _ROOT / "tests" / "python" / "models" / "make_golden.py"
-    subprocess.run([_PYTHON, script, *arguments], check=True, timeout=280)
-
-
+@pytest.mark.slow
 def test_golden_files_are_what_transformers_gives(tmp_path):
-    make_golden(str(tmp_path))
+    run_golden(str(tmp_path))
     for path in GOLDEN.glob("*/*.safetensors"):
         made = load_file(tmp_path / path.relative_to(GOLDEN))
         for name, values in load_file(path).items():
@@ -38,13 +28,22 @@ def test_golden_files_are_what_transformers_gives(tmp_path):
                 np.testing.assert_array_equal(made[name], values)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_export_opens_in_transformers(family, tmp_path, make_mesh):
-    config, params = load(GOLDEN / family, make_mesh(data=1))
-    save(tmp_path, config, params, file_bytes=8000)
-    shutil.copy(GOLDEN / family / "expected.safetensors", tmp_path)
-    make_golden("--load", str(tmp_path))
-    opened = load_file(tmp_path / "logits.safetensors")["logits"]
-    np.testing.assert_allclose(
-        opened, load_file(tmp_path / "expected.safetensors")["logits"], atol=1e-5
-    )
+def test_exports_of_all_families_open_in_transformers_and_have_the_same_bits(tmp_path, make_mesh):
+    opened = logits_of_exports(FAMILIES, tmp_path, make_mesh(data=1))
+    for family in FAMILIES:
+        assert_same_bits(GOLDEN / family, tmp_path / family)
+        np.testing.assert_allclose(opened[family], expected(family)["logits"], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_table_of_families_is_green(tmp_path):
+    command = [sys.executable, "-m", "tests.python.models.family_table", tmp_path / "table.md"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=280)
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    written = (ROOT / "models" / "reports" / "families.md").read_text().splitlines()
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("| `")]
+    assert rows == [f"`{family}`" for family in FAMILIES]
+    assert [line for line in lines if not line.startswith("| `")] == [
+        line for line in written if not line.startswith("| `")
+    ]
