@@ -508,7 +508,7 @@ def resolve(
 def _resolve_one(option: Option, argument: Any, environ: Mapping[str, str]) -> Any:
     if argument is not None:
         if isinstance(argument, numbers.Integral) and option.type in (int, float):
-            argument = option.type(argument)  # of NumPy's types, too
+            argument = option.type(argument)  # NumPy's types are converted, too
         return _checked(option, argument, f"{option.name}={argument!r}")
     text = environ.get(option.env)
     if text is None:

@@ -32,7 +32,7 @@ from jaxhet.compiler import exchange
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
 _EXIT_GRACE_S = 5.0
 _CALLS = (exchange.EXCHANGE_TARGET, *exchange.DEVICE_TARGETS)
-_MOST_LISTING_BYTES = 256 * 1024  # of a program, that is sent to peers for their errors
+_MOST_LISTING_BYTES = 256 * 1024  # largest listing that peers get for their errors
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
 
@@ -101,9 +101,9 @@ class Session:
         self.programs: dict[str, _program.Program] = {}  # by digest
         self.tuning: Tuning | None = None
         self.settings_differences: tuple[str, ...] = ()  # between islands, a line for each
-        self.unlike: tuple[str, ...] | None = None  # what `unlike_islands` has found
+        self.unlike: tuple[str, ...] | None = None  # result of `unlike_islands`
         self.replicas_checked = 0  # arrays whose replicas were compared
-        self.replicas_differing = 0  # of these
+        self.replicas_differing = 0  # compared arrays whose replicas differed
         self.metrics: Metrics | None = None
         self.trace: Trace | None = None
         self.saves = Saves()

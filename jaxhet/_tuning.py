@@ -24,7 +24,7 @@ CACHE_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
 OWN_FLAGS = (CACHE_FLAG, "xla_gpu_dump_autotune_results_to", "xla_gpu_load_autotune_results_from")
 LEVEL_FLAG = "xla_gpu_autotune_level"
 
-_MOST_BYTES = 1 << 20  # of files in one message
+_MOST_BYTES = 1 << 20  # largest size of the files in one message
 # A path below the folder: XLA has a folder in it for each version of its results.
 _FILE = re.compile(r"(\w[\w.\-]{0,254}/){0,3}\w[\w.\-]{0,254}")
 

@@ -547,7 +547,7 @@ class Compiler(_deviceless.Compiler):
             if (name := self._name(computation, i)) is not None:
                 found.add(name)
                 continue
-            if i.opcode == "slice":  # of what an unrolled loop works on
+            if i.opcode == "slice":  # an unrolled loop's operands are slices
                 found.add(f"from {[d.start for d in i.slice_dimensions]}")
             todo += operands
         return " + ".join(sorted(found))
