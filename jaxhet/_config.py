@@ -419,6 +419,14 @@ OPTIONS: tuple[Option, ...] = (
         "folder in which process i writes Prometheus metrics, to jaxhet-i.prom, every 10 s",
     ),
     Option(
+        "log_level",
+        str,
+        "info",
+        "least severe messages that Python's logger `jaxhet` writes, to stderr by default; errors"
+        " of the C++ engine are always written",
+        ("info", "warning", "error", "critical"),
+    ),
+    Option(
         "trace_folder",
         str,
         None,

@@ -80,7 +80,7 @@ def added(given: str, completed: str) -> str:
             "of processes with equal GPUs the first one tunes kernels, and the others load its"
             " results"
         )
-    return f"jaxhet: added to XLA_FLAGS: {flags or 'nothing'} ({'; '.join(reasons)})"
+    return f"added to XLA_FLAGS: {flags or 'nothing'} ({'; '.join(reasons)})"
 
 
 def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) -> str:
