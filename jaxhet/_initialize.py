@@ -81,6 +81,13 @@ def initialize(
         change.
       PeerError: a process died while the job was set up.
       TransportError: a process could not be reached.
+
+    Examples:
+      In a program that `jaxhet launch` starts:
+
+      >>> import jax, jaxhet
+      >>> jaxhet.initialize()
+      >>> print(jax.process_index(), jaxhet.islands())
     """
     session = _session.current()
     if session is not None and session.is_pretended:

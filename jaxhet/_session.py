@@ -533,6 +533,11 @@ def stats() -> dict[str, Any]:
 
     Raises:
       UsageError: `jaxhet.initialize` was not called.
+
+    Examples:
+      >>> before = jaxhet.stats()
+      >>> value = jaxhet.block_until_ready(mean(x))
+      >>> print(jaxhet.stats()["exchanges_completed"] - before["exchanges_completed"])
     """
     session = required()
     if session.engine is None:
