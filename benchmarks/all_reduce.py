@@ -29,7 +29,7 @@ SYSTEMS = ("jaxhet-shm", "jaxhet-tcp", "gloo")
 REPEATS = 5
 SIZES = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 LARGE_BYTES = 1 << 20
-# What the project holds itself to: (p50 ratio Gloo / jaxhet) by system, for 1 KiB and from 1 MiB
+# Bars of the project: (p50 ratio Gloo / jaxhet) by system, for 1 KiB and from 1 MiB
 # on.
 BARS = {
     ("2x1", "jaxhet-shm", "large"): 4.0,

@@ -145,7 +145,7 @@ class Benchmark:
     def _turn(self, system: str, collective: str, size: int) -> None:
         key = (system, collective, size)
         case = self._case(system, collective, size)
-        if key not in self._calls:  # as many as fit into a turn, by what one takes
+        if key not in self._calls:  # calls that fit into a turn, from the time of one
             if not (first := self._systems.ask(system, {"time": case, "iterations": 1})):
                 return
             fit = self._args.turn_s / (max(a[0] for a in first) * max(case.links, 1))

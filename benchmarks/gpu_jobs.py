@@ -21,13 +21,13 @@ from typing import Any
 from tests.support import gpus
 from tests.support.jobs import HIDE_GPUS, Job, Shape, island_job, joined_job
 
-# Of a GPU's memory, for all systems together; the rest is for contexts and NCCL's buffers.
+# Part of a GPU's memory for all systems together; contexts and NCCL's buffers get the rest.
 _MEMORY_FRACTION = 0.9
-COMPILE_TIMEOUT_S, _TIMEOUT_S = 600, 180  # of an answer with and without compilation
-_DEADLINE_S = 60  # of an exchange: a benchmark must not wait for long
-_LAST_LINES = 30  # of what a failed system said
+COMPILE_TIMEOUT_S, _TIMEOUT_S = 600, 180  # longest wait for an answer with and without compilation
+_DEADLINE_S = 60  # an exchange's: a benchmark must not wait for long
+_LAST_LINES = 30  # shown of a failed system's output
 
-_TRANSPORTS = "JAXHET_TRANSPORTS"  # what a system of islands has, and one world has not
+_TRANSPORTS = "JAXHET_TRANSPORTS"  # systems of islands set it, one world does not
 
 SYSTEMS: dict[str, dict[str, str]] = {
     "cuda_ipc": {_TRANSPORTS: "cuda_ipc"},

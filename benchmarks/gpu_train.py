@@ -261,7 +261,7 @@ def main() -> int:
         for program in programs(args, setting.shape.num_devices):
             done = measure(program, systems, args, facts)
             rows += done
-            print(table(done, facts), flush=True)  # what is known if the time runs out
+            print(table(done, facts), flush=True)  # the results so far, if the time runs out
             tables.write_json(args.json, facts, rows)
     flags = facts["xla_flags"] or "no flags given"
     print(f"\n{facts['devices']} x {facts['device']}, jax {facts['jax']}, {flags}")

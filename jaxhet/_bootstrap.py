@@ -11,7 +11,6 @@ place.
 
 import dataclasses
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -21,6 +20,7 @@ from jaxhet._claim import Claim
 from jaxhet._errors import JaxhetError, TransportError
 from jaxhet._interfaces import Interface
 from jaxhet._listener import Link, Listener
+from jaxhet._log import LOGGER
 
 _FIRST_RING_CHANNEL = 1000
 _MOST_DEVICES = 256  # of a process; more than a machine has
@@ -173,13 +173,16 @@ def _connect_pair(
         if sock is not None:
             sock.close()
         left.add(own)
-        print(
-            f"jaxhet: [process {listener.process}] tcp leaves {own}: no connection to {address},"
-            f" {other.name} of {way.claim}: {error}. Its data connections go over"
-            f" {way.claim.address}. Check that interface, or name others with"
-            " JAXHET_TCP_INTERFACES",
-            file=sys.stderr,
-            flush=True,
+        LOGGER.warning(
+            "[process %d] tcp leaves %s: no connection to %s, %s of %s: %s. Its data connections go"
+            " over %s. Check that interface, or name others with JAXHET_TCP_INTERFACES",
+            listener.process,
+            own,
+            address,
+            other.name,
+            way.claim,
+            error,
+            way.claim.address,
         )
         return None
 

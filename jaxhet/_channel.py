@@ -17,7 +17,7 @@ from jaxhet import _handshake
 from jaxhet._errors import TransportError
 
 MAX_MESSAGE_BYTES = 16 << 20
-_MOST_MESSAGES = 1 << 32  # of one key; NIST SP 800-38D, part 8.3
+_MOST_MESSAGES = 1 << 32  # limit for one key; NIST SP 800-38D, part 8.3
 _LENGTH = struct.Struct("<I")
 
 

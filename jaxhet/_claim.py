@@ -33,7 +33,7 @@ class Claim:
     pid: int
     address: str  # host:port that peers connect to
     versions: dict[str, str]
-    options: dict[str, Any]  # those that must be equal in the whole job
+    options: dict[str, Any]  # options that must be equal in the whole job
     settings: dict[str, str]  # `_compiler_settings.settings()`: they must be equal in an island
     island_process: int | None = None  # index in the island, of a process without an id
     interfaces: tuple[str, ...] = ()  # for data connections; see `Interface.claimed`

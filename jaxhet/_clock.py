@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 _ROUND_TRIPS = 16
 _PATIENCE_S = 1.0  # for one round trip
-_MOST_US = 1e18  # of a clock: 30,000 years
+_MOST_US = 1e18  # largest reading of a clock: 30,000 years
 
 
 def now_us() -> float:

@@ -421,6 +421,14 @@ OPTIONS: tuple[Option, ...] = (
         "folder in which process i writes Prometheus metrics, to jaxhet-i.prom, every 10 s",
     ),
     Option(
+        "log_level",
+        str,
+        "info",
+        "least severe messages that Python's logger `jaxhet` writes, to stderr by default; errors"
+        " of the C++ engine are always written",
+        ("info", "warning", "error", "critical"),
+    ),
+    Option(
         "trace_folder",
         str,
         None,
@@ -510,7 +518,7 @@ def resolve(
 def _resolve_one(option: Option, argument: Any, environ: Mapping[str, str]) -> Any:
     if argument is not None:
         if isinstance(argument, numbers.Integral) and option.type in (int, float):
-            argument = option.type(argument)  # of NumPy's types, too
+            argument = option.type(argument)  # NumPy's types are converted, too
         return _checked(option, argument, f"{option.name}={argument!r}")
     text = environ.get(option.env)
     if text is None:

@@ -18,7 +18,7 @@ _FILES = {
 }
 _PREFIX = "jax_mtls_peer_uri_prefix"
 _TIMEOUT_S = 10
-SETTINGS = (*_FILES, _PREFIX)  # of JAX's config; in the environment in capitals
+SETTINGS = (*_FILES, _PREFIX)  # names in JAX's config; capitals in the environment
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,7 +88,7 @@ class Compiler:
             _program.labels, _program.argument_labels, _digest_of, PROGRAM_ATTRIBUTE
         )
         if vendor == "cpu":
-            return  # what is registered with it creates it, and it has its devices then
+            return  # registrations create the client, which then has its devices
         library = _find(vendor)
         if vendor == "rocm":
             _rocm_stubs.load(library)

@@ -6,11 +6,10 @@ Nothing of JAX is imported before they are called: JAX may be in the middle of i
 import atexit
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxhet import _config
+from jaxhet import _config, _log
 from jaxhet._errors import UsageError
 
 if TYPE_CHECKING:
@@ -164,9 +163,9 @@ def _report_unjoined() -> None:
 
     if ours.has_joined() or not _jax_compat.backend_exists():
         return
-    print(
-        f"jaxhet: process {config.process_id} computed outside of the job: its program did not"
-        " call jax.distributed.initialize; add the call, or start the program without `jaxhet run`",
-        file=sys.stderr,
-        flush=True,
+    _log.apply(config)
+    _log.LOGGER.warning(
+        "process %s computed outside of the job: its program did not call"
+        " jax.distributed.initialize; add the call, or start the program without `jaxhet run`",
+        config.process_id,
     )

@@ -25,7 +25,7 @@ def complete(
     """
     return {
         **({"JAX_PLATFORMS": "cpu", **_HUGE_PAGES} if gpus is None else {}),
-        "PYTHONUNBUFFERED": "1",  # what a process printed before it was killed is shown
+        "PYTHONUNBUFFERED": "1",  # output before a kill is shown
         **base,
         **assigned,
         **({"JAXHET_CPU_DEVICES": str(devices)} if gpus is None else gpus),

@@ -21,7 +21,7 @@ TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
 RING_TRANSPORTS: tuple[str, ...] = tuple(_engine.RING_TRANSPORTS)
 # Memory that the set-up of two ranks writes on the device of one.
 PROOF_BYTES: int = _engine.PROOF_BYTES
-# Of the sockets between two ranks, the first: for messages.
+# Number of sockets between two ranks that carry messages; they are the first ones.
 RING_MESSAGE_SOCKETS: int = _engine.RING_MESSAGE_SOCKETS
 DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
 
@@ -78,7 +78,7 @@ class Engine:
                     same_host=same_host,
                     # Where bytes go between devices, processes only talk.
                     transports=[t for t in config.transports if t in TRANSPORTS] or ["tcp"],
-                    # What was refused between two processes of one host may work between GPUs.
+                    # A transport refused between two processes of one host may work between GPUs.
                     ring_transports=[t for t in config.transports if same_host or t not in reasons],
                     refused=reasons,
                     keys=_hex_keys((peer.control, *peer.data)),
@@ -191,7 +191,7 @@ def register_handlers(platform: str) -> None:
     """Registers the engine's handlers with XLA, for JAX's platform of this name."""
     is_cpu = platform == "cpu"
     for target, handler in _engine.handlers()["cpu" if is_cpu else "gpu"].items():
-        name = platform if is_cpu else platform.upper()  # as the plugins register themselves
+        name = platform if is_cpu else platform.upper()  # the plugins' own spelling
         jax.ffi.register_ffi_target(target, handler, platform=name)
 
 

@@ -23,7 +23,7 @@ class Refusal(NamedTuple):
 
 
 def _is_on(value: str) -> bool:
-    return value.lower() in ("", "1", "t", "true", "y", "yes")  # as XLA reads its flags
+    return value.lower() in ("", "1", "t", "true", "y", "yes")  # XLA reads its flags in this way
 
 
 REFUSED: dict[str, Refusal] = {
@@ -39,7 +39,7 @@ REFUSED: dict[str, Refusal] = {
     ),
 }
 
-# What a job of several islands needs; the user's own value of one that is not refused stays.
+# Settings that several islands need. The user's own value stays, unless it is refused.
 _NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False, **GPU_COMPILER_OPTIONS}
 
 
@@ -80,7 +80,7 @@ def added(given: str, completed: str) -> str:
             "of processes with equal GPUs the first one tunes kernels, and the others load its"
             " results"
         )
-    return f"jaxhet: added to XLA_FLAGS: {flags or 'nothing'} ({'; '.join(reasons)})"
+    return f"added to XLA_FLAGS: {flags or 'nothing'} ({'; '.join(reasons)})"
 
 
 def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) -> str:

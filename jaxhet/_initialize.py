@@ -8,7 +8,6 @@ import pathlib
 import platform
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from jaxhet import (
     _jax_programs,
     _jaxlib,
     _listener,
+    _log,
     _membership,
     _memory,
     _metrics,
@@ -47,6 +47,7 @@ from jaxhet._claim import Claim, differences_between_islands
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._jax_compat import Device
+from jaxhet._log import LOGGER
 from jaxhet._membership import Membership
 from jaxhet._secret import read_secret
 from jaxhet._topology_mirror import TopologyMirror
@@ -81,6 +82,13 @@ def initialize(
         change.
       PeerError: a process died while the job was set up.
       TransportError: a process could not be reached.
+
+    Examples:
+      In a program that `jaxhet launch` starts:
+
+      >>> import jax, jaxhet
+      >>> jaxhet.initialize()
+      >>> print(jax.process_index(), jaxhet.islands())
     """
     session = _session.current()
     if session is not None and session.is_pretended:
@@ -94,6 +102,7 @@ def initialize(
             **options,
         }
     )
+    _log.apply(config)
     _check_first_call()
     _jax_compat.require_supported_jax()
     config = _place.complete(config, detected.hints)
@@ -243,7 +252,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         differences = differences_between_islands(members)
         if config.process_id == 0:
             for line in differences:
-                print(f"jaxhet: {line}", file=sys.stderr, flush=True)
+                LOGGER.warning("%s", line)
         if len({claim.island for claim in members}) > 1:
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
@@ -270,7 +279,7 @@ def _prepare_gpus(process: int) -> pathlib.Path | None:
     cache = jax.config.jax_compilation_cache_dir
     folder = _gpu_settings.prepare(lambda: _tuning.folder(process, cache))
     if process == 0:
-        print(_gpu_settings.added(given, os.environ["XLA_FLAGS"]), file=sys.stderr, flush=True)
+        LOGGER.info("%s", _gpu_settings.added(given, os.environ["XLA_FLAGS"]))
     return folder
 
 

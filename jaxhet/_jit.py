@@ -33,6 +33,12 @@ def jit(
 
     Raises:
       UsageError: an option is not known.
+
+    Examples:
+      >>> @jaxhet.jit(bridge={"deadline_s": 60})
+      ... def mean(x):
+      ...     return x.mean()
+      >>> value = jaxhet.block_until_ready(mean(x))
     """
     if fun is None:
         return functools.partial(jit, bridge=bridge, **jit_options)
@@ -40,7 +46,17 @@ def jit(
 
 
 def block_until_ready(tree: Any) -> Any:
-    """`jax.block_until_ready`, with jaxhet's errors."""
+    """`jax.block_until_ready`, with jaxhet's errors.
+
+    Args:
+      tree: Any pytree; its arrays are waited for.
+
+    Returns:
+      The tree.
+
+    Raises:
+      JaxhetError: The job has failed; its subclass is that of the first failure.
+    """
     try:
         ready = jax.block_until_ready(tree)
     except (RuntimeError, ValueError) as error:  # JAX has both, by the kind of program

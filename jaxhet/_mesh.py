@@ -28,6 +28,13 @@ def make_mesh(
 
     Raises:
       UsageError: the sizes don't multiply to the number of devices.
+
+    Examples:
+      `data` crosses the two islands, and `model` stays inside each of them:
+
+      >>> mesh = jaxhet.make_mesh({"data": 2, "model": -1})
+      >>> with jax.set_mesh(mesh):
+      ...     x = jax.device_put(jax.numpy.ones((8, 4)), jax.P("data"))
     """
     chosen = list(devices) if devices is not None else ordered_devices()
     shape = _fill(axes, len(chosen))

@@ -20,7 +20,7 @@ from jaxhet._metrics_server import MetricsServer
 if TYPE_CHECKING:
     from jaxhet._session import Session
 
-_PERIOD_S = 10.0  # of the file
+_PERIOD_S = 10.0  # time between two writes of the file
 _OWN = ("process", "island")
 _PATH = (*_OWN, "transport", "peer_island")
 _PEER = (*_OWN, "peer", "peer_island")

@@ -38,6 +38,10 @@ def paths() -> tuple[PeerPath, ...]:
 
     Raises:
       UsageError: `jaxhet.initialize` was not called.
+
+    Examples:
+      >>> for path in jaxhet.paths():
+      ...     print(path.process, path.transport, [r.reason for r in path.refused])
     """
     session = _session.required()
     if session.engine is None:

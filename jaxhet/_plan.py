@@ -193,6 +193,10 @@ def plan(jitted: Any, *args: Any, **kwargs: Any) -> PlanReport:
     Raises:
       UsageError: `jaxhet.initialize` was not called, this is no jitted function, or the program
         can't run over islands.
+
+    Examples:
+      >>> report = jaxhet.plan(jax.jit(lambda x: x.sum()), x)
+      >>> print(report.text())
     """
     session = _session.required()
     if session.is_pretended:

@@ -155,7 +155,7 @@ def _depths_of(jaxpr: core.Jaxpr) -> _Depths:
     uses: list[int | None] = []
     for eqn, start in zip(reversed(jaxpr.eqns), reversed(starts), strict=True):
         own = _least(use.get(v) for v in eqn.outvars)
-        # What is inside of an equation may be any of its results.
+        # An operation inside an equation may compute any of its results.
         is_known = len({use.get(v) for v in eqn.outvars}) == 1 or not any(_jaxprs_in(eqn.params))
         uses.append(own if is_known else None)
         for v, inner in zip(eqn.invars, _used_by(eqn), strict=True):
@@ -372,7 +372,7 @@ def text(value: Any) -> str:
         return f"body {_digest_of_body(value)}"
     if isinstance(value, jax.sharding.NamedSharding):
         return f"{value.spec} on {text(value.mesh)}"
-    if isinstance(value, jax.sharding.SingleDeviceSharding):  # of each process another one
+    if isinstance(value, jax.sharding.SingleDeviceSharding):  # each process names another device
         return "on one device"
     if isinstance(value, jax.sharding.AbstractMesh):  # which knows the kind of device
         return f"mesh {dict(value.shape)}"

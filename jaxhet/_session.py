@@ -22,6 +22,7 @@ from jaxhet import _errors, _ffi, _jax_compat, _jax_programs, _program, compiler
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._islands import Island
+from jaxhet._log import LOGGER
 from jaxhet._membership import Membership
 from jaxhet._metrics import Metrics
 from jaxhet._saves import Saves
@@ -32,7 +33,7 @@ from jaxhet.compiler import exchange
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
 _EXIT_GRACE_S = 5.0
 _CALLS = (exchange.EXCHANGE_TARGET, *exchange.DEVICE_TARGETS)
-_MOST_LISTING_BYTES = 256 * 1024  # of a program, that is sent to peers for their errors
+_MOST_LISTING_BYTES = 256 * 1024  # largest listing that peers get for their errors
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
 
@@ -101,9 +102,9 @@ class Session:
         self.programs: dict[str, _program.Program] = {}  # by digest
         self.tuning: Tuning | None = None
         self.settings_differences: tuple[str, ...] = ()  # between islands, a line for each
-        self.unlike: tuple[str, ...] | None = None  # what `unlike_islands` has found
+        self.unlike: tuple[str, ...] | None = None  # result of `unlike_islands`
         self.replicas_checked = 0  # arrays whose replicas were compared
-        self.replicas_differing = 0  # of these
+        self.replicas_differing = 0  # compared arrays whose replicas differed
         self.metrics: Metrics | None = None
         self.trace: Trace | None = None
         self.saves = Saves()
@@ -374,7 +375,7 @@ class Session:
                 *self.saves.losses(failed_for_s, limit_s),
                 "it is ended now (JAXHET_EXIT_AFTER_FAILURE_S)",
             )
-            print(*(f"jaxhet: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+            LOGGER.critical("%s", "\n".join(lines))
             os._exit(_EXIT_CODE)
 
     def _is_noticed_within(self, timeout_s: float, failed_at: float) -> bool:
@@ -451,13 +452,13 @@ class Session:
         if error is None or uncaught is not None or self._acknowledged.is_set():
             return
         _ffi.fail_exit(_EXIT_CODE)
-        print(
-            f"jaxhet: this program leaves its job as if that had not failed: {error}\n"
-            f"jaxhet: its exit code is {_EXIT_CODE}, not 0. Results that came after the failure are"
-            " not right, and integers and booleans on GPUs do not look wrong."
-            " jaxhet.block_until_ready(results) raises the error, jaxhet.last_error() returns it",
-            file=sys.stderr,
-            flush=True,
+        LOGGER.critical(
+            "this program leaves its job as if that had not failed: %s\n"
+            "its exit code is %d, not 0. Results that came after the failure are not right, and"
+            " integers and booleans on GPUs do not look wrong. jaxhet.block_until_ready(results)"
+            " raises the error, jaxhet.last_error() returns it",
+            error,
+            _EXIT_CODE,
         )
 
     def abandon_in_child(self) -> None:
@@ -532,6 +533,11 @@ def stats() -> dict[str, Any]:
 
     Raises:
       UsageError: `jaxhet.initialize` was not called.
+
+    Examples:
+      >>> before = jaxhet.stats()
+      >>> value = jaxhet.block_until_ready(mean(x))
+      >>> print(jaxhet.stats()["exchanges_completed"] - before["exchanges_completed"])
     """
     session = required()
     if session.engine is None:

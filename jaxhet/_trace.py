@@ -9,13 +9,13 @@ import json
 import os
 import pathlib
 import platform
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from jaxhet._clock import Reading, now_us
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
+from jaxhet._log import LOGGER
 
 if TYPE_CHECKING:
     from jaxhet._membership import Membership
@@ -138,11 +138,12 @@ class Trace:
         except OSError as error:
             with contextlib.suppress(OSError):
                 partial.unlink()
-            print(
-                f"jaxhet: process {self._session.process} can't write its trace to {path}:"
-                f" {error.strerror}; make room there or choose another JAXHET_TRACE_FOLDER",
-                file=sys.stderr,
-                flush=True,
+            LOGGER.warning(
+                "process %d can't write its trace to %s: %s; make room there or choose another"
+                " JAXHET_TRACE_FOLDER",
+                self._session.process,
+                path,
+                error.strerror,
             )
 
     def _report(self) -> ProcessTrace:

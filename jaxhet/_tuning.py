@@ -12,19 +12,20 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxhet._log import LOGGER
+
 CACHE_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
 # Flags by which users control tuning themselves.
 OWN_FLAGS = (CACHE_FLAG, "xla_gpu_dump_autotune_results_to", "xla_gpu_load_autotune_results_from")
 LEVEL_FLAG = "xla_gpu_autotune_level"
 
-_MOST_BYTES = 1 << 20  # of files in one message
+_MOST_BYTES = 1 << 20  # largest size of the files in one message
 # A path below the folder: XLA has a folder in it for each version of its results.
 _FILE = re.compile(r"(\w[\w.\-]{0,254}/){0,3}\w[\w.\-]{0,254}")
 
@@ -95,12 +96,12 @@ class Tuning:
         with self._changed:
             while program not in self._tuned and not is_over():
                 if waited >= self._timeout_s:
-                    print(
-                        f"jaxhet: process {self._leader} has not tuned a program within"
-                        f" {self._timeout_s:g} s; this process tunes its own kernels for it, and"
-                        " replicas may differ in their last bits (JAXHET_TUNING_TIMEOUT_S)",
-                        file=sys.stderr,
-                        flush=True,
+                    LOGGER.warning(
+                        "process %d has not tuned a program within %g s; this process tunes its own"
+                        " kernels for it, and replicas may differ in their last bits"
+                        " (JAXHET_TUNING_TIMEOUT_S)",
+                        self._leader,
+                        self._timeout_s,
                     )
                     self._tuned.add(program)
                     return

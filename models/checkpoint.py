@@ -108,7 +108,7 @@ class Checkpoints:
         (step, saving), self._saving = self._saving, None
         try:
             saving.result()
-        except Exception as error:  # as above
+        except Exception as error:  # see `save`
             raise self._failure(step, error) from error
 
     def restore(self, step: int, shapes: TrainState, shardings: TrainState) -> TrainState:

@@ -13,7 +13,7 @@ from models.attention import ATTENTIONS
 # Types of arrays by the name that the command line uses.
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
-# What a block keeps for the backward pass, by name: all, its input, its products by parameters too.
+# Values that a block keeps for the backward pass: all; its input; products by parameters, too.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -136,7 +136,7 @@ _llama = partial(_large, kv_heads=8)
 _llama31 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=8.0))
 _llama32 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=32.0), tied=True)
 _qwen = partial(_large, rope_theta=1e6, norm_epsilon=1e-6)
-# As Qwen3 is, at the sizes of `tiny` and `demo`.
+# Qwen3 at the sizes of `tiny` and `demo`.
 _small_qwen = partial(
     Config,
     query_heads=4,

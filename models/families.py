@@ -107,7 +107,7 @@ _SCALING = {
     "original_max_position_embeddings": "original_positions",
 }
 _ALIASES = {"num_local_experts": "num_experts", "torch_dtype": "dtype"}
-# What `transformers` takes for a key that is absent, in every family.
+# Values that `transformers` uses for an absent key, in every family.
 _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "norm_topk_prob": False}
 
 # Keys that have one value that we can represent; any other one is refused.

@@ -10,7 +10,7 @@ from models.loss import Head, cross_entropy, project
 from models.moe import Experts
 from models.sharding import constrain, gather_after
 
-# What goes from block to block: input and output of the one before.
+# Values passed from block to block: input and output of the previous one.
 Carry = tuple[jax.Array, jax.Array]
 
 

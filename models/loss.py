@@ -66,7 +66,7 @@ def _forward(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> 
     count = labels.size
 
     def local(axes: tuple[str, ...], x: jax.Array, kernel: jax.Array, labels: jax.Array) -> Any:
-        if axes:  # as a kernel of its own on each device, its gradient is summed after all chunks
+        if axes:  # each device has its own kernel, so its gradient is summed once, after all chunks
             kernel = jax.lax.pcast(kernel, axes, to="varying")
 
         def step(by_kernel: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> Any:

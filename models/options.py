@@ -13,7 +13,7 @@ from models.configs import CONFIGS, DTYPES, REMAT
 from models.data import ORDERS
 
 PROGRAM = "python -m models.pretrain"
-# What a run was started with, in its folder; `--config-file` reads it.
+# File with the options of a run, in its folder; `--config-file` reads it.
 RESOLVED = "config.yaml"
 
 

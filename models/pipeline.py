@@ -135,7 +135,7 @@ class Pipeline:
         numbers = jnp.arange(len(inputs), dtype=jnp.int32)
         (_, last), before = jax.lax.scan(step, (nothing, nothing), (inputs, numbers))
         results = jnp.concatenate([before[2 * hops + 1 :], last[None]])
-        results = constrain(results, "microbatches")  # of use on the last stage only
+        results = constrain(results, "microbatches")  # only the last stage uses them
         return results.swapaxes(0, 1).reshape(len(tokens), *results.shape[2:])
 
     def _divide(self, x: jax.Array) -> jax.Array:

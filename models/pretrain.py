@@ -29,7 +29,7 @@ from models.reporter import Reporter, Settings
 from models.sharding import AXES, batch_axes, token_axes
 from models.train import Schedule, Trainer
 
-# What must be the same for a resumed run to go on exactly as if it had not stopped.
+# Facts that a resumed run must share to continue exactly as if it had not stopped.
 _FACTS = (
     "config",
     "init_from",

@@ -16,7 +16,7 @@ from models import scalars
 from models.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
 
-# Of e, in a float.
+# Largest exponent of e in a float.
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 

@@ -1,6 +1,7 @@
 #!/bin/sh
 # docs.sh: builds the documentation site in _build/site; a warning is an error. MkDocs and its plugins are the extra
-# `docs` of pyproject.toml, pinned in constraints.txt, in an environment of their own: .cache/docs.
+# `docs` of pyproject.toml, pinned in constraints.txt, in an environment of their own: .cache/docs. Exit code 3: this
+# environment can't be made here.
 set -eu
 cd "$(dirname "$0")/.."
 environment=.cache/docs
@@ -8,7 +9,7 @@ environment=.cache/docs
 say() { printf 'docs: %s\n' "$*" >&2; }
 die() {
   printf 'docs: missing: %s\n' "$*" >&2
-  exit 1
+  exit 3
 }
 
 usable() { "$1" -c 'import sys, venv; assert sys.version_info >= (3, 12)' >/dev/null 2>&1; }

@@ -20,6 +20,15 @@ sh tools/cpp.sh test asan address,undefined
 stage "C++ tests under TSan"
 sh tools/cpp.sh test tsan thread
 
+stage "documentation"
+built=0
+sh tools/docs.sh || built=$?
+case $built in
+0) ;;
+3) echo "the documentation is not built: its packages can't be installed here" ;;
+*) exit "$built" ;;
+esac
+
 # A file belongs to one worker, and files start in the order of tests/conftest.py. Tests that start jobs
 # wait much: one worker more than cores keeps all cores busy.
 stage "pytest"

@@ -3,7 +3,7 @@
 from jaxhet._clusters.cluster import Environ, Finding, number
 
 COORDINATOR = "coordinator"  # the task, or replicated job, that runs `jaxhet coordinator`
-INDEX = "JOB_COMPLETION_INDEX"  # of a pod in an Indexed Job
+INDEX = "JOB_COMPLETION_INDEX"  # a pod's number in an Indexed Job
 _PORT, _DEFAULT_PORT = "JAX_COORDINATOR_PORT", 55527  # JAX's in Kubernetes
 
 

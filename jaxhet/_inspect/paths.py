@@ -38,7 +38,7 @@ def try_paths() -> tuple[Path, ...]:
         pass_fds=[fd for fds in theirs for fd in fds],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # what went wrong there is told to the engine here
+        stderr=subprocess.DEVNULL,  # the engine here reports the peer's errors
     ):
         for fd in (fd for fds in theirs for fd in fds):
             os.close(fd)

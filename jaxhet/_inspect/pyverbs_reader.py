@@ -27,7 +27,7 @@ def main() -> None:
             context = pyverbs.Context(name=name)
             count = context.query_device().phys_port_cnt
             nics[name] = {str(i): _port(context, i) for i in range(1, count + 1)}
-        except Exception as error:  # of pyverbs, whose classes are its own
+        except Exception as error:  # pyverbs has error classes of its own
             nics[name] = {"error": str(error)}
     print(json.dumps(nics))
 

@@ -32,7 +32,7 @@ from jaxhet.compiler import exchange
 
 # Bytes -> how often. Around the engine's limits: eager messages up to 16 KiB, chunks of 512 KiB.
 SIZES = {8: 200, 16 << 10: 100, (16 << 10) + 1: 100, (512 << 10) - 1: 40, 1 << 20: 40, 16 << 20: 8}
-_DEADLINE_MS = 60_000  # of a swap
+_DEADLINE_MS = 60_000  # longest wait of a swap
 _CLOSE_TIMEOUT_MS = 5000
 _ELSEWHERE = -1  # no device's id
 

@@ -22,7 +22,7 @@ class LineSplitter:
         *lines, rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._emit(_last_form(line))
-        start = rest.rfind(b"\r", 0, -1)  # what stands before it will not be shown
+        start = rest.rfind(b"\r", 0, -1)  # text before it will not be shown
         self._rest = rest[max(start, 0) :]
         if len(self._rest) > _LONGEST_LINE_BYTES:
             self.flush()

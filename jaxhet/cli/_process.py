@@ -59,7 +59,7 @@ class Process:
 
     def signal_group(self, number: int) -> bool:
         """Signals the group; returns whether it exists (number 0 only asks)."""
-        if self.group_is_gone:  # its number may be another's by now
+        if self.group_is_gone:  # another group may have the number by now
             return False
         try:
             os.killpg(self.popen.pid, number)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxhet._inspect.proofs import Qualification
     from jaxhet._inspect.report import Report
 
-_WIDTH = 100  # of text that goes into a file
+_WIDTH = 100  # width of text in a file
 
 
 @dataclasses.dataclass(frozen=True)

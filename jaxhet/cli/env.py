@@ -25,7 +25,7 @@ _SHOWN = (
     "partition_index",
 )
 _SECRETS = ("job_secret", "job_secret_file")
-_WIDTH = 100  # of text that goes into a file
+_WIDTH = 100  # width of text in a file
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Options:
 
     islands: int = 2
     processes_per_island: tuple[int, ...] = (1,)  # one number for all islands, or one for each
-    devices: tuple[int, ...] = ()  # of each process; likewise; (): one CPU, or a share of the GPUs
+    devices: tuple[int, ...] = ()  # per process; likewise; (): one CPU, or a share of the GPUs
     port: int = 0
     grace_s: float = 15.0
     island_names: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ class Options:
 
     vendor: Vendor = "cpu"
     islands: int = 2
-    devices: int = 1  # of each island
+    devices: int = 1  # devices of each island
     link_gb_per_s: float | None = None
     latency_us: float = 0.0
     json: bool = False
@@ -64,7 +64,7 @@ def _load_file(source: str) -> ModuleType:
     path = pathlib.Path(source).resolve()
     if not path.is_file():
         raise UsageError(f"there is no file {source}")
-    sys.path.insert(0, str(path.parent))  # as Python does for a script
+    sys.path.insert(0, str(path.parent))  # Python does the same for a script
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from jaxhet.compiler import hlo
 from jaxhet.compiler import hlo_pb2 as pb
 
-Body = Callable[..., hlo.Instruction]  # of a computation and the instructions that it works on
+Body = Callable[..., hlo.Instruction]  # arguments: a computation, then instructions
 
 _BYTE_TYPES: dict[int, int] = {
     **dict.fromkeys((pb.S1, pb.S2, pb.S4), pb.S8),

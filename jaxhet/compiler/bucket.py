@@ -95,7 +95,7 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
 def _uses(steps: Mapping[int, order.Step], needs: Mapping[int, int]) -> dict[int, float]:
     """Instruction id to the depth at which something that takes time uses the result."""
     ids = list(steps)
-    # What the partitioner has added is in no depth; a use comes after it.
+    # Instructions of the partitioner have no depth; their uses are one deeper.
     uses = {i: max(steps[i].use, steps[i].key[0] + 1) for i in ids}
     for i in ids:
         for place in order.places(needs[i]):

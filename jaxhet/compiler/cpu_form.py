@@ -1,6 +1,6 @@
 """The form for CPUs: after XLA's own layout and fusion.
 
-An exchange is one call of the engine. Arithmetic comes as loops, shapes change by bitcast.
+An exchange is one call of the engine. Arithmetic is loop fusions, and bitcasts change shapes.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class CpuLowering(Lowering):
     @override
     def flat(self, x: Instruction) -> Instruction:
         order = _slowest_first(x.shape)
-        y = self.shaped(x, [hlo.num_elements(x.shape)])  # as it lies in memory
+        y = self.shaped(x, [hlo.num_elements(x.shape)])  # in the order of memory
         dims = [x.shape.dimensions[d] for d in order]
         return self._moved(y, dims, [order.index(d) for d in range(len(order))])
 
@@ -64,16 +64,17 @@ class CpuLowering(Lowering):
 
     @override
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
-        """Everything to everyone if that is little, or to one other; else shares, then sums.
+        """Small payloads: one all-gather and local sums. Two ranks: one permute and a sum.
 
-        In groups of unequal size, everything to everyone: their shares would be of unequal size.
+        Otherwise a reduce-scatter, then an all-gather. Groups of unequal size always use the
+        all-gather, since their shares would have unequal sizes.
         """
         num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
         is_small = num_bytes <= self.adder.options.two_phase_bytes
         if is_small or not groups_lib.are_equal(groups):
             return [rows.combined(opcode) for rows in self.all_gather(values, groups)]
         is_complex = any(hlo.is_complex(v.x.shape.element_type) for v in values)
-        if len(groups[0]) == 2 and not is_complex:  # of those, NaN has no one form
+        if len(groups[0]) == 2 and not is_complex:  # complex numbers have several forms of NaN
             pairs = tuple(pair for a, b in groups for pair in ((a, b), (b, a)))
             others = self.permute(values, pairs)
             is_second = self._is_second(groups)

@@ -61,7 +61,7 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
     """Makes a collective the last step of its decomposition; appends its exchanges."""
     split, note = _divide(collective, job, options)
     opcode = collective.instruction.opcode
-    # What XLA's own collectives get stays as XLA wants it.
+    # Operands of XLA's own collectives keep the types that XLA chose.
     is_exchanged = split is None or split.local_size == 1
     if opcode != "reduce-scatter" and not job.is_gpu and is_exchanged:
         promotion.undo(collective)

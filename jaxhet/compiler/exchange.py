@@ -137,8 +137,8 @@ class Entry:
 
 
 _KINDS = "|".join(kind.name.lower() for kind in ExchangeKind)
-# As `Adder` and `plan.make` write it: place, kind, label, shapes, groups, what tells it from those
-# like it, and a digest of its identities.
+# A line of `Adder` and `plan.make`: place, kind, label, shapes, groups, marks that distinguish it
+# from look-alikes, and a digest of its identities.
 _PARTS = re.compile(rf"(.*?) ({_KINDS}) (.*) (\S+) (\{{.*\}}\}})(?: [#@].*)?")
 
 

@@ -56,7 +56,7 @@ class Lowering(abc.ABC):
     collective: Collective
     adder: Adder
 
-    # What differs between platforms.
+    # Methods that differ between platforms.
 
     @property
     @abc.abstractmethod
@@ -114,7 +114,7 @@ class Lowering(abc.ABC):
         """The values in fewer ones, and how to get their results back."""
         return values, list
 
-    # What is the same.
+    # Methods that all platforms share.
 
     @property
     def c(self) -> hlo.Computation:

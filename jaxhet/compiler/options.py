@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-# What XLA needs, as `compiler_options` or flags, so that exchanges overlap with compute.
+# Settings (`compiler_options` or flags) with which XLA overlaps exchanges with compute.
 GPU_COMPILER_OPTIONS: dict[str, bool | int] = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     # Starts that may be without their dones at a time; 1 by default.

@@ -20,7 +20,7 @@ from jaxhet.compiler import hlo
 # it is inside of, from the outermost one.
 Key = tuple[int, tuple[int, ...]]
 
-# As `_program.labels` and `argument_labels` write it: number, depth, and depth of the first use.
+# A label of `_program.labels` or `argument_labels`: number, depth, and depth of the first use.
 _LABEL = re.compile(r"(?<!\w)(?:e(\d+))?d(\d+)(?:u(\d+))?(?!\w)")
 _FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
 
@@ -149,7 +149,7 @@ def ordered(
     marks = _marks(computation, steps, flow)
 
     def turn(i: int) -> tuple[_Turn, int, Key, str, str]:
-        # What another step waits for needs fewer steps than that one.
+        # A step needs fewer steps than any step that waits for it.
         return turns[i], needs[i].bit_count(), steps[i].key, steps[i].line, marks[i]
 
     return [(computation[i], marks[i]) for i in sorted(ids, key=turn)]

@@ -1,6 +1,7 @@
-"""Collectives that XLA's CPU compiler has made ones of f32, as it does with smaller floats.
+"""Undoes the promotion of collectives to f32.
 
-Their operands are exact conversions. What these were made of can be exchanged in their place.
+XLA's CPU compiler promotes collectives of small floats to f32. The promoted operands are exact
+conversions, so the original, smaller values can be exchanged instead.
 """
 
 from jaxhet.compiler import arithmetic, hlo
@@ -10,7 +11,7 @@ from jaxhet.compiler.hlo import Instruction, Shape
 
 
 def undo(collective: Collective) -> None:
-    """Makes it one of the smaller types again, if all its results are rounded to them."""
+    """Gives a collective its smaller types again, if the program rounds all results to them."""
     c, instruction = collective.computation, collective.instruction
     operands = c.operands(instruction)
     sources = [shape for x in operands if (shape := _source_shape(c, x)) is not None]
@@ -59,7 +60,7 @@ def _rounds(c: hlo.Computation, x: Instruction, y: Instruction, shape: Shape) ->
 
 
 def _narrow_parameters(c: hlo.Computation, x: Instruction, y: Instruction, shape: Shape) -> None:
-    """Lets a fusion take y in the type of `shape`: its conversions convert nothing then."""
+    """Changes a fusion's parameters for y to the type of `shape`; their conversions do nothing."""
     fused, parameters = _parameters(c, x, y)
     for parameter in parameters:
         fused.reshape(parameter, shape)

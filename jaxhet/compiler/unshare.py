@@ -49,7 +49,7 @@ class _Copies:
         self._protos = {c.id: c for c in module.proto.computations}
         self._copies: dict[int, list[pb.HloComputationProto]] = {i: [] for i in self._protos}
         self._next_id = max(self._protos) + 1
-        self._originals: dict[int, pb.HloComputationProto] = {}  # as they were, once taken
+        self._originals: dict[int, pb.HloComputationProto] = {}  # unchanged copies of those taken
 
     def in_order(self) -> list[pb.HloComputationProto]:
         """All of them, callees before callers."""

@@ -133,7 +133,8 @@ ChaosRound::ChaosRound(uint64_t its_seed) : seed(its_seed) {
   if (fault == Fault::kDisturbData && encryption == "off") encryption = "auth";
   victim = static_cast<int>(random() % static_cast<uint64_t>(num_processes));
   other = (victim + 1) % num_processes;
-  const uint64_t latest_us = random() % 2 == 0 ? 12'000 : 40'000;  // of connecting, or of exchanges
+  const uint64_t latest_us =
+      random() % 2 == 0 ? 12'000 : 40'000;  // in the connect phase, or in exchanges
   delay = microseconds(random() % latest_us);
   // Some wake up before the others give them up.
   stop_time = milliseconds(random() % 3 == 0 ? random() % 200 : 700 + random() % 200);

@@ -43,7 +43,7 @@ struct ChaosRound {
   int other;  // at the other end of the connection
   std::chrono::microseconds delay;
   std::chrono::milliseconds stop_time;
-  std::vector<size_t> sizes;  // of exchanges, in bytes of each rank
+  std::vector<size_t> sizes;  // bytes of each rank, by exchange
   std::string junk;
 };
 

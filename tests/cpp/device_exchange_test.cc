@@ -309,7 +309,7 @@ TEST(ExchangesAreRecordedAndTimed) {
 
 // An exchange of three ranks.
 struct Round {
-  int shift;  // of a permute; 0: of a group
+  int shift;  // a permute's shift; 0: an exchange of a group
   std::deque<Part> parts;
 };
 
@@ -342,7 +342,7 @@ void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank, own_random = std::mt19937(random())]() mutable {
-      std::vector<const Part*> in_flight;  // as often as each has pieces
+      std::vector<const Part*> in_flight;  // each part once for each of its pieces
       for (size_t i = 0; i < rounds.size(); ++i) {
         Part& part = rounds[i].parts[static_cast<size_t>(rank)];
         part.Start(world);

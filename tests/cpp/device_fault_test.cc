@@ -447,6 +447,34 @@ struct LocalPair {
   std::vector<std::unique_ptr<DeviceRank>> ranks;
 };
 
+// The proof in the operands' allocation is lost, and the one in the slots is not.
+TEST(MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
+  const auto device = OpenHostDevice({}, 0);
+  const RingTransport& shm = RingTransportOf("shm");
+  const auto setup = [&](int rank) -> RingSetup {
+    return {.device = *device,
+            .same_process = false,
+            .same_host = true,
+            .same_vendor = true,
+            .slot_bytes = kSlotBytes,
+            .pull_bytes = 1,
+            .operands = OperandsOf(rank),
+            .sockets = {},
+            .messages = nullptr,
+            .nics = nullptr,
+            .keys = {}};
+  };
+  auto [target, offer] = shm.make(setup(1));
+  const auto source = shm.open(setup(0), offer);
+  target->Accept(source->Answer());
+  const std::vector<std::byte> proof(kProofBytes, std::byte{7});
+  source->Prove(*device, proof);
+  std::ranges::fill(OperandsOf(0), std::byte{});
+  EXPECT(target->IsProven(*device, proof));
+  ExpectContains(target->Remark(),
+                 "the target's device does not see the source's writes in the mapped memory");
+}
+
 // A thread may start an exchange while the watch abandons those that it knows of.
 TEST(WhatStartsLateIsAbandonedToo) {
   std::vector<std::byte> operand(kSlotBytes * 20);

@@ -13,7 +13,7 @@ namespace {
 // Each exchange has bytes of its own.
 size_t ShiftOf(int64_t index) { return static_cast<size_t>(index) * 5; }
 
-constexpr size_t kOwnBytes = 4096;  // of each rank
+constexpr size_t kOwnBytes = 4096;  // operand memory of each rank
 constexpr size_t kMostRanks = 16;
 // Operands of all tests of a program; a NIC's driver pins all of this memory.
 constexpr size_t kOperandBytes = size_t{500} << 20;

@@ -25,7 +25,7 @@ namespace {
 
 using Random = std::mt19937_64;
 
-constexpr unsigned kLongestRunSeconds = 20;  // of one input
+constexpr unsigned kLongestRunSeconds = 20;  // time limit of one input
 constexpr size_t kMostInputBytes = 1 << 15;
 // Parsers have no threads: ThreadSanitizer finds nothing in them.
 constexpr double kSeconds = kIsThreadSanitized ? 0.01 : 0.3;

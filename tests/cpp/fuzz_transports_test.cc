@@ -266,7 +266,7 @@ std::vector<std::string> TcpSeeds() {
                                                    .seeds = &TcpSeeds,
                                                    .run = &PlayTcp});
 
-// What a peer says of data sockets, and can't be.
+// Statements of a peer about data sockets that can't be true.
 TEST(FalseWordsAboutDataSocketsAreRefused) {
   using tcp::SocketEvent;
   const std::string offer = Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 2}));

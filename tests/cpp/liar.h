@@ -20,7 +20,7 @@ class Liar {
   struct Chunk {
     uint32_t magic = 0x3143'584a;
     uint32_t reserved = 0;
-    uint64_t ticket = 2;  // of rank 0's transfer with rank 1
+    uint64_t ticket = 2;  // ticket of rank 0's transfer with rank 1
     uint64_t offset = 0;
     uint64_t num_bytes = 4'000;
   };
@@ -42,7 +42,7 @@ class Liar {
   void ExpectRefusal(std::string_view words, const Location& location = Location::current()) const;
 
   Engine& engine() { return *engine_; }
-  ControlChannel& channel() { return channels_.front(); }  // of process 1
+  ControlChannel& channel() { return channels_.front(); }  // process 1's
   const Fd& data() const { return data_.front(); }
 
  private:

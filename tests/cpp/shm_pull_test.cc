@@ -48,7 +48,7 @@ class End {
   std::string Offer() { return connection_->Offer(); }
   void Accept(std::string_view offer) { connection_->Accept(offer); }
 
-  // What was read out of `source` in the peer's memory; none if the peer was lost.
+  // Bytes read out of `source` in the peer's memory; none if the peer was lost.
   std::optional<Bytes> Read(const Bytes& source) {
     Bytes result(kNumBytes);
     Transfer transfer;
@@ -107,7 +107,7 @@ std::optional<pid_t> StartCopyAs(pid_t pid) {
   return std::nullopt;
 }
 
-// As this process made it, but for the pid, which is first.
+// This process's offer with another pid, which is its first field.
 std::string OfferOf(End& end, int64_t pid) {
   std::string offer = end.Offer();
   std::memcpy(offer.data(), &pid, sizeof pid);

@@ -194,7 +194,7 @@ TEST(PartitionRefusesSizesThatDoNotFit) {
   for (const auto kind : {ExchangeKind::kAllGather, ExchangeKind::kAllToAll}) {
     ExpectContains(ExpectThrow([&] { PartitionBuffers(RequestOf(kind, operand, result)); }), "13");
   }
-  const auto unknown = static_cast<ExchangeKind>(std::stoll("9"));  // as it comes from a program
+  const auto unknown = static_cast<ExchangeKind>(std::stoll("9"));  // programs may send any number
   ExpectContains(ExpectThrow([&] { PartitionBuffers(RequestOf(unknown, operand, operand)); }),
                  "kind 9");
 }

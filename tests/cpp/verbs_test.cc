@@ -46,7 +46,7 @@ TEST(ChoosesRoutableGidOfRoceV2) {
                                        Entry(7, kIpv4)};
   ExpectEqual(verbs::ChooseGid(table, -1).index, 6);
   ExpectEqual(verbs::ChooseGid(std::span(table).first(6), -1).index, 3);
-  ExpectEqual(verbs::ChooseGid(table, 2).index, 2);  // as one wishes
+  ExpectEqual(verbs::ChooseGid(table, 2).index, 2);  // the index that an option chose
 }
 
 TEST(ExplainsWhyNoGidCanBeUsed) {

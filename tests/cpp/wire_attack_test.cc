@@ -192,7 +192,7 @@ bool IsVisible(RelayedWorld& world, size_t num_bytes) {
       if (seen.find(text.substr(i, 64)) != std::string::npos) return true;
     }
   }
-  return seen.find("line 3") != std::string::npos;  // of the plan
+  return seen.find("line 3") != std::string::npos;  // a line of the plan
 }
 
 TEST(FullHidesDataAndPlans) {

@@ -52,7 +52,7 @@ inline constexpr std::chrono::milliseconds kLong{20'000};
 // The plan that the worlds register: lines "line 0<TAB>op 0" and so on.
 inline constexpr int64_t kPlan = 7;
 std::string PlanText(int num_lines, std::string_view changed_line = {});
-// What World does with each engine.
+// Connects an engine and names its ranks and plan; World does so with each.
 void SetUp(Engine& engine, const WorldOptions& options);
 
 // A job whose processes are engines of this process.

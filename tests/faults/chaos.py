@@ -62,7 +62,7 @@ def build(name: str) -> pathlib.Path:
     configure = ["sh", "tools/cpp.sh", "configure", name, *SANITIZERS[name]]
     subprocess.run(configure, cwd=_ROOT, check=True)
     target = ["cmake", "--build", str(folder), "--target", "chaos_test", "--", "--quiet"]
-    path = f"{_ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"  # its cmake and ninja
+    path = f"{_ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"  # the cmake and ninja there
     subprocess.run(target, cwd=_ROOT, check=True, env={**os.environ, "PATH": path})
     return folder / "tests" / "cpp" / "chaos_test"
 

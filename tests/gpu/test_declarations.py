@@ -66,7 +66,7 @@ def _program(vendor: _Vendor) -> str:
     lines.append(f"using Api = jaxhet::{vendor.struct};")
     for member, name, since in _functions(text):
         if name.startswith("hsa_"):
-            continue  # of another header
+            continue  # another header's
         shape = f"SameShape<decltype(Api::{member})::Signature, decltype(::{name})>"
         check = f'static_assert({shape}::value, "{name}");'
         lines += [f"#if {vendor.major} >= {since}", check, "#endif"]

@@ -16,7 +16,7 @@ from tests.support import gpus
 from tests.support.programs import softverbs
 
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
-DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of the victim's operands
+DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # types of the victim's operands
 REPORT_WITHIN_S = 10.0
 CLEAN_WITHIN_S = 20.0
 STARTUP_S = 240

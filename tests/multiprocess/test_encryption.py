@@ -11,7 +11,7 @@ from jaxhet import _handshake
 from tests.support.ports import free_port
 from tests.support.scripts import Ended, job, run
 
-MARKER = b"MARKERS."  # as two floats it is finite
+MARKER = b"MARKERS."  # finite as two floats
 _HANDSHAKE_BYTES = 2 * _handshake.NONCE_BYTES + 2 * _handshake.MAC_BYTES  # at least, both ways
 _LONG = 4096  # a piece of data, not a message
 SUM = (

@@ -47,7 +47,7 @@ def test_collectives_are_timed_alone_and_in_chains(tmp_path: pathlib.Path) -> No
     assert all(row["p50_us"] > 0 for row in rows.values())
     assert rows["shm", "permute", 1 << 10]["links"] == 0
     assert rows["shm", "permute", 16 << 20]["links"] > 1
-    assert rows["shm", "permute", 16 << 20]["ratio"] > 0  # of the rate of copies
+    assert rows["shm", "permute", 16 << 20]["ratio"] > 0  # the unit is the rate of copies
     assert min(written["copies_gb_s"].values()) > 0
 
 

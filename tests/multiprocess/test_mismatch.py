@@ -8,7 +8,7 @@ from two_islands import run_both
 
 from tests.support.scripts import Ended
 
-DIFFERENT = {  # what differs: the function of each island, and the words of each in the error
+DIFFERENT = {  # by difference: the function of each island, and the words of each in the error
     "operation": (
         'lambda a: jax.lax.psum(a, "x")',
         'lambda a: jax.lax.pmax(a, "x")',

@@ -33,7 +33,7 @@ def test_plan_is_what_the_engine_counts(
         report, *others = answer["reports"]
         assert report.exchanges_per_step == EXCHANGES[name, algorithm]
         assert report.is_exact
-        assert answer["exchanges"] == 2 * report.exchanges_per_step  # of two ranks
+        assert answer["exchanges"] == 2 * report.exchanges_per_step  # two ranks
         assert answer["bytes"] == 2 * report.bytes_per_step
         assert answer["hits"] == 1
         assert others == [report] * 2

@@ -69,7 +69,7 @@ def test_replicated_update_drifts_is_reported_at_the_first_log_line_and_healed(
     assert "step 20: replicas differ in" in said
     assert "(on island1; largest difference" in said
     assert "made equal" in said
-    replicas = compare_replicas(tmp_path)  # of what the run went on with
+    replicas = compare_replicas(tmp_path)  # replicas that the run continued with
     assert replicas.equal, replicas.differences
 
 

@@ -16,7 +16,7 @@ from tests.support.ports import free_port
 from tests.support.scripts import environment, run
 
 _FOLDER = pathlib.Path(__file__).parent
-_DEVICES = 2  # of each process
+_DEVICES = 2  # devices of each process
 
 
 def _over_islands(program: pathlib.Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import jaxhet
 from tests.support import jobs
 
 NUM_RANKS = 4
-SHAPE = (NUM_RANKS, 6)  # of a rank's block; the first dimension is divisible for scatters
+SHAPE = (NUM_RANKS, 6)  # shape of a rank's block; the first dimension is divisible for scatters
 FLAGS_OF_ISLAND_1 = "UNLIKE_FLAGS"
 
 OPS = (

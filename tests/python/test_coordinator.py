@@ -103,7 +103,7 @@ def test_process_that_sends_nonsense_is_gone(message: Any, pair: Pair) -> None:
 def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
     stopped = pair.members[1]
     stopped._closing = True
-    stopped._on_tuned = lambda message: time.sleep(60)  # its reader stops at the first message
+    stopped._on_tuned = lambda message: time.sleep(60)  # the reader stops at the first message
     for _ in range(200):
         pair.members[0].tell_tuned({"to": [1], "padding": "x" * 100_000})
     pair.members[0].report(DeadlineError("too late"))

@@ -54,7 +54,7 @@ def _set(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
         {},
         {"JAXHET_AUTO": "1"},  # no job
         {"JAXHET_AUTO": "0", **_SECRET},  # the user said no
-        {"JAXHET_AUTO": "1", "JAXHET_NUM_PROCESSES": "2"},  # as JAX's own numbers
+        {"JAXHET_AUTO": "1", "JAXHET_NUM_PROCESSES": "2"},  # a number alone is no job
     ],
 )
 def test_without_a_job_jax_is_called_as_it_was(

@@ -163,12 +163,16 @@ def _descriptions(node: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.value.lineno, _capitalized(text)
 
 
-def _python_files() -> list[str]:
+def _files(*patterns: str) -> list[str]:
     command = ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "--"]
     names = subprocess.run(
-        [*command, "*.py", "*.pyi"], cwd=_ROOT, check=True, capture_output=True, text=True
+        [*command, *patterns], cwd=_ROOT, check=True, capture_output=True, text=True
     ).stdout.splitlines()
     return [name for name in names if (_ROOT / name).is_file() and "_pb2." not in name]
+
+
+def _python_files() -> list[str]:
+    return _files("*.py", "*.pyi")
 
 
 def _badly_begun(source: str) -> list[str]:
@@ -188,6 +192,38 @@ def test_description_without_its_noun_is_found():
     assert _badly_begun('"""Sizes.\n\nAttributes:\n  rows: those of the array.\n"""')
     assert _badly_begun('add("--rows", help="of a batch")')
     assert not _badly_begun('def f():\n    """What does a mesh cost? One model."""')
+
+
+def _comments(source: str, mark: str) -> Iterator[tuple[int, str]]:
+    """The first line of each block of comments, and each comment after code."""
+    comment = re.compile(rf"(?P<code>.*?)(?:^|(?<=\s)){mark}:? (?P<text>.*)")
+    is_inside = False
+    for number, line in enumerate(source.splitlines(), 1):
+        found = comment.fullmatch(line)
+        is_alone = found is not None and not found["code"].strip()
+        if found and not (is_alone and is_inside):
+            yield number, found["text"]
+        is_inside = is_alone
+
+
+def _badly_begun_comments(source: str, mark: str) -> list[str]:
+    found = _comments(source, mark)
+    return [f"{n}: {text}" for n, text in found if _BEGINS_BADLY.match(_capitalized(text))]
+
+
+@pytest.mark.parametrize(("mark", "patterns"), [("//", ("*.cc", "*.h")), ("#", ("*.py", "*.pyi"))])
+def test_comments_begin_with_a_noun_phrase_or_a_verb(mark: str, patterns: tuple[str, ...]):
+    names = _files(*patterns)
+    assert names
+    assert not [f"{n}:{found}" for n in names for found in _badly_begun_comments(_text(n), mark)]
+
+
+def test_comment_without_its_noun_is_found():
+    assert _badly_begun_comments("int x;  // of all\n", "//") == ["1: of all"]
+    source = f"{'#'} Sizes.\n\n    {'#'} Those of rows.\n"
+    assert _badly_begun_comments(source, "#") == ["3: Those of rows."]
+    assert not _badly_begun_comments("// The sizes\n// of rows.\n", "//")
+    assert not _badly_begun_comments("// What does it cost? Nothing.\n", "//")
 
 
 @pytest.mark.parametrize("document", [*_DOCUMENTS, "tools/bazel/README.md"])

@@ -1,6 +1,8 @@
 """Rules for the tree as a whole: the documents, the pins, the paths."""
 
+import doctest
 import importlib.metadata
+import inspect
 import os
 import pathlib
 import re
@@ -9,6 +11,8 @@ import sys
 import tomllib
 
 import pytest
+
+import jaxhet
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _DOCUMENTS = (
@@ -71,6 +75,26 @@ def test_readme_example_runs(tmp_path: pathlib.Path):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("17.5") == 2
+
+
+def test_examples_of_docstrings_run_on_two_islands(tmp_path: pathlib.Path):
+    names = ("initialize", "make_mesh", "jit", "plan", "paths", "stats")
+    texts = [inspect.getdoc(getattr(jaxhet, name)) or "" for name in names]
+    examples = [doctest.DocTestParser().get_examples(text) for text in texts]
+    assert all(examples)
+    path = tmp_path / "examples.py"
+    path.write_text("".join(example.source for each in examples for example in each))
+    command = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "2"]
+    result = subprocess.run(
+        [*command, "--", sys.executable, str(path)],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "all-reduce" in result.stdout  # the plan
 
 
 def test_every_requirement_is_pinned_once():

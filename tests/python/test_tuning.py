@@ -166,7 +166,7 @@ def test_tuning_is_on_and_the_log_says_what_was_added(tmp_path: pathlib.Path) ->
     completed = _gpu_settings.complete("--a=1", {_tuning.CACHE_FLAG: str(tmp_path)})
     assert "xla_gpu_autotune_level" not in completed
     line = _gpu_settings.added("--a=1", completed)
-    assert line.startswith("jaxhet: added to XLA_FLAGS: --xla_gpu_shard_autotuning=false")
+    assert line.startswith("added to XLA_FLAGS: --xla_gpu_shard_autotuning=false")
     assert f"--xla_gpu_per_fusion_autotune_cache_dir={tmp_path}" in line
 
 

@@ -23,7 +23,7 @@ from tests.rdma_vm.image import make
 from tests.support.programs import build
 
 _SIZES = tuple(n << 20 for n in (1, 2, 4, 8))
-_LEAST_BANDWIDTH = 0.85  # of ib_write_bw
+_LEAST_BANDWIDTH = 0.85  # share of ib_write_bw's rate
 _MOST_LATENCY = 2.0  # times ib_write_lat
 _LATENCY_BYTES = 8
 _MESSAGES = 5_000

@@ -85,7 +85,7 @@ class Guest:
         command = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", *image.firmware()]
         command += ["-M", "q35", "-cpu", "max,la57=off"]
         command += ["-accel", "tcg,thread=multi,tb-size=512", "-m", _MEMORY]
-        command += ["-smp", "2" if network is None else "1"]  # of a host with two cores
+        command += ["-smp", "2" if network is None else "1"]  # the host has two cores
         command += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
         command += ["-kernel", str(image.kernel), "-initrd", str(image.initramfs)]
         command += ["-append", kernel, "-serial", "stdio", "-device", "virtio-serial-pci"]

@@ -82,7 +82,7 @@ class End:
         self._sequences = [0] * _NUM_SLOTS
         self._filled = [0] * _NUM_SLOTS
         self._due: list[tuple[int, int, int]] = []  # credits, for our next chunk or alone
-        self._message = bytearray()  # that is being received
+        self._message = bytearray()  # the message that is being received
         self._number = -1
         self._received = 0
 

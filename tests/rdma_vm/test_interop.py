@@ -13,7 +13,7 @@ _PEER = "/usr/bin/python3 tests/rdma_vm/pyverbs_peer.py"
 _DOCTOR = ".venv/bin/python -m jaxhet.cli doctor --json 2>/dev/null"
 _PEERS_CHUNK = 100_000
 _CHUNK = 512 << 10
-_LARGEST_MESSAGE = 8 << 20  # of soft-RoCE
+_LARGEST_MESSAGE = 8 << 20  # soft-RoCE's limit
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@
 namespace jaxhet::testing {
 namespace {
 
-constexpr std::array kPath = {SOFTVERBS_LIBRARY};  // of the build
+constexpr std::array kPath = {SOFTVERBS_LIBRARY};  // path in the build folder
 
 }  // namespace
 

@@ -48,8 +48,19 @@ TEST(MemoryThatLosesDataIsNotUsed) {
 TEST(PinnedMemoryIsLast) {
   const FaultScope fault("lose count=all");
   const std::string way = SlotsOfADevice().way();
-  ExpectContains(way, "pinned memory (dma-buf: what ");
-  ExpectContains(way, "; peer memory: what host:0 (this host's memory) wrote, ");
+  ExpectContains(way, "pinned memory (dma-buf: soft");
+  ExpectContains(
+      way,
+      "; peer memory: soft0:1 read stale data after host:0 (this host's memory) wrote to "
+      "its memory: the NIC's reads are not coherent here)");
+}
+
+// The first two writes to memory prove that a dma-buf can be read; the third one is lost.
+TEST(SaysWhichWritesAreNotSeen) {
+  const FaultScope fault("lose after=2 count=all");
+  ExpectContains(SlotsOfADevice().way(),
+                 "pinned memory (dma-buf: host:0 (this host's memory) does not see what soft0:1 "
+                 "wrote to its memory: the NIC's writes are not coherent here; peer memory: soft");
 }
 
 // NICs send operands in the device's operand memory from there, and no others.
@@ -70,8 +81,12 @@ TEST(OperandsAreRegistered) {
 
   const FaultScope fault("garble count=all");
   const auto garbled = make();
-  ExpectContains(garbled.why_not(), "dma-buf: what host:0 (this host's memory) wrote, soft");
-  ExpectContains(garbled.why_not(), "; peer memory: what host:0");
+  ExpectContains(garbled.why_not(), "dma-buf: soft");
+  ExpectContains(
+      garbled.why_not(),
+      " read stale data after host:0 (this host's memory) wrote to its memory: the NIC's "
+      "reads are not coherent here");
+  ExpectContains(garbled.why_not(), "; peer memory: soft");
   EXPECT(!garbled.AddressOf(OperandsOf(1)));
 }
 
@@ -133,7 +148,7 @@ void CheckNothingIsSentAfterTheCut(bool is_in_place) {
   EXPECT(IsWithin(kLong, [&] { return Softverbs::Get().num_requests() > before; }));
   ring.source->Cut();
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  ExpectEqual(Softverbs::Get().num_requests(), before + 1);  // of two, and that one waits
+  ExpectEqual(Softverbs::Get().num_requests(), before + 1);  // one of two requests; the other waits
   EXPECT(!has_arrived(1));
 }
 

@@ -49,7 +49,7 @@ def _make(target: str) -> None:
     configure = ["sh", "tools/cpp.sh", "configure", _BUILD.name]
     make = ["cmake", "--build", str(_BUILD), "--target", target, "--", "--quiet"]
     _BUILD.parent.mkdir(exist_ok=True)
-    with (_BUILD.parent / ".plain.lock").open("w") as lock:  # of several workers
+    with (_BUILD.parent / ".plain.lock").open("w") as lock:  # several workers may build it
         fcntl.flock(lock, fcntl.LOCK_EX)
         for command in (configure, make):
             subprocess.run(command, cwd=ROOT, env=env, check=True)

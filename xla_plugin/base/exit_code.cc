@@ -25,7 +25,8 @@ void End(int status, void* argument) {  // NOLINT(misc-const-correctness): on_ex
 }  // namespace
 
 void FailExit(int code) {
-  auto* const ending = new Ending{.process = getpid(), .code = code};  // as long as the process
+  auto* const ending =
+      new Ending{.process = getpid(), .code = code};  // lives until the process ends
   if (on_exit(&End, ending) == 0) return;
   delete ending;
   Throw(ErrorCode::kDevice, "on_exit: no memory for another exit handler");

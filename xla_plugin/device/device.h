@@ -27,14 +27,14 @@ enum class StreamPriority { kNormal, kHigh };
 
 struct DeviceInfo {
   std::string_view vendor;
-  int ordinal;  // as the vendor counts in this process
+  int ordinal;  // the vendor's number in this process
   std::string name;
   std::string pci_bus_id;
   std::string uuid;      // 32 hexadecimal digits
-  int driver_version;    // as the vendor writes it: 13000, 70051831
+  int driver_version;    // in the vendor's form: 13000, 70051831
   bool stream_values;    // WriteValue() and WaitValue() work
   bool dma_buf;          // ExportDmaBuf() works; false also if the driver is too old to say so
-  bool gpu_direct_rdma;  // its memory can be registered with a NIC at all
+  bool gpu_direct_rdma;  // NICs can register the device's memory
 
   std::string ToString() const;  // "cuda:0 (NVIDIA H200, 0000:18:00.0)"
 };

@@ -21,7 +21,7 @@
 
 namespace jaxhet {
 
-// What CUDA's driver and HIP have in common. An Api holds the entry points under the same names
+// Code that CUDA's driver and HIP share. An Api holds the entry points under the same names
 // with the same signatures, the values of the flags, and the few calls that differ.
 
 // A result that is not success must not stay behind as the thread's "last error": XLA looks at that

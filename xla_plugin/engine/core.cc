@@ -424,6 +424,9 @@ void Core::ServeOwn() {
 }
 
 void Core::ReadMessages(Peer& peer) {
+  // A peer that failed has told why, and then closed its data connections. Their end may be known
+  // here before the poll says that there is something to read.
+  if (!peer.lost.empty()) peer.channel.socket()->OnEvents(EPOLLIN);
   Blaming(peer, [&] {
     while (const auto message = peer.channel.Next()) {
       peer.last_heard = now_;

@@ -187,7 +187,7 @@ class Core {
   uint64_t completed_ = 0;
   Clock::duration in_flight_time_{};
 
-  Time now_;  // of the current call
+  Time now_;  // time of the current call
   Time last_pass_;
   Time next_heartbeat_;
   Time next_timer_;  // the heartbeat or an earlier deadline

@@ -96,7 +96,7 @@ void DeviceEngine::Watch() {
     }
     const size_t in_flight = Look();
     lock.lock();
-    is_active_ = in_flight > 0;  // what was started since then is found after kIdlePeriod
+    is_active_ = in_flight > 0;  // later starts are found after kIdlePeriod
   }
 }
 

@@ -300,7 +300,7 @@ void DeviceRank::PlanSend(InFlight& exchange, bool is_eager) {
   const RankRing& ring = *outgoing_.at(exchange.target);
   Marks ours = last_sends_;
   ours.at(kProgram) = 0;
-  const bool overtakes = !IsOver(ours, words_->sent);  // what our streams have to send
+  const bool overtakes = !IsOver(ours, words_->sent);  // our streams still have to send
   const bool is_short = IsShort(ring, exchange.operand.size());
   if (is_eager && is_short && !overtakes && IsEmptied(ring, ring.chunks)) {
     exchange.sends.at(kProgram) = Next(last_sends_.at(kProgram));
@@ -488,7 +488,7 @@ void DeviceRank::DoneLeg(uint32_t number, StreamWork& program) {
   const bool is_taken = exchange.is_pulled && exchange.is_done();
   if (is_taken) AwaitTaken(exchange, program);
   Marks receives = exchange.receives;
-  if (!exchange.first_chunk && exchange.source >= 0) {  // those of the parts so far
+  if (!exchange.first_chunk && exchange.source >= 0) {  // receives of the parts so far
     receives.at(exchange.incoming_number % kStreams) -= exchange.parts - exchange.done_parts;
   }
   wait(receives, words_->received);

@@ -37,10 +37,10 @@ struct DeviceRequest {
   std::span<const int64_t> ranks;  // all groups, as GroupOf() reads them; of a permute: pairs
   int64_t group_size = 2;          // at least the members of the largest group
   bool skips_own = false;          // the block of the result that is the rank's own stays as it is
-  int64_t part_bytes = 0;  // of a permute that comes in parts, each with a Done(); 0: as a whole
+  int64_t part_bytes = 0;          // size of a permute's parts, each with a Done(); 0: one part
   std::span<const std::byte> operand;
   std::span<std::byte> result;
-  std::byte poison;  // what the result is filled with if it can't come
+  std::byte poison;  // fills a result that can't arrive
 };
 
 // A ring and what this end has done on it.
@@ -54,34 +54,34 @@ struct RankRing {
 
 // One rank of this process: its device, its rings, and its exchanges in flight.
 //
-// An exchange consists of legs, in each of which the rank sends to one other at most and receives
-// from one; that of a group has one for each distance between two members, and one for the rank's
-// own part, a copy.
+// An exchange is a list of legs. In a leg the rank sends to at most one peer and receives from at
+// most one. A group of n ranks has n - 1 legs, for the distances 1 to n - 1 between two members,
+// and one more leg that copies the rank's own part.
 //
-// Start() and Done() only put work on streams: the send streams wait for the operand and for
-// emptied slots, the receive streams for filled ones, and the program's stream, at Done(), for
-// both. Chunks take turns on them, so that what a stream does between two copies costs no time. All
-// ranks start in one order, so that the streams can't wait for each other in a circle. The
-// program's stream is held by nothing else, and a result is received as it comes, whether or not
-// the program has reached its Done().
+// Start() and Done() only put work on streams. The send streams wait for the operand and for
+// emptied slots. The receive streams wait for filled slots. The program's stream waits for both at
+// Done(). Chunks alternate between the streams, so the work of a stream between two copies costs no
+// time. All ranks start exchanges in one order, so streams can't wait for each other in a circle.
+// Nothing else holds the program's stream. A result is received when it arrives, even if the
+// program has not reached its Done().
 //
-// A short (eager) exchange avoids the hop from stream to stream on a ring whose ends share memory:
-// the program's own stream sends it at Start(), if its slot is known to be empty, and receives it
-// at Done(). A receive stream receives it earlier if its slot is needed again by then.
+// Eager messages avoid a hop between streams if both ends share the slots. The program's stream
+// sends at Start(), if a slot is known to be empty, and receives at Done(). A receive stream
+// receives earlier if the slot is needed again before that.
 //
-// For a pulled exchange the program's stream only announces the operand at Start(), and at Done()
-// waits until it was read. (The source does the same if a NIC sends the operand from there; the
-// target, which may be on another host, then receives it through slots.) It may be pulled in parts,
-// so that the program continues with one while the next arrives; an exchange in slots is complete
-// at the first Done(). The target learns the operand's place when the source launches it: the
-// thread that launches the program puts the receive on its stream then, in the order of starts, and
-// waits a little for it at Done(), before it chooses slots. (Another thread could not do it: a call
-// of the driver that waits for all streams holds up all others.)
+// Pulled exchanges: at Start() the source's stream only signals that the operand is ready, and at
+// Done() it waits until the target has read it. (The source does the same if its NIC sends the
+// operand from there. The target, which may be on another host, then receives through slots.) An
+// exchange may be pulled in parts: the program continues with one while the next arrives. Through
+// slots it is complete at the first Done(). The target learns the operand's address from the
+// source's launch. The thread that launches the program then puts the receive on its stream, in the
+// order of starts. At Done() it waits briefly for that launch before it chooses slots. (Another
+// thread could not: a driver call that waits for all streams blocks all others.)
 //
-// When the job fails, the program's stream is held at the next Done(), and for one exchange after
-// the other, in the order of their Done(), all streams run to its end, its result is poisoned if it
-// had not come, and the program goes on to the next. No stream is left waiting in the end: a driver
-// that allocates memory waits for all of them.
+// When the job fails, the program's stream is held at the next Done(). Exchanges then end one after
+// the other, in the order of their Done(): all streams run to the exchange's end, its result is
+// poisoned if it has not arrived, and the program continues to the next Done(). No stream may be
+// left waiting: a driver that allocates memory waits for all streams.
 class DeviceRank {
  public:
   DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_bytes);
@@ -158,7 +158,7 @@ class DeviceRank {
   struct Counts {
     uint64_t started;
     uint64_t completed;
-    Clock::duration in_flight_time;  // of the completed ones together
+    Clock::duration in_flight_time;  // sum over the completed ones
     uint64_t pulled_bytes;
     uint64_t in_place_bytes;
   };
@@ -207,20 +207,20 @@ class DeviceRank {
     int source = -1;
     uint64_t outgoing_number = 0;  // on that ring
     uint64_t incoming_number = 0;  // chooses a stream for an own part
-    size_t operand_bytes = 0;      // of the exchange
+    size_t operand_bytes = 0;      // operand of the whole exchange
     std::span<const std::byte> operand;
     bool is_own = false;                  // a copy of the operand
     bool is_pulled = false;               // by its target
     std::optional<uint64_t> first_chunk;  // on the incoming ring, if it comes through slots
-    bool is_pending = false;              // its receive is on no stream yet
+    bool is_pending = false;              // the receive is on no stream yet
     bool is_eager = false;                // and comes on the program's, at Done()
     Marks sends{};
     Marks receives{};
     std::span<std::byte> result;
     std::byte poison{};
-    size_t part_bytes = 0;        // of all parts but the last, if there are several
-    uint32_t parts = 1;           // that it comes in, if it is pulled, and Done() is called for
-    uint32_t done_parts = 0;      // for which it was
+    size_t part_bytes = 0;        // size of each part but the last, if there are several
+    uint32_t parts = 1;           // a pulled exchange has several; Done() is called for each
+    uint32_t done_parts = 0;      // parts whose Done() was called
     uint32_t done_number = 0;     // 0 until the first
     std::optional<Time> reached;  // by the device, as Look() saw it
 
@@ -317,7 +317,7 @@ class DeviceRank {
   Marks last_receives_{};
 
   std::deque<Receipt> receipts_;  // in the order of starts
-  std::vector<Event> events_;     // of no receipt
+  std::vector<Event> events_;     // events that no receipt uses
   Time patience_since_;           // Done() has waited in vain; at first never
   std::atomic<uint64_t> pulled_bytes_ = 0;
   std::atomic<uint64_t> in_place_bytes_ = 0;  // sent by a NIC, or pulled by a target
@@ -325,8 +325,8 @@ class DeviceRank {
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;
   uint32_t last_leg_ = 0;
-  uint32_t last_reached_ = 0;       // as it will be written
-  mutable std::mutex mutex_;        // of what follows; no call of the driver is made under it
+  uint32_t last_reached_ = 0;       // the value that will be written
+  mutable std::mutex mutex_;        // guards the members below; no driver call is made under it
   std::deque<InFlight> in_flight_;  // in the order of their starts
   uint32_t dones_ = 0;
   uint64_t completed_ = 0;

@@ -228,7 +228,7 @@ bool DeviceRank::Abandon(milliseconds timeout) {
   std::vector<std::span<std::byte>> missing;
   for (const InFlight& exchange : exchanges) missing.push_back(MissingOf(exchange));
   for (auto& [source, ring] : incoming_) ring->end->Cut();
-  std::this_thread::sleep_for(kCopyTime);  // what targets take at the moment
+  std::this_thread::sleep_for(kCopyTime);  // targets finish the copies under way
   bool is_over = true;
   for (size_t i = 0; i < exchanges.size() && is_over; ++i) {
     words_->go_on.host().store(turn_of(exchanges[i]) - 1);  // the program may start this one

@@ -235,7 +235,7 @@ void Engine::Close(milliseconds timeout) {
   if (progress_.joinable()) {
     {
       const std::lock_guard lock(monitor_);
-      RunCommands();  // what was started before is under way
+      RunCommands();  // earlier starts are under way
       core_->SayGoodbye();
       close_deadline_ = deadline;
     }
@@ -249,7 +249,7 @@ void Engine::Close(milliseconds timeout) {
     const std::lock_guard lock(devices_mutex_);
     devices.swap(devices_);
   }
-  devices.reset();  // its thread may need any of the locks
+  devices.reset();  // the devices' thread may need any of the locks
   const std::lock_guard lock(inbox_mutex_);
   inherited_fds_.clear();
   epoll_.Reset();

@@ -52,13 +52,13 @@ struct ExchangeRequest {
   int64_t run_id = 0;  // equal for the exchanges of one execution of a program, and only for them
   ExchangeKind kind = ExchangeKind::kAllGather;
   int64_t plan = 0;
-  int64_t index = 0;        // of the exchange in the plan
+  int64_t index = 0;        // the exchange's number in the plan
   std::vector<int> group;   // the communicator: ranks
-  size_t group_size = 0;    // of the exchange's largest group; 0: of this one
-  std::vector<Pair> pairs;  // of a permute; the group is all ranks in them
+  size_t group_size = 0;    // size of the exchange's largest group; 0: of this group
+  std::vector<Pair> pairs;  // permutes only; the group is all ranks in them
   int64_t deadline_ms = 0;  // 0: Options::deadline_ms
   std::vector<std::span<const std::byte>> operands;
-  std::vector<std::span<std::byte>> results;  // as many
+  std::vector<std::span<std::byte>> results;  // one for each operand
   DoneCallback done;
 };
 

@@ -11,9 +11,9 @@ namespace jaxhet {
 
 enum class FlightState : uint8_t { kStarted, kCompleted, kFailed };
 
-// An exchange between devices is one rank's: its id and its sequence are its number there, its run
-// is 0, and its group is the rank and its partners. Its times are those at which the watch saw that
-// the device had come to it, and that it was over.
+// For exchanges between devices a record describes one rank: id and sequence are the exchange's
+// number on that rank, run is 0, and the group is the rank and its partners. Times are those at
+// which the watch first observed that the device had started the exchange, and that it had ended.
 struct FlightRecord {
   int64_t id;
   int rank;
@@ -26,7 +26,7 @@ struct FlightRecord {
   std::vector<int> group;
   FlightState state;
   Time started;
-  Time ended;  // of the state kStarted: Time{}
+  Time ended;  // Time{} in the state kStarted
 };
 
 // Record of an exchange that starts.

@@ -30,7 +30,7 @@ struct MeetingKey {
 // A start of a peer that our rank has not come to yet.
 struct Arrival {
   StartInfo info;
-  int process;       // that sent it
+  int process;       // the sender
   std::string tail;  // the eager bytes or the announcement of the transport
 };
 
@@ -85,9 +85,9 @@ class Membership {
   static constexpr size_t kRememberedRuns = 16;
 
   int64_t run_ = 0;
-  std::deque<int64_t> run_ids_;  // of the last runs, the current one at the back
+  std::deque<int64_t> run_ids_;  // the last runs; the current one is at the back
   int64_t plan_ = 0;
-  std::map<int64_t, int64_t> sequences_;  // of this run, by index
+  std::map<int64_t, int64_t> sequences_;  // the current run's, by index
 };
 
 }  // namespace jaxhet

@@ -15,14 +15,14 @@ struct Introduction {
   Peer* peer;
   std::string blame;                           // how an error about the peer begins
   std::vector<std::string> allowed;            // transports
-  std::map<std::string, std::string> refused;  // of these, and why
+  std::map<std::string, std::string> refused;  // refused transports, and why
   bool same_host;
   size_t chunk_bytes;
   std::chrono::milliseconds path_timeout;
   const SharedPage* page;  // ours
   verbs::Nics* nics;       // ours
   std::vector<Fd> data_fds;
-  std::vector<SealKeys> data_keys;  // of each
+  std::vector<SealKeys> data_keys;  // one for each data socket
   Encryption encryption;
 };
 

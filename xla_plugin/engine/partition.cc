@@ -24,7 +24,7 @@ struct GroupBuffers {
   std::span<const std::byte> operand;
   std::span<std::byte> result;
   size_t position;
-  size_t most_members;  // of all groups
+  size_t most_members;  // size of the largest group
 };
 
 void AllGather(const GroupBuffers& buffers, Partition& partition) {

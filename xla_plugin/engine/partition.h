@@ -15,7 +15,7 @@ struct MemberParts {
 };
 
 struct Partition {
-  std::vector<MemberParts> members;  // those that the rank meets, itself included
+  std::vector<MemberParts> members;  // the members that the rank meets, itself included
   IoList padding;                    // bytes of the results to set to zero
 };
 

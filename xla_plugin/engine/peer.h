@@ -22,11 +22,11 @@ struct PeerSpec {
   Fd control;               // connected and authenticated, like the data sockets
   std::vector<Fd> data;
   bool same_host = false;
-  std::vector<std::string> transports;       // those allowed, between processes
-  std::vector<std::string> ring_transports;  // and between devices
+  std::vector<std::string> transports;       // allowed between processes
+  std::vector<std::string> ring_transports;  // allowed between devices
   // Transports between processes that were refused, and why.
   std::map<std::string, std::string> refused;
-  std::vector<SealKeys> keys;  // of `control` and of each of `data`, if the job encrypts
+  std::vector<SealKeys> keys;  // for `control` and each of `data`, if the job encrypts
 };
 
 struct Refusal {
@@ -67,11 +67,11 @@ class Peer final : public ConnectionHost {
   bool same_host = true;
   std::vector<std::string> ring_transports;  // allowed ones
   ControlChannel channel;
-  std::string transport;  // its name
+  std::string transport;  // name of the connection's transport
   std::vector<Refusal> refusals;
   std::unique_ptr<Connection> connection;
 
-  Plans plans;                   // that it has sent
+  Plans plans;                   // plans that the peer has sent
   std::set<int64_t> plans_sent;  // to it
   struct LastStart {
     StartInfo info;
@@ -83,7 +83,7 @@ class Peer final : public ConnectionHost {
   bool left = false;  // it has said goodbye
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
-  Clock::duration waited{};    // of own transfers for its starts, added up
+  Clock::duration waited{};    // sum of own transfers' waits for the peer's starts
   uint64_t path_failures = 0;  // after which the path to it works differently
 
  private:

@@ -49,7 +49,7 @@ TextDifference FirstDifference(std::string_view ours, std::string_view theirs);
 
 // One of two ranks that started different plans.
 struct PlanSide {
-  std::string rank;  // its name
+  std::string rank;  // the rank's name
   const Plan& plan;
 };
 

@@ -29,17 +29,17 @@ struct RingPeer {
 struct RingSockets {
   static constexpr size_t kNumMessageSockets = 2;
 
-  int rank;  // of this process
+  int rank;  // rank of this process
   int peer_rank;
   std::vector<Fd> sockets;
-  std::vector<SealKeys> keys;  // of each, if the job encrypts
+  std::vector<SealKeys> keys;  // one for each socket, if the job encrypts
 };
 
 struct RingOptions {
   size_t slot_bytes;
   size_t pull_bytes;
-  std::map<int, std::span<std::byte>> operands;  // by own rank, kProofBytes for each rank
-                                                 // of the job; see RingSetup
+  std::map<int, std::span<std::byte>> operands;  // by own rank, kProofBytes for every rank
+                                                 // in the job; see RingSetup
   verbs::Options verbs;
   Encryption encryption = Encryption::kOff;
 };
@@ -47,8 +47,9 @@ struct RingOptions {
 // How the messages of the set-up travel; they arrive in order.
 struct RingMail {
   std::function<void(int process, std::span<const iovec> body)> send;
-  std::function<std::vector<Core::RingMessage>()> receive;  // what has come; does not block
-  std::function<void()> check;                              // throws if the job has failed
+  std::function<std::vector<Core::RingMessage>()>
+      receive;                  // messages that have arrived; does not block
+  std::function<void()> check;  // throws if the job has failed
 };
 
 // Agrees with all processes on a ring from each rank of the job to each of `ranks`, and back: the

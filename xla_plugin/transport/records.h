@@ -62,7 +62,7 @@ class RecordReader {
 
   Seal seal_;
   std::vector<std::byte> buffer_;
-  size_t begin_ = 0;  // of what has arrived and is not open
+  size_t begin_ = 0;  // first byte that has arrived and is not open
   size_t end_ = 0;
   std::span<std::byte> opened_;  // in the buffer, before `begin_`
 };

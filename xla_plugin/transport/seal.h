@@ -104,7 +104,7 @@ class Seal {
   Encryption encryption_;
   SealKey key_;
   uint64_t records_per_key_;
-  uint64_t num_records_ = 0;  // of all keys
+  uint64_t num_records_ = 0;  // sum over all keys
   std::unique_ptr<evp::CipherContext, FreeContext> context_;
 };
 

@@ -97,9 +97,9 @@ struct TransportSetup {
   std::chrono::milliseconds path_timeout;  // without an acknowledgement, a network path has failed
   int control_fd;                          // the control connection's socket, or -1
   const SharedPage* page;                  // ours
-  verbs::Nics* nics;                       // of this process; opened by the first who asks
+  verbs::Nics* nics;                       // NICs of this process; opened by the first who asks
   std::vector<Fd>* data_fds;               // the transport that uses them takes them
-  std::vector<SealKeys>* data_keys;        // of each
+  std::vector<SealKeys>* data_keys;        // one for each of `data_fds`
   Encryption encryption;
 };
 

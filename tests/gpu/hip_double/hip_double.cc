@@ -330,7 +330,7 @@ ENTRY(ipc_get, int, hipIpcGetMemHandle, IpcHandleInfo* handle, void* memory) {
 
 ENTRY(ipc_open, int, hipIpcOpenMemHandle, void** memory, IpcHandleInfo handle, unsigned flags) {
   COUNT(hipIpcOpenMemHandle);
-  if (flags != HipApi::kIpcLazyPeerAccess) return Return(kGpuInvalidValue);  // as HIP 6 does it
+  if (flags != HipApi::kIpcLazyPeerAccess) return Return(kGpuInvalidValue);  // HIP 6 does the same
   return OnDevice(Cuda().ipc_open, memory, handle, CudaApi::kIpcLazyPeerAccess);
 }
 

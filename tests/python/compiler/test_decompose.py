@@ -181,7 +181,7 @@ def test_gpu_form_of_three_islands_takes_its_own_row_by_place():
     text = decomposed(body, hlo_text.job(0, 1, 2, platform="rocm"))
     assert "bf16[12]{0} all-gather-done(" in text
     assert "skips_own = 1 : i64" in text
-    assert opcodes(text).count("select") == 4  # of rows, and of NaNs
+    assert opcodes(text).count("select") == 4  # selects of rows, and of NaNs
     assert opcodes(text).count("partition-id") == 1
     assert len(re.findall(r"f32\[4\]\{0\} add\(", text)) == 2
     assert len(re.findall(r"bf16\[4\]\{0\} convert\(", text)) == 1

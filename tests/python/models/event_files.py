@@ -8,7 +8,7 @@ from typing import Any
 from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
-_MESSAGES: Any = event_pb2  # its classes are made when it is imported
+_MESSAGES: Any = event_pb2  # the import creates the classes
 START = _MESSAGES.SessionLog.START
 
 

@@ -56,7 +56,7 @@ def test_epoch_has_each_row_once_and_the_next_one_another_order():
 def test_rows_of_an_epoch_depend_on_the_step_and_not_on_who_reads_them():
     batches = Batches(CORPUS, 3, 8, 16, order="epochs")
     rows = batches.rows(5, 0, 8)
-    alone = Batches(CORPUS, 3, 8, 16, order="epochs")  # of a process that begins at step 5
+    alone = Batches(CORPUS, 3, 8, 16, order="epochs")  # a process that begins at step 5
     np.testing.assert_array_equal(alone.rows(5, 2, 4), rows[2:4])
     assert (Batches(CORPUS, 4, 8, 16, order="epochs").rows(5, 0, 8) != rows).any()
 

@@ -17,7 +17,7 @@ from models.train import Schedule, Trainer
 
 END = 0
 SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
-LENGTHS = ((7, 1, 9), (9, 7, 1))  # of the documents in two rows
+LENGTHS = ((7, 1, 9), (9, 7, 1))  # lengths of the documents in two rows
 
 
 def packed() -> jax.Array:

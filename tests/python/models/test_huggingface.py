@@ -121,7 +121,7 @@ def test_host_holds_less_than_two_of_the_largest_tensor(tmp_path, make_mesh):
         {k: np.ones(v, np.float32) for k, v in shapes.items()}, tmp_path / "model.safetensors"
     )
     (tmp_path / "config.json").write_text(json.dumps(config))
-    load(tmp_path, make_mesh(fsdp=2, model=2))  # what is made once for each program
+    load(tmp_path, make_mesh(fsdp=2, model=2))  # creates everything that programs create once
     tracemalloc.start()
     try:
         load(tmp_path, make_mesh(fsdp=2, model=2))

@@ -43,7 +43,7 @@ def test_command_trains_on_the_mesh_of_the_job():
 
 def test_summary_is_the_median_of_the_steps_after_the_first():
     row = mesh_sweep.summary(SWEEP, "data=4", rows())
-    assert row == Measured("data=4", 2e6, 3, 0.5, 256, 2.0)  # of one of two ranks
+    assert row == Measured("data=4", 2e6, 3, 0.5, 256, 2.0)  # one of two ranks
 
 
 def test_results_are_a_table_json_and_a_plot(monkeypatch, tmp_path, capsys):

@@ -196,7 +196,7 @@ ENTRY(query_gid_ex, int, _ibv_query_gid_ex, ibv::Context* context, uint32_t numb
   if (port == nullptr || flags != 0 || size != sizeof *entry) return EINVAL;
   const GidRow* const row = port->FindGid(static_cast<int>(index));
   if (row == nullptr) return ENODATA;
-  constexpr uint32_t kLoopback = 1;  // its addresses are 127.0.0.*
+  constexpr uint32_t kLoopback = 1;  // the addresses 127.0.0.*
   *entry = {.gid = row->gid,
             .gid_index = index,
             .port_num = number,

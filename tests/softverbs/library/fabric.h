@@ -46,7 +46,7 @@ struct Route {
   ibv::Gid from;
   ibv::Gid to;
   uint32_t gid_type = 0;
-  uint16_t lid = 0;  // of InfiniBand, where no GID is needed
+  uint16_t lid = 0;  // InfiniBand only, where no GID is needed
   uint8_t is_global = 0;
 };
 

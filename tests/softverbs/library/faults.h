@@ -17,7 +17,7 @@ enum class FaultKind : uint8_t {
   kDelay,      // it begins `delay` later
   kFlush,      // the QP breaks: a fatal event, all its requests are flushed
   kPeerFlush,  // the other end's QP breaks
-  kLose,       // what is written to memory never arrives, and nobody is told
+  kLose,       // writes to memory never arrive, and nobody is told
   kGarble,     // it arrives with a wrong byte
   kCall,       // the entry point `call` fails with `error_number`
 };
@@ -44,7 +44,7 @@ struct Fault {
   // When: at the matches `after` <= i < `after` + `count`.
   uint64_t after = 0;
   uint64_t count = 1;
-  // What.
+  // Effect of the fault.
   int status = 0;
   int error_number = 0;
   uint64_t bytes = 0;

@@ -79,7 +79,7 @@ struct Pd : ibv::Pd {
 };
 
 struct Mr : ibv::Mr {
-  uint64_t iova = 0;  // what remote_addr and Sge::addr count from
+  uint64_t iova = 0;  // origin of remote_addr and Sge::addr
   std::byte* memory = nullptr;
   int access = 0;
   bool is_dmabuf = false;
@@ -122,7 +122,7 @@ struct Cq : ibv::Cq {
 // A send request. Bytes of an inline one are copied when it is posted.
 struct Work {
   uint64_t wr_id = 0;
-  uint64_t index = 0;  // of all send requests of the QP
+  uint64_t index = 0;  // number among all send requests of the QP
   int opcode = 0;
   unsigned flags = 0;
   uint32_t imm_data = 0;

@@ -19,7 +19,7 @@ inline constexpr uint32_t kQpsOfProcess = 1 << 12;
 enum class PacketKind : uint32_t { kRequest, kResponse, kCommand };
 
 // A response's status beside those of a WC.
-inline constexpr int kDropped = -1;      // as if the packet was lost
+inline constexpr int kDropped = -1;      // the packet counts as lost
 inline constexpr int kNotReadyYet = -2;  // RNR
 
 struct PacketInfo {
@@ -36,10 +36,10 @@ struct PacketInfo {
   uint32_t breaks_qp = 0;  // a fault
   uint32_t imm_data = 0;
   uint32_t rkey = 0;
-  uint32_t length = 0;       // of this packet's piece, which a read does not carry
-  uint64_t remote_addr = 0;  // of the whole request, as is its length
+  uint32_t length = 0;       // size of this packet's piece, which a read does not carry
+  uint64_t remote_addr = 0;  // address of the whole request
   uint64_t total_length = 0;
-  uint64_t offset = 0;  // of this piece in it
+  uint64_t offset = 0;  // offset of this piece in the request
   // Fields of a response.
   int32_t status = 0;
   uint32_t rnr_timer = 0;

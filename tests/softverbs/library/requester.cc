@@ -6,7 +6,7 @@
 namespace jaxhet::softverbs {
 namespace {
 
-constexpr int kWithoutEnd = 7;  // of rnr_retry
+constexpr int kWithoutEnd = 7;  // a value of rnr_retry
 
 // End of a request: its length, or the place of its fault.
 uint64_t EndOf(const Work& work) {

@@ -103,7 +103,7 @@ class HostStream {
   std::deque<std::function<void()>> queue_;
   size_t num_pending_ = 0;  // in the queue, or running
   std::atomic<bool> stopping_ = false;
-  bool given_up_ = false;  // of the thread
+  bool given_up_ = false;  // an Await() ended before its condition held
   std::thread thread_;
 };
 

@@ -30,11 +30,11 @@ class Backoff {
 
 // Before or with the bytes of each chunk.
 struct ChunkInfo {
-  uint64_t exchange;  // its number on the ring
+  uint64_t exchange;  // number on the ring
   int64_t plan;
   int64_t index;
   uint64_t exchange_bytes;
-  uint64_t chunk;  // its number on the ring
+  uint64_t chunk;  // number on the ring
   uint64_t num_bytes;
 };
 
@@ -57,7 +57,7 @@ class ChunkCounter {
   size_t slot_bytes_;
   uint64_t exchange_ = 1;
   uint64_t chunk_ = 0;
-  uint64_t done_bytes_ = 0;  // of the exchange
+  uint64_t done_bytes_ = 0;  // bytes of the exchange before the next chunk
 };
 
 // A ring of which each end has words and slots of its own, in pinned host memory but for slots that

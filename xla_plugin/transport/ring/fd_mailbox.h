@@ -10,7 +10,7 @@ namespace jaxhet {
 
 // Names a mailbox to other processes. It travels between them.
 struct FdMailboxInfo {
-  std::array<char, 16> name;  // of a socket, in the abstract namespace of Linux
+  std::array<char, 16> name;  // a socket's, in Linux's abstract namespace
   std::array<uint64_t, 2> nonce;
 };
 

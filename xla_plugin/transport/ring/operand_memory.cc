@@ -27,7 +27,7 @@ OwnOperandMemory::OwnOperandMemory(Device& device, std::span<std::byte> within, 
   try {
     if (!within.empty()) {
       const AddressRange range = device.RangeOf(within.data());
-      try {  // what it was allocated by, only the driver knows
+      try {  // only the driver knows how the memory was allocated
         info.handle = device.ExportIpc(within.data());
         info.by_handle = 1;
       } catch (const Error&) {
@@ -53,7 +53,7 @@ std::optional<uint64_t> OwnOperandMemory::PlaceOf(std::span<const std::byte> ope
 
 void PeerOperandMemory::Open(Device& device, std::string_view answer) {
   OperandMemoryInfo info{};
-  if (answer.size() < sizeof info) return;  // of a source that shares nothing
+  if (answer.size() < sizeof info) return;  // the source shares nothing
   std::memcpy(&info, answer.data(), sizeof info);
   const std::string_view why_not = answer.substr(sizeof info);
   if (!why_not.empty()) throw Error(ErrorCode::kTransport, why_not);

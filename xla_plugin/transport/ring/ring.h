@@ -239,7 +239,7 @@ class RingEnd {
 };
 
 struct RingSetup {
-  Device& device;  // of the rank at this end
+  Device& device;  // device of the rank at this end
   bool same_process;
   bool same_host;
   bool same_vendor;
@@ -250,9 +250,9 @@ struct RingSetup {
   std::span<std::byte> operands;
   std::span<const Fd> sockets;  // to and from the peer, of these two ranks; may be none
   const Fd* messages;           // another one, for this ring alone; may be null
-  verbs::Nics* nics;            // of this process
+  verbs::Nics* nics;            // NICs of this process
   Encryption encryption = Encryption::kOff;
-  std::span<SealKeys> keys;  // of each of `sockets`; the end that uses one takes it
+  std::span<SealKeys> keys;  // one for each of `sockets`; the end that uses one takes it
 };
 
 // `slot_bytes` is the target's offer. Throws TransportError if no target offers that.

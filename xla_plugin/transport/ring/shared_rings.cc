@@ -25,7 +25,8 @@ class TargetRing : public SharedWordsRing {
     if (!operands_.is_open()) return true;
     Trying([&] {
       if (!HasProof(device, operands_.proof_address(), proof)) {
-        Throw(ErrorCode::kTransport, "what the source's device wrote there is not to be seen");
+        Throw(ErrorCode::kTransport,
+              "the target's device does not see the source's writes in the mapped memory");
       }
       words().pull_bytes = operands_.pull_bytes();
     });

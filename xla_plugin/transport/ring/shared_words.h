@@ -15,7 +15,7 @@ namespace jaxhet {
 struct SharedRingInfo {
   SharedMemoryInfo memory;
   uint64_t slot_bytes;
-  IpcHandleInfo slots_handle;  // of the allocation that holds the slots, and where in it they are,
+  IpcHandleInfo slots_handle;  // handle of the slots' allocation, and the offset there,
   uint64_t slots_offset;       // or their address, in the same process
   FdMailboxInfo mailbox;       // for the source's memory that is to be pulled from
 };

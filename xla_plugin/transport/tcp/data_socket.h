@@ -38,7 +38,7 @@ enum class SocketEvent : uint32_t {
   kLeft,      // so many are, and nothing else of it is read; the reason follows
 };
 
-// What one end says of its end of a data socket, over the control connection.
+// State of the sender's end of a data socket. It travels over the control connection.
 struct SocketEventInfo {
   SocketEvent event;
   uint32_t socket;

@@ -124,7 +124,7 @@ class TcpConnection final : public Connection {
  private:
   struct Outgoing {
     Transfer* transfer;
-    size_t offset;  // of the next chunk
+    size_t offset;  // offset of the next chunk
   };
 
   // Whether the next chunk is for this socket: for any that can take it, or where chunks are

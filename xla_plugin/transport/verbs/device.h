@@ -69,7 +69,7 @@ class Context final : public Pollable {
   std::string name_;
   Handle<ibv::Context> context_;
   std::atomic<uint64_t> num_events_ = 0;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::string device_problem_;
   std::map<int, std::string> port_problems_;
 };
@@ -132,7 +132,7 @@ struct QueuePairSizes {
 // How to reach the other end of a queue pair, and in which way.
 struct Route {
   uint32_t qp_num = 0;
-  uint32_t psn = 0;  // of its first packet
+  uint32_t psn = 0;  // number of the queue pair's first packet
   ibv::Gid gid;
   uint16_t lid = 0;
   bool is_global = false;  // by GID; needed for RoCE

@@ -67,7 +67,7 @@ void DeviceRegion::RegisterPeerMemory(Device& /*device*/, std::span<std::byte> m
   });
 }
 
-// Twice, so that it is not an older state that the NIC sends.
+// Proves twice: the second write would expose a NIC that still sends the older bytes.
 void DeviceRegion::ProveRead(Device& device, size_t nic, std::span<std::byte> place) {
   for (int i = 0; i < 2; ++i) {
     const std::vector<std::byte> proof = RandomProof(place.size());
@@ -75,8 +75,8 @@ void DeviceRegion::ProveRead(Device& device, size_t nic, std::span<std::byte> pl
     WriteProof(device, place.data(), proof);
     loopbacks_[nic].Send(region(nic), reinterpret_cast<uint64_t>(place.data()), seen);
     if (seen == proof) continue;
-    Throw(ErrorCode::kTransport, "what ", device.info().ToString(), " wrote, ",
-          nics()[nic]->info.name, " did not read");
+    Throw(ErrorCode::kTransport, nics()[nic]->info.name, " read stale data after ",
+          device.info().ToString(), " wrote to its memory: the NIC's reads are not coherent here");
   }
 }
 
@@ -86,8 +86,8 @@ void DeviceRegion::ProveWrite(Device& device, size_t nic, std::span<std::byte> p
   loopbacks_[nic].Write(region(nic), address, proof);
   loopbacks_[nic].Flush(region(nic), address);
   if (HasProof(device, place.data(), proof)) return;
-  Throw(ErrorCode::kTransport, "what ", nics()[nic]->info.name, " wrote did not reach ",
-        device.info().ToString());
+  Throw(ErrorCode::kTransport, device.info().ToString(), " does not see what ",
+        nics()[nic]->info.name, " wrote to its memory: the NIC's writes are not coherent here");
 }
 
 void DeviceRegion::Flush(uint64_t address, size_t nic) {

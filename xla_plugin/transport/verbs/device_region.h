@@ -43,7 +43,7 @@ class DeviceRegion final : public NicMemory {
   void ProveWrite(Device& device, size_t nic, std::span<std::byte> place);
 
   std::string_view way_;
-  std::deque<Loopback> loopbacks_;  // of each NIC; none once kRead is proven
+  std::deque<Loopback> loopbacks_;  // one for each NIC; none after kRead is proven
 };
 
 }  // namespace jaxhet::verbs

@@ -19,7 +19,7 @@ struct GidEntry {
   ibv::Gid gid;
   GidType type = GidType::kInfiniband;
   std::string netdev;         // empty: none, or one of another network namespace
-  bool netdev_is_up = false;  // as far as the kernel says
+  bool netdev_is_up = false;  // true also if the kernel does not say
 };
 
 // "::ffff:10.0.0.1", "fe80::1".

@@ -17,12 +17,12 @@ namespace jaxhet::verbs {
 // after that begins with a new queue pair.
 class Loopback {
  public:
-  static constexpr size_t kMostBytes = 4096;  // of one call
+  static constexpr size_t kMostBytes = 4096;  // largest size of one call
 
   Loopback(const std::shared_ptr<Nic>& nic, Options options);
 
   void Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes);
-  // Sends our memory as to a peer, which needs no right to read it.
+  // Proves the send path: an RDMA write out of `from`, which needs only local read access.
   void Send(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes);
   // Makes the NIC's writes visible to the device that owns the memory.
   void Flush(const MemoryRegion& region, uint64_t address);

@@ -52,7 +52,7 @@ struct Nic {
 
   std::shared_ptr<const VerbsApi> api;
   NicInfo info;
-  std::shared_ptr<Context> context;  // of all ports of the device
+  std::shared_ptr<Context> context;  // shared by all ports of the device
   ProtectionDomain domain;
 
   std::string problem() const { return context->PortProblem(info.port); }

@@ -24,7 +24,7 @@ class OperandRegion {
   // "" if NICs send from there.
   const std::string& why_not() const { return why_not_; }
   const NicMemory& memory() const { return *region_; }
-  // As NICs name it; none if the operand lies elsewhere.
+  // Address that NICs use; none if the operand lies elsewhere.
   std::optional<uint64_t> AddressOf(std::span<const std::byte> operand) const;
 
  private:

@@ -51,7 +51,7 @@ class SlotLink {
     SlotMemory outgoing;
     SlotMemory incoming;
     size_t count;
-    size_t chunk_bytes;  // of a slot, that may be sent
+    size_t chunk_bytes;  // bytes of a slot that may be sent
     Notes notes = Notes::kNone;
   };
   SlotLink(NicMemory::NicList nics, Options options, const Slots& slots, PeerHost& host);
@@ -95,7 +95,7 @@ class SlotLink {
   // Receiving.
   struct Arrival {
     size_t slot;
-    uint32_t path;  // that brought it
+    uint32_t path;  // path of the arrival
   };
   bool HasArrivals() const { return !arrivals_.empty(); }
   const Arrival& FirstArrival() const { return arrivals_.front(); }
@@ -131,7 +131,7 @@ class SlotLink {
     uint32_t peer_notes_rkey = 0;
     std::string name;  // "mlx5_0:1 (::ffff:10.0.0.1) to mlx5_1:1 (::ffff:10.0.0.2)"
     uint64_t seen_events = 0;
-    std::string seen_problem;  // of the NIC
+    std::string seen_problem;  // the NIC's problem, if there was one
   };
 
   struct Choice {
@@ -141,12 +141,12 @@ class SlotLink {
 
   // A slot of ours and the peer's that it is sent to.
   struct Slot {
-    const NicMemory* memory = nullptr;  // that it is sent from
+    const NicMemory* memory = nullptr;  // the slot is sent from there
     uint64_t address = 0;
-    uint16_t sequence = 0;   // of its uses
+    uint16_t sequence = 0;   // number of the slot's uses
     uint32_t num_bytes = 0;  // to send
     uint32_t num_sent = 0;
-    Choice via;                // that it was posted to last
+    Choice via;                // path of the last post
     bool is_posted = false;    // the NIC may read it
     bool has_arrived = false;  // over a path that has failed since
     bool is_emptied = true;    // by the peer
@@ -198,11 +198,11 @@ class SlotLink {
   std::deque<Arrival> arrivals_;
   std::deque<size_t> credits_due_;       // slots of the peer's that we have emptied
   std::vector<Choice> receives_due_;     // paths, once for each receive that has completed
-  std::array<ibv::Wc, 32> completions_;  // of one look
+  std::array<ibv::Wc, 32> completions_;  // completions of one poll
   bool is_busy_ = false;
   uint32_t idle_polls_ = 0;  // since the last completion, while busy
   Clock::time_point idle_since_;
-  std::string last_failure_;  // of a path
+  std::string last_failure_;  // the last failure of a path
 };
 
 }  // namespace jaxhet::verbs

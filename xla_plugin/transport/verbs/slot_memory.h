@@ -42,7 +42,7 @@ class NicMemory {
 // Slots of one size in such memory. Does not own it.
 struct SlotMemory {
   const NicMemory* memory;
-  std::byte* first;  // as NICs name it
+  std::byte* first;  // address that NICs use
   size_t slot_bytes;
 
   uint64_t address(size_t slot) const {
@@ -57,8 +57,8 @@ class HostRegion final : public NicMemory {
   HostRegion(NicList nics, std::span<std::byte> memory, int access);
 };
 
-// Slots in memory of the host. A forked child does not get it: it would copy what the NIC believes
-// to be where it was.
+// Slots in host memory, which forked children do not inherit (MADV_DONTFORK): copy-on-write would
+// move pages that the NIC has pinned.
 class Staging {
  public:
   Staging(NicMemory::NicList nics, size_t num_slots, size_t slot_bytes, int access);

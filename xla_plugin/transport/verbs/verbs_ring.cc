@@ -150,7 +150,7 @@ class VerbsSource final : public VerbsRing {
     return StrCat("operands are copied before RDMA: ", operands_->why_not());
   }
 
-  // What NICs still sent from now on would not be what it was.
+  // The operand may change from now on, so NICs must not send any more.
   void Cut() override {
     VerbsRing::Cut();
     link().Kill();
@@ -265,7 +265,7 @@ class VerbsSource final : public VerbsRing {
 
   std::shared_ptr<verbs::OperandRegion> operands_;  // null: none are known
   std::deque<InPlace> in_place_;
-  std::array<uint32_t, kRingSlots> turns_{};        // of the slots that are under way
+  std::array<uint32_t, kRingSlots> turns_{};        // turns of the slots that are under way
   std::array<InPlace*, kRingSlots> in_place_of_{};  // null: from our slot
   size_t num_open_ = 0;
 };
@@ -351,7 +351,7 @@ class VerbsTarget final : public VerbsRing {
     return count;
   }
 
-  std::array<uint32_t, kRingSlots> turns_{};  // of the slots that the device has not emptied
+  std::array<uint32_t, kRingSlots> turns_{};  // turns of the slots that the device has not emptied
   size_t num_open_ = 0;
 };
 

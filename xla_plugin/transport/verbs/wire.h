@@ -18,10 +18,10 @@ inline constexpr uint32_t kOfferMagic = 0x3256'584a;  // "JXV2"
 struct OfferInfo {
   uint32_t magic;
   uint32_t num_rails;
-  uint32_t num_paths;    // of a rail
-  uint32_t num_slots;    // that the peer may fill, one for each of its own
+  uint32_t num_paths;    // paths of each rail
+  uint32_t num_slots;    // slots that the peer may fill, one for each of its own
   uint64_t slot_bytes;   // their distance
-  uint64_t chunk_bytes;  // that fit one
+  uint64_t chunk_bytes;  // most bytes of a chunk in a slot
   uint64_t slots;        // address of the first
 };
 
@@ -29,7 +29,7 @@ struct OfferInfo {
 struct RailInfo {
   std::array<char, 64> nic;
   std::array<uint8_t, 16> gid;
-  uint32_t rkey;  // of the slots
+  uint32_t rkey;  // key of the slots' memory
   uint32_t mtu;   // ibv_mtu
   uint16_t lid;
   uint16_t is_infiniband;
