@@ -1,5 +1,7 @@
 #include "xla_plugin/engine/core.h"
 
+#include <sys/epoll.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -426,7 +428,8 @@ void Core::ServeOwn() {
 void Core::ReadMessages(Peer& peer) {
   // A peer that failed has told why, and then closed its data connections. Their end may be known
   // here before the poll says that there is something to read.
-  if (!peer.lost.empty()) peer.channel.socket()->OnEvents(EPOLLIN);
+  Socket* const socket = peer.channel.socket();  // none to this process itself
+  if (socket != nullptr && !peer.lost.empty()) socket->OnEvents(EPOLLIN);
   Blaming(peer, [&] {
     while (const auto message = peer.channel.Next()) {
       peer.last_heard = now_;
