@@ -128,8 +128,21 @@ void OpenOffer(std::string_view input) {
 
 // --- answers, by the target ---
 
+// Same layout as in operand_memory.cc.
+struct OperandMemoryInfo {
+  uint64_t num_bytes;
+  uint64_t proof_place;
+  uint64_t pull_bytes;
+  uint64_t by_handle;
+  IpcHandleInfo handle;
+};
+
 std::vector<std::string> AnswerSeeds() {
   std::vector<std::string> seeds;
+  for (const uint64_t by_handle : {0, 1}) {
+    const OperandMemoryInfo info{kSlotBytes, 0, 1'000, by_handle, {}};
+    seeds.push_back(Sized("shm").append(BytesOf(info)));
+  }
   for (const auto& [transport, end, offer] : AllOffered()) {
     static auto* const ends = new Ends;
     const auto source = RingTransportOf(transport).open(ends->own->Setup(), offer);
