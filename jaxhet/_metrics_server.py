@@ -29,6 +29,7 @@ class MetricsServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, host: str, port: int, app: Callable[..., Any]):
         family, *_, address = socket.getaddrinfo(

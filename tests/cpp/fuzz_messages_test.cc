@@ -55,7 +55,8 @@ void ReadStream(std::string_view input) {
 
 [[maybe_unused]] const bool added_stream =
     AddFuzzer({.name = "stream",
-               .covers = {"xla_plugin/engine/control_channel.cc", "xla_plugin/engine/wire.cc"},
+               .covers = {"xla_plugin/engine/control_channel.cc", "xla_plugin/engine/wire.cc",
+                          "xla_plugin/engine/wire.h"},
                .seeds = &StreamSeeds,
                .run = &ReadStream});
 
@@ -304,7 +305,7 @@ TEST(AttacksAreRefused) {
     AddFuzzer({.name = "job",
                .covers = {"xla_plugin/engine/core.cc", "xla_plugin/engine/message_checks.cc",
                           "xla_plugin/engine/peer.cc", "xla_plugin/engine/plans.cc",
-                          "xla_plugin/transport/tcp/tcp.cc"},
+                          "xla_plugin/base/range_set.h", "xla_plugin/transport/tcp/tcp.cc"},
                .seeds = &JobSeeds,
                .run = [](std::string_view input) { (void)PlayJob(input); }});
 

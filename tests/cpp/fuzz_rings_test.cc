@@ -1,8 +1,12 @@
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,6 +17,7 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/engine/ring_setup.h"
+#include "xla_plugin/transport/ring/fd_mailbox.h"
 #include "xla_plugin/transport/ring/message_socket.h"
 #include "xla_plugin/transport/ring/ring.h"
 #include "xla_plugin/transport/socket.h"
@@ -124,8 +129,21 @@ void OpenOffer(std::string_view input) {
 
 // --- answers, by the target ---
 
+// Same layout as in operand_memory.cc.
+struct OperandMemoryInfo {
+  uint64_t num_bytes;
+  uint64_t proof_place;
+  uint64_t pull_bytes;
+  uint64_t by_handle;
+  IpcHandleInfo handle;
+};
+
 std::vector<std::string> AnswerSeeds() {
   std::vector<std::string> seeds;
+  for (const uint64_t by_handle : {0, 1}) {
+    const OperandMemoryInfo info{kSlotBytes, 0, 1'000, by_handle, {}};
+    seeds.push_back(Sized("shm").append(BytesOf(info)));
+  }
   for (const auto& [transport, end, offer] : AllOffered()) {
     static auto* const ends = new Ends;
     const auto source = RingTransportOf(transport).open(ends->own->Setup(), offer);
@@ -245,6 +263,73 @@ void ReceiveMessages(std::string_view input) {
                .covers = {"xla_plugin/transport/ring/message_socket.cc"},
                .seeds = &MessageSeeds,
                .run = &ReceiveMessages});
+
+// --- descriptors left in a mailbox ---
+
+struct LetterInfo {
+  FdMailboxInfo change;  // of the nonce, which nobody knows before; the name does not count
+  uint8_t num_fds;
+  uint8_t is_whole;  // else it lacks a byte
+};
+
+std::vector<std::string> LetterSeeds() {
+  const auto letter = [](uint8_t num_fds) { return BytesOf(LetterInfo{{}, num_fds, 1}); };
+  return {letter(1), letter(0), letter(2), letter(3) + letter(1), letter(1) + letter(1)};
+}
+
+// Sends the mailbox some copies of a descriptor. The kernel may drop them.
+void Post(const FdMailboxInfo& mailbox, size_t num_fds, const Fd& fd, size_t nonce_bytes) {
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  const size_t size = strnlen(mailbox.name.data(), mailbox.name.size());
+  std::memcpy(&address.sun_path[1], mailbox.name.data(), size);
+  iovec body = ToIovec(mailbox.nonce.data(), nonce_bytes);
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(4 * sizeof(int))> beside{};
+  msghdr message{};
+  message.msg_name = &address;
+  message.msg_namelen = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  if (num_fds > 0) {
+    message.msg_control = beside.data();
+    message.msg_controllen = CMSG_SPACE(num_fds * sizeof(int));
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(num_fds * sizeof(int));
+    for (size_t i = 0; i < num_fds; ++i) {
+      const int number = fd.get();
+      std::memcpy(CMSG_DATA(header) + i * sizeof number, &number, sizeof number);
+    }
+  }
+  const Fd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  (void)sendmsg(socket.get(), &message, MSG_NOSIGNAL);
+}
+
+// Takes every descriptor from a mailbox to which letters were sent; only those with the nonce and
+// one descriptor count.
+void TakeLetters(std::string_view input) {
+  FdMailbox mailbox;
+  const Fd fd(dup(STDERR_FILENO));
+  InputReader reader(input);
+  while (!reader.empty()) {
+    const auto letter = reader.Take<LetterInfo>();
+    FdMailboxInfo to = mailbox.info();
+    for (size_t i = 0; i < to.nonce.size(); ++i) to.nonce[i] ^= letter.change.nonce[i];
+    const size_t num_fds = letter.num_fds % 5;
+    const size_t nonce_bytes = sizeof to.nonce - (letter.is_whole == 0 ? 1 : 0);
+    Post(to, num_fds, fd, nonce_bytes);
+    const bool is_sound = to.nonce == mailbox.info().nonce && nonce_bytes == sizeof to.nonce;
+    if (!is_sound || num_fds != 1) continue;
+    EXPECT(bool{mailbox.Take()});
+  }
+  (void)mailbox.Take();  // throws: nothing is left
+}
+
+[[maybe_unused]] const bool added_letters =
+    AddFuzzer({.name = "mailbox",
+               .covers = {"xla_plugin/transport/ring/fd_mailbox.cc"},
+               .seeds = &LetterSeeds,
+               .run = &TakeLetters});
 
 // Same layout as in carried_ring.h.
 struct RingChunkInfo {

@@ -56,15 +56,15 @@ class Round:
         return f"chaos {self.seed}: {self.path}, {self.fault}: {self.outcome} ({self.time_ms} ms)"
 
 
-def build(name: str) -> pathlib.Path:
-    """Builds the program without sanitizers, or with those of `SANITIZERS`; returns its path."""
+def build(name: str, program: str = "chaos_test") -> pathlib.Path:
+    """Builds a program of `tests/cpp`, with the sanitizers of `SANITIZERS`; returns its path."""
     folder = _ROOT / "_build" / name
     configure = ["sh", "tools/cpp.sh", "configure", name, *SANITIZERS[name]]
     subprocess.run(configure, cwd=_ROOT, check=True)
-    target = ["cmake", "--build", str(folder), "--target", "chaos_test", "--", "--quiet"]
+    target = ["cmake", "--build", str(folder), "--target", program, "--", "--quiet"]
     path = f"{_ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"  # the cmake and ninja there
     subprocess.run(target, cwd=_ROOT, check=True, env={**os.environ, "PATH": path})
-    return folder / "tests" / "cpp" / "chaos_test"
+    return folder / "tests" / "cpp" / program
 
 
 def read(log: pathlib.Path) -> dict[int, Round]:

@@ -131,6 +131,31 @@ def test_outbox_sends_in_order() -> None:
     theirs.close()
 
 
+def test_outbox_of_two_threads_never_mixes_messages() -> None:
+    ours, theirs = socket.socketpair()
+    outbox = _outbox.Outbox(ours, Channel(ours, KEYS))
+    padding = ("x" * 20_000, "y" * 3)  # long and short ones
+
+    def send(sender: int) -> None:
+        for number in range(300):
+            outbox.send({"from": sender, "number": number, "padding": padding[sender]})
+
+    threads = [threading.Thread(target=send, args=(sender,)) for sender in range(2)]
+    for thread in threads:
+        thread.start()
+    channel = Channel(theirs, KEYS)
+    received = [channel.receive(5) for _ in range(600)]
+    for thread in threads:
+        thread.join()
+    for sender in range(2):
+        mine = [message for message in received if message["from"] == sender]
+        assert [message["number"] for message in mine] == list(range(300))
+        assert all(message["padding"] == padding[sender] for message in mine)
+    outbox.close()
+    ours.close()
+    theirs.close()
+
+
 @pytest.mark.parametrize(("queued", "timeout_s"), [(8, 30), (1024, 1)])
 def test_peer_that_takes_nothing_is_cut_off(
     queued: int, timeout_s: int, monkeypatch: pytest.MonkeyPatch

@@ -8,9 +8,11 @@ that parses what peers send and that no fuzzer names. `tests/support/damage.py` 
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import socket
+import subprocess
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from jaxhet._certificates import Authority, Identity
 from jaxhet._channel import Channel
 from jaxhet._claim import JOB_BYTES, Claim, disagreement
 from jaxhet._errors import JaxhetError, TransportError
+from tests.faults import chaos
 from tests.support.damage import (
     OURS,
     THEIRS,
@@ -30,6 +33,7 @@ from tests.support.damage import (
     received,
     said,
 )
+from tools import fuzz_coverage
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SECRET = b"a job secret of 32 random bytes."
@@ -52,6 +56,7 @@ _READS_CPP = re.compile(
 # Their headers are written into memory by a NIC that holds our key, after an authenticated set-up;
 # tests/softverbs damages what NICs do.
 _BY_NIC = {"xla_plugin/transport/verbs/connection.cc", "xla_plugin/transport/verbs/verbs_ring.cc"}
+_COVERED = re.compile(r'(?<!#include )"(xla_plugin/[\w/.]+)"')
 _NOT_OF_PEERS = {"xla_plugin/transport/socket.cc"}  # moves bytes and reads none
 
 
@@ -225,9 +230,33 @@ def test_every_parser_of_what_peers_send_has_a_fuzzer() -> None:
         for path in (_ROOT / "xla_plugin").rglob("*.cc")
         if _READS_CPP.search(path.read_text())
     }
-    texts = [path.read_text() for path in (_ROOT / "tests" / "cpp").glob("fuzz_*_test.cc")]
-    fuzzed = set(re.findall(r'"(xla_plugin/[\w/.]+)"', "".join(texts)))
+    fuzzed = set(re.findall(_COVERED, _fuzzers_of_the_engine()))
     assert cpp, "the pattern finds no parser"
     missing = cpp - fuzzed - _BY_NIC - _NOT_OF_PEERS
     assert not missing, "name these files in `covers` of a fuzzer that reaches their parsers"
     assert all((_ROOT / name).exists() for name in fuzzed)
+    measured = {f"xla_plugin/{name}" for name in fuzz_coverage.CPP}
+    assert fuzzed == measured, "tools/fuzz_coverage.py measures what the fuzzers cover"
+
+
+def _fuzzers_of_the_engine() -> str:
+    """The sources of the fuzzers in C++."""
+    paths = sorted((_ROOT / "tests" / "cpp").glob("fuzz_*_test.cc"))
+    return "".join(path.read_text() for path in paths)
+
+
+@pytest.mark.slow
+def test_fuzzers_of_the_engine_find_nothing_under_sanitizers() -> None:
+    env = {"FUZZ_SECONDS": "2", **os.environ}
+    executions: dict[str, int] = {}
+    for source in sorted((_ROOT / "tests" / "cpp").glob("fuzz_*_test.cc")):
+        program = chaos.build("asan", source.stem)
+        ended = subprocess.run([program], env=env, check=False, stderr=subprocess.PIPE)
+        text = ended.stderr.decode(errors="replace")  # it quotes inputs
+        assert ended.returncode == 0, text
+        found = re.findall(r"^fuzz\.(\w+): (\d+) executions", text, re.MULTILINE)
+        executions |= {name: int(count) for name, count in found}
+    names = set(re.findall(r'\.name = "(\w+)"', _fuzzers_of_the_engine()))
+    assert executions.keys() == names
+    print(*(f"{name}: {count} executions" for name, count in executions.items()), sep="\n")
+    print(f"{sum(executions.values())} executions, {env['FUZZ_SECONDS']} s for each fuzzer")

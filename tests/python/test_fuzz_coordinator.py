@@ -4,6 +4,7 @@ import base64
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import random
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _coordinator, _handshake, _jaxlib, _membership
+from jaxhet import _certificates, _coordinator, _handshake, _jaxlib, _membership
 from jaxhet._certificates import Authority, Identity
 from jaxhet._claim import Claim
 from jaxhet._errors import UsageError
@@ -41,6 +42,8 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     monkeypatch.setattr(
         _jaxlib, "start_coordination_service", lambda *_: ("127.0.0.1:1", contextlib.nullcontext())
     )
+    # Files in memory stay until the process ends: there would be some for each input.
+    monkeypatch.setattr(_certificates, "_in_memory", lambda _: os.devnull)
     monkeypatch.setattr(_handshake, "accept", lambda *_: (_membership.HEADER, OURS))
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server

@@ -44,7 +44,7 @@ def _is_ended(sock: socket.socket, timeout_s: float) -> bool:
 
 
 def test_silent_connections_keep_nobody_out(server: MetricsServer) -> None:
-    strangers = [socket.create_connection(server.server_address[:2]) for _ in range(100)]
+    strangers = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(100)]
     for sock in strangers[::2]:
         sock.sendall(b"GET / HT")
     start = time.monotonic()
@@ -58,7 +58,7 @@ def test_silent_connections_keep_nobody_out(server: MetricsServer) -> None:
 
 def test_silent_connection_ends(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_metrics_server._Handler, "timeout", 0.2)
-    with socket.create_connection(server.server_address[:2]) as sock:
+    with socket.create_connection(("127.0.0.1", server.server_port)) as sock:
         assert _is_ended(sock, 5)
 
 
