@@ -1,8 +1,19 @@
 """Floating-point operations of a training step, and what a device could do: pure, without JAX."""
 
-# Dense operations per second, by the name of a device and the type that is computed in (NVIDIA's
-# data sheets, SXM).
-PEAKS = {("H100", "bfloat16"): 989.4e12, ("H200", "bfloat16"): 989.4e12}
+import re
+
+# Dense operations per second (without sparsity) of a JAX device, by a word of its `device_kind` and
+# the type that is computed in. Sources: the vendors' data sheets; A100, H100 and H200 as SXM, B200
+# as in an HGX. A JAX device of MI250X is one of its two dies (GCD): half of the sheet's 383e12.
+PEAKS = {
+    ("A100", "bfloat16"): 312e12,
+    ("H100", "bfloat16"): 989.4e12,
+    ("H200", "bfloat16"): 989.4e12,
+    ("B200", "bfloat16"): 2250e12,
+    ("MI250X", "bfloat16"): 191.5e12,
+    ("MI300X", "bfloat16"): 1307.4e12,
+    ("MI325X", "bfloat16"): 1307.4e12,
+}
 
 
 def model_flops(
@@ -27,5 +38,5 @@ def model_flops(
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
     """Peak FLOP/s of a device, from `PEAKS`; None for one that is not in the table."""
-    found = (p for (name, type_), p in PEAKS.items() if name in device_kind and type_ == dtype)
-    return next(found, None)
+    words = re.split(r"[^A-Za-z0-9]+", device_kind)
+    return next((p for (name, type_), p in PEAKS.items() if name in words and type_ == dtype), None)

@@ -166,7 +166,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Pretrain a LLaMA on text.",
+        description="Pretrain a LLaMA or Qwen on text.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--config-file", help="YAML with any of these options, by their names")

@@ -241,7 +241,8 @@ def report(parity: Parity, results: Sequence[Result]) -> str:
 Differences are relative to the one world's, and the largest of all steps. Losses of islands may be
 {parity.tolerance:.0e} away, those of unlike islands also {NOISE_FLOORS:g} times as much as the
 permuted world's: rounding alone does that. Replicas: how many pieces of parameters were compared
-over devices, by SHA-256, and how many comparisons of an array the run made itself.
+over devices, by SHA-256, and how many comparisons of an array the run made itself. Gradient norms:
+largest relative difference; it is shown, and not part of the verdict.
 
 ![Loss, and its difference to the one world's, over the step](curves.png)
 """

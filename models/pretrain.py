@@ -1,4 +1,4 @@
-"""Pretrains a LLaMA on text: `python -m models.pretrain --help`.
+"""Pretrains a LLaMA or Qwen on text: `python -m models.pretrain --help`.
 
 Alone it uses the devices of its own process; under `jaxhet launch` those of the whole job.
 """
@@ -195,16 +195,17 @@ def pretrain(options: Options) -> None:
     }
     batches = Batches(kept, options.seed, *sizes, options.order)
     evaluation = Batches(evaluated, options.seed, *sizes) if held_out else None
+    unit = "token" if corpus.tokenizer else "byte"
     folder = Path(options.run_dir) / "checkpoints"
     with Checkpoints(folder, facts, options.keep) as checkpoints, jax.set_mesh(trainer.mesh):
         run = Run(options, trainer, batches, evaluation, checkpoints)
         start = run.first_step()
         if jax.process_index() == 0:
             options.save(Path(options.run_dir))
-        run.train(start, Reporter(_reporter_settings(options, trainer, start)))
+        run.train(start, Reporter(_reporter_settings(options, trainer, start, unit)))
 
 
-def _reporter_settings(options: Options, trainer: Trainer, start: int) -> Settings:
+def _reporter_settings(options: Options, trainer: Trainer, start: int, unit: str) -> Settings:
     devices = trainer.mesh.devices
     peak = options.peak_flops or peak_flops(devices.flat[0].device_kind, trainer.config.dtype)
     return Settings(
@@ -218,6 +219,7 @@ def _reporter_settings(options: Options, trainer: Trainer, start: int) -> Settin
         flops=_flops(trainer.config, options.batch * options.seq, options.seq),
         peak_flops=peak * devices.size if peak else None,
         tensorboard=options.tensorboard,
+        unit=unit,
     )
 
 

@@ -121,15 +121,20 @@ def _pieces(run_dir: Path) -> Iterator[tuple[int, int, str, str, str]]:
                 yield row["step"], row["device"], name, index, digest
 
 
-def plot_losses(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Draws the loss of each run (rows of `metrics.jsonl` by label) over the step, as a PNG."""
+def plot_losses(
+    path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], unit: str = "byte"
+) -> None:
+    """Draws the loss of each run (rows of `metrics.jsonl` by label) over the step, as a PNG.
+
+    `unit`: unit of a mean loss, byte or token.
+    """
     from matplotlib.figure import Figure  # only here: everything else does without it
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for (label, rows), style in zip(runs.items(), _styles(), strict=False):
         axes.plot([r["step"] for r in rows], [r["loss"] for r in rows], label=label, **style)
-    axes.set(xlabel="step", ylabel="loss (nats per byte)")
+    axes.set(xlabel="step", ylabel=f"loss (nats per {unit})")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)

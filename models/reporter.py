@@ -30,6 +30,7 @@ class Settings:
       flops: the model's floating-point operations in a step, over all devices.
       peak_flops: peak FLOP/s of all devices together; None if unknown.
       tensorboard: whether metrics are written as scalars for TensorBoard, too.
+      unit: unit of a mean loss in the plot: byte or token.
     """
 
     run_dir: Path
@@ -42,6 +43,7 @@ class Settings:
     flops: float
     peak_flops: float | None
     tensorboard: bool = False
+    unit: str = "byte"
 
 
 class Reporter:
@@ -151,7 +153,7 @@ class Reporter:
             self._scalars.close()
         if self._primary:
             folder = self._settings.run_dir
-            plot_losses(folder / PLOT, {"loss": read_rows(folder / METRICS)})
+            plot_losses(folder / PLOT, {"loss": read_rows(folder / METRICS)}, self._settings.unit)
             self.say(f"metrics, digests, checkpoints and the plot {PLOT} are in {folder}")
 
     def _journal(self, name: str) -> Journal:

@@ -64,13 +64,24 @@ def _jsonl(path: Path, field: str) -> Iterator[str]:
 def _parquet(path: Path, field: str) -> Iterator[str]:
     if importlib.util.find_spec("pyarrow") is None:
         raise ValueError(f"{path} needs pyarrow, which is not installed: pip install pyarrow.")
+    import pyarrow as pa  # pyright: ignore[reportMissingImports]
     import pyarrow.parquet as pq  # pyright: ignore[reportMissingImports]
 
-    with pq.ParquetFile(path) as file:
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is no Parquet file: {error}") from None
+    with file:
         if field not in file.schema_arrow.names:
             raise ValueError(
                 f"{path} has no column {field!r} but {', '.join(file.schema_arrow.names)}: name "
                 "the one with the text (--field of models.tokenize)."
+            )
+        kind = file.schema_arrow.field(field).type
+        if kind not in (pa.string(), pa.large_string()):
+            raise ValueError(
+                f"{path}: column {field!r} has type {kind}, and not string: name the one with the "
+                "text (--field of models.tokenize)."
             )
         for batch in file.iter_batches(columns=[field]):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)

@@ -200,7 +200,7 @@ class Trainer:
         return self.accumulation.value_and_grad(self.loss, params, tokens)
 
     def loss(self, params: Params, tokens: jax.Array) -> jax.Array:
-        """Mean cross-entropy, in nats per byte, of each token given those before it."""
+        """Mean cross-entropy, in nats, of each token given those before it."""
         if self._pipeline:
             return self._pipeline.loss(self._graph(), params, tokens)
         check_positions(tokens.shape[1] - 1, self.mesh.shape)

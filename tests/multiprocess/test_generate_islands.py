@@ -15,7 +15,7 @@ LAUNCH = ("-m", "jaxhet.cli", "launch", "--islands=2")
 
 
 def continued(launch: tuple[str, ...], family: str, *options: str) -> list[str]:
-    """The lines that the command prints, without the launcher's prefixes."""
+    """The texts that the command prints, without the launcher's prefixes and Gloo's lines."""
     generate = ["-m", "models.generate", str(MODELS / family), *TEXTS]
     words = ["--tokens", "--number=12", "--dtype=float32", *options]
     python = [sys.executable] if launch else []
@@ -29,7 +29,8 @@ def continued(launch: tuple[str, ...], family: str, *options: str) -> list[str]:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    return [line.rpartition(" ")[2] for line in ended.stdout.splitlines()]
+    lines = [line for line in ended.stdout.splitlines() if "[Gloo]" not in line]
+    return [line.rpartition(" ")[2] for line in lines]
 
 
 @pytest.mark.slow
@@ -40,3 +41,12 @@ def test_texts_of_islands_are_those_of_one_process(family: str) -> None:
     assert all(len(text.split(",")) == 12 for text in alone)
     assert continued((*LAUNCH, "--devices=1", "--"), family, "--mesh=data=2") == alone
     assert continued((*LAUNCH, "--devices=1", "--"), family, "--mesh=model=2") == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama-3.2", "qwen3"])
+def test_texts_over_islands_with_a_model_divided_inside_are_those_of_one_process(
+    family: str,
+) -> None:
+    mesh = "--mesh=data=2,model=2"
+    assert continued((*LAUNCH, "--devices=2", "--"), family, mesh) == continued((), family)

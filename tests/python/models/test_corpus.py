@@ -1,5 +1,5 @@
-import importlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -115,15 +115,42 @@ def test_wrong_tokenizers_say_what_to_do(tmp_path, tokenizer):
         tokenize.main([str(tmp_path / "none"), f"--out={tmp_path / 'out'}"])
 
 
-def test_parquet_is_read_or_asks_for_pyarrow(tmp_path):
+def write_parquet(path, columns) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+
+
+def test_parquet_is_read_without_missing_texts(tmp_path):
     path = tmp_path / "a.parquet"
-    try:
-        pa, pq = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
-    except ImportError:
-        with pytest.raises(ValueError, match="needs pyarrow, which is not installed: pip install"):
-            list(documents(path))
-        return
-    pq.write_table(pa.table({"text": ["one", None, "two"]}), path)
-    assert list(documents(path)) == ["one", "two"]
-    with pytest.raises(ValueError, match="has no column 'body' but text: name the one"):
+    texts = ["one", None, "", "zwei ü", "three"]
+    write_parquet(path, {"number": list(range(5)), "text": texts, "body": ["b"] * 5})
+    assert list(documents(path)) == ["one", "", "zwei ü", "three"]
+    assert list(documents(path, "body")) == ["b"] * 5
+    corpus = open_corpus(str(path))
+    assert corpus.read(0, corpus.size).tolist() == list("onezwei üthree".encode())
+    out = tmp_path / "out"
+    tokenize.main([str(path), f"--out={out}"])
+    assert open_corpus(str(out)).size == corpus.size
+
+
+def test_wrong_parquet_says_what_to_do(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, {"number": [1, 2], "text": ["a", "b"]})
+    with pytest.raises(ValueError, match="has no column 'body' but number, text: name the one"):
         list(documents(path, "body"))
+    with pytest.raises(ValueError, match="column 'number' has type int64, and not string: name"):
+        list(documents(path, "number"))
+    path.write_bytes(b"no parquet" * 9)
+    with pytest.raises(ValueError, match=r"a.parquet is no Parquet file: "):
+        list(documents(path))
+    with pytest.raises(SystemExit, match="No such file"):
+        tokenize.main([str(tmp_path / "none.parquet"), f"--out={tmp_path / 'out'}"])
+
+
+def test_parquet_asks_for_pyarrow_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    words = r"a.parquet needs pyarrow, which is not installed: pip install pyarrow"
+    with pytest.raises(ValueError, match=words):
+        list(documents(tmp_path / "a.parquet"))

@@ -50,6 +50,10 @@ def test_runs_that_agree_have_no_failures(asked):
     assert judged(asked) == {}
 
 
+def test_norms_of_gradients_are_shown_and_not_judged(asked):
+    assert "it is shown, and not part of the verdict" in " ".join(parity.report(asked, []).split())
+
+
 def test_losses_of_islands_are_compared_with_the_tolerance(asked):
     assert judged(asked, islands=metrics(4.0, 2.0 + 1e-5)) == {}
     assert judged(asked, islands=metrics(4.0 + 1e-4, 2.0)) == {

@@ -1,6 +1,7 @@
 import json
 
 import jax
+import matplotlib.axes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -51,8 +52,13 @@ def test_no_digests_are_not_equal(tmp_path):
     assert not compare_replicas(tmp_path).equal
 
 
-def test_plot_is_a_png(tmp_path):
-    plot_losses(
-        tmp_path / "loss.png", {"one": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]}
+@pytest.mark.parametrize("unit", ["byte", "token"])
+def test_plot_is_a_png_with_the_unit_of_the_loss(unit, tmp_path, monkeypatch):
+    labels, set_all = [], matplotlib.axes.Axes.set
+    monkeypatch.setattr(
+        matplotlib.axes.Axes, "set", lambda axes, **k: (labels.append(k), set_all(axes, **k))
     )
+    rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
+    plot_losses(tmp_path / "loss.png", {"one": rows}, unit)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert labels == [{"xlabel": "step", "ylabel": f"loss (nats per {unit})"}]
