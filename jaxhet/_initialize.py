@@ -81,6 +81,7 @@ def initialize(
       PeerError: a process died while the job was set up.
       TransportError: a process could not be reached.
     """
+    started_s = time.monotonic()
     session = _session.current()
     if session is not None and session.is_pretended:
         return
@@ -128,6 +129,7 @@ def initialize(
     _distributed.take_over(jax.distributed)
     os.register_at_fork(after_in_child=session.abandon_in_child)
     atexit.register(_shutdown_at_exit)
+    session.events.joined(time.monotonic() - started_s)
 
 
 def shutdown() -> None:
