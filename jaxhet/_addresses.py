@@ -1,5 +1,6 @@
 """Addresses as host:port, and sockets that listen on them."""
 
+import errno
 import socket
 
 from jaxhet._errors import UsageError
@@ -35,10 +36,11 @@ def listen(address: str) -> socket.socket:
             (host, port), family=_family(host), backlog=1024, dualstack_ipv6=every
         )
     except OSError as error:
+        other = " (perhaps another job's coordinator)" if error.errno == errno.EADDRINUSE else ""
         raise UsageError(
-            f"the coordinator can't listen on {address}: {error.strerror or error}; choose another"
-            " port or address (JAXHET_COORDINATOR_ADDRESS, or where another one is listened on,"
-            " JAXHET_COORDINATOR_BIND_ADDRESS)"
+            f"the coordinator can't listen on {address}: {error.strerror or error}{other}; choose"
+            " another port or address (JAXHET_COORDINATOR_ADDRESS, or where another one is listened"
+            " on, JAXHET_COORDINATOR_BIND_ADDRESS)"
         ) from error
 
 

@@ -5,6 +5,7 @@ The user names files by JAX's own settings; without them the job makes its certi
 """
 
 import dataclasses
+import datetime
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ _FILES = {
 }
 _PREFIX = "jax_mtls_peer_uri_prefix"
 _TIMEOUT_S = 10
+_NOT_VALID_NOW = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 SETTINGS = (*_FILES, _PREFIX)  # names in JAX's config; capitals in the environment
 
 
@@ -113,8 +115,19 @@ def check_service(address: str, credentials: Credentials) -> None:
             f"JAX's coordination service on {address} and this process do not accept each other's"
             f" certificates: {error}; check that JAX_MTLS_CA_FILE of each is the authority of the"
             " other's JAX_MTLS_CERT_FILE, and that the coordinator's certificate names this"
-            " address, or that JAX_MTLS_PEER_URI_PREFIX fits both"
+            f" address, or that JAX_MTLS_PEER_URI_PREFIX fits both{_advice_on_clocks(error)}"
         ) from error
+
+
+def _advice_on_clocks(error: Exception) -> str:
+    """A sentence about clocks, if the other end's certificate is not valid now; else ""."""
+    if getattr(error, "verify_code", None) not in _NOT_VALID_NOW:
+        return ""
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        f". This machine's clock says {now:%Y-%m-%d %H:%M:%S} UTC: set the clocks of both machines,"
+        " or renew the certificate"
+    )
 
 
 def _check_uri(certificate: Mapping[str, Any], prefix: str | None) -> None:

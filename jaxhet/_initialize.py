@@ -90,6 +90,7 @@ def initialize(
       >>> jaxhet.initialize()
       >>> print(jax.process_index(), jaxhet.islands())
     """
+    started_s = time.monotonic()
     session = _session.current()
     if session is not None and session.is_pretended:
         return
@@ -138,6 +139,7 @@ def initialize(
     _distributed.take_over(jax.distributed)
     os.register_at_fork(after_in_child=session.abandon_in_child)
     atexit.register(_shutdown_at_exit)
+    session.events.joined(time.monotonic() - started_s)
 
 
 def shutdown() -> None:

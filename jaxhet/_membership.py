@@ -209,7 +209,8 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
         sock.close()
         raise UsageError(
             f"what listens on {address} is not this job's coordinator: {error}; give every process"
-            " of the job the same JAXHET_JOB_SECRET, or another port if the port is in use"
+            " of the job the same JAXHET_JOB_SECRET, or JAXHET_JOB_SECRET_FILE with the same"
+            " content (not one of an earlier job), or another port if the port is in use"
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     limit_sends(sock)

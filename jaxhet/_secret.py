@@ -38,7 +38,10 @@ def _secret_of_file(name: str | None) -> str:
         mode = path.stat().st_mode
         text = path.read_text().strip()
     except OSError as error:
-        raise UsageError(f"can't read JAXHET_JOB_SECRET_FILE: {error}") from error
+        raise UsageError(
+            f"can't read JAXHET_JOB_SECRET_FILE {name}: {error.strerror or error}; every process"
+            " reads the file when it joins, so keep it until the job has started"
+        ) from error
     rights = {"read": stat.S_IROTH, "write": stat.S_IWOTH}
     if found := " and ".join(verb for verb, bit in rights.items() if mode & bit):
         raise UsageError(

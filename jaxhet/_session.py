@@ -21,6 +21,7 @@ from typing import Any, Literal, cast
 from jaxhet import _errors, _ffi, _jax_compat, _jax_programs, _program, compiler
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
+from jaxhet._events import Events
 from jaxhet._islands import Island
 from jaxhet._log import LOGGER
 from jaxhet._membership import Membership
@@ -125,6 +126,11 @@ class Session:
     def island(self) -> Island:
         """This process's own."""
         return next(island for island in self.islands if self.process in island.processes)
+
+    @functools.cached_property
+    def events(self) -> Events:
+        """Recorder of this process's events."""
+        return Events(self.process, self.island.name)
 
     @property
     def local_address(self) -> str:
@@ -361,7 +367,11 @@ class Session:
             if self._membership and (cause := self._membership.failure):
                 self.engine.fail(type(cause).__name__, str(cause))
             failed = self.engine.wait_failure(200)
+            with contextlib.suppress(RuntimeError):  # the engine was closed meanwhile
+                self.events.count_path_failures(self.engine.peer_stats())
         failed_at = time.monotonic()
+        if failed is not None:
+            self.events.failed(failed[0])
         if failed is not None and self.trace is not None:
             self.trace.write_in_background()
         if failed is None or self._is_noticed_within(_NOTICE_S, failed_at):

@@ -46,6 +46,8 @@ system_packages() {
 schedulers() { # optional: the tests that start jobs by a real Open MPI and a real Slurm skip without them
   command -v mpirun >/dev/null 2>&1 || apt_install openmpi-bin ||
     say "no mpirun: tests/multiprocess/test_open_mpi.py will be skipped"
+  command -v slurmctld >/dev/null 2>&1 || apt_install slurmctld slurmd slurm-client munge ||
+    say "no Slurm: tests/multiprocess/test_slurm.py will be skipped"
 }
 
 # Python.

@@ -93,7 +93,7 @@ def test_port_in_use_is_said() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         (ended,) = run(JOIN, {**job()[0], "JAXHET_COORDINATOR_ADDRESS": address})
     assert f"the coordinator can't listen on {address}: Address already in use" in ended.text
-    assert "choose another port" in ended.text
+    assert " (perhaps another job's coordinator); choose another port" in ended.text
 
 
 def test_duplicate_process_id_is_refused(tmp_path: pathlib.Path) -> None:
@@ -129,6 +129,30 @@ def test_secret_file_is_for_one_user(tmp_path: pathlib.Path) -> None:
     file.chmod(0o640)
     (ended,) = run(JOIN, env)
     assert (ended.code, "joined" in ended.text) == (0, True), ended.text
+
+
+def test_secret_file_that_is_gone_is_said(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "secret"
+    (ended,) = run(
+        JOIN, {**job(1)[0], "JAXHET_JOB_SECRET": "", "JAXHET_JOB_SECRET_FILE": str(file)}
+    )
+    assert (
+        f"can't read JAXHET_JOB_SECRET_FILE {file}: No such file or directory; every process reads"
+        " the file when it joins, so keep it until the job has started" in ended.text
+    )
+
+
+def test_secret_file_of_an_earlier_job_is_refused(tmp_path: pathlib.Path) -> None:
+    envs = []
+    for env, content in zip(job(JAXHET_CONNECT_TIMEOUT_S="4"), ("now", "before"), strict=True):
+        file = tmp_path / content
+        file.touch(mode=0o600)
+        file.write_text(f"the secret of the job {content}")
+        envs.append({**env, "JAXHET_JOB_SECRET": "", "JAXHET_JOB_SECRET_FILE": str(file)})
+    good, stale = run(JOIN, *envs)
+    assert "is not this job's coordinator" in stale.text
+    assert "JAXHET_JOB_SECRET_FILE with the same content (not one of an earlier job)" in stale.text
+    assert "process 1 of 2 has not come" in good.text
 
 
 def test_secret_leaves_the_environment() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
+import re
 import signal
 import socket
 import ssl
@@ -91,6 +92,28 @@ def _first_byte(address: str, context: ssl.SSLContext) -> bytes:
     ):
         return tls.recv(1)
     return b""
+
+
+@pytest.mark.parametrize(
+    ("clock_ahead_days", "state"), [(30, "not yet valid"), (-30, "has expired")]
+)
+def test_clocks_that_differ_are_said(
+    clock_ahead_days: int, state: str, tmp_path: pathlib.Path
+) -> None:
+    files = make_files(tmp_path, clock_ahead_days)
+    cert, key, ca = (files[f"JAX_MTLS_{name}_FILE"] for name in ("CERT", "KEY", "CA"))
+    given = Credentials(cert_file=cert, key_file=key, ca_file=ca)
+    address, service = _jaxlib.start_coordination_service("127.0.0.1", 1, given)
+    try:
+        with pytest.raises(UsageError, match=state) as caught:
+            _credentials.check_service(address, given)
+    finally:
+        service.shutdown()
+    assert re.search(
+        r"This machine's clock says \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC: set the clocks of both"
+        r" machines, or renew the certificate",
+        str(caught.value),
+    )
 
 
 def test_service_refuses_who_has_no_certificate_at_all(

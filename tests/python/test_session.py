@@ -118,6 +118,9 @@ class FakeEngine:
     def wait_failure(self, timeout_ms: int) -> None:
         del timeout_ms
 
+    def peer_stats(self) -> list[dict[str, Any]]:
+        return []
+
     def fail(self, code: str, text: str) -> None:
         del code
         self.failure = PeerError(text)

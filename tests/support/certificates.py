@@ -12,16 +12,23 @@ from cryptography.x509.oid import NameOID
 _DAY = datetime.timedelta(days=1)
 
 
-def make_files(folder: pathlib.Path) -> dict[str, str]:
+def make_files(folder: pathlib.Path, clock_ahead_days: int = 0) -> dict[str, str]:
     """An authority, and one certificate for coordinator and processes on 127.0.0.1.
+
+    Both are valid from a day before to a day after the time on the clock of the maker.
+
+    Args:
+      folder: Folder of the files.
+      clock_ahead_days: Days by which the maker's clock is ahead of this machine's.
 
     Returns:
       The environment that gives them to JAX.
     """
     folder.mkdir(exist_ok=True)
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    authority = _certificate("authority", authority_key, authority_key, is_authority=True)
-    own = _certificate("host", key, authority_key, is_authority=False)
+    now = datetime.datetime.now(datetime.UTC) + clock_ahead_days * _DAY
+    authority = _certificate("authority", authority_key, authority_key, now, is_authority=True)
+    own = _certificate("host", key, authority_key, now, is_authority=False)
     pem = serialization.Encoding.PEM
     private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     files = {
@@ -38,10 +45,10 @@ def _certificate(
     name: str,
     key: ec.EllipticCurvePrivateKey,
     issuer_key: ec.EllipticCurvePrivateKey,
+    now: datetime.datetime,
     *,
     is_authority: bool,
 ) -> x509.Certificate:
-    now = datetime.datetime.now(datetime.UTC)
     hosts = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     return (
         x509.CertificateBuilder()
