@@ -233,7 +233,8 @@ def _assert_refused(seeds: Iterable[int], record: Callable[[str, object], None])
     """Checks that both processes refuse each program before any exchange, and counts them."""
     counts = collections.Counter[str]()
     for seed in seeds:
-        islands, program = Islands(ALGORITHMS[seed % 2], ""), unlike_programs.make(seed)
+        islands = Islands(ALGORITHMS[seed % 2], "")
+        program = unlike_programs.make(seed, has_lone_ranks=False)
         try:
             answers = islands.ask(program, "undeclared")
         finally:

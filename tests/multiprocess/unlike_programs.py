@@ -183,7 +183,12 @@ class Program:
         return dataclasses.replace(self, exchanges=tuple(swapped))
 
 
-def make(seed: int, forms: Sequence[str] = FORMS, has_uneven: bool = False) -> Program:
+def make(
+    seed: int,
+    forms: Sequence[str] = FORMS,
+    has_uneven: bool = False,
+    has_lone_ranks: bool = True,
+) -> Program:
     """The program of a seed.
 
     Args:
@@ -191,6 +196,8 @@ def make(seed: int, forms: Sequence[str] = FORMS, has_uneven: bool = False) -> P
       forms: Members of `FORMS` to choose from.
       has_uneven: Whether a gradient may have pieces of any kind. Else they are even: an exchange
         that only one way's derivative needs is left out by the compiler of the other island.
+      has_lone_ranks: Whether a rank may be alone in its group. Such a rank completes exchanges
+        without anybody else.
     """
     draw = random.Random(seed)
     form = draw.choice(forms)
@@ -198,6 +205,7 @@ def make(seed: int, forms: Sequence[str] = FORMS, has_uneven: bool = False) -> P
     pieces = [name for name in sorted(PIECES) if is_any or PIECES[name].is_even]
     # JAX has no derivative of pmax.
     ops = [op for op in OPS if form not in GRADIENTS or not op.startswith("pmax")]
+    ops = [op for op in ops if has_lone_ranks or not op.endswith("_unequal")]
     ops = draw.sample(ops, 1 if draw.random() < 0.6 else 3)
     count = draw.randint(3, 8)
     values = draw.sample(sorted(VALUES), count)
