@@ -38,6 +38,9 @@ class FailingEngine:
     def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:
         return ("PeerError", FAILURE) if self.failed.wait(min(timeout_ms, 20) / 1000) else None
 
+    def peer_stats(self) -> list[dict[str, Any]]:
+        return []
+
     def fail(self, code: str, text: str) -> None:
         del code, text
         self.failed.set()
