@@ -1,14 +1,15 @@
 """Events of a job for listeners of `jax.monitoring`; docs/guides/metrics.md lists them.
 
 JAX calls a listener on the thread that records. A listener that raises must stop neither the job
-nor the thread that watches it: its error is printed, and the program goes on.
+nor the thread that watches it: its error is logged, and the program goes on.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.monitoring
+
+from jaxhet._log import LOGGER
 
 JOINED = "/jaxhet/joined"
 FAILED = "/jaxhet/failed"
@@ -56,8 +57,4 @@ def _record(record: Callable[..., None], event: str, *values: float, **labels: s
     try:
         record(event, *values, **labels)
     except Exception as error:
-        print(
-            f"jaxhet: a listener of jax.monitoring failed at {event}: {error!r}",
-            file=sys.stderr,
-            flush=True,
-        )
+        LOGGER.warning("a listener of jax.monitoring failed at %s: %r", event, error)
