@@ -23,7 +23,7 @@ from jaxhet._listener import Link, Listener
 from jaxhet._log import LOGGER
 
 _FIRST_RING_CHANNEL = 1000
-_MOST_DEVICES = 256  # of a process; more than a machine has
+_MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
 

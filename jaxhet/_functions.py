@@ -46,7 +46,7 @@ class _Describer:
     def text(self, value: Any) -> str:
         """A value in words; one that was met before is named by its number."""
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            return self.text(value.tolist())  # its bytes are addresses
+            return self.text(value.tolist())  # the bytes are addresses
         if isinstance(value, jax.Device):  # each island has others
             return "a device"
         if isinstance(value, (*_PLAIN, *_PLACES)):

@@ -56,6 +56,8 @@ class Listener:
     Attributes:
       address: host:port to which peers connect.
       interfaces: Interfaces to which peers may connect for data, with their ports.
+      reconnects: Whether a peer may connect again after `take` has returned its connection; no by
+        default.
     """
 
     def __init__(
@@ -76,7 +78,8 @@ class Listener:
             self._assigned.set()
         self._arrived = threading.Condition()
         self._links: dict[tuple[int, int], Link] = {}
-        self._taken: set[tuple[int, int]] = set()
+        self.reconnects = False
+        self._taken: set[tuple[int, int]] = set()  # for good
         addresses = [str(interface.address.ip) for interface in interfaces]
         servers = _listen(host, port, process, addresses)
         ports = dict(server.getsockname()[:2] for server in servers)
@@ -140,7 +143,8 @@ class Listener:
         while True:
             with self._arrived:
                 if expected <= self._links.keys():
-                    self._taken |= expected
+                    if not self.reconnects:
+                        self._taken |= expected
                     return {key: self._links.pop(key) for key in expected}
                 missing = sorted({process for process, _ in expected - self._links.keys()})
                 self._arrived.wait(0.05)

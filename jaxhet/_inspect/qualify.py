@@ -116,7 +116,9 @@ class _Job:
 
     def _listen(self, process: int, port: int) -> _listener.Listener:
         secret = _secret.read_secret(self._config)
-        return _listener.Listener(self._host, port, process, secret, self._id)
+        listener = _listener.Listener(self._host, port, process, secret, self._id)
+        listener.reconnects = True  # once for each transport
+        return listener
 
     def _prove_loopbacks(self) -> list[PairProof]:
         """Every process calls it; those that are alone on their hosts try both ends."""

@@ -267,7 +267,7 @@ void ReceiveMessages(std::string_view input) {
 // --- descriptors left in a mailbox ---
 
 struct LetterInfo {
-  FdMailboxInfo change;  // of the nonce, which nobody knows before; the name does not count
+  FdMailboxInfo change;  // the nonce alone, which nobody knows before; the name does not count
   uint8_t num_fds;
   uint8_t is_whole;  // else it lacks a byte
 };

@@ -80,7 +80,7 @@ TEST(ErrorNamesItsClass) {
   ExpectContains(ExpectThrow([] { ErrorCodeOf("OtherError"); }), "UsageError");
 }
 
-// What CurrentError() makes of a thrown `exception`.
+// Result of CurrentError() for a thrown `exception`.
 template <typename T>
 Error Mapped(const T& exception) {
   try {

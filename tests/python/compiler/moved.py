@@ -43,7 +43,7 @@ def _origin(computation: hlo.Computation, x: hlo.Instruction, is_named: bool) ->
         if (name := _name(computation, i, is_named)) is not None:
             found.add(name)
             continue
-        if i.opcode == "slice":  # of what an unrolled loop works on
+        if i.opcode == "slice":  # the operands of an unrolled loop
             found.add(f"from {[d.start for d in i.slice_dimensions]}")
         todo += operands
     return " + ".join(sorted(found))
