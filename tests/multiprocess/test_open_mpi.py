@@ -20,8 +20,8 @@ pytestmark = [
     ),
 ]
 
-# Like `mpirun --allow-run-as-root --oversubscribe`, also for scripts that call mpirun. All of its own
-# connections, and what it says about its address, stay on this machine.
+# Like `mpirun --allow-run-as-root --oversubscribe`, also for scripts that call mpirun. All of its
+# own connections, and what it says about its address, stay on this machine.
 _MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
