@@ -87,9 +87,9 @@ void Core::AddPeer(PeerSpec spec) {
 void Core::Connect(Time deadline) {
   now_ = Clock::now();
   try {
-    Negotiate(roster_.process(), introductions_, deadline);
-  } catch (const Error& error) {
-    Fail(error);
+    Negotiate(roster_.process(), introductions_, deadline,
+              [&](const Error& error) { Fail(error); });
+  } catch (const Error&) {
     throw Error(*failure_);
   }
   introductions_.clear();

@@ -191,18 +191,24 @@ void ForEach(std::span<Introduction> introductions, Step step) {
 
 }  // namespace
 
-void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline) {
+void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline,
+               const std::function<void(const Error&)>& on_error) {
   std::map<const Peer*, Candidates> candidates;
-  ForEach(introductions, [&](Introduction& introduction) {
-    candidates[introduction.peer] = OpenCandidates(introduction);
-    SendHello(own_process, *introduction.peer, candidates[introduction.peer]);
-  });
-  ForEach(introductions, [&](Introduction& introduction) {
-    AnswerHello(*introduction.peer, candidates[introduction.peer], deadline);
-  });
-  ForEach(introductions, [&](Introduction& introduction) {
-    Conclude(*introduction.peer, candidates[introduction.peer], deadline);
-  });
+  try {
+    ForEach(introductions, [&](Introduction& introduction) {
+      candidates[introduction.peer] = OpenCandidates(introduction);
+      SendHello(own_process, *introduction.peer, candidates[introduction.peer]);
+    });
+    ForEach(introductions, [&](Introduction& introduction) {
+      AnswerHello(*introduction.peer, candidates[introduction.peer], deadline);
+    });
+    ForEach(introductions, [&](Introduction& introduction) {
+      Conclude(*introduction.peer, candidates[introduction.peer], deadline);
+    });
+  } catch (const Error& error) {
+    on_error(error);
+    throw;
+  }
 }
 
 }  // namespace jaxhet

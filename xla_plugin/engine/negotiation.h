@@ -2,11 +2,13 @@
 #define XLA_PLUGIN_ENGINE_NEGOTIATION_H_
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/peer.h"
 
 namespace jaxhet {
@@ -29,8 +31,10 @@ struct Introduction {
 // Agrees with all peers, each over its control connection, on the transport to use: the first of
 // the table that both ends can open and whose path both have proven. Blocks until `deadline`.
 // Throws the Error that a peer reports, or DeadlineError, PeerError, TransportError naming the
-// peer.
-void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline);
+// peer. `on_error` gets it first, while all connections are open: a peer that sees the end of one
+// must know the reason already.
+void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline,
+               const std::function<void(const Error&)>& on_error);
 
 }  // namespace jaxhet
 
