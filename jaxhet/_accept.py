@@ -25,7 +25,7 @@ class Acceptor[T]:
 
     Attributes:
       refused: Number of connections refused.
-      last_refusal: Why the last one was refused; "" while there is none.
+      last_refusal: Reason of the last refusal; "" if there was none.
     """
 
     def __init__(

@@ -183,7 +183,7 @@ class Coordinator:
             try:
                 claim = self._terms.place(claim)
                 refusal = self._admit(claim, request, outbox)
-            except Exception as error:  # whatever it claims, everybody hears of it
+            except Exception as error:  # all processes are told of any error
                 refusal = error if isinstance(error, UsageError) else _not_understood(claim, error)
                 if not self._complete:  # nor does a stray process end a job that runs
                     self._fail(refusal)

@@ -15,7 +15,7 @@ def read(root: pathlib.Path, path: str) -> str:
 
 
 def names(root: pathlib.Path, path: str) -> list[str]:
-    """Names in a folder, numbers sorted by value; [] if there is none."""
+    """Names in a folder, with numbers sorted by value; [] if the folder does not exist."""
     try:
         found = [entry.name for entry in (root / path).iterdir()]
     except OSError:
