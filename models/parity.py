@@ -116,7 +116,7 @@ class Result:
     """A run beside the one world of its mesh; what could not be had is None.
 
     Attributes:
-      reason: why the run failed; empty if it came to its end.
+      reason: why the run failed; empty if it reached its end.
       loss: the last one, in nats per token.
       largest: |a - b| / |b| of the losses a to the one world's b, the largest of all steps; `final`
         is that of the last step. `gradient` and `gradient_final`: of the norms of gradients.
@@ -163,7 +163,7 @@ class Result:
         return texts
 
 
-def judge(
+def compare(
     parity: Parity, mesh: str, rows: Mapping[str, Rows], reasons: Mapping[str, str]
 ) -> list[Result]:
     """The results of a mesh, from the metrics of its runs and why some failed."""
@@ -282,7 +282,7 @@ def commit(folder: Path = Path(__file__).parent) -> str:
 
 _HEADINGS = (
     *("mesh", "run", "last loss", "loss: largest difference", "last", "gradient norm: largest"),
-    *("last", "replicas", "tokens/s", "verdict"),
+    *("last", "replicas", "tokens/s", "result"),
 )
 
 
@@ -338,11 +338,11 @@ def _line(result: Result) -> tuple[str, ...]:
         )
         replicas = f"{result.replicas.compared:,} + {result.num_checked:,} {equal}"
     if result.failures:
-        verdict = f"FAILED: {'; '.join(result.failures)}"
+        outcome = f"FAILED: {'; '.join(result.failures)}"
     elif result.allowed is None:
-        verdict = {ONE_WORLD: "reference", PERMUTED: "noise floor"}[result.run]
+        outcome = {ONE_WORLD: "reference", PERMUTED: "noise floor"}[result.run]
     else:
-        verdict = f"passes (at most {result.allowed:.0e})"
+        outcome = f"passes (at most {result.allowed:.0e})"
     return (
         f"`{result.mesh}`",
         result.run,
@@ -353,7 +353,7 @@ def _line(result: Result) -> tuple[str, ...]:
         text(result.gradient_final, ".1e"),
         replicas,
         text(result.tokens_per_s, ",.0f"),
-        verdict,
+        outcome,
     )
 
 
@@ -399,7 +399,7 @@ def run(parity: Parity) -> list[Result]:
             ended = {run: trained.result() for run, trained in runs.items()}
             rows[mesh] = {run: metrics for run, (metrics, _) in ended.items()}
             reasons = {run: reason for run, (_, reason) in ended.items() if reason}
-            results += judge(parity, mesh, rows[mesh], reasons)
+            results += compare(parity, mesh, rows[mesh], reasons)
             _write(parity, origin, results, rows)
     return results
 
@@ -477,7 +477,7 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
 
 
 def main() -> int:
-    """Runs the command; the exit code is 1 if a verdict is bad."""
+    """Runs the command; the exit code is 1 if a result is bad."""
     parity = parse()
     results = run(parity)
     print((parity.out / "report.md").read_text())

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 STEPS = 80
 # The longest that a job may take to come to a step or to its end, also beside other work.
-PATIENCE_S = 300
+WAIT_BUDGET_S = 300
 MOMENTS = 20
 # Values of `--permute` whose largest difference to the usual order is the noise floor.
 PERMUTATIONS = (1, 2, 3)
@@ -68,12 +68,12 @@ def start(
 
 
 def finish(job: WatchedJob) -> None:
-    assert job.wait(PATIENCE_S) == 0, job.text()
+    assert job.wait(WAIT_BUDGET_S) == 0, job.text()
 
 
 def wait_for(job: WatchedJob, process: int, pattern: str) -> Line:
     """The line of a process that holds the pattern, be it there already."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_BUDGET_S
     while (line := job.first(process, pattern)) is None:
         assert job.is_running, job.text()
         assert time.monotonic() < deadline, job.text()
@@ -88,7 +88,7 @@ def end(job: WatchedJob, moment: Moment) -> None:
         wait_for(job, 0, rf"^step {moment.step}/")
     time.sleep(moment.delay_s)
     os.kill(job.pid if moment.victim is None else pids[moment.victim], moment.signal)
-    code = job.wait(PATIENCE_S)
+    code = job.wait(WAIT_BUDGET_S)
     assert code in (-SIGKILL, 128 + SIGKILL, 128 + SIGTERM), job.text()
     deadline = time.monotonic() + 30
     while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids):
@@ -196,7 +196,7 @@ def test_save_that_fails_in_one_process_ends_the_job_in_words(tmp_path: pathlib.
         islands=2,
         fast_compile=True,
     )
-    assert job.wait(PATIENCE_S) == 1, job.text()
+    assert job.wait(WAIT_BUDGET_S) == 1, job.text()
     words = r"^python -m models.pretrain: the checkpoint of step 3 can't be written to .*; there is"
     said = job.first(1, words)
     assert said, job.text()

@@ -41,11 +41,11 @@ def asked(tmp_path):
     return found
 
 
-def judged(asked, reasons=None, **rows) -> dict[str, list[str]]:
+def checked(asked, reasons=None, **rows) -> dict[str, list[str]]:
     """The failures of each run that has some. All runs have equal metrics but those in `rows`."""
     runs = {run: metrics(4.0, 2.0) for run in (ONE_WORLD, PERMUTED, ISLANDS, UNLIKE)}
     runs |= {name.replace("_", " "): given for name, given in rows.items()}
-    results = parity.judge(asked, MESH, runs, reasons or {})
+    results = parity.compare(asked, MESH, runs, reasons or {})
     assert [result.run for result in results] == [*runs]
     assert parity.report(asked, results, ORIGIN).count("FAILED") == sum(
         bool(r.failures) for r in results
@@ -54,23 +54,23 @@ def judged(asked, reasons=None, **rows) -> dict[str, list[str]]:
 
 
 def test_runs_that_agree_have_no_failures(asked):
-    assert judged(asked) == {}
+    assert checked(asked) == {}
 
 
 def test_norms_of_gradients_may_be_ten_tolerances_or_two_noise_floors_away(asked):
     near, far = metrics(4.0, 2.0, norm=2.0 + 1e-4), metrics(4.0, 2.0, norm=2.001)
-    assert judged(asked, islands=near, unlike_islands=near) == {}
+    assert checked(asked, islands=near, unlike_islands=near) == {}
     said = ["norms of gradients differ by 5.0e-04; allowed is 1.0e-04"]
-    assert judged(asked, islands=far, unlike_islands=far) == {ISLANDS: said, UNLIKE: said}
+    assert checked(asked, islands=far, unlike_islands=far) == {ISLANDS: said, UNLIKE: said}
     permuted = metrics(4.0, 2.0, norm=2.0006)
-    assert judged(asked, islands=far, unlike_islands=far, permuted=permuted) == {}
+    assert checked(asked, islands=far, unlike_islands=far, permuted=permuted) == {}
 
 
 def test_final_differences_are_those_of_the_last_step(asked):
     later = metrics(4.0, 2.0)
     later[0] |= {"loss": 4.00001, "gradient_norm": 2.0001}
     runs = dict.fromkeys((ONE_WORLD, PERMUTED, UNLIKE), metrics(4.0, 2.0)) | {ISLANDS: later}
-    _, _, islands, _ = parity.judge(asked, MESH, runs, {})
+    _, _, islands, _ = parity.compare(asked, MESH, runs, {})
     assert islands.largest == pytest.approx(2.5e-6)
     assert islands.gradient == pytest.approx(5e-5)
     assert islands.final == islands.gradient_final == 0
@@ -111,36 +111,36 @@ def test_speeds_beside_other_work_are_not_comparable(jobs, load, comparable):
 
 
 def test_losses_of_islands_are_compared_with_the_tolerance(asked):
-    assert judged(asked, islands=metrics(4.0, 2.0 + 1e-5)) == {}
-    assert judged(asked, islands=metrics(4.0 + 1e-4, 2.0)) == {
+    assert checked(asked, islands=metrics(4.0, 2.0 + 1e-5)) == {}
+    assert checked(asked, islands=metrics(4.0 + 1e-4, 2.0)) == {
         ISLANDS: ["losses differ by 2.5e-05; allowed is 1.0e-05"]
     }
-    assert judged(asked, islands=metrics(float("nan"), 2.0)) == {
+    assert checked(asked, islands=metrics(float("nan"), 2.0)) == {
         ISLANDS: ["losses differ by nan; allowed is 1.0e-05"]
     }
 
 
 def test_unlike_islands_may_be_two_noise_floors_away(asked):
     away = metrics(4.0, 2.0004)
-    assert [*judged(asked, unlike_islands=away)] == [UNLIKE]
-    assert judged(asked, unlike_islands=away, permuted=metrics(4.0, 2.0002)) == {}
-    assert [*judged(asked, islands=away, permuted=metrics(4.0, 2.0002))] == [ISLANDS]
+    assert [*checked(asked, unlike_islands=away)] == [UNLIKE]
+    assert checked(asked, unlike_islands=away, permuted=metrics(4.0, 2.0002)) == {}
+    assert [*checked(asked, islands=away, permuted=metrics(4.0, 2.0002))] == [ISLANDS]
 
 
 def test_replicas_must_be_there_and_equal(asked):
-    assert judged(asked, islands=metrics(4.0, 2.0, different=3)) == {
+    assert checked(asked, islands=metrics(4.0, 2.0, different=3)) == {
         ISLANDS: ["3 replicas differed during the run"]
     }
     for run in (ISLANDS, UNLIKE):
         path = asked.folder(MESH, run) / "digests-0.jsonl"
         path.write_text(path.read_text().replace('"a"', '"b"', 1))
     expected = ["parameters differ: step 0, w[0:8]: devices 0, 1 differ"]
-    assert judged(asked) == {ISLANDS: expected, UNLIKE: expected}
+    assert checked(asked) == {ISLANDS: expected, UNLIKE: expected}
 
 
 def test_failed_and_short_runs_are_named(asked):
     reasons = {ISLANDS: "exit code 3: PeerError"}
-    assert judged(asked, reasons, unlike_islands=metrics(4.0), islands=[]) == {
+    assert checked(asked, reasons, unlike_islands=metrics(4.0), islands=[]) == {
         ISLANDS: ["exit code 3: PeerError"],
         UNLIKE: ["1 steps are in its metrics, and 2 in the one world's"],
     }
