@@ -152,8 +152,14 @@ def test_runs_differ_in_what_they_are_named_after(asked):
     assert all("--config=tiny" in command for command in commands.values())
     assert [run for run, command in commands.items() if "launch" in command] == [ISLANDS, UNLIKE]
     assert "--permute=1" in commands[PERMUTED]
-    assert "--island-env=island1:XLA_FLAGS=--xla_cpu_max_isa=AVX" in commands[UNLIKE]
     assert UNLIKE not in parse(["--unlike="]).runs(MESH)
+
+
+def test_unlike_island_has_its_flags_beside_those_of_all_runs(asked, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    assert asked.environment()["XLA_FLAGS"] == f"{parity.WAIT_LONGER} --xla_a=1"
+    given = f"{parity.WAIT_LONGER} --xla_a=1 --xla_cpu_max_isa=AVX"
+    assert f"--island-env=island1:XLA_FLAGS={given}" in asked.runs(MESH)[UNLIKE]
 
 
 @pytest.mark.parametrize(
