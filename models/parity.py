@@ -243,10 +243,10 @@ def train(parity: Parity, mesh: str, run: str, command: Sequence[str]) -> tuple[
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a report was made of, and where.
+    """Commit, text and machine of a report.
 
     Attributes:
-      commit: of this program; it says if files have changed since.
+      commit: commit of this program; it says if files have changed since.
       text: name of the training text; `tokens` and `digest`: how many it has, and their SHA-256. A
         text of bytes has the digest of its file.
       cpus: how many CPUs the machine has, and `load` is how many processes wanted one on average in
