@@ -14,7 +14,7 @@ TRAINING = ("--config=tiny", "--batch=4", "--seq=36", "--loss-chunk=7", "--log-e
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     "words",
     [
