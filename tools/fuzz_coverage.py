@@ -94,7 +94,7 @@ def _cpp_lines(build: pathlib.Path) -> Iterator[tuple[str, str, int, bool]]:
 def _python_lines(build: pathlib.Path) -> Iterator[tuple[str, str, int, bool]]:
     report = json.loads((build / "python.json").read_text())
     for path, file in report["files"].items():
-        name = pathlib.PurePath(path).name
+        name = path.rpartition("jaxhet/")[2]
         for function, found in file["functions"].items():
             if re.fullmatch(_PYTHON.get(name, _NOTHING), function):
                 yield from ((name, function, line, True) for line in found["executed_lines"])

@@ -1,5 +1,6 @@
 """The parts of a session that its metrics and traces read."""
 
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,7 +18,7 @@ class ObservedSession(Protocol):
     def process(self) -> int: ...
     @property
     def islands(self) -> Sequence[Island]: ...
-    @property
+    @functools.cached_property
     def island(self) -> Island: ...
     @property
     def engine(self) -> Engine | None: ...

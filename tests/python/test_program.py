@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxhet
 from jaxhet._jax import compat
-from jaxhet._traced import Program, jaxprs
+from jaxhet._traced import jaxprs
 from jaxhet._traced.functions import function_text
+from jaxhet._traced.jaxprs import Program
 
 
 def _program_of(f: Callable[..., Any], *args: Any) -> Program:
