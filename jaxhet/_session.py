@@ -78,6 +78,7 @@ def compiler_options(config: Config) -> compiler.Options:
         algorithm=config.algorithm,
         two_phase_bytes=config.two_phase_bytes,
         bucket_bytes=config.bucket_bytes,
+        pipeline_iterations=config.pipeline_iterations,
     )
 
 
