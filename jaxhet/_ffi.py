@@ -10,10 +10,10 @@ import jax
 
 from jaxhet import _engine
 from jaxhet._bootstrap import PeerSockets
-from jaxhet._claim import Claim
 from jaxhet._config import Config
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 from jaxhet._listener import Link
+from jaxhet._process_info import ProcessInfo
 
 # The engine's tables; tests/python/test_tables.py compares them with Python's.
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
@@ -47,7 +47,7 @@ class Engine:
     def start(
         cls,
         config: Config,
-        members: Sequence[Claim],
+        members: Sequence[ProcessInfo],
         sockets: Mapping[int, PeerSockets],
         refused: Mapping[int, Mapping[str, str]] = types.MappingProxyType({}),
     ) -> Self:
@@ -67,12 +67,12 @@ class Engine:
         mine = members[config.process_id]
         try:
             for process, peer in sockets.items():
-                claim = members[process]
-                same_host = claim.host_id == mine.host_id
+                info = members[process]
+                same_host = info.host_id == mine.host_id
                 reasons = refused.get(process, {})
                 engine._engine.add_peer(
                     process=process,
-                    description=f"{claim.island}, pid {claim.pid} on {claim.host}",
+                    description=f"{info.island}, pid {info.pid} on {info.host}",
                     control_fd=peer.control.socket.detach(),
                     data_fds=[link.socket.detach() for link in peer.data],
                     same_host=same_host,

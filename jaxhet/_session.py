@@ -191,10 +191,10 @@ class Session:
         """Whether a program exchanges over islands, by its digest."""
         return program in self._bridged
 
-    def claim_launches(self) -> None:
+    def own_launches(self) -> None:
         """Makes the calling thread the one that launches programs with exchanges."""
         self._launcher = threading.current_thread()
-        _jax_programs.claim_launches(next(self._launchers))
+        _jax_programs.own_launches(next(self._launchers))
 
     def check_launch(self, name: str) -> None:
         """Checks that this thread launches programs with exchanges.
@@ -569,7 +569,7 @@ def launch_from_this_thread() -> None:
     """
     session = required()
     if session.engine is not None:
-        session.claim_launches()
+        session.own_launches()
 
 
 def islands() -> tuple[Island, ...]:

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 from jaxhet import _config, _ffi, _handshake, _initialize
 from jaxhet._bootstrap import PeerSockets
-from jaxhet._claim import Claim
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError
 from jaxhet._inspect.report import Path
 from jaxhet._listener import Link
 from jaxhet._paths import Refusal
+from jaxhet._process_info import ProcessInfo
 
 _START_TIMEOUT_S = 60.0  # for the child to import JAX
 _CLOSE_TIMEOUT_MS = 5000
@@ -68,7 +68,7 @@ def _path(process: int, pair: str, ends: Sequence[socket.socket]) -> Path:
     control, *data = (Link(end, _NO_SECRET) for end in ends)
     peer = PeerSockets(control, tuple(data))
     try:
-        engine = _ffi.Engine.start(config, _claims(config, pair), {1 - process: peer})
+        engine = _ffi.Engine.start(config, _infos(config, pair), {1 - process: peer})
         transport, refused = engine.path_to(1 - process)
         engine.close(_CLOSE_TIMEOUT_MS)
     except JaxhetError as error:
@@ -78,8 +78,8 @@ def _path(process: int, pair: str, ends: Sequence[socket.socket]) -> Path:
     return Path(pair, transport, refusals, tuple(t for t in _ffi.TRANSPORTS if t not in out))
 
 
-def _claims(config: Config, pair: str) -> list[Claim]:
-    own = _initialize.make_claim(config, "")
+def _infos(config: Config, pair: str) -> list[ProcessInfo]:
+    own = _initialize.make_process_info(config, "")
     hosts = [own.host_id] * 2 if pair == "same host" else ["one", "other"]
     return [dataclasses.replace(own, process=i, host_id=host) for i, host in enumerate(hosts)]
 

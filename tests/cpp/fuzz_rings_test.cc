@@ -222,7 +222,7 @@ void SetUpByScript(std::string_view input) {
   const RingMail mail{.send = [](int /*process*/, std::span<const iovec> /*body*/) {},
                       .receive =
                           [&] {
-                            std::vector<Core::RingMessage> messages;
+                            std::vector<ProgressEngine::RingMessage> messages;
                             for (int i = 0; i < 32 && !reader.empty(); ++i) {
                               messages.push_back({1, std::string(reader.TakeSized())});
                             }

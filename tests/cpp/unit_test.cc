@@ -20,10 +20,10 @@
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/io_list.h"
 #include "xla_plugin/base/range_set.h"
+#include "xla_plugin/engine/communicator_state.h"
 #include "xla_plugin/engine/completion_pool.h"
 #include "xla_plugin/engine/control_channel.h"
 #include "xla_plugin/engine/flight_recorder.h"
-#include "xla_plugin/engine/membership.h"
 #include "xla_plugin/engine/options.h"
 #include "xla_plugin/engine/partition.h"
 #include "xla_plugin/engine/plans.h"
@@ -273,10 +273,10 @@ TEST(OpenExecutionOverlapsOthersUntilItsExchangesCompleted) {
   EXPECT(!execution.Overlaps(-7, 1) && !execution.Overlaps(100, 2));
 }
 
-TEST(MembershipCountsRunsAndSequences) {
-  Membership membership;
+TEST(CommunicatorStateCountsRunsAndSequences) {
+  CommunicatorState state;
   const auto enter = [&](int64_t run_id, int64_t plan, int64_t index) {
-    const auto position = membership.Enter(run_id, plan, index);
+    const auto position = state.Enter(run_id, plan, index);
     return std::pair{position.run, position.sequence};
   };
   EXPECT(enter(100, 1, 0) == std::pair(int64_t{1}, int64_t{0}));

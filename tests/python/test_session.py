@@ -138,9 +138,9 @@ class _Memory:
 
 
 def _mixed_session(
-    process: int, engine: FakeEngine, claims: tuple[tuple[str, str], ...] = MIXED
+    process: int, engine: FakeEngine, named: tuple[tuple[str, str], ...] = MIXED
 ) -> Session:
-    members = [_islands.Member(i, name, p, "host") for i, (name, p) in enumerate(claims)]
+    members = [_islands.Member(i, name, p, "host") for i, (name, p) in enumerate(named)]
     islands = _islands.make_islands(members, DEVICES)
     stand_in: Any = engine
     return Session(_config.resolve({}, environ={}), process, islands, stand_in)
@@ -156,7 +156,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (_jax_compat, "guard_compilation_cache"),
         (_jax_programs, "watch_lowering"),
         (_jax_programs, "guard_launches"),
-        (_jax_programs, "claim_launches"),
+        (_jax_programs, "own_launches"),
         (_jax_compat.jax.ffi, "register_ffi_target"),
     ):
         note = lambda *args, name=name, **named: made.append((name, args, named))  # noqa: E731
@@ -197,14 +197,14 @@ def test_each_process_is_set_up_for_its_own_platform(
 
 
 def _start(
-    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, claims: tuple[tuple[str, str], ...]
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, named: tuple[tuple[str, str], ...]
 ) -> Session:
     """The work of `initialize` in process 0 once all connections are there."""
     monkeypatch.setattr(_jax_compat, "connect_client", lambda *_: None)
     monkeypatch.setattr(_initialize, "_create_backend", lambda *_: list(DEVICES))
     members: Any = [
         types.SimpleNamespace(process=i, island=name, platform=platform, host="a", host_id="a")
-        for i, (name, platform) in enumerate(claims)
+        for i, (name, platform) in enumerate(named)
     ]
     membership: Any = types.SimpleNamespace(
         members=members,

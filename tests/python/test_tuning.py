@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from jaxhet import _gpu_settings, _membership, _tuning
-from jaxhet._claim import Claim
 from jaxhet._coordinator import Coordinator
+from jaxhet._process_info import ProcessInfo
 from jaxhet._terms import Terms
 from jaxhet._tuning import Tuning
 
@@ -174,7 +174,7 @@ def test_tuning_is_on_and_the_log_says_what_was_added(tmp_path: pathlib.Path) ->
 
 
 def test_coordinator_passes_messages_on_also_before_there_is_a_listener(
-    make_claim: Callable[[int], Claim],
+    make_process_info: Callable[[int], ProcessInfo],
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -182,7 +182,7 @@ def test_coordinator_passes_messages_on_also_before_there_is_a_listener(
     threading.Thread(target=coordinator.serve, daemon=True).start()
     members = [_membership.connect(address, b"secret", 20) for _ in range(2)]
     joins = [
-        threading.Thread(target=member.join, args=(make_claim(process), 20))
+        threading.Thread(target=member.join, args=(make_process_info(process), 20))
         for process, member in enumerate(members)
     ]
     for thread in joins:
@@ -213,9 +213,9 @@ def test_coordinator_passes_messages_on_also_before_there_is_a_listener(
 
 
 @pytest.fixture
-def make_claim() -> Callable[[int], Claim]:
-    def make(process: int) -> Claim:
-        return Claim(
+def make_process_info() -> Callable[[int], ProcessInfo]:
+    def make(process: int) -> ProcessInfo:
+        return ProcessInfo(
             process=process,
             num_processes=2,
             island=f"i{process}",

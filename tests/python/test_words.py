@@ -16,6 +16,9 @@ _PATTERNS = {  # extended regular expression -> the word in use
     r"scatter\.narrow\b|def _?narrow\(": "to_reduce_scatter",
     r"\b(came|came_[a-z]+)\b": "received, arrived",
     r"[Pp]atience|PATIENCE": "wait budget",
+    r"\bClaim\b|\bclaim_of\b|_claims?\b|\bclaimed\b|\bclaim\.": "ProcessInfo",
+    r"\bCore(&|::|\\()|\bCore core|engine/core\.": "ProgressEngine",
+    r"\bMembershipOf\b|memberships_|engine/membership": "CommunicatorState",
     r"[Cc]ulprit": "failed process",
     r"[Vv]erdict": "result",
     r"\b([Ss]tory|[Ss]tories)\b|_stor(y|ies)\b": "summary",
@@ -27,6 +30,7 @@ _SAMPLES = (
     "keepers shard_keepers was_drawn_in Adder(x) value.by(x) bucket.together(x) scatter.narrow(x)",
     "came came_result kMostPatience error.culprit() kVerdict the story Bury(x) Judge(peer)",
     "is_judged HandleBlaming error.blame",
+    "Claim(process) make_claim Core& core engine/core.h MembershipOf(exchange)",
 )
 _HISTORY = ("CHANGELOG.md", "tests/python/test_words.py")
 

@@ -132,8 +132,8 @@ TEST(SaysWhatToDoWhenSetUpFails) {
                  "soft0: ibv_open_device on soft0: Permission denied (13)");
   const FaultScope scope("call ibv_reg_mr errno=12 count=all");
   World world({.transports = {"verbs", "tcp"}});
-  const auto refusals =
-      world.engine(0).Read([](const Core& core) { return core.peer(1).refusals; });
+  const auto refusals = world.engine(0).Read(
+      [](const ProgressEngine& progress) { return progress.peer(1).refusals; });
   ExpectEqual(refusals.at(2).transport, std::string("verbs"));
   ExpectContains(refusals[2].reason, "ulimit -l");
 }

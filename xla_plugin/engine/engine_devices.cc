@@ -54,7 +54,8 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& 
     const std::lock_guard lock(devices_mutex_);
     devices_ = devices;
   }
-  Complete(Submit([devices = devices.get()](Core& core) { core.SetDevices(devices); }));
+  Complete(Submit(
+      [devices = devices.get()](ProgressEngine& progress) { progress.SetDevices(devices); }));
 }
 
 std::map<std::string, uint64_t> Engine::DeviceStats() const {
@@ -78,15 +79,15 @@ void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
   {
     // SetRanks() may have been left to the progress thread.
     const std::lock_guard lock(monitor_);
-    if (!core_) ThrowClosed();
+    if (!progress_) ThrowClosed();
     RunCommands();
   }
   Wake();
-  const auto peers = Read([](const Core& core) {
+  const auto peers = Read([](const ProgressEngine& progress) {
     std::vector<RingPeer> found;
-    const Roster& roster = core.roster();
+    const Roster& roster = progress.roster();
     for (int rank = 0; rank < roster.num_ranks(); ++rank) {
-      const Peer& peer = core.PeerOf(rank);
+      const Peer& peer = progress.PeerOf(rank);
       found.push_back({.rank = rank,
                        .process = peer.process,
                        .name = roster.RankAndProcess(rank),
@@ -97,27 +98,28 @@ void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
     }
     return found;
   });
-  const RingMail mail{.send =
-                          [this](int process, std::span<const iovec> body) {
-                            std::string text;
-                            for (const iovec& piece : body) {
-                              text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
-                            }
-                            Complete(Submit([process, text = std::move(text)](Core& core) {
-                              const iovec whole = ToIovec(text.data(), text.size());
-                              core.SendRing(process, {&whole, 1});
-                            }));
-                          },
-                      .receive =
-                          [this] {
-                            const std::lock_guard lock(monitor_);
-                            if (!core_) ThrowClosed();
-                            return core_->TakeRingMessages();
-                          },
-                      .check =
-                          [this] {
-                            if (const auto cause = failure()) throw Error(*cause);
-                          }};
+  const RingMail mail{
+      .send =
+          [this](int process, std::span<const iovec> body) {
+            std::string text;
+            for (const iovec& piece : body) {
+              text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+            }
+            Complete(Submit([process, text = std::move(text)](ProgressEngine& progress) {
+              const iovec whole = ToIovec(text.data(), text.size());
+              progress.SendRing(process, {&whole, 1});
+            }));
+          },
+      .receive =
+          [this] {
+            const std::lock_guard lock(monitor_);
+            if (!progress_) ThrowClosed();
+            return progress_->TakeRingMessages();
+          },
+      .check =
+          [this] {
+            if (const auto cause = failure()) throw Error(*cause);
+          }};
   SetUpRings(peers, ranks, sockets, options, mail, deadline);
 }
 
@@ -134,66 +136,70 @@ void Engine::CloseDevices(milliseconds timeout) {
 
 void Engine::Lose(int peer_rank, std::string_view why) {
   try {
-    Complete(
-        Submit([peer_rank, why = std::string(why)](Core& core) { core.Lose(peer_rank, why); }));
+    Complete(Submit([peer_rank, why = std::string(why)](ProgressEngine& progress) {
+      progress.Lose(peer_rank, why);
+    }));
   } catch (const Error&) {
     if (!closed_) throw;
   }
 }
 
 bool Engine::HasLeft(int rank) {
-  return Read([&](const Core& core) { return core.PeerOf(rank).left; });
+  return Read([&](const ProgressEngine& progress) { return progress.PeerOf(rank).left; });
 }
 
 std::string Engine::Describe(int64_t plan, int64_t index) {
-  return Read([&](const Core& core) { return core.plans().Describe(plan, index); });
+  return Read(
+      [&](const ProgressEngine& progress) { return progress.plans().Describe(plan, index); });
 }
 
 Error Engine::MismatchError(int rank, const DeviceRank::Mismatch& mismatch) {
   const Time limit = Clock::now() + kPlanTimeout;
   const auto& [peer_rank, own, theirs] = mismatch;
   while (Clock::now() < limit) {
-    const auto error = Read([&](const Core& core) -> std::optional<Error> {
-      const int process = core.roster().ProcessOf(peer_rank);
-      if (core.PlansOf(process).Find(theirs.plan) == nullptr) return std::nullopt;
-      if (own.plan != theirs.plan) return core.PlanMismatch(rank, own.plan, peer_rank, theirs.plan);
-      return Error(
-          ErrorCode::kPlanMismatch,
-          StrCat(core.Where(rank, own.plan, own.index), core.roster().RankAndProcess(peer_rank),
-                 " is at ", core.PlansOf(process).Describe(theirs.plan, theirs.index), " (",
-                 theirs.num_bytes, " bytes, here ", own.num_bytes,
-                 "). Make the program's branches depend on values that are equal on all "
-                 "ranks."),
-          process);
+    const auto error = Read([&](const ProgressEngine& progress) -> std::optional<Error> {
+      const int process = progress.roster().ProcessOf(peer_rank);
+      if (progress.PlansOf(process).Find(theirs.plan) == nullptr) return std::nullopt;
+      if (own.plan != theirs.plan)
+        return progress.PlanMismatch(rank, own.plan, peer_rank, theirs.plan);
+      return Error(ErrorCode::kPlanMismatch,
+                   StrCat(progress.Where(rank, own.plan, own.index),
+                          progress.roster().RankAndProcess(peer_rank), " is at ",
+                          progress.PlansOf(process).Describe(theirs.plan, theirs.index), " (",
+                          theirs.num_bytes, " bytes, here ", own.num_bytes,
+                          "). Make the program's branches depend on values that are equal on all "
+                          "ranks."),
+                   process);
     });
     if (error) return *error;
     std::this_thread::sleep_for(milliseconds(1));
   }
-  return Read([&](const Core& core) {
-    return Error(
-        ErrorCode::kPlanMismatch,
-        StrCat(core.Where(rank, own.plan, own.index), core.roster().RankAndProcess(peer_rank),
-               " runs another program, whose plan it has not sent. Run the same program "
-               "on all ranks in the same order."),
-        core.roster().ProcessOf(peer_rank));
+  return Read([&](const ProgressEngine& progress) {
+    return Error(ErrorCode::kPlanMismatch,
+                 StrCat(progress.Where(rank, own.plan, own.index),
+                        progress.roster().RankAndProcess(peer_rank),
+                        " runs another program, whose plan it has not sent. Run the same program "
+                        "on all ranks in the same order."),
+                 progress.roster().ProcessOf(peer_rank));
   });
 }
 
 Error Engine::LateError(int rank, const DeviceRank::Report::Late& late) {
-  return Read([&](const Core& core) {
-    const Roster& roster = core.roster();
+  return Read([&](const ProgressEngine& progress) {
+    const Roster& roster = progress.roster();
     const int process = roster.ProcessOf(late.peer_rank);
     std::string text =
-        StrCat(core.Where(rank, late.plan, late.index), roster.RankAndProcess(late.peer_rank));
+        StrCat(progress.Where(rank, late.plan, late.index), roster.RankAndProcess(late.peer_rank));
     if (late.has_launched) {
       text += StrCat(" is too slow: its device has not come to it within ", late.waited.count(),
                      " ms. ");
     } else {
       text += StrCat(" has not started it within ", late.waited.count(), " ms; ");
-      text += late.last
-                  ? StrCat("it last started ",
-                           core.PlansOf(process).Describe(late.last->plan, late.last->index), ". ")
-                  : "it has started none so far. ";
+      text +=
+          late.last
+              ? StrCat("it last started ",
+                       progress.PlansOf(process).Describe(late.last->plan, late.last->index), ". ")
+              : "it has started none so far. ";
     }
     text +=
         "The process answers, so its program went another way or is slower than the deadline; if "
@@ -203,9 +209,9 @@ Error Engine::LateError(int rank, const DeviceRank::Report::Late& late) {
 }
 
 Error Engine::StartError(int rank, int64_t plan, int64_t index, const Error& cause) {
-  return Read([&](const Core& core) {
-    return Error(cause.code(), StrCat(core.Where(rank, plan, index), cause.text()),
-                 core.roster().process());
+  return Read([&](const ProgressEngine& progress) {
+    return Error(cause.code(), StrCat(progress.Where(rank, plan, index), cause.text()),
+                 progress.roster().process());
   });
 }
 

@@ -44,13 +44,13 @@ struct PeerCounts {
   uint64_t path_failures = 0;
 };
 
-class Core;
+class ProgressEngine;
 
-// Another process of the job, or this one, as the core sees it.
+// Another process of the job, or this one, as the engine sees it.
 class Peer final : public ConnectionHost {
  public:
-  Peer(Core& core, int its_process, ControlChannel its_channel)
-      : process(its_process), channel(std::move(its_channel)), core_(core) {}
+  Peer(ProgressEngine& progress, int its_process, ControlChannel its_channel)
+      : process(its_process), channel(std::move(its_channel)), progress_(progress) {}
 
   void Send(std::span<const iovec> message) override {
     channel.Send(MessageType::kTransport, message);
@@ -87,7 +87,7 @@ class Peer final : public ConnectionHost {
   uint64_t path_failures = 0;  // after which the path to it works differently
 
  private:
-  Core& core_;
+  ProgressEngine& progress_;
 };
 
 }  // namespace jaxhet

@@ -105,7 +105,7 @@ class RingSetUp {
     for (Incoming& ring : incoming_) Offer(ring);
     while (num_open_ > 0) {
       mail_.check();
-      for (const Core::RingMessage& message : mail_.receive()) HandleAttributed(message);
+      for (const ProgressEngine::RingMessage& message : mail_.receive()) HandleAttributed(message);
       if (Clock::now() > deadline) ThrowLate();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
@@ -210,7 +210,7 @@ class RingSetUp {
                 incoming.source->process);
   }
 
-  void HandleAttributed(const Core::RingMessage& message) {
+  void HandleAttributed(const ProgressEngine::RingMessage& message) {
     try {
       Handle(message);
     } catch (const Error& error) {
@@ -220,7 +220,7 @@ class RingSetUp {
     }
   }
 
-  void Handle(const Core::RingMessage& message) {
+  void Handle(const ProgressEngine::RingMessage& message) {
     std::string_view body = message.body;
     const auto info = TakeInfo<RingInfo>(body);
     const std::vector<std::string> strings = UnpackStrings(body);

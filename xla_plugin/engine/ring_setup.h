@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "xla_plugin/engine/core.h"
 #include "xla_plugin/engine/device_rank.h"
+#include "xla_plugin/engine/progress_engine.h"
 
 namespace jaxhet {
 
@@ -47,7 +47,7 @@ struct RingOptions {
 // How the messages of the set-up travel; they arrive in order.
 struct RingMail {
   std::function<void(int process, std::span<const iovec> body)> send;
-  std::function<std::vector<Core::RingMessage>()>
+  std::function<std::vector<ProgressEngine::RingMessage>()>
       receive;                  // messages that have arrived; does not block
   std::function<void()> check;  // throws if the job has failed
 };

@@ -91,8 +91,8 @@ void SetRanks(Engine& engine,
 // Chosen transport; refused ones with the reasons.
 std::pair<std::string, std::vector<std::pair<std::string, std::string>>> TransportOf(
     const Engine& engine, int process) {
-  return engine.Read([&](const Core& core) {
-    const Peer& peer = core.peer(process);
+  return engine.Read([&](const ProgressEngine& progress) {
+    const Peer& peer = progress.peer(process);
     std::vector<std::pair<std::string, std::string>> refused;
     for (const auto& [transport, reason] : peer.refusals) refused.emplace_back(transport, reason);
     return std::pair{peer.transport, refused};
@@ -124,10 +124,10 @@ nb::dict ToDict(const FlightRecord& record, const Plans& plans) {
 nb::list FlightRecords(const Engine& engine) {
   const auto [records, plans] = [&] {
     const nb::gil_scoped_release released;
-    return engine.Read([&](const Core& core) {
+    return engine.Read([&](const ProgressEngine& progress) {
       std::vector<FlightRecord> all = engine.DeviceFlightRecords();
-      std::ranges::copy(core.flight_recorder().records(), std::back_inserter(all));
-      return std::pair{std::move(all), core.plans()};
+      std::ranges::copy(progress.flight_recorder().records(), std::back_inserter(all));
+      return std::pair{std::move(all), progress.plans()};
     });
   }();
   nb::list list;
@@ -210,7 +210,7 @@ nb::dict Handlers() {
 }
 
 std::map<std::string, uint64_t> Stats(const Engine& engine) {
-  auto stats = engine.Read([](const Core& core) { return core.Stats(); });
+  auto stats = engine.Read([](const ProgressEngine& progress) { return progress.Stats(); });
   for (const auto& [name, value] : engine.DeviceStats()) stats[name] += value;
   return stats;
 }
@@ -219,10 +219,10 @@ std::map<std::string, uint64_t> Stats(const Engine& engine) {
 nb::list PeerStats(const Engine& engine) {
   const std::vector<PeerCounts> counts = [&] {
     const nb::gil_scoped_release released;
-    return engine.Read([&](const Core& core) {
-      auto all = core.CountsOfPeers();
+    return engine.Read([&](const ProgressEngine& progress) {
+      auto all = progress.CountsOfPeers();
       for (const auto& [peer_rank, transport, sent, received] : engine.DeviceBytes()) {
-        all.push_back({.process = core.roster().ProcessOf(peer_rank),
+        all.push_back({.process = progress.roster().ProcessOf(peer_rank),
                        .transport = std::string(transport),
                        .bytes_sent = sent,
                        .bytes_received = received});

@@ -82,7 +82,7 @@ size_t VerbsConnection::Drain() {
       !InBounds(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
     Throw(ErrorCode::kTransport, "a chunk's bytes lie outside of the transfer");
   }
-  if (!transfer.claimed.Add(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
+  if (!transfer.reserved.Add(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
     Throw(ErrorCode::kTransport, kBytesTwice);
   }
   link_.OnCredits(info.credits);

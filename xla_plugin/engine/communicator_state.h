@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_ENGINE_MEMBERSHIP_H_
-#define XLA_PLUGIN_ENGINE_MEMBERSHIP_H_
+#ifndef XLA_PLUGIN_ENGINE_COMMUNICATOR_STATE_H_
+#define XLA_PLUGIN_ENGINE_COMMUNICATOR_STATE_H_
 
 #include <compare>
 #include <cstdint>
@@ -59,7 +59,7 @@ class OpenExecution {
 
 // One rank of ours in one communicator: counts its runs, and brings its starts together with those
 // of the other members.
-class Membership {
+class CommunicatorState {
  public:
   struct Position {
     int64_t run;
@@ -92,4 +92,4 @@ class Membership {
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_ENGINE_MEMBERSHIP_H_
+#endif  // XLA_PLUGIN_ENGINE_COMMUNICATOR_STATE_H_

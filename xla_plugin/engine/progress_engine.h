@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_ENGINE_CORE_H_
-#define XLA_PLUGIN_ENGINE_CORE_H_
+#ifndef XLA_PLUGIN_ENGINE_PROGRESS_ENGINE_H_
+#define XLA_PLUGIN_ENGINE_PROGRESS_ENGINE_H_
 
 #include <map>
 #include <memory>
@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "xla_plugin/base/profiler_ranges.h"
+#include "xla_plugin/engine/communicator_state.h"
 #include "xla_plugin/engine/device_engine.h"
 #include "xla_plugin/engine/exchange.h"
 #include "xla_plugin/engine/flight_recorder.h"
-#include "xla_plugin/engine/membership.h"
 #include "xla_plugin/engine/negotiation.h"
 #include "xla_plugin/engine/options.h"
 #include "xla_plugin/engine/partition.h"
@@ -33,19 +33,19 @@ namespace jaxhet {
 // An exchange between two ranks: each side sends kStart to the other when its program comes to it.
 // Few bytes travel with it (eager). More begin to move when both starts have met, and end in the
 // result's own memory. A process meets itself in the same way.
-class Core {
+class ProgressEngine {
  public:
-  Core(int process, int num_processes, const Options& options);
-  ~Core();
-  Core(const Core&) = delete;
-  Core& operator=(const Core&) = delete;
+  ProgressEngine(int process, int num_processes, const Options& options);
+  ~ProgressEngine();
+  ProgressEngine(const ProgressEngine&) = delete;
+  ProgressEngine& operator=(const ProgressEngine&) = delete;
 
   // Set-up, in this order.
   void AddPeer(PeerSpec spec);
   void Connect(Time deadline);
   std::set<Pollable*> Pollables();
 
-  // Commands. An Error inside fails the core; none is thrown.
+  // Commands. An Error inside fails the engine; none is thrown.
   void SetRanks(std::vector<RankInfo> ranks);
   void AddPlan(int64_t plan, std::string_view text, std::string_view program);
   // Sends a plan to all peers before any of its exchanges starts: for exchanges between devices.
@@ -141,7 +141,7 @@ class Core {
   std::string Left(const Peer& peer) const;
   std::string LastStartOf(int rank) const;
   [[noreturn]] void ThrowLate(const Exchange& exchange) const;
-  void CheckSameRun(const Membership& membership, const StartInfo& info) const;
+  void CheckSameRun(const CommunicatorState& state, const StartInfo& info) const;
   void CheckOrder(const StartInfo& theirs) const;
   [[noreturn]] void ThrowOverlap(const Exchange& exchange) const;
   void CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const;
@@ -150,7 +150,7 @@ class Core {
   }
 
   Peer& PeerOf(int rank);
-  Membership& MembershipOf(const Exchange& exchange);
+  CommunicatorState& CommunicatorStateOf(const Exchange& exchange);
   const PeerTransfer* OpenTransferWith(int process) const;
   std::optional<DeviceRank::Wait> DeviceWaitFor(int process) const;
   bool WaitsFor(int process) const {
@@ -167,10 +167,11 @@ class Core {
   std::map<int, Peer> peers_;                // by process, ourselves included
   std::vector<Introduction> introductions_;  // until Connect()
 
-  std::map<std::pair<int, uint64_t>, Membership> memberships_;  // by own rank, communicator
-  std::map<int, OpenExecution> executions_;                     // by own rank
-  std::map<int64_t, Exchange> exchanges_;                       // open ones, by id
-  std::unordered_map<uint64_t, PeerTransfer*> transfers_;       // open ones, by ticket
+  std::map<std::pair<int, uint64_t>, CommunicatorState>
+      communicators_;                                      // by own rank, communicator
+  std::map<int, OpenExecution> executions_;                // by own rank
+  std::map<int64_t, Exchange> exchanges_;                  // open ones, by id
+  std::unordered_map<uint64_t, PeerTransfer*> transfers_;  // open ones, by ticket
   uint64_t last_ticket_ = 0;
 
   std::vector<Completion> completions_;
@@ -196,4 +197,4 @@ class Core {
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_ENGINE_CORE_H_
+#endif  // XLA_PLUGIN_ENGINE_PROGRESS_ENGINE_H_

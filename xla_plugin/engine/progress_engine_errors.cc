@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "xla_plugin/engine/core.h"
+#include "xla_plugin/engine/progress_engine.h"
 
-// The words of the core's errors: who, which exchange, with whom, the cause, what next.
+// The words of the engine's errors: who, which exchange, with whom, the cause, what next.
 namespace jaxhet {
 namespace {
 
@@ -12,16 +12,16 @@ constexpr std::chrono::seconds kArrivalTime{1};  // from slots or sockets into a
 
 }  // namespace
 
-std::string Core::Where(int rank, int64_t plan, int64_t index) const {
+std::string ProgressEngine::Where(int rank, int64_t plan, int64_t index) const {
   return StrCat("[", roster_.RankName(rank), "] ", plans_.Describe(plan, index), ": ");
 }
 
-std::string Core::Where(const Exchange& exchange) const {
+std::string ProgressEngine::Where(const Exchange& exchange) const {
   const ExchangeRequest& request = exchange.request;
   return Where(request.rank, request.plan, request.index);
 }
 
-std::string Core::Where(int process) const {
+std::string ProgressEngine::Where(int process) const {
   if (const PeerTransfer* const transfer = OpenTransferWith(process)) {
     return StrCat(Where(*transfer->exchange), roster_.RankAndProcess(transfer->peer_rank), ": ");
   }
@@ -32,14 +32,14 @@ std::string Core::Where(int process) const {
   return StrCat("[", roster_.OwnName(), "] ", roster_.ProcessName(process), ": ");
 }
 
-std::string Core::Moved(int process) const {
+std::string ProgressEngine::Moved(int process) const {
   const PeerTransfer* const transfer = OpenTransferWith(process);
   if (transfer == nullptr) return {};
   return StrCat(" (", transfer->received, " of ", transfer->receive.num_bytes(),
                 " bytes received, ", transfer->sent, " of ", transfer->send.num_bytes(), " sent)");
 }
 
-const PeerTransfer* Core::OpenTransferWith(int process) const {
+const PeerTransfer* ProgressEngine::OpenTransferWith(int process) const {
   for (const auto& [id, exchange] : exchanges_) {
     for (const PeerTransfer& transfer : exchange.transfers) {
       const bool is_open = !transfer.met || !transfer.IsDone();
@@ -49,19 +49,19 @@ const PeerTransfer* Core::OpenTransferWith(int process) const {
   return nullptr;
 }
 
-std::optional<DeviceRank::Wait> Core::DeviceWaitFor(int process) const {
+std::optional<DeviceRank::Wait> ProgressEngine::DeviceWaitFor(int process) const {
   if (devices_ == nullptr) return std::nullopt;
   return devices_->OldestWait(roster_.RanksOf(process));
 }
 
-std::string Core::Left(const Peer& peer) const {
+std::string ProgressEngine::Left(const Peer& peer) const {
   return StrCat(roster_.ProcessName(peer.process),
                 " has left the job (jaxhet.shutdown). All processes must run the same programs.");
 }
 
 // For a peer that has left. What devices wait for may have come as far as a ring's slots, or its
 // sockets.
-bool Core::WaitsInVain(const Peer& peer) {
+bool ProgressEngine::WaitsInVain(const Peer& peer) {
   if (!peer.lost.empty() && OpenTransferWith(peer.process) != nullptr) return true;
   if (!peer.channel.closed()) return false;
   const auto wait = DeviceWaitFor(peer.process);
@@ -71,7 +71,7 @@ bool Core::WaitsInVain(const Peer& peer) {
 }
 
 // Whatever `peer` had to say has been read.
-void Core::CheckPeer(Peer& peer) {
+void ProgressEngine::CheckPeer(Peer& peer) {
   if (peer.left) {
     if (!WaitsInVain(peer)) return;
     throw Error(ErrorCode::kPeer, Where(peer.process) + Left(peer), peer.process);
@@ -83,7 +83,7 @@ void Core::CheckPeer(Peer& peer) {
               peer.process);
 }
 
-void Core::ThrowLate(const Exchange& exchange) const {
+void ProgressEngine::ThrowLate(const Exchange& exchange) const {
   std::string text = Where(exchange);
   int failed_process = -1;
   for (const PeerTransfer& transfer : exchange.transfers) {
@@ -105,7 +105,7 @@ void Core::ThrowLate(const Exchange& exchange) const {
   throw Error(ErrorCode::kDeadline, text, failed_process);
 }
 
-std::string Core::LastStartOf(int rank) const {
+std::string ProgressEngine::LastStartOf(int rank) const {
   const int process = roster_.ProcessOf(rank);
   const auto& starts = peers_.at(process).last_starts;
   const auto last = starts.find(rank);
@@ -117,10 +117,10 @@ std::string Core::LastStartOf(int rank) const {
                 " ms ago. ");
 }
 
-void Core::CheckSameRun(const Membership& membership, const StartInfo& info) const {
-  if (info.run > membership.run()) return;  // it is ahead of us
-  if (info.plan != membership.plan()) ThrowPlanMismatch(membership.plan(), info);
-  if (info.run == membership.run()) return;
+void ProgressEngine::CheckSameRun(const CommunicatorState& state, const StartInfo& info) const {
+  if (info.run > state.run()) return;  // it is ahead of us
+  if (info.plan != state.plan()) ThrowPlanMismatch(state.plan(), info);
+  if (info.run == state.run()) return;
   const int process = roster_.ProcessOf(info.source);
   throw Error(
       ErrorCode::kPlanMismatch,
@@ -134,25 +134,24 @@ void Core::CheckSameRun(const Membership& membership, const StartInfo& info) con
 // `theirs` has come, and our rank has not started it. If that rank is in another program, which
 // also waits for theirs, the two have come to their programs in different order, or the programs
 // differ in their groups: neither would ever go on.
-void Core::CheckOrder(const StartInfo& theirs) const {
-  const auto waits = [&](const Membership& membership, int64_t run_id) {
-    if (membership.waiting.empty() || membership.run_id() != run_id) return false;
-    return std::ranges::any_of(membership.waiting, [&](const auto& entry) {
-      return entry.first.peer_rank == theirs.source;
-    });
+void ProgressEngine::CheckOrder(const StartInfo& theirs) const {
+  const auto waits = [&](const CommunicatorState& state, int64_t run_id) {
+    if (state.waiting.empty() || state.run_id() != run_id) return false;
+    return std::ranges::any_of(
+        state.waiting, [&](const auto& entry) { return entry.first.peer_rank == theirs.source; });
   };
-  for (const auto& [own, membership] : memberships_) {
-    const bool is_elsewhere = own.first == theirs.destination && !membership.waiting.empty() &&
-                              membership.plan() != theirs.plan;
+  for (const auto& [own, state] : communicators_) {
+    const bool is_elsewhere =
+        own.first == theirs.destination && !state.waiting.empty() && state.plan() != theirs.plan;
     if (!is_elsewhere) continue;
-    for (const auto& [key, other] : memberships_) {
-      if (waits(other, membership.run_id())) ThrowPlanMismatch(membership.plan(), theirs);
+    for (const auto& [key, other] : communicators_) {
+      if (waits(other, state.run_id())) ThrowPlanMismatch(state.plan(), theirs);
     }
   }
 }
 
 // `exchange` starts, and its rank has exchanges of another execution open.
-void Core::ThrowOverlap(const Exchange& exchange) const {
+void ProgressEngine::ThrowOverlap(const Exchange& exchange) const {
   const ExchangeRequest& started = exchange.request;
   const auto is_of_other = [&](const auto& entry) {
     const ExchangeRequest& open = entry.second.request;
@@ -165,7 +164,7 @@ void Core::ThrowOverlap(const Exchange& exchange) const {
         plans_.DescribeWithProgram(open.plan, open.index), " open. ", kLaunchInOrder);
 }
 
-Error Core::PlanMismatch(int rank, int64_t plan, int peer_rank, int64_t peer_plan) const {
+Error ProgressEngine::PlanMismatch(int rank, int64_t plan, int peer_rank, int64_t peer_plan) const {
   const int process = roster_.ProcessOf(peer_rank);
   const PlanSide ours{.rank = roster_.RankName(rank), .plan = *plans_.Find(plan)};
   const PlanSide theirs{.rank = roster_.RankName(peer_rank),
@@ -176,7 +175,7 @@ Error Core::PlanMismatch(int rank, int64_t plan, int peer_rank, int64_t peer_pla
           process};
 }
 
-void Core::CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const {
+void ProgressEngine::CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const {
   const Exchange& exchange = *transfer.exchange;
   const ExchangeRequest& request = exchange.request;
   if (info.plan != request.plan) ThrowPlanMismatch(request.plan, info);

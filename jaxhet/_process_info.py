@@ -1,4 +1,4 @@
-"""Claims: how the processes of a job describe themselves, and whether two of them agree."""
+"""How the processes of a job describe themselves, and whether two of them agree."""
 
 import dataclasses
 import types
@@ -17,7 +17,7 @@ _EFFECT_OF_JAX_CONFIG = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class ProcessInfo:
     """First message of a process: its place in the job."""
 
     process: int  # UNASSIGNED: the coordinator gives it out
@@ -36,21 +36,25 @@ class Claim:
     options: dict[str, Any]  # options that must be equal in the whole job
     settings: dict[str, str]  # `_compiler_settings.settings()`: they must be equal in an island
     island_process: int | None = None  # index in the island, of a process without an id
-    interfaces: tuple[str, ...] = ()  # for data connections; see `Interface.claimed`
+    interfaces: tuple[str, ...] = ()  # for data connections; see `Interface.announced`
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Claim":
-        """The claim in a message; lists become tuples again.
+    def from_json(cls, fields: dict[str, Any]) -> "ProcessInfo":
+        """The description in a message; lists become tuples again.
 
         Raises:
           TransportError: A field is missing, unknown or of another type.
         """
         hints = get_type_hints(cls)
         if not isinstance(fields, dict) or fields.keys() != hints.keys():
-            raise TransportError(f"the fields of a claim are not {', '.join(hints)}")
+            raise TransportError(
+                f"the fields of a process's description are not {', '.join(hints)}"
+            )
         for name, hint in hints.items():
             if not _is_of(fields[name], hint):
-                raise TransportError(f"{name} of a claim is {fields[name]!r}, which is no {hint}")
+                raise TransportError(
+                    f"{name} of a process's description is {fields[name]!r}, which is no {hint}"
+                )
         tuples = {name: tuple(fields[name]) for name in ("islands", "topology", "interfaces")}
         for text in tuples["interfaces"]:
             Interface.parse(text)
@@ -62,7 +66,7 @@ class Claim:
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a value out of JSON has the type of a claim's field. Pure."""
+    """Whether a value out of JSON has the type of a field of `ProcessInfo`. Pure."""
     parts = get_args(hint)
     if isinstance(hint, types.UnionType):
         return any(_is_of(value, part) for part in parts)
@@ -80,7 +84,7 @@ def _is_of(value: Any, hint: Any) -> bool:
     return type(value) is hint
 
 
-def disagreement(ours: Claim, theirs: Claim) -> str | None:
+def disagreement(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:
     """Says why two processes can't be in one job, or None. Pure."""
     pairs = [
         ("num_processes", ours.num_processes, theirs.num_processes),
@@ -108,19 +112,19 @@ def disagreement(ours: Claim, theirs: Claim) -> str | None:
     return _settings_disagree(ours, theirs) or _backends_disagree(ours, theirs)
 
 
-def differences_between_islands(members: Sequence[Claim]) -> list[str]:
+def differences_between_islands(members: Sequence[ProcessInfo]) -> list[str]:
     """Returns a line for each island whose settings differ from those of the first island. Pure.
 
     The first island is the one of the smallest process id. Settings are equal within an island.
     """
-    of_island: dict[str, Claim] = {}
-    for claim in sorted(members, key=lambda claim: claim.process):
-        of_island.setdefault(claim.island, claim)
+    of_island: dict[str, ProcessInfo] = {}
+    for info in sorted(members, key=lambda info: info.process):
+        of_island.setdefault(info.island, info)
     first, *others = of_island.values()
     return [line for other in others if (line := _difference_between(first, other))]
 
 
-def _difference_between(first: Claim, other: Claim) -> str:
+def _difference_between(first: ProcessInfo, other: ProcessInfo) -> str:
     """Returns the line for the island of `other`, or "" if its settings are equal. Pure."""
     found = _compiler_settings.differences(first.settings, other.settings)
     if not found:
@@ -131,7 +135,7 @@ def _difference_between(first: Claim, other: Claim) -> str:
     return f"island {other.island} differs from {first.island} {'; '.join(each)}; {effect}"
 
 
-def _settings_disagree(ours: Claim, theirs: Claim) -> str | None:
+def _settings_disagree(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:
     """Says why two processes of one island would compile different programs, or None. Pure."""
     found = _compiler_settings.differences(ours.settings, theirs.settings)
     if ours.island != theirs.island or not found:
@@ -143,7 +147,7 @@ def _settings_disagree(ours: Claim, theirs: Claim) -> str | None:
     )
 
 
-def _backends_disagree(ours: Claim, theirs: Claim) -> str | None:
+def _backends_disagree(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:
     """Says why the backends of two processes would wait for each other for ever, or None. Pure."""
     if (ours.platform == "cpu") != (theirs.platform == "cpu"):
         return (

@@ -1,10 +1,10 @@
-#include "xla_plugin/engine/membership.h"
+#include "xla_plugin/engine/communicator_state.h"
 
 #include <algorithm>
 
 namespace jaxhet {
 
-Membership::Position Membership::Enter(int64_t run_id, int64_t plan, int64_t index) {
+CommunicatorState::Position CommunicatorState::Enter(int64_t run_id, int64_t plan, int64_t index) {
   if (run_ == 0 || run_id != run_ids_.back()) {
     if (std::ranges::find(run_ids_, run_id) != run_ids_.end()) {
       Throw(ErrorCode::kUsage,

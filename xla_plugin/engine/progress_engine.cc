@@ -1,4 +1,4 @@
-#include "xla_plugin/engine/core.h"
+#include "xla_plugin/engine/progress_engine.h"
 
 #include <sys/epoll.h>
 
@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 
 // Runs a part of the engine; its error fails the engine.
 template <typename Function>
-void Core::Guarded(Function function) {
+void ProgressEngine::Guarded(Function function) {
   try {
     function();
   } catch (const Error& error) {
@@ -30,7 +30,7 @@ void Core::Guarded(Function function) {
 
 // Adds to an error of `function` that names no process yet the name of `peer`.
 template <typename Function>
-void Core::AttributeTo(Peer& peer, Function function) {
+void ProgressEngine::AttributeTo(Peer& peer, Function function) {
   try {
     function();
   } catch (const Error& error) {
@@ -40,7 +40,7 @@ void Core::AttributeTo(Peer& peer, Function function) {
   }
 }
 
-Core::Core(int process, int num_processes, const Options& options)
+ProgressEngine::ProgressEngine(int process, int num_processes, const Options& options)
     : options_(options),
       encryption_(ParseEncryption(options.encryption)),
       roster_(process, num_processes),
@@ -52,9 +52,9 @@ Core::Core(int process, int num_processes, const Options& options)
   self.transport = "local";
 }
 
-Core::~Core() = default;
+ProgressEngine::~ProgressEngine() = default;
 
-void Core::AddPeer(PeerSpec spec) {
+void ProgressEngine::AddPeer(PeerSpec spec) {
   if (spec.process < 0 || spec.process >= roster_.num_processes()) {
     Throw(ErrorCode::kUsage, "there is no process ", spec.process, " in a job of ",
           roster_.num_processes());
@@ -84,7 +84,7 @@ void Core::AddPeer(PeerSpec spec) {
        .encryption = encryption_});
 }
 
-void Core::Connect(Time deadline) {
+void ProgressEngine::Connect(Time deadline) {
   now_ = Clock::now();
   try {
     Negotiate(roster_.process(), introductions_, deadline,
@@ -101,7 +101,7 @@ void Core::Connect(Time deadline) {
   for (auto& [process, peer] : peers_) peer.last_heard = std::max(now_, deadline);
 }
 
-std::set<Pollable*> Core::Pollables() {
+std::set<Pollable*> ProgressEngine::Pollables() {
   std::set<Pollable*> pollables;
   for (auto& [process, peer] : peers_) {
     if (Pollable* const control = peer.channel.socket()) pollables.insert(control);
@@ -112,12 +112,12 @@ std::set<Pollable*> Core::Pollables() {
 }
 
 // A peer that is ahead may have started exchanges before the ranks were known here.
-void Core::SetRanks(std::vector<RankInfo> ranks) {
+void ProgressEngine::SetRanks(std::vector<RankInfo> ranks) {
   roster_.SetRanks(std::move(ranks));
   if (failure_) return;
   Guarded([&] {
-    for (const auto& [own, membership] : memberships_) {
-      for (const auto& [key, arrival] : membership.arrived) {
+    for (const auto& [own, state] : communicators_) {
+      for (const auto& [key, arrival] : state.arrived) {
         AttributeTo(peers_.at(arrival.process),
                     [&] { CheckRanks(arrival.info, arrival.process, roster_); });
       }
@@ -125,7 +125,7 @@ void Core::SetRanks(std::vector<RankInfo> ranks) {
   });
 }
 
-void Core::Start(ExchangeRequest request, int64_t id) {
+void ProgressEngine::Start(ExchangeRequest request, int64_t id) {
   if (failure_) {
     completions_.push_back({id, std::move(request.done), failure_});
     return;
@@ -146,7 +146,7 @@ void Core::Start(ExchangeRequest request, int64_t id) {
   });
 }
 
-void Core::StartOrThrow(Exchange& exchange) {
+void ProgressEngine::StartOrThrow(Exchange& exchange) {
   const ExchangeRequest& request = exchange.request;
   exchange.communicator = CommunicatorId(request.group);
   if (plans_.Find(request.plan) == nullptr) {
@@ -156,12 +156,12 @@ void Core::StartOrThrow(Exchange& exchange) {
   OpenExecution& execution = executions_[request.rank];
   if (execution.Overlaps(request.run_id, request.plan)) ThrowOverlap(exchange);
   execution.Enter(request.run_id, request.plan);
-  Membership& membership = MembershipOf(exchange);
-  const auto position = membership.Enter(request.run_id, request.plan, request.index);
+  CommunicatorState& state = CommunicatorStateOf(exchange);
+  const auto position = state.Enter(request.run_id, request.plan, request.index);
   exchange.run = position.run;
   exchange.sequence = position.sequence;
   RecordStart(exchange);
-  for (const auto& [key, arrival] : membership.arrived) CheckSameRun(membership, arrival.info);
+  for (const auto& [key, arrival] : state.arrived) CheckSameRun(state, arrival.info);
 
   for (const auto result : request.results) AdviseHugePages(result);
   for (const iovec& piece : partition.padding.pieces()) {
@@ -177,21 +177,21 @@ void Core::StartOrThrow(Exchange& exchange) {
     Announce(transfer);
     next_timer_ = std::min(next_timer_, DeadlineOf(transfer));
     const MeetingKey key{exchange.run, request.index, exchange.sequence, transfer.peer_rank};
-    if (const auto node = membership.arrived.extract(key)) {
+    if (const auto node = state.arrived.extract(key)) {
       const Arrival& arrival = node.mapped();
       Peer& peer = peers_.at(arrival.process);
       AttributeTo(peer, [&] { Meet(transfer, peer, arrival.info, arrival.tail); });
     } else {
-      membership.waiting[key] = &transfer;
+      state.waiting[key] = &transfer;
     }
   }
-  for (const auto& [key, other] : memberships_) {
+  for (const auto& [key, other] : communicators_) {
     for (const auto& [meeting, arrival] : other.arrived) CheckOrder(arrival.info);
   }
   Release(exchange);
 }
 
-void Core::Announce(PeerTransfer& transfer) {
+void ProgressEngine::Announce(PeerTransfer& transfer) {
   const Exchange& exchange = *transfer.exchange;
   const ExchangeRequest& request = exchange.request;
   Peer& peer = PeerOf(transfer.peer_rank);
@@ -225,7 +225,7 @@ void Core::Announce(PeerTransfer& transfer) {
   peer.channel.Send(MessageType::kStart, body);
 }
 
-void Core::SendPlan(Peer& peer, int64_t plan) {
+void ProgressEngine::SendPlan(Peer& peer, int64_t plan) {
   if (peer.process == roster_.process() || !peer.plans_sent.insert(plan).second) return;
   const Plan& found = *plans_.Find(plan);
   const PlanInfo info{.plan = plan, .text_bytes = found.text.size()};
@@ -234,28 +234,28 @@ void Core::SendPlan(Peer& peer, int64_t plan) {
                                ToIovec(found.program.data(), found.program.size())});
 }
 
-void Core::AddPlan(int64_t plan, std::string_view text, std::string_view program) {
+void ProgressEngine::AddPlan(int64_t plan, std::string_view text, std::string_view program) {
   const bool is_too_long = program.size() > kMaxProgramBytes;
   plans_.Add(plan, text, is_too_long ? std::string_view() : program);
 }
 
-void Core::PublishPlan(int64_t plan) {
+void ProgressEngine::PublishPlan(int64_t plan) {
   if (failure_) return;
   for (auto& [process, peer] : peers_) SendPlan(peer, plan);
 }
 
-void Core::SendRing(int process, std::span<const iovec> body) {
+void ProgressEngine::SendRing(int process, std::span<const iovec> body) {
   if (!failure_) peers_.at(process).channel.Send(MessageType::kRing, body);
 }
 
-void Core::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
-                std::string_view tail) {
+void ProgressEngine::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
+                          std::string_view tail) {
   CheckSameExchange(transfer, info);
   transfer.met = true;
   transfer.peer_ticket = info.ticket;
   if (info.eager != 0) {
     if (tail.size() != info.send_bytes) Throw(ErrorCode::kTransport, "eager bytes are missing");
-    if (!transfer.claimed.empty()) Throw(ErrorCode::kTransport, kBytesTwice);
+    if (!transfer.reserved.empty()) Throw(ErrorCode::kTransport, kBytesTwice);
     transfer.receive.CopyIn(0, std::as_bytes(std::span(tail)));
     transfer.received = tail.size();
     source.bytes_received += tail.size();
@@ -268,7 +268,7 @@ void Core::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
   CloseIfDone(transfer);
 }
 
-void Core::CloseIfDone(PeerTransfer& transfer) {
+void ProgressEngine::CloseIfDone(PeerTransfer& transfer) {
   if (!transfer.met || !transfer.IsDone()) return;
   transfers_.erase(transfer.ticket);
   Peer& peer = PeerOf(transfer.peer_rank);
@@ -276,7 +276,7 @@ void Core::CloseIfDone(PeerTransfer& transfer) {
   if (peer.left) AnswerGoodbye(peer);
 }
 
-void Core::Release(Exchange& exchange) {
+void ProgressEngine::Release(Exchange& exchange) {
   if (--exchange.open_transfers > 0) return;
   const Time ended = Clock::now();
   RecordEnd(exchange, FlightState::kCompleted, ended);
@@ -287,7 +287,7 @@ void Core::Release(Exchange& exchange) {
   exchanges_.erase(exchange.id);
 }
 
-void Core::RecordStart(Exchange& exchange) {
+void ProgressEngine::RecordStart(Exchange& exchange) {
   recorder_.Started(RecordOf(exchange));
   if (!ranges_) return;
   const ExchangeRequest& request = exchange.request;
@@ -295,12 +295,12 @@ void Core::RecordStart(Exchange& exchange) {
   exchange.range = ranges_->start(StrCat("jaxhet rank ", request.rank, ": ", name).c_str());
 }
 
-void Core::RecordEnd(const Exchange& exchange, FlightState state, Time now) {
+void ProgressEngine::RecordEnd(const Exchange& exchange, FlightState state, Time now) {
   recorder_.Ended(exchange.id, state, now);
   if (ranges_ && exchange.range) ranges_->end(*exchange.range);
 }
 
-void Core::OnMessage(Peer& peer, const Message& message) {
+void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
   std::string_view body = message.body;
   if (peer.left) Throw(ErrorCode::kTransport, "it has left the job and still sends messages");
   switch (message.type) {
@@ -341,27 +341,27 @@ void Core::OnMessage(Peer& peer, const Message& message) {
   }
 }
 
-void Core::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
+void ProgressEngine::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
   CheckStart(info, PlansOf(peer.process).Find(info.plan));
   if (roster_.num_ranks() > 0) CheckRanks(info, peer.process, roster_);
-  Membership& membership = memberships_[{info.destination, info.communicator}];
+  CommunicatorState& state = communicators_[{info.destination, info.communicator}];
   peer.last_starts[info.source] = {info, now_};
-  if (membership.announced.try_emplace({info.source, info.plan}, now_).second) next_timer_ = now_;
+  if (state.announced.try_emplace({info.source, info.plan}, now_).second) next_timer_ = now_;
   const MeetingKey key{info.run, info.index, info.sequence, info.source};
-  if (const auto waiting = membership.waiting.extract(key)) {
+  if (const auto waiting = state.waiting.extract(key)) {
     peer.waited += Clock::now() - waiting.mapped()->exchange->started;
     return Meet(*waiting.mapped(), peer, info, tail);
   }
-  CheckSameRun(membership, info);
+  CheckSameRun(state, info);
   const bool is_new =
-      membership.arrived.try_emplace(key, Arrival{info, peer.process, std::string(tail)}).second;
+      state.arrived.try_emplace(key, Arrival{info, peer.process, std::string(tail)}).second;
   if (!is_new) {
     Throw(ErrorCode::kTransport, "it started the same exchange twice");
   }
   CheckOrder(info);
 }
 
-void Core::OnGoodbye(Peer& peer) {
+void ProgressEngine::OnGoodbye(Peer& peer) {
   peer.left = true;
   for (const auto& [ticket, transfer] : transfers_) {
     if (transfer->met || PeerOf(transfer->peer_rank).process != peer.process) continue;
@@ -371,12 +371,12 @@ void Core::OnGoodbye(Peer& peer) {
 }
 
 // The peer closes its sockets then: not before what it has sent is all here.
-void Core::AnswerGoodbye(Peer& peer) {
+void ProgressEngine::AnswerGoodbye(Peer& peer) {
   if (!WaitsFor(peer.process)) return peer.channel.FinishSending();
   next_timer_ = std::min(next_timer_, now_ + kBusyPeriod);
 }
 
-void Core::SetFailedAndDrop() {
+void ProgressEngine::SetFailedAndDrop() {
   page_.SetFailed();
   for (auto& [id, exchange] : exchanges_) {
     RecordEnd(exchange, FlightState::kFailed, Clock::now());
@@ -384,11 +384,11 @@ void Core::SetFailedAndDrop() {
   }
   exchanges_.clear();
   transfers_.clear();
-  memberships_.clear();
+  communicators_.clear();
   executions_.clear();
 }
 
-void Core::Fail(const Error& error) {
+void ProgressEngine::Fail(const Error& error) {
   if (failure_) return;
   const int failed_process =
       error.failed_process() >= 0 ? error.failed_process() : roster_.process();
@@ -404,7 +404,7 @@ void Core::Fail(const Error& error) {
   }
 }
 
-void Core::SayGoodbye() {
+void ProgressEngine::SayGoodbye() {
   if (failure_) return;
   if (!exchanges_.empty()) {
     return Fail(
@@ -421,12 +421,12 @@ void Core::SayGoodbye() {
   }
 }
 
-void Core::ServeOwn() {
+void ProgressEngine::ServeOwn() {
   if (failure_) return;
   Guarded([&] { ReadMessages(peers_.at(roster_.process())); });
 }
 
-void Core::ReadMessages(Peer& peer) {
+void ProgressEngine::ReadMessages(Peer& peer) {
   // A peer that failed has told why, and then closed its data connections. Their end may be known
   // here before the poll says that there is something to read.
   Socket* const socket = peer.channel.socket();  // none to this process itself
@@ -442,7 +442,7 @@ void Core::ReadMessages(Peer& peer) {
   }
 }
 
-void Core::Pass() {
+void ProgressEngine::Pass() {
   now_ = Clock::now();
   const Time last_pass = std::exchange(last_pass_, now_);
   // This process itself was stopped: that nothing was heard means nothing.
@@ -470,7 +470,7 @@ void Core::Pass() {
 }
 
 // After the end, only that of the others is of interest.
-void Core::Discard() {
+void ProgressEngine::Discard() {
   for (auto& [process, peer] : peers_) {
     try {
       while (peer.channel.Next()) {
@@ -481,7 +481,7 @@ void Core::Discard() {
   }
 }
 
-void Core::CheckTimers() {
+void ProgressEngine::CheckTimers() {
   if (now_ < next_timer_) return;
   const bool beat = now_ >= next_heartbeat_;
   if (beat) next_heartbeat_ = now_ + milliseconds(options_.heartbeat_ms);
@@ -507,21 +507,21 @@ void Core::CheckTimers() {
   }
 }
 
-Time Core::DeadlineOf(const PeerTransfer& transfer) const {
+Time ProgressEngine::DeadlineOf(const PeerTransfer& transfer) const {
   if (transfer.met && transfer.IsDone()) return Time::max();
   const Exchange& exchange = *transfer.exchange;
   const ExchangeRequest& request = exchange.request;
   const milliseconds wait_budget(request.deadline_ms > 0 ? request.deadline_ms
                                                          : options_.deadline_ms);
-  const Membership& membership = memberships_.at({request.rank, exchange.communicator});
-  const auto announced = membership.announced.find({transfer.peer_rank, request.plan});
-  if (announced != membership.announced.end()) {
+  const CommunicatorState& state = communicators_.at({request.rank, exchange.communicator});
+  const auto announced = state.announced.find({transfer.peer_rank, request.plan});
+  if (announced != state.announced.end()) {
     return std::max(exchange.started, announced->second) + wait_budget;
   }
   return exchange.started + std::max(wait_budget, milliseconds(options_.first_deadline_ms));
 }
 
-bool Core::IsQuiet() const {
+bool ProgressEngine::IsQuiet() const {
   return std::ranges::all_of(peers_, [&](const auto& entry) {
     const auto& [process, peer] = entry;
     return process == roster_.process() || process == failure_->failed_process() || peer.left ||
@@ -530,7 +530,7 @@ bool Core::IsQuiet() const {
 }
 
 // `in_flight_us` is the sum over completed exchanges of the time from start to completion.
-std::map<std::string, uint64_t> Core::Stats() const {
+std::map<std::string, uint64_t> ProgressEngine::Stats() const {
   const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time_);
   std::map<std::string, uint64_t> stats = {
       {"exchanges_started", started_},
@@ -543,7 +543,7 @@ std::map<std::string, uint64_t> Core::Stats() const {
   return stats;
 }
 
-std::vector<PeerCounts> Core::CountsOfPeers() const {
+std::vector<PeerCounts> ProgressEngine::CountsOfPeers() const {
   std::vector<PeerCounts> counts;
   for (const auto& [process, peer] : peers_) {
     const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(peer.waited);
@@ -557,23 +557,23 @@ std::vector<PeerCounts> Core::CountsOfPeers() const {
   return counts;
 }
 
-const Peer& Core::peer(int process) const {
+const Peer& ProgressEngine::peer(int process) const {
   const auto found = peers_.find(process);
   if (found == peers_.end()) Throw(ErrorCode::kUsage, "process ", process, " is not connected");
   return found->second;
 }
 
-Peer& Core::PeerOf(int rank) {
+Peer& ProgressEngine::PeerOf(int rank) {
   const auto found = peers_.find(roster_.ProcessOf(rank));
   if (found == peers_.end()) Throw(ErrorCode::kUsage, "rank ", rank, " is not connected");
   return found->second;
 }
 
-Membership& Core::MembershipOf(const Exchange& exchange) {
-  return memberships_[{exchange.request.rank, exchange.communicator}];
+CommunicatorState& ProgressEngine::CommunicatorStateOf(const Exchange& exchange) {
+  return communicators_[{exchange.request.rank, exchange.communicator}];
 }
 
-const Plans& Core::PlansOf(int process) const {
+const Plans& ProgressEngine::PlansOf(int process) const {
   return process == roster_.process() ? plans_ : peers_.at(process).plans;
 }
 
