@@ -17,7 +17,7 @@ _PATTERNS = {  # extended regular expression -> the word in use
     r"\b(came|came_[a-z]+)\b": "received, arrived",
     r"[Pp]atience|PATIENCE": "wait budget",
     r"\bClaim\b|\bclaim_of\b|_claims?\b|\bclaimed\b|\bclaim\.": "ProcessInfo",
-    r"\bCore(&|::|\\()|\bCore core|engine/core\.": "ProgressEngine",
+    r"\bCore(&|::)|Core core|engine/core\.": "ProgressEngine",
     r"\bMembershipOf\b|memberships_|engine/membership": "CommunicatorState",
     r"[Cc]ulprit": "failed process",
     r"[Vv]erdict": "result",

@@ -50,7 +50,7 @@ void Engine::Connect(milliseconds timeout) {
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) ThrowErrno("epoll_ctl");
   inherited_fds_ = {epoll_.get(), wake_.get()};
   for (Pollable* const pollable : progress_->Pollables()) Poll(pollable);
-  progress_ = StartThread("jaxhet", [this] { Progress(); });
+  progress_thread_ = StartThread("jaxhet", [this] { Progress(); });
 }
 
 void Engine::Poll(Pollable* pollable) {
@@ -234,7 +234,7 @@ void Engine::Close(milliseconds timeout) {
     if (closed_.exchange(true)) return;
   }
   failure_known_.notify_all();
-  if (progress_.joinable()) {
+  if (progress_thread_.joinable()) {
     {
       const std::lock_guard lock(monitor_);
       RunCommands();  // earlier starts are under way
@@ -242,7 +242,7 @@ void Engine::Close(milliseconds timeout) {
       close_deadline_ = deadline;
     }
     Wake();
-    progress_.join();
+    progress_thread_.join();
   }
   CloseCore();
   pool_.Close(deadline);

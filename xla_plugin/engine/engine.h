@@ -139,7 +139,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   std::unique_ptr<ProgressEngine> progress_;  // under monitor_; null after Close()
   mutable std::mutex monitor_;
   CompletionPool pool_;
-  std::thread progress_;
+  std::thread progress_thread_;
   Fd epoll_;
   Fd wake_;                             // under inbox_mutex_ for all but the progress thread
   std::vector<int> inherited_fds_;      // to close in a forked child
