@@ -22,7 +22,7 @@ from jaxhet._listener import Link, Listener
 from jaxhet._log import LOGGER
 from jaxhet._process_info import ProcessInfo
 
-_FIRST_RING_CHANNEL = 1000
+_FIRST_DEVICE_SOCKET = 1000
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
@@ -40,7 +40,7 @@ class PeerSockets:
 
 def num_channels(num_processes: int, sockets_per_pair: int) -> int:
     """Number that the channels of a job's connections are below, before its devices are known."""
-    return _FIRST_RING_CHANNEL + (num_processes * _MOST_DEVICES) ** 2 * sockets_per_pair
+    return _FIRST_DEVICE_SOCKET + (num_processes * _MOST_DEVICES) ** 2 * sockets_per_pair
 
 
 def connect_peers(
@@ -71,7 +71,7 @@ def connect_peers(
     return {p: PeerSockets(sockets[p, 0], tuple(links)) for p, links in data.items()}
 
 
-def connect_rings(
+def connect_device_channels(
     listener: Listener,
     pairs: Mapping[tuple[int, int], ProcessInfo],
     num_ranks: int,
@@ -98,7 +98,7 @@ def connect_rings(
 
     def channels(pair: tuple[int, int]) -> Sequence[int]:
         first = min(pair) * num_ranks + max(pair)
-        start = _FIRST_RING_CHANNEL + first * sockets_per_pair
+        start = _FIRST_DEVICE_SOCKET + first * sockets_per_pair
         return range(start, start + sockets_per_pair)
 
     wanted: list[_Wanted] = []

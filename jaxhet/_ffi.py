@@ -18,11 +18,11 @@ from jaxhet._process_info import ProcessInfo
 # The engine's tables; tests/python/test_tables.py compares them with Python's.
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
 TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
-RING_TRANSPORTS: tuple[str, ...] = tuple(_engine.RING_TRANSPORTS)
+DEVICE_TRANSPORTS: tuple[str, ...] = tuple(_engine.DEVICE_TRANSPORTS)
 # Memory that the set-up of two ranks writes on the device of one.
 PROOF_BYTES: int = _engine.PROOF_BYTES
 # Number of sockets between two ranks that carry messages; they are the first ones.
-RING_MESSAGE_SOCKETS: int = _engine.RING_MESSAGE_SOCKETS
+CHANNEL_MESSAGE_SOCKETS: int = _engine.CHANNEL_MESSAGE_SOCKETS
 DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
 
 VENDORS = {"cuda": "cuda", "rocm": "hip"}  # JAX's platform -> xla_plugin/device/'s
@@ -79,7 +79,9 @@ class Engine:
                     # Where bytes go between devices, processes only talk.
                     transports=[t for t in config.transports if t in TRANSPORTS] or ["tcp"],
                     # A transport refused between two processes of one host may work between GPUs.
-                    ring_transports=[t for t in config.transports if same_host or t not in reasons],
+                    device_transports=[
+                        t for t in config.transports if same_host or t not in reasons
+                    ],
                     refused=reasons,
                     keys=_hex_keys((peer.control, *peer.data)),
                 )
@@ -106,7 +108,7 @@ class Engine:
         sockets: Sequence[tuple[int, int, Sequence[Link]]],
         timeout_s: float,
     ) -> None:
-        """Opens the rings between this process's GPUs and all others.
+        """Opens the device channels between this process's GPUs and all others.
 
         After `set_ranks` and before any program runs; blocks until all are there.
 

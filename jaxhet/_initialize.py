@@ -248,7 +248,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         membership.join(info, config.connect_timeout_s + 5, given)
         members = membership.members
         config = config.placed(membership.process, len(members))
-        per_pair = _ffi.RING_MESSAGE_SOCKETS + config.ring_sockets
+        per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets
         channels = _bootstrap.num_channels(len(members), per_pair)
         listener.assign(membership.process, membership.job, len(members), channels)
         differences = differences_between_islands(members)
@@ -473,7 +473,7 @@ def _open_devices(
     listener: _listener.Listener,
     check: Callable[[], None],
 ) -> None:
-    """Opens this process's GPUs, and the rings between them and all others."""
+    """Opens this process's GPUs, and the device channels between them and all others."""
     config = session.config
     ranks = {rank: d for i in session.islands for rank, d in zip(i.ranks, i.devices, strict=True)}
     mine = [rank for rank, d in ranks.items() if d.process_index == session.process]
@@ -483,7 +483,7 @@ def _open_devices(
         shares_memory = info.host_id == host and "shm" in config.transports
         return not shares_memory and not {"tcp", "verbs"}.isdisjoint(config.transports)
 
-    sockets = _bootstrap.connect_rings(
+    sockets = _bootstrap.connect_device_channels(
         listener,
         {
             (rank, other): members[device.process_index]
@@ -493,7 +493,7 @@ def _open_devices(
             and needs_sockets(members[device.process_index])
         },
         len(ranks),
-        _ffi.RING_MESSAGE_SOCKETS + config.ring_sockets,
+        _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets,
         config.connect_timeout_s,
         check,
     )

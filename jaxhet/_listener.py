@@ -25,7 +25,7 @@ from jaxhet._process_info import JOB_BYTES, ProcessInfo
 _HEADER = struct.Struct(f"<8sHIII{JOB_BYTES}s")
 _ANSWER = struct.Struct(f"<I{JOB_BYTES}s")  # process, job
 _MAGIC = b"jaxhet-p"
-_VERSION = 3
+_VERSION = 4
 _ANY = 2**32  # more than a header can say
 _GIVEN_UP_WITHIN_S = 1.0  # for the end of a connection that the peer has left for another one
 _PORTS = "check JAXHET_TCP_PORT and JAXHET_TCP_ADVERTISE"

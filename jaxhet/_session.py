@@ -74,7 +74,7 @@ def compiler_options(config: Config) -> compiler.Options:
     """The options of the passes."""
     return compiler.Options(
         algorithm=config.algorithm,
-        two_phase_bytes=config.two_phase_bytes,
+        two_shot_bytes=config.two_shot_bytes,
         bucket_bytes=config.bucket_bytes,
     )
 

@@ -25,7 +25,7 @@ CPP = {
     "engine/progress_engine.cc": "OnMessage|OnStart|Meet|OnGoodbye",
     "engine/peer.cc": "Find|Received",
     "engine/plans.cc": "Add",
-    "engine/ring_setup.cc": (
+    "engine/channel_setup.cc": (
         "Handle|HandleAttributed|OnRefusal|OnSettled|Open|Accept|Prove|CheckArity|Expect|IsAllowed"
         "|Find|IncomingOf|OutgoingOf"
     ),
@@ -36,16 +36,16 @@ CPP = {
     "transport/shm/shm_pull.cc": "Accept|Probe",
     "transport/shm/shm_ring.cc": "Accept|OnMessage|Drain",
     "transport/shared_memory.cc": "ParseSharedMemoryInfo",
-    "transport/ring/ring.cc": "CheckSlotBytes|RingTransportOf",
-    "transport/ring/shared_words.cc": "ParseSharedRingInfo",
-    "transport/ring/shared_rings.cc": "OpenLocalRing|OpenIpcRing|OpenShmRingEnd|CheckSame.*",
-    "transport/ring/tcp_ring.cc": "OpenTcpRing|Carry|Read|Receive|ReceiveSealed",
-    "transport/ring/carried_ring.cc": "IsAgreed|Run",
-    "transport/ring/operand_memory.cc": "Open",
-    "transport/ring/fd_mailbox.cc": "Take|Unpack|AddFds",
-    "transport/ring/message_socket.cc": "Receive",
-    "transport/verbs/verbs_ring.cc": "OpenVerbsRing",
-    "transport/verbs/slot_link_paths.cc": "Take|Accept|SetUpRail|OnMessage|OnPeerClosed",
+    "transport/device_channel/device_channel.cc": "CheckSlotBytes|DeviceTransportOf",
+    "transport/device_channel/shared_words.cc": "ParseSharedChannelInfo",
+    "transport/device_channel/shared_channels.cc": "Open(Local|Ipc|Shm)Channel|CheckSame.*",
+    "transport/device_channel/tcp_channel.cc": "OpenTcpChannel|Carry|Read|Receive|ReceiveSealed",
+    "transport/device_channel/proxied_channel.cc": "IsAgreed|Run",
+    "transport/device_channel/operand_memory.cc": "Open",
+    "transport/device_channel/fd_mailbox.cc": "Take|Unpack|AddFds",
+    "transport/device_channel/message_socket.cc": "Receive",
+    "transport/verbs/verbs_channel.cc": "OpenVerbsChannel",
+    "transport/verbs/slot_link_qps.cc": "Take|Accept|SetUpNicPair|OnMessage|OnPeerClosed",
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {

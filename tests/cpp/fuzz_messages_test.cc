@@ -88,7 +88,7 @@ PeerSpec PeerOf(Fd control, Fd data) {
                 .data = {},
                 .same_host = true,
                 .transports = {"shm", "shm_ring", "tcp"},
-                .ring_transports = {},
+                .device_transports = {},
                 .refused = {},
                 .keys = {}};
   peer.data.push_back(std::move(data));
@@ -157,7 +157,7 @@ std::vector<std::string> SoundJobs() {
       plan + start + OwnStartStep(8'000) + PassStep() + chunks,
       plan + OwnStartStep(500) + StartStep(GatherStart(500, 1), 500) + PassStep(),
       plan + PlanStep(99, "other\top\n") + OwnStartStep(8) + MessageStep(MessageType::kFail, fail),
-      plan + MessageStep(MessageType::kRing, std::string(12, '\0')) +
+      plan + MessageStep(MessageType::kDeviceChannel, std::string(12, '\0')) +
           MessageStep(MessageType::kTransport, "x") + MessageStep(MessageType::kGoodbye, "")};
 }
 

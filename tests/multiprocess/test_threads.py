@@ -99,7 +99,7 @@ tell(left=results[0], last=calls())
         assert set(map(tuple, island["last"].values())) == {("right",)}
 
 
-def test_thread_that_claims_launches_calls_and_the_main_thread_is_refused() -> None:
+def test_thread_that_owns_launches_calls_and_the_main_thread_is_refused() -> None:
     script = """
 first = calls(count=5)
 has_started, go_on = threading.Event(), threading.Event()
@@ -125,7 +125,7 @@ tell(first=first, claimer=results[0], refused=refused, ended=ended, again=calls(
 
 
 @pytest.mark.parametrize("rounds", [5])
-def test_claims_in_turn(rounds: int) -> None:
+def test_launches_in_turn(rounds: int) -> None:
     script = f"""
 results = []
 for round in range({rounds}):

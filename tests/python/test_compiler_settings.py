@@ -155,7 +155,7 @@ def test_differences_are_sorted_and_say_what_is_not_set() -> None:
     assert differences(ours, dict(ours)) == []
 
 
-def test_claim_with_settings_survives_its_message() -> None:
+def test_process_info_with_settings_survives_its_message() -> None:
     info = _info(0, "nv0", settings({"XLA_FLAGS": "--xla_cpu_max_isa=AVX"}))
     assert info.settings[ISA] == "AVX"
     message = json.loads(json.dumps(dataclasses.asdict(info)))

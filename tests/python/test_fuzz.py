@@ -43,7 +43,7 @@ _FUZZED = {
     "jaxhet/_handshake.py": "test_damaged_handshakes_are_refused",
     "jaxhet/_channel.py": "test_damaged_messages_are_refused",
     "jaxhet/_listener.py": "test_damaged_headers_are_refused",
-    "jaxhet/_coordinator.py": "test_damaged_claims_are_refused",
+    "jaxhet/_coordinator.py": "test_damaged_process_infos_are_refused",
     "jaxhet/_membership.py": "test_damaged_answers_of_the_coordinator_are_refused",
 }
 # Patterns of code in Python, and in C++, that reads bytes of peers.
@@ -51,11 +51,14 @@ _READS_PYTHON = re.compile(r"channel\.receive\(|\breceive_exactly\(|\b_(HEADER|A
 _READS_CPP = re.compile(
     r"\bTake(?:Info)?<\w+>\(|\bUnpackStrings\(|memcpy\(&\w+, "
     r"(?:offer|answer|message|text|body|beside|CMSG_DATA|memory)\b|\brecvmsg\("
-    r"|\bRead\(socket, &|arrived_note\("
+    r"|\bRead\(socket, &|arrived_header\("
 )
 # Their headers are written into memory by a NIC that holds our key, after an authenticated set-up;
 # tests/softverbs damages what NICs do.
-_BY_NIC = {"xla_plugin/transport/verbs/connection.cc", "xla_plugin/transport/verbs/verbs_ring.cc"}
+_BY_NIC = {
+    "xla_plugin/transport/verbs/connection.cc",
+    "xla_plugin/transport/verbs/verbs_channel.cc",
+}
 _COVERED = re.compile(r'(?<!#include )"(xla_plugin/[\w/.]+)"')
 _NOT_OF_PEERS = {"xla_plugin/transport/socket.cc"}  # moves bytes and reads none
 
@@ -141,7 +144,7 @@ def test_damaged_answers_of_acceptors_are_refused() -> None:
                 _listener._check_answer(padded, info, info.address, job)
 
 
-def test_damaged_claims_are_refused() -> None:
+def test_damaged_process_infos_are_refused() -> None:
     def come(message: Any) -> None:
         info = ProcessInfo.from_json(message)
         disagreement(info, ProcessInfo.from_json(process_info_of(1)))
@@ -153,7 +156,7 @@ def test_damaged_claims_are_refused() -> None:
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ProcessInfo)])
-def test_claim_without_a_field_is_refused(field: str) -> None:
+def test_process_info_without_a_field_is_refused(field: str) -> None:
     fields = process_info_of(0)
     wrong = 1.5
     with pytest.raises(

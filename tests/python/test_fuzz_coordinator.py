@@ -141,7 +141,7 @@ class _FaultyTerms(Terms):
         raise ValueError("smoke")
 
 
-def test_claim_that_is_not_understood_is_told_to_everybody(listener: socket.socket) -> None:
+def test_process_info_that_is_not_understood_is_told_to_everybody(listener: socket.socket) -> None:
     coordinator, heard = _coordinator.Coordinator(listener, _SECRET, _FaultyTerms(2, 5)), _Heard()
     coordinator._outboxes = {0: heard}  # type: ignore[dict-item]
     with said({"process_info": process_info_of(1), "request": _request(Identity())}) as (sock, _):

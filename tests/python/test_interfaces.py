@@ -150,7 +150,7 @@ def test_claimed_interface_is_read_again(is_named: bool) -> None:
         "eth0 10.0.0.1/24 named x",
     ],
 )
-def test_text_that_claims_no_interface_is_refused(text: str) -> None:
+def test_text_that_is_no_interface_is_refused(text: str) -> None:
     with pytest.raises(
         TransportError, match="of a process's description is not a network interface"
     ):

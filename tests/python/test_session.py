@@ -56,7 +56,7 @@ def test_salt_is_the_same_in_another_run() -> None:
         {"process": 1},
         {"process": 2},
         {"algorithm": "flat"},
-        {"two_phase_bytes": 7},
+        {"two_shot_bytes": 7},
         {"platform": "cuda"},
     ],
     ids=str,

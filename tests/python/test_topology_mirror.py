@@ -202,7 +202,7 @@ def test_blocked_backends_and_the_mirror_are_freed_by_answers_that_are_not_valid
 # Descriptions of processes.
 
 
-def test_claim_survives_its_message() -> None:
+def test_process_info_survives_its_message() -> None:
     info = _info(1, DOUBLE, islands=("a", "b"))
     assert ProcessInfo.from_json(json.loads(json.dumps(dataclasses.asdict(info)))) == info
 

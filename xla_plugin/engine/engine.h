@@ -22,6 +22,7 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/fd.h"
+#include "xla_plugin/engine/channel_setup.h"
 #include "xla_plugin/engine/completion_pool.h"
 #include "xla_plugin/engine/device_engine.h"
 #include "xla_plugin/engine/device_rank.h"
@@ -31,7 +32,6 @@
 #include "xla_plugin/engine/options.h"
 #include "xla_plugin/engine/peer.h"
 #include "xla_plugin/engine/progress_engine.h"
-#include "xla_plugin/engine/ring_setup.h"
 #include "xla_plugin/engine/roster.h"
 
 namespace jaxhet {
@@ -40,7 +40,7 @@ namespace jaxhet {
 struct OwnDevice {
   int rank;
   int ordinal;
-  std::span<std::byte> operands;  // see RingSetup
+  std::span<std::byte> operands;  // see ChannelSetup
 };
 
 // The engine of one process: a ProgressEngine, the thread that drives it and the threads that
@@ -71,14 +71,14 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   int RankOfDevice(int64_t device_id) const;
 
   // After SetRanks, where the ranks are devices with memory of their own: opens those of this
-  // process, by rank and ordinal, and agrees with all processes on the rings between them.
+  // process, by rank and ordinal, and agrees with all processes on the channels between them.
   void OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
-                   std::vector<RingSockets> sockets, std::chrono::milliseconds timeout);
+                   std::vector<ChannelSockets> sockets, std::chrono::milliseconds timeout);
   // Stays valid while it is held, also over a Close(). Throws UsageError before OpenDevices() and
   // after Close().
   std::shared_ptr<DeviceEngine> devices() const;
   std::map<std::string, uint64_t> DeviceStats() const;
-  std::vector<DeviceRank::RingBytes> DeviceBytes() const;
+  std::vector<DeviceRank::ChannelBytes> DeviceBytes() const;
   std::vector<FlightRecord> DeviceFlightRecords() const;
 
   // Fails the engine for a reason found elsewhere.
@@ -116,8 +116,9 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
  private:
   using Command = std::function<void(ProgressEngine&)>;
 
-  void ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                    std::span<RingSockets> sockets, const RingOptions& options, Time deadline);
+  void ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
+                       std::span<ChannelSockets> sockets, const ChannelOptions& options,
+                       Time deadline);
   void WaitIdle(Time deadline) const;
   void CloseDevices(std::chrono::milliseconds timeout);
   std::shared_ptr<DeviceEngine> FindDevices() const;  // null if there are none

@@ -25,20 +25,20 @@ std::shared_ptr<DeviceEngine> Engine::devices() const {
 }
 
 void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
-                         std::vector<RingSockets> sockets, milliseconds timeout) {
+                         std::vector<ChannelSockets> sockets, milliseconds timeout) {
   CheckUsable();
   const Vendor& its_vendor = VendorOf(vendor);
   std::vector<std::unique_ptr<DeviceRank>> ranks;
-  RingOptions rings{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
-                    .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
-                    .operands = {},
-                    .verbs = options_.verbs,
-                    .encryption = ParseEncryption(options_.encryption)};
-  for (RingSockets& of_pair : sockets) {
-    of_pair.keys = KeysFor(rings.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
+  ChannelOptions channels{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
+                          .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
+                          .operands = {},
+                          .verbs = options_.verbs,
+                          .encryption = ParseEncryption(options_.encryption)};
+  for (ChannelSockets& of_pair : sockets) {
+    of_pair.keys = KeysFor(channels.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
   }
   for (const auto& [rank, ordinal, operands] : own) {
-    rings.operands[rank] = operands;
+    channels.operands[rank] = operands;
     auto device = its_vendor.open(its_vendor.libraries, ordinal);
     if (!device->info().stream_values) {
       Throw(ErrorCode::kDevice, device->info().ToString(), " can't wait for values on its streams");
@@ -46,7 +46,7 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& 
     ranks.push_back(std::make_unique<DeviceRank>(rank, std::move(device),
                                                  static_cast<size_t>(options_.eager_bytes)));
   }
-  ConnectRings(ranks, sockets, rings, Clock::now() + timeout);
+  ConnectChannels(ranks, sockets, channels, Clock::now() + timeout);
   JobView& job = *this;
   const auto devices = std::make_shared<DeviceEngine>(job, options_, std::move(ranks));
   std::ranges::copy(devices->SocketFds(), std::back_inserter(inherited_fds_));
@@ -63,9 +63,9 @@ std::map<std::string, uint64_t> Engine::DeviceStats() const {
   return devices ? devices->Stats() : std::map<std::string, uint64_t>();
 }
 
-std::vector<DeviceRank::RingBytes> Engine::DeviceBytes() const {
+std::vector<DeviceRank::ChannelBytes> Engine::DeviceBytes() const {
   const auto devices = FindDevices();
-  return devices ? devices->Bytes() : std::vector<DeviceRank::RingBytes>();
+  return devices ? devices->Bytes() : std::vector<DeviceRank::ChannelBytes>();
 }
 
 std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
@@ -73,9 +73,9 @@ std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
   return devices ? devices->FlightRecords() : std::vector<FlightRecord>();
 }
 
-void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                          std::span<RingSockets> sockets, const RingOptions& options,
-                          Time deadline) {
+void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
+                             std::span<ChannelSockets> sockets, const ChannelOptions& options,
+                             Time deadline) {
   {
     // SetRanks() may have been left to the progress thread.
     const std::lock_guard lock(monitor_);
@@ -84,7 +84,7 @@ void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
   }
   Wake();
   const auto peers = Read([](const ProgressEngine& progress) {
-    std::vector<RingPeer> found;
+    std::vector<ChannelPeer> found;
     const Roster& roster = progress.roster();
     for (int rank = 0; rank < roster.num_ranks(); ++rank) {
       const Peer& peer = progress.PeerOf(rank);
@@ -94,11 +94,11 @@ void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
                        .vendor = roster.Info(rank).vendor,
                        .same_process = peer.process == roster.process(),
                        .same_host = peer.same_host,
-                       .allowed = peer.ring_transports});
+                       .allowed = peer.device_transports});
     }
     return found;
   });
-  const RingMail mail{
+  const ChannelMail mail{
       .send =
           [this](int process, std::span<const iovec> body) {
             std::string text;
@@ -107,20 +107,20 @@ void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
             }
             Complete(Submit([process, text = std::move(text)](ProgressEngine& progress) {
               const iovec whole = ToIovec(text.data(), text.size());
-              progress.SendRing(process, {&whole, 1});
+              progress.SendChannelMessage(process, {&whole, 1});
             }));
           },
       .receive =
           [this] {
             const std::lock_guard lock(monitor_);
             if (!progress_) ThrowClosed();
-            return progress_->TakeRingMessages();
+            return progress_->TakeChannelMessages();
           },
       .check =
           [this] {
             if (const auto cause = failure()) throw Error(*cause);
           }};
-  SetUpRings(peers, ranks, sockets, options, mail, deadline);
+  SetUpChannels(peers, ranks, sockets, options, mail, deadline);
 }
 
 void Engine::CloseDevices(milliseconds timeout) {

@@ -22,8 +22,8 @@ struct PeerSpec {
   Fd control;               // connected and authenticated, like the data sockets
   std::vector<Fd> data;
   bool same_host = false;
-  std::vector<std::string> transports;       // allowed between processes
-  std::vector<std::string> ring_transports;  // allowed between devices
+  std::vector<std::string> transports;         // allowed between processes
+  std::vector<std::string> device_transports;  // allowed between devices
   // Transports between processes that were refused, and why.
   std::map<std::string, std::string> refused;
   std::vector<SealKeys> keys;  // for `control` and each of `data`, if the job encrypts
@@ -65,7 +65,7 @@ class Peer final : public ConnectionHost {
 
   const int process;
   bool same_host = true;
-  std::vector<std::string> ring_transports;  // allowed ones
+  std::vector<std::string> device_transports;  // allowed ones
   ControlChannel channel;
   std::string transport;  // name of the connection's transport
   std::vector<Refusal> refusals;

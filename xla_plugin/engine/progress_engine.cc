@@ -66,7 +66,7 @@ void ProgressEngine::AddPeer(PeerSpec spec) {
   keys.erase(keys.begin());
   if (!is_new) Throw(ErrorCode::kUsage, "process ", spec.process, " was added twice");
   place->second.same_host = spec.same_host;
-  place->second.ring_transports = std::move(spec.ring_transports);
+  place->second.device_transports = std::move(spec.device_transports);
   roster_.Describe(spec.process, spec.description);
   introductions_.push_back(
       {.peer = &place->second,
@@ -244,8 +244,8 @@ void ProgressEngine::PublishPlan(int64_t plan) {
   for (auto& [process, peer] : peers_) SendPlan(peer, plan);
 }
 
-void ProgressEngine::SendRing(int process, std::span<const iovec> body) {
-  if (!failure_) peers_.at(process).channel.Send(MessageType::kRing, body);
+void ProgressEngine::SendChannelMessage(int process, std::span<const iovec> body) {
+  if (!failure_) peers_.at(process).channel.Send(MessageType::kDeviceChannel, body);
 }
 
 void ProgressEngine::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
@@ -329,11 +329,11 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
     case MessageType::kGoodbye:
       CheckEmpty(body);
       return OnGoodbye(peer);
-    case MessageType::kRing:
-      if (ring_messages_.size() == kMostRingMessages) {
-        Throw(ErrorCode::kTransport, "it sends messages about rings without end");
+    case MessageType::kDeviceChannel:
+      if (channel_messages_.size() == kMostChannelMessages) {
+        Throw(ErrorCode::kTransport, "it sends messages about device channels without end");
       }
-      ring_messages_.push_back({peer.process, std::string(body)});
+      channel_messages_.push_back({peer.process, std::string(body)});
       return;
     case MessageType::kHello:
     case MessageType::kHelloReply:

@@ -50,13 +50,13 @@ class ProgressEngine {
   void AddPlan(int64_t plan, std::string_view text, std::string_view program);
   // Sends a plan to all peers before any of its exchanges starts: for exchanges between devices.
   void PublishPlan(int64_t plan);
-  // A message about a ring; it arrives in that process's TakeRingMessages().
-  void SendRing(int process, std::span<const iovec> body);
-  struct RingMessage {
+  // A message about a channel; it arrives in that process's TakeChannelMessages().
+  void SendChannelMessage(int process, std::span<const iovec> body);
+  struct ChannelMessage {
     int process;
     std::string body;
   };
-  std::vector<RingMessage> TakeRingMessages() { return std::exchange(ring_messages_, {}); }
+  std::vector<ChannelMessage> TakeChannelMessages() { return std::exchange(channel_messages_, {}); }
   void Start(ExchangeRequest request, int64_t id);
   void Fail(const Error& error);
   // The path between devices to the rank broke; what its process has to say is read first.
@@ -175,11 +175,11 @@ class ProgressEngine {
   uint64_t last_ticket_ = 0;
 
   std::vector<Completion> completions_;
-  std::vector<RingMessage> ring_messages_;
+  std::vector<ChannelMessage> channel_messages_;
   std::shared_ptr<const Error> failure_;  // why nothing moves any more
   bool said_goodbye_ = false;
-  // Unread messages about rings. A process has hundreds of rings, with several messages each.
-  static constexpr size_t kMostRingMessages = 1 << 16;
+  // Unread messages about channels. A process has hundreds of channels, with several messages each.
+  static constexpr size_t kMostChannelMessages = 1 << 16;
   static constexpr std::chrono::milliseconds kBusyPeriod{5};  // between polls of a peer that leaves
   bool heard_failure_ = false;                                // from a peer, which has logged it
   FlightRecorder recorder_;

@@ -59,7 +59,7 @@ std::string ProgressEngine::Left(const Peer& peer) const {
                 " has left the job (jaxhet.shutdown). All processes must run the same programs.");
 }
 
-// For a peer that has left. What devices wait for may have come as far as a ring's slots, or its
+// For a peer that has left. What devices wait for may have come as far as a channel's slots, or its
 // sockets.
 bool ProgressEngine::WaitsInVain(const Peer& peer) {
   if (!peer.lost.empty() && OpenTransferWith(peer.process) != nullptr) return true;

@@ -1,10 +1,10 @@
-#include "xla_plugin/transport/ring/operand_memory.h"
+#include "xla_plugin/transport/device_channel/operand_memory.h"
 
 #include <cstring>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/transport/ring/ring.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
 
 namespace jaxhet {
 namespace {

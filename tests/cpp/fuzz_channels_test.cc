@@ -16,14 +16,14 @@
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/engine/ring_setup.h"
-#include "xla_plugin/transport/ring/fd_mailbox.h"
-#include "xla_plugin/transport/ring/message_socket.h"
-#include "xla_plugin/transport/ring/ring.h"
+#include "xla_plugin/engine/channel_setup.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
+#include "xla_plugin/transport/device_channel/fd_mailbox.h"
+#include "xla_plugin/transport/device_channel/message_socket.h"
 #include "xla_plugin/transport/socket.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
-// Offers, answers and messages of rings between devices.
+// Offers, answers and messages of channels between devices.
 namespace jaxhet::testing {
 namespace {
 
@@ -39,7 +39,7 @@ struct End {
   End(std::vector<Fd> its_data, Fd its_messages)
       : data(std::move(its_data)), messages(std::move(its_messages)) {}
 
-  RingSetup Setup() {
+  ChannelSetup Setup() {
     return {.device = *device,
             .same_process = false,
             .same_host = true,
@@ -76,10 +76,10 @@ struct Ends {
   std::unique_ptr<End> peer;
 };
 
-// Rings that a sound target has made, with their offers. They live as long as the process.
+// Channels that a sound target has made, with their offers. They live as long as the process.
 struct Offered {
   std::string transport;
-  std::unique_ptr<RingEnd> end;
+  std::unique_ptr<DeviceChannel> end;
   std::string offer;
 };
 
@@ -88,7 +88,7 @@ const std::vector<Offered>& AllOffered() {
     static auto* const ends = new Ends;
     auto* const offered = new std::vector<Offered>;
     for (const std::string_view name : {"shm", "verbs", "tcp"}) {
-      auto [end, offer] = RingTransportOf(name).make(ends->peer->Setup());
+      auto [end, offer] = DeviceTransportOf(name).make(ends->peer->Setup());
       offered->push_back({std::string(name), std::move(end), std::move(offer)});
     }
     return offered;
@@ -112,20 +112,21 @@ void OpenOffer(std::string_view input) {
   const std::string_view name = reader.TakeSized();
   const std::string_view offer = reader.TakeBytes(input.size());
   Ends ends;
-  const auto ring = RingTransportOf(name).open(ends.own->Setup(), offer);
-  (void)ring->Answer();
-  (void)ring->Remark();
+  const auto channel = DeviceTransportOf(name).open(ends.own->Setup(), offer);
+  (void)channel->Answer();
+  (void)channel->Remark();
 }
 
-[[maybe_unused]] const bool added_offers = AddFuzzer(
-    {.name = "ring_offers",
-     .covers = {"xla_plugin/transport/ring/ring.cc", "xla_plugin/transport/ring/tcp_ring.cc",
-                "xla_plugin/transport/ring/shared_rings.cc",
-                "xla_plugin/transport/ring/shared_words.cc",
-                "xla_plugin/transport/verbs/verbs_ring.cc",
-                "xla_plugin/transport/verbs/slot_link_paths.cc"},
-     .seeds = &OfferSeeds,
-     .run = &OpenOffer});
+[[maybe_unused]] const bool added_offers =
+    AddFuzzer({.name = "channel_offers",
+               .covers = {"xla_plugin/transport/device_channel/device_channel.cc",
+                          "xla_plugin/transport/device_channel/tcp_channel.cc",
+                          "xla_plugin/transport/device_channel/shared_channels.cc",
+                          "xla_plugin/transport/device_channel/shared_words.cc",
+                          "xla_plugin/transport/verbs/verbs_channel.cc",
+                          "xla_plugin/transport/verbs/slot_link_qps.cc"},
+               .seeds = &OfferSeeds,
+               .run = &OpenOffer});
 
 // --- answers, by the target ---
 
@@ -146,7 +147,7 @@ std::vector<std::string> AnswerSeeds() {
   }
   for (const auto& [transport, end, offer] : AllOffered()) {
     static auto* const ends = new Ends;
-    const auto source = RingTransportOf(transport).open(ends->own->Setup(), offer);
+    const auto source = DeviceTransportOf(transport).open(ends->own->Setup(), offer);
     seeds.push_back(Sized(transport).append(source->Answer()));
   }
   return seeds;
@@ -157,32 +158,32 @@ void AcceptAnswer(std::string_view input) {
   const std::string_view name = reader.TakeSized();
   const std::string_view answer = reader.TakeBytes(input.size());
   Ends ends;
-  const RingTransport& transport = RingTransportOf(name);
-  const auto [ring, offer] = transport.make(ends.own->Setup());
+  const DeviceTransport& transport = DeviceTransportOf(name);
+  const auto [channel, offer] = transport.make(ends.own->Setup());
   const auto source = name == "shm" ? transport.open(ends.peer->Setup(), offer) : nullptr;
-  ring->Accept(answer);
+  channel->Accept(answer);
   if (name == "verbs") return;  // it would wait for the proof
   const std::array<std::byte, kProofBytes> proof{};
-  (void)ring->IsProven(*ends.own->device, proof);
+  (void)channel->IsProven(*ends.own->device, proof);
 }
 
 [[maybe_unused]] const bool added_answers =
-    AddFuzzer({.name = "ring_answers",
-               .covers = {"xla_plugin/transport/ring/operand_memory.cc",
-                          "xla_plugin/transport/ring/fd_mailbox.cc"},
+    AddFuzzer({.name = "channel_answers",
+               .covers = {"xla_plugin/transport/device_channel/operand_memory.cc",
+                          "xla_plugin/transport/device_channel/fd_mailbox.cc"},
                .seeds = &AnswerSeeds,
                .run = &AcceptAnswer});
 
 // --- the set-up as a whole ---
 
-// Same layout as in ring_setup.cc.
-struct RingInfo {
+// Same layout as in channel_setup.cc.
+struct ChannelStepInfo {
   int32_t step;
   int32_t source;
   int32_t target;
 };
 
-std::string SetUpStep(const RingInfo& info, const std::vector<std::string>& strings) {
+std::string SetUpStep(const ChannelStepInfo& info, const std::vector<std::string>& strings) {
   return Sized(BytesOf(info).append(PackStrings(strings)));
 }
 
@@ -207,43 +208,44 @@ void SetUpByScript(std::string_view input) {
   InputReader reader(input);
   const std::vector<std::string> allowed = {"shm", "tcp"};
   const auto peer_of = [&](int rank) {
-    return RingPeer{.rank = rank,
-                    .process = rank,
-                    .name = StrCat("rank ", rank),
-                    .vendor = "host",
-                    .same_process = rank == 0,
-                    .same_host = true,
-                    .allowed = allowed};
+    return ChannelPeer{.rank = rank,
+                       .process = rank,
+                       .name = StrCat("rank ", rank),
+                       .vendor = "host",
+                       .same_process = rank == 0,
+                       .same_host = true,
+                       .allowed = allowed};
   };
   const std::array peers = {peer_of(0), peer_of(1)};
   std::vector<std::unique_ptr<DeviceRank>> ranks;
   ranks.push_back(std::make_unique<DeviceRank>(0, OpenHost(), 0));
   bool is_over = false;
-  const RingMail mail{.send = [](int /*process*/, std::span<const iovec> /*body*/) {},
-                      .receive =
-                          [&] {
-                            std::vector<ProgressEngine::RingMessage> messages;
-                            for (int i = 0; i < 32 && !reader.empty(); ++i) {
-                              messages.push_back({1, std::string(reader.TakeSized())});
-                            }
-                            return messages;
-                          },
-                      .check =
-                          [&] {
-                            if (std::exchange(is_over, reader.empty()))
-                              throw Error(ErrorCode::kPeer, "the end");
-                          }};
-  const RingOptions options{
+  const ChannelMail mail{.send = [](int /*process*/, std::span<const iovec> /*body*/) {},
+                         .receive =
+                             [&] {
+                               std::vector<ProgressEngine::ChannelMessage> messages;
+                               for (int i = 0; i < 32 && !reader.empty(); ++i) {
+                                 messages.push_back({1, std::string(reader.TakeSized())});
+                               }
+                               return messages;
+                             },
+                         .check =
+                             [&] {
+                               if (std::exchange(is_over, reader.empty()))
+                                 throw Error(ErrorCode::kPeer, "the end");
+                             }};
+  const ChannelOptions options{
       .slot_bytes = kSlotBytes, .pull_bytes = 1'000, .operands = {}, .verbs = NicOptions()};
-  SetUpRings(peers, ranks, {}, options, mail, Clock::now() + std::chrono::seconds(5));
+  SetUpChannels(peers, ranks, {}, options, mail, Clock::now() + std::chrono::seconds(5));
 }
 
-[[maybe_unused]] const bool added_set_up = AddFuzzer({.name = "ring_setup",
-                                                      .covers = {"xla_plugin/engine/ring_setup.cc"},
-                                                      .seeds = &SetUpSeeds,
-                                                      .run = &SetUpByScript});
+[[maybe_unused]] const bool added_set_up =
+    AddFuzzer({.name = "channel_setup",
+               .covers = {"xla_plugin/engine/channel_setup.cc"},
+               .seeds = &SetUpSeeds,
+               .run = &SetUpByScript});
 
-// --- what travels on a ring's own sockets ---
+// --- what travels on a channel's own sockets ---
 
 std::vector<std::string> MessageSeeds() {
   const std::string hello = BytesOf(uint32_t{5}).append("hello");
@@ -260,7 +262,7 @@ void ReceiveMessages(std::string_view input) {
 
 [[maybe_unused]] const bool added_messages =
     AddFuzzer({.name = "message_socket",
-               .covers = {"xla_plugin/transport/ring/message_socket.cc"},
+               .covers = {"xla_plugin/transport/device_channel/message_socket.cc"},
                .seeds = &MessageSeeds,
                .run = &ReceiveMessages});
 
@@ -327,12 +329,12 @@ void TakeLetters(std::string_view input) {
 
 [[maybe_unused]] const bool added_letters =
     AddFuzzer({.name = "mailbox",
-               .covers = {"xla_plugin/transport/ring/fd_mailbox.cc"},
+               .covers = {"xla_plugin/transport/device_channel/fd_mailbox.cc"},
                .seeds = &LetterSeeds,
                .run = &TakeLetters});
 
-// Same layout as in carried_ring.h.
-struct RingChunkInfo {
+// Same layout as in proxied_channel.h.
+struct ChannelChunkInfo {
   uint64_t exchange;
   int64_t plan;
   int64_t index;
@@ -344,9 +346,9 @@ struct RingChunkInfo {
 std::vector<std::string> ChunkSeeds() {
   std::string two;
   for (uint64_t i = 0; i < 2; ++i) {
-    two += BytesOf(RingChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
+    two += BytesOf(ChannelChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
   }
-  return {two, BytesOf(RingChunkInfo{1, 7, 0, 0, 0, 0})};
+  return {two, BytesOf(ChannelChunkInfo{1, 7, 0, 0, 0, 0})};
 }
 
 // Keys of one connection, at either end.
@@ -371,30 +373,30 @@ std::vector<std::string> SealedChunkSeeds() {
 
 void CarryChunks(std::string_view input, Encryption encryption) {
   Ends ends;
-  RingSetup setup = ends.own->Setup();
+  ChannelSetup setup = ends.own->Setup();
   SealKeys keys = KeysFor(encryption);
   setup.encryption = encryption;
   setup.keys = {&keys, 1};
-  const auto [ring, offer] = RingTransportOf("tcp").make(setup);
+  const auto [channel, offer] = DeviceTransportOf("tcp").make(setup);
   WriteSome(ends.peer->data.front(), input);
   shutdown(ends.peer->data.front().get(), SHUT_WR);
-  ring->Settle();
-  // The ring's thread ends with the input, or waits for a slot that nobody empties.
-  for (int i = 0; i < 20 && ring->Failure().empty(); ++i) {
+  channel->Settle();
+  // The channel's thread ends with the input, or waits for a slot that nobody empties.
+  for (int i = 0; i < 20 && channel->Failure().empty(); ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 
 [[maybe_unused]] const bool added_chunks =
-    AddFuzzer({.name = "ring_chunks",
-               .covers = {"xla_plugin/transport/ring/tcp_ring.cc",
-                          "xla_plugin/transport/ring/carried_ring.cc"},
+    AddFuzzer({.name = "channel_chunks",
+               .covers = {"xla_plugin/transport/device_channel/tcp_channel.cc",
+                          "xla_plugin/transport/device_channel/proxied_channel.cc"},
                .seeds = &ChunkSeeds,
                .run = [](std::string_view input) { CarryChunks(input, Encryption::kOff); }});
 
 [[maybe_unused]] const bool added_sealed_chunks =
-    AddFuzzer({.name = "sealed_ring_chunks",
-               .covers = {"xla_plugin/transport/ring/tcp_ring.cc"},
+    AddFuzzer({.name = "sealed_channel_chunks",
+               .covers = {"xla_plugin/transport/device_channel/tcp_channel.cc"},
                .seeds = &SealedChunkSeeds,
                .run = [](std::string_view input) { CarryChunks(input, Encryption::kFull); }});
 

@@ -1,27 +1,27 @@
-#include "xla_plugin/transport/ring/shared_rings.h"
+#include "xla_plugin/transport/device_channel/shared_channels.h"
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/device/proof.h"
-#include "xla_plugin/transport/ring/operand_memory.h"
-#include "xla_plugin/transport/ring/shared_words.h"
+#include "xla_plugin/transport/device_channel/operand_memory.h"
+#include "xla_plugin/transport/device_channel/shared_words.h"
 
 namespace jaxhet {
 namespace {
 
-size_t SlotsBytes(size_t slot_bytes) { return CheckedMultiply(kRingSlots, slot_bytes); }
+size_t SlotsBytes(size_t slot_bytes) { return CheckedMultiply(kChannelSlots, slot_bytes); }
 
 // The target's end, which pulls if it can.
-class TargetRing : public SharedWordsRing {
+class TargetChannel : public SharedWordsChannel {
  public:
-  TargetRing(const RingSetup& setup, size_t extra_bytes)
-      : SharedWordsRing(setup.device, extra_bytes), device_(setup.device) {}
+  TargetChannel(const ChannelSetup& setup, size_t extra_bytes)
+      : SharedWordsChannel(setup.device, extra_bytes), device_(setup.device) {}
 
   void Accept(std::string_view answer) override {
     Trying([&] { operands_.Open(device_, answer); });
   }
   bool IsProven(Device& device, std::span<const std::byte> proof) override {
-    if (!SharedWordsRing::IsProven(device, proof)) return false;
+    if (!SharedWordsChannel::IsProven(device, proof)) return false;
     if (!operands_.is_open()) return true;
     Trying([&] {
       if (!HasProof(device, operands_.proof_address(), proof)) {
@@ -33,7 +33,7 @@ class TargetRing : public SharedWordsRing {
     return true;
   }
   void Settle() override {
-    SharedWordsRing::Settle();
+    SharedWordsChannel::Settle();
     operands_.Settle();
   }
   const std::byte* At(uint64_t place, size_t num_bytes) const override {
@@ -46,7 +46,7 @@ class TargetRing : public SharedWordsRing {
   }
 
  protected:
-  SharedRingInfo Info() const {
+  SharedChannelInfo Info() const {
     return {.memory = memory_info(),
             .slot_bytes = slot_bytes(),
             .slots_handle = {},
@@ -71,17 +71,17 @@ class TargetRing : public SharedWordsRing {
   std::string why_not_;
 };
 
-// The source's end. `operands` as in RingSetup.
-class SourceRing : public SharedWordsRing {
+// The source's end. `operands` as in ChannelSetup.
+class SourceChannel : public SharedWordsChannel {
  public:
-  SourceRing(const RingSetup& setup, const SharedRingInfo& info, size_t extra_bytes,
-             std::span<std::byte> operands)
-      : SharedWordsRing(setup.device, info.memory, extra_bytes),
+  SourceChannel(const ChannelSetup& setup, const SharedChannelInfo& info, size_t extra_bytes,
+                std::span<std::byte> operands)
+      : SharedWordsChannel(setup.device, info.memory, extra_bytes),
         operands_(setup.device, operands, setup.pull_bytes, info.mailbox) {}
 
   std::string Answer() override { return operands_.answer(); }
   void Prove(Device& device, std::span<const std::byte> proof) override {
-    SharedWordsRing::Prove(device, proof);
+    SharedWordsChannel::Prove(device, proof);
     if (operands_.is_shared()) WriteProof(device, operands_.proof_address(), proof);
   }
   std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const override {
@@ -93,20 +93,20 @@ class SourceRing : public SharedWordsRing {
 };
 
 // The slots are memory of the target's device.
-class DeviceRing final : public TargetRing {
+class DeviceMemoryChannel final : public TargetChannel {
  public:
-  explicit DeviceRing(const RingSetup& setup)
-      : TargetRing(setup, 0), memory_(setup.device.Allocate(SlotsBytes(setup.slot_bytes))) {
+  explicit DeviceMemoryChannel(const ChannelSetup& setup)
+      : TargetChannel(setup, 0), memory_(setup.device.Allocate(SlotsBytes(setup.slot_bytes))) {
     SetSlots(memory_.get(), setup.slot_bytes);
   }
 
-  SharedRingInfo LocalInfo() const {
-    SharedRingInfo info = Info();
+  SharedChannelInfo LocalInfo() const {
+    SharedChannelInfo info = Info();
     info.slots_offset = reinterpret_cast<uintptr_t>(memory_.get());
     return info;
   }
-  SharedRingInfo IpcInfo(Device& device) const {
-    SharedRingInfo info = Info();
+  SharedChannelInfo IpcInfo(Device& device) const {
+    SharedChannelInfo info = Info();
     info.slots_handle = device.ExportIpc(memory_.get());
     const auto* const base = static_cast<const std::byte*>(device.RangeOf(memory_.get()).base);
     info.slots_offset = static_cast<uint64_t>(static_cast<std::byte*>(memory_.get()) - base);
@@ -117,18 +117,18 @@ class DeviceRing final : public TargetRing {
   DeviceMemory memory_;
 };
 
-class LocalRingSource final : public SharedWordsRing {
+class LocalChannelSource final : public SharedWordsChannel {
  public:
-  LocalRingSource(Device& device, const SharedRingInfo& info)
-      : SharedWordsRing(device, info.memory, 0) {
+  LocalChannelSource(Device& device, const SharedChannelInfo& info)
+      : SharedWordsChannel(device, info.memory, 0) {
     SetSlots(reinterpret_cast<void*>(info.slots_offset), info.slot_bytes);
   }
 };
 
-class IpcRingSource final : public SourceRing {
+class IpcChannelSource final : public SourceChannel {
  public:
-  IpcRingSource(const RingSetup& setup, const SharedRingInfo& info)
-      : SourceRing(setup, info, 0, setup.operands),
+  IpcChannelSource(const ChannelSetup& setup, const SharedChannelInfo& info)
+      : SourceChannel(setup, info, 0, setup.operands),
         memory_(setup.device.OpenIpc(info.slots_handle)) {
     SetSlots(static_cast<std::byte*>(memory_.get()) + info.slots_offset, info.slot_bytes);
   }
@@ -138,80 +138,81 @@ class IpcRingSource final : public SourceRing {
 };
 
 // The slots are host memory that both processes see.
-class ShmRing final : public TargetRing {
+class ShmChannel final : public TargetChannel {
  public:
-  explicit ShmRing(const RingSetup& setup) : TargetRing(setup, SlotsBytes(HostSlotBytes(setup))) {
+  explicit ShmChannel(const ChannelSetup& setup)
+      : TargetChannel(setup, SlotsBytes(HostSlotBytes(setup))) {
     SetSlots(extra(), HostSlotBytes(setup));
   }
 
-  using TargetRing::Info;
+  using TargetChannel::Info;
 };
 
 // Only the host's own device can be pulled from over host memory.
-std::span<std::byte> HostOperands(const RingSetup& setup) {
+std::span<std::byte> HostOperands(const ChannelSetup& setup) {
   const bool is_host = setup.same_vendor && setup.device.info().vendor == "host";
   return is_host ? setup.operands : std::span<std::byte>{};
 }
 
-class ShmRingSource final : public SourceRing {
+class ShmChannelSource final : public SourceChannel {
  public:
-  ShmRingSource(const RingSetup& setup, const SharedRingInfo& info)
-      : SourceRing(setup, info, SlotsBytes(info.slot_bytes), HostOperands(setup)) {
+  ShmChannelSource(const ChannelSetup& setup, const SharedChannelInfo& info)
+      : SourceChannel(setup, info, SlotsBytes(info.slot_bytes), HostOperands(setup)) {
     SetSlots(extra(), info.slot_bytes);
   }
 };
 
-MadeRing MakeIpcRing(const RingSetup& setup, std::string_view vendor) {
+MadeChannel MakeIpcChannel(const ChannelSetup& setup, std::string_view vendor) {
   if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
   if (!setup.same_host) Throw(ErrorCode::kTransport, "the devices are on different hosts");
   if (setup.device.info().vendor != vendor || !setup.same_vendor) {
     Throw(ErrorCode::kTransport, "the devices are not both of vendor ", vendor);
   }
-  auto ring = std::make_unique<DeviceRing>(setup);
-  std::string offer = ToOffer(ring->IpcInfo(setup.device));
-  return {std::move(ring), std::move(offer)};
+  auto channel = std::make_unique<DeviceMemoryChannel>(setup);
+  std::string offer = ToOffer(channel->IpcInfo(setup.device));
+  return {std::move(channel), std::move(offer)};
 }
 
-void CheckSameProcess(const RingSetup& setup) {
+void CheckSameProcess(const ChannelSetup& setup) {
   if (!setup.same_process) Throw(ErrorCode::kTransport, "the devices are of two processes");
 }
 
-void CheckSameHost(const RingSetup& setup) {
+void CheckSameHost(const ChannelSetup& setup) {
   if (!setup.same_host) Throw(ErrorCode::kTransport, "the devices are on different hosts");
 }
 
 }  // namespace
 
-MadeRing MakeLocalRing(const RingSetup& setup) {
+MadeChannel MakeLocalChannel(const ChannelSetup& setup) {
   CheckSameProcess(setup);
-  auto ring = std::make_unique<DeviceRing>(setup);
-  std::string offer = ToOffer(ring->LocalInfo());
-  return {std::move(ring), std::move(offer)};
+  auto channel = std::make_unique<DeviceMemoryChannel>(setup);
+  std::string offer = ToOffer(channel->LocalInfo());
+  return {std::move(channel), std::move(offer)};
 }
 
-std::unique_ptr<RingEnd> OpenLocalRing(const RingSetup& setup, std::string_view offer) {
+std::unique_ptr<DeviceChannel> OpenLocalChannel(const ChannelSetup& setup, std::string_view offer) {
   CheckSameProcess(setup);  // the offer holds an address
-  return std::make_unique<LocalRingSource>(setup.device, ParseSharedRingInfo(offer));
+  return std::make_unique<LocalChannelSource>(setup.device, ParseSharedChannelInfo(offer));
 }
 
-MadeRing MakeCudaIpcRing(const RingSetup& setup) { return MakeIpcRing(setup, "cuda"); }
-MadeRing MakeHipIpcRing(const RingSetup& setup) { return MakeIpcRing(setup, "hip"); }
+MadeChannel MakeCudaIpcChannel(const ChannelSetup& setup) { return MakeIpcChannel(setup, "cuda"); }
+MadeChannel MakeHipIpcChannel(const ChannelSetup& setup) { return MakeIpcChannel(setup, "hip"); }
 
-std::unique_ptr<RingEnd> OpenIpcRing(const RingSetup& setup, std::string_view offer) {
+std::unique_ptr<DeviceChannel> OpenIpcChannel(const ChannelSetup& setup, std::string_view offer) {
   CheckSameHost(setup);
-  return std::make_unique<IpcRingSource>(setup, ParseSharedRingInfo(offer));
+  return std::make_unique<IpcChannelSource>(setup, ParseSharedChannelInfo(offer));
 }
 
-MadeRing MakeShmRing(const RingSetup& setup) {
+MadeChannel MakeShmChannel(const ChannelSetup& setup) {
   CheckSameHost(setup);
-  auto ring = std::make_unique<ShmRing>(setup);
-  std::string offer = ToOffer(ring->Info());
-  return {std::move(ring), std::move(offer)};
+  auto channel = std::make_unique<ShmChannel>(setup);
+  std::string offer = ToOffer(channel->Info());
+  return {std::move(channel), std::move(offer)};
 }
 
-std::unique_ptr<RingEnd> OpenShmRingEnd(const RingSetup& setup, std::string_view offer) {
+std::unique_ptr<DeviceChannel> OpenShmChannel(const ChannelSetup& setup, std::string_view offer) {
   CheckSameHost(setup);
-  return std::make_unique<ShmRingSource>(setup, ParseSharedRingInfo(offer));
+  return std::make_unique<ShmChannelSource>(setup, ParseSharedChannelInfo(offer));
 }
 
 }  // namespace jaxhet

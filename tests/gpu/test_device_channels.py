@@ -1,4 +1,4 @@
-"""Rings between GPUs (tests/cpp/device_exchange_test.cc), RDMA over the software libibverbs."""
+"""Channels between GPUs (tests/cpp/device_exchange_test.cc), RDMA over the software libibverbs."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ _ENV = {
         "PeerThatLeavesTakesNothingBack",
     ],
 )
-def test_rings_between_gpus(check: str) -> None:
+def test_channels_between_gpus(check: str) -> None:
     if reason := gpus.why_fewer_than(2):
         pytest.skip(reason)
     ended = subprocess.run(

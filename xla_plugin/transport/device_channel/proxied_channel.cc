@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/ring/carried_ring.h"
+#include "xla_plugin/transport/device_channel/proxied_channel.h"
 
 #include <algorithm>
 #include <new>
@@ -29,36 +29,37 @@ void ChunkCounter::Advance(const ChunkInfo& chunk) {
   ++exchange_;
 }
 
-CarriedRing::CarriedRing(Device& device) : words_memory_(device.AllocatePinned(sizeof(RingWords))) {
-  auto* const words = new (words_memory_.get()) RingWords{};
-  words->gate.value = kOpen;
+ProxiedChannel::ProxiedChannel(Device& device)
+    : words_memory_(device.AllocatePinned(sizeof(ChannelWords))) {
+  auto* const words = new (words_memory_.get()) ChannelWords{};
+  words->abort_flag.value = kOpen;
   SetWords(reinterpret_cast<std::byte*>(words), device.DeviceAddress(words));
 }
 
-void CarriedRing::Settle() {
+void ProxiedChannel::Settle() {
   passed_ = std::vector<std::atomic<uint64_t>>(num_threads());
   for (size_t i = 0; i < num_threads(); ++i) {
-    threads_.push_back(StartThread("jaxhet-ring", [this, i] { Run(i); }));
+    threads_.push_back(StartThread("jaxhet-channel", [this, i] { Run(i); }));
   }
 }
 
-std::optional<uint64_t> CarriedRing::Passed() const {
+std::optional<uint64_t> ProxiedChannel::Passed() const {
   return *std::ranges::min_element(passed_, {}, [](const auto& passed) { return passed.load(); });
 }
 
-std::string CarriedRing::Failure() const {
+std::string ProxiedChannel::Failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
 }
 
-void CarriedRing::Stop() {
+void ProxiedChannel::Stop() {
   if (stopping_.exchange(true)) return;
   words().source.Wake();
   Interrupt();
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool CarriedRing::IsAgreed(const ChunkInfo& info) {
+bool ProxiedChannel::IsAgreed(const ChunkInfo& info) {
   const Launch launch{.plan = info.plan, .index = info.index, .num_bytes = info.exchange_bytes};
   {
     const std::lock_guard lock(publishing_);
@@ -68,7 +69,7 @@ bool CarriedRing::IsAgreed(const ChunkInfo& info) {
   return !own || *own == launch;
 }
 
-void CarriedRing::Run(size_t thread) {
+void ProxiedChannel::Run(size_t thread) {
   try {
     Carry(thread);
   } catch (const Error& error) {

@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/ring/tcp_ring.h"
+#include "xla_plugin/transport/device_channel/tcp_channel.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -8,9 +8,9 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/device_channel/proxied_channel.h"
+#include "xla_plugin/transport/device_channel/sockets.h"
 #include "xla_plugin/transport/records.h"
-#include "xla_plugin/transport/ring/carried_ring.h"
-#include "xla_plugin/transport/ring/sockets.h"
 
 namespace jaxhet {
 namespace {
@@ -25,16 +25,16 @@ std::vector<Fd> BlockingCopies(std::span<const Fd> sockets) {
   return copies;
 }
 
-class TcpRing : public CarriedRing {
+class TcpChannel : public ProxiedChannel {
  public:
-  TcpRing(const RingSetup& setup, size_t slot_bytes)
-      : CarriedRing(setup.device),
+  TcpChannel(const ChannelSetup& setup, size_t slot_bytes)
+      : ProxiedChannel(setup.device),
         sockets_(BlockingCopies(setup.sockets)),
-        slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kRingSlots, slot_bytes))) {
+        slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kChannelSlots, slot_bytes))) {
     host_slots_ = static_cast<std::byte*>(slots_memory_.get());
     SetSlots(setup.device.DeviceAddress(host_slots_), slot_bytes);
   }
-  ~TcpRing() override { Stop(); }
+  ~TcpChannel() override { Stop(); }
 
   std::vector<int> SocketFds() const override {
     std::vector<int> fds;
@@ -52,10 +52,8 @@ class TcpRing : public CarriedRing {
     for (const Fd& socket : sockets_) shutdown(socket.get(), SHUT_RDWR);
   }
 
-  std::byte* host_slot(uint64_t chunk) const {
-    return host_slots_ + RingSlot(chunk) * slot_bytes();
-  }
-  // False if the ring goes before the word has the value.
+  std::byte* host_slot(uint64_t chunk) const { return host_slots_ + SlotOf(chunk) * slot_bytes(); }
+  // False if the channel goes before the word has the value.
   bool Await(DeviceWord& word, uint32_t value) const {
     for (Backoff backoff; !Has(word, value); backoff.Wait()) {
       if (stopping()) return false;
@@ -71,9 +69,9 @@ class TcpRing : public CarriedRing {
   std::byte* host_slots_ = nullptr;
 };
 
-class TcpSource final : public TcpRing {
+class TcpSource final : public TcpChannel {
  public:
-  TcpSource(const RingSetup& setup, size_t slot_bytes) : TcpRing(setup, slot_bytes) {
+  TcpSource(const ChannelSetup& setup, size_t slot_bytes) : TcpChannel(setup, slot_bytes) {
     if (setup.encryption == Encryption::kOff) return;
     for (SealKeys& keys : setup.keys) sealed_.emplace_back(keys.encryption, std::move(keys.send));
   }
@@ -95,15 +93,15 @@ class TcpSource final : public TcpRing {
 
  private:
   bool SendChunk(size_t index, const ChunkInfo& info) {
-    const uint32_t slot = RingSlot(info.chunk);
-    if (!Await(words().filled.at(slot), RingTurn(info.chunk))) return false;
+    const uint32_t slot = SlotOf(info.chunk);
+    if (!Await(words().tail.at(slot), GenerationOf(info.chunk))) return false;
     if (sealed_.empty()) {
       SendAll(socket(index), &info, sizeof info, info.num_bytes > 0 ? MSG_MORE : 0);
       SendAll(socket(index), host_slot(info.chunk), info.num_bytes, 0);
     } else {
       SendSealed(index, info);
     }
-    Set(words().emptied.at(slot), RingTurn(info.chunk));
+    Set(words().head.at(slot), GenerationOf(info.chunk));
     return true;
   }
 
@@ -121,9 +119,9 @@ class TcpSource final : public TcpRing {
   std::vector<RecordWriter> sealed_;  // by socket; none: bytes travel as they are
 };
 
-class TcpTarget final : public TcpRing {
+class TcpTarget final : public TcpChannel {
  public:
-  TcpTarget(const RingSetup& setup, size_t slot_bytes) : TcpRing(setup, slot_bytes) {
+  TcpTarget(const ChannelSetup& setup, size_t slot_bytes) : TcpChannel(setup, slot_bytes) {
     if (setup.encryption == Encryption::kOff) return;
     for (SealKeys& keys : setup.keys) {
       sealed_.emplace_back(keys.encryption, std::move(keys.receive));
@@ -137,13 +135,13 @@ class TcpTarget final : public TcpRing {
       if (info.num_bytes > slot_bytes() || info.chunk % num_threads() != index) {
         Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
       }
-      const uint32_t slot = RingSlot(info.chunk);
-      if (!Await(words().emptied.at(slot), RingTurn(info.chunk) - 1)) return;
+      const uint32_t slot = SlotOf(info.chunk);
+      if (!Await(words().head.at(slot), GenerationOf(info.chunk) - 1)) return;
       if (!Read(index, host_slot(info.chunk), info.num_bytes)) {
         Throw(ErrorCode::kTransport, "the peer has closed the connection");
       }
       if (!IsAgreed(info)) continue;  // whoever looks at the logs fails the job
-      Set(words().filled.at(slot), RingTurn(info.chunk));
+      Set(words().tail.at(slot), GenerationOf(info.chunk));
     }
   }
 
@@ -190,21 +188,21 @@ class TcpTarget final : public TcpRing {
   std::vector<RecordReader> sealed_;  // by socket; none: bytes travel as they are
 };
 
-void CheckSockets(const RingSetup& setup) {
+void CheckSockets(const ChannelSetup& setup) {
   if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
   if (setup.sockets.empty()) Throw(ErrorCode::kTransport, "no sockets were connected for it");
 }
 
 }  // namespace
 
-std::pair<std::unique_ptr<RingEnd>, std::string> MakeTcpRing(const RingSetup& setup) {
+std::pair<std::unique_ptr<DeviceChannel>, std::string> MakeTcpChannel(const ChannelSetup& setup) {
   CheckSockets(setup);
   const TcpOfferInfo info{HostSlotBytes(setup)};
   return {std::make_unique<TcpTarget>(setup, info.slot_bytes),
           std::string(reinterpret_cast<const char*>(&info), sizeof info)};
 }
 
-std::unique_ptr<RingEnd> OpenTcpRing(const RingSetup& setup, std::string_view offer) {
+std::unique_ptr<DeviceChannel> OpenTcpChannel(const ChannelSetup& setup, std::string_view offer) {
   CheckSockets(setup);
   TcpOfferInfo info{};
   if (offer.size() != sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");

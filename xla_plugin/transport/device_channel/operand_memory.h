@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_RING_OPERAND_MEMORY_H_
-#define XLA_PLUGIN_TRANSPORT_RING_OPERAND_MEMORY_H_
+#ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_OPERAND_MEMORY_H_
+#define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_OPERAND_MEMORY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "xla_plugin/device/device.h"
-#include "xla_plugin/transport/ring/fd_mailbox.h"
+#include "xla_plugin/transport/device_channel/fd_mailbox.h"
 
 namespace jaxhet {
 
@@ -64,4 +64,4 @@ class PeerOperandMemory {
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_RING_OPERAND_MEMORY_H_
+#endif  // XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_OPERAND_MEMORY_H_

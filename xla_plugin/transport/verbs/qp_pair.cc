@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/verbs/path.h"
+#include "xla_plugin/transport/verbs/qp_pair.h"
 
 #include <algorithm>
 #include <random>
@@ -16,15 +16,15 @@ uint32_t RandomPsn() { return std::random_device()() & 0xff'ffff; }
 }  // namespace
 
 uint64_t Pack(const WorkId& id) {
-  return uint64_t{id.is_receive} << 63 | uint64_t{id.epoch} << 32 | id.path;
+  return uint64_t{id.is_receive} << 63 | uint64_t{id.epoch} << 32 | id.qp;
 }
 
 WorkId UnpackWorkId(uint64_t packed) {
   return {static_cast<uint32_t>(packed), static_cast<uint16_t>(packed >> 32), packed >> 63 != 0};
 }
 
-RailInfo InfoOf(const NicInfo& nic, uint32_t rkey) {
-  RailInfo info{};
+NicPairInfo InfoOf(const NicInfo& nic, uint32_t rkey) {
+  NicPairInfo info{};
   nic.name.copy(info.nic.data(), info.nic.size() - 1);
   info.gid = nic.gid.gid.raw;
   info.rkey = rkey;
@@ -34,7 +34,7 @@ RailInfo InfoOf(const NicInfo& nic, uint32_t rkey) {
   return info;
 }
 
-Route RouteOf(const NicInfo& own, const RailInfo& peer, const Options& options) {
+Route RouteOf(const NicInfo& own, const NicPairInfo& peer, const Options& options) {
   Route route{.gid = {.raw = peer.gid},
               .lid = peer.lid,
               .is_global = !own.is_infiniband,
@@ -47,7 +47,7 @@ Route RouteOf(const NicInfo& own, const RailInfo& peer, const Options& options) 
   return route;
 }
 
-Path::Path(Nic& nic, const CompletionQueue& cq, QueuePairSizes sizes, uint16_t pkey_index)
+QpPair::QpPair(Nic& nic, const CompletionQueue& cq, QueuePairSizes sizes, uint16_t pkey_index)
     : nic_(nic),
       cq_(cq),
       sizes_(sizes),
@@ -56,17 +56,17 @@ Path::Path(Nic& nic, const CompletionQueue& cq, QueuePairSizes sizes, uint16_t p
       qp_(MakeQueuePair()),
       room_(sizes.sends) {}
 
-std::unique_ptr<QueuePair> Path::MakeQueuePair() const {
+std::unique_ptr<QueuePair> QpPair::MakeQueuePair() const {
   return std::make_unique<QueuePair>(nic_.domain, cq_, sizes_, nic_.info.port, pkey_index_);
 }
 
-void Path::Connect(uint32_t index, const Route& route, PathInfo peer) {
+void QpPair::Connect(uint32_t index, const Route& route, QpInfo peer) {
   index_ = index;
   route_ = route;
   ConnectQueuePair(peer);
 }
 
-void Path::ConnectQueuePair(PathInfo peer) {
+void QpPair::ConnectQueuePair(QpInfo peer) {
   for (uint32_t i = 0; i < sizes_.receives; ++i) {
     if (const int error = Restock()) ThrowCall("ibv_post_recv", nic_.info.name, error);
   }
@@ -75,14 +75,14 @@ void Path::ConnectQueuePair(PathInfo peer) {
   qp_->Connect(route_, psn_);
 }
 
-int Path::Restock() {
-  return qp_->PostReceive(Pack({.path = index_, .epoch = epoch_, .is_receive = true}));
+int QpPair::Restock() {
+  return qp_->PostReceive(Pack({.qp = index_, .epoch = epoch_, .is_receive = true}));
 }
 
-int Path::Post(const Write& write, std::optional<Immediate> immediate, bool is_signalled) {
+int QpPair::Post(const Write& write, std::optional<Immediate> immediate, bool is_signalled) {
   ibv::Sge piece{.addr = write.from, .length = write.num_bytes, .lkey = write.lkey};
   ibv::SendWr wr;
-  wr.wr_id = Pack({.path = index_, .epoch = epoch_, .is_receive = false});
+  wr.wr_id = Pack({.qp = index_, .epoch = epoch_, .is_receive = false});
   wr.sg_list = &piece;
   wr.num_sge = write.num_bytes > 0 ? 1 : 0;
   wr.opcode = immediate ? ibv::kWrRdmaWriteWithImm : ibv::kWrRdmaWrite;
@@ -98,9 +98,9 @@ int Path::Post(const Write& write, std::optional<Immediate> immediate, bool is_s
   return 0;
 }
 
-int Path::PostFragment(const Write& write) { return Post(write, std::nullopt, false); }
+int QpPair::PostFragment(const Write& write) { return Post(write, std::nullopt, false); }
 
-int Path::PostLast(const Write& write, Immediate immediate, int slot) {
+int QpPair::PostLast(const Write& write, Immediate immediate, int slot) {
   const bool is_signalled = slot != kNoSlot || unsignalled_.num_sends + 1 >= kSignalEvery;
   if (const int error = Post(write, immediate, is_signalled)) return error;
   if (!is_signalled) return 0;
@@ -109,7 +109,7 @@ int Path::PostLast(const Write& write, Immediate immediate, int slot) {
   return 0;
 }
 
-int Path::OnSent() {
+int QpPair::OnSent() {
   if (posted_.empty()) return kNoSlot;
   const Posted oldest = posted_.front();
   posted_.pop_front();
@@ -118,12 +118,12 @@ int Path::OnSent() {
   return oldest.slot;
 }
 
-void Path::Kill() {
+void QpPair::Kill() {
   if (qp_) qp_->Kill();
   state_ = State::kDead;
 }
 
-PathInfo Path::Close() {
+QpInfo QpPair::Close() {
   qp_->Kill();
   state_ = State::kClosing;
   replacement_.reset();
@@ -131,14 +131,14 @@ PathInfo Path::Close() {
   try {
     replacement_ = MakeQueuePair();
   } catch (const Error&) {
-    return {};  // the path is closed for a reason that is logged; this follows from it
+    return {};  // the queue pair is closed for a reason that is logged; this follows from it
   }
   psn_ = RandomPsn();
   return {replacement_->number(), psn_};
 }
 
-bool Path::Reopen() {
-  const PathInfo peer = std::exchange(peer_closed, std::nullopt).value_or(PathInfo{});
+bool QpPair::Reopen() {
+  const QpInfo peer = std::exchange(peer_closed, std::nullopt).value_or(QpInfo{});
   qp_.reset();
   posted_.clear();
   unsignalled_ = {};

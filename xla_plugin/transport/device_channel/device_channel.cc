@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/ring/ring.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
 
 #include <algorithm>
 
@@ -48,18 +48,18 @@ uint64_t LaunchLog::PlaceOf(uint64_t number) const {
   return entries_[number % kEntries].place.load(std::memory_order_relaxed);
 }
 
-RingWays::Way RingWays::Choose(uint64_t number, Way way) {
+RouteChoices::Route RouteChoices::Choose(uint64_t number, Route route) {
   std::atomic<uint64_t>& entry = entries_[number % entries_.size()];
-  const uint64_t choice = 2 * number + (way == Way::kInSlots ? 1 : 0);
+  const uint64_t choice = 2 * number + (route == Route::kSlots ? 1 : 0);
   for (uint64_t seen = entry; seen < 2 * number && !entry.compare_exchange_weak(seen, choice);) {
   }
-  return Find(number).value_or(way);
+  return Find(number).value_or(route);
 }
 
-std::optional<RingWays::Way> RingWays::Find(uint64_t number) const {
+std::optional<RouteChoices::Route> RouteChoices::Find(uint64_t number) const {
   const uint64_t seen = entries_[number % entries_.size()];
   if (seen < 2 * number) return std::nullopt;
-  return seen % 2 == 0 ? Way::kPulled : Way::kInSlots;
+  return seen % 2 == 0 ? Route::kZeroCopy : Route::kSlots;
 }
 
 size_t ChunkBytes(size_t num_bytes, size_t slot_bytes) {
@@ -68,31 +68,32 @@ size_t ChunkBytes(size_t num_bytes, size_t slot_bytes) {
   return std::min(slot_bytes, std::max(share, kLeastChunk));
 }
 
-std::optional<uint64_t> RingEnd::PlaceOf(std::span<const std::byte> /*operand*/) const {
+std::optional<uint64_t> DeviceChannel::PlaceOf(std::span<const std::byte> /*operand*/) const {
   return std::nullopt;
 }
 
-const std::byte* RingEnd::At(uint64_t /*place*/, size_t /*num_bytes*/) const {
-  Throw(ErrorCode::kTransport, "the source wants an exchange pulled, which this ring can't do");
+const std::byte* DeviceChannel::At(uint64_t /*place*/, size_t /*num_bytes*/) const {
+  Throw(ErrorCode::kTransport,
+        "the source wants an exchange pulled, which this device channel can't do");
 }
 
-void RingEnd::Prove(Device& device, std::span<const std::byte> proof) {
+void DeviceChannel::Prove(Device& device, std::span<const std::byte> proof) {
   WriteProof(device, slot(0), proof);
 }
 
-bool RingEnd::IsProven(Device& device, std::span<const std::byte> proof) {
+bool DeviceChannel::IsProven(Device& device, std::span<const std::byte> proof) {
   return HasProof(device, slot(0), proof);
 }
 
 void CheckSlotBytes(uint64_t slot_bytes) {
-  if (slot_bytes > 0 && slot_bytes <= kMostDeviceBytes / kRingSlots) return;
+  if (slot_bytes > 0 && slot_bytes <= kMostDeviceBytes / kChannelSlots) return;
   Throw(ErrorCode::kTransport, "the peer offers slots of ", slot_bytes, " bytes, not of 1 to ",
-        kMostDeviceBytes / kRingSlots);
+        kMostDeviceBytes / kChannelSlots);
 }
 
-const RingTransport& RingTransportOf(std::string_view name) {
-  const auto transports = RingTransports();
-  const auto found = std::ranges::find(transports, name, &RingTransport::name);
+const DeviceTransport& DeviceTransportOf(std::string_view name) {
+  const auto transports = DeviceTransports();
+  const auto found = std::ranges::find(transports, name, &DeviceTransport::name);
   if (found != transports.end()) return *found;
   Throw(ErrorCode::kTransport, "no transport between devices is called '", name, "'");
 }

@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_RING_FD_MAILBOX_H_
-#define XLA_PLUGIN_TRANSPORT_RING_FD_MAILBOX_H_
+#ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_FD_MAILBOX_H_
+#define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_FD_MAILBOX_H_
 
 #include <array>
 #include <cstdint>
@@ -37,4 +37,4 @@ void LeaveFd(const FdMailboxInfo& mailbox, const Fd& fd);
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_RING_FD_MAILBOX_H_
+#endif  // XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_FD_MAILBOX_H_

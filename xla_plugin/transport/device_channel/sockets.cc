@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/ring/sockets.h"
+#include "xla_plugin/transport/device_channel/sockets.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>

@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_RING_CARRIED_RING_H_
-#define XLA_PLUGIN_TRANSPORT_RING_CARRIED_RING_H_
+#ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXIED_CHANNEL_H_
+#define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXIED_CHANNEL_H_
 
 #include <atomic>
 #include <chrono>
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "xla_plugin/transport/ring/ring.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
 
 namespace jaxhet {
 
@@ -30,15 +30,15 @@ class Backoff {
 
 // Before or with the bytes of each chunk.
 struct ChunkInfo {
-  uint64_t exchange;  // number on the ring
+  uint64_t exchange;  // number on the channel
   int64_t plan;
   int64_t index;
   uint64_t exchange_bytes;
-  uint64_t chunk;  // number on the ring
+  uint64_t chunk;  // number on the channel
   uint64_t num_bytes;
 };
 
-// The chunks of a ring's source, in their order: those of each exchange as it is launched.
+// The chunks of a channel's source, in their order: those of each exchange as it is launched.
 class ChunkCounter {
  public:
   ChunkCounter(const LaunchLog& log, size_t slot_bytes) : log_(log), slot_bytes_(slot_bytes) {}
@@ -60,9 +60,9 @@ class ChunkCounter {
   uint64_t done_bytes_ = 0;  // bytes of the exchange before the next chunk
 };
 
-// A ring of which each end has words and slots of its own, in pinned host memory but for slots that
-// a NIC can reach in a device's: threads of the process carry the chunks and set the words.
-class CarriedRing : public RingEnd {
+// A channel of which each end has words and slots of its own, in pinned host memory but for slots
+// that a NIC can reach in a device's: threads of the process carry the chunks and set the words.
+class ProxiedChannel : public DeviceChannel {
  public:
   void Settle() override;
   bool is_shared() const override { return false; }
@@ -71,7 +71,7 @@ class CarriedRing : public RingEnd {
   std::string Failure() const override;
 
  protected:
-  explicit CarriedRing(Device& device);
+  explicit ProxiedChannel(Device& device);
 
   // Threads call it; the classes that implement it Stop() before they go.
   virtual void Carry(size_t thread) = 0;
@@ -107,4 +107,4 @@ class CarriedRing : public RingEnd {
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_RING_CARRIED_RING_H_
+#endif  // XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXIED_CHANNEL_H_

@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_RING_SOCKETS_H_
-#define XLA_PLUGIN_TRANSPORT_RING_SOCKETS_H_
+#ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_SOCKETS_H_
+#define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_SOCKETS_H_
 
 #include <cstddef>
 
@@ -14,4 +14,4 @@ void SendAll(const Fd& socket, const void* from, size_t num_bytes, int flags);
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_RING_SOCKETS_H_
+#endif  // XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_SOCKETS_H_

@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/ring/message_socket.h"
+#include "xla_plugin/transport/device_channel/message_socket.h"
 
 #include <sys/socket.h>
 
@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/transport/ring/sockets.h"
+#include "xla_plugin/transport/device_channel/sockets.h"
 
 namespace jaxhet {
 namespace {

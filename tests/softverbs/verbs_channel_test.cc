@@ -11,8 +11,8 @@
 #include "xla_plugin/transport/verbs/nics.h"
 #include "xla_plugin/transport/verbs/operand_region.h"
 
-// Exchanges between devices over NICs: how their memory is registered, and what happens when paths
-// fail.
+// Exchanges between devices over NICs: how their memory is registered, and what happens when queue
+// pairs fail.
 namespace jaxhet::testing {
 namespace {
 
@@ -90,11 +90,11 @@ TEST(OperandsAreRegistered) {
   EXPECT(!garbled.AddressOf(OperandsOf(1)));
 }
 
-// Both ends of a ring, which the test plays the devices of.
-struct RingPair {
-  RingPair() {
-    const RingTransport& verbs = RingTransportOf("verbs");
-    const auto setup = [this](int rank) -> RingSetup {
+// Both ends of a channel, which the test plays the devices of.
+struct ChannelPair {
+  ChannelPair() {
+    const DeviceTransport& verbs = DeviceTransportOf("verbs");
+    const auto setup = [this](int rank) -> ChannelSetup {
       const auto own = static_cast<size_t>(rank);
       return {.device = *device,
               .same_process = false,
@@ -112,41 +112,42 @@ struct RingPair {
     target = std::move(end);
     source = verbs.open(setup(0), offer);
     target->Accept(source->Answer());
-    for (RingEnd* const each : {&*source, &*target}) each->Settle();
+    for (DeviceChannel* const each : {&*source, &*target}) each->Settle();
   }
 
   std::unique_ptr<Device> device = OpenHostDevice({}, 0);
   std::vector<std::vector<Ends>> ends = ConnectAll(2, 1);
   verbs::Nics nics{NicOptions()};
-  std::unique_ptr<RingEnd> source;
-  std::unique_ptr<RingEnd> target;
+  std::unique_ptr<DeviceChannel> source;
+  std::unique_ptr<DeviceChannel> target;
 };
 
 // Announces exchange `number` of one chunk, as the source's device does.
-void Send(RingPair& ring, uint32_t number, bool is_in_place) {
+void Send(ChannelPair& channel, uint32_t number, bool is_in_place) {
   const auto operand = OperandsOf(0);
-  const auto place = ring.source->PlaceOf(operand);
+  const auto place = channel.source->PlaceOf(operand);
   EXPECT(place.has_value());
-  RingWords& words = ring.source->words();
+  ChannelWords& words = channel.source->words();
   words.source.Publish(number, {kPlan, 0, operand.size()}, place.value_or(0));
-  words.ways.Choose(number, is_in_place ? RingWays::Way::kPulled : RingWays::Way::kInSlots);
-  (is_in_place ? words.ready.host() : words.filled[number - 1].host())
+  words.routes.Choose(number,
+                      is_in_place ? RouteChoices::Route::kZeroCopy : RouteChoices::Route::kSlots);
+  (is_in_place ? words.ready.host() : words.tail[number - 1].host())
       .store(is_in_place ? number : 1);
 }
 
 // A source that has failed lets its device go on: its memory is something else's by then.
 void CheckNothingIsSentAfterTheCut(bool is_in_place) {
-  RingPair ring;
+  ChannelPair channel;
   const auto has_arrived = [&](size_t slot) {
-    return ring.target->words().filled.at(slot).host().load() > 0;
+    return channel.target->words().tail.at(slot).host().load() > 0;
   };
-  Send(ring, 1, is_in_place);
+  Send(channel, 1, is_in_place);
   EXPECT(IsWithin(kLong, [&] { return has_arrived(0); }));
   const FaultScope fault("delay us=50000 count=all");
   const uint64_t before = Softverbs::Get().num_requests();
-  Send(ring, 2, is_in_place);
+  Send(channel, 2, is_in_place);
   EXPECT(IsWithin(kLong, [&] { return Softverbs::Get().num_requests() > before; }));
-  ring.source->Cut();
+  channel.source->Cut();
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   ExpectEqual(Softverbs::Get().num_requests(), before + 1);  // one of two requests; the other waits
   EXPECT(!has_arrived(1));
@@ -179,7 +180,7 @@ bool Swaps(DeviceWorld& world) {
   return true;
 }
 
-TEST(RingsGoOnWhenPathsFail) {
+TEST(ChannelsGoOnWhenQueuePairsFail) {
   for (const char* const fault :
        {"error status=12", "error status=12 after=3 count=2", "error status=12 bytes=all",
         "flush after=5", "peer_flush after=2", "ghost us=2000 after=4", "ghost us=50000 after=9",
@@ -196,7 +197,7 @@ TEST(RingsGoOnWhenPathsFail) {
   }
 }
 
-TEST(RingsGoOnWhenAPortGoesDown) {
+TEST(ChannelsGoOnWhenAPortGoesDown) {
   DeviceWorld world(VerbsOptions(/*has_operands=*/true));
   EXPECT(Swaps(world));
   Softverbs::Get().Command("port soft0 1 down");
@@ -205,7 +206,7 @@ TEST(RingsGoOnWhenAPortGoesDown) {
   EXPECT(Swaps(world));
 }
 
-TEST(LastPathIsAnError) {
+TEST(LastQueuePairIsAnError) {
   Part zero(0, SwapPairs(), kSlotBytes);
   Part one(1, SwapPairs(), kSlotBytes);
   DeviceWorld world(VerbsOptions(/*has_operands=*/true));
@@ -215,7 +216,7 @@ TEST(LastPathIsAnError) {
   const auto error = world.engine(0).WaitFailure(kLong);
   EXPECT(error != nullptr);
   ExpectContains(error->what(), "jaxhet.PeerError: [rank ");
-  ExpectContains(error->what(), "a ring (verbs) broke: no RDMA path is left");
+  ExpectContains(error->what(), "a device channel (verbs) broke: no queue pair is left");
   ExpectContains(error->what(), "IBV_WC_RETRY_EXC_ERR");
 }
 

@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_RING_RING_H_
-#define XLA_PLUGIN_TRANSPORT_RING_RING_H_
+#ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_DEVICE_CHANNEL_H_
+#define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_DEVICE_CHANNEL_H_
 
 #include <algorithm>
 #include <array>
@@ -20,18 +20,18 @@
 #include "xla_plugin/transport/seal.h"
 #include "xla_plugin/transport/shared_memory.h"
 
-// A ring is the one-way path from one rank to another that their devices use by themselves, in the
-// order of their streams:
+// A device channel is the one-way path from one rank to another that their devices use by
+// themselves, in the order of their streams:
 //
 //   source's device                              target's device
-//   waits until the slot was emptied
+//   waits for `head`: the slot was read
 //   copies a chunk of the operand into it
-//   writes `filled`                       ->     waits for `filled`
+//   writes `tail`                         ->     waits for `tail`
 //                                                copies the slot into the result
-//                                         <-     writes `emptied`
+//                                       <-     writes `head`
 //
-// Chunk c of a ring goes through slot c % kRingSlots for the (c / kRingSlots + 1)th time, and this
-// number is what is written and waited for.
+// Chunk c of a channel is the (c / kChannelSlots + 1)th one in slot c % kChannelSlots. This number,
+// the slot's generation, is written and waited for.
 //
 // Where the target's device reaches the memory that the source's operands lie in, long exchanges
 // can be pulled instead, as a whole:
@@ -43,17 +43,17 @@
 // with the number of the exchange. (Where the source's NIC reaches it, the NIC sends it from there
 // between `ready` and `taken`, into the target's slots; for the target it comes like all else.)
 // The target that pulls must know where the operand is, so the ends choose
-// the way of each such exchange: it is pulled if the source launches it before the target gives up
-// waiting for that.
+// the route of each such exchange: it is pulled if the source launches it before the target gives
+// up waiting for that.
 namespace jaxhet {
 
 namespace verbs {
 class Nics;
 }
 
-inline constexpr uint32_t kRingSlots = 8;
+inline constexpr uint32_t kChannelSlots = 8;
 inline constexpr uint32_t kTakenWords = 2;
-// All rings to one device together, at most.
+// All channels to one device together, at most.
 inline constexpr size_t kMostDeviceBytes = size_t{256} << 20;
 // Largest slot of shm and tcp: caches hold several of these.
 inline constexpr size_t kMostHostSlotBytes = size_t{2} << 20;
@@ -64,10 +64,10 @@ inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
 // `number` as a device compares it. Throws UsageError if it is too large.
 uint32_t DeviceNumber(uint64_t number);
 // The slot of a chunk, and the value that says that it is there, or was taken from there.
-inline uint32_t RingSlot(uint64_t chunk) { return static_cast<uint32_t>(chunk % kRingSlots); }
-inline uint32_t RingTurn(uint64_t chunk) { return DeviceNumber(chunk / kRingSlots + 1); }
+inline uint32_t SlotOf(uint64_t chunk) { return static_cast<uint32_t>(chunk % kChannelSlots); }
+inline uint32_t GenerationOf(uint64_t chunk) { return DeviceNumber(chunk / kChannelSlots + 1); }
 
-// Description of an exchange that both ends of a ring must agree on.
+// Description of an exchange that both ends of a channel must agree on.
 struct Launch {
   int64_t plan;
   int64_t index;
@@ -75,7 +75,7 @@ struct Launch {
   auto operator<=>(const Launch&) const = default;
 };
 
-// Launches of one end of a ring, for the other end to compare: each end writes its launch,
+// Launches of one end of a channel, for the other end to compare: each end writes its launch,
 // then reads the other's. One of them sees both. Numbers count from 1.
 class LaunchLog {
  public:
@@ -121,17 +121,17 @@ class LaunchLog {
   std::array<Entry, kEntries> entries_;
 };
 
-// The ways of the latest exchanges that may be pulled, as the first end to choose has said.
-class RingWays {
+// The routes of the latest exchanges that may be zero-copy: the first end to choose decides.
+class RouteChoices {
  public:
-  enum class Way : uint8_t { kPulled, kInSlots };
+  enum class Route : uint8_t { kZeroCopy, kSlots };
 
-  // `way`, or what the other end has chosen before.
-  Way Choose(uint64_t number, Way way);
-  std::optional<Way> Find(uint64_t number) const;
+  // `route`, or what the other end has chosen before.
+  Route Choose(uint64_t number, Route route);
+  std::optional<Route> Find(uint64_t number) const;
 
  private:
-  // Twice the number, and the way.
+  // Twice the number, and the route.
   std::array<std::atomic<uint64_t>, LaunchLog::kEntries> entries_;
 };
 
@@ -142,17 +142,17 @@ struct alignas(64) DeviceWord {
   std::atomic_ref<uint32_t> host() { return std::atomic_ref(value); }
 };
 
-// Words that both ends see; all but the gate are zero at first.
-struct RingWords {
-  std::array<DeviceWord, kRingSlots> filled;   // written by the source's device
-  std::array<DeviceWord, kRingSlots> emptied;  // written by the target's device
+// Words that both ends see; all but the abort flag are zero at first.
+struct ChannelWords {
+  std::array<DeviceWord, kChannelSlots> tail;  // written by the source's device
+  std::array<DeviceWord, kChannelSlots> head;  // written by the target's device
   DeviceWord ready;                            // written by the source's device
   std::array<DeviceWord, kTakenWords> taken;   // in turns, written by the target's device
-  // Waited for by the target's device, last of all, before a result counts. Closed (0) by a source
-  // that has failed: it may fill slots then that were not emptied.
-  DeviceWord gate;
+  // Waited for by the target's device, last of all, before a result counts. Zero: the source has
+  // failed, and may overwrite slots that were not read.
+  DeviceWord abort_flag;
   std::atomic<uint64_t> pull_bytes;  // exchanges from this size on may be pulled; 0: none
-  RingWays ways;
+  RouteChoices routes;
   LaunchLog source;
   LaunchLog target;
 
@@ -164,21 +164,21 @@ struct RingWords {
 // ends. At least one chunk.
 size_t ChunkBytes(size_t num_bytes, size_t slot_bytes);
 
-// One rank's end of a ring. Addresses are those of its device; `words` those of this process.
-class RingEnd {
+// One rank's end of a channel. Addresses are those of its device; `words` those of this process.
+class DeviceChannel {
  public:
-  virtual ~RingEnd() = default;
-  RingEnd(const RingEnd&) = delete;
-  RingEnd& operator=(const RingEnd&) = delete;
+  virtual ~DeviceChannel() = default;
+  DeviceChannel(const DeviceChannel&) = delete;
+  DeviceChannel& operator=(const DeviceChannel&) = delete;
 
   size_t slot_bytes() const { return slot_bytes_; }
-  RingWords& words() const { return *words_; }
+  ChannelWords& words() const { return *words_; }
   void* slot(uint32_t slot) const { return slots_ + slot * slot_bytes_; }
-  void* filled(uint32_t slot) const { return AddressOf(words_->filled.at(slot)); }
-  void* emptied(uint32_t slot) const { return AddressOf(words_->emptied.at(slot)); }
+  void* tail(uint32_t slot) const { return AddressOf(words_->tail.at(slot)); }
+  void* head(uint32_t slot) const { return AddressOf(words_->head.at(slot)); }
   void* ready() const { return AddressOf(words_->ready); }
   void* taken(uint64_t exchange) const { return AddressOf(words_->TakenOf(exchange)); }
-  void* gate() const { return AddressOf(words_->gate); }
+  void* abort_flag() const { return AddressOf(words_->abort_flag); }
 
   // Set-up, by the source: what the target's Accept() needs to know.
   virtual std::string Answer() { return {}; }
@@ -203,22 +203,22 @@ class RingEnd {
   virtual bool is_shared() const { return true; }
   // Sockets to the peer; a forked child closes its copies.
   virtual std::vector<int> SocketFds() const { return {}; }
-  // Advice for people if the ring could be faster; or empty.
+  // Advice for people if the channel could be faster; or empty.
   virtual std::string Remark() const { return {}; }
   // Set-up is over.
   virtual void Settle() {}
-  // The job has failed: threads of the ring end, and what the source's device writes into slots
+  // The job has failed: threads of the channel end, and what the source's device writes into slots
   // from now on does not count for the target. What that takes at this moment still may.
-  virtual void Cut() { words_->gate.host().store(0); }
+  virtual void Cut() { words_->abort_flag.host().store(0); }
   // Why nothing moves on it any more; "" while all is well.
   virtual std::string Failure() const { return {}; }
 
  protected:
-  RingEnd() = default;
+  DeviceChannel() = default;
 
   // The words lie in `memory`, which the device sees at `device_address`.
   void SetWords(std::byte* memory, void* device_address) {
-    words_ = reinterpret_cast<RingWords*>(memory);
+    words_ = reinterpret_cast<ChannelWords*>(memory);
     device_words_ = static_cast<std::byte*>(device_address);
   }
   void SetSlots(void* slots, size_t slot_bytes) {
@@ -232,13 +232,13 @@ class RingEnd {
            (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
   }
 
-  RingWords* words_ = nullptr;
+  ChannelWords* words_ = nullptr;
   std::byte* device_words_ = nullptr;
   std::byte* slots_ = nullptr;
   size_t slot_bytes_ = 0;
 };
 
-struct RingSetup {
+struct ChannelSetup {
   Device& device;  // device of the rank at this end
   bool same_process;
   bool same_host;
@@ -249,7 +249,7 @@ struct RingSetup {
   // nothing is pulled.
   std::span<std::byte> operands;
   std::span<const Fd> sockets;  // to and from the peer, of these two ranks; may be none
-  const Fd* messages;           // another one, for this ring alone; may be null
+  const Fd* messages;           // another one, for this channel alone; may be null
   verbs::Nics* nics;            // NICs of this process
   Encryption encryption = Encryption::kOff;
   std::span<SealKeys> keys;  // one for each of `sockets`; the end that uses one takes it
@@ -258,23 +258,23 @@ struct RingSetup {
 // `slot_bytes` is the target's offer. Throws TransportError if no target offers that.
 void CheckSlotBytes(uint64_t slot_bytes);
 
-inline size_t HostSlotBytes(const RingSetup& setup) {
+inline size_t HostSlotBytes(const ChannelSetup& setup) {
   return std::min(setup.slot_bytes, kMostHostSlotBytes);
 }
 
-// A kind of ring. Both functions throw the reason if this end can't have one.
-struct RingTransport {
+// A kind of channel. Both functions throw the reason if this end can't have one.
+struct DeviceTransport {
   std::string_view name;
   // The target's end, and what the source's Open() needs to know of it.
-  std::pair<std::unique_ptr<RingEnd>, std::string> (*make)(const RingSetup& setup);
-  std::unique_ptr<RingEnd> (*open)(const RingSetup& setup, std::string_view offer);
+  std::pair<std::unique_ptr<DeviceChannel>, std::string> (*make)(const ChannelSetup& setup);
+  std::unique_ptr<DeviceChannel> (*open)(const ChannelSetup& setup, std::string_view offer);
 };
 
 // All of them, best first.
-std::span<const RingTransport> RingTransports();
+std::span<const DeviceTransport> DeviceTransports();
 // Throws TransportError if no transport has this name.
-const RingTransport& RingTransportOf(std::string_view name);
+const DeviceTransport& DeviceTransportOf(std::string_view name);
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_RING_RING_H_
+#endif  // XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_DEVICE_CHANNEL_H_

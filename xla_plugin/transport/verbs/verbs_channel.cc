@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/verbs/verbs_ring.h"
+#include "xla_plugin/transport/verbs/verbs_channel.h"
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -12,8 +12,8 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/transport/ring/carried_ring.h"
-#include "xla_plugin/transport/ring/message_socket.h"
+#include "xla_plugin/transport/device_channel/message_socket.h"
+#include "xla_plugin/transport/device_channel/proxied_channel.h"
 #include "xla_plugin/transport/verbs/device_slots.h"
 #include "xla_plugin/transport/verbs/nics.h"
 #include "xla_plugin/transport/verbs/operand_region.h"
@@ -27,31 +27,31 @@ using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 
 // The other way go credits alone, which need no memory to speak of.
-constexpr size_t kNothing = verbs::SlotLink::kNoteBytes;
+constexpr size_t kNothing = verbs::SlotLink::kHeaderBytes;
 constexpr milliseconds kProofTimeout{5'000};
 constexpr milliseconds kEventInterval{1};  // between looks at events while there is work
 constexpr milliseconds kIdleInterval{1'000};
 
-static_assert(sizeof(ChunkInfo) <= verbs::SlotLink::kNoteBytes);
+static_assert(sizeof(ChunkInfo) <= verbs::SlotLink::kHeaderBytes);
 
 struct VerbsOfferInfo {
   uint64_t slot_bytes;
 };
 
-std::vector<std::shared_ptr<verbs::Nic>> NicsOf(const RingSetup& setup) {
+std::vector<std::shared_ptr<verbs::Nic>> NicsOf(const ChannelSetup& setup) {
   return setup.nics->Near(setup.device.info().pci_bus_id);
 }
 
 // Largest message that every NIC can send.
-size_t MostBytes(const RingSetup& setup) {
+size_t MostBytes(const ChannelSetup& setup) {
   size_t most = SIZE_MAX;
   for (const auto& nic : NicsOf(setup)) most = std::min<size_t>(most, nic->info.max_message);
   return most;
 }
 
-class VerbsRing : public CarriedRing, private PeerHost {
+class VerbsChannel : public ProxiedChannel, private PeerHost {
  public:
-  ~VerbsRing() override { Stop(); }
+  ~VerbsChannel() override { Stop(); }
 
   std::string Answer() override { return link_.Offer(); }
   std::vector<int> SocketFds() const override { return {socket_.fd()}; }
@@ -61,18 +61,18 @@ class VerbsRing : public CarriedRing, private PeerHost {
 
  protected:
   // `is_source`: its slots go out; else they come in.
-  VerbsRing(const RingSetup& setup, size_t slot_bytes, bool is_source)
-      : CarriedRing(setup.device),
+  VerbsChannel(const ChannelSetup& setup, size_t slot_bytes, bool is_source)
+      : ProxiedChannel(setup.device),
         socket_(*setup.messages),
         nics_(NicsOf(setup)),
-        slots_(setup.device, nics_, setup.nics->options(), kRingSlots, slot_bytes),
-        nothing_(nics_, kRingSlots, kNothing, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
+        slots_(setup.device, nics_, setup.nics->options(), kChannelSlots, slot_bytes),
+        nothing_(nics_, kChannelSlots, kNothing, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
         link_(nics_, setup.nics->options(),
               {.outgoing = is_source ? slots_.slots() : nothing_.slots(),
                .incoming = is_source ? nothing_.slots() : slots_.slots(),
-               .count = kRingSlots,
+               .count = kChannelSlots,
                .chunk_bytes = slot_bytes,
-               .notes = verbs::SlotLink::Notes::kOfEachSlot},
+               .headers = verbs::SlotLink::Headers::kOfEachSlot},
               *this) {
     SetSlots(slots_.device_address(), slot_bytes);
   }
@@ -125,10 +125,10 @@ class VerbsRing : public CarriedRing, private PeerHost {
   Time last_look_;
 };
 
-class VerbsSource final : public VerbsRing {
+class VerbsSource final : public VerbsChannel {
  public:
-  VerbsSource(const RingSetup& setup, size_t slot_bytes, std::string_view offer)
-      : VerbsRing(setup, slot_bytes, /*is_source=*/true) {
+  VerbsSource(const ChannelSetup& setup, size_t slot_bytes, std::string_view offer)
+      : VerbsChannel(setup, slot_bytes, /*is_source=*/true) {
     link().Accept(offer);
     if (setup.operands.empty() || device_slots().is_pinned()) return;
     auto& shared = setup.nics->OperandsOf(setup.device);
@@ -146,19 +146,19 @@ class VerbsSource final : public VerbsRing {
   }
 
   std::string Remark() const override {
-    if (!operands_ || operands_->why_not().empty()) return VerbsRing::Remark();
+    if (!operands_ || operands_->why_not().empty()) return VerbsChannel::Remark();
     return StrCat("operands are copied before RDMA: ", operands_->why_not());
   }
 
   // The operand may change from now on, so NICs must not send any more.
   void Cut() override {
-    VerbsRing::Cut();
+    VerbsChannel::Cut();
     link().Kill();
   }
 
   void Prove(Device& device, std::span<const std::byte> proof) override {
-    RingEnd::Prove(device, proof);
-    std::memset(link().note(0), 0, verbs::SlotLink::kNoteBytes);
+    DeviceChannel::Prove(device, proof);
+    std::memset(link().header(0), 0, verbs::SlotLink::kHeaderBytes);
     link().Start(0, proof.size());
     link().SendTo(0, proof.size());
     const Time limit = Clock::now() + kProofTimeout;
@@ -198,9 +198,9 @@ class VerbsSource final : public VerbsRing {
   // Returns the slots to the device that the peer's device has emptied.
   size_t ReturnSlots() {
     size_t count = 0;
-    for (uint32_t slot = 0; slot < kRingSlots; ++slot) {
-      if (turns_.at(slot) == 0 || !link().IsFree(slot)) continue;
-      Set(words().emptied.at(slot), std::exchange(turns_.at(slot), 0));
+    for (uint32_t slot = 0; slot < kChannelSlots; ++slot) {
+      if (generations_.at(slot) == 0 || !link().IsFree(slot)) continue;
+      Set(words().head.at(slot), std::exchange(generations_.at(slot), 0));
       if (InPlace* const exchange = std::exchange(in_place_of_.at(slot), nullptr)) {
         --exchange->num_open;
       }
@@ -224,17 +224,17 @@ class VerbsSource final : public VerbsRing {
     if (link().HasResends()) return link().Resend() > 0 ? 1 : 0;
     const std::optional<ChunkInfo> info = chunks.Next();
     if (!info) return 0;
-    const uint32_t slot = RingSlot(info->chunk);
-    const uint32_t turn = RingTurn(info->chunk);
-    const std::optional<RingWays::Way> way = WayOf(*info);
-    if (!way || !link().IsFree(slot) || !link().HasRoom()) return 0;
-    const bool is_in_place = *way == RingWays::Way::kPulled;
+    const uint32_t slot = SlotOf(info->chunk);
+    const uint32_t generation = GenerationOf(info->chunk);
+    const std::optional<RouteChoices::Route> route = RouteOf(*info);
+    if (!route || !link().IsFree(slot) || !link().HasRoom()) return 0;
+    const bool is_in_place = *route == RouteChoices::Route::kZeroCopy;
     if (is_in_place ? !Has(words().ready, DeviceNumber(info->exchange))
-                    : !Has(words().filled.at(slot), turn)) {
+                    : !Has(words().tail.at(slot), generation)) {
       return 0;
     }
-    std::memcpy(link().note(slot), &*info, sizeof *info);
-    turns_.at(slot) = turn;
+    std::memcpy(link().header(slot), &*info, sizeof *info);
+    generations_.at(slot) = generation;
     ++num_open_;
     if (is_in_place) {
       StartInPlace(*info, chunks.offset());
@@ -247,9 +247,9 @@ class VerbsSource final : public VerbsRing {
   }
 
   // None while the device's thread has not chosen it.
-  std::optional<RingWays::Way> WayOf(const ChunkInfo& info) const {
-    if (info.exchange_bytes < pull_bytes()) return RingWays::Way::kInSlots;
-    return words().ways.Find(info.exchange);
+  std::optional<RouteChoices::Route> RouteOf(const ChunkInfo& info) const {
+    if (info.exchange_bytes < pull_bytes()) return RouteChoices::Route::kSlots;
+    return words().routes.Find(info.exchange);
   }
 
   void StartInPlace(const ChunkInfo& info, uint64_t offset) {
@@ -257,7 +257,7 @@ class VerbsSource final : public VerbsRing {
     InPlace& exchange = in_place_.back();
     ++exchange.num_open;
     exchange.is_sent = offset + info.num_bytes == info.exchange_bytes;
-    const uint32_t slot = RingSlot(info.chunk);
+    const uint32_t slot = SlotOf(info.chunk);
     in_place_of_.at(slot) = &exchange;
     link().StartFrom(slot, operands_->memory(), words().source.PlaceOf(info.exchange) + offset,
                      info.num_bytes);
@@ -265,15 +265,16 @@ class VerbsSource final : public VerbsRing {
 
   std::shared_ptr<verbs::OperandRegion> operands_;  // null: none are known
   std::deque<InPlace> in_place_;
-  std::array<uint32_t, kRingSlots> turns_{};        // turns of the slots that are under way
-  std::array<InPlace*, kRingSlots> in_place_of_{};  // null: from our slot
+  std::array<uint32_t, kChannelSlots>
+      generations_{};  // generations of the slots that are under way
+  std::array<InPlace*, kChannelSlots> in_place_of_{};  // null: from our slot
   size_t num_open_ = 0;
 };
 
-class VerbsTarget final : public VerbsRing {
+class VerbsTarget final : public VerbsChannel {
  public:
-  VerbsTarget(const RingSetup& setup, size_t slot_bytes)
-      : VerbsRing(setup, slot_bytes, /*is_source=*/false) {}
+  VerbsTarget(const ChannelSetup& setup, size_t slot_bytes)
+      : VerbsChannel(setup, slot_bytes, /*is_source=*/false) {}
   ~VerbsTarget() override { Stop(); }
 
   void Accept(std::string_view answer) override { link().Accept(answer); }
@@ -285,7 +286,7 @@ class VerbsTarget final : public VerbsRing {
     const verbs::SlotLink::Arrival arrival = link().FirstArrival();
     link().TakeArrival();
     device_slots().Flush(arrival.slot, link().NicOf(arrival));
-    const bool is_proven = RingEnd::IsProven(device, proof);
+    const bool is_proven = DeviceChannel::IsProven(device, proof);
     link().Empty(arrival.slot);
     link().SendCredits();
     return is_proven;
@@ -316,14 +317,14 @@ class VerbsTarget final : public VerbsRing {
       if (!IsVisible(arrival)) continue;
       const size_t slot = arrival.slot;
       ChunkInfo info{};
-      std::memcpy(&info, link().arrived_note(slot), sizeof info);
-      if (info.num_bytes > slot_bytes() || RingSlot(info.chunk) != slot) {
+      std::memcpy(&info, link().arrived_header(slot), sizeof info);
+      if (info.num_bytes > slot_bytes() || SlotOf(info.chunk) != slot) {
         Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
       }
-      turns_.at(slot) = RingTurn(info.chunk);
+      generations_.at(slot) = GenerationOf(info.chunk);
       ++num_open_;
       // Whoever looks at the logs fails the job.
-      if (IsAgreed(info)) Set(words().filled.at(slot), RingTurn(info.chunk));
+      if (IsAgreed(info)) Set(words().tail.at(slot), GenerationOf(info.chunk));
     }
     return count;
   }
@@ -340,9 +341,10 @@ class VerbsTarget final : public VerbsRing {
 
   size_t EmptySlots() {
     size_t count = 0;
-    for (uint32_t slot = 0; slot < kRingSlots; ++slot) {
-      if (turns_.at(slot) == 0 || !Has(words().emptied.at(slot), turns_.at(slot))) continue;
-      turns_.at(slot) = 0;
+    for (uint32_t slot = 0; slot < kChannelSlots; ++slot) {
+      if (generations_.at(slot) == 0 || !Has(words().head.at(slot), generations_.at(slot)))
+        continue;
+      generations_.at(slot) = 0;
       link().Empty(slot);
       --num_open_;
       ++count;
@@ -351,11 +353,12 @@ class VerbsTarget final : public VerbsRing {
     return count;
   }
 
-  std::array<uint32_t, kRingSlots> turns_{};  // turns of the slots that the device has not emptied
+  std::array<uint32_t, kChannelSlots>
+      generations_{};  // generations of the slots that the device has not emptied
   size_t num_open_ = 0;
 };
 
-void Check(const RingSetup& setup) {
+void Check(const ChannelSetup& setup) {
   RefuseSealing(setup.encryption);
   if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
   if (setup.messages == nullptr) Throw(ErrorCode::kTransport, "no sockets were connected for it");
@@ -363,16 +366,16 @@ void Check(const RingSetup& setup) {
 
 }  // namespace
 
-std::pair<std::unique_ptr<RingEnd>, std::string> MakeVerbsRing(const RingSetup& setup) {
+std::pair<std::unique_ptr<DeviceChannel>, std::string> MakeVerbsChannel(const ChannelSetup& setup) {
   Check(setup);
   const VerbsOfferInfo info{std::min(setup.slot_bytes, MostBytes(setup))};
-  auto ring = std::make_unique<VerbsTarget>(setup, info.slot_bytes);
+  auto channel = std::make_unique<VerbsTarget>(setup, info.slot_bytes);
   std::string offer(reinterpret_cast<const char*>(&info), sizeof info);
-  offer += ring->Answer();
-  return {std::move(ring), std::move(offer)};
+  offer += channel->Answer();
+  return {std::move(channel), std::move(offer)};
 }
 
-std::unique_ptr<RingEnd> OpenVerbsRing(const RingSetup& setup, std::string_view offer) {
+std::unique_ptr<DeviceChannel> OpenVerbsChannel(const ChannelSetup& setup, std::string_view offer) {
   Check(setup);
   VerbsOfferInfo info{};
   if (offer.size() < sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");

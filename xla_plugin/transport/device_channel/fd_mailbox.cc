@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/ring/fd_mailbox.h"
+#include "xla_plugin/transport/device_channel/fd_mailbox.h"
 
 #include <endian.h>
 #include <linux/filter.h>

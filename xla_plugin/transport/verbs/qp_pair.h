@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_VERBS_PATH_H_
-#define XLA_PLUGIN_TRANSPORT_VERBS_PATH_H_
+#ifndef XLA_PLUGIN_TRANSPORT_VERBS_QP_PAIR_H_
+#define XLA_PLUGIN_TRANSPORT_VERBS_QP_PAIR_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace jaxhet::verbs {
 
 // Identity of a work request, in its wr_id.
 struct WorkId {
-  uint32_t path;
+  uint32_t qp;
   uint16_t epoch;
   bool is_receive;
 };
@@ -32,8 +32,8 @@ struct Write {
 };
 
 // Description of a NIC of ours for the peer, and our route to the peer's NIC.
-RailInfo InfoOf(const NicInfo& nic, uint32_t rkey);
-Route RouteOf(const NicInfo& own, const RailInfo& peer, const Options& options);
+NicPairInfo InfoOf(const NicInfo& nic, uint32_t rkey);
+Route RouteOf(const NicInfo& own, const NicPairInfo& peer, const Options& options);
 
 inline constexpr int kNoSlot = -1;
 
@@ -41,13 +41,13 @@ inline constexpr int kNoSlot = -1;
 // it, and may connect a replacement under the next epoch:
 //   kLive -> Close() -> kClosing -> both ends have closed: Reopen() -> kOpening -> the peer has
 //   reopened, too: SetLive() -> kLive; kDead where an end has no replacement.
-class Path {
+class QpPair {
  public:
   enum class State { kSetUp, kLive, kClosing, kOpening, kDead };
 
-  Path(Nic& nic, const CompletionQueue& cq, QueuePairSizes sizes, uint16_t pkey_index);
+  QpPair(Nic& nic, const CompletionQueue& cq, QueuePairSizes sizes, uint16_t pkey_index);
 
-  PathInfo info() const { return {qp_->number(), psn_}; }
+  QpInfo info() const { return {qp_->number(), psn_}; }
   uint32_t index() const { return index_; }
   State state() const { return state_; }
   bool is_live() const { return state_ == State::kLive; }
@@ -56,7 +56,7 @@ class Path {
   size_t bytes_in_flight() const { return bytes_in_flight_; }
 
   // Set-up: under this index, the same at both ends.
-  void Connect(uint32_t index, const Route& route, PathInfo peer);
+  void Connect(uint32_t index, const Route& route, QpInfo peer);
   void SetLive() { state_ = State::kLive; }
 
   bool HasRoom(uint32_t num_sends) const { return is_live() && room_ >= num_sends; }
@@ -72,10 +72,10 @@ class Path {
   // For good.
   void Kill();
   // The queue pair of the next epoch; its qp_num is 0 without one.
-  PathInfo Close();
+  QpInfo Close();
   // Message of the peer's closing; kept until our own closing.
-  std::optional<PathInfo> peer_closed;
-  // Both ends have closed. False if there is no replacement on both sides: the path is dead.
+  std::optional<QpInfo> peer_closed;
+  // Both ends have closed. False if there is no replacement on both sides: the queue pair is dead.
   bool Reopen();
 
  private:
@@ -87,7 +87,7 @@ class Path {
   };
 
   std::unique_ptr<QueuePair> MakeQueuePair() const;
-  void ConnectQueuePair(PathInfo peer);
+  void ConnectQueuePair(QpInfo peer);
   int Post(const Write& write, std::optional<Immediate> immediate, bool is_signalled);
 
   Nic& nic_;
@@ -110,4 +110,4 @@ class Path {
 
 }  // namespace jaxhet::verbs
 
-#endif  // XLA_PLUGIN_TRANSPORT_VERBS_PATH_H_
+#endif  // XLA_PLUGIN_TRANSPORT_VERBS_QP_PAIR_H_

@@ -1,4 +1,4 @@
-#include "xla_plugin/engine/ring_setup.h"
+#include "xla_plugin/engine/channel_setup.h"
 
 #include <sys/random.h>
 
@@ -13,18 +13,18 @@
 namespace jaxhet {
 namespace {
 
-// How far a source and a target are with their ring.
-enum class RingStep : int32_t {
+// How far a source and a target are with their channel.
+enum class ChannelStep : int32_t {
   kOffer,     // target: (transport, offer); replaces the one before
-  kAnswer,    // source: (answer); the ring is open
+  kAnswer,    // source: (answer); the channel is open
   kAccepted,  // target: (proof)
   kProved,    // source: (); the proof lies in slot 0
   kRefused,   // source: (reason)
-  kSettled,   // target: (); the ring can be used
+  kSettled,   // target: (); the channel can be used
 };
 
-struct RingInfo {
-  RingStep step;
+struct ChannelStepInfo {
+  ChannelStep step;
   int32_t source;
   int32_t target;
 };
@@ -35,12 +35,13 @@ constexpr size_t kLeastSlotBytes = size_t{256} << 10;
 enum class IncomingState { kAnswer, kProof, kNothing };
 
 struct Incoming {
-  Incoming(DeviceRank* its_rank, const RingPeer* its_source) : rank(its_rank), source(its_source) {}
+  Incoming(DeviceRank* its_rank, const ChannelPeer* its_source)
+      : rank(its_rank), source(its_source) {}
 
   DeviceRank* rank;
-  const RingPeer* source;
+  const ChannelPeer* source;
   size_t next = 0;  // transport to try
-  std::unique_ptr<RankRing> ring;
+  std::unique_ptr<RankChannel> channel;
   std::string proof;
   std::string refusals;
   IncomingState state = IncomingState::kAnswer;
@@ -50,49 +51,53 @@ struct Incoming {
 enum class OutgoingState { kOffer, kAccepted, kSettled, kNothing };
 
 struct Outgoing {
-  Outgoing(DeviceRank* its_rank, const RingPeer* its_target) : rank(its_rank), target(its_target) {}
+  Outgoing(DeviceRank* its_rank, const ChannelPeer* its_target)
+      : rank(its_rank), target(its_target) {}
 
   DeviceRank* rank;
-  const RingPeer* target;
-  std::unique_ptr<RankRing> ring;
+  const ChannelPeer* target;
+  std::unique_ptr<RankChannel> channel;
   OutgoingState state = OutgoingState::kOffer;
 };
 
 void Expect(bool is_expected, const char* what) {
-  if (!is_expected) Throw(ErrorCode::kTransport, what, " of a ring arrived out of order");
+  if (!is_expected) Throw(ErrorCode::kTransport, what, " of a device channel arrived out of order");
 }
 
-void CheckArity(const RingInfo& info, std::span<const std::string> strings) {
-  const size_t count = info.step == RingStep::kOffer ? 2 : 1;
+void CheckArity(const ChannelStepInfo& info, std::span<const std::string> strings) {
+  const size_t count = info.step == ChannelStep::kOffer ? 2 : 1;
   if (strings.size() == count) return;
-  Throw(ErrorCode::kTransport, "a message about a ring has ", strings.size(), " strings, not ",
-        count);
+  Throw(ErrorCode::kTransport, "a message about a device channel has ", strings.size(),
+        " strings, not ", count);
 }
 
-bool IsAllowed(std::string_view transport, const RingPeer& peer) {
+bool IsAllowed(std::string_view transport, const ChannelPeer& peer) {
   return transport == "local" || std::ranges::count(peer.allowed, transport) > 0;
 }
 
 constexpr std::string_view kNotAllowed =
     "not allowed (option transports) or not proven (option qualification)";
 
-std::unique_ptr<RankRing> NewRing(std::unique_ptr<RingEnd> end, std::string_view transport) {
-  auto ring = std::make_unique<RankRing>();
-  ring->end = std::move(end);
-  ring->transport = transport;
-  return ring;
+std::unique_ptr<RankChannel> NewChannel(std::unique_ptr<DeviceChannel> end,
+                                        std::string_view transport) {
+  auto channel = std::make_unique<RankChannel>();
+  channel->end = std::move(end);
+  channel->transport = transport;
+  return channel;
 }
 
-class RingSetUp {
+class ChannelNegotiation {
  public:
-  RingSetUp(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
-            std::span<RingSockets> sockets, const RingOptions& options, const RingMail& mail)
+  ChannelNegotiation(std::span<const ChannelPeer> peers,
+                     std::span<const std::unique_ptr<DeviceRank>> ranks,
+                     std::span<ChannelSockets> sockets, const ChannelOptions& options,
+                     const ChannelMail& mail)
       : peers_(peers), sockets_(sockets), options_(options), mail_(mail), nics_(options.verbs) {
     const size_t others = std::max<size_t>(peers.size(), 2) - 1;
-    const size_t fair = kMostDeviceBytes / (kRingSlots * others) / kLeastSlotBytes;
+    const size_t fair = kMostDeviceBytes / (kChannelSlots * others) / kLeastSlotBytes;
     slot_bytes_ = std::min(options.slot_bytes, std::max<size_t>(fair, 1) * kLeastSlotBytes);
     for (const auto& rank : ranks) {
-      for (const RingPeer& peer : peers) {
+      for (const ChannelPeer& peer : peers) {
         if (peer.rank == rank->rank()) continue;
         incoming_.emplace_back(rank.get(), &peer);
         outgoing_.emplace_back(rank.get(), &peer);
@@ -102,21 +107,22 @@ class RingSetUp {
   }
 
   void Run(Time deadline) {
-    for (Incoming& ring : incoming_) Offer(ring);
+    for (Incoming& incoming : incoming_) Offer(incoming);
     while (num_open_ > 0) {
       mail_.check();
-      for (const ProgressEngine::RingMessage& message : mail_.receive()) HandleAttributed(message);
+      for (const ProgressEngine::ChannelMessage& message : mail_.receive())
+        HandleAttributed(message);
       if (Clock::now() > deadline) ThrowLate();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     SayRemarks();
-    for (Incoming& ring : incoming_) {
-      ring.ring->end->Settle();
-      ring.rank->AddIncoming(ring.source->rank, std::move(ring.ring));
+    for (Incoming& incoming : incoming_) {
+      incoming.channel->end->Settle();
+      incoming.rank->AddIncoming(incoming.source->rank, std::move(incoming.channel));
     }
-    for (Outgoing& ring : outgoing_) {
-      ring.ring->end->Settle();
-      ring.rank->AddOutgoing(ring.target->rank, std::move(ring.ring));
+    for (Outgoing& outgoing : outgoing_) {
+      outgoing.channel->end->Settle();
+      outgoing.rank->AddOutgoing(outgoing.target->rank, std::move(outgoing.channel));
     }
   }
 
@@ -124,18 +130,18 @@ class RingSetUp {
   // Each once.
   void SayRemarks() const {
     std::set<std::string> remarks;
-    const auto add = [&](const DeviceRank* rank, const RankRing& ring) {
-      const std::string remark = ring.end->Remark();
+    const auto add = [&](const DeviceRank* rank, const RankChannel& channel) {
+      const std::string remark = channel.end->Remark();
       if (remark.empty()) return;
       remarks.insert(StrCat("jaxhet: rank ", rank->rank(), ": ", remark));
     };
-    for (const Incoming& ring : incoming_) add(ring.rank, *ring.ring);
-    for (const Outgoing& ring : outgoing_) add(ring.rank, *ring.ring);
+    for (const Incoming& incoming : incoming_) add(incoming.rank, *incoming.channel);
+    for (const Outgoing& outgoing : outgoing_) add(outgoing.rank, *outgoing.channel);
     for (const std::string& remark : remarks) LogLine(remark);
   }
 
-  // Rings to different targets are proven at the same time.
-  std::span<std::byte> OperandsFor(const DeviceRank& rank, const RingPeer& target) const {
+  // Channels to different targets are proven at the same time.
+  std::span<std::byte> OperandsFor(const DeviceRank& rank, const ChannelPeer& target) const {
     const auto found = options_.operands.find(rank.rank());
     const size_t begin = static_cast<size_t>(target.rank) * kProofBytes;
     if (found == options_.operands.end() || !InBounds(begin, kProofBytes, found->second.size())) {
@@ -144,18 +150,18 @@ class RingSetUp {
     return found->second.subspan(begin, kProofBytes);
   }
 
-  // Set-up of the ring from `peer` to the rank, or of the ring back.
-  RingSetup SetupFor(DeviceRank& rank, const RingPeer& peer, bool is_incoming) {
-    const auto* const own = std::ranges::find(peers_, rank.rank(), &RingPeer::rank).base();
-    const auto sockets = std::ranges::find_if(sockets_, [&](const RingSockets& entry) {
+  // Set-up of the channel from `peer` to the rank, or of the channel back.
+  ChannelSetup SetupFor(DeviceRank& rank, const ChannelPeer& peer, bool is_incoming) {
+    const auto* const own = std::ranges::find(peers_, rank.rank(), &ChannelPeer::rank).base();
+    const auto sockets = std::ranges::find_if(sockets_, [&](const ChannelSockets& entry) {
       return entry.rank == rank.rank() && entry.peer_rank == peer.rank;
     });
     std::span<const Fd> data;
     std::span<SealKeys> keys;
     const Fd* messages = nullptr;
-    if (sockets != sockets_.end() && sockets->sockets.size() > RingSockets::kNumMessageSockets) {
-      data = std::span(sockets->sockets).subspan(RingSockets::kNumMessageSockets);
-      keys = std::span(sockets->keys).subspan(RingSockets::kNumMessageSockets);
+    if (sockets != sockets_.end() && sockets->sockets.size() > ChannelSockets::kNumMessageSockets) {
+      data = std::span(sockets->sockets).subspan(ChannelSockets::kNumMessageSockets);
+      keys = std::span(sockets->keys).subspan(ChannelSockets::kNumMessageSockets);
       messages = &sockets->sockets[(peer.rank < rank.rank()) == is_incoming ? 0 : 1];
     }
     return {.device = rank.device(),
@@ -172,32 +178,35 @@ class RingSetUp {
             .keys = keys};
   }
 
-  void Send(const Incoming& ring, RingStep step, std::string_view text = {}) {
-    Send(*ring.source, {step, ring.source->rank, ring.rank->rank()}, std::array{std::string(text)});
+  void Send(const Incoming& incoming, ChannelStep step, std::string_view text = {}) {
+    Send(*incoming.source, {step, incoming.source->rank, incoming.rank->rank()},
+         std::array{std::string(text)});
   }
-  void Send(const Outgoing& ring, RingStep step, std::string_view text = {}) {
-    Send(*ring.target, {step, ring.rank->rank(), ring.target->rank}, std::array{std::string(text)});
+  void Send(const Outgoing& outgoing, ChannelStep step, std::string_view text = {}) {
+    Send(*outgoing.target, {step, outgoing.rank->rank(), outgoing.target->rank},
+         std::array{std::string(text)});
   }
-  void Send(const RingPeer& to, const RingInfo& info, std::span<const std::string> strings) {
+  void Send(const ChannelPeer& to, const ChannelStepInfo& info,
+            std::span<const std::string> strings) {
     const std::string table = PackStrings(strings);
     mail_.send(to.process, std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
   }
 
-  // Makes the best ring that has not been tried.
+  // Makes the best channel that has not been tried.
   void Offer(Incoming& incoming) {
-    incoming.ring.reset();
-    const auto transports = RingTransports();
+    incoming.channel.reset();
+    const auto transports = DeviceTransports();
     while (incoming.next < transports.size()) {
-      const RingTransport& transport = transports[incoming.next++];
+      const DeviceTransport& transport = transports[incoming.next++];
       try {
         if (!IsAllowed(transport.name, *incoming.source)) {
           Throw(ErrorCode::kTransport, kNotAllowed);
         }
         auto [end, offer] = transport.make(SetupFor(*incoming.rank, *incoming.source, true));
-        incoming.ring = NewRing(std::move(end), transport.name);
+        incoming.channel = NewChannel(std::move(end), transport.name);
         incoming.state = IncomingState::kAnswer;
         return Send(*incoming.source,
-                    {RingStep::kOffer, incoming.source->rank, incoming.rank->rank()},
+                    {ChannelStep::kOffer, incoming.source->rank, incoming.rank->rank()},
                     std::array{std::string(transport.name), std::move(offer)});
       } catch (const Error& error) {
         incoming.refusals += StrCat("; ", transport.name, ": ", error.text());
@@ -210,7 +219,7 @@ class RingSetUp {
                 incoming.source->process);
   }
 
-  void HandleAttributed(const ProgressEngine::RingMessage& message) {
+  void HandleAttributed(const ProgressEngine::ChannelMessage& message) {
     try {
       Handle(message);
     } catch (const Error& error) {
@@ -220,26 +229,26 @@ class RingSetUp {
     }
   }
 
-  void Handle(const ProgressEngine::RingMessage& message) {
+  void Handle(const ProgressEngine::ChannelMessage& message) {
     std::string_view body = message.body;
-    const auto info = TakeInfo<RingInfo>(body);
+    const auto info = TakeInfo<ChannelStepInfo>(body);
     const std::vector<std::string> strings = UnpackStrings(body);
     CheckArity(info, strings);
     switch (info.step) {
-      case RingStep::kOffer:
+      case ChannelStep::kOffer:
         return Open(OutgoingOf(info, message.process), strings);
-      case RingStep::kAnswer:
+      case ChannelStep::kAnswer:
         return Accept(IncomingOf(info, message.process), strings[0]);
-      case RingStep::kAccepted:
+      case ChannelStep::kAccepted:
         return Prove(OutgoingOf(info, message.process), strings[0]);
-      case RingStep::kProved:
+      case ChannelStep::kProved:
         return Settle(IncomingOf(info, message.process));
-      case RingStep::kRefused:
+      case ChannelStep::kRefused:
         return OnRefusal(IncomingOf(info, message.process), strings[0]);
-      case RingStep::kSettled:
+      case ChannelStep::kSettled:
         return OnSettled(OutgoingOf(info, message.process));
     }
-    Throw(ErrorCode::kTransport, "it sent a message about no ring");
+    Throw(ErrorCode::kTransport, "it sent a message about no device channel");
   }
 
   void OnRefusal(Incoming& incoming, std::string_view refusal) {
@@ -254,19 +263,19 @@ class RingSetUp {
   }
 
   void TryNext(Incoming& incoming, std::string_view refusal) {
-    incoming.refusals += StrCat("; ", incoming.ring->transport, ": ", refusal);
+    incoming.refusals += StrCat("; ", incoming.channel->transport, ": ", refusal);
     Offer(incoming);
   }
 
   void Open(Outgoing& outgoing, std::span<const std::string> strings) {
     Expect(outgoing.state != OutgoingState::kNothing, "an offer");
     Refusing(outgoing, [&] {
-      outgoing.ring.reset();
-      const RingTransport& transport = RingTransportOf(strings[0]);
+      outgoing.channel.reset();
+      const DeviceTransport& transport = DeviceTransportOf(strings[0]);
       if (!IsAllowed(transport.name, *outgoing.target)) Throw(ErrorCode::kTransport, kNotAllowed);
-      const RingSetup setup = SetupFor(*outgoing.rank, *outgoing.target, false);
-      outgoing.ring = NewRing(transport.open(setup, strings[1]), transport.name);
-      Send(outgoing, RingStep::kAnswer, outgoing.ring->end->Answer());
+      const ChannelSetup setup = SetupFor(*outgoing.rank, *outgoing.target, false);
+      outgoing.channel = NewChannel(transport.open(setup, strings[1]), transport.name);
+      Send(outgoing, ChannelStep::kAnswer, outgoing.channel->end->Answer());
       outgoing.state = OutgoingState::kAccepted;
     });
   }
@@ -274,7 +283,7 @@ class RingSetUp {
   void Accept(Incoming& incoming, std::string_view answer) {
     Expect(incoming.state == IncomingState::kAnswer, "an answer");
     try {
-      incoming.ring->end->Accept(answer);
+      incoming.channel->end->Accept(answer);
     } catch (const Error& error) {
       return TryNext(incoming, error.text());
     }
@@ -282,15 +291,15 @@ class RingSetUp {
     if (std::cmp_not_equal(getrandom(incoming.proof.data(), kProofBytes, 0), kProofBytes)) {
       ThrowErrno("getrandom");
     }
-    Send(incoming, RingStep::kAccepted, incoming.proof);
+    Send(incoming, ChannelStep::kAccepted, incoming.proof);
     incoming.state = IncomingState::kProof;
   }
 
   void Prove(Outgoing& outgoing, std::string_view proof) {
     Expect(outgoing.state == OutgoingState::kAccepted && proof.size() == kProofBytes, "a proof");
     Refusing(outgoing, [&] {
-      outgoing.ring->end->Prove(outgoing.rank->device(), std::as_bytes(std::span(proof)));
-      Send(outgoing, RingStep::kProved);
+      outgoing.channel->end->Prove(outgoing.rank->device(), std::as_bytes(std::span(proof)));
+      Send(outgoing, ChannelStep::kProved);
       outgoing.state = OutgoingState::kSettled;
     });
   }
@@ -300,7 +309,7 @@ class RingSetUp {
     const auto proof = std::as_bytes(std::span(incoming.proof));
     std::string why_not;
     try {
-      if (!incoming.ring->end->IsProven(incoming.rank->device(), proof)) {
+      if (!incoming.channel->end->IsProven(incoming.rank->device(), proof)) {
         why_not = "what the source's device wrote did not arrive";
       }
     } catch (const Error& error) {
@@ -309,7 +318,7 @@ class RingSetUp {
     if (!why_not.empty()) return TryNext(incoming, why_not);
     incoming.state = IncomingState::kNothing;
     --num_open_;
-    Send(incoming, RingStep::kSettled);
+    Send(incoming, ChannelStep::kSettled);
   }
 
   template <typename Function>
@@ -317,48 +326,52 @@ class RingSetUp {
     try {
       function();
     } catch (const Error& error) {
-      outgoing.ring.reset();
+      outgoing.channel.reset();
       outgoing.state = OutgoingState::kOffer;
-      Send(outgoing, RingStep::kRefused, error.text());
+      Send(outgoing, ChannelStep::kRefused, error.text());
     }
   }
 
-  // Ring of the message; the sender has its other end.
-  Incoming& IncomingOf(const RingInfo& info, int sender) {
-    return Find(incoming_, [&](const Incoming& ring) {
-      return ring.source->rank == info.source && ring.rank->rank() == info.target &&
-             ring.source->process == sender;
+  // Channel of the message; the sender has its other end.
+  Incoming& IncomingOf(const ChannelStepInfo& info, int sender) {
+    return Find(incoming_, [&](const Incoming& incoming) {
+      return incoming.source->rank == info.source && incoming.rank->rank() == info.target &&
+             incoming.source->process == sender;
     });
   }
-  Outgoing& OutgoingOf(const RingInfo& info, int sender) {
-    return Find(outgoing_, [&](const Outgoing& ring) {
-      return ring.target->rank == info.target && ring.rank->rank() == info.source &&
-             ring.target->process == sender;
+  Outgoing& OutgoingOf(const ChannelStepInfo& info, int sender) {
+    return Find(outgoing_, [&](const Outgoing& outgoing) {
+      return outgoing.target->rank == info.target && outgoing.rank->rank() == info.source &&
+             outgoing.target->process == sender;
     });
   }
-  template <typename Ring, typename Predicate>
-  static Ring& Find(std::vector<Ring>& rings, Predicate predicate) {
-    const auto found = std::ranges::find_if(rings, predicate);
-    if (found != rings.end()) return *found;
-    Throw(ErrorCode::kTransport, "a message names a ring that does not join its sender and us");
+  template <typename Entry, typename Predicate>
+  static Entry& Find(std::vector<Entry>& entries, Predicate predicate) {
+    const auto found = std::ranges::find_if(entries, predicate);
+    if (found != entries.end()) return *found;
+    Throw(ErrorCode::kTransport,
+          "a message names a device channel that does not join its sender and us");
   }
 
   [[noreturn]] void ThrowLate() const {
-    const auto open = std::ranges::find_if(
-        incoming_, [](const Incoming& ring) { return ring.state != IncomingState::kNothing; });
+    const auto open = std::ranges::find_if(incoming_, [](const Incoming& incoming) {
+      return incoming.state != IncomingState::kNothing;
+    });
     if (open == incoming_.end()) {
-      Throw(ErrorCode::kDeadline, "the other processes have not settled their rings in time");
+      Throw(ErrorCode::kDeadline,
+            "the other processes have not settled their device channels in time");
     }
-    throw Error(ErrorCode::kDeadline,
-                StrCat(open->source->name, " has not opened a ring to rank ", open->rank->rank(),
-                       " in time; all processes must see the devices of their platform"),
-                open->source->process);
+    throw Error(
+        ErrorCode::kDeadline,
+        StrCat(open->source->name, " has not opened a device channel to rank ", open->rank->rank(),
+               " in time; all processes must see the devices of their platform"),
+        open->source->process);
   }
 
-  std::span<const RingPeer> peers_;
-  std::span<RingSockets> sockets_;
-  const RingOptions& options_;
-  const RingMail& mail_;
+  std::span<const ChannelPeer> peers_;
+  std::span<ChannelSockets> sockets_;
+  const ChannelOptions& options_;
+  const ChannelMail& mail_;
   size_t slot_bytes_;
   verbs::Nics nics_;
   std::vector<Incoming> incoming_;
@@ -368,10 +381,11 @@ class RingSetUp {
 
 }  // namespace
 
-void SetUpRings(std::span<const RingPeer> peers, std::span<const std::unique_ptr<DeviceRank>> ranks,
-                std::span<RingSockets> sockets, const RingOptions& options, const RingMail& mail,
-                Time deadline) {
-  RingSetUp(peers, ranks, sockets, options, mail).Run(deadline);
+void SetUpChannels(std::span<const ChannelPeer> peers,
+                   std::span<const std::unique_ptr<DeviceRank>> ranks,
+                   std::span<ChannelSockets> sockets, const ChannelOptions& options,
+                   const ChannelMail& mail, Time deadline) {
+  ChannelNegotiation(peers, ranks, sockets, options, mail).Run(deadline);
 }
 
 }  // namespace jaxhet
