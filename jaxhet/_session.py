@@ -76,6 +76,7 @@ def compiler_options(config: Config) -> compiler.Options:
         algorithm=config.algorithm,
         two_shot_bytes=config.two_shot_bytes,
         bucket_bytes=config.bucket_bytes,
+        pipeline_iterations=config.pipeline_iterations,
     )
 
 
