@@ -9,8 +9,8 @@ from typing import Any
 from jaxhet import _ffi
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
-from jaxhet._inspect.proofs import SCHEMA, Proof, Qualification, worst
-from jaxhet._process_info import ProcessInfo
+from jaxhet._job.process_info import ProcessInfo
+from jaxhet._job.proofs import SCHEMA, Proof, Qualification, worst
 
 
 def refusals(config: Config, members: Sequence[ProcessInfo]) -> dict[int, dict[str, str]]:

@@ -12,7 +12,7 @@ from jaxhet.compiler import collectives, exchange, hlo, order
 from jaxhet.compiler.exchange import Entry, Exchange
 from jaxhet.compiler.options import OVERLAP_LIMIT, Options
 
-# The frontend attribute of a module that holds the digest of its jaxpr (`jaxhet/_program.py`).
+# Frontend attribute of a module: the digest of its jaxpr (`jaxhet/_traced/jaxprs.py`).
 PROGRAM_ATTRIBUTE = "jaxhet_program"
 # An entry of the map of frontend attributes, serialized: key, then value with its length.
 _PROGRAM_FIELD = re.compile(PROGRAM_ATTRIBUTE.encode() + rb"\x12\x10([0-9a-f]{16})")

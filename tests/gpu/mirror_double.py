@@ -13,7 +13,7 @@ from typing import Any
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
 from jaxhet import _initialize
-from jaxhet._process_info import ProcessInfo
+from jaxhet._job.process_info import ProcessInfo
 
 NAME = "rocm"
 

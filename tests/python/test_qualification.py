@@ -11,8 +11,8 @@ import pytest
 
 from jaxhet import _config, _ffi, _initialize
 from jaxhet._errors import UsageError
-from jaxhet._inspect.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
-from jaxhet._process_info import ProcessInfo
+from jaxhet._job.process_info import ProcessInfo
+from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
 from jaxhet._qualification import read, refusal, refusals
 
 VERSIONS = {"jaxhet": importlib.metadata.version("jaxhet")}

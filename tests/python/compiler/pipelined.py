@@ -17,7 +17,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet import _jax_programs, _program
+from jaxhet._jax import programs
+from jaxhet._traced import jaxprs
 from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, collectives, decompose, hlo, pipeline
 from tests.python.compiler import gpu_on_cpu
 
@@ -37,10 +38,10 @@ class Compiler:
 
     def __init__(self) -> None:
         jax.config.update("jax_num_cpu_devices", _NUM_RANKS)
-        _jax_programs.watch_lowering(
-            _program.labels,
-            _program.argument_labels,
-            lambda *p: _program.describe(*p).digest,
+        programs.watch_lowering(
+            jaxprs.labels,
+            jaxprs.argument_labels,
+            lambda *p: jaxprs.describe(*p).digest,
             PROGRAM_ATTRIBUTE,
         )
         jax.extend.xla.register_hlo_module_transformation(
