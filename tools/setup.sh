@@ -43,11 +43,13 @@ system_packages() {
     say "no Bazel, and it cannot be installed here: its build will be skipped"
 }
 
-schedulers() { # optional: the tests that start jobs by a real Open MPI and a real Slurm skip without them
+schedulers() { # optional: the tests that start jobs by a real Open MPI, Slurm and sshd skip without them
   command -v mpirun >/dev/null 2>&1 || apt_install openmpi-bin ||
     say "no mpirun: tests/multiprocess/test_open_mpi.py will be skipped"
   command -v slurmctld >/dev/null 2>&1 || apt_install slurmctld slurmd slurm-client munge ||
     say "no Slurm: tests/multiprocess/test_slurm.py will be skipped"
+  [ -x /usr/sbin/sshd ] || command -v sshd >/dev/null 2>&1 || apt_install openssh-server openssh-client ||
+    say "no sshd: slow tests of tests/multiprocess/test_hosts_train.py will be skipped"
 }
 
 # Python.
