@@ -36,7 +36,7 @@ struct Introduction {
     const std::string table = PackStrings(std::array<std::string, 3>{"tcp", answer, "smoke"});
     channel->Send(MessageType::kHello,
                   std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
-    channel->Send(MessageType::kVerdict, table);
+    channel->Send(MessageType::kHelloReply, table);
   }
   std::string ErrorOfConnect() const {
     return ExpectThrow([&] { engine->Connect(kLong); });
