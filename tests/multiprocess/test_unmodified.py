@@ -117,7 +117,7 @@ def test_program_without_a_job_is_left_to_jax() -> None:
     plain, below_run = worlds
     assert below_run[0] == plain[0]  # the same bits
     assert plain[1] == "[]"
-    engine = {"jaxhet._engine", "jaxhet._session", "jaxhet._coordinator"}
+    engine = {"jaxhet._engine", "jaxhet._session", "jaxhet._job"}
     assert not engine & set(ast.literal_eval(below_run[1]))
 
 

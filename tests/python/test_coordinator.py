@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _coordinator, _coordinator_process, _initialize, _membership
-from jaxhet._addresses import listen
-from jaxhet._claim import JOB_BYTES, Claim, disagreement
+from jaxhet import _config, _initialize
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, UsageError
-from jaxhet._terms import Terms
+from jaxhet._job import coordinator as _coordinator
+from jaxhet._job import coordinator_process, membership
+from jaxhet._job.claim import JOB_BYTES, Claim, disagreement
+from jaxhet._job.terms import Terms
+from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
 from tests.support.ports import free_port
 
@@ -37,7 +39,7 @@ class Pair:
         server = _coordinator.Coordinator(listen(address), SECRET, Terms(2, 20))
         self.thread = threading.Thread(target=server.serve, daemon=True)
         self.thread.start()
-        self.members = [_membership.connect(address, SECRET, 5) for _ in range(2)]
+        self.members = [membership.connect(address, SECRET, 5) for _ in range(2)]
         joins = [
             threading.Thread(target=member.join, args=(_claim(i), 20))
             for i, member in enumerate(self.members)
@@ -141,7 +143,7 @@ def _join(terms: Terms, *claims: dict[str, Any], address: str = "") -> list[Any]
     answers: list[Any] = [None] * len(claims)
 
     def join(i: int) -> None:
-        member = _membership.connect(address, SECRET, 5)
+        member = membership.connect(address, SECRET, 5)
         config = _config.resolve(claims[i], {})
         try:
             member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 10)
@@ -216,7 +218,7 @@ def test_process_that_does_not_fit_is_told_why(
 
 
 def test_stray_process_does_not_end_a_job_that_runs(pair: Pair) -> None:
-    member = _membership.connect(pair.address, SECRET, 5)
+    member = membership.connect(pair.address, SECRET, 5)
     config = _config.resolve({"island": "amd", "island_process_id": 0}, {})
     with pytest.raises(UsageError, match="the coordinator does not know how many processes"):
         member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 5)
@@ -237,7 +239,7 @@ def _serve(
     with concurrent.futures.ThreadPoolExecutor() as pool:
         code = pool.submit(coordinator.serve, options)
         for claim in claims:
-            member = _membership.connect(options.bind, b"a secret of tests", 5)
+            member = membership.connect(options.bind, b"a secret of tests", 5)
             with contextlib.suppress(JaxhetError):
                 member.join(
                     _initialize.make_claim(_config.resolve(claim, {}), "127.0.0.1:9000"), 10
@@ -305,12 +307,12 @@ def test_reason_why_the_coordinator_cannot_start_is_told(
     def fail(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'cryptography'")
 
-    monkeypatch.setattr(_coordinator_process, "listen", fail)
+    monkeypatch.setattr(coordinator_process, "listen", fail)
     monkeypatch.setenv("JAXHET_JOB_SECRET", "a secret of tests")
     words = ["coordinator", "--address", f"127.0.0.1:{free_port()}", "--num-processes", "1"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(ModuleNotFoundError):
-        _coordinator_process.main()
+        coordinator_process.main()
     assert capsys.readouterr().out == (
         "error the coordinator of the job could not start: ModuleNotFoundError:"
         " No module named 'cryptography'\n"
