@@ -99,7 +99,8 @@ def test_program_without_a_job_is_left_to_jax() -> None:
     program = _FOLDER / "unmodified_program.py"
     probe = (
         "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__');"
-        "from jax._src.interpreters import mlir; print('lowering of', mlir.jaxpr_subcomp.__module__);"
+        "from jax._src.interpreters import mlir;"
+        "print('lowering of', mlir.jaxpr_subcomp.__module__);"
         "session = sys.modules.get('jaxhet._session');"
         "print('session', session and session.current())"
     )

@@ -18,10 +18,10 @@ from tests.support.scripts import environment
 
 # `sh tools/setup.sh slow` fills it; a checkout of Equinox or JAX is put there by hand.
 FOLDER = pathlib.Path(os.environ.get("PUBLISHED_PROGRAMS", ROOT / ".cache" / "programs"))
-PACKAGES = FOLDER / "packages"  # what the programs import
+PACKAGES = FOLDER / "packages"  # imported by the programs
 HERE = ROOT / "tests" / "multiprocess" / "published"
-_FLOAT32 = 1  # of TensorFlow
-_FIRST_PORT = 61440  # of those that JAX makes of Open MPI's job ids
+_FLOAT32 = 1  # DT_FLOAT in TensorFlow
+_FIRST_PORT = 61440  # lowest port that JAX makes of Open MPI's job ids
 
 
 def missing(*paths: str) -> str:

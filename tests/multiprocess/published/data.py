@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
+import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
 
 _WORDS = "the a one cat dog bird host rail sees moves finds sends no far old new red and to in"
 _COLOURS = ((250, 20, 20), (20, 250, 20), (20, 20, 250), (240, 240, 20))
@@ -28,7 +28,7 @@ def _sentences(count: int, seed: int) -> Iterator[tuple[int, dict[str, str]]]:
 def _images(count: int) -> Iterator[tuple[int, dict[str, Any]]]:
     for i in range(count):
         label = i % len(_COLOURS)
-        image = np.broadcast_to(np.uint8(_COLOURS[label]), (64, 64, 3)).copy()
+        image = np.broadcast_to(np.array(_COLOURS[label], np.uint8), (64, 64, 3)).copy()
         yield i, {"image": image, "label": label}
 
 
