@@ -68,7 +68,7 @@ class Exchange:
       identities: The operands of the user's collectives that share this exchange, in the order in
         which they lie in its operand.
       is_gather: It belongs to an all-gather, whose operand is often there long before its turn.
-      is_pipelined: Its collective was moved to a neighbouring iteration of a loop.
+      is_pipelined: Whether the collective was moved to a neighbouring iteration of a loop.
       done: The instruction that waits for it, if that is another one.
       parts: The instructions that wait for its parts after the first.
       scatters: The local reduce-scatters that lead to it.

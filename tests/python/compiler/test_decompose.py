@@ -313,6 +313,20 @@ def _refused(body: str, job=_TWO_ISLANDS, before: str = SUM, ranks=None) -> str:
     return str(caught.value)
 
 
+def test_collective_in_a_declared_piece_is_refused():
+    message = _refused(
+        """
+      p = f32[4] parameter(0)
+      ROOT r = f32[4] all-reduce(p), channel_id=1, replica_groups={{0,2},{1,3}},
+        use_global_device_ids=true, to_apply=sum,
+        metadata={op_name="jit(f)/jaxhet_per_platform/psum"}
+    """,
+        _FOUR,
+    )
+    assert "it is inside of a piece that jaxhet.per_platform declares" in message
+    assert "Put it outside of the piece" in message
+
+
 def test_what_cannot_cross_is_refused_with_op_groups_source_and_advice():
     message = _refused(
         """
