@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any, Self
 
+from jaxhet import _config
 from jaxhet._launch.gpus import Gpus
 
 # For `env`: without LLVM's optimizations, compilation takes a fifth of the time. HLO is the same.
@@ -333,7 +334,7 @@ def join() -> None:
 
     if HIDE_GPUS in os.environ:
         _hide_gpus()
-    if "JAXHET_PROCESS_ID" in os.environ:
+    if _is_in_job():
         jaxhet.initialize()
     elif world := os.environ.get(_WORLD):
         address, *numbers = world.split()
@@ -342,10 +343,15 @@ def join() -> None:
         jax.distributed.initialize(address, num_processes, process, range(devices))
 
 
+def _is_in_job() -> bool:
+    """Whether this is a process of a job of islands, not of an ordinary JAX world."""
+    return _config.resolve().process_id is not None
+
+
 def _hide_gpus() -> None:
     """Hides the GPUs of other processes from this one, which sees its own first."""
     names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    count = len(os.environ["JAXHET_LOCAL_DEVICE_IDS"].split(","))
+    count = len(_config.resolve().local_device_ids)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:count])
 
 
@@ -363,7 +369,7 @@ def serve(answer: Callable[[Any], Any]) -> None:
     with Client(sys.argv[1], "AF_UNIX") as connection:
         while (request := connection.recv()) is not None:
             connection.send(answer(request))
-    if "JAXHET_PROCESS_ID" in os.environ:
+    if _is_in_job():
         jaxhet.shutdown()
     elif _WORLD in os.environ:
         jax.distributed.shutdown()

@@ -8,7 +8,8 @@ import pathlib
 
 import pytest
 
-pytest.importorskip("jaxhet._engine", reason="the extension is not built")
+from jaxhet import _ffi
+
 stubgen = pytest.importorskip("nanobind.stubgen", reason="nanobind is installed with make setup")
 
 _STUB = pathlib.Path(__file__).parents[2] / "jaxhet" / "_engine.pyi"
@@ -33,10 +34,8 @@ def _signatures(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _generated() -> str:
-    import jaxhet._engine
-
-    generator = stubgen.StubGen(jaxhet._engine)
-    generator.put(jaxhet._engine)
+    generator = stubgen.StubGen(_ffi._engine)
+    generator.put(_ffi._engine)
     return generator.get()
 
 
