@@ -255,7 +255,7 @@ class ExchangeBuilder:
                 "collective_device_list": hlo.device_list(carriers),
             }
         else:  # XLA sees of an all-to-all what goes to the next member
-            pairs = groups if kind == ExchangeKind.PERMUTE else _ring(groups)
+            pairs = groups if kind == ExchangeKind.PERMUTE else _each_to_next(groups)
             opcode = "collective-permute-start"
             fields = {
                 "source_target_pairs": [pb.SourceTarget(source=s, target=t) for s, t in pairs]
@@ -442,7 +442,7 @@ def to_calls(computation: hlo.Computation, start: hlo.Instruction, done: hlo.Ins
     done.output_operand_aliasing.add(operand_index=0)
 
 
-def _ring(groups: Groups) -> Groups:
+def _each_to_next(groups: Groups) -> Groups:
     """Each member, and the one after it."""
     return tuple(
         pair for group in groups for pair in zip(group, (*group[1:], group[0]), strict=True)

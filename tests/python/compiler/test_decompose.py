@@ -23,7 +23,7 @@ def test_small_all_reduce_on_cpu_is_one_exchange_and_one_loop():
 
 
 def test_large_all_reduce_of_two_on_cpu_is_one_permute_and_a_sum_in_group_order():
-    text = decomposed(_ONE, options=Options(two_phase_bytes=0))
+    text = decomposed(_ONE, options=Options(two_shot_bytes=0))
     assert [o for o in opcodes(text) if o in ("custom-call", "fusion")] == [
         "custom-call",
         "fusion",
@@ -35,7 +35,7 @@ def test_large_all_reduce_of_two_on_cpu_is_one_permute_and_a_sum_in_group_order(
 
 def test_large_all_reduce_on_cpu_exchanges_shares_and_sums():
     body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2,3}}")
-    text = decomposed(body, _FOUR, Options(two_phase_bytes=0))
+    text = decomposed(body, _FOUR, Options(two_shot_bytes=0))
     assert [o for o in opcodes(text) if o in ("custom-call", "fusion")] == [
         "custom-call",
         "fusion",
@@ -110,7 +110,7 @@ _UNEQUAL = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2},{3}
 
 @pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
 def test_groups_of_unequal_size_are_one_exchange(algorithm: Literal["flat", "hierarchical"]):
-    text = decomposed(_UNEQUAL, _FOUR, Options(algorithm=algorithm, two_phase_bytes=0))
+    text = decomposed(_UNEQUAL, _FOUR, Options(algorithm=algorithm, two_shot_bytes=0))
     assert "all_gather all-reduce sum flat f32[4] {{0,1,2},{3}}" in text
     assert "ranks = array<i64: 0, 1, 2, 3, -1, -1>, group_size = 3 : i64" in text
     assert re.search(r"f32\[12\]\{0\} custom-call", text)
