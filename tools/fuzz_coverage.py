@@ -17,6 +17,7 @@ _LEAST = 0.95
 # NIC writes into memory are not there: tests/softverbs damages what NICs do.
 CPP = {
     "base/range_set.h": "Add",
+    "base/take.h": "Take",
     "engine/control_channel.cc": "Parse|ReadMore|Next",
     "engine/wire.cc": "TakeBytes|ParseFail|UnpackStrings",
     "engine/wire.h": "TakeInfo",
@@ -45,7 +46,7 @@ CPP = {
     "transport/ring/fd_mailbox.cc": "Take|Unpack|AddFds",
     "transport/ring/message_socket.cc": "Receive",
     "transport/verbs/verbs_ring.cc": "OpenVerbsRing",
-    "transport/verbs/slot_link_paths.cc": "Take|Accept|SetUpRail|OnMessage|OnPeerClosed",
+    "transport/verbs/slot_link_paths.cc": "Accept|SetUpRail|OnMessage|OnPeerClosed",
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {

@@ -7,6 +7,7 @@ namespace jaxhet {
 
 void Peer::Log(std::string_view what) {
   ++path_failures;
+  if (core_.least_severity_ > Severity::kWarning) return;
   LogLine(StrCat("jaxhet: [", core_.roster_.OwnName(), "] ", core_.roster_.ProcessName(process),
                  ": ", what));
 }

@@ -123,6 +123,7 @@ class RingSetUp {
  private:
   // Each once.
   void SayRemarks() const {
+    if (options_.least_severity > Severity::kInfo) return;
     std::set<std::string> remarks;
     const auto add = [&](const DeviceRank* rank, const RankRing& ring) {
       const std::string remark = ring.end->Remark();
@@ -169,6 +170,7 @@ class RingSetUp {
             .messages = messages,
             .nics = &nics_,
             .encryption = options_.encryption,
+            .least_severity = options_.least_severity,
             .keys = keys};
   }
 

@@ -42,6 +42,7 @@ struct RingOptions {
                                                  // in the job; see RingSetup
   verbs::Options verbs;
   Encryption encryption = Encryption::kOff;
+  Severity least_severity = Severity::kInfo;
 };
 
 // How the messages of the set-up travel; they arrive in order.
