@@ -53,9 +53,9 @@ _READS_CPP = re.compile(
     r"(?:offer|answer|message|text|body|beside|CMSG_DATA|memory)\b|\brecvmsg\("
     r"|\bRead\(socket, &|arrived_note\("
 )
-# Their headers are written into memory by a NIC that holds our key, after an authenticated set-up;
-# tests/softverbs damages what NICs do.
-_BY_NIC = {"xla_plugin/transport/verbs/connection.cc", "xla_plugin/transport/verbs/verbs_ring.cc"}
+# The note of a chunk is written into memory by a NIC, after an authenticated set-up; a thread of
+# the ring reads it.
+_BY_NIC = {"xla_plugin/transport/verbs/verbs_ring.cc"}
 _COVERED = re.compile(r'(?<!#include )"(xla_plugin/[\w/.]+)"')
 _NOT_OF_PEERS = {"xla_plugin/transport/socket.cc"}  # moves bytes and reads none
 
