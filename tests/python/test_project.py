@@ -137,7 +137,10 @@ def test_set_up_installs_by_hashes_only():
     # jaxhet itself, without dependencies; torch for CPUs, whose builds differ from place to place
     unhashed = [line.split()[-1] for line in installs if "--require-hashes" not in line]
     assert unhashed == ['"$@"', "continue"]
-    assert "install --no-build-isolation --no-deps \\\n    -C cmake.define.JAXHET_UNITY=ON -e ." in setup
+    assert (
+        "install --no-build-isolation --no-deps \\\n    -C cmake.define.JAXHET_UNITY=ON -e ."
+        in setup
+    )
 
 
 def test_metadata_of_the_wheel_has_the_notices_of_others(tmp_path: pathlib.Path):
