@@ -122,7 +122,7 @@ def compare(islands: Rows, one_world: Rows, permuted: Rows, replicas: Replicas) 
 def failures(demo: Demo, seen: Comparison) -> list[str]:
     """The checks that failed, in words; empty if all is well.
 
-    Losses are judged in float32 only: with fewer bits, rounding moves them in the first steps too.
+    Losses are checked in float32 only: with fewer bits, rounding moves them in the first steps too.
     """
     texts = []
     if not seen.replicas.complete(demo.world, demo.islands):

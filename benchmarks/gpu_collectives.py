@@ -192,7 +192,7 @@ def table(rows: Sequence[Row]) -> str:
             f"{row.across_gb_s:.2f}" if gpu_jobs.is_bridged(row.system) else "",
             ""
             if row.ratio is None or row.system not in BARS
-            else tables.judged(row.ratio, row.bar),
+            else tables.with_bar(row.ratio, row.bar),
         )
         for row in rows
     ]
@@ -253,7 +253,7 @@ def main() -> int:
     for text in facts["failures"]:
         print(f"FAILED {text}")
     missed = sum(row.is_missed for row in rows) + len(facts["failures"])
-    return gpu_jobs.verdict(missed, systems)
+    return gpu_jobs.exit_code(missed, systems)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def started(starts: Mapping[str, Callable[[], Job]]) -> Iterator[Systems]:
         yield all_of_them
 
 
-def verdict(num_missed: int, systems: Systems) -> int:
+def exit_code(num_missed: int, systems: Systems) -> int:
     """Prints the last line; returns the exit code: 1 if a bar is missed or a system has failed."""
     failed = f"; failed: {', '.join(systems.failures)}" if systems.failures else ""
     print((f"{num_missed} bars MISSED" if num_missed else "all bars reached") + failed)

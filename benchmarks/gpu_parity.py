@@ -197,7 +197,7 @@ def main() -> int:
     for row in rows:
         for text in row.replicas.differences[:3]:
             print(f"{row.dtype}, {row.system}: {text}")
-    return gpu_jobs.verdict(sum(row.is_missed for row in rows), systems)
+    return gpu_jobs.exit_code(sum(row.is_missed for row in rows), systems)
 
 
 if __name__ == "__main__":

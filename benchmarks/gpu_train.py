@@ -176,8 +176,8 @@ def table(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
                 row.system,
                 f"{row.tokens_per_s:,.0f}",
                 f"{row.step_s * 1e3:.1f}",
-                "" if row.ratio is None else tables.judged(row.ratio, row.bar),
-                "" if row.mfu is None else tables.judged(row.mfu, row.mfu_bar),
+                "" if row.ratio is None else tables.with_bar(row.ratio, row.bar),
+                "" if row.mfu is None else tables.with_bar(row.mfu, row.mfu_bar),
                 "" if row.exposed_s is None else f"{row.exposed_s * 1e3:.1f}",
                 "" if row.hidden is None else f"{row.hidden:.0%}",
                 f"{built.apart:.0%}" if built.exchanges else "",
@@ -185,14 +185,14 @@ def table(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
                 f"{row.peak_bytes / 1e9:.1f}",
                 f"{built.compile_s:.1f}",
                 *(passes if built.exchanges else ("", "", "")),
-                "" if row.compile_ratio is None else _judged_compile(row.compile_ratio),
+                "" if row.compile_ratio is None else _compile_with_bar(row.compile_ratio),
                 f"{row.loss:.4f}",
             )
         )
     return tables.markdown((*headings, *moved, *compiled), lines)
 
 
-def _judged_compile(ratio: float) -> str:
+def _compile_with_bar(ratio: float) -> str:
     return f"{ratio:.2f}{' MISSED' if ratio > COMPILE_BAR else ''}"
 
 
@@ -266,7 +266,7 @@ def main() -> int:
     flags = facts["xla_flags"] or "no flags given"
     print(f"\n{facts['devices']} x {facts['device']}, jax {facts['jax']}, {flags}")
     print(table(rows, facts))
-    return gpu_jobs.verdict(sum(row.is_missed for row in rows), systems)
+    return gpu_jobs.exit_code(sum(row.is_missed for row in rows), systems)
 
 
 if __name__ == "__main__":

@@ -119,8 +119,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def _line(row: Row) -> tuple[str, ...]:
     if not row.timed:
-        verdict = "failed" if row.is_failed else "absent"
-        return (row.parallel, row.text, *[""] * 6, f"{verdict}: {row.reason}")
+        state = "failed" if row.is_failed else "absent"
+        return (row.parallel, row.text, *[""] * 6, f"{state}: {row.reason}")
     rates = [f"{p50:,.0f}" for p50 in row.islands]
     sent = sum(n for transport, n in row.bytes_sent.items() if transport != "local")
     return (

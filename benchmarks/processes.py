@@ -27,7 +27,7 @@ from tests.support.jobs import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("processes_worker.py")
 SYSTEMS = ("jaxhet", "jaxhet, tcp", "jax.distributed")
-_PATIENCE = {"JAXHET_CONNECT_TIMEOUT_S": "400"}  # processes share few cores
+_LONG_TIMEOUT = {"JAXHET_CONNECT_TIMEOUT_S": "400"}  # processes share few cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def start(system: str, num_processes: int) -> Job:
     if system == "jax.distributed":
         return joined_job(Shape(1, num_processes), WORKER)
     tcp = {"JAXHET_TRANSPORTS": "tcp"} if system == "jaxhet, tcp" else {}
-    return island_job(Shape(2, num_processes // 2), WORKER, {**_PATIENCE, **tcp})
+    return island_job(Shape(2, num_processes // 2), WORKER, {**_LONG_TIMEOUT, **tcp})
 
 
 def measure(system: str, num_processes: int, timeout_s: float) -> Row:

@@ -19,7 +19,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([text(lines[0]), rule, *map(text, lines[1:])])
 
 
-def judged(value: float, bar: float | None) -> str:
+def with_bar(value: float, bar: float | None) -> str:
     """A ratio with its bar: MISSED where it is below."""
     return (
         f"{value:.2f}"

@@ -28,9 +28,9 @@ def sizes(islands: Sequence[str]) -> dict[str, int]:
     sized = {text: part for text, part in parts.items() if part[1]}
     wrong = [t for t, (name, _, size) in sized.items() if not name.strip() or not _is_size(size)]
     if wrong or (sized and len(sized) != len(islands)):
-        culprit = wrong[0] if wrong else next(text for text in islands if text not in sized)
+        malformed = wrong[0] if wrong else next(text for text in islands if text not in sized)
         raise UsageError(
-            f"islands {','.join(islands)}: {culprit!r} is not of the form NAME=PROCESSES, as in"
+            f"islands {','.join(islands)}: {malformed!r} is not of the form NAME=PROCESSES, as in"
             " nvidia=4,amd=2; give each island its number of processes, or none of them"
         )
     if twice := [name for name, count in Counter(names(islands)).items() if count > 1]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 _ROUND_TRIPS = 16
-_PATIENCE_S = 1.0  # for one round trip
+_ANSWER_TIMEOUT_S = 1.0  # for one round trip
 _MOST_US = 1e18  # largest reading of a clock: 30,000 years
 
 
@@ -74,7 +74,7 @@ class CoordinatorClock:
         self._ask(self._number)
         while True:
             try:
-                number, coordinator_us, heard_us = self._answers.get(timeout=_PATIENCE_S)
+                number, coordinator_us, heard_us = self._answers.get(timeout=_ANSWER_TIMEOUT_S)
             except queue.Empty:
                 return None
             if number == self._number:

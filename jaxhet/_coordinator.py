@@ -214,7 +214,7 @@ class Coordinator:
             taken = self._claims.get(claim.process)
             if taken:
                 return UsageError(
-                    f"process id {claim.process} is taken: {taken} came first, and now {claim};"
+                    f"process id {claim.process} is taken: {taken} was first, and now {claim};"
                     " give every process an id of its own"
                 )
             problem = (

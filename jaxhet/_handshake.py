@@ -154,7 +154,7 @@ def seal(secret: bytes, purpose: str, *parts: bytes) -> str:
 
 
 def check_seal(found: str, secret: bytes, purpose: str, *parts: bytes) -> None:
-    """Checks a seal that came over a connection.
+    """Checks a seal that arrived over a connection.
 
     Raises:
       TransportError: It is not that of these parts.

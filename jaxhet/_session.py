@@ -464,7 +464,7 @@ class Session:
         _ffi.fail_exit(_EXIT_CODE)
         LOGGER.critical(
             "this program leaves its job as if that had not failed: %s\n"
-            "its exit code is %d, not 0. Results that came after the failure are not right, and"
+            "its exit code is %d, not 0. Results that arrived after the failure are not right, and"
             " integers and booleans on GPUs do not look wrong. jaxhet.block_until_ready(results)"
             " raises the error, jaxhet.last_error() returns it",
             error,

@@ -110,7 +110,7 @@ class Result:
     """A run beside the one world of its mesh; what could not be had is None.
 
     Attributes:
-      reason: why the run failed; empty if it came to its end.
+      reason: why the run failed; empty if it reached its end.
       loss: the last one, in nats per token.
       largest: |a - b| / |b| of the losses a to the one world's b, the largest of all steps; `final`
         is that of the last step, `gradient` the largest one of the norms of gradients.
@@ -151,7 +151,7 @@ class Result:
         return texts
 
 
-def judge(
+def compare(
     parity: Parity, mesh: str, rows: Mapping[str, Rows], reasons: Mapping[str, str]
 ) -> list[Result]:
     """The results of a mesh, from the metrics of its runs and why some failed."""
@@ -220,7 +220,7 @@ def train(parity: Parity, mesh: str, run: str, command: Sequence[str]) -> tuple[
 
 _HEADINGS = (
     *("mesh", "run", "last loss", "largest difference", "last", "gradient norms"),
-    *("replicas", "tokens/s", "verdict"),
+    *("replicas", "tokens/s", "result"),
 )
 
 
@@ -242,7 +242,7 @@ Differences are relative to the one world's, and the largest of all steps. Losse
 {parity.tolerance:.0e} away, those of unlike islands also {NOISE_FLOORS:g} times as much as the
 permuted world's: rounding alone does that. Replicas: how many pieces of parameters were compared
 over devices, by SHA-256, and how many comparisons of an array the run made itself. Gradient norms:
-largest relative difference; it is shown, and not part of the verdict.
+largest relative difference; it is shown, and not part of the result.
 
 ![Loss, and its difference to the one world's, over the step](curves.png)
 """
@@ -259,11 +259,11 @@ def _line(result: Result) -> tuple[str, ...]:
         )
         replicas = f"{result.replicas.compared:,} + {result.num_checked:,} {equal}"
     if result.failures:
-        verdict = f"FAILED: {'; '.join(result.failures)}"
+        outcome = f"FAILED: {'; '.join(result.failures)}"
     elif result.allowed is None:
-        verdict = {ONE_WORLD: "reference", PERMUTED: "noise floor"}[result.run]
+        outcome = {ONE_WORLD: "reference", PERMUTED: "noise floor"}[result.run]
     else:
-        verdict = f"passes (at most {result.allowed:.0e})"
+        outcome = f"passes (at most {result.allowed:.0e})"
     return (
         f"`{result.mesh}`",
         result.run,
@@ -273,7 +273,7 @@ def _line(result: Result) -> tuple[str, ...]:
         text(result.gradient, ".1e"),
         replicas,
         text(result.tokens_per_s, ",.0f"),
-        verdict,
+        outcome,
     )
 
 
@@ -318,7 +318,7 @@ def run(parity: Parity) -> list[Result]:
             ended = {run: trained.result() for run, trained in runs.items()}
             rows[mesh] = {run: metrics for run, (metrics, _) in ended.items()}
             reasons = {run: reason for run, (_, reason) in ended.items() if reason}
-            results += judge(parity, mesh, rows[mesh], reasons)
+            results += compare(parity, mesh, rows[mesh], reasons)
             _write(parity, results, rows)
     return results
 
@@ -390,7 +390,7 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
 
 
 def main() -> int:
-    """Runs the command; the exit code is 1 if a verdict is bad."""
+    """Runs the command; the exit code is 1 if a result is bad."""
     parity = parse()
     results = run(parity)
     print((parity.out / "report.md").read_text())

@@ -19,7 +19,7 @@ esac
 
 status=0
 run_bazel() { bazel --output_user_root="$PWD/_build/bazel" "$@"; }
-# Debian turns on --sandbox_debug, whose thousands of lines would bury what failed.
+# Debian turns on --sandbox_debug, whose thousands of lines would hide what failed.
 options='--symlink_prefix=/ --color=no --curses=no --noshow_progress --nosandbox_debug'
 run_bazel test $options --build_tests_only --test_tag_filters=-sanitized --test_output=errors //... ||
   status=$?

@@ -27,7 +27,7 @@ CPP = {
     "engine/peer.cc": "Find|Received",
     "engine/plans.cc": "Add",
     "engine/ring_setup.cc": (
-        "Handle|HandleBlaming|OnRefusal|OnSettled|Open|Accept|Prove|CheckArity|Expect|IsAllowed"
+        "Handle|HandleAttributed|OnRefusal|OnSettled|Open|Accept|Prove|CheckArity|Expect|IsAllowed"
         "|Find|IncomingOf|OutgoingOf"
     ),
     "transport/records.cc": "Take|OpenNext|Room",

@@ -1,4 +1,4 @@
-"""Asks all that can be asked, and judges."""
+"""Collects the facts of a report, and the findings about them."""
 
 import pathlib
 

@@ -55,12 +55,12 @@ def show_proofs(found: Qualification, console: Console) -> None:
     console.print(table)
     for line in unproven:
         console.print(Text(line, "yellow"))
-    verdict = (
+    conclusion = (
         "ok: every pair has a proven transport"
         if found.ok
         else "error: a pair has no proven transport, or one failed"
     )
-    console.print(Text(verdict, "green" if found.ok else "bold red"))
+    console.print(Text(conclusion, "green" if found.ok else "bold red"))
 
 
 def _of_link(pair: PairProof, proof: Proof, swap: Swap) -> str:

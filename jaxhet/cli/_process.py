@@ -68,13 +68,13 @@ class Process:
         return True
 
     def remember(self, line: bytes) -> None:
-        """Keeps what the story may quote of a line of stderr."""
+        """Keeps what the summary may quote of a line of stderr."""
         text = line.decode(errors="replace").strip()
         if match := _OUR_ERROR.search(text):
             self._our_error = match[0]
         self._last_stderr = text or self._last_stderr
 
-    def story(self) -> str:
+    def summary(self) -> str:
         """How it ended and, if that was not well, the last that it said."""
         if self.returncode is None:
             return f"{self.label}: still running"

@@ -70,10 +70,10 @@ class SshProcess(Process):
             return True
         return super().signal_group(number)
 
-    def story(self) -> str:
-        """The story of `Process`, or the reason why the command was never started."""
+    def summary(self) -> str:
+        """The summary of `Process`, or the reason why the command was never started."""
         if self._is_ready or not self.returncode or self.stopped_by:
-            return super().story()
+            return super().summary()
         said = f"; it said: {self.last_words}" if self.last_words else ""
         return (
             f"{self.label}: ssh to {self._host} ended before the command was started"

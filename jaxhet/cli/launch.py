@@ -72,7 +72,7 @@ def launch(command: list[str], options: Options) -> int:
     with contextlib.ExitStack() as stack:
         job = _Job(command, options, places, address, stack)
         job.wait()
-        return job.verdict()
+        return job.summarize()
 
 
 def island_names(options: Options) -> tuple[str, ...]:
@@ -257,8 +257,8 @@ class _Job:
             self._reap()
             self._fire_timers()
 
-    def verdict(self) -> int:
-        """Tells the story of a failure on stderr; returns the launcher's exit code."""
+    def summarize(self) -> int:
+        """Tells the summary of a failure on stderr; returns the launcher's exit code."""
         if self._first_failure is None:
             return 0
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may have been killed just now
@@ -266,8 +266,8 @@ class _Job:
         if coordinator := self._coordinator.popen.returncode:
             self._notes.append(f"coordinator: {ending(coordinator)}")
         lines = [
-            f"jaxhet launch: failed first: {self._first_failure.story()}",
-            *(f"  {p.story()}" for p in self._processes if p is not self._first_failure),
+            f"jaxhet launch: failed first: {self._first_failure.summary()}",
+            *(f"  {p.summary()}" for p in self._processes if p is not self._first_failure),
             *(f"  {note}" for note in self._notes),
         ]
         with contextlib.suppress(BrokenPipeError):
@@ -381,7 +381,7 @@ class _Job:
         if returncode != 0 and self._first_failure is None:
             self._first_failure = process
             seconds = time.monotonic() - self._start_s
-            self._notes.append(f"the first failure came {seconds:.1f} s after the start")
+            self._notes.append(f"the first failure was {seconds:.1f} s after the start")
             self._stop_all()
         if process.signal_group(signal.SIGTERM):
             self._timers.append((time.monotonic() + _STRAGGLER_S, signal.SIGKILL, process))

@@ -39,12 +39,12 @@ def _hierarchical(
 ) -> list[Value]:
     if split.local_size == 1:
         return lowering.all_reduce(values, split.rails, opcode)
-    first = len(lowering.adder.added)
+    first = len(lowering.builder.added)
     parts = [_reduce_scatter(lowering, v, opcode, split) for v in values]
     sums = lowering.all_reduce(parts, split.rails, opcode)
     wholes = [lowering.local("all-gather", v, v.size * split.local_size, split.local) for v in sums]
-    lowering.adder.added[first].scatters.extend(part.x for part in parts)
-    lowering.adder.added[first].gathers.extend(whole.x for whole in wholes)
+    lowering.builder.added[first].scatters.extend(part.x for part in parts)
+    lowering.builder.added[first].gathers.extend(whole.x for whole in wholes)
     return [_cut(lowering, whole, v.size) for whole, v in zip(wholes, values, strict=True)]
 
 
@@ -54,11 +54,13 @@ def _reduce_scatter(lowering: Lowering, value: Value, opcode: str, split: groups
     padded_size = part_size * split.local_size
     if padded_size != value.size:
         x = lowering.loop([value.x], lambda c, x: arithmetic.pad_1d(c, x, padded_size))
-        value = value.by(x)
+        value = value.with_array(x)
     return lowering.local("reduce-scatter", value, part_size, split.local, opcode)
 
 
 def _cut(lowering: Lowering, value: Value, size: int) -> Value:
     if value.size == size:
         return value
-    return value.by(lowering.loop([value.x], lambda c, x: arithmetic.slice_1d(c, x, 0, size)))
+    return value.with_array(
+        lowering.loop([value.x], lambda c, x: arithmetic.slice_1d(c, x, 0, size))
+    )

@@ -1,4 +1,4 @@
-"""Collectives that came as a pair of start and done become one instruction, at the done's place."""
+"""Pairs of a start and a done collective become one instruction, at the done's place."""
 
 import dataclasses
 from collections.abc import Sequence

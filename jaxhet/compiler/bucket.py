@@ -29,7 +29,7 @@ class _Bucket:
     until: float = math.inf
 
 
-def together(crossing: Sequence[Collective], most_bytes: int) -> list[Collective]:
+def bucket_all_reduces(crossing: Sequence[Collective], most_bytes: int) -> list[Collective]:
     """The same collectives, with an all-reduce of several operands in place of small ones.
 
     Args:

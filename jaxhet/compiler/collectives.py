@@ -80,8 +80,8 @@ class Collective:
       instruction: The collective itself.
       positions: Groups, in positions of the device assignment.
       rank_of: Position to rank.
-      keepers: Members that keep the same block of a reduce-scatter: those of one island. The
-        groups have them side by side, in order of the blocks.
+      shard_replicas: Number of members that keep the same block of a reduce-scatter: those of one
+        island. The groups have them side by side, in order of the blocks.
       identities: One for each operand; none before `identity.assign`.
     """
 
@@ -89,7 +89,7 @@ class Collective:
     instruction: hlo.Instruction
     positions: Groups
     rank_of: tuple[int, ...]
-    keepers: int = 1
+    shard_replicas: int = 1
     identities: tuple[Identity, ...] = ()
 
     @property

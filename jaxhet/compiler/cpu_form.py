@@ -70,7 +70,7 @@ class CpuLowering(Lowering):
         all-gather, since their shares would have unequal sizes.
         """
         num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
-        is_small = num_bytes <= self.adder.options.two_phase_bytes
+        is_small = num_bytes <= self.builder.options.two_phase_bytes
         if is_small or not groups_lib.are_equal(groups):
             return [rows.combined(opcode) for rows in self.all_gather(values, groups)]
         is_complex = any(hlo.is_complex(v.x.shape.element_type) for v in values)
@@ -119,14 +119,14 @@ class CpuLowering(Lowering):
             return self.loop([value.x], lambda c, x: arithmetic.slice_1d(c, x, i * size, size))
 
         shapes = [hlo.array_shape(value.x.shape.element_type, [size])] * count
-        came = self.local_collective(
+        received = self.local_collective(
             "all-to-all", hlo.tuple_shape(shapes), [block(i) for i in range(count)], groups
         )
         rows = [
-            self.c.add("get-tuple-element", shape, [came], tuple_index=i)
+            self.c.add("get-tuple-element", shape, [received], tuple_index=i)
             for i, shape in enumerate(shapes)
         ]
-        return value.by(arithmetic.concatenate(self.c, rows))
+        return value.with_array(arithmetic.concatenate(self.c, rows))
 
     def _call(
         self, kind: ExchangeKind, values: Sequence[Value], sizes: Sequence[int], groups: Groups
@@ -136,8 +136,8 @@ class CpuLowering(Lowering):
             for v, size in zip(values, sizes, strict=True)
         ]
         numbers = tuple(number for v in values for number in v.operands)
-        results = self.adder.call(kind, [v.x for v in values], shapes, groups, numbers)
-        return [v.by(x) for v, x in zip(values, results, strict=True)]
+        results = self.builder.call(kind, [v.x for v in values], shapes, groups, numbers)
+        return [v.with_array(x) for v, x in zip(values, results, strict=True)]
 
     def _is_second(self, groups: Groups) -> Instruction:
         """Whether this device is the second one of its group of two; a scalar."""
@@ -168,4 +168,6 @@ class _Pair:
             second = arithmetic.select(c, [swap], [other, mine])
             return arithmetic.combine(c, [first, second], opcode, self.mine.element_type)
 
-        return self.mine.by(self.lowering.loop([self.mine.x, self.other.x, self.is_second], body))
+        return self.mine.with_array(
+            self.lowering.loop([self.mine.x, self.other.x, self.is_second], body)
+        )

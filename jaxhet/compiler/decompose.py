@@ -16,7 +16,7 @@ from jaxhet.compiler import (
 )
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.cpu_form import CpuLowering
-from jaxhet.compiler.exchange import ALGORITHMS, Adder, Exchange
+from jaxhet.compiler.exchange import ALGORITHMS, Exchange, ExchangeBuilder
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.lowering import Lowering
 from jaxhet.compiler.options import Job, Options
@@ -47,9 +47,9 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     collectives.check(parsed, crossing, job)
     plan.check_program(parsed)
     crossing = identity.assign(crossing)
-    crossing = scatter.narrow(crossing, job, _is_flat(job, options))
+    crossing = scatter.to_reduce_scatters(crossing, job, _is_flat(job, options))
     if job.is_gpu and options.bucket_bytes:  # on CPUs, XLA has put together what it likes
-        crossing = bucket.together(crossing, options.bucket_bytes)
+        crossing = bucket.bucket_all_reduces(crossing, options.bucket_bytes)
     exchanges: list[Exchange] = []
     for collective in crossing:
         _lower(collective, job, options, exchanges)
@@ -74,12 +74,12 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
         label.append(ALGORITHMS[split is not None])
     if (count := len(collective.instruction.operand_ids)) > 1:
         label.append(f"of {count}")
-    adder = Adder(collective, " ".join(label), note, job, options, exchanges)
+    builder = ExchangeBuilder(collective, " ".join(label), note, job, options, exchanges)
     lowering: Lowering
     if job.is_gpu:
-        lowering = GpuLowering(collective, adder)
+        lowering = GpuLowering(collective, builder)
     else:
-        lowering = CpuLowering(collective, adder, is_narrow=is_exchanged and reducer is None)
+        lowering = CpuLowering(collective, builder, is_narrow=is_exchanged and reducer is None)
     match opcode:
         case "all-reduce":
             assert reducer is not None

@@ -137,8 +137,8 @@ class Entry:
 
 
 _KINDS = "|".join(kind.name.lower() for kind in ExchangeKind)
-# A line of `Adder` and `plan.make`: place, kind, label, shapes, groups, marks that distinguish it
-# from look-alikes, and a digest of its identities.
+# A line of `ExchangeBuilder` and `plan.make`: place, kind, label, shapes, groups, marks that
+# distinguish it from look-alikes, and a digest of its identities.
 _PARTS = re.compile(rf"(.*?) ({_KINDS}) (.*) (\S+) (\{{.*\}}\}})(?: [#@].*)?")
 
 
@@ -164,7 +164,7 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adder:
+class ExchangeBuilder:
     """Adds the exchanges of one collective.
 
     Attributes:
@@ -283,12 +283,12 @@ class Adder:
         self.added.append(dataclasses.replace(exchange, attributes=attributes, done=done))
         return done
 
-    def next_part(self, came: hlo.Instruction, other: hlo.Instruction) -> list[hlo.Instruction]:
-        """Waits for the next part of the latest exchange, of which those before are in `came`.
+    def next_part(self, received: hlo.Instruction, other: hlo.Instruction) -> list[hlo.Instruction]:
+        """Waits for the next part of the latest exchange, of which those before are in `received`.
 
         Gives it and the other array again: what uses them comes after the wait.
         """
-        add, operands = self.collective.computation.add, [came, other]
+        add, operands = self.collective.computation.add, [received, other]
         shapes = [x.shape for x in operands]
         part = add(
             "custom-call",

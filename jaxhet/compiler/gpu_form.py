@@ -50,7 +50,7 @@ class GpuLowering(Lowering):
     def pack(self, values: Sequence[Value]) -> tuple[Sequence[Value], Unpack]:
         """Small values of one type in one."""
         num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
-        if len(values) == 1 or num_bytes > self.adder.options.bucket_bytes:
+        if len(values) == 1 or num_bytes > self.builder.options.bucket_bytes:
             return values, list
         packs: dict[tuple[int, int], list[int]] = {}
         for i, value in enumerate(values):
@@ -62,7 +62,9 @@ class GpuLowering(Lowering):
                 start = 0
                 for i in members:
                     size = values[i].size
-                    unpacked[i] = values[i].by(arithmetic.slice_1d(self.c, result.x, start, size))
+                    unpacked[i] = values[i].with_array(
+                        arithmetic.slice_1d(self.c, result.x, start, size)
+                    )
                     start += size
             return unpacked
 
@@ -84,32 +86,34 @@ class GpuLowering(Lowering):
                     return self._combined_in_parts(own, pairs, opcode, size)
                 (other,) = self.permute([own], pairs)
                 return self._combined([own.x, other.x], own, opcode)
-            came = self._carried(ExchangeKind.ALL_GATHER, own, groups, skips_own=True)
-            rows = self._with_own(own.x, came.x, groups)
+            received = self._carried(ExchangeKind.ALL_GATHER, own, groups, skips_own=True)
+            rows = self._with_own(own.x, received.x, groups)
             return self._combined(rows, own, opcode, self.present(groups))
 
         return [lower(self._fixed(value)) for value in values]
 
     def _part_size(self, value: Value) -> int:
         """Elements of each part in which a value should come, but the last one."""
-        part_bytes = self.adder.options.part_bytes
+        part_bytes = self.builder.options.part_bytes
         most = hlo.num_bytes(value.x.shape) // part_bytes if part_bytes else 1
         size = -(-value.size // min(max(most, 1), _MOST_PARTS))
         return -(-size // _PART_MULTIPLE) * _PART_MULTIPLE
 
     def _combined_in_parts(self, own: Value, pairs: Groups, opcode: str, size: int) -> Value:
         """Each part as soon as it has come, into its place in the result."""
-        c, adder = self.c, self.adder
-        came = adder.carry(ExchangeKind.PERMUTE, own.x, pairs, own.operands, part_elements=size)
+        c, builder = self.c, self.builder
+        received = builder.carry(
+            ExchangeKind.PERMUTE, own.x, pairs, own.operands, part_elements=size
+        )
         result = arithmetic.uninitialized(c, own.x.shape)
         for start in range(0, own.size, size):
             if start > 0:
-                came, result = adder.next_part(came, result)
+                received, result = builder.next_part(received, result)
             length = min(size, own.size - start)
-            rows = [arithmetic.slice_1d(c, x, start, length) for x in (own.x, came)]
+            rows = [arithmetic.slice_1d(c, x, start, length) for x in (own.x, received)]
             part = arithmetic.combine(c, rows, opcode, own.element_type)
             result = arithmetic.with_part_1d(c, result, part, start)
-        return self._fixed(own.by(result))
+        return self._fixed(own.with_array(result))
 
     @override
     def reduce_scatter(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
@@ -117,12 +121,12 @@ class GpuLowering(Lowering):
 
         def lower(value: Value) -> Value:
             size = value.size // len(groups[0])
-            came = self._carried(ExchangeKind.ALL_TO_ALL, value, groups, skips_own=True)
+            received = self._carried(ExchangeKind.ALL_TO_ALL, value, groups, skips_own=True)
             own = self._slice(value.x, [place * size for place in places], size)
             if len(groups[0]) == 2:
-                other = self._slice(came.x, [(1 - place) * size for place in places], size)
+                other = self._slice(received.x, [(1 - place) * size for place in places], size)
                 return self._combined([own, other], value, opcode)
-            return self._combined(self._with_own(own, came.x, groups), value, opcode)
+            return self._combined(self._with_own(own, received.x, groups), value, opcode)
 
         return [lower(self._fixed(value)) for value in values]
 
@@ -131,14 +135,16 @@ class GpuLowering(Lowering):
         start = arithmetic.entry(self.c, starts, self._position())
         return arithmetic.dynamic_slice_1d(self.c, x, start, size)
 
-    def _with_own(self, own: Instruction, came: Instruction, groups: Groups) -> list[Instruction]:
-        """The rows in group order: those that came, and the device's own one."""
+    def _with_own(
+        self, own: Instruction, received: Instruction, groups: Groups
+    ) -> list[Instruction]:
+        """The rows in group order: the received ones, and the device's own one."""
         size, places = hlo.num_elements(own.shape), self.collective.places(groups)
         return [
             arithmetic.select(
                 self.c,
                 [self.is_at(places, i, own.shape)],
-                [arithmetic.slice_1d(self.c, came, i * size, size), own],
+                [arithmetic.slice_1d(self.c, received, i * size, size), own],
             )
             for i in range(groups_lib.largest(groups))
         ]
@@ -150,14 +156,16 @@ class GpuLowering(Lowering):
         opcode: str,
         present: Sequence[Instruction] = (),
     ) -> Value:
-        combined = like.by(arithmetic.combine(self.c, rows, opcode, like.element_type, present))
+        combined = like.with_array(
+            arithmetic.combine(self.c, rows, opcode, like.element_type, present)
+        )
         is_rounded = arithmetic.summed_type(like.element_type) != combined.x.shape.element_type
         return self._fixed(combined) if is_rounded or opcode == "multiply" else combined
 
     def _fixed(self, value: Value) -> Value:
         # XLA may contract x's product with the sum, and skip the rounding of a value that it fuses
         # with its user. Then ranks differ: who sent x, and whoever's compiler did neither.
-        return value.by(barrier(self.c, value.x))
+        return value.with_array(barrier(self.c, value.x))
 
     @override
     def all_gather(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
@@ -173,7 +181,9 @@ class GpuLowering(Lowering):
     def _carried(
         self, kind: ExchangeKind, value: Value, groups: Groups, skips_own: bool = False
     ) -> Value:
-        return value.by(self.adder.carry(kind, value.x, groups, value.operands, skips_own))
+        return value.with_array(
+            self.builder.carry(kind, value.x, groups, value.operands, skips_own)
+        )
 
     @override
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:

@@ -14,7 +14,7 @@ from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.collectives import Collective
-from jaxhet.compiler.exchange import Adder
+from jaxhet.compiler.exchange import ExchangeBuilder
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
 
@@ -41,7 +41,7 @@ class Value:
         """Elements."""
         return hlo.num_elements(self.x.shape)
 
-    def by(self, x: Instruction) -> "Value":
+    def with_array(self, x: Instruction) -> "Value":
         """Another array on the same way."""
         return Value(x, self.element_type, self.operands)
 
@@ -54,7 +54,7 @@ class Lowering(abc.ABC):
     """The steps of one collective's decomposition."""
 
     collective: Collective
-    adder: Adder
+    builder: ExchangeBuilder
 
     # Methods that differ between platforms.
 
@@ -188,7 +188,7 @@ class Lowering(abc.ABC):
             return value
         x = self.shaped(value.x, dims)
         y = self.loop([x], lambda c, x: arithmetic.transpose(c, x, permutation))
-        return value.by(self.shaped(y, [value.size]))
+        return value.with_array(self.shaped(y, [value.size]))
 
     def split(self, value: Value, shape: Shape, dim: int, parts: int) -> Value:
         """A flat array of `shape` as blocks, cut along `dim`."""
@@ -221,7 +221,7 @@ class Lowering(abc.ABC):
             blocks = [arithmetic.slice_1d(c, x, block * size, size) for block in order]
             return arithmetic.concatenate(c, blocks)
 
-        return value.by(self.loop([value.x], body))
+        return value.with_array(self.loop([value.x], body))
 
     def local(
         self, opcode: str, value: Value, size: int, groups: Groups, reducer: str = ""
@@ -229,13 +229,13 @@ class Lowering(abc.ABC):
         """A collective of XLA, on each island; `size` is that of its result."""
         element_type = value.x.shape.element_type
         if reducer and element_type in _NOT_REDUCED_BY_NCCL:
-            wide = value.by(self._converted(value.x, _NOT_REDUCED_BY_NCCL[element_type]))
+            wide = value.with_array(self._converted(value.x, _NOT_REDUCED_BY_NCCL[element_type]))
             result = self.local(opcode, wide, size, groups, reducer)
-            return value.by(self._converted(result.x, element_type))
+            return value.with_array(self._converted(result.x, element_type))
         called = [arithmetic.reducer(self.c.module, reducer, element_type).id] if reducer else []
         shape = hlo.array_shape(element_type, [size])
         dims = [] if opcode == "collective-broadcast" else [0]
-        return value.by(
+        return value.with_array(
             self.local_collective(
                 opcode, shape, [value.x], groups, dimensions=dims, called_computation_ids=called
             )
@@ -293,4 +293,4 @@ class Rows:
             parts = [arithmetic.slice_1d(c, x, i * size, size) for i in range(self.count)]
             return arithmetic.combine(c, parts, opcode, self.joined.element_type, present)
 
-        return self.joined.by(self.lowering.loop([self.joined.x, *self.present], body))
+        return self.joined.with_array(self.lowering.loop([self.joined.x, *self.present], body))

@@ -37,13 +37,13 @@ def all_gather(lowering: Lowering, split: Split | None) -> None:
 
 
 def _gather_over_islands(lowering: Lowering, value: Value, split: Split) -> Value:
-    first = len(lowering.adder.added)
+    first = len(lowering.builder.added)
     (row,) = lowering.all_gather([value], split.rails)
     rows = row.joined
     if split.local_size == 1:
         return lowering.reordered(rows, _by_rail(split))
     whole = lowering.local("all-gather", rows, rows.size * split.local_size, split.local)
-    lowering.adder.added[first].gathers.append(whole.x)
+    lowering.builder.added[first].gathers.append(whole.x)
     return lowering.reordered(whole, _by_rail(split))
 
 
@@ -51,7 +51,7 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
     """Makes a reduce-scatter the last step of its decomposition."""
     (dim,) = lowering.instruction.dimensions
     operands = lowering.operands
-    parts = len(lowering.collective.positions[0]) // lowering.collective.keepers
+    parts = len(lowering.collective.positions[0]) // lowering.collective.shard_replicas
     is_exchanged = split is None or split.local_size == 1
     values = [
         lowering.split(lowering.operand(i, is_exchanged), x.shape, dim, parts)
@@ -59,7 +59,7 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
     ]
     if split is None:
         results = lowering.reduce_scatter(values, lowering.collective.positions, opcode)
-    elif lowering.collective.keepers > 1:
+    elif lowering.collective.shard_replicas > 1:
         results = [_scatter_to_islands(lowering, v, opcode, split) for v in values]
     else:
         results = [_scatter_over_islands(lowering, v, opcode, split) for v in values]
@@ -69,13 +69,13 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
 def _scatter_over_islands(lowering: Lowering, value: Value, opcode: str, split: Split) -> Value:
     """The combined block of each rank, out of the blocks of all members."""
     value = lowering.reordered(value, _inverse(_by_rail(split)))
-    first = len(lowering.adder.added)
+    first = len(lowering.builder.added)
     if split.local_size > 1:
         size = value.size // split.local_size
         value = lowering.local("reduce-scatter", value, size, split.local, opcode)
     (result,) = lowering.reduce_scatter([value], split.rails, opcode)
     if split.local_size > 1:
-        lowering.adder.added[first].scatters.append(value.x)
+        lowering.builder.added[first].scatters.append(value.x)
     return result
 
 
@@ -87,12 +87,12 @@ def _scatter_to_islands(lowering: Lowering, value: Value, opcode: str, split: Sp
     value = lowering.reordered(value, [block_of[island] for island in range(islands)])
     dims = [islands, local_size, value.size // (islands * local_size)]
     value = lowering.transposed(value, dims, [1, 0, 2])
-    first = len(lowering.adder.added)
+    first = len(lowering.builder.added)
     part = lowering.local("reduce-scatter", value, value.size // local_size, split.local, opcode)
     (result,) = lowering.reduce_scatter([part], split.rails, opcode)
     whole = lowering.local("all-gather", result, result.size * local_size, split.local)
-    lowering.adder.added[first].scatters.append(part.x)
-    lowering.adder.added[first].gathers.append(whole.x)
+    lowering.builder.added[first].scatters.append(part.x)
+    lowering.builder.added[first].gathers.append(whole.x)
     return whole
 
 
@@ -116,12 +116,12 @@ def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
     if (found := blocks.cut(c, operands)) is not None:
         x, dim = found
         value = lowering.split(lowering.flatten(x, 0), x.shape, dim, count)
-        together = Value(value.x, value.element_type, numbers)
+        packed = Value(value.x, value.element_type, numbers)
     else:
         values = lowering.flattened()
         x = arithmetic.concatenate(c, [v.x for v in values])
-        together = Value(x, values[0].element_type, numbers)
-    rows = _exchange(lowering, together, split)
+        packed = Value(x, values[0].element_type, numbers)
+    rows = _exchange(lowering, packed, split)
     if (found := blocks.joined(c, lowering.instruction)) is not None:
         whole, dim = found
         value = lowering.join(rows, lowering.result_shapes[0], dim, whole.shape)
@@ -132,7 +132,7 @@ def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
     return _put_back(
         lowering,
         [
-            rows.by(
+            rows.with_array(
                 lowering.loop([rows.x], lambda c, x, i=i: arithmetic.slice_1d(c, x, i * size, size))
             )
             for i in range(count)
@@ -141,13 +141,13 @@ def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
 
 
 def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
-    """Block i of the value to member i; gives the blocks that came, in group order."""
+    """Block i of the value to member i; gives the received blocks, in group order."""
     if split is None:
         (rows,) = lowering.all_to_all([value], lowering.collective.positions)
         return rows.joined
     by_rail = _by_rail(split)
     value = lowering.reordered(value, _inverse(by_rail))  # [rail, island] of the receiver
-    first = len(lowering.adder.added)
+    first = len(lowering.builder.added)
     islands, local_size = split.num_islands, split.local_size
     if local_size > 1:
         value = lowering.local_all_to_all(value, split.local)
@@ -157,7 +157,7 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
     value = lowering.transposed(value, [local_size, islands, size], [1, 0, 2])
     (rows,) = lowering.all_to_all([value], split.rails)
     if local_size > 1:
-        lowering.adder.added[first].scatters.append(scattered.x)
+        lowering.builder.added[first].scatters.append(scattered.x)
     assert split.places is not None
     order = [island * local_size + rail for island, rail in split.places]
     return lowering.reordered(rows.joined, order)
@@ -178,15 +178,15 @@ def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value
     """All pairs, those on one island as well: see `collectives.crossing`."""
     moving = tuple(pair for pair in pairs if pair[0] != pair[1])
     (result,) = lowering.permute([value], moving)
-    keepers = {source for source, target in pairs if source == target}
-    return _at(lowering, keepers, value, result) if keepers else result
+    staying = {source for source, target in pairs if source == target}
+    return _at(lowering, staying, value, result) if staying else result
 
 
 def _at(lowering: GpuLowering, positions: set[int], there: Value, elsewhere: Value) -> Value:
     """One value on the devices at these positions, another one on the others."""
     is_there = [int(position in positions) for position in range(len(lowering.collective.rank_of))]
     mask = lowering.is_at(is_there, 1, there.x.shape)
-    return there.by(arithmetic.select(lowering.c, [mask], [elsewhere.x, there.x]))
+    return there.with_array(arithmetic.select(lowering.c, [mask], [elsewhere.x, there.x]))
 
 
 def broadcast(lowering: Lowering) -> None:
@@ -203,7 +203,7 @@ def broadcast(lowering: Lowering) -> None:
 
 def _broadcast_on_gpu(lowering: GpuLowering, value: Value, positions: Groups) -> Value:
     """One exchange for each island that the value must come to: a source has one target."""
-    collective, islands = lowering.collective, lowering.adder.job.islands
+    collective, islands = lowering.collective, lowering.builder.job.islands
     local: list[tuple[int, ...]] = []
     pairs: dict[int, list[tuple[int, int]]] = {}  # by number of the island in its group
     for group in positions:

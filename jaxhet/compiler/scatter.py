@@ -2,7 +2,7 @@
 
 That is how XLA's partitioner writes the gradients of sharded parameters: all-reduce, dynamic-slice,
 and, where the batch is split inside islands as well, another all-reduce of the block there. The
-latter is drawn in: what islands have not summed up yet would cross more than once.
+latter is absorbed: what islands have not summed up yet would cross more than once.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ _COMPARISONS = {
 _SAME = ("bitcast", "convert", "copy", "reshape")
 
 
-def narrow(crossing: Sequence[Collective], job: Job, is_flat: bool) -> list[Collective]:
+def to_reduce_scatters(crossing: Sequence[Collective], job: Job, is_flat: bool) -> list[Collective]:
     """The same collectives, with reduce-scatters in place of such all-reduces and their slices.
 
     Args:
@@ -49,11 +49,15 @@ def narrow(crossing: Sequence[Collective], job: Job, is_flat: bool) -> list[Coll
       job: The job.
       is_flat: Only the flat algorithm is allowed.
     """
-    found = [_narrow(collective) or collective for collective in crossing]
-    return found if is_flat else [_drawn_in(collective, job) or collective for collective in found]
+    found = [_to_reduce_scatter(collective) or collective for collective in crossing]
+    return (
+        found
+        if is_flat
+        else [_absorb_local_all_reduce(collective, job) or collective for collective in found]
+    )
 
 
-def _narrow(collective: Collective) -> Collective | None:
+def _to_reduce_scatter(collective: Collective) -> Collective | None:
     computation, all_reduce = collective.computation, collective.instruction
     if all_reduce.opcode != "all-reduce" or len(all_reduce.operand_ids) != 1:
         return None
@@ -69,7 +73,7 @@ def _narrow(collective: Collective) -> Collective | None:
     return dataclasses.replace(collective, instruction=kept, positions=groups)
 
 
-def _drawn_in(collective: Collective, job: Job) -> Collective | None:
+def _absorb_local_all_reduce(collective: Collective, job: Job) -> Collective | None:
     """A reduce-scatter together with the all-reduce inside islands that follows."""
     computation, scatter = collective.computation, collective.instruction
     if scatter.opcode != "reduce-scatter" or len(scatter.operand_ids) != 1:
@@ -81,25 +85,27 @@ def _drawn_in(collective: Collective, job: Job) -> Collective | None:
     if reducers[0] is None or reducers[0] != reducers[1]:
         return None
     group_of = {p: g for g in collective.positions for p in g}
-    together: list[tuple[int, ...]] = []
+    combined: list[tuple[int, ...]] = []
     for local in collectives.positions(computation.module, following):
         # Block by block, those that keep it: the all-reduce's group that has the scatter's member.
         columns = tuple(zip(*(group_of[p] for p in local), strict=True))
         islands = [{job.islands[collective.rank_of[p]] for p in column} for column in columns]
         if any(len(on) != 1 for on in islands) or len(set.union(*islands)) != len(columns):
             return None
-        together.append(tuple(p for column in columns for p in column))
-    if not groups_lib.are_equal(tuple(together)):
+        combined.append(tuple(p for column in columns for p in column))
+    if not groups_lib.are_equal(tuple(combined)):
         return None
-    keepers = len(together[0]) // len(collective.positions[0])
-    groups = tuple({tuple(sorted(g)): g for g in together}.values())
-    if keepers == 1 or hlo.num_elements(scatter.shape) % keepers:
+    shard_replicas = len(combined[0]) // len(collective.positions[0])
+    groups = tuple({tuple(sorted(g)): g for g in combined}.values())
+    if shard_replicas == 1 or hlo.num_elements(scatter.shape) % shard_replicas:
         return None
     if sorted(p for g in groups for p in g) != sorted(group_of):
         return None
     (dim,) = scatter.dimensions
     _replace(computation, scatter, following, dim, groups)
-    return dataclasses.replace(collective, instruction=following, positions=groups, keepers=keepers)
+    return dataclasses.replace(
+        collective, instruction=following, positions=groups, shard_replicas=shard_replicas
+    )
 
 
 def _only_user(c: hlo.Computation, instruction: hlo.Instruction) -> hlo.Instruction | None:

@@ -43,9 +43,11 @@ std::string Complaint(const ChaosRound& round, int rank, const ChaosOutcome& out
   const auto names = [&](int process) {
     return text.find(StrCat("process ", process)) != std::string::npos;
   };
-  const bool names_culprit =
+  const bool names_failed_process =
       names(round.victim) || (IsOfConnection(round.fault) && names(round.other));
-  return text.starts_with("jaxhet.") && names_culprit ? "" : "an error that blames nobody: " + text;
+  return text.starts_with("jaxhet.") && names_failed_process
+             ? ""
+             : "an error that names no process: " + text;
 }
 
 // The first complaint about a round; else how its processes ended, each way once.
@@ -120,8 +122,8 @@ TEST(ComplaintsSayWhatIsNotAllowed) {
   const ChaosOutcome names_2 = Ended(Kind::kError, "jaxhet.PeerError: process 2 is gone");
   ExpectEqual(complaint(1, Ended(Kind::kSilent, "")), "");
   ExpectEqual(complaint(0, names_1), "");
-  ExpectContains(complaint(0, names_2), "an error that blames nobody: jaxhet.PeerError");
-  ExpectContains(complaint(0, Ended(Kind::kError, "process 1")), "an error that blames nobody");
+  ExpectContains(complaint(0, names_2), "an error that names no process: jaxhet.PeerError");
+  ExpectContains(complaint(0, Ended(Kind::kError, "process 1")), "an error that names no process");
   ExpectContains(complaint(0, Ended(Kind::kSilent, "")), "it hangs or has crashed");
   ExpectContains(complaint(0, Ended(Kind::kWrong, "exchange 3")), "a wrong result of exchange 3");
   round.fault = Fault::kCutData;

@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The one that came first has its result poisoned.
+// The first one has its result poisoned.
 void CheckDifferentExchanges(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
   Part zero(0, SwapPairs(), num_bytes, 2);

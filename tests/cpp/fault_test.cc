@@ -73,7 +73,7 @@ void ReportsStoppedPeer(const std::string& transport) {
   ForkedPeer peer(options, [](Engine& engine) {
     for (int64_t run_id = 1;; ++run_id) {
       if (const auto error = Gather(engine, 1, 3 << 20, run_id)) {
-        return error->code() == ErrorCode::kPeer && error->culprit() == 1 ? 42 : 1;
+        return error->code() == ErrorCode::kPeer && error->failed_process() == 1 ? 42 : 1;
       }
     }
   });
@@ -137,7 +137,7 @@ TEST(CloseFailsWhatIsUnderWay) {
   world.engine(0).Close(milliseconds(50));
   ExpectContains(call.Wait()->what(), "still under way when this process left");
   const auto theirs = world.engine(1).WaitFailure(kLong);
-  EXPECT(theirs != nullptr && theirs->culprit() == 0);
+  EXPECT(theirs != nullptr && theirs->failed_process() == 0);
   ExpectContains(Gather(world.engine(0), 0, 8)->what(), "jaxhet is shut down");
 }
 
@@ -146,7 +146,7 @@ TEST(FailureReachesAll) {
   world.engine(2).Fail(Error(ErrorCode::kDevice, "found by Python"));
   for (int process = 0; process < 4; ++process) {
     const auto error = world.engine(process).WaitFailure(kLong);
-    EXPECT(error != nullptr && error->culprit() == 2);
+    EXPECT(error != nullptr && error->failed_process() == 2);
     ExpectEqual(std::string(error->what()), std::string("jaxhet.DeviceError: found by Python"));
   }
 }

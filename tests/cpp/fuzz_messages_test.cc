@@ -38,7 +38,7 @@ std::vector<std::string> StreamSeeds() {
   const std::string fail = BytesOf(FailInfo{ErrorCode::kDevice, 1}).append("smoke");
   return {Framed(MessageType::kHeartbeat, "") + Framed(MessageType::kGoodbye, ""),
           Framed(MessageType::kHello, HelloBody({"tcp", "ok", ""})),
-          Framed(MessageType::kVerdict, PackStrings(std::vector<std::string>{"tcp", "ok", ""})),
+          Framed(MessageType::kHelloReply, PackStrings(std::vector<std::string>{"tcp", "ok", ""})),
           Framed(MessageType::kFail, fail) + Framed(MessageType::kHeartbeat, "")};
 }
 
@@ -49,7 +49,7 @@ void ReadStream(std::string_view input) {
   ControlChannel channel(std::move(own));
   while (const auto message = channel.Next()) {
     if (message->type == MessageType::kFail) (void)ParseFail(message->body);
-    if (message->type == MessageType::kVerdict) (void)UnpackStrings(message->body);
+    if (message->type == MessageType::kHelloReply) (void)UnpackStrings(message->body);
   }
 }
 
@@ -63,8 +63,8 @@ void ReadStream(std::string_view input) {
 // --- introductions ---
 
 // The two messages of an introduction, the second one unless it is empty; then any bytes.
-std::string Introduction(std::string_view hello, std::string_view verdict) {
-  return Sized(hello).append(Sized(verdict));
+std::string Introduction(std::string_view hello, std::string_view reply) {
+  return Sized(hello).append(Sized(reply));
 }
 
 std::vector<std::string> HelloSeeds() {
@@ -100,8 +100,8 @@ void Introduce(std::string_view input) {
   auto [data, peer_data] = UnixPair();
   InputReader reader(input);
   WriteSome(peer_control, Framed(MessageType::kHello, reader.TakeSized()));
-  const std::string_view verdict = reader.TakeSized();
-  if (!verdict.empty()) WriteSome(peer_control, Framed(MessageType::kVerdict, verdict));
+  const std::string_view reply = reader.TakeSized();
+  if (!reply.empty()) WriteSome(peer_control, Framed(MessageType::kHelloReply, reply));
   WriteSome(peer_control, reader.TakeSized());
   shutdown(peer_control.get(), SHUT_WR);
   Core core(0, 2, SmallChunks());
@@ -204,7 +204,7 @@ class Job {
     data_ = std::move(peer_data);
     core_.AddPeer(PeerOf(std::move(control), std::move(data)));
     WriteSome(control_, Framed(MessageType::kHello, HelloBody({"tcp", "ok", ""})));
-    WriteSome(control_, Framed(MessageType::kVerdict,
+    WriteSome(control_, Framed(MessageType::kHelloReply,
                                PackStrings(std::vector<std::string>{"tcp", "ok", ""})));
     core_.Connect(Clock::now() + kLong);
     core_.SetRanks(RanksOf({}));

@@ -25,7 +25,7 @@ void Introduce(ControlChannel& channel, const std::string& answer) {
   const std::string table = PackStrings(std::array<std::string, 3>{"tcp", answer, "smoke"});
   channel.Send(MessageType::kHello,
                std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
-  channel.Send(MessageType::kVerdict, table);
+  channel.Send(MessageType::kHelloReply, table);
 }
 
 // Process 0, and the other end of its connection to process 1, which the test plays.

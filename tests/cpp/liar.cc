@@ -24,7 +24,7 @@ Liar::Liar(int num_processes, std::vector<std::string> transports, bool knows_ra
     const HelloInfo info{static_cast<int64_t>(i) + 1};
     const std::array body = {ObjectIovec(info), ToIovec(table.data(), table.size())};
     channels_[i].Send(MessageType::kHello, body);
-    channels_[i].Send(MessageType::kVerdict, table);
+    channels_[i].Send(MessageType::kHelloReply, table);
   }
   if (knows_ranks) {
     SetUp(*engine_, options);

@@ -110,7 +110,7 @@ TEST(RefusesChunksOutOfPlace) {
   refusal(wrong, "not with JXC1");
 }
 
-// Bytes that arrive twice must not stand for others that never came.
+// Bytes that arrive twice must not stand for others that never arrived.
 TEST(RefusesChunksThatOverlap) {
   Liar liar;
   liar.SendPlan();
@@ -218,9 +218,9 @@ TEST(RefusesMessagesAfterGoodbye) {
 }
 
 TEST(RefusesFailuresOfNobody) {
-  for (const int culprit : {-1, 2}) {
+  for (const int failed_process : {-1, 2}) {
     Liar liar;
-    const FailInfo info{ErrorCode::kDevice, culprit};
+    const FailInfo info{ErrorCode::kDevice, failed_process};
     const std::string_view text = "smoke";
     liar.channel().Send(MessageType::kFail,
                         std::array{ObjectIovec(info), ToIovec(text.data(), text.size())});

@@ -223,7 +223,7 @@ TEST(OverlapOfTwoProgramsIsRefused) {
                 "one starts exchange 0 (op 0) of jit_b, and another still has exchange 1 (op 1) of "
                 "jit_a open. ");
   const auto theirs = world.engine(1).WaitFailure(kLong);
-  EXPECT(theirs != nullptr && theirs->code() == ErrorCode::kUsage && theirs->culprit() == 0);
+  EXPECT(theirs != nullptr && theirs->code() == ErrorCode::kUsage && theirs->failed_process() == 0);
 }
 
 TEST(OverlapOfOneProgramIsRefused) {

@@ -48,9 +48,10 @@ void ExpectRefused(std::vector<RingMessage> messages, std::string_view words,
 }
 
 TEST(RefusesRingMessagesOutOfTurn) {
-  ExpectRefused({{{Step::kAccepted, 0, 1}, {std::string(64, 'x')}}}, "a proof of a ring came out");
-  ExpectRefused({{{Step::kProved, 1, 0}, {""}}}, "the proof of a ring came out of turn");
-  ExpectRefused({{{Step::kSettled, 0, 1}, {""}}}, "the end of a ring came out of turn");
+  ExpectRefused({{{Step::kAccepted, 0, 1}, {std::string(64, 'x')}}},
+                "a proof of a ring arrived out");
+  ExpectRefused({{{Step::kProved, 1, 0}, {""}}}, "the proof of a ring arrived out of order");
+  ExpectRefused({{{Step::kSettled, 0, 1}, {""}}}, "the end of a ring arrived out of order");
 }
 
 TEST(RefusesRingMessagesWithOtherNumbersOfStrings) {

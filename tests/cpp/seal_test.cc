@@ -194,7 +194,7 @@ TEST(RefusesAChangedHead) {
   }
 }
 
-// A nonce that came twice under one key would make equal texts equal records.
+// A nonce used twice under one key would make equal texts equal records.
 TEST(KeyChangesBeforeANonceComesTwice) {
   constexpr uint64_t kLimit = 3;
   for (const Encryption mode : kModes) {

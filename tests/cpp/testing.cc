@@ -115,7 +115,7 @@ int main(int argc, char** argv) {  // NOLINT(misc-const-correctness)
   for (const auto& test : jaxhet::testing::Tests()) {
     if (test.name.find(pattern) != std::string::npos) jaxhet::testing::RunTest(test);
   }
-  // Once more: what a test logs buries them.
+  // Once more: what a test logs hides them.
   const auto failures = jaxhet::testing::AllFailures().texts();
   for (const std::string& text : failures) std::fprintf(stderr, "failed: %s\n", text.c_str());
   return failures.empty() ? 0 : 1;

@@ -93,7 +93,7 @@ Error Mapped(const T& exception) {
 TEST(EveryExceptionIsAnErrorAtAnOuterInterface) {
   const Error own = Mapped(Error(ErrorCode::kPeer, "it died", 3));
   ExpectEqual(std::string(own.what()), std::string("jaxhet.PeerError: it died"));
-  ExpectEqual(own.culprit(), 3);
+  ExpectEqual(own.failed_process(), 3);
   const Error memory = Mapped(std::bad_alloc());
   ExpectContains(memory.what(), "jaxhet.DeviceError: this process has no host memory left");
   ExpectContains(Mapped(std::length_error("too long")).what(), "jaxhet.DeviceError: too long");

@@ -39,7 +39,7 @@ struct WorldOptions {
   Options engine = EngineOptions();
 };
 
-// With little patience for peers that are silent.
+// With a short timeout for peers that are silent.
 inline constexpr int64_t kFaultTimeoutMs = 1'000;
 WorldOptions FaultOptions(const std::string& transport);
 

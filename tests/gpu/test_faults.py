@@ -70,7 +70,7 @@ def assert_poisoned(job: WatchedJob, process: int, since: float) -> None:
 
 
 def assert_ended_cleanly(job: WatchedJob, process: int, since: float) -> None:
-    """Checks what the process said after its error, and that it came to its end."""
+    """Checks what the process said after its error, and that it reached its end."""
     assert job.first(process, "caught PeerError", since), job.text()
     assert job.first(process, "device works", since), job.text()
     end = job.first(process, "^clean$", since)

@@ -88,7 +88,7 @@ def random_keys() -> Any:
     mesh = mesh_2d()
     split = NamedSharding(mesh, P("data", "model"))
 
-    def drawn(seeds: jax.Array) -> Any:
+    def sampled(seeds: jax.Array) -> Any:
         keys = jax.vmap(jax.random.key)(seeds)  # one for each row of devices
         rows = jax.vmap(lambda key: jax.random.uniform(key, (12,)))(keys)
         whole = jax.random.uniform(keys[0], (mesh.shape["data"] * 3, 8))
@@ -102,7 +102,7 @@ def random_keys() -> Any:
     seeds = put(np.arange(mesh.shape["data"], dtype=np.uint32), mesh, P("data"))
     body = jax.shard_map(in_body, mesh=mesh, in_specs=P("data"), out_specs=P(AXES), check_vma=False)
     replicated = NamedSharding(mesh, P())
-    return by_both_jits(drawn, seeds, out_shardings=replicated), by_both_jits(body, seeds)
+    return by_both_jits(sampled, seeds, out_shardings=replicated), by_both_jits(body, seeds)
 
 
 @named

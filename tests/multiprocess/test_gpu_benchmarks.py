@@ -168,7 +168,7 @@ def test_deterministic_kernels_need_equal_losses() -> None:
     assert not dataclasses.replace(row, system=gpu_parity.FLOOR).is_missed
 
 
-def test_training_is_judged_by_ratio_and_by_use_of_the_peak() -> None:
+def test_training_is_checked_by_ratio_and_by_use_of_the_peak() -> None:
     built = Built(trace_s=1.0, compile_s=1.0, exchanges=1, exchange_bytes=1)
     row = gpu_train.Row(
         system="shm",

@@ -82,7 +82,7 @@ class _Worker:
         self._programs: dict[str, list[Any]] = {}
 
     def answer(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        """Calls the programs of a family in some orders, and tells what came of each.
+        """Calls the programs of a family in some orders, and tells the outcome of each.
 
         Args:
           request: `family`; `orders`, a list for each process; `new_engine`: whether each order
@@ -119,7 +119,7 @@ class _Worker:
 
 
 def _arrived() -> tuple[int, int]:
-    """Exchanges that have completed here, and bytes that came from the other process."""
+    """Exchanges that have completed here, and bytes that arrived from the other process."""
     counts = jaxhet.stats()
     received = (key for key in counts if key.startswith("bytes_received_"))
     from_others = sum(counts[key] for key in received if key != "bytes_received_local")

@@ -196,10 +196,10 @@ def test_random_programs(
             exchanges.append(result.exchanges)
 
     check()
-    story = (
+    summary = (
         f"{len(exchanges)} programs with exchanges of {attempts}; exchanges: min {min(exchanges)},"
         f" median {statistics.median(exchanges):g}, max {max(exchanges)}"
     )
-    print(story)
-    record_property("programs", story)
+    print(summary)
+    record_property("programs", summary)
     assert len(exchanges) >= num_programs

@@ -59,12 +59,12 @@ class Outcome:
     Attributes:
       name: "right", "wrong" or "refused".
       exchanges: Least number of exchanges of each process.
-      story: Message about an outcome that is not right.
+      message: Message about an outcome that is not right.
     """
 
     name: str
     exchanges: int
-    story: str
+    message: str
 
 
 class Islands:
@@ -136,7 +136,7 @@ def _run_case(
     world: Job,
     record: Callable[[str, object], None],
 ) -> dict[str, list[str]]:
-    """Runs programs on the islands of a case; the stories of each outcome."""
+    """Runs programs on the islands of a case; the messages of each outcome."""
     islands = Islands(*case)
     try:
         outcomes = _run_programs(islands, world, programs)
@@ -147,10 +147,10 @@ def _run_case(
     told = f"{case}: {len(outcomes)} programs, {exchanges} exchanges: {dict(counts)}"
     print(told)
     record("programs", told)
-    stories: dict[str, list[str]] = {"right": [], "refused": [], "wrong": []}
+    messages: dict[str, list[str]] = {"right": [], "refused": [], "wrong": []}
     for _, outcome in outcomes:
-        stories[outcome.name].append(outcome.story)
-    return stories
+        messages[outcome.name].append(outcome.message)
+    return messages
 
 
 def _assert_all_right(
@@ -159,9 +159,9 @@ def _assert_all_right(
     first = NUM_PROGRAMS * CASES.index(case)
     seeds = range(first, first + count)
     programs = [(unlike_programs.make(s), ("flags", "declared")[s % 2]) for s in seeds]
-    stories = _run_case(case, programs, world, record)
-    assert not stories["wrong"], "\n".join(stories["wrong"])
-    assert not stories["refused"], "\n".join(stories["refused"])
+    messages = _run_case(case, programs, world, record)
+    assert not messages["wrong"], "\n".join(messages["wrong"])
+    assert not messages["refused"], "\n".join(messages["refused"])
 
 
 @pytest.mark.parametrize("case", QUICK_CASES, ids=" ".join)

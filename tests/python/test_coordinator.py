@@ -202,7 +202,7 @@ def test_advertised_host_is_where_processes_look_for_jax() -> None:
             [{"island": "amd", "process_id": i, "num_processes": 2} for i in range(2)],
             "not those that were announced, nvidia=1,amd=1: 'nvidia' has 0, not 1; 'amd' has 2",
         ),
-        ({"amd": 2}, [_at("amd", 1), _at("amd", 1)], "process id 1 is taken: .* came first"),
+        ({"amd": 2}, [_at("amd", 1), _at("amd", 1)], "process id 1 is taken: .* was first"),
     ],
 )
 def test_process_that_does_not_fit_is_told_why(
@@ -330,9 +330,7 @@ def test_service_without_a_size_is_refused(options: dict[str, Any], words: str) 
 
 
 @pytest.mark.parametrize(("bind", "host"), [("0.0.0.0", "127.0.0.1"), ("[::]", "127.0.0.1")])
-def test_service_on_all_addresses_names_the_one_that_a_process_came_by(
-    bind: str, host: str
-) -> None:
+def test_service_on_all_addresses_names_the_one_that_a_process_used(bind: str, host: str) -> None:
     if bind == "[::]" and not socket.has_dualstack_ipv6():
         pytest.skip("no socket here listens on IPv4 and IPv6")
     address = f"{bind}:{free_port()}"

@@ -91,7 +91,7 @@ def test_processes_know_their_place_and_the_secret_is_in_no_argument_of_ssh(
         assert not [k for k in call["environ"] if k.startswith("JAXHET_")]  # type: ignore[union-attr]
 
 
-def test_first_failure_on_a_host_ends_the_others_and_is_the_story(
+def test_first_failure_on_a_host_ends_the_others_and_is_in_the_summary(
     ssh: FakeSsh, tmp_path: pathlib.Path
 ):
     code = """

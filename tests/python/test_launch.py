@@ -272,7 +272,7 @@ def test_signal_that_killed_a_process_is_named_and_the_others_are_quoted():
     assert "failed first: process 0 (island0): killed by SIGKILL\n" in result.stderr
     quoted = "it said: jaxhet.PeerError: process 0 is gone; start anew\n"
     assert f"  process 1 (island1): exit code 1; {quoted}" in result.stderr
-    assert re.search(r"the first failure came \d+\.\d s after the start", result.stderr)
+    assert re.search(r"the first failure was \d+\.\d s after the start", result.stderr)
 
 
 def test_error_that_jax_wraps_is_quoted_from_its_name():
@@ -340,7 +340,7 @@ def test_signal_without_handler_is_the_exit_code():
     assert "SIGINT was passed on to every process" in err
 
 
-def test_death_of_the_coordinator_is_part_of_the_story():
+def test_death_of_the_coordinator_is_part_of_the_summary():
     code = """
     address = os.environ["JAXHET_COORDINATOR_ADDRESS"].encode()
     def coordinators():

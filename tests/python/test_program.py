@@ -371,8 +371,8 @@ def test_per_platform_works_in_shard_map() -> None:
 
 def test_piece_takes_keys_and_trees() -> None:
     piece = jaxhet.per_platform(cpu=lambda tree: jax.random.normal(tree["key"], tree["x"].shape))
-    drawn = jax.jit(piece)({"key": jax.random.key(1), "x": jnp.ones(3)})
-    np.testing.assert_array_equal(drawn, jax.random.normal(jax.random.key(1), (3,)))
+    sampled = jax.jit(piece)({"key": jax.random.key(1), "x": jnp.ones(3)})
+    np.testing.assert_array_equal(sampled, jax.random.normal(jax.random.key(1), (3,)))
 
 
 def test_per_platform_takes_the_default_and_refuses_without_one() -> None:

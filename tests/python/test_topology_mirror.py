@@ -170,7 +170,7 @@ def test_process_that_does_not_come_is_named() -> None:
         mirror.check()
 
 
-def test_process_0_is_named_if_the_others_came() -> None:
+def test_process_0_is_named_if_the_others_connected() -> None:
     store, members = FakeStore(), _members(CUDA, ROCM)
     store.key_value_set_bytes("rocm:local_topology/rocm/1", b"there")
     with pytest.raises(PeerError, match=r"^process 0 \(cuda, pid 100 on host\) did not publish"):

@@ -276,7 +276,7 @@ def test_a_coordinator_whose_answer_is_no_time_is_refused() -> None:
 
 
 def test_a_coordinator_that_is_late_or_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_clock, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(_clock, "_ANSWER_TIMEOUT_S", 0.01)
     asked: list[int] = []
     clock = CoordinatorClock(asked.append)
     assert clock.read() is None

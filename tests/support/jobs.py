@@ -137,7 +137,7 @@ class Job:
         except EOFError:
             self.is_broken = True
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._processes[0].wait(30)  # for the story in the log
+                self._processes[0].wait(30)  # for the summary in the log
             raise AssertionError(f"a worker ended:\n{self.log.read_text()}") from None
         self.is_broken = True
         raise AssertionError(f"no answer within {timeout_s} s:\n{self.log.read_text()}")

@@ -9,7 +9,8 @@
 
 namespace jaxhet {
 
-Error::Error(ErrorCode code, std::string_view text, int culprit) : code_(code), culprit_(culprit) {
+Error::Error(ErrorCode code, std::string_view text, int failed_process)
+    : code_(code), failed_process_(failed_process) {
   what_ = StrCat("jaxhet.", name(), ": ");
   text_offset_ = what_.size();
   what_ += text;

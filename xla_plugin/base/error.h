@@ -23,11 +23,11 @@ inline constexpr std::array<std::string_view, 6> kErrorNames = {
 // It never leaves the library through a C interface.
 class Error : public std::exception {
  public:
-  // `culprit` is the process to blame, if one is known.
-  Error(ErrorCode code, std::string_view text, int culprit = -1);
+  // `failed_process` is the process that failed, if one is known.
+  Error(ErrorCode code, std::string_view text, int failed_process = -1);
 
   ErrorCode code() const { return code_; }
-  int culprit() const { return culprit_; }
+  int failed_process() const { return failed_process_; }
   std::string_view name() const { return kErrorNames.at(static_cast<size_t>(code_)); }
   // The message without the class name.
   std::string_view text() const { return std::string_view(what_).substr(text_offset_); }
@@ -36,7 +36,7 @@ class Error : public std::exception {
 
  private:
   ErrorCode code_;
-  int culprit_;
+  int failed_process_;
   std::string what_;
   size_t text_offset_;
 };

@@ -139,7 +139,7 @@ class Device {
   // Between any two of: this device's memory, a peer's, pinned memory.
   virtual void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) = 0;
   virtual void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) = 0;
-  // The address is aligned to 4. All that came before on the stream is visible to whoever sees it.
+  // The address is aligned to 4. All earlier work of the stream is visible to whoever sees it.
   virtual void WriteValue(StreamHandle stream, void* address, uint32_t value) = 0;
   // Until the word at `address` is at least `value`. Both below 2^31: CUDA compares cyclically, HIP
   // does not.

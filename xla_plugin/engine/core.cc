@@ -28,13 +28,13 @@ void Core::Guarded(Function function) {
   }
 }
 
-// Adds to an error of `function` that nobody is blamed for yet who it came from.
+// Adds to an error of `function` that names no process yet the name of `peer`.
 template <typename Function>
-void Core::Blaming(Peer& peer, Function function) {
+void Core::AttributeTo(Peer& peer, Function function) {
   try {
     function();
   } catch (const Error& error) {
-    if (error.culprit() >= 0) throw;
+    if (error.failed_process() >= 0) throw;
     throw Error(error.code(), StrCat(Where(peer.process), error.text(), Moved(peer.process)),
                 peer.process);
   }
@@ -71,7 +71,7 @@ void Core::AddPeer(PeerSpec spec) {
   roster_.Describe(spec.process, spec.description);
   introductions_.push_back(
       {.peer = &place->second,
-       .blame = Where(spec.process),
+       .error_prefix = Where(spec.process),
        .allowed = std::move(spec.transports),
        .refused = std::move(spec.refused),
        .same_host = spec.same_host,
@@ -119,8 +119,8 @@ void Core::SetRanks(std::vector<RankInfo> ranks) {
   Guarded([&] {
     for (const auto& [own, membership] : memberships_) {
       for (const auto& [key, arrival] : membership.arrived) {
-        Blaming(peers_.at(arrival.process),
-                [&] { CheckRanks(arrival.info, arrival.process, roster_); });
+        AttributeTo(peers_.at(arrival.process),
+                    [&] { CheckRanks(arrival.info, arrival.process, roster_); });
       }
     }
   });
@@ -141,7 +141,7 @@ void Core::Start(ExchangeRequest request, int64_t id) {
     try {
       StartOrThrow(exchange);
     } catch (const Error& error) {
-      if (error.culprit() >= 0) throw;
+      if (error.failed_process() >= 0) throw;
       throw Error(error.code(), Where(exchange) + std::string(error.text()), roster_.process());
     }
   });
@@ -181,7 +181,7 @@ void Core::StartOrThrow(Exchange& exchange) {
     if (const auto node = membership.arrived.extract(key)) {
       const Arrival& arrival = node.mapped();
       Peer& peer = peers_.at(arrival.process);
-      Blaming(peer, [&] { Meet(transfer, peer, arrival.info, arrival.tail); });
+      AttributeTo(peer, [&] { Meet(transfer, peer, arrival.info, arrival.tail); });
     } else {
       membership.waiting[key] = &transfer;
     }
@@ -323,7 +323,7 @@ void Core::OnMessage(Peer& peer, const Message& message) {
       return CheckEmpty(body);
     case MessageType::kFail: {
       const Error error = ParseFail(body);
-      CheckCulprit(error, roster_);
+      CheckFailedProcess(error, roster_);
       heard_failure_ = true;
       throw Error(error);
     }
@@ -337,7 +337,7 @@ void Core::OnMessage(Peer& peer, const Message& message) {
       ring_messages_.push_back({peer.process, std::string(body)});
       return;
     case MessageType::kHello:
-    case MessageType::kVerdict:
+    case MessageType::kHelloReply:
       Throw(ErrorCode::kTransport, "it introduced itself twice");
   }
 }
@@ -391,11 +391,12 @@ void Core::SetFailedAndDrop() {
 
 void Core::Fail(const Error& error) {
   if (failure_) return;
-  const int culprit = error.culprit() >= 0 ? error.culprit() : roster_.process();
-  failure_ = std::make_shared<const Error>(error.code(), error.text(), culprit);
+  const int failed_process =
+      error.failed_process() >= 0 ? error.failed_process() : roster_.process();
+  failure_ = std::make_shared<const Error>(error.code(), error.text(), failed_process);
   if (!heard_failure_) LogLine(failure_->what());
   SetFailedAndDrop();
-  const FailInfo info{error.code(), culprit};
+  const FailInfo info{error.code(), failed_process};
   const std::array body = {ObjectIovec(info), ToIovec(error.text().data(), error.text().size())};
   for (auto& [process, peer] : peers_) {
     if (process == roster_.process()) continue;
@@ -431,7 +432,7 @@ void Core::ReadMessages(Peer& peer) {
   // here before the poll says that there is something to read.
   Socket* const socket = peer.channel.socket();  // none to this process itself
   if (socket != nullptr && !peer.lost.empty()) socket->OnEvents(EPOLLIN);
-  Blaming(peer, [&] {
+  AttributeTo(peer, [&] {
     while (const auto message = peer.channel.Next()) {
       peer.last_heard = now_;
       OnMessage(peer, *message);
@@ -455,11 +456,11 @@ void Core::Pass() {
   } else {
     Guarded([&] {
       for (auto& [process, peer] : peers_) ReadMessages(peer);
-      for (auto& [process, peer] : peers_) Judge(peer);
+      for (auto& [process, peer] : peers_) CheckPeer(peer);
       for (auto& [process, peer] : peers_) {
         // A peer that has left may close its data connections, which then is no failure.
         if (peer.left && !WaitsFor(process)) continue;
-        Blaming(peer, [&] { has_work_ |= peer.connection->Advance(); });
+        AttributeTo(peer, [&] { has_work_ |= peer.connection->Advance(); });
         has_work_ |= !peer.lost.empty() && !peer.left;
       }
       ReadMessages(peers_.at(roster_.process()));
@@ -503,7 +504,7 @@ void Core::CheckTimers() {
     const auto silence = std::chrono::duration_cast<milliseconds>(now_ - peer.last_heard);
     if (silence.count() <= options_.peer_timeout_ms) continue;
     peer.Lost(StrCat("it has been silent for ", silence.count(), " ms"));
-    Judge(peer);
+    CheckPeer(peer);
   }
 }
 
@@ -511,19 +512,20 @@ Time Core::DeadlineOf(const PeerTransfer& transfer) const {
   if (transfer.met && transfer.IsDone()) return Time::max();
   const Exchange& exchange = *transfer.exchange;
   const ExchangeRequest& request = exchange.request;
-  const milliseconds patience(request.deadline_ms > 0 ? request.deadline_ms : options_.deadline_ms);
+  const milliseconds wait_budget(request.deadline_ms > 0 ? request.deadline_ms
+                                                         : options_.deadline_ms);
   const Membership& membership = memberships_.at({request.rank, exchange.communicator});
   const auto announced = membership.announced.find({transfer.peer_rank, request.plan});
   if (announced != membership.announced.end()) {
-    return std::max(exchange.started, announced->second) + patience;
+    return std::max(exchange.started, announced->second) + wait_budget;
   }
-  return exchange.started + std::max(patience, milliseconds(options_.first_deadline_ms));
+  return exchange.started + std::max(wait_budget, milliseconds(options_.first_deadline_ms));
 }
 
 bool Core::IsQuiet() const {
   return std::ranges::all_of(peers_, [&](const auto& entry) {
     const auto& [process, peer] = entry;
-    return process == roster_.process() || process == failure_->culprit() || peer.left ||
+    return process == roster_.process() || process == failure_->failed_process() || peer.left ||
            peer.channel.closed();
   });
 }

@@ -78,7 +78,7 @@ class Core {
   bool HasExchanges() const { return !exchanges_.empty(); }
   // When Pass() must be called even without an event.
   Time NextTimer() const { return failure_ ? Time::max() : next_timer_; }
-  // All peers have closed their ends (or are to blame for a failure): nothing is left to say.
+  // All peers have closed their ends (or caused a failure): nothing is left to say.
   bool IsQuiet() const;
 
   struct Completion {
@@ -111,7 +111,7 @@ class Core {
   template <typename Function>
   void Guarded(Function function);
   template <typename Function>
-  void Blaming(Peer& peer, Function function);
+  void AttributeTo(Peer& peer, Function function);
 
   void StartOrThrow(Exchange& exchange);
   void Announce(PeerTransfer& transfer);
@@ -129,7 +129,7 @@ class Core {
   void ReadMessages(Peer& peer);
   void Discard();
   void SetFailedAndDrop();
-  void Judge(Peer& peer);
+  void CheckPeer(Peer& peer);
   bool WaitsInVain(const Peer& peer);
   void CheckTimers();
   Time DeadlineOf(const PeerTransfer& transfer) const;

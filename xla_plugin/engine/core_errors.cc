@@ -71,7 +71,7 @@ bool Core::WaitsInVain(const Peer& peer) {
 }
 
 // Whatever `peer` had to say has been read.
-void Core::Judge(Peer& peer) {
+void Core::CheckPeer(Peer& peer) {
   if (peer.left) {
     if (!WaitsInVain(peer)) return;
     throw Error(ErrorCode::kPeer, Where(peer.process) + Left(peer), peer.process);
@@ -85,13 +85,13 @@ void Core::Judge(Peer& peer) {
 
 void Core::ThrowLate(const Exchange& exchange) const {
   std::string text = Where(exchange);
-  int culprit = -1;
+  int failed_process = -1;
   for (const PeerTransfer& transfer : exchange.transfers) {
     if (now_ < DeadlineOf(transfer)) continue;
-    culprit = roster_.ProcessOf(transfer.peer_rank);
+    failed_process = roster_.ProcessOf(transfer.peer_rank);
     text += roster_.RankAndProcess(transfer.peer_rank);
     if (transfer.met) {
-      text += StrCat(" is too slow", Moved(culprit), "; ");
+      text += StrCat(" is too slow", Moved(failed_process), "; ");
       continue;
     }
     const auto waited =
@@ -102,7 +102,7 @@ void Core::ThrowLate(const Exchange& exchange) const {
   text +=
       "The process answers, so its program went another way or is slower than the deadline; "
       "if the latter, raise the deadline.";
-  throw Error(ErrorCode::kDeadline, text, culprit);
+  throw Error(ErrorCode::kDeadline, text, failed_process);
 }
 
 std::string Core::LastStartOf(int rank) const {

@@ -77,7 +77,7 @@ void DeviceEngine::Failing(DeviceRank& rank, int64_t plan, int64_t index, Functi
     if (const auto failure = job_.failure()) throw Error(*failure);
   } catch (const Error& error) {
     const Error named =
-        error.culprit() >= 0 ? error : job_.StartError(rank.rank(), plan, index, error);
+        error.failed_process() >= 0 ? error : job_.StartError(rank.rank(), plan, index, error);
     job_.Fail(named);
     Abandon();
     const auto failure = job_.failure();

@@ -13,8 +13,8 @@ namespace {
 
 // How long Done() waits for sources' launches: at most so long, and in vain for this part of all
 // time. That is enough to bring processes together that launch at the same pace.
-constexpr std::chrono::milliseconds kMostPatience{10};
-constexpr int kPatiencePart = 8;
+constexpr std::chrono::milliseconds kMaxLaunchWait{10};
+constexpr int kLaunchWaitFraction = 8;
 
 uint32_t Next(uint32_t& last, uint32_t count = 1) {
   return last = DeviceNumber(uint64_t{last} + count);
@@ -22,11 +22,11 @@ uint32_t Next(uint32_t& last, uint32_t count = 1) {
 
 // Keeps objects that a device may still use. They are never freed: that would wait for the device.
 template <typename T>
-void Bury(T&& remains) {
-  static auto* const graveyard = new std::deque<std::remove_cvref_t<T>>;
+void LeakOnPurpose(T&& remains) {
+  static auto* const leaked = new std::deque<std::remove_cvref_t<T>>;
   static auto* const mutex = new std::mutex;
   const std::lock_guard lock(*mutex);
-  graveyard->push_back(std::forward<T>(remains));
+  leaked->push_back(std::forward<T>(remains));
 }
 
 }  // namespace
@@ -53,10 +53,10 @@ DeviceRank::~DeviceRank() {
   }
   for (Stream& stream : send_streams_) stream = {};
   for (Stream& stream : receive_streams_) stream = {};
-  Bury(std::move(words_memory_));  // which the program's stream may still look at
+  LeakOnPurpose(std::move(words_memory_));  // which the program's stream may still look at
   if (is_idle) return;
-  Bury(std::move(outgoing_));
-  Bury(std::move(incoming_));
+  LeakOnPurpose(std::move(outgoing_));
+  LeakOnPurpose(std::move(incoming_));
 }
 
 void DeviceRank::AddOutgoing(int target, std::unique_ptr<RankRing> ring) {
@@ -398,7 +398,8 @@ std::optional<RingWays::Way> DeviceRank::WayOf(const InFlight& exchange) const {
   return end.words().ways.Find(exchange.incoming_number);
 }
 
-// Exchanges that their sources have not launched by the end of the patience arrive through slots.
+// Exchanges that their sources have not launched by the end of the wait budget arrive through
+// slots.
 void DeviceRank::ReceiveAllUntil(uint32_t number) {
   const auto are_left = [&] {
     return !receipts_.empty() && receipts_.front().exchange.number <= number;
@@ -406,11 +407,11 @@ void DeviceRank::ReceiveAllUntil(uint32_t number) {
   ReceiveKnown();
   if (!are_left()) return;
   const Time begin = Clock::now();
-  const Clock::duration patience =
-      std::min<Clock::duration>(kMostPatience, (begin - patience_since_) / kPatiencePart);
+  const Clock::duration wait_budget =
+      std::min<Clock::duration>(kMaxLaunchWait, (begin - gave_up_at_) / kLaunchWaitFraction);
   bool gave_up = false;
   while (are_left()) {
-    gave_up |= stopped_ || Clock::now() - begin >= patience;
+    gave_up |= stopped_ || Clock::now() - begin >= wait_budget;
     if (gave_up) {
       const InFlight& exchange = receipts_.front().exchange;
       RingWords& words = incoming_.at(exchange.source)->end->words();
@@ -420,7 +421,7 @@ void DeviceRank::ReceiveAllUntil(uint32_t number) {
     }
     ReceiveKnown();
   }
-  if (gave_up) patience_since_ = Clock::now();
+  if (gave_up) gave_up_at_ = Clock::now();
 }
 
 void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {

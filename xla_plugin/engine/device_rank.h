@@ -121,16 +121,16 @@ class DeviceRank {
     };
     size_t in_flight = 0;
     std::optional<Late> late;
-    std::optional<Mismatch> mismatch;  // where the peer's launch came by a message
+    std::optional<Mismatch> mismatch;  // where the peer's launch arrived in a message
     struct Broken {
       int peer_rank;
       std::string why;
     };
     std::optional<Broken> broken;  // a ring to or from that rank
   };
-  // By any thread. Records what has started and ended. `patience` is for a peer that runs the
-  // same plan, `first_patience` until then.
-  Report Look(std::chrono::milliseconds patience, std::chrono::milliseconds first_patience);
+  // By any thread. Records what has started and ended. `wait_budget` holds for a peer that runs the
+  // same plan, `first_wait_budget` until then.
+  Report Look(std::chrono::milliseconds wait_budget, std::chrono::milliseconds first_wait_budget);
 
   // Whether all sent bytes are in their targets' slots or on the way there, so that a target can
   // receive them after this process has exited. Targets that have exited don't count.
@@ -298,8 +298,9 @@ class DeviceRank {
   bool RunToTheEnd(const InFlight& exchange, Time limit);
   bool Poison(const InFlight& exchange, std::span<std::byte> missing, Time limit);
   bool IsIdle();
-  std::optional<Report::Late> FindLate(const InFlight& exchange, std::chrono::milliseconds patience,
-                                       std::chrono::milliseconds first_patience) const;
+  std::optional<Report::Late> FindLate(const InFlight& exchange,
+                                       std::chrono::milliseconds wait_budget,
+                                       std::chrono::milliseconds first_wait_budget) const;
 
   const int rank_;
   const std::unique_ptr<Device> device_;
@@ -318,7 +319,7 @@ class DeviceRank {
 
   std::deque<Receipt> receipts_;  // in the order of starts
   std::vector<Event> events_;     // events that no receipt uses
-  Time patience_since_;           // Done() has waited in vain; at first never
+  Time gave_up_at_;               // Done() has waited in vain; at first never
   std::atomic<uint64_t> pulled_bytes_ = 0;
   std::atomic<uint64_t> in_place_bytes_ = 0;  // sent by a NIC, or pulled by a target
 

@@ -53,7 +53,7 @@ std::span<std::byte> DeviceRank::MissingOf(const InFlight& exchange) const {
   return exchange.result.subspan((received - first) * exchange.part_bytes);
 }
 
-DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_patience) {
+DeviceRank::Report DeviceRank::Look(milliseconds wait_budget, milliseconds first_wait_budget) {
   Report report;
   report.broken = FindBroken();
   const std::lock_guard lock(mutex_);
@@ -64,7 +64,7 @@ DeviceRank::Report DeviceRank::Look(milliseconds patience, milliseconds first_pa
   report.in_flight = in_flight_.size();
   if (in_flight_.empty()) return report;
   report.mismatch = FindMismatch(in_flight_.front());
-  report.late = FindLate(in_flight_.front(), patience, first_patience);
+  report.late = FindLate(in_flight_.front(), wait_budget, first_wait_budget);
   return report;
 }
 
@@ -172,18 +172,19 @@ std::optional<DeviceRank::Mismatch> DeviceRank::FindMismatch(const InFlight& exc
 // The time counts from when the device has reached the exchange, since the host may be far ahead
 // of it, and the one before is over.
 std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(const InFlight& exchange,
-                                                             milliseconds patience,
-                                                             milliseconds first_patience) const {
+                                                             milliseconds wait_budget,
+                                                             milliseconds first_wait_budget) const {
   if (!exchange.reached) return std::nullopt;
   const Time since = std::max(*exchange.reached, last_completed_);
   const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - since);
-  if (exchange.deadline_ms > 0) patience = milliseconds(exchange.deadline_ms);
+  if (exchange.deadline_ms > 0) wait_budget = milliseconds(exchange.deadline_ms);
   const auto late = [&](int peer_rank, const LaunchLog& peer,
                         uint64_t number) -> std::optional<Report::Late> {
     const bool has_launched = peer.last() >= number;
     const std::optional<Launch> last = peer.Find(peer.last());
     const bool is_there = has_launched || (last && last->plan == exchange.plan);
-    if (waited < (is_there ? patience : std::max(patience, first_patience))) return std::nullopt;
+    if (waited < (is_there ? wait_budget : std::max(wait_budget, first_wait_budget)))
+      return std::nullopt;
     return Report::Late{exchange.plan, exchange.index, peer_rank, has_launched, last, waited};
   };
   if (!HasCome(exchange)) {

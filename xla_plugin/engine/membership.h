@@ -78,7 +78,7 @@ class Membership {
 
   std::map<MeetingKey, PeerTransfer*> waiting;  // ours that wait for the peer's start
   std::map<MeetingKey, Arrival> arrived;        // theirs that wait for ours
-  // When a peer's first start of a plan came.
+  // When a peer's first start of a plan arrived.
   std::map<std::pair<int, int64_t>, Time> announced;
 
  private:

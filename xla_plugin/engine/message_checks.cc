@@ -48,9 +48,9 @@ void CheckRanks(const StartInfo& info, int sender, const Roster& roster) {
   }
 }
 
-void CheckCulprit(const Error& error, const Roster& roster) {
-  if (error.culprit() >= 0 && error.culprit() < roster.num_processes()) return;
-  Throw(ErrorCode::kTransport, "it reports a failure of process ", error.culprit(),
+void CheckFailedProcess(const Error& error, const Roster& roster) {
+  if (error.failed_process() >= 0 && error.failed_process() < roster.num_processes()) return;
+  Throw(ErrorCode::kTransport, "it reports a failure of process ", error.failed_process(),
         ", which does not exist: ", error.text());
 }
 

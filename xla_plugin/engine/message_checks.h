@@ -16,8 +16,8 @@ void CheckStart(const StartInfo& info, const Plan* plan);
 // tells a rank of this process.
 void CheckRanks(const StartInfo& info, int sender, const Roster& roster);
 
-// A kFail message's error blames one of the job's processes.
-void CheckCulprit(const Error& error, const Roster& roster);
+// A kFail message's error names one of the job's processes.
+void CheckFailedProcess(const Error& error, const Roster& roster);
 
 // Throws unless `body`, the rest of a message, is empty.
 void CheckEmpty(std::string_view body);

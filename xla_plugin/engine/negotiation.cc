@@ -168,11 +168,11 @@ void AnswerHello(Peer& peer, Candidates& candidates, Time deadline) {
     Throw(ErrorCode::kTransport, "it says that it is process ", info.process);
   }
   Apply(body, /*accept=*/true, candidates);
-  peer.channel.Send(MessageType::kVerdict, Pack(candidates));
+  peer.channel.Send(MessageType::kHelloReply, Pack(candidates));
 }
 
 void Conclude(Peer& peer, Candidates& candidates, Time deadline) {
-  Apply(Await(peer, MessageType::kVerdict, deadline), /*accept=*/false, candidates);
+  Apply(Await(peer, MessageType::kHelloReply, deadline), /*accept=*/false, candidates);
   Choose(peer, candidates);
 }
 
@@ -182,8 +182,8 @@ void ForEach(std::span<Introduction> introductions, Step step) {
     try {
       step(introduction);
     } catch (const Error& error) {
-      if (error.culprit() >= 0) throw;
-      throw Error(error.code(), introduction.blame + std::string(error.text()),
+      if (error.failed_process() >= 0) throw;
+      throw Error(error.code(), introduction.error_prefix + std::string(error.text()),
                   introduction.peer->process);
     }
   }

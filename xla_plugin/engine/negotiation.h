@@ -15,7 +15,7 @@ namespace jaxhet {
 
 struct Introduction {
   Peer* peer;
-  std::string blame;                           // how an error about the peer begins
+  std::string error_prefix;                    // how an error about the peer begins
   std::vector<std::string> allowed;            // transports
   std::map<std::string, std::string> refused;  // refused transports, and why
   bool same_host;

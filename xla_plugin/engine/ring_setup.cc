@@ -59,7 +59,7 @@ struct Outgoing {
 };
 
 void Expect(bool is_expected, const char* what) {
-  if (!is_expected) Throw(ErrorCode::kTransport, what, " of a ring came out of turn");
+  if (!is_expected) Throw(ErrorCode::kTransport, what, " of a ring arrived out of order");
 }
 
 void CheckArity(const RingInfo& info, std::span<const std::string> strings) {
@@ -105,7 +105,7 @@ class RingSetUp {
     for (Incoming& ring : incoming_) Offer(ring);
     while (num_open_ > 0) {
       mail_.check();
-      for (const Core::RingMessage& message : mail_.receive()) HandleBlaming(message);
+      for (const Core::RingMessage& message : mail_.receive()) HandleAttributed(message);
       if (Clock::now() > deadline) ThrowLate();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
@@ -212,11 +212,11 @@ class RingSetUp {
                 incoming.source->process);
   }
 
-  void HandleBlaming(const Core::RingMessage& message) {
+  void HandleAttributed(const Core::RingMessage& message) {
     try {
       Handle(message);
     } catch (const Error& error) {
-      if (error.culprit() >= 0) throw;
+      if (error.failed_process() >= 0) throw;
       throw Error(error.code(), StrCat("process ", message.process, ": ", error.text()),
                   message.process);
     }

@@ -14,7 +14,7 @@ Error ParseFail(std::string_view body) {
   if (static_cast<size_t>(info.code) >= kErrorNames.size()) {
     Throw(ErrorCode::kTransport, "a failure of an unknown kind is reported: ", body);
   }
-  return {info.code, body, info.culprit};
+  return {info.code, body, info.failed_process};
 }
 
 std::string PackStrings(std::span<const std::string> strings) {

@@ -23,15 +23,15 @@ inline constexpr uint64_t kMaxBodyBytes = uint64_t{64} << 20;
 inline constexpr uint64_t kMaxProgramBytes = uint64_t{8} << 20;
 
 enum class MessageType : uint32_t {
-  kHello,    // HelloInfo, then a table of strings: (transport, "ok" or "refused", offer or reason)
-  kVerdict,  // the same table, in answer to the peer's hello; the offers are empty
-  kPlan,     // PlanInfo, the plan's text, then its program; before the first start of that plan
-  kStart,    // StartInfo, then the bytes themselves (eager) or the transport's announcement
-  kTransport,  // for the peer's Connection::OnMessage
-  kHeartbeat,  // nothing
-  kFail,       // FailInfo, then the text
-  kGoodbye,    // nothing; no start follows
-  kRing,       // the structure and the table of strings of ring_setup.cc
+  kHello,  // HelloInfo, then a table of strings: (transport, "ok" or "refused", offer or reason)
+  kHelloReply,  // the same table, in answer to the peer's hello; the offers are empty
+  kPlan,        // PlanInfo, the plan's text, then its program; before the first start of that plan
+  kStart,       // StartInfo, then the bytes themselves (eager) or the transport's announcement
+  kTransport,   // for the peer's Connection::OnMessage
+  kHeartbeat,   // nothing
+  kFail,        // FailInfo, then the text
+  kGoodbye,     // nothing; no start follows
+  kRing,        // the structure and the table of strings of ring_setup.cc
 };
 inline constexpr MessageType kLastMessageType = MessageType::kRing;
 
@@ -68,7 +68,7 @@ struct StartInfo {
 
 struct FailInfo {
   ErrorCode code;
-  int32_t culprit;
+  int32_t failed_process;
 };
 
 // Takes a T off the front of `body`.

@@ -90,10 +90,11 @@ ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /
 ffi::Error Part(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /*kind*/,
                 int64_t plan, int64_t index, ffi::Span<const int64_t> /*ranks*/,
                 int64_t /*group_size*/, int64_t /*deadline_ms*/, int64_t /*skips_own*/,
-                int64_t /*part_bytes*/, ffi::AnyBuffer came, ffi::AnyBuffer other,
-                ffi::Result<ffi::AnyBuffer> came_result, ffi::Result<ffi::AnyBuffer> other_result) {
+                int64_t /*part_bytes*/, ffi::AnyBuffer received, ffi::AnyBuffer other,
+                ffi::Result<ffi::AnyBuffer> received_result,
+                ffi::Result<ffi::AnyBuffer> other_result) {
   return Guarded([&] {
-    CheckInPlace(index, came, came_result);
+    CheckInPlace(index, received, received_result);
     CheckInPlace(index, other, other_result);
     Devices(session)->Done(ordinal, stream, plan, index);
   });

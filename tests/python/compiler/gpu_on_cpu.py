@@ -90,12 +90,12 @@ def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruct
             done, "collective-permute", operands, channel_id=channel, source_target_pairs=pairs
         )
         return
-    came = done
+    received = done
     if is_skipped := _attribute(start, "skips_own"):
-        came = c.add("copy", done.shape, operands)
+        received = c.add("copy", done.shape, operands)
     if parts.kind == "all_gather":
         c.rewrite(
-            came,
+            received,
             "all-gather",
             operands,
             channel_id=channel,
@@ -107,10 +107,10 @@ def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruct
         sources = [pair.source for pair in start.source_target_pairs]
         for group in itertools.batched(sources, len(parts.groups[0])):
             groups.replica_groups.add(replica_ids=group)
-        _in_tuple_form(c, came, operands[0], groups, channel)
+        _in_tuple_form(c, received, operands[0], groups, channel)
     if is_skipped:
         members = [g.replica_ids for g in groups.replica_groups]
-        c.rewrite(done, "copy", [_without_own(c, came, members)])
+        c.rewrite(done, "copy", [_without_own(c, received, members)])
 
 
 def _gather_unequal(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruction) -> None:
@@ -169,9 +169,9 @@ def _come_in_parts(
         )
         if part is None:
             return
-        came = _first(c, whole, own, there)
+        received = _first(c, whole, own, there)
         last = next(u for u in c.users(part) if u.tuple_index == 0)
-        c.rewrite(part, "tuple", [came, c.operands(part)[1]])
+        c.rewrite(part, "tuple", [received, c.operands(part)[1]])
 
 
 def _first(
@@ -186,15 +186,15 @@ def _first(
 
 
 def _without_own(
-    c: hlo.Computation, came: hlo.Instruction, groups: Sequence[Sequence[int]]
+    c: hlo.Computation, received: hlo.Instruction, groups: Sequence[Sequence[int]]
 ) -> hlo.Instruction:
     """The rows, but that the device's own one is the next one's: it must not be used."""
     places = {position: place for group in groups for place, position in enumerate(group)}
     count = len(groups[0])
-    size = hlo.num_elements(came.shape) // count
+    size = hlo.num_elements(received.shape) // count
     position = arithmetic.own_position(c, len(places))
-    shape = hlo.array_shape(came.shape.element_type, [size])
-    rows = [arithmetic.slice_1d(c, came, i * size, size) for i in range(count)]
+    shape = hlo.array_shape(received.shape.element_type, [size])
+    rows = [arithmetic.slice_1d(c, received, i * size, size) for i in range(count)]
     table = [place for _, place in sorted(places.items())]
     own = arithmetic.entry(c, table, position)
     wrong = [
@@ -216,8 +216,9 @@ def _in_tuple_form(
     shapes = [hlo.array_shape(x.shape.element_type, [size])] * count
     blocks = [arithmetic.slice_1d(c, x, i * size, size) for i in range(count)]
     fields = {"channel_id": channel, "collective_device_list": groups}
-    came = c.add("all-to-all", hlo.tuple_shape(shapes), blocks, **fields)
+    received = c.add("all-to-all", hlo.tuple_shape(shapes), blocks, **fields)
     rows = [
-        c.add("get-tuple-element", shape, [came], tuple_index=i) for i, shape in enumerate(shapes)
+        c.add("get-tuple-element", shape, [received], tuple_index=i)
+        for i, shape in enumerate(shapes)
     ]
     c.rewrite(instruction, "copy", [arithmetic.concatenate(c, rows)])

@@ -65,7 +65,7 @@ def test_ranks_of_one_island_keep_the_same_block():
     assert num_bytes == [64]
 
 
-def test_an_all_reduce_on_islands_that_follows_is_drawn_in():
+def test_an_all_reduce_on_islands_that_follows_is_absorbed():
     after = "ROOT " + _reduce("s", "kept", _LOCAL, "f32[4,4]")
     lines, num_bytes = _lines(_kept(_ACROSS, [0, 0, 4, 4], 4, after))
     assert lines == ["reduce-scatter sum dim 0 hierarchical f32[16]"]
@@ -79,14 +79,14 @@ def test_an_all_reduce_on_islands_that_follows_is_drawn_in():
         ([0, 4, 4, 0], "ROOT " + _reduce("s", "kept", _LOCAL, "f32[4,4]")),
     ],
 )
-def test_another_reducer_or_other_blocks_are_not_drawn_in(table: list[int], after: str):
+def test_another_reducer_or_other_blocks_are_not_absorbed(table: list[int], after: str):
     lines, _ = _lines(_kept(_ACROSS, table, 4, after))
     assert [line.replace("flat", "hierarchical") for line in lines] == [
         "reduce-scatter sum dim 0 hierarchical f32[32]"
     ]
 
 
-def test_an_all_reduce_over_unequal_groups_is_not_drawn_in():
+def test_an_all_reduce_over_unequal_groups_is_not_absorbed():
     local = "{{0,1},{2},{3,4},{5}}"
     after = "ROOT " + _reduce("s", "kept", local, "f32[4,4]")
     body = _kept("{{0,3},{1,4},{2,5}}", [0, 0, 0, 4, 4, 4], 4, after)

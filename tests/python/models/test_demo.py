@@ -28,44 +28,44 @@ def rows(change: float = 0.0, at: int = 1, **counters: float) -> demo.Rows:
     ]
 
 
-def judged(islands: demo.Rows, floor: float = 1e-3, replicas: Replicas = EQUAL, **changes) -> str:
+def checked(islands: demo.Rows, floor: float = 1e-3, replicas: Replicas = EQUAL, **changes) -> str:
     run = dataclasses.replace(GOOD, **changes)
     seen = demo.compare(islands, rows(), rows(floor, at=25), replicas)
     return "; ".join(demo.failures(run, seen))
 
 
 def test_equal_runs_pass():
-    assert not judged(rows(exchanges_completed=3))
-    assert not judged(rows(exchanges_completed=3), floor=0.0)
+    assert not checked(rows(exchanges_completed=3))
+    assert not checked(rows(exchanges_completed=3), floor=0.0)
 
 
-def test_difference_is_judged_strictly_at_first_and_by_the_floor_later():
-    assert "2.0e-05 in the first 20 steps; allowed is 1e-05" in judged(
+def test_difference_is_checked_strictly_at_first_and_by_the_floor_later():
+    assert "2.0e-05 in the first 20 steps; allowed is 1e-05" in checked(
         rows(2e-5, exchanges_completed=3)
     )
-    assert not judged(rows(1.9e-3, at=21, exchanges_completed=3))
-    assert "after step 20; allowed is 2 times the noise floor of 1.0e-03" in judged(
+    assert not checked(rows(1.9e-3, at=21, exchanges_completed=3))
+    assert "after step 20; allowed is 2 times the noise floor of 1.0e-03" in checked(
         rows(2.1e-3, at=21, exchanges_completed=3)
     )
-    assert "losses differ by nan" in judged(rows(float("nan"), exchanges_completed=3))
+    assert "losses differ by nan" in checked(rows(float("nan"), exchanges_completed=3))
 
 
-def test_narrow_types_are_judged_by_their_bits_only():
-    assert not judged(rows(1e-2, exchanges_completed=3), dtype="bfloat16")
+def test_narrow_types_are_checked_by_their_bits_only():
+    assert not checked(rows(1e-2, exchanges_completed=3), dtype="bfloat16")
     differ = dataclasses.replace(EQUAL, differences=("step 5, w[0:2]: devices 0, 2 differ",))
-    assert judged(rows(exchanges_completed=3), replicas=differ, dtype="float16") == (
+    assert checked(rows(exchanges_completed=3), replicas=differ, dtype="float16") == (
         "parameters differ: step 5, w[0:2]: devices 0, 2 differ"
     )
 
 
 @pytest.mark.parametrize("lack", [{"devices": 2}, {"fewest": 1}])
 def test_missing_digests_fail(lack):
-    text = judged(rows(exchanges_completed=3), replicas=dataclasses.replace(EQUAL, **lack))
+    text = checked(rows(exchanges_completed=3), replicas=dataclasses.replace(EQUAL, **lack))
     assert "replicas can't be compared" in text
 
 
 def test_run_without_exchanges_fails():
-    assert judged(rows()) == "no exchange between the islands was counted"
+    assert checked(rows()) == "no exchange between the islands was counted"
 
 
 def test_summary_adds_up_all_transports():

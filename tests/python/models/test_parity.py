@@ -36,55 +36,55 @@ def asked(tmp_path):
     return found
 
 
-def judged(asked, reasons=None, **rows) -> dict[str, list[str]]:
+def checked(asked, reasons=None, **rows) -> dict[str, list[str]]:
     """The failures of each run that has some. All runs have equal metrics but those in `rows`."""
     runs = {run: metrics(4.0, 2.0) for run in (ONE_WORLD, PERMUTED, ISLANDS, UNLIKE)}
     runs |= {name.replace("_", " "): given for name, given in rows.items()}
-    results = parity.judge(asked, MESH, runs, reasons or {})
+    results = parity.compare(asked, MESH, runs, reasons or {})
     assert [result.run for result in results] == [*runs]
     assert parity.report(asked, results).count("FAILED") == sum(bool(r.failures) for r in results)
     return {result.run: result.failures for result in results if result.failures}
 
 
 def test_runs_that_agree_have_no_failures(asked):
-    assert judged(asked) == {}
+    assert checked(asked) == {}
 
 
-def test_norms_of_gradients_are_shown_and_not_judged(asked):
-    assert "it is shown, and not part of the verdict" in " ".join(parity.report(asked, []).split())
+def test_norms_of_gradients_are_shown_and_not_checked(asked):
+    assert "it is shown, and not part of the result" in " ".join(parity.report(asked, []).split())
 
 
 def test_losses_of_islands_are_compared_with_the_tolerance(asked):
-    assert judged(asked, islands=metrics(4.0, 2.0 + 1e-5)) == {}
-    assert judged(asked, islands=metrics(4.0 + 1e-4, 2.0)) == {
+    assert checked(asked, islands=metrics(4.0, 2.0 + 1e-5)) == {}
+    assert checked(asked, islands=metrics(4.0 + 1e-4, 2.0)) == {
         ISLANDS: ["losses differ by 2.5e-05; allowed is 1.0e-05"]
     }
-    assert judged(asked, islands=metrics(float("nan"), 2.0)) == {
+    assert checked(asked, islands=metrics(float("nan"), 2.0)) == {
         ISLANDS: ["losses differ by nan; allowed is 1.0e-05"]
     }
 
 
 def test_unlike_islands_may_be_two_noise_floors_away(asked):
     away = metrics(4.0, 2.0004)
-    assert [*judged(asked, unlike_islands=away)] == [UNLIKE]
-    assert judged(asked, unlike_islands=away, permuted=metrics(4.0, 2.0002)) == {}
-    assert [*judged(asked, islands=away, permuted=metrics(4.0, 2.0002))] == [ISLANDS]
+    assert [*checked(asked, unlike_islands=away)] == [UNLIKE]
+    assert checked(asked, unlike_islands=away, permuted=metrics(4.0, 2.0002)) == {}
+    assert [*checked(asked, islands=away, permuted=metrics(4.0, 2.0002))] == [ISLANDS]
 
 
 def test_replicas_must_be_there_and_equal(asked):
-    assert judged(asked, islands=metrics(4.0, 2.0, different=3)) == {
+    assert checked(asked, islands=metrics(4.0, 2.0, different=3)) == {
         ISLANDS: ["3 replicas differed during the run"]
     }
     for run in (ISLANDS, UNLIKE):
         path = asked.folder(MESH, run) / "digests-0.jsonl"
         path.write_text(path.read_text().replace('"a"', '"b"', 1))
     expected = ["parameters differ: step 0, w[0:8]: devices 0, 1 differ"]
-    assert judged(asked) == {ISLANDS: expected, UNLIKE: expected}
+    assert checked(asked) == {ISLANDS: expected, UNLIKE: expected}
 
 
 def test_failed_and_short_runs_are_named(asked):
     reasons = {ISLANDS: "exit code 3: PeerError"}
-    assert judged(asked, reasons, unlike_islands=metrics(4.0), islands=[]) == {
+    assert checked(asked, reasons, unlike_islands=metrics(4.0), islands=[]) == {
         ISLANDS: ["exit code 3: PeerError"],
         UNLIKE: ["1 steps are in its metrics, and 2 in the one world's"],
     }

@@ -15,7 +15,7 @@
 namespace jaxhet::softverbs {
 namespace {
 
-constexpr int kPatience = 100;  // yields for the program's threads
+constexpr int kMaxYields = 100;  // yields for the program's threads
 
 std::string Environment(const char* name) {
   const char* const value = std::getenv(name);
@@ -94,7 +94,7 @@ void Nic::Run() {
       continue;
     }
     lock.unlock();
-    for (int i = 0; i < kPatience && num_waiting_ > 0; ++i) std::this_thread::yield();
+    for (int i = 0; i < kMaxYields && num_waiting_ > 0; ++i) std::this_thread::yield();
     lock.lock();
   }
 }

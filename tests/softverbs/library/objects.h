@@ -43,7 +43,7 @@ class EventQueue {
       eventfd_t one = 0;
       if (eventfd_read(fd_.get(), &one) != 0) return false;
       const std::lock_guard lock(mutex_);
-      if (events_.empty()) continue;  // Erase() came between
+      if (events_.empty()) continue;  // Erase() ran in between
       event = events_.front();
       events_.pop_front();
       return true;

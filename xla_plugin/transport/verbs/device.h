@@ -110,8 +110,8 @@ class CompletionQueue final : public Pollable {
   ibv::Cq* get() const { return cq_.get(); }
   // The first completions, as many as there are and fit.
   std::span<const ibv::Wc> Poll(std::span<ibv::Wc> buffer) const;
-  // Lets the next completion raise an event. Poll() once more afterwards: what came before raises
-  // none. False if that is arranged already.
+  // Lets the next completion raise an event. Poll() once more afterwards: what arrived before
+  // raises none. False if that is arranged already.
   bool Arm();
 
   int fd() const override { return channel_->fd; }

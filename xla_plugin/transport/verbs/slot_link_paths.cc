@@ -19,8 +19,8 @@ void Append(std::string& text, const T& info) {
 }
 
 QueuePairSizes SizesOf(const Options& options, uint32_t sends_per_slot, size_t num_slots) {
-  // Sends: with the credit for a slot that came. Receives: a chunk in each slot, a credit, and what
-  // has not been put back.
+  // Sends: with the credit for a slot that arrived. Receives: a chunk in each slot, a credit, and
+  // what has not been put back.
   return {.sends = 2 * (sends_per_slot + 1) * static_cast<uint32_t>(options.depth),
           .receives = static_cast<uint32_t>(2 * num_slots + SlotLink::kReceiveBatch)};
 }
@@ -201,7 +201,7 @@ void SlotLink::ClosePath(Rail& rail, Path& path, std::string_view reason) {
   if (path.peer_closed) Reopen(rail, path);
 }
 
-// Chunks that came over the path and were not taken yet count as lost: they are sent again.
+// Chunks that arrived over the path and were not taken yet count as lost: they are sent again.
 void SlotLink::Forget(const Path& path) {
   std::erase_if(receives_due_, [&](const Choice& due) { return due.path == &path; });
   std::erase_if(arrivals_, [&](const Arrival& arrival) {
