@@ -25,7 +25,7 @@ using verbs::Immediate;
 using verbs::ImmediateKind;
 
 constexpr size_t kChunkBytes = 4'096;
-constexpr size_t kSlotBytes = 8'192;  // as the engine rounds it up
+constexpr size_t kSlotBytes = 8'192;  // a header and a chunk, in whole pages
 constexpr size_t kTransferBytes = 10'000;
 constexpr size_t kNumSlots = 4;
 constexpr uint32_t kNumPaths = 2;

@@ -35,7 +35,7 @@ class Relay {
 
   std::array<Fd, 2> ends_;
   std::array<std::thread, 2> threads_;
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // guards all below
   std::string seen_;
   Attack attack_ = Attack::kNone;
   size_t least_bytes_ = 0;
