@@ -2,7 +2,8 @@
 
 It knows nothing of jaxhet, nor of `models/`. Parameters are float32, compute is bfloat16, a layer
 is recomputed in the backward pass, attention is `jax.nn.dot_product_attention`. The mesh axis is
-`data` (parameters replicated) or `fsdp` (split along their first dimension after the layer).
+`data` (parameters replicated) or `fsdp` (split along their last dimension). Activations are
+constrained to be split along the batch: else XLA's partitioner may gather them, and not weights.
 """
 
 import dataclasses
@@ -17,7 +18,12 @@ from jax.sharding import PartitionSpec as P
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The shape of the model; the default has 0.89e9 parameters. Attention: cuDNN's, or XLA's."""
+    """The shape of the model; the default has 0.89e9 parameters.
+
+    Attributes:
+      attention: cuDNN's, or None for XLA's.
+      rows: The sharding of activations [B, T, E]; None leaves it to XLA.
+    """
 
     layers: int = 16
     embed: int = 2048
@@ -26,6 +32,7 @@ class Size:
     vocab: int = 32000
     scan: bool = True
     attention: Literal["cudnn"] | None = None
+    rows: NamedSharding | None = None
 
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-4, b2=0.95))
@@ -73,12 +80,17 @@ def block(size: Size, x: jax.Array, layer: Any) -> jax.Array:
     )
     x = x + y.reshape(x.shape) @ w["o"]
     y = norm(x, layer["norm2"])
-    return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
+    return split(size, x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"])
+
+
+def split(size: Size, x: jax.Array) -> jax.Array:
+    """Activations, split along the batch."""
+    return x if size.rows is None else jax.lax.with_sharding_constraint(x, size.rows)
 
 
 def loss(size: Size, params: Any, tokens: jax.Array) -> jax.Array:
     """Mean cross-entropy of each token of [B, T + 1] after the first."""
-    x = params["embed"].astype(jnp.bfloat16)[tokens[:, :-1]]
+    x = split(size, params["embed"].astype(jnp.bfloat16)[tokens[:, :-1]])
     layers = {k: v for k, v in params.items() if k not in ("embed", "head", "norm")}
     step = jax.checkpoint(lambda x, layer: (block(size, x, layer), None))
     x, _ = jax.lax.scan(step, x, layers, unroll=1 if size.scan else size.layers)

@@ -140,13 +140,14 @@ class _PlainTrainer:
 
     def __init__(self, program: Program, devices: Any):
         tiny = {"layers": 2, "embed": 64, "heads": 2, "hidden": 96, "vocab": 256}
-        fields: dict[str, int] = tiny if program.config == "plain-tiny" else {}
+        fields: dict[str, Any] = tiny if program.config == "plain-tiny" else {}
         if program.layers:
             fields["layers"] = program.layers
         is_large = jax.default_backend() == "gpu" and program.config == "plain"
         attention = "cudnn" if is_large else None
-        self.size = plain_llama.Size(**fields, scan=program.scan, attention=attention)
         self.mesh = jaxhet.make_mesh(program.axes, devices=devices)
+        rows = NamedSharding(self.mesh, P(self.mesh.axis_names))
+        self.size = plain_llama.Size(**fields, scan=program.scan, attention=attention, rows=rows)
         self._shardings = plain_llama.shardings(self.size, self.mesh)
 
     def lower(self, jit: Callable[..., Any], batch: int, seq: int) -> Any:

@@ -409,6 +409,15 @@ OPTIONS: tuple[Option, ...] = (
         agreed=True,
     ),
     Option(
+        "pipeline_iterations",
+        int,
+        8,
+        "fewest iterations of a loop whose exchanges overlap with the neighbouring iteration, on"
+        " GPUs; such a loop does each exchange once more; 0: no loop",
+        minimum=0,
+        agreed=True,
+    ),
+    Option(
         "metrics_address",
         str,
         None,

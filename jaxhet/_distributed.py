@@ -77,12 +77,12 @@ def _initialize(original: Callable[..., None], given: Mapping[str, Any]) -> None
         original(**given)
         return
     from jaxhet import _initialize as ours
-    from jaxhet import _jax_compat
+    from jaxhet._jax import compat
 
     options = _options(given)
     if config.launched:
         _check_launched(config, options)
-    _jax_compat.set_mtls({name: given[name] for name in _SETTINGS if name in given})
+    compat.set_mtls({name: given[name] for name in _SETTINGS if name in given})
     ours.initialize(**options)
 
 
@@ -159,9 +159,9 @@ def _report_unjoined() -> None:
     if not config.launched:
         return
     from jaxhet import _initialize as ours
-    from jaxhet import _jax_compat
+    from jaxhet._jax import compat
 
-    if ours.has_joined() or not _jax_compat.backend_exists():
+    if ours.has_joined() or not compat.backend_exists():
         return
     _log.apply(config)
     _log.LOGGER.warning(

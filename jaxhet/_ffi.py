@@ -9,11 +9,11 @@ from typing import Any, Self
 import jax
 
 from jaxhet import _engine
-from jaxhet._bootstrap import PeerSockets
-from jaxhet._claim import Claim
 from jaxhet._config import Config
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
-from jaxhet._listener import Link
+from jaxhet._job.bootstrap import PeerSockets
+from jaxhet._job.claim import Claim
+from jaxhet._job.listener import Link
 
 # The engine's tables; tests/python/test_tables.py compares them with Python's.
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)

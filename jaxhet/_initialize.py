@@ -16,41 +16,35 @@ from typing import Any
 import jax
 
 from jaxhet import (
-    _bootstrap,
     _clusters,
-    _compiler_settings,
-    _coordinator,
-    _credentials,
     _distributed,
-    _exposure,
     _ffi,
-    _gpu_settings,
-    _interfaces,
     _islands,
-    _jax_compat,
-    _jax_programs,
-    _jaxlib,
-    _listener,
     _log,
-    _membership,
     _memory,
-    _metrics,
-    _place,
-    _program,
     _qualification,
     _session,
-    _trace,
-    _tuning,
     compiler,
 )
-from jaxhet._claim import Claim, differences_between_islands
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, PeerError, UsageError
-from jaxhet._jax_compat import Device
+from jaxhet._gpu import gpu_settings, tuning
+from jaxhet._gpu.topology_mirror import TopologyMirror
+from jaxhet._jax import compat, compiler_settings, jaxlib, programs
+from jaxhet._jax.compat import Device
+from jaxhet._job import bootstrap, coordinator, exposure
+from jaxhet._job import listener as _listener
+from jaxhet._job import membership as _membership
+from jaxhet._job import place as _place
+from jaxhet._job.claim import Claim, differences_between_islands
+from jaxhet._job.membership import Membership
 from jaxhet._log import LOGGER
-from jaxhet._membership import Membership
-from jaxhet._secret import read_secret
-from jaxhet._topology_mirror import TopologyMirror
+from jaxhet._net import credentials
+from jaxhet._net import interfaces as _interfaces
+from jaxhet._net.secret import read_secret
+from jaxhet._telemetry import metrics as _metrics
+from jaxhet._telemetry import trace as _trace
+from jaxhet._traced import jaxprs
 
 _used = threading.Event()  # this process is or was in a job
 
@@ -105,18 +99,18 @@ def initialize(
     )
     _log.apply(config)
     _check_first_call()
-    _jax_compat.require_supported_jax()
+    compat.require_supported_jax()
     config = _place.complete(config, detected.hints)
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
     _used.set()
-    platform = _jax_compat.expected_platform()
+    platform = compat.expected_platform()
     if platform == "cpu":
-        _jax_compat.configure_cpu(config.cpu_devices)
+        compat.configure_cpu(config.cpu_devices)
         if config.cpu_keep_memory:
             _memory.keep_freed_memory()
     elif config.local_device_ids:
-        _jax_compat.use_gpus(platform, config.local_device_ids)
+        compat.use_gpus(platform, config.local_device_ids)
     trace = _trace.Trace(config) if config.trace_folder else None
     metrics = _metrics.Metrics(config) if _metrics.are_wanted(config) else None
     membership = _join_coordinator(config, secret)
@@ -172,11 +166,11 @@ def _check_first_call() -> None:
             "this process has joined or tried to join a job already; start a new process for the"
             " next one"
         )
-    if _jax_compat.distributed_is_initialized():
+    if compat.distributed_is_initialized():
         raise UsageError(
             "jax.distributed.initialize was called; call jaxhet.initialize in its place"
         )
-    if _jax_compat.backend_exists():
+    if compat.backend_exists():
         raise UsageError(
             "a JAX backend exists already; call jaxhet.initialize before any JAX computation"
         )
@@ -202,7 +196,7 @@ def _start_sidecar(config: Config, secret: bytes) -> None:
     root = str(pathlib.Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
-        _coordinator.command(
+        coordinator.command(
             config.coordinator_bind_address or config.coordinator_address,
             config.num_processes,
             config.connect_timeout_s,
@@ -213,10 +207,10 @@ def _start_sidecar(config: Config, secret: bytes) -> None:
         start_new_session=True,
         env={
             **os.environ,
-            **_coordinator.QUIET,
+            **coordinator.QUIET,
             "PYTHONPATH": path,
             "JAXHET_JOB_SECRET": secret.decode(),
-            **{name.upper(): value or "" for name, value in _jax_compat.mtls_settings().items()},
+            **{name.upper(): value or "" for name, value in compat.mtls_settings().items()},
         },
     )
     assert process.stdout is not None
@@ -245,13 +239,13 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
     engine: _ffi.Engine | None = None
     tuned: pathlib.Path | None = None
     try:
-        given = _credentials.given(_jax_compat.mtls_settings())
+        given = credentials.given(compat.mtls_settings())
         claim = make_claim(config, listener.address, listener.interfaces)
         membership.join(claim, config.connect_timeout_s + 5, given)
         members = membership.members
         config = config.placed(membership.process, len(members))
         per_pair = _ffi.RING_MESSAGE_SOCKETS + config.ring_sockets
-        channels = _bootstrap.num_channels(len(members), per_pair)
+        channels = bootstrap.num_channels(len(members), per_pair)
         listener.assign(membership.process, membership.job, len(members), channels)
         differences = differences_between_islands(members)
         if config.process_id == 0:
@@ -260,8 +254,8 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
         if len({claim.island for claim in members}) > 1:
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
-            _exposure.check(config, config.process_id, members, membership.coordinator_host)
-            if members[config.process_id].platform in _jaxlib.GPU_PLATFORMS:
+            exposure.check(config, config.process_id, members, membership.coordinator_host)
+            if members[config.process_id].platform in jaxlib.GPU_PLATFORMS:
                 tuned = _prepare_gpus(config.process_id)
             engine = _start_engine(config, listener, membership)
         session = _start_jax(config, membership, engine, listener)
@@ -281,9 +275,9 @@ def _prepare_gpus(process: int) -> pathlib.Path | None:
     """Completes XLA's flags; returns the folder for tuned kernels, if processes share them."""
     given = os.environ.get("XLA_FLAGS", "")
     cache = jax.config.jax_compilation_cache_dir
-    folder = _gpu_settings.prepare(lambda: _tuning.folder(process, cache))
+    folder = gpu_settings.prepare(lambda: tuning.folder(process, cache))
     if process == 0:
-        LOGGER.info("%s", _gpu_settings.added(given, os.environ["XLA_FLAGS"]))
+        LOGGER.info("%s", gpu_settings.added(given, os.environ["XLA_FLAGS"]))
     return folder
 
 
@@ -298,7 +292,7 @@ def _share_tuning(session: _session.Session, membership: Membership, folder: pat
         return claim.platform, kinds.get(claim.process), claim.versions, claim.settings
 
     mine = tuning_class(membership.members[session.process])
-    session.tuning = _tuning.Tuning(
+    session.tuning = tuning.Tuning(
         folder,
         [claim.process for claim in membership.members if tuning_class(claim) == mine],
         session.process,
@@ -318,7 +312,7 @@ def make_claim(
       address: host:port to which peers connect.
       interfaces: Interfaces to which peers may connect for data.
     """
-    jax_platform = _jax_compat.expected_platform()
+    jax_platform = compat.expected_platform()
     pid_namespace = os.stat("/proc/self/ns/pid").st_ino
     boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return Claim(
@@ -330,14 +324,14 @@ def make_claim(
         islands=tuple(config.islands),
         platform=jax_platform,
         topology=(jax_platform, jax_platform),
-        has_cpu=_jax_compat.has_cpu_backend(),
+        has_cpu=compat.has_cpu_backend(),
         host=platform.node() or socket.gethostname(),
         host_id=f"{boot_id}/{pid_namespace}/{os.getuid()}",
         pid=os.getpid(),
         address=config.tcp_advertise or address,
-        versions={**_jax_compat.versions(), "jaxhet": importlib.metadata.version("jaxhet")},
+        versions={**compat.versions(), "jaxhet": importlib.metadata.version("jaxhet")},
         options=config.agreed(),
-        settings=_compiler_settings.settings(),
+        settings=compiler_settings.settings(),
         interfaces=tuple(interface.claimed() for interface in interfaces),
     )
 
@@ -346,7 +340,7 @@ def _start_engine(
     config: Config, listener: _listener.Listener, membership: Membership
 ) -> _ffi.Engine:
     refused = _qualification.refusals(config, membership.members)
-    sockets = _bootstrap.connect_peers(
+    sockets = bootstrap.connect_peers(
         listener,
         membership.members,
         config.tcp_sockets,
@@ -372,9 +366,9 @@ def _start_jax(
     places = [_islands.Member(c.process, c.island, c.platform, c.host) for c in members]
     partition = _partition(config, places)
     if partition is not None:
-        _jax_compat.set_partition_index(partition)
-    client = _jax_compat.run_with_checks(
-        lambda: _jax_compat.connect_client(
+        compat.set_partition_index(partition)
+    client = compat.run_with_checks(
+        lambda: compat.connect_client(
             membership.service_address,
             config.num_processes,
             config.process_id,
@@ -382,14 +376,14 @@ def _start_jax(
         ),
         check,
     )
-    _jax_compat.bind_gloo(client, membership.local_address)
+    compat.bind_gloo(client, membership.local_address)
     devices = _create_backend(client, config.process_id, members, check)
     islands = _islands.make_islands(places, devices)
     session = _session.Session(config, config.process_id, islands, engine, membership)
     if engine is not None:
         try:
             _set_ranks(session, engine, devices)
-            if session.island.platform in _jaxlib.GPU_PLATFORMS:
+            if session.island.platform in jaxlib.GPU_PLATFORMS:
                 _open_devices(session, engine, members, listener, check)
             _bridge(session, devices)
         except BaseException:
@@ -423,12 +417,12 @@ def _create_backend(
             if mirror is not None:
                 mirror.check()
         except JaxhetError:
-            _jax_compat.unblock_backend(client, topologies, range(len(members)))
+            compat.unblock_backend(client, topologies, range(len(members)))
             time.sleep(0.2)
             raise
 
     try:
-        devices = _jax_compat.run_with_checks(jax.devices, check_and_unblock)
+        devices = compat.run_with_checks(jax.devices, check_and_unblock)
     except RuntimeError as error:
         check()
         raise PeerError(
@@ -452,20 +446,16 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     platform = session.island.platform
     _ffi.register_handlers(platform)
     attribute = compiler.PROGRAM_ATTRIBUTE
-    _jax_programs.watch_lowering(
-        _program.labels, _program.argument_labels, session.describe, attribute
-    )
-    _jax_programs.guard_launches(
+    programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, session.describe, attribute)
+    programs.guard_launches(
         attribute, session.is_bridged, session.check_launch, session.accept_deserialized
     )
     session.claim_launches()
-    _jax_compat.register_passes(session.decompose, session.bridge, platform)
+    compat.register_passes(session.decompose, session.bridge, platform)
     counts = collections.Counter(d.process_index for d in devices)
     if len(set(counts.values())) > 1:
-        _jax_compat.allow_unequal_processes()
-    _jax_compat.guard_compilation_cache(
-        session.cache_salt, session.accept_cached, session.writes_cache
-    )
+        compat.allow_unequal_processes()
+    compat.guard_compilation_cache(session.cache_salt, session.accept_cached, session.writes_cache)
 
 
 def _open_devices(
@@ -485,7 +475,7 @@ def _open_devices(
         shares_memory = claim.host_id == host and "shm" in config.transports
         return not shares_memory and not {"tcp", "verbs"}.isdisjoint(config.transports)
 
-    sockets = _bootstrap.connect_rings(
+    sockets = bootstrap.connect_rings(
         listener,
         {
             (rank, other): members[device.process_index]
@@ -500,9 +490,7 @@ def _open_devices(
         check,
     )
     # XLA's other arrays will lie where these do.
-    proofs = {
-        rank: _jax_compat.memory_on(ranks[rank], _ffi.PROOF_BYTES * len(ranks)) for rank in mine
-    }
+    proofs = {rank: compat.memory_on(ranks[rank], _ffi.PROOF_BYTES * len(ranks)) for rank in mine}
     engine.open_devices(
         session.island.platform,
         [

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxhet._jax_compat import Device
+from jaxhet._jax.compat import Device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxhet import _session
 from jaxhet._errors import UsageError
-from jaxhet._jax_compat import Device
+from jaxhet._jax.compat import Device
 
 
 def make_mesh(

@@ -11,9 +11,11 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from jaxhet import _jax_compat, _program, _session
+from jaxhet import _session
 from jaxhet._errors import UsageError
-from jaxhet._functions import function_text
+from jaxhet._jax import compat
+from jaxhet._traced import jaxprs
+from jaxhet._traced.functions import function_text
 from jaxhet.compiler import PER_PLATFORM
 
 Function = Callable[..., Any]
@@ -71,7 +73,7 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
 def _digest(default: Function | None, functions: dict[str, Function]) -> str:
     """Equal on all islands, whichever function they choose; other functions have another one."""
     words = [
-        f"{name} {function_text(function, _program.text)}"
+        f"{name} {function_text(function, jaxprs.text)}"
         for name, function in (("", default), *sorted(functions.items()))
         if function is not None
     ]
@@ -81,7 +83,7 @@ def _digest(default: Function | None, functions: dict[str, Function]) -> str:
 def _choose(default: Function | None, functions: dict[str, Function]) -> Function:
     session = _session.current()
     island = session.island if session is not None and session.islands else None
-    platform = island.platform if island else _jax_compat.expected_platform()
+    platform = island.platform if island else compat.expected_platform()
     names = (island.name, platform) if island else (platform,)
     chosen = next((functions[name] for name in names if name in functions), default)
     if chosen is None:

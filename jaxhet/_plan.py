@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxhet import _jax_compat, _session
+from jaxhet import _session
 from jaxhet._errors import UsageError
+from jaxhet._jax import compat
 from jaxhet.compiler import hlo, overlap
 from jaxhet.compiler import plan as plan_lib
 
@@ -207,7 +208,7 @@ def plan(jitted: Any, *args: Any, **kwargs: Any) -> PlanReport:
         if ours := session.translate(error):
             raise ours from error
         raise
-    modules = _jax_compat.compiled_modules(compiled)
+    modules = compat.compiled_modules(compiled)
     return PlanReport(tuple(e for module in modules for e in of_module(module).exchanges))
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxhet import _ffi
-from jaxhet._claim import Claim
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
-from jaxhet._inspect.proofs import SCHEMA, Proof, Qualification, worst
+from jaxhet._job.claim import Claim
+from jaxhet._job.proofs import SCHEMA, Proof, Qualification, worst
 
 
 def refusals(config: Config, members: Sequence[Claim]) -> dict[int, dict[str, str]]:

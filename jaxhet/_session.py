@@ -18,17 +18,19 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Literal, cast
 
-from jaxhet import _errors, _ffi, _jax_compat, _jax_programs, _program, compiler
+from jaxhet import _errors, _ffi, compiler
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
-from jaxhet._events import Events
+from jaxhet._gpu.tuning import Tuning
 from jaxhet._islands import Island
+from jaxhet._jax import compat, programs
+from jaxhet._job.membership import Membership
 from jaxhet._log import LOGGER
-from jaxhet._membership import Membership
-from jaxhet._metrics import Metrics
 from jaxhet._saves import Saves
-from jaxhet._trace import Trace
-from jaxhet._tuning import Tuning
+from jaxhet._telemetry.events import Events
+from jaxhet._telemetry.metrics import Metrics
+from jaxhet._telemetry.trace import Trace
+from jaxhet._traced import jaxprs
 from jaxhet.compiler import exchange
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
@@ -76,6 +78,7 @@ def compiler_options(config: Config) -> compiler.Options:
         algorithm=config.algorithm,
         two_phase_bytes=config.two_phase_bytes,
         bucket_bytes=config.bucket_bytes,
+        pipeline_iterations=config.pipeline_iterations,
     )
 
 
@@ -100,7 +103,7 @@ class Session:
         self.engine = engine
         self.is_pretended = is_pretended
         self.plans: dict[int, compiler.Plan] = {}
-        self.programs: dict[str, _program.Program] = {}  # by digest
+        self.programs: dict[str, jaxprs.Program] = {}  # by digest
         self.tuning: Tuning | None = None
         self.settings_differences: tuple[str, ...] = ()  # between islands, a line for each
         self.unlike: tuple[str, ...] | None = None  # result of `unlike_islands`
@@ -148,7 +151,7 @@ class Session:
 
     def describe(self, *program: Any) -> str:
         """The digest of a program that JAX lowers; its words are kept."""
-        described = _program.describe(*program)
+        described = jaxprs.describe(*program)
         self.programs[described.digest] = described
         return described.digest
 
@@ -194,7 +197,7 @@ class Session:
     def claim_launches(self) -> None:
         """Makes the calling thread the one that launches programs with exchanges."""
         self._launcher = threading.current_thread()
-        _jax_programs.claim_launches(next(self._launchers))
+        programs.claim_launches(next(self._launchers))
 
     def check_launch(self, name: str) -> None:
         """Checks that this thread launches programs with exchanges.
@@ -278,7 +281,7 @@ class Session:
         files = sorted(pathlib.Path(compiler.__file__).parent.glob("*.py"))
         passes = hashlib.blake2b(b"".join(f.read_bytes() for f in files), digest_size=16)
         jaxhet = importlib.metadata.version("jaxhet")
-        return _jax_compat.versions(), jaxhet, passes.hexdigest()
+        return compat.versions(), jaxhet, passes.hexdigest()
 
     @functools.cached_property
     def _job(self) -> compiler.Job:
@@ -309,7 +312,7 @@ class Session:
             return
         folder = pathlib.Path(self.config.dump)
         folder.mkdir(parents=True, exist_ok=True)
-        text = _jax_compat.module_text(module)
+        text = compat.module_text(module)
         name = re.sub(r"\W", "_", text.split(",", 1)[0].removeprefix("HloModule "))
         stem = f"process{self.process}.{next(self._dump_number):04d}.{name}"
         (folder / f"{stem}.{when}.hlo.txt").write_text(text)
@@ -376,7 +379,7 @@ class Session:
             self.trace.write_in_background()
         if failed is None or self._is_noticed_within(_NOTICE_S, failed_at):
             return
-        _jax_compat.cancel_barriers()
+        compat.cancel_barriers()
         limit_s = self.config.exit_after_failure_s
         if limit_s and not self._is_noticed_within(limit_s, failed_at):
             failed_for_s = time.monotonic() - failed_at
@@ -412,9 +415,9 @@ class Session:
             self._report(uncaught)
             wait_s = _EXIT_GRACE_S if self.error() else timeout_s
             if self.island.platform != "cpu":
-                _jax_compat.wait_for_devices(wait_s)
+                compat.wait_for_devices(wait_s)
             elif not self.error():
-                _jax_compat.wait_for_arrays(wait_s)
+                compat.wait_for_arrays(wait_s)
         self._closed.set()
         if self.metrics is not None:
             self.metrics.close()
@@ -436,7 +439,7 @@ class Session:
         if self._watcher.is_alive():
             self._watcher.join()
         with contextlib.suppress(Exception):
-            _jax_compat.disconnect_client()
+            compat.disconnect_client()
 
     def close_at_exit(self, timeout_s: float) -> None:
         """`close` at interpreter exit, which must end although JAX waits for what can't end."""

@@ -136,16 +136,9 @@ _llama = partial(_large, kv_heads=8)
 _llama31 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=8.0))
 _llama32 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=32.0), tied=True)
 _qwen = partial(_large, rope_theta=1e6, norm_epsilon=1e-6)
-# Qwen3 at the sizes of `tiny` and `demo`.
-_small_qwen = partial(
-    Config,
-    query_heads=4,
-    kv_heads=2,
-    rope_theta=1e6,
-    norm_epsilon=1e-6,
-    qk_norm=True,
-    tied=True,
-)
+# Qwen2 and Qwen3 at the sizes of `tiny` and `demo`.
+_small = partial(Config, query_heads=4, kv_heads=2, rope_theta=1e6, norm_epsilon=1e-6, tied=True)
+_small_qwen = partial(_small, qk_norm=True)
 
 _1B: dict[str, Any] = {
     "layers": 16,
@@ -173,6 +166,7 @@ CONFIGS: dict[str, Config] = {
     ),
     "tiny-qwen": _small_qwen(layers=2, embed=32, head_dim=16, hidden=96),
     "demo-qwen": _small_qwen(layers=4, embed=128, head_dim=64, hidden=352),
+    "tiny-qwen2": _small(layers=2, embed=32, head_dim=8, hidden=96, qkv_bias=True),
     "1b": _llama(**_1B, loss_chunk=0, remat="dots"),
     "8b": _llama(**_8B, loss_chunk=0, remat="dots"),
     "llama-2-7b": _large(

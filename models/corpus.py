@@ -1,6 +1,7 @@
 """The data of training: tokens, one document after the other, from text or from shards."""
 
 import dataclasses
+import hashlib
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from models import shards
 from models.text import BYTES, Tokenizer, documents, is_plain
 
 Tokens = npt.NDArray[Any]
+# Tokens that are read at a time for their digest.
+_HASHED = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,14 @@ class Corpus:
     def identity(self) -> str:
         """Tells one corpus from another, cheaply: name, size and tokenizer."""
         return ":".join(filter(None, (self.name, str(self.size), self.tokenizer)))
+
+    def digest(self) -> str:
+        """SHA-256 of all tokens as they are stored; that of the text itself if they are bytes."""
+        digest = hashlib.sha256()
+        for piece in self.pieces:
+            for start in range(0, piece.size, _HASHED):
+                digest.update(np.ascontiguousarray(piece[start : start + _HASHED]))
+        return digest.hexdigest()
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         """Tokens [start, stop), int32."""

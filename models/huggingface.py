@@ -3,7 +3,7 @@
 A GGUF file, or a folder that holds one and no `config.json`, is read wherever such a folder is.
 
 Tensors are streamed: one at a time is read and sent to the devices that need it, each of which gets
-its part, and takes its place in a parameter there. The host holds one tensor.
+its part, and takes its place in a parameter there. The host holds one part.
 """
 
 import contextlib
@@ -204,17 +204,25 @@ def _load(tensors: AnyTensors, ours: str, leaf: Any, sharding: NamedSharding) ->
 
 
 def _place(tensors: AnyTensors, name: str, layout: Layout, lies: NamedSharding) -> jax.Array:
-    """A tensor of shape `layout.split` on its devices; a part that several need is read once."""
-    parts: dict[str, np.ndarray] = {}
+    """A tensor of shape `layout.split` on its devices; a part that several need is read once.
 
-    def part(where: Any) -> np.ndarray:
-        if str(where) not in parts:
-            values = tensors.read(name, layout.in_file(where))
-            sizes = (len(range(*s.indices(n))) for s, n in zip(where, layout.split, strict=True))
-            parts[str(where)] = values.reshape(*sizes)
-        return parts[str(where)]
-
-    return jax.block_until_ready(jax.make_array_from_callback(layout.split, lies, part))
+    The host holds one part at a time.
+    """
+    places = lies.addressable_devices_indices_map(layout.split)
+    groups: dict[str, list[Any]] = {}
+    for device, where in places.items():
+        groups.setdefault(str(where), []).append(device)
+    pieces = {}
+    for devices in groups.values():
+        where = places[devices[0]]
+        assert where is not None  # all devices are addressable ones
+        sizes = (len(range(*s.indices(n))) for s, n in zip(where, layout.split, strict=True))
+        part = tensors.read(name, layout.in_file(where)).reshape(*sizes)
+        copies = jax.block_until_ready([jax.device_put(part, device) for device in devices])
+        pieces |= dict(zip(devices, copies, strict=True))
+        del part
+    ordered = [pieces[device] for device in places]
+    return jax.make_array_from_single_device_arrays(layout.split, lies, ordered)
 
 
 def save(

@@ -1,5 +1,7 @@
 """A language model in Flax NNX, LLaMA's or Qwen's: embedding, equal blocks, norm, output head."""
 
+from collections.abc import Callable
+
 import jax
 from flax import nnx
 
@@ -39,6 +41,11 @@ class Block(nnx.Module):
         shared = self.mlp(y) if self.mlp else 0
         routed = self.moe(y) if self.moe else 0
         return constrain(x + shared + routed, "residual")
+
+
+def run_if(used: jax.Array, run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """`run(x)`, or x if the scalar `used` is false: then nothing is computed."""
+    return jax.lax.cond(used, run, lambda x: x, x)
 
 
 class Llama(nnx.Module):
@@ -94,7 +101,7 @@ class Llama(nnx.Module):
             def run(x: jax.Array) -> jax.Array:
                 return nnx.merge(graph, gather_after(params, before))(x, documents)
 
-            return x, run(x) if used is None else jax.lax.cond(used, run, lambda x: x, x)
+            return x, run(x) if used is None else run_if(used, run, x)
 
         remat = self.config.remat
         step = apply if remat == "none" else nnx.remat(apply, policy=REMAT[remat])

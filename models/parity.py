@@ -10,7 +10,8 @@ Trains it on the same data from the same seed in several ways, each by `models.p
   arithmetic is another one.
 
 Writes a report: `report.md`, `report.json` and `curves.png`. The exit code is 1 if a run fails, a
-loss is further from the one world's than allowed, or replicas were not compared or differ.
+loss or a norm of gradients is further from the one world's than allowed, or replicas were not
+compared or differ.
 """
 
 import argparse
@@ -26,8 +27,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from models import initial, options
+from models.corpus import open_corpus
 from models.pretrain import parse_mesh
 from models.records import METRICS, Replicas, compare_replicas, differences, read_rows
 
@@ -39,10 +42,16 @@ UNLIKE_FLAGS = {
     "cuda": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
     "rocm": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
 }
+# CPU devices of one process may wait so long for one another, on a machine with other work, too.
+# XLA ends the process after 40 s by default.
+WAIT_LONGER = "--xla_cpu_collective_call_terminate_timeout_seconds=900"
 # How far a loss may be from the one world's, relative to it, by the type that is computed in. With
 # unlike islands it may also be so many noise floors away.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-3, "float16": 1e-3}
 NOISE_FLOORS = 2.0
+# How many of these tolerances the norm of gradients may be away, with islands of either kind; or so
+# many noise floors of its own. A loss is a mean over tokens, and rounding moves it less.
+GRADIENT_TOLERANCES = 10.0
 
 Rows = list[dict[str, Any]]
 
@@ -80,7 +89,8 @@ class Parity:
             ISLANDS: [*self._launch(), *self._training(mesh, ISLANDS), "--digest"],
         }
         if self.unlike:
-            other = f"--island-env=island{self.islands - 1}:XLA_FLAGS={self.unlike}"
+            flags = f"{self.environment().get('XLA_FLAGS', '')} {self.unlike}".strip()
+            other = f"--island-env=island{self.islands - 1}:XLA_FLAGS={flags}"
             commands[UNLIKE] = [*self._launch(other), *self._training(mesh, UNLIKE), "--digest"]
         return commands
 
@@ -94,6 +104,7 @@ class Parity:
         kept["JAX_PLATFORMS"] = self.platform
         if self.platform == "cpu":
             kept["JAX_NUM_CPU_DEVICES"] = str(self.islands * self.devices)
+            kept["XLA_FLAGS"] = f"{WAIT_LONGER} {kept.get('XLA_FLAGS', '')}".strip()
         return kept
 
     def _training(self, mesh: str, run: str) -> list[str]:
@@ -113,8 +124,8 @@ class Result:
       reason: why the run failed; empty if it reached its end.
       loss: the last one, in nats per token.
       largest: |a - b| / |b| of the losses a to the one world's b, the largest of all steps; `final`
-        is that of the last step, `gradient` the largest one of the norms of gradients.
-      allowed: largest allowed value of `largest`.
+        is that of the last step. `gradient` and `gradient_final`: of the norms of gradients.
+      allowed: largest allowed value of `largest`; `gradient_allowed` of `gradient`.
       replicas: pieces of parameters that were compared over devices, None in one world;
         `num_checked` and `num_different` are those that the run itself compared on its devices.
       tokens_per_s: median of the steps.
@@ -128,7 +139,9 @@ class Result:
     largest: float | None = None
     final: float | None = None
     gradient: float | None = None
+    gradient_final: float | None = None
     allowed: float | None = None
+    gradient_allowed: float | None = None
     replicas: Replicas | None = None
     num_checked: int = 0
     num_different: int = 0
@@ -140,8 +153,12 @@ class Result:
         if self.reason:
             return [self.reason]
         texts = []
-        if self.allowed is not None and not (self.largest or 0.0) <= self.allowed:
-            texts.append(f"losses differ by {self.largest:.1e}; allowed is {self.allowed:.1e}")
+        for values, apart, allowed in (
+            ("losses", self.largest, self.allowed),
+            ("norms of gradients", self.gradient, self.gradient_allowed),
+        ):
+            if allowed is not None and not (apart or 0.0) <= allowed:
+                texts.append(f"{values} differ by {apart:.1e}; allowed is {allowed:.1e}")
         if self.replicas is not None:
             if not self.num_checked and not self.replicas.compared:
                 texts.append("no replicas were compared")
@@ -156,7 +173,10 @@ def compare(
 ) -> list[Result]:
     """The results of a mesh, from the metrics of its runs and why some failed."""
     one = rows.get(ONE_WORLD, [])
-    floor = _largest(rows.get(PERMUTED, []), one, "loss")
+    permuted = rows.get(PERMUTED, [])
+    floor, gradient_floor = (
+        NOISE_FLOORS * (_largest(permuted, one, name) or 0.0) for name in ("loss", "gradient_norm")
+    )
     results = []
     for run in parity.runs(mesh):
         mine = rows.get(run, [])
@@ -167,9 +187,8 @@ def compare(
             results.append(Result(mesh, run, reason))
             continue
         is_bridged = run in (ISLANDS, UNLIKE)
-        allowed = parity.tolerance if is_bridged else None
-        if run == UNLIKE:
-            allowed = max(parity.tolerance, NOISE_FLOORS * (floor or 0.0))
+        allowed = max(parity.tolerance, floor if run == UNLIKE else 0.0)
+        gradient_allowed = max(GRADIENT_TOLERANCES * parity.tolerance, gradient_floor)
         checked = [row["replicas"] for row in mine if "replicas" in row]
         results.append(
             Result(
@@ -180,7 +199,11 @@ def compare(
                 largest=None if run == ONE_WORLD else _largest(mine, one, "loss"),
                 final=None if run == ONE_WORLD else _differences(mine, one, "loss")[-1],
                 gradient=None if run == ONE_WORLD else _largest(mine, one, "gradient_norm"),
-                allowed=allowed,
+                gradient_final=None
+                if run == ONE_WORLD
+                else _differences(mine, one, "gradient_norm")[-1],
+                allowed=allowed if is_bridged else None,
+                gradient_allowed=gradient_allowed if is_bridged else None,
                 replicas=compare_replicas(parity.folder(mesh, run)) if is_bridged else None,
                 num_checked=sum(c["compared"] for c in checked),
                 num_different=sum(c["different"] for c in checked),
@@ -218,13 +241,57 @@ def train(parity: Parity, mesh: str, run: str, command: Sequence[str]) -> tuple[
     return read_rows(folder / METRICS), reason
 
 
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Commit, text and machine of a report.
+
+    Attributes:
+      commit: commit of this program; it says if files have changed since.
+      text: name of the training text; `tokens` and `digest`: how many it has, and their SHA-256. A
+        text of bytes has the digest of its file.
+      cpus: how many CPUs the machine has, and `load` is how many processes wanted one on average in
+        the minute before the first run.
+    """
+
+    commit: str
+    text: str
+    tokens: int
+    digest: str
+    cpus: int
+    load: float
+
+    @classmethod
+    def of(cls, parity: Parity) -> Self:
+        """The origin of a report that is about to be made. Reads the whole text."""
+        given = options.parse(parity.training)
+        corpus = open_corpus(given.data, initial.tokenizer(given))
+        load, _, _ = os.getloadavg()
+        cpus = os.cpu_count() or 1
+        return cls(commit(), corpus.name, corpus.size, corpus.digest(), cpus, round(load, 1))
+
+
+def commit(folder: Path = Path(__file__).parent) -> str:
+    """The commit of the checkout that `folder` and its `parity.py` are part of."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        changed = " with changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return git("rev-parse", "--short=9", "HEAD") + changed
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown (no git checkout)"
+
+
 _HEADINGS = (
-    *("mesh", "run", "last loss", "largest difference", "last", "gradient norms"),
-    *("replicas", "tokens/s", "result"),
+    *("mesh", "run", "last loss", "loss: largest difference", "last", "gradient norm: largest"),
+    *("last", "replicas", "tokens/s", "result"),
 )
 
 
-def report(parity: Parity, results: Sequence[Result]) -> str:
+def report(parity: Parity, results: Sequence[Result], origin: Origin) -> str:
     """The results as Markdown."""
     lines = [_HEADINGS, ("---",) * len(_HEADINGS), *(_line(result) for result in results)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -232,20 +299,37 @@ def report(parity: Parity, results: Sequence[Result]) -> str:
     command = shlex.join(words)
     unlike = f"; the last one of unlike islands with `{parity.unlike}`" if parity.unlike else ""
     where = f"{parity.islands} islands of {parity.devices} {parity.platform} devices{unlike}"
+    gradient = GRADIENT_TOLERANCES * parity.tolerance
     return f"""# Loss parity
 
 `{command}`: {where}.
 
 {table}
 
-Differences are relative to the one world's, and the largest of all steps. Losses of islands may be
-{parity.tolerance:.0e} away, those of unlike islands also {NOISE_FLOORS:g} times as much as the
-permuted world's: rounding alone does that. Replicas: how many pieces of parameters were compared
-over devices, by SHA-256, and how many comparisons of an array the run made itself. Gradient norms:
-largest relative difference; it is shown, and not part of the result.
+Made at commit {origin.commit}. Training text: {origin.text}, {origin.tokens:,} tokens, SHA-256
+`{origin.digest}`.
+
+Differences are relative to the one world's: the largest of all steps, and the one of the last step.
+Losses of islands may be {parity.tolerance:.0e} away, those of unlike islands also {NOISE_FLOORS:g}
+times as much as the permuted world's: rounding alone does that. Norms of gradients may be
+{gradient:.0e} away, or {NOISE_FLOORS:g} times as much as the permuted world's. Replicas: how many
+pieces of parameters were compared over devices, by SHA-256, and how many comparisons of an array
+the run made itself.
+
+{_speed(parity, origin)}
 
 ![Loss, and its difference to the one world's, over the step](curves.png)
 """
+
+
+def _speed(parity: Parity, origin: Origin) -> str:
+    """A sentence about tokens/s: not comparable if the machine had anything else to do."""
+    shared = f"{origin.load:g} processes wanted the {origin.cpus} CPUs before the first run"
+    if parity.jobs > 1:
+        shared += f", and {parity.jobs} runs were made at a time"
+    if parity.jobs > 1 or origin.load > 1:
+        return f"Tokens/s (median of the steps) are **not comparable**: {shared}."
+    return f"Tokens/s: median of the steps; {shared}."
 
 
 def _line(result: Result) -> tuple[str, ...]:
@@ -271,6 +355,7 @@ def _line(result: Result) -> tuple[str, ...]:
         text(result.largest, ".1e"),
         text(result.final, ".1e"),
         text(result.gradient, ".1e"),
+        text(result.gradient_final, ".1e"),
         replicas,
         text(result.tokens_per_s, ",.0f"),
         outcome,
@@ -303,6 +388,7 @@ def plot(path: Path, rows: Mapping[str, Mapping[str, Rows]]) -> None:
 
 def run(parity: Parity) -> list[Result]:
     """Trains on all meshes; writes the report after each, and returns all results."""
+    origin = Origin.of(parity)
     results: list[Result] = []
     rows: dict[str, dict[str, Rows]] = {}
     parity.out.mkdir(parents=True, exist_ok=True)
@@ -319,15 +405,21 @@ def run(parity: Parity) -> list[Result]:
             rows[mesh] = {run: metrics for run, (metrics, _) in ended.items()}
             reasons = {run: reason for run, (_, reason) in ended.items() if reason}
             results += compare(parity, mesh, rows[mesh], reasons)
-            _write(parity, results, rows)
+            _write(parity, origin, results, rows)
     return results
 
 
 def _write(
-    parity: Parity, results: Sequence[Result], rows: Mapping[str, Mapping[str, Rows]]
+    parity: Parity,
+    origin: Origin,
+    results: Sequence[Result],
+    rows: Mapping[str, Mapping[str, Rows]],
 ) -> None:
-    (parity.out / "report.md").write_text(report(parity, results))
-    written = [{**dataclasses.asdict(result), "failures": result.failures} for result in results]
+    (parity.out / "report.md").write_text(report(parity, results, origin))
+    written = {
+        "origin": dataclasses.asdict(origin),
+        "results": [{**dataclasses.asdict(r), "failures": r.failures} for r in results],
+    }
     (parity.out / "report.json").write_text(json.dumps(written, indent=1) + "\n")
     plot(parity.out / "curves.png", rows)
 

@@ -52,16 +52,16 @@ CPP = {
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {
-    "_handshake.py": "receive_exactly|connect|accept|check_seal",
-    "_channel.py": r"Channel\.(receive|_opened)",
-    "_listener.py": r"Listener\._authenticate|_check_answer",
-    "_interfaces.py": r"Interface\.parse",
-    "_claim.py": r"Claim\.(from_json|__str__)|_is_of|disagreement|_\w+_disagree",
-    "_coordinator.py": r"Coordinator\.(_receive_claim|_follow|_pass_on|_certificates_disagree)",
-    "_membership.py": r"Membership\.(join|_begin|_certified|_hear|_follow)|_not_understood",
-    "_terms.py": r"Terms\.(place|disagreement)",
-    "_certificates.py": r"Authority\.(sign|_sign)",
-    "_tuning.py": r"Tuning\.hear",
+    "_net/handshake.py": "receive_exactly|connect|accept|check_seal",
+    "_net/channel.py": r"Channel\.(receive|_opened)",
+    "_job/listener.py": r"Listener\._authenticate|_check_answer",
+    "_net/interfaces.py": r"Interface\.parse",
+    "_job/claim.py": r"Claim\.(from_json|__str__)|_is_of|disagreement|_\w+_disagree",
+    "_job/coordinator.py": r"Coordinator\.(_receive_claim|_follow|_pass_on|_certificates_disagree)",
+    "_job/membership.py": r"Membership\.(join|_begin|_certified|_hear|_follow)|_not_understood",
+    "_job/terms.py": r"Terms\.(place|disagreement)",
+    "_net/certificates.py": r"Authority\.(sign|_sign)",
+    "_gpu/tuning.py": r"Tuning\.hear",
     "_errors.py": "from_json",
 }
 _NOTHING = "(?!)"
@@ -97,7 +97,7 @@ def _cpp_lines(build: pathlib.Path) -> Iterator[tuple[str, str, int, bool]]:
 def _python_lines(build: pathlib.Path) -> Iterator[tuple[str, str, int, bool]]:
     report = json.loads((build / "python.json").read_text())
     for path, file in report["files"].items():
-        name = pathlib.PurePath(path).name
+        name = path.rpartition("jaxhet/")[2]
         for function, found in file["functions"].items():
             if re.fullmatch(_PYTHON.get(name, _NOTHING), function):
                 yield from ((name, function, line, True) for line in found["executed_lines"])

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxhet import _announced
 from jaxhet._errors import UsageError
+from jaxhet._job import announced
 
 Environ = Mapping[str, str]
 # A port that nobody could agree on: as JAX, from a number of the job, above the usual ranges.
@@ -97,10 +97,10 @@ def own_gpu(environ: Environ, local_rank: str, processes_here: int) -> Found:
 def in_island(sizes: Mapping[str, int], island: str, index: int, source: str) -> Found:
     """Options of a process that knows all islands and its own place in one."""
     found = {
-        "islands": tuple(_announced.text(sizes).split(",")),
+        "islands": tuple(announced.text(sizes).split(",")),
         "island": island,
         "island_process_id": index,
         "num_processes": sum(sizes.values()),
-        "process_id": _announced.process_id(sizes, island, index),
+        "process_id": announced.process_id(sizes, island, index),
     }
     return {name: Finding(value, source) for name, value in found.items()}

@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxhet import _environ
 from jaxhet._errors import UsageError
+from jaxhet._launch import environ as _environ
 from jaxhet.cli import _ssh
 from jaxhet.cli._places import Place, RemotePlace
 

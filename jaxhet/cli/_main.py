@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxhet._errors import JaxhetError
-from jaxhet._jaxlib import Vendor
+from jaxhet._jax.jaxlib import Vendor
 from jaxhet.cli import bench as _bench
 from jaxhet.cli import coordinator as _coordinator
 from jaxhet.cli import doctor as _doctor

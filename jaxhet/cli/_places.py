@@ -31,7 +31,7 @@ class RemotePlace:
     """A process's place on another host.
 
     Attributes:
-      ssh: the command that reaches `jaxhet._remote` there.
+      ssh: the command that reaches `jaxhet._launch.remote` there.
       host: name of the host.
       wanted: devices of each of the job's processes there.
       index: place of this process in `wanted`.

@@ -1,7 +1,7 @@
-"""A process of a job on another host: ssh runs `jaxhet._remote` there, and its pipes carry all.
+"""A process of a job on another host: ssh runs `jaxhet._launch.remote`, and its pipes carry all.
 
-The job secret is in what is written to ssh's stdin, once `jaxhet._remote` says that it reads: never
-in the arguments of ssh, or in its environment.
+The job secret is written to ssh's stdin once `jaxhet._launch.remote` says that it reads. The secret
+is never in the arguments of ssh, or in its environment.
 """
 
 import contextlib
@@ -12,7 +12,8 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import IO
 
-from jaxhet import _config, _remote
+from jaxhet import _config
+from jaxhet._launch import remote as _remote
 from jaxhet.cli._lines import write
 from jaxhet.cli._process import Process, ending
 
@@ -61,7 +62,7 @@ class SshProcess(Process):
     def signal_group(self, number: int) -> bool:
         """Signals the command's group, or ssh if the group has ended.
 
-        SIGKILL ends ssh: `jaxhet._remote` kills the group when the connection is gone.
+        SIGKILL ends ssh: `jaxhet._launch.remote` kills the group when the connection is gone.
         """
         if number == signal.SIGKILL:
             self._close_stdin()

@@ -4,11 +4,14 @@ import dataclasses
 import os
 import sys
 
-from jaxhet import _announced, _config, _coordinator, _credentials
-from jaxhet._addresses import listen
+from jaxhet import _config
 from jaxhet._errors import UsageError
-from jaxhet._secret import read_secret
-from jaxhet._terms import Terms
+from jaxhet._job import announced
+from jaxhet._job import coordinator as _coordinator
+from jaxhet._job.terms import Terms
+from jaxhet._net import credentials
+from jaxhet._net.addresses import listen
+from jaxhet._net.secret import read_secret
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +38,7 @@ def serve(options: Options) -> int:
     os.environ.update({k: v for k, v in _coordinator.QUIET.items() if k not in os.environ})
     agreed = terms(options, config.connect_timeout_s)
     coordinator = _coordinator.Coordinator(
-        listen(options.bind), secret, agreed, _credentials.given_by(os.environ)
+        listen(options.bind), secret, agreed, credentials.given_by(os.environ)
     )
     _say(f"listens on {options.bind} for the {agreed.num_processes} processes of a job")
     coordinator.serve()
@@ -52,7 +55,7 @@ def terms(options: Options, timeout_s: float) -> Terms:
     Raises:
       UsageError: The number of processes is not given, or twice with different values.
     """
-    sizes = _announced.sizes(options.islands)
+    sizes = announced.sizes(options.islands)
     total = sum(sizes.values())
     if options.islands and not sizes:
         raise UsageError(

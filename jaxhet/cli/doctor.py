@@ -12,8 +12,8 @@ from jaxhet import _config
 from jaxhet._errors import UsageError
 
 if TYPE_CHECKING:
-    from jaxhet._inspect.proofs import Qualification
-    from jaxhet._inspect.report import Report
+    from jaxhet._doctor.report import Report
+    from jaxhet._job.proofs import Qualification
 
 _WIDTH = 100  # width of text in a file
 
@@ -44,8 +44,8 @@ def doctor(options: Options) -> int:
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} is of use with --qualify only; give both")
-    from jaxhet._inspect import text  # and with them JAX
-    from jaxhet._inspect.collect import collect
+    from jaxhet._doctor import text  # and with them JAX
+    from jaxhet._doctor.collect import collect
 
     report = collect(options.peer)
     if options.json:
@@ -57,8 +57,8 @@ def doctor(options: Options) -> int:
 
 def _qualify(options: Options) -> int:
     """Takes part in the job; process 0 prints the report and writes it."""
-    from jaxhet._inspect import text
-    from jaxhet._inspect.qualify import qualify
+    from jaxhet._doctor import text
+    from jaxhet._doctor.qualify import qualify
 
     arguments = {
         "coordinator_address": options.coordinator,

@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxhet import _clusters, _config, _place
+from jaxhet import _clusters, _config
 from jaxhet._errors import UsageError
+from jaxhet._job import place
 
 _SHOWN = (
     "coordinator_address",
@@ -66,7 +67,7 @@ def look(environ: Mapping[str, str]) -> Environment:
             values[name] = (getattr(config, name), options[name].env)
         elif name in detected.found:
             values[name] = (detected.found[name].value, detected.found[name].source)
-    missing, problem = _place.missing(config), ""
+    missing, problem = place.missing(config), ""
     if not missing:
         problem = _derive(config, values)
     values |= {name: ("set", options[name].env) for name in _SECRETS if getattr(config, name)}
@@ -81,7 +82,7 @@ def look(environ: Mapping[str, str]) -> Environment:
 def _derive(config: _config.Config, values: dict[str, tuple[Any, str]]) -> str:
     """Adds the options that follow from the others; returns an error in words, or ""."""
     try:
-        derived = _place.complete(config)
+        derived = place.complete(config)
     except UsageError as error:
         return str(error)
     for name in ("num_processes", "process_id"):

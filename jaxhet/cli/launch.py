@@ -1,9 +1,9 @@
 """`jaxhet launch`: the processes of a job of several islands, watched from outside.
 
-The launcher stays out of the job. It starts the coordinator (`jaxhet._coordinator_process`) and the
-processes, here or by ssh on other hosts, each in a process group of its own; then one loop waits
-for output, for the end of a process and for signals. When a process ends, the coordinator is told,
-and tells the others.
+The launcher stays out of the job. It starts the coordinator (`jaxhet._job.coordinator_process`) and
+the processes, here or by ssh on other hosts, each in a process group of its own; then one loop
+waits for output, for the end of a process and for signals. When a process ends, the coordinator is
+told, and tells the others.
 """
 
 import contextlib
@@ -22,8 +22,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from jaxhet import _config, _coordinator, _environ, _gpus, _remote
+from jaxhet import _config
 from jaxhet._errors import UsageError
+from jaxhet._job import coordinator as _coordinator
+from jaxhet._launch import environ
+from jaxhet._launch import gpus as _gpus
+from jaxhet._launch import remote as _remote
 from jaxhet.cli import _cluster, _guardian, _ssh
 from jaxhet.cli._lines import write
 from jaxhet.cli._places import Place, RemotePlace
@@ -159,7 +163,7 @@ def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]
     """The environment of one process: `base`, defaults below it, and what the launcher decides."""
     place = places[process]
     own = {**base, **place.env}
-    return _environ.complete(own, assigned(process, places), place.devices, place.gpus)
+    return environ.complete(own, assigned(process, places), place.devices, place.gpus)
 
 
 def assigned(process: int, places: tuple[Place, ...]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxhet._errors import UsageError
-from jaxhet._jaxlib import Vendor
+from jaxhet._jax.jaxlib import Vendor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +37,10 @@ def plan(target: str, options: Options) -> str:
     """
     if options.latency_us and options.link_gb_per_s is None:
         raise UsageError("--latency-us is of use with --link-gb-per-s only; give both")
-    from jaxhet import _deviceless, _plan  # and with them JAX
+    from jaxhet import _plan
+    from jaxhet._pretended import deviceless  # and with them JAX
 
-    job = _deviceless.pretend(options.vendor, options.islands, options.devices)
+    job = deviceless.pretend(options.vendor, options.islands, options.devices)
     jitted, args = _program(target, _load(target)())
     report = job.plan(_plan.to_stage(jitted, args, {}))
     time = None

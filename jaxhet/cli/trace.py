@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxhet._errors import UsageError
-from jaxhet._trace import FILES, ProcessTrace
+from jaxhet._telemetry.trace import FILES, ProcessTrace
 
 Event = dict[str, Any]
 

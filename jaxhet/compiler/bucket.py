@@ -133,4 +133,9 @@ def _merge(members: Sequence[Collective]) -> Collective:
         computation.set_control_predecessors(instruction, [])
         computation.rewrite(instruction, "get-tuple-element", [merged], tuple_index=place)
     identities = tuple(identity for m in members for identity in m.identities)
-    return dataclasses.replace(first, instruction=merged, identities=identities)
+    return dataclasses.replace(
+        first,
+        instruction=merged,
+        identities=identities,
+        is_pipelined=all(m.is_pipelined for m in members),
+    )

@@ -83,6 +83,7 @@ class Collective:
       shard_replicas: Number of members that keep the same block of a reduce-scatter: those of one
         island. The groups have them side by side, in order of the blocks.
       identities: One for each operand; none before `identity.assign`.
+      is_pipelined: It was moved to a neighbouring iteration of its loop (`pipeline.py`).
     """
 
     computation: hlo.Computation
@@ -91,6 +92,7 @@ class Collective:
     rank_of: tuple[int, ...]
     shard_replicas: int = 1
     identities: tuple[Identity, ...] = ()
+    is_pipelined: bool = False
 
     @property
     def num_partitions(self) -> int:

@@ -1,5 +1,7 @@
 """PRE: collectives that cross islands become local collectives, exchanges and arithmetic."""
 
+import dataclasses
+
 from jaxhet.compiler import (
     all_reduce,
     async_form,
@@ -9,6 +11,7 @@ from jaxhet.compiler import (
     hlo,
     identity,
     movement,
+    pipeline,
     plan,
     promotion,
     scatter,
@@ -44,6 +47,14 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     crossing = async_form.to_sync(parsed, collectives.crossing(parsed, job))
     if not crossing:
         return None
+    if job.is_gpu and options.pipeline_iterations:
+        pipelined = pipeline.pipeline(parsed, crossing, options.pipeline_iterations)
+        if pipelined is not None:
+            parsed, moved = pipelined
+            crossing = [
+                dataclasses.replace(c, is_pipelined=c.instruction.id in moved)
+                for c in collectives.crossing(parsed, job)
+            ]
     collectives.check(parsed, crossing, job)
     plan.check_program(parsed)
     crossing = identity.assign(crossing)

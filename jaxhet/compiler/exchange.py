@@ -32,9 +32,9 @@ DONE_TARGET = "jaxhet_done"
 PART_TARGET = "jaxhet_part"
 DEVICE_TARGETS = (START_TARGET, DONE_TARGET, PART_TARGET)
 
-_INDEX, _PLAN, _LINE, _SOURCE, _NOTE, _BYTES, _COUNT, _CALL = (
+_INDEX, _PLAN, _LINE, _SOURCE, _NOTE, _BYTES, _COUNT, _CALL, _PIPELINED = (
     f"jaxhet_{name}"
-    for name in ("index", "plan", "line", "source", "note", "bytes", "count", "call")
+    for name in ("index", "plan", "line", "source", "note", "bytes", "count", "call", "pipelined")
 )
 ALGORITHMS = ("flat", "hierarchical")
 # By the opcode of its start, that of a carrier's done.
@@ -68,6 +68,7 @@ class Exchange:
       identities: The operands of the user's collectives that share this exchange, in the order in
         which they lie in its operand.
       is_gather: It belongs to an all-gather, whose operand is often there long before its turn.
+      is_pipelined: Its collective was moved to a neighbouring iteration of a loop.
       done: The instruction that waits for it, if that is another one.
       parts: The instructions that wait for its parts after the first.
       scatters: The local reduce-scatters that lead to it.
@@ -83,6 +84,7 @@ class Exchange:
     num_bytes: int
     identities: tuple[Identity, ...]
     is_gather: bool
+    is_pipelined: bool = False
     done: hlo.Instruction | None = None
     parts: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     scatters: list[hlo.Instruction] = dataclasses.field(default_factory=list)
@@ -347,6 +349,7 @@ class ExchangeBuilder:
             sent,
             identities,
             self.collective.instruction.opcode == "all-gather",
+            self.collective.is_pipelined,
         )
 
     def _most_receivers(self, kind: ExchangeKind, ranks: Groups) -> int:
@@ -379,6 +382,8 @@ def finish(exchange: Exchange, entry: Entry) -> None:
         start.backend_config = _backend_config("custom_call_config", call)
     else:
         carried[_CALL] = call
+        if exchange.is_pipelined:
+            carried[_PIPELINED] = "1"
     for part in exchange.parts:
         part.backend_config = _backend_config("custom_call_backend_config", call)
     for key, value in carried.items():
@@ -393,6 +398,11 @@ def may_be_in(module: bytes) -> bool:
 def is_start(instruction: hlo.Instruction) -> bool:
     """Whether an instruction is an exchange of ours, at POST."""
     return instruction.opcode in _START_OPCODES and _INDEX in instruction.frontend_attributes.map
+
+
+def is_pipelined(start: hlo.Instruction) -> bool:
+    """Whether a start belongs to a collective that was moved to a neighbouring iteration."""
+    return _PIPELINED in start.frontend_attributes.map
 
 
 def read(instruction: hlo.Instruction) -> Entry:

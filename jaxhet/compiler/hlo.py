@@ -35,6 +35,8 @@ _COLLECTIVE_FIELD = re.compile(
     b"\x12(?:" + b"|".join(re.escape(bytes([len(o)]) + o.encode()) for o in COLLECTIVES) + b")"
 )
 
+_OWN_NAME = re.compile(r"jaxhet\..*\.\d+$")  # a name that `Module.unique_name` gave
+
 _ID_BITS = 32  # an instruction's id is computation id << 32 | local id
 _WIDTHS: dict[int, int] = {  # bits
     pb.PRED: 8,
@@ -229,6 +231,21 @@ class Computation:
         _link(self._waiting, new, new.control_predecessor_ids)
         return new
 
+    def add_copy(self, original: Instruction, operands: Sequence[Instruction]) -> Instruction:
+        """Adds an instruction like one of any computation, with other operands.
+
+        A collective gets a channel of its own. The computations that it calls are shared.
+        """
+        new = self.add(original.opcode, original.shape, operands)
+        own = {"name": new.name, "id": new.id, "operand_ids": list(new.operand_ids)}
+        new.CopyFrom(original)
+        new.name, new.id = own["name"], own["id"]
+        new.operand_ids[:] = own["operand_ids"]
+        new.ClearField("control_predecessor_ids")
+        if original.channel_id:
+            new.channel_id = self.module.new_channel_id()
+        return new
+
     def rewrite(
         self, old: Instruction, opcode: str, operands: Sequence[Instruction], **fields: Any
     ) -> Instruction:
@@ -248,6 +265,13 @@ class Computation:
         self._changed = True
         _link(self._users, old, old.operand_ids)
         return old
+
+    def set_operand(self, instruction: Instruction, place: int, operand: Instruction) -> None:
+        """Gives an instruction another operand."""
+        _unlink(self._users, instruction, instruction.operand_ids)
+        instruction.operand_ids[place] = operand.id
+        _link(self._users, instruction, instruction.operand_ids)
+        self._changed = True
 
     def shared(self, key: Hashable, build: Callable[[], Instruction]) -> Instruction:
         """The instruction that `build` adds, once for each key."""
@@ -406,7 +430,7 @@ class Module:
     def __init__(self, data: bytes):
         self.proto = pb.HloModuleProto.FromString(data)
         self.computations = {c.id: Computation(self, c) for c in self.proto.computations}
-        self._next_name = itertools.count()
+        self._next_name = itertools.count(self._last_number() + 1)
         self._next_computation = max(self.computations, default=0) + 1
         channels = (i.channel_id for c in self.computations.values() for i in c.instructions)
         self._next_channel = max(channels, default=0) + 1
@@ -426,6 +450,11 @@ class Module:
                 for called in instruction.called_computation_ids:
                     callers.setdefault(called, []).append(Call(computation, instruction))
         return callers
+
+    def _last_number(self) -> int:
+        """The largest number in a name that an earlier pass gave."""
+        names = (i.name for c in self.computations.values() for i in c.instructions)
+        return max((int(n.rpartition(".")[2]) for n in names if _OWN_NAME.match(n)), default=-1)
 
     def unique_name(self, stem: str) -> str:
         """A name that no instruction or computation of XLA has."""

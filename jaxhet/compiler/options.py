@@ -4,10 +4,11 @@ import dataclasses
 from typing import Literal
 
 # Settings (`compiler_options` or flags) with which XLA overlaps exchanges with compute.
+OVERLAP_LIMIT = 32
 GPU_COMPILER_OPTIONS: dict[str, bool | int] = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     # Starts that may be without their dones at a time; 1 by default.
-    "xla_gpu_experimental_parallel_collective_overlap_limit": 8,
+    "xla_gpu_experimental_parallel_collective_overlap_limit": OVERLAP_LIMIT,
 }
 
 
@@ -49,6 +50,8 @@ class Options:
         keeps each on its own.
       part_bytes: On GPUs, what an all-reduce of two ranks exchanges comes in up to eight parts, of
         at least this many bytes, and each is summed while the next ones come; 0 is never.
+      pipeline_iterations: On GPUs, exchanges of loops with at least this many iterations overlap
+        with the neighbouring iteration, which takes one exchange more (`pipeline.py`); 0 is never.
       deadline_ms: Longest wait of an exchange for its peers; 0 is the session's default.
       order: Order of the plan. "text" is the order of the instructions in the module, for tests.
     """
@@ -57,5 +60,6 @@ class Options:
     two_phase_bytes: int = 64 * 1024
     bucket_bytes: int = 256 * 1024
     part_bytes: int = 32 << 20
+    pipeline_iterations: int = 8
     deadline_ms: int = 0
     order: Literal["readiness", "text"] = "readiness"

@@ -1,7 +1,7 @@
 """The order in which a program's exchanges start, the same for every compiler.
 
 It follows the program as JAX traced it: `Lowering` numbers the equations of every jaxpr
-(`jaxhet/_program.py`), XLA carries the numbers in `op_name` through partitioning and
+(`jaxhet/_traced/jaxprs.py`), XLA carries the numbers in `op_name` through partitioning and
 simplification, and two vendors' compilers keep them alike. Ids, names, the order of instructions
 and what a vendor makes of an operation decide nothing.
 """
@@ -20,7 +20,7 @@ from jaxhet.compiler import hlo
 # it is inside of, from the outermost one.
 Key = tuple[int, tuple[int, ...]]
 
-# A label of `_program.labels` or `argument_labels`: number, depth, and depth of the first use.
+# A label of `jaxprs.labels` or `argument_labels`: number, depth, and depth of the first use.
 _LABEL = re.compile(r"(?<!\w)(?:e(\d+))?d(\d+)(?:u(\d+))?(?!\w)")
 _FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
 

@@ -106,7 +106,7 @@ def _times_called(caller: hlo.Instruction, computation_id: int) -> int | None:
 
 
 def _what(module: hlo.Module, instruction: hlo.Instruction) -> str | None:
-    if _holds_product(module, instruction):
+    if holds_product(module, instruction):
         return MATMUL
     if instruction.opcode == "custom-call":
         return instruction.custom_call_target
@@ -120,11 +120,12 @@ def _what(module: hlo.Module, instruction: hlo.Instruction) -> str | None:
     return None
 
 
-def _holds_product(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+def holds_product(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+    """Whether an instruction is a matrix product or convolution, or calls one."""
     if instruction.opcode == "custom-call":
         return instruction.custom_call_target.startswith(_LIBRARIES)
     return instruction.opcode in _PRODUCTS or any(
-        _holds_product(module, i)
+        holds_product(module, i)
         for called in instruction.called_computation_ids
         for i in module.computations[called].instructions
     )

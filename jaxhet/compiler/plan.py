@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import collectives, exchange, hlo, order
 from jaxhet.compiler.exchange import Entry, Exchange
-from jaxhet.compiler.options import Options
+from jaxhet.compiler.options import OVERLAP_LIMIT, Options
 
-# The frontend attribute of a module that holds the digest of its jaxpr (`jaxhet/_program.py`).
+# Frontend attribute of a module: the digest of its jaxpr (`jaxhet/_traced/jaxprs.py`).
 PROGRAM_ATTRIBUTE = "jaxhet_program"
 # An entry of the map of frontend attributes, serialized: key, then value with its length.
 _PROGRAM_FIELD = re.compile(PROGRAM_ATTRIBUTE.encode() + rb"\x12\x10([0-9a-f]{16})")
@@ -207,8 +207,9 @@ class _Order:
         local collectives that lead to exchanges, and those that follow: XLA would merge them into
         one, and no exchange could start before all that it takes is there.
 
-        What is in flight is done before a loop or call that has exchanges: the scheduler counts
-        those in there as in flight all the time, and has a limit.
+        The scheduler counts the exchanges of a loop or call as in flight all the time, and has a
+        limit. So the ones before it are done when it begins; the last one need not be, if the limit
+        allows that.
         """
         for computation_id in self._steps:
             computation = self._module.computations[computation_id]
@@ -220,9 +221,19 @@ class _Order:
             for sequence in (steps, dones, scatters, gathers):
                 for first, second in itertools.pairwise(sequence):
                     computation.add_control_predecessor(second, first)
-            last_done = None
+            before: list[hlo.Instruction] = []
             for step in steps:
                 if step.id in self._exchanges:
-                    last_done = self._exchanges[step.id].done
-                elif last_done is not None:
-                    computation.add_control_predecessor(step, last_done)
+                    done = self._exchanges[step.id].done
+                    before += [] if done is None else [done]
+                    continue
+                may_last = self._num_exchanges(step) < OVERLAP_LIMIT
+                if finished := before[:-1] if may_last else before:
+                    computation.add_control_predecessor(step, finished[-1])
+                before = before[-1:] if may_last else []
+
+    def _num_exchanges(self, step: hlo.Instruction) -> int:
+        """Number of exchanges in the computations that a step calls."""
+        if step.id in self._exchanges:
+            return 1
+        return sum(self._num_exchanges(i) for c in self._callees(step) for i, _ in self.ordered(c))

@@ -6,39 +6,13 @@ latter is absorbed: what islands have not summed up yet would cross more than on
 """
 
 import dataclasses
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from jaxhet.compiler import collectives, hlo
+from jaxhet.compiler import collectives, hlo, integers
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.options import Job
-
-_ARITHMETIC: dict[str, Callable[..., int | None]] = {  # on what an index of a device is made of
-    "add": operator.add,
-    "and": operator.and_,
-    "clamp": lambda low, x, high: max(low, min(x, high)),
-    "divide": lambda x, y: x // y if x >= 0 and y > 0 else None,
-    "maximum": max,
-    "minimum": min,
-    "multiply": operator.mul,
-    "or": operator.or_,
-    "remainder": lambda x, y: x % y if x >= 0 and y > 0 else None,
-    "select": lambda mask, x, y: x if mask else y,
-    "shift-left": operator.lshift,
-    "shift-right-logical": lambda x, y: x >> y if x >= 0 else None,
-    "subtract": operator.sub,
-}
-_COMPARISONS = {
-    "EQ": operator.eq,
-    "GE": operator.ge,
-    "GT": operator.gt,
-    "LE": operator.le,
-    "LT": operator.lt,
-    "NE": operator.ne,
-}
-_SAME = ("bitcast", "convert", "copy", "reshape")
 
 
 def to_reduce_scatters(crossing: Sequence[Collective], job: Job, is_flat: bool) -> list[Collective]:
@@ -153,30 +127,11 @@ def _value(
 ) -> int | None:
     """The value of an integer on the device at a position, where that decides it."""
 
-    def value(i: hlo.Instruction) -> int | None:
-        operands = c.operands(i)
-        if i.opcode == "constant":
-            return next(iter(_integers(i)), None)
+    def known(i: hlo.Instruction) -> int | None:
         if i.opcode == "partition-id":
             return position % collective.num_partitions
         if i.opcode == "replica-id":
             return position // collective.num_partitions
-        if i.opcode in _SAME:
-            return value(operands[0])
-        if i.opcode in _ARITHMETIC or i.opcode == "compare":
-            values = [value(operand) for operand in operands]
-            compute = _ARITHMETIC.get(i.opcode) or _COMPARISONS[i.comparison_direction]
-            return None if None in values else compute(*values)
-        if i.opcode == "dynamic-slice" and operands[0].opcode == "constant":
-            place, table = value(operands[1]), _integers(operands[0])
-            if place is not None and list(i.dynamic_slice_sizes) == [1] and table:
-                return table[min(max(place, 0), len(table) - 1)]
         return None
 
-    return value(scalar)
-
-
-def _integers(constant: hlo.Instruction) -> list[int]:
-    """The elements of a constant; none if it is not of integers of 32 or 64 bits."""
-    literal = constant.literal
-    return [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
+    return integers.value(c, scalar, known)

@@ -13,7 +13,7 @@ from typing import Any
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
 from jaxhet import _initialize
-from jaxhet._claim import Claim
+from jaxhet._job.claim import Claim
 
 NAME = "rocm"
 

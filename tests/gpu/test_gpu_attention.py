@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from jaxhet import _jaxlib
+from jaxhet._jax import jaxlib
 
 
 def test_chosen_attention_is_as_exact_as_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    if _jaxlib.installed_platform(None) != "cuda" or not _jaxlib.count_gpus("cuda"):
+    if jaxlib.installed_platform(None) != "cuda" or not jaxlib.count_gpus("cuda"):
         pytest.skip("no NVIDIA GPU with JAX's CUDA plugin")
     script = pathlib.Path(__file__).with_name("attention_errors.py")
     result = subprocess.run(

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from jaxhet import _jaxlib
+from jaxhet._jax import jaxlib
 from tests.support.programs import hip_double
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -18,9 +18,9 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 def _why_not() -> str:
     """Empty if there are two GPUs, and JAX's plugin for them."""
-    if _jaxlib.installed_platform(None) != "cuda":
+    if jaxlib.installed_platform(None) != "cuda":
         return "no NVIDIA GPU with JAX's CUDA plugin"
-    return "" if _jaxlib.count_gpus("cuda") > 1 else "one GPU only; two islands need two"
+    return "" if jaxlib.count_gpus("cuda") > 1 else "one GPU only; two islands need two"
 
 
 @pytest.mark.timeout(600)

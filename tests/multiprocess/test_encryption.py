@@ -7,12 +7,12 @@ import threading
 import pytest
 from two_islands import SET_UP
 
-from jaxhet import _handshake
+from jaxhet._net import handshake
 from tests.support.ports import free_port
 from tests.support.scripts import Ended, job, run
 
 MARKER = b"MARKERS."  # finite as two floats
-_HANDSHAKE_BYTES = 2 * _handshake.NONCE_BYTES + 2 * _handshake.MAC_BYTES  # at least, both ways
+_HANDSHAKE_BYTES = 2 * handshake.NONCE_BYTES + 2 * handshake.MAC_BYTES  # at least, both ways
 _LONG = 4096  # a piece of data, not a message
 SUM = (
     SET_UP

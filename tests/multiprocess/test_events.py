@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jaxhet import _events
+from jaxhet._telemetry import events as _events
 from tests.support import scripts
 
 _SCRIPT = """

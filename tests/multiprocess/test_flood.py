@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxhet import _coordinator, _handshake
+from jaxhet._job import coordinator
+from jaxhet._net import handshake
 from tests.support.jobs import ROOT
 from tests.support.ports import free_port
 from tests.support.scripts import environment
@@ -23,9 +24,9 @@ def port() -> Iterator[int]:
     """The port of a coordinator process that may open few descriptors."""
     port = free_port()
     process = subprocess.Popen(
-        _coordinator.command(f"127.0.0.1:{port}", 2, 60),
+        coordinator.command(f"127.0.0.1:{port}", 2, 60),
         cwd=ROOT,
-        env={**environment(), **_coordinator.QUIET, "JAXHET_JOB_SECRET": _SECRET},
+        env={**environment(), **coordinator.QUIET, "JAXHET_JOB_SECRET": _SECRET},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -45,7 +46,7 @@ def port() -> Iterator[int]:
 def _join(port: int) -> None:
     """Does what an honest process does; raises what it would."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
-        _handshake.connect(sock, _SECRET.encode(), _coordinator.HEADER)
+        handshake.connect(sock, _SECRET.encode(), coordinator.HEADER)
 
 
 def test_coordinator_with_few_descriptors_outlives_a_flood(port: int) -> None:

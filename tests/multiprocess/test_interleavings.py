@@ -30,8 +30,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _ffi, _initialize, _listener, _secret, _session
-from jaxhet._addresses import split_address
+from jaxhet import _ffi, _initialize, _session
+from jaxhet._job import listener as _listener
+from jaxhet._net import secret as _secret
+from jaxhet._net.addresses import split_address
 from tests.support import jobs
 from tests.support.jobs import FAST_COMPILE, Job, Shape, island_job
 

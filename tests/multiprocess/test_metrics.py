@@ -6,8 +6,9 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxhet import _config, _metrics
+from jaxhet import _config
 from jaxhet._errors import UsageError
+from jaxhet._telemetry import metrics
 from tests.support import scripts
 from tests.support.ports import free_port
 
@@ -97,21 +98,21 @@ def _config_of(**options: object) -> _config.Config:
 
 def test_metrics_that_can_not_be(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="no/such is no folder; make it, or name another one"):
-        _metrics.Metrics(_config_of(metrics_folder="no/such"))
+        metrics.Metrics(_config_of(metrics_folder="no/such"))
     with pytest.raises(UsageError, match="metrics_address 'here' is not host:port"):
-        _metrics.Metrics(_config_of(metrics_address="here"))
+        metrics.Metrics(_config_of(metrics_address="here"))
     with pytest.raises(UsageError, match=r"no ports above 65535.*process 3 takes the port"):
-        _metrics.Metrics(_config_of(metrics_address="127.0.0.1:65533"))
+        metrics.Metrics(_config_of(metrics_address="127.0.0.1:65533"))
 
 
 def test_port_of_metrics_that_is_in_use() -> None:
     port = free_port()
-    first = _metrics.Metrics(_config_of(metrics_address=f"127.0.0.1:{port}"))
+    first = metrics.Metrics(_config_of(metrics_address=f"127.0.0.1:{port}"))
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{port + 3}/metrics").read()
         words = rf"can't be served on 127\.0\.0\.1:{port + 3} \(Address already in use\)"
         with pytest.raises(UsageError, match=words):
-            _metrics.Metrics(_config_of(metrics_address=f"127.0.0.1:{port}"))
+            metrics.Metrics(_config_of(metrics_address=f"127.0.0.1:{port}"))
     finally:
         first.close()
 
@@ -119,4 +120,4 @@ def test_port_of_metrics_that_is_in_use() -> None:
 def test_metrics_without_the_package_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(UsageError, match=r"need the package prometheus_client: pip install"):
-        _metrics.Metrics(_config_of(metrics_folder="."))
+        metrics.Metrics(_config_of(metrics_folder="."))

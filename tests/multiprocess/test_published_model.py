@@ -39,7 +39,7 @@ def test_fine_tuning_over_islands_has_the_losses_of_one_world(tmp_path: pathlib.
         for folder in tmp_path.glob("*/*/checkpoints"):
             shutil.rmtree(folder)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    results = {r["run"]: r for r in json.loads((tmp_path / "report.json").read_text())}
+    results = {r["run"]: r for r in json.loads((tmp_path / "report.json").read_text())["results"]}
     assert [*results] == [ONE_WORLD, PERMUTED, ISLANDS]
     assert results[ISLANDS]["largest"] <= 1e-5
     assert results[ISLANDS]["replicas"]["compared"] > 0

@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from jaxhet import _ffi
-from jaxhet._inspect.proofs import SCHEMA, PairProof, Proof, Qualification
-from jaxhet._inspect.qualify import SIZES, merge
+from jaxhet._doctor.qualify import SIZES, merge
+from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification
 from tests.support.jobs import ROOT
 from tests.support.scripts import Ended, job, run
 
@@ -20,7 +20,7 @@ from tests.support.scripts import Ended, job, run
 SCRIPT = """
 import dataclasses, os, sys
 from jaxhet import _initialize
-from jaxhet._inspect import qualify
+from jaxhet._doctor import qualify
 me = int(os.environ.pop("TEST_PROCESS"))
 qualify.SIZES = {{8: 3, 1 << 20: 3}}
 {change}

@@ -22,10 +22,14 @@ def test_splits_are_timed_and_written(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "figures.json"
     ended = run("--splits", "2,2", "1,3", "--slow=--xla_cpu_max_isa=AVX", f"--json={path}")
     assert ended.returncode == 0, ended.stderr
-    assert "| layers of each stage | step, ms | ÷ 2,2 |" in ended.stdout
+    assert "| layers of each stage | rows without a layer | step, ms | ÷ 2,2 |" in ended.stdout
     written = json.loads(path.read_text())
     assert written["slow"] == "--xla_cpu_max_isa=AVX"
-    assert [row["stages"] for row in written["rows"]] == ["2,2", "1,3"]
+    assert [(row["stages"], row["empty"]) for row in written["rows"]] == [
+        ("2,2", "skipped"),
+        ("1,3", "skipped"),
+        ("1,3", "computed"),
+    ]
     assert all(row["step_s"] > 0 for row in written["rows"])
 
 

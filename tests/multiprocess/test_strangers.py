@@ -107,8 +107,8 @@ def test_intruder_gets_answers_where_there_is_no_tls() -> None:
     """The attack below is one."""
     script = """
 import sys
-from jaxhet import _jaxlib
-address, service = _jaxlib.start_coordination_service("127.0.0.1", 1, None)
+from jaxhet._jax import jaxlib
+address, service = jaxlib.start_coordination_service("127.0.0.1", 1, None)
 print("service", address, flush=True)
 sys.stdin.readline()
 service.shutdown()
@@ -241,7 +241,7 @@ def is_coordinator(pid):
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_text().split(chr(0))
     except OSError:  # it has ended
         return False
-    return "jaxhet._coordinator_process" in words and address in words
+    return "jaxhet._job.coordinator_process" in words and address in words
 (coordinator,) = filter(is_coordinator, filter(str.isdigit, os.listdir("/proc")))
 print("addresses:", *listening("self"), "coordinator:", *listening(coordinator), flush=True)
 jaxhet.shutdown()
@@ -273,8 +273,8 @@ def test_launched_job_listens_on_loopback_only() -> None:
 def test_gloo_listens_on_the_address_that_reaches_the_coordinator() -> None:
     """Here on another one than that of the host name."""
     elsewhere = """
-from jaxhet import _membership
-_membership.Membership.local_address = property(lambda _: "127.0.0.2")
+from jaxhet._job import membership
+membership.Membership.local_address = property(lambda _: "127.0.0.2")
 """
     for ended in run(elsewhere + _LISTENING, *job(), timeout_s=90):
         assert ended.code == 0, ended.text

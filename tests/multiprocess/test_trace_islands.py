@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from two_islands import run_both
 
-from jaxhet._trace import ProcessTrace
+from jaxhet._telemetry.trace import ProcessTrace
 from jaxhet.cli import trace as cli
 from tests.support import trace_events
 

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxhet import _accept, _handshake, _outbox
-from jaxhet._channel import Channel
 from jaxhet._errors import TransportError
+from jaxhet._net import accept as _accept
+from jaxhet._net import handshake
+from jaxhet._net import outbox as _outbox
+from jaxhet._net.channel import Channel
 
 SECRET, HEADER = b"a job secret", b"header"
-KEYS = _handshake.Keys(bytes(32), bytes(32))
+KEYS = handshake.Keys(bytes(32), bytes(32))
 
 
 class Server:
@@ -28,7 +30,7 @@ class Server:
         self.acceptor = _accept.Acceptor(self.listener, self._authenticate, self._serve, "acceptor")
 
     def _authenticate(self, sock: socket.socket) -> bytes:
-        return _handshake.accept(sock, SECRET, len(HEADER))[0]
+        return handshake.accept(sock, SECRET, len(HEADER))[0]
 
     def _serve(self, sock: socket.socket, header: bytes) -> None:
         self.served.put(header)
@@ -45,7 +47,7 @@ def server() -> Iterator[Server]:
 def _connect(server: Server) -> None:
     """Does what an honest process does; raises what it would."""
     with socket.create_connection(server.address, timeout=5) as sock:
-        _handshake.connect(sock, SECRET, HEADER, timeout_s=5)
+        handshake.connect(sock, SECRET, HEADER, timeout_s=5)
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(
@@ -110,7 +112,7 @@ def test_handshake_has_one_deadline_however_slowly_bytes_come() -> None:
     thread.start()
     start = time.monotonic()
     with pytest.raises(TransportError, match="reading from a peer failed: timed out"):
-        _handshake.accept(ours, SECRET, 4096, timeout_s=0.5)
+        handshake.accept(ours, SECRET, 4096, timeout_s=0.5)
     assert time.monotonic() - start < 2
     done.set()
     thread.join()

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from jaxhet import PeerError, _bootstrap, _config, _initialize
-from jaxhet import _listener as _listener_module
-from jaxhet._addresses import split_address
-from jaxhet._claim import Claim
+from jaxhet import PeerError, _config, _initialize
 from jaxhet._errors import TransportError
-from jaxhet._interfaces import Interface
-from jaxhet._listener import Link, Listener
+from jaxhet._job import bootstrap
+from jaxhet._job import listener as _listener_module
+from jaxhet._job.claim import Claim
+from jaxhet._job.listener import Link, Listener
+from jaxhet._net.addresses import split_address
+from jaxhet._net.interfaces import Interface
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
@@ -51,7 +52,7 @@ def _connect_to_one_that_leaves(dies: bool) -> None:
         threading.Thread(target=_leave, args=(server,), daemon=True).start()
         with contextlib.closing(_listener(1)) as listener:
             claim = _claim(f"127.0.0.1:{server.getsockname()[1]}")
-            _bootstrap.connect_peers(listener, [claim], 1, 5.0, check)
+            bootstrap.connect_peers(listener, [claim], 1, 5.0, check)
 
 
 def test_death_in_the_handshake_is_the_reason() -> None:
@@ -60,7 +61,7 @@ def test_death_in_the_handshake_is_the_reason() -> None:
 
 
 def test_who_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.1)
+    monkeypatch.setattr(bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.1)
     with pytest.raises(
         TransportError, match=r"process 0 .* refused the connection: the other side"
     ):
@@ -84,23 +85,23 @@ def test_who_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_answers_in_a_peers_place_is_named(
     process: int, job: bytes, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.1)
+    monkeypatch.setattr(bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.1)
     with (
         contextlib.closing(_listener(1)) as ours,
         contextlib.closing(_listener(process, job)) as theirs,
         pytest.raises(TransportError, match=words),
     ):
-        _bootstrap.connect_peers(ours, [_claim(theirs.address)], 1, 5.0, lambda: None)
+        bootstrap.connect_peers(ours, [_claim(theirs.address)], 1, 5.0, lambda: None)
 
 
 def test_peer_of_another_job_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.1)
+    monkeypatch.setattr(bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.1)
     with (
         contextlib.closing(_listener(0)) as ours,
         contextlib.closing(_listener(1, OTHER_JOB)) as stranger,
     ):
         with pytest.raises(TransportError):
-            _bootstrap.connect_peers(stranger, [_claim(ours.address)], 1, 5.0, lambda: None)
+            bootstrap.connect_peers(stranger, [_claim(ours.address)], 1, 5.0, lambda: None)
         words = (
             r"process 1 did not connect to process 0 .*\(1 connections refused, the last one"
             r" because process 1 is of another job with the same job secret"
@@ -117,7 +118,7 @@ def test_connection_before_the_job_is_known_waits_for_it() -> None:
     ):
         late = threading.Timer(0.2, ours.assign, (0, JOB))
         late.start()
-        links = _bootstrap.connect_peers(theirs, [_claim(ours.address)], 1, 5.0, lambda: None)
+        links = bootstrap.connect_peers(theirs, [_claim(ours.address)], 1, 5.0, lambda: None)
         late.join()
         taken = ours.take({(1, 0), (1, 1)}, time.monotonic() + 5, lambda: None)
         assert links[0].control.keys.send == taken[1, 0].keys.receive
@@ -146,11 +147,11 @@ class _Ends:
             for listener in self.listeners
         ]
 
-    def connect(self, num_data: int) -> list[_bootstrap.PeerSockets]:
+    def connect(self, num_data: int) -> list[bootstrap.PeerSockets]:
         """The sockets of process 0 to 1, and of 1 to 0."""
 
-        def one(process: int) -> _bootstrap.PeerSockets:
-            sockets = _bootstrap.connect_peers(
+        def one(process: int) -> bootstrap.PeerSockets:
+            sockets = bootstrap.connect_peers(
                 self.listeners[process], self.claims, num_data, 10.0, lambda: None
             )
             return sockets[1 - process]

@@ -15,21 +15,16 @@ from typing import Any
 import pytest
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-from jaxhet import (
-    _certificates,
-    _config,
-    _coordinator,
-    _credentials,
-    _handshake,
-    _initialize,
-    _jaxlib,
-    _membership,
-)
-from jaxhet._addresses import listen
-from jaxhet._channel import Channel
-from jaxhet._credentials import Credentials
+from jaxhet import _config, _initialize
 from jaxhet._errors import TransportError, UsageError
-from jaxhet._terms import Terms
+from jaxhet._jax import jaxlib
+from jaxhet._job import coordinator, membership
+from jaxhet._job.terms import Terms
+from jaxhet._net import certificates, handshake
+from jaxhet._net import credentials as _credentials
+from jaxhet._net.addresses import listen
+from jaxhet._net.channel import Channel
+from jaxhet._net.credentials import Credentials
 from tests.support.certificates import make_files
 from tests.support.ports import free_port
 from tests.support.scripts import run
@@ -38,28 +33,28 @@ SECRET = b"a job secret"
 
 
 @pytest.fixture(scope="module")
-def authority() -> _certificates.Authority:
-    return _certificates.Authority()
+def authority() -> certificates.Authority:
+    return certificates.Authority()
 
 
 @pytest.fixture(scope="module")
-def address(authority: _certificates.Authority) -> Iterator[str]:
-    address, service = _jaxlib.start_coordination_service(
+def address(authority: certificates.Authority) -> Iterator[str]:
+    address, service = jaxlib.start_coordination_service(
         "127.0.0.1", 1, authority.service_credentials()
     )
     yield address
     service.shutdown()
 
 
-def _process(authority: _certificates.Authority) -> Credentials:
-    identity = _certificates.Identity()
+def _process(authority: certificates.Authority) -> Credentials:
+    identity = certificates.Identity()
     certificate = authority.sign(identity.request, 0)
     return identity.process_credentials(certificate, authority.certificate)
 
 
-def _other_authority(authority: _certificates.Authority) -> Credentials:
-    other = _certificates.Authority()
-    identity = _certificates.Identity()
+def _other_authority(authority: certificates.Authority) -> Credentials:
+    other = certificates.Authority()
+    identity = certificates.Identity()
     certificate = other.sign(identity.request, 0)
     return identity.process_credentials(certificate, authority.certificate)
 
@@ -70,8 +65,8 @@ def _other_authority(authority: _certificates.Authority) -> Credentials:
     ids=["another authority's", "the service's own"],
 )
 def test_service_refuses_who_has_no_certificate_of_a_process(
-    stranger: Callable[[_certificates.Authority], Credentials],
-    authority: _certificates.Authority,
+    stranger: Callable[[certificates.Authority], Credentials],
+    authority: certificates.Authority,
     address: str,
 ) -> None:
     credentials = dataclasses.replace(stranger(authority), peer_uri_prefix="jaxhet://service/")
@@ -103,7 +98,7 @@ def test_clocks_that_differ_are_said(
     files = make_files(tmp_path, clock_ahead_days)
     cert, key, ca = (files[f"JAX_MTLS_{name}_FILE"] for name in ("CERT", "KEY", "CA"))
     given = Credentials(cert_file=cert, key_file=key, ca_file=ca)
-    address, service = _jaxlib.start_coordination_service("127.0.0.1", 1, given)
+    address, service = jaxlib.start_coordination_service("127.0.0.1", 1, given)
     try:
         with pytest.raises(UsageError, match=state) as caught:
             _credentials.check_service(address, given)
@@ -117,7 +112,7 @@ def test_clocks_that_differ_are_said(
 
 
 def test_service_refuses_who_has_no_certificate_at_all(
-    authority: _certificates.Authority, address: str
+    authority: certificates.Authority, address: str
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     assert _first_byte(address, context) == b""
@@ -127,7 +122,7 @@ def test_service_refuses_who_has_no_certificate_at_all(
 
 
 def test_process_with_the_certificate_of_its_job_is_accepted(
-    authority: _certificates.Authority, address: str
+    authority: certificates.Authority, address: str
 ) -> None:
     credentials = _process(authority)
     _credentials.check_service(address, credentials)
@@ -144,12 +139,13 @@ def test_process_refuses_a_service_that_is_another_process() -> None:
     """A process of jaxlib is aborted that can't connect."""
     script = """
 from jaxlib import _jax
-from jaxhet import _certificates, _jaxlib
-authority = _certificates.Authority()
+from jaxhet._jax import jaxlib
+from jaxhet._net import certificates
+authority = certificates.Authority()
 def process():
-    identity = _certificates.Identity()
+    identity = certificates.Identity()
     return identity.process_credentials(authority.sign(identity.request, 0), authority.certificate)
-address, service = _jaxlib.start_coordination_service("127.0.0.1", 1, process())
+address, service = jaxlib.start_coordination_service("127.0.0.1", 1, process())
 client = _jax.get_distributed_runtime_client(
     address, 0, init_timeout=2, shutdown_timeout=2, **process().arguments()
 )
@@ -176,10 +172,10 @@ def _joined(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> tu
 
     monkeypatch.setattr(Channel, "send", send_changed)
     address = f"127.0.0.1:{free_port()}"
-    server = _coordinator.Coordinator(listen(address), SECRET, Terms(1, 20))
+    server = coordinator.Coordinator(listen(address), SECRET, Terms(1, 20))
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
-    member = _membership.connect(address, SECRET, 5)
+    member = membership.connect(address, SECRET, 5)
     config = _config.resolve({"process_id": 0, "num_processes": 1}, {})
     try:
         member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 5)
@@ -204,7 +200,7 @@ def test_certificate_that_was_changed_on_its_way_is_refused(
 ) -> None:
     def change(message: dict[str, Any]) -> dict[str, Any]:
         if "certificate" in message:
-            message["certificate"][part] = _certificates.Authority().certificate.decode()
+            message["certificate"][part] = certificates.Authority().certificate.decode()
         return message
 
     with pytest.raises(TransportError, match="a certificate was changed on its way"):
@@ -214,14 +210,14 @@ def test_certificate_that_was_changed_on_its_way_is_refused(
 def test_request_that_was_changed_on_its_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(message: dict[str, Any]) -> dict[str, Any]:
         if "request" in message:
-            message["request"]["pem"] = _certificates.Identity().request.decode()
+            message["request"]["pem"] = certificates.Identity().request.decode()
         return message
 
     with pytest.raises(TransportError, match="closed the connection"):
         _joined(monkeypatch, change)
 
 
-def test_files_are_in_memory(authority: _certificates.Authority) -> None:
+def test_files_are_in_memory(authority: certificates.Authority) -> None:
     for name in vars(_process(authority)).values():
         if name.startswith("/"):
             assert str(pathlib.Path(name).readlink()).startswith("/memfd:jaxhet")
@@ -229,7 +225,7 @@ def test_files_are_in_memory(authority: _certificates.Authority) -> None:
 
 def test_guess_of_the_secret_takes_time() -> None:
     start = time.process_time()
-    _handshake._stretched.__wrapped__(b"a guess")
+    handshake._stretched.__wrapped__(b"a guess")
     assert time.process_time() - start > 0.005  # an HMAC alone takes 1 µs
 
 

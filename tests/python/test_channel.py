@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jaxhet import _channel, _handshake
-from jaxhet._channel import Channel
 from jaxhet._errors import TransportError
+from jaxhet._net import channel, handshake
+from jaxhet._net.channel import Channel
 
 SECRET, HEADER = b"a job secret", b"header of 16 b.."
-KEYS = _handshake.Keys(b"1" * 32, b"2" * 32)
+KEYS = handshake.Keys(b"1" * 32, b"2" * 32)
 REFUSAL = "is not what the peer sealed: it was changed, repeated, reordered or cut on its way"
 
 
@@ -23,7 +23,7 @@ class Pair:
         self.sockets = socket.socketpair(), socket.socketpair()
         (ours, self.tap), (self.source, theirs) = self.sockets
         self.sender = Channel(ours, KEYS)
-        self.receiver = Channel(theirs, _handshake.Keys(KEYS.receive, KEYS.send))
+        self.receiver = Channel(theirs, handshake.Keys(KEYS.receive, KEYS.send))
 
     def sealed(self, message: object) -> bytes:
         self.sender.send(message)
@@ -97,7 +97,7 @@ def test_what_a_peer_sent_is_not_taken_back_from_it(pair: Pair) -> None:
 
 
 def test_key_is_not_used_too_often(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_channel, "_MOST_MESSAGES", 2)
+    monkeypatch.setattr(channel, "_MOST_MESSAGES", 2)
     pair.sender.send(1)
     pair.sender.send(2)
     with pytest.raises(TransportError, match="has sent 2 messages, as many as its key allows"):
@@ -110,7 +110,7 @@ def test_relay_that_changes_what_follows_the_handshake_is_found() -> None:
     outcome: list[object] = []
 
     def accept() -> None:
-        header, keys = _handshake.accept(theirs, SECRET, len(HEADER))
+        header, keys = handshake.accept(theirs, SECRET, len(HEADER))
         outcome.append(header)
         try:
             outcome.append(Channel(theirs, keys).receive(5))
@@ -135,7 +135,7 @@ def test_relay_that_changes_what_follows_the_handshake_is_found() -> None:
     threads = [threading.Thread(target=body) for body in (accept, relay)]
     for thread in threads:
         thread.start()
-    Channel(ours, _handshake.connect(ours, SECRET, HEADER)[1]).send({"loss": "1.0"})
+    Channel(ours, handshake.connect(ours, SECRET, HEADER)[1]).send({"loss": "1.0"})
     for thread in threads:
         thread.join()
     assert outcome[0] == HEADER

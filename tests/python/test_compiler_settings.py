@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxhet import _compiler_settings, _config, _initialize
-from jaxhet._claim import Claim, differences_between_islands, disagreement
-from jaxhet._compiler_settings import Difference, differences, parse_flags, settings, xla_flags
+from jaxhet import _config, _initialize
+from jaxhet._jax import compiler_settings
+from jaxhet._jax.compiler_settings import Difference, differences, parse_flags, settings, xla_flags
+from jaxhet._job.claim import Claim, differences_between_islands, disagreement
 
 ISA = "XLA_FLAGS --xla_cpu_max_isa"
 X64 = "jax_enable_x64"
@@ -93,7 +94,7 @@ def test_flags_that_change_neither_are_left_out() -> None:
         "xla_hlo_profile",
     ]
     assert _compared(*names) == []
-    for pattern in _compiler_settings.NOT_COMPARED:
+    for pattern in compiler_settings.NOT_COMPARED:
         assert any(re.fullmatch(pattern, name) for name in names), pattern
 
 
@@ -101,14 +102,14 @@ def test_flags_that_change_neither_are_left_out() -> None:
 
 
 def test_names_of_the_config_are_known_to_this_jax() -> None:
-    names = _compiler_settings.JAX_CONFIG
+    names = compiler_settings.JAX_CONFIG
     assert set(names) <= set(jax.config.values)
     assert len(set(names)) == len(names)
 
 
 def test_values_of_the_config_are_text() -> None:
     found = settings({})
-    assert set(found) == set(_compiler_settings.JAX_CONFIG)
+    assert set(found) == set(compiler_settings.JAX_CONFIG)
     assert all(type(value) is str for value in found.values())
     assert found[X64] == "False"
     assert found["jax_numpy_dtype_promotion"] == "standard"
@@ -136,7 +137,7 @@ def test_change_of_the_config_is_seen(name: str, value: Any, text: str) -> None:
 
 
 def test_name_that_this_jax_does_not_have_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compiler_settings, "JAX_CONFIG", (X64, "jax_of_another_version"))
+    monkeypatch.setattr(compiler_settings, "JAX_CONFIG", (X64, "jax_of_another_version"))
     assert settings({}) == {X64: "False"}
 
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _coordinator, _coordinator_process, _initialize, _membership
-from jaxhet._addresses import listen
-from jaxhet._claim import JOB_BYTES, Claim, disagreement
+from jaxhet import _config, _initialize
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, UsageError
-from jaxhet._terms import Terms
+from jaxhet._job import coordinator as _coordinator
+from jaxhet._job import coordinator_process, membership
+from jaxhet._job.claim import JOB_BYTES, Claim, disagreement
+from jaxhet._job.terms import Terms
+from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
 from tests.support.ports import free_port
 
@@ -37,8 +39,8 @@ class Pair:
         server = _coordinator.Coordinator(listen(address), SECRET, Terms(2, 20))
         self.thread = threading.Thread(target=server.serve, daemon=True)
         self.thread.start()
-        self.members = [_membership.connect(address, SECRET, 5) for _ in range(2)]
-        self.stray = _membership.connect(address, SECRET, 5)  # says nothing yet
+        self.members = [membership.connect(address, SECRET, 5) for _ in range(2)]
+        self.stray = membership.connect(address, SECRET, 5)  # says nothing yet
         joins = [
             threading.Thread(target=member.join, args=(_claim(i), 20))
             for i, member in enumerate(self.members)
@@ -142,7 +144,7 @@ def _join(terms: Terms, *claims: dict[str, Any], address: str = "") -> list[Any]
     answers: list[Any] = [None] * len(claims)
 
     def join(i: int) -> None:
-        member = _membership.connect(address, SECRET, 5)
+        member = membership.connect(address, SECRET, 5)
         config = _config.resolve(claims[i], {})
         try:
             member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 10)
@@ -229,7 +231,7 @@ def test_coordinator_of_a_complete_job_does_not_listen(pair: Pair) -> None:
     while _is_answered(pair.address):
         assert time.monotonic() < deadline
     with pytest.raises(ConnectionRefusedError):
-        _membership.connect(pair.address, SECRET, 0.2)
+        membership.connect(pair.address, SECRET, 0.2)
     with pytest.raises(UsageError, match=r"can't listen on .*: Address already in use"):
         listen(pair.address)  # the port stays the job's
     pair.members[1].report(DeadlineError("too late"))
@@ -241,12 +243,12 @@ def test_coordinator_listens_until_the_job_is_complete() -> None:
     server = _coordinator.Coordinator(listen(address), SECRET, Terms(2, 20))
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
-    first = _membership.connect(address, SECRET, 5)
+    first = membership.connect(address, SECRET, 5)
     joining = threading.Thread(target=first.join, args=(_claim(0), 20))
     joining.start()
     time.sleep(0.3)
     assert _is_answered(address)
-    second = _membership.connect(address, SECRET, 5)
+    second = membership.connect(address, SECRET, 5)
     second.join(_claim(1), 20)
     joining.join()
     for member in (first, second):
@@ -276,7 +278,7 @@ def _serve(
     with concurrent.futures.ThreadPoolExecutor() as pool:
         code = pool.submit(coordinator.serve, options)
         for claim in claims:
-            member = _membership.connect(options.bind, b"a secret of tests", 5)
+            member = membership.connect(options.bind, b"a secret of tests", 5)
             with contextlib.suppress(JaxhetError):
                 member.join(
                     _initialize.make_claim(_config.resolve(claim, {}), "127.0.0.1:9000"), 10
@@ -344,12 +346,12 @@ def test_reason_why_the_coordinator_cannot_start_is_told(
     def fail(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'cryptography'")
 
-    monkeypatch.setattr(_coordinator_process, "listen", fail)
+    monkeypatch.setattr(coordinator_process, "listen", fail)
     monkeypatch.setenv("JAXHET_JOB_SECRET", "a secret of tests")
     words = ["coordinator", "--address", f"127.0.0.1:{free_port()}", "--num-processes", "1"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(ModuleNotFoundError):
-        _coordinator_process.main()
+        coordinator_process.main()
     assert capsys.readouterr().out == (
         "error the coordinator of the job could not start: ModuleNotFoundError:"
         " No module named 'cryptography'\n"

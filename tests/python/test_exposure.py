@@ -5,9 +5,10 @@ import warnings
 
 import pytest
 
-from jaxhet import _config, _exposure
-from jaxhet._claim import Claim
+from jaxhet import _config
 from jaxhet._errors import UsageError
+from jaxhet._job import exposure
+from jaxhet._job.claim import Claim
 from tests.support.damage import claim_of
 
 _HERE = Claim.from_json(claim_of(0))
@@ -19,7 +20,7 @@ def _there(address: str, **changes: object) -> Claim:
 
 
 def _check(*members: Claim, coordinator: str = "", **options: str) -> None:
-    _exposure.check(_config.resolve(options, {}), 0, (_HERE, *members), coordinator)
+    exposure.check(_config.resolve(options, {}), 0, (_HERE, *members), coordinator)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_off_by_the_users_will_is_a_warning() -> None:
     assert len(told) == 1  # however many addresses
     config = _config.resolve({}, {"JAXHET_ENCRYPTION": "off"})
     with pytest.warns(UserWarning, match=r"8\.8\.8\.8.*because JAXHET_ENCRYPTION is off"):
-        _exposure.check(config, 0, (_HERE, peer), "")
+        exposure.check(config, 0, (_HERE, peer), "")
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _handshake, _listener, _membership
-from jaxhet._certificates import Authority, Identity
-from jaxhet._channel import Channel
-from jaxhet._claim import JOB_BYTES, Claim, disagreement
 from jaxhet._errors import JaxhetError, TransportError
+from jaxhet._job import listener as _listener
+from jaxhet._job import membership as _membership
+from jaxhet._job.claim import JOB_BYTES, Claim, disagreement
+from jaxhet._net import handshake
+from jaxhet._net.certificates import Authority, Identity
+from jaxhet._net.channel import Channel
 from tests.faults import chaos
 from tests.support.damage import (
     OURS,
@@ -40,11 +42,11 @@ _SECRET = b"a job secret of 32 random bytes."
 
 # Files of jaxhet that read messages of peers, by the test that damages these.
 _FUZZED = {
-    "jaxhet/_handshake.py": "test_damaged_handshakes_are_refused",
-    "jaxhet/_channel.py": "test_damaged_messages_are_refused",
-    "jaxhet/_listener.py": "test_damaged_headers_are_refused",
-    "jaxhet/_coordinator.py": "test_damaged_claims_are_refused",
-    "jaxhet/_membership.py": "test_damaged_answers_of_the_coordinator_are_refused",
+    "jaxhet/_net/handshake.py": "test_damaged_handshakes_are_refused",
+    "jaxhet/_net/channel.py": "test_damaged_messages_are_refused",
+    "jaxhet/_job/listener.py": "test_damaged_headers_are_refused",
+    "jaxhet/_job/coordinator.py": "test_damaged_claims_are_refused",
+    "jaxhet/_job/membership.py": "test_damaged_answers_of_the_coordinator_are_refused",
 }
 # Patterns of code in Python, and in C++, that reads bytes of peers.
 _READS_PYTHON = re.compile(r"channel\.receive\(|\breceive_exactly\(|\b_(HEADER|ANSWER)\.unpack\(")
@@ -62,17 +64,15 @@ _NOT_OF_PEERS = {"xla_plugin/transport/socket.cc"}  # moves bytes and reads none
 
 def test_damaged_handshakes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     header = _membership.HEADER
-    zeros = bytes(_handshake.NONCE_BYTES)  # the nonces of both ends
-    monkeypatch.setattr(_handshake.secrets, "token_bytes", bytes)
-    macs = [
-        _handshake._mac(_SECRET, role, zeros, zeros, header) for role in (b"connect", b"accept")
-    ]
+    zeros = bytes(handshake.NONCE_BYTES)  # the nonces of both ends
+    monkeypatch.setattr(handshake.secrets, "token_bytes", bytes)
+    macs = [handshake._mac(_SECRET, role, zeros, zeros, header) for role in (b"connect", b"accept")]
     to_acceptor, to_connector = zeros + header + macs[0], zeros + macs[1]
     for data in inputs([to_acceptor, to_connector], damage_bytes):
         with received(data) as sock, _expect(data.startswith(to_acceptor)):
-            assert _handshake.accept(sock, _SECRET, len(header))[0] == header
+            assert handshake.accept(sock, _SECRET, len(header))[0] == header
         with received(data) as sock, _expect(data.startswith(to_connector)):
-            _handshake.connect(sock, _SECRET, header)
+            handshake.connect(sock, _SECRET, header)
 
 
 def _expect(is_sound: bool) -> contextlib.AbstractContextManager[object]:
@@ -119,7 +119,7 @@ def test_damaged_headers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with ours, theirs, contextlib.closing(listener):
         for header in inputs([good], damage_bytes):
             padded = header[: len(good)].ljust(len(good), b"\0")
-            monkeypatch.setattr(_handshake, "accept", lambda *_, padded=padded: (padded, OURS))
+            monkeypatch.setattr(handshake, "accept", lambda *_, padded=padded: (padded, OURS))
             _, _, channel, source, _, _ = _listener._HEADER.unpack(padded)
             is_sound = padded[:10] == good[:10] and padded[18:] == good[18:]
             if is_sound and channel < 9 and source in (2, 3):
@@ -176,7 +176,7 @@ def test_damaged_answers_of_the_coordinator_are_refused() -> None:
             membership._closing = True  # the end of the input is no news
             given = object.__new__(_membership.Credentials)
             with pytest.MonkeyPatch.context() as patch, contextlib.suppress(JaxhetError):
-                patch.setattr(_membership._credentials, "check_service", lambda *_: None)
+                patch.setattr(_membership.credentials, "check_service", lambda *_: None)
                 membership.join(claim, 5, given)
                 assert [member.process for member in membership.members] == [0, 1]
             sock.close()
@@ -185,7 +185,7 @@ def test_damaged_answers_of_the_coordinator_are_refused() -> None:
 def test_damaged_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     identity, authority = Identity(), Authority()
     pems = authority.sign(identity.request, 0), authority.certificate
-    seal = _handshake.seal(_SECRET, _membership.CERTIFICATE, identity.request, *pems)
+    seal = handshake.seal(_SECRET, _membership.CERTIFICATE, identity.request, *pems)
     certificate = {"pem": pems[0].decode(), "authority": pems[1].decode(), "seal": seal}
     members = [claim_of(1), claim_of(0)]
     good = {"members": members, "process": 0, "service": "[::1]:9", "certificate": certificate}

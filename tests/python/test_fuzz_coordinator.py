@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _certificates, _coordinator, _handshake, _jaxlib, _membership
-from jaxhet._certificates import Authority, Identity
-from jaxhet._claim import Claim
 from jaxhet._errors import UsageError
-from jaxhet._terms import Terms
-from jaxhet._tuning import Tuning
+from jaxhet._gpu.tuning import Tuning
+from jaxhet._jax import jaxlib
+from jaxhet._job import coordinator as _coordinator
+from jaxhet._job import membership
+from jaxhet._job.claim import Claim
+from jaxhet._job.terms import Terms
+from jaxhet._net import certificates, handshake
+from jaxhet._net.certificates import Authority, Identity
 from tests.support.damage import OURS, claim_of, damage_bytes, damage_json, inputs, said
 
 _SECRET = b"a job secret of 32 random bytes."
@@ -40,17 +43,17 @@ class _Heard:
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """A socket for coordinators that own no service."""
     monkeypatch.setattr(
-        _jaxlib, "start_coordination_service", lambda *_: ("127.0.0.1:1", contextlib.nullcontext())
+        jaxlib, "start_coordination_service", lambda *_: ("127.0.0.1:1", contextlib.nullcontext())
     )
     # Files in memory stay until the process ends: there would be some for each input.
-    monkeypatch.setattr(_certificates, "_in_memory", lambda _: os.devnull)
-    monkeypatch.setattr(_handshake, "accept", lambda *_: (_membership.HEADER, OURS))
+    monkeypatch.setattr(certificates, "_in_memory", lambda _: os.devnull)
+    monkeypatch.setattr(handshake, "accept", lambda *_: (membership.HEADER, OURS))
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
 
 def _request(identity: Identity) -> dict[str, str]:
-    seal = _handshake.seal(_SECRET, _membership.REQUEST, identity.request)
+    seal = handshake.seal(_SECRET, membership.REQUEST, identity.request)
     return {"pem": identity.request.decode(), "seal": seal}
 
 

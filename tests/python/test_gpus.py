@@ -8,9 +8,11 @@ import sys
 import jax
 import pytest
 
-from jaxhet import _gpu_settings, _gpus, _jaxlib
 from jaxhet._errors import UsageError
-from jaxhet._gpus import Gpus
+from jaxhet._gpu import gpu_settings
+from jaxhet._jax import jaxlib
+from jaxhet._launch import gpus as _gpus
+from jaxhet._launch.gpus import Gpus
 from jaxhet.cli import launch
 from jaxhet.compiler import GPU_COMPILER_OPTIONS
 
@@ -104,9 +106,9 @@ def test_platform_needs_its_plugin_and_its_gpus(
         folder.mkdir(parents=True)
         (folder / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(_jaxlib, "count_gpus", lambda platform: int(platform in gpus))
-    assert _jaxlib.installed_platform(None) == expected
-    assert _jaxlib.installed_platform("gpu") == expected
+    monkeypatch.setattr(jaxlib, "count_gpus", lambda platform: int(platform in gpus))
+    assert jaxlib.installed_platform(None) == expected
+    assert jaxlib.installed_platform("gpu") == expected
 
 
 # Flags.
@@ -114,7 +116,7 @@ def test_platform_needs_its_plugin_and_its_gpus(
 
 def test_flags_that_are_needed_are_added_and_those_of_the_user_stay() -> None:
     limit = "--xla_gpu_experimental_parallel_collective_overlap_limit"
-    assert _gpu_settings.complete("").split() == [
+    assert gpu_settings.complete("").split() == [
         "--xla_gpu_shard_autotuning=false",
         "--xla_gpu_enable_latency_hiding_scheduler=true",
         f"{limit}=8",
@@ -123,7 +125,7 @@ def test_flags_that_are_needed_are_added_and_those_of_the_user_stay() -> None:
         f'--xla_dump_to="a  b" {limit}=2 --xla_gpu_enable_latency_hiding_scheduler=false'
         " --xla_gpu_autotune_level=4"
     )
-    assert _gpu_settings.complete(given) == f"{given} --xla_gpu_shard_autotuning=false"
+    assert gpu_settings.complete(given) == f"{given} --xla_gpu_shard_autotuning=false"
     assert len(GPU_COMPILER_OPTIONS) == 2
 
 
@@ -143,13 +145,13 @@ def test_flags_that_are_needed_are_added_and_those_of_the_user_stay() -> None:
 )
 def test_flag_that_is_refused_is_named_with_the_reason(flag: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        _gpu_settings.complete(f"--xla_dump_to=x --{flag}")
+        gpu_settings.complete(f"--xla_dump_to=x --{flag}")
     assert f"XLA_FLAGS has --{flag.partition('=')[0]}=" in str(caught.value)
     assert why in str(caught.value)
     assert str(caught.value).endswith("take it out in a job of several islands")
 
 
-@pytest.mark.parametrize("name", _gpu_settings.REFUSED)
+@pytest.mark.parametrize("name", gpu_settings.REFUSED)
 def test_flag_that_is_turned_off_is_accepted(name: str) -> None:
     off = {
         "xla_gpu_disable_async_collectives": "",
@@ -158,12 +160,12 @@ def test_flag_that_is_turned_off_is_accepted(name: str) -> None:
         ),
     }.get(name, "false")
     given = f"--{name}=true --{name}={off}"  # the last counts
-    assert _gpu_settings.complete(given).startswith(given)
+    assert gpu_settings.complete(given).startswith(given)
 
 
 def test_flags_are_known_to_xla() -> None:
-    off = [f"--{name}=false" for name in _gpu_settings.REFUSED if "pipeline_par" not in name]
-    flags = [_gpu_settings.complete(""), *(f for f in off if "disable_async" not in f)]
+    off = [f"--{name}=false" for name in gpu_settings.REFUSED if "pipeline_par" not in name]
+    flags = [gpu_settings.complete(""), *(f for f in off if "disable_async" not in f)]
     for more, text in (([], ""), (["--xla_gpu_no_such=1"], "Unknown flag")):  # which is fatal
         result = subprocess.run(
             [sys.executable, "-c", "import jax; jax.jit(lambda x: x + 1)(1)"],
@@ -178,13 +180,13 @@ def test_flags_are_known_to_xla() -> None:
 
 def test_flags_are_put_into_the_environment_also_those_of_a_file(tmp_path: pathlib.Path) -> None:
     environ: dict[str, str] = {}
-    folder = _gpu_settings.prepare(lambda: tmp_path, environ)
+    folder = gpu_settings.prepare(lambda: tmp_path, environ)
     assert folder == tmp_path
     more = {"xla_gpu_per_fusion_autotune_cache_dir": str(tmp_path)}
-    assert environ == {"XLA_FLAGS": _gpu_settings.complete("", more)}
+    assert environ == {"XLA_FLAGS": gpu_settings.complete("", more)}
     (tmp_path / "flags").write_text("--xla_dump_to=x\n")
     environ["XLA_FLAGS"] = str(tmp_path / "flags")
-    _gpu_settings.prepare(lambda: tmp_path, environ)
+    gpu_settings.prepare(lambda: tmp_path, environ)
     assert environ["XLA_FLAGS"].split()[0] == "--xla_dump_to=x"
     assert "--xla_gpu_shard_autotuning=false" in environ["XLA_FLAGS"]
 
@@ -192,8 +194,8 @@ def test_flags_are_put_into_the_environment_also_those_of_a_file(tmp_path: pathl
 @pytest.mark.parametrize("allocator", ["cuda_async", "platform"])
 def test_allocator_that_makes_exchanges_slow_is_warned_of(allocator: str) -> None:
     with pytest.warns(UserWarning, match=f"ALLOCATOR={allocator} gives memory that can't be"):
-        _gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": allocator})
-    _gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
+        gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": allocator})
+    gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
 
 
 def test_shared_programs_are_refused() -> None:
@@ -201,6 +203,6 @@ def test_shared_programs_are_refused() -> None:
     jax.config.update("jax_share_binary_between_hosts", True)
     try:
         with pytest.raises(UsageError, match=words):
-            _gpu_settings.prepare(pathlib.Path, {})
+            gpu_settings.prepare(pathlib.Path, {})
     finally:
         jax.config.update("jax_share_binary_between_hosts", False)

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from jaxhet import _handshake
 from jaxhet._errors import TransportError
+from jaxhet._net import handshake
 
 HEADER = b"header of 16 b.."
 ANSWER = b"answer"
@@ -17,7 +17,7 @@ def _accept_on_thread(sock: socket.socket, secret: bytes) -> list[object]:
 
     def body() -> None:
         try:
-            result.append(_handshake.accept(sock, secret, len(HEADER), lambda: ANSWER))
+            result.append(handshake.accept(sock, secret, len(HEADER), lambda: ANSWER))
         except Exception as error:
             result.append(error)
         finally:
@@ -39,7 +39,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 def test_equal_secrets_are_accepted() -> None:
     a, b = _pair()
     result = _accept_on_thread(b, b"secret")
-    answer, ours = _handshake.connect(a, b"secret", HEADER, len(ANSWER))
+    answer, ours = handshake.connect(a, b"secret", HEADER, len(ANSWER))
     result[0].join()  # type: ignore[attr-defined]
     header, theirs = result[1]  # type: ignore[misc]
     assert (header, answer) == (HEADER, ANSWER)
@@ -52,11 +52,11 @@ def test_equal_secrets_are_accepted() -> None:
 
 def test_keys_depend_on_secret_nonces_and_header() -> None:
     parts = (b"secret", bytes(32), bytes(31) + b"1", HEADER)
-    keys = set(_handshake._derive(*parts))
+    keys = set(handshake._derive(*parts))
     for i, part in enumerate(parts):
         changed = [*parts]
         changed[i] = part[:-1] + b"2"
-        keys |= set(_handshake._derive(*changed))
+        keys |= set(handshake._derive(*changed))
     assert len(keys) == 10
 
 
@@ -68,30 +68,30 @@ def test_keys_are_those_of_hkdf() -> None:
     nonces = bytes(range(32)), bytes(range(32, 64))
     info = b"jaxhet 2 key to acceptor " + HEADER
     hkdf = HKDF(hashes.SHA256(), 32, salt=b"".join(nonces), info=info)
-    expected = hkdf.derive(_handshake._key(b"secret"))
-    assert _handshake._derive(b"secret", *nonces, HEADER)[0] == expected
+    expected = hkdf.derive(handshake._key(b"secret"))
+    assert handshake._derive(b"secret", *nonces, HEADER)[0] == expected
 
 
 def test_wrong_secret_is_refused_on_both_sides() -> None:
     a, b = _pair()
     result = _accept_on_thread(b, b"secret")
-    with pytest.raises(_handshake.RefusedError, match="did not accept our job secret"):
-        _handshake.connect(a, b"another", HEADER, len(ANSWER))
+    with pytest.raises(handshake.RefusedError, match="did not accept our job secret"):
+        handshake.connect(a, b"another", HEADER, len(ANSWER))
     result[0].join()  # type: ignore[attr-defined]
-    assert isinstance(result[1], _handshake.RefusedError)
+    assert isinstance(result[1], handshake.RefusedError)
     a.close()
 
 
 def test_changed_header_is_refused() -> None:
     a, b = _pair()
     result = _accept_on_thread(b, b"secret")
-    nonce = bytes(_handshake.NONCE_BYTES)
+    nonce = bytes(handshake.NONCE_BYTES)
     a.sendall(nonce)
-    theirs = _handshake.receive_exactly(a, _handshake.NONCE_BYTES)
-    proof = _handshake._mac(b"secret", b"connect", nonce, theirs, HEADER)
+    theirs = handshake.receive_exactly(a, handshake.NONCE_BYTES)
+    proof = handshake._mac(b"secret", b"connect", nonce, theirs, HEADER)
     a.sendall(HEADER[::-1] + proof)
     result[0].join()  # type: ignore[attr-defined]
-    assert isinstance(result[1], _handshake.RefusedError)
+    assert isinstance(result[1], handshake.RefusedError)
     a.close()
 
 
@@ -100,17 +100,17 @@ def _answer_of_one_that_sends(sent: bytes) -> bytes:
     a, b = _pair()
 
     def accept() -> None:
-        theirs = _handshake.receive_exactly(b, _handshake.NONCE_BYTES)
-        nonce = bytes(_handshake.NONCE_BYTES)
+        theirs = handshake.receive_exactly(b, handshake.NONCE_BYTES)
+        nonce = bytes(handshake.NONCE_BYTES)
         b.sendall(nonce)
-        _handshake.receive_exactly(b, len(HEADER) + _handshake.MAC_BYTES)
-        proof = _handshake._mac(b"secret", b"accept", theirs, nonce, HEADER + ANSWER)
+        handshake.receive_exactly(b, len(HEADER) + handshake.MAC_BYTES)
+        proof = handshake._mac(b"secret", b"accept", theirs, nonce, HEADER + ANSWER)
         b.sendall(sent + proof)
 
     thread = threading.Thread(target=accept)
     thread.start()
     try:
-        return _handshake.connect(a, b"secret", HEADER, len(ANSWER))[0]
+        return handshake.connect(a, b"secret", HEADER, len(ANSWER))[0]
     finally:
         thread.join()
         a.close()
@@ -119,15 +119,15 @@ def _answer_of_one_that_sends(sent: bytes) -> bytes:
 
 def test_changed_answer_is_refused() -> None:
     assert _answer_of_one_that_sends(ANSWER) == ANSWER
-    with pytest.raises(_handshake.RefusedError, match="does not hold our job secret"):
+    with pytest.raises(handshake.RefusedError, match="does not hold our job secret"):
         _answer_of_one_that_sends(ANSWER[::-1])
 
 
 def test_acceptor_without_the_secret_is_refused() -> None:
     a, b = _pair()
-    b.sendall(bytes(_handshake.NONCE_BYTES + _handshake.MAC_BYTES))
-    with pytest.raises(_handshake.RefusedError, match="does not hold our job secret"):
-        _handshake.connect(a, b"secret", HEADER)
+    b.sendall(bytes(handshake.NONCE_BYTES + handshake.MAC_BYTES))
+    with pytest.raises(handshake.RefusedError, match="does not hold our job secret"):
+        handshake.connect(a, b"secret", HEADER)
     a.close()
     b.close()
 
@@ -136,6 +136,6 @@ def test_silent_connector_times_out() -> None:
     a, b = _pair()
     b.settimeout(0.1)
     with pytest.raises(TransportError, match="timed out"):
-        _handshake.accept(b, b"secret", len(HEADER))
+        handshake.accept(b, b"secret", len(HEADER))
     a.close()
     b.close()

@@ -4,9 +4,10 @@ import ipaddress
 
 import pytest
 
-from jaxhet import _config, _interfaces
+from jaxhet import _config
 from jaxhet._errors import TransportError, UsageError
-from jaxhet._interfaces import Found, Interface
+from jaxhet._net import interfaces as _interfaces
+from jaxhet._net.interfaces import Found, Interface
 
 
 def _found(name: str, address: str, *, is_ordinary: bool = True, speed: int = 0) -> Found:

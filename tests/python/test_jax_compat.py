@@ -1,4 +1,4 @@
-"""The parts of JAX that `_jax_compat` relies on."""
+"""The parts of JAX that `jaxhet._jax.compat` relies on."""
 
 import dataclasses
 import inspect
@@ -23,8 +23,8 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import multihost_utils
 from jax.extend import xla
 
-from jaxhet import _jax_compat, _jaxlib
 from jaxhet._errors import UsageError
+from jaxhet._jax import compat, jaxlib
 
 
 def test_hook_has_two_stages() -> None:
@@ -34,7 +34,7 @@ def test_hook_has_two_stages() -> None:
 
 
 def test_supported_jax_is_accepted() -> None:
-    _jax_compat.require_supported_jax()
+    compat.require_supported_jax()
 
 
 def test_global_state_has_the_fields_that_are_set() -> None:
@@ -59,7 +59,7 @@ def platforms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(xla_bridge, "_plugins_registered", True)
         monkeypatch.setattr(hardware_utils, "has_visible_nvidia_gpu", lambda: nvidia)
         names = tuple(chosen.split(",")) if chosen else ()
-        monkeypatch.setattr(_jax_compat, "_chosen_platforms", lambda: names)
+        monkeypatch.setattr(compat, "_chosen_platforms", lambda: names)
 
     return set_up
 
@@ -89,14 +89,14 @@ def test_platform_is_the_one_that_jax_takes(
     has_cpu: bool,
 ) -> None:
     platforms(chosen, *plugins, nvidia=nvidia)
-    assert _jax_compat.expected_platform() == platform
-    assert _jax_compat.has_cpu_backend() == has_cpu
+    assert compat.expected_platform() == platform
+    assert compat.has_cpu_backend() == has_cpu
 
 
 def test_platform_without_a_gpu(platforms: Callable[..., None]) -> None:
     platforms("cuda", "cuda", nvidia=False)
     with pytest.raises(UsageError, match="JAX_PLATFORMS is cuda, and this machine has no NVIDIA"):
-        _jax_compat.expected_platform()
+        compat.expected_platform()
 
 
 def test_jax_takes_the_first_backend_of_highest_priority_with_nvidia_only_if_visible() -> None:
@@ -106,7 +106,7 @@ def test_jax_takes_the_first_backend_of_highest_priority_with_nvidia_only_if_vis
 
 
 def test_wait_for_devices_ends_when_they_are_idle() -> None:
-    assert _jax_compat.wait_for_devices(60)
+    assert compat.wait_for_devices(60)
 
 
 def test_wait_for_arrays_ends_when_they_are_computed() -> None:
@@ -114,9 +114,9 @@ def test_wait_for_arrays_ends_when_they_are_computed() -> None:
     x = jnp.zeros((600, 600))
     products.lower(x).compile()
     array = products(x)
-    assert not _jax_compat.wait_for_arrays(0)
+    assert not compat.wait_for_arrays(0)
     assert not array.is_ready()
-    assert _jax_compat.wait_for_arrays(60)
+    assert compat.wait_for_arrays(60)
     assert array.is_ready()
 
 
@@ -141,7 +141,7 @@ def test_option_exists(name: str) -> None:
 def test_use_gpus_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     set_to: dict[str, str] = {}
     monkeypatch.setattr(jax.config, "update", set_to.__setitem__)
-    _jax_compat.use_gpus("rocm", (0, 2))
+    compat.use_gpus("rocm", (0, 2))
     assert set_to == {"jax_rocm_visible_devices": "0,2"}
 
 
@@ -155,7 +155,7 @@ def test_multihost_utils_take_the_devices_from_the_module_jax(
         assert call in broadcast
     assert "jax.local_devices()" in gather
     monkeypatch.setattr(multihost_utils, "jax", jax)  # put back afterwards
-    _jax_compat.allow_unequal_processes()
+    compat.allow_unequal_processes()
     stand_in: Any = multihost_utils.jax  # pyright: ignore[reportPrivateImportUsage]
     assert stand_in.devices() == stand_in.local_devices() == jax.devices()[:1]
     assert stand_in.local_device_count() == 1
@@ -200,7 +200,7 @@ def test_guard_of_the_compilation_cache_salts_accepts_and_writes(
         assert int(jax.jit(lambda a: a + 41)(1)) == 42
         return len(modules)
 
-    _jax_compat.guard_compilation_cache(salt, accept, writes=True)
+    compat.guard_compilation_cache(salt, accept, writes=True)
     shown, texts = [], []
     for change in (  # compiled on one line: where a program is called is in the key
         lambda: None,
@@ -210,7 +210,7 @@ def test_guard_of_the_compilation_cache_salts_accepts_and_writes(
     ):
         change()
         shown.append(compile_anew())
-        texts += [_jax_compat.module_text(module) for module in modules]
+        texts += [compat.module_text(module) for module in modules]
     assert shown == [0, 1, 1, 0]
     assert all("HloModule jit__lambda" in text for text in texts)
     assert salted[-1] == (jax.devices()[0].id,)
@@ -220,7 +220,7 @@ def test_guard_of_the_compilation_cache_salts_accepts_and_writes(
 def test_guard_of_the_compilation_cache_writes_nothing_where_another_process_does(
     cache_folder: pathlib.Path,
 ) -> None:
-    _jax_compat.guard_compilation_cache(lambda _: "", lambda _: True, writes=False)
+    compat.guard_compilation_cache(lambda _: "", lambda _: True, writes=False)
     jax.clear_caches()
     assert int(jax.jit(lambda a: a + 41)(1)) == 42
     assert not list(cache_folder.glob("jit__lambda*"))
@@ -234,7 +234,7 @@ def test_client_and_service_take_the_arguments_that_are_given() -> None:
 
 
 def test_service_listens_on_a_port_of_its_own() -> None:
-    address, service = _jaxlib.start_coordination_service("127.0.0.1", 1, None)
+    address, service = jaxlib.start_coordination_service("127.0.0.1", 1, None)
     host, port = address.rsplit(":", 1)
     socket.create_connection((host, int(port)), timeout=5).close()
     service.shutdown()
@@ -245,13 +245,13 @@ def test_blocking_call_is_left_when_the_check_raises() -> None:
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError, match="gone"):
-        _jax_compat.run_with_checks(lambda: time.sleep(0.5), check)
-    assert _jax_compat.run_with_checks(lambda: 3, lambda: None) == 3
+        compat.run_with_checks(lambda: time.sleep(0.5), check)
+    assert compat.run_with_checks(lambda: 3, lambda: None) == 3
 
 
 def test_compiled_function_gives_its_modules() -> None:
     compiled = jax.jit(lambda x: x + 1).lower(1.0).compile()
-    (module,) = _jax_compat.compiled_modules(compiled)
+    (module,) = compat.compiled_modules(compiled)
     assert b"jit__lambda" in module
 
 

@@ -1,4 +1,4 @@
-"""The parts of JAX that `_jax_programs` relies on: a new version that changes them fails here."""
+"""The parts of JAX that `_jax/programs.py` relies on: a new JAX that changes them fails here."""
 
 import inspect
 import threading
@@ -15,8 +15,9 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet import _jax_programs, _program
 from jaxhet._errors import UsageError
+from jaxhet._jax import programs
+from jaxhet._traced import jaxprs
 
 _ATTRIBUTE = "test_program"
 
@@ -40,10 +41,10 @@ def jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _lowered(num_partitions: int) -> str:
     """The text of a program with two calls of one function, on so many devices."""
-    _jax_programs.watch_lowering(
-        _program.labels,
-        _program.argument_labels,
-        lambda *p: f"{p[0]} {_program.describe(*p).digest}",
+    programs.watch_lowering(
+        jaxprs.labels,
+        jaxprs.argument_labels,
+        lambda *p: f"{p[0]} {jaxprs.describe(*p).digest}",
         _ATTRIBUTE,
     )
     inner = jax.jit(jnp.sin)
@@ -80,7 +81,7 @@ def test_module_of_one_device_is_not_marked() -> None:
 def test_internals_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mlir, "jaxpr_subcomp")
     with pytest.raises(UsageError, match=r"jax \S+ has no \S+mlir.jaxpr_subcomp, which jaxhet"):
-        _jax_programs.watch_lowering(lambda j: [], lambda j: [], lambda *p: "", _ATTRIBUTE)
+        programs.watch_lowering(lambda j: [], lambda j: [], lambda *p: "", _ATTRIBUTE)
 
 
 # --- launches ---
@@ -112,14 +113,10 @@ def test_every_launch_by_another_thread_is_asked_for(ahead_of_time: bool) -> Non
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(f"{name} by another thread")
 
-    _jax_programs.watch_lowering(
-        _program.labels, _program.argument_labels, lambda *p: "guarded", _ATTRIBUTE
-    )
+    programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, lambda *p: "guarded", _ATTRIBUTE)
     _mark_all(mlir)
-    _jax_programs.guard_launches(
-        _ATTRIBUTE, lambda name: name == "guarded", check, lambda module: False
-    )
-    _jax_programs.claim_launches(1)
+    programs.guard_launches(_ATTRIBUTE, lambda name: name == "guarded", check, lambda module: False)
+    programs.claim_launches(1)
     x = jax.device_put(np.ones(4), NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), P()))
     f = jax.jit(lambda x: x * 2)
     call = f.lower(x).compile() if ahead_of_time else f

@@ -40,9 +40,9 @@ _CPP_DOORS = {
 # Python: module -> the files that may import it, as prefixes of paths from the root.
 _PYTHON_DOORS = {
     "jax._src": (
-        "jaxhet/_jax_compat.py",
-        "jaxhet/_jax_programs.py",
-        "jaxhet/_jaxlib.py",
+        "jaxhet/_jax/compat.py",
+        "jaxhet/_jax/programs.py",
+        "jaxhet/_jax/jaxlib.py",
         "tests/gpu/mirror_double.py",
         "tests/python/compiler/",
         "tests/python/test_certificates.py",
@@ -51,15 +51,15 @@ _PYTHON_DOORS = {
         "tests/python/test_jax_programs.py",
         "tests/python/test_topology_mirror.py",
     ),
-    "jaxlib": ("jaxhet/_jax_compat.py", "jaxhet/_jaxlib.py", "tests/python/compiler/"),
+    "jaxlib": ("jaxhet/_jax/compat.py", "jaxhet/_jax/jaxlib.py", "tests/python/compiler/"),
     "cryptography": (
-        "jaxhet/_certificates.py",
-        "jaxhet/_channel.py",
+        "jaxhet/_net/certificates.py",
+        "jaxhet/_net/channel.py",
         "tests/python/test_handshake.py",
         "tests/support/certificates.py",
     ),
     "jaxhet._engine": ("jaxhet/_ffi.py",),
-    "psutil": ("jaxhet/_interfaces.py",),
+    "psutil": ("jaxhet/_net/interfaces.py",),
     "nanobind": (),
 }
 
@@ -70,31 +70,47 @@ _MAY_IMPORT = {
         "jaxhet:public",
         "jaxhet.bench",
         "jaxhet.cli",
-        "jaxhet._addresses",
-        "jaxhet._announced",
         "jaxhet._auto",
         "jaxhet._clusters",
         "jaxhet._config",
-        "jaxhet._coordinator",
-        "jaxhet._credentials",
-        "jaxhet._deviceless",
-        "jaxhet._environ",
+        "jaxhet._pretended",
+        "jaxhet._doctor",
         "jaxhet._errors",
-        "jaxhet._gpus",
-        "jaxhet._inspect",
-        "jaxhet._jaxlib",
-        "jaxhet._place",
+        "jaxhet._jax.jaxlib",
+        "jaxhet._job",
+        "jaxhet._launch",
+        "jaxhet._net",
         "jaxhet._plan",
-        "jaxhet._secret",
-        "jaxhet._terms",
-        "jaxhet._trace",
-        "jaxhet._remote",
+        "jaxhet._telemetry.trace",
     ),
     "jaxhet/": ("jaxhet",),
     "models/": ("models", "jaxhet:public"),
     "benchmarks/": ("benchmarks", "models", "tests.support", "jaxhet:public"),
 }
 _OWN = ("jaxhet", "models", "benchmarks", "tests")
+
+# Rooms of jaxhet: its folders and top-level files. A room may import from rooms of earlier lines.
+_ROOMS = (
+    "_errors",
+    "_config",
+    "_log",
+    "_net",
+    "_jax",
+    "compiler",
+    "_traced",
+    "_job",
+    "_clusters _launch _memory",
+    "_engine",
+    "_ffi",
+    "_gpu _islands _qualification _saves",
+    "_telemetry",
+    "_session",
+    "_jit _mesh _paths _per_platform _plan _saving",
+    "_replicas",
+    "_distributed _initialize",
+    "_auto _doctor _pretended bench",
+    "cli",
+)
 
 
 def _files(folder: pathlib.Path, *patterns: str) -> list[pathlib.Path]:
@@ -179,6 +195,33 @@ def test_python_doors_exist_and_are_used(module: str):
 @pytest.mark.parametrize("folder", _MAY_IMPORT)
 def test_folders_that_import_exist(folder: str):
     assert any(_name(path).startswith(folder) for path in _PYTHON)
+
+
+def _room(name: str) -> str:
+    """The room of an imported name; "" outside jaxhet."""
+    return name.split(".")[1] if name.startswith("jaxhet.") else ""
+
+
+def test_rooms_are_the_folders_and_files_of_jaxhet():
+    jaxhet = _ROOT / "jaxhet"
+    rooms = {path.relative_to(jaxhet).parts[0] for path in _files(jaxhet, "*.py")}
+    named = [room for line in _ROOMS for room in line.split()]
+    assert sorted(named) == sorted(
+        {r.removesuffix(".py") for r in rooms} - {"__init__"} | {"_engine"}
+    )
+
+
+def test_rooms_import_from_earlier_ones_only():
+    level = {room: i for i, line in enumerate(_ROOMS) for room in line.split()}
+    joining = {"_distributed", "_initialize"}  # each calls the other, when a program joins
+    wrong = []
+    for path in _files(_ROOT / "jaxhet", "*.py"):
+        own = path.relative_to(_ROOT / "jaxhet").parts[0].removesuffix(".py")
+        for name in _imports(path):
+            room = _room(name)
+            if room not in (own, "") and level[room] >= level[own] and not {own, room} <= joining:
+                wrong.append(f"{_name(path)} imports {name}")
+    assert not wrong
 
 
 def test_names_that_imports_are_allowed_by_exist():
@@ -266,7 +309,7 @@ def test_public_names(name: str, public: bool):
     assert _is_public_jaxhet(name) == public
 
 
-@pytest.mark.parametrize("module", ["jaxhet.cli", "jaxhet._coordinator_process"])
+@pytest.mark.parametrize("module", ["jaxhet.cli", "jaxhet._job.coordinator_process"])
 def test_launcher_and_coordinator_do_without_jax(module: str):
     script = f"import sys, {module}; print(sorted({{'jax', 'numpy'}} & sys.modules.keys()))"
     ended = subprocess.run(

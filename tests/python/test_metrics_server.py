@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _metrics_server
-from jaxhet._metrics_server import MetricsServer
+from jaxhet._telemetry import metrics_server
+from jaxhet._telemetry.metrics_server import MetricsServer
 
 
 def _app(environ: dict[str, Any], start: Any) -> list[bytes]:
@@ -50,15 +50,15 @@ def test_silent_connections_keep_nobody_out(server: MetricsServer) -> None:
         sock.sendall(b"GET / HT")
     start = time.monotonic()
     assert _scrape(server) == b"jaxhet_failed 0\n"
-    assert time.monotonic() - start < _metrics_server.SILENCE_S  # nobody had to give up before
+    assert time.monotonic() - start < metrics_server.SILENCE_S  # nobody had to give up before
     ended = sum(_is_ended(sock, 0.05) for sock in strangers)
-    assert ended >= len(strangers) - _metrics_server.MOST_CONNECTIONS
+    assert ended >= len(strangers) - metrics_server.MOST_CONNECTIONS
     for sock in strangers:
         sock.close()
 
 
 def test_silent_connection_ends(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_metrics_server._Handler, "timeout", 0.2)
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.2)
     with socket.create_connection(("127.0.0.1", server.server_port)) as sock:
         assert _is_ended(sock, 5)
 
@@ -66,7 +66,7 @@ def test_silent_connection_ends(server: MetricsServer, monkeypatch: pytest.Monke
 def test_connection_ends_in_time_although_bytes_come(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_metrics_server, "LONGEST_S", 0.3)
+    monkeypatch.setattr(metrics_server, "LONGEST_S", 0.3)
     address, begun = ("127.0.0.1", server.server_port), time.monotonic()
     strangers = [socket.create_connection(address) for _ in range(3)]
     while strangers:

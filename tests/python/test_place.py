@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _announced, _config, _place
+from jaxhet import _config
 from jaxhet._errors import UsageError
+from jaxhet._job import announced
+from jaxhet._job import place as _place
 
 _SIZES = {"nvidia": 4, "amd": 2}
 _ADDRESS = {"coordinator_address": "nv0:7000"}
@@ -18,13 +20,13 @@ def _complete(**options: Any) -> _config.Config:
 
 def test_process_ids_go_through_the_islands_in_order() -> None:
     places = [(name, i) for name, size in _SIZES.items() for i in range(size)]
-    assert [_announced.process_id(_SIZES, *place) for place in places] == list(range(6))
+    assert [announced.process_id(_SIZES, *place) for place in places] == list(range(6))
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(["a=1", "b=3", "c=2"])])
 def test_every_process_has_an_id_of_its_own(order: tuple[str, ...]) -> None:
-    sizes = _announced.sizes(order)
-    ids = {_announced.process_id(sizes, name, i) for name in sizes for i in range(sizes[name])}
+    sizes = announced.sizes(order)
+    ids = {announced.process_id(sizes, name, i) for name in sizes for i in range(sizes[name])}
     assert ids == set(range(6))
 
 
@@ -95,6 +97,6 @@ def test_hints_are_part_of_the_error() -> None:
     ],
 )
 def test_islands_of_other_sizes_are_named(islands: list[str], words: str | None) -> None:
-    difference = _announced.difference(_SIZES, islands)
+    difference = announced.difference(_SIZES, islands)
     assert (difference is None) == (words is None)
     assert (words or "") in (difference or "")

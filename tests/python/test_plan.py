@@ -13,8 +13,9 @@ import jax
 import pytest
 
 import jaxhet
-from jaxhet import PlannedExchange, PlanReport, _deviceless, _plan, _rocm_stubs
+from jaxhet import PlannedExchange, PlanReport, _plan
 from jaxhet._errors import JaxhetError, UsageError
+from jaxhet._pretended import deviceless, rocm_stubs
 from jaxhet.cli import plan as cli_plan
 from jaxhet.compiler import Options, bridge, decompose, hlo
 from jaxhet.compiler.exchange import Entry, Parts
@@ -466,14 +467,14 @@ def test_target_that_returns_something_else() -> None:
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
 def test_missing_compiler_says_what_to_install(
-    vendor: _deviceless.Vendor, monkeypatch: pytest.MonkeyPatch
+    vendor: deviceless.Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(UsageError, match=rf"no compiler for {vendor}.*'jaxhet\[deviceless\]'"):
-        _deviceless._find(vendor)
+        deviceless._find(vendor)
 
 
 def test_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "nm" else f"/bin/{tool}")
     with pytest.raises(UsageError, match="needs stub libraries, and nm to build them; install a C"):
-        _rocm_stubs.load(PLUGINS)
+        rocm_stubs.load(PLUGINS)

@@ -14,13 +14,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _jax_compat, _program
-from jaxhet._functions import function_text
-from jaxhet._program import Program
+from jaxhet._jax import compat
+from jaxhet._traced import jaxprs
+from jaxhet._traced.functions import function_text
+from jaxhet._traced.jaxprs import Program
 
 
 def _program_of(f: Callable[..., Any], *args: Any) -> Program:
-    return _program.describe("jit(f)", jax.make_jaxpr(f)(*args), [], lambda eqn: "train.py:7")
+    return jaxprs.describe("jit(f)", jax.make_jaxpr(f)(*args), [], lambda eqn: "train.py:7")
 
 
 def _digest(f: Callable[..., Any], *args: Any) -> str:
@@ -144,14 +145,14 @@ def test_digest_differs_for_another_sharding_and_not_for_other_source_lines() ->
     jaxpr = jax.make_jaxpr(jnp.sin)(jnp.ones(3))
 
     def digest(spec: P, line: str) -> str:
-        return _program.describe("f", jaxpr, [NamedSharding(mesh, spec)], lambda eqn: line).digest
+        return jaxprs.describe("f", jaxpr, [NamedSharding(mesh, spec)], lambda eqn: line).digest
 
     assert digest(P("x"), "a.py:1") == digest(P("x"), "b.py:2") != digest(P(), "a.py:1")
 
 
 _SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
-from jaxhet import _program
+from jaxhet._traced import jaxprs
 @jax.custom_vjp
 def f(x): return jnp.sin(x)
 f.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
@@ -169,7 +170,7 @@ def step(x):
     y = y + jax.lax.stop_gradient(jax.pure_callback(Scale(step), x, jax.lax.stop_gradient(x)))
     return jax.lax.platform_dependent(y, cpu=jnp.sin, cuda=jnp.cos).sum()
 jaxpr = jax.make_jaxpr(jax.value_and_grad(step))(jnp.ones(4))
-print(_program.describe("jit(step)", jaxpr, [], lambda e: "").listing())
+print(jaxprs.describe("jit(step)", jaxpr, [], lambda e: "").listing())
 """
 
 
@@ -234,8 +235,8 @@ def test_label_has_the_number_the_depth_and_the_first_use() -> None:
         "jit",
         "add",
     ]
-    assert _program.labels(jaxpr) == ["e0d1u1", "e1d0u1", "e2d2u2", "e3d0", "e4d2", "e5d3"]
-    assert _program.argument_labels(jaxpr) == ["d0u0"]
+    assert jaxprs.labels(jaxpr) == ["e0d1u1", "e1d0u1", "e2d2u2", "e3d0", "e4d2", "e5d3"]
+    assert jaxprs.argument_labels(jaxpr) == ["d0u0"]
 
 
 # --- pieces that differ on purpose ---
@@ -246,7 +247,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Sets the platform of this process."""
 
     def choose(name: str) -> None:
-        monkeypatch.setattr(_jax_compat, "expected_platform", lambda: name)
+        monkeypatch.setattr(compat, "expected_platform", lambda: name)
 
     return choose
 
@@ -282,7 +283,7 @@ def test_functions_of_platforms_may_differ_and_shift_no_number(
         platform(name)
         step = transform(_declared(cpu=lambda x, n: jnp.sin(x) * n, cuda=cuda))
         digests.add(_digest(step))
-        labels.add(tuple(_program.labels(jax.make_jaxpr(step)(jnp.ones(3)))))
+        labels.add(tuple(jaxprs.labels(jax.make_jaxpr(step)(jnp.ones(3)))))
     assert len(digests) == len(labels) == 1
 
 
@@ -334,7 +335,7 @@ def test_piece_may_hold_devices_and_meshes() -> None:
         return lambda x, n: x if held else n
 
     (digest,) = {_digest(_declared(cpu=make())) for _ in range(2)}
-    words = function_text(make(), _program.text)
+    words = function_text(make(), jaxprs.text)
     assert "mesh {'x': 1} of [0]" in words
     assert "0x" not in words
     assert digest

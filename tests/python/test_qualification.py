@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from jaxhet import _config, _ffi, _initialize
-from jaxhet._claim import Claim
 from jaxhet._errors import UsageError
-from jaxhet._inspect.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
+from jaxhet._job.claim import Claim
+from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
 from jaxhet._qualification import read, refusal, refusals
 
 VERSIONS = {"jaxhet": importlib.metadata.version("jaxhet")}

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import jaxhet
-from jaxhet import _config, _ffi, _islands, _jax_compat, _saves, _session
+from jaxhet import _config, _ffi, _islands, _saves, _session
 from jaxhet._errors import JaxhetError, PeerError
+from jaxhet._jax import compat
 from jaxhet._saves import Save, Saves
 from jaxhet._session import Session
 
@@ -79,8 +80,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     watched = Watched()
     monkeypatch.setattr(os, "_exit", watched.end)
     monkeypatch.setattr(_ffi, "fail_exit", watched.exit_codes.append)
-    monkeypatch.setattr(_jax_compat, "cancel_barriers", watched.cancelled.set)
-    monkeypatch.setattr(_jax_compat, "disconnect_client", lambda: None)
+    monkeypatch.setattr(compat, "cancel_barriers", watched.cancelled.set)
+    monkeypatch.setattr(compat, "disconnect_client", lambda: None)
     _session.install(watched.session)
     yield watched
     _session.remove()

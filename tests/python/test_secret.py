@@ -6,7 +6,7 @@ import pytest
 
 from jaxhet import _config
 from jaxhet._errors import UsageError
-from jaxhet._secret import read_secret
+from jaxhet._net.secret import read_secret
 
 
 def _read(file: pathlib.Path, mode: int) -> bytes:

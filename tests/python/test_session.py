@@ -13,17 +13,9 @@ from typing import Any
 import pytest
 
 import jaxhet
-from jaxhet import (
-    _config,
-    _ffi,
-    _initialize,
-    _islands,
-    _jax_compat,
-    _jax_programs,
-    _jaxlib,
-    _session,
-)
+from jaxhet import _config, _ffi, _initialize, _islands, _session
 from jaxhet._errors import JaxhetError, PeerError, TransportError
+from jaxhet._jax import compat, jaxlib, programs
 from jaxhet._session import BridgeOptions, Session
 
 DEVICES: tuple[Any, ...] = tuple(
@@ -151,19 +143,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Settings of XLA and JAX."""
     made: list[Any] = []
     for module, name in (
-        (_jax_compat, "register_passes"),
-        (_jax_compat, "allow_unequal_processes"),
-        (_jax_compat, "guard_compilation_cache"),
-        (_jax_programs, "watch_lowering"),
-        (_jax_programs, "guard_launches"),
-        (_jax_programs, "claim_launches"),
-        (_jax_compat.jax.ffi, "register_ffi_target"),
+        (compat, "register_passes"),
+        (compat, "allow_unequal_processes"),
+        (compat, "guard_compilation_cache"),
+        (programs, "watch_lowering"),
+        (programs, "guard_launches"),
+        (programs, "claim_launches"),
+        (compat.jax.ffi, "register_ffi_target"),
     ):
         note = lambda *args, name=name, **named: made.append((name, args, named))  # noqa: E731
         monkeypatch.setattr(module, name, note)
     handlers = {"cpu": {"exchange": 1}, "gpu": {"start": 2, "done": 3}}
     monkeypatch.setattr(_ffi._engine, "handlers", lambda: handlers)
-    monkeypatch.setattr(_jax_compat, "memory_on", lambda _device, size: _Memory(size))
+    monkeypatch.setattr(compat, "memory_on", lambda _device, size: _Memory(size))
     return made
 
 
@@ -200,7 +192,7 @@ def _start(
     monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, claims: tuple[tuple[str, str], ...]
 ) -> Session:
     """The work of `initialize` in process 0 once all connections are there."""
-    monkeypatch.setattr(_jax_compat, "connect_client", lambda *_: None)
+    monkeypatch.setattr(compat, "connect_client", lambda *_: None)
     monkeypatch.setattr(_initialize, "_create_backend", lambda *_: list(DEVICES))
     members: Any = [
         types.SimpleNamespace(process=i, island=name, platform=platform, host="a", host_id="a")
@@ -215,7 +207,7 @@ def _start(
         check=lambda: None,
         leave=lambda: None,
     )
-    monkeypatch.setattr(_jax_compat, "bind_gloo", lambda *_: None)
+    monkeypatch.setattr(compat, "bind_gloo", lambda *_: None)
     listener: Any = types.SimpleNamespace(process=0, take=lambda *_: {})
     config = _config.resolve({"process_id": 0}, environ={})
     stand_in: Any = engine
@@ -240,7 +232,7 @@ def test_set_up_that_fails_leaves_nothing_behind(
             raise TransportError("no transport leads from rank 0")
 
     left = []
-    monkeypatch.setattr(_jax_compat, "disconnect_client", lambda: left.append("the service"))
+    monkeypatch.setattr(compat, "disconnect_client", lambda: left.append("the service"))
     with pytest.raises(TransportError, match="no transport leads from rank 0"):
         _start(monkeypatch, Engine(), MIXED)
     assert calls == []
@@ -249,7 +241,7 @@ def test_set_up_that_fails_leaves_nothing_behind(
 
 
 def test_vendors_of_the_device_layer_are_known_by_jax_names() -> None:
-    assert set(_ffi.VENDORS) == set(_jaxlib.GPU_PLATFORMS)
+    assert set(_ffi.VENDORS) == set(jaxlib.GPU_PLATFORMS)
 
 
 @pytest.fixture
@@ -287,7 +279,7 @@ def test_engine_is_closed_after_the_device_work(
 ) -> None:
     engine = FakeEngine()
     monkeypatch.setattr(
-        _jax_compat, "wait_for_devices", lambda timeout_s: engine.calls.append(("wait", timeout_s))
+        compat, "wait_for_devices", lambda timeout_s: engine.calls.append(("wait", timeout_s))
     )
     monkeypatch.setattr(_ffi, "fail_exit", lambda code: engine.calls.append(("exit", code)))
     session = _mixed_session(0, engine)

@@ -18,10 +18,11 @@ import jax
 import pytest
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-from jaxhet import _jax_compat, _jaxlib, _topology_mirror
-from jaxhet._claim import Claim, disagreement
 from jaxhet._errors import PeerError
-from jaxhet._topology_mirror import TopologyMirror
+from jaxhet._gpu import topology_mirror
+from jaxhet._gpu.topology_mirror import TopologyMirror
+from jaxhet._jax import compat, jaxlib
+from jaxhet._job.claim import Claim, disagreement
 
 CUDA, ROCM, DOUBLE = ("cuda", "cuda"), ("rocm", "rocm"), ("rocm", "cuda")
 
@@ -82,12 +83,12 @@ class FakeStore:
 
 
 def test_nothing_is_copied_for_one_plugin() -> None:
-    assert _topology_mirror.copies(_members(CUDA, CUDA)) == []
+    assert topology_mirror.copies(_members(CUDA, CUDA)) == []
     TopologyMirror(FakeStore(), _members(CUDA, CUDA)).finish()
 
 
 def test_messages_go_to_the_names_of_process_0_and_the_whole_comes_back() -> None:
-    copied = _topology_mirror.copies(_members(ROCM, CUDA, ROCM, DOUBLE, CUDA))
+    copied = topology_mirror.copies(_members(ROCM, CUDA, ROCM, DOUBLE, CUDA))
     assert [(c.claim.process, c.source, c.target) for c in copied] == [
         (1, "cuda:local_topology/cuda/1", "rocm:local_topology/rocm/1"),
         (3, "rocm:local_topology/cuda/3", "rocm:local_topology/rocm/3"),
@@ -102,11 +103,11 @@ def test_messages_go_to_the_names_of_process_0_and_the_whole_comes_back() -> Non
 
 def _exchange(client: Any, claim: Claim, members: list[Claim]) -> bytes:
     """Plays the backend of a process; returns the job's devices as it sees them."""
-    key = _jax_compat.local_topology_key(claim.topology, claim.process)
+    key = compat.local_topology_key(claim.topology, claim.process)
     client.key_value_set_bytes(key, f"devices of {claim.process};".encode())
-    whole = _jax_compat.global_topology_key(claim.topology)
+    whole = compat.global_topology_key(claim.topology)
     if claim.process == 0:
-        keys = (_jax_compat.local_topology_key(claim.topology, m.process) for m in members)
+        keys = (compat.local_topology_key(claim.topology, m.process) for m in members)
         messages = [client.blocking_key_value_get_bytes(key, 10_000) for key in keys]
         client.key_value_set_bytes(whole, b"".join(messages))
     return client.blocking_key_value_get_bytes(whole, 10_000)
@@ -135,7 +136,7 @@ def test_every_process_sees_all_devices(topologies: tuple[tuple[str, str], ...])
 @contextlib.contextmanager
 def _clients(count: int) -> Iterator[list[Any]]:
     """Clients of a coordination service, as so many processes have them."""
-    address, service = _jaxlib.start_coordination_service("127.0.0.1", count, None)
+    address, service = jaxlib.start_coordination_service("127.0.0.1", count, None)
     clients = [
         _jax.get_distributed_runtime_client(address, i, init_timeout=20, shutdown_timeout=5)
         for i in range(count)
@@ -190,7 +191,7 @@ def test_blocked_backends_and_the_mirror_are_freed_by_answers_that_are_not_valid
     mirror = TopologyMirror(store, members)
     start = time.monotonic()
     topologies = {("cpu", "cpu"), *(claim.topology for claim in members)}
-    _jax_compat.unblock_backend(store, topologies, range(3))
+    compat.unblock_backend(store, topologies, range(3))
     mirror.finish()
     assert time.monotonic() - start < 5
     assert store.values["rocm:local_topology/rocm/1"] == b"there"

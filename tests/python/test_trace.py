@@ -11,10 +11,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from jaxhet import _clock, _config
-from jaxhet._clock import CoordinatorClock, Reading
+from jaxhet import _config
 from jaxhet._errors import UsageError
-from jaxhet._trace import ProcessTrace, Trace
+from jaxhet._job import clock as _clock
+from jaxhet._job.clock import CoordinatorClock, Reading
+from jaxhet._telemetry.trace import ProcessTrace, Trace
 from jaxhet.cli import trace as cli
 from tests.support import trace_events
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _gpu_settings, _membership, _tuning
-from jaxhet._claim import Claim
-from jaxhet._coordinator import Coordinator
-from jaxhet._terms import Terms
-from jaxhet._tuning import Tuning
+from jaxhet._gpu import gpu_settings
+from jaxhet._gpu import tuning as _tuning
+from jaxhet._gpu.tuning import Tuning
+from jaxhet._job import membership
+from jaxhet._job.claim import Claim
+from jaxhet._job.coordinator import Coordinator
+from jaxhet._job.terms import Terms
 
 _MEMBERS = (2, 3, 5)
 
@@ -163,9 +165,9 @@ def test_flags_of_the_user_win(flags: dict[str, str], is_shared: bool) -> None:
 
 
 def test_tuning_is_on_and_the_log_says_what_was_added(tmp_path: pathlib.Path) -> None:
-    completed = _gpu_settings.complete("--a=1", {_tuning.CACHE_FLAG: str(tmp_path)})
+    completed = gpu_settings.complete("--a=1", {_tuning.CACHE_FLAG: str(tmp_path)})
     assert "xla_gpu_autotune_level" not in completed
-    line = _gpu_settings.added("--a=1", completed)
+    line = gpu_settings.added("--a=1", completed)
     assert line.startswith("added to XLA_FLAGS: --xla_gpu_shard_autotuning=false")
     assert f"--xla_gpu_per_fusion_autotune_cache_dir={tmp_path}" in line
 
@@ -180,7 +182,7 @@ def test_coordinator_passes_messages_on_also_before_there_is_a_listener(
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     coordinator = Coordinator(listener, b"secret", Terms(2, 20))
     threading.Thread(target=coordinator.serve, daemon=True).start()
-    members = [_membership.connect(address, b"secret", 20) for _ in range(2)]
+    members = [membership.connect(address, b"secret", 20) for _ in range(2)]
     joins = [
         threading.Thread(target=member.join, args=(make_claim(process), 20))
         for process, member in enumerate(members)

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxhet import _config, _handshake, _initialize
-from jaxhet._channel import Channel
-from jaxhet._interfaces import Interface
+from jaxhet import _config, _initialize
+from jaxhet._net import handshake
+from jaxhet._net.channel import Channel
+from jaxhet._net.interfaces import Interface
 
-OURS = _handshake.Keys(send=bytes(32), receive=bytes(31) + b"1")
-THEIRS = _handshake.Keys(send=OURS.receive, receive=OURS.send)
+OURS = handshake.Keys(send=bytes(32), receive=bytes(31) + b"1")
+THEIRS = handshake.Keys(send=OURS.receive, receive=OURS.send)
 _SECONDS = float(os.environ.get("FUZZ_SECONDS", "0.3"))
 _SEED = int(os.environ.get("FUZZ_SEED", "1"))
 _NUMBERS = (0, 1, -1, 255, 2**31, 2**63, 2**64, 10**400, 1.5, float("nan"))

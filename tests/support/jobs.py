@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
-from jaxhet._gpus import Gpus
+from jaxhet._launch.gpus import Gpus
 from tests.support.ports import free_port
 
 ROOT = pathlib.Path(__file__).parents[2]

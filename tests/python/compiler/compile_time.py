@@ -36,14 +36,14 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
     import numpy as np
     from jax.sharding import Mesh
 
-    from jaxhet import _deviceless
+    from jaxhet._pretended import deviceless
     from jaxhet.compiler import Job, Options, Plan, decompose
     from models.configs import CONFIGS
     from models.train import Schedule, Trainer
 
     passes = {"pre_s": 0.0, "post_s": 0.0, "modules": 0.0, "hook_s": 0.0}
 
-    class Compiler(_deviceless.Compiler):
+    class Compiler(deviceless.Compiler):
         def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
             start = time.perf_counter()
             result = super().decompose(module, job, options)

@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet import _deviceless
+from jaxhet._pretended import deviceless
 from jaxhet.compiler import Job, Options, Plan, collectives, hlo
 from jaxhet.compiler.overlap import schedule
 from tests.python.compiler import moved
@@ -29,10 +29,10 @@ from tests.python.compiler.install_plugins import PLUGINS
 from tests.python.compiler.train_steps import LOOP_OVER_LAYERS, TRAIN_STEPS
 
 
-class Compiler(_deviceless.Compiler):
+class Compiler(deviceless.Compiler):
     """A vendor's compiler with our passes in it; measures them, and notes what exchanges move."""
 
-    def __init__(self, vendor: _deviceless.Vendor):
+    def __init__(self, vendor: deviceless.Vendor):
         super().__init__(vendor)
         self._pass_ms: dict[str, float] = {}
         self._moved: list[list[str]] = []
@@ -235,7 +235,7 @@ CASES = {
 CASES |= {name: Case("2x1x2", step.lower, codegen=False) for name, step in TRAIN_STEPS.items()}
 
 
-def main(vendor: _deviceless.Vendor) -> None:
+def main(vendor: deviceless.Vendor) -> None:
     sys.path.append(str(PLUGINS))
     compiler = Compiler(vendor)
     for name, case in CASES.items():
@@ -247,4 +247,4 @@ def main(vendor: _deviceless.Vendor) -> None:
 
 
 if __name__ == "__main__":
-    main(cast(_deviceless.Vendor, sys.argv[1]))
+    main(cast(deviceless.Vendor, sys.argv[1]))

@@ -14,7 +14,6 @@ from jaxhet.compiler import hlo_pb2 as pb
 def unfused(module: bytes, opcode: str) -> bytes:
     """The module with the loops that hold an `opcode` as single instructions, as GPUs have them."""
     parsed = hlo.Module(module)
-    parsed._next_name = itertools.count(2_000_000)
     for computation in list(parsed.computations.values()):
         for fusion in [i for i in computation.instructions if i.opcode == "fusion"]:
             fused = parsed.computations[fusion.called_computation_ids[0]]
@@ -40,10 +39,48 @@ def _inline(c: hlo.Computation, fusion: hlo.Instruction, fused: hlo.Computation)
     c.module.remove_computation(fused)
 
 
+def with_copies(module: bytes) -> bytes:
+    """The module with copies of what a pass has made loops carry; XLA on CPU adds no more then.
+
+    An iteration's new value is copied into the place of the old one when nothing reads that later.
+    """
+    parsed = hlo.Module(module)
+    for computation in list(parsed.computations.values()):
+        for loop in [i for i in computation.instructions if i.opcode == "while"]:
+            body = parsed.computations[loop.called_computation_ids[0]]
+            _copy_carried(computation, loop, body)
+    return parsed.serialize()
+
+
+def _copy_carried(c: hlo.Computation, loop: hlo.Instruction, body: hlo.Computation) -> None:
+    (initial,) = c.operands(loop)
+    for element in list(body.instructions):
+        is_ours = element.name.startswith("jaxhet.") and element.opcode == "get-tuple-element"
+        if not is_ours or body.operands(element)[0].opcode != "parameter":
+            continue
+        index = element.tuple_index
+        start = c.operands(initial)[index]
+        c.set_operand(initial, index, c.add("copy", start.shape, [start]))
+        new = body.operands(body.root)[index]
+        copy = body.add("copy", new.shape, [new])
+        body.set_operand(body.root, index, copy)
+        for reader in _readers(body, element):
+            if reader.id not in (copy.id, body.root.id):
+                body.add_control_predecessor(copy, reader)
+
+
+def _readers(c: hlo.Computation, x: hlo.Instruction) -> list[hlo.Instruction]:
+    """The instructions that read an array, or other views of it."""
+    found: list[hlo.Instruction] = []
+    for user in c.users(x):
+        is_view = user.opcode in ("bitcast", "get-tuple-element", "tuple", "optimization-barrier")
+        found += [user, *(_readers(c, user) if is_view and user.id != c.root.id else [])]
+    return found
+
+
 def to_cpu(module: bytes) -> bytes:
     """A decomposed module, without exchanges."""
     parsed = hlo.Module(module)
-    parsed._next_name = itertools.count(1_000_000)  # the pass's own names are in there
     for computation in list(parsed.computations.values()):
         for instruction in list(computation.instructions):
             _rewrite(computation, instruction)

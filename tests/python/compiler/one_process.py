@@ -22,7 +22,9 @@ from jax._src.lax import parallel
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet import _config, _ffi, _jax_programs, _program
+from jaxhet import _config, _ffi
+from jaxhet._jax import programs as _jax_programs
+from jaxhet._traced import jaxprs
 from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, Plan, bridge, decompose
 from jaxhet.compiler.exchange import CARRIERS
 from tests.python.compiler import gpu_on_cpu
@@ -66,9 +68,9 @@ class World:
         engine.set_ranks([(d.id, 0, 0, "cpu") for d in jax.devices()])
         _ffi.register_handlers("cpu")
         _jax_programs.watch_lowering(
-            _program.labels,
-            _program.argument_labels,
-            lambda *p: _program.describe(*p).digest,
+            jaxprs.labels,
+            jaxprs.argument_labels,
+            lambda *p: jaxprs.describe(*p).digest,
             PROGRAM_ATTRIBUTE,
         )
         world = cls(engine)

@@ -20,8 +20,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet import _deviceless
 from jaxhet._errors import JaxhetError
+from jaxhet._pretended import deviceless
 from jaxhet.compiler import Options
 from tests.python.compiler.install_plugins import PLUGINS
 from tests.python.compiler.vendor_programs import Compiler, Program
@@ -196,7 +196,7 @@ def _programs() -> dict[str, Program]:
 PROGRAMS = _programs()
 
 
-def main(vendor: _deviceless.Vendor, names: Sequence[str]) -> None:
+def main(vendor: deviceless.Vendor, names: Sequence[str]) -> None:
     sys.path.append(str(PLUGINS))
     compiler = Compiler(vendor)
     for name in names or PROGRAMS:
@@ -210,4 +210,4 @@ def main(vendor: _deviceless.Vendor, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(cast(_deviceless.Vendor, sys.argv[1]), sys.argv[2:])
+    main(cast(deviceless.Vendor, sys.argv[1]), sys.argv[2:])

@@ -25,8 +25,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _config, _deviceless, _jax_compat, _session
+from jaxhet import _config, _session
 from jaxhet._islands import Island
+from jaxhet._jax import compat
+from jaxhet._pretended import deviceless
 from jaxhet.compiler import Job, Options, collectives, hlo, order
 from tests.python.compiler import moved
 from tests.python.compiler.install_plugins import PLUGINS
@@ -527,7 +529,7 @@ def _partitioned(draw: Draw, axes: dict[str, int]) -> Callable[[Sequence[Any]], 
 _COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_llvm_disable_expensive_passes": True}
 
 
-class Compiler(_deviceless.Compiler):
+class Compiler(deviceless.Compiler):
     """A vendor's compiler that notes what each exchange moves.
 
     Attributes:
@@ -535,7 +537,7 @@ class Compiler(_deviceless.Compiler):
       is_partitioned: Whether arrays are told by the operations that give them, not by name.
     """
 
-    def __init__(self, vendor: _deviceless.Vendor):
+    def __init__(self, vendor: deviceless.Vendor):
         super().__init__(vendor)
         self.moved: list[list[str]] = []
         self.is_partitioned = False
@@ -570,13 +572,13 @@ class Compiler(_deviceless.Compiler):
     def _compiles_without_passes(self, lowered: Any) -> bool:
         self._job = None
         try:
-            lowered.compile(compiler_options=_deviceless._COMPILER_OPTIONS)
+            lowered.compile(compiler_options=deviceless._COMPILER_OPTIONS)
         except jax.errors.JaxRuntimeError:
             return False
         return True
 
 
-def _register_linear_algebra(vendor: _deviceless.Vendor) -> None:
+def _register_linear_algebra(vendor: deviceless.Vendor) -> None:
     solver, blas, other = {
         "cuda": ("cusolver_", "cublas_", "cu_"),
         "rocm": ("hipsolver_", "hipblas_", "hip_"),
@@ -586,7 +588,7 @@ def _register_linear_algebra(vendor: _deviceless.Vendor) -> None:
     names += [f"{other}{name}" for name in ("threefry2x32_ffi", "lu_pivots_to_permutation")]
     for name in names:
         with contextlib.suppress(Exception):  # the plugin has it already
-            _jax_compat.register_unused_handlers((name,), vendor.upper())
+            compat.register_unused_handlers((name,), vendor.upper())
 
 
 _SOLVERS = ("geqrf", "gesvd", "gesvdj", "gesvdp", "getrf", "orgqr", "potrf", "syevd", "sytrd")
@@ -616,9 +618,9 @@ def _install_session(vendor: Any, devices: Sequence[Any]) -> None:
     _session.install(session)
 
 
-def main(vendor: _deviceless.Vendor, first: int, count: int, mutates: bool) -> None:
+def main(vendor: deviceless.Vendor, first: int, count: int, mutates: bool) -> None:
     sys.path.append(str(PLUGINS))
-    _deviceless._COMPILER_OPTIONS |= _COMPILER_OPTIONS
+    deviceless._COMPILER_OPTIONS |= _COMPILER_OPTIONS
     compiler = Compiler(vendor)
     _install_session(vendor, compiler.all_devices)
     if mutates:
@@ -633,7 +635,7 @@ def main(vendor: _deviceless.Vendor, first: int, count: int, mutates: bool) -> N
 
 if __name__ == "__main__":
     main(
-        cast(_deviceless.Vendor, sys.argv[1]),
+        cast(deviceless.Vendor, sys.argv[1]),
         int(sys.argv[2]),
         int(sys.argv[3]),
         "--mutate" in sys.argv[4:],

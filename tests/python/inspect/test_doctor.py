@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from jaxhet import _ffi
+from jaxhet._doctor import peer, report, second_look, software
+from jaxhet._doctor.gpus import read_vendors
+from jaxhet._doctor.paths import try_paths
 from jaxhet._errors import UsageError
-from jaxhet._inspect import peer, proofs, report, second_look, software
-from jaxhet._inspect.gpus import read_vendors
-from jaxhet._inspect.paths import try_paths
+from jaxhet._job import proofs
 from jaxhet._paths import Refusal
 from tests.support.jobs import ROOT
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jaxhet._inspect import findings, text
-from jaxhet._inspect.host import read_host
-from jaxhet._inspect.nics import read_nics
-from jaxhet._inspect.proofs import PairProof, Proof, Qualification, Swap
-from jaxhet._inspect.report import (
+from jaxhet._doctor import findings, text
+from jaxhet._doctor.host import read_host
+from jaxhet._doctor.nics import read_nics
+from jaxhet._doctor.report import (
     SCHEMA,
     Finding,
     Gpu,
@@ -25,6 +24,7 @@ from jaxhet._inspect.report import (
     Software,
     Vendor,
 )
+from jaxhet._job.proofs import PairProof, Proof, Qualification, Swap
 from jaxhet._paths import Refusal
 from tests.python.inspect.trees import LIMITS, Tree, chosen
 

@@ -5,12 +5,12 @@ import pathlib
 
 import pytest
 
-from jaxhet._inspect.distance import read_distances
-from jaxhet._inspect.gpus import driver_version, find_hardware
-from jaxhet._inspect.host import read_host
-from jaxhet._inspect.nics import Choice, read_nics
-from jaxhet._inspect.peer import netdev_to
-from jaxhet._inspect.report import Gpu, HugePages, Vendor
+from jaxhet._doctor.distance import read_distances
+from jaxhet._doctor.gpus import driver_version, find_hardware
+from jaxhet._doctor.host import read_host
+from jaxhet._doctor.nics import Choice, read_nics
+from jaxhet._doctor.peer import netdev_to
+from jaxhet._doctor.report import Gpu, HugePages, Vendor
 from tests.python.inspect.trees import LIMITS, ROUTES, Tree
 
 

@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from jaxhet import _config
-from jaxhet._inspect import links
-from jaxhet._inspect.nics import Choice
+from jaxhet._doctor import links
+from jaxhet._doctor.nics import Choice
 from tests.python.inspect.trees import ROUTES, Tree, chosen
 
 CONFIG = _config.resolve({}, {})

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from jaxhet import _config, _ffi
+from jaxhet._doctor.nics import Choice, ask_transport, read_nics
+from jaxhet._doctor.report import Gid
 from jaxhet._errors import TransportError, UsageError
-from jaxhet._inspect.nics import Choice, ask_transport, read_nics
-from jaxhet._inspect.report import Gid
 from tests.python.inspect.trees import Tree, chosen
 
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from jaxhet._inspect import findings, second_look
-from jaxhet._inspect.nics import read_nics
-from jaxhet._inspect.report import Nic
-from jaxhet._inspect.second_look import SeenPort
+from jaxhet._doctor import findings, second_look
+from jaxhet._doctor.nics import read_nics
+from jaxhet._doctor.report import Nic
+from jaxhet._doctor.second_look import SeenPort
 from tests.python.inspect.trees import Tree, chosen
 
 # Stand-in for the part of pyverbs.device that the reader uses; mlx5_1 can't be opened.

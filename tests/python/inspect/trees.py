@@ -6,7 +6,7 @@ The contents are as kernels write them.
 import pathlib
 from typing import Any
 
-from jaxhet._inspect.nics import Choice
+from jaxhet._doctor.nics import Choice
 
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 ROUTES = """\

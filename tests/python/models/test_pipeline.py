@@ -1,9 +1,11 @@
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 import pytest
 
+from models import llama
 from models.configs import CONFIGS, Config
 from models.pipeline import Pipeline
 from models.train import Params, Schedule, Trainer
@@ -22,11 +24,11 @@ def gradients(jit, mesh: jax.sharding.Mesh, config: Config) -> tuple[float, Para
     return float(loss), jax.tree.map(np.asarray, grads)
 
 
-@pytest.fixture(scope="module")
-def whole() -> tuple[float, Params]:
+@functools.cache
+def whole(tied: bool = False) -> tuple[float, Params]:
     """Loss and gradients without a pipeline."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    return gradients(jax.jit, mesh, FOUR)
+    return gradients(jax.jit, mesh, dataclasses.replace(FOUR, tied=tied))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,7 @@ def whole() -> tuple[float, Params]:
     [
         pytest.param({"stage": 4}, {}, marks=pytest.mark.slow),
         ({"stage": 2, "data": 2}, {"stages": (3, 1), "microbatches": 2}),
+        ({"stage": 2, "data": 2}, {"stages": (1, 3), "microbatches": 2, "tied": True}),
         pytest.param(
             {"stage": 2, "model": 2},
             {"stages": (1, 3), "scan": False, "remat": "full"},
@@ -45,13 +48,14 @@ def whole() -> tuple[float, Params]:
     ],
     ids=str,
 )
-def test_loss_and_gradients_are_those_without_stages(axes, changes, make_mesh, fast_jit, whole):
+def test_loss_and_gradients_are_those_without_stages(axes, changes, make_mesh, fast_jit):
     mesh, config = make_mesh(**axes), dataclasses.replace(FOUR, **changes)
     loss, grads = gradients(fast_jit, mesh, config)
-    assert loss == pytest.approx(whole[0], rel=1e-6)
+    expected_loss, expected = whole(config.tied)
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
     pipeline = Pipeline.on(mesh, config)
     assert pipeline is not None
-    expected = whole[1] | {"blocks": pipeline.spread(whole[1]["blocks"])}
+    expected = expected | {"blocks": pipeline.spread(expected["blocks"])}
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), grads, expected
     )
@@ -85,9 +89,7 @@ def test_skipped_rows_change_no_bit(make_mesh, fast_jit, monkeypatch):
     mesh = make_mesh(stage=2, model=2)
     config = dataclasses.replace(FOUR, stages=(3, 1), microbatches=2)
     skipped = gradients(fast_jit, mesh, config)
-    monkeypatch.setattr(
-        jax.lax, "cond", lambda p, run, skip, x: jax.numpy.where(p, run(x), skip(x))
-    )
+    monkeypatch.setattr(llama, "run_if", lambda used, run, x: jax.numpy.where(used, run(x), x))
     computed = gradients(fast_jit, mesh, config)
     assert skipped[0] == computed[0]
     jax.tree.map(np.testing.assert_array_equal, skipped[1], computed[1])

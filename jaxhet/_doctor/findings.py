@@ -1,0 +1,182 @@
+"""Problems among the facts that were found. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from jaxhet._doctor.report import Finding, Host, Nic, Path, Peer, Port, Software, Vendor
+from jaxhet._doctor.second_look import SecondLook
+
+_MIN_SHM_BYTES = 1 << 30  # containers have 64 MiB unless they are told otherwise
+_JAX_EXTRAS = {"cuda": "jax[cuda13]", "hip": "jax[rocm7-local]"}
+_PEER_MEMORY = {"cuda": "nvidia_peermem", "hip": "amdkfd"}
+
+
+def find(
+    software: Software,
+    vendors: Sequence[Vendor],
+    nics: Sequence[Nic],
+    host: Host,
+    paths: Sequence[Path],
+    peer: Peer | None,
+) -> tuple[Finding, ...]:
+    """All findings, errors first."""
+    found = [
+        *_of_software(software, vendors),
+        *(finding for vendor in vendors for finding in _of_vendor(vendor, software)),
+        *(finding for path in paths for finding in _of_path(path, host)),
+        *_of_peer(peer),
+        *_of_host(host, vendors),
+    ]
+    if nics:
+        found += [
+            *_of_rdma(software, host, paths),
+            *(finding for nic in nics for finding in _of_nic(nic)),
+            *(finding for vendor in vendors for finding in _of_device_memory(vendor, host)),
+        ]
+    return tuple(sorted(dict.fromkeys(found), key=lambda f: f.level))  # "error" < "warning"
+
+
+def compare(nics: Sequence[Nic], second: SecondLook) -> tuple[Finding, ...]:
+    """Where a second look at the NICs saw something else."""
+    return tuple(finding for nic in nics for finding in _of_second_look(nic, second))
+
+
+def _error(text: str) -> Finding:
+    return Finding("error", text)
+
+
+def _warning(text: str) -> Finding:
+    return Finding("warning", text)
+
+
+def _of_software(software: Software, vendors: Sequence[Vendor]) -> Iterator[Finding]:
+    if not software.hlo_hook.usable:
+        yield _error(software.hlo_hook.text)
+    there = {vendor.name for vendor in vendors if vendor.hardware or vendor.gpus}
+    for plugin in software.plugins:
+        if plugin.problem:
+            level = _error if plugin.vendor in there else _warning
+            yield level(
+                f"{plugin.problem} Install {plugin.name}=={software.jaxlib}, or uninstall it"
+            )
+
+
+def _of_vendor(vendor: Vendor, software: Software) -> Iterator[Finding]:
+    count = f"{len(vendor.hardware)} GPU{'s' if len(vendor.hardware) > 1 else ''}"
+    has_plugin = any(plugin.vendor == vendor.name for plugin in software.plugins)
+    if vendor.hardware and vendor.reason:
+        level = _error if has_plugin else _warning
+        yield level(f"{count} for {vendor.name} can't be used: {vendor.reason}")
+    if vendor.gpus and not has_plugin:
+        extra = _JAX_EXTRAS[vendor.name]
+        yield _warning(
+            f"the driver of {vendor.name} works, but JAX has no plugin for it, and will use the"
+            f" CPU: pip install '{extra}'"
+        )
+
+
+def _of_path(path: Path, host: Host) -> Iterator[Finding]:
+    if not path.transport:
+        reasons = "; ".join(f"{r.transport}: {r.reason}" for r in path.refused)
+        yield _error(f"no transport works between two processes ({path.pair}): {reasons}")
+    for refusal in path.refused:
+        if "process_vm_readv" in refusal.reason:
+            yield _warning(f"{refusal.transport} is off: {refusal.reason}. {_advice(host)}")
+
+
+def _advice(host: Host) -> str:
+    if host.ptrace_scope > 0:
+        return (
+            f"kernel.yama.ptrace_scope is {host.ptrace_scope}: `sysctl kernel.yama.ptrace_scope=0`"
+            " allows it, at a price: each process of a user may then read the memory of all others"
+            " of that user on this host; without it the job uses the next transport"
+        )
+    if host.seccomp:
+        return "a filter of system calls is at work: a container needs --cap-add=SYS_PTRACE"
+    return "processes of one job must be of one user and one pid namespace"
+
+
+def _of_peer(peer: Peer | None) -> Iterator[Finding]:
+    if peer is not None and not peer.reachable:
+        yield _error(f"{peer.address} can't be reached: {peer.text}")
+
+
+def _of_host(host: Host, vendors: Sequence[Vendor]) -> Iterator[Finding]:
+    has_gpus = any(vendor.gpus for vendor in vendors)
+    if has_gpus and (host.shm_bytes or 0) < _MIN_SHM_BYTES:
+        yield _warning(
+            f"/dev/shm has {(host.shm_bytes or 0) >> 20} MiB, which NCCL and RCCL may run out of: a"
+            " container needs --shm-size=8g"
+        )
+
+
+def _of_rdma(software: Software, host: Host, paths: Sequence[Path]) -> Iterator[Finding]:
+    if not software.verbs.usable:
+        yield _warning(f"there are NICs, but no verbs library: {software.verbs.text}; install it")
+    known = {path.transport for path in paths}.union(
+        *([*path.unused, *(r.transport for r in path.refused)] for path in paths)
+    )
+    if "verbs" not in known:
+        yield _warning("there are NICs, but this version of jaxhet has no transport for them")
+    if host.memlock_bytes is not None:
+        yield _warning(
+            f"at most {host.memlock_bytes >> 20} MiB may be locked, and RDMA locks what it moves:"
+            " `ulimit -l unlimited`; a container needs --ulimit memlock=-1"
+        )
+
+
+def _of_nic(nic: Nic) -> Iterator[Finding]:
+    if nic.problem:
+        yield _warning(f"{nic.name} can't be used: {nic.problem}")
+    for port in nic.ports:
+        where = f"port {port.number} of {nic.name}"
+        if port.state != "ACTIVE":
+            yield _warning(f"{where} is {port.state} ({port.physical_state}): {_port_advice(port)}")
+        elif port.problem and not port.gid_reason:  # not one that is left out
+            yield _warning(f"{where} can't be used: {port.problem}")
+
+
+def _of_second_look(nic: Nic, second: SecondLook) -> Iterator[Finding]:
+    for port in nic.ports:
+        seen = second.ports.get((nic.name, port.number))
+        if seen is None or nic.problem:
+            continue
+        gids = frozenset((gid.index, gid.address) for gid in port.gids)
+        differing = {
+            "state": seen.is_active != (port.state == "ACTIVE"),
+            "MTU": seen.is_active and port.active_mtu not in (None, seen.active_mtu),
+            "GIDs": seen.gids != gids,
+        }
+        if any(differing.values()):
+            what = ", ".join(name for name, differs in differing.items() if differs)
+            yield _warning(
+                f"pyverbs sees another {what} of port {port.number} of {nic.name} than jaxhet: it"
+                " is just changing, or the libraries are of two versions; ask again"
+            )
+
+
+def _port_advice(port: Port) -> str:
+    if port.physical_state != "LinkUp":
+        return "check cable, switch and driver, or leave it if it is not in use"
+    if port.link_layer == "InfiniBand":
+        return "no subnet manager has set it up"
+    return "bring its network device up"
+
+
+def _of_device_memory(vendor: Vendor, host: Host) -> Iterator[Finding]:
+    if not vendor.gpus and not vendor.hardware:
+        return
+    if _PEER_MEMORY[vendor.name] in host.peer_memory:
+        return
+    missing = [name for name, value in host.kernel_options.items() if value == "n"]
+    through = "; data goes through host memory"
+    if vendor.name == "hip" and missing:
+        yield _warning(
+            f"this kernel has no {' and no '.join(missing)}, without which AMD GPUs have lost"
+            f" what a NIC wrote into their memory{through}"
+        )
+    for gpu in vendor.gpus:
+        if not gpu.dma_buf:
+            yield _warning(
+                f"no NIC can reach the memory of {gpu.id}: it has no dma-buf, and"
+                f" {_PEER_MEMORY[vendor.name]} is not loaded{through}"
+            )

@@ -1,0 +1,87 @@
+"""The kernel: options, modules and limits that transports depend on."""
+
+import gzip
+import os
+import pathlib
+import re
+
+from jaxhet._doctor.files import names, number, read
+from jaxhet._doctor.report import Host, HugePages
+
+# Without these two, some kernels lose what a NIC writes into an AMD GPU's memory.
+KERNEL_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
+# Module -> the files of which one is there when it is loaded; the folder moves with the driver.
+_PEER_MEMORY = {
+    "nvidia_peermem": ("sys/module/nvidia_peermem", "sys/kernel/mm/memory_peers/nv_mem/version"),
+    "amdkfd": tuple(
+        f"sys/{folder}memory_peers/amdkfd/version" for folder in ("kernel/mm/", "kernel/", "")
+    ),
+}
+
+
+def read_host(root: pathlib.Path) -> Host:
+    """The kernel of the machine whose files are below `root`."""
+    kernel = read(root, "proc/sys/kernel/osrelease")
+    config_file, options = _kernel_options(root, kernel)
+    shm_bytes, shm_free_bytes = _shm(root)
+    huge_pages = "sys/kernel/mm/hugepages"
+    status = read(root, "proc/self/status")
+    return Host(
+        kernel=kernel,
+        kernel_options=options,
+        kernel_config=config_file,
+        peer_memory=tuple(
+            module
+            for module, files in _PEER_MEMORY.items()
+            if any((root / file).exists() for file in files)
+        ),
+        memlock_bytes=_memlock(read(root, "proc/self/limits")),
+        ptrace_scope=number(read(root, "proc/sys/kernel/yama/ptrace_scope"), 0),
+        seccomp=re.search(r"^Seccomp:\s*2$", status, re.MULTILINE) is not None,
+        shm_bytes=shm_bytes,
+        shm_free_bytes=shm_free_bytes,
+        transparent_huge_pages=_mode(root, "enabled"),
+        shared_huge_pages=_mode(root, "shmem_enabled"),
+        huge_pages=tuple(
+            HugePages(
+                num_bytes=number(name.removeprefix("hugepages-").removesuffix("kB"), 0) * 1024,
+                total=number(read(root, f"{huge_pages}/{name}/nr_hugepages"), 0),
+                free=number(read(root, f"{huge_pages}/{name}/free_hugepages"), 0),
+            )
+            for name in names(root, huge_pages)
+        ),
+    )
+
+
+def _kernel_options(root: pathlib.Path, kernel: str) -> tuple[str, dict[str, str | None]]:
+    """The file that has them, and their values."""
+    path = f"boot/config-{kernel}"
+    text = read(root, path)
+    if not text:
+        path = "proc/config.gz"
+        try:
+            text = gzip.decompress((root / path).read_bytes()).decode(errors="replace")
+        except (OSError, EOFError):
+            return "", dict.fromkeys(KERNEL_OPTIONS)
+    found = dict(re.findall(r"^(CONFIG_\w+)=(\S+)", text, re.MULTILINE))
+    return f"/{path}", {name: found.get(name, "n") for name in KERNEL_OPTIONS}
+
+
+def _memlock(limits: str) -> int | None:
+    """The soft limit of this process, out of its table of limits."""
+    match = re.search(r"^Max locked memory\s+(\d+)", limits, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _shm(root: pathlib.Path) -> tuple[int | None, int | None]:
+    try:
+        status = os.statvfs(root / "dev/shm")
+    except OSError:
+        return None, None
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def _mode(root: pathlib.Path, name: str) -> str:
+    """The one in brackets: "always [madvise] never"."""
+    match = re.search(r"\[(\w+)\]", read(root, f"sys/kernel/mm/transparent_hugepage/{name}"))
+    return match[1] if match else ""

@@ -1,0 +1,162 @@
+"""The report for people."""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxhet._doctor.report import Host, Nic, Part, Report, Software, Vendor
+from jaxhet._job.proofs import PairProof, Proof, Qualification, Swap
+
+_COLOURS = {"error": "bold red", "warning": "yellow"}
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints the report: what is wrong comes last, where it is seen."""
+    _section(console, "Software", _of_software(report.software))
+    _section(console, "GPUs", (row for vendor in report.vendors for row in _of_vendor(vendor)))
+    nics = [row for nic in report.nics for row in _of_nic(nic)]
+    _section(console, "NICs", nics or [("none", "the kernel has no InfiniBand or RoCE device")])
+    if report.distances:
+        _section(
+            console,
+            "GPU to NIC",
+            (
+                (f"{d.gpu} - {d.nic}", d.path + (", nearest" if d.nearest else ""))
+                for d in report.distances
+            ),
+        )
+    _section(console, "Kernel", _of_host(report.host))
+    _section(console, "Transports", _of_paths(report))
+    if report.peer:
+        by = f" by {report.peer.netdev}" if report.peer.netdev else ""
+        _section(console, "Peer", [(report.peer.address + by, report.peer.text)])
+    for finding in report.findings:
+        console.print(Text(f"{finding.level}: ", _COLOURS[finding.level]) + Text(finding.text))
+    if report.ok:
+        console.print(Text("ok: all that is needed works", "green"))
+
+
+def show_proofs(found: Qualification, console: Console) -> None:
+    """Prints what was proven, a line for each size."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("processes", "transport", "bytes", "p50 us", "GB/s each way", "of link"):
+        table.add_column(title, justify="left" if title in ("processes", "transport") else "right")
+    unproven = []
+    for pair in found.pairs:
+        where = "{}, {}: {}, {}".format(*pair.processes, *pair.hosts)
+        for proof in pair.proofs:
+            if proof.state != "proven":
+                unproven.append(f"{where}: {proof.transport} {proof.state}: {proof.reason}")
+            for swap in proof.swaps:
+                figures = (f"{swap.num_bytes}", f"{swap.p50_us:.0f}", f"{swap.gb_per_s:.3g}")
+                table.add_row(where, proof.transport, *figures, _of_link(pair, proof, swap))
+    console.print(table)
+    for line in unproven:
+        console.print(Text(line, "yellow"))
+    conclusion = (
+        "ok: every pair has a proven transport"
+        if found.ok
+        else "error: a pair has no proven transport, or one failed"
+    )
+    console.print(Text(conclusion, "green" if found.ok else "bold red"))
+
+
+def _of_link(pair: PairProof, proof: Proof, swap: Swap) -> str:
+    if proof.link_gb_per_s is None:
+        return "" if pair.same_host else "unknown"
+    return f"{swap.gb_per_s / proof.link_gb_per_s:.0%}"
+
+
+def _section(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(Text(name), Text(text))
+    console.print(Text(title, "bold"))
+    console.print(table)
+
+
+def _of_software(software: Software) -> Iterable[tuple[str, str]]:
+    yield "jaxhet", software.jaxhet
+    yield "Python", software.python
+    yield "jax, jaxlib", f"{software.jax}, {software.jaxlib}"
+    yield "HLO hook", "there" if software.hlo_hook.usable else software.hlo_hook.text
+    for plugin in software.plugins:
+        yield plugin.name, plugin.version + (f": {plugin.problem}" if plugin.problem else "")
+    if not software.plugins:
+        yield "plugins", "none: JAX uses the CPU"
+    yield "libibverbs", _part(software.verbs)
+    yield "pyverbs", _part(software.pyverbs)
+    yield "libcrypto", _part(software.libcrypto)
+    yield "profiler ranges", _part(software.profiler_ranges)
+
+
+def _part(part: Part) -> str:
+    return part.text if part.usable else f"off: {part.text}"
+
+
+def _of_vendor(vendor: Vendor) -> Iterable[tuple[str, str]]:
+    for gpu in vendor.gpus:
+        can = {
+            "stream values": gpu.stream_values,
+            "dma-buf": gpu.dma_buf,
+            "GPUDirect RDMA": gpu.gpu_direct_rdma,
+        }
+        parts = ", ".join(name if has else f"no {name}" for name, has in can.items())
+        yield gpu.id, f"{gpu.name}, {gpu.pci}, driver {gpu.driver}; {parts}"
+    if not vendor.gpus:
+        there = ", ".join(vendor.hardware) or "no GPU"
+        reason = vendor.reason or "the driver shows no GPU"
+        yield vendor.name, f"off: {there} on the PCI bus; {reason}"
+
+
+def _of_nic(nic: Nic) -> Iterable[tuple[str, str]]:
+    where = f"{nic.pci}, NUMA node {nic.numa_node}" if nic.pci else "in software"
+    firmware = f", firmware {nic.firmware}" if nic.firmware else ""
+    problem = f"; off: {nic.problem}" if nic.problem else ""
+    yield nic.name, f"{nic.model or 'unknown model'}, {where}{firmware}{problem}"
+    for port in nic.ports:
+        mtu = f"MTU {port.active_mtu}" if port.active_mtu else "MTU unknown without libibverbs"
+        layer = "RoCE" if port.link_layer == "Ethernet" else port.link_layer
+        off = f"; off: {port.problem}" if port.problem else ""
+        yield f"  port {port.number}", f"{port.state}, {layer}, {port.rate}, {mtu}{off}"
+        index = "none" if port.gid_index is None else str(port.gid_index)
+        yield "    GID", f"{index}: {port.gid_reason}" if port.gid_reason else index
+        for gid in port.gids:
+            yield f"    {gid.index:3}", f"{gid.address}  {gid.type}  {gid.netdev}".rstrip()
+
+
+def _of_host(host: Host) -> Iterable[tuple[str, str]]:
+    yield "release", host.kernel
+    for name, value in host.kernel_options.items():
+        yield name, "unknown: no /boot/config, no /proc/config.gz" if value is None else value
+    yield "peer memory", ", ".join(host.peer_memory) or "no module"
+    yield "locked memory", "unlimited" if host.memlock_bytes is None else _size(host.memlock_bytes)
+    yield "ptrace_scope", f"{host.ptrace_scope}{', seccomp filter' if host.seccomp else ''}"
+    shm = "not there" if host.shm_bytes is None else _size(host.shm_bytes)
+    yield "/dev/shm", shm + (f", {_size(host.shm_free_bytes)} free" if host.shm_free_bytes else "")
+    modes = (host.transparent_huge_pages or "unknown", host.shared_huge_pages or "unknown")
+    reserved = [f"{p.free} of {p.total} × {_size(p.num_bytes)}" for p in host.huge_pages if p.total]
+    text = f"transparent: {modes[0]}, shared: {modes[1]}, reserved: {', '.join(reserved) or 'none'}"
+    yield "huge pages", text
+
+
+def _of_paths(report: Report) -> Iterable[tuple[str, str]]:
+    for path in report.paths:
+        spare = f"; {', '.join(path.unused)} would work too" if path.unused else ""
+        yield path.pair, (path.transport or "none") + spare
+        for refusal in path.refused:
+            yield f"  not {refusal.transport}", refusal.reason
+    if any(vendor.gpus for vendor in report.vendors):
+        table = ", ".join(report.device_transports)
+        yield "between GPUs", f"the first of {table} that both prove when a job starts"
+
+
+def _size(num_bytes: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.4g} {unit}"
+    return f"{num_bytes} B"

@@ -1,0 +1,114 @@
+"""Settings of XLA and JAX before they start GPUs in a job of several islands."""
+
+import os
+import pathlib
+import types
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import NamedTuple
+
+from jaxhet._errors import UsageError
+from jaxhet._gpu import tuning
+from jaxhet._jax import compat, compiler_settings, programs
+from jaxhet.compiler import GPU_COMPILER_OPTIONS
+
+_ALLOCATORS = ("cuda_async", "platform")
+_ABORTS = "with an exchange in the program, XLA's compiler would abort the process"
+
+
+class Refusal(NamedTuple):
+    """A flag of XLA that can't be had: whether a value of it is meant, and why."""
+
+    applies: Callable[[str], bool]
+    why: str
+
+
+def _is_on(value: str) -> bool:
+    return value.lower() in ("", "1", "t", "true", "y", "yes")  # XLA reads its flags in this way
+
+
+REFUSED: dict[str, Refusal] = {
+    "xla_gpu_shard_autotuning": Refusal(
+        _is_on, "all processes would wait for tuning results that only one island shares"
+    ),
+    "xla_gpu_enable_pipelined_p2p": Refusal(_is_on, _ABORTS),
+    "xla_gpu_experimental_pipeline_parallelism_opt_level": Refusal(
+        lambda value: value not in ("0", "PIPELINE_PARALLELISM_OPT_LEVEL_DISABLE"), _ABORTS
+    ),
+    "xla_gpu_disable_async_collectives": Refusal(
+        bool, "nothing would be computed while collectives and exchanges run"
+    ),
+}
+
+# Settings that several islands need. The user's own value stays, unless it is refused.
+_NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False, **GPU_COMPILER_OPTIONS}
+
+
+def prepare(
+    make_folder: Callable[[], pathlib.Path], environ: MutableMapping[str, str] = os.environ
+) -> pathlib.Path | None:
+    """Completes XLA_FLAGS. After it was found that the job has islands, before a backend exists.
+
+    Args:
+      make_folder: Makes the folder for what XLA tunes.
+      environ: The environment.
+
+    Returns:
+      The folder, or None if the user's own flags control tuning.
+
+    Raises:
+      UsageError: JAX or XLA is told to do what would stop the job or its process.
+    """
+    compat.refuse_shared_programs()
+    given = compiler_settings.xla_flags_text(environ)
+    more: dict[str, str] = {}
+    folder = None
+    if tuning.is_shared(compiler_settings.parse_flags(given)):
+        folder = make_folder()
+        more[tuning.CACHE_FLAG] = str(folder)
+        programs.keep_xla_tuning_cache()
+    environ["XLA_FLAGS"] = complete(given, more)
+    _warn_of_allocator(environ)
+    return folder
+
+
+def added(given: str, completed: str) -> str:
+    """One line for the log: what was added to the user's flags, and why. Pure."""
+    flags = completed.removeprefix(given).strip()
+    reasons = ["exchanges overlap with compute"]
+    if f"--{tuning.CACHE_FLAG}=" in flags:
+        reasons.append(
+            "of processes with equal GPUs the first one tunes kernels, and the others load its"
+            " results"
+        )
+    return f"added to XLA_FLAGS: {flags or 'nothing'} ({'; '.join(reasons)})"
+
+
+def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) -> str:
+    """XLA's flags as given, and those that are missing, and `more`. Pure.
+
+    Raises:
+      UsageError: one of them is refused.
+    """
+    given = compiler_settings.parse_flags(text)
+    for name, refusal in REFUSED.items():
+        if name in given and refusal.applies(given[name]):
+            raise UsageError(
+                f"XLA_FLAGS has --{name}={given[name]}: {refusal.why}; take it out in a job of"
+                " several islands"
+            )
+    missing = [
+        f"--{name}={str(value).lower()}" for name, value in _NEEDED.items() if name not in given
+    ]
+    missing += [f"--{name}={value}" for name, value in more.items() if name not in given]
+    return " ".join([text, *missing]).strip()
+
+
+def _warn_of_allocator(environ: Mapping[str, str]) -> None:
+    allocator = environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower()
+    if allocator in _ALLOCATORS:
+        warnings.warn(
+            f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator} gives memory that can't be registered once"
+            " and for all: exchanges will be slow; leave it unset",
+            stacklevel=2,
+        )

@@ -1,0 +1,501 @@
+"""Backends, devices and JAX's client.
+
+With `_jax/programs.py` and `_jax/jaxlib.py` this file is the only user of JAX's internals.
+
+What each function relies on is tested in tests/python/test_jax_compat.py.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import os
+import pathlib
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.lib import Device as Device  # jax.Device, which pyright takes for a variable
+from jaxlib import version as jaxlib_version
+
+from jaxhet._errors import UsageError
+from jaxhet._jax.jaxlib import GPU_PLATFORMS, HEARTBEAT_TIMEOUT_S
+from jaxhet._net import credentials as _credentials
+
+MINIMUM_JAX = (0, 11, 2)
+_FOREVER_S = 7 * 24 * 3600
+
+Hook = Callable[[bytes], bytes | None]
+
+
+def versions() -> dict[str, str]:
+    """The versions that must be equal in the whole job."""
+    return {"jax": jax.__version__, "jaxlib": jaxlib_version.__version__}
+
+
+def require_supported_jax() -> None:
+    """Checks that this JAX can run our passes.
+
+    Raises:
+      UsageError: JAX is too old.
+    """
+    try:
+        from jax.extend import xla
+
+        _ = xla.register_hlo_module_transformation
+    except (ImportError, AttributeError):
+        wanted = ".".join(map(str, MINIMUM_JAX))
+        raise UsageError(
+            f"jax {jax.__version__} has no hook for HLO passes; install jax>={wanted}"
+        ) from None
+
+
+def mtls_settings() -> dict[str, str | None]:
+    """The certificates that the user has given to JAX for its coordination service."""
+    return {name: getattr(jax.config, name) for name in _credentials.SETTINGS}
+
+
+def set_mtls(files: Mapping[str, str]) -> None:
+    """Gives certificates to JAX, as the arguments of `jax.distributed.initialize` are named."""
+    for name, value in files.items():
+        jax.config.update(f"jax_{name}", value)
+
+
+def set_partition_index(index: int) -> None:
+    """Puts the devices of this process into a partition (slice), before their backend exists.
+
+    Plugins of GPUs honour it; the CPU's backend has no slices.
+    """
+    from jax._src import distributed
+
+    distributed.global_state.partition_index = index
+
+
+def connect_client(
+    address: str, num_processes: int, process: int, credentials: _credentials.Credentials | None
+) -> Any:
+    """Connects this process to the coordination service and makes it JAX's own.
+
+    That is what `jax.distributed.initialize` does. Blocks until every process of the job has come.
+    """
+    from jax._src import distributed
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    client = _jax.get_distributed_runtime_client(
+        address,
+        process,
+        init_timeout=_FOREVER_S,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
+        shutdown_timeout=5,
+        shutdown_on_destruction=False,
+        use_compression=True,
+        **(credentials.arguments() if credentials else {}),
+    )
+    client.connect()
+    state = distributed.global_state
+    state.client = client
+    state.coordinator_address = address
+    state.process_id = process
+    state.num_processes = num_processes
+    state.initialize_preemption_sync_manager()
+    return client
+
+
+def bind_gloo(client: Any, address: str) -> None:
+    """Makes the CPU backend's own collectives listen on `address` alone, before the backend exists.
+
+    JAX leaves it to Gloo, which takes the address that the host name has.
+    """
+    from jax._src import xla_bridge
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    def make_backend() -> Any:
+        gloo = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
+        return xla_bridge.make_cpu_client(gloo)
+
+    if jax.config.jax_cpu_collectives_implementation == "gloo":
+        xla_bridge.register_backend_factory("cpu", make_backend, priority=0, fail_quietly=False)
+
+
+def cancel_barriers() -> None:
+    """Ends all waits at barriers of the coordination service, with an error."""
+    from jax._src import distributed
+
+    client = distributed.global_state.client
+    if client is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            client.shutdown()
+
+
+def disconnect_client() -> None:
+    """Takes this process out of the coordination service."""
+    from jax._src import distributed
+
+    distributed.global_state.shutdown()
+
+
+def backend_exists() -> bool:
+    """Whether a JAX backend was created in this process."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def memory_on(device: Device, num_bytes: int) -> jax.Array:
+    """So many bytes on a device of this process, written: `unsafe_buffer_pointer()` is where."""
+    return jax.device_put(np.zeros(num_bytes, np.uint8), device).block_until_ready()
+
+
+def distributed_is_initialized() -> bool:
+    """Whether `jax.distributed.initialize` (or ours) ran in this process."""
+    return jax.distributed.is_initialized()
+
+
+def expected_platform() -> str:
+    """The platform that JAX will use, "cpu", "cuda" or "rocm", without creating a backend.
+
+    Where the user leaves the choice to JAX this loads the plugins, as creating a backend would.
+
+    Raises:
+      UsageError: the user chose CUDA alone, and there is no GPU for it.
+    """
+    from jax._src import hardware_utils, xla_bridge
+
+    # Without a GPU JAX leaves CUDA out.
+    absent = () if hardware_utils.has_visible_nvidia_gpu() else ("cuda",)
+    chosen = _chosen_platforms()
+    first = next((name for name in chosen or ("gpu",) if name not in absent), None)
+    if first is None:
+        raise UsageError(
+            "JAX_PLATFORMS is cuda, and this machine has no NVIDIA GPU that the process can open"
+            " (/dev/nvidia0, …); give it one, or set JAX_PLATFORMS=cpu"
+        )
+    if first != "gpu":
+        return first
+    xla_bridge._discover_and_register_pjrt_plugins()
+    factories = xla_bridge._backend_factories
+    usable = [name for name in factories if name in GPU_PLATFORMS and name not in absent]
+    return max(usable, key=lambda name: factories[name].priority, default="cpu")
+
+
+def has_cpu_backend() -> bool:
+    """Whether JAX will create a CPU backend, be it beside another one."""
+    chosen = _chosen_platforms()
+    return not chosen or "cpu" in chosen
+
+
+def _chosen_platforms() -> tuple[str, ...]:
+    """Platforms that the user lets JAX use; empty: all of them."""
+    chosen = jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS")
+    return tuple(chosen.split(",")) if chosen else ()
+
+
+def configure_cpu(num_devices: int | None) -> None:
+    """Sets up the CPU platform for several processes, before its backend exists.
+
+    Executions are dispatched in program order: two executions of one program must not overlap,
+    since the engine numbers them in the order of their starts.
+    """
+    if num_devices is not None:
+        jax.config.update("jax_num_cpu_devices", num_devices)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def use_gpus(platform: str, numbers: Iterable[int]) -> None:
+    """Leaves other GPUs that the process sees alone, before the backend of "cuda" or "rocm"."""
+    jax.config.update(f"jax_{platform}_visible_devices", ",".join(map(str, numbers)))
+
+
+def local_topology_key(topology: tuple[str, str], process: int) -> str:
+    """Where a process puts a message about its devices, in the key-value store.
+
+    Args:
+      topology: The names under which a platform's plugin is loaded, and which it gives itself.
+      process: The process.
+    """
+    plugin, platform = topology
+    return f"{plugin}:local_topology/{platform}/{process}"
+
+
+def global_topology_key(topology: tuple[str, str]) -> str:
+    """Where process 0 puts what it makes of these messages, for all others to read."""
+    plugin, platform = topology
+    return f"{plugin}:global_topology/{platform}"
+
+
+def unblock_backend(
+    client: Any, topologies: Iterable[tuple[str, str]], processes: Iterable[int]
+) -> None:
+    """Makes the topology exchange of a backend that waits for a dead process fail at once.
+
+    It does so by answers that are not valid; what is there already stays.
+    """
+    numbers = list(processes)
+    for topology in topologies:
+        keys = (local_topology_key(topology, process) for process in numbers)
+        for key in (*keys, global_topology_key(topology)):
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                client.key_value_set_bytes(key, b"\xff")
+
+
+def wait_for_devices(timeout_s: float) -> bool:
+    """Waits until this process's devices have run what was given to them.
+
+    Each is given one more program, which it runs last. Needs no thread: at interpreter exit there
+    can't be a new one.
+
+    Returns:
+      Whether all have.
+    """
+    deadline = time.monotonic() + timeout_s
+    follow = jax.jit(lambda x: x + 1)
+    try:
+        last = [follow(jax.device_put(0.0, device)) for device in jax.local_devices()]
+        while not all(array.is_ready() for array in last):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+    except (RuntimeError, ValueError):  # a device that failed
+        return False
+    return True
+
+
+def wait_for_arrays(timeout_s: float) -> bool:
+    """Waits until the arrays of this process that still exist are computed, on every device.
+
+    On CPUs, where a device does not run its programs in the order in which they were given to it.
+
+    Returns:
+      Whether all are.
+    """
+    deadline = time.monotonic() + timeout_s
+    for array in jax.live_arrays():
+        with contextlib.suppress(RuntimeError, ValueError):  # deleted meanwhile, or failed
+            while not array.is_ready():
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.001)
+    return True
+
+
+def refuse_shared_programs() -> None:
+    """Checks that every process compiles its own programs.
+
+    Raises:
+      UsageError: JAX is told to give one process's to all.
+    """
+    if jax.config.jax_share_binary_between_hosts:
+        raise UsageError(
+            "jax_share_binary_between_hosts gives all processes one island's program; turn it"
+            " off in a job of several islands"
+        )
+
+
+def register_passes(pre: Hook, post: Hook, platform: str) -> None:
+    """Registers the two compiler passes with XLA's hook."""
+    from jax.extend import xla
+
+    for name, hook, stage in (
+        ("jaxhet_decompose", pre, xla.PipelineStage.PRE_SCHEDULER),
+        ("jaxhet_bridge", post, xla.PipelineStage.POST_SCHEDULER),
+    ):
+        xla.register_hlo_module_transformation(hook, name=name, stage=stage, platforms=platform)
+
+
+def compiled_modules(compiled: Any) -> list[bytes]:
+    """The serialized HloModuleProtos of what `jax.stages.Lowered.compile` returned."""
+    modules = compiled.runtime_executable().hlo_modules()
+    return [module.as_serialized_hlo_module_proto() for module in modules]
+
+
+def prepare_to_compile_only() -> None:
+    """Makes the CPU JAX's only backend, and lets every compilation run the passes.
+
+    Before JAX has a backend.
+    """
+    from jax._src import xla_bridge
+
+    xla_bridge._plugins_registered = True  # they are not looked for any more
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+
+
+def register_unused_handlers(targets: tuple[str, ...], platform: str) -> None:
+    """Registers custom calls that programs have and that never run; compilers want a handler."""
+    from jaxlib.cpu import _lapack  # pyright: ignore[reportAttributeAccessIssue]
+
+    handler = next(h for name, h in _lapack.registrations().items() if name.endswith("_ffi"))
+    for target in targets:
+        jax.ffi.register_ffi_target(target, handler, platform=platform)
+
+
+def cpu_devices(count: int) -> list[Device]:
+    """Creates JAX's CPU backend with so many devices."""
+    jax.config.update("jax_num_cpu_devices", count)
+    return jax.devices()
+
+
+def load_compiler(vendor: str, library: pathlib.Path, extension: str, pre: Hook, post: Hook) -> Any:
+    """Loads a vendor's PJRT plugin to compile with, on a machine without the vendor's GPUs.
+
+    Args:
+      vendor: "cuda" or "rocm".
+      library: The plugin.
+      extension: Module that registers custom calls with it.
+      pre: The first compiler pass.
+      post: The second one.
+
+    Returns:
+      Its C API.
+    """
+    from jax._src.lib import _xla, xla_client  # pyright: ignore[reportPrivateImportUsage]
+
+    c_api = xla_client.load_pjrt_plugin_dynamically(vendor, str(library))
+    xla_client.initialize_pjrt_plugin(vendor)
+    register = importlib.import_module(extension).register_custom_call_target
+    xla_client.register_custom_call_handler(vendor.upper(), functools.partial(register, c_api))
+    for stage, (name, hook) in enumerate((("jaxhet_decompose", pre), ("jaxhet_bridge", post))):
+        _xla.register_xla_transform_c_api(c_api, name, stage, hook)
+    return c_api
+
+
+def compile_only_devices(
+    c_api: Any, vendor: str, target_config: str, topology: str
+) -> list[Device]:
+    """Devices to compile for; topology is islands x 1 x devices of each."""
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+
+    return xla_client.make_c_api_device_topology(
+        c_api, vendor, target_config=target_config, topology=topology
+    )._make_compile_only_devices()
+
+
+def guard_compilation_cache(
+    salt: Callable[[tuple[int, ...]], str], accept: Callable[[bytes], bool], writes: bool
+) -> None:
+    """Makes JAX's persistent compilation cache safe for programs that the passes have changed.
+
+    A hit skips the passes, JAX's key says nothing of them nor, on GPUs, of the device assignment,
+    and only process 0 writes entries.
+
+    Args:
+      salt: Facts, besides JAX's key, that a program on the devices of these ids depends on. Called
+        at every compilation.
+      accept: Gets the compiled module of every hit before the program can run; what it refuses is
+        compiled anew.
+      writes: Whether this process writes entries.
+    """
+    from jax._src import compilation_cache as cache
+    from jax._src import compiler
+
+    # Plans hold source lines: an entry from before an edit is another program.
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    get_key, get_executable = cache.get_cache_key, cache.get_executable_and_time
+
+    def salted_key(module: Any, devices: Any, *args: Any, **kwargs: Any) -> str:
+        refuse_shared_programs()
+        text = salt(tuple(device.id for device in devices.flat))
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return f"{get_key(module, devices, *args, **kwargs)}-{digest}"
+
+    def accepted_executable(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        executable, seconds = get_executable(*args, **kwargs)
+        modules = executable.hlo_modules() if executable is not None else []
+        if all(accept(module.as_serialized_hlo_module_proto()) for module in modules):
+            return executable, seconds
+        return None, None
+
+    def write(key: str, seconds: float, name: str, backend: Any, executable: Any) -> None:
+        if not writes or seconds < jax.config.jax_persistent_cache_min_compile_time_secs:
+            return
+        try:
+            cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+        except Exception as error:
+            if jax.config.jax_raise_persistent_cache_errors:
+                raise
+            warnings.warn(f"can't write {name} to the compilation cache: {error}", stacklevel=2)
+
+    cache.get_cache_key = salted_key
+    cache.get_executable_and_time = accepted_executable
+    compiler._cache_write = write
+
+
+def allow_unequal_processes() -> None:
+    """Makes `multihost_utils` work where processes have unequal numbers of devices.
+
+    It lays out all devices as a rectangle of processes and their devices; here, as the first device
+    of each process. `jax.device_put` of host values relies on it too.
+    """
+    from jax.experimental import multihost_utils
+
+    class FirstDevices:
+        """The module `jax`, with one device in each process."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(jax, name)
+
+        def devices(self) -> list[Device]:
+            first: dict[int, Device] = {}
+            for device in sorted(jax.devices(), key=lambda d: d.id):
+                first.setdefault(device.process_index, device)
+            return [first[process] for process in sorted(first)]
+
+        def local_devices(self) -> list[Device]:
+            return [d for d in self.devices() if d.process_index == jax.process_index()]
+
+        def local_device_count(self) -> int:
+            return len(self.local_devices())
+
+    multihost_utils.jax = FirstDevices()  # type: ignore[assignment]
+
+
+def module_text(module: bytes) -> str:
+    """A serialized HloModuleProto as HLO text."""
+    from jax._src.lib import hlo  # pyright: ignore[reportAttributeAccessIssue]
+
+    return hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
+
+
+def run_with_checks(
+    function: Callable[[], Any], check: Callable[[], None], period_s: float = 0.02
+) -> Any:
+    """Runs a blocking call of JAX on a thread, and calls `check` until it returns.
+
+    What either raises is raised.
+    """
+    result: list[Any] = []
+    error: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            result.append(function())
+        except BaseException as e:
+            error.append(e)
+
+    thread = threading.Thread(target=body, name="jaxhet-blocking-call", daemon=True)
+    thread.start()
+    while True:
+        thread.join(period_s)
+        if not thread.is_alive():
+            break
+        check()
+    if error:
+        raise error[0]
+    return result[0]
+
+
+def plugin_problem(name: str, version: str) -> str:
+    """Why this jaxlib would not use a vendor's plugin of that package and version, or ""."""
+    from jaxlib import plugin_support
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fits = plugin_support.check_plugin_version(
+            name.replace("-", "_"), jaxlib_version.__version__, version
+        )
+    return "" if fits else str(caught[0].message)

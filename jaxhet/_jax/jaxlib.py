@@ -1,0 +1,74 @@
+"""Parts of jaxlib that the launcher and the coordinator use.
+
+They avoid the package `jax`, whose import takes a second.
+"""
+
+import importlib.util
+import pathlib
+import pkgutil
+import socket
+from typing import Any, Literal
+
+from jaxhet._net.credentials import Credentials
+
+GPU_PLATFORMS = ("cuda", "rocm")
+Vendor = Literal["cpu", "cuda", "rocm"]
+HEARTBEAT_TIMEOUT_S = 100
+
+
+def start_coordination_service(
+    host: str, num_processes: int, credentials: Credentials | None
+) -> tuple[str, Any]:
+    """Starts JAX's coordination service on a free port.
+
+    It is recoverable: the death of one process does not end the others.
+
+    Args:
+      host: Address to listen on.
+      num_processes: Size of the job.
+      credentials: Certificates for mutual TLS; None (tests only): plain text.
+
+    Returns:
+      Address of the service, and the service (`shutdown()`).
+    """
+    from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as probe:
+        port = probe.getsockname()[1]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    service = _jax.get_distributed_runtime_service(
+        address,
+        num_processes,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
+        shutdown_timeout=5,
+        recoverable=True,
+        **(credentials.arguments() if credentials else {}),
+    )
+    return address, service
+
+
+def installed_platform(chosen: str | None) -> str:
+    """Platform that JAX will choose in another process; loads no plugin.
+
+    Args:
+      chosen: JAX_PLATFORMS of that process.
+    """
+    first = (chosen or "gpu").split(",")[0]
+    if first != "gpu":
+        return first
+    namespace = importlib.util.find_spec("jax_plugins")
+    folders = namespace.submodule_search_locations if namespace else None
+    names = [module.name for module in pkgutil.iter_modules(folders or ())]
+    installed = (p for p in GPU_PLATFORMS if any(n.startswith(f"xla_{p}") for n in names))
+    return next(filter(count_gpus, installed), "cpu")
+
+
+def count_gpus(platform: str) -> int:
+    """The GPUs of this machine that processes can open, by their device files; loads no driver."""
+    from jax._src import hardware_utils
+
+    if platform == "rocm":
+        return max(0, hardware_utils.num_available_amd_gpus())
+    files = sum(path.name[6:].isdigit() for path in pathlib.Path("/dev").glob("nvidia*"))
+    return files or int(hardware_utils.has_visible_nvidia_gpu())

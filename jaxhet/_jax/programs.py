@@ -1,0 +1,202 @@
+"""How JAX lowers, compiles and launches programs; uses JAX's internals, as `_jax/compat.py` does.
+
+What each function relies on is tested in tests/python/test_jax_programs.py.
+"""
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxhet._errors import UsageError
+
+
+def watch_lowering(
+    labels: Callable[[Any], list[str]],
+    argument_labels: Callable[[Any], list[str]],
+    describe: Callable[[str, Any, Sequence[Any], Callable[[Any], str]], str],
+    attribute: str,
+) -> None:
+    """Numbers the equations of every program that is lowered, and marks its module.
+
+    An equation's label becomes a part of its name stack, so that XLA carries it in the `op_name` of
+    all that it makes of the equation.
+
+    Args:
+      labels: Gets a jaxpr; gives a label for each of its equations.
+      argument_labels: Gets a jaxpr; gives the end of a name for each of its operands.
+      describe: Gets name, jaxpr, the shardings of arguments and results, and a function that gives
+        the source line of an equation; gives the mark. Asked for programs of several devices only.
+      attribute: The frontend attribute of the module that holds the mark.
+
+    Raises:
+      UsageError: This JAX lowers programs in another way.
+    """
+    from jax._src import source_info_util
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
+
+    lower_equations = _known(mlir, "jaxpr_subcomp")
+    lower_program = _known(mlir, "lower_jaxpr_to_module")
+
+    def numbered(ctx: Any, jaxpr: Any, name_stack: Any, *args: Any, **kwargs: Any) -> Any:
+        eqns = [
+            eqn.replace(
+                source_info=eqn.source_info.replace(
+                    name_stack=eqn.source_info.name_stack.extend(label)
+                )
+            )
+            for eqn, label in zip(jaxpr.eqns, labels(jaxpr), strict=True)
+        ]
+        return lower_equations(ctx, jaxpr.replace(eqns=eqns), name_stack, *args, **kwargs)
+
+    def location(eqn: Any) -> str:
+        frame = source_info_util.user_frame(eqn.source_info.traceback)
+        if frame is None:
+            return ""
+        return f"{'/'.join(pathlib.PurePath(frame.file_name).parts[-2:])}:{frame.start_line}"
+
+    def marked(name: str, jaxpr: Any, **kwargs: Any) -> Any:
+        if names := kwargs.get("arg_names"):
+            ends = argument_labels(jaxpr)
+            added = [""] * (len(names) - len(ends)) + ends  # constants come before the arguments
+            pairs = zip(names, added, strict=True)
+            kwargs["arg_names"] = [f"{n}/{end}" if n and end else n for n, end in pairs]
+        result = lower_program(name, jaxpr, **kwargs)
+        if kwargs.get("num_partitions", 1) > 1:
+            shardings = [kwargs.get("arg_shardings"), kwargs.get("result_shardings")]
+            mark = describe(name, jaxpr, shardings, location)
+            with result.module.context:
+                attributes = {**_frontend_attributes(result.module)}
+                attributes[attribute] = ir.StringAttr.get(mark)
+                own = result.module.operation.attributes
+                own["mhlo.frontend_attributes"] = ir.DictAttr.get(attributes)
+        return result
+
+    mlir.jaxpr_subcomp, mlir.lower_jaxpr_to_module = numbered, marked
+
+
+def guard_launches(
+    attribute: str,
+    is_guarded: Callable[[str], bool],
+    check: Callable[[str], None],
+    accept: Callable[[bytes], bool],
+) -> None:
+    """Asks before programs are launched by a thread that `claim_launches` was not called by.
+
+    JAX launches most calls in C++, without asking anybody. It looks its programs up by a context of
+    the calling thread, too, so that in all other threads each call comes to Python.
+
+    Args:
+      attribute: The frontend attribute of a module that names its program.
+      is_guarded: Whether a compiled program of this name is one to ask for.
+      check: Gets the name of a function; raises if this thread must not launch it.
+      accept: Gets the compiled module of an executable that was serialized, and says whether it is
+        one to ask for; raises if it can't be used.
+
+    Raises:
+      UsageError: This JAX launches programs in another way.
+    """
+    from jax._src import compiler, pjit
+    from jax._src.interpreters import pxla
+    from jax.experimental import serialize_executable
+
+    guarded: set[int] = set()  # by identity: an executable lives as long as what launches it
+    compile_program = _known(compiler, "compile_or_get_cached")
+    fast_path, launch = _known(pjit, "_get_fastpath_data"), pxla.ExecuteReplicated.__call__
+
+    @functools.wraps(compile_program)
+    def compiled(backend: Any, computation: Any, *args: Any, **kwargs: Any) -> Any:
+        executable = compile_program(backend, computation, *args, **kwargs)
+        name = _frontend_attributes(computation).get(attribute)
+        if name is not None and is_guarded(name.value):
+            guarded.add(id(executable))
+        else:
+            guarded.discard(id(executable))
+        return executable
+
+    unpickler = _known(serialize_executable, "_JaxPjrtUnpickler")
+    load = unpickler.persistent_load
+
+    @functools.wraps(load)
+    def loaded(self: Any, pid: Any) -> Any:
+        result = load(self, pid)
+        if pid[0] == "exec":
+            modules = result.hlo_modules()
+            accepted = [accept(module.as_serialized_hlo_module_proto()) for module in modules]
+            if any(accepted):
+                guarded.add(id(result))
+            else:
+                guarded.discard(id(result))
+        return result
+
+    @functools.wraps(launch)
+    def checked(self: Any, *args: Any) -> Any:
+        if id(self.xla_executable) in guarded:
+            check(self.name)
+        return launch(self, *args)
+
+    @functools.wraps(fast_path)
+    def checked_fast_path(executable: Any, *args: Any, **kwargs: Any) -> Any:
+        known = getattr(executable, "xla_executable", None)
+        if id(known) in guarded and _launch_context().value is None:
+            return None
+        return fast_path(executable, *args, **kwargs)
+
+    compiler.compile_or_get_cached = compiled
+    pjit._get_fastpath_data = checked_fast_path
+    pxla.ExecuteReplicated.__call__ = checked
+    unpickler.persistent_load = loaded
+
+
+@functools.cache
+def _launch_context() -> Any:
+    return jax.make_user_context(None)
+
+
+def claim_launches(number: int) -> None:
+    """Lets this thread launch guarded programs in C++; another one that did so no more.
+
+    Args:
+      number: Another one at each call.
+    """
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    _launch_context()(number).__enter__()
+    _jax.PjitFunctionCache.clear_all()
+
+
+def keep_xla_tuning_cache() -> None:
+    """Lets XLA keep tuned kernels where its flags say, also with JAX's persistent cache.
+
+    JAX would give all processes one folder there, which process 0 alone writes to.
+    """
+    caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] or ""
+    names = ["xla_gpu_kernel_cache_file"] if caches == "all" else caches.split(",")
+    kept = [name for name in names if name != "xla_gpu_per_fusion_autotune_cache_dir"]
+    jax.config.update("jax_persistent_cache_enable_xla_caches", ",".join(kept) or "none")
+
+
+def _known(module: Any, name: str) -> Any:
+    """A function of JAX's internals.
+
+    Raises:
+      UsageError: This JAX has no such function.
+    """
+    found = getattr(module, name, None)
+    if found is None:
+        raise UsageError(
+            f"jax {jax.__version__} has no {module.__name__}.{name}, which jaxhet relies on to tell"
+            " programs apart; install a version that jaxhet was tested with (README)"
+        )
+    return found
+
+
+def _frontend_attributes(module: Any) -> Mapping[str, Any]:
+    """The frontend attributes of an MLIR module, by name."""
+    attributes = module.operation.attributes
+    if "mhlo.frontend_attributes" not in attributes:
+        return {}
+    return {named.name: named.attr for named in attributes["mhlo.frontend_attributes"]}

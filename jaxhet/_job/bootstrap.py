@@ -1,0 +1,226 @@
+"""Opens the sockets between every two processes: one for control, several for data.
+
+Ranks that have no better path get some of their own, too. All are authenticated with the job
+secret. Of two processes the higher id connects to the lower one. A socket is handed to the engine
+only after the handshake, with the keys that it made (`_job/listener.py`).
+
+Both ends know from their claims which of their network interfaces are joined (`interfaces.pairs`).
+Data sockets use these pairs in turns. Where a pair can't connect, the address for control takes its
+place.
+"""
+
+import dataclasses
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from jaxhet._errors import JaxhetError, TransportError
+from jaxhet._job.claim import Claim
+from jaxhet._job.listener import Link, Listener
+from jaxhet._log import LOGGER
+from jaxhet._net import handshake, interfaces
+from jaxhet._net.addresses import join_address, split_address
+from jaxhet._net.interfaces import Interface
+
+_FIRST_RING_CHANNEL = 1000
+_MOST_DEVICES = 256  # largest number in a process; more than a machine has
+_DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
+_PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
+
+_Pair = tuple[Interface, Interface]  # ours and the peer's
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerSockets:
+    """The connected sockets to one peer process."""
+
+    control: Link
+    data: tuple[Link, ...]
+
+
+def num_channels(num_processes: int, sockets_per_pair: int) -> int:
+    """Number that the channels of a job's connections are below, before its devices are known."""
+    return _FIRST_RING_CHANNEL + (num_processes * _MOST_DEVICES) ** 2 * sockets_per_pair
+
+
+def connect_peers(
+    listener: Listener,
+    members: Iterable[Claim],
+    data_sockets: int,
+    timeout_s: float,
+    check: Callable[[], None],
+) -> dict[int, PeerSockets]:
+    """Connects the listener's process to every other one.
+
+    Raises:
+      TransportError: a peer could not be reached, or did not come, within `timeout_s`.
+    """
+    wanted: list[_Wanted] = []
+    for claim in members:
+        if claim.process == listener.process:
+            continue
+        pairs = _pairs(listener, claim)
+        num_data = -(-data_sockets // len(pairs)) * len(pairs)
+        wanted.append(_Wanted(claim, 0, None))
+        wanted += [_Wanted(claim, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
+    sockets = _connect_channels(listener, wanted, timeout_s, check)
+    data: dict[int, list[Link]] = {}
+    for way in wanted:
+        if way.channel:
+            data.setdefault(way.claim.process, []).append(sockets[way.claim.process, way.channel])
+    return {p: PeerSockets(sockets[p, 0], tuple(links)) for p, links in data.items()}
+
+
+def connect_rings(
+    listener: Listener,
+    pairs: Mapping[tuple[int, int], Claim],
+    num_ranks: int,
+    sockets_per_pair: int,
+    timeout_s: float,
+    check: Callable[[], None],
+) -> list[tuple[int, int, list[Link]]]:
+    """Connects ranks of the listener's process to ranks of others.
+
+    Args:
+      listener: Listener of this process.
+      pairs: Own rank and other rank, and the other one's process.
+      num_ranks: Number of ranks of the job.
+      sockets_per_pair: For both directions together.
+      timeout_s: The longest wait for the peers.
+      check: Called while it waits; what it raises is raised.
+
+    Returns:
+      Own rank, other rank and their sockets, in the order of their channels.
+
+    Raises:
+      TransportError: a peer could not be reached, or did not come, within `timeout_s`.
+    """
+
+    def channels(pair: tuple[int, int]) -> Sequence[int]:
+        first = min(pair) * num_ranks + max(pair)
+        start = _FIRST_RING_CHANNEL + first * sockets_per_pair
+        return range(start, start + sockets_per_pair)
+
+    wanted: list[_Wanted] = []
+    for pair, claim in pairs.items():
+        ways = _pairs(listener, claim)
+        wanted += [_Wanted(claim, c, ways[i % len(ways)]) for i, c in enumerate(channels(pair))]
+    sockets = _connect_channels(listener, wanted, timeout_s, check)
+    return [
+        (*pair, [sockets[claim.process, channel] for channel in channels(pair)])
+        for pair, claim in pairs.items()
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """A socket to a process, and the interfaces that it joins; None: the address for control."""
+
+    claim: Claim
+    channel: int
+    pair: _Pair | None
+
+
+def _pairs(listener: Listener, claim: Claim) -> Sequence[_Pair | None]:
+    """The pairs of interfaces between this process and another one; (None,) if there are none."""
+    theirs = [Interface.parse(text) for text in claim.interfaces]
+    if listener.process < claim.process:
+        return interfaces.pairs(listener.interfaces, theirs) or (None,)
+    found = interfaces.pairs(theirs, listener.interfaces)
+    return [(own, other) for other, own in found] or (None,)
+
+
+def _connect_channels(
+    listener: Listener,
+    wanted: Sequence[_Wanted],
+    timeout_s: float,
+    check: Callable[[], None],
+) -> dict[tuple[int, int], Link]:
+    """The sockets of each channel to each peer, by process and channel."""
+    deadline = time.monotonic() + timeout_s
+    links: dict[tuple[int, int], Link] = {}
+    left: set[Interface] = set()  # own ones that could not reach a peer
+    for way in wanted:
+        if way.claim.process > listener.process:
+            continue
+        link = _connect_pair(listener, way.pair, way, left) if way.pair else None
+        key = (way.claim.process, way.channel)
+        links[key] = link or _connect(listener, way, deadline, check)
+    expected = {(w.claim.process, w.channel) for w in wanted if w.claim.process > listener.process}
+    links |= listener.take(expected, deadline, check)
+    for link in links.values():
+        link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.socket.setblocking(False)
+    return links
+
+
+def _connect_pair(
+    listener: Listener, pair: _Pair, way: _Wanted, left: set[Interface]
+) -> Link | None:
+    """A socket between two interfaces; None if our interface is in `left`, or is added to it."""
+    own, other = pair
+    if own in left:
+        return None
+    host = str(other.address.ip)
+    address = join_address(host, other.port)
+    sock = None
+    try:
+        sock = socket.create_connection(
+            (host, other.port), _PATH_TIMEOUT_S, source_address=(str(own.address.ip), 0)
+        )
+        return listener.introduce(sock, way.claim, way.channel, address, _PATH_TIMEOUT_S)
+    except (OSError, JaxhetError) as error:
+        if sock is not None:
+            sock.close()
+        left.add(own)
+        LOGGER.warning(
+            "[process %d] tcp leaves %s: no connection to %s, %s of %s: %s. Its data connections go"
+            " over %s. Check that interface, or name others with JAXHET_TCP_INTERFACES",
+            listener.process,
+            own,
+            address,
+            other.name,
+            way.claim,
+            error,
+            way.claim.address,
+        )
+        return None
+
+
+def _connect(listener: Listener, way: _Wanted, deadline: float, check: Callable[[], None]) -> Link:
+    claim = way.claim
+    sock = _open(claim, deadline, check)
+    try:
+        return listener.introduce(sock, claim, way.channel, claim.address)
+    except JaxhetError as error:
+        sock.close()
+        _wait_for_reason(check)
+        if isinstance(error, handshake.RefusedError):
+            raise TransportError(
+                f"{claim} at {claim.address} refused the connection: {error}"
+            ) from error
+        raise
+
+
+def _open(claim: Claim, deadline: float, check: Callable[[], None]) -> socket.socket:
+    """A connection to where a process listens."""
+    host, port = split_address(claim.address)
+    while True:
+        check()
+        try:
+            return socket.create_connection((host, port), timeout=handshake.TIMEOUT_S)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    f"can't connect to {claim} at {claim.address}: {error}; check the firewall, or"
+                    " set JAXHET_TCP_ADDRESS or JAXHET_TCP_ADVERTISE there"
+                ) from error
+            time.sleep(0.05)
+
+
+def _wait_for_reason(check: Callable[[], None]) -> None:
+    """Lets `check` say that a peer has died, if that is why it went away."""
+    deadline = time.monotonic() + _DEATH_KNOWN_WITHIN_S
+    while time.monotonic() < deadline:
+        check()
+        time.sleep(0.02)

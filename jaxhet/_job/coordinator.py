@@ -1,0 +1,376 @@
+"""The coordinator of a job: who is in it, do they agree, and who has gone.
+
+It runs in a process of its own, so that it outlives any JAX process: `jaxhet launch` or process 0
+starts it, or it is a service (`jaxhet coordinator`). It owns JAX's coordination service and keeps
+one authenticated connection to every process of the job:
+
+    process → coordinator  {"claim": Claim, "request": …}
+                                                once, with its request for a certificate
+    coordinator → process  {"error": Failure}   the claim, or the job, is refused
+                           {"members": [Claim], "process": i, "job": id,
+                            "service": "host:port", "certificate": …}
+                                                everybody has come and agrees
+                           {"event": {"kind": "gone", "process": i, "text": …}}
+                                                process i went without goodbye
+    process → coordinator  {"tuned": {"to": [process], …}}
+                                                for these processes, as it is (`_gpu/tuning.py`)
+    process → coordinator  {"clock": number}    asks for the time (`_job/clock.py`)
+    coordinator → process  {"clock": [number, microseconds]}
+    process → coordinator  {"failed": Failure}  the process could not start; everyone else is told
+                           {"bye": true}        before it closes the connection
+
+The id of a job is random, in hexadecimal digits: jobs may share a secret. A Failure is [class name,
+text]. A job makes the certificates for JAX's service itself, unless the user gives some
+(`_net/credentials.py`): then "request" and "certificate" are null. Both are sealed with the job
+secret. All messages are encrypted (`_net/channel.py`).
+"""
+
+import contextlib
+import dataclasses
+import secrets
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from jaxhet import _errors
+from jaxhet._errors import JaxhetError, TransportError, UsageError
+from jaxhet._jax import jaxlib
+from jaxhet._job import announced as _announced
+from jaxhet._job import clock
+from jaxhet._job.claim import JOB_BYTES, Claim, disagreement
+from jaxhet._job.membership import CERTIFICATE, HEADER, REQUEST
+from jaxhet._job.terms import Terms
+from jaxhet._net import handshake
+from jaxhet._net.accept import Acceptor
+from jaxhet._net.addresses import join_address
+from jaxhet._net.channel import Channel
+from jaxhet._net.credentials import Credentials
+from jaxhet._net.outbox import Outbox
+
+if TYPE_CHECKING:
+    from jaxhet._net.certificates import Authority
+
+# JAX's coordination service logs a warning that it is recoverable; ours is so on purpose.
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+_LINGER_S = 5.0
+
+
+def command(address: str, num_processes: int, timeout_s: float) -> list[str]:
+    """The command of a coordinator process.
+
+    Its environment needs JAXHET_JOB_SECRET, and `QUIET`.
+    """
+    return [
+        *(sys.executable, "-m", "jaxhet._job.coordinator_process", "--address", address),
+        *("--num-processes", str(num_processes), "--timeout-s", str(timeout_s)),
+    ]
+
+
+class Coordinator:
+    """The server. Two threads per process of the job, to read and to send; state under one lock.
+
+    Args:
+      listener: The listening socket; closed at the end of `serve`.
+      secret: The job secret.
+      terms: Size, islands and options that the processes must agree with.
+      given: The user's certificates for JAX's coordination service; None: the job makes its own.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        terms: Terms,
+        given: Credentials | None = None,
+    ):
+        self._listener = listener
+        self._secret = secret
+        self._terms = terms
+        self._num_processes = terms.num_processes
+        self._timeout_s = terms.timeout_s
+        self._lock = threading.Condition(threading.RLock())
+        self._claims: dict[int, Claim] = {}
+        self._outboxes: dict[int, Outbox] = {}
+        self._left: set[int] = set()
+        self._closed: set[int] = set()  # processes without a connection any more
+        self._events: list[dict[str, Any]] = []
+        self._error: JaxhetError | None = None
+        self._complete = False
+        self._stop = False
+        self._job = secrets.token_hex(JOB_BYTES)
+        self._requests: dict[int, bytes | None] = {}
+        self._authority = None if given else _new_authority()
+        credentials = self._authority.service_credentials() if self._authority else given
+        address, self._service = jaxlib.start_coordination_service(
+            listener.getsockname()[0], terms.num_processes, credentials
+        )
+        self._service_port = address.rpartition(":")[2]
+        self._hosts: dict[int, str] = {}  # by which each process reaches this one
+
+    def serve(self) -> None:
+        """Serves processes until all have left; then ends the coordination service.
+
+        Listens until the job is complete. A job that is refused has late processes, which must hear
+        why.
+        """
+        acceptor = Acceptor(
+            self._listener, self._receive_claim, self._serve_one, "jaxhet-coordinator"
+        )
+        self._wait_for_all()
+        if not self._error:
+            acceptor.refuse_all()
+        with self._lock:
+            while not self._stop and self._has_work():
+                self._lock.wait(0.5)
+            if (
+                self._error
+            ):  # late processes must hear the error; the others must end before the service
+                self._lock.wait_for(
+                    lambda: len(self._closed) == self._num_processes, timeout=_LINGER_S
+                )
+        acceptor.close()
+        self._service.shutdown()
+
+    @property
+    def failure(self) -> str:
+        """Why the job was refused, or which process went first without goodbye; or ""."""
+        with self._lock:
+            return str(self._error or next((event["text"] for event in self._events), ""))
+
+    def _has_work(self) -> bool:
+        """Whether processes are there, or may come."""
+        return bool(set(self._claims) - self._left) or not (self._claims or self._error)
+
+    def stop(self) -> None:
+        """Ends `serve` although processes are left."""
+        with self._lock:
+            self._stop = True
+            self._lock.notify_all()
+
+    def owner_is_gone(self) -> None:
+        """Ends `serve` unless there are processes to serve."""
+        with self._lock:
+            if not self._claims:
+                self.stop()
+
+    def announce_exit(self, process: int, text: str) -> None:
+        """Tells everybody that a process has ended (its owner saw it)."""
+        self._gone(process, text)
+
+    def _wait_for_all(self) -> None:
+        with self._lock:
+            self._lock.wait_for(lambda: self._claims or self._error or self._stop)
+            self._lock.wait_for(
+                lambda: self._complete or self._error or self._stop, self._timeout_s
+            )
+            if self._complete or self._error or self._stop:
+                return
+            missing = [str(i) for i in range(self._num_processes) if i not in self._claims]
+        self._fail(
+            UsageError(
+                f"process {', '.join(missing)} of {self._num_processes} has not come within"
+                f" {self._timeout_s:g} s; start it, or raise JAXHET_CONNECT_TIMEOUT_S"
+            )
+        )
+
+    def _receive_claim(self, sock: socket.socket) -> tuple[Channel, Claim, bytes | None]:
+        """A new connection's channel, claim, and request for a certificate."""
+        _, keys = handshake.accept(sock, self._secret, len(HEADER))
+        channel = Channel(sock, keys)
+        message = channel.receive(handshake.TIMEOUT_S)
+        request = message["request"]
+        if request is not None:
+            pem = request["pem"].encode()
+            handshake.check_seal(request["seal"], self._secret, REQUEST, pem)
+            request = pem
+        return channel, Claim.from_json(message["claim"]), request
+
+    def _serve_one(self, sock: socket.socket, come: tuple[Channel, Claim, bytes | None]) -> None:
+        channel, claim, request = come
+        with sock:
+            outbox = Outbox(sock, channel)
+            try:
+                claim = self._terms.place(claim)
+                refusal = self._admit(claim, request, outbox)
+            except Exception as error:  # all processes are told of any error
+                refusal = error if isinstance(error, UsageError) else _not_understood(claim, error)
+                if not self._complete:  # nor does a stray process end a job that runs
+                    self._fail(refusal)
+            if refusal:
+                outbox.send({"error": _errors.to_json(refusal)})
+                outbox.finish()
+                return
+            try:
+                self._follow(claim, sock, channel)
+            finally:
+                outbox.close()
+
+    def _admit(self, claim: Claim, request: bytes | None, outbox: Outbox) -> JaxhetError | None:
+        with self._lock:
+            if self._error:
+                return self._error
+            if not 0 <= claim.process < self._num_processes:
+                return UsageError(
+                    f"{claim} is not one of the job's {self._num_processes} processes;"
+                    f" process_id is 0 to {self._num_processes - 1}"
+                )
+            taken = self._claims.get(claim.process)
+            if taken:
+                return UsageError(
+                    f"process id {claim.process} is taken: {taken} was first, and now {claim};"
+                    " give every process an id of its own"
+                )
+            problem = (
+                self._certificates_disagree(claim, request)
+                or next(filter(None, (disagreement(c, claim) for c in self._claims.values())), None)
+                or self._terms.disagreement(claim)
+            )
+            self._claims[claim.process] = claim
+            self._hosts[claim.process] = self._terms.advertise or outbox.local_host
+            self._requests[claim.process] = request
+            self._outboxes[claim.process] = outbox
+            complete = len(self._claims) == self._num_processes
+            for event in self._events:
+                outbox.send({"event": event})
+            self._lock.notify_all()
+        if problem:
+            self._fail(UsageError(problem))
+        elif complete:
+            self._go()
+        return None
+
+    def _certificates_disagree(self, claim: Claim, request: bytes | None) -> str | None:
+        """Reason why the service and a client would refuse each other's certificates, or None."""
+        if (self._authority is None) == (request is None):
+            return None
+        has, has_not = ("the coordinator", claim) if request else (claim, "the coordinator")
+        return (
+            f"{has} has the user's certificates (JAX_MTLS_CERT_FILE) and {has_not} has none: set"
+            " the JAX_MTLS_* files in the environment of every process, and of `jaxhet launch`, or"
+            " nowhere"
+        )
+
+    def _certificate(self, process: int) -> dict[str, str] | None:
+        """The answer to a process's request."""
+        request = self._requests[process]
+        if self._authority is None or request is None:
+            return None
+        pems = self._authority.sign(request, process), self._authority.certificate
+        return {
+            "pem": pems[0].decode(),
+            "authority": pems[1].decode(),
+            "seal": handshake.seal(self._secret, CERTIFICATE, request, *pems),
+        }
+
+    def _go(self) -> None:
+        with self._lock:
+            islands = [claim.island for claim in self._claims.values()]
+            announced = self._claims[0].islands
+        sizes = self._terms.sizes or _announced.sizes(announced)
+        if sizes and (difference := _announced.difference(sizes, islands)):
+            self._fail(UsageError(difference))
+            return
+        names, expected = set(islands), set(announced)
+        if not sizes and expected and names != expected:
+            self._fail(
+                UsageError(
+                    f"the islands should be {sorted(expected)}, but the processes declare"
+                    f" {sorted(names)}; set JAXHET_ISLAND of each process to one of the former"
+                )
+            )
+            return
+        try:
+            certificates = {process: self._certificate(process) for process in self._requests}
+        except ValueError as error:
+            self._fail(UsageError(f"a process asked for a certificate that can't be: {error}"))
+            return
+        with self._lock:
+            self._complete = True
+            members = [dataclasses.asdict(self._claims[i]) for i in range(self._num_processes)]
+            for process, outbox in self._outboxes.items():
+                outbox.send(
+                    {
+                        "members": members,
+                        "process": process,
+                        "job": self._job,
+                        "service": join_address(self._hosts[process], self._service_port),
+                        "certificate": certificates[process],
+                    }
+                )
+            self._lock.notify_all()
+
+    def _follow(self, claim: Claim, sock: socket.socket, channel: Channel) -> None:
+        try:
+            while True:
+                message = channel.receive()
+                if "failed" in message:
+                    self._fail(_errors.from_json(message["failed"]))
+                if "tuned" in message:
+                    self._pass_on(message)
+                if "clock" in message:
+                    self._tell_time(claim.process, message["clock"])
+                if "bye" in message:
+                    break
+        except (TransportError, OSError) as error:
+            self._gone(claim.process, f"it ended without goodbye ({error})")
+        except Exception as error:  # whatever it was, everybody hears of it
+            self._gone(claim.process, f"the coordinator does not understand it ({error!r})")
+        with self._lock:
+            self._left.add(claim.process)
+            self._outboxes.pop(claim.process, None)
+            self._lock.notify_all()
+        with contextlib.suppress(OSError):
+            sock.recv(1)  # returns when the connection ends
+        with self._lock:
+            self._closed.add(claim.process)
+            self._lock.notify_all()
+
+    def _pass_on(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            for process in message["tuned"]["to"]:
+                if process in self._outboxes:
+                    self._outboxes[process].send(message)
+
+    def _tell_time(self, process: int, number: int) -> None:
+        with self._lock:
+            if process in self._outboxes:
+                self._outboxes[process].send({"clock": [number, clock.now_us()]})
+
+    def _fail(self, error: JaxhetError) -> None:
+        """Refuses the job while it is being set up.
+
+        The first reason is the one that everybody hears.
+        """
+        with self._lock:
+            self._error = self._error or error
+            for outbox in self._outboxes.values():
+                outbox.send({"error": _errors.to_json(self._error)})
+            self._lock.notify_all()
+
+    def _gone(self, process: int, text: str) -> None:
+        with self._lock:
+            claim = self._claims.get(process)
+            if process in self._left:
+                return
+            self._left.add(process)
+            name = f"process {process}" if claim is None else str(claim)
+            event = {"kind": "gone", "process": process, "text": f"{name} is gone: {text}"}
+            self._events.append(event)
+            for i, outbox in self._outboxes.items():
+                if i != process:
+                    outbox.send({"event": event})
+            self._lock.notify_all()
+
+
+def _not_understood(claim: Claim, error: Exception) -> TransportError:
+    return TransportError(
+        f"the coordinator does not understand the claim of {claim} ({error!r}); use one version of"
+        " jaxhet in the whole job"
+    )
+
+
+def _new_authority() -> "Authority":
+    from jaxhet._net.certificates import Authority
+
+    return Authority()

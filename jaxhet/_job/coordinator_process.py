@@ -1,0 +1,52 @@
+"""`python -m jaxhet._job.coordinator_process`: the coordinator in a process of its own."""
+
+import argparse
+import json
+import os
+import sys
+import threading
+
+from jaxhet._errors import UsageError
+from jaxhet._job.coordinator import Coordinator
+from jaxhet._job.terms import Terms
+from jaxhet._net import credentials
+from jaxhet._net.addresses import listen
+
+
+def _read_owner(coordinator: Coordinator) -> None:
+    """Follows the owner's lines on stdin: {"process": i, "text": …} for a process that ended.
+
+    End of file: stop.
+    """
+    for line in sys.stdin:
+        event = json.loads(line)
+        coordinator.announce_exit(event["process"], event["text"])
+    coordinator.owner_is_gone()
+
+
+def main() -> None:
+    """Runs a coordinator; prints `ready` on stdout once it listens, or one line with the error."""
+    parser = argparse.ArgumentParser(prog="python -m jaxhet._job.coordinator_process")
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--num-processes", type=int, required=True)
+    parser.add_argument("--timeout-s", type=float, default=60.0)
+    args = parser.parse_args()
+    secret = os.environ.pop("JAXHET_JOB_SECRET").encode()
+    try:
+        given = credentials.given_by(os.environ)
+        terms = Terms(args.num_processes, args.timeout_s)
+        coordinator = Coordinator(listen(args.address), secret, terms, given)
+    except UsageError as error:
+        print(f"error {error}", flush=True)
+        raise SystemExit(1) from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+        print(f"error the coordinator of the job could not start: {reason}", flush=True)
+        raise
+    print("ready", flush=True)
+    threading.Thread(target=_read_owner, args=(coordinator,), daemon=True).start()
+    coordinator.serve()
+
+
+if __name__ == "__main__":
+    main()

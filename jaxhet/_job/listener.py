@@ -1,0 +1,298 @@
+"""The ports of a process to which its peers connect, and the handshake of these connections.
+
+Each end tells the other in the handshake which process of which job it is: jobs may share a secret,
+and a port may pass from one to another.
+"""
+
+import dataclasses
+import fcntl
+import ipaddress
+import select
+import socket
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from jaxhet._errors import TransportError
+from jaxhet._job.claim import JOB_BYTES, Claim
+from jaxhet._net import handshake
+from jaxhet._net.accept import Acceptor
+from jaxhet._net.interfaces import Interface
+
+# Magic, version, channel, from process, to process, job.
+_HEADER = struct.Struct(f"<8sHIII{JOB_BYTES}s")
+_ANSWER = struct.Struct(f"<I{JOB_BYTES}s")  # process, job
+_MAGIC = b"jaxhet-p"
+_VERSION = 3
+_ANY = 2**32  # more than a header can say
+_GIVEN_UP_WITHIN_S = 1.0  # for the end of a connection that the peer has left for another one
+_PORTS = "check JAXHET_TCP_PORT and JAXHET_TCP_ADVERTISE"
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A connected and authenticated socket, and its keys."""
+
+    socket: socket.socket
+    keys: handshake.Keys
+
+
+class Listener:
+    """Listens for the peers with higher ids.
+
+    Each connection is authenticated on a thread of its own.
+
+    Args:
+      host: Address to listen on.
+      port: Port to listen on; 0: any free one.
+      process: This process.
+      secret: The job secret.
+      job: The id of the job. Without it `process` does not count, and nobody can connect, until
+        `assign`.
+      interfaces: Network interfaces to listen on, too.
+
+    Attributes:
+      address: host:port to which peers connect.
+      interfaces: Interfaces to which peers may connect for data, with their ports.
+      reconnects: Whether a peer may connect again after `take` has returned its connection; no by
+        default.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        process: int,
+        secret: bytes,
+        job: bytes = b"",
+        interfaces: Sequence[Interface] = (),
+    ):
+        self.process = process
+        self.secret = secret
+        self.job = job
+        self._num_processes = self._num_channels = _ANY
+        self._assigned = threading.Event()
+        if job:
+            self._assigned.set()
+        self._arrived = threading.Condition()
+        self._links: dict[tuple[int, int], Link] = {}
+        self.reconnects = False
+        self._taken: set[tuple[int, int]] = set()  # for good
+        addresses = [str(interface.address.ip) for interface in interfaces]
+        servers = _listen(host, port, process, addresses)
+        ports = dict(server.getsockname()[:2] for server in servers)
+        main, bound = next(iter(ports.items()))
+        self.address = f"{main}:{bound}"
+        self.interfaces = tuple(
+            dataclasses.replace(interface, port=ports.get(address, bound))
+            for interface, address in zip(interfaces, addresses, strict=True)
+        )
+        self._acceptors = [
+            Acceptor(server, self._authenticate, self._keep, "jaxhet-listener")
+            for server in servers
+        ]
+
+    def assign(
+        self, process: int, job: bytes, num_processes: int = _ANY, num_channels: int = _ANY
+    ) -> None:
+        """Says which process of which job this is; until then nobody can connect.
+
+        Args:
+          process: This process.
+          job: The id of the job.
+          num_processes: Number of processes of the job.
+          num_channels: Number that the channel of every connection is below.
+        """
+        self.process = process
+        self.job = job
+        self._num_processes, self._num_channels = num_processes, num_channels
+        self._assigned.set()
+
+    def introduce(
+        self,
+        sock: socket.socket,
+        claim: Claim,
+        channel: int,
+        address: str,
+        timeout_s: float = handshake.TIMEOUT_S,
+    ) -> Link:
+        """Authenticates a socket that this process has opened to the process of `claim`.
+
+        Args:
+          sock: A connected socket; it stays open if this fails.
+          claim: The peer.
+          channel: The purpose of the socket.
+          address: host:port to which the socket is connected, for errors.
+          timeout_s: Time limit of the handshake.
+
+        Raises:
+          RefusedError: The other end holds another secret, or did not answer in time.
+          TransportError: The other end is another process, or of another job.
+        """
+        header = _HEADER.pack(_MAGIC, _VERSION, channel, self.process, claim.process, self.job)
+        answer, keys = handshake.connect(sock, self.secret, header, _ANSWER.size, timeout_s)
+        _check_answer(answer, claim, address, self.job)
+        return Link(sock, keys)
+
+    def take(
+        self, expected: set[tuple[int, int]], deadline: float, check: Callable[[], None]
+    ) -> dict[tuple[int, int], Link]:
+        """Waits for the sockets of `expected` (process, channel)."""
+        while True:
+            with self._arrived:
+                if expected <= self._links.keys():
+                    if not self.reconnects:
+                        self._taken |= expected
+                    return {key: self._links.pop(key) for key in expected}
+                missing = sorted({process for process, _ in expected - self._links.keys()})
+                self._arrived.wait(0.05)
+            check()
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    f"process {', '.join(map(str, missing))} did not connect to process"
+                    f" {self.process} at {self.address} in time ({self._refusals()}); check that it"
+                    " can reach this address, or set JAXHET_TCP_ADDRESS here"
+                )
+
+    def close(self) -> None:
+        """Stops listening; sockets that nobody took are closed."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        with self._arrived:
+            for link in self._links.values():
+                link.socket.close()
+            self._links.clear()
+
+    def _refusals(self) -> str:
+        """The number of connections refused, and the last reason at each address."""
+        refused = sum(acceptor.refused for acceptor in self._acceptors)
+        reasons = [acceptor.last_refusal for acceptor in self._acceptors if acceptor.last_refusal]
+        why = f", the last one because {'; another one because '.join(reasons)}" if reasons else ""
+        return f"{refused} connections refused{why}"
+
+    def _authenticate(self, sock: socket.socket) -> tuple[tuple[int, int], handshake.Keys]:
+        """Process and channel of a new connection, and its keys."""
+        header, keys = handshake.accept(sock, self.secret, _HEADER.size, self._identity)
+        magic, version, channel, source, target, job = _HEADER.unpack(header)
+        if job != self.job:
+            raise TransportError(_another_job(f"process {source}", job, self.job))
+        if (magic, version, target) != (_MAGIC, _VERSION, self.process):
+            raise TransportError("a connection that was meant for another process was refused")
+        self._check_claimed(source, channel)
+        return (source, channel), keys
+
+    def _check_claimed(self, source: int, channel: int) -> None:
+        """Checks that a peer of the job may open this connection.
+
+        Raises:
+          TransportError: No such process connects to this one, there is no such channel, or the
+            process has this connection already.
+        """
+        if not self.process < source < self._num_processes:
+            last = "" if self._num_processes == _ANY else f" up to {self._num_processes - 1}"
+            raise TransportError(
+                f"a connection in the name of process {source} was refused: only processes with ids"
+                f" above {self.process}{last} connect to process {self.process}"
+            )
+        if channel >= self._num_channels:
+            raise TransportError(
+                f"channel {channel} of process {source} was refused: there are only"
+                f" {self._num_channels}"
+            )
+        with self._arrived:
+            earlier, is_taken = self._links.get((source, channel)), (source, channel) in self._taken
+        if is_taken or (
+            earlier is not None and not _is_given_up(earlier.socket, _GIVEN_UP_WITHIN_S)
+        ):
+            raise TransportError(
+                f"a second connection for channel {channel} of process {source} was refused"
+            )
+
+    def _identity(self) -> bytes:
+        """The identity that this process presents, once it has joined.
+
+        A peer may hear of the job's completion before this process does.
+        """
+        if not self._assigned.wait(handshake.TIMEOUT_S):
+            raise TransportError("this process has not joined its job")
+        return _ANSWER.pack(self.process, self.job)
+
+    def _keep(
+        self, sock: socket.socket, authenticated: tuple[tuple[int, int], handshake.Keys]
+    ) -> None:
+        key, keys = authenticated
+        with self._arrived:
+            earlier = self._links.get(key)
+            is_second = key in self._taken or (
+                earlier is not None and not _is_given_up(earlier.socket, 0)
+            )
+            if not is_second:
+                self._links[key] = Link(sock, keys)
+                self._arrived.notify_all()
+        superfluous = sock if is_second else earlier.socket if earlier else None
+        if superfluous is not None:
+            superfluous.close()
+
+
+def _is_given_up(sock: socket.socket, timeout_s: float) -> bool:
+    """Whether a peer has left a connection, perhaps before the handshake's last bytes arrived.
+
+    The peer has closed it, or has not acknowledged these bytes: the way between the two is broken.
+    """
+    try:
+        if select.select([sock], [], [], timeout_s)[0]:
+            return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        (unacknowledged,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+    except (OSError, ValueError):  # it was reset, or closed here
+        return True
+    return unacknowledged > 0
+
+
+def _check_answer(answer: bytes, claim: Claim, address: str, job: bytes) -> None:
+    """Checks that the process that answers is the process of `claim` in this job. Pure.
+
+    Raises:
+      TransportError: It is another process, or one of another job; the text names it.
+    """
+    found, theirs = _ANSWER.unpack(answer)
+    who = f"process {found}, which answers at {address} in place of {claim},"
+    if theirs != job:
+        raise TransportError(_another_job(who, theirs, job))
+    if found != claim.process:
+        raise TransportError(f"{who} is of this job; {_PORTS}")
+
+
+def _another_job(who: str, theirs: bytes, ours: bytes) -> str:
+    """Why a process with the same job secret is refused."""
+    return (
+        f"{who} is of another job with the same job secret (id {theirs.hex()}, here {ours.hex()});"
+        f" give each job a secret of its own, or {_PORTS}"
+    )
+
+
+def _listen(host: str, port: int, process: int, others: Sequence[str] = ()) -> list[socket.socket]:
+    """Listening sockets: one at `host`, and one at each other address that it does not cover."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        main = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise TransportError(
+            f"process {process} can't listen on {host}:{port}: {error.strerror or error};"
+            " set JAXHET_TCP_ADDRESS and JAXHET_TCP_PORT to an address of this machine and a"
+            " free port"
+        ) from error
+    own = main.getsockname()[0]
+    if ipaddress.ip_address(own).is_unspecified:
+        return [main]
+    servers = [main]
+    try:
+        for other in dict.fromkeys(others):
+            if other != own:
+                servers += _listen(other, port, process)
+    except TransportError:
+        for server in servers:
+            server.close()
+        raise
+    return servers

@@ -1,0 +1,232 @@
+"""Connection of a process to the job's coordinator (messages: `_job/coordinator.py`)."""
+
+import contextlib
+import dataclasses
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jaxhet import _errors
+from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
+from jaxhet._job import clock
+from jaxhet._job.claim import JOB_BYTES, Claim
+from jaxhet._job.place import UNASSIGNED
+from jaxhet._net import credentials, handshake
+from jaxhet._net.addresses import split_address
+from jaxhet._net.channel import Channel
+from jaxhet._net.credentials import Credentials
+from jaxhet._net.outbox import limit_sends
+
+if TYPE_CHECKING:
+    from jaxhet._net.certificates import Identity
+
+HEADER = b"jaxhet-coordinator"
+REQUEST, CERTIFICATE = "a request for a certificate", "a certificate"  # names of sealed parts
+
+
+class Membership:
+    """A process's connection to the coordinator, and what it learnt there."""
+
+    def __init__(self, sock: socket.socket, channel: Channel, secret: bytes):
+        self._sock = sock
+        self._channel = channel
+        self._secret = secret
+        self._send_lock = threading.Lock()  # a frame may be longer than a socket takes at once
+        self._lock = threading.Lock()
+        self._failure: JaxhetError | None = None
+        self._closing = False
+        self._unheard: list[dict[str, Any]] = []
+        self._on_tuned: Callable[[dict[str, Any]], None] | None = None
+        self.members: list[Claim] = []
+        self.process = UNASSIGNED
+        self.job = b""
+        self.service_address = ""
+        self.credentials: Credentials | None = None
+        self.clock = clock.CoordinatorClock(lambda number: self._send({"clock": number}))
+
+    def join(self, claim: Claim, timeout_s: float, given: Credentials | None = None) -> None:
+        """Presents `claim` and waits until everybody has come.
+
+        Afterwards `credentials` are those for JAX's coordination service: `given`, by the user, or
+        the job's.
+
+        Raises:
+          UsageError: the job is not complete or does not agree; the text is the coordinator's. Or
+            JAX's service does not accept `given`.
+        """
+        self.credentials = given
+        identity = None if given else _new_identity()
+        sealed = None
+        if identity is not None:
+            seal = handshake.seal(self._secret, REQUEST, identity.request)
+            sealed = {"pem": identity.request.decode(), "seal": seal}
+        message = {"claim": dataclasses.asdict(claim), "request": sealed}
+        self._channel.send(message)
+        self._sock.settimeout(timeout_s)
+        while not self.members:
+            try:
+                self._begin(self._channel.receive(), identity)
+            except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
+                raise TransportError(_not_understood(error)) from error
+        if given is not None:
+            credentials.check_service(self.service_address, given)
+        self._sock.settimeout(None)
+        threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True).start()
+
+    def _begin(self, message: dict[str, Any], identity: "Identity | None") -> None:
+        """Takes the coordinator's answer to the claim."""
+        self._hear(message)
+        self.check()
+        members = [Claim.from_json(fields) for fields in message["members"]]
+        if sorted(claim.process for claim in members) != list(range(len(members))):
+            raise TransportError("the coordinator names other processes than the job's")
+        self.process = int(message["process"])
+        self.job = bytes.fromhex(message["job"])
+        if len(self.job) != JOB_BYTES:
+            raise TransportError(f"the id of the job has not {JOB_BYTES} bytes")
+        self.service_address = message["service"]
+        split_address(self.service_address, "the coordinator's service")
+        if identity is not None:
+            self.credentials = self._certified(identity, message["certificate"])
+        self.members = members
+
+    def _certified(self, identity: "Identity", answer: dict[str, str]) -> Credentials:
+        pems = answer["pem"].encode(), answer["authority"].encode()
+        handshake.check_seal(answer["seal"], self._secret, CERTIFICATE, identity.request, *pems)
+        return identity.process_credentials(*pems)
+
+    @property
+    def local_address(self) -> str:
+        """This machine's address on the way to the coordinator."""
+        return self._sock.getsockname()[0]
+
+    @property
+    def coordinator_host(self) -> str:
+        """Address of the coordinator's host; "" if that is this machine."""
+        host = self._sock.getpeername()[0]
+        return "" if host == self.local_address else host
+
+    @property
+    def failure(self) -> JaxhetError | None:
+        """The first thing that the coordinator said went wrong."""
+        with self._lock:
+            return self._failure
+
+    def check(self) -> None:
+        """Raises the failure, if there is one."""
+        if failure := self.failure:
+            raise failure
+
+    def report(self, error: JaxhetError) -> None:
+        """Tells the others that this process could not start."""
+        self._send({"failed": _errors.to_json(error)})
+
+    def tell_tuned(self, message: dict[str, Any]) -> None:
+        """Sends a message about tuned kernels to the processes that it names."""
+        self._send({"tuned": message})
+
+    def listen_tuned(self, listener: Callable[[dict[str, Any]], None]) -> None:
+        """Has a function hear the messages about tuned kernels, earlier ones too."""
+        with self._lock:
+            self._on_tuned = listener
+            for message in self._unheard:
+                listener(message)
+            self._unheard.clear()
+
+    def leave(self, *, close: bool = True) -> None:
+        """Says goodbye and closes the connection, or leaves it open until the process ends."""
+        self._closing = True
+        self._send({"bye": True})
+        if not close:
+            self._sock.detach()
+            return
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def close_in_child(self) -> None:
+        """Closes a forked child's copy of the connection; says nothing."""
+        self._closing = True
+        os.close(self._sock.detach())
+
+    def _follow(self) -> None:
+        try:
+            while True:
+                self._hear(self._channel.receive())
+        except (TransportError, OSError) as error:
+            if not self._closing:
+                self._set(
+                    TransportError(f"the job's coordinator is gone ({error}); start the job anew")
+                )
+        except Exception as error:  # this thread must not end without a word
+            self._set(TransportError(_not_understood(error)))
+
+    def _send(self, message: dict[str, Any]) -> None:
+        # The thread that reads finds out that the connection has ended.
+        with self._send_lock, contextlib.suppress(OSError, TransportError):
+            self._channel.send(message)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "event" in message:
+            self._set(PeerError(message["event"]["text"]))
+        elif "error" in message:
+            self._set(_errors.from_json(message["error"]))
+        elif "clock" in message:
+            self.clock.hear(*message["clock"])
+        elif "tuned" in message:
+            with self._lock:
+                if self._on_tuned is None:
+                    self._unheard.append(message["tuned"])
+                else:
+                    self._on_tuned(message["tuned"])
+
+    def _set(self, failure: JaxhetError) -> None:
+        with self._lock:
+            self._failure = self._failure or failure
+
+
+def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
+    """Connects to the coordinator at `address` (host:port), trying until `timeout_s` have passed.
+
+    Raises:
+      ConnectionRefusedError: nobody listens there.
+      UsageError: what listens there is not this job's coordinator.
+    """
+    host, port = split_address(address)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            sock = socket.create_connection((host, port), timeout=max(1.0, timeout_s))
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConnectionRefusedError(str(error)) from error
+            time.sleep(0.05)
+    try:
+        _, keys = handshake.connect(sock, secret, HEADER)
+    except JaxhetError as error:
+        sock.close()
+        raise UsageError(
+            f"what listens on {address} is not this job's coordinator: {error}; give every process"
+            " of the job the same JAXHET_JOB_SECRET, or JAXHET_JOB_SECRET_FILE with the same"
+            " content (not one of an earlier job), or another port if the port is in use"
+        ) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    limit_sends(sock)
+    return Membership(sock, Channel(sock, keys), secret)
+
+
+def _new_identity() -> "Identity":
+    from jaxhet._net.certificates import Identity  # 0.1 s, that programs without a job do not need
+
+    return Identity()
+
+
+def _not_understood(error: Exception) -> str:
+    return (
+        f"the job's coordinator sent a message that this process does not understand ({error!r});"
+        " use one version of jaxhet in the whole job"
+    )

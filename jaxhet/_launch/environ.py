@@ -1,0 +1,57 @@
+"""The environment that a launcher starts a process of a job in."""
+
+from collections.abc import Mapping, Sequence
+
+from jaxhet._launch import gpus as _gpus
+
+# In a process's environment from its start: large buffers lie in huge pages, which are copied
+# faster, out of a peer's memory above all. From glibc 2.35 on.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+def complete(
+    base: Mapping[str, str],
+    assigned: Mapping[str, str],
+    devices: int,
+    gpus: Mapping[str, str] | None,
+) -> dict[str, str]:
+    """The whole environment of a process: defaults, the user's variables, the launcher's. Pure.
+
+    Args:
+      base: The user's environment; wins over defaults.
+      assigned: Variables that the launcher sets; win over all others.
+      devices: Number of virtual CPU devices, where `gpus` is None.
+      gpus: Variables that give the process its GPUs; None: it uses CPUs.
+    """
+    return {
+        **({"JAX_PLATFORMS": "cpu", **_HUGE_PAGES} if gpus is None else {}),
+        "PYTHONUNBUFFERED": "1",  # output before a kill is shown
+        **base,
+        **assigned,
+        **({"JAXHET_CPU_DEVICES": str(devices)} if gpus is None else gpus),
+    }
+
+
+def share(
+    base: Mapping[str, str], wanted: Sequence[int | None], index: int
+) -> tuple[int, dict[str, str] | None]:
+    """Devices of one of several processes that share this host, and the variables of its GPUs.
+
+    Args:
+      base: The process's environment.
+      wanted: Devices of each of these processes; None: an equal share of the GPUs, or one CPU
+        device.
+      index: Which of them.
+
+    Returns:
+      As `devices` and `gpus` of `complete`.
+
+    Raises:
+      UsageError: The host has too few GPUs.
+    """
+    gpus = _gpus.find(base)
+    if gpus is None:
+        return wanted[index] or 1, None
+    sizes = [size or 1 for size in wanted] if any(wanted) else None
+    mine = _gpus.share(gpus, sizes, len(wanted))[index]
+    return len(mine), gpus.environment(mine)

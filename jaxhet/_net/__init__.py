@@ -1,0 +1,1 @@
+"""Sockets between processes: addresses, authentication, encryption. Knows no job and no JAX."""

@@ -1,0 +1,1 @@
+"""Compilation for GPUs that are not there."""

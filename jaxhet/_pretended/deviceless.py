@@ -1,0 +1,236 @@
+"""Compiles programs for a pretended job: islands of a vendor's GPUs that are not there.
+
+The compilers are the real ones, with our passes in them; what they give can't be run. All of a
+job's islands are of one vendor, and each is one process.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+import sys
+from typing import Any
+
+from jaxhet import _config, _plan, _session
+from jaxhet._config import Config
+from jaxhet._errors import UsageError
+from jaxhet._islands import Island
+from jaxhet._jax import compat, programs
+from jaxhet._jax.compat import Device
+from jaxhet._jax.jaxlib import Vendor
+from jaxhet._plan import PlanReport
+from jaxhet._pretended import rocm_stubs
+from jaxhet._traced import jaxprs
+from jaxhet.compiler import (
+    GPU_COMPILER_OPTIONS,
+    PROGRAM_ATTRIBUTE,
+    Job,
+    Options,
+    Plan,
+    bridge,
+    decompose,
+)
+from jaxhet.compiler.exchange import DEVICE_TARGETS, EXCHANGE_TARGET
+
+_HERE = pathlib.Path(__file__).parent
+_COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A stand-in for a vendor of GPUs: its plugin's package, and a kind of GPU.
+
+    Attributes:
+      package: the suffix in the names of the plugin's Python packages.
+      gpu: the kind of GPU that target_configs/<vendor>.txtpb describes.
+    """
+
+    package: str
+    gpu: str
+
+
+TARGETS: dict[Vendor, Target] = {
+    "cuda": Target("cuda13", "H100"),
+    "rocm": Target("rocm7", "MI350X"),
+}
+
+
+class _ScheduledError(Exception):
+    """Ends a compilation of which all is known that was asked for."""
+
+
+class Compiler:
+    """A vendor's compiler. One in a process: JAX keeps what it has loaded.
+
+    Attributes:
+      vendor: whose.
+    """
+
+    def __init__(self, vendor: Vendor):
+        """Loads the compiler, before JAX has a backend.
+
+        Raises:
+          UsageError: it, or a tool that its stub libraries are built with, is not installed.
+        """
+        self.vendor: Vendor = vendor
+        self._job: Job | None = None
+        self._options = Options()
+        self._result: tuple[bytes, Plan] | None = None
+        self._is_used = False
+        self._has_codegen = True
+        self._error: Exception | None = None
+        compat.prepare_to_compile_only()
+        programs.watch_lowering(
+            jaxprs.labels, jaxprs.argument_labels, _digest_of, PROGRAM_ATTRIBUTE
+        )
+        if vendor == "cpu":
+            return  # registrations create the client, which then has its devices
+        library = _find(vendor)
+        if vendor == "rocm":
+            rocm_stubs.load(library)
+        extension = f"jax_{TARGETS[vendor].package}_plugin.{vendor}_plugin_extension"
+        self._c_api = compat.load_compiler(vendor, library, extension, self._pre, self._post)
+        compat.register_unused_handlers(DEVICE_TARGETS, vendor.upper())
+
+    def devices(self, islands: int, devices_per_island: int) -> list[Device]:
+        """Devices to compile for, in the order of islands. Once for each CPU compiler."""
+        if self.vendor == "cpu":
+            devices = compat.cpu_devices(islands * devices_per_island)
+            compat.register_unused_handlers((EXCHANGE_TARGET,), "cpu")
+            compat.register_passes(self._pre, self._post, "cpu")
+            return devices
+        return compat.compile_only_devices(
+            self._c_api,
+            self.vendor,
+            (_HERE / "target_configs" / f"{self.vendor}.txtpb").read_text(),
+            f"{islands}x1x{devices_per_island}",
+        )
+
+    def compile(
+        self,
+        lowered: Any,
+        islands: tuple[tuple[Device, ...], ...],
+        options: Options,
+        *,
+        codegen: bool,
+    ) -> tuple[bytes, Plan] | None:
+        """Compiles what was lowered for devices of `islands`.
+
+        Without `codegen` the compiler stops when the module is scheduled, if collectives cross
+        islands: machine code takes half of the time.
+
+        Returns:
+          The scheduled module and its plan; None if no collective crosses islands.
+
+        Raises:
+          UsageError: it was lowered for other devices.
+          JaxhetError: a pass refuses the program.
+        """
+        ids = sorted((d.id, index) for index, island in enumerate(islands) for d in island)
+        self._job = Job(tuple(i for i, _ in ids), tuple(index for _, index in ids), self.vendor)
+        self._options, self._result, self._error = options, None, None
+        self._is_used, self._has_codegen = False, codegen
+        try:
+            lowered.compile(compiler_options=None if self.vendor == "cpu" else _COMPILER_OPTIONS)
+        except Exception:
+            if self._error is not None:
+                raise self._error from None
+            if codegen or self._result is None:
+                raise
+        if not self._is_used:
+            raise UsageError(
+                "the program is not for the devices of the pretended job; make its mesh by"
+                " jaxhet.make_mesh and give its arguments shardings over it"
+            )
+        return self._result
+
+    def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
+        """The PRE hook's work."""
+        return decompose(module, job, options)
+
+    def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
+        """The POST hook's work."""
+        return bridge(module, job, options)
+
+    def _pre(self, module: bytes) -> bytes | None:
+        return self._kept(self.decompose, module)
+
+    def _post(self, module: bytes) -> bytes | None:
+        bridged = self._kept(self.bridge, module)
+        if bridged is None:
+            return None
+        self._result = bridged
+        if not self._has_codegen:
+            raise _ScheduledError
+        return bridged[0]
+
+    def _kept(self, hook: Any, module: bytes) -> Any:
+        """Runs a hook; of an error in it, JAX passes on the text only."""
+        if self._job is None:
+            return None
+        self._is_used = True
+        try:
+            return hook(module, self._job, self._options)
+        except Exception as error:
+            self._error = error
+            raise
+
+
+class PretendedJob:
+    """A job that is there for programs to be compiled for."""
+
+    def __init__(self, compiler: Compiler, islands: tuple[Island, ...], config: Config):
+        self._compiler = compiler
+        self._islands = islands
+        self._options = _session.compiler_options(config)
+
+    def plan(self, lowered: Any) -> PlanReport:
+        """The exchanges of a lowered program.
+
+        Raises:
+          JaxhetError: a pass refuses the program.
+        """
+        devices = tuple(island.devices for island in self._islands)
+        compiled = self._compiler.compile(lowered, devices, self._options, codegen=False)
+        return PlanReport(()) if compiled is None else _plan.of_module(compiled[0])
+
+
+def pretend(vendor: Vendor, num_islands: int, devices_per_island: int) -> PretendedJob:
+    """Makes a pretended job this process's own: `make_mesh` and `islands` know it.
+
+    Raises:
+      UsageError: the vendor's compiler is not installed, or an option is not valid.
+    """
+    config = _config.resolve()
+    compiler = Compiler(vendor)
+    devices = sorted(compiler.devices(num_islands, devices_per_island), key=lambda d: d.id)
+    islands = tuple(
+        Island(
+            name=f"island{index}",
+            index=index,
+            platform=vendor,
+            processes=(index,),
+            hosts=("",),
+            ranks=tuple(range(index * devices_per_island, (index + 1) * devices_per_island)),
+            devices=mine,
+        )
+        for index, mine in enumerate(itertools.batched(devices, devices_per_island))
+    )
+    _session.install(_session.Session(config, 0, islands, is_pretended=True))
+    return PretendedJob(compiler, islands, config)
+
+
+def _digest_of(*program: Any) -> str:
+    return jaxprs.describe(*program).digest
+
+
+def _find(vendor: Vendor) -> pathlib.Path:
+    """The vendor's plugin on Python's path; it is not imported: JAX would try to start it."""
+    name = f"jax_plugins/xla_{TARGETS[vendor].package}/xla_{vendor}_plugin.so"
+    for folder in sys.path:
+        library = pathlib.Path(folder, name)
+        if library.exists():
+            return library
+    raise UsageError(
+        f"no compiler for {vendor}: there is no {name} on Python's path; install it with"
+        " pip install 'jaxhet[deviceless]'"
+    )

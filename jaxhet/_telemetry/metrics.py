@@ -1,0 +1,210 @@
+"""Prometheus metrics of this process: served at a port, written to a file, or both.
+
+The package prometheus_client makes the text; the numbers are the engine's own counters, read when
+somebody asks. All metrics have the labels `process` and `island`; docs/guides/metrics.md lists
+them.
+"""
+
+import pathlib
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from jaxhet._config import Config
+from jaxhet._errors import UsageError
+from jaxhet._net.addresses import split_address
+from jaxhet._telemetry.metrics_server import MetricsServer
+from jaxhet._telemetry.observed import ObservedSession
+
+_PERIOD_S = 10.0  # time between two writes of the file
+_OWN = ("process", "island")
+_PATH = (*_OWN, "transport", "peer_island")
+_PEER = (*_OWN, "peer", "peer_island")
+
+
+def are_wanted(config: Config) -> bool:
+    """Whether an option asks for metrics."""
+    return bool(config.metrics_address or config.metrics_folder)
+
+
+class Metrics:
+    """Serves or writes the metrics of a session until it is closed.
+
+    Raises:
+      UsageError: prometheus_client is missing, the address can't be used, or there is no folder.
+    """
+
+    def __init__(self, config: Config):
+        client = _client()
+        self._client = client
+        self._registry = client.CollectorRegistry()
+        self._file: pathlib.Path | None = None
+        self._server: MetricsServer | None = None
+        self._writer: threading.Thread | None = None
+        self._closed = threading.Event()
+        if config.metrics_folder:
+            folder = pathlib.Path(config.metrics_folder)
+            if not folder.is_dir():
+                raise UsageError(
+                    f"JAXHET_METRICS_FOLDER {folder} is no folder; make it, or name another one"
+                )
+            self._file = folder / f"jaxhet-{config.process_id}.prom"
+        if config.metrics_address:
+            self._server = _serve(client, config, self._registry)
+
+    def follow(self, session: ObservedSession) -> None:
+        """Connects the metrics to a session."""
+        self._registry.register(_Collector(self._client, session))
+        if self._file is not None:
+            self._write()  # an error is the caller's, the first time
+            self._writer = threading.Thread(
+                target=self._write_now_and_then, name="jaxhet-metrics", daemon=True
+            )
+            self._writer.start()
+
+    def close(self) -> None:
+        """Writes the file a last time, and serves no more; before the engine is closed."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        if self._writer is not None:
+            self._writer.join()
+
+    def close_in_child(self) -> None:
+        """Closes a forked child's copy of the listening socket."""
+        if self._server is not None and not self._closed.is_set():
+            self._server.socket.close()
+
+    def _write(self) -> None:
+        assert self._file is not None
+        try:
+            self._client.write_to_textfile(str(self._file), self._registry)
+        except OSError as error:
+            raise UsageError(f"can't write the metrics to {self._file}: {error.strerror}") from None
+
+    def _write_now_and_then(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._closed.wait(_PERIOD_S)
+            try:
+                self._write()
+            except UsageError:  # a disk that is full: the file gets old, and the job goes on
+                continue
+
+
+class _Collector:
+    """Collector that prometheus_client calls at each scrape."""
+
+    def __init__(self, client: ModuleType, session: ObservedSession):
+        self._families = client.core
+        self._session = session
+        self._own = (str(session.process), session.island.name)
+        self._island_of = {
+            process: island.name for island in session.islands for process in island.processes
+        }
+
+    def collect(self) -> Iterator[Any]:
+        """All metrics with their values of now."""
+        session = self._session
+        yield self._counter(
+            "jaxhet_replicas_checked",
+            "Arrays whose replicas were compared",
+            session.replicas_checked,
+        )
+        yield self._counter(
+            "jaxhet_replicas_differing",
+            "Arrays whose replicas differed",
+            session.replicas_differing,
+        )
+        failed = self._families.GaugeMetricFamily(
+            "jaxhet_failed", "1 after the job has failed", labels=_OWN
+        )
+        failed.add_metric(self._own, float(session.error() is not None))
+        yield failed
+        if session.engine is not None:
+            yield from self._of_engine(session.engine.stats())
+            yield from self._of_peers(session.engine.peer_stats())
+
+    def _of_engine(self, stats: Mapping[str, int]) -> Iterator[Any]:
+        for name, meaning, value in (
+            ("exchanges_started", "Exchanges started", stats["exchanges_started"]),
+            ("exchanges_completed", "Exchanges completed", stats["exchanges_completed"]),
+            (
+                "exchange_seconds",
+                "Time from start to completion, added up over exchanges",
+                stats["in_flight_us"] / 1e6,
+            ),
+        ):
+            yield self._counter(f"jaxhet_{name}", meaning, value)
+
+    def _of_peers(self, peers: list[dict[str, Any]]) -> Iterator[Any]:
+        make = self._families.CounterMetricFamily
+        for direction in ("sent", "received"):
+            family = make(
+                f"jaxhet_bytes_{direction}",
+                f"Bytes of exchanges that were {direction}",
+                labels=_PATH,
+            )
+            by_path: dict[tuple[str, str], int] = {}
+            for peer in peers:
+                key = peer["transport"], self._island_of[peer["process"]]
+                by_path[key] = by_path.get(key, 0) + peer[f"bytes_{direction}"]
+            for key, value in by_path.items():
+                family.add_metric((*self._own, *key), value)
+            yield family
+        waited = make(
+            "jaxhet_wait_seconds",
+            "Time that started transfers waited for the peer to start, added up",
+            labels=_PEER,
+        )
+        failures = make(
+            "jaxhet_path_failures", "Paths to a peer that failed and were left", labels=_PEER
+        )
+        by_peer: dict[int, tuple[int, int]] = {}
+        for peer in peers:
+            us, count = by_peer.get(peer["process"], (0, 0))
+            by_peer[peer["process"]] = us + peer["waited_us"], count + peer["path_failures"]
+        for process, (us, count) in by_peer.items():
+            if process != self._session.process:
+                labels = (*self._own, str(process), self._island_of[process])
+                waited.add_metric(labels, us / 1e6)
+                failures.add_metric(labels, count)
+        yield from (waited, failures)
+
+    def _counter(self, name: str, meaning: str, value: float) -> Any:
+        family = self._families.CounterMetricFamily(name, meaning, labels=_OWN)
+        family.add_metric(self._own, value)
+        return family
+
+
+def _client() -> ModuleType:
+    try:
+        import prometheus_client
+        import prometheus_client.core
+    except ModuleNotFoundError:
+        raise UsageError(
+            "JAXHET_METRICS_ADDRESS and JAXHET_METRICS_FOLDER need the package prometheus_client:"
+            " pip install 'jaxhet[metrics]'"
+        ) from None
+    return prometheus_client
+
+
+def _serve(client: ModuleType, config: Config, registry: Any) -> MetricsServer:
+    host, port = split_address(config.metrics_address, "metrics_address")
+    port += config.process_id
+    try:
+        if port > 65535:
+            raise OverflowError
+        return MetricsServer(host, port, client.make_wsgi_app(registry))
+    except (OSError, OverflowError, socket.gaierror) as error:
+        reason = getattr(error, "strerror", None) or "there are no ports above 65535"
+        raise UsageError(
+            f"metrics can't be served on {host}:{port} ({reason}); process {config.process_id}"
+            f" takes the port of JAXHET_METRICS_ADDRESS={config.metrics_address} plus its number:"
+            " choose one with as many free ports above it as there are processes"
+        ) from None

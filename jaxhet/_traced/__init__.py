@@ -1,0 +1,1 @@
+"""Programs as JAX traced them: numbers of equations, and descriptions of functions."""

@@ -1,0 +1,466 @@
+"""Exchanges of a loop overlap with the neighbouring iteration: software pipelining, on GPUs.
+
+Inside one iteration of a loop over layers nothing is left to compute beside the last gradients, and
+beside the first weights. So
+
+* a reduction whose result is only stored, in its iteration's place of a stacked array, moves to the
+  next iteration. The operand is carried there; the last result is stored after the loop;
+* a gather of what depends on the iteration's number alone, as a layer's weights do, moves to the
+  iteration before. The result is carried; the first gather is before the loop.
+
+The first iteration's reductions, which have no operand yet, are of zeros, and the last iteration's
+gathers are for nobody: each costs one exchange more than the loop has iterations. All results are
+the same to the bit. XLA's own pipeliners know neither exchanges nor islands.
+"""
+
+import collections
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from jaxhet.compiler import exchange, hlo, integers, loops, overlap
+from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler.collectives import Collective
+from jaxhet.compiler.loops import Loop
+
+_REDUCTIONS = ("all-reduce", "reduce-scatter")
+_FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
+# Cheap instructions without side effects, which may be computed once more elsewhere.
+_CHEAP = (
+    *_FORMS,
+    "add",
+    "and",
+    "broadcast",
+    "clamp",
+    "compare",
+    "constant",
+    "divide",
+    "dynamic-slice",
+    "iota",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negate",
+    "or",
+    "partition-id",
+    "remainder",
+    "replica-id",
+    "select",
+    "slice",
+    "subtract",
+)
+# Between a reduction and the array that it is stored in.
+_BETWEEN = (*_FORMS, "divide", "dynamic-slice", "multiply", "negate", "slice")
+# Depth and first use in the label of an equation (`order.Key`): what is moved can start at once.
+_DEPTH = re.compile(r"(?<!\w)(e\d+)?d\d+(?:u\d+)?(?!\w)")
+
+
+def pipeline(
+    module: hlo.Module, crossing: Sequence[Collective], least_iterations: int
+) -> tuple[hlo.Module, set[int]] | None:
+    """Moves collectives that cross islands to a neighbouring iteration of their loops.
+
+    Args:
+      module: The module; each computation with a collective has one caller. Changed in place.
+      crossing: All collectives that cross islands, as XLA has written them.
+      least_iterations: Loops with fewer iterations stay as they are.
+
+    Returns:
+      The new module, and the ids of the collectives that were moved in their loops; None if there
+      are none.
+    """
+    by_body: dict[int, list[hlo.Instruction]] = collections.defaultdict(list)
+    for collective in crossing:
+        by_body[collective.computation.id].append(collective.instruction)
+    moved: set[int] = set()
+    for loop in _loops(module, by_body):
+        if len(loop.values) >= least_iterations:
+            instructions = by_body[loop.body.id]
+            sinks = [s for i in instructions if (s := _sink(loop, i)) is not None]
+            gathers = [i for i in instructions if _is_early(loop, i)]
+            _move_gathers(loop, gathers)
+            _move_reductions(loop, sinks)
+            moved |= {i.id for i in gathers} | {s.reduction.id for s in sinks}
+    return (hlo.Module(module.serialize()), moved) if moved else None
+
+
+def _loops(module: hlo.Module, bodies: dict[int, list[hlo.Instruction]]) -> Iterator[Loop]:
+    for body_id in sorted(bodies):
+        calls = module.callers.get(body_id, ())
+        if len(calls) == 1 and calls[0].instruction.opcode == "while":
+            loop = loops.find(module, calls[0].computation, calls[0].instruction)
+            if loop is not None and loop.body.id == body_id:
+                yield loop
+
+
+# --- reductions, to the next iteration ---
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sink:
+    """A reduction whose result is only stored.
+
+    Attributes:
+      reduction: The collective.
+      between: The instructions from its result to what is stored, in order.
+      update: The dynamic-update-slice that stores it.
+      index: Which element of the loop's tuple it is stored in.
+      start: Which operand of `update` depends on the counter.
+    """
+
+    reduction: hlo.Instruction
+    between: tuple[hlo.Instruction, ...]
+    update: hlo.Instruction
+    index: int
+    start: int
+
+
+def _sink(loop: Loop, reduction: hlo.Instruction) -> _Sink | None:
+    body = loop.body
+    if reduction.opcode not in _REDUCTIONS or len(reduction.operand_ids) != 1:
+        return None
+    if reduction.control_predecessor_ids or hlo.bit_width(reduction.shape.element_type) < 8:
+        return None
+    between: list[hlo.Instruction] = []
+    last = reduction
+    while True:
+        users = body.users(last)
+        if len(users) != 1 or list(users[0].operand_ids).count(last.id) != 1:
+            return None
+        user = users[0]
+        if user.opcode == "dynamic-update-slice" and user.operand_ids[1] == last.id:
+            break
+        others = [o for o in body.operands(user) if o.id != last.id]
+        if user.opcode not in _BETWEEN or not all(_is_cheap(loop, o, None) for o in others):
+            return None
+        between.append(user)
+        last = user
+    stored = _stored(loop, user)
+    if stored is None:
+        return None
+    return _Sink(reduction, tuple(between), user, *stored)
+
+
+def _stored(loop: Loop, update: hlo.Instruction) -> tuple[int, int] | None:
+    """Which element of the tuple is updated, and which operand says where.
+
+    None if anything else than the update reads that element in the loop, or if two iterations
+    could write the same place.
+    """
+    body = loop.body
+    array, value, *starts = body.operands(update)
+    index = loop.carried(array)
+    roots = list(body.root.operand_ids)
+    if index is None or roots[index] != update.id or roots.count(update.id) != 1:
+        return None
+    readers = [i for i in body.instructions if loop.carried(i) == index]
+    if len(readers) != 1 or len(body.users(array)) != 1 or len(body.users(update)) != 1:
+        return None
+    moving = [
+        place
+        for place, start in enumerate(starts)
+        if integers.value(body, start, lambda _: None) is None
+    ]
+    if len(moving) != 1:
+        return None
+    (place,) = moving
+    found = [loop.value(starts[place], counter) for counter in loop.values]
+    if None in found:
+        return None
+    at = sorted(x for x in found if x is not None)
+    size, whole = value.shape.dimensions[place], array.shape.dimensions[place]
+    is_inside = at[0] >= 0 and at[-1] + size <= whole
+    is_apart = all(b - a >= size for a, b in itertools.pairwise(at))
+    results = [u for u in loop.outer.users(loop.instruction) if u.tuple_index == index]
+    return (index, 2 + place) if is_inside and is_apart and len(results) == 1 else None
+
+
+def _move_reductions(loop: Loop, sinks: Sequence[_Sink]) -> None:
+    if not sinks:
+        return
+    body, outer = loop.body, loop.outer
+    operands = {s.reduction.operand_ids[0]: body.operands(s.reduction)[0] for s in sinks}
+    starts = {s.update.operand_ids[s.start]: body.operands(s.update)[s.start] for s in sinks}
+    carried = [*operands.values(), *(x for i, x in starts.items() if i not in operands)]
+    count = len(loop.initial)
+    initial = [
+        _scalar(outer, x, loop.value(x, loop.values[0])) if i in starts else _zeros(outer, x.shape)
+        for i, x in ((x.id, x) for x in carried)
+    ]
+    loop.extend(initial, carried)
+    index_of = {x.id: count + place for place, x in enumerate(carried)}
+    elements = {x.id: loop.element(index_of[x.id], x.shape) for x in carried}
+    results = {x.id: loop.result(index_of[x.id], x.shape) for x in carried}
+    for sink in sinks:
+        operand, start = sink.reduction.operand_ids[0], sink.update.operand_ids[sink.start]
+        _store_last(loop, sink, results[operand], results[start])
+        body.set_operand(sink.reduction, 0, elements[operand])
+        body.set_operand(sink.update, sink.start, elements[start])
+        _start_at_once(loop, sink.reduction)
+
+
+def _store_last(loop: Loop, sink: _Sink, operand: hlo.Instruction, start: hlo.Instruction) -> None:
+    """Stores the reduction of the last iteration, after the loop."""
+    body, outer = loop.body, loop.outer
+    copies = _Copies(loop, None)
+    last = outer.add_copy(sink.reduction, [operand])
+    _start_at_once(loop, last)
+    copies.known[sink.reduction.id] = last
+    for instruction in sink.between:
+        last = copies.of(instruction)
+    (result,) = [u for u in outer.users(loop.instruction) if u.tuple_index == sink.index]
+    array = loop.result(sink.index, result.shape)
+    starts = [
+        start if place == sink.start else copies.of(x)
+        for place, x in enumerate(body.operands(sink.update))
+        if place >= 2
+    ]
+    outer.rewrite(result, "dynamic-update-slice", [array, last, *starts])
+
+
+def _zeros(c: hlo.Computation, shape: hlo.Shape) -> hlo.Instruction:
+    scalar = hlo.array_shape(pb.S32, [])
+    zero = c.add("constant", scalar, literal=pb.LiteralProto(shape=scalar, s32s=[0]))
+    if shape.element_type != pb.S32:
+        zero = c.add("convert", hlo.array_shape(shape.element_type, []), [zero])
+    return c.add("broadcast", shape, [zero])
+
+
+def _scalar(c: hlo.Computation, like: hlo.Instruction, value: int | None) -> hlo.Instruction:
+    assert value is not None, like.name
+    scalar = hlo.array_shape(pb.S32, [])
+    constant = c.add("constant", scalar, literal=pb.LiteralProto(shape=scalar, s32s=[value]))
+    if like.shape.element_type == pb.S32:
+        return constant
+    return c.add("convert", like.shape, [constant])
+
+
+# --- gathers, to the iteration before ---
+
+
+def _is_early(loop: Loop, gather: hlo.Instruction) -> bool:
+    """Whether a gather's operand is known from the number of the iteration alone."""
+    if gather.opcode != "all-gather" or len(gather.operand_ids) != 1:
+        return False
+    if gather.control_predecessor_ids:
+        return False
+    (operand,) = loop.body.operands(gather)
+    return _is_cheap(loop, operand, loop.counter) and not _is_cheap(loop, operand, None)
+
+
+def _move_gathers(loop: Loop, gathers: Sequence[hlo.Instruction]) -> None:
+    if not gathers:
+        return
+    body, outer = loop.body, loop.outer
+    first = _Copies(loop, loop.initial[loop.counter])
+    count = len(loop.initial)
+    initial = [outer.add_copy(g, [first.of(body.operands(g)[0])]) for g in gathers]
+    following = _Copies(loop, body.operands(body.root)[loop.counter], in_body=True)
+    operands = [following.of(body.operands(g)[0]) for g in gathers]
+    users = [body.users(g) for g in gathers]
+    root = body.root
+    loop.extend(initial, gathers)
+    for place, (gather, operand) in enumerate(zip(gathers, operands, strict=True)):
+        element = loop.element(count + place, gather.shape)
+        for user in users[place]:
+            for at, operand_id in enumerate(user.operand_ids):
+                if operand_id == gather.id and (user.id != root.id or at < count):
+                    body.set_operand(user, at, element)
+        body.set_operand(gather, 0, operand)
+        _start_at_once(loop, gather)
+
+
+def _start_at_once(loop: Loop, instruction: hlo.Instruction) -> None:
+    """Gives a collective the depth of the begin of an iteration."""
+    prefix, name = loop.instruction.metadata.op_name, instruction.metadata.op_name
+    if prefix and name.startswith(f"{prefix}/"):
+        inside = _DEPTH.sub(lambda m: f"{m[1] or ''}d0", name.removeprefix(prefix))
+        instruction.metadata.op_name = prefix + inside
+
+
+# --- the schedule ---
+
+
+def arrange(module: hlo.Module) -> None:
+    """Puts what was moved at the begin and at the end of its iteration: starts first, dones last.
+
+    XLA's scheduler takes exchanges for as fast as NCCL over NVLink, and would let some wait.
+    """
+    for c in module.computations.values():
+        starts = [i for i in c.instructions if exchange.is_start(i) and exchange.is_pipelined(i)]
+        if starts:
+            sequence = module.proto.schedule.sequences[c.id].instruction_ids
+            first, late = _first(module, c, starts), _late(module, c, starts)
+            if first & late:
+                continue
+            last = _copy_carried(c, starts, first, late)
+            sequence[:] = [
+                *(i for i in sequence if i in first),
+                *(i for i in sequence if i not in first and i not in late),
+                *(i for i in sequence if i in late and i != c.root.id),
+                *last,
+                c.root.id,
+            ]
+
+
+def _first(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruction]) -> set[int]:
+    """Starts that nothing has to precede that takes time, and what precedes them."""
+    early: set[int] = set()
+    for i in module.proto.schedule.sequences[c.id].instruction_ids:
+        is_wait = _takes_time(module, c[i]) or _is_wait(module, c[i])
+        if not is_wait and all(p.id in early for p in c.predecessors(c[i])):
+            early.add(i)
+    return _closure({i.id for i in starts} & early, lambda i: c.predecessors(c[i]))
+
+
+def _late(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruction]) -> set[int]:
+    """The dones and what follows them, if none of that takes time."""
+    followers: dict[int, list[hlo.Instruction]] = collections.defaultdict(list)
+    for i in c.instructions:
+        for p in c.predecessors(i):
+            followers[p.id].append(i)
+    dones = {u.id for i in starts for u in c.users(i)}
+    late = _closure(dones, followers.__getitem__)
+    if any(_takes_time(module, c[i]) or exchange.is_start(c[i]) for i in late):
+        return set()
+    return late | {c.root.id}
+
+
+def _closure(ids: set[int], following: Callable[[int], Iterable[hlo.Instruction]]) -> set[int]:
+    found, waiting = set(ids), list(ids)
+    while waiting:
+        new = {i.id for i in following(waiting.pop())} - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _copy_carried(
+    c: hlo.Computation, starts: Sequence[hlo.Instruction], first: set[int], late: set[int]
+) -> list[int]:
+    """Copies at the end of the iteration what would overwrite an array that is still read.
+
+    An iteration's new arrays lie where the old ones lay. XLA has left copies out where its own
+    schedule needed none: `first` writes earlier now, and `late` reads later.
+
+    Returns:
+      The ids of the copies.
+    """
+    early_results = first | {u.id for i in starts for u in c.users(i)}
+    read_late = {
+        origin.tuple_index
+        for i in late - {c.root.id}
+        for operand in c.operands(c[i])
+        if _is_carried(c, origin := _origin(c, operand))
+    }
+    copies: list[int] = []
+    for place, new in enumerate(c.operands(c.root)):
+        origin = _origin(c, new)
+        if _is_carried(c, origin):
+            continue
+        if origin.id in early_results or (place in read_late and origin.id not in late):
+            copy = c.add("copy", new.shape, [new])
+            c.set_operand(c.root, place, copy)
+            copies.append(copy.id)
+    return copies
+
+
+def _is_carried(c: hlo.Computation, x: hlo.Instruction) -> bool:
+    return x.opcode == "get-tuple-element" and c.operands(x)[0].opcode == "parameter"
+
+
+def _origin(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
+    """The instruction whose memory an array is in."""
+    while not _is_carried(c, x):
+        x, before = _behind_barrier(c, x), x
+        if x.opcode in ("bitcast", "get-tuple-element", "opt-barrier") and not _is_carried(c, x):
+            x = c.operands(x)[0]
+        if x is before:
+            break
+    return x
+
+
+def _takes_time(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+    is_control_flow = instruction.opcode in ("call", "conditional", "while")
+    return is_control_flow or overlap.holds_product(module, instruction)
+
+
+def _is_wait(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+    """Whether an instruction waits for a collective or exchange."""
+    opcode = instruction.opcode
+    if opcode in hlo.COLLECTIVES and not opcode.endswith("-start"):
+        return True
+    if opcode == "async-done":
+        called = [module.computations[i] for i in instruction.called_computation_ids]
+        return any(i.opcode in hlo.COLLECTIVES for c in called for i in c.instructions)
+    return opcode.endswith("-done") and f"{opcode.removesuffix('-done')}-start" in hlo.COLLECTIVES
+
+
+# --- copies of cheap instructions ---
+
+
+def _is_cheap(loop: Loop, instruction: hlo.Instruction, counter: int | None) -> bool:
+    """Whether a value is made of constants, of what a loop does not change, and of the counter."""
+    body = loop.body
+    waiting, seen = [instruction], set[int]()
+    while waiting:
+        i = _behind_barrier(body, waiting.pop())
+        if i.id in seen:
+            continue
+        seen.add(i.id)
+        index = loop.carried(i)
+        if index is not None:
+            if index != counter and not loop.is_invariant(index):
+                return False
+        elif i.opcode not in _CHEAP or i.control_predecessor_ids:
+            return False
+        else:
+            waiting += body.operands(i)
+    return True
+
+
+def _behind_barrier(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
+    """The same value without the barriers of `jax.checkpoint`, which are for what is recomputed."""
+    while x.opcode == "get-tuple-element":
+        (barrier,) = c.operands(x)
+        if barrier.opcode != "opt-barrier":
+            break
+        (together,) = c.operands(barrier)
+        if together.opcode != "tuple":
+            break
+        x = c.operands(together)[x.tuple_index]
+    return x
+
+
+class _Copies:
+    """Copies of cheap instructions of a body, outside of the loop or with another counter.
+
+    Attributes:
+      known: Instruction id to what takes its place.
+    """
+
+    def __init__(self, loop: Loop, counter: hlo.Instruction | None, in_body: bool = False):
+        self.known: dict[int, hlo.Instruction] = {}
+        self._loop = loop
+        self._counter = counter
+        self._in_body = in_body
+
+    def of(self, instruction: hlo.Instruction) -> hlo.Instruction:
+        """The copy of an instruction."""
+        if instruction.id not in self.known:
+            self.known[instruction.id] = self._copy(instruction)
+        return self.known[instruction.id]
+
+    def _copy(self, instruction: hlo.Instruction) -> hlo.Instruction:
+        loop = self._loop
+        instruction = _behind_barrier(loop.body, instruction)
+        index = loop.carried(instruction)
+        if index == loop.counter and self._counter is not None:
+            return self._counter
+        if index is not None:
+            if self._in_body:
+                return instruction
+            return loop.initial[index]
+        target = loop.body if self._in_body else loop.outer
+        return target.add_copy(instruction, [self.of(o) for o in loop.body.operands(instruction)])

@@ -1,0 +1,45 @@
+"""Training on meshes whose axes cross islands, beside one world.
+
+With `sequence` keys and values cross, with `expert` tokens, with `stage` and `model` activations.
+"""
+
+import pathlib
+
+import pytest
+
+from models import parity
+from tests.support.jobs import FAST_COMPILE
+
+TRAINING = ("--config=tiny", "--batch=4", "--seq=36", "--loss-chunk=7", "--log-every=2")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--meshes=sequence=2", "--devices=1", "--unlike=", "--steps=4"),
+        ("--meshes=sequence=4", "--steps=6"),
+        ("--meshes=sequence=2,data=2", "--steps=4", "--unlike=", "--accumulate=2"),
+        ("--meshes=sequence=2,model=2", "--steps=4", "--unlike=", "--remat=full"),
+        ("--meshes=expert=4", "--config=moe", "--steps=3", "--unlike="),
+        # Four layers with a tied embedding, which both stages need.
+        (
+            *("--meshes=stage=2,data=2", "--config=demo-qwen", "--stages=3,1", "--batch=8"),
+            *("--steps=3", "--unlike="),
+        ),
+        ("--meshes=model=2,data=2", "--config=tiny-qwen2", "--steps=4"),
+    ],
+    ids=lambda words: words[0].removeprefix("--meshes="),
+)
+def test_training_over_islands_is_that_of_one_world(
+    words: tuple[str, ...], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", FAST_COMPILE["XLA_FLAGS"])
+    results = parity.run(parity.parse([*TRAINING, *words, f"--out={tmp_path}"]))
+    for result in results:
+        assert not result.failures, (result.run, result.failures)
+    islands = results[2]
+    assert islands.run == parity.ISLANDS
+    assert islands.gradient is not None
+    assert islands.gradient < 1e-4
