@@ -176,7 +176,7 @@ TEST(ChunksOfALiarArrive) {
   }
 }
 
-// Bytes that arrive twice must not stand for others that never came.
+// Bytes that arrive twice must not replace others that are missing.
 TEST(ChunkThatNicsSendTwiceIsRefused) {
   Receiver receiver;
   const std::string again = Chunk(1, /*offset=*/0);

@@ -125,7 +125,7 @@ bool HearsFailure(ControlChannel& channel, milliseconds timeout) {
   return false;
 }
 
-// A peer that sees the end of a data connection first would blame this process.
+// A peer that sees the end of a data connection first would name this process in its error.
 TEST(FailureOfAThirdProcessIsToldBeforeConnectionsEnd) {
   auto ends = ConnectAll(3, 1);
   SlowDownClose(ends[0][1].data[0]);
