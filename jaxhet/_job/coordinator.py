@@ -170,7 +170,8 @@ class Coordinator:
         self._fail(
             UsageError(
                 f"process {', '.join(missing)} of {self._num_processes} has not come within"
-                f" {self._timeout_s:g} s; start it, or raise JAXHET_CONNECT_TIMEOUT_S"
+                f" {self._timeout_s:g} s; start it, give all processes the same"
+                " JAXHET_COORDINATOR_ADDRESS, or raise JAXHET_CONNECT_TIMEOUT_S"
             )
         )
 

@@ -71,6 +71,10 @@ class Membership:
                 self._begin(self._channel.receive(), identity)
             except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
                 raise TransportError(_not_understood(error)) from error
+            except TransportError as error:
+                if not isinstance(error.__cause__, TimeoutError):
+                    raise
+                raise self._silent(timeout_s) from error.__cause__
         if given is not None:
             credentials.check_service(self.service_address, given)
         self._sock.settimeout(None)
@@ -92,6 +96,15 @@ class Membership:
         if identity is not None:
             self.credentials = self._certified(identity, message["certificate"])
         self.members = members
+
+    def _silent(self, timeout_s: float) -> TransportError:
+        """The error of a job that was not complete in time, and of which nobody told us."""
+        host, port = self._sock.getpeername()[:2]
+        return TransportError(
+            f"the coordinator at {host}:{port} has not started the job within {timeout_s:g} s;"
+            " other processes may have another JAXHET_COORDINATOR_ADDRESS, or the coordinator a"
+            " longer JAXHET_CONNECT_TIMEOUT_S than this process"
+        )
 
     def _certified(self, identity: "Identity", answer: dict[str, str]) -> Credentials:
         pems = answer["pem"].encode(), answer["authority"].encode()

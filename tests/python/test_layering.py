@@ -44,6 +44,7 @@ _PYTHON_DOORS = {
         "jaxhet/_jax/programs.py",
         "jaxhet/_jax/jaxlib.py",
         "tests/gpu/mirror_double.py",
+        "tests/multiprocess/published/jax_tests.py",
         "tests/python/compiler/",
         "tests/python/test_certificates.py",
         "tests/python/test_clusters.py",
