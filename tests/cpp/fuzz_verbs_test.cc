@@ -12,7 +12,7 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/transport/verbs/connection.h"
-#include "xla_plugin/transport/verbs/path.h"
+#include "xla_plugin/transport/verbs/qp_pair.h"
 #include "xla_plugin/transport/verbs/wire.h"
 
 // Headers and immediate data that a peer's NIC writes.
@@ -28,7 +28,7 @@ constexpr size_t kChunkBytes = 4'096;
 constexpr size_t kSlotBytes = 8'192;  // a header and a chunk, in whole pages
 constexpr size_t kTransferBytes = 10'000;
 constexpr size_t kNumSlots = 4;
-constexpr uint32_t kNumPaths = 2;
+constexpr uint32_t kNumQps = 2;
 
 verbs::Nics& TheNics() {
   static auto* const nics = new verbs::Nics(NicOptions(/*qps=*/1, /*depth=*/2));
@@ -40,30 +40,30 @@ class VerbsLiar {
  public:
   VerbsLiar() {
     const verbs::QueuePairSizes sizes{.sends = 64, .receives = 64};
-    for (uint32_t i = 0; i < kNumPaths; ++i) paths_.emplace_back(nic_, cq_, sizes, uint16_t{0});
+    for (uint32_t i = 0; i < kNumQps; ++i) qps_.emplace_back(nic_, cq_, sizes, uint16_t{0});
   }
 
   std::string Offer() const {
     std::string offer = BytesOf(verbs::OfferInfo{.magic = verbs::kOfferMagic,
-                                                 .num_rails = 1,
-                                                 .num_paths = kNumPaths,
+                                                 .num_nic_pairs = 1,
+                                                 .num_qps = kNumQps,
                                                  .num_slots = kNumSlots,
                                                  .slot_bytes = kSlotBytes,
                                                  .chunk_bytes = kChunkBytes,
                                                  .slots = incoming_.slots().address(0)});
     offer += BytesOf(verbs::InfoOf(nic_.info, incoming_.slots().region(0).rkey()));
-    for (const verbs::Path& path : paths_) offer += BytesOf(path.info());
+    for (const verbs::QpPair& path : qps_) offer += BytesOf(path.info());
     return offer;
   }
 
   void Accept(std::string_view offer) {
     InputReader reader(offer);
     theirs_ = reader.Take<verbs::OfferInfo>();
-    rail_ = reader.Take<verbs::RailInfo>();
-    const verbs::Route route = verbs::RouteOf(nic_.info, rail_, TheNics().options());
-    for (uint32_t i = 0; i < kNumPaths; ++i) {
-      paths_[i].Connect(i, route, reader.Take<verbs::PathInfo>());
-      paths_[i].SetLive();
+    nic_pair_ = reader.Take<verbs::NicPairInfo>();
+    const verbs::Route route = verbs::RouteOf(nic_.info, nic_pair_, TheNics().options());
+    for (uint32_t i = 0; i < kNumQps; ++i) {
+      qps_[i].Connect(i, route, reader.Take<verbs::QpInfo>());
+      qps_[i].SetLive();
     }
   }
 
@@ -78,8 +78,8 @@ class VerbsLiar {
                              .lkey = outgoing_.slots().region(0).lkey(),
                              .num_bytes = verbs::kChunkHeaderBytes,
                              .to = theirs_.slots + unpacked.slot % theirs_.num_slots * kSlotBytes,
-                             .rkey = rail_.rkey};
-    if (paths_[1].PostLast(write, unpacked, /*slot=*/0) != 0) ThrowErrno("ibv_post_send");
+                             .rkey = nic_pair_.rkey};
+    if (qps_[1].PostLast(write, unpacked, /*slot=*/0) != 0) ThrowErrno("ibv_post_send");
     while (!HasSent()) std::this_thread::yield();
   }
 
@@ -92,9 +92,9 @@ class VerbsLiar {
       const verbs::WorkId id = verbs::UnpackWorkId(wc.wr_id);
       if (wc.status != ibv::kWcSuccess) Throw(ErrorCode::kTransport, "a send failed");
       if (id.is_receive) {
-        (void)paths_[id.path].Restock();
+        (void)qps_[id.qp].Restock();
       } else {
-        paths_[id.path].OnSent();
+        qps_[id.qp].OnSent();
         has_sent = true;
       }
     }
@@ -107,9 +107,9 @@ class VerbsLiar {
   verbs::Staging outgoing_{nics_, 1, verbs::kChunkHeaderBytes, ibv::kAccessLocalWrite};
   verbs::Staging incoming_{nics_, kNumSlots, kSlotBytes,
                            ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite};
-  std::deque<verbs::Path> paths_;
+  std::deque<verbs::QpPair> qps_;
   verbs::OfferInfo theirs_{};
-  verbs::RailInfo rail_{};
+  verbs::NicPairInfo nic_pair_{};
 };
 
 // Our connection, with a transfer both ways.

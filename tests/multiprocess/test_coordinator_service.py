@@ -52,7 +52,7 @@ def _service(*arguments: str, **env: str) -> Iterator[tuple[str, subprocess.Pope
 
 def _wait_for(address: str) -> None:
     host, port = address.split(":")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
             return
