@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
+from jaxhet.testing import FAST_COMPILE
 from models import parity
-from tests.support.jobs import FAST_COMPILE
 
 TRAINING = ("--config=tiny", "--batch=4", "--seq=36", "--loss-chunk=7", "--log-every=2")
 
