@@ -76,7 +76,9 @@ def wait_for(job: WatchedJob, process: int, pattern: str) -> Line:
     deadline = time.monotonic() + WAIT_BUDGET_S
     while (line := job.first(process, pattern)) is None:
         assert job.is_running, job.text()
-        assert time.monotonic() < deadline, job.text()
+        if time.monotonic() > deadline:
+            job.kill()
+            raise AssertionError(f"no line with {pattern}:\n{job.text()}")
         time.sleep(0.01)
     return line
 
