@@ -59,7 +59,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, _names(text)))
 
 
-# Best first, as in xla_plugin/transport/table.cc and xla_plugin/transport/ring_table.cc.
+# Best first, as in xla_plugin/transport/table.cc and xla_plugin/transport/device_channel_table.cc.
 TRANSPORTS = ("cuda_ipc", "hip_ipc", "shm", "shm_ring", "verbs", "tcp")
 
 _WEEK_S = 7 * 24 * 3600.0
@@ -169,7 +169,7 @@ OPTIONS: tuple[Option, ...] = (
         " fastest interfaces with private addresses in networks that the peer shares",
     ),
     Option(
-        "ring_sockets",
+        "device_channel_sockets",
         int,
         16,
         "data sockets between two GPUs that have no better path than tcp",
@@ -392,11 +392,11 @@ OPTIONS: tuple[Option, ...] = (
         agreed=True,
     ),
     Option(
-        "two_phase_bytes",
+        "two_shot_bytes",
         int,
         64 * 1024,
-        "size above which a flat all-reduce is a reduce-scatter and an all-gather; of two ranks,"
-        " one permute and a sum",
+        "size above which a flat all-reduce is two-shot (a reduce-scatter and an all-gather); of"
+        " two ranks, one permute and a sum",
         minimum=0,
         agreed=True,
     ),
@@ -456,6 +456,10 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
+_RENAMED = {  # name of earlier versions -> name
+    "ring_sockets": "device_channel_sockets",
+    "two_phase_bytes": "two_shot_bytes",
+}
 
 
 class Config:
@@ -515,6 +519,7 @@ def resolve(
       UsageError: a value is not valid; the text lists what is.
     """
     arguments = arguments or {}
+    _refuse_renamed(arguments, environ)
     for name in arguments:
         if name not in _BY_NAME:
             raise UsageError(f"no option {name!r}; the options are {', '.join(sorted(_BY_NAME))}")
@@ -558,6 +563,15 @@ def _is_of(choices: tuple[str, ...], value: Any) -> bool:
     """Whether `value` is a choice, or a sequence of at least one."""
     parts = (value,) if isinstance(value, str) else tuple(value)
     return bool(parts) and all(part in choices for part in parts)
+
+
+def _refuse_renamed(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Raises UsageError for names of earlier versions: a warning would drop their values."""
+    for old, new in _RENAMED.items():
+        if old in arguments:
+            raise UsageError(f"the option {old!r} is now called {new!r}")
+        if PREFIX + old.upper() in environ:
+            raise UsageError(f"{PREFIX}{old.upper()} is now called {PREFIX}{new.upper()}")
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:

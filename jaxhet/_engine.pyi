@@ -8,9 +8,9 @@ from typing import Any
 
 EXCHANGE_KINDS: dict[str, int]  # name -> number in plans
 TRANSPORTS: list[str]  # between processes, best first
-RING_TRANSPORTS: list[str]  # between devices, best first
+DEVICE_TRANSPORTS: list[str]  # between devices, best first
 PROOF_BYTES: int
-RING_MESSAGE_SOCKETS: int
+CHANNEL_MESSAGE_SOCKETS: int
 DISTANCES: list[str]  # between a GPU and a NIC, nearest first
 
 class Engine:
@@ -27,7 +27,7 @@ class Engine:
         data_fds: Sequence[int],
         same_host: bool,
         transports: Sequence[str],
-        ring_transports: Sequence[str],
+        device_transports: Sequence[str],
         refused: Mapping[str, str],
         keys: Sequence[tuple[str, str]],
     ) -> None:
@@ -51,7 +51,7 @@ class Engine:
         sockets: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[str, str]]]],
         timeout_ms: int,
     ) -> None:
-        """Agrees with all processes on the rings between GPUs.
+        """Agrees with all processes on the device channels between GPUs.
 
         After `set_ranks`, where ranks are GPUs. devices: (rank, ordinal, address, bytes) of this
         process's own; at the address are PROOF_BYTES for each rank of the job, in the allocation

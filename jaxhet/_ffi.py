@@ -12,17 +12,17 @@ from jaxhet import _engine
 from jaxhet._config import Config
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 from jaxhet._job.bootstrap import PeerSockets
-from jaxhet._job.claim import Claim
 from jaxhet._job.listener import Link
+from jaxhet._job.process_info import ProcessInfo
 
 # The engine's tables; tests/python/test_tables.py compares them with Python's.
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
 TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
-RING_TRANSPORTS: tuple[str, ...] = tuple(_engine.RING_TRANSPORTS)
+DEVICE_TRANSPORTS: tuple[str, ...] = tuple(_engine.DEVICE_TRANSPORTS)
 # Memory that the set-up of two ranks writes on the device of one.
 PROOF_BYTES: int = _engine.PROOF_BYTES
 # Number of sockets between two ranks that carry messages; they are the first ones.
-RING_MESSAGE_SOCKETS: int = _engine.RING_MESSAGE_SOCKETS
+CHANNEL_MESSAGE_SOCKETS: int = _engine.CHANNEL_MESSAGE_SOCKETS
 DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
 
 VENDORS = {"cuda": "cuda", "rocm": "hip"}  # JAX's platform -> xla_plugin/device/'s
@@ -47,7 +47,7 @@ class Engine:
     def start(
         cls,
         config: Config,
-        members: Sequence[Claim],
+        members: Sequence[ProcessInfo],
         sockets: Mapping[int, PeerSockets],
         refused: Mapping[int, Mapping[str, str]] = types.MappingProxyType({}),
     ) -> Self:
@@ -67,19 +67,21 @@ class Engine:
         mine = members[config.process_id]
         try:
             for process, peer in sockets.items():
-                claim = members[process]
-                same_host = claim.host_id == mine.host_id
+                info = members[process]
+                same_host = info.host_id == mine.host_id
                 reasons = refused.get(process, {})
                 engine._engine.add_peer(
                     process=process,
-                    description=f"{claim.island}, pid {claim.pid} on {claim.host}",
+                    description=f"{info.island}, pid {info.pid} on {info.host}",
                     control_fd=peer.control.socket.detach(),
                     data_fds=[link.socket.detach() for link in peer.data],
                     same_host=same_host,
                     # Where bytes go between devices, processes only talk.
                     transports=[t for t in config.transports if t in TRANSPORTS] or ["tcp"],
                     # A transport refused between two processes of one host may work between GPUs.
-                    ring_transports=[t for t in config.transports if same_host or t not in reasons],
+                    device_transports=[
+                        t for t in config.transports if same_host or t not in reasons
+                    ],
                     refused=reasons,
                     keys=_hex_keys((peer.control, *peer.data)),
                 )
@@ -106,7 +108,7 @@ class Engine:
         sockets: Sequence[tuple[int, int, Sequence[Link]]],
         timeout_s: float,
     ) -> None:
-        """Opens the rings between this process's GPUs and all others.
+        """Opens the device channels between this process's GPUs and all others.
 
         After `set_ranks` and before any program runs; blocks until all are there.
 

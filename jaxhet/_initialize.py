@@ -36,8 +36,8 @@ from jaxhet._job import bootstrap, coordinator, exposure
 from jaxhet._job import listener as _listener
 from jaxhet._job import membership as _membership
 from jaxhet._job import place as _place
-from jaxhet._job.claim import Claim, differences_between_islands
 from jaxhet._job.membership import Membership
+from jaxhet._job.process_info import ProcessInfo, differences_between_islands
 from jaxhet._log import LOGGER
 from jaxhet._net import credentials
 from jaxhet._net import interfaces as _interfaces
@@ -238,18 +238,18 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
     tuned: pathlib.Path | None = None
     try:
         given = credentials.given(compat.mtls_settings())
-        claim = make_claim(config, listener.address, listener.interfaces)
-        membership.join(claim, config.connect_timeout_s + 5, given)
+        info = make_process_info(config, listener.address, listener.interfaces)
+        membership.join(info, config.connect_timeout_s + 5, given)
         members = membership.members
         config = config.placed(membership.process, len(members))
-        per_pair = _ffi.RING_MESSAGE_SOCKETS + config.ring_sockets
+        per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets
         channels = bootstrap.num_channels(len(members), per_pair)
         listener.assign(membership.process, membership.job, len(members), channels)
         differences = differences_between_islands(members)
         if config.process_id == 0:
             for line in differences:
                 LOGGER.warning("%s", line)
-        if len({claim.island for claim in members}) > 1:
+        if len({info.island for info in members}) > 1:
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
             exposure.check(config, config.process_id, members, membership.coordinator_host)
@@ -286,13 +286,13 @@ def _share_tuning(session: _session.Session, membership: Membership, folder: pat
         for device in island.devices:
             kinds.setdefault(device.process_index, []).append(device.device_kind)
 
-    def tuning_class(claim: Claim) -> tuple[object, ...]:
-        return claim.platform, kinds.get(claim.process), claim.versions, claim.settings
+    def tuning_class(info: ProcessInfo) -> tuple[object, ...]:
+        return info.platform, kinds.get(info.process), info.versions, info.settings
 
     mine = tuning_class(membership.members[session.process])
     session.tuning = tuning.Tuning(
         folder,
-        [claim.process for claim in membership.members if tuning_class(claim) == mine],
+        [info.process for info in membership.members if tuning_class(info) == mine],
         session.process,
         membership.tell_tuned,
         session.config.tuning_timeout_s,
@@ -300,9 +300,9 @@ def _share_tuning(session: _session.Session, membership: Membership, folder: pat
     membership.listen_tuned(session.tuning.hear)
 
 
-def make_claim(
+def make_process_info(
     config: Config, address: str, interfaces: Sequence[_interfaces.Interface] = ()
-) -> Claim:
+) -> ProcessInfo:
     """Description of this process for its peers.
 
     Args:
@@ -313,7 +313,7 @@ def make_claim(
     jax_platform = compat.expected_platform()
     pid_namespace = os.stat("/proc/self/ns/pid").st_ino
     boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return Claim(
+    return ProcessInfo(
         process=_place.UNASSIGNED if config.process_id is None else config.process_id,
         num_processes=config.num_processes or _place.UNASSIGNED,
         island_process=config.island_process_id,
@@ -330,7 +330,7 @@ def make_claim(
         versions={**compat.versions(), "jaxhet": importlib.metadata.version("jaxhet")},
         options=config.agreed(),
         settings=compiler_settings.settings(),
-        interfaces=tuple(interface.claimed() for interface in interfaces),
+        interfaces=tuple(interface.announced() for interface in interfaces),
     )
 
 
@@ -403,10 +403,10 @@ def _partition(config: Config, places: Sequence[_islands.Member]) -> int | None:
 
 
 def _create_backend(
-    client: Any, process: int, members: list[Claim], check: Callable[[], None]
+    client: Any, process: int, members: list[ProcessInfo], check: Callable[[], None]
 ) -> list[Device]:
     """Creates JAX's backends: all processes exchange their topologies."""
-    topologies = dict.fromkeys([("cpu", "cpu"), *(claim.topology for claim in members)])
+    topologies = dict.fromkeys([("cpu", "cpu"), *(info.topology for info in members)])
     mirror = TopologyMirror(client, members) if process == 0 else None
 
     def check_and_unblock() -> None:
@@ -448,7 +448,7 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     programs.guard_launches(
         attribute, session.is_bridged, session.check_launch, session.accept_deserialized
     )
-    session.claim_launches()
+    session.own_launches()
     compat.register_passes(session.decompose, session.bridge, platform)
     counts = collections.Counter(d.process_index for d in devices)
     if len(set(counts.values())) > 1:
@@ -459,21 +459,21 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
 def _open_devices(
     session: _session.Session,
     engine: _ffi.Engine,
-    members: list[Claim],
+    members: list[ProcessInfo],
     listener: _listener.Listener,
     check: Callable[[], None],
 ) -> None:
-    """Opens this process's GPUs, and the rings between them and all others."""
+    """Opens this process's GPUs, and the device channels between them and all others."""
     config = session.config
     ranks = {rank: d for i in session.islands for rank, d in zip(i.ranks, i.devices, strict=True)}
     mine = [rank for rank, d in ranks.items() if d.process_index == session.process]
     host = members[session.process].host_id
 
-    def needs_sockets(claim: Claim) -> bool:
-        shares_memory = claim.host_id == host and "shm" in config.transports
+    def needs_sockets(info: ProcessInfo) -> bool:
+        shares_memory = info.host_id == host and "shm" in config.transports
         return not shares_memory and not {"tcp", "verbs"}.isdisjoint(config.transports)
 
-    sockets = bootstrap.connect_rings(
+    sockets = bootstrap.connect_device_channels(
         listener,
         {
             (rank, other): members[device.process_index]
@@ -483,7 +483,7 @@ def _open_devices(
             and needs_sockets(members[device.process_index])
         },
         len(ranks),
-        _ffi.RING_MESSAGE_SOCKETS + config.ring_sockets,
+        _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets,
         config.connect_timeout_s,
         check,
     )

@@ -9,11 +9,11 @@ from typing import Any
 from jaxhet import _ffi
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
-from jaxhet._job.claim import Claim
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, Proof, Qualification, worst
 
 
-def refusals(config: Config, members: Sequence[Claim]) -> dict[int, dict[str, str]]:
+def refusals(config: Config, members: Sequence[ProcessInfo]) -> dict[int, dict[str, str]]:
     """Transports to each other process that the report does not allow, and why.
 
     {} if the job goes by no report.
@@ -68,7 +68,11 @@ def _problem(value: Any) -> str:
 
 
 def refusal(
-    report: Qualification, one: Claim, other: Claim, transport: str, allow_unproven: bool
+    report: Qualification,
+    one: ProcessInfo,
+    other: ProcessInfo,
+    transport: str,
+    allow_unproven: bool,
 ) -> str:
     """Why a transport can't be taken between two processes, or "". Pure."""
     hosts = sorted((one.host, other.host))

@@ -76,7 +76,7 @@ def compiler_options(config: Config) -> compiler.Options:
     """The options of the passes."""
     return compiler.Options(
         algorithm=config.algorithm,
-        two_phase_bytes=config.two_phase_bytes,
+        two_shot_bytes=config.two_shot_bytes,
         bucket_bytes=config.bucket_bytes,
         pipeline_iterations=config.pipeline_iterations,
     )
@@ -194,10 +194,10 @@ class Session:
         """Whether a program exchanges over islands, by its digest."""
         return program in self._bridged
 
-    def claim_launches(self) -> None:
+    def own_launches(self) -> None:
         """Makes the calling thread the one that launches programs with exchanges."""
         self._launcher = threading.current_thread()
-        programs.claim_launches(next(self._launchers))
+        programs.own_launches(next(self._launchers))
 
     def check_launch(self, name: str) -> None:
         """Checks that this thread launches programs with exchanges.
@@ -572,7 +572,7 @@ def launch_from_this_thread() -> None:
     """
     session = required()
     if session.engine is not None:
-        session.claim_launches()
+        session.own_launches()
 
 
 def islands() -> tuple[Island, ...]:

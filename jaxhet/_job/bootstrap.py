@@ -4,9 +4,9 @@ Ranks that have no better path get some of their own, too. All are authenticated
 secret. Of two processes the higher id connects to the lower one. A socket is handed to the engine
 only after the handshake, with the keys that it made (`_job/listener.py`).
 
-Both ends know from their claims which of their network interfaces are joined (`interfaces.pairs`).
-Data sockets use these pairs in turns. Where a pair can't connect, the address for control takes its
-place.
+Both ends know from their `ProcessInfo` which of their network interfaces are joined
+(`interfaces.pairs`). Data sockets use these pairs in turns. Where a pair can't connect, the address
+for control takes its place.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxhet._errors import JaxhetError, TransportError
-from jaxhet._job.claim import Claim
 from jaxhet._job.listener import Link, Listener
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._log import LOGGER
 from jaxhet._net import handshake, interfaces
 from jaxhet._net.addresses import join_address, split_address
 from jaxhet._net.interfaces import Interface
 
-_FIRST_RING_CHANNEL = 1000
+_FIRST_DEVICE_SOCKET = 1000
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
@@ -40,12 +40,12 @@ class PeerSockets:
 
 def num_channels(num_processes: int, sockets_per_pair: int) -> int:
     """Number that the channels of a job's connections are below, before its devices are known."""
-    return _FIRST_RING_CHANNEL + (num_processes * _MOST_DEVICES) ** 2 * sockets_per_pair
+    return _FIRST_DEVICE_SOCKET + (num_processes * _MOST_DEVICES) ** 2 * sockets_per_pair
 
 
 def connect_peers(
     listener: Listener,
-    members: Iterable[Claim],
+    members: Iterable[ProcessInfo],
     data_sockets: int,
     timeout_s: float,
     check: Callable[[], None],
@@ -56,24 +56,24 @@ def connect_peers(
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
     """
     wanted: list[_Wanted] = []
-    for claim in members:
-        if claim.process == listener.process:
+    for info in members:
+        if info.process == listener.process:
             continue
-        pairs = _pairs(listener, claim)
+        pairs = _pairs(listener, info)
         num_data = -(-data_sockets // len(pairs)) * len(pairs)
-        wanted.append(_Wanted(claim, 0, None))
-        wanted += [_Wanted(claim, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
+        wanted.append(_Wanted(info, 0, None))
+        wanted += [_Wanted(info, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
     sockets = _connect_channels(listener, wanted, timeout_s, check)
     data: dict[int, list[Link]] = {}
     for way in wanted:
         if way.channel:
-            data.setdefault(way.claim.process, []).append(sockets[way.claim.process, way.channel])
+            data.setdefault(way.info.process, []).append(sockets[way.info.process, way.channel])
     return {p: PeerSockets(sockets[p, 0], tuple(links)) for p, links in data.items()}
 
 
-def connect_rings(
+def connect_device_channels(
     listener: Listener,
-    pairs: Mapping[tuple[int, int], Claim],
+    pairs: Mapping[tuple[int, int], ProcessInfo],
     num_ranks: int,
     sockets_per_pair: int,
     timeout_s: float,
@@ -98,17 +98,17 @@ def connect_rings(
 
     def channels(pair: tuple[int, int]) -> Sequence[int]:
         first = min(pair) * num_ranks + max(pair)
-        start = _FIRST_RING_CHANNEL + first * sockets_per_pair
+        start = _FIRST_DEVICE_SOCKET + first * sockets_per_pair
         return range(start, start + sockets_per_pair)
 
     wanted: list[_Wanted] = []
-    for pair, claim in pairs.items():
-        ways = _pairs(listener, claim)
-        wanted += [_Wanted(claim, c, ways[i % len(ways)]) for i, c in enumerate(channels(pair))]
+    for pair, info in pairs.items():
+        ways = _pairs(listener, info)
+        wanted += [_Wanted(info, c, ways[i % len(ways)]) for i, c in enumerate(channels(pair))]
     sockets = _connect_channels(listener, wanted, timeout_s, check)
     return [
-        (*pair, [sockets[claim.process, channel] for channel in channels(pair)])
-        for pair, claim in pairs.items()
+        (*pair, [sockets[info.process, channel] for channel in channels(pair)])
+        for pair, info in pairs.items()
     ]
 
 
@@ -116,15 +116,15 @@ def connect_rings(
 class _Wanted:
     """A socket to a process, and the interfaces that it joins; None: the address for control."""
 
-    claim: Claim
+    info: ProcessInfo
     channel: int
     pair: _Pair | None
 
 
-def _pairs(listener: Listener, claim: Claim) -> Sequence[_Pair | None]:
+def _pairs(listener: Listener, info: ProcessInfo) -> Sequence[_Pair | None]:
     """The pairs of interfaces between this process and another one; (None,) if there are none."""
-    theirs = [Interface.parse(text) for text in claim.interfaces]
-    if listener.process < claim.process:
+    theirs = [Interface.parse(text) for text in info.interfaces]
+    if listener.process < info.process:
         return interfaces.pairs(listener.interfaces, theirs) or (None,)
     found = interfaces.pairs(theirs, listener.interfaces)
     return [(own, other) for other, own in found] or (None,)
@@ -141,12 +141,12 @@ def _connect_channels(
     links: dict[tuple[int, int], Link] = {}
     left: set[Interface] = set()  # own ones that could not reach a peer
     for way in wanted:
-        if way.claim.process > listener.process:
+        if way.info.process > listener.process:
             continue
         link = _connect_pair(listener, way.pair, way, left) if way.pair else None
-        key = (way.claim.process, way.channel)
+        key = (way.info.process, way.channel)
         links[key] = link or _connect(listener, way, deadline, check)
-    expected = {(w.claim.process, w.channel) for w in wanted if w.claim.process > listener.process}
+    expected = {(w.info.process, w.channel) for w in wanted if w.info.process > listener.process}
     links |= listener.take(expected, deadline, check)
     for link in links.values():
         link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -168,7 +168,7 @@ def _connect_pair(
         sock = socket.create_connection(
             (host, other.port), _PATH_TIMEOUT_S, source_address=(str(own.address.ip), 0)
         )
-        return listener.introduce(sock, way.claim, way.channel, address, _PATH_TIMEOUT_S)
+        return listener.introduce(sock, way.info, way.channel, address, _PATH_TIMEOUT_S)
     except (OSError, JaxhetError) as error:
         if sock is not None:
             sock.close()
@@ -180,31 +180,31 @@ def _connect_pair(
             own,
             address,
             other.name,
-            way.claim,
+            way.info,
             error,
-            way.claim.address,
+            way.info.address,
         )
         return None
 
 
 def _connect(listener: Listener, way: _Wanted, deadline: float, check: Callable[[], None]) -> Link:
-    claim = way.claim
-    sock = _open(claim, deadline, check)
+    info = way.info
+    sock = _open(info, deadline, check)
     try:
-        return listener.introduce(sock, claim, way.channel, claim.address)
+        return listener.introduce(sock, info, way.channel, info.address)
     except JaxhetError as error:
         sock.close()
         _wait_for_reason(check)
         if isinstance(error, handshake.RefusedError):
             raise TransportError(
-                f"{claim} at {claim.address} refused the connection: {error}"
+                f"{info} at {info.address} refused the connection: {error}"
             ) from error
         raise
 
 
-def _open(claim: Claim, deadline: float, check: Callable[[], None]) -> socket.socket:
+def _open(info: ProcessInfo, deadline: float, check: Callable[[], None]) -> socket.socket:
     """A connection to where a process listens."""
-    host, port = split_address(claim.address)
+    host, port = split_address(info.address)
     while True:
         check()
         try:
@@ -212,7 +212,7 @@ def _open(claim: Claim, deadline: float, check: Callable[[], None]) -> socket.so
         except OSError as error:
             if time.monotonic() > deadline:
                 raise TransportError(
-                    f"can't connect to {claim} at {claim.address}: {error}; check the firewall, or"
+                    f"can't connect to {info} at {info.address}: {error}; check the firewall, or"
                     " set JAXHET_TCP_ADDRESS or JAXHET_TCP_ADVERTISE there"
                 ) from error
             time.sleep(0.05)

@@ -4,10 +4,10 @@ It runs in a process of its own, so that it outlives any JAX process: `jaxhet la
 starts it, or it is a service (`jaxhet coordinator`). It owns JAX's coordination service and keeps
 one authenticated connection to every process of the job:
 
-    process → coordinator  {"claim": Claim, "request": …}
+    process → coordinator  {"process_info": ProcessInfo, "request": …}
                                                 once, with its request for a certificate
-    coordinator → process  {"error": Failure}   the claim, or the job, is refused
-                           {"members": [Claim], "process": i, "job": id,
+    coordinator → process  {"error": Failure}   the process, or the job, is refused
+                           {"members": [ProcessInfo], "process": i, "job": id,
                             "service": "host:port", "certificate": …}
                                                 everybody has come and agrees
                            {"event": {"kind": "gone", "process": i, "text": …}}
@@ -38,8 +38,8 @@ from jaxhet._errors import JaxhetError, TransportError, UsageError
 from jaxhet._jax import jaxlib
 from jaxhet._job import announced as _announced
 from jaxhet._job import clock
-from jaxhet._job.claim import JOB_BYTES, Claim, disagreement
 from jaxhet._job.membership import CERTIFICATE, HEADER, REQUEST
+from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
 from jaxhet._job.terms import Terms
 from jaxhet._net import handshake
 from jaxhet._net.accept import Acceptor
@@ -90,7 +90,7 @@ class Coordinator:
         self._num_processes = terms.num_processes
         self._timeout_s = terms.timeout_s
         self._lock = threading.Condition(threading.RLock())
-        self._claims: dict[int, Claim] = {}
+        self._infos: dict[int, ProcessInfo] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._left: set[int] = set()
         self._closed: set[int] = set()  # processes without a connection any more
@@ -111,7 +111,7 @@ class Coordinator:
     def serve(self) -> None:
         """Accepts processes until all have left; then ends the coordination service."""
         acceptor = Acceptor(
-            self._listener, self._receive_claim, self._serve_one, "jaxhet-coordinator"
+            self._listener, self._receive_info, self._serve_one, "jaxhet-coordinator"
         )
         self._wait_for_all()
         with self._lock:
@@ -134,7 +134,7 @@ class Coordinator:
 
     def _has_work(self) -> bool:
         """Whether processes are there, or may come."""
-        return bool(set(self._claims) - self._left) or not (self._claims or self._error)
+        return bool(set(self._infos) - self._left) or not (self._infos or self._error)
 
     def stop(self) -> None:
         """Ends `serve` although processes are left."""
@@ -145,7 +145,7 @@ class Coordinator:
     def owner_is_gone(self) -> None:
         """Ends `serve` unless there are processes to serve."""
         with self._lock:
-            if not self._claims:
+            if not self._infos:
                 self.stop()
 
     def announce_exit(self, process: int, text: str) -> None:
@@ -154,22 +154,23 @@ class Coordinator:
 
     def _wait_for_all(self) -> None:
         with self._lock:
-            self._lock.wait_for(lambda: self._claims or self._error or self._stop)
+            self._lock.wait_for(lambda: self._infos or self._error or self._stop)
             self._lock.wait_for(
                 lambda: self._complete or self._error or self._stop, self._timeout_s
             )
             if self._complete or self._error or self._stop:
                 return
-            missing = [str(i) for i in range(self._num_processes) if i not in self._claims]
+            missing = [str(i) for i in range(self._num_processes) if i not in self._infos]
         self._fail(
             UsageError(
                 f"process {', '.join(missing)} of {self._num_processes} has not come within"
-                f" {self._timeout_s:g} s; start it, or raise JAXHET_CONNECT_TIMEOUT_S"
+                f" {self._timeout_s:g} s; start it, give all processes the same"
+                " JAXHET_COORDINATOR_ADDRESS, or raise JAXHET_CONNECT_TIMEOUT_S"
             )
         )
 
-    def _receive_claim(self, sock: socket.socket) -> tuple[Channel, Claim, bytes | None]:
-        """A new connection's channel, claim, and request for a certificate."""
+    def _receive_info(self, sock: socket.socket) -> tuple[Channel, ProcessInfo, bytes | None]:
+        """A new connection's channel, description, and request for a certificate."""
         _, keys = handshake.accept(sock, self._secret, len(HEADER))
         channel = Channel(sock, keys)
         message = channel.receive(handshake.TIMEOUT_S)
@@ -178,17 +179,19 @@ class Coordinator:
             pem = request["pem"].encode()
             handshake.check_seal(request["seal"], self._secret, REQUEST, pem)
             request = pem
-        return channel, Claim.from_json(message["claim"]), request
+        return channel, ProcessInfo.from_json(message["process_info"]), request
 
-    def _serve_one(self, sock: socket.socket, come: tuple[Channel, Claim, bytes | None]) -> None:
-        channel, claim, request = come
+    def _serve_one(
+        self, sock: socket.socket, come: tuple[Channel, ProcessInfo, bytes | None]
+    ) -> None:
+        channel, info, request = come
         with sock:
             outbox = Outbox(sock, channel)
             try:
-                claim = self._terms.place(claim)
-                refusal = self._admit(claim, request, outbox)
+                info = self._terms.place(info)
+                refusal = self._admit(info, request, outbox)
             except Exception as error:  # all processes are told of any error
-                refusal = error if isinstance(error, UsageError) else _not_understood(claim, error)
+                refusal = error if isinstance(error, UsageError) else _not_understood(info, error)
                 if not self._complete:  # nor does a stray process end a job that runs
                     self._fail(refusal)
             if refusal:
@@ -196,35 +199,37 @@ class Coordinator:
                 outbox.finish()
                 return
             try:
-                self._follow(claim, sock, channel)
+                self._follow(info, sock, channel)
             finally:
                 outbox.close()
 
-    def _admit(self, claim: Claim, request: bytes | None, outbox: Outbox) -> JaxhetError | None:
+    def _admit(
+        self, info: ProcessInfo, request: bytes | None, outbox: Outbox
+    ) -> JaxhetError | None:
         with self._lock:
             if self._error:
                 return self._error
-            if not 0 <= claim.process < self._num_processes:
+            if not 0 <= info.process < self._num_processes:
                 return UsageError(
-                    f"{claim} is not one of the job's {self._num_processes} processes;"
+                    f"{info} is not one of the job's {self._num_processes} processes;"
                     f" process_id is 0 to {self._num_processes - 1}"
                 )
-            taken = self._claims.get(claim.process)
+            taken = self._infos.get(info.process)
             if taken:
                 return UsageError(
-                    f"process id {claim.process} is taken: {taken} was first, and now {claim};"
+                    f"process id {info.process} is taken: {taken} was first, and now {info};"
                     " give every process an id of its own"
                 )
             problem = (
-                self._certificates_disagree(claim, request)
-                or next(filter(None, (disagreement(c, claim) for c in self._claims.values())), None)
-                or self._terms.disagreement(claim)
+                self._certificates_disagree(info, request)
+                or next(filter(None, (disagreement(c, info) for c in self._infos.values())), None)
+                or self._terms.disagreement(info)
             )
-            self._claims[claim.process] = claim
-            self._hosts[claim.process] = self._terms.advertise or outbox.local_host
-            self._requests[claim.process] = request
-            self._outboxes[claim.process] = outbox
-            complete = len(self._claims) == self._num_processes
+            self._infos[info.process] = info
+            self._hosts[info.process] = self._terms.advertise or outbox.local_host
+            self._requests[info.process] = request
+            self._outboxes[info.process] = outbox
+            complete = len(self._infos) == self._num_processes
             for event in self._events:
                 outbox.send({"event": event})
             self._lock.notify_all()
@@ -234,11 +239,11 @@ class Coordinator:
             self._go()
         return None
 
-    def _certificates_disagree(self, claim: Claim, request: bytes | None) -> str | None:
+    def _certificates_disagree(self, info: ProcessInfo, request: bytes | None) -> str | None:
         """Reason why the service and a client would refuse each other's certificates, or None."""
         if (self._authority is None) == (request is None):
             return None
-        has, has_not = ("the coordinator", claim) if request else (claim, "the coordinator")
+        has, has_not = ("the coordinator", info) if request else (info, "the coordinator")
         return (
             f"{has} has the user's certificates (JAX_MTLS_CERT_FILE) and {has_not} has none: set"
             " the JAX_MTLS_* files in the environment of every process, and of `jaxhet launch`, or"
@@ -259,8 +264,8 @@ class Coordinator:
 
     def _go(self) -> None:
         with self._lock:
-            islands = [claim.island for claim in self._claims.values()]
-            announced = self._claims[0].islands
+            islands = [info.island for info in self._infos.values()]
+            announced = self._infos[0].islands
         sizes = self._terms.sizes or _announced.sizes(announced)
         if sizes and (difference := _announced.difference(sizes, islands)):
             self._fail(UsageError(difference))
@@ -281,7 +286,7 @@ class Coordinator:
             return
         with self._lock:
             self._complete = True
-            members = [dataclasses.asdict(self._claims[i]) for i in range(self._num_processes)]
+            members = [dataclasses.asdict(self._infos[i]) for i in range(self._num_processes)]
             for process, outbox in self._outboxes.items():
                 outbox.send(
                     {
@@ -294,7 +299,7 @@ class Coordinator:
                 )
             self._lock.notify_all()
 
-    def _follow(self, claim: Claim, sock: socket.socket, channel: Channel) -> None:
+    def _follow(self, info: ProcessInfo, sock: socket.socket, channel: Channel) -> None:
         try:
             while True:
                 message = channel.receive()
@@ -303,21 +308,21 @@ class Coordinator:
                 if "tuned" in message:
                     self._pass_on(message)
                 if "clock" in message:
-                    self._tell_time(claim.process, message["clock"])
+                    self._tell_time(info.process, message["clock"])
                 if "bye" in message:
                     break
         except (TransportError, OSError) as error:
-            self._gone(claim.process, f"it ended without goodbye ({error})")
+            self._gone(info.process, f"it ended without goodbye ({error})")
         except Exception as error:  # whatever it was, everybody hears of it
-            self._gone(claim.process, f"the coordinator does not understand it ({error!r})")
+            self._gone(info.process, f"the coordinator does not understand it ({error!r})")
         with self._lock:
-            self._left.add(claim.process)
-            self._outboxes.pop(claim.process, None)
+            self._left.add(info.process)
+            self._outboxes.pop(info.process, None)
             self._lock.notify_all()
         with contextlib.suppress(OSError):
             sock.recv(1)  # returns when the connection ends
         with self._lock:
-            self._closed.add(claim.process)
+            self._closed.add(info.process)
             self._lock.notify_all()
 
     def _pass_on(self, message: dict[str, Any]) -> None:
@@ -344,11 +349,11 @@ class Coordinator:
 
     def _gone(self, process: int, text: str) -> None:
         with self._lock:
-            claim = self._claims.get(process)
+            info = self._infos.get(process)
             if process in self._left:
                 return
             self._left.add(process)
-            name = f"process {process}" if claim is None else str(claim)
+            name = f"process {process}" if info is None else str(info)
             event = {"kind": "gone", "process": process, "text": f"{name} is gone: {text}"}
             self._events.append(event)
             for i, outbox in self._outboxes.items():
@@ -357,10 +362,10 @@ class Coordinator:
             self._lock.notify_all()
 
 
-def _not_understood(claim: Claim, error: Exception) -> TransportError:
+def _not_understood(info: ProcessInfo, error: Exception) -> TransportError:
     return TransportError(
-        f"the coordinator does not understand the claim of {claim} ({error!r}); use one version of"
-        " jaxhet in the whole job"
+        f"the coordinator does not understand the description of {info} ({error!r});"
+        " use one version of jaxhet in the whole job"
     )
 
 

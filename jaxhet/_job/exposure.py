@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
-from jaxhet._job.claim import Claim
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._net.addresses import split_address
 from jaxhet._net.interfaces import Interface
 
 
-def check(config: Config, process: int, members: Iterable[Claim], coordinator: str) -> None:
+def check(config: Config, process: int, members: Iterable[ProcessInfo], coordinator: str) -> None:
     """Refuses a job that sends data over a public network and does not say how to protect it.
 
     A user who has set the option `encryption` to off gets a warning instead. Processes of this
@@ -44,14 +44,14 @@ def check(config: Config, process: int, members: Iterable[Claim], coordinator: s
     warnings.warn(f"{problem}, because JAXHET_ENCRYPTION is off", stacklevel=2)
 
 
-def _hosts(process: int, members: Iterable[Claim], coordinator: str) -> list[str]:
+def _hosts(process: int, members: Iterable[ProcessInfo], coordinator: str) -> list[str]:
     """Addresses of other hosts, the coordinator's first."""
-    claims = {claim.process: claim for claim in members}
+    infos = {info.process: info for info in members}
     hosts = [coordinator] if coordinator else []
-    for claim in claims.values():
-        if claim.host_id != claims[process].host_id:
-            hosts.append(split_address(claim.address)[0])
-            hosts += (str(Interface.parse(text).address.ip) for text in claim.interfaces)
+    for info in infos.values():
+        if info.host_id != infos[process].host_id:
+            hosts.append(split_address(info.address)[0])
+            hosts += (str(Interface.parse(text).address.ip) for text in info.interfaces)
     return hosts
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxhet._errors import TransportError
-from jaxhet._job.claim import JOB_BYTES, Claim
+from jaxhet._job.process_info import JOB_BYTES, ProcessInfo
 from jaxhet._net import handshake
 from jaxhet._net.accept import Acceptor
 from jaxhet._net.interfaces import Interface
@@ -25,7 +25,7 @@ from jaxhet._net.interfaces import Interface
 _HEADER = struct.Struct(f"<8sHIII{JOB_BYTES}s")
 _ANSWER = struct.Struct(f"<I{JOB_BYTES}s")  # process, job
 _MAGIC = b"jaxhet-p"
-_VERSION = 3
+_VERSION = 4
 _ANY = 2**32  # more than a header can say
 _GIVEN_UP_WITHIN_S = 1.0  # for the end of a connection that the peer has left for another one
 _PORTS = "check JAXHET_TCP_PORT and JAXHET_TCP_ADVERTISE"
@@ -113,16 +113,16 @@ class Listener:
     def introduce(
         self,
         sock: socket.socket,
-        claim: Claim,
+        info: ProcessInfo,
         channel: int,
         address: str,
         timeout_s: float = handshake.TIMEOUT_S,
     ) -> Link:
-        """Authenticates a socket that this process has opened to the process of `claim`.
+        """Authenticates a socket that this process has opened to the process of `info`.
 
         Args:
           sock: A connected socket; it stays open if this fails.
-          claim: The peer.
+          info: The peer.
           channel: The purpose of the socket.
           address: host:port to which the socket is connected, for errors.
           timeout_s: Time limit of the handshake.
@@ -131,9 +131,9 @@ class Listener:
           RefusedError: The other end holds another secret, or did not answer in time.
           TransportError: The other end is another process, or of another job.
         """
-        header = _HEADER.pack(_MAGIC, _VERSION, channel, self.process, claim.process, self.job)
+        header = _HEADER.pack(_MAGIC, _VERSION, channel, self.process, info.process, self.job)
         answer, keys = handshake.connect(sock, self.secret, header, _ANSWER.size, timeout_s)
-        _check_answer(answer, claim, address, self.job)
+        _check_answer(answer, info, address, self.job)
         return Link(sock, keys)
 
     def take(
@@ -180,10 +180,10 @@ class Listener:
             raise TransportError(_another_job(f"process {source}", job, self.job))
         if (magic, version, target) != (_MAGIC, _VERSION, self.process):
             raise TransportError("a connection that was meant for another process was refused")
-        self._check_claimed(source, channel)
+        self._check_sender(source, channel)
         return (source, channel), keys
 
-    def _check_claimed(self, source: int, channel: int) -> None:
+    def _check_sender(self, source: int, channel: int) -> None:
         """Checks that a peer of the job may open this connection.
 
         Raises:
@@ -250,17 +250,17 @@ def _is_given_up(sock: socket.socket, timeout_s: float) -> bool:
     return unacknowledged > 0
 
 
-def _check_answer(answer: bytes, claim: Claim, address: str, job: bytes) -> None:
-    """Checks that the process that answers is the process of `claim` in this job. Pure.
+def _check_answer(answer: bytes, info: ProcessInfo, address: str, job: bytes) -> None:
+    """Checks that the process that answers is the process of `info` in this job. Pure.
 
     Raises:
       TransportError: It is another process, or one of another job; the text names it.
     """
     found, theirs = _ANSWER.unpack(answer)
-    who = f"process {found}, which answers at {address} in place of {claim},"
+    who = f"process {found}, which answers at {address} in place of {info},"
     if theirs != job:
         raise TransportError(_another_job(who, theirs, job))
-    if found != claim.process:
+    if found != info.process:
         raise TransportError(f"{who} is of this job; {_PORTS}")
 
 

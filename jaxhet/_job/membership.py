@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from jaxhet import _errors
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._job import clock
-from jaxhet._job.claim import JOB_BYTES, Claim
 from jaxhet._job.place import UNASSIGNED
+from jaxhet._job.process_info import JOB_BYTES, ProcessInfo
 from jaxhet._net import credentials, handshake
 from jaxhet._net.addresses import split_address
 from jaxhet._net.channel import Channel
@@ -40,15 +40,15 @@ class Membership:
         self._closing = False
         self._unheard: list[dict[str, Any]] = []
         self._on_tuned: Callable[[dict[str, Any]], None] | None = None
-        self.members: list[Claim] = []
+        self.members: list[ProcessInfo] = []
         self.process = UNASSIGNED
         self.job = b""
         self.service_address = ""
         self.credentials: Credentials | None = None
         self.clock = clock.CoordinatorClock(lambda number: self._send({"clock": number}))
 
-    def join(self, claim: Claim, timeout_s: float, given: Credentials | None = None) -> None:
-        """Presents `claim` and waits until everybody has come.
+    def join(self, info: ProcessInfo, timeout_s: float, given: Credentials | None = None) -> None:
+        """Presents `info` and waits until everybody has come.
 
         Afterwards `credentials` are those for JAX's coordination service: `given`, by the user, or
         the job's.
@@ -63,7 +63,7 @@ class Membership:
         if identity is not None:
             seal = handshake.seal(self._secret, REQUEST, identity.request)
             sealed = {"pem": identity.request.decode(), "seal": seal}
-        message = {"claim": dataclasses.asdict(claim), "request": sealed}
+        message = {"process_info": dataclasses.asdict(info), "request": sealed}
         self._channel.send(message)
         self._sock.settimeout(timeout_s)
         while not self.members:
@@ -71,17 +71,21 @@ class Membership:
                 self._begin(self._channel.receive(), identity)
             except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
                 raise TransportError(_not_understood(error)) from error
+            except TransportError as error:
+                if not isinstance(error.__cause__, TimeoutError):
+                    raise
+                raise self._silent(timeout_s) from error.__cause__
         if given is not None:
             credentials.check_service(self.service_address, given)
         self._sock.settimeout(None)
         threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True).start()
 
     def _begin(self, message: dict[str, Any], identity: "Identity | None") -> None:
-        """Takes the coordinator's answer to the claim."""
+        """Takes the coordinator's answer to the process's description."""
         self._hear(message)
         self.check()
-        members = [Claim.from_json(fields) for fields in message["members"]]
-        if sorted(claim.process for claim in members) != list(range(len(members))):
+        members = [ProcessInfo.from_json(fields) for fields in message["members"]]
+        if sorted(info.process for info in members) != list(range(len(members))):
             raise TransportError("the coordinator names other processes than the job's")
         self.process = int(message["process"])
         self.job = bytes.fromhex(message["job"])
@@ -92,6 +96,15 @@ class Membership:
         if identity is not None:
             self.credentials = self._certified(identity, message["certificate"])
         self.members = members
+
+    def _silent(self, timeout_s: float) -> TransportError:
+        """The error of a job that was not complete in time, and of which nobody told us."""
+        host, port = self._sock.getpeername()[:2]
+        return TransportError(
+            f"the coordinator at {host}:{port} has not started the job within {timeout_s:g} s;"
+            " other processes may have another JAXHET_COORDINATOR_ADDRESS, or the coordinator a"
+            " longer JAXHET_CONNECT_TIMEOUT_S than this process"
+        )
 
     def _certified(self, identity: "Identity", answer: dict[str, str]) -> Credentials:
         pems = answer["pem"].encode(), answer["authority"].encode()

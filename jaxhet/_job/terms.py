@@ -9,7 +9,7 @@ from jaxhet._job import announced
 from jaxhet._job.place import UNASSIGNED
 
 if TYPE_CHECKING:
-    from jaxhet._job.claim import Claim
+    from jaxhet._job.process_info import ProcessInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,39 +28,39 @@ class Terms:
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     advertise: str | None = None
 
-    def place(self, claim: "Claim") -> "Claim":
-        """The claim with what the process left to the coordinator. Pure.
+    def place(self, info: "ProcessInfo") -> "ProcessInfo":
+        """`info` with what the process left to the coordinator. Pure.
 
         Raises:
           UsageError: The sizes of the islands do not say it.
         """
-        num_processes, process = claim.num_processes, claim.process
-        islands = claim.islands or tuple(filter(None, announced.text(self.sizes).split(",")))
+        num_processes, process = info.num_processes, info.process
+        islands = info.islands or tuple(filter(None, announced.text(self.sizes).split(",")))
         if num_processes == UNASSIGNED:
             num_processes = self.num_processes
         if process == UNASSIGNED:
-            if not self.sizes or claim.island_process is None:
+            if not self.sizes or info.island_process is None:
                 raise UsageError(
-                    f"{claim} has no process_id, and the coordinator does not know how many"
+                    f"{info} has no process_id, and the coordinator does not know how many"
                     " processes the islands have: start `jaxhet coordinator` with --islands"
                     " NAME=PROCESSES,…, or set JAXHET_PROCESS_ID"
                 )
-            process = announced.process_id(self.sizes, claim.island, claim.island_process)
+            process = announced.process_id(self.sizes, info.island, info.island_process)
         return dataclasses.replace(
-            claim, process=process, num_processes=num_processes, islands=islands
+            info, process=process, num_processes=num_processes, islands=islands
         )
 
-    def disagreement(self, claim: "Claim") -> str | None:
+    def disagreement(self, info: "ProcessInfo") -> str | None:
         """Says why a process does not belong to this job, or None. Pure."""
-        if claim.num_processes != self.num_processes:
+        if info.num_processes != self.num_processes:
             return (
-                f"num_processes differs: {claim} has {claim.num_processes}, the coordinator"
+                f"num_processes differs: {info} has {info.num_processes}, the coordinator"
                 f" {self.num_processes}; start every process of the job with the same value"
             )
-        theirs = announced.sizes(claim.islands)
+        theirs = announced.sizes(info.islands)
         if self.sizes and theirs and theirs != self.sizes:
             return (
-                f"the islands differ: {claim} announces {announced.text(theirs)}, the coordinator"
+                f"the islands differ: {info} announces {announced.text(theirs)}, the coordinator"
                 f" {announced.text(self.sizes)}; give both the same sizes, or only one of them"
             )
         return None

@@ -32,17 +32,17 @@ class Interface:
     def __str__(self) -> str:
         return f"{self.name} ({self.address})"
 
-    def claimed(self) -> str:
-        """The text that stands for the interface in a claim; `parse` reads it."""
+    def announced(self) -> str:
+        """The text that stands for the interface in a `ProcessInfo`; `parse` reads it."""
         origin = next(word for word, is_named in _ORIGINS.items() if is_named == self.is_named)
         return f"{self.name} {self.address} {origin} {self.port}"
 
     @classmethod
     def parse(cls, text: str) -> "Interface":
-        """The interface in a peer's claim.
+        """The interface in a peer's `ProcessInfo`.
 
         Raises:
-          TransportError: the text is not one of `claimed`.
+          TransportError: the text is not one of `announced`.
         """
         try:
             name, address, origin, port = text.split(" ")
@@ -51,8 +51,8 @@ class Interface:
             return cls(name, ipaddress.ip_interface(address), _ORIGINS[origin], int(port))
         except (ValueError, KeyError) as error:
             raise TransportError(
-                f"{text!r} of a claim is not a network interface ({error}); use one version of"
-                " jaxhet in the whole job"
+                f"{text!r} of a process's description is not a network interface"
+                f" ({error}); use one version of jaxhet in the whole job"
             ) from error
 
 

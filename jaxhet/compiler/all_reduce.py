@@ -4,7 +4,7 @@ flat          every rank of a group exchanges with every other one
 hierarchical  reduce-scatter among the ranks of a group on one island, all-reduce over the rail,
               all-gather on the island
 
-Either way the exchange leg combines the same rows in the same order on every rank (in order of the
+Either way the exchange combines the same rows in the same order on every rank (in order of the
 group, or of the islands), so that results are equal to the bit. Groups of unequal size are flat.
 """
 

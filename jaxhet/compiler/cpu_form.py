@@ -70,7 +70,7 @@ class CpuLowering(Lowering):
         all-gather, since their shares would have unequal sizes.
         """
         num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
-        is_small = num_bytes <= self.builder.options.two_phase_bytes
+        is_small = num_bytes <= self.builder.options.two_shot_bytes
         if is_small or not groups_lib.are_equal(groups):
             return [rows.combined(opcode) for rows in self.all_gather(values, groups)]
         is_complex = any(hlo.is_complex(v.x.shape.element_type) for v in values)

@@ -68,7 +68,7 @@ class Exchange:
       identities: The operands of the user's collectives that share this exchange, in the order in
         which they lie in its operand.
       is_gather: It belongs to an all-gather, whose operand is often there long before its turn.
-      is_pipelined: Its collective was moved to a neighbouring iteration of a loop.
+      is_pipelined: Whether the collective was moved to a neighbouring iteration of a loop.
       done: The instruction that waits for it, if that is another one.
       parts: The instructions that wait for its parts after the first.
       scatters: The local reduce-scatters that lead to it.
@@ -255,7 +255,7 @@ class ExchangeBuilder:
                 "collective_device_list": hlo.device_list(carriers),
             }
         else:  # XLA sees of an all-to-all what goes to the next member
-            pairs = groups if kind == ExchangeKind.PERMUTE else _ring(groups)
+            pairs = groups if kind == ExchangeKind.PERMUTE else _each_to_next(groups)
             opcode = "collective-permute-start"
             fields = {
                 "source_target_pairs": [pb.SourceTarget(source=s, target=t) for s, t in pairs]
@@ -442,7 +442,7 @@ def to_calls(computation: hlo.Computation, start: hlo.Instruction, done: hlo.Ins
     done.output_operand_aliasing.add(operand_index=0)
 
 
-def _ring(groups: Groups) -> Groups:
+def _each_to_next(groups: Groups) -> Groups:
     """Each member, and the one after it."""
     return tuple(
         pair for group in groups for pair in zip(group, (*group[1:], group[0]), strict=True)

@@ -58,8 +58,8 @@ class Loop:
         """Carries more arrays, which `element` gets at the begin of an iteration.
 
         Args:
-          initial: What the loop starts with, of the outer computation.
-          new: What an iteration hands to the next one, of the body.
+          initial: Instructions of the outer computation, with which the loop starts.
+          new: Instructions of the body, which an iteration hands to the next one.
         """
         outer, body = self.outer, self.body
         start = [*self.initial, *initial]

@@ -44,7 +44,7 @@ class Options:
       algorithm: "flat" (every rank exchanges with every other of its group), "hierarchical" (local
         reduce-scatter, exchange over the rail, local all-gather; groups that are not symmetric
         stay flat) or "auto" (hierarchical on GPUs, flat on CPUs).
-      two_phase_bytes: On CPUs, an all-reduce of at most this many bytes is one all-gather and local
+      two_shot_bytes: On CPUs, an all-reduce of at most this many bytes is one all-gather and local
         sums. A larger one is a reduce-scatter and an all-gather; of two ranks, a permute and a sum.
       bucket_bytes: On GPUs, small all-reduces of one kind go together, up to this many bytes; 0
         keeps each on its own.
@@ -57,7 +57,7 @@ class Options:
     """
 
     algorithm: Literal["auto", "flat", "hierarchical"] = "auto"
-    two_phase_bytes: int = 64 * 1024
+    two_shot_bytes: int = 64 * 1024
     bucket_bytes: int = 256 * 1024
     part_bytes: int = 32 << 20
     pipeline_iterations: int = 8

@@ -55,8 +55,9 @@ TEST(CloseWhileOthersCall) {
     std::vector<std::thread> threads;
     threads.emplace_back([=] { CallUntilClosed([&](int64_t i) { engine->AddPlan(i % 8, "x"); }); });
     threads.emplace_back([=] {
-      CallUntilClosed(
-          [&](int64_t) { engine->Read([](const Core& core) { return core.Stats(); }); });
+      CallUntilClosed([&](int64_t) {
+        engine->Read([](const ProgressEngine& progress) { return progress.Stats(); });
+      });
     });
     threads.emplace_back([=] { LookAtDevices(*engine); });
     threads.emplace_back([=] { StartUntilClosed(*engine); });

@@ -345,19 +345,20 @@ void CountsBytes(const WorldOptions& options) {
   World world(options);
   const auto group = AllRanks(world.num_ranks());
   CheckExchange(world, ExchangeKind::kAllGather, group, {100'000}, {100'000 * group.size()}, 1);
-  const auto stats = world.engine(0).Read([](const Core& core) { return core.Stats(); });
+  const auto stats =
+      world.engine(0).Read([](const ProgressEngine& progress) { return progress.Stats(); });
   ExpectEqual(stats.at("exchanges_completed"), static_cast<uint64_t>(options.ranks_per_process));
   const int pairs = (world.num_ranks() - options.ranks_per_process) * options.ranks_per_process;
   const auto remote = static_cast<uint64_t>(pairs);
   if (remote > 0) {
-    const auto transport =
-        world.engine(0).Read([](const Core& core) { return core.peer(1).transport; });
+    const auto transport = world.engine(0).Read(
+        [](const ProgressEngine& progress) { return progress.peer(1).transport; });
     ExpectEqual(transport, options.transports.front());
     ExpectEqual(stats.at("bytes_sent_" + transport), remote * 100'000);
     ExpectEqual(stats.at("bytes_received_" + transport), remote * 100'000);
   }
   const auto record = world.engine(0).Read(
-      [](const Core& core) { return core.flight_recorder().records().back(); });
+      [](const ProgressEngine& progress) { return progress.flight_recorder().records().back(); });
   EXPECT(record.state == FlightState::kCompleted);
 }
 

@@ -31,11 +31,11 @@ void CheckSwapsAnySize(std::string_view transport) {
 }
 
 TEST(SwapsAnySize) {
-  for (const std::string_view transport : DeviceTransports()) CheckSwapsAnySize(transport);
+  for (const std::string_view transport : TestedTransports()) CheckSwapsAnySize(transport);
   CheckSwapsAnySize("sealed");
 }
 
-// NICs can't encrypt: the rings are those of tcp.
+// NICs can't encrypt: the channels are those of tcp.
 TEST(SealedJobsDoWithoutRdma) {
   WorldOptions options = DeviceOptions(2, "verbs");
   options.engine.encryption = "auth";
@@ -92,7 +92,7 @@ void CheckComesInPieces(std::string_view transport) {
 }
 
 TEST(ComesInPieces) {
-  for (const std::string_view transport : DeviceTransports()) CheckComesInPieces(transport);
+  for (const std::string_view transport : TestedTransports()) CheckComesInPieces(transport);
 }
 
 TEST(RanksMayDifferInPieces) {
@@ -127,7 +127,7 @@ void CheckGroupsOfAnySize(std::string_view transport) {
 }
 
 TEST(GroupsOfAnySize) {
-  for (const std::string_view transport : DeviceTransports()) CheckGroupsOfAnySize(transport);
+  for (const std::string_view transport : TestedTransports()) CheckGroupsOfAnySize(transport);
 }
 
 TEST(GroupsMayBeOfUnequalSize) {
@@ -202,18 +202,18 @@ void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
 }
 
 TEST(ManyAreInFlight) {
-  for (const std::string_view transport : DeviceTransports()) {
+  for (const std::string_view transport : TestedTransports()) {
     for (const size_t num_bytes : {kEagerBytes, kSlotBytes + 3})
       CheckManyAreInFlight(transport, num_bytes);
   }
 }
 
-// The log of launches has room for so many, and is used again then. Of these rings each end has
+// The log of launches has room for so many, and is used again then. Of these channels each end has
 // one.
 void CheckLogIsUsedAgain(std::string_view transport) {
   constexpr uint64_t kBatch = 32;
   DeviceWorld world(DeviceOptions(2, transport));
-  for (uint64_t begin = 0; begin <= LaunchLog::kEntries + kRingSlots; begin += kBatch) {
+  for (uint64_t begin = 0; begin <= LaunchLog::kEntries + kChannelSlots; begin += kBatch) {
     std::deque<Part> parts;
     for (uint64_t i = begin; i < begin + kBatch; ++i) {
       const auto index = static_cast<int64_t>(i % 50);
@@ -365,7 +365,7 @@ void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
 }
 
 TEST(RandomExchangesOfThreeRanks) {
-  for (const std::string_view transport : DeviceTransports())
+  for (const std::string_view transport : TestedTransports())
     CheckRandomExchangesOfThreeRanks(transport);
 }
 
@@ -387,7 +387,7 @@ void CheckCloseWaitsForWhatIsInFlight(std::string_view transport) {
 }
 
 TEST(CloseWaitsForWhatIsInFlight) {
-  for (const std::string_view transport : DeviceTransports())
+  for (const std::string_view transport : TestedTransports())
     CheckCloseWaitsForWhatIsInFlight(transport);
 }
 
@@ -411,7 +411,7 @@ void CheckPeerThatLeavesTakesNothingBack(std::string_view transport) {
 }
 
 TEST(PeerThatLeavesTakesNothingBack) {
-  for (const std::string_view transport : DeviceTransports())
+  for (const std::string_view transport : TestedTransports())
     CheckPeerThatLeavesTakesNothingBack(transport);
 }
 
@@ -432,7 +432,7 @@ void CheckSourceLeavesABusyTarget(std::string_view transport, size_t num_bytes) 
 }
 
 TEST(SourceLeavesABusyTarget) {
-  for (const std::string_view transport : DeviceTransports()) {
+  for (const std::string_view transport : TestedTransports()) {
     CheckSourceLeavesABusyTarget(transport, kEagerBytes);
     // An operand that is pulled is needed until it was.
     if (transport != "pulled") CheckSourceLeavesABusyTarget(transport, kSlotBytes);
@@ -454,7 +454,8 @@ TEST(MissingProcessIsNamed) {
   World world(DeviceOptions(2));
   const std::string text = ExpectThrow(
       [&] { world.engine(0).OpenDevices("host", {{0, 0, {}}}, {}, milliseconds(200)); });
-  ExpectContains(text, "DeadlineError: rank 1 of process 1 (host 1), cpu1 has not opened a ring");
+  ExpectContains(
+      text, "DeadlineError: rank 1 of process 1 (host 1), cpu1 has not opened a device channel");
 }
 
 }  // namespace

@@ -159,7 +159,7 @@ TEST(LateMemberOfAGroupIsNamed) {
 }
 
 TEST(LatePeerIsADeadlineError) {
-  for (const std::string_view transport : DeviceTransports())
+  for (const std::string_view transport : TestedTransports())
     CheckLatePeerIsADeadlineError(transport);
 }
 
@@ -237,7 +237,7 @@ void CheckFailurePoisonsWhatIsInFlight(std::string_view transport, size_t num_by
 }
 
 TEST(FailurePoisonsWhatIsInFlight) {
-  for (const std::string_view transport : DeviceTransports()) {
+  for (const std::string_view transport : TestedTransports()) {
     for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 3})
       CheckFailurePoisonsWhatIsInFlight(transport, num_bytes);
   }
@@ -259,7 +259,7 @@ void CheckPeerThatLeftIsNamed(std::string_view transport) {
 }
 
 TEST(PeerThatLeftIsNamed) {
-  for (const std::string_view transport : DeviceTransports()) CheckPeerThatLeftIsNamed(transport);
+  for (const std::string_view transport : TestedTransports()) CheckPeerThatLeftIsNamed(transport);
 }
 
 // A source that fails lets its sends go over slots that the target has not taken: the target must
@@ -286,7 +286,7 @@ void CheckFailedSource(std::string_view transport) {
 }
 
 TEST(FailedSourceDoesNotCorruptItsTarget) {
-  for (const std::string_view transport : DeviceTransports()) CheckFailedSource(transport);
+  for (const std::string_view transport : TestedTransports()) CheckFailedSource(transport);
 }
 
 TEST(FailedExchangesAreRecorded) {
@@ -308,20 +308,20 @@ TEST(FailedExchangesAreRecorded) {
 struct ForkedRank {
   explicit ForkedRank(const WorldOptions& options)
       : has_operands(options.has_operands),
-        ends(ConnectAll(2, kRingSockets)),
+        ends(ConnectAll(2, kChannelSockets)),
         peer(options, [this](Engine& engine) {
           ends[0].clear();
           OpenDevices(engine, 1);
           return WaitForEver(engine);
         }) {
     ends[1].clear();
-    ring_socket = Fd(dup(ends[0][1].data[RingSockets::kNumMessageSockets].get()));
+    channel_socket = Fd(dup(ends[0][1].data[ChannelSockets::kNumMessageSockets].get()));
     SetUp(peer.engine(), options);
     OpenDevices(peer.engine(), 0);
   }
 
   void OpenDevices(Engine& engine, int rank) {
-    auto sockets = RingSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
+    auto sockets = ChannelSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
     const auto operands = has_operands ? OperandsOf(rank) : std::span<std::byte>{};
     engine.OpenDevices("host", {{rank, 0, operands}}, std::move(sockets), kLong);
   }
@@ -329,7 +329,7 @@ struct ForkedRank {
   bool has_operands;
   std::vector<std::vector<Ends>> ends;
   ForkedPeer peer;
-  Fd ring_socket;  // one of those for chunks, of rank 0
+  Fd channel_socket;  // one of those for chunks, of rank 0
   std::unique_ptr<Device> device = OpenHostDevice({}, 0);
   Stream stream = device->CreateStream(StreamPriority::kNormal);
 };
@@ -371,7 +371,7 @@ void CheckReportsPeer(std::string_view transport, int signal, std::string_view w
 }
 
 TEST(DeadPeerIsNamedWithTheExchange) {
-  for (const std::string_view transport : DeviceTransports()) {
+  for (const std::string_view transport : TestedTransports()) {
     CheckReportsPeer(transport, SIGKILL, "Look at what that process printed last");
   }
 }
@@ -381,43 +381,43 @@ TEST(SilentPeerIsNamedWithTheExchange) {
 }
 
 // The control connection stands.
-TEST(BrokenRingIsNamedWithTheExchange) {
+TEST(BrokenChannelIsNamedWithTheExchange) {
   std::deque<Part> parts;
   ForkedRank forked(ImpatientOptions("tcp"));
-  shutdown(forked.ring_socket.get(), SHUT_RDWR);
+  shutdown(forked.channel_socket.get(), SHUT_RDWR);
   try {
     StartThree(forked, parts);
   } catch (const Error& error) {  // by the second one it may be known
     ExpectContains(error.what(), "PeerError");
   }
-  ExpectPeerError(forked, "a ring (tcp) broke: send");
+  ExpectPeerError(forked, "a device channel (tcp) broke: send");
 }
 
-// Bytes that somebody on the way puts into a ring's connection; the control connection stands.
-TEST(ForgedRingIsNamedWithTheExchange) {
+// Bytes that somebody on the way puts into a channel's connection; the control connection stands.
+TEST(ForgedChannelIsNamedWithTheExchange) {
   for (const std::string_view forged :
        {std::string_view("\x04\0\0\0 forged", 11), std::string_view("\xff\xff\xff")}) {
     std::deque<Part> parts;
     ForkedRank forked(ImpatientOptions("sealed"));
     std::string bytes(forged);
     bytes.resize(100, 'x');
-    EXPECT(std::cmp_equal(write(forked.ring_socket.get(), bytes.data(), bytes.size()), 100));
+    EXPECT(std::cmp_equal(write(forked.channel_socket.get(), bytes.data(), bytes.size()), 100));
     const auto error = forked.peer.engine().WaitFailure(kLong);
     EXPECT(error != nullptr);
-    ExpectContains(error ? error->what() : "", "a ring (tcp) broke: ");
+    ExpectContains(error ? error->what() : "", "a device channel (tcp) broke: ");
     ExpectContains(error ? error->what() : "", "record");
   }
 }
 
-// One of two ranks of this process, and the other's end of their rings.
+// One of two ranks of this process, and the other's end of their channels.
 struct LocalPair {
   LocalPair() {
     for (const int rank : {0, 1}) {
       ranks.push_back(std::make_unique<DeviceRank>(rank, OpenHostDevice({}, 0), kEagerBytes));
     }
     for (const int target : {0, 1}) {
-      const RingTransport& local = RingTransportOf("local");
-      const auto setup = [&](int rank) -> RingSetup {
+      const DeviceTransport& local = DeviceTransportOf("local");
+      const auto setup = [&](int rank) -> ChannelSetup {
         return {.device = ranks.at(static_cast<size_t>(rank))->device(),
                 .same_process = true,
                 .same_host = true,
@@ -432,15 +432,15 @@ struct LocalPair {
       };
       const int source = 1 - target;
       auto [end, offer] = local.make(setup(target));
-      Rank(source).AddOutgoing(target, RingOf(local.open(setup(source), offer)));
-      Rank(target).AddIncoming(source, RingOf(std::move(end)));
+      Rank(source).AddOutgoing(target, ChannelOf(local.open(setup(source), offer)));
+      Rank(target).AddIncoming(source, ChannelOf(std::move(end)));
     }
   }
-  static std::unique_ptr<RankRing> RingOf(std::unique_ptr<RingEnd> end) {
-    auto ring = std::make_unique<RankRing>();
-    ring->end = std::move(end);
-    ring->transport = "local";
-    return ring;
+  static std::unique_ptr<RankChannel> ChannelOf(std::unique_ptr<DeviceChannel> end) {
+    auto channel = std::make_unique<RankChannel>();
+    channel->end = std::move(end);
+    channel->transport = "local";
+    return channel;
   }
   DeviceRank& Rank(int rank) { return *ranks.at(static_cast<size_t>(rank)); }
 
@@ -450,8 +450,8 @@ struct LocalPair {
 // The proof in the operands' allocation is lost, and the one in the slots is not.
 TEST(MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
   const auto device = OpenHostDevice({}, 0);
-  const RingTransport& shm = RingTransportOf("shm");
-  const auto setup = [&](int rank) -> RingSetup {
+  const DeviceTransport& shm = DeviceTransportOf("shm");
+  const auto setup = [&](int rank) -> ChannelSetup {
     return {.device = *device,
             .same_process = false,
             .same_host = true,

@@ -76,7 +76,7 @@ int OrdinalOf(int rank) { return IsOnHost() ? 0 : Arena::Of(rank).device().info(
 
 }  // namespace
 
-std::vector<std::string_view> DeviceTransports() {
+std::vector<std::string_view> TestedTransports() {
   if (IsOnHost()) return {"shm", "pulled", "verbs", "in place", "tcp"};
   return {"shm", "verbs", "in place", "tcp"};
 }
@@ -110,8 +110,8 @@ WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
   return options;
 }
 
-std::vector<RingSockets> RingSocketsOf(int rank, std::vector<Ends> ends) {
-  std::vector<RingSockets> sockets;
+std::vector<ChannelSockets> ChannelSocketsOf(int rank, std::vector<Ends> ends) {
+  std::vector<ChannelSockets> sockets;
   for (size_t peer = 0; peer < ends.size(); ++peer) {
     if (std::cmp_equal(peer, rank)) continue;
     const size_t num_sockets = ends[peer].data.size();
@@ -125,7 +125,7 @@ std::vector<RingSockets> RingSocketsOf(int rank, std::vector<Ends> ends) {
 
 DeviceWorld::DeviceWorld(const WorldOptions& options) : world_(options) {
   std::vector<std::thread> threads;
-  auto ends = ConnectAll(num_ranks(), kRingSockets);
+  auto ends = ConnectAll(num_ranks(), kChannelSockets);
   for (int rank = 0; rank < num_ranks(); ++rank) {
     devices_.push_back(OpenTestDevice(rank));
     streams_.push_back(devices_.back()->CreateStream(StreamPriority::kNormal));
@@ -134,7 +134,7 @@ DeviceWorld::DeviceWorld(const WorldOptions& options) : world_(options) {
                           own_ends = std::move(ends[static_cast<size_t>(rank)])]() mutable {
       const auto operands = has_operands ? OperandsOf(rank) : std::span<std::byte>{};
       world_.engine(rank).OpenDevices(TestVendor(), {{rank, ordinal, operands}},
-                                      RingSocketsOf(rank, std::move(own_ends)), kLong);
+                                      ChannelSocketsOf(rank, std::move(own_ends)), kLong);
       world_.engine(rank).AddPlan(kPlan, PlanText(8));
     });
   }

@@ -21,11 +21,11 @@ namespace jaxhet::testing {
 inline constexpr std::byte kPoison{0xFF};
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
-inline constexpr int kRingSockets = 3 + RingSockets::kNumMessageSockets;
-// Transports of the rings between the test's devices. "pulled" is shm, with operands that the
+inline constexpr int kChannelSockets = 3 + ChannelSockets::kNumMessageSockets;
+// Transports of the channels between the test's devices. "pulled" is shm, with operands that the
 // target's device can reach (not in a process of its own on GPUs); "in place" is verbs, with
 // operands that NICs can send from.
-std::vector<std::string_view> DeviceTransports();
+std::vector<std::string_view> TestedTransports();
 inline bool IsInPlace(std::string_view transport) {
   return transport == "pulled" || transport == "in place";
 }
@@ -42,8 +42,8 @@ bool IsWithin(std::chrono::milliseconds timeout, Condition condition) {
   return condition();
 }
 
-// Sockets for the rank's rings, made from its ends of the sockets to the others.
-std::vector<RingSockets> RingSocketsOf(int rank, std::vector<Ends> ends);
+// Sockets for the rank's channels, made from its ends of the sockets to the others.
+std::vector<ChannelSockets> ChannelSocketsOf(int rank, std::vector<Ends> ends);
 
 // Some memory of the rank's, in the allocation that all operands are in.
 std::span<std::byte> OperandsOf(int rank);

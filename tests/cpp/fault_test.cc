@@ -223,7 +223,9 @@ struct RelayedPair {
     SetUp(*engines[0], options);
     other.join();
     // Until the first word of a peer, its silence counts from the deadline of connecting.
-    const auto has_heard = [](const Core& core) { return core.peer(1).last_heard <= Clock::now(); };
+    const auto has_heard = [](const ProgressEngine& progress) {
+      return progress.peer(1).last_heard <= Clock::now();
+    };
     while (!engines[0]->Read(has_heard)) std::this_thread::yield();
     is_on = true;
   }
@@ -328,27 +330,28 @@ TEST(ForkedChildHasNoPart) {
 }
 
 // Else a peer would not see that this process has died while the child lives.
-TEST(ForkedChildClosesSocketsOfRings) {
+TEST(ForkedChildClosesSocketsOfChannels) {
   const WorldOptions options = DeviceOptions(2, "tcp");
   auto ends = ConnectAll(2);
-  auto ring_ends = ConnectAll(2, kRingSockets);
+  auto channel_ends = ConnectAll(2, kChannelSockets);
   std::vector<std::shared_ptr<Engine>> engines;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     const auto index = static_cast<size_t>(rank);
     engines.push_back(MakeEngine(rank, options, std::move(ends[index])));
-    threads.emplace_back([&, rank, engine = engines.back(),
-                          sockets = RingSocketsOf(rank, std::move(ring_ends[index]))]() mutable {
-      SetUp(*engine, options);
-      engine->OpenDevices("host", {{rank, 0, {}}}, std::move(sockets), kLong);
-    });
+    threads.emplace_back(
+        [&, rank, engine = engines.back(),
+         sockets = ChannelSocketsOf(rank, std::move(channel_ends[index]))]() mutable {
+          SetUp(*engine, options);
+          engine->OpenDevices("host", {{rank, 0, {}}}, std::move(sockets), kLong);
+        });
   }
   for (std::thread& thread : threads) thread.join();
   const pid_t pid = fork();
   if (pid == 0) {
     const size_t before = CountEntries("/proc/self/fd");
     engines[0]->AbandonInChild();
-    // epoll, the wake-up, control, 2 of data; and 3 sockets of each of the two rings.
+    // epoll, the wake-up, control, 2 of data; and 3 sockets of each of the two channels.
     _exit(before - CountEntries("/proc/self/fd") == 5 + 6 ? 42 : 1);
   }
   int status = 0;

@@ -20,11 +20,11 @@ constexpr std::array<Entry, 6> kCorpus = {{
     // A string longer than its table.
     {"stream", "4a584832010000000800000000000000ffffffffffffffff"},
     // Chunk 2^63.
-    {"ring_chunks",
+    {"channel_chunks",
      "01000000000000000700000000000000000000000000000064000000000000000000000000000080"
      "6400000000000000"},
     // More than a slot.
-    {"ring_chunks",
+    {"channel_chunks",
      "000000000000000007000000000000000000000000000000ffffffffffffffff0000000000000000"
      "0110000000000000"},
     // A message of 2^32 - 1 bytes.

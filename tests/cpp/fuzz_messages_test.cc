@@ -12,7 +12,7 @@
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/engine/core.h"
+#include "xla_plugin/engine/progress_engine.h"
 
 // Fuzzers of a peer's messages on the control connection, and of the chunks of tcp.
 namespace jaxhet::testing {
@@ -88,7 +88,7 @@ PeerSpec PeerOf(Fd control, Fd data) {
                 .data = {},
                 .same_host = true,
                 .transports = {"shm", "shm_ring", "tcp"},
-                .ring_transports = {},
+                .device_transports = {},
                 .refused = {},
                 .keys = {}};
   peer.data.push_back(std::move(data));
@@ -104,9 +104,9 @@ void Introduce(std::string_view input) {
   if (!reply.empty()) WriteSome(peer_control, Framed(MessageType::kHelloReply, reply));
   WriteSome(peer_control, reader.TakeSized());
   shutdown(peer_control.get(), SHUT_WR);
-  Core core(0, 2, SmallChunks());
-  core.AddPeer(PeerOf(std::move(control), std::move(data)));
-  core.Connect(Clock::now() + kLong);
+  ProgressEngine progress(0, 2, SmallChunks());
+  progress.AddPeer(PeerOf(std::move(control), std::move(data)));
+  progress.Connect(Clock::now() + kLong);
 }
 
 [[maybe_unused]] const bool added_hello = AddFuzzer({.name = "hello",
@@ -157,7 +157,7 @@ std::vector<std::string> SoundJobs() {
       plan + start + OwnStartStep(8'000) + PassStep() + chunks,
       plan + OwnStartStep(500) + StartStep(GatherStart(500, 1), 500) + PassStep(),
       plan + PlanStep(99, "other\top\n") + OwnStartStep(8) + MessageStep(MessageType::kFail, fail),
-      plan + MessageStep(MessageType::kRing, std::string(12, '\0')) +
+      plan + MessageStep(MessageType::kDeviceChannel, std::string(12, '\0')) +
           MessageStep(MessageType::kTransport, "x") + MessageStep(MessageType::kGoodbye, "")};
 }
 
@@ -202,13 +202,13 @@ class Job {
     auto [data, peer_data] = UnixPair();
     control_ = std::move(peer_control);
     data_ = std::move(peer_data);
-    core_.AddPeer(PeerOf(std::move(control), std::move(data)));
+    progress_.AddPeer(PeerOf(std::move(control), std::move(data)));
     WriteSome(control_, Framed(MessageType::kHello, HelloBody({"tcp", "ok", ""})));
     WriteSome(control_, Framed(MessageType::kHelloReply,
                                PackStrings(std::vector<std::string>{"tcp", "ok", ""})));
-    core_.Connect(Clock::now() + kLong);
-    core_.SetRanks(RanksOf({}));
-    core_.AddPlan(kPlan, PlanText(8), "");
+    progress_.Connect(Clock::now() + kLong);
+    progress_.SetRanks(RanksOf({}));
+    progress_.AddPlan(kPlan, PlanText(8), "");
   }
 
   void Play(InputReader& input) {
@@ -237,12 +237,12 @@ class Job {
 
   void Pass() {
     for (int i = 0; i < 3; ++i) {
-      for (Pollable* const pollable : core_.Pollables()) pollable->OnEvents(EPOLLIN | EPOLLOUT);
-      core_.Pass();
+      for (Pollable* const pollable : progress_.Pollables()) pollable->OnEvents(EPOLLIN | EPOLLOUT);
+      progress_.Pass();
       Drain(control_);
       Drain(data_);
     }
-    for (const Core::Completion& completion : core_.TakeCompletions()) {
+    for (const ProgressEngine::Completion& completion : progress_.TakeCompletions()) {
       if (completion.error != nullptr) continue;
       ExpectNoHole(exchanges_.at(completion.id));
       ++num_completed_;
@@ -253,7 +253,7 @@ class Job {
   // Throws the failure, if there is one.
   void End() {
     Pass();
-    if (const auto failure = core_.failure()) throw Error(*failure);
+    if (const auto failure = progress_.failure()) throw Error(*failure);
   }
 
  private:
@@ -265,19 +265,19 @@ class Job {
     ExchangeRequest request = GatherRequest(0, id);
     request.operands.emplace_back(exchange.operand);
     request.results.emplace_back(exchange.result);
-    core_.Start(std::move(request), id);
-    core_.ServeOwn();
+    progress_.Start(std::move(request), id);
+    progress_.ServeOwn();
   }
 
   static void ExpectNoHole(const OwnExchange& exchange) {
     EXPECT(std::ranges::count(exchange.result, kHole) == 0);
   }
 
-  std::map<int64_t, OwnExchange> exchanges_;  // by id; outlive the core
+  std::map<int64_t, OwnExchange> exchanges_;  // by id; outlive the engine
   size_t num_completed_ = 0;
   Fd control_;
   Fd data_;
-  Core core_{0, 2, SmallChunks()};
+  ProgressEngine progress_{0, 2, SmallChunks()};
 };
 
 // Returns the number of exchanges that have succeeded.
@@ -301,13 +301,13 @@ TEST(AttacksAreRefused) {
   }
 }
 
-[[maybe_unused]] const bool added_job =
-    AddFuzzer({.name = "job",
-               .covers = {"xla_plugin/engine/core.cc", "xla_plugin/engine/message_checks.cc",
-                          "xla_plugin/engine/peer.cc", "xla_plugin/engine/plans.cc",
-                          "xla_plugin/base/range_set.h", "xla_plugin/transport/tcp/tcp.cc"},
-               .seeds = &JobSeeds,
-               .run = [](std::string_view input) { (void)PlayJob(input); }});
+[[maybe_unused]] const bool added_job = AddFuzzer(
+    {.name = "job",
+     .covers = {"xla_plugin/engine/progress_engine.cc", "xla_plugin/engine/message_checks.cc",
+                "xla_plugin/engine/peer.cc", "xla_plugin/engine/plans.cc",
+                "xla_plugin/base/range_set.h", "xla_plugin/transport/tcp/tcp.cc"},
+     .seeds = &JobSeeds,
+     .run = [](std::string_view input) { (void)PlayJob(input); }});
 
 }  // namespace
 }  // namespace jaxhet::testing

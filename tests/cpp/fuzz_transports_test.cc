@@ -167,16 +167,16 @@ std::vector<std::string> SlotSeeds() {
      .seeds = &SlotSeeds,
      .run = [](std::string_view input) { Play("shm_ring", input); }});
 
-// --- verbs: offers, and what becomes of paths ---
+// --- verbs: offers, and what becomes of queue pairs ---
 
 std::vector<std::string> VerbsSeeds() {
   const std::string offer = PeerEnd("verbs").Offer();
-  const verbs::PathEventInfo closed{verbs::PathEvent::kClosed, 0, 0, {17, 1}};
-  const verbs::PathEventInfo dead{verbs::PathEvent::kClosed, 1, 0, {0, 0}};
-  const verbs::PathEventInfo opened{verbs::PathEvent::kOpened, 0, 1, {}};
+  const verbs::QpEventInfo closed{verbs::QpEvent::kClosed, 0, 0, {17, 1}};
+  const verbs::QpEventInfo dead{verbs::QpEvent::kClosed, 1, 0, {0, 0}};
+  const verbs::QpEventInfo opened{verbs::QpEvent::kOpened, 0, 1, {}};
   const auto num_slots = InputReader(offer).Take<verbs::OfferInfo>().num_slots;
   const std::string sequences(num_slots * sizeof(verbs::SlotSequences), '\0');
-  const auto close = [&](const verbs::PathEventInfo& info) {
+  const auto close = [&](const verbs::QpEventInfo& info) {
     return BytesOf(info) + sequences + "the cable";
   };
   return {Script().Add(offer).Add("").Add(close(closed)).Add(BytesOf(opened)).text,
@@ -185,7 +185,7 @@ std::vector<std::string> VerbsSeeds() {
 
 [[maybe_unused]] const bool added_verbs =
     AddFuzzer({.name = "verbs",
-               .covers = {"xla_plugin/transport/verbs/slot_link_paths.cc"},
+               .covers = {"xla_plugin/transport/verbs/slot_link_qps.cc"},
                .seeds = &VerbsSeeds,
                .run = [](std::string_view input) { Play("verbs", input); }});
 

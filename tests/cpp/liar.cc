@@ -56,14 +56,18 @@ void Liar::SendChunk(const Chunk& chunk, std::string_view bytes) {
 }
 
 void Liar::AwaitStarts(uint64_t count) const {
-  const auto started = [](const Core& core) { return core.Stats().at("exchanges_started"); };
+  const auto started = [](const ProgressEngine& progress) {
+    return progress.Stats().at("exchanges_started");
+  };
   while (engine_->Read(started) < count) std::this_thread::yield();
 }
 
 void Liar::AwaitArrival() {
   constexpr int64_t kLast = 99;
   SendPlan({.plan = kLast, .text_bytes = 0}, "");
-  const auto has_arrived = [](const Core& core) { return core.PlansOf(1).Find(kLast) != nullptr; };
+  const auto has_arrived = [](const ProgressEngine& progress) {
+    return progress.PlansOf(1).Find(kLast) != nullptr;
+  };
   const Time limit = Clock::now() + kLong;
   while (!engine_->Read(has_arrived) && Clock::now() < limit) std::this_thread::yield();
 }

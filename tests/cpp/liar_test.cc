@@ -54,8 +54,8 @@ TEST(TakesPlansOfAnyLength) {
   liar.SendPlan({.plan = 32, .text_bytes = 4}, "five.");
   liar.SendPlan({.plan = 33, .text_bytes = 5}, "five.");
   const auto found = [&](int64_t plan) {
-    return liar.engine().Read([&](const Core& core) {
-      const Plan* const theirs = core.PlansOf(1).Find(plan);
+    return liar.engine().Read([&](const ProgressEngine& progress) {
+      const Plan* const theirs = progress.PlansOf(1).Find(plan);
       return theirs == nullptr ? "none" : StrCat(theirs->text, "|", theirs->program);
     });
   };

@@ -14,7 +14,7 @@
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/io_list.h"
-#include "xla_plugin/transport/ring/fd_mailbox.h"
+#include "xla_plugin/transport/device_channel/fd_mailbox.h"
 
 // Strangers of the same host who have found a mailbox's name (/proc/net/unix).
 namespace jaxhet::testing {

@@ -122,7 +122,7 @@ size_t CountTcpSockets() {
 // Both processes of a job whose devices exchange over `transport`, in this process.
 std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
   auto ends = ConnectAll(2);
-  auto ring_ends = ConnectAll(2, kRingSockets);
+  auto channel_ends = ConnectAll(2, kChannelSockets);
   std::vector<std::shared_ptr<Engine>> engines;
   for (int i = 0; i < 2; ++i) {
     engines.push_back(MakeEngine(i, options, std::move(ends[static_cast<size_t>(i)])));
@@ -132,7 +132,7 @@ std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
     const std::span<std::byte> no_operands;
     SetUp(*engines[own], options);
     engines[own]->OpenDevices("host", {{i, 0, no_operands}},
-                              RingSocketsOf(i, std::move(ring_ends[own])), kLong);
+                              ChannelSocketsOf(i, std::move(channel_ends[own])), kLong);
   };
   std::thread first(start, 0);
   start(1);
@@ -140,7 +140,7 @@ std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
   return engines;
 }
 
-TEST(ForkedChildKeepsNoSocketOfControlDataOrRings) {
+TEST(ForkedChildKeepsNoSocketOfControlDataOrChannels) {
   for (const std::string_view transport : {"tcp", "verbs"}) {
     const size_t before = CountTcpSockets();
     const auto engines = StartPair(DeviceOptions(2, transport));

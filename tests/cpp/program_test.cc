@@ -191,10 +191,10 @@ TEST(ProgramThatIsTooLongIsIgnored) {
   const std::string longest(kMaxProgramBytes, 'x');
   world.engine(0).AddPlan(kFirstPlan, PlanText(3), longest);
   world.engine(0).AddPlan(kSecondPlan, PlanText(3), longest + "x");
-  world.engine(0).Read([&](const Core& core) {
-    EXPECT(core.plans().Find(kFirstPlan)->program == longest);
-    EXPECT(core.plans().Find(kSecondPlan)->program.empty());
-    ExpectEqual(core.plans().Find(kSecondPlan)->text, PlanText(3));
+  world.engine(0).Read([&](const ProgressEngine& progress) {
+    EXPECT(progress.plans().Find(kFirstPlan)->program == longest);
+    EXPECT(progress.plans().Find(kSecondPlan)->program.empty());
+    ExpectEqual(progress.plans().Find(kSecondPlan)->text, PlanText(3));
   });
 }
 

@@ -102,7 +102,8 @@ class PathWorld {
 
   // Counts that `process` keeps about the other one.
   PeerCounts Counts(size_t process) {
-    const auto counts = engine(process).Read([](const Core& core) { return core.CountsOfPeers(); });
+    const auto counts = engine(process).Read(
+        [](const ProgressEngine& progress) { return progress.CountsOfPeers(); });
     return *std::ranges::find(counts, 1 - static_cast<int>(process), &PeerCounts::process);
   }
 

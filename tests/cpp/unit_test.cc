@@ -20,16 +20,16 @@
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/io_list.h"
 #include "xla_plugin/base/range_set.h"
+#include "xla_plugin/engine/communicator_state.h"
 #include "xla_plugin/engine/completion_pool.h"
 #include "xla_plugin/engine/control_channel.h"
 #include "xla_plugin/engine/flight_recorder.h"
-#include "xla_plugin/engine/membership.h"
 #include "xla_plugin/engine/options.h"
 #include "xla_plugin/engine/partition.h"
 #include "xla_plugin/engine/plans.h"
 #include "xla_plugin/engine/roster.h"
-#include "xla_plugin/transport/ring/fd_mailbox.h"
-#include "xla_plugin/transport/ring/ring.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
+#include "xla_plugin/transport/device_channel/fd_mailbox.h"
 #include "xla_plugin/transport/shared_memory.h"
 
 namespace jaxhet::testing {
@@ -273,10 +273,10 @@ TEST(OpenExecutionOverlapsOthersUntilItsExchangesCompleted) {
   EXPECT(!execution.Overlaps(-7, 1) && !execution.Overlaps(100, 2));
 }
 
-TEST(MembershipCountsRunsAndSequences) {
-  Membership membership;
+TEST(CommunicatorStateCountsRunsAndSequences) {
+  CommunicatorState state;
   const auto enter = [&](int64_t run_id, int64_t plan, int64_t index) {
-    const auto position = membership.Enter(run_id, plan, index);
+    const auto position = state.Enter(run_id, plan, index);
     return std::pair{position.run, position.sequence};
   };
   EXPECT(enter(100, 1, 0) == std::pair(int64_t{1}, int64_t{0}));
@@ -377,17 +377,17 @@ TEST(FdsAreLeftInMailboxes) {
 }
 
 TEST(FirstChoiceOfAWayCounts) {
-  using Way = RingWays::Way;
-  const auto ways = std::make_unique<RingWays>();
+  using Route = RouteChoices::Route;
+  const auto routes = std::make_unique<RouteChoices>();
   constexpr uint64_t kNext = LaunchLog::kEntries;  // in the same place
   for (const uint64_t number : {uint64_t{1}, 1 + kNext, 1 + 2 * kNext}) {
-    const Way first = number == 1 ? Way::kInSlots : Way::kPulled;
-    const Way second = number == 1 ? Way::kPulled : Way::kInSlots;
-    EXPECT(!ways->Find(number));
-    EXPECT(ways->Choose(number, first) == first);
-    EXPECT(ways->Choose(number, second) == first && ways->Find(number) == first);
+    const Route first = number == 1 ? Route::kSlots : Route::kZeroCopy;
+    const Route second = number == 1 ? Route::kZeroCopy : Route::kSlots;
+    EXPECT(!routes->Find(number));
+    EXPECT(routes->Choose(number, first) == first);
+    EXPECT(routes->Choose(number, second) == first && routes->Find(number) == first);
   }
-  EXPECT(!ways->Find(2));
+  EXPECT(!routes->Find(2));
 }
 
 // Each callback waits for the next: only a thread of its own lets the last one come.

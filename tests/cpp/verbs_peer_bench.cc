@@ -115,7 +115,7 @@ class End final : public ConnectionHost {
   }
 
   void Send(std::span<const iovec> /*message*/) override {
-    Throw(ErrorCode::kTransport, "an RDMA path failed");
+    Throw(ErrorCode::kTransport, "a queue pair failed");
   }
   Transfer& Find(uint64_t ticket) override { return messages_.at(ticket).transfer; }
   void Sent(Transfer& transfer, size_t num_bytes) override { transfer.sent += num_bytes; }

@@ -9,7 +9,7 @@
 #include "xla_plugin/transport/verbs/distance.h"
 #include "xla_plugin/transport/verbs/gid.h"
 #include "xla_plugin/transport/verbs/nics.h"
-#include "xla_plugin/transport/verbs/path.h"
+#include "xla_plugin/transport/verbs/qp_pair.h"
 #include "xla_plugin/transport/verbs/slot_link.h"
 #include "xla_plugin/transport/verbs/wire.h"
 
@@ -238,8 +238,8 @@ TEST(SlotsAreSentInFewParts) {
 
 TEST(PacksWorkIdsAndImmediates) {
   const verbs::WorkId id = verbs::UnpackWorkId(
-      Pack(verbs::WorkId{.path = 0xffff'fffe, .epoch = 0xfffd, .is_receive = true}));
-  EXPECT(id.path == 0xffff'fffe && id.epoch == 0xfffd && id.is_receive);
+      Pack(verbs::WorkId{.qp = 0xffff'fffe, .epoch = 0xfffd, .is_receive = true}));
+  EXPECT(id.qp == 0xffff'fffe && id.epoch == 0xfffd && id.is_receive);
   const verbs::Immediate immediate{verbs::ImmediateKind::kCredit, 255, 0xfffe};
   EXPECT(verbs::UnpackImmediate(Pack(immediate)) == immediate);
 }

@@ -211,8 +211,8 @@ TEST(RdmaIsLeftForTcpInWords) {
   WorldOptions options{.transports = {"verbs", "tcp"}};
   options.engine.encryption = "full";
   World world(options);
-  world.engine(0).Read([](const Core& core) {
-    const Peer& peer = core.peer(1);
+  world.engine(0).Read([](const ProgressEngine& progress) {
+    const Peer& peer = progress.peer(1);
     ExpectEqual(peer.transport, std::string("tcp"));
     const auto verbs = std::ranges::find(peer.refusals, "verbs", &Refusal::transport);
     EXPECT(verbs != peer.refusals.end());

@@ -134,7 +134,7 @@ std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
                      .data = std::move(end.data),
                      .same_host = true,
                      .transports = options.transports,
-                     .ring_transports = options.transports,
+                     .device_transports = options.transports,
                      .refused = {},
                      .keys = std::move(keys)});
   }

@@ -78,7 +78,7 @@ def _scan() -> Program:
 
 
 def _train_step() -> Program:
-    """Gradients large enough for two phases, through `jaxhet.jit`."""
+    """Gradients large enough for a two-shot all-reduce, through `jaxhet.jit`."""
     mesh = programs.mesh_2d()
     x = programs.put(programs.values((mesh.size * 4, 200)), mesh, P(("data", "model")))
     w = programs.put(programs.values((200, 200)), mesh, P())

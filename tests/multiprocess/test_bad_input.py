@@ -182,7 +182,7 @@ def test_wrong_secret_is_refused() -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("JAXHET_TWO_PHASE_BYTES", "7", "option two_phase_bytes differs"),
+            *("JAXHET_TWO_SHOT_BYTES", "7", "option two_shot_bytes differs"),
             marks=pytest.mark.slow,
         ),
     ],

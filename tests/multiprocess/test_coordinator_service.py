@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.support.ports import free_port
-from tests.support.scripts import environment, run
+from tests.support.scripts import environment, job, run
 
 _SECRET = {"JAXHET_JOB_SECRET": "a secret of tests", "JAXHET_CONNECT_TIMEOUT_S": "20"}
 _PROGRAM = """
@@ -24,17 +24,18 @@ x = jax.make_array_from_callback((4,), sharding, rows.__getitem__)
 print("sum", float(jax.jit(lambda x: jnp.sum(x * x))(x)), "process", jax.process_index())
 jax.distributed.shutdown()
 """
+_JOIN = "import jaxhet; jaxhet.initialize(); print('joined')"
 _AUTO = {**_SECRET, "JAXHET_AUTO": "1", "JAXHET_CPU_DEVICES": "1"}
 
 
 @contextlib.contextmanager
-def _service(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def _service(*arguments: str, **env: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A running coordinator, and its address; ready when its port answers."""
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "jaxhet.cli", "coordinator", "--bind", address, *arguments]
     service = subprocess.Popen(
         command,
-        env={**environment(), **_SECRET},
+        env={**environment(), **_SECRET, **env},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -44,12 +45,14 @@ def _service(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         yield address, service
     finally:
         service.kill()
-        service.communicate()
+        service.wait()
+        if service.stderr is not None:
+            service.stderr.close()
 
 
 def _wait_for(address: str) -> None:
     host, port = address.split(":")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
             return
@@ -116,3 +119,32 @@ def test_tasks_of_slurm_join_by_their_variables_alone() -> None:
     for process, ended in enumerate(run(_PROGRAM, *envs)):
         assert ended.code == 0, ended.text
         assert f"sum 30.0 process {process}\n" in ended.text
+
+
+def _addresses_differ(service_timeout_s: str) -> tuple[list[str], str]:
+    """Errors of both processes and of a service, at which process 1 alone joins."""
+    with _service("--num-processes", "2", JAXHET_CONNECT_TIMEOUT_S=service_timeout_s) as (
+        address,
+        service,
+    ):
+        first, second = job(JAXHET_JOB_SECRET=_SECRET["JAXHET_JOB_SECRET"])
+        second["JAXHET_COORDINATOR_ADDRESS"] = address
+        ended = run(_JOIN, first, second, timeout_s=120)
+        _, said = service.communicate(timeout=60)
+    assert [e.code for e in ended] == [1, 1]
+    assert service.returncode == 1
+    return [e.text for e in ended], said
+
+
+def test_two_coordinators_at_two_addresses_are_said_by_everybody() -> None:
+    """Process 0 starts a coordinator at its own address, and process 1 joins at another one."""
+    texts, said = _addresses_differ("10")
+    advice = "; start it, give all processes the same JAXHET_COORDINATOR_ADDRESS, or raise"
+    for missing, text in ((1, texts[0]), (0, texts[1]), (0, said)):
+        assert f"process {missing} of 2 has not come within 10 s{advice}" in text, text
+
+
+def test_coordinator_that_waits_longer_than_a_process_is_named_by_the_process() -> None:
+    texts, _ = _addresses_differ("25")
+    assert "TransportError: the coordinator at 127.0.0.1:" in texts[1]
+    assert " has not started the job within 15 s; other processes may have another" in texts[1]

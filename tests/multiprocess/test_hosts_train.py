@@ -1,33 +1,24 @@
-"""`jaxhet launch --hosts`: two hosts train; an ssh that runs the commands here stands for both."""
+"""`jaxhet launch --hosts`: two hosts train.
 
+In the quick test an ssh that runs the commands here stands for both hosts. In the slow tests both
+hosts are OpenSSH's own server, at two loopback addresses.
+"""
+
+import json
 import pathlib
+import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 
+import pytest
+
+from tests.support import sshd
 from tests.support.fake_ssh import FakeSsh
 from tests.support.jobs import ROOT
+from tests.support.scripts import environment
+from tests.support.two_hosts import PROGRAM, expected
 
-_PROGRAM = """
-import jax, jax.numpy as jnp, jaxhet, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"data": -1})
-rows = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
-x = jax.make_array_from_callback((8, 3), NamedSharding(mesh, P("data")), lambda i: rows[i])
-
-@jaxhet.jit
-def step(w, x):
-    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - x[:, 0]) ** 2))(w)
-    return w - 0.3 * gradient, loss
-
-w = jnp.zeros(3)
-for _ in range(20):
-    w, loss = step(w, x)
-addresses = {path.transport for path in jaxhet.paths()}
-print("loss", float(loss), len(jaxhet.islands()), jax.device_count(), sorted(addresses))
-jaxhet.shutdown()
-"""
 _CLUSTER = """
 coordinator: 127.0.0.1
 env: {JAXHET_TRANSPORTS: tcp}
@@ -39,39 +30,84 @@ hosts:
 """
 
 
-def _expected() -> float:
-    """The loss of the same steps, in NumPy."""
-    import numpy as np
-
-    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
-    w, loss = np.zeros(3), 0.0
-    for _ in range(20):
-        error = x @ w - x[:, 0]
-        loss = float(np.mean(error**2))
-        w = w - 0.3 * 2 * (x.T @ error) / len(x)
-    return loss
-
-
-def test_two_hosts_train_as_one_program(tmp_path: pathlib.Path):
-    ssh = FakeSsh.make(tmp_path / "ssh")
-    (tmp_path / "train.py").write_text(_PROGRAM)
-    cluster = tmp_path / "cluster.yaml"
-    text = _CLUSTER.replace("DIRECTORY", str(tmp_path)).replace("PYTHON", sys.executable)
-    cluster.write_text(text)
-    command = [sys.executable, "-m", "jaxhet.cli", "launch", "--hosts", str(cluster)]
-    ended = subprocess.run(
+def _launch(
+    folder: pathlib.Path, cluster: str, environ: Mapping[str, str], timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Runs the program in this folder on the hosts of a cluster file."""
+    (folder / "train.py").write_text(PROGRAM)
+    file = folder / "cluster.yaml"
+    file.write_text(cluster.replace("DIRECTORY", str(folder)).replace("PYTHON", sys.executable))
+    command = [sys.executable, "-m", "jaxhet.cli", "launch", "--hosts", str(file)]
+    return subprocess.run(
         [*command, "--", "python", "train.py"],
         check=False,
         cwd=ROOT,
-        env=ssh.environ,
+        env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
     )
+
+
+def _assert_trained(ended: subprocess.CompletedProcess[str]) -> None:
     assert ended.returncode == 0, ended.stderr
     lines = sorted(line for line in ended.stdout.splitlines() if "loss" in line)
     assert [line.split()[0] for line in lines] == ["[a/0]", "[b/1]"]
     for line in lines:
         _, _, loss, *rest = line.split(maxsplit=3)
-        assert abs(float(loss) - _expected()) < 1e-6
+        assert abs(float(loss) - expected()) < 1e-6
         assert rest == ["2 4 ['tcp']"]
+
+
+def test_two_hosts_train_as_one_program(tmp_path: pathlib.Path):
+    ssh = FakeSsh.make(tmp_path / "ssh")
+    _assert_trained(_launch(tmp_path, _CLUSTER, ssh.environ))
+
+
+# OpenSSH's own server.
+
+needs_sshd = pytest.mark.skipif(bool(sshd.unavailable()), reason=sshd.unavailable() or "available")
+
+
+@pytest.fixture(scope="module")
+def ssh_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    with sshd.running(tmp_path_factory.mktemp("sshd")) as options:
+        yield options
+
+
+def _cluster_of(options: list[str]) -> str:
+    hosts = _CLUSTER.replace("host: h0", "host: 127.0.0.1").replace("host: h1", "host: 127.0.0.2")
+    return f"ssh: {json.dumps(options)}{hosts}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@needs_sshd
+def test_two_hosts_of_openssh_train_as_one_program(ssh_options: list[str], tmp_path: pathlib.Path):
+    _assert_trained(_launch(tmp_path, _cluster_of(ssh_options), environment(), 600))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@needs_sshd
+def test_login_that_openssh_refuses_is_said(ssh_options: list[str], tmp_path: pathlib.Path):
+    other = [option.replace("user_key", "other_key") for option in ssh_options]
+    ended = _launch(tmp_path, _cluster_of(other), environment(), 600)
+    assert ended.returncode != 0
+    said = " ".join(ended.stderr.split())
+    assert "ssh to 127.0.0.1 ended before the command was started (exit code 255)" in said
+    assert "Permission denied (publickey)" in said
+    assert "it must log in without a password" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@needs_sshd
+def test_host_key_that_openssh_does_not_know_is_said(
+    ssh_options: list[str], tmp_path: pathlib.Path
+):
+    (tmp_path / "none").touch()
+    unknown = [re.sub(r"(?<=KnownHostsFile=).*", f"{tmp_path}/none", o) for o in ssh_options]
+    ended = _launch(tmp_path, _cluster_of(unknown), environment(), 600)
+    assert ended.returncode != 0
+    assert "Host key verification failed" in " ".join(ended.stderr.split())

@@ -79,8 +79,8 @@ def test_launched_job_proves_every_pair(tmp_path: pathlib.Path):
 def test_other_host_refuses_shared_memory(tmp_path: pathlib.Path):
     """Process 1 pretends to be elsewhere."""
     change = """
-make_claim = _initialize.make_claim
-_initialize.make_claim = lambda *a: dataclasses.replace(make_claim(*a), host_id=f"host {me}")
+make_info = _initialize.make_process_info
+_initialize.make_process_info = lambda *a: dataclasses.replace(make_info(*a), host_id=f"host {me}")
 """
     ended, found = _qualify(tmp_path, change)
     assert [e.code for e in ended] == [0, 0], ended

@@ -99,17 +99,17 @@ tell(left=results[0], last=calls())
         assert set(map(tuple, island["last"].values())) == {("right",)}
 
 
-def test_thread_that_claims_launches_calls_and_the_main_thread_is_refused() -> None:
+def test_thread_that_owns_launches_calls_and_the_main_thread_is_refused() -> None:
     script = """
 first = calls(count=5)
-claimed, go_on = threading.Event(), threading.Event()
+has_started, go_on = threading.Event(), threading.Event()
 def body():
     jaxhet.launch_from_this_thread()
     before = calls(count=5)
-    claimed.set(); go_on.wait()
+    has_started.set(); go_on.wait()
     return before, calls(7.0, count=5)
 thread, results = in_thread("claimer", body)
-claimed.wait()
+has_started.wait()
 refused = calls(100.0, count=5)
 go_on.set(); thread.join()
 ended = calls()
@@ -125,7 +125,7 @@ tell(first=first, claimer=results[0], refused=refused, ended=ended, again=calls(
 
 
 @pytest.mark.parametrize("rounds", [5])
-def test_claims_in_turn(rounds: int) -> None:
+def test_launches_in_turn(rounds: int) -> None:
     script = f"""
 results = []
 for round in range({rounds}):

@@ -26,7 +26,7 @@ def _blocks(page: str, info: str) -> list[str]:
 
 
 def _run(
-    command: str, folder: pathlib.Path, packages: pathlib.Path = _ROOT
+    command: str, folder: pathlib.Path, packages: pathlib.Path = _ROOT, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command line that begins with `jaxhet`, with a further folder of packages."""
     program, *arguments = shlex.split(command.replace("\\\n", " "))
@@ -36,7 +36,7 @@ def _run(
     return subprocess.run(
         [sys.executable, "-m", "jaxhet.cli", *arguments],
         cwd=folder,
-        env={**kept, "PATH": path, "PYTHONPATH": f"{_ROOT}{os.pathsep}{packages}"},
+        env={**kept, "PATH": path, "PYTHONPATH": f"{_ROOT}{os.pathsep}{packages}", **env},
         check=False,
         capture_output=True,
         text=True,
@@ -67,3 +67,16 @@ def test_training_of_the_tutorial_runs_and_resumes(tmp_path: pathlib.Path) -> No
         result = _run(command.replace("runs/tutorial", str(tmp_path / "run")), _ROOT)
         assert result.returncode == 0, result.stderr
     assert (tmp_path / "run" / "metrics.jsonl").is_file()
+
+
+def test_program_of_two_vendors_trains_on_islands_of_cpus(tmp_path: pathlib.Path) -> None:
+    page = "02-nvidia-and-amd.md"
+    (program,) = _blocks(page, "python")
+    (tmp_path / "train.py").write_text(program)
+    (command,) = (text for text in _blocks(page, "") if text.startswith("JAX_PLATFORMS=cpu "))
+    result = _run(command.removeprefix("JAX_PLATFORMS=cpu "), tmp_path, JAX_PLATFORMS="cpu")
+    assert result.returncode == 0, result.stderr
+    lines = re.findall(r"^\[island0/0\] step (\d+): loss (\S+)$", result.stdout, re.MULTILINE)
+    assert [int(number) for number, _ in lines] == list(range(0, 100, 10))
+    losses = [float(value) for _, value in lines]
+    assert losses == sorted(losses, reverse=True)

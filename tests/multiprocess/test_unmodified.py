@@ -35,9 +35,9 @@ def _over_islands(program: pathlib.Path) -> dict[str, Any]:
     return _results(re.sub(r"^\[island\d/\d\] ", "", ended.stdout, flags=re.MULTILINE))
 
 
-def _in_one_world(program: pathlib.Path) -> dict[str, Any]:
-    """Output of one process of plain JAX, which detects a job of one process of Open MPI 4."""
-    world = {
+def _plain_world() -> dict[str, str]:
+    """Variables in which plain JAX detects a job of one process of Open MPI 4."""
+    return {
         "OMPI_MCA_orte_hnp_uri": f"{(_free_world_port() - 61440) << 12}.0;tcp://127.0.0.1:1",
         "OMPI_COMM_WORLD_SIZE": "1",
         "OMPI_COMM_WORLD_RANK": "0",
@@ -46,7 +46,11 @@ def _in_one_world(program: pathlib.Path) -> dict[str, Any]:
         "JAX_NUM_CPU_DEVICES": str(2 * _DEVICES),
         **FAST_COMPILE,
     }
-    (ended,) = run(program.read_text(), world, timeout_s=120)
+
+
+def _in_one_world(program: pathlib.Path) -> dict[str, Any]:
+    """Output of one process of plain JAX."""
+    (ended,) = run(program.read_text(), _plain_world(), timeout_s=120)
     assert ended.code == 0, ended.text
     return _results(ended.text)["0"]
 
@@ -88,6 +92,72 @@ def test_program_of_jit_and_pmap_has_the_results_of_one_world() -> None:
 def test_program_of_flax_and_optax_has_the_results_of_one_world() -> None:
     program = _FOLDER / "unmodified_flax.py"
     _assert_same(_over_islands(program), _in_one_world(program))
+
+
+def _without_gloo(text: str) -> list[str]:
+    """The lines that Gloo did not print."""
+    return [line for line in text.splitlines() if "[Gloo]" not in line]
+
+
+def test_program_without_a_job_is_left_to_jax() -> None:
+    """Below `jaxhet run`, in a world that JAX itself detects: no session, JAX's own lowering."""
+    program = _FOLDER / "unmodified_program.py"
+    probe = (
+        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__');"
+        "from jax._src.interpreters import mlir;"
+        "print('lowering of', mlir.jaxpr_subcomp.__module__);"
+        "session = sys.modules.get('jaxhet._session');"
+        "print('session', session and session.current())"
+    )
+    worlds = []
+    for prefix in ([], [sys.executable, "-m", "jaxhet.cli", "run", "--"]):
+        ended = subprocess.run(
+            [*prefix, sys.executable, "-c", probe, str(program)],
+            env={**environment(), **_plain_world()},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert ended.returncode == 0, ended.stderr
+        worlds.append(_without_gloo(ended.stdout))
+    plain, below_run = worlds
+    assert below_run == plain  # losses have the same bits
+    assert plain[1:] == ["lowering of jax._src.interpreters.mlir", "session None"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_job_of_one_island_exchanges_nothing(processes: int) -> None:
+    """The launcher starts one island: JAX's own collectives do everything."""
+    program = (
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "from jax.sharding import Mesh, NamedSharding, PartitionSpec as P\n"
+        "jax.distributed.initialize()\n"
+        "sharding = NamedSharding(Mesh(np.array(jax.devices()), 'x'), P('x'))\n"
+        "rows = np.arange(8, dtype=np.float32)\n"
+        "x = jax.make_array_from_callback((8,), sharding, rows.__getitem__)\n"
+        "compiled = jax.jit(jnp.sum).lower(x).compile()\n"
+        "import jaxhet\n"
+        "text = compiled.as_text()\n"
+        "print('sum', float(compiled(x)), 'engine', jaxhet.stats(), 'calls of jaxhet',"
+        " text.count('target=\"jaxhet'), 'all-reduces', 'all-reduce' in text)\n"
+        "jax.distributed.shutdown()\n"
+    )
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "1"),
+            *("--processes-per-island", str(processes), "--devices", str(4 // processes), "--"),
+            *(sys.executable, "-m", "jaxhet.cli", "run", "--", sys.executable, "-c", program),
+        ],
+        env={**environment(), **FAST_COMPILE},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = [line.partition("] ")[2] for line in _without_gloo(ended.stdout)]
+    assert lines == ["sum 28.0 engine {} calls of jaxhet 0 all-reduces True"] * processes
 
 
 # One process joins by our function, the other by JAX's with all of its arguments; then both call

@@ -15,8 +15,8 @@ from jaxhet import PeerError, _config, _initialize
 from jaxhet._errors import TransportError
 from jaxhet._job import bootstrap
 from jaxhet._job import listener as _listener_module
-from jaxhet._job.claim import Claim
 from jaxhet._job.listener import Link, Listener
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._net.addresses import split_address
 from jaxhet._net.interfaces import Interface
 from tests.support.ports import free_port
@@ -30,10 +30,10 @@ def _listener(process: int, job: bytes = JOB) -> Listener:
     return Listener("127.0.0.1", 0, process, SECRET, job)
 
 
-def _claim(address: str) -> Claim:
-    """The claim of process 0, which listens there."""
+def _info(address: str) -> ProcessInfo:
+    """The description of process 0, which listens there."""
     config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
-    return _initialize.make_claim(config, address)
+    return _initialize.make_process_info(config, address)
 
 
 def _leave(server: socket.socket) -> None:
@@ -51,8 +51,8 @@ def _connect_to_one_that_leaves(dies: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_leave, args=(server,), daemon=True).start()
         with contextlib.closing(_listener(1)) as listener:
-            claim = _claim(f"127.0.0.1:{server.getsockname()[1]}")
-            bootstrap.connect_peers(listener, [claim], 1, 5.0, check)
+            info = _info(f"127.0.0.1:{server.getsockname()[1]}")
+            bootstrap.connect_peers(listener, [info], 1, 5.0, check)
 
 
 def test_death_in_the_handshake_is_the_reason() -> None:
@@ -91,7 +91,7 @@ def test_who_answers_in_a_peers_place_is_named(
         contextlib.closing(_listener(process, job)) as theirs,
         pytest.raises(TransportError, match=words),
     ):
-        bootstrap.connect_peers(ours, [_claim(theirs.address)], 1, 5.0, lambda: None)
+        bootstrap.connect_peers(ours, [_info(theirs.address)], 1, 5.0, lambda: None)
 
 
 def test_peer_of_another_job_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_peer_of_another_job_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
         contextlib.closing(_listener(1, OTHER_JOB)) as stranger,
     ):
         with pytest.raises(TransportError):
-            bootstrap.connect_peers(stranger, [_claim(ours.address)], 1, 5.0, lambda: None)
+            bootstrap.connect_peers(stranger, [_info(ours.address)], 1, 5.0, lambda: None)
         words = (
             r"process 1 did not connect to process 0 .*\(1 connections refused, the last one"
             r" because process 1 is of another job with the same job secret"
@@ -118,7 +118,7 @@ def test_connection_before_the_job_is_known_waits_for_it() -> None:
     ):
         late = threading.Timer(0.2, ours.assign, (0, JOB))
         late.start()
-        links = bootstrap.connect_peers(theirs, [_claim(ours.address)], 1, 5.0, lambda: None)
+        links = bootstrap.connect_peers(theirs, [_info(ours.address)], 1, 5.0, lambda: None)
         late.join()
         taken = ours.take({(1, 0), (1, 1)}, time.monotonic() + 5, lambda: None)
         assert links[0].control.keys.send == taken[1, 0].keys.receive
@@ -139,9 +139,9 @@ class _Ends:
             for process, own in enumerate(addresses)
         ]
         config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
-        self.claims = [
+        self.infos = [
             dataclasses.replace(
-                _initialize.make_claim(config, listener.address, listener.interfaces),
+                _initialize.make_process_info(config, listener.address, listener.interfaces),
                 process=listener.process,
             )
             for listener in self.listeners
@@ -152,7 +152,7 @@ class _Ends:
 
         def one(process: int) -> bootstrap.PeerSockets:
             sockets = bootstrap.connect_peers(
-                self.listeners[process], self.claims, num_data, 10.0, lambda: None
+                self.listeners[process], self.infos, num_data, 10.0, lambda: None
             )
             return sockets[1 - process]
 
@@ -200,8 +200,8 @@ def test_without_a_shared_network_all_sockets_reach_the_main_address() -> None:
 def test_interface_that_connects_to_nobody_is_left(capfd: pytest.CaptureFixture[str]) -> None:
     ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.1.2", "127.0.2.2"])
     dead = dataclasses.replace(ends.listeners[0].interfaces[1], port=free_port())
-    claimed = (ends.listeners[0].interfaces[0].claimed(), dead.claimed())
-    ends.claims[0] = dataclasses.replace(ends.claims[0], interfaces=claimed)
+    announced = (ends.listeners[0].interfaces[0].announced(), dead.announced())
+    ends.infos[0] = dataclasses.replace(ends.infos[0], interfaces=announced)
     with contextlib.closing(ends):
         first, second = ends.connect(4)
     assert {own for own, _ in _addresses(first.data)} == {"127.0.1.1"}
@@ -213,7 +213,7 @@ def test_interface_that_connects_to_nobody_is_left(capfd: pytest.CaptureFixture[
         f" 127.0.2.1:{dead.port}, lo of process 0 ("
     )
     assert "Connection refused" in line
-    assert f"Its data connections go over {ends.claims[0].address}." in line
+    assert f"Its data connections go over {ends.infos[0].address}." in line
     assert line.endswith("name others with JAXHET_TCP_INTERFACES")
 
 
@@ -222,8 +222,8 @@ def test_interface_at_which_another_job_answers_is_left(
 ) -> None:
     ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.1.2", "127.0.2.2"])
     stranger = Listener("127.0.2.9", 0, 0, SECRET, OTHER_JOB, _loopback(["127.0.2.9"]))
-    claimed = (ends.listeners[0].interfaces[0].claimed(), stranger.interfaces[0].claimed())
-    ends.claims[0] = dataclasses.replace(ends.claims[0], interfaces=claimed)
+    announced = (ends.listeners[0].interfaces[0].announced(), stranger.interfaces[0].announced())
+    ends.infos[0] = dataclasses.replace(ends.infos[0], interfaces=announced)
     with contextlib.closing(stranger), contextlib.closing(ends):
         first, second = ends.connect(4)
         with pytest.raises(TransportError, match="process 1 is of another job"):
@@ -234,7 +234,7 @@ def test_interface_at_which_another_job_answers_is_left(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("jaxhet: [process 1] tcp leaves lo (127.0.2.2/24): no connection to")
     assert (
-        f": process 0, which answers at {stranger.address} in place of {ends.claims[0]}, is of"
+        f": process 0, which answers at {stranger.address} in place of {ends.infos[0]}, is of"
         f" another job with the same job secret (id {OTHER_JOB.hex()}, here {JOB.hex()}); give"
     ) in line
 
@@ -250,7 +250,7 @@ def test_peer_of_another_job_is_refused_at_an_interface() -> None:
     ):
         words = r"process 0, which answers at 127\.0\.2\.1:\d+ in place of .* is of another job"
         with pytest.raises(TransportError, match=words):
-            stranger.introduce(sock, _claim(listener.address), 1, f"127.0.2.1:{port}")
+            stranger.introduce(sock, _info(listener.address), 1, f"127.0.2.1:{port}")
         words = r"\(1 connections refused, the last one because process 1 is of another job with"
         with pytest.raises(TransportError, match=words):
             listener.take({(1, 1)}, time.monotonic() + 0.2, lambda: None)
@@ -258,15 +258,15 @@ def test_peer_of_another_job_is_refused_at_an_interface() -> None:
 
 def test_socket_that_a_peer_opens_again_replaces_the_first_that_it_left() -> None:
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
-        claim = _claim(ours.address)
+        info = _info(ours.address)
         address = split_address(ours.address)
         with socket.create_connection(address) as first, socket.create_connection(address) as again:
-            theirs.introduce(first, claim, 1, ours.address)
+            theirs.introduce(first, info, 1, ours.address)
             wait_until(lambda: (1, 1) in ours._links, 5)
             earlier = ours._links[1, 1]
             timer = threading.Timer(0.2, first.close)
             timer.start()
-            link = theirs.introduce(again, claim, 1, ours.address)
+            link = theirs.introduce(again, info, 1, ours.address)
             timer.join()
             wait_until(lambda: ours._links[1, 1] is not earlier, 5)
             assert earlier.socket.fileno() == -1
@@ -285,13 +285,13 @@ def test_second_connection_replaces_no_link(
 ) -> None:
     monkeypatch.setattr(_listener_module, "_GIVEN_UP_WITHIN_S", 0.1)
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
-        claim = _claim(ours.address)
+        info = _info(ours.address)
         address = split_address(ours.address)
         with socket.create_connection(address) as first, socket.create_connection(address) as again:
-            link = theirs.introduce(first, claim, 1, ours.address)
+            link = theirs.introduce(first, info, 1, ours.address)
             wait_until(lambda: (1, 1) in ours._links, 5)
             taken = _take(ours) if is_taken else None
-            theirs.introduce(again, claim, 1, ours.address)
+            theirs.introduce(again, info, 1, ours.address)
             again.settimeout(5)
             assert again.recv(1) == b""
             taken = taken or _take(ours)
@@ -316,7 +316,7 @@ def test_connection_that_nobody_opens_is_refused(process: int, channel: int, wor
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(process)) as theirs:
         ours.assign(0, JOB, num_processes=3, num_channels=9)
         with socket.create_connection(split_address(ours.address)) as sock:
-            theirs.introduce(sock, _claim(ours.address), channel, ours.address)
+            theirs.introduce(sock, _info(ours.address), channel, ours.address)
             sock.settimeout(5)
             assert sock.recv(1) == b""
         with pytest.raises(TransportError, match=words):

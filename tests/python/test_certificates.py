@@ -178,7 +178,7 @@ def _joined(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> tu
     member = membership.connect(address, SECRET, 5)
     config = _config.resolve({"process_id": 0, "num_processes": 1}, {})
     try:
-        member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 5)
+        member.join(_initialize.make_process_info(config, "127.0.0.1:9000"), 5)
     finally:
         member.leave()
         server.stop()

@@ -13,16 +13,16 @@ import pytest
 from jaxhet import _config, _initialize
 from jaxhet._jax import compiler_settings
 from jaxhet._jax.compiler_settings import Difference, differences, parse_flags, settings, xla_flags
-from jaxhet._job.claim import Claim, differences_between_islands, disagreement
+from jaxhet._job.process_info import ProcessInfo, differences_between_islands, disagreement
 
 ISA = "XLA_FLAGS --xla_cpu_max_isa"
 X64 = "jax_enable_x64"
 
 
-def _claim(process: int, island: str, set_to: Mapping[str, str]) -> Claim:
+def _info(process: int, island: str, set_to: Mapping[str, str]) -> ProcessInfo:
     options = {"process_id": process, "num_processes": 3, "island": island}
-    claim = _initialize.make_claim(_config.resolve(options, {}), "")
-    return dataclasses.replace(claim, host="host", pid=100 + process, settings=dict(set_to))
+    info = _initialize.make_process_info(_config.resolve(options, {}), "")
+    return dataclasses.replace(info, host="host", pid=100 + process, settings=dict(set_to))
 
 
 # Flags of XLA.
@@ -156,11 +156,11 @@ def test_differences_are_sorted_and_say_what_is_not_set() -> None:
     assert differences(ours, dict(ours)) == []
 
 
-def test_claim_with_settings_survives_its_message() -> None:
-    claim = _claim(0, "nv0", settings({"XLA_FLAGS": "--xla_cpu_max_isa=AVX"}))
-    assert claim.settings[ISA] == "AVX"
-    message = json.loads(json.dumps(dataclasses.asdict(claim)))
-    assert Claim.from_json(message).settings == claim.settings
+def test_process_info_with_settings_survives_its_message() -> None:
+    info = _info(0, "nv0", settings({"XLA_FLAGS": "--xla_cpu_max_isa=AVX"}))
+    assert info.settings[ISA] == "AVX"
+    message = json.loads(json.dumps(dataclasses.asdict(info)))
+    assert ProcessInfo.from_json(message).settings == info.settings
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ def test_claim_with_settings_survives_its_message() -> None:
 def test_difference_within_an_island_is_refused(
     ours: dict[str, str], theirs: dict[str, str], words: str
 ) -> None:
-    assert disagreement(_claim(0, "nv0", ours), _claim(1, "nv0", theirs)) == words
-    assert disagreement(_claim(0, "nv0", ours), _claim(1, "amd0", theirs)) is None
-    assert disagreement(_claim(0, "nv0", ours), _claim(1, "nv0", ours)) is None
+    assert disagreement(_info(0, "nv0", ours), _info(1, "nv0", theirs)) == words
+    assert disagreement(_info(0, "nv0", ours), _info(1, "amd0", theirs)) is None
+    assert disagreement(_info(0, "nv0", ours), _info(1, "nv0", ours)) is None
 
 
 def test_difference_of_flags_between_islands_is_a_line() -> None:
-    members = [_claim(0, "nv0", {}), _claim(1, "amd0", {ISA: "AVX"}), _claim(2, "nv0", {})]
+    members = [_info(0, "nv0", {}), _info(1, "amd0", {ISA: "AVX"}), _info(2, "nv0", {})]
     assert differences_between_islands(members) == [
         f"island amd0 differs from nv0 in {ISA}: AVX, not set in nv0; results of equal"
         " computations may differ in their last bits"
@@ -199,7 +199,7 @@ def test_difference_of_flags_between_islands_is_a_line() -> None:
 
 
 def test_difference_of_the_config_between_islands_says_that_programs_differ() -> None:
-    members = [_claim(0, "nv0", {ISA: "SSE4_2", X64: "False"}), _claim(1, "amd0", {X64: "True"})]
+    members = [_info(0, "nv0", {ISA: "SSE4_2", X64: "False"}), _info(1, "amd0", {X64: "True"})]
     assert differences_between_islands(members) == [
         f"island amd0 differs from nv0 in {ISA}: not set, SSE4_2 in nv0; in {X64}: True,"
         " False in nv0; equal functions may become different programs, with different results or a"
@@ -209,7 +209,7 @@ def test_difference_of_the_config_between_islands_says_that_programs_differ() ->
 
 def test_each_island_that_differs_from_the_one_of_process_0_has_a_line() -> None:
     sets = [{ISA: "AVX"}, {ISA: "AVX2"}, {ISA: "AVX"}, {}]
-    members = [_claim(i, f"island{i}", set_to) for i, set_to in enumerate(sets)]
+    members = [_info(i, f"island{i}", set_to) for i, set_to in enumerate(sets)]
     lines = differences_between_islands(members[::-1])
     assert [line.partition(" in ")[0] for line in lines] == [
         "island island1 differs from island0",
@@ -218,6 +218,6 @@ def test_each_island_that_differs_from_the_one_of_process_0_has_a_line() -> None
 
 
 def test_equal_islands_have_no_line() -> None:
-    assert differences_between_islands([_claim(0, "nv0", {ISA: "AVX"})]) == []
-    members = [_claim(i, f"island{i}", {ISA: "AVX"}) for i in range(2)]
+    assert differences_between_islands([_info(0, "nv0", {ISA: "AVX"})]) == []
+    members = [_info(i, f"island{i}", {ISA: "AVX"}) for i in range(2)]
     assert differences_between_islands(members) == []

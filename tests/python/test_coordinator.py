@@ -18,7 +18,7 @@ from jaxhet import _config, _initialize
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, UsageError
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import coordinator_process, membership
-from jaxhet._job.claim import JOB_BYTES, Claim, disagreement
+from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
 from jaxhet._job.terms import Terms
 from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
@@ -41,7 +41,7 @@ class Pair:
         self.thread.start()
         self.members = [membership.connect(address, SECRET, 5) for _ in range(2)]
         joins = [
-            threading.Thread(target=member.join, args=(_claim(i), 20))
+            threading.Thread(target=member.join, args=(_info(i), 20))
             for i, member in enumerate(self.members)
         ]
         for thread in joins:
@@ -58,9 +58,9 @@ class Pair:
         return failure
 
 
-def _claim(process: int) -> Claim:
+def _info(process: int) -> ProcessInfo:
     given = {"process_id": process, "num_processes": 2, "island": f"island{process}"}
-    return _initialize.make_claim(_config.resolve(given, {}), f"127.0.0.1:{9000 + process}")
+    return _initialize.make_process_info(_config.resolve(given, {}), f"127.0.0.1:{9000 + process}")
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_clock_of_the_coordinator_is_read_within_its_error(pair: Pair) -> None:
 
 
 def test_encryption_that_differs_is_refused() -> None:
-    off, other = _claim(0), _claim(1)
+    off, other = _info(0), _info(1)
     full = dataclasses.replace(other, options={**other.options, "encryption": "full"})
     text = disagreement(off, full)
     assert text is not None
@@ -133,26 +133,26 @@ def test_encryption_that_differs_is_refused() -> None:
 # Process ids.
 
 
-def _join(terms: Terms, *claims: dict[str, Any], address: str = "") -> list[Any]:
-    """Id or error that each process of a job receives; `claims` are options of each."""
+def _join(terms: Terms, *options: dict[str, Any], address: str = "") -> list[Any]:
+    """Id or error that each process of a job receives; `options` are those of each."""
     bind = address or f"127.0.0.1:{free_port()}"
     address = f"127.0.0.1:{bind.rpartition(':')[2]}"
     server = _coordinator.Coordinator(listen(bind), SECRET, terms)
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
-    answers: list[Any] = [None] * len(claims)
+    answers: list[Any] = [None] * len(options)
 
     def join(i: int) -> None:
         member = membership.connect(address, SECRET, 5)
-        config = _config.resolve(claims[i], {})
+        config = _config.resolve(options[i], {})
         try:
-            member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 10)
+            member.join(_initialize.make_process_info(config, "127.0.0.1:9000"), 10)
             answers[i] = member.process, member.service_address.rpartition(":")[0]
         except JaxhetError as error:
             answers[i] = str(error)
         member.leave()
 
-    threads = [threading.Thread(target=join, args=(i,)) for i in range(len(claims))]
+    threads = [threading.Thread(target=join, args=(i,)) for i in range(len(options))]
     for one in threads:
         one.start()
     for one in (*threads, thread):
@@ -183,7 +183,7 @@ def test_advertised_host_is_where_processes_look_for_jax() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "claims", "words"),
+    ("sizes", "processes", "words"),
     [
         ({}, [_at("amd", 0)], "has no process_id, and the coordinator does not know how many"),
         ({"amd": 2}, [_at("amd", 2)], "process 2 of island 'amd' is one too many: amd=2 were"),
@@ -208,12 +208,12 @@ def test_advertised_host_is_where_processes_look_for_jax() -> None:
 )
 def test_process_that_does_not_fit_is_told_why(
     sizes: dict[str, int],
-    claims: list[dict[str, Any]],
+    processes: list[dict[str, Any]],
     words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_coordinator, "_LINGER_S", 0.1)
-    answers = _join(Terms(2, 1, sizes), *claims)
+    answers = _join(Terms(2, 1, sizes), *processes)
     assert any(re.search(words, str(answer)) for answer in answers), answers
 
 
@@ -221,7 +221,7 @@ def test_stray_process_does_not_end_a_job_that_runs(pair: Pair) -> None:
     member = membership.connect(pair.address, SECRET, 5)
     config = _config.resolve({"island": "amd", "island_process_id": 0}, {})
     with pytest.raises(UsageError, match="the coordinator does not know how many processes"):
-        member.join(_initialize.make_claim(config, "127.0.0.1:9000"), 5)
+        member.join(_initialize.make_process_info(config, "127.0.0.1:9000"), 5)
     member.leave()
     time.sleep(0.2)
     assert [m.failure for m in pair.members] == [None, None]
@@ -231,18 +231,18 @@ def test_stray_process_does_not_end_a_job_that_runs(pair: Pair) -> None:
 
 
 def _serve(
-    options: coordinator.Options, claims: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    options: coordinator.Options, processes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> int:
     """The exit code of `jaxhet coordinator`, to which processes come and leave."""
     monkeypatch.setenv("JAXHET_JOB_SECRET", "a secret of tests")
     monkeypatch.setenv("JAXHET_CONNECT_TIMEOUT_S", "1")
     with concurrent.futures.ThreadPoolExecutor() as pool:
         code = pool.submit(coordinator.serve, options)
-        for claim in claims:
+        for given in processes:
             member = membership.connect(options.bind, b"a secret of tests", 5)
             with contextlib.suppress(JaxhetError):
                 member.join(
-                    _initialize.make_claim(_config.resolve(claim, {}), "127.0.0.1:9000"), 10
+                    _initialize.make_process_info(_config.resolve(given, {}), "127.0.0.1:9000"), 10
                 )
             member.leave()
         return code.result(20)
@@ -262,8 +262,8 @@ def test_service_ends_with_an_error_when_a_process_is_missing(
 ) -> None:
     monkeypatch.setattr(_coordinator, "_LINGER_S", 0.1)
     options = coordinator.Options(f"127.0.0.1:{free_port()}", num_processes=2)
-    claims = [{"island": "amd", "process_id": 1, "num_processes": 2}]
-    assert _serve(options, claims, monkeypatch) == 1
+    processes = [{"island": "amd", "process_id": 1, "num_processes": 2}]
+    assert _serve(options, processes, monkeypatch) == 1
     assert "the job has failed: process 0 of 2 has not come within 1 s" in capsys.readouterr().err
 
 

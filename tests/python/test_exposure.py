@@ -8,18 +8,18 @@ import pytest
 from jaxhet import _config
 from jaxhet._errors import UsageError
 from jaxhet._job import exposure
-from jaxhet._job.claim import Claim
-from tests.support.damage import claim_of
+from jaxhet._job.process_info import ProcessInfo
+from tests.support.damage import process_info_of
 
-_HERE = Claim.from_json(claim_of(0))
-
-
-def _there(address: str, **changes: object) -> Claim:
-    other = {**claim_of(1), "host_id": "another", "interfaces": (), **changes}
-    return Claim.from_json({**other, "address": address})
+_HERE = ProcessInfo.from_json(process_info_of(0))
 
 
-def _check(*members: Claim, coordinator: str = "", **options: str) -> None:
+def _there(address: str, **changes: object) -> ProcessInfo:
+    other = {**process_info_of(1), "host_id": "another", "interfaces": (), **changes}
+    return ProcessInfo.from_json({**other, "address": address})
+
+
+def _check(*members: ProcessInfo, coordinator: str = "", **options: str) -> None:
     exposure.check(_config.resolve(options, {}), 0, (_HERE, *members), coordinator)
 
 

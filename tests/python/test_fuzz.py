@@ -20,7 +20,7 @@ import pytest
 from jaxhet._errors import JaxhetError, TransportError
 from jaxhet._job import listener as _listener
 from jaxhet._job import membership as _membership
-from jaxhet._job.claim import JOB_BYTES, Claim, disagreement
+from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
 from jaxhet._net import handshake
 from jaxhet._net.certificates import Authority, Identity
 from jaxhet._net.channel import Channel
@@ -28,10 +28,10 @@ from tests.faults import chaos
 from tests.support.damage import (
     OURS,
     THEIRS,
-    claim_of,
     damage_bytes,
     damage_json,
     inputs,
+    process_info_of,
     received,
     said,
 )
@@ -45,7 +45,7 @@ _FUZZED = {
     "jaxhet/_net/handshake.py": "test_damaged_handshakes_are_refused",
     "jaxhet/_net/channel.py": "test_damaged_messages_are_refused",
     "jaxhet/_job/listener.py": "test_damaged_headers_are_refused",
-    "jaxhet/_job/coordinator.py": "test_damaged_claims_are_refused",
+    "jaxhet/_job/coordinator.py": "test_damaged_process_infos_are_refused",
     "jaxhet/_job/membership.py": "test_damaged_answers_of_the_coordinator_are_refused",
 }
 # Patterns of code in Python, and in C++, that reads bytes of peers.
@@ -53,11 +53,14 @@ _READS_PYTHON = re.compile(r"channel\.receive\(|\breceive_exactly\(|\b_(HEADER|A
 _READS_CPP = re.compile(
     r"\bTake(?:Info)?<\w+>\(|\bUnpackStrings\(|memcpy\(&\w+, "
     r"(?:offer|answer|message|text|body|beside|CMSG_DATA|memory)\b|\brecvmsg\("
-    r"|\bRead\(socket, &|arrived_note\("
+    r"|\bRead\(socket, &|arrived_header\("
 )
 # Their headers are written into memory by a NIC that holds our key, after an authenticated set-up;
 # tests/softverbs damages what NICs do.
-_BY_NIC = {"xla_plugin/transport/verbs/connection.cc", "xla_plugin/transport/verbs/verbs_ring.cc"}
+_BY_NIC = {
+    "xla_plugin/transport/verbs/connection.cc",
+    "xla_plugin/transport/verbs/verbs_channel.cc",
+}
 _COVERED = re.compile(r'(?<!#include )"(xla_plugin/[\w/.]+)"')
 _NOT_OF_PEERS = {"xla_plugin/transport/socket.cc"}  # moves bytes and reads none
 
@@ -81,7 +84,7 @@ def _expect(is_sound: bool) -> contextlib.AbstractContextManager[object]:
 
 
 def test_damaged_messages_are_refused() -> None:
-    message = {"claim": claim_of(0)}
+    message = {"process_info": process_info_of(0)}
     ours, theirs = socket.socketpair()
     with ours, theirs:
         Channel(theirs, THEIRS).send(message)
@@ -131,45 +134,49 @@ def test_damaged_headers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_damaged_answers_of_acceptors_are_refused() -> None:
     job = bytes(range(JOB_BYTES))
-    claim = Claim.from_json(claim_of(1))
+    info = ProcessInfo.from_json(process_info_of(1))
     good = _listener._ANSWER.pack(1, job)
-    _listener._check_answer(good, claim, claim.address, job)
+    _listener._check_answer(good, info, info.address, job)
     for answer in inputs([good], damage_bytes):
         padded = answer[: len(good)].ljust(len(good), b"\0")
         if padded != good:
             with pytest.raises(TransportError, match=r"is of another job|is of this job; check"):
-                _listener._check_answer(padded, claim, claim.address, job)
+                _listener._check_answer(padded, info, info.address, job)
 
 
-def test_damaged_claims_are_refused() -> None:
+def test_damaged_process_infos_are_refused() -> None:
     def come(message: Any) -> None:
-        claim = Claim.from_json(message)
-        disagreement(claim, Claim.from_json(claim_of(1)))
-        assert str(claim).startswith("process ")
+        info = ProcessInfo.from_json(message)
+        disagreement(info, ProcessInfo.from_json(process_info_of(1)))
+        assert str(info).startswith("process ")
 
-    for message in inputs([claim_of(0), claim_of(1)], damage_json):
+    for message in inputs([process_info_of(0), process_info_of(1)], damage_json):
         with contextlib.suppress(JaxhetError):
             come(message)
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Claim)])
-def test_claim_without_a_field_is_refused(field: str) -> None:
-    fields = claim_of(0)
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ProcessInfo)])
+def test_process_info_without_a_field_is_refused(field: str) -> None:
+    fields = process_info_of(0)
     wrong = 1.5
-    with pytest.raises(JaxhetError, match=f"{field} of a claim is 1.5, which is no "):
-        Claim.from_json({**fields, field: wrong})
+    with pytest.raises(
+        JaxhetError, match=f"{field} of a process's description is 1.5, which is no "
+    ):
+        ProcessInfo.from_json({**fields, field: wrong})
     del fields[field]
-    with pytest.raises(JaxhetError, match="the fields of a claim are not process, "):
-        Claim.from_json(fields)
+    with pytest.raises(
+        JaxhetError, match="the fields of a process's description are not process, "
+    ):
+        ProcessInfo.from_json(fields)
 
 
 def test_damaged_answers_of_the_coordinator_are_refused() -> None:
-    members = [claim_of(0), claim_of(1)]
+    members = [process_info_of(0), process_info_of(1)]
     place = {"process": 0, "job": "00" * JOB_BYTES, "service": "127.0.0.1:9"}
     good = {"members": members, **place, "certificate": None}
     seeds = [good, {"error": ["UsageError", "no"]}, {"event": {"text": "gone", "kind": "gone"}}]
     seeds.append({"clock": [1, 2.5]})
-    claim = Claim.from_json(members[0])
+    info = ProcessInfo.from_json(members[0])
     for message in inputs(seeds, damage_json):
         with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
@@ -177,7 +184,7 @@ def test_damaged_answers_of_the_coordinator_are_refused() -> None:
             given = object.__new__(_membership.Credentials)
             with pytest.MonkeyPatch.context() as patch, contextlib.suppress(JaxhetError):
                 patch.setattr(_membership.credentials, "check_service", lambda *_: None)
-                membership.join(claim, 5, given)
+                membership.join(info, 5, given)
                 assert [member.process for member in membership.members] == [0, 1]
             sock.close()
 
@@ -187,7 +194,7 @@ def test_damaged_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     pems = authority.sign(identity.request, 0), authority.certificate
     seal = handshake.seal(_SECRET, _membership.CERTIFICATE, identity.request, *pems)
     certificate = {"pem": pems[0].decode(), "authority": pems[1].decode(), "seal": seal}
-    members = [claim_of(1), claim_of(0)]
+    members = [process_info_of(1), process_info_of(0)]
     good = {"members": members, "process": 0, "service": "[::1]:9", "certificate": certificate}
     strange = {**good, "members": members[:1]}
     monkeypatch.setattr(identity, "process_credentials", lambda *given: given)
@@ -197,7 +204,7 @@ def test_damaged_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
             membership = _membership.Membership(sock, channel, _SECRET)
             membership._closing = True  # the end of the input is no news
             with contextlib.suppress(JaxhetError):
-                membership.join(Claim.from_json(members[1]), 5)
+                membership.join(ProcessInfo.from_json(members[1]), 5)
                 assert membership.credentials == pems
             sock.close()
 

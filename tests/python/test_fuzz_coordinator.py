@@ -18,11 +18,11 @@ from jaxhet._gpu.tuning import Tuning
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import membership
-from jaxhet._job.claim import Claim
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.terms import Terms
 from jaxhet._net import certificates, handshake
 from jaxhet._net.certificates import Authority, Identity
-from tests.support.damage import OURS, claim_of, damage_bytes, damage_json, inputs, said
+from tests.support.damage import OURS, damage_bytes, damage_json, inputs, process_info_of, said
 
 _SECRET = b"a job secret of 32 random bytes."
 
@@ -74,19 +74,21 @@ def _first_messages() -> list[dict[str, Any]]:
         {"process": 2},
         {"num_processes": 3},
     ]
-    good = [{"claim": {**claim_of(1), **change}, "request": request} for change in changes]
-    return [*good, {"claim": claim_of(1), "request": None}]
+    good = [
+        {"process_info": {**process_info_of(1), **change}, "request": request} for change in changes
+    ]
+    return [*good, {"process_info": process_info_of(1), "request": None}]
 
 
 def test_damaged_first_messages_end_in_words_for_everybody(listener: socket.socket) -> None:
-    first, request = Claim.from_json(claim_of(0)), Identity().request
+    first, request = ProcessInfo.from_json(process_info_of(0)), Identity().request
     for message in inputs(_first_messages(), damage_json):
         terms = Terms(2, 5, {"island0": 1, "island1": 1})
         coordinator, heard = _coordinator.Coordinator(listener, _SECRET, terms), _Heard()
         coordinator._admit(first, request, heard)  # type: ignore[arg-type]
         with said(message) as (sock, _):
             try:
-                come = coordinator._receive_claim(sock)
+                come = coordinator._receive_info(sock)
             except Exception:  # the acceptor closes the connection
                 continue
             coordinator._serve_one(sock, come)
@@ -99,13 +101,13 @@ def test_damaged_news_of_a_process_are_told(listener: socket.socket) -> None:
         {"tuned": {"to": [0], "program": "p", "files": {}}},
         {"bye": True},
     ]
-    claims = [Claim.from_json(claim_of(i)) for i in range(2)]
+    infos = [ProcessInfo.from_json(process_info_of(i)) for i in range(2)]
     for message in inputs(seeds, damage_json):
         coordinator, heard = _coordinator.Coordinator(listener, _SECRET, Terms(2, 5)), _Heard()
-        coordinator._claims = dict(enumerate(claims))
+        coordinator._infos = dict(enumerate(infos))
         coordinator._outboxes = {0: heard}  # type: ignore[dict-item]
         with said(message) as (sock, channel):
-            coordinator._follow(claims[1], sock, channel)
+            coordinator._follow(infos[1], sock, channel)
         assert coordinator._left == {1}
         assert heard.messages or "bye" in message, message
 
@@ -138,25 +140,25 @@ def test_damaged_tunings_stay_in_their_folder(tmp_path: pathlib.Path) -> None:
 
 
 class _FaultyTerms(Terms):
-    def disagreement(self, claim: Claim) -> str | None:
+    def disagreement(self, info: ProcessInfo) -> str | None:
         raise ValueError("smoke")
 
 
-def test_claim_that_is_not_understood_is_told_to_everybody(listener: socket.socket) -> None:
+def test_process_info_that_is_not_understood_is_told_to_everybody(listener: socket.socket) -> None:
     coordinator, heard = _coordinator.Coordinator(listener, _SECRET, _FaultyTerms(2, 5)), _Heard()
     coordinator._outboxes = {0: heard}  # type: ignore[dict-item]
-    with said({"claim": claim_of(1), "request": _request(Identity())}) as (sock, _):
-        coordinator._serve_one(sock, coordinator._receive_claim(sock))
+    with said({"process_info": process_info_of(1), "request": _request(Identity())}) as (sock, _):
+        coordinator._serve_one(sock, coordinator._receive_info(sock))
     words = (
-        "the coordinator does not understand the claim of process 1 (island1, pid ",
+        "the coordinator does not understand the description of process 1 (island1, pid ",
         "(ValueError('smoke')); use one version of jaxhet in the whole job",
     )
     assert all(word in heard.messages[0] for word in words), heard.messages
 
 
 def test_size_of_thousands_of_digits_is_refused() -> None:
-    claim = dataclasses.replace(
-        Claim.from_json(claim_of(0)), islands=("island0=" + "9" * 5_000, "island1=1")
+    info = dataclasses.replace(
+        ProcessInfo.from_json(process_info_of(0)), islands=("island0=" + "9" * 5_000, "island1=1")
     )
     with pytest.raises(UsageError, match="is not of the form NAME=PROCESSES"):
-        Terms(2, 5).disagreement(claim)
+        Terms(2, 5).disagreement(info)

@@ -135,7 +135,7 @@ def test_named_interfaces_of_other_networks_are_joined_in_their_order() -> None:
 def test_claimed_interface_is_read_again(is_named: bool) -> None:
     for address in ("10.0.0.1/24", "fd00::1/64"):
         interface = _interface("eth0", address, is_named=is_named)
-        assert Interface.parse(interface.claimed()) == interface
+        assert Interface.parse(interface.announced()) == interface
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,8 @@ def test_claimed_interface_is_read_again(is_named: bool) -> None:
         "eth0 10.0.0.1/24 named x",
     ],
 )
-def test_text_that_claims_no_interface_is_refused(text: str) -> None:
-    with pytest.raises(TransportError, match="of a claim is not a network interface"):
+def test_text_that_is_no_interface_is_refused(text: str) -> None:
+    with pytest.raises(
+        TransportError, match="of a process's description is not a network interface"
+    ):
         Interface.parse(text)

@@ -300,5 +300,5 @@ def test_make_mesh_takes_islands_as_slices():
 @pytest.mark.usefixtures("with_slices")
 @pytest.mark.parametrize(("shape", "names"), [((4, 2), ("a", "b")), ((2, 2), ("a",))])
 def test_make_mesh_refuses_what_jax_refuses(shape: tuple[int, ...], names: tuple[str, ...]):
-    with pytest.raises(ValueError, match="must equal|to equal"):
+    with pytest.raises(ValueError, match=r"must equal|to equal"):
         jax.make_mesh(shape, names, devices=[_Gpu(i, i // 2) for i in range(4)])  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def test_every_launch_by_another_thread_is_asked_for(ahead_of_time: bool) -> Non
     programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, lambda *p: "guarded", _ATTRIBUTE)
     _mark_all(mlir)
     programs.guard_launches(_ATTRIBUTE, lambda name: name == "guarded", check, lambda module: False)
-    programs.claim_launches(1)
+    programs.own_launches(1)
     x = jax.device_put(np.ones(4), NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), P()))
     f = jax.jit(lambda x: x * 2)
     call = f.lower(x).compile() if ahead_of_time else f

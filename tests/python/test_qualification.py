@@ -11,7 +11,7 @@ import pytest
 
 from jaxhet import _config, _ffi, _initialize
 from jaxhet._errors import UsageError
-from jaxhet._job.claim import Claim
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
 from jaxhet._qualification import read, refusal, refusals
 
@@ -29,15 +29,15 @@ def _pair(one: str, other: str, *proofs: Proof) -> PairProof:
     return PairProof((0, 1), (one, other), one == other, proofs)
 
 
-def _claim(process: int, host: str) -> Claim:
+def _info(process: int, host: str) -> ProcessInfo:
     config = _config.resolve({"process_id": process, "num_processes": 3}, {})
-    claim = _initialize.make_claim(config, "")
-    return dataclasses.replace(claim, host=host, host_id=f"boot of {host}")
+    info = _initialize.make_process_info(config, "")
+    return dataclasses.replace(info, host=host, host_id=f"boot of {host}")
 
 
 def _refusal(report: Qualification, transport: str, allow: bool = False, *hosts: str) -> str:
     one, other = hosts or ("amd0", "nv0")
-    return refusal(report, _claim(0, one), _claim(1, other), transport, allow)
+    return refusal(report, _info(0, one), _info(1, other), transport, allow)
 
 
 def test_only_what_is_proven_may_be_used():
@@ -73,9 +73,9 @@ def test_hosts_that_are_not_in_the_report_are_named():
 
 def test_containers_of_one_name_are_two_hosts():
     report = _report(_pair("nv0", "nv0", TCP))
-    one = _claim(0, "nv0")
-    other = dataclasses.replace(_claim(1, "nv0"), host_id="another")
-    assert refusal(report, one, _claim(1, "nv0"), "tcp", False) == ""
+    one = _info(0, "nv0")
+    other = dataclasses.replace(_info(1, "nv0"), host_id="another")
+    assert refusal(report, one, _info(1, "nv0"), "tcp", False) == ""
     assert refusal(report, one, other, "tcp", False).startswith("nothing was tried between")
 
 
@@ -92,7 +92,7 @@ def test_report_is_read_as_it_was_written(tmp_path: pathlib.Path):
 
 def test_reasons_are_given_for_every_other_process(tmp_path: pathlib.Path):
     path = _write(tmp_path)
-    members = [_claim(0, "nv0"), _claim(1, "amd0"), _claim(2, "nv0")]
+    members = [_info(0, "nv0"), _info(1, "amd0"), _info(2, "nv0")]
     options = {"process_id": 0, "num_processes": 3, "qualification": path}
     found = refusals(_config.resolve(options, {}), members)
     assert {p: set(reasons) for p, reasons in found.items()} == {
@@ -105,7 +105,7 @@ def test_reasons_are_given_for_every_other_process(tmp_path: pathlib.Path):
 
 def test_without_a_report_nothing_is_refused():
     config = _config.resolve({"process_id": 0, "num_processes": 1}, {})
-    assert refusals(config, [_claim(0, "nv0")]) == {}
+    assert refusals(config, [_info(0, "nv0")]) == {}
 
 
 @pytest.mark.parametrize(

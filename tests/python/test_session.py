@@ -48,7 +48,7 @@ def test_salt_is_the_same_in_another_run() -> None:
         {"process": 1},
         {"process": 2},
         {"algorithm": "flat"},
-        {"two_phase_bytes": 7},
+        {"two_shot_bytes": 7},
         {"platform": "cuda"},
     ],
     ids=str,
@@ -130,9 +130,9 @@ class _Memory:
 
 
 def _mixed_session(
-    process: int, engine: FakeEngine, claims: tuple[tuple[str, str], ...] = MIXED
+    process: int, engine: FakeEngine, named: tuple[tuple[str, str], ...] = MIXED
 ) -> Session:
-    members = [_islands.Member(i, name, p, "host") for i, (name, p) in enumerate(claims)]
+    members = [_islands.Member(i, name, p, "host") for i, (name, p) in enumerate(named)]
     islands = _islands.make_islands(members, DEVICES)
     stand_in: Any = engine
     return Session(_config.resolve({}, environ={}), process, islands, stand_in)
@@ -148,7 +148,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (compat, "guard_compilation_cache"),
         (programs, "watch_lowering"),
         (programs, "guard_launches"),
-        (programs, "claim_launches"),
+        (programs, "own_launches"),
         (compat.jax.ffi, "register_ffi_target"),
     ):
         note = lambda *args, name=name, **named: made.append((name, args, named))  # noqa: E731
@@ -189,14 +189,14 @@ def test_each_process_is_set_up_for_its_own_platform(
 
 
 def _start(
-    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, claims: tuple[tuple[str, str], ...]
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, named: tuple[tuple[str, str], ...]
 ) -> Session:
     """The work of `initialize` in process 0 once all connections are there."""
     monkeypatch.setattr(compat, "connect_client", lambda *_: None)
     monkeypatch.setattr(_initialize, "_create_backend", lambda *_: list(DEVICES))
     members: Any = [
         types.SimpleNamespace(process=i, island=name, platform=platform, host="a", host_id="a")
-        for i, (name, platform) in enumerate(claims)
+        for i, (name, platform) in enumerate(named)
     ]
     membership: Any = types.SimpleNamespace(
         members=members,

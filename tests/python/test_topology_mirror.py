@@ -22,12 +22,12 @@ from jaxhet._errors import PeerError
 from jaxhet._gpu import topology_mirror
 from jaxhet._gpu.topology_mirror import TopologyMirror
 from jaxhet._jax import compat, jaxlib
-from jaxhet._job.claim import Claim, disagreement
+from jaxhet._job.process_info import ProcessInfo, disagreement
 
 CUDA, ROCM, DOUBLE = ("cuda", "cuda"), ("rocm", "rocm"), ("rocm", "cuda")
 
 
-def _claim(process: int, topology: tuple[str, str] = CUDA, **changes: Any) -> Claim:
+def _info(process: int, topology: tuple[str, str] = CUDA, **changes: Any) -> ProcessInfo:
     fields: dict[str, Any] = {
         "process": process,
         "num_processes": 3,
@@ -45,11 +45,11 @@ def _claim(process: int, topology: tuple[str, str] = CUDA, **changes: Any) -> Cl
         "options": {},
         "settings": {},
     }
-    return Claim(**{**fields, **changes})
+    return ProcessInfo(**{**fields, **changes})
 
 
-def _members(*topologies: tuple[str, str]) -> list[Claim]:
-    return [_claim(process, topology) for process, topology in enumerate(topologies)]
+def _members(*topologies: tuple[str, str]) -> list[ProcessInfo]:
+    return [_info(process, topology) for process, topology in enumerate(topologies)]
 
 
 class FakeStore:
@@ -89,7 +89,7 @@ def test_nothing_is_copied_for_one_plugin() -> None:
 
 def test_messages_go_to_the_names_of_process_0_and_the_whole_comes_back() -> None:
     copied = topology_mirror.copies(_members(ROCM, CUDA, ROCM, DOUBLE, CUDA))
-    assert [(c.claim.process, c.source, c.target) for c in copied] == [
+    assert [(c.info.process, c.source, c.target) for c in copied] == [
         (1, "cuda:local_topology/cuda/1", "rocm:local_topology/rocm/1"),
         (3, "rocm:local_topology/cuda/3", "rocm:local_topology/rocm/3"),
         (4, "cuda:local_topology/cuda/4", "rocm:local_topology/rocm/4"),
@@ -101,19 +101,19 @@ def test_messages_go_to_the_names_of_process_0_and_the_whole_comes_back() -> Non
 # Copying.
 
 
-def _exchange(client: Any, claim: Claim, members: list[Claim]) -> bytes:
+def _exchange(client: Any, info: ProcessInfo, members: list[ProcessInfo]) -> bytes:
     """Plays the backend of a process; returns the job's devices as it sees them."""
-    key = compat.local_topology_key(claim.topology, claim.process)
-    client.key_value_set_bytes(key, f"devices of {claim.process};".encode())
-    whole = compat.global_topology_key(claim.topology)
-    if claim.process == 0:
-        keys = (compat.local_topology_key(claim.topology, m.process) for m in members)
+    key = compat.local_topology_key(info.topology, info.process)
+    client.key_value_set_bytes(key, f"devices of {info.process};".encode())
+    whole = compat.global_topology_key(info.topology)
+    if info.process == 0:
+        keys = (compat.local_topology_key(info.topology, m.process) for m in members)
         messages = [client.blocking_key_value_get_bytes(key, 10_000) for key in keys]
         client.key_value_set_bytes(whole, b"".join(messages))
     return client.blocking_key_value_get_bytes(whole, 10_000)
 
 
-def _all_see(clients: list[Any], members: list[Claim]) -> list[bytes]:
+def _all_see(clients: list[Any], members: list[ProcessInfo]) -> list[bytes]:
     with concurrent.futures.ThreadPoolExecutor(len(members)) as pool:
         mirror = TopologyMirror(clients[0], members, timeout_s=10)
         seen = list(pool.map(_exchange, clients, members, [members] * len(members)))
@@ -190,7 +190,7 @@ def test_blocked_backends_and_the_mirror_are_freed_by_answers_that_are_not_valid
     store.key_value_set_bytes("rocm:local_topology/rocm/1", b"there")
     mirror = TopologyMirror(store, members)
     start = time.monotonic()
-    topologies = {("cpu", "cpu"), *(claim.topology for claim in members)}
+    topologies = {("cpu", "cpu"), *(info.topology for info in members)}
     compat.unblock_backend(store, topologies, range(3))
     mirror.finish()
     assert time.monotonic() - start < 5
@@ -200,12 +200,12 @@ def test_blocked_backends_and_the_mirror_are_freed_by_answers_that_are_not_valid
         assert store.values[f"{plugin}:global_topology/{plugin}"] == b"\xff"
 
 
-# Claims.
+# Descriptions of processes.
 
 
-def test_claim_survives_its_message() -> None:
-    claim = _claim(1, DOUBLE, islands=("a", "b"))
-    assert Claim.from_json(json.loads(json.dumps(dataclasses.asdict(claim)))) == claim
+def test_process_info_survives_its_message() -> None:
+    info = _info(1, DOUBLE, islands=("a", "b"))
+    assert ProcessInfo.from_json(json.loads(json.dumps(dataclasses.asdict(info)))) == info
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_claim_survives_its_message() -> None:
     ],
 )
 def test_backends_that_would_wait_for_each_other(theirs: dict[str, Any], words: str) -> None:
-    mine, other = _claim(0), _claim(1, ROCM, **theirs)
+    mine, other = _info(0), _info(1, ROCM, **theirs)
     assert re.search(words, disagreement(mine, other) or "")
     assert disagreement(other, mine)
-    assert disagreement(mine, _claim(1, ROCM)) is None
+    assert disagreement(mine, _info(1, ROCM)) is None

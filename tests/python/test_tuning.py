@@ -15,8 +15,8 @@ from jaxhet._gpu import gpu_settings
 from jaxhet._gpu import tuning as _tuning
 from jaxhet._gpu.tuning import Tuning
 from jaxhet._job import membership
-from jaxhet._job.claim import Claim
 from jaxhet._job.coordinator import Coordinator
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.terms import Terms
 
 _MEMBERS = (2, 3, 5)
@@ -176,7 +176,7 @@ def test_tuning_is_on_and_the_log_says_what_was_added(tmp_path: pathlib.Path) ->
 
 
 def test_coordinator_passes_messages_on_also_before_there_is_a_listener(
-    make_claim: Callable[[int], Claim],
+    make_process_info: Callable[[int], ProcessInfo],
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -184,7 +184,7 @@ def test_coordinator_passes_messages_on_also_before_there_is_a_listener(
     threading.Thread(target=coordinator.serve, daemon=True).start()
     members = [membership.connect(address, b"secret", 20) for _ in range(2)]
     joins = [
-        threading.Thread(target=member.join, args=(make_claim(process), 20))
+        threading.Thread(target=member.join, args=(make_process_info(process), 20))
         for process, member in enumerate(members)
     ]
     for thread in joins:
@@ -215,9 +215,9 @@ def test_coordinator_passes_messages_on_also_before_there_is_a_listener(
 
 
 @pytest.fixture
-def make_claim() -> Callable[[int], Claim]:
-    def make(process: int) -> Claim:
-        return Claim(
+def make_process_info() -> Callable[[int], ProcessInfo]:
+    def make(process: int) -> ProcessInfo:
+        return ProcessInfo(
             process=process,
             num_processes=2,
             island=f"i{process}",

@@ -27,14 +27,14 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 
 _MAGIC = 0x3256584A
 _OFFER = struct.Struct("<4I3Q")
-_RAIL = struct.Struct("<64s16s2I2H")
-_PATH = struct.Struct("<2I")
+_NIC_PAIR = struct.Struct("<64s16s2I2H")
+_QP_INFO = struct.Struct("<2I")
 _CHUNK = struct.Struct("<3Q8I")
 _HEADER_BYTES = 64
 _KIND_CHUNK, _KIND_CREDIT = 0, 1
 _MOST_CREDITS = 7
 
-_NUM_PATHS, _NUM_SLOTS = 3, 5
+_NUM_QPS, _NUM_SLOTS = 3, 5
 _CHUNK_BYTES, _SLOT_BYTES = 100_000, 1 << 17  # other than the program's
 _NUM_RECEIVES = 64
 _GID_INDEX = 1
@@ -64,7 +64,7 @@ def _unpacked(packed: int) -> tuple[int, int, int]:
 
 
 class End:
-    """Our end: one rail of `_NUM_PATHS` queue pairs, the first for credits."""
+    """Our end: one NIC pair of `_NUM_QPS` queue pairs, the first for credits."""
 
     def __init__(self, control: socket.socket):
         self._control = control
@@ -77,8 +77,8 @@ class End:
         self._incoming = MR(self._domain, memory, access)
         capacity = QPCap(max_send_wr=64, max_recv_wr=_NUM_RECEIVES)
         init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=capacity)
-        self._paths = [QP(self._domain, init) for _ in range(_NUM_PATHS)]
-        self._next_path = itertools.cycle(range(1, _NUM_PATHS))
+        self._qps = [QP(self._domain, init) for _ in range(_NUM_QPS)]
+        self._next_qp = itertools.cycle(range(1, _NUM_QPS))
         self._sequences = [0] * _NUM_SLOTS
         self._filled = [0] * _NUM_SLOTS
         self._due: list[tuple[int, int, int]] = []  # credits, for our next chunk or alone
@@ -111,7 +111,7 @@ class End:
             self._outgoing.write(data, len(data), slot * _SLOT_BYTES)
             source = SGE(self._outgoing.buf + slot * _SLOT_BYTES, len(data), self._outgoing.lkey)
             immediate = (_KIND_CHUNK, slot, self._sequences[slot])
-            self._post(next(self._next_path), source, self._slots + slot * self._stride, immediate)
+            self._post(next(self._next_qp), source, self._slots + slot * self._stride, immediate)
 
     def receive(self, number: int, num_bytes: int) -> bytes:
         """Waits for a message."""
@@ -143,21 +143,23 @@ class End:
         sizes = (_NUM_SLOTS, _SLOT_BYTES, _CHUNK_BYTES, self._incoming.buf)
         mtu = self._context.query_port(1).active_mtu
         gid = bytes.fromhex(str(self._context.query_gid(1, _GID_INDEX)).replace(":", ""))
-        offer = _OFFER.pack(_MAGIC, 1, _NUM_PATHS, *sizes)
-        offer += _RAIL.pack(b"rxe0:1", gid, self._incoming.rkey, mtu, 0, 0)
-        return offer + b"".join(_PATH.pack(qp.qp_num, _PSN) for qp in self._paths)
+        offer = _OFFER.pack(_MAGIC, 1, _NUM_QPS, *sizes)
+        offer += _NIC_PAIR.pack(b"rxe0:1", gid, self._incoming.rkey, mtu, 0, 0)
+        return offer + b"".join(_QP_INFO.pack(qp.qp_num, _PSN) for qp in self._qps)
 
     def _accept(self, offer: bytes) -> None:
-        magic, _, num_paths, num_slots, stride, chunk_bytes, slots = _OFFER.unpack_from(offer)
-        assert (magic, num_paths) == (_MAGIC, _NUM_PATHS)
+        magic, _, num_qps, num_slots, stride, chunk_bytes, slots = _OFFER.unpack_from(offer)
+        assert (magic, num_qps) == (_MAGIC, _NUM_QPS)
         self._num_slots = min(_NUM_SLOTS, num_slots)
         self._free = list(range(self._num_slots))
         self._chunk_bytes = min(_CHUNK_BYTES, chunk_bytes)
         self._stride, self._slots = stride, slots
-        _, gid, self._rkey, mtu, _, _ = _RAIL.unpack_from(offer, _OFFER.size)
-        paths = _PATH.iter_unpack(offer[_OFFER.size + _RAIL.size :][: num_paths * _PATH.size])
+        _, gid, self._rkey, mtu, _, _ = _NIC_PAIR.unpack_from(offer, _OFFER.size)
+        infos = _QP_INFO.iter_unpack(
+            offer[_OFFER.size + _NIC_PAIR.size :][: num_qps * _QP_INFO.size]
+        )
         text = ":".join(gid[i : i + 2].hex() for i in range(0, 16, 2))
-        for qp, (number, psn) in zip(self._paths, paths, strict=True):
+        for qp, (number, psn) in zip(self._qps, infos, strict=True):
             route = GlobalRoute(dgid=GID(text), sgid_index=_GID_INDEX)
             route.hop_limit = 255
             attributes = QPAttr(port_num=1)
@@ -172,9 +174,9 @@ class End:
             for _ in range(_NUM_RECEIVES):
                 qp.post_recv(self._nothing_to_receive())
 
-    def _post(self, path: int, source: SGE, address: int, immediate: tuple[int, int, int]) -> None:
+    def _post(self, qp: int, source: SGE, address: int, immediate: tuple[int, int, int]) -> None:
         work = SendWR(
-            wr_id=path,
+            wr_id=qp,
             opcode=e.IBV_WR_RDMA_WRITE_WITH_IMM,
             num_sge=1,
             sg=[source],
@@ -182,7 +184,7 @@ class End:
             send_flags=e.IBV_SEND_SIGNALED,
         )
         work.set_wr_rdma(self._rkey, address)
-        self._paths[path].post_send(work)
+        self._qps[qp].post_send(work)
 
     def _progress(self) -> None:
         _, completions = self._cq.poll(16)
@@ -190,8 +192,8 @@ class End:
             assert completion.status == e.IBV_WC_SUCCESS, completion
             if completion.opcode != e.IBV_WC_RECV_RDMA_WITH_IMM:
                 continue
-            (path,) = (qp for qp in self._paths if qp.qp_num == completion.qp_num)
-            path.post_recv(self._nothing_to_receive())
+            (found,) = (qp for qp in self._qps if qp.qp_num == completion.qp_num)
+            found.post_recv(self._nothing_to_receive())
             kind, slot, sequence = _unpacked(completion.imm_data)
             if kind == _KIND_CREDIT:
                 self._on_credit(slot, sequence)

@@ -26,7 +26,7 @@ def test_conformance_in_one_guest(world: str, guest: Guest, subtests: pytest.Sub
 
 @pytest.mark.timeout(600)
 @pytest.mark.slow
-def test_rings_between_devices(guest: Guest):
+def test_channels_between_devices(guest: Guest):
     """Host memory in place of GPUs'; rxe takes no dma-buf, so it is registered by address."""
     packets = guest.packets()
     ended = guest.run(f"{build('device_exchange_test')} ManyAreInFlight", 500, REAL_VERBS)

@@ -1,11 +1,13 @@
-"""Two islands of one CPU rank each, in one guest or in two: JAX, FFI, engine and soft-RoCE."""
+"""Two islands, in one guest or in two: JAX, FFI, engine and soft-RoCE."""
 
 import re
+import shlex
 
 import pytest
 
 from tests.rdma_vm.guest import Ended, Guest
 from tests.support.scripts import job
+from tests.support.two_hosts import expected
 
 pytestmark = pytest.mark.early
 
@@ -57,3 +59,23 @@ def test_islands_in_two_guests(pair: tuple[Guest, Guest], subtests: pytest.Subte
     for guest, name, before in zip(pair, names, packets, strict=True):
         _check(guest.wait(name, _TIMEOUT_S), subtests)
         assert guest.packets() > before + _PACKETS
+
+
+_TRAIN = "from tests.support.two_hosts import PROGRAM; exec(PROGRAM)"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_two_guests_train_as_one_program(pair: tuple[Guest, Guest]):
+    """The program of tests/multiprocess/test_hosts_train.py, over soft-RoCE."""
+    packets = [guest.packets() for guest in pair]
+    command = f".venv/bin/python -c {shlex.quote(_TRAIN)}"
+    envs = [{**env, "JAXHET_CPU_DEVICES": "2"} for env in _envs(pair[0].address)]
+    names = [guest.start(command, env) for guest, env in zip(pair, envs, strict=True)]
+    for guest, name, before in zip(pair, names, packets, strict=True):
+        ended = guest.wait(name, 1400)
+        assert ended.code == 0, ended.text
+        found = re.search(r"^loss (\S+) 2 4 \['verbs'\]$", ended.text, re.MULTILINE)
+        assert found, ended.text
+        assert abs(float(found[1]) - expected()) < 1e-6
+        assert guest.packets() > before

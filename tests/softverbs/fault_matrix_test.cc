@@ -135,7 +135,7 @@ void ReportTo([[maybe_unused]] int fd) {
 #endif
 }
 
-// Takes what the program writes to stderr: engines log every path that fails.
+// Takes what the program writes to stderr: engines log every queue pair that fails.
 class Silence {
  public:
   Silence() : stderr_(dup(STDERR_FILENO)), file_(memfd_create("log", MFD_CLOEXEC)) {

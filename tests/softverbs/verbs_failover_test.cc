@@ -13,7 +13,8 @@
 #include "tests/softverbs/softverbs.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
-// Failing paths of the verbs transport: it continues on other paths, or says why it can't.
+// Failing queue pairs of the verbs transport: it continues on other queue pairs, or says why it
+// can't.
 namespace jaxhet::testing {
 namespace {
 
@@ -63,7 +64,7 @@ class VerbsWorld {
 
 constexpr size_t kManyBytes = (size_t{5} << 20) + 3;
 
-TEST(GoesOnWhenPathsFail) {
+TEST(GoesOnWhenQueuePairsFail) {
   for (const char* const fault :
        {"error status=12", "error status=12 bytes=all",
         "error status=12 bytes=70000 after=7 count=2", "flush after=3", "peer_flush after=5",
@@ -107,14 +108,14 @@ TEST(NamesFatalStatus) {
   }
 }
 
-TEST(NamesLastStatusWhenNoPathIsLeft) {
+TEST(NamesLastStatusWhenNoQueuePairIsLeft) {
   VerbsWorld world;
   const FaultScope scope("error status=12 count=all");
   const auto errors = world.Gather(kManyBytes);
   for (const auto& error : errors) {
     EXPECT(error && error->code() == ErrorCode::kPeer);
     ExpectContains(error->what(), "rank ");
-    ExpectContains(error->what(), "no RDMA path is left; the last was soft");
+    ExpectContains(error->what(), "no queue pair is left; the last was soft");
     ExpectContains(error->what(), "IBV_WC_RETRY_EXC_ERR (12");
     ExpectContains(error->what(), "JAXHET_VERBS_GID_INDEX");
   }
@@ -132,8 +133,8 @@ TEST(SaysWhatToDoWhenSetUpFails) {
                  "soft0: ibv_open_device on soft0: Permission denied (13)");
   const FaultScope scope("call ibv_reg_mr errno=12 count=all");
   World world({.transports = {"verbs", "tcp"}});
-  const auto refusals =
-      world.engine(0).Read([](const Core& core) { return core.peer(1).refusals; });
+  const auto refusals = world.engine(0).Read(
+      [](const ProgressEngine& progress) { return progress.peer(1).refusals; });
   ExpectEqual(refusals.at(2).transport, std::string("verbs"));
   ExpectContains(refusals[2].reason, "ulimit -l");
 }

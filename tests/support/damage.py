@@ -97,11 +97,11 @@ def received(data: bytes) -> Iterator[socket.socket]:
         yield ours
 
 
-def claim_of(process: int) -> dict[str, Any]:
-    """A sound claim in a job of two processes, as JSON has it."""
+def process_info_of(process: int) -> dict[str, Any]:
+    """A sound description in a job of two processes, as JSON has it."""
     given = {"process_id": process, "num_processes": 2, "island": f"island{process}"}
     interface = Interface("eth1", ipaddress.ip_interface(f"10.0.1.{process}/24"), port=9000)
-    claim = _initialize.make_claim(
+    info = _initialize.make_process_info(
         _config.resolve(given, {}), f"127.0.0.1:{9000 + process}", [interface]
     )
-    return json.loads(json.dumps(dataclasses.asdict(claim)))
+    return json.loads(json.dumps(dataclasses.asdict(info)))

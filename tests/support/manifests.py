@@ -1,14 +1,20 @@
 """Errors in a Kubernetes manifest of a job, found without a cluster: fields first, then meaning.
 
 Pods and Jobs go by the strict schemas of the package kubernetes_validate. Of JobSet's and Volcano's
-own objects the fields that we use stand below, closed: any other field is a mistake.
+own objects the fields that we use stand below, closed: any other field is a mistake. The projects'
+own definitions (CRDs) are used where somebody has put them into .cache/crds.
 """
 
+import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import yaml
+
+from tests.support.jobs import ROOT
 
 _VERSION = "1.36"
 _NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
@@ -86,6 +92,15 @@ _VOLCANO = _closed(
     ),
 )
 
+CRDS = ROOT / ".cache" / "crds"
+COORDINATOR = "coordinator"
+_SECRET_FILE = "/run/jaxhet/secret"
+_CRD_OF = {
+    "JobSet": "jobset.x-k8s.io_jobsets.yaml",
+    "Job": "batch.volcano.sh_jobs.yaml",
+}
+_DOWNWARD = {"JOBSET_NAME": "jobset-name", "REPLICATED_JOB_NAME": "replicatedjob-name"}
+
 Pods = list[tuple[str, int, dict[str, Any]]]  # an island's name, its number of pods, their spec
 
 
@@ -108,54 +123,125 @@ def problems(manifest: Any) -> list[str]:
     return found or list(_senseless(manifest, _pods_of_jobset if is_jobset else _pods_of_volcano))
 
 
+def crd_problems(manifest: Any) -> list[str]:
+    """Errors by the definition (CRD) of JobSet's or Volcano's own project, unknown fields too."""
+    kind, version = manifest.get("kind"), manifest.get("apiVersion")
+    if kind not in _CRD_OF:
+        return [f"there is no definition of the kind {kind!r}"]
+    schemas = _definition(_CRD_OF[kind])
+    if version not in schemas:
+        return [f"{kind} has no version {version!r}"]
+    errors = schemas[version].iter_errors(manifest)
+    return [f"{error.json_path}: {error.message}" for error in errors]
+
+
+@functools.cache
+def _definition(name: str) -> dict[str, jsonschema.Draft7Validator]:
+    """A closed schema for each version of a definition."""
+    text = (CRDS / name).read_text()
+    spec = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]
+    schemas = {}
+    for version in spec["versions"]:
+        schema = _strict(version["schema"]["openAPIV3Schema"])
+        schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own: CRDs leave it out
+        schemas[f"{spec['group']}/{version['name']}"] = jsonschema.Draft7Validator(schema)
+    return schemas
+
+
+def _strict(schema: Any) -> Any:
+    """A schema of Kubernetes as one of JSON, in which an unknown field is an error."""
+    if not isinstance(schema, dict):
+        return schema
+    schema = dict(schema)
+    if schema.get("x-kubernetes-int-or-string"):
+        schema.pop("type", None)
+        schema["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    if "properties" in schema:
+        schema["properties"] = {k: _strict(v) for k, v in schema["properties"].items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            schema.setdefault("additionalProperties", False)
+    for key in {"items", "additionalProperties"} & schema.keys():
+        schema[key] = _strict(schema[key])
+    return schema
+
+
+def pods(manifest: dict[str, Any]) -> Pods:
+    """Name, number and pod of each island and of the coordinator."""
+    spec = manifest["spec"]
+    if "tasks" in spec:
+        return [(t["name"], t["replicas"], t["template"]["spec"]) for t in spec["tasks"]]
+    jobs = [(r["name"], r["template"]["spec"]) for r in spec["replicatedJobs"]]
+    return [(name, job.get("completions", 1), job["template"]["spec"]) for name, job in jobs]
+
+
+def host(manifest: dict[str, Any], name: str, index: int) -> str:
+    """Name by which the other pods reach a pod."""
+    own = manifest["metadata"]["name"]
+    if "tasks" in manifest["spec"]:
+        return f"{own}-{name}-{index}.{own}"
+    subdomain = manifest["spec"].get("network", {}).get("subdomain", own)
+    return f"{own}-{name}-0-{index}.{subdomain}"
+
+
 def _object(version: str, kind: str, template: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, **template}
 
 
-def _pods_of_jobset(manifest: dict[str, Any]) -> tuple[Pods, set[str], list[str]]:
-    """Pods of each island, names by which pods are reached, and errors."""
-    spec, pods, names, wrong = manifest["spec"], [], set(), []
-    for job in spec["replicatedJobs"]:
+def _pods_of_jobset(manifest: dict[str, Any]) -> Iterator[str]:
+    """Errors in the numbers and names of a JobSet's pods."""
+    for job in manifest["spec"]["replicatedJobs"]:
         of_job = job["template"]["spec"]
         count = of_job.get("completions", 1)
         if of_job.get("completionMode") != "Indexed" or of_job.get("parallelism") != count:
-            wrong.append(f"{job['name']}: not Indexed, or its pods do not run together")
+            yield f"{job['name']}: not Indexed, or its pods do not run together"
         if job.get("replicas", 1) != 1:
-            wrong.append(f"{job['name']}: replicas number their pods alike")
-        pods.append((job["name"], count, of_job["template"]["spec"]))
-        subdomain = spec.get("network", {}).get("subdomain", manifest["metadata"]["name"])
-        stem = f"{manifest['metadata']['name']}-{job['name']}-0"
-        names |= {f"{stem}-{i}.{subdomain}" for i in range(count)}
-    return pods, names, wrong
+            yield f"{job['name']}: replicas number their pods alike"
+        if job["name"] != COORDINATOR and (wrong := _misnamed(of_job["template"]["spec"])):
+            yield f"{job['name']}: {wrong} is not the annotation of JobSet, by the downward API"
 
 
-def _pods_of_volcano(manifest: dict[str, Any]) -> tuple[Pods, set[str], list[str]]:
-    spec, pods, names, wrong = manifest["spec"], [], set(), []
-    own = manifest["metadata"]["name"]
-    for task in spec["tasks"]:
-        pods.append((task["name"], task["replicas"], task["template"]["spec"]))
-        names |= {f"{own}-{task['name']}-{i}.{own}" for i in range(task["replicas"])}
+def _misnamed(pod: dict[str, Any]) -> str:
+    """The variable by which jaxhet finds the island of a JobSet's pod, if it is wrong."""
+    env = {entry["name"]: entry for entry in pod["containers"][0].get("env", [])}
+    for variable, annotation in _DOWNWARD.items():
+        field = env.get(variable, {}).get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        if field != f"metadata.annotations['jobset.sigs.k8s.io/{annotation}']":
+            return variable
+    return ""
+
+
+def _pods_of_volcano(manifest: dict[str, Any]) -> Iterator[str]:
+    """Errors in the gang and the plugins of a Volcano Job."""
+    spec = manifest["spec"]
     if not {"env", "svc"} <= spec.get("plugins", {}).keys():
-        wrong.append("plugins env and svc number the pods and name them")
-    if spec["minAvailable"] != sum(count for _, count, _ in pods):
-        wrong.append("minAvailable is not all pods: some would wait for others")
-    return pods, names, wrong
+        yield "plugins env and svc number the pods and name them"
+    if spec["minAvailable"] != sum(count for _, count, _ in pods(manifest)):
+        yield "minAvailable is not all pods: some would wait for others"
 
 
-def _senseless(manifest: dict[str, Any], pods_of: Any) -> Iterator[str]:
+def _senseless(manifest: dict[str, Any], of_kind: Any) -> Iterator[str]:
     """Errors that no schema finds."""
-    pods, names, wrong = pods_of(manifest)
-    yield from wrong
-    total, first = sum(count for _, count, _ in pods), 0
-    for island, count, spec in pods:
-        for problem in _of_pod(spec, island, first, total, names):
-            yield f"{island}: {problem}"
-        first += count
+    yield from of_kind(manifest)
+    islands = [(name, count) for name, count, _ in pods(manifest) if name != COORDINATOR]
+    coordinators = [(count, pod) for name, count, pod in pods(manifest) if name == COORDINATOR]
+    if [count for count, _ in coordinators] != [1]:
+        yield "not one pod for the coordinator"
+        return
+    command = coordinators[0][1]["containers"][0]["command"]
+    port = re.search(r"--bind 0\.0\.0\.0:(\d+)", " ".join(command))
+    if command[:2] != ["jaxhet", "coordinator"] or not port:
+        yield "coordinator: not jaxhet coordinator --bind 0.0.0.0:PORT"
+        return
+    if (told := ",".join(f"{n}={count}" for n, count in islands)) != command[-1]:
+        yield f"coordinator: --islands is not {told}"
+    address = f"{host(manifest, COORDINATOR, 0)}:{port[1]}"
+    for name, _, pod in pods(manifest):
+        for problem in _of_pod(pod, None if name == COORDINATOR else address):
+            yield f"{name}: {problem}"
 
 
-def _of_pod(
-    spec: dict[str, Any], island: str, first: int, total: int, names: set[str]
-) -> Iterator[str]:
+def _of_pod(spec: dict[str, Any], address: str | None) -> Iterator[str]:
+    """Errors of one pod; `address` is the coordinator's, or None in its own pod."""
     (container,) = spec["containers"]
     env = {entry["name"]: entry.get("value") for entry in container.get("env", [])}
     volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
@@ -166,20 +252,19 @@ def _of_pod(
         yield f"mounts volumes that there are not: {sorted(unknown)}"
         return
     secret = volumes.get(mounts.get("/run/jaxhet", ""), {}).get("secret")
-    if secret is None or env.get("JAXHET_JOB_SECRET_FILE") != "/run/jaxhet/secret":
+    if secret is None or env.get("JAXHET_JOB_SECRET_FILE") != _SECRET_FILE:
         yield "no job secret as a file"
     elif secret.get("defaultMode", 0o644) & 0o004:
         yield "the file of the secret can be read by everybody, and jaxhet refuses it"
+    if address is None:
+        return
     if volumes.get(mounts.get("/dev/shm", ""), {}).get("emptyDir", {}).get("medium") != "Memory":
         yield "/dev/shm is no memory: the runtime's 64 MiB are too few"
     if "IPC_LOCK" not in str(container.get("securityContext", {})):
         yield "no IPC_LOCK: RDMA can't pin memory"
     if not any(key.endswith("/gpu") for key in container.get("resources", {}).get("limits", {})):
         yield "no GPUs"
-    if env.get("JAXHET_NUM_PROCESSES") != str(total):
-        yield f"JAXHET_NUM_PROCESSES is not the {total} pods"
-    host, _, port = (env.get("JAXHET_COORDINATOR_ADDRESS") or "").rpartition(":")
-    if host not in names or not port.isdigit():
-        yield f"the coordinator's address names no pod: {host!r}"
-    if container["command"][2:4] != [island, str(first)]:
-        yield f"process.sh is not told {island} {first}"
+    if env.get("JAXHET_COORDINATOR_ADDRESS") != address:
+        yield f"JAXHET_COORDINATOR_ADDRESS is not {address}"
+    if container["command"][:3] != ["jaxhet", "run", "--"]:
+        yield "the command is not below jaxhet run"

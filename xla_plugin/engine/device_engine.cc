@@ -139,7 +139,7 @@ std::optional<DeviceRank::Wait> DeviceEngine::OldestWait(std::span<const int> pe
 }
 
 void DeviceEngine::Abandon() {
-  // No stream may be let go on while another thread still ends the rings that it would write to.
+  // No stream may be let go on while another thread still ends the channels that it would write to.
   const std::lock_guard lock(abandon_mutex_);
   for (const auto& rank : ranks_) rank->Stop();
   for (const auto& rank : ranks_) {
@@ -185,8 +185,8 @@ std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   return stats;
 }
 
-std::vector<DeviceRank::RingBytes> DeviceEngine::Bytes() const {
-  std::vector<DeviceRank::RingBytes> bytes;
+std::vector<DeviceRank::ChannelBytes> DeviceEngine::Bytes() const {
+  std::vector<DeviceRank::ChannelBytes> bytes;
   for (const auto& rank : ranks_) std::ranges::move(rank->Bytes(), std::back_inserter(bytes));
   return bytes;
 }

@@ -26,7 +26,7 @@ namespace jaxhet {
 // sees them start and end. They themselves need no thread.
 class DeviceEngine {
  public:
-  // `ranks` have all their rings.
+  // `ranks` have all their channels.
   DeviceEngine(JobView& job, Options options, std::vector<std::unique_ptr<DeviceRank>> ranks);
   ~DeviceEngine();
   DeviceEngine(const DeviceEngine&) = delete;
@@ -45,11 +45,11 @@ class DeviceEngine {
   // The job has failed: ends what is in flight, in poison. By any thread, any number of times.
   void Abandon();
 
-  // Sockets of all rings; see RingEnd.
+  // Sockets of all channels; see DeviceChannel.
   std::vector<int> SocketFds() const;
   std::map<std::string, uint64_t> Stats() const;
-  // Bytes moved by each ring.
-  std::vector<DeviceRank::RingBytes> Bytes() const;
+  // Bytes moved by each channel.
+  std::vector<DeviceRank::ChannelBytes> Bytes() const;
   // The last exchanges, oldest first.
   std::vector<FlightRecord> FlightRecords() const;
 

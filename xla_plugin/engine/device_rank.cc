@@ -59,19 +59,19 @@ DeviceRank::~DeviceRank() {
   LeakOnPurpose(std::move(incoming_));
 }
 
-void DeviceRank::AddOutgoing(int target, std::unique_ptr<RankRing> ring) {
-  outgoing_[target] = std::move(ring);
+void DeviceRank::AddOutgoing(int target, std::unique_ptr<RankChannel> channel) {
+  outgoing_[target] = std::move(channel);
 }
 
-void DeviceRank::AddIncoming(int source, std::unique_ptr<RankRing> ring) {
-  incoming_[source] = std::move(ring);
+void DeviceRank::AddIncoming(int source, std::unique_ptr<RankChannel> channel) {
+  incoming_[source] = std::move(channel);
 }
 
 std::vector<int> DeviceRank::SocketFds() const {
   std::vector<int> fds;
-  for (const Rings* const rings : {&outgoing_, &incoming_}) {
-    for (const auto& [peer, ring] : *rings) {
-      std::ranges::copy(ring->end->SocketFds(), std::back_inserter(fds));
+  for (const Channels* const channels : {&outgoing_, &incoming_}) {
+    for (const auto& [peer, channel] : *channels) {
+      std::ranges::copy(channel->end->SocketFds(), std::back_inserter(fds));
     }
   }
   return fds;
@@ -85,23 +85,23 @@ void* DeviceRank::AddressOf(const DeviceWord& word) const {
 std::optional<DeviceRank::Mismatch> DeviceRank::Start(const DeviceRequest& request) {
   if (program_ == nullptr) program_ = request.stream;
   ++started_;
-  const uint32_t first = last_leg_ + 1;
+  const uint32_t first = last_transfer_ + 1;
   uint64_t incoming_number = 0;
-  for (InFlight& leg : LegsOf(request)) {
-    leg.number = Next(last_leg_);
-    leg.first = first;
-    if (leg.is_own) {
-      leg.incoming_number = incoming_number + 1;  // leaves the other stream to a pull
-      StartOwn(leg);
-    } else if (auto mismatch = StartLeg(leg)) {
+  for (InFlight& transfer : TransfersOf(request)) {
+    transfer.number = Next(last_transfer_);
+    transfer.first = first;
+    if (transfer.is_own) {
+      transfer.incoming_number = incoming_number + 1;  // leaves the other stream to a pull
+      StartOwn(transfer);
+    } else if (auto mismatch = StartTransfer(transfer)) {
       return mismatch;
     }
-    incoming_number = leg.incoming_number;
+    incoming_number = transfer.incoming_number;
   }
   return std::nullopt;
 }
 
-std::vector<DeviceRank::InFlight> DeviceRank::LegsOf(const DeviceRequest& request) const {
+std::vector<DeviceRank::InFlight> DeviceRank::TransfersOf(const DeviceRequest& request) const {
   InFlight whole{};
   whole.kind = request.kind;
   whole.program = request.stream;
@@ -114,29 +114,31 @@ std::vector<DeviceRank::InFlight> DeviceRank::LegsOf(const DeviceRequest& reques
   whole.poison = request.poison;
   switch (request.kind) {
     case ExchangeKind::kPermute:
-      return {PermuteLeg(request, whole)};
+      return {PermuteTransfer(request, whole)};
     case ExchangeKind::kAllGather:
     case ExchangeKind::kAllToAll:
-      return GroupLegs(request, whole);
+      return GroupTransfers(request, whole);
   }
   Throw(ErrorCode::kUsage, "no exchange has the kind ", static_cast<int64_t>(request.kind));
 }
 
-DeviceRank::InFlight DeviceRank::PermuteLeg(const DeviceRequest& request, InFlight leg) const {
+DeviceRank::InFlight DeviceRank::PermuteTransfer(const DeviceRequest& request,
+                                                 InFlight transfer) const {
   for (size_t i = 0; i + 1 < request.ranks.size(); i += 2) {
-    if (request.ranks[i] == rank_) leg.target = static_cast<int>(request.ranks[i + 1]);
-    if (request.ranks[i + 1] == rank_) leg.source = static_cast<int>(request.ranks[i]);
+    if (request.ranks[i] == rank_) transfer.target = static_cast<int>(request.ranks[i + 1]);
+    if (request.ranks[i + 1] == rank_) transfer.source = static_cast<int>(request.ranks[i]);
   }
-  leg.is_last = true;
-  leg.part_bytes = static_cast<size_t>(request.part_bytes);
-  if (leg.part_bytes > 0 && leg.part_bytes < leg.operand_bytes) {
-    leg.parts = static_cast<uint32_t>((leg.operand_bytes + leg.part_bytes - 1) / leg.part_bytes);
+  transfer.is_last = true;
+  transfer.part_bytes = static_cast<size_t>(request.part_bytes);
+  if (transfer.part_bytes > 0 && transfer.part_bytes < transfer.operand_bytes) {
+    transfer.parts = static_cast<uint32_t>((transfer.operand_bytes + transfer.part_bytes - 1) /
+                                           transfer.part_bytes);
   }
-  return leg;
+  return transfer;
 }
 
-std::vector<DeviceRank::InFlight> DeviceRank::GroupLegs(const DeviceRequest& request,
-                                                        const InFlight& whole) const {
+std::vector<DeviceRank::InFlight> DeviceRank::GroupTransfers(const DeviceRequest& request,
+                                                             const InFlight& whole) const {
   const std::vector<int> group = GroupOf(request.ranks, request.group_size, rank_);
   const size_t members = group.size();
   const bool is_gather = request.kind == ExchangeKind::kAllGather;
@@ -147,19 +149,19 @@ std::vector<DeviceRank::InFlight> DeviceRank::GroupLegs(const DeviceRequest& req
           request.operand.size(), " bytes into ", request.result.size());
   }
   const auto own = static_cast<size_t>(std::ranges::find(group, rank_) - group.begin());
-  std::vector<InFlight> legs(request.skips_own && members > 1 ? members - 1 : members, whole);
-  for (size_t i = 0; i < legs.size(); ++i) {
-    InFlight& leg = legs[i];
+  std::vector<InFlight> transfers(request.skips_own && members > 1 ? members - 1 : members, whole);
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    InFlight& transfer = transfers[i];
     const size_t to = (own + i + 1) % members;
     const size_t from = (own + members - i - 1) % members;
-    leg.is_own = to == own;
-    leg.target = leg.is_own ? -1 : group[to];
-    leg.source = leg.is_own ? -1 : group[from];
-    if (!is_gather) leg.operand = request.operand.subspan(to * block, block);
-    leg.result = request.result.subspan(from * block, block);
+    transfer.is_own = to == own;
+    transfer.target = transfer.is_own ? -1 : group[to];
+    transfer.source = transfer.is_own ? -1 : group[from];
+    if (!is_gather) transfer.operand = request.operand.subspan(to * block, block);
+    transfer.result = request.result.subspan(from * block, block);
   }
-  legs.back().is_last = true;
-  return legs;
+  transfers.back().is_last = true;
+  return transfers;
 }
 
 void DeviceRank::Add(const InFlight& exchange) {
@@ -181,13 +183,13 @@ void DeviceRank::StartOwn(InFlight& exchange) {
   events_.push_back(std::move(ready));
 }
 
-std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
+std::optional<DeviceRank::Mismatch> DeviceRank::StartTransfer(InFlight& exchange) {
   if (auto mismatch = Agree(exchange)) return mismatch;
   const bool is_eager = exchange.operand.size() <= eager_bytes_ && exchange.program == program_;
   std::vector<InFlight> overdue;
   if (exchange.source >= 0) {
     exchange.is_pending = true;
-    if (receipts_.empty() && WayOf(exchange) == RingWays::Way::kInSlots) {
+    if (receipts_.empty() && RouteOf(exchange) == RouteChoices::Route::kSlots) {
       overdue = NumberChunks(exchange);
       exchange.is_eager =
           is_eager && IsShort(*incoming_.at(exchange.source), exchange.result.size());
@@ -200,12 +202,12 @@ std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
   }
   StreamWork program(*device_, exchange.program);
   if (exchange.is_pulled) {
-    RankRing& ring = *outgoing_.at(exchange.target);
-    ring.num_bytes += exchange.operand.size();
+    RankChannel& channel = *outgoing_.at(exchange.target);
+    channel.num_bytes += exchange.operand.size();
     in_place_bytes_ += exchange.operand.size();
     // Whoever carries it has it go through the peer's slots.
-    if (!ring.end->is_shared()) ring.chunks += NumChunks(ring, exchange.operand.size());
-    program.Write(ring.end->ready(), DeviceNumber(exchange.outgoing_number));
+    if (!channel.end->is_shared()) channel.chunks += NumChunks(channel, exchange.operand.size());
+    program.Write(channel.end->ready(), DeviceNumber(exchange.outgoing_number));
   }
   if (!IsByProgram(exchange.sends) && last_reached_ != exchange.first) {
     last_reached_ = exchange.first;
@@ -228,7 +230,7 @@ std::optional<DeviceRank::Mismatch> DeviceRank::StartLeg(InFlight& exchange) {
   return std::nullopt;
 }
 
-// Numbers the exchange on its rings, and compares it with what the peers have launched there.
+// Numbers the exchange on its channels, and compares it with what the peers have launched there.
 std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange) {
   const Launch launch{
       .plan = exchange.plan, .index = exchange.index, .num_bytes = exchange.operand.size()};
@@ -240,40 +242,40 @@ std::optional<DeviceRank::Mismatch> DeviceRank::Agree(InFlight& exchange) {
     if (theirs && *theirs != launch) mismatch = {peer_rank, launch, *theirs};
   };
   if (exchange.target >= 0) {
-    RankRing& ring = RingOf(outgoing_, exchange.target);
-    exchange.outgoing_number = ++ring.exchanges;
-    const bool may_be_pulled = launch.num_bytes >= ring.end->pull_bytes();
+    RankChannel& channel = ChannelOf(outgoing_, exchange.target);
+    exchange.outgoing_number = ++channel.exchanges;
+    const bool may_be_pulled = launch.num_bytes >= channel.end->pull_bytes();
     const auto place = may_be_pulled && exchange.program == program_
-                           ? ring.end->PlaceOf(exchange.operand)
+                           ? channel.end->PlaceOf(exchange.operand)
                            : std::nullopt;
-    RingWords& words = ring.end->words();
+    ChannelWords& words = channel.end->words();
     WaitForRoom(exchange.outgoing_number,
-                [&] { return ring.end->Passed().value_or(words.target.last()); });
+                [&] { return channel.end->Passed().value_or(words.target.last()); });
     compare(exchange.target, words.source, words.target, exchange.outgoing_number,
             place.value_or(0));
     if (may_be_pulled) {
-      const auto way = place ? RingWays::Way::kPulled : RingWays::Way::kInSlots;
+      const auto route = place ? RouteChoices::Route::kZeroCopy : RouteChoices::Route::kSlots;
       exchange.is_pulled =
-          words.ways.Choose(exchange.outgoing_number, way) == RingWays::Way::kPulled;
+          words.routes.Choose(exchange.outgoing_number, route) == RouteChoices::Route::kZeroCopy;
     }
   }
   if (exchange.source >= 0) {
-    RankRing& ring = RingOf(incoming_, exchange.source);
-    exchange.incoming_number = ++ring.exchanges;
-    RingWords& words = ring.end->words();
+    RankChannel& channel = ChannelOf(incoming_, exchange.source);
+    exchange.incoming_number = ++channel.exchanges;
+    ChannelWords& words = channel.end->words();
     WaitForRoom(exchange.incoming_number, [&] { return words.source.last(); });
     compare(exchange.source, words.target, words.source, exchange.incoming_number, 0);
   }
   return mismatch;
 }
 
-RankRing& DeviceRank::RingOf(Rings& rings, int peer_rank) {
-  const auto found = rings.find(peer_rank);
-  if (found != rings.end()) return *found->second;
-  Throw(ErrorCode::kUsage, "rank ", rank_, " has no ring to or from rank ", peer_rank);
+RankChannel& DeviceRank::ChannelOf(Channels& channels, int peer_rank) {
+  const auto found = channels.find(peer_rank);
+  if (found != channels.end()) return *found->second;
+  Throw(ErrorCode::kUsage, "rank ", rank_, " has no device channel to or from rank ", peer_rank);
 }
 
-// The launch log of a ring is finite. Streams fill up long before it does.
+// The launch log of a channel is finite. Streams fill up long before it does.
 template <typename Passed>
 void DeviceRank::WaitForRoom(uint64_t number, Passed passed) const {
   while (number > LaunchLog::kEntries && passed() < number - LaunchLog::kEntries && !stopped_) {
@@ -281,8 +283,8 @@ void DeviceRank::WaitForRoom(uint64_t number, Passed passed) const {
   }
 }
 
-uint64_t DeviceRank::NumChunks(const RankRing& ring, size_t num_bytes) {
-  const size_t chunk_bytes = ChunkBytes(num_bytes, ring.end->slot_bytes());
+uint64_t DeviceRank::NumChunks(const RankChannel& channel, size_t num_bytes) {
+  const size_t chunk_bytes = ChunkBytes(num_bytes, channel.end->slot_bytes());
   return std::max<uint64_t>(1, (num_bytes + chunk_bytes - 1) / chunk_bytes);
 }
 
@@ -297,37 +299,38 @@ DeviceRank::Marks DeviceRank::NextMarks(Marks& last, uint64_t first_chunk, uint6
 }
 
 void DeviceRank::PlanSend(InFlight& exchange, bool is_eager) {
-  const RankRing& ring = *outgoing_.at(exchange.target);
+  const RankChannel& channel = *outgoing_.at(exchange.target);
   Marks ours = last_sends_;
   ours.at(kProgram) = 0;
   const bool overtakes = !IsOver(ours, words_->sent);  // our streams still have to send
-  const bool is_short = IsShort(ring, exchange.operand.size());
-  if (is_eager && is_short && !overtakes && IsEmptied(ring, ring.chunks)) {
+  const bool is_short = IsShort(channel, exchange.operand.size());
+  if (is_eager && is_short && !overtakes && IsFree(channel, channel.chunks)) {
     exchange.sends.at(kProgram) = Next(last_sends_.at(kProgram));
   } else {
-    exchange.sends = NextMarks(last_sends_, ring.chunks, NumChunks(ring, exchange.operand.size()));
+    exchange.sends =
+        NextMarks(last_sends_, channel.chunks, NumChunks(channel, exchange.operand.size()));
   }
 }
 
 // Gives what is to be received before, as the exchange needs its slots.
 std::vector<DeviceRank::InFlight> DeviceRank::NumberChunks(InFlight& exchange) {
-  RankRing& ring = *incoming_.at(exchange.source);
-  const uint64_t num_chunks = NumChunks(ring, exchange.result.size());
-  const uint64_t first = ring.chunks.fetch_add(num_chunks);
+  RankChannel& channel = *incoming_.at(exchange.source);
+  const uint64_t num_chunks = NumChunks(channel, exchange.result.size());
+  const uint64_t first = channel.chunks.fetch_add(num_chunks);
   exchange.first_chunk = first;
   std::vector<InFlight> overdue;
   const std::lock_guard lock(mutex_);
   for (InFlight& other : in_flight_) {
     if (!other.is_eager || other.source != exchange.source) continue;
-    if (other.first_chunk.value_or(0) + kRingSlots >= first + num_chunks) continue;
+    if (other.first_chunk.value_or(0) + kChannelSlots >= first + num_chunks) continue;
     other.is_eager = false;
     overdue.push_back(other);
   }
   return overdue;
 }
 
-bool DeviceRank::IsShort(const RankRing& ring, size_t num_bytes) {
-  return NumChunks(ring, num_bytes) == 1 && ring.end->is_shared();
+bool DeviceRank::IsShort(const RankChannel& channel, size_t num_bytes) {
+  return NumChunks(channel, num_bytes) == 1 && channel.end->is_shared();
 }
 
 bool DeviceRank::IsByStreams(Marks marks) {
@@ -335,8 +338,8 @@ bool DeviceRank::IsByStreams(Marks marks) {
   return marks != Marks{};
 }
 
-bool DeviceRank::IsEmptied(const RankRing& ring, uint64_t chunk) {
-  return ring.end->words().emptied.at(RingSlot(chunk)).host().load() + 1 >= RingTurn(chunk);
+bool DeviceRank::IsFree(const RankChannel& channel, uint64_t chunk) {
+  return channel.end->words().head.at(SlotOf(chunk)).host().load() + 1 >= GenerationOf(chunk);
 }
 
 Event DeviceRank::TakeEvent() {
@@ -352,11 +355,11 @@ void DeviceRank::ReceiveWhenKnown(Receipt receipt) {
 }
 
 void DeviceRank::ReceiveKnown() {
-  while (!receipts_.empty() && WayOf(receipts_.front().exchange)) {
+  while (!receipts_.empty() && RouteOf(receipts_.front().exchange)) {
     Receipt receipt = std::move(receipts_.front());
     receipts_.pop_front();
     InFlight& exchange = receipt.exchange;
-    if (WayOf(exchange) == RingWays::Way::kInSlots && !exchange.first_chunk) {
+    if (RouteOf(exchange) == RouteChoices::Route::kSlots && !exchange.first_chunk) {
       for (const InFlight& overdue : NumberChunks(exchange)) {
         ReceiveByStreams(overdue, receipt.ready.get());
       }
@@ -392,10 +395,10 @@ void DeviceRank::ReceiveByStreams(InFlight exchange, EventHandle ready) {
 }
 
 // None while it has not been chosen.
-std::optional<RingWays::Way> DeviceRank::WayOf(const InFlight& exchange) const {
-  const RingEnd& end = *incoming_.at(exchange.source)->end;
-  if (exchange.result.size() < end.pull_bytes()) return RingWays::Way::kInSlots;
-  return end.words().ways.Find(exchange.incoming_number);
+std::optional<RouteChoices::Route> DeviceRank::RouteOf(const InFlight& exchange) const {
+  const DeviceChannel& end = *incoming_.at(exchange.source)->end;
+  if (exchange.result.size() < end.pull_bytes()) return RouteChoices::Route::kSlots;
+  return end.words().routes.Find(exchange.incoming_number);
 }
 
 // Exchanges that their sources have not launched by the end of the wait budget arrive through
@@ -414,8 +417,8 @@ void DeviceRank::ReceiveAllUntil(uint32_t number) {
     gave_up |= stopped_ || Clock::now() - begin >= wait_budget;
     if (gave_up) {
       const InFlight& exchange = receipts_.front().exchange;
-      RingWords& words = incoming_.at(exchange.source)->end->words();
-      words.ways.Choose(exchange.incoming_number, RingWays::Way::kInSlots);
+      ChannelWords& words = incoming_.at(exchange.source)->end->words();
+      words.routes.Choose(exchange.incoming_number, RouteChoices::Route::kSlots);
     } else {
       std::this_thread::yield();
     }

@@ -21,7 +21,7 @@
 #include "xla_plugin/device/stream_work.h"
 #include "xla_plugin/engine/exchange.h"
 #include "xla_plugin/engine/flight_recorder.h"
-#include "xla_plugin/transport/ring/ring.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
 
 namespace jaxhet {
 
@@ -43,20 +43,20 @@ struct DeviceRequest {
   std::byte poison;  // fills a result that can't arrive
 };
 
-// A ring and what this end has done on it.
-struct RankRing {
-  std::unique_ptr<RingEnd> end;
+// A channel and what this end has done on it.
+struct RankChannel {
+  std::unique_ptr<DeviceChannel> end;
   std::string_view transport;
   uint64_t exchanges = 0;
   std::atomic<uint64_t> chunks = 0;
   std::atomic<uint64_t> num_bytes = 0;
 };
 
-// One rank of this process: its device, its rings, and its exchanges in flight.
+// One rank of this process: its device, its channels, and its exchanges in flight.
 //
-// An exchange is a list of legs. In a leg the rank sends to at most one peer and receives from at
-// most one. A group of n ranks has n - 1 legs, for the distances 1 to n - 1 between two members,
-// and one more leg that copies the rank's own part.
+// An exchange is a list of transfers. In a transfer the rank sends to at most one peer and receives
+// from at most one. A group of n ranks has n - 1 transfers, for the distances 1 to n - 1 between
+// two members, and one more transfer that copies the rank's own part.
 //
 // Start() and Done() only put work on streams. The send streams wait for the operand and for
 // emptied slots. The receive streams wait for filled slots. The program's stream waits for both at
@@ -92,9 +92,9 @@ class DeviceRank {
   int rank() const { return rank_; }
   Device& device() { return *device_; }
   // Set-up.
-  void AddOutgoing(int target, std::unique_ptr<RankRing> ring);
-  void AddIncoming(int source, std::unique_ptr<RankRing> ring);
-  // Sockets of all rings; see RingEnd.
+  void AddOutgoing(int target, std::unique_ptr<RankChannel> channel);
+  void AddIncoming(int source, std::unique_ptr<RankChannel> channel);
+  // Sockets of all channels; see DeviceChannel.
   std::vector<int> SocketFds() const;
 
   // The peer has launched something else where this rank launches `own`.
@@ -126,7 +126,7 @@ class DeviceRank {
       int peer_rank;
       std::string why;
     };
-    std::optional<Broken> broken;  // a ring to or from that rank
+    std::optional<Broken> broken;  // a channel to or from that rank
   };
   // By any thread. Records what has started and ended. `wait_budget` holds for a peer that runs the
   // same plan, `first_wait_budget` until then.
@@ -164,23 +164,23 @@ class DeviceRank {
   };
   Counts counts() const;
   std::deque<FlightRecord> FlightRecords() const;
-  // Bytes moved by a ring to or from another rank.
-  struct RingBytes {
+  // Bytes moved by a channel to or from another rank.
+  struct ChannelBytes {
     int peer_rank = 0;
     std::string_view transport;
     uint64_t sent = 0;
     uint64_t received = 0;
   };
-  std::vector<RingBytes> Bytes() const;
+  std::vector<ChannelBytes> Bytes() const;
 
  private:
-  using Rings = std::map<int, std::unique_ptr<RankRing>>;  // by the other rank
+  using Channels = std::map<int, std::unique_ptr<RankChannel>>;  // by the other rank
 
   static constexpr std::chrono::microseconds kPause{50};  // between looks at the device
   static constexpr size_t kStreams = 2;
-  static_assert(kRingSlots % kStreams == 0);    // a slot's chunks are all on one stream
-  static constexpr size_t kProgram = kStreams;  // the program's stream, as one of them
-  static_assert(kTakenWords == kStreams);       // an exchange is pulled by the stream of its word
+  static_assert(kChannelSlots % kStreams == 0);  // a slot's chunks are all on one stream
+  static constexpr size_t kProgram = kStreams;   // the program's stream, as one of them
+  static_assert(kTakenWords == kStreams);        // an exchange is pulled by the stream of its word
   // By stream: how many parts of exchanges it had been given with this one; 0 if it has none of it.
   using Marks = std::array<uint32_t, kStreams + 1>;
   using MarkWords = std::array<DeviceWord, kStreams + 1>;
@@ -188,15 +188,15 @@ class DeviceRank {
   // Written by the device, but for the first.
   struct Words {
     DeviceWord go_on;    // waited for last at Done(), with its number; kOpen until the job fails
-    DeviceWord reached;  // the first leg of the last exchange that the program has come to
+    DeviceWord reached;  // the first transfer of the last exchange that the program has come to
     MarkWords sent;
     MarkWords received;
   };
 
-  // A leg.
+  // A transfer.
   struct InFlight {
     uint32_t number;  // on this rank
-    uint32_t first;   // leg of its exchange
+    uint32_t first;   // transfer of its exchange
     bool is_last;
     ExchangeKind kind;
     StreamHandle program;
@@ -205,13 +205,13 @@ class DeviceRank {
     int64_t deadline_ms;
     int target = -1;
     int source = -1;
-    uint64_t outgoing_number = 0;  // on that ring
+    uint64_t outgoing_number = 0;  // on that channel
     uint64_t incoming_number = 0;  // chooses a stream for an own part
     size_t operand_bytes = 0;      // operand of the whole exchange
     std::span<const std::byte> operand;
     bool is_own = false;                  // a copy of the operand
     bool is_pulled = false;               // by its target
-    std::optional<uint64_t> first_chunk;  // on the incoming ring, if it comes through slots
+    std::optional<uint64_t> first_chunk;  // on the incoming channel, if it comes through slots
     bool is_pending = false;              // the receive is on no stream yet
     bool is_eager = false;                // and comes on the program's, at Done()
     Marks sends{};
@@ -234,12 +234,12 @@ class DeviceRank {
   };
   class Works;
 
-  std::vector<InFlight> LegsOf(const DeviceRequest& request) const;
-  InFlight PermuteLeg(const DeviceRequest& request, InFlight leg) const;
-  std::vector<InFlight> GroupLegs(const DeviceRequest& request, const InFlight& whole) const;
+  std::vector<InFlight> TransfersOf(const DeviceRequest& request) const;
+  InFlight PermuteTransfer(const DeviceRequest& request, InFlight transfer) const;
+  std::vector<InFlight> GroupTransfers(const DeviceRequest& request, const InFlight& whole) const;
   void Add(const InFlight& exchange);
   void StartOwn(InFlight& exchange);
-  std::optional<Mismatch> StartLeg(InFlight& exchange);
+  std::optional<Mismatch> StartTransfer(InFlight& exchange);
   void DoneLeg(uint32_t number, StreamWork& program);
   std::optional<Mismatch> Agree(InFlight& exchange);
   void PlanSend(InFlight& exchange, bool is_eager);
@@ -256,10 +256,10 @@ class DeviceRank {
   void ReceiveKnown();
   void ReceiveAllUntil(uint32_t number);
   void ReceiveByStreams(InFlight exchange, EventHandle ready);
-  std::optional<RingWays::Way> WayOf(const InFlight& exchange) const;
-  static uint64_t NumChunks(const RankRing& ring, size_t num_bytes);
-  static bool IsShort(const RankRing& ring, size_t num_bytes);
-  static bool IsEmptied(const RankRing& ring, uint64_t chunk);
+  std::optional<RouteChoices::Route> RouteOf(const InFlight& exchange) const;
+  static uint64_t NumChunks(const RankChannel& channel, size_t num_bytes);
+  static bool IsShort(const RankChannel& channel, size_t num_bytes);
+  static bool IsFree(const RankChannel& channel, uint64_t chunk);
   static Marks NextMarks(Marks& last, uint64_t first_chunk, uint64_t num_chunks);
   static bool IsByProgram(const Marks& marks) { return marks.at(kProgram) != 0; }
   static bool IsByStreams(Marks marks);
@@ -282,7 +282,7 @@ class DeviceRank {
   bool HasCome(const InFlight& exchange) const;
   bool HasGone(const InFlight& exchange) const;
   std::span<std::byte> MissingOf(const InFlight& exchange) const;
-  RankRing& RingOf(Rings& rings, int peer_rank);
+  RankChannel& ChannelOf(Channels& channels, int peer_rank);
   template <typename Passed>
   void WaitForRoom(uint64_t number, Passed passed) const;
   void* AddressOf(const DeviceWord& word) const;
@@ -307,8 +307,8 @@ class DeviceRank {
   PinnedMemory words_memory_;
   Words* words_;
   std::byte* device_words_;
-  Rings outgoing_;
-  Rings incoming_;
+  Channels outgoing_;
+  Channels incoming_;
   const size_t eager_bytes_;
   std::array<Stream, kStreams> send_streams_;
   std::array<Stream, kStreams> receive_streams_;
@@ -325,7 +325,7 @@ class DeviceRank {
 
   std::atomic<bool> stopped_ = false;
   std::atomic<uint64_t> started_ = 0;
-  uint32_t last_leg_ = 0;
+  uint32_t last_transfer_ = 0;
   uint32_t last_reached_ = 0;       // the value that will be written
   mutable std::mutex mutex_;        // guards the members below; no driver call is made under it
   std::deque<InFlight> in_flight_;  // in the order of their starts

@@ -36,22 +36,22 @@ class DeviceRank::Works {
 };
 
 void DeviceRank::Send(const InFlight& exchange, StreamWork* program, EventHandle ready) {
-  RankRing& ring = *outgoing_.at(exchange.target);
-  const RingEnd& end = *ring.end;
+  RankChannel& channel = *outgoing_.at(exchange.target);
+  const DeviceChannel& end = *channel.end;
   std::span<const std::byte> operand = exchange.operand;
   const size_t chunk_bytes = ChunkBytes(operand.size(), end.slot_bytes());
   Works works(*device_, send_streams_, exchange.sends, program, ready);
-  ring.num_bytes += operand.size();
+  channel.num_bytes += operand.size();
   do {
     const auto chunk = operand.first(std::min(chunk_bytes, operand.size()));
     operand = operand.subspan(chunk.size());
-    StreamWork& work = works.For(ring.chunks);
-    const uint32_t slot = RingSlot(ring.chunks);
-    const uint32_t turn = RingTurn(ring.chunks);
-    if (!IsEmptied(ring, ring.chunks)) work.Wait(end.emptied(slot), turn - 1);
-    ++ring.chunks;
+    StreamWork& work = works.For(channel.chunks);
+    const uint32_t slot = SlotOf(channel.chunks);
+    const uint32_t generation = GenerationOf(channel.chunks);
+    if (!IsFree(channel, channel.chunks)) work.Wait(end.head(slot), generation - 1);
+    ++channel.chunks;
     work.Copy(end.slot(slot), chunk.data(), chunk.size());
-    work.Write(end.filled(slot), turn);
+    work.Write(end.tail(slot), generation);
   } while (!operand.empty());
   works.ForEachMarked([&](size_t s, StreamWork& work) {
     work.Write(AddressOf(words_->sent.at(s)), exchange.sends.at(s));
@@ -61,33 +61,33 @@ void DeviceRank::Send(const InFlight& exchange, StreamWork* program, EventHandle
 
 void DeviceRank::Receive(const InFlight& exchange, uint64_t first_chunk, StreamWork* program,
                          EventHandle ready) {
-  RankRing& ring = *incoming_.at(exchange.source);
-  const RingEnd& end = *ring.end;
+  RankChannel& channel = *incoming_.at(exchange.source);
+  const DeviceChannel& end = *channel.end;
   std::span<std::byte> result = exchange.result;
   const size_t chunk_bytes = ChunkBytes(result.size(), end.slot_bytes());
   Works works(*device_, receive_streams_, exchange.receives, program, ready);
-  ring.num_bytes += result.size();
+  channel.num_bytes += result.size();
   uint64_t number = first_chunk;
   do {
     const auto chunk = result.first(std::min(chunk_bytes, result.size()));
     result = result.subspan(chunk.size());
     StreamWork& work = works.For(number);
-    const uint32_t slot = RingSlot(number);
-    const uint32_t turn = RingTurn(number++);
-    work.Wait(end.filled(slot), turn);
+    const uint32_t slot = SlotOf(number);
+    const uint32_t generation = GenerationOf(number++);
+    work.Wait(end.tail(slot), generation);
     work.Copy(chunk.data(), end.slot(slot), chunk.size());
-    work.Write(end.emptied(slot), turn);
+    work.Write(end.head(slot), generation);
   } while (!result.empty());
   works.ForEachMarked([&](size_t s, StreamWork& work) {
-    work.Wait(end.gate(), kOpen);
+    work.Wait(end.abort_flag(), kOpen);
     work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s));
   });
   works.Flush();
 }
 
 void DeviceRank::Pull(const InFlight& exchange, EventHandle ready) {
-  RankRing& ring = *incoming_.at(exchange.source);
-  const RingEnd& end = *ring.end;
+  RankChannel& channel = *incoming_.at(exchange.source);
+  const DeviceChannel& end = *channel.end;
   const std::span<std::byte> result = exchange.result;
   const uint64_t number = exchange.incoming_number;
   const auto* const operand = end.At(end.words().source.PlaceOf(number), result.size());
@@ -100,12 +100,12 @@ void DeviceRank::Pull(const InFlight& exchange, EventHandle ready) {
     const size_t num_bytes = left > 1 ? exchange.part_bytes : result.size() - begin;
     work.Copy(result.data() + begin, operand + begin, num_bytes);
     begin += num_bytes;
-    work.Wait(end.gate(), kOpen);
+    work.Wait(end.abort_flag(), kOpen);
     if (left == 1) work.Write(end.taken(number), DeviceNumber(number));
     work.Write(AddressOf(words_->received.at(s)), exchange.receives.at(s) - (left - 1));
   }
   work.Flush();
-  ring.num_bytes += result.size();
+  channel.num_bytes += result.size();
   pulled_bytes_ += result.size();
 }
 

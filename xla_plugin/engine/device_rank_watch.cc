@@ -26,12 +26,12 @@ bool DeviceRank::IsOver(const Marks& marks, MarkWords& words) {
 bool DeviceRank::HasCome(const InFlight& exchange) const {
   if (exchange.source < 0 || IsReceived(exchange)) return true;
   if (!exchange.is_pending && !IsByProgram(exchange.receives)) return false;
-  RingWords& words = incoming_.at(exchange.source)->end->words();
+  ChannelWords& words = incoming_.at(exchange.source)->end->words();
   if (exchange.first_chunk) {
-    auto& filled = words.filled.at(RingSlot(*exchange.first_chunk));
-    return filled.host().load() >= RingTurn(*exchange.first_chunk);
+    auto& tail = words.tail.at(SlotOf(*exchange.first_chunk));
+    return tail.host().load() >= GenerationOf(*exchange.first_chunk);
   }
-  return WayOf(exchange) == RingWays::Way::kPulled &&
+  return RouteOf(exchange) == RouteChoices::Route::kZeroCopy &&
          words.ready.host().load() >= exchange.incoming_number;
 }
 
@@ -97,12 +97,12 @@ void DeviceRank::RecordCompleted() {
   }
 }
 
-// Record of the exchange whose first leg is given.
+// Record of the exchange whose first transfer is given.
 FlightRecord DeviceRank::RecordOf(const InFlight& exchange, Time started) const {
   std::set<int> group = {rank_};
-  for (const InFlight& leg : in_flight_) {
-    if (leg.first != exchange.number) continue;
-    for (const int partner : {leg.target, leg.source}) {
+  for (const InFlight& transfer : in_flight_) {
+    if (transfer.first != exchange.number) continue;
+    for (const int partner : {transfer.target, transfer.source}) {
       if (partner >= 0) group.insert(partner);
     }
   }
@@ -121,11 +121,12 @@ FlightRecord DeviceRank::RecordOf(const InFlight& exchange, Time started) const 
 }
 
 std::optional<DeviceRank::Report::Broken> DeviceRank::FindBroken() const {
-  for (const Rings* const rings : {&outgoing_, &incoming_}) {
-    for (const auto& [peer_rank, ring] : *rings) {
-      const std::string failure = ring->end->Failure();
+  for (const Channels* const channels : {&outgoing_, &incoming_}) {
+    for (const auto& [peer_rank, channel] : *channels) {
+      const std::string failure = channel->end->Failure();
       if (failure.empty()) continue;
-      return Report::Broken{peer_rank, StrCat("a ring (", ring->transport, ") broke: ", failure)};
+      return Report::Broken{peer_rank,
+                            StrCat("a device channel (", channel->transport, ") broke: ", failure)};
     }
   }
   return std::nullopt;
@@ -133,12 +134,12 @@ std::optional<DeviceRank::Report::Broken> DeviceRank::FindBroken() const {
 
 bool DeviceRank::IsDrained(const std::function<bool(int target)>& is_gone) const {
   return std::ranges::all_of(outgoing_, [&](const auto& entry) {
-    const RankRing& ring = *entry.second;
-    RingWords& words = ring.end->words();
-    auto& passed = ring.end->is_shared() ? words.filled : words.emptied;
-    const uint64_t end = ring.chunks;
-    uint64_t chunk = end - std::min<uint64_t>(end, kRingSlots);
-    while (chunk < end && passed.at(RingSlot(chunk)).host().load() >= RingTurn(chunk)) ++chunk;
+    const RankChannel& channel = *entry.second;
+    ChannelWords& words = channel.end->words();
+    auto& passed = channel.end->is_shared() ? words.tail : words.head;
+    const uint64_t end = channel.chunks;
+    uint64_t chunk = end - std::min<uint64_t>(end, kChannelSlots);
+    while (chunk < end && passed.at(SlotOf(chunk)).host().load() >= GenerationOf(chunk)) ++chunk;
     return chunk == end || is_gone(entry.first);
   });
 }
@@ -162,7 +163,7 @@ std::optional<DeviceRank::Wait> DeviceRank::OldestWait(std::span<const int> peer
 
 std::optional<DeviceRank::Mismatch> DeviceRank::FindMismatch(const InFlight& exchange) const {
   if (exchange.source < 0) return std::nullopt;
-  const RingWords& words = incoming_.at(exchange.source)->end->words();
+  const ChannelWords& words = incoming_.at(exchange.source)->end->words();
   const auto own = words.target.Find(exchange.incoming_number);
   const auto theirs = words.source.Find(exchange.incoming_number);
   if (!own || !theirs || *own == *theirs) return std::nullopt;
@@ -201,7 +202,7 @@ std::optional<DeviceRank::Report::Late> DeviceRank::FindLate(const InFlight& exc
 void DeviceRank::Stop() {
   if (stopped_.exchange(true)) return;
   words_->go_on.host().store(0);
-  for (auto& [target, ring] : outgoing_) ring->end->Cut();
+  for (auto& [target, channel] : outgoing_) channel->end->Cut();
 }
 
 bool DeviceRank::Abandon(milliseconds timeout) {
@@ -228,7 +229,7 @@ bool DeviceRank::Abandon(milliseconds timeout) {
   });
   std::vector<std::span<std::byte>> missing;
   for (const InFlight& exchange : exchanges) missing.push_back(MissingOf(exchange));
-  for (auto& [source, ring] : incoming_) ring->end->Cut();
+  for (auto& [source, channel] : incoming_) channel->end->Cut();
   std::this_thread::sleep_for(kCopyTime);  // targets finish the copies under way
   bool is_over = true;
   for (size_t i = 0; i < exchanges.size() && is_over; ++i) {
@@ -249,15 +250,15 @@ bool DeviceRank::OpenUntil(Time limit, const std::function<bool()>& is_over) {
     for (DeviceWord& word : words) word.host().store(kOpen);
   };
   while (true) {
-    for (auto& [target, ring] : outgoing_) {
-      open(ring->end->words().emptied);
-      open(ring->end->words().taken);
+    for (auto& [target, channel] : outgoing_) {
+      open(channel->end->words().head);
+      open(channel->end->words().taken);
     }
-    for (auto& [source, ring] : incoming_) {
-      RingWords& words = ring->end->words();
-      open(words.filled);
+    for (auto& [source, channel] : incoming_) {
+      ChannelWords& words = channel->end->words();
+      open(words.tail);
       open({&words.ready, 1});
-      open({&words.gate, 1});
+      open({&words.abort_flag, 1});
     }
     if (is_over()) return true;
     if (Clock::now() >= limit) return false;
@@ -301,13 +302,14 @@ std::deque<FlightRecord> DeviceRank::FlightRecords() const {
   return recorder_.records();
 }
 
-std::vector<DeviceRank::RingBytes> DeviceRank::Bytes() const {
-  std::vector<RingBytes> bytes;
-  for (const auto& [target, ring] : outgoing_)
-    bytes.push_back({.peer_rank = target, .transport = ring->transport, .sent = ring->num_bytes});
-  for (const auto& [source, ring] : incoming_)
+std::vector<DeviceRank::ChannelBytes> DeviceRank::Bytes() const {
+  std::vector<ChannelBytes> bytes;
+  for (const auto& [target, channel] : outgoing_)
     bytes.push_back(
-        {.peer_rank = source, .transport = ring->transport, .received = ring->num_bytes});
+        {.peer_rank = target, .transport = channel->transport, .sent = channel->num_bytes});
+  for (const auto& [source, channel] : incoming_)
+    bytes.push_back(
+        {.peer_rank = source, .transport = channel->transport, .received = channel->num_bytes});
   return bytes;
 }
 

@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 
 Engine::Engine(int process, int num_processes, const Options& options)
     : pid_(getpid()),
-      core_(std::make_unique<Core>(process, num_processes, options)),
+      progress_(std::make_unique<ProgressEngine>(process, num_processes, options)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       options_(options) {
@@ -35,13 +35,13 @@ void Engine::ThrowClosed() { Throw(ErrorCode::kUsage, "jaxhet is shut down in th
 
 void Engine::AddPeer(PeerSpec spec) {
   CheckUsable();
-  core_->AddPeer(std::move(spec));
+  progress_->AddPeer(std::move(spec));
 }
 
 void Engine::Connect(milliseconds timeout) {
   CheckUsable();
   try {
-    core_->Connect(Clock::now() + timeout);
+    progress_->Connect(Clock::now() + timeout);
   } catch (const Error&) {
     Publish();
     throw;
@@ -49,8 +49,8 @@ void Engine::Connect(milliseconds timeout) {
   epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) ThrowErrno("epoll_ctl");
   inherited_fds_ = {epoll_.get(), wake_.get()};
-  for (Pollable* const pollable : core_->Pollables()) Poll(pollable);
-  progress_ = StartThread("jaxhet", [this] { Progress(); });
+  for (Pollable* const pollable : progress_->Pollables()) Poll(pollable);
+  progress_thread_ = StartThread("jaxhet", [this] { Progress(); });
 }
 
 void Engine::Poll(Pollable* pollable) {
@@ -65,7 +65,8 @@ void Engine::SetRanks(std::vector<RankInfo> ranks) {
     device_ids_.clear();
     for (const RankInfo& rank : ranks) device_ids_.push_back(rank.device_id);
   }
-  Complete(Submit([ranks = std::move(ranks)](Core& core) { core.SetRanks(ranks); }));
+  Complete(
+      Submit([ranks = std::move(ranks)](ProgressEngine& progress) { progress.SetRanks(ranks); }));
 }
 
 int Engine::RankOfDevice(int64_t device_id) const {
@@ -77,15 +78,15 @@ int Engine::RankOfDevice(int64_t device_id) const {
 
 void Engine::AddPlan(int64_t plan, std::string text, std::string program) {
   Complete(Submit([plan, text = std::move(text), program = std::move(program),
-                   on_devices = FindDevices() != nullptr](Core& core) {
-    core.AddPlan(plan, text, program);
-    if (on_devices) core.PublishPlan(plan);
+                   on_devices = FindDevices() != nullptr](ProgressEngine& progress) {
+    progress.AddPlan(plan, text, program);
+    if (on_devices) progress.PublishPlan(plan);
   }));
 }
 
 void Engine::Fail(const Error& error) {
   try {
-    Complete(Submit([error](Core& core) { core.Fail(error); }));
+    Complete(Submit([error](ProgressEngine& progress) { progress.Fail(error); }));
   } catch (const Error&) {
     if (!closed_) throw;
   }
@@ -95,14 +96,15 @@ void Engine::Start(ExchangeRequest request) {
   const int64_t id = ++last_id_;
   // A std::function must be copyable.
   const auto shared = std::make_shared<ExchangeRequest>(std::move(request));
-  std::vector<Core::Completion> completions;
+  std::vector<ProgressEngine::Completion> completions;
   try {
-    completions = Submit([shared, id](Core& core) { core.Start(std::move(*shared), id); });
+    completions =
+        Submit([shared, id](ProgressEngine& progress) { progress.Start(std::move(*shared), id); });
   } catch (const Error& error) {
     shared->done(&error);
     return;
   }
-  const auto own = std::ranges::find(completions, id, &Core::Completion::id);
+  const auto own = std::ranges::find(completions, id, &ProgressEngine::Completion::id);
   if (own != completions.end()) {
     own->done(own->error.get());
     completions.erase(own);
@@ -110,7 +112,7 @@ void Engine::Start(ExchangeRequest request) {
   Complete(std::move(completions));
 }
 
-std::vector<Core::Completion> Engine::Submit(Command command) {
+std::vector<ProgressEngine::Completion> Engine::Submit(Command command) {
   CheckUsable();
   {
     const std::lock_guard lock(inbox_mutex_);
@@ -122,11 +124,11 @@ std::vector<Core::Completion> Engine::Submit(Command command) {
     Wake();
     return {};
   }
-  if (!core_) return {};  // Close() has run the command
+  if (!progress_) return {};  // Close() has run the command
   RunCommands();
   Publish();
-  const bool wake = core_->HasWork() || core_->NextTimer() < wakes_at_.load();
-  std::vector<Core::Completion> completions = core_->TakeCompletions();
+  const bool wake = progress_->HasWork() || progress_->NextTimer() < wakes_at_.load();
+  std::vector<ProgressEngine::Completion> completions = progress_->TakeCompletions();
   lock.unlock();
   if (wake) Wake();
   return completions;
@@ -138,12 +140,12 @@ void Engine::RunCommands() {
     const std::lock_guard lock(inbox_mutex_);
     commands.swap(inbox_);
   }
-  for (const Command& command : commands) command(*core_);
-  core_->ServeOwn();
+  for (const Command& command : commands) command(*progress_);
+  progress_->ServeOwn();
 }
 
-void Engine::Complete(std::vector<Core::Completion> completions) {
-  for (Core::Completion& completion : completions) {
+void Engine::Complete(std::vector<ProgressEngine::Completion> completions) {
+  for (ProgressEngine::Completion& completion : completions) {
     pool_.Run([done = std::move(completion.done), error = std::move(completion.error)] {
       done(error.get());
     });
@@ -173,13 +175,13 @@ bool Engine::Turn(std::span<const epoll_event> events) {
     }
   }
   RunCommands();
-  core_->Pass();
+  progress_->Pass();
   Publish();
   const Time now = Clock::now();
-  wakes_at_ = core_->HasWork() ? now : std::min(core_->NextTimer(), close_deadline_);
+  wakes_at_ = progress_->HasWork() ? now : std::min(progress_->NextTimer(), close_deadline_);
   const bool is_closing = close_deadline_ != Time::max();
-  const bool goes_on = !is_closing || (now < close_deadline_ && !core_->IsQuiet());
-  std::vector<Core::Completion> completions = core_->TakeCompletions();
+  const bool goes_on = !is_closing || (now < close_deadline_ && !progress_->IsQuiet());
+  std::vector<ProgressEngine::Completion> completions = progress_->TakeCompletions();
   lock.unlock();
   Complete(std::move(completions));
   return goes_on;
@@ -193,7 +195,7 @@ void Engine::Wake() {
 void Engine::Publish() {
   const std::lock_guard lock(failure_mutex_);
   if (failure_) return;
-  failure_ = core_->failure();
+  failure_ = progress_->failure();
   if (failure_) failure_known_.notify_all();
 }
 
@@ -215,7 +217,7 @@ std::shared_ptr<const Error> Engine::WaitFailure(milliseconds timeout) const {
 void Engine::WaitIdle(Time deadline) const {
   const auto is_busy = [this] {
     const std::lock_guard lock(monitor_);
-    return core_ && core_->HasExchanges();
+    return progress_ && progress_->HasExchanges();
   };
   while (!failure() && Clock::now() < deadline && is_busy()) {
     std::this_thread::sleep_for(milliseconds(1));
@@ -232,15 +234,15 @@ void Engine::Close(milliseconds timeout) {
     if (closed_.exchange(true)) return;
   }
   failure_known_.notify_all();
-  if (progress_.joinable()) {
+  if (progress_thread_.joinable()) {
     {
       const std::lock_guard lock(monitor_);
       RunCommands();  // earlier starts are under way
-      core_->SayGoodbye();
+      progress_->SayGoodbye();
       close_deadline_ = deadline;
     }
     Wake();
-    progress_.join();
+    progress_thread_.join();
   }
   CloseCore();
   pool_.Close(deadline);
@@ -260,8 +262,8 @@ void Engine::Close(milliseconds timeout) {
 void Engine::CloseCore() {
   std::unique_lock lock(monitor_);
   RunCommands();
-  std::vector<Core::Completion> completions = core_->TakeCompletions();
-  core_.reset();
+  std::vector<ProgressEngine::Completion> completions = progress_->TakeCompletions();
+  progress_.reset();
   lock.unlock();
   Complete(std::move(completions));
 }

@@ -22,8 +22,8 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/fd.h"
+#include "xla_plugin/engine/channel_setup.h"
 #include "xla_plugin/engine/completion_pool.h"
-#include "xla_plugin/engine/core.h"
 #include "xla_plugin/engine/device_engine.h"
 #include "xla_plugin/engine/device_rank.h"
 #include "xla_plugin/engine/exchange.h"
@@ -31,7 +31,7 @@
 #include "xla_plugin/engine/job_view.h"
 #include "xla_plugin/engine/options.h"
 #include "xla_plugin/engine/peer.h"
-#include "xla_plugin/engine/ring_setup.h"
+#include "xla_plugin/engine/progress_engine.h"
 #include "xla_plugin/engine/roster.h"
 
 namespace jaxhet {
@@ -40,15 +40,15 @@ namespace jaxhet {
 struct OwnDevice {
   int rank;
   int ordinal;
-  std::span<std::byte> operands;  // see RingSetup
+  std::span<std::byte> operands;  // see ChannelSetup
 };
 
-// The engine of one process: a Core, the progress thread that drives it and the threads that
+// The engine of one process: a ProgressEngine, the thread that drives it and the threads that
 // complete. All functions can be called from any thread; those that can fail throw Error.
 //
-// The core belongs to whoever holds the monitor. A command is queued, and then run by its own
-// thread if the monitor is free: a small exchange then needs no hop to the progress thread. A
-// thread never waits for the monitor to run a command; it leaves it to the holder.
+// The `ProgressEngine` belongs to whoever holds the monitor. A command is queued, and then run by
+// its own thread if the monitor is free: a small exchange then needs no hop to the progress thread.
+// A thread never waits for the monitor to run a command; it leaves it to the holder.
 class Engine : public std::enable_shared_from_this<Engine>, public JobView {
  public:
   Engine(int process, int num_processes, const Options& options);
@@ -71,14 +71,14 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   int RankOfDevice(int64_t device_id) const;
 
   // After SetRanks, where the ranks are devices with memory of their own: opens those of this
-  // process, by rank and ordinal, and agrees with all processes on the rings between them.
+  // process, by rank and ordinal, and agrees with all processes on the channels between them.
   void OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
-                   std::vector<RingSockets> sockets, std::chrono::milliseconds timeout);
+                   std::vector<ChannelSockets> sockets, std::chrono::milliseconds timeout);
   // Stays valid while it is held, also over a Close(). Throws UsageError before OpenDevices() and
   // after Close().
   std::shared_ptr<DeviceEngine> devices() const;
   std::map<std::string, uint64_t> DeviceStats() const;
-  std::vector<DeviceRank::RingBytes> DeviceBytes() const;
+  std::vector<DeviceRank::ChannelBytes> DeviceBytes() const;
   std::vector<FlightRecord> DeviceFlightRecords() const;
 
   // Fails the engine for a reason found elsewhere.
@@ -109,15 +109,16 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   auto Read(Reader reader) const {
     CheckUsable();
     const std::lock_guard lock(monitor_);
-    if (!core_) ThrowClosed();
-    return reader(std::as_const(*core_));
+    if (!progress_) ThrowClosed();
+    return reader(std::as_const(*progress_));
   }
 
  private:
-  using Command = std::function<void(Core&)>;
+  using Command = std::function<void(ProgressEngine&)>;
 
-  void ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                    std::span<RingSockets> sockets, const RingOptions& options, Time deadline);
+  void ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
+                       std::span<ChannelSockets> sockets, const ChannelOptions& options,
+                       Time deadline);
   void WaitIdle(Time deadline) const;
   void CloseDevices(std::chrono::milliseconds timeout);
   std::shared_ptr<DeviceEngine> FindDevices() const;  // null if there are none
@@ -125,9 +126,9 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   void CheckUsable() const;
   [[noreturn]] static void ThrowClosed();
   // Runs the command now or leaves it to the monitor's holder. Completions are of this run.
-  std::vector<Core::Completion> Submit(Command command);
+  std::vector<ProgressEngine::Completion> Submit(Command command);
   void RunCommands();
-  void Complete(std::vector<Core::Completion> completions);
+  void Complete(std::vector<ProgressEngine::Completion> completions);
   void Publish();
   void CloseCore();
   void Progress();
@@ -136,10 +137,10 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   void Wake();
 
   const pid_t pid_;
-  std::unique_ptr<Core> core_;  // under monitor_; null after Close()
+  std::unique_ptr<ProgressEngine> progress_;  // under monitor_; null after Close()
   mutable std::mutex monitor_;
   CompletionPool pool_;
-  std::thread progress_;
+  std::thread progress_thread_;
   Fd epoll_;
   Fd wake_;                             // under inbox_mutex_ for all but the progress thread
   std::vector<int> inherited_fds_;      // to close in a forked child

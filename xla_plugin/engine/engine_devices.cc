@@ -25,20 +25,20 @@ std::shared_ptr<DeviceEngine> Engine::devices() const {
 }
 
 void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
-                         std::vector<RingSockets> sockets, milliseconds timeout) {
+                         std::vector<ChannelSockets> sockets, milliseconds timeout) {
   CheckUsable();
   const Vendor& its_vendor = VendorOf(vendor);
   std::vector<std::unique_ptr<DeviceRank>> ranks;
-  RingOptions rings{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
-                    .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
-                    .operands = {},
-                    .verbs = options_.verbs,
-                    .encryption = ParseEncryption(options_.encryption)};
-  for (RingSockets& of_pair : sockets) {
-    of_pair.keys = KeysFor(rings.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
+  ChannelOptions channels{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
+                          .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
+                          .operands = {},
+                          .verbs = options_.verbs,
+                          .encryption = ParseEncryption(options_.encryption)};
+  for (ChannelSockets& of_pair : sockets) {
+    of_pair.keys = KeysFor(channels.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
   }
   for (const auto& [rank, ordinal, operands] : own) {
-    rings.operands[rank] = operands;
+    channels.operands[rank] = operands;
     auto device = its_vendor.open(its_vendor.libraries, ordinal);
     if (!device->info().stream_values) {
       Throw(ErrorCode::kDevice, device->info().ToString(), " can't wait for values on its streams");
@@ -46,7 +46,7 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& 
     ranks.push_back(std::make_unique<DeviceRank>(rank, std::move(device),
                                                  static_cast<size_t>(options_.eager_bytes)));
   }
-  ConnectRings(ranks, sockets, rings, Clock::now() + timeout);
+  ConnectChannels(ranks, sockets, channels, Clock::now() + timeout);
   JobView& job = *this;
   const auto devices = std::make_shared<DeviceEngine>(job, options_, std::move(ranks));
   std::ranges::copy(devices->SocketFds(), std::back_inserter(inherited_fds_));
@@ -54,7 +54,8 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& 
     const std::lock_guard lock(devices_mutex_);
     devices_ = devices;
   }
-  Complete(Submit([devices = devices.get()](Core& core) { core.SetDevices(devices); }));
+  Complete(Submit(
+      [devices = devices.get()](ProgressEngine& progress) { progress.SetDevices(devices); }));
 }
 
 std::map<std::string, uint64_t> Engine::DeviceStats() const {
@@ -62,9 +63,9 @@ std::map<std::string, uint64_t> Engine::DeviceStats() const {
   return devices ? devices->Stats() : std::map<std::string, uint64_t>();
 }
 
-std::vector<DeviceRank::RingBytes> Engine::DeviceBytes() const {
+std::vector<DeviceRank::ChannelBytes> Engine::DeviceBytes() const {
   const auto devices = FindDevices();
-  return devices ? devices->Bytes() : std::vector<DeviceRank::RingBytes>();
+  return devices ? devices->Bytes() : std::vector<DeviceRank::ChannelBytes>();
 }
 
 std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
@@ -72,53 +73,54 @@ std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
   return devices ? devices->FlightRecords() : std::vector<FlightRecord>();
 }
 
-void Engine::ConnectRings(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                          std::span<RingSockets> sockets, const RingOptions& options,
-                          Time deadline) {
+void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
+                             std::span<ChannelSockets> sockets, const ChannelOptions& options,
+                             Time deadline) {
   {
     // SetRanks() may have been left to the progress thread.
     const std::lock_guard lock(monitor_);
-    if (!core_) ThrowClosed();
+    if (!progress_) ThrowClosed();
     RunCommands();
   }
   Wake();
-  const auto peers = Read([](const Core& core) {
-    std::vector<RingPeer> found;
-    const Roster& roster = core.roster();
+  const auto peers = Read([](const ProgressEngine& progress) {
+    std::vector<ChannelPeer> found;
+    const Roster& roster = progress.roster();
     for (int rank = 0; rank < roster.num_ranks(); ++rank) {
-      const Peer& peer = core.PeerOf(rank);
+      const Peer& peer = progress.PeerOf(rank);
       found.push_back({.rank = rank,
                        .process = peer.process,
                        .name = roster.RankAndProcess(rank),
                        .vendor = roster.Info(rank).vendor,
                        .same_process = peer.process == roster.process(),
                        .same_host = peer.same_host,
-                       .allowed = peer.ring_transports});
+                       .allowed = peer.device_transports});
     }
     return found;
   });
-  const RingMail mail{.send =
-                          [this](int process, std::span<const iovec> body) {
-                            std::string text;
-                            for (const iovec& piece : body) {
-                              text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
-                            }
-                            Complete(Submit([process, text = std::move(text)](Core& core) {
-                              const iovec whole = ToIovec(text.data(), text.size());
-                              core.SendRing(process, {&whole, 1});
-                            }));
-                          },
-                      .receive =
-                          [this] {
-                            const std::lock_guard lock(monitor_);
-                            if (!core_) ThrowClosed();
-                            return core_->TakeRingMessages();
-                          },
-                      .check =
-                          [this] {
-                            if (const auto cause = failure()) throw Error(*cause);
-                          }};
-  SetUpRings(peers, ranks, sockets, options, mail, deadline);
+  const ChannelMail mail{
+      .send =
+          [this](int process, std::span<const iovec> body) {
+            std::string text;
+            for (const iovec& piece : body) {
+              text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+            }
+            Complete(Submit([process, text = std::move(text)](ProgressEngine& progress) {
+              const iovec whole = ToIovec(text.data(), text.size());
+              progress.SendChannelMessage(process, {&whole, 1});
+            }));
+          },
+      .receive =
+          [this] {
+            const std::lock_guard lock(monitor_);
+            if (!progress_) ThrowClosed();
+            return progress_->TakeChannelMessages();
+          },
+      .check =
+          [this] {
+            if (const auto cause = failure()) throw Error(*cause);
+          }};
+  SetUpChannels(peers, ranks, sockets, options, mail, deadline);
 }
 
 void Engine::CloseDevices(milliseconds timeout) {
@@ -134,66 +136,70 @@ void Engine::CloseDevices(milliseconds timeout) {
 
 void Engine::Lose(int peer_rank, std::string_view why) {
   try {
-    Complete(
-        Submit([peer_rank, why = std::string(why)](Core& core) { core.Lose(peer_rank, why); }));
+    Complete(Submit([peer_rank, why = std::string(why)](ProgressEngine& progress) {
+      progress.Lose(peer_rank, why);
+    }));
   } catch (const Error&) {
     if (!closed_) throw;
   }
 }
 
 bool Engine::HasLeft(int rank) {
-  return Read([&](const Core& core) { return core.PeerOf(rank).left; });
+  return Read([&](const ProgressEngine& progress) { return progress.PeerOf(rank).left; });
 }
 
 std::string Engine::Describe(int64_t plan, int64_t index) {
-  return Read([&](const Core& core) { return core.plans().Describe(plan, index); });
+  return Read(
+      [&](const ProgressEngine& progress) { return progress.plans().Describe(plan, index); });
 }
 
 Error Engine::MismatchError(int rank, const DeviceRank::Mismatch& mismatch) {
   const Time limit = Clock::now() + kPlanTimeout;
   const auto& [peer_rank, own, theirs] = mismatch;
   while (Clock::now() < limit) {
-    const auto error = Read([&](const Core& core) -> std::optional<Error> {
-      const int process = core.roster().ProcessOf(peer_rank);
-      if (core.PlansOf(process).Find(theirs.plan) == nullptr) return std::nullopt;
-      if (own.plan != theirs.plan) return core.PlanMismatch(rank, own.plan, peer_rank, theirs.plan);
-      return Error(
-          ErrorCode::kPlanMismatch,
-          StrCat(core.Where(rank, own.plan, own.index), core.roster().RankAndProcess(peer_rank),
-                 " is at ", core.PlansOf(process).Describe(theirs.plan, theirs.index), " (",
-                 theirs.num_bytes, " bytes, here ", own.num_bytes,
-                 "). Make the program's branches depend on values that are equal on all "
-                 "ranks."),
-          process);
+    const auto error = Read([&](const ProgressEngine& progress) -> std::optional<Error> {
+      const int process = progress.roster().ProcessOf(peer_rank);
+      if (progress.PlansOf(process).Find(theirs.plan) == nullptr) return std::nullopt;
+      if (own.plan != theirs.plan)
+        return progress.PlanMismatch(rank, own.plan, peer_rank, theirs.plan);
+      return Error(ErrorCode::kPlanMismatch,
+                   StrCat(progress.Where(rank, own.plan, own.index),
+                          progress.roster().RankAndProcess(peer_rank), " is at ",
+                          progress.PlansOf(process).Describe(theirs.plan, theirs.index), " (",
+                          theirs.num_bytes, " bytes, here ", own.num_bytes,
+                          "). Make the program's branches depend on values that are equal on all "
+                          "ranks."),
+                   process);
     });
     if (error) return *error;
     std::this_thread::sleep_for(milliseconds(1));
   }
-  return Read([&](const Core& core) {
-    return Error(
-        ErrorCode::kPlanMismatch,
-        StrCat(core.Where(rank, own.plan, own.index), core.roster().RankAndProcess(peer_rank),
-               " runs another program, whose plan it has not sent. Run the same program "
-               "on all ranks in the same order."),
-        core.roster().ProcessOf(peer_rank));
+  return Read([&](const ProgressEngine& progress) {
+    return Error(ErrorCode::kPlanMismatch,
+                 StrCat(progress.Where(rank, own.plan, own.index),
+                        progress.roster().RankAndProcess(peer_rank),
+                        " runs another program, whose plan it has not sent. Run the same program "
+                        "on all ranks in the same order."),
+                 progress.roster().ProcessOf(peer_rank));
   });
 }
 
 Error Engine::LateError(int rank, const DeviceRank::Report::Late& late) {
-  return Read([&](const Core& core) {
-    const Roster& roster = core.roster();
+  return Read([&](const ProgressEngine& progress) {
+    const Roster& roster = progress.roster();
     const int process = roster.ProcessOf(late.peer_rank);
     std::string text =
-        StrCat(core.Where(rank, late.plan, late.index), roster.RankAndProcess(late.peer_rank));
+        StrCat(progress.Where(rank, late.plan, late.index), roster.RankAndProcess(late.peer_rank));
     if (late.has_launched) {
       text += StrCat(" is too slow: its device has not come to it within ", late.waited.count(),
                      " ms. ");
     } else {
       text += StrCat(" has not started it within ", late.waited.count(), " ms; ");
-      text += late.last
-                  ? StrCat("it last started ",
-                           core.PlansOf(process).Describe(late.last->plan, late.last->index), ". ")
-                  : "it has started none so far. ";
+      text +=
+          late.last
+              ? StrCat("it last started ",
+                       progress.PlansOf(process).Describe(late.last->plan, late.last->index), ". ")
+              : "it has started none so far. ";
     }
     text +=
         "The process answers, so its program went another way or is slower than the deadline; if "
@@ -203,9 +209,9 @@ Error Engine::LateError(int rank, const DeviceRank::Report::Late& late) {
 }
 
 Error Engine::StartError(int rank, int64_t plan, int64_t index, const Error& cause) {
-  return Read([&](const Core& core) {
-    return Error(cause.code(), StrCat(core.Where(rank, plan, index), cause.text()),
-                 core.roster().process());
+  return Read([&](const ProgressEngine& progress) {
+    return Error(cause.code(), StrCat(progress.Where(rank, plan, index), cause.text()),
+                 progress.roster().process());
   });
 }
 

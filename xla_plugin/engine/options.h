@@ -18,7 +18,7 @@ struct Options {
   int64_t first_deadline_ms;  // the same before the first such exchange: the peer may still compile
   int64_t chunk_bytes;
   int64_t eager_bytes;      // largest message that travels with its start
-  int64_t slot_bytes;       // largest slot of a ring between devices
+  int64_t slot_bytes;       // largest slot of a channel between devices
   std::string encryption;   // see Encryption
   int64_t profiler_ranges;  // 1: each exchange is a range in a profiler
   verbs::Options verbs;     // option names begin with "verbs_"

@@ -1,19 +1,19 @@
 #include "xla_plugin/engine/peer.h"
 
 #include "xla_plugin/base/checked.h"
-#include "xla_plugin/engine/core.h"
+#include "xla_plugin/engine/progress_engine.h"
 
 namespace jaxhet {
 
 void Peer::Log(std::string_view what) {
   ++path_failures;
-  LogLine(StrCat("jaxhet: [", core_.roster_.OwnName(), "] ", core_.roster_.ProcessName(process),
-                 ": ", what));
+  LogLine(StrCat("jaxhet: [", progress_.roster_.OwnName(), "] ",
+                 progress_.roster_.ProcessName(process), ": ", what));
 }
 
 Transfer& Peer::Find(uint64_t ticket) {
-  const auto found = core_.transfers_.find(ticket);
-  if (found == core_.transfers_.end() || &core_.PeerOf(found->second->peer_rank) != this) {
+  const auto found = progress_.transfers_.find(ticket);
+  if (found == progress_.transfers_.end() || &progress_.PeerOf(found->second->peer_rank) != this) {
     Throw(ErrorCode::kTransport, "it names the transfer ", ticket, ", which is not open");
   }
   return *found->second;
@@ -22,7 +22,7 @@ Transfer& Peer::Find(uint64_t ticket) {
 void Peer::Sent(Transfer& transfer, size_t num_bytes) {
   transfer.sent += num_bytes;
   bytes_sent += num_bytes;
-  core_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
+  progress_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
 }
 
 void Peer::Received(Transfer& transfer, size_t num_bytes) {
@@ -31,7 +31,7 @@ void Peer::Received(Transfer& transfer, size_t num_bytes) {
   }
   transfer.received += num_bytes;
   bytes_received += num_bytes;
-  core_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
+  progress_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
 }
 
 }  // namespace jaxhet

@@ -22,8 +22,8 @@ struct PeerSpec {
   Fd control;               // connected and authenticated, like the data sockets
   std::vector<Fd> data;
   bool same_host = false;
-  std::vector<std::string> transports;       // allowed between processes
-  std::vector<std::string> ring_transports;  // allowed between devices
+  std::vector<std::string> transports;         // allowed between processes
+  std::vector<std::string> device_transports;  // allowed between devices
   // Transports between processes that were refused, and why.
   std::map<std::string, std::string> refused;
   std::vector<SealKeys> keys;  // for `control` and each of `data`, if the job encrypts
@@ -44,13 +44,13 @@ struct PeerCounts {
   uint64_t path_failures = 0;
 };
 
-class Core;
+class ProgressEngine;
 
-// Another process of the job, or this one, as the core sees it.
+// Another process of the job, or this one, as the engine sees it.
 class Peer final : public ConnectionHost {
  public:
-  Peer(Core& core, int its_process, ControlChannel its_channel)
-      : process(its_process), channel(std::move(its_channel)), core_(core) {}
+  Peer(ProgressEngine& progress, int its_process, ControlChannel its_channel)
+      : process(its_process), channel(std::move(its_channel)), progress_(progress) {}
 
   void Send(std::span<const iovec> message) override {
     channel.Send(MessageType::kTransport, message);
@@ -65,7 +65,7 @@ class Peer final : public ConnectionHost {
 
   const int process;
   bool same_host = true;
-  std::vector<std::string> ring_transports;  // allowed ones
+  std::vector<std::string> device_transports;  // allowed ones
   ControlChannel channel;
   std::string transport;  // name of the connection's transport
   std::vector<Refusal> refusals;
@@ -87,7 +87,7 @@ class Peer final : public ConnectionHost {
   uint64_t path_failures = 0;  // after which the path to it works differently
 
  private:
-  Core& core_;
+  ProgressEngine& progress_;
 };
 
 }  // namespace jaxhet

@@ -18,7 +18,7 @@ namespace jaxhet {
 
 static_assert(std::endian::native == std::endian::little);
 
-inline constexpr uint32_t kMessageMagic = 0x3248'584a;  // "JXH2"
+inline constexpr uint32_t kMessageMagic = 0x3348'584a;  // "JXH3"
 inline constexpr uint64_t kMaxBodyBytes = uint64_t{64} << 20;
 // A longer listing of a program is not sent: it only makes errors clearer.
 inline constexpr uint64_t kMaxProgramBytes = uint64_t{8} << 20;
@@ -32,9 +32,9 @@ enum class MessageType : uint32_t {
   kHeartbeat,   // nothing
   kFail,        // FailInfo, then the text
   kGoodbye,     // nothing; no start follows
-  kRing,        // the structure and the table of strings of ring_setup.cc
+  kDeviceChannel,  // the structure and the table of strings of channel_setup.cc
 };
-inline constexpr MessageType kLastMessageType = MessageType::kRing;
+inline constexpr MessageType kLastMessageType = MessageType::kDeviceChannel;
 
 struct MessageInfo {
   uint32_t magic;

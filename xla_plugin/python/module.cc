@@ -64,7 +64,7 @@ std::vector<SealKeys> ParseKeys(const std::vector<HexKeys>& hex) {
 
 void AddPeer(Engine& engine, int process, std::string description, int control_fd,
              const std::vector<int>& data_fds, bool same_host, std::vector<std::string> transports,
-             std::vector<std::string> ring_transports, std::map<std::string, std::string> refused,
+             std::vector<std::string> device_transports, std::map<std::string, std::string> refused,
              const std::vector<HexKeys>& keys) {
   PeerSpec spec{.process = process,
                 .description = std::move(description),
@@ -72,7 +72,7 @@ void AddPeer(Engine& engine, int process, std::string description, int control_f
                 .data = {},
                 .same_host = same_host,
                 .transports = std::move(transports),
-                .ring_transports = std::move(ring_transports),
+                .device_transports = std::move(device_transports),
                 .refused = std::move(refused),
                 .keys = ParseKeys(keys)};
   for (const int fd : data_fds) spec.data.emplace_back(fd);
@@ -91,8 +91,8 @@ void SetRanks(Engine& engine,
 // Chosen transport; refused ones with the reasons.
 std::pair<std::string, std::vector<std::pair<std::string, std::string>>> TransportOf(
     const Engine& engine, int process) {
-  return engine.Read([&](const Core& core) {
-    const Peer& peer = core.peer(process);
+  return engine.Read([&](const ProgressEngine& progress) {
+    const Peer& peer = progress.peer(process);
     std::vector<std::pair<std::string, std::string>> refused;
     for (const auto& [transport, reason] : peer.refusals) refused.emplace_back(transport, reason);
     return std::pair{peer.transport, refused};
@@ -124,10 +124,10 @@ nb::dict ToDict(const FlightRecord& record, const Plans& plans) {
 nb::list FlightRecords(const Engine& engine) {
   const auto [records, plans] = [&] {
     const nb::gil_scoped_release released;
-    return engine.Read([&](const Core& core) {
+    return engine.Read([&](const ProgressEngine& progress) {
       std::vector<FlightRecord> all = engine.DeviceFlightRecords();
-      std::ranges::copy(core.flight_recorder().records(), std::back_inserter(all));
-      return std::pair{std::move(all), core.plans()};
+      std::ranges::copy(progress.flight_recorder().records(), std::back_inserter(all));
+      return std::pair{std::move(all), progress.plans()};
     });
   }();
   nb::list list;
@@ -210,7 +210,7 @@ nb::dict Handlers() {
 }
 
 std::map<std::string, uint64_t> Stats(const Engine& engine) {
-  auto stats = engine.Read([](const Core& core) { return core.Stats(); });
+  auto stats = engine.Read([](const ProgressEngine& progress) { return progress.Stats(); });
   for (const auto& [name, value] : engine.DeviceStats()) stats[name] += value;
   return stats;
 }
@@ -219,10 +219,10 @@ std::map<std::string, uint64_t> Stats(const Engine& engine) {
 nb::list PeerStats(const Engine& engine) {
   const std::vector<PeerCounts> counts = [&] {
     const nb::gil_scoped_release released;
-    return engine.Read([&](const Core& core) {
-      auto all = core.CountsOfPeers();
+    return engine.Read([&](const ProgressEngine& progress) {
+      auto all = progress.CountsOfPeers();
       for (const auto& [peer_rank, transport, sent, received] : engine.DeviceBytes()) {
-        all.push_back({.process = core.roster().ProcessOf(peer_rank),
+        all.push_back({.process = progress.roster().ProcessOf(peer_rank),
                        .transport = std::string(transport),
                        .bytes_sent = sent,
                        .bytes_received = received});
@@ -257,7 +257,7 @@ NB_MODULE(_engine, m) {
            nb::arg("num_processes"), nb::arg("options"))
       .def("add_peer", &jaxhet::AddPeer, nb::arg("process"), nb::arg("description"),
            nb::arg("control_fd"), nb::arg("data_fds"), nb::arg("same_host"), nb::arg("transports"),
-           nb::arg("ring_transports"), nb::arg("refused"), nb::arg("keys"),
+           nb::arg("device_transports"), nb::arg("refused"), nb::arg("keys"),
            "Owns the sockets from now on, also when it raises. Keys (to send, to receive), 64 "
            "hexadecimal digits each: of the control connection, and of each for data.")
       .def(
@@ -296,10 +296,10 @@ NB_MODULE(_engine, m) {
             for (const auto& [rank, ordinal, address, num_bytes] : devices) {
               own.push_back({rank, ordinal, {reinterpret_cast<std::byte*>(address), num_bytes}});
             }
-            std::vector<jaxhet::RingSockets> owned;
+            std::vector<jaxhet::ChannelSockets> owned;
             for (const auto& [rank, peer_rank, fds, keys] : sockets) {
               auto& entry = owned.emplace_back(
-                  jaxhet::RingSockets{rank, peer_rank, {}, jaxhet::ParseKeys(keys)});
+                  jaxhet::ChannelSockets{rank, peer_rank, {}, jaxhet::ParseKeys(keys)});
               for (const int fd : fds) entry.sockets.emplace_back(fd);
             }
             engine.OpenDevices(vendor, own, std::move(owned), milliseconds(timeout_ms));
@@ -309,7 +309,7 @@ NB_MODULE(_engine, m) {
           "After set_ranks, where ranks are GPUs: (rank, ordinal, address, bytes) of each of this "
           "process. At the address are PROOF_BYTES for each rank of the job, in the allocation "
           "that operands will be in: peers' devices may read it in place. 0 bytes: they may not. "
-          "Agrees with all processes on the rings between them.")
+          "Agrees with all processes on the channels between them.")
       .def("stats", &jaxhet::Stats, Released())
       .def("peer_stats", &jaxhet::PeerStats, "Counters of each process and transport.")
       .def("flight_record", &jaxhet::FlightRecords, "The last exchanges, oldest first.")
@@ -361,11 +361,11 @@ NB_MODULE(_engine, m) {
     transports.append(transport.name.data());
   }
   m.attr("TRANSPORTS") = transports;
-  nb::list ring_transports;
-  for (const jaxhet::RingTransport& transport : jaxhet::RingTransports()) {
-    ring_transports.append(transport.name.data());
+  nb::list device_transports;
+  for (const jaxhet::DeviceTransport& transport : jaxhet::DeviceTransports()) {
+    device_transports.append(transport.name.data());
   }
-  m.attr("RING_TRANSPORTS") = ring_transports;
+  m.attr("DEVICE_TRANSPORTS") = device_transports;
   m.attr("PROOF_BYTES") = jaxhet::kProofBytes;
-  m.attr("RING_MESSAGE_SOCKETS") = jaxhet::RingSockets::kNumMessageSockets;
+  m.attr("CHANNEL_MESSAGE_SOCKETS") = jaxhet::ChannelSockets::kNumMessageSockets;
 }

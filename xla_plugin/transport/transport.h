@@ -30,7 +30,7 @@ struct Transfer {
   IoList receive;
   size_t sent = 0;           // bytes of `send` that we need not keep any more
   size_t received = 0;       // bytes of `receive` that are in place
-  RangeSet claimed;          // chunks of `receive` that have begun to arrive, where any order is
+  RangeSet reserved;         // chunks of `receive` that have begun to arrive, where any order is
                              // possible: none overlap, so that `received` counts no byte twice
   uint64_t ticket = 0;       // names this transfer in the peer's messages to us
   uint64_t peer_ticket = 0;  // names the peer's transfer in ours

@@ -32,9 +32,9 @@ from tests.python.compiler import gpu_on_cpu
 NUM_RANKS = 4
 ALGORITHMS = {
     "flat": Options(),
-    "two_phase": Options(two_phase_bytes=0),
+    "two_shot": Options(two_shot_bytes=0),
     "hierarchical": Options(algorithm="hierarchical"),
-    "hierarchical_two_phase": Options(algorithm="hierarchical", two_phase_bytes=0),
+    "hierarchical_two_shot": Options(algorithm="hierarchical", two_shot_bytes=0),
     "gpu": Options(part_bytes=256),
     "gpu_flat": Options(algorithm="flat"),
 }
@@ -461,20 +461,20 @@ def variants(name: str, is_thorough: bool) -> list[tuple[str, str]]:
         as_gpu = name.endswith(("bool", "int4", "_bfloat16", "complex64", "e5m2"))
         return [
             ("2+2", "flat"),
-            *([("2+2", "hierarchical_two_phase")] if as_gpu or is_thorough else []),
+            *([("2+2", "hierarchical_two_shot")] if as_gpu or is_thorough else []),
             *([("mixed", "gpu")] if as_gpu else []),
         ]
     if name == "broadcasts":  # none is inside an island
         return [("each", "flat"), ("each", "gpu")]
     if name == "unequal_groups":
-        return [("1+3", "gpu"), *([("2+2", "hierarchical_two_phase")] if is_thorough else [])]
+        return [("1+3", "gpu"), *([("2+2", "hierarchical_two_shot")] if is_thorough else [])]
     if name == "rematerialized":  # over one axis only
         return [("2+2", algorithm) for algorithm in ALGORITHMS]
     if name == "sums_of_everything":
         shapes = ISLANDS.keys() - {"each"} if is_thorough else ("mixed",)
         return [(shape, algorithm) for shape in sorted(shapes) for algorithm in ALGORITHMS]
     few = [("2+2", "hierarchical"), ("1+1+2", "flat"), ("mixed", "gpu")]
-    more = [("2+2", "two_phase"), ("2+2", "gpu"), ("1+1+2", "gpu"), ("mixed", "gpu_flat")]
+    more = [("2+2", "two_shot"), ("2+2", "gpu"), ("1+1+2", "gpu"), ("mixed", "gpu_flat")]
     return [*few, *more] if is_thorough else few
 
 

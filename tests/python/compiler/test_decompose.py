@@ -23,7 +23,7 @@ def test_small_all_reduce_on_cpu_is_one_exchange_and_one_loop():
 
 
 def test_large_all_reduce_of_two_on_cpu_is_one_permute_and_a_sum_in_group_order():
-    text = decomposed(_ONE, options=Options(two_phase_bytes=0))
+    text = decomposed(_ONE, options=Options(two_shot_bytes=0))
     assert [o for o in opcodes(text) if o in ("custom-call", "fusion")] == [
         "custom-call",
         "fusion",
@@ -35,7 +35,7 @@ def test_large_all_reduce_of_two_on_cpu_is_one_permute_and_a_sum_in_group_order(
 
 def test_large_all_reduce_on_cpu_exchanges_shares_and_sums():
     body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2,3}}")
-    text = decomposed(body, _FOUR, Options(two_phase_bytes=0))
+    text = decomposed(body, _FOUR, Options(two_shot_bytes=0))
     assert [o for o in opcodes(text) if o in ("custom-call", "fusion")] == [
         "custom-call",
         "fusion",
@@ -110,7 +110,7 @@ _UNEQUAL = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2},{3}
 
 @pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
 def test_groups_of_unequal_size_are_one_exchange(algorithm: Literal["flat", "hierarchical"]):
-    text = decomposed(_UNEQUAL, _FOUR, Options(algorithm=algorithm, two_phase_bytes=0))
+    text = decomposed(_UNEQUAL, _FOUR, Options(algorithm=algorithm, two_shot_bytes=0))
     assert "all_gather all-reduce sum flat f32[4] {{0,1,2},{3}}" in text
     assert "ranks = array<i64: 0, 1, 2, 3, -1, -1>, group_size = 3 : i64" in text
     assert re.search(r"f32\[12\]\{0\} custom-call", text)
@@ -311,6 +311,20 @@ def _refused(body: str, job=_TWO_ISLANDS, before: str = SUM, ranks=None) -> str:
     with pytest.raises(UsageError) as caught:
         decompose(data, job, Options())
     return str(caught.value)
+
+
+def test_collective_in_a_declared_piece_is_refused():
+    message = _refused(
+        """
+      p = f32[4] parameter(0)
+      ROOT r = f32[4] all-reduce(p), channel_id=1, replica_groups={{0,2},{1,3}},
+        use_global_device_ids=true, to_apply=sum,
+        metadata={op_name="jit(f)/jaxhet_per_platform/psum"}
+    """,
+        _FOUR,
+    )
+    assert "it is inside of a piece that jaxhet.per_platform declares" in message
+    assert "Put it outside of the piece" in message
 
 
 def test_what_cannot_cross_is_refused_with_op_groups_source_and_advice():

@@ -141,7 +141,7 @@ def test_sums_over_groups_of_unequal_size_are_exchanges_of_those_groups(vendor: 
     ]
 
 
-def test_local_legs_stay_collectives_of_xla(vendor: Results):
+def test_local_phases_stay_collectives_of_xla(vendor: Results):
     result = vendor["train_two_devices"]
     assert _count(result, "reduce-scatter") >= len(result["lines"])
     assert _count(result, "all-gather") >= len(result["lines"])

@@ -17,7 +17,7 @@ def events(folder: Path) -> Iterator[Any]:
 
     A record is its length (8 bytes), a checksum (4), the message and a checksum (4): TFRecord.
     """
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("events.out.tfevents.*")):
         data = path.read_bytes()
         while data:
             (size,) = struct.unpack_from("<Q", data)

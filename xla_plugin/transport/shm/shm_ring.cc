@@ -54,7 +54,7 @@ class ShmRingConnection final : public Connection {
     } else if (info.state == SlotState::kFilled && std::ranges::none_of(filled_, is_slot)) {
       filled_.push_back(info);
     } else {
-      Throw(ErrorCode::kTransport, "slot ", info.slot, " was filled or freed out of turn");
+      Throw(ErrorCode::kTransport, "slot ", info.slot, " was filled or freed out of order");
     }
   }
 

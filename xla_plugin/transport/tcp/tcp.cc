@@ -187,7 +187,7 @@ class TcpConnection final : public Connection {
     if (!in.HasHeader()) {
       const iovec rest = in.HeaderRest();
       in.header_bytes += data.socket.Read({&rest, 1});
-      if (in.HasHeader()) Claim(in.header);
+      if (in.HasHeader()) Reserve(in.header);
     }
     if (!in.HasHeader()) return;
     Transfer& transfer = Target(in.header);
@@ -212,14 +212,14 @@ class TcpConnection final : public Connection {
   }
 
   // Ranges are counted, not bytes: a chunk that is sent twice must not fill the place of another.
-  void Claim(const ChunkInfo& header) {
+  void Reserve(const ChunkInfo& header) {
     Transfer& transfer = Target(header);
     const size_t total = transfer.receive.num_bytes();
     if (header.num_bytes == 0 || !InBounds(header.offset, header.num_bytes, total)) {
       Throw(ErrorCode::kTransport, "a chunk of ", header.num_bytes, " bytes at ", header.offset,
             " lies outside of the transfer");
     }
-    if (!transfer.claimed.Add(header.offset, header.num_bytes, total)) {
+    if (!transfer.reserved.Add(header.offset, header.num_bytes, total)) {
       Throw(ErrorCode::kTransport, kBytesTwice);
     }
   }
@@ -273,7 +273,7 @@ class TcpConnection final : public Connection {
   void Leave(DataSocket& data, std::string_view reason) {
     if (data.in.HasHeader()) {
       const ChunkInfo& header = data.in.header;
-      Target(header).claimed.Remove(header.offset, header.num_bytes);
+      Target(header).reserved.Remove(header.offset, header.num_bytes);
     }
     data.in = {};
     data.sending = nullptr;

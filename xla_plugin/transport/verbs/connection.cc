@@ -11,7 +11,7 @@
 namespace jaxhet::verbs {
 namespace {
 
-// A message is divided among paths into pieces that are not shorter.
+// A message is divided among queue pairs into pieces that are not shorter.
 constexpr size_t kLeastPieceBytes = size_t{64} << 10;
 constexpr size_t kAlignment = 128;
 constexpr size_t kPageBytes = 4096;
@@ -82,7 +82,7 @@ size_t VerbsConnection::Drain() {
       !InBounds(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
     Throw(ErrorCode::kTransport, "a chunk's bytes lie outside of the transfer");
   }
-  if (!transfer.claimed.Add(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
+  if (!transfer.reserved.Add(info.offset, info.num_bytes, transfer.receive.num_bytes())) {
     Throw(ErrorCode::kTransport, kBytesTwice);
   }
   link_.OnCredits(info.credits);
@@ -128,9 +128,9 @@ size_t VerbsConnection::Fill(size_t slot) {
   return num_bytes;
 }
 
-// Size of the pieces of a message of `num_bytes`, so that every path has some.
+// Size of the pieces of a message of `num_bytes`, so that every queue pair has some.
 size_t VerbsConnection::PieceBytes(size_t num_bytes) const {
-  const size_t share = RoundUp(num_bytes / link_.num_data_paths(), kAlignment);
+  const size_t share = RoundUp(num_bytes / link_.num_data_qps(), kAlignment);
   return std::clamp(share, std::min(kLeastPieceBytes, link_.chunk_bytes()), link_.chunk_bytes());
 }
 

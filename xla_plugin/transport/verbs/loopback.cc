@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "xla_plugin/transport/verbs/path.h"
+#include "xla_plugin/transport/verbs/qp_pair.h"
 #include "xla_plugin/transport/verbs/wc_status.h"
 
 namespace jaxhet::verbs {

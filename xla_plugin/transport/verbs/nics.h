@@ -69,7 +69,7 @@ class Nics {
   std::span<const std::shared_ptr<Nic>> Usable();
   // Usable NICs that are nearest to a device on PCI; all of them for a device of unknown place.
   std::vector<std::shared_ptr<Nic>> Near(std::string_view pci, std::string_view sysfs = kSysfs);
-  // Memory region that the rings of a device share; null at first.
+  // Memory region that the channels of a device share; null at first.
   std::shared_ptr<OperandRegion>& OperandsOf(const Device& device) { return operands_[&device]; }
   // All connections have been made: closes unused NICs.
   void Release() { usable_.clear(); }

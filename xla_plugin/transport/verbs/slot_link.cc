@@ -20,9 +20,9 @@ constexpr size_t kPacketBytes = 4096;  // the largest MTU
 
 std::vector<Pollable*> SlotLink::Pollables() {
   std::vector<Pollable*> pollables;
-  for (Rail& rail : rails_) {
-    pollables.push_back(&rail.cq);
-    pollables.push_back(rail.nic->context.get());
+  for (NicPair& pair : nic_pairs_) {
+    pollables.push_back(&pair.cq);
+    pollables.push_back(pair.nic->context.get());
   }
   return pollables;
 }
@@ -33,7 +33,7 @@ size_t SlotLink::PartBytes(size_t num_bytes) {
 
 bool SlotLink::Arm() {
   bool armed = false;
-  for (Rail& rail : rails_) armed |= rail.cq.Arm();
+  for (NicPair& pair : nic_pairs_) armed |= pair.cq.Arm();
   return armed;
 }
 
@@ -41,11 +41,11 @@ void SlotLink::Poll() {
   LookAtNics();
   if (receives_due_.size() >= kReceiveBatch) Restock();
   bool is_idle = true;
-  for (Rail& rail : rails_) {
+  for (NicPair& pair : nic_pairs_) {
     std::span<const ibv::Wc> completions;
     do {
-      completions = rail.cq.Poll(completions_);
-      for (const ibv::Wc& wc : completions) OnCompletion(rail, wc);
+      completions = pair.cq.Poll(completions_);
+      for (const ibv::Wc& wc : completions) OnCompletion(pair, wc);
       is_idle &= completions.empty();
     } while (completions.size() == completions_.size());
   }
@@ -63,46 +63,46 @@ void SlotLink::OnIdlePoll() {
 
 void SlotLink::Restock() {
   while (!receives_due_.empty()) {
-    const auto [rail, path] = receives_due_.back();
+    const auto [pair, qp] = receives_due_.back();
     receives_due_.pop_back();
-    if (const int error = path->Restock()) {
-      ClosePath(*rail, *path, ErrnoText("ibv_post_recv", error));
+    if (const int error = qp->Restock()) {
+      CloseQp(*pair, *qp, ErrnoText("ibv_post_recv", error));
     }
   }
 }
 
-void SlotLink::OnCompletion(Rail& rail, const ibv::Wc& wc) {
+void SlotLink::OnCompletion(NicPair& pair, const ibv::Wc& wc) {
   const WorkId id = UnpackWorkId(wc.wr_id);
-  Path& path = *PathOf(id.path).path;
+  QpPair& qp = *QpOf(id.qp).qp;
   // Completion of a closed queue pair: the peer has been told which chunks arrived.
-  if (id.epoch != path.epoch() || path.is_closed()) return;
+  if (id.epoch != qp.epoch() || qp.is_closed()) return;
   if (wc.status != ibv::kWcSuccess) {
     if (IsFatal(wc.status)) {
-      Throw(ErrorCode::kTransport, rail.name, ": ", Describe(wc),
+      Throw(ErrorCode::kTransport, pair.name, ": ", Describe(wc),
             ": this is an error in jaxhet or its peer; please report it");
     }
-    return ClosePath(rail, path, Describe(wc));
+    return CloseQp(pair, qp, Describe(wc));
   }
   if (id.is_receive) {
-    receives_due_.push_back({&rail, &path});
-    return OnImmediate(path, UnpackImmediate(wc.imm_data));
+    receives_due_.push_back({&pair, &qp});
+    return OnImmediate(qp, UnpackImmediate(wc.imm_data));
   }
-  const int slot = path.OnSent();
+  const int slot = qp.OnSent();
   if (slot == kNoSlot) return;
   slots_[static_cast<size_t>(slot)].is_posted = false;
   FreeIfDone(static_cast<size_t>(slot));
 }
 
-void SlotLink::OnImmediate(const Path& path, Immediate immediate) {
+void SlotLink::OnImmediate(const QpPair& qp, Immediate immediate) {
   if (immediate.kind == ImmediateKind::kCredit) return OnCredit(immediate);
   CheckSlot(immediate);
   SlotSequences& slot = peer_slots_[immediate.slot];
-  const auto next = static_cast<uint16_t>(slot.filled + 1);
-  if (immediate.sequence != next || slot.filled != slot.emptied) {
-    Throw(ErrorCode::kTransport, "slot ", int{immediate.slot}, " was filled out of turn");
+  const auto next = static_cast<uint16_t>(slot.tail + 1);
+  if (immediate.sequence != next || slot.tail != slot.head) {
+    Throw(ErrorCode::kTransport, "slot ", int{immediate.slot}, " was filled out of order");
   }
-  slot.filled = immediate.sequence;
-  arrivals_.push_back({immediate.slot, path.index()});
+  slot.tail = immediate.sequence;
+  arrivals_.push_back({immediate.slot, qp.index()});
 }
 
 void SlotLink::OnCredits(std::span<const uint32_t> packed) {
@@ -142,9 +142,9 @@ std::optional<size_t> SlotLink::AnyFree() const {
 }
 
 bool SlotLink::HasRoom() const {
-  return std::ranges::any_of(rails_, [&](const Rail& rail) {
-    return std::ranges::any_of(rail.paths,
-                               [&](const Path& path) { return path.HasRoom(sends_per_slot_); });
+  return std::ranges::any_of(nic_pairs_, [&](const NicPair& pair) {
+    return std::ranges::any_of(pair.qps,
+                               [&](const QpPair& qp) { return qp.HasRoom(sends_per_slot_); });
   });
 }
 
@@ -162,7 +162,7 @@ uint16_t SlotLink::StartFrom(size_t index, const NicMemory& memory, uint64_t add
   slot.num_bytes = static_cast<uint32_t>(num_bytes);
   slot.num_sent = 0;
   slot.is_emptied = slot.has_arrived = false;
-  slot.via = ChoosePath(/*for_credits=*/false, sends_per_slot_);
+  slot.via = ChooseQp(/*for_credits=*/false, sends_per_slot_);
   return slot.sequence;
 }
 
@@ -172,8 +172,8 @@ void SlotLink::SendTo(size_t index, size_t end) {
 }
 
 size_t SlotLink::Resend() {
-  const Choice choice = ChoosePath(/*for_credits=*/false, sends_per_slot_);
-  if (choice.path == nullptr || resends_.empty()) return 0;
+  const Choice choice = ChooseQp(/*for_credits=*/false, sends_per_slot_);
+  if (choice.qp == nullptr || resends_.empty()) return 0;
   const size_t index = resends_.front();
   resends_.pop_front();
   Slot& slot = slots_[index];
@@ -182,43 +182,43 @@ size_t SlotLink::Resend() {
   return slot.num_bytes;
 }
 
-// Sends [begin, end) of a slot. Where that fails, closing the path will send all of it again.
+// Sends [begin, end) of a slot. Where that fails, closing the queue pair will send all of it again.
 void SlotLink::Post(size_t index, size_t begin, size_t end) {
   Slot& slot = slots_[index];
-  const auto [rail, path] = slot.via;
-  if (path == nullptr || !path->is_live()) return;
+  const auto [pair, qp] = slot.via;
+  if (qp == nullptr || !qp->is_live()) return;
   slot.is_posted = true;
-  int error = begin == 0 && notes_ ? PostNote(*rail, *path, index) : 0;
+  int error = begin == 0 && headers_ ? PostHeader(*pair, *qp, index) : 0;
   const Write write{.from = slot.address + begin,
-                    .lkey = slot.memory->region(rail->index).lkey(),
+                    .lkey = slot.memory->region(pair->index).lkey(),
                     .num_bytes = static_cast<uint32_t>(end - begin),
                     .to = peer_slots_address_ + index * peer_slot_bytes_ + begin,
-                    .rkey = rail->peer_rkey};
+                    .rkey = pair->peer_rkey};
   const Immediate immediate{ImmediateKind::kChunk, static_cast<uint8_t>(index), slot.sequence};
   if (error == 0) {
-    error = end == slot.num_bytes ? path->PostLast(write, immediate, static_cast<int>(index))
-                                  : path->PostFragment(write);
+    error = end == slot.num_bytes ? qp->PostLast(write, immediate, static_cast<int>(index))
+                                  : qp->PostFragment(write);
   }
-  if (error != 0) ClosePath(*rail, *path, ErrnoText("ibv_post_send", error));
+  if (error != 0) CloseQp(*pair, *qp, ErrnoText("ibv_post_send", error));
 }
 
-int SlotLink::PostNote(Rail& rail, Path& path, size_t index) {
-  return path.PostFragment({.from = notes_->slots().address(index),
-                            .lkey = notes_->slots().region(rail.index).lkey(),
-                            .num_bytes = kNoteBytes,
-                            .to = peer_notes_address_ + index * kNoteBytes,
-                            .rkey = rail.peer_notes_rkey});
+int SlotLink::PostHeader(NicPair& pair, QpPair& qp, size_t index) {
+  return qp.PostFragment({.from = headers_->slots().address(index),
+                          .lkey = headers_->slots().region(pair.index).lkey(),
+                          .num_bytes = kHeaderBytes,
+                          .to = peer_headers_address_ + index * kHeaderBytes,
+                          .rkey = pair.peer_headers_rkey});
 }
 
 void SlotLink::Empty(size_t slot) {
-  peer_slots_[slot].emptied = peer_slots_[slot].filled;
+  peer_slots_[slot].head = peer_slots_[slot].tail;
   credits_due_.push_back(slot);
 }
 
 Immediate SlotLink::NextCredit() {
   const size_t slot = credits_due_.front();
   credits_due_.pop_front();
-  return {ImmediateKind::kCredit, static_cast<uint8_t>(slot), peer_slots_[slot].emptied};
+  return {ImmediateKind::kCredit, static_cast<uint8_t>(slot), peer_slots_[slot].head};
 }
 
 void SlotLink::TakeCredits(std::span<uint32_t> packed) {
@@ -227,27 +227,27 @@ void SlotLink::TakeCredits(std::span<uint32_t> packed) {
 
 void SlotLink::SendCredits() {
   while (!credits_due_.empty()) {
-    const auto [rail, path] = ChoosePath(/*for_credits=*/true, 1);
-    if (path == nullptr) return;
-    const Write nothing{.to = peer_slots_address_, .rkey = rail->peer_rkey};
-    const int error = path->PostLast(nothing, NextCredit(), kNoSlot);
-    // Closing the path repeats the credit.
-    if (error != 0) ClosePath(*rail, *path, ErrnoText("ibv_post_send", error));
+    const auto [pair, qp] = ChooseQp(/*for_credits=*/true, 1);
+    if (qp == nullptr) return;
+    const Write nothing{.to = peer_slots_address_, .rkey = pair->peer_rkey};
+    const int error = qp->PostLast(nothing, NextCredit(), kNoSlot);
+    // Closing the queue pair repeats the credit.
+    if (error != 0) CloseQp(*pair, *qp, ErrnoText("ibv_post_send", error));
   }
 }
 
-// The live path with room for `num_sends` that has the least to do; one that was not made for the
-// purpose if there is no other.
-SlotLink::Choice SlotLink::ChoosePath(bool for_credits, uint32_t num_sends) {
+// The live queue pair with room for `num_sends` that has the least to do; one that was not made for
+// the purpose if there is no other.
+SlotLink::Choice SlotLink::ChooseQp(bool for_credits, uint32_t num_sends) {
   Choice best;
   std::pair<bool, size_t> least;
-  for (Rail& rail : rails_) {
-    for (Path& path : rail.paths) {
-      if (!path.HasRoom(num_sends)) continue;
-      const bool is_for_credits = &path == &rail.paths.front();
-      const std::pair cost{is_for_credits != for_credits, path.bytes_in_flight()};
-      if (best.path != nullptr && least <= cost) continue;
-      best = {&rail, &path};
+  for (NicPair& pair : nic_pairs_) {
+    for (QpPair& qp : pair.qps) {
+      if (!qp.HasRoom(num_sends)) continue;
+      const bool is_for_credits = &qp == &pair.qps.front();
+      const std::pair cost{is_for_credits != for_credits, qp.bytes_in_flight()};
+      if (best.qp != nullptr && least <= cost) continue;
+      best = {&pair, &qp};
       least = cost;
     }
   }

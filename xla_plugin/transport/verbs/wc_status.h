@@ -7,7 +7,7 @@
 
 namespace jaxhet::verbs {
 
-// The fault is in what was posted: it would fail on any other path as well.
+// The fault is in what was posted: it would fail on any other queue pair as well.
 bool IsFatal(int status);
 
 // "IBV_WC_RETRY_EXC_ERR (12, vendor error 129)".

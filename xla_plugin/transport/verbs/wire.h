@@ -8,25 +8,25 @@
 #include <cstdint>
 
 // Messages between two verbs connections: offers when they are set up, immediate data with every
-// chunk and credit, and messages when a path fails. Little-endian; kOfferMagic names the
+// chunk and credit, and messages when a queue pair fails. Little-endian; kOfferMagic names the
 // version.
 namespace jaxhet::verbs {
 
 inline constexpr uint32_t kOfferMagic = 0x3256'584a;  // "JXV2"
 
-// An offer is an OfferInfo, then a RailInfo and its paths' PathInfos for each rail.
+// An offer is an OfferInfo, then a NicPairInfo and its QpInfos for each NIC pair.
 struct OfferInfo {
   uint32_t magic;
-  uint32_t num_rails;
-  uint32_t num_paths;    // paths of each rail
+  uint32_t num_nic_pairs;
+  uint32_t num_qps;      // queue pairs of each NIC pair
   uint32_t num_slots;    // slots that the peer may fill, one for each of its own
   uint64_t slot_bytes;   // their distance
   uint64_t chunk_bytes;  // most bytes of a chunk in a slot
   uint64_t slots;        // address of the first
 };
 
-// Our NIC of a rail: rail i joins our NIC i with the peer's.
-struct RailInfo {
+// Our NIC of a NIC pair: NIC pair i joins our NIC i with the peer's.
+struct NicPairInfo {
   std::array<char, 64> nic;
   std::array<uint8_t, 16> gid;
   uint32_t rkey;  // key of the slots' memory
@@ -35,7 +35,7 @@ struct RailInfo {
   uint16_t is_infiniband;
 };
 
-struct PathInfo {
+struct QpInfo {
   uint32_t qp_num;
   uint32_t psn;
 };
@@ -77,24 +77,25 @@ static_assert(sizeof(ChunkInfo) <= kChunkHeaderBytes);
 
 // Which uses of a slot its owner knows.
 struct SlotSequences {
-  uint16_t filled = 0;   // the sequence that it was last filled with
-  uint16_t emptied = 0;  // the one that was last emptied
+  uint16_t tail = 0;  // sequence of the last chunk written
+  uint16_t head = 0;  // sequence of the last chunk read
 };
 
 // Over the control connection.
-enum class PathEvent : uint32_t {
-  // The sender's queue pair of the path and epoch lets nothing in or out any more. SlotSequences of
+enum class QpEvent : uint32_t {
+  // The sender's queue pair of the index and epoch lets nothing in or out any more. SlotSequences
+  // of
   // all slots that the receiver fills follow, then the reason in words.
   kClosed,
   kOpened,  // the sender's queue pair of this new epoch can receive
 };
 
-// `epoch` counts the queue pairs that the path has had.
-struct PathEventInfo {
-  PathEvent event;
-  uint32_t path;
+// `epoch` counts the replacements of queue pair `qp`.
+struct QpEventInfo {
+  QpEvent event;
+  uint32_t qp;
   uint32_t epoch;
-  PathInfo replacement;  // kClosed: the queue pair of the next epoch; qp_num 0: none
+  QpInfo replacement;  // kClosed: the queue pair of the next epoch; qp_num 0: none
 };
 
 }  // namespace jaxhet::verbs

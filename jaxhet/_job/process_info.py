@@ -1,0 +1,163 @@
+"""How the processes of a job describe themselves, and whether two of them agree."""
+
+import dataclasses
+import types
+from collections.abc import Sequence
+from typing import Any, get_args, get_origin, get_type_hints
+
+from jaxhet._errors import TransportError
+from jaxhet._jax import compiler_settings
+from jaxhet._net.interfaces import Interface
+
+JOB_BYTES = 8  # length of a job's id
+_EFFECT_OF_FLAGS = "results of equal computations may differ in their last bits"
+_EFFECT_OF_JAX_CONFIG = (
+    "equal functions may become different programs, with different results or a PlanMismatchError"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessInfo:
+    """First message of a process: its place in the job."""
+
+    process: int  # UNASSIGNED: the coordinator gives it out
+    num_processes: int  # UNASSIGNED: the coordinator knows it
+    island: str
+    is_declared: bool  # the island, rather than taken from the platform
+    islands: tuple[str, ...]
+    platform: str
+    topology: tuple[str, str]  # the plugin's names in keys, as `_jax_compat.local_topology_key` has
+    has_cpu: bool  # JAX creates a CPU backend, be it beside that of the platform
+    host: str
+    host_id: str
+    pid: int
+    address: str  # host:port that peers connect to
+    versions: dict[str, str]
+    options: dict[str, Any]  # options that must be equal in the whole job
+    settings: dict[str, str]  # `compiler_settings.settings()`: they must be equal in an island
+    island_process: int | None = None  # index in the island, of a process without an id
+    interfaces: tuple[str, ...] = ()  # for data connections; see `Interface.announced`
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "ProcessInfo":
+        """The description in a message; lists become tuples again.
+
+        Raises:
+          TransportError: A field is missing, unknown or of another type.
+        """
+        hints = get_type_hints(cls)
+        if not isinstance(fields, dict) or fields.keys() != hints.keys():
+            raise TransportError(
+                f"the fields of a process's description are not {', '.join(hints)}"
+            )
+        for name, hint in hints.items():
+            if not _is_of(fields[name], hint):
+                raise TransportError(
+                    f"{name} of a process's description is {fields[name]!r}, which is no {hint}"
+                )
+        tuples = {name: tuple(fields[name]) for name in ("islands", "topology", "interfaces")}
+        for text in tuples["interfaces"]:
+            Interface.parse(text)
+        return cls(**{**fields, **tuples})
+
+    def __str__(self) -> str:
+        number = f"{self.island_process} of its island" if self.process < 0 else self.process
+        return f"process {number} ({self.island}, pid {self.pid} on {self.host})"
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value out of JSON has the type of a field of `ProcessInfo`. Pure."""
+    parts = get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if get_origin(hint) is tuple:
+        is_long = len(parts) == 2 and parts[1] is not Ellipsis
+        return (
+            isinstance(value, list | tuple)
+            and all(isinstance(part, str) for part in value)
+            and (not is_long or len(value) == len(parts))
+        )
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(
+            parts[1] is Any or isinstance(part, parts[1]) for part in value.values()
+        )
+    return type(value) is hint
+
+
+def disagreement(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:
+    """Says why two processes can't be in one job, or None. Pure."""
+    pairs = [
+        ("num_processes", ours.num_processes, theirs.num_processes),
+        ("the set of islands", sorted(ours.islands), sorted(theirs.islands)),
+        *((f"the version of {k}", v, theirs.versions.get(k)) for k, v in ours.versions.items()),
+        *((f"option {k}", v, theirs.options.get(k)) for k, v in ours.options.items()),
+    ]
+    for what, mine, other in pairs:
+        if mine != other:
+            return (
+                f"{what} differs: {ours} has {mine!r}, {theirs} has {other!r}; start every process"
+                " of the job with the same value"
+            )
+    if ours.is_declared != theirs.is_declared:
+        declared, other = (ours, theirs) if ours.is_declared else (theirs, ours)
+        return (
+            f"{declared} declares its island and {other} does not: its island would be its"
+            " platform's; set JAXHET_ISLAND of every process, or of none"
+        )
+    if ours.island == theirs.island and ours.platform != theirs.platform:
+        return (
+            f"island {ours.island!r} holds two platforms: {ours} is {ours.platform}, {theirs} is"
+            f" {theirs.platform}; give each platform an island of its own"
+        )
+    return _settings_disagree(ours, theirs) or _backends_disagree(ours, theirs)
+
+
+def differences_between_islands(members: Sequence[ProcessInfo]) -> list[str]:
+    """Returns a line for each island whose settings differ from those of the first island. Pure.
+
+    The first island is the one of the smallest process id. Settings are equal within an island.
+    """
+    of_island: dict[str, ProcessInfo] = {}
+    for info in sorted(members, key=lambda info: info.process):
+        of_island.setdefault(info.island, info)
+    first, *others = of_island.values()
+    return [line for other in others if (line := _difference_between(first, other))]
+
+
+def _difference_between(first: ProcessInfo, other: ProcessInfo) -> str:
+    """Returns the line for the island of `other`, or "" if its settings are equal. Pure."""
+    found = compiler_settings.differences(first.settings, other.settings)
+    if not found:
+        return ""
+    each = (f"in {name}: {theirs}, {ours} in {first.island}" for name, ours, theirs in found)
+    only_flags = all(name.startswith(compiler_settings.XLA_FLAGS) for name, _, _ in found)
+    effect = _EFFECT_OF_FLAGS if only_flags else _EFFECT_OF_JAX_CONFIG
+    return f"island {other.island} differs from {first.island} {'; '.join(each)}; {effect}"
+
+
+def _settings_disagree(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:
+    """Says why two processes of one island would compile different programs, or None. Pure."""
+    found = compiler_settings.differences(ours.settings, theirs.settings)
+    if ours.island != theirs.island or not found:
+        return None
+    name, mine, other = found[0]
+    return (
+        f"{name} differs within island {ours.island!r}: {mine} in {ours}, {other} in {theirs};"
+        " start all processes of an island with the same value"
+    )
+
+
+def _backends_disagree(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:
+    """Says why the backends of two processes would wait for each other for ever, or None. Pure."""
+    if (ours.platform == "cpu") != (theirs.platform == "cpu"):
+        return (
+            f"{ours} is on {ours.platform} and {theirs} on {theirs.platform}: a job has CPUs or"
+            " GPUs; set JAX_PLATFORMS of every process to its platform"
+        )
+    if ours.has_cpu != theirs.has_cpu:
+        has, has_not = (ours, theirs) if ours.has_cpu else (theirs, ours)
+        return (
+            f"{has} has a CPU backend beside its GPUs, and {has_not} has none; set JAX_PLATFORMS of"
+            " every process to its GPUs' platform, or of none"
+        )
+    return None

@@ -1,0 +1,94 @@
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/cpp/liar.h"
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+
+// A peer that talks nonsense while channels between devices are set up.
+namespace jaxhet::testing {
+namespace {
+
+// Same values and layout as in channel_setup.cc.
+enum class Step : int32_t { kOffer, kAnswer, kAccepted, kProved, kRefused, kSettled };
+struct ChannelStepInfo {
+  Step step;
+  int32_t source;
+  int32_t target;
+};
+
+struct ChannelMessage {
+  ChannelStepInfo info;
+  std::vector<std::string> strings;
+};
+
+// Error of rank 0 after rank 1 has sent these messages, and no sound one.
+std::string Refusal(std::span<const ChannelMessage> messages) {
+  Liar liar(2, {"tcp", "shm"});
+  for (const auto& [info, strings] : messages) {
+    const std::string table = PackStrings(strings);
+    liar.channel().Send(MessageType::kDeviceChannel,
+                        std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
+  }
+  std::array<std::byte, 256> memory{};
+  return ExpectThrow([&] {
+    liar.engine().OpenDevices("host", {{0, 0, memory}}, {}, std::chrono::milliseconds(5'000));
+  });
+}
+
+void ExpectRefused(std::vector<ChannelMessage> messages, std::string_view words,
+                   const Location& location = Location::current()) {
+  const std::string text = Refusal(messages);
+  ExpectContains(text, "jaxhet.TransportError: process 1: ", location);
+  ExpectContains(text, words, location);
+}
+
+TEST(RefusesChannelMessagesOutOfOrder) {
+  ExpectRefused({{{Step::kAccepted, 0, 1}, {std::string(64, 'x')}}},
+                "a proof of a device channel arrived out");
+  ExpectRefused({{{Step::kProved, 1, 0}, {""}}},
+                "the proof of a device channel arrived out of order");
+  ExpectRefused({{{Step::kSettled, 0, 1}, {""}}},
+                "the end of a device channel arrived out of order");
+}
+
+TEST(RefusesRingMessagesWithOtherNumbersOfStrings) {
+  for (const auto step : {Step::kOffer, Step::kAnswer, Step::kAccepted, Step::kProved,
+                          Step::kRefused, Step::kSettled}) {
+    const bool is_to_target =
+        step == Step::kAnswer || step == Step::kProved || step == Step::kRefused;
+    const ChannelStepInfo info{step, is_to_target ? 1 : 0, is_to_target ? 0 : 1};
+    ExpectRefused({{info, {}}}, "a message about a device channel has 0 strings, not ");
+    ExpectRefused({{info, {"a", "b", "c"}}},
+                  "a message about a device channel has 3 strings, not ");
+  }
+}
+
+TEST(RefusesMessagesAboutChannelsOfOthers) {
+  constexpr std::string_view kWords = "names a device channel that does not join its sender and us";
+  ExpectRefused({{{Step::kOffer, 0, 0}, {"shm", ""}}}, kWords);
+  ExpectRefused({{{Step::kOffer, 1, 0}, {"shm", ""}}}, kWords);
+  ExpectRefused({{{Step::kSettled, 0, 5}, {""}}}, kWords);
+  ExpectRefused({{{Step::kAnswer, -1, 0}, {""}}}, kWords);
+}
+
+TEST(RefusesUnknownStepsAndCutMessages) {
+  ExpectRefused({{{static_cast<Step>(6), 0, 1}, {""}}}, "sent a message about no device channel");
+  ExpectRefused({{{static_cast<Step>(-1), 0, 1}, {""}}}, "sent a message about no device channel");
+}
+
+// The last transport that could be tried.
+TEST(ProofThatNeverArrivesIsNamed) {
+  const std::vector<ChannelMessage> messages = {{{Step::kAnswer, 1, 0}, {""}},
+                                                {{Step::kProved, 1, 0}, {""}}};
+  const std::string text = Refusal(messages);
+  ExpectContains(text, "no transport leads from rank 1 of process 1");
+  ExpectContains(text, "; shm: what the source's device wrote did not arrive");
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

@@ -1,0 +1,404 @@
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/fuzz.h"
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+#include "xla_plugin/engine/channel_setup.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
+#include "xla_plugin/transport/device_channel/fd_mailbox.h"
+#include "xla_plugin/transport/device_channel/message_socket.h"
+#include "xla_plugin/transport/socket.h"
+#include "xla_plugin/transport/verbs/nics.h"
+
+// Offers, answers and messages of channels between devices.
+namespace jaxhet::testing {
+namespace {
+
+constexpr size_t kSlotBytes = 4'096;
+
+std::unique_ptr<Device> OpenHost() {
+  const Vendor& host = VendorOf("host");
+  return host.open(host.libraries, 0);
+}
+
+// One end's side of two ranks on this host: its device, operands, and sockets to the other end.
+struct End {
+  End(std::vector<Fd> its_data, Fd its_messages)
+      : data(std::move(its_data)), messages(std::move(its_messages)) {}
+
+  ChannelSetup Setup() {
+    return {.device = *device,
+            .same_process = false,
+            .same_host = true,
+            .same_vendor = true,
+            .slot_bytes = kSlotBytes,
+            .pull_bytes = 1'000,
+            .operands = {static_cast<std::byte*>(memory.get()), kProofBytes},
+            .sockets = data,
+            .messages = &messages,
+            .nics = &nics,
+            .keys = {}};
+  }
+
+  std::unique_ptr<Device> device = OpenHost();
+  DeviceMemory memory = device->Allocate(kSlotBytes);
+  std::vector<Fd> data;
+  Fd messages;
+  verbs::Nics nics{NicOptions(/*qps=*/1, /*depth=*/2)};
+};
+
+struct Ends {
+  Ends() {
+    auto [own_data, peer_data] = UnixPair();
+    auto [own_messages, peer_messages] = UnixPair();
+    std::vector<Fd> own_list;
+    own_list.push_back(std::move(own_data));
+    std::vector<Fd> peer_list;
+    peer_list.push_back(std::move(peer_data));
+    own = std::make_unique<End>(std::move(own_list), std::move(own_messages));
+    peer = std::make_unique<End>(std::move(peer_list), std::move(peer_messages));
+  }
+
+  std::unique_ptr<End> own;
+  std::unique_ptr<End> peer;
+};
+
+// Channels that a sound target has made, with their offers. They live as long as the process.
+struct Offered {
+  std::string transport;
+  std::unique_ptr<DeviceChannel> end;
+  std::string offer;
+};
+
+const std::vector<Offered>& AllOffered() {
+  static const auto* const all = [] {
+    static auto* const ends = new Ends;
+    auto* const offered = new std::vector<Offered>;
+    for (const std::string_view name : {"shm", "verbs", "tcp"}) {
+      auto [end, offer] = DeviceTransportOf(name).make(ends->peer->Setup());
+      offered->push_back({std::string(name), std::move(end), std::move(offer)});
+    }
+    return offered;
+  }();
+  return *all;
+}
+
+// --- offers, by the source ---
+
+std::vector<std::string> OfferSeeds() {
+  std::vector<std::string> seeds;
+  for (const auto& [transport, end, offer] : AllOffered()) {
+    seeds.push_back(Sized(transport).append(offer));
+    seeds.push_back(Sized(transport == "shm" ? "local" : "cuda_ipc").append(offer));
+  }
+  return seeds;
+}
+
+void OpenOffer(std::string_view input) {
+  InputReader reader(input);
+  const std::string_view name = reader.TakeSized();
+  const std::string_view offer = reader.TakeBytes(input.size());
+  Ends ends;
+  const auto channel = DeviceTransportOf(name).open(ends.own->Setup(), offer);
+  (void)channel->Answer();
+  (void)channel->Remark();
+}
+
+[[maybe_unused]] const bool added_offers =
+    AddFuzzer({.name = "channel_offers",
+               .covers = {"xla_plugin/transport/device_channel/device_channel.cc",
+                          "xla_plugin/transport/device_channel/tcp_channel.cc",
+                          "xla_plugin/transport/device_channel/shared_channels.cc",
+                          "xla_plugin/transport/device_channel/shared_words.cc",
+                          "xla_plugin/transport/verbs/verbs_channel.cc",
+                          "xla_plugin/transport/verbs/slot_link_qps.cc"},
+               .seeds = &OfferSeeds,
+               .run = &OpenOffer});
+
+// --- answers, by the target ---
+
+// Same layout as in operand_memory.cc.
+struct OperandMemoryInfo {
+  uint64_t num_bytes;
+  uint64_t proof_place;
+  uint64_t pull_bytes;
+  uint64_t by_handle;
+  IpcHandleInfo handle;
+};
+
+std::vector<std::string> AnswerSeeds() {
+  std::vector<std::string> seeds;
+  for (const uint64_t by_handle : {0, 1}) {
+    const OperandMemoryInfo info{kSlotBytes, 0, 1'000, by_handle, {}};
+    seeds.push_back(Sized("shm").append(BytesOf(info)));
+  }
+  for (const auto& [transport, end, offer] : AllOffered()) {
+    static auto* const ends = new Ends;
+    const auto source = DeviceTransportOf(transport).open(ends->own->Setup(), offer);
+    seeds.push_back(Sized(transport).append(source->Answer()));
+  }
+  return seeds;
+}
+
+void AcceptAnswer(std::string_view input) {
+  InputReader reader(input);
+  const std::string_view name = reader.TakeSized();
+  const std::string_view answer = reader.TakeBytes(input.size());
+  Ends ends;
+  const DeviceTransport& transport = DeviceTransportOf(name);
+  const auto [channel, offer] = transport.make(ends.own->Setup());
+  const auto source = name == "shm" ? transport.open(ends.peer->Setup(), offer) : nullptr;
+  channel->Accept(answer);
+  if (name == "verbs") return;  // it would wait for the proof
+  const std::array<std::byte, kProofBytes> proof{};
+  (void)channel->IsProven(*ends.own->device, proof);
+}
+
+[[maybe_unused]] const bool added_answers =
+    AddFuzzer({.name = "channel_answers",
+               .covers = {"xla_plugin/transport/device_channel/operand_memory.cc",
+                          "xla_plugin/transport/device_channel/fd_mailbox.cc"},
+               .seeds = &AnswerSeeds,
+               .run = &AcceptAnswer});
+
+// --- the set-up as a whole ---
+
+// Same layout as in channel_setup.cc.
+struct ChannelStepInfo {
+  int32_t step;
+  int32_t source;
+  int32_t target;
+};
+
+std::string SetUpStep(const ChannelStepInfo& info, const std::vector<std::string>& strings) {
+  return Sized(BytesOf(info).append(PackStrings(strings)));
+}
+
+std::vector<std::string> SetUpSeeds() {
+  const auto& [transport, end, offer] = AllOffered().front();
+  const std::string proof(kProofBytes, 'p');
+  const std::string good =
+      SetUpStep({0, 0, 1}, {transport, offer}) + SetUpStep({1, 1, 0}, {std::string(96, '\0')}) +
+      SetUpStep({2, 0, 1}, {proof}) + SetUpStep({3, 1, 0}, {""}) + SetUpStep({5, 0, 1}, {""});
+  const std::string refused = SetUpStep({4, 1, 0}, {"no"}) + SetUpStep({4, 1, 0}, {"no"}) + good;
+  const std::string as_source = SetUpStep({0, 0, 1}, {transport, offer}) +
+                                SetUpStep({2, 0, 1}, {proof}) + SetUpStep({5, 0, 1}, {""});
+  return {good,
+          refused,
+          as_source,
+          SetUpStep({1, 1, 0}, {std::string(96, '\xff')}),
+          SetUpStep({9, 0, 1}, {""}),
+          SetUpStep({0, 0, 1}, {"tcp", BytesOf(uint64_t{kSlotBytes})}) + good};
+}
+
+void SetUpByScript(std::string_view input) {
+  InputReader reader(input);
+  const std::vector<std::string> allowed = {"shm", "tcp"};
+  const auto peer_of = [&](int rank) {
+    return ChannelPeer{.rank = rank,
+                       .process = rank,
+                       .name = StrCat("rank ", rank),
+                       .vendor = "host",
+                       .same_process = rank == 0,
+                       .same_host = true,
+                       .allowed = allowed};
+  };
+  const std::array peers = {peer_of(0), peer_of(1)};
+  std::vector<std::unique_ptr<DeviceRank>> ranks;
+  ranks.push_back(std::make_unique<DeviceRank>(0, OpenHost(), 0));
+  bool is_over = false;
+  const ChannelMail mail{.send = [](int /*process*/, std::span<const iovec> /*body*/) {},
+                         .receive =
+                             [&] {
+                               std::vector<ProgressEngine::ChannelMessage> messages;
+                               for (int i = 0; i < 32 && !reader.empty(); ++i) {
+                                 messages.push_back({1, std::string(reader.TakeSized())});
+                               }
+                               return messages;
+                             },
+                         .check =
+                             [&] {
+                               if (std::exchange(is_over, reader.empty()))
+                                 throw Error(ErrorCode::kPeer, "the end");
+                             }};
+  const ChannelOptions options{
+      .slot_bytes = kSlotBytes, .pull_bytes = 1'000, .operands = {}, .verbs = NicOptions()};
+  SetUpChannels(peers, ranks, {}, options, mail, Clock::now() + std::chrono::seconds(5));
+}
+
+[[maybe_unused]] const bool added_set_up =
+    AddFuzzer({.name = "channel_setup",
+               .covers = {"xla_plugin/engine/channel_setup.cc"},
+               .seeds = &SetUpSeeds,
+               .run = &SetUpByScript});
+
+// --- what travels on a channel's own sockets ---
+
+std::vector<std::string> MessageSeeds() {
+  const std::string hello = BytesOf(uint32_t{5}).append("hello");
+  return {hello + hello, BytesOf(uint32_t{0}) + hello, BytesOf(uint32_t{1 << 20}) + hello};
+}
+
+void ReceiveMessages(std::string_view input) {
+  auto [own, peer] = UnixPair();
+  WriteSome(peer, input);
+  peer.Reset();
+  MessageSocket socket(own);
+  while (const auto message = socket.Receive()) EXPECT(message->size() <= input.size());
+}
+
+[[maybe_unused]] const bool added_messages =
+    AddFuzzer({.name = "message_socket",
+               .covers = {"xla_plugin/transport/device_channel/message_socket.cc"},
+               .seeds = &MessageSeeds,
+               .run = &ReceiveMessages});
+
+// --- descriptors left in a mailbox ---
+
+struct LetterInfo {
+  FdMailboxInfo change;  // the nonce alone, which nobody knows before; the name does not count
+  uint8_t num_fds;
+  uint8_t is_whole;  // else it lacks a byte
+};
+
+std::vector<std::string> LetterSeeds() {
+  const auto letter = [](uint8_t num_fds) { return BytesOf(LetterInfo{{}, num_fds, 1}); };
+  return {letter(1), letter(0), letter(2), letter(3) + letter(1), letter(1) + letter(1)};
+}
+
+// Sends the mailbox some copies of a descriptor. The kernel may drop them.
+void Post(const FdMailboxInfo& mailbox, size_t num_fds, const Fd& fd, size_t nonce_bytes) {
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  const size_t size = strnlen(mailbox.name.data(), mailbox.name.size());
+  std::memcpy(&address.sun_path[1], mailbox.name.data(), size);
+  iovec body = ToIovec(mailbox.nonce.data(), nonce_bytes);
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(4 * sizeof(int))> beside{};
+  msghdr message{};
+  message.msg_name = &address;
+  message.msg_namelen = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  if (num_fds > 0) {
+    message.msg_control = beside.data();
+    message.msg_controllen = CMSG_SPACE(num_fds * sizeof(int));
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(num_fds * sizeof(int));
+    for (size_t i = 0; i < num_fds; ++i) {
+      const int number = fd.get();
+      std::memcpy(CMSG_DATA(header) + i * sizeof number, &number, sizeof number);
+    }
+  }
+  const Fd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  (void)sendmsg(socket.get(), &message, MSG_NOSIGNAL);
+}
+
+// Takes every descriptor from a mailbox to which letters were sent; only those with the nonce and
+// one descriptor count.
+void TakeLetters(std::string_view input) {
+  FdMailbox mailbox;
+  const Fd fd(dup(STDERR_FILENO));
+  InputReader reader(input);
+  while (!reader.empty()) {
+    const auto letter = reader.Take<LetterInfo>();
+    FdMailboxInfo to = mailbox.info();
+    for (size_t i = 0; i < to.nonce.size(); ++i) to.nonce[i] ^= letter.change.nonce[i];
+    const size_t num_fds = letter.num_fds % 5;
+    const size_t nonce_bytes = sizeof to.nonce - (letter.is_whole == 0 ? 1 : 0);
+    Post(to, num_fds, fd, nonce_bytes);
+    const bool is_sound = to.nonce == mailbox.info().nonce && nonce_bytes == sizeof to.nonce;
+    if (!is_sound || num_fds != 1) continue;
+    EXPECT(bool{mailbox.Take()});
+  }
+  (void)mailbox.Take();  // throws: nothing is left
+}
+
+[[maybe_unused]] const bool added_letters =
+    AddFuzzer({.name = "mailbox",
+               .covers = {"xla_plugin/transport/device_channel/fd_mailbox.cc"},
+               .seeds = &LetterSeeds,
+               .run = &TakeLetters});
+
+// Same layout as in proxied_channel.h.
+struct ChannelChunkInfo {
+  uint64_t exchange;
+  int64_t plan;
+  int64_t index;
+  uint64_t exchange_bytes;
+  uint64_t chunk;
+  uint64_t num_bytes;
+};
+
+std::vector<std::string> ChunkSeeds() {
+  std::string two;
+  for (uint64_t i = 0; i < 2; ++i) {
+    two += BytesOf(ChannelChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
+  }
+  return {two, BytesOf(ChannelChunkInfo{1, 7, 0, 0, 0, 0})};
+}
+
+// Keys of one connection, at either end.
+SealKeys KeysFor(Encryption encryption) {
+  const auto key = [] { return SealKey::FromHex(std::string(2 * SealKey::kNumBytes, '7')); };
+  return {.encryption = encryption, .send = key(), .receive = key()};
+}
+
+std::vector<std::string> SealedChunkSeeds() {
+  std::vector<std::string> seeds = ChunkSeeds();
+  for (std::string& seed : seeds) {
+    auto [own, peer] = UnixPair();
+    Socket socket(std::move(own), KeysFor(Encryption::kFull));
+    const iovec piece = ToIovec(seed.data(), seed.size());
+    EXPECT(socket.Write({&piece, 1}) == seed.size());
+    std::string sealed(2 * kMostSealedBytes, '\0');
+    const ssize_t count = recv(peer.get(), sealed.data(), sealed.size(), MSG_DONTWAIT);
+    seed = sealed.substr(0, static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  }
+  return seeds;
+}
+
+void CarryChunks(std::string_view input, Encryption encryption) {
+  Ends ends;
+  ChannelSetup setup = ends.own->Setup();
+  SealKeys keys = KeysFor(encryption);
+  setup.encryption = encryption;
+  setup.keys = {&keys, 1};
+  const auto [channel, offer] = DeviceTransportOf("tcp").make(setup);
+  WriteSome(ends.peer->data.front(), input);
+  shutdown(ends.peer->data.front().get(), SHUT_WR);
+  channel->Settle();
+  // The channel's thread ends with the input, or waits for a slot that nobody empties.
+  for (int i = 0; i < 20 && channel->Failure().empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+[[maybe_unused]] const bool added_chunks =
+    AddFuzzer({.name = "channel_chunks",
+               .covers = {"xla_plugin/transport/device_channel/tcp_channel.cc",
+                          "xla_plugin/transport/device_channel/proxied_channel.cc"},
+               .seeds = &ChunkSeeds,
+               .run = [](std::string_view input) { CarryChunks(input, Encryption::kOff); }});
+
+[[maybe_unused]] const bool added_sealed_chunks =
+    AddFuzzer({.name = "sealed_channel_chunks",
+               .covers = {"xla_plugin/transport/device_channel/tcp_channel.cc"},
+               .seeds = &SealedChunkSeeds,
+               .run = [](std::string_view input) { CarryChunks(input, Encryption::kFull); }});
+
+}  // namespace
+}  // namespace jaxhet::testing

@@ -1,0 +1,44 @@
+"""Channels between GPUs (tests/cpp/device_exchange_test.cc), RDMA over the software libibverbs."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.support import gpus
+from tests.support.programs import build, results_of
+
+_ENV = {
+    "TEST_VENDOR": "cuda",
+    "SOFTVERBS_COMMANDS": "copy cuda",
+    # Ranks of one process share GPUs: with the usual 8 a stream may wait behind another rank's.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "check",
+    [
+        "SwapsAnySize",
+        "GroupsOfAnySize",
+        "ManyAreInFlight",
+        "ProgramIsNotHeldByItsSends",
+        "RandomExchangesOfThreeRanks",
+        "CloseWaitsForWhatIsInFlight",
+        "PeerThatLeavesTakesNothingBack",
+    ],
+)
+def test_channels_between_gpus(check: str) -> None:
+    if reason := gpus.why_fewer_than(2):
+        pytest.skip(reason)
+    ended = subprocess.run(
+        [build("device_exchange_test"), check],
+        env={**os.environ, **_ENV},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert results_of(ended.stderr) == [(" ok ", check)], ended.stderr
+    assert ended.returncode == 0, ended.stderr

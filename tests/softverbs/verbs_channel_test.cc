@@ -1,0 +1,224 @@
+#include <cerrno>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "tests/cpp/device_world.h"
+#include "tests/cpp/testing.h"
+#include "tests/softverbs/softverbs.h"
+#include "xla_plugin/device/host/host.h"
+#include "xla_plugin/transport/verbs/device_slots.h"
+#include "xla_plugin/transport/verbs/nics.h"
+#include "xla_plugin/transport/verbs/operand_region.h"
+
+// Exchanges between devices over NICs: how their memory is registered, and what happens when queue
+// pairs fail.
+namespace jaxhet::testing {
+namespace {
+
+constexpr size_t kNumSlots = 4;
+
+class SlotsOfADevice {
+ public:
+  SlotsOfADevice() : slots_(*device_, nics_.Usable(), nics_.options(), kNumSlots, kSlotBytes) {}
+
+  const std::string& way() const { return slots_.way(); }
+
+ private:
+  std::unique_ptr<Device> device_ = OpenHostDevice({}, 0);
+  verbs::Nics nics_{NicOptions()};
+  verbs::DeviceSlots slots_;
+};
+
+TEST(MemoryIsRegisteredAsDmaBuf) { ExpectEqual(SlotsOfADevice().way(), std::string("dma-buf")); }
+
+TEST(PeerMemoryIsNextBest) {
+  const FaultScope fault(StrCat("call ibv_reg_dmabuf_mr errno=", EOPNOTSUPP, " count=all"));
+  ExpectEqual(SlotsOfADevice().way(), std::string("peer memory"));
+}
+
+// Some kernels register a dma-buf and lose what is written to it.
+TEST(MemoryThatLosesDataIsNotUsed) {
+  for (const char* const damage : {"lose", "garble"}) {
+    const FaultScope fault(StrCat(damage, " memory=dmabuf count=all"));
+    ExpectEqual(SlotsOfADevice().way(), std::string("peer memory"));
+  }
+}
+
+TEST(PinnedMemoryIsLast) {
+  const FaultScope fault("lose count=all");
+  const std::string way = SlotsOfADevice().way();
+  ExpectContains(way, "pinned memory (dma-buf: soft");
+  ExpectContains(
+      way,
+      "; peer memory: soft0:1 read stale data after host:0 (this host's memory) wrote to "
+      "its memory: the NIC's reads are not coherent here)");
+}
+
+// The first two writes to memory prove that a dma-buf can be read; the third one is lost.
+TEST(SaysWhichWritesAreNotSeen) {
+  const FaultScope fault("lose after=2 count=all");
+  ExpectContains(SlotsOfADevice().way(),
+                 "pinned memory (dma-buf: host:0 (this host's memory) does not see what soft0:1 "
+                 "wrote to its memory: the NIC's writes are not coherent here; peer memory: soft");
+}
+
+// NICs send operands in the device's operand memory from there, and no others.
+TEST(OperandsAreRegistered) {
+  const auto device = OpenHostDevice({}, 0);
+  verbs::Nics nics{NicOptions()};
+  const auto make = [&] {
+    return verbs::OperandRegion(*device, nics.Usable(), nics.options(), OperandsOf(0));
+  };
+  const auto operands = make();
+  ExpectEqual(operands.why_not(), std::string());
+  const auto address = reinterpret_cast<uint64_t>(OperandsOf(1).data());
+  ExpectEqual(operands.AddressOf(OperandsOf(1)).value_or(0), address);
+  const std::vector<std::byte> elsewhere(100);
+  EXPECT(!operands.AddressOf(elsewhere));
+  const AddressRange all = device->RangeOf(OperandsOf(0).data());
+  EXPECT(!operands.AddressOf({static_cast<const std::byte*>(all.base), all.num_bytes + 1}));
+
+  const FaultScope fault("garble count=all");
+  const auto garbled = make();
+  ExpectContains(garbled.why_not(), "dma-buf: soft");
+  ExpectContains(
+      garbled.why_not(),
+      " read stale data after host:0 (this host's memory) wrote to its memory: the NIC's "
+      "reads are not coherent here");
+  ExpectContains(garbled.why_not(), "; peer memory: soft");
+  EXPECT(!garbled.AddressOf(OperandsOf(1)));
+}
+
+// Both ends of a channel, which the test plays the devices of.
+struct ChannelPair {
+  ChannelPair() {
+    const DeviceTransport& verbs = DeviceTransportOf("verbs");
+    const auto setup = [this](int rank) -> ChannelSetup {
+      const auto own = static_cast<size_t>(rank);
+      return {.device = *device,
+              .same_process = false,
+              .same_host = false,
+              .same_vendor = true,
+              .slot_bytes = kSlotBytes,
+              .pull_bytes = 1,
+              .operands = OperandsOf(rank),
+              .sockets = {},
+              .messages = ends[own][1 - own].data.data(),
+              .nics = &nics,
+              .keys = {}};
+    };
+    auto [end, offer] = verbs.make(setup(1));
+    target = std::move(end);
+    source = verbs.open(setup(0), offer);
+    target->Accept(source->Answer());
+    for (DeviceChannel* const each : {&*source, &*target}) each->Settle();
+  }
+
+  std::unique_ptr<Device> device = OpenHostDevice({}, 0);
+  std::vector<std::vector<Ends>> ends = ConnectAll(2, 1);
+  verbs::Nics nics{NicOptions()};
+  std::unique_ptr<DeviceChannel> source;
+  std::unique_ptr<DeviceChannel> target;
+};
+
+// Announces exchange `number` of one chunk, as the source's device does.
+void Send(ChannelPair& channel, uint32_t number, bool is_in_place) {
+  const auto operand = OperandsOf(0);
+  const auto place = channel.source->PlaceOf(operand);
+  EXPECT(place.has_value());
+  ChannelWords& words = channel.source->words();
+  words.source.Publish(number, {kPlan, 0, operand.size()}, place.value_or(0));
+  words.routes.Choose(number,
+                      is_in_place ? RouteChoices::Route::kZeroCopy : RouteChoices::Route::kSlots);
+  (is_in_place ? words.ready.host() : words.tail[number - 1].host())
+      .store(is_in_place ? number : 1);
+}
+
+// A source that has failed lets its device go on: its memory is something else's by then.
+void CheckNothingIsSentAfterTheCut(bool is_in_place) {
+  ChannelPair channel;
+  const auto has_arrived = [&](size_t slot) {
+    return channel.target->words().tail.at(slot).host().load() > 0;
+  };
+  Send(channel, 1, is_in_place);
+  EXPECT(IsWithin(kLong, [&] { return has_arrived(0); }));
+  const FaultScope fault("delay us=50000 count=all");
+  const uint64_t before = Softverbs::Get().num_requests();
+  Send(channel, 2, is_in_place);
+  EXPECT(IsWithin(kLong, [&] { return Softverbs::Get().num_requests() > before; }));
+  channel.source->Cut();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  ExpectEqual(Softverbs::Get().num_requests(), before + 1);  // one of two requests; the other waits
+  EXPECT(!has_arrived(1));
+}
+
+TEST(NothingIsSentAfterTheCut) {
+  for (const bool is_in_place : {false, true}) CheckNothingIsSentAfterTheCut(is_in_place);
+}
+
+WorldOptions VerbsOptions(bool has_operands) {
+  WorldOptions options{.transports = {"verbs"}, .has_operands = has_operands};
+  options.engine.slot_bytes = kSlotBytes;
+  return options;
+}
+
+// Swaps of several sizes; false if an exchange fails.
+bool Swaps(DeviceWorld& world) {
+  for (const size_t num_bytes : {size_t{1}, kSlotBytes, kSlotBytes * 40 + 3}) {
+    Part zero(0, SwapPairs(), num_bytes);
+    Part one(1, SwapPairs(), num_bytes);
+    for (Part* const part : {&zero, &one}) {
+      part->Start(world);
+      part->Done(world);
+    }
+    for (const int rank : {0, 1}) {
+      if (!world.IsIdleWithin(rank, kLong)) return false;
+    }
+    if (!zero.IsFrom(1) || !one.IsFrom(0)) return false;
+  }
+  return true;
+}
+
+TEST(ChannelsGoOnWhenQueuePairsFail) {
+  for (const char* const fault :
+       {"error status=12", "error status=12 after=3 count=2", "error status=12 bytes=all",
+        "flush after=5", "peer_flush after=2", "ghost us=2000 after=4", "ghost us=50000 after=9",
+        "delay us=20000 count=5"}) {
+    for (const bool has_operands : {false, true}) {
+      DeviceWorld world(VerbsOptions(has_operands));
+      const uint64_t before = Softverbs::Get().num_faults_fired();
+      const FaultScope scope(fault);
+      ExpectTrue(Swaps(world), fault);
+      ExpectTrue(Softverbs::Get().num_faults_fired() > before, fault);
+      const uint64_t in_place = world.engine(0).DeviceStats().at("bytes_sent_in_place");
+      ExpectTrue((in_place > 0) == has_operands, fault);
+    }
+  }
+}
+
+TEST(ChannelsGoOnWhenAPortGoesDown) {
+  DeviceWorld world(VerbsOptions(/*has_operands=*/true));
+  EXPECT(Swaps(world));
+  Softverbs::Get().Command("port soft0 1 down");
+  EXPECT(Swaps(world));
+  Softverbs::Get().Command("port soft0 1 up");
+  EXPECT(Swaps(world));
+}
+
+TEST(LastQueuePairIsAnError) {
+  Part zero(0, SwapPairs(), kSlotBytes);
+  Part one(1, SwapPairs(), kSlotBytes);
+  DeviceWorld world(VerbsOptions(/*has_operands=*/true));
+  const FaultScope fault("error status=12 count=all");
+  zero.Start(world);
+  one.Start(world);
+  const auto error = world.engine(0).WaitFailure(kLong);
+  EXPECT(error != nullptr);
+  ExpectContains(error->what(), "jaxhet.PeerError: [rank ");
+  ExpectContains(error->what(), "a device channel (verbs) broke: no queue pair is left");
+  ExpectContains(error->what(), "IBV_WC_RETRY_EXC_ERR");
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

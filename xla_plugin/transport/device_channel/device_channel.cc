@@ -1,0 +1,101 @@
+#include "xla_plugin/transport/device_channel/device_channel.h"
+
+#include <algorithm>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/device/proof.h"
+
+namespace jaxhet {
+namespace {
+
+// Short enough that copies of both ends overlap, long enough that they are worth a copy.
+constexpr size_t kLeastChunk = size_t{1} << 20;
+constexpr size_t kChunksPerExchange = 16;
+
+}  // namespace
+
+uint32_t DeviceNumber(uint64_t number) {
+  if (number >= kOpen) {
+    Throw(ErrorCode::kUsage,
+          "this process has run out of numbers for its exchanges; run the job again from its last "
+          "checkpoint");
+  }
+  return static_cast<uint32_t>(number);
+}
+
+void LaunchLog::Publish(uint64_t number, const Launch& launch, uint64_t place) {
+  Entry& entry = entries_[number % kEntries];
+  entry.number.store(0, std::memory_order_seq_cst);
+  entry.plan.store(launch.plan, std::memory_order_relaxed);
+  entry.index.store(launch.index, std::memory_order_relaxed);
+  entry.num_bytes.store(launch.num_bytes, std::memory_order_relaxed);
+  entry.place.store(place, std::memory_order_relaxed);
+  entry.number.store(number, std::memory_order_seq_cst);
+  for (uint64_t last = last_; last < number && !last_.compare_exchange_weak(last, number);) {
+  }
+  Wake();
+}
+
+std::optional<Launch> LaunchLog::Find(uint64_t number) const {
+  const Entry& entry = entries_[number % kEntries];
+  if (number == 0 || entry.number.load(std::memory_order_seq_cst) != number) return std::nullopt;
+  return Launch{.plan = entry.plan.load(std::memory_order_relaxed),
+                .index = entry.index.load(std::memory_order_relaxed),
+                .num_bytes = entry.num_bytes.load(std::memory_order_relaxed)};
+}
+
+uint64_t LaunchLog::PlaceOf(uint64_t number) const {
+  return entries_[number % kEntries].place.load(std::memory_order_relaxed);
+}
+
+RouteChoices::Route RouteChoices::Choose(uint64_t number, Route route) {
+  std::atomic<uint64_t>& entry = entries_[number % entries_.size()];
+  const uint64_t choice = 2 * number + (route == Route::kSlots ? 1 : 0);
+  for (uint64_t seen = entry; seen < 2 * number && !entry.compare_exchange_weak(seen, choice);) {
+  }
+  return Find(number).value_or(route);
+}
+
+std::optional<RouteChoices::Route> RouteChoices::Find(uint64_t number) const {
+  const uint64_t seen = entries_[number % entries_.size()];
+  if (seen < 2 * number) return std::nullopt;
+  return seen % 2 == 0 ? Route::kZeroCopy : Route::kSlots;
+}
+
+size_t ChunkBytes(size_t num_bytes, size_t slot_bytes) {
+  constexpr size_t kAlignment = 4096;
+  const size_t share = (num_bytes / kChunksPerExchange + kAlignment - 1) & ~(kAlignment - 1);
+  return std::min(slot_bytes, std::max(share, kLeastChunk));
+}
+
+std::optional<uint64_t> DeviceChannel::PlaceOf(std::span<const std::byte> /*operand*/) const {
+  return std::nullopt;
+}
+
+const std::byte* DeviceChannel::At(uint64_t /*place*/, size_t /*num_bytes*/) const {
+  Throw(ErrorCode::kTransport,
+        "the source wants an exchange pulled, which this device channel can't do");
+}
+
+void DeviceChannel::Prove(Device& device, std::span<const std::byte> proof) {
+  WriteProof(device, slot(0), proof);
+}
+
+bool DeviceChannel::IsProven(Device& device, std::span<const std::byte> proof) {
+  return HasProof(device, slot(0), proof);
+}
+
+void CheckSlotBytes(uint64_t slot_bytes) {
+  if (slot_bytes > 0 && slot_bytes <= kMostDeviceBytes / kChannelSlots) return;
+  Throw(ErrorCode::kTransport, "the peer offers slots of ", slot_bytes, " bytes, not of 1 to ",
+        kMostDeviceBytes / kChannelSlots);
+}
+
+const DeviceTransport& DeviceTransportOf(std::string_view name) {
+  const auto transports = DeviceTransports();
+  const auto found = std::ranges::find(transports, name, &DeviceTransport::name);
+  if (found != transports.end()) return *found;
+  Throw(ErrorCode::kTransport, "no transport between devices is called '", name, "'");
+}
+
+}  // namespace jaxhet

@@ -1,0 +1,280 @@
+#ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_DEVICE_CHANNEL_H_
+#define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_DEVICE_CHANNEL_H_
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/base/fd.h"
+#include "xla_plugin/device/device.h"
+#include "xla_plugin/transport/seal.h"
+#include "xla_plugin/transport/shared_memory.h"
+
+// A device channel is the one-way path from one rank to another that their devices use by
+// themselves, in the order of their streams:
+//
+//   source's device                              target's device
+//   waits for `head`: the slot was read
+//   copies a chunk of the operand into it
+//   writes `tail`                         ->     waits for `tail`
+//                                                copies the slot into the result
+//                                       <-     writes `head`
+//
+// Chunk c of a channel is the (c / kChannelSlots + 1)th one in slot c % kChannelSlots. This number,
+// the slot's generation, is written and waited for.
+//
+// Where the target's device reaches the memory that the source's operands lie in, long exchanges
+// can be pulled instead, as a whole:
+//
+//   writes `ready`                        ->     waits for `ready`
+//                                                copies the operand into the result
+//   waits for `taken`                     <-     writes `taken`
+//
+// with the number of the exchange. (Where the source's NIC reaches it, the NIC sends it from there
+// between `ready` and `taken`, into the target's slots; for the target it comes like all else.)
+// The target that pulls must know where the operand is, so the ends choose
+// the route of each such exchange: it is pulled if the source launches it before the target gives
+// up waiting for that.
+namespace jaxhet {
+
+namespace verbs {
+class Nics;
+}
+
+inline constexpr uint32_t kChannelSlots = 8;
+inline constexpr uint32_t kTakenWords = 2;
+// All channels to one device together, at most.
+inline constexpr size_t kMostDeviceBytes = size_t{256} << 20;
+// Largest slot of shm and tcp: caches hold several of these.
+inline constexpr size_t kMostHostSlotBytes = size_t{2} << 20;
+inline constexpr size_t kProofBytes = 64;
+// Lets all waits for a word pass. HIP compares without wrapping around.
+inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
+
+// `number` as a device compares it. Throws UsageError if it is too large.
+uint32_t DeviceNumber(uint64_t number);
+// The slot of a chunk, and the value that says that it is there, or was taken from there.
+inline uint32_t SlotOf(uint64_t chunk) { return static_cast<uint32_t>(chunk % kChannelSlots); }
+inline uint32_t GenerationOf(uint64_t chunk) { return DeviceNumber(chunk / kChannelSlots + 1); }
+
+// Description of an exchange that both ends of a channel must agree on.
+struct Launch {
+  int64_t plan;
+  int64_t index;
+  uint64_t num_bytes;
+  auto operator<=>(const Launch&) const = default;
+};
+
+// Launches of one end of a channel, for the other end to compare: each end writes its launch,
+// then reads the other's. One of them sees both. Numbers count from 1.
+class LaunchLog {
+ public:
+  static constexpr uint64_t kEntries = 4096;
+
+  // `place`: address of a pulled operand. An entry is overwritten by the one kEntries later:
+  // everybody who reads it must have done so by then.
+  void Publish(uint64_t number, const Launch& launch, uint64_t place = 0);
+  // None if it has not been published (or was overwritten).
+  std::optional<Launch> Find(uint64_t number) const;
+  // Place of a published launch whose operand is pulled.
+  uint64_t PlaceOf(uint64_t number) const;
+  // The number of the latest launch.
+  uint64_t last() const { return last_.load(std::memory_order_seq_cst); }
+  // For threads of the process that publishes: sleeps until launch `number` is published (true) or
+  // is_over() after a Wake() (false).
+  template <typename IsOver>
+  bool WaitFor(uint64_t number, IsOver is_over) const {
+    while (true) {
+      const uint64_t wakes = wakes_;
+      if (last() >= number) return true;
+      if (is_over()) return false;
+      wakes_.wait(wakes);
+    }
+  }
+  void Wake() {
+    ++wakes_;
+    wakes_.notify_all();
+  }
+
+ private:
+  struct Entry {
+    std::atomic<uint64_t> number;
+    std::atomic<int64_t> plan;
+    std::atomic<int64_t> index;
+    std::atomic<uint64_t> num_bytes;
+    std::atomic<uint64_t> place;
+  };
+  static_assert(std::atomic<uint64_t>::is_always_lock_free);  // they lie between processes
+
+  std::atomic<uint64_t> last_;
+  std::atomic<uint64_t> wakes_;
+  std::array<Entry, kEntries> entries_;
+};
+
+// The routes of the latest exchanges that may be zero-copy: the first end to choose decides.
+class RouteChoices {
+ public:
+  enum class Route : uint8_t { kZeroCopy, kSlots };
+
+  // `route`, or what the other end has chosen before.
+  Route Choose(uint64_t number, Route route);
+  std::optional<Route> Find(uint64_t number) const;
+
+ private:
+  // Twice the number, and the route.
+  std::array<std::atomic<uint64_t>, LaunchLog::kEntries> entries_;
+};
+
+// Word in host memory that a device waits for; it has a cache line of its own.
+struct alignas(64) DeviceWord {
+  uint32_t value;
+
+  std::atomic_ref<uint32_t> host() { return std::atomic_ref(value); }
+};
+
+// Words that both ends see; all but the abort flag are zero at first.
+struct ChannelWords {
+  std::array<DeviceWord, kChannelSlots> tail;  // written by the source's device
+  std::array<DeviceWord, kChannelSlots> head;  // written by the target's device
+  DeviceWord ready;                            // written by the source's device
+  std::array<DeviceWord, kTakenWords> taken;   // in turns, written by the target's device
+  // Waited for by the target's device, last of all, before a result counts. Zero: the source has
+  // failed, and may overwrite slots that were not read.
+  DeviceWord abort_flag;
+  std::atomic<uint64_t> pull_bytes;  // exchanges from this size on may be pulled; 0: none
+  RouteChoices routes;
+  LaunchLog source;
+  LaunchLog target;
+
+  // Two exchanges in a row may be pulled at the same time.
+  DeviceWord& TakenOf(uint64_t exchange) { return taken.at(exchange % kTakenWords); }
+};
+
+// Lengths of the chunks that an exchange of `num_bytes` goes in, but the last one: equal at both
+// ends. At least one chunk.
+size_t ChunkBytes(size_t num_bytes, size_t slot_bytes);
+
+// One rank's end of a channel. Addresses are those of its device; `words` those of this process.
+class DeviceChannel {
+ public:
+  virtual ~DeviceChannel() = default;
+  DeviceChannel(const DeviceChannel&) = delete;
+  DeviceChannel& operator=(const DeviceChannel&) = delete;
+
+  size_t slot_bytes() const { return slot_bytes_; }
+  ChannelWords& words() const { return *words_; }
+  void* slot(uint32_t slot) const { return slots_ + slot * slot_bytes_; }
+  void* tail(uint32_t slot) const { return AddressOf(words_->tail.at(slot)); }
+  void* head(uint32_t slot) const { return AddressOf(words_->head.at(slot)); }
+  void* ready() const { return AddressOf(words_->ready); }
+  void* taken(uint64_t exchange) const { return AddressOf(words_->TakenOf(exchange)); }
+  void* abort_flag() const { return AddressOf(words_->abort_flag); }
+
+  // Set-up, by the source: what the target's Accept() needs to know.
+  virtual std::string Answer() { return {}; }
+  virtual void Accept([[maybe_unused]] std::string_view answer) {}
+  // Then, by the source: writes `proof` into slot 0. By the target: whether it is there.
+  virtual void Prove(Device& device, std::span<const std::byte> proof);
+  virtual bool IsProven(Device& device, std::span<const std::byte> proof);
+  // Exchanges of fewer bytes are never pulled.
+  uint64_t pull_bytes() const {
+    const uint64_t num_bytes = words_->pull_bytes;
+    return num_bytes == 0 ? std::numeric_limits<uint64_t>::max() : num_bytes;
+  }
+  // By the source: where the target, or our NIC, finds the operand; none if it can't reach it.
+  virtual std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const;
+  // By the target: `num_bytes` at a place. Throws TransportError if the place lies outside of the
+  // source's memory.
+  virtual const std::byte* At(uint64_t place, size_t num_bytes) const;
+  // By the source: the latest launch whose entry in the source's log nobody needs any more. None:
+  // the target's log says it, which the source sees.
+  virtual std::optional<uint64_t> Passed() const { return std::nullopt; }
+  // Both ends see the same words, and the target its slots, whether or not the source lives.
+  virtual bool is_shared() const { return true; }
+  // Sockets to the peer; a forked child closes its copies.
+  virtual std::vector<int> SocketFds() const { return {}; }
+  // Advice for people if the channel could be faster; or empty.
+  virtual std::string Remark() const { return {}; }
+  // Set-up is over.
+  virtual void Settle() {}
+  // The job has failed: threads of the channel end, and what the source's device writes into slots
+  // from now on does not count for the target. What that takes at this moment still may.
+  virtual void Cut() { words_->abort_flag.host().store(0); }
+  // Why nothing moves on it any more; "" while all is well.
+  virtual std::string Failure() const { return {}; }
+
+ protected:
+  DeviceChannel() = default;
+
+  // The words lie in `memory`, which the device sees at `device_address`.
+  void SetWords(std::byte* memory, void* device_address) {
+    words_ = reinterpret_cast<ChannelWords*>(memory);
+    device_words_ = static_cast<std::byte*>(device_address);
+  }
+  void SetSlots(void* slots, size_t slot_bytes) {
+    slots_ = static_cast<std::byte*>(slots);
+    slot_bytes_ = slot_bytes;
+  }
+
+ private:
+  void* AddressOf(const DeviceWord& word) const {
+    return device_words_ +
+           (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
+  }
+
+  ChannelWords* words_ = nullptr;
+  std::byte* device_words_ = nullptr;
+  std::byte* slots_ = nullptr;
+  size_t slot_bytes_ = 0;
+};
+
+struct ChannelSetup {
+  Device& device;  // device of the rank at this end
+  bool same_process;
+  bool same_host;
+  bool same_vendor;
+  size_t slot_bytes;  // said by the target
+  size_t pull_bytes;  // said by the source
+  // Memory of the device that a proof fits in, in the allocation that operands will be in. Empty:
+  // nothing is pulled.
+  std::span<std::byte> operands;
+  std::span<const Fd> sockets;  // to and from the peer, of these two ranks; may be none
+  const Fd* messages;           // another one, for this channel alone; may be null
+  verbs::Nics* nics;            // NICs of this process
+  Encryption encryption = Encryption::kOff;
+  std::span<SealKeys> keys;  // one for each of `sockets`; the end that uses one takes it
+};
+
+// `slot_bytes` is the target's offer. Throws TransportError if no target offers that.
+void CheckSlotBytes(uint64_t slot_bytes);
+
+inline size_t HostSlotBytes(const ChannelSetup& setup) {
+  return std::min(setup.slot_bytes, kMostHostSlotBytes);
+}
+
+// A kind of channel. Both functions throw the reason if this end can't have one.
+struct DeviceTransport {
+  std::string_view name;
+  // The target's end, and what the source's Open() needs to know of it.
+  std::pair<std::unique_ptr<DeviceChannel>, std::string> (*make)(const ChannelSetup& setup);
+  std::unique_ptr<DeviceChannel> (*open)(const ChannelSetup& setup, std::string_view offer);
+};
+
+// All of them, best first.
+std::span<const DeviceTransport> DeviceTransports();
+// Throws TransportError if no transport has this name.
+const DeviceTransport& DeviceTransportOf(std::string_view name);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_DEVICE_CHANNEL_H_

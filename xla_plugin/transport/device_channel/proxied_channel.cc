@@ -1,0 +1,81 @@
+#include "xla_plugin/transport/device_channel/proxied_channel.h"
+
+#include <algorithm>
+#include <new>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/thread.h"
+
+namespace jaxhet {
+
+std::optional<ChunkInfo> ChunkCounter::Next() const {
+  if (log_.last() < exchange_) return std::nullopt;
+  const std::optional<Launch> launch = log_.Find(exchange_);
+  if (!launch) Throw(ErrorCode::kTransport, "exchange ", exchange_, " was overwritten");
+  const size_t chunk_bytes = ChunkBytes(launch->num_bytes, slot_bytes_);
+  return ChunkInfo{.exchange = exchange_,
+                   .plan = launch->plan,
+                   .index = launch->index,
+                   .exchange_bytes = launch->num_bytes,
+                   .chunk = chunk_,
+                   .num_bytes = std::min<uint64_t>(chunk_bytes, launch->num_bytes - done_bytes_)};
+}
+
+void ChunkCounter::Advance(const ChunkInfo& chunk) {
+  ++chunk_;
+  done_bytes_ += chunk.num_bytes;
+  if (done_bytes_ < chunk.exchange_bytes) return;
+  done_bytes_ = 0;
+  ++exchange_;
+}
+
+ProxiedChannel::ProxiedChannel(Device& device)
+    : words_memory_(device.AllocatePinned(sizeof(ChannelWords))) {
+  auto* const words = new (words_memory_.get()) ChannelWords{};
+  words->abort_flag.value = kOpen;
+  SetWords(reinterpret_cast<std::byte*>(words), device.DeviceAddress(words));
+}
+
+void ProxiedChannel::Settle() {
+  passed_ = std::vector<std::atomic<uint64_t>>(num_threads());
+  for (size_t i = 0; i < num_threads(); ++i) {
+    threads_.push_back(StartThread("jaxhet-channel", [this, i] { Run(i); }));
+  }
+}
+
+std::optional<uint64_t> ProxiedChannel::Passed() const {
+  return *std::ranges::min_element(passed_, {}, [](const auto& passed) { return passed.load(); });
+}
+
+std::string ProxiedChannel::Failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void ProxiedChannel::Stop() {
+  if (stopping_.exchange(true)) return;
+  words().source.Wake();
+  Interrupt();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool ProxiedChannel::IsAgreed(const ChunkInfo& info) {
+  const Launch launch{.plan = info.plan, .index = info.index, .num_bytes = info.exchange_bytes};
+  {
+    const std::lock_guard lock(publishing_);
+    if (words().source.Find(info.exchange) != launch) words().source.Publish(info.exchange, launch);
+  }
+  const std::optional<Launch> own = words().target.Find(info.exchange);
+  return !own || *own == launch;
+}
+
+void ProxiedChannel::Run(size_t thread) {
+  try {
+    Carry(thread);
+  } catch (const Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (!stopping_ && failure_.empty()) failure_ = error.text();
+  }
+}
+
+}  // namespace jaxhet

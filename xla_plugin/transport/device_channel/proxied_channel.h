@@ -1,0 +1,110 @@
+#ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXIED_CHANNEL_H_
+#define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXIED_CHANNEL_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "xla_plugin/transport/device_channel/device_channel.h"
+
+namespace jaxhet {
+
+// Waits for something that a device does: at once if it comes soon, without a busy core if not.
+class Backoff {
+ public:
+  void Wait() {
+    if (++turns_ < kSpins) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(turns_ < kShortWaits ? 20 : 200));
+  }
+
+ private:
+  static constexpr int kSpins = 2'000;
+  static constexpr int kShortWaits = 4'000;
+  int turns_ = 0;
+};
+
+// Before or with the bytes of each chunk.
+struct ChunkInfo {
+  uint64_t exchange;  // number on the channel
+  int64_t plan;
+  int64_t index;
+  uint64_t exchange_bytes;
+  uint64_t chunk;  // number on the channel
+  uint64_t num_bytes;
+};
+
+// The chunks of a channel's source, in their order: those of each exchange as it is launched.
+class ChunkCounter {
+ public:
+  ChunkCounter(const LaunchLog& log, size_t slot_bytes) : log_(log), slot_bytes_(slot_bytes) {}
+
+  // Number of the next chunk's exchange, which may not be launched yet.
+  uint64_t exchange() const { return exchange_; }
+  // Where that chunk begins in it.
+  uint64_t offset() const { return done_bytes_; }
+  // None if that is not launched. Throws if the log has lost it.
+  std::optional<ChunkInfo> Next() const;
+  // The chunk, which was the next one, is done with.
+  void Advance(const ChunkInfo& chunk);
+
+ private:
+  const LaunchLog& log_;
+  size_t slot_bytes_;
+  uint64_t exchange_ = 1;
+  uint64_t chunk_ = 0;
+  uint64_t done_bytes_ = 0;  // bytes of the exchange before the next chunk
+};
+
+// A channel of which each end has words and slots of its own, in pinned host memory but for slots
+// that a NIC can reach in a device's: threads of the process carry the chunks and set the words.
+class ProxiedChannel : public DeviceChannel {
+ public:
+  void Settle() override;
+  bool is_shared() const override { return false; }
+  std::optional<uint64_t> Passed() const override;
+  void Cut() override { Stop(); }
+  std::string Failure() const override;
+
+ protected:
+  explicit ProxiedChannel(Device& device);
+
+  // Threads call it; the classes that implement it Stop() before they go.
+  virtual void Carry(size_t thread) = 0;
+  virtual size_t num_threads() const = 0;
+  // Ends what threads wait for.
+  virtual void Interrupt() = 0;
+  void Stop();
+
+  bool stopping() const { return stopping_; }
+  static bool Has(DeviceWord& word, uint32_t value) {
+    return word.host().load(std::memory_order_acquire) >= value;
+  }
+  static void Set(DeviceWord& word, uint32_t value) {
+    word.host().store(value, std::memory_order_release);
+  }
+  // By the source: the thread has come to this exchange, and needs no earlier entry of the log.
+  void ComeTo(size_t thread, uint64_t exchange) { passed_[thread] = exchange - 1; }
+  // By the target: says for the source what it has launched; false if the target has launched
+  // something else.
+  bool IsAgreed(const ChunkInfo& info);
+
+ private:
+  void Run(size_t thread);
+
+  PinnedMemory words_memory_;
+  std::vector<std::thread> threads_;
+  std::vector<std::atomic<uint64_t>> passed_;  // by thread
+  std::atomic<bool> stopping_ = false;
+  std::mutex publishing_;
+  mutable std::mutex mutex_;
+  std::string failure_;  // under mutex_
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXIED_CHANNEL_H_

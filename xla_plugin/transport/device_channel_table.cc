@@ -1,0 +1,23 @@
+#include <array>
+
+#include "xla_plugin/transport/device_channel/shared_channels.h"
+#include "xla_plugin/transport/device_channel/tcp_channel.h"
+#include "xla_plugin/transport/verbs/verbs_channel.h"
+
+namespace jaxhet {
+namespace {
+
+constexpr std::array kTransports = {
+    DeviceTransport{.name = "local", .make = MakeLocalChannel, .open = OpenLocalChannel},
+    DeviceTransport{.name = "cuda_ipc", .make = MakeCudaIpcChannel, .open = OpenIpcChannel},
+    DeviceTransport{.name = "hip_ipc", .make = MakeHipIpcChannel, .open = OpenIpcChannel},
+    DeviceTransport{.name = "shm", .make = MakeShmChannel, .open = OpenShmChannel},
+    DeviceTransport{.name = "verbs", .make = MakeVerbsChannel, .open = OpenVerbsChannel},
+    DeviceTransport{.name = "tcp", .make = MakeTcpChannel, .open = OpenTcpChannel},
+};
+
+}  // namespace
+
+std::span<const DeviceTransport> DeviceTransports() { return kTransports; }
+
+}  // namespace jaxhet
