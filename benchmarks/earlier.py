@@ -28,8 +28,9 @@ from rich.progress import track
 
 from benchmarks.all_reduce import WORKER, iterations
 from benchmarks.tables import markdown
-from tests.support.jobs import ROOT, Job
+from jaxhet.testing import Job
 
+_ROOT = pathlib.Path(__file__).parents[1]
 _TREES = ("earlier", "this")
 _TRANSPORTS = ("shm", "tcp")
 _START_BYTES = 1024
@@ -40,9 +41,9 @@ Times = dict[str, dict[str, list[float]]]
 
 def start(root: pathlib.Path, transport: str) -> Job:
     """A running job of a tree."""
-    python = sys.executable if root == ROOT else str(root / ".venv" / "bin" / "python")
+    python = sys.executable if root == _ROOT else str(root / ".venv" / "bin" / "python")
     launch = [python, "-m", "jaxhet.cli", "launch", "--islands", "2"]
-    worker = root / WORKER.relative_to(ROOT)
+    worker = root / WORKER.relative_to(_ROOT)
     command = ["env", "-C", str(root), *launch, "--devices", "1", "--", python, str(worker)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JAXHET_")}
     env = {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu", "JAXHET_TRANSPORTS": transport}
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="1024,65536,1048576,16777216")
     parser.add_argument("--json", type=pathlib.Path, help="file for the times, in seconds")
     args = parser.parse_args()
-    roots = {"earlier": args.folder.resolve(), "this": ROOT}
+    roots = {"earlier": args.folder.resolve(), "this": _ROOT}
     sizes = [int(size) for size in args.sizes.split(",")]
     times = {
         **measure_all_reduces(roots, sizes, 4 * args.turns),

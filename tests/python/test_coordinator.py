@@ -22,7 +22,7 @@ from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
 from jaxhet._job.terms import Terms
 from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
-from tests.support.ports import free_port
+from jaxhet.testing import free_port
 
 SECRET = b"a job secret"
 
