@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from jaxhet import bench
-from tests.support.jobs import Job, Shape, island_job, joined_job
+from jaxhet.testing import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("all_reduce_worker.py")
 SYSTEMS = ("jaxhet-shm", "jaxhet-tcp", "gloo")

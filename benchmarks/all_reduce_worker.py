@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from tests.support import jobs
+from jaxhet import testing
 
 
 @functools.cache
@@ -78,4 +78,4 @@ def _answer(request: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    jobs.serve(_answer)
+    testing.serve(_answer)

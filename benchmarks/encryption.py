@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.all_reduce import SIZES, WORKER, iterations
 from jaxhet import bench
-from tests.support.jobs import Shape, island_job
+from jaxhet.testing import Shape, island_job
 
 MODES = ("off", "auth", "full")
 

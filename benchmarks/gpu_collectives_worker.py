@@ -10,8 +10,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.on_devices import facts
-from jaxhet import bench
-from tests.support import jobs
+from jaxhet import bench, testing
 
 _COPIES = 5
 
@@ -68,4 +67,4 @@ def _answer(request: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    jobs.serve(_answer)
+    testing.serve(_answer)

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.support import gpus
-from tests.support.jobs import HIDE_GPUS, Job, Shape, island_job, joined_job
+from benchmarks import gpus
+from jaxhet.testing import HIDE_GPUS, Job, Shape, island_job, joined_job
 
 # Part of a GPU's memory for all systems together; contexts and NCCL's buffers get the rest.
 _MEMORY_FRACTION = 0.9

@@ -18,13 +18,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import gpu_jobs, ladder_report
+from benchmarks import gpu_jobs, gpus, ladder_report
 from benchmarks.ladder_report import Row
 from benchmarks.ladder_rungs import DEFAULT, PARALLEL, REFERENCE, RUNGS, why_absent, why_impossible
 from benchmarks.training import LAYERS, ROWS, Program, Trace
+from jaxhet.testing import FAST_COMPILE, Shape
 from models.configs import CONFIGS, DTYPES
-from tests.support import gpus
-from tests.support.jobs import FAST_COMPILE, Shape
 
 # First steps of each turn, which are not timed: caches are another job's.
 UNTIMED = 2

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from benchmarks.gpu_jobs import Setting
 from benchmarks.training import Program
+from jaxhet.testing import Job, Shape
 from models.configs import CONFIGS
-from tests.support.jobs import Job, Shape
-from tests.support.programs import softverbs
+from tools.programs import softverbs
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 # Mesh axes by the name of a program: outer one first; -1: all devices that are left.

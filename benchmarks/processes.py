@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.tables import markdown, write_json
-from tests.support.jobs import Job, Shape, island_job, joined_job
+from jaxhet.testing import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("processes_worker.py")
 SYSTEMS = ("jaxhet", "jaxhet, tcp", "jax.distributed")

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.support import jobs
+from jaxhet import testing
 
 
 def _sum_over_all() -> None:
@@ -57,4 +57,4 @@ def _facts(_request: Any) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    jobs.serve(_facts)
+    testing.serve(_facts)

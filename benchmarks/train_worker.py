@@ -21,7 +21,7 @@ import jaxhet
 from benchmarks import plain_llama
 from benchmarks.on_devices import facts, peak_bytes
 from benchmarks.training import PLAIN, Built, Program, Trace
-from jaxhet import bench
+from jaxhet import bench, testing
 from models.configs import CONFIGS
 from models.corpus import open_corpus
 from models.data import Batches
@@ -29,7 +29,6 @@ from models.flops import model_flops
 from models.records import Journal, digest_rows
 from models.sharding import activation_sharding
 from models.train import Schedule, Trainer
-from tests.support import jobs
 
 _IS_BRIDGED = "JAXHET_PROCESS_ID" in os.environ  # else one world, which jaxhet has not joined
 _DIFFERENT_BATCHES = 4
@@ -350,4 +349,4 @@ def _answer(request: tuple[Any, ...]) -> Any:
 
 if __name__ == "__main__":
     _passes.watch()
-    jobs.serve(_answer)
+    testing.serve(_answer)

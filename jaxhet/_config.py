@@ -433,9 +433,10 @@ OPTIONS: tuple[Option, ...] = (
         "log_level",
         str,
         "info",
-        "least severe messages that Python's logger `jaxhet` writes, to stderr by default; errors"
-        " of the C++ engine are always written",
+        "least severe messages of Python's logger `jaxhet`, on stderr by default, and of the C++"
+        " engine; errors of the engine are always written",
         ("info", "warning", "error", "critical"),
+        engine=True,
     ),
     Option(
         "trace_folder",

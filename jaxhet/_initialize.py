@@ -185,7 +185,9 @@ def _join_coordinator(config: Config, secret: bytes) -> Membership:
     except ConnectionRefusedError as error:
         raise UsageError(
             f"no coordinator answers on {address} within {config.connect_timeout_s:g} s"
-            f" ({error}); start process 0, or set JAXHET_COORDINATOR_ADDRESS to where it runs"
+            f" ({error}); start process 0, or set JAXHET_COORDINATOR_ADDRESS to where it runs. If"
+            " the job is complete already, this process is one too many, or has come too late: a"
+            " coordinator listens until all processes have come"
         ) from error
 
 

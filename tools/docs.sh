@@ -1,10 +1,11 @@
 #!/bin/sh
 # docs.sh: builds the documentation site in _build/site; a warning is an error. MkDocs and its plugins are the extra
-# `docs` of pyproject.toml, pinned in constraints.txt, in an environment of their own: .cache/docs. Exit code 3: this
-# environment can't be made here.
+# `docs` of pyproject.toml, with the hashes of tools/hashes/docs.txt, in an environment of their own: .cache/docs. Exit
+# code 3: this environment can't be made here.
 set -eu
 cd "$(dirname "$0")/.."
 environment=.cache/docs
+hashes=tools/hashes/docs.txt
 
 say() { printf 'docs: %s\n' "$*" >&2; }
 die() {
@@ -21,18 +22,15 @@ find_python() {
   die "a Python >= 3.12 with venv: run \`make setup\`, or name one in PYTHON"
 }
 
-inputs() { cat pyproject.toml constraints.txt | cksum; }
+inputs() { cksum <"$hashes"; }
 
 install() {
   [ "$(cat "$environment/.inputs" 2>/dev/null)" = "$(inputs)" ] && return
   find_python
-  packages=$("$python" -c '
-import tomllib
-print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
-  say "$packages, and what they need, in $environment"
+  say "MkDocs and its plugins, in $environment"
   "$python" -m venv --clear "$environment"
   "$environment/bin/python" -m pip --disable-pip-version-check --no-input install -q \
-    -c constraints.txt $packages || die "packages of the extra \`docs\`: pip could not install them"
+    --require-hashes -r "$hashes" || die "packages of the extra \`docs\`: pip could not install them"
   inputs >"$environment/.inputs"
 }
 

@@ -13,10 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 _LEAST = 0.95
-# Functions that read bytes of peers or check what these say, by file of the engine. Headers that a
-# NIC writes into memory are not there: tests/softverbs damages what NICs do.
+# Functions that read bytes of peers or check what these say, by file of the engine. Notes of rings,
+# which a NIC writes into memory, are not there.
 CPP = {
     "base/range_set.h": "Add",
+    "base/take.h": "Take",
     "engine/control_channel.cc": "Parse|ReadMore|Next",
     "engine/wire.cc": "TakeBytes|ParseFail|UnpackStrings",
     "engine/wire.h": "TakeInfo",
@@ -44,8 +45,10 @@ CPP = {
     "transport/device_channel/operand_memory.cc": "Open",
     "transport/device_channel/fd_mailbox.cc": "Take|Unpack|AddFds",
     "transport/device_channel/message_socket.cc": "Receive",
+    "transport/verbs/connection.cc": "Drain",
+    "transport/verbs/slot_link.cc": "OnImmediate|OnCredits|OnCredit|CheckSlot",
     "transport/verbs/verbs_channel.cc": "OpenVerbsChannel",
-    "transport/verbs/slot_link_qps.cc": "Take|Accept|SetUpNicPair|OnMessage|OnPeerClosed",
+    "transport/verbs/slot_link_qps.cc": "Accept|SetUpNicPair|OnMessage|OnPeerClosed",
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {

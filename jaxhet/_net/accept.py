@@ -47,16 +47,24 @@ class Acceptor[T]:
 
     def close(self) -> None:
         """Stops listening. Accepted connections are left as they are."""
+        self.refuse_all()
+        self._server.close()
+
+    def refuse_all(self) -> None:
+        """Stops listening, and keeps the port: nobody else can listen there until `close`."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+            # A socket that does not listen lets others have its port, unless it says otherwise.
+            self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
     def _accept(self) -> None:
         while not self._closing:
             try:
                 sock, _ = self._server.accept()
             except OSError:  # the end, or no descriptor is left (EMFILE), or the caller has gone
+                if self._closing:
+                    return
                 self._drop_oldest()
                 time.sleep(_PAUSE_S)
                 continue

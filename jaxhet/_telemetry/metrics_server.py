@@ -11,13 +11,15 @@ from wsgiref import simple_server
 
 MOST_CONNECTIONS = 32  # each has a thread and a descriptor
 SILENCE_S = 5.0  # after which a connection ends
+LONGEST_S = 10.0  # after which a connection ends, whatever it sends or reads
 _PAUSE_S = 0.05  # when the system has no descriptor left
 
 
 class MetricsServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     """Serves a WSGI application on a thread of its own until `shutdown`.
 
-    There are at most `MOST_CONNECTIONS` connections: one more ends the oldest.
+    There are at most `MOST_CONNECTIONS` connections: one more ends the oldest. Each has one
+    request, and ends after `LONGEST_S` at the latest.
 
     Args:
       host: Name or address to listen on.
@@ -37,7 +39,7 @@ class MetricsServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         )[0]
         self.address_family = family
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, None] = {}  # oldest first
+        self._open: dict[socket.socket, float] = {}  # and their beginnings, oldest first
         super().__init__((str(address[0]), port), _Handler)
         self.set_app(app)
         threading.Thread(target=self.serve_forever, name="jaxhet-metrics", daemon=True).start()
@@ -51,7 +53,7 @@ class MetricsServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
             time.sleep(_PAUSE_S)
             raise
         with self._lock:
-            self._open[sock] = None
+            self._open[sock] = time.monotonic()
             is_full = len(self._open) > MOST_CONNECTIONS
         if is_full:
             self._drop_oldest()
@@ -62,6 +64,13 @@ class MetricsServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Ends the connections whose time is over; called every 0.5 s and after each request."""
+        with self._lock:
+            late = sum(time.monotonic() - begun > LONGEST_S for begun in self._open.values())
+        for _ in range(late):
+            self._drop_oldest()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing: a stranger would fill the log."""

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <span>
 #include <thread>
@@ -102,6 +103,21 @@ void RunExchanges(const ChaosRound& round, int rank, std::vector<Ends> ends,
   _exit(write(report.get(), &outcome, sizeof outcome) == sizeof outcome ? 0 : 1);
 }
 
+// The end that `process` has of the connection that the fault is of.
+Fd& EndOf(const ChaosRound& round, std::vector<std::vector<Ends>>& ends, int process, int peer) {
+  Ends& chosen = ends[static_cast<size_t>(process)][static_cast<size_t>(peer)];
+  const bool is_data = round.fault == Fault::kCutData || round.fault == Fault::kDisturbData ||
+                       round.fault == Fault::kCorruptData;
+  return is_data ? chosen.data[round.seed % 2] : chosen.control;
+}
+
+// Splits that connection in two; returns the inner ends, for a relay.
+std::pair<Fd, Fd> RelayedEnds(const ChaosRound& round, std::vector<std::vector<Ends>>& ends) {
+  auto [outer, inner] = ConnectedPair();
+  Fd& replaced = EndOf(round, ends, round.other, round.victim);
+  return {std::exchange(replaced, std::move(outer)), std::move(inner)};
+}
+
 ChaosOutcome ReadUntil(const Fd& report, Time limit) {
   const auto left = std::chrono::ceil<milliseconds>(limit - Clock::now());
   pollfd polled{.fd = report.get(), .events = POLLIN, .revents = 0};
@@ -115,8 +131,11 @@ ChaosOutcome ReadUntil(const Fd& report, Time limit) {
 }  // namespace
 
 std::string_view NameOf(Fault fault) {
-  constexpr std::array<std::string_view, 7> kNames = {
-      "none", "kill", "stop", "cut control", "cut data", "disturb control", "disturb data"};
+  constexpr std::array<std::string_view, 9> kNames = {"none",         "kill",
+                                                      "stop",         "cut control",
+                                                      "cut data",     "disturb control",
+                                                      "disturb data", "corrupt control",
+                                                      "corrupt data"};
   return kNames.at(static_cast<size_t>(fault));
 }
 
@@ -125,12 +144,12 @@ ChaosRound::ChaosRound(uint64_t its_seed) : seed(its_seed) {
   transport = AnyOf(std::array{"shm", "shm_ring", "tcp", "tcp"}, random);
   encryption = AnyOf(std::array{"off", "off", "auth", "full"}, random);
   num_processes = 2 + static_cast<int>(random() % 2);
-  constexpr std::array kFaults = {Fault::kNone,       Fault::kKill,       Fault::kKill,
-                                  Fault::kKill,       Fault::kStop,       Fault::kCutData,
-                                  Fault::kCutData,    Fault::kCutControl, Fault::kDisturbControl,
-                                  Fault::kDisturbData};
+  constexpr std::array kFaults = {
+      Fault::kNone,           Fault::kKill,        Fault::kKill,           Fault::kKill,
+      Fault::kStop,           Fault::kCutData,     Fault::kCutData,        Fault::kCutControl,
+      Fault::kDisturbControl, Fault::kDisturbData, Fault::kCorruptControl, Fault::kCorruptData};
   fault = AnyOf(kFaults, random);
-  if (fault == Fault::kDisturbData && encryption == "off") encryption = "auth";
+  if (fault >= Fault::kDisturbData && encryption == "off") encryption = "auth";
   victim = static_cast<int>(random() % static_cast<uint64_t>(num_processes));
   other = (victim + 1) % num_processes;
   const uint64_t latest_us =
@@ -142,6 +161,10 @@ ChaosRound::ChaosRound(uint64_t its_seed) : seed(its_seed) {
                                             65'536, 65'537, 300'001, 1'048'576};
   for (uint64_t i = random() % 12 + 1; i > 0; --i) sizes.push_back(AnyOf(kSizes, random));
   for (uint64_t i = random() % 64 + 1; i > 0; --i) junk.push_back(static_cast<char>(random()));
+  constexpr std::array kAttacks = {Relay::Attack::kChange, Relay::Attack::kChange,
+                                   Relay::Attack::kRepeat, Relay::Attack::kDrop};
+  attack = AnyOf(kAttacks, random);
+  place = random() % 4096;
 }
 
 std::string ChaosRound::Path() const {
@@ -173,8 +196,9 @@ int32_t CountFds() {
 ChaosJob::ChaosJob(const ChaosRound& round) : round_(round) {
   std::fflush(stderr);
   auto ends = ConnectAll(round.num_processes);
+  auto relayed = IsCorruption(round.fault) ? std::optional(RelayedEnds(round, ends)) : std::nullopt;
   const int num_fds = CountFds();
-  const auto num_ends = static_cast<int>(3 * (ends.size() - 1) * ends.size());
+  const auto num_ends = static_cast<int>(3 * (ends.size() - 1) * ends.size()) + (relayed ? 2 : 0);
   for (int rank = 0; rank < round.num_processes; ++rank) {
     std::array<int, 2> pipe_ends{};
     if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) ThrowErrno("pipe2");
@@ -185,15 +209,17 @@ ChaosJob::ChaosJob(const ChaosRound& round) : round_(round) {
     if (pid == 0) {
       std::vector<Ends> own = std::move(ends[static_cast<size_t>(rank)]);
       ends.clear();
+      relayed.reset();
       const int num_pipes = static_cast<int>(reports_.size()) + 1;
       BeProcess(round, rank, std::move(own), num_fds - num_ends + num_pipes, report);
     }
     pids_.push_back(pid);
   }
-  Ends& chosen = ends[static_cast<size_t>(round.victim)][static_cast<size_t>(round.other)];
-  if (!IsOfConnection(round.fault)) return;
-  const bool is_data = round.fault == Fault::kCutData || round.fault == Fault::kDisturbData;
-  connection_ = std::move(is_data ? chosen.data[round.seed % 2] : chosen.control);
+  if (relayed) {
+    relay_ = std::make_unique<Relay>(std::move(relayed->first), std::move(relayed->second));
+  } else if (IsOfConnection(round.fault)) {
+    connection_ = std::move(EndOf(round, ends, round.victim, round.other));
+  }
 }
 
 void ChaosJob::Break() {
@@ -209,6 +235,10 @@ void ChaosJob::Break() {
       kill(victim, SIGSTOP);
       std::this_thread::sleep_for(round_.stop_time);
       kill(victim, SIGCONT);
+      return;
+    case Fault::kCorruptControl:
+    case Fault::kCorruptData:
+      relay_->Arm(round_.attack, /*least_bytes=*/1, round_.place);
       return;
     case Fault::kCutControl:
     case Fault::kCutData:

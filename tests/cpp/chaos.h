@@ -6,10 +6,12 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/cpp/relay.h"
 #include "xla_plugin/base/fd.h"
 
 // Jobs of two or three processes with one random fault each.
@@ -23,9 +25,12 @@ enum class Fault : uint8_t {
   kCutData,
   kDisturbControl,  // foreign bytes between two messages
   kDisturbData,     // foreign bytes between two chunks; only where records are authenticated
+  kCorruptControl,  // bytes changed, repeated or dropped on the way; authenticated, too
+  kCorruptData,
 };
 std::string_view NameOf(Fault fault);
 inline bool IsOfConnection(Fault fault) { return fault >= Fault::kCutControl; }
+inline bool IsCorruption(Fault fault) { return fault >= Fault::kCorruptControl; }
 
 // Random choices of a round. A seed makes the same round everywhere.
 struct ChaosRound {
@@ -45,6 +50,8 @@ struct ChaosRound {
   std::chrono::milliseconds stop_time;
   std::vector<size_t> sizes;  // bytes of each rank, by exchange
   std::string junk;
+  Relay::Attack attack;  // a corruption, and where
+  size_t place;
 };
 
 // Report of a process on its own end.
@@ -81,7 +88,8 @@ class ChaosJob {
   const ChaosRound& round_;
   std::vector<pid_t> pids_;
   std::vector<Fd> reports_;
-  Fd connection_;  // a copy of the victim's end, for faults of a connection
+  Fd connection_;                 // a copy of the victim's end, for faults of a connection
+  std::unique_ptr<Relay> relay_;  // in that connection, for its corruption
 };
 
 }  // namespace jaxhet::testing

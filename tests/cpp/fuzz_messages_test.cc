@@ -56,7 +56,7 @@ void ReadStream(std::string_view input) {
 [[maybe_unused]] const bool added_stream =
     AddFuzzer({.name = "stream",
                .covers = {"xla_plugin/engine/control_channel.cc", "xla_plugin/engine/wire.cc",
-                          "xla_plugin/engine/wire.h"},
+                          "xla_plugin/engine/wire.h", "xla_plugin/base/take.h"},
                .seeds = &StreamSeeds,
                .run = &ReadStream});
 

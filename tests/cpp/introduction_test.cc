@@ -1,8 +1,12 @@
+#include <poll.h>
+#include <sys/socket.h>
+
 #include <array>
 #include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,6 +18,15 @@ namespace jaxhet::testing {
 namespace {
 
 using std::chrono::milliseconds;
+
+// Both messages of process 1; `answer` is "ok" or "refused".
+void Introduce(ControlChannel& channel, const std::string& answer) {
+  const HelloInfo info{1};
+  const std::string table = PackStrings(std::array<std::string, 3>{"tcp", answer, "smoke"});
+  channel.Send(MessageType::kHello,
+               std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
+  channel.Send(MessageType::kHelloReply, table);
+}
 
 // Process 0, and the other end of its connection to process 1, which the test plays.
 struct Introduction {
@@ -30,14 +43,7 @@ struct Introduction {
   Introduction(const Introduction&) = delete;
   Introduction& operator=(const Introduction&) = delete;
 
-  // Both messages of process 1; `answer` is "ok" or "refused".
-  void Say(const std::string& answer) const {
-    const HelloInfo info{1};
-    const std::string table = PackStrings(std::array<std::string, 3>{"tcp", answer, "smoke"});
-    channel->Send(MessageType::kHello,
-                  std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
-    channel->Send(MessageType::kHelloReply, table);
-  }
+  void Say(const std::string& answer) const { Introduce(*channel, answer); }
   std::string ErrorOfConnect() const {
     return ExpectThrow([&] { engine->Connect(kLong); });
   }
@@ -93,6 +99,50 @@ TEST(PeerThatHasLeftIsWhyNoTransportReachesIt) {
   introduction.Say("refused");
   introduction.channel.reset();
   ExpectContains(introduction.ErrorOfConnect(), "it left during the introduction");
+}
+
+// Fills a connection, so that its close waits for the peer to read: for 20 s at most.
+void SlowDownClose(const Fd& socket) {
+  const linger slow{.l_onoff = 1, .l_linger = 20};
+  if (setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &slow, sizeof slow) != 0) {
+    ThrowErrno("setsockopt(SO_LINGER)");
+  }
+  const std::string bytes(1 << 16, 'x');
+  while (send(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
+  }
+}
+
+// Whether a failure is the next message but introductions, within `timeout`.
+bool HearsFailure(ControlChannel& channel, milliseconds timeout) {
+  const auto limit = std::chrono::steady_clock::now() + timeout;
+  while (std::chrono::steady_clock::now() < limit) {
+    while (const auto message = channel.Next()) {
+      if (message->type == MessageType::kFail) return true;
+    }
+    pollfd polled{.fd = channel.socket()->fd(), .events = POLLIN, .revents = 0};
+    if (poll(&polled, 1, 100) > 0) channel.socket()->OnEvents(POLLIN);
+  }
+  return false;
+}
+
+// A peer that sees the end of a data connection first would name this process in its error.
+TEST(FailureOfAThirdProcessIsToldBeforeConnectionsEnd) {
+  auto ends = ConnectAll(3, 1);
+  SlowDownClose(ends[0][1].data[0]);
+  ControlChannel channel(std::move(ends[1][0].control));
+  Introduce(channel, "ok");
+  ends[2][0].control.Reset();  // process 2 has died
+  WorldOptions options = FaultOptions("tcp");
+  options.num_processes = 3;
+  const auto engine = MakeEngine(0, options, std::move(ends[0]));
+  std::thread connecting([&] {
+    const std::string error = ExpectThrow([&] { engine->Connect(kLong); });
+    ExpectContains(error, "process 2 (host 2)");
+  });
+  EXPECT(HearsFailure(channel, milliseconds(5'000)));
+  ends[1][0].data.clear();
+  connecting.join();
+  engine->Close(milliseconds(10));
 }
 
 }  // namespace

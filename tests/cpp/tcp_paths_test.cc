@@ -41,9 +41,11 @@ class PathWorld {
  public:
   explicit PathWorld(const std::string& encryption = "off", size_t num_paths = kNumPaths)
       : PathWorld(encryption, Connected(num_paths)) {}
-  PathWorld(const std::string& encryption, std::vector<std::vector<Ends>> ends) {
+  PathWorld(const std::string& encryption, std::vector<std::vector<Ends>> ends,
+            const std::string& log_level = "info") {
     WorldOptions options = FaultOptions("tcp");
     options.engine.encryption = encryption;
+    options.engine.log_level = log_level;
     for (size_t process = 0; process < 2; ++process) {
       for (const Fd& fd : ends[process][1 - process].data) {
         data_.at(process).emplace_back(dup(fd.get()));
@@ -163,6 +165,31 @@ TEST(GoesOnOverTheLastOfThreePaths) {
     std::this_thread::sleep_for(std::chrono::milliseconds(250));
     ExpectRight(world.Gather(2));
     ExpectCounts(world, 2 * kNumBytes, 2);
+  }
+}
+
+// Lines on stderr when one path of a job fails, and then all.
+std::string LinesOfFailures(const std::string& log_level) {
+  const CapturedStderr captured;
+  PathWorld world("off", Connected(kNumPaths), log_level);
+  ExpectRight(world.Gather(1, [&] { world.Cut(0); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  for (size_t socket = 0; socket < 2 * kNumPaths; ++socket) world.Cut(socket);
+  for (const size_t process : {0, 1}) EXPECT(world.engine(process).WaitFailure(kLong) != nullptr);
+  return captured.Text();
+}
+
+TEST(LogLevelHidesWarningsAndNoErrors) {
+  constexpr const char* kWarning = ": tcp leaves ";
+  constexpr const char* kError = "jaxhet.PeerError: [process ";
+  const std::string all = LinesOfFailures("info");
+  ExpectContains(all, kWarning);
+  ExpectContains(all, kError);
+  ExpectContains(LinesOfFailures("warning"), kWarning);
+  for (const char* const level : {"error", "critical"}) {
+    const std::string errors = LinesOfFailures(level);
+    EXPECT(errors.find(kWarning) == std::string::npos);
+    ExpectContains(errors, kError);
   }
 }
 

@@ -1,5 +1,8 @@
 #include "tests/cpp/testing.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -7,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/base/strings.h"
 
 namespace jaxhet::testing {
@@ -76,6 +81,21 @@ void AddFailure(std::string_view text, const Location& location) {
 void ExpectContains(std::string_view text, std::string_view part, const Location& location) {
   if (text.find(part) != std::string_view::npos) return;
   AddFailure(StrCat("'", part, "' is not in '", text, "'"), location);
+}
+
+CapturedStderr::CapturedStderr()
+    : before_(dup(STDERR_FILENO)), file_(memfd_create("stderr", MFD_CLOEXEC)) {
+  dup2(file_.get(), STDERR_FILENO);
+}
+
+CapturedStderr::~CapturedStderr() { dup2(before_.get(), STDERR_FILENO); }
+
+std::string CapturedStderr::Text() const {
+  std::string text(CheckedCast<size_t>(lseek(file_.get(), 0, SEEK_END)), '\0');
+  const ssize_t num_bytes = pread(file_.get(), text.data(), text.size(), 0);
+  if (num_bytes < 0) ThrowErrno("pread");
+  text.resize(CheckedCast<size_t>(num_bytes));
+  return text;
 }
 
 std::string ExpectThrow(const std::function<void()>& function, const Location& location) {

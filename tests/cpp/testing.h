@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "xla_plugin/base/fd.h"
+
 // A test framework in one page: the tests then build wherever the engine does, with CMake and
 // Bazel, without root and without the network. A program of tests runs those whose names contain
 // its argument, or all.
@@ -46,6 +48,21 @@ void ExpectEqual(const A& actual, const B& expected,
 
 void ExpectContains(std::string_view text, std::string_view part,
                     const Location& location = Location::current());
+
+// Holds back what is written on stderr while it lives.
+class CapturedStderr {
+ public:
+  CapturedStderr();
+  ~CapturedStderr();
+  CapturedStderr(const CapturedStderr&) = delete;
+  CapturedStderr& operator=(const CapturedStderr&) = delete;
+
+  std::string Text() const;
+
+ private:
+  Fd before_;
+  Fd file_;
+};
 
 // The text of the exception that `function` throws; a failure if it throws none.
 std::string ExpectThrow(const std::function<void()>& function,

@@ -1,18 +1,14 @@
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/relay.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 
@@ -22,69 +18,6 @@ namespace {
 
 constexpr size_t kControl = 0;
 constexpr size_t kData = 1;  // with one data connection
-
-// Passes on what two ends of a connection send to each other.
-class Relay {
- public:
-  Relay(Fd first, Fd second) : ends_{std::move(first), std::move(second)} {
-    for (const size_t from : {0, 1}) {
-      threads_.at(from) = std::thread([this, from] { PassOn(ends_.at(from), ends_.at(1 - from)); });
-    }
-  }
-  ~Relay() {
-    for (const Fd& end : ends_) shutdown(end.get(), SHUT_RDWR);
-    for (std::thread& thread : threads_) thread.join();
-  }
-  Relay(const Relay&) = delete;
-  Relay& operator=(const Relay&) = delete;
-
-  // Changes or repeats the next bytes that are read together and are at least this many. The middle
-  // byte is changed: a large message may share its read with small ones before and after it.
-  enum class Attack { kNone, kChange, kRepeat };
-  void Arm(Attack attack, size_t least_bytes) {
-    least_bytes_ = least_bytes;
-    attack_ = attack;
-  }
-  bool has_attacked() const { return has_attacked_; }
-  std::string seen() const {
-    const std::lock_guard lock(mutex_);
-    return seen_;
-  }
-
- private:
-  void PassOn(const Fd& from, const Fd& to) {
-    std::array<char, 4096> buffer{};
-    while (true) {
-      const ssize_t num_bytes = read(from.get(), buffer.data(), buffer.size());
-      if (num_bytes <= 0) break;
-      std::string bytes(buffer.data(), static_cast<size_t>(num_bytes));
-      {
-        const std::lock_guard lock(mutex_);
-        seen_ += bytes;
-        if (bytes.size() >= least_bytes_) {
-          const Attack attack = attack_.exchange(Attack::kNone);
-          has_attacked_ = has_attacked_ || attack != Attack::kNone;
-          if (attack == Attack::kChange) bytes[bytes.size() / 2] ^= 1;
-          if (attack == Attack::kRepeat) bytes += bytes;
-        }
-      }
-      for (size_t done = 0; done < bytes.size();) {
-        const ssize_t sent = send(to.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
-        if (sent <= 0) break;
-        done += static_cast<size_t>(sent);
-      }
-    }
-    shutdown(to.get(), SHUT_WR);
-  }
-
-  std::array<Fd, 2> ends_;
-  std::array<std::thread, 2> threads_;
-  mutable std::mutex mutex_;
-  std::string seen_;  // under mutex_
-  std::atomic<Attack> attack_ = Attack::kNone;
-  std::atomic<size_t> least_bytes_ = 0;
-  std::atomic<bool> has_attacked_ = false;
-};
 
 // Two processes with a relay in each of their connections.
 class RelayedWorld {

@@ -89,6 +89,7 @@ Options EngineOptions() {
           .eager_bytes = 1 << 10,
           .slot_bytes = 16 << 20,
           .encryption = "off",
+          .log_level = "info",
           .profiler_ranges = 0,
           .verbs = NicOptions()};
 }

@@ -1,4 +1,4 @@
-"""Random kills, stops, cuts and disturbances of jobs over `shm`, `shm_ring` and `tcp`.
+"""Random kills, stops, cuts, disturbances and corruptions of jobs over `shm`, `shm_ring` and `tcp`.
 
 Twenty rounds run with the C++ tests by default; the thousands are slow, and go on where an earlier
 run was cut off (`_build/unity/chaos.log`).
@@ -11,6 +11,7 @@ import chaos
 import pytest
 
 _ROUNDS = 2_000
+_CONNECTIONS = ("control", "data")
 # A stand-in for chaos_test: rounds that end as their seeds say.
 _STAND_IN = """
 import os, subprocess, sys, time
@@ -84,6 +85,6 @@ def test_random_faults_end_in_results_or_named_errors(tmp_path: pathlib.Path) ->
     print(text)
     assert len(rounds) == _ROUNDS
     assert not any(known.is_finding for known in rounds), text
-    kinds = ("none", "kill", "stop", "cut control", "cut data", "disturb control", "disturb data")
-    assert {known.fault for known in rounds} == set(kinds)
+    connections = {f"{how} {of}" for how in ("cut", "disturb", "corrupt") for of in _CONNECTIONS}
+    assert {known.fault for known in rounds} == {"none", "kill", "stop", *connections}
     assert all(known.outcome == "right" for known in rounds if known.fault == "none")

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import pytest
 from watched import WatchedJob, assert_others_report
 
+from jaxhet.testing import free_port
 from tests.support.jobs import ROOT
-from tests.support.ports import free_port
 
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
 NUM_PROCESSES = 3

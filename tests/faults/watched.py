@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from tests.support.jobs import FAST_COMPILE, PYTHONPATH, ROOT
+from jaxhet.testing import FAST_COMPILE
+from tests.support.jobs import PYTHONPATH, ROOT
 
 _PREFIX = re.compile(r"^\[(\S+?)/(\d+)\] (.*)$")
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from tests.support import jobs
+from jaxhet import testing
 
 assert ml_dtypes.bfloat16  # registers the names of the small float types with numpy
 
@@ -176,4 +176,4 @@ def _answer(request: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    jobs.serve(_answer)
+    testing.serve(_answer)

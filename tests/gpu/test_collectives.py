@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from benchmarks import gpus
 from jaxhet.compiler import Options
-from tests.support import gpus
-from tests.support.jobs import Job, Shape, island_job
-from tests.support.programs import softverbs
+from jaxhet.testing import Job, Shape, island_job
+from tools.programs import softverbs
 
 WORKER = pathlib.Path(__file__).with_name("collectives_worker.py")
 CHUNK_BYTES = 64 * 1024

@@ -8,10 +8,9 @@ import statistics
 
 import pytest
 
-from benchmarks import gpu_jobs, gpu_train
+from benchmarks import gpu_jobs, gpu_train, gpus
 from benchmarks.training import Program
-from tests.support import gpus
-from tests.support.jobs import Shape
+from jaxhet.testing import Shape
 
 MOST_SLOWER = 1.03
 REPEATS, STEPS = 5, 8

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.support import gpus
+from benchmarks import gpus
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.support import gpus
-from tests.support.programs import build, results_of
+from benchmarks import gpus
+from tools.programs import build, results_of
 
 _ENV = {
     "TEST_VENDOR": "cuda",

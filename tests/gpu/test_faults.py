@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks import gpus
 from tests.faults.watched import WatchedJob, assert_others_report
-from tests.support import gpus
-from tests.support.programs import softverbs
+from tools.programs import softverbs
 
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # types of the victim's operands

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from jaxhet._jax import jaxlib
-from tests.support.programs import hip_double
+from tools.programs import hip_double
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

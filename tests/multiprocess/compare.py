@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.support.jobs import Job
+from jaxhet.testing import Job
 
 # Sums are taken in another order than in one world: a few roundings of the working precision apart.
 _TOLERANCE = {

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.jobs import FAST_COMPILE, Job, Shape, Start, island_job, world_job
+from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job, world_job
+from tests.support.jobs import Start
 
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
 

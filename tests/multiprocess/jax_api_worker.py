@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from tests.support import jobs
+from jaxhet import testing
 
 NAMED: dict[str, Callable[..., Any]] = {}
 
@@ -358,4 +358,4 @@ def _answer(request: tuple[str, tuple[Any, ...]]) -> Any:
 
 
 if __name__ == "__main__":
-    jobs.serve(_answer)
+    testing.serve(_answer)

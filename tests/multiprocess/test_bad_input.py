@@ -97,23 +97,59 @@ def test_port_in_use_is_said() -> None:
 
 
 def test_duplicate_process_id_is_refused(tmp_path: pathlib.Path) -> None:
-    first, second = job(REFUSED=str(tmp_path / "refused"))
+    first, second, third = job(3, REFUSED=str(tmp_path / "refused"))
     script = """
 import os, pathlib, time, jaxhet
 refused = pathlib.Path(os.environ["REFUSED"])
+while os.environ["JAXHET_PROCESS_ID"] == "2" and not refused.exists():
+    time.sleep(0.1)  # the job must not be complete before
 try:
     jaxhet.initialize()
 except jaxhet.UsageError:
     refused.touch()
     raise
-while not refused.exists():  # the job must live until the third process has come
-    time.sleep(0.1)
 """
-    outputs = run(script, first, second, second)
+    outputs = run(script, first, second, second, third)
     refused = [o for o in outputs if "process id 1 is taken" in o.text]
     assert len(refused) == 1
     assert "give every process an id of its own" in refused[0].text
-    assert [o.code for o in outputs].count(0) == 2
+    assert [o.code for o in outputs].count(0) == 3
+
+
+@pytest.mark.parametrize(
+    ("process", "words"),
+    [
+        (0, "(perhaps another job's coordinator); choose another port"),
+        (1, "If the job is complete already, this process is one too many, or has come too late"),
+    ],
+)
+def test_process_that_comes_after_all_is_told_why(
+    process: int, words: str, tmp_path: pathlib.Path
+) -> None:
+    """The coordinator of a complete job does not listen."""
+    envs = job(JOINED=str(tmp_path / "joined"), ENDED=str(tmp_path / "ended"))
+    late = {**envs[process], "IS_LATE": "1", "JAXHET_CONNECT_TIMEOUT_S": "1"}
+    script = """
+import os, pathlib, time, jaxhet
+joined, ended = pathlib.Path(os.environ["JOINED"]), pathlib.Path(os.environ["ENDED"])
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.1)
+if "IS_LATE" in os.environ:
+    wait_for(joined)
+    try:
+        jaxhet.initialize()
+    finally:
+        ended.touch()
+else:
+    jaxhet.initialize()
+    joined.touch()
+    wait_for(ended)
+"""
+    *good, refused = run(script, *envs, late)
+    assert [ended.code for ended in good] == [0, 0]
+    assert refused.code != 0
+    assert words in refused.text
 
 
 def test_secret_file_is_for_one_user(tmp_path: pathlib.Path) -> None:

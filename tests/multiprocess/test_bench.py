@@ -14,7 +14,8 @@ from jaxhet import bench
 from jaxhet._errors import UsageError
 from jaxhet.bench import cases
 from jaxhet.cli import bench as command
-from tests.support.jobs import FAST_COMPILE, ROOT
+from jaxhet.testing import FAST_COMPILE
+from tests.support.jobs import ROOT
 
 _CLI = [sys.executable, "-m", "jaxhet.cli"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests.support.ports import free_port
+from jaxhet.testing import free_port
 from tests.support.scripts import environment, job, run
 
 _SECRET = {"JAXHET_JOB_SECRET": "a secret of tests", "JAXHET_CONNECT_TIMEOUT_S": "20"}

@@ -8,7 +8,7 @@ import pytest
 from two_islands import SET_UP
 
 from jaxhet._net import handshake
-from tests.support.ports import free_port
+from jaxhet.testing import free_port
 from tests.support.scripts import Ended, job, run
 
 MARKER = b"MARKERS."  # finite as two floats

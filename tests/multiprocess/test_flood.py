@@ -10,8 +10,8 @@ import pytest
 
 from jaxhet._job import coordinator
 from jaxhet._net import handshake
+from jaxhet.testing import free_port
 from tests.support.jobs import ROOT
-from tests.support.ports import free_port
 from tests.support.scripts import environment
 
 _SECRET = "a secret of tests"

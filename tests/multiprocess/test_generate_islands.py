@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.support.jobs import FAST_COMPILE, PYTHONPATH, ROOT
+from jaxhet.testing import FAST_COMPILE
+from tests.support.jobs import PYTHONPATH, ROOT
 
 MODELS = ROOT / "tests" / "python" / "models" / "golden"
 TEXTS = ("5,6,7,8,9,10,11,12", "9,3", "60,61,62,63,1")

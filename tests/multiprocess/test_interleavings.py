@@ -30,12 +30,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _ffi, _initialize, _session
+from jaxhet import _ffi, _initialize, _session, testing
 from jaxhet._job import listener as _listener
 from jaxhet._net import secret as _secret
 from jaxhet._net.addresses import split_address
-from tests.support import jobs
-from tests.support.jobs import FAST_COMPILE, Job, Shape, island_job
+from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job
 
 pytestmark = pytest.mark.early
 
@@ -294,4 +293,4 @@ def test_unequal_orders_in_many_jobs(seed: int) -> None:
 
 
 if __name__ == "__main__":
-    jobs.serve(_Worker().answer)
+    testing.serve(_Worker().answer)

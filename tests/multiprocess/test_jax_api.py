@@ -9,7 +9,7 @@ import jax_api_worker
 import numpy as np
 import pytest
 
-from tests.support.jobs import Job, Shape, island_job, joined_job
+from jaxhet.testing import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(jax_api_worker.__file__)
 SHAPE = Shape(2, processes=(1, 2), devices=2)

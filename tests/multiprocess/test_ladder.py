@@ -18,7 +18,8 @@ from benchmarks.gpu_jobs import Setting
 from benchmarks.ladder_report import HEADINGS, Row, compared, plot, rates_of, reached, table
 from benchmarks.ladder_rungs import DEFAULT, PARALLEL, REFERENCE, RUNGS, why_absent, why_impossible
 from benchmarks.training import Program, Trace
-from tests.support.jobs import ROOT, Shape
+from jaxhet.testing import Shape
+from tests.support.jobs import ROOT
 
 SMALL = ("--platform=cpu", "--layers=1", "--seq=8", "--steps=6", "--turns=2")
 CPU = Setting("cpu", Shape(2, 1, 2))

@@ -13,7 +13,8 @@ import matrix
 import numpy as np
 import pytest
 
-from tests.support.jobs import FAST_COMPILE, Job, Shape, Start, island_job
+from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job
+from tests.support.jobs import Start
 
 pytestmark = pytest.mark.early
 

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from jaxhet import _config
 from jaxhet._errors import UsageError
 from jaxhet._telemetry import metrics
+from jaxhet.testing import free_port
 from tests.support import scripts
-from tests.support.ports import free_port
 
 _SCRIPT = """
 import time, urllib.request

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from jaxhet.testing import free_port
 from tests.support import training
 from tests.support.jobs import ROOT
-from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.slow,

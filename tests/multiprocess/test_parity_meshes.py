@@ -7,14 +7,14 @@ import pathlib
 
 import pytest
 
+from jaxhet.testing import FAST_COMPILE
 from models import parity
-from tests.support.jobs import FAST_COMPILE
 
 TRAINING = ("--config=tiny", "--batch=4", "--seq=36", "--loss-chunk=7", "--log-every=2")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     "words",
     [

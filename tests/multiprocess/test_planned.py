@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.support.jobs import Shape, Start
+from jaxhet.testing import Shape
+from tests.support.jobs import Start
 from tests.support.scripts import job, run
 
 EXCHANGES = {  # in each step

@@ -5,7 +5,8 @@ import mapped_programs  # noqa: F401  (registers its programs)
 import programs
 import pytest
 
-from tests.support.jobs import Shape, Start
+from jaxhet.testing import Shape
+from tests.support.jobs import Start
 
 pytestmark = pytest.mark.early
 

@@ -13,6 +13,7 @@ from typing import Any
 from jaxhet import _ffi
 from jaxhet._doctor.qualify import SIZES, merge
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification
+from tests.support import schemas
 from tests.support.jobs import ROOT
 from tests.support.scripts import Ended, job, run
 
@@ -64,6 +65,7 @@ def test_launched_job_proves_every_pair(tmp_path: pathlib.Path):
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "ok: every pair has a proven transport" in ended.stdout
+    schemas.check("qualify", report.read_text())
     found = json.loads(report.read_text())
     assert found["ok"]
     assert [pair["processes"] for pair in found["pairs"]] == [[0, 1], [0, 2], [1, 2]]

@@ -16,7 +16,8 @@ import random_programs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.jobs import Shape, Start
+from jaxhet.testing import Shape
+from tests.support.jobs import Start
 
 pytestmark = pytest.mark.early
 

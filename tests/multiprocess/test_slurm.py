@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxhet.testing import free_port
 from tests.support import slurm, training
 from tests.support.jobs import ROOT
-from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.slow,

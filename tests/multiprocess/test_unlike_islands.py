@@ -18,7 +18,7 @@ import unlike_programs
 from two_islands import SET_UP, run_both
 from unlike_programs import Program
 
-from tests.support.jobs import FAST_COMPILE, Job, Shape, island_job, world_job
+from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job, world_job
 from tests.support.scripts import job, run
 
 pytestmark = pytest.mark.early

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.jobs import FAST_COMPILE
-from tests.support.ports import free_port
+from jaxhet.testing import FAST_COMPILE, free_port
 from tests.support.scripts import environment, run
 
 _FOLDER = pathlib.Path(__file__).parent

@@ -11,7 +11,7 @@ import programs
 import random_programs
 
 import jaxhet
-from tests.support import jobs
+from jaxhet import testing
 
 
 def _exchanges() -> int:
@@ -47,4 +47,4 @@ def _answer(program: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    jobs.serve(_answer)
+    testing.serve(_answer)

@@ -19,7 +19,7 @@ from jaxhet._job.listener import Link, Listener
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._net.addresses import split_address
 from jaxhet._net.interfaces import Interface
-from tests.support.ports import free_port
+from jaxhet.testing import free_port
 from tests.support.waiting import wait_until
 
 SECRET = b"secret"

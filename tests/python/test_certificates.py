@@ -25,8 +25,8 @@ from jaxhet._net import credentials as _credentials
 from jaxhet._net.addresses import listen
 from jaxhet._net.channel import Channel
 from jaxhet._net.credentials import Credentials
+from jaxhet.testing import free_port
 from tests.support.certificates import make_files
-from tests.support.ports import free_port
 from tests.support.scripts import run
 
 SECRET = b"a job secret"

@@ -22,7 +22,7 @@ from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
 from jaxhet._job.terms import Terms
 from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
-from tests.support.ports import free_port
+from jaxhet.testing import free_port
 
 SECRET = b"a job secret"
 
@@ -40,6 +40,7 @@ class Pair:
         self.thread = threading.Thread(target=server.serve, daemon=True)
         self.thread.start()
         self.members = [membership.connect(address, SECRET, 5) for _ in range(2)]
+        self.stray = membership.connect(address, SECRET, 5)  # says nothing yet
         joins = [
             threading.Thread(target=member.join, args=(_info(i), 20))
             for i, member in enumerate(self.members)
@@ -67,7 +68,7 @@ def _info(process: int) -> ProcessInfo:
 def pair() -> Iterator[Pair]:
     pair = Pair()
     yield pair
-    for member in pair.members:
+    for member in (*pair.members, pair.stray):
         member.leave()
     pair.thread.join(10)
     assert not pair.thread.is_alive()  # the coordinator ends when everybody has left
@@ -218,13 +219,51 @@ def test_process_that_does_not_fit_is_told_why(
 
 
 def test_stray_process_does_not_end_a_job_that_runs(pair: Pair) -> None:
-    member = membership.connect(pair.address, SECRET, 5)
     config = _config.resolve({"island": "amd", "island_process_id": 0}, {})
     with pytest.raises(UsageError, match="the coordinator does not know how many processes"):
-        member.join(_initialize.make_process_info(config, "127.0.0.1:9000"), 5)
-    member.leave()
+        pair.stray.join(_initialize.make_process_info(config, "127.0.0.1:9000"), 5)
     time.sleep(0.2)
     assert [m.failure for m in pair.members] == [None, None]
+
+
+def test_coordinator_of_a_complete_job_does_not_listen(pair: Pair) -> None:
+    deadline = time.monotonic() + 5
+    while _is_answered(pair.address):
+        assert time.monotonic() < deadline
+    with pytest.raises(ConnectionRefusedError):
+        membership.connect(pair.address, SECRET, 0.2)
+    with pytest.raises(UsageError, match=r"can't listen on .*: Address already in use"):
+        listen(pair.address)  # the port stays the job's
+    pair.members[1].report(DeadlineError("too late"))
+    assert type(pair.failure_of_first()) is DeadlineError
+
+
+def test_coordinator_listens_until_the_job_is_complete() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    server = _coordinator.Coordinator(listen(address), SECRET, Terms(2, 20))
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    first = membership.connect(address, SECRET, 5)
+    joining = threading.Thread(target=first.join, args=(_info(0), 20))
+    joining.start()
+    time.sleep(0.3)
+    assert _is_answered(address)
+    second = membership.connect(address, SECRET, 5)
+    second.join(_info(1), 20)
+    joining.join()
+    for member in (first, second):
+        member.leave()
+    thread.join(10)
+    listen(address).close()  # the port is free with the end of the job
+
+
+def _is_answered(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 # The coordinator as a service.

@@ -68,7 +68,7 @@ def test_links_of_a_page_lead_to_pages_of_the_site(page: str):
     markdown = _HOOKS["for_site"](_prose(_HOOKS["in_repository"](page)), page)
     folder = posixpath.dirname(page)
     targets = {posixpath.normpath(posixpath.join(folder, t)) for t in _HOOKS["links"](markdown)}
-    assert not {t for t in targets if not t.endswith((".svg", ".png"))} - set(_PAGES)
+    assert not {t for t in targets if not t.endswith((".svg", ".png", ".json"))} - set(_PAGES)
 
 
 def test_links_are_rewritten_from_the_repository_to_the_site():
@@ -101,6 +101,13 @@ def test_reference_has_every_public_name():
     public = {a.name for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names}
     pages = _text("docs/reference/api.md") + _text("docs/reference/errors.md")
     assert set(re.findall(r"^::: jaxhet\.(\w+)$", pages, re.MULTILINE)) == public
+
+
+def test_reference_has_every_public_name_of_testing():
+    tree = ast.parse(_text("jaxhet/testing.py"))
+    defined = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    named = re.findall(r"^::: jaxhet\.testing\.(\w+)$", _text("docs/reference/testing.md"), re.M)
+    assert sorted(named) == sorted(name for name in defined if not name.startswith("_"))
 
 
 def _blocks(language: str) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ import pytest
 
 from jaxhet._errors import UsageError
 from jaxhet.cli import env
+from tests.support import schemas
 from tests.support.scripts import environment
 
 _SLURM = {
@@ -82,5 +83,6 @@ def test_command_prints_a_table_without_the_secret() -> None:
 def test_command_prints_json_and_fails_where_something_is_missing() -> None:
     ended = _print("--json", JAXHET_ISLAND="amd")
     assert ended.returncode == 1
+    schemas.check("env", ended.stdout)
     assert json.loads(ended.stdout)["values"]["island"] == ["amd", "JAXHET_ISLAND"]
     assert "process_id" in json.loads(ended.stdout)["missing"]

@@ -86,7 +86,7 @@ _MAY_IMPORT = {
     ),
     "jaxhet/": ("jaxhet",),
     "models/": ("models", "jaxhet:public"),
-    "benchmarks/": ("benchmarks", "models", "tests.support", "jaxhet:public"),
+    "benchmarks/": ("benchmarks", "models", "jaxhet:public", "jaxhet.testing"),
 }
 _OWN = ("jaxhet", "models", "benchmarks", "tests")
 
@@ -109,7 +109,7 @@ _ROOMS = (
     "_jit _mesh _paths _per_platform _plan _saving",
     "_replicas",
     "_distributed _initialize",
-    "_auto _doctor _pretended bench",
+    "_auto _doctor _pretended bench testing",
     "cli",
 )
 

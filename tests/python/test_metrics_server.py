@@ -1,5 +1,6 @@
 """Strangers at the port of metrics."""
 
+import contextlib
 import errno
 import socket
 import time
@@ -60,6 +61,22 @@ def test_silent_connection_ends(server: MetricsServer, monkeypatch: pytest.Monke
     monkeypatch.setattr(metrics_server._Handler, "timeout", 0.2)
     with socket.create_connection(("127.0.0.1", server.server_port)) as sock:
         assert _is_ended(sock, 5)
+
+
+def test_connection_ends_in_time_although_bytes_come(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_server, "LONGEST_S", 0.3)
+    address, begun = ("127.0.0.1", server.server_port), time.monotonic()
+    strangers = [socket.create_connection(address) for _ in range(3)]
+    while strangers:
+        assert time.monotonic() - begun < 5, "a byte now and then holds a connection"
+        for sock in list(strangers):
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(b"G")
+            if _is_ended(sock, 0.02):
+                sock.close()
+                strangers.remove(sock)
 
 
 def test_server_outlives_a_lack_of_descriptors(

@@ -22,6 +22,7 @@ from jaxhet.compiler.exchange import Entry, Parts
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce
 from tests.python.compiler.install_plugins import PLUGINS
+from tests.support import schemas
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -239,6 +240,8 @@ def test_text() -> None:
 
 
 def test_json_has_the_rows_and_the_totals() -> None:
+    schemas.check("plan", _REPORT.to_json())
+    schemas.check("plan", _REPORT.to_json(_REPORT.seconds(1, 10)))
     told = json.loads(_REPORT.to_json(_REPORT.seconds(1, 10)))
     assert told["exchanges"][1]["times"] is None
     assert told["exchanges"][0]["groups"] == [[0, 1], [1, 0]]
@@ -383,6 +386,7 @@ def test_command_with_a_vendors_compiler(vendor: str, program: pathlib.Path) -> 
     sizes = ["--islands", "2", "--devices", "2", "--link-gb-per-s", "50"]
     result = _run("--vendor", vendor, *sizes, "--json", f"{program}:step")
     assert result.returncode == 0, result.stderr
+    schemas.check("plan", result.stdout)
     told = json.loads(result.stdout)
     rows = told["exchanges"]
     assert sum(row["num_collectives"] for row in rows) == 4

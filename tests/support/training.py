@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 from benchmarks.demo import FIRST_STEPS, FIRST_STEPS_TOLERANCE
+from jaxhet.testing import FAST_COMPILE
 from models.records import METRICS, compare_replicas, differences, read_rows
-from tests.support.jobs import FAST_COMPILE, PYTHONPATH, ROOT
+from tests.support.jobs import PYTHONPATH, ROOT
 from tests.support.scripts import environment
 
 # Prefixes of what a scheduler that started this process has set.

@@ -45,6 +45,13 @@ void ThrowErrno(std::string_view call) {
   throw Error(ErrorCode::kTransport, ErrnoText(call, error_number));
 }
 
+Severity LeastSeverity(std::string_view log_level) {
+  if (log_level == "info") return Severity::kInfo;
+  if (log_level == "warning") return Severity::kWarning;
+  if (log_level == "error" || log_level == "critical") return Severity::kError;
+  Throw(ErrorCode::kUsage, "log_level takes info, warning, error, critical, not '", log_level, "'");
+}
+
 void LogLine(std::string_view line) {
   const std::string text = StrCat(line, "\n");
   // Best effort: there is nobody left to tell.

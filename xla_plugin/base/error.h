@@ -60,7 +60,14 @@ template <typename... Args>
 // Throws a TransportError that names the system call and errno.
 [[noreturn]] void ThrowErrno(std::string_view call);
 
-// One line on stderr, whole even when several processes write.
+// Severity of a line on stderr.
+enum class Severity : uint8_t { kInfo, kWarning, kError };
+
+// The least severity that a value of the option `log_level` lets through; errors always pass.
+// Throws UsageError if there is no such value.
+Severity LeastSeverity(std::string_view log_level);
+
+// Writes one line on stderr, whole even when several processes write.
 void LogLine(std::string_view line);
 
 }  // namespace jaxhet

@@ -129,6 +129,7 @@ class ChannelNegotiation {
  private:
   // Each once.
   void SayRemarks() const {
+    if (options_.least_severity > Severity::kInfo) return;
     std::set<std::string> remarks;
     const auto add = [&](const DeviceRank* rank, const RankChannel& channel) {
       const std::string remark = channel.end->Remark();
@@ -175,6 +176,7 @@ class ChannelNegotiation {
             .messages = messages,
             .nics = &nics_,
             .encryption = options_.encryption,
+            .least_severity = options_.least_severity,
             .keys = keys};
   }
 

@@ -42,6 +42,7 @@ struct ChannelOptions {
                                                  // in the job; see ChannelSetup
   verbs::Options verbs;
   Encryption encryption = Encryption::kOff;
+  Severity least_severity = Severity::kInfo;
 };
 
 // How the messages of the set-up travel; they arrive in order.

@@ -33,7 +33,8 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& 
                           .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
                           .operands = {},
                           .verbs = options_.verbs,
-                          .encryption = ParseEncryption(options_.encryption)};
+                          .encryption = ParseEncryption(options_.encryption),
+                          .least_severity = LeastSeverity(options_.log_level)};
   for (ChannelSockets& of_pair : sockets) {
     of_pair.keys = KeysFor(channels.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
   }

@@ -27,7 +27,7 @@ Place AtVerbs(Options& options) {
   return &(options.verbs.*Member);
 }
 
-constexpr std::array<Option, 18> kOptions = {{
+constexpr std::array<Option, 19> kOptions = {{
     {"heartbeat_ms", &At<&Options::heartbeat_ms>},
     {"peer_timeout_ms", &At<&Options::peer_timeout_ms>},
     {"deadline_ms", &At<&Options::deadline_ms>},
@@ -36,6 +36,7 @@ constexpr std::array<Option, 18> kOptions = {{
     {"eager_bytes", &At<&Options::eager_bytes>},
     {"slot_bytes", &At<&Options::slot_bytes>},
     {"encryption", &At<&Options::encryption>},
+    {"log_level", &At<&Options::log_level>},
     {"profiler_ranges", &At<&Options::profiler_ranges>},
     {"verbs_devices", &AtVerbs<&verbs::Options::devices>},
     {"verbs_gid_index", &AtVerbs<&verbs::Options::gid_index>},

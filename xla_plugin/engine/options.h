@@ -20,6 +20,7 @@ struct Options {
   int64_t eager_bytes;      // largest message that travels with its start
   int64_t slot_bytes;       // largest slot of a channel between devices
   std::string encryption;   // see Encryption
+  std::string log_level;    // see LeastSeverity()
   int64_t profiler_ranges;  // 1: each exchange is a range in a profiler
   verbs::Options verbs;     // option names begin with "verbs_"
 };

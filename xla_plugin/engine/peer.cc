@@ -7,6 +7,7 @@ namespace jaxhet {
 
 void Peer::Log(std::string_view what) {
   ++path_failures;
+  if (progress_.least_severity_ > Severity::kWarning) return;
   LogLine(StrCat("jaxhet: [", progress_.roster_.OwnName(), "] ",
                  progress_.roster_.ProcessName(process), ": ", what));
 }

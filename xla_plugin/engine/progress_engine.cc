@@ -43,6 +43,7 @@ void ProgressEngine::AttributeTo(Peer& peer, Function function) {
 ProgressEngine::ProgressEngine(int process, int num_processes, const Options& options)
     : options_(options),
       encryption_(ParseEncryption(options.encryption)),
+      least_severity_(LeastSeverity(options.log_level)),
       roster_(process, num_processes),
       nics_(options.verbs),
       ranges_(options.profiler_ranges != 0 ? std::optional(LoadProfilerRanges()) : std::nullopt) {

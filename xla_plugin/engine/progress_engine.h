@@ -159,6 +159,7 @@ class ProgressEngine {
 
   Options options_;
   const Encryption encryption_;
+  const Severity least_severity_;
   Roster roster_;
   Plans plans_;
   SharedPage page_;

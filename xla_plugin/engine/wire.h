@@ -3,14 +3,13 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/base/take.h"
 
 // Messages on a control connection: a MessageInfo, then a body that starts with the type's own
 // structure. Fixed width, little-endian; kMessageMagic names the version.
@@ -75,12 +74,7 @@ struct FailInfo {
 // Takes a T off the front of `body`.
 template <typename T>
 T TakeInfo(std::string_view& body) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  T info{};
-  if (body.size() < sizeof info) Throw(ErrorCode::kTransport, "a message is cut");
-  std::memcpy(&info, body.data(), sizeof info);
-  body.remove_prefix(sizeof info);
-  return info;
+  return Take<T>(body, "a message");
 }
 
 // Takes that many bytes off the front of `body`.

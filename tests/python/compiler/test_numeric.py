@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
+from jaxhet.testing import FAST_COMPILE
 from tests.python.compiler import worker
-from tests.support.jobs import FAST_COMPILE
 
 pytestmark = pytest.mark.early
 

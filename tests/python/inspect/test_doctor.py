@@ -20,6 +20,7 @@ from jaxhet._doctor.paths import try_paths
 from jaxhet._errors import UsageError
 from jaxhet._job import proofs
 from jaxhet._paths import Refusal
+from tests.support import schemas
 from tests.support.jobs import ROOT
 
 # Promise of schema 1: a field that vanishes, or changes its meaning, needs another schema.
@@ -83,6 +84,7 @@ def _doctor(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_json_is_the_report():
     ended = _doctor("--json")
+    schemas.check("doctor", ended.stdout)
     found = json.loads(ended.stdout)
     assert list(found) == [field.name for field in dataclasses.fields(report.Report)]
     assert ended.returncode == (0 if found["ok"] else 1), ended.stderr

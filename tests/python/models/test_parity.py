@@ -157,9 +157,8 @@ def test_runs_differ_in_what_they_are_named_after(asked):
 
 def test_unlike_island_has_its_flags_beside_those_of_all_runs(asked, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
-    assert asked.environment()["XLA_FLAGS"] == f"{parity.WAIT_LONGER} --xla_a=1"
-    given = f"{parity.WAIT_LONGER} --xla_a=1 --xla_cpu_max_isa=AVX"
-    assert f"--island-env=island1:XLA_FLAGS={given}" in asked.runs(MESH)[UNLIKE]
+    command = asked.runs(MESH)[UNLIKE]
+    assert "--island-env=island1:XLA_FLAGS=--xla_a=1 --xla_cpu_max_isa=AVX" in command
 
 
 @pytest.mark.parametrize(

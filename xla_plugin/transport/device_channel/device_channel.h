@@ -252,6 +252,7 @@ struct ChannelSetup {
   const Fd* messages;           // another one, for this channel alone; may be null
   verbs::Nics* nics;            // NICs of this process
   Encryption encryption = Encryption::kOff;
+  Severity least_severity = Severity::kInfo;
   std::span<SealKeys> keys;  // one for each of `sockets`; the end that uses one takes it
 };
 

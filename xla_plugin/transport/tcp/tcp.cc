@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <deque>
 #include <set>
 #include <utility>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/base/take.h"
 #include "xla_plugin/transport/tcp/data_socket.h"
 #include "xla_plugin/transport/tcp/path_name.h"
 
@@ -22,15 +22,6 @@ namespace {
 
 // A peer that ends closes its data sockets, too, and says why elsewhere: this is the time for it.
 constexpr std::chrono::milliseconds kEndGrace{100};
-
-template <typename T>
-T Take(std::string_view& text, const char* what) {
-  T info{};
-  if (text.size() < sizeof info) Throw(ErrorCode::kTransport, what, " is cut");
-  std::memcpy(&info, text.data(), sizeof info);
-  text.remove_prefix(sizeof info);
-  return info;
-}
 
 // Data that the peer's kernel has not acknowledged for so long ends the connection (tcp(7)).
 void LimitSilence(int socket, std::chrono::milliseconds timeout) {

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/base/take.h"
 #include "xla_plugin/transport/verbs/slot_link.h"
 
 // How a link is set up, and what it does when a queue pair fails.
@@ -16,15 +16,6 @@ constexpr int kMaxCqEntries = 32768;
 template <typename T>
 void Append(std::string& text, const T& info) {
   text.append(reinterpret_cast<const char*>(&info), sizeof info);
-}
-
-template <typename T>
-T Take(std::string_view& text, const char* what) {
-  T info{};
-  if (text.size() < sizeof info) Throw(ErrorCode::kTransport, what, " is cut");
-  std::memcpy(&info, text.data(), sizeof info);
-  text.remove_prefix(sizeof info);
-  return info;
 }
 
 QueuePairSizes SizesOf(const Options& options, uint32_t sends_per_slot, size_t num_slots) {

@@ -63,6 +63,7 @@ class VerbsChannel : public ProxiedChannel, private PeerHost {
   // `is_source`: its slots go out; else they come in.
   VerbsChannel(const ChannelSetup& setup, size_t slot_bytes, bool is_source)
       : ProxiedChannel(setup.device),
+        least_severity_(setup.least_severity),
         socket_(*setup.messages),
         nics_(NicsOf(setup)),
         slots_(setup.device, nics_, setup.nics->options(), kChannelSlots, slot_bytes),
@@ -114,9 +115,12 @@ class VerbsChannel : public ProxiedChannel, private PeerHost {
   }
 
   void Send(std::span<const iovec> message) override { socket_.Send(message); }
-  void Log(std::string_view what) override { LogLine(StrCat("jaxhet: ", what)); }
+  void Log(std::string_view what) override {
+    if (least_severity_ <= Severity::kWarning) LogLine(StrCat("jaxhet: ", what));
+  }
   void Lost(std::string_view why) override { Throw(ErrorCode::kTransport, why); }
 
+  const Severity least_severity_;
   MessageSocket socket_;
   std::vector<std::shared_ptr<verbs::Nic>> nics_;
   verbs::DeviceSlots slots_;

@@ -1,4 +1,4 @@
-"""The programs of tests/cpp, and the software libibverbs, for tests in Python."""
+"""Builds C++ programs of tests/cpp and doubles of libraries, for tests and benchmarks in Python."""
 
 import fcntl
 import functools
@@ -8,9 +8,8 @@ import re
 import subprocess
 import sys
 
-from tests.support.jobs import ROOT
-
-_BUILD = ROOT / "_build" / "plain"
+_ROOT = pathlib.Path(__file__).parents[1]
+_BUILD = _ROOT / "_build" / "plain"
 
 
 def build(name: str) -> pathlib.Path:
@@ -52,4 +51,4 @@ def _make(target: str) -> None:
     with (_BUILD.parent / ".plain.lock").open("w") as lock:  # several workers may build it
         fcntl.flock(lock, fcntl.LOCK_EX)
         for command in (configure, make):
-            subprocess.run(command, cwd=ROOT, env=env, check=True)
+            subprocess.run(command, cwd=_ROOT, env=env, check=True)

@@ -1,0 +1,203 @@
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cpp/fuzz.h"
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+#include "xla_plugin/transport/verbs/connection.h"
+#include "xla_plugin/transport/verbs/qp_pair.h"
+#include "xla_plugin/transport/verbs/wire.h"
+
+// Headers and immediate data that a peer's NIC writes.
+namespace jaxhet::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using verbs::ChunkInfo;
+using verbs::Immediate;
+using verbs::ImmediateKind;
+
+constexpr size_t kChunkBytes = 4'096;
+constexpr size_t kSlotBytes = 8'192;  // a header and a chunk, in whole pages
+constexpr size_t kTransferBytes = 10'000;
+constexpr size_t kNumSlots = 4;
+constexpr uint32_t kNumQps = 2;
+
+verbs::Nics& TheNics() {
+  static auto* const nics = new verbs::Nics(NicOptions(/*qps=*/1, /*depth=*/2));
+  return *nics;
+}
+
+// The peer's end of a connection, with queue pairs of one NIC, over which a test sends anything.
+class VerbsLiar {
+ public:
+  VerbsLiar() {
+    const verbs::QueuePairSizes sizes{.sends = 64, .receives = 64};
+    for (uint32_t i = 0; i < kNumQps; ++i) qps_.emplace_back(nic_, cq_, sizes, uint16_t{0});
+  }
+
+  std::string Offer() const {
+    std::string offer = BytesOf(verbs::OfferInfo{.magic = verbs::kOfferMagic,
+                                                 .num_nic_pairs = 1,
+                                                 .num_qps = kNumQps,
+                                                 .num_slots = kNumSlots,
+                                                 .slot_bytes = kSlotBytes,
+                                                 .chunk_bytes = kChunkBytes,
+                                                 .slots = incoming_.slots().address(0)});
+    offer += BytesOf(verbs::InfoOf(nic_.info, incoming_.slots().region(0).rkey()));
+    for (const verbs::QpPair& path : qps_) offer += BytesOf(path.info());
+    return offer;
+  }
+
+  void Accept(std::string_view offer) {
+    InputReader reader(offer);
+    theirs_ = reader.Take<verbs::OfferInfo>();
+    nic_pair_ = reader.Take<verbs::NicPairInfo>();
+    const verbs::Route route = verbs::RouteOf(nic_.info, nic_pair_, TheNics().options());
+    for (uint32_t i = 0; i < kNumQps; ++i) {
+      qps_[i].Connect(i, route, reader.Take<verbs::QpInfo>());
+      qps_[i].SetLive();
+    }
+  }
+
+  // Writes a header into the slot that the immediate names, or another one, and waits until both
+  // have arrived.
+  void Send(std::string_view header, uint32_t immediate) {
+    const Immediate unpacked = verbs::UnpackImmediate(immediate);
+    header = header.substr(0, verbs::kChunkHeaderBytes);
+    std::memset(outgoing_.slot(0), 0, verbs::kChunkHeaderBytes);
+    std::memcpy(outgoing_.slot(0), header.data(), header.size());
+    const verbs::Write write{.from = outgoing_.slots().address(0),
+                             .lkey = outgoing_.slots().region(0).lkey(),
+                             .num_bytes = verbs::kChunkHeaderBytes,
+                             .to = theirs_.slots + unpacked.slot % theirs_.num_slots * kSlotBytes,
+                             .rkey = nic_pair_.rkey};
+    if (qps_[1].PostLast(write, unpacked, /*slot=*/0) != 0) ThrowErrno("ibv_post_send");
+    while (!HasSent()) std::this_thread::yield();
+  }
+
+ private:
+  // Whether a send has completed; forgets what has come.
+  bool HasSent() {
+    bool has_sent = false;
+    std::array<ibv::Wc, 16> completions;
+    for (const ibv::Wc& wc : cq_.Poll(completions)) {
+      const verbs::WorkId id = verbs::UnpackWorkId(wc.wr_id);
+      if (wc.status != ibv::kWcSuccess) Throw(ErrorCode::kTransport, "a send failed");
+      if (id.is_receive) {
+        (void)qps_[id.qp].Restock();
+      } else {
+        qps_[id.qp].OnSent();
+        has_sent = true;
+      }
+    }
+    return has_sent;
+  }
+
+  std::vector<std::shared_ptr<verbs::Nic>> nics_{TheNics().Usable().front()};
+  verbs::Nic& nic_ = *nics_.front();
+  verbs::CompletionQueue cq_{*nic_.context, 512};
+  verbs::Staging outgoing_{nics_, 1, verbs::kChunkHeaderBytes, ibv::kAccessLocalWrite};
+  verbs::Staging incoming_{nics_, kNumSlots, kSlotBytes,
+                           ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite};
+  std::deque<verbs::QpPair> qps_;
+  verbs::OfferInfo theirs_{};
+  verbs::NicPairInfo nic_pair_{};
+};
+
+// Our connection, with a transfer both ways.
+struct Receiver {
+  Receiver() {
+    transfer.send.Add(operand.data(), operand.size());
+    transfer.receive.Add(result.data(), result.size());
+    transfer.ticket = transfer.peer_ticket = 1;
+    liar.Accept(connection.Offer());
+    connection.Accept(liar.Offer());
+    host.Add(transfer);
+    connection.Begin(transfer, {});
+  }
+
+  // An input is records: immediate data, and a header with its length before it.
+  void Play(std::string_view input) {
+    InputReader reader(input);
+    for (int i = 0; i < 16 && !reader.empty(); ++i) {
+      const auto immediate = reader.Take<uint32_t>();
+      liar.Send(reader.TakeSized(), immediate);
+      for (int turn = 0; turn < 4; ++turn) connection.Advance();
+    }
+  }
+
+  std::vector<std::byte> operand = std::vector<std::byte>(kTransferBytes);
+  std::vector<std::byte> result = std::vector<std::byte>(kTransferBytes);
+  Transfer transfer;
+  FuzzHost host;
+  verbs::VerbsConnection connection{TheNics(), kChunkBytes, host};
+  VerbsLiar liar;
+};
+
+std::string Record(const Immediate& immediate, const ChunkInfo& info) {
+  return BytesOf(verbs::Pack(immediate)) + Sized(BytesOf(info));
+}
+
+// Chunk `slot` of the transfer, in its slot, with the credits of those that we have sent.
+std::string Chunk(uint8_t slot, uint64_t offset, uint16_t sequence = 1) {
+  const uint64_t num_bytes = std::min<uint64_t>(kChunkBytes, kTransferBytes - offset);
+  const uint32_t credit = verbs::Pack(Immediate{ImmediateKind::kCredit, slot, sequence});
+  return Record({ImmediateKind::kChunk, slot, sequence},
+                {1, offset, num_bytes, sequence, {credit}});
+}
+std::string Chunk(uint8_t slot) { return Chunk(slot, slot * kChunkBytes); }
+
+std::vector<std::string> Seeds() {
+  const std::string credit = Record({ImmediateKind::kCredit, 3, 1}, {});
+  return {Chunk(0) + Chunk(1) + Chunk(2), Chunk(2) + credit + Chunk(0) + Chunk(1),
+          Chunk(0) + Chunk(0, kChunkBytes, 2) + Chunk(0, 2 * kChunkBytes, 3)};
+}
+
+[[maybe_unused]] const bool added =
+    AddFuzzer({.name = "verbs_chunks",
+               .covers = {"xla_plugin/transport/verbs/connection.cc",
+                          "xla_plugin/transport/verbs/slot_link.cc"},
+               .seeds = &Seeds,
+               .run = [](std::string_view input) { Receiver().Play(input); }});
+
+TEST(ChunksOfALiarArrive) {
+  for (const std::string& input : Seeds()) {
+    Receiver receiver;
+    receiver.Play(input);
+    ExpectEqual(receiver.transfer.received, kTransferBytes);
+  }
+}
+
+// Bytes that arrive twice must not replace others that are missing.
+TEST(ChunkThatNicsSendTwiceIsRefused) {
+  Receiver receiver;
+  const std::string again = Chunk(1, /*offset=*/0);
+  ExpectContains(ExpectThrow([&] { receiver.Play(Chunk(0) + again + Chunk(2)); }), kBytesTwice);
+  ExpectEqual(receiver.transfer.received, kChunkBytes);
+}
+
+TEST(SlotThatIsFilledTwiceIsRefused) {
+  // The second message comes after the slot was emptied, or before.
+  ExpectContains(ExpectThrow([&] { Receiver().Play(Chunk(0) + Chunk(0)); }),
+                 "slot 0 was filled out of order");
+  Receiver receiver;
+  const std::string chunk = Chunk(0);
+  for (int i = 0; i < 2; ++i) {
+    InputReader reader(chunk);
+    const auto immediate = reader.Take<uint32_t>();
+    receiver.liar.Send(reader.TakeSized(), immediate);
+  }
+  ExpectContains(ExpectThrow([&] { receiver.connection.Advance(); }),
+                 "slot 0 was filled out of order");
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

@@ -1,0 +1,75 @@
+#include "tests/cpp/relay.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace jaxhet::testing {
+
+Relay::Relay(Fd first, Fd second) : ends_{std::move(first), std::move(second)} {
+  for (const size_t from : {0, 1}) {
+    threads_.at(from) = std::thread([this, from] { PassOn(ends_.at(from), ends_.at(1 - from)); });
+  }
+}
+
+Relay::~Relay() {
+  for (const Fd& end : ends_) shutdown(end.get(), SHUT_RDWR);
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Relay::Arm(Attack attack, size_t least_bytes, size_t place) {
+  const std::lock_guard lock(mutex_);
+  least_bytes_ = least_bytes;
+  place_ = place;
+  attack_ = attack;
+}
+
+bool Relay::has_attacked() const {
+  const std::lock_guard lock(mutex_);
+  return has_attacked_;
+}
+
+std::string Relay::seen() const {
+  const std::lock_guard lock(mutex_);
+  return seen_;
+}
+
+void Relay::PassOn(const Fd& from, const Fd& to) {
+  std::array<char, 4096> buffer{};
+  while (true) {
+    const ssize_t num_bytes = read(from.get(), buffer.data(), buffer.size());
+    if (num_bytes <= 0) break;
+    const std::string bytes = Changed({buffer.data(), static_cast<size_t>(num_bytes)});
+    for (size_t done = 0; done < bytes.size();) {
+      const ssize_t sent = send(to.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+      if (sent <= 0) break;
+      done += static_cast<size_t>(sent);
+    }
+  }
+  shutdown(to.get(), SHUT_WR);
+}
+
+std::string Relay::Changed(std::string bytes) {
+  const std::lock_guard lock(mutex_);
+  seen_ += bytes;
+  if (attack_ == Attack::kNone || bytes.size() < least_bytes_) return bytes;
+  const size_t place = place_ == kMiddle ? bytes.size() / 2 : place_ % bytes.size();
+  has_attacked_ = true;
+  switch (std::exchange(attack_, Attack::kNone)) {
+    case Attack::kChange:
+      bytes[place] ^= 1;
+      break;
+    case Attack::kRepeat:
+      bytes += bytes;
+      break;
+    case Attack::kDrop:
+      bytes.resize(place);
+      break;
+    case Attack::kNone:
+      break;
+  }
+  return bytes;
+}
+
+}  // namespace jaxhet::testing

@@ -1,0 +1,80 @@
+"""`jaxhet.testing`: the guide's example runs, and errors carry the output of the processes."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import jaxhet
+from jaxhet import testing
+from tests.support import schemas
+
+_GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "testing.md"
+
+
+def test_example_of_the_guide_runs(tmp_path: pathlib.Path):
+    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", _GUIDE.read_text(), re.DOTALL)
+    assert [name for name, _ in blocks] == ["total.py", "test_total.py"]
+    for name, text in blocks:
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_total.py"]
+    ended = subprocess.run(
+        command, check=False, cwd=tmp_path, env=_environment(), capture_output=True, text=True
+    )
+    assert "1 passed" in ended.stdout, ended.stdout + ended.stderr
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": testing.import_path(), "JAX_PLATFORMS": "cpu"}
+
+
+def fail(text: str) -> None:
+    """Called in the processes of a job."""
+    raise ValueError(text)
+
+
+def test_error_of_a_process_is_in_the_message():
+    with pytest.raises(AssertionError, match=r"a process ended:(.|\n)*ValueError: no such thing"):
+        testing.run_in_one_world(fail, 1, "no such thing")
+
+
+def test_job_whose_user_raises_is_ended():
+    job = testing.world_job(1)
+
+    def use() -> None:
+        with job:
+            assert job.ask((os.getppid, ())) == [os.getpid()]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        use()
+    assert job.is_broken
+    assert not job.log.exists()
+
+
+def test_import_path_has_folders_of_this_process_and_no_packages(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", ["", "/somewhere", *sys.path])
+    monkeypatch.setenv("PYTHONPATH", "/given")
+    folders = testing.import_path().split(os.pathsep)
+    assert [folders[0], folders[1], folders[-1]] == [os.getcwd(), "/somewhere", "/given"]
+    assert not [folder for folder in folders if "site-packages" in folder]
+
+
+def count() -> dict[str, float]:
+    """Statistics of a job after an exchange; called in its processes."""
+    import jax
+    import jax.numpy as jnp
+
+    mesh = jaxhet.make_mesh({"x": -1})
+    x = jax.device_put(jnp.arange(8), jax.NamedSharding(mesh, jax.P("x")))
+    jax.block_until_ready(jax.jit(jnp.sum)(x))
+    return jaxhet.stats()
+
+
+def test_stats_keep_their_schema():
+    for stats in testing.run_on_islands(count, testing.Shape(2)):
+        schemas.check("stats", stats)
+        assert stats["exchanges_completed"] >= 1
