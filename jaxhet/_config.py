@@ -171,7 +171,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "device_channel_sockets",
         int,
-        8,
+        16,
         "data sockets between two GPUs that have no better path than tcp",
         minimum=1,
         agreed=True,

@@ -297,7 +297,7 @@ def arrange(module: hlo.Module) -> None:
             last = _copy_carried(c, starts, first, late)
             sequence[:] = [
                 *(i for i in sequence if i in first),
-                *(i for i in sequence if i not in first and i not in late),
+                *(i for i in sequence if i not in first | late | {c.root.id}),
                 *(i for i in sequence if i in late and i != c.root.id),
                 *last,
                 c.root.id,

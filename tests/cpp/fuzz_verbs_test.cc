@@ -187,7 +187,7 @@ TEST(ChunkThatNicsSendTwiceIsRefused) {
 TEST(SlotThatIsFilledTwiceIsRefused) {
   // The second message comes after the slot was emptied, or before.
   ExpectContains(ExpectThrow([&] { Receiver().Play(Chunk(0) + Chunk(0)); }),
-                 "slot 0 was filled out of turn");
+                 "slot 0 was filled out of order");
   Receiver receiver;
   const std::string chunk = Chunk(0);
   for (int i = 0; i < 2; ++i) {
@@ -196,7 +196,7 @@ TEST(SlotThatIsFilledTwiceIsRefused) {
     receiver.liar.Send(reader.TakeSized(), immediate);
   }
   ExpectContains(ExpectThrow([&] { receiver.connection.Advance(); }),
-                 "slot 0 was filled out of turn");
+                 "slot 0 was filled out of order");
 }
 
 }  // namespace

@@ -69,6 +69,7 @@ def test_training_of_the_tutorial_runs_and_resumes(tmp_path: pathlib.Path) -> No
     assert (tmp_path / "run" / "metrics.jsonl").is_file()
 
 
+@pytest.mark.slow
 def test_program_of_two_vendors_trains_on_islands_of_cpus(tmp_path: pathlib.Path) -> None:
     page = "02-nvidia-and-amd.md"
     (program,) = _blocks(page, "python")

@@ -22,6 +22,7 @@ from jax._src import (
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import multihost_utils
 from jax.extend import xla
+from jax.sharding import AxisType
 
 from jaxhet._errors import UsageError
 from jaxhet._jax import compat, jaxlib
@@ -258,3 +259,46 @@ def test_compiled_function_gives_its_modules() -> None:
 def test_plugins_are_not_looked_for_twice() -> None:
     discover = inspect.getsource(xla_bridge._discover_and_register_pjrt_plugins)
     assert "if not _plugins_registered:" in discover
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gpu:
+    """A device of a slice, as plugins of GPUs show it."""
+
+    id: int
+    slice_index: int
+    device_kind: str = "gpu"
+    platform: str = "cuda"
+
+    @property
+    def process_index(self) -> int:
+        return self.slice_index
+
+    @property
+    def client(self) -> Any:
+        return jax.devices()[0].client
+
+
+@pytest.fixture
+def with_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "make_mesh", jax.make_mesh)  # what the call below replaces
+    compat.set_partition_index(0)
+    distributed.global_state.partition_index = None
+
+
+@pytest.mark.usefixtures("with_slices")
+def test_make_mesh_takes_islands_as_slices():
+    devices = [_Gpu(i, i // 2) for i in range(4)]
+    mesh = jax.make_mesh((2, 2), ("island", "own"), devices=devices)  # type: ignore[arg-type]
+    assert [[d.id for d in row] for row in mesh.devices] == [[0, 1], [2, 3]]
+    assert mesh.axis_types == (AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((4,), ("all",), (AxisType.Auto,), devices=devices)  # type: ignore[arg-type]
+    assert ([d.id for d in mesh.devices], mesh.axis_types) == ([0, 1, 2, 3], (AxisType.Auto,))
+    assert jax.make_mesh((1,), ("one",)).devices.tolist() == jax.devices()[:1]
+
+
+@pytest.mark.usefixtures("with_slices")
+@pytest.mark.parametrize(("shape", "names"), [((4, 2), ("a", "b")), ((2, 2), ("a",))])
+def test_make_mesh_refuses_what_jax_refuses(shape: tuple[int, ...], names: tuple[str, ...]):
+    with pytest.raises(ValueError, match=r"must equal|to equal"):
+        jax.make_mesh(shape, names, devices=[_Gpu(i, i // 2) for i in range(4)])  # type: ignore[arg-type]

@@ -1,0 +1,159 @@
+"""Compiles training steps with loops for a vendor's GPUs, and looks at the loops' schedules.
+
+A process of its own: `pipelined_schedule.py {cuda|rocm}` prints a line of JSON for each program:
+its name, then its plan and a record for each loop with exchanges.
+"""
+
+import functools
+import itertools
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks import plain_llama
+from jaxhet._pretended import deviceless
+from jaxhet.compiler import Job, Options, Plan, exchange, hlo, overlap, pipeline
+from tests.python.compiler.install_plugins import PLUGINS
+
+_LAYERS, _ROWS, _POSITIONS = 9, 8, 2048  # rows: of each device
+
+
+class Compiler(deviceless.Compiler):
+    """A vendor's compiler.
+
+    Attributes:
+      is_copied: Whether schedules get the copies that they need.
+    """
+
+    is_copied = True
+
+    def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
+        if self.is_copied:
+            return super().bridge(module, job, options)
+        kept = pipeline._copy_carried
+        pipeline._copy_carried = lambda *_: []  # the fault that `hazards` must find
+        try:
+            return super().bridge(module, job, options)
+        finally:
+            pipeline._copy_carried = kept
+
+
+def lower(mesh: Mesh, rows: int) -> Any:
+    """Lowers a step of a LLaMA in plain JAX, whose mesh has the axis data or fsdp."""
+    axes = P(mesh.axis_names)
+    # Of the width that people train: XLA has no kernels for small products without a GPU.
+    size = plain_llama.Size(layers=_LAYERS, rows=NamedSharding(mesh, axes))
+    state = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(lambda: plain_llama.init(size, jax.random.key(0))),
+        plain_llama.shardings(size, mesh),
+    )
+    tokens = jax.ShapeDtypeStruct(
+        (rows, _POSITIONS + 1), jnp.int32, sharding=NamedSharding(mesh, axes)
+    )
+    step = functools.partial(plain_llama.train_step, size)
+    return jax.jit(step, donate_argnums=0).lower(state, tokens)
+
+
+def hazards(c: hlo.Computation, sequence: list[int]) -> list[str]:
+    """Arrays of one iteration that overwrite those of the one before while these are still read.
+
+    XLA puts what an iteration hands on into the memory of what it was handed.
+    """
+    at = {i: place for place, i in enumerate(sequence)}
+    found: list[str] = []
+    for index, new in enumerate(c.operands(c.root)):
+        writer, readers = _memory(c, new), _readers(c, index)
+        if writer.opcode in ("get-tuple-element", "parameter"):
+            continue
+        start = c.operands(writer)[0] if writer.custom_call_target == "jaxhet_done" else writer
+        last = max((at[r.id] for r in readers if r.id not in (writer.id, c.root.id)), default=-1)
+        if at[start.id] < last:
+            found.append(f"{index}: {start.name} is written before {c[sequence[last]].name}")
+    return found
+
+
+def _memory(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
+    """The instruction that writes the memory of an array."""
+    while x.opcode in ("bitcast", "opt-barrier", "get-tuple-element"):
+        source = c.operands(x)[0]
+        if source.opcode == "parameter":
+            return x
+        if source.opcode == "opt-barrier" and x.opcode == "get-tuple-element":
+            source = c.operands(c.operands(source)[0])[x.tuple_index]
+        x = source
+    return x
+
+
+def _readers(c: hlo.Computation, index: int) -> list[hlo.Instruction]:
+    """The instructions that read the memory of an element of the tuple at the begin."""
+    found: list[hlo.Instruction] = []
+    for i in c.instructions:
+        for operand in c.operands(i):
+            memory = _memory(c, operand)
+            if memory.opcode == "get-tuple-element" and memory.tuple_index == index:
+                found.append(i)
+    return found
+
+
+def loops(module: hlo.Module) -> list[dict[str, Any]]:
+    """A record for each loop with exchanges."""
+    result = []
+    for calls in module.callers.values():
+        for instruction in [c.instruction for c in calls if c.instruction.opcode == "while"]:
+            body = module.computations[instruction.called_computation_ids[0]]
+            sequence = list(module.proto.schedule.sequences[body.id].instruction_ids)
+            targets = [body[i].custom_call_target for i in sequence]
+            products = [p for p, i in enumerate(sequence) if overlap.holds_product(module, body[i])]
+            starts = [p for p, t in enumerate(targets) if t == exchange.START_TARGET]
+            dones = [p for p, t in enumerate(targets) if t == exchange.DONE_TARGET]
+            if starts:
+                result.append(
+                    {
+                        "exchanges": len(starts),
+                        "before": sum(p < products[0] for p in starts),
+                        "after": sum(p > products[-1] for p in dones),
+                        "repeated": len(sequence) - len(set(sequence)),
+                        "hazards": hazards(body, sequence),
+                    }
+                )
+    # A loop calls two computations.
+    return [r for place, r in enumerate(result) if r not in result[:place]]
+
+
+def main(vendor: Any) -> None:
+    compiler = Compiler(vendor)
+    for axis, per_island in (("data", 1), ("fsdp", 1), ("data", 2), ("fsdp", 2)):
+        for name, iterations, is_copied in (
+            ("pipelined", 8, True),
+            ("not copied", 8, False),
+            ("not pipelined", 0, True),
+        ):
+            compiler.is_copied = is_copied
+            devices = compiler.devices(2, per_island)
+            jax.clear_caches()
+            islands = tuple(itertools.batched(devices, per_island))
+            result = compiler.compile(
+                lower(Mesh(np.array(devices), (axis,)), _ROWS * len(devices)),
+                islands,
+                Options(pipeline_iterations=iterations),
+                codegen=False,
+            )
+            assert result is not None
+            record = {
+                "fingerprint": result[1].fingerprint,
+                "num_exchanges": len(result[1].exchanges),
+                "loops": loops(hlo.Module(result[0])),
+            }
+            print(json.dumps([f"{axis}, {per_island} each, {name}", record]), flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.append(str(PLUGINS))
+    main(sys.argv[1])
