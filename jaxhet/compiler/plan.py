@@ -227,13 +227,16 @@ class _Order:
                     done = self._exchanges[step.id].done
                     before += [] if done is None else [done]
                     continue
-                may_last = self._num_exchanges(step) < OVERLAP_LIMIT
+                may_last = self._num_collectives(step) < OVERLAP_LIMIT
                 if finished := before[:-1] if may_last else before:
                     computation.add_control_predecessor(step, finished[-1])
                 before = before[-1:] if may_last else []
 
-    def _num_exchanges(self, step: hlo.Instruction) -> int:
-        """Number of exchanges in the computations that a step calls."""
-        if step.id in self._exchanges:
-            return 1
-        return sum(self._num_exchanges(i) for c in self._callees(step) for i, _ in self.ordered(c))
+    def _num_collectives(self, step: hlo.Instruction) -> int:
+        """Number of collectives and exchanges in the computations that a step calls."""
+        called = [self._module.computations[i] for i in step.called_computation_ids]
+        return sum(
+            (i.opcode in hlo.COLLECTIVES) + self._num_collectives(i)
+            for c in called
+            for i in c.instructions
+        )
