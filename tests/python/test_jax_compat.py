@@ -281,7 +281,7 @@ class _Gpu:
 
 @pytest.fixture
 def with_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "make_mesh", jax.make_mesh)  # what the call below replaces
+    monkeypatch.setattr(jax, "make_mesh", jax.make_mesh)  # the call below replaces it
     compat.set_partition_index(0)
     distributed.global_state.partition_index = None
 

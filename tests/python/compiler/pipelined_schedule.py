@@ -37,7 +37,7 @@ class Compiler(deviceless.Compiler):
         if self.is_copied:
             return super().bridge(module, job, options)
         kept = pipeline._copy_carried
-        pipeline._copy_carried = lambda *_: []  # the fault that `hazards` must find
+        pipeline._copy_carried = lambda *_: []  # a fault that `hazards` must find
         try:
             return super().bridge(module, job, options)
         finally:
