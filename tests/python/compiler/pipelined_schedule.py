@@ -47,7 +47,7 @@ class Compiler(deviceless.Compiler):
 def lower(mesh: Mesh, rows: int) -> Any:
     """Lowers a step of a LLaMA in plain JAX, whose mesh has the axis data or fsdp."""
     axes = P(mesh.axis_names)
-    # Of the width that people train: XLA has no kernels for small products without a GPU.
+    # XLA has no kernels for small products without a GPU; people train layers of this width.
     size = plain_llama.Size(layers=_LAYERS, rows=NamedSharding(mesh, axes))
     state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
