@@ -119,7 +119,7 @@ def test_flags_that_are_needed_are_added_and_those_of_the_user_stay() -> None:
     assert gpu_settings.complete("").split() == [
         "--xla_gpu_shard_autotuning=false",
         "--xla_gpu_enable_latency_hiding_scheduler=true",
-        f"{limit}=8",
+        f"{limit}=32",
     ]
     given = (
         f'--xla_dump_to="a  b" {limit}=2 --xla_gpu_enable_latency_hiding_scheduler=false'
