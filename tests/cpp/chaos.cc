@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <optional>
 #include <random>
 #include <span>
 #include <thread>
@@ -196,9 +195,11 @@ int32_t CountFds() {
 ChaosJob::ChaosJob(const ChaosRound& round) : round_(round) {
   std::fflush(stderr);
   auto ends = ConnectAll(round.num_processes);
-  auto relayed = IsCorruption(round.fault) ? std::optional(RelayedEnds(round, ends)) : std::nullopt;
+  std::pair<Fd, Fd> relayed;  // none, if nothing is corrupted
+  if (IsCorruption(round.fault)) relayed = RelayedEnds(round, ends);
   const int num_fds = CountFds();
-  const auto num_ends = static_cast<int>(3 * (ends.size() - 1) * ends.size()) + (relayed ? 2 : 0);
+  const auto num_ends =
+      static_cast<int>(3 * (ends.size() - 1) * ends.size()) + (relayed.first ? 2 : 0);
   for (int rank = 0; rank < round.num_processes; ++rank) {
     std::array<int, 2> pipe_ends{};
     if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) ThrowErrno("pipe2");
@@ -209,14 +210,14 @@ ChaosJob::ChaosJob(const ChaosRound& round) : round_(round) {
     if (pid == 0) {
       std::vector<Ends> own = std::move(ends[static_cast<size_t>(rank)]);
       ends.clear();
-      relayed.reset();
+      relayed = {};
       const int num_pipes = static_cast<int>(reports_.size()) + 1;
       BeProcess(round, rank, std::move(own), num_fds - num_ends + num_pipes, report);
     }
     pids_.push_back(pid);
   }
-  if (relayed) {
-    relay_ = std::make_unique<Relay>(std::move(relayed->first), std::move(relayed->second));
+  if (relayed.first) {
+    relay_ = std::make_unique<Relay>(std::move(relayed.first), std::move(relayed.second));
   } else if (IsOfConnection(round.fault)) {
     connection_ = std::move(EndOf(round, ends, round.victim, round.other));
   }
