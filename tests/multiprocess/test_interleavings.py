@@ -20,6 +20,7 @@ import dataclasses
 import itertools
 import pathlib
 import random
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _ffi, _initialize, _session, testing
+from jaxhet import TransportError, _ffi, _initialize, _session, testing
 from jaxhet._job import listener as _listener
 from jaxhet._net import secret as _secret
 from jaxhet._net.addresses import split_address
@@ -45,6 +46,7 @@ CALLS = 6
 ORDERS_PER_REQUEST = 50
 NUM_JOBS = 20
 NUM_QUICK_JOBS = 1
+_PORT_WAIT_S = 30
 
 Groups = list[list[int]] | None
 # For each program: factor of `a`, summand, and groups of ranks.
@@ -127,6 +129,21 @@ def _arrived() -> tuple[int, int]:
     return counts["exchanges_completed"], from_others
 
 
+def _listen_again(host: str, port: int, session: Any, secret: bytes) -> _listener.Listener:
+    """A listener at the address that the others know.
+
+    For a while, a connection of another program on this machine may have the port.
+    """
+    end = time.monotonic() + _PORT_WAIT_S
+    while True:
+        try:
+            return _listener.Listener(host, port, session.process, secret, session.job)
+        except TransportError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+
+
 def _open_new_engine() -> None:
     """Puts an engine with new connections in the place of the session's."""
     session = _session.required()
@@ -142,7 +159,7 @@ def _open_new_engine() -> None:
     config, members = session.config, membership.members
     host, port = split_address(members[session.process].address)
     secret = _secret.read_secret(config)
-    listener = _listener.Listener(host, port, session.process, secret, session.job)
+    listener = _listen_again(host, port, session, secret)
     session.engine = _initialize._start_engine(config, listener, membership)
     listener.close()
     _initialize._set_ranks(session, session.engine, jax.devices())
