@@ -39,7 +39,7 @@ class Loop:
         return _parameter(self.body)
 
     def carried(self, instruction: hlo.Instruction) -> int | None:
-        """Index in the tuple of an instruction of the body; None if it is none of its elements."""
+        """Index of an instruction of the body in the loop's tuple; None for all others."""
         return _carried(self.body, instruction)
 
     def is_invariant(self, index: int) -> bool:
@@ -81,7 +81,7 @@ class Loop:
 
 
 def find(module: hlo.Module, outer: hlo.Computation, instruction: hlo.Instruction) -> Loop | None:
-    """The loop of a `while`, if all is known of it; None otherwise."""
+    """The loop of a `while`; None if its form or its number of iterations is unknown."""
     condition, body = (module.computations[i] for i in _condition_and_body(instruction))
     is_only_caller = all(len(module.callers[c.id]) == 1 for c in (body, condition))
     (initial,) = outer.operands(instruction)
