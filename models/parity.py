@@ -306,8 +306,9 @@ Made at commit {origin.commit}. Training text: {origin.text}, {origin.tokens:,} 
 `{origin.digest}`.
 
 Differences are relative to the one world's: the largest of all steps, and the one of the last step.
-Losses of islands may be {parity.tolerance:.0e} away, those of unlike islands also {NOISE_FLOORS:g}
-times as much as the permuted world's: rounding alone does that. Norms of gradients may be
+The loss of islands may differ by {parity.tolerance:.0e}. The loss of unlike islands may also
+differ by {NOISE_FLOORS:g} times as much as the permuted world's, which differs by rounding alone.
+Norms of gradients may be
 {gradient:.0e} away, or {NOISE_FLOORS:g} times as much as the permuted world's. Replicas: how many
 pieces of parameters were compared over devices, by SHA-256, and how many comparisons of an array
 the run made itself.

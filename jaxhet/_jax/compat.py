@@ -91,8 +91,8 @@ def _make_mesh(
 ) -> jax.sharding.Mesh:
     """`jax.make_mesh`, which refuses devices of several slices, for islands as slices.
 
-    The devices keep JAX's order, in which those of an island are side by side: the first axes cross
-    islands.
+    The devices keep JAX's order. The devices of an island are side by side in it, so that the first
+    axes of the mesh cross islands.
     """
     from jax.experimental import mesh_utils
 

@@ -80,8 +80,8 @@ class Collective:
       instruction: The collective itself.
       positions: Groups, in positions of the device assignment.
       rank_of: Position to rank.
-      shard_replicas: Number of members that keep the same block of a reduce-scatter: those of one
-        island. The groups have them side by side, in order of the blocks.
+      shard_replicas: Number of members that keep the same block of a reduce-scatter. They are on
+        one island, and side by side in the groups, which are in the order of the blocks.
       identities: One for each operand; none before `identity.assign`.
       is_pipelined: It was moved to a neighbouring iteration of its loop (`pipeline.py`).
     """

@@ -286,7 +286,7 @@ class ExchangeBuilder:
         return done
 
     def next_part(self, received: hlo.Instruction, other: hlo.Instruction) -> list[hlo.Instruction]:
-        """Waits for the next part of the latest exchange, of which those before are in `received`.
+        """Waits for the next part of the latest exchange; `received` holds the parts before it.
 
         Gives it and the other array again: what uses them comes after the wait.
         """
