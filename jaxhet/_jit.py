@@ -56,6 +56,9 @@ def block_until_ready(tree: Any) -> Any:
 
     Raises:
       JaxhetError: The job has failed; its subclass is that of the first failure.
+
+    Examples:
+      >>> value = jaxhet.block_until_ready(x + 1)
     """
     try:
         ready = jax.block_until_ready(tree)

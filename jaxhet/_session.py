@@ -580,5 +580,9 @@ def islands() -> tuple[Island, ...]:
 
     Raises:
       UsageError: `jaxhet.initialize` was not called.
+
+    Examples:
+      >>> for island in jaxhet.islands():
+      ...     print(island.name, island.platform, island.ranks)
     """
     return required().islands
