@@ -29,7 +29,7 @@ from jaxhet.compiler import (
     bridge,
     decompose,
 )
-from jaxhet.compiler.exchange import DEVICE_TARGETS, EXCHANGE_TARGET
+from jaxhet.compiler.carrier import DEVICE_TARGETS, EXCHANGE_TARGET
 
 _HERE = pathlib.Path(__file__).parent
 _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}

@@ -19,7 +19,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from jaxhet.compiler import exchange, hlo, integers, loops, overlap
+from jaxhet.compiler import carrier, hlo, integers, loops, overlap
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.loops import Loop
@@ -288,7 +288,7 @@ def arrange(module: hlo.Module) -> None:
     XLA's scheduler takes exchanges for as fast as NCCL over NVLink, and would let some wait.
     """
     for c in module.computations.values():
-        starts = [i for i in c.instructions if exchange.is_start(i) and exchange.is_pipelined(i)]
+        starts = [i for i in c.instructions if carrier.is_start(i) and carrier.read(i).is_pipelined]
         if starts:
             sequence = module.proto.schedule.sequences[c.id].instruction_ids
             first, late = _first(module, c, starts), _late(module, c, starts)
@@ -322,7 +322,7 @@ def _late(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instructi
             followers[p.id].append(i)
     dones = {u.id for i in starts for u in c.users(i)}
     late = _closure(dones, followers.__getitem__)
-    if any(_takes_time(module, c[i]) or exchange.is_start(c[i]) for i in late):
+    if any(_takes_time(module, c[i]) or carrier.is_start(c[i]) for i in late):
         return set()
     return late | {c.root.id}
 
