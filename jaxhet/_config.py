@@ -324,6 +324,16 @@ OPTIONS: tuple[Option, ...] = (
         maximum=_WEEK_S,
     ),
     Option(
+        "connect",
+        str,
+        "auto",
+        "when processes on CPUs connect: all of them at the start, or two when a program needs it"
+        " (needed); auto: all in jobs of up to 16 processes. Processes with GPUs connect at the"
+        " start",
+        ("auto", "all", "needed"),
+        agreed=True,
+    ),
+    Option(
         "shutdown_timeout_s",
         float,
         300.0,
