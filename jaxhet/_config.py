@@ -166,7 +166,8 @@ OPTIONS: tuple[Option, ...] = (
         _names,
         (),
         "network interfaces for data over tcp: names, or networks such as 10.0.1.0/24; default: the"
-        " fastest interfaces with private addresses in networks that the peer shares",
+        " fastest interfaces with private addresses in networks that the peer shares, those nearest"
+        " to the process's GPUs first",
     ),
     Option(
         "device_channel_sockets",

@@ -28,7 +28,7 @@ from jaxhet import (
 )
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, PeerError, UsageError
-from jaxhet._gpu import gpu_settings, tuning
+from jaxhet._gpu import gpu_settings, nearby, tuning
 from jaxhet._gpu.topology_mirror import TopologyMirror
 from jaxhet._jax import compat, compiler_settings, jaxlib, programs
 from jaxhet._jax.compat import Device
@@ -233,7 +233,11 @@ _sidecars: list[subprocess.Popen[str]] = []
 def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.Session:
     local_host = config.tcp_address or membership.local_address
     process = _place.UNASSIGNED if config.process_id is None else config.process_id
-    interfaces = _interfaces.chosen(config, local_host)
+    interfaces = _interfaces.chosen(
+        config,
+        local_host,
+        lambda: nearby.interface_distances(config, compat.expected_platform()),
+    )
     listener = _listener.Listener(
         local_host, config.tcp_port, process, secret, interfaces=interfaces
     )

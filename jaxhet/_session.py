@@ -387,7 +387,7 @@ class Session:
             if self._membership and (cause := self._membership.failure):
                 self.engine.fail(type(cause).__name__, str(cause))
             failed = self.engine.wait_failure(200)
-            with contextlib.suppress(RuntimeError):  # the engine was closed meanwhile
+            with contextlib.suppress(RuntimeError, UsageError):  # the engine was closed meanwhile
                 self.events.count_path_failures(self.engine.peer_stats())
         failed_at = time.monotonic()
         if failed is not None:
