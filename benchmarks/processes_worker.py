@@ -14,9 +14,9 @@ import jaxhet
 from jaxhet import testing
 
 
-def _sum(num_rails: int) -> None:
+def _sum(rails: int) -> None:
     """Sums one number of each device, or of each device of a rail; raises if a sum is wrong."""
-    mesh = Mesh(np.array(jax.devices()).reshape(-1, num_rails), ("x", "rail"))
+    mesh = Mesh(np.array(jax.devices()).reshape(-1, rails), ("x", "rail"))
     numbers = np.arange(mesh.size, dtype=np.float32)
     spec = P(("x", "rail"))
     x = jax.make_array_from_callback(
@@ -26,8 +26,8 @@ def _sum(num_rails: int) -> None:
         lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=spec, out_specs=P("rail")
     )
     total = np.asarray(jax.jit(body)(x).addressable_shards[0].data)
-    sums = numbers.reshape(-1, num_rails).sum(0)
-    np.testing.assert_array_equal(total, sums[jax.process_index() % num_rails])
+    sums = numbers.reshape(-1, rails).sum(0)
+    np.testing.assert_array_equal(total, sums[jax.process_index() % rails])
 
 
 def tcp_sockets() -> int:

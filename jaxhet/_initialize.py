@@ -264,7 +264,8 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
             if members[config.process_id].platform in jaxlib.GPU_PLATFORMS:
                 tuned = _prepare_gpus(config.process_id)
             engine, connector = _start_engine(config, listener, membership)
-        session = _start_jax(config, membership, engine, listener, connector)
+        session = _start_jax(config, membership, engine, listener)
+        session.connector = connector
         session.settings_differences = tuple(differences)
         if tuned is not None:
             _share_tuning(session, membership, tuned)
@@ -380,7 +381,6 @@ def _start_jax(
     membership: Membership,
     engine: _ffi.Engine | None,
     listener: _listener.Listener,
-    connector: _connector.Connector | None,
 ) -> _session.Session:
     members = membership.members
 
@@ -406,7 +406,6 @@ def _start_jax(
     devices = _create_backend(client, config.process_id, members, check)
     islands = _islands.make_islands(places, devices)
     session = _session.Session(config, config.process_id, islands, engine, membership)
-    session.connector = connector
     if engine is not None:
         try:
             _set_ranks(session, engine, devices)

@@ -103,7 +103,7 @@ class Session:
         self.islands = islands
         self.engine = engine
         self.is_pretended = is_pretended
-        self.connector: Connector | None = None  # of a job that does not connect all processes
+        self.connector: Connector | None = None  # unless all processes are connected
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}  # by digest
         self.tuning: Tuning | None = None

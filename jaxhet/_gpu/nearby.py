@@ -7,7 +7,7 @@ from jaxhet import _ffi
 from jaxhet._config import Config
 
 _ROOT = pathlib.Path("/")
-_UNKNOWN = len(_ffi.DISTANCES)  # of an interface that no PCI device carries
+_UNKNOWN = len(_ffi.DISTANCES)  # distance of an interface that no PCI device carries
 _MOST_LAYERS = 4  # such as a VLAN of a bond of NICs
 
 

@@ -77,7 +77,7 @@ TEST(ExchangeWithAStrangerIsAnError) {
   if (error) ExpectContains(error->text(), "rank 1 is not connected");
 }
 
-// Its first start is there before this engine knows it.
+// The first start may be there before this engine knows the peer.
 TEST(PeerMayStartBeforeThisEngineAdmitsIt) {
   Strangers strangers;
   std::optional<Error> error;
@@ -124,7 +124,7 @@ TEST(PeerThatJoinsAndDiesIsNamed) {
 
 TEST(PeerThatLeavesWhileItJoinsIsAnErrorAndNoFailure) {
   Strangers strangers;
-  strangers.TakeSpec(1);  // its sockets close
+  strangers.TakeSpec(1);  // which closes its sockets
   const std::string error = ExpectThrow([&] { strangers.Join(0); });
   ExpectContains(error, "process 1 (host 1): it left during the introduction");
   EXPECT(strangers.engine(0).failure() == nullptr);

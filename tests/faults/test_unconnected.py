@@ -56,7 +56,7 @@ def test_strangers_of_a_failed_process_name_it(victim: int, number: signal.Signa
 @pytest.mark.parametrize("late", [0, 3])
 def test_peer_that_has_left_before_it_is_needed_is_named(late: int) -> None:
     job = WatchedJob(["-c", LATE, str(late)], islands=(2, 2), env=NEEDED)
-    job.wait()  # its code is 0: the program has dealt with the error
+    job.wait()  # with code 0: the program has dealt with the error
     line = job.first(late, "late:")
     assert line is not None, job.text()
     assert not job.first(None, "Exception in thread"), job.text()

@@ -29,8 +29,8 @@ def main() -> None:
     import jaxhet
 
     jaxhet.initialize()
-    num_rails = jax.device_count() // len(jaxhet.islands()) if "rails" in sys.argv else 1
-    mesh = Mesh(np.array(jax.devices()).reshape(-1, num_rails), ("x", "rail"))
+    rails = jax.device_count() // len(jaxhet.islands()) if "rails" in sys.argv else 1
+    mesh = Mesh(np.array(jax.devices()).reshape(-1, rails), ("x", "rail"))
     n = mesh.shape["x"]
     shape = (mesh.size, 1 << 20)
     x = jax.make_array_from_callback(

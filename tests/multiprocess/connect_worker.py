@@ -23,12 +23,13 @@ def _program(axes: tuple[str, ...]) -> tuple[Any, jax.Array]:
     devices = np.array(jax.devices()).reshape(len(jaxhet.islands()), -1)
     mesh = Mesh(devices, ("island", "rank"))
     whole = np.arange(mesh.size, dtype=np.float32)[:, None] * np.ones(_COLUMNS, np.float32)
+    spec = P(("island", "rank"))
     x = jax.make_array_from_callback(
-        whole.shape, NamedSharding(mesh, P(("island", "rank"))), lambda index: whole[index]
+        whole.shape, NamedSharding(mesh, spec), lambda index: whole[index]
     )
     kept = [axis for axis in mesh.axis_names if axis not in axes]
     body = jax.shard_map(
-        lambda a: jax.lax.psum(a, axes), mesh=mesh, in_specs=x.sharding.spec, out_specs=P(kept)
+        lambda a: jax.lax.psum(a, axes), mesh=mesh, in_specs=spec, out_specs=P(kept)
     )
     return jax.jit(body), x
 

@@ -17,8 +17,8 @@ void Peer::Log(std::string_view what) {
 void Peer::SayFailure(const Error& error, int own_process) {
   const int failed_process = error.failed_process() >= 0 ? error.failed_process() : own_process;
   const FailInfo info{error.code(), failed_process};
-  channel.Send(MessageType::kFail, std::array{ObjectIovec(info), ToIovec(error.text().data(),
-                                                                         error.text().size())});
+  channel.Send(MessageType::kFail,
+               std::array{ObjectIovec(info), ToIovec(error.text().data(), error.text().size())});
   channel.FinishSending();
 }
 

@@ -70,8 +70,10 @@ Introduction ProgressEngine::MakePeer(PeerSpec spec, std::map<int, Peer>& peers)
     Throw(ErrorCode::kUsage, "process ", spec.process, " was added twice");
   }
   const auto place =
-      peers.try_emplace(spec.process, *this, spec.process,
-                        ControlChannel(std::move(spec.control), std::move(keys.front()))).first;
+      peers
+          .try_emplace(spec.process, *this, spec.process,
+                       ControlChannel(std::move(spec.control), std::move(keys.front())))
+          .first;
   keys.erase(keys.begin());
   place->second.same_host = spec.same_host;
   place->second.device_transports = std::move(spec.device_transports);

@@ -60,7 +60,7 @@ class ProgressEngine {
   // A peer that joins a running engine: Invite() it, let it and us agree on a transport
   // (Newcomer::Introduce), which is done outside of the engine by any thread, and Admit() it.
   void Invite(PeerSpec spec, Newcomer& newcomer);
-  // What there is to poll.
+  // Returns what there is to poll.
   std::set<Pollable*> Admit(Newcomer& newcomer);
 
   // Commands. An Error inside fails the engine; none is thrown.
