@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.tables import markdown, write_json
+from benchmarks.tables import made_at, markdown, write_json
 from jaxhet.testing import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("processes_worker.py")
@@ -95,7 +95,7 @@ def main() -> None:
     jobs = [(system, count) for count in options.processes for system in options.systems]
     console = Console(stderr=True)
     rows = [measure(*job, options.timeout_s) for job in track(jobs, "jobs", console=console)]
-    print(table(rows))
+    print(f"{table(rows)}\n{made_at()}")
     write_json(options.json, {}, rows)
 
 
