@@ -91,7 +91,7 @@ class Engine:
         """
         timeout_ms = round(config.connect_timeout_s * 1000)
         try:
-            self._add_peer(config, members, process, sockets, refused, timeout_ms)
+            self._add_peer(config, members, process, sockets, refused, timeout_ms=timeout_ms)
         except RuntimeError as error:
             raise as_ours(str(error)) from error
 
@@ -102,7 +102,7 @@ class Engine:
         process: int,
         sockets: PeerSockets,
         refused: Mapping[str, str],
-        timeout_ms: int | None = None,
+        **timeout_ms: int,
     ) -> None:
         info = members[process]
         same_host = info.host_id == members[config.process_id].host_id
@@ -118,7 +118,7 @@ class Engine:
             device_transports=[t for t in config.transports if same_host or t not in refused],
             refused=refused,
             keys=_hex_keys((sockets.control, *sockets.data)),
-            timeout_ms=timeout_ms,
+            **timeout_ms,
         )
 
     @property
