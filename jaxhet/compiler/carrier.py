@@ -35,8 +35,8 @@ CARRIERS = {
     "all-gather-start": "all-gather-done",
 }
 
-_SPEC = "jaxhet_spec"  # of the start: the record
-_INDEX = "jaxhet_index"  # of other calls: the index of the exchange
+_SPEC = "jaxhet_spec"  # on a start: the record
+_INDEX = "jaxhet_index"  # on other calls: the index of the exchange
 _START_OPCODES = (*CARRIERS, "custom-call")
 
 
