@@ -1,8 +1,9 @@
 """POST: exchanges become calls of the engine, and the plan is checked to be PRE's."""
 
 from jaxhet._errors import JaxhetError
-from jaxhet.compiler import carrier, collectives, hlo, pipeline
+from jaxhet.compiler import carrier, collectives, hlo
 from jaxhet.compiler import plan as plan_lib
+from jaxhet.compiler.arrange import arrange
 from jaxhet.compiler.options import Job, Options
 from jaxhet.compiler.plan import Plan
 
@@ -27,7 +28,7 @@ def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | No
         return None
     parsed = hlo.Module(module)
     plan = plan_lib.collect(parsed)
-    pipeline.arrange(parsed)
+    arrange(parsed)
     pairs = [p for computation in parsed.computations.values() for p in _pairs(computation)]
     for computation, start, done in pairs:
         carrier.to_calls(computation, start, done)
