@@ -1,4 +1,4 @@
-"""Opens the sockets between every two processes: one for control, several for data.
+"""Opens the sockets between processes: one for control, several for data.
 
 Ranks that have no better path get some of their own, too. All are authenticated with the job
 secret. Of two processes the higher id connects to the lower one. A socket is handed to the engine
@@ -50,7 +50,7 @@ def connect_peers(
     timeout_s: float,
     check: Callable[[], None],
 ) -> dict[int, PeerSockets]:
-    """Connects the listener's process to every other one.
+    """Connects the listener's process to those of `members`, itself excepted.
 
     Raises:
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
@@ -194,7 +194,7 @@ def _connect(listener: Listener, way: _Wanted, deadline: float, check: Callable[
         return listener.introduce(sock, info, way.channel, info.address)
     except JaxhetError as error:
         sock.close()
-        _wait_for_reason(check)
+        wait_for_reason(check)
         if isinstance(error, handshake.RefusedError):
             raise TransportError(
                 f"{info} at {info.address} refused the connection: {error}"
@@ -218,7 +218,7 @@ def _open(info: ProcessInfo, deadline: float, check: Callable[[], None]) -> sock
             time.sleep(0.05)
 
 
-def _wait_for_reason(check: Callable[[], None]) -> None:
+def wait_for_reason(check: Callable[[], None]) -> None:
     """Lets `check` say that a peer has died, if that is why it went away."""
     deadline = time.monotonic() + _DEATH_KNOWN_WITHIN_S
     while time.monotonic() < deadline:

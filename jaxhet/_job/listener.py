@@ -80,6 +80,7 @@ class Listener:
         self._links: dict[tuple[int, int], Link] = {}
         self.reconnects = False
         self._taken: set[tuple[int, int]] = set()  # for good
+        self._announce: Callable[[int], None] | None = None
         addresses = [str(interface.address.ip) for interface in interfaces]
         servers = _listen(host, port, process, addresses)
         ports = dict(server.getsockname()[:2] for server in servers)
@@ -109,6 +110,17 @@ class Listener:
         self.job = job
         self._num_processes, self._num_channels = num_processes, num_channels
         self._assigned.set()
+
+    def announce_to(self, announce: Callable[[int], None]) -> None:
+        """Has a function hear of peers whose connections nobody has taken yet, on other threads.
+
+        It may block, and is called for each connection.
+        """
+        with self._arrived:
+            self._announce = announce
+            waiting = {process for process, _ in self._links}
+        for process in waiting:
+            threading.Thread(target=announce, args=(process,), daemon=True).start()
 
     def introduce(
         self,
@@ -164,6 +176,11 @@ class Listener:
             for link in self._links.values():
                 link.socket.close()
             self._links.clear()
+
+    def close_in_child(self) -> None:
+        """Closes a forked child's copies of the sockets; the process goes on listening."""
+        for acceptor in self._acceptors:
+            acceptor.close_in_child()
 
     def _refusals(self) -> str:
         """The number of connections refused, and the last reason at each address."""
@@ -231,9 +248,12 @@ class Listener:
             if not is_second:
                 self._links[key] = Link(sock, keys)
                 self._arrived.notify_all()
+            announce = self._announce
         superfluous = sock if is_second else earlier.socket if earlier else None
         if superfluous is not None:
             superfluous.close()
+        if announce is not None and not is_second:
+            announce(key[0])
 
 
 def _is_given_up(sock: socket.socket, timeout_s: float) -> bool:
