@@ -351,26 +351,30 @@ def _start_engine(
     members = membership.members
     refused = _qualification.refusals(config, members)
 
-    def connect(
-        peers: Sequence[ProcessInfo], check: Callable[[], None]
-    ) -> dict[int, bootstrap.PeerSockets]:
-        return bootstrap.connect_peers(
-            listener, peers, config.tcp_sockets, config.connect_timeout_s, check
-        )
+    sockets, timeout_s = config.tcp_sockets, config.connect_timeout_s
+
+    def start(peers: Sequence[ProcessInfo]) -> _ffi.Engine:
+        first = bootstrap.connect_peers(listener, peers, sockets, timeout_s, membership.check)
+        return _ffi.Engine.start(config, members, first, refused)
 
     if _connector.connects_all(config.connect, members):
-        sockets = connect(members, membership.check)
-        return _ffi.Engine.start(config, members, sockets, refused), None
+        return start(members), None
     first = _connector.partners(config.process_id, members)
-    sockets = connect([members[process] for process in sorted(first)], membership.check)
-    engine = _ffi.Engine.start(config, members, sockets, refused)
+    engine = start([members[process] for process in sorted(first)])
 
     def open_peer(info: ProcessInfo, check: Callable[[], None]) -> None:
-        peer = connect([info], check)[info.process]
+        peer = bootstrap.connect_peers(
+            listener, [info], sockets, timeout_s, check, is_patient=True
+        )[info.process]
         engine.join_peer(config, members, info.process, peer, refused.get(info.process, {}))
 
     connector = _connector.Connector(
-        listener, members, first, open_peer, membership, config.connect_timeout_s
+        listener,
+        members,
+        first,
+        _connector.Opener(open_peer, lambda info: bootstrap.has_come(listener, info, sockets)),
+        membership,
+        timeout_s,
     )
     connector.start(lambda error: engine.fail(type(error).__name__, str(error)))
     return engine, connector

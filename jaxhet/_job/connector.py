@@ -5,6 +5,7 @@ them to the coordinator, which has those with higher ids connect, and answers wh
 other end takes part on a thread of its own: it may be anywhere in its program.
 """
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -55,6 +56,20 @@ def partners(process: int, members: Sequence[ProcessInfo]) -> set[int]:
     return found - {process}
 
 
+@dataclasses.dataclass(frozen=True)
+class Opener:
+    """Functions that connect a peer.
+
+    Attributes:
+      open: Connects a peer and gives it to the engine; blocks. It calls its second argument
+        meanwhile.
+      has_come: Whether all connections of a peer with a higher id are there.
+    """
+
+    open: Callable[[ProcessInfo, Callable[[], None]], None]
+    has_come: Callable[[ProcessInfo], bool]
+
+
 class _Pair:
     """Connection to one peer: not there, on its way, there or failed."""
 
@@ -72,8 +87,7 @@ class Connector:
       listener: The listener of this process; the connector closes it.
       members: All processes.
       connected: Peers that are connected.
-      open_peer: Connects a peer and gives it to the engine; blocks. Its second argument is called
-        while it waits.
+      opener: Functions that connect a peer.
       membership: The connection to the coordinator.
       timeout_s: Longest wait for a peer.
     """
@@ -83,13 +97,13 @@ class Connector:
         listener: Listener,
         members: Sequence[ProcessInfo],
         connected: Iterable[int],
-        open_peer: Callable[[ProcessInfo, Callable[[], None]], None],
+        opener: "Opener",
         membership: Membership,
         timeout_s: float,
     ):
         self._listener = listener
         self._members = members
-        self._open_peer = open_peer
+        self._opener = opener
         self._membership = membership
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -110,7 +124,7 @@ class Connector:
         """
         self._fail = fail
         self._membership.listen_needs(self._needed_by, self._is_absent)
-        self._listener.announce_to(self._connect)
+        self._listener.announce_to(self._came)
 
     def need(self, processes: Iterable[int]) -> None:
         """Returns when all these peers are connected.
@@ -161,6 +175,10 @@ class Connector:
         if pair.error is not None:
             raise pair.error
 
+    def _came(self, process: int) -> None:
+        if self._opener.has_come(self._members[process]):
+            self._connect(process)
+
     def _connect(self, process: int) -> None:
         """Connects a peer, unless another thread does."""
         pair = self._pairs[process]
@@ -183,7 +201,7 @@ class Connector:
 
         check()
         try:
-            self._open_peer(self._members[process], check)
+            self._opener.open(self._members[process], check)
         except JaxhetError:
             if not self._is_closing:
                 bootstrap.wait_for_reason(check)

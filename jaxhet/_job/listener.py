@@ -122,6 +122,11 @@ class Listener:
         for process in waiting:
             threading.Thread(target=announce, args=(process,), daemon=True).start()
 
+    def channels_of(self, process: int) -> set[int]:
+        """Channels of connections that a peer has made and nobody has taken."""
+        with self._arrived:
+            return {channel for source, channel in self._links if source == process}
+
     def introduce(
         self,
         sock: socket.socket,
@@ -149,16 +154,26 @@ class Listener:
         return Link(sock, keys)
 
     def take(
-        self, expected: set[tuple[int, int]], deadline: float, check: Callable[[], None]
+        self,
+        expected: set[tuple[int, int]],
+        deadline: float,
+        check: Callable[[], None],
+        *,
+        have_spoken: bool = False,
     ) -> dict[tuple[int, int], Link]:
-        """Waits for the sockets of `expected` (process, channel)."""
+        """Waits for the sockets of `expected` (process, channel).
+
+        With `have_spoken`, also for the first bytes on channel 0 of each process: it sends them
+        when all its sockets are connected, and replaces none any more.
+        """
         while True:
             with self._arrived:
-                if expected <= self._links.keys():
+                are_there = expected <= self._links.keys()
+                if are_there and (not have_spoken or self._have_spoken(expected)):
                     if not self.reconnects:
                         self._taken |= expected
                     return {key: self._links.pop(key) for key in expected}
-                missing = sorted({process for process, _ in expected - self._links.keys()})
+                missing = sorted({p for p, _ in (expected - self._links.keys()) or expected})
                 self._arrived.wait(0.05)
             check()
             if time.monotonic() > deadline:
@@ -167,6 +182,9 @@ class Listener:
                     f" {self.process} at {self.address} in time ({self._refusals()}); check that it"
                     " can reach this address, or set JAXHET_TCP_ADDRESS here"
                 )
+
+    def _have_spoken(self, expected: set[tuple[int, int]]) -> bool:
+        return all(_has_words(self._links[process, 0].socket) for process, _ in expected)
 
     def close(self) -> None:
         """Stops listening; sockets that nobody took are closed."""
@@ -254,6 +272,17 @@ class Listener:
             superfluous.close()
         if announce is not None and not is_second:
             announce(key[0])
+
+
+def _has_words(sock: socket.socket) -> bool:
+    """Whether bytes have arrived, or the connection has ended."""
+    try:
+        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _is_given_up(sock: socket.socket, timeout_s: float) -> bool:
