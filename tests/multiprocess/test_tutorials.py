@@ -185,6 +185,7 @@ def _processes_of(launcher: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_training_is_killed_and_resumes(tmp_path: pathlib.Path) -> None:
     command, *_ = _blocks("05-failures.md", "")
     command = command.replace("runs/failure", str(tmp_path / "run")).replace("every 100", "every 5")
