@@ -105,21 +105,35 @@ def measures(folder: pathlib.Path, name: str = "loss") -> list[float]:
 
 
 class Undisturbed:
-    """Runs on `data=2` that nothing disturbs, by `--order`; each is made when it is needed."""
+    """Runs that nothing disturbs, by `--order` and mesh; each is made when it is needed."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
 
-    def run(self, order: str, permute: int = 0) -> pathlib.Path:
-        folder = self._folder / f"{order}-{permute}"
+    def run(
+        self,
+        order: str,
+        permute: int = 0,
+        mesh: str = "data=2",
+        shape: tuple[int, int] = (2, 1),
+    ) -> pathlib.Path:
+        islands, devices = shape
+        folder = self._folder / f"{order}-{permute}-{mesh}-{islands}x{devices}"
         if not folder.exists():
-            finish(start(folder, "data=2", f"--order={order}", f"--permute={permute}"))
+            words = (f"--order={order}", f"--permute={permute}")
+            finish(start(folder, mesh, *words, islands=islands, devices=devices))
         return folder
 
-    def noise_floor(self, order: str) -> float:
-        """How far losses are moved by other orders of rows and devices: by rounding alone."""
+    def noise_floor(self, order: str, mesh: str, shape: tuple[int, int]) -> float:
+        """How far losses are moved by rounding alone.
+
+        The largest difference to the usual run, of runs with rows and devices in other orders and of a
+        run on this mesh: tensor parallelism adds the terms of products in another order.
+        """
         usual = measures(self.run(order))
-        return max(max(differences(measures(self.run(order, p)), usual)) for p in PERMUTATIONS)
+        others = [self.run(order, permute) for permute in PERMUTATIONS]
+        others.append(self.run(order, mesh=mesh, shape=shape))
+        return max(max(differences(measures(other), usual)) for other in others)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +198,7 @@ def test_killed_training_resumes_elsewhere(
     whole, parts = measures(undisturbed.run(order)), measures(tmp_path)
     assert 0 < before < STEPS
     assert parts[:before] == whole[:before]
-    apart, floor = max(differences(parts, whole)), undisturbed.noise_floor(order)
+    apart, floor = max(differences(parts, whole)), undisturbed.noise_floor(order, mesh, shape)
     record("resumed from step", before)
     record("largest difference", f"{apart:.1e}")
     record("noise floor", f"{floor:.1e}")
