@@ -349,8 +349,13 @@ Event DeviceRank::TakeEvent() {
   return event;
 }
 
+// Receipts whose chunks are numbered are first: they use their slots before all others.
 void DeviceRank::ReceiveWhenKnown(Receipt receipt) {
-  receipts_.push_back(std::move(receipt));
+  if (receipt.exchange.first_chunk) {
+    receipts_.push_front(std::move(receipt));
+  } else {
+    receipts_.push_back(std::move(receipt));
+  }
   ReceiveKnown();
 }
 
@@ -375,6 +380,7 @@ void DeviceRank::ReceiveByStreams(InFlight exchange, EventHandle ready) {
     const auto found = std::ranges::find(in_flight_, exchange.number, &InFlight::number);
     if (found == in_flight_.end()) return;  // it has been abandoned
     found->is_pending = false;
+    found->is_eager = false;
     found->first_chunk = exchange.first_chunk;
     if (exchange.first_chunk) {
       const uint64_t num_chunks = NumChunks(*incoming_.at(exchange.source), exchange.result.size());
@@ -458,7 +464,7 @@ void DeviceRank::DoneLeg(uint32_t number, StreamWork& program) {
     exchange = find();
   }
   auto* const stream = program.stream();
-  const bool by_program = exchange.is_eager && stream == exchange.program;
+  bool by_program = exchange.is_eager && stream == exchange.program;
   if (exchange.is_eager && !by_program) {
     Event ready = TakeEvent();
     device_->Record(ready.get(), stream);
@@ -469,6 +475,7 @@ void DeviceRank::DoneLeg(uint32_t number, StreamWork& program) {
     const std::lock_guard lock(mutex_);
     InFlight& found = find();
     if (found.done_parts++ == 0) found.done_number = Next(dones_);
+    by_program &= found.is_eager;  // a receipt may have needed its slot meanwhile
     found.is_eager = false;
     if (by_program) {
       found.is_pending = false;
