@@ -655,12 +655,12 @@ TEST(AbandonedResultsArePoisoned) {
   for (const int64_t index : {1, 0}) ranks.Done(0, index);
   ranks.Calls();
   EXPECT(!ranks.Run());
-  ranks.rank(0).Stop();
+  ranks.rank(0).rescue().Stop();
   std::atomic<bool> is_over = false;
   std::thread streams([&] {
     while (!is_over) ranks.Run();
   });
-  EXPECT(ranks.rank(0).Abandon(kLong));
+  EXPECT(ranks.rank(0).rescue().Abandon(kLong));
   is_over = true;
   streams.join();
   ExpectCalls(ranks, R"(

@@ -134,8 +134,8 @@ void SimulatedRanks::AddChannel(int source, int target) {
     channel->transport = "simulated";
     return channel;
   };
-  rank(source).AddOutgoing(target, end());
-  rank(target).AddIncoming(source, end());
+  rank(source).channels().AddOutgoing(target, end());
+  rank(target).channels().AddIncoming(source, end());
 }
 
 std::span<std::byte> SimulatedRanks::Take(Node& node, Side& side, size_t num_bytes) const {

@@ -104,8 +104,8 @@ size_t DeviceEngine::Look() {
   size_t in_flight = 0;
   for (const auto& rank : ranks_) {
     try {
-      const DeviceRank::Report report =
-          rank->Look(milliseconds(options_.deadline_ms), milliseconds(options_.first_deadline_ms));
+      const WatchReport report = rank->watch().Look(milliseconds(options_.deadline_ms),
+                                                    milliseconds(options_.first_deadline_ms));
       in_flight += report.in_flight;
       if (report.broken) job_.Lose(report.broken->peer_rank, report.broken->why);
       if (report.mismatch) throw job_.MismatchError(rank->rank(), *report.mismatch);
@@ -120,7 +120,7 @@ size_t DeviceEngine::Look() {
 bool DeviceEngine::WaitIdle(milliseconds timeout) {
   const Time limit = Clock::now() + timeout;
   const auto is_drained = [&](const auto& rank) {
-    return rank->IsDrained([&](int target) { return job_.HasLeft(target); });
+    return rank->watch().IsDrained([&](int target) { return job_.HasLeft(target); });
   };
   while (Look() > 0 || !std::ranges::all_of(ranks_, is_drained)) {
     if (job_.failure() || Clock::now() >= limit) return false;
@@ -129,10 +129,10 @@ bool DeviceEngine::WaitIdle(milliseconds timeout) {
   return true;
 }
 
-std::optional<DeviceRank::Wait> DeviceEngine::OldestWait(std::span<const int> peer_ranks) const {
-  std::optional<DeviceRank::Wait> oldest;
+std::optional<DeviceWait> DeviceEngine::OldestWait(std::span<const int> peer_ranks) const {
+  std::optional<DeviceWait> oldest;
   for (const auto& rank : ranks_) {
-    const auto wait = rank->OldestWait(peer_ranks);
+    const auto wait = rank->watch().OldestWait(peer_ranks);
     if (wait && (!oldest || wait->since < oldest->since)) oldest = wait;
   }
   return oldest;
@@ -141,10 +141,10 @@ std::optional<DeviceRank::Wait> DeviceEngine::OldestWait(std::span<const int> pe
 void DeviceEngine::Abandon() {
   // No stream may be let go on while another thread still ends the channels that it would write to.
   const std::lock_guard lock(abandon_mutex_);
-  for (const auto& rank : ranks_) rank->Stop();
+  for (const auto& rank : ranks_) rank->rescue().Stop();
   for (const auto& rank : ranks_) {
     try {
-      if (rank->Abandon(kAbandonTimeout)) continue;
+      if (rank->rescue().Abandon(kAbandonTimeout)) continue;
       LogLine(StrCat("jaxhet: ", rank->device().info().ToString(),
                      " did not end its exchanges after the job had failed; end this process"));
     } catch (const Error& error) {
@@ -156,28 +156,29 @@ void DeviceEngine::Abandon() {
 std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
   std::vector<FlightRecord> records;
   for (const auto& rank : ranks_)
-    std::ranges::move(rank->FlightRecords(), std::back_inserter(records));
+    std::ranges::move(rank->watch().FlightRecords(), std::back_inserter(records));
   std::ranges::sort(records, {}, &FlightRecord::started);
   return records;
 }
 
 std::vector<int> DeviceEngine::SocketFds() const {
   std::vector<int> fds;
-  for (const auto& rank : ranks_) std::ranges::copy(rank->SocketFds(), std::back_inserter(fds));
+  for (const auto& rank : ranks_)
+    std::ranges::copy(rank->channels().SocketFds(), std::back_inserter(fds));
   return fds;
 }
 
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   std::map<std::string, uint64_t> stats;
   for (const auto& rank : ranks_) {
-    const auto [started, completed, in_flight_time, pulled_bytes, in_place_bytes] = rank->counts();
+    const auto [started, completed, in_flight_time, gotten_bytes, offered_bytes] = rank->counts();
     const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time);
     stats["exchanges_started"] += started;
     stats["exchanges_completed"] += completed;
-    stats["bytes_pulled"] += pulled_bytes;
-    stats["bytes_sent_in_place"] += in_place_bytes;
+    stats["bytes_pulled"] += gotten_bytes;
+    stats["bytes_sent_in_place"] += offered_bytes;
     stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
-    for (const auto& [peer_rank, transport, sent, received] : rank->Bytes()) {
+    for (const auto& [peer_rank, transport, sent, received] : rank->channels().Bytes()) {
       stats[StrCat("bytes_sent_", transport)] += sent;
       stats[StrCat("bytes_received_", transport)] += received;
     }
@@ -185,9 +186,10 @@ std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   return stats;
 }
 
-std::vector<DeviceRank::ChannelBytes> DeviceEngine::Bytes() const {
-  std::vector<DeviceRank::ChannelBytes> bytes;
-  for (const auto& rank : ranks_) std::ranges::move(rank->Bytes(), std::back_inserter(bytes));
+std::vector<ChannelBytes> DeviceEngine::Bytes() const {
+  std::vector<ChannelBytes> bytes;
+  for (const auto& rank : ranks_)
+    std::ranges::move(rank->channels().Bytes(), std::back_inserter(bytes));
   return bytes;
 }
 

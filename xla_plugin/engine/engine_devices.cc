@@ -64,9 +64,9 @@ std::map<std::string, uint64_t> Engine::DeviceStats() const {
   return devices ? devices->Stats() : std::map<std::string, uint64_t>();
 }
 
-std::vector<DeviceRank::ChannelBytes> Engine::DeviceBytes() const {
+std::vector<ChannelBytes> Engine::DeviceBytes() const {
   const auto devices = FindDevices();
-  return devices ? devices->Bytes() : std::vector<DeviceRank::ChannelBytes>();
+  return devices ? devices->Bytes() : std::vector<ChannelBytes>();
 }
 
 std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
@@ -154,7 +154,7 @@ std::string Engine::Describe(int64_t plan, int64_t index) {
       [&](const ProgressEngine& progress) { return progress.plans().Describe(plan, index); });
 }
 
-Error Engine::MismatchError(int rank, const DeviceRank::Mismatch& mismatch) {
+Error Engine::MismatchError(int rank, const LaunchMismatch& mismatch) {
   const Time limit = Clock::now() + kPlanTimeout;
   const auto& [peer_rank, own, theirs] = mismatch;
   while (Clock::now() < limit) {
@@ -185,7 +185,7 @@ Error Engine::MismatchError(int rank, const DeviceRank::Mismatch& mismatch) {
   });
 }
 
-Error Engine::LateError(int rank, const DeviceRank::Report::Late& late) {
+Error Engine::LateError(int rank, const LateTransfer& late) {
   return Read([&](const ProgressEngine& progress) {
     const Roster& roster = progress.roster();
     const int process = roster.ProcessOf(late.peer_rank);

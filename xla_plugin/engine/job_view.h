@@ -26,8 +26,8 @@ class JobView {
   // An exchange, as its plan describes it.
   virtual std::string Describe(int64_t plan, int64_t index) = 0;
   // Errors as people read them.
-  virtual Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) = 0;
-  virtual Error LateError(int rank, const DeviceRank::Report::Late& late) = 0;
+  virtual Error MismatchError(int rank, const LaunchMismatch& mismatch) = 0;
+  virtual Error LateError(int rank, const LateTransfer& late) = 0;
   virtual Error StartError(int rank, int64_t plan, int64_t index, const Error& cause) = 0;
 };
 

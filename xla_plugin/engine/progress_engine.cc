@@ -15,6 +15,30 @@ namespace jaxhet {
 
 using std::chrono::milliseconds;
 
+namespace {
+
+// Unread messages about channels. A process has hundreds of channels, with several messages each.
+constexpr size_t kMostChannelMessages = 1 << 16;
+
+void AddPlanOf(Peer& peer, std::string_view body) {
+  const auto info = TakeInfo<PlanInfo>(body);
+  const std::string_view text = TakeBytes(body, info.text_bytes);
+  if (peer.plans.Find(info.plan) != nullptr) {
+    Throw(ErrorCode::kTransport, "it sent the plan ", info.plan, " twice");
+  }
+  peer.plans.Add(info.plan, text, body);
+}
+
+void AddChannelMessage(std::vector<ProgressEngine::ChannelMessage>& messages, int process,
+                       std::string_view body) {
+  if (messages.size() == kMostChannelMessages) {
+    Throw(ErrorCode::kTransport, "it sends messages about device channels without end");
+  }
+  messages.push_back({process, std::string(body)});
+}
+
+}  // namespace
+
 // Runs a part of the engine; its error fails the engine.
 template <typename Function>
 void ProgressEngine::Guarded(Function function) {
@@ -305,14 +329,8 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
   std::string_view body = message.body;
   if (peer.left) Throw(ErrorCode::kTransport, "it has left the job and still sends messages");
   switch (message.type) {
-    case MessageType::kPlan: {
-      const auto info = TakeInfo<PlanInfo>(body);
-      const std::string_view text = TakeBytes(body, info.text_bytes);
-      if (peer.plans.Find(info.plan) != nullptr) {
-        Throw(ErrorCode::kTransport, "it sent the plan ", info.plan, " twice");
-      }
-      return peer.plans.Add(info.plan, text, body);
-    }
+    case MessageType::kPlan:
+      return AddPlanOf(peer, body);
     case MessageType::kStart: {
       const auto info = TakeInfo<StartInfo>(body);
       return OnStart(peer, info, body);
@@ -331,11 +349,7 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
       CheckEmpty(body);
       return OnGoodbye(peer);
     case MessageType::kDeviceChannel:
-      if (channel_messages_.size() == kMostChannelMessages) {
-        Throw(ErrorCode::kTransport, "it sends messages about device channels without end");
-      }
-      channel_messages_.push_back({peer.process, std::string(body)});
-      return;
+      return AddChannelMessage(channel_messages_, peer.process, body);
     case MessageType::kHello:
     case MessageType::kHelloReply:
       Throw(ErrorCode::kTransport, "it introduced itself twice");

@@ -152,7 +152,7 @@ class ProgressEngine {
   Peer& PeerOf(int rank);
   CommunicatorState& CommunicatorStateOf(const Exchange& exchange);
   const PeerTransfer* OpenTransferWith(int process) const;
-  std::optional<DeviceRank::Wait> DeviceWaitFor(int process) const;
+  std::optional<DeviceWait> DeviceWaitFor(int process) const;
   bool WaitsFor(int process) const {
     return OpenTransferWith(process) != nullptr || DeviceWaitFor(process);
   }
@@ -179,8 +179,6 @@ class ProgressEngine {
   std::vector<ChannelMessage> channel_messages_;
   std::shared_ptr<const Error> failure_;  // why nothing moves any more
   bool said_goodbye_ = false;
-  // Unread messages about channels. A process has hundreds of channels, with several messages each.
-  static constexpr size_t kMostChannelMessages = 1 << 16;
   static constexpr std::chrono::milliseconds kBusyPeriod{5};  // between polls of a peer that leaves
   bool heard_failure_ = false;                                // from a peer, which has logged it
   FlightRecorder recorder_;

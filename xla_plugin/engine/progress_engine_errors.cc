@@ -49,7 +49,7 @@ const PeerTransfer* ProgressEngine::OpenTransferWith(int process) const {
   return nullptr;
 }
 
-std::optional<DeviceRank::Wait> ProgressEngine::DeviceWaitFor(int process) const {
+std::optional<DeviceWait> ProgressEngine::DeviceWaitFor(int process) const {
   if (devices_ == nullptr) return std::nullopt;
   return devices_->OldestWait(roster_.RanksOf(process));
 }
