@@ -13,6 +13,11 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLookPeriod{5};
 constexpr milliseconds kIdlePeriod{200};  // to see a failure while nothing is in flight
 constexpr milliseconds kAbandonTimeout{20'000};
+constexpr milliseconds kPlanTimeout{2'000};  // for a peer's plan that is on its way
+
+Error AtExchange(const RankFacts& own, const Error& cause) {
+  return {cause.code(), StrCat(WhereText(own), cause.text()), own.process};
+}
 
 }  // namespace
 
@@ -46,7 +51,7 @@ void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
   Failing(rank, request.plan, request.index, [&] {
     const ScopedRange range(
         ranges_, [&] { return RangeName(rank.rank(), "start", request.plan, request.index); });
-    if (const auto mismatch = rank.Start(request)) throw job_.MismatchError(rank.rank(), *mismatch);
+    if (const auto mismatch = rank.Start(request)) throw MismatchOf(rank.rank(), *mismatch);
   });
   const std::lock_guard lock(mutex_);
   if (!std::exchange(is_active_, true)) changed_.notify_all();
@@ -61,7 +66,7 @@ void DeviceEngine::Done(int ordinal, StreamHandle stream, int64_t plan, int64_t 
 }
 
 std::string DeviceEngine::RangeName(int rank, std::string_view step, int64_t plan, int64_t index) {
-  return StrCat("jaxhet rank ", rank, " ", step, ": ", job_.Describe(plan, index));
+  return StrCat("jaxhet rank ", rank, " ", step, ": ", job_.FactsOf(rank, plan, index).exchange);
 }
 
 // After an error XLA frees the program's buffers: nothing of ours may be under way then.
@@ -76,13 +81,42 @@ void DeviceEngine::Failing(DeviceRank& rank, int64_t plan, int64_t index, Functi
     // Work that was put on streams while the job failed is not poisoned: the program must stop.
     if (const auto failure = job_.failure()) throw Error(*failure);
   } catch (const Error& error) {
-    const Error named =
-        error.failed_process() >= 0 ? error : job_.StartError(rank.rank(), plan, index, error);
+    const Error named = error.failed_process() >= 0
+                            ? error
+                            : AtExchange(job_.FactsOf(rank.rank(), plan, index), error);
     job_.Fail(named);
     Abandon();
     const auto failure = job_.failure();
     throw failure ? Error(*failure) : named;
   }
+}
+
+Error DeviceEngine::MismatchOf(int rank, const LaunchMismatch& mismatch) {
+  const auto& [peer_rank, own, theirs] = mismatch;
+  const Time limit = Clock::now() + kPlanTimeout;
+  const RankFacts ours = job_.FactsOf(rank, own.plan, own.index);
+  RankFacts peer = job_.FactsOf(peer_rank, theirs.plan, theirs.index);
+  while (!peer.plan && Clock::now() < limit) {
+    std::this_thread::sleep_for(milliseconds(1));
+    peer = job_.FactsOf(peer_rank, theirs.plan, theirs.index);
+  }
+  if (!peer.plan) return UnknownProgramError(ours, peer);
+  if (own.plan != theirs.plan) return ProgramMismatchError(ours, peer);
+  return ExchangeMismatchError(ours, peer, own.num_bytes, theirs.num_bytes);
+}
+
+Error DeviceEngine::LateOf(int rank, const LateTransfer& late) {
+  const RankFacts own = job_.FactsOf(rank, late.plan, late.index);
+  const auto [plan, index, num_bytes] = late.last.value_or(Launch{});
+  const RankFacts peer = job_.FactsOf(late.peer_rank, plan, index);
+  LatePeer waited_for{.name = peer.rank_and_process,
+                      .waited = late.waited,
+                      .has_started = late.has_launched,
+                      .moved = {},
+                      .last_exchange = {},
+                      .last_ago = {}};
+  if (late.last) waited_for.last_exchange = peer.exchange;
+  return LateError(own, {&waited_for, 1}, peer.process);
 }
 
 void DeviceEngine::Watch() {
@@ -108,8 +142,8 @@ size_t DeviceEngine::Look() {
                                                     milliseconds(options_.first_deadline_ms));
       in_flight += report.in_flight;
       if (report.broken) job_.Lose(report.broken->peer_rank, report.broken->why);
-      if (report.mismatch) throw job_.MismatchError(rank->rank(), *report.mismatch);
-      if (report.late) throw job_.LateError(rank->rank(), *report.late);
+      if (report.mismatch) throw MismatchOf(rank->rank(), *report.mismatch);
+      if (report.late) throw LateOf(rank->rank(), *report.late);
     } catch (const Error& error) {
       job_.Fail(error);
     }

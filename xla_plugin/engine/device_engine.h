@@ -58,6 +58,8 @@ class DeviceEngine {
   std::string RangeName(int rank, std::string_view step, int64_t plan, int64_t index);
   template <typename Function>
   void Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function);
+  Error MismatchOf(int rank, const LaunchMismatch& mismatch);
+  Error LateOf(int rank, const LateTransfer& late);
   void Watch();
   // The exchanges in flight; a late one fails the job.
   size_t Look();

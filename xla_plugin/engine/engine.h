@@ -87,10 +87,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   bool HasLeft(int rank) override;
   // The first cause, or null.
   std::shared_ptr<const Error> failure() const override;
-  std::string Describe(int64_t plan, int64_t index) override;
-  Error MismatchError(int rank, const LaunchMismatch& mismatch) override;
-  Error LateError(int rank, const LateTransfer& late) override;
-  Error StartError(int rank, int64_t plan, int64_t index, const Error& cause) override;
+  RankFacts FactsOf(int rank, int64_t plan, int64_t index) override;
   // Waits for a failure, the close or the timeout.
   std::shared_ptr<const Error> WaitFailure(std::chrono::milliseconds timeout) const;
 

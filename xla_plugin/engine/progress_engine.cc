@@ -59,7 +59,8 @@ void ProgressEngine::AttributeTo(Peer& peer, Function function) {
     function();
   } catch (const Error& error) {
     if (error.failed_process() >= 0) throw;
-    throw Error(error.code(), StrCat(Where(peer.process), error.text(), Moved(peer.process)),
+    throw Error(error.code(),
+                StrCat(Where(peer.process), error.text(), MovedText(Moved(peer.process))),
                 peer.process);
   }
 }
@@ -220,7 +221,7 @@ void ProgressEngine::Announce(PeerTransfer& transfer) {
   const Exchange& exchange = *transfer.exchange;
   const ExchangeRequest& request = exchange.request;
   Peer& peer = PeerOf(transfer.peer_rank);
-  if (peer.left) throw Error(ErrorCode::kPeer, Where(exchange) + Left(peer), peer.process);
+  if (peer.left) throw LeftError(Where(exchange), roster_.ProcessName(peer.process), peer.process);
   SendPlan(peer, request.plan);
   transfer.ticket = ++last_ticket_;
   transfers_[transfer.ticket] = &transfer;
@@ -380,7 +381,7 @@ void ProgressEngine::OnGoodbye(Peer& peer) {
   peer.left = true;
   for (const auto& [ticket, transfer] : transfers_) {
     if (transfer->met || PeerOf(transfer->peer_rank).process != peer.process) continue;
-    throw Error(ErrorCode::kPeer, Where(*transfer->exchange) + Left(peer), peer.process);
+    throw LeftError(Where(*transfer->exchange), roster_.ProcessName(peer.process), peer.process);
   }
   AnswerGoodbye(peer);
 }
@@ -422,10 +423,7 @@ void ProgressEngine::Fail(const Error& error) {
 void ProgressEngine::SayGoodbye() {
   if (failure_) return;
   if (!exchanges_.empty()) {
-    return Fail(
-        Error(ErrorCode::kUsage, Where(exchanges_.begin()->second) +
-                                     "it was still under way when this process left the "
-                                     "job. Wait for the results before jaxhet.shutdown()."));
+    return Fail(UnderWayError(Where(exchanges_.begin()->second)));
   }
   said_goodbye_ = true;
   failure_ = std::make_shared<const Error>(ErrorCode::kUsage, "this process has left the job");
