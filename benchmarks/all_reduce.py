@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.tables import made_at
 from jaxhet import bench
 from jaxhet.testing import Job, Shape, island_job, joined_job
 
@@ -164,6 +165,7 @@ def show(rows: Sequence[Row], console: Console) -> bool:
             "" if bar is None else f"{'≥' if good else 'MISSED'} {bar:g}",
         )
     console.print(table)
+    console.print(made_at())
     return reached
 
 

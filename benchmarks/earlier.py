@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.all_reduce import WORKER, iterations
-from benchmarks.tables import markdown
+from benchmarks.tables import made_at, markdown
 from jaxhet.testing import Job
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -123,7 +123,7 @@ def main() -> None:
         **measure_all_reduces(roots, sizes, 4 * args.turns),
         **measure_starts(roots, args.turns),
     }
-    print(table(times))
+    print(f"{table(times)}\n{made_at()}")
     if args.json:
         args.json.write_text(json.dumps(times) + "\n")
 

@@ -19,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.all_reduce import SIZES, WORKER, iterations
+from benchmarks.tables import made_at
 from jaxhet import bench
 from jaxhet.testing import Shape, island_job
 
@@ -64,7 +65,9 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="file for the times, in seconds")
     args = parser.parse_args()
     times = measure([int(size) for size in args.sizes.split(",")], args.repeats)
-    Console(width=100).print(table(times))
+    console = Console(width=100)
+    console.print(table(times))
+    console.print(made_at())
     if args.json:
         rows = [{"mode": m, "bytes": size, "seconds": t} for (m, size), t in times.items()]
         args.json.write_text(json.dumps(rows) + "\n")

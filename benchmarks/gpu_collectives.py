@@ -250,6 +250,7 @@ def main() -> int:
         f"{facts['devices']} x {facts['device']}, {args.dtype}, jax {facts['jax']}; copies:"
         f" {copies}; {time.monotonic() - start:.0f} s in all"
     )
+    print(tables.made_at())
     for text in facts["failures"]:
         print(f"FAILED {text}")
     missed = sum(row.is_missed for row in rows) + len(facts["failures"])

@@ -193,7 +193,7 @@ def main() -> int:
             tables.write_json(args.json, facts, rows)
     print(f"{facts['devices']} x {facts['device']}, jax {facts['jax']}, config {args.config}")
     print(f"XLA flags: {facts['xla_flags'] or 'none'}; learning rate {args.learning_rate:g}")
-    print(table(rows))
+    print(f"{table(rows)}\n{tables.made_at()}")
     for row in rows:
         for text in row.replicas.differences[:3]:
             print(f"{row.dtype}, {row.system}: {text}")

@@ -265,7 +265,7 @@ def main() -> int:
             tables.write_json(args.json, facts, rows)
     flags = facts["xla_flags"] or "no flags given"
     print(f"\n{facts['devices']} x {facts['device']}, jax {facts['jax']}, {flags}")
-    print(table(rows, facts))
+    print(f"{table(rows, facts)}\n{tables.made_at()}")
     return gpu_jobs.exit_code(sum(row.is_missed for row in rows), systems)
 
 

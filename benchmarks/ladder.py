@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks import gpu_jobs, gpus, ladder_report
 from benchmarks.ladder_report import Row
 from benchmarks.ladder_rungs import DEFAULT, PARALLEL, REFERENCE, RUNGS, why_absent, why_impossible
+from benchmarks.tables import made_at
 from benchmarks.training import LAYERS, ROWS, Program, Trace
 from jaxhet.testing import FAST_COMPILE, Shape
 from models.configs import CONFIGS, DTYPES
@@ -252,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{args.shape} {args.platform} devices (islands x processes x devices), jax "
         f"{facts.get('jax', 'not started')}; {args.config}, {args.dtype}, {program.batch} rows of "
         f"{args.seq}; {args.steps} steps in {args.turns} turn(s), of which the first {UNTIMED} of "
-        f"each are not timed; XLA flags: {args.xla_flags or 'none'}"
+        f"each are not timed; XLA flags: {args.xla_flags or 'none'}. {made_at()}"
     )
     print(f"{title}\n\n{ladder_report.table(rows)}")
     if args.json:

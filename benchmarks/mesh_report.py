@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.tables import made_at
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -82,6 +84,7 @@ def show(title: str, kind: type[Row], results: Mapping[str, Row | str], console:
         else:
             table.add_row(mesh, *(format(column.value(row), column.form) for column in columns))
     console.print(table)
+    console.print(made_at())
     for mesh, row in results.items():
         if isinstance(row, str):
             console.print(f"{mesh} failed: {row}", style="bold red")

@@ -3,13 +3,14 @@
     python -m benchmarks.processes [--processes 8 64] [--json FILE]
 
 All processes are on this machine and have one CPU device each. The jobs, one at a time: two islands
-of `jaxhet launch` with the default transports, the same with tcp alone, and one world of
-`jax.distributed` and Gloo.
+of `jaxhet launch` with the default transports, the same with tcp alone, again with tcp and a sum
+over rails, and one world of `jax.distributed` and Gloo.
 
-`start` is the time from the launch until all processes have the result of a first sum over all
-devices. It includes the import of JAX and the compilation of the sum. `sockets` counts the TCP
-connections of a process, also of JAX and Gloo. `memory` is the proportional set size: a page that n
-processes share counts 1 / n. Sockets, threads and memory are maxima over the processes.
+`start` is the time from the launch until all processes have the result of a first sum: over all
+devices, or over each rail, which has one device of each island. It includes the import of JAX and
+the compilation of the sum. `sockets` counts the TCP connections of a process, also of JAX and Gloo.
+`memory` is the proportional set size: a page that n processes share counts 1 / n. Sockets, threads
+and memory are maxima over the processes.
 """
 
 import argparse
@@ -22,11 +23,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.tables import markdown, write_json
+from benchmarks.tables import made_at, markdown, write_json
 from jaxhet.testing import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("processes_worker.py")
-SYSTEMS = ("jaxhet", "jaxhet, tcp", "jax.distributed")
+_RAILS = "jaxhet, tcp, rails"
+SYSTEMS = ("jaxhet", "jaxhet, tcp", _RAILS, "jax.distributed")
 _LONG_TIMEOUT = {"JAXHET_CONNECT_TIMEOUT_S": "400"}  # processes share few cores
 
 
@@ -46,7 +48,7 @@ def start(system: str, num_processes: int) -> Job:
     """Starts a job; returns when its workers are connected."""
     if system == "jax.distributed":
         return joined_job(Shape(1, num_processes), WORKER)
-    tcp = {"JAXHET_TRANSPORTS": "tcp"} if system == "jaxhet, tcp" else {}
+    tcp = {"JAXHET_TRANSPORTS": "tcp"} if "tcp" in system else {}
     return island_job(Shape(2, num_processes // 2), WORKER, {**_LONG_TIMEOUT, **tcp})
 
 
@@ -55,7 +57,8 @@ def measure(system: str, num_processes: int, timeout_s: float) -> Row:
     begin = time.monotonic()
     job = start(system, num_processes)
     try:
-        facts: Sequence[Mapping[str, Any]] = job.ask("facts", timeout_s)
+        sums = "rails" if system == _RAILS else "all"
+        facts: Sequence[Mapping[str, Any]] = job.ask(sums, timeout_s)
         start_s = max(fact["ready"] for fact in facts) - begin
     finally:
         job.close()
@@ -92,7 +95,7 @@ def main() -> None:
     jobs = [(system, count) for count in options.processes for system in options.systems]
     console = Console(stderr=True)
     rows = [measure(*job, options.timeout_s) for job in track(jobs, "jobs", console=console)]
-    print(table(rows))
+    print(f"{table(rows)}\n{made_at()}")
     write_json(options.json, {}, rows)
 
 

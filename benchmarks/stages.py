@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks.tables import markdown, write_json
+from benchmarks.tables import made_at, markdown, write_json
 from models.records import METRICS, read_rows
 
 # Narrow vectors, no optimization: slower, with the same program.
@@ -101,7 +101,7 @@ def main() -> None:
         for case, measured in times.items():
             measured.extend(seconds(case, options.slow, options.steps, options.rows))
     rows = [Row(*case, statistics.median(measured)) for case, measured in times.items()]
-    print(f"first island with {options.slow!r}\n{table(rows)}")
+    print(f"first island with {options.slow!r}\n{table(rows)}\n{made_at()}")
     write_json(options.json, {"slow": options.slow}, rows)
 
 

@@ -1,10 +1,14 @@
 """Results as Markdown tables, to be read in a terminal and pasted into documents."""
 
 import dataclasses
+import datetime
 import json
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
+
+from models.parity import commit
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -17,6 +21,14 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([text(lines[0]), rule, *map(text, lines[1:])])
+
+
+def made_at() -> str:
+    """Commit, day and machine of the figures above it, for documents."""
+    load, _, _ = os.getloadavg()
+    day = datetime.datetime.now(datetime.UTC).date()
+    cpus = os.cpu_count()
+    return f"Made at commit {commit()} on {day}; {cpus} CPUs, load average {load:.1f}."
 
 
 def with_bar(value: float, bar: float | None) -> str:

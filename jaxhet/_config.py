@@ -166,7 +166,8 @@ OPTIONS: tuple[Option, ...] = (
         _names,
         (),
         "network interfaces for data over tcp: names, or networks such as 10.0.1.0/24; default: the"
-        " fastest interfaces with private addresses in networks that the peer shares",
+        " fastest interfaces with private addresses in networks that the peer shares, those nearest"
+        " to the process's GPUs first",
     ),
     Option(
         "device_channel_sockets",
@@ -322,6 +323,16 @@ OPTIONS: tuple[Option, ...] = (
         "time for all processes to join and connect",
         minimum=0,
         maximum=_WEEK_S,
+    ),
+    Option(
+        "connect",
+        str,
+        "auto",
+        "when processes on CPUs connect: all of them at the start, or two when a program needs it"
+        " (needed); auto: all in jobs of up to 16 processes. Processes with GPUs connect at the"
+        " start",
+        ("auto", "all", "needed"),
+        agreed=True,
     ),
     Option(
         "shutdown_timeout_s",

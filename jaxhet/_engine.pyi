@@ -30,8 +30,12 @@ class Engine:
         device_transports: Sequence[str],
         refused: Mapping[str, str],
         keys: Sequence[tuple[str, str]],
+        timeout_ms: int | None = None,
     ) -> None:
         """Owns the sockets from now on, also when it raises. Before `start`.
+
+        timeout_ms: after `start`, the longest wait for the peer, with which it agrees on a
+        transport.
 
         refused: of `transports`, and why.
         keys: to send and to receive, 64 hexadecimal digits each; of `control_fd` and each of

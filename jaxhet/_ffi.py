@@ -64,32 +64,62 @@ class Engine:
           UsageError: A library that an option needs is missing (libcrypto; NVTX or rocTX).
         """
         engine = cls(config.process_id, len(members), config.engine_values())
-        mine = members[config.process_id]
         try:
             for process, peer in sockets.items():
-                info = members[process]
-                same_host = info.host_id == mine.host_id
-                reasons = refused.get(process, {})
-                engine._engine.add_peer(
-                    process=process,
-                    description=f"{info.island}, pid {info.pid} on {info.host}",
-                    control_fd=peer.control.socket.detach(),
-                    data_fds=[link.socket.detach() for link in peer.data],
-                    same_host=same_host,
-                    # Where bytes go between devices, processes only talk.
-                    transports=[t for t in config.transports if t in TRANSPORTS] or ["tcp"],
-                    # A transport refused between two processes of one host may work between GPUs.
-                    device_transports=[
-                        t for t in config.transports if same_host or t not in reasons
-                    ],
-                    refused=reasons,
-                    keys=_hex_keys((peer.control, *peer.data)),
-                )
+                engine._add_peer(config, members, process, peer, refused.get(process, {}))
             engine._engine.start(round(config.connect_timeout_s * 1000))
         except RuntimeError as error:
             engine.close(0)
             raise as_ours(str(error)) from error
         return engine
+
+    def join_peer(
+        self,
+        config: Config,
+        members: Sequence[ProcessInfo],
+        process: int,
+        sockets: PeerSockets,
+        refused: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> None:
+        """Connects one more peer to the running engine; blocks until the peer does the same.
+
+        The arguments are those of `start`, for this peer.
+
+        Raises:
+          PeerError: The peer left.
+          TransportError: No transport works to it.
+        """
+        timeout_ms = round(config.connect_timeout_s * 1000)
+        try:
+            self._add_peer(config, members, process, sockets, refused, timeout_ms=timeout_ms)
+        except RuntimeError as error:
+            raise as_ours(str(error)) from error
+
+    def _add_peer(
+        self,
+        config: Config,
+        members: Sequence[ProcessInfo],
+        process: int,
+        sockets: PeerSockets,
+        refused: Mapping[str, str],
+        **timeout_ms: int,
+    ) -> None:
+        info = members[process]
+        same_host = info.host_id == members[config.process_id].host_id
+        self._engine.add_peer(
+            process=process,
+            description=f"{info.island}, pid {info.pid} on {info.host}",
+            control_fd=sockets.control.socket.detach(),
+            data_fds=[link.socket.detach() for link in sockets.data],
+            same_host=same_host,
+            # Where bytes go between devices, processes only talk.
+            transports=[t for t in config.transports if t in TRANSPORTS] or ["tcp"],
+            # A transport refused between two processes of one host may work between GPUs.
+            device_transports=[t for t in config.transports if same_host or t not in refused],
+            refused=refused,
+            keys=_hex_keys((sockets.control, *sockets.data)),
+            **timeout_ms,
+        )
 
     @property
     def _engine(self) -> _engine.Engine:

@@ -28,11 +28,12 @@ from jaxhet import (
 )
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, PeerError, UsageError
-from jaxhet._gpu import gpu_settings, tuning
+from jaxhet._gpu import gpu_settings, nearby, tuning
 from jaxhet._gpu.topology_mirror import TopologyMirror
 from jaxhet._jax import compat, compiler_settings, jaxlib, programs
 from jaxhet._jax.compat import Device
 from jaxhet._job import bootstrap, coordinator, exposure
+from jaxhet._job import connector as _connector
 from jaxhet._job import listener as _listener
 from jaxhet._job import membership as _membership
 from jaxhet._job import place as _place
@@ -232,11 +233,16 @@ _sidecars: list[subprocess.Popen[str]] = []
 def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.Session:
     local_host = config.tcp_address or membership.local_address
     process = _place.UNASSIGNED if config.process_id is None else config.process_id
-    interfaces = _interfaces.chosen(config, local_host)
+    interfaces = _interfaces.chosen(
+        config,
+        local_host,
+        lambda: nearby.interface_distances(config, compat.expected_platform()),
+    )
     listener = _listener.Listener(
         local_host, config.tcp_port, process, secret, interfaces=interfaces
     )
     engine: _ffi.Engine | None = None
+    connector: _connector.Connector | None = None
     tuned: pathlib.Path | None = None
     try:
         given = credentials.given(compat.mtls_settings())
@@ -257,18 +263,20 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
             exposure.check(config, config.process_id, members, membership.coordinator_host)
             if members[config.process_id].platform in jaxlib.GPU_PLATFORMS:
                 tuned = _prepare_gpus(config.process_id)
-            engine = _start_engine(config, listener, membership)
+            engine, connector = _start_engine(config, listener, membership)
         session = _start_jax(config, membership, engine, listener)
+        session.connector = connector
         session.settings_differences = tuple(differences)
         if tuned is not None:
             _share_tuning(session, membership, tuned)
+        if connector is None:
+            listener.close()
         return session
     except BaseException:
         if engine is not None:
             engine.close(0)
-        raise
-    finally:
         listener.close()
+        raise
 
 
 def _prepare_gpus(process: int) -> pathlib.Path | None:
@@ -338,16 +346,38 @@ def make_process_info(
 
 def _start_engine(
     config: Config, listener: _listener.Listener, membership: Membership
-) -> _ffi.Engine:
-    refused = _qualification.refusals(config, membership.members)
-    sockets = bootstrap.connect_peers(
+) -> tuple[_ffi.Engine, _connector.Connector | None]:
+    """The engine, and what connects further peers, if there may be any."""
+    members = membership.members
+    refused = _qualification.refusals(config, members)
+
+    sockets, timeout_s = config.tcp_sockets, config.connect_timeout_s
+
+    def start(peers: Sequence[ProcessInfo]) -> _ffi.Engine:
+        first = bootstrap.connect_peers(listener, peers, sockets, timeout_s, membership.check)
+        return _ffi.Engine.start(config, members, first, refused)
+
+    if _connector.connects_all(config.connect, members):
+        return start(members), None
+    first = _connector.partners(config.process_id, members)
+    engine = start([members[process] for process in sorted(first)])
+
+    def open_peer(info: ProcessInfo, check: Callable[[], None]) -> None:
+        peer = bootstrap.connect_peers(
+            listener, [info], sockets, timeout_s, check, is_patient=True
+        )[info.process]
+        engine.join_peer(config, members, info.process, peer, refused.get(info.process, {}))
+
+    connector = _connector.Connector(
         listener,
-        membership.members,
-        config.tcp_sockets,
-        config.connect_timeout_s,
-        membership.check,
+        members,
+        first,
+        _connector.Opener(open_peer, lambda info: bootstrap.has_come(listener, info, sockets)),
+        membership,
+        timeout_s,
     )
-    return _ffi.Engine.start(config, membership.members, sockets, refused)
+    connector.start(lambda error: engine.fail(type(error).__name__, str(error)))
+    return engine, connector
 
 
 def _start_jax(

@@ -24,7 +24,8 @@ class PeerPath:
 
     Attributes:
       process: JAX index of the other process.
-      transport: Name of the transport.
+      transport: Name of the transport; "" for a peer that no program has needed yet
+        (`JAXHET_CONNECT`).
       refused: Transports that the pair can't use.
     """
 
@@ -49,6 +50,7 @@ def paths() -> tuple[PeerPath, ...]:
     found = []
     for process in sorted(p for island in session.islands for p in island.processes):
         if process != session.process:
-            transport, refused = session.engine.path_to(process)
+            is_there = session.connector is None or session.connector.has(process)
+            transport, refused = session.engine.path_to(process) if is_there else ("", [])
             found.append(PeerPath(process, transport, tuple(Refusal(*pair) for pair in refused)))
     return tuple(found)

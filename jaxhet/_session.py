@@ -24,6 +24,7 @@ from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._gpu.tuning import Tuning
 from jaxhet._islands import Island
 from jaxhet._jax import compat, programs
+from jaxhet._job.connector import Connector
 from jaxhet._job.membership import Membership
 from jaxhet._log import LOGGER
 from jaxhet._saves import Saves
@@ -102,6 +103,7 @@ class Session:
         self.islands = islands
         self.engine = engine
         self.is_pretended = is_pretended
+        self.connector: Connector | None = None  # unless all processes are connected
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}  # by digest
         self.tuning: Tuning | None = None
@@ -175,6 +177,9 @@ class Session:
             return None
         changed, plan = result
         assert self.engine is not None
+        if self.connector is not None:
+            with _named_errors():
+                self.connector.need(self._peers_in(plan))
         program = self.programs.get(plan.program)
         listing = program.listing(_MOST_LISTING_BYTES) if program else ""
         self.engine.register_plan(plan.fingerprint, plan.text, listing)
@@ -182,6 +187,18 @@ class Session:
         self._bridged.add(plan.program)
         self._dump(changed, "after", plan)
         return changed
+
+    def _peers_in(self, plan: compiler.Plan) -> set[int]:
+        """The other processes with which this one exchanges in a program."""
+        process_of = {
+            rank: device.process_index
+            for island in self.islands
+            for rank, device in zip(island.ranks, island.devices, strict=True)
+        }
+        mine = {rank for rank, process in process_of.items() if process == self.process}
+        groups = {group for entry in plan.exchanges for group in entry.parts.groups}
+        met = (group for group in groups if not mine.isdisjoint(group))
+        return {process_of[rank] for group in met for rank in group} - {self.process}
 
     @property
     def _is_over(self) -> bool:
@@ -370,11 +387,13 @@ class Session:
             if self._membership and (cause := self._membership.failure):
                 self.engine.fail(type(cause).__name__, str(cause))
             failed = self.engine.wait_failure(200)
-            with contextlib.suppress(RuntimeError):  # the engine was closed meanwhile
+            with contextlib.suppress(RuntimeError, UsageError):  # the engine was closed meanwhile
                 self.events.count_path_failures(self.engine.peer_stats())
         failed_at = time.monotonic()
         if failed is not None:
             self.events.failed(failed[0])
+            if self.connector is not None and self._membership is not None:
+                self._membership.report(_ffi.as_ours(failed[1]))
         if failed is not None and self.trace is not None:
             self.trace.write_in_background()
         if failed is None or self._is_noticed_within(_NOTICE_S, failed_at):
@@ -423,8 +442,14 @@ class Session:
             self.metrics.close()
         if self.trace is not None:
             self.trace.close()
+        if self.connector is not None:
+            self.connector.leave()
         if self.engine is not None:
             self.engine.close(0 if self.error() else round(timeout_s * 1000))
+        if self.connector is not None and self._membership is not None:
+            if not self.error():
+                self._membership.wait_for_all_to_leave(timeout_s)
+            self.connector.close()
         self.discard()
         if self._membership is not None:
             self._membership.leave()
@@ -482,6 +507,8 @@ class Session:
             self.metrics.close_in_child()
         if self.engine is not None:
             self.engine.abandon_in_child()
+        if self.connector is not None:
+            self.connector.close_in_child()
         if self._membership is not None:
             self._membership.close_in_child()
 

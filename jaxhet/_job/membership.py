@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxhet import _errors
@@ -40,6 +40,10 @@ class Membership:
         self._closing = False
         self._unheard: list[dict[str, Any]] = []
         self._on_tuned: Callable[[dict[str, Any]], None] | None = None
+        self._needed_by: list[int] = []  # unheard
+        self._on_need: Callable[[int], None] = self._needed_by.append
+        self._on_absent: Callable[[int], None] = lambda process: None
+        self._all_leave = threading.Event()
         self.members: list[ProcessInfo] = []
         self.process = UNASSIGNED
         self.job = b""
@@ -149,6 +153,31 @@ class Membership:
                 listener(message)
             self._unheard.clear()
 
+    def ask_for(self, processes: Sequence[int]) -> None:
+        """Has the processes with higher ids connect, and asks which have left the job."""
+        self._send({"need": list(processes)})
+
+    def listen_needs(
+        self, on_need: Callable[[int], None], on_absent: Callable[[int], None]
+    ) -> None:
+        """Has functions hear which process needs this one, and which that was asked for has left.
+
+        They must not block.
+        """
+        with self._lock:
+            self._on_need, self._on_absent = on_need, on_absent
+            for process in self._needed_by:
+                on_need(process)
+            self._needed_by.clear()
+
+    def wait_for_all_to_leave(self, timeout_s: float) -> None:
+        """Says that this process leaves, and waits for all others to say so, or for a failure."""
+        self._send({"leaving": True})
+        deadline = time.monotonic() + timeout_s
+        while not self._all_leave.wait(0.05) and time.monotonic() < deadline:
+            if self.failure is not None:
+                return
+
     def leave(self, *, close: bool = True) -> None:
         """Says goodbye and closes the connection, or leaves it open until the process ends."""
         self._closing = True
@@ -189,6 +218,14 @@ class Membership:
             self._set(_errors.from_json(message["error"]))
         elif "clock" in message:
             self.clock.hear(*message["clock"])
+        elif "need" in message:
+            with self._lock:
+                self._on_need(int(message["need"]))
+        elif "absent" in message:
+            for process in message["absent"]:
+                self._on_absent(int(process))
+        elif "all_leave" in message:
+            self._all_leave.set()
         elif "tuned" in message:
             with self._lock:
                 if self._on_tuned is None:

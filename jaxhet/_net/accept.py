@@ -5,6 +5,7 @@ a descriptor for as long as a handshake may take, and there are at most `MOST_HA
 """
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -49,6 +50,11 @@ class Acceptor[T]:
         """Stops listening. Accepted connections are left as they are."""
         self.refuse_all()
         self._server.close()
+
+    def close_in_child(self) -> None:
+        """Closes a forked child's copy of the socket."""
+        with contextlib.suppress(OSError):
+            os.close(self._server.detach())
 
     def refuse_all(self) -> None:
         """Stops listening, and keeps the port: nobody else can listen there until `close`."""

@@ -62,7 +62,9 @@ def merge(processes: Sequence[ProcessTrace]) -> dict[str, Any]:
     begin_us = min(
         (_on_job_clock(p, e["started_us"]) for p in processes for e in p.exchanges), default=0.0
     )
-    events = [event for p in processes for event in _events(p, begin_us)]
+    # Perfetto takes a thread 0, and one with the number of its process, for the same main thread.
+    threads = itertools.count(1 + max((p.process for p in processes), default=0))
+    events = [event for p in processes for event in _events(p, begin_us, threads)]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -87,8 +89,11 @@ def _on_job_clock(process: ProcessTrace, local_us: float) -> float:
     return local_us + first.offset_us + share * (last.offset_us - first.offset_us)
 
 
-def _events(process: ProcessTrace, begin_us: float) -> Iterator[Event]:
-    """The process's name, then rows of exchanges, by rank and transport, with the rows' names."""
+def _events(process: ProcessTrace, begin_us: float, threads: Iterator[int]) -> Iterator[Event]:
+    """The process's name, then rows of exchanges, by rank and transport, with the rows' names.
+
+    Each row is one of `threads`.
+    """
     own = {"ph": "M", "pid": process.process}
     name = f"{process.island}: process {process.process} (pid {process.pid} on {process.host})"
     yield {**own, "name": "process_name", "args": {"name": name}}
@@ -97,7 +102,6 @@ def _events(process: ProcessTrace, begin_us: float) -> Iterator[Event]:
     for exchange in process.exchanges:
         event = _exchange(process, exchange, begin_us)
         rows.setdefault((exchange["rank"], event["args"]["transport"]), []).append(event)
-    threads = itertools.count()
     for (rank, transport), events in sorted(rows.items()):
         for lane, members in enumerate(_lanes(events)):
             thread = next(threads)
@@ -129,7 +133,7 @@ def _exchange(process: ProcessTrace, exchange: dict[str, Any], begin_us: float) 
     end = _on_job_clock(process, exchange["ended_us"] if is_over else process.written_us)
     peers = [rank for rank in exchange["group"] if rank != exchange["rank"]]
     names = {name for rank in peers for name in process.transports.get(process.processes[rank], ())}
-    same = ("bytes", "state", "plan", "index", "run", "sequence", "exchange")
+    same = ("bytes", "state", "index", "run", "sequence", "exchange")
     return {
         "ph": "X",
         "name": exchange["kind"],
@@ -140,6 +144,7 @@ def _exchange(process: ProcessTrace, exchange: dict[str, Any], begin_us: float) 
         "args": {
             "peers": peers,
             "transport": "+".join(sorted(names)) or "local",
+            "plan": str(exchange["plan"]),  # has more digits than a browser's numbers
             **{name: exchange[name] for name in same},
         },
     }

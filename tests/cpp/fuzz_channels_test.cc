@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
 #include "xla_plugin/transport/device_channel/message_socket.h"
+#include "xla_plugin/transport/device_channel/proxied_channel.h"
 #include "xla_plugin/transport/socket.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
@@ -333,22 +335,14 @@ void TakeLetters(std::string_view input) {
                .seeds = &LetterSeeds,
                .run = &TakeLetters});
 
-// Same layout as in proxied_channel.h.
-struct ChannelChunkInfo {
-  uint64_t exchange;
-  int64_t plan;
-  int64_t index;
-  uint64_t exchange_bytes;
-  uint64_t chunk;
-  uint64_t num_bytes;
-};
+// --- descriptions of chunks: on sockets, or in the headers that NICs write ---
 
 std::vector<std::string> ChunkSeeds() {
   std::string two;
   for (uint64_t i = 0; i < 2; ++i) {
-    two += BytesOf(ChannelChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
+    two += BytesOf(ChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
   }
-  return {two, BytesOf(ChannelChunkInfo{1, 7, 0, 0, 0, 0})};
+  return {two, BytesOf(ChunkInfo{1, 7, 0, 0, 0, 0})};
 }
 
 // Keys of one connection, at either end.
@@ -385,6 +379,44 @@ void CarryChunks(std::string_view input, Encryption encryption) {
   for (int i = 0; i < 20 && channel->Failure().empty(); ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
+}
+
+// A sound description of chunk `chunk`, and a byte that says which chunk is expected.
+std::vector<std::string> ChunkInfoSeeds() {
+  const auto seed = [](uint64_t chunk, uint64_t num_bytes) {
+    return BytesOf(ChunkInfo{1, 7, 0, 100, chunk, num_bytes}) + static_cast<char>(chunk);
+  };
+  return {seed(0, 100), seed(1, 0), seed(255, 60)};
+}
+
+void ParseOneChunkInfo(std::string_view input) {
+  InputReader reader(input);
+  const auto sent = reader.Take<std::array<std::byte, sizeof(ChunkInfo)>>();
+  const auto expected = reader.Take<uint8_t>();
+  const ChunkInfo info = ParseChunkInfo(sent, expected, kSlotBytes);
+  EXPECT(info.chunk == expected);
+  EXPECT(info.num_bytes <= kSlotBytes && info.num_bytes <= info.exchange_bytes);
+}
+
+[[maybe_unused]] const bool added_chunk_infos =
+    AddFuzzer({.name = "chunk_info",
+               .covers = {"xla_plugin/transport/device_channel/proxied_channel.cc",
+                          "xla_plugin/transport/verbs/verbs_channel.cc"},
+               .seeds = &ChunkInfoSeeds,
+               .run = &ParseOneChunkInfo});
+
+TEST(ChunkOutOfTurnOrTooLongIsRefused) {
+  const auto parse = [](ChunkInfo info, uint64_t chunk) {
+    std::array<std::byte, sizeof info> bytes{};
+    std::memcpy(bytes.data(), &info, sizeof info);
+    return ParseChunkInfo(bytes, chunk, kSlotBytes).num_bytes;
+  };
+  ExpectEqual(parse({1, 7, 0, 100, 9, 100}, 9), 100U);
+  ExpectContains(ExpectThrow([&] { parse({1, 7, 0, 100, 17, 100}, 9); }),
+                 "chunk 17 in the place of chunk 9");
+  ExpectContains(ExpectThrow([&] { parse({1, 7, 0, 100, 9, 101}, 9); }), "its exchange 100");
+  ExpectContains(ExpectThrow([&] { parse({1, 7, 0, 1U << 30, 9, kSlotBytes + 1}, 9); }),
+                 "its slot holds");
 }
 
 [[maybe_unused]] const bool added_chunks =

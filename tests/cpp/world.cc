@@ -122,22 +122,26 @@ std::vector<SealKeys> TestKeys(int own, int peer, size_t num_connections) {
   return keys;
 }
 
+PeerSpec SpecOf(int peer, const WorldOptions& options, Ends ends) {
+  return {.process = peer,
+          .description = StrCat("host ", peer),
+          .control = std::move(ends.control),
+          .data = std::move(ends.data),
+          .same_host = true,
+          .transports = options.transports,
+          .device_transports = options.transports,
+          .refused = {},
+          .keys = {}};
+}
+
 std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
                                    std::vector<Ends> ends) {
   auto engine = std::make_unique<Engine>(process, options.num_processes, options.engine);
   for (int peer = 0; peer < options.num_processes; ++peer) {
     if (peer == process) continue;
-    Ends& end = ends[static_cast<size_t>(peer)];
-    auto keys = TestKeys(process, peer, 1 + end.data.size());
-    engine->AddPeer({.process = peer,
-                     .description = StrCat("host ", peer),
-                     .control = std::move(end.control),
-                     .data = std::move(end.data),
-                     .same_host = true,
-                     .transports = options.transports,
-                     .device_transports = options.transports,
-                     .refused = {},
-                     .keys = std::move(keys)});
+    PeerSpec spec = SpecOf(peer, options, std::move(ends[static_cast<size_t>(peer)]));
+    spec.keys = TestKeys(process, peer, 1 + spec.data.size());
+    engine->AddPeer(std::move(spec));
   }
   return engine;
 }

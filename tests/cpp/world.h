@@ -46,6 +46,7 @@ WorldOptions FaultOptions(const std::string& transport);
 std::vector<RankInfo> RanksOf(const WorldOptions& options);
 // Keys of so many connections, at the end of process or rank `own`.
 std::vector<SealKeys> TestKeys(int own, int peer, size_t num_connections);
+PeerSpec SpecOf(int peer, const WorldOptions& options, Ends ends);  // without keys
 std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,
                                    std::vector<Ends> ends);
 inline constexpr std::chrono::milliseconds kLong{20'000};

@@ -1,4 +1,6 @@
-"""victim.py STEPS: joins the job, compiles, runs exchanges, and says what it is about to do.
+"""victim.py STEPS [rails]: joins the job, compiles, runs exchanges, and says what it does next.
+
+With `rails`, a rank exchanges only with the ranks in its place on the other islands.
 
 Each line on stdout is `@ PHASE pid`; each step checks its own result, so that a wrong number is
 never silent.
@@ -21,17 +23,18 @@ def main() -> None:
     say("connect")
     import jax
     import jax.numpy as jnp
-    from jax.sharding import NamedSharding
+    from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
     import jaxhet
 
     jaxhet.initialize()
-    mesh = jaxhet.make_mesh({"x": -1})
-    n = mesh.size
-    shape = (n, 1 << 20)
+    rails = jax.device_count() // len(jaxhet.islands()) if "rails" in sys.argv else 1
+    mesh = Mesh(np.array(jax.devices()).reshape(-1, rails), ("x", "rail"))
+    n = mesh.shape["x"]
+    shape = (mesh.size, 1 << 20)
     x = jax.make_array_from_callback(
-        shape, NamedSharding(mesh, P("x")), lambda index: np.ones(shape, np.float32)[index]
+        shape, NamedSharding(mesh, P(("x", "rail"))), lambda i: np.ones(shape, np.float32)[i]
     )
 
     def program(x: jax.Array, i: jax.Array) -> jax.Array:
@@ -39,7 +42,8 @@ def main() -> None:
             x = x + jnp.sin(x * k) * 0
         return jax.lax.psum(x * i, "x")
 
-    jitted = jaxhet.jit(jax.shard_map(program, mesh=mesh, in_specs=(P("x"), P()), out_specs=P()))
+    specs = P(("x", "rail")), P()
+    jitted = jaxhet.jit(jax.shard_map(program, mesh=mesh, in_specs=specs, out_specs=P("rail")))
     say("compile")
     for i in range(int(sys.argv[1])):
         out = jitted(x, float(i))

@@ -33,13 +33,15 @@ class WatchedJob:
         self,
         command: Sequence[str],
         *,
-        islands: int = 3,
+        islands: int | tuple[int, int] = 3,  # or the number, and that of processes in each
         devices: int = 1,
         grace_s: float = 15,
         fast_compile: bool = False,
         env: Mapping[str, str] | None = None,
     ):
-        launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", str(islands)]
+        number, processes = islands if isinstance(islands, tuple) else (islands, 1)
+        launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", str(number)]
+        launch += ["--processes-per-island", str(processes)]
         self._process = subprocess.Popen(
             [
                 *launch,

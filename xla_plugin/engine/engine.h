@@ -59,6 +59,9 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   // Set-up, by one thread: peers first, then Connect, which starts the progress thread.
   void AddPeer(PeerSpec spec);
   void Connect(std::chrono::milliseconds timeout);
+  // After Connect, by any thread: connects one more peer, which does the same. Throws what keeps
+  // the two from agreeing on a transport.
+  void JoinPeer(PeerSpec spec, std::chrono::milliseconds timeout);
 
   // After Connect. Before the first Start: the ranks and that exchange's plan.
   void SetRanks(std::vector<RankInfo> ranks);
@@ -134,7 +137,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   void Wake();
 
   const pid_t pid_;
-  std::unique_ptr<ProgressEngine> progress_;  // under monitor_; null after Close()
+  std::shared_ptr<ProgressEngine> progress_;  // under monitor_; null after Close()
   mutable std::mutex monitor_;
   CompletionPool pool_;
   std::thread progress_thread_;

@@ -1,5 +1,7 @@
 #include "xla_plugin/engine/peer.h"
 
+#include <array>
+
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/engine/progress_engine.h"
 
@@ -10,6 +12,14 @@ void Peer::Log(std::string_view what) {
   if (progress_.least_severity_ > Severity::kWarning) return;
   LogLine(StrCat("jaxhet: [", progress_.roster_.OwnName(), "] ",
                  progress_.roster_.ProcessName(process), ": ", what));
+}
+
+void Peer::SayFailure(const Error& error, int own_process) {
+  const int failed_process = error.failed_process() >= 0 ? error.failed_process() : own_process;
+  const FailInfo info{error.code(), failed_process};
+  channel.Send(MessageType::kFail,
+               std::array{ObjectIovec(info), ToIovec(error.text().data(), error.text().size())});
+  channel.FinishSending();
 }
 
 Transfer& Peer::Find(uint64_t ticket) {

@@ -63,6 +63,9 @@ class Peer final : public ConnectionHost {
     if (lost.empty()) lost = why;
   }
 
+  // Tells the peer why nothing follows.
+  void SayFailure(const Error& error, int own_process);
+
   const int process;
   bool same_host = true;
   std::vector<std::string> device_transports;  // allowed ones

@@ -81,33 +81,41 @@ ProgressEngine::ProgressEngine(int process, int num_processes, const Options& op
 ProgressEngine::~ProgressEngine() = default;
 
 void ProgressEngine::AddPeer(PeerSpec spec) {
+  introductions_.push_back(MakePeer(std::move(spec), peers_));
+}
+
+// Adds it to `peers`.
+Introduction ProgressEngine::MakePeer(PeerSpec spec, std::map<int, Peer>& peers) {
   if (spec.process < 0 || spec.process >= roster_.num_processes()) {
     Throw(ErrorCode::kUsage, "there is no process ", spec.process, " in a job of ",
           roster_.num_processes());
   }
   auto keys = KeysFor(encryption_, 1 + spec.data.size(), std::move(spec.keys));
-  const auto [place, is_new] =
-      peers_.try_emplace(spec.process, *this, spec.process,
-                         ControlChannel(std::move(spec.control), std::move(keys.front())));
+  if (peers_.contains(spec.process)) {
+    Throw(ErrorCode::kUsage, "process ", spec.process, " was added twice");
+  }
+  const auto place =
+      peers
+          .try_emplace(spec.process, *this, spec.process,
+                       ControlChannel(std::move(spec.control), std::move(keys.front())))
+          .first;
   keys.erase(keys.begin());
-  if (!is_new) Throw(ErrorCode::kUsage, "process ", spec.process, " was added twice");
   place->second.same_host = spec.same_host;
   place->second.device_transports = std::move(spec.device_transports);
   roster_.Describe(spec.process, spec.description);
-  introductions_.push_back(
-      {.peer = &place->second,
-       .error_prefix = Where(spec.process),
-       .allowed = std::move(spec.transports),
-       .refused = std::move(spec.refused),
-       .same_host = spec.same_host,
-       .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
-       // A process that is silent altogether is to be found first.
-       .path_timeout = milliseconds(options_.peer_timeout_ms + 2 * options_.heartbeat_ms),
-       .page = &page_,
-       .nics = &nics_,
-       .data_fds = std::move(spec.data),
-       .data_keys = std::move(keys),
-       .encryption = encryption_});
+  return {.peer = &place->second,
+          .error_prefix = Where(spec.process),
+          .allowed = std::move(spec.transports),
+          .refused = std::move(spec.refused),
+          .same_host = spec.same_host,
+          .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
+          // A process that is silent altogether is to be found first.
+          .path_timeout = milliseconds(options_.peer_timeout_ms + 2 * options_.heartbeat_ms),
+          .page = &page_,
+          .nics = &nics_,
+          .data_fds = std::move(spec.data),
+          .data_keys = std::move(keys),
+          .encryption = encryption_};
 }
 
 void ProgressEngine::Connect(Time deadline) {
@@ -119,8 +127,11 @@ void ProgressEngine::Connect(Time deadline) {
     throw Error(*failure_);
   }
   introductions_.clear();
-  nics_.Release();
-  page_.memory().CloseFd();
+  const bool has_all = std::ssize(peers_) == roster_.num_processes();
+  if (has_all) {  // nobody joins later
+    nics_.Release();
+    page_.memory().CloseFd();
+  }
   now_ = Clock::now();
   next_heartbeat_ = next_timer_ = now_;
   // A peer that is not done with the others yet is silent for as long as that may take.
@@ -129,11 +140,38 @@ void ProgressEngine::Connect(Time deadline) {
 
 std::set<Pollable*> ProgressEngine::Pollables() {
   std::set<Pollable*> pollables;
-  for (auto& [process, peer] : peers_) {
-    if (Pollable* const control = peer.channel.socket()) pollables.insert(control);
-    if (!peer.connection) continue;
-    for (Pollable* const pollable : peer.connection->Pollables()) pollables.insert(pollable);
+  for (auto& [process, peer] : peers_) pollables.merge(PollablesOf(peer));
+  return pollables;
+}
+
+std::set<Pollable*> ProgressEngine::PollablesOf(Peer& peer) {
+  std::set<Pollable*> pollables;
+  if (Pollable* const control = peer.channel.socket()) pollables.insert(control);
+  if (!peer.connection) return pollables;
+  for (Pollable* const pollable : peer.connection->Pollables()) pollables.insert(pollable);
+  return pollables;
+}
+
+void Newcomer::Introduce(int own_process, Time deadline) {
+  Negotiate(own_process, introduction, deadline, [&](const Error& error) {
+    for (auto& [process, joining] : peer) joining.SayFailure(error, own_process);
+  });
+}
+
+void ProgressEngine::Invite(PeerSpec spec, Newcomer& newcomer) {
+  newcomer.introduction.push_back(MakePeer(std::move(spec), newcomer.peer));
+}
+
+std::set<Pollable*> ProgressEngine::Admit(Newcomer& newcomer) {
+  std::set<Pollable*> pollables;
+  now_ = Clock::now();
+  for (auto& [process, peer] : newcomer.peer) {
+    peer.last_heard = now_;
+    pollables.merge(PollablesOf(peer));
+    if (failure_) SayEnd(peer);
   }
+  peers_.merge(newcomer.peer);  // which moves none
+  has_work_ = true;
   return pollables;
 }
 
@@ -411,13 +449,16 @@ void ProgressEngine::Fail(const Error& error) {
   failure_ = std::make_shared<const Error>(error.code(), error.text(), failed_process);
   if (!heard_failure_) LogLine(failure_->what());
   SetFailedAndDrop();
-  const FailInfo info{error.code(), failed_process};
-  const std::array body = {ObjectIovec(info), ToIovec(error.text().data(), error.text().size())};
   for (auto& [process, peer] : peers_) {
-    if (process == roster_.process()) continue;
-    peer.channel.Send(MessageType::kFail, body);
-    peer.channel.FinishSending();
+    if (process != roster_.process()) SayEnd(peer);
   }
+}
+
+// Why nothing follows.
+void ProgressEngine::SayEnd(Peer& peer) const {
+  if (!said_goodbye_) return peer.SayFailure(*failure_, roster_.process());
+  peer.channel.Send(MessageType::kGoodbye);
+  peer.channel.FinishSending();
 }
 
 void ProgressEngine::SayGoodbye() {
@@ -428,10 +469,7 @@ void ProgressEngine::SayGoodbye() {
   said_goodbye_ = true;
   failure_ = std::make_shared<const Error>(ErrorCode::kUsage, "this process has left the job");
   SetFailedAndDrop();
-  for (auto& [process, peer] : peers_) {
-    peer.channel.Send(MessageType::kGoodbye);
-    peer.channel.FinishSending();
-  }
+  for (auto& [process, peer] : peers_) SayEnd(peer);
 }
 
 void ProgressEngine::ServeOwn() {

@@ -27,6 +27,18 @@
 
 namespace jaxhet {
 
+class ProgressEngine;
+
+// A peer on its way into a running engine.
+struct Newcomer {
+  std::shared_ptr<ProgressEngine> engine;  // which the peer refers to
+  std::map<int, Peer> peer;                // one, where Admit() finds it
+  std::vector<Introduction> introduction;  // one
+
+  // Blocks until `deadline`; throws as Negotiate() does. The peer learns why it failed.
+  void Introduce(int own_process, Time deadline);
+};
+
 // The engine without its threads: starts, messages and time go in; messages, bytes and completions
 // come out. It has no locks and never blocks (but for Connect), and all of it is called by one
 // thread at a time. The first error of any part fails all of it, here and, by gossip, everywhere.
@@ -45,6 +57,12 @@ class ProgressEngine {
   void AddPeer(PeerSpec spec);
   void Connect(Time deadline);
   std::set<Pollable*> Pollables();
+
+  // A peer that joins a running engine: Invite() it, let it and us agree on a transport
+  // (Newcomer::Introduce), which is done outside of the engine by any thread, and Admit() it.
+  void Invite(PeerSpec spec, Newcomer& newcomer);
+  // Returns what there is to poll.
+  std::set<Pollable*> Admit(Newcomer& newcomer);
 
   // Commands. An Error inside fails the engine; none is thrown.
   void SetRanks(std::vector<RankInfo> ranks);
@@ -112,6 +130,9 @@ class ProgressEngine {
   template <typename Function>
   void AttributeTo(Peer& peer, Function function);
 
+  Introduction MakePeer(PeerSpec spec, std::map<int, Peer>& peers);
+  void SayEnd(Peer& peer) const;
+  static std::set<Pollable*> PollablesOf(Peer& peer);
   void StartOrThrow(Exchange& exchange);
   void Announce(PeerTransfer& transfer);
   void SendPlan(Peer& peer, int64_t plan);

@@ -62,10 +62,11 @@ std::vector<SealKeys> ParseKeys(const std::vector<HexKeys>& hex) {
   return keys;
 }
 
+// `timeout_ms`: of a peer that joins a running engine.
 void AddPeer(Engine& engine, int process, std::string description, int control_fd,
              const std::vector<int>& data_fds, bool same_host, std::vector<std::string> transports,
              std::vector<std::string> device_transports, std::map<std::string, std::string> refused,
-             const std::vector<HexKeys>& keys) {
+             const std::vector<HexKeys>& keys, std::optional<int64_t> timeout_ms) {
   PeerSpec spec{.process = process,
                 .description = std::move(description),
                 .control = Fd(control_fd),
@@ -76,7 +77,9 @@ void AddPeer(Engine& engine, int process, std::string description, int control_f
                 .refused = std::move(refused),
                 .keys = ParseKeys(keys)};
   for (const int fd : data_fds) spec.data.emplace_back(fd);
-  engine.AddPeer(std::move(spec));
+  if (!timeout_ms) return engine.AddPeer(std::move(spec));
+  const nb::gil_scoped_release released;
+  engine.JoinPeer(std::move(spec), milliseconds(*timeout_ms));
 }
 
 void SetRanks(Engine& engine,
@@ -258,8 +261,10 @@ NB_MODULE(_engine, m) {
       .def("add_peer", &jaxhet::AddPeer, nb::arg("process"), nb::arg("description"),
            nb::arg("control_fd"), nb::arg("data_fds"), nb::arg("same_host"), nb::arg("transports"),
            nb::arg("device_transports"), nb::arg("refused"), nb::arg("keys"),
+           nb::arg("timeout_ms") = nb::none(),
            "Owns the sockets from now on, also when it raises. Keys (to send, to receive), 64 "
-           "hexadecimal digits each: of the control connection, and of each for data.")
+           "hexadecimal digits each: of the control connection, and of each for data. With a "
+           "timeout, after start: also agrees with the peer on a transport.")
       .def(
           "start",
           [](Engine& engine, int64_t timeout_ms) { engine.Connect(milliseconds(timeout_ms)); },

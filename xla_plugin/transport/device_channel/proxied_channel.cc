@@ -1,12 +1,28 @@
 #include "xla_plugin/transport/device_channel/proxied_channel.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/thread.h"
 
 namespace jaxhet {
+
+ChunkInfo ParseChunkInfo(std::span<const std::byte, sizeof(ChunkInfo)> bytes, uint64_t chunk,
+                         size_t slot_bytes) {
+  ChunkInfo info{};
+  std::memcpy(&info, bytes.data(), bytes.size());
+  if (info.chunk != chunk) {
+    Throw(ErrorCode::kTransport, "the peer sent chunk ", info.chunk, " in the place of chunk ",
+          chunk);
+  }
+  if (info.num_bytes > std::min<uint64_t>(slot_bytes, info.exchange_bytes)) {
+    Throw(ErrorCode::kTransport, "the peer sent a chunk of ", info.num_bytes,
+          " bytes; its slot holds ", slot_bytes, ", its exchange ", info.exchange_bytes);
+  }
+  return info;
+}
 
 std::optional<ChunkInfo> ChunkCounter::Next() const {
   if (log_.last() < exchange_) return std::nullopt;

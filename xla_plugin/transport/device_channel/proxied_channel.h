@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,6 +38,11 @@ struct ChunkInfo {
   uint64_t chunk;  // number on the channel
   uint64_t num_bytes;
 };
+
+// Reads the description of chunk `chunk` that a peer has sent. Throws if it describes another chunk
+// or more bytes than the chunk's slot or its exchange can hold.
+ChunkInfo ParseChunkInfo(std::span<const std::byte, sizeof(ChunkInfo)> bytes, uint64_t chunk,
+                         size_t slot_bytes);
 
 // The chunks of a channel's source, in their order: those of each exchange as it is launched.
 class ChunkCounter {

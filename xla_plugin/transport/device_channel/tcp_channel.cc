@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -131,10 +132,9 @@ class TcpTarget final : public TcpChannel {
 
  protected:
   void Carry(size_t index) override {
-    for (ChunkInfo info{}; Read(index, &info, sizeof info);) {
-      if (info.num_bytes > slot_bytes() || info.chunk % num_threads() != index) {
-        Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
-      }
+    std::array<std::byte, sizeof(ChunkInfo)> bytes{};
+    for (uint64_t chunk = index; Read(index, bytes.data(), bytes.size()); chunk += num_threads()) {
+      const ChunkInfo info = ParseChunkInfo(bytes, chunk, slot_bytes());
       const uint32_t slot = SlotOf(info.chunk);
       if (!Await(words().head.at(slot), GenerationOf(info.chunk) - 1)) return;
       if (!Read(index, host_slot(info.chunk), info.num_bytes)) {

@@ -208,6 +208,7 @@ void Select(std::span<OpenNic> nics, std::string_view devices) {
 }
 
 std::span<const std::shared_ptr<Nic>> Nics::Usable() {
+  const std::lock_guard lock(opening_);
   if (!failure_ && usable_.empty()) {
     try {
       Open();

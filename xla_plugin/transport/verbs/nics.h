@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,7 +60,7 @@ struct Nic {
 };
 
 // The NICs of this process, opened when they are first asked for. Connections keep those that they
-// use.
+// use. Any thread may call Usable().
 class Nics {
  public:
   explicit Nics(Options options) : options_(std::move(options)) {}
@@ -78,6 +79,7 @@ class Nics {
   void Open();
 
   Options options_;
+  std::mutex opening_;
   std::vector<std::shared_ptr<Nic>> usable_;
   std::optional<Error> failure_;
   std::map<const Device*, std::shared_ptr<OperandRegion>> operands_;

@@ -320,11 +320,10 @@ class VerbsTarget final : public VerbsChannel {
       link().TakeArrival();
       if (!IsVisible(arrival)) continue;
       const size_t slot = arrival.slot;
-      ChunkInfo info{};
-      std::memcpy(&info, link().arrived_header(slot), sizeof info);
-      if (info.num_bytes > slot_bytes() || SlotOf(info.chunk) != slot) {
-        Throw(ErrorCode::kTransport, "the peer sent a chunk that does not fit");
-      }
+      const std::span<const std::byte, sizeof(ChunkInfo)> header(link().arrived_header(slot),
+                                                                 sizeof(ChunkInfo));
+      const uint64_t chunk = num_arrived_.at(slot)++ * kChannelSlots + slot;
+      const ChunkInfo info = ParseChunkInfo(header, chunk, slot_bytes());
       generations_.at(slot) = GenerationOf(info.chunk);
       ++num_open_;
       // Whoever looks at the logs fails the job.
@@ -359,6 +358,7 @@ class VerbsTarget final : public VerbsChannel {
 
   std::array<uint32_t, kChannelSlots>
       generations_{};  // generations of the slots that the device has not emptied
+  std::array<uint64_t, kChannelSlots> num_arrived_{};  // chunks by slot
   size_t num_open_ = 0;
 };
 

@@ -1,0 +1,227 @@
+"""Connects this process to peers when a program needs them, in jobs that do not connect all.
+
+Of two processes the higher id connects, as in `_job/bootstrap.py`. A process that needs peers names
+them to the coordinator, which has those with higher ids connect, and answers which have left. The
+other end takes part on a thread of its own: it may be anywhere in its program.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
+from jaxhet._job import bootstrap
+from jaxhet._job.listener import Listener
+from jaxhet._job.membership import Membership
+from jaxhet._job.process_info import ProcessInfo
+
+_MOST_AT_START = 16  # processes of a job that connects all, if the user does not say
+
+
+def connects_all(choice: str, members: Sequence[ProcessInfo]) -> bool:
+    """Whether every two processes connect at the start. Pure.
+
+    Args:
+      choice: The option `connect`.
+      members: All processes.
+
+    Raises:
+      UsageError: Processes with GPUs are to connect when they need it.
+    """
+    has_gpus = any(info.platform != "cpu" for info in members)
+    if choice == "needed" and has_gpus:
+        raise UsageError(
+            "JAXHET_CONNECT=needed is for jobs on CPUs: device channels join every two GPUs from"
+            " the start; use all or auto"
+        )
+    return choice == "all" or has_gpus or (choice == "auto" and len(members) <= _MOST_AT_START)
+
+
+def partners(process: int, members: Sequence[ProcessInfo]) -> set[int]:
+    """Processes to which a process connects at the start where not all are connected. Pure.
+
+    They have its place on the islands before and after its own; a smaller island has several in a
+    place. Every process then has a peer that notices its silence.
+    """
+    islands: dict[str, list[int]] = {}
+    for info in members:
+        islands.setdefault(info.island, []).append(info.process)
+    lists = list(islands.values())
+    found = set()
+    for own, following in zip(lists, [*lists[1:], lists[0]], strict=True):
+        for place, one in enumerate(own):
+            other = following[place % len(following)]
+            found |= {one, other} if process in (one, other) else set()
+    return found - {process}
+
+
+@dataclasses.dataclass(frozen=True)
+class Opener:
+    """Functions that connect a peer.
+
+    Attributes:
+      open: Connects a peer and gives it to the engine; blocks. It calls its second argument
+        meanwhile.
+      has_come: Whether all connections of a peer with a higher id are there.
+    """
+
+    open: Callable[[ProcessInfo, Callable[[], None]], None]
+    has_come: Callable[[ProcessInfo], bool]
+
+
+class _Pair:
+    """Connection to one peer: not there, on its way, there or failed."""
+
+    def __init__(self) -> None:
+        self.is_claimed = False  # by the thread that connects
+        self.is_absent = False  # the peer has left the job
+        self.done = threading.Event()
+        self.error: JaxhetError | None = None
+
+
+class Connector:
+    """Connections of this process to peers, made when they are needed.
+
+    Args:
+      listener: The listener of this process; the connector closes it.
+      members: All processes.
+      connected: Peers that are connected.
+      opener: Functions that connect a peer.
+      membership: The connection to the coordinator.
+      timeout_s: Longest wait for a peer.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        members: Sequence[ProcessInfo],
+        connected: Iterable[int],
+        opener: "Opener",
+        membership: Membership,
+        timeout_s: float,
+    ):
+        self._listener = listener
+        self._members = members
+        self._opener = opener
+        self._membership = membership
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._pairs = {
+            info.process: _Pair() for info in members if info.process != listener.process
+        }
+        for process in connected:
+            self._pairs[process].is_claimed = True
+            self._pairs[process].done.set()
+        self._fail: Callable[[JaxhetError], None] = lambda error: None
+        self._is_closing = False
+
+    def start(self, fail: Callable[[JaxhetError], None]) -> None:
+        """Lets peers connect from now on.
+
+        Args:
+          fail: Called with an error of a connection that a peer needs.
+        """
+        self._fail = fail
+        self._membership.listen_needs(self._needed_by, self._is_absent)
+        self._listener.announce_to(self._came)
+
+    def need(self, processes: Iterable[int]) -> None:
+        """Returns when all these peers are connected.
+
+        Raises:
+          PeerError: One has left the job.
+          TransportError: One can't be reached.
+        """
+        waiting = [p for p in sorted(processes) if not self._pairs[p].done.is_set()]
+        if waiting:
+            self._membership.ask_for(waiting)
+        deadline = time.monotonic() + self._timeout_s
+        for process in waiting:
+            if process < self._listener.process:
+                self._connect(process)
+        for process in waiting:
+            self._wait(process, deadline)
+
+    def has(self, process: int) -> bool:
+        """Whether a peer is connected."""
+        pair = self._pairs[process]
+        return pair.done.is_set() and pair.error is None
+
+    def leave(self) -> None:
+        """Connects nobody any more; peers that try find the connection closed."""
+        self._is_closing = True
+
+    def close(self) -> None:
+        """`leave`, and stops listening."""
+        self._is_closing = True
+        self._listener.close()
+
+    def close_in_child(self) -> None:
+        """Closes a forked child's copies of the listening sockets."""
+        self._listener.close_in_child()
+
+    def _wait(self, process: int, deadline: float) -> None:
+        pair = self._pairs[process]
+        while not pair.done.wait(0.05):
+            self._check(process)
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    f"{self._members[process]} did not connect to process {self._listener.process}"
+                    f" at {self._listener.address} within {self._timeout_s:g} s"
+                    " (JAXHET_CONNECT_TIMEOUT_S); check that it can reach this address, or set"
+                    " JAXHET_TCP_ADDRESS here"
+                )
+        if pair.error is not None:
+            raise pair.error
+
+    def _came(self, process: int) -> None:
+        if self._opener.has_come(self._members[process]):
+            self._connect(process)
+
+    def _connect(self, process: int) -> None:
+        """Connects a peer, unless another thread does."""
+        pair = self._pairs[process]
+        with self._lock:
+            if pair.is_claimed:
+                return
+            pair.is_claimed = True
+        try:
+            self._open(process)
+        except JaxhetError as error:
+            pair.error = error
+            if not self._is_closing:
+                self._fail(error)
+        finally:
+            pair.done.set()
+
+    def _open(self, process: int) -> None:
+        def check() -> None:
+            self._check(process)
+
+        check()
+        try:
+            self._opener.open(self._members[process], check)
+        except JaxhetError:
+            if not self._is_closing:
+                bootstrap.wait_for_reason(check)
+            raise
+
+    def _check(self, process: int) -> None:
+        if self._is_closing:
+            raise UsageError("jaxhet is shut down in this process")
+        self._membership.check()
+        if self._pairs[process].is_absent:
+            raise PeerError(
+                f"{self._members[process]} has left the job (jaxhet.shutdown). All processes must"
+                " run the same programs."
+            )
+
+    def _needed_by(self, process: int) -> None:
+        """A peer with a lower id needs this process; must not block."""
+        threading.Thread(
+            target=self._connect, args=(process,), name="jaxhet-connect", daemon=True
+        ).start()
+
+    def _is_absent(self, process: int) -> None:
+        self._pairs[process].is_absent = True

@@ -1,0 +1,162 @@
+#include <array>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+
+// Peers that join engines which run already.
+namespace jaxhet::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Two engines that run and do not know each other, and the sockets between them.
+class Strangers {
+ public:
+  explicit Strangers(const std::string& transport = "tcp") : options_(FaultOptions(transport)) {
+    options_.engine.heartbeat_ms = 20;
+    auto ends = ConnectAll(2);
+    for (int process = 0; process < 2; ++process) {
+      const auto i = static_cast<size_t>(process);
+      specs_.at(i) = SpecOf(1 - process, options_, std::move(ends[i][1 - i]));
+      engines_.at(i) = std::make_unique<Engine>(process, 2, options_.engine);
+      SetUp(*engines_.at(i), options_);
+    }
+  }
+  ~Strangers() {
+    std::thread other([&] { engines_[1]->Close(kLong); });
+    engines_[0]->Close(kLong);
+    other.join();
+  }
+  Strangers(const Strangers&) = delete;
+  Strangers& operator=(const Strangers&) = delete;
+
+  Engine& engine(size_t process) { return *engines_.at(process); }
+  PeerSpec TakeSpec(size_t process) { return std::move(specs_.at(process)); }
+  void Join(size_t process, milliseconds timeout = kLong) {
+    engine(process).JoinPeer(TakeSpec(process), timeout);
+  }
+  void JoinBoth() {
+    std::thread other([&] { Join(1); });
+    Join(0);
+    other.join();
+  }
+
+ private:
+  WorldOptions options_;
+  std::array<PeerSpec, 2> specs_;
+  std::array<std::unique_ptr<Engine>, 2> engines_;
+};
+
+void GatherBoth(Strangers& strangers, size_t num_bytes) {
+  std::optional<Error> error;
+  std::thread other([&] { error = Gather(strangers.engine(1), 1, num_bytes); });
+  EXPECT(!Gather(strangers.engine(0), 0, num_bytes));
+  other.join();
+  EXPECT(!error);
+}
+
+TEST(PeersThatJoinExchange) {
+  for (const std::string transport : {"tcp", "shm", "shm_ring", "verbs"}) {
+    Strangers strangers(transport);
+    strangers.JoinBoth();
+    GatherBoth(strangers, 300'001);
+  }
+}
+
+TEST(ExchangeWithAStrangerIsAnError) {
+  Strangers strangers;
+  const auto error = Gather(strangers.engine(0), 0, 8);
+  EXPECT(error.has_value());
+  if (error) ExpectContains(error->text(), "rank 1 is not connected");
+}
+
+// The first start may be there before this engine knows the peer.
+TEST(PeerMayStartBeforeThisEngineAdmitsIt) {
+  Strangers strangers;
+  std::optional<Error> error;
+  std::thread other([&] {
+    strangers.Join(1);
+    error = Gather(strangers.engine(1), 1, 100);
+  });
+  strangers.Join(0);
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT(!Gather(strangers.engine(0), 0, 100));
+  other.join();
+  EXPECT(!error);
+}
+
+TEST(FailedEngineTellsAPeerThatJoins) {
+  Strangers strangers;
+  strangers.engine(0).Fail(Error(ErrorCode::kPeer, "smoke", 0));
+  strangers.JoinBoth();
+  const auto error = strangers.engine(1).WaitFailure(kLong);
+  EXPECT(error != nullptr);
+  if (error != nullptr) ExpectContains(error->what(), "smoke");
+}
+
+TEST(PeerThatJoinsAndDiesIsNamed) {
+  const WorldOptions options = FaultOptions("tcp");
+  auto ends = ConnectAll(2, 1);
+  Engine engine(0, 2, options.engine);
+  SetUp(engine, options);
+  ControlChannel channel(std::move(ends[1][0].control));
+  const HelloInfo info{1};
+  const std::string table = PackStrings(std::array<std::string, 3>{"tcp", "ok", ""});
+  channel.Send(MessageType::kHello,
+               std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
+  channel.Send(MessageType::kHelloReply, table);
+  engine.JoinPeer(SpecOf(1, options, std::move(ends[0][1])), kLong);
+  channel = ControlChannel();
+  const auto error = engine.WaitFailure(kLong);
+  EXPECT(error != nullptr);
+  if (error != nullptr) {
+    ExpectContains(error->what(), "process 1 (host 1): the process has died or can't be reached");
+  }
+  engine.Close(milliseconds(10));
+}
+
+TEST(PeerThatLeavesWhileItJoinsIsAnErrorAndNoFailure) {
+  Strangers strangers;
+  strangers.TakeSpec(1);  // which closes its sockets
+  const std::string error = ExpectThrow([&] { strangers.Join(0); });
+  ExpectContains(error, "process 1 (host 1): it left during the introduction");
+  EXPECT(strangers.engine(0).failure() == nullptr);
+}
+
+TEST(SilentPeerJoinsNoLongerThanTheTimeout) {
+  Strangers strangers;
+  const std::string error = ExpectThrow([&] { strangers.Join(0, milliseconds(50)); });
+  ExpectContains(error, "it has not answered the introduction in time");
+}
+
+TEST(PeerThatIsConnectedCanNotJoin) {
+  World world({});
+  auto ends = ConnectAll(2);
+  const std::string error = ExpectThrow(
+      [&] { world.engine(0).JoinPeer(SpecOf(1, WorldOptions{}, std::move(ends[0][1])), kLong); });
+  ExpectContains(error, "process 1 was added twice");
+}
+
+TEST(NobodyJoinsAClosedEngine) {
+  Strangers strangers;
+  strangers.engine(0).Close(milliseconds(10));
+  ExpectContains(ExpectThrow([&] { strangers.Join(0); }), "jaxhet is shut down in this process");
+}
+
+TEST(EngineMayCloseWhileAPeerJoins) {
+  Strangers strangers;
+  std::thread joining([&] { ExpectThrow([&] { strangers.Join(0, milliseconds(500)); }); });
+  std::this_thread::sleep_for(milliseconds(50));
+  strangers.engine(0).Close(milliseconds(10));
+  joining.join();
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

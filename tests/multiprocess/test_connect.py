@@ -1,0 +1,59 @@
+"""Jobs that connect two processes when a program needs them (JAXHET_CONNECT=needed)."""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job
+
+_WORKER = pathlib.Path(__file__).with_name("connect_worker.py")
+_SHAPE = Shape(2, 3)
+_RAILS = {0: [3], 1: [4], 2: [5], 3: [0], 4: [1], 5: [2]}
+_OTHERS = {process: [p for p in range(6) if p != process] for process in range(6)}
+_SERVICES = 2  # sockets to the coordinator and to JAX's service
+
+
+def _ask(job: Job, action: str, process: int = -1) -> dict[int, Any]:
+    """Answers by process; only one process acts if it is given."""
+    return dict(job.ask((action, process), 60))
+
+
+def _by_process(values: Sequence[Any]) -> dict[int, Any]:
+    return dict(enumerate(values))
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    env = {**FAST_COMPILE, "JAXHET_CONNECT": "needed", "JAXHET_TRANSPORTS": "tcp"}
+    job = island_job(_SHAPE, _WORKER, env)
+    yield job
+    job.close()
+
+
+def test_processes_connect_when_a_program_needs_it(job: Job) -> None:
+    per_peer = 1 + 2  # control and `tcp_sockets`
+    for _ in range(2):
+        counts = _ask(job, "count")
+        assert {p: peers for p, (_, peers) in counts.items()} == _RAILS
+        assert {sockets for sockets, _ in counts.values()} == {_SERVICES + per_peer}
+        assert _ask(job, "sum rails") == _by_process([[3.0], [5.0], [7.0]] * 2)
+    assert _ask(job, "sum all") == _by_process([[15.0]] * 6)
+    counts = _ask(job, "count")
+    assert {p: peers for p, (_, peers) in counts.items()} == _OTHERS
+    assert {sockets for sockets, _ in counts.values()} == {_SERVICES + 5 * per_peer}
+
+
+@pytest.mark.parametrize("process", [0, 2, 5])
+def test_compilation_does_not_wait_for_other_programs(job: Job, process: int) -> None:
+    """The others wait for their next request, on a socket, and connect meanwhile."""
+    assert _ask(job, "compile all", process)[process] == _OTHERS[process]
+    assert _ask(job, "sum all") == _by_process([[15.0]] * 6)
+
+
+def test_compilation_of_the_others_comes_second(job: Job) -> None:
+    for process in (4, 1, 3):
+        assert _ask(job, "compile all", process)[process] == _OTHERS[process]
+    assert _ask(job, "sum islands") == _by_process([[3.0]] * 3 + [[12.0]] * 3)
+    assert _ask(job, "sum all") == _by_process([[15.0]] * 6)

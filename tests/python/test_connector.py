@@ -1,0 +1,177 @@
+"""Which processes connect when, and the errors of connections that a program needs."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from jaxhet import _config, _initialize
+from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
+from jaxhet._job.connector import Connector, Opener, connects_all, partners
+from jaxhet._job.process_info import ProcessInfo
+
+
+def _members(islands: str, platform: str = "cpu") -> list[ProcessInfo]:
+    """A process for each letter, on the island of this name."""
+    found = []
+    for process, island in enumerate(islands):
+        given = {"process_id": process, "num_processes": len(islands), "island": island}
+        info = _initialize.make_process_info(_config.resolve(given, {}), f"127.0.0.1:{process + 1}")
+        found.append(dataclasses.replace(info, platform=platform))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("islands", "expected"),
+    [
+        ("ab", [{1}, {0}]),
+        ("aabb", [{2}, {3}, {0}, {1}]),
+        ("abab", [{1}, {0}, {3}, {2}]),
+        ("aaab", [{3}, {3}, {3}, {0, 1, 2}]),
+        ("abc", [{1, 2}, {0, 2}, {0, 1}]),
+        ("aabbc", [{2, 4}, {3}, {0, 4}, {1, 4}, {0, 2, 3}]),
+    ],
+)
+def test_partners_have_the_same_place_on_neighbouring_islands(
+    islands: str, expected: list[set[int]]
+) -> None:
+    members = _members(islands)
+    found = [partners(process, members) for process in range(len(members))]
+    assert found == expected
+    assert all(process in found[other] for process in range(len(found)) for other in found[process])
+
+
+def test_small_jobs_and_jobs_with_gpus_connect_at_the_start() -> None:
+    assert connects_all("auto", _members("ab" * 8))
+    assert not connects_all("auto", _members("ab" * 9))
+    assert connects_all("all", _members("ab" * 9))
+    assert not connects_all("needed", _members("ab"))
+    assert connects_all("auto", _members("ab" * 9, "cuda"))
+    with pytest.raises(UsageError, match="JAXHET_CONNECT=needed is for jobs on CPUs"):
+        connects_all("needed", _members("ab", "rocm"))
+
+
+class _Double:
+    """Stands for the listener and the membership of process 1 of 3."""
+
+    process = 1
+    address = "127.0.0.1:9"
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.announce: Callable[[int], None] = lambda _: None
+        self.is_absent: Callable[[int], None] = lambda _: None
+        self.needed_by: Callable[[int], None] = lambda _: None
+        self.failure: JaxhetError | None = None
+
+    def ask_for(self, processes: list[int]) -> None:
+        self.asked.append(processes)
+
+    def listen_needs(self, on_need: Callable[[int], None], on_absent: Callable[[int], None]):
+        self.needed_by, self.is_absent = on_need, on_absent
+
+    def announce_to(self, announce: Callable[[int], None]) -> None:
+        self.announce = announce
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None: ...
+
+
+class _Case:
+    """A connector, and what it opened and failed with."""
+
+    def __init__(self, timeout_s: float = 20, error: JaxhetError | None = None) -> None:
+        self.double = _Double()
+        self.opened: list[int] = []
+        self.failures: list[JaxhetError] = []
+        self.error = error
+        self.come = {2}
+        double = cast(Any, self.double)
+        opener = Opener(self._open, lambda info: info.process in self.come)
+        self.connector = Connector(double, _members("aab"), [], opener, double, timeout_s)
+        self.connector.start(self.failures.append)
+
+    def _open(self, info: ProcessInfo, check: Callable[[], None]) -> None:
+        check()
+        self.opened.append(info.process)
+        if self.error is not None:
+            raise self.error
+
+
+def test_needed_peers_are_asked_for_and_connected_once() -> None:
+    case = _Case()
+    threading.Timer(0.1, case.double.announce, [2]).start()  # the higher id connects
+    case.connector.need([2, 0])
+    assert sorted(case.opened) == [0, 2]
+    assert case.double.asked == [[0, 2]]
+    assert case.connector.has(0)
+    case.double.announce(2)
+    case.connector.need([0, 2])
+    assert len(case.opened) == 2
+    assert len(case.double.asked) == 1
+
+
+def test_peer_is_connected_when_its_last_connection_is_there() -> None:
+    case = _Case()
+    case.come.clear()
+    case.double.announce(2)
+    assert not case.opened
+    case.come.add(2)
+    case.double.announce(2)
+    assert case.opened == [2]
+
+
+def test_peer_that_needs_this_process_is_connected_by_another_thread() -> None:
+    case = _Case()
+    case.double.needed_by(0)
+    deadline = time.monotonic() + 5
+    while not case.connector.has(0):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert case.opened == [0]
+
+
+def test_peer_that_does_not_connect_is_named_after_the_timeout() -> None:
+    case = _Case(timeout_s=0.1)
+    with pytest.raises(TransportError, match=r"process 2 .* did not connect to process 1 at 127"):
+        case.connector.need([2])
+
+
+@pytest.mark.parametrize("process", [0, 2])
+def test_peer_that_has_left_is_named(process: int) -> None:
+    case = _Case()
+    case.double.is_absent(process)
+    with pytest.raises(PeerError, match=rf"process {process} .* has left the job"):
+        case.connector.need([process])
+
+
+def test_failure_of_the_job_ends_the_wait() -> None:
+    case = _Case()
+    threading.Timer(0.1, setattr, [case.double, "failure", PeerError("gone")]).start()
+    with pytest.raises(PeerError, match="gone"):
+        case.connector.need([2])
+
+
+def test_failed_connection_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxhet._job.bootstrap._DEATH_KNOWN_WITHIN_S", 0.05)
+    case = _Case(error=TransportError("no transport reaches it"))
+    with pytest.raises(TransportError, match="no transport"):
+        case.connector.need([0])
+    assert [str(failure) for failure in case.failures] == ["no transport reaches it"]
+    assert not case.connector.has(0)
+
+
+def test_connector_that_leaves_connects_nobody_and_fails_nothing() -> None:
+    case = _Case()
+    case.connector.leave()
+    case.double.announce(2)
+    with pytest.raises(UsageError, match="shut down"):
+        case.connector.need([0])
+    assert not case.opened
+    assert not case.failures
