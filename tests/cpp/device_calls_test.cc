@@ -17,7 +17,7 @@ namespace {
 
 using Program = SimulatedRanks::Program;
 
-// What a rank still has to do.
+// An exchange of a rank that is not done.
 struct Open {
   int64_t index;
   size_t dones;  // one for each part

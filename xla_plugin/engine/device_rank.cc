@@ -11,11 +11,6 @@ namespace jaxhet {
 namespace {
 
 constexpr std::chrono::microseconds kLogPause{50};  // between looks at a peer's launches
-// How long Done() waits for sources' launches: at most so long, and in vain for this part of all
-// time. That is enough to bring processes together that launch at the same pace.
-constexpr std::chrono::milliseconds kMaxLaunchWait{10};
-constexpr int kLaunchWaitFraction = 8;
-
 // Keeps objects that a device may still use. They are never freed: that would wait for the device.
 template <typename T>
 void LeakOnPurpose(T&& remains) {
@@ -54,7 +49,8 @@ DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_by
       view_(channels_, words_, sent_, received_),
       watch_(rank, channels_, view_, transfers_),
       rescue_(*device_, channels_, words_, sent_, received_, view_, watch_),
-      runner_(*device_, sent_, received_) {
+      runner_(*device_, sent_, received_),
+      receives_(channels_, transfers_, received_, rescue_, runner_) {
   words_->go_on.value = kOpen;
 }
 
@@ -100,30 +96,18 @@ std::optional<LaunchMismatch> DeviceRank::Start(const DeviceRequest& request) {
   return std::nullopt;
 }
 
-void DeviceRank::Add(const InFlight& transfer) {
-  const std::lock_guard lock(transfers_.mutex);
-  transfers_.all.push_back(transfer);
-}
-
-// The transfers' mutex is held.
-InFlight& DeviceRank::Find(uint32_t number) {
-  const auto found = std::ranges::find(transfers_.all, number, &InFlight::number);
-  if (found == transfers_.all.end()) Throw(ErrorCode::kPeer, "the job failed before its done");
-  return *found;
-}
-
 void DeviceRank::StartOwn(InFlight& own) {
   const DeviceTransfer& copy = own.transfer;
   own.receive.route = copy.route;
   own.is_pending = copy.operand.size() > eager_bytes_;
-  Add(own);
+  transfers_.Add(own);
   if (!own.is_pending) {
     device_->Copy(own.exchange.program, copy.result.data(), copy.operand.data(),
                   copy.result.size());
     return;
   }
   Event ready = runner_.Record(own.exchange.program);
-  ReceiveByStreams(own, ready.get());
+  receives_.Receive(own, ready.get());
   runner_.Recycle(std::move(ready));
 }
 
@@ -139,12 +123,12 @@ std::optional<LaunchMismatch> DeviceRank::StartTransfer(InFlight& transfer) {
       transfer.transfer.operand.size() <= eager_bytes_ && transfer.exchange.program == program_;
   transfer.is_pending = has_source;
   std::vector<InFlight> overdue;
-  if (has_source && receipts_.empty()) overdue = ChooseReceive(transfer, may_be_eager);
+  if (has_source && receives_.empty()) overdue = receives_.Choose(transfer, may_be_eager);
   if (has_target) {
     transfer.send.route = ChooseSend(transfer, may_be_eager);
     transfer.send.marks = SendMarks(transfer);
   }
-  Add(transfer);
+  transfers_.Add(transfer);
   Launch(transfer, overdue);
   return std::nullopt;
 }
@@ -166,13 +150,13 @@ void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& o
   const bool receives = source >= 0 && !Is<Eager>(transfer.receive.route);
   Event ready;
   if (receives || IsByStreams(sends) || !overdue.empty()) ready = runner_.Record(stream);
-  for (const InFlight& other : overdue) ReceiveByStreams(other, ready.get());
+  for (const InFlight& other : overdue) receives_.Receive(other, ready.get());
   if (FirstChunkOf(transfer.send.route)) {
     runner_.Send(transfer, channels_.Outgoing(target), &program, ready.get());
   }
   program.Flush();
   if (receives) {
-    ReceiveWhenKnown({transfer, std::move(ready)});
+    receives_.Add(transfer, std::move(ready));
   } else {
     runner_.Recycle(std::move(ready));
   }
@@ -241,114 +225,6 @@ Marks DeviceRank::SendMarks(const InFlight& transfer) {
   return marks;
 }
 
-// Sets the route of the receive and numbers its chunks, if the ends have chosen. Returns the eager
-// messages that must be received before, because their slots are needed.
-std::vector<InFlight> DeviceRank::ChooseReceive(InFlight& transfer, bool may_be_eager) {
-  const int source = transfer.transfer.source;
-  const size_t num_bytes = transfer.transfer.result.size();
-  RankChannel& channel = channels_.Incoming(source);
-  const auto chosen = channel.ChosenRoute(transfer.receive.number, num_bytes);
-  if (!chosen) return {};
-  transfer.receive.route = ReceiveRoute(channel.state(), num_bytes, *chosen, may_be_eager);
-  if (!FirstChunkOf(transfer.receive.route)) return {};
-  channel.chunks += NumChunks(num_bytes, channel.end->slot_bytes());
-  return TakeOverdue(source, channel.chunks);
-}
-
-// Eager messages whose slots are used again by chunks before `end`; our streams receive them.
-std::vector<InFlight> DeviceRank::TakeOverdue(int source, uint64_t end) {
-  std::vector<InFlight> overdue;
-  const std::lock_guard lock(transfers_.mutex);
-  for (InFlight& other : transfers_.all) {
-    std::optional<Route>& route = other.receive.route;
-    if (!Is<Eager>(route) || !other.is_pending || other.transfer.source != source) continue;
-    const uint64_t first_chunk = std::get<Eager>(*route).first_chunk;
-    if (first_chunk + kChannelSlots >= end) continue;
-    route = Slots{first_chunk};
-    overdue.push_back(other);
-  }
-  return overdue;
-}
-
-// Receipts whose chunks are numbered are first: they use their slots before all others.
-void DeviceRank::ReceiveWhenKnown(Receipt receipt) {
-  if (FirstChunkOf(receipt.transfer.receive.route)) {
-    receipts_.push_front(std::move(receipt));
-  } else {
-    receipts_.push_back(std::move(receipt));
-  }
-  ReceiveKnown();
-}
-
-void DeviceRank::ReceiveKnown() {
-  while (!receipts_.empty()) {
-    InFlight& first = receipts_.front().transfer;
-    std::vector<InFlight> overdue;
-    if (!first.receive.route) overdue = ChooseReceive(first, false);
-    if (!first.receive.route) return;
-    Receipt receipt = std::move(receipts_.front());
-    receipts_.pop_front();
-    for (const InFlight& other : overdue) ReceiveByStreams(other, receipt.ready.get());
-    ReceiveByStreams(receipt.transfer, receipt.ready.get());
-    runner_.Recycle(std::move(receipt.ready));
-  }
-}
-
-void DeviceRank::ReceiveByStreams(const InFlight& transfer, EventHandle ready) {
-  InFlight marked;
-  {
-    const std::lock_guard lock(transfers_.mutex);
-    const auto found = std::ranges::find(transfers_.all, transfer.number, &InFlight::number);
-    if (found == transfers_.all.end()) return;  // it has been abandoned
-    InFlight::Side& receive = found->receive;
-    found->is_pending = false;
-    receive.route = transfer.receive.route;
-    if (const auto first_chunk = FirstChunkOf(receive.route)) {
-      const RankChannel& channel = channels_.Incoming(transfer.transfer.source);
-      const size_t num_bytes = transfer.transfer.result.size();
-      receive.marks =
-          received_.NextForChunks(*first_chunk, NumChunks(num_bytes, channel.end->slot_bytes()));
-    } else {
-      const size_t s = receive.number % kStreams;
-      receive.marks.at(s) = received_.NextFor(s, found->transfer.parts);
-    }
-    marked = *found;
-  }
-  if (Is<OwnCopy>(marked.receive.route)) {
-    runner_.CopyOwn(marked, ready);
-  } else if (Is<ZeroCopy>(marked.receive.route)) {
-    runner_.Get(marked, channels_.Incoming(marked.transfer.source), ready);
-  } else {
-    runner_.Receive(marked, channels_.Incoming(marked.transfer.source), nullptr, ready);
-  }
-}
-
-// Exchanges that their sources have not launched by the end of the wait budget arrive through
-// slots.
-void DeviceRank::ReceiveAllUntil(uint32_t number) {
-  const auto are_left = [&] {
-    return !receipts_.empty() && receipts_.front().transfer.number <= number;
-  };
-  ReceiveKnown();
-  if (!are_left()) return;
-  const Time begin = Clock::now();
-  const Clock::duration wait_budget =
-      std::min<Clock::duration>(kMaxLaunchWait, (begin - gave_up_at_) / kLaunchWaitFraction);
-  bool gave_up = false;
-  while (are_left()) {
-    gave_up |= rescue_.stopped() || Clock::now() - begin >= wait_budget;
-    if (gave_up) {
-      const InFlight& first = receipts_.front().transfer;
-      ChannelWords& words = channels_.Incoming(first.transfer.source).end->words();
-      words.routes.Choose(first.receive.number, RouteChoices::Route::kSlots);
-    } else {
-      std::this_thread::yield();
-    }
-    ReceiveKnown();
-  }
-  if (gave_up) gave_up_at_ = Clock::now();
-}
-
 void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
   uint32_t first = 0;
   uint32_t last = 0;
@@ -371,7 +247,7 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
 
 void DeviceRank::DoneTransfer(uint32_t number, StreamWork& program) {
   ReceiveElsewhere(number, program.stream());
-  ReceiveAllUntil(number);
+  receives_.ReceiveUntil(number);
   const auto [transfer, is_received] = CountDone(number, program.stream());
   if (is_received) {
     runner_.Receive(transfer, channels_.Incoming(transfer.transfer.source), &program, nullptr);
@@ -398,19 +274,19 @@ void DeviceRank::ReceiveElsewhere(uint32_t number, StreamHandle stream) {
   InFlight eager;
   {
     const std::lock_guard lock(transfers_.mutex);
-    InFlight& found = Find(number);
+    InFlight& found = transfers_.Find(number);
     std::optional<Route>& route = found.receive.route;
     if (!Is<Eager>(route) || !found.is_pending || found.exchange.program == stream) return;
     route = Slots{std::get<Eager>(*route).first_chunk};
     eager = found;
   }
-  ReceiveWhenKnown({eager, runner_.Record(stream)});
+  receives_.Add(eager, runner_.Record(stream));
 }
 
 // Counts the done of a transfer, and gives the marks of what the done itself puts on streams.
 DeviceRank::AtDone DeviceRank::CountDone(uint32_t number, StreamHandle stream) {
   const std::lock_guard lock(transfers_.mutex);
-  InFlight& found = Find(number);
+  InFlight& found = transfers_.Find(number);
   if (found.done_parts++ == 0) found.done_number = NextNumber(transfers_.dones);
   const bool is_received = Is<Eager>(found.receive.route) && found.is_pending;
   if (is_received) {

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "xla_plugin/engine/device_watch.h"
 #include "xla_plugin/engine/in_flight.h"
 #include "xla_plugin/engine/rank_channels.h"
+#include "xla_plugin/engine/receive_queue.h"
 #include "xla_plugin/engine/stream_progress.h"
 #include "xla_plugin/engine/transfer_plan.h"
 #include "xla_plugin/engine/transfer_runner.h"
@@ -75,11 +75,6 @@ class DeviceRank {
   Counts counts() const;
 
  private:
-  // A receive that is to be put on our streams.
-  struct Receipt {
-    InFlight transfer;
-    Event ready;  // the program has come to its start, or done
-  };
   // A transfer at its Done().
   struct AtDone {
     InFlight transfer;
@@ -95,15 +90,6 @@ class DeviceRank {
   void WaitForRoom(uint64_t number, Passed passed) const;
   Route ChooseSend(const InFlight& transfer, bool may_be_eager) const;
   Marks SendMarks(const InFlight& transfer);
-  std::vector<InFlight> ChooseReceive(InFlight& transfer, bool may_be_eager);
-  std::vector<InFlight> TakeOverdue(int source, uint64_t end);
-  void Add(const InFlight& transfer);
-  InFlight& Find(uint32_t number);
-
-  void ReceiveWhenKnown(Receipt receipt);
-  void ReceiveKnown();
-  void ReceiveAllUntil(uint32_t number);
-  void ReceiveByStreams(const InFlight& transfer, EventHandle ready);
 
   void DoneTransfer(uint32_t number, StreamWork& program);
   void ReceiveElsewhere(uint32_t number, StreamHandle stream);
@@ -122,11 +108,10 @@ class DeviceRank {
   DeviceWatch watch_;
   DeviceRescue rescue_;
   TransferRunner runner_;
+  ReceiveQueue receives_;
 
-  // Of the thread that launches.
+  // Members of the thread that launches.
   StreamHandle program_ = nullptr;  // the first program's
-  std::deque<Receipt> receipts_;    // in the order of starts
-  Time gave_up_at_;                 // Done() has waited in vain; at first never
   uint32_t last_transfer_ = 0;
   uint32_t last_reached_ = 0;  // the value that will be written
 

@@ -16,7 +16,7 @@
 
 namespace jaxhet {
 
-// What any thread sees of a rank's exchanges. Makes no driver call.
+// A rank's exchanges as any thread sees them. Makes no driver call.
 class DeviceWatch {
  public:
   DeviceWatch(int rank, const RankChannels& channels, const TransferView& view,

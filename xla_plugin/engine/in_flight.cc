@@ -2,7 +2,15 @@
 
 #include <algorithm>
 
+#include "xla_plugin/base/error.h"
+
 namespace jaxhet {
+
+InFlight& InFlightTransfers::Find(uint32_t number) {
+  const auto found = std::ranges::find(all, number, &InFlight::number);
+  if (found == all.end()) Throw(ErrorCode::kPeer, "the job failed before its done");
+  return *found;
+}
 
 bool TransferView::IsReached(const InFlight& transfer) const {
   const bool has_sent = IsByProgram(transfer.send.marks) && IsSent(transfer);

@@ -16,7 +16,7 @@ namespace jaxhet {
 
 // A transfer that was started.
 struct InFlight {
-  // Its exchange.
+  // The exchange of the transfer.
   struct Whole {
     uint32_t first;  // number of its first transfer
     ExchangeKind kind;
@@ -27,7 +27,7 @@ struct InFlight {
     std::byte poison;
     StreamHandle program;
   };
-  // Its send, or its receive.
+  // The send of the transfer, or the receive.
   struct Side {
     uint64_t number = 0;         // on the channel; of an own copy: chooses a stream
     std::optional<Route> route;  // none: not chosen yet, or nothing moves
@@ -51,6 +51,13 @@ struct InFlight {
 // The transfers of a rank that are not over, in the order of their starts. The thread that launches
 // the program adds them, and the watch removes them.
 struct InFlightTransfers {
+  void Add(const InFlight& transfer) {
+    const std::lock_guard lock(mutex);
+    all.push_back(transfer);
+  }
+  // The mutex is held. Throws PeerError if the transfer was removed.
+  InFlight& Find(uint32_t number);
+
   mutable std::mutex mutex;  // guards the members below; no driver call is made under it
   std::deque<InFlight> all;
   uint32_t dones = 0;  // exchanges whose Done() was called

@@ -50,7 +50,7 @@ struct LatePeer {
   std::chrono::milliseconds waited;
   bool has_started = false;         // this exchange
   std::optional<MovedBytes> moved;  // if it has, between hosts
-  // Its latest exchange, if it has not started this one.
+  // The latest exchange of the peer, if it has not started this one.
   std::optional<std::string> last_exchange;
   std::optional<std::chrono::milliseconds> last_ago;  // not known between devices
 };
@@ -67,7 +67,7 @@ Error ExchangeMismatchError(const RankFacts& own, const RankFacts& peer, uint64_
 // The peer started an exchange that this rank has passed.
 Error PassedExchangeError(const RankFacts& own, const RankFacts& peer);
 
-// What one end of a transfer says about it.
+// A transfer as one end describes it.
 struct TransferSizes {
   uint64_t send;
   uint64_t receive;

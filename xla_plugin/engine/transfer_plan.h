@@ -78,7 +78,7 @@ struct ChannelState {
   uint64_t next_chunk;  // its number on the channel
 };
 
-// What else decides a route.
+// Other facts that decide the route of a send.
 struct SendState {
   bool is_zero_copy;  // both ends have chosen it
   bool may_be_eager;  // short, and started by the first program's stream
