@@ -432,8 +432,8 @@ struct LocalPair {
       };
       const int source = 1 - target;
       auto [end, offer] = local.make(setup(target));
-      Rank(source).AddOutgoing(target, ChannelOf(local.open(setup(source), offer)));
-      Rank(target).AddIncoming(source, ChannelOf(std::move(end)));
+      Rank(source).channels().AddOutgoing(target, ChannelOf(local.open(setup(source), offer)));
+      Rank(target).channels().AddIncoming(source, ChannelOf(std::move(end)));
     }
   }
   static std::unique_ptr<RankChannel> ChannelOf(std::unique_ptr<DeviceChannel> end) {
@@ -481,8 +481,8 @@ TEST(WhatStartsLateIsAbandonedToo) {
   std::vector<std::byte> result(operand.size());
   LocalPair pair;
   const Stream stream = pair.Rank(0).device().CreateStream(StreamPriority::kNormal);
-  pair.Rank(0).Stop();
-  EXPECT(pair.Rank(0).Abandon(kLong));
+  pair.Rank(0).rescue().Stop();
+  EXPECT(pair.Rank(0).rescue().Abandon(kLong));
   const Pairs pairs = SwapPairs();
   DeviceRequest request;
   request.stream = stream.get();
@@ -492,7 +492,7 @@ TEST(WhatStartsLateIsAbandonedToo) {
   request.result = result;
   request.poison = kPoison;
   EXPECT(!pair.Rank(0).Start(request));
-  EXPECT(pair.Rank(0).Abandon(kLong));
+  EXPECT(pair.Rank(0).rescue().Abandon(kLong));
   EXPECT(std::ranges::all_of(result, [](std::byte byte) { return byte == kPoison; }));
 }
 

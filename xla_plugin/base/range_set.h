@@ -20,18 +20,17 @@ class RangeSet {
   bool Add(size_t begin, size_t num_bytes, size_t total) {
     if (num_bytes == 0 || !InBounds(begin, num_bytes, total)) return false;
     const size_t end = begin + num_bytes;
-    const auto next = ranges_.lower_bound(begin);
-    const auto previous = next == ranges_.begin() ? ranges_.end() : std::prev(next);
-    const bool has_next = next != ranges_.end();
-    const bool has_previous = previous != ranges_.end();
-    if ((has_next && next->first < end) || (has_previous && previous->second > begin)) return false;
-    const bool joins_next = has_next && next->first == end;
-    const size_t joined_end = joins_next ? next->second : end;
-    if (joins_next) ranges_.erase(next);
-    if (has_previous && previous->second == begin) {
-      previous->second = joined_end;
+    auto next = ranges_.lower_bound(end);
+    if (next != ranges_.begin() && std::prev(next)->second > begin) return false;
+    size_t joined_end = end;
+    if (next != ranges_.end() && next->first == end) {
+      joined_end = next->second;
+      next = ranges_.erase(next);
+    }
+    if (next != ranges_.begin() && std::prev(next)->second == begin) {
+      std::prev(next)->second = joined_end;
     } else {
-      ranges_[begin] = joined_end;
+      ranges_.emplace_hint(next, begin, joined_end);
     }
     return true;
   }

@@ -118,11 +118,11 @@ class ChannelNegotiation {
     SayRemarks();
     for (Incoming& incoming : incoming_) {
       incoming.channel->end->Settle();
-      incoming.rank->AddIncoming(incoming.source->rank, std::move(incoming.channel));
+      incoming.rank->channels().AddIncoming(incoming.source->rank, std::move(incoming.channel));
     }
     for (Outgoing& outgoing : outgoing_) {
       outgoing.channel->end->Settle();
-      outgoing.rank->AddOutgoing(outgoing.target->rank, std::move(outgoing.channel));
+      outgoing.rank->channels().AddOutgoing(outgoing.target->rank, std::move(outgoing.channel));
     }
   }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "xla_plugin/engine/messages.h"
+
 namespace jaxhet {
 
 CommunicatorState::Position CommunicatorState::Enter(int64_t run_id, int64_t plan, int64_t index) {

@@ -13,11 +13,6 @@
 
 namespace jaxhet {
 
-// Advice for two executions that overlap.
-inline constexpr std::string_view kLaunchInOrder =
-    "Launch programs that exchange over islands from one thread, one after the other, and leave "
-    "jax_cpu_enable_async_dispatch off.";
-
 // Fields that the starts of two ranks must share to meet, seen from one of them.
 struct MeetingKey {
   int64_t run;

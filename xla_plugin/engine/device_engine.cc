@@ -13,6 +13,11 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLookPeriod{5};
 constexpr milliseconds kIdlePeriod{200};  // to see a failure while nothing is in flight
 constexpr milliseconds kAbandonTimeout{20'000};
+constexpr milliseconds kPlanTimeout{2'000};  // for a peer's plan that is on its way
+
+Error AtExchange(const RankFacts& own, const Error& cause) {
+  return {cause.code(), StrCat(WhereText(own), cause.text()), own.process};
+}
 
 }  // namespace
 
@@ -46,7 +51,7 @@ void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
   Failing(rank, request.plan, request.index, [&] {
     const ScopedRange range(
         ranges_, [&] { return RangeName(rank.rank(), "start", request.plan, request.index); });
-    if (const auto mismatch = rank.Start(request)) throw job_.MismatchError(rank.rank(), *mismatch);
+    if (const auto mismatch = rank.Start(request)) throw MismatchOf(rank.rank(), *mismatch);
   });
   const std::lock_guard lock(mutex_);
   if (!std::exchange(is_active_, true)) changed_.notify_all();
@@ -61,7 +66,7 @@ void DeviceEngine::Done(int ordinal, StreamHandle stream, int64_t plan, int64_t 
 }
 
 std::string DeviceEngine::RangeName(int rank, std::string_view step, int64_t plan, int64_t index) {
-  return StrCat("jaxhet rank ", rank, " ", step, ": ", job_.Describe(plan, index));
+  return StrCat("jaxhet rank ", rank, " ", step, ": ", job_.FactsOf(rank, plan, index).exchange);
 }
 
 // After an error XLA frees the program's buffers: nothing of ours may be under way then.
@@ -76,13 +81,42 @@ void DeviceEngine::Failing(DeviceRank& rank, int64_t plan, int64_t index, Functi
     // Work that was put on streams while the job failed is not poisoned: the program must stop.
     if (const auto failure = job_.failure()) throw Error(*failure);
   } catch (const Error& error) {
-    const Error named =
-        error.failed_process() >= 0 ? error : job_.StartError(rank.rank(), plan, index, error);
+    const Error named = error.failed_process() >= 0
+                            ? error
+                            : AtExchange(job_.FactsOf(rank.rank(), plan, index), error);
     job_.Fail(named);
     Abandon();
     const auto failure = job_.failure();
     throw failure ? Error(*failure) : named;
   }
+}
+
+Error DeviceEngine::MismatchOf(int rank, const LaunchMismatch& mismatch) {
+  const auto& [peer_rank, own, theirs] = mismatch;
+  const Time limit = Clock::now() + kPlanTimeout;
+  const RankFacts ours = job_.FactsOf(rank, own.plan, own.index);
+  RankFacts peer = job_.FactsOf(peer_rank, theirs.plan, theirs.index);
+  while (!peer.plan && Clock::now() < limit) {
+    std::this_thread::sleep_for(milliseconds(1));
+    peer = job_.FactsOf(peer_rank, theirs.plan, theirs.index);
+  }
+  if (!peer.plan) return UnknownProgramError(ours, peer);
+  if (own.plan != theirs.plan) return ProgramMismatchError(ours, peer);
+  return ExchangeMismatchError(ours, peer, own.num_bytes, theirs.num_bytes);
+}
+
+Error DeviceEngine::LateOf(int rank, const LateTransfer& late) {
+  const RankFacts own = job_.FactsOf(rank, late.plan, late.index);
+  const auto [plan, index, num_bytes] = late.last.value_or(Launch{});
+  const RankFacts peer = job_.FactsOf(late.peer_rank, plan, index);
+  LatePeer waited_for{.name = peer.rank_and_process,
+                      .waited = late.waited,
+                      .has_started = late.has_launched,
+                      .moved = {},
+                      .last_exchange = {},
+                      .last_ago = {}};
+  if (late.last) waited_for.last_exchange = peer.exchange;
+  return LateError(own, {&waited_for, 1}, peer.process);
 }
 
 void DeviceEngine::Watch() {
@@ -104,12 +138,12 @@ size_t DeviceEngine::Look() {
   size_t in_flight = 0;
   for (const auto& rank : ranks_) {
     try {
-      const DeviceRank::Report report =
-          rank->Look(milliseconds(options_.deadline_ms), milliseconds(options_.first_deadline_ms));
+      const WatchReport report = rank->watch().Look(milliseconds(options_.deadline_ms),
+                                                    milliseconds(options_.first_deadline_ms));
       in_flight += report.in_flight;
       if (report.broken) job_.Lose(report.broken->peer_rank, report.broken->why);
-      if (report.mismatch) throw job_.MismatchError(rank->rank(), *report.mismatch);
-      if (report.late) throw job_.LateError(rank->rank(), *report.late);
+      if (report.mismatch) throw MismatchOf(rank->rank(), *report.mismatch);
+      if (report.late) throw LateOf(rank->rank(), *report.late);
     } catch (const Error& error) {
       job_.Fail(error);
     }
@@ -120,7 +154,7 @@ size_t DeviceEngine::Look() {
 bool DeviceEngine::WaitIdle(milliseconds timeout) {
   const Time limit = Clock::now() + timeout;
   const auto is_drained = [&](const auto& rank) {
-    return rank->IsDrained([&](int target) { return job_.HasLeft(target); });
+    return rank->watch().IsDrained([&](int target) { return job_.HasLeft(target); });
   };
   while (Look() > 0 || !std::ranges::all_of(ranks_, is_drained)) {
     if (job_.failure() || Clock::now() >= limit) return false;
@@ -129,10 +163,10 @@ bool DeviceEngine::WaitIdle(milliseconds timeout) {
   return true;
 }
 
-std::optional<DeviceRank::Wait> DeviceEngine::OldestWait(std::span<const int> peer_ranks) const {
-  std::optional<DeviceRank::Wait> oldest;
+std::optional<DeviceWait> DeviceEngine::OldestWait(std::span<const int> peer_ranks) const {
+  std::optional<DeviceWait> oldest;
   for (const auto& rank : ranks_) {
-    const auto wait = rank->OldestWait(peer_ranks);
+    const auto wait = rank->watch().OldestWait(peer_ranks);
     if (wait && (!oldest || wait->since < oldest->since)) oldest = wait;
   }
   return oldest;
@@ -141,10 +175,10 @@ std::optional<DeviceRank::Wait> DeviceEngine::OldestWait(std::span<const int> pe
 void DeviceEngine::Abandon() {
   // No stream may be let go on while another thread still ends the channels that it would write to.
   const std::lock_guard lock(abandon_mutex_);
-  for (const auto& rank : ranks_) rank->Stop();
+  for (const auto& rank : ranks_) rank->rescue().Stop();
   for (const auto& rank : ranks_) {
     try {
-      if (rank->Abandon(kAbandonTimeout)) continue;
+      if (rank->rescue().Abandon(kAbandonTimeout)) continue;
       LogLine(StrCat("jaxhet: ", rank->device().info().ToString(),
                      " did not end its exchanges after the job had failed; end this process"));
     } catch (const Error& error) {
@@ -156,28 +190,29 @@ void DeviceEngine::Abandon() {
 std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
   std::vector<FlightRecord> records;
   for (const auto& rank : ranks_)
-    std::ranges::move(rank->FlightRecords(), std::back_inserter(records));
+    std::ranges::move(rank->watch().FlightRecords(), std::back_inserter(records));
   std::ranges::sort(records, {}, &FlightRecord::started);
   return records;
 }
 
 std::vector<int> DeviceEngine::SocketFds() const {
   std::vector<int> fds;
-  for (const auto& rank : ranks_) std::ranges::copy(rank->SocketFds(), std::back_inserter(fds));
+  for (const auto& rank : ranks_)
+    std::ranges::copy(rank->channels().SocketFds(), std::back_inserter(fds));
   return fds;
 }
 
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   std::map<std::string, uint64_t> stats;
   for (const auto& rank : ranks_) {
-    const auto [started, completed, in_flight_time, pulled_bytes, in_place_bytes] = rank->counts();
+    const auto [started, completed, in_flight_time, gotten_bytes, offered_bytes] = rank->counts();
     const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time);
     stats["exchanges_started"] += started;
     stats["exchanges_completed"] += completed;
-    stats["bytes_pulled"] += pulled_bytes;
-    stats["bytes_sent_in_place"] += in_place_bytes;
+    stats["bytes_pulled"] += gotten_bytes;
+    stats["bytes_sent_in_place"] += offered_bytes;
     stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
-    for (const auto& [peer_rank, transport, sent, received] : rank->Bytes()) {
+    for (const auto& [peer_rank, transport, sent, received] : rank->channels().Bytes()) {
       stats[StrCat("bytes_sent_", transport)] += sent;
       stats[StrCat("bytes_received_", transport)] += received;
     }
@@ -185,9 +220,10 @@ std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   return stats;
 }
 
-std::vector<DeviceRank::ChannelBytes> DeviceEngine::Bytes() const {
-  std::vector<DeviceRank::ChannelBytes> bytes;
-  for (const auto& rank : ranks_) std::ranges::move(rank->Bytes(), std::back_inserter(bytes));
+std::vector<ChannelBytes> DeviceEngine::Bytes() const {
+  std::vector<ChannelBytes> bytes;
+  for (const auto& rank : ranks_)
+    std::ranges::move(rank->channels().Bytes(), std::back_inserter(bytes));
   return bytes;
 }
 

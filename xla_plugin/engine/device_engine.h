@@ -41,7 +41,7 @@ class DeviceEngine {
   // timeout, or if the job fails.
   bool WaitIdle(std::chrono::milliseconds timeout);
   // Longest wait among all ranks.
-  std::optional<DeviceRank::Wait> OldestWait(std::span<const int> peer_ranks) const;
+  std::optional<DeviceWait> OldestWait(std::span<const int> peer_ranks) const;
   // The job has failed: ends what is in flight, in poison. By any thread, any number of times.
   void Abandon();
 
@@ -49,7 +49,7 @@ class DeviceEngine {
   std::vector<int> SocketFds() const;
   std::map<std::string, uint64_t> Stats() const;
   // Bytes moved by each channel.
-  std::vector<DeviceRank::ChannelBytes> Bytes() const;
+  std::vector<ChannelBytes> Bytes() const;
   // The last exchanges, oldest first.
   std::vector<FlightRecord> FlightRecords() const;
 
@@ -58,6 +58,8 @@ class DeviceEngine {
   std::string RangeName(int rank, std::string_view step, int64_t plan, int64_t index);
   template <typename Function>
   void Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function);
+  Error MismatchOf(int rank, const LaunchMismatch& mismatch);
+  Error LateOf(int rank, const LateTransfer& late);
   void Watch();
   // The exchanges in flight; a late one fails the job.
   size_t Look();

@@ -81,7 +81,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   // after Close().
   std::shared_ptr<DeviceEngine> devices() const;
   std::map<std::string, uint64_t> DeviceStats() const;
-  std::vector<DeviceRank::ChannelBytes> DeviceBytes() const;
+  std::vector<ChannelBytes> DeviceBytes() const;
   std::vector<FlightRecord> DeviceFlightRecords() const;
 
   // Fails the engine for a reason found elsewhere.
@@ -90,10 +90,7 @@ class Engine : public std::enable_shared_from_this<Engine>, public JobView {
   bool HasLeft(int rank) override;
   // The first cause, or null.
   std::shared_ptr<const Error> failure() const override;
-  std::string Describe(int64_t plan, int64_t index) override;
-  Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) override;
-  Error LateError(int rank, const DeviceRank::Report::Late& late) override;
-  Error StartError(int rank, int64_t plan, int64_t index, const Error& cause) override;
+  RankFacts FactsOf(int rank, int64_t plan, int64_t index) override;
   // Waits for a failure, the close or the timeout.
   std::shared_ptr<const Error> WaitFailure(std::chrono::milliseconds timeout) const;
 

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <iterator>
-#include <thread>
 
 #include "xla_plugin/engine/engine.h"
 
@@ -9,8 +8,6 @@ namespace jaxhet {
 namespace {
 
 using std::chrono::milliseconds;
-
-constexpr milliseconds kPlanTimeout{2'000};  // for a peer's plan that is on its way
 
 }  // namespace
 
@@ -64,9 +61,9 @@ std::map<std::string, uint64_t> Engine::DeviceStats() const {
   return devices ? devices->Stats() : std::map<std::string, uint64_t>();
 }
 
-std::vector<DeviceRank::ChannelBytes> Engine::DeviceBytes() const {
+std::vector<ChannelBytes> Engine::DeviceBytes() const {
   const auto devices = FindDevices();
-  return devices ? devices->Bytes() : std::vector<DeviceRank::ChannelBytes>();
+  return devices ? devices->Bytes() : std::vector<ChannelBytes>();
 }
 
 std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
@@ -128,9 +125,7 @@ void Engine::CloseDevices(milliseconds timeout) {
   const auto devices = FindDevices();
   if (!devices) return;
   if (!failure() && !devices->WaitIdle(timeout) && !failure()) {
-    Fail(Error(ErrorCode::kUsage,
-               "exchanges between devices were still under way when this process left the job. "
-               "Wait for the results before jaxhet.shutdown()."));
+    Fail(DevicesUnderWayError());
   }
   if (failure()) devices->Abandon();
 }
@@ -149,71 +144,8 @@ bool Engine::HasLeft(int rank) {
   return Read([&](const ProgressEngine& progress) { return progress.PeerOf(rank).left; });
 }
 
-std::string Engine::Describe(int64_t plan, int64_t index) {
-  return Read(
-      [&](const ProgressEngine& progress) { return progress.plans().Describe(plan, index); });
-}
-
-Error Engine::MismatchError(int rank, const DeviceRank::Mismatch& mismatch) {
-  const Time limit = Clock::now() + kPlanTimeout;
-  const auto& [peer_rank, own, theirs] = mismatch;
-  while (Clock::now() < limit) {
-    const auto error = Read([&](const ProgressEngine& progress) -> std::optional<Error> {
-      const int process = progress.roster().ProcessOf(peer_rank);
-      if (progress.PlansOf(process).Find(theirs.plan) == nullptr) return std::nullopt;
-      if (own.plan != theirs.plan)
-        return progress.PlanMismatch(rank, own.plan, peer_rank, theirs.plan);
-      return Error(ErrorCode::kPlanMismatch,
-                   StrCat(progress.Where(rank, own.plan, own.index),
-                          progress.roster().RankAndProcess(peer_rank), " is at ",
-                          progress.PlansOf(process).Describe(theirs.plan, theirs.index), " (",
-                          theirs.num_bytes, " bytes, here ", own.num_bytes,
-                          "). Make the program's branches depend on values that are equal on all "
-                          "ranks."),
-                   process);
-    });
-    if (error) return *error;
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return Read([&](const ProgressEngine& progress) {
-    return Error(ErrorCode::kPlanMismatch,
-                 StrCat(progress.Where(rank, own.plan, own.index),
-                        progress.roster().RankAndProcess(peer_rank),
-                        " runs another program, whose plan it has not sent. Run the same program "
-                        "on all ranks in the same order."),
-                 progress.roster().ProcessOf(peer_rank));
-  });
-}
-
-Error Engine::LateError(int rank, const DeviceRank::Report::Late& late) {
-  return Read([&](const ProgressEngine& progress) {
-    const Roster& roster = progress.roster();
-    const int process = roster.ProcessOf(late.peer_rank);
-    std::string text =
-        StrCat(progress.Where(rank, late.plan, late.index), roster.RankAndProcess(late.peer_rank));
-    if (late.has_launched) {
-      text += StrCat(" is too slow: its device has not come to it within ", late.waited.count(),
-                     " ms. ");
-    } else {
-      text += StrCat(" has not started it within ", late.waited.count(), " ms; ");
-      text +=
-          late.last
-              ? StrCat("it last started ",
-                       progress.PlansOf(process).Describe(late.last->plan, late.last->index), ". ")
-              : "it has started none so far. ";
-    }
-    text +=
-        "The process answers, so its program went another way or is slower than the deadline; if "
-        "the latter, raise the deadline.";
-    return Error(ErrorCode::kDeadline, text, process);
-  });
-}
-
-Error Engine::StartError(int rank, int64_t plan, int64_t index, const Error& cause) {
-  return Read([&](const ProgressEngine& progress) {
-    return Error(cause.code(), StrCat(progress.Where(rank, plan, index), cause.text()),
-                 progress.roster().process());
-  });
+RankFacts Engine::FactsOf(int rank, int64_t plan, int64_t index) {
+  return Read([&](const ProgressEngine& progress) { return progress.FactsOf(rank, plan, index); });
 }
 
 }  // namespace jaxhet

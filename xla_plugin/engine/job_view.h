@@ -3,11 +3,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <string_view>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/engine/device_rank.h"
+#include "xla_plugin/engine/messages.h"
 
 namespace jaxhet {
 
@@ -23,12 +22,8 @@ class JobView {
   virtual void Lose(int peer_rank, std::string_view why) = 0;
   // The process of a rank has left the job, and so has taken what it wanted.
   virtual bool HasLeft(int rank) = 0;
-  // An exchange, as its plan describes it.
-  virtual std::string Describe(int64_t plan, int64_t index) = 0;
-  // Errors as people read them.
-  virtual Error MismatchError(int rank, const DeviceRank::Mismatch& mismatch) = 0;
-  virtual Error LateError(int rank, const DeviceRank::Report::Late& late) = 0;
-  virtual Error StartError(int rank, int64_t plan, int64_t index, const Error& cause) = 0;
+  // A rank and its exchange, by the names that people know.
+  virtual RankFacts FactsOf(int rank, int64_t plan, int64_t index) = 0;
 };
 
 }  // namespace jaxhet

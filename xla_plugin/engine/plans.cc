@@ -105,12 +105,13 @@ std::string_view Plan::program_name() const {
 void Plans::Add(int64_t plan, std::string_view text, std::string_view program) {
   const bool has_open_line = !text.empty() && !text.ends_with('\n');
   const int64_t num_exchanges = std::ranges::count(text, '\n') + (has_open_line ? 1 : 0);
-  plans_.insert_or_assign(plan, Plan{std::string(text), std::string(program), num_exchanges});
+  plans_[plan] =
+      std::make_shared<const Plan>(Plan{std::string(text), std::string(program), num_exchanges});
 }
 
-const Plan* Plans::Find(int64_t plan) const {
+std::shared_ptr<const Plan> Plans::Share(int64_t plan) const {
   const auto found = plans_.find(plan);
-  return found == plans_.end() ? nullptr : &found->second;
+  return found == plans_.end() ? nullptr : found->second;
 }
 
 std::string Plans::Describe(int64_t plan, int64_t index) const {

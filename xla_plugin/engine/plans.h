@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -24,14 +25,15 @@ class Plans {
  public:
   void Add(int64_t plan, std::string_view text, std::string_view program = {});
   // Null if it was never added.
-  const Plan* Find(int64_t plan) const;
+  const Plan* Find(int64_t plan) const { return Share(plan).get(); }
+  std::shared_ptr<const Plan> Share(int64_t plan) const;
   // "exchange 3 (<description>)", as far as it is known.
   std::string Describe(int64_t plan, int64_t index) const;
   // The same with " of <program>", if the program is known.
   std::string DescribeWithProgram(int64_t plan, int64_t index) const;
 
  private:
-  std::map<int64_t, Plan> plans_;
+  std::map<int64_t, std::shared_ptr<const Plan>> plans_;
 };
 
 // Where two texts begin to differ.

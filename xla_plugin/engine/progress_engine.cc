@@ -15,6 +15,30 @@ namespace jaxhet {
 
 using std::chrono::milliseconds;
 
+namespace {
+
+// Unread messages about channels. A process has hundreds of channels, with several messages each.
+constexpr size_t kMostChannelMessages = 1 << 16;
+
+void AddPlanOf(Peer& peer, std::string_view body) {
+  const auto info = TakeInfo<PlanInfo>(body);
+  const std::string_view text = TakeBytes(body, info.text_bytes);
+  if (peer.plans.Find(info.plan) != nullptr) {
+    Throw(ErrorCode::kTransport, "it sent the plan ", info.plan, " twice");
+  }
+  peer.plans.Add(info.plan, text, body);
+}
+
+void AddChannelMessage(std::vector<ProgressEngine::ChannelMessage>& messages, int process,
+                       std::string_view body) {
+  if (messages.size() == kMostChannelMessages) {
+    Throw(ErrorCode::kTransport, "it sends messages about device channels without end");
+  }
+  messages.push_back({process, std::string(body)});
+}
+
+}  // namespace
+
 // Runs a part of the engine; its error fails the engine.
 template <typename Function>
 void ProgressEngine::Guarded(Function function) {
@@ -35,7 +59,8 @@ void ProgressEngine::AttributeTo(Peer& peer, Function function) {
     function();
   } catch (const Error& error) {
     if (error.failed_process() >= 0) throw;
-    throw Error(error.code(), StrCat(Where(peer.process), error.text(), Moved(peer.process)),
+    throw Error(error.code(),
+                StrCat(Where(peer.process), error.text(), MovedText(Moved(peer.process))),
                 peer.process);
   }
 }
@@ -234,7 +259,7 @@ void ProgressEngine::Announce(PeerTransfer& transfer) {
   const Exchange& exchange = *transfer.exchange;
   const ExchangeRequest& request = exchange.request;
   Peer& peer = PeerOf(transfer.peer_rank);
-  if (peer.left) throw Error(ErrorCode::kPeer, Where(exchange) + Left(peer), peer.process);
+  if (peer.left) throw LeftError(Where(exchange), roster_.ProcessName(peer.process), peer.process);
   SendPlan(peer, request.plan);
   transfer.ticket = ++last_ticket_;
   transfers_[transfer.ticket] = &transfer;
@@ -343,14 +368,8 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
   std::string_view body = message.body;
   if (peer.left) Throw(ErrorCode::kTransport, "it has left the job and still sends messages");
   switch (message.type) {
-    case MessageType::kPlan: {
-      const auto info = TakeInfo<PlanInfo>(body);
-      const std::string_view text = TakeBytes(body, info.text_bytes);
-      if (peer.plans.Find(info.plan) != nullptr) {
-        Throw(ErrorCode::kTransport, "it sent the plan ", info.plan, " twice");
-      }
-      return peer.plans.Add(info.plan, text, body);
-    }
+    case MessageType::kPlan:
+      return AddPlanOf(peer, body);
     case MessageType::kStart: {
       const auto info = TakeInfo<StartInfo>(body);
       return OnStart(peer, info, body);
@@ -369,11 +388,7 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
       CheckEmpty(body);
       return OnGoodbye(peer);
     case MessageType::kDeviceChannel:
-      if (channel_messages_.size() == kMostChannelMessages) {
-        Throw(ErrorCode::kTransport, "it sends messages about device channels without end");
-      }
-      channel_messages_.push_back({peer.process, std::string(body)});
-      return;
+      return AddChannelMessage(channel_messages_, peer.process, body);
     case MessageType::kHello:
     case MessageType::kHelloReply:
       Throw(ErrorCode::kTransport, "it introduced itself twice");
@@ -404,7 +419,7 @@ void ProgressEngine::OnGoodbye(Peer& peer) {
   peer.left = true;
   for (const auto& [ticket, transfer] : transfers_) {
     if (transfer->met || PeerOf(transfer->peer_rank).process != peer.process) continue;
-    throw Error(ErrorCode::kPeer, Where(*transfer->exchange) + Left(peer), peer.process);
+    throw LeftError(Where(*transfer->exchange), roster_.ProcessName(peer.process), peer.process);
   }
   AnswerGoodbye(peer);
 }
@@ -449,10 +464,7 @@ void ProgressEngine::SayEnd(Peer& peer) const {
 void ProgressEngine::SayGoodbye() {
   if (failure_) return;
   if (!exchanges_.empty()) {
-    return Fail(
-        Error(ErrorCode::kUsage, Where(exchanges_.begin()->second) +
-                                     "it was still under way when this process left the "
-                                     "job. Wait for the results before jaxhet.shutdown()."));
+    return Fail(UnderWayError(Where(exchanges_.begin()->second)));
   }
   said_goodbye_ = true;
   failure_ = std::make_shared<const Error>(ErrorCode::kUsage, "this process has left the job");

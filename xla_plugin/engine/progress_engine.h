@@ -15,6 +15,7 @@
 #include "xla_plugin/engine/device_engine.h"
 #include "xla_plugin/engine/exchange.h"
 #include "xla_plugin/engine/flight_recorder.h"
+#include "xla_plugin/engine/messages.h"
 #include "xla_plugin/engine/negotiation.h"
 #include "xla_plugin/engine/options.h"
 #include "xla_plugin/engine/partition.h"
@@ -118,10 +119,8 @@ class ProgressEngine {
   const Peer& PeerOf(int rank) const { return peer(roster_.ProcessOf(rank)); }
   const Plans& PlansOf(int process) const;
 
-  // Errors about an exchange between devices: "[rank 0/2 cuda0] exchange 3 (...): ", and what to
-  // say when two ranks meet in different programs.
-  std::string Where(int rank, int64_t plan, int64_t index) const;
-  Error PlanMismatch(int rank, int64_t plan, int peer_rank, int64_t peer_plan) const;
+  // Facts for errors about a rank's exchange.
+  RankFacts FactsOf(int rank, int64_t plan, int64_t index) const;
 
  private:
   friend class Peer;
@@ -155,25 +154,22 @@ class ProgressEngine {
   void CheckTimers();
   Time DeadlineOf(const PeerTransfer& transfer) const;
 
-  // Errors: what the person who reads them needs to know.
+  // Errors, and their facts.
+  RankFacts OwnFacts(const ExchangeRequest& request) const;
   std::string Where(const Exchange& exchange) const;
   std::string Where(int process) const;
-  std::string Moved(int process) const;
-  std::string Left(const Peer& peer) const;
-  std::string LastStartOf(int rank) const;
+  std::optional<MovedBytes> Moved(int process) const;
+  LatePeer LateFacts(const PeerTransfer& transfer) const;
   [[noreturn]] void ThrowLate(const Exchange& exchange) const;
   void CheckSameRun(const CommunicatorState& state, const StartInfo& info) const;
   void CheckOrder(const StartInfo& theirs) const;
   [[noreturn]] void ThrowOverlap(const Exchange& exchange) const;
   void CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const;
-  [[noreturn]] void ThrowPlanMismatch(int64_t own_plan, const StartInfo& info) const {
-    throw PlanMismatch(info.destination, own_plan, info.source, info.plan);
-  }
 
   Peer& PeerOf(int rank);
   CommunicatorState& CommunicatorStateOf(const Exchange& exchange);
   const PeerTransfer* OpenTransferWith(int process) const;
-  std::optional<DeviceRank::Wait> DeviceWaitFor(int process) const;
+  std::optional<DeviceWait> DeviceWaitFor(int process) const;
   bool WaitsFor(int process) const {
     return OpenTransferWith(process) != nullptr || DeviceWaitFor(process);
   }
@@ -200,8 +196,6 @@ class ProgressEngine {
   std::vector<ChannelMessage> channel_messages_;
   std::shared_ptr<const Error> failure_;  // why nothing moves any more
   bool said_goodbye_ = false;
-  // Unread messages about channels. A process has hundreds of channels, with several messages each.
-  static constexpr size_t kMostChannelMessages = 1 << 16;
   static constexpr std::chrono::milliseconds kBusyPeriod{5};  // between polls of a peer that leaves
   bool heard_failure_ = false;                                // from a peer, which has logged it
   FlightRecorder recorder_;

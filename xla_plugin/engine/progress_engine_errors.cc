@@ -2,23 +2,37 @@
 
 #include "xla_plugin/engine/progress_engine.h"
 
-// The words of the engine's errors: who, which exchange, with whom, the cause, what next.
+// The checks of the engine, and the facts of its errors; their texts are in messages.cc.
 namespace jaxhet {
 namespace {
 
-constexpr std::string_view kAfterDeath =
-    " Look at what that process printed last, then run the job again from its last checkpoint.";
 constexpr std::chrono::seconds kArrivalTime{1};  // from slots or sockets into a result
 
 }  // namespace
 
-std::string ProgressEngine::Where(int rank, int64_t plan, int64_t index) const {
-  return StrCat("[", roster_.RankName(rank), "] ", plans_.Describe(plan, index), ": ");
+RankFacts ProgressEngine::FactsOf(int rank, int64_t plan, int64_t index) const {
+  const int process = roster_.ProcessOf(rank);
+  const Plans unknown;  // of a process that is not connected
+  const bool is_known = process == roster_.process() || peers_.contains(process);
+  const Plans& plans = is_known ? PlansOf(process) : unknown;
+  return {.process = process,
+          .rank = roster_.RankName(rank),
+          .rank_and_process = roster_.RankAndProcess(rank),
+          .exchange = plans.Describe(plan, index),
+          .plan = plans.Share(plan)};
+}
+
+// The rank may not exist.
+RankFacts ProgressEngine::OwnFacts(const ExchangeRequest& request) const {
+  return {.process = roster_.process(),
+          .rank = roster_.RankName(request.rank),
+          .rank_and_process = roster_.RankAndProcess(request.rank),
+          .exchange = plans_.Describe(request.plan, request.index),
+          .plan = plans_.Share(request.plan)};
 }
 
 std::string ProgressEngine::Where(const Exchange& exchange) const {
-  const ExchangeRequest& request = exchange.request;
-  return Where(request.rank, request.plan, request.index);
+  return WhereText(OwnFacts(exchange.request));
 }
 
 std::string ProgressEngine::Where(int process) const {
@@ -26,17 +40,19 @@ std::string ProgressEngine::Where(int process) const {
     return StrCat(Where(*transfer->exchange), roster_.RankAndProcess(transfer->peer_rank), ": ");
   }
   if (const auto wait = DeviceWaitFor(process)) {
-    return StrCat(Where(wait->rank, wait->plan, wait->index),
+    return StrCat(WhereText(FactsOf(wait->rank, wait->plan, wait->index)),
                   roster_.RankAndProcess(wait->peer_rank), ": ");
   }
   return StrCat("[", roster_.OwnName(), "] ", roster_.ProcessName(process), ": ");
 }
 
-std::string ProgressEngine::Moved(int process) const {
+std::optional<MovedBytes> ProgressEngine::Moved(int process) const {
   const PeerTransfer* const transfer = OpenTransferWith(process);
-  if (transfer == nullptr) return {};
-  return StrCat(" (", transfer->received, " of ", transfer->receive.num_bytes(),
-                " bytes received, ", transfer->sent, " of ", transfer->send.num_bytes(), " sent)");
+  if (transfer == nullptr) return std::nullopt;
+  return MovedBytes{.received = transfer->received,
+                    .to_receive = transfer->receive.num_bytes(),
+                    .sent = transfer->sent,
+                    .to_send = transfer->send.num_bytes()};
 }
 
 const PeerTransfer* ProgressEngine::OpenTransferWith(int process) const {
@@ -49,14 +65,9 @@ const PeerTransfer* ProgressEngine::OpenTransferWith(int process) const {
   return nullptr;
 }
 
-std::optional<DeviceRank::Wait> ProgressEngine::DeviceWaitFor(int process) const {
+std::optional<DeviceWait> ProgressEngine::DeviceWaitFor(int process) const {
   if (devices_ == nullptr) return std::nullopt;
   return devices_->OldestWait(roster_.RanksOf(process));
-}
-
-std::string ProgressEngine::Left(const Peer& peer) const {
-  return StrCat(roster_.ProcessName(peer.process),
-                " has left the job (jaxhet.shutdown). All processes must run the same programs.");
 }
 
 // For a peer that has left. What devices wait for may have come as far as a channel's slots, or its
@@ -74,61 +85,52 @@ bool ProgressEngine::WaitsInVain(const Peer& peer) {
 void ProgressEngine::CheckPeer(Peer& peer) {
   if (peer.left) {
     if (!WaitsInVain(peer)) return;
-    throw Error(ErrorCode::kPeer, Where(peer.process) + Left(peer), peer.process);
+    throw LeftError(Where(peer.process), roster_.ProcessName(peer.process), peer.process);
   }
   if (peer.lost.empty()) return;
-  throw Error(ErrorCode::kPeer,
-              StrCat(Where(peer.process), "the process has died or can't be reached: ", peer.lost,
-                     Moved(peer.process), ".", kAfterDeath),
-              peer.process);
+  throw LostError(Where(peer.process), peer.lost, MovedText(Moved(peer.process)), peer.process);
+}
+
+LatePeer ProgressEngine::LateFacts(const PeerTransfer& transfer) const {
+  const auto since = [&](Time time) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(now_ - time);
+  };
+  const int process = roster_.ProcessOf(transfer.peer_rank);
+  LatePeer late{.name = roster_.RankAndProcess(transfer.peer_rank),
+                .waited = since(transfer.exchange->started),
+                .has_started = transfer.met,
+                .moved = {},
+                .last_exchange = {},
+                .last_ago = {}};
+  if (transfer.met) {
+    late.moved = Moved(process);
+    return late;
+  }
+  const auto& starts = peers_.at(process).last_starts;
+  const auto last = starts.find(transfer.peer_rank);
+  if (last == starts.end()) return late;
+  late.last_exchange = PlansOf(process).Describe(last->second.info.plan, last->second.info.index);
+  late.last_ago = since(last->second.time);
+  return late;
 }
 
 void ProgressEngine::ThrowLate(const Exchange& exchange) const {
-  std::string text = Where(exchange);
+  std::vector<LatePeer> peers;
   int failed_process = -1;
   for (const PeerTransfer& transfer : exchange.transfers) {
     if (now_ < DeadlineOf(transfer)) continue;
     failed_process = roster_.ProcessOf(transfer.peer_rank);
-    text += roster_.RankAndProcess(transfer.peer_rank);
-    if (transfer.met) {
-      text += StrCat(" is too slow", Moved(failed_process), "; ");
-      continue;
-    }
-    const auto waited =
-        std::chrono::duration_cast<std::chrono::milliseconds>(now_ - exchange.started);
-    text += StrCat(" has not started it within ", waited.count(), " ms; ");
-    text += LastStartOf(transfer.peer_rank);
+    peers.push_back(LateFacts(transfer));
   }
-  text +=
-      "The process answers, so its program went another way or is slower than the deadline; "
-      "if the latter, raise the deadline.";
-  throw Error(ErrorCode::kDeadline, text, failed_process);
-}
-
-std::string ProgressEngine::LastStartOf(int rank) const {
-  const int process = roster_.ProcessOf(rank);
-  const auto& starts = peers_.at(process).last_starts;
-  const auto last = starts.find(rank);
-  if (last == starts.end()) return "it has started none so far. ";
-  const StartInfo& info = last->second.info;
-  const auto ago =
-      std::chrono::duration_cast<std::chrono::milliseconds>(now_ - last->second.time).count();
-  return StrCat("it last started ", PlansOf(process).Describe(info.plan, info.index), ", ", ago,
-                " ms ago. ");
+  throw LateError(OwnFacts(exchange.request), peers, failed_process);
 }
 
 void ProgressEngine::CheckSameRun(const CommunicatorState& state, const StartInfo& info) const {
   if (info.run > state.run()) return;  // it is ahead of us
-  if (info.plan != state.plan()) ThrowPlanMismatch(state.plan(), info);
-  if (info.run == state.run()) return;
-  const int process = roster_.ProcessOf(info.source);
-  throw Error(
-      ErrorCode::kPlanMismatch,
-      StrCat("[", roster_.RankName(info.destination), "] ", roster_.RankAndProcess(info.source),
-             " started ", PlansOf(process).Describe(info.plan, info.index),
-             ", which this rank's program has passed without starting it. Make the "
-             "program's branches depend on values that are equal on all ranks."),
-      process);
+  const auto own = [&] { return FactsOf(info.destination, state.plan(), info.index); };
+  const auto peer = [&] { return FactsOf(info.source, info.plan, info.index); };
+  if (info.plan != state.plan()) throw ProgramMismatchError(own(), peer());
+  if (info.run != state.run()) throw PassedExchangeError(own(), peer());
 }
 
 // `theirs` has come, and our rank has not started it. If that rank is in another program, which
@@ -145,7 +147,9 @@ void ProgressEngine::CheckOrder(const StartInfo& theirs) const {
         own.first == theirs.destination && !state.waiting.empty() && state.plan() != theirs.plan;
     if (!is_elsewhere) continue;
     for (const auto& [key, other] : communicators_) {
-      if (waits(other, state.run_id())) ThrowPlanMismatch(state.plan(), theirs);
+      if (!waits(other, state.run_id())) continue;
+      throw ProgramMismatchError(FactsOf(theirs.destination, state.plan(), theirs.index),
+                                 FactsOf(theirs.source, theirs.plan, theirs.index));
     }
   }
 }
@@ -159,39 +163,22 @@ void ProgressEngine::ThrowOverlap(const Exchange& exchange) const {
            (open.run_id != started.run_id || open.plan != started.plan);
   };
   const ExchangeRequest& open = std::ranges::find_if(exchanges_, is_of_other)->second.request;
-  Throw(ErrorCode::kUsage, "two executions of programs overlap on this rank: one starts ",
-        plans_.DescribeWithProgram(started.plan, started.index), ", and another still has ",
-        plans_.DescribeWithProgram(open.plan, open.index), " open. ", kLaunchInOrder);
-}
-
-Error ProgressEngine::PlanMismatch(int rank, int64_t plan, int peer_rank, int64_t peer_plan) const {
-  const int process = roster_.ProcessOf(peer_rank);
-  const PlanSide ours{.rank = roster_.RankName(rank), .plan = *plans_.Find(plan)};
-  const PlanSide theirs{.rank = roster_.RankName(peer_rank),
-                        .plan = *PlansOf(process).Find(peer_plan)};
-  return {ErrorCode::kPlanMismatch,
-          StrCat("[", ours.rank, "] ", roster_.RankAndProcess(peer_rank),
-                 DescribeMismatch(ours, theirs)),
-          process};
+  throw OverlapError(plans_.DescribeWithProgram(started.plan, started.index),
+                     plans_.DescribeWithProgram(open.plan, open.index));
 }
 
 void ProgressEngine::CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const {
-  const Exchange& exchange = *transfer.exchange;
-  const ExchangeRequest& request = exchange.request;
-  if (info.plan != request.plan) ThrowPlanMismatch(request.plan, info);
-  if (info.kind == static_cast<int64_t>(request.kind) &&
-      info.send_bytes == transfer.receive.num_bytes() &&
-      info.receive_bytes == transfer.send.num_bytes()) {
+  const ExchangeRequest& request = transfer.exchange->request;
+  const auto peer = [&] { return FactsOf(info.source, info.plan, info.index); };
+  if (info.plan != request.plan) throw ProgramMismatchError(OwnFacts(request), peer());
+  const TransferSizes ours{.send = transfer.send.num_bytes(),
+                           .receive = transfer.receive.num_bytes(),
+                           .kind = static_cast<int64_t>(request.kind)};
+  const TransferSizes theirs{
+      .send = info.send_bytes, .receive = info.receive_bytes, .kind = info.kind};
+  if (theirs.kind == ours.kind && theirs.send == ours.receive && theirs.receive == ours.send)
     return;
-  }
-  throw Error(ErrorCode::kPlanMismatch,
-              StrCat(Where(exchange), roster_.RankAndProcess(transfer.peer_rank),
-                     " starts it with other sizes or another kind: it sends ", info.send_bytes,
-                     " bytes and expects ", info.receive_bytes, " (kind ", info.kind, "), here ",
-                     transfer.receive.num_bytes(), " are expected and ", transfer.send.num_bytes(),
-                     " sent (kind ", static_cast<int64_t>(request.kind),
-                     "). The plans agree, so this is an error in jaxhet: please report it."),
-              roster_.ProcessOf(transfer.peer_rank));
+  throw SizeMismatchError(OwnFacts(request), peer(), ours, theirs);
 }
 
 }  // namespace jaxhet

@@ -31,6 +31,18 @@ int NumEntries(QueuePairSizes sizes, size_t num_qps) {
   return static_cast<int>(std::min<size_t>(num_entries, kMaxCqEntries));
 }
 
+constexpr const char* kOffer = "the peer's offer";
+
+// The head of an offer; the rest is left in it.
+OfferInfo TakeOffer(std::string_view& offer) {
+  const auto info = Take<OfferInfo>(offer, kOffer);
+  if (info.magic != kOfferMagic || info.num_nic_pairs == 0 || info.num_qps < 2 ||
+      info.num_slots == 0 || info.chunk_bytes == 0) {
+    Throw(ErrorCode::kTransport, "the peer's offer is not of this version of jaxhet");
+  }
+  return info;
+}
+
 // "mlx5_0:1 (::ffff:10.0.0.1)", "mlx5_0:1 (LID 7)".
 std::string NameOf(std::string_view nic, const ibv::Gid& gid, uint16_t lid, bool is_infiniband) {
   return is_infiniband ? StrCat(nic, " (LID ", lid, ")") : StrCat(nic, " (", ToString(gid), ")");
@@ -104,12 +116,7 @@ std::string SlotLink::Offer() const {
 }
 
 void SlotLink::Accept(std::string_view offer) {
-  constexpr const char* kWhat = "the peer's offer";
-  const auto info = Take<OfferInfo>(offer, kWhat);
-  if (info.magic != kOfferMagic || info.num_nic_pairs == 0 || info.num_qps < 2 ||
-      info.num_slots == 0 || info.chunk_bytes == 0) {
-    Throw(ErrorCode::kTransport, "the peer's offer is not of this version of jaxhet");
-  }
+  const OfferInfo info = TakeOffer(offer);
   while (nic_pairs_.size() > info.num_nic_pairs) nic_pairs_.pop_back();
   slots_.resize(std::min<size_t>(slots_.size(), info.num_slots));
   peer_slots_.resize(slots_.size());
@@ -118,14 +125,14 @@ void SlotLink::Accept(std::string_view offer) {
   peer_slot_bytes_ = info.slot_bytes;
   peer_slots_address_ = info.slots;
   for (size_t i = 0; i < info.num_nic_pairs; ++i) {
-    const auto pair = Take<NicPairInfo>(offer, kWhat);
+    const auto pair = Take<NicPairInfo>(offer, kOffer);
     std::vector<QpInfo> qps;
-    for (size_t j = 0; j < info.num_qps; ++j) qps.push_back(Take<QpInfo>(offer, kWhat));
+    for (size_t j = 0; j < info.num_qps; ++j) qps.push_back(Take<QpInfo>(offer, kOffer));
     if (i < nic_pairs_.size()) SetUpNicPair(nic_pairs_[i], pair, qps);
   }
   if (!headers_) return;
-  peer_headers_address_ = Take<uint64_t>(offer, kWhat);
-  for (NicPair& pair : nic_pairs_) pair.peer_headers_rkey = Take<uint32_t>(offer, kWhat);
+  peer_headers_address_ = Take<uint64_t>(offer, kOffer);
+  for (NicPair& pair : nic_pairs_) pair.peer_headers_rkey = Take<uint32_t>(offer, kOffer);
 }
 
 void SlotLink::SetUpNicPair(NicPair& pair, NicPairInfo peer, std::span<const QpInfo> qps) {

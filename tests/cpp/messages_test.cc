@@ -1,0 +1,124 @@
+#include "xla_plugin/engine/messages.h"
+
+#include <array>
+
+#include "tests/cpp/testing.h"
+
+// Texts of failures, made of facts.
+namespace jaxhet::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+RankFacts Own() {
+  return {.process = 0,
+          .rank = "rank 0/2 cpu0",
+          .rank_and_process = "rank 0 of process 0 (a), cpu0",
+          .exchange = "exchange 3 (psum at f.py:1)",
+          .plan = std::make_shared<const Plan>(Plan{"psum\n", {}, 1})};
+}
+
+RankFacts Peer() {
+  return {.process = 1,
+          .rank = "rank 1/2 cpu1",
+          .rank_and_process = "rank 1 of process 1 (b), cpu1",
+          .exchange = "exchange 2 (pmax at f.py:2)",
+          .plan = std::make_shared<const Plan>(Plan{"pmax\n", {}, 1})};
+}
+
+void ExpectText(const Error& error, ErrorCode code, int process, std::string_view text,
+                const Location& location = Location::current()) {
+  ExpectTrue(error.code() == code, "the code is right", location);
+  ExpectEqual(error.failed_process(), process, location);
+  ExpectEqual(error.text(), text, location);
+}
+
+constexpr std::string_view kLateEnd =
+    "The process answers, so its program went another way or is slower than the deadline; if the "
+    "latter, raise the deadline.";
+
+TEST(LatePeersAreDescribedByTheirFacts) {
+  LatePeer peer{.name = Peer().rank_and_process,
+                .waited = milliseconds(300),
+                .has_started = false,
+                .moved = {},
+                .last_exchange = {},
+                .last_ago = {}};
+  const auto text = [&] {
+    const std::string all(LateError(Own(), {&peer, 1}, 1).text());
+    EXPECT(all.starts_with("[rank 0/2 cpu0] exchange 3 (psum at f.py:1): "));
+    EXPECT(all.ends_with(kLateEnd));
+    const std::string_view start = WhereText(Own());
+    return all.substr(start.size(), all.size() - start.size() - kLateEnd.size());
+  };
+  const std::string name = "rank 1 of process 1 (b), cpu1";
+  ExpectEqual(text(), name + " has not started it within 300 ms; it has started none so far. ");
+  peer.last_exchange = Peer().exchange;
+  ExpectEqual(text(), name +
+                          " has not started it within 300 ms; it last started "
+                          "exchange 2 (pmax at f.py:2). ");
+  peer.last_ago = milliseconds(7);
+  ExpectEqual(text(), name +
+                          " has not started it within 300 ms; it last started "
+                          "exchange 2 (pmax at f.py:2), 7 ms ago. ");
+  peer.has_started = true;
+  ExpectEqual(text(), name + " is too slow: its device has not come to it within 300 ms. ");
+  peer.moved = MovedBytes{.received = 1, .to_receive = 8, .sent = 2, .to_send = 9};
+  ExpectEqual(text(), name + " is too slow (1 of 8 bytes received, 2 of 9 sent); ");
+}
+
+TEST(AllLatePeersAreNamed) {
+  const LatePeer first{.name = "rank 1",
+                       .waited = milliseconds(1),
+                       .has_started = false,
+                       .moved = {},
+                       .last_exchange = {},
+                       .last_ago = {}};
+  LatePeer second = first;
+  second.name = "rank 2";
+  ExpectText(
+      LateError(Own(), std::array{first, second}, 2), ErrorCode::kDeadline, 2,
+      StrCat("[rank 0/2 cpu0] exchange 3 (psum at f.py:1): ",
+             "rank 1 has not started it within 1 ms; it has started none so far. ",
+             "rank 2 has not started it within 1 ms; it has started none so far. ", kLateEnd));
+}
+
+TEST(MismatchesNameBothSides) {
+  ExpectText(ExchangeMismatchError(Own(), Peer(), 8, 16), ErrorCode::kPlanMismatch, 1,
+             "[rank 0/2 cpu0] exchange 3 (psum at f.py:1): rank 1 of process 1 (b), cpu1 is at "
+             "exchange 2 (pmax at f.py:2) (16 bytes, here 8). Make the program's branches depend "
+             "on values that are equal on all ranks.");
+  ExpectText(PassedExchangeError(Own(), Peer()), ErrorCode::kPlanMismatch, 1,
+             "[rank 0/2 cpu0] rank 1 of process 1 (b), cpu1 started exchange 2 (pmax at f.py:2), "
+             "which this rank's program has passed without starting it. Make the program's "
+             "branches depend on values that are equal on all ranks.");
+  ExpectText(ProgramMismatchError(Own(), Peer()), ErrorCode::kPlanMismatch, 1,
+             "[rank 0/2 cpu0] rank 1 of process 1 (b), cpu1 runs another program. Exchange 0 is "
+             "the first that differs.\n  rank 0/2 cpu0: psum\n  rank 1/2 cpu1: pmax\nRun the same "
+             "program, with the same shapes, on all ranks in the same order.");
+  ExpectText(UnknownProgramError(Own(), Peer()), ErrorCode::kPlanMismatch, 1,
+             "[rank 0/2 cpu0] exchange 3 (psum at f.py:1): rank 1 of process 1 (b), cpu1 runs "
+             "another program, whose plan it has not sent. Run the same program on all ranks in "
+             "the same order.");
+  ExpectText(SizeMismatchError(Own(), Peer(), {.send = 1, .receive = 2, .kind = 0},
+                               {.send = 3, .receive = 4, .kind = 5}),
+             ErrorCode::kPlanMismatch, 1,
+             "[rank 0/2 cpu0] exchange 3 (psum at f.py:1): rank 1 of process 1 (b), cpu1 starts it "
+             "with other sizes or another kind: it sends 3 bytes and expects 4 (kind 5), here 2 "
+             "are expected and 1 sent (kind 0). The plans agree, so this is an error in jaxhet: "
+             "please report it.");
+}
+
+TEST(LostPeersAreNamedWithTheCause) {
+  ExpectText(LostError("[rank 0/2 cpu0] exchange 3: rank 1: ", "ECONNRESET", MovedText({}), 1),
+             ErrorCode::kPeer, 1,
+             "[rank 0/2 cpu0] exchange 3: rank 1: the process has died or can't be reached: "
+             "ECONNRESET. Look at what that process printed last, then run the job again from its "
+             "last checkpoint.");
+  ExpectText(LeftError("[process 0/2] ", "process 1 (b)", 1), ErrorCode::kPeer, 1,
+             "[process 0/2] process 1 (b) has left the job (jaxhet.shutdown). All processes must "
+             "run the same programs.");
+}
+
+}  // namespace
+}  // namespace jaxhet::testing

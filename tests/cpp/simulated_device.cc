@@ -1,0 +1,242 @@
+#include "tests/cpp/simulated_device.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <iterator>
+#include <new>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/strings.h"
+
+namespace jaxhet::testing {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+// Handles of events own a shared one, since work on a stream may outlive the event.
+struct SimulatedEvent {
+  std::string name;
+  uint64_t recorded = 0;
+  uint64_t reached = 0;
+};
+
+std::shared_ptr<SimulatedEvent>& EventOf(EventHandle handle) {
+  return *reinterpret_cast<std::shared_ptr<SimulatedEvent>*>(handle);
+}
+
+Simulation::Stream& StreamOf(StreamHandle handle) {
+  return *reinterpret_cast<Simulation::Stream*>(handle);
+}
+
+std::atomic_ref<uint32_t> WordAt(void* address) {
+  return std::atomic_ref(*static_cast<uint32_t*>(address));
+}
+
+Simulation::Work WorkOf(const StreamValue& value) {
+  const auto [kind, address, number] = value;
+  return [=] {
+    if (kind == StreamValue::Kind::kWait) return WordAt(address).load() >= number;
+    WordAt(address).store(number);
+    return true;
+  };
+}
+
+[[noreturn]] void ThrowUnused(std::string_view call) {
+  Throw(ErrorCode::kDevice, "a simulated device has no ", call);
+}
+
+}  // namespace
+
+void Simulation::Name(const void* memory, size_t num_bytes, std::string name, size_t unit) {
+  regions_[static_cast<const std::byte*>(memory)] = {num_bytes, unit, std::move(name)};
+}
+
+std::string Simulation::NameOf(const void* memory) const {
+  const auto* const byte = static_cast<const std::byte*>(memory);
+  const auto next = regions_.upper_bound(byte);
+  if (next == regions_.begin()) return "?";
+  const auto& [base, region] = *std::prev(next);
+  const auto offset = static_cast<size_t>(byte - base);
+  if (offset > region.num_bytes) return "?";
+  if (offset == 0 && region.num_bytes <= region.unit) return region.name;
+  return StrCat(region.name, "[", offset / region.unit, "]");
+}
+
+void Simulation::Add(Stream& stream, std::string call, std::vector<Work> work) {
+  const std::lock_guard lock(mutex_);
+  calls_.push_back(StrCat(stream.name, ": ", call));
+  std::ranges::move(work, std::back_inserter(stream.queue));
+}
+
+std::vector<std::string> Simulation::TakeCalls() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(calls_, {});
+}
+
+Simulation::Stream& Simulation::AddStream(std::string name) {
+  const std::lock_guard lock(mutex_);
+  return streams_.emplace_back(Stream{std::move(name), {}});
+}
+
+bool Simulation::RunOne(Stream& stream) {
+  if (stream.queue.empty() || !stream.queue.front()()) return false;
+  stream.queue.pop_front();
+  return true;
+}
+
+bool Simulation::Run() {
+  const std::lock_guard lock(mutex_);
+  bool moved = true;
+  while (moved) {
+    moved = false;
+    for (Stream& stream : streams_) {
+      while (RunOne(stream)) moved = true;
+    }
+  }
+  return std::ranges::all_of(streams_, [](const Stream& stream) { return stream.queue.empty(); });
+}
+
+bool Simulation::IsIdle(const Stream& stream) {
+  Run();
+  const std::lock_guard lock(mutex_);
+  return stream.queue.empty();
+}
+
+void Simulation::Clear(Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  stream.queue.clear();
+}
+
+void Simulation::RunSome(std::mt19937& random, int count) {
+  const std::lock_guard lock(mutex_);
+  for (int i = 0; i < count; ++i) RunOne(streams_.at(random() % streams_.size()));
+}
+
+SimulatedDevice::SimulatedDevice(Simulation& simulation, std::string name,
+                                 std::vector<std::string> streams)
+    : Device({.vendor = "simulated",
+              .ordinal = 0,
+              .name = name,
+              .pci_bus_id = {},
+              .uuid = std::string(32, '0'),
+              .driver_version = 0,
+              .stream_values = true,
+              .dma_buf = false,
+              .gpu_direct_rdma = false}),
+      simulation_(simulation),
+      name_(std::move(name)),
+      stream_names_(std::move(streams)) {}
+
+void SimulatedDevice::Add(StreamHandle stream, std::string call,
+                          std::vector<Simulation::Work> work) {
+  simulation_.Add(StreamOf(stream), std::move(call), std::move(work));
+}
+
+void SimulatedDevice::DestroyStream(StreamHandle stream) noexcept {
+  simulation_.Clear(StreamOf(stream));
+}
+void SimulatedDevice::DestroyEvent(EventHandle event) noexcept { delete &EventOf(event); }
+void SimulatedDevice::Free(void* memory) noexcept { ::operator delete(memory, kAlignment); }
+void SimulatedDevice::FreePinned(void* host) noexcept { ::operator delete(host, kAlignment); }
+
+Stream SimulatedDevice::CreateStream(StreamPriority /*priority*/) {
+  Simulation::Stream& stream =
+      simulation_.AddStream(StrCat(name_, " ", stream_names_.at(num_streams_++)));
+  return {*this, reinterpret_cast<StreamHandle>(&stream)};
+}
+
+Event SimulatedDevice::CreateEvent() {
+  const auto event = std::make_shared<SimulatedEvent>();
+  event->name = StrCat("event ", num_events_++);
+  return {*this, reinterpret_cast<EventHandle>(new std::shared_ptr<SimulatedEvent>(event))};
+}
+
+DeviceMemory SimulatedDevice::Allocate(size_t num_bytes) {
+  return {*this, ::operator new(num_bytes, kAlignment)};
+}
+
+PinnedMemory SimulatedDevice::AllocatePinned(size_t num_bytes) {
+  void* const memory = ::operator new(num_bytes, kAlignment);
+  pinned_ = static_cast<const std::byte*>(memory);
+  return {*this, memory};
+}
+
+Registration SimulatedDevice::Register(std::span<std::byte> host) { return {*this, host.data()}; }
+
+void SimulatedDevice::Record(EventHandle event, StreamHandle stream) {
+  const auto shared = EventOf(event);
+  const uint64_t record = ++shared->recorded;
+  Add(stream, StrCat("record ", shared->name), {[=] {
+        shared->reached = std::max(shared->reached, record);
+        return true;
+      }});
+}
+
+void SimulatedDevice::WaitEvent(StreamHandle stream, EventHandle event) {
+  const auto shared = EventOf(event);
+  const uint64_t record = shared->recorded;
+  Add(stream, StrCat("wait ", shared->name), {[=] { return shared->reached >= record; }});
+}
+
+void SimulatedDevice::Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) {
+  Add(stream,
+      StrCat("copy ", simulation_.NameOf(to), " <- ", simulation_.NameOf(from), ", ", num_bytes),
+      {[=] {
+        if (num_bytes > 0) std::memmove(to, from, num_bytes);
+        return true;
+      }});
+}
+
+void SimulatedDevice::Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) {
+  Add(stream,
+      StrCat("fill ", simulation_.NameOf(to), " with ", std::to_integer<int>(value), ", ",
+             num_bytes),
+      {[=] {
+        if (num_bytes > 0) std::memset(to, std::to_integer<int>(value), num_bytes);
+        return true;
+      }});
+}
+
+void SimulatedDevice::WriteValue(StreamHandle stream, void* address, uint32_t value) {
+  Values(stream, {{{StreamValue::Kind::kWrite, address, value}}});
+}
+
+void SimulatedDevice::WaitValue(StreamHandle stream, void* address, uint32_t value) {
+  Values(stream, {{{StreamValue::Kind::kWait, address, value}}});
+}
+
+void SimulatedDevice::Values(StreamHandle stream, std::span<const StreamValue> values) {
+  std::string call;
+  std::vector<Simulation::Work> work;
+  for (const StreamValue& value : values) {
+    const bool is_wait = value.kind == StreamValue::Kind::kWait;
+    call += StrCat(call.empty() ? "" : "; ", is_wait ? "wait " : "write ",
+                   simulation_.NameOf(value.address), is_wait ? " >= " : " = ", value.value);
+    work.push_back(WorkOf(value));
+  }
+  Add(stream, std::move(call), std::move(work));
+}
+
+bool SimulatedDevice::IsIdle(StreamHandle stream) { return simulation_.IsIdle(StreamOf(stream)); }
+
+bool SimulatedDevice::IsDone(EventHandle event) {
+  return EventOf(event)->reached == EventOf(event)->recorded;
+}
+
+void SimulatedDevice::Synchronize(StreamHandle /*stream*/) { simulation_.Run(); }
+void SimulatedDevice::Synchronize(EventHandle /*event*/) { simulation_.Run(); }
+
+IpcHandleInfo SimulatedDevice::ExportIpc(void* /*address*/) { ThrowUnused("ExportIpc"); }
+IpcMemory SimulatedDevice::OpenIpc(const IpcHandleInfo& /*handle*/) { ThrowUnused("OpenIpc"); }
+Fd SimulatedDevice::ExportFd(const void* /*address*/) { ThrowUnused("ExportFd"); }
+MappedMemory SimulatedDevice::MapFd(const Fd& /*fd*/, size_t /*num_bytes*/) {
+  ThrowUnused("MapFd");
+}
+AddressRange SimulatedDevice::RangeOf(const void* /*address*/) { ThrowUnused("RangeOf"); }
+std::optional<int> SimulatedDevice::OrdinalOf(const void* /*address*/) { return 0; }
+DmaBuf SimulatedDevice::ExportDmaBuf(const void* /*address*/, size_t /*num_bytes*/) {
+  ThrowUnused("ExportDmaBuf");
+}
+
+}  // namespace jaxhet::testing

@@ -1,0 +1,118 @@
+#ifndef TESTS_CPP_SIMULATED_DEVICE_H_
+#define TESTS_CPP_SIMULATED_DEVICE_H_
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "xla_plugin/device/device.h"
+
+namespace jaxhet::testing {
+
+// Devices whose streams run only when the test says so. The simulation writes down every call that
+// puts work on a stream.
+class Simulation {
+ public:
+  // Work of a stream; false if it can't be done yet.
+  using Work = std::function<bool()>;
+  struct Stream {
+    std::string name;
+    std::deque<Work> queue;
+  };
+
+  // Calls show this name for the memory, with an index in `unit` bytes, or in bytes.
+  void Name(const void* memory, size_t num_bytes, std::string name, size_t unit = 1);
+  std::string NameOf(const void* memory) const;
+
+  void Add(Stream& stream, std::string call, std::vector<Work> work);
+  // The calls since the last time, as "0 send1: copy 0>1.slot[2] <- 0.x[4096], 100".
+  std::vector<std::string> TakeCalls();
+
+  Stream& AddStream(std::string name);
+  // Runs the streams until none can continue; true if no work is left.
+  bool Run();
+  bool IsIdle(const Stream& stream);
+  // Drops the work that is left.
+  void Clear(Stream& stream);
+  // Runs up to `count` pieces of work, of streams chosen at random.
+  void RunSome(std::mt19937& random, int count);
+
+ private:
+  struct Region {
+    size_t num_bytes;
+    size_t unit;
+    std::string name;
+  };
+
+  static bool RunOne(Stream& stream);
+
+  std::map<const std::byte*, Region> regions_;
+  std::mutex mutex_;  // guards the members below
+  std::vector<std::string> calls_;
+  std::deque<Stream> streams_;
+};
+
+// A device of the simulation. Streams have the names of `streams` in the order of their creation.
+class SimulatedDevice final : public Device {
+ public:
+  SimulatedDevice(Simulation& simulation, std::string name, std::vector<std::string> streams);
+
+  void DestroyStream(StreamHandle stream) noexcept override;
+  void DestroyEvent(EventHandle event) noexcept override;
+  void Free(void* memory) noexcept override;
+  void FreePinned(void* host) noexcept override;
+  void Unregister(void* /*host*/) noexcept override {}
+  void CloseIpc(void* /*memory*/) noexcept override {}
+  void Unmap(AddressRange /*memory*/) noexcept override {}
+
+  Stream CreateStream(StreamPriority priority) override;
+  Event CreateEvent() override;
+  Memory Allocate(size_t num_bytes) override;
+  PinnedMemory AllocatePinned(size_t num_bytes) override;
+  Registration Register(std::span<std::byte> host) override;
+  void* DeviceAddress(void* pinned_host) override { return pinned_host; }
+
+  void Record(EventHandle event, StreamHandle stream) override;
+  void WaitEvent(StreamHandle stream, EventHandle event) override;
+  void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override;
+  void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override;
+  void WriteValue(StreamHandle stream, void* address, uint32_t value) override;
+  void WaitValue(StreamHandle stream, void* address, uint32_t value) override;
+  void Values(StreamHandle stream, std::span<const StreamValue> values) override;
+
+  bool IsIdle(StreamHandle stream) override;
+  bool IsDone(EventHandle event) override;
+  void Synchronize(StreamHandle stream) override;
+  void Synchronize(EventHandle event) override;
+
+  IpcHandleInfo ExportIpc(void* address) override;
+  IpcMemory OpenIpc(const IpcHandleInfo& handle) override;
+  Fd ExportFd(const void* address) override;
+  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override;
+  AddressRange RangeOf(const void* address) override;
+  std::optional<int> OrdinalOf(const void* address) override;
+  DmaBuf ExportDmaBuf(const void* address, size_t num_bytes) override;
+
+  // The latest allocation of pinned memory.
+  const std::byte* pinned() const { return pinned_; }
+
+ private:
+  void Add(StreamHandle stream, std::string call, std::vector<Simulation::Work> work);
+
+  Simulation& simulation_;
+  std::string name_;
+  std::vector<std::string> stream_names_;
+  size_t num_streams_ = 0;
+  int num_events_ = 0;
+  const std::byte* pinned_ = nullptr;
+};
+
+}  // namespace jaxhet::testing
+
+#endif  // TESTS_CPP_SIMULATED_DEVICE_H_

@@ -1,0 +1,204 @@
+#include "tests/cpp/simulated_ranks.h"
+
+#include <algorithm>
+
+#include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/strings.h"
+
+namespace jaxhet::testing {
+namespace {
+
+constexpr size_t kOperandBytes = size_t{4} << 20;  // of each rank
+constexpr std::byte kUnset{0xEE};
+
+size_t NumMembers(const SimulatedExchange& exchange) {
+  return exchange.kind == ExchangeKind::kPermute ? 1 : static_cast<size_t>(exchange.group_size);
+}
+
+std::vector<std::byte> OperandOf(int rank, int64_t index, const SimulatedExchange& exchange) {
+  const size_t blocks = exchange.kind == ExchangeKind::kAllToAll ? NumMembers(exchange) : 1;
+  return Pattern(rank, 0, exchange.num_bytes * blocks, static_cast<size_t>(index) * 5);
+}
+
+// By the definition of each exchange (ExchangeRequest).
+std::vector<std::byte> ResultOf(int rank, int64_t index, const SimulatedExchange& exchange) {
+  std::vector<std::byte> result(exchange.num_bytes * NumMembers(exchange), kUnset);
+  if (exchange.kind == ExchangeKind::kPermute) {
+    std::ranges::fill(result, std::byte{0});
+    for (size_t i = 0; i < exchange.ranks.size(); i += 2) {
+      if (exchange.ranks[i + 1] != rank) continue;
+      result = OperandOf(static_cast<int>(exchange.ranks[i]), index, exchange);
+    }
+    return result;
+  }
+  const std::vector<int> group = GroupOf(exchange.ranks, exchange.group_size, rank);
+  const auto own = static_cast<size_t>(std::ranges::find(group, rank) - group.begin());
+  const bool is_gather = exchange.kind == ExchangeKind::kAllGather;
+  for (size_t i = 0; i < group.size(); ++i) {
+    if (i == own && exchange.skips_own && group.size() > 1) continue;
+    const std::vector<std::byte> operand = OperandOf(group[i], index, exchange);
+    const size_t begin = is_gather ? 0 : own * exchange.num_bytes;
+    std::copy_n(operand.begin() + static_cast<ptrdiff_t>(begin), exchange.num_bytes,
+                result.begin() + static_cast<ptrdiff_t>(i * exchange.num_bytes));
+  }
+  return result;
+}
+
+}  // namespace
+
+SimulatedExchange SwapOf(size_t num_bytes) {
+  SimulatedExchange exchange;
+  exchange.ranks = {0, 1, 1, 0};
+  exchange.num_bytes = num_bytes;
+  return exchange;
+}
+
+// Ends share the words, or each has words that nobody else writes.
+class SimulatedRanks::Channel final : public DeviceChannel {
+ public:
+  Channel(const SimulatedOptions& options, ChannelWords& words, std::byte* slots,
+          std::span<std::byte> operands)
+      : is_shared_(options.is_shared), operands_(operands) {
+    SetWords(reinterpret_cast<std::byte*>(&words), &words);
+    SetSlots(slots, options.slot_bytes);
+  }
+
+  bool is_shared() const override { return is_shared_; }
+  std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const override {
+    const AddressRange range{.base = operands_.data(), .num_bytes = operands_.size()};
+    return range.OffsetOf(operand);
+  }
+  const std::byte* At(uint64_t place, size_t num_bytes) const override {
+    return operands_.subspan(place, num_bytes).data();
+  }
+
+ private:
+  bool is_shared_;
+  std::span<std::byte> operands_;  // the source's
+};
+
+SimulatedRanks::SimulatedRanks(const SimulatedOptions& options) : options_(options) {
+  for (int rank = 0; rank < options.num_ranks; ++rank) AddRank(rank);
+  for (int source = 0; source < options.num_ranks; ++source) {
+    for (int target = 0; target < options.num_ranks; ++target) {
+      if (source != target) AddChannel(source, target);
+    }
+  }
+}
+
+// Ranks end before the memory that their channels are in.
+SimulatedRanks::~SimulatedRanks() {
+  for (Node& node : nodes_) {
+    node.programs.clear();
+    node.rank.reset();
+  }
+}
+
+void SimulatedRanks::AddRank(int rank) {
+  auto owned = std::make_unique<SimulatedDevice>(
+      simulation_, StrCat(rank),
+      std::vector<std::string>{"rescue", "send0", "send1", "receive0", "receive1", "program",
+                               "other"});
+  SimulatedDevice& device = *owned;
+  Node& node = nodes_.emplace_back();
+  node.rank = std::make_unique<DeviceRank>(rank, std::move(owned), options_.eager_bytes);
+  node.operands.resize(kOperandBytes);
+  for (int i = 0; i < 2; ++i) {
+    node.programs.push_back(device.CreateStream(StreamPriority::kNormal));
+  }
+  const std::byte* word = device.pinned();
+  for (const char* const name : {"go_on", "reached", "sent[0]", "sent[1]", "sent[program]",
+                                 "received[0]", "received[1]", "received[program]"}) {
+    simulation_.Name(word, sizeof(DeviceWord), StrCat(rank, ".", name), sizeof(DeviceWord));
+    word += sizeof(DeviceWord);
+  }
+}
+
+void SimulatedRanks::AddChannel(int source, int target) {
+  const std::string name = StrCat(source, ">", target, ".");
+  ChannelWords& words = *words_.emplace_back(std::make_unique<ChannelWords>());
+  words.abort_flag.value = kOpen;
+  if (options_.is_zero_copy) words.pull_bytes = options_.eager_bytes + 1;
+  auto& slots = slots_.emplace_back(kChannelSlots * options_.slot_bytes);
+  simulation_.Name(slots.data(), slots.size(), name + "slot", options_.slot_bytes);
+  simulation_.Name(&words.tail, sizeof words.tail, name + "tail", sizeof(DeviceWord));
+  simulation_.Name(&words.head, sizeof words.head, name + "head", sizeof(DeviceWord));
+  simulation_.Name(&words.ready, sizeof words.ready, name + "ready", sizeof(DeviceWord));
+  simulation_.Name(&words.taken, sizeof words.taken, name + "taken", sizeof(DeviceWord));
+  simulation_.Name(&words.abort_flag, sizeof(DeviceWord), name + "abort", sizeof(DeviceWord));
+  Node& from = nodes_.at(static_cast<size_t>(source));
+  const auto end = [&] {
+    auto channel = std::make_unique<RankChannel>();
+    channel->end = std::make_unique<Channel>(options_, words, slots.data(), from.operands);
+    channel->transport = "simulated";
+    return channel;
+  };
+  rank(source).channels().AddOutgoing(target, end());
+  rank(target).channels().AddIncoming(source, end());
+}
+
+std::span<std::byte> SimulatedRanks::Take(Node& node, Side& side, size_t num_bytes) const {
+  if (side.exchange.is_elsewhere) {
+    side.elsewhere.resize(num_bytes);
+    return side.elsewhere;
+  }
+  if (node.used + num_bytes > node.operands.size()) node.used = 0;
+  const auto taken = std::span(node.operands).subspan(node.used, num_bytes);
+  node.used += num_bytes;
+  return taken;
+}
+
+StreamHandle SimulatedRanks::StreamOf(int rank, Program program) const {
+  return nodes_.at(static_cast<size_t>(rank)).programs.at(program == Program::kFirst ? 0 : 1).get();
+}
+
+void SimulatedRanks::Start(int rank, int64_t index, const SimulatedExchange& exchange,
+                           Program program) {
+  Node& node = nodes_.at(static_cast<size_t>(rank));
+  Side& side =
+      node.sides[index] = {.exchange = exchange, .elsewhere = {}, .operand = {}, .result = {}};
+  const std::vector<std::byte> operand = OperandOf(rank, index, exchange);
+  side.operand = Take(node, side, operand.size());
+  std::ranges::copy(operand, side.operand.begin());
+  side.result.assign(exchange.num_bytes * NumMembers(exchange), kUnset);
+  simulation_.Name(side.operand.data(), side.operand.size(), StrCat(rank, ".x", index));
+  simulation_.Name(side.result.data(), side.result.size(), StrCat(rank, ".y", index));
+  DeviceRequest request;
+  request.stream = StreamOf(rank, program);
+  request.kind = exchange.kind;
+  request.plan = kPlan;
+  request.index = index;
+  request.ranks = side.exchange.ranks;
+  request.group_size = exchange.group_size;
+  request.skips_own = exchange.skips_own;
+  request.part_bytes = static_cast<int64_t>(exchange.part_bytes);
+  request.operand = side.operand;
+  request.result = side.result;
+  request.poison = kSimulatedPoison;
+  if (nodes_[static_cast<size_t>(rank)].rank->Start(request)) {
+    Throw(ErrorCode::kPlanMismatch, "rank ", rank, " has started another exchange than its peer");
+  }
+}
+
+void SimulatedRanks::Done(int rank, int64_t index, Program program) {
+  this->rank(rank).Done(StreamOf(rank, program), kPlan, index);
+}
+
+std::string SimulatedRanks::Calls() {
+  std::string text;
+  for (const std::string& call : simulation_.TakeCalls()) text += call + "\n";
+  return text;
+}
+
+bool SimulatedRanks::IsRight(int rank, int64_t index) const {
+  const Side& side = nodes_.at(static_cast<size_t>(rank)).sides.at(index);
+  return AreEqual(side.result, ResultOf(rank, index, side.exchange));
+}
+
+bool SimulatedRanks::IsFilledWith(int rank, int64_t index, std::byte value) const {
+  const Side& side = nodes_.at(static_cast<size_t>(rank)).sides.at(index);
+  return std::ranges::all_of(side.result, [&](std::byte byte) { return byte == value; });
+}
+
+}  // namespace jaxhet::testing

@@ -1,0 +1,98 @@
+#ifndef TESTS_CPP_SIMULATED_RANKS_H_
+#define TESTS_CPP_SIMULATED_RANKS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/simulated_device.h"
+#include "xla_plugin/engine/device_rank.h"
+
+namespace jaxhet::testing {
+
+struct SimulatedOptions {
+  int num_ranks = 2;
+  bool is_shared = true;      // both ends of a channel see the same words and slots
+  bool is_zero_copy = false;  // operands longer than eager_bytes can be read by targets
+  size_t slot_bytes = 1'000;
+  size_t eager_bytes = 100;
+};
+
+// All ranks' description of an exchange; see DeviceRequest.
+struct SimulatedExchange {
+  ExchangeKind kind = ExchangeKind::kPermute;
+  std::vector<int64_t> ranks;
+  size_t num_bytes = 0;  // operand's size; of an all-to-all: size of each member's block
+  int64_t group_size = 0;
+  bool skips_own = false;
+  size_t part_bytes = 0;
+  bool is_elsewhere = false;  // operands are in memory that targets can't read
+};
+
+inline constexpr std::byte kSimulatedPoison{0xFF};
+
+// A swap of ranks 0 and 1.
+SimulatedExchange SwapOf(size_t num_bytes);
+
+// Ranks on simulated devices, with a channel between any two.
+class SimulatedRanks {
+ public:
+  // Streams of programs: of the first one, and of another.
+  enum class Program { kFirst, kOther };
+
+  explicit SimulatedRanks(const SimulatedOptions& options);
+  ~SimulatedRanks();
+  SimulatedRanks(const SimulatedRanks&) = delete;
+  SimulatedRanks& operator=(const SimulatedRanks&) = delete;
+
+  DeviceRank& rank(int rank) { return *nodes_.at(static_cast<size_t>(rank)).rank; }
+  // By this rank. Each exchange has an index of its own.
+  void Start(int rank, int64_t index, const SimulatedExchange& exchange,
+             Program program = Program::kFirst);
+  void Done(int rank, int64_t index, Program program = Program::kFirst);
+  // Runs all streams until none can continue; true if no work is left.
+  bool Run() { return simulation_.Run(); }
+  void RunSome(std::mt19937& random, int count) { simulation_.RunSome(random, count); }
+  // The driver calls since the last time, one a line.
+  std::string Calls();
+  // Whether the result has each byte that it should have.
+  bool IsRight(int rank, int64_t index) const;
+  bool IsFilledWith(int rank, int64_t index, std::byte value) const;
+
+ private:
+  class Channel;
+  struct Side {
+    SimulatedExchange exchange;
+    std::vector<std::byte> elsewhere;
+    std::span<std::byte> operand;
+    std::vector<std::byte> result;
+  };
+  struct Node {
+    std::unique_ptr<DeviceRank> rank;
+    std::vector<std::byte> operands;  // memory that targets can read
+    size_t used = 0;
+    std::map<int64_t, Side> sides;
+    std::vector<Stream> programs;
+  };
+
+  void AddRank(int rank);
+  void AddChannel(int source, int target);
+  std::span<std::byte> Take(Node& node, Side& side, size_t num_bytes) const;
+  StreamHandle StreamOf(int rank, Program program) const;
+
+  SimulatedOptions options_;
+  Simulation simulation_;
+  std::deque<std::vector<std::byte>> slots_;
+  std::deque<std::unique_ptr<ChannelWords>> words_;
+  std::deque<Node> nodes_;
+};
+
+}  // namespace jaxhet::testing
+
+#endif  // TESTS_CPP_SIMULATED_RANKS_H_

@@ -1,0 +1,68 @@
+#ifndef XLA_PLUGIN_ENGINE_TRANSFER_RUNNER_H_
+#define XLA_PLUGIN_ENGINE_TRANSFER_RUNNER_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "xla_plugin/device/device.h"
+#include "xla_plugin/device/stream_work.h"
+#include "xla_plugin/engine/in_flight.h"
+#include "xla_plugin/engine/rank_channels.h"
+#include "xla_plugin/engine/stream_progress.h"
+
+namespace jaxhet {
+
+// Puts the copies of planned transfers on streams, and the words around them. It decides nothing:
+// a transfer's routes and marks say which streams do what.
+//
+// The send streams wait for the operand and for emptied slots. The receive streams wait for filled
+// slots. Chunks alternate between the streams, so the work of a stream between two copies costs no
+// time.
+class TransferRunner {
+ public:
+  TransferRunner(Device& device, const StreamProgress& sent, const StreamProgress& received);
+
+  // An event at this point of the stream.
+  Event Record(StreamHandle stream);
+  // The event is waited for by all that need it; null is ignored.
+  void Recycle(Event event);
+
+  // Tells the target, or the NIC, that it can read the operand. Flushing is left to the caller.
+  void OfferOperand(const InFlight& transfer, RankChannel& channel, StreamWork& program);
+  // Through slots, after `ready` or on the program's stream, which is left to the caller to flush.
+  void Send(const InFlight& transfer, RankChannel& channel, StreamWork* program, EventHandle ready);
+  void Receive(const InFlight& transfer, RankChannel& channel, StreamWork* program,
+               EventHandle ready);
+  // Reads the source's operand.
+  void Get(const InFlight& transfer, RankChannel& channel, EventHandle ready);
+  void CopyOwn(const InFlight& transfer, EventHandle ready);
+  // Waits until the target has read the operand: by the program's stream or, if that is not the
+  // first program's, by one of ours.
+  void AwaitTaken(const InFlight& transfer, const RankChannel& channel, StreamWork& program);
+
+  bool IsIdle();
+  // Ends the streams, without waiting for them.
+  void DropStreams();
+
+  uint64_t gotten_bytes() const { return gotten_bytes_; }
+  uint64_t offered_bytes() const { return offered_bytes_; }
+
+ private:
+  class Works;
+  using Streams = std::array<Stream, kStreams>;
+
+  Device& device_;
+  const StreamProgress& sent_;
+  const StreamProgress& received_;
+  Streams send_streams_;
+  Streams receive_streams_;
+  std::vector<Event> events_;  // events that nothing uses
+  std::atomic<uint64_t> gotten_bytes_ = 0;
+  std::atomic<uint64_t> offered_bytes_ = 0;  // read by a target, or sent from there by a NIC
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_TRANSFER_RUNNER_H_
