@@ -144,7 +144,7 @@ def test_process_without_time_for_a_handshake_is_asked_again(
         late = threading.Timer(0.3, ours.assign, (0, JOB))
         late.start()
         peers, done = [_info(ours.address)], lambda: None
-        with pytest.raises(TransportError, match=r"process 0 .* is too late: .*job secret"):
+        with pytest.raises(TransportError, match=r"process 0 .* refused the connection: .*secret"):
             bootstrap.connect_peers(theirs, peers, 1, 5.0, done)
         links = bootstrap.connect_peers(theirs, peers, 1, 5.0, done, is_patient=True)
         late.join()
