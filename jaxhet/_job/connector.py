@@ -176,7 +176,9 @@ class Connector:
             raise pair.error
 
     def _came(self, process: int) -> None:
-        if self._opener.has_come(self._members[process]):
+        if self._is_closing:
+            self._listener.drop(process)
+        elif self._opener.has_come(self._members[process]):
             self._connect(process)
 
     def _connect(self, process: int) -> None:
@@ -188,10 +190,12 @@ class Connector:
             pair.is_claimed = True
         try:
             self._open(process)
-        except JaxhetError as error:
-            pair.error = error
+        except Exception as error:  # whatever it was, whoever waits must hear of it
+            info = self._members[process]
+            other = TransportError(f"no connection to {info}: {error!r}")
+            pair.error = error if isinstance(error, JaxhetError) else other
             if not self._is_closing:
-                self._fail(error)
+                self._fail(pair.error)
         finally:
             pair.done.set()
 

@@ -127,6 +127,12 @@ class Listener:
         with self._arrived:
             return {channel for source, channel in self._links if source == process}
 
+    def drop(self, process: int) -> None:
+        """Closes a peer's connections that nobody has taken."""
+        with self._arrived:
+            for key in [key for key in self._links if key[0] == process]:
+                self._links.pop(key).socket.close()
+
     def introduce(
         self,
         sock: socket.socket,

@@ -160,6 +160,21 @@ def test_process_without_time_for_a_handshake_is_asked_again(
             link.socket.close()
 
 
+def test_connections_that_nobody_takes_can_be_dropped() -> None:
+    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
+        came: list[int] = []
+        ours.announce_to(came.append)
+        links = bootstrap.connect_peers(theirs, [_info(ours.address)], 1, 5.0, lambda: None)
+        wait_until(lambda: ours.channels_of(1) == {0, 1}, 5)
+        wait_until(lambda: came == [1, 1], 5)  # once for each
+        ours.drop(1)
+        for link in (links[0].control, *links[0].data):
+            link.socket.settimeout(5)
+            assert link.socket.recv(1) == b""
+            link.socket.close()
+        assert not ours.channels_of(1)
+
+
 class _Ends:
     """Two processes of a job in this one, and their sockets to each other.
 
