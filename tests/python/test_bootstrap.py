@@ -324,6 +324,34 @@ def test_socket_that_a_peer_opens_again_replaces_the_first_that_it_left() -> Non
             taken.socket.close()
 
 
+def test_attempt_that_has_ended_replaces_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread may be slower; acknowledgements of the later one may be on their way."""
+    monkeypatch.setattr(_listener_module, "_is_given_up", lambda *_: True)
+    with (
+        contextlib.closing(_listener(0)) as ours,
+        contextlib.closing(_listener(1)) as theirs,
+        socket.create_connection(split_address(ours.address)) as sock,
+    ):
+        link = theirs.introduce(sock, _info(ours.address), 1, ours.address)
+        wait_until(lambda: (1, 1) in ours._links, 5)
+        ended, other = socket.socketpair()
+        other.close()
+        ours._keep(ended, ((1, 1), link.keys))
+        assert ended.fileno() == -1
+        taken = _take(ours)
+        assert taken.keys.send == link.keys.receive
+        taken.socket.close()
+
+
+def test_connection_that_has_ended_says_nothing() -> None:
+    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
+        with socket.create_connection(split_address(ours.address)) as sock:
+            theirs.introduce(sock, _info(ours.address), 0, ours.address)
+        wait_until(lambda: (1, 0) in ours._links, 5)
+        with pytest.raises(TransportError, match="process 1 did not connect"):
+            ours.take({(1, 0)}, time.monotonic() + 0.1, lambda: None, have_spoken=True)
+
+
 def _take(listener: Listener) -> Link:
     return listener.take({(1, 1)}, time.monotonic() + 5, lambda: None)[1, 1]
 
