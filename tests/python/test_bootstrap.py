@@ -162,11 +162,11 @@ def test_process_without_time_for_a_handshake_is_asked_again(
 
 def test_connections_that_nobody_takes_can_be_dropped() -> None:
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
-        came: list[int] = []
-        ours.announce_to(came.append)
+        announced: list[int] = []
+        ours.announce_to(announced.append)
         links = bootstrap.connect_peers(theirs, [_info(ours.address)], 1, 5.0, lambda: None)
         wait_until(lambda: ours.channels_of(1) == {0, 1}, 5)
-        wait_until(lambda: came == [1, 1], 5)  # once for each
+        wait_until(lambda: announced == [1, 1], 5)  # once for each
         ours.drop(1)
         for link in (links[0].control, *links[0].data):
             link.socket.settimeout(5)
@@ -325,7 +325,7 @@ def test_socket_that_a_peer_opens_again_replaces_the_first_that_it_left() -> Non
 
 
 def test_attempt_that_has_ended_replaces_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread may be slower; acknowledgements of the later one may be on their way."""
+    """The thread of an attempt may be slow, and the later one not acknowledged yet."""
     monkeypatch.setattr(_listener_module, "_is_given_up", lambda *_: True)
     with (
         contextlib.closing(_listener(0)) as ours,
@@ -347,7 +347,7 @@ def test_connection_that_has_ended_says_nothing() -> None:
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
         with socket.create_connection(split_address(ours.address)) as sock:
             theirs.introduce(sock, _info(ours.address), 0, ours.address)
-        wait_until(lambda: (1, 0) in ours._links, 5)
+            wait_until(lambda: (1, 0) in ours._links, 5)
         with pytest.raises(TransportError, match="process 1 did not connect"):
             ours.take({(1, 0)}, time.monotonic() + 0.1, lambda: None, have_spoken=True)
 
