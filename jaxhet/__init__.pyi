@@ -1,5 +1,6 @@
 """The public names and where they are from; `__init__.py` reads this file."""
 
+from jaxhet._compilation import BridgeOptions as BridgeOptions
 from jaxhet._errors import DeadlineError as DeadlineError
 from jaxhet._errors import DeviceError as DeviceError
 from jaxhet._errors import JaxhetError as JaxhetError
@@ -29,7 +30,6 @@ from jaxhet._replicas import check_replicas as check_replicas
 from jaxhet._replicas import sync_replicas as sync_replicas
 from jaxhet._replicas import unlike_islands as unlike_islands
 from jaxhet._saving import saving as saving
-from jaxhet._session import BridgeOptions as BridgeOptions
 from jaxhet._session import islands as islands
 from jaxhet._session import launch_from_this_thread as launch_from_this_thread
 from jaxhet._session import stats as stats

@@ -265,7 +265,7 @@ def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.S
                 tuned = _prepare_gpus(config.process_id)
             engine, connector = _start_engine(config, listener, membership)
         session = _start_jax(config, membership, engine, listener)
-        session.connector = connector
+        session.compilation.connector = connector
         session.settings_differences = tuple(differences)
         if tuned is not None:
             _share_tuning(session, membership, tuned)
@@ -300,14 +300,14 @@ def _share_tuning(session: _session.Session, membership: Membership, folder: pat
         return info.platform, kinds.get(info.process), info.versions, info.settings
 
     mine = tuning_class(membership.members[session.process])
-    session.tuning = tuning.Tuning(
+    session.compilation.tuning = tuning.Tuning(
         folder,
         [info.process for info in membership.members if tuning_class(info) == mine],
         session.process,
         membership.tell_tuned,
         session.config.tuning_timeout_s,
     )
-    membership.listen_tuned(session.tuning.hear)
+    membership.listen_tuned(session.compilation.tuning.hear)
 
 
 def make_process_info(
@@ -475,17 +475,15 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     """Lets XLA know the engine and the passes. Last of all: XLA forgets nothing."""
     platform = session.island.platform
     _ffi.register_handlers(platform)
-    attribute = compiler.PROGRAM_ATTRIBUTE
-    programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, session.describe, attribute)
-    programs.guard_launches(
-        attribute, session.is_bridged, session.check_launch, session.accept_deserialized
-    )
-    session.own_launches()
-    compat.register_passes(session.decompose, session.bridge, platform)
+    attribute, own = compiler.PROGRAM_ATTRIBUTE, session.compilation
+    programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, own.describe, attribute)
+    programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
+    own.own_launches()
+    compat.register_passes(own.decompose, own.bridge, platform)
     counts = collections.Counter(d.process_index for d in devices)
     if len(set(counts.values())) > 1:
         compat.allow_unequal_processes()
-    compat.guard_compilation_cache(session.cache_salt, session.accept_cached, session.writes_cache)
+    compat.guard_compilation_cache(own.cache_salt, own.accept_cached, own.writes_cache)
 
 
 def _open_devices(

@@ -39,6 +39,11 @@ class Member:
     host: str
 
 
+def of_process(islands: Sequence[Island], process: int) -> Island:
+    """The island of a process. Pure."""
+    return next(island for island in islands if process in island.processes)
+
+
 def names(members: Sequence[Member]) -> list[str]:
     """The islands' names, by their first process: the position is the island's `index`. Pure."""
     return list(dict.fromkeys(m.island for m in sorted(members, key=lambda m: m.process)))

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxhet import _session
+from jaxhet import _compilation, _session
+from jaxhet._compilation import BridgeOptions
 from jaxhet._errors import UsageError
-from jaxhet._session import BridgeOptions
 
 
 def jit(
@@ -56,6 +56,9 @@ def block_until_ready(tree: Any) -> Any:
 
     Raises:
       JaxhetError: The job has failed; its subclass is that of the first failure.
+
+    Examples:
+      >>> value = jaxhet.block_until_ready(x + 1)
     """
     try:
         ready = jax.block_until_ready(tree)
@@ -106,7 +109,7 @@ class _Stage:
 
     def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            with _session.bridge_options(self._options):
+            with _compilation.bridge_options(self._options):
                 return function(*args, **kwargs)
         except (RuntimeError, ValueError) as error:  # JAX has both, by the kind of program
             _raise_ours(error)

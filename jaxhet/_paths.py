@@ -47,10 +47,11 @@ def paths() -> tuple[PeerPath, ...]:
     session = _session.required()
     if session.engine is None:
         return ()
+    connector = session.compilation.connector
     found = []
     for process in sorted(p for island in session.islands for p in island.processes):
         if process != session.process:
-            is_there = session.connector is None or session.connector.has(process)
+            is_there = connector is None or connector.has(process)
             transport, refused = session.engine.path_to(process) if is_there else ("", [])
             found.append(PeerPath(process, transport, tuple(Refusal(*pair) for pair in refused)))
     return tuple(found)

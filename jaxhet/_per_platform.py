@@ -41,9 +41,6 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
     results must have the same shapes and dtypes; islands compare them. Values may differ as far as
     the arithmetic of two vendors does.
 
-        attend = jaxhet.per_platform(attention, cuda=flash_attention)
-        y = attend(q, k, v)
-
     All islands must pass the same functions under the same names, even those of other platforms:
     their source, and the values that they hold, are part of the program. A function that needs a
     library of one vendor imports it when it is called.
@@ -58,8 +55,20 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
       **functions: by platform (`cpu`, `cuda`, `rocm`) or by name of an island, which has priority.
 
     Returns:
-      A function of the same arguments; its call raises UsageError if no function is given for this
-      process's platform.
+      A function of the same arguments.
+
+    Raises:
+      UsageError: no function is given at all; or, in a call of the result, none for this process's
+        platform.
+
+    Examples:
+      >>> def attend(q, k, v):
+      ...     return jax.nn.dot_product_attention(q, k, v)
+      >>> def attend_with_cudnn(q, k, v):
+      ...     return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
+      >>> attend_anywhere = jaxhet.per_platform(attend, cuda=attend_with_cudnn)
+      >>> q = jax.numpy.ones((1, 8, 2, 4))
+      >>> y = jax.jit(attend_anywhere)(q, q, q)
     """
     if default is None and not functions:
         raise UsageError("jaxhet.per_platform needs a function, for example cuda=f, rocm=g")

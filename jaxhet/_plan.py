@@ -242,23 +242,22 @@ def of_module(module: bytes) -> PlanReport:
         return PlanReport(())
     products, times = overlap.products(parsed), overlap.times(parsed)
     exchanges = []
-    for entry in plan.exchanges:
-        parts = entry.parts
+    for spec in plan.exchanges:
         exchanges.append(
             PlannedExchange(
-                index=entry.index,
-                collective=parts.collective,
-                kind=parts.kind,
-                algorithm=parts.algorithm,
-                why=entry.note or (_CHOSEN if parts.algorithm == "flat" else ""),
-                shapes=parts.shapes,
-                groups=parts.groups,
-                num_bytes=entry.num_bytes,
-                num_collectives=entry.num_collectives,
-                times=times[entry.index],
-                products=products.get(entry.index),
-                place=parts.place,
-                source=entry.source,
+                index=spec.index,
+                collective=spec.collective,
+                kind=spec.kind,
+                algorithm=spec.algorithm,
+                why=spec.note or (_CHOSEN if spec.algorithm == "flat" else ""),
+                shapes=spec.shapes,
+                groups=spec.groups,
+                num_bytes=spec.num_bytes,
+                num_collectives=spec.num_collectives,
+                times=times[spec.index],
+                products=products.get(spec.index),
+                place=spec.place,
+                source=spec.source,
             )
         )
     return PlanReport(tuple(exchanges))

@@ -93,6 +93,11 @@ def check_replicas(
     Raises:
       ReplicaError: Replicas differ, and `on_difference` is "raise".
       UsageError: An array has a sharding other than `NamedSharding`, or an option is not known.
+
+    Examples:
+      >>> state = {"weights": x}
+      >>> report = jaxhet.check_replicas(state, on_difference="warn")
+      >>> print(report.num_compared, report.differences)
     """
     if on_difference not in ("raise", "warn", "sync"):
         raise UsageError(f"on_difference={on_difference!r} is not one of raise, warn, sync")
@@ -155,6 +160,9 @@ def sync_replicas(tree: Any) -> Any:
 
     Raises:
       UsageError: An array has a sharding other than `NamedSharding`.
+
+    Examples:
+      >>> state = jaxhet.sync_replicas(state)
     """
     return check_replicas(tree, on_difference="sync").tree
 
@@ -361,6 +369,10 @@ def unlike_islands() -> tuple[str, ...]:
 
     Raises:
       UsageError: `jaxhet.initialize` was not called.
+
+    Examples:
+      >>> for difference in jaxhet.unlike_islands():
+      ...     print(difference)
     """
     session = _session.required()
     if session.unlike is None:

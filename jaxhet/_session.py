@@ -1,86 +1,36 @@
 """The session: everything that lives between `initialize` and `shutdown`."""
 
 import contextlib
-import contextvars
-import dataclasses
 import faulthandler
 import functools
-import hashlib
-import importlib.metadata
-import itertools
 import os
-import pathlib
 import re
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any
 
-from jaxhet import _errors, _ffi, compiler
+from jaxhet import _errors, _ffi, _islands
+from jaxhet._compilation import Compilation
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
-from jaxhet._gpu.tuning import Tuning
 from jaxhet._islands import Island
-from jaxhet._jax import compat, programs
-from jaxhet._job.connector import Connector
+from jaxhet._jax import compat
 from jaxhet._job.membership import Membership
 from jaxhet._log import LOGGER
 from jaxhet._saves import Saves
 from jaxhet._telemetry.events import Events
 from jaxhet._telemetry.metrics import Metrics
 from jaxhet._telemetry.trace import Trace
-from jaxhet._traced import jaxprs
-from jaxhet.compiler import exchange
+from jaxhet.compiler import carrier
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
 _EXIT_GRACE_S = 5.0
-_CALLS = (exchange.EXCHANGE_TARGET, *exchange.DEVICE_TARGETS)
+_CALLS = (carrier.EXCHANGE_TARGET, *carrier.DEVICE_TARGETS)
 _MOST_LISTING_BYTES = 256 * 1024  # largest listing that peers get for their errors
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
-
-
-@dataclasses.dataclass(frozen=True)
-class BridgeOptions:
-    """Options of one function's exchanges.
-
-    Attributes:
-      deadline_s: longest wait of an exchange for a peer, in seconds; None: the job's `deadline_s`.
-    """
-
-    deadline_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.deadline_s is not None and self.deadline_s <= 0:
-            raise UsageError(f"bridge deadline_s={self.deadline_s!r} must be above 0 seconds")
-
-
-_DEFAULT_OPTIONS = BridgeOptions()
-_bridge_options: contextvars.ContextVar[BridgeOptions] = contextvars.ContextVar(
-    "jaxhet_bridge_options", default=_DEFAULT_OPTIONS
-)
-
-
-@contextlib.contextmanager
-def bridge_options(options: BridgeOptions) -> Iterator[None]:
-    """Compiles what is compiled inside with `options`."""
-    token = _bridge_options.set(options)
-    try:
-        yield
-    finally:
-        _bridge_options.reset(token)
-
-
-def compiler_options(config: Config) -> compiler.Options:
-    """The options of the passes."""
-    return compiler.Options(
-        algorithm=config.algorithm,
-        two_shot_bytes=config.two_shot_bytes,
-        bucket_bytes=config.bucket_bytes,
-        pipeline_iterations=config.pipeline_iterations,
-    )
 
 
 class Session:
@@ -103,10 +53,7 @@ class Session:
         self.islands = islands
         self.engine = engine
         self.is_pretended = is_pretended
-        self.connector: Connector | None = None  # unless all processes are connected
-        self.plans: dict[int, compiler.Plan] = {}
-        self.programs: dict[str, jaxprs.Program] = {}  # by digest
-        self.tuning: Tuning | None = None
+        self.compilation = Compilation(config, process, islands, engine, self._is_over)
         self.settings_differences: tuple[str, ...] = ()  # between islands, a line for each
         self.unlike: tuple[str, ...] | None = None  # result of `unlike_islands`
         self.replicas_checked = 0  # arrays whose replicas were compared
@@ -114,15 +61,11 @@ class Session:
         self.metrics: Metrics | None = None
         self.trace: Trace | None = None
         self.saves = Saves()
-        self._bridged: set[str] = set()  # digests of programs with exchanges
-        self._launcher: threading.Thread | None = None
-        self._launchers = itertools.count(1)
         self._membership = membership
         self._pid = os.getpid()
         self._acknowledged = threading.Event()
         self._closed = threading.Event()
         self._has_left = False  # all connections are closed
-        self._dump_number = itertools.count()
         self._watcher = threading.Thread(target=self._watch, name="jaxhet-watch", daemon=True)
         if engine is not None:
             self._watcher.start()
@@ -130,7 +73,7 @@ class Session:
     @functools.cached_property
     def island(self) -> Island:
         """This process's own."""
-        return next(island for island in self.islands if self.process in island.processes)
+        return _islands.of_process(self.islands, self.process)
 
     @functools.cached_property
     def events(self) -> Events:
@@ -149,196 +92,11 @@ class Session:
         assert self._membership is not None
         return self._membership.job
 
-    # --- compiler hooks ---
-
-    def describe(self, *program: Any) -> str:
-        """The digest of a program that JAX lowers; its words are kept."""
-        described = jaxprs.describe(*program)
-        self.programs[described.digest] = described
-        return described.digest
-
-    def decompose(self, module: bytes) -> bytes | None:
-        """The PRE hook."""
-        if self.tuning is not None and (program := compiler.program_of(module)):
-            self.tuning.before(program, lambda: self._is_over)
-        with _named_errors():
-            changed = compiler.decompose(module, self._job, self._options())
-        if changed is not None:
-            self._dump(module, "before")
-        return changed
-
-    def bridge(self, module: bytes) -> bytes | None:
-        """The POST hook: makes the plan known before the program can start."""
-        if self.tuning is not None and (program := compiler.program_of(module)):
-            self.tuning.after(program)
-        with _named_errors():
-            result = compiler.bridge(module, self._job, self._options())
-        if result is None:
-            return None
-        changed, plan = result
-        assert self.engine is not None
-        if self.connector is not None:
-            with _named_errors():
-                self.connector.need(self._peers_in(plan))
-        program = self.programs.get(plan.program)
-        listing = program.listing(_MOST_LISTING_BYTES) if program else ""
-        self.engine.register_plan(plan.fingerprint, plan.text, listing)
-        self.plans[plan.fingerprint] = plan
-        self._bridged.add(plan.program)
-        self._dump(changed, "after", plan)
-        return changed
-
-    def _peers_in(self, plan: compiler.Plan) -> set[int]:
-        """The other processes with which this one exchanges in a program."""
-        process_of = {
-            rank: device.process_index
-            for island in self.islands
-            for rank, device in zip(island.ranks, island.devices, strict=True)
-        }
-        mine = {rank for rank, process in process_of.items() if process == self.process}
-        groups = {group for entry in plan.exchanges for group in entry.parts.groups}
-        met = (group for group in groups if not mine.isdisjoint(group))
-        return {process_of[rank] for group in met for rank in group} - {self.process}
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether the job has failed."""
-        return self.error() is not None or self._closed.is_set()
-
-    # --- launches ---
-
-    def is_bridged(self, program: str) -> bool:
-        """Whether a program exchanges over islands, by its digest."""
-        return program in self._bridged
-
-    def own_launches(self) -> None:
-        """Makes the calling thread the one that launches programs with exchanges."""
-        self._launcher = threading.current_thread()
-        programs.own_launches(next(self._launchers))
-
-    def check_launch(self, name: str) -> None:
-        """Checks that this thread launches programs with exchanges.
-
-        Raises:
-          UsageError: Another thread does.
-        """
-        thread, launcher = threading.current_thread(), self._launcher
-        if thread is not launcher and launcher is not None:
-            raise UsageError(
-                f"{name} exchanges data over islands and was called by thread {thread.name!r};"
-                f" in this process {launcher.name!r} calls such programs. Two threads may call them"
-                " in another order than on another island, and data would be swapped. Call them"
-                " all from one thread; jaxhet.launch_from_this_thread() makes it this one, and has"
-                " to be called at the same point of the program in all processes"
-            )
-
-    # --- persistent compilation cache ---
-
-    def cache_salt(self, device_ids: tuple[int, ...]) -> str:
-        """The facts, unknown to JAX, that a program compiled now depends on."""
-        island = self.island
-        if {device.id for device in island.devices}.issuperset(device_ids):
-            return repr((self._versions, self._cache_writer))  # the passes leave it alone
-        job = dataclasses.replace(self._job, process=self._cache_writer)
-        return repr((self._versions, job, self._options(), device_ids))
-
-    def accept_cached(self, module: bytes) -> bool:
-        """Makes the plan of a program that comes from the cache known before it can start.
-
-        The compiled module holds the plan.
-
-        Returns:
-          Whether the program may be used.
-        """
-        if self.config.dump:  # which wants the module from before the passes
-            return False
-        try:
-            has_plan = self.bridge(module) is not None
-        except RuntimeError:
-            return False
-        return has_plan or not any(call.encode() in module for call in _CALLS)
-
-    def accept_deserialized(self, module: bytes) -> bool:
-        """Makes the plan of an executable that the program loads known, as `accept_cached` does.
-
-        Returns:
-          Whether it exchanges over islands.
-
-        Raises:
-          UsageError: It was compiled for another job, or by other passes.
-        """
-        try:
-            if self.bridge(module) is not None:
-                return True
-        except RuntimeError as error:
-            raise UsageError(f"can't load a serialized executable: {error}") from error
-        if any(call.encode() in module for call in _CALLS):
-            raise UsageError(
-                "can't load a serialized executable: it exchanges data over islands and holds no"
-                " plan; compile the function in this job"
-            )
-        return False
-
-    @property
-    def writes_cache(self) -> bool:
-        """Whether this process writes entries."""
-        return self.process == self._cache_writer
-
-    @property
-    def _cache_writer(self) -> int:
-        """The process that writes what this one reads.
-
-        The processes of an island share programs, but on CPU JAX's key differs in each of them.
-        """
-        island = self.island
-        return self.process if island.platform == "cpu" else island.processes[0]
-
-    @functools.cached_property
-    def _versions(self) -> tuple[object, ...]:
-        files = sorted(pathlib.Path(compiler.__file__).parent.glob("*.py"))
-        passes = hashlib.blake2b(b"".join(f.read_bytes() for f in files), digest_size=16)
-        jaxhet = importlib.metadata.version("jaxhet")
-        return compat.versions(), jaxhet, passes.hexdigest()
-
-    @functools.cached_property
-    def _job(self) -> compiler.Job:
-        island_of = {rank: island.index for island in self.islands for rank in island.ranks}
-        devices = {
-            rank: device
-            for island in self.islands
-            for rank, device in zip(island.ranks, island.devices, strict=True)
-        }
-        ranks = range(len(devices))
-        return compiler.Job(
-            device_ids=tuple(devices[r].id for r in ranks),
-            islands=tuple(island_of[r] for r in ranks),
-            platform=cast(Literal["cpu", "cuda", "rocm"], self.island.platform),
-            process=self.process,
-            session=self.engine.session if self.engine else 0,
-        )
-
-    def _options(self) -> compiler.Options:
-        deadline_s = _bridge_options.get().deadline_s
-        return dataclasses.replace(
-            compiler_options(self.config),
-            deadline_ms=0 if deadline_s is None else max(1, round(deadline_s * 1000)),
-        )
-
-    def _dump(self, module: bytes, when: str, plan: compiler.Plan | None = None) -> None:
-        if not self.config.dump:
-            return
-        folder = pathlib.Path(self.config.dump)
-        folder.mkdir(parents=True, exist_ok=True)
-        text = compat.module_text(module)
-        name = re.sub(r"\W", "_", text.split(",", 1)[0].removeprefix("HloModule "))
-        stem = f"process{self.process}.{next(self._dump_number):04d}.{name}"
-        (folder / f"{stem}.{when}.hlo.txt").write_text(text)
-        if plan is not None:
-            (folder / f"{stem}.plan.txt").write_text(plan.text)
-            if (program := self.programs.get(plan.program)) is not None:
-                (folder / f"{stem}.program.txt").write_text(program.listing())
-
     # --- failure ---
+
+    def _is_over(self) -> bool:
+        """Whether the job has failed or ended."""
+        return self.error() is not None or self._closed.is_set()
 
     def check_alive(self) -> None:
         """Raises if this process is a fork of the one that joined the job."""
@@ -392,7 +150,7 @@ class Session:
         failed_at = time.monotonic()
         if failed is not None:
             self.events.failed(failed[0])
-            if self.connector is not None and self._membership is not None:
+            if self.compilation.connector is not None and self._membership is not None:
                 self._membership.report(_ffi.as_ours(failed[1]))
         if failed is not None and self.trace is not None:
             self.trace.write_in_background()
@@ -442,14 +200,14 @@ class Session:
             self.metrics.close()
         if self.trace is not None:
             self.trace.close()
-        if self.connector is not None:
-            self.connector.leave()
+        if self.compilation.connector is not None:
+            self.compilation.connector.leave()
         if self.engine is not None:
             self.engine.close(0 if self.error() else round(timeout_s * 1000))
-        if self.connector is not None and self._membership is not None:
+        if self.compilation.connector is not None and self._membership is not None:
             if not self.error():
                 self._membership.wait_for_all_to_leave(timeout_s)
-            self.connector.close()
+            self.compilation.connector.close()
         self.discard()
         if self._membership is not None:
             self._membership.leave()
@@ -459,8 +217,8 @@ class Session:
     def discard(self) -> None:
         """Ends what is the session's own; engine and membership are left as they are."""
         self._closed.set()
-        if self.tuning is not None:
-            self.tuning.close()
+        if self.compilation.tuning is not None:
+            self.compilation.tuning.close()
         if self._watcher.is_alive():
             self._watcher.join()
         with contextlib.suppress(Exception):
@@ -507,8 +265,8 @@ class Session:
             self.metrics.close_in_child()
         if self.engine is not None:
             self.engine.abandon_in_child()
-        if self.connector is not None:
-            self.connector.close_in_child()
+        if self.compilation.connector is not None:
+            self.compilation.connector.close_in_child()
         if self._membership is not None:
             self._membership.close_in_child()
 
@@ -518,15 +276,6 @@ def _uncaught() -> BaseException | None:
     error = sys.exception() or getattr(sys, "last_exc", None)
     is_success = isinstance(error, SystemExit) and not error.code
     return None if is_success else error
-
-
-@contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
-    """Puts the class into the text: of an error in a hook, JAX passes on the text only."""
-    try:
-        yield
-    except JaxhetError as error:
-        raise RuntimeError(f"jaxhet.{type(error).__name__}: {error}") from None
 
 
 _current: list[Session] = []
@@ -599,7 +348,7 @@ def launch_from_this_thread() -> None:
     """
     session = required()
     if session.engine is not None:
-        session.own_launches()
+        session.compilation.own_launches()
 
 
 def islands() -> tuple[Island, ...]:
@@ -607,5 +356,9 @@ def islands() -> tuple[Island, ...]:
 
     Raises:
       UsageError: `jaxhet.initialize` was not called.
+
+    Examples:
+      >>> for island in jaxhet.islands():
+      ...     print(island.name, island.platform, island.ranks)
     """
     return required().islands

@@ -128,7 +128,11 @@ class Job:
         return [self._receive(connection, timeout_s) for connection in self._workers]
 
     def close(self) -> None:
-        """Ends the job. A job that does not end by itself, or that fails, is an AssertionError."""
+        """Ends the job.
+
+        Raises:
+          AssertionError: the job did not end by itself, or a process failed.
+        """
         if self.is_broken:
             self._kill()
             self._listener.close()

@@ -27,10 +27,15 @@ class Accumulation:
     def value_and_grad(
         self, loss: Callable[[Any, jax.Array], jax.Array], params: Any, tokens: jax.Array
     ) -> tuple[jax.Array, Any]:
-        """Loss and gradients of tokens [batch, positions + 1], each predicted token counting alike.
+        """Loss and gradients of a batch; each predicted token counts alike.
 
-        `loss` is the mean over the tokens that it is given. Raises ValueError for a batch that
-        can't be divided.
+        Args:
+          loss: Mean loss over the tokens that it is given, from parameters and tokens.
+          params: Parameters, a tree of arrays.
+          tokens: Tokens [batch, positions + 1].
+
+        Raises:
+          ValueError: The batch can't be divided into the parts.
         """
         mesh = jax.sharding.get_abstract_mesh()
         split = math.prod(mesh.shape[name] for name in BATCH if name in mesh.shape)

@@ -55,6 +55,11 @@ def choose(dtype: DTypeLike, positions: int, head_dim: int) -> str:
     cuDNN's flash attention is for 16-bit floats and heads of 8, 16, … 128 (256 on some GPUs); JAX
     takes its gradient for an even number of positions only. The whole job decides, so that all
     islands trace the same program.
+
+    Args:
+      dtype: Type of queries, keys and values.
+      positions: Number of positions of a text.
+      head_dim: Size of a head.
     """
     has_size = head_dim % 8 == 0 and head_dim <= 128 and positions % 2 == 0
     fits = jnp.dtype(dtype).itemsize == 2 and has_size

@@ -76,7 +76,10 @@ class Checkpoints:
     def save(self, step: int, state: TrainState) -> None:
         """Begins to save the state after `step` steps; the arrays may be donated afterwards.
 
-        Waits for the save before, and raises OSError as `wait` does.
+        Waits for the save before.
+
+        Raises:
+          OSError: This save or the one before can't be written.
         """
         self.wait()
         if self.latest_step() == step:
@@ -101,7 +104,8 @@ class Checkpoints:
     def wait(self) -> None:
         """Waits until the last save is safe on disk.
 
-        Raises OSError if it can't be written; the checkpoints before it are as they were.
+        Raises:
+          OSError: The save can't be written. Earlier checkpoints are as they were.
         """
         if self._saving is None:
             return
@@ -112,9 +116,15 @@ class Checkpoints:
             raise self._failure(step, error) from error
 
     def restore(self, step: int, shapes: TrainState, shardings: TrainState) -> TrainState:
-        """The state saved after `step` steps, laid out as `shardings` says.
+        """Reads a checkpoint.
 
-        Raises ValueError if the run that saved it had other facts.
+        Args:
+          step: Number of steps before the checkpoint was saved.
+          shapes: Shapes and types of the state's arrays.
+          shardings: Shardings of the arrays in the result.
+
+        Raises:
+          ValueError: The run that saved the checkpoint had other facts.
         """
         self._check_facts(step)
         target = jax.tree.map(
@@ -181,7 +191,8 @@ def read_facts(folder: Path) -> Facts:
 def read_shapes(folder: Path) -> dict[str, Any]:
     """Shapes and types of the parameters in the folder of one checkpoint.
 
-    Raises ValueError if the folder has no state.
+    Raises:
+      ValueError: The folder has no state.
     """
     with ocp.Checkpointer(_reader()) as checkpointer:
         state = checkpointer.metadata(folder.absolute()).item_metadata.get("state")
@@ -191,7 +202,13 @@ def read_shapes(folder: Path) -> dict[str, Any]:
 
 
 def read_params(folder: Path, shapes: dict[str, Any], shardings: Any) -> dict[str, Any]:
-    """The parameters in the folder of one checkpoint; the rest of its state is not read."""
+    """The parameters in the folder of one checkpoint; the rest of its state is not read.
+
+    Args:
+      folder: Folder of the checkpoint.
+      shapes: Shapes and types of the parameters.
+      shardings: Shardings of the parameters in the result.
+    """
     restore = jax.tree.map(lambda sharding: ocp.ArrayRestoreArgs(sharding=sharding), shardings)
     arguments = ocp.args.PyTreeRestore(
         item={"params": shapes},  # pyright: ignore[reportCallIssue]

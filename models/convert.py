@@ -46,7 +46,17 @@ _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICENSE*", "USE_POL
 def import_model(
     source: Path, target: Path, mesh: jax.sharding.Mesh, *, dtype: str | None = None
 ) -> None:
-    """Makes a checkpoint of a folder of Hugging Face's, with parameters of type `dtype`, or its."""
+    """Makes a checkpoint of a Hugging Face folder.
+
+    Args:
+      source: Hugging Face's folder, or a GGUF file.
+      target: Folder to make.
+      mesh: Mesh that the parameters are loaded on.
+      dtype: Type of the checkpoint's parameters; None: as in `source`.
+
+    Raises:
+      ValueError: `target` is there already.
+    """
     _check_new(target)
     config, params = load(source, mesh, **({"param_dtype": dtype} if dtype else {}))
     target.mkdir(parents=True, exist_ok=True)
@@ -59,7 +69,16 @@ def import_model(
 
 
 def export_model(source: Path, target: Path, mesh: jax.sharding.Mesh) -> None:
-    """Makes a folder for Hugging Face of a checkpoint, of a run, or of a GGUF file."""
+    """Makes a Hugging Face folder.
+
+    Args:
+      source: Checkpoint of `import_model`, a run of `models.pretrain`, or a GGUF file.
+      target: Folder to make.
+      mesh: Mesh that the parameters are loaded on.
+
+    Raises:
+      ValueError: `target` is there already.
+    """
     _check_new(target)
     run = trained.Checkpoint.find(source)
     if run:

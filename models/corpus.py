@@ -106,7 +106,13 @@ def open_corpus(path: str | None = None, tokenizer: str | None = None) -> Corpus
 
 
 def tokenized(name: str, texts: Iterable[str], tokenizer: Tokenizer) -> Corpus:
-    """A corpus in memory, of documents that end with the tokenizer's end."""
+    """A corpus in memory, of documents that end with the tokenizer's end.
+
+    Args:
+      name: Name of the corpus, for errors.
+      texts: Documents, one string each.
+      tokenizer: Tokenizer of the documents.
+    """
     pieces = tuple(piece for piece in tokenizer.arrays(texts) if piece.size)
     return Corpus(name, pieces, tokenizer.vocab, tokenizer.digest, tokenizer.end)
 

@@ -42,7 +42,13 @@ class Batches:
             )
 
     def rows(self, step: int, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """Rows [start, stop) of a step, int32 [stop - start, positions + 1]."""
+        """Rows [start, stop) of a step, int32 [stop - start, positions + 1].
+
+        Args:
+          step: Number of the step, from 0.
+          start: First row.
+          stop: Row behind the last one.
+        """
         begins = [self._begin(step, int(row)) for row in self._order()[start:stop]]
         return np.stack([self.corpus.read(b, b + self.positions + 1) for b in begins])
 

@@ -143,7 +143,11 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
 def family_of(config: Config) -> str:
-    """The `model_type` of a model of that shape; ValueError if there is none."""
+    """The `model_type` of a model of that shape.
+
+    Raises:
+      ValueError: No family has such models.
+    """
     for name, family in FAMILIES.items():
         if family.has(config):
             return name
@@ -157,7 +161,8 @@ def family_of(config: Config) -> str:
 def config_from(theirs: Mapping[str, Any]) -> Config:
     """The config of a `config.json`. Types are those of its weights; `replace` them as needed.
 
-    Raises ValueError that names the key if the model is not one that the layers compute.
+    Raises:
+      ValueError: The layers do not compute such a model. The text names the key.
     """
     model_type = theirs.get("model_type")
     if model_type not in FAMILIES:

@@ -86,7 +86,13 @@ class Continuation:
 
 
 def empty_past(config: Config, batch: int, positions: int) -> Past:
-    """Room for keys and values of texts of at most that many positions, in all layers."""
+    """Room for the keys and values of texts, in all layers.
+
+    Args:
+      config: Config of the model.
+      batch: Number of texts.
+      positions: Largest number of positions of a text.
+    """
     shape = (config.layers, batch, positions, config.kv_heads, config.head_dim)
     zeros = constrain(jnp.zeros(shape, DTYPES[config.dtype]), "past")
     return zeros, zeros
@@ -95,9 +101,14 @@ def empty_past(config: Config, batch: int, positions: int) -> Past:
 def prefill(
     model: Llama, tokens: jax.Array, lengths: jax.Array, room: int
 ) -> tuple[jax.Array, Past]:
-    """Logits [B, V] after each text, and its past with room for `room` positions.
+    """Logits [B, V] after each text, and its past.
 
-    `tokens` [B, T] has text b in its first `lengths[b]` positions; what is behind has no effect.
+    Args:
+      model: The model.
+      tokens: Tokens [B, T]; text b is in the first `lengths[b]` positions. The positions after
+        them have no effect.
+      lengths: Lengths [B] of the texts.
+      room: Number of positions of the past.
     """
     past = empty_past(model.config, len(tokens), room)
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -109,7 +120,14 @@ def prefill(
 def decode(
     model: Llama, tokens: jax.Array, past: Past, lengths: jax.Array
 ) -> tuple[jax.Array, Past]:
-    """Logits [B, V] after tokens [B] that follow texts of `lengths` [B], and the new past."""
+    """Logits [B, V] after one more token of each text, and the new past.
+
+    Args:
+      model: The model.
+      tokens: New tokens [B].
+      past: Keys and values of the texts.
+      lengths: Lengths [B] of the texts without the new tokens.
+    """
     x, past = model.decode(tokens[:, None], past, lengths[:, None])
     return model.logits(x)[:, 0], past
 
@@ -123,12 +141,20 @@ def generate(
     sampling: Sampling | None = None,
     seed: int = 0,
 ) -> Continuation:
-    """Continues each text, some tokens, by `number` tokens.
+    """Continues texts.
 
     On a mesh (`jax.set_mesh`) it runs where the parameters lie, over islands too: then all
     processes call it alike, and all have the result. A mesh that splits the texts computes the
     first one several times if they can't be split evenly. Times are those of the programs, not of
     their compilation.
+
+    Args:
+      config: Config of the model.
+      params: Parameters of the model.
+      texts: Tokens of each text.
+      number: Number of new tokens of each text.
+      sampling: Random choice of tokens; None: the most likely token.
+      seed: Seed of the random choice.
 
     Raises:
       ValueError: there is no text, or one is empty or has a token that is not in the vocabulary; or

@@ -156,7 +156,8 @@ class File:
 def find(path: Path) -> Path | None:
     """The GGUF file that `path` names, or that a folder without a `config.json` holds, if any.
 
-    Raises ValueError for a folder with several of them.
+    Raises:
+      ValueError: The folder holds several GGUF files.
     """
     if path.suffix == SUFFIX and path.is_file():
         return path

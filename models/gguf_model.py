@@ -66,9 +66,12 @@ _INSTEAD = "Put the model's tokenizer.json beside it and name their folder, or g
 
 
 def config_json(file: File) -> dict[str, Any]:
-    """The equivalent of Hugging Face's `config.json`; ValueError for a model of an unknown kind.
+    """The equivalent of Hugging Face's `config.json`.
 
     `dtype` is the type that all matrices share; float32 if they are unlike or quantized.
+
+    Raises:
+      ValueError: The file holds a model of an unknown kind.
     """
     name = _architecture(file)
     given = {
@@ -179,7 +182,8 @@ def _halves(num_rows: int, head: int) -> np.ndarray:
 def tokenizer_json(file: File) -> str:
     """The file's tokenizer as a `tokenizer.json`, always with the same bytes.
 
-    Raises ValueError if the library `tokenizers` is missing, or knows no such tokenizer.
+    Raises:
+      ValueError: The library `tokenizers` is missing, or knows no such tokenizer.
     """
     kind, pre = (file.metadata.get(_TOKENIZER + key) for key in ("model", "pre"))
     if kind != "gpt2" or pre not in _DIGITS_ALONE:

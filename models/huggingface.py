@@ -128,9 +128,13 @@ def read_config(folder: Path) -> Config:
 
 
 def load(folder: Path, mesh: jax.sharding.Mesh, **changes: Any) -> tuple[Config, Params]:
-    """The config of a folder, with `changes`, and its parameters as they lie on `mesh`.
+    """The config and the parameters of a folder.
 
-    They have the type `param_dtype`: the folder's, if it is not among `changes`.
+    Args:
+      folder: Hugging Face's folder, or a GGUF file.
+      mesh: Mesh that the parameters are loaded on.
+      **changes: Fields of the config to change. Parameters have the type `param_dtype`; by default
+        the folder's.
 
     Raises:
       ValueError: the model can't be represented, or its tensors are not those of its config.

@@ -32,7 +32,16 @@ def linear(
     stddev: float = _INIT_STDDEV,
     rngs: nnx.Rngs,
 ) -> nnx.LinearGeneral:
-    """A matrix from the last axes of x (sizes `inputs`) to axes of sizes `outputs`."""
+    """A matrix from the last axes of x to new axes.
+
+    Args:
+      config: Config of the model, for the types.
+      inputs: Sizes of the last axes of x.
+      outputs: Sizes of the new axes.
+      bias: Whether a bias is added.
+      stddev: Standard deviation of the values at the start.
+      rngs: Source of the values at the start.
+    """
     count = 1 if isinstance(inputs, int) else len(inputs)
     return nnx.LinearGeneral(
         inputs,
@@ -49,7 +58,14 @@ def linear(
 def start_values(
     config: Config, shape: Sequence[int], *, stddev: float = _INIT_STDDEV, rngs: nnx.Rngs
 ) -> jax.Array:
-    """The values of matrices at the start, for a layer that holds its own."""
+    """The values of matrices at the start, for a layer that holds its own.
+
+    Args:
+      config: Config of the model, for the type.
+      shape: Shape of the array.
+      stddev: Standard deviation of the values.
+      rngs: Source of the values.
+    """
     dtype = DTYPES[config.param_dtype]
     return nnx.initializers.normal(stddev)(rngs.params(), tuple(shape), dtype)
 
@@ -84,11 +100,17 @@ def norm(config: Config, size: int) -> RMSNorm:
 def rotate(
     x: jax.Array, positions: jax.Array, *, theta: float, scaling: RopeScaling | None = None
 ) -> jax.Array:
-    """Rotary position embedding (arXiv:2104.09864) of x [B, T, H, D] at positions [T] or [B, T].
+    """Rotary position embedding (arXiv:2104.09864).
 
     Pair i of a head is (x[i], x[i + D/2]), as in Hugging Face's checkpoints; it turns by
     position * theta^(-2i/D) radians, less for slow pairs with `scaling`. Angles are float32; the
     result has x's dtype.
+
+    Args:
+      x: Queries or keys [B, T, H, D].
+      positions: Positions [T] or [B, T].
+      theta: Base of the angles.
+      scaling: Scaling of slow pairs for longer texts, or None.
     """
     half = x.shape[-1] // 2
     frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
@@ -140,9 +162,15 @@ class Attention(nnx.Module):
         return self.out(constrain(mixed, "heads"))
 
     def decode(self, x: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:
-        """Attention of x [B, T, E] at positions [B, T] to `past` and to itself.
+        """Attention of new positions to earlier ones and to themselves.
 
-        Returns the same of x as `__call__` does, and `past` with the keys and values of x.
+        Args:
+          x: Activations [B, T, E] of the new positions.
+          past: Keys and values of all positions; those of x are added.
+          positions: Positions [B, T] of x.
+
+        Returns:
+          The result of `__call__` for x, and the new past.
         """
         query, *new = self._heads(x, positions)
         rows = jnp.arange(len(x))[:, None]

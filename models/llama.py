@@ -31,7 +31,16 @@ class Block(nnx.Module):
         return self._feed_forward(x + self.attention(self.attention_norm(x), documents))
 
     def decode(self, x: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:
-        """The same for x [B, T, E] at positions [B, T], given what is past; also the new past."""
+        """`__call__` for new positions, with the keys and values of earlier ones.
+
+        Args:
+          x: Activations [B, T, E] of the new positions.
+          past: Keys and values of all positions.
+          positions: Positions [B, T] of x.
+
+        Returns:
+          Activations [B, T, E], and the new past.
+        """
         y, past = self.attention.decode(self.attention_norm(x), past, positions)
         return self._feed_forward(x + y), past
 
@@ -44,7 +53,13 @@ class Block(nnx.Module):
 
 
 def run_if(used: jax.Array, run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """`run(x)`, or x if the scalar `used` is false: then nothing is computed."""
+    """A function's result, or its argument unchanged; then nothing is computed.
+
+    Args:
+      used: Scalar, whether to run the function.
+      run: The function.
+      x: Argument of the function, of the shape of its result.
+    """
     return jax.lax.cond(used, run, lambda x: x, x)
 
 
@@ -89,9 +104,15 @@ class Llama(nnx.Module):
     def stack(
         self, x: jax.Array, used: jax.Array | None = None, documents: Documents | None = None
     ) -> jax.Array:
-        """All blocks, [B, T, E] to [B, T, E]; `used` (bool [layers]) says which, if not all.
+        """All blocks, [B, T, E] to [B, T, E].
 
-        What is not used is not computed: collectives in a block must join devices that agree on it.
+        A block that is not used is not computed: collectives in a block must join devices that
+        agree on it.
+
+        Args:
+          x: Activations [B, T, E].
+          used: Whether each layer is used, bool [layers]; None: all are.
+          documents: Documents that attention does not cross, or None.
         """
 
         def apply(block: Block, used: jax.Array | None, carry: Carry) -> Carry:
@@ -118,10 +139,14 @@ class Llama(nnx.Module):
         return cross_entropy(self._head(), self.final_norm(x), self._kernel(), labels)
 
     def decode(self, tokens: jax.Array, past: Past, positions: jax.Array) -> tuple[jax.Array, Past]:
-        """The input of `logits`, [B, T, E], of tokens [B, T] at positions [B, T]; and the new past.
+        """The input of `logits`, [B, T, E], of new positions; and the new past.
 
         A text is one document, whatever its tokens.
-        The first axis of keys and values of `past` is the layer.
+
+        Args:
+          tokens: Tokens [B, T] of the new positions.
+          past: Keys and values of all positions; the first axis is the layer.
+          positions: Positions [B, T] of the tokens.
         """
 
         def step(block: Block, past: Past, x: jax.Array) -> tuple[jax.Array, Past]:

@@ -34,7 +34,11 @@ class Run:
     checkpoints: Checkpoints
 
     def first_step(self) -> int:
-        """The first step. Raises ValueError for a folder with checkpoints, without `--resume`."""
+        """The first step.
+
+        Raises:
+          ValueError: The folder has checkpoints, and `--resume` is not given.
+        """
         latest = self.checkpoints.latest_step() or 0
         if latest and self.options.resume == "never":
             raise ValueError(

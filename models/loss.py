@@ -30,13 +30,26 @@ class Head:
 
 
 def project(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Logits [B, T, V], float32: x [B, T, E] times kernel [E, V], computed as `dtype`."""
+    """Logits [B, T, V], float32.
+
+    Args:
+      x: Activations [B, T, E].
+      kernel: Matrix [E, V].
+      dtype: Type of the product.
+    """
     logits = jnp.einsum("bte,ev->btv", x, kernel, preferred_element_type=dtype)
     return constrain(logits, "logits").astype(jnp.float32)
 
 
 def cross_entropy(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean, in nats, of labels [B, T] given logits that are x [B, T, E] times kernel [E, V]."""
+    """Mean cross-entropy in nats, given logits that are x times kernel.
+
+    Args:
+      head: Type of the logits, and number of positions that are computed at a time.
+      x: Activations [B, T, E].
+      kernel: Matrix [E, V].
+      labels: Tokens [B, T] to predict.
+    """
     if 0 < head.chunk < x.shape[1] // free_axes().get(SEQUENCE, 1):
         return _chunked(head, x, kernel, labels)
     return _sum(head, x, kernel, labels) / labels.size

@@ -167,7 +167,14 @@ class Result:
 def compare(
     parity: Parity, mesh: str, rows: Mapping[str, Rows], reasons: Mapping[str, str]
 ) -> list[Result]:
-    """The results of a mesh, from the metrics of its runs and why some failed."""
+    """The results of a mesh.
+
+    Args:
+      parity: The comparison.
+      mesh: The mesh, as in `--mesh`.
+      rows: Metrics of each run of the mesh.
+      reasons: Reasons of the runs that failed.
+    """
     one = rows.get(ONE_WORLD, [])
     permuted = rows.get(PERMUTED, [])
     floor, gradient_floor = (
@@ -221,7 +228,17 @@ def _largest(rows: Rows, reference: Rows, name: str) -> float | None:
 
 
 def train(parity: Parity, mesh: str, run: str, command: Sequence[str]) -> tuple[Rows, str]:
-    """Makes a run: its metrics, and why it failed (empty if it did not)."""
+    """Makes a run.
+
+    Args:
+      parity: The comparison.
+      mesh: The mesh, as in `--mesh`.
+      run: Name of the run.
+      command: Command that makes the run.
+
+    Returns:
+      The metrics, and the reason why the run failed; empty if it did not.
+    """
     print(f"{mesh}, {run}", file=sys.stderr, flush=True)
     folder = parity.folder(mesh, run)
     shutil.rmtree(folder, ignore_errors=True)
@@ -288,7 +305,13 @@ _HEADINGS = (
 
 
 def report(parity: Parity, results: Sequence[Result], origin: Origin) -> str:
-    """The results as Markdown."""
+    """The results as Markdown.
+
+    Args:
+      parity: The comparison.
+      results: The results, a line for each.
+      origin: Commit and training text.
+    """
     lines = [_HEADINGS, ("---",) * len(_HEADINGS), *(_line(result) for result in results)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     words = ["python", "-m", "models.parity", "--meshes", *parity.meshes, *parity.training]

@@ -52,6 +52,11 @@ def rows(corpus: Corpus, positions: int, number: int) -> Iterator[npt.NDArray[np
 
     The last token of a row is the first one of the next: it is predicted in the one and given in
     the other.
+
+    Args:
+      corpus: The corpus.
+      positions: Number of predicted tokens in a row.
+      number: Number of rows in an array.
     """
     for first in range(0, corpus.size - 1, positions * number):
         tokens = corpus.read(first, min(first + positions * number + 1, corpus.size))
@@ -64,7 +69,15 @@ def rows(corpus: Corpus, positions: int, number: int) -> Iterator[npt.NDArray[np
 def measure(
     config: Config, params: Params, corpus: Corpus, mesh: jax.sharding.Mesh, seq: int, batch: int
 ) -> Measured:
-    """Measures a model, whose parameters lie on `mesh`, on all tokens of a corpus.
+    """Measures a model on all tokens of a corpus.
+
+    Args:
+      config: Config of the model.
+      params: Parameters of the model, which lie on `mesh`.
+      corpus: The corpus.
+      mesh: The mesh.
+      seq: Number of positions of a row.
+      batch: Number of rows that are computed at a time.
 
     Raises:
       ValueError: the corpus has less than two tokens, or some that the model does not know; or the

@@ -37,7 +37,8 @@ class Pipeline:
     def on(cls, mesh: jax.sharding.Mesh, config: Config) -> Self | None:
         """The pipeline of a mesh with an axis `stage`, None on one without.
 
-        Raises ValueError if the config's stages are not those of the mesh.
+        Raises:
+          ValueError: The config's stages are not those of the mesh.
         """
         count = mesh.shape.get("stage", 0)
         if not count:
@@ -68,7 +69,16 @@ class Pipeline:
         return jax.tree.map(lambda x: x[np.flatnonzero(self._used())], blocks)
 
     def loss(self, graph: nnx.GraphDef, params: Any, tokens: jax.Array) -> jax.Array:
-        """Mean cross-entropy of tokens [batch, positions + 1] with spread parameters."""
+        """Mean cross-entropy of a batch.
+
+        Args:
+          graph: Graph of the model.
+          params: Parameters, spread over the stages.
+          tokens: Tokens [batch, positions + 1].
+
+        Raises:
+          ValueError: The batch can't be divided into microbatches.
+        """
         mesh = jax.sharding.get_abstract_mesh()
         split = tuple(name for name in batch_axes(mesh.axis_names) if name != "expert")
         parts = math.prod(mesh.shape[name] for name in split) * self.microbatches

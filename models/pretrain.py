@@ -50,7 +50,11 @@ _MODEL = ("dtype", "param_dtype", "logits_dtype", "attention", "remat", "loss_ch
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """`data=2,model=2` as a dict; the axes are those of `models.sharding`, each at most once."""
+    """`data=2,model=2` as a dict; the axes are those of `models.sharding`, each at most once.
+
+    Raises:
+      ValueError: The text has another form or an unknown axis.
+    """
     parts = [part.partition("=") for part in text.split(",")]
     axes = {name: int(size) for name, _, size in parts if size.removeprefix("-").isdigit()}
     if len(axes) < len(parts) or not axes.keys() <= set(AXES):
@@ -61,7 +65,11 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def make_mesh(options: Options) -> jax.sharding.Mesh:
-    """The mesh of `--mesh`, its devices shuffled if `--permute` asks for it."""
+    """The mesh of `--mesh`, its devices shuffled if `--permute` asks for it.
+
+    Raises:
+      ValueError: The mesh can't split the batch.
+    """
     axes = parse_mesh(options.mesh)
     mesh = jaxhet.make_mesh(axes)
     if options.permute:
@@ -101,7 +109,11 @@ def _given(options: Options) -> dict[str, Any]:
 
 
 def parse_stages(text: str | None) -> tuple[int, ...]:
-    """`3,1` as a tuple of the layers of each stage; empty for None."""
+    """`3,1` as a tuple of the layers of each stage; empty for None.
+
+    Raises:
+      ValueError: The text has another form.
+    """
     parts = text.split(",") if text else []
     if not all(part.isdigit() for part in parts):
         raise ValueError(f"--stages {text!r} is not of the form 3,1.")

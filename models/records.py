@@ -124,9 +124,12 @@ def _pieces(run_dir: Path) -> Iterator[tuple[int, int, str, str, str]]:
 def plot_losses(
     path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], unit: str = "byte"
 ) -> None:
-    """Draws the loss of each run (rows of `metrics.jsonl` by label) over the step, as a PNG.
+    """Draws the loss of each run over the step, as a PNG.
 
-    `unit`: unit of a mean loss, byte or token.
+    Args:
+      path: File to write.
+      runs: Rows of `metrics.jsonl` of each run, by its label.
+      unit: Unit of a mean loss, byte or token.
     """
     from matplotlib.figure import Figure  # only here: everything else does without it
 

@@ -104,8 +104,9 @@ class Reporter:
     def check(self) -> None:
         """Waits for the steps since the last report.
 
-        Raises FloatingPointError if a loss or a norm of gradients is not finite: the parameters
-        after such a step are of no use. What was measured is written first.
+        Raises:
+          FloatingPointError: A loss or a norm of gradients is not finite: the parameters after such
+            a step are of no use. The measurements are written first.
         """
         for step, measures in enumerate(jaxhet.block_until_ready(self._window), self._done + 1):
             for name in ("loss", "gradient_norm"):
@@ -118,11 +119,18 @@ class Reporter:
                     )
 
     def report(self, state: TrainState, on_difference: str) -> TrainState:
-        """Waits for the steps since the last report, and writes their metrics.
+        """Waits for the steps since the last report, writes their metrics, compares all replicas.
 
-        Compares all replicas of the state; `on_difference` is "warn", "sync" or "raise". Returns
-        the state to go on with. Raises FloatingPointError as `check` does, and
-        `jaxhet.ReplicaError`.
+        Args:
+          state: The state after the steps.
+          on_difference: Reaction to replicas that differ: "warn", "sync" or "raise".
+
+        Returns:
+          The state to go on with.
+
+        Raises:
+          FloatingPointError: `check` raises it.
+          jaxhet.ReplicaError: Replicas differ, and `on_difference` is "raise".
         """
         self.check()
         rows = self._rows()

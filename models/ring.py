@@ -33,11 +33,16 @@ _NORMALIZERS = P(None, None, None, SEQUENCE)
 
 @jax.custom_vjp
 def ring_attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Attention of query [B, T, H, D] to key and value [B, T, K, D]: [B, T, H, D].
+    """Attention [B, T, H, D] over whole rows.
 
     Query t sees keys 0 … t. Each key and value head serves H/K neighbouring query heads. Scores,
     weights and all sums are float32; products are of the type of their operands. `sequence` must be
     an axis of the mesh of `jax.set_mesh`, and must divide T.
+
+    Args:
+      query: Queries [B, T, H, D].
+      key: Keys [B, T, K, D].
+      value: Values [B, T, K, D].
     """
     return _forward(query, key, value)[0]
 

@@ -10,7 +10,11 @@ FOLDER = "tensorboard"
 
 
 def check_installed() -> None:
-    """Raises ValueError if tensorboardX is not installed."""
+    """Checks that tensorboardX is installed.
+
+    Raises:
+      ValueError: tensorboardX is not installed.
+    """
     if importlib.util.find_spec("tensorboardX") is None:
         raise ValueError(
             "--tensorboard needs the package tensorboardX, which is not installed: run `pip install"

@@ -96,10 +96,17 @@ def parameter_shardings(params: Any, mesh: jax.sharding.Mesh) -> Any:
 
 
 def split_further(params: Any, shardings: Any, axes: Collection[str]) -> Any:
-    """`shardings` of `params` (arrays or shapes), with each array split over all of `axes` as well.
+    """Shardings that split each array over further axes.
 
-    Each axis goes to the first dimension that it divides evenly. Raises ValueError for a parameter
-    that has none.
+    Each axis goes to the first dimension that it divides evenly.
+
+    Args:
+      params: Parameters, arrays or their shapes.
+      shardings: Shardings of the parameters.
+      axes: Mesh axes to split over as well.
+
+    Raises:
+      ValueError: A parameter has no dimension that an axis divides evenly.
     """
 
     def sharding(path: tuple[Any, ...], leaf: Any, old: NamedSharding) -> NamedSharding:
@@ -189,7 +196,11 @@ def token_spec(axes: Collection[str]) -> PartitionSpec:
 
 
 def check_positions(positions: int, sizes: Mapping[str, int]) -> None:
-    """Raises ValueError if a mesh of those sizes can't split rows of so many positions evenly."""
+    """Checks that a mesh of those sizes can split rows of so many positions evenly.
+
+    Raises:
+      ValueError: The axis `sequence` does not divide the positions.
+    """
     size = sizes.get(SEQUENCE, 1)
     if positions % size:
         raise ValueError(

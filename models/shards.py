@@ -47,9 +47,19 @@ def dtype_for(vocab: int) -> str:
 
 
 def write(folder: Path, index: Index, arrays: Iterable[npt.NDArray[Any]], longest: int) -> Index:
-    """Writes shards of `longest` tokens (the last may be shorter), then the index; returns it.
+    """Writes shards, then the index.
 
-    Raises ValueError for a folder that holds anything.
+    Args:
+      folder: Folder to write to, empty or not yet there.
+      index: Index without the shards.
+      arrays: Arrays of tokens.
+      longest: Number of tokens of a shard; the last shard may be shorter.
+
+    Returns:
+      The index with the shards.
+
+    Raises:
+      ValueError: The folder holds anything.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -68,7 +78,11 @@ def write(folder: Path, index: Index, arrays: Iterable[npt.NDArray[Any]], longes
 
 
 def read_index(folder: Path) -> Index:
-    """The index of a folder. Raises ValueError for one that is missing or of another format."""
+    """The index of a folder.
+
+    Raises:
+      ValueError: The index is missing or of another format.
+    """
     path = folder / INDEX
     if not path.exists():
         raise ValueError(
@@ -83,7 +97,11 @@ def read_index(folder: Path) -> Index:
 
 
 def open_shards(folder: Path, index: Index) -> Iterator[npt.NDArray[Any]]:
-    """The shards, mapped. Raises ValueError for a file that is not as long as the index says."""
+    """The shards, mapped.
+
+    Raises:
+      ValueError: A file is not as long as the index says.
+    """
     dtype = np.dtype(index.dtype).newbyteorder("<")
     for name, size in index.shards:
         path = folder / name

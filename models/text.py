@@ -114,7 +114,10 @@ class Tokenizer:
         """Tokenizer from a `tokenizer.json` or a GGUF file; the byte tokenizer without a path.
 
         `end` is the text of the token after each document; by default one of the usual ones, if the
-        vocabulary has it. Raises ValueError for a file of another format, and for an unknown `end`.
+        vocabulary has it.
+
+        Raises:
+          ValueError: The file is of another format, or `end` is unknown.
         """
         if path is None:
             return cls(lambda texts: [np.frombuffer(t.encode(), np.uint8) for t in texts], BYTES)

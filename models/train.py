@@ -237,7 +237,13 @@ class Trainer:
         return jit(self.loss, out_shardings=replicated(self.mesh))
 
     def lower(self, jit: Callable[..., Any], batch: int, positions: int) -> Any:
-        """`step` under `jit`, lowered for batches of that size; no array is made."""
+        """`step` under a `jit`, lowered; no array is made.
+
+        Args:
+          jit: `jax.jit` or `jaxhet.jit`.
+          batch: Number of rows of a batch.
+          positions: Number of positions of a row.
+        """
         _, step = self.compile(jit)
         state = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),

@@ -39,7 +39,10 @@ class Checkpoint:
     def find(cls, path: Path) -> Self | None:
         """The checkpoint at `RUN/checkpoints/STEP`, or the newest of the run `RUN`.
 
-        None if the path is neither. Raises ValueError if the run has no such checkpoint.
+        None if the path is neither.
+
+        Raises:
+          ValueError: The run has no such checkpoint.
         """
         path = path.absolute()
         is_step = path.parent.name == CHECKPOINTS and path.name.isdecimal()
@@ -74,7 +77,8 @@ class Checkpoint:
     def config(self) -> Config:
         """The config of the model. Its vocabulary is the checkpoint's rows of embeddings.
 
-        Raises ValueError if the run's config is not known any more, or no family of Hugging Face's.
+        Raises:
+          ValueError: The run's config is not known any more, or of no family of Hugging Face's.
         """
         options = Options(config=self.facts["config"], init_from=self.facts["init_from"])
         if not options.init_from and options.config not in CONFIGS:
@@ -129,7 +133,8 @@ class Checkpoint:
     def tokenizer(self) -> str:
         """The `tokenizer.json` that made the run's tokens.
 
-        Raises ValueError if the run does not say which it was, or if the file has changed.
+        Raises:
+          ValueError: The run does not say which tokenizer it was, or the file has changed.
         """
         path = initial.tokenizer(self._options())
         if path is None:

@@ -31,7 +31,7 @@ from jaxhet._job import listener as _listener
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap, worst
 from jaxhet._net import secret as _secret
-from jaxhet.compiler import exchange
+from jaxhet.compiler import ExchangeKind, carrier, exchange
 
 # Bytes -> how often. Around the engine's limits: eager messages up to 16 KiB, chunks of 512 KiB.
 SIZES = {8: 200, 16 << 10: 100, (16 << 10) + 1: 100, (512 << 10) - 1: 40, 1 << 20: 40, 16 << 20: 8}
@@ -250,19 +250,19 @@ def _compiled_swap(engine: _ffi.Engine, num_bytes: int) -> Callable[[jax.Array],
     plan = num_bytes  # any number that is the program's own on both sides
     engine.register_plan(plan, f"qualify u8[{num_bytes}] {{0,1}},{{1,0}}")
     call = jax.ffi.ffi_call(
-        exchange.EXCHANGE_TARGET,
+        carrier.EXCHANGE_TARGET,
         jax.ShapeDtypeStruct((num_bytes,), np.uint8),
         has_side_effect=True,
     )
-    attributes = {
-        "session": np.int64(engine.session),
-        "kind": np.int64(exchange.ExchangeKind.PERMUTE),
-        "plan": np.int64(plan),
-        "index": np.int64(0),
-        "ranks": np.array([0, 1, 1, 0], np.int64),
-        "group_size": np.int64(2),
-        "deadline_ms": np.int64(_DEADLINE_MS),
-    }
+    given = exchange.Call(
+        session=engine.session,
+        kind=ExchangeKind.PERMUTE,
+        ranks=(0, 1, 1, 0),
+        group_size=2,
+        deadline_ms=_DEADLINE_MS,
+        plan=plan,
+    )
+    attributes = {name: np.asarray(value, np.int64)[()] for name, value in given.attributes.items()}
     return jax.jit(lambda x: call(x, **attributes))
 
 

@@ -10,7 +10,7 @@ import pathlib
 import sys
 from typing import Any
 
-from jaxhet import _config, _plan, _session
+from jaxhet import _compilation, _config, _plan, _session
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._islands import Island
@@ -29,7 +29,7 @@ from jaxhet.compiler import (
     bridge,
     decompose,
 )
-from jaxhet.compiler.exchange import DEVICE_TARGETS, EXCHANGE_TARGET
+from jaxhet.compiler.carrier import DEVICE_TARGETS, EXCHANGE_TARGET
 
 _HERE = pathlib.Path(__file__).parent
 _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
@@ -181,7 +181,7 @@ class PretendedJob:
     def __init__(self, compiler: Compiler, islands: tuple[Island, ...], config: Config):
         self._compiler = compiler
         self._islands = islands
-        self._options = _session.compiler_options(config)
+        self._options = _compilation.compiler_options(config)
 
     def plan(self, lowered: Any) -> PlanReport:
         """The exchanges of a lowered program.

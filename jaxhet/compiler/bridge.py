@@ -1,8 +1,9 @@
 """POST: exchanges become calls of the engine, and the plan is checked to be PRE's."""
 
 from jaxhet._errors import JaxhetError
-from jaxhet.compiler import collectives, exchange, hlo, pipeline
+from jaxhet.compiler import carrier, collectives, hlo
 from jaxhet.compiler import plan as plan_lib
+from jaxhet.compiler.arrange import arrange
 from jaxhet.compiler.options import Job, Options
 from jaxhet.compiler.plan import Plan
 
@@ -23,14 +24,14 @@ def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | No
       JaxhetError: XLA changed the exchanges since.
     """
     del options  # all that they decide is in the module
-    if not exchange.may_be_in(module) and not hlo.has_collective(module):
+    if not carrier.may_be_in(module) and not hlo.has_collective(module):
         return None
     parsed = hlo.Module(module)
     plan = plan_lib.collect(parsed)
-    pipeline.arrange(parsed)
+    arrange(parsed)
     pairs = [p for computation in parsed.computations.values() for p in _pairs(computation)]
     for computation, start, done in pairs:
-        exchange.to_calls(computation, start, done)
+        carrier.to_calls(computation, start, done)
     if left := collectives.crossing(parsed, job):
         raise JaxhetError(
             f"{parsed.proto.name}: XLA added {left[0].instruction.name}, which crosses islands,"
@@ -48,7 +49,7 @@ def _pairs(
     starts = {
         i.id: i
         for i in computation.instructions
-        if i.opcode in exchange.CARRIERS and exchange.is_start(i)
+        if i.opcode in carrier.CARRIERS and carrier.is_start(i)
     }
     users: dict[int, list[hlo.Instruction]] = {i: [] for i in starts}
     for instruction in computation.instructions if starts else ():
@@ -56,7 +57,7 @@ def _pairs(
             if operand in starts:
                 users[operand].append(instruction)
     for start_id, start in starts.items():
-        if [u.opcode for u in users[start_id]] != [exchange.CARRIERS[start.opcode]]:
+        if [u.opcode for u in users[start_id]] != [carrier.CARRIERS[start.opcode]]:
             names = ", ".join(u.name for u in users[start_id]) or "nothing"
             raise JaxhetError(f"exchange {start.name} is used by {names}, not by its done alone")
     return [(computation, start, users[i][0]) for i, start in starts.items()]

@@ -17,9 +17,10 @@ from jaxhet.compiler import (
     scatter,
     unshare,
 )
+from jaxhet.compiler.carrier import Exchange, ExchangeBuilder
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.cpu_form import CpuLowering
-from jaxhet.compiler.exchange import ALGORITHMS, Exchange, ExchangeBuilder
+from jaxhet.compiler.exchange import ALGORITHMS, DIRECT
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.lowering import Lowering
 from jaxhet.compiler.options import Job, Options
@@ -77,15 +78,12 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
     if opcode != "reduce-scatter" and not job.is_gpu and is_exchanged:
         promotion.undo(collective)
     reducer = collectives.reducer(collective.computation.module, collective.instruction)
-    label = [opcode]
+    name = [opcode]
     if reducer is not None:
-        label.append(collectives.reducer_name(reducer))
-    label += [f"dim {dim}" for dim in collective.instruction.dimensions]
-    if opcode not in _POINT_TO_POINT:
-        label.append(ALGORITHMS[split is not None])
-    if (count := len(collective.instruction.operand_ids)) > 1:
-        label.append(f"of {count}")
-    builder = ExchangeBuilder(collective, " ".join(label), note, job, options, exchanges)
+        name.append(collectives.reducer_name(reducer))
+    name += [f"dim {dim}" for dim in collective.instruction.dimensions]
+    algorithm = DIRECT if opcode in _POINT_TO_POINT else ALGORITHMS[split is not None]
+    builder = ExchangeBuilder(collective, " ".join(name), algorithm, note, job, options, exchanges)
     lowering: Lowering
     if job.is_gpu:
         lowering = GpuLowering(collective, builder)

@@ -40,7 +40,7 @@ class Loop:
 
     def carried(self, instruction: hlo.Instruction) -> int | None:
         """Index of an instruction of the body in the loop's tuple; None for all others."""
-        return _carried(self.body, instruction)
+        return carried(self.body, instruction)
 
     def is_invariant(self, index: int) -> bool:
         """Whether an element of the tuple is the same in all iterations."""
@@ -94,12 +94,12 @@ def find(module: hlo.Module, outer: hlo.Computation, instruction: hlo.Instructio
     test = condition.root
     if test.opcode != "compare" or test.comparison_direction != "LT":
         return None
-    counter = _carried(condition, condition.operands(test)[0])
+    counter = carried(condition, condition.operands(test)[0])
     if counter is None:
         return None
 
     def known(value: int | None) -> Any:
-        return lambda i: value if _carried(body, i) == counter else None
+        return lambda i: value if carried(body, i) == counter else None
 
     limit = integers.value(condition, condition.operands(test)[1], lambda _: None)
     start = integers.value(outer, outer.operands(initial)[counter], lambda _: None)
@@ -121,11 +121,25 @@ def _parameter(c: hlo.Computation) -> hlo.Instruction:
     return next(i for i in c.instructions if i.opcode == "parameter")
 
 
-def _carried(c: hlo.Computation, instruction: hlo.Instruction) -> int | None:
+def carried(c: hlo.Computation, instruction: hlo.Instruction) -> int | None:
+    """Index of an element of a computation's only parameter, a tuple; None for all others."""
     if instruction.opcode != "get-tuple-element":
         return None
     (source,) = c.operands(instruction)
     return instruction.tuple_index if source.opcode == "parameter" else None
+
+
+def behind_barrier(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
+    """The same value without the barriers of `jax.checkpoint`, which are for what is recomputed."""
+    while x.opcode == "get-tuple-element":
+        (barrier,) = c.operands(x)
+        if barrier.opcode != "opt-barrier":
+            break
+        (together,) = c.operands(barrier)
+        if together.opcode != "tuple":
+            break
+        x = c.operands(together)[x.tuple_index]
+    return x
 
 
 def _only_elements(c: hlo.Computation, x: hlo.Instruction) -> bool:

@@ -13,8 +13,8 @@ from jaxhet.compiler import arithmetic, hlo
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.arithmetic import Body
+from jaxhet.compiler.carrier import ExchangeBuilder
 from jaxhet.compiler.collectives import Collective
-from jaxhet.compiler.exchange import ExchangeBuilder
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
 

@@ -4,8 +4,8 @@ import functools
 import json
 from typing import NamedTuple
 
-from jaxhet.compiler import collectives, exchange, hlo
-from jaxhet.compiler.exchange import DONE_TARGET, START_TARGET
+from jaxhet.compiler import carrier, collectives, hlo
+from jaxhet.compiler.carrier import DONE_TARGET, START_TARGET
 
 MATMUL = "matmul"
 
@@ -33,16 +33,16 @@ def schedule(module: hlo.Module) -> list[list[Event]]:
     """For each computation, its events in the order of its schedule."""
     result: list[list[Event]] = []
     num_bytes = {
-        entry.index: entry.num_bytes
+        spec.index: spec.num_bytes
         for c in module.computations.values()
-        for entry in map(exchange.read, filter(exchange.is_start, c.instructions))
+        for spec in map(carrier.read, filter(carrier.is_start, c.instructions))
     }
     for computation_id, sequence in sorted(module.proto.schedule.sequences.items()):
         computation, events = module.computations[computation_id], []
         for instruction_id in sequence.instruction_ids:
             instruction = computation[instruction_id]
             if what := _what(module, instruction):
-                index = exchange.index_of_call(instruction)
+                index = carrier.index_of_call(instruction)
                 events.append(Event(what, index, num_bytes.get(index, 0)))
         result.append(events)
     return result
@@ -86,10 +86,10 @@ def times(module: hlo.Module) -> dict[int, int | None]:
         return total
 
     return {
-        exchange.read(i).index: of_computation(c.id)
+        carrier.read(i).index: of_computation(c.id)
         for c in module.computations.values()
         for i in c.instructions
-        if exchange.is_start(i)
+        if carrier.is_start(i)
     }
 
 

@@ -10,16 +10,17 @@ beside the first weights. So
 
 The first iteration's reductions, which have no operand yet, are of zeros, and the last iteration's
 gathers are for nobody: each costs one exchange more than the loop has iterations. All results are
-the same to the bit. XLA's own pipeliners know neither exchanges nor islands.
+the same to the bit. XLA's own pipeliners know neither exchanges nor islands. `arrange.py` puts
+starts and dones at their places in the schedule.
 """
 
 import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from jaxhet.compiler import exchange, hlo, integers, loops, overlap
+from jaxhet.compiler import hlo, integers, loops
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.loops import Loop
@@ -279,124 +280,6 @@ def _start_at_once(loop: Loop, instruction: hlo.Instruction) -> None:
         instruction.metadata.op_name = prefix + inside
 
 
-# --- the schedule ---
-
-
-def arrange(module: hlo.Module) -> None:
-    """Puts what was moved at the begin and at the end of its iteration: starts first, dones last.
-
-    XLA's scheduler takes exchanges for as fast as NCCL over NVLink, and would let some wait.
-    """
-    for c in module.computations.values():
-        starts = [i for i in c.instructions if exchange.is_start(i) and exchange.is_pipelined(i)]
-        if starts:
-            sequence = module.proto.schedule.sequences[c.id].instruction_ids
-            first, late = _first(module, c, starts), _late(module, c, starts)
-            if first & late:
-                continue
-            last = _copy_carried(c, starts, first, late)
-            sequence[:] = [
-                *(i for i in sequence if i in first),
-                *(i for i in sequence if i not in first | late | {c.root.id}),
-                *(i for i in sequence if i in late and i != c.root.id),
-                *last,
-                c.root.id,
-            ]
-
-
-def _first(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruction]) -> set[int]:
-    """Starts that nothing has to precede that takes time, and what precedes them."""
-    early: set[int] = set()
-    for i in module.proto.schedule.sequences[c.id].instruction_ids:
-        is_wait = _takes_time(module, c[i]) or _is_wait(module, c[i])
-        if not is_wait and all(p.id in early for p in c.predecessors(c[i])):
-            early.add(i)
-    return _closure({i.id for i in starts} & early, lambda i: c.predecessors(c[i]))
-
-
-def _late(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruction]) -> set[int]:
-    """The dones and what follows them, if none of that takes time."""
-    followers: dict[int, list[hlo.Instruction]] = collections.defaultdict(list)
-    for i in c.instructions:
-        for p in c.predecessors(i):
-            followers[p.id].append(i)
-    dones = {u.id for i in starts for u in c.users(i)}
-    late = _closure(dones, followers.__getitem__)
-    if any(_takes_time(module, c[i]) or exchange.is_start(c[i]) for i in late):
-        return set()
-    return late | {c.root.id}
-
-
-def _closure(ids: set[int], following: Callable[[int], Iterable[hlo.Instruction]]) -> set[int]:
-    found, waiting = set(ids), list(ids)
-    while waiting:
-        new = {i.id for i in following(waiting.pop())} - found
-        found |= new
-        waiting += new
-    return found
-
-
-def _copy_carried(
-    c: hlo.Computation, starts: Sequence[hlo.Instruction], first: set[int], late: set[int]
-) -> list[int]:
-    """Copies at the end of the iteration what would overwrite an array that is still read.
-
-    An iteration's new arrays lie where the old ones lay. XLA has left copies out where its own
-    schedule needed none: `first` writes earlier now, and `late` reads later.
-
-    Returns:
-      The ids of the copies.
-    """
-    early_results = first | {u.id for i in starts for u in c.users(i)}
-    read_late = {
-        origin.tuple_index
-        for i in late - {c.root.id}
-        for operand in c.operands(c[i])
-        if _is_carried(c, origin := _origin(c, operand))
-    }
-    copies: list[int] = []
-    for place, new in enumerate(c.operands(c.root)):
-        origin = _origin(c, new)
-        if _is_carried(c, origin):
-            continue
-        if origin.id in early_results or (place in read_late and origin.id not in late):
-            copy = c.add("copy", new.shape, [new])
-            c.set_operand(c.root, place, copy)
-            copies.append(copy.id)
-    return copies
-
-
-def _is_carried(c: hlo.Computation, x: hlo.Instruction) -> bool:
-    return x.opcode == "get-tuple-element" and c.operands(x)[0].opcode == "parameter"
-
-
-def _origin(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
-    """The instruction whose memory an array is in."""
-    while not _is_carried(c, x):
-        x, before = _behind_barrier(c, x), x
-        if x.opcode in ("bitcast", "get-tuple-element", "opt-barrier") and not _is_carried(c, x):
-            x = c.operands(x)[0]
-        if x is before:
-            break
-    return x
-
-
-def _takes_time(module: hlo.Module, instruction: hlo.Instruction) -> bool:
-    is_control_flow = instruction.opcode in ("call", "conditional", "while")
-    return is_control_flow or overlap.holds_product(module, instruction)
-
-
-def _is_wait(module: hlo.Module, instruction: hlo.Instruction) -> bool:
-    """Whether an instruction waits for a collective or exchange."""
-    opcode = instruction.opcode
-    if opcode in hlo.COLLECTIVES and not opcode.endswith("-start"):
-        return True
-    if opcode == "async-done":
-        called = [module.computations[i] for i in instruction.called_computation_ids]
-        return any(i.opcode in hlo.COLLECTIVES for c in called for i in c.instructions)
-    return opcode.endswith("-done") and f"{opcode.removesuffix('-done')}-start" in hlo.COLLECTIVES
-
-
 # --- copies of cheap instructions ---
 
 
@@ -405,7 +288,7 @@ def _is_cheap(loop: Loop, instruction: hlo.Instruction, counter: int | None) -> 
     body = loop.body
     waiting, seen = [instruction], set[int]()
     while waiting:
-        i = _behind_barrier(body, waiting.pop())
+        i = loops.behind_barrier(body, waiting.pop())
         if i.id in seen:
             continue
         seen.add(i.id)
@@ -418,19 +301,6 @@ def _is_cheap(loop: Loop, instruction: hlo.Instruction, counter: int | None) -> 
         else:
             waiting += body.operands(i)
     return True
-
-
-def _behind_barrier(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
-    """The same value without the barriers of `jax.checkpoint`, which are for what is recomputed."""
-    while x.opcode == "get-tuple-element":
-        (barrier,) = c.operands(x)
-        if barrier.opcode != "opt-barrier":
-            break
-        (together,) = c.operands(barrier)
-        if together.opcode != "tuple":
-            break
-        x = c.operands(together)[x.tuple_index]
-    return x
 
 
 class _Copies:
@@ -454,7 +324,7 @@ class _Copies:
 
     def _copy(self, instruction: hlo.Instruction) -> hlo.Instruction:
         loop = self._loop
-        instruction = _behind_barrier(loop.body, instruction)
+        instruction = loops.behind_barrier(loop.body, instruction)
         index = loop.carried(instruction)
         if index == loop.counter and self._counter is not None:
             return self._counter

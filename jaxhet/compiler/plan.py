@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from jaxhet._errors import JaxhetError, UsageError
-from jaxhet.compiler import collectives, exchange, hlo, order
-from jaxhet.compiler.exchange import Entry, Exchange
+from jaxhet.compiler import carrier, collectives, hlo, order
+from jaxhet.compiler.carrier import Exchange
+from jaxhet.compiler.exchange import ExchangeSpec
 from jaxhet.compiler.options import OVERLAP_LIMIT, Options
 
 # Frontend attribute of a module: the digest of its jaxpr (`jaxhet/_traced/jaxprs.py`).
@@ -27,7 +28,7 @@ class Plan:
       program: The digest of the program's jaxpr.
     """
 
-    exchanges: tuple[Entry, ...]
+    exchanges: tuple[ExchangeSpec, ...]
     program: str
 
     @property
@@ -52,13 +53,10 @@ def make(module: hlo.Module, exchanges: Sequence[Exchange], options: Options) ->
     for computation in module.computations.values():
         computation.sort()
     in_order = _Order(module, exchanges, options.order)
-    lines = dict(in_order.lines(module.entry, module.proto.name))
-    plan_fingerprint = fingerprint(_digest_of_jaxpr(module), list(lines.values()))
-    for index, (e, line) in enumerate(lines.items()):
-        entry = Entry(
-            index, plan_fingerprint, line, e.source, e.note, e.num_bytes, len(e.identities)
-        )
-        exchange.finish(e, entry)
+    placed = list(in_order.placed(module.entry, module.proto.name))
+    plan = fingerprint(_digest_of_jaxpr(module), [spec.line for _, spec in placed])
+    for index, (exchange, spec) in enumerate(placed):
+        carrier.finish(exchange, spec.in_plan(plan, index))
     in_order.chain()
     if any(e.done is not None for e in exchanges):  # on CPUs, XLA has done what it does to loops
         in_order.keep_loops()
@@ -77,15 +75,15 @@ def collect(module: hlo.Module) -> Plan | None:
       JaxhetError: XLA dropped, copied or changed an exchange between the passes.
     """
     starts = (i for c in module.computations.values() for i in c.instructions)
-    entries = sorted(
-        (exchange.read(i) for i in starts if exchange.is_start(i)), key=lambda e: e.index
+    specs = sorted(
+        (carrier.read(i) for i in starts if carrier.is_start(i)), key=lambda spec: spec.index
     )
-    if not entries:
+    if not specs:
         return None
-    plan = Plan(tuple(entries), _digest_of_jaxpr(module))
-    indexes = [e.index for e in entries]
-    fingerprints = {e.fingerprint for e in entries}
-    if indexes != list(range(len(entries))) or fingerprints != {plan.fingerprint}:
+    plan = Plan(tuple(specs), _digest_of_jaxpr(module))
+    indexes = [spec.index for spec in specs]
+    fingerprints = {spec.call.plan for spec in specs}
+    if indexes != list(range(len(specs))) or fingerprints != {plan.fingerprint}:
         raise JaxhetError(
             f"{module.proto.name}: XLA changed the exchanges after they were planned (found numbers"
             f" {indexes} of plans {sorted(fingerprints)}); report this with a dump (JAXHET_DUMP)"
@@ -110,10 +108,6 @@ def check_program(module: hlo.Module) -> None:
 
 def _digest_of_jaxpr(module: hlo.Module) -> str:
     return module.proto.frontend_attributes.map.get(PROGRAM_ATTRIBUTE, "")
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class _Order:
@@ -161,9 +155,7 @@ class _Order:
 
     def _line(self, step: hlo.Instruction) -> str:
         if step.id in self._exchanges:
-            e = self._exchanges[step.id]
-            identities = "\n".join(map(str, e.identities))
-            return f"{e.line} @{_digest(identities)}"
+            return self._exchanges[step.id].spec.local_line
         nested = (
             f"{self._line(i)}{tie}" for c in self._callees(step) for i, tie in self.ordered(c)
         )
@@ -173,18 +165,20 @@ class _Order:
         ids = (i for i in step.called_computation_ids if i in self._steps)
         return [self._module.computations[i] for i in ids]
 
-    def lines(self, computation: hlo.Computation, path: str) -> Iterator[tuple[Exchange, str]]:
-        """The exchanges of a computation and those it calls, each with its line in the plan."""
+    def placed(
+        self, computation: hlo.Computation, path: str
+    ) -> Iterator[tuple[Exchange, ExchangeSpec]]:
+        """The exchanges of a computation and those it calls, each with its place in the program."""
         numbers: dict[str, int] = {}
         for step, tie in self.ordered(computation):
-            suffix = f" #{tie}" if tie else ""
-            if step.id in self._exchanges:
-                yield self._exchanges[step.id], f"{path} {self._line(step)}{suffix}"
+            if (exchange := self._exchanges.get(step.id)) is not None:
+                yield exchange, dataclasses.replace(exchange.spec, place=path, tie=tie)
                 continue
+            suffix = f" #{tie}" if tie else ""
             number = numbers[step.opcode] = numbers.get(step.opcode, -1) + 1
             for callee in self._callees(step):
                 role = collectives.role(step, callee.id)
-                yield from self.lines(callee, f"{path}/{step.opcode}{number}.{role}{suffix}")
+                yield from self.placed(callee, f"{path}/{step.opcode}{number}.{role}{suffix}")
 
     def keep_loops(self) -> None:
         """Keeps XLA from making two of a loop with exchanges.

@@ -161,11 +161,11 @@ def _open_new_engine() -> None:
     secret = _secret.read_secret(config)
     listener = _listen_again(host, port, session, secret)
     engine, _ = _initialize._start_engine(config, listener, membership)
-    session.engine = engine
+    session.engine = session.compilation.engine = engine
     listener.close()
     _initialize._set_ranks(session, engine, jax.devices())
-    for fingerprint, plan in session.plans.items():
-        program = session.programs[plan.program]
+    for fingerprint, plan in session.compilation.plans.items():
+        program = session.compilation.programs[plan.program]
         engine.register_plan(fingerprint, plan.text, program.listing())
 
 

@@ -1,47 +1,127 @@
-"""The commands of the tutorials, with the output that the pages show.
+"""The commands of the tutorials with the output that the pages show, and all programs of documents.
 
-The program of the first tutorial is the README's, which tests/python/test_project.py runs.
+The program of the README and of the first tutorial is run by tests/python/test_project.py.
 """
 
+import collections
 import os
 import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.python.compiler.install_plugins import PLUGINS
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_TUTORIALS = _ROOT / "docs" / "tutorials"
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_PROGRAMS = {  # page -> number of its programs, all of which run here or in test_project.py
+    "docs/guides/programs.md": 1,
+    "docs/guides/replicas.md": 1,
+    "docs/guides/testing.md": 2,
+    "docs/tutorials/01-two-islands.md": 1,
+    "docs/tutorials/02-nvidia-and-amd.md": 1,
+    "docs/tutorials/03-read-a-plan.md": 1,
+    "docs/tutorials/05-failures.md": 1,
+    "README.md": 1,
+}
 
 
 def _blocks(page: str, info: str) -> list[str]:
-    """The fenced blocks of a tutorial whose first line has these words after the fence."""
-    fences = _FENCE.findall((_TUTORIALS / page).read_text())
+    """The fenced blocks of a page whose first line has these words after the fence."""
+    folder = "docs/guides" if (_ROOT / "docs" / "guides" / page).exists() else "docs/tutorials"
+    fences = _FENCE.findall((_ROOT / folder / page).read_text())
     return [text for words, text in fences if words == info]
+
+
+def _command(command: str) -> list[str]:
+    """A command line that begins with `jaxhet`, for this Python."""
+    program, *arguments = shlex.split(command.replace("\\\n", " "))
+    assert program == "jaxhet"
+    return [sys.executable, "-m", "jaxhet.cli", *arguments]
+
+
+def _environment(packages: pathlib.Path = _ROOT, **env: str) -> dict[str, str]:
+    """The environment of a command, with a further folder of packages."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA_FLAGS"))}
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), kept["PATH"]])
+    return {**kept, "PATH": path, "PYTHONPATH": f"{_ROOT}{os.pathsep}{packages}", **env}
 
 
 def _run(
     command: str, folder: pathlib.Path, packages: pathlib.Path = _ROOT, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command line that begins with `jaxhet`, with a further folder of packages."""
-    program, *arguments = shlex.split(command.replace("\\\n", " "))
-    assert program == "jaxhet"
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA_FLAGS"))}
-    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), kept["PATH"]])
     return subprocess.run(
-        [sys.executable, "-m", "jaxhet.cli", *arguments],
+        _command(command),
         cwd=folder,
-        env={**kept, "PATH": path, "PYTHONPATH": f"{_ROOT}{os.pathsep}{packages}", **env},
+        env=_environment(packages, **env),
         check=False,
         capture_output=True,
         text=True,
         timeout=280,
     )
+
+
+def test_all_programs_in_documents_are_run() -> None:
+    """A page with a new program needs a test here."""
+    pages = [_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md")]
+    found = {
+        str(page.relative_to(_ROOT)): sum(
+            words.split(" ")[0] == "python" for words, _ in _FENCE.findall(page.read_text())
+        )
+        for page in pages
+    }
+    assert collections.Counter(found) == collections.Counter(_PROGRAMS)
+
+
+# Names that the programs of the guides and of the fifth tutorial use, and do not define.
+_BEFORE = """
+import jax
+import jax.numpy as jnp
+import jaxhet
+
+jaxhet.initialize()
+mesh = jaxhet.make_mesh({"data": -1})
+attention = lambda q, k, v: q * k + v
+flash_attention = attention
+q = k = v = jnp.ones(4)
+state = jax.device_put(jnp.ones(8), jax.NamedSharding(mesh, jax.P()))
+gradients = params = state
+split = jax.NamedSharding(mesh, jax.P("data"))
+update = lambda params, gradients: params - gradients
+folder = "checkpoint"
+save = lambda state, folder: print("saved")
+"""
+_PARTS = ("programs.md", "replicas.md", "05-failures.md")
+
+
+def test_parts_of_programs_run(tmp_path: pathlib.Path) -> None:
+    parts = [text for page in _PARTS for text in _blocks(page, "python")]
+    assert len(parts) == len(_PARTS)
+    (tmp_path / "train.py").write_text("\n".join([_BEFORE, *parts, "jaxhet.shutdown()"]))
+    result = _run("jaxhet launch --islands 2 -- python train.py", tmp_path, JAX_PLATFORMS="cpu")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("saved") == 2
+
+
+def test_example_of_a_test_passes(tmp_path: pathlib.Path) -> None:
+    for text in _blocks("testing.md", "python"):
+        (tmp_path / text.split()[1]).write_text(text)
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_total.py"],
+        cwd=tmp_path,
+        env=_environment(tmp_path, JAX_PLATFORMS="cpu"),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert "1 passed" in ended.stdout, ended.stdout
 
 
 @pytest.mark.slow
@@ -81,3 +161,52 @@ def test_program_of_two_vendors_trains_on_islands_of_cpus(tmp_path: pathlib.Path
     assert [int(number) for number, _ in lines] == list(range(0, 100, 10))
     losses = [float(value) for _, value in lines]
     assert losses == sorted(losses, reverse=True)
+
+
+def _processes_of(launcher: int) -> list[int]:
+    """The ids of the processes below a launcher that run `models.pretrain`."""
+    parents, training = {}, set()
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            if b"models.pretrain" in (folder / "cmdline").read_bytes():
+                training.add(int(folder.name))
+        except OSError:  # it has ended
+            continue
+
+    def is_below(process: int) -> bool:
+        parent = parents.get(process, 0)
+        return parent == launcher or (parent > 1 and is_below(parent))
+
+    below = {process for process in training if is_below(process)}
+    return sorted(process for process in below if process not in map(parents.get, below))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_training_is_killed_and_resumes(tmp_path: pathlib.Path) -> None:
+    command, *_ = _blocks("05-failures.md", "")
+    command = command.replace("runs/failure", str(tmp_path / "run")).replace("every 100", "every 5")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    with (tmp_path / "log.txt").open("wb") as log:
+        launched = subprocess.Popen(
+            _command(command), cwd=_ROOT, env=_environment(), stdout=log, stderr=log
+        )
+    try:
+        while not (checkpoints / "5").exists():
+            assert launched.poll() is None, (tmp_path / "log.txt").read_text()
+            time.sleep(0.1)
+        processes = _processes_of(launched.pid)
+        assert len(processes) == 2
+        os.kill(processes[-1], signal.SIGKILL)
+        assert launched.wait(60) == 128 + signal.SIGKILL
+    finally:
+        launched.terminate()
+        launched.wait()
+    assert "jaxhet.PeerError" in (tmp_path / "log.txt").read_text()
+    latest = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
+    result = _run(command.replace("100000", str(latest + 5)), _ROOT)
+    assert result.returncode == 0, result.stderr
+    assert (checkpoints / str(latest + 5)).exists()

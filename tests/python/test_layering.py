@@ -105,6 +105,7 @@ _ROOMS = (
     "_ffi",
     "_gpu _islands _qualification _saves",
     "_telemetry",
+    "_compilation",
     "_session",
     "_jit _mesh _paths _per_platform _plan _saving",
     "_replicas",

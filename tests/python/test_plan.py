@@ -14,11 +14,11 @@ import pytest
 
 import jaxhet
 from jaxhet import PlannedExchange, PlanReport, _plan
-from jaxhet._errors import JaxhetError, UsageError
+from jaxhet._errors import UsageError
 from jaxhet._pretended import deviceless, rocm_stubs
 from jaxhet.cli import plan as cli_plan
 from jaxhet.compiler import Options, bridge, decompose, hlo
-from jaxhet.compiler.exchange import Entry, Parts
+from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce
 from tests.python.compiler.install_plugins import PLUGINS
@@ -41,41 +41,72 @@ def _bridged(body: str, before: str = SUM, platform: str = "cpu", bucket_bytes: 
 # --- lines ---
 
 
+_ROOT = f"ROOT {all_reduce('r', 'p')}"
+_SPEC = ExchangeSpec(
+    Call(session=7, kind=ExchangeKind.PERMUTE, ranks=(0, 2, 1, -1), group_size=2, deadline_ms=5),
+    collective="all-gather dim 2",
+    algorithm="hierarchical",
+    num_operands=1,
+    shapes="f32[6],s8[1]",
+    groups=((0, 2), (1, 3)),
+    digest="0123456789abcdef",
+    source="jit(f)/\u00e9 net.py:7 and 2 more",
+    note="groups meet the islands in different orders",
+    num_bytes=64,
+    num_collectives=3,
+)
+
+
 @pytest.mark.parametrize(
-    ("line", "parts"),
+    ("changes", "line"),
     [
         (
-            "jit_f:c5acbcc8 all_gather all-reduce sum flat f32[7] {{0,1,2,3}}",
-            Parts(
-                "jit_f:c5acbcc8", "all_gather", "all-reduce sum", "flat", "f32[7]", ((0, 1, 2, 3),)
-            ),
+            {"place": "jit_f:c5acbcc8"},
+            "jit_f:c5acbcc8 permute all-gather dim 2 hierarchical f32[6],s8[1] {{0,2},{1,3}}"
+            " @0123456789abcdef",
         ),
         (
-            "jit_f:0/while0.body #1 permute all-gather dim 2 hierarchical f32[7] {{0,2},{1,3}} #2",
-            Parts(
-                "jit_f:0/while0.body #1",
-                "permute",
-                "all-gather dim 2",
-                "hierarchical",
-                "f32[7]",
-                ((0, 2), (1, 3)),
-            ),
+            {"place": "jit_f:0/while0.body #1", "tie": "2", "algorithm": "flat", "num_operands": 4},
+            "jit_f:0/while0.body #1 permute all-gather dim 2 flat of 4 f32[6],s8[1] {{0,2},{1,3}}"
+            " @0123456789abcdef #2",
         ),
         (
-            "f:0 permute collective-permute f32[6],s8[1] {{0,1},{1,10}}",
-            Parts(
-                "f:0", "permute", "collective-permute", "direct", "f32[6],s8[1]", ((0, 1), (1, 10))
-            ),
+            {"place": "f:0", "collective": "collective-permute", "algorithm": "direct"},
+            "f:0 permute collective-permute f32[6],s8[1] {{0,2},{1,3}} @0123456789abcdef",
         ),
     ],
 )
-def test_parts_of_a_line(line: str, parts: Parts) -> None:
-    assert Entry(0, 0, line, "", "", 0).parts == parts
+def test_line_of_an_exchange(changes: dict[str, Any], line: str) -> None:
+    assert dataclasses.replace(_SPEC, **changes).line == line
 
 
-def test_line_of_another_form_is_an_error() -> None:
-    with pytest.raises(JaxhetError, match="'all_gather' is no line of a plan"):
-        _ = Entry(0, 0, "all_gather", "", "", 0).parts
+def test_record_is_read_as_it_was_written() -> None:
+    spec = dataclasses.replace(_SPEC, place="f", tie="1", is_pipelined=True).in_plan(1 << 62, 3)
+    assert (spec.call.plan, spec.index, spec.kind) == (1 << 62, 3, "permute")
+    assert ExchangeSpec.from_json(spec.to_json()) == spec
+
+
+def test_call_has_only_the_attributes_of_its_platform() -> None:
+    on_cpu = ["session", "kind", "ranks", "group_size", "deadline_ms", "plan", "index"]
+    assert [*_SPEC.call.attributes] == on_cpu
+    on_gpu = dataclasses.replace(_SPEC.call, skips_own=0, part_bytes=0).attributes
+    assert [*on_gpu] == [*on_cpu[:5], "skips_own", "part_bytes", *on_cpu[5:]]
+
+
+def test_record_survives_the_text_of_a_module() -> None:
+    """XLA prints and parses it, whatever the user's names are."""
+    name = 'jit(f)/a"b{c}\\d \u00e9'
+    data = hlo_text.module(hlo_text.entry(f"p = f32[4] parameter(0)\n{_ROOT}"), [0, 1])
+    module = hlo.Module(data)
+    module.entry.root.metadata.op_name = name
+    decomposed = decompose(module.serialize(), hlo_text.job(0, 1), Options())
+    assert decomposed is not None
+    module = hlo.Module(decomposed)
+    for instruction in module.entry.instructions:  # XLA's parser has other rules for metadata
+        instruction.ClearField("metadata")
+    (again,) = hlo_text.planned(hlo_text.parsed(hlo_text.to_text(module.serialize())))
+    assert [again] == hlo_text.planned(decomposed)
+    assert again.source == name.replace('"', "'")
 
 
 # --- how often, and what overlaps ---

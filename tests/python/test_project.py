@@ -85,10 +85,12 @@ def test_readme_example_runs(tmp_path: pathlib.Path):
 
 
 def test_examples_of_docstrings_run_on_two_islands(tmp_path: pathlib.Path):
-    names = ("initialize", "make_mesh", "jit", "plan", "paths", "stats")
+    """All of them, in the order of the reference; tests/python/test_docstrings.py says which."""
+    reference = _text(_ROOT / "docs" / "reference" / "api.md")
+    names = re.findall(r"^::: jaxhet\.(\w+)$", reference, re.M)
     texts = [inspect.getdoc(getattr(jaxhet, name)) or "" for name in names]
     examples = [doctest.DocTestParser().get_examples(text) for text in texts]
-    assert all(examples)
+    assert sum(map(bool, examples)) > 10
     program = "".join(example.source for each in examples for example in each)
     assert "all-reduce" in _launched(program, tmp_path)  # the plan
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import jaxhet
-from jaxhet import _config, _ffi, _initialize, _islands, _session
+from jaxhet import _compilation, _config, _ffi, _initialize, _islands, _session
+from jaxhet._compilation import BridgeOptions
 from jaxhet._errors import JaxhetError, PeerError, TransportError
 from jaxhet._jax import compat, jaxlib, programs
-from jaxhet._session import BridgeOptions, Session
+from jaxhet._session import Session
 
 DEVICES: tuple[Any, ...] = tuple(
     types.SimpleNamespace(id=i, process_index=process, local_hardware_id=ordinal)
@@ -33,7 +34,7 @@ def _session_of(
 
 
 def _salt(*device_ids: int, **how: Any) -> str:
-    return _session_of(**how).cache_salt(device_ids or (0, 1, 2, 3))
+    return _session_of(**how).compilation.cache_salt(device_ids or (0, 1, 2, 3))
 
 
 def test_salt_is_the_same_in_another_run() -> None:
@@ -65,7 +66,7 @@ def test_salt_differs_by_order_of_devices_and_by_version(monkeypatch: pytest.Mon
 
 
 def test_salt_differs_by_options_of_one_function() -> None:
-    with _session.bridge_options(BridgeOptions(deadline_s=3)):
+    with _compilation.bridge_options(BridgeOptions(deadline_s=3)):
         other = _salt()
     assert other != _salt()
 
@@ -76,11 +77,13 @@ def test_salt_of_a_program_inside_one_island_knows_no_islands() -> None:
 
 
 def test_processes_of_an_island_share_programs_on_gpus() -> None:
-    writers = [_session_of(process, platform="cuda").writes_cache for process in range(3)]
+    writers = [
+        _session_of(process, platform="cuda").compilation.writes_cache for process in range(3)
+    ]
     assert writers == [True, False, True]
     assert _salt(platform="cuda") == _salt(process=1, platform="cuda")
     assert _salt(platform="cuda") != _salt(process=2, platform="cuda")
-    assert all(_session_of(process).writes_cache for process in range(3))
+    assert all(_session_of(process).compilation.writes_cache for process in range(3))
 
 
 # GPUs.
@@ -184,7 +187,7 @@ def test_each_process_is_set_up_for_its_own_platform(
     assert [
         (*args, named["platform"]) for name, args, named in calls if name == "register_ffi_target"
     ] == [("start", 2, platform.upper()), ("done", 3, platform.upper())]
-    assert session._job.platform == platform
+    assert session.compilation._job.platform == platform
     session.close(0)
 
 

@@ -6,7 +6,7 @@ Exchanges become collectives of XLA, in one process.
 import itertools
 from collections.abc import Sequence
 
-from jaxhet.compiler import arithmetic, exchange, hlo
+from jaxhet.compiler import arithmetic, carrier, hlo
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo_pb2 as pb
 
@@ -90,10 +90,12 @@ def to_cpu(module: bytes) -> bytes:
 def _rewrite(c: hlo.Computation, instruction: hlo.Instruction) -> None:
     operands = c.operands(instruction)
     is_ours = instruction.name.startswith("jaxhet.")
-    if instruction.opcode in exchange.CARRIERS.values():
+    if instruction.opcode in carrier.CARRIERS.values():
         (start,) = operands
         own = c.operands(start)[0]
-        part_elements = _attribute(start, "part_bytes") * 8 // hlo.bit_width(own.shape.element_type)
+        part_elements = (
+            (carrier.read(start).call.part_bytes or 0) * 8 // hlo.bit_width(own.shape.element_type)
+        )
         _rewrite_done(c, instruction, start)
         c.remove(start, successor=instruction)
         if part_elements:
@@ -115,22 +117,22 @@ def _rewrite(c: hlo.Computation, instruction: hlo.Instruction) -> None:
 
 
 def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruction) -> None:
-    assert exchange.is_start(start)
-    parts, operands = exchange.read(start).parts, c.operands(start)
+    assert carrier.is_start(start)
+    spec, operands = carrier.read(start), c.operands(start)
     groups, channel = start.collective_device_list, start.channel_id
-    if not groups_lib.are_equal(parts.groups):
+    if not groups_lib.are_equal(spec.groups):
         _gather_unequal(c, done, start)
         return
-    if parts.kind == "permute":
+    if spec.kind == "permute":
         pairs = start.source_target_pairs
         c.rewrite(
             done, "collective-permute", operands, channel_id=channel, source_target_pairs=pairs
         )
         return
     received = done
-    if is_skipped := _attribute(start, "skips_own"):
+    if is_skipped := spec.call.skips_own:
         received = c.add("copy", done.shape, operands)
-    if parts.kind == "all_gather":
+    if spec.kind == "all_gather":
         c.rewrite(
             received,
             "all-gather",
@@ -142,7 +144,7 @@ def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruct
         )
     else:  # a group's pairs are its members, each with the one after it
         sources = [pair.source for pair in start.source_target_pairs]
-        for group in itertools.batched(sources, len(parts.groups[0])):
+        for group in itertools.batched(sources, len(spec.groups[0])):
             groups.replica_groups.add(replica_ids=group)
         _in_tuple_form(c, received, operands[0], groups, channel)
     if is_skipped:
@@ -166,7 +168,7 @@ def _gather_unequal(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instru
         dimensions=[0],
         use_global_device_ids=True,
     )
-    group_of = {rank: group for group in exchange.read(start).parts.groups for rank in group}
+    group_of = {rank: group for group in carrier.read(start).groups for rank in group}
 
     def source(position: int, row: int) -> int:
         group = group_of[ranks[position]]
@@ -185,11 +187,6 @@ def _gather_unequal(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instru
     c.rewrite(done, "copy", [arithmetic.concatenate(c, rows)])
 
 
-def _attribute(start: hlo.Instruction, name: str) -> int:
-    """Value of an attribute in the engine's call."""
-    return int(start.frontend_attributes.map["jaxhet_call"].split(f"{name} = ")[1].split(" ")[0])
-
-
 def _come_in_parts(
     c: hlo.Computation, done: hlo.Instruction, own: hlo.Instruction, size: int
 ) -> None:
@@ -201,9 +198,7 @@ def _come_in_parts(
     c.rewrite(done, "copy", [_first(c, whole, own, size)])
     last = done
     for there in itertools.count(2 * size, size):
-        part = next(
-            (u for u in c.users(last) if u.custom_call_target == exchange.PART_TARGET), None
-        )
+        part = next((u for u in c.users(last) if u.custom_call_target == carrier.PART_TARGET), None)
         if part is None:
             return
         received = _first(c, whole, own, there)

@@ -1,12 +1,18 @@
 """Modules from HLO text and back, without a backend."""
 
+import io
 import random
 import re
 
+from filecheck import options as file_check
+from filecheck import parser
+from filecheck.finput import FInput
+from filecheck.matcher import Matcher
 from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
-from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, decompose, hlo
+from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, carrier, decompose, hlo
 from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler.exchange import ExchangeSpec
 
 SUM = """
 sum {
@@ -23,13 +29,17 @@ def job(*islands: int, platform: str = "cpu") -> Job:
     return Job(device_ids, islands, platform, process=0, session=7)  # type: ignore[arg-type]
 
 
+def parsed(text: str) -> bytes:
+    """A whole module, as XLA reads it."""
+    return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
 def module(text: str, ranks: list[int], num_replicas: int = 1, program: str = "0123") -> bytes:
     """Parses text; `ranks` is its device assignment, partition after partition of each replica.
 
     `program` is the digest of the jaxpr that it was lowered from.
     """
-    parsed = _hlo.hlo_module_from_text(f"HloModule test\n{text}")
-    proto = pb.HloModuleProto.FromString(parsed.as_serialized_hlo_module_proto())
+    proto = pb.HloModuleProto.FromString(parsed(f"HloModule test\n{text}"))
     proto.frontend_attributes.map[PROGRAM_ATTRIBUTE] = program
     assignment = proto.device_assignment
     assignment.replica_count = num_replicas
@@ -68,12 +78,39 @@ def named(path: str) -> str:
 def decomposed(
     body: str, its_job: Job | None = None, options: Options | None = None, before: str = SUM
 ) -> str:
-    """The text of an entry computation after PRE; by default on two islands of one rank."""
+    """The text of an entry computation after PRE, then its plan; by default on two ranks.
+
+    Each of them is an island. A line of the plan ends with bytes and note.
+    """
     its_job = its_job or job(0, 1)
     data = module(entry(body, before), list(range(len(its_job.islands))))
     result = decompose(data, its_job, options or Options())
     assert result is not None
-    return to_text(result)
+    plan = (f"plan: {s.line}; {s.num_bytes} bytes; {s.note}" for s in planned(result))
+    return "\n".join([to_text(_without_records(result)), *plan, ""])
+
+
+def planned(decomposed: bytes) -> list[ExchangeSpec]:
+    """The exchanges of a module after PRE, by index."""
+    computations = hlo.Module(decomposed).computations.values()
+    starts = (i for c in computations for i in c.instructions if carrier.is_start(i))
+    return sorted(map(carrier.read, starts), key=lambda spec: spec.index)
+
+
+def _without_records(decomposed: bytes) -> bytes:
+    proto = pb.HloModuleProto.FromString(decomposed)
+    for instruction in (i for c in proto.computations for i in c.instructions):
+        instruction.ClearField("frontend_attributes")
+    return proto.SerializeToString()
+
+
+def check(text: str, checks: str) -> None:
+    """Compares text with FileCheck lines (llvm.org/docs/CommandGuide/FileCheck.html)."""
+    options = file_check.Options(match_filename="checks", input_file="text")
+    lines = parser.Parser(options, io.StringIO(checks), *parser.pattern_for_opts(options))
+    matcher = Matcher(options, FInput("text", text), lines)
+    matcher.stderr = io.StringIO()
+    assert matcher.run() == 0, f"{matcher.stderr.getvalue()}\n{text}"
 
 
 def opcodes(text: str) -> list[str]:
@@ -120,20 +157,15 @@ def feeding(data: bytes, its_job: Job, options: Options | None = None) -> list[l
     decomposed = decompose(data, its_job, options or Options())
     assert decomposed is not None
     main = hlo.Module(decomposed).entry
-    starts = [i for i in main.instructions if _index(i)]
-    starts.sort(key=lambda i: int(_index(i)))
+    starts = [i for i in main.instructions if carrier.is_start(i)]
+    starts.sort(key=carrier.index_of_call)
     return [[name for x in main.operands(start) for name in _sources(main, x)] for start in starts]
-
-
-def _index(i: hlo.Instruction) -> str:
-    """The index of the exchange that an instruction starts, or ""."""
-    return i.frontend_attributes.map.get("jaxhet_index", "")
 
 
 def _sources(main: hlo.Computation, x: hlo.Instruction) -> list[str]:
     operands = main.operands(x)
-    if index := _index(x):
-        return [f"exchange {index}"]
+    if carrier.is_start(x):
+        return [f"exchange {carrier.index_of_call(x)}"]
     if x.opcode == "parameter":
         return [f"parameter {x.parameter_number}"]
     if x.opcode == "get-tuple-element" and operands[0].opcode == "opt-barrier":

@@ -5,7 +5,7 @@ An array is known by what the program says where it comes from, and by nothing t
 
 import re
 
-from jaxhet.compiler import exchange, hlo
+from jaxhet.compiler import carrier, hlo
 
 _NAME = re.compile(r".*name_\d+")
 _EQUATIONS = re.compile(r"(?<!\w)e\d+(?=d\d)|\w+$")  # the numbers in an op_name
@@ -24,10 +24,10 @@ def of_module(module: hlo.Module, is_named: bool) -> list[list[str]]:
     """
     found: dict[int, list[str]] = {}
     for computation in module.computations.values():
-        for start in filter(exchange.is_start, computation.instructions):
-            entry = exchange.read(start)
-            members = _members(computation, start, entry.num_collectives)
-            found[entry.index] = [_origin(computation, x, is_named) for x in members]
+        for start in filter(carrier.is_start, computation.instructions):
+            spec = carrier.read(start)
+            members = _members(computation, start, spec.num_collectives)
+            found[spec.index] = [_origin(computation, x, is_named) for x in members]
     return [found[index] for index in range(len(found))]
 
 

@@ -26,7 +26,7 @@ from jaxhet import _config, _ffi
 from jaxhet._jax import programs as _jax_programs
 from jaxhet._traced import jaxprs
 from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, Plan, bridge, decompose
-from jaxhet.compiler.exchange import CARRIERS
+from jaxhet.compiler.carrier import CARRIERS
 from tests.python.compiler import gpu_on_cpu
 
 NUM_RANKS = 4

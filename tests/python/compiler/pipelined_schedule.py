@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks import plain_llama
 from jaxhet._pretended import deviceless
-from jaxhet.compiler import Job, Options, Plan, exchange, hlo, overlap, pipeline
+from jaxhet.compiler import Job, Options, Plan, arrange, carrier, hlo, overlap
 from tests.python.compiler.install_plugins import PLUGINS
 
 _LAYERS, _ROWS, _POSITIONS = 9, 8, 2048  # rows: of each device
@@ -36,12 +36,12 @@ class Compiler(deviceless.Compiler):
     def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
         if self.is_copied:
             return super().bridge(module, job, options)
-        kept = pipeline._copy_carried
-        pipeline._copy_carried = lambda *_: []  # a fault that `hazards` must find
+        kept = arrange._copy_carried
+        arrange._copy_carried = lambda *_: []  # a fault that `hazards` must find
         try:
             return super().bridge(module, job, options)
         finally:
-            pipeline._copy_carried = kept
+            arrange._copy_carried = kept
 
 
 def lower(mesh: Mesh, rows: int) -> Any:
@@ -111,8 +111,8 @@ def loops(module: hlo.Module) -> list[dict[str, Any]]:
             sequence = list(module.proto.schedule.sequences[body.id].instruction_ids)
             targets = [body[i].custom_call_target for i in sequence]
             products = [p for p, i in enumerate(sequence) if overlap.holds_product(module, body[i])]
-            starts = [p for p, t in enumerate(targets) if t == exchange.START_TARGET]
-            dones = [p for p, t in enumerate(targets) if t == exchange.DONE_TARGET]
+            starts = [p for p, t in enumerate(targets) if t == carrier.START_TARGET]
+            dones = [p for p, t in enumerate(targets) if t == carrier.DONE_TARGET]
             if starts:
                 result.append(
                     {

@@ -21,11 +21,8 @@ def _lines(data: bytes, most_bytes: int = 1024) -> list[str]:
     """Reducer, algorithm, members and shape of each exchange, by index."""
     decomposed = decompose(data, _JOB, Options(bucket_bytes=most_bytes))
     assert decomposed is not None
-    by_index = re.findall(
-        r'jaxhet_index="(\d+)",jaxhet_line="\S+ permute all-reduce (.*?) \{',
-        hlo_text.to_text(decomposed),
-    )
-    return [line for _, line in sorted(by_index, key=lambda entry: int(entry[0]))]
+    lines = (spec.line for spec in hlo_text.planned(decomposed))
+    return [re.sub(r".* permute all-reduce (.*?) \{.*", r"\1", line) for line in lines]
 
 
 _THREE = f"""

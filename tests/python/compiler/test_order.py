@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jaxhet._errors import JaxhetError, UsageError
-from jaxhet.compiler import Job, Options, Plan, bridge, decompose, hlo
+from jaxhet.compiler import Job, Options, Plan, bridge, carrier, decompose, hlo
 from jaxhet.compiler import hlo_pb2 as pb
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import all_reduce, feeding, shuffled
@@ -67,8 +67,8 @@ def test_starts_are_chained_in_plan_order(platform: str):
     decomposed = decompose(_module(_BACKWARD), job, _ALONE)
     assert decomposed is not None
     module = hlo.Module(decomposed)
-    starts = [i for i in module.entry.instructions if "jaxhet_index" in i.frontend_attributes.map]
-    starts.sort(key=lambda i: int(i.frontend_attributes.map["jaxhet_index"]))
+    starts = [i for i in module.entry.instructions if carrier.is_start(i)]
+    starts.sort(key=carrier.index_of_call)
     assert [list(i.control_predecessor_ids) for i in starts] == [
         [],
         [starts[0].id],
@@ -400,7 +400,7 @@ def test_exchange_lost_on_the_way_is_an_error():
     assert decomposed is not None
     module = pb.HloModuleProto.FromString(decomposed)
     for instruction in module.computations[-1].instructions:
-        if instruction.frontend_attributes.map.get("jaxhet_index") == "1":
+        if carrier.index_of_call(instruction) == 1:
             instruction.frontend_attributes.Clear()
     with pytest.raises(JaxhetError, match=r"XLA changed the exchanges .* numbers \[0, 2\]"):
         bridge(module.SerializeToString(), _JOB, Options())
@@ -422,13 +422,25 @@ def test_bridge_on_gpu_makes_pairs_calls_at_their_places():
     assert bridged is not None
     before = [i.id for i in hlo.Module(decomposed).entry.instructions]
     assert [i.id for i in hlo.Module(bridged[0]).entry.instructions] == before
-    text = hlo_text.to_text(bridged[0])
-    assert "collective-permute" not in text
-    assert text.count('custom_call_target="jaxhet_start"') == 3
-    assert text.count("output_to_operand_aliasing={{}: (0, {})}") == 3
-    assert '"custom_call_backend_config"' in text
-    assert "kind = 0 : i64" in text
-    assert "ranks = array<i64: 0, 1, 1, 0>" in text
+    calls = [line for line in hlo_text.to_text(bridged[0]).splitlines() if "jaxhet_" in line]
+    hlo_text.check(
+        "\n".join(calls[1:]),  # the first line is the module's
+        """
+        CHECK-COUNT-3: "jaxhet_start"{{.*}}kind = 0 : i64, ranks = array<i64: 0, 1, 1, 0>
+        CHECK-NOT: "jaxhet_start"
+        """,
+    )
+    hlo_text.check(
+        "\n".join(calls[1:]),
+        """
+        CHECK-NOT: collective-permute
+        CHECK: [[START:%.*]] = f32[{{.*}} custom-call([[X:%.*]]), {{.*}}"jaxhet_start"
+        CHECK-SAME: "custom_call_backend_config"
+        CHECK: custom-call([[START]], [[X]]), custom_call_target="jaxhet_done"
+        CHECK-SAME{LITERAL}: output_to_operand_aliasing={{}: (0, {})}
+        CHECK-NOT: collective-permute
+        """,
+    )
 
 
 def test_collective_that_appears_between_the_passes_is_an_error():

@@ -1,12 +1,10 @@
 """Permutes on GPUs: all are exchanges, those inside islands as well; elsewhere these are XLA's."""
 
-import re
-
 import pytest
 
 from jaxhet.compiler import Job, Options, decompose
 from tests.python.compiler import hlo_text
-from tests.python.compiler.hlo_text import decomposed, opcodes
+from tests.python.compiler.hlo_text import check, decomposed
 
 _FOUR = hlo_text.job(0, 0, 1, 1)
 _TWO_BY_TWO = hlo_text.job(0, 0, 1, 1, platform="cuda")
@@ -24,18 +22,30 @@ def _permute(pairs: str) -> str:
 def test_no_permute_on_gpu_is_left_to_xla_which_would_join_all_devices_for_it(
     pairs: str, num_bytes: int
 ):
-    text = decomposed(_permute(pairs), _TWO_BY_TWO)
-    assert re.findall(r"collective-permute-start\(.*source_target_pairs=(\{\{.*?\}\})", text) == [
-        pairs
-    ]
-    assert "collective-permute" not in opcodes(text)
-    assert re.findall(r'jaxhet_bytes="(\d+)"', text) == [str(num_bytes)]
+    check(
+        decomposed(_permute(pairs), _TWO_BY_TWO),
+        f"""
+        CHECK-NOT: collective-permute(
+        CHECK: collective-permute-start(
+        CHECK-SAME{{LITERAL}}: source_target_pairs={pairs}
+        CHECK-NOT: collective-permute{{{{(-start)?}}}}(
+        CHECK: plan: test permute collective-permute f32[4] {{{{.*}}}}; {num_bytes} bytes;
+        """,
+    )
 
 
 def test_what_stays_on_its_device_is_kept_there():
-    text = decomposed(_permute("{{0,0},{1,2}}"), _TWO_BY_TWO)
-    assert re.findall(r"source_target_pairs=(\{\{.*?\}\})", text) == ["{{1,2}}"]
-    assert opcodes(text).count("select") == 1
+    check(
+        decomposed(_permute("{{0,0},{1,2}}"), _TWO_BY_TWO),
+        """
+        CHECK: collective-permute-start(
+        CHECK-SAME{LITERAL}: source_target_pairs={{1,2}}
+        CHECK-NOT: collective-permute-start(
+        CHECK: [[RECEIVED:%.*]] = f32[4]{0} collective-permute-done(
+        CHECK: select({{.*}}, %p, [[RECEIVED]])
+        CHECK-NOT: select(
+        """,
+    )
 
 
 @pytest.mark.parametrize(

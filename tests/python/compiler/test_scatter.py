@@ -36,8 +36,8 @@ def _lines(body: str, options: Options | None = None) -> tuple[list[str], list[i
     """The plan's lines without the groups, and the bytes of each."""
     before = SUM + SUM.replace("sum", "most").replace("add", "maximum")
     text = hlo_text.decomposed(body, _JOB, options, before)
-    lines = re.findall(r'jaxhet_line="\S+ (?:all_gather|all_to_all|permute) (.*?) \{\{.*?"', text)
-    return lines, [int(b) for b in re.findall(r'jaxhet_bytes="(\d+)"', text)]
+    lines = re.findall(r"plan: \S+ (?:all_gather|all_to_all|permute) (.*?) \{\{", text)
+    return lines, [int(b) for b in re.findall(r"; (\d+) bytes;", text)]
 
 
 def _kept(groups: str, table: list[int], rows: int, after: str = "") -> str:

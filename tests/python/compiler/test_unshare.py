@@ -1,6 +1,6 @@
 """A computation with collectives that two loops or branches call becomes one for each of them."""
 
-from jaxhet.compiler import Options, bridge, decompose, hlo
+from jaxhet.compiler import Options, bridge, carrier, decompose, hlo
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce, named
 
@@ -63,11 +63,7 @@ def test_index_follows_the_equations_and_not_the_order_of_the_text() -> None:
     loops = {i.metadata.op_name: i for i in module.entry.instructions if i.opcode == "while"}
     body = {name: module.computations[i.called_computation_ids[0]] for name, i in loops.items()}
     index = {
-        name: [
-            i.frontend_attributes.map["jaxhet_index"]
-            for i in c.instructions
-            if "jaxhet_index" in i.frontend_attributes.map
-        ]
+        name: [carrier.index_of_call(i) for i in c.instructions if carrier.is_start(i)]
         for name, c in body.items()
     }
-    assert index == {"jit(f)/e7d0/while": ["0"], "jit(f)/e9d0/while": ["1"]}
+    assert index == {"jit(f)/e7d0/while": [0], "jit(f)/e9d0/while": [1]}

@@ -1,0 +1,300 @@
+"""The programs of a job: how this process compiles them, and which thread launches them."""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import itertools
+import pathlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast
+
+from jaxhet import _ffi, _islands, compiler
+from jaxhet._config import Config
+from jaxhet._errors import JaxhetError, UsageError
+from jaxhet._gpu.tuning import Tuning
+from jaxhet._islands import Island
+from jaxhet._jax import compat, programs
+from jaxhet._job.connector import Connector
+from jaxhet._traced import jaxprs
+from jaxhet.compiler import carrier
+
+_CALLS = (carrier.EXCHANGE_TARGET, *carrier.DEVICE_TARGETS)
+_MOST_LISTING_BYTES = 256 * 1024  # largest listing that peers get for their errors
+
+
+@dataclasses.dataclass(frozen=True)
+class BridgeOptions:
+    """Options of one function's exchanges.
+
+    Attributes:
+      deadline_s: longest wait of an exchange for a peer, in seconds; None: the job's `deadline_s`.
+    """
+
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise UsageError(f"bridge deadline_s={self.deadline_s!r} must be above 0 seconds")
+
+
+_DEFAULT_OPTIONS = BridgeOptions()
+_bridge_options: contextvars.ContextVar[BridgeOptions] = contextvars.ContextVar(
+    "jaxhet_bridge_options", default=_DEFAULT_OPTIONS
+)
+
+
+@contextlib.contextmanager
+def bridge_options(options: BridgeOptions) -> Iterator[None]:
+    """Compiles what is compiled inside with `options`."""
+    token = _bridge_options.set(options)
+    try:
+        yield
+    finally:
+        _bridge_options.reset(token)
+
+
+def compiler_options(config: Config) -> compiler.Options:
+    """The options of the passes."""
+    return compiler.Options(
+        algorithm=config.algorithm,
+        two_shot_bytes=config.two_shot_bytes,
+        bucket_bytes=config.bucket_bytes,
+        pipeline_iterations=config.pipeline_iterations,
+    )
+
+
+class Compilation:
+    """The compiled programs of a job.
+
+    Attributes:
+      engine: The engine that gets to know the plans; None in a job that has none.
+      connector: Connects the processes that a program needs; None if all are connected.
+      tuning: Shares tuned kernels, on GPUs; else None.
+      plans: Fingerprint to plan.
+      programs: Digest to the program as JAX traced it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        process: int,
+        islands: tuple[Island, ...],
+        engine: _ffi.Engine | None,
+        is_over: Callable[[], bool],
+    ):
+        """Keeps the programs of one process of a job; `is_over`: whether the job has ended."""
+        self.engine = engine
+        self.connector: Connector | None = None
+        self.tuning: Tuning | None = None
+        self.plans: dict[int, compiler.Plan] = {}
+        self.programs: dict[str, jaxprs.Program] = {}
+        self._config = config
+        self._process = process
+        self._islands = islands
+        self._is_over = is_over
+        self._bridged: set[str] = set()  # digests of programs with exchanges
+        self._launcher: threading.Thread | None = None
+        self._launchers = itertools.count(1)
+        self._dump_number = itertools.count()
+
+    @functools.cached_property
+    def _island(self) -> Island:
+        return _islands.of_process(self._islands, self._process)
+
+    # --- hooks of XLA ---
+
+    def describe(self, *program: Any) -> str:
+        """The digest of a program that JAX lowers; its words are kept."""
+        described = jaxprs.describe(*program)
+        self.programs[described.digest] = described
+        return described.digest
+
+    def decompose(self, module: bytes) -> bytes | None:
+        """The PRE hook."""
+        if self.tuning is not None and (program := compiler.program_of(module)):
+            self.tuning.before(program, self._is_over)
+        with _named_errors():
+            changed = compiler.decompose(module, self._job, self._options())
+        if changed is not None:
+            self._dump(module, "before")
+        return changed
+
+    def bridge(self, module: bytes) -> bytes | None:
+        """The POST hook: makes the plan known before the program can start."""
+        if self.tuning is not None and (program := compiler.program_of(module)):
+            self.tuning.after(program)
+        with _named_errors():
+            result = compiler.bridge(module, self._job, self._options())
+        if result is None:
+            return None
+        changed, plan = result
+        assert self.engine is not None
+        if self.connector is not None:
+            with _named_errors():
+                self.connector.need(self._peers_in(plan))
+        program = self.programs.get(plan.program)
+        listing = program.listing(_MOST_LISTING_BYTES) if program else ""
+        self.engine.register_plan(plan.fingerprint, plan.text, listing)
+        self.plans[plan.fingerprint] = plan
+        self._bridged.add(plan.program)
+        self._dump(changed, "after", plan)
+        return changed
+
+    def _peers_in(self, plan: compiler.Plan) -> set[int]:
+        """The other processes with which this one exchanges in a program."""
+        process_of = {
+            rank: device.process_index
+            for island in self._islands
+            for rank, device in zip(island.ranks, island.devices, strict=True)
+        }
+        mine = {rank for rank, process in process_of.items() if process == self._process}
+        groups = {group for spec in plan.exchanges for group in spec.groups}
+        met = (group for group in groups if not mine.isdisjoint(group))
+        return {process_of[rank] for group in met for rank in group} - {self._process}
+
+    # --- launches ---
+
+    def is_bridged(self, program: str) -> bool:
+        """Whether a program exchanges over islands, by its digest."""
+        return program in self._bridged
+
+    def own_launches(self) -> None:
+        """Makes the calling thread the one that launches programs with exchanges."""
+        self._launcher = threading.current_thread()
+        programs.own_launches(next(self._launchers))
+
+    def check_launch(self, name: str) -> None:
+        """Checks that this thread launches programs with exchanges.
+
+        Raises:
+          UsageError: Another thread does.
+        """
+        thread, launcher = threading.current_thread(), self._launcher
+        if thread is not launcher and launcher is not None:
+            raise UsageError(
+                f"{name} exchanges data over islands and was called by thread {thread.name!r};"
+                f" in this process {launcher.name!r} calls such programs. Two threads may call them"
+                " in another order than on another island, and data would be swapped. Call them"
+                " all from one thread; jaxhet.launch_from_this_thread() makes it this one, and has"
+                " to be called at the same point of the program in all processes"
+            )
+
+    # --- persistent compilation cache ---
+
+    def cache_salt(self, device_ids: tuple[int, ...]) -> str:
+        """The facts, unknown to JAX, that a program compiled now depends on."""
+        island = self._island
+        if {device.id for device in island.devices}.issuperset(device_ids):
+            return repr((self._versions, self._cache_writer))  # the passes leave it alone
+        job = dataclasses.replace(self._job, process=self._cache_writer)
+        return repr((self._versions, job, self._options(), device_ids))
+
+    def accept_cached(self, module: bytes) -> bool:
+        """Makes the plan of a program that comes from the cache known before it can start.
+
+        The compiled module holds the plan.
+
+        Returns:
+          Whether the program may be used.
+        """
+        if self._config.dump:  # which wants the module from before the passes
+            return False
+        try:
+            has_plan = self.bridge(module) is not None
+        except RuntimeError:
+            return False
+        return has_plan or not any(call.encode() in module for call in _CALLS)
+
+    def accept_deserialized(self, module: bytes) -> bool:
+        """Makes the plan of an executable that the program loads known, as `accept_cached` does.
+
+        Returns:
+          Whether it exchanges over islands.
+
+        Raises:
+          UsageError: It was compiled for another job, or by other passes.
+        """
+        try:
+            if self.bridge(module) is not None:
+                return True
+        except RuntimeError as error:
+            raise UsageError(f"can't load a serialized executable: {error}") from error
+        if any(call.encode() in module for call in _CALLS):
+            raise UsageError(
+                "can't load a serialized executable: it exchanges data over islands and holds no"
+                " plan; compile the function in this job"
+            )
+        return False
+
+    @property
+    def writes_cache(self) -> bool:
+        """Whether this process writes entries."""
+        return self._process == self._cache_writer
+
+    @property
+    def _cache_writer(self) -> int:
+        """The process that writes what this one reads.
+
+        The processes of an island share programs, but on CPU JAX's key differs in each of them.
+        """
+        island = self._island
+        return self._process if island.platform == "cpu" else island.processes[0]
+
+    @functools.cached_property
+    def _versions(self) -> tuple[object, ...]:
+        files = sorted(pathlib.Path(compiler.__file__).parent.glob("*.py"))
+        passes = hashlib.blake2b(b"".join(f.read_bytes() for f in files), digest_size=16)
+        jaxhet = importlib.metadata.version("jaxhet")
+        return compat.versions(), jaxhet, passes.hexdigest()
+
+    @functools.cached_property
+    def _job(self) -> compiler.Job:
+        island_of = {rank: island.index for island in self._islands for rank in island.ranks}
+        devices = {
+            rank: device
+            for island in self._islands
+            for rank, device in zip(island.ranks, island.devices, strict=True)
+        }
+        ranks = range(len(devices))
+        return compiler.Job(
+            device_ids=tuple(devices[r].id for r in ranks),
+            islands=tuple(island_of[r] for r in ranks),
+            platform=cast(Literal["cpu", "cuda", "rocm"], self._island.platform),
+            process=self._process,
+            session=self.engine.session if self.engine else 0,
+        )
+
+    def _options(self) -> compiler.Options:
+        deadline_s = _bridge_options.get().deadline_s
+        return dataclasses.replace(
+            compiler_options(self._config),
+            deadline_ms=0 if deadline_s is None else max(1, round(deadline_s * 1000)),
+        )
+
+    def _dump(self, module: bytes, when: str, plan: compiler.Plan | None = None) -> None:
+        if not self._config.dump:
+            return
+        folder = pathlib.Path(self._config.dump)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = compat.module_text(module)
+        name = re.sub(r"\W", "_", text.split(",", 1)[0].removeprefix("HloModule "))
+        stem = f"process{self._process}.{next(self._dump_number):04d}.{name}"
+        (folder / f"{stem}.{when}.hlo.txt").write_text(text)
+        if plan is not None:
+            (folder / f"{stem}.plan.txt").write_text(plan.text)
+            if (program := self.programs.get(plan.program)) is not None:
+                (folder / f"{stem}.program.txt").write_text(program.listing())
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    """Puts the class into the text: of an error in a hook, JAX passes on the text only."""
+    try:
+        yield
+    except JaxhetError as error:
+        raise RuntimeError(f"jaxhet.{type(error).__name__}: {error}") from None

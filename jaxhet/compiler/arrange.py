@@ -1,0 +1,118 @@
+"""The schedule of GPU loops whose exchanges `pipeline.py` has moved: starts first, dones last."""
+
+import collections
+from collections.abc import Callable, Iterable, Sequence
+
+from jaxhet.compiler import carrier, hlo, loops, overlap
+
+
+def arrange(module: hlo.Module) -> None:
+    """Puts what was moved at the begin and at the end of its iteration: starts first, dones last.
+
+    XLA's scheduler takes exchanges for as fast as NCCL over NVLink, and would let some wait.
+    """
+    for c in module.computations.values():
+        starts = [i for i in c.instructions if carrier.is_start(i) and carrier.read(i).is_pipelined]
+        if starts:
+            sequence = module.proto.schedule.sequences[c.id].instruction_ids
+            first, late = _first(module, c, starts), _late(module, c, starts)
+            if first & late:
+                continue
+            last = _copy_carried(c, starts, first, late)
+            sequence[:] = [
+                *(i for i in sequence if i in first),
+                *(i for i in sequence if i not in first | late | {c.root.id}),
+                *(i for i in sequence if i in late and i != c.root.id),
+                *last,
+                c.root.id,
+            ]
+
+
+def _first(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruction]) -> set[int]:
+    """Starts that nothing has to precede that takes time, and what precedes them."""
+    early: set[int] = set()
+    for i in module.proto.schedule.sequences[c.id].instruction_ids:
+        is_wait = _takes_time(module, c[i]) or _is_wait(module, c[i])
+        if not is_wait and all(p.id in early for p in c.predecessors(c[i])):
+            early.add(i)
+    return _closure({i.id for i in starts} & early, lambda i: c.predecessors(c[i]))
+
+
+def _late(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruction]) -> set[int]:
+    """The dones and what follows them, if none of that takes time."""
+    followers: dict[int, list[hlo.Instruction]] = collections.defaultdict(list)
+    for i in c.instructions:
+        for p in c.predecessors(i):
+            followers[p.id].append(i)
+    dones = {u.id for i in starts for u in c.users(i)}
+    late = _closure(dones, followers.__getitem__)
+    if any(_takes_time(module, c[i]) or carrier.is_start(c[i]) for i in late):
+        return set()
+    return late | {c.root.id}
+
+
+def _closure(ids: set[int], following: Callable[[int], Iterable[hlo.Instruction]]) -> set[int]:
+    found, waiting = set(ids), list(ids)
+    while waiting:
+        new = {i.id for i in following(waiting.pop())} - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _copy_carried(
+    c: hlo.Computation, starts: Sequence[hlo.Instruction], first: set[int], late: set[int]
+) -> list[int]:
+    """Copies at the end of the iteration what would overwrite an array that is still read.
+
+    An iteration's new arrays lie where the old ones lay. XLA has left copies out where its own
+    schedule needed none: `first` writes earlier now, and `late` reads later.
+
+    Returns:
+      The ids of the copies.
+    """
+    early_results = first | {u.id for i in starts for u in c.users(i)}
+    read_late = {
+        origin.tuple_index
+        for i in late - {c.root.id}
+        for operand in c.operands(c[i])
+        if loops.carried(c, origin := _origin(c, operand)) is not None
+    }
+    copies: list[int] = []
+    for place, new in enumerate(c.operands(c.root)):
+        origin = _origin(c, new)
+        if loops.carried(c, origin) is not None:
+            continue
+        if origin.id in early_results or (place in read_late and origin.id not in late):
+            copy = c.add("copy", new.shape, [new])
+            c.set_operand(c.root, place, copy)
+            copies.append(copy.id)
+    return copies
+
+
+def _origin(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
+    """The instruction whose memory an array is in."""
+    while loops.carried(c, x) is None:
+        x, before = loops.behind_barrier(c, x), x
+        is_view = x.opcode in ("bitcast", "get-tuple-element", "opt-barrier")
+        if is_view and loops.carried(c, x) is None:
+            x = c.operands(x)[0]
+        if x is before:
+            break
+    return x
+
+
+def _takes_time(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+    is_control_flow = instruction.opcode in ("call", "conditional", "while")
+    return is_control_flow or overlap.holds_product(module, instruction)
+
+
+def _is_wait(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+    """Whether an instruction waits for a collective or exchange."""
+    opcode = instruction.opcode
+    if opcode in hlo.COLLECTIVES and not opcode.endswith("-start"):
+        return True
+    if opcode == "async-done":
+        called = [module.computations[i] for i in instruction.called_computation_ids]
+        return any(i.opcode in hlo.COLLECTIVES for c in called for i in c.instructions)
+    return opcode.endswith("-done") and f"{opcode.removesuffix('-done')}-start" in hlo.COLLECTIVES
