@@ -25,6 +25,7 @@ from jaxhet._net.interfaces import Interface
 _FIRST_DEVICE_SOCKET = 1000
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
+_RETRY_S = 0.1
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
 
 _Pair = tuple[Interface, Interface]  # ours and the peer's
@@ -131,10 +132,6 @@ def connect_device_channels(
     ]
 
 
-class _LateError(TransportError):
-    """A handshake took too long."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
     """A socket to a process, and the interfaces that it joins; None: the address for control."""
@@ -169,13 +166,7 @@ def _connect_channels(
             continue
         link = _connect_pair(listener, way.pair, way, left) if way.pair else None
         key = (way.info.process, way.channel)
-        while link is None:
-            try:
-                link = _connect(listener, way, deadline, check)
-            except _LateError:
-                if not is_patient or time.monotonic() > deadline:
-                    raise
-        links[key] = link
+        links[key] = link or _connect(listener, way, deadline, check, is_patient)
     expected = {(w.info.process, w.channel) for w in wanted if w.info.process > listener.process}
     links |= listener.take(expected, deadline, check, have_spoken=is_patient)
     for link in links.values():
@@ -217,22 +208,32 @@ def _connect_pair(
         return None
 
 
-def _connect(listener: Listener, way: _Wanted, deadline: float, check: Callable[[], None]) -> Link:
+def _connect(
+    listener: Listener,
+    way: _Wanted,
+    deadline: float,
+    check: Callable[[], None],
+    is_patient: bool,
+) -> Link:
     info = way.info
-    sock = _open(info, deadline, check)
-    try:
-        return listener.introduce(sock, info, way.channel, info.address)
-    except JaxhetError as error:
-        sock.close()
-        if isinstance(error, handshake.LateError):
-            check()
-            raise _LateError(f"{info} at {info.address} is too late: {error}") from error
-        wait_for_reason(check)
-        if isinstance(error, handshake.RefusedError):
-            raise TransportError(
-                f"{info} at {info.address} refused the connection: {error}"
-            ) from error
-        raise
+    while True:
+        sock = _open(info, deadline, check)
+        try:
+            return listener.introduce(sock, info, way.channel, info.address)
+        except JaxhetError as error:
+            sock.close()
+            is_refusal = isinstance(error, handshake.RefusedError)
+            has_broken = is_refusal and error.__cause__ is not None  # in time or too late
+            if is_patient and has_broken and time.monotonic() < deadline:
+                check()
+                time.sleep(_RETRY_S)
+                continue
+            wait_for_reason(check)
+            if is_refusal:
+                raise TransportError(
+                    f"{info} at {info.address} refused the connection: {error}"
+                ) from error
+            raise
 
 
 def _open(info: ProcessInfo, deadline: float, check: Callable[[], None]) -> socket.socket:

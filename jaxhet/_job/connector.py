@@ -5,6 +5,7 @@ them to the coordinator, which has those with higher ids connect, and answers wh
 other end takes part on a thread of its own: it may be anywhere in its program.
 """
 
+import concurrent.futures
 import dataclasses
 import threading
 import time
@@ -16,6 +17,7 @@ from jaxhet._job.listener import Listener
 from jaxhet._job.membership import Membership
 from jaxhet._job.process_info import ProcessInfo
 
+_AT_ONCE = 8  # peers to which a program's thread connects at a time
 _MOST_AT_START = 16  # processes of a job that connects all, if the user does not say
 
 
@@ -137,9 +139,9 @@ class Connector:
         if waiting:
             self._membership.ask_for(waiting)
         deadline = time.monotonic() + self._timeout_s
-        for process in waiting:
-            if process < self._listener.process:
-                self._connect(process)
+        lower = [p for p in waiting if p < self._listener.process]
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:  # peers may be slow
+            list(pool.map(self._connect, lower))
         for process in waiting:
             self._wait(process, deadline)
 
@@ -176,7 +178,9 @@ class Connector:
             raise pair.error
 
     def _came(self, process: int) -> None:
-        if self._opener.has_come(self._members[process]):
+        if self._is_closing:
+            self._listener.drop(process)
+        elif self._opener.has_come(self._members[process]):
             self._connect(process)
 
     def _connect(self, process: int) -> None:
@@ -188,10 +192,12 @@ class Connector:
             pair.is_claimed = True
         try:
             self._open(process)
-        except JaxhetError as error:
-            pair.error = error
+        except Exception as error:  # whatever it was, whoever waits must hear of it
+            info = self._members[process]
+            other = TransportError(f"no connection to {info}: {error!r}")
+            pair.error = error if isinstance(error, JaxhetError) else other
             if not self._is_closing:
-                self._fail(error)
+                self._fail(pair.error)
         finally:
             pair.done.set()
 

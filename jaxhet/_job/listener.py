@@ -127,6 +127,12 @@ class Listener:
         with self._arrived:
             return {channel for source, channel in self._links if source == process}
 
+    def drop(self, process: int) -> None:
+        """Closes a peer's connections that nobody has taken."""
+        with self._arrived:
+            for key in [key for key in self._links if key[0] == process]:
+                self._links.pop(key).socket.close()
+
     def introduce(
         self,
         sock: socket.socket,
@@ -260,8 +266,11 @@ class Listener:
         key, keys = authenticated
         with self._arrived:
             earlier = self._links.get(key)
-            is_second = key in self._taken or (
-                earlier is not None and not _is_given_up(earlier.socket, 0)
+            # An attempt that the peer has ended replaces no later one, whose thread was quicker.
+            is_second = (
+                key in self._taken
+                or _has_ended(sock)
+                or (earlier is not None and not _is_given_up(earlier.socket, 0))
             )
             if not is_second:
                 self._links[key] = Link(sock, keys)
@@ -275,14 +284,21 @@ class Listener:
 
 
 def _has_words(sock: socket.socket) -> bool:
-    """Whether bytes have arrived, or the connection has ended."""
+    """Whether bytes have arrived."""
     try:
-        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:  # none, or it was reset
+        return False
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """Whether the peer has closed a connection on which it said nothing."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
-    except OSError:
+    except OSError:  # it was reset
         return True
-    return True
 
 
 def _is_given_up(sock: socket.socket, timeout_s: float) -> bool:

@@ -47,10 +47,6 @@ class RefusedError(UsageError):
     """The other side does not hold the same job secret."""
 
 
-class LateError(RefusedError):
-    """One side gave up, because the other one took too long."""
-
-
 def receive_exactly(sock: socket.socket, num_bytes: int, deadline: float | None = None) -> bytes:
     """Reads `num_bytes` from a blocking socket, until `deadline` of `time.monotonic` if given.
 
@@ -86,8 +82,8 @@ def connect(
       The acceptor's answer, which has `answer_bytes` bytes, and the keys of the connection.
 
     Raises:
-      RefusedError: the acceptor holds another secret, or is not one of ours.
-      LateError: the two needed more than half of `timeout_s`, and one gave up.
+      RefusedError: the acceptor holds another secret, is not one of ours, or did not answer in
+        `timeout_s`.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     deadline = time.monotonic() + timeout_s
@@ -100,11 +96,7 @@ def connect(
         proof = receive_exactly(sock, MAC_BYTES, deadline)
         sock.settimeout(None)
     except (TransportError, OSError) as error:
-        # The acceptor has a limit, too, and closes the connection.
-        is_late = time.monotonic() > deadline - timeout_s / 2
-        raise (LateError if is_late else RefusedError)(
-            f"the other side did not accept our job secret ({error})"
-        ) from error
+        raise RefusedError(f"the other side did not accept our job secret ({error})") from error
     presented = header + answer
     if not hmac.compare_digest(proof, _mac(secret, b"accept", nonce, theirs, presented)):
         raise RefusedError("the other side does not hold our job secret")

@@ -276,25 +276,40 @@ def test_jax_without_the_hook_is_refused() -> None:
     assert "has no hook for HLO passes; install jax>=0.11.2" in ended.text
 
 
-def test_forked_child_is_refused() -> None:
+# Listening sockets that this process has open.
+_LISTENING = """
+def listening():
+    lines = [line.split() for line in open('/proc/self/net/tcp')]
+    inodes = {f'socket:[{line[9]}]' for line in lines if line[3] == '0A'}
+    links = [f'/proc/self/fd/{n}' for n in os.listdir('/proc/self/fd')]
+    return sum(os.readlink(link) in inodes for link in links if os.path.exists(link))
+"""
+
+
+@pytest.mark.parametrize(("connect", "closed"), [("all", 0), ("needed", 1)])
+def test_forked_child_is_refused(connect: str, closed: int) -> None:
     script = f"""{JOIN}
-import os, sys
+import os, sys{_LISTENING}
 f = jaxhet.jit(lambda x: x + 1)
 f(1)
 sys.stdout.flush()
+before = listening()
 pid = os.fork()
 if pid == 0:
     try: f(1)
     except jaxhet.UsageError as e: print('child:', e, flush=True)
+    print('child closed', before - listening(), flush=True)
     os._exit(0)
 os.waitpid(pid, 0)
-print('parent', f(1), jaxhet.last_error())
+print('parent', f(1), jaxhet.last_error(), before - listening())
 """
-    for ended in run("import warnings; warnings.simplefilter('ignore')\n" + script, *job()):
+    jobs = job(JAXHET_CONNECT=connect)
+    for ended in run("import warnings; warnings.simplefilter('ignore')\n" + script, *jobs):
+        assert f"child closed {closed}\n" in ended.text, ended.text
         assert "child: this process was forked from one that joined the job" in ended.text, (
             ended.text
         )
-        assert "parent 2 None" in ended.text, ended.text
+        assert "parent 2 None 0" in ended.text, ended.text
 
 
 def test_child_forked_after_the_end_has_nothing_to_close() -> None:
@@ -319,7 +334,8 @@ def test_two_jobs_on_one_host_do_not_meet() -> None:
         assert (ended.code, "joined" in ended.text) == (0, True), ended.text
 
 
-def test_shutdown_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("connect", ["all", "needed"])
+def test_shutdown_leaves_nothing_behind(connect: str) -> None:
     script = """
 import os, threading, jax, jaxhet
 threads = lambda: {t.name for t in threading.enumerate() if t.name.startswith('jaxhet')}
@@ -333,5 +349,5 @@ import time; time.sleep(0.5)
 names = [open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')]
 print('left:', threads(), [n for n in names if n.startswith('jaxhet')], flush=True)
 """
-    for ended in run(script, *job()):
+    for ended in run(script, *job(JAXHET_CONNECT=connect)):
         assert "left: set() []" in ended.text, ended.text

@@ -144,7 +144,7 @@ def test_process_without_time_for_a_handshake_is_asked_again(
         late = threading.Timer(0.3, ours.assign, (0, JOB))
         late.start()
         peers, done = [_info(ours.address)], lambda: None
-        with pytest.raises(TransportError, match=r"process 0 .* is too late: .*job secret"):
+        with pytest.raises(TransportError, match=r"process 0 .* refused the connection: .*secret"):
             bootstrap.connect_peers(theirs, peers, 1, 5.0, done)
         links = bootstrap.connect_peers(theirs, peers, 1, 5.0, done, is_patient=True)
         late.join()
@@ -158,6 +158,21 @@ def test_process_without_time_for_a_handshake_is_asked_again(
         taken = bootstrap.connect_peers(ours, [higher], 1, 5.0, done, is_patient=True)
         for link in (links[0].control, *links[0].data, taken[1].control, *taken[1].data):
             link.socket.close()
+
+
+def test_connections_that_nobody_takes_can_be_dropped() -> None:
+    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
+        announced: list[int] = []
+        ours.announce_to(announced.append)
+        links = bootstrap.connect_peers(theirs, [_info(ours.address)], 1, 5.0, lambda: None)
+        wait_until(lambda: ours.channels_of(1) == {0, 1}, 5)
+        wait_until(lambda: announced == [1, 1], 5)  # once for each
+        ours.drop(1)
+        for link in (links[0].control, *links[0].data):
+            link.socket.settimeout(5)
+            assert link.socket.recv(1) == b""
+            link.socket.close()
+        assert not ours.channels_of(1)
 
 
 class _Ends:
@@ -307,6 +322,34 @@ def test_socket_that_a_peer_opens_again_replaces_the_first_that_it_left() -> Non
             taken = _take(ours)
             assert taken.keys.send == link.keys.receive
             taken.socket.close()
+
+
+def test_attempt_that_has_ended_replaces_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of an attempt may be slow, and the later one not acknowledged yet."""
+    monkeypatch.setattr(_listener_module, "_is_given_up", lambda *_: True)
+    with (
+        contextlib.closing(_listener(0)) as ours,
+        contextlib.closing(_listener(1)) as theirs,
+        socket.create_connection(split_address(ours.address)) as sock,
+    ):
+        link = theirs.introduce(sock, _info(ours.address), 1, ours.address)
+        wait_until(lambda: (1, 1) in ours._links, 5)
+        ended, other = socket.socketpair()
+        other.close()
+        ours._keep(ended, ((1, 1), link.keys))
+        assert ended.fileno() == -1
+        taken = _take(ours)
+        assert taken.keys.send == link.keys.receive
+        taken.socket.close()
+
+
+def test_connection_that_has_ended_says_nothing() -> None:
+    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
+        with socket.create_connection(split_address(ours.address)) as sock:
+            theirs.introduce(sock, _info(ours.address), 0, ours.address)
+            wait_until(lambda: (1, 0) in ours._links, 5)
+        with pytest.raises(TransportError, match="process 1 did not connect"):
+            ours.take({(1, 0)}, time.monotonic() + 0.1, lambda: None, have_spoken=True)
 
 
 def _take(listener: Listener) -> Link:

@@ -62,6 +62,7 @@ class _Double:
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
+        self.dropped: list[int] = []
         self.announce: Callable[[int], None] = lambda _: None
         self.is_absent: Callable[[int], None] = lambda _: None
         self.needed_by: Callable[[int], None] = lambda _: None
@@ -79,6 +80,9 @@ class _Double:
     def check(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    def drop(self, process: int) -> None:
+        self.dropped.append(process)
 
     def close(self) -> None: ...
 
@@ -167,6 +171,14 @@ def test_failed_connection_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not case.connector.has(0)
 
 
+def test_error_that_nobody_expects_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxhet._job.bootstrap._DEATH_KNOWN_WITHIN_S", 0.05)
+    case = _Case(error=cast(Any, OSError("too many files")))
+    with pytest.raises(TransportError, match=r"no connection to process 0 .*too many files"):
+        case.connector.need([0])
+    assert len(case.failures) == 1
+
+
 def test_connector_that_leaves_connects_nobody_and_fails_nothing() -> None:
     case = _Case()
     case.connector.leave()
@@ -175,3 +187,4 @@ def test_connector_that_leaves_connects_nobody_and_fails_nothing() -> None:
         case.connector.need([0])
     assert not case.opened
     assert not case.failures
+    assert case.double.dropped == [2]

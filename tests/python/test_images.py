@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -55,6 +56,14 @@ def test_plugins_of_an_image_have_the_version_of_jaxlib(name: str) -> None:
         wanted.add("jax-cuda13-pjrt")  # a requirement of the plugin
     assert wanted == _PLUGINS[name]
     assert {pins[plugin] for plugin in wanted} <= {pins["jaxlib"]}
+
+
+def test_wheel_is_built_with_the_headers_of_the_oldest_jaxlib() -> None:
+    """Constraints of `pip wheel -c` do not reach the environment in which pip builds."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (built_with,) = [r for r in table["build-system"]["requires"] if r.startswith("jaxlib")]
+    assert built_with == f"jaxlib=={_pins()['jaxlib']}"
+    assert f"jax>={_pins()['jaxlib']},<0.13" in table["project"]["dependencies"]
 
 
 @pytest.mark.slow
