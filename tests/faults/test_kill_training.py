@@ -127,8 +127,8 @@ class Undisturbed:
     def noise_floor(self, order: str, mesh: str, shape: tuple[int, int]) -> float:
         """How far losses are moved by rounding alone.
 
-        The largest difference to the usual run, of runs with rows and devices in other orders and of a
-        run on this mesh: tensor parallelism adds the terms of products in another order.
+        The largest difference to the usual run, of runs with rows and devices in other orders and
+        of a run on this mesh: tensor parallelism adds the terms of products in another order.
         """
         usual = measures(self.run(order))
         others = [self.run(order, permute) for permute in PERMUTATIONS]
