@@ -9,7 +9,7 @@
 namespace jaxhet::testing {
 namespace {
 
-constexpr size_t kOperandBytes = size_t{4} << 20;  // of each rank
+constexpr size_t kOperandBytes = size_t{4} << 20;  // for each rank
 constexpr std::byte kUnset{0xEE};
 
 size_t NumMembers(const SimulatedExchange& exchange) {

@@ -12,7 +12,7 @@ constexpr std::chrono::seconds kArrivalTime{1};  // from slots or sockets into a
 
 RankFacts ProgressEngine::FactsOf(int rank, int64_t plan, int64_t index) const {
   const int process = roster_.ProcessOf(rank);
-  const Plans unknown;  // of a process that is not connected
+  const Plans unknown;  // stands for a process without connection
   const bool is_known = process == roster_.process() || peers_.contains(process);
   const Plans& plans = is_known ? PlansOf(process) : unknown;
   return {.process = process,

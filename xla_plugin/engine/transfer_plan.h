@@ -75,7 +75,7 @@ std::vector<DeviceTransfer> PlanTransfers(const DeviceRequest& request, int rank
 struct ChannelState {
   size_t slot_bytes;
   bool is_shared;       // both ends see the slots
-  uint64_t next_chunk;  // its number on the channel
+  uint64_t next_chunk;  // number on the channel
 };
 
 // Other facts that decide the route of a send.
