@@ -116,7 +116,7 @@ std::optional<LaunchMismatch> DeviceRank::StartTransfer(InFlight& transfer) {
   const bool has_source = transfer.transfer.source >= 0;
   auto mismatch = has_target ? AgreeWithTarget(transfer) : std::nullopt;
   if (has_source) {
-    if (auto with_source = AgreeWithSource(transfer)) mismatch = with_source;
+    if (const auto with_source = AgreeWithSource(transfer)) mismatch = with_source;
   }
   if (mismatch) return mismatch;
   const bool may_be_eager =
@@ -137,7 +137,7 @@ std::optional<LaunchMismatch> DeviceRank::StartTransfer(InFlight& transfer) {
 void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& overdue) {
   const auto& [target, source, route, operand, result, part_bytes, parts] = transfer.transfer;
   const Marks& sends = transfer.send.marks;
-  StreamHandle const stream = transfer.exchange.program;
+  auto* const stream = transfer.exchange.program;
   if (source < 0) device_->Fill(stream, result.data(), std::byte{0}, result.size());
   StreamWork program(*device_, stream);
   if (Is<ZeroCopy>(transfer.send.route)) {
@@ -276,8 +276,9 @@ void DeviceRank::ReceiveElsewhere(uint32_t number, StreamHandle stream) {
     const std::lock_guard lock(transfers_.mutex);
     InFlight& found = transfers_.Find(number);
     std::optional<Route>& route = found.receive.route;
-    if (!Is<Eager>(route) || !found.is_pending || found.exchange.program == stream) return;
-    route = Slots{std::get<Eager>(*route).first_chunk};
+    const auto* const message = As<Eager>(route);
+    if (message == nullptr || !found.is_pending || found.exchange.program == stream) return;
+    route = Slots{message->first_chunk};
     eager = found;
   }
   receives_.Add(eager, runner_.Record(stream));

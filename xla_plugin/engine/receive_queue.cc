@@ -33,10 +33,10 @@ std::vector<InFlight> ReceiveQueue::TakeOverdue(int source, uint64_t end) {
   const std::lock_guard lock(transfers_.mutex);
   for (InFlight& other : transfers_.all) {
     std::optional<Route>& route = other.receive.route;
-    if (!Is<Eager>(route) || !other.is_pending || other.transfer.source != source) continue;
-    const uint64_t first_chunk = std::get<Eager>(*route).first_chunk;
-    if (first_chunk + kChannelSlots >= end) continue;
-    route = Slots{first_chunk};
+    const auto* const message = As<Eager>(route);
+    if (message == nullptr || !other.is_pending || other.transfer.source != source) continue;
+    if (message->first_chunk + kChannelSlots >= end) continue;
+    route = Slots{message->first_chunk};
     overdue.push_back(other);
   }
   return overdue;

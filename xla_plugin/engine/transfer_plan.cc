@@ -57,8 +57,8 @@ bool IsShort(const ChannelState& channel, size_t num_bytes) {
 }  // namespace
 
 std::optional<uint64_t> FirstChunkOf(const std::optional<Route>& route) {
-  if (Is<Eager>(route)) return std::get<Eager>(*route).first_chunk;
-  if (Is<Slots>(route)) return std::get<Slots>(*route).first_chunk;
+  if (const auto* const eager = As<Eager>(route)) return eager->first_chunk;
+  if (const auto* const slots = As<Slots>(route)) return slots->first_chunk;
   return std::nullopt;
 }
 

@@ -46,9 +46,14 @@ struct Slots {  // chunks through the channel's slots, on our streams
 struct ZeroCopy {};  // read from the operand as a whole
 using Route = std::variant<OwnCopy, Eager, Slots, ZeroCopy>;
 
+// Null for another route, or none.
+template <typename T>
+const T* As(const std::optional<Route>& route) {
+  return route ? std::get_if<T>(&*route) : nullptr;
+}
 template <typename T>
 bool Is(const std::optional<Route>& route) {
-  return route && std::holds_alternative<T>(*route);
+  return As<T>(route) != nullptr;
 }
 // None for routes without chunks.
 std::optional<uint64_t> FirstChunkOf(const std::optional<Route>& route);

@@ -1,7 +1,11 @@
 #include "xla_plugin/engine/transfer_runner.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <utility>
+
+#include "xla_plugin/base/error.h"
 
 namespace jaxhet {
 
@@ -97,8 +101,9 @@ void TransferRunner::Receive(const InFlight& transfer, RankChannel& channel, Str
   const Marks& marks = transfer.receive.marks;
   Works works(device_, receive_streams_, marks, program, ready);
   channel.num_bytes += result.size();
-  const uint64_t first_chunk = FirstChunkOf(transfer.receive.route).value();
-  ForEachChunk(result.size(), end.slot_bytes(), first_chunk, [&](const Chunk& chunk) {
+  const std::optional<uint64_t> first_chunk = FirstChunkOf(transfer.receive.route);
+  if (!first_chunk) Throw(ErrorCode::kDevice, "a receive through slots has no chunks");
+  ForEachChunk(result.size(), end.slot_bytes(), *first_chunk, [&](const Chunk& chunk) {
     StreamWork& work = works.For(chunk);
     work.Wait(end.tail(chunk.slot()), chunk.generation());
     work.Copy(result.data() + chunk.begin, end.slot(chunk.slot()), chunk.num_bytes);
