@@ -83,7 +83,7 @@ class Engine:
     ) -> None:
         """Connects one more peer to the running engine; blocks until the peer does the same.
 
-        The arguments are those of `start`, for this peer.
+        Takes the arguments of `start`; `process`, `sockets` and `refused` are this peer's.
 
         Raises:
           PeerError: The peer left.

@@ -198,7 +198,7 @@ def run_on_islands(
       The result of each process, in the order of process ids.
 
     Raises:
-      AssertionError: a process failed, or did not answer in time. The text has the output of all.
+      AssertionError: a process failed or did not answer in time; holds all processes' output.
 
     Example:
       ::

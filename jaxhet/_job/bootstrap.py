@@ -1,7 +1,7 @@
 """Opens the sockets between processes: one for control, several for data.
 
 Ranks that have no better path get some of their own, too. All are authenticated with the job
-secret. Of two processes the higher id connects to the lower one. A socket is handed to the engine
+secret. The process with the higher id connects to the lower one. A socket is handed to the engine
 only after the handshake, with the keys that it made (`_job/listener.py`).
 
 Both ends know from their `ProcessInfo` which of their network interfaces are joined
@@ -53,7 +53,7 @@ def connect_peers(
     *,
     is_patient: bool = False,
 ) -> dict[int, PeerSockets]:
-    """Connects the listener's process to those of `members`, itself excepted.
+    """Connects the listener's process to all other processes in `members`.
 
     Args:
       listener: Listener of this process.

@@ -1,6 +1,6 @@
 """Connects this process to peers when a program needs them, in jobs that do not connect all.
 
-Of two processes the higher id connects, as in `_job/bootstrap.py`. A process that needs peers names
+The process with the higher id connects, as in `_job/bootstrap.py`. A process that needs peers names
 them to the coordinator, which has those with higher ids connect, and answers which have left. The
 other end takes part on a thread of its own: it may be anywhere in its program.
 """
@@ -192,7 +192,7 @@ class Connector:
             pair.is_claimed = True
         try:
             self._open(process)
-        except Exception as error:  # whatever it was, whoever waits must hear of it
+        except Exception as error:  # a waiting thread must learn of every error
             info = self._members[process]
             other = TransportError(f"no connection to {info}: {error!r}")
             pair.error = error if isinstance(error, JaxhetError) else other

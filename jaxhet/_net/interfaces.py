@@ -165,7 +165,7 @@ def suitable(found: Sequence[Found], main: str) -> list[Interface]:
 
 
 def nearest_first(interfaces: Sequence[Interface], distances: Mapping[str, int]) -> list[Interface]:
-    """The interfaces by distance; those of one distance, or of none, keep their order. Pure.
+    """Sorts interfaces by distance. Pure and stable; an unknown distance counts as the largest.
 
     Both ends of a connection take pairs in the order of the lower process id, so that its nearest
     interface carries the first sockets.

@@ -110,9 +110,10 @@ class ExchangeBuilder:
     ) -> list[hlo.Instruction]:
         """The CPU form: one call with one result per operand.
 
-        Groups are in positions; those of a permute are pairs of source and target. The operands
-        hold the collective's operands of these numbers. An all-gather's results have a row for each
-        member of the largest group; rows without a member are undefined.
+        `groups` holds indices of `Collective.rank_of`; for a permute, pairs of source and
+        target. `numbers` says which of the collective's operands `operands` hold. An all-gather's
+        results have a row for each member of the largest group; rows without a member are
+        undefined.
         """
         single = len(results) == 1
         start = self.collective.computation.add(
@@ -149,11 +150,11 @@ class ExchangeBuilder:
     ) -> hlo.Instruction:
         """The GPU form of a flat array, which holds the collective's operands of these numbers.
 
-        Groups are in positions; those of a permute are pairs of source and target. If `skips_own`,
-        the device's own row of the result is undefined. A result has a row for each member of the
-        largest group, or more; rows without a member are undefined. A permute can be split
-        into parts of `part_elements`. The returned done waits for the first part; call `next_part`
-        for each of the others.
+        `groups` holds indices of `Collective.rank_of`; for a permute, pairs of source and
+        target. With `skips_own`, the device's own row of the result is undefined. A result has a
+        row for each member of the largest group, or more; rows without a member are undefined. A
+        permute can be split into parts of `part_elements`. The returned done waits for the first
+        part; call `next_part` for each of the others.
         """
         result = x.shape
         size = groups_lib.largest(groups)
@@ -309,7 +310,7 @@ def read(start: hlo.Instruction) -> ExchangeSpec:
 
 
 def index_of_call(instruction: hlo.Instruction) -> int:
-    """The index of the exchange that a call starts or waits for; -1 if it is none of the engine."""
+    """The index of the exchange that a call starts or waits for; -1 for other instructions."""
     if is_start(instruction):
         return read(instruction).index
     return int(instruction.frontend_attributes.map.get(_INDEX, -1))

@@ -51,7 +51,7 @@ class Call:
 
     @property
     def attributes(self) -> dict[str, int | tuple[int, ...]]:
-        """Names and values, without those of the other platform."""
+        """Names and values, without the attributes that are None on this platform."""
         fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
         return {name: value for name, value in fields if value is not None}
 

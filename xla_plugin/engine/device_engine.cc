@@ -205,11 +205,11 @@ std::vector<int> DeviceEngine::SocketFds() const {
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   std::map<std::string, uint64_t> stats;
   for (const auto& rank : ranks_) {
-    const auto [started, completed, in_flight_time, gotten_bytes, offered_bytes] = rank->counts();
+    const auto [started, completed, in_flight_time, read_bytes, offered_bytes] = rank->counts();
     const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time);
     stats["exchanges_started"] += started;
     stats["exchanges_completed"] += completed;
-    stats["bytes_pulled"] += gotten_bytes;
+    stats["bytes_pulled"] += read_bytes;
     stats["bytes_sent_in_place"] += offered_bytes;
     stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
     for (const auto& [peer_rank, transport, sent, received] : rank->channels().Bytes()) {

@@ -312,7 +312,7 @@ void DeviceRank::AwaitMarks(const Marks& marks, const StreamProgress& progress,
 
 DeviceRank::Counts DeviceRank::counts() const {
   const auto [completed, in_flight_time] = watch_.counts();
-  return {started_, completed, in_flight_time, runner_.gotten_bytes(), runner_.offered_bytes()};
+  return {started_, completed, in_flight_time, runner_.read_bytes(), runner_.offered_bytes()};
 }
 
 }  // namespace jaxhet

@@ -69,7 +69,7 @@ class DeviceRank {
     uint64_t started;
     uint64_t completed;
     Clock::duration in_flight_time;  // sum over the completed ones
-    uint64_t gotten_bytes;           // read from sources' operands
+    uint64_t read_bytes;             // read from sources' operands
     uint64_t offered_bytes;          // read from this rank's operands, by targets or NICs
   };
   Counts counts() const;

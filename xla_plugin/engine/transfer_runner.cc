@@ -133,7 +133,7 @@ void TransferRunner::Get(const InFlight& transfer, RankChannel& channel, EventHa
   });
   work.Flush();
   channel.num_bytes += result.size();
-  gotten_bytes_ += result.size();
+  read_bytes_ += result.size();
 }
 
 void TransferRunner::CopyOwn(const InFlight& transfer, EventHandle ready) {

@@ -46,7 +46,7 @@ class TransferRunner {
   // Ends the streams, without waiting for them.
   void DropStreams();
 
-  uint64_t gotten_bytes() const { return gotten_bytes_; }
+  uint64_t read_bytes() const { return read_bytes_; }
   uint64_t offered_bytes() const { return offered_bytes_; }
 
  private:
@@ -59,7 +59,7 @@ class TransferRunner {
   Streams send_streams_;
   Streams receive_streams_;
   std::vector<Event> events_;  // events that nothing uses
-  std::atomic<uint64_t> gotten_bytes_ = 0;
+  std::atomic<uint64_t> read_bytes_ = 0;
   std::atomic<uint64_t> offered_bytes_ = 0;  // read by a target, or sent from there by a NIC
 };
 
