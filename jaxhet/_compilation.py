@@ -19,6 +19,7 @@ from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._gpu.tuning import Tuning
 from jaxhet._islands import Island
 from jaxhet._jax import compat, programs
+from jaxhet._jax.compat import Device
 from jaxhet._job.connector import Connector
 from jaxhet._traced import jaxprs
 from jaxhet.compiler import carrier
@@ -106,6 +107,10 @@ class Compilation:
     def _island(self) -> Island:
         return _islands.of_process(self._islands, self._process)
 
+    @functools.cached_property
+    def _devices(self) -> dict[int, Device]:
+        return _islands.devices_by_rank(self._islands)
+
     # --- hooks of XLA ---
 
     def describe(self, *program: Any) -> str:
@@ -147,11 +152,7 @@ class Compilation:
 
     def _peers_in(self, plan: compiler.Plan) -> set[int]:
         """The other processes with which this one exchanges in a program."""
-        process_of = {
-            rank: device.process_index
-            for island in self._islands
-            for rank, device in zip(island.ranks, island.devices, strict=True)
-        }
+        process_of = {rank: device.process_index for rank, device in self._devices.items()}
         mine = {rank for rank, process in process_of.items() if process == self._process}
         groups = {group for spec in plan.exchanges for group in spec.groups}
         met = (group for group in groups if not mine.isdisjoint(group))
@@ -255,15 +256,9 @@ class Compilation:
     @functools.cached_property
     def _job(self) -> compiler.Job:
         island_of = {rank: island.index for island in self._islands for rank in island.ranks}
-        devices = {
-            rank: device
-            for island in self._islands
-            for rank, device in zip(island.ranks, island.devices, strict=True)
-        }
-        ranks = range(len(devices))
         return compiler.Job(
-            device_ids=tuple(devices[r].id for r in ranks),
-            islands=tuple(island_of[r] for r in ranks),
+            device_ids=tuple(device.id for device in self._devices.values()),
+            islands=tuple(island_of[rank] for rank in self._devices),
             platform=cast(Literal["cpu", "cuda", "rocm"], self._island.platform),
             process=self._process,
             session=self.engine.session if self.engine else 0,

@@ -495,7 +495,7 @@ def _open_devices(
 ) -> None:
     """Opens this process's GPUs, and the device channels between them and all others."""
     config = session.config
-    ranks = {rank: d for i in session.islands for rank, d in zip(i.ranks, i.devices, strict=True)}
+    ranks = _islands.devices_by_rank(session.islands)
     mine = [rank for rank, d in ranks.items() if d.process_index == session.process]
     host = members[session.process].host_id
 

@@ -1,6 +1,7 @@
 """Who is where: islands, their processes and their devices."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from jaxhet._jax.compat import Device
@@ -12,11 +13,11 @@ class Island:
 
     Attributes:
       name: declared name, else the platform.
-      index: position in `jaxhet.islands()`; sums over islands are taken in this order.
+      index: index in `jaxhet.islands()`; sums over islands are taken in this order.
       platform: JAX's name of the platform: "cpu", "cuda" or "rocm".
       processes: JAX process indices.
       hosts: the machine of each process.
-      ranks: positions of the island's devices in the sorted list of the job's device ids.
+      ranks: indices of the island's devices in the sorted list of the job's device ids.
       devices: the island's devices, in the order of `ranks`.
     """
 
@@ -44,8 +45,14 @@ def of_process(islands: Sequence[Island], process: int) -> Island:
     return next(island for island in islands if process in island.processes)
 
 
+def devices_by_rank(islands: Sequence[Island]) -> dict[int, Device]:
+    """The device of each rank of the job. Pure."""
+    pairs = (zip(island.ranks, island.devices, strict=True) for island in islands)
+    return dict(sorted(itertools.chain.from_iterable(pairs)))
+
+
 def names(members: Sequence[Member]) -> list[str]:
-    """The islands' names, by their first process: the position is the island's `index`. Pure."""
+    """The islands' names, by their first process: the index in the list is the island's. Pure."""
     return list(dict.fromkeys(m.island for m in sorted(members, key=lambda m: m.process)))
 
 

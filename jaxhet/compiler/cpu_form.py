@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import override
 
-from jaxhet.compiler import arithmetic, hlo, promotion
+from jaxhet.compiler import arithmetic, hlo, promotion, reorder
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
-from jaxhet.compiler.lowering import Lowering, Rows, Value
+from jaxhet.compiler.lowering import Lowering, Rows, Value, present_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CpuLowering(Lowering):
     def _moved(
         self, x: Instruction, dims: Sequence[int], permutation: Sequence[int]
     ) -> Instruction:
-        return self.transposed(Value(x, x.shape.element_type, ()), dims, permutation).x
+        return reorder.transposed(self, Value(x, x.shape.element_type, ()), dims, permutation).x
 
     @override
     def loop(self, xs: Sequence[Instruction], body: Body) -> Instruction:
@@ -95,7 +95,7 @@ class CpuLowering(Lowering):
         size = groups_lib.largest(groups)
         sizes = [v.size * size for v in values]
         rows = self._call(ExchangeKind.ALL_GATHER, values, sizes, groups)
-        present = self.present(groups)
+        present = present_rows(self, groups)
         return [Rows(self, row, size, present) for row in rows]
 
     @override

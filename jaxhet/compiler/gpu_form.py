@@ -12,7 +12,7 @@ from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
-from jaxhet.compiler.lowering import Lowering, Rows, Unpack, Value
+from jaxhet.compiler.lowering import Lowering, Rows, Unpack, Value, present_rows
 
 _MOST_PARTS = 8  # each costs some microseconds
 _PART_MULTIPLE = 128  # elements, for kernels that read several at once
@@ -88,7 +88,7 @@ class GpuLowering(Lowering):
                 return self._combined([own.x, other.x], own, opcode)
             received = self._carried(ExchangeKind.ALL_GATHER, own, groups, skips_own=True)
             rows = self._with_own(own.x, received.x, groups)
-            return self._combined(rows, own, opcode, self.present(groups))
+            return self._combined(rows, own, opcode, present_rows(self, groups))
 
         return [lower(self._fixed(value)) for value in values]
 

@@ -152,24 +152,6 @@ class Lowering(abc.ABC):
         x = self.unflat(value.x, hlo.with_type(shape, value.x.shape.element_type))
         return self._converted(x, shape.element_type)
 
-    def present(self, groups: Groups) -> tuple[Instruction, ...]:
-        """Whether the device's group has a row, for each row that some of the groups lack.
-
-        Predicates, scalars; none for groups of equal size.
-        """
-        least, most = min(map(len, groups)), groups_lib.largest(groups)
-        if least == most:
-            return ()
-        size_of = {position: len(group) for group in groups for position in group}
-        position = arithmetic.own_position(self.c, self.collective.num_partitions)
-
-        def has_row(row: int) -> Instruction:
-            positions = range(len(self.collective.rank_of))
-            table = [int(size_of.get(p, 0) > row) for p in positions]
-            return self.loop([position], lambda c, p: arithmetic.entry_is(c, table, p, 1))
-
-        return tuple(has_row(row) for row in range(least, most))
-
     def replace(self, results: Sequence[Instruction]) -> None:
         """Puts the results in the collective's place."""
         is_tuple = self.instruction.shape.element_type == pb.TUPLE
@@ -180,48 +162,6 @@ class Lowering(abc.ABC):
         shape = hlo.array_shape(x.shape.element_type, dims)
         same = list(x.shape.dimensions) == list(dims) and hlo.is_row_major(x.shape)
         return x if same else self.c.add(self.reshape_opcode, shape, [x])
-
-    def transposed(self, value: Value, dims: Sequence[int], permutation: Sequence[int]) -> Value:
-        """A flat value, seen as `dims`, with its dimensions in another order."""
-        moved = [d for d in permutation if dims[d] != 1]
-        if moved == sorted(moved):
-            return value
-        x = self.shaped(value.x, dims)
-        y = self.loop([x], lambda c, x: arithmetic.transpose(c, x, permutation))
-        return value.with_array(self.shaped(y, [value.size]))
-
-    def split(self, value: Value, shape: Shape, dim: int, parts: int) -> Value:
-        """A flat array of `shape` as blocks, cut along `dim`."""
-        dims = list(shape.dimensions)
-        dims[dim : dim + 1] = [parts, dims[dim] // parts]
-        others = [d for d in range(len(dims)) if d != dim]
-        return self.transposed(value, dims, [dim, *others])
-
-    def join(self, value: Value, block: Shape, dim: int, shape: Shape) -> Value:
-        """Blocks, each flat of the shape `block`, as one flat array of `shape`, along `dim`."""
-        parts = shape.dimensions[dim] // max(block.dimensions[dim], 1)
-        dims = [parts, *block.dimensions]
-        others = range(1, len(dims))
-        return self.transposed(value, dims, [*others[:dim], 0, *others[dim:]])
-
-    def reordered(self, value: Value, order: Sequence[int]) -> Value:
-        """The blocks of a value in another order: block k of the result is block order[k]."""
-        count = len(order)
-        for rows in range(1, count + 1):  # [rows, columns] transposed
-            if count % rows == 0 and list(order) == [
-                row * (count // rows) + column
-                for column in range(count // rows)
-                for row in range(rows)
-            ]:
-                dims = [rows, count // rows, value.size // count]
-                return self.transposed(value, dims, [1, 0, 2])
-        size = value.size // count
-
-        def body(c: hlo.Computation, x: Instruction) -> Instruction:
-            blocks = [arithmetic.slice_1d(c, x, block * size, size) for block in order]
-            return arithmetic.concatenate(c, blocks)
-
-        return value.with_array(self.loop([value.x], body))
 
     def local(
         self, opcode: str, value: Value, size: int, groups: Groups, reducer: str = ""
@@ -269,6 +209,25 @@ class Lowering(abc.ABC):
         )
 
 
+def present_rows(lowering: Lowering, groups: Groups) -> tuple[Instruction, ...]:
+    """Whether the device's group has a row, for each row that some of the groups lack.
+
+    Predicates, scalars; none for groups of equal size.
+    """
+    least, most = min(map(len, groups)), groups_lib.largest(groups)
+    if least == most:
+        return ()
+    size_of = {position: len(group) for group in groups for position in group}
+    position = arithmetic.own_position(lowering.c, lowering.collective.num_partitions)
+
+    def has_row(row: int) -> Instruction:
+        positions = range(len(lowering.collective.rank_of))
+        table = [int(size_of.get(p, 0) > row) for p in positions]
+        return lowering.loop([position], lambda c, p: arithmetic.entry_is(c, table, p, 1))
+
+    return tuple(has_row(row) for row in range(least, most))
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """The data of an exchange: a row from each of `count` members, in group order.
@@ -277,7 +236,7 @@ class Rows:
       lowering: Lowering of the collective.
       joined: The rows one after the other.
       count: Number of rows.
-      present: For the last rows, whether the device's group has them; see `Lowering.present`.
+      present: For the last rows, whether the device's group has them; see `present_rows`.
     """
 
     lowering: Lowering

@@ -10,7 +10,7 @@ So each byte that must cross islands crosses once.
 
 from collections.abc import Sequence
 
-from jaxhet.compiler import arithmetic, blocks
+from jaxhet.compiler import arithmetic, blocks, reorder
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.groups import Groups, Split
@@ -30,7 +30,7 @@ def all_gather(lowering: Lowering, split: Split | None) -> None:
     shapes = lowering.result_shapes
     lowering.replace(
         [
-            lowering.restore(lowering.join(v, x.shape, dim, shape), shape)
+            lowering.restore(reorder.join(lowering, v, x.shape, dim, shape), shape)
             for v, x, shape in zip(results, operands, shapes, strict=True)
         ]
     )
@@ -41,10 +41,10 @@ def _gather_over_islands(lowering: Lowering, value: Value, split: Split) -> Valu
     (row,) = lowering.all_gather([value], split.rails)
     rows = row.joined
     if split.local_size == 1:
-        return lowering.reordered(rows, _by_rail(split))
+        return reorder.reordered(lowering, rows, _by_rail(split))
     whole = lowering.local("all-gather", rows, rows.size * split.local_size, split.local)
     lowering.builder.added[first].gathers.append(whole.x)
-    return lowering.reordered(whole, _by_rail(split))
+    return reorder.reordered(lowering, whole, _by_rail(split))
 
 
 def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None:
@@ -54,7 +54,7 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
     parts = len(lowering.collective.positions[0]) // lowering.collective.shard_replicas
     is_exchanged = split is None or split.local_size == 1
     values = [
-        lowering.split(lowering.operand(i, is_exchanged), x.shape, dim, parts)
+        reorder.split(lowering, lowering.operand(i, is_exchanged), x.shape, dim, parts)
         for i, x in enumerate(operands)
     ]
     if split is None:
@@ -68,7 +68,7 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
 
 def _scatter_over_islands(lowering: Lowering, value: Value, opcode: str, split: Split) -> Value:
     """The combined block of each rank, out of the blocks of all members."""
-    value = lowering.reordered(value, _inverse(_by_rail(split)))
+    value = reorder.reordered(lowering, value, _inverse(_by_rail(split)))
     first = len(lowering.builder.added)
     if split.local_size > 1:
         size = value.size // split.local_size
@@ -84,9 +84,9 @@ def _scatter_to_islands(lowering: Lowering, value: Value, opcode: str, split: Sp
     assert split.places is not None
     islands, local_size = split.num_islands, split.local_size
     block_of = {island: place // local_size for place, (island, _) in enumerate(split.places)}
-    value = lowering.reordered(value, [block_of[island] for island in range(islands)])
+    value = reorder.reordered(lowering, value, [block_of[island] for island in range(islands)])
     dims = [islands, local_size, value.size // (islands * local_size)]
-    value = lowering.transposed(value, dims, [1, 0, 2])
+    value = reorder.transposed(lowering, value, dims, [1, 0, 2])
     first = len(lowering.builder.added)
     part = lowering.local("reduce-scatter", value, value.size // local_size, split.local, opcode)
     (result,) = lowering.reduce_scatter([part], split.rails, opcode)
@@ -103,10 +103,12 @@ def all_to_all(lowering: Lowering, split: Split | None) -> None:
     (dim,) = lowering.instruction.dimensions
     (x,), (shape,) = lowering.operands, lowering.result_shapes
     parts = len(lowering.collective.positions[0])
-    value = lowering.split(lowering.flatten(x, 0), x.shape, dim, parts)
+    value = reorder.split(lowering, lowering.flatten(x, 0), x.shape, dim, parts)
     rows = _exchange(lowering, value, split)
     block = _resized(x.shape, dim, x.shape.dimensions[dim] // parts)
-    return lowering.replace([lowering.restore(lowering.join(rows, block, dim, shape), shape)])
+    return lowering.replace(
+        [lowering.restore(reorder.join(lowering, rows, block, dim, shape), shape)]
+    )
 
 
 def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
@@ -115,7 +117,7 @@ def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
     count, numbers = len(operands), tuple(range(len(operands)))
     if (found := blocks.cut(c, operands)) is not None:
         x, dim = found
-        value = lowering.split(lowering.flatten(x, 0), x.shape, dim, count)
+        value = reorder.split(lowering, lowering.flatten(x, 0), x.shape, dim, count)
         packed = Value(value.x, value.element_type, numbers)
     else:
         values = lowering.flattened()
@@ -124,7 +126,7 @@ def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
     rows = _exchange(lowering, packed, split)
     if (found := blocks.joined(c, lowering.instruction)) is not None:
         whole, dim = found
-        value = lowering.join(rows, lowering.result_shapes[0], dim, whole.shape)
+        value = reorder.join(lowering, rows, lowering.result_shapes[0], dim, whole.shape)
         restored = lowering.restore(value, whole.shape)
         c.rewrite(whole, lowering.reshape_opcode, [restored])
         return blocks.remove(c, lowering.instruction, restored)
@@ -146,7 +148,7 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
         (rows,) = lowering.all_to_all([value], lowering.collective.positions)
         return rows.joined
     by_rail = _by_rail(split)
-    value = lowering.reordered(value, _inverse(by_rail))  # [rail, island] of the receiver
+    value = reorder.reordered(lowering, value, _inverse(by_rail))  # [rail, island] of the receiver
     first = len(lowering.builder.added)
     islands, local_size = split.num_islands, split.local_size
     if local_size > 1:
@@ -154,13 +156,13 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
     scattered = value
     size = value.size // (islands * local_size)
     # [rail of the sender, island of the receiver] to [island of the receiver, rail of the sender]
-    value = lowering.transposed(value, [local_size, islands, size], [1, 0, 2])
+    value = reorder.transposed(lowering, value, [local_size, islands, size], [1, 0, 2])
     (rows,) = lowering.all_to_all([value], split.rails)
     if local_size > 1:
         lowering.builder.added[first].scatters.append(scattered.x)
     assert split.places is not None
     order = [island * local_size + rail for island, rail in split.places]
-    return lowering.reordered(rows.joined, order)
+    return reorder.reordered(lowering, rows.joined, order)
 
 
 def permute(lowering: Lowering) -> None:

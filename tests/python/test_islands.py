@@ -43,6 +43,12 @@ def test_islands_whose_processes_are_no_neighbours() -> None:
     assert second.hosts == ("host1", "host3")
 
 
+def test_devices_are_in_the_order_of_ranks_whatever_their_islands() -> None:
+    devices = _islands.devices_by_rank(_make("abab", [1, 2, 3, 1]))
+    assert list(devices) == list(range(7))
+    assert [d.process_index for d in devices.values()] == [0, 1, 1, 2, 2, 2, 3]
+
+
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Devices of a session whose islands are interleaved, island by island."""
