@@ -189,7 +189,9 @@ def _flops(trainer: Any, program: Program) -> float:
     else:
         config = trainer.config
         params = jax.eval_shape(lambda: trainer.init(0)).params
-        parameters = sum(x.size for x in jax.tree.leaves(params)) - config.vocab * config.embed
+        parameters = sum(x.size for x in jax.tree.leaves(params))
+        if not config.tied:  # a tied table is looked up, and is also the matrix of the last product
+            parameters -= config.vocab * config.embed
         shape = (parameters, config.layers, config.query_heads, config.head_dim)
     return model_flops(*shape, program.tokens, program.seq)
 
