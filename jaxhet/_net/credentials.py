@@ -19,7 +19,6 @@ _FILES = {
 }
 _PREFIX = "jax_mtls_peer_uri_prefix"
 _TIMEOUT_S = 10
-_TIME = "%Y-%m-%d %H:%M:%S UTC"
 _NOT_VALID_NOW = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 SETTINGS = (*_FILES, _PREFIX)  # names in JAX's config; capitals in the environment
 
@@ -110,38 +109,25 @@ def check_service(address: str, credentials: Credentials) -> None:
         ):
             _check_uri(tls.getpeercert() or {}, credentials.peer_uri_prefix)
             if not tls.recv(1):  # HTTP/2 begins with the server's settings
-                raise ConnectionAbortedError("the service closed the connection")
+                raise ConnectionError("the service closed the connection")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise UsageError(
             f"JAX's coordination service on {address} and this process do not accept each other's"
             f" certificates: {error}; check that JAX_MTLS_CA_FILE of each is the authority of the"
             " other's JAX_MTLS_CERT_FILE, and that the coordinator's certificate names this"
-            f" address, or that JAX_MTLS_PEER_URI_PREFIX fits"
-            f" both{_advice_on_clocks(error, credentials)}"
+            f" address, or that JAX_MTLS_PEER_URI_PREFIX fits both{_advice_on_clocks(error)}"
         ) from error
 
 
-def _advice_on_clocks(error: Exception, credentials: Credentials) -> str:
-    """A sentence about clocks, if a certificate may not be valid now by one of them; else ""."""
-    now = f". This machine's clock says {datetime.datetime.now(datetime.UTC):{_TIME}}"
-    if getattr(error, "verify_code", None) in _NOT_VALID_NOW:
-        return f"{now}: set the clocks of both machines, or renew the certificate"
-    if isinstance(error, ConnectionAbortedError):  # a service does not say why it refuses
-        return (
-            f"{now}, and its own certificate is valid {_validity(credentials.cert_file)}: compare"
-            " the coordinator's clock"
-        )
-    return ""
-
-
-def _validity(cert_file: str) -> str:
-    """The time in which a certificate is valid, in words."""
-    from cryptography import x509  # 0.1 s, after an error only
-
-    with open(cert_file, "rb") as file:
-        certificate = x509.load_pem_x509_certificate(file.read())
-    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return f"from {first:{_TIME}} to {last:{_TIME}}"
+def _advice_on_clocks(error: Exception) -> str:
+    """A sentence about clocks, if the other end's certificate is not valid now; else ""."""
+    if getattr(error, "verify_code", None) not in _NOT_VALID_NOW:
+        return ""
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        f". This machine's clock says {now:%Y-%m-%d %H:%M:%S} UTC: set the clocks of both machines,"
+        " or renew the certificate"
+    )
 
 
 def _check_uri(certificate: Mapping[str, Any], prefix: str | None) -> None:
