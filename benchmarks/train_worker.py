@@ -25,7 +25,7 @@ from jaxhet import bench, testing
 from models.configs import CONFIGS
 from models.corpus import open_corpus
 from models.data import Batches
-from models.flops import model_flops
+from models.flops import config_flops, model_flops
 from models.records import Journal, digest_rows
 from models.sharding import activation_sharding
 from models.train import Schedule, Trainer
@@ -185,15 +185,8 @@ class _PlainTrainer:
 def _flops(trainer: Any, program: Program) -> float:
     """FLOPs of a step, over all devices."""
     if isinstance(trainer, _PlainTrainer):
-        shape = trainer.shape
-    else:
-        config = trainer.config
-        params = jax.eval_shape(lambda: trainer.init(0)).params
-        parameters = sum(x.size for x in jax.tree.leaves(params))
-        if not config.tied:  # a tied table is looked up, and is also the matrix of the last product
-            parameters -= config.vocab * config.embed
-        shape = (parameters, config.layers, config.query_heads, config.head_dim)
-    return model_flops(*shape, program.tokens, program.seq)
+        return model_flops(*trainer.shape, program.tokens, program.seq)
+    return config_flops(trainer.config, program.tokens, program.seq)
 
 
 def _trainer(program: Program, devices: Any) -> Trainer:

@@ -46,7 +46,7 @@ def of_process(islands: Sequence[Island], process: int) -> Island:
 
 
 def devices_by_rank(islands: Sequence[Island]) -> dict[int, Device]:
-    """The device of each rank of the job. Pure."""
+    """The device of each rank of the job, in the order of ranks. Pure."""
     pairs = (zip(island.ranks, island.devices, strict=True) for island in islands)
     return dict(sorted(itertools.chain.from_iterable(pairs)))
 

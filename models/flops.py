@@ -1,6 +1,10 @@
 """Floating-point operations of a training step, and what a device could do: pure, without JAX."""
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.configs import Config
 
 # Dense operations per second (without sparsity) of a JAX device, by a word of its `device_kind` and
 # the type that is computed in. Sources: the vendors' data sheets; A100, H100 and H200 as SXM, B200
@@ -34,6 +38,24 @@ def model_flops(
       seq: positions of a row.
     """
     return tokens * (6.0 * parameters + 6.0 * layers * heads * head_dim * seq)
+
+
+def config_flops(config: "Config", tokens: int, seq: int) -> float:
+    """`model_flops` of a step with a config; of a mixture, of the experts that a token passes.
+
+    Args:
+      config: Shape of the model. A tied table of embeddings counts as the matrix of the last
+        product.
+      tokens: number of tokens in a step, over all devices.
+      seq: positions of a row.
+    """
+    attention = config.embed * config.head_dim * 2 * (config.query_heads + config.kv_heads)
+    feed_forward = 3 * config.embed * config.hidden
+    experts = config.experts_per_token if config.experts else 0
+    router = config.embed * config.experts
+    block = attention + (config.shared_mlp + experts) * feed_forward + router
+    matrices = config.layers * block + config.embed * config.vocab
+    return model_flops(matrices, config.layers, config.query_heads, config.head_dim, tokens, seq)
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:

@@ -22,7 +22,7 @@ from models.checkpoint import Checkpoints
 from models.configs import Config
 from models.corpus import Corpus, open_corpus
 from models.data import Batches
-from models.flops import model_flops, peak_flops
+from models.flops import config_flops, peak_flops
 from models.loop import Run, Stopped
 from models.options import PROGRAM, Options, parse
 from models.reporter import Reporter, Settings
@@ -228,22 +228,11 @@ def _reporter_settings(options: Options, trainer: Trainer, start: int, unit: str
         tokens_per_step=options.batch * options.seq,
         digest=options.digest,
         counters=jaxhet.stats if in_job() else dict,
-        flops=_flops(trainer.config, options.batch * options.seq, options.seq),
+        flops=config_flops(trainer.config, options.batch * options.seq, options.seq),
         peak_flops=peak * devices.size if peak else None,
         tensorboard=options.tensorboard,
         unit=unit,
     )
-
-
-def _flops(config: Config, tokens: int, seq: int) -> float:
-    """FLOPs of a step over so many tokens, on all devices; experts count that a token passes."""
-    attention = config.embed * config.head_dim * 2 * (config.query_heads + config.kv_heads)
-    feed_forward = 3 * config.embed * config.hidden
-    experts = config.experts_per_token if config.experts else 0
-    router = config.embed * config.experts
-    block = attention + (config.shared_mlp + experts) * feed_forward + router
-    matrices = config.layers * block + config.embed * config.vocab
-    return model_flops(matrices, config.layers, config.query_heads, config.head_dim, tokens, seq)
 
 
 def in_job() -> bool:
