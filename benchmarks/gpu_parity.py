@@ -3,11 +3,13 @@
     python -m benchmarks.gpu_parity [--shape 2x1x1] [--systems cuda_ipc,shm,tcp,nccl]
         [--steps 500] [--dtypes bfloat16,float32] [--deterministic] [--json FILE]
 
-Trains on Python's language reference, on all systems at the same time, and once more in one world
-with devices and rows in another order, which changes nothing but rounding: the noise floor. (With a
-learning rate of 3e-3 that alone grows to percents, and then a difference says nothing.) Kernels
-are those that XLA has tuned. With --deterministic they also add in one order, and then every loss
-over islands must be the same number as in one world.
+Trains on all systems at the same time, and once more in one world with devices and rows in another
+order, which changes nothing but rounding: the noise floor. (With a learning rate of 3e-3 that alone
+grows to percents, and then a difference says nothing.) The text is the source of Python's standard
+library: 500 steps of 8,192 tokens read no row of it twice. If a run reads its text more than once,
+the result has a warning (--data, --order). Kernels are those that XLA has tuned. With
+--deterministic they also add in one order, and then every loss over islands must be the same number
+as in one world.
 
 Every process writes SHA-256 digests of its devices' parameters at the begin and at every logged
 step; the replicas of all ranks are compared.
@@ -15,6 +17,7 @@ step; the replicas of all ranks are compared.
 
 import argparse
 import dataclasses
+import os
 import pathlib
 import shutil
 import sys
@@ -24,6 +27,8 @@ from typing import Any
 from benchmarks import gpu_jobs, tables
 from benchmarks.training import Program
 from models.configs import DTYPES
+from models.corpus import LANGUAGE_REFERENCE, STANDARD_LIBRARY
+from models.data import ORDERS
 from models.records import Replicas, compare_replicas, differences
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
@@ -64,9 +69,9 @@ class Row:
         return self.needs_equal_bits and self.system != FLOOR and self.equal_steps != self.steps
 
 
-def train(dtype: str, systems: gpu_jobs.Systems, args: argparse.Namespace) -> list[Row]:
-    """Trains on all systems, then once more in one world, permuted; a row for each."""
-    program = Program(
+def program_of(dtype: str, args: argparse.Namespace) -> Program:
+    """The training step of a dtype."""
+    return Program(
         config=args.config,
         mesh="data=-1",
         scan=True,
@@ -75,7 +80,25 @@ def train(dtype: str, systems: gpu_jobs.Systems, args: argparse.Namespace) -> li
         dtype=dtype,
         layers=args.layers,
         learning_rate=args.learning_rate,
+        data=args.data,
+        order=args.order,
     )
+
+
+def text_line(facts: Mapping[str, Any]) -> str:
+    """Name, size and digest of the training text, and a warning if a run reads it again."""
+    read = f"the run reads it {facts['passes']:.2f} times"
+    if facts["passes"] > 1:
+        read += (
+            ". WARNING: a large model learns a repeated text by heart, and its losses say less: "
+            "give a longer --data, or fewer --steps"
+        )
+    return f"Text: {facts['text']}, {facts['tokens']:,} tokens, SHA-256 {facts['sha256']}; {read}."
+
+
+def train(dtype: str, systems: gpu_jobs.Systems, args: argparse.Namespace) -> list[Row]:
+    """Trains on all systems, then once more in one world, permuted; a row for each."""
+    program = program_of(dtype, args)
 
     def request(name: str, program: Program) -> tuple[Any, ...]:
         folder = _folder(args, dtype, name)
@@ -165,11 +188,25 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="rows, over all devices")
     parser.add_argument("--seq", type=int, default=128, help="positions in a row, in bytes")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument(
+        "--data",
+        default=STANDARD_LIBRARY,
+        help=f"text of the runs, read as bytes: Python's {STANDARD_LIBRARY} or"
+        f" {LANGUAGE_REFERENCE}, or a path as for models.pretrain",
+    )
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        default="epochs",
+        help="epochs: each row once before any row again; windows: random rows, which may overlap",
+    )
     parser.add_argument("--floor", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--run-dir", type=pathlib.Path, default=pathlib.Path("runs/gpu_parity"))
     args = parser.parse_args()
     if BASELINE not in args.systems:
         parser.error(f"--systems without {BASELINE}: there is nothing to compare with")
+    if args.data not in (STANDARD_LIBRARY, LANGUAGE_REFERENCE) and not os.path.exists(args.data):
+        parser.error(f"--data {args.data}: no such file or folder")
     return args
 
 
@@ -188,6 +225,8 @@ def main() -> int:
     }
     with gpu_jobs.running(args.systems, setting, WORKER) as systems:
         facts |= systems.facts(("facts",))
+        facts |= systems.facts(("text", program_of(args.dtypes[0], args), args.steps))
+        print(text_line(facts), flush=True)
         for dtype in args.dtypes:
             rows += train(dtype, systems, args)
             tables.write_json(args.json, facts, rows)

@@ -93,7 +93,7 @@ class _Step:
             **_sums(self.exchanges),
             flops=_flops(self._trainer, program),
         )
-        self._batches = Batches(open_corpus(), 0, program.batch, program.seq, program.permute)
+        self._batches = _batches(program)
         self._sharding = activation_sharding("tokens", self._trainer.mesh)
         with jax.set_mesh(self._trainer.mesh):
             self._state = self._trainer.compile(jaxhet.jit)[0](0)
@@ -202,6 +202,23 @@ def _trainer(program: Program, devices: Any) -> Trainer:
         mesh = jaxhet.make_mesh(program.axes, devices=[mesh.devices.flat[i] for i in order])
     schedule = Schedule(program.learning_rate, 20, weight_decay=0.1, max_gradient_norm=1.0)
     return Trainer(config, schedule, mesh)
+
+
+def _batches(program: Program) -> Batches:
+    corpus = open_corpus(program.data)
+    return Batches(corpus, 0, program.batch, program.seq, program.permute, program.order)
+
+
+def _text(program: Program, steps: int) -> dict[str, Any]:
+    """Name, size and SHA-256 of the training text, and how often so many steps read it."""
+    batches = _batches(program)
+    corpus = batches.corpus
+    return {
+        "text": corpus.name,
+        "tokens": corpus.size,
+        "sha256": corpus.digest(),
+        "passes": batches.passes(steps),
+    }
 
 
 def _sums(exchanges: Sequence[jaxhet.PlannedExchange]) -> dict[str, Any]:
@@ -333,6 +350,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "exchanges_alone": _exchanges_alone,
     "begin": _begin,
     "trace": _trace,
+    "text": _text,
     "run": _run,
 }
 

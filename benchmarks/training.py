@@ -24,6 +24,8 @@ class Program:
       layers: 0: those of the config.
       permute: seed of another order of devices and rows; 0: the usual order.
       learning_rate: after 20 steps of warm-up.
+      data: path as in `models.corpus.open_corpus`; None: Python's language reference.
+      order: a name in `models.data.ORDERS`.
     """
 
     config: str
@@ -35,6 +37,8 @@ class Program:
     layers: int = 0
     permute: int = 0
     learning_rate: float = 3e-4
+    data: str | None = None
+    order: str = "windows"
 
     @property
     def axes(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import itertools
+import sysconfig
 from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cached_property
@@ -16,6 +17,11 @@ from models import shards
 from models.text import BYTES, Tokenizer, documents, is_plain
 
 Tokens = npt.NDArray[Any]
+# Values of `--data`: texts that come with every Python. In 3.12 they have 0.5 and 10 million bytes.
+LANGUAGE_REFERENCE, STANDARD_LIBRARY = "language-reference", "standard-library"
+# Folders that are no part of the standard library's text: Python's own tests, which not every
+# installation has; character tables, which repeat each other; other packages.
+_LEFT_OUT = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages"}
 # Tokens that are read at a time for their digest.
 _HASHED = 1 << 22
 
@@ -88,14 +94,17 @@ class Corpus:
 
 
 def open_corpus(path: str | None = None, tokenizer: str | None = None) -> Corpus:
-    """The corpus at `path`, or the language reference that comes with every Python.
+    """The corpus at `path`, or a text that comes with every Python: the language reference.
 
-    A folder holds shards (`models.shards`). A file is text, JSONL or Parquet (`models.text`); its
-    tokens are bytes, or those of `tokenizer`, a `tokenizer.json`. Text of bytes is mapped. All else
-    is tokenized here, in memory, by each process: for much text use `python -m models.tokenize`.
+    `STANDARD_LIBRARY` in place of a path is the source text of the standard library. A folder holds
+    shards (`models.shards`). A file is text, JSONL or Parquet (`models.text`); its tokens are
+    bytes, or those of `tokenizer`, a `tokenizer.json`. Text of bytes is mapped. All else is
+    tokenized here, in memory, by each process: for much text use `python -m models.tokenize`.
     """
-    if path is None:
+    if path in (None, LANGUAGE_REFERENCE):
         texts, name = [_language_reference()], "pydoc_data.topics"
+    elif path == STANDARD_LIBRARY:
+        texts, name = [_standard_library()], STANDARD_LIBRARY
     elif Path(path).is_dir():
         return _sharded(Path(path), tokenizer)
     elif tokenizer is None and is_plain(Path(path)):
@@ -121,6 +130,14 @@ def _language_reference() -> str:
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
+
+
+def _standard_library() -> str:
+    """All source files of the standard library, in the order of their paths."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = ((path.relative_to(root), path) for path in root.rglob("*.py"))
+    kept = sorted((p.parts, path) for p, path in files if not _LEFT_OUT & {*p.parts[:-1]})
+    return "".join(path.read_text(encoding="utf-8", errors="replace") for _, path in kept)
 
 
 def _sharded(folder: Path, tokenizer: str | None) -> Corpus:

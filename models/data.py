@@ -62,6 +62,10 @@ class Batches:
 
         return jax.make_array_from_callback(shape, sharding, local)
 
+    def passes(self, steps: int) -> float:
+        """How often so many steps read the corpus, on average."""
+        return steps * self.batch / self._num_rows
+
     def _order(self) -> npt.NDArray[np.int64]:
         rows = np.arange(self.batch)
         return np.random.default_rng(self.permute).permutation(rows) if self.permute else rows
@@ -74,6 +78,11 @@ class Batches:
         draw = int(np.random.Philox(key=self.seed, counter=[0, 0, row, step]).random_raw())
         return draw % (self.corpus.size - self.positions)
 
+    @property
+    def _num_rows(self) -> int:
+        """How many whole rows the corpus has."""
+        return (self.corpus.size - 1) // self.positions
+
     @cached_property
     def _epochs(self) -> Any:
         """The number of the row of the corpus at each place of the endless order.
@@ -82,8 +91,7 @@ class Batches:
         """
         import grain  # pyright: ignore[reportMissingImports]
 
-        rows = (self.corpus.size - 1) // self.positions
-        return grain.MapDataset.range(rows).seed(self.seed).shuffle().repeat()
+        return grain.MapDataset.range(self._num_rows).seed(self.seed).shuffle().repeat()
 
 
 def segments(tokens: npt.NDArray[Any], end: int) -> npt.NDArray[np.int32]:

@@ -80,6 +80,8 @@ def test_losses_and_replicas_are_compared(tmp_path: pathlib.Path) -> None:
     rows = {row["system"]: row for row in written["rows"]}
     assert rows.keys() == {"shm", gpu_parity.BASELINE, gpu_parity.FLOOR}
     assert rows["shm"]["difference"] < 1e-5
+    assert (written["text"], len(written["sha256"])) == ("standard-library", 64)
+    assert 0 < written["passes"] < 1
     for row in rows.values():
         assert row["is_complete"]
         assert row["replicas"]["steps"] == 3  # 0, 2 and 3
@@ -158,6 +160,18 @@ def test_parity_needs_near_losses_and_equal_replicas() -> None:
     assert parity_row(float("nan"), equal).is_missed
     assert parity_row(0.0, differ).is_missed
     assert parity_row(0.0, equal, is_complete=False).is_missed
+
+
+def test_repeated_text_is_warned_of() -> None:
+    facts = {"text": "short", "tokens": 492155, "sha256": "0", "passes": 8.33}
+    assert "reads it 8.33 times. WARNING: a large model" in gpu_parity.text_line(facts)
+    assert "WARNING" not in gpu_parity.text_line({**facts, "passes": 1.0})
+
+
+def test_missing_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_parity", "--data=no/such/text"])
+    with pytest.raises(SystemExit):
+        gpu_parity.parse()
 
 
 def test_deterministic_kernels_need_equal_losses() -> None:

@@ -1,3 +1,5 @@
+import dataclasses
+import inspect
 import json
 import sys
 
@@ -6,6 +8,7 @@ import pytest
 
 from models import shards, tokenize
 from models.corpus import Corpus, open_corpus
+from models.data import Batches
 from models.text import Tokenizer, documents
 
 WORDS = {"[UNK]": 0, "one": 1, "two": 2, "</s>": 3}
@@ -30,6 +33,33 @@ def test_default_corpus_is_text():
     corpus = open_corpus()
     assert corpus.size > 100_000
     assert b"assert" in corpus.read(0, corpus.size).astype(np.uint8).tobytes()
+
+
+def test_language_reference_has_a_name():
+    assert open_corpus("language-reference").digest() == open_corpus().digest()
+
+
+def test_standard_library_is_long_and_the_same_each_time():
+    corpus = open_corpus("standard-library")
+    # 500 steps of 8 rows of 1,024 tokens need 4.1 million.
+    assert corpus.size > 5_000_000
+    assert open_corpus("standard-library").digest() == corpus.digest()
+    text = corpus.read(0, corpus.size).astype(np.uint8).tobytes()
+    assert inspect.getsource(dataclasses).encode() in text
+    assert inspect.getsource(json).encode() in text
+    assert inspect.getsource(pytest).encode() not in text  # another package
+
+
+def test_no_row_of_the_standard_library_is_read_twice_in_500_steps():
+    batches = Batches(open_corpus("standard-library"), 0, batch=8, positions=1024, order="epochs")
+    assert batches.passes(500) < 1
+    rows = {row.tobytes() for step in range(500) for row in batches.rows(step, 0, 8)}
+    assert len(rows) == 4000
+
+
+def test_passes_are_reads_of_whole_rows():
+    batches = Batches(Corpus("numbers", (np.arange(101),)), 0, batch=4, positions=10)
+    assert batches.passes(5) == 2
 
 
 def test_file_of_bytes_is_mapped(tmp_path):
