@@ -8,7 +8,7 @@ one authenticated connection to every process of the job:
                                                 once, with its request for a certificate
     coordinator → process  {"error": Failure}   the process, or the job, is refused
                            {"members": [ProcessInfo], "process": i, "job": id,
-                            "service": "host:port", "certificate": …}
+                            "service": "host:port", "certificate": …, "time": seconds since 1970}
                                                 everybody has come and agrees
                            {"event": {"kind": "gone", "process": i, "text": …}}
                                                 process i went without goodbye
@@ -38,6 +38,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -310,6 +311,7 @@ class Coordinator:
                         "job": self._job,
                         "service": join_address(self._hosts[process], self._service_port),
                         "certificate": certificates[process],
+                        "time": time.time(),
                     }
                 )
             self._lock.notify_all()

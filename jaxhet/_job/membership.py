@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import os
 import socket
 import threading
@@ -17,6 +18,7 @@ from jaxhet._job.process_info import JOB_BYTES, ProcessInfo
 from jaxhet._net import credentials, handshake
 from jaxhet._net.addresses import split_address
 from jaxhet._net.channel import Channel
+from jaxhet._net.clocks import time_from
 from jaxhet._net.credentials import Credentials
 from jaxhet._net.outbox import limit_sends
 
@@ -48,6 +50,8 @@ class Membership:
         self.process = UNASSIGNED
         self.job = b""
         self.service_address = ""
+        self._coordinator_time: datetime.datetime | None = None
+        self._own_name = ""
         self.credentials: Credentials | None = None
         self.clock = clock.CoordinatorClock(lambda number: self._send({"clock": number}))
 
@@ -80,7 +84,9 @@ class Membership:
                     raise
                 raise self._silent(timeout_s) from error.__cause__
         if given is not None:
-            credentials.check_service(self.service_address, given)
+            credentials.check_service(
+                self.service_address, given, self._own_name, self._coordinator_time
+            )
         self._sock.settimeout(None)
         threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True).start()
 
@@ -92,9 +98,11 @@ class Membership:
         if sorted(info.process for info in members) != list(range(len(members))):
             raise TransportError("the coordinator names other processes than the job's")
         self.process = int(message["process"])
+        self._own_name = {info.process: str(info) for info in members}[self.process]
         self.job = bytes.fromhex(message["job"])
         if len(self.job) != JOB_BYTES:
             raise TransportError(f"the id of the job has not {JOB_BYTES} bytes")
+        self._coordinator_time = time_from(message["time"])
         self.service_address = message["service"]
         split_address(self.service_address, "the coordinator's service")
         if identity is not None:

@@ -4,13 +4,19 @@ The user names files by JAX's own settings; without them the job makes its certi
 (`_net/certificates.py`). There is no job without TLS.
 """
 
+import contextlib
 import dataclasses
 import datetime
+import pathlib
 import socket
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from jaxhet._errors import UsageError
+from jaxhet._net.clocks import Clock, Validity, explanation
+
+if TYPE_CHECKING:
+    import ssl
 
 _FILES = {
     "jax_mtls_cert_file": "the certificate",
@@ -20,6 +26,12 @@ _FILES = {
 _PREFIX = "jax_mtls_peer_uri_prefix"
 _TIMEOUT_S = 10
 _NOT_VALID_NOW = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+_OWN = "this process"
+_ADVICE = (
+    "check that JAX_MTLS_CA_FILE of each is the authority of the other's JAX_MTLS_CERT_FILE, and"
+    " that the coordinator's certificate names this address, or that JAX_MTLS_PEER_URI_PREFIX fits"
+    " both"
+)
 SETTINGS = (*_FILES, _PREFIX)  # names in JAX's config; capitals in the environment
 
 
@@ -85,49 +97,89 @@ def given_by(environ: Mapping[str, str]) -> Credentials | None:
     return given({name: environ.get(name.upper()) for name in SETTINGS})
 
 
-def check_service(address: str, credentials: Credentials) -> None:
+def check_service(
+    address: str,
+    credentials: Credentials,
+    own_name: str = _OWN,
+    coordinator_time: datetime.datetime | None = None,
+) -> None:
     """Tries whether JAX's service and this process accept each other's certificates.
 
     With a mismatch JAX's client would retry for ever, or abort the process.
 
+    Args:
+      address: Address of the service, which runs on the coordinator's machine.
+      credentials: The user's certificates.
+      own_name: Name of this process in errors; all processes of the job repeat them.
+      coordinator_time: Time by the coordinator's clock, if it is known.
+
     Raises:
       UsageError: The two ends do not match.
     """
-    import ssl
-
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = credentials.peer_uri_prefix is None
-    context.set_alpn_protocols(["h2"])
+    clocks = [Clock(own_name, datetime.datetime.now(datetime.UTC))]
+    if coordinator_time is not None:
+        clocks.append(Clock(f"the coordinator at {address}", coordinator_time))
     try:
-        context.load_cert_chain(credentials.cert_file, credentials.key_file)
-        context.load_verify_locations(credentials.ca_file)
-        with (
-            socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as sock,
-            context.wrap_socket(sock, server_hostname=host) as tls,
-        ):
+        with _connection(address, _context(credentials)) as tls:
             _check_uri(tls.getpeercert() or {}, credentials.peer_uri_prefix)
             if not tls.recv(1):  # HTTP/2 begins with the server's settings
-                raise ConnectionError("the service closed the connection")
+                raise ConnectionAbortedError("the service closed the connection")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        may_be_time = (
+            isinstance(error, ConnectionAbortedError | ConnectionResetError)  # says no reason
+            or getattr(error, "verify_code", None) in _NOT_VALID_NOW
+        )
+        why = explanation(clocks, _validities(address, credentials, own_name)) * may_be_time
         raise UsageError(
-            f"JAX's coordination service on {address} and this process do not accept each other's"
-            f" certificates: {error}; check that JAX_MTLS_CA_FILE of each is the authority of the"
-            " other's JAX_MTLS_CERT_FILE, and that the coordinator's certificate names this"
-            f" address, or that JAX_MTLS_PEER_URI_PREFIX fits both{_advice_on_clocks(error)}"
+            f"JAX's coordination service on {address} and {own_name} do not accept each other's"
+            f" certificates: {error}; {why or _ADVICE}"
         ) from error
 
 
-def _advice_on_clocks(error: Exception) -> str:
-    """A sentence about clocks, if the other end's certificate is not valid now; else ""."""
-    if getattr(error, "verify_code", None) not in _NOT_VALID_NOW:
-        return ""
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        f". This machine's clock says {now:%Y-%m-%d %H:%M:%S} UTC: set the clocks of both machines,"
-        " or renew the certificate"
-    )
+def _context(credentials: Credentials) -> "ssl.SSLContext":
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = credentials.peer_uri_prefix is None
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(credentials.cert_file, credentials.key_file)
+    context.load_verify_locations(credentials.ca_file)
+    return context
+
+
+@contextlib.contextmanager
+def _connection(address: str, context: "ssl.SSLContext") -> Iterator["ssl.SSLSocket"]:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    with (
+        socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as sock,
+        context.wrap_socket(sock, server_hostname=host) as tls,
+    ):
+        yield tls
+
+
+def _validities(address: str, credentials: Credentials, own_name: str) -> list[Validity]:
+    """When the certificates of both ends are valid, as far as they can be read."""
+    import ssl
+
+    from jaxhet._net import certificates  # 0.1 s, after an error only
+
+    found: list[Validity] = []
+    for name, file in (
+        (f"the certificate of {own_name} (JAX_MTLS_CERT_FILE)", credentials.cert_file),
+        ("the certificate of an authority (JAX_MTLS_CA_FILE)", credentials.ca_file),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            found += certificates.validities(name, pathlib.Path(file).read_bytes())
+    with contextlib.suppress(OSError, ValueError):
+        context = _context(credentials)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        with _connection(address, context) as tls:
+            shown = ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"")
+        name = "the coordinator's certificate (its JAX_MTLS_CERT_FILE)"
+        found[:0] = certificates.validities(name, shown.encode())
+    return found
 
 
 def _check_uri(certificate: Mapping[str, Any], prefix: str | None) -> None:

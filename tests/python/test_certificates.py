@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import pathlib
 import re
 import signal
@@ -20,7 +21,7 @@ from jaxhet._errors import TransportError, UsageError
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator, membership
 from jaxhet._job.terms import Terms
-from jaxhet._net import certificates, handshake
+from jaxhet._net import certificates, clocks, handshake
 from jaxhet._net import credentials as _credentials
 from jaxhet._net.addresses import listen
 from jaxhet._net.channel import Channel
@@ -89,26 +90,73 @@ def _first_byte(address: str, context: ssl.SSLContext) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize(
-    ("clock_ahead_days", "state"), [(30, "not yet valid"), (-30, "has expired")]
-)
-def test_clocks_that_differ_are_said(
-    clock_ahead_days: int, state: str, tmp_path: pathlib.Path
-) -> None:
-    files = make_files(tmp_path, clock_ahead_days)
-    cert, key, ca = (files[f"JAX_MTLS_{name}_FILE"] for name in ("CERT", "KEY", "CA"))
-    given = Credentials(cert_file=cert, key_file=key, ca_file=ca)
+@contextlib.contextmanager
+def _service_of_the_user(folder: pathlib.Path, ahead_days: int) -> Iterator[tuple[str, Any]]:
+    """Address of a service with certificates that are valid for days around another time."""
+    files = make_files(folder, ahead_days)
+    given = Credentials(*(files[f"JAX_MTLS_{name}_FILE"] for name in ("CERT", "KEY", "CA")))
     address, service = jaxlib.start_coordination_service("127.0.0.1", 1, given)
     try:
-        with pytest.raises(UsageError, match=state) as caught:
-            _credentials.check_service(address, given)
+        yield address, given
     finally:
         service.shutdown()
-    assert re.search(
-        r"This machine's clock says \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC: set the clocks of both"
-        r" machines, or renew the certificate",
-        str(caught.value),
+
+
+_UTC = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+_NAME = r"process 1 \(b, pid 7 on host\)"
+
+
+@pytest.mark.parametrize(("ahead_days", "state"), [(30, "not yet"), (-30, "no longer")])
+@pytest.mark.parametrize("is_own", [True, False], ids=["own clock", "both clocks"])
+def test_clock_by_which_a_certificate_is_not_valid_is_named(
+    is_own: bool, ahead_days: int, state: str, tmp_path: pathlib.Path
+) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    coordinator_time = now + datetime.timedelta(days=ahead_days) * is_own
+    advice = (
+        rf"Set the clock of {_NAME}; if it is right, set the clock of the coordinator at [\d.:]+"
+        " and renew the certificate$"
+        if is_own
+        else rf"Set the clock of {_NAME} and the coordinator at [\d.:]+; if that is the time, renew"
+        " the certificate$"
     )
+    with (
+        _service_of_the_user(tmp_path, ahead_days) as (address, given),
+        pytest.raises(UsageError) as caught,
+    ):
+        _credentials.check_service(address, given, "process 1 (b, pid 7 on host)", coordinator_time)
+    assert re.search(
+        rf"{_NAME} do not accept each other's certificates: .*; the coordinator's certificate \(its"
+        rf" JAX_MTLS_CERT_FILE\) is valid from {_UTC} to {_UTC}, and the clock of {_NAME} says"
+        rf" {_UTC}; the clock of the coordinator at [\d.:]+ says {coordinator_time:%Y-%m-%d}"
+        rf" [\d:]+ UTC: it is {state} valid by the clock of {_NAME}\. {advice}",
+        str(caught.value),
+    ), caught.value
+
+
+def test_clock_of_the_coordinator_is_named_if_its_service_hangs_up(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang_up(certificate: Any, prefix: str | None) -> None:
+        raise ConnectionResetError("the service closed the connection")
+
+    monkeypatch.setattr(_credentials, "_check_uri", hang_up)
+    now = datetime.datetime.now(datetime.UTC)
+    behind = now - datetime.timedelta(days=30)
+    with _service_of_the_user(tmp_path, 0) as (address, given):
+        with pytest.raises(UsageError) as caught:
+            _credentials.check_service(address, given, "process 1", behind)
+        assert "it is not yet valid by the clock of the coordinator at 127.0.0.1:" in str(
+            caught.value
+        )
+        with pytest.raises(UsageError, match="check that JAX_MTLS_CA_FILE of each is"):
+            _credentials.check_service(address, given, "process 1", now)
+
+
+@pytest.mark.parametrize("seconds", [-1, 1e300, float("nan"), "now", None])
+def test_time_of_the_coordinator_that_is_no_time(seconds: Any) -> None:
+    with pytest.raises(ValueError, match=r"is no time$"):
+        clocks.time_from(seconds)
 
 
 def test_service_refuses_who_has_no_certificate_at_all(

@@ -164,10 +164,12 @@ def test_process_info_without_a_field_is_refused(field: str) -> None:
         ProcessInfo.from_json(fields)
 
 
+_PLACE = {"process": 0, "job": "00" * JOB_BYTES, "service": "127.0.0.1:9", "time": 1.8e9}
+
+
 def test_damaged_answers_of_the_coordinator_are_refused() -> None:
     members = [process_info_of(0), process_info_of(1)]
-    place = {"process": 0, "job": "00" * JOB_BYTES, "service": "127.0.0.1:9"}
-    good = {"members": members, **place, "certificate": None}
+    good = {"members": members, **_PLACE, "certificate": None}
     seeds = [good, {"error": ["UsageError", "no"]}, {"event": {"text": "gone", "kind": "gone"}}]
     seeds.append({"clock": [1, 2.5]})
     info = ProcessInfo.from_json(members[0])
@@ -189,7 +191,7 @@ def test_damaged_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     seal = handshake.seal(_SECRET, _membership.CERTIFICATE, identity.request, *pems)
     certificate = {"pem": pems[0].decode(), "authority": pems[1].decode(), "seal": seal}
     members = [process_info_of(1), process_info_of(0)]
-    good = {"members": members, "process": 0, "service": "[::1]:9", "certificate": certificate}
+    good = {"members": members, **_PLACE, "certificate": certificate}
     strange = {**good, "members": members[:1]}
     monkeypatch.setattr(identity, "process_credentials", lambda *given: given)
     monkeypatch.setattr(_membership, "_new_identity", lambda: identity)
