@@ -127,7 +127,8 @@ class _Step:
 
     def digests(self, step: int) -> list[dict[str, Any]]:
         """Digests of this process's parameters now, after `step` steps."""
-        return digest_rows(step, self._state.params)
+        is_plain = self.program.config in PLAIN
+        return digest_rows(step, self._state[0] if is_plain else self._state.params)
 
     def _advance(self, tokens: jax.Array) -> jax.Array:
         self._state, measures = self._step(self._state, tokens)
