@@ -13,7 +13,7 @@ programs="fuzz_messages_test fuzz_records_test fuzz_channels_test fuzz_transport
 cmake --build "$build" --target $programs -- --quiet
 find "$build" -name '*.gcda' -delete
 for program in $programs; do
-  "$build/tests/cpp/$program" 2>"$build/$program.log" || { cat "$build/$program.log" && exit 1; }
+  "$build/tests/cpp/$program" >"$build/$program.log" 2>&1 || { cat "$build/$program.log" && exit 1; }
   grep '^fuzz' "$build/$program.log"
 done
 

@@ -19,8 +19,10 @@ def build(name: str) -> pathlib.Path:
 
 
 def results_of(printed: str) -> list[tuple[str, str]]:
-    """Result (" ok " or "FAIL") and name of each check of such a program."""
-    return re.findall(r"^\[ ( ok |FAIL) \] (\S+)", printed, re.MULTILINE)
+    """Result ("OK", "FAILED" or "SKIPPED") and name of each test that such a program ran."""
+    # A line with the time: GoogleTest names failed tests a second time, without it.
+    pattern = r"^\[ +(OK|FAILED|SKIPPED) +\] ([\w/.]+).* \(\d+ ms\)$"
+    return re.findall(pattern, printed, re.MULTILINE)
 
 
 def softverbs(commands: str = "") -> dict[str, str]:

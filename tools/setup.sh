@@ -43,6 +43,27 @@ system_packages() {
     say "no Bazel, and it cannot be installed here: its build will be skipped"
 }
 
+has_googletest() {
+  [ -d .cache/googletest ] || printf '#include <gmock/gmock.h>\n' |
+    "${CXX:-c++}" -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1
+}
+
+unpacked_googletest() { # without root: CMakeLists.txt finds it there
+  command -v dpkg >/dev/null 2>&1 || return 1
+  partial=.cache/googletest.partial
+  rm -rf "$partial"
+  mkdir -p "$partial"
+  (cd "$partial" && apt-get download -qq libgtest-dev libgmock-dev &&
+    for package in *.deb; do dpkg -x "$package" . || exit 1; done) >/dev/null 2>&1 || return 1
+  say "libgtest-dev and libgmock-dev, unpacked in .cache/googletest (for tests)"
+  mv "$partial" .cache/googletest
+}
+
+googletest() { # the C++ tests need it
+  has_googletest || apt_install libgtest-dev libgmock-dev || unpacked_googletest ||
+    die "GoogleTest with gMock (Debian: libgtest-dev libgmock-dev; elsewhere set CPATH and CMAKE_PREFIX_PATH)"
+}
+
 schedulers() { # optional: the tests that start jobs by a real Open MPI, Slurm and sshd skip without them
   command -v mpirun >/dev/null 2>&1 || apt_install openmpi-bin ||
     say "no mpirun: tests/multiprocess/test_open_mpi.py will be skipped"
@@ -185,6 +206,9 @@ programs() { # optional, as the plugins: Flax's examples, and the packages that 
 }
 
 system_packages
+case ${1:-} in
+test | slow) googletest ;;
+esac
 case ${1:-} in
 slow) schedulers ;;
 esac

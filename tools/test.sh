@@ -9,10 +9,10 @@ stage "lint"
 sh tools/lint.sh quick
 
 stage "C++ tests"
-if command -v bazel >/dev/null 2>&1; then
+if command -v bazel >/dev/null 2>&1 && [ ! -d .cache/googletest ]; then
   sh tools/bazel.sh
 else
-  echo "no bazel here (Debian: bazel-bootstrap); by CMake alone"
+  echo "no bazel here (Debian: bazel-bootstrap), or no GoogleTest (libgmock-dev) for it; by CMake alone"
   sh tools/cpp.sh test plain
 fi
 stage "C++ tests under ASan and UBSan, fuzzers for 60 s each"

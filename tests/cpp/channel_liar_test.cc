@@ -13,6 +13,9 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
 // Same values and layout as in channel_setup.cc.
 enum class Step : int32_t { kOffer, kAnswer, kAccepted, kProved, kRefused, kSettled };
 struct ChannelStepInfo {
@@ -35,19 +38,19 @@ std::string Refusal(std::span<const ChannelMessage> messages) {
                         std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
   }
   std::array<std::byte, 256> memory{};
-  return ExpectThrow([&] {
+  return ThrownText([&] {
     liar.engine().OpenDevices("host", {{0, 0, memory}}, {}, std::chrono::milliseconds(5'000));
   });
 }
 
 void ExpectRefused(std::vector<ChannelMessage> messages, std::string_view words,
                    const Location& location = Location::current()) {
-  const std::string text = Refusal(messages);
-  ExpectContains(text, "jaxhet.TransportError: process 1: ", location);
-  ExpectContains(text, words, location);
+  const CalledAt here(location);
+  EXPECT_THAT(Refusal(messages),
+              AllOf(HasSubstr("jaxhet.TransportError: process 1: "), HasSubstr(words)));
 }
 
-TEST(RefusesChannelMessagesOutOfOrder) {
+TEST(ChannelLiarTest, RefusesChannelMessagesOutOfOrder) {
   ExpectRefused({{{Step::kAccepted, 0, 1}, {std::string(64, 'x')}}},
                 "a proof of a device channel arrived out");
   ExpectRefused({{{Step::kProved, 1, 0}, {""}}},
@@ -56,7 +59,7 @@ TEST(RefusesChannelMessagesOutOfOrder) {
                 "the end of a device channel arrived out of order");
 }
 
-TEST(RefusesRingMessagesWithOtherNumbersOfStrings) {
+TEST(ChannelLiarTest, RefusesRingMessagesWithOtherNumbersOfStrings) {
   for (const auto step : {Step::kOffer, Step::kAnswer, Step::kAccepted, Step::kProved,
                           Step::kRefused, Step::kSettled}) {
     const bool is_to_target =
@@ -68,7 +71,7 @@ TEST(RefusesRingMessagesWithOtherNumbersOfStrings) {
   }
 }
 
-TEST(RefusesMessagesAboutChannelsOfOthers) {
+TEST(ChannelLiarTest, RefusesMessagesAboutChannelsOfOthers) {
   constexpr std::string_view kWords = "names a device channel that does not join its sender and us";
   ExpectRefused({{{Step::kOffer, 0, 0}, {"shm", ""}}}, kWords);
   ExpectRefused({{{Step::kOffer, 1, 0}, {"shm", ""}}}, kWords);
@@ -76,18 +79,18 @@ TEST(RefusesMessagesAboutChannelsOfOthers) {
   ExpectRefused({{{Step::kAnswer, -1, 0}, {""}}}, kWords);
 }
 
-TEST(RefusesUnknownStepsAndCutMessages) {
+TEST(ChannelLiarTest, RefusesUnknownStepsAndCutMessages) {
   ExpectRefused({{{static_cast<Step>(6), 0, 1}, {""}}}, "sent a message about no device channel");
   ExpectRefused({{{static_cast<Step>(-1), 0, 1}, {""}}}, "sent a message about no device channel");
 }
 
 // The last transport that could be tried.
-TEST(ProofThatNeverArrivesIsNamed) {
+TEST(ChannelLiarTest, ProofThatNeverArrivesIsNamed) {
   const std::vector<ChannelMessage> messages = {{{Step::kAnswer, 1, 0}, {""}},
                                                 {{Step::kProved, 1, 0}, {""}}};
   const std::string text = Refusal(messages);
-  ExpectContains(text, "no transport leads from rank 1 of process 1");
-  ExpectContains(text, "; shm: what the source's device wrote did not arrive");
+  EXPECT_THAT(text, HasSubstr("no transport leads from rank 1 of process 1"));
+  EXPECT_THAT(text, HasSubstr("; shm: what the source's device wrote did not arrive"));
 }
 
 }  // namespace

@@ -23,6 +23,8 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 using std::chrono::milliseconds;
 using Kind = ChaosOutcome::Kind;
 
@@ -84,7 +86,7 @@ uint64_t Number(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-TEST(RandomFaultsEndInResultsOrNamedErrors) {
+TEST(ChaosTest, RandomFaultsEndInResultsOrNamedErrors) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const uint64_t first = Number("CHAOS_SEED", 1);
   const uint64_t end = first + Number("CHAOS_ROUNDS", 20);
@@ -100,7 +102,7 @@ TEST(RandomFaultsEndInResultsOrNamedErrors) {
                  std::string(NameOf(round.fault)).c_str(), summary.c_str(),
                  static_cast<long long>(time_ms));
     if (!summary.starts_with("finding")) continue;
-    AddFailure(StrCat("CHAOS_SEED=", seed, ": ", summary), Location::current());
+    ADD_FAILURE() << "CHAOS_SEED=" << seed << ": " << summary;
   }
 }
 
@@ -110,7 +112,7 @@ ChaosOutcome Ended(Kind kind, std::string_view text) {
   return outcome;
 }
 
-TEST(ComplaintsSayWhatIsNotAllowed) {
+TEST(ChaosTest, ComplaintsSayWhatIsNotAllowed) {
   ChaosRound round(1);
   round.fault = Fault::kKill;
   round.victim = 1;
@@ -120,22 +122,24 @@ TEST(ComplaintsSayWhatIsNotAllowed) {
   };
   const ChaosOutcome names_1 = Ended(Kind::kError, "jaxhet.PeerError: process 1 is gone");
   const ChaosOutcome names_2 = Ended(Kind::kError, "jaxhet.PeerError: process 2 is gone");
-  ExpectEqual(complaint(1, Ended(Kind::kSilent, "")), "");
-  ExpectEqual(complaint(0, names_1), "");
-  ExpectContains(complaint(0, names_2), "an error that names no process: jaxhet.PeerError");
-  ExpectContains(complaint(0, Ended(Kind::kError, "process 1")), "an error that names no process");
-  ExpectContains(complaint(0, Ended(Kind::kSilent, "")), "it hangs or has crashed");
-  ExpectContains(complaint(0, Ended(Kind::kWrong, "exchange 3")), "a wrong result of exchange 3");
+  EXPECT_EQ(complaint(1, Ended(Kind::kSilent, "")), "");
+  EXPECT_EQ(complaint(0, names_1), "");
+  EXPECT_THAT(complaint(0, names_2), HasSubstr("an error that names no process: jaxhet.PeerError"));
+  EXPECT_THAT(complaint(0, Ended(Kind::kError, "process 1")),
+              HasSubstr("an error that names no process"));
+  EXPECT_THAT(complaint(0, Ended(Kind::kSilent, "")), HasSubstr("it hangs or has crashed"));
+  EXPECT_THAT(complaint(0, Ended(Kind::kWrong, "exchange 3")),
+              HasSubstr("a wrong result of exchange 3"));
   round.fault = Fault::kCutData;
-  ExpectEqual(complaint(0, names_2), "");
+  EXPECT_EQ(complaint(0, names_2), "");
   round.fault = Fault::kNone;
-  ExpectContains(complaint(0, names_1), "an error without a fault");
+  EXPECT_THAT(complaint(0, names_1), HasSubstr("an error without a fault"));
   ChaosOutcome leaks = Ended(Kind::kRight, "");
   leaks.num_leaked_mappings = 1;
-  ExpectContains(complaint(0, leaks), "leaked shared memory");
+  EXPECT_THAT(complaint(0, leaks), HasSubstr("leaked shared memory"));
   leaks.num_leaked_fds = 2;
-  ExpectContains(complaint(0, leaks), "leaked descriptors: 2");
-  ExpectEqual(Summary(round, {Ended(Kind::kRight, ""), Ended(Kind::kRight, "")}), "right");
+  EXPECT_THAT(complaint(0, leaks), HasSubstr("leaked descriptors: 2"));
+  EXPECT_EQ(Summary(round, {Ended(Kind::kRight, ""), Ended(Kind::kRight, "")}), "right");
 }
 
 }  // namespace

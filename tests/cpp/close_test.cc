@@ -8,10 +8,13 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
 
 // Threads that are inside the engine while another one closes it.
 namespace jaxhet::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 // CLOSE_ROUNDS says another number.
 int Rounds() {
@@ -24,7 +27,7 @@ void CallUntilClosed(const std::function<void(int64_t)>& action) {
   try {
     for (int64_t i = 0;; ++i) action(i);
   } catch (const Error& error) {
-    ExpectContains(error.what(), "jaxhet is shut down");
+    EXPECT_THAT(error.what(), HasSubstr("jaxhet is shut down"));
   }
 }
 
@@ -41,12 +44,12 @@ void StartUntilClosed(Engine& engine) {
 
 void LookAtDevices(const Engine& engine) {
   for (int i = 0; i < 20; ++i) {
-    EXPECT(engine.DeviceStats().empty() && engine.DeviceFlightRecords().empty());
-    ExpectThrow([&] { (void)engine.devices(); });
+    EXPECT_TRUE(engine.DeviceStats().empty() && engine.DeviceFlightRecords().empty());
+    EXPECT_THROW((void)engine.devices(), Error);
   }
 }
 
-TEST(CloseWhileOthersCall) {
+TEST(CloseTest, CloseWhileOthersCall) {
   for (int round = 0; round < Rounds(); ++round) {
     const auto engine = std::make_shared<Engine>(0, 1, EngineOptions());
     engine->Connect(kLong);
@@ -67,7 +70,7 @@ TEST(CloseWhileOthersCall) {
   }
 }
 
-TEST(CloseTwiceAtOnce) {
+TEST(CloseTest, CloseTwiceAtOnce) {
   for (int round = 0; round < Rounds() / 10; ++round) {
     World world(WorldOptions{});
     std::vector<std::thread> threads;

@@ -10,6 +10,20 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
+struct NamedWorld {
+  std::string name;
+  WorldOptions options;
+};
+
+void PrintTo(const NamedWorld& world, std::ostream* out) { *out << world.name; }
+
+// Tests of every transport.
+class ConformanceTest : public ::testing::TestWithParam<NamedWorld> {};
+// Tests that encrypted transports pass as well.
+class BytesTest : public ::testing::TestWithParam<NamedWorld> {};
+
 using Sizes = std::vector<size_t>;
 
 std::vector<int> AllRanks(int num_ranks) {
@@ -65,14 +79,14 @@ void CheckExchange(World& world, ExchangeKind kind, const std::vector<int>& grou
   }
   for (Call& call : calls) {
     const auto error = call.Wait();
-    ExpectTrue(!error, error ? error->what() : "");
+    EXPECT_FALSE(error) << (error ? error->what() : "");
   }
   for (size_t i = 0; i < operand_bytes.size(); ++i) {
     std::vector<Bytes> operands;
     for (const Call& call : calls) operands.push_back(call.operands[i]);
     for (size_t position = 0; position < group.size(); ++position) {
-      EXPECT(AreEqual(calls[position].results[i],
-                      Expected(kind, operands, position, result_bytes[i])));
+      EXPECT_TRUE(AreEqual(calls[position].results[i],
+                           Expected(kind, operands, position, result_bytes[i])));
     }
   }
 }
@@ -84,11 +98,11 @@ Sizes SizesOf(const Options& options) {
   return {0, 1, 7, eager - 1, eager, eager + 1, chunk - 1, chunk, chunk + 1, (size_t{3} << 20) + 5};
 }
 
-void GathersAllSizes(const WorldOptions& options) {
-  World world(options);
+TEST_P(BytesTest, GathersAllSizes) {
+  World world(GetParam().options);
   const auto group = AllRanks(world.num_ranks());
   int64_t run_id = 0;
-  for (const size_t bytes : SizesOf(options.engine)) {
+  for (const size_t bytes : SizesOf(GetParam().options.engine)) {
     const size_t full = group.size() * bytes;
     CheckExchange(world, ExchangeKind::kAllGather, group, {bytes}, {full}, ++run_id);
     // Trimmed: in the last block, and so far that whole blocks are missing.
@@ -98,11 +112,11 @@ void GathersAllSizes(const WorldOptions& options) {
   }
 }
 
-void ExchangesAllToAllSizes(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, ExchangesAllToAllSizes) {
+  World world(GetParam().options);
   const auto group = AllRanks(world.num_ranks());
   int64_t run_id = 0;
-  for (const size_t block : SizesOf(options.engine)) {
+  for (const size_t block : SizesOf(GetParam().options.engine)) {
     const size_t full = group.size() * block;
     CheckExchange(world, ExchangeKind::kAllToAll, group, {full}, {full}, ++run_id);
     // Padded: in the last share, and so far that whole shares are missing.
@@ -123,7 +137,7 @@ void CheckPermute(World& world, const std::vector<Pair>& pairs, size_t bytes, in
   }
   for (Call& call : calls) {
     const auto error = call.Wait();
-    ExpectTrue(!error, error ? error->what() : "");
+    EXPECT_FALSE(error) << (error ? error->what() : "");
   }
   std::map<int, int> source_of;
   for (const auto [source, target] : pairs) source_of[target] = source;
@@ -132,7 +146,7 @@ void CheckPermute(World& world, const std::vector<Pair>& pairs, size_t bytes, in
     for (size_t i = 0; i < 2; ++i) {
       const Call& call = calls[static_cast<size_t>(rank)];
       const Bytes zeros(call.results[i].size());
-      EXPECT(
+      EXPECT_TRUE(
           AreEqual(call.results[i], source == source_of.end()
                                         ? zeros
                                         : calls[static_cast<size_t>(source->second)].operands[i]));
@@ -140,8 +154,8 @@ void CheckPermute(World& world, const std::vector<Pair>& pairs, size_t bytes, in
   }
 }
 
-void PermutesAlongAnyPairs(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, PermutesAlongAnyPairs) {
+  World world(GetParam().options);
   const int last = world.num_ranks() - 1;
   std::vector<Pair> ring;
   std::vector<Pair> broadcast;
@@ -152,14 +166,14 @@ void PermutesAlongAnyPairs(const WorldOptions& options) {
   int64_t run_id = 0;
   for (const std::vector<Pair>& pairs :
        std::vector<std::vector<Pair>>{ring, broadcast, {{0, last}}, {{0, last}, {0, 0}}}) {
-    for (const size_t bytes : SizesOf(options.engine)) {
+    for (const size_t bytes : SizesOf(GetParam().options.engine)) {
       CheckPermute(world, pairs, bytes, ++run_id);
     }
   }
 }
 
-void ExchangesManyOperands(const WorldOptions& options) {
-  World world(options);
+TEST_P(BytesTest, ExchangesManyOperands) {
+  World world(GetParam().options);
   const auto group = AllRanks(world.num_ranks());
   Sizes operand_bytes;
   Sizes result_bytes;
@@ -171,8 +185,8 @@ void ExchangesManyOperands(const WorldOptions& options) {
   CheckExchange(world, ExchangeKind::kAllToAll, group, operand_bytes, result_bytes, 2);
 }
 
-void ExchangesInSubgroups(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, ExchangesInSubgroups) {
+  World world(GetParam().options);
   const int last = world.num_ranks() - 1;
   int64_t run_id = 0;
   for (const std::vector<int>& group :
@@ -185,12 +199,12 @@ void ExchangesInSubgroups(const WorldOptions& options) {
 }
 
 // Many exchanges of one run are under way, started in another order on each rank.
-void ExchangesInAnyOrder(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, ExchangesInAnyOrder) {
+  World world(GetParam().options);
   const auto group = AllRanks(world.num_ranks());
   constexpr int64_t kExchanges = 23;  // prime: every stride reaches all
   constexpr int64_t kLongPlan = kPlan + 1;
-  for (int process = 0; process < options.num_processes; ++process) {
+  for (int process = 0; process < GetParam().options.num_processes; ++process) {
     world.engine(process).AddPlan(kLongPlan, PlanText(kExchanges));
   }
   std::map<std::pair<int, int64_t>, Call> calls;
@@ -214,18 +228,18 @@ void ExchangesInAnyOrder(const WorldOptions& options) {
   for (std::thread& thread : threads) thread.join();
   for (auto& [key, call] : calls) {
     const auto error = call.Wait();
-    ExpectTrue(!error, error ? error->what() : "");
+    EXPECT_FALSE(error) << (error ? error->what() : "");
     const size_t size = bytes(key.second);
     const std::span result = call.results[0];
     for (size_t i = 0; i < group.size(); ++i) {
-      EXPECT(AreEqual(result.subspan(i * size, size), Pattern(group[i], 0, size)));
+      EXPECT_TRUE(AreEqual(result.subspan(i * size, size), Pattern(group[i], 0, size)));
     }
   }
 }
 
 // The same exchange in a loop of the program, many times; one rank runs ahead.
-void CountsSequences(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, CountsSequences) {
+  World world(GetParam().options);
   const auto group = AllRanks(world.num_ranks());
   constexpr int kTimes = 20;
   std::map<int, std::deque<Call>> calls;
@@ -240,9 +254,9 @@ void CountsSequences(const WorldOptions& options) {
   for (const int rank : group) {
     for (int i = 0; i < kTimes; ++i) {
       Call& call = calls[rank][static_cast<size_t>(i)];
-      EXPECT(!call.Wait());
+      EXPECT_FALSE(call.Wait());
       for (size_t block = 0; block < group.size(); ++block) {
-        ExpectEqual(static_cast<int>(call.results[0][block * 2'000]), i);
+        EXPECT_EQ(static_cast<int>(call.results[0][block * 2'000]), i);
       }
     }
   }
@@ -259,14 +273,14 @@ Outcome BothFail(World& world, Call& first, Call& second) {
   second.StartOn(world.EngineOf(world.num_ranks() - 1));
   const auto first_error = first.Wait();
   const auto second_error = second.Wait();
-  EXPECT(first_error.has_value());
-  EXPECT(second_error.has_value());
+  EXPECT_TRUE(first_error.has_value());
+  EXPECT_TRUE(second_error.has_value());
   if (!first_error || !second_error) return {};
   return {first_error->what(), second_error->what()};
 }
 
-void RefusesOtherPlans(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, RefusesOtherPlans) {
+  World world(GetParam().options);
   const int last = world.num_ranks() - 1;
   world.EngineOf(last).AddPlan(8, PlanText(3, "another line"));
   ExchangeRequest other = Request(ExchangeKind::kAllGather, last, {0, last});
@@ -275,39 +289,40 @@ void RefusesOtherPlans(const WorldOptions& options) {
   Call second(std::move(other), {5'000}, {10'000});
   const Outcome outcome = BothFail(world, first, second);
   for (const std::string& text : {outcome.first, outcome.second}) {
-    ExpectContains(text, "jaxhet.PlanMismatchError: [rank ");
-    ExpectContains(text, "line 2 (op 2)");
-    ExpectContains(text, "another line (op 2)");
+    EXPECT_THAT(text, HasSubstr("jaxhet.PlanMismatchError: [rank "));
+    EXPECT_THAT(text, HasSubstr("line 2 (op 2)"));
+    EXPECT_THAT(text, HasSubstr("another line (op 2)"));
   }
   // Nothing was delivered.
-  EXPECT(std::all_of(first.results[0].begin() + 5'000, first.results[0].end(),
-                     [](std::byte byte) { return byte == std::byte{0xEE}; }));
+  EXPECT_TRUE(std::all_of(first.results[0].begin() + 5'000, first.results[0].end(),
+                          [](std::byte byte) { return byte == std::byte{0xEE}; }));
 }
 
-void RefusesOtherSizes(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, RefusesOtherSizes) {
+  World world(GetParam().options);
   const int last = world.num_ranks() - 1;
   Call first(Request(ExchangeKind::kAllGather, 0, {0, last}), {5'000}, {10'000});
   Call second(Request(ExchangeKind::kAllGather, last, {0, last}), {5'001}, {10'002});
   const Outcome outcome = BothFail(world, first, second);
-  ExpectContains(outcome.first, "PlanMismatchError");
-  ExpectContains(outcome.second, "PlanMismatchError");
+  EXPECT_THAT(outcome.first, HasSubstr("PlanMismatchError"));
+  EXPECT_THAT(outcome.second, HasSubstr("PlanMismatchError"));
 }
 
 // One rank goes on to its next run while the other still has an exchange of this one to come to.
-void RefusesSkippedExchanges(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, RefusesSkippedExchanges) {
+  World world(GetParam().options);
   const int last = world.num_ranks() - 1;
   const std::vector<int> group = {0, last};
   CheckExchange(world, ExchangeKind::kAllGather, group, {8}, {16}, 1);
   Call first(Request(ExchangeKind::kAllGather, 0, group, 1, 1), {8}, {16});
   Call second(Request(ExchangeKind::kAllGather, last, group, 2, 1), {8}, {16});
   const Outcome outcome = BothFail(world, first, second);
-  ExpectContains(outcome.first, "started exchange 1 (op 1), which this rank's program has passed");
+  EXPECT_THAT(outcome.first,
+              HasSubstr("started exchange 1 (op 1), which this rank's program has passed"));
 }
 
-void RefusesOverlappingRuns(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, RefusesOverlappingRuns) {
+  World world(GetParam().options);
   const auto group = AllRanks(world.num_ranks());
   std::deque<Call> calls;
   for (const int64_t run_id : {5, -3, 5}) {
@@ -317,12 +332,12 @@ void RefusesOverlappingRuns(const WorldOptions& options) {
   }
   for (Call& call : calls) {
     const auto error = call.Wait();
-    ExpectContains(error ? error->what() : "", "two executions of programs overlap");
+    EXPECT_THAT(error ? error->what() : "", HasSubstr("two executions of programs overlap"));
   }
 }
 
-void ReportsLateRanks(const WorldOptions& options) {
-  World world(options);
+TEST_P(ConformanceTest, ReportsLateRanks) {
+  World world(GetParam().options);
   const int last = world.num_ranks() - 1;
   const std::vector<int> group = {0, last};
   CheckExchange(world, ExchangeKind::kAllGather, group, {8}, {16}, 1);
@@ -331,54 +346,40 @@ void ReportsLateRanks(const WorldOptions& options) {
   Call call(std::move(request), {8}, {16});
   call.StartOn(world.EngineOf(0));
   const auto error = call.Wait();
-  EXPECT(error && error->code() == ErrorCode::kDeadline);
-  ExpectContains(error->what(), "exchange 1 (op 1)");
-  ExpectContains(error->what(), StrCat("rank ", last, " of process "));
-  ExpectContains(error->what(), "it last started exchange 0 (op 0)");
+  ASSERT_TRUE(error && error->code() == ErrorCode::kDeadline);
+  EXPECT_THAT(error->what(), HasSubstr("exchange 1 (op 1)"));
+  EXPECT_THAT(error->what(), HasSubstr(StrCat("rank ", last, " of process ")));
+  EXPECT_THAT(error->what(), HasSubstr("it last started exchange 0 (op 0)"));
   // The others learn the same.
   const auto theirs = world.EngineOf(last).WaitFailure(kLong);
-  EXPECT(theirs != nullptr);
-  ExpectEqual(std::string(theirs->what()), std::string(error->what()));
+  ASSERT_NE(theirs, nullptr);
+  EXPECT_EQ(std::string(theirs->what()), std::string(error->what()));
 }
 
-void CountsBytes(const WorldOptions& options) {
-  World world(options);
+TEST_P(BytesTest, CountsBytes) {
+  World world(GetParam().options);
+  const WorldOptions& options = GetParam().options;
   const auto group = AllRanks(world.num_ranks());
   CheckExchange(world, ExchangeKind::kAllGather, group, {100'000}, {100'000 * group.size()}, 1);
   const auto stats =
       world.engine(0).Read([](const ProgressEngine& progress) { return progress.Stats(); });
-  ExpectEqual(stats.at("exchanges_completed"), static_cast<uint64_t>(options.ranks_per_process));
+  EXPECT_EQ(stats.at("exchanges_completed"), static_cast<uint64_t>(options.ranks_per_process));
   const int pairs = (world.num_ranks() - options.ranks_per_process) * options.ranks_per_process;
   const auto remote = static_cast<uint64_t>(pairs);
   if (remote > 0) {
     const auto transport = world.engine(0).Read(
         [](const ProgressEngine& progress) { return progress.peer(1).transport; });
-    ExpectEqual(transport, options.transports.front());
-    ExpectEqual(stats.at("bytes_sent_" + transport), remote * 100'000);
-    ExpectEqual(stats.at("bytes_received_" + transport), remote * 100'000);
+    EXPECT_EQ(transport, options.transports.front());
+    EXPECT_EQ(stats.at("bytes_sent_" + transport), remote * 100'000);
+    EXPECT_EQ(stats.at("bytes_received_" + transport), remote * 100'000);
   }
   const auto record = world.engine(0).Read(
       [](const ProgressEngine& progress) { return progress.flight_recorder().records().back(); });
-  EXPECT(record.state == FlightState::kCompleted);
+  EXPECT_EQ(record.state, FlightState::kCompleted);
 }
 
-bool AddAll() {
-  const std::map<std::string, void (*)(const WorldOptions&)> checks = {
-      {"GathersAllSizes", &GathersAllSizes},
-      {"ExchangesAllToAllSizes", &ExchangesAllToAllSizes},
-      {"PermutesAlongAnyPairs", &PermutesAlongAnyPairs},
-      {"ExchangesManyOperands", &ExchangesManyOperands},
-      {"ExchangesInSubgroups", &ExchangesInSubgroups},
-      {"ExchangesInAnyOrder", &ExchangesInAnyOrder},
-      {"CountsSequences", &CountsSequences},
-      {"RefusesOtherPlans", &RefusesOtherPlans},
-      {"RefusesOtherSizes", &RefusesOtherSizes},
-      {"RefusesSkippedExchanges", &RefusesSkippedExchanges},
-      {"RefusesOverlappingRuns", &RefusesOverlappingRuns},
-      {"ReportsLateRanks", &ReportsLateRanks},
-      {"CountsBytes", &CountsBytes},
-  };
-  const std::map<std::string, WorldOptions> worlds = {
+std::vector<NamedWorld> PlainWorlds() {
+  return {
       {"local", {.num_processes = 1, .ranks_per_process = 4}},
       {"shm", {.num_processes = 3, .transports = {"shm"}}},
       {"shm_ring", {.num_processes = 2, .ranks_per_process = 2, .transports = {"shm_ring"}}},
@@ -387,23 +388,23 @@ bool AddAll() {
       {"tcp", {.num_processes = 3, .transports = {"tcp"}}},
       {"tcp_2x2", {.num_processes = 2, .ranks_per_process = 2, .transports = {"tcp"}}},
   };
-  for (const auto& [name, options] : worlds) {
-    for (const auto& [what, check] : checks) {
-      AddTest(StrCat(name, ".", what), [check, options] { check(options); });
-    }
-  }
-  for (const char* const encryption : {"auth", "full"}) {
-    WorldOptions sealed = worlds.at("tcp");
-    sealed.engine.encryption = encryption;
-    for (const char* const what : {"GathersAllSizes", "ExchangesManyOperands", "CountsBytes"}) {
-      AddTest(StrCat("tcp_", encryption, ".", what),
-              [check = checks.at(what), sealed] { check(sealed); });
-    }
-  }
-  return true;
 }
 
-[[maybe_unused]] const bool added = AddAll();
+std::vector<NamedWorld> SealedWorlds() {
+  std::vector<NamedWorld> worlds;
+  for (const std::string encryption : {"auth", "full"}) {
+    NamedWorld& world = worlds.emplace_back(
+        "tcp_" + encryption, WorldOptions{.num_processes = 3, .transports = {"tcp"}});
+    world.options.engine.encryption = encryption;
+  }
+  return worlds;
+}
+
+std::string NameOf(const ::testing::TestParamInfo<NamedWorld>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Plain, BytesTest, ::testing::ValuesIn(PlainWorlds()), &NameOf);
+INSTANTIATE_TEST_SUITE_P(Sealed, BytesTest, ::testing::ValuesIn(SealedWorlds()), &NameOf);
+INSTANTIATE_TEST_SUITE_P(Plain, ConformanceTest, ::testing::ValuesIn(PlainWorlds()), &NameOf);
 
 }  // namespace
 }  // namespace jaxhet::testing

@@ -89,16 +89,16 @@ void CheckRandomExchanges(const SimulatedOptions& options, unsigned seed) {
       --num_left;
     }
   }
-  EXPECT(ranks.Run());
+  EXPECT_TRUE(ranks.Run());
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     for (int64_t index = 0; index < kCount; ++index) {
       if (ranks.IsRight(rank, index)) continue;
-      ExpectContains("", StrCat("result of exchange ", index, " on rank ", rank, ", seed ", seed));
+      ADD_FAILURE() << "result of exchange " << index << " on rank " << rank << ", seed " << seed;
     }
   }
 }
 
-TEST(RandomExchangesHaveEachByte) {
+TEST(DeviceCallsTest, RandomExchangesHaveEachByte) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     SimulatedOptions options;
     options.num_ranks = 2 + static_cast<int>(seed % 3);
@@ -123,18 +123,21 @@ size_t Count(std::string_view text, std::string_view part) {
   return count;
 }
 
-// Calls in full, so that a failure can be read.
+// Calls in full beside the difference, so that they can be copied.
 void ExpectCalls(SimulatedRanks& ranks, std::string_view expected,
                  const Location& location = Location::current()) {
+  const CalledAt here(location);
   const std::string calls = ranks.Calls();
   if (expected.starts_with('\n')) expected.remove_prefix(1);
-  ExpectTrue(calls == expected, StrCat("the calls are\n", calls), location);
+  EXPECT_EQ(calls, expected) << "the calls are\n" << calls;
 }
 
 void ExpectRight(SimulatedRanks& ranks, int64_t index,
                  const Location& location = Location::current()) {
-  ExpectTrue(ranks.Run(), "the streams end", location);
-  ExpectTrue(ranks.IsRight(0, index) && ranks.IsRight(1, index), "the results are right", location);
+  const CalledAt here(location);
+  EXPECT_TRUE(ranks.Run()) << "the streams do not end";
+  EXPECT_TRUE(ranks.IsRight(0, index));
+  EXPECT_TRUE(ranks.IsRight(1, index));
 }
 
 // Both ranks; the calls are those of rank 0 alone.
@@ -145,7 +148,7 @@ void StartBoth(SimulatedRanks& ranks, int64_t index, const SimulatedExchange& ex
   }
 }
 
-TEST(EagerIsSentAtTheStartAndReceivedAtTheDone) {
+TEST(DeviceCallsTest, EagerIsSentAtTheStartAndReceivedAtTheDone) {
   SimulatedRanks ranks({});
   StartBoth(ranks, 0, SwapOf(7));
   ExpectCalls(ranks, R"(
@@ -164,7 +167,7 @@ TEST(EagerIsSentAtTheStartAndReceivedAtTheDone) {
   ExpectRight(ranks, 0);
 }
 
-TEST(ChunksTakeTurnsOnTheStreams) {
+TEST(DeviceCallsTest, ChunksTakeTurnsOnTheStreams) {
   SimulatedRanks ranks({});
   StartBoth(ranks, 0, SwapOf(kLongBytes));
   ExpectCalls(ranks, R"(
@@ -200,7 +203,7 @@ TEST(ChunksTakeTurnsOnTheStreams) {
   ExpectRight(ranks, 0);
 }
 
-TEST(ChunksWaitForTheirSlots) {
+TEST(DeviceCallsTest, ChunksWaitForTheirSlots) {
   SimulatedRanks ranks({});
   ranks.Start(0, 0, SwapOf(8'000));
   ranks.Calls();
@@ -230,7 +233,7 @@ TEST(ChunksWaitForTheirSlots) {
 }
 
 // Behind sends that are not over, eager messages keep the order of the slots.
-TEST(EagerBehindALongSendIsSentByTheStreams) {
+TEST(DeviceCallsTest, EagerBehindALongSendIsSentByTheStreams) {
   SimulatedRanks ranks({});
   ranks.Start(0, 0, SwapOf(kLongBytes));
   ranks.Calls();
@@ -244,7 +247,7 @@ TEST(EagerBehindALongSendIsSentByTheStreams) {
 )");
 }
 
-TEST(ZeroCopyIsReadByTheTarget) {
+TEST(DeviceCallsTest, ZeroCopyIsReadByTheTarget) {
   SimulatedRanks ranks(ZeroCopyOptions());
   StartBoth(ranks, 0, SwapOf(kLongBytes));
   ExpectCalls(ranks, R"(
@@ -263,7 +266,7 @@ TEST(ZeroCopyIsReadByTheTarget) {
   ExpectRight(ranks, 0);
 }
 
-TEST(ZeroCopyArrivesInParts) {
+TEST(DeviceCallsTest, ZeroCopyArrivesInParts) {
   SimulatedRanks ranks(ZeroCopyOptions());
   SimulatedExchange exchange = SwapOf(kLongBytes);
   exchange.part_bytes = 1'000;
@@ -290,7 +293,7 @@ TEST(ZeroCopyArrivesInParts) {
   ExpectRight(ranks, 0);
 }
 
-TEST(LateSourceGoesThroughSlots) {
+TEST(DeviceCallsTest, LateSourceGoesThroughSlots) {
   SimulatedRanks ranks(ZeroCopyOptions());
   ranks.Start(0, 0, SwapOf(1'500));
   ExpectCalls(ranks, R"(
@@ -316,7 +319,7 @@ TEST(LateSourceGoesThroughSlots) {
   ExpectRight(ranks, 0);
 }
 
-TEST(OperandElsewhereGoesThroughSlots) {
+TEST(DeviceCallsTest, OperandElsewhereGoesThroughSlots) {
   SimulatedRanks ranks(ZeroCopyOptions());
   SimulatedExchange exchange = SwapOf(1'500);
   exchange.is_elsewhere = true;
@@ -347,7 +350,7 @@ TEST(OperandElsewhereGoesThroughSlots) {
 }
 
 // Each end of the channels has its own slots, and threads or NICs move the bytes between them.
-TEST(ProxiedChannelsHaveNoEagerMessages) {
+TEST(DeviceCallsTest, ProxiedChannelsHaveNoEagerMessages) {
   SimulatedOptions options;
   options.is_shared = false;
   SimulatedRanks ranks(options);
@@ -368,7 +371,7 @@ TEST(ProxiedChannelsHaveNoEagerMessages) {
 )");
 }
 
-TEST(ProxiedOperandUsesThePeersSlots) {
+TEST(DeviceCallsTest, ProxiedOperandUsesThePeersSlots) {
   SimulatedOptions options = ZeroCopyOptions();
   options.is_shared = false;
   SimulatedRanks ranks(options);
@@ -397,7 +400,7 @@ TEST(ProxiedOperandUsesThePeersSlots) {
 )");
 }
 
-TEST(RankWithoutASourceGetsZeros) {
+TEST(DeviceCallsTest, RankWithoutASourceGetsZeros) {
   SimulatedOptions options;
   options.num_ranks = 3;
   SimulatedRanks ranks(options);
@@ -434,8 +437,8 @@ TEST(RankWithoutASourceGetsZeros) {
 1 program: wait 1.received[0] >= 1; wait 1.received[1] >= 1; wait 1.go_on >= 1
 2 program: wait 2.go_on >= 1
 )");
-  EXPECT(ranks.Run());
-  for (int rank = 0; rank < 3; ++rank) EXPECT(ranks.IsRight(rank, 0));
+  EXPECT_TRUE(ranks.Run());
+  for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(ranks.IsRight(rank, 0));
 }
 
 SimulatedExchange GroupExchange(ExchangeKind kind, int num_ranks, size_t num_bytes) {
@@ -449,7 +452,7 @@ SimulatedExchange GroupExchange(ExchangeKind kind, int num_ranks, size_t num_byt
 
 // The own block is a copy: of the program's stream if it is short, else of one that no transfer
 // uses at that time.
-TEST(OwnBlockIsCopied) {
+TEST(DeviceCallsTest, OwnBlockIsCopied) {
   SimulatedOptions options = ZeroCopyOptions();
   options.num_ranks = 3;
   SimulatedRanks ranks(options);
@@ -511,7 +514,7 @@ TEST(OwnBlockIsCopied) {
   ExpectRight(ranks, 1);
 }
 
-TEST(AnotherStreamLeavesItsCopiesToOurs) {
+TEST(DeviceCallsTest, AnotherStreamLeavesItsCopiesToOurs) {
   SimulatedRanks ranks(ZeroCopyOptions());
   for (const int rank : {1, 0}) {
     ranks.Calls();
@@ -577,7 +580,7 @@ TEST(AnotherStreamLeavesItsCopiesToOurs) {
 }
 
 // The slot of an eager message is needed again before its done.
-TEST(OverdueEagerIsReceivedByTheStreams) {
+TEST(DeviceCallsTest, OverdueEagerIsReceivedByTheStreams) {
   SimulatedRanks ranks({});
   for (int64_t index = 0; index < kChannelSlots; ++index) StartBoth(ranks, index, SwapOf(7));
   ranks.Start(1, kChannelSlots, SwapOf(7));
@@ -613,19 +616,19 @@ void CheckOverdueAtTheDone(Program program) {
   ranks.Start(1, 1, longer);
   ranks.Calls();
   ranks.Done(0, 0, program);
-  ExpectEqual(Count(ranks.Calls(), "copy 0.y0["), size_t{1});
+  EXPECT_EQ(Count(ranks.Calls(), "copy 0.y0["), size_t{1});
   ranks.Done(0, 1);
   for (const int64_t index : {0, 1}) ranks.Done(1, index);
   for (const int64_t index : {0, 1}) ExpectRight(ranks, index);
 }
 
-TEST(OverdueEagerIsReceivedOnce) {
+TEST(DeviceCallsTest, OverdueEagerIsReceivedOnce) {
   CheckOverdueAtTheDone(Program::kFirst);
   CheckOverdueAtTheDone(Program::kOther);
 }
 
 // A later exchange whose source is not there does not stop it.
-TEST(EagerDoneOnAnotherStreamIsWaitedFor) {
+TEST(DeviceCallsTest, EagerDoneOnAnotherStreamIsWaitedFor) {
   SimulatedRanks ranks(ZeroCopyOptions());
   ranks.Start(0, 0, SwapOf(7));
   ranks.Start(0, 1, SwapOf(1'500));
@@ -640,7 +643,7 @@ TEST(EagerDoneOnAnotherStreamIsWaitedFor) {
 0 receive0: wait 1>0.abort >= 2147483647; write 0.received[0] = 1
 0 other: wait 0.received[0] >= 1; wait 0.sent[program] >= 1; wait 0.go_on >= 1
 )");
-  EXPECT(!ranks.Run());
+  EXPECT_FALSE(ranks.Run());
   for (const int64_t index : {0, 1}) ranks.Start(1, index, SwapOf(index == 0 ? 7 : 1'500));
   ranks.Done(0, 1);
   for (const int64_t index : {0, 1}) ranks.Done(1, index);
@@ -648,27 +651,27 @@ TEST(EagerDoneOnAnotherStreamIsWaitedFor) {
 }
 
 // After a failure a result that has not arrived is poison, and no stream waits any more.
-TEST(AbandonedResultsArePoisoned) {
+TEST(DeviceCallsTest, AbandonedResultsArePoisoned) {
   SimulatedRanks ranks(ZeroCopyOptions());
   ranks.Start(0, 0, SwapOf(7));
   ranks.Start(0, 1, SwapOf(1'500));
   for (const int64_t index : {1, 0}) ranks.Done(0, index);
   ranks.Calls();
-  EXPECT(!ranks.Run());
+  EXPECT_FALSE(ranks.Run());
   ranks.rank(0).rescue().Stop();
   std::atomic<bool> is_over = false;
   std::thread streams([&] {
     while (!is_over) ranks.Run();
   });
-  EXPECT(ranks.rank(0).rescue().Abandon(kLong));
+  EXPECT_TRUE(ranks.rank(0).rescue().Abandon(kLong));
   is_over = true;
   streams.join();
   ExpectCalls(ranks, R"(
 0 rescue: fill 0.y1[0] with 255, 1500
 0 rescue: fill 0.y0[0] with 255, 7
 )");
-  EXPECT(ranks.Run());
-  for (const int64_t index : {0, 1}) EXPECT(ranks.IsFilledWith(0, index, kSimulatedPoison));
+  EXPECT_TRUE(ranks.Run());
+  for (const int64_t index : {0, 1}) EXPECT_TRUE(ranks.IsFilledWith(0, index, kSimulatedPoison));
 }
 
 }  // namespace

@@ -6,12 +6,21 @@
 
 #include "tests/cpp/device_world.h"
 #include "tests/cpp/testing.h"
+#include "xla_plugin/base/error.h"
 
 // Exchanges between devices, on the device that every machine has: the host's memory.
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
 using std::chrono::milliseconds;
+
+class DeviceExchangeTransportsTest : public DeviceTransportsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Transports, DeviceExchangeTransportsTest,
+                         ::testing::ValuesIn(TestedTransports()), &NameOfParam);
 
 void CheckSwapsAnySize(std::string_view transport) {
   DeviceWorld world(DeviceOptions(2, transport));
@@ -26,17 +35,16 @@ void CheckSwapsAnySize(std::string_view transport) {
     one.Done(world);
     world.device().Synchronize(world.stream(0));
     world.device().Synchronize(world.stream(1));
-    EXPECT(zero.IsFrom(1) && one.IsFrom(0));
+    EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
   }
 }
 
-TEST(SwapsAnySize) {
-  for (const std::string_view transport : TestedTransports()) CheckSwapsAnySize(transport);
-  CheckSwapsAnySize("sealed");
-}
+TEST_P(DeviceExchangeTransportsTest, SwapsAnySize) { CheckSwapsAnySize(GetParam()); }
+
+TEST(DeviceExchangeTest, SwapsAnySizeSealed) { CheckSwapsAnySize("sealed"); }
 
 // NICs can't encrypt: the channels are those of tcp.
-TEST(SealedJobsDoWithoutRdma) {
+TEST(DeviceExchangeTest, SealedJobsDoWithoutRdma) {
   WorldOptions options = DeviceOptions(2, "verbs");
   options.engine.encryption = "auth";
   DeviceWorld world(options);
@@ -45,12 +53,12 @@ TEST(SealedJobsDoWithoutRdma) {
   for (Part* const part : {&zero, &one}) part->Start(world);
   for (Part* const part : {&zero, &one}) part->Done(world);
   for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
-  EXPECT(zero.IsFrom(1) && one.IsFrom(0));
+  EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
   const auto sent = [&] { return world.engine(0).DeviceStats()["bytes_sent_tcp"]; };
-  EXPECT(IsWithin(kLong, [&] { return sent() == kSlotBytes; }));
+  EXPECT_TRUE(IsWithin(kLong, [&] { return sent() == kSlotBytes; }));
 }
 
-TEST(NoSourceIsZeros) {
+TEST(DeviceExchangeTest, NoSourceIsZeros) {
   DeviceWorld world(DeviceOptions(3));
   const Pairs pairs = {0, 1, 1, 2};
   std::deque<Part> parts;
@@ -58,13 +66,13 @@ TEST(NoSourceIsZeros) {
   for (Part& part : parts) part.Start(world);
   for (const Part& part : parts) part.Done(world);
   for (int rank = 0; rank < 3; ++rank) world.device().Synchronize(world.stream(rank));
-  EXPECT(parts[0].IsFilledWith(std::byte{0}) && parts[1].IsFrom(0) && parts[2].IsFrom(1));
+  EXPECT_TRUE(parts[0].IsFilledWith(std::byte{0}) && parts[1].IsFrom(0) && parts[2].IsFrom(1));
 }
 
 // Work of the program between two dones sees all earlier pieces.
-void CheckComesInPieces(std::string_view transport) {
+TEST_P(DeviceExchangeTransportsTest, ComesInPieces) {
   constexpr size_t kPieceBytes = kSlotBytes * 2 + 3;
-  DeviceWorld world(DeviceOptions(2, transport));
+  DeviceWorld world(DeviceOptions(2, GetParam()));
   struct Case {
     size_t num_bytes;
     size_t num_pieces;
@@ -82,20 +90,16 @@ void CheckComesInPieces(std::string_view transport) {
       world.device().Copy(world.stream(0), seen.data() + begin, zero.result.data() + begin,
                           std::min(kPieceBytes, num_bytes - begin));
     }
-    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-    EXPECT(std::ranges::equal(seen, one.operand) && one.IsFrom(0));
-    ExpectEqual(zero.num_pieces(), num_pieces);
+    EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    EXPECT_TRUE(std::ranges::equal(seen, one.operand) && one.IsFrom(0));
+    EXPECT_EQ(zero.num_pieces(), num_pieces);
   }
-  EXPECT(IsWithin(kLong, [&] {
+  EXPECT_TRUE(IsWithin(kLong, [&] {
     return world.engine(0).DeviceStats().at("exchanges_completed") == uint64_t{5};
   }));
 }
 
-TEST(ComesInPieces) {
-  for (const std::string_view transport : TestedTransports()) CheckComesInPieces(transport);
-}
-
-TEST(RanksMayDifferInPieces) {
+TEST(DeviceExchangeTest, RanksMayDifferInPieces) {
   constexpr size_t kBytes = kSlotBytes * 4;
   DeviceWorld world(DeviceOptions(2, "pulled"));
   Part zero(0, SwapPairs(), kBytes);
@@ -104,13 +108,13 @@ TEST(RanksMayDifferInPieces) {
   one.Start(world);
   for (int i = 0; i < 4; ++i) zero.Done(world);
   one.Done(world);
-  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  EXPECT(zero.IsFrom(1) && one.IsFrom(0));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
 }
 
-void CheckGroupsOfAnySize(std::string_view transport) {
+TEST_P(DeviceExchangeTransportsTest, GroupsOfAnySize) {
   constexpr int kRanks = 3;
-  DeviceWorld world(DeviceOptions(kRanks, transport));
+  DeviceWorld world(DeviceOptions(kRanks, GetParam()));
   for (const ExchangeKind kind : {ExchangeKind::kAllGather, ExchangeKind::kAllToAll}) {
     for (const size_t num_bytes :
          {size_t{0}, size_t{1}, kEagerBytes, kEagerBytes + 1, kSlotBytes * 3 + 1}) {
@@ -120,17 +124,13 @@ void CheckGroupsOfAnySize(std::string_view transport) {
       for (Part& part : parts) part.Start(world);
       for (const Part& part : parts) part.Done(world);
       for (int rank = 0; rank < kRanks; ++rank) world.device().Synchronize(world.stream(rank));
-      for (const Part& part : parts) EXPECT(part.HasAllBlocks());
+      for (const Part& part : parts) EXPECT_TRUE(part.HasAllBlocks());
     }
   }
-  ExpectEqual(world.engine(0).DeviceStats().at("exchanges_started"), uint64_t{10});
+  EXPECT_EQ(world.engine(0).DeviceStats().at("exchanges_started"), uint64_t{10});
 }
 
-TEST(GroupsOfAnySize) {
-  for (const std::string_view transport : TestedTransports()) CheckGroupsOfAnySize(transport);
-}
-
-TEST(GroupsMayBeOfUnequalSize) {
+TEST(DeviceExchangeTest, GroupsMayBeOfUnequalSize) {
   DeviceWorld world(DeviceOptions(3));
   for (const size_t num_bytes : {size_t{1}, kEagerBytes, kSlotBytes + 1}) {
     const Group pair{ExchangeKind::kAllGather, {1, 0, -1}};
@@ -140,17 +140,17 @@ TEST(GroupsMayBeOfUnequalSize) {
     const std::byte before = zero.result[0];
     for (Part* const part : {&zero, &one, &two}) part->Start(world);
     for (const Part* const part : {&zero, &one, &two}) part->Done(world);
-    for (int rank = 0; rank < 3; ++rank) EXPECT(world.IsIdleWithin(rank, kLong));
+    for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(world.IsIdleWithin(rank, kLong));
     for (const Part* const part : {&zero, &one}) {
-      EXPECT(part->HasBlockOf(0) && part->HasBlockOf(1));
-      EXPECT(std::ranges::count(std::span(part->result).last(num_bytes), before) ==
-             static_cast<ptrdiff_t>(num_bytes));
+      EXPECT_TRUE(part->HasBlockOf(0) && part->HasBlockOf(1));
+      EXPECT_EQ(std::ranges::count(std::span(part->result).last(num_bytes), before),
+                static_cast<ptrdiff_t>(num_bytes));
     }
-    EXPECT(two.HasBlockOf(2));
+    EXPECT_TRUE(two.HasBlockOf(2));
   }
 }
 
-TEST(OwnPartsCanBeSkipped) {
+TEST(DeviceExchangeTest, OwnPartsCanBeSkipped) {
   DeviceWorld world(DeviceOptions(2));
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) {
     const Group group{ExchangeKind::kAllToAll, {0, 1}, true};
@@ -159,19 +159,20 @@ TEST(OwnPartsCanBeSkipped) {
     const std::byte before = zero.result[0];
     for (Part* const part : {&zero, &one}) part->Start(world);
     for (const Part* const part : {&zero, &one}) part->Done(world);
-    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-    EXPECT(zero.HasBlockOf(1) && one.HasBlockOf(0));
-    EXPECT(std::ranges::count(std::span(zero.result).first(num_bytes), before) ==
-           static_cast<ptrdiff_t>(num_bytes));
+    EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    EXPECT_TRUE(zero.HasBlockOf(1) && one.HasBlockOf(0));
+    EXPECT_EQ(std::ranges::count(std::span(zero.result).first(num_bytes), before),
+              static_cast<ptrdiff_t>(num_bytes));
   }
 }
 
-TEST(WrongSizeOfAResultIsRefused) {
+TEST(DeviceExchangeTest, WrongSizeOfAResultIsRefused) {
   DeviceWorld world(DeviceOptions(2));
   Part part(0, Group{ExchangeKind::kAllGather, {0, 1}}, 100);
   part.result.pop_back();
-  ExpectContains(ExpectThrow([&] { part.Start(world); }),
-                 "an exchange of 2 devices can't turn 100 bytes into 199");
+  EXPECT_THAT(
+      [&] { part.Start(world); },
+      ThrowsMessage<Error>(HasSubstr("an exchange of 2 devices can't turn 100 bytes into 199")));
 }
 
 // More may be in flight than there are slots, and the dones may come in another order.
@@ -190,22 +191,20 @@ void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   }
   world.device().Synchronize(world.stream(0));
   world.device().Synchronize(world.stream(1));
-  for (const Part& part : zeros) EXPECT(part.IsFrom(1));
-  for (const Part& part : ones) EXPECT(part.IsFrom(0));
+  for (const Part& part : zeros) EXPECT_TRUE(part.IsFrom(1));
+  for (const Part& part : ones) EXPECT_TRUE(part.IsFrom(0));
   const auto stats = world.engine(0).DeviceStats();
-  ExpectEqual(stats.at("exchanges_started"), uint64_t{kCount});
-  ExpectEqual(stats.at(StrCat("bytes_sent_", NameOf(transport))), kCount * num_bytes);
+  EXPECT_EQ(stats.at("exchanges_started"), uint64_t{kCount});
+  EXPECT_EQ(stats.at(StrCat("bytes_sent_", NameOf(transport))), kCount * num_bytes);
   const bool is_long = num_bytes > kEagerBytes;
-  ExpectEqual(stats.at("bytes_sent_in_place"),
-              is_long && IsInPlace(transport) ? kCount * num_bytes : 0);
-  ExpectEqual(stats.at("bytes_pulled"), is_long && transport == "pulled" ? kCount * num_bytes : 0);
+  EXPECT_EQ(stats.at("bytes_sent_in_place"),
+            is_long && IsInPlace(transport) ? kCount * num_bytes : 0);
+  EXPECT_EQ(stats.at("bytes_pulled"), is_long && transport == "pulled" ? kCount * num_bytes : 0);
 }
 
-TEST(ManyAreInFlight) {
-  for (const std::string_view transport : TestedTransports()) {
-    for (const size_t num_bytes : {kEagerBytes, kSlotBytes + 3})
-      CheckManyAreInFlight(transport, num_bytes);
-  }
+TEST_P(DeviceExchangeTransportsTest, ManyAreInFlight) {
+  for (const size_t num_bytes : {kEagerBytes, kSlotBytes + 3})
+    CheckManyAreInFlight(GetParam(), num_bytes);
 }
 
 // The log of launches has room for so many, and is used again then. Of these channels each end has
@@ -221,16 +220,18 @@ void CheckLogIsUsedAgain(std::string_view transport) {
       parts.emplace_back(1, SwapPairs(), 8, index).Start(world);
     }
     for (const Part& part : parts) part.Done(world);
-    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-    for (size_t i = 0; i < parts.size(); ++i) EXPECT(parts[i].IsFrom(i % 2 == 0 ? 1 : 0));
+    EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    for (size_t i = 0; i < parts.size(); ++i) EXPECT_TRUE(parts[i].IsFrom(i % 2 == 0 ? 1 : 0));
   }
 }
 
-TEST(LogIsUsedAgain) { CheckLogIsUsedAgain(kIsThreadSanitized ? "tcp" : "verbs"); }
+TEST(DeviceExchangeTest, LogIsUsedAgain) {
+  CheckLogIsUsedAgain(kIsThreadSanitized ? "tcp" : "verbs");
+}
 
 // Some operands lie in other memory, and some sources are late: their exchanges use slots, between
 // exchanges that are pulled.
-TEST(WhatCannotBePulledGoesThroughSlots) {
+TEST(DeviceExchangeTest, WhatCannotBePulledGoesThroughSlots) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
   const Pairs pairs = {0, 1};
   constexpr size_t kNumBytes = 3 * kSlotBytes + 1;
@@ -249,31 +250,31 @@ TEST(WhatCannotBePulledGoesThroughSlots) {
     if (!is_late) ones.back().Done(world);
     zeros.back().Done(world);
   }
-  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  for (const Part& part : ones) EXPECT(part.IsFrom(0));
-  ExpectEqual(world.engine(1).DeviceStats().at("bytes_pulled"), pulled);
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  for (const Part& part : ones) EXPECT_TRUE(part.IsFrom(0));
+  EXPECT_EQ(world.engine(1).DeviceStats().at("bytes_pulled"), pulled);
 }
 
 // Sends may wait for slots; the program waits only at a done.
-TEST(ProgramIsNotHeldByItsSends) {
+TEST(DeviceExchangeTest, ProgramIsNotHeldByItsSends) {
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) {
     DeviceWorld world(DeviceOptions(2));
     std::deque<Part> zeros;
     std::deque<Part> ones;
     constexpr int kCount = 20;  // more than there are slots
     for (int i = 0; i < kCount; ++i) zeros.emplace_back(0, SwapPairs(), num_bytes, i).Start(world);
-    EXPECT(world.IsIdleWithin(0, kLong));
+    EXPECT_TRUE(world.IsIdleWithin(0, kLong));
     for (int i = 0; i < kCount; ++i) ones.emplace_back(1, SwapPairs(), num_bytes, i).Start(world);
     for (const Part& part : zeros) part.Done(world);
     for (const Part& part : ones) part.Done(world);
-    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-    for (const Part& part : zeros) EXPECT(part.IsFrom(1));
-    for (const Part& part : ones) EXPECT(part.IsFrom(0));
+    EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    for (const Part& part : zeros) EXPECT_TRUE(part.IsFrom(1));
+    for (const Part& part : ones) EXPECT_TRUE(part.IsFrom(0));
   }
 }
 
 // Times as the watch sees them: from the device's start of the exchange to its end.
-TEST(ExchangesAreRecordedAndTimed) {
+TEST(DeviceExchangeTest, ExchangesAreRecordedAndTimed) {
   DeviceWorld world(DeviceOptions(2));
   const auto records = [&] { return world.engine(0).DeviceFlightRecords(); };
   const auto has = [&](FlightState state) {
@@ -287,24 +288,24 @@ TEST(ExchangesAreRecordedAndTimed) {
   zero.Start(world);
   zero.Done(world);
   std::this_thread::sleep_for(milliseconds(50));
-  EXPECT(records().empty());
+  EXPECT_TRUE(records().empty());
   std::atomic_ref(word).store(1);
-  EXPECT(has(FlightState::kStarted));
+  EXPECT_TRUE(has(FlightState::kStarted));
   std::this_thread::sleep_for(milliseconds(50));
   one.Start(world);
   one.Done(world);
-  EXPECT(has(FlightState::kCompleted));
+  EXPECT_TRUE(has(FlightState::kCompleted));
   const FlightRecord record = records().back();
-  EXPECT(record.rank == 0 && record.kind == ExchangeKind::kAllGather);
-  EXPECT(record.plan == kPlan && record.index == 3 && record.operand_bytes == 1000);
-  EXPECT((record.group == std::vector{0, 1}));
-  EXPECT(record.ended - record.started >= milliseconds(50));
+  EXPECT_TRUE(record.rank == 0 && record.kind == ExchangeKind::kAllGather);
+  EXPECT_TRUE(record.plan == kPlan && record.index == 3 && record.operand_bytes == 1000);
+  EXPECT_TRUE((record.group == std::vector{0, 1}));
+  EXPECT_GE(record.ended - record.started, milliseconds(50));
   const auto stats = world.engine(0).DeviceStats();
-  ExpectEqual(stats.at("exchanges_completed"), uint64_t{1});
+  EXPECT_EQ(stats.at("exchanges_completed"), uint64_t{1});
   const auto in_flight =
       std::chrono::duration_cast<std::chrono::microseconds>(record.ended - record.started);
-  ExpectEqual(stats.at("in_flight_us"), static_cast<uint64_t>(in_flight.count()));
-  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT_EQ(stats.at("in_flight_us"), static_cast<uint64_t>(in_flight.count()));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
 }
 
 // An exchange of three ranks.
@@ -332,10 +333,10 @@ Round RandomRound(std::mt19937& random, int64_t index) {
 }
 
 // Each rank has dones in an order of its own.
-void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
+TEST_P(DeviceExchangeTransportsTest, RandomExchangesOfThreeRanks) {
   constexpr int kAtOnce = 11;
   constexpr int kRounds = kAtOnce * (kIsThreadSanitized ? 2 : 7);
-  DeviceWorld world(DeviceOptions(3, transport));
+  DeviceWorld world(DeviceOptions(3, GetParam()));
   std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed): a run can be repeated
   std::deque<Round> rounds;
   for (int i = 0; i < kRounds; ++i) rounds.push_back(RandomRound(random, i % kAtOnce));
@@ -359,18 +360,13 @@ void CheckRandomExchangesOfThreeRanks(std::string_view transport) {
   for (const auto& [shift, parts] : rounds) {
     for (int rank = 0; rank < 3; ++rank) {
       const Part& part = parts[static_cast<size_t>(rank)];
-      EXPECT(shift == 0 ? part.HasAllBlocks() : part.IsFrom((rank + 3 - shift) % 3));
+      EXPECT_TRUE(shift == 0 ? part.HasAllBlocks() : part.IsFrom((rank + 3 - shift) % 3));
     }
   }
 }
 
-TEST(RandomExchangesOfThreeRanks) {
-  for (const std::string_view transport : TestedTransports())
-    CheckRandomExchangesOfThreeRanks(transport);
-}
-
-void CheckCloseWaitsForWhatIsInFlight(std::string_view transport) {
-  DeviceWorld world(DeviceOptions(2, transport));
+TEST_P(DeviceExchangeTransportsTest, CloseWaitsForWhatIsInFlight) {
+  DeviceWorld world(DeviceOptions(2, GetParam()));
   Part zero(0, SwapPairs(), kSlotBytes * 9);
   Part one(1, SwapPairs(), kSlotBytes * 9);
   zero.Start(world);
@@ -383,17 +379,12 @@ void CheckCloseWaitsForWhatIsInFlight(std::string_view transport) {
   });
   world.engine(0).Close(kLong);
   other.join();
-  EXPECT(zero.IsFrom(1) && one.IsFrom(0));
-}
-
-TEST(CloseWaitsForWhatIsInFlight) {
-  for (const std::string_view transport : TestedTransports())
-    CheckCloseWaitsForWhatIsInFlight(transport);
+  EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
 }
 
 // A peer may leave as soon as its own part is done: what it has sent is still on its way.
-void CheckPeerThatLeavesTakesNothingBack(std::string_view transport) {
-  DeviceWorld world(DeviceOptions(2, transport));
+TEST_P(DeviceExchangeTransportsTest, PeerThatLeavesTakesNothingBack) {
+  DeviceWorld world(DeviceOptions(2, GetParam()));
   const Pairs pairs = {0, 1};
   Part zero(0, pairs, kSlotBytes * 8);
   Part one(1, pairs, kSlotBytes * 8);
@@ -403,16 +394,11 @@ void CheckPeerThatLeavesTakesNothingBack(std::string_view transport) {
   std::this_thread::sleep_for(milliseconds(100));
   one.Start(world);
   one.Done(world);
-  EXPECT(world.IsIdleWithin(1, kLong));
-  EXPECT(one.IsFrom(0));
+  EXPECT_TRUE(world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(one.IsFrom(0));
   world.engine(1).Close(kLong);
   leaver.join();
-  EXPECT(world.engine(0).failure() == nullptr);
-}
-
-TEST(PeerThatLeavesTakesNothingBack) {
-  for (const std::string_view transport : TestedTransports())
-    CheckPeerThatLeavesTakesNothingBack(transport);
+  EXPECT_EQ(world.engine(0).failure(), nullptr);
 }
 
 // Nor does it wait for a target that has not come to its done.
@@ -425,37 +411,38 @@ void CheckSourceLeavesABusyTarget(std::string_view transport, size_t num_bytes) 
   zero.Start(world);
   zero.Done(world);
   world.engine(0).Close(kLong);
-  EXPECT(world.engine(0).failure() == nullptr);
+  EXPECT_EQ(world.engine(0).failure(), nullptr);
   one.Done(world);
-  EXPECT(world.IsIdleWithin(1, kLong));
-  EXPECT(one.IsFrom(0));
+  EXPECT_TRUE(world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(one.IsFrom(0));
 }
 
-TEST(SourceLeavesABusyTarget) {
-  for (const std::string_view transport : TestedTransports()) {
-    CheckSourceLeavesABusyTarget(transport, kEagerBytes);
-    // An operand that is pulled is needed until it was.
-    if (transport != "pulled") CheckSourceLeavesABusyTarget(transport, kSlotBytes);
-  }
+TEST_P(DeviceExchangeTransportsTest, SourceLeavesABusyTarget) {
+  CheckSourceLeavesABusyTarget(GetParam(), kEagerBytes);
+  // An operand that is pulled is needed until it was.
+  if (GetParam() != "pulled") CheckSourceLeavesABusyTarget(GetParam(), kSlotBytes);
 }
 
-TEST(RefusedTransportsAreNamed) {
+TEST(DeviceExchangeTest, RefusedTransportsAreNamed) {
   WorldOptions options = DeviceOptions(2);
   options.transports = {"tcp"};
   World world(options);
-  const std::string text = ExpectThrow(
-      [&] { world.engine(0).OpenDevices("host", {{0, 0, {}}}, {}, milliseconds(500)); });
-  ExpectContains(text, "no transport leads from rank 1 of process 1");
-  ExpectContains(text, "cuda_ipc: not allowed (option transports)");
-  ExpectContains(ExpectThrow([&] { (void)world.engine(0).devices(); }), "are not open");
+  const std::string text =
+      ThrownText([&] { world.engine(0).OpenDevices("host", {{0, 0, {}}}, {}, milliseconds(500)); });
+  EXPECT_THAT(text, HasSubstr("no transport leads from rank 1 of process 1"));
+  EXPECT_THAT(text, HasSubstr("cuda_ipc: not allowed (option transports)"));
+  EXPECT_THAT([&] { (void)world.engine(0).devices(); },
+              ThrowsMessage<Error>(HasSubstr("are not open")));
 }
 
-TEST(MissingProcessIsNamed) {
+TEST(DeviceExchangeTest, MissingProcessIsNamed) {
   World world(DeviceOptions(2));
-  const std::string text = ExpectThrow(
-      [&] { world.engine(0).OpenDevices("host", {{0, 0, {}}}, {}, milliseconds(200)); });
-  ExpectContains(
-      text, "DeadlineError: rank 1 of process 1 (host 1), cpu1 has not opened a device channel");
+  const std::string text =
+      ThrownText([&] { world.engine(0).OpenDevices("host", {{0, 0, {}}}, {}, milliseconds(200)); });
+  EXPECT_THAT(
+      text,
+      HasSubstr(
+          "DeadlineError: rank 1 of process 1 (host 1), cpu1 has not opened a device channel"));
 }
 
 }  // namespace

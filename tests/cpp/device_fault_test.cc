@@ -9,13 +9,22 @@
 #include "tests/cpp/device_world.h"
 #include "tests/cpp/forked_peer.h"
 #include "tests/cpp/testing.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/device/host/host.h"
 
 // Exchanges between devices that fail: what people read, and what programs see.
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
 using std::chrono::milliseconds;
+
+class DeviceFaultTransportsTest : public DeviceTransportsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Transports, DeviceFaultTransportsTest,
+                         ::testing::ValuesIn(TestedTransports()), &NameOfParam);
 
 // The first one has its result poisoned.
 void CheckDifferentExchanges(std::string_view transport, size_t num_bytes) {
@@ -24,23 +33,24 @@ void CheckDifferentExchanges(std::string_view transport, size_t num_bytes) {
   Part one(1, SwapPairs(), num_bytes, 3);
   zero.Start(world);
   zero.Done(world);
-  const std::string text = ExpectThrow([&] { one.Start(world); });
+  const std::string text = ThrownText([&] { one.Start(world); });
   const bool second_finds_it =
       text.find("[rank 1/2 cpu1] exchange 3 (op 3): rank 0") != std::string::npos;
-  ExpectContains(text, "PlanMismatchError: [rank ");
-  ExpectContains(text, second_finds_it ? "is at exchange 2 (op 2)" : "is at exchange 3 (op 3)");
-  EXPECT(world.IsIdleWithin(0, kLong));
-  EXPECT(zero.IsFilledWith(kPoison));
-  ExpectContains(ExpectThrow([&] { zero.Start(world); }), "PlanMismatchError");
+  EXPECT_THAT(text, HasSubstr("PlanMismatchError: [rank "));
+  EXPECT_THAT(text,
+              HasSubstr(second_finds_it ? "is at exchange 2 (op 2)" : "is at exchange 3 (op 3)"));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
+  EXPECT_TRUE(zero.IsFilledWith(kPoison));
+  EXPECT_THAT([&] { zero.Start(world); }, ThrowsMessage<Error>(HasSubstr("PlanMismatchError")));
 }
 
-TEST(DifferentExchangesAreAPlanMismatch) {
+TEST(DeviceFaultTest, DifferentExchangesAreAPlanMismatch) {
   CheckDifferentExchanges("shm", 1000);
   CheckDifferentExchanges("pulled", kSlotBytes);
 }
 
 // Over sockets it is found when the chunk has come.
-TEST(DifferentExchangesOverTcpAreAPlanMismatch) {
+TEST(DeviceFaultTest, DifferentExchangesOverTcpAreAPlanMismatch) {
   DeviceWorld world(DeviceOptions(2, "tcp"));
   Part zero(0, SwapPairs(), 1000, 2);
   Part one(1, SwapPairs(), 1000, 3);
@@ -50,14 +60,14 @@ TEST(DifferentExchangesOverTcpAreAPlanMismatch) {
     one.Start(world);
     one.Done(world);
   } catch (const Error& error) {
-    ExpectContains(error.what(), "PlanMismatchError");
+    EXPECT_THAT(error.what(), HasSubstr("PlanMismatchError"));
   }
-  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  EXPECT(zero.IsFilledWith(kPoison) && !one.IsFrom(0));
-  ExpectContains(ExpectThrow([&] { zero.Start(world); }), "PlanMismatchError");
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(zero.IsFilledWith(kPoison) && !one.IsFrom(0));
+  EXPECT_THAT([&] { zero.Start(world); }, ThrowsMessage<Error>(HasSubstr("PlanMismatchError")));
 }
 
-TEST(DifferentProgramsNameTheFirstDifference) {
+TEST(DeviceFaultTest, DifferentProgramsNameTheFirstDifference) {
   DeviceWorld world(DeviceOptions(2));
   constexpr int64_t kOther = 9;
   world.engine(1).AddPlan(kOther, PlanText(3, "line of its own"));
@@ -65,31 +75,32 @@ TEST(DifferentProgramsNameTheFirstDifference) {
   Part one(1, SwapPairs(), 1000);
   zero.Start(world);
   zero.Done(world);
-  const std::string text = ExpectThrow([&] { one.WithPlan(kOther).Start(world); });
-  EXPECT(world.IsIdleWithin(0, kLong));
-  ExpectContains(text, "Exchange 2 is the first that differs");
-  ExpectContains(text, "line of its own");
+  const std::string text = ThrownText([&] { one.WithPlan(kOther).Start(world); });
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
+  EXPECT_THAT(text, HasSubstr("Exchange 2 is the first that differs"));
+  EXPECT_THAT(text, HasSubstr("line of its own"));
 }
 
-void CheckLatePeerIsADeadlineError(std::string_view transport) {
+TEST_P(DeviceFaultTransportsTest, LatePeerIsADeadlineError) {
+  const std::string_view transport = GetParam();
   WorldOptions options = DeviceOptions(2, transport);
   options.engine.deadline_ms = options.engine.first_deadline_ms = 300;
   DeviceWorld world(options);
   Part zero(0, SwapPairs(), kSlotBytes * 20);
   zero.Start(world);
   zero.Done(world);
-  EXPECT(world.IsIdleWithin(0, kLong));
-  EXPECT(zero.IsFilledWith(kPoison));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
+  EXPECT_TRUE(zero.IsFilledWith(kPoison));
   const auto failure = world.engine(0).failure();
-  EXPECT(failure != nullptr);
-  if (!failure) return;
-  ExpectContains(failure->what(), "DeadlineError: [rank 0/2 cpu0] exchange 0 (op 0): rank 1");
-  ExpectContains(failure->what(), "has not started it within");
-  ExpectContains(failure->what(), "it has started none so far");
+  ASSERT_NE(failure, nullptr);
+  EXPECT_THAT(failure->what(),
+              HasSubstr("DeadlineError: [rank 0/2 cpu0] exchange 0 (op 0): rank 1"));
+  EXPECT_THAT(failure->what(), HasSubstr("has not started it within"));
+  EXPECT_THAT(failure->what(), HasSubstr("it has started none so far"));
 }
 
 // The memory of a result is something else's until the program has come to its start.
-TEST(NothingIsPoisonedBeforeItsStart) {
+TEST(DeviceFaultTest, NothingIsPoisonedBeforeItsStart) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
   uint32_t word = 0;
   Part zero(0, SwapPairs(), kSlotBytes);
@@ -98,15 +109,16 @@ TEST(NothingIsPoisonedBeforeItsStart) {
   zero.Start(world);
   world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
   std::this_thread::sleep_for(milliseconds(600));
-  EXPECT(zero.IsFilledWith(before));
+  EXPECT_TRUE(zero.IsFilledWith(before));
   std::atomic_ref(word).store(1);
-  ExpectContains(ExpectThrow([&] { zero.Done(world); }), "PeerError: process 1 has died");
-  EXPECT(zero.IsFilledWith(kPoison));
-  EXPECT(world.IsIdleWithin(0, kLong));
+  EXPECT_THAT([&] { zero.Done(world); },
+              ThrowsMessage<Error>(HasSubstr("PeerError: process 1 has died")));
+  EXPECT_TRUE(zero.IsFilledWith(kPoison));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
 }
 
 // Pieces that arrived before the job failed are right; later ones are poison.
-TEST(PiecesAreRightOrPoison) {
+TEST(DeviceFaultTest, PiecesAreRightOrPoison) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
   constexpr size_t kPieceBytes = size_t{1} << 20;
   constexpr size_t kPieces = kIsThreadSanitized ? 16 : 64;
@@ -118,23 +130,25 @@ TEST(PiecesAreRightOrPoison) {
   one.Done(world);
   world.device().Copy(world.stream(1), seen.data(), one.result.data(), kPieceBytes);
   world.device().Synchronize(world.stream(1));
-  EXPECT(std::ranges::equal(seen, std::span(zero.operand).first(kPieceBytes)));
+  EXPECT_TRUE(std::ranges::equal(seen, std::span(zero.operand).first(kPieceBytes)));
   world.engine(1).Fail(Error(ErrorCode::kPeer, "process 0 has died", 0));
-  ExpectContains(ExpectThrow([&] { one.Done(world); }), "PeerError: process 0 has died");
-  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT_THAT([&] { one.Done(world); },
+              ThrowsMessage<Error>(HasSubstr("PeerError: process 0 has died")));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
   size_t num_right = 0;
   for (size_t i = 0; i < kPieces; ++i) {
     const auto piece = std::span(one.result).subspan(i * kPieceBytes, kPieceBytes);
     const bool is_right =
         std::ranges::equal(piece, std::span(zero.operand).subspan(i * kPieceBytes, kPieceBytes));
     num_right += is_right ? 1 : 0;
-    EXPECT(is_right ? num_right == i + 1 : std::ranges::count(piece, kPoison) == std::ssize(piece));
+    EXPECT_TRUE(is_right ? num_right == i + 1
+                         : std::ranges::count(piece, kPoison) == std::ssize(piece));
   }
-  EXPECT(num_right > 0);
+  EXPECT_GT(num_right, 0);
 }
 
 // The block of a member that has sent is right; the block of one that has not is poison.
-TEST(LateMemberOfAGroupIsNamed) {
+TEST(DeviceFaultTest, LateMemberOfAGroupIsNamed) {
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 3}) {
     WorldOptions options = DeviceOptions(3, "pulled");
     options.engine.deadline_ms = options.engine.first_deadline_ms = 300;
@@ -146,25 +160,19 @@ TEST(LateMemberOfAGroupIsNamed) {
     one.Start(world);
     zero.Done(world);
     one.Done(world);
-    EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-    EXPECT(zero.HasBlockOf(0) && one.HasBlockOf(1));
+    EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+    EXPECT_TRUE(zero.HasBlockOf(0) && one.HasBlockOf(1));
     const auto of_two = std::span(zero.result).last(num_bytes);
-    EXPECT(std::ranges::count(of_two, kPoison) == std::ssize(of_two));
+    EXPECT_EQ(std::ranges::count(of_two, kPoison), std::ssize(of_two));
     const auto failure = world.engine(0).failure();
-    EXPECT(failure != nullptr);
-    if (!failure) return;
-    ExpectContains(failure->what(), "(op 0): rank 2");
-    ExpectContains(failure->what(), "has not started it within");
+    ASSERT_NE(failure, nullptr);
+    EXPECT_THAT(failure->what(), HasSubstr("(op 0): rank 2"));
+    EXPECT_THAT(failure->what(), HasSubstr("has not started it within"));
   }
 }
 
-TEST(LatePeerIsADeadlineError) {
-  for (const std::string_view transport : TestedTransports())
-    CheckLatePeerIsADeadlineError(transport);
-}
-
 // The time counts from when the device reaches the exchange.
-TEST(SlowProgramIsNotLate) {
+TEST(DeviceFaultTest, SlowProgramIsNotLate) {
   WorldOptions options = DeviceOptions(2);
   options.engine.deadline_ms = options.engine.first_deadline_ms = 400;
   DeviceWorld world(options);
@@ -178,10 +186,10 @@ TEST(SlowProgramIsNotLate) {
   zero.Done(world);
   one.Done(world);
   std::this_thread::sleep_for(milliseconds(800));
-  EXPECT(world.engine(0).failure() == nullptr);
+  EXPECT_EQ(world.engine(0).failure(), nullptr);
   std::atomic_ref(word).store(1);
-  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  EXPECT(zero.IsFrom(1) && one.IsFrom(0));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
 }
 
 // An operand that has come may wait for a program that is busy before its done.
@@ -196,13 +204,13 @@ void CheckBusyProgramIsNotLate(size_t num_bytes) {
   for (const int rank : {0, 1}) world.device().WaitValue(world.stream(rank), &word, 1);
   for (const Part& part : parts) part.Done(world);
   std::this_thread::sleep_for(milliseconds(600));
-  EXPECT(world.engine(0).failure() == nullptr);
+  EXPECT_EQ(world.engine(0).failure(), nullptr);
   std::atomic_ref(word).store(1);
-  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  EXPECT(parts[0].IsFrom(1) && parts[1].IsFrom(0));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(parts[0].IsFrom(1) && parts[1].IsFrom(0));
 }
 
-TEST(BusyProgramIsNotLate) {
+TEST(DeviceFaultTest, BusyProgramIsNotLate) {
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) CheckBusyProgramIsNotLate(num_bytes);
 }
 
@@ -216,7 +224,7 @@ void CheckFailurePoisonsWhatIsInFlight(std::string_view transport, size_t num_by
   first.Done(world);
   peer.Start(world);
   peer.Done(world);
-  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
   std::deque<Part> parts;
   for (int i = 0; i < 5; ++i) parts.emplace_back(0, SwapPairs(), num_bytes, 1 + i).Start(world);
   std::deque<std::vector<std::byte>> seen;  // by the program, as it goes on
@@ -226,46 +234,41 @@ void CheckFailurePoisonsWhatIsInFlight(std::string_view transport, size_t num_by
     world.device().Copy(world.stream(0), to, parts[i].result.data(), num_bytes);
   }
   world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
-  EXPECT(IsWithin(kLong, [&] { return world.engine(0).failure() != nullptr; }));
-  ExpectContains(ExpectThrow([&] { parts[4].Done(world); }), "PeerError: process 1 has died");
-  EXPECT(world.IsIdleWithin(0, kLong));
-  EXPECT(first.IsFrom(1));
-  for (const Part& part : parts) EXPECT(part.IsFilledWith(kPoison));
+  EXPECT_TRUE(IsWithin(kLong, [&] { return world.engine(0).failure() != nullptr; }));
+  EXPECT_THAT([&] { parts[4].Done(world); },
+              ThrowsMessage<Error>(HasSubstr("PeerError: process 1 has died")));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
+  EXPECT_TRUE(first.IsFrom(1));
+  for (const Part& part : parts) EXPECT_TRUE(part.IsFilledWith(kPoison));
   const std::vector poison(num_bytes, kPoison);
-  for (const auto& result : seen) EXPECT(AreEqual(result, poison));
-  ExpectContains(ExpectThrow([&] { first.Start(world); }), "PeerError: process 1 has died");
+  for (const auto& result : seen) EXPECT_TRUE(AreEqual(result, poison));
+  EXPECT_THAT([&] { first.Start(world); },
+              ThrowsMessage<Error>(HasSubstr("PeerError: process 1 has died")));
 }
 
-TEST(FailurePoisonsWhatIsInFlight) {
-  for (const std::string_view transport : TestedTransports()) {
-    for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 3})
-      CheckFailurePoisonsWhatIsInFlight(transport, num_bytes);
-  }
+TEST_P(DeviceFaultTransportsTest, FailurePoisonsWhatIsInFlight) {
+  for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 3})
+    CheckFailurePoisonsWhatIsInFlight(GetParam(), num_bytes);
 }
 
-void CheckPeerThatLeftIsNamed(std::string_view transport) {
-  DeviceWorld world(DeviceOptions(2, transport));
+TEST_P(DeviceFaultTransportsTest, PeerThatLeftIsNamed) {
+  DeviceWorld world(DeviceOptions(2, GetParam()));
   world.engine(1).Close(kLong);
   Part zero(0, SwapPairs(), 1000);
   zero.Start(world);
   zero.Done(world);
-  EXPECT(world.IsIdleWithin(0, kFaultTimeoutMs * milliseconds(5)));
+  EXPECT_TRUE(world.IsIdleWithin(0, kFaultTimeoutMs * milliseconds(5)));
   const auto failure = world.engine(0).failure();
-  EXPECT(failure != nullptr);
-  if (!failure) return;
-  ExpectContains(failure->what(), "PeerError: [rank 0/2 cpu0] exchange 0 (op 0): rank 1");
-  ExpectContains(failure->what(), "process 1 (host 1) has left the job");
-  EXPECT(zero.IsFilledWith(kPoison));
-}
-
-TEST(PeerThatLeftIsNamed) {
-  for (const std::string_view transport : TestedTransports()) CheckPeerThatLeftIsNamed(transport);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_THAT(failure->what(), HasSubstr("PeerError: [rank 0/2 cpu0] exchange 0 (op 0): rank 1"));
+  EXPECT_THAT(failure->what(), HasSubstr("process 1 (host 1) has left the job"));
+  EXPECT_TRUE(zero.IsFilledWith(kPoison));
 }
 
 // A source that fails lets its sends go over slots that the target has not taken: the target must
 // not take that for the exchange.
-void CheckFailedSource(std::string_view transport) {
-  DeviceWorld world(DeviceOptions(2, transport));
+TEST_P(DeviceFaultTransportsTest, FailedSourceDoesNotCorruptItsTarget) {
+  DeviceWorld world(DeviceOptions(2, GetParam()));
   constexpr int kCount = 12;  // more than there are slots
   std::deque<Part> zeros;
   for (int i = 0; i < kCount; ++i) {
@@ -273,7 +276,7 @@ void CheckFailedSource(std::string_view transport) {
     zeros.back().Done(world);
   }
   world.engine(0).Fail(Error(ErrorCode::kPeer, "something else", 0));
-  EXPECT(world.IsIdleWithin(0, kLong));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
   Part one(1, SwapPairs(), kSlotBytes, 0);
   try {
     one.Start(world);
@@ -281,27 +284,23 @@ void CheckFailedSource(std::string_view transport) {
   } catch (const Error&) {
     return;  // it has heard already
   }
-  EXPECT(world.IsIdleWithin(1, kLong));
-  EXPECT(one.IsFilledWith(kPoison));
+  EXPECT_TRUE(world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(one.IsFilledWith(kPoison));
 }
 
-TEST(FailedSourceDoesNotCorruptItsTarget) {
-  for (const std::string_view transport : TestedTransports()) CheckFailedSource(transport);
-}
-
-TEST(FailedExchangesAreRecorded) {
+TEST(DeviceFaultTest, FailedExchangesAreRecorded) {
   DeviceWorld world(DeviceOptions(2));
   Part zero(0, SwapPairs(), 1000);
   zero.Start(world);
   zero.Done(world);
   const auto is_recorded = [&] { return !world.engine(0).DeviceFlightRecords().empty(); };
-  EXPECT(IsWithin(kLong, is_recorded));
+  EXPECT_TRUE(IsWithin(kLong, is_recorded));
   world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
-  EXPECT(world.IsIdleWithin(0, kLong));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
   const auto records = world.engine(0).DeviceFlightRecords();
-  ExpectEqual(records.size(), size_t{1});
-  EXPECT(records.back().state == FlightState::kFailed);
-  ExpectEqual(world.engine(0).DeviceStats().at("exchanges_completed"), uint64_t{0});
+  EXPECT_EQ(records.size(), size_t{1});
+  EXPECT_EQ(records.back().state, FlightState::kFailed);
+  EXPECT_EQ(world.engine(0).DeviceStats().at("exchanges_completed"), uint64_t{0});
 }
 
 // Process 1, which has rank 1, in a process of its own: starts nothing. Rank 0 is here.
@@ -316,7 +315,7 @@ struct ForkedRank {
         }) {
     ends[1].clear();
     channel_socket = Fd(dup(ends[0][1].data[ChannelSockets::kNumMessageSockets].get()));
-    SetUp(peer.engine(), options);
+    SetUpEngine(peer.engine(), options);
     OpenDevices(peer.engine(), 0);
   }
 
@@ -351,14 +350,14 @@ void StartThree(ForkedRank& forked, std::deque<Part>& parts) {
 
 void ExpectPeerError(ForkedRank& forked, std::string_view words,
                      const Location& location = Location::current()) {
+  const CalledAt here(location);
   const auto error = forked.peer.engine().WaitFailure(kLong);
-  if (!error) return AddFailure("no error", location);
-  ExpectContains(error->what(),
-                 "jaxhet.PeerError: [rank 0/2 cpu0] exchange 3 (op 3): rank 1 of process 1 "
-                 "(host 1), cpu1: the process has died or can't be reached: ",
-                 location);
-  ExpectContains(error->what(), words, location);
-  EXPECT(IsWithin(kLong, [&] { return forked.device->IsIdle(forked.stream.get()); }));
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(error->what(),
+              HasSubstr("jaxhet.PeerError: [rank 0/2 cpu0] exchange 3 (op 3): rank 1 of process 1 "
+                        "(host 1), cpu1: the process has died or can't be reached: "));
+  EXPECT_THAT(error->what(), HasSubstr(words));
+  EXPECT_TRUE(IsWithin(kLong, [&] { return forked.device->IsIdle(forked.stream.get()); }));
 }
 
 void CheckReportsPeer(std::string_view transport, int signal, std::string_view words) {
@@ -367,45 +366,44 @@ void CheckReportsPeer(std::string_view transport, int signal, std::string_view w
   StartThree(forked, parts);
   forked.peer.Kill(signal);
   ExpectPeerError(forked, words);
-  for (const Part& part : parts) EXPECT(part.IsFilledWith(kPoison));
+  for (const Part& part : parts) EXPECT_TRUE(part.IsFilledWith(kPoison));
 }
 
-TEST(DeadPeerIsNamedWithTheExchange) {
-  for (const std::string_view transport : TestedTransports()) {
-    CheckReportsPeer(transport, SIGKILL, "Look at what that process printed last");
-  }
+TEST_P(DeviceFaultTransportsTest, DeadPeerIsNamedWithTheExchange) {
+  CheckReportsPeer(GetParam(), SIGKILL, "Look at what that process printed last");
 }
 
-TEST(SilentPeerIsNamedWithTheExchange) {
+TEST(DeviceFaultTest, SilentPeerIsNamedWithTheExchange) {
   CheckReportsPeer("shm", SIGSTOP, "it has been silent for");
 }
 
 // The control connection stands.
-TEST(BrokenChannelIsNamedWithTheExchange) {
+TEST(DeviceFaultTest, BrokenChannelIsNamedWithTheExchange) {
   std::deque<Part> parts;
   ForkedRank forked(ImpatientOptions("tcp"));
   shutdown(forked.channel_socket.get(), SHUT_RDWR);
   try {
     StartThree(forked, parts);
   } catch (const Error& error) {  // by the second one it may be known
-    ExpectContains(error.what(), "PeerError");
+    EXPECT_THAT(error.what(), HasSubstr("PeerError"));
   }
   ExpectPeerError(forked, "a device channel (tcp) broke: send");
 }
 
 // Bytes that somebody on the way puts into a channel's connection; the control connection stands.
-TEST(ForgedChannelIsNamedWithTheExchange) {
+TEST(DeviceFaultTest, ForgedChannelIsNamedWithTheExchange) {
   for (const std::string_view forged :
        {std::string_view("\x04\0\0\0 forged", 11), std::string_view("\xff\xff\xff")}) {
     std::deque<Part> parts;
     ForkedRank forked(ImpatientOptions("sealed"));
     std::string bytes(forged);
     bytes.resize(100, 'x');
-    EXPECT(std::cmp_equal(write(forked.channel_socket.get(), bytes.data(), bytes.size()), 100));
+    EXPECT_TRUE(
+        std::cmp_equal(write(forked.channel_socket.get(), bytes.data(), bytes.size()), 100));
     const auto error = forked.peer.engine().WaitFailure(kLong);
-    EXPECT(error != nullptr);
-    ExpectContains(error ? error->what() : "", "a device channel (tcp) broke: ");
-    ExpectContains(error ? error->what() : "", "record");
+    ASSERT_NE(error, nullptr);
+    EXPECT_THAT(error->what(), HasSubstr("a device channel (tcp) broke: "));
+    EXPECT_THAT(error->what(), HasSubstr("record"));
   }
 }
 
@@ -448,7 +446,7 @@ struct LocalPair {
 };
 
 // The proof in the operands' allocation is lost, and the one in the slots is not.
-TEST(MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
+TEST(DeviceFaultTest, MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
   const auto device = OpenHostDevice({}, 0);
   const DeviceTransport& shm = DeviceTransportOf("shm");
   const auto setup = [&](int rank) -> ChannelSetup {
@@ -470,19 +468,20 @@ TEST(MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
   const std::vector<std::byte> proof(kProofBytes, std::byte{7});
   source->Prove(*device, proof);
   std::ranges::fill(OperandsOf(0), std::byte{});
-  EXPECT(target->IsProven(*device, proof));
-  ExpectContains(target->Remark(),
-                 "the target's device does not see the source's writes in the mapped memory");
+  EXPECT_TRUE(target->IsProven(*device, proof));
+  EXPECT_THAT(
+      target->Remark(),
+      HasSubstr("the target's device does not see the source's writes in the mapped memory"));
 }
 
 // A thread may start an exchange while the watch abandons those that it knows of.
-TEST(WhatStartsLateIsAbandonedToo) {
+TEST(DeviceFaultTest, WhatStartsLateIsAbandonedToo) {
   std::vector<std::byte> operand(kSlotBytes * 20);
   std::vector<std::byte> result(operand.size());
   LocalPair pair;
   const Stream stream = pair.Rank(0).device().CreateStream(StreamPriority::kNormal);
   pair.Rank(0).rescue().Stop();
-  EXPECT(pair.Rank(0).rescue().Abandon(kLong));
+  EXPECT_TRUE(pair.Rank(0).rescue().Abandon(kLong));
   const Pairs pairs = SwapPairs();
   DeviceRequest request;
   request.stream = stream.get();
@@ -491,9 +490,9 @@ TEST(WhatStartsLateIsAbandonedToo) {
   request.operand = operand;
   request.result = result;
   request.poison = kPoison;
-  EXPECT(!pair.Rank(0).Start(request));
-  EXPECT(pair.Rank(0).rescue().Abandon(kLong));
-  EXPECT(std::ranges::all_of(result, [](std::byte byte) { return byte == kPoison; }));
+  EXPECT_FALSE(pair.Rank(0).Start(request));
+  EXPECT_TRUE(pair.Rank(0).rescue().Abandon(kLong));
+  EXPECT_TRUE(std::ranges::all_of(result, [](std::byte byte) { return byte == kPoison; }));
 }
 
 }  // namespace

@@ -10,11 +10,15 @@
 
 #include "tests/cpp/fake_driver.h"
 #include "tests/cpp/testing.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/base/strings.h"
 #include "xla_plugin/device/failure.h"
 
 namespace jaxhet::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 constexpr std::array<const char*, 1> kThisProgram = {nullptr};  // with the fake drivers
 constexpr std::array kMissing = {"libnone.so.1", "libnone.so"};
@@ -33,26 +37,27 @@ std::unique_ptr<Device> OpenFake(std::string_view vendor, int ordinal = 1) {
 std::byte* Bytes(const DeviceMemory& memory) { return static_cast<std::byte*>(memory.get()); }
 void* At(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
-TEST(VendorsAreListed) {
-  ExpectEqual(VendorOf("hip").name, std::string_view("hip"));
-  ExpectContains(ExpectThrow([] { VendorOf("metal"); }),
-                 "UsageError: no vendor is called 'metal'; there are cuda, hip, host");
+TEST(DeviceTest, VendorsAreListed) {
+  EXPECT_EQ(VendorOf("hip").name, "hip");
+  EXPECT_THAT([] { VendorOf("metal"); },
+              ThrowsMessage<Error>(
+                  HasSubstr("UsageError: no vendor is called 'metal'; there are cuda, hip, host")));
 }
 
-TEST(MissingLibraryIsAReason) {
+TEST(DeviceTest, MissingLibraryIsAReason) {
   for (const auto name : kGpuVendors) {
     const Vendor& vendor = VendorOf(name);
-    const std::string text = ExpectThrow([&] { vendor.list(kMissing); });
-    ExpectContains(text, "DeviceError: dlopen: libnone.so.1: cannot open");
-    ExpectContains(text, "; libnone.so: cannot open");
-    ExpectContains(ExpectThrow([&] { vendor.open(kMissing, 0); }), "libnone.so.1");
-    const std::string old = ExpectThrow([&] { vendor.list(kOther); });
-    ExpectContains(old, "libc.so.6 has no ");
-    ExpectContains(old, "Init: it is older than jaxhet needs");
+    const std::string text = ThrownText([&] { vendor.list(kMissing); });
+    EXPECT_THAT(text, HasSubstr("DeviceError: dlopen: libnone.so.1: cannot open"));
+    EXPECT_THAT(text, HasSubstr("; libnone.so: cannot open"));
+    EXPECT_THAT([&] { vendor.open(kMissing, 0); }, ThrowsMessage<Error>(HasSubstr("libnone.so.1")));
+    const std::string old = ThrownText([&] { vendor.list(kOther); });
+    EXPECT_THAT(old, HasSubstr("libc.so.6 has no "));
+    EXPECT_THAT(old, HasSubstr("Init: it is older than jaxhet needs"));
   }
 }
 
-TEST(OwnedIsReleasedOnce) {
+TEST(DeviceTest, OwnedIsReleasedOnce) {
   const auto device = OpenFake("cuda");
   {
     Stream stream = device->CreateStream(StreamPriority::kNormal);
@@ -64,12 +69,12 @@ TEST(OwnedIsReleasedOnce) {
   for (const std::string& call : fake_driver::Calls()) {
     destroyed += call.starts_with("cuStreamDestroy") ? 1 : 0;
   }
-  ExpectEqual(destroyed, 2);
+  EXPECT_EQ(destroyed, 2);
 }
 
 // The host's device.
 
-TEST(HostCopiesOddSizesInOrder) {
+TEST(DeviceTest, HostCopiesOddSizesInOrder) {
   const auto device = OpenHost();
   const Stream stream = device->CreateStream(StreamPriority::kHigh);
   for (const size_t num_bytes : {size_t{0}, size_t{1}, size_t{7}, size_t{4095}, size_t{1} << 20}) {
@@ -81,13 +86,15 @@ TEST(HostCopiesOddSizesInOrder) {
     device->Copy(stream.get(), b.get(), a.get(), num_bytes);
     device->Copy(stream.get(), result.data(), b.get(), num_bytes + 1);
     device->Synchronize(stream.get());
-    EXPECT(device->IsIdle(stream.get()));
-    ExpectEqual(static_cast<int>(result.back()), 5);
-    if (num_bytes > 0) ExpectEqual(static_cast<int>(result.front()), 3);
+    EXPECT_TRUE(device->IsIdle(stream.get()));
+    EXPECT_EQ(static_cast<int>(result.back()), 5);
+    if (num_bytes > 0) {
+      EXPECT_EQ(static_cast<int>(result.front()), 3);
+    }
   }
 }
 
-TEST(HostStreamsWaitForValues) {
+TEST(DeviceTest, HostStreamsWaitForValues) {
   const auto device = OpenHost();
   const Stream a = device->CreateStream(StreamPriority::kNormal);
   const Stream b = device->CreateStream(StreamPriority::kNormal);
@@ -103,15 +110,15 @@ TEST(HostStreamsWaitForValues) {
   }
   device->Synchronize(a.get());
   device->Synchronize(b.get());
-  ExpectEqual(*pong, 100U);
+  EXPECT_EQ(*pong, 100U);
 }
 
-TEST(HostEventsOrderStreams) {
+TEST(DeviceTest, HostEventsOrderStreams) {
   const auto device = OpenHost();
   const Stream a = device->CreateStream(StreamPriority::kNormal);
   const Stream b = device->CreateStream(StreamPriority::kNormal);
   const Event event = device->CreateEvent();
-  EXPECT(device->IsDone(event.get()));  // never recorded: as with CUDA
+  EXPECT_TRUE(device->IsDone(event.get()));  // never recorded: as with CUDA
   alignas(4) uint32_t gate = 0;
   uint32_t value = 0;
   uint32_t seen = 0;
@@ -121,59 +128,64 @@ TEST(HostEventsOrderStreams) {
   device->Record(event.get(), a.get());
   device->WaitEvent(b.get(), event.get());
   device->Copy(b.get(), &seen, &value, sizeof seen);
-  EXPECT(!device->IsDone(event.get()));
-  EXPECT(!device->IsIdle(b.get()));
+  EXPECT_FALSE(device->IsDone(event.get()));
+  EXPECT_FALSE(device->IsIdle(b.get()));
   std::atomic_ref(gate).store(1);
   device->Synchronize(event.get());
-  EXPECT(device->IsDone(event.get()));
+  EXPECT_TRUE(device->IsDone(event.get()));
   device->Synchronize(b.get());
-  ExpectEqual(seen, expected);
+  EXPECT_EQ(seen, expected);
 }
 
-TEST(HostStreamThatWaitsCanBeDestroyed) {
+TEST(DeviceTest, HostStreamThatWaitsCanBeDestroyed) {
   const auto device = OpenHost();
   uint32_t never = 0;
   const Stream stream = device->CreateStream(StreamPriority::kNormal);
   device->WaitValue(stream.get(), &never, 1);
 }
 
-TEST(HostSaysWhatItHasNot) {
+TEST(DeviceTest, HostSaysWhatItHasNot) {
   const auto device = OpenHost();
   const DeviceMemory memory = device->Allocate(100);
   const AddressRange range = device->RangeOf(Bytes(memory) + 99);
-  ExpectEqual(range.base, memory.get());
-  ExpectEqual(range.num_bytes, size_t{100});
-  ExpectContains(ExpectThrow([&] { device->RangeOf(Bytes(memory) + 100); }), "no allocation");
-  ExpectContains(ExpectThrow([&] { device->ExportIpc(memory.get()); }),
-                 "DeviceError: host memory has no IPC handles; use the transports shm or tcp");
-  ExpectContains(ExpectThrow([&] { device->ExportDmaBuf(Bytes(memory) + 100, 1); }),
-                 "no allocation");
-  ExpectEqual(device->ExportDmaBuf(Bytes(memory) + 7, 3).offset, size_t{7});
-  ExpectContains(ExpectThrow([] { VendorOf("host").open({}, 1); }), "one host device");
-  ExpectEqual(device->info().ToString(), std::string("host:0 (this host's memory)"));
+  EXPECT_EQ(range.base, memory.get());
+  EXPECT_EQ(range.num_bytes, size_t{100});
+  EXPECT_THAT([&] { device->RangeOf(Bytes(memory) + 100); },
+              ThrowsMessage<Error>(HasSubstr("no allocation")));
+  EXPECT_THAT([&] { device->ExportIpc(memory.get()); },
+              ThrowsMessage<Error>(HasSubstr(
+                  "DeviceError: host memory has no IPC handles; use the transports shm or tcp")));
+  EXPECT_THAT([&] { device->ExportDmaBuf(Bytes(memory) + 100, 1); },
+              ThrowsMessage<Error>(HasSubstr("no allocation")));
+  EXPECT_EQ(device->ExportDmaBuf(Bytes(memory) + 7, 3).offset, size_t{7});
+  EXPECT_THAT([] { VendorOf("host").open({}, 1); },
+              ThrowsMessage<Error>(HasSubstr("one host device")));
+  EXPECT_EQ(device->info().ToString(), "host:0 (this host's memory)");
 }
 
 // CUDA and HIP, with drivers that write down what they are asked.
 
-TEST(GpusAreListed) {
+TEST(DeviceTest, GpusAreListed) {
   for (const auto name : kGpuVendors) {
     const std::vector<DeviceInfo> devices = VendorOf(name).list(kThisProgram);
-    ExpectEqual(devices.size(), size_t{2});
-    ExpectEqual(devices[1].ToString(), StrCat(name, ":1 (Fake GPU, 0000:01:00.0)"));
-    ExpectEqual(devices[1].uuid.substr(0, 4), std::string("a1a1"));
-    ExpectEqual(devices[1].driver_version, 7000);
-    EXPECT(devices[1].stream_values && devices[1].dma_buf);
+    EXPECT_EQ(devices.size(), size_t{2});
+    EXPECT_EQ(devices[1].ToString(), StrCat(name, ":1 (Fake GPU, 0000:01:00.0)"));
+    EXPECT_EQ(devices[1].uuid.substr(0, 4), "a1a1");
+    EXPECT_EQ(devices[1].driver_version, 7000);
+    EXPECT_TRUE(devices[1].stream_values && devices[1].dma_buf);
   }
 }
 
 // An attribute that the driver is too old to know.
-TEST(UnknownAttributeIsNo) {
+TEST(DeviceTest, UnknownAttributeIsNo) {
   for (const auto name : kGpuVendors) {
     fake_driver::Reset();
     fake_driver::FailNext(StrCat(name == "cuda" ? "cu" : "hip", "DeviceGetAttribute"),
                           kGpuInvalidValue);
-    EXPECT(!VendorOf(name).list(kThisProgram)[0].stream_values);
-    if (name == "hip") ExpectEqual(fake_driver::LastError(), 0);
+    EXPECT_FALSE(VendorOf(name).list(kThisProgram)[0].stream_values);
+    if (name == "hip") {
+      EXPECT_EQ(fake_driver::LastError(), 0);
+    }
   }
 }
 
@@ -191,16 +203,16 @@ void CallEverything(Device& device) {
   device.Fill(stream.get(), At(0x10), std::byte{0x7F}, 0);
   device.WriteValue(stream.get(), At(0x40), 3);
   device.WaitValue(stream.get(), At(0x44), 4);
-  EXPECT(device.IsIdle(stream.get()) && device.IsDone(event.get()));
+  EXPECT_TRUE(device.IsIdle(stream.get()) && device.IsDone(event.get()));
   device.Synchronize(stream.get());
   device.Synchronize(event.get());
   const DeviceMemory memory = device.Allocate(5);
   const PinnedMemory pinned = device.AllocatePinned(6);
-  EXPECT(device.DeviceAddress(pinned.get()) == pinned.get());
+  EXPECT_EQ(device.DeviceAddress(pinned.get()), pinned.get());
   const IpcMemory ipc = device.OpenIpc(device.ExportIpc(At(0x7123)));
-  ExpectEqual(device.OrdinalOf(At(0x50)).value_or(-1), 1);
+  EXPECT_EQ(device.OrdinalOf(At(0x50)).value_or(-1), 1);
   const DmaBuf dma_buf = device.ExportDmaBuf(At(0x10FFF), 2);
-  ExpectEqual(dma_buf.offset, size_t{0xFFF});
+  EXPECT_EQ(dma_buf.offset, size_t{0xFFF});
 }
 
 std::string AllCalls() {
@@ -209,204 +221,210 @@ std::string AllCalls() {
   return text;
 }
 
-TEST(CudaGetsItsArgumentsInOrder) {
+TEST(DeviceTest, CudaGetsItsArgumentsInOrder) {
   const auto device = OpenFake("cuda");
   CallEverything(*device);
-  ExpectEqual(AllCalls(), std::string("cuMemHostRegister_v2(0x9000, 0x1000, 0x3)\n"
-                                      "cuCtxGetStreamPriorityRange()\n"
-                                      "cuStreamCreateWithPriority(0x1, 0xfffffffb)\n"
-                                      "cuEventCreate(0x2)\n"
-                                      "cuEventRecord(0x200, 0x100)\n"
-                                      "cuStreamWaitEvent(0x100, 0x200, 0)\n"
-                                      "cuMemcpyAsync(0x10, 0x20, 0x7, 0x100)\n"
-                                      "cuMemsetD8Async(0x10, 0x7f, 0x8, 0x100)\n"
-                                      "cuStreamWriteValue32_v2(0x100, 0x40, 0x3, 0)\n"
-                                      "cuStreamWaitValue32_v2(0x100, 0x44, 0x4, 0)\n"
-                                      "cuStreamQuery(0x100)\n"
-                                      "cuEventQuery(0x200)\n"
-                                      "cuStreamSynchronize(0x100)\n"
-                                      "cuEventSynchronize(0x200)\n"
-                                      "cuMemAlloc_v2(0x5)\n"
-                                      "cuMemHostAlloc(0x6, 0x3)\n"
-                                      "cuMemHostGetDevicePointer_v2(0x400, 0)\n"
-                                      "cuMemGetAddressRange_v2(0x7123)\n"
-                                      "cuIpcGetMemHandle(0x7000)\n"
-                                      "cuIpcOpenMemHandle_v2(0x7, 0x1)\n"
-                                      "cuPointerGetAttribute(0x9, 0x50)\n"
-                                      "cuMemGetHandleForAddressRange(0x10000, 0x2000, 0x1, 0x1)\n"
-                                      "cuIpcCloseMemHandle(0x500)\n"
-                                      "cuMemFreeHost(0x400)\n"
-                                      "cuMemFree_v2(0x300)\n"
-                                      "cuEventDestroy_v2(0x200)\n"
-                                      "cuStreamDestroy_v2(0x100)\n"
-                                      "cuMemHostUnregister(0x9000)\n"));
-  ExpectEqual(fake_driver::ContextDepth(), 0);
+  EXPECT_EQ(AllCalls(),
+            "cuMemHostRegister_v2(0x9000, 0x1000, 0x3)\n"
+            "cuCtxGetStreamPriorityRange()\n"
+            "cuStreamCreateWithPriority(0x1, 0xfffffffb)\n"
+            "cuEventCreate(0x2)\n"
+            "cuEventRecord(0x200, 0x100)\n"
+            "cuStreamWaitEvent(0x100, 0x200, 0)\n"
+            "cuMemcpyAsync(0x10, 0x20, 0x7, 0x100)\n"
+            "cuMemsetD8Async(0x10, 0x7f, 0x8, 0x100)\n"
+            "cuStreamWriteValue32_v2(0x100, 0x40, 0x3, 0)\n"
+            "cuStreamWaitValue32_v2(0x100, 0x44, 0x4, 0)\n"
+            "cuStreamQuery(0x100)\n"
+            "cuEventQuery(0x200)\n"
+            "cuStreamSynchronize(0x100)\n"
+            "cuEventSynchronize(0x200)\n"
+            "cuMemAlloc_v2(0x5)\n"
+            "cuMemHostAlloc(0x6, 0x3)\n"
+            "cuMemHostGetDevicePointer_v2(0x400, 0)\n"
+            "cuMemGetAddressRange_v2(0x7123)\n"
+            "cuIpcGetMemHandle(0x7000)\n"
+            "cuIpcOpenMemHandle_v2(0x7, 0x1)\n"
+            "cuPointerGetAttribute(0x9, 0x50)\n"
+            "cuMemGetHandleForAddressRange(0x10000, 0x2000, 0x1, 0x1)\n"
+            "cuIpcCloseMemHandle(0x500)\n"
+            "cuMemFreeHost(0x400)\n"
+            "cuMemFree_v2(0x300)\n"
+            "cuEventDestroy_v2(0x200)\n"
+            "cuStreamDestroy_v2(0x100)\n"
+            "cuMemHostUnregister(0x9000)\n");
+  EXPECT_EQ(fake_driver::ContextDepth(), 0);
 }
 
-TEST(HipGetsItsArgumentsInOrder) {
+TEST(DeviceTest, HipGetsItsArgumentsInOrder) {
   fake_driver::CurrentDevice() = 0;
   const auto device = OpenFake("hip");
   CallEverything(*device);
-  ExpectEqual(AllCalls(), std::string("hipHostRegister(0x9000, 0x1000, 0x3)\n"
-                                      "hipDeviceGetStreamPriorityRange()\n"
-                                      "hipStreamCreateWithPriority(0x1, 0xfffffffb)\n"
-                                      "hipEventCreateWithFlags(0x2)\n"
-                                      "hipEventRecord(0x200, 0x100)\n"
-                                      "hipStreamWaitEvent(0x100, 0x200, 0)\n"
-                                      "hipMemcpyAsync(0x10, 0x20, 0x7, 0x4, 0x100)\n"
-                                      "hipMemsetD8Async(0x10, 0x7f, 0x8, 0x100)\n"
-                                      "hipStreamWriteValue32(0x100, 0x40, 0x3, 0)\n"
-                                      "hipStreamWaitValue32(0x100, 0x44, 0x4, 0, 0xffffffff)\n"
-                                      "hipStreamQuery(0x100)\n"
-                                      "hipEventQuery(0x200)\n"
-                                      "hipStreamSynchronize(0x100)\n"
-                                      "hipEventSynchronize(0x200)\n"
-                                      "hipMalloc(0x5)\n"
-                                      "hipHostMalloc(0x6, 0x3)\n"
-                                      "hipHostGetDevicePointer(0x400, 0)\n"
-                                      "hipMemGetAddressRange(0x7123)\n"
-                                      "hipIpcGetMemHandle(0x7000)\n"
-                                      "hipIpcOpenMemHandle(0x7, 0x1)\n"
-                                      "hipPointerGetAttribute(0x9, 0x50)\n"
-                                      "hipMemGetHandleForAddressRange(0x10000, 0x2000, 0x1, 0)\n"
-                                      "hipIpcCloseMemHandle(0x500)\n"
-                                      "hipHostFree(0x400)\n"
-                                      "hipFree(0x300)\n"
-                                      "hipEventDestroy(0x200)\n"
-                                      "hipStreamDestroy(0x100)\n"
-                                      "hipHostUnregister(0x9000)\n"));
-  ExpectEqual(fake_driver::CurrentDevice(), 0);
+  EXPECT_EQ(AllCalls(),
+            "hipHostRegister(0x9000, 0x1000, 0x3)\n"
+            "hipDeviceGetStreamPriorityRange()\n"
+            "hipStreamCreateWithPriority(0x1, 0xfffffffb)\n"
+            "hipEventCreateWithFlags(0x2)\n"
+            "hipEventRecord(0x200, 0x100)\n"
+            "hipStreamWaitEvent(0x100, 0x200, 0)\n"
+            "hipMemcpyAsync(0x10, 0x20, 0x7, 0x4, 0x100)\n"
+            "hipMemsetD8Async(0x10, 0x7f, 0x8, 0x100)\n"
+            "hipStreamWriteValue32(0x100, 0x40, 0x3, 0)\n"
+            "hipStreamWaitValue32(0x100, 0x44, 0x4, 0, 0xffffffff)\n"
+            "hipStreamQuery(0x100)\n"
+            "hipEventQuery(0x200)\n"
+            "hipStreamSynchronize(0x100)\n"
+            "hipEventSynchronize(0x200)\n"
+            "hipMalloc(0x5)\n"
+            "hipHostMalloc(0x6, 0x3)\n"
+            "hipHostGetDevicePointer(0x400, 0)\n"
+            "hipMemGetAddressRange(0x7123)\n"
+            "hipIpcGetMemHandle(0x7000)\n"
+            "hipIpcOpenMemHandle(0x7, 0x1)\n"
+            "hipPointerGetAttribute(0x9, 0x50)\n"
+            "hipMemGetHandleForAddressRange(0x10000, 0x2000, 0x1, 0)\n"
+            "hipIpcCloseMemHandle(0x500)\n"
+            "hipHostFree(0x400)\n"
+            "hipFree(0x300)\n"
+            "hipEventDestroy(0x200)\n"
+            "hipStreamDestroy(0x100)\n"
+            "hipHostUnregister(0x9000)\n");
+  EXPECT_EQ(fake_driver::CurrentDevice(), 0);
 }
 
-TEST(FailureNamesCallDeviceResultAndAdvice) {
+TEST(DeviceTest, FailureNamesCallDeviceResultAndAdvice) {
   for (const auto name : kGpuVendors) {
     const auto device = OpenFake(name);
     const std::string function = name == "cuda" ? "cuMemcpyAsync" : "hipMemcpyAsync";
     fake_driver::FailNext(function, kGpuInvalidValue);
-    const std::string text = ExpectThrow([&] { device->Copy(nullptr, At(0x10), At(0x20), 1); });
-    ExpectContains(text, StrCat("jaxhet.DeviceError: ", function, " on ", name,
-                                ":1 (Fake GPU, 0000:01:00.0) failed: "));
-    ExpectContains(text, name == "cuda" ? "CUDA_ERROR_OF_THE_TEST" : "hipErrorOfTheTest");
-    ExpectContains(text, " (1), a failure of the test. Is the address");
-    ExpectEqual(fake_driver::ContextDepth(), 0);
-    if (name == "hip") ExpectEqual(fake_driver::LastError(), 0);  // XLA must not meet it
+    const std::string text = ThrownText([&] { device->Copy(nullptr, At(0x10), At(0x20), 1); });
+    EXPECT_THAT(text, HasSubstr(StrCat("jaxhet.DeviceError: ", function, " on ", name,
+                                       ":1 (Fake GPU, 0000:01:00.0) failed: ")));
+    EXPECT_THAT(text, HasSubstr(name == "cuda" ? "CUDA_ERROR_OF_THE_TEST" : "hipErrorOfTheTest"));
+    EXPECT_THAT(text, HasSubstr(" (1), a failure of the test. Is the address"));
+    EXPECT_EQ(fake_driver::ContextDepth(), 0);
+    if (name == "hip") {
+      EXPECT_EQ(fake_driver::LastError(), 0);  // XLA must not meet it
+    }
   }
 }
 
-TEST(AdviceFitsTheResult) {
+TEST(DeviceTest, AdviceFitsTheResult) {
   const auto device = OpenFake("cuda");
   const auto fail = [&](int result) {
     fake_driver::FailNext("cuMemAlloc_v2", result);
-    return ExpectThrow([&] { device->Allocate(1); });
+    return ThrownText([&] { device->Allocate(1); });
   };
-  ExpectContains(fail(kGpuOutOfMemory), "XLA_PYTHON_CLIENT_MEM_FRACTION");
-  ExpectContains(fail(kGpuIllegalAddress), "restart it");
-  ExpectContains(fail(kGpuNotSupported), "kernel module");
-  ExpectContains(fail(kGpuInvalidDevice), "CUDA_VISIBLE_DEVICES");
-  ExpectContains(fail(kGpuOperatingSystem), "container");
-  ExpectContains(fail(kGpuInvalidContext), "in that process itself");
-  ExpectContains(fail(12345), "dmesg");
+  EXPECT_THAT(fail(kGpuOutOfMemory), HasSubstr("XLA_PYTHON_CLIENT_MEM_FRACTION"));
+  EXPECT_THAT(fail(kGpuIllegalAddress), HasSubstr("restart it"));
+  EXPECT_THAT(fail(kGpuNotSupported), HasSubstr("kernel module"));
+  EXPECT_THAT(fail(kGpuInvalidDevice), HasSubstr("CUDA_VISIBLE_DEVICES"));
+  EXPECT_THAT(fail(kGpuOperatingSystem), HasSubstr("container"));
+  EXPECT_THAT(fail(kGpuInvalidContext), HasSubstr("in that process itself"));
+  EXPECT_THAT(fail(12345), HasSubstr("dmesg"));
 }
 
-TEST(NotReadyIsNoFailure) {
+TEST(DeviceTest, NotReadyIsNoFailure) {
   for (const auto name : kGpuVendors) {
     const auto device = OpenFake(name);
     const Stream stream = device->CreateStream(StreamPriority::kNormal);
     const std::string prefix = name == "cuda" ? "cu" : "hip";
     fake_driver::FailNext(prefix + "StreamQuery", kGpuNotReady);
-    EXPECT(!device->IsIdle(stream.get()));
+    EXPECT_FALSE(device->IsIdle(stream.get()));
     fake_driver::FailNext(prefix + "PointerGetAttribute", kGpuInvalidValue);
-    EXPECT(!device->OrdinalOf(At(0x10)));
+    EXPECT_FALSE(device->OrdinalOf(At(0x10)));
     fake_driver::FailNext(prefix + "StreamQuery", kGpuIllegalAddress);
-    ExpectContains(ExpectThrow([&] { device->IsIdle(stream.get()); }), "restart it");
-    ExpectEqual(fake_driver::ContextDepth(), 0);
+    EXPECT_THAT([&] { device->IsIdle(stream.get()); },
+                ThrowsMessage<Error>(HasSubstr("restart it")));
+    EXPECT_EQ(fake_driver::ContextDepth(), 0);
   }
 }
 
-TEST(FailureToReleaseIsLogged) {
+TEST(DeviceTest, FailureToReleaseIsLogged) {
   const auto device = OpenFake("hip");
   const DeviceMemory memory = device->Allocate(1);
   fake_driver::FailNext("hipFree", kGpuInvalidValue);
 }
 
-TEST(DmaBufFallsBack) {
+TEST(DeviceTest, DmaBufFallsBack) {
   const auto cuda = OpenFake("cuda");
   fake_driver::FailNext("cuMemGetHandleForAddressRange", kGpuInvalidValue);
   cuda->ExportDmaBuf(At(0x10000), 4096);
-  ExpectEqual(fake_driver::Calls().back(),
-              std::string("cuMemGetHandleForAddressRange(0x10000, 0x1000, 0x1, 0)"));
+  EXPECT_EQ(fake_driver::Calls().back(), "cuMemGetHandleForAddressRange(0x10000, 0x1000, 0x1, 0)");
 
   const auto hip = OpenFake("hip");
   fake_driver::FailNext("hipMemGetHandleForAddressRange", kGpuNotSupported);
-  ExpectEqual(hip->ExportDmaBuf(At(0x10001), 1).offset, size_t{0x101});
+  EXPECT_EQ(hip->ExportDmaBuf(At(0x10001), 1).offset, size_t{0x101});
   fake_driver::FailNext("hipMemGetHandleForAddressRange", kGpuNotSupported);
   fake_driver::FailNext("hsa_amd_portable_export_dmabuf", 0x1001);
-  const std::string text = ExpectThrow([&] { hip->ExportDmaBuf(At(0x10000), 1); });
-  ExpectContains(text, "hsa_amd_portable_export_dmabuf on hip:1");
-  ExpectContains(text, "(801)");
+  const std::string text = ThrownText([&] { hip->ExportDmaBuf(At(0x10000), 1); });
+  EXPECT_THAT(text, HasSubstr("hsa_amd_portable_export_dmabuf on hip:1"));
+  EXPECT_THAT(text, HasSubstr("(801)"));
 }
 
-TEST(ValuesAreOneCallOfCuda) {
+TEST(DeviceTest, ValuesAreOneCallOfCuda) {
   using Kind = StreamValue::Kind;
   const std::array<StreamValue, 2> values = {
       {{Kind::kWrite, At(0x40), 3}, {Kind::kWait, At(0x80), 4}}};
   const auto cuda = OpenFake("cuda");
   cuda->Values(nullptr, values);
-  ExpectEqual(AllCalls(), std::string("cuStreamBatchMemOp_v2(0, 0x2, 2:40:3:0 1:80:4:0, 0)\n"));
+  EXPECT_EQ(AllCalls(), "cuStreamBatchMemOp_v2(0, 0x2, 2:40:3:0 1:80:4:0, 0)\n");
   const auto hip = OpenFake("hip");
   hip->Values(nullptr, values);
-  ExpectEqual(AllCalls(), std::string("hipStreamWriteValue32(0, 0x40, 0x3, 0)\n"
-                                      "hipStreamWaitValue32(0, 0x80, 0x4, 0, 0xffffffff)\n"));
+  EXPECT_EQ(AllCalls(),
+            "hipStreamWriteValue32(0, 0x40, 0x3, 0)\n"
+            "hipStreamWaitValue32(0, 0x80, 0x4, 0, 0xffffffff)\n");
 }
 
-TEST(CudaSharesWhatHasNoIpcHandle) {
+TEST(DeviceTest, CudaSharesWhatHasNoIpcHandle) {
   const auto device = OpenFake("cuda");
   device->ExportFd(At(0x70));
   {
     const MappedMemory memory = device->MapFd(Fd(), 0x2000);
   }
-  ExpectEqual(AllCalls(), std::string("cuMemRetainAllocationHandle(0x70)\n"
-                                      "cuMemExportToShareableHandle(0x77, 0x1, 0)\n"
-                                      "cuMemRelease(0x77)\n"
-                                      "cuDeviceGet(0x1)\n"
-                                      "cuMemImportFromShareableHandle(0xffffffff, 0x1)\n"
-                                      "cuMemAddressReserve(0x2000, 0, 0, 0)\n"
-                                      "cuMemMap(0x100, 0x2000, 0, 0x88, 0)\n"
-                                      "cuMemRelease(0x88)\n"
-                                      "cuMemSetAccess(0x100, 0x2000, 0x1, 0x1, 0x3, 0x1)\n"
-                                      "cuMemUnmap(0x100, 0x2000)\n"
-                                      "cuMemAddressFree(0x100, 0x2000)\n"));
+  EXPECT_EQ(AllCalls(),
+            "cuMemRetainAllocationHandle(0x70)\n"
+            "cuMemExportToShareableHandle(0x77, 0x1, 0)\n"
+            "cuMemRelease(0x77)\n"
+            "cuDeviceGet(0x1)\n"
+            "cuMemImportFromShareableHandle(0xffffffff, 0x1)\n"
+            "cuMemAddressReserve(0x2000, 0, 0, 0)\n"
+            "cuMemMap(0x100, 0x2000, 0, 0x88, 0)\n"
+            "cuMemRelease(0x88)\n"
+            "cuMemSetAccess(0x100, 0x2000, 0x1, 0x1, 0x3, 0x1)\n"
+            "cuMemUnmap(0x100, 0x2000)\n"
+            "cuMemAddressFree(0x100, 0x2000)\n");
   for (const std::string call : {"cuMemRetainAllocationHandle", "cuMemExportToShareableHandle"}) {
     fake_driver::FailNext(call, kGpuInvalidValue);
-    ExpectContains(ExpectThrow([&] { device->ExportFd(At(0x70)); }), call);
+    EXPECT_THAT([&] { device->ExportFd(At(0x70)); }, ThrowsMessage<Error>(HasSubstr(call)));
   }
   for (const std::string call :
        {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
     fake_driver::Reset();
     fake_driver::FailNext(call, kGpuInvalidValue);
-    ExpectContains(ExpectThrow([&] { device->MapFd(Fd(), 0x2000); }), call);
+    EXPECT_THAT([&] { device->MapFd(Fd(), 0x2000); }, ThrowsMessage<Error>(HasSubstr(call)));
     const bool reserved = call == "cuMemMap" || call == "cuMemSetAccess";
-    ExpectEqual(AllCalls().find("cuMemAddressFree") != std::string::npos, reserved);
+    EXPECT_EQ(AllCalls().find("cuMemAddressFree") != std::string::npos, reserved);
   }
-  ExpectEqual(fake_driver::ContextDepth(), 0);
-  ExpectContains(ExpectThrow([] { OpenFake("hip")->ExportFd(At(0x70)); }),
-                 "hipMemExportToShareableHandle");
+  EXPECT_EQ(fake_driver::ContextDepth(), 0);
+  EXPECT_THAT([] { OpenFake("hip")->ExportFd(At(0x70)); },
+              ThrowsMessage<Error>(HasSubstr("hipMemExportToShareableHandle")));
 }
 
-TEST(HostSharesItsMemory) {
+TEST(DeviceTest, HostSharesItsMemory) {
   const auto device = OpenHost();
   const DeviceMemory memory = device->Allocate(100);
   const MappedMemory mapped = device->MapFd(device->ExportFd(Bytes(memory) + 7), 100);
   *Bytes(memory) = std::byte{5};
-  EXPECT(*static_cast<std::byte*>(mapped.get().base) == std::byte{5});
+  EXPECT_EQ(*static_cast<std::byte*>(mapped.get().base), std::byte{5});
 }
 
-TEST(PrimaryContextIsReleased) {
+TEST(DeviceTest, PrimaryContextIsReleased) {
   OpenFake("cuda").reset();
-  ExpectEqual(AllCalls(), std::string("cuDeviceGet(0x1)\ncuDevicePrimaryCtxRelease_v2(0x1)\n"));
+  EXPECT_EQ(AllCalls(), "cuDeviceGet(0x1)\ncuDevicePrimaryCtxRelease_v2(0x1)\n");
 }
 
-TEST(AnyThreadMayCall) {
+TEST(DeviceTest, AnyThreadMayCall) {
   for (const auto name : kGpuVendors) {
     const auto device = OpenFake(name);
     std::vector<std::thread> threads;
@@ -416,13 +434,13 @@ TEST(AnyThreadMayCall) {
           const Stream stream = device->CreateStream(StreamPriority::kNormal);
           device->Synchronize(stream.get());
         }
-        ExpectEqual(fake_driver::ContextDepth(), 0);
-        ExpectEqual(fake_driver::CurrentDevice(), 0);
+        EXPECT_EQ(fake_driver::ContextDepth(), 0);
+        EXPECT_EQ(fake_driver::CurrentDevice(), 0);
       });
     }
     for (std::thread& thread : threads) thread.join();
     constexpr size_t kCallsOfAStream = 4;  // priorities, create, synchronize, destroy
-    ExpectEqual(fake_driver::Calls().size(), size_t{200} * kCallsOfAStream);
+    EXPECT_EQ(fake_driver::Calls().size(), size_t{200} * kCallsOfAStream);
   }
 }
 

@@ -81,6 +81,12 @@ std::vector<std::string_view> TestedTransports() {
   return {"shm", "verbs", "in place", "tcp"};
 }
 
+std::string NameOfParam(const ::testing::TestParamInfo<std::string_view>& info) {
+  std::string name(info.param);
+  std::ranges::replace(name, ' ', '_');
+  return name;
+}
+
 std::string_view NameOf(std::string_view transport) {
   if (transport == "pulled") return "shm";
   if (transport == "sealed") return "tcp";

@@ -9,11 +9,13 @@
 #include <memory_resource>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 
 namespace jaxhet::testing {
@@ -26,6 +28,9 @@ inline constexpr int kChannelSockets = 3 + ChannelSockets::kNumMessageSockets;
 // target's device can reach (not in a process of its own on GPUs); "in place" is verbs, with
 // operands that NICs can send from.
 std::vector<std::string_view> TestedTransports();
+// Tests with a transport as parameter, and the transport's name in the name of such a test.
+class DeviceTransportsTest : public ::testing::TestWithParam<std::string_view> {};
+std::string NameOfParam(const ::testing::TestParamInfo<std::string_view>& info);
 inline bool IsInPlace(std::string_view transport) {
   return transport == "pulled" || transport == "in place";
 }

@@ -1,6 +1,5 @@
 #include <dirent.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,19 +20,25 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
 using std::chrono::milliseconds;
+
+// Tests of every transport.
+class PeerFaultTest : public ::testing::TestWithParam<std::string> {};
 
 void ExpectPeerError(const std::optional<Error>& error, std::string_view words,
                      const Location& location = Location::current()) {
-  if (!error) return AddFailure("no error", location);
-  ExpectContains(error->what(), "jaxhet.PeerError: [", location);
-  ExpectContains(error->what(), words, location);
+  const CalledAt here(location);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_THAT(error->what(), AllOf(HasSubstr("jaxhet.PeerError: ["), HasSubstr(words)));
 }
 
-void ReportsDeathWhileWaiting(const std::string& transport) {
-  const WorldOptions options = FaultOptions(transport);
+TEST_P(PeerFaultTest, ReportsDeathWhileWaiting) {
+  const WorldOptions options = FaultOptions(GetParam());
   ForkedPeer peer(options, WaitForEver);
-  SetUp(peer.engine(), options);
+  SetUpEngine(peer.engine(), options);
   std::thread killer([&] {
     std::this_thread::sleep_for(milliseconds(50));
     peer.Kill(SIGKILL);
@@ -41,21 +46,21 @@ void ReportsDeathWhileWaiting(const std::string& transport) {
   const auto error = Gather(peer.engine(), 0, 100'000);
   ExpectPeerError(error,
                   "exchange 0 (op 0): rank 1 of process 1 (host 1), cpu1: the process has died");
-  ExpectContains(error->what(), "0 of 100000 bytes received");
-  ExpectContains(error->what(), "run the job again from its last checkpoint");
+  EXPECT_THAT(error->what(), HasSubstr("0 of 100000 bytes received"));
+  EXPECT_THAT(error->what(), HasSubstr("run the job again from its last checkpoint"));
   killer.join();
   ExpectPeerError(Gather(peer.engine(), 0, 8, 2), "the process has died");  // the first cause stays
 }
 
-void ReportsDeathWhileMoving(const std::string& transport) {
-  const WorldOptions options = FaultOptions(transport);
+TEST_P(PeerFaultTest, ReportsDeathWhileMoving) {
+  const WorldOptions options = FaultOptions(GetParam());
   for (int i = 1; i <= 5; ++i) {
     ForkedPeer peer(options, [](Engine& engine) {
       for (int64_t run_id = 1; !Gather(engine, 1, 8 << 20, run_id); ++run_id) {
       }
       return 0;
     });
-    SetUp(peer.engine(), options);
+    SetUpEngine(peer.engine(), options);
     std::thread killer([&] {
       std::this_thread::sleep_for(milliseconds(17 * i));
       peer.Kill(SIGKILL);
@@ -68,8 +73,8 @@ void ReportsDeathWhileMoving(const std::string& transport) {
 }
 
 // Stopped, given up by the others, and woken up: it must learn that it is out.
-void ReportsStoppedPeer(const std::string& transport) {
-  const WorldOptions options = FaultOptions(transport);
+TEST_P(PeerFaultTest, ReportsStoppedPeer) {
+  const WorldOptions options = FaultOptions(GetParam());
   ForkedPeer peer(options, [](Engine& engine) {
     for (int64_t run_id = 1;; ++run_id) {
       if (const auto error = Gather(engine, 1, 3 << 20, run_id)) {
@@ -77,7 +82,7 @@ void ReportsStoppedPeer(const std::string& transport) {
       }
     }
   });
-  SetUp(peer.engine(), options);
+  SetUpEngine(peer.engine(), options);
   std::thread stopper([&] {
     std::this_thread::sleep_for(milliseconds(50));
     peer.Kill(SIGSTOP);
@@ -87,82 +92,83 @@ void ReportsStoppedPeer(const std::string& transport) {
   ExpectPeerError(error, "it has been silent for");
   stopper.join();
   peer.Kill(SIGCONT);
-  ExpectEqual(peer.ExitCode(), 42);
+  EXPECT_EQ(peer.ExitCode(), 42);
 }
 
-void ReportsDeathBeforeConnect(const std::string& transport) {
-  const WorldOptions options = FaultOptions(transport);
+TEST_P(PeerFaultTest, ReportsDeathBeforeConnect) {
+  const WorldOptions options = FaultOptions(GetParam());
   auto ends = ConnectAll(2);
   ends[1].clear();
   const auto engine = MakeEngine(0, options, std::move(ends[0]));
-  const std::string text = ExpectThrow([&] { engine->Connect(kLong); });
-  ExpectContains(text, "jaxhet.PeerError: [process 0/2] process 1 (host 1): ");
+  const std::string text = ThrownText([&] { engine->Connect(kLong); });
+  EXPECT_THAT(text, HasSubstr("jaxhet.PeerError: [process 0/2] process 1 (host 1): "));
 }
 
-TEST(ConnectHasADeadline) {
+TEST(FaultTest, ConnectHasADeadline) {
   const WorldOptions options = FaultOptions("tcp");
   auto ends = ConnectAll(2);
   const auto engine = MakeEngine(0, options, std::move(ends[0]));
-  const std::string text = ExpectThrow([&] { engine->Connect(milliseconds(50)); });
-  ExpectContains(text,
-                 "jaxhet.DeadlineError: [process 0/2] process 1 (host 1): it has not answered");
+  const std::string text = ThrownText([&] { engine->Connect(milliseconds(50)); });
+  EXPECT_THAT(
+      text,
+      HasSubstr("jaxhet.DeadlineError: [process 0/2] process 1 (host 1): it has not answered"));
 }
 
-void RefusesPeerThatLeft(const std::string& transport) {
-  const WorldOptions options = FaultOptions(transport);
+TEST_P(PeerFaultTest, RefusesPeerThatLeft) {
+  const WorldOptions options = FaultOptions(GetParam());
   World world(options);
   std::thread closer([&] { world.engine(1).Close(kLong); });
   std::this_thread::sleep_for(milliseconds(50));
-  EXPECT(world.engine(0).failure() == nullptr);
+  EXPECT_EQ(world.engine(0).failure(), nullptr);
   ExpectPeerError(Gather(world.engine(0), 0, 8), "process 1 (host 1) has left the job");
   closer.join();
 }
 
-TEST(CloseWaitsForWhatIsUnderWay) {
+TEST(FaultTest, CloseWaitsForWhatIsUnderWay) {
   World world(FaultOptions("tcp"));
   Call call(GatherRequest(0), {8}, {16});
   call.StartOn(world.engine(0));
   std::thread closer([&] { world.engine(0).Close(kLong); });
   std::this_thread::sleep_for(milliseconds(50));
-  EXPECT(!Gather(world.engine(1), 1, 8));
-  EXPECT(!call.Wait());
+  EXPECT_FALSE(Gather(world.engine(1), 1, 8));
+  EXPECT_FALSE(call.Wait());
   world.engine(1).Close(kLong);
   closer.join();
 }
 
-TEST(CloseFailsWhatIsUnderWay) {
+TEST(FaultTest, CloseFailsWhatIsUnderWay) {
   World world(FaultOptions("tcp"));
   Call call(GatherRequest(0), {8}, {16});
   call.StartOn(world.engine(0));
   world.engine(0).Close(milliseconds(50));
-  ExpectContains(call.Wait()->what(), "still under way when this process left");
+  EXPECT_THAT(call.Wait()->what(), HasSubstr("still under way when this process left"));
   const auto theirs = world.engine(1).WaitFailure(kLong);
-  EXPECT(theirs != nullptr && theirs->failed_process() == 0);
-  ExpectContains(Gather(world.engine(0), 0, 8)->what(), "jaxhet is shut down");
+  EXPECT_TRUE(theirs != nullptr && theirs->failed_process() == 0);
+  EXPECT_THAT(Gather(world.engine(0), 0, 8)->what(), HasSubstr("jaxhet is shut down"));
 }
 
-TEST(FailureReachesAll) {
+TEST(FaultTest, FailureReachesAll) {
   World world({.num_processes = 4});
   world.engine(2).Fail(Error(ErrorCode::kDevice, "found by Python"));
   for (int process = 0; process < 4; ++process) {
     const auto error = world.engine(process).WaitFailure(kLong);
-    EXPECT(error != nullptr && error->failed_process() == 2);
-    ExpectEqual(std::string(error->what()), std::string("jaxhet.DeviceError: found by Python"));
+    EXPECT_TRUE(error != nullptr && error->failed_process() == 2);
+    EXPECT_STREQ(error->what(), "jaxhet.DeviceError: found by Python");
   }
 }
 
 // Neither a running nor a failed engine spins.
-TEST(ThreadsSleepWhenIdle) {
+TEST(FaultTest, ThreadsSleepWhenIdle) {
   World world(FaultOptions("tcp"));
   const auto busy_ms = [] {
     const clock_t begin = clock();
     std::this_thread::sleep_for(milliseconds(400));
     return (clock() - begin) * 1'000 / CLOCKS_PER_SEC;
   };
-  EXPECT(busy_ms() < 100);
+  EXPECT_LT(busy_ms(), 100);
   world.engine(0).Fail(Error(ErrorCode::kDevice, "found by Python"));
-  EXPECT(world.engine(1).WaitFailure(kLong) != nullptr);
-  EXPECT(busy_ms() < 100);
+  EXPECT_NE(world.engine(1).WaitFailure(kLong), nullptr);
+  EXPECT_LT(busy_ms(), 100);
 }
 
 // Passes bytes between two sockets, as long as `mangle(position, byte)` agrees.
@@ -219,8 +225,8 @@ struct RelayedPair {
       engines.push_back(
           MakeEngine(process, options, std::move(ends[static_cast<size_t>(process)])));
     }
-    std::thread other([&] { SetUp(*engines[1], options); });
-    SetUp(*engines[0], options);
+    std::thread other([&] { SetUpEngine(*engines[1], options); });
+    SetUpEngine(*engines[0], options);
     other.join();
     // Until the first word of a peer, its silence counts from the deadline of connecting.
     const auto has_heard = [](const ProgressEngine& progress) {
@@ -240,39 +246,41 @@ struct RelayedPair {
   std::vector<std::unique_ptr<Engine>> engines;
 };
 
-TEST(ReportsHalfOpenConnection) {
+TEST(FaultTest, ReportsHalfOpenConnection) {
   RelayedPair pair(FaultOptions("tcp"), &RelayedPair::Control, [](size_t, char&) { return false; });
   const auto error = pair.engines[0]->WaitFailure(kLong);
-  EXPECT(error != nullptr);
-  ExpectContains(
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(
       error->what(),
-      "process 1 (host 1): the process has died or can't be reached: it has been silent");
+      HasSubstr(
+          "process 1 (host 1): the process has died or can't be reached: it has been silent"));
 }
 
-TEST(ReportsCorruptedHeader) {
+TEST(FaultTest, ReportsCorruptedHeader) {
   RelayedPair pair(FaultOptions("tcp"), &RelayedPair::Control, [](size_t, char& byte) {
     byte = static_cast<char>(byte ^ 0x10);
     return true;
   });
   const auto error = pair.engines[0]->WaitFailure(kLong);
-  EXPECT(error != nullptr);
-  ExpectContains(error->what(),
-                 "jaxhet.TransportError: [process 0/2] process 1 (host 1): what arrived is not a");
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(
+      error->what(),
+      HasSubstr("jaxhet.TransportError: [process 0/2] process 1 (host 1): what arrived is not a"));
 }
 
 // A peer may leave as soon as its own part is done: what it has sent is still on its way.
-TEST(PeerThatLeavesTakesNothingBack) {
+TEST(FaultTest, PeerThatLeavesTakesNothingBack) {
   RelayedPair pair(FaultOptions("tcp"), &RelayedPair::Data, [](size_t position, char&) {
     if (position == 0) std::this_thread::sleep_for(milliseconds(200));
     return true;
   });
   Call call(GatherRequest(0), {5'000}, {10'000});
   call.StartOn(*pair.engines[0]);
-  EXPECT(!Gather(*pair.engines[1], 1, 5'000));
+  EXPECT_FALSE(Gather(*pair.engines[1], 1, 5'000));
   pair.engines[1]->Close(kLong);
-  EXPECT(!call.Wait());
+  EXPECT_FALSE(call.Wait());
   const std::span received = std::span(call.results[0]).subspan(5'000);
-  EXPECT(AreEqual(received, Pattern(1, 0, received.size())));
+  EXPECT_TRUE(AreEqual(received, Pattern(1, 0, received.size())));
 }
 
 size_t CountEntries(const char* path) {
@@ -293,7 +301,7 @@ size_t CountMappings() {
   return count;
 }
 
-TEST(CyclesLeaveNothingBehind) {
+TEST(FaultTest, CyclesLeaveNothingBehind) {
   const size_t fds = CountEntries("/proc/self/fd");
   const size_t threads = CountEntries("/proc/self/task");
   const std::array<std::string, 3> transports = {"shm", "shm_ring", "tcp"};
@@ -302,35 +310,34 @@ TEST(CyclesLeaveNothingBehind) {
     if (i % 10 != 0) continue;
     Call first(GatherRequest(0), {5'000}, {10'000});
     first.StartOn(world.engine(0));
-    EXPECT(!Gather(world.engine(1), 1, 5'000));
-    EXPECT(!first.Wait());
+    EXPECT_FALSE(Gather(world.engine(1), 1, 5'000));
+    EXPECT_FALSE(first.Wait());
   }
-  ExpectEqual(CountEntries("/proc/self/fd"), fds);
-  ExpectEqual(CountEntries("/proc/self/task"), threads);
-  ExpectEqual(CountMappings(), size_t{0});
+  EXPECT_EQ(CountEntries("/proc/self/fd"), fds);
+  EXPECT_EQ(CountEntries("/proc/self/task"), threads);
+  EXPECT_EQ(CountMappings(), size_t{0});
 }
 
-TEST(ForkedChildHasNoPart) {
+TEST(FaultTest, ForkedChildHasNoPart) {
   const auto engine = std::make_shared<Engine>(0, 1, EngineOptions());
   engine->Connect(kLong);
-  const pid_t pid = fork();
-  if (pid == 0) {
+  const pid_t pid = StartChild([&] {
     const size_t before = CountEntries("/proc/self/fd");
     engine->AbandonInChild();
-    const bool closed = CountEntries("/proc/self/fd") < before;
+    EXPECT_LT(CountEntries("/proc/self/fd"), before);
     const auto error = Gather(*engine, 0, 8);
-    _exit(closed && error && std::string(error->what()).find("was forked") != std::string::npos
-              ? 42
-              : 1);
-  }
-  int status = 0;
-  waitpid(pid, &status, 0);
-  ExpectEqual(WEXITSTATUS(status), 42);
-  EXPECT(engine->failure() == nullptr);
+    EXPECT_TRUE(error.has_value());
+    if (error) {
+      EXPECT_THAT(error->what(), HasSubstr("was forked"));
+    }
+    return 42;
+  });
+  EXPECT_EQ(WaitForChild(pid), 42);
+  EXPECT_EQ(engine->failure(), nullptr);
 }
 
 // Else a peer would not see that this process has died while the child lives.
-TEST(ForkedChildClosesSocketsOfChannels) {
+TEST(FaultTest, ForkedChildClosesSocketsOfChannels) {
   const WorldOptions options = DeviceOptions(2, "tcp");
   auto ends = ConnectAll(2);
   auto channel_ends = ConnectAll(2, kChannelSockets);
@@ -342,41 +349,27 @@ TEST(ForkedChildClosesSocketsOfChannels) {
     threads.emplace_back(
         [&, rank, engine = engines.back(),
          sockets = ChannelSocketsOf(rank, std::move(channel_ends[index]))]() mutable {
-          SetUp(*engine, options);
+          SetUpEngine(*engine, options);
           engine->OpenDevices("host", {{rank, 0, {}}}, std::move(sockets), kLong);
         });
   }
   for (std::thread& thread : threads) thread.join();
-  const pid_t pid = fork();
-  if (pid == 0) {
+  const pid_t pid = StartChild([&] {
     const size_t before = CountEntries("/proc/self/fd");
     engines[0]->AbandonInChild();
     // epoll, the wake-up, control, 2 of data; and 3 sockets of each of the two channels.
-    _exit(before - CountEntries("/proc/self/fd") == 5 + 6 ? 42 : 1);
-  }
-  int status = 0;
-  waitpid(pid, &status, 0);
-  ExpectEqual(WEXITSTATUS(status), 42);
+    EXPECT_EQ(before - CountEntries("/proc/self/fd"), 5U + 6U);
+    return 42;
+  });
+  EXPECT_EQ(WaitForChild(pid), 42);
   std::thread other([&] { engines[1]->Close(kLong); });
   engines[0]->Close(kLong);
   other.join();
 }
 
-bool AddAll() {
-  for (const std::string transport : {"shm", "shm_ring", "verbs", "tcp"}) {
-    const auto add = [&](const std::string& name, void (*check)(const std::string&)) {
-      AddTest(StrCat(transport, ".", name), [check, transport] { check(transport); });
-    };
-    add("ReportsDeathBeforeConnect", &ReportsDeathBeforeConnect);
-    add("ReportsDeathWhileWaiting", &ReportsDeathWhileWaiting);
-    add("ReportsDeathWhileMoving", &ReportsDeathWhileMoving);
-    add("ReportsStoppedPeer", &ReportsStoppedPeer);
-    add("RefusesPeerThatLeft", &RefusesPeerThatLeft);
-  }
-  return true;
-}
-
-[[maybe_unused]] const bool added = AddAll();
+INSTANTIATE_TEST_SUITE_P(Transports, PeerFaultTest,
+                         ::testing::Values("shm", "shm_ring", "verbs", "tcp"),
+                         [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace jaxhet::testing

@@ -34,6 +34,8 @@ std::shared_ptr<Engine> ThrowAsSessionSays(int64_t session) {
 namespace testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 struct Case {
   xla::ffi::ErrorCode code;
   std::string_view words;
@@ -47,10 +49,11 @@ constexpr std::array kCases = {
 // `call` returns the error of a handler for a session.
 template <typename Call>
 void ExpectErrors(Call call, const Location& location = Location::current()) {
+  const CalledAt here(location);
   for (size_t session = 0; session < kCases.size(); ++session) {
     const xla::ffi::Error error = call(static_cast<int64_t>(session));
-    EXPECT(error.errc() == kCases.at(session).code);
-    ExpectContains(error.message(), kCases.at(session).words, location);
+    EXPECT_EQ(error.errc(), kCases.at(session).code);
+    EXPECT_THAT(error.message(), HasSubstr(kCases.at(session).words));
   }
 }
 
@@ -63,14 +66,14 @@ struct Empty {
   xla::ffi::Result<xla::ffi::AnyBuffer> result{buffer};
 };
 
-TEST(StartOnAGpuReturnsEveryExceptionAsAnError) {
+TEST(FfiTest, StartOnAGpuReturnsEveryExceptionAsAnError) {
   ExpectErrors([](int64_t session) {
     const Empty empty;
     return Start({}, 0, session, 0, 0, 0, kNoRanks, 1, 0, 0, 0, empty.buffer, empty.result);
   });
 }
 
-TEST(DoneOnAGpuReturnsEveryExceptionAsAnError) {
+TEST(FfiTest, DoneOnAGpuReturnsEveryExceptionAsAnError) {
   ExpectErrors([](int64_t session) {
     const Empty empty;
     return Done({}, 0, session, 0, 0, 0, kNoRanks, 1, 0, 0, 0, empty.buffer, empty.buffer,
@@ -78,7 +81,7 @@ TEST(DoneOnAGpuReturnsEveryExceptionAsAnError) {
   });
 }
 
-TEST(PartOnAGpuReturnsEveryExceptionAsAnError) {
+TEST(FfiTest, PartOnAGpuReturnsEveryExceptionAsAnError) {
   ExpectErrors([](int64_t session) {
     const Empty empty;
     return Part({}, 0, session, 0, 0, 0, kNoRanks, 1, 0, 0, 0, empty.buffer, empty.buffer,
@@ -86,7 +89,7 @@ TEST(PartOnAGpuReturnsEveryExceptionAsAnError) {
   });
 }
 
-TEST(ExchangeOnACpuReturnsEveryExceptionAsAnError) {
+TEST(FfiTest, ExchangeOnACpuReturnsEveryExceptionAsAnError) {
   ExpectErrors([](int64_t session) {
     const XLA_FFI_Args args{};
     const XLA_FFI_Rets rets{};

@@ -1,35 +1,23 @@
 #include "tests/cpp/forked_peer.h"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/testing.h"
+
 namespace jaxhet::testing {
-namespace {
-
-int RunScript(const WorldOptions& options, std::vector<Ends> ends,
-              const ForkedPeer::Script& script) {
-  try {
-    const auto engine = MakeEngine(1, options, std::move(ends));
-    SetUp(*engine, options);
-    return script(*engine);
-  } catch (const std::exception&) {
-    return 99;
-  }
-}
-
-}  // namespace
 
 ForkedPeer::ForkedPeer(const WorldOptions& options, const Script& script) {
   auto ends = ConnectAll(2);
-  pid_ = fork();
-  if (pid_ == 0) {
+  pid_ = StartChild([&] {
     ends[0].clear();
-    _exit(RunScript(options, std::move(ends[1]), script));
-  }
+    const auto engine = MakeEngine(1, options, std::move(ends[1]));
+    SetUpEngine(*engine, options);
+    return script(*engine);
+  });
   ends[1].clear();
   engine_ = MakeEngine(0, options, std::move(ends[0]));
 }
@@ -42,11 +30,7 @@ ForkedPeer::~ForkedPeer() {
 
 void ForkedPeer::Kill(int signal) const { kill(pid_, signal); }
 
-int ForkedPeer::ExitCode() {
-  int status = 0;
-  waitpid(std::exchange(pid_, 0), &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
+int ForkedPeer::ExitCode() { return WaitForChild(std::exchange(pid_, 0)); }
 
 int WaitForEver(Engine& /*engine*/) {
   while (true) pause();

@@ -142,7 +142,7 @@ class Run {
       ++refusals_;
     } catch (const std::exception& error) {
       Report();
-      AddFailure(StrCat("fuzz.", fuzzer_.name, ": ", error.what()), Location::current());
+      ADD_FAILURE() << error.what();
     }
     alarm(0);
   }
@@ -175,14 +175,26 @@ void RunFuzzer(const Fuzzer& fuzzer) {
   run.Print();
 }
 
+class FuzzTest : public ::testing::Test {
+ public:
+  explicit FuzzTest(Fuzzer fuzzer) : fuzzer_(std::move(fuzzer)) {}
+  void TestBody() override { RunFuzzer(fuzzer_); }
+
+ private:
+  Fuzzer fuzzer_;
+};
+
 }  // namespace
 
 // UBSan's runtime calls it before it ends the process.
 // NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming)
 extern "C" __attribute__((visibility("default"))) void __ubsan_on_report() { Report(); }
 
-bool AddFuzzer(const Fuzzer& fuzzer) {
-  return AddTest(StrCat("fuzz.", fuzzer.name), [fuzzer] { RunFuzzer(fuzzer); });
+bool AddFuzzer(const Fuzzer& fuzzer, const Location& location) {
+  ::testing::RegisterTest("Fuzz", std::string(fuzzer.name).c_str(), nullptr, nullptr,
+                          location.file_name(), static_cast<int>(location.line()),
+                          [fuzzer]() -> ::testing::Test* { return new FuzzTest(fuzzer); });
+  return true;
 }
 
 std::string Sized(std::string_view bytes) {
@@ -208,7 +220,7 @@ void Drain(const Fd& socket) {
   }
 }
 
-void FuzzHost::Send(std::span<const iovec> message) { EXPECT(!message.empty()); }
+void FuzzHost::Send(std::span<const iovec> message) { EXPECT_FALSE(message.empty()); }
 
 Transfer& FuzzHost::Find(uint64_t ticket) {
   const auto found = transfers_.find(ticket);
@@ -218,7 +230,7 @@ Transfer& FuzzHost::Find(uint64_t ticket) {
 
 void FuzzHost::Sent(Transfer& transfer, size_t num_bytes) {
   transfer.sent += num_bytes;
-  EXPECT(transfer.sent <= transfer.send.num_bytes());
+  EXPECT_LE(transfer.sent, transfer.send.num_bytes());
   CloseIfDone(transfer);
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/testing.h"
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/transport/transport.h"
 
@@ -30,8 +31,8 @@ struct Fuzzer {
   void (*run)(std::string_view input);
 };
 
-// Adds the test "fuzz.<name>".
-bool AddFuzzer(const Fuzzer& fuzzer);
+// Adds the test Fuzz.<name>. ctest runs each as a test of its own (tests/cpp/CMakeLists.txt).
+bool AddFuzzer(const Fuzzer& fuzzer, const Location& location = Location::current());
 
 // Inputs that were findings, or are attacks (fuzz_corpus.cc).
 std::vector<std::string> CorpusOf(std::string_view fuzzer);

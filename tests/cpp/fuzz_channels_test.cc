@@ -17,6 +17,7 @@
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/channel_setup.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
@@ -28,6 +29,9 @@
 // Offers, answers and messages of channels between devices.
 namespace jaxhet::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 constexpr size_t kSlotBytes = 4'096;
 
@@ -259,7 +263,7 @@ void ReceiveMessages(std::string_view input) {
   WriteSome(peer, input);
   peer.Reset();
   MessageSocket socket(own);
-  while (const auto message = socket.Receive()) EXPECT(message->size() <= input.size());
+  while (const auto message = socket.Receive()) EXPECT_LE(message->size(), input.size());
 }
 
 [[maybe_unused]] const bool added_messages =
@@ -324,7 +328,7 @@ void TakeLetters(std::string_view input) {
     Post(to, num_fds, fd, nonce_bytes);
     const bool is_sound = to.nonce == mailbox.info().nonce && nonce_bytes == sizeof to.nonce;
     if (!is_sound || num_fds != 1) continue;
-    EXPECT(bool{mailbox.Take()});
+    EXPECT_TRUE(bool{mailbox.Take()});
   }
   (void)mailbox.Take();  // throws: nothing is left
 }
@@ -357,7 +361,7 @@ std::vector<std::string> SealedChunkSeeds() {
     auto [own, peer] = UnixPair();
     Socket socket(std::move(own), KeysFor(Encryption::kFull));
     const iovec piece = ToIovec(seed.data(), seed.size());
-    EXPECT(socket.Write({&piece, 1}) == seed.size());
+    EXPECT_EQ(socket.Write({&piece, 1}), seed.size());
     std::string sealed(2 * kMostSealedBytes, '\0');
     const ssize_t count = recv(peer.get(), sealed.data(), sealed.size(), MSG_DONTWAIT);
     seed = sealed.substr(0, static_cast<size_t>(std::max<ssize_t>(count, 0)));
@@ -394,8 +398,8 @@ void ParseOneChunkInfo(std::string_view input) {
   const auto sent = reader.Take<std::array<std::byte, sizeof(ChunkInfo)>>();
   const auto expected = reader.Take<uint8_t>();
   const ChunkInfo info = ParseChunkInfo(sent, expected, kSlotBytes);
-  EXPECT(info.chunk == expected);
-  EXPECT(info.num_bytes <= kSlotBytes && info.num_bytes <= info.exchange_bytes);
+  EXPECT_EQ(info.chunk, expected);
+  EXPECT_TRUE(info.num_bytes <= kSlotBytes && info.num_bytes <= info.exchange_bytes);
 }
 
 [[maybe_unused]] const bool added_chunk_infos =
@@ -405,18 +409,19 @@ void ParseOneChunkInfo(std::string_view input) {
                .seeds = &ChunkInfoSeeds,
                .run = &ParseOneChunkInfo});
 
-TEST(ChunkOutOfTurnOrTooLongIsRefused) {
+TEST(FuzzChannelsTest, ChunkOutOfTurnOrTooLongIsRefused) {
   const auto parse = [](ChunkInfo info, uint64_t chunk) {
     std::array<std::byte, sizeof info> bytes{};
     std::memcpy(bytes.data(), &info, sizeof info);
     return ParseChunkInfo(bytes, chunk, kSlotBytes).num_bytes;
   };
-  ExpectEqual(parse({1, 7, 0, 100, 9, 100}, 9), 100U);
-  ExpectContains(ExpectThrow([&] { parse({1, 7, 0, 100, 17, 100}, 9); }),
-                 "chunk 17 in the place of chunk 9");
-  ExpectContains(ExpectThrow([&] { parse({1, 7, 0, 100, 9, 101}, 9); }), "its exchange 100");
-  ExpectContains(ExpectThrow([&] { parse({1, 7, 0, 1U << 30, 9, kSlotBytes + 1}, 9); }),
-                 "its slot holds");
+  EXPECT_EQ(parse({1, 7, 0, 100, 9, 100}, 9), 100U);
+  EXPECT_THAT([&] { parse({1, 7, 0, 100, 17, 100}, 9); },
+              ThrowsMessage<Error>(HasSubstr("chunk 17 in the place of chunk 9")));
+  EXPECT_THAT([&] { parse({1, 7, 0, 100, 9, 101}, 9); },
+              ThrowsMessage<Error>(HasSubstr("its exchange 100")));
+  EXPECT_THAT([&] { parse({1, 7, 0, 1U << 30, 9, kSlotBytes + 1}, 9); },
+              ThrowsMessage<Error>(HasSubstr("its slot holds")));
 }
 
 [[maybe_unused]] const bool added_chunks =

@@ -12,11 +12,15 @@
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/progress_engine.h"
 
 // Fuzzers of a peer's messages on the control connection, and of the chunks of tcp.
 namespace jaxhet::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 Options SmallChunks() {
   Options options = EngineOptions();
@@ -270,7 +274,7 @@ class Job {
   }
 
   static void ExpectNoHole(const OwnExchange& exchange) {
-    EXPECT(std::ranges::count(exchange.result, kHole) == 0);
+    EXPECT_EQ(std::ranges::count(exchange.result, kHole), 0);
   }
 
   std::map<int64_t, OwnExchange> exchanges_;  // by id; outlive the engine
@@ -290,14 +294,15 @@ size_t PlayJob(std::string_view input) {
 }
 
 // Else the fuzzer would look at nothing but refusals.
-TEST(SoundJobsSucceed) {
+TEST(FuzzMessagesTest, SoundJobsSucceed) {
   const std::vector<std::string> jobs = SoundJobs();
-  for (size_t i = 0; i < 3; ++i) ExpectEqual(PlayJob(jobs[i]), size_t{1});
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(PlayJob(jobs[i]), size_t{1});
 }
 
-TEST(AttacksAreRefused) {
+TEST(FuzzMessagesTest, AttacksAreRefused) {
   for (const std::string& attack : Attacks()) {
-    ExpectContains(ExpectThrow([&] { PlayJob(attack); }), "jaxhet.TransportError: ");
+    EXPECT_THAT([&] { PlayJob(attack); },
+                ThrowsMessage<Error>(HasSubstr("jaxhet.TransportError: ")));
   }
 }
 

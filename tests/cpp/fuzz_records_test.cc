@@ -44,7 +44,7 @@ std::string Sealed(Encryption encryption, const std::vector<size_t>& sizes) {
   }
   std::string records(2 * kMostTextBytes, '\0');
   const ssize_t count = recv(peer.get(), records.data(), records.size(), MSG_DONTWAIT);
-  EXPECT(count > 0);
+  EXPECT_GT(count, 0);
   records.resize(static_cast<size_t>(count));
   return BytesOf(encryption).append(records);
 }
@@ -72,7 +72,7 @@ void ReadRecords(std::string_view input) {
   socket.OnEvents(EPOLLIN);
   while (const size_t count = socket.Read({&piece, 1})) {
     delivered.append(part.data(), count);
-    EXPECT(Text().starts_with(delivered));
+    EXPECT_TRUE(Text().starts_with(delivered));
   }
 }
 
@@ -82,7 +82,7 @@ void ReadRecords(std::string_view input) {
                .seeds = &RecordSeeds,
                .run = &ReadRecords});
 
-TEST(SoundRecordsAreDelivered) {
+TEST(FuzzRecordsTest, SoundRecordsAreDelivered) {
   auto [own, peer] = UnixPair();
   const std::string input = Sealed(Encryption::kFull, {1, 100, 7});
   WriteSome(peer, std::string_view(input).substr(sizeof(Encryption)));
@@ -94,7 +94,7 @@ TEST(SoundRecordsAreDelivered) {
     if (count == 0) break;
     done += count;
   }
-  ExpectEqual(delivered, Text().substr(0, 108));
+  EXPECT_EQ(delivered, Text().substr(0, 108));
 }
 
 }  // namespace

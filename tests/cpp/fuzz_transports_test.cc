@@ -23,6 +23,8 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 constexpr size_t kChunkBytes = 4'096;
 constexpr size_t kTransferBytes = 10'000;
 
@@ -220,7 +222,7 @@ void PlayTcp(std::string_view input) {
   setup.data_fds = &data;
   setup.data_keys = &keys;
   const auto connection = OpenTcp(setup, host);
-  EXPECT(!connection->Offer().empty());
+  EXPECT_FALSE(connection->Offer().empty());
   connection->Accept(reader.TakeSized());
   host.Add(own.transfer);
   connection->Begin(own.transfer, {});
@@ -267,27 +269,26 @@ std::vector<std::string> TcpSeeds() {
                                                    .run = &PlayTcp});
 
 // Statements of a peer about data sockets that can't be true.
-TEST(FalseWordsAboutDataSocketsAreRefused) {
+TEST(FuzzTransportsTest, FalseWordsAboutDataSocketsAreRefused) {
   using tcp::SocketEvent;
   const std::string offer = Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 2}));
-  const auto refusal = [](const std::string& input) {
-    return ExpectThrow([&] { PlayTcp(input); });
-  };
-  ExpectContains(refusal(Sized("JXP")), "the peer's offer is cut");
-  ExpectContains(refusal(Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 3}))),
-                 "the peer's offer is not of this version of jaxhet");
-  ExpectContains(refusal(offer + EventOf(SocketEvent::kReceived, 0, 7)),
-                 "it has 7 chunks of a data socket, of which 2 were sent");
-  ExpectContains(refusal(offer + EventOf(SocketEvent::kReceived, 2, 0)), "no data socket 2");
+  const auto refusal = [](const std::string& input) { return ThrownText([&] { PlayTcp(input); }); };
+  EXPECT_THAT(refusal(Sized("JXP")), HasSubstr("the peer's offer is cut"));
+  EXPECT_THAT(refusal(Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 3}))),
+              HasSubstr("the peer's offer is not of this version of jaxhet"));
+  EXPECT_THAT(refusal(offer + EventOf(SocketEvent::kReceived, 0, 7)),
+              HasSubstr("it has 7 chunks of a data socket, of which 2 were sent"));
+  EXPECT_THAT(refusal(offer + EventOf(SocketEvent::kReceived, 2, 0)),
+              HasSubstr("no data socket 2"));
   const std::string unknown = BytesOf(uint32_t{9}) + BytesOf(uint32_t{0}) + BytesOf(uint64_t{0});
-  ExpectContains(refusal(offer + BytesOf(uint8_t{2}) + Sized(unknown)), "is called 9");
-  ExpectContains(
+  EXPECT_THAT(refusal(offer + BytesOf(uint8_t{2}) + Sized(unknown)), HasSubstr("is called 9"));
+  EXPECT_THAT(
       refusal(offer + EventOf(SocketEvent::kLeft, 0, 0) + EventOf(SocketEvent::kReceived, 0, 1)),
-      "it had left that data socket before");
-  ExpectContains(refusal(offer + DataOf(0, 0, 4'000, 4'000) + DataOf(1, 3'999, 10, 10)),
-                 "it sent bytes of a transfer twice");
-  ExpectContains(refusal(Sized("") + EventOf(SocketEvent::kReceived, 0, 0)),
-                 "a tcp connection of one path has no messages");
+      HasSubstr("it had left that data socket before"));
+  EXPECT_THAT(refusal(offer + DataOf(0, 0, 4'000, 4'000) + DataOf(1, 3'999, 10, 10)),
+              HasSubstr("it sent bytes of a transfer twice"));
+  EXPECT_THAT(refusal(Sized("") + EventOf(SocketEvent::kReceived, 0, 0)),
+              HasSubstr("a tcp connection of one path has no messages"));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/verbs/connection.h"
 #include "xla_plugin/transport/verbs/qp_pair.h"
 #include "xla_plugin/transport/verbs/wire.h"
@@ -18,6 +19,9 @@
 // Headers and immediate data that a peer's NIC writes.
 namespace jaxhet::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 using std::chrono::milliseconds;
 using verbs::ChunkInfo;
@@ -168,26 +172,27 @@ std::vector<std::string> Seeds() {
                .seeds = &Seeds,
                .run = [](std::string_view input) { Receiver().Play(input); }});
 
-TEST(ChunksOfALiarArrive) {
+TEST(FuzzVerbsTest, ChunksOfALiarArrive) {
   for (const std::string& input : Seeds()) {
     Receiver receiver;
     receiver.Play(input);
-    ExpectEqual(receiver.transfer.received, kTransferBytes);
+    EXPECT_EQ(receiver.transfer.received, kTransferBytes);
   }
 }
 
 // Bytes that arrive twice must not replace others that are missing.
-TEST(ChunkThatNicsSendTwiceIsRefused) {
+TEST(FuzzVerbsTest, ChunkThatNicsSendTwiceIsRefused) {
   Receiver receiver;
   const std::string again = Chunk(1, /*offset=*/0);
-  ExpectContains(ExpectThrow([&] { receiver.Play(Chunk(0) + again + Chunk(2)); }), kBytesTwice);
-  ExpectEqual(receiver.transfer.received, kChunkBytes);
+  EXPECT_THAT([&] { receiver.Play(Chunk(0) + again + Chunk(2)); },
+              ThrowsMessage<Error>(HasSubstr(kBytesTwice)));
+  EXPECT_EQ(receiver.transfer.received, kChunkBytes);
 }
 
-TEST(SlotThatIsFilledTwiceIsRefused) {
+TEST(FuzzVerbsTest, SlotThatIsFilledTwiceIsRefused) {
   // The second message comes after the slot was emptied, or before.
-  ExpectContains(ExpectThrow([&] { Receiver().Play(Chunk(0) + Chunk(0)); }),
-                 "slot 0 was filled out of order");
+  EXPECT_THAT([&] { Receiver().Play(Chunk(0) + Chunk(0)); },
+              ThrowsMessage<Error>(HasSubstr("slot 0 was filled out of order")));
   Receiver receiver;
   const std::string chunk = Chunk(0);
   for (int i = 0; i < 2; ++i) {
@@ -195,8 +200,8 @@ TEST(SlotThatIsFilledTwiceIsRefused) {
     const auto immediate = reader.Take<uint32_t>();
     receiver.liar.Send(reader.TakeSized(), immediate);
   }
-  ExpectContains(ExpectThrow([&] { receiver.connection.Advance(); }),
-                 "slot 0 was filled out of order");
+  EXPECT_THAT([&] { receiver.connection.Advance(); },
+              ThrowsMessage<Error>(HasSubstr("slot 0 was filled out of order")));
 }
 
 }  // namespace

@@ -19,6 +19,8 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 constexpr int kPrograms = 5;
 constexpr int kOrders = 1'000;
 constexpr size_t kCalls = 6;
@@ -85,8 +87,8 @@ void ExpectDelivered(std::array<Call*, 2> calls, size_t num_bytes) {
   for (const int rank : {0, 1}) {
     Call& call = *calls[static_cast<size_t>(rank)];
     const auto error = call.Wait();
-    ExpectTrue(!error, error ? error->what() : "");
-    EXPECT(AreEqual(Received(call, rank), Pattern(1 - rank, 0, num_bytes)));
+    EXPECT_FALSE(error) << (error ? error->what() : "");
+    EXPECT_TRUE(AreEqual(Received(call, rank), Pattern(1 - rank, 0, num_bytes)));
   }
 }
 
@@ -95,11 +97,12 @@ void ExpectRefused(std::array<Call*, 2> calls, std::array<int, 2> programs) {
     Call& call = *calls[static_cast<size_t>(rank)];
     const auto error = call.Wait();
     const std::string text = error ? error->what() : "";
-    ExpectContains(text, "jaxhet.PlanMismatchError: [rank ");
-    ExpectContains(text,
-                   "another program of the same name, jit(<lambda>). Equation 2 is the first");
-    for (const int program : programs) ExpectContains(text, Constant(program));
-    EXPECT(std::ranges::all_of(Received(call, rank), [](auto b) { return b == kUntouched; }));
+    EXPECT_THAT(text, HasSubstr("jaxhet.PlanMismatchError: [rank "));
+    EXPECT_THAT(
+        text,
+        HasSubstr("another program of the same name, jit(<lambda>). Equation 2 is the first"));
+    for (const int program : programs) EXPECT_THAT(text, HasSubstr(Constant(program)));
+    EXPECT_TRUE(std::ranges::all_of(Received(call, rank), [](auto b) { return b == kUntouched; }));
   }
 }
 
@@ -107,8 +110,8 @@ void ExpectRefused(std::array<Call*, 2> calls, std::array<int, 2> programs) {
 void ExpectFailed(std::array<Call*, 2> calls) {
   for (const int rank : {0, 1}) {
     Call& call = *calls[static_cast<size_t>(rank)];
-    EXPECT(call.Wait().has_value());
-    EXPECT(std::ranges::all_of(Received(call, rank), [](auto b) { return b == kUntouched; }));
+    EXPECT_TRUE(call.Wait().has_value());
+    EXPECT_TRUE(std::ranges::all_of(Received(call, rank), [](auto b) { return b == kUntouched; }));
   }
 }
 
@@ -141,7 +144,7 @@ class Draw {
 // With the start, or after it.
 size_t NumBytes(Draw& draw) { return draw.Below(2) == 0 ? 8 : 5'000; }
 
-TEST(OrdersThatDifferAreRefusedBeforeAnythingArrives) {
+TEST(InterleavingTest, OrdersThatDifferAreRefusedBeforeAnythingArrives) {
   Draw draw;
   for (int i = 0; i < kOrders; ++i) {
     const Order first = draw.Programs();
@@ -161,13 +164,14 @@ TEST(OrdersThatDifferAreRefusedBeforeAnythingArrives) {
         is_refused = true;
       }
     }
-    EXPECT(is_refused);
+    EXPECT_TRUE(is_refused);
   }
 }
 
-TEST(OrdersThatAreEqualDeliver) {
+TEST(InterleavingTest, OrdersThatAreEqualDeliver) {
   Draw draw;
   for (const std::string_view transport : kTransports) {
+    SCOPED_TRACE(transport);
     Job job(transport);
     for (int i = 0; i < kOrders; ++i) {
       for (const int program : draw.Programs()) {

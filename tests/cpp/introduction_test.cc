@@ -17,6 +17,8 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 using std::chrono::milliseconds;
 
 // Both messages of process 1; `answer` is "ok" or "refused".
@@ -45,14 +47,14 @@ struct Introduction {
 
   void Say(const std::string& answer) const { Introduce(*channel, answer); }
   std::string ErrorOfConnect() const {
-    return ExpectThrow([&] { engine->Connect(kLong); });
+    return ThrownText([&] { engine->Connect(kLong); });
   }
   void ExpectSilence() const {
     const auto error = engine->WaitFailure(kLong);
-    if (error == nullptr) return AddFailure("no error", Location::current());
-    ExpectContains(error->what(), "jaxhet.PeerError: ");
-    ExpectContains(error->what(), "process 1 (host 1)");
-    ExpectContains(error->what(), "it has been silent for");
+    ASSERT_NE(error, nullptr);
+    EXPECT_THAT(error->what(), HasSubstr("jaxhet.PeerError: "));
+    EXPECT_THAT(error->what(), HasSubstr("process 1 (host 1)"));
+    EXPECT_THAT(error->what(), HasSubstr("it has been silent for"));
   }
 
   std::unique_ptr<ControlChannel> channel;
@@ -60,29 +62,29 @@ struct Introduction {
   std::unique_ptr<Engine> engine;
 };
 
-TEST(PeerMayBeSilentWhileItConnectsToOthers) {
+TEST(IntroductionTest, PeerMayBeSilentWhileItConnectsToOthers) {
   const Introduction introduction(/*peer_timeout_ms=*/100);
   introduction.Say("ok");
   introduction.engine->Connect(milliseconds(1'000));
-  EXPECT(introduction.engine->WaitFailure(milliseconds(400)) == nullptr);
+  EXPECT_EQ(introduction.engine->WaitFailure(milliseconds(400)), nullptr);
   introduction.channel->Send(MessageType::kHeartbeat);
   introduction.ExpectSilence();
 }
 
-TEST(PeerThatNeverSpeaksIsSilentAfterTheDeadline) {
+TEST(IntroductionTest, PeerThatNeverSpeaksIsSilentAfterTheDeadline) {
   const Introduction introduction(/*peer_timeout_ms=*/100);
   introduction.Say("ok");
   introduction.engine->Connect(milliseconds(200));
   introduction.ExpectSilence();
 }
 
-TEST(RefusalOfAllTransportsIsAnError) {
+TEST(IntroductionTest, RefusalOfAllTransportsIsAnError) {
   const Introduction introduction(kFaultTimeoutMs);
   introduction.Say("refused");
-  ExpectContains(introduction.ErrorOfConnect(), "tcp: the peer: smoke");
+  EXPECT_THAT(introduction.ErrorOfConnect(), HasSubstr("tcp: the peer: smoke"));
 }
 
-TEST(FailureOfAPeerIsWhyNoTransportReachesIt) {
+TEST(IntroductionTest, FailureOfAPeerIsWhyNoTransportReachesIt) {
   const Introduction introduction(kFaultTimeoutMs);
   introduction.Say("refused");
   const FailInfo info{ErrorCode::kPeer, 2};
@@ -90,15 +92,15 @@ TEST(FailureOfAPeerIsWhyNoTransportReachesIt) {
   introduction.channel->Send(MessageType::kFail,
                              std::array{ObjectIovec(info), ToIovec(kText.data(), kText.size())});
   const std::string error = introduction.ErrorOfConnect();
-  ExpectContains(error, "jaxhet.PeerError: ");
-  ExpectContains(error, kText);
+  EXPECT_THAT(error, HasSubstr("jaxhet.PeerError: "));
+  EXPECT_THAT(error, HasSubstr(kText));
 }
 
-TEST(PeerThatHasLeftIsWhyNoTransportReachesIt) {
+TEST(IntroductionTest, PeerThatHasLeftIsWhyNoTransportReachesIt) {
   Introduction introduction(kFaultTimeoutMs);
   introduction.Say("refused");
   introduction.channel.reset();
-  ExpectContains(introduction.ErrorOfConnect(), "it left during the introduction");
+  EXPECT_THAT(introduction.ErrorOfConnect(), HasSubstr("it left during the introduction"));
 }
 
 // Fills a connection, so that its close waits for the peer to read: for 20 s at most.
@@ -126,7 +128,7 @@ bool HearsFailure(ControlChannel& channel, milliseconds timeout) {
 }
 
 // A peer that sees the end of a data connection first would name this process in its error.
-TEST(FailureOfAThirdProcessIsToldBeforeConnectionsEnd) {
+TEST(IntroductionTest, FailureOfAThirdProcessIsToldBeforeConnectionsEnd) {
   auto ends = ConnectAll(3, 1);
   SlowDownClose(ends[0][1].data[0]);
   ControlChannel channel(std::move(ends[1][0].control));
@@ -136,10 +138,10 @@ TEST(FailureOfAThirdProcessIsToldBeforeConnectionsEnd) {
   options.num_processes = 3;
   const auto engine = MakeEngine(0, options, std::move(ends[0]));
   std::thread connecting([&] {
-    const std::string error = ExpectThrow([&] { engine->Connect(kLong); });
-    ExpectContains(error, "process 2 (host 2)");
+    const std::string error = ThrownText([&] { engine->Connect(kLong); });
+    EXPECT_THAT(error, HasSubstr("process 2 (host 2)"));
   });
-  EXPECT(HearsFailure(channel, milliseconds(5'000)));
+  EXPECT_TRUE(HearsFailure(channel, milliseconds(5'000)));
   ends[1][0].data.clear();
   connecting.join();
   engine->Close(milliseconds(10));

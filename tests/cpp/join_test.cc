@@ -9,10 +9,14 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
 
 // Peers that join engines which run already.
 namespace jaxhet::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 using std::chrono::milliseconds;
 
@@ -26,7 +30,7 @@ class Strangers {
       const auto i = static_cast<size_t>(process);
       specs_.at(i) = SpecOf(1 - process, options_, std::move(ends[i][1 - i]));
       engines_.at(i) = std::make_unique<Engine>(process, 2, options_.engine);
-      SetUp(*engines_.at(i), options_);
+      SetUpEngine(*engines_.at(i), options_);
     }
   }
   ~Strangers() {
@@ -57,12 +61,12 @@ class Strangers {
 void GatherBoth(Strangers& strangers, size_t num_bytes) {
   std::optional<Error> error;
   std::thread other([&] { error = Gather(strangers.engine(1), 1, num_bytes); });
-  EXPECT(!Gather(strangers.engine(0), 0, num_bytes));
+  EXPECT_FALSE(Gather(strangers.engine(0), 0, num_bytes));
   other.join();
-  EXPECT(!error);
+  EXPECT_FALSE(error);
 }
 
-TEST(PeersThatJoinExchange) {
+TEST(JoinTest, PeersThatJoinExchange) {
   for (const std::string transport : {"tcp", "shm", "shm_ring", "verbs"}) {
     Strangers strangers(transport);
     strangers.JoinBoth();
@@ -70,15 +74,15 @@ TEST(PeersThatJoinExchange) {
   }
 }
 
-TEST(ExchangeWithAStrangerIsAnError) {
+TEST(JoinTest, ExchangeWithAStrangerIsAnError) {
   Strangers strangers;
   const auto error = Gather(strangers.engine(0), 0, 8);
-  EXPECT(error.has_value());
-  if (error) ExpectContains(error->text(), "rank 1 is not connected");
+  ASSERT_TRUE(error.has_value());
+  EXPECT_THAT(error->text(), HasSubstr("rank 1 is not connected"));
 }
 
 // The first start may be there before this engine knows the peer.
-TEST(PeerMayStartBeforeThisEngineAdmitsIt) {
+TEST(JoinTest, PeerMayStartBeforeThisEngineAdmitsIt) {
   Strangers strangers;
   std::optional<Error> error;
   std::thread other([&] {
@@ -87,25 +91,25 @@ TEST(PeerMayStartBeforeThisEngineAdmitsIt) {
   });
   strangers.Join(0);
   std::this_thread::sleep_for(milliseconds(50));
-  EXPECT(!Gather(strangers.engine(0), 0, 100));
+  EXPECT_FALSE(Gather(strangers.engine(0), 0, 100));
   other.join();
-  EXPECT(!error);
+  EXPECT_FALSE(error);
 }
 
-TEST(FailedEngineTellsAPeerThatJoins) {
+TEST(JoinTest, FailedEngineTellsAPeerThatJoins) {
   Strangers strangers;
   strangers.engine(0).Fail(Error(ErrorCode::kPeer, "smoke", 0));
   strangers.JoinBoth();
   const auto error = strangers.engine(1).WaitFailure(kLong);
-  EXPECT(error != nullptr);
-  if (error != nullptr) ExpectContains(error->what(), "smoke");
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(error->what(), HasSubstr("smoke"));
 }
 
-TEST(PeerThatJoinsAndDiesIsNamed) {
+TEST(JoinTest, PeerThatJoinsAndDiesIsNamed) {
   const WorldOptions options = FaultOptions("tcp");
   auto ends = ConnectAll(2, 1);
   Engine engine(0, 2, options.engine);
-  SetUp(engine, options);
+  SetUpEngine(engine, options);
   ControlChannel channel(std::move(ends[1][0].control));
   const HelloInfo info{1};
   const std::string table = PackStrings(std::array<std::string, 3>{"tcp", "ok", ""});
@@ -115,44 +119,44 @@ TEST(PeerThatJoinsAndDiesIsNamed) {
   engine.JoinPeer(SpecOf(1, options, std::move(ends[0][1])), kLong);
   channel = ControlChannel();
   const auto error = engine.WaitFailure(kLong);
-  EXPECT(error != nullptr);
-  if (error != nullptr) {
-    ExpectContains(error->what(), "process 1 (host 1): the process has died or can't be reached");
-  }
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(error->what(),
+              HasSubstr("process 1 (host 1): the process has died or can't be reached"));
   engine.Close(milliseconds(10));
 }
 
-TEST(PeerThatLeavesWhileItJoinsIsAnErrorAndNoFailure) {
+TEST(JoinTest, PeerThatLeavesWhileItJoinsIsAnErrorAndNoFailure) {
   Strangers strangers;
   strangers.TakeSpec(1);  // which closes its sockets
-  const std::string error = ExpectThrow([&] { strangers.Join(0); });
-  ExpectContains(error, "process 1 (host 1): it left during the introduction");
-  EXPECT(strangers.engine(0).failure() == nullptr);
+  const std::string error = ThrownText([&] { strangers.Join(0); });
+  EXPECT_THAT(error, HasSubstr("process 1 (host 1): it left during the introduction"));
+  EXPECT_EQ(strangers.engine(0).failure(), nullptr);
 }
 
-TEST(SilentPeerJoinsNoLongerThanTheTimeout) {
+TEST(JoinTest, SilentPeerJoinsNoLongerThanTheTimeout) {
   Strangers strangers;
-  const std::string error = ExpectThrow([&] { strangers.Join(0, milliseconds(50)); });
-  ExpectContains(error, "it has not answered the introduction in time");
+  const std::string error = ThrownText([&] { strangers.Join(0, milliseconds(50)); });
+  EXPECT_THAT(error, HasSubstr("it has not answered the introduction in time"));
 }
 
-TEST(PeerThatIsConnectedCanNotJoin) {
+TEST(JoinTest, PeerThatIsConnectedCanNotJoin) {
   World world({});
   auto ends = ConnectAll(2);
-  const std::string error = ExpectThrow(
+  const std::string error = ThrownText(
       [&] { world.engine(0).JoinPeer(SpecOf(1, WorldOptions{}, std::move(ends[0][1])), kLong); });
-  ExpectContains(error, "process 1 was added twice");
+  EXPECT_THAT(error, HasSubstr("process 1 was added twice"));
 }
 
-TEST(NobodyJoinsAClosedEngine) {
+TEST(JoinTest, NobodyJoinsAClosedEngine) {
   Strangers strangers;
   strangers.engine(0).Close(milliseconds(10));
-  ExpectContains(ExpectThrow([&] { strangers.Join(0); }), "jaxhet is shut down in this process");
+  EXPECT_THAT([&] { strangers.Join(0); },
+              ThrowsMessage<Error>(HasSubstr("jaxhet is shut down in this process")));
 }
 
-TEST(EngineMayCloseWhileAPeerJoins) {
+TEST(JoinTest, EngineMayCloseWhileAPeerJoins) {
   Strangers strangers;
-  std::thread joining([&] { ExpectThrow([&] { strangers.Join(0, milliseconds(500)); }); });
+  std::thread joining([&] { EXPECT_THROW(strangers.Join(0, milliseconds(500)), Error); });
   std::this_thread::sleep_for(milliseconds(50));
   strangers.engine(0).Close(milliseconds(10));
   joining.join();

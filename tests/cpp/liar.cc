@@ -8,6 +8,9 @@
 
 namespace jaxhet::testing {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
 Liar::Liar(int num_processes, std::vector<std::string> transports, bool knows_ranks) {
   auto ends = ConnectAll(num_processes, 1);
   WorldOptions options = FaultOptions("tcp");
@@ -27,7 +30,7 @@ Liar::Liar(int num_processes, std::vector<std::string> transports, bool knows_ra
     channels_[i].Send(MessageType::kHelloReply, table);
   }
   if (knows_ranks) {
-    SetUp(*engine_, options);
+    SetUpEngine(*engine_, options);
   } else {
     engine_->Connect(kLong);
   }
@@ -51,8 +54,8 @@ void Liar::SendStart(const StartInfo& info, std::string_view tail) {
 }
 
 void Liar::SendChunk(const Chunk& chunk, std::string_view bytes) {
-  EXPECT(write(data().get(), &chunk, sizeof chunk) == sizeof chunk);
-  EXPECT(write(data().get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(write(data().get(), &chunk, sizeof chunk), sizeof chunk);
+  EXPECT_EQ(write(data().get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
 }
 
 void Liar::AwaitStarts(uint64_t count) const {
@@ -73,11 +76,11 @@ void Liar::AwaitArrival() {
 }
 
 void Liar::ExpectRefusal(std::string_view words, const Location& location) const {
+  const CalledAt here(location);
   const auto error = engine_->WaitFailure(kLong);
-  if (error == nullptr) return AddFailure("no error", location);
-  ExpectContains(error->what(), "jaxhet.TransportError: [", location);
-  ExpectContains(error->what(), "process 1 (host 1)", location);
-  ExpectContains(error->what(), words, location);
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(error->what(), AllOf(HasSubstr("jaxhet.TransportError: ["),
+                                   HasSubstr("process 1 (host 1)"), HasSubstr(words)));
 }
 
 }  // namespace jaxhet::testing

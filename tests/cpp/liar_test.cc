@@ -12,18 +12,22 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
 
 // A peer that talks nonsense.
 namespace jaxhet::testing {
 namespace {
 
-TEST(RefusesStartWithoutPlan) {
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(LiarTest, RefusesStartWithoutPlan) {
   Liar liar;
   liar.SendStart(GatherStart(8));
   liar.ExpectRefusal("a plan that it never sent");
 }
 
-TEST(RefusesStartTwice) {
+TEST(LiarTest, RefusesStartTwice) {
   Liar liar;
   liar.SendPlan();
   liar.SendStart(GatherStart(8'000));
@@ -31,7 +35,7 @@ TEST(RefusesStartTwice) {
   liar.ExpectRefusal("started the same exchange twice");
 }
 
-TEST(RefusesCutMessages) {
+TEST(LiarTest, RefusesCutMessages) {
   for (const auto type : {MessageType::kPlan, MessageType::kStart, MessageType::kFail}) {
     Liar liar;
     liar.channel().Send(type, "cut");
@@ -39,7 +43,7 @@ TEST(RefusesCutMessages) {
   }
 }
 
-TEST(RefusesPlansThatAreLongerThanTheirMessage) {
+TEST(LiarTest, RefusesPlansThatAreLongerThanTheirMessage) {
   for (const uint64_t text_bytes : {uint64_t{6}, uint64_t{1} << 40, UINT64_MAX}) {
     Liar liar;
     liar.SendPlan({.plan = kPlan, .text_bytes = text_bytes}, "five.");
@@ -47,7 +51,7 @@ TEST(RefusesPlansThatAreLongerThanTheirMessage) {
   }
 }
 
-TEST(TakesPlansOfAnyLength) {
+TEST(LiarTest, TakesPlansOfAnyLength) {
   Liar liar;
   liar.SendPlan({.plan = 30, .text_bytes = 0}, "");
   liar.SendPlan({.plan = 31, .text_bytes = 0}, "five.");
@@ -61,30 +65,30 @@ TEST(TakesPlansOfAnyLength) {
   };
   const Time limit = Clock::now() + kLong;
   while (found(33) == "none" && Clock::now() < limit) std::this_thread::yield();
-  ExpectEqual(found(30), std::string("|"));
-  ExpectEqual(found(31), std::string("|five."));
-  ExpectEqual(found(32), std::string("five|."));
-  ExpectEqual(found(33), std::string("five.|"));
+  EXPECT_EQ(found(30), "|");
+  EXPECT_EQ(found(31), "|five.");
+  EXPECT_EQ(found(32), "five|.");
+  EXPECT_EQ(found(33), "five.|");
 }
 
-TEST(RefusesSecondIntroduction) {
+TEST(LiarTest, RefusesSecondIntroduction) {
   Liar liar;
   liar.channel().Send(MessageType::kHello);
   liar.ExpectRefusal("it introduced itself twice");
 }
 
-TEST(RefusesMissingEagerBytes) {
+TEST(LiarTest, RefusesMissingEagerBytes) {
   Liar liar;
   liar.SendPlan();
   StartInfo start = GatherStart(8);
   start.eager = 1;
   liar.SendStart(start, "seven..");
   const auto error = Gather(liar.engine(), 0, 8);
-  EXPECT(error.has_value());
-  ExpectContains(error->what(), "eager bytes are missing");
+  ASSERT_TRUE(error.has_value());
+  EXPECT_THAT(error->what(), HasSubstr("eager bytes are missing"));
 }
 
-TEST(RefusesChunksOutOfPlace) {
+TEST(LiarTest, RefusesChunksOutOfPlace) {
   const auto refusal = [&](const Liar::Chunk& wrong, std::string_view words) {
     Liar liar;
     liar.SendPlan();
@@ -92,9 +96,9 @@ TEST(RefusesChunksOutOfPlace) {
     call.StartOn(liar.engine());
     liar.AwaitStarts(1);
     liar.SendStart(GatherStart(4'000));
-    EXPECT(write(liar.data().get(), &wrong, sizeof wrong) == sizeof wrong);
+    EXPECT_EQ(write(liar.data().get(), &wrong, sizeof wrong), sizeof wrong);
     liar.ExpectRefusal(words);
-    EXPECT(call.Wait().has_value());
+    EXPECT_TRUE(call.Wait().has_value());
   };
   Liar::Chunk wrong;
   wrong.ticket = 77;
@@ -111,7 +115,7 @@ TEST(RefusesChunksOutOfPlace) {
 }
 
 // Bytes that arrive twice must not stand for others that never arrived.
-TEST(RefusesChunksThatOverlap) {
+TEST(LiarTest, RefusesChunksThatOverlap) {
   Liar liar;
   liar.SendPlan();
   Call call(GatherRequest(0), {8'000}, {16'000});
@@ -121,10 +125,10 @@ TEST(RefusesChunksThatOverlap) {
   const std::string bytes(4'000, 'A');
   for (int i = 0; i < 2; ++i) liar.SendChunk({}, bytes);
   liar.ExpectRefusal("sent bytes of a transfer twice");
-  EXPECT(call.Wait().has_value());
+  EXPECT_TRUE(call.Wait().has_value());
 }
 
-TEST(TakesChunksInAnyOrder) {
+TEST(LiarTest, TakesChunksInAnyOrder) {
   Liar liar;
   liar.SendPlan();
   Call call(GatherRequest(0), {8'000}, {16'000});
@@ -134,9 +138,9 @@ TEST(TakesChunksInAnyOrder) {
   for (const size_t offset : {6'000, 0, 4'000, 2'000}) {
     liar.SendChunk({.offset = offset, .num_bytes = 2'000}, std::string(2'000, 'A'));
   }
-  EXPECT(!call.Wait());
-  EXPECT(std::ranges::all_of(std::span(call.results[0]).subspan(8'000),
-                             [](std::byte byte) { return byte == std::byte{'A'}; }));
+  EXPECT_FALSE(call.Wait());
+  EXPECT_TRUE(std::ranges::all_of(std::span(call.results[0]).subspan(8'000),
+                                  [](std::byte byte) { return byte == std::byte{'A'}; }));
 }
 
 void RefusesStart(const StartInfo& start, std::string_view words, int num_processes = 2,
@@ -152,7 +156,9 @@ void RefusesStart(const StartInfo& start, std::string_view words, int num_proces
     }
     liar.SendStart(start);
     liar.ExpectRefusal(words, location);
-    if (call) EXPECT(call->Wait().has_value());
+    if (call) {
+      EXPECT_TRUE(call->Wait().has_value());
+    }
   }
 }
 
@@ -162,7 +168,7 @@ StartInfo Changed(const std::function<void(StartInfo&)>& change) {
   return start;
 }
 
-TEST(RefusesStartsWithFieldsOutOfRange) {
+TEST(LiarTest, RefusesStartsWithFieldsOutOfRange) {
   RefusesStart(Changed([](StartInfo& start) { start.run = 0; }), "with the run 0");
   RefusesStart(Changed([](StartInfo& start) { start.run = -1; }), "with the run -1");
   RefusesStart(Changed([](StartInfo& start) { start.index = 8; }), "with the index 8");
@@ -174,7 +180,7 @@ TEST(RefusesStartsWithFieldsOutOfRange) {
   RefusesStart(Changed([](StartInfo& start) { start.eager = 2; }), "with the eager flag 2");
 }
 
-TEST(RefusesStartsOfForeignRanks) {
+TEST(LiarTest, RefusesStartsOfForeignRanks) {
   RefusesStart(Changed([](StartInfo& start) { start.source = 0; }), "speaks for rank 0");
   RefusesStart(Changed([](StartInfo& start) { start.source = 2; }), "speaks for rank 2", 3);
   RefusesStart(Changed([](StartInfo& start) { start.source = -5; }), "speaks for rank -5");
@@ -185,24 +191,24 @@ TEST(RefusesStartsOfForeignRanks) {
 }
 
 // A peer may be ahead: its starts are looked at when the ranks are known.
-TEST(RefusesForeignRanksThatCameBeforeTheRanks) {
+TEST(LiarTest, RefusesForeignRanksThatCameBeforeTheRanks) {
   Liar liar(2, {"tcp"}, /*knows_ranks=*/false);
   liar.SendPlan();
   liar.SendStart(Changed([](StartInfo& start) { start.source = 0; }));
   liar.AwaitArrival();
-  EXPECT(liar.engine().failure() == nullptr);
+  EXPECT_EQ(liar.engine().failure(), nullptr);
   liar.engine().SetRanks(RanksOf({}));
   liar.ExpectRefusal("speaks for rank 0");
 }
 
-TEST(RefusesPlansThatChange) {
+TEST(LiarTest, RefusesPlansThatChange) {
   Liar liar;
   liar.SendPlan();
   liar.SendPlan();
   liar.ExpectRefusal("sent the plan 7 twice");
 }
 
-TEST(RefusesMessagesThatAreTooLong) {
+TEST(LiarTest, RefusesMessagesThatAreTooLong) {
   for (const auto type : {MessageType::kHeartbeat, MessageType::kGoodbye}) {
     Liar liar;
     liar.channel().Send(type, "more");
@@ -210,14 +216,14 @@ TEST(RefusesMessagesThatAreTooLong) {
   }
 }
 
-TEST(RefusesMessagesAfterGoodbye) {
+TEST(LiarTest, RefusesMessagesAfterGoodbye) {
   Liar liar;
   liar.channel().Send(MessageType::kGoodbye);
   liar.channel().Send(MessageType::kHeartbeat);
   liar.ExpectRefusal("has left the job and still sends messages");
 }
 
-TEST(RefusesFailuresOfNobody) {
+TEST(LiarTest, RefusesFailuresOfNobody) {
   for (const int failed_process : {-1, 2}) {
     Liar liar;
     const FailInfo info{ErrorCode::kDevice, failed_process};
@@ -228,7 +234,7 @@ TEST(RefusesFailuresOfNobody) {
   }
 }
 
-TEST(RefusesTablesOfTransportsThatAreCut) {
+TEST(LiarTest, RefusesTablesOfTransportsThatAreCut) {
   auto ends = ConnectAll(2, 1);
   ControlChannel channel(std::move(ends[1][0].control));
   const auto engine = MakeEngine(0, FaultOptions("tcp"), std::move(ends[0]));
@@ -236,8 +242,9 @@ TEST(RefusesTablesOfTransportsThatAreCut) {
   const std::string table = PackStrings(std::array<std::string, 2>{"tcp", "ok"});
   channel.Send(MessageType::kHello,
                std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
-  ExpectContains(ExpectThrow([&] { engine->Connect(kLong); }),
-                 "process 1 (host 1): its table of transports has 2 entries");
+  EXPECT_THAT(
+      [&] { engine->Connect(kLong); },
+      ThrowsMessage<Error>(HasSubstr("process 1 (host 1): its table of transports has 2 entries")));
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -20,6 +19,9 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
 size_t CountFds() {
   DIR* const directory = opendir("/proc/self/fd");
   size_t count = 0;
@@ -31,7 +33,7 @@ size_t CountFds() {
 struct Pipe {
   Pipe() {
     std::array<int, 2> ends{};
-    EXPECT(pipe2(ends.data(), O_CLOEXEC) == 0);
+    EXPECT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
     read = Fd(ends[0]);
     write = Fd(ends[1]);
   }
@@ -75,70 +77,68 @@ bool Intrude(const FdMailboxInfo& mailbox, std::span<const uint64_t> body, size_
   return sendmsg(socket.get(), &message, MSG_NOSIGNAL) >= 0;
 }
 
-TEST(StrangersDoNotFillTheQueue) {
+TEST(MailboxTest, StrangersDoNotFillTheQueue) {
   FdMailbox mailbox;
   const Pipe theirs;
-  for (int i = 0; i < 5'000; ++i) EXPECT(Intrude(mailbox.info(), kJunk, 1, theirs.write));
+  for (int i = 0; i < 5'000; ++i) EXPECT_TRUE(Intrude(mailbox.info(), kJunk, 1, theirs.write));
   Pipe own;
   LeaveFd(mailbox.info(), own.write);
   own.write.Reset();
-  EXPECT(!HasEnded(own));
+  EXPECT_FALSE(HasEnded(own));
   mailbox.Take();  // closes it
-  EXPECT(HasEnded(own));
+  EXPECT_TRUE(HasEnded(own));
 }
 
-TEST(DescriptorsOfStrangersAreNotKept) {
+TEST(MailboxTest, DescriptorsOfStrangersAreNotKept) {
   const FdMailbox mailbox;
   Pipe pipe;
   for (size_t count = 1; count <= 5; ++count) {
-    EXPECT(Intrude(mailbox.info(), kJunk, count, pipe.write));
+    EXPECT_TRUE(Intrude(mailbox.info(), kJunk, count, pipe.write));
   }
   pipe.write.Reset();
-  EXPECT(HasEnded(pipe));
+  EXPECT_TRUE(HasEnded(pipe));
 }
 
-TEST(MessagesThatAreNotTheNonceAloneAreDropped) {
+TEST(MailboxTest, MessagesThatAreNotTheNonceAloneAreDropped) {
   FdMailbox mailbox;
   const Pipe pipe;
   const auto& [first, second] = mailbox.info().nonce;
   for (int bit = 0; bit < 64; ++bit) {
     const uint64_t flip = uint64_t{1} << bit;
-    EXPECT(Intrude(mailbox.info(), Nonce{first ^ flip, second}, 1, pipe.write));
-    EXPECT(Intrude(mailbox.info(), Nonce{first, second ^ flip}, 1, pipe.write));
+    EXPECT_TRUE(Intrude(mailbox.info(), Nonce{first ^ flip, second}, 1, pipe.write));
+    EXPECT_TRUE(Intrude(mailbox.info(), Nonce{first, second ^ flip}, 1, pipe.write));
   }
-  EXPECT(Intrude(mailbox.info(), std::array{first}, 1, pipe.write));
-  EXPECT(Intrude(mailbox.info(), std::array{first, second, first}, 1, pipe.write));
-  ExpectContains(ExpectThrow([&] { mailbox.Take(); }), "no file descriptor from the peer");
+  EXPECT_TRUE(Intrude(mailbox.info(), std::array{first}, 1, pipe.write));
+  EXPECT_TRUE(Intrude(mailbox.info(), std::array{first, second, first}, 1, pipe.write));
+  EXPECT_THAT([&] { mailbox.Take(); },
+              ThrowsMessage<Error>(HasSubstr("no file descriptor from the peer")));
 }
 
-TEST(OnlyOneDescriptorIsTaken) {
+TEST(MailboxTest, OnlyOneDescriptorIsTaken) {
   FdMailbox mailbox;
   const Pipe pipe;
   const size_t before = CountFds();
   for (size_t count = 2; count <= 5; ++count) {
-    EXPECT(Intrude(mailbox.info(), mailbox.info().nonce, count, pipe.write));
+    EXPECT_TRUE(Intrude(mailbox.info(), mailbox.info().nonce, count, pipe.write));
   }
-  ExpectContains(ExpectThrow([&] { mailbox.Take(); }), "no file descriptor from the peer");
-  ExpectEqual(CountFds(), before);
+  EXPECT_THAT([&] { mailbox.Take(); },
+              ThrowsMessage<Error>(HasSubstr("no file descriptor from the peer")));
+  EXPECT_EQ(CountFds(), before);
 }
 
-TEST(AnotherUserIsRefused) {
+TEST(MailboxTest, AnotherUserIsRefused) {
   constexpr uid_t kNobody = 65534;
-  if (geteuid() != 0) {
-    LogLine("not run: only root can become another user");
-    return;
-  }
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   FdMailbox mailbox;
   const Pipe pipe;
-  const pid_t child = fork();
-  if (child == 0) {
-    const bool is_other = setresuid(kNobody, kNobody, kNobody) == 0;
-    _exit(is_other && Intrude(mailbox.info(), mailbox.info().nonce, 1, pipe.write) ? 0 : 1);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  ExpectEqual(status, 0);
-  ExpectContains(ExpectThrow([&] { mailbox.Take(); }), "no file descriptor from the peer");
+  const pid_t child = StartChild([&] {
+    EXPECT_EQ(setresuid(kNobody, kNobody, kNobody), 0);
+    EXPECT_TRUE(Intrude(mailbox.info(), mailbox.info().nonce, 1, pipe.write));
+    return 0;
+  });
+  EXPECT_EQ(WaitForChild(child), 0);
+  EXPECT_THAT([&] { mailbox.Take(); },
+              ThrowsMessage<Error>(HasSubstr("no file descriptor from the peer")));
 }
 
 }  // namespace

@@ -28,16 +28,17 @@ RankFacts Peer() {
 
 void ExpectText(const Error& error, ErrorCode code, int process, std::string_view text,
                 const Location& location = Location::current()) {
-  ExpectTrue(error.code() == code, "the code is right", location);
-  ExpectEqual(error.failed_process(), process, location);
-  ExpectEqual(error.text(), text, location);
+  const CalledAt here(location);
+  EXPECT_EQ(error.code(), code);
+  EXPECT_EQ(error.failed_process(), process);
+  EXPECT_EQ(error.text(), text);
 }
 
 constexpr std::string_view kLateEnd =
     "The process answers, so its program went another way or is slower than the deadline; if the "
     "latter, raise the deadline.";
 
-TEST(LatePeersAreDescribedByTheirFacts) {
+TEST(MessagesTest, LatePeersAreDescribedByTheirFacts) {
   LatePeer peer{.name = Peer().rank_and_process,
                 .waited = milliseconds(300),
                 .has_started = false,
@@ -46,28 +47,28 @@ TEST(LatePeersAreDescribedByTheirFacts) {
                 .last_ago = {}};
   const auto text = [&] {
     const std::string all(LateError(Own(), {&peer, 1}, 1).text());
-    EXPECT(all.starts_with("[rank 0/2 cpu0] exchange 3 (psum at f.py:1): "));
-    EXPECT(all.ends_with(kLateEnd));
+    EXPECT_TRUE(all.starts_with("[rank 0/2 cpu0] exchange 3 (psum at f.py:1): "));
+    EXPECT_TRUE(all.ends_with(kLateEnd));
     const std::string_view start = WhereText(Own());
     return all.substr(start.size(), all.size() - start.size() - kLateEnd.size());
   };
   const std::string name = "rank 1 of process 1 (b), cpu1";
-  ExpectEqual(text(), name + " has not started it within 300 ms; it has started none so far. ");
+  EXPECT_EQ(text(), name + " has not started it within 300 ms; it has started none so far. ");
   peer.last_exchange = Peer().exchange;
-  ExpectEqual(text(), name +
-                          " has not started it within 300 ms; it last started "
-                          "exchange 2 (pmax at f.py:2). ");
+  EXPECT_EQ(text(), name +
+                        " has not started it within 300 ms; it last started "
+                        "exchange 2 (pmax at f.py:2). ");
   peer.last_ago = milliseconds(7);
-  ExpectEqual(text(), name +
-                          " has not started it within 300 ms; it last started "
-                          "exchange 2 (pmax at f.py:2), 7 ms ago. ");
+  EXPECT_EQ(text(), name +
+                        " has not started it within 300 ms; it last started "
+                        "exchange 2 (pmax at f.py:2), 7 ms ago. ");
   peer.has_started = true;
-  ExpectEqual(text(), name + " is too slow: its device has not come to it within 300 ms. ");
+  EXPECT_EQ(text(), name + " is too slow: its device has not come to it within 300 ms. ");
   peer.moved = MovedBytes{.received = 1, .to_receive = 8, .sent = 2, .to_send = 9};
-  ExpectEqual(text(), name + " is too slow (1 of 8 bytes received, 2 of 9 sent); ");
+  EXPECT_EQ(text(), name + " is too slow (1 of 8 bytes received, 2 of 9 sent); ");
 }
 
-TEST(AllLatePeersAreNamed) {
+TEST(MessagesTest, AllLatePeersAreNamed) {
   const LatePeer first{.name = "rank 1",
                        .waited = milliseconds(1),
                        .has_started = false,
@@ -83,7 +84,7 @@ TEST(AllLatePeersAreNamed) {
              "rank 2 has not started it within 1 ms; it has started none so far. ", kLateEnd));
 }
 
-TEST(MismatchesNameBothSides) {
+TEST(MessagesTest, MismatchesNameBothSides) {
   ExpectText(ExchangeMismatchError(Own(), Peer(), 8, 16), ErrorCode::kPlanMismatch, 1,
              "[rank 0/2 cpu0] exchange 3 (psum at f.py:1): rank 1 of process 1 (b), cpu1 is at "
              "exchange 2 (pmax at f.py:2) (16 bytes, here 8). Make the program's branches depend "
@@ -109,7 +110,7 @@ TEST(MismatchesNameBothSides) {
              "please report it.");
 }
 
-TEST(LostPeersAreNamedWithTheCause) {
+TEST(MessagesTest, LostPeersAreNamedWithTheCause) {
   ExpectText(LostError("[rank 0/2 cpu0] exchange 3: rank 1: ", "ECONNRESET", MovedText({}), 1),
              ErrorCode::kPeer, 1,
              "[rank 0/2 cpu0] exchange 3: rank 1: the process has died or can't be reached: "

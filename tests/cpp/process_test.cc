@@ -2,7 +2,6 @@
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -29,41 +28,37 @@ namespace {
 
 constexpr uid_t kNobody = 65534;
 
-// The exit code of a forked child that runs `body`; -1 if a signal ended it.
+// Exit code of a child that runs `body` and ends in it.
 int ExitCodeOf(const std::function<void()>& body) {
-  const pid_t child = fork();
-  if (child == 0) {
+  return WaitForChild(StartChild([&] {
     body();
-    _exit(99);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return kChildFailed;
+  }));
 }
 
-TEST(FailedExitHasItsCode) {
-  ExpectEqual(ExitCodeOf([] { std::exit(0); }), 0);
-  ExpectEqual(ExitCodeOf([] {
-                FailExit(70);
-                std::exit(0);
-              }),
-              70);
+TEST(ProcessTest, FailedExitHasItsCode) {
+  EXPECT_EQ(ExitCodeOf([] { std::exit(0); }), 0);
+  EXPECT_EQ(ExitCodeOf([] {
+              FailExit(70);
+              std::exit(0);
+            }),
+            70);
 }
 
-TEST(OtherExitCodesStay) {
-  ExpectEqual(ExitCodeOf([] {
-                FailExit(70);
-                std::exit(3);
-              }),
-              3);
+TEST(ProcessTest, OtherExitCodesStay) {
+  EXPECT_EQ(ExitCodeOf([] {
+              FailExit(70);
+              std::exit(3);
+            }),
+            3);
 }
 
-TEST(ChildOfProcessWithFailedExitSucceeds) {
-  ExpectEqual(ExitCodeOf([] {
-                FailExit(70);
-                _exit(ExitCodeOf([] { std::exit(0); }));
-              }),
-              0);
+TEST(ProcessTest, ChildOfProcessWithFailedExitSucceeds) {
+  EXPECT_EQ(ExitCodeOf([] {
+              FailExit(70);
+              _exit(ExitCodeOf([] { std::exit(0); }));
+            }),
+            0);
 }
 
 // The signals that the calling thread blocks, as bits.
@@ -77,12 +72,12 @@ uint64_t BlockedSignals() {
   return bits;
 }
 
-TEST(ThreadBlocksSignalsItself) {
+TEST(ProcessTest, ThreadBlocksSignalsItself) {
   const uint64_t before = BlockedSignals();
   uint64_t inside = 0;
   StartThread("test", [&] { inside = BlockedSignals(); }).join();
-  EXPECT(inside != before);
-  ExpectEqual(BlockedSignals(), before);
+  EXPECT_NE(inside, before);
+  EXPECT_EQ(BlockedSignals(), before);
 }
 
 // Root has no limit of threads.
@@ -92,17 +87,17 @@ void AllowNoThreads() {
   if (setrlimit(RLIMIT_NPROC, &none) != 0) _exit(97);
 }
 
-TEST(ThreadThatCannotStartLeavesSignalsAsTheyWere) {
-  ExpectEqual(ExitCodeOf([] {
-                AllowNoThreads();
-                const uint64_t before = BlockedSignals();
-                const std::string text = ExpectThrow([] { StartThread("test", [] {}); });
-                const bool is_told = text.ends_with(
-                    "DeviceError: the thread test can't start (Resource temporarily unavailable); "
-                    "raise this process's limit of threads (ulimit -u, pids.max of its cgroup)");
-                _exit(is_told && BlockedSignals() == before ? 0 : 1);
-              }),
-              0);
+TEST(ProcessTest, ThreadThatCannotStartLeavesSignalsAsTheyWere) {
+  EXPECT_EQ(ExitCodeOf([] {
+              AllowNoThreads();
+              const uint64_t before = BlockedSignals();
+              const std::string text = ThrownText([] { StartThread("test", [] {}); });
+              const bool is_told = text.ends_with(
+                  "DeviceError: the thread test can't start (Resource temporarily unavailable); "
+                  "raise this process's limit of threads (ulimit -u, pids.max of its cgroup)");
+              _exit(is_told && BlockedSignals() == before ? 0 : 1);
+            }),
+            0);
 }
 
 // Sockets of Unix are those of NICs in software.
@@ -130,7 +125,7 @@ std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
   const auto start = [&](int i) {
     const auto own = static_cast<size_t>(i);
     const std::span<std::byte> no_operands;
-    SetUp(*engines[own], options);
+    SetUpEngine(*engines[own], options);
     engines[own]->OpenDevices("host", {{i, 0, no_operands}},
                               ChannelSocketsOf(i, std::move(channel_ends[own])), kLong);
   };
@@ -140,21 +135,24 @@ std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
   return engines;
 }
 
-TEST(ForkedChildKeepsNoSocketOfControlDataOrChannels) {
-  for (const std::string_view transport : {"tcp", "verbs"}) {
-    const size_t before = CountTcpSockets();
-    const auto engines = StartPair(DeviceOptions(2, transport));
-    EXPECT(CountTcpSockets() > before);
-    ExpectEqual(ExitCodeOf([&] {
-                  for (const auto& engine : engines) engine->AbandonInChild();
-                  _exit(static_cast<int>(CountTcpSockets() - before));
-                }),
-                0);
-    std::thread other([&] { engines[1]->Close(kLong); });
-    engines[0]->Close(kLong);
-    other.join();
-    ExpectEqual(CountTcpSockets(), before);
-  }
+class ForkedChildTest : public ::testing::TestWithParam<std::string_view> {};
+
+INSTANTIATE_TEST_SUITE_P(Transports, ForkedChildTest, ::testing::Values("tcp", "verbs"),
+                         &NameOfParam);
+
+TEST_P(ForkedChildTest, ForkedChildKeepsNoSocketOfControlDataOrChannels) {
+  const size_t before = CountTcpSockets();
+  const auto engines = StartPair(DeviceOptions(2, GetParam()));
+  EXPECT_GT(CountTcpSockets(), before);
+  EXPECT_EQ(ExitCodeOf([&] {
+              for (const auto& engine : engines) engine->AbandonInChild();
+              _exit(static_cast<int>(CountTcpSockets() - before));
+            }),
+            0);
+  std::thread other([&] { engines[1]->Close(kLong); });
+  engines[0]->Close(kLong);
+  other.join();
+  EXPECT_EQ(CountTcpSockets(), before);
 }
 
 }  // namespace

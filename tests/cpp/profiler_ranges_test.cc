@@ -17,6 +17,8 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 struct Record {
   std::mutex mutex;
   std::map<uint64_t, std::string> open;  // by id
@@ -50,7 +52,7 @@ ENTRY uint64_t nvtxRangeStartA(const char* name) {
 ENTRY void nvtxRangeEnd(uint64_t id) {
   auto& record = jaxhet::testing::TheRecord();
   const std::lock_guard lock(record.mutex);
-  if (record.open.erase(id) == 0) jaxhet::testing::ExpectTrue(false, "a range was not open");
+  EXPECT_EQ(record.open.erase(id), 1U) << "a range was not open";
 }
 
 ENTRY int nvtxRangePushA(const char* name) {
@@ -91,66 +93,68 @@ WorldOptions WithRanges(WorldOptions options) {
   return options;
 }
 
-TEST(EachExchangeIsARangeThatEndsWithIt) {
+TEST(ProfilerRangesTest, EachExchangeIsARangeThatEndsWithIt) {
   Clear();
   World world(WithRanges({}));
   Call zero(GatherRequest(0), {100'000}, {200'000});
   Call one(GatherRequest(1), {100'000}, {200'000});
   zero.StartOn(world.engine(0));
-  EXPECT(IsWithin(kLong, [] { return NumOpen() == 1; }));
+  EXPECT_TRUE(IsWithin(kLong, [] { return NumOpen() == 1; }));
   one.StartOn(world.engine(1));
-  EXPECT(!zero.Wait() && !one.Wait());
-  ExpectEqual(NumOpen(), size_t{0});
-  EXPECT(TheRecord().started == (std::vector<std::string>{"jaxhet rank 0: exchange 0 (op 0)",
-                                                          "jaxhet rank 1: exchange 0 (op 0)"}));
+  EXPECT_TRUE(!zero.Wait() && !one.Wait());
+  EXPECT_EQ(NumOpen(), size_t{0});
+  EXPECT_EQ(TheRecord().started, (std::vector<std::string>{"jaxhet rank 0: exchange 0 (op 0)",
+                                                           "jaxhet rank 1: exchange 0 (op 0)"}));
 }
 
-TEST(AFailureEndsTheRangesOfWhatIsUnderWay) {
+TEST(ProfilerRangesTest, AFailureEndsTheRangesOfWhatIsUnderWay) {
   Clear();
   World world(WithRanges({}));
   Call zero(GatherRequest(0), {8}, {16});
   zero.StartOn(world.engine(0));
-  EXPECT(IsWithin(kLong, [] { return NumOpen() == 1; }));
+  EXPECT_TRUE(IsWithin(kLong, [] { return NumOpen() == 1; }));
   world.engine(0).Fail(Error(ErrorCode::kPeer, "a failure"));
-  EXPECT(zero.Wait().has_value());
-  ExpectEqual(NumOpen(), size_t{0});
+  EXPECT_TRUE(zero.Wait().has_value());
+  EXPECT_EQ(NumOpen(), size_t{0});
 }
 
-TEST(DevicesHaveRangesAroundTheirLaunches) {
+TEST(ProfilerRangesTest, DevicesHaveRangesAroundTheirLaunches) {
   Clear();
   DeviceWorld world(WithRanges(DeviceOptions(2)));
   Part zero(0, SwapPairs(), 100, 3);
   Part one(1, SwapPairs(), 100, 3);
   for (Part* const part : {&zero, &one}) part->Start(world);
   for (const Part* const part : {&zero, &one}) part->Done(world);
-  EXPECT(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  EXPECT(zero.IsFrom(1) && one.IsFrom(0));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
   const std::multiset<std::string> names(TheRecord().pushed.begin(), TheRecord().pushed.end());
-  EXPECT(names ==
-         (std::multiset<std::string>{
-             "jaxhet rank 0 start: exchange 3 (op 3)", "jaxhet rank 1 start: exchange 3 (op 3)",
-             "jaxhet rank 0 done: exchange 3 (op 3)", "jaxhet rank 1 done: exchange 3 (op 3)"}));
-  ExpectEqual(TheRecord().popped, size_t{4});
-  ExpectEqual(depth, 0);
+  EXPECT_EQ(names,
+            (std::multiset<std::string>{
+                "jaxhet rank 0 start: exchange 3 (op 3)", "jaxhet rank 1 start: exchange 3 (op 3)",
+                "jaxhet rank 0 done: exchange 3 (op 3)", "jaxhet rank 1 done: exchange 3 (op 3)"}));
+  EXPECT_EQ(TheRecord().popped, size_t{4});
+  EXPECT_EQ(depth, 0);
 }
 
-TEST(ThereAreNoRangesUnlessTheyAreWanted) {
+TEST(ProfilerRangesTest, ThereAreNoRangesUnlessTheyAreWanted) {
   Clear();
   World world(WorldOptions{});
   Call zero(GatherRequest(0), {8}, {16});
   Call one(GatherRequest(1), {8}, {16});
   zero.StartOn(world.engine(0));
   one.StartOn(world.engine(1));
-  EXPECT(!zero.Wait() && !one.Wait());
-  EXPECT(TheRecord().started.empty() && TheRecord().pushed.empty());
+  EXPECT_TRUE(!zero.Wait() && !one.Wait());
+  EXPECT_TRUE(TheRecord().started.empty() && TheRecord().pushed.empty());
 }
 
-TEST(LibraryThatIsMissingIsNamed) {
+TEST(ProfilerRangesTest, LibraryThatIsMissingIsNamed) {
   const std::array libraries = {RangeLibrary{"libno_such_ranges.so", "noStart", "noEnd", "", ""}};
-  const std::string text = ExpectThrow([&] { LoadProfilerRanges(libraries); });
-  ExpectContains(text, "jaxhet.UsageError: JAXHET_PROFILER_RANGES=1 needs NVIDIA's NVTX or AMD's");
-  ExpectContains(text, "libno_such_ranges.so: cannot open shared object file");
-  ExpectContains(text, "Install one of them where the loader finds it, or unset the option");
+  const std::string text = ThrownText([&] { LoadProfilerRanges(libraries); });
+  EXPECT_THAT(
+      text, HasSubstr("jaxhet.UsageError: JAXHET_PROFILER_RANGES=1 needs NVIDIA's NVTX or AMD's"));
+  EXPECT_THAT(text, HasSubstr("libno_such_ranges.so: cannot open shared object file"));
+  EXPECT_THAT(text,
+              HasSubstr("Install one of them where the loader finds it, or unset the option"));
 }
 
 }  // namespace

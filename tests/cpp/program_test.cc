@@ -13,6 +13,12 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
 constexpr int64_t kFirstPlan = 20;
 constexpr int64_t kSecondPlan = 21;
 constexpr std::string_view kExchanges = "f32[6] all-reduce sum\tpsum at f.py:3\n";
@@ -27,65 +33,60 @@ Plan PlanOf(std::string_view exchanges, std::string_view program) {
   return {.text = std::string(exchanges), .program = std::string(program), .num_exchanges = 0};
 }
 
-void ExpectLacks(std::string_view text, std::string_view part,
-                 const Location& location = Location::current()) {
-  ExpectTrue(text.find(part) == std::string_view::npos, StrCat("'", part, "' is in '", text, "'"),
-             location);
-}
-
-TEST(MismatchShowsEquationsThatDiffer) {
+TEST(ProgramTest, MismatchShowsEquationsThatDiffer) {
   const Plan ours =
       PlanOf(kExchanges, "jit_step 3f2a\nmul a b\tf.py:1\nadd c d\tf.py:2\nsin e\nneg f\ncos g\n");
   const Plan theirs =
       PlanOf(kOtherExchanges, "jit_eval 77aa\nmul a b\tg.py:1\nsub c d\tf.py:2\nadd e e\nneg f\n");
-  ExpectEqual(
-      MismatchOf(ours, theirs),
-      std::string(" runs another program: jit_eval, but this rank runs jit_step. Equation 1 is the "
-                  "first that differs.\n"
-                  "  rank 0/2 cuda0:\n"
-                  "    1: add c d (f.py:2)\n"
-                  "    2: sin e\n"
-                  "    3: neg f\n"
-                  "  rank 1/2 rocm1:\n"
-                  "    1: sub c d (f.py:2)\n"
-                  "    2: add e e\n"
-                  "    3: neg f\n"
-                  "Exchange 0 is the first that differs.\n"
-                  "  rank 0/2 cuda0: f32[6] all-reduce sum (psum at f.py:3)\n"
-                  "  rank 1/2 rocm1: f32[6] all-reduce max (pmax at f.py:3)\n"
-                  "Run the same programs in the same order on all ranks. Put code that differs "
-                  "between platforms on purpose into jaxhet.per_platform."));
+  EXPECT_EQ(MismatchOf(ours, theirs),
+            " runs another program: jit_eval, but this rank runs jit_step. Equation 1 is the "
+            "first that differs.\n"
+            "  rank 0/2 cuda0:\n"
+            "    1: add c d (f.py:2)\n"
+            "    2: sin e\n"
+            "    3: neg f\n"
+            "  rank 1/2 rocm1:\n"
+            "    1: sub c d (f.py:2)\n"
+            "    2: add e e\n"
+            "    3: neg f\n"
+            "Exchange 0 is the first that differs.\n"
+            "  rank 0/2 cuda0: f32[6] all-reduce sum (psum at f.py:3)\n"
+            "  rank 1/2 rocm1: f32[6] all-reduce max (pmax at f.py:3)\n"
+            "Run the same programs in the same order on all ranks. Put code that differs "
+            "between platforms on purpose into jaxhet.per_platform.");
 }
 
-TEST(MismatchLeavesOutExchangesThatAreEqual) {
+TEST(ProgramTest, MismatchLeavesOutExchangesThatAreEqual) {
   const std::string text = MismatchOf(PlanOf(kExchanges, "jit_step 1\nadd a b\n"),
                                       PlanOf(kExchanges, "jit_step 2\nsub a b\n"));
-  ExpectContains(text, " runs another program of the same name, jit_step. Equation 0 is the first");
-  ExpectLacks(text, "Exchange");
-  ExpectContains(text, "jaxhet.per_platform");
+  EXPECT_THAT(
+      text, HasSubstr(" runs another program of the same name, jit_step. Equation 0 is the first"));
+  EXPECT_THAT(text, Not(HasSubstr("Exchange")));
+  EXPECT_THAT(text, HasSubstr("jaxhet.per_platform"));
 }
 
-TEST(MismatchShowsTheEndOfTheShorterProgram) {
+TEST(ProgramTest, MismatchShowsTheEndOfTheShorterProgram) {
   const Plan longer = PlanOf(kExchanges, "jit_f 1\nadd a b\nmul c d\nneg e\n");
   const Plan shorter = PlanOf(kExchanges, "jit_f 2\nadd a b\n");
   const std::string text = MismatchOf(longer, shorter);
-  ExpectContains(text, "Equation 1 is the first that differs");
-  ExpectContains(text, "cuda0:\n    1: mul c d\n    2: neg e\n    (no more equations)\n");
-  ExpectContains(text, "rocm1:\n    (no more equations)\n");
-  ExpectContains(MismatchOf(shorter, longer), "cuda0:\n    (no more equations)\n  rank 1/2 rocm1");
-  ExpectContains(MismatchOf(longer, PlanOf(kExchanges, "jit_g 3")),
-                 "rocm1:\n    (no more equations)\n");
+  EXPECT_THAT(text, HasSubstr("Equation 1 is the first that differs"));
+  EXPECT_THAT(text, HasSubstr("cuda0:\n    1: mul c d\n    2: neg e\n    (no more equations)\n"));
+  EXPECT_THAT(text, HasSubstr("rocm1:\n    (no more equations)\n"));
+  EXPECT_THAT(MismatchOf(shorter, longer),
+              HasSubstr("cuda0:\n    (no more equations)\n  rank 1/2 rocm1"));
+  EXPECT_THAT(MismatchOf(longer, PlanOf(kExchanges, "jit_g 3")),
+              HasSubstr("rocm1:\n    (no more equations)\n"));
 }
 
-TEST(MismatchShowsDigestsWhenNoEquationDiffers) {
+TEST(ProgramTest, MismatchShowsDigestsWhenNoEquationDiffers) {
   const std::string text = MismatchOf(PlanOf(kExchanges, "jit_f 11\nadd a b\tf.py:1\n"),
                                       PlanOf(kExchanges, "jit_f 22\nadd a b\tg.py:9\n"));
-  ExpectContains(text, "The digest of the program is the first that differs.\n");
-  ExpectContains(text, "  rank 0/2 cuda0: jit_f 11\n  rank 1/2 rocm1: jit_f 22\n");
-  ExpectLacks(text, "Equation");
+  EXPECT_THAT(text, HasSubstr("The digest of the program is the first that differs.\n"));
+  EXPECT_THAT(text, HasSubstr("  rank 0/2 cuda0: jit_f 11\n  rank 1/2 rocm1: jit_f 22\n"));
+  EXPECT_THAT(text, Not(HasSubstr("Equation")));
 }
 
-TEST(MismatchShowsExchangesOnlyWithoutDifferentPrograms) {
+TEST(ProgramTest, MismatchShowsExchangesOnlyWithoutDifferentPrograms) {
   const std::string_view listing = "jit_f 11\nadd a b\tf.py:1\n";
   const std::string expected =
       " runs another program. Exchange 0 is the first that differs.\n"
@@ -95,20 +96,20 @@ TEST(MismatchShowsExchangesOnlyWithoutDifferentPrograms) {
   using Listings = std::pair<std::string_view, std::string_view>;
   for (const auto& [ours, theirs] : {Listings{listing, listing}, Listings{"", ""},
                                      Listings{listing, ""}, Listings{"", listing}}) {
-    ExpectEqual(MismatchOf(PlanOf(kExchanges, ours), PlanOf(kOtherExchanges, theirs)), expected);
+    EXPECT_EQ(MismatchOf(PlanOf(kExchanges, ours), PlanOf(kOtherExchanges, theirs)), expected);
   }
 }
 
-TEST(MismatchCutsLongEquations) {
+TEST(ProgramTest, MismatchCutsLongEquations) {
   const std::string wide = StrCat("add ", std::string(2'000, 'x'), "\tf.py:1");
   std::string umlauts = "y";  // the cut falls into the middle of a character
   for (int i = 0; i < 400; ++i) umlauts += "ä";
   const std::string text =
       MismatchOf(PlanOf(kExchanges, StrCat("jit_f 1\n", wide, "\n", "neg a\t", umlauts)),
                  PlanOf(kExchanges, StrCat("jit_f 2\n", umlauts, "\n")));
-  ExpectContains(text, StrCat("0: add ", std::string(290, 'x'), "… (f.py:1)\n"));
-  ExpectContains(text, StrCat("0: ", umlauts.substr(0, 299), "…\n"));
-  ExpectContains(text, StrCat("1: neg a (", umlauts.substr(0, 149), "…)\n"));
+  EXPECT_THAT(text, HasSubstr(StrCat("0: add ", std::string(290, 'x'), "… (f.py:1)\n")));
+  EXPECT_THAT(text, HasSubstr(StrCat("0: ", umlauts.substr(0, 299), "…\n")));
+  EXPECT_THAT(text, HasSubstr(StrCat("1: neg a (", umlauts.substr(0, 149), "…)\n")));
 }
 
 ExchangeRequest Request(int rank, std::vector<int> group, int64_t run_id, int64_t plan,
@@ -138,7 +139,8 @@ class Calls {
     return texts;
   }
   void ExpectSuccess(const Location& location = Location::current()) {
-    for (const std::string& text : Errors()) ExpectTrue(text.empty(), text, location);
+    const CalledAt here(location);
+    EXPECT_THAT(Errors(), Each(IsEmpty()));
   }
 
  private:
@@ -153,23 +155,23 @@ void AddPlans(World& world, std::string_view first_program, std::string_view sec
   }
 }
 
-TEST(ProgramsThatDifferAreShownOnBothRanks) {
+TEST(ProgramTest, ProgramsThatDifferAreShownOnBothRanks) {
   World world({.num_processes = 2});
   AddPlans(world, "jit_a 1\nadd a b\tf.py:1\n", "jit_b 2\nsub a b\tf.py:1\n");
   Calls calls;
   calls.Start(world.engine(0), Request(0, {0, 1}, 1, kFirstPlan));
   calls.Start(world.engine(1), Request(1, {0, 1}, 1, kSecondPlan));
   for (const std::string& text : calls.Errors()) {
-    ExpectContains(text, "jaxhet.PlanMismatchError: [rank ");
-    ExpectContains(text, "cpu0:\n    0: add a b (f.py:1)\n    (no more equations)\n");
-    ExpectContains(text, "cpu1:\n    0: sub a b (f.py:1)\n    (no more equations)\n");
-    ExpectContains(text, "Exchange 2 is the first that differs.\n");
-    ExpectContains(text, "jit_a");
-    ExpectContains(text, "jit_b");
+    EXPECT_THAT(text, HasSubstr("jaxhet.PlanMismatchError: [rank "));
+    EXPECT_THAT(text, HasSubstr("cpu0:\n    0: add a b (f.py:1)\n    (no more equations)\n"));
+    EXPECT_THAT(text, HasSubstr("cpu1:\n    0: sub a b (f.py:1)\n    (no more equations)\n"));
+    EXPECT_THAT(text, HasSubstr("Exchange 2 is the first that differs.\n"));
+    EXPECT_THAT(text, HasSubstr("jit_a"));
+    EXPECT_THAT(text, HasSubstr("jit_b"));
   }
 }
 
-TEST(ProgramsThatDifferAreShownForDevices) {
+TEST(ProgramTest, ProgramsThatDifferAreShownForDevices) {
   DeviceWorld world(DeviceOptions(2));
   world.engine(0).AddPlan(kFirstPlan, PlanText(3), "jit_a 1\nadd a b\n");
   world.engine(1).AddPlan(kSecondPlan, PlanText(3), "jit_b 2\nsub a b\n");
@@ -177,24 +179,24 @@ TEST(ProgramsThatDifferAreShownForDevices) {
   Part one(1, SwapPairs(), 1000);
   zero.WithPlan(kFirstPlan).Start(world);
   zero.Done(world);
-  const std::string text = ExpectThrow([&] { one.WithPlan(kSecondPlan).Start(world); });
-  EXPECT(world.IsIdleWithin(0, kLong));
-  ExpectContains(text, " runs another program: jit_");
-  ExpectContains(text, ". Equation 0 is the first that differs.");
-  ExpectContains(text, "cpu0:\n    0: add a b\n    (no more equations)\n");
-  ExpectContains(text, "cpu1:\n    0: sub a b\n    (no more equations)\n");
-  ExpectLacks(text, "Exchange");
+  const std::string text = ThrownText([&] { one.WithPlan(kSecondPlan).Start(world); });
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
+  EXPECT_THAT(text, HasSubstr(" runs another program: jit_"));
+  EXPECT_THAT(text, HasSubstr(". Equation 0 is the first that differs."));
+  EXPECT_THAT(text, HasSubstr("cpu0:\n    0: add a b\n    (no more equations)\n"));
+  EXPECT_THAT(text, HasSubstr("cpu1:\n    0: sub a b\n    (no more equations)\n"));
+  EXPECT_THAT(text, Not(HasSubstr("Exchange")));
 }
 
-TEST(ProgramThatIsTooLongIsIgnored) {
+TEST(ProgramTest, ProgramThatIsTooLongIsIgnored) {
   World world({.num_processes = 1});
   const std::string longest(kMaxProgramBytes, 'x');
   world.engine(0).AddPlan(kFirstPlan, PlanText(3), longest);
   world.engine(0).AddPlan(kSecondPlan, PlanText(3), longest + "x");
   world.engine(0).Read([&](const ProgressEngine& progress) {
-    EXPECT(progress.plans().Find(kFirstPlan)->program == longest);
-    EXPECT(progress.plans().Find(kSecondPlan)->program.empty());
-    ExpectEqual(progress.plans().Find(kSecondPlan)->text, PlanText(3));
+    EXPECT_EQ(progress.plans().Find(kFirstPlan)->program, longest);
+    EXPECT_TRUE(progress.plans().Find(kSecondPlan)->program.empty());
+    EXPECT_EQ(progress.plans().Find(kSecondPlan)->text, PlanText(3));
   });
 }
 
@@ -204,16 +206,17 @@ constexpr std::string_view kAdvice =
 
 void ExpectOverlap(const std::vector<std::string>& texts, std::string_view words,
                    const Location& location = Location::current()) {
-  ExpectEqual(texts.size(), size_t{2}, location);
+  const CalledAt here(location);
+  EXPECT_THAT(texts, SizeIs(2));
   for (const std::string& text : texts) {
-    ExpectContains(text, "jaxhet.UsageError: [rank 0/2 cpu0] exchange ", location);
-    ExpectContains(text, "two executions of programs overlap on this rank: ", location);
-    ExpectContains(text, words, location);
-    ExpectContains(text, kAdvice, location);
+    EXPECT_THAT(text, HasSubstr("jaxhet.UsageError: [rank 0/2 cpu0] exchange "));
+    EXPECT_THAT(text, HasSubstr("two executions of programs overlap on this rank: "));
+    EXPECT_THAT(text, HasSubstr(words));
+    EXPECT_THAT(text, HasSubstr(kAdvice));
   }
 }
 
-TEST(OverlapOfTwoProgramsIsRefused) {
+TEST(ProgramTest, OverlapOfTwoProgramsIsRefused) {
   World world({.num_processes = 2});
   AddPlans(world, "jit_a 1\n", "jit_b 2\n");
   Calls calls;
@@ -223,10 +226,11 @@ TEST(OverlapOfTwoProgramsIsRefused) {
                 "one starts exchange 0 (op 0) of jit_b, and another still has exchange 1 (op 1) of "
                 "jit_a open. ");
   const auto theirs = world.engine(1).WaitFailure(kLong);
-  EXPECT(theirs != nullptr && theirs->code() == ErrorCode::kUsage && theirs->failed_process() == 0);
+  EXPECT_TRUE(theirs != nullptr && theirs->code() == ErrorCode::kUsage &&
+              theirs->failed_process() == 0);
 }
 
-TEST(OverlapOfOneProgramIsRefused) {
+TEST(ProgramTest, OverlapOfOneProgramIsRefused) {
   for (const auto& [second_run, second_plan] : {std::pair{2, kPlan}, std::pair{1, kFirstPlan}}) {
     World world({.num_processes = 2});
     AddPlans(world, "", "");
@@ -239,7 +243,7 @@ TEST(OverlapOfOneProgramIsRefused) {
 }
 
 // The first execution has none open when the second one starts, and then continues.
-TEST(ExecutionThatContinuesAfterAnotherIsRefused) {
+TEST(ProgramTest, ExecutionThatContinuesAfterAnotherIsRefused) {
   World world({.num_processes = 1});
   Calls calls;
   for (const int64_t run_id : {1, 2}) {
@@ -248,13 +252,13 @@ TEST(ExecutionThatContinuesAfterAnotherIsRefused) {
   }
   calls.Start(world.engine(0), Request(0, {0}, 1, kPlan, 1));
   const std::string text = calls.Errors().at(0);
-  ExpectContains(text,
-                 "jaxhet.UsageError: [rank 0/1 cpu0] exchange 1 (op 1): two executions of "
-                 "programs overlap on this rank: the earlier one starts this exchange");
-  ExpectContains(text, kAdvice);
+  EXPECT_THAT(text,
+              HasSubstr("jaxhet.UsageError: [rank 0/1 cpu0] exchange 1 (op 1): two executions of "
+                        "programs overlap on this rank: the earlier one starts this exchange"));
+  EXPECT_THAT(text, HasSubstr(kAdvice));
 }
 
-TEST(ExecutionsInTurnAreAccepted) {
+TEST(ProgramTest, ExecutionsInTurnAreAccepted) {
   World world({.num_processes = 2});
   AddPlans(world, "jit_a 1\n", "jit_b 2\n");
   Calls calls;
@@ -269,7 +273,7 @@ TEST(ExecutionsInTurnAreAccepted) {
   }
 }
 
-TEST(ExchangesOfOneExecutionAreOpenTogether) {
+TEST(ProgramTest, ExchangesOfOneExecutionAreOpenTogether) {
   World world({.num_processes = 2});
   Calls calls;
   for (int64_t run_id = 1; run_id <= 3; ++run_id) {
@@ -284,7 +288,7 @@ TEST(ExchangesOfOneExecutionAreOpenTogether) {
 }
 
 // One rank of a process may be ahead of another.
-TEST(ExecutionsOfTwoRanksMayOverlap) {
+TEST(ProgramTest, ExecutionsOfTwoRanksMayOverlap) {
   World world({.num_processes = 2, .ranks_per_process = 2});
   Calls calls;
   for (const int rank : {0, 1, 2, 3}) {

@@ -13,6 +13,9 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
 using Bytes = std::vector<std::byte>;
 
 constexpr std::array kModes = {Encryption::kAuth, Encryption::kFull};
@@ -39,7 +42,7 @@ std::vector<Bytes> Records(RecordWriter& writer, std::string_view text) {
     done += writer.Add(list, done);
     records.emplace_back(writer.unsent().begin(), writer.unsent().end());
     writer.Sent(records.back().size());
-    EXPECT(writer.unsent().empty());
+    EXPECT_TRUE(writer.unsent().empty());
   }
   return records;
 }
@@ -75,7 +78,7 @@ struct Ends {
 
 constexpr std::string_view kRefusal = "is not what it sealed (JAXHET_ENCRYPTION=";
 
-TEST(CipherIsAesGcm) {
+TEST(SealTest, CipherIsAesGcm) {
   // Test cases 13 and 14 of "The Galois/Counter Mode of Operation (GCM)", McGrew and Viega.
   constexpr std::string_view kEmptyTag =
       "\x53\x0f\x8a\xfb\xc7\x45\x36\xb9\xa9\x63\xb4\xf1\xc4\xcb\x73\x8b";
@@ -86,13 +89,13 @@ TEST(CipherIsAesGcm) {
   std::array<std::byte, 16> body{};
   std::array<std::byte, Seal::kTagBytes> tag{};
   Seal(Seal::Direction::kSeal, Encryption::kFull, KeyOf('0')).SealNext({}, {}, tag);
-  ExpectEqual(AsText(tag), std::string(kEmptyTag));
+  EXPECT_EQ(AsText(tag), std::string(kEmptyTag));
   Seal(Seal::Direction::kSeal, Encryption::kFull, KeyOf('0')).SealNext({}, body, tag);
-  ExpectEqual(AsText(body), std::string(kText));
-  ExpectEqual(AsText(tag), std::string(kTag));
+  EXPECT_EQ(AsText(body), std::string(kText));
+  EXPECT_EQ(AsText(tag), std::string(kTag));
 }
 
-TEST(RecordsRoundTrip) {
+TEST(SealTest, RecordsRoundTrip) {
   for (const Encryption mode : kModes) {
     Ends ends(mode);
     for (const size_t num_bytes : {size_t{0}, size_t{1}, size_t{7}, kMostRecordBytes - 1,
@@ -102,25 +105,25 @@ TEST(RecordsRoundTrip) {
       for (const Bytes& record : Records(ends.writer, text)) {
         all.insert(all.end(), record.begin(), record.end());
       }
-      EXPECT(Receive(ends.reader, all, num_bytes < 100 ? 1 : 50'001) == text);
-      EXPECT(ends.reader.is_empty());
+      EXPECT_EQ(Receive(ends.reader, all, num_bytes < 100 ? 1 : 50'001), text);
+      EXPECT_TRUE(ends.reader.is_empty());
     }
   }
 }
 
-TEST(FullHidesTextAndAuthDoesNot) {
+TEST(SealTest, FullHidesTextAndAuthDoesNot) {
   const std::string text = Text(1'000);
   for (const Encryption mode : kModes) {
     Ends ends(mode);
     const std::string sealed = AsText(Records(ends.writer, text).at(0));
     for (size_t i = 0; i + 4 <= text.size(); ++i) {
       const bool is_visible = sealed.find(text.substr(i, 4)) != std::string::npos;
-      ExpectEqual(is_visible, mode == Encryption::kAuth);
+      EXPECT_EQ(is_visible, mode == Encryption::kAuth);
     }
   }
 }
 
-TEST(RefusesEachChangedBit) {
+TEST(SealTest, RefusesEachChangedBit) {
   for (const Encryption mode : kModes) {
     Ends sender(mode);
     const std::vector<Bytes> records = {Records(sender.writer, Text(30)).at(0),
@@ -132,15 +135,15 @@ TEST(RefusesEachChangedBit) {
       changed.insert(changed.end(), records[1].begin(), records[1].end());
       Ends receiver(mode);
       std::string got;
-      const std::string error = ExpectThrow([&] { got = Receive(receiver.reader, changed); });
-      EXPECT(error.find(kRefusal) != std::string::npos ||
-             error.find("a record announces ") != std::string::npos);
-      ExpectEqual(got, std::string());
+      const std::string error = ThrownText([&] { got = Receive(receiver.reader, changed); });
+      EXPECT_TRUE(error.find(kRefusal) != std::string::npos ||
+                  error.find("a record announces ") != std::string::npos);
+      EXPECT_EQ(got, std::string());
     }
   }
 }
 
-TEST(RefusesRepeatedReorderedAndDroppedRecords) {
+TEST(SealTest, RefusesRepeatedReorderedAndDroppedRecords) {
   const std::vector<std::vector<size_t>> orders = {{0, 0}, {1}, {0, 2}, {0, 1, 0}, {0, 1, 1}};
   for (const Encryption mode : kModes) {
     for (const auto& order : orders) {
@@ -148,40 +151,40 @@ TEST(RefusesRepeatedReorderedAndDroppedRecords) {
       std::vector<Bytes> records;
       for (size_t i = 0; i < 3; ++i) records.push_back(Records(ends.writer, Text(50)).at(0));
       for (size_t i = 0; i + 1 < order.size(); ++i) {
-        ExpectEqual(Receive(ends.reader, records[order[i]]), Text(50));
+        EXPECT_EQ(Receive(ends.reader, records[order[i]]), Text(50));
       }
       const auto last = [&] { Receive(ends.reader, records[order.back()]); };
-      ExpectContains(ExpectThrow(last), kRefusal);
-      ExpectContains(ExpectThrow(last), kRefusal);  // and nothing after it counts
+      EXPECT_THAT(last, ThrowsMessage<Error>(HasSubstr(kRefusal)));
+      EXPECT_THAT(last, ThrowsMessage<Error>(HasSubstr(kRefusal)));  // and nothing after it counts
     }
   }
 }
 
-TEST(GivesNothingOutOfACutRecord) {
+TEST(SealTest, GivesNothingOutOfACutRecord) {
   for (const Encryption mode : kModes) {
     Ends sender(mode);
     const Bytes record = Records(sender.writer, Text(40)).at(0);
     for (size_t num_bytes = 1; num_bytes < record.size(); ++num_bytes) {
       Ends receiver(mode);
-      ExpectEqual(Receive(receiver.reader, std::span(record).first(num_bytes)), std::string());
-      EXPECT(!receiver.reader.is_empty());  // the reader knows that the record is incomplete
+      EXPECT_EQ(Receive(receiver.reader, std::span(record).first(num_bytes)), std::string());
+      EXPECT_FALSE(receiver.reader.is_empty());  // the reader knows that the record is incomplete
     }
   }
 }
 
-TEST(RefusesOtherConnectionsDirectionsAndModes) {
+TEST(SealTest, RefusesOtherConnectionsDirectionsAndModes) {
   for (const Encryption mode : kModes) {
     RecordWriter writer(mode, KeyOf('1'));
     const Bytes record = Records(writer, Text(40)).at(0);
     RecordReader other_key(mode, KeyOf('2'));
     RecordReader other_mode(mode == Encryption::kFull ? Encryption::kAuth : Encryption::kFull,
                             KeyOf('1'));
-    ExpectContains(ExpectThrow([&] { Receive(other_key, record); }), kRefusal);
-    ExpectContains(ExpectThrow([&] { Receive(other_mode, record); }), kRefusal);
+    EXPECT_THAT([&] { Receive(other_key, record); }, ThrowsMessage<Error>(HasSubstr(kRefusal)));
+    EXPECT_THAT([&] { Receive(other_mode, record); }, ThrowsMessage<Error>(HasSubstr(kRefusal)));
   }
 }
 
-TEST(RefusesAChangedHead) {
+TEST(SealTest, RefusesAChangedHead) {
   for (const Encryption mode : kModes) {
     Seal sealing(Seal::Direction::kSeal, mode, KeyOf('1'));
     Seal opening(Seal::Direction::kOpen, mode, KeyOf('1'));
@@ -190,12 +193,13 @@ TEST(RefusesAChangedHead) {
     std::array<std::byte, Seal::kTagBytes> tag{};
     sealing.SealNext(head, body, tag);
     head[0] = std::byte{1};
-    ExpectContains(ExpectThrow([&] { opening.OpenNext(head, body, tag); }), kRefusal);
+    EXPECT_THAT([&] { opening.OpenNext(head, body, tag); },
+                ThrowsMessage<Error>(HasSubstr(kRefusal)));
   }
 }
 
 // A nonce used twice under one key would make equal texts equal records.
-TEST(KeyChangesBeforeANonceComesTwice) {
+TEST(SealTest, KeyChangesBeforeANonceComesTwice) {
   constexpr uint64_t kLimit = 3;
   for (const Encryption mode : kModes) {
     Seal sealing(Seal::Direction::kSeal, mode, KeyOf('1'), kLimit);
@@ -211,46 +215,57 @@ TEST(KeyChangesBeforeANonceComesTwice) {
       tags.insert(AsText(tag));
       auto copy = body;
       if (i < kLimit) late.OpenNext({}, copy, tag);
-      if (i == kLimit) ExpectContains(ExpectThrow([&] { late.OpenNext({}, copy, tag); }), kRefusal);
+      if (i == kLimit) {
+        EXPECT_THAT([&] { late.OpenNext({}, copy, tag); },
+                    ThrowsMessage<Error>(HasSubstr(kRefusal)));
+      }
       opening.OpenNext({}, body, tag);
-      ExpectEqual(AsText(body), text);
+      EXPECT_EQ(AsText(body), text);
     }
-    ExpectEqual(tags.size(), size_t{4 * kLimit});
+    EXPECT_EQ(tags.size(), size_t{4 * kLimit});
   }
 }
 
-TEST(KeysAreUsedOnce) {
+TEST(SealTest, KeysAreUsedOnce) {
   SealKey key = KeyOf('1');
   const RecordWriter writer(Encryption::kFull, std::move(key));
-  EXPECT(!key);  // NOLINT(bugprone-use-after-move): that is the question
+  EXPECT_FALSE(key);  // NOLINT(bugprone-use-after-move): that is the question
   const std::string error =
-      ExpectThrow([&] { const RecordWriter second(Encryption::kFull, std::move(key)); });
-  ExpectContains(error, "a connection has no key, and JAXHET_ENCRYPTION is full");
-  EXPECT(std::ranges::all_of(key.bytes(), [](unsigned char byte) { return byte == 0; }));
+      ThrownText([&] { const RecordWriter second(Encryption::kFull, std::move(key)); });
+  EXPECT_THAT(error, HasSubstr("a connection has no key, and JAXHET_ENCRYPTION is full"));
+  EXPECT_TRUE(std::ranges::all_of(key.bytes(), [](unsigned char byte) { return byte == 0; }));
 }
 
-TEST(EncryptionSaysWhatIsWrong) {
-  ExpectContains(ExpectThrow([] { ParseEncryption("tls"); }),
-                 "UsageError: encryption 'tls' is not off, auth or full");
-  ExpectContains(ExpectThrow([] { SealKey::FromHex("12"); }), "a key is not 64 hexadecimal digits");
-  ExpectContains(ExpectThrow([] { SealKey::FromHex(std::string(64, 'g')); }), "a key is not 64");
-  ExpectContains(ExpectThrow([] { KeysFor(Encryption::kAuth, 3, {}); }),
-                 "0 keys were made for 3 connections, and JAXHET_ENCRYPTION is auth");
-  ExpectEqual(KeysFor(Encryption::kOff, 3, {}).size(), size_t{3});
-  ExpectContains(ExpectThrow([] { RefuseSealing(Encryption::kFull); }),
-                 "NICs can't encrypt what they read out of memory, and JAXHET_ENCRYPTION is full");
+TEST(SealTest, EncryptionSaysWhatIsWrong) {
+  EXPECT_THAT(
+      [] { ParseEncryption("tls"); },
+      ThrowsMessage<Error>(HasSubstr("UsageError: encryption 'tls' is not off, auth or full")));
+  EXPECT_THAT([] { SealKey::FromHex("12"); },
+              ThrowsMessage<Error>(HasSubstr("a key is not 64 hexadecimal digits")));
+  EXPECT_THAT([] { SealKey::FromHex(std::string(64, 'g')); },
+              ThrowsMessage<Error>(HasSubstr("a key is not 64")));
+  EXPECT_THAT([] { KeysFor(Encryption::kAuth, 3, {}); },
+              ThrowsMessage<Error>(
+                  HasSubstr("0 keys were made for 3 connections, and JAXHET_ENCRYPTION is auth")));
+  EXPECT_EQ(KeysFor(Encryption::kOff, 3, {}).size(), size_t{3});
+  EXPECT_THAT(
+      [] { RefuseSealing(Encryption::kFull); },
+      ThrowsMessage<Error>(HasSubstr(
+          "NICs can't encrypt what they read out of memory, and JAXHET_ENCRYPTION is full")));
   RefuseSealing(Encryption::kOff);
 }
 
-TEST(MissingLibcryptoIsNamed) {
+TEST(SealTest, MissingLibcryptoIsNamed) {
   const std::array names = {"libcrypto-that-is-not-there.so"};
-  const std::string error = ExpectThrow([&] { LoadCryptoFor(Encryption::kFull, names); });
-  ExpectContains(error, "UsageError: JAXHET_ENCRYPTION=full needs OpenSSL's libcrypto on every");
-  ExpectContains(error, "libcrypto-that-is-not-there.so");
-  ExpectContains(error, "or set JAXHET_ENCRYPTION=off for the whole job");
+  const std::string error = ThrownText([&] { LoadCryptoFor(Encryption::kFull, names); });
+  EXPECT_THAT(error,
+              HasSubstr("UsageError: JAXHET_ENCRYPTION=full needs OpenSSL's libcrypto on every"));
+  EXPECT_THAT(error, HasSubstr("libcrypto-that-is-not-there.so"));
+  EXPECT_THAT(error, HasSubstr("or set JAXHET_ENCRYPTION=off for the whole job"));
   const std::array other = {"libm.so.6"};
-  ExpectContains(ExpectThrow([&] { LoadCryptoFor(Encryption::kAuth, other); }),
-                 "libm.so.6 has no OpenSSL_version: it is older than jaxhet needs");
+  EXPECT_THAT([&] { LoadCryptoFor(Encryption::kAuth, other); },
+              ThrowsMessage<Error>(
+                  HasSubstr("libm.so.6 has no OpenSSL_version: it is older than jaxhet needs")));
 }
 
 }  // namespace

@@ -25,6 +25,9 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
 constexpr size_t kNumBytes = 1'000;
 constexpr std::byte kRight{1};
 constexpr std::byte kWrong{2};
@@ -85,9 +88,9 @@ class End {
 
 // A child that keeps the memory of this moment.
 pid_t StartCopy() {
-  const pid_t child = fork();
-  if (child != 0) return child;
-  while (true) pause();
+  return StartChild([]() -> int {
+    while (true) pause();
+  });
 }
 
 void Kill(pid_t child) {
@@ -114,34 +117,32 @@ std::string OfferOf(End& end, int64_t pid) {
   return offer;
 }
 
-TEST(MemoryOfAnotherProcessThanThePeerIsRefused) {
+TEST(ShmPullTest, MemoryOfAnotherProcessThanThePeerIsRefused) {
   static const std::array<uint64_t, 2> no_nonce{};
   End peer;
   End own;
   std::string offer = peer.Offer();
   const auto address = reinterpret_cast<uint64_t>(no_nonce.data());
   std::memcpy(offer.data() + offer.size() - sizeof address, &address, sizeof address);
-  ExpectContains(ExpectThrow([&] { own.Accept(offer); }),
-                 "TransportError: process_vm_readv reads another process than the peer");
+  EXPECT_THAT([&] { own.Accept(offer); },
+              ThrowsMessage<Error>(HasSubstr(
+                  "TransportError: process_vm_readv reads another process than the peer")));
 }
 
-TEST(BytesOfAProcessThatHasThePidOfADeadPeerDoNotCount) {
+TEST(ShmPullTest, BytesOfAProcessThatHasThePidOfADeadPeerDoNotCount) {
   Bytes source(kNumBytes, kRight);
   End peer;
   End own;
   const pid_t first = StartCopy();
   own.Accept(OfferOf(peer, first));
-  EXPECT(own.Read(source) == Bytes(kNumBytes, kRight));
+  EXPECT_EQ(own.Read(source), Bytes(kNumBytes, kRight));
   Kill(first);
   std::ranges::fill(source, kWrong);
   const std::optional<pid_t> second = StartCopyAs(first);
-  if (!second) {
-    LogLine("not run: this process can't choose the pid of a child");
-    return;
-  }
-  EXPECT(!own.Read(source));
-  EXPECT(own.copied() == Bytes(kNumBytes, kWrong));
-  ExpectEqual(own.why_lost(), std::string("it failed or ended while its memory was read"));
+  if (!second) GTEST_SKIP() << "this process can't choose the pid of a child";
+  EXPECT_FALSE(own.Read(source));
+  EXPECT_EQ(own.copied(), Bytes(kNumBytes, kWrong));
+  EXPECT_EQ(own.why_lost(), "it failed or ended while its memory was read");
   Kill(*second);
 }
 

@@ -20,6 +20,11 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
 using std::chrono::microseconds;
 
 constexpr size_t kNumPaths = 2;
@@ -53,8 +58,8 @@ class PathWorld {
       engines_.at(process) =
           MakeEngine(static_cast<int>(process), options, std::move(ends[process]));
     }
-    std::thread other([&] { SetUp(*engines_[1], options); });
-    SetUp(*engines_[0], options);
+    std::thread other([&] { SetUpEngine(*engines_[1], options); });
+    SetUpEngine(*engines_[0], options);
     other.join();
   }
   ~PathWorld() { Close(); }
@@ -73,7 +78,7 @@ class PathWorld {
     unsigned timeout_ms = 0;
     socklen_t size = sizeof timeout_ms;
     const int fd = data_[0].at(socket).get();
-    ExpectEqual(getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, &size), 0);
+    EXPECT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, &size), 0);
     return timeout_ms;
   }
 
@@ -122,17 +127,19 @@ class PathWorld {
 
 void ExpectRight(const std::array<std::string, 2>& errors,
                  const Location& location = Location::current()) {
-  for (const std::string& error : errors) ExpectEqual(error, std::string(), location);
+  const CalledAt here(location);
+  EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
 // Each byte counts once, although some were sent twice.
 void ExpectCounts(PathWorld& world, uint64_t num_bytes, uint64_t path_failures,
                   const Location& location = Location::current()) {
+  const CalledAt here(location);
   for (const size_t process : {0, 1}) {
     const PeerCounts counts = world.Counts(process);
-    ExpectEqual(counts.bytes_sent, num_bytes, location);
-    ExpectEqual(counts.bytes_received, num_bytes, location);
-    ExpectEqual(counts.path_failures, path_failures, location);
+    EXPECT_EQ(counts.bytes_sent, num_bytes);
+    EXPECT_EQ(counts.bytes_received, num_bytes);
+    EXPECT_EQ(counts.path_failures, path_failures);
   }
 }
 
@@ -150,11 +157,11 @@ void CheckFailover(const std::string& encryption) {
   }
 }
 
-TEST(GoesOnWhereAPathFails) { CheckFailover("off"); }
-TEST(GoesOnWhereASealedPathFails) { CheckFailover("full"); }
+TEST(TcpPathsTest, GoesOnWhereAPathFails) { CheckFailover("off"); }
+TEST(TcpPathsTest, GoesOnWhereASealedPathFails) { CheckFailover("full"); }
 
 // One path fails at each end, in mid-exchange and at about the same time.
-TEST(GoesOnOverTheLastOfThreePaths) {
+TEST(TcpPathsTest, GoesOnOverTheLastOfThreePaths) {
   for (int round = 0; round < 2; ++round) {
     PathWorld world(round % 2 == 0 ? "off" : "full", 3);
     ExpectRight(world.Gather(1, [&] {
@@ -175,26 +182,26 @@ std::string LinesOfFailures(const std::string& log_level) {
   ExpectRight(world.Gather(1, [&] { world.Cut(0); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(250));
   for (size_t socket = 0; socket < 2 * kNumPaths; ++socket) world.Cut(socket);
-  for (const size_t process : {0, 1}) EXPECT(world.engine(process).WaitFailure(kLong) != nullptr);
+  for (const size_t process : {0, 1}) EXPECT_NE(world.engine(process).WaitFailure(kLong), nullptr);
   return captured.Text();
 }
 
-TEST(LogLevelHidesWarningsAndNoErrors) {
+TEST(TcpPathsTest, LogLevelHidesWarningsAndNoErrors) {
   constexpr const char* kWarning = ": tcp leaves ";
   constexpr const char* kError = "jaxhet.PeerError: [process ";
   const std::string all = LinesOfFailures("info");
-  ExpectContains(all, kWarning);
-  ExpectContains(all, kError);
-  ExpectContains(LinesOfFailures("warning"), kWarning);
+  EXPECT_THAT(all, HasSubstr(kWarning));
+  EXPECT_THAT(all, HasSubstr(kError));
+  EXPECT_THAT(LinesOfFailures("warning"), HasSubstr(kWarning));
   for (const char* const level : {"error", "critical"}) {
     const std::string errors = LinesOfFailures(level);
-    EXPECT(errors.find(kWarning) == std::string::npos);
-    ExpectContains(errors, kError);
+    EXPECT_THAT(errors, Not(HasSubstr(kWarning)));
+    EXPECT_THAT(errors, HasSubstr(kError));
   }
 }
 
 // Each end leaves the path that the other one still has.
-TEST(EndsInWordsWhereAllPathsFailInMidExchange) {
+TEST(TcpPathsTest, EndsInWordsWhereAllPathsFailInMidExchange) {
   PathWorld world;
   constexpr const char* kWords = "no data connection is left; the last was over ";
   std::array<std::string, 2> errors;
@@ -205,79 +212,82 @@ TEST(EndsInWordsWhereAllPathsFailInMidExchange) {
       world.Cut(1, 1);
     });
   }
-  EXPECT(!errors[0].empty() || !errors[1].empty());
+  EXPECT_TRUE(!errors[0].empty() || !errors[1].empty());
   for (const size_t process : {0, 1}) {
-    if (!errors.at(process).empty()) ExpectContains(errors.at(process), kWords);
+    if (!errors.at(process).empty()) {
+      EXPECT_THAT(errors.at(process), HasSubstr(kWords));
+    }
     const auto failure = world.engine(process).WaitFailure(kLong);
-    EXPECT(failure != nullptr);
-    ExpectContains(failure->what(), kWords);
+    ASSERT_NE(failure, nullptr);
+    EXPECT_THAT(failure->what(), HasSubstr(kWords));
   }
 }
 
-TEST(UsesAllPathsWhereNoneFails) {
+TEST(TcpPathsTest, UsesAllPathsWhereNoneFails) {
   PathWorld world;
   for (int64_t run_id = 1; run_id <= 3; ++run_id) ExpectRight(world.Gather(run_id));
   ExpectCounts(world, 3 * kNumBytes, 0);
 }
 
 // All of its connections end, in whatever order the other process hears of them.
-TEST(LeavingIsNoFailureOfAPath) {
+TEST(TcpPathsTest, LeavingIsNoFailureOfAPath) {
   PathWorld world;
   ExpectRight(world.Gather(1));
   std::thread closer([&] { world.engine(1).Close(kLong); });
   std::this_thread::sleep_for(std::chrono::milliseconds(400));
-  ExpectEqual(world.Counts(0).path_failures, uint64_t{0});
-  EXPECT(world.engine(0).failure() == nullptr);
+  EXPECT_EQ(world.Counts(0).path_failures, uint64_t{0});
+  EXPECT_EQ(world.engine(0).failure(), nullptr);
   world.engine(0).Close(kLong);
   closer.join();
 }
 
-TEST(LastPathIsNamed) {
+TEST(TcpPathsTest, LastPathIsNamed) {
   PathWorld world;
   ExpectRight(world.Gather(1));
   for (size_t socket = 0; socket < 2 * kNumPaths; ++socket) world.Cut(socket);
   for (const size_t process : {0, 1}) {
     const auto error = world.engine(process).WaitFailure(kLong);
-    EXPECT(error != nullptr);
-    ExpectContains(error->what(), "jaxhet.PeerError: [process ");
+    ASSERT_NE(error, nullptr);
+    EXPECT_THAT(error->what(), HasSubstr("jaxhet.PeerError: [process "));
     // The end that found it first says so; one of the addresses is not named at any interface.
-    ExpectContains(error->what(), "no data connection is left; the last was over ");
-    ExpectContains(error->what(), " (127.");
-    ExpectContains(error->what(), "name the interfaces to use with JAXHET_TCP_INTERFACES");
+    EXPECT_THAT(error->what(), HasSubstr("no data connection is left; the last was over "));
+    EXPECT_THAT(error->what(), HasSubstr(" (127."));
+    EXPECT_THAT(error->what(), HasSubstr("name the interfaces to use with JAXHET_TCP_INTERFACES"));
   }
 }
 
-TEST(OnlyPathBesideControlIsNamed) {
+TEST(TcpPathsTest, OnlyPathBesideControlIsNamed) {
   PathWorld world("off", ConnectedBesideControl());
   ExpectRight(world.Gather(1));
   world.Cut(0);
   for (const size_t process : {0, 1}) {
     const auto error = world.engine(process).WaitFailure(kLong);
-    EXPECT(error != nullptr);
-    ExpectContains(error->what(), "no data connection is left; the last was over ");
-    ExpectContains(error->what(), " (127.");
+    ASSERT_NE(error, nullptr);
+    EXPECT_THAT(error->what(), HasSubstr("no data connection is left; the last was over "));
+    EXPECT_THAT(error->what(), HasSubstr(" (127."));
   }
 }
 
 // A process that leaves the job hands its last data to the kernel, which must not give them up
 // while the peer is stopped. Where chunks are confirmed, the peer has all data before.
-TEST(SilenceIsLimitedWhereChunksAreConfirmed) {
+TEST(TcpPathsTest, SilenceIsLimitedWhereChunksAreConfirmed) {
   PathWorld one("off", 1);
   PathWorld two;
   PathWorld beside("off", ConnectedBesideControl());
-  ExpectEqual(one.SilenceLimitMs(0), 0U);
-  for (size_t socket = 0; socket < 2 * kNumPaths; ++socket) EXPECT(two.SilenceLimitMs(socket) > 0);
-  EXPECT(beside.SilenceLimitMs(0) > 0);
+  EXPECT_EQ(one.SilenceLimitMs(0), 0U);
+  for (size_t socket = 0; socket < 2 * kNumPaths; ++socket)
+    EXPECT_GT(two.SilenceLimitMs(socket), 0);
+  EXPECT_GT(beside.SilenceLimitMs(0), 0);
 }
 
-TEST(OnlyPathIsNamed) {
+TEST(TcpPathsTest, OnlyPathIsNamed) {
   PathWorld world("off", 1);
   ExpectRight(world.Gather(1));
   world.Cut(1);
   const auto error = world.engine(0).WaitFailure(kLong);
-  EXPECT(error != nullptr);
-  ExpectContains(error->what(), "a data connection over ");
-  ExpectContains(error->what(), " (127.");
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(error->what(), HasSubstr("a data connection over "));
+  EXPECT_THAT(error->what(), HasSubstr(" (127."));
 }
 
 }  // namespace

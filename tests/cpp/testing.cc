@@ -1,94 +1,78 @@
 #include "tests/cpp/testing.h"
 
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <cstdio>
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define JAXHET_IS_SANITIZED
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#include <cstdint>
 #include <exception>
-#include <mutex>
-#include <utility>
-#include <vector>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/strings.h"
 
 namespace jaxhet::testing {
 namespace {
 
-struct TestCase {
-  std::string name;
-  std::function<void()> body;
-};
-
-std::vector<TestCase>& Tests() {
-  static auto* const tests = new std::vector<TestCase>;
-  return *tests;
+// Where a sanitizer writes what it finds.
+void ReportTo([[maybe_unused]] int fd) {
+#ifdef JAXHET_IS_SANITIZED
+  __sanitizer_set_report_fd(reinterpret_cast<void*>(intptr_t{fd}));
+#endif
 }
 
-// Failures in order. Several threads of a test may add to it.
-class Failures {
- public:
-  void Add(std::string text) {
-    const std::scoped_lock lock(mutex_);
-    texts_.push_back(std::move(text));
-  }
-  std::vector<std::string> texts() const {
-    const std::scoped_lock lock(mutex_);
-    return texts_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<std::string> texts_;
-};
-
-Failures& AllFailures() {
-  static auto* const failures = new Failures;
-  return *failures;
-}
-
-void RunTest(const TestCase& test) {
-  std::fprintf(stderr, "[ run  ] %s\n", test.name.c_str());
-  const auto begin = std::chrono::steady_clock::now();
-  const size_t before = AllFailures().texts().size();
+int CodeOf(const std::function<int()>& body) {
+  const bool had_failed = ::testing::Test::HasFailure();
   try {
-    test.body();
+    const int code = body();
+    return ::testing::Test::HasFailure() && !had_failed ? kChildFailed : code;
   } catch (const std::exception& error) {
-    AddFailure(error.what(), Location::current());
+    ADD_FAILURE() << "an exception in a child process: " << error.what();
+    return kChildFailed;
   }
-  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
-  const bool has_failed = AllFailures().texts().size() > before;
-  std::fprintf(stderr, "[ %s ] %s (%.0f ms)\n", has_failed ? "FAIL" : " ok ", test.name.c_str(),
-               time.count());
-  if (has_failed) AllFailures().Add(StrCat("  in ", test.name));
 }
 
 }  // namespace
 
-bool AddTest(std::string name, std::function<void()> body) {
-  Tests().push_back({std::move(name), std::move(body)});
-  return true;
+std::string ThrownText(const std::function<void()>& function, const Location& location) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  ADD_FAILURE_AT(location.file_name(), static_cast<int>(location.line())) << "nothing was thrown";
+  return {};
 }
 
-void AddFailure(std::string_view text, const Location& location) {
-  std::string line = StrCat(location.file_name(), ":", location.line(), ": ", text);
-  std::fprintf(stderr, "%s\n", line.c_str());
-  AllFailures().Add(std::move(line));
+pid_t StartChild(const std::function<int()>& body) {
+  const pid_t child = fork();
+  if (child < 0) ThrowErrno("fork");
+  if (child == 0) _exit(CodeOf(body));
+  return child;
 }
 
-void ExpectContains(std::string_view text, std::string_view part, const Location& location) {
-  if (text.find(part) != std::string_view::npos) return;
-  AddFailure(StrCat("'", part, "' is not in '", text, "'"), location);
+int WaitForChild(pid_t child) {
+  int status = 0;
+  if (waitpid(child, &status, 0) != child) ThrowErrno("waitpid");
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  EXPECT_NE(code, kChildFailed) << "of a child process; its output says why";
+  return code;
 }
 
 CapturedStderr::CapturedStderr()
     : before_(dup(STDERR_FILENO)), file_(memfd_create("stderr", MFD_CLOEXEC)) {
   dup2(file_.get(), STDERR_FILENO);
+  ReportTo(before_.get());
 }
 
-CapturedStderr::~CapturedStderr() { dup2(before_.get(), STDERR_FILENO); }
+CapturedStderr::~CapturedStderr() {
+  dup2(before_.get(), STDERR_FILENO);
+  ReportTo(STDERR_FILENO);
+}
 
 std::string CapturedStderr::Text() const {
   std::string text(CheckedCast<size_t>(lseek(file_.get(), 0, SEEK_END)), '\0');
@@ -98,25 +82,4 @@ std::string CapturedStderr::Text() const {
   return text;
 }
 
-std::string ExpectThrow(const std::function<void()>& function, const Location& location) {
-  try {
-    function();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  AddFailure("nothing was thrown", location);
-  return {};
-}
-
 }  // namespace jaxhet::testing
-
-int main(int argc, char** argv) {  // NOLINT(misc-const-correctness)
-  const std::string_view pattern = argc > 1 ? argv[1] : "";
-  for (const auto& test : jaxhet::testing::Tests()) {
-    if (test.name.find(pattern) != std::string::npos) jaxhet::testing::RunTest(test);
-  }
-  // Once more: what a test logs hides them.
-  const auto failures = jaxhet::testing::AllFailures().texts();
-  for (const std::string& text : failures) std::fprintf(stderr, "failed: %s\n", text.c_str());
-  return failures.empty() ? 0 : 1;
-}

@@ -1,17 +1,17 @@
 #ifndef TESTS_CPP_TESTING_H_
 #define TESTS_CPP_TESTING_H_
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/types.h>
+
 #include <functional>
 #include <source_location>
-#include <sstream>
 #include <string>
-#include <string_view>
 
 #include "xla_plugin/base/fd.h"
 
-// A test framework in one page: the tests then build wherever the engine does, with CMake and
-// Bazel, without root and without the network. A program of tests runs those whose names contain
-// its argument, or all.
+// GoogleTest, and what it does not have.
 namespace jaxhet::testing {
 
 using Location = std::source_location;
@@ -23,33 +23,33 @@ inline constexpr bool kIsThreadSanitized = true;
 inline constexpr bool kIsThreadSanitized = false;
 #endif
 
-bool AddTest(std::string name, std::function<void()> body);
-void AddFailure(std::string_view text, const Location& location);
+// Adds the line that called a helper to the failures of the helper's expectations, in this thread
+// and while it lives.
+class CalledAt {
+ public:
+  explicit CalledAt(const Location& location)
+      : trace_(location.file_name(), static_cast<int>(location.line()), "called here") {}
 
-#define TEST(name)                                                                              \
-  static void name();                                                                           \
-  [[maybe_unused]] static const bool added_##name = ::jaxhet::testing::AddTest(#name, &(name)); \
-  static void name()
+ private:
+  ::testing::ScopedTrace trace_;
+};
 
-inline void ExpectTrue(bool condition, std::string_view text,
-                       const Location& location = Location::current()) {
-  if (!condition) AddFailure(text, location);
-}
-#define EXPECT(...) ::jaxhet::testing::ExpectTrue((__VA_ARGS__), #__VA_ARGS__)
+// Text of the exception that `function` throws; a failure if it throws none.
+std::string ThrownText(const std::function<void()>& function,
+                       const Location& location = Location::current());
 
-template <typename A, typename B>
-void ExpectEqual(const A& actual, const B& expected,
-                 const Location& location = Location::current()) {
-  if (actual == expected) return;
-  std::ostringstream text;
-  text << "got " << actual << ", expected " << expected;
-  AddFailure(text.str(), location);
-}
+// Exit code of a child process in which an expectation failed or an exception was thrown.
+inline constexpr int kChildFailed = 99;
 
-void ExpectContains(std::string_view text, std::string_view part,
-                    const Location& location = Location::current());
+// Forks. The child runs `body` and ends by _exit with what it returns, or with kChildFailed: it
+// never returns into GoogleTest, whose tests are its parent's.
+pid_t StartChild(const std::function<int()>& body);
 
-// Holds back what is written on stderr while it lives.
+// Exit code of a child, after its end; -1 if a signal ended it. kChildFailed is a failure here.
+int WaitForChild(pid_t child);
+
+// Holds back what is written on stderr while it lives, except the reports of sanitizers, which end
+// the process.
 class CapturedStderr {
  public:
   CapturedStderr();
@@ -63,10 +63,6 @@ class CapturedStderr {
   Fd before_;
   Fd file_;
 };
-
-// The text of the exception that `function` throws; a failure if it throws none.
-std::string ExpectThrow(const std::function<void()>& function,
-                        const Location& location = Location::current());
 
 }  // namespace jaxhet::testing
 

@@ -9,11 +9,15 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/base/strings.h"
 
 // The plan of exchanges between devices, carried out in memory.
 namespace jaxhet::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 constexpr int kMostRanks = 17;
 constexpr size_t kTestSlotBytes = 64;
@@ -53,18 +57,18 @@ class Memory {
     if (transfer.source < 0) return;
     auto& channel = channels_[{transfer.source, rank}];
     ForEachChunk(transfer.result.size(), kTestSlotBytes, first_chunk, [&](const Chunk& chunk) {
-      EXPECT(!channel.empty());
+      EXPECT_FALSE(channel.empty());
       if (channel.empty()) return;
       const auto [slot, generation, bytes] = std::move(channel.front());
       channel.pop_front();
-      EXPECT(slot == chunk.slot() && generation == chunk.generation());
-      EXPECT(bytes.size() == chunk.num_bytes);
+      EXPECT_TRUE(slot == chunk.slot() && generation == chunk.generation());
+      EXPECT_EQ(bytes.size(), chunk.num_bytes);
       Write(rank, transfer.result.subspan(chunk.begin, chunk.num_bytes), bytes);
     });
   }
   // In parts, as zero-copy reads them.
   void Get(int rank, const DeviceTransfer& transfer, const DeviceTransfer& source) {
-    EXPECT(source.operand.size() == transfer.result.size() && source.target == rank);
+    EXPECT_TRUE(source.operand.size() == transfer.result.size() && source.target == rank);
     ForEachPart(transfer, [&](const TransferPart& part) {
       Write(rank, transfer.result.subspan(part.begin, part.num_bytes),
             source.operand.subspan(part.begin, part.num_bytes));
@@ -82,7 +86,7 @@ class Memory {
   };
 
   void Write(int rank, std::span<std::byte> to, std::span<const std::byte> from) {
-    EXPECT(to.size() == from.size());
+    EXPECT_EQ(to.size(), from.size());
     std::ranges::copy(from, to.begin());
     const auto begin = static_cast<size_t>(to.data() - node(rank).result.data());
     for (size_t i = 0; i < to.size(); ++i) ++node(rank).writes.at(begin + i);
@@ -131,7 +135,7 @@ void RunThroughSlots(Memory& memory, const Case& exchange) {
       }
     }
   }
-  EXPECT(memory.IsEmpty());
+  EXPECT_TRUE(memory.IsEmpty());
 }
 
 void RunByZeroCopy(Memory& memory, const Case& exchange) {
@@ -141,7 +145,7 @@ void RunByZeroCopy(Memory& memory, const Case& exchange) {
       if (transfer.source < 0) continue;
       const auto sources = PlanOf(memory, transfer.source, exchange);
       const auto source = std::ranges::find(sources, rank, &DeviceTransfer::target);
-      EXPECT(source != sources.end());
+      EXPECT_NE(source, sources.end());
       if (source != sources.end()) memory.Get(rank, transfer, *source);
     }
   }
@@ -162,8 +166,8 @@ void CheckExchange(const Case& exchange, int num_ranks, size_t operand_bytes, si
         std::ranges::copy(bytes, result.begin() + static_cast<ptrdiff_t>(begin));
         std::fill_n(writes.begin() + static_cast<ptrdiff_t>(begin), bytes.size(), 1);
       }
-      EXPECT(memory.node(rank).result == result);
-      EXPECT(memory.node(rank).writes == writes);
+      EXPECT_EQ(memory.node(rank).result, result);
+      EXPECT_EQ(memory.node(rank).writes, writes);
     }
   }
 }
@@ -177,7 +181,7 @@ std::vector<int64_t> Members(int num_ranks) {
 
 size_t PlaceOf(int rank, int num_ranks) { return static_cast<size_t>(num_ranks - 1 - rank); }
 
-TEST(GroupsSendEachByteOnce) {
+TEST(TransferPlanTest, GroupsSendEachByteOnce) {
   for (int n = 1; n <= kMostRanks; ++n) {
     const auto members = static_cast<size_t>(n);
     for (const size_t block :
@@ -204,7 +208,7 @@ TEST(GroupsSendEachByteOnce) {
 }
 
 // Rank 0 gets nothing, and the last rank sends nothing.
-TEST(PermutesSendEachByteOnce) {
+TEST(TransferPlanTest, PermutesSendEachByteOnce) {
   for (int n = 1; n <= kMostRanks; ++n) {
     Case permute{ExchangeKind::kPermute, {}};
     for (int rank = 0; rank + 1 < n; ++rank)
@@ -223,24 +227,24 @@ TEST(PermutesSendEachByteOnce) {
 }
 
 // Distances grow from one transfer to the next, so that no two ranks send to one at the same time.
-TEST(TransfersOfAGroupAreByDistance) {
+TEST(TransferPlanTest, TransfersOfAGroupAreByDistance) {
   constexpr int kRanks = 5;
   Memory memory(kRanks, 10, 10 * kRanks);
   const Case exchange{ExchangeKind::kAllGather, {0, 1, 2, 3, 4}, kRanks};
   for (int rank = 0; rank < kRanks; ++rank) {
     const std::vector<DeviceTransfer> plan = PlanOf(memory, rank, exchange);
-    ExpectEqual(plan.size(), size_t{kRanks});
+    EXPECT_EQ(plan.size(), size_t{kRanks});
     for (int i = 0; i + 1 < kRanks; ++i) {
       const DeviceTransfer& transfer = plan.at(static_cast<size_t>(i));
-      ExpectEqual(transfer.target, (rank + i + 1) % kRanks);
-      ExpectEqual(transfer.source, (rank + kRanks - i - 1) % kRanks);
-      EXPECT(!transfer.is_own());
+      EXPECT_EQ(transfer.target, (rank + i + 1) % kRanks);
+      EXPECT_EQ(transfer.source, (rank + kRanks - i - 1) % kRanks);
+      EXPECT_FALSE(transfer.is_own());
     }
-    EXPECT(plan.back().is_own() && plan.back().target < 0 && plan.back().source < 0);
+    EXPECT_TRUE(plan.back().is_own() && plan.back().target < 0 && plan.back().source < 0);
   }
 }
 
-TEST(RoutesFollowTheChannelsState) {
+TEST(TransferPlanTest, RoutesFollowTheChannelsState) {
   const ChannelState shared{.slot_bytes = 100, .is_shared = true, .next_chunk = 3};
   const ChannelState proxied{.slot_bytes = 100, .is_shared = false, .next_chunk = 3};
   const SendState free{
@@ -248,34 +252,35 @@ TEST(RoutesFollowTheChannelsState) {
   const auto is_eager = [&](const ChannelState& channel, size_t num_bytes, SendState state) {
     return Is<Eager>(SendRoute(channel, num_bytes, state));
   };
-  EXPECT(is_eager(shared, 100, free));
-  EXPECT(!is_eager(shared, 101, free) && !is_eager(proxied, 100, free));
+  EXPECT_TRUE(is_eager(shared, 100, free));
+  EXPECT_TRUE(!is_eager(shared, 101, free) && !is_eager(proxied, 100, free));
   SendState state = free;
   state.may_be_eager = false;
-  EXPECT(!is_eager(shared, 100, state));
+  EXPECT_FALSE(is_eager(shared, 100, state));
   state = free;
   state.overtakes = true;
-  EXPECT(!is_eager(shared, 100, state));
+  EXPECT_FALSE(is_eager(shared, 100, state));
   state = free;
   state.is_free = false;
-  EXPECT(!is_eager(shared, 100, state));
+  EXPECT_FALSE(is_eager(shared, 100, state));
   state.is_zero_copy = true;
-  EXPECT(Is<ZeroCopy>(SendRoute(shared, 100, state)));
-  EXPECT(FirstChunkOf(SendRoute(proxied, 100, free)) == uint64_t{3});
+  EXPECT_TRUE(Is<ZeroCopy>(SendRoute(shared, 100, state)));
+  EXPECT_EQ(FirstChunkOf(SendRoute(proxied, 100, free)), uint64_t{3});
   const auto route = [&](size_t num_bytes, RouteChoices::Route chosen, bool may_be_eager) {
     return std::optional(ReceiveRoute(shared, num_bytes, chosen, may_be_eager));
   };
-  EXPECT(Is<ZeroCopy>(route(7, RouteChoices::Route::kZeroCopy, true)));
-  EXPECT(Is<Eager>(route(100, RouteChoices::Route::kSlots, true)));
-  EXPECT(Is<Slots>(route(101, RouteChoices::Route::kSlots, true)));
-  EXPECT(Is<Slots>(route(7, RouteChoices::Route::kSlots, false)));
+  EXPECT_TRUE(Is<ZeroCopy>(route(7, RouteChoices::Route::kZeroCopy, true)));
+  EXPECT_TRUE(Is<Eager>(route(100, RouteChoices::Route::kSlots, true)));
+  EXPECT_TRUE(Is<Slots>(route(101, RouteChoices::Route::kSlots, true)));
+  EXPECT_TRUE(Is<Slots>(route(7, RouteChoices::Route::kSlots, false)));
 }
 
-TEST(WrongSizesAreRefused) {
+TEST(TransferPlanTest, WrongSizesAreRefused) {
   Memory memory(2, 100, 199);
   const Case exchange{ExchangeKind::kAllGather, {0, 1}};
-  ExpectContains(ExpectThrow([&] { (void)PlanOf(memory, 0, exchange); }),
-                 "an exchange of 2 devices can't turn 100 bytes into 199");
+  EXPECT_THAT(
+      [&] { (void)PlanOf(memory, 0, exchange); },
+      ThrowsMessage<Error>(HasSubstr("an exchange of 2 devices can't turn 100 bytes into 199")));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/base/io_list.h"
 #include "xla_plugin/base/range_set.h"
 #include "xla_plugin/engine/communicator_state.h"
@@ -35,49 +36,54 @@
 namespace jaxhet::testing {
 namespace {
 
-TEST(IoListCutsAcrossPieces) {
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(UnitTest, IoListCutsAcrossPieces) {
   std::string text = "abcdefghij";
   IoList list;
   list.Add(text.data(), 3);
   list.Add(text.data() + 3, 0);
   list.Add(text.data() + 3, 7);
-  ExpectEqual(list.num_bytes(), size_t{10});
+  EXPECT_EQ(list.num_bytes(), size_t{10});
   for (size_t offset = 0; offset <= 10; ++offset) {
     for (size_t num_bytes = 0; num_bytes <= 10 - offset; ++num_bytes) {
       std::string copy(num_bytes, '-');
       const iovec to = ToIovec(copy.data(), copy.size());
-      ExpectEqual(CopyPieces({&to, 1}, list.Cut(offset, num_bytes)), num_bytes);
-      ExpectEqual(copy, text.substr(offset, num_bytes));
+      EXPECT_EQ(CopyPieces({&to, 1}, list.Cut(offset, num_bytes)), num_bytes);
+      EXPECT_EQ(copy, text.substr(offset, num_bytes));
       std::string out(num_bytes, '-');
       const auto bytes = std::as_writable_bytes(std::span(out));
       list.CopyOut(offset, bytes);
-      ExpectEqual(out, copy);
+      EXPECT_EQ(out, copy);
       std::ranges::reverse(bytes);
       list.CopyIn(offset, bytes);
-      ExpectEqual(text.substr(offset, num_bytes), out);
+      EXPECT_EQ(text.substr(offset, num_bytes), out);
       std::ranges::reverse(bytes);
       list.CopyIn(offset, bytes);
-      ExpectEqual(text, std::string("abcdefghij"));
+      EXPECT_EQ(text, "abcdefghij");
     }
   }
 }
 
-TEST(BoundsHoldForAnyValues) {
-  EXPECT(InBounds(0, 0, 0));
-  EXPECT(InBounds(3, 4, 7));
-  EXPECT(!InBounds(3, 5, 7));
-  EXPECT(!InBounds(8, 0, 7));
-  EXPECT(!InBounds(4, SIZE_MAX - 1, 7));
-  ExpectContains(ExpectThrow([] { CheckedMultiply(SIZE_MAX / 2, 3); }), "overflows");
-  ExpectContains(ExpectThrow([] { CheckedCast<int32_t>(int64_t{1} << 40); }), "out of range");
+TEST(UnitTest, BoundsHoldForAnyValues) {
+  EXPECT_TRUE(InBounds(0, 0, 0));
+  EXPECT_TRUE(InBounds(3, 4, 7));
+  EXPECT_FALSE(InBounds(3, 5, 7));
+  EXPECT_FALSE(InBounds(8, 0, 7));
+  EXPECT_FALSE(InBounds(4, SIZE_MAX - 1, 7));
+  EXPECT_THAT([] { CheckedMultiply(SIZE_MAX / 2, 3); },
+              ThrowsMessage<Error>(HasSubstr("overflows")));
+  EXPECT_THAT([] { CheckedCast<int32_t>(int64_t{1} << 40); },
+              ThrowsMessage<Error>(HasSubstr("out of range")));
 }
 
-TEST(ErrorNamesItsClass) {
+TEST(UnitTest, ErrorNamesItsClass) {
   const Error error(ErrorCode::kPeer, "it died", 3);
-  ExpectEqual(std::string(error.what()), std::string("jaxhet.PeerError: it died"));
-  ExpectEqual(error.text(), std::string_view("it died"));
-  EXPECT(ErrorCodeOf("DeviceError") == ErrorCode::kDevice);
-  ExpectContains(ExpectThrow([] { ErrorCodeOf("OtherError"); }), "UsageError");
+  EXPECT_STREQ(error.what(), "jaxhet.PeerError: it died");
+  EXPECT_EQ(error.text(), "it died");
+  EXPECT_EQ(ErrorCodeOf("DeviceError"), ErrorCode::kDevice);
+  EXPECT_THAT([] { ErrorCodeOf("OtherError"); }, ThrowsMessage<Error>(HasSubstr("UsageError")));
 }
 
 // Result of CurrentError() for a thrown `exception`.
@@ -90,31 +96,33 @@ Error Mapped(const T& exception) {
   }
 }
 
-TEST(EveryExceptionIsAnErrorAtAnOuterInterface) {
+TEST(UnitTest, EveryExceptionIsAnErrorAtAnOuterInterface) {
   const Error own = Mapped(Error(ErrorCode::kPeer, "it died", 3));
-  ExpectEqual(std::string(own.what()), std::string("jaxhet.PeerError: it died"));
-  ExpectEqual(own.failed_process(), 3);
+  EXPECT_STREQ(own.what(), "jaxhet.PeerError: it died");
+  EXPECT_EQ(own.failed_process(), 3);
   const Error memory = Mapped(std::bad_alloc());
-  ExpectContains(memory.what(), "jaxhet.DeviceError: this process has no host memory left");
-  ExpectContains(Mapped(std::length_error("too long")).what(), "jaxhet.DeviceError: too long");
+  EXPECT_THAT(memory.what(), HasSubstr("jaxhet.DeviceError: this process has no host memory left"));
+  EXPECT_THAT(Mapped(std::length_error("too long")).what(),
+              HasSubstr("jaxhet.DeviceError: too long"));
   const Error unknown = Mapped(7);
-  ExpectContains(unknown.what(), "jaxhet.DeviceError: an exception that is no std::exception");
+  EXPECT_THAT(unknown.what(),
+              HasSubstr("jaxhet.DeviceError: an exception that is no std::exception"));
 }
 
-TEST(OptionsListTheirNames) {
-  const std::string unknown = ExpectThrow([] { ParseOptions({{"chunks", 1}}); });
-  ExpectContains(unknown, "'chunks'; there are heartbeat_ms, peer_timeout_ms");
+TEST(UnitTest, OptionsListTheirNames) {
+  const std::string unknown = ThrownText([] { ParseOptions({{"chunks", 1}}); });
+  EXPECT_THAT(unknown, HasSubstr("'chunks'; there are heartbeat_ms, peer_timeout_ms"));
 }
 
-TEST(OptionsHaveNoDefaults) {
-  const std::string missing = ExpectThrow([] { ParseOptions({{"heartbeat_ms", 1}}); });
-  ExpectContains(missing,
-                 "the engine option 'peer_timeout_ms' is not given; it needs heartbeat_ms");
+TEST(UnitTest, OptionsHaveNoDefaults) {
+  const std::string missing = ThrownText([] { ParseOptions({{"heartbeat_ms", 1}}); });
+  EXPECT_THAT(missing,
+              HasSubstr("the engine option 'peer_timeout_ms' is not given; it needs heartbeat_ms"));
 }
 
-TEST(OptionOfTheOtherTypeIsRefused) {
-  const std::string text = ExpectThrow([] { ParseOptions({{"heartbeat_ms", "1"}}); });
-  ExpectContains(text, "heartbeat_ms must be a number");
+TEST(UnitTest, OptionOfTheOtherTypeIsRefused) {
+  const std::string text = ThrownText([] { ParseOptions({{"heartbeat_ms", "1"}}); });
+  EXPECT_THAT(text, HasSubstr("heartbeat_ms must be a number"));
 }
 
 ExchangeRequest RequestOf(ExchangeKind kind, std::span<std::byte> operand,
@@ -135,114 +143,120 @@ std::string BytesIn(RangeSet ranges) {
   return text;
 }
 
-TEST(RangeSetRemovesAnyPartOfARange) {
+TEST(UnitTest, RangeSetRemovesAnyPartOfARange) {
   for (size_t begin = 0; begin < 30; ++begin) {
     for (size_t num_bytes = 1; begin + num_bytes <= 30; ++num_bytes) {
       RangeSet ranges;
-      EXPECT(ranges.Add(0, 30, 40) && ranges.Add(35, 5, 40));
+      EXPECT_TRUE(ranges.Add(0, 30, 40) && ranges.Add(35, 5, 40));
       ranges.Remove(begin, num_bytes);
       std::string expected = std::string(30, '#') + "....." + "#####";
       expected.replace(begin, num_bytes, num_bytes, '.');
-      ExpectEqual(BytesIn(ranges), expected);
+      EXPECT_EQ(BytesIn(ranges), expected);
     }
   }
 }
 
-TEST(PartitionTrimsAllGathers) {
+TEST(UnitTest, PartitionTrimsAllGathers) {
   std::array<std::byte, 4> operand{};
   std::array<std::byte, 12> result{};
   const auto parts =
       PartitionBuffers(RequestOf(ExchangeKind::kAllGather, operand, std::span(result).first(6)));
-  ExpectEqual(parts.members[0].receive.num_bytes(), size_t{4});
-  ExpectEqual(parts.members[1].receive.num_bytes(), size_t{2});
-  ExpectEqual(parts.members[2].receive.num_bytes(), size_t{0});
-  for (const MemberParts& member : parts.members) ExpectEqual(member.send.num_bytes(), size_t{2});
+  EXPECT_EQ(parts.members[0].receive.num_bytes(), size_t{4});
+  EXPECT_EQ(parts.members[1].receive.num_bytes(), size_t{2});
+  EXPECT_EQ(parts.members[2].receive.num_bytes(), size_t{0});
+  for (const MemberParts& member : parts.members) EXPECT_EQ(member.send.num_bytes(), size_t{2});
 }
 
-TEST(PartitionLeavesBlocksOfLargerGroupsAsTheyAre) {
+TEST(UnitTest, PartitionLeavesBlocksOfLargerGroupsAsTheyAre) {
   std::array<std::byte, 4> operand{};
   std::array<std::byte, 20> result{};
   ExchangeRequest request = RequestOf(ExchangeKind::kAllGather, operand, result);
   request.group_size = 5;
   const auto parts = PartitionBuffers(request);
-  ExpectEqual(parts.members.size(), size_t{3});
+  EXPECT_EQ(parts.members.size(), size_t{3});
   for (size_t i = 0; i < 3; ++i) {
-    ExpectEqual(parts.members[i].send.num_bytes(), size_t{4});
-    ExpectEqual(parts.members[i].receive.num_bytes(), size_t{4});
-    EXPECT(parts.members[i].receive.pieces()[0].iov_base == &result[i * 4]);
+    EXPECT_EQ(parts.members[i].send.num_bytes(), size_t{4});
+    EXPECT_EQ(parts.members[i].receive.num_bytes(), size_t{4});
+    EXPECT_EQ(parts.members[i].receive.pieces()[0].iov_base, &result[i * 4]);
   }
-  ExpectEqual(parts.padding.num_bytes(), size_t{0});
+  EXPECT_EQ(parts.padding.num_bytes(), size_t{0});
   request.group_size = 4;
-  ExpectContains(ExpectThrow([&] { PartitionBuffers(request); }), "4 x 4 bytes can't fill 20");
+  EXPECT_THAT([&] { PartitionBuffers(request); },
+              ThrowsMessage<Error>(HasSubstr("4 x 4 bytes can't fill 20")));
 }
 
-TEST(PartitionPadsAllToAlls) {
+TEST(UnitTest, PartitionPadsAllToAlls) {
   std::array<std::byte, 5> operand{};
   std::array<std::byte, 9> result{};
   const auto parts = PartitionBuffers(RequestOf(ExchangeKind::kAllToAll, operand, result));
-  ExpectEqual(parts.members[0].send.num_bytes(), size_t{3});
-  ExpectEqual(parts.members[1].send.num_bytes(), size_t{2});
-  ExpectEqual(parts.members[2].send.num_bytes(), size_t{0});
-  for (const MemberParts& member : parts.members)
-    ExpectEqual(member.receive.num_bytes(), size_t{2});
-  ExpectEqual(parts.padding.num_bytes(), size_t{3});
+  EXPECT_EQ(parts.members[0].send.num_bytes(), size_t{3});
+  EXPECT_EQ(parts.members[1].send.num_bytes(), size_t{2});
+  EXPECT_EQ(parts.members[2].send.num_bytes(), size_t{0});
+  for (const MemberParts& member : parts.members) EXPECT_EQ(member.receive.num_bytes(), size_t{2});
+  EXPECT_EQ(parts.padding.num_bytes(), size_t{3});
 }
 
-TEST(PartitionRefusesSizesThatDoNotFit) {
+TEST(UnitTest, PartitionRefusesSizesThatDoNotFit) {
   std::array<std::byte, 4> operand{};
   std::array<std::byte, 13> result{};
   for (const auto kind : {ExchangeKind::kAllGather, ExchangeKind::kAllToAll}) {
-    ExpectContains(ExpectThrow([&] { PartitionBuffers(RequestOf(kind, operand, result)); }), "13");
+    EXPECT_THAT([&] { PartitionBuffers(RequestOf(kind, operand, result)); },
+                ThrowsMessage<Error>(HasSubstr("13")));
   }
   const auto unknown = static_cast<ExchangeKind>(std::stoll("9"));  // programs may send any number
-  ExpectContains(ExpectThrow([&] { PartitionBuffers(RequestOf(unknown, operand, operand)); }),
-                 "kind 9");
+  EXPECT_THAT([&] { PartitionBuffers(RequestOf(unknown, operand, operand)); },
+              ThrowsMessage<Error>(HasSubstr("kind 9")));
 }
 
-TEST(PartitionFollowsPairs) {
+TEST(UnitTest, PartitionFollowsPairs) {
   std::array<std::byte, 4> operand{};
   std::array<std::byte, 4> result{};
   ExchangeRequest request = RequestOf(ExchangeKind::kPermute, operand, result);
   request.pairs = {{1, 0}, {0, 2}, {1, 2}};
   const auto source = PartitionBuffers(request);
-  ExpectEqual(source.members.size(), size_t{2});
+  EXPECT_EQ(source.members.size(), size_t{2});
   for (const MemberParts& member : source.members) {
-    ExpectEqual(member.send.num_bytes(), size_t{4});
-    ExpectEqual(member.receive.num_bytes(), size_t{0});
+    EXPECT_EQ(member.send.num_bytes(), size_t{4});
+    EXPECT_EQ(member.receive.num_bytes(), size_t{0});
   }
-  ExpectEqual(source.padding.num_bytes(), size_t{4});
+  EXPECT_EQ(source.padding.num_bytes(), size_t{4});
   request.pairs = {{1, 0}, {0, 1}};
   const auto both = PartitionBuffers(request);
-  ExpectEqual(both.members.size(), size_t{1});
-  ExpectEqual(both.members[0].send.num_bytes(), size_t{4});
-  ExpectEqual(both.members[0].receive.num_bytes(), size_t{4});
-  ExpectEqual(both.padding.num_bytes(), size_t{0});
+  EXPECT_EQ(both.members.size(), size_t{1});
+  EXPECT_EQ(both.members[0].send.num_bytes(), size_t{4});
+  EXPECT_EQ(both.members[0].receive.num_bytes(), size_t{4});
+  EXPECT_EQ(both.padding.num_bytes(), size_t{0});
   request.results[0] = std::span(result).first(3);
-  ExpectContains(ExpectThrow([&] { PartitionBuffers(request); }), "can't turn 4 bytes into 3");
+  EXPECT_THAT([&] { PartitionBuffers(request); },
+              ThrowsMessage<Error>(HasSubstr("can't turn 4 bytes into 3")));
 }
 
-TEST(PairsHaveOneSourcePerTarget) {
+TEST(UnitTest, PairsHaveOneSourcePerTarget) {
   const std::array<int64_t, 4> ranks = {4, 0, 4, 2};
   const auto pairs = PairsOf(ranks);
-  ExpectEqual(pairs[1].source, 4);
-  ExpectEqual(pairs[1].target, 2);
-  EXPECT(MembersOf(pairs) == (std::vector<int>{0, 2, 4}));
-  ExpectContains(ExpectThrow([] { PairsOf(std::array<int64_t, 4>{0, 1, 2, 1}); }), "target of two");
-  ExpectContains(ExpectThrow([] { PairsOf(std::array<int64_t, 3>{0, 1, 2}); }), "3 ranks");
+  EXPECT_EQ(pairs[1].source, 4);
+  EXPECT_EQ(pairs[1].target, 2);
+  EXPECT_EQ(MembersOf(pairs), (std::vector<int>{0, 2, 4}));
+  EXPECT_THAT([] { PairsOf(std::array<int64_t, 4>{0, 1, 2, 1}); },
+              ThrowsMessage<Error>(HasSubstr("target of two")));
+  EXPECT_THAT([] { PairsOf(std::array<int64_t, 3>{0, 1, 2}); },
+              ThrowsMessage<Error>(HasSubstr("3 ranks")));
 }
 
-TEST(GroupIsTheOneThatHoldsTheRank) {
+TEST(UnitTest, GroupIsTheOneThatHoldsTheRank) {
   const std::array<int64_t, 6> ranks = {4, 0, 1, 5, 3, 2};
-  EXPECT(GroupOf(ranks, 3, 3) == (std::vector<int>{5, 3, 2}));
-  ExpectContains(ExpectThrow([&] { GroupOf(ranks, 3, 6); }), "rank 6 is in no group");
-  ExpectContains(ExpectThrow([&] { GroupOf(ranks, 4, 1); }), "do not make groups of 4");
-  EXPECT(CommunicatorId(std::array{0, 1}) != CommunicatorId(std::array{1, 0}));
+  EXPECT_EQ(GroupOf(ranks, 3, 3), (std::vector<int>{5, 3, 2}));
+  EXPECT_THAT([&] { GroupOf(ranks, 3, 6); },
+              ThrowsMessage<Error>(HasSubstr("rank 6 is in no group")));
+  EXPECT_THAT([&] { GroupOf(ranks, 4, 1); },
+              ThrowsMessage<Error>(HasSubstr("do not make groups of 4")));
+  EXPECT_NE(CommunicatorId(std::array{0, 1}), CommunicatorId(std::array{1, 0}));
   const std::array<int64_t, 6> unequal = {4, 0, 1, 2, -1, -1};
-  EXPECT(GroupOf(unequal, 3, 0) == (std::vector<int>{4, 0, 1}));
-  EXPECT(GroupOf(unequal, 3, 2) == (std::vector<int>{2}));
+  EXPECT_EQ(GroupOf(unequal, 3, 0), (std::vector<int>{4, 0, 1}));
+  EXPECT_EQ(GroupOf(unequal, 3, 2), (std::vector<int>{2}));
 }
 
-TEST(FlightRecorderKeepsTheLastExchanges) {
+TEST(UnitTest, FlightRecorderKeepsTheLastExchanges) {
   FlightRecorder recorder;
   for (int64_t id = 0; id < 5000; ++id) {
     FlightRecord record{};
@@ -250,116 +264,122 @@ TEST(FlightRecorderKeepsTheLastExchanges) {
     recorder.Started(std::move(record));
   }
   const auto& records = recorder.records();
-  ExpectEqual(records.size(), size_t{4096});
-  ExpectEqual(records.front().id, int64_t{904});
-  ExpectEqual(records.back().id, int64_t{4999});
+  EXPECT_EQ(records.size(), size_t{4096});
+  EXPECT_EQ(records.front().id, int64_t{904});
+  EXPECT_EQ(records.back().id, int64_t{4999});
   recorder.Ended(903, FlightState::kFailed, Time{});
   recorder.Ended(904, FlightState::kCompleted, Time{std::chrono::seconds(1)});
-  EXPECT(records.front().state == FlightState::kCompleted);
-  EXPECT(records.front().ended == Time{std::chrono::seconds(1)});
-  ExpectEqual(std::ranges::count(records, FlightState::kStarted, &FlightRecord::state),
-              ptrdiff_t{4095});
+  EXPECT_EQ(records.front().state, FlightState::kCompleted);
+  EXPECT_EQ(records.front().ended, Time{std::chrono::seconds(1)});
+  EXPECT_EQ(std::ranges::count(records, FlightState::kStarted, &FlightRecord::state),
+            ptrdiff_t{4095});
 }
 
-TEST(OpenExecutionOverlapsOthersUntilItsExchangesCompleted) {
+TEST(UnitTest, OpenExecutionOverlapsOthersUntilItsExchangesCompleted) {
   OpenExecution execution;
-  EXPECT(!execution.Overlaps(100, 1));
+  EXPECT_FALSE(execution.Overlaps(100, 1));
   execution.Enter(100, 1);
   execution.Enter(100, 1);
   execution.Leave();
-  EXPECT(!execution.Overlaps(100, 1));
-  EXPECT(execution.Overlaps(-7, 1) && execution.Overlaps(100, 2));
+  EXPECT_FALSE(execution.Overlaps(100, 1));
+  EXPECT_TRUE(execution.Overlaps(-7, 1) && execution.Overlaps(100, 2));
   execution.Leave();
-  EXPECT(!execution.Overlaps(-7, 1) && !execution.Overlaps(100, 2));
+  EXPECT_TRUE(!execution.Overlaps(-7, 1) && !execution.Overlaps(100, 2));
 }
 
-TEST(CommunicatorStateCountsRunsAndSequences) {
+TEST(UnitTest, CommunicatorStateCountsRunsAndSequences) {
   CommunicatorState state;
   const auto enter = [&](int64_t run_id, int64_t plan, int64_t index) {
     const auto position = state.Enter(run_id, plan, index);
     return std::pair{position.run, position.sequence};
   };
-  EXPECT(enter(100, 1, 0) == std::pair(int64_t{1}, int64_t{0}));
-  EXPECT(enter(100, 1, 5) == std::pair(int64_t{1}, int64_t{0}));
-  EXPECT(enter(100, 1, 0) == std::pair(int64_t{1}, int64_t{1}));
-  EXPECT(enter(-7, 2, 0) == std::pair(int64_t{2}, int64_t{0}));
-  ExpectContains(ExpectThrow([&] { enter(100, 1, 6); }), "two executions of");
-  ExpectContains(ExpectThrow([&] { enter(-7, 1, 6); }), "two plans");
+  EXPECT_EQ(enter(100, 1, 0), std::pair(int64_t{1}, int64_t{0}));
+  EXPECT_EQ(enter(100, 1, 5), std::pair(int64_t{1}, int64_t{0}));
+  EXPECT_EQ(enter(100, 1, 0), std::pair(int64_t{1}, int64_t{1}));
+  EXPECT_EQ(enter(-7, 2, 0), std::pair(int64_t{2}, int64_t{0}));
+  EXPECT_THAT([&] { enter(100, 1, 6); }, ThrowsMessage<Error>(HasSubstr("two executions of")));
+  EXPECT_THAT([&] { enter(-7, 1, 6); }, ThrowsMessage<Error>(HasSubstr("two plans")));
 }
 
-TEST(PlansNameTheFirstDifference) {
+TEST(UnitTest, PlansNameTheFirstDifference) {
   const auto difference = FirstDifference("a\tx\nb\ty\nc", "a\tz\nB\tw\nc");
-  ExpectEqual(difference.line, int64_t{1});
-  ExpectEqual(difference.ours, std::string_view("b\ty\nc"));
-  ExpectEqual(difference.theirs, std::string_view("B\tw\nc"));
+  EXPECT_EQ(difference.line, int64_t{1});
+  EXPECT_EQ(difference.ours, "b\ty\nc");
+  EXPECT_EQ(difference.theirs, "B\tw\nc");
   const auto longer = FirstDifference("a\nb", "a\n");
-  ExpectEqual(longer.line, int64_t{1});
-  ExpectEqual(longer.ours, std::string_view("b"));
-  EXPECT(longer.exists() && longer.theirs.empty());
+  EXPECT_EQ(longer.line, int64_t{1});
+  EXPECT_EQ(longer.ours, "b");
+  EXPECT_TRUE(longer.exists() && longer.theirs.empty());
   const auto none = FirstDifference("a\tx\nb", "a\nb\ty\n");
-  EXPECT(!none.exists());
-  ExpectEqual(none.line, int64_t{2});
+  EXPECT_FALSE(none.exists());
+  EXPECT_EQ(none.line, int64_t{2});
 }
 
-TEST(PlansDescribeExchanges) {
+TEST(UnitTest, PlansDescribeExchanges) {
   Plans plans;
   plans.Add(3, "a\tpsum at f.py:1\nb", "jit_f 3f2a\nadd a b");
-  ExpectEqual(plans.Describe(3, 0), std::string("exchange 0 (psum at f.py:1)"));
-  ExpectEqual(plans.Describe(3, 1), std::string("exchange 1 (b)"));
-  ExpectEqual(plans.Describe(3, 9), std::string("exchange 9"));
-  ExpectEqual(plans.Describe(4, 0), std::string("exchange 0"));
-  ExpectEqual(plans.DescribeWithProgram(3, 1), std::string("exchange 1 (b) of jit_f"));
-  ExpectEqual(plans.DescribeWithProgram(4, 1), std::string("exchange 1"));
+  EXPECT_EQ(plans.Describe(3, 0), "exchange 0 (psum at f.py:1)");
+  EXPECT_EQ(plans.Describe(3, 1), "exchange 1 (b)");
+  EXPECT_EQ(plans.Describe(3, 9), "exchange 9");
+  EXPECT_EQ(plans.Describe(4, 0), "exchange 0");
+  EXPECT_EQ(plans.DescribeWithProgram(3, 1), "exchange 1 (b) of jit_f");
+  EXPECT_EQ(plans.DescribeWithProgram(4, 1), "exchange 1");
 }
 
-TEST(RosterNamesRanks) {
+TEST(UnitTest, RosterNamesRanks) {
   Roster roster(0, 2);
   roster.Describe(1, "host b");
   roster.SetRanks({{.device_id = 0, .process = 0, .island = 0, .vendor = "cuda"},
                    {.device_id = 9, .process = 1, .island = 1, .vendor = "rocm"}});
-  ExpectEqual(roster.RankName(1), std::string("rank 1/2 rocm1"));
-  ExpectEqual(roster.RankAndProcess(1), std::string("rank 1 of process 1 (host b), rocm1"));
-  ExpectContains(ExpectThrow([&] { std::ignore = roster.ProcessOf(2); }), "the job has 2 ranks");
+  EXPECT_EQ(roster.RankName(1), "rank 1/2 rocm1");
+  EXPECT_EQ(roster.RankAndProcess(1), "rank 1 of process 1 (host b), rocm1");
+  EXPECT_THAT([&] { std::ignore = roster.ProcessOf(2); },
+              ThrowsMessage<Error>(HasSubstr("the job has 2 ranks")));
 }
 
-TEST(ChannelToOurselvesKeepsOrder) {
+TEST(UnitTest, ChannelToOurselvesKeepsOrder) {
   ControlChannel channel;
   channel.Send(MessageType::kStart, "first");
   channel.Send(MessageType::kHeartbeat);
   const auto first = channel.Next();
-  EXPECT(first && first->type == MessageType::kStart && first->body == "first");
+  EXPECT_TRUE(first && first->type == MessageType::kStart && first->body == "first");
   channel.Send(MessageType::kPlan, std::string(200'000, 'x'));
-  EXPECT(channel.Next()->type == MessageType::kHeartbeat);
-  ExpectEqual(channel.Next()->body.size(), size_t{200'000});
-  EXPECT(!channel.Next());
+  EXPECT_EQ(channel.Next()->type, MessageType::kHeartbeat);
+  EXPECT_EQ(channel.Next()->body.size(), size_t{200'000});
+  EXPECT_FALSE(channel.Next());
 }
 
-TEST(StringsArePackedWithTheirLengths) {
+TEST(UnitTest, StringsArePackedWithTheirLengths) {
   const std::array<std::string, 3> strings = {"a", "", "long string"};
   const std::string packed = PackStrings(strings);
-  EXPECT(UnpackStrings(packed) == std::vector<std::string>(strings.begin(), strings.end()));
-  ExpectContains(ExpectThrow([&] { UnpackStrings(packed.substr(0, packed.size() - 1)); }), "cut");
+  EXPECT_EQ(UnpackStrings(packed), std::vector<std::string>(strings.begin(), strings.end()));
+  EXPECT_THAT([&] { UnpackStrings(packed.substr(0, packed.size() - 1)); },
+              ThrowsMessage<Error>(HasSubstr("cut")));
 }
 
-TEST(SharedMemoryIsFoundByItsInfo) {
+TEST(UnitTest, SharedMemoryIsFoundByItsInfo) {
   SharedMemory ours(100);
   ours.data()[99] = std::byte{42};
   const SharedMemory theirs(ours.info());
-  EXPECT(theirs.data()[99] == std::byte{42});
+  EXPECT_EQ(theirs.data()[99], std::byte{42});
   SharedMemoryInfo other = ours.info();
   other.nonce[0] ^= 1;
-  ExpectContains(ExpectThrow([&] { const SharedMemory memory(other); }), "another process");
+  EXPECT_THAT([&] { const SharedMemory memory(other); },
+              ThrowsMessage<Error>(HasSubstr("another process")));
   other = ours.info();
   other.num_bytes = 5'000'000;
-  ExpectContains(ExpectThrow([&] { const SharedMemory memory(other); }), "not the peer's memory");
+  EXPECT_THAT([&] { const SharedMemory memory(other); },
+              ThrowsMessage<Error>(HasSubstr("not the peer's memory")));
   ours.CloseFd();
-  ExpectContains(ExpectThrow([&] { const SharedMemory memory(ours.info()); }), "open /proc/");
-  EXPECT(theirs.data()[99] == std::byte{42});
+  EXPECT_THAT([&] { const SharedMemory memory(ours.info()); },
+              ThrowsMessage<Error>(HasSubstr("open /proc/")));
+  EXPECT_EQ(theirs.data()[99], std::byte{42});
 }
 
-TEST(FdsAreLeftInMailboxes) {
+TEST(UnitTest, FdsAreLeftInMailboxes) {
   FdMailbox mailbox;
-  ExpectContains(ExpectThrow([&] { mailbox.Take(); }), "no file descriptor from the peer");
+  EXPECT_THAT([&] { mailbox.Take(); },
+              ThrowsMessage<Error>(HasSubstr("no file descriptor from the peer")));
   const SharedMemory memory(100);
   const Fd left(open(StrCat("/proc/self/fd/", memory.info().fd).c_str(), O_RDONLY | O_CLOEXEC));
   FdMailboxInfo guess = mailbox.info();
@@ -369,29 +389,29 @@ TEST(FdsAreLeftInMailboxes) {
   struct stat ours{};
   struct stat theirs{};
   const Fd taken = mailbox.Take();
-  EXPECT(fstat(left.get(), &ours) == 0 && fstat(taken.get(), &theirs) == 0);
-  EXPECT(taken.get() != left.get() && ours.st_ino == theirs.st_ino);
-  ExpectContains(ExpectThrow([&] { mailbox.Take(); }), "no file descriptor");
+  EXPECT_TRUE(fstat(left.get(), &ours) == 0 && fstat(taken.get(), &theirs) == 0);
+  EXPECT_TRUE(taken.get() != left.get() && ours.st_ino == theirs.st_ino);
+  EXPECT_THAT([&] { mailbox.Take(); }, ThrowsMessage<Error>(HasSubstr("no file descriptor")));
   const FdMailboxInfo gone = FdMailbox().info();
-  ExpectContains(ExpectThrow([&] { LeaveFd(gone, left); }), "the peer's mailbox");
+  EXPECT_THAT([&] { LeaveFd(gone, left); }, ThrowsMessage<Error>(HasSubstr("the peer's mailbox")));
 }
 
-TEST(FirstChoiceOfAWayCounts) {
+TEST(UnitTest, FirstChoiceOfAWayCounts) {
   using Route = RouteChoices::Route;
   const auto routes = std::make_unique<RouteChoices>();
   constexpr uint64_t kNext = LaunchLog::kEntries;  // in the same place
   for (const uint64_t number : {uint64_t{1}, 1 + kNext, 1 + 2 * kNext}) {
     const Route first = number == 1 ? Route::kSlots : Route::kZeroCopy;
     const Route second = number == 1 ? Route::kZeroCopy : Route::kSlots;
-    EXPECT(!routes->Find(number));
-    EXPECT(routes->Choose(number, first) == first);
-    EXPECT(routes->Choose(number, second) == first && routes->Find(number) == first);
+    EXPECT_FALSE(routes->Find(number));
+    EXPECT_EQ(routes->Choose(number, first), first);
+    EXPECT_TRUE(routes->Choose(number, second) == first && routes->Find(number) == first);
   }
-  EXPECT(!routes->Find(2));
+  EXPECT_FALSE(routes->Find(2));
 }
 
 // Each callback waits for the next: only a thread of its own lets the last one come.
-TEST(PoolNeverLetsCallbacksWaitForEachOther) {
+TEST(UnitTest, PoolNeverLetsCallbacksWaitForEachOther) {
   CompletionPool pool;
   constexpr size_t kCallbacks = 20;
   std::array<std::promise<void>, kCallbacks + 1> promises;

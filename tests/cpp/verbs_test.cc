@@ -6,6 +6,7 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/verbs/distance.h"
 #include "xla_plugin/transport/verbs/gid.h"
 #include "xla_plugin/transport/verbs/nics.h"
@@ -17,12 +18,18 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::ThrowsMessage;
+
 using verbs::GidEntry;
 using verbs::GidType;
 
 ibv::Gid Gid(const char* text) {
   ibv::Gid gid;
-  if (inet_pton(AF_INET6, text, gid.raw.data()) != 1) AddFailure(text, Location::current());
+  if (inet_pton(AF_INET6, text, gid.raw.data()) != 1) {
+    ADD_FAILURE() << text;
+  }
   return gid;
 }
 
@@ -35,7 +42,7 @@ GidEntry Entry(int index, const char* gid, GidType type = GidType::kRoceV2,
   return {.index = index, .gid = Gid(gid), .type = type, .netdev = netdev, .netdev_is_up = is_up};
 }
 
-TEST(ChoosesRoutableGidOfRoceV2) {
+TEST(VerbsTest, ChoosesRoutableGidOfRoceV2) {
   const std::vector<GidEntry> table = {Entry(0, kLinkLocal, GidType::kRoceV1),
                                        Entry(1, kLinkLocal),
                                        Entry(2, kIpv4, GidType::kRoceV1),
@@ -44,28 +51,30 @@ TEST(ChoosesRoutableGidOfRoceV2) {
                                        Entry(5, kIpv4, GidType::kRoceV2, "eth1", false),
                                        Entry(6, kIpv4),
                                        Entry(7, kIpv4)};
-  ExpectEqual(verbs::ChooseGid(table, -1).index, 6);
-  ExpectEqual(verbs::ChooseGid(std::span(table).first(6), -1).index, 3);
-  ExpectEqual(verbs::ChooseGid(table, 2).index, 2);  // the index that an option chose
+  EXPECT_EQ(verbs::ChooseGid(table, -1).index, 6);
+  EXPECT_EQ(verbs::ChooseGid(std::span(table).first(6), -1).index, 3);
+  EXPECT_EQ(verbs::ChooseGid(table, 2).index, 2);  // the index that an option chose
 }
 
-TEST(ExplainsWhyNoGidCanBeUsed) {
+TEST(VerbsTest, ExplainsWhyNoGidCanBeUsed) {
   const std::vector<GidEntry> table = {Entry(0, kLinkLocal, GidType::kRoceV1), Entry(1, kLinkLocal),
                                        Entry(3, kIpv4, GidType::kRoceV2, "")};
-  const std::string text = ExpectThrow([&] { verbs::ChooseGid(table, -1); });
-  ExpectContains(text, "0: fe80::200:ff:fe00:1 RoCE v1 on eth0, not routed");
-  ExpectContains(text, "1: fe80::200:ff:fe00:1 RoCE v2 on eth0, link-local");
-  ExpectContains(text, "3: ::ffff:10.0.0.1 RoCE v2, no netdev here");
-  ExpectContains(text, "set JAXHET_VERBS_GID_INDEX");
-  ExpectContains(ExpectThrow([&] { verbs::ChooseGid(table, 2); }), "GID index 2 is empty");
-  ExpectContains(ExpectThrow([&] { verbs::ChooseGid({}, -1); }), "GID table is empty");
+  const std::string text = ThrownText([&] { verbs::ChooseGid(table, -1); });
+  EXPECT_THAT(text, HasSubstr("0: fe80::200:ff:fe00:1 RoCE v1 on eth0, not routed"));
+  EXPECT_THAT(text, HasSubstr("1: fe80::200:ff:fe00:1 RoCE v2 on eth0, link-local"));
+  EXPECT_THAT(text, HasSubstr("3: ::ffff:10.0.0.1 RoCE v2, no netdev here"));
+  EXPECT_THAT(text, HasSubstr("set JAXHET_VERBS_GID_INDEX"));
+  EXPECT_THAT([&] { verbs::ChooseGid(table, 2); },
+              ThrowsMessage<Error>(HasSubstr("GID index 2 is empty")));
+  EXPECT_THAT([&] { verbs::ChooseGid({}, -1); },
+              ThrowsMessage<Error>(HasSubstr("GID table is empty")));
 }
 
-TEST(SaysWhyGidIsChosen) {
-  ExpectEqual(verbs::ReasonFor(Entry(6, kIpv4), -1), std::string("RoCE v2, IPv4, on eth0"));
-  ExpectEqual(verbs::ReasonFor(Entry(3, kGlobal), -1), std::string("RoCE v2, IPv6, on eth0"));
-  ExpectEqual(verbs::ReasonFor(Entry(2, kIpv4, GidType::kRoceV1, ""), 2),
-              std::string("JAXHET_VERBS_GID_INDEX: RoCE v1, IPv4; not routed"));
+TEST(VerbsTest, SaysWhyGidIsChosen) {
+  EXPECT_EQ(verbs::ReasonFor(Entry(6, kIpv4), -1), "RoCE v2, IPv4, on eth0");
+  EXPECT_EQ(verbs::ReasonFor(Entry(3, kGlobal), -1), "RoCE v2, IPv6, on eth0");
+  EXPECT_EQ(verbs::ReasonFor(Entry(2, kIpv4, GidType::kRoceV1, ""), 2),
+            "JAXHET_VERBS_GID_INDEX: RoCE v1, IPv4; not routed");
 }
 
 // Folder of files for a test, deleted with the object.
@@ -93,7 +102,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-TEST(ReadsGidTableFromSysfs) {
+TEST(VerbsTest, ReadsGidTableFromSysfs) {
   const Folder folder;
   folder.Put("ports/2/gids/0", "fe80:0000:0000:0000:0200:00ff:fe00:0001");
   folder.Put("ports/2/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000");
@@ -103,16 +112,18 @@ TEST(ReadsGidTableFromSysfs) {
   folder.Put("ports/2/gid_attrs/ndevs/10", "eth7");
   folder.Put("net/eth7/operstate", "up");
   const auto table = verbs::ReadGidTable(folder.path(), 2, folder.path() + "/net");
-  ExpectEqual(table.size(), size_t{2});
-  ExpectEqual(table.at(0).index, 0);
-  EXPECT(table[0].type == GidType::kRoceV1 && table[0].netdev.empty() && !table[0].netdev_is_up);
-  ExpectEqual(table.at(1).index, 10);
-  EXPECT(table[1].type == GidType::kRoceV2 && table[1].netdev == "eth7" && table[1].netdev_is_up);
-  ExpectEqual(verbs::ToString(table[1].gid), std::string("::ffff:10.0.0.1"));
-  EXPECT(verbs::ReadGidTable("/nowhere", 1).empty());
+  EXPECT_EQ(table.size(), size_t{2});
+  EXPECT_EQ(table.at(0).index, 0);
+  EXPECT_TRUE(table[0].type == GidType::kRoceV1 && table[0].netdev.empty() &&
+              !table[0].netdev_is_up);
+  EXPECT_EQ(table.at(1).index, 10);
+  EXPECT_TRUE(table[1].type == GidType::kRoceV2 && table[1].netdev == "eth7" &&
+              table[1].netdev_is_up);
+  EXPECT_EQ(verbs::ToString(table[1].gid), "::ffff:10.0.0.1");
+  EXPECT_TRUE(verbs::ReadGidTable("/nowhere", 1).empty());
 }
 
-TEST(KnowsWhichNetdevHasRoute) {
+TEST(VerbsTest, KnowsWhichNetdevHasRoute) {
   const Folder folder;
   folder.Put("route",
              "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
@@ -123,13 +134,13 @@ TEST(KnowsWhichNetdevHasRoute) {
   const auto has_route = [&](const char* netdev, const char* gid) {
     return verbs::HasRoute(netdev, Gid(gid), folder.path());
   };
-  EXPECT(has_route("eth0", "::ffff:10.0.0.1") && has_route("eth1", "::ffff:10.0.0.1"));
-  EXPECT(has_route("eth0", "::ffff:10.0.1.1"));
-  EXPECT(!has_route("eth1", "::ffff:10.0.1.1"));
-  EXPECT(has_route("eth1", "2001:db8:7fff::1"));
-  EXPECT(!has_route("eth1", "2001:db8:8000::1") && !has_route("eth0", kGlobal));
-  EXPECT(has_route("eth2", kLinkLocal) && has_route("lo", "::ffff:127.0.0.1"));
-  EXPECT(verbs::HasRoute("eth2", Gid(kIpv4), "/nowhere"));
+  EXPECT_TRUE(has_route("eth0", "::ffff:10.0.0.1") && has_route("eth1", "::ffff:10.0.0.1"));
+  EXPECT_TRUE(has_route("eth0", "::ffff:10.0.1.1"));
+  EXPECT_FALSE(has_route("eth1", "::ffff:10.0.1.1"));
+  EXPECT_TRUE(has_route("eth1", "2001:db8:7fff::1"));
+  EXPECT_TRUE(!has_route("eth1", "2001:db8:8000::1") && !has_route("eth0", kGlobal));
+  EXPECT_TRUE(has_route("eth2", kLinkLocal) && has_route("lo", "::ffff:127.0.0.1"));
+  EXPECT_TRUE(verbs::HasRoute("eth2", Gid(kIpv4), "/nowhere"));
 }
 
 // A device of the PCIe tree; `path` leads there from the host bridge.
@@ -138,7 +149,7 @@ void PutPci(const Folder& sysfs, const std::string& path, int numa_node) {
   sysfs.Link("bus/pci/devices/" + path.substr(path.rfind('/') + 1), "devices/" + path);
 }
 
-TEST(MeasuresDistanceByPcieTree) {
+TEST(VerbsTest, MeasuresDistanceByPcieTree) {
   const Folder sysfs;
   const std::string pcie_switch = "pci0000:00/0000:00:01.0/0000:01:00.0/";
   PutPci(sysfs, pcie_switch + "0000:02:00.0/0000:0a:00.0", 0);
@@ -150,25 +161,25 @@ TEST(MeasuresDistanceByPcieTree) {
   const auto distance = [&](const char* pci) {
     return verbs::DistanceBetween(sysfs.path(), "0000:0A:00.0", pci);
   };
-  EXPECT(distance("0000:04:00.0") == verbs::Distance::kPix);
-  EXPECT(distance("0000:07:00.0") == verbs::Distance::kPxb);
-  EXPECT(distance("0000:08:00.0") == verbs::Distance::kPhb);
-  EXPECT(distance("0000:41:00.0") == verbs::Distance::kNode);
-  EXPECT(distance("0000:81:00.0") == verbs::Distance::kSys);
-  EXPECT(distance("0000:99:00.0") == verbs::Distance::kSys);  // nothing is known of it
-  EXPECT(distance("") == verbs::Distance::kSys);
+  EXPECT_EQ(distance("0000:04:00.0"), verbs::Distance::kPix);
+  EXPECT_EQ(distance("0000:07:00.0"), verbs::Distance::kPxb);
+  EXPECT_EQ(distance("0000:08:00.0"), verbs::Distance::kPhb);
+  EXPECT_EQ(distance("0000:41:00.0"), verbs::Distance::kNode);
+  EXPECT_EQ(distance("0000:81:00.0"), verbs::Distance::kSys);
+  EXPECT_EQ(distance("0000:99:00.0"), verbs::Distance::kSys);  // nothing is known of it
+  EXPECT_EQ(distance(""), verbs::Distance::kSys);
 }
 
-TEST(FindsPciAddressOfNic) {
+TEST(VerbsTest, FindsPciAddressOfNic) {
   const Folder sysfs;
   PutPci(sysfs, "pci0000:00/0000:00:01.0/0000:01:00.0", 0);
   sysfs.Put("devices/pci0000:00/0000:00:01.0/0000:01:00.0/auxiliary.roce.0/uevent", "");
   sysfs.Link("mlx5_0/device", "devices/pci0000:00/0000:00:01.0/0000:01:00.0");
   sysfs.Link("bnxt_re0/device", "devices/pci0000:00/0000:00:01.0/0000:01:00.0/auxiliary.roce.0");
   sysfs.Put("rxe0/node_desc", "rxe");
-  ExpectEqual(verbs::PciAddressOf(sysfs.path() + "/mlx5_0"), std::string("0000:01:00.0"));
-  ExpectEqual(verbs::PciAddressOf(sysfs.path() + "/bnxt_re0"), std::string("0000:01:00.0"));
-  ExpectEqual(verbs::PciAddressOf(sysfs.path() + "/rxe0"), std::string());
+  EXPECT_EQ(verbs::PciAddressOf(sysfs.path() + "/mlx5_0"), "0000:01:00.0");
+  EXPECT_EQ(verbs::PciAddressOf(sysfs.path() + "/bnxt_re0"), "0000:01:00.0");
+  EXPECT_EQ(verbs::PciAddressOf(sysfs.path() + "/rxe0"), std::string());
 }
 
 verbs::OpenNic NicOf(const std::string& device, double gbps, const std::string& problem = "") {
@@ -181,18 +192,18 @@ verbs::OpenNic NicOf(const std::string& device, double gbps, const std::string& 
   return {info, nullptr};
 }
 
-TEST(LeavesSlowAndUnwantedNicsOut) {
+TEST(VerbsTest, LeavesSlowAndUnwantedNicsOut) {
   std::vector<verbs::OpenNic> nics = {NicOf("mlx5_0", 400), NicOf("mlx5_1", 25),
                                       NicOf("mlx5_2", 200), NicOf("mlx5_3", 800, "down")};
   const std::vector<verbs::OpenNic> all = nics;
   verbs::Select(nics, "");
-  EXPECT(nics[0].info.problem.empty() && nics[2].info.problem.empty());
-  ExpectContains(nics[1].info.problem, "25 Gbit/s are far below the fastest NIC's 400");
-  ExpectEqual(nics[3].info.problem, std::string("down"));
+  EXPECT_TRUE(nics[0].info.problem.empty() && nics[2].info.problem.empty());
+  EXPECT_THAT(nics[1].info.problem, HasSubstr("25 Gbit/s are far below the fastest NIC's 400"));
+  EXPECT_EQ(nics[3].info.problem, "down");
   nics = all;
   verbs::Select(nics, "mlx5_1,mlx5_2:1");
-  ExpectEqual(nics[0].info.problem, std::string("not in JAXHET_VERBS_DEVICES"));
-  EXPECT(nics[1].info.problem.empty() && nics[2].info.problem.empty());
+  EXPECT_EQ(nics[0].info.problem, "not in JAXHET_VERBS_DEVICES");
+  EXPECT_TRUE(nics[1].info.problem.empty() && nics[2].info.problem.empty());
 }
 
 std::vector<verbs::NicInfo> DescribeNics(std::string devices, int64_t gid_index) {
@@ -203,45 +214,45 @@ std::vector<verbs::NicInfo> DescribeNics(std::string devices, int64_t gid_index)
 }
 
 // NICs of the software libibverbs.
-TEST(DescribesNicsAsOptionsHaveThem) {
+TEST(VerbsTest, DescribesNicsAsOptionsHaveThem) {
   const auto chosen = DescribeNics("", -1);
-  ExpectEqual(chosen.size(), size_t{2});
-  ExpectEqual(chosen.at(0).name, std::string("soft0:1"));
-  ExpectEqual(chosen[0].gid.index, 3);
-  ExpectEqual(chosen[0].reason, std::string("RoCE v2, IPv4, on lo"));
-  ExpectEqual(chosen[0].problem, std::string());
+  EXPECT_EQ(chosen.size(), size_t{2});
+  EXPECT_EQ(chosen.at(0).name, "soft0:1");
+  EXPECT_EQ(chosen[0].gid.index, 3);
+  EXPECT_EQ(chosen[0].reason, "RoCE v2, IPv4, on lo");
+  EXPECT_EQ(chosen[0].problem, std::string());
   const auto wanted = DescribeNics("soft1", 2);
-  ExpectEqual(wanted.at(0).problem, std::string("not in JAXHET_VERBS_DEVICES"));
-  ExpectEqual(wanted.at(1).gid.index, 2);
-  ExpectContains(wanted[1].reason, "JAXHET_VERBS_GID_INDEX: RoCE v1");
+  EXPECT_EQ(wanted.at(0).problem, "not in JAXHET_VERBS_DEVICES");
+  EXPECT_EQ(wanted.at(1).gid.index, 2);
+  EXPECT_THAT(wanted[1].reason, HasSubstr("JAXHET_VERBS_GID_INDEX: RoCE v1"));
   const auto empty = DescribeNics("", 9);
-  EXPECT(empty.at(0).reason.empty());
-  ExpectContains(empty[0].problem, "GID index 9 is empty: the port has 0: fe80::");
+  EXPECT_TRUE(empty.at(0).reason.empty());
+  EXPECT_THAT(empty[0].problem, HasSubstr("GID index 9 is empty: the port has 0: fe80::"));
 }
 
-TEST(SaysThatThereIsNoLibrary) {
+TEST(VerbsTest, SaysThatThereIsNoLibrary) {
   const char* const name = "libibverbs_that_is_absent.so.1";
-  const std::string text = ExpectThrow([&] { LoadVerbs({&name, 1}); });
-  ExpectContains(text, "jaxhet.TransportError: dlopen: libibverbs_that_is_absent.so.1");
-  EXPECT(text.find('\n') == std::string::npos);
+  const std::string text = ThrownText([&] { LoadVerbs({&name, 1}); });
+  EXPECT_THAT(text, HasSubstr("jaxhet.TransportError: dlopen: libibverbs_that_is_absent.so.1"));
+  EXPECT_THAT(text, Not(HasSubstr("\n")));
 }
 
 // Parts as large as a queue pair has room for, of odd lengths too.
-TEST(SlotsAreSentInFewParts) {
+TEST(VerbsTest, SlotsAreSentInFewParts) {
   for (const size_t around : {size_t{1}, size_t{128} << 10, size_t{512} << 10, size_t{8} << 20}) {
     for (size_t num_bytes = around; num_bytes < around + 20'000; ++num_bytes) {
       const size_t part = verbs::SlotLink::PartBytes(num_bytes);
-      EXPECT(verbs::SlotLink::kMostParts * part >= num_bytes && part % 4096 == 0);
+      EXPECT_TRUE(verbs::SlotLink::kMostParts * part >= num_bytes && part % 4096 == 0);
     }
   }
 }
 
-TEST(PacksWorkIdsAndImmediates) {
+TEST(VerbsTest, PacksWorkIdsAndImmediates) {
   const verbs::WorkId id = verbs::UnpackWorkId(
       Pack(verbs::WorkId{.qp = 0xffff'fffe, .epoch = 0xfffd, .is_receive = true}));
-  EXPECT(id.qp == 0xffff'fffe && id.epoch == 0xfffd && id.is_receive);
+  EXPECT_TRUE(id.qp == 0xffff'fffe && id.epoch == 0xfffd && id.is_receive);
   const verbs::Immediate immediate{verbs::ImmediateKind::kCredit, 255, 0xfffe};
-  EXPECT(verbs::UnpackImmediate(Pack(immediate)) == immediate);
+  EXPECT_EQ(verbs::UnpackImmediate(Pack(immediate)), immediate);
 }
 
 }  // namespace

@@ -11,10 +11,13 @@
 #include "tests/cpp/relay.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/base/error.h"
 
 // Somebody between two processes passes their handshakes on, and then reads and changes bytes.
 namespace jaxhet::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr size_t kControl = 0;
 constexpr size_t kData = 1;  // with one data connection
@@ -33,8 +36,8 @@ class RelayedWorld {
         std::make_unique<Relay>(std::move(near[1][0].data[0]), std::move(far[0][1].data[0])));
     engines_[0] = MakeEngine(0, options, std::move(near[0]));
     engines_[1] = MakeEngine(1, options, std::move(far[1]));
-    std::thread other([&] { SetUp(*engines_[1], options); });
-    SetUp(*engines_[0], options);
+    std::thread other([&] { SetUpEngine(*engines_[1], options); });
+    SetUpEngine(*engines_[0], options);
     other.join();
   }
   ~RelayedWorld() {
@@ -80,35 +83,35 @@ struct Place {
 };
 constexpr std::array kPlaces = {Place{kControl, 1'000}, Place{kData, 300'000}};
 
-TEST(ChangedBytesAreDeliveredWithoutEncryption) {
+TEST(WireAttackTest, ChangedBytesAreDeliveredWithoutEncryption) {
   for (const auto& [connection, num_bytes] : kPlaces) {
     RelayedWorld world("off");
     world.relay(connection).Arm(Relay::Attack::kChange, 1'000);
     const auto outcomes = world.Gather(num_bytes, 1);
-    EXPECT(!outcomes[0].error && !outcomes[1].error);
-    EXPECT(!outcomes[0].is_right || !outcomes[1].is_right);
+    EXPECT_TRUE(!outcomes[0].error && !outcomes[1].error);
+    EXPECT_TRUE(!outcomes[0].is_right || !outcomes[1].is_right);
   }
 }
 
-TEST(ChangedAndRepeatedBytesFailThePeerByName) {
+TEST(WireAttackTest, ChangedAndRepeatedBytesFailThePeerByName) {
   for (const std::string encryption : {"auth", "full"}) {
     for (const auto& [connection, num_bytes] : kPlaces) {
       for (const auto attack : {Relay::Attack::kChange, Relay::Attack::kRepeat}) {
         RelayedWorld world(encryption);
         for (const auto& [is_right, error] : world.Gather(num_bytes, 1)) {
-          EXPECT(is_right && !error);
+          EXPECT_TRUE(is_right && !error);
         }
         world.relay(connection).Arm(attack, 1);
         for (int64_t run_id = 2; !world.relay(connection).has_attacked(); ++run_id) {
           world.Gather(num_bytes, run_id);
         }
         for (const auto& [is_right, error] : world.Gather(num_bytes, 1'000)) {
-          EXPECT(error.has_value());
+          EXPECT_TRUE(error.has_value());
           const std::string_view text = error ? error->what() : "";
-          ExpectContains(text, "jaxhet.TransportError: [");
-          ExpectContains(text, "process ");
-          ExpectContains(text, StrCat("(JAXHET_ENCRYPTION=", encryption, ")"));
-          ExpectContains(text, "it was changed, repeated, reordered or cut on its way");
+          EXPECT_THAT(text, HasSubstr("jaxhet.TransportError: ["));
+          EXPECT_THAT(text, HasSubstr("process "));
+          EXPECT_THAT(text, HasSubstr(StrCat("(JAXHET_ENCRYPTION=", encryption, ")")));
+          EXPECT_THAT(text, HasSubstr("it was changed, repeated, reordered or cut on its way"));
         }
       }
     }
@@ -128,46 +131,46 @@ bool IsVisible(RelayedWorld& world, size_t num_bytes) {
   return seen.find("line 3") != std::string::npos;  // a line of the plan
 }
 
-TEST(FullHidesDataAndPlans) {
+TEST(WireAttackTest, FullHidesDataAndPlans) {
   const std::vector<std::pair<std::string, bool>> cases = {
       {"off", true}, {"auth", true}, {"full", false}};
   for (const auto& [encryption, is_visible] : cases) {
     for (const size_t num_bytes : {1'000, 300'000}) {
       RelayedWorld world(encryption);
-      for (const auto& [is_right, error] : world.Gather(num_bytes, 1)) EXPECT(is_right && !error);
-      ExpectEqual(IsVisible(world, num_bytes), is_visible);
+      for (const auto& [is_right, error] : world.Gather(num_bytes, 1))
+        EXPECT_TRUE(is_right && !error);
+      EXPECT_EQ(IsVisible(world, num_bytes), is_visible);
     }
   }
 }
 
-TEST(RdmaIsLeftForTcpInWords) {
+TEST(WireAttackTest, RdmaIsLeftForTcpInWords) {
   WorldOptions options{.transports = {"verbs", "tcp"}};
   options.engine.encryption = "full";
   World world(options);
   world.engine(0).Read([](const ProgressEngine& progress) {
     const Peer& peer = progress.peer(1);
-    ExpectEqual(peer.transport, std::string("tcp"));
+    EXPECT_EQ(peer.transport, "tcp");
     const auto verbs = std::ranges::find(peer.refusals, "verbs", &Refusal::transport);
-    EXPECT(verbs != peer.refusals.end());
-    ExpectContains(verbs->reason, "NICs can't encrypt what they read out of memory");
-    ExpectContains(verbs->reason, "JAXHET_ENCRYPTION is full");
+    EXPECT_NE(verbs, peer.refusals.end());
+    EXPECT_THAT(verbs->reason, HasSubstr("NICs can't encrypt what they read out of memory"));
+    EXPECT_THAT(verbs->reason, HasSubstr("JAXHET_ENCRYPTION is full"));
     return 0;
   });
 }
 
-TEST(RdmaAloneIsRefusedInWords) {
+TEST(WireAttackTest, RdmaAloneIsRefusedInWords) {
   WorldOptions options{.transports = {"verbs"}};
   options.engine.encryption = "auth";
   auto ends = ConnectAll(2);
   const auto first = MakeEngine(0, options, std::move(ends[0]));
   const auto second = MakeEngine(1, options, std::move(ends[1]));
-  std::thread other([&] { ExpectThrow([&] { second->Connect(kLong); }); });
-  const std::string error = ExpectThrow([&] { first->Connect(kLong); });
+  std::thread other([&] { EXPECT_THROW(second->Connect(kLong), Error); });
+  const std::string error = ThrownText([&] { first->Connect(kLong); });
   other.join();
-  ExpectContains(error, "no transport reaches it");
-  ExpectContains(error,
-                 "verbs: NICs can't encrypt what they read out of memory, and "
-                 "JAXHET_ENCRYPTION is auth");
+  EXPECT_THAT(error, HasSubstr("no transport reaches it"));
+  EXPECT_THAT(error, HasSubstr("verbs: NICs can't encrypt what they read out of memory, and "
+                               "JAXHET_ENCRYPTION is auth"));
 }
 
 }  // namespace

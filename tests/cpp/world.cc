@@ -156,7 +156,7 @@ std::string PlanText(int num_lines, std::string_view changed_line) {
   return text;
 }
 
-void SetUp(Engine& engine, const WorldOptions& options) {
+void SetUpEngine(Engine& engine, const WorldOptions& options) {
   engine.Connect(kLong);
   engine.SetRanks(RanksOf(options));
   engine.AddPlan(kPlan, PlanText(8));
@@ -168,7 +168,7 @@ World::World(WorldOptions options) : options_(std::move(options)) {
   for (int process = 0; process < options_.num_processes; ++process) {
     engines_.push_back(
         MakeEngine(process, options_, std::move(ends[static_cast<size_t>(process)])));
-    threads.emplace_back([&, engine = engines_.back().get()] { SetUp(*engine, options_); });
+    threads.emplace_back([&, engine = engines_.back().get()] { SetUpEngine(*engine, options_); });
   }
   for (std::thread& thread : threads) thread.join();
 }

@@ -54,7 +54,7 @@ inline constexpr std::chrono::milliseconds kLong{20'000};
 inline constexpr int64_t kPlan = 7;
 std::string PlanText(int num_lines, std::string_view changed_line = {});
 // Connects an engine and names its ranks and plan; World does so with each.
-void SetUp(Engine& engine, const WorldOptions& options);
+void SetUpEngine(Engine& engine, const WorldOptions& options);
 
 // A job whose processes are engines of this process.
 class World {

@@ -90,7 +90,7 @@ def run_batch(
     with log.open("ab", buffering=0) as out:
         out.write(b"\n")  # a line before may be cut
         process = subprocess.Popen(
-            [*program, "RandomFaults"],
+            [*program, "--gtest_filter=*.RandomFaults*"],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

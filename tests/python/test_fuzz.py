@@ -254,8 +254,10 @@ def test_fuzzers_of_the_engine_find_nothing_under_sanitizers() -> None:
     executions: dict[str, int] = {}
     for source in sorted((_ROOT / "tests" / "cpp").glob("fuzz_*_test.cc")):
         program = chaos.build("asan", source.stem)
-        ended = subprocess.run([program], env=env, check=False, stderr=subprocess.PIPE)
-        text = ended.stderr.decode(errors="replace")  # it quotes inputs
+        ended = subprocess.run(
+            [program], env=env, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        text = ended.stdout.decode(errors="replace")  # it quotes inputs
         assert ended.returncode == 0, text
         found = re.findall(r"^fuzz\.(\w+): (\d+) executions", text, re.MULTILINE)
         executions |= {name: int(count) for name, count in found}

@@ -2,13 +2,7 @@
 // within the deadline, with the right bytes or with an error that says who, where, why and what to
 // do.
 
-#include <sys/mman.h>
 #include <unistd.h>
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define JAXHET_IS_SANITIZED
-#include <sanitizer/common_interface_defs.h>
-#endif
 
 #include <algorithm>
 #include <array>
@@ -32,7 +26,7 @@
 namespace jaxhet::testing {
 namespace {
 
-#ifdef JAXHET_IS_SANITIZED
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr uint32_t kNumRuns = 168;
 #else
 constexpr uint32_t kNumRuns = 1'092;
@@ -128,41 +122,10 @@ struct Cell {
   int transport_errors = 0;
 };
 
-// Where a sanitizer writes what it finds.
-void ReportTo([[maybe_unused]] int fd) {
-#ifdef JAXHET_IS_SANITIZED
-  __sanitizer_set_report_fd(reinterpret_cast<void*>(intptr_t{fd}));
-#endif
-}
-
-// Takes what the program writes to stderr: engines log every queue pair that fails.
-class Silence {
- public:
-  Silence() : stderr_(dup(STDERR_FILENO)), file_(memfd_create("log", MFD_CLOEXEC)) {
-    dup2(file_.get(), STDERR_FILENO);
-    ReportTo(stderr_.get());
-  }
-  ~Silence() {
-    dup2(stderr_.get(), STDERR_FILENO);
-    ReportTo(STDERR_FILENO);
-  }
-  Silence(const Silence&) = delete;
-  Silence& operator=(const Silence&) = delete;
-
-  std::string Text() const {
-    std::string text(static_cast<size_t>(lseek(file_.get(), 0, SEEK_END)), '\0');
-    return pread(file_.get(), text.data(), text.size(), 0) < 0 ? "" : text;
-  }
-
- private:
-  Fd stderr_;
-  Fd file_;
-};
-
 // One run: a world, three exchanges, and a fault somewhere.
-class Run {
+class FaultRun {
  public:
-  Run(uint32_t seed, const FaultRow& fault, Phase phase)
+  FaultRun(uint32_t seed, const FaultRow& fault, Phase phase)
       : chance_{std::mt19937(seed)}, fault_(fault), phase_(phase) {}
 
   void Execute(Cell& cell) {
@@ -352,7 +315,7 @@ class Watchdog {
   std::thread thread_{[this] { Watch(); }};
 };
 
-TEST(EveryFaultInEveryPhase) {
+TEST(FaultMatrixTest, EveryFaultInEveryPhase) {
   const char* const given = std::getenv("FAULT_MATRIX_SEED");
   const auto first_seed = static_cast<uint32_t>(given == nullptr ? 1 : std::stoul(given));
   std::fprintf(stderr, "%u runs, seeds from %u (FAULT_MATRIX_SEED)\n", kNumRuns, first_seed);
@@ -363,25 +326,25 @@ TEST(EveryFaultInEveryPhase) {
     const size_t row = i / kNumPhases % kFaults.size();
     const size_t phase = i % kNumPhases;
     const uint32_t seed = first_seed + i;
-    Run run(seed, kFaults.at(row), static_cast<Phase>(phase));
+    FaultRun run(seed, kFaults.at(row), static_cast<Phase>(phase));
     std::string log;
     {
       const Watchdog watchdog(StrCat("seed ", seed));
-      const Silence silence;
+      const CapturedStderr captured;  // engines log every queue pair that fails
       run.Execute(table.at(row).at(phase));
-      log = silence.Text();
+      log = captured.Text();
     }
     if (run.problems().empty()) continue;
-    AddFailure(StrCat("seed ", seed, ", ", run.ToString(), ": ", run.problems(), "\n", log),
-               Location::current());
+    ADD_FAILURE() << "seed " << seed << ", " << run.ToString() << ": " << run.problems() << "\n"
+                  << log;
   }
   Print(table);
-  ExpectEqual(Softverbs::Get().Objects(), objects);
+  EXPECT_EQ(Softverbs::Get().Objects(), objects);
   if (kNumRuns < 1'000) return;  // chance may have left a cell empty
   for (size_t row = 0; row < kFaults.size(); ++row) {
     for (size_t phase = 0; phase < kNumPhases; ++phase) {
-      ExpectTrue(table.at(row).at(phase).struck > 0,
-                 StrCat(kFaults.at(row).name, " never struck in phase ", kPhaseNames.at(phase)));
+      EXPECT_GT(table.at(row).at(phase).struck, 0)
+          << kFaults.at(row).name << " never struck in phase " << kPhaseNames.at(phase);
     }
   }
 }

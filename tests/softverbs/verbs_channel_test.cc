@@ -16,6 +16,8 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 constexpr size_t kNumSlots = 4;
 
 class SlotsOfADevice {
@@ -30,64 +32,65 @@ class SlotsOfADevice {
   verbs::DeviceSlots slots_;
 };
 
-TEST(MemoryIsRegisteredAsDmaBuf) { ExpectEqual(SlotsOfADevice().way(), std::string("dma-buf")); }
+TEST(VerbsChannelTest, MemoryIsRegisteredAsDmaBuf) { EXPECT_EQ(SlotsOfADevice().way(), "dma-buf"); }
 
-TEST(PeerMemoryIsNextBest) {
+TEST(VerbsChannelTest, PeerMemoryIsNextBest) {
   const FaultScope fault(StrCat("call ibv_reg_dmabuf_mr errno=", EOPNOTSUPP, " count=all"));
-  ExpectEqual(SlotsOfADevice().way(), std::string("peer memory"));
+  EXPECT_EQ(SlotsOfADevice().way(), "peer memory");
 }
 
 // Some kernels register a dma-buf and lose what is written to it.
-TEST(MemoryThatLosesDataIsNotUsed) {
+TEST(VerbsChannelTest, MemoryThatLosesDataIsNotUsed) {
   for (const char* const damage : {"lose", "garble"}) {
     const FaultScope fault(StrCat(damage, " memory=dmabuf count=all"));
-    ExpectEqual(SlotsOfADevice().way(), std::string("peer memory"));
+    EXPECT_EQ(SlotsOfADevice().way(), "peer memory");
   }
 }
 
-TEST(PinnedMemoryIsLast) {
+TEST(VerbsChannelTest, PinnedMemoryIsLast) {
   const FaultScope fault("lose count=all");
   const std::string way = SlotsOfADevice().way();
-  ExpectContains(way, "pinned memory (dma-buf: soft");
-  ExpectContains(
+  EXPECT_THAT(way, HasSubstr("pinned memory (dma-buf: soft"));
+  EXPECT_THAT(
       way,
-      "; peer memory: soft0:1 read stale data after host:0 (this host's memory) wrote to "
-      "its memory: the NIC's reads are not coherent here)");
+      HasSubstr("; peer memory: soft0:1 read stale data after host:0 (this host's memory) wrote to "
+                "its memory: the NIC's reads are not coherent here)"));
 }
 
 // The first two writes to memory prove that a dma-buf can be read; the third one is lost.
-TEST(SaysWhichWritesAreNotSeen) {
+TEST(VerbsChannelTest, SaysWhichWritesAreNotSeen) {
   const FaultScope fault("lose after=2 count=all");
-  ExpectContains(SlotsOfADevice().way(),
-                 "pinned memory (dma-buf: host:0 (this host's memory) does not see what soft0:1 "
-                 "wrote to its memory: the NIC's writes are not coherent here; peer memory: soft");
+  EXPECT_THAT(
+      SlotsOfADevice().way(),
+      HasSubstr("pinned memory (dma-buf: host:0 (this host's memory) does not see what soft0:1 "
+                "wrote to its memory: the NIC's writes are not coherent here; peer memory: soft"));
 }
 
 // NICs send operands in the device's operand memory from there, and no others.
-TEST(OperandsAreRegistered) {
+TEST(VerbsChannelTest, OperandsAreRegistered) {
   const auto device = OpenHostDevice({}, 0);
   verbs::Nics nics{NicOptions()};
   const auto make = [&] {
     return verbs::OperandRegion(*device, nics.Usable(), nics.options(), OperandsOf(0));
   };
   const auto operands = make();
-  ExpectEqual(operands.why_not(), std::string());
+  EXPECT_EQ(operands.why_not(), std::string());
   const auto address = reinterpret_cast<uint64_t>(OperandsOf(1).data());
-  ExpectEqual(operands.AddressOf(OperandsOf(1)).value_or(0), address);
+  EXPECT_EQ(operands.AddressOf(OperandsOf(1)).value_or(0), address);
   const std::vector<std::byte> elsewhere(100);
-  EXPECT(!operands.AddressOf(elsewhere));
+  EXPECT_FALSE(operands.AddressOf(elsewhere));
   const AddressRange all = device->RangeOf(OperandsOf(0).data());
-  EXPECT(!operands.AddressOf({static_cast<const std::byte*>(all.base), all.num_bytes + 1}));
+  EXPECT_FALSE(operands.AddressOf({static_cast<const std::byte*>(all.base), all.num_bytes + 1}));
 
   const FaultScope fault("garble count=all");
   const auto garbled = make();
-  ExpectContains(garbled.why_not(), "dma-buf: soft");
-  ExpectContains(
+  EXPECT_THAT(garbled.why_not(), HasSubstr("dma-buf: soft"));
+  EXPECT_THAT(
       garbled.why_not(),
-      " read stale data after host:0 (this host's memory) wrote to its memory: the NIC's "
-      "reads are not coherent here");
-  ExpectContains(garbled.why_not(), "; peer memory: soft");
-  EXPECT(!garbled.AddressOf(OperandsOf(1)));
+      HasSubstr(" read stale data after host:0 (this host's memory) wrote to its memory: the NIC's "
+                "reads are not coherent here"));
+  EXPECT_THAT(garbled.why_not(), HasSubstr("; peer memory: soft"));
+  EXPECT_FALSE(garbled.AddressOf(OperandsOf(1)));
 }
 
 // Both ends of a channel, which the test plays the devices of.
@@ -126,7 +129,7 @@ struct ChannelPair {
 void Send(ChannelPair& channel, uint32_t number, bool is_in_place) {
   const auto operand = OperandsOf(0);
   const auto place = channel.source->PlaceOf(operand);
-  EXPECT(place.has_value());
+  EXPECT_TRUE(place.has_value());
   ChannelWords& words = channel.source->words();
   words.source.Publish(number, {kPlan, 0, operand.size()}, place.value_or(0));
   words.routes.Choose(number,
@@ -142,18 +145,18 @@ void CheckNothingIsSentAfterTheCut(bool is_in_place) {
     return channel.target->words().tail.at(slot).host().load() > 0;
   };
   Send(channel, 1, is_in_place);
-  EXPECT(IsWithin(kLong, [&] { return has_arrived(0); }));
+  EXPECT_TRUE(IsWithin(kLong, [&] { return has_arrived(0); }));
   const FaultScope fault("delay us=50000 count=all");
   const uint64_t before = Softverbs::Get().num_requests();
   Send(channel, 2, is_in_place);
-  EXPECT(IsWithin(kLong, [&] { return Softverbs::Get().num_requests() > before; }));
+  EXPECT_TRUE(IsWithin(kLong, [&] { return Softverbs::Get().num_requests() > before; }));
   channel.source->Cut();
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  ExpectEqual(Softverbs::Get().num_requests(), before + 1);  // one of two requests; the other waits
-  EXPECT(!has_arrived(1));
+  EXPECT_EQ(Softverbs::Get().num_requests(), before + 1);  // one of two requests; the other waits
+  EXPECT_FALSE(has_arrived(1));
 }
 
-TEST(NothingIsSentAfterTheCut) {
+TEST(VerbsChannelTest, NothingIsSentAfterTheCut) {
   for (const bool is_in_place : {false, true}) CheckNothingIsSentAfterTheCut(is_in_place);
 }
 
@@ -180,7 +183,7 @@ bool Swaps(DeviceWorld& world) {
   return true;
 }
 
-TEST(ChannelsGoOnWhenQueuePairsFail) {
+TEST(VerbsChannelTest, ChannelsGoOnWhenQueuePairsFail) {
   for (const char* const fault :
        {"error status=12", "error status=12 after=3 count=2", "error status=12 bytes=all",
         "flush after=5", "peer_flush after=2", "ghost us=2000 after=4", "ghost us=50000 after=9",
@@ -189,24 +192,24 @@ TEST(ChannelsGoOnWhenQueuePairsFail) {
       DeviceWorld world(VerbsOptions(has_operands));
       const uint64_t before = Softverbs::Get().num_faults_fired();
       const FaultScope scope(fault);
-      ExpectTrue(Swaps(world), fault);
-      ExpectTrue(Softverbs::Get().num_faults_fired() > before, fault);
+      EXPECT_TRUE(Swaps(world)) << fault;
+      EXPECT_GT(Softverbs::Get().num_faults_fired(), before) << fault;
       const uint64_t in_place = world.engine(0).DeviceStats().at("bytes_sent_in_place");
-      ExpectTrue((in_place > 0) == has_operands, fault);
+      EXPECT_EQ(in_place > 0, has_operands) << fault;
     }
   }
 }
 
-TEST(ChannelsGoOnWhenAPortGoesDown) {
+TEST(VerbsChannelTest, ChannelsGoOnWhenAPortGoesDown) {
   DeviceWorld world(VerbsOptions(/*has_operands=*/true));
-  EXPECT(Swaps(world));
+  EXPECT_TRUE(Swaps(world));
   Softverbs::Get().Command("port soft0 1 down");
-  EXPECT(Swaps(world));
+  EXPECT_TRUE(Swaps(world));
   Softverbs::Get().Command("port soft0 1 up");
-  EXPECT(Swaps(world));
+  EXPECT_TRUE(Swaps(world));
 }
 
-TEST(LastQueuePairIsAnError) {
+TEST(VerbsChannelTest, LastQueuePairIsAnError) {
   Part zero(0, SwapPairs(), kSlotBytes);
   Part one(1, SwapPairs(), kSlotBytes);
   DeviceWorld world(VerbsOptions(/*has_operands=*/true));
@@ -214,10 +217,10 @@ TEST(LastQueuePairIsAnError) {
   zero.Start(world);
   one.Start(world);
   const auto error = world.engine(0).WaitFailure(kLong);
-  EXPECT(error != nullptr);
-  ExpectContains(error->what(), "jaxhet.PeerError: [rank ");
-  ExpectContains(error->what(), "a device channel (verbs) broke: no queue pair is left");
-  ExpectContains(error->what(), "IBV_WC_RETRY_EXC_ERR");
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(error->what(), HasSubstr("jaxhet.PeerError: [rank "));
+  EXPECT_THAT(error->what(), HasSubstr("a device channel (verbs) broke: no queue pair is left"));
+  EXPECT_THAT(error->what(), HasSubstr("IBV_WC_RETRY_EXC_ERR"));
 }
 
 }  // namespace

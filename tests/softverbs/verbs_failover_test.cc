@@ -18,6 +18,8 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 class VerbsWorld {
  public:
   explicit VerbsWorld(const verbs::Options& options = NicOptions()) : world_(WithVerbs(options)) {}
@@ -41,14 +43,14 @@ class VerbsWorld {
       if (errors[rank]) continue;
       std::vector<std::byte> expected = calls[0].operands[0];
       expected.insert(expected.end(), calls[1].operands[0].begin(), calls[1].operands[0].end());
-      EXPECT(AreEqual(calls[rank].results[0], expected));
+      EXPECT_TRUE(AreEqual(calls[rank].results[0], expected));
     }
     return errors;
   }
 
   void ExpectGathers(size_t num_bytes, const Location& location = Location::current()) {
-    for (const auto& error : Gather(num_bytes))
-      ExpectTrue(!error, error ? error->what() : "", location);
+    const CalledAt here(location);
+    for (const auto& error : Gather(num_bytes)) EXPECT_FALSE(error) << (error ? error->what() : "");
   }
 
  private:
@@ -64,7 +66,7 @@ class VerbsWorld {
 
 constexpr size_t kManyBytes = (size_t{5} << 20) + 3;
 
-TEST(GoesOnWhenQueuePairsFail) {
+TEST(VerbsFailoverTest, GoesOnWhenQueuePairsFail) {
   for (const char* const fault :
        {"error status=12", "error status=12 bytes=all",
         "error status=12 bytes=70000 after=7 count=2", "flush after=3", "peer_flush after=5",
@@ -74,11 +76,11 @@ TEST(GoesOnWhenQueuePairsFail) {
     const uint64_t before = Softverbs::Get().num_faults_fired();
     const FaultScope scope(fault);
     for (int i = 0; i < 3; ++i) world.ExpectGathers(kManyBytes);
-    ExpectTrue(Softverbs::Get().num_faults_fired() > before, fault);
+    EXPECT_GT(Softverbs::Get().num_faults_fired(), before) << fault;
   }
 }
 
-TEST(GoesOnWhenPortGoesDown) {
+TEST(VerbsFailoverTest, GoesOnWhenPortGoesDown) {
   VerbsWorld world;
   world.ExpectGathers(kManyBytes);
   Softverbs::Get().Command("port soft0 1 down");
@@ -86,7 +88,7 @@ TEST(GoesOnWhenPortGoesDown) {
   Softverbs::Get().Command("port soft0 1 up");
 }
 
-TEST(GoesOnWithOneNic) {
+TEST(VerbsFailoverTest, GoesOnWithOneNic) {
   verbs::Options options = NicOptions();
   options.devices = "soft1";
   VerbsWorld world(options);
@@ -95,55 +97,56 @@ TEST(GoesOnWithOneNic) {
   for (int i = 0; i < 3; ++i) world.ExpectGathers(kManyBytes);
 }
 
-TEST(NamesFatalStatus) {
+TEST(VerbsFailoverTest, NamesFatalStatus) {
   VerbsWorld world;
   const FaultScope scope("error status=10 device=soft1 opcode=1");
   const auto errors = world.Gather(kManyBytes);
   for (const auto& error : errors) {
-    EXPECT(error && error->code() == ErrorCode::kTransport);
-    ExpectContains(error->what(), "rank ");
-    ExpectContains(error->what(), "soft1:1 (::ffff:127.0.0.");
-    ExpectContains(error->what(), "IBV_WC_REM_ACCESS_ERR (10");
-    ExpectContains(error->what(), "please report it");
+    ASSERT_TRUE(error && error->code() == ErrorCode::kTransport);
+    EXPECT_THAT(error->what(), HasSubstr("rank "));
+    EXPECT_THAT(error->what(), HasSubstr("soft1:1 (::ffff:127.0.0."));
+    EXPECT_THAT(error->what(), HasSubstr("IBV_WC_REM_ACCESS_ERR (10"));
+    EXPECT_THAT(error->what(), HasSubstr("please report it"));
   }
 }
 
-TEST(NamesLastStatusWhenNoQueuePairIsLeft) {
+TEST(VerbsFailoverTest, NamesLastStatusWhenNoQueuePairIsLeft) {
   VerbsWorld world;
   const FaultScope scope("error status=12 count=all");
   const auto errors = world.Gather(kManyBytes);
   for (const auto& error : errors) {
-    EXPECT(error && error->code() == ErrorCode::kPeer);
-    ExpectContains(error->what(), "rank ");
-    ExpectContains(error->what(), "no queue pair is left; the last was soft");
-    ExpectContains(error->what(), "IBV_WC_RETRY_EXC_ERR (12");
-    ExpectContains(error->what(), "JAXHET_VERBS_GID_INDEX");
+    ASSERT_TRUE(error && error->code() == ErrorCode::kPeer);
+    EXPECT_THAT(error->what(), HasSubstr("rank "));
+    EXPECT_THAT(error->what(), HasSubstr("no queue pair is left; the last was soft"));
+    EXPECT_THAT(error->what(), HasSubstr("IBV_WC_RETRY_EXC_ERR (12"));
+    EXPECT_THAT(error->what(), HasSubstr("JAXHET_VERBS_GID_INDEX"));
   }
 }
 
 std::string RefusalOf(const std::string& command) {
   const FaultScope scope(command);
-  return ExpectThrow([] { verbs::Nics(NicOptions()).Usable(); });
+  return ThrownText([] { verbs::Nics(NicOptions()).Usable(); });
 }
 
-TEST(SaysWhatToDoWhenSetUpFails) {
-  ExpectContains(RefusalOf("call ibv_get_device_list errno=38"),
-                 "ibv_get_device_list: Function not implemented (38). There is no RDMA NIC");
-  ExpectContains(RefusalOf("call ibv_open_device errno=13 count=all"),
-                 "soft0: ibv_open_device on soft0: Permission denied (13)");
+TEST(VerbsFailoverTest, SaysWhatToDoWhenSetUpFails) {
+  EXPECT_THAT(
+      RefusalOf("call ibv_get_device_list errno=38"),
+      HasSubstr("ibv_get_device_list: Function not implemented (38). There is no RDMA NIC"));
+  EXPECT_THAT(RefusalOf("call ibv_open_device errno=13 count=all"),
+              HasSubstr("soft0: ibv_open_device on soft0: Permission denied (13)"));
   const FaultScope scope("call ibv_reg_mr errno=12 count=all");
   World world({.transports = {"verbs", "tcp"}});
   const auto refusals = world.engine(0).Read(
       [](const ProgressEngine& progress) { return progress.peer(1).refusals; });
-  ExpectEqual(refusals.at(2).transport, std::string("verbs"));
-  ExpectContains(refusals[2].reason, "ulimit -l");
+  EXPECT_EQ(refusals.at(2).transport, "verbs");
+  EXPECT_THAT(refusals[2].reason, HasSubstr("ulimit -l"));
 }
 
 ptrdiff_t CountFds() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
 }
 
-TEST(VerbsCyclesLeaveNothingBehind) {
+TEST(VerbsFailoverTest, VerbsCyclesLeaveNothingBehind) {
   const std::string objects = Softverbs::Get().Objects();
   const ptrdiff_t fds = CountFds();
   for (int i = 0; i < (kIsThreadSanitized ? 200 : 1'000); ++i) {
@@ -153,8 +156,8 @@ TEST(VerbsCyclesLeaveNothingBehind) {
     const FaultScope scope("error status=12");
     world.ExpectGathers(kManyBytes / 50);
   }
-  ExpectEqual(Softverbs::Get().Objects(), objects);
-  ExpectEqual(CountFds(), fds);
+  EXPECT_EQ(Softverbs::Get().Objects(), objects);
+  EXPECT_EQ(CountFds(), fds);
 }
 
 double CpuSeconds() {
@@ -166,13 +169,13 @@ double CpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-TEST(IdleUsesNoCpu) {
+TEST(VerbsFailoverTest, IdleUsesNoCpu) {
   VerbsWorld world;
   world.ExpectGathers(kManyBytes);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const double before = CpuSeconds();
   std::this_thread::sleep_for(std::chrono::milliseconds(1'000));
-  EXPECT(CpuSeconds() - before < 0.05);
+  EXPECT_LT(CpuSeconds() - before, 0.05);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 
 #include "xla_plugin/base/error.h"
 
@@ -16,7 +17,7 @@ struct Ending {
 };
 
 void End(int status, void* argument) {  // NOLINT(misc-const-correctness): on_exit's type
-  const auto* const ending = static_cast<const Ending*>(argument);
+  const std::unique_ptr<const Ending> ending(static_cast<const Ending*>(argument));
   if (status != 0 || getpid() != ending->process) return;
   std::fflush(nullptr);
   _exit(ending->code);
@@ -25,8 +26,7 @@ void End(int status, void* argument) {  // NOLINT(misc-const-correctness): on_ex
 }  // namespace
 
 void FailExit(int code) {
-  auto* const ending =
-      new Ending{.process = getpid(), .code = code};  // lives until the process ends
+  auto* const ending = new Ending{.process = getpid(), .code = code};  // End() deletes it
   if (on_exit(&End, ending) == 0) return;
   delete ending;
   Throw(ErrorCode::kDevice, "on_exit: no memory for another exit handler");
