@@ -3,8 +3,8 @@
 Trains it on the same data from the same seed in several ways, each by `models.pretrain`:
 
 - `one world`: in one ordinary JAX process with as many devices;
-- `permuted`: the same with devices and rows in another order, which changes nothing but rounding:
-  the noise floor;
+- `permuted`, `permuted 2` and so on: the same with devices and rows in other orders, which changes
+  nothing but rounding. The largest difference of these runs is the noise floor;
 - `islands`: over two islands or more, through `jaxhet launch`;
 - `unlike islands`: the same, and one island computes with other flags of XLA, so that its
   arithmetic is another one.
@@ -44,7 +44,7 @@ UNLIKE_FLAGS = {
 }
 # How far a loss may be from the one world's, relative to it, by the type that is computed in. With
 # unlike islands it may also be so many noise floors away.
-TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-3, "float16": 1e-3}
+TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-3, "float16": 1e-3, "float64": 1e-12}
 NOISE_FLOORS = 2.0
 # How many of these tolerances the norm of gradients may be away, with islands of either kind; or so
 # many noise floors of its own. A loss is a mean over tokens, and rounding moves it less.
@@ -64,6 +64,7 @@ class Parity:
       unlike: flags of XLA of the last island in the run `unlike islands`; empty: no such run.
       tolerance: the largest difference of a loss, relative to the one world's.
       out: folder of the report and the runs.
+      permutations: how many runs with devices and rows in other orders make the noise floor.
       jobs: how many runs are made at the same time.
       training: options of `models.pretrain` for all runs.
     """
@@ -75,16 +76,17 @@ class Parity:
     unlike: str
     tolerance: float
     out: Path
+    permutations: int
     jobs: int
     training: Sequence[str]
 
     def runs(self, mesh: str) -> dict[str, list[str]]:
         """The command of each run on a mesh, by its name."""
-        commands = {
-            ONE_WORLD: self._training(mesh, ONE_WORLD),
-            PERMUTED: [*self._training(mesh, PERMUTED), "--permute=1"],
-            ISLANDS: [*self._launch(), *self._training(mesh, ISLANDS), "--digest"],
-        }
+        commands = {ONE_WORLD: self._training(mesh, ONE_WORLD)}
+        for seed in range(1, self.permutations + 1):
+            name = PERMUTED if seed == 1 else f"{PERMUTED} {seed}"
+            commands[name] = [*self._training(mesh, name), f"--permute={seed}"]
+        commands[ISLANDS] = [*self._launch(), *self._training(mesh, ISLANDS), "--digest"]
         if self.unlike:
             flags = f"{os.environ.get('XLA_FLAGS', '')} {self.unlike}".strip()
             other = f"--island-env=island{self.islands - 1}:XLA_FLAGS={flags}"
@@ -164,6 +166,11 @@ class Result:
         return texts
 
 
+def is_permuted(run: str) -> bool:
+    """Whether a run of that name is part of the noise floor."""
+    return run.startswith(PERMUTED)
+
+
 def compare(
     parity: Parity, mesh: str, rows: Mapping[str, Rows], reasons: Mapping[str, str]
 ) -> list[Result]:
@@ -176,9 +183,10 @@ def compare(
       reasons: Reasons of the runs that failed.
     """
     one = rows.get(ONE_WORLD, [])
-    permuted = rows.get(PERMUTED, [])
+    permuted = [rows.get(run, []) for run in parity.runs(mesh) if is_permuted(run)]
     floor, gradient_floor = (
-        NOISE_FLOORS * (_largest(permuted, one, name) or 0.0) for name in ("loss", "gradient_norm")
+        NOISE_FLOORS * max((_largest(other, one, name) or 0.0 for other in permuted), default=0.0)
+        for name in ("loss", "gradient_norm")
     )
     results = []
     for run in parity.runs(mesh):
@@ -329,10 +337,10 @@ Made at commit {origin.commit}. Training text: {origin.text}, {origin.tokens:,} 
 `{origin.digest}`.
 
 Differences are relative to the one world's: the largest of all steps, and the one of the last step.
-The loss of islands may differ by {parity.tolerance:.0e}. The loss of unlike islands may also
-differ by {NOISE_FLOORS:g} times as much as the permuted world's, which differs by rounding alone.
-Norms of gradients may be
-{gradient:.0e} away, or {NOISE_FLOORS:g} times as much as the permuted world's. Replicas: how many
+The noise floor is the largest difference of {parity.permutations} permuted worlds, which differ by
+rounding alone. The loss of islands may differ by {parity.tolerance:.0e}. The loss of unlike islands
+may also differ by {NOISE_FLOORS:g} noise floors. Norms of gradients may be {gradient:.0e} away, or
+{NOISE_FLOORS:g} noise floors of their own. Replicas: how many
 pieces of parameters were compared over devices, by SHA-256, and how many comparisons of an array
 the run made itself.
 
@@ -365,7 +373,7 @@ def _line(result: Result) -> tuple[str, ...]:
     if result.failures:
         outcome = f"FAILED: {'; '.join(result.failures)}"
     elif result.allowed is None:
-        outcome = {ONE_WORLD: "reference", PERMUTED: "noise floor"}[result.run]
+        outcome = "noise floor" if is_permuted(result.run) else "reference"
     else:
         outcome = f"passes (at most {result.allowed:.0e})"
     return (
@@ -472,11 +480,20 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
     add("--steps", 300, "of each run", type=int)
     add("--learning-rate", 3e-4, "after the warm-up", type=float)
     add("--log-every", 50, "steps between comparisons of replicas", type=int)
+    add(
+        "--permutations",
+        4,
+        "runs of one world with devices and rows in other orders, whose largest difference is the"
+        " noise floor; each takes the time of one run",
+        type=int,
+    )
     add("--jobs", 1, "runs at the same time; tokens/s are then too low", type=int)
     add("--out", Path("runs/parity"), "folder of the report and the runs", type=Path)
     given, rest = parser.parse_known_args(arguments)
     if given.jobs < 1:
         parser.error(f"--jobs {given.jobs}: at least 1 run at a time")
+    if given.permutations < 1:
+        parser.error(f"--permutations {given.permutations}: the noise floor needs at least 1")
     for name in ("mesh", "run-dir", "permute", "digest", "resume"):
         if any(word == f"--{name}" or word.startswith(f"--{name}=") for word in rest):
             parser.error(f"--{name} is set for each run: leave it out")
@@ -496,6 +513,7 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
         unlike=UNLIKE_FLAGS[given.platform] if given.unlike is None else given.unlike,
         tolerance=TOLERANCES[given.dtype] if given.tolerance is None else given.tolerance,
         out=given.out,
+        permutations=given.permutations,
         jobs=given.jobs,
         training=[*(f"--{n.replace('_', '-')}={v}" for n, v in shared.items()), *rest],
     )

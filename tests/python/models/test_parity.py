@@ -43,7 +43,7 @@ def asked(tmp_path):
 
 def checked(asked, reasons=None, **rows) -> dict[str, list[str]]:
     """The failures of each run that has some. All runs have equal metrics but those in `rows`."""
-    runs = {run: metrics(4.0, 2.0) for run in (ONE_WORLD, PERMUTED, ISLANDS, UNLIKE)}
+    runs = {run: metrics(4.0, 2.0) for run in asked.runs(MESH)}
     runs |= {name.replace("_", " "): given for name, given in rows.items()}
     results = parity.compare(asked, MESH, runs, reasons or {})
     assert [result.run for result in results] == [*runs]
@@ -69,8 +69,8 @@ def test_norms_of_gradients_may_be_ten_tolerances_or_two_noise_floors_away(asked
 def test_final_differences_are_those_of_the_last_step(asked):
     later = metrics(4.0, 2.0)
     later[0] |= {"loss": 4.00001, "gradient_norm": 2.0001}
-    runs = dict.fromkeys((ONE_WORLD, PERMUTED, UNLIKE), metrics(4.0, 2.0)) | {ISLANDS: later}
-    _, _, islands, _ = parity.compare(asked, MESH, runs, {})
+    runs = dict.fromkeys(asked.runs(MESH), metrics(4.0, 2.0)) | {ISLANDS: later}
+    (islands,) = (r for r in parity.compare(asked, MESH, runs, {}) if r.run == ISLANDS)
     assert islands.largest == pytest.approx(2.5e-6)
     assert islands.gradient == pytest.approx(5e-5)
     assert islands.final == islands.gradient_final == 0
@@ -127,6 +127,18 @@ def test_unlike_islands_may_be_two_noise_floors_away(asked):
     assert [*checked(asked, islands=away, permuted=metrics(4.0, 2.0002))] == [ISLANDS]
 
 
+def test_noise_floor_is_the_largest_of_all_permutations(asked):
+    away = metrics(4.0, 2.0004, norm=2.001)
+    largest = metrics(4.0, 2.0002, norm=2.0006)
+    for run in ("permuted", "permuted_2", "permuted_4"):
+        assert checked(asked, unlike_islands=away, **{run: largest}) == {}
+    # The floors of losses and of norms may be those of different runs.
+    floors = {"permuted_3": metrics(4.0, 2.0002), "permuted_2": metrics(4.0, 2.0, norm=2.0006)}
+    assert checked(asked, unlike_islands=away, **floors) == {}
+    failed = checked(asked, {"permuted 2": "exit code 1"}, unlike_islands=away, permuted_2=largest)
+    assert failed["permuted 2"] == ["exit code 1"]
+
+
 def test_replicas_must_be_there_and_equal(asked):
     assert checked(asked, islands=metrics(4.0, 2.0, different=3)) == {
         ISLANDS: ["3 replicas differed during the run"]
@@ -151,7 +163,10 @@ def test_runs_differ_in_what_they_are_named_after(asked):
     assert all(f"--mesh={MESH}" in command for command in commands.values())
     assert all("--config=tiny" in command for command in commands.values())
     assert [run for run, command in commands.items() if "launch" in command] == [ISLANDS, UNLIKE]
-    assert "--permute=1" in commands[PERMUTED]
+    permuted = [PERMUTED, "permuted 2", "permuted 3", "permuted 4"]
+    assert [*commands] == [ONE_WORLD, *permuted, ISLANDS, UNLIKE]
+    assert [commands[run][-1] for run in permuted] == [f"--permute={n}" for n in (1, 2, 3, 4)]
+    assert [*parse(["--permutations=1"]).runs(MESH)][:3] == [ONE_WORLD, PERMUTED, ISLANDS]
     assert UNLIKE not in parse(["--unlike="]).runs(MESH)
 
 
@@ -165,6 +180,7 @@ def test_unlike_island_has_its_flags_beside_those_of_all_runs(asked, monkeypatch
     ("words", "said"),
     [
         (["--run-dir=x"], "--run-dir is set for each run: leave it out"),
+        (["--permutations=0"], "--permutations 0: the noise floor needs at least 1"),
         (["--jobs=0"], "--jobs 0: at least 1 run at a time"),
         (["--meshes", "data"], "is not of the form data=2,model=2"),
     ],
@@ -178,7 +194,15 @@ def test_wrong_options_are_refused(words, said, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_report_of_real_runs(tmp_path):
-    words = ["--meshes", "data=4", MESH, "--steps=6", "--log-every=3", "--jobs=2"]
+    words = [
+        "--meshes",
+        "data=4",
+        MESH,
+        "--steps=6",
+        "--log-every=3",
+        "--jobs=2",
+        "--permutations=1",
+    ]
     command = [sys.executable, "-m", "models.parity", *words, f"--out={tmp_path}"]
     command += ["--config=tiny-qwen", "--batch=8"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
