@@ -183,7 +183,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtypes", type=gpu_jobs.names_of(DTYPES), default=["bfloat16", "float32"])
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--log-every", type=int, default=50, help="steps between two digests")
-    parser.add_argument("--config", default="demo", help="a name in models.configs.CONFIGS, or plain")
+    parser.add_argument(
+        "--config", default="demo", help="a name in models.configs.CONFIGS, or plain"
+    )
     parser.add_argument("--layers", type=int, default=0, help="0: those of the config")
     parser.add_argument("--batch", type=int, default=16, help="rows, over all devices")
     parser.add_argument("--seq", type=int, default=128, help="positions in a row, in bytes")

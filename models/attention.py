@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import jaxhet
+from models.dtypes import at_least_float32
 
 ATTENTIONS = ("auto", "xla", "cudnn")
 
@@ -23,7 +24,8 @@ def attend(
 ) -> jax.Array:
     """Attention of query [B, T, H, D] to key and value [B, S, K, D]: [B, T, H, D].
 
-    Each key and value head serves H/K neighbouring query heads. Scores and weights are float32.
+    Each key and value head serves H/K neighbouring query heads. Scores and weights are float32, or
+    float64 for float64.
 
     Args:
       query: the queries.
@@ -37,8 +39,8 @@ def attend(
         implementation = choose(query.dtype, query.shape[1], query.shape[3])
     if mask is not None:
         implementation = "xla"
-    if implementation == "xla" and query.dtype == jnp.float16:
-        return _attend_float16(query, key, value, mask)
+    if implementation == "xla" and query.dtype in (jnp.float16, jnp.float64):
+        return _attend_in_einsums(query, key, value, mask)
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -73,13 +75,17 @@ def _all_nvidia() -> bool:
         return all(device.device_kind.startswith("NVIDIA") for device in jax.devices())
 
 
-def _attend_float16(
+def _attend_in_einsums(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
 ) -> jax.Array:
-    """The same in einsums: `jax.nn.dot_product_attention` by XLA has no float16 on CPU."""
+    """The same in einsums.
+
+    `jax.nn.dot_product_attention` by XLA has no float16 on CPU, and its softmax is float32 always.
+    """
     batch, positions, heads, size = query.shape
     grouped = query.reshape(batch, positions, key.shape[2], -1, size)
-    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32)
+    dtype = at_least_float32(query.dtype)
+    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=dtype)
     if mask is None:
         mask = jnp.tril(jnp.ones((1, positions, positions), bool))
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores * size**-0.5, -jnp.inf), axis=-1)

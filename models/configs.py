@@ -6,12 +6,10 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from models.attention import ATTENTIONS
-
-# Types of arrays by the name that the command line uses.
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+from models.dtypes import DTYPES as DTYPES
+from models.dtypes import check_dtypes
 
 # Values that a block keeps for the backward pass: all; its input; products by parameters, too.
 REMAT = {
@@ -106,6 +104,7 @@ class Config:
             value = getattr(self, name)
             if value not in valid:
                 raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, valid))}.")
+        check_dtypes(self.dtype, self.param_dtype, self.logits_dtype)
         if self.experts and not 1 <= self.experts_per_token <= self.experts:
             raise ValueError(
                 f"a token can't go to {self.experts_per_token} of {self.experts} experts: make "

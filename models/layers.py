@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from models.attention import attend
 from models.configs import DTYPES, Config, RopeScaling
 from models.documents import Documents
+from models.dtypes import at_least_float32
 from models.ring import ring_attend
 from models.sharding import SEQUENCE, constrain, free_axes
 
@@ -79,7 +80,10 @@ def residual_stddev(config: Config) -> float:
 
 
 class RMSNorm(nnx.Module):
-    """Divides by the root mean square of the last axis, in float32; scales (arXiv:1910.07467)."""
+    """Divides by the root mean square of the last axis; scales (arXiv:1910.07467).
+
+    The arithmetic is float32 at least.
+    """
 
     def __init__(self, size: int, *, epsilon: float, dtype: DTypeLike = jnp.float32) -> None:
         self.scale = nnx.Param(jnp.ones((size,), dtype))
@@ -87,7 +91,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., E] to the same shape and dtype."""
-        y = x.astype(jnp.float32)
+        y = x.astype(at_least_float32(x.dtype))
         y *= jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)
         return (y * self.scale[...]).astype(x.dtype)
 
@@ -103,8 +107,8 @@ def rotate(
     """Rotary position embedding (arXiv:2104.09864).
 
     Pair i of a head is (x[i], x[i + D/2]), as in Hugging Face's checkpoints; it turns by
-    position * theta^(-2i/D) radians, less for slow pairs with `scaling`. Angles are float32; the
-    result has x's dtype.
+    position * theta^(-2i/D) radians, less for slow pairs with `scaling`. Angles are float32
+    at least; the result has x's dtype.
 
     Args:
       x: Queries or keys [B, T, H, D].
@@ -112,13 +116,13 @@ def rotate(
       theta: Base of the angles.
       scaling: Scaling of slow pairs for longer texts, or None.
     """
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    half, dtype = x.shape[-1] // 2, at_least_float32(x.dtype)
+    frequencies = theta ** (-jnp.arange(half, dtype=dtype) / half)
     if scaling:
         frequencies = _scaled(frequencies, scaling)
-    angles = positions.astype(jnp.float32)[..., None, None] * frequencies
+    angles = positions.astype(dtype)[..., None, None] * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x.dtype)
 

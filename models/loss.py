@@ -15,6 +15,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from models.dtypes import at_least_float32
 from models.sharding import SEQUENCE, constrain, free_axes, token_axes, token_spec
 
 
@@ -22,7 +23,7 @@ from models.sharding import SEQUENCE, constrain, free_axes, token_axes, token_sp
 class Head:
     """How logits are computed: `dtype` of the product, and how many positions (0: all) at a time.
 
-    The loss takes them as float32.
+    The loss takes them as float32, or float64 if they are.
     """
 
     dtype: DTypeLike
@@ -30,7 +31,7 @@ class Head:
 
 
 def project(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Logits [B, T, V], float32.
+    """Logits [B, T, V], float32; float64 if `dtype` is.
 
     Args:
       x: Activations [B, T, E].
@@ -38,7 +39,7 @@ def project(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
       dtype: Type of the product.
     """
     logits = jnp.einsum("bte,ev->btv", x, kernel, preferred_element_type=dtype)
-    return constrain(logits, "logits").astype(jnp.float32)
+    return constrain(logits, "logits").astype(at_least_float32(dtype))
 
 
 def cross_entropy(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> jax.Array:
@@ -86,9 +87,9 @@ def _forward(head: Head, x: jax.Array, kernel: jax.Array, labels: jax.Array) -> 
             x, labels = chunk
             loss, pull_back = jax.vjp(lambda x, kernel: _sum(head, x, kernel, labels), x, kernel)
             by_x, added = pull_back(jnp.ones_like(loss))
-            return by_kernel + added.astype(jnp.float32), (loss, by_x)
+            return by_kernel + added.astype(by_kernel.dtype), (loss, by_x)
 
-        start = jnp.zeros_like(kernel, jnp.float32)
+        start = jnp.zeros_like(kernel, at_least_float32(kernel.dtype))
         by_kernel, (losses, by_x) = jax.lax.scan(step, start, _divide(head.chunk, x, labels))
         by_x = by_x.swapaxes(0, 1).reshape(len(x), -1, x.shape[-1])[:, : x.shape[1]]
         by_kernel = (by_kernel / count).astype(kernel.dtype)

@@ -18,6 +18,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from models.configs import DTYPES, Config
+from models.dtypes import at_least_float32
 from models.layers import linear, residual_stddev, start_values
 from models.sharding import free_axes, token_axes, token_spec
 
@@ -27,8 +28,9 @@ class Experts(nnx.Module):
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        in_float32 = dataclasses.replace(config, dtype="float32")
-        self.router = linear(in_float32, config.embed, config.experts, rngs=rngs)
+        wide = jnp.dtype(at_least_float32(DTYPES[config.dtype])).name
+        routing = dataclasses.replace(config, dtype=wide)
+        self.router = linear(routing, config.embed, config.experts, rngs=rngs)
         inner = (config.experts, config.embed, config.hidden)
         outer = (config.experts, config.hidden, config.embed)
         self.gate = nnx.Param(start_values(config, inner, rngs=rngs))
@@ -39,7 +41,7 @@ class Experts(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, T, E] to what the experts add, [B, T, E]; zeros for a token that found no room."""
-        weights = jax.nn.softmax(self.router(x.astype(jnp.float32)))
+        weights = jax.nn.softmax(self.router(x.astype(at_least_float32(x.dtype))))
         dtype = DTYPES[self.config.dtype]
         kernels = tuple(p[...].astype(dtype) for p in (self.gate, self.up, self.down))
         free = free_axes()

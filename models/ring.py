@@ -18,12 +18,14 @@ shard, H query heads, K key and value heads, G = H/K, D head dimension.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from models.dtypes import at_least_float32
 from models.sharding import SEQUENCE
 
 # Queries, keys, values and their gradients: [B, T, …]; normalizers: [B, K, G, T].
@@ -36,8 +38,8 @@ def ring_attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array
     """Attention [B, T, H, D] over whole rows.
 
     Query t sees keys 0 … t. Each key and value head serves H/K neighbouring query heads. Scores,
-    weights and all sums are float32; products are of the type of their operands. `sequence` must be
-    an axis of the mesh of `jax.set_mesh`, and must divide T.
+    weights and all sums are float32, or float64 for float64; products are of the type of their
+    operands. `sequence` must be an axis of the mesh of `jax.set_mesh`, and must divide T.
 
     Args:
       query: Queries [B, T, H, D].
@@ -72,7 +74,8 @@ class _Constants(NamedTuple):
     Attributes:
       is_seen: for each hop, bool [], whether the keys that it brings are earlier ones.
       rows: numbers of a shard's positions, int32 [S].
-      zero, hidden, scale: float32 []; `hidden` is the score of a key that is not seen.
+      zero, hidden, scale: float32 [], or float64 for float64; `hidden` is the score of a key that
+        is not seen.
     """
 
     is_seen: list[jax.Array]
@@ -90,12 +93,13 @@ class _Constants(NamedTuple):
         a `shard_map` inside of another one it fails to (jax 0.11).
         """
         place = jax.lax.axis_index(SEQUENCE)
+        scalar = partial(jnp.asarray, dtype=at_least_float32(query.dtype))
         constants = cls(
             is_seen=[place >= hop for hop in range(jax.lax.axis_size(SEQUENCE))],
             rows=jnp.arange(query.shape[1], dtype=jnp.int32),
-            zero=jnp.float32(0),
-            hidden=jnp.float32(-jnp.inf),
-            scale=jnp.float32(query.shape[-1] ** -0.5),
+            zero=scalar(0),
+            hidden=scalar(-jnp.inf),
+            scale=scalar(query.shape[-1] ** -0.5),
         )
         return jax.lax.optimization_barrier((constants, query))[0]
 
@@ -134,7 +138,8 @@ def _gradients(
     """
     constants = _Constants.of(query)
     grouped, given = _grouped(query, key), _grouped(gradient, key)
-    products = gradient.astype(jnp.float32) * mixed.astype(jnp.float32)
+    dtype = at_least_float32(gradient.dtype)
+    products = gradient.astype(dtype) * mixed.astype(dtype)
     means = jnp.einsum("bqkg->bkgq", jnp.sum(_grouped(products, key), axis=-1))
     by_query = by_pair = constants.zero
     for hop, (keys, values) in enumerate(_arrivals(key, value)):
@@ -187,4 +192,5 @@ def _grouped(x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
+    dtype = at_least_float32(jnp.result_type(a, b))
+    return jnp.einsum(equation, a, b, preferred_element_type=dtype)

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from models.accumulate import Accumulation
 from models.configs import DTYPES, Config
+from models.dtypes import at_least_float32, check_dtypes
 from models.llama import Llama
 from models.pipeline import Pipeline
 from models.sharding import (
@@ -51,7 +52,8 @@ class Schedule:
     After `warmup` linear steps the rate is constant; or, if `cosine_steps` is not 0, it falls along
     half a cosine (arXiv:1608.03983) to `FINAL_RATE` of itself at that step, and stays there.
 
-    Moments are kept as `dtype`, a name in `models.configs.DTYPES`, and computed in float32.
+    Moments are kept as `dtype`, a name in `models.configs.DTYPES`, and computed in float32; in
+    float64 where parameters or moments are.
     """
 
     learning_rate: float
@@ -60,6 +62,9 @@ class Schedule:
     max_gradient_norm: float
     cosine_steps: int = 0
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_dtypes(self.dtype)
 
     def rate(self, step: Any) -> Any:
         """The learning rate of a step, the first being 1."""
@@ -89,24 +94,31 @@ class Schedule:
 def _kept_as(
     update: optax.GradientTransformation, dtype: DTypeLike
 ) -> optax.GradientTransformation:
-    """`update` computed in float32, whatever parameters are, with a state of floats of `dtype`."""
+    """`update` computed in float32 at least, with a state of floats of `dtype`."""
 
     def init(params: Any) -> Any:
-        return _cast(update.init(_cast(params, jnp.float32)), dtype)
+        return _cast(update.init(_widened(params)), dtype)
 
     def step(updates: Any, state: Any, params: Any = None) -> Any:
-        inputs = (_cast(tree, jnp.float32) for tree in (updates, state, params))
+        inputs = (_widened(tree) for tree in (updates, state, params))
         updates, state = update.update(*inputs)
         return updates, _cast(state, dtype)
 
     return optax.GradientTransformation(init, step)
 
 
+def _widened(tree: Any) -> Any:
+    """The floats of a tree as float32; float64 stays."""
+    return jax.tree.map(lambda x: x.astype(at_least_float32(x.dtype)) if _is_float(x) else x, tree)
+
+
 def _cast(tree: Any, dtype: DTypeLike) -> Any:
     """The floats of a tree as `dtype`."""
-    return jax.tree.map(
-        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
-    )
+    return jax.tree.map(lambda x: x.astype(dtype) if _is_float(x) else x, tree)
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _is_matrix(params: Any) -> Any:

@@ -21,6 +21,14 @@ def fast_jit():
 
 
 @pytest.fixture
+def x64():
+    """JAX's 64-bit types, for one test."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
 def make_mesh():
     """Builds a mesh over the first devices: `make_mesh(data=2, model=2)`."""
 

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from models.accumulate import Accumulation
 from models.configs import CONFIGS, DTYPES
 from models.llama import Llama
 from models.sharding import PARAMETERS, path_name
@@ -82,11 +84,41 @@ def test_step_reuses_the_memory_of_its_state(make_mesh, fast_jit):
     assert not tokens.donated
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", sorted(DTYPES.keys() - {"float64"}))
 def test_logits_are_float32_of_batch_positions_vocab(dtype):
     model = Llama(dataclasses.replace(TINY, dtype=dtype), rngs=nnx.Rngs(0))
     logits = model(random_tokens(3, 7))
     assert (logits.shape, logits.dtype) == ((3, 7, TINY.vocab), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "mesh"),
+    [
+        ({}, {"fsdp": 2, "model": 2}),
+        ({"loss_chunk": 4, "qk_norm": True, "remat": "full"}, {"data": 4}),
+        ({"qkv_bias": True, "tied": True, "loss_chunk": 0}, {"data": 2, "sequence": 2}),
+        ({"experts": 4}, {"expert": 2, "data": 2}),
+        ({}, {"stage": 2, "data": 2}),
+    ],
+    ids=str,
+)
+def test_step_in_float64_has_no_array_of_narrower_floats(change, mesh, make_mesh, fast_jit, x64):
+    in_float64 = {"dtype": "float64", "param_dtype": "float64", "logits_dtype": "float64"}
+    config = dataclasses.replace(TINY, **in_float64, **change)
+    schedule = dataclasses.replace(SCHEDULE, dtype="float64")
+    parts = 1 if "stage" in mesh else 2
+    trainer = Trainer(config, schedule, make_mesh(**mesh), accumulation=Accumulation(parts))
+    text = trainer.lower(fast_jit, 16, 16).as_text()
+    assert "xf64>" in text
+    assert not re.findall(r"xb?f(?:16|32)>", text)
+
+
+@pytest.mark.parametrize("name", ["dtype", "param_dtype", "logits_dtype"])
+def test_float64_without_64_bit_types_is_refused(name):
+    with pytest.raises(ValueError, match="float64 needs JAX's 64-bit types: set JAX_ENABLE_X64=1"):
+        dataclasses.replace(TINY, **{name: "float64"})
+    with pytest.raises(ValueError, match="set JAX_ENABLE_X64=1"):
+        dataclasses.replace(SCHEDULE, dtype="float64")
 
 
 def test_loss_at_the_start_is_that_of_guessing(make_mesh):
