@@ -5,6 +5,8 @@ Trains it on the same data from the same seed in several ways, each by `models.p
 - `one world`: in one ordinary JAX process with as many devices;
 - `permuted`, `permuted 2` and so on: the same with devices and rows in other orders, which changes
   nothing but rounding. The largest difference of these runs is the noise floor;
+- `other arithmetic`: one world with the flags of the unlike island below. Orders of rows leave each
+  row's own arithmetic alone, so this run is part of the noise floor of unlike islands;
 - `islands`: over two islands or more, through `jaxhet launch`;
 - `unlike islands`: the same, and one island computes with other flags of XLA, so that its
   arithmetic is another one.
@@ -35,7 +37,8 @@ from models.pretrain import parse_mesh
 from models.records import METRICS, Replicas, compare_replicas, differences, read_rows
 
 PROGRAM = "python -m models.parity"
-ONE_WORLD, PERMUTED, ISLANDS, UNLIKE = "one world", "permuted", "islands", "unlike islands"
+ONE_WORLD, PERMUTED, OTHER = "one world", "permuted", "other arithmetic"
+ISLANDS, UNLIKE = "islands", "unlike islands"
 # Flags that make an island's arithmetic another one: no fused multiply-add; untuned kernels.
 UNLIKE_FLAGS = {
     "cpu": "--xla_cpu_max_isa=AVX",
@@ -61,7 +64,8 @@ class Parity:
       meshes: values of `--mesh` of `models.pretrain`; each is trained in all ways.
       islands: how many; `devices` of each.
       platform: platform of all processes; a key of `UNLIKE_FLAGS`.
-      unlike: flags of XLA of the last island in the run `unlike islands`; empty: no such run.
+      unlike: flags of XLA of the last island in the run `unlike islands`, and of the world in the
+        run `other arithmetic`; empty: no such runs.
       tolerance: the largest difference of a loss, relative to the one world's.
       out: folder of the report and the runs.
       permutations: how many runs with devices and rows in other orders make the noise floor.
@@ -86,10 +90,11 @@ class Parity:
         for seed in range(1, self.permutations + 1):
             name = PERMUTED if seed == 1 else f"{PERMUTED} {seed}"
             commands[name] = [*self._training(mesh, name), f"--permute={seed}"]
+        if self.unlike:
+            commands[OTHER] = self._training(mesh, OTHER)
         commands[ISLANDS] = [*self._launch(), *self._training(mesh, ISLANDS), "--digest"]
         if self.unlike:
-            flags = f"{os.environ.get('XLA_FLAGS', '')} {self.unlike}".strip()
-            other = f"--island-env=island{self.islands - 1}:XLA_FLAGS={flags}"
+            other = f"--island-env=island{self.islands - 1}:XLA_FLAGS={self._unlike_flags}"
             commands[UNLIKE] = [*self._launch(other), *self._training(mesh, UNLIKE), "--digest"]
         return commands
 
@@ -97,13 +102,18 @@ class Parity:
         """The folder of a run."""
         return self.out / mesh.replace("=", "").replace(",", "_") / run.replace(" ", "_")
 
-    def environment(self) -> dict[str, str]:
-        """The environment of every run: the platform, and no settings of another job."""
+    def environment(self, run: str) -> dict[str, str]:
+        """The environment of a run: the platform, and no settings of another job."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("JAXHET_")}
         kept["JAX_PLATFORMS"] = self.platform
         if self.platform == "cpu":
             kept["JAX_NUM_CPU_DEVICES"] = str(self.islands * self.devices)
-        return kept
+        return {**kept, "XLA_FLAGS": self._unlike_flags} if run == OTHER else kept
+
+    @property
+    def _unlike_flags(self) -> str:
+        """All flags of XLA of the unlike island."""
+        return f"{os.environ.get('XLA_FLAGS', '')} {self.unlike}".strip()
 
     def _training(self, mesh: str, run: str) -> list[str]:
         where = [f"--mesh={mesh}", f"--run-dir={self.folder(mesh, run)}"]
@@ -166,9 +176,9 @@ class Result:
         return texts
 
 
-def is_permuted(run: str) -> bool:
-    """Whether a run of that name is part of the noise floor."""
-    return run.startswith(PERMUTED)
+def is_floor(run: str) -> bool:
+    """Whether a run of that name is part of a noise floor."""
+    return run.startswith(PERMUTED) or run == OTHER
 
 
 def compare(
@@ -183,11 +193,13 @@ def compare(
       reasons: Reasons of the runs that failed.
     """
     one = rows.get(ONE_WORLD, [])
-    permuted = [rows.get(run, []) for run in parity.runs(mesh) if is_permuted(run)]
-    floor, gradient_floor = (
-        NOISE_FLOORS * max((_largest(other, one, name) or 0.0 for other in permuted), default=0.0)
-        for name in ("loss", "gradient_norm")
-    )
+
+    def floor(name: str, run: str) -> float:
+        """How far a run of islands may be away by rounding."""
+        others = [r for r in parity.runs(mesh) if is_floor(r) and (r != OTHER or run == UNLIKE)]
+        found = (_largest(rows.get(other, []), one, name) or 0.0 for other in others)
+        return NOISE_FLOORS * max(found, default=0.0)
+
     results = []
     for run in parity.runs(mesh):
         mine = rows.get(run, [])
@@ -198,8 +210,8 @@ def compare(
             results.append(Result(mesh, run, reason))
             continue
         is_bridged = run in (ISLANDS, UNLIKE)
-        allowed = max(parity.tolerance, floor if run == UNLIKE else 0.0)
-        gradient_allowed = max(GRADIENT_TOLERANCES * parity.tolerance, gradient_floor)
+        allowed = max(parity.tolerance, floor("loss", run) if run == UNLIKE else 0.0)
+        gradient_allowed = max(GRADIENT_TOLERANCES * parity.tolerance, floor("gradient_norm", run))
         checked = [row["replicas"] for row in mine if "replicas" in row]
         results.append(
             Result(
@@ -253,7 +265,7 @@ def train(parity: Parity, mesh: str, run: str, command: Sequence[str]) -> tuple[
     folder.mkdir(parents=True)
     with (folder / "log.txt").open("w") as log:
         ended = subprocess.run(
-            command, env=parity.environment(), stdout=log, stderr=log, check=False
+            command, env=parity.environment(run), stdout=log, stderr=log, check=False
         )
     reason = ""
     if ended.returncode:
@@ -337,8 +349,9 @@ Made at commit {origin.commit}. Training text: {origin.text}, {origin.tokens:,} 
 `{origin.digest}`.
 
 Differences are relative to the one world's: the largest of all steps, and the one of the last step.
-The noise floor is the largest difference of {parity.permutations} permuted worlds, which differ by
-rounding alone. The loss of islands may differ by {parity.tolerance:.0e}. The loss of unlike islands
+The noise floor is the largest difference of the permuted worlds ({parity.permutations} for a mesh),
+which differ by rounding alone. That of unlike islands includes one world of the other arithmetic.
+The loss of islands may differ by {parity.tolerance:.0e}. The loss of unlike islands
 may also differ by {NOISE_FLOORS:g} noise floors. Norms of gradients may be {gradient:.0e} away, or
 {NOISE_FLOORS:g} noise floors of their own. Replicas: how many
 pieces of parameters were compared over devices, by SHA-256, and how many comparisons of an array
@@ -373,7 +386,7 @@ def _line(result: Result) -> tuple[str, ...]:
     if result.failures:
         outcome = f"FAILED: {'; '.join(result.failures)}"
     elif result.allowed is None:
-        outcome = "noise floor" if is_permuted(result.run) else "reference"
+        outcome = "noise floor" if is_floor(result.run) else "reference"
     else:
         outcome = f"passes (at most {result.allowed:.0e})"
     return (

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from models.parity import ISLANDS, ONE_WORLD, PERMUTED, UNLIKE
+from models.parity import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
 from models.records import METRICS, read_rows
 from tests.support.jobs import PYTHONPATH, ROOT
 from tests.support.small_model import SMOLLM2, needs_smollm2
@@ -41,7 +41,7 @@ def test_fine_tuning_over_islands_has_the_losses_of_one_world(tmp_path: pathlib.
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = {r["run"]: r for r in json.loads((tmp_path / "report.json").read_text())["results"]}
     more = [f"{PERMUTED} {n}" for n in (2, 3, 4)]
-    assert [*results] == [ONE_WORLD, PERMUTED, *more, ISLANDS, UNLIKE]
+    assert [*results] == [ONE_WORLD, PERMUTED, *more, OTHER, ISLANDS, UNLIKE]
     assert results[PERMUTED]["largest"] > 0  # a floor of rows in another order
     assert results[ISLANDS]["largest"] <= 1e-5
     for run in (ISLANDS, UNLIKE):

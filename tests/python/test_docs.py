@@ -238,3 +238,15 @@ def test_cells_of_tables_begin_with_a_noun_phrase_or_a_verb(document: str):
     rows = [line for line in _prose(document).splitlines() if line.startswith("|")]
     cells: list[Any] = [cell.strip() for row in rows for cell in row.split("|")]
     assert not [cell for cell in cells if _BEGINS_BADLY.match(_capitalized(cell))]
+
+
+# Characters of a cell: a longer one is hard to read, and belongs into the text below its table.
+_LONGEST_CELL = 200
+
+
+@pytest.mark.parametrize("document", ["docs/support.md", "models/README.md"])
+def test_cells_of_tables_are_short(document: str):
+    rows = [line for line in _prose(document).splitlines() if line.startswith("|")]
+    assert rows
+    cells = [cell.strip() for row in rows for cell in row.split(" | ")]
+    assert not [f"{len(cell)}: {cell}" for cell in cells if len(cell) > _LONGEST_CELL]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from models import parity
-from models.parity import ISLANDS, ONE_WORLD, PERMUTED, UNLIKE, parse
+from models.parity import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE, parse
 
 MESH = "data=2,model=2"
 
@@ -139,6 +139,14 @@ def test_noise_floor_is_the_largest_of_all_permutations(asked):
     assert failed["permuted 2"] == ["exit code 1"]
 
 
+def test_other_arithmetic_is_part_of_the_noise_floor_of_unlike_islands_only(asked):
+    away, other = metrics(4.0, 2.0004, norm=2.001), metrics(4.0, 2.0002, norm=2.0006)
+    assert checked(asked, unlike_islands=away, other_arithmetic=other) == {}
+    said = ["norms of gradients differ by 5.0e-04; allowed is 1.0e-04"]
+    failed = checked(asked, islands=metrics(4.0, 2.0, norm=2.001), other_arithmetic=other)
+    assert failed == {ISLANDS: said}
+
+
 def test_replicas_must_be_there_and_equal(asked):
     assert checked(asked, islands=metrics(4.0, 2.0, different=3)) == {
         ISLANDS: ["3 replicas differed during the run"]
@@ -164,16 +172,18 @@ def test_runs_differ_in_what_they_are_named_after(asked):
     assert all("--config=tiny" in command for command in commands.values())
     assert [run for run, command in commands.items() if "launch" in command] == [ISLANDS, UNLIKE]
     permuted = [PERMUTED, "permuted 2", "permuted 3", "permuted 4"]
-    assert [*commands] == [ONE_WORLD, *permuted, ISLANDS, UNLIKE]
+    assert [*commands] == [ONE_WORLD, *permuted, OTHER, ISLANDS, UNLIKE]
     assert [commands[run][-1] for run in permuted] == [f"--permute={n}" for n in (1, 2, 3, 4)]
-    assert [*parse(["--permutations=1"]).runs(MESH)][:3] == [ONE_WORLD, PERMUTED, ISLANDS]
-    assert UNLIKE not in parse(["--unlike="]).runs(MESH)
+    few = parse(["--permutations=1", "--unlike="]).runs(MESH)
+    assert [*few] == [ONE_WORLD, PERMUTED, ISLANDS]
 
 
 def test_unlike_island_has_its_flags_beside_those_of_all_runs(asked, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
     command = asked.runs(MESH)[UNLIKE]
     assert "--island-env=island1:XLA_FLAGS=--xla_a=1 --xla_cpu_max_isa=AVX" in command
+    assert asked.environment(OTHER)["XLA_FLAGS"] == "--xla_a=1 --xla_cpu_max_isa=AVX"
+    assert {asked.environment(run)["XLA_FLAGS"] for run in (ONE_WORLD, UNLIKE)} == {"--xla_a=1"}
 
 
 @pytest.mark.parametrize(
@@ -212,7 +222,7 @@ def test_report_of_real_runs(tmp_path):
         ("data=4", ONE_WORLD),
         ("data=4", PERMUTED),
     ]
-    assert len(results) == 8
+    assert len(results) == 10
     assert not any(r["failures"] for r in results)
     assert {r["replicas"]["compared"] > 0 for r in results if r["run"] in (ISLANDS, UNLIKE)} == {
         True
