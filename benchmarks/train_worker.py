@@ -291,7 +291,6 @@ def _counters() -> dict[str, int]:
         return {}
     stats, prefix = jaxhet.stats(), "bytes_sent_"
     sent = {name.removeprefix(prefix): n for name, n in stats.items() if name.startswith(prefix)}
-    sent.pop("in_place", None)  # also part of a transport's
     return {"exchanges": stats["exchanges_started"], **sent}
 
 

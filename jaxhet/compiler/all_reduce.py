@@ -20,7 +20,7 @@ def lower(lowering: Lowering, opcode: str, split: groups.Split | None) -> None:
     values = [lowering.operand(i, is_exchanged) for i in range(len(lowering.operands))]
     values, unpack = lowering.pack(values)
     if split is None:
-        results = lowering.all_reduce(values, lowering.collective.positions, opcode)
+        results = lowering.all_reduce(values, lowering.collective.groups, opcode)
     else:
         results = [
             y
@@ -40,22 +40,22 @@ def _hierarchical(
     if split.local_size == 1:
         return lowering.all_reduce(values, split.rails, opcode)
     first = len(lowering.builder.added)
-    parts = [_reduce_scatter(lowering, v, opcode, split) for v in values]
-    sums = lowering.all_reduce(parts, split.rails, opcode)
+    shards = [_reduce_scatter(lowering, v, opcode, split) for v in values]
+    sums = lowering.all_reduce(shards, split.rails, opcode)
     wholes = [lowering.local("all-gather", v, v.size * split.local_size, split.local) for v in sums]
-    lowering.builder.added[first].scatters.extend(part.x for part in parts)
+    lowering.builder.added[first].scatters.extend(shard.x for shard in shards)
     lowering.builder.added[first].gathers.extend(whole.x for whole in wholes)
     return [_cut(lowering, whole, v.size) for whole, v in zip(wholes, values, strict=True)]
 
 
 def _reduce_scatter(lowering: Lowering, value: Value, opcode: str, split: groups.Split) -> Value:
-    """An equal part of the combined value; the last part is padded."""
-    part_size = -(-value.size // split.local_size)
-    padded_size = part_size * split.local_size
+    """A shard of the combined value; shards have equal sizes, and the last one is padded."""
+    shard_size = -(-value.size // split.local_size)
+    padded_size = shard_size * split.local_size
     if padded_size != value.size:
         x = lowering.loop([value.x], lambda c, x: arithmetic.pad_1d(c, x, padded_size))
         value = value.with_array(x)
-    return lowering.local("reduce-scatter", value, part_size, split.local, opcode)
+    return lowering.local("reduce-scatter", value, shard_size, split.local, opcode)
 
 
 def _cut(lowering: Lowering, value: Value, size: int) -> Value:

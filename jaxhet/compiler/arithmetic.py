@@ -186,12 +186,12 @@ def with_part_1d(
     c: hlo.Computation, x: hlo.Instruction, part: hlo.Instruction, start: int
 ) -> hlo.Instruction:
     """x, with other elements from `start` on."""
-    place = _integers(c, [], [start], pb.S64)
-    return c.add("dynamic-update-slice", x.shape, [x, part, place])
+    index = _integers(c, [], [start], pb.S64)
+    return c.add("dynamic-update-slice", x.shape, [x, part, index])
 
 
-def own_position(c: hlo.Computation, num_partitions: int) -> hlo.Instruction:
-    """The device's position in the device assignment, an s32 scalar; one for each computation."""
+def own_logical_id(c: hlo.Computation, num_partitions: int) -> hlo.Instruction:
+    """The device's logical id (`groups.py`), an s32 scalar; one for each computation."""
 
     def build() -> hlo.Instruction:
         s32 = hlo.array_shape(pb.S32, [])
@@ -203,26 +203,26 @@ def own_position(c: hlo.Computation, num_partitions: int) -> hlo.Instruction:
         first = c.add("multiply", s32, [replica, _integers(c, [], [num_partitions])])
         return c.add("add", s32, [first, partition])
 
-    return c.shared("position", build)
+    return c.shared("logical id", build)
 
 
-def entry(c: hlo.Computation, table: Sequence[int], place: hlo.Instruction) -> hlo.Instruction:
-    """The entry of a table at a place, a scalar integer; one for each computation."""
+def entry(c: hlo.Computation, table: Sequence[int], index: hlo.Instruction) -> hlo.Instruction:
+    """The entry of a table at an index, a scalar integer; one for each computation."""
 
     def build() -> hlo.Instruction:
         element_type = pb.S64 if max(table) >= 2**31 else pb.S32
         values = _integers(c, [len(table)], table, element_type)
-        found = dynamic_slice_1d(c, values, place, 1)
+        found = dynamic_slice_1d(c, values, index, 1)
         return c.add("reshape", hlo.array_shape(element_type, []), [found])
 
-    return c.shared(("entry", tuple(table), place.id), build)
+    return c.shared(("entry", tuple(table), index.id), build)
 
 
 def entry_is(
-    c: hlo.Computation, table: Sequence[int], place: hlo.Instruction, number: int
+    c: hlo.Computation, table: Sequence[int], index: hlo.Instruction, number: int
 ) -> hlo.Instruction:
-    """Whether the entry of a table at a place is `number`; a scalar."""
-    return equals(c, entry(c, table, place), number, hlo.array_shape(pb.PRED, []))
+    """Whether the entry of a table at an index is `number`; a scalar."""
+    return equals(c, entry(c, table, index), number, hlo.array_shape(pb.PRED, []))
 
 
 def _integers(

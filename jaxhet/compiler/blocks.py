@@ -34,7 +34,7 @@ def _sizes(x: Instruction) -> list[tuple[int, int]]:
 def _slice(
     c: hlo.Computation, block: Instruction
 ) -> tuple[Instruction, list[tuple[int, int]]] | None:
-    """The source of a slice, and its first and last position in each dimension."""
+    """The source of a slice, and its first and last index in each dimension."""
     element_type, cutter, source = block.shape.element_type, block, c
     if block.opcode == "fusion" and len(block.operand_ids) == 1:
         source = c.module.computations[block.called_computation_ids[0]]

@@ -107,7 +107,7 @@ def _kind(collective: Collective) -> str:
     """The properties that all members of a bucket share."""
     module, instruction = collective.computation.module, collective.instruction
     reducer = collectives.reducer(module, instruction)
-    groups = groups_lib.to_text(collective.positions)
+    groups = groups_lib.to_text(collective.groups)
     return f"{reducer} {instruction.shape.element_type} {groups}"
 
 

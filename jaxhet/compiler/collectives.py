@@ -78,8 +78,8 @@ class Collective:
     Attributes:
       computation: Where it is.
       instruction: The collective itself.
-      positions: Groups, in positions of the device assignment.
-      rank_of: Position to rank.
+      groups: Groups of logical ids (`groups.py`).
+      rank_of: Logical id to rank.
       shard_replicas: Number of members that keep the same block of a reduce-scatter. They are on
         one island, and side by side in the groups, which are in the order of the blocks.
       identities: One for each operand; none before `identity.assign`.
@@ -88,7 +88,7 @@ class Collective:
 
     computation: hlo.Computation
     instruction: hlo.Instruction
-    positions: Groups
+    groups: Groups
     rank_of: tuple[int, ...]
     shard_replicas: int = 1
     identities: tuple[Identity, ...] = ()
@@ -104,15 +104,15 @@ class Collective:
         """Number of replicas in the module's device assignment."""
         return self.computation.module.proto.device_assignment.replica_count
 
-    def places(self, groups: Groups) -> list[int]:
-        """Position to place in its group; 0 for those in none."""
-        place_of = {position: i for group in groups for i, position in enumerate(group)}
-        return [place_of.get(position, 0) for position in range(len(self.rank_of))]
+    def index_in_group(self, groups: Groups) -> list[int]:
+        """Logical id to index in its group; 0 for those in none."""
+        index_of = {member: i for group in groups for i, member in enumerate(group)}
+        return [index_of.get(logical_id, 0) for logical_id in range(len(self.rank_of))]
 
     @property
     def ranks(self) -> Groups:
         """The groups, in ranks."""
-        return groups_lib.map_groups(self.positions, self.rank_of)
+        return groups_lib.map_groups(self.groups, self.rank_of)
 
 
 def crossing(module: hlo.Module, job: Job) -> list[Collective]:
@@ -127,7 +127,7 @@ def crossing(module: hlo.Module, job: Job) -> list[Collective]:
         return []
     rank_of = _rank_of(module, job)
     collectives = (
-        Collective(computation, instruction, positions(module, instruction), rank_of)
+        Collective(computation, instruction, groups_of(module, instruction), rank_of)
         for computation, instruction in instructions
     )
     return [c for c in collectives if _is_crossing(c, job)]
@@ -190,8 +190,8 @@ def _rank_of(module: hlo.Module, job: Job) -> tuple[int, ...]:
     return tuple(ranks[d] for d in device_ids)
 
 
-def positions(module: hlo.Module, instruction: hlo.Instruction) -> Groups:
-    """The groups of a collective, in positions of the device assignment."""
+def groups_of(module: hlo.Module, instruction: hlo.Instruction) -> Groups:
+    """The groups of a collective, in logical ids."""
     if instruction.opcode.startswith("collective-permute") and not instruction.source_target_pairs:
         return ()
     assignment = module.proto.device_assignment
@@ -199,7 +199,7 @@ def positions(module: hlo.Module, instruction: hlo.Instruction) -> Groups:
     mode = groups_lib.mode_of(
         instruction.channel_id > 0, instruction.use_global_device_ids if has_global_ids else None
     )
-    return groups_lib.to_positions(
+    return groups_lib.to_logical_ids(
         _ids(instruction), mode, assignment.replica_count, assignment.computation_count
     )
 
@@ -251,7 +251,7 @@ def _problem(module: hlo.Module, collective: Collective) -> str | None:
             "its reducer is not one of sum, product, min, max, and, or, xor. Use one of these, for"
             " example jax.lax.psum"
         )
-    if instruction.opcode not in _UNEQUAL_GROUPS and not groups_lib.are_equal(collective.positions):
+    if instruction.opcode not in _UNEQUAL_GROUPS and not groups_lib.are_equal(collective.groups):
         return (
             "its groups have different sizes, and only an all-reduce (jax.lax.psum, pmax, pmin) can"
             " have such groups. Use groups of equal size"

@@ -67,7 +67,7 @@ class CpuLowering(Lowering):
         """Small payloads: one all-gather and local sums. Two ranks: one permute and a sum.
 
         Otherwise a reduce-scatter, then an all-gather. Groups of unequal size always use the
-        all-gather, since their shares would have unequal sizes.
+        all-gather, since their shards would have unequal sizes.
         """
         num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
         is_small = num_bytes <= self.builder.options.two_shot_bytes
@@ -141,9 +141,9 @@ class CpuLowering(Lowering):
 
     def _is_second(self, groups: Groups) -> Instruction:
         """Whether this device is the second one of its group of two; a scalar."""
-        places = self.collective.places(groups)
-        position = arithmetic.own_position(self.c, self.collective.num_partitions)
-        return self.loop([position], lambda c, p: arithmetic.entry_is(c, places, p, 1))
+        indices = self.collective.index_in_group(groups)
+        own = arithmetic.own_logical_id(self.c, self.collective.num_partitions)
+        return self.loop([own], lambda c, own: arithmetic.entry_is(c, indices, own, 1))
 
 
 def _slowest_first(shape: Shape) -> list[int]:

@@ -117,7 +117,7 @@ def _divide(collective: Collective, job: Job, options: Options) -> tuple[groups.
         return None, ""
     if _is_flat(job, options):
         return None, ""
-    split = groups.split(collective.positions, collective.rank_of, job.islands)
+    split = groups.split(collective.groups, collective.rank_of, job.islands)
     if isinstance(split, str):
         return None, split
     if opcode != "all-reduce" and split.places is None:

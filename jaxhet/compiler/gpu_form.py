@@ -117,33 +117,33 @@ class GpuLowering(Lowering):
 
     @override
     def reduce_scatter(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
-        places = self.collective.places(groups)
+        indices = self.collective.index_in_group(groups)
 
         def lower(value: Value) -> Value:
             size = value.size // len(groups[0])
             received = self._carried(ExchangeKind.ALL_TO_ALL, value, groups, skips_own=True)
-            own = self._slice(value.x, [place * size for place in places], size)
+            own = self._slice(value.x, [index * size for index in indices], size)
             if len(groups[0]) == 2:
-                other = self._slice(received.x, [(1 - place) * size for place in places], size)
+                other = self._slice(received.x, [(1 - index) * size for index in indices], size)
                 return self._combined([own, other], value, opcode)
             return self._combined(self._with_own(own, received.x, groups), value, opcode)
 
         return [lower(self._fixed(value)) for value in values]
 
     def _slice(self, x: Instruction, starts: Sequence[int], size: int) -> Instruction:
-        """`size` elements of x, from the entry of `starts` at the device's position."""
-        start = arithmetic.entry(self.c, starts, self._position())
+        """`size` elements of x, from the entry of `starts` at the device's logical id."""
+        start = arithmetic.entry(self.c, starts, self._logical_id())
         return arithmetic.dynamic_slice_1d(self.c, x, start, size)
 
     def _with_own(
         self, own: Instruction, received: Instruction, groups: Groups
     ) -> list[Instruction]:
         """The rows in group order: the received ones, and the device's own one."""
-        size, places = hlo.num_elements(own.shape), self.collective.places(groups)
+        size, indices = hlo.num_elements(own.shape), self.collective.index_in_group(groups)
         return [
             arithmetic.select(
                 self.c,
-                [self.is_at(places, i, own.shape)],
+                [self.entry_is(indices, i, own.shape)],
                 [arithmetic.slice_1d(self.c, received, i * size, size), own],
             )
             for i in range(groups_lib.largest(groups))
@@ -193,13 +193,13 @@ class GpuLowering(Lowering):
     def local_all_to_all(self, value: Value, groups: Groups) -> Value:
         return self.local("all-to-all", value, value.size, groups)
 
-    def is_at(self, places: Sequence[int], place: int, shape: Shape) -> Instruction:
-        """Whether the entry of `places` at the device's position is `place`, in each element."""
-        own = arithmetic.entry(self.c, places, self._position())
-        return arithmetic.equals(self.c, own, place, shape)
+    def entry_is(self, table: Sequence[int], number: int, shape: Shape) -> Instruction:
+        """Whether the entry of `table` at the device's logical id is `number`, in each element."""
+        own = arithmetic.entry(self.c, table, self._logical_id())
+        return arithmetic.equals(self.c, own, number, shape)
 
-    def _position(self) -> Instruction:
-        return arithmetic.own_position(self.c, self.collective.num_partitions)
+    def _logical_id(self) -> Instruction:
+        return arithmetic.own_logical_id(self.c, self.collective.num_partitions)
 
 
 def barrier(c: hlo.Computation, x: Instruction) -> Instruction:

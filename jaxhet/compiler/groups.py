@@ -1,9 +1,9 @@
 """Who takes part in a collective: HLO's replica groups as ranks, and how islands divide them.
 
 Pure functions on integers. Three numberings occur:
-  id        what a replica group holds; its meaning depends on the collective's mode
-  position  index in the module's device assignment: replica * num_partitions + partition
-  rank      index in the job's sorted list of device ids
+  id          what a replica group holds; its meaning depends on the collective's mode
+  logical id  index in the module's device assignment: replica * num_partitions + partition
+  rank        index in the job's sorted list of device ids
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def mesh_groups(
 ) -> Groups:
     """The groups `mesh[sizes], device_ids=(...) {refs}`, members in the order of `refs`.
 
-    There is one group for each place on the other axes.
+    There is one group for each index on the other axes.
     """
     cuts = [{1, size} for size in axis_sizes]
     for ref in refs:
@@ -77,23 +77,23 @@ def _rows(ids: np.ndarray, num_groups: int) -> Groups:
     return tuple(tuple(row) for row in ids.reshape(num_groups, -1).tolist())
 
 
-def to_positions(groups: Groups, mode: Mode, num_replicas: int, num_partitions: int) -> Groups:
-    """Groups of ids as groups of positions; no groups at all means one of everything."""
+def to_logical_ids(groups: Groups, mode: Mode, num_replicas: int, num_partitions: int) -> Groups:
+    """Groups of ids as groups of logical ids; no groups at all means one of everything."""
     replicas, partitions = range(num_replicas), range(num_partitions)
 
-    def position(replica: int, partition: int) -> int:
+    def logical_id(replica: int, partition: int) -> int:
         return replica * num_partitions + partition
 
     match mode:
         case Mode.CROSS_REPLICA:
             groups = groups or (tuple(replicas),)
-            return tuple(tuple(position(r, p) for r in g) for g in groups for p in partitions)
+            return tuple(tuple(logical_id(r, p) for r in g) for g in groups for p in partitions)
         case Mode.CROSS_PARTITION:
             groups = groups or (tuple(partitions),)
-            return tuple(tuple(position(r, p) for p in g) for g in groups for r in replicas)
+            return tuple(tuple(logical_id(r, p) for p in g) for g in groups for r in replicas)
         case Mode.CROSS_REPLICA_AND_PARTITION:
             groups = groups or (tuple(replicas),)
-            return tuple(tuple(position(r, p) for r in g for p in partitions) for g in groups)
+            return tuple(tuple(logical_id(r, p) for r in g for p in partitions) for g in groups)
         case Mode.FLATTENED_ID:
             return groups or (tuple(range(num_replicas * num_partitions)),)
 
@@ -118,16 +118,16 @@ def padded(groups: Groups, size: int) -> tuple[int, ...]:
     return tuple(m for group in groups for m in (*group, *[-1] * (size - len(group))))
 
 
-def covering(groups: Groups, num_positions: int) -> Groups:
-    """Equal groups of all positions, as small as possible, into whose size each of `groups` fits.
+def covering(groups: Groups, num_logical_ids: int) -> Groups:
+    """Equal groups of all logical ids, as small as possible, into whose size each of `groups` fits.
 
     These are `groups` themselves if they are equal.
     """
     if are_equal(groups):
         return groups
-    sizes = range(largest(groups), num_positions + 1)
-    size = next(size for size in sizes if num_positions % size == 0)
-    return tuple(itertools.batched(range(num_positions), size))
+    sizes = range(largest(groups), num_logical_ids + 1)
+    size = next(size for size in sizes if num_logical_ids % size == 0)
+    return tuple(itertools.batched(range(num_logical_ids), size))
 
 
 def crosses(group: Sequence[int], islands: Sequence[int]) -> bool:
@@ -137,7 +137,7 @@ def crosses(group: Sequence[int], islands: Sequence[int]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Groups divided by island, for a hierarchical algorithm; holds positions.
+    """Groups divided by island, for a hierarchical algorithm; holds logical ids.
 
     Attributes:
       local: The members of one group on one island, in group order.
@@ -161,28 +161,28 @@ class Split:
         return len(self.local[0])
 
 
-def split(positions: Groups, ranks: Sequence[int], islands: Sequence[int]) -> Split | str:
+def split(groups: Groups, ranks: Sequence[int], islands: Sequence[int]) -> Split | str:
     """Divides groups by island, or says why they are not symmetric.
 
     Groups are symmetric if all have the same number of islands, and of members on each.
 
     Args:
-      positions: The groups.
-      ranks: Position to rank.
+      groups: The groups, in logical ids.
+      ranks: Logical id to rank.
       islands: Rank to island.
     """
     local: list[tuple[int, ...]] = []
     rails: list[tuple[int, ...]] = []
     sizes: set[tuple[int, ...]] = set()
     all_places: set[tuple[tuple[int, int], ...]] = set()
-    for group in positions:
+    for group in groups:
         by_island: dict[int, list[int]] = {}
-        for position in group:
-            by_island.setdefault(islands[ranks[position]], []).append(position)
+        for logical_id in group:
+            by_island.setdefault(islands[ranks[logical_id]], []).append(logical_id)
         members = [tuple(by_island[island]) for island in sorted(by_island)]
         sizes.add(tuple(map(len, members)))
         place_of = {p: (i, j) for i, local_ in enumerate(members) for j, p in enumerate(local_)}
-        all_places.add(tuple(place_of[position] for position in group))
+        all_places.add(tuple(place_of[logical_id] for logical_id in group))
         local += members
         rails += zip(*members, strict=False)
     if len(sizes) > 1:

@@ -34,7 +34,7 @@ def _of_computation(collectives: Sequence[Collective]) -> dict[int, list[Identit
     alike: dict[tuple[Identity, str], list[tuple[int, int, order.Node]]] = {}
     found: dict[int, list[Identity]] = {}
     for collective in collectives:
-        instruction, groups = collective.instruction, groups_lib.to_text(collective.positions)
+        instruction, groups = collective.instruction, groups_lib.to_text(collective.groups)
         found[instruction.id] = []
         for place, node in enumerate(_nodes(computation, instruction)):
             identity = Identity(

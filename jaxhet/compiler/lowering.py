@@ -194,7 +194,7 @@ class Lowering(abc.ABC):
         groups: Groups,
         **fields: Any,
     ) -> Instruction:
-        """Adds a collective of XLA. Groups are in positions."""
+        """Adds a collective of XLA. Groups are in logical ids."""
         has_global_ids = opcode in ("all-gather", "reduce-scatter")
         has_channel = has_global_ids or self.collective.num_replicas == 1
         return self.c.add(
@@ -217,13 +217,13 @@ def present_rows(lowering: Lowering, groups: Groups) -> tuple[Instruction, ...]:
     least, most = min(map(len, groups)), groups_lib.largest(groups)
     if least == most:
         return ()
-    size_of = {position: len(group) for group in groups for position in group}
-    position = arithmetic.own_position(lowering.c, lowering.collective.num_partitions)
+    size_of = {member: len(group) for group in groups for member in group}
+    own = arithmetic.own_logical_id(lowering.c, lowering.collective.num_partitions)
 
     def has_row(row: int) -> Instruction:
-        positions = range(len(lowering.collective.rank_of))
-        table = [int(size_of.get(p, 0) > row) for p in positions]
-        return lowering.loop([position], lambda c, p: arithmetic.entry_is(c, table, p, 1))
+        logical_ids = range(len(lowering.collective.rank_of))
+        table = [int(size_of.get(i, 0) > row) for i in logical_ids]
+        return lowering.loop([own], lambda c, own: arithmetic.entry_is(c, table, own, 1))
 
     return tuple(has_row(row) for row in range(least, most))
 
@@ -249,7 +249,7 @@ class Rows:
         size = self.joined.size // self.count
 
         def body(c: hlo.Computation, x: Instruction, *present: Instruction) -> Instruction:
-            parts = [arithmetic.slice_1d(c, x, i * size, size) for i in range(self.count)]
-            return arithmetic.combine(c, parts, opcode, self.joined.element_type, present)
+            rows = [arithmetic.slice_1d(c, x, i * size, size) for i in range(self.count)]
+            return arithmetic.combine(c, rows, opcode, self.joined.element_type, present)
 
         return self.joined.with_array(self.lowering.loop([self.joined.x, *self.present], body))

@@ -23,7 +23,7 @@ def all_gather(lowering: Lowering, split: Split | None) -> None:
     operands = lowering.operands
     values = lowering.flattened()
     if split is None:
-        rows = lowering.all_gather(values, lowering.collective.positions)
+        rows = lowering.all_gather(values, lowering.collective.groups)
         results = [row.joined for row in rows]
     else:
         results = [_gather_over_islands(lowering, v, split) for v in values]
@@ -51,14 +51,14 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
     """Makes a reduce-scatter the last step of its decomposition."""
     (dim,) = lowering.instruction.dimensions
     operands = lowering.operands
-    parts = len(lowering.collective.positions[0]) // lowering.collective.shard_replicas
+    num_shards = len(lowering.collective.groups[0]) // lowering.collective.shard_replicas
     is_exchanged = split is None or split.local_size == 1
     values = [
-        reorder.split(lowering, lowering.operand(i, is_exchanged), x.shape, dim, parts)
+        reorder.split(lowering, lowering.operand(i, is_exchanged), x.shape, dim, num_shards)
         for i, x in enumerate(operands)
     ]
     if split is None:
-        results = lowering.reduce_scatter(values, lowering.collective.positions, opcode)
+        results = lowering.reduce_scatter(values, lowering.collective.groups, opcode)
     elif lowering.collective.shard_replicas > 1:
         results = [_scatter_to_islands(lowering, v, opcode, split) for v in values]
     else:
@@ -88,10 +88,10 @@ def _scatter_to_islands(lowering: Lowering, value: Value, opcode: str, split: Sp
     dims = [islands, local_size, value.size // (islands * local_size)]
     value = reorder.transposed(lowering, value, dims, [1, 0, 2])
     first = len(lowering.builder.added)
-    part = lowering.local("reduce-scatter", value, value.size // local_size, split.local, opcode)
-    (result,) = lowering.reduce_scatter([part], split.rails, opcode)
+    shard = lowering.local("reduce-scatter", value, value.size // local_size, split.local, opcode)
+    (result,) = lowering.reduce_scatter([shard], split.rails, opcode)
     whole = lowering.local("all-gather", result, result.size * local_size, split.local)
-    lowering.builder.added[first].scatters.append(part.x)
+    lowering.builder.added[first].scatters.append(shard.x)
     lowering.builder.added[first].gathers.append(whole.x)
     return whole
 
@@ -102,10 +102,10 @@ def all_to_all(lowering: Lowering, split: Split | None) -> None:
         return _all_to_all_of_operands(lowering, split)
     (dim,) = lowering.instruction.dimensions
     (x,), (shape,) = lowering.operands, lowering.result_shapes
-    parts = len(lowering.collective.positions[0])
-    value = reorder.split(lowering, lowering.flatten(x, 0), x.shape, dim, parts)
+    num_blocks = len(lowering.collective.groups[0])
+    value = reorder.split(lowering, lowering.flatten(x, 0), x.shape, dim, num_blocks)
     rows = _exchange(lowering, value, split)
-    block = _resized(x.shape, dim, x.shape.dimensions[dim] // parts)
+    block = _resized(x.shape, dim, x.shape.dimensions[dim] // num_blocks)
     return lowering.replace(
         [lowering.restore(reorder.join(lowering, rows, block, dim, shape), shape)]
     )
@@ -145,7 +145,7 @@ def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
 def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
     """Block i of the value to member i; gives the received blocks, in group order."""
     if split is None:
-        (rows,) = lowering.all_to_all([value], lowering.collective.positions)
+        (rows,) = lowering.all_to_all([value], lowering.collective.groups)
         return rows.joined
     by_rail = _by_rail(split)
     value = reorder.reordered(lowering, value, _inverse(by_rail))  # [rail, island] of the receiver
@@ -170,9 +170,9 @@ def permute(lowering: Lowering) -> None:
     collective = lowering.collective
     values = lowering.flattened()
     if isinstance(lowering, GpuLowering):
-        results = [_permute_on_gpu(lowering, value, collective.positions) for value in values]
+        results = [_permute_on_gpu(lowering, value, collective.groups) for value in values]
     else:
-        results = lowering.permute(values, collective.positions)
+        results = lowering.permute(values, collective.groups)
     _put_back(lowering, results)
 
 
@@ -184,34 +184,34 @@ def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value
     return _at(lowering, staying, value, result) if staying else result
 
 
-def _at(lowering: GpuLowering, positions: set[int], there: Value, elsewhere: Value) -> Value:
-    """One value on the devices at these positions, another one on the others."""
-    is_there = [int(position in positions) for position in range(len(lowering.collective.rank_of))]
-    mask = lowering.is_at(is_there, 1, there.x.shape)
+def _at(lowering: GpuLowering, logical_ids: set[int], there: Value, elsewhere: Value) -> Value:
+    """One value on the devices with these logical ids, another one on the others."""
+    is_there = [int(i in logical_ids) for i in range(len(lowering.collective.rank_of))]
+    mask = lowering.entry_is(is_there, 1, there.x.shape)
     return there.with_array(arithmetic.select(lowering.c, [mask], [elsewhere.x, there.x]))
 
 
 def broadcast(lowering: Lowering) -> None:
     """Makes a collective-broadcast the last step of its decomposition."""
-    positions = lowering.collective.positions
+    groups = lowering.collective.groups
     values = lowering.flattened()
     if isinstance(lowering, GpuLowering):
-        results = [_broadcast_on_gpu(lowering, value, positions) for value in values]
+        results = [_broadcast_on_gpu(lowering, value, groups) for value in values]
     else:
-        pairs = tuple((group[0], member) for group in positions for member in group)
+        pairs = tuple((group[0], member) for group in groups for member in group)
         results = lowering.permute(values, pairs)
     _put_back(lowering, results)
 
 
-def _broadcast_on_gpu(lowering: GpuLowering, value: Value, positions: Groups) -> Value:
+def _broadcast_on_gpu(lowering: GpuLowering, value: Value, groups: Groups) -> Value:
     """One exchange for each island that the value must come to: a source has one target."""
     collective, islands = lowering.collective, lowering.builder.job.islands
     local: list[tuple[int, ...]] = []
     pairs: dict[int, list[tuple[int, int]]] = {}  # by number of the island in its group
-    for group in positions:
+    for group in groups:
         by_island: dict[int, list[int]] = {}
-        for position in group:
-            by_island.setdefault(islands[collective.rank_of[position]], []).append(position)
+        for member in group:
+            by_island.setdefault(islands[collective.rank_of[member]], []).append(member)
         local += map(tuple, by_island.values())
         for number, members in enumerate(list(by_island.values())[1:]):
             pairs.setdefault(number, []).append((group[0], members[0]))

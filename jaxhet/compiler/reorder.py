@@ -19,18 +19,18 @@ def transposed(
     return value.with_array(lowering.shaped(y, [value.size]))
 
 
-def split(lowering: Lowering, value: Value, shape: Shape, dim: int, parts: int) -> Value:
+def split(lowering: Lowering, value: Value, shape: Shape, dim: int, num_blocks: int) -> Value:
     """A flat array of `shape` as blocks, cut along `dim`."""
     dims = list(shape.dimensions)
-    dims[dim : dim + 1] = [parts, dims[dim] // parts]
+    dims[dim : dim + 1] = [num_blocks, dims[dim] // num_blocks]
     others = [d for d in range(len(dims)) if d != dim]
     return transposed(lowering, value, dims, [dim, *others])
 
 
 def join(lowering: Lowering, value: Value, block: Shape, dim: int, shape: Shape) -> Value:
     """Blocks, each flat of the shape `block`, as one flat array of `shape`, along `dim`."""
-    parts = shape.dimensions[dim] // max(block.dimensions[dim], 1)
-    dims = [parts, *block.dimensions]
+    num_blocks = shape.dimensions[dim] // max(block.dimensions[dim], 1)
+    dims = [num_blocks, *block.dimensions]
     others = range(1, len(dims))
     return transposed(lowering, value, dims, [*others[:dim], 0, *others[dim:]])
 

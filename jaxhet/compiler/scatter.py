@@ -44,7 +44,7 @@ def _to_reduce_scatter(collective: Collective) -> Collective | None:
     if groups is None:
         return None
     _replace(computation, all_reduce, kept, cut[0], groups)
-    return dataclasses.replace(collective, instruction=kept, positions=groups)
+    return dataclasses.replace(collective, instruction=kept, groups=groups)
 
 
 def _absorb_local_all_reduce(collective: Collective, job: Job) -> Collective | None:
@@ -58,9 +58,9 @@ def _absorb_local_all_reduce(collective: Collective, job: Job) -> Collective | N
     reducers = [collectives.reducer(computation.module, i) for i in (scatter, following)]
     if reducers[0] is None or reducers[0] != reducers[1]:
         return None
-    group_of = {p: g for g in collective.positions for p in g}
+    group_of = {p: g for g in collective.groups for p in g}
     combined: list[tuple[int, ...]] = []
-    for local in collectives.positions(computation.module, following):
+    for local in collectives.groups_of(computation.module, following):
         # Block by block, those that keep it: the all-reduce's group that has the scatter's member.
         columns = tuple(zip(*(group_of[p] for p in local), strict=True))
         islands = [{job.islands[collective.rank_of[p]] for p in column} for column in columns]
@@ -69,7 +69,7 @@ def _absorb_local_all_reduce(collective: Collective, job: Job) -> Collective | N
         combined.append(tuple(p for column in columns for p in column))
     if not groups_lib.are_equal(tuple(combined)):
         return None
-    shard_replicas = len(combined[0]) // len(collective.positions[0])
+    shard_replicas = len(combined[0]) // len(collective.groups[0])
     groups = tuple({tuple(sorted(g)): g for g in combined}.values())
     if shard_replicas == 1 or hlo.num_elements(scatter.shape) % shard_replicas:
         return None
@@ -78,7 +78,7 @@ def _absorb_local_all_reduce(collective: Collective, job: Job) -> Collective | N
     (dim,) = scatter.dimensions
     _replace(computation, scatter, following, dim, groups)
     return dataclasses.replace(
-        collective, instruction=following, positions=groups, shard_replicas=shard_replicas
+        collective, instruction=following, groups=groups, shard_replicas=shard_replicas
     )
 
 
@@ -106,15 +106,15 @@ def _replace(
 
 
 def _by_block(collective: Collective, kept: hlo.Instruction, dim: int) -> Groups | None:
-    """The groups, each member at the place of the block that it keeps; None if there is none."""
+    """The groups, each member at the index of the block that it keeps; None if there is none."""
     computation = collective.computation
     x, *starts = computation.operands(kept)
     size, whole = kept.shape.dimensions[dim], x.shape.dimensions[dim]
     result: list[tuple[int, ...]] = []
-    for group in collective.positions:
+    for group in collective.groups:
         if size * len(group) != whole:
             return None
-        found = [_value(computation, starts[dim], collective, position) for position in group]
+        found = [_value(computation, starts[dim], collective, member) for member in group]
         by_start = dict(zip(found, group, strict=True))
         if set(by_start) != set(range(0, whole, size)):
             return None
@@ -123,15 +123,15 @@ def _by_block(collective: Collective, kept: hlo.Instruction, dim: int) -> Groups
 
 
 def _value(
-    c: hlo.Computation, scalar: hlo.Instruction, collective: Collective, position: int
+    c: hlo.Computation, scalar: hlo.Instruction, collective: Collective, logical_id: int
 ) -> int | None:
-    """The value of an integer on the device at a position, where that decides it."""
+    """The value of an integer on the device with a logical id, where that decides it."""
 
     def known(i: hlo.Instruction) -> int | None:
         if i.opcode == "partition-id":
-            return position % collective.num_partitions
+            return logical_id % collective.num_partitions
         if i.opcode == "replica-id":
-            return position // collective.num_partitions
+            return logical_id // collective.num_partitions
         return None
 
     return integers.value(c, scalar, known)

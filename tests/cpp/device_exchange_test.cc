@@ -197,9 +197,10 @@ void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   EXPECT_EQ(stats.at("exchanges_started"), uint64_t{kCount});
   EXPECT_EQ(stats.at(StrCat("bytes_sent_", NameOf(transport))), kCount * num_bytes);
   const bool is_long = num_bytes > kEagerBytes;
-  EXPECT_EQ(stats.at("bytes_sent_in_place"),
+  EXPECT_EQ(stats.at("bytes_zero_copy_sent"),
             is_long && IsInPlace(transport) ? kCount * num_bytes : 0);
-  EXPECT_EQ(stats.at("bytes_pulled"), is_long && transport == "pulled" ? kCount * num_bytes : 0);
+  EXPECT_EQ(stats.at("bytes_zero_copy_received"),
+            is_long && transport == "pulled" ? kCount * num_bytes : 0);
 }
 
 TEST_P(DeviceExchangeTransportsTest, ManyAreInFlight) {
@@ -252,7 +253,7 @@ TEST(DeviceExchangeTest, WhatCannotBePulledGoesThroughSlots) {
   }
   EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
   for (const Part& part : ones) EXPECT_TRUE(part.IsFrom(0));
-  EXPECT_EQ(world.engine(1).DeviceStats().at("bytes_pulled"), pulled);
+  EXPECT_EQ(world.engine(1).DeviceStats().at("bytes_zero_copy_received"), pulled);
 }
 
 // Sends may wait for slots; the program waits only at a done.

@@ -23,7 +23,7 @@ DTYPES = (
     *("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2"),
     *("int8", "uint8", "int16", "int32", "int64", "bool", "complex64"),
 )
-IN_PLACE = "bytes_sent_in_place"
+ZERO_COPY = "bytes_zero_copy_sent"
 FEW = ("float32", "bfloat16", "int8")
 
 
@@ -127,7 +127,7 @@ def test_nics_send_long_operands_from_where_they_lie(case: Case, job: Job) -> No
     wrong = job.ask({"dtype": "float32", "sizes": [size], "operations": ["permute"]}, 300)
     assert [answer for answer in wrong if any(answer.values())] == []
     for old, new in zip(before, job.ask({"stats": True}), strict=True):
-        sent = new.get(IN_PLACE, 0) - old.get(IN_PLACE, 0)
+        sent = new.get(ZERO_COPY, 0) - old.get(ZERO_COPY, 0)
         assert (sent > 0) == (case.platform == "cuda" and case.transport == "verbs"), new
 
 

@@ -233,9 +233,9 @@ def argument() -> np.ndarray:
 def _cross(op: str, v: jax.Array) -> jax.Array:
     """One exchange; its result has the shape of a block."""
     ring = [(i, (i + 1) % NUM_RANKS) for i in range(NUM_RANKS)]
-    shares = jnp.arange(1.0, NUM_RANKS + 1)
+    weights = jnp.arange(1.0, NUM_RANKS + 1)
     # fmt: off
-    return {"psum": lambda: jax.lax.psum(v, "x"), "pmax": lambda: jax.lax.pmax(v, "x"), "ppermute": lambda: jax.lax.ppermute(v, "x", ring), "all_gather": lambda: jnp.tensordot(shares, jax.lax.all_gather(v, "x"), 1), "psum_scatter": lambda: jnp.tile(jax.lax.psum_scatter(v, "x", tiled=True), (NUM_RANKS, 1)), "all_to_all": lambda: jax.lax.all_to_all(v, "x", 0, 0, tiled=True), "psum_unequal": lambda: jax.lax.psum(v, "x", axis_index_groups=_UNEQUAL), "pmax_unequal": lambda: jax.lax.pmax(v, "x", axis_index_groups=_UNEQUAL)}[op]()  # noqa: E501 (on one line: no source line tells them apart)
+    return {"psum": lambda: jax.lax.psum(v, "x"), "pmax": lambda: jax.lax.pmax(v, "x"), "ppermute": lambda: jax.lax.ppermute(v, "x", ring), "all_gather": lambda: jnp.tensordot(weights, jax.lax.all_gather(v, "x"), 1), "psum_scatter": lambda: jnp.tile(jax.lax.psum_scatter(v, "x", tiled=True), (NUM_RANKS, 1)), "all_to_all": lambda: jax.lax.all_to_all(v, "x", 0, 0, tiled=True), "psum_unequal": lambda: jax.lax.psum(v, "x", axis_index_groups=_UNEQUAL), "pmax_unequal": lambda: jax.lax.pmax(v, "x", axis_index_groups=_UNEQUAL)}[op]()  # noqa: E501 (on one line: no source line tells them apart)
     # fmt: on
 
 

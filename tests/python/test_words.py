@@ -40,11 +40,15 @@ _PATTERNS = {  # extended regular expression -> the word in use
     r"\b([Ss]tory|[Ss]tories)\b|_stor(y|ies)\b": "summary",
     r"\b[Bb]ur(y|ied|ies)\b": "leak on purpose",
     r"\b[Jj]udg|_judg|[a-z]Judg": "check",
+    r"bytes_pulled|bytes_sent_in_place": "bytes_zero_copy_received, bytes_zero_copy_sent",
+    r"own_position|to_positions|num_positions|collectives?\.positions": "logical id",
+    r"kLeastPieceBytes": "chunk",
     r"\b[Bb]lam(e|es|ed|ing)\b|[a-z]Blam|_blam": "attribute",
 }
 _SAMPLES = (
     "keepers shard_keepers was_drawn_in Adder(x) value.by(x) bucket.together(x) scatter.narrow(x)",
     "came came_result kMostPatience error.culprit() kVerdict the story Bury(x) Judge(peer)",
+    "bytes_pulled bytes_sent_in_place own_position(c) to_positions(ids) kLeastPieceBytes",
     "is_judged HandleBlaming error.blame two_phase_bytes JAXHET_RING_SOCKETS",
     "RingEnd TcpRing transport/ring/ring.h ring_table.cc `filled` words.emptied RingTurn",
     "Opens a ring between devices. One leg. LegsOf(request)",

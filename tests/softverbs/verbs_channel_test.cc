@@ -194,7 +194,7 @@ TEST(VerbsChannelTest, ChannelsGoOnWhenQueuePairsFail) {
       const FaultScope scope(fault);
       EXPECT_TRUE(Swaps(world)) << fault;
       EXPECT_GT(Softverbs::Get().num_faults_fired(), before) << fault;
-      const uint64_t in_place = world.engine(0).DeviceStats().at("bytes_sent_in_place");
+      const uint64_t in_place = world.engine(0).DeviceStats().at("bytes_zero_copy_sent");
       EXPECT_EQ(in_place > 0, has_operands) << fault;
     }
   }

@@ -209,8 +209,8 @@ std::map<std::string, uint64_t> DeviceEngine::Stats() const {
     const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time);
     stats["exchanges_started"] += started;
     stats["exchanges_completed"] += completed;
-    stats["bytes_pulled"] += read_bytes;
-    stats["bytes_sent_in_place"] += offered_bytes;
+    stats["bytes_zero_copy_received"] += read_bytes;
+    stats["bytes_zero_copy_sent"] += offered_bytes;
     stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
     for (const auto& [peer_rank, transport, sent, received] : rank->channels().Bytes()) {
       stats[StrCat("bytes_sent_", transport)] += sent;

@@ -44,9 +44,9 @@ struct Pair {
 //               rank is the target of one pair at most, and the source of any number.
 //   all_gather: the first bytes of the members' operands, joined in group order, are the result.
 //               A result with room for the members of a larger group is unchanged behind its own.
-//   all_to_all: a result has one block per member, which gets that member's share number
-//               <own position>; shares are as long as blocks, the last ones of an operand shorter
-//               or empty, and zeros fill their blocks up.
+//   all_to_all: a result has one block per member, which gets that member's block number
+//               <own index in the group>. The last blocks of an operand may be shorter or empty;
+//               zeros fill the result's up.
 struct ExchangeRequest {
   int rank = 0;
   int64_t run_id = 0;  // equal for the exchanges of one execution of a program, and only for them

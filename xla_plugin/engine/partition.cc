@@ -50,11 +50,11 @@ void AllToAll(const GroupBuffers& buffers, Partition& partition) {
           " bytes into ", result.size());
   }
   const size_t block = result.size() / members;
-  const size_t share = Part(operand, position * block, block).size();
+  const size_t present = Part(operand, position * block, block).size();
   for (size_t member = 0; member < members; ++member) {
     Add(partition.members[member].send, Part(operand, member * block, block));
-    Add(partition.members[member].receive, result.subspan(member * block, share));
-    Add(partition.padding, result.subspan(member * block + share, block - share));
+    Add(partition.members[member].receive, result.subspan(member * block, present));
+    Add(partition.padding, result.subspan(member * block + present, block - present));
   }
 }
 

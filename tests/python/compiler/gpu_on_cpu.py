@@ -157,7 +157,7 @@ def _gather_unequal(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instru
     (x,) = c.operands(start)
     size = hlo.num_elements(x.shape)
     assignment = c.module.proto.device_assignment.computation_devices
-    ranks = [devices.replica_device_ids[0] for devices in assignment]  # by position
+    ranks = [devices.replica_device_ids[0] for devices in assignment]  # by logical id
     count = len(ranks)
     everyone = c.add(
         "all-gather",
@@ -170,18 +170,18 @@ def _gather_unequal(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instru
     )
     group_of = {rank: group for group in carrier.read(start).groups for rank in group}
 
-    def source(position: int, row: int) -> int:
-        group = group_of[ranks[position]]
-        is_there = row < len(group) and group[row] != ranks[position]
-        return ranks.index(group[row]) if is_there else (position + 1) % count
+    def source(logical_id: int, row: int) -> int:
+        group = group_of[ranks[logical_id]]
+        is_there = row < len(group) and group[row] != ranks[logical_id]
+        return ranks.index(group[row]) if is_there else (logical_id + 1) % count
 
-    position = arithmetic.own_position(c, count)
+    own_id = arithmetic.own_logical_id(c, count)
     starts = [
-        [source(p, row) * size for p in range(count)]
+        [source(i, row) * size for i in range(count)]
         for row in range(hlo.num_elements(done.shape) // size)
     ]
     rows = [
-        arithmetic.dynamic_slice_1d(c, everyone, arithmetic.entry(c, table, position), size)
+        arithmetic.dynamic_slice_1d(c, everyone, arithmetic.entry(c, table, own_id), size)
         for table in starts
     ]
     c.rewrite(done, "copy", [arithmetic.concatenate(c, rows)])
@@ -221,14 +221,14 @@ def _without_own(
     c: hlo.Computation, received: hlo.Instruction, groups: Sequence[Sequence[int]]
 ) -> hlo.Instruction:
     """The rows, but that the device's own one is the next one's: it must not be used."""
-    places = {position: place for group in groups for place, position in enumerate(group)}
+    index_of = {member: index for group in groups for index, member in enumerate(group)}
     count = len(groups[0])
     size = hlo.num_elements(received.shape) // count
-    position = arithmetic.own_position(c, len(places))
+    own_id = arithmetic.own_logical_id(c, len(index_of))
     shape = hlo.array_shape(received.shape.element_type, [size])
     rows = [arithmetic.slice_1d(c, received, i * size, size) for i in range(count)]
-    table = [place for _, place in sorted(places.items())]
-    own = arithmetic.entry(c, table, position)
+    table = [index for _, index in sorted(index_of.items())]
+    own = arithmetic.entry(c, table, own_id)
     wrong = [
         arithmetic.select(c, [arithmetic.equals(c, own, i, shape)], [row, rows[(i + 1) % count]])
         for i, row in enumerate(rows)

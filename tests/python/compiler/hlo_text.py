@@ -24,7 +24,7 @@ sum {
 
 
 def job(*islands: int, platform: str = "cpu") -> Job:
-    """Rank r has device 10 * r, so that ids, positions and ranks differ."""
+    """Rank r has device 10 * r, so that device ids, logical ids and ranks differ."""
     device_ids = tuple(10 * rank for rank in range(len(islands)))
     return Job(device_ids, islands, platform, process=0, session=7)  # type: ignore[arg-type]
 
@@ -63,7 +63,7 @@ def to_text(data: bytes) -> str:
 def all_reduce(
     name: str, operand: str, groups: str = "{{0,1}}", shape: str = "f32[4]", path: str = ""
 ) -> str:
-    """An all-reduce over positions; `path` is the equation that it belongs to."""
+    """An all-reduce over logical ids; `path` is the equation that it belongs to."""
     return (
         f"{name} = {shape} all-reduce({operand}), channel_id=1, replica_groups={groups},"
         f" use_global_device_ids=true, to_apply=sum{named(path)}"

@@ -39,8 +39,8 @@ def test_small_all_reduce_on_cpu_is_one_exchange_and_one_loop():
         CHECK: %p = f32[4]{0} parameter(0)
         CHECK-NEXT: [[RECEIVED:%.*]] = f32[8]{0} custom-call(%p), {{.*}}"jaxhet_exchange"
         CHECK-NEXT: [[SUM:%.*]] = f32[4]{0} fusion([[RECEIVED]])
-        CHECK-NEXT: [[PLACE:%.*]] = f32[4]{0} bitcast([[SUM]])
-        CHECK-NEXT: ROOT %r = f32[4]{0} bitcast([[PLACE]])
+        CHECK-NEXT: [[RESHAPED:%.*]] = f32[4]{0} bitcast([[SUM]])
+        CHECK-NEXT: ROOT %r = f32[4]{0} bitcast([[RESHAPED]])
         CHECK-NEXT: }
         CHECK{LITERAL}: all_gather all-reduce sum flat f32[4] {{0,1}}
         """,
@@ -79,8 +79,8 @@ def test_large_all_reduce_on_cpu_exchanges_shares_and_sums():
         decomposed(body, _FOUR, Options(two_shot_bytes=0)),
         """
         CHECK-LABEL: ENTRY
-        CHECK: [[SHARES:%.*]] = f32[4]{0} custom-call(%p)
-        CHECK-NEXT: [[SUM:%.*]] = f32[1]{0} fusion([[SHARES]])
+        CHECK: [[ROWS:%.*]] = f32[4]{0} custom-call(%p)
+        CHECK-NEXT: [[SUM:%.*]] = f32[1]{0} fusion([[ROWS]])
         CHECK-NEXT: [[SUMS:%.*]] = f32[4]{0} custom-call([[SUM]])
         CHECK-NOT: fusion(
         CHECK: all_to_all all-reduce sum flat f32[4]
@@ -146,10 +146,10 @@ def test_hierarchical_has_local_collectives_around_the_exchange():
         decomposed(body, _FOUR, Options(algorithm="hierarchical")),
         """
         CHECK-LABEL: ENTRY
-        CHECK: [[SHARE:%.*]] = f32[3]{0} reduce-scatter(
+        CHECK: [[SHARD:%.*]] = f32[3]{0} reduce-scatter(
         CHECK-SAME{LITERAL}: replica_groups={{0,1},{2,3}}
-        CHECK-NEXT: [[SHARES:%.*]] = f32[6]{0} custom-call([[SHARE]])
-        CHECK-NEXT: [[SUM:%.*]] = f32[3]{0} fusion([[SHARES]])
+        CHECK-NEXT: [[ROWS:%.*]] = f32[6]{0} custom-call([[SHARD]])
+        CHECK-NEXT: [[SUM:%.*]] = f32[3]{0} fusion([[ROWS]])
         CHECK-NEXT: = f32[6]{0} all-gather([[SUM]])
         CHECK-SAME{LITERAL}: replica_groups={{0,1},{2,3}}
         CHECK{LITERAL}: all_gather all-reduce sum hierarchical f32[3] {{0,2},{1,3}}
@@ -201,8 +201,8 @@ def test_gpu_form_is_a_permute_pair_between_barriers():
         CHECK: [[BITS:%.*]] = s32[4]{0} select([[IS_NAN]]
         CHECK-NEXT: [[RESULT:%.*]] = f32[4]{0} bitcast-convert([[BITS]])
         The place of the all-reduce:
-        CHECK-NEXT: [[PLACE:%.*]] = f32[4]{0} reshape([[RESULT]])
-        CHECK-NEXT: ROOT %r = f32[4]{0} reshape([[PLACE]])
+        CHECK-NEXT: [[RESHAPED:%.*]] = f32[4]{0} reshape([[RESULT]])
+        CHECK-NEXT: ROOT %r = f32[4]{0} reshape([[RESHAPED]])
         """,
     )
 

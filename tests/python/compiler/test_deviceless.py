@@ -46,7 +46,7 @@ def vendor(request: pytest.FixtureRequest) -> Results:
 
 
 def _overlapped(result: dict[str, Any]) -> float:
-    """Share of the exchanged bytes with a matrix product between start and done."""
+    """Fraction of the exchanged bytes with a matrix product between start and done."""
     all_bytes = overlapped = 0
     for events in result["schedule"]:
         products, before = 0, {}

@@ -67,7 +67,7 @@ def test_groups_are_read_from_each_form(text: str):
     """
     module = hlo.Module(hlo_text.module(hlo_text.entry(body), [0, 1, 2, 3]))
     (found,) = collectives.crossing(module, hlo_text.job(0, 0, 1, 1))
-    assert found.positions == ((0, 2), (1, 3))
+    assert found.groups == ((0, 2), (1, 3))
 
 
 def test_groups_are_ranks_of_the_device_assignment():
@@ -93,8 +93,8 @@ def test_groups_are_ranks_of_the_device_assignment():
         (Mode.FLATTENED_ID, (), ((0, 1, 2, 3, 4, 5),)),
     ],
 )
-def test_to_positions_with_two_replicas_of_three_partitions(mode, ids, expected):
-    assert groups.to_positions(ids, mode, 2, 3) == expected
+def test_to_logical_ids_with_two_replicas_of_three_partitions(mode, ids, expected):
+    assert groups.to_logical_ids(ids, mode, 2, 3) == expected
 
 
 def test_mode_of_each_combination():
@@ -149,7 +149,7 @@ def test_split_holds_everyone_once_for_all_assignments_of_islands():
                 assert sorted(itertools.chain(*part)) == [0, 1, 2, 3]
 
 
-def test_groups_of_unequal_size_fit_into_groups_of_all_positions():
+def test_groups_of_unequal_size_fit_into_groups_of_all_logical_ids():
     assert groups.covering(((0, 1, 2), (3,)), 4) == ((0, 1, 2, 3),)
     assert groups.covering(((0, 3), (1,), (2,), (4,), (5,)), 6) == ((0, 1), (2, 3), (4, 5))
     assert groups.covering(((3, 0), (2, 1)), 4) == ((3, 0), (2, 1))

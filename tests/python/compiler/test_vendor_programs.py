@@ -18,7 +18,7 @@ _NUM_PROGRAMS = 200
 _NUM_QUICK_PROGRAMS = 8
 _TEST_OWN_S = 120  # beside the compilers' limit
 _MOST_NOT_COMPILED = 0.05
-# Share of the arrays that can't be swapped with one that looks alike without being noticed.
+# Fraction of the arrays that can't be swapped with one that looks alike without being noticed.
 _ENOUGH_TOLD_APART = 0.9
 
 

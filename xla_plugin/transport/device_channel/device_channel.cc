@@ -64,8 +64,8 @@ std::optional<RouteChoices::Route> RouteChoices::Find(uint64_t number) const {
 
 size_t ChunkBytes(size_t num_bytes, size_t slot_bytes) {
   constexpr size_t kAlignment = 4096;
-  const size_t share = (num_bytes / kChunksPerExchange + kAlignment - 1) & ~(kAlignment - 1);
-  return std::min(slot_bytes, std::max(share, kLeastChunk));
+  const size_t even = (num_bytes / kChunksPerExchange + kAlignment - 1) & ~(kAlignment - 1);
+  return std::min(slot_bytes, std::max(even, kLeastChunk));
 }
 
 std::optional<uint64_t> DeviceChannel::PlaceOf(std::span<const std::byte> /*operand*/) const {

@@ -11,8 +11,8 @@
 namespace jaxhet::verbs {
 namespace {
 
-// A message is divided among queue pairs into pieces that are not shorter.
-constexpr size_t kLeastPieceBytes = size_t{64} << 10;
+// A message is divided among queue pairs into chunks that are not shorter.
+constexpr size_t kLeastChunkBytes = size_t{64} << 10;
 constexpr size_t kAlignment = 128;
 constexpr size_t kPageBytes = 4096;
 
@@ -108,7 +108,7 @@ size_t VerbsConnection::Send() {
 size_t VerbsConnection::Fill(size_t slot) {
   Transfer& transfer = *sends_.front();
   const size_t num_bytes =
-      std::min(PieceBytes(transfer.send.num_bytes()), transfer.send.num_bytes() - transfer.sent);
+      std::min(ChunkBytesOf(transfer.send.num_bytes()), transfer.send.num_bytes() - transfer.sent);
   const size_t slot_bytes = kChunkHeaderBytes + num_bytes;
   const uint32_t sequence = link_.Start(slot, slot_bytes);
   std::byte* const memory = outgoing_.slot(slot);
@@ -128,10 +128,10 @@ size_t VerbsConnection::Fill(size_t slot) {
   return num_bytes;
 }
 
-// Size of the pieces of a message of `num_bytes`, so that every queue pair has some.
-size_t VerbsConnection::PieceBytes(size_t num_bytes) const {
-  const size_t share = RoundUp(num_bytes / link_.num_data_qps(), kAlignment);
-  return std::clamp(share, std::min(kLeastPieceBytes, link_.chunk_bytes()), link_.chunk_bytes());
+// Size of the chunks of a message of `num_bytes`, so that every queue pair has some.
+size_t VerbsConnection::ChunkBytesOf(size_t num_bytes) const {
+  const size_t even = RoundUp(num_bytes / link_.num_data_qps(), kAlignment);
+  return std::clamp(even, std::min(kLeastChunkBytes, link_.chunk_bytes()), link_.chunk_bytes());
 }
 
 }  // namespace jaxhet::verbs

@@ -32,7 +32,7 @@ class VerbsConnection final : public Connection {
   bool CanSend();
   size_t Send();
   size_t Fill(size_t slot);
-  size_t PieceBytes(size_t num_bytes) const;
+  size_t ChunkBytesOf(size_t num_bytes) const;
 
   ConnectionHost& host_;
   Staging outgoing_;
