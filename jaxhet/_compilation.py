@@ -121,12 +121,15 @@ class Compilation:
 
     def decompose(self, module: bytes) -> bytes | None:
         """The PRE hook."""
-        if self.tuning is not None and (program := compiler.program_of(module)):
-            self.tuning.before(program, self._is_over)
         with _named_errors():
             changed = compiler.decompose(module, self._job, self._options())
         if changed is not None:
             self._dump(module, "before")
+        if self.tuning is not None and (program := compiler.program_of(module)):
+            devices = compiler.devices_of(module)
+            processes = {d.process_index for d in self._devices.values() if d.id in devices}
+            result = hashlib.blake2b(changed or module, digest_size=16).hexdigest()
+            self.tuning.before(program, result, processes, self._is_over)
         return changed
 
     def bridge(self, module: bytes) -> bytes | None:

@@ -2,7 +2,9 @@
 
 import atexit
 import collections
+import hashlib
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
@@ -306,6 +308,7 @@ def _share_tuning(session: _session.Session, membership: Membership, folder: pat
         session.process,
         membership.tell_tuned,
         session.config.tuning_timeout_s,
+        key=hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest(),
     )
     membership.listen_tuned(session.compilation.tuning.hear)
 

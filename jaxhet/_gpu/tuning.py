@@ -2,22 +2,25 @@
 
 XLA measures candidates for products and convolutions when it compiles, and two measurements may
 end in two choices: sums that should be equal on all replicas then differ in their last bits. So the
-first process of a *tuning class* (equal devices, versions and flags) tunes, and the others load its
-results. XLA keeps a file for each kernel in a folder; each process has a folder of its own, and the
-files travel through the job's coordinator.
+first process of a *tuning class* (equal devices, versions and flags) that takes part in a program
+tunes, and the others load its results. XLA keeps a file for each kernel in a folder; each process
+has a folder of its own, and the files travel through the job's coordinator.
+
+In a second run with JAX's persistent cache the first process finds that nothing is left to tune,
+says so when its compilation begins, and processes that have the same files do not wait.
 """
 
 import base64
 import os
 import pathlib
-import re
 import shutil
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from jaxhet._gpu.tuned_programs import TunedPrograms, has_all, is_file_name
 from jaxhet._log import LOGGER
 
 CACHE_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
@@ -26,8 +29,6 @@ OWN_FLAGS = (CACHE_FLAG, "xla_gpu_dump_autotune_results_to", "xla_gpu_load_autot
 LEVEL_FLAG = "xla_gpu_autotune_level"
 
 _MOST_BYTES = 1 << 20  # largest size of the files in one message
-# A path below the folder: XLA has a folder in it for each version of its results.
-_FILE = re.compile(r"(\w[\w.\-]{0,254}/){0,3}\w[\w.\-]{0,254}")
 
 
 def is_shared(flags: Mapping[str, str]) -> bool:
@@ -50,7 +51,7 @@ def folder(process: int, cache_folder: str | None) -> pathlib.Path:
 
 
 class Tuning:
-    """Messages to or from the first process of this process's tuning class.
+    """Messages to and from the other processes of this process's tuning class.
 
     The compiler's hooks call `before` and `after`, on the thread that compiles.
     """
@@ -62,6 +63,8 @@ class Tuning:
         process: int,
         tell: Callable[[dict[str, Any]], None],
         timeout_s: float,
+        *,
+        key: str = "",
     ):
         """Makes it for a class of processes.
 
@@ -71,26 +74,43 @@ class Tuning:
           process: This process.
           tell: Sends a message to the processes that it names.
           timeout_s: Longest wait for the first process, for each program.
+          key: Identity of the class, for results that are kept.
         """
         self._folder = folder
-        self._leader = min(members)
-        self._is_leader = process == self._leader
-        self._others = [member for member in members if member != process]
+        self._members = frozenset(members)
+        self._process = process
+        self._others = sorted(self._members - {process})
         self._tell = tell
         self._timeout_s = timeout_s
         self._is_temporary = folder.parent == pathlib.Path(tempfile.gettempdir())
+        record = None if self._is_temporary else folder.with_name(f"{folder.name}.json")
+        self._record = TunedPrograms(record, folder, key)
         self._changed = threading.Condition()
-        self._tuned: set[str] = set()  # programs that the leader has tuned
+        self._tuned: set[str] = set()  # programs whose results are here
+        self._led: dict[str, str] = {}  # programs that this process tunes for others; their modules
+        self._known: dict[str, dict[str, int]] = {}  # of these, those with results, and their files
         self._sent: dict[str, float] = {}  # files that the others have, by their time
 
-    def before(self, program: str, is_over: Callable[[], bool]) -> None:
+    def before(
+        self, program: str, module: str, processes: Collection[int], is_over: Callable[[], bool]
+    ) -> None:
         """Before XLA tunes a program: waits for the results of the first process.
 
         Args:
           program: Digest of the program.
+          module: Digest of the module that XLA is going to tune.
+          processes: The processes whose devices run the program.
           is_over: Whether to wait no more, since the job has failed.
         """
-        if self._is_leader:
+        taking_part = self._members.intersection(processes)
+        if len(taking_part) < 2:
+            return
+        first = min(taking_part)
+        if first == self._process:
+            self._led[program] = module
+            if (files := self._record.files_of(program, module)) is not None:
+                self._known[program] = files
+                self._tell({"to": self._others, "program": program, "known": files})
             return
         waited = 0.0
         with self._changed:
@@ -100,7 +120,7 @@ class Tuning:
                         "process %d has not tuned a program within %g s; this process tunes its own"
                         " kernels for it, and replicas may differ in their last bits"
                         " (JAXHET_TUNING_TIMEOUT_S)",
-                        self._leader,
+                        first,
                         self._timeout_s,
                     )
                     self._tuned.add(program)
@@ -110,9 +130,18 @@ class Tuning:
 
     def after(self, program: str) -> None:
         """After XLA has tuned a program: the first process sends what the others lack."""
-        if not self._is_leader or not self._others or program in self._tuned:
+        if program not in self._led or program in self._tuned:
             return
+        module = self._led[program]
         self._tuned.add(program)
+        self._record.add(program, module)
+        known = self._known.get(program)
+        if known is not None and known != self._record.files_of(program, module):
+            LOGGER.warning(
+                "XLA has tuned kernels of a program again, though their results are in %s; replicas"
+                " may differ in their last bits in this run (remove the folder)",
+                self._folder,
+            )
         files: dict[str, str] = {}
         for path in sorted(self._folder.rglob("*")):
             name, time = path.relative_to(self._folder).as_posix(), path.stat().st_mtime
@@ -129,18 +158,25 @@ class Tuning:
         self._tell({"to": self._others, "program": program, "files": files})
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """Takes a message of the first process: files, and the program that they complete."""
-        for name, content in message["files"].items():
-            if not _FILE.fullmatch(name):
+        """Takes a message of a first process: files, or checksums of those that are known."""
+        if "known" in message:
+            if not has_all(self._folder, message["known"]):
+                return  # the files follow when that process has compiled
+        else:
+            self._write(message["files"])
+        with self._changed:
+            self._tuned.add(message["program"])
+            self._changed.notify_all()
+
+    def _write(self, files: Mapping[str, str]) -> None:
+        for name, content in files.items():
+            if not is_file_name(name):
                 continue
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}.partial")
             partial.write_bytes(zlib.decompress(base64.b64decode(content)))
             os.replace(partial, path)
-        with self._changed:
-            self._tuned.add(message["program"])
-            self._changed.notify_all()
 
     def close(self) -> None:
         """Removes a folder that was made for this job."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import carrier, collectives, hlo, order
+from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.carrier import Exchange
 from jaxhet.compiler.exchange import ExchangeSpec
 from jaxhet.compiler.options import OVERLAP_LIMIT, Options
@@ -66,6 +67,12 @@ def program_of(module: bytes) -> str:
     """The digest of the jaxpr that a serialized module was lowered from, or ""; cheap."""
     match = _PROGRAM_FIELD.search(module)
     return match[1].decode() if match else ""
+
+
+def devices_of(module: bytes) -> frozenset[int]:
+    """Ids of the devices that a serialized module is compiled for."""
+    assignment = pb.HloModuleProto.FromString(module).device_assignment
+    return frozenset(i for d in assignment.computation_devices for i in d.replica_device_ids)
 
 
 def collect(module: hlo.Module) -> Plan | None:

@@ -6,7 +6,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -29,13 +29,13 @@ def _nobody_failed() -> bool:
 class _Class:
     """The processes of a tuning class; messages are heard at once."""
 
-    def __init__(self, folder: pathlib.Path, timeout_s: float = 20):
+    def __init__(self, folder: pathlib.Path, timeout_s: float = 20, key: str = "class"):
         self.messages: list[dict[str, Any]] = []
         self.folders = {process: folder / f"process{process}" for process in _MEMBERS}
         for path in self.folders.values():
             path.mkdir(exist_ok=True)
         self.tunings = {
-            process: Tuning(path, _MEMBERS, process, self._tell, timeout_s)
+            process: Tuning(path, _MEMBERS, process, self._tell, timeout_s, key=key)
             for process, path in self.folders.items()
         }
 
@@ -43,6 +43,23 @@ class _Class:
         self.messages.append(message)
         for process in message["to"]:
             self.tunings[process].hear(message)
+
+    def before(
+        self,
+        process: int,
+        program: str = "p",
+        module: str = "m",
+        among: Sequence[int] = _MEMBERS,
+        is_over: Callable[[], bool] = _nobody_failed,
+    ) -> None:
+        self.tunings[process].before(program, module, among, is_over)
+
+    def tune(self, process: int, program: str, **results: str) -> None:
+        """Compiles a program for which XLA tunes kernels with these results."""
+        self.before(process, program)
+        for name, content in results.items():
+            (self.folders[process] / name).write_text(content)
+        self.tunings[process].after(program)
 
     def files(self, process: int) -> dict[str, bytes]:
         folder = self.folders[process]
@@ -55,14 +72,14 @@ def test_others_wait_for_the_first_and_have_its_files_then(tmp_path: pathlib.Pat
     passed: list[int] = []
 
     def compile_at(process: int) -> None:
-        processes.tunings[process].before("p", _nobody_failed)
+        processes.before(process)
         assert processes.files(process) == {"gemm_1.textproto": b"tile: 7", "v1/conv.pb": b"\0\1"}
         passed.append(process)
 
     threads = [threading.Thread(target=compile_at, args=(p,)) for p in (3, 5)]
     for thread in threads:
         thread.start()
-    processes.tunings[2].before("p", _nobody_failed)
+    processes.before(2)
     time.sleep(0.1)
     assert not passed
     (processes.folders[2] / "gemm_1.textproto").write_bytes(b"tile: 7")
@@ -79,9 +96,8 @@ def test_each_file_is_sent_once_and_results_of_earlier_jobs_too(tmp_path: pathli
     leader = processes.folders[2]
     (leader / "earlier").write_text("a")
     (processes.folders[3] / "earlier").write_text("own choice of a job that waited in vain")
-    processes.tunings[2].after("p")
-    (leader / "later").write_text("b")
-    processes.tunings[2].after("q")
+    processes.tune(2, "p")
+    processes.tune(2, "q", later="b")
     processes.tunings[2].after("q")
     assert [sorted(m["files"]) for m in processes.messages] == [["earlier"], ["later"]]
     assert processes.files(3) == {"earlier": b"a", "later": b"b"}
@@ -94,7 +110,7 @@ def test_many_files_are_several_messages_and_the_last_one_completes(
     processes = _Class(tmp_path)
     for i in range(10):
         (processes.folders[2] / f"f{i}").write_bytes(random.Random(i).randbytes(50))
-    processes.tunings[2].after("p")
+    processes.tune(2, "p")
     assert len(processes.messages) > 2
     assert [m["program"] for m in processes.messages[:-1]] == [""] * (len(processes.messages) - 1)
     assert len(processes.files(5)) == 10
@@ -104,17 +120,17 @@ def test_wait_ends_at_the_deadline_in_words(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     processes = _Class(tmp_path, timeout_s=0.3)
-    processes.tunings[3].before("p", _nobody_failed)
+    processes.before(3)
     said = capfd.readouterr().err
     assert "process 2 has not tuned a program within 0.3 s; this process tunes its own" in said
     assert "JAXHET_TUNING_TIMEOUT_S" in said
     start = time.monotonic()
-    processes.tunings[3].before("p", _nobody_failed)
+    processes.before(3)
     assert time.monotonic() - start < 0.2
 
 
 def test_wait_ends_when_the_job_fails(tmp_path: pathlib.Path) -> None:
-    _Class(tmp_path).tunings[3].before("p", lambda: True)
+    _Class(tmp_path).before(3, is_over=lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +148,88 @@ def test_process_alone_in_its_class_waits_for_nobody(tmp_path: pathlib.Path) -> 
         raise AssertionError(message)
 
     tuning = Tuning(tmp_path, [4], 4, tell, 1)
-    tuning.before("p", _nobody_failed)
+    tuning.before("p", "m", [4], _nobody_failed)
     (tmp_path / "f").touch()
     tuning.after("p")
+
+
+def test_process_does_not_wait_for_one_that_takes_no_part_in_the_program(
+    tmp_path: pathlib.Path,
+) -> None:
+    processes = _Class(tmp_path)
+    processes.before(3, among=(3,))  # a program of this island alone
+    waiting = threading.Thread(target=processes.before, args=(5,), kwargs={"among": (3, 5)})
+    waiting.start()
+    processes.before(3, among=(3, 5))
+    (processes.folders[3] / "kernel").write_text("3's choice")
+    processes.tunings[3].after("p")
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert processes.files(5) == processes.files(2) == {"kernel": b"3's choice"}
+
+
+# --- a second run ---
+
+
+def _second_run(folder: pathlib.Path, key: str = "class", module: str = "m") -> list[int]:
+    """The processes that do not wait until the first has compiled, in a job after another one."""
+    later = _Class(folder, timeout_s=0.2, key=key)
+    later.before(2, module=module)
+    known = {process for message in later.messages for process in message["to"]}
+    return [p for p in known if "p" in later.tunings[p]._tuned]
+
+
+def test_second_run_does_not_wait(tmp_path: pathlib.Path) -> None:
+    _Class(tmp_path).tune(2, "p", a="1", b="2")
+    assert _second_run(tmp_path) == [3, 5]
+    assert _second_run(tmp_path) == [3, 5]
+
+
+def _lose_at(process: int) -> Callable[[pathlib.Path], None]:
+    return lambda folder: (folder / f"process{process}" / "a").unlink()
+
+
+def _change_at(process: int) -> Callable[[pathlib.Path], Any]:
+    return lambda folder: (folder / f"process{process}" / "a").write_text("own choice")
+
+
+@pytest.mark.parametrize(
+    ("damage", "without"),
+    [
+        (_lose_at(2), []),
+        (_change_at(2), []),
+        (_lose_at(3), [5]),
+        (_change_at(5), [3]),
+        (lambda folder: (folder / "process2.json").unlink(), []),
+        (lambda folder: (folder / "process2.json").write_text("{"), []),
+    ],
+)
+def test_second_run_waits_where_results_were_lost_or_changed(
+    tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], Any], without: list[int]
+) -> None:
+    _Class(tmp_path).tune(2, "p", a="1", b="2")
+    damage(tmp_path)
+    assert _second_run(tmp_path) == without
+
+
+def test_second_run_of_another_class_or_module_waits(tmp_path: pathlib.Path) -> None:
+    _Class(tmp_path).tune(2, "p", a="1")
+    assert _second_run(tmp_path, key="newer driver") == []
+    assert _second_run(tmp_path, module="of other options") == []
+
+
+def test_results_that_the_compiler_did_not_take_are_told(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _Class(tmp_path).tune(2, "p", a="1")
+    later = _Class(tmp_path)
+    later.tune(2, "p", tuned_again="2")
+    said = capfd.readouterr().err
+    assert "XLA has tuned kernels of a program again, though their results are in" in said
+    assert later.files(3) == {"a": b"1", "tuned_again": b"2"}
+    quiet = _Class(tmp_path)
+    quiet.tune(2, "p")
+    assert "again" not in capfd.readouterr().err
 
 
 def test_folder_is_beside_the_compilation_cache_or_goes_with_the_job(
