@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any, Self
@@ -32,6 +33,7 @@ FAST_COMPILE = {
 }
 HIDE_GPUS = "HIDE_OTHER_GPUS"  # set: a process sees only the GPUs that JAX takes there
 _START_TIMEOUT_S = 180
+_POLL_S = 0.5  # between looks at processes that may have ended
 _WORLD = "JOINED_WORLD"  # address, processes and id of a process of `joined_job`
 _random = random.SystemRandom()  # tests seed the other one
 
@@ -151,12 +153,24 @@ class Job:
         self._folder.cleanup()
 
     def _accept(self, num_workers: int) -> list[Connection]:
-        self._listener._listener._socket.settimeout(_START_TIMEOUT_S)  # type: ignore[attr-defined]
-        try:
-            return [self._listener.accept() for _ in range(num_workers)]
-        except TimeoutError:
-            self._kill()
-            raise AssertionError(f"the job did not start:\n{self.log.read_text()}") from None
+        listening = self._listener._listener._socket  # type: ignore[attr-defined]
+        listening.settimeout(_POLL_S)
+        end = time.monotonic() + _START_TIMEOUT_S
+        workers: list[Connection] = []
+        while len(workers) < num_workers:
+            try:
+                workers.append(self._listener.accept())
+            except TimeoutError:
+                has_ended = any(process.poll() is not None for process in self._processes)
+                if not has_ended and time.monotonic() < end:
+                    continue
+                self._kill()
+                what = "a process ended before it was ready" if has_ended else "it is not ready"
+                text = self.log.read_text()
+                self._listener.close()
+                self._folder.cleanup()
+                raise AssertionError(f"the job did not start: {what}:\n{text}") from None
+        return workers
 
     def _receive(self, connection: Connection, timeout_s: float) -> Any:
         try:

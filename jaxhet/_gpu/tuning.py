@@ -88,7 +88,7 @@ class Tuning:
         self._changed = threading.Condition()
         self._tuned: set[str] = set()  # programs whose results are here
         self._led: dict[str, str] = {}  # programs that this process tunes for others; their modules
-        self._known: dict[str, dict[str, int]] = {}  # of these, those with results, and their files
+        self._known: dict[str, dict[str, int]] = {}  # files of those that need no tuning
         self._sent: dict[str, float] = {}  # files that the others have, by their time
 
     def before(

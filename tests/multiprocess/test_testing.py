@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -39,6 +40,15 @@ def fail(text: str) -> None:
 def test_error_of_a_process_is_in_the_message():
     with pytest.raises(AssertionError, match=r"a process ended:(.|\n)*ValueError: no such thing"):
         testing.run_in_one_world(fail, 1, "no such thing")
+
+
+def test_job_whose_process_ends_before_it_is_ready_does_not_start(tmp_path: pathlib.Path):
+    worker = tmp_path / "worker.py"
+    worker.write_text("raise SystemExit('no licence')")
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match=r"ended before it was ready:(.|\n)*no licence"):
+        testing.island_job(testing.Shape(2), worker)
+    assert time.monotonic() - start < testing._START_TIMEOUT_S / 2
 
 
 def test_job_whose_user_raises_is_ended():
