@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from jaxhet.compiler import Job, collectives, hlo, pipeline
+from jaxhet.testing import FAST_COMPILE
 from tests.python.compiler import hlo_text, worker
 from tests.python.compiler.hlo_text import SUM
 from tests.python.compiler.test_deviceless import require_compiler
@@ -19,7 +20,7 @@ _JOB = Job((0, 10), (0, 1), "cuda")
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 216), marks=pytest.mark.slow)])
 def test_pipelined_programs_give_the_same_bits(seeds: range):
-    results = worker.run("pipelined.py", *map(str, seeds), timeout_s=880)
+    results = worker.run("pipelined.py", *map(str, seeds), timeout_s=880, **FAST_COMPILE)
     assert len(results) == len(seeds)
     assert {name: r for name, r in results.items() if r["failures"]} == {}
     assert sum(r["moved"] > 0 for r in results.values()) >= len(seeds) // 2
