@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -79,6 +79,27 @@ def partitioned(mesh: jax.sharding.Mesh) -> str:
     return "jax.jit's gradient of sharded rows is exact"
 
 
+def slices(mesh: jax.sharding.Mesh) -> str:
+    """The island is JAX's slice, and sums over meshes that JAX makes of them are right."""
+    on_gpus = jax.default_backend() == "gpu"
+    if on_gpus and len(jaxhet.islands()) > 1:
+        for island in jaxhet.islands():
+            assert {d.slice_index for d in island.devices} == {island.index}
+    num_slices = len(jaxhet.islands())
+    shape = (mesh.size // num_slices,), (num_slices,)
+    hybrid = mesh_utils.create_hybrid_device_mesh(*shape, process_is_granule=not on_gpus)
+    for other in (
+        jax.make_mesh((mesh.size,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)),
+        jax.sharding.Mesh(hybrid, ("x",)),
+    ):
+        array, value = rows(other, 7, jnp.float32)
+        body = jax.shard_map(
+            lambda x: jax.lax.psum(x, "x"), mesh=other, in_specs=P("x"), out_specs=P()
+        )
+        np.testing.assert_array_equal(local(jax.jit(body)(array)), value.sum(0, keepdims=True))
+    return "sums over meshes of make_mesh and create_hybrid_device_mesh"
+
+
 def process_allgather(mesh: jax.sharding.Mesh) -> str:
     del mesh
     me = np.full((3,), jax.process_index(), np.int32)
@@ -121,6 +142,7 @@ CHECKS: tuple[Callable[[jax.sharding.Mesh], str], ...] = (
     islands,
     psum,
     partitioned,
+    slices,
     process_allgather,
     checkpoint,
     exchanges,
