@@ -22,7 +22,9 @@ CPP = {
     "engine/wire.h": "TakeInfo",
     "engine/negotiation.cc": "Apply|Await|AnswerHello|Conclude",
     "engine/message_checks.cc": ".*",
-    "engine/progress_engine.cc": "OnMessage|OnStart|Meet|OnGoodbye",
+    "engine/progress_engine.cc": "OnMessage",
+    "engine/progress_engine_exchanges.cc": "OnStart|Meet",
+    "engine/progress_engine_peers.cc": "OnGoodbye",
     "engine/peer.cc": "Find|Received",
     "engine/plans.cc": "Add",
     "engine/channel_setup.cc": (
