@@ -61,7 +61,8 @@ bool GatherRightly(Engine& engine, const ChaosRound& round, int rank, size_t ste
   ExchangeRequest request = GatherRequest(rank, static_cast<int64_t>(step) + 1);
   request.group.clear();
   for (int i = 0; i < round.num_processes; ++i) request.group.push_back(i);
-  Call call(std::move(request), {num_bytes}, {num_bytes * request.group.size()});
+  const size_t result_bytes = num_bytes * request.group.size();
+  Call call(std::move(request), {num_bytes}, {result_bytes});
   call.StartOn(engine);
   if (const auto error = call.Wait()) throw Error(*error);
   for (int i = 0; i < round.num_processes; ++i) {

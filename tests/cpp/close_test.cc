@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 // CLOSE_ROUNDS says another number.
 int Rounds() {
   const char* const text = std::getenv("CLOSE_ROUNDS");
-  return text == nullptr ? 300 : std::atoi(text);
+  return text == nullptr ? 300 : std::stoi(text);
 }
 
 // Calls `action` until the engine says that it is closed.

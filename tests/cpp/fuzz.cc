@@ -92,7 +92,7 @@ void MutateOnce(std::string& input, const std::vector<std::string>& seeds, Rando
   const size_t count = std::min<size_t>(random() % 24, input.size() - at);
   switch (random() % 8) {
     case 0:
-      if (at < input.size()) input[at] = static_cast<char>(input[at] ^ (1U << random() % 8));
+      if (at < input.size()) input[at] = static_cast<char>(input[at] ^ (1 << random() % 8));
       return;
     case 1:
       if (at < input.size()) input[at] = static_cast<char>(random());
@@ -124,7 +124,7 @@ std::string Mutated(const std::vector<std::string>& seeds, uint64_t seed) {
 
 double Number(const char* name, double otherwise) {
   const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atof(text);
+  return text == nullptr ? otherwise : std::strtod(text, nullptr);
 }
 
 class Run {
@@ -178,9 +178,10 @@ void RunFuzzer(const Fuzzer& fuzzer) {
 class FuzzTest : public ::testing::Test {
  public:
   explicit FuzzTest(Fuzzer fuzzer) : fuzzer_(std::move(fuzzer)) {}
-  void TestBody() override { RunFuzzer(fuzzer_); }
 
  private:
+  void TestBody() override { RunFuzzer(fuzzer_); }
+
   Fuzzer fuzzer_;
 };
 

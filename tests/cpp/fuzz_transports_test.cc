@@ -212,7 +212,7 @@ void PlayTcp(std::string_view input) {
   OwnTransfer own;
   std::vector<Fd> data;
   std::vector<Fd> theirs;
-  for (const size_t path : {0, 1}) {
+  for (const size_t path : {0U, 1U}) {
     auto [first, second] = PairOf(path);
     data.push_back(std::move(first));
     theirs.push_back(std::move(second));

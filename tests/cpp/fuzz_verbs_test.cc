@@ -21,7 +21,6 @@ namespace jaxhet::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 using std::chrono::milliseconds;
 using verbs::ChunkInfo;
@@ -184,15 +183,15 @@ TEST(FuzzVerbsTest, ChunksOfALiarArrive) {
 TEST(FuzzVerbsTest, ChunkThatNicsSendTwiceIsRefused) {
   Receiver receiver;
   const std::string again = Chunk(1, /*offset=*/0);
-  EXPECT_THAT([&] { receiver.Play(Chunk(0) + again + Chunk(2)); },
-              ThrowsMessage<Error>(HasSubstr(kBytesTwice)));
+  EXPECT_THAT(ThrownText([&] { receiver.Play(Chunk(0) + again + Chunk(2)); }),
+              HasSubstr(kBytesTwice));
   EXPECT_EQ(receiver.transfer.received, kChunkBytes);
 }
 
 TEST(FuzzVerbsTest, SlotThatIsFilledTwiceIsRefused) {
   // The second message comes after the slot was emptied, or before.
-  EXPECT_THAT([&] { Receiver().Play(Chunk(0) + Chunk(0)); },
-              ThrowsMessage<Error>(HasSubstr("slot 0 was filled out of order")));
+  EXPECT_THAT(ThrownText([&] { Receiver().Play(Chunk(0) + Chunk(0)); }),
+              HasSubstr("slot 0 was filled out of order"));
   Receiver receiver;
   const std::string chunk = Chunk(0);
   for (int i = 0; i < 2; ++i) {
@@ -200,8 +199,8 @@ TEST(FuzzVerbsTest, SlotThatIsFilledTwiceIsRefused) {
     const auto immediate = reader.Take<uint32_t>();
     receiver.liar.Send(reader.TakeSized(), immediate);
   }
-  EXPECT_THAT([&] { receiver.connection.Advance(); },
-              ThrowsMessage<Error>(HasSubstr("slot 0 was filled out of order")));
+  EXPECT_THAT(ThrownText([&] { receiver.connection.Advance(); }),
+              HasSubstr("slot 0 was filled out of order"));
 }
 
 }  // namespace

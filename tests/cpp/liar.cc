@@ -53,7 +53,7 @@ void Liar::SendStart(const StartInfo& info, std::string_view tail) {
                  std::array{ObjectIovec(info), ToIovec(tail.data(), tail.size())});
 }
 
-void Liar::SendChunk(const Chunk& chunk, std::string_view bytes) {
+void Liar::SendChunk(const Chunk& chunk, std::string_view bytes) const {
   EXPECT_EQ(write(data().get(), &chunk, sizeof chunk), sizeof chunk);
   EXPECT_EQ(write(data().get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
 }

@@ -34,7 +34,7 @@ class Liar {
   void SendPlan();
   void SendPlan(const PlanInfo& info, std::string_view texts);
   void SendStart(const StartInfo& info, std::string_view tail = {});
-  void SendChunk(const Chunk& chunk, std::string_view bytes);
+  void SendChunk(const Chunk& chunk, std::string_view bytes) const;
   // Waits until rank 0 has started so many exchanges.
   void AwaitStarts(uint64_t count) const;
   // Waits until all that process 1 has sent is read.

@@ -49,8 +49,8 @@ TEST(MessagesTest, LatePeersAreDescribedByTheirFacts) {
     const std::string all(LateError(Own(), {&peer, 1}, 1).text());
     EXPECT_TRUE(all.starts_with("[rank 0/2 cpu0] exchange 3 (psum at f.py:1): "));
     EXPECT_TRUE(all.ends_with(kLateEnd));
-    const std::string_view start = WhereText(Own());
-    return all.substr(start.size(), all.size() - start.size() - kLateEnd.size());
+    const size_t start = WhereText(Own()).size();
+    return all.substr(start, all.size() - start - kLateEnd.size());
   };
   const std::string name = "rank 1 of process 1 (b), cpu1";
   EXPECT_EQ(text(), name + " has not started it within 300 ms; it has started none so far. ");

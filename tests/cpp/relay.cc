@@ -8,7 +8,7 @@
 namespace jaxhet::testing {
 
 Relay::Relay(Fd first, Fd second) : ends_{std::move(first), std::move(second)} {
-  for (const size_t from : {0, 1}) {
+  for (const size_t from : {0U, 1U}) {
     threads_.at(from) = std::thread([this, from] { PassOn(ends_.at(from), ends_.at(1 - from)); });
   }
 }

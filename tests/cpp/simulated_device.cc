@@ -63,7 +63,7 @@ std::string Simulation::NameOf(const void* memory) const {
   return StrCat(region.name, "[", offset / region.unit, "]");
 }
 
-void Simulation::Add(Stream& stream, std::string call, std::vector<Work> work) {
+void Simulation::Add(Stream& stream, const std::string& call, std::vector<Work> work) {
   const std::lock_guard lock(mutex_);
   calls_.push_back(StrCat(stream.name, ": ", call));
   std::ranges::move(work, std::back_inserter(stream.queue));
@@ -128,9 +128,9 @@ SimulatedDevice::SimulatedDevice(Simulation& simulation, std::string name,
       name_(std::move(name)),
       stream_names_(std::move(streams)) {}
 
-void SimulatedDevice::Add(StreamHandle stream, std::string call,
+void SimulatedDevice::Add(StreamHandle stream, const std::string& call,
                           std::vector<Simulation::Work> work) {
-  simulation_.Add(StreamOf(stream), std::move(call), std::move(work));
+  simulation_.Add(StreamOf(stream), call, std::move(work));
 }
 
 void SimulatedDevice::DestroyStream(StreamHandle stream) noexcept {

@@ -30,7 +30,7 @@ class Simulation {
   void Name(const void* memory, size_t num_bytes, std::string name, size_t unit = 1);
   std::string NameOf(const void* memory) const;
 
-  void Add(Stream& stream, std::string call, std::vector<Work> work);
+  void Add(Stream& stream, const std::string& call, std::vector<Work> work);
   // The calls since the last time, as "0 send1: copy 0>1.slot[2] <- 0.x[4096], 100".
   std::vector<std::string> TakeCalls();
 
@@ -103,7 +103,7 @@ class SimulatedDevice final : public Device {
   const std::byte* pinned() const { return pinned_; }
 
  private:
-  void Add(StreamHandle stream, std::string call, std::vector<Simulation::Work> work);
+  void Add(StreamHandle stream, const std::string& call, std::vector<Simulation::Work> work);
 
   Simulation& simulation_;
   std::string name_;

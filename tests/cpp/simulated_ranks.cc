@@ -138,7 +138,7 @@ void SimulatedRanks::AddChannel(int source, int target) {
   rank(target).channels().AddIncoming(source, end());
 }
 
-std::span<std::byte> SimulatedRanks::Take(Node& node, Side& side, size_t num_bytes) const {
+std::span<std::byte> SimulatedRanks::Take(Node& node, Side& side, size_t num_bytes) {
   if (side.exchange.is_elsewhere) {
     side.elsewhere.resize(num_bytes);
     return side.elsewhere;

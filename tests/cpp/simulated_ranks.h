@@ -83,7 +83,7 @@ class SimulatedRanks {
 
   void AddRank(int rank);
   void AddChannel(int source, int target);
-  std::span<std::byte> Take(Node& node, Side& side, size_t num_bytes) const;
+  static std::span<std::byte> Take(Node& node, Side& side, size_t num_bytes);
   StreamHandle StreamOf(int rank, Program program) const;
 
   SimulatedOptions options_;

@@ -90,15 +90,15 @@ class PathWorld {
       calls.emplace_back(GatherRequest(rank, run_id), std::vector{kNumBytes},
                          std::vector{2 * kNumBytes});
     }
-    for (const size_t rank : {0, 1}) calls[rank].StartOn(engine(rank));
+    for (const size_t rank : {0U, 1U}) calls[rank].StartOn(engine(rank));
     if (meanwhile) meanwhile();
     std::array<std::string, 2> errors;
-    for (const size_t rank : {0, 1}) {
+    for (const size_t rank : {0U, 1U}) {
       const auto error = calls[rank].Wait();
       if (error) errors.at(rank) = error->what();
     }
-    for (const size_t rank : {0, 1}) {
-      for (const size_t source : {0, 1}) {
+    for (const size_t rank : {0U, 1U}) {
+      for (const size_t source : {0U, 1U}) {
         const auto part = std::span(calls[rank].results[0]).subspan(source * kNumBytes, kNumBytes);
         if (!errors.at(rank).empty() || AreEqual(part, calls[source].operands[0])) continue;
         errors.at(rank) = "wrong bytes";
@@ -135,7 +135,7 @@ void ExpectRight(const std::array<std::string, 2>& errors,
 void ExpectCounts(PathWorld& world, uint64_t num_bytes, uint64_t path_failures,
                   const Location& location = Location::current()) {
   const CalledAt here(location);
-  for (const size_t process : {0, 1}) {
+  for (const size_t process : {0U, 1U}) {
     const PeerCounts counts = world.Counts(process);
     EXPECT_EQ(counts.bytes_sent, num_bytes);
     EXPECT_EQ(counts.bytes_received, num_bytes);
@@ -182,7 +182,8 @@ std::string LinesOfFailures(const std::string& log_level) {
   ExpectRight(world.Gather(1, [&] { world.Cut(0); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(250));
   for (size_t socket = 0; socket < 2 * kNumPaths; ++socket) world.Cut(socket);
-  for (const size_t process : {0, 1}) EXPECT_NE(world.engine(process).WaitFailure(kLong), nullptr);
+  for (const size_t process : {0U, 1U})
+    EXPECT_NE(world.engine(process).WaitFailure(kLong), nullptr);
   return captured.Text();
 }
 
@@ -213,7 +214,7 @@ TEST(TcpPathsTest, EndsInWordsWhereAllPathsFailInMidExchange) {
     });
   }
   EXPECT_TRUE(!errors[0].empty() || !errors[1].empty());
-  for (const size_t process : {0, 1}) {
+  for (const size_t process : {0U, 1U}) {
     if (!errors.at(process).empty()) {
       EXPECT_THAT(errors.at(process), HasSubstr(kWords));
     }
@@ -245,7 +246,7 @@ TEST(TcpPathsTest, LastPathIsNamed) {
   PathWorld world;
   ExpectRight(world.Gather(1));
   for (size_t socket = 0; socket < 2 * kNumPaths; ++socket) world.Cut(socket);
-  for (const size_t process : {0, 1}) {
+  for (const size_t process : {0U, 1U}) {
     const auto error = world.engine(process).WaitFailure(kLong);
     ASSERT_NE(error, nullptr);
     EXPECT_THAT(error->what(), HasSubstr("jaxhet.PeerError: [process "));
@@ -260,7 +261,7 @@ TEST(TcpPathsTest, OnlyPathBesideControlIsNamed) {
   PathWorld world("off", ConnectedBesideControl());
   ExpectRight(world.Gather(1));
   world.Cut(0);
-  for (const size_t process : {0, 1}) {
+  for (const size_t process : {0U, 1U}) {
     const auto error = world.engine(process).WaitFailure(kLong);
     ASSERT_NE(error, nullptr);
     EXPECT_THAT(error->what(), HasSubstr("no data connection is left; the last was over "));

@@ -41,7 +41,7 @@ int CodeOf(const std::function<int()>& body) {
 std::string ThrownText(const std::function<void()>& function, const Location& location) {
   try {
     function();
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     return error.what();
   }
   ADD_FAILURE_AT(location.file_name(), static_cast<int>(location.line())) << "nothing was thrown";

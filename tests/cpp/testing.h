@@ -34,7 +34,8 @@ class CalledAt {
   ::testing::ScopedTrace trace_;
 };
 
-// Text of the exception that `function` throws; a failure if it throws none.
+// Text of the Error that `function` throws; a failure if it throws none. The compiler needs half
+// the time that it needs for a ThrowsMessage matcher of each lambda.
 std::string ThrownText(const std::function<void()>& function,
                        const Location& location = Location::current());
 

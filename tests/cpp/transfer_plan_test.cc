@@ -9,7 +9,6 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/base/error.h"
 #include "xla_plugin/base/strings.h"
 
 // The plan of exchanges between devices, carried out in memory.
@@ -17,7 +16,6 @@ namespace jaxhet::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 constexpr int kMostRanks = 17;
 constexpr size_t kTestSlotBytes = 64;
@@ -229,7 +227,7 @@ TEST(TransferPlanTest, PermutesSendEachByteOnce) {
 // Distances grow from one transfer to the next, so that no two ranks send to one at the same time.
 TEST(TransferPlanTest, TransfersOfAGroupAreByDistance) {
   constexpr int kRanks = 5;
-  Memory memory(kRanks, 10, 10 * kRanks);
+  Memory memory(kRanks, 10, size_t{10} * kRanks);
   const Case exchange{ExchangeKind::kAllGather, {0, 1, 2, 3, 4}, kRanks};
   for (int rank = 0; rank < kRanks; ++rank) {
     const std::vector<DeviceTransfer> plan = PlanOf(memory, rank, exchange);
@@ -278,9 +276,8 @@ TEST(TransferPlanTest, RoutesFollowTheChannelsState) {
 TEST(TransferPlanTest, WrongSizesAreRefused) {
   Memory memory(2, 100, 199);
   const Case exchange{ExchangeKind::kAllGather, {0, 1}};
-  EXPECT_THAT(
-      [&] { (void)PlanOf(memory, 0, exchange); },
-      ThrowsMessage<Error>(HasSubstr("an exchange of 2 devices can't turn 100 bytes into 199")));
+  EXPECT_THAT(ThrownText([&] { (void)PlanOf(memory, 0, exchange); }),
+              HasSubstr("an exchange of 2 devices can't turn 100 bytes into 199"));
 }
 
 }  // namespace

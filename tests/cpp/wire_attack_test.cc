@@ -62,8 +62,8 @@ class RelayedWorld {
       calls.emplace_back(GatherRequest(rank, run_id), std::vector{num_bytes},
                          std::vector{2 * num_bytes});
     }
-    for (const size_t rank : {0, 1}) calls[rank].StartOn(*engines_.at(rank));
-    for (const size_t rank : {0, 1}) {
+    for (const size_t rank : {0U, 1U}) calls[rank].StartOn(*engines_.at(rank));
+    for (const size_t rank : {0U, 1U}) {
       outcomes.at(rank).error = calls[rank].Wait();
       const auto theirs = std::span(calls[rank].results[0]).subspan((1 - rank) * num_bytes);
       outcomes.at(rank).is_right = AreEqual(theirs.first(num_bytes), calls[1 - rank].operands[0]);
@@ -135,7 +135,7 @@ TEST(WireAttackTest, FullHidesDataAndPlans) {
   const std::vector<std::pair<std::string, bool>> cases = {
       {"off", true}, {"auth", true}, {"full", false}};
   for (const auto& [encryption, is_visible] : cases) {
-    for (const size_t num_bytes : {1'000, 300'000}) {
+    for (const size_t num_bytes : {1'000U, 300'000U}) {
       RelayedWorld world(encryption);
       for (const auto& [is_right, error] : world.Gather(num_bytes, 1))
         EXPECT_TRUE(is_right && !error);
