@@ -196,7 +196,8 @@ def _load(tensors: AnyTensors, ours: str, leaf: Any, sharding: NamedSharding) ->
     def put(whole: jax.Array, tensor: jax.Array, place: jax.Array) -> jax.Array:
         part = tensor.transpose(layout.order).astype(whole.dtype)
         part = part.reshape(*[1] * weight.numbers, *part.shape)
-        return jax.lax.dynamic_update_slice(whole, part, (*place, *[0] * len(spec)))
+        rest = [jnp.int32(0)] * len(spec)  # the type of `place`, also with JAX_ENABLE_X64
+        return jax.lax.dynamic_update_slice(whole, part, (*place, *rest))
 
     put = jax.jit(put, donate_argnums=0, out_shardings=sharding)
     whole = jax.jit(lambda: jnp.zeros(leaf.shape, leaf.dtype), out_shardings=sharding)()

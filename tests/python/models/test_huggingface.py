@@ -35,6 +35,17 @@ def test_logits_are_those_of_transformers(family, make_mesh, fast_jit):
     np.testing.assert_allclose(ours, golden["logits"], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("family", QUICK)
+def test_model_loads_and_computes_in_float64(family, make_mesh, fast_jit, x64):
+    golden = expected(family)
+    wide = {"dtype": "float64", "param_dtype": "float64"}
+    config, params = load(GOLDEN / family, make_mesh(data=1), **wide)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float64")}
+    ours = whole(config, params, golden["tokens"], fast_jit)
+    assert ours.dtype == jnp.float64
+    np.testing.assert_allclose(ours, golden["logits"], atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_as_near_as_that_of_transformers(family, make_mesh, fast_jit):
     golden = expected(family)
