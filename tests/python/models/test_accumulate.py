@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -93,6 +94,17 @@ def test_island_exchanges_gradients_once_for_all_parts():
     one, four = plan(1), plan(4)
     assert one["bytes_per_step"] > 0
     assert abs(four["bytes_per_step"] - one["bytes_per_step"]) <= 64
+
+
+def test_warm_up_has_equal_bits_with_and_without_fused_multiply_add():
+    """Unlike islands have one learning rate: no sum of a product rounds otherwise with FMA."""
+    schedule = Schedule(1e-4, 5, 0.1, 1.0)
+    text = jax.jit(schedule.rate).lower(jax.ShapeDtypeStruct((), jnp.int32)).as_text()
+    assert "stablehlo.multiply" in text
+    assert not re.findall(r"stablehlo\.(?:add|subtract)", text)
+    rates = [float(schedule.rate(step)) for step in range(1, 8)]
+    expected = np.float32(1e-4) * (np.array([1, 2, 3, 4, 5, 5, 5], np.float32) / np.float32(5))
+    assert rates == expected.tolist()
 
 
 def test_cosine_falls_to_a_part_of_the_rate():
