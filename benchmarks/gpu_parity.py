@@ -5,9 +5,9 @@
 
 Trains on all systems at the same time, and once more in one world with devices and rows in another
 order, which changes nothing but rounding: the noise floor. (With a learning rate of 3e-3 that alone
-grows to percents, and then a difference says nothing.) The text is the source of Python's standard
-library: 500 steps of 8,192 tokens read no row of it twice. If a run reads its text more than once,
-the result has a warning (--data, --order). Kernels are those that XLA has tuned. With
+grows to percents, and then a difference says nothing.) The training text is the source of Python's
+standard library, which is longer than 500 steps of 8,192 tokens need. A run that reads its text
+more than once prints a warning (--data, --order). Kernels are those that XLA has tuned. With
 --deterministic they also add in one order, and then every loss over islands must be the same number
 as in one world.
 

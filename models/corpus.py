@@ -98,8 +98,9 @@ def open_corpus(path: str | None = None, tokenizer: str | None = None) -> Corpus
 
     `STANDARD_LIBRARY` in place of a path is the source text of the standard library. A folder holds
     shards (`models.shards`). A file is text, JSONL or Parquet (`models.text`); its tokens are
-    bytes, or those of `tokenizer`, a `tokenizer.json`. Text of bytes is mapped. All else is
-    tokenized here, in memory, by each process: for much text use `python -m models.tokenize`.
+    bytes, or those of `tokenizer`, a `tokenizer.json`. Plain text that is read as bytes is mapped
+    into memory. Other files are tokenized in memory by each process: for much text use `python -m
+    models.tokenize`.
     """
     if path in (None, LANGUAGE_REFERENCE):
         texts, name = [_language_reference()], "pydoc_data.topics"

@@ -69,8 +69,8 @@ class Schedule:
     def rate(self, step: Any) -> Any:
         """The learning rate of a step, the first being 1.
 
-        The warm-up has no sum of a product, which arithmetics with and without FMA round otherwise:
-        unlike islands would have rates that are 1e-7 apart. (The cosine of a rate may differ.)
+        The warm-up has no sum of a product, because such a sum rounds differently with and without
+        FMA: unlike islands would have rates that are 1e-7 apart. The cosine may still differ.
         """
         warmup = max(self.warmup, 1)
 

@@ -35,8 +35,8 @@ def has_all(folder: pathlib.Path, expected: Mapping[str, int]) -> bool:
 class TunedPrograms:
     """The record of one process.
 
-    A program is known if XLA needs no result for it that is not in the folder: the same class of
-    processes tuned the same module in an earlier job, and no result has been lost or changed since.
+    For a recorded program the folder has all results that XLA needs. The same class of processes
+    tuned the same module in an earlier job, and no result was lost or changed since then.
     """
 
     def __init__(self, path: pathlib.Path | None, folder: pathlib.Path, key: str):
@@ -68,7 +68,7 @@ class TunedPrograms:
 
         Args:
           program: Digest of the program.
-          module: Digest of the module that XLA gets of it.
+          module: Digest of the module that jaxhet hands to XLA.
         """
         return dict(self._files) if self._programs.get(program) == module else None
 

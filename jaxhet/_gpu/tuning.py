@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jaxhet._gpu.tuned_programs import TunedPrograms, has_all, is_file_name
+from jaxhet._gpu.tuned_programs import TunedPrograms, checksums, has_all, is_file_name
 from jaxhet._log import LOGGER
 
 CACHE_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
@@ -88,7 +88,9 @@ class Tuning:
         self._changed = threading.Condition()
         self._tuned: set[str] = set()  # programs whose results are here
         self._led: dict[str, str] = {}  # programs that this process tunes for others; their modules
-        self._known: dict[str, dict[str, int]] = {}  # files of those that need no tuning
+        self._results: dict[
+            str, dict[str, int]
+        ] = {}  # files at PRE of programs that need no tuning
         self._sent: dict[str, float] = {}  # files that the others have, by their time
 
     def before(
@@ -109,7 +111,7 @@ class Tuning:
         if first == self._process:
             self._led[program] = module
             if (files := self._record.files_of(program, module)) is not None:
-                self._known[program] = files
+                self._results[program] = checksums(self._folder)
                 self._tell({"to": self._others, "program": program, "known": files})
             return
         waited = 0.0
@@ -132,11 +134,10 @@ class Tuning:
         """After XLA has tuned a program: the first process sends what the others lack."""
         if program not in self._led or program in self._tuned:
             return
-        module = self._led[program]
         self._tuned.add(program)
-        self._record.add(program, module)
-        known = self._known.get(program)
-        if known is not None and known != self._record.files_of(program, module):
+        self._record.add(program, self._led[program])
+        before = self._results.get(program)
+        if before is not None and before != checksums(self._folder):
             LOGGER.warning(
                 "XLA has tuned kernels of a program again, though their results are in %s; replicas"
                 " may differ in their last bits in this run (remove the folder)",

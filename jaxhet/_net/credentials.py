@@ -129,7 +129,9 @@ def check_service(
             isinstance(error, ConnectionAbortedError | ConnectionResetError)  # says no reason
             or getattr(error, "verify_code", None) in _NOT_VALID_NOW
         )
-        why = explanation(clocks, _validities(address, credentials, own_name)) * may_be_time
+        why = ""
+        if may_be_time:
+            why = explanation(clocks, _validities(address, credentials, own_name))
         raise UsageError(
             f"JAX's coordination service on {address} and {own_name} do not accept each other's"
             f" certificates: {error}; {why or _ADVICE}"

@@ -106,7 +106,7 @@ def _replace(
 
 
 def _by_block(collective: Collective, kept: hlo.Instruction, dim: int) -> Groups | None:
-    """The groups, each member at the index of the block that it keeps; None if there is none."""
+    """The groups, with each member at the index of its block; None if members keep other parts."""
     computation = collective.computation
     x, *starts = computation.operands(kept)
     size, whole = kept.shape.dimensions[dim], x.shape.dimensions[dim]

@@ -23,7 +23,7 @@ void ExpectCalls(SimulatedRanks& ranks, std::string_view expected,
 void ExpectRight(SimulatedRanks& ranks, int64_t index,
                  const Location& location = Location::current());
 
-// Starts on both ranks; the calls are those of rank 0 alone.
+// Starts on both ranks. Calls() then has the calls of rank 0 only.
 void StartBoth(SimulatedRanks& ranks, int64_t index, const SimulatedExchange& exchange);
 
 }  // namespace jaxhet::testing

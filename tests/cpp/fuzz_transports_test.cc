@@ -277,7 +277,7 @@ TEST(FuzzTransportsTest, FalseWordsAboutDataSocketsAreRefused) {
   EXPECT_THAT(refusal(Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 3}))),
               HasSubstr("the peer's offer is not of this version of jaxhet"));
   EXPECT_THAT(refusal(offer + EventOf(SocketEvent::kReceived, 0, 7)),
-              HasSubstr("it has 7 chunks of a data socket, of which 2 were sent"));
+              HasSubstr("it confirms 7 chunks of a data socket, but 2 were sent"));
   EXPECT_THAT(refusal(offer + EventOf(SocketEvent::kReceived, 2, 0)),
               HasSubstr("no data socket 2"));
   const std::string unknown = BytesOf(uint32_t{9}) + BytesOf(uint32_t{0}) + BytesOf(uint64_t{0});

@@ -1,8 +1,10 @@
 #include <arpa/inet.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
@@ -231,6 +233,19 @@ TEST(VerbsTest, SaysThatThereIsNoLibrary) {
   const std::string text = ThrownText([&] { LoadVerbs({&name, 1}); });
   EXPECT_THAT(text, HasSubstr("jaxhet.TransportError: dlopen: libibverbs_that_is_absent.so.1"));
   EXPECT_THAT(text, Not(HasSubstr("\n")));
+}
+
+TEST(VerbsTest, SaysWhatToDoWhereACompletionQueueFails) {
+  verbs::Nics nics(NicOptions(/*qps=*/1, /*depth=*/2));
+  const verbs::CompletionQueue queue(*nics.Usable().front()->context, 1);
+  auto& poll = queue.get()->context->ops.poll_cq;
+  const auto working = std::exchange(poll, [](ibv::Cq*, int, ibv::Wc*) { return -1; });
+  std::array<ibv::Wc, 1> completions;
+  const std::string text = ThrownText([&] { queue.Poll(completions, "soft0:1"); });
+  poll = working;
+  EXPECT_THAT(text, HasSubstr("TransportError: ibv_poll_cq on soft0:1 failed: the completion queue"
+                              " was overrun, or the NIC is gone."));
+  EXPECT_THAT(text, HasSubstr("JAXHET_VERBS_DEVICES"));
 }
 
 // Parts as large as a queue pair has room for, of odd lengths too.

@@ -227,8 +227,11 @@ def test_results_that_the_compiler_did_not_take_are_told(
     said = capfd.readouterr().err
     assert "XLA has tuned kernels of a program again, though their results are in" in said
     assert later.files(3) == {"a": b"1", "tuned_again": b"2"}
+    # Result of a program of one device, which no record mentions.
+    (later.folders[2] / "elsewhere").write_text("3")
     quiet = _Class(tmp_path)
     quiet.tune(2, "p")
+    assert [m for m in quiet.messages if "known" in m]
     assert "again" not in capfd.readouterr().err
 
 

@@ -97,7 +97,7 @@ def test_island_exchanges_gradients_once_for_all_parts():
 
 
 def test_warm_up_has_equal_bits_with_and_without_fused_multiply_add():
-    """Unlike islands have one learning rate: no sum of a product rounds otherwise with FMA."""
+    """Unlike islands have equal learning rates: FMA changes sums of products only."""
     schedule = Schedule(1e-4, 5, 0.1, 1.0)
     text = jax.jit(schedule.rate).lower(jax.ShapeDtypeStruct((), jnp.int32)).as_text()
     assert "stablehlo.multiply" in text

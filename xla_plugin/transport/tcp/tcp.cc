@@ -222,7 +222,7 @@ class TcpConnection final : public Connection {
 
   void OnConfirmed(DataSocket& data, uint64_t num_chunks) {
     if (num_chunks < data.num_confirmed || num_chunks > data.num_sent) {
-      Throw(ErrorCode::kTransport, "it has ", num_chunks, " chunks of a data socket, of which ",
+      Throw(ErrorCode::kTransport, "it confirms ", num_chunks, " chunks of a data socket, but ",
             data.num_sent, " were sent");
     }
     for (; data.num_confirmed < num_chunks; ++data.num_confirmed) {

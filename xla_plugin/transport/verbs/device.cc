@@ -152,9 +152,14 @@ CompletionQueue::CompletionQueue(const Context& context, int num_entries)
   SetNonBlocking(fd());
 }
 
-std::span<const ibv::Wc> CompletionQueue::Poll(std::span<ibv::Wc> buffer) const {
+std::span<const ibv::Wc> CompletionQueue::Poll(std::span<ibv::Wc> buffer,
+                                               std::string_view path) const {
   const int count = VerbsApi::PollCq(get(), static_cast<int>(buffer.size()), buffer.data());
-  if (count < 0) Throw(ErrorCode::kTransport, "ibv_poll_cq on ", context_.name(), " failed");
+  if (count < 0) {
+    Throw(ErrorCode::kTransport, "ibv_poll_cq on ", path, " failed: the completion queue was ",
+          "overrun, or the NIC is gone. See the kernel's log; choose other NICs with ",
+          "JAXHET_VERBS_DEVICES. If the NIC is there, please report it.");
+  }
   return buffer.first(static_cast<size_t>(count));
 }
 

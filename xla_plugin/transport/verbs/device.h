@@ -108,8 +108,8 @@ class CompletionQueue final : public Pollable {
   CompletionQueue(const Context& context, int num_entries);
 
   ibv::Cq* get() const { return cq_.get(); }
-  // The first completions, as many as there are and fit.
-  std::span<const ibv::Wc> Poll(std::span<ibv::Wc> buffer) const;
+  // The first completions, as many as there are and fit. `path` names NIC and port in an error.
+  std::span<const ibv::Wc> Poll(std::span<ibv::Wc> buffer, std::string_view path) const;
   // Lets the next completion raise an event. Poll() once more afterwards: what arrived before
   // raises none. False if that is arranged already.
   bool Arm();

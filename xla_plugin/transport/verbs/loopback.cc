@@ -76,7 +76,7 @@ void Loopback::Await(uint64_t wr_id) {
   const auto limit = Clock::now() + kTimeout;
   std::array<ibv::Wc, 1> buffer;
   while (Clock::now() < limit) {
-    const auto completions = cq_.Poll(buffer);
+    const auto completions = cq_.Poll(buffer, nic_.info.name);
     if (completions.empty() || completions.front().wr_id != wr_id) continue;
     if (completions.front().status == ibv::kWcSuccess) return;
     Throw(ErrorCode::kTransport, nic_.info.name, " to itself: ", Describe(completions.front()));

@@ -44,7 +44,7 @@ void SlotLink::Poll() {
   for (NicPair& pair : nic_pairs_) {
     std::span<const ibv::Wc> completions;
     do {
-      completions = pair.cq.Poll(completions_);
+      completions = pair.cq.Poll(completions_, pair.name);
       for (const ibv::Wc& wc : completions) OnCompletion(pair, wc);
       is_idle &= completions.empty();
     } while (completions.size() == completions_.size());
