@@ -108,8 +108,8 @@ class Compilation:
         return _islands.of_process(self._islands, self._process)
 
     @functools.cached_property
-    def _devices(self) -> dict[int, Device]:
-        return _islands.devices_by_rank(self._islands)
+    def _ranks(self) -> dict[int, tuple[Island, Device]]:
+        return _islands.by_rank(self._islands)
 
     # --- hooks of XLA ---
 
@@ -127,7 +127,7 @@ class Compilation:
             self._dump(module, "before")
         if self.tuning is not None and (program := compiler.program_of(module)):
             devices = compiler.devices_of(module)
-            processes = {d.process_index for d in self._devices.values() if d.id in devices}
+            processes = {d.process_index for _, d in self._ranks.values() if d.id in devices}
             result = hashlib.blake2b(changed or module, digest_size=16).hexdigest()
             self.tuning.before(program, result, processes, self._is_over)
         return changed
@@ -155,7 +155,7 @@ class Compilation:
 
     def _peers_in(self, plan: compiler.Plan) -> set[int]:
         """The other processes with which this one exchanges in a program."""
-        process_of = {rank: device.process_index for rank, device in self._devices.items()}
+        process_of = {rank: device.process_index for rank, (_, device) in self._ranks.items()}
         mine = {rank for rank, process in process_of.items() if process == self._process}
         groups = {group for spec in plan.exchanges for group in spec.groups}
         met = (group for group in groups if not mine.isdisjoint(group))
@@ -258,10 +258,9 @@ class Compilation:
 
     @functools.cached_property
     def _job(self) -> compiler.Job:
-        island_of = {rank: island.index for island in self._islands for rank in island.ranks}
         return compiler.Job(
-            device_ids=tuple(device.id for device in self._devices.values()),
-            islands=tuple(island_of[rank] for rank in self._devices),
+            device_ids=tuple(device.id for _, device in self._ranks.values()),
+            islands=tuple(island.index for island, _ in self._ranks.values()),
             platform=cast(Literal["cpu", "cuda", "rocm"], self._island.platform),
             process=self._process,
             session=self.engine.session if self.engine else 0,

@@ -415,7 +415,7 @@ def _start_jax(
     session = _session.Session(config, config.process_id, islands, engine, membership)
     if engine is not None:
         try:
-            _set_ranks(session, engine, devices)
+            _set_ranks(session, engine)
             if session.island.platform in jaxlib.GPU_PLATFORMS:
                 _open_devices(session, engine, members, listener, check)
             _bridge(session, devices)
@@ -466,11 +466,12 @@ def _create_backend(
     return devices
 
 
-def _set_ranks(session: _session.Session, engine: _ffi.Engine, devices: list[Device]) -> None:
-    island_of = {d.id: island for island in session.islands for d in island.devices}
-    ranks = sorted(devices, key=lambda d: d.id)
+def _set_ranks(session: _session.Session, engine: _ffi.Engine) -> None:
     engine.set_ranks(
-        [(d.id, d.process_index, island_of[d.id].index, island_of[d.id].platform) for d in ranks]
+        [
+            (device.id, device.process_index, island.index, island.platform)
+            for island, device in _islands.by_rank(session.islands).values()
+        ]
     )
 
 
@@ -498,7 +499,7 @@ def _open_devices(
 ) -> None:
     """Opens this process's GPUs, and the device channels between them and all others."""
     config = session.config
-    ranks = _islands.devices_by_rank(session.islands)
+    ranks = {rank: device for rank, (_, device) in _islands.by_rank(session.islands).items()}
     mine = [rank for rank, d in ranks.items() if d.process_index == session.process]
     host = members[session.process].host_id
 

@@ -1,7 +1,6 @@
 """Who is where: islands, their processes and their devices."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 from jaxhet._jax.compat import Device
@@ -45,10 +44,14 @@ def of_process(islands: Sequence[Island], process: int) -> Island:
     return next(island for island in islands if process in island.processes)
 
 
-def devices_by_rank(islands: Sequence[Island]) -> dict[int, Device]:
-    """The device of each rank of the job, in the order of ranks. Pure."""
-    pairs = (zip(island.ranks, island.devices, strict=True) for island in islands)
-    return dict(sorted(itertools.chain.from_iterable(pairs)))
+def by_rank(islands: Sequence[Island]) -> dict[int, tuple[Island, Device]]:
+    """The island and the device of each rank of the job, in the order of ranks. Pure."""
+    found = {
+        rank: (island, device)
+        for island in islands
+        for rank, device in zip(island.ranks, island.devices, strict=True)
+    }
+    return {rank: found[rank] for rank in sorted(found)}
 
 
 def names(members: Sequence[Member]) -> list[str]:

@@ -163,7 +163,7 @@ def _open_new_engine() -> None:
     engine, _ = _initialize._start_engine(config, listener, membership)
     session.engine = session.compilation.engine = engine
     listener.close()
-    _initialize._set_ranks(session, engine, jax.devices())
+    _initialize._set_ranks(session, engine)
     for fingerprint, plan in session.compilation.plans.items():
         program = session.compilation.programs[plan.program]
         engine.register_plan(fingerprint, plan.text, program.listing())

@@ -44,9 +44,10 @@ def test_islands_whose_processes_are_no_neighbours() -> None:
 
 
 def test_devices_are_in_the_order_of_ranks_whatever_their_islands() -> None:
-    devices = _islands.devices_by_rank(_make("abab", [1, 2, 3, 1]))
-    assert list(devices) == list(range(7))
-    assert [d.process_index for d in devices.values()] == [0, 1, 1, 2, 2, 2, 3]
+    ranks = _islands.by_rank(_make("abab", [1, 2, 3, 1]))
+    assert list(ranks) == list(range(7))
+    assert [device.process_index for _, device in ranks.values()] == [0, 1, 1, 2, 2, 2, 3]
+    assert [island.index for island, _ in ranks.values()] == [0, 1, 1, 0, 0, 0, 1]
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def test_each_process_is_set_up_for_its_own_platform(
     engine = FakeEngine()
     stand_in: Any = engine
     session = _mixed_session(process, engine)
-    _initialize._set_ranks(session, stand_in, list(DEVICES[::-1]))
+    _initialize._set_ranks(session, stand_in)
     members: Any = [types.SimpleNamespace(process=i, host_id="one") for i in range(3)]
     listener: Any = types.SimpleNamespace(process=process, take=lambda *_, **__: {})
     _initialize._open_devices(session, stand_in, members, listener, lambda: None)

@@ -23,8 +23,9 @@ from jax.sharding import PartitionSpec as P
 from jaxhet._errors import JaxhetError
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import Options
+from tests.python.compiler.drawn_programs import Program
 from tests.python.compiler.install_plugins import PLUGINS
-from tests.python.compiler.vendor_programs import Compiler, Program
+from tests.python.compiler.vendor_programs import Compiler
 
 Array = jax.Array
 Function = Callable[[Array], Array]

@@ -1,0 +1,172 @@
+"""PRE on HLO text for GPUs: carriers, barriers, and arithmetic that XLA fuses."""
+
+import re
+
+import pytest
+
+from jaxhet.compiler import Job, Options, decompose
+from jaxhet.compiler.exchange import ExchangeSpec
+from tests.python.compiler import hlo_text
+from tests.python.compiler.hlo_text import SUM, all_reduce, check, decomposed, opcodes
+
+_ONE = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p")
+_TWO_BY_TWO = hlo_text.job(0, 0, 1, 1, platform="cuda")
+_UNEQUAL = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2},{3}}")
+_GATHER = "channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}, use_global_device_ids=true"
+_SCATTER = f"{_GATHER}, to_apply=sum"
+
+
+def _planned(body: str, job: Job) -> list[ExchangeSpec]:
+    """The exchanges of an entry computation, by index."""
+    data = hlo_text.module(hlo_text.entry(body), list(range(len(job.islands))))
+    result = decompose(data, job, Options())
+    assert result is not None
+    return hlo_text.planned(result)
+
+
+def test_groups_of_unequal_size_have_a_carrier_of_equal_ones_on_gpus():
+    text = decomposed(_UNEQUAL, _TWO_BY_TWO)
+    assert re.search(r"all-gather-start\(.*replica_groups=(\{\{0,1,2,3\}\}|\[1,4\])", text)
+    assert "all_gather all-reduce sum flat f32[4] {{0,1,2},{3}}" in text
+    (spec,) = _planned(_UNEQUAL, _TWO_BY_TWO)
+    assert (spec.call.ranks, spec.call.group_size) == ((0, 1, 2, -1, 3, -1, -1, -1), 4)
+
+
+def test_gpu_form_is_a_permute_pair_between_barriers():
+    check(
+        decomposed(_ONE, hlo_text.job(0, 1, platform="cuda")),
+        """
+        CHECK-LABEL: ENTRY
+        CHECK: [[OWN:%.*]] = f32[4]{0} opt-barrier(%p)
+        CHECK-NEXT: [[START:%.*]] = {{.*}} collective-permute-start([[OWN]])
+        CHECK-SAME{LITERAL}: source_target_pairs={{0,1},{1,0}}
+        CHECK-NEXT: [[OTHER:%.*]] = f32[4]{0} collective-permute-done([[START]])
+        CHECK-NEXT: [[SUM:%.*]] = f32[4]{0} add([[OWN]], [[OTHER]])
+        One NaN of all:
+        CHECK: [[IS_NAN:%.*]] = pred[4]{0} compare([[SUM]], [[SUM]]), direction=NE
+        CHECK: [[BITS:%.*]] = s32[4]{0} select([[IS_NAN]]
+        CHECK-NEXT: [[RESULT:%.*]] = f32[4]{0} bitcast-convert([[BITS]])
+        The place of the all-reduce:
+        CHECK-NEXT: [[RESHAPED:%.*]] = f32[4]{0} reshape([[RESULT]])
+        CHECK-NEXT: ROOT %r = f32[4]{0} reshape([[RESHAPED]])
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("element_type", "opcode", "barriers"),
+    [("f32", "add", 1), ("f32", "multiply", 2), ("bf16", "add", 2), ("s32", "maximum", 1)],
+)
+def test_gpu_form_fixes_what_other_ranks_must_see_alike(
+    element_type: str, opcode: str, barriers: int
+):
+    before = SUM.replace("f32", element_type).replace("add", opcode)
+    shape = f"{element_type}[4]"
+    body = f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape)
+    text = decomposed(body, hlo_text.job(0, 1, platform="cuda"), before=before)
+    assert opcodes(text).count("opt-barrier") == barriers
+
+
+def test_long_sum_on_gpu_comes_in_parts():
+    shape = "f32[1000]"
+    body = f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape)
+    check(
+        decomposed(body, hlo_text.job(0, 1, platform="cuda"), Options(part_bytes=1000)),
+        """
+        CHECK-LABEL: ENTRY
+        CHECK: [[OWN:%.*]] = f32[1000]{0} opt-barrier(%p)
+        CHECK: [[DONE:%.*]] = f32[1000]{0} collective-permute-done(
+        CHECK-NEXT: [[EMPTY:%.*]] = f32[1000]{0} custom-call(), {{.*}}"AllocateBuffer"
+        CHECK: slice([[OWN]]), slice={[0:256]}
+        CHECK-NEXT: slice([[DONE]]), slice={[0:256]}
+        CHECK-NEXT: f32[256]{0} add(
+        CHECK: [[SUM0:%.*]] = f32[1000]{0} dynamic-update-slice([[EMPTY]]
+
+        CHECK-NEXT: [[PART1:%.*]] = {{.*}} custom-call([[DONE]], [[SUM0]]), {{.*}}"jaxhet_part"
+        CHECK-SAME: output_to_operand_aliasing={{[{][{]0}: [(]0, [{]}[)], [{]1}: [(]1, [{]}[)]}}}
+        CHECK-SAME: part_bytes = 1024 : i64
+        CHECK: [[RECEIVED1:%.*]] = f32[1000]{0} get-tuple-element([[PART1]]), index=0
+        CHECK: slice([[RECEIVED1]]), slice={[256:512]}
+        CHECK-NEXT: f32[256]{0} add(
+        CHECK: [[SUM1:%.*]] = f32[1000]{0} dynamic-update-slice(
+
+        CHECK-NEXT: custom-call([[RECEIVED1]], [[SUM1]]), {{.*}}"jaxhet_part"
+        CHECK: slice={[512:768]}
+        CHECK: f32[256]{0} add(
+        CHECK: dynamic-update-slice(
+
+        CHECK: "jaxhet_part"
+        CHECK: slice={[768:1000]}
+        CHECK: f32[232]{0} add(
+        CHECK: [[SUM:%.*]] = f32[1000]{0} dynamic-update-slice(
+        CHECK-NOT: "jaxhet_part"
+        CHECK: opt-barrier([[SUM]])
+        """,
+    )
+    assert "jaxhet_part" not in decomposed(body, hlo_text.job(0, 1, platform="cuda"))
+
+
+def test_gpu_form_of_three_islands_takes_its_own_row_by_place():
+    body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}", "bf16[4]")
+    job = hlo_text.job(0, 1, 2, platform="rocm")
+    (spec,) = _planned(body, job)
+    assert spec.call.skips_own == 1
+    check(
+        decomposed(body, job),
+        """
+        CHECK-LABEL: ENTRY
+        CHECK: partition-id(
+        CHECK-NOT: partition-id(
+        CHECK: [[OWN:%.*]] = bf16[4]{0} opt-barrier(%p)
+        CHECK: [[ROWS:%.*]] = bf16[12]{0} all-gather-done(
+        CHECK: [[ROW0:%.*]] = bf16[4]{0} slice([[ROWS]]), slice={[0:4]}
+        CHECK-NEXT: select({{.*}}, [[OWN]], [[ROW0]])
+        CHECK: [[ROW1:%.*]] = bf16[4]{0} slice([[ROWS]]), slice={[4:8]}
+        CHECK-NEXT: select({{.*}}, [[OWN]], [[ROW1]])
+        CHECK: [[SUM1:%.*]] = f32[4]{0} add(
+        CHECK: [[ROW2:%.*]] = bf16[4]{0} slice([[ROWS]]), slice={[8:12]}
+        CHECK-NEXT: select({{.*}}, [[OWN]], [[ROW2]])
+        CHECK: [[SUM2:%.*]] = f32[4]{0} add([[SUM1]]
+        CHECK-NOT: add(
+        CHECK: [[RESULT:%.*]] = bf16[4]{0} convert(
+        CHECK-NEXT: opt-barrier([[RESULT]])
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "shape", "num_bytes", "local"),
+    [
+        (f"f32[4,16] all-gather(p), {_GATHER}", "all_gather", "f32[16]", 64, "all-gather"),
+        (f"f32[4,1] reduce-scatter(p), {_SCATTER}", "all_to_all", "f32[8]", 16, "reduce-scatter"),
+        (
+            "f32[4,4] all-to-all(p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}",
+            "all_to_all",
+            "f32[16]",
+            32,
+            "all-to-all",
+        ),
+        (
+            "f32[4,4] collective-broadcast(p), channel_id=1, replica_groups={{1,0,2,3}}",
+            "permute",
+            "f32[16]",
+            64,
+            "collective-broadcast",
+        ),
+    ],
+)
+def test_each_collective_on_gpu_crosses_once_and_leaves_the_rest_to_xla(
+    op: str, kind: str, shape: str, num_bytes: int, local: str
+):
+    text = decomposed(f"p = f32[4,4] parameter(0)\nROOT r = {op}", _TWO_BY_TWO)
+    assert re.findall(r"plan: \S+ (\S+) .*? (\w+\[\d+\]) \{", text) == [(kind, shape)]
+    assert opcodes(text).count(local) == 1
+    assert re.findall(r"; (\d+) bytes;", text) == [str(num_bytes)]
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [("s16", "s32"), ("u16", "u32"), ("s8", "s8")])
+def test_local_sums_are_of_types_that_nccl_sums(narrow: str, wide: str):
+    body = f"p = {narrow}[4,4] parameter(0)\nROOT r = {narrow}[4,1] reduce-scatter(p), {_SCATTER}"
+    text = decomposed(body, _TWO_BY_TWO, before=SUM.replace("f32[]", f"{narrow}[]"))
+    assert re.findall(r"= (\w+)\[8\]\S* reduce-scatter\(", text) == [wide]
+    assert re.findall(r"plan: \S+ (\S+) .*? (\w+)\[8\] \{", text) == [("all_to_all", narrow)]
