@@ -169,9 +169,11 @@ std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options) {
   for (ibv::Device* const device : devices.devices()) {
     try {
       const auto context = std::make_shared<Context>(api, device);
-      const int num_ports = context->QueryDevice().phys_port_cnt;
+      const ibv::DeviceAttr attr = context->QueryDevice();
+      const int num_ports = attr.phys_port_cnt;
       for (int port = 1; port <= num_ports; ++port) {
         nics.push_back({Describe(*context, port, options), context});
+        nics.back().info.max_cqe = attr.max_cqe;
       }
     } catch (const Error& error) {
       NicInfo info;

@@ -35,6 +35,7 @@ struct NicInfo {
   double gbps = 0;  // signalling rate, Gbit/s
   int mtu = 0;      // active, ibv_mtu
   uint64_t max_message = 0;
+  int max_cqe = 0;  // entries of a completion queue
   uint16_t lid = 0;
   int numa_node = -1;  // -1: unknown
   GidEntry gid;        // RoCE: the one to use

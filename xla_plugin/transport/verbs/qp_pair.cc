@@ -7,7 +7,6 @@
 namespace jaxhet::verbs {
 namespace {
 
-constexpr uint16_t kMaxEpoch = 3;
 // A credit in so many is signalled, or the send queue would never be known to have room again.
 constexpr uint32_t kSignalEvery = 8;
 

@@ -36,6 +36,8 @@ NicPairInfo InfoOf(const NicInfo& nic, uint32_t rkey);
 Route RouteOf(const NicInfo& own, const NicPairInfo& peer, const Options& options);
 
 inline constexpr int kNoSlot = -1;
+// A queue pair is replaced so many times.
+inline constexpr uint16_t kMaxEpoch = 3;
 
 // One queue pair of ours and the peer's that it is connected with. When it fails, both ends close
 // it, and may connect a replacement under the next epoch:

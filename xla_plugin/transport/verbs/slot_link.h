@@ -68,6 +68,8 @@ class SlotLink {
   size_t num_data_qps() const { return nic_pairs_.size() * (nic_pairs_.front().qps.size() - 1); }
 
   std::vector<Pollable*> Pollables();
+  // May replace queue pairs: nothing is sent before the next Poll(), so that the completion queues
+  // have room for what the replacements leave.
   void OnMessage(std::span<const std::byte> message);
   // Takes completions, and reacts to failures of NICs.
   void Poll();

@@ -11,8 +11,6 @@
 namespace jaxhet::verbs {
 namespace {
 
-constexpr int kMaxCqEntries = 32768;
-
 template <typename T>
 void Append(std::string& text, const T& info) {
   text.append(reinterpret_cast<const char*>(&info), sizeof info);
@@ -25,10 +23,15 @@ QueuePairSizes SizesOf(const Options& options, uint32_t sends_per_slot, size_t n
           .receives = static_cast<uint32_t>(2 * num_slots + SlotLink::kReceiveBatch)};
 }
 
-// A queue pair that fails leaves completions of all that was posted, and is replaced meanwhile.
-int NumEntries(QueuePairSizes sizes, size_t num_qps) {
-  const size_t num_entries = 2 * num_qps * (sizes.sends + sizes.receives);
-  return static_cast<int>(std::min<size_t>(num_entries, kMaxCqEntries));
+// Entries of a NIC pair's completion queue. A queue pair that fails leaves completions of all that
+// was posted. All its replacements may fail, too, before the next Poll(): they have only receives
+// until then.
+int NumEntries(const NicInfo& nic, const Options& options, QueuePairSizes sizes, size_t num_qps) {
+  const size_t num_entries = num_qps * (sizes.sends + (1 + kMaxEpoch) * sizes.receives);
+  if (std::cmp_less_equal(num_entries, nic.max_cqe)) return static_cast<int>(num_entries);
+  Throw(ErrorCode::kTransport, "a completion queue of ", nic.name, " has at most ", nic.max_cqe,
+        " entries, and JAXHET_VERBS_QPS=", options.qps, " with JAXHET_VERBS_DEPTH=", options.depth,
+        " needs ", num_entries, "; set one of them to less");
 }
 
 constexpr const char* kOffer = "the peer's offer";
@@ -86,7 +89,8 @@ SlotLink::SlotLink(NicMemory::NicList nics, Options options, const Slots& slots,
   const QueuePairSizes sizes = SizesOf(options_, sends_per_slot_, slots_.size());
   const auto num_qps = static_cast<size_t>(options_.qps) + 1;
   for (const auto& nic : nics) {
-    NicPair& pair = nic_pairs_.emplace_back(nic, nic_pairs_.size(), NumEntries(sizes, num_qps));
+    NicPair& pair = nic_pairs_.emplace_back(nic, nic_pairs_.size(),
+                                            NumEntries(nic->info, options_, sizes, num_qps));
     for (size_t i = 0; i < num_qps; ++i) {
       pair.qps.emplace_back(*nic, pair.cq, sizes, static_cast<uint16_t>(options_.pkey_index));
     }

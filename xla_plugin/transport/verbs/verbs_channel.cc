@@ -87,9 +87,8 @@ class VerbsChannel : public ProxiedChannel, private PeerHost {
   // Takes what has come. Events of NICs are looked at now and then, or after `timeout` at most if
   // there is nothing else to do until one.
   void Pump() {
+    if (Clock::now() - last_look_ >= kEventInterval) Look(milliseconds(0));
     link_.Poll();
-    const Time now = Clock::now();
-    if (now - last_look_ >= kEventInterval) Look(milliseconds(0));
   }
   void Sleep(milliseconds timeout) {
     if (link_.Arm()) link_.Poll();

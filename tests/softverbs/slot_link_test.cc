@@ -1,0 +1,122 @@
+#include "xla_plugin/transport/verbs/slot_link.h"
+
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
+#include "tests/softverbs/softverbs.h"
+#include "xla_plugin/transport/verbs/nics.h"
+
+// Two ends of a slot link, whose completion queues and messages are handled in any order.
+namespace jaxhet::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kSlotBytes = 4096;
+
+class End final : public PeerHost {
+ public:
+  End(const verbs::Options& options, size_t num_slots)
+      : nics_(options),
+        outgoing_(nics_.Usable(), num_slots, kSlotBytes, ibv::kAccessLocalWrite),
+        incoming_(nics_.Usable(), num_slots, kSlotBytes,
+                  ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
+        link_(nics_.Usable(), options,
+              {.outgoing = outgoing_.slots(),
+               .incoming = incoming_.slots(),
+               .count = num_slots,
+               .chunk_bytes = kSlotBytes},
+              *this) {}
+
+  verbs::SlotLink& link() { return link_; }
+  // How often a queue pair of this end was closed.
+  int num_closed() const { return num_closed_; }
+  // Gives one message to the other end's link. False if there was none.
+  bool Deliver(End& to) {
+    if (messages_.empty()) return false;
+    const std::string message = std::move(messages_.front());
+    messages_.pop_front();
+    to.link().OnMessage(std::as_bytes(std::span(message)));
+    return true;
+  }
+
+  void Send(std::span<const iovec> message) override {
+    verbs::QpEventInfo info{};
+    std::memcpy(&info, message.front().iov_base, sizeof info);
+    num_closed_ += info.event == verbs::QpEvent::kClosed ? 1 : 0;
+    std::string& text = messages_.emplace_back();
+    for (const iovec& part : message)
+      text.append(static_cast<const char*>(part.iov_base), part.iov_len);
+  }
+  void Log(std::string_view /*what*/) override {}
+  void Lost(std::string_view why) override { ADD_FAILURE() << why; }
+
+ private:
+  verbs::Nics nics_;
+  verbs::Staging outgoing_;
+  verbs::Staging incoming_;
+  verbs::SlotLink link_;
+  std::deque<std::string> messages_;
+  int num_closed_ = 0;
+};
+
+void SendSlot(verbs::SlotLink& link, size_t slot) {
+  link.Start(slot, kSlotBytes);
+  link.SendTo(slot, kSlotBytes);
+}
+
+void AwaitArrival(verbs::SlotLink& link) {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!link.HasArrivals() && std::chrono::steady_clock::now() < limit) link.Poll();
+  ASSERT_TRUE(link.HasArrivals());
+}
+
+// The queue pairs of a NIC fail until they have no replacement, while one end does not poll. The
+// completions of all of them fit its completion queue, and the chunks travel over the other NIC.
+TEST(SlotLinkTest, CompletionsOfAllReplacementsFit) {
+  using Case = std::pair<int64_t, size_t>;
+  // 64 slots: a connection over 8 NICs.
+  for (const auto& [depth, num_slots] : {Case(1, 8), Case(2, 8), Case(8, 8), Case(8, 64)}) {
+    const verbs::Options options = NicOptions(/*qps=*/2, depth);
+    End a(options, num_slots);
+    End b(options, num_slots);
+    b.link().Accept(a.link().Offer());
+    a.link().Accept(b.link().Offer());
+    SendSlot(b.link(), 0);
+    AwaitArrival(a.link());
+    a.link().TakeArrival();
+    a.link().Empty(0);
+    {
+      const FaultScope fault(
+          "call ibv_post_send errno=12 device=soft0 count=all; gid soft0 1 3 remove");
+      a.link().SendCredits();
+      for (size_t slot = 0; slot < 4; ++slot) SendSlot(a.link(), slot);
+      while (a.Deliver(b) || b.Deliver(a)) {
+      }
+      Softverbs::Get().Command("gid soft0 1 3 add");
+    }
+    EXPECT_EQ(b.num_closed(), 3 * 4) << "depth " << depth << ", slots " << num_slots;
+    while (a.link().HasResends()) ASSERT_GT(a.link().Resend(), 0U);
+    // An overrun is told behind the last completion.
+    EXPECT_NO_THROW({
+      AwaitArrival(b.link());
+      for (int i = 0; i < 20; ++i) b.link().Poll();
+    }) << "depth "
+       << depth << ", slots " << num_slots;
+  }
+}
+
+TEST(SlotLinkTest, SaysWhichOptionsNeedLongerCompletionQueues) {
+  EXPECT_THAT(ThrownText([] { End(NicOptions(/*qps=*/16, /*depth=*/256), /*num_slots=*/8); }),
+              HasSubstr("a completion queue of soft0:1 has at most 32768 entries, and "
+                        "JAXHET_VERBS_QPS=16 with JAXHET_VERBS_DEPTH=256 needs 45152; set one of "
+                        "them to less"));
+}
+
+}  // namespace
+}  // namespace jaxhet::testing
