@@ -72,7 +72,7 @@ def initialize(
       process_id: this process, 0 … num_processes - 1.
       island: name of this process's island; default: its platform. All processes declare one, or
         none.
-      **options: any other option of `jaxhet._config.OPTIONS` (docs/reference/options.md).
+      **options: any other option of `jaxhet._options.OPTIONS` (docs/reference/options.md).
 
     Raises:
       UsageError: the job, an option or the installation is not right; the text says what to

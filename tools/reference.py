@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from jaxhet import _config
+from jaxhet import _options
 from jaxhet.cli import _main
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -49,19 +49,19 @@ def option_table() -> str:
         [
             "| environment | default | valid | meaning |",
             "|---|---|---|---|",
-            *map(_option, _config.OPTIONS),
+            *map(_option, _options.OPTIONS),
         ]
     )
 
 
-def _option(option: _config.Option) -> str:
+def _option(option: _options.Option) -> str:
     meaning = option.help
     if option.agreed:
         meaning += "; *all processes*"
     return f"| `{option.env}` | {_default(option.default)} | {_valid(option)} | {meaning} |"
 
 
-def _valid(option: _config.Option) -> str:
+def _valid(option: _options.Option) -> str:
     """The choices or the range of an option."""
     if option.minimum is None:
         return ", ".join(f"`{choice}`" for choice in option.choices)

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import IO
 
-from jaxhet import _config
+from jaxhet import _options
 from jaxhet._launch import remote as _remote
 from jaxhet.cli._lines import write
 from jaxhet.cli._process import Process, ending
@@ -49,7 +49,7 @@ class SshProcess(Process):
         self._order = order
         self._host = ssh[-2]
         self._is_ready = False
-        env = {k: v for k, v in environ.items() if not k.startswith(_config.PREFIX)}
+        env = {k: v for k, v in environ.items() if not k.startswith(_options.PREFIX)}
         super().__init__(label, ssh, env, guardian_fd, subprocess.PIPE)
 
     def poll(self) -> int | None:
@@ -114,5 +114,5 @@ class SshProcess(Process):
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """The options of jaxhet in the launcher's environment, which count on all hosts."""
-    own = (_config.PREFIX + "JOB_SECRET", _config.PREFIX + "JOB_SECRET_FILE")
-    return {k: v for k, v in environ.items() if k.startswith(_config.PREFIX) and k not in own}
+    own = (_options.PREFIX + "JOB_SECRET", _options.PREFIX + "JOB_SECRET_FILE")
+    return {k: v for k, v in environ.items() if k.startswith(_options.PREFIX) and k not in own}

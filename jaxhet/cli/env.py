@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxhet import _clusters, _config
+from jaxhet import _clusters, _config, _options
 from jaxhet._errors import UsageError
 from jaxhet._job import place
 
@@ -60,7 +60,7 @@ def look(environ: Mapping[str, str]) -> Environment:
       UsageError: A value is not valid, or variables contradict each other.
     """
     config, detected = _clusters.resolve({}, environ)
-    options = {option.name: option for option in _config.OPTIONS}
+    options = {option.name: option for option in _options.OPTIONS}
     values: dict[str, tuple[Any, str]] = {}
     for name in _SHOWN:
         if name in config.given:

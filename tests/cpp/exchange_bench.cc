@@ -83,7 +83,7 @@ struct Settings {
   bool Wants(std::string_view name) const { return ways == "all" || ways == name; }
 };
 
-// Sizes of a job, by the defaults of jaxhet/_config.py.
+// Sizes of a job, by the defaults of jaxhet/_options.py.
 WorldOptions LargeChunks(const std::string& transport) {
   WorldOptions options{.transports = {transport}};
   options.engine.chunk_bytes = 512 << 10;

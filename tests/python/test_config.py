@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxhet import _config
+from jaxhet import _config, _options
 from jaxhet._errors import UsageError
 
 
@@ -85,6 +85,6 @@ def test_engines_values_have_its_names_and_units() -> None:
 
 def test_integers_of_the_engine_have_both_limits() -> None:
     """The engine does not check them again."""
-    numbers = [o for o in _config.OPTIONS if o.engine and o.type in (int, float)]
+    numbers = [o for o in _options.OPTIONS if o.engine and o.type in (int, float)]
     assert len(numbers) > 10
     assert not [o.name for o in numbers if o.minimum is None or o.maximum is None]

@@ -81,6 +81,7 @@ _MAY_IMPORT = {
         "jaxhet._job",
         "jaxhet._launch",
         "jaxhet._net",
+        "jaxhet._options",
         "jaxhet._plan",
         "jaxhet._telemetry.trace",
     ),
@@ -93,6 +94,7 @@ _OWN = ("jaxhet", "models", "benchmarks", "tests")
 # Rooms of jaxhet: its folders and top-level files. A room may import from rooms of earlier lines.
 _ROOMS = (
     "_errors",
+    "_options",
     "_config",
     "_log",
     "_net",

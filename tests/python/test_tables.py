@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jaxhet import _config, _ffi
+from jaxhet import _config, _ffi, _options
 from jaxhet._errors import UsageError
 from jaxhet.compiler import ExchangeKind
 
@@ -17,8 +17,8 @@ def test_exchange_kinds_have_the_engines_numbers() -> None:
 def test_transports_are_the_engines_best_first() -> None:
     for table in (_ffi.TRANSPORTS, _ffi.DEVICE_TRANSPORTS):
         allowed = [t for t in table if t != "local"]  # within a process, without a choice
-        assert allowed == [t for t in _config.TRANSPORTS if t in table]
-    assert {*_ffi.TRANSPORTS, *_ffi.DEVICE_TRANSPORTS} == {*_config.TRANSPORTS, "local"}
+        assert allowed == [t for t in _options.TRANSPORTS if t in table]
+    assert {*_ffi.TRANSPORTS, *_ffi.DEVICE_TRANSPORTS} == {*_options.TRANSPORTS, "local"}
 
 
 def test_engine_needs_exactly_the_options_that_the_table_marks() -> None:

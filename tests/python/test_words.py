@@ -59,7 +59,7 @@ _OPTIONS = {  # names of options in earlier versions, which `jaxhet._config` ref
     r"two[ _-]phase|TWO_PHASE": "two-shot",
     r"ring_sockets|RING_SOCKETS": "device_channel_sockets",
 }
-_REFUSED = ("jaxhet/_config.py", "tests/python/test_config.py")
+_REFUSED = ("jaxhet/_options.py", "tests/python/test_config.py")
 _HISTORY = ("CHANGELOG.md", "tests/python/test_words.py")
 
 

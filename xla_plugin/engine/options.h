@@ -10,7 +10,7 @@
 
 namespace jaxhet {
 
-// No member has a default: those are in the table of jaxhet/_config.py, with the ranges.
+// No member has a default: those are in the table of jaxhet/_options.py, with the ranges.
 struct Options {
   int64_t heartbeat_ms;
   int64_t peer_timeout_ms;    // longest silence of a peer

@@ -6,7 +6,7 @@
 
 namespace jaxhet::verbs {
 
-// No member has a default: those are in the table of jaxhet/_config.py, with the ranges.
+// No member has a default: those are in the table of jaxhet/_options.py, with the ranges.
 struct Options {
   std::string devices;    // "mlx5_0,mlx5_1:2"; empty: all
   int64_t gid_index;      // -1: chosen
