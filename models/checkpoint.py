@@ -239,6 +239,9 @@ def _checkpointer() -> ocp.AsyncCheckpointer:
     )
     # Folders are made before a save returns: the threads of all processes need not wait for them.
     background = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    # Orbax's own choice writes its file of metadata from one more thread: a save that has failed
+    # would still be writing while its folder is deleted.
+    metadata = ocp.metadata.metadata_store(enable_write=True, blocking_write=True)
     return ocp.AsyncCheckpointer(
         ocp.CompositeCheckpointHandler(
             composite_options=ocp.CompositeOptions(
@@ -247,4 +250,5 @@ def _checkpointer() -> ocp.AsyncCheckpointer:
         ),
         async_options=background,
         multiprocessing_options=processes,
+        checkpoint_metadata_store=metadata,
     )

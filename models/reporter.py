@@ -16,6 +16,11 @@ from models import scalars
 from models.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
 
+# Steps that may be under way at once. XLA's CPU client takes 32 runs for each device; when a loop
+# starts more, the waiting launches take the threads that the collectives of earlier runs need, and
+# XLA ends the process after 40 s.
+_STEPS_AHEAD = 16
+
 # Largest exponent of e in a float.
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
 
@@ -81,8 +86,13 @@ class Reporter:
             self._digests.append(digest_rows(step, params))
 
     def step(self, measures: dict[str, jax.Array]) -> bool:
-        """Takes note of one more step; returns whether it is time to `report`."""
+        """Takes note of one more step; returns whether it is time to `report`.
+
+        Waits for the step 16 before it.
+        """
         self._window.append(measures)
+        if len(self._window) > _STEPS_AHEAD:
+            jaxhet.block_until_ready(self._window[-1 - _STEPS_AHEAD])
         self._bar.update()
         step = self._done + len(self._window)
         return step % self._settings.log_every == 0 or step == self._settings.steps

@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 import pathlib
+import re
 import threading
 import time
 import warnings
@@ -232,8 +233,34 @@ def configure_cpu(num_devices: int | None) -> None:
     """
     if num_devices is not None:
         jax.config.update("jax_num_cpu_devices", num_devices)
+    _leave_threads_for_launches()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def _leave_threads_for_launches() -> None:
+    """Has XLA's CPU client create two threads for each device, unless the user chose a number.
+
+    With one for each device, a loop that starts many runs deadlocks: XLA takes 32 runs per device,
+    and the launch of the next waits in a thread that the collective of an earlier run needs. One
+    call is launched at a time, so that as many threads again always suffice.
+    """
+    threads = 2 * _num_cpu_devices()
+    if not _XLA_THREADS & os.environ.keys() and threads > len(os.sched_getaffinity(0)):
+        os.environ["PJRT_NPROC"] = str(threads)
+
+
+# Variables that set the number of threads of XLA's CPU client.
+_XLA_THREADS = {"PJRT_NPROC", "NPROC"}
+
+
+def _num_cpu_devices() -> int:
+    """CPU devices that the backend will have."""
+    if (chosen := jax.config.jax_num_cpu_devices) > 0:
+        return chosen
+    flag = r"--xla_force_host_platform_device_count=(\d+)"
+    given = re.findall(flag, os.environ.get("XLA_FLAGS", ""))
+    return int(given[-1]) if given else 1
 
 
 def use_gpus(platform: str, numbers: Iterable[int]) -> None:

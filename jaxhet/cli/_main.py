@@ -64,6 +64,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
             metavar="ISLAND:NAME=VALUE",
             help="an environment variable of the processes of one island; may be given many times",
             default_factory=list,
+            show_default=False,
         ),
     ],
     islands: Annotated[int, typer.Option(min=1, help="number of islands")] = _DEFAULTS.islands,

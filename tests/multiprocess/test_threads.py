@@ -254,3 +254,17 @@ tell(threads=[results[0] for _, results in threads], slow=slow)
         assert not [name for name in island["slow"] if "lambda" in name], island["slow"]
         assert len(island["slow"]) < 20
         assert all(us < 1000 for _, us in island["threads"])
+
+
+def test_loop_may_start_hundreds_of_runs_on_several_devices() -> None:
+    script = """
+def mean(a):
+    for _ in range(4): a = jnp.tanh(psum(a) / mesh.size) * 0 + 1.0
+    return a
+step = jaxhet.jit(jax.shard_map(mean, mesh=mesh, in_specs=P("x"), out_specs=P("x")))
+total = x
+for _ in range(400): total = step(total)
+tell(total=float(jaxhet.block_until_ready(total).addressable_data(0)[0, 0]), devices=mesh.size)
+"""
+    for island in told(script, JAXHET_CPU_DEVICES="2"):
+        assert island == {"total": 1.0, "devices": 4}

@@ -2,9 +2,11 @@
 
 import dataclasses
 import inspect
+import os
 import pathlib
 import socket
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,6 +121,32 @@ def test_wait_for_arrays_ends_when_they_are_computed() -> None:
     assert not array.is_ready()
     assert compat.wait_for_arrays(60)
     assert array.is_ready()
+
+
+@pytest.mark.parametrize(
+    ("devices", "flags", "given", "threads"),
+    [
+        (4, "", {}, "8"),
+        (-1, "--xla_force_host_platform_device_count=6 --xla_a=b", {}, "12"),
+        (-1, "", {}, None),
+        (2, "", {}, None),  # the cores are enough
+        (4, "", {"PJRT_NPROC": "5"}, "5"),
+        (4, "", {"NPROC": "5"}, None),
+    ],
+)
+def test_cpu_client_has_two_threads_for_each_device(
+    monkeypatch: pytest.MonkeyPatch,
+    devices: int,
+    flags: str,
+    given: dict[str, str],
+    threads: str | None,
+) -> None:
+    environ = {"XLA_FLAGS": flags, **given}
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(jax, "config", types.SimpleNamespace(jax_num_cpu_devices=devices))
+    compat._leave_threads_for_launches()
+    assert environ.get("PJRT_NPROC") == threads
 
 
 @pytest.mark.parametrize(

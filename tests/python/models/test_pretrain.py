@@ -2,6 +2,7 @@ import dataclasses
 import math
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import yaml
+from etils import epath
 from flax import nnx
 
 from models import huggingface, loop, pretrain, tokenize
@@ -182,6 +184,15 @@ def test_background_save_that_fails_ends_the_run_and_names_the_checkpoint_before
             raise OSError(28, "No space left on device")
         finalize(handler, directory)
 
+    path = type(epath.Path("/"))
+    write = path.write_text
+
+    def write_slowly(file, *args, **kwargs) -> int:
+        if file.name == "_CHECKPOINT_METADATA" and file.parent.name.startswith("120."):
+            time.sleep(0.1)  # must be over before the folder is deleted
+        return write(file, *args, **kwargs)
+
+    monkeypatch.setattr(path, "write_text", write_slowly)
     monkeypatch.setattr(ocp.CompositeCheckpointHandler, "finalize", fail_at_120)
     saved = []
     monkeypatch.setattr(Checkpoints, "save", lambda c, n, s: (saved.append(n), save(c, n, s)))
@@ -193,6 +204,12 @@ def test_background_save_that_fails_ends_the_run_and_names_the_checkpoint_before
         train(tmp_path, steps=10**6, checkpoint_every=60, log_every=60)
     assert saved == [60, 120]
     assert checkpoints(tmp_path) == {"60"}
+
+
+def test_steps_between_two_reports_may_be_many(tmp_path):
+    # More than XLA's CPU client can start at once without a deadlock of several devices.
+    train(tmp_path, steps=200, log_every=200, batch=4, seq=8)
+    assert [step for step, _ in losses(tmp_path)] == list(range(1, 201))
 
 
 def test_run_that_is_told_to_stop_saves_its_state(tmp_path, monkeypatch, capsys):
