@@ -1,4 +1,5 @@
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -80,8 +81,10 @@ TEST(ChannelLiarTest, RefusesMessagesAboutChannelsOfOthers) {
 }
 
 TEST(ChannelLiarTest, RefusesUnknownStepsAndCutMessages) {
-  ExpectRefused({{{static_cast<Step>(6), 0, 1}, {""}}}, "sent a message about no device channel");
-  ExpectRefused({{{static_cast<Step>(-1), 0, 1}, {""}}}, "sent a message about no device channel");
+  for (const int32_t number : {6, -1}) {
+    ExpectRefused({{{std::bit_cast<Step>(number), 0, 1}, {""}}},
+                  "sent a message about no device channel");
+  }
 }
 
 // The last transport that could be tried.

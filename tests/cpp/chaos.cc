@@ -1,6 +1,5 @@
 #include "tests/cpp/chaos.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -17,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 
 namespace jaxhet::testing {
@@ -183,14 +183,6 @@ void ChaosOutcome::Say(Kind its_kind, std::string_view its_text) {
   kind = its_kind;
   text = {};
   std::memcpy(text.data(), its_text.data(), std::min(its_text.size(), text.size() - 1));
-}
-
-int32_t CountFds() {
-  DIR* const directory = opendir("/proc/self/fd");
-  int32_t count = 0;
-  while (readdir(directory) != nullptr) ++count;
-  closedir(directory);
-  return count;
 }
 
 ChaosJob::ChaosJob(const ChaosRound& round) : round_(round) {

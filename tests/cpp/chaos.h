@@ -69,9 +69,6 @@ struct ChaosOutcome {
   std::array<char, 400> text{};
 };
 
-// Open descriptors of this process.
-int32_t CountFds();
-
 // The running processes of a round: forks of this one.
 class ChaosJob {
  public:

@@ -192,6 +192,7 @@ class FuzzTest : public ::testing::Test {
 extern "C" __attribute__((visibility("default"))) void __ubsan_on_report() { Report(); }
 
 bool AddFuzzer(const Fuzzer& fuzzer, const Location& location) {
+  // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): GoogleTest owns the factory
   ::testing::RegisterTest("Fuzz", std::string(fuzzer.name).c_str(), nullptr, nullptr,
                           location.file_name(), static_cast<int>(location.line()),
                           [fuzzer]() -> ::testing::Test* { return new FuzzTest(fuzzer); });

@@ -309,6 +309,7 @@ void Post(const FdMailboxInfo& mailbox, size_t num_fds, const Fd& fd, size_t non
     }
   }
   const Fd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  ASSERT_TRUE(socket);
   (void)sendmsg(socket.get(), &message, MSG_NOSIGNAL);
 }
 

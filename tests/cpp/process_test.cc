@@ -1,4 +1,3 @@
-#include <dirent.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -8,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -102,15 +102,13 @@ TEST(ProcessTest, ThreadThatCannotStartLeavesSignalsAsTheyWere) {
 
 // Sockets of Unix are those of NICs in software.
 size_t CountTcpSockets() {
-  DIR* const directory = opendir("/proc/self/fd");
   size_t count = 0;
-  while (const dirent* const entry = readdir(directory)) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     int domain = 0;
     socklen_t size = sizeof domain;
-    const int fd = static_cast<int>(std::strtol(entry->d_name, nullptr, 10));  // 0 for "." and ".."
+    const int fd = std::stoi(entry.path().filename());
     if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_INET) ++count;
   }
-  closedir(directory);
   return count;
 }
 

@@ -215,7 +215,7 @@ void SimulatedDevice::Values(StreamHandle stream, std::span<const StreamValue> v
                    simulation_.NameOf(value.address), is_wait ? " >= " : " = ", value.value);
     work.push_back(WorkOf(value));
   }
-  Add(stream, std::move(call), std::move(work));
+  Add(stream, call, std::move(work));
 }
 
 bool SimulatedDevice::IsIdle(StreamHandle stream) { return simulation_.IsIdle(StreamOf(stream)); }

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 #include <exception>
+#include <filesystem>
+#include <iterator>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
@@ -61,6 +63,11 @@ int WaitForChild(pid_t child) {
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   EXPECT_NE(code, kChildFailed) << "of a child process; its output says why";
   return code;
+}
+
+int32_t CountFds() {
+  return CheckedCast<int32_t>(
+      std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }
 
 CapturedStderr::CapturedStderr()

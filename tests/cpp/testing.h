@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <source_location>
 #include <string>
@@ -48,6 +49,9 @@ pid_t StartChild(const std::function<int()>& body);
 
 // Exit code of a child, after its end; -1 if a signal ended it. kChildFailed is a failure here.
 int WaitForChild(pid_t child);
+
+// Open file descriptors of this process; those that the count itself opens are counted, too.
+int32_t CountFds();
 
 // Holds back what is written on stderr while it lives, except the reports of sanitizers, which end
 // the process.

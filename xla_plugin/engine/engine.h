@@ -49,7 +49,7 @@ struct OwnDevice {
 // The `ProgressEngine` belongs to whoever holds the monitor. A command is queued, and then run by
 // its own thread if the monitor is free: a small exchange then needs no hop to the progress thread.
 // A thread never waits for the monitor to run a command; it leaves it to the holder.
-class Engine : public std::enable_shared_from_this<Engine>, public JobView {
+class Engine final : public std::enable_shared_from_this<Engine>, public JobView {
  public:
   Engine(int process, int num_processes, const Options& options);
   ~Engine() override;
