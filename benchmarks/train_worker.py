@@ -28,7 +28,7 @@ from models.data import Batches
 from models.flops import config_flops, model_flops
 from models.records import Journal, digest_rows
 from models.sharding import activation_sharding
-from models.train import Schedule, Trainer
+from models.train import Schedule, Trainer, TrainState
 
 _IS_BRIDGED = "JAXHET_PROCESS_ID" in os.environ  # else one world, which jaxhet has not joined
 _DIFFERENT_BATCHES = 4
@@ -77,8 +77,8 @@ class _Step:
 
     def __init__(self, program: Program, devices: Any = None):
         self.program = program
-        make = _PlainTrainer if program.config in PLAIN else _trainer
-        self._trainer: Any = make(program, devices)
+        make = _PlainTrainer if program.config in PLAIN else _model_trainer
+        self._trainer: _PlainTrainer | _ModelTrainer = make(program, devices)
         start = time.perf_counter()
         lowered = self._trainer.lower(jaxhet.jit, program.batch, program.seq)
         _passes.spans.clear()
@@ -91,7 +91,7 @@ class _Step:
             end - traced,
             **_passes.of_compile(end),
             **_sums(self.exchanges),
-            flops=_flops(self._trainer, program),
+            flops=self._trainer.flops(program),
         )
         self._batches = _batches(program)
         self._sharding = activation_sharding("tokens", self._trainer.mesh)
@@ -127,16 +127,31 @@ class _Step:
 
     def digests(self, step: int) -> list[dict[str, Any]]:
         """Digests of this process's parameters now, after `step` steps."""
-        is_plain = self.program.config in PLAIN
-        return digest_rows(step, self._state[0] if is_plain else self._state.params)
+        return digest_rows(step, self._trainer.params_of(self._state))
 
     def _advance(self, tokens: jax.Array) -> jax.Array:
         self._state, measures = self._step(self._state, tokens)
-        return measures["loss"] if isinstance(measures, dict) else measures
+        return self._trainer.loss_of(measures)
+
+
+class _ModelTrainer(Trainer):
+    """A program of models/, with what `_Step` asks of every program."""
+
+    def params_of(self, state: TrainState) -> Any:
+        """The parameters in a state."""
+        return state.params
+
+    def loss_of(self, measures: dict[str, jax.Array]) -> jax.Array:
+        """The loss in what a step returns beside the state."""
+        return measures["loss"]
+
+    def flops(self, program: Program) -> float:
+        """FLOPs of a step, over all devices."""
+        return config_flops(self.config, program.tokens, program.seq)
 
 
 class _PlainTrainer:
-    """benchmarks/plain_llama.py with the methods of `models.train.Trainer`."""
+    """benchmarks/plain_llama.py with the methods of `_ModelTrainer`."""
 
     def __init__(self, program: Program, devices: Any):
         tiny = {"layers": 2, "embed": 64, "heads": 2, "hidden": 96, "vocab": 256}
@@ -175,22 +190,23 @@ class _PlainTrainer:
         )
         return lambda seed: init(), step
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Parameters in matrices, layers, heads, size of a head."""
+    def params_of(self, state: tuple[Any, Any]) -> Any:
+        """The parameters in a state."""
+        return state[0]
+
+    def loss_of(self, measures: jax.Array) -> jax.Array:
+        """The loss in what a step returns beside the state."""
+        return measures
+
+    def flops(self, program: Program) -> float:
+        """FLOPs of a step, over all devices."""
         size = self.size
-        parameters = plain_llama.num_parameters(size) - size.vocab * size.embed
-        return parameters, size.layers, size.heads, size.embed // size.heads
+        parameters = plain_llama.num_parameters(size) - size.vocab * size.embed  # in matrices
+        head = size.embed // size.heads
+        return model_flops(parameters, size.layers, size.heads, head, program.tokens, program.seq)
 
 
-def _flops(trainer: Any, program: Program) -> float:
-    """FLOPs of a step, over all devices."""
-    if isinstance(trainer, _PlainTrainer):
-        return model_flops(*trainer.shape, program.tokens, program.seq)
-    return config_flops(trainer.config, program.tokens, program.seq)
-
-
-def _trainer(program: Program, devices: Any) -> Trainer:
+def _model_trainer(program: Program, devices: Any) -> _ModelTrainer:
     config = dataclasses.replace(
         CONFIGS[program.config],
         scan=program.scan,
@@ -202,7 +218,7 @@ def _trainer(program: Program, devices: Any) -> Trainer:
         order = np.random.default_rng(program.permute).permutation(mesh.size)
         mesh = jaxhet.make_mesh(program.axes, devices=[mesh.devices.flat[i] for i in order])
     schedule = Schedule(program.learning_rate, 20, weight_decay=0.1, max_gradient_norm=1.0)
-    return Trainer(config, schedule, mesh)
+    return _ModelTrainer(config, schedule, mesh)
 
 
 def _batches(program: Program) -> Batches:

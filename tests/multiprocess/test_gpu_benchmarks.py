@@ -73,8 +73,9 @@ def test_training_is_timed_and_taken_apart(program: str, tmp_path: pathlib.Path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_losses_and_replicas_are_compared(tmp_path: pathlib.Path) -> None:
-    size = ("--config=tiny", "--layers=1", "--seq=16", "--steps=3", "--log-every=2")
+@pytest.mark.parametrize("program", ["tiny", "plain-tiny"])
+def test_losses_and_replicas_are_compared(program: str, tmp_path: pathlib.Path) -> None:
+    size = (f"--config={program}", "--layers=1", "--seq=16", "--steps=3", "--log-every=2")
     where = f"--run-dir={tmp_path}"
     written = run("gpu_parity", tmp_path, *size, where, "--dtypes=float32")
     rows = {row["system"]: row for row in written["rows"]}
