@@ -1,53 +1,27 @@
 """`jaxhet.initialize` and `jaxhet.shutdown`."""
 
 import atexit
-import collections
-import hashlib
-import importlib.metadata
-import json
 import os
 import pathlib
-import platform
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from jaxhet import (
-    _clusters,
-    _distributed,
-    _ffi,
-    _islands,
-    _log,
-    _memory,
-    _qualification,
-    _session,
-    compiler,
-)
+from jaxhet import _clusters, _distributed, _log, _memory, _session
 from jaxhet._config import Config
-from jaxhet._errors import JaxhetError, PeerError, UsageError
-from jaxhet._gpu import gpu_settings, nearby, tuning
-from jaxhet._gpu.topology_mirror import TopologyMirror
-from jaxhet._jax import compat, compiler_settings, jaxlib, programs
-from jaxhet._jax.compat import Device
-from jaxhet._job import bootstrap, coordinator, exposure
-from jaxhet._job import connector as _connector
-from jaxhet._job import listener as _listener
+from jaxhet._errors import JaxhetError, UsageError
+from jaxhet._jax import compat
+from jaxhet._job import coordinator
 from jaxhet._job import membership as _membership
 from jaxhet._job import place as _place
 from jaxhet._job.membership import Membership
-from jaxhet._job.process_info import ProcessInfo, differences_between_islands
-from jaxhet._log import LOGGER
-from jaxhet._net import credentials
-from jaxhet._net import interfaces as _interfaces
 from jaxhet._net.secret import read_secret
+from jaxhet._set_up import set_up
 from jaxhet._telemetry import metrics as _metrics
 from jaxhet._telemetry import trace as _trace
-from jaxhet._traced import jaxprs
 
 _used = threading.Event()  # this process is or was in a job
 
@@ -118,7 +92,7 @@ def initialize(
     metrics = _metrics.Metrics(config) if _metrics.are_wanted(config) else None
     membership = _join_coordinator(config, secret)
     try:
-        session = _set_up(config, secret, membership)
+        session = set_up(config, secret, membership)
         if trace is not None:
             trace.follow(session, membership)
             session.trace = trace
@@ -230,310 +204,3 @@ def _start_sidecar(config: Config, secret: bytes) -> None:
 
 # Kept so that its pipe stays open as long as this process lives.
 _sidecars: list[subprocess.Popen[str]] = []
-
-
-def _set_up(config: Config, secret: bytes, membership: Membership) -> _session.Session:
-    local_host = config.tcp_address or membership.local_address
-    process = _place.UNASSIGNED if config.process_id is None else config.process_id
-    interfaces = _interfaces.chosen(
-        config,
-        local_host,
-        lambda: nearby.interface_distances(config, compat.expected_platform()),
-    )
-    listener = _listener.Listener(
-        local_host, config.tcp_port, process, secret, interfaces=interfaces
-    )
-    engine: _ffi.Engine | None = None
-    connector: _connector.Connector | None = None
-    tuned: pathlib.Path | None = None
-    try:
-        given = credentials.given(compat.mtls_settings())
-        info = make_process_info(config, listener.address, listener.interfaces)
-        membership.join(info, config.connect_timeout_s + 5, given)
-        members = membership.members
-        config = config.placed(membership.process, len(members))
-        per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets
-        channels = bootstrap.num_channels(len(members), per_pair)
-        listener.assign(membership.process, membership.job, len(members), channels)
-        differences = differences_between_islands(members)
-        if config.process_id == 0:
-            for line in differences:
-                LOGGER.warning("%s", line)
-        if len({info.island for info in members}) > 1:
-            if config.disable:
-                raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
-            exposure.check(config, config.process_id, members, membership.coordinator_host)
-            if members[config.process_id].platform in jaxlib.GPU_PLATFORMS:
-                tuned = _prepare_gpus(config.process_id)
-            engine, connector = _start_engine(config, listener, membership)
-        session = _start_jax(config, membership, engine, listener)
-        session.compilation.connector = connector
-        session.settings_differences = tuple(differences)
-        if tuned is not None:
-            _share_tuning(session, membership, tuned)
-        if connector is None:
-            listener.close()
-        return session
-    except BaseException:
-        if engine is not None:
-            engine.close(0)
-        listener.close()
-        raise
-
-
-def _prepare_gpus(process: int) -> pathlib.Path | None:
-    """Completes XLA's flags; returns the folder for tuned kernels, if processes share them."""
-    given = os.environ.get("XLA_FLAGS", "")
-    cache = jax.config.jax_compilation_cache_dir
-    folder = gpu_settings.prepare(lambda: tuning.folder(process, cache))
-    if process == 0:
-        LOGGER.info("%s", gpu_settings.added(given, os.environ["XLA_FLAGS"]))
-    return folder
-
-
-def _share_tuning(session: _session.Session, membership: Membership, folder: pathlib.Path) -> None:
-    """Has this process load the tuned kernels of the first process with such devices, or tell."""
-    kinds: dict[int, list[str]] = {}
-    for island in session.islands:
-        for device in island.devices:
-            kinds.setdefault(device.process_index, []).append(device.device_kind)
-
-    def tuning_class(info: ProcessInfo) -> tuple[object, ...]:
-        return info.platform, kinds.get(info.process), info.versions, info.settings
-
-    mine = tuning_class(membership.members[session.process])
-    session.compilation.tuning = tuning.Tuning(
-        folder,
-        [info.process for info in membership.members if tuning_class(info) == mine],
-        session.process,
-        membership.tell_tuned,
-        session.config.tuning_timeout_s,
-        key=hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest(),
-    )
-    membership.listen_tuned(session.compilation.tuning.hear)
-
-
-def make_process_info(
-    config: Config, address: str, interfaces: Sequence[_interfaces.Interface] = ()
-) -> ProcessInfo:
-    """Description of this process for its peers.
-
-    Args:
-      config: The options.
-      address: host:port to which peers connect.
-      interfaces: Interfaces to which peers may connect for data.
-    """
-    jax_platform = compat.expected_platform()
-    pid_namespace = os.stat("/proc/self/ns/pid").st_ino
-    boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ProcessInfo(
-        process=_place.UNASSIGNED if config.process_id is None else config.process_id,
-        num_processes=config.num_processes or _place.UNASSIGNED,
-        island_process=config.island_process_id,
-        island=config.island or jax_platform,
-        is_declared=bool(config.island),
-        islands=tuple(config.islands),
-        platform=jax_platform,
-        topology=(jax_platform, jax_platform),
-        has_cpu=compat.has_cpu_backend(),
-        host=platform.node() or socket.gethostname(),
-        host_id=f"{boot_id}/{pid_namespace}/{os.getuid()}",
-        pid=os.getpid(),
-        address=config.tcp_advertise or address,
-        versions={**compat.versions(), "jaxhet": importlib.metadata.version("jaxhet")},
-        options=config.agreed(),
-        settings=compiler_settings.settings(),
-        interfaces=tuple(interface.announced() for interface in interfaces),
-    )
-
-
-def _start_engine(
-    config: Config, listener: _listener.Listener, membership: Membership
-) -> tuple[_ffi.Engine, _connector.Connector | None]:
-    """The engine, and what connects further peers, if there may be any."""
-    members = membership.members
-    refused = _qualification.refusals(config, members)
-
-    sockets, timeout_s = config.tcp_sockets, config.connect_timeout_s
-
-    def start(peers: Sequence[ProcessInfo]) -> _ffi.Engine:
-        first = bootstrap.connect_peers(listener, peers, sockets, timeout_s, membership.check)
-        return _ffi.Engine.start(config, members, first, refused)
-
-    if _connector.connects_all(config.connect, members):
-        return start(members), None
-    first = _connector.partners(config.process_id, members)
-    engine = start([members[process] for process in sorted(first)])
-
-    def open_peer(info: ProcessInfo, check: Callable[[], None]) -> None:
-        peer = bootstrap.connect_peers(
-            listener, [info], sockets, timeout_s, check, is_patient=True
-        )[info.process]
-        engine.join_peer(config, members, info.process, peer, refused.get(info.process, {}))
-
-    connector = _connector.Connector(
-        listener,
-        members,
-        first,
-        _connector.Opener(open_peer, lambda info: bootstrap.has_come(listener, info, sockets)),
-        membership,
-        timeout_s,
-    )
-    connector.start(lambda error: engine.fail(type(error).__name__, str(error)))
-    return engine, connector
-
-
-def _start_jax(
-    config: Config,
-    membership: Membership,
-    engine: _ffi.Engine | None,
-    listener: _listener.Listener,
-) -> _session.Session:
-    members = membership.members
-
-    def check() -> None:
-        membership.check()
-        if engine is not None and (error := engine.error()):
-            raise error
-
-    places = [_islands.Member(c.process, c.island, c.platform, c.host) for c in members]
-    partition = _partition(config, places)
-    if partition is not None:
-        compat.set_partition_index(partition)
-    client = compat.run_with_checks(
-        lambda: compat.connect_client(
-            membership.service_address,
-            config.num_processes,
-            config.process_id,
-            membership.credentials,
-        ),
-        check,
-    )
-    compat.bind_gloo(client, membership.local_address)
-    devices = _create_backend(client, config.process_id, members, check)
-    islands = _islands.make_islands(places, devices)
-    session = _session.Session(config, config.process_id, islands, engine, membership)
-    if engine is not None:
-        try:
-            _set_ranks(session, engine)
-            if session.island.platform in jaxlib.GPU_PLATFORMS:
-                _open_devices(session, engine, members, listener, check)
-            _bridge(session, devices)
-        except BaseException:
-            session.discard()
-            raise
-    return session
-
-
-def _partition(config: Config, places: Sequence[_islands.Member]) -> int | None:
-    """JAX's partition (slice) of this process: the user's, else its island's index.
-
-    None in a job of one island: XLA then makes a partition of each host.
-    """
-    if config.partition_index is not None:
-        return config.partition_index
-    names = _islands.names(places)
-    mine = next(place.island for place in places if place.process == config.process_id)
-    return names.index(mine) if len(names) > 1 else None
-
-
-def _create_backend(
-    client: Any, process: int, members: list[ProcessInfo], check: Callable[[], None]
-) -> list[Device]:
-    """Creates JAX's backends: all processes exchange their topologies."""
-    topologies = dict.fromkeys([("cpu", "cpu"), *(info.topology for info in members)])
-    mirror = TopologyMirror(client, members) if process == 0 else None
-
-    def check_and_unblock() -> None:
-        try:
-            check()
-            if mirror is not None:
-                mirror.check()
-        except JaxhetError:
-            compat.unblock_backend(client, topologies, range(len(members)))
-            time.sleep(0.2)
-            raise
-
-    try:
-        devices = compat.run_with_checks(jax.devices, check_and_unblock)
-    except RuntimeError as error:
-        check()
-        raise PeerError(
-            f"a backend did not start, or the processes could not exchange their devices: {error}"
-        ) from error
-    if mirror is not None:
-        mirror.finish()
-    return devices
-
-
-def _set_ranks(session: _session.Session, engine: _ffi.Engine) -> None:
-    engine.set_ranks(
-        [
-            (device.id, device.process_index, island.index, island.platform)
-            for island, device in _islands.by_rank(session.islands).values()
-        ]
-    )
-
-
-def _bridge(session: _session.Session, devices: list[Device]) -> None:
-    """Lets XLA know the engine and the passes. Last of all: XLA forgets nothing."""
-    platform = session.island.platform
-    _ffi.register_handlers(platform)
-    attribute, own = compiler.PROGRAM_ATTRIBUTE, session.compilation
-    programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, own.describe, attribute)
-    programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
-    own.own_launches()
-    compat.register_passes(own.decompose, own.bridge, platform)
-    counts = collections.Counter(d.process_index for d in devices)
-    if len(set(counts.values())) > 1:
-        compat.allow_unequal_processes()
-    compat.guard_compilation_cache(own.cache_salt, own.accept_cached, own.writes_cache)
-
-
-def _open_devices(
-    session: _session.Session,
-    engine: _ffi.Engine,
-    members: list[ProcessInfo],
-    listener: _listener.Listener,
-    check: Callable[[], None],
-) -> None:
-    """Opens this process's GPUs, and the device channels between them and all others."""
-    config = session.config
-    ranks = {rank: device for rank, (_, device) in _islands.by_rank(session.islands).items()}
-    mine = [rank for rank, d in ranks.items() if d.process_index == session.process]
-    host = members[session.process].host_id
-
-    def needs_sockets(info: ProcessInfo) -> bool:
-        shares_memory = info.host_id == host and "shm" in config.transports
-        return not shares_memory and not {"tcp", "verbs"}.isdisjoint(config.transports)
-
-    sockets = bootstrap.connect_device_channels(
-        listener,
-        {
-            (rank, other): members[device.process_index]
-            for rank in mine
-            for other, device in ranks.items()
-            if device.process_index != session.process
-            and needs_sockets(members[device.process_index])
-        },
-        len(ranks),
-        _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets,
-        config.connect_timeout_s,
-        check,
-    )
-    # XLA's other arrays will lie where these do.
-    proofs = {rank: compat.memory_on(ranks[rank], _ffi.PROOF_BYTES * len(ranks)) for rank in mine}
-    engine.open_devices(
-        session.island.platform,
-        [
-            (
-                rank,
-                ranks[rank].local_hardware_id,
-                proofs[rank].unsafe_buffer_pointer(),
-                proofs[rank].nbytes if config.zero_copy else 0,
-            )
-            for rank in mine
-        ],
-        sockets,
-        config.connect_timeout_s,
-    )

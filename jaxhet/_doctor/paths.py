@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from jaxhet import _config, _ffi, _initialize
+from jaxhet import _config, _ffi, _set_up
 from jaxhet._config import Config
 from jaxhet._doctor.report import Path
 from jaxhet._errors import JaxhetError
@@ -80,7 +80,7 @@ def _path(process: int, pair: str, ends: Sequence[socket.socket]) -> Path:
 
 
 def _infos(config: Config, pair: str) -> list[ProcessInfo]:
-    own = _initialize.make_process_info(config, "")
+    own = _set_up.make_process_info(config, "")
     hosts = [own.host_id] * 2 if pair == "same host" else ["one", "other"]
     return [dataclasses.replace(own, process=i, host_id=host) for i, host in enumerate(hosts)]
 

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxhet import _config, _ffi, _initialize, _session
+from jaxhet import _config, _ffi, _initialize, _session, _set_up
 from jaxhet._doctor import links
 from jaxhet._doctor.collect import ROOT
 from jaxhet._errors import JaxhetError, TransportError, UsageError
@@ -94,7 +94,7 @@ class _Job:
         self._listener = self._listen(session.process, self._config.tcp_port)
         if session.engine is None:  # which would have done it
             _ffi.register_handlers("cpu")
-        info = _initialize.make_process_info(self._config, self._listener.address)
+        info = _set_up.make_process_info(self._config, self._listener.address)
         self._infos = [ProcessInfo.from_json(c) for c in _gather(dataclasses.asdict(info))]
         self._transports = [t for t in self._config.transports if t in _ffi.TRANSPORTS]
         self._check: Callable[[], None] = session.raise_if_failed

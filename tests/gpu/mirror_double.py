@@ -12,7 +12,7 @@ from typing import Any
 
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
-from jaxhet import _initialize
+from jaxhet import _set_up
 from jaxhet._job.process_info import ProcessInfo
 
 NAME = "rocm"
@@ -40,12 +40,12 @@ def install(as_vendor: bool = False) -> None:
     if as_vendor:
         changes["platform"] = NAME
         xla_client.register_custom_call_handler(NAME.upper(), _register_with_cuda)
-    info = _initialize.make_process_info
+    info = _set_up.make_process_info
 
     def info_as_other(*args: Any) -> ProcessInfo:
         return dataclasses.replace(info(*args), **changes)
 
-    _initialize.make_process_info = info_as_other
+    _set_up.make_process_info = info_as_other
 
 
 def _library() -> pathlib.Path:

@@ -31,7 +31,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import TransportError, _ffi, _initialize, _session, testing
+from jaxhet import TransportError, _ffi, _session, _set_up, testing
 from jaxhet._job import listener as _listener
 from jaxhet._net import secret as _secret
 from jaxhet._net.addresses import split_address
@@ -160,10 +160,10 @@ def _open_new_engine() -> None:
     host, port = split_address(members[session.process].address)
     secret = _secret.read_secret(config)
     listener = _listen_again(host, port, session, secret)
-    engine, _ = _initialize._start_engine(config, listener, membership)
+    engine, _ = _set_up._start_engine(config, listener, membership)
     session.engine = session.compilation.engine = engine
     listener.close()
-    _initialize._set_ranks(session, engine)
+    _set_up._set_ranks(session, engine)
     for fingerprint, plan in session.compilation.plans.items():
         program = session.compilation.programs[plan.program]
         engine.register_plan(fingerprint, plan.text, program.listing())

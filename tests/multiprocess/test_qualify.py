@@ -21,7 +21,7 @@ from tests.support.scripts import Ended, job, run
 # Runs the command; before, `{change}` may make this process another one than it is.
 SCRIPT = """
 import dataclasses, os, sys
-from jaxhet import _initialize
+from jaxhet import _set_up
 from jaxhet._doctor import qualify
 me = int(os.environ.pop("TEST_PROCESS"))
 qualify.SIZES = {{8: 3, 1 << 20: 3}}
@@ -82,8 +82,8 @@ def test_launched_job_proves_every_pair(tmp_path: pathlib.Path):
 def test_other_host_refuses_shared_memory(tmp_path: pathlib.Path):
     """Process 1 pretends to be elsewhere."""
     change = """
-make_info = _initialize.make_process_info
-_initialize.make_process_info = lambda *a: dataclasses.replace(make_info(*a), host_id=f"host {me}")
+make_info = _set_up.make_process_info
+_set_up.make_process_info = lambda *a: dataclasses.replace(make_info(*a), host_id=f"host {me}")
 """
     ended, found = _qualify(tmp_path, change)
     assert [e.code for e in ended] == [0, 0], ended

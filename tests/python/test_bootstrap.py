@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jaxhet import PeerError, _config, _initialize
+from jaxhet import PeerError, _config, _set_up
 from jaxhet._errors import TransportError
 from jaxhet._job import bootstrap
 from jaxhet._job import listener as _listener_module
@@ -34,7 +34,7 @@ def _listener(process: int, job: bytes = JOB) -> Listener:
 def _info(address: str) -> ProcessInfo:
     """The description of process 0, which listens there."""
     config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
-    return _initialize.make_process_info(config, address)
+    return _set_up.make_process_info(config, address)
 
 
 def _leave(server: socket.socket) -> None:
@@ -190,7 +190,7 @@ class _Ends:
         config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
         self.infos = [
             dataclasses.replace(
-                _initialize.make_process_info(config, listener.address, listener.interfaces),
+                _set_up.make_process_info(config, listener.address, listener.interfaces),
                 process=listener.process,
             )
             for listener in self.listeners

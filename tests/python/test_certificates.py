@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-from jaxhet import _config, _initialize
+from jaxhet import _config, _set_up
 from jaxhet._errors import TransportError, UsageError
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator, membership
@@ -226,7 +226,7 @@ def _joined(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> tu
     member = membership.connect(address, SECRET, 5)
     config = _config.resolve({"process_id": 0, "num_processes": 1}, {})
     try:
-        member.join(_initialize.make_process_info(config, "127.0.0.1:9000"), 5)
+        member.join(_set_up.make_process_info(config, "127.0.0.1:9000"), 5)
     finally:
         member.leave()
         server.stop()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _ffi, _initialize, _islands
+from jaxhet import _config, _ffi, _islands, _set_up
 from jaxhet._jax import compat
 from jaxhet._job import bootstrap
 from tests.support.jobs import ROOT
@@ -74,7 +74,7 @@ def test_numbers_of_device_channels(num_gpus: int, monkeypatch: pytest.MonkeyPat
     ]
     engine: Any = types.SimpleNamespace(open_devices=lambda *_: None)
     none: Any = None
-    _initialize._open_devices(_session(num_gpus, config), engine, members, none, lambda: None)
+    _set_up._open_devices(_session(num_gpus, config), engine, members, none, lambda: None)
 
     assert opened["sockets"] == opened["pairs"] * (
         config.device_channel_sockets + _ffi.CHANNEL_MESSAGE_SOCKETS

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxhet import _config, _initialize
+from jaxhet import _config, _set_up
 from jaxhet._jax import compiler_settings
 from jaxhet._jax.compiler_settings import Difference, differences, parse_flags, settings, xla_flags
 from jaxhet._job.process_info import ProcessInfo, differences_between_islands, disagreement
@@ -21,7 +21,7 @@ X64 = "jax_enable_x64"
 
 def _info(process: int, island: str, set_to: Mapping[str, str]) -> ProcessInfo:
     options = {"process_id": process, "num_processes": 3, "island": island}
-    info = _initialize.make_process_info(_config.resolve(options, {}), "")
+    info = _set_up.make_process_info(_config.resolve(options, {}), "")
     return dataclasses.replace(info, host="host", pid=100 + process, settings=dict(set_to))
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from jaxhet import _config, _initialize
+from jaxhet import _config, _set_up
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._job.connector import Connector, Opener, connects_all, partners
 from jaxhet._job.process_info import ProcessInfo
@@ -19,7 +19,7 @@ def _members(islands: str, platform: str = "cpu") -> list[ProcessInfo]:
     found = []
     for process, island in enumerate(islands):
         given = {"process_id": process, "num_processes": len(islands), "island": island}
-        info = _initialize.make_process_info(_config.resolve(given, {}), f"127.0.0.1:{process + 1}")
+        info = _set_up.make_process_info(_config.resolve(given, {}), f"127.0.0.1:{process + 1}")
         found.append(dataclasses.replace(info, platform=platform))
     return found
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _initialize
+from jaxhet import _config, _set_up
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, UsageError
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import coordinator_process, membership
@@ -61,7 +61,7 @@ class Pair:
 
 def _info(process: int) -> ProcessInfo:
     given = {"process_id": process, "num_processes": 2, "island": f"island{process}"}
-    return _initialize.make_process_info(_config.resolve(given, {}), f"127.0.0.1:{9000 + process}")
+    return _set_up.make_process_info(_config.resolve(given, {}), f"127.0.0.1:{9000 + process}")
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def _join(terms: Terms, *options: dict[str, Any], address: str = "") -> list[Any
         member = membership.connect(address, SECRET, 5)
         config = _config.resolve(options[i], {})
         try:
-            member.join(_initialize.make_process_info(config, "127.0.0.1:9000"), 10)
+            member.join(_set_up.make_process_info(config, "127.0.0.1:9000"), 10)
             answers[i] = member.process, member.service_address.rpartition(":")[0]
         except JaxhetError as error:
             answers[i] = str(error)
@@ -275,7 +275,7 @@ def test_process_that_does_not_fit_is_told_why(
 def test_stray_process_does_not_end_a_job_that_runs(pair: Pair) -> None:
     config = _config.resolve({"island": "amd", "island_process_id": 0}, {})
     with pytest.raises(UsageError, match="the coordinator does not know how many processes"):
-        pair.stray.join(_initialize.make_process_info(config, "127.0.0.1:9000"), 5)
+        pair.stray.join(_set_up.make_process_info(config, "127.0.0.1:9000"), 5)
     time.sleep(0.2)
     assert [m.failure for m in pair.members] == [None, None]
 
@@ -335,7 +335,7 @@ def _serve(
             member = membership.connect(options.bind, b"a secret of tests", 5)
             with contextlib.suppress(JaxhetError):
                 member.join(
-                    _initialize.make_process_info(_config.resolve(given, {}), "127.0.0.1:9000"), 10
+                    _set_up.make_process_info(_config.resolve(given, {}), "127.0.0.1:9000"), 10
                 )
             member.leave()
         return code.result(20)

@@ -111,6 +111,7 @@ _ROOMS = (
     "_session",
     "_jit _mesh _paths _per_platform _plan _saving",
     "_replicas",
+    "_set_up",
     "_distributed _initialize",
     "_auto _doctor _pretended bench testing",
     "cli",

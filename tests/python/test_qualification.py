@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _ffi, _initialize
+from jaxhet import _config, _ffi, _set_up
 from jaxhet._errors import UsageError
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
@@ -31,7 +31,7 @@ def _pair(one: str, other: str, *proofs: Proof) -> PairProof:
 
 def _info(process: int, host: str) -> ProcessInfo:
     config = _config.resolve({"process_id": process, "num_processes": 3}, {})
-    info = _initialize.make_process_info(config, "")
+    info = _set_up.make_process_info(config, "")
     return dataclasses.replace(info, host=host, host_id=f"boot of {host}")
 
 

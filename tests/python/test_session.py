@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 import jaxhet
-from jaxhet import _compilation, _config, _ffi, _initialize, _islands, _session, compiler
+from jaxhet import _compilation, _config, _ffi, _islands, _session, _set_up, compiler
 from jaxhet._compilation import BridgeOptions
 from jaxhet._errors import JaxhetError, PeerError, TransportError
 from jaxhet._jax import compat, jaxlib, programs
@@ -177,11 +177,11 @@ def test_each_process_is_set_up_for_its_own_platform(
     engine = FakeEngine()
     stand_in: Any = engine
     session = _mixed_session(process, engine)
-    _initialize._set_ranks(session, stand_in)
+    _set_up._set_ranks(session, stand_in)
     members: Any = [types.SimpleNamespace(process=i, host_id="one") for i in range(3)]
     listener: Any = types.SimpleNamespace(process=process, take=lambda *_, **__: {})
-    _initialize._open_devices(session, stand_in, members, listener, lambda: None)
-    _initialize._bridge(session, list(DEVICES[::-1]))
+    _set_up._open_devices(session, stand_in, members, listener, lambda: None)
+    _set_up._bridge(session, list(DEVICES[::-1]))
     ranks = [(0, "cuda"), (0, "cuda"), (1, "rocm"), (1, "rocm")]
     assert engine.calls == [("set_ranks", ranks), ("open_devices", platform, mine, [], 60.0)]
     assert [args[2] for name, args, _ in calls if name == "register_passes"] == [platform]
@@ -217,7 +217,7 @@ def _start(
 ) -> Session:
     """The work of `initialize` in process 0 once all connections are there."""
     monkeypatch.setattr(compat, "connect_client", lambda *_: None)
-    monkeypatch.setattr(_initialize, "_create_backend", lambda *_: list(DEVICES))
+    monkeypatch.setattr(_set_up, "_create_backend", lambda *_: list(DEVICES))
     members: Any = [
         types.SimpleNamespace(process=i, island=name, platform=platform, host="a", host_id="a")
         for i, (name, platform) in enumerate(named)
@@ -235,7 +235,7 @@ def _start(
     listener: Any = types.SimpleNamespace(process=0, take=lambda *_, **__: {})
     config = _config.resolve({"process_id": 0}, environ={})
     stand_in: Any = engine
-    return _initialize._start_jax(config, membership, stand_in, listener)
+    return _set_up._start_jax(config, membership, stand_in, listener)
 
 
 def test_devices_of_a_cpu_job_are_not_opened(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxhet import _config, _initialize
+from jaxhet import _config, _set_up
 from jaxhet._net import handshake
 from jaxhet._net.channel import Channel
 from jaxhet._net.interfaces import Interface
@@ -101,7 +101,7 @@ def process_info_of(process: int) -> dict[str, Any]:
     """A sound description in a job of two processes, as JSON has it."""
     given = {"process_id": process, "num_processes": 2, "island": f"island{process}"}
     interface = Interface("eth1", ipaddress.ip_interface(f"10.0.1.{process}/24"), port=9000)
-    info = _initialize.make_process_info(
+    info = _set_up.make_process_info(
         _config.resolve(given, {}), f"127.0.0.1:{9000 + process}", [interface]
     )
     return json.loads(json.dumps(dataclasses.asdict(info)))
