@@ -29,7 +29,7 @@ struct Page {
 
 Page* MapPage() {
   void* const page = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, kPageFd, 0);
-  Expect(page != MAP_FAILED, "mmap of the shared page");
+  if (page == MAP_FAILED) ThrowErrno("mmap of the shared page");
   return static_cast<Page*>(page);
 }
 
