@@ -9,6 +9,7 @@ import pytest
 
 from jaxhet.testing import FAST_COMPILE
 from models import parity
+from models.parity_runs import ISLANDS
 
 TRAINING = ("--config=tiny", "--batch=4", "--seq=36", "--loss-chunk=7", "--log-every=2")
 ONE_FLOOR = "--permutations=1"
@@ -46,6 +47,6 @@ def test_training_over_islands_is_that_of_one_world(
     results = parity.run(parity.parse([*TRAINING, *words, ONE_FLOOR, f"--out={tmp_path}"]))
     for result in results:
         assert not result.failures, (result.run, result.failures)
-    (islands,) = (result for result in results if result.run == parity.ISLANDS)
+    (islands,) = (result for result in results if result.run == ISLANDS)
     assert islands.gradient is not None
     assert islands.gradient < 1e-4

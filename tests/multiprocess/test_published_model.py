@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from models.parity import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
+from models.parity_runs import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
 from models.records import METRICS, read_rows
 from tests.support.jobs import PYTHONPATH, ROOT
 from tests.support.small_model import SMOLLM2, needs_smollm2

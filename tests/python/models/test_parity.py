@@ -6,16 +6,17 @@ import sys
 
 import pytest
 
-from models import parity
-from models.parity import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE, parse
+from models import parity_report, parity_runs
+from models.parity import parse
+from models.parity_runs import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
 
 MESH = "data=2,model=2"
 
 
-ORIGIN = parity.Origin("0123abc", "a.txt", 1234, "ffff", cpus=2, load=0.1)
+ORIGIN = parity_report.Origin("0123abc", "a.txt", 1234, "ffff", cpus=2, load=0.1)
 
 
-def metrics(*losses: float, different: int = 0, norm: float = 2.0) -> parity.Rows:
+def metrics(*losses: float, different: int = 0, norm: float = 2.0) -> parity_runs.Rows:
     rows = [
         {"step": step, "loss": loss, "gradient_norm": norm, "tokens_per_second": 100.0 * step}
         for step, loss in enumerate(losses, start=1)
@@ -45,9 +46,9 @@ def checked(asked, reasons=None, **rows) -> dict[str, list[str]]:
     """The failures of each run that has some. All runs have equal metrics but those in `rows`."""
     runs = {run: metrics(4.0, 2.0) for run in asked.runs(MESH)}
     runs |= {name.replace("_", " "): given for name, given in rows.items()}
-    results = parity.compare(asked, MESH, runs, reasons or {})
+    results = parity_runs.compare(asked, MESH, runs, reasons or {})
     assert [result.run for result in results] == [*runs]
-    assert parity.report(asked, results, ORIGIN).count("FAILED") == sum(
+    assert parity_report.report(asked, results, ORIGIN).count("FAILED") == sum(
         bool(r.failures) for r in results
     )
     return {result.run: result.failures for result in results if result.failures}
@@ -70,7 +71,7 @@ def test_final_differences_are_those_of_the_last_step(asked):
     later = metrics(4.0, 2.0)
     later[0] |= {"loss": 4.00001, "gradient_norm": 2.0001}
     runs = dict.fromkeys(asked.runs(MESH), metrics(4.0, 2.0)) | {ISLANDS: later}
-    (islands,) = (r for r in parity.compare(asked, MESH, runs, {}) if r.run == ISLANDS)
+    (islands,) = (r for r in parity_runs.compare(asked, MESH, runs, {}) if r.run == ISLANDS)
     assert islands.largest == pytest.approx(2.5e-6)
     assert islands.gradient == pytest.approx(5e-5)
     assert islands.final == islands.gradient_final == 0
@@ -80,10 +81,10 @@ def test_report_says_what_it_was_made_of(asked, tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("a text")
     parsed = parse([f"--data={text}", f"--out={tmp_path}"])
-    origin = parity.Origin.of(parsed)
+    origin = parity_report.Origin.of(parsed)
     assert (origin.text, origin.tokens) == ("a.txt", 6)
     assert origin.digest == hashlib.sha256(b"a text").hexdigest()
-    report = parity.report(parsed, [], origin)
+    report = parity_report.report(parsed, [], origin)
     for fact in (origin.commit, origin.digest, "a.txt, 6 tokens"):
         assert fact in report
 
@@ -91,22 +92,24 @@ def test_report_says_what_it_was_made_of(asked, tmp_path):
 def test_commit_is_that_of_a_checkout(tmp_path):
     git = ["git", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
-    (tmp_path / "parity.py").write_text("1")
+    (tmp_path / "parity_report.py").write_text("1")
     commands = (["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "a"])
-    assert parity.commit(tmp_path) == "unknown (no git checkout)"  # not its file
+    assert parity_report.commit(tmp_path) == "unknown (no git checkout)"  # not its file
     for words in commands:
         subprocess.run([*git, *words], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    assert head.stdout.startswith(parity.commit(tmp_path))
-    (tmp_path / "parity.py").write_text("2")
-    assert parity.commit(tmp_path).endswith(" with changes")
+    assert head.stdout.startswith(parity_report.commit(tmp_path))
+    (tmp_path / "parity_report.py").write_text("2")
+    assert parity_report.commit(tmp_path).endswith(" with changes")
 
 
 @pytest.mark.parametrize(
     ("jobs", "load", "comparable"), [(1, 0.5, True), (1, 3.0, False), (2, 0.5, False)]
 )
 def test_speeds_beside_other_work_are_not_comparable(jobs, load, comparable):
-    report = parity.report(parse([f"--jobs={jobs}"]), [], dataclasses.replace(ORIGIN, load=load))
+    report = parity_report.report(
+        parse([f"--jobs={jobs}"]), [], dataclasses.replace(ORIGIN, load=load)
+    )
     assert ("**not comparable**" not in report) == comparable
 
 
