@@ -10,7 +10,7 @@ import itertools
 import pathlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 
 from jaxhet import _ffi, _islands, compiler
@@ -76,6 +76,7 @@ class Compilation:
       engine: The engine that gets to know the plans; None in a job that has none.
       connector: Connects the processes that a program needs; None if all are connected.
       tuning: Shares tuned kernels, on GPUs; else None.
+      over_islands: XLA's options for programs over several islands.
       plans: Fingerprint to plan.
       programs: Digest to the program as JAX traced it.
     """
@@ -92,6 +93,7 @@ class Compilation:
         self.engine = engine
         self.connector: Connector | None = None
         self.tuning: Tuning | None = None
+        self.over_islands: Mapping[str, bool | int] = {}
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}
         self._config = config
@@ -112,6 +114,11 @@ class Compilation:
         return _islands.by_rank(self._islands)
 
     # --- hooks of XLA ---
+
+    def compiler_options(self, devices: frozenset[int]) -> Mapping[str, bool | int]:
+        """XLA's options for a program on the devices with these ids."""
+        islands = {island.index for island, d in self._ranks.values() if d.id in devices}
+        return self.over_islands if len(islands) > 1 else {}
 
     def describe(self, *program: Any) -> str:
         """The digest of a program that JAX lowers; its words are kept."""

@@ -283,6 +283,9 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     attribute, own = compiler.PROGRAM_ATTRIBUTE, session.compilation
     programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, own.describe, attribute)
     programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
+    if platform in jaxlib.GPU_PLATFORMS:
+        own.over_islands = gpu_settings.over_islands(compiler_settings.xla_flags_text(os.environ))
+        programs.add_compiler_options(own.compiler_options)
     own.own_launches()
     compat.register_passes(own.decompose, own.bridge, platform)
     counts = collections.Counter(d.process_index for d in devices)

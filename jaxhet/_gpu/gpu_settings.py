@@ -40,8 +40,8 @@ REFUSED: dict[str, Refusal] = {
     ),
 }
 
-# Settings that several islands need. The user's own value stays, unless it is refused.
-_NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False, **GPU_COMPILER_OPTIONS}
+# A flag that several islands need. The user's own value stays, unless it is refused.
+_NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False}
 
 
 def prepare(
@@ -72,16 +72,29 @@ def prepare(
     return folder
 
 
+def over_islands(text: str) -> dict[str, bool | int]:
+    """XLA's options for a program over several islands, but those in the user's flags `text`.
+
+    Programs inside of an island are compiled as without jaxhet. Pure.
+    """
+    given = compiler_settings.parse_flags(text)
+    return {name: value for name, value in GPU_COMPILER_OPTIONS.items() if name not in given}
+
+
 def added(given: str, completed: str) -> str:
     """One line for the log: what was added to the user's flags, and why. Pure."""
     flags = completed.removeprefix(given).strip()
-    reasons = ["exchanges overlap with compute"]
+    why = ""
     if f"--{tuning.CACHE_FLAG}=" in flags:
-        reasons.append(
-            "of processes with equal GPUs the first one tunes kernels, and the others load its"
-            " results"
+        why = (
+            " (of processes with equal GPUs the first one tunes kernels, and the others load its"
+            " results)"
         )
-    return f"added to XLA_FLAGS: {flags or 'nothing'} ({'; '.join(reasons)})"
+    options = " ".join(_flag(*each) for each in over_islands(given).items())
+    return (
+        f"added to XLA_FLAGS: {flags or 'nothing'}{why}; to programs over islands:"
+        f" {options or 'nothing'} (exchanges overlap with compute)"
+    )
 
 
 def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) -> str:
@@ -97,11 +110,13 @@ def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) ->
                 f"XLA_FLAGS has --{name}={given[name]}: {refusal.why}; take it out in a job of"
                 " several islands"
             )
-    missing = [
-        f"--{name}={str(value).lower()}" for name, value in _NEEDED.items() if name not in given
-    ]
+    missing = [_flag(name, value) for name, value in _NEEDED.items() if name not in given]
     missing += [f"--{name}={value}" for name, value in more.items() if name not in given]
     return " ".join([text, *missing]).strip()
+
+
+def _flag(name: str, value: bool | int) -> str:
+    return f"--{name}={str(value).lower()}"
 
 
 def _warn_of_allocator(environ: Mapping[str, str]) -> None:

@@ -151,6 +151,33 @@ def guard_launches(
     unpickler.persistent_load = loaded
 
 
+def add_compiler_options(options: Callable[[frozenset[int]], Mapping[str, bool | int]]) -> None:
+    """Adds options of XLA to the compilations from now on; those that a call gives itself win.
+
+    Args:
+      options: Gets the ids of a program's devices; gives the options by name.
+
+    Raises:
+      UsageError: This JAX compiles programs in another way.
+    """
+    from jax._src import compiler
+
+    compile_program = _known(compiler, "compile_or_get_cached")
+
+    @functools.wraps(compile_program)
+    def compiled(
+        backend: Any, computation: Any, devices: Any, compile_options: Any, *args: Any, **kw: Any
+    ) -> Any:
+        given = list(compile_options.env_option_overrides)
+        names = {name for name, _ in given}
+        more = options(frozenset(device.id for device in devices.flat))
+        given += [(name, value) for name, value in more.items() if name not in names]
+        compile_options.env_option_overrides = given
+        return compile_program(backend, computation, devices, compile_options, *args, **kw)
+
+    compiler.compile_or_get_cached = compiled
+
+
 @functools.cache
 def _launch_context() -> Any:
     return jax.make_user_context(None)

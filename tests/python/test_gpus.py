@@ -14,7 +14,6 @@ from jaxhet._jax import jaxlib
 from jaxhet._launch import gpus as _gpus
 from jaxhet._launch.gpus import Gpus
 from jaxhet.cli import launch
-from jaxhet.compiler import GPU_COMPILER_OPTIONS
 
 _CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _OWN = "JAXHET_LOCAL_DEVICE_IDS"
@@ -115,18 +114,21 @@ def test_platform_needs_its_plugin_and_its_gpus(
 
 
 def test_flags_that_are_needed_are_added_and_those_of_the_user_stay() -> None:
-    limit = "--xla_gpu_experimental_parallel_collective_overlap_limit"
-    assert gpu_settings.complete("").split() == [
-        "--xla_gpu_shard_autotuning=false",
-        "--xla_gpu_enable_latency_hiding_scheduler=true",
-        f"{limit}=32",
-    ]
-    given = (
-        f'--xla_dump_to="a  b" {limit}=2 --xla_gpu_enable_latency_hiding_scheduler=false'
-        " --xla_gpu_autotune_level=4"
-    )
+    assert gpu_settings.complete("") == "--xla_gpu_shard_autotuning=false"
+    given = '--xla_dump_to="a  b" --xla_gpu_autotune_level=4'
     assert gpu_settings.complete(given) == f"{given} --xla_gpu_shard_autotuning=false"
-    assert len(GPU_COMPILER_OPTIONS) == 2
+
+
+def test_options_of_programs_over_islands_leave_those_of_the_user() -> None:
+    limit = "xla_gpu_experimental_parallel_collective_overlap_limit"
+    scheduler = "xla_gpu_enable_latency_hiding_scheduler"
+    assert gpu_settings.over_islands("--a=1") == {scheduler: True, limit: 32}
+    assert gpu_settings.over_islands(f"--{limit}=2 --{scheduler}=false") == {}
+    line = gpu_settings.added(f"--{limit}=2", gpu_settings.complete(f"--{limit}=2"))
+    assert line == (
+        "added to XLA_FLAGS: --xla_gpu_shard_autotuning=false; to programs over islands:"
+        f" --{scheduler}=true (exchanges overlap with compute)"
+    )
 
 
 @pytest.mark.parametrize(

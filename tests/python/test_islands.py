@@ -85,3 +85,14 @@ def test_processes_that_compile_a_program_are_those_of_its_devices() -> None:
         assignment.replica_device_ids.extend(ids)
         assert compilation.decompose(module.SerializeToString()) is None
     assert told == [{2}, {2, 3}, {0, 2, 3}]
+
+
+def test_programs_inside_of_an_island_are_compiled_as_without_jaxhet() -> None:
+    compilation = _compilation.Compilation(
+        _config.resolve({}, {}), 0, _make("aab", [2, 1, 2]), None, lambda: False
+    )
+    compilation.over_islands = {"option": True}
+    first, second, third = ({2048 * process, 2048 * process + 1} for process in range(3))
+    assert compilation.compiler_options(frozenset(first | second)) == {}
+    assert compilation.compiler_options(frozenset(third)) == {}
+    assert compilation.compiler_options(frozenset(second | third)) == {"option": True}

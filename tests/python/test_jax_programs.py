@@ -84,6 +84,40 @@ def test_internals_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -
         programs.watch_lowering(lambda j: [], lambda j: [], lambda *p: "", _ATTRIBUTE)
 
 
+# --- options of the compiler ---
+
+
+def test_options_reach_the_compiler_of_the_programs_that_they_are_for() -> None:
+    asked: list[frozenset[int]] = []
+
+    def options(devices: frozenset[int]) -> dict[str, bool | int]:
+        asked.append(devices)
+        return {"xla_no_such_option": True} if len(asked) == 1 else {}
+
+    programs.add_compiler_options(options)
+    x = jax.device_put(np.ones(3), jax.devices()[-1])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        jax.jit(lambda x: x * 5)(x)
+    assert jax.jit(lambda x: x * 7)(x)[0] == 7
+    assert set(asked) == {frozenset({jax.devices()[-1].id})}
+
+
+def test_options_of_a_call_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    compile_program = compiler.compile_or_get_cached
+
+    def spied(backend: Any, computation: Any, devices: Any, options: Any, *args: Any) -> Any:
+        seen.append(dict(options.env_option_overrides))
+        return compile_program(backend, computation, devices, options, *args)
+
+    monkeypatch.setattr(compiler, "compile_or_get_cached", spied)
+    scheduler, level = "xla_gpu_enable_latency_hiding_scheduler", "xla_gpu_autotune_level"
+    programs.add_compiler_options(lambda devices: {scheduler: True, level: 3})
+    jax.jit(lambda x: x * 5, compiler_options={scheduler: False})(1.0)
+    jax.jit(lambda x: x * 7)(1.0)
+    assert seen == [{scheduler: False, level: 3}, {scheduler: True, level: 3}]
+
+
 # --- launches ---
 
 
