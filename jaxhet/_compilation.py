@@ -271,6 +271,7 @@ class Compilation:
             platform=cast(Literal["cpu", "cuda", "rocm"], self._island.platform),
             process=self._process,
             session=self.engine.session if self.engine else 0,
+            has_one_platform=len({island.platform for island in self._islands}) == 1,
         )
 
     def _options(self) -> compiler.Options:

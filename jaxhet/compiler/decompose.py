@@ -58,7 +58,7 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
             ]
     collectives.check(parsed, crossing, job)
     plan.check_program(parsed)
-    crossing = identity.assign(crossing)
+    crossing = identity.assign(crossing, job)
     crossing = scatter.to_reduce_scatters(crossing, job, _is_flat(job, options))
     if job.is_gpu and options.bucket_bytes:  # on CPUs, XLA has put together what it likes
         crossing = bucket.bucket_all_reduces(crossing, options.bucket_bytes)

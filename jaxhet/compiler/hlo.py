@@ -372,58 +372,6 @@ class Computation:
         return itertools.filterfalse(done.__contains__, ids)
 
 
-# Instructions without side effects: done twice, they give the same value.
-_PURE = frozenset(
-    [
-        "bitcast",
-        "broadcast",
-        "concatenate",
-        "constant",
-        "convert",
-        "copy",
-        "fusion",
-        "get-tuple-element",
-        "pad",
-        "parameter",
-        "reshape",
-        "slice",
-        "transpose",
-    ]
-)
-
-
-def is_same_value(one: Computation, a: Instruction, other: Computation, b: Instruction) -> bool:
-    """Whether two arrays are certain to be equal: the same pure instructions on the same array.
-
-    Args:
-      one: The computation of `a`.
-      a: The one array.
-      other: The computation of `b`.
-      b: The other array.
-    """
-    if one is other and a.id == b.id:
-        return True
-    if a.opcode not in _PURE or _without_names(a) != _without_names(b):
-        return False
-    if len(a.operand_ids) != len(b.operand_ids):
-        return False
-    operands = zip(one.operands(a), other.operands(b), strict=True)
-    bodies = zip(one.called(a), other.called(b), strict=True)
-    return all(is_same_value(one, x, other, y) for x, y in operands) and all(
-        is_same_value(x, x.root, y, y.root) for x, y in bodies
-    )
-
-
-def _without_names(instruction: Instruction) -> bytes:
-    """Serialized instruction without names and ids, so that equal operations give equal bytes."""
-    copy = Instruction()
-    copy.CopyFrom(instruction)
-    for field in ("id", "name", "metadata", "operand_ids", "control_predecessor_ids"):
-        copy.ClearField(field)
-    copy.called_computation_ids[:] = [0] * len(copy.called_computation_ids)
-    return copy.SerializeToString(deterministic=True)
-
-
 class Module:
     """A module, parsed."""
 

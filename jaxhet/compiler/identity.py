@@ -7,12 +7,13 @@ from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo, order
 from jaxhet.compiler.collectives import Collective, Identity
 from jaxhet.compiler.hlo import Instruction
+from jaxhet.compiler.options import Job
 
 # The order of their operands is the order in which a compiler has put them together.
 _COMBINED = ("all-gather", "all-reduce", "reduce-scatter")
 
 
-def assign(crossing: Sequence[Collective]) -> list[Collective]:
+def assign(crossing: Sequence[Collective], job: Job) -> list[Collective]:
     """The same collectives with their identities; operands of combined ones in program order.
 
     Raises:
@@ -23,11 +24,11 @@ def assign(crossing: Sequence[Collective]) -> list[Collective]:
         by_computation.setdefault(collective.computation.id, []).append(collective)
     identities: dict[int, list[Identity]] = {}
     for collectives in by_computation.values():
-        identities |= _of_computation(collectives)
+        identities |= _of_computation(collectives, job)
     return [_in_order(c, identities[c.instruction.id]) for c in crossing]
 
 
-def _of_computation(collectives: Sequence[Collective]) -> dict[int, list[Identity]]:
+def _of_computation(collectives: Sequence[Collective], job: Job) -> dict[int, list[Identity]]:
     """Instruction id to the identities of its operands, for the collectives of a computation."""
     computation = collectives[0].computation
     computation.sort()
@@ -42,7 +43,7 @@ def _of_computation(collectives: Sequence[Collective]) -> dict[int, list[Identit
             )
             found[instruction.id].append(identity)
             alike.setdefault((identity, groups), []).append((instruction.id, place, node))
-    flow = order.Dataflow(computation)
+    flow = order.Dataflow(computation, job.has_one_platform)
     for (identity, _), entries in alike.items():
         marks = order.tell_apart(computation, [node for _, _, node in entries], flow)
         for (instruction_id, place, _), mark in zip(entries, marks, strict=True):

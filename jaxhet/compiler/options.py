@@ -22,6 +22,8 @@ class Job:
       platform: Platform that modules are compiled for; selects the form of the exchanges.
       process: Index of this process.
       session: Key of the live engine; the exchange calls carry it.
+      has_one_platform: Whether all islands have this platform. One compiler then writes all
+        modules, and what it makes of an operation may tell two collectives apart.
     """
 
     device_ids: tuple[int, ...]
@@ -29,6 +31,7 @@ class Job:
     platform: Literal["cpu", "cuda", "rocm"] = "cpu"
     process: int = 0
     session: int = 0
+    has_one_platform: bool = False
 
     @property
     def is_gpu(self) -> bool:

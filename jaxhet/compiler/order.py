@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from jaxhet._errors import UsageError
-from jaxhet.compiler import hlo
+from jaxhet.compiler import hlo, values
 
 # How many operations that take time come before, then the numbers of the equation and of those that
 # it is inside of, from the outermost one.
@@ -53,10 +53,15 @@ def for_people(path: str) -> str:
 
 
 class Dataflow:
-    """How the instructions of one computation depend on each other; they are sorted."""
+    """How the instructions of one computation depend on each other; they are sorted.
 
-    def __init__(self, computation: hlo.Computation):
+    Attributes:
+      has_one_compiler: Whether one compiler writes the modules of all islands.
+    """
+
+    def __init__(self, computation: hlo.Computation, has_one_compiler: bool = False):
         self._computation = computation
+        self.has_one_compiler = has_one_compiler
         self._needs: dict[tuple[int, ...], dict[int, int]] = {}
 
     @functools.cached_property
@@ -84,6 +89,16 @@ class Dataflow:
             for operand in i.operand_ids:
                 outputs[operand] |= outputs[i.id]
         return outputs
+
+    @functools.cached_property
+    def code(self) -> Mapping[int, bytes]:
+        """Instruction id to a digest of the instructions that give its value."""
+        return values.code(self._computation)
+
+    @functools.cached_property
+    def certain(self) -> Mapping[int, bytes]:
+        """Instruction id to a digest; two arrays of one digest are certain to be equal."""
+        return values.certain(self._computation)
 
     def needs(self, ids: Sequence[int]) -> Mapping[int, int]:
         """Instruction id to the set, as bits, of those in `ids` that it waits for."""
@@ -208,8 +223,9 @@ def tell_apart(
     results of one operation they take. Else the inputs and outputs of the computation that they are
     connected with, and the equations next to them. A compiler that simplifies removes connections
     and adds none, so that it can't give one node the connections of another and vice versa; where
-    two compilers see different ones, the marks and so the plans differ. Nodes that take the
-    same array give the same result, and need no mark: XLA's partitioner gathers some arrays twice.
+    two compilers see different ones, the marks and so the plans differ. Where one compiler writes
+    all modules, last of all the instructions that give the operand. Nodes that take the same array
+    give the same result, and need no mark: XLA's partitioner gathers some arrays twice.
 
     Raises:
       UsageError: Two of them can't be told apart: their data could be swapped.
@@ -227,30 +243,47 @@ def tell_apart(
     elements = [_element(computation, node.operand) for node in nodes]
     if None not in elements and len(set(elements)) == len(nodes):
         return tuple(f"#{element}" for element in elements)
-    marks = tuple(
-        "#" + _digest(f"{count} {_surroundings(computation, node, flow)}")
+    texts = [
+        f"{count} {_surroundings(computation, node, flow)}"
         for count, node in zip(counts, nodes, strict=True)
-    )
-    by_mark: dict[str, Node] = {}
-    for node, mark in zip(nodes, marks, strict=True):
-        other = by_mark.setdefault(mark, node)
-        if other is not node and not _takes_the_same(computation, other, node):
-            raise UsageError(_message(computation.module, other, node))
-    return marks
+    ]
+    alike = _alike(nodes, texts, computation, flow)
+    if alike and flow.has_one_compiler:
+        texts = [
+            f"{text} {flow.code[node.operand.id].hex()}"
+            for node, text in zip(nodes, texts, strict=True)
+        ]
+        alike = _alike(nodes, texts, computation, flow)
+    if alike:
+        raise UsageError(_message(computation.module, *alike))
+    return tuple(f"#{_digest(text)}" for text in texts)
 
 
-def _takes_the_same(computation: hlo.Computation, one: Node, other: Node) -> bool:
+def _alike(
+    nodes: Sequence[Node], texts: Sequence[str], computation: hlo.Computation, flow: Dataflow
+) -> tuple[Node, Node] | None:
+    """Two nodes of the same text that can give different results, if there are any."""
+    by_text: dict[str, Node] = {}
+    for node, text in zip(nodes, texts, strict=True):
+        other = by_text.setdefault(text, node)
+        if other is not node and not _takes_the_same(computation, other, node, flow):
+            return other, node
+    return None
+
+
+def _takes_the_same(computation: hlo.Computation, one: Node, other: Node, flow: Dataflow) -> bool:
     """Whether two nodes that look alike are certain to give the same result."""
     operands = [
         computation.operands(n.instruction) if n.operand is n.instruction else [n.operand]
         for n in (one, other)
     ]
     calls = one.instruction.called_computation_ids or other.instruction.called_computation_ids
+    is_one = one.instruction.id == other.instruction.id  # two operands of it, and one reducer
     return (
-        not calls
+        (is_one or not calls)
         and len(operands[0]) == len(operands[1])
         and all(
-            hlo.is_same_value(computation, a, computation, b)
+            a.id == b.id or flow.certain.get(a.id, a.id) == flow.certain.get(b.id, b.id)
             for a, b in zip(*operands, strict=True)
         )
     )

@@ -161,6 +161,26 @@ def process_local_data() -> Any:
     return shards(array), float(jax.jit(jnp.sum)(array))
 
 
+@named
+def several_exchanges_of_one_operation() -> Any:
+    """XLA's partitioner makes several collectives of one operation, and joins equal ones."""
+    row = put(np.arange(48, dtype=np.int32), P(("x", "y")))
+    moved: list[jax.Array] = [
+        jax.jit(lambda a: jax.lax.associative_scan(jnp.maximum, a))(row),
+        jax.jit(lambda a: jnp.pad(a, 3, mode="wrap"))(row),
+        *jax.jit(lambda a: (a.sum(), a.sum(), (a * 1).sum()))(row),
+    ]
+    for function in (
+        lambda a: jnp.concatenate([a, a * 2, a], 1),
+        lambda a: jnp.block([[a, a], [a, a]]),
+        lambda a: jnp.pad(a, 2, mode="wrap"),
+        lambda a: jnp.pad(a, 2, mode="symmetric"),
+    ):
+        for spec in (P("x", "y"), P("y", "x"), P(None, ("x", "y"))):
+            moved.append(jax.jit(function)(put(values(24, 12), spec)))
+    return [shards(array) for array in moved]
+
+
 # Meshes that JAX makes
 
 

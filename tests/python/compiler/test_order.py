@@ -1,5 +1,6 @@
 """The plan: the order of the program's equations, whatever a compiler made of them."""
 
+import dataclasses
 import re
 
 import pytest
@@ -297,6 +298,77 @@ def test_exchanges_that_nothing_tells_apart_are_refused():
     for job in (_JOB, hlo_text.job(0, 1, platform="cuda")):
         with pytest.raises(UsageError, match=words):
             _plan(_module(body), job)
+
+
+def _one_platform(platform: str) -> Job:
+    return dataclasses.replace(hlo_text.job(0, 1, platform=platform), has_one_platform=True)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("s", "t"), ("t", "s"), ("c", "d")],
+    ids=["opcodes", "turned", "constants"],
+)
+def test_one_compiler_tells_exchanges_apart_by_their_operands(
+    first: str, second: str, platform: str
+):
+    """XLA's partitioner makes such modules of jnp.concatenate, jnp.pad and associative scans."""
+    data = _module(f"""
+  p = f32[4] parameter(0)
+  s = f32[4] sine(p)
+  t = f32[4] cosine(p)
+  one = f32[4] constant({{1, 1, 1, 1}})
+  two = f32[4] constant({{1, 1, 1, 2}})
+  c = f32[4] add(p, one), metadata={{op_name="c"}}
+  d = f32[4] add(p, two), metadata={{op_name="d"}}
+  same = f32[4] sine(p)
+  {all_reduce("a", first, path="e3d0/psum")}
+  {all_reduce("b", second, path="e3d0/psum")}
+  quotient = f32[4] divide(a, b)
+  ROOT r = f32[4] add(quotient, same)
+""")
+    job = _one_platform(platform)
+    expected, moved = _plan(data, job, bucket_bytes=0), feeding(data, job, _ALONE)
+    assert sorted(moved) == sorted(
+        [[{"s": "sine", "t": "cosine"}.get(x, x)] for x in (first, second)]
+    )
+    assert len({e.line for e in expected.exchanges}) == 2
+    for seed in range(10):
+        other = shuffled(data, seed)
+        assert feeding(other, job, _ALONE) == moved
+        assert _plan(other, job, bucket_bytes=0).text == expected.text
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_exchanges_whose_operands_only_chance_tells_apart_are_refused(platform: str):
+    """Two calls of one generator of random numbers."""
+    body = f"""
+  low = f32[] constant(0)
+  high = f32[] constant(1)
+  s = f32[4] rng(low, high), distribution=rng_uniform
+  t = f32[4] rng(low, high), distribution=rng_uniform
+  {all_reduce("a", "s", path="e3d0/psum")}
+  {all_reduce("b", "t", path="e3d0/psum")}
+  ROOT r = f32[4] divide(a, b)
+"""
+    with pytest.raises(UsageError, match="nothing in the program tells one from the other"):
+        _plan(_module(body), _one_platform(platform))
+
+
+@pytest.mark.parametrize("operands", ["s, s, s", "s, t, u"])
+def test_sums_of_equal_arrays_need_no_mark(operands: str):
+    """XLA makes one collective of `a.sum(), a.sum(), (a * 1).sum()`, with one array as operands."""
+    data = _module(f"""
+  p = f32[4] parameter(0)
+  s = f32[4] sine(p)
+  t = f32[4] sine(p)
+  u = f32[4] sine(p)
+  ROOT r = (f32[4], f32[4], f32[4]) all-reduce({operands}), channel_id=1,
+    replica_groups={{{{0,1}}}}, use_global_device_ids=true, to_apply=sum,
+    metadata={{op_name="(e0d0/sum:e1d0/sum:e3d0/sum)"}}
+""")
+    assert {name for names in feeding(data, _JOB, _ALONE) for name in names} == {"sine"}
 
 
 def _gathered_twice(first: str, second: str) -> bytes:
