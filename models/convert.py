@@ -1,4 +1,4 @@
-"""Converts models between Hugging Face's folders and checkpoints of JAX: `--help` says how.
+"""Conversion of models between Hugging Face's folders and checkpoints of JAX.
 
     python -m models.convert import Llama-3.2-1B checkpoint
     python -m models.convert export checkpoint Llama-3.2-1B-tuned
@@ -168,7 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command.add_argument("source", type=Path, help="folder, run or GGUF file to read")
         command.add_argument("target", type=Path, help="folder to make")
         command.add_argument(
-            "--mesh", default="fsdp=-1", help="axes to split parameters over; -1: all devices"
+            "--mesh",
+            default="fsdp=-1",
+            help="mesh axes that parameters are split over; -1: all devices",
         )
         if name == "import":
             command.add_argument(

@@ -28,6 +28,7 @@ from models.llama import Llama
 from models.pretrain import in_job, parse_mesh
 from models.sharding import BATCH, SEQUENCE, constrain, free_axes
 from models.text import Codec, find_tokenizer
+from models.usage import HelpFormatter
 
 PROGRAM = "python -m models.generate"
 
@@ -262,8 +263,8 @@ def _ends(folder: Path) -> set[int]:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Continue texts with a model of Hugging Face's.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Continue texts with a model in Hugging Face's format.",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument(
         "folder",
@@ -272,16 +273,29 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("texts", nargs="+", help="texts to continue")
     parser.add_argument(
-        "--tokens", action="store_true", help="texts and results are numbers of tokens, as 1,15,7"
+        "--tokens", action="store_true", help="read and print token numbers, for example 1,15,7"
     )
     parser.add_argument("--number", type=int, default=64, help="new tokens of each text")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
-    parser.add_argument("--top-p", type=float, default=1.0, help="probability to choose among")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="temperature of the sampling; 0: the likeliest token",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample among the likeliest tokens that have this probability together",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of random choices")
     parser.add_argument(
-        "--mesh", help="axes, as model=2; -1: all devices; None: one device, or data=-1 in a job"
+        "--mesh",
+        help="mesh axes, such as model=2; -1: all devices; default: one device, in a job data=-1",
     )
-    parser.add_argument("--dtype", choices=(*DTYPES,), help="type to compute in; None: the model's")
+    parser.add_argument(
+        "--dtype", choices=(*DTYPES,), help="type to compute in; default: the model's"
+    )
     return parser.parse_args(arguments)
 
 

@@ -11,6 +11,7 @@ import yaml
 from models.attention import ATTENTIONS
 from models.configs import CONFIGS, DTYPES, REMAT
 from models.data import ORDERS
+from models.usage import HelpFormatter
 
 PROGRAM = "python -m models.pretrain"
 # File with the options of a run, in its folder; `--config-file` reads it.
@@ -29,22 +30,31 @@ class Options:
     init_from: str | None = _option(
         None, "Hugging Face's folder, or a GGUF file, with config and parameters to start from"
     )
-    steps: int = _option(200, "steps in all, those before a resume included")
+    steps: int = _option(200, "number of steps, including the steps before a resume")
     seed: int = _option(0, "seed of parameters and batches")
     batch: int = _option(16, "rows in a batch, over all devices")
     seq: int = _option(128, "positions in a row, in tokens")
-    mesh: str = _option("data=-1,model=1", "axes, outer one first; -1: all devices that are left")
-    stages: str | None = _option(None, "layers of each pipeline stage, as 3,1; default: equal")
-    microbatches: int = _option(4, "parts of a batch that go through the stages")
+    mesh: str = _option(
+        "data=-1,model=1",
+        "mesh axes and their sizes, the outer axis first; -1: all devices that are left",
+    )
+    stages: str | None = _option(
+        None, "layers of each pipeline stage, for example 3,1; default: equally many"
+    )
+    microbatches: int = _option(
+        4, "parts of a batch that pass through the stages one after the other"
+    )
     accumulate: int = _option(1, "parts of a batch that are computed one after the other")
     permute: int = _option(0, "seed of another order of devices and rows; 0: the usual order")
     data: str | None = _option(
         None,
-        "text, .jsonl or .parquet file, or a folder of models.tokenize; or a text of Python's own:"
-        " language-reference (default), or standard-library (some 20 times as long)",
+        "text, .jsonl or .parquet file, or a folder made by models.tokenize; or a text that is in"
+        " every Python: language-reference (default) or standard-library (some 20 times as long)",
     )
     tokenizer: str | None = _option(
-        None, "tokenizer.json or GGUF file for a file of --data; default: --init-from's, or bytes"
+        None,
+        "tokenizer.json or GGUF file, for a file of --data; default: the tokenizer of --init-from,"
+        " or bytes",
     )
     order: str = _option(
         "windows",
@@ -60,7 +70,8 @@ class Options:
     run_dir: str = _option("runs/pretrain", "folder for results, shared by all processes")
     resume: str = _option(
         "never",
-        "auto: go on from the newest checkpoint in the run folder, if any; --resume alone is auto",
+        "auto: continue from the newest checkpoint in the run folder, if there is one; --resume"
+        " without a value is auto",
         nargs="?",
         const="auto",
         choices=("auto", "never"),
@@ -74,7 +85,9 @@ class Options:
     )
     cosine_steps: int = _option(0, "step at which the cosine ends; 0: --steps")
     weight_decay: float = _option(0.1, "decoupled weight decay")
-    max_gradient_norm: float = _option(1.0, "a larger global norm of gradients is scaled to this")
+    max_gradient_norm: float = _option(
+        1.0, "largest global norm of gradients; larger ones are scaled down to it"
+    )
     dtype: str | None = _option(
         None, "type to compute in; default: the config's", choices=(*DTYPES,)
     )
@@ -90,27 +103,28 @@ class Options:
     )
     remat: str | None = _option(
         None,
-        "what a block keeps for the backward pass (none: all); default: the config's",
+        "activations of a block that are computed again in the backward pass: none, all (full), or"
+        " all but products with parameters (dots); default: the config's",
         choices=(*REMAT,),
     )
     loss_chunk: int | None = _option(
-        None, "positions whose logits are held at a time, 0: all; default: the config's"
+        None, "positions whose logits are in memory at a time; 0: all; default: the config's"
     )
     update: str = _option(
         "auto",
-        "where a parameter's update is computed: on each of its replicas, or each part of it on one"
-        " device; auto: sharded if islands are unlike (jaxhet.unlike_islands)",
+        "place where a parameter is updated: on each of its replicas (replicated), or each part on"
+        " one device (sharded); auto: sharded if islands are unlike (jaxhet.unlike_islands)",
         choices=("auto", "sharded", "replicated"),
     )
     on_difference: str = _option(
-        "warn", "what to do when replicas differ at a log line", choices=("warn", "sync", "raise")
+        "warn", "reaction to replicas that differ at a log line", choices=("warn", "sync", "raise")
     )
     log_every: int = _option(10, "steps between two log lines")
     peak_flops: float | None = _option(
-        None, "operations per second of a device, for mfu; default: from a table, if it is there"
+        None, "peak FLOP/s of a device, for mfu; default: from a table of known devices"
     )
     tensorboard: bool = _option(
-        False, "write metrics as scalars for TensorBoard, too (needs tensorboardX)"
+        False, "also write the metrics as scalars for TensorBoard (needs tensorboardX)"
     )
     digest: bool = _option(False, "write digests of all parameters at each logged step")
 
@@ -167,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Pretrain a LLaMA or Qwen on text.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--config-file", help="YAML with any of these options, by their names")
     for field in dataclasses.fields(Options):

@@ -110,23 +110,33 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
     )
 
     def add(name: str, default: Any, text: str, **how: Any) -> None:
-        told = "" if default is None else " (%(default)s)"
+        told = "" if default is None else " (default: %(default)s)"
         parser.add_argument(name, default=default, help=text + told, **how)
 
-    add("--meshes", ["data=-1"], "axes, outer one first", nargs="+")
-    add("--islands", 2, "islands, of one process each", type=int)
+    add(
+        "--meshes",
+        ["data=-1"],
+        "meshes to train on: axes and sizes, the outer axis first",
+        nargs="+",
+    )
+    add("--islands", 2, "number of islands, each of one process", type=int)
     add("--devices", 2, "devices of each island", type=int)
-    add("--platform", "cpu", "of all processes", choices=UNLIKE_FLAGS)
+    add("--platform", "cpu", "platform of all processes", choices=UNLIKE_FLAGS)
     add(
         "--unlike",
         None,
-        "XLA_FLAGS of the last of unlike islands (some that change the platform's"
-        " arithmetic); empty: no such run",
+        "XLA_FLAGS of the last of unlike islands; default: flags that change the platform's"
+        " arithmetic; empty: no such run",
     )
-    add("--tolerance", None, "largest relative difference of losses (by --dtype)", type=float)
-    add("--dtype", "float32", "to compute in", choices=TOLERANCES)
-    add("--steps", 300, "of each run", type=int)
-    add("--learning-rate", 3e-4, "after the warm-up", type=float)
+    add(
+        "--tolerance",
+        None,
+        "largest allowed relative difference of losses; default: by --dtype",
+        type=float,
+    )
+    add("--dtype", "float32", "type to compute in", choices=TOLERANCES)
+    add("--steps", 300, "steps of each run", type=int)
+    add("--learning-rate", 3e-4, "learning rate after the warm-up", type=float)
     add("--log-every", 50, "steps between comparisons of replicas", type=int)
     add(
         "--permutations",
@@ -135,7 +145,7 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
         " noise floor; each takes the time of one run",
         type=int,
     )
-    add("--jobs", 1, "runs at the same time; tokens/s are then too low", type=int)
+    add("--jobs", 1, "runs at the same time; with more than 1, tokens/s are too low", type=int)
     add("--out", Path("runs/parity"), "folder of the report and the runs", type=Path)
     given, rest = parser.parse_known_args(arguments)
     if given.jobs < 1:

@@ -53,7 +53,7 @@ class Origin:
 
 
 def commit(folder: Path = Path(__file__).parent) -> str:
-    """The commit of the checkout that `folder` and its this file are part of."""
+    """The commit of the checkout that `folder` and this file are part of."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]

@@ -27,6 +27,7 @@ from models.llama import Llama
 from models.pretrain import parse_mesh
 from models.sharding import activation_sharding, batch_axes
 from models.text import find_tokenizer
+from models.usage import HelpFormatter
 
 PROGRAM = "python -m models.perplexity"
 
@@ -114,20 +115,20 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Measure how well a model predicts a text.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
 
     def add(name: str, default: Any, text: str, **how: Any) -> None:
         parser.add_argument(name, default=default, help=text, **how)
 
     parser.add_argument("folder", type=Path, help="Hugging Face's folder, or a GGUF file")
-    add("--data", None, "as models.pretrain takes it; None: Python's language reference")
-    add("--tokenizer", None, "tokenizer.json or GGUF file; None: the model's, else bytes")
+    add("--data", None, "data, as for models.pretrain; default: Python's language reference")
+    add("--tokenizer", None, "tokenizer.json or GGUF file; default: the model's, else bytes")
     add("--tokens", 0, "first tokens of the data that are used; 0: all", type=int)
     add("--seq", 512, "positions in a row, in tokens", type=int)
     add("--batch", 4, "rows that are computed together", type=int)
-    add("--mesh", None, "axes, as model=2; -1: all devices; None: one device")
-    add("--dtype", None, "type to compute in; None: the model's", choices=(*DTYPES,))
+    add("--mesh", None, "mesh axes, for example model=2; -1: all devices; default: one device")
+    add("--dtype", None, "type to compute in; default: the model's", choices=(*DTYPES,))
     options = parser.parse_args(arguments)
     if min(options.seq, options.batch) < 1 or options.tokens < 0:
         parser.error("--seq and --batch must be at least 1, and --tokens at least 0")

@@ -16,9 +16,9 @@ from models import scalars
 from models.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
 
-# Steps that may be under way at once. XLA's CPU client takes 32 runs for each device; when a loop
-# starts more, the waiting launches take the threads that the collectives of earlier runs need, and
-# XLA ends the process after 40 s.
+# Steps that may be in flight at once. XLA's CPU client accepts 32 runs for each device. When a loop
+# starts more, waiting launches occupy the threads that collectives of earlier runs need, and XLA
+# ends the process after 40 s.
 _STEPS_AHEAD = 16
 
 # Largest exponent of e in a float.
@@ -54,8 +54,9 @@ class Settings:
 class Reporter:
     """Reports on one run: console, metrics and plot from process 0, digests from every process.
 
-    The host waits for the devices only every `log_every` steps, so that it can prepare a step while
-    the one before is under way; figures of time are means over such a window.
+    The host waits for the devices every `log_every` steps, and otherwise only for the step 16 steps
+    earlier, so that it can prepare a step while others run; figures of time are means over such a
+    window of `log_every` steps.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -88,7 +89,7 @@ class Reporter:
     def step(self, measures: dict[str, jax.Array]) -> bool:
         """Takes note of one more step; returns whether it is time to `report`.
 
-        Waits for the step 16 before it.
+        First waits until the step that was started 16 steps earlier has ended.
         """
         self._window.append(measures)
         if len(self._window) > _STEPS_AHEAD:

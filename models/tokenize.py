@@ -8,6 +8,7 @@ from pathlib import Path
 
 from models import shards
 from models.text import FIELD, Tokenizer, documents
+from models.usage import HelpFormatter
 
 PROGRAM = "python -m models.tokenize"
 
@@ -35,12 +36,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Tokenize text, .jsonl and .parquet files for models.pretrain --data FOLDER.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
-    parser.add_argument("files", nargs="+", type=Path, help="text, .jsonl or .parquet")
+    parser.add_argument("files", nargs="+", type=Path, help="text, .jsonl or .parquet files")
     parser.add_argument("--out", type=Path, required=True, help="new folder for the shards")
     parser.add_argument("--tokenizer", help="tokenizer.json or GGUF file; default: bytes")
-    parser.add_argument("--end-token", help="token after each document; default: a usual one")
+    parser.add_argument(
+        "--end-token", help="token after each document; default: the tokenizer's usual one"
+    )
     parser.add_argument("--field", default=FIELD, help="member or column that holds the text")
     parser.add_argument("--shard-tokens", type=int, default=1 << 27, help="tokens of a shard")
     options = parser.parse_args(arguments)
