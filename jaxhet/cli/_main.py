@@ -180,7 +180,7 @@ def coordinator(
         ),
     ] = None,
 ) -> None:
-    """Serve one job: collect its processes, compare their plans, report failures.
+    """Serve one job: collect its processes, check that they agree, report failures.
 
     Processes need its address in JAXHET_COORDINATOR_ADDRESS, JAXHET_LAUNCHED=1, and the same
     secret as the coordinator in JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE. With --islands the

@@ -102,8 +102,10 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
             movement.all_to_all(lowering, split)
         case "collective-permute":
             movement.permute(lowering)
-        case _:
+        case "collective-broadcast":
             movement.broadcast(lowering)
+        case _:
+            raise AssertionError(f"{opcode} has no lowering")
 
 
 def _is_flat(job: Job, options: Options) -> bool:

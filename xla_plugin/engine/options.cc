@@ -27,7 +27,7 @@ Place AtVerbs(Options& options) {
   return &(options.verbs.*Member);
 }
 
-constexpr std::array<Option, 19> kOptions = {{
+constexpr auto kOptions = std::to_array<Option>({
     {"heartbeat_ms", &At<&Options::heartbeat_ms>},
     {"peer_timeout_ms", &At<&Options::peer_timeout_ms>},
     {"deadline_ms", &At<&Options::deadline_ms>},
@@ -47,7 +47,7 @@ constexpr std::array<Option, 19> kOptions = {{
     {"verbs_service_level", &AtVerbs<&verbs::Options::service_level>},
     {"verbs_timeout", &AtVerbs<&verbs::Options::timeout>},
     {"verbs_retries", &AtVerbs<&verbs::Options::retries>},
-}};
+});
 
 std::string Names() {
   std::string names;

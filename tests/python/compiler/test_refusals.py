@@ -3,7 +3,7 @@
 import pytest
 
 from jaxhet._errors import UsageError
-from jaxhet.compiler import Options, decompose
+from jaxhet.compiler import Options, collectives, decompose
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce
 
@@ -52,6 +52,20 @@ def test_what_cannot_cross_is_refused_with_op_groups_source_and_advice():
         " (jaxhet.make_mesh orders devices so that the last axes do not cross), or write it with"
         " jax.lax.all_to_all of equal parts."
     )
+
+
+def test_collective_without_a_lowering_is_no_broadcast(monkeypatch: pytest.MonkeyPatch):
+    """Steps 1 and 3 of "Add a collective" in CONTRIBUTING.md."""
+    monkeypatch.delitem(collectives._INSIDE_ONLY, "ragged-all-to-all")
+    body = """
+      p = f32[4] parameter(0)
+      q = s32[2] parameter(1)
+      ROOT r = f32[4] ragged-all-to-all(p, p, q, q, q, q), channel_id=1,
+        replica_groups={{0,2},{1,3}}, metadata={op_name="jit(f)/e0/ragged"}
+    """
+    module = hlo_text.module(hlo_text.entry(body, SUM), list(range(4)))
+    with pytest.raises(AssertionError, match="ragged-all-to-all has no lowering"):
+        decompose(module, _FOUR, Options())
 
 
 def test_unknown_reducer_is_refused():
