@@ -240,6 +240,24 @@ def test_cells_of_tables_begin_with_a_noun_phrase_or_a_verb(document: str):
     assert not [cell for cell in cells if _BEGINS_BADLY.match(_capitalized(cell))]
 
 
+@pytest.mark.parametrize("document", [*_DOCUMENTS, "tools/bazel/README.md"])
+def test_rows_of_tables_have_as_many_cells_as_their_heading(document: str):
+    wrong, cells = [], 0
+    for line in _prose(document).splitlines():
+        if not line.startswith("|"):
+            cells = 0
+            continue
+        found = len(re.findall(r"(?<!\\)\|", line)) - 1
+        cells = cells or found
+        wrong += [line] if found != cells else []
+    assert not wrong
+
+
+def test_terms_of_the_glossary_are_sorted_and_defined_once():
+    rows = re.findall(r"^\| (.+?) \|", _text("docs/explanation/glossary.md"), re.MULTILINE)[1:]
+    assert rows == sorted(set(rows), key=str.lower)
+
+
 # Characters of a cell: a longer one is hard to read, and belongs into the text below its table.
 _LONGEST_CELL = 200
 
