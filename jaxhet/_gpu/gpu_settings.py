@@ -75,7 +75,7 @@ def prepare(
 def over_islands(text: str) -> dict[str, bool | int]:
     """XLA's options for a program over several islands, but those in the user's flags `text`.
 
-    Programs inside of an island are compiled as without jaxhet. Pure.
+    Programs inside an island are compiled as without jaxhet. Pure.
     """
     given = compiler_settings.parse_flags(text)
     return {name: value for name, value in GPU_COMPILER_OPTIONS.items() if name not in given}
