@@ -226,7 +226,9 @@ def test_killed_training_resumes_to_the_bit_and_elsewhere_as_one_world_does(
     apart = max(differences(measures(elsewhere), measures(alone)))
     record("resumed from step", before)
     record("elsewhere", f"{mesh}, {islands} islands of {devices}")
-    record("to an undisturbed run", max(differences(measures(elsewhere), measures(whole))))
+    for name in ("loss", "gradient_norm"):
+        far = max(differences(measures(elsewhere, name), measures(whole, name)))
+        record(f"{name}, to an undisturbed run", far)
     record("to one world resumed there", apart)
     assert measures(elsewhere)[:before] == measures(whole)[:before]
     assert_equal_bits(elsewhere, alone)
