@@ -10,7 +10,7 @@ run only.
 
 With `--plan` nothing is trained: a vendor's compiler says through `jaxhet plan` what a step would
 exchange, the most of all ranks. The time is that of the exchanges, one after the other, at the
-given link speeds: no measurement; the share next to matrix products may be hidden.
+given link speeds: no measurement; the share that overlaps with matrix products may be hidden.
 """
 
 import argparse

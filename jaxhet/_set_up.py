@@ -1,4 +1,4 @@
-"""Set-up of a process that has joined the job: peers, engine, JAX's backends, devices."""
+"""Set-up of a process that reached the coordinator: peers, engine, JAX's backends, devices."""
 
 import collections
 import hashlib
@@ -34,6 +34,16 @@ from jaxhet._traced import jaxprs
 
 
 def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Session:
+    """Joins the job, connects the peers, and starts engine and JAX.
+
+    Args:
+      config: The options.
+      secret: The job secret.
+      membership: The connection to the coordinator, over which the process has not joined yet.
+
+    Returns:
+      The session. If an error is raised, nothing of it is left.
+    """
     local_host = config.tcp_address or membership.local_address
     process = _place.UNASSIGNED if config.process_id is None else config.process_id
     interfaces = _interfaces.chosen(
@@ -93,7 +103,7 @@ def _prepare_gpus(process: int) -> pathlib.Path | None:
 
 
 def _share_tuning(session: _session.Session, membership: Membership, folder: pathlib.Path) -> None:
-    """Has this process load the tuned kernels of the first process with such devices, or tell."""
+    """Shares tuned kernels: the first process of a tuning class sends, and the others load them."""
     kinds: dict[int, list[str]] = {}
     for island in session.islands:
         for device in island.devices:
@@ -151,7 +161,7 @@ def make_process_info(
 def _start_engine(
     config: Config, listener: _listener.Listener, membership: Membership
 ) -> tuple[_ffi.Engine, _connector.Connector | None]:
-    """The engine, and what connects further peers, if there may be any."""
+    """Starts the engine; returns it, and the connector of further peers if there may be any."""
     members = membership.members
     refused = _qualification.refusals(config, members)
 
@@ -277,7 +287,7 @@ def _set_ranks(session: _session.Session, engine: _ffi.Engine) -> None:
 
 
 def _bridge(session: _session.Session, devices: list[Device]) -> None:
-    """Lets XLA know the engine and the passes. Last of all: XLA forgets nothing."""
+    """Registers engine and passes with XLA and JAX. The last step: XLA can't unregister them."""
     platform = session.island.platform
     _ffi.register_handlers(platform)
     attribute, own = compiler.PROGRAM_ATTRIBUTE, session.compilation

@@ -28,11 +28,12 @@ class Origin:
     """Commit, text and machine of a report.
 
     Attributes:
-      commit: commit of this program; it says if files have changed since.
-      text: name of the training text; `tokens` and `digest`: how many it has, and their SHA-256. A
-        text of bytes has the digest of its file.
-      cpus: how many CPUs the machine has, and `load` is how many processes wanted one on average in
-        the minute before the first run.
+      commit: commit of this program, with a note if files differ from it.
+      text: name of the training text.
+      tokens: number of tokens of the text.
+      digest: SHA-256 of the tokens; the digest of the file for a text of bytes.
+      cpus: number of CPUs of the machine.
+      load: mean number of processes that wanted a CPU in the minute before the first run.
     """
 
     commit: str

@@ -36,14 +36,15 @@ class Parity:
 
     Attributes:
       meshes: values of `--mesh` of `models.pretrain`; each is trained in all ways.
-      islands: how many; `devices` of each.
+      islands: number of islands.
+      devices: number of devices of each island.
       platform: platform of all processes; a key of `UNLIKE_FLAGS`.
       unlike: flags of XLA of the last island in the run `unlike islands`, and of the world in the
         run `other arithmetic`; empty: no such runs.
       tolerance: the largest difference of a loss, relative to the one world's.
       out: folder of the report and the runs.
-      permutations: how many runs with devices and rows in other orders make the noise floor.
-      jobs: how many runs are made at the same time.
+      permutations: number of runs with devices and rows in other orders, for the noise floor.
+      jobs: number of runs at the same time.
       training: options of `models.pretrain` for all runs.
     """
 
@@ -100,17 +101,21 @@ class Parity:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A run beside the one world of its mesh; what could not be had is None.
+    """A run, compared with the one world of its mesh. Values that are not known are None.
 
     Attributes:
       reason: why the run failed; empty if it reached its end.
-      loss: the last one, in nats per token.
-      largest: |a - b| / |b| of the losses a to the one world's b, the largest of all steps; `final`
-        is that of the last step. `gradient` and `gradient_final`: of the norms of gradients.
-      allowed: largest allowed value of `largest`; `gradient_allowed` of `gradient`.
-      replicas: pieces of parameters that were compared over devices, None in one world;
-        `num_checked` and `num_different` are those that the run itself compared on its devices.
-      tokens_per_s: median of the steps.
+      loss: the last loss, in nats per token.
+      largest: |a - b| / |b| of the losses a and the one world's b, the largest of all steps.
+      final: the same of the last step.
+      gradient: like `largest`, for norms of gradients.
+      gradient_final: like `final`, for norms of gradients.
+      allowed: largest allowed value of `largest`.
+      gradient_allowed: largest allowed value of `gradient`.
+      replicas: pieces of parameters that were compared over devices; None in one world.
+      num_checked: number of comparisons of an array that the run made itself.
+      num_different: number of these comparisons that found a difference.
+      tokens_per_s: tokens per second, the median of the steps.
     """
 
     mesh: str

@@ -73,7 +73,7 @@ def prepare(
 
 
 def over_islands(text: str) -> dict[str, bool | int]:
-    """XLA's options for a program over several islands, but those in the user's flags `text`.
+    """XLA's options for programs over several islands, without those in the user's flags `text`.
 
     Programs inside an island are compiled as without jaxhet. Pure.
     """
@@ -86,10 +86,7 @@ def added(given: str, completed: str) -> str:
     flags = completed.removeprefix(given).strip()
     why = ""
     if f"--{tuning.CACHE_FLAG}=" in flags:
-        why = (
-            " (of processes with equal GPUs the first one tunes kernels, and the others load its"
-            " results)"
-        )
+        why = " (the first process with equal GPUs tunes kernels, and the others load its results)"
     options = " ".join(_flag(*each) for each in over_islands(given).items())
     return (
         f"added to XLA_FLAGS: {flags or 'nothing'}{why}; to programs over islands:"

@@ -239,11 +239,12 @@ def configure_cpu(num_devices: int | None) -> None:
 
 
 def _leave_threads_for_launches() -> None:
-    """Has XLA's CPU client create two threads for each device, unless the user chose a number.
+    """Gives XLA's CPU client at least two threads for each device, unless the user chose a number.
 
-    With one for each device, a loop that starts many runs deadlocks: XLA takes 32 runs per device,
-    and the launch of the next waits in a thread that the collective of an earlier run needs. One
-    call is launched at a time, so that as many threads again always suffice.
+    With one thread for each device, a loop that starts many runs deadlocks: XLA accepts 32 runs for
+    each device, and the launch of the next run waits in a thread that a collective of an earlier
+    run needs. One call is launched at a time, so twice as many threads are always enough. XLA
+    itself creates as many threads as there are CPUs, or as devices if these are more.
     """
     threads = 2 * _num_cpu_devices()
     if not _XLA_THREADS & os.environ.keys() and threads > len(os.sched_getaffinity(0)):

@@ -152,10 +152,10 @@ def guard_launches(
 
 
 def add_compiler_options(options: Callable[[frozenset[int]], Mapping[str, bool | int]]) -> None:
-    """Adds options of XLA to the compilations from now on; those that a call gives itself win.
+    """Adds XLA's options to all later compilations; options that a call itself gives win.
 
     Args:
-      options: Gets the ids of a program's devices; gives the options by name.
+      options: Returns the options by name, for the ids of a program's devices.
 
     Raises:
       UsageError: This JAX compiles programs in another way.
