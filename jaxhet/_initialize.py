@@ -163,8 +163,8 @@ def _join_coordinator(config: Config, secret: bytes) -> Membership:
         raise UsageError(
             f"no coordinator answers on {address} within {config.connect_timeout_s:g} s"
             f" ({error}); start process 0, or set JAXHET_COORDINATOR_ADDRESS to where it runs. If"
-            " the job is complete already, this process is one too many, or has come too late: a"
-            " coordinator listens until all processes have come"
+            " the job is complete already, this process is one too many, or it started too late: a"
+            " coordinator listens until all processes have joined"
         ) from error
 
 

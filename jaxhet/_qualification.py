@@ -53,7 +53,7 @@ def read(path: str) -> Qualification:
     except (ValueError, KeyError, TypeError) as error:
         problem = f"it is cut, or was changed ({error})"
     raise UsageError(
-        f"the job can't go by the qualification {path}: {problem}; run `jaxhet doctor --qualify"
+        f"the job can't use the qualification {path}: {problem}; run `jaxhet doctor --qualify"
         f" --report {path}` on all hosts, or unset JAXHET_QUALIFICATION"
     )
 

@@ -42,8 +42,8 @@ class Run:
         latest = self.checkpoints.latest_step() or 0
         if latest and self.options.resume == "never":
             raise ValueError(
-                f"{self.options.run_dir} holds a run of {latest} steps: give --resume to go on "
-                "with it, or another --run-dir."
+                f"{self.options.run_dir} holds a run of {latest} steps: give --resume to"
+                " continue it, or another --run-dir."
             )
         return latest
 
@@ -95,8 +95,8 @@ class Run:
     def _stop(self, step: int) -> None:
         self.checkpoints.wait()
         raise Stopped(
-            f"told to stop (SIGTERM); the checkpoint of step {step} is complete: go on with "
-            "--resume."
+            f"told to stop (SIGTERM); the checkpoint of step {step} is complete: continue"
+            " with --resume."
         )
 
     def _is_due(self, done: int, every: int) -> bool:

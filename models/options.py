@@ -216,7 +216,7 @@ def _words(path: Path) -> list[str]:
     for key, value in contents.items():
         name = str(key).replace("-", "_")
         if name not in fields:
-            raise ValueError(f"unknown option {key!r}; those known are {', '.join(fields)}.")
+            raise ValueError(f"unknown option {key!r}; known options are {', '.join(fields)}.")
         flag = name.replace("_", "-")
         if fields[name].type is bool and isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")

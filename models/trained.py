@@ -83,7 +83,7 @@ class Checkpoint:
         options = Options(config=self.facts["config"], init_from=self.facts["init_from"])
         if not options.init_from and options.config not in CONFIGS:
             raise ValueError(
-                f"{self.folder} is of the config {options.config!r}; those known are "
+                f"{self.folder} has the config {options.config!r}; known configs are "
                 f"{', '.join(CONFIGS)}."
             )
         rows = read_shapes(self.folder)["embed"]["embedding"].shape[0]

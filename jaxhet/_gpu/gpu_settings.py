@@ -104,7 +104,7 @@ def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) ->
     for name, refusal in REFUSED.items():
         if name in given and refusal.applies(given[name]):
             raise UsageError(
-                f"XLA_FLAGS has --{name}={given[name]}: {refusal.why}; take it out in a job of"
+                f"XLA_FLAGS has --{name}={given[name]}: {refusal.why}; remove it in a job of"
                 " several islands"
             )
     missing = [_flag(name, value) for name, value in _NEEDED.items() if name not in given]

@@ -205,6 +205,6 @@ def _serve(client: ModuleType, config: Config, registry: Any) -> MetricsServer:
         reason = getattr(error, "strerror", None) or "there are no ports above 65535"
         raise UsageError(
             f"metrics can't be served on {host}:{port} ({reason}); process {config.process_id}"
-            f" takes the port of JAXHET_METRICS_ADDRESS={config.metrics_address} plus its number:"
+            f" uses the port of JAXHET_METRICS_ADDRESS={config.metrics_address} plus its number:"
             " choose one with as many free ports above it as there are processes"
         ) from None

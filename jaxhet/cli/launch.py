@@ -127,7 +127,9 @@ def cluster_layout(cluster: _cluster.Cluster, options: Options) -> tuple[Place, 
     for name in ("islands", "processes_per_island", "devices", "island_names"):
         if getattr(options, name) != getattr(Options(), name):
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} does not go with --hosts, whose file says it; leave it out")
+            raise UsageError(
+                f"{flag} can't be combined with --hosts, whose file says it; leave it out"
+            )
     return _cluster.places(cluster, _island_envs(options, cluster.islands), os.environ)
 
 

@@ -236,7 +236,7 @@ def _problem(module: hlo.Module, collective: Collective) -> str | None:
     instruction = collective.instruction
     if PER_PLATFORM in instruction.metadata.op_name:
         return (
-            "it is inside of a piece that jaxhet.per_platform declares, where islands may run other"
+            "it is inside a piece that jaxhet.per_platform declares, where islands may run other"
             " code: nothing tells which of their collectives belong together. Put it outside of the"
             " piece"
         )

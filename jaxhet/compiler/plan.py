@@ -108,7 +108,7 @@ def check_program(module: hlo.Module) -> None:
         raise UsageError(
             f"{module.proto.name} has collectives that cross islands, and JAX did not lower it in"
             " this process: nothing tells whether the other islands run the same program. Compile"
-            " it by jax.jit, or by jax.export and a call inside of jax.jit, after"
+            " it by jax.jit, or by jax.export and a call inside jax.jit, after"
             " jaxhet.initialize()"
         )
 

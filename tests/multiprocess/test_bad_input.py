@@ -120,7 +120,7 @@ except jaxhet.UsageError:
     ("process", "words"),
     [
         (0, "(perhaps another job's coordinator); choose another port"),
-        (1, "If the job is complete already, this process is one too many, or has come too late"),
+        (1, "If the job is complete already, this process is one too many, or it started too late"),
     ],
 )
 def test_process_that_comes_after_all_is_told_why(

@@ -382,7 +382,7 @@ def test_method_chooses_the_scheduler(method: str, environ: Environ, title: str)
             "pbs",
             "cluster_detection_method='pbs' is not one of deactivate, indexed_job, jobset, k8s",
         ),
-        ("slurm", "this process was not started so; it would have SLURM_JOB_ID, SLURM_STEP"),
+        ("slurm", "this process was not started that way; it would have SLURM_JOB_ID, SLURM_STEP"),
     ],
 )
 def test_wrong_method_is_refused(method: str, words: str) -> None:

@@ -150,7 +150,7 @@ def test_flag_that_is_refused_is_named_with_the_reason(flag: str, why: str) -> N
         gpu_settings.complete(f"--xla_dump_to=x --{flag}")
     assert f"XLA_FLAGS has --{flag.partition('=')[0]}=" in str(caught.value)
     assert why in str(caught.value)
-    assert str(caught.value).endswith("take it out in a job of several islands")
+    assert str(caught.value).endswith("remove it in a job of several islands")
 
 
 @pytest.mark.parametrize("name", gpu_settings.REFUSED)

@@ -248,7 +248,11 @@ def test_cluster_file_that_is_wrong(text: str, words: str, tmp_path: pathlib.Pat
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        (_GOOD, launch.Options(islands=3), "--islands does not go with --hosts, whose file says"),
+        (
+            _GOOD,
+            launch.Options(islands=3),
+            "--islands can't be combined with --hosts, whose file says",
+        ),
         (
             _GOOD,
             launch.Options(island_env=(("b", "X", "1"),)),

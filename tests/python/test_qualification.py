@@ -126,7 +126,7 @@ def test_report_of_another_kind_says_what_to_do(
     with pytest.raises(UsageError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"the job can't go by the qualification {path}: {words}; run `jaxhet doctor --qualify"
+        f"the job can't use the qualification {path}: {words}; run `jaxhet doctor --qualify"
         f" --report {path}` on all hosts, or unset JAXHET_QUALIFICATION"
     )
 

@@ -31,7 +31,7 @@ def test_collective_in_a_declared_piece_is_refused():
     """,
         _FOUR,
     )
-    assert "it is inside of a piece that jaxhet.per_platform declares" in message
+    assert "it is inside a piece that jaxhet.per_platform declares" in message
     assert "Put it outside of the piece" in message
 
 

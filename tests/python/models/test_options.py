@@ -25,7 +25,7 @@ def test_cosine_ends_with_the_run_unless_it_is_told_otherwise():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("stpes: 3", "unknown option 'stpes'; those known are config, init_from, steps"),
+        ("stpes: 3", "unknown option 'stpes'; known options are config, init_from, steps"),
         ("- steps", "no mapping of options to values, as `steps: 100`"),
         ("steps: many", "argument --steps: invalid int value: 'many'"),
         ("config: huge", "invalid choice: 'huge'"),

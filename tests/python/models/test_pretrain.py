@@ -217,7 +217,7 @@ def test_run_that_is_told_to_stop_saves_its_state(tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit) as stopped:
         train(tmp_path, steps=9, checkpoint_every=2, log_every=5)
     assert stopped.value.code == 128 + signal.SIGTERM
-    words = "told to stop (SIGTERM); the checkpoint of step 3 is complete: go on with --resume."
+    words = "told to stop (SIGTERM); the checkpoint of step 3 is complete: continue with --resume."
     assert words in capsys.readouterr().err
     assert checkpoints(tmp_path) == {"2", "3"}
     assert [step for step, _ in losses(tmp_path)] == [1, 2, 3]

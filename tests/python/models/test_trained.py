@@ -148,7 +148,7 @@ def test_run_that_can_not_be_exported_is_one_line(uneven, tmp_path, monkeypatch)
     monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(THREE, experts=2))
     refused("no family has .*experts=2 and shared_mlp=True together")
     monkeypatch.delitem(CONFIGS, "tiny")
-    refused("is of the config 'tiny'; those known are demo")
+    refused("has the config 'tiny'; known configs are demo")
 
 
 def test_byte_tokenizer_gives_bytes_and_the_same_text(tmp_path):
