@@ -68,8 +68,8 @@ def detect(environ: Environ, method: str | None = None) -> Detected:
     if candidates and method is not None:
         names = "; or ".join(f"{', '.join(s.variables)} ({s.title})" for s in candidates)
         raise UsageError(
-            f"cluster_detection_method={method!r}: this process was not started that way; it would have"
-            f" {names}"
+            f"cluster_detection_method={method!r}: this process was not started that way;"
+            f" it would have {names}"
         )
     return Detected("", own, hints)
 
