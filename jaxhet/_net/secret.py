@@ -2,6 +2,7 @@
 
 import pathlib
 import stat
+import sys
 
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
@@ -17,6 +18,13 @@ def read_secret(config: Config) -> bytes:
     """
     secret = (config.job_secret or _secret_of_file(config.job_secret_file)).encode()
     if not secret:
+        if "__mp_main__" in sys.modules:
+            raise UsageError(
+                "no job secret, and multiprocessing started this process, which imports the main"
+                " program again: call jaxhet.initialize (or jax.distributed.initialize) under"
+                " `if __name__ == '__main__':`. If the process is to be one of the job's, give it"
+                " JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE"
+            )
         raise UsageError(
             "no job secret: give all processes of the job the same JAXHET_JOB_SECRET, or a"
             " JAXHET_JOB_SECRET_FILE that only you can read (for example made by `openssl rand -hex"

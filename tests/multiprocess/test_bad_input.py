@@ -3,6 +3,8 @@
 import json
 import pathlib
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -310,6 +312,28 @@ print('parent', f(1), jaxhet.last_error(), before - listening())
             ended.text
         )
         assert "parent 2 None 0" in ended.text, ended.text
+
+
+def test_loader_that_imports_the_main_program_is_told_what_to_do(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("""
+import multiprocessing, jaxhet
+jaxhet.initialize()
+if __name__ == "__main__":
+    loader = multiprocessing.get_context("spawn").Process(target=print)
+    loader.start()
+    loader.join()
+    print("loader's exit code:", loader.exitcode)
+""")
+    command = [sys.executable, "-m", "jaxhet.cli", "launch", "--devices", "1", "--", sys.executable]
+    ended = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    text = ended.stdout + ended.stderr
+    assert text.count("loader's exit code: 1") == 2, text
+    assert text.count("UsageError: no job secret, and multiprocessing started this process") == 2
+    assert "under `if __name__ == '__main__':`" in text
 
 
 def test_child_forked_after_the_end_has_nothing_to_close() -> None:
