@@ -93,7 +93,7 @@ class _Describer:
         }
         held |= {n: v for n, v in read.items() if self._counts(v, function)}
         defaults = (function.__defaults__, function.__kwdefaults__)
-        words = [function.__qualname__, _code_text(function.__code__)]
+        words = [f"{function.__module__}.{function.__qualname__}", _code_text(function.__code__)]
         words += [self.text(part) for part in (defaults, held) if any(part)]
         return " ".join(words)
 
@@ -132,7 +132,7 @@ def _code_text(code: types.CodeType) -> str:
         if line is not None and column is not None and (line, column) != (code.co_firstlineno, 0)
     ]
     line, column = min(columns, default=(code.co_firstlineno, 0))
-    where = f"{'/'.join(pathlib.PurePath(code.co_filename).parts[-2:])}:{line}:{column}"
+    where = f"{pathlib.PurePath(code.co_filename).name}:{line}:{column}"
     try:
         source = inspect.getsource(code)
     except (OSError, TypeError):

@@ -1,6 +1,7 @@
 """Numbers of equations, and digests that tell programs apart on every platform."""
 
 import functools
+import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -138,6 +139,21 @@ def test_equal_callbacks_have_equal_digests(holder: str) -> None:
 )
 def test_digest_differs_for_another(one: Callable[..., Any], other: Callable[..., Any]) -> None:
     assert _digest(one) != _digest(other)
+
+
+def test_words_of_a_function_do_not_depend_on_the_folder_of_its_program(
+    tmp_path: pathlib.Path,
+) -> None:
+    texts = set()
+    for folder in ("first", "second"):
+        file = tmp_path / folder / "train.py"
+        file.parent.mkdir()
+        file.write_text("double = lambda v: v * 2\n")
+        held: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(file.read_text(), str(file), "exec"), held)
+        texts.add(function_text(held["double"], str))
+    assert len(texts) == 1
+    assert next(iter(texts)).startswith("__main__.<lambda> train.py:1:")
 
 
 def test_digest_differs_for_another_sharding_and_not_for_other_source_lines() -> None:
