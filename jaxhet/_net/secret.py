@@ -1,8 +1,8 @@
 """The job secret, as the user gives it."""
 
+import multiprocessing
 import pathlib
 import stat
-import sys
 
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
@@ -18,7 +18,8 @@ def read_secret(config: Config) -> bytes:
     """
     secret = (config.job_secret or _secret_of_file(config.job_secret_file)).encode()
     if not secret:
-        if "__mp_main__" in sys.modules:
+        # What multiprocessing itself asks when such a process starts another one.
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
             raise UsageError(
                 "no job secret, and multiprocessing started this process, which imports the main"
                 " program again: call jaxhet.initialize (or jax.distributed.initialize) under"

@@ -101,7 +101,7 @@ def test_metrics_that_can_not_be(tmp_path: pathlib.Path) -> None:
         metrics.Metrics(_config_of(metrics_folder="no/such"))
     with pytest.raises(UsageError, match="metrics_address 'here' is not host:port"):
         metrics.Metrics(_config_of(metrics_address="here"))
-    with pytest.raises(UsageError, match=r"no ports above 65535.*process 3 takes the port"):
+    with pytest.raises(UsageError, match=r"no ports above 65535.*process 3 uses the port"):
         metrics.Metrics(_config_of(metrics_address="127.0.0.1:65533"))
 
 
