@@ -18,7 +18,7 @@ def read_secret(config: Config) -> bytes:
     """
     secret = (config.job_secret or _secret_of_file(config.job_secret_file)).encode()
     if not secret:
-        # What multiprocessing itself asks when such a process starts another one.
+        # The attribute by which multiprocessing itself finds such processes.
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             raise UsageError(
                 "no job secret, and multiprocessing started this process, which imports the main"
