@@ -157,9 +157,9 @@ class PlanReport:
         lines += [f"[{number}] {why}" for why, number in notes.items()]
         if time is not None:
             lines.append(
-                f"time at {time.link_gb_per_s:g} GB/s and {time.latency_us:g} us per exchange:"
-                f" {at_least}{time.total * 1e3:.3f} ms, of which"
-                f" {time.overlapped * 1e3:.3f} ms overlap with matrix products"
+                f"time of exchanges at {time.link_gb_per_s:g} GB/s and {time.latency_us:g} us each:"
+                f" {at_least}{time.total * 1e3:.3f} ms; hidden by matrix products:"
+                f" {time.overlapped * 1e3:.3f} ms"
             )
         return "\n".join([*(line.rstrip() for line in lines), ""])
 

@@ -42,7 +42,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
       membership: The connection to the coordinator, over which the process has not joined yet.
 
     Returns:
-      The session. If an error is raised, nothing of it is left.
+      The session. Before an error is raised, everything that was opened is closed.
     """
     local_host = config.tcp_address or membership.local_address
     process = _place.UNASSIGNED if config.process_id is None else config.process_id

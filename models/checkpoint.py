@@ -239,8 +239,8 @@ def _checkpointer() -> ocp.AsyncCheckpointer:
     )
     # Folders are made before a save returns: the threads of all processes need not wait for them.
     background = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-    # Orbax's own choice writes its file of metadata from one more thread: a save that has failed
-    # would still be writing while its folder is deleted.
+    # By default Orbax writes its metadata file from a thread of its own, which may still be writing
+    # when the folder of a failed save is deleted.
     metadata = ocp.metadata.metadata_store(enable_write=True, blocking_write=True)
     return ocp.AsyncCheckpointer(
         ocp.CompositeCheckpointHandler(

@@ -88,9 +88,8 @@ class Tuning:
         self._changed = threading.Condition()
         self._tuned: set[str] = set()  # programs whose results are here
         self._led: dict[str, str] = {}  # programs that this process tunes for others; their modules
-        self._results: dict[
-            str, dict[str, int]
-        ] = {}  # files at PRE of programs that need no tuning
+        # By program that needs no tuning: checksums of the folder's files before it is compiled.
+        self._results: dict[str, dict[str, int]] = {}
         self._sent: dict[str, float] = {}  # files that the others have, by their time
 
     def before(

@@ -243,8 +243,9 @@ def _leave_threads_for_launches() -> None:
 
     With one thread for each device, a loop that starts many runs deadlocks: XLA accepts 32 runs for
     each device, and the launch of the next run waits in a thread that a collective of an earlier
-    run needs. One call is launched at a time, so twice as many threads are always enough. XLA
-    itself creates as many threads as there are CPUs, or as devices if these are more.
+    run needs. Twice as many threads are enough while one thread of Python launches. A second one
+    that also runs far ahead can still deadlock with it. XLA itself creates as many threads as there
+    are CPUs, or as devices if these are more.
     """
     threads = 2 * _num_cpu_devices()
     if not _XLA_THREADS & os.environ.keys() and threads > len(os.sched_getaffinity(0)):

@@ -224,8 +224,8 @@ def tell_apart(
     connected with, and the equations next to them. A compiler that simplifies removes connections
     and adds none, so that it can't give one node the connections of another and vice versa; where
     two compilers see different ones, the marks and so the plans differ. Where one compiler writes
-    all modules, last of all the instructions that give the operand. Nodes that take the same array
-    give the same result, and need no mark: XLA's partitioner gathers some arrays twice.
+    all modules, the last resort is the instructions that compute the operand. Nodes that take the
+    same array give the same result, and need no mark: XLA's partitioner gathers some arrays twice.
 
     Raises:
       UsageError: Two of them can't be told apart: their data could be swapped.
@@ -278,7 +278,8 @@ def _takes_the_same(computation: hlo.Computation, one: Node, other: Node, flow: 
         for n in (one, other)
     ]
     calls = one.instruction.called_computation_ids or other.instruction.called_computation_ids
-    is_one = one.instruction.id == other.instruction.id  # two operands of it, and one reducer
+    # Operands of one combined all-reduce are reduced by the same function.
+    is_one = one.instruction.id == other.instruction.id
     return (
         (is_one or not calls)
         and len(operands[0]) == len(operands[1])

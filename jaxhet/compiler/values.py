@@ -1,11 +1,11 @@
-"""Digests of the instructions that give a value."""
+"""Digests of values, by the instructions that compute them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 
 from jaxhet.compiler import hlo
 
-# Instructions that can give another value when they are done again.
+# Instructions that can give another value when they run again.
 _IMPURE = frozenset(
     [
         "custom-call",
@@ -33,9 +33,10 @@ def code(computation: hlo.Computation) -> Mapping[int, bytes]:
 
 
 def certain(computation: hlo.Computation) -> Mapping[int, bytes]:
-    """Digests like those of `code`, kernels included, of arrays that nothing impure gives.
+    """Instruction id to a digest that two arrays share only if they are certain to be equal.
 
-    Two arrays of one digest are certain to be equal.
+    Unlike `code`, the digest includes the kernels. Arrays that depend on an impure instruction,
+    such as a random number, have none.
     """
     found = _digests(computation, "", {})
     return {i: digest for i, (digest, is_pure) in found.items() if is_pure}
@@ -47,7 +48,7 @@ _Digest = tuple[bytes, bool]  # and whether all instructions are pure
 def _digests(
     computation: hlo.Computation, left_out: str, roots: dict[int, _Digest]
 ) -> dict[int, _Digest]:
-    """By instruction id; `roots` are the results of the computations that are done."""
+    """By instruction id. Fills `roots`: results of called computations, by computation id."""
     found: dict[int, _Digest] = {}
     for i in computation.instructions:
         fields = ["channel_id"]

@@ -262,7 +262,7 @@ _TEXT = """\
 
 exchanges in each step: at least 4; bytes that a rank sends to other islands: at least 7.0 kB
 [1] islands have different numbers of members: 1+2
-time at 1 GB/s and 10 us per exchange: at least 0.047 ms, of which 0.036 ms overlap with matrix products
+time of exchanges at 1 GB/s and 10 us each: at least 0.047 ms; hidden by matrix products: 0.036 ms
 """  # noqa: E501 (as it is printed)
 
 

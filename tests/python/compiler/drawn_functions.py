@@ -1,4 +1,4 @@
-"""Functions without exchanges, of which random programs consist (`drawn_programs.py`)."""
+"""Functions without exchanges: the building blocks of random programs (`drawn_programs.py`)."""
 
 from collections.abc import Callable
 
