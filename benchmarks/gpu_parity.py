@@ -41,7 +41,14 @@ _TIMEOUT_S = 3600
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A run; `difference`: of the loss, relative to the one world's, the largest of all steps."""
+    """A run of training.
+
+    Attributes:
+      difference: of a loss to the one world's, relative; the largest of all steps.
+      equal_steps: number of steps before the first loss that is another number.
+      is_complete: whether every rank left digests, and of every piece.
+      losses: of each step, in nats per byte; for `--json`.
+    """
 
     dtype: str
     system: str
@@ -49,9 +56,10 @@ class Row:
     first_loss: float
     last_loss: float
     difference: float | None
-    equal_steps: int | None  # before the first loss that is another number
+    equal_steps: int | None
     replicas: Replicas
-    is_complete: bool  # every rank left digests, and of every piece
+    is_complete: bool
+    losses: Sequence[float]
     needs_equal_bits: bool = False
 
     @property
@@ -138,6 +146,7 @@ def _row(
         else next((i for i, d in enumerate(apart) if d != 0), len(apart)),
         replicas=replicas,
         is_complete=replicas.complete(args.num_devices, args.num_devices),
+        losses=mine,
         needs_equal_bits=args.deterministic and is_compared,
     )
 

@@ -150,7 +150,7 @@ def test_island_has_as_much_work_for_each_device() -> None:
 
 
 def parity_row(difference: float, replicas: Replicas, is_complete: bool = True) -> gpu_parity.Row:
-    return gpu_parity.Row("bfloat16", "shm", 3, 2.0, 1.0, difference, 0, replicas, is_complete)
+    return gpu_parity.Row("bfloat16", "shm", 3, 2.0, 1.0, difference, 0, replicas, is_complete, ())
 
 
 def test_parity_needs_near_losses_and_equal_replicas() -> None:
