@@ -44,10 +44,10 @@ class Row:
     """A run of training.
 
     Attributes:
-      difference: of a loss to the one world's, relative; the largest of all steps.
+      difference: largest difference of a loss to the one world's, relative.
       equal_steps: number of steps before the first loss that is another number.
       is_complete: whether every rank left digests, and of every piece.
-      losses: of each step, in nats per byte; for `--json`.
+      losses: loss of each step, in nats per byte; for `--json`.
     """
 
     dtype: str

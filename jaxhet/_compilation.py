@@ -66,6 +66,7 @@ def compiler_options(config: Config) -> compiler.Options:
         two_shot_bytes=config.two_shot_bytes,
         bucket_bytes=config.bucket_bytes,
         pipeline_iterations=config.pipeline_iterations,
+        one_world_kernels=bool(config.one_world_kernels),
     )
 
 

@@ -423,6 +423,15 @@ OPTIONS: tuple[Option, ...] = (
         agreed=True,
     ),
     Option(
+        "one_world_kernels",
+        _flag,
+        None,
+        "1: XLA's kernels on GPUs stay those of one world, and sums of two GPUs have the bits of"
+        " NCCL's; fewer exchanges overlap. Default: whether XLA_FLAGS has"
+        " --xla_gpu_deterministic_ops or --xla_gpu_exclude_nondeterministic_ops",
+        agreed=True,
+    ),
+    Option(
         "metrics_address",
         str,
         None,

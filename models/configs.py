@@ -11,11 +11,20 @@ from models.attention import ATTENTIONS
 from models.dtypes import DTYPES as DTYPES
 from models.dtypes import check_dtypes
 
-# Values that a block keeps for the backward pass: all; its input; products by parameters, too.
+
+def _is_cudnn_attention(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Whether an equation is cuDNN's attention, forward."""
+    return primitive.name.startswith("dot_product_attention_fwd")
+
+
+# Values that a block keeps for the backward pass: all; its input; its input, the products by
+# parameters and what cuDNN's attention gives.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _is_cudnn_attention
+    ),
 }
 
 
@@ -180,7 +189,7 @@ CONFIGS: dict[str, Config] = {
     ),
     "llama-3-8b": _llama(**_8B, vocab=128_256),
     "llama-3.1-8b": _llama31(**_8B),
-    "llama-3.2-1b": _llama32(**_1B),
+    "llama-3.2-1b": _llama32(**_1B, remat="dots"),
     "llama-3.2-3b": _llama32(layers=28, embed=3072, query_heads=24, head_dim=128, hidden=8192),
     "qwen2-7b": _qwen(
         layers=28,
@@ -202,6 +211,7 @@ CONFIGS: dict[str, Config] = {
         vocab=151_936,
         qkv_bias=True,
         tied=True,
+        remat="dots",
     ),
     "qwen3-0.6b": _qwen(
         layers=28,
@@ -213,6 +223,19 @@ CONFIGS: dict[str, Config] = {
         vocab=151_936,
         qk_norm=True,
         tied=True,
+        remat="dots",
+    ),
+    "qwen3-1.7b": _qwen(
+        layers=28,
+        embed=2048,
+        query_heads=16,
+        kv_heads=8,
+        head_dim=128,
+        hidden=6144,
+        vocab=151_936,
+        qk_norm=True,
+        tied=True,
+        remat="dots",
     ),
     "qwen3-8b": _qwen(
         layers=36,

@@ -104,7 +104,7 @@ class Options:
     remat: str | None = _option(
         None,
         "activations of a block that are computed again in the backward pass: none, all (full), or"
-        " all but products with parameters (dots); default: the config's",
+        " all but products with parameters and cuDNN's attention (dots); default: the config's",
         choices=(*REMAT,),
     )
     loss_chunk: int | None = _option(

@@ -23,15 +23,12 @@ class Refusal(NamedTuple):
     why: str
 
 
-def _is_on(value: str) -> bool:
-    return value.lower() in ("", "1", "t", "true", "y", "yes")  # XLA reads its flags in this way
-
-
 REFUSED: dict[str, Refusal] = {
     "xla_gpu_shard_autotuning": Refusal(
-        _is_on, "all processes would wait for tuning results that only one island shares"
+        compiler_settings.is_on,
+        "all processes would wait for tuning results that only one island shares",
     ),
-    "xla_gpu_enable_pipelined_p2p": Refusal(_is_on, _ABORTS),
+    "xla_gpu_enable_pipelined_p2p": Refusal(compiler_settings.is_on, _ABORTS),
     "xla_gpu_experimental_pipeline_parallelism_opt_level": Refusal(
         lambda value: value not in ("0", "PIPELINE_PARALLELISM_OPT_LEVEL_DISABLE"), _ABORTS
     ),

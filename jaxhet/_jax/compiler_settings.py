@@ -25,6 +25,8 @@ NOT_COMPARED: dict[str, str] = {
     ),
 }
 
+_DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
+
 # Values of JAX's config that change a jaxpr, its lowering or the compiled program. A value that
 # only makes JAX raise or warn is not here. A name that the installed JAX does not have is skipped.
 JAX_CONFIG = (
@@ -125,6 +127,17 @@ def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[Diff
 def xla_flags(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the flags that XLA_FLAGS gives, name -> value."""
     return parse_flags(xla_flags_text(environ))
+
+
+def are_kernels_deterministic(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether XLA_FLAGS asks for GPU kernels that give the same bits in every run."""
+    flags = xla_flags(environ)
+    return any(is_on(flags[name]) for name in _DETERMINISTIC if name in flags)
+
+
+def is_on(value: str) -> bool:
+    """Returns whether XLA reads the value of a boolean flag as true. Pure."""
+    return value.lower() in ("", "1", "t", "true", "y", "yes")
 
 
 def xla_flags_text(environ: Mapping[str, str]) -> str:

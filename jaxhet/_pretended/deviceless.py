@@ -14,7 +14,7 @@ from jaxhet import _compilation, _config, _plan, _session
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._islands import Island
-from jaxhet._jax import compat, programs
+from jaxhet._jax import compat, compiler_settings, programs
 from jaxhet._jax.compat import Device
 from jaxhet._jax.jaxlib import Vendor
 from jaxhet._plan import PlanReport
@@ -200,7 +200,8 @@ def pretend(vendor: Vendor, num_islands: int, devices_per_island: int) -> Preten
     Raises:
       UsageError: the vendor's compiler is not installed, or an option is not valid.
     """
-    config = _config.resolve()
+    is_deterministic = compiler_settings.are_kernels_deterministic()
+    config = _config.resolve().filled({"one_world_kernels": is_deterministic})
     compiler = Compiler(vendor)
     devices = sorted(compiler.devices(num_islands, devices_per_island), key=lambda d: d.id)
     islands = tuple(

@@ -48,7 +48,8 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     crossing = async_form.to_sync(parsed, collectives.crossing(parsed, job))
     if not crossing:
         return None
-    if job.is_gpu and options.pipeline_iterations:
+    keeps_kernels = job.is_gpu and options.one_world_kernels
+    if job.is_gpu and options.pipeline_iterations and not keeps_kernels:
         pipelined = pipeline.pipeline(parsed, crossing, options.pipeline_iterations)
         if pipelined is not None:
             parsed, moved = pipelined
@@ -64,9 +65,25 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
         crossing = bucket.bucket_all_reduces(crossing, options.bucket_bytes)
     exchanges: list[Exchange] = []
     for collective in crossing:
+        if keeps_kernels:
+            _isolate(collective)
         _lower(collective, job, options, exchanges)
     plan.make(parsed, exchanges, options)
     return parsed.serialize()
+
+
+def _isolate(collective: Collective) -> None:
+    """Puts barriers around a collective, so that what takes its place is fused with nothing else.
+
+    XLA does not fuse a collective either. Its kernels on both sides are then those of one world.
+    """
+    c, instruction = collective.computation, collective.instruction
+    for place, operand in enumerate(c.operands(instruction)):
+        c.set_operand(instruction, place, c.add("opt-barrier", operand.shape, [operand]))
+    users = c.users(instruction)
+    are_parts = bool(users) and all(user.opcode == "get-tuple-element" for user in users)
+    for result in users if are_parts else [instruction]:
+        c.hide(result)
 
 
 def _lower(collective: Collective, job: Job, options: Options, exchanges: list[Exchange]) -> None:

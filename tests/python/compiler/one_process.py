@@ -37,6 +37,7 @@ ALGORITHMS = {
     "hierarchical_two_shot": Options(algorithm="hierarchical", two_shot_bytes=0),
     "gpu": Options(part_bytes=256),
     "gpu_flat": Options(algorithm="flat"),
+    "gpu_one_world": Options(one_world_kernels=True),
 }
 ISLANDS = {
     "2+2": (0, 0, 1, 1),
@@ -474,7 +475,13 @@ def variants(name: str, is_thorough: bool) -> list[tuple[str, str]]:
         shapes = ISLANDS.keys() - {"each"} if is_thorough else ("mixed",)
         return [(shape, algorithm) for shape in sorted(shapes) for algorithm in ALGORITHMS]
     few = [("2+2", "hierarchical"), ("1+1+2", "flat"), ("mixed", "gpu")]
-    more = [("2+2", "two_shot"), ("2+2", "gpu"), ("1+1+2", "gpu"), ("mixed", "gpu_flat")]
+    more = [
+        ("2+2", "two_shot"),
+        ("2+2", "gpu"),
+        ("1+1+2", "gpu"),
+        ("mixed", "gpu_flat"),
+        ("2+2", "gpu_one_world"),
+    ]
     return [*few, *more] if is_thorough else few
 
 

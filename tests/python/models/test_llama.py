@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax._src.cudnn import fused_attention_stablehlo
 
 from models.accumulate import Accumulation
 from models.configs import CONFIGS, DTYPES
@@ -54,6 +55,7 @@ def test_sharding_table_has_no_other_row():
         ("qwen2-7b", 7_615_616_512),
         ("qwen2.5-0.5b", 494_032_768),
         ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
         ("qwen3-8b", 8_190_735_360),
         ("qwen3-30b-a3b", 30_532_122_624),
         ("1b", 974_194_688),
@@ -154,6 +156,25 @@ def test_loss_and_gradients_do_not_depend_on_how_layers_are_run(change, make_mes
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), actual, expected
     )
+
+
+@pytest.mark.parametrize(("remat", "forward"), [("none", 1), ("dots", 1), ("full", 2)])
+def test_backward_pass_computes_cudnn_attention_again_only_with_full_remat(
+    remat: str, forward: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_200)
+    config = dataclasses.replace(
+        CONFIGS["tiny"], dtype="bfloat16", attention="cudnn", remat=remat, scan=True
+    )
+    graph, params = nnx.split(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+
+    def loss(params: nnx.State, tokens: jax.Array) -> jax.Array:
+        model = nnx.merge(graph, params)
+        return model.loss(model.stack(model.inputs(tokens)), tokens)
+
+    program = str(jax.make_jaxpr(jax.grad(loss))(params, jax.ShapeDtypeStruct((2, 64), jnp.int32)))
+    assert program.count("= dot_product_attention_fwd_wrapper") == forward
+    assert program.count("= dot_product_attention_bwd_wrapper") == 1
 
 
 def test_training_learns_one_batch(make_mesh, fast_jit):
