@@ -1,9 +1,10 @@
 """Does a model learn the same over two islands of GPUs as in one NCCL world?
 
     python -m benchmarks.gpu_parity [--shape 2x1x1] [--systems cuda_ipc,shm,tcp,nccl]
-        [--steps 500] [--dtypes bfloat16,float32] [--deterministic] [--json FILE]
+        [--steps 500] [--dtypes bfloat16,float32] [--deterministic] [--in-turn] [--json FILE]
 
-Trains on all systems at the same time, and once more in one world with devices and rows in another
+Trains on all systems at the same time (--in-turn: one after the other, which is faster for large
+models), and once more in one world with devices and rows in another
 order, which changes nothing but rounding: the noise floor. (With a learning rate of 3e-3 that alone
 grows to percents, and then a difference says nothing.) The training text is the source of Python's
 standard library, which is longer than 500 steps of 8,192 tokens need. A run that reads its text
@@ -113,7 +114,9 @@ def train(dtype: str, systems: gpu_jobs.Systems, args: argparse.Namespace) -> li
         shutil.rmtree(folder, ignore_errors=True)
         return "run", program, args.steps, args.log_every, folder
 
-    answers = systems.ask_all(lambda system: request(system, program), _TIMEOUT_S)
+    answers: dict[str, list[Any]] = {}
+    for names in [[name] for name in systems.alive] if args.in_turn else [[*systems.alive]]:
+        answers |= systems.ask_all(lambda name: request(name, program), _TIMEOUT_S, names)
     if args.floor:
         permuted = request(FLOOR, dataclasses.replace(program, permute=1))
         if floor := systems.ask(BASELINE, permuted, _TIMEOUT_S):
@@ -211,6 +214,7 @@ def parse() -> argparse.Namespace:
         default="epochs",
         help="epochs: each row once before any row again; windows: random rows, which may overlap",
     )
+    parser.add_argument("--in-turn", action="store_true", help="train on one system at a time")
     parser.add_argument("--floor", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--run-dir", type=pathlib.Path, default=pathlib.Path("runs/gpu_parity"))
     args = parser.parse_args()

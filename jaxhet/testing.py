@@ -13,12 +13,14 @@ import dataclasses
 import os
 import pathlib
 import random
+import select
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener, wait
@@ -385,12 +387,24 @@ def serve(answer: Callable[[Any], Any]) -> None:
 
     join()
     with Client(sys.argv[1], "AF_UNIX") as connection:
+        is_done = threading.Event()
+        threading.Thread(target=_end_with, args=(connection, is_done), daemon=True).start()
         while (request := connection.recv()) is not None:
             connection.send(answer(request))
+        is_done.set()
     if _is_in_job():
         jaxhet.shutdown()
     elif _WORLD in os.environ:
         jax.distributed.shutdown()
+
+
+def _end_with(connection: Connection, is_done: threading.Event) -> None:
+    """Ends this process when its owner is killed, even in the middle of an answer."""
+    hang_up = select.poll()
+    hang_up.register(connection, select.POLLRDHUP)
+    hang_up.poll()
+    if not is_done.is_set():
+        os._exit(1)
 
 
 def _command(worker: pathlib.Path | None) -> list[str]:

@@ -65,6 +65,29 @@ def test_job_whose_user_raises_is_ended():
     assert not job.log.exists()
 
 
+_OWNER = """
+import os, sys, time
+from jaxhet import testing
+with getattr(testing, sys.argv[1])(testing.Shape(2, 1, 1)) as job:
+    print(*job.ask((os.getpid, ())), flush=True)
+    job.ask((time.sleep, (600,)), 600)
+"""
+
+
+@pytest.mark.parametrize("kind", ["island_job", "joined_job"])
+def test_processes_end_when_their_owner_is_killed_while_they_work(kind: str):
+    command = [sys.executable, "-c", _OWNER, kind]
+    with subprocess.Popen(command, env=_environment(), stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        assert len(pids) == 2
+        owner.kill()
+    end = time.monotonic() + 60
+    while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end, pids
+        time.sleep(0.2)
+
+
 def test_import_path_has_folders_of_this_process_and_no_packages(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", ["", "/somewhere", *sys.path])
     monkeypatch.setenv("PYTHONPATH", "/given")
