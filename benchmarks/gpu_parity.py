@@ -4,13 +4,13 @@
         [--steps 500] [--dtypes bfloat16,float32] [--deterministic] [--in-turn] [--json FILE]
 
 Trains on all systems at the same time (--in-turn: one after the other, which is faster for large
-models), and once more in one world with devices and rows in another
-order, which changes nothing but rounding: the noise floor. (With a learning rate of 3e-3 that alone
-grows to percents, and then a difference says nothing.) The training text is the source of Python's
-standard library, which is longer than 500 steps of 8,192 tokens need. A run that reads its text
-more than once prints a warning (--data, --order). Kernels are those that XLA has tuned. With
---deterministic they also add in one order, and then every loss over islands must be the same number
-as in one world.
+models), and once more in one world with devices and rows in another order, which changes nothing
+but rounding: the noise floor. (With a learning rate of 3e-3 that alone grows to percents, and then
+a difference says nothing.) The training text is the source of Python's standard library, which is
+longer than 500 steps of 8,192 tokens need. A run that reads its text more than once prints a
+warning (--data, --order). Kernels are those that XLA has tuned. With --deterministic they also add
+in one order, islands have the kernels of one world, and then every loss over islands must be the
+same number as in one world.
 
 Every process writes SHA-256 digests of its devices' parameters at the begin and at every logged
 step; the replicas of all ranks are compared.

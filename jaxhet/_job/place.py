@@ -85,7 +85,7 @@ def _check_island(config: Config) -> None:
 def _derived(config: Config) -> dict[str, Any]:
     """Options that follow from the sizes of the islands or their absence, and from XLA's flags."""
     sizes = announced.sizes(config.islands)
-    derived = {"one_world_kernels": compiler_settings.are_kernels_deterministic()}
+    derived: dict[str, Any] = {"one_world_kernels": compiler_settings.are_kernels_deterministic()}
     if sizes and config.num_processes is None:
         derived["num_processes"] = sum(sizes.values())
     if config.process_id is None and config.island_process_id is not None:

@@ -225,6 +225,11 @@ CASES = {
     "train_two_devices": Case("2x1x2", train_step, codegen=False),
     "train_sharded": Case("2x1x1", train_step_sharded, codegen=False),
     "train_sharded_scan": Case("2x1x1", functools.partial(train_step_sharded, scan=True)),
+    "train_one_world_kernels": Case(
+        "2x1x1",
+        functools.partial(train_step_sharded, scan=True),
+        Options(one_world_kernels=True),
+    ),
     "train_loop_over_layers": Case("2x1x1", LOOP_OVER_LAYERS.lower, codegen=False),
     "reductions": Case("2x1x1", reductions),
     "reductions_three_islands": Case("3x1x2", reductions, codegen=False),

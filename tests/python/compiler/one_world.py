@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxhet._pretended import deviceless
-from jaxhet.compiler import Job, Options, Plan, hlo
+from jaxhet.compiler import GPU_COMPILER_OPTIONS, Job, Options, Plan, hlo
 from jaxhet.compiler import hlo_pb2 as pb
 from models.configs import CONFIGS
 from models.train import Schedule, Trainer
@@ -122,7 +122,8 @@ STEPS = {
 
 def main() -> None:
     sys.path.append(str(PLUGINS))
-    deviceless._COMPILER_OPTIONS |= _FLAGS
+    over_islands = {**deviceless._COMPILER_OPTIONS, **_FLAGS}
+    in_one_world = {k: v for k, v in over_islands.items() if k not in GPU_COMPILER_OPTIONS}
     compiler = Compiler()
     devices = compiler.devices(2, 1)
     islands = tuple(itertools.batched(devices, 1))
@@ -130,6 +131,7 @@ def main() -> None:
         results = []
         for options in (None, Options(), Options(one_world_kernels=True)):
             compiler.has_passes = options is not None
+            deviceless._COMPILER_OPTIONS = over_islands if options else in_one_world
             jax.clear_caches()
             lowered = lower(Mesh(np.array(devices), ("data",)))
             compiler.compile(lowered, islands, options or Options(), codegen=False)
