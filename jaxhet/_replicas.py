@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -21,6 +22,7 @@ from jaxhet._errors import ReplicaError, UsageError
 from jaxhet._jit import jit
 
 _MOST_SHOWN = 8  # leaves in a message
+_TREE = "the array"  # name of the leaf of a tree that is one array
 _SEEDS = (np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B))
 _AXIS = "device"
 _UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
@@ -31,7 +33,8 @@ class ReplicaDifference:
     """A leaf whose replicas differ.
 
     Attributes:
-      leaf: Path of the leaf in the tree, in the form of `jax.tree_util.keystr`.
+      leaf: Path of the leaf in the tree, in the form of `jax.tree_util.keystr`; empty if the tree
+        is one array.
       islands: The islands that hold a replica with other bits than the first one.
       largest: The largest absolute difference of an element from that of the first replica, in
         float32 (float64 for arrays of that type); 0 where only signs of zero or bits of NaN differ,
@@ -44,7 +47,7 @@ class ReplicaDifference:
 
     def __str__(self) -> str:
         names = ", ".join(self.islands)
-        return f"{self.leaf} (on {names}; largest difference {self.largest:.3g})"
+        return f"{self.leaf or _TREE} (on {names}; largest difference {self.largest:.3g})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +95,8 @@ def check_replicas(
 
     Raises:
       ReplicaError: Replicas differ, and `on_difference` is "raise".
-      UsageError: An array has a sharding other than `NamedSharding`, or an option is not known.
+      UsageError: An array has a sharding other than `NamedSharding` or was donated, the call is
+        inside a function that JAX traces, or an option is not known.
 
     Examples:
       >>> state = {"weights": x}
@@ -159,7 +163,7 @@ def sync_replicas(tree: Any) -> Any:
       The synchronized tree; the given tree is not changed.
 
     Raises:
-      UsageError: An array has a sharding other than `NamedSharding`.
+      UsageError: `check_replicas` refuses the tree.
 
     Examples:
       >>> state = jaxhet.sync_replicas(state)
@@ -171,6 +175,17 @@ def sync_replicas(tree: Any) -> Any:
 
 
 def _is_replicated(name: str, value: Any) -> bool:
+    name = name or _TREE
+    if isinstance(value, Tracer):
+        raise UsageError(
+            f"{name} is a value inside a function that JAX traces (jit, grad, shard_map), where"
+            " replicas can't be compared: compare the function's results"
+        )
+    if isinstance(value, jax.Array) and value.is_deleted():
+        raise UsageError(
+            f"{name} has no data: it was donated to a function (donate_argnums), or deleted; give"
+            " the function's result"
+        )
     if not isinstance(value, jax.Array) or len(value.sharding.device_set) == 1 or value.size == 0:
         return False
     if not isinstance(value.sharding, NamedSharding):

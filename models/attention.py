@@ -65,10 +65,11 @@ def choose(dtype: DTypeLike, positions: int, head_dim: int) -> str:
     """
     has_size = head_dim % 8 == 0 and head_dim <= 128 and positions % 2 == 0
     fits = jnp.dtype(dtype).itemsize == 2 and has_size
-    return "cudnn" if fits and _all_nvidia() else "xla"
+    return "cudnn" if fits and all_nvidia() else "xla"
 
 
-def _all_nvidia() -> bool:
+def all_nvidia() -> bool:
+    """Whether all GPUs of the job are NVIDIA's."""
     try:
         return all(island.platform == "cuda" for island in jaxhet.islands())
     except jaxhet.UsageError:  # not in a job

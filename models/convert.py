@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -26,6 +27,7 @@ from models import gguf, gguf_model, text, trained
 from models.configs import DTYPES, Config
 from models.huggingface import (
     CONFIG,
+    PARAMS,
     Params,
     config_json,
     load,
@@ -38,7 +40,6 @@ from models.sharding import parameter_shardings
 
 PROGRAM = "python -m models.convert"
 
-_PARAMS = "params"
 # Files of text and of tokenizers; weights in any form, and folders, stay behind.
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICENSE*", "USE_POLICY*")
 
@@ -61,7 +62,7 @@ def import_model(
     config, params = load(source, mesh, **({"param_dtype": dtype} if dtype else {}))
     target.mkdir(parents=True, exist_ok=True)
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save((target / _PARAMS).absolute(), params)
+        checkpointer.save((target / PARAMS).absolute(), params)
     _copy_texts(source, target)
     theirs = json.loads((target / CONFIG).read_text())
     theirs.pop("torch_dtype", None)
@@ -93,12 +94,28 @@ def export_model(source: Path, target: Path, mesh: jax.sharding.Mesh) -> None:
 def _export_run(run: trained.Checkpoint, target: Path, mesh: jax.sharding.Mesh) -> None:
     """Makes a folder of a run's model, with the tokenizer of the run."""
     config, params = run.config, run.load(mesh)
-    like = None
+    like = _special(run)
     if run.init_from and not run.has_own_tokenizer:
         like = config_json(run.init_from)
         _copy_texts(run.init_from, target)
     save(target, config, params, like=like)
     _write_tokenizer(run, target / text.TOKENIZER)
+
+
+def _special(run: trained.Checkpoint) -> dict[str, Any]:
+    """Keys of `config.json` for a run with a tokenizer of its own.
+
+    `transformers` has other special tokens where the keys are absent.
+    """
+    try:
+        end = run.end()
+    except (ValueError, OSError):  # `_write_tokenizer` says why
+        end = None
+    return {
+        "bos_token_id": None,
+        "eos_token_id": end,
+        "max_position_embeddings": run.facts["seq"],
+    }
 
 
 def _write_tokenizer(run: trained.Checkpoint, path: Path) -> None:
@@ -125,7 +142,7 @@ def restore(checkpoint: Path, mesh: jax.sharding.Mesh) -> tuple[Config, Params]:
         parameter_shardings(shapes, mesh),
     )
     with ocp.StandardCheckpointer() as checkpointer:
-        return config, checkpointer.restore((checkpoint / _PARAMS).absolute(), target)
+        return config, checkpointer.restore((checkpoint / PARAMS).absolute(), target)
 
 
 def _check_new(target: Path) -> None:

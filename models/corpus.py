@@ -145,8 +145,9 @@ def _sharded(folder: Path, tokenizer: str | None) -> Corpus:
     index = shards.read_index(folder)
     if tokenizer is not None and Tokenizer.load(tokenizer).digest != index.tokenizer:
         raise ValueError(
-            f"the shards in {folder} were made with another tokenizer than {tokenizer}: leave out "
-            "--tokenizer, or make them anew with python -m models.tokenize."
+            f"the shards in {folder} were made with another tokenizer than {tokenizer}: make them "
+            f"anew with `python -m models.tokenize --tokenizer {tokenizer}`, or name theirs "
+            "(--tokenizer)."
         )
     pieces = tuple(shards.open_shards(folder, index))
     return Corpus(folder.resolve().name, pieces, index.vocab, index.tokenizer, index.end)

@@ -237,6 +237,7 @@ def _codec(folder: Path, is_tokens: bool) -> Codec:
         return Codec(_numbers, lambda tokens: ",".join(map(str, tokens)))
     found = find_tokenizer(folder)
     if found is None:
+        config_json(folder)  # the error of a folder without a model says more
         raise ValueError(
             f"{folder} has no tokenizer.json: give numbers of tokens as 1,15,7, with --tokens."
         )

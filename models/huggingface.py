@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from models import gguf, gguf_model
@@ -31,6 +31,8 @@ from models.llama import Llama
 from models.sharding import parameter_shardings, path_name
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# Folders of parameters: in a run of `models.pretrain`, and in a checkpoint of `models.convert`.
+CHECKPOINTS, PARAMS = "checkpoints", "params"
 
 Params = dict[str, Any]
 _FORMAT = {"format": "pt"}
@@ -47,11 +49,21 @@ class Tensors(contextlib.ExitStack):
         super().__init__()
         files = [WHOLE]
         if (folder / INDEX).exists():
-            files = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+            files = sorted(set(_read_json(folder / INDEX)["weight_map"].values()))
+        elif not (folder / WHOLE).exists():
+            raise ValueError(f"{folder} has no {WHOLE} and no {INDEX}: {_hint(folder)}.")
         self._files: dict[str, Any] = {}
         for name in files:
-            file: Any = self.enter_context(safe_open(folder / name, "np"))
+            file = self._open(folder / name)
             self._files |= dict.fromkeys(file.keys(), file)
+
+    def _open(self, path: Path) -> Any:
+        try:
+            return self.enter_context(safe_open(path, "np"))
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} is no complete safetensors file ({error}): download it again."
+            ) from None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor; without `inv_freq`, which older files have of `rope_theta`."""
@@ -115,11 +127,36 @@ def open_tensors(folder: Path) -> AnyTensors:
 
 
 def config_json(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a folder, or what it would be for a GGUF file."""
+    """The `config.json` of a folder, or what it would be for a GGUF file.
+
+    Raises:
+      ValueError: There is no model. The text says what to do.
+    """
     found = gguf.find(folder)
     if found:
         return gguf_model.config_json(gguf.File(found))
-    return json.loads((folder / CONFIG).read_text())
+    if not (folder / CONFIG).exists():
+        raise ValueError(f"{folder} has no {CONFIG}: {_hint(folder)}.")
+    return _read_json(folder / CONFIG)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON file: {error}.") from None
+
+
+def _hint(folder: Path) -> str:
+    """Advice about a path that is no folder of Hugging Face's."""
+    if (folder / CHECKPOINTS).is_dir() or folder.parent.name == CHECKPOINTS:
+        kind = "run of models.pretrain"
+    elif (folder / PARAMS).is_dir():
+        kind = "checkpoint of models.convert"
+    else:
+        return "give a folder with config.json and safetensors files, or a GGUF file"
+    command = f"python -m models.convert export {folder} FOLDER"
+    return f"it is a {kind}; make a folder of it with `{command}`, and give that"
 
 
 def read_config(folder: Path) -> Config:

@@ -2,7 +2,8 @@
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,28 @@ PROGRAM = "python -m models.pretrain"
 RESOLVED = "config.yaml"
 
 
-def _option(default: Any, text: str, **how: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text, **how})
+def _option(default: Any, text: str, *, valid: str = "", **how: Any) -> Any:
+    """An option of the command line.
+
+    Args:
+      default: Default value.
+      text: Help text.
+      valid: Valid values, a key of `_VALID`; empty: all values of the type.
+      **how: Arguments of `add_argument`.
+    """
+    return dataclasses.field(
+        default=default, metadata={"how": {"help": text, **how}, "valid": valid}
+    )
+
+
+# Valid values of numbers, in words.
+_VALID: dict[str, Callable[[float], bool]] = {
+    "at least 1": lambda x: x >= 1,
+    "at least 0": lambda x: x >= 0,
+    "finite and at least 0": lambda x: 0 <= x < math.inf,
+    "above 0": lambda x: x > 0,
+    "between 0 and 1": lambda x: 0 < x < 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +51,12 @@ class Options:
     init_from: str | None = _option(
         None, "Hugging Face's folder, or a GGUF file, with config and parameters to start from"
     )
-    steps: int = _option(200, "number of steps, including the steps before a resume")
-    seed: int = _option(0, "seed of parameters and batches")
-    batch: int = _option(16, "rows in a batch, over all devices")
-    seq: int = _option(128, "positions in a row, in tokens")
+    steps: int = _option(
+        200, "number of steps, including the steps before a resume", valid="at least 1"
+    )
+    seed: int = _option(0, "seed of parameters and batches", valid="at least 0")
+    batch: int = _option(16, "rows in a batch, over all devices", valid="at least 1")
+    seq: int = _option(128, "positions in a row, in tokens", valid="at least 1")
     mesh: str = _option(
         "data=-1,model=1",
         "mesh axes and their sizes, the outer axis first; -1: all devices that are left",
@@ -42,10 +65,14 @@ class Options:
         None, "layers of each pipeline stage, for example 3,1; default: equally many"
     )
     microbatches: int = _option(
-        4, "parts of a batch that pass through the stages one after the other"
+        4, "parts of a batch that pass through the stages one after the other", valid="at least 1"
     )
-    accumulate: int = _option(1, "parts of a batch that are computed one after the other")
-    permute: int = _option(0, "seed of another order of devices and rows; 0: the usual order")
+    accumulate: int = _option(
+        1, "parts of a batch that are computed one after the other", valid="at least 1"
+    )
+    permute: int = _option(
+        0, "seed of another order of devices and rows; 0: the usual order", valid="at least 0"
+    )
     data: str | None = _option(
         None,
         "text, .jsonl or .parquet file, or a folder made by models.tokenize; or a text that is in"
@@ -64,9 +91,15 @@ class Options:
     document_mask: bool = _option(
         False, "keep packed documents apart: attention and positions do not cross their ends"
     )
-    eval_every: int = _option(0, "steps between evaluations; 0: none, and nothing is held out")
-    eval_part: float = _option(0.05, "last part of the data, which is held out for evaluations")
-    eval_batches: int = _option(4, "batches of an evaluation, the same each time")
+    eval_every: int = _option(
+        0, "steps between evaluations; 0: none, and nothing is held out", valid="at least 0"
+    )
+    eval_part: float = _option(
+        0.05, "last part of the data, which is held out for evaluations", valid="between 0 and 1"
+    )
+    eval_batches: int = _option(
+        4, "batches of an evaluation, the same each time", valid="at least 1"
+    )
     run_dir: str = _option("runs/pretrain", "folder for results, shared by all processes")
     resume: str = _option(
         "never",
@@ -76,17 +109,21 @@ class Options:
         const="auto",
         choices=("auto", "never"),
     )
-    checkpoint_every: int = _option(0, "steps between checkpoints; 0: only one at the end")
-    keep: int = _option(2, "newest checkpoints that are kept")
-    learning_rate: float = _option(3e-3, "learning rate after the warm-up")
-    warmup: int = _option(20, "steps of linear warm-up")
+    checkpoint_every: int = _option(
+        0, "steps between checkpoints; 0: only one at the end", valid="at least 0"
+    )
+    keep: int = _option(2, "newest checkpoints that are kept", valid="at least 1")
+    learning_rate: float = _option(
+        3e-3, "learning rate after the warm-up", valid="finite and at least 0"
+    )
+    warmup: int = _option(20, "steps of linear warm-up", valid="at least 0")
     schedule: str = _option(
         "constant", "learning rate after the warm-up", choices=("constant", "cosine")
     )
-    cosine_steps: int = _option(0, "step at which the cosine ends; 0: --steps")
-    weight_decay: float = _option(0.1, "decoupled weight decay")
+    cosine_steps: int = _option(0, "step at which the cosine ends; 0: --steps", valid="at least 0")
+    weight_decay: float = _option(0.1, "decoupled weight decay", valid="finite and at least 0")
     max_gradient_norm: float = _option(
-        1.0, "largest global norm of gradients; larger ones are scaled down to it"
+        1.0, "largest global norm of gradients; larger ones are scaled down to it", valid="above 0"
     )
     dtype: str | None = _option(
         None, "type to compute in; default: the config's", choices=(*DTYPES,)
@@ -108,7 +145,9 @@ class Options:
         choices=(*REMAT,),
     )
     loss_chunk: int | None = _option(
-        None, "positions whose logits are in memory at a time; 0: all; default: the config's"
+        None,
+        "positions whose logits are in memory at a time; 0: all; default: the config's",
+        valid="at least 0",
     )
     update: str = _option(
         "auto",
@@ -119,9 +158,11 @@ class Options:
     on_difference: str = _option(
         "warn", "reaction to replicas that differ at a log line", choices=("warn", "sync", "raise")
     )
-    log_every: int = _option(10, "steps between two log lines")
+    log_every: int = _option(10, "steps between two log lines", valid="at least 1")
     peak_flops: float | None = _option(
-        None, "peak FLOP/s of a device, for mfu; default: from a table of known devices"
+        None,
+        "peak FLOP/s of a device, for mfu; default: from a table of known devices",
+        valid="above 0",
     )
     tensorboard: bool = _option(
         False, "also write the metrics as scalars for TensorBoard (needs tensorboardX)"
@@ -140,19 +181,6 @@ class Options:
         (folder / RESOLVED).write_text(text)
 
 
-# At least 1, and between 0 and 1.
-_POSITIVE = (
-    "steps",
-    "batch",
-    "seq",
-    "microbatches",
-    "accumulate",
-    "log_every",
-    "keep",
-    "eval_batches",
-)
-
-
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Options from a command line, and from the file that its `--config-file` names.
 
@@ -169,11 +197,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     values = vars(parser.parse_args([*words, *rest]))
     values.pop("config_file")
     options = Options(**values)
-    for name in _POSITIVE:
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    if not 0 < options.eval_part < 1:
-        parser.error("--eval-part must be between 0 and 1")
+    for field in dataclasses.fields(Options):
+        valid, value = field.metadata["valid"], getattr(options, field.name)
+        if valid and value is not None and not _VALID[valid](value):
+            parser.error(f"--{_flag(field.name)} must be {valid}, not {value}")
     return options
 
 
@@ -185,14 +212,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config-file", help="YAML with any of these options, by their names")
     for field in dataclasses.fields(Options):
-        how: dict[str, Any] = {"default": field.default, **field.metadata}
+        how: dict[str, Any] = {"default": field.default, **field.metadata["how"]}
         if field.type is bool:
             how["action"] = argparse.BooleanOptionalAction
         elif field.type in (float | None, int | None):
             how["type"] = float if field.type == float | None else int
         else:
             how["type"] = field.type if isinstance(field.type, type) else str
-        parser.add_argument("--" + field.name.replace("_", "-"), **how)
+        parser.add_argument("--" + _flag(field.name), **how)
     parser.add_argument(
         "--no-resume",
         dest="resume",
@@ -201,6 +228,10 @@ def _parser() -> argparse.ArgumentParser:
         help="same as --resume never",
     )
     return parser
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _words(path: Path) -> list[str]:
@@ -217,7 +248,7 @@ def _words(path: Path) -> list[str]:
         name = str(key).replace("-", "_")
         if name not in fields:
             raise ValueError(f"unknown option {key!r}; known options are {', '.join(fields)}.")
-        flag = name.replace("_", "-")
+        flag = _flag(name)
         if fields[name].type is bool and isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:

@@ -57,9 +57,16 @@ def train(parity: Parity, mesh: str, run: str, command: Sequence[str]) -> tuple[
         )
     reason = ""
     if ended.returncode:
-        said = (folder / "log.txt").read_text().strip().splitlines()
-        reason = f"exit code {ended.returncode}: {said[-1] if said else 'it said nothing'}"
+        said = _last_words((folder / "log.txt").read_text())
+        reason = f"exit code {ended.returncode}: {said}"
     return read_rows(folder / METRICS), reason
+
+
+def _last_words(log: str) -> str:
+    """The line of a failed run's log that says why: that of `jaxhet launch`, or the last one."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    failed_first = [line for line in lines if "failed first: " in line]
+    return [*failed_first, *lines[-1:], "it said nothing"][0]
 
 
 def run(parity: Parity) -> list[Result]:
@@ -148,6 +155,13 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
     add("--jobs", 1, "runs at the same time; with more than 1, tokens/s are too low", type=int)
     add("--out", Path("runs/parity"), "folder of the report and the runs", type=Path)
     given, rest = parser.parse_known_args(arguments)
+    if given.islands < 2 or given.devices < 1:
+        parser.error(
+            f"--islands {given.islands} of --devices {given.devices}: "
+            "at least 2 islands of 1 device"
+        )
+    if given.tolerance is not None and not given.tolerance > 0:
+        parser.error(f"--tolerance {given.tolerance}: give a number above 0")
     if given.jobs < 1:
         parser.error(f"--jobs {given.jobs}: at least 1 run at a time")
     if given.permutations < 1:

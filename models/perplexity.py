@@ -22,7 +22,7 @@ from flax import nnx
 import jaxhet
 from models.configs import DTYPES, Config
 from models.corpus import Corpus, open_corpus
-from models.huggingface import Params, load
+from models.huggingface import Params, config_json, load
 from models.llama import Llama
 from models.pretrain import parse_mesh
 from models.sharding import activation_sharding, batch_axes
@@ -139,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line. Exits with one line of text for an input that can't be used."""
     options = _options(arguments)
     try:
+        config_json(options.folder)  # refuses a folder without a model before the data is read
         tokenizer = options.tokenizer or find_tokenizer(options.folder)
         corpus = open_corpus(options.data, str(tokenizer) if tokenizer else None)
         if options.tokens:

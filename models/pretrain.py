@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 import jaxhet
-from models import initial, scalars
+from models import huggingface, initial, scalars
 from models.accumulate import Accumulation
+from models.attention import all_nvidia
 from models.checkpoint import Checkpoints
 from models.configs import Config
 from models.corpus import Corpus, open_corpus
@@ -121,7 +122,15 @@ def parse_stages(text: str | None) -> tuple[int, ...]:
 
 
 def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
-    """The trainer of the model that `options` describe, on all devices of the job."""
+    """The trainer of the model that `options` describe, on all devices of the job.
+
+    Args:
+      options: Options of the run.
+      corpus: The training data; None: the data that the options name.
+
+    Raises:
+      ValueError: The options don't fit together, or the devices don't have what they ask for.
+    """
     schedule = Schedule(
         options.learning_rate,
         options.warmup,
@@ -133,13 +142,16 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
     mesh = make_mesh(options)
     corpus = corpus or open_corpus(options.data, initial.tokenizer(options))
     config = model_config(options, corpus.vocab)
-    return Trainer(
+    trainer = Trainer(
         dataclasses.replace(config, document_end=_document_end(options, corpus)),
         schedule,
         mesh,
         update_axes(options.update, mesh),
         Accumulation(options.accumulate, sum_axes(mesh)),
     )
+    if config.attention == "cudnn" and not all_nvidia():
+        raise ValueError("--attention cudnn needs NVIDIA GPUs on all islands: choose auto or xla.")
+    return trainer
 
 
 def _document_end(options: Options, corpus: Corpus) -> int | None:
@@ -208,7 +220,7 @@ def pretrain(options: Options) -> None:
     batches = Batches(kept, options.seed, *sizes, options.order)
     evaluation = Batches(evaluated, options.seed, *sizes) if held_out else None
     unit = "token" if corpus.tokenizer else "byte"
-    folder = Path(options.run_dir) / "checkpoints"
+    folder = Path(options.run_dir) / huggingface.CHECKPOINTS
     with Checkpoints(folder, facts, options.keep) as checkpoints, jax.set_mesh(trainer.mesh):
         run = Run(options, trainer, batches, evaluation, checkpoints)
         start = run.first_step()

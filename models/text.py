@@ -119,6 +119,8 @@ class Tokenizer:
         Raises:
           ValueError: The file is of another format, or `end` is unknown.
         """
+        if path is None and end is not None:
+            raise ValueError(f"bytes have no token {end!r}: give --tokenizer, or no --end-token.")
         if path is None:
             return cls(lambda texts: [np.frombuffer(t.encode(), np.uint8) for t in texts], BYTES)
         text = tokenizer_json(Path(path))

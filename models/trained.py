@@ -18,14 +18,12 @@ from models import initial
 from models.checkpoint import Facts, read_facts, read_params, read_shapes
 from models.configs import CONFIGS, Config
 from models.families import family_of
-from models.huggingface import Params, parameter_shapes
+from models.huggingface import CHECKPOINTS, Params, parameter_shapes
 from models.options import RESOLVED, Options
 from models.pipeline import Pipeline
 from models.pretrain import parse_stages
 from models.sharding import parameter_shardings, path_name
 from models.text import Tokenizer, tokenizer_json
-
-CHECKPOINTS = "checkpoints"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,14 +134,26 @@ class Checkpoint:
         Raises:
           ValueError: The run does not say which tokenizer it was, or the file has changed.
         """
+        return tokenizer_json(Path(self._tokenizer()[0]))
+
+    def end(self) -> int | None:
+        """The token after each document; None if there is none, as with bytes.
+
+        Raises:
+          ValueError: The tokenizer is not known, or its file has changed.
+        """
+        return None if self.is_of_bytes else self._tokenizer()[1].end
+
+    def _tokenizer(self) -> tuple[str, Tokenizer]:
         path = initial.tokenizer(self._options())
         if path is None:
             raise ValueError(
                 f"{self.run} had shards and no --tokenizer: copy the tokenizer.json that made them."
             )
-        if Tokenizer.load(path).digest != self._digest:
+        found = Tokenizer.load(path)
+        if found.digest != self._digest:
             raise ValueError(f"{path} is not the tokenizer any more that made the run's tokens.")
-        return tokenizer_json(Path(path))
+        return path, found
 
     @property
     def has_own_tokenizer(self) -> bool:

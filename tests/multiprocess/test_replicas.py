@@ -138,6 +138,27 @@ tell(before=told(jaxhet.check_replicas(tree, on_difference="sync")),
     assert found["after"] == {}
 
 
+def test_arrays_without_replicas_to_compare_are_refused_by_name() -> None:
+    script = """
+import jax, numpy as np, jaxhet
+from jax.sharding import NamedSharding, PartitionSpec as P
+jax.config.update("jax_num_cpu_devices", 2)
+everywhere = NamedSharding(jax.make_mesh((2,), ("x",)), P())
+given = jax.device_put(np.zeros(2), everywhere)
+for f in (lambda x: jaxhet.check_replicas({"loss": x}), jaxhet.sync_replicas):
+    try: jax.jit(f)(given)
+    except jaxhet.UsageError as e: print(e)
+given.delete()
+try: jaxhet.check_replicas({"weights": given})
+except jaxhet.UsageError as e: print(e)
+"""
+    (ended,) = run(script, {})
+    traced = "is a value inside a function that JAX traces (jit, grad, shard_map), where"
+    assert f"['loss'] {traced}" in ended.text, ended.text
+    assert f"the array {traced}" in ended.text
+    assert "['weights'] has no data: it was donated to a function (donate_argnums)" in ended.text
+
+
 def test_option_that_is_not_known_is_refused() -> None:
     script = """
 try: jaxhet.check_replicas({}, on_difference="ask")
@@ -162,6 +183,6 @@ try: jaxhet.unlike_islands()
 except jaxhet.UsageError as e: print(e)
 """
     (ended,) = run(script, {})
-    assert "[' (on process 0; largest difference 1)']" in ended.text, ended.text
+    assert "['the array (on process 0; largest difference 1)']" in ended.text, ended.text
     assert "[[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]" in ended.text
     assert "call jaxhet.initialize() first" in ended.text

@@ -116,7 +116,10 @@ def test_wrong_shards_say_what_to_do(tmp_path, tokenizer):
     shards.write(out, shards.Index("uint16", 256, None, ""), [np.arange(9)], longest=9)
     with pytest.raises(ValueError, match="is not empty: give a new folder as --out"):
         shards.write(out, shards.Index("uint16", 256, None, ""), [], longest=9)
-    with pytest.raises(ValueError, match=r"made with another tokenizer than .*: leave out"):
+    with pytest.raises(
+        ValueError,
+        match=r"with another tokenizer than .*: make them anew with `.* --tokenizer .*`, or name",
+    ):
         open_corpus(str(out), tokenizer)
     (out / "00000.bin").write_bytes(b"123")
     with pytest.raises(ValueError, match=r"has 3 bytes, but index.json says 9 tokens of 2: copy"):
@@ -141,6 +144,8 @@ def test_wrong_tokenizers_say_what_to_do(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="has no token '<end>': give another --end-token"):
         Tokenizer.load(tokenizer, "<end>")
     assert Tokenizer.load(tokenizer, "two").end == 2
+    with pytest.raises(ValueError, match="bytes have no token '<end>': give --tokenizer, or no"):
+        Tokenizer.load(None, "<end>")
     with pytest.raises(SystemExit, match="No such file"):
         tokenize.main([str(tmp_path / "none"), f"--out={tmp_path / 'out'}"])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import convert
+from models import convert, generate, perplexity
 from models.huggingface import load, save
 from tests.python.models.golden_models import (
     FAMILIES,
@@ -181,6 +181,49 @@ def test_tensors_of_another_model_are_named(change, words, tmp_path, make_mesh):
     shutil.copy(GOLDEN / "llama-3" / "config.json", tmp_path)
     with pytest.raises(ValueError, match=words):
         load(tmp_path, make_mesh(data=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda f: f.mkdir(), "model has no config.json: give a folder with config.json and"),
+        (lambda f: (f / "checkpoints").mkdir(parents=True), "it is a run of models.pretrain; make"),
+        (lambda f: (f / "config.json").mkdir(parents=True), "Is a directory: '.*config.json'"),
+        (lambda f: _change(f, "config.json", b"{"), "config.json is no JSON file: Expecting prop"),
+        (
+            lambda f: _change(f, "model.safetensors", b"version https://git-lfs.github.com"),
+            r"model.safetensors is no complete safetensors file \(.*\): download it again",
+        ),
+        (lambda f: _change(f, "model.safetensors"), "has no model.safetensors and no model.safet"),
+        (
+            lambda f: _change(f, "model.safetensors.index.json", b"]"),
+            "model.safetensors.index.json is no JSON file",
+        ),
+    ],
+)
+def test_folder_without_a_model_is_one_line_that_says_what_to_do(make, words, tmp_path):
+    make(tmp_path / "model")
+    for command, *others in ((generate, "1", "--tokens"), (perplexity,)):
+        with pytest.raises(SystemExit, match=f"python -m models.*: .*{words}"):
+            command.main([str(tmp_path / "model"), *others])
+
+
+def test_checkpoint_of_convert_says_what_to_do(make_mesh, tmp_path):
+    convert.import_model(GOLDEN / "qwen2", tmp_path / "ours", make_mesh(data=1))
+    with pytest.raises(SystemExit, match=r"ours has no model\.safetensors.*: it is a checkpoint"):
+        generate.main([str(tmp_path / "ours"), "1,2", "--tokens"])
+    with pytest.raises(SystemExit, match=r"nothing has no config\.json: give a folder with config"):
+        generate.main([str(tmp_path / "nothing"), "text"])
+    with pytest.raises(SystemExit, match=r"`python -m models.convert export .*ours FOLDER`, and"):
+        perplexity.main([str(tmp_path / "ours")])
+
+
+def _change(folder, name, contents=None):
+    """A copy of a small model in which a file has other contents, or is missing."""
+    shutil.copytree(GOLDEN / "qwen2", folder)
+    (folder / name).unlink(missing_ok=True)
+    if contents is not None:
+        (folder / name).write_bytes(contents)
 
 
 def test_no_model_is_one_line(tmp_path):

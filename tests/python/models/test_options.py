@@ -31,6 +31,7 @@ def test_cosine_ends_with_the_run_unless_it_is_told_otherwise():
         ("config: huge", "invalid choice: 'huge'"),
         ("steps: 0", "--steps must be at least 1"),
         ("eval_part: 1", "--eval-part must be between 0 and 1"),
+        ("warmup: -1", "--warmup must be at least 0, not -1"),
         ("{", "run.yaml: while parsing"),
     ],
 )
@@ -39,6 +40,32 @@ def test_wrong_file_says_what_is_wrong(text, words, tmp_path, capsys):
     with pytest.raises(SystemExit):
         parse(["--config-file", str(tmp_path / "run.yaml")])
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("--learning-rate=-1", "--learning-rate must be finite and at least 0, not -1.0"),
+        ("--learning-rate=nan", "--learning-rate must be finite and at least 0, not nan"),
+        ("--weight-decay=inf", "--weight-decay must be finite and at least 0, not inf"),
+        ("--max-gradient-norm=0", "--max-gradient-norm must be above 0, not 0.0"),
+        ("--peak-flops=0", "--peak-flops must be above 0, not 0.0"),
+        ("--checkpoint-every=-1", "--checkpoint-every must be at least 0, not -1"),
+        ("--eval-every=-1", "--eval-every must be at least 0, not -1"),
+        ("--loss-chunk=-1", "--loss-chunk must be at least 0, not -1"),
+        ("--seed=-1", "--seed must be at least 0, not -1"),
+        ("--permute=-1", "--permute must be at least 0, not -1"),
+        ("--cosine-steps=-1", "--cosine-steps must be at least 0, not -1"),
+    ],
+)
+def test_number_out_of_its_range_is_refused_with_the_range(words, error, capsys):
+    with pytest.raises(SystemExit):
+        parse([words])
+    assert error in capsys.readouterr().err
+
+
+def test_norm_without_a_limit_is_infinite():
+    assert parse(["--max-gradient-norm=inf"]).max_gradient_norm == float("inf")
 
 
 def test_missing_file_is_named(capsys):

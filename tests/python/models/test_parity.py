@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from models import parity_report, parity_runs
-from models.parity import parse
+from models.parity import parse, train
 from models.parity_runs import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
 
 MESH = "data=2,model=2"
@@ -169,6 +169,28 @@ def test_failed_and_short_runs_are_named(asked):
     }
 
 
+def test_failed_run_is_told_with_the_line_that_says_why(asked):
+    said = """
+[island0/0] models.pretrain: no mesh
+jaxhet launch: failed first: process 0 (island0): exit code 3; it said: models.pretrain: no mesh
+  process 1 (island1): exit code 3
+  the first failure was 0.5 s after the start
+"""
+
+    def failure(text: str) -> str:
+        program = f"import sys; print({text!r}, file=sys.stderr); sys.exit(3)"
+        rows, reason = train(asked, MESH, ONE_WORLD, [sys.executable, "-c", program])
+        assert rows == []
+        return reason
+
+    assert failure(said) == (
+        "exit code 3: jaxhet launch: failed first: process 0 (island0): exit code 3; it said: "
+        "models.pretrain: no mesh"
+    )
+    assert failure("first\nlast\n\n") == "exit code 3: last"
+    assert failure("") == "exit code 3: it said nothing"
+
+
 def test_runs_differ_in_what_they_are_named_after(asked):
     commands = asked.runs(MESH)
     assert all(f"--mesh={MESH}" in command for command in commands.values())
@@ -195,6 +217,9 @@ def test_unlike_island_has_its_flags_beside_those_of_all_runs(asked, monkeypatch
         (["--run-dir=x"], "--run-dir is set for each run: leave it out"),
         (["--permutations=0"], "--permutations 0: the noise floor needs at least 1"),
         (["--jobs=0"], "--jobs 0: at least 1 run at a time"),
+        (["--islands=1"], "--islands 1 of --devices 2: at least 2 islands of 1 device"),
+        (["--devices=0"], "--islands 2 of --devices 0: at least 2 islands of 1 device"),
+        (["--tolerance=-1"], "--tolerance -1.0: give a number above 0"),
         (["--meshes", "data"], "is not of the form data=2,model=2"),
     ],
 )

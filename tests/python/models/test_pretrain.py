@@ -154,6 +154,7 @@ def test_other_meshes_train(mesh, tmp_path):
             {"mesh": "data=2,sequence=2", "attention": "cudnn"},
             r"--attention cudnn on a mesh with sequence.*choose auto or xla",
         ),
+        ({"attention": "cudnn"}, "--attention cudnn needs NVIDIA GPUs on all islands: choose auto"),
         ({"accumulate": 3}, "can't be split over data=2,accumulate=3: choose a multiple of 6"),
     ],
 )

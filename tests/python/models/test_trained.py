@@ -73,6 +73,10 @@ def test_run_of_uneven_stages_is_exported_and_continues_text(
     rows = np.array([0, 2, 3])  # row 1 fills up the first stage
     blocks = jax.tree.map(lambda x: x[rows], spread["blocks"])
     assert_equal(params, spread | {"blocks": blocks})
+    written = json.loads((folder / "config.json").read_text())
+    assert written["max_position_embeddings"] == 16
+    # A byte ends no text. `transformers` takes 2 where the key is absent.
+    assert (written["bos_token_id"], written["eos_token_id"]) == (None, None)
 
     capsys.readouterr()
     generate.main([str(folder), "if é", "--number=4"])
@@ -110,7 +114,7 @@ def test_tokenizer_of_a_run_is_exported_or_the_reason_is_given(tmp_path, capsys,
     units = []
     monkeypatch.setattr(reporter, "plot_losses", lambda *arguments: units.append(arguments[2]))
     words = tmp_path / "words.json"
-    _save_words(words)
+    _save_words(words, "</s>")
     (tmp_path / "text.txt").write_text("w1 w2 w3 w5 " * 40)
     data = str(tmp_path / "text.txt")
     tokenize.main([data, f"--tokenizer={words}", f"--out={tmp_path / 'shards'}"])
@@ -118,12 +122,14 @@ def test_tokenizer_of_a_run_is_exported_or_the_reason_is_given(tmp_path, capsys,
     train(run, f"--data={data}", f"--tokenizer={words}", "--param-dtype=bfloat16")
     assert units == ["token"]
     assert (export(run, tmp_path / "a") / "tokenizer.json").read_text() == words.read_text()
-    assert json.loads((tmp_path / "a" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert (config["torch_dtype"], config["eos_token_id"]) == ("bfloat16", 64)
 
     options = run / "config.yaml"
     options.write_text(options.read_text().replace(f"tokenizer: {words}", "tokenizer: null"))
     capsys.readouterr()
     assert not (export(run, tmp_path / "b") / "tokenizer.json").exists()
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["eos_token_id"] is None
     why = "had shards and no --tokenizer: copy the tokenizer.json that made them"
     assert why in capsys.readouterr().err
     options.write_text(options.read_text().replace("tokenizer: null", f"tokenizer: {words}"))
@@ -159,9 +165,10 @@ def test_byte_tokenizer_gives_bytes_and_the_same_text(tmp_path):
         assert codec.decode(codec.encode(example)) == example
 
 
-def _save_words(path: Path) -> None:
-    """A tokenizer of the words w0 to w63."""
-    vocabulary = {f"w{number}": number for number in range(64)}
+def _save_words(path: Path, *others: str) -> None:
+    """A tokenizer of the words w0 to w63, and others."""
+    words = [*(f"w{number}" for number in range(64)), *others]
+    vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "w0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(path))
