@@ -21,10 +21,13 @@ import jax
 import orbax.checkpoint as ocp
 
 import jaxhet
+from models.pipeline import parse_stages
 from models.train import TrainState
 
 Facts = dict[str, Any]
 
+# The one fact that a resumed run may change: the layers of each stage, which say how a state lies.
+LAYOUT = "stages"
 # Characters of what a library says about a failed write.
 _LONGEST_CAUSE = 500
 
@@ -32,7 +35,8 @@ _LONGEST_CAUSE = 500
 class Checkpoints:
     """The checkpoints under a folder, newest `keep` kept. A context manager; use from one thread.
 
-    `facts` is what must be equal for a resumed run to continue this one: JSON values by name.
+    `facts` is what must be equal for a resumed run to continue this one, but for `LAYOUT`: JSON
+    values by name.
     A save is complete or absent, whenever the process ends: Orbax writes to a temporary folder and
     renames it, and an older checkpoint is deleted only afterwards. Temporary folders that an
     earlier run has left are deleted first.
@@ -137,6 +141,12 @@ class Checkpoints:
         )
         return self._checkpointer.restore(self._folder / str(step), args=contents)["state"]
 
+    def layout(self, step: int) -> tuple[tuple[int, ...], int]:
+        """Stages that the run named, and rows of the parameters of blocks, of a checkpoint."""
+        stages = parse_stages(self._saved_facts(step).get(LAYOUT))
+        blocks = read_shapes(self._folder / str(step))["blocks"]
+        return stages, jax.tree.leaves(blocks)[0].shape[0]
+
     def _steps(self) -> list[int]:
         """Finished steps of all complete checkpoints."""
         return ocp.utils.checkpoint_steps(self._folder)
@@ -167,10 +177,13 @@ class Checkpoints:
             f"{type(error).__name__}: {cause}. Make room there, then start again with --resume."
         )
 
-    def _check_facts(self, step: int) -> None:
+    def _saved_facts(self, step: int) -> Facts:
         contents = ocp.args.Composite(facts=ocp.args.JsonRestore())
-        saved = self._checkpointer.restore(self._folder / str(step), args=contents)["facts"]
-        names = sorted(saved.keys() | self._facts.keys())
+        return self._checkpointer.restore(self._folder / str(step), args=contents)["facts"]
+
+    def _check_facts(self, step: int) -> None:
+        saved = self._saved_facts(step)
+        names = sorted((saved.keys() | self._facts.keys()) - {LAYOUT})
         other = [
             f"{name} was {saved.get(name)!r} and is {self._facts.get(name)!r}"
             for name in names

@@ -7,7 +7,7 @@ import jax
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 import jaxhet
-from models import initial
+from models import initial, restored
 from models.checkpoint import Checkpoints
 from models.data import Batches
 from models.options import Options
@@ -104,8 +104,7 @@ class Run:
         return done == self.options.steps or (every > 0 and done % every == 0)
 
     def _restored(self, step: int) -> TrainState:
-        shapes = jax.eval_shape(lambda: self.trainer.init(self.options.seed))
-        return self.checkpoints.restore(step, shapes, self.trainer.state_shardings())
+        return restored.restore(self.checkpoints, step, self.trainer)
 
     def _evaluation_batches(
         self, batches: Batches, sharding: jax.sharding.Sharding

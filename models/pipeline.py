@@ -26,6 +26,18 @@ from models.llama import Llama
 from models.sharding import batch_axes, constrain
 
 
+def parse_stages(text: str | None) -> tuple[int, ...]:
+    """`3,1` as a tuple of the layers of each stage; empty for None.
+
+    Raises:
+      ValueError: The text has another form.
+    """
+    parts = text.split(",") if text else []
+    if not all(part.isdigit() for part in parts):
+        raise ValueError(f"--stages {text!r} is not of the form 3,1.")
+    return tuple(int(part) for part in parts)
+
+
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
     """How many layers each stage has, and into how many microbatches a batch is divided."""
@@ -52,6 +64,17 @@ class Pipeline:
         if len(stages) != count:
             raise ValueError(f"stages {stages} are {len(stages)}, but the mesh has stage={count}.")
         return cls(stages, config.microbatches)
+
+    @classmethod
+    def of_rows(cls, stages: tuple[int, ...], rows: int, layers: int) -> Self | None:
+        """The pipeline that a saved state was made for, if its stages are uneven.
+
+        Args:
+          stages: Layers of each stage, as the run had them; empty: the run named none.
+          rows: Rows of the saved parameters of blocks.
+          layers: Layers of the model.
+        """
+        return cls(stages, 1) if sum(stages) == layers < rows else None
 
     def spread(self, blocks: Any) -> Any:
         """The parameters of all layers, first axis [layers], with as many rows for each stage."""
@@ -95,7 +118,7 @@ class Pipeline:
                 for name, x in params.items()
             }
             model = partial(nnx.merge, graph, params)
-            x = self._flow(model, None if self._is_even else used[0], tokens)
+            x = self._flow(model, None if self.is_even else used[0], tokens)
             last = jax.lax.axis_index("stage") == len(self.stages) - 1
             loss = jnp.where(last, model().loss(x, tokens[:, 1:]), 0)
             return jax.lax.pmean(jax.lax.psum(loss, "stage"), split)
@@ -109,7 +132,8 @@ class Pipeline:
         )(params, jnp.asarray(self._used()), tokens)
 
     @property
-    def _is_even(self) -> bool:
+    def is_even(self) -> bool:
+        """Whether all stages have equally many layers."""
         return len(set(self.stages)) == 1
 
     def _used(self) -> np.ndarray:

@@ -19,13 +19,14 @@ import jaxhet
 from models import huggingface, initial, scalars
 from models.accumulate import Accumulation
 from models.attention import all_nvidia
-from models.checkpoint import Checkpoints
+from models.checkpoint import LAYOUT, Checkpoints
 from models.configs import Config
 from models.corpus import Corpus, open_corpus
 from models.data import Batches
 from models.flops import config_flops, peak_flops
 from models.loop import Run, Stopped
 from models.options import PROGRAM, Options, parse
+from models.pipeline import parse_stages
 from models.reporter import Reporter, Settings
 from models.sharding import AXES, batch_axes, token_axes
 from models.train import Schedule, Trainer
@@ -38,7 +39,6 @@ _FACTS = (
     "batch",
     "seq",
     "permute",
-    "stages",
     "accumulate",
     "order",
     "learning_rate",
@@ -107,18 +107,6 @@ def _given(options: Options) -> dict[str, Any]:
     """The fields of the config that the options replace."""
     given = {name: getattr(options, name) for name in _MODEL}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def parse_stages(text: str | None) -> tuple[int, ...]:
-    """`3,1` as a tuple of the layers of each stage; empty for None.
-
-    Raises:
-      ValueError: The text has another form.
-    """
-    parts = text.split(",") if text else []
-    if not all(part.isdigit() for part in parts):
-        raise ValueError(f"--stages {text!r} is not of the form 3,1.")
-    return tuple(int(part) for part in parts)
 
 
 def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
@@ -211,6 +199,7 @@ def pretrain(options: Options) -> None:
     sizes = (options.batch, options.seq, options.permute)
     facts = {name: getattr(options, name) for name in _FACTS} | {
         "corpus": corpus.identity,
+        LAYOUT: options.stages,
         **_given(options),
         "dtype": trainer.config.dtype,
         "eval_part": held_out,

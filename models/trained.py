@@ -15,13 +15,12 @@ import orbax.checkpoint as ocp
 import yaml
 
 from models import initial
-from models.checkpoint import Facts, read_facts, read_params, read_shapes
+from models.checkpoint import LAYOUT, Facts, read_facts, read_params, read_shapes
 from models.configs import CONFIGS, Config
 from models.families import family_of
 from models.huggingface import CHECKPOINTS, Params, parameter_shapes
 from models.options import RESOLVED, Options
-from models.pipeline import Pipeline
-from models.pretrain import parse_stages
+from models.pipeline import Pipeline, parse_stages
 from models.sharding import parameter_shardings, path_name
 from models.text import Tokenizer, tokenizer_json
 
@@ -97,11 +96,9 @@ class Checkpoint:
         Raises ValueError if the checkpoint's parameters are not those of `config`.
         """
         expected = parameter_shapes(self.config)
-        layers = self.config.layers
-        stages = parse_stages(self.facts["stages"])
         found = read_shapes(self.folder)
         rows = jax.tree.leaves(found["blocks"])[0].shape[0]
-        pipeline = Pipeline(stages, 1) if sum(stages) == layers < rows else None
+        pipeline = Pipeline.of_rows(parse_stages(self.facts[LAYOUT]), rows, self.config.layers)
         stored = dict(expected)
         if pipeline:
             stored["blocks"] = jax.eval_shape(pipeline.spread, expected["blocks"])

@@ -92,6 +92,30 @@ def test_run_resumed_on_another_mesh_differs_by_rounding_of_float64_alone(
             assert apart(error.__name__) >= 1e-7
 
 
+def test_run_of_uneven_stages_is_resumed_on_other_stages(tmp_path, monkeypatch, x64):
+    monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(CONFIGS["tiny"], layers=4))
+    wide = {"dtype": "float64", "param_dtype": "float64", "moments_dtype": "float64", "warmup": 1}
+    pipeline = {"mesh": "stage=2,data=2", "microbatches": 2}
+    train(tmp_path / "run", steps=2, **wide, **pipeline, stages="1,3")
+    others = {
+        "whole": {**pipeline, "stages": "1,3"},
+        "no stages": {"mesh": "fsdp=2,model=2", "update": "sharded"},
+        "uneven": {**pipeline, "stages": "3,1"},
+        "even": {"mesh": "stage=4", "microbatches": 2},
+    }
+    for name, options in others.items():
+        shutil.copytree(tmp_path / "run", tmp_path / name)
+        train(tmp_path / name, steps=4, resume=True, **wide, **options)
+    _, whole = zip(*losses(tmp_path / "whole"), strict=True)
+    for name in others:
+        _, other = zip(*losses(tmp_path / name), strict=True)
+        assert max(differences(other, whole)) <= 1e-14, name
+    # And back to an uneven division.
+    train(tmp_path / "even", steps=5, resume=True, **wide, **pipeline, stages="3,1")
+    train(tmp_path / "whole", steps=5, resume=True, **wide, **pipeline, stages="1,3")
+    assert max(differences(*([losses(tmp_path / n)[-1][1]] for n in ("even", "whole")))) <= 1e-14
+
+
 def test_run_goes_on_from_the_newest_checkpoint(tmp_path, capsys):
     train(tmp_path, steps=3, checkpoint_every=1, keep=2)
     assert checkpoints(tmp_path) == {"2", "3"}
