@@ -46,6 +46,7 @@ _PYTHON_DOORS = {
         "tests/gpu/mirror_double.py",
         "tests/multiprocess/published/jax_tests.py",
         "tests/python/compiler/",
+        "tests/python/models/test_llama.py",
         "tests/python/test_certificates.py",
         "tests/python/test_clusters.py",
         "tests/python/test_jax_compat.py",

@@ -68,7 +68,7 @@ def _layouts(shape: hlo.Shape) -> str:
 
 
 def _digest(computation: hlo.Computation) -> str:
-    """What a fusion computes: two compilations may number parameters and results differently."""
+    """Computation of a fusion; two compilations may number parameters and results differently."""
     root = computation.root
     roots = computation.operands(root) if root.opcode == "tuple" else [root]
     by_type: dict[int, str] = {}
