@@ -427,7 +427,7 @@ OPTIONS: tuple[Option, ...] = (
         _flag,
         None,
         "1: XLA's kernels on GPUs stay those of one world, and sums of two GPUs have the bits of"
-        " NCCL's; fewer exchanges overlap. Default: whether XLA_FLAGS has"
+        " NCCL's; fewer exchanges overlap. Default: whether XLA_FLAGS of all processes has"
         " --xla_gpu_deterministic_ops or --xla_gpu_exclude_nondeterministic_ops",
         agreed=True,
     ),

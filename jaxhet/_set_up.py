@@ -63,6 +63,10 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
         membership.join(info, config.connect_timeout_s + 5, given)
         members = membership.members
         config = config.placed(membership.process, len(members))
+        are_deterministic = all(
+            compiler_settings.are_kernels_deterministic(info.settings) for info in members
+        )
+        config = config.filled({"one_world_kernels": are_deterministic})
         per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets
         channels = bootstrap.num_channels(len(members), per_pair)
         listener.assign(membership.process, membership.job, len(members), channels)
@@ -75,7 +79,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
             exposure.check(config, config.process_id, members, membership.coordinator_host)
             if members[config.process_id].platform in jaxlib.GPU_PLATFORMS:
-                tuned = _prepare_gpus(config.process_id)
+                tuned = _prepare_gpus(config)
             engine, connector = _start_engine(config, listener, membership)
         session = _start_jax(config, membership, engine, listener)
         session.compilation.connector = connector
@@ -92,13 +96,19 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
         raise
 
 
-def _prepare_gpus(process: int) -> pathlib.Path | None:
+def _prepare_gpus(config: Config) -> pathlib.Path | None:
     """Completes XLA's flags; returns the folder for tuned kernels, if processes share them."""
+    process = config.process_id
     given = os.environ.get("XLA_FLAGS", "")
     cache = jax.config.jax_compilation_cache_dir
     folder = gpu_settings.prepare(lambda: tuning.folder(process, cache))
     if process == 0:
         LOGGER.info("%s", gpu_settings.added(given, os.environ["XLA_FLAGS"]))
+        if config.one_world_kernels:
+            LOGGER.info(
+                "XLA's kernels stay those of one world, for equal bits; fewer exchanges overlap"
+                " (option one_world_kernels; by default with deterministic kernels)"
+            )
     return folder
 
 

@@ -25,7 +25,10 @@ NOT_COMPARED: dict[str, str] = {
     ),
 }
 
-_DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
+_DETERMINISTIC = (
+    f"{XLA_FLAGS} --xla_gpu_deterministic_ops",
+    f"{XLA_FLAGS} --xla_gpu_exclude_nondeterministic_ops",
+)
 
 # Values of JAX's config that change a jaxpr, its lowering or the compiled program. A value that
 # only makes JAX raise or warn is not here. A name that the installed JAX does not have is skipped.
@@ -129,10 +132,9 @@ def xla_flags(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return parse_flags(xla_flags_text(environ))
 
 
-def are_kernels_deterministic(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether XLA_FLAGS asks for GPU kernels that give the same bits in every run."""
-    flags = xla_flags(environ)
-    return any(is_on(flags[name]) for name in _DETERMINISTIC if name in flags)
+def are_kernels_deterministic(settings: Mapping[str, str]) -> bool:
+    """Returns whether settings ask for GPU kernels that give the same bits in every run. Pure."""
+    return any(is_on(settings[name]) for name in _DETERMINISTIC if name in settings)
 
 
 def is_on(value: str) -> bool:

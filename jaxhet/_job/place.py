@@ -1,11 +1,9 @@
 """Which process of which job this is: what must be known before the coordinator is asked."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
-from jaxhet._jax import compiler_settings
 from jaxhet._job import announced
 
 UNASSIGNED = -1  # a process id, or a number of processes, that the coordinator gives
@@ -82,10 +80,10 @@ def _check_island(config: Config) -> None:
         )
 
 
-def _derived(config: Config) -> dict[str, Any]:
-    """Options that follow from the sizes of the islands or their absence, and from XLA's flags."""
+def _derived(config: Config) -> dict[str, int]:
+    """Options that follow from the sizes of the islands, or from their absence."""
     sizes = announced.sizes(config.islands)
-    derived: dict[str, Any] = {"one_world_kernels": compiler_settings.are_kernels_deterministic()}
+    derived = {}
     if sizes and config.num_processes is None:
         derived["num_processes"] = sum(sizes.values())
     if config.process_id is None and config.island_process_id is not None:

@@ -200,7 +200,7 @@ def pretend(vendor: Vendor, num_islands: int, devices_per_island: int) -> Preten
     Raises:
       UsageError: the vendor's compiler is not installed, or an option is not valid.
     """
-    is_deterministic = compiler_settings.are_kernels_deterministic()
+    is_deterministic = compiler_settings.are_kernels_deterministic(compiler_settings.settings())
     config = _config.resolve().filled({"one_world_kernels": is_deterministic})
     compiler = Compiler(vendor)
     devices = sorted(compiler.devices(num_islands, devices_per_island), key=lambda d: d.id)

@@ -85,3 +85,35 @@ def test_flags_that_change_no_result_may_differ(tmp_path: pathlib.Path) -> None:
     for ended in run(SUM, *({**e, "XLA_FLAGS": f} for e, f in zip(envs, flags, strict=True))):
         assert (ended.code, "sum 2.0" in ended.text) == (0, True), ended.text
         assert "differs" not in ended.text
+
+
+_KERNELS = """
+import jaxhet
+from jaxhet import _session
+jaxhet.initialize()
+print("one world's kernels", _session.current().config.one_world_kernels)
+jaxhet.shutdown()
+"""
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "kept"),
+    [
+        (("", ""), None, False),
+        ((_DETERMINISTIC, "--xla_gpu_deterministic_ops"), None, True),
+        ((_DETERMINISTIC, "--xla_gpu_exclude_nondeterministic_ops=1"), None, True),
+        ((_DETERMINISTIC, ""), None, False),
+        ((_DETERMINISTIC, "--xla_gpu_deterministic_ops=false"), None, False),
+        ((_DETERMINISTIC, _DETERMINISTIC), "0", False),
+        (("", ""), "1", True),
+    ],
+)
+def test_one_worlds_kernels_are_kept_where_all_processes_have_deterministic_ones(
+    flags: tuple[str, str], given: str | None, kept: bool
+) -> None:
+    own = {} if given is None else {"JAXHET_ONE_WORLD_KERNELS": given}
+    envs = [{**env, "XLA_FLAGS": f, **own} for env, f in zip(job(), flags, strict=True)]
+    for ended in run(_KERNELS, *envs):
+        assert ended.code == 0, ended.text
+        assert f"one world's kernels {kept}\n" in ended.text
