@@ -204,6 +204,8 @@ def started(starts: Mapping[str, Callable[[], Job]]) -> Iterator[Systems]:
 
 def exit_code(num_missed: int, systems: Systems) -> int:
     """Prints the last line; returns the exit code: 1 if a bar is missed or a system has failed."""
-    failed = f"; failed: {', '.join(systems.failures)}" if systems.failures else ""
-    print((f"{num_missed} bars MISSED" if num_missed else "all bars reached") + failed)
-    return int(bool(num_missed or failed))
+    failed = ", ".join(systems.failures)
+    parts = [f"{num_missed} bars MISSED"] if num_missed else []
+    parts += [f"FAILED, and not measured: {failed}"] if failed else []
+    print("; ".join(parts) or "all bars reached")
+    return int(bool(parts))
