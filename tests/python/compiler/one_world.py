@@ -13,9 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from benchmarks import plain_llama
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import GPU_COMPILER_OPTIONS, Job, Options, Plan, hlo
 from jaxhet.compiler import hlo_pb2 as pb
@@ -113,7 +116,29 @@ def model_step(name: str, **changes: Any) -> Callable[[Mesh], Any]:
     return lower
 
 
+def plain_step(mesh: Mesh) -> Any:
+    """Lowers the step of benchmarks/plain_llama.py."""
+    rows = NamedSharding(mesh, P("data"))
+    size = plain_llama.Size(
+        layers=_LAYERS, embed=256, heads=4, hidden=512, vocab=512, attention=None, rows=rows
+    )
+    shardings = plain_llama.shardings(size, mesh)
+    state = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(lambda: plain_llama.init(size, jax.random.key(0))),
+        shardings,
+    )
+    tokens = jax.ShapeDtypeStruct((4, 129), jnp.int32, sharding=rows)
+    step = jax.jit(
+        lambda state, tokens: plain_llama.train_step(size, state, tokens),
+        donate_argnums=0,
+        out_shardings=(shardings, NamedSharding(mesh, P())),
+    )
+    return step.lower(state, tokens)
+
+
 STEPS = {
+    "plain JAX": plain_step,
     "llama": model_step("demo"),
     "llama, unrolled": model_step("demo", scan=False),
     "qwen": model_step("demo-qwen"),

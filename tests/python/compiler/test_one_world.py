@@ -18,10 +18,10 @@ _TWO = job(0, 1, platform="cuda")
 def test_steps_over_two_islands_can_have_the_kernels_of_one_world():
     require_compiler("cuda")
     steps = worker.run("one_world.py", timeout_s=280)
-    assert len(steps) == 3
+    assert len(steps) == 4
     for name, results in steps.items():
         world, islands, kept = map(collections.Counter, results)
-        assert world.total() > 100, name
+        assert world.total() > 80, name
         assert kept == world, (name, kept - world, world - kept)
         # XLA fuses a sum of jaxhet's with what is around it, if it may.
         assert islands != world, name
