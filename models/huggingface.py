@@ -34,6 +34,10 @@ CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.in
 # Folders of parameters: in a run of `models.pretrain`, and in a checkpoint of `models.convert`.
 CHECKPOINTS, PARAMS = "checkpoints", "params"
 
+# Some folders hold the head of a model whose head is the embedding.
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_ROWS_COMPARED = 1024  # rows of two tensors that the host holds at a time
+
 Params = dict[str, Any]
 _FORMAT = {"format": "pt"}
 _BY_NAME = {weight.ours: weight for weight in WEIGHTS}
@@ -179,7 +183,10 @@ def load(folder: Path, mesh: jax.sharding.Mesh, **changes: Any) -> tuple[Config,
     config = dataclasses.replace(read_config(folder), **changes)
     shapes = parameter_shapes(config)
     with open_tensors(folder) as tensors:
-        _check(tensors.shapes(), shapes)
+        found = tensors.shapes()
+        if config.tied:
+            _leave_head_out(tensors, found)
+        _check(found, shapes)
         read = jax.tree_util.tree_map_with_path(
             lambda path, leaf, sharding: _load(tensors, path_name(path), leaf, sharding),
             shapes,
@@ -198,6 +205,26 @@ def _named(shapes: Params) -> Iterator[tuple[Weight, Any]]:
     """Each parameter's weight and leaf, in the order of `WEIGHTS`."""
     leaves = {path_name(k): leaf for k, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
     return ((weight, leaves[weight.ours]) for weight in WEIGHTS if weight.ours in leaves)
+
+
+def _leave_head_out(tensors: AnyTensors, found: dict[str, tuple[int, ...]]) -> None:
+    """Removes the head of a model whose head is the embedding; ValueError if it is another one."""
+    if not {HEAD, EMBEDDING} <= found.keys():
+        return
+    num_rows = found[HEAD][0]
+    parts = (
+        (slice(row, min(row + _ROWS_COMPARED, num_rows)), slice(None))
+        for row in range(0, num_rows, _ROWS_COMPARED)
+    )
+    if found[HEAD] != found[EMBEDDING] or not all(
+        tensors.read(HEAD, part).tobytes() == tensors.read(EMBEDDING, part).tobytes()
+        for part in parts
+    ):
+        raise ValueError(
+            f"{HEAD} is not {EMBEDDING}, but {CONFIG} has tie_word_embeddings: set that to false "
+            "if the model has a head of its own, or take the files of one model."
+        )
+    del found[HEAD]
 
 
 def _check(found: Mapping[str, tuple[int, ...]], shapes: Params) -> None:

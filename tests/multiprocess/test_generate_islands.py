@@ -45,9 +45,10 @@ def test_texts_of_islands_are_those_of_one_process(family: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2,model=2", "stage=2,model=2"])
 @pytest.mark.parametrize("family", ["llama-3.2", "qwen3"])
 def test_texts_over_islands_with_a_model_divided_inside_are_those_of_one_process(
-    family: str,
+    family: str, mesh: str
 ) -> None:
-    mesh = "--mesh=data=2,model=2"
-    assert continued((*LAUNCH, "--devices=2", "--"), family, mesh) == continued((), family)
+    over = continued((*LAUNCH, "--devices=2", "--"), family, f"--mesh={mesh}")
+    assert over == continued((), family)

@@ -325,7 +325,7 @@ def test_other_tokenizer_is_refused_in_words(more, words, write):
 
 
 def test_file_or_its_folder_stands_for_a_model(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+    with pytest.raises(ValueError, match=r"has no config\.json: .*, or a GGUF file"):
         read_config(tmp_path)
     write_golden(tmp_path / "model.gguf", "llama-3", "F16", trained()[1])
     assert find(tmp_path) == find(tmp_path / "model.gguf") == tmp_path / "model.gguf"

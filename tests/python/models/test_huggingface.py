@@ -183,6 +183,26 @@ def test_tensors_of_another_model_are_named(change, words, tmp_path, make_mesh):
         load(tmp_path, make_mesh(data=1))
 
 
+def test_head_of_a_tied_model_must_be_the_embedding(tmp_path, make_mesh):
+    values = tensors(GOLDEN / "llama-3.2")
+    shutil.copy(GOLDEN / "llama-3.2" / "config.json", tmp_path)
+
+    def read(head) -> tuple:
+        save_file({**values, "lm_head.weight": head}, tmp_path / "model.safetensors")
+        return load(tmp_path, make_mesh(model=2))
+
+    embedding = values["model.embed_tokens.weight"]
+    _, expected_params = load(GOLDEN / "llama-3.2", make_mesh(model=2))
+    jax.tree.map(np.testing.assert_array_equal, read(embedding)[1], expected_params)
+    other = embedding.copy()
+    other[-1, -1] += 1
+    for head in (other, embedding[:-1]):
+        with pytest.raises(
+            ValueError, match=r"head.weight is not model.* tie_word_embeddings: set"
+        ):
+            read(head)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
