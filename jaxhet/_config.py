@@ -126,9 +126,9 @@ def _refuse_renamed(arguments: Mapping[str, Any], environ: Mapping[str, str]) ->
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
-    known = {o.env for o in OPTIONS}
+    known = {o.env.removeprefix(PREFIX) for o in OPTIONS}
     for name in environ:
-        if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), known, 1)
+            hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
             warnings.warn(f"unknown environment variable {name}{hint}", stacklevel=4)

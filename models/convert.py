@@ -17,7 +17,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -94,28 +93,27 @@ def export_model(source: Path, target: Path, mesh: jax.sharding.Mesh) -> None:
 def _export_run(run: trained.Checkpoint, target: Path, mesh: jax.sharding.Mesh) -> None:
     """Makes a folder of a run's model, with the tokenizer of the run."""
     config, params = run.config, run.load(mesh)
-    like = _special(run)
-    if run.init_from and not run.has_own_tokenizer:
+    like = {"max_position_embeddings": run.facts["seq"]}
+    if run.init_from:
         like = config_json(run.init_from)
+    if run.init_from and not run.has_own_tokenizer:
         _copy_texts(run.init_from, target)
+    else:
+        like = {**like, **_special(run)}
     save(target, config, params, like=like)
     _write_tokenizer(run, target / text.TOKENIZER)
 
 
-def _special(run: trained.Checkpoint) -> dict[str, Any]:
-    """Keys of `config.json` for a run with a tokenizer of its own.
+def _special(run: trained.Checkpoint) -> dict[str, int | None]:
+    """The special tokens of a run with a tokenizer of its own, as in `config.json`.
 
-    `transformers` has other special tokens where the keys are absent.
+    `transformers` has other ones where the keys are absent.
     """
     try:
         end = run.end()
     except (ValueError, OSError):  # `_write_tokenizer` says why
         end = None
-    return {
-        "bos_token_id": None,
-        "eos_token_id": end,
-        "max_position_embeddings": run.facts["seq"],
-    }
+    return {"bos_token_id": None, "eos_token_id": end, "pad_token_id": None}
 
 
 def _write_tokenizer(run: trained.Checkpoint, path: Path) -> None:

@@ -59,6 +59,9 @@ def test_unknown_argument_lists_the_options() -> None:
 def test_unknown_environment_name_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="JAXHET_TRANSPORT; did you mean JAXHET_TRANSPORTS"):
         _config.resolve({}, {"JAXHET_TRANSPORT": "tcp"})
+    # The prefix does not make names alike.
+    with pytest.warns(UserWarning, match="unknown environment variable JAXHET_FOO$"):
+        _config.resolve({}, {"JAXHET_FOO": "1"})
 
 
 @pytest.mark.parametrize(

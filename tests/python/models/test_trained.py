@@ -104,6 +104,14 @@ def test_checkpoint_of_a_run_from_a_model_keeps_tokenizer_and_ends(tmp_path, mak
     assert (written["eos_token_id"], written["model_type"]) == (7, "qwen2")
     assert (folder / "tokenizer.json").read_bytes() == (start / "tokenizer.json").read_bytes()
 
+    words = tmp_path / "words.json"
+    _save_words(words, "<eos>", number=63)
+    own = tmp_path / "own"
+    train(own, f"--init-from={start}", data, f"--tokenizer={words}", "--mesh=data=4")
+    special = json.loads((export(own, tmp_path / "c") / "config.json").read_text())
+    assert special["max_position_embeddings"] == theirs["max_position_embeddings"]
+    assert (special["bos_token_id"], special["eos_token_id"]) == (None, 63)
+
     shutil.rmtree(run / "checkpoints" / "1" / "state")
     with pytest.raises(SystemExit, match="has no state: it is not a whole checkpoint"):
         convert.main(["export", str(run), str(tmp_path / "other")])
@@ -165,10 +173,10 @@ def test_byte_tokenizer_gives_bytes_and_the_same_text(tmp_path):
         assert codec.decode(codec.encode(example)) == example
 
 
-def _save_words(path: Path, *others: str) -> None:
-    """A tokenizer of the words w0 to w63, and others."""
-    words = [*(f"w{number}" for number in range(64)), *others]
-    vocabulary = {word: number for number, word in enumerate(words)}
+def _save_words(path: Path, *others: str, number: int = 64) -> None:
+    """A tokenizer of the words w0, w1 and so on, and others."""
+    words = [*(f"w{i}" for i in range(number)), *others]
+    vocabulary = {word: i for i, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "w0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(path))
