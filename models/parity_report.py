@@ -84,8 +84,7 @@ def report(parity: Parity, results: Sequence[Result], origin: Origin) -> str:
     """
     lines = [_HEADINGS, ("---",) * len(_HEADINGS), *(_line(result) for result in results)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    words = ["python", "-m", "models.parity", "--meshes", *parity.meshes, *parity.training]
-    command = shlex.join(words)
+    command = shlex.join(["python", "-m", "models.parity", *parity.words()])
     unlike = f"; the last one of unlike islands with `{parity.unlike}`" if parity.unlike else ""
     where = f"{parity.islands} islands of {parity.devices} {parity.platform} devices{unlike}"
     gradient = GRADIENT_TOLERANCES * parity.tolerance

@@ -59,6 +59,19 @@ class Parity:
     jobs: int
     training: Sequence[str]
 
+    def words(self) -> list[str]:
+        """The options of `models.parity` that give these results again."""
+        return [
+            *("--meshes", *self.meshes),
+            f"--islands={self.islands}",
+            f"--devices={self.devices}",
+            f"--platform={self.platform}",
+            f"--unlike={self.unlike}",
+            f"--tolerance={self.tolerance:g}",
+            f"--permutations={self.permutations}",
+            *self.training,
+        ]
+
     def runs(self, mesh: str) -> dict[str, list[str]]:
         """The command of each run on a mesh, by its name."""
         commands = {ONE_WORLD: self._training(mesh, ONE_WORLD)}

@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import json
+import shlex
 import subprocess
 import sys
 
@@ -87,6 +88,18 @@ def test_report_says_what_it_was_made_of(asked, tmp_path):
     report = parity_report.report(parsed, [], origin)
     for fact in (origin.commit, origin.digest, "a.txt, 6 tokens"):
         assert fact in report
+
+
+def test_command_of_the_report_asks_for_the_same_again(tmp_path):
+    words = [
+        *("--meshes", "data=2", "fsdp=2", "--islands=3", "--devices=1", "--unlike=--a=1 --b=2"),
+        *("--permutations=2", "--tolerance=0.5", "--steps=7", "--config=tiny", "--batch", "8"),
+    ]
+    asked = parse([*words, f"--out={tmp_path}"])
+    said = parity_report.report(asked, [], ORIGIN).split("`")[1]
+    again = parse([*shlex.split(said)[3:], f"--out={tmp_path}"])
+    assert again == asked
+    assert shlex.split(said)[:3] == ["python", "-m", "models.parity"]
 
 
 def test_commit_is_that_of_a_checkout(tmp_path):
