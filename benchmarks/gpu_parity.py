@@ -30,7 +30,7 @@ from benchmarks.training import Program
 from models.configs import DTYPES
 from models.corpus import LANGUAGE_REFERENCE, STANDARD_LIBRARY
 from models.data import ORDERS
-from models.records import Replicas, compare_replicas, differences
+from models.records import Replicas, compare_replicas, differences, same_bits
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 BASELINE, FLOOR = "nccl", "nccl, permuted"
@@ -47,6 +47,8 @@ class Row:
     Attributes:
       difference: largest difference of a loss to the one world's, relative.
       equal_steps: number of steps before the first loss that is another number.
+      same_bits: number of pieces of parameters with the one world's bits, and of all, at all logged
+        steps.
       is_complete: whether every rank left digests, and of every piece.
       losses: loss of each step, in nats per byte; for `--json`.
     """
@@ -58,6 +60,7 @@ class Row:
     last_loss: float
     difference: float | None
     equal_steps: int | None
+    same_bits: tuple[int, int] | None
     replicas: Replicas
     is_complete: bool
     losses: Sequence[float]
@@ -74,8 +77,11 @@ class Row:
 
     @property
     def has_unequal_bits(self) -> bool:
-        """Whether a loss that must be the same number is another one."""
-        return self.needs_equal_bits and self.system != FLOOR and self.equal_steps != self.steps
+        """Whether a loss or a parameter that must have the same bits has others."""
+        if not self.needs_equal_bits or self.system == FLOOR:
+            return False
+        equal, compared = self.same_bits or (0, 0)
+        return self.equal_steps != self.steps or not compared or equal != compared
 
 
 def program_of(dtype: str, args: argparse.Namespace) -> Program:
@@ -147,6 +153,9 @@ def _row(
         equal_steps=None
         if apart is None
         else next((i for i, d in enumerate(apart) if d != 0), len(apart)),
+        same_bits=same_bits(_folder(args, dtype, system), _folder(args, dtype, BASELINE))
+        if is_compared
+        else None,
         replicas=replicas,
         is_complete=replicas.complete(args.num_devices, args.num_devices),
         losses=mine,
@@ -176,10 +185,11 @@ def table(rows: Sequence[Row]) -> str:
                 ""
                 if row.equal_steps is None
                 else f"{row.equal_steps}{' MISSED' if row.has_unequal_bits else ''}",
+                "" if row.same_bits is None else "{} of {}".format(*row.same_bits),
                 f"{row.replicas.compared} of {row.replicas.steps} steps {equal}",
             )
         )
-    return tables.markdown((*headings, "equal up to step", "replicas"), lines)
+    return tables.markdown((*headings, "equal up to step", "equal parameters", "replicas"), lines)
 
 
 def parse() -> argparse.Namespace:

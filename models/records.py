@@ -114,6 +114,22 @@ def compare_replicas(run_dir: Path) -> Replicas:
     )
 
 
+def same_bits(run_dir: Path, other: Path) -> tuple[int, int]:
+    """Compares the pieces that two runs have in common, all copies of each.
+
+    Returns:
+      The number of those with one digest in both, and the number of all.
+    """
+    digests: list[dict[tuple[int, str, str], set[str]]] = []
+    for folder in (run_dir, other):
+        digests.append(defaultdict(set))
+        for step, _, name, index, digest in _pieces(folder):
+            digests[-1][step, name, index].add(digest)
+    mine, theirs = digests
+    common = mine.keys() & theirs.keys()
+    return sum(len(mine[piece] | theirs[piece]) == 1 for piece in common), len(common)
+
+
 def _pieces(run_dir: Path) -> Iterator[tuple[int, int, str, str, str]]:
     for path in sorted(run_dir.glob("digests-*.jsonl")):
         for row in read_rows(path):

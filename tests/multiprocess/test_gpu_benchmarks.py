@@ -150,7 +150,9 @@ def test_island_has_as_much_work_for_each_device() -> None:
 
 
 def parity_row(difference: float, replicas: Replicas, is_complete: bool = True) -> gpu_parity.Row:
-    return gpu_parity.Row("bfloat16", "shm", 3, 2.0, 1.0, difference, 0, replicas, is_complete, ())
+    return gpu_parity.Row(
+        "bfloat16", "shm", 3, 2.0, 1.0, difference, 0, None, replicas, is_complete, ()
+    )
 
 
 def test_parity_needs_near_losses_and_equal_replicas() -> None:
@@ -175,12 +177,17 @@ def test_missing_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu_parity.parse()
 
 
-def test_deterministic_kernels_need_equal_losses() -> None:
+def test_deterministic_kernels_need_equal_losses_and_parameters() -> None:
     equal = Replicas(steps=3, devices=2, compared=9, fewest=2, differences=())
-    row = dataclasses.replace(parity_row(1e-7, equal), needs_equal_bits=True, equal_steps=2)
+    row = dataclasses.replace(
+        parity_row(1e-7, equal), needs_equal_bits=True, equal_steps=2, same_bits=(9, 9)
+    )
     assert row.is_missed
     assert "2 MISSED" in gpu_parity.table([row])
-    assert not dataclasses.replace(row, equal_steps=3, difference=0.0).is_missed
+    same = dataclasses.replace(row, equal_steps=3, difference=0.0)
+    assert not same.is_missed
+    for same_bits in (None, (0, 0), (8, 9)):
+        assert dataclasses.replace(same, same_bits=same_bits).is_missed
     assert not dataclasses.replace(row, system=gpu_parity.FLOOR).is_missed
 
 

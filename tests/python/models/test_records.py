@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from models.records import Journal, compare_replicas, digest_rows, plot_losses, read_rows
+from models.records import (
+    Journal,
+    compare_replicas,
+    digest_rows,
+    plot_losses,
+    read_rows,
+    same_bits,
+)
 
 
 def test_journal_of_a_resumed_run_drops_what_will_be_written_again(tmp_path):
@@ -46,6 +53,18 @@ def test_replicas_are_compared_bit_by_bit(changed, tmp_path, make_mesh):
     assert seen.equal != changed
     if changed:
         assert seen.differences == ("step 5, whole[]: devices 0, 1, 2, 3 differ",)
+
+
+def test_parameters_of_two_runs_are_compared_bit_by_bit(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    zero = jax.device_put(np.zeros(2, np.float32))
+    for folder, first in ((one, zero), (other, -zero)):
+        folder.mkdir()
+        rows = digest_rows(0, {"a": first, "b": zero}) + digest_rows(9, {"b": zero})
+        (folder / "digests-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert same_bits(one, other) == (2, 3)
+    assert same_bits(one, one) == (3, 3)
+    assert same_bits(one, tmp_path / "none") == (0, 0)
 
 
 def test_no_digests_are_not_equal(tmp_path):
