@@ -27,6 +27,7 @@ from models.flops import config_flops, peak_flops
 from models.loop import Run, Stopped
 from models.options import PROGRAM, Options, parse
 from models.pipeline import parse_stages
+from models.quiet import hide_reports_of_saves
 from models.reporter import Reporter, Settings
 from models.sharding import AXES, batch_axes, token_axes
 from models.train import Schedule, Trainer
@@ -276,4 +277,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    hide_reports_of_saves()
     main()
