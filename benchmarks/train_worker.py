@@ -22,6 +22,7 @@ from benchmarks import plain_llama
 from benchmarks.on_devices import facts, peak_bytes
 from benchmarks.training import PLAIN, Built, Program, Trace
 from jaxhet import bench, testing
+from models.ahead import wait_for_earlier
 from models.configs import CONFIGS
 from models.corpus import open_corpus
 from models.data import Batches
@@ -108,7 +109,10 @@ class _Step:
 
     def train(self, first: int, steps: int) -> list[float]:
         """Steps on the batches from `first` on; their losses."""
-        losses = [self._advance(self._batches(first + i, self._sharding)) for i in range(steps)]
+        losses: list[jax.Array] = []
+        for step in range(first, first + steps):
+            losses.append(self._advance(self._batches(step, self._sharding)))
+            wait_for_earlier(losses)
         return [float(loss) for loss in jaxhet.block_until_ready(losses)]
 
     def traced(self, first: int, steps: int) -> tuple[list[float], list[float]]:

@@ -21,6 +21,7 @@ import numpy as np
 from flax import nnx
 
 import jaxhet
+from models.ahead import wait_for_earlier
 from models.configs import DTYPES, Config
 from models.huggingface import Params, config_json, load
 from models.layers import Past
@@ -183,6 +184,7 @@ def generate(
     for index in range(1, number):
         chosen, past = advance(params, past, chosen, lengths + np.int32(index - 1), keys[index])
         results.append(chosen)
+        wait_for_earlier(results)
     values = np.stack(jaxhet.block_until_ready(results), axis=1)[:count]
     return Continuation(values, first_s, time.perf_counter() - start)
 

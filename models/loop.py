@@ -8,6 +8,7 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 import jaxhet
 from models import initial, restored
+from models.ahead import wait_for_earlier
 from models.checkpoint import Checkpoints
 from models.data import Batches
 from models.options import Options
@@ -70,7 +71,7 @@ class Run:
                 if self.evaluation and self._is_due(step + 1, self.options.eval_every):
                     batches = self._evaluation_batches(self.evaluation, sharding)
                     params = state.params
-                    reporter.evaluate(lambda b=batches, p=params: [loss(p, x) for x in b])
+                    reporter.evaluate(lambda b=batches, p=params: _losses(loss, p, b))
                 is_stopped = reached_preemption_sync_point(step + 1)
                 if is_logged or is_stopped:
                     state = reporter.report(state, self.options.on_difference)
@@ -120,3 +121,12 @@ class Run:
         if latest is None:
             return "no checkpoint was made before"
         return f"the checkpoint of step {latest} is kept"
+
+
+def _losses(loss: Any, params: Any, batches: list[jax.Array]) -> list[jax.Array]:
+    """The losses of parameters on batches."""
+    losses: list[jax.Array] = []
+    for batch in batches:
+        losses.append(loss(params, batch))
+        wait_for_earlier(losses)
+    return losses

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from flax import nnx
 
 import jaxhet
+from models.ahead import wait_for_earlier
 from models.configs import DTYPES, Config
 from models.corpus import Corpus, open_corpus
 from models.huggingface import Params, config_json, load
@@ -106,7 +107,10 @@ def measure(
     program = jaxhet.jit(total)
     sharding = activation_sharding("tokens", mesh)
     with jax.set_mesh(mesh):
-        totals = [program(params, jax.device_put(t, sharding)) for t in rows(corpus, seq, batch)]
+        totals: list[jax.Array] = []
+        for tokens in rows(corpus, seq, batch):
+            totals.append(program(params, jax.device_put(tokens, sharding)))
+            wait_for_earlier(totals)
     count = corpus.size - 1
     return Measured(math.fsum(float(x) for x in totals) / count, count)
 

@@ -13,13 +13,9 @@ from tqdm import tqdm
 
 import jaxhet
 from models import scalars
+from models.ahead import wait_for_earlier
 from models.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
-
-# Steps that may be in flight at once. XLA's CPU client accepts 32 runs for each device. When a loop
-# starts more, waiting launches occupy the threads that collectives of earlier runs need, and XLA
-# ends the process after 40 s.
-_STEPS_AHEAD = 16
 
 # Largest exponent of e in a float.
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
@@ -89,11 +85,10 @@ class Reporter:
     def step(self, measures: dict[str, jax.Array]) -> bool:
         """Takes note of one more step; returns whether it is time to `report`.
 
-        First waits until the step that was started 16 steps earlier has ended.
+        First waits for an earlier step (`models.ahead`).
         """
         self._window.append(measures)
-        if len(self._window) > _STEPS_AHEAD:
-            jaxhet.block_until_ready(self._window[-1 - _STEPS_AHEAD])
+        wait_for_earlier(self._window)
         self._bar.update()
         step = self._done + len(self._window)
         return step % self._settings.log_every == 0 or step == self._settings.steps
