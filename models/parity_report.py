@@ -166,17 +166,16 @@ def plot(path: Path, rows: Mapping[str, Mapping[str, Rows]]) -> None:
             wide = {"linewidth": 4, "alpha": 0.35} if run == ONE_WORLD else {"linewidth": 1.0}
             losses.plot(steps, [row["loss"] for row in mine], label=run, color=color, **wide)
             if run != ONE_WORLD and len(mine) == len(one):
-                # Zero has no place on a logarithmic axis.
-                values = [
-                    d or math.nan
-                    for d in differences(
-                        [row["loss"] for row in mine], [row["loss"] for row in one]
-                    )
-                ]
-                apart.plot(steps, values, color=color, linewidth=1.0)
+                values = differences(*([row["loss"] for row in each] for each in (mine, one)))
+                # Zero has no place on a logarithmic axis; the legend names a run of zeros only.
+                label = None if any(values) else f"{run}: equal in all steps"
+                shown = [value or math.nan for value in values]
+                apart.plot(steps, shown, color=color, linewidth=1.0, label=label)
         losses.set(title=mesh, xlabel="step", ylabel="loss (nats per token)")
         apart.set(title=mesh, xlabel="step", ylabel="relative difference", yscale="log")
         for axes in (losses, apart):
             axes.grid(alpha=0.3)
         losses.legend(fontsize="small")
+        if apart.get_legend_handles_labels()[1]:
+            apart.legend(fontsize="small")
     figure.savefig(path, dpi=110, format="png")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from matplotlib.figure import Figure
 
 from models import parity_report, parity_runs
 from models.parity import parse, train
@@ -269,3 +270,20 @@ def test_report_of_real_runs(tmp_path):
         True
     }
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_plot_names_runs_whose_losses_are_all_equal(tmp_path, monkeypatch):
+    legends: list[list[str]] = []
+
+    def note(figure: Figure, path: object, **_: object) -> None:
+        legend = figure.axes[1].get_legend()
+        legends.append([text.get_text() for text in legend.get_texts()] if legend else [])
+
+    monkeypatch.setattr(Figure, "savefig", note)
+    one = metrics(3.0, 2.0)
+    parity_report.plot(
+        tmp_path / "plot.png",
+        {"data=2": {ONE_WORLD: one, ISLANDS: one, PERMUTED: metrics(3.0, 2.1)}},
+    )
+    parity_report.plot(tmp_path / "plot.png", {"data=2": {ONE_WORLD: one, PERMUTED: metrics(3, 1)}})
+    assert legends == [[f"{ISLANDS}: equal in all steps"], []]
