@@ -426,9 +426,10 @@ OPTIONS: tuple[Option, ...] = (
         "one_world_kernels",
         _flag,
         None,
-        "1: XLA's kernels on GPUs stay those of one world, and sums of two GPUs have the bits of"
-        " NCCL's; fewer exchanges overlap. Default: whether XLA_FLAGS of all processes has"
-        " --xla_gpu_deterministic_ops or --xla_gpu_exclude_nondeterministic_ops",
+        "1: on GPUs, XLA compiles the kernels that one NCCL world would have, so that two GPUs, one"
+        " on each island, can get the same bits; fewer exchanges overlap. Default: 1 if all"
+        " processes have --xla_gpu_deterministic_ops or --xla_gpu_exclude_nondeterministic_ops in"
+        " XLA_FLAGS",
         agreed=True,
     ),
     Option(

@@ -106,8 +106,8 @@ def _prepare_gpus(config: Config) -> pathlib.Path | None:
         LOGGER.info("%s", gpu_settings.added(given, os.environ["XLA_FLAGS"]))
         if config.one_world_kernels:
             LOGGER.info(
-                "XLA's kernels stay those of one world, for equal bits; fewer exchanges overlap"
-                " (option one_world_kernels; by default with deterministic kernels)"
+                "one_world_kernels is on: XLA compiles the kernels of one NCCL world, for equal"
+                " bits, and fewer exchanges overlap (default with deterministic kernels)"
             )
     return folder
 

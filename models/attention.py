@@ -69,7 +69,7 @@ def choose(dtype: DTypeLike, positions: int, head_dim: int) -> str:
 
 
 def all_nvidia() -> bool:
-    """Whether all GPUs of the job are NVIDIA's."""
+    """Whether all devices of the job are NVIDIA GPUs."""
     try:
         return all(island.platform == "cuda" for island in jaxhet.islands())
     except jaxhet.UsageError:  # not in a job

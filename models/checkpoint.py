@@ -26,7 +26,8 @@ from models.train import TrainState
 
 Facts = dict[str, Any]
 
-# The one fact that a resumed run may change: the layers of each stage, which say how a state lies.
+# The only fact that may differ in a resumed run: the layers of each stage, which decide the shapes
+# of the saved parameters.
 LAYOUT = "stages"
 # Characters of what a library says about a failed write.
 _LONGEST_CAUSE = 500

@@ -17,8 +17,8 @@ def _is_cudnn_attention(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
-# Values that a block keeps for the backward pass: all; its input; its input, the products by
-# parameters and what cuDNN's attention gives.
+# Values that a block keeps for the backward pass. none: all of them; full: its input; dots: its
+# input, products by parameters, and results of cuDNN's attention.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -144,6 +144,7 @@ _llama = partial(_large, kv_heads=8)
 _llama31 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=8.0))
 _llama32 = partial(_llama, vocab=128_256, rope_scaling=RopeScaling(factor=32.0), tied=True)
 _qwen = partial(_large, rope_theta=1e6, norm_epsilon=1e-6)
+_qwen3 = partial(_qwen, head_dim=128, vocab=151_936, qk_norm=True)
 # Qwen2 and Qwen3 at the sizes of `tiny` and `demo`.
 _small = partial(Config, query_heads=4, kv_heads=2, rope_theta=1e6, norm_epsilon=1e-6, tied=True)
 _small_qwen = partial(_small, qk_norm=True)
@@ -213,49 +214,37 @@ CONFIGS: dict[str, Config] = {
         tied=True,
         remat="dots",
     ),
-    "qwen3-0.6b": _qwen(
+    "qwen3-0.6b": _qwen3(
         layers=28,
         embed=1024,
         query_heads=16,
         kv_heads=8,
-        head_dim=128,
         hidden=3072,
-        vocab=151_936,
-        qk_norm=True,
         tied=True,
         remat="dots",
     ),
-    "qwen3-1.7b": _qwen(
+    "qwen3-1.7b": _qwen3(
         layers=28,
         embed=2048,
         query_heads=16,
         kv_heads=8,
-        head_dim=128,
         hidden=6144,
-        vocab=151_936,
-        qk_norm=True,
         tied=True,
         remat="dots",
     ),
-    "qwen3-8b": _qwen(
+    "qwen3-8b": _qwen3(
         layers=36,
         embed=4096,
         query_heads=32,
         kv_heads=8,
-        head_dim=128,
         hidden=12288,
-        vocab=151_936,
-        qk_norm=True,
     ),
-    "qwen3-30b-a3b": _qwen(
+    "qwen3-30b-a3b": _qwen3(
         layers=48,
         embed=2048,
         query_heads=32,
         kv_heads=4,
-        head_dim=128,
         hidden=768,
-        vocab=151_936,
-        qk_norm=True,
         experts=128,
         experts_per_token=8,
         capacity_factor=math.inf,

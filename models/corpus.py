@@ -97,10 +97,10 @@ def open_corpus(path: str | None = None, tokenizer: str | None = None) -> Corpus
     """The corpus at `path`, or a text that comes with every Python: the language reference.
 
     `STANDARD_LIBRARY` in place of a path is the source text of the standard library. A folder holds
-    shards (`models.shards`). A file is text, JSONL or Parquet (`models.text`). Its tokens are
-    bytes, or those of the `tokenizer.json` file that `tokenizer` names. A text file whose tokens
-    are bytes is mapped into memory. Every process tokenizes other files in its memory: use
-    `python -m models.tokenize` for much text.
+    shards (`models.shards`). A file is text, JSONL or Parquet (`models.text`). `tokenizer` is the
+    path of a `tokenizer.json`; without it tokens are bytes, and a text file is mapped into memory.
+    Every process tokenizes other files in its memory: use `python -m models.tokenize` for much
+    text.
     """
     if path in (None, LANGUAGE_REFERENCE):
         texts, name = [_language_reference()], "pydoc_data.topics"

@@ -160,7 +160,7 @@ def _hint(folder: Path) -> str:
     else:
         return "give a folder with config.json and safetensors files, or a GGUF file"
     command = f"python -m models.convert export {folder} FOLDER"
-    return f"it is a {kind}; make a folder of it with `{command}`, and give that"
+    return f"it is a {kind}: convert it with `{command}`, and give FOLDER"
 
 
 def read_config(folder: Path) -> Config:

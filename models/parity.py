@@ -157,8 +157,8 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
     given, rest = parser.parse_known_args(arguments)
     if given.islands < 2 or given.devices < 1:
         parser.error(
-            f"--islands {given.islands} of --devices {given.devices}: "
-            "at least 2 islands of 1 device"
+            f"--islands {given.islands} and --devices {given.devices}: "
+            "give at least 2 islands, and 1 device for each"
         )
     if given.tolerance is not None and not given.tolerance > 0:
         parser.error(f"--tolerance {given.tolerance}: give a number above 0")

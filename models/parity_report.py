@@ -167,7 +167,7 @@ def plot(path: Path, rows: Mapping[str, Mapping[str, Rows]]) -> None:
             losses.plot(steps, [row["loss"] for row in mine], label=run, color=color, **wide)
             if run != ONE_WORLD and len(mine) == len(one):
                 values = differences(*([row["loss"] for row in each] for each in (mine, one)))
-                # Zero has no place on a logarithmic axis; the legend names a run of zeros only.
+                # Zero has no place on a logarithmic axis. The legend has runs of zeros alone.
                 label = None if any(values) else f"{run}: equal in all steps"
                 shown = [value or math.nan for value in values]
                 apart.plot(steps, shown, color=color, linewidth=1.0, label=label)

@@ -115,10 +115,11 @@ def compare_replicas(run_dir: Path) -> Replicas:
 
 
 def same_bits(run_dir: Path, other: Path) -> tuple[int, int]:
-    """Compares the pieces that two runs have in common, all copies of each.
+    """Compares the pieces that two runs have in common.
 
     Returns:
-      The number of those with one digest in both, and the number of all.
+      The number of pieces whose copies have one digest in both runs, and the number of pieces that
+      were compared.
     """
     digests: list[dict[tuple[int, str, str], set[str]]] = []
     for folder in (run_dir, other):

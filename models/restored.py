@@ -1,4 +1,4 @@
-"""State of a resumed run, whose stages may differ from those of the run that saved it."""
+"""The state of a resumed run, whose stages may differ from those of the saved checkpoint."""
 
 from collections.abc import Callable
 from typing import Any

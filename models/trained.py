@@ -134,7 +134,7 @@ class Checkpoint:
         return tokenizer_json(Path(self._tokenizer()[0]))
 
     def end(self) -> int | None:
-        """The token after each document; None if there is none, as with bytes.
+        """The token that ends each document; None if documents end without one, as bytes do.
 
         Raises:
           ValueError: The tokenizer is not known, or its file has changed.

@@ -4,17 +4,16 @@ flat          every rank of a group exchanges with every other one
 hierarchical  reduce-scatter among the ranks of a group on one island, all-reduce over the rail,
               all-gather on the island
 
-in shape      with one world's kernels (`Options.one_world_kernels`): two ranks exchange, and each
-              adds the received operand, in its shape, to its own
+in shape      two ranks, with `Options.one_world_kernels`: they exchange their operands, and each
+              adds the received one, in its shape, to its own
 
-Every way the exchange combines the same rows in the same order on every rank (in order of the
+In all three the exchange combines the same rows in the same order on every rank (in order of the
 group, or of the islands), so that results are equal to the bit. Groups of unequal size are flat.
 """
 
 from collections.abc import Sequence
 
 from jaxhet.compiler import arithmetic, groups
-from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Computation, Instruction
 from jaxhet.compiler.lowering import Lowering, Value
 
@@ -22,9 +21,8 @@ from jaxhet.compiler.lowering import Lowering, Value
 def lower(lowering: Lowering, opcode: str, split: groups.Split | None) -> None:
     """Makes an all-reduce the last step of its decomposition."""
     is_exchanged = split is None or split.local_size == 1
-    exchanged = lowering.collective.groups if split is None else split.rails
-    if is_exchanged and _keeps_kernels(lowering, exchanged):
-        _in_shape(lowering, opcode, exchanged)
+    if _is_in_shape(lowering):
+        _in_shape(lowering, opcode)
         return
     values = [lowering.operand(i, is_exchanged) for i in range(len(lowering.operands))]
     values, unpack = lowering.pack(values)
@@ -43,21 +41,21 @@ def lower(lowering: Lowering, opcode: str, split: groups.Split | None) -> None:
     lowering.replace(restored)
 
 
-def _keeps_kernels(lowering: Lowering, exchanged: Groups) -> bool:
-    builder = lowering.builder
-    are_pairs = groups.are_equal(exchanged) and len(exchanged[0]) == 2
+def _is_in_shape(lowering: Lowering) -> bool:
+    builder, members = lowering.builder, lowering.collective.groups
+    are_pairs = groups.are_equal(members) and len(members[0]) == 2
     return builder.job.is_gpu and builder.options.one_world_kernels and are_pairs
 
 
-def _in_shape(lowering: Lowering, opcode: str, pairs: Groups) -> None:
+def _in_shape(lowering: Lowering, opcode: str) -> None:
     """Each operand plus that of the other rank, x + y = y + x to the bit.
 
-    XLA gives the operands and results of a sum one layout, as it does for a collective; so the
-    kernels that make an operand write the layout that they write in one world.
+    XLA gives the operands and the result of a sum one layout, as it does for a collective. So the
+    kernels that compute an operand write it in the layout that it has in one world.
     """
     values, unpack = lowering.pack(lowering.flattened())
-    both_ways = tuple(pair for a, b in pairs for pair in ((a, b), (b, a)))
-    others = unpack([other for v in values for other in lowering.permute([v], both_ways)])
+    pairs = groups.both_ways(lowering.collective.groups)
+    others = unpack([other for v in values for other in lowering.permute([v], pairs)])
     lowering.replace(
         [
             _combined(lowering, own, lowering.restore(other, own.shape), opcode)

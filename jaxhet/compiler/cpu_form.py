@@ -75,7 +75,7 @@ class CpuLowering(Lowering):
             return [rows.combined(opcode) for rows in self.all_gather(values, groups)]
         is_complex = any(hlo.is_complex(v.x.shape.element_type) for v in values)
         if len(groups[0]) == 2 and not is_complex:  # complex numbers have several forms of NaN
-            pairs = tuple(pair for a, b in groups for pair in ((a, b), (b, a)))
+            pairs = groups_lib.both_ways(groups)
             others = self.permute(values, pairs)
             is_second = self._is_second(groups)
             return [

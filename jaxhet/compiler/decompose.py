@@ -73,9 +73,10 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
 
 
 def _isolate(collective: Collective) -> None:
-    """Puts barriers around a collective, so that what takes its place is fused with nothing else.
+    """Puts barriers around a collective, so that XLA fuses what takes its place with nothing else.
 
-    XLA does not fuse a collective either. Its kernels on both sides are then those of one world.
+    XLA does not fuse the collective itself either, so the kernels before and after it can be the
+    same as in one world.
     """
     c, instruction = collective.computation, collective.instruction
     for place, operand in enumerate(c.operands(instruction)):

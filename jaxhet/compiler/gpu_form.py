@@ -81,7 +81,7 @@ class GpuLowering(Lowering):
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
         def lower(own: Value) -> Value:
             if len(groups[0]) == 2 and groups_lib.are_equal(groups):  # x + y = y + x, to the bit
-                pairs = tuple(pair for a, b in groups for pair in ((a, b), (b, a)))
+                pairs = groups_lib.both_ways(groups)
                 if (size := self._part_size(own)) < own.size:
                     return self._combined_in_parts(own, pairs, opcode, size)
                 (other,) = self.permute([own], pairs)

@@ -108,6 +108,11 @@ def are_equal(groups: Groups) -> bool:
     return len(set(map(len, groups))) <= 1
 
 
+def both_ways(pairs: Groups) -> Groups:
+    """Source and target of a permute in which the two members of each group exchange."""
+    return tuple(pair for a, b in pairs for pair in ((a, b), (b, a)))
+
+
 def largest(groups: Groups) -> int:
     """Number of members of the largest group."""
     return max(map(len, groups))

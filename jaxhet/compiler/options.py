@@ -55,10 +55,10 @@ class Options:
         at least this many bytes, and each is summed while the next ones come; 0 is never.
       pipeline_iterations: On GPUs, exchanges of loops with at least this many iterations overlap
         with the neighbouring iteration, which takes one exchange more (`pipeline.py`); 0 is never.
-      one_world_kernels: On GPUs, XLA's kernels around a collective are those that it has in one
-        world: barriers keep it from fusing what takes the collective's place with anything else,
-        two ranks add in the layout of the operand, and no loop is pipelined. Sums of two ranks then
-        have NCCL's bits.
+      one_world_kernels: On GPUs, XLA should compile the same kernels as for one world, so that
+        results can have the same bits. Barriers keep XLA from fusing what takes a collective's
+        place with other operations, two ranks add in the shape of the operand, and no loop is
+        pipelined.
       deadline_ms: Longest wait of an exchange for its peers; 0 is the session's default.
       order: Order of the plan. "text" is the order of the instructions in the module, for tests.
     """

@@ -63,6 +63,12 @@ def test_relative_links_of_a_document_resolve(document: str):
     assert not [problem for link in links if (problem := _problem_of(document, link))]
 
 
+@pytest.mark.parametrize("document", _DOCUMENTS)
+def test_no_target_of_a_link_is_broken_over_two_lines(document: str):
+    """Markdown shows such a link as text."""
+    assert re.findall(r"\]\([^()\s]*\s*\n[^()\s]*\)", _text(document)) == []
+
+
 @pytest.mark.parametrize("page", _PAGES)
 def test_links_of_a_page_lead_to_pages_of_the_site(page: str):
     markdown = _HOOKS["for_site"](_prose(_HOOKS["in_repository"](page)), page)

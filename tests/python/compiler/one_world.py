@@ -65,7 +65,7 @@ def kernels(module: bytes) -> list[str]:
 
 
 def _layouts(shape: hlo.Shape) -> str:
-    """The shape with its layout, or those of a tuple."""
+    """The shape and its layout; of a tuple, those of its elements as well."""
     order = ",".join(map(str, shape.layout.minor_to_major))
     return " ".join([f"{hlo.shape_text(shape)} {order}", *map(_layouts, shape.tuple_shapes)])
 

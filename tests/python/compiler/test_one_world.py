@@ -1,4 +1,4 @@
-"""Kernels of training steps over two islands against those of one world, by the CUDA compiler."""
+"""The CUDA compiler's kernels of training steps: over two islands, and in one world."""
 
 import collections
 import re

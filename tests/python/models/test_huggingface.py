@@ -207,7 +207,10 @@ def test_head_of_a_tied_model_must_be_the_embedding(tmp_path, make_mesh):
     ("make", "words"),
     [
         (lambda f: f.mkdir(), "model has no config.json: give a folder with config.json and"),
-        (lambda f: (f / "checkpoints").mkdir(parents=True), "it is a run of models.pretrain; make"),
+        (
+            lambda f: (f / "checkpoints").mkdir(parents=True),
+            "it is a run of models.pretrain: convert it with",
+        ),
         (lambda f: (f / "config.json").mkdir(parents=True), "Is a directory: '.*config.json'"),
         (lambda f: _change(f, "config.json", b"{"), "config.json is no JSON file: Expecting prop"),
         (
