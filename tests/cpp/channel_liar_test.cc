@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/cpp/host_device.h"
 #include "tests/cpp/liar.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
@@ -40,7 +41,7 @@ std::string Refusal(std::span<const ChannelMessage> messages) {
   }
   std::array<std::byte, 256> memory{};
   return ThrownText([&] {
-    liar.engine().OpenDevices("host", {{0, 0, memory}}, {}, std::chrono::milliseconds(5'000));
+    liar.engine().OpenDevices(HostVendor(), {{0, 0, memory}}, {}, std::chrono::milliseconds(5'000));
   });
 }
 

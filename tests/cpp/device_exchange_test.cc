@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/cpp/device_world.h"
+#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 
 // Exchanges between devices, on the device that every machine has: the host's memory.
@@ -425,8 +426,8 @@ TEST(DeviceExchangeTest, RefusedTransportsAreNamed) {
   WorldOptions options = DeviceOptions(2);
   options.transports = {"tcp"};
   World world(options);
-  const std::string text =
-      ThrownText([&] { world.engine(0).OpenDevices("host", {{0, 0, {}}}, {}, milliseconds(500)); });
+  const std::string text = ThrownText(
+      [&] { world.engine(0).OpenDevices(HostVendor(), {{0, 0, {}}}, {}, milliseconds(500)); });
   EXPECT_THAT(text, HasSubstr("no transport leads from rank 1 of process 1"));
   EXPECT_THAT(text, HasSubstr("cuda_ipc: not allowed (option transports)"));
   EXPECT_THAT(ThrownText([&] { (void)world.engine(0).devices(); }), HasSubstr("are not open"));
@@ -434,8 +435,8 @@ TEST(DeviceExchangeTest, RefusedTransportsAreNamed) {
 
 TEST(DeviceExchangeTest, MissingProcessIsNamed) {
   World world(DeviceOptions(2));
-  const std::string text =
-      ThrownText([&] { world.engine(0).OpenDevices("host", {{0, 0, {}}}, {}, milliseconds(200)); });
+  const std::string text = ThrownText(
+      [&] { world.engine(0).OpenDevices(HostVendor(), {{0, 0, {}}}, {}, milliseconds(200)); });
   EXPECT_THAT(
       text,
       HasSubstr(

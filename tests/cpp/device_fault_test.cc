@@ -8,9 +8,9 @@
 
 #include "tests/cpp/device_world.h"
 #include "tests/cpp/forked_peer.h"
+#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/device/host/host.h"
 
 // Exchanges between devices that fail: what people read, and what programs see.
 namespace jaxhet::testing {
@@ -318,14 +318,14 @@ struct ForkedRank {
   void OpenDevices(Engine& engine, int rank) {
     auto sockets = ChannelSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]));
     const auto operands = has_operands ? OperandsOf(rank) : std::span<std::byte>{};
-    engine.OpenDevices("host", {{rank, 0, operands}}, std::move(sockets), kLong);
+    engine.OpenDevices(HostVendor(), {{rank, 0, operands}}, std::move(sockets), kLong);
   }
 
   bool has_operands;
   std::vector<std::vector<Ends>> ends;
   ForkedPeer peer;
   Fd channel_socket;  // one of those for chunks, of rank 0
-  std::unique_ptr<Device> device = OpenHostDevice({}, 0);
+  std::unique_ptr<Device> device = OpenHostDevice();
   Stream stream = device->CreateStream(StreamPriority::kNormal);
 };
 
@@ -406,7 +406,7 @@ TEST(DeviceFaultTest, ForgedChannelIsNamedWithTheExchange) {
 struct LocalPair {
   LocalPair() {
     for (const int rank : {0, 1}) {
-      ranks.push_back(std::make_unique<DeviceRank>(rank, OpenHostDevice({}, 0), kEagerBytes));
+      ranks.push_back(std::make_unique<DeviceRank>(rank, OpenHostDevice(), kEagerBytes));
     }
     for (const int target : {0, 1}) {
       const DeviceTransport& local = DeviceTransportOf("local");
@@ -442,7 +442,7 @@ struct LocalPair {
 
 // The proof in the operands' allocation is lost, and the one in the slots is not.
 TEST(DeviceFaultTest, MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
-  const auto device = OpenHostDevice({}, 0);
+  const auto device = OpenHostDevice();
   const DeviceTransport& shm = DeviceTransportOf("shm");
   const auto setup = [&](int rank) -> ChannelSetup {
     return {.device = *device,

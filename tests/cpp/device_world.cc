@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "xla_plugin/device/host/host.h"
+#include "tests/cpp/host_device.h"
 
 namespace jaxhet::testing {
 namespace {
@@ -19,21 +19,21 @@ constexpr size_t kMostRanks = 16;
 constexpr size_t kOperandBytes = size_t{500} << 20;
 
 std::byte* AllOperands() {
-  static auto* const device = OpenHostDevice({}, 0).release();
+  static auto* const device = OpenHostDevice().release();
   static const auto* const memory =
       new DeviceMemory(device->Allocate(kOwnBytes * kMostRanks + kOperandBytes));
   return static_cast<std::byte*>(memory->get());
 }
 
-const char* TestVendor() {
-  static const char* const vendor = std::getenv("TEST_VENDOR");
-  return vendor == nullptr ? "host" : vendor;
+const Vendor& TestVendor() {
+  static const char* const name = std::getenv("TEST_VENDOR");
+  return name == nullptr ? HostVendor() : VendorOf(name);
 }
 
-bool IsOnHost() { return std::string_view(TestVendor()) == "host"; }
+bool IsOnHost() { return &TestVendor() == &HostVendor(); }
 
 std::unique_ptr<Device> OpenTestDevice(int rank) {
-  const Vendor& vendor = VendorOf(TestVendor());
+  const Vendor& vendor = TestVendor();
   static const auto num_devices = static_cast<int>(vendor.list(vendor.libraries).size());
   return vendor.open(vendor.libraries, rank % num_devices);
 }

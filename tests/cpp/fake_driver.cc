@@ -195,8 +195,6 @@ ENTRY int cuEventCreate(EventHandle* event, unsigned flags) {
   return Create("cuEventCreate", event, flags);
 }
 ENTRY int cuEventDestroy_v2(EventHandle event) { return Record("cuEventDestroy_v2", event); }
-ENTRY int cuEventQuery(EventHandle event) { return Record("cuEventQuery", event); }
-ENTRY int cuEventSynchronize(EventHandle event) { return Record("cuEventSynchronize", event); }
 ENTRY int cuEventRecord(EventHandle event, StreamHandle stream) {
   return Record("cuEventRecord", event, stream);
 }
@@ -230,9 +228,6 @@ ENTRY int cuIpcOpenMemHandle_v2(void** memory, IpcHandleInfo handle, unsigned fl
 ENTRY int cuIpcCloseMemHandle(void* memory) { return Record("cuIpcCloseMemHandle", memory); }
 ENTRY int cuMemGetAddressRange_v2(void** base, size_t* num_bytes, void* address) {
   return GiveRange("cuMemGetAddressRange_v2", base, num_bytes, address);
-}
-ENTRY int cuPointerGetAttribute(void* data, int attribute, void* address) {
-  return Give("cuPointerGetAttribute", static_cast<int*>(data), 1, attribute, address);
 }
 ENTRY int cuMemGetHandleForAddressRange(void* fd, void* address, size_t num_bytes, int type,
                                         unsigned long long flags) {
@@ -284,8 +279,6 @@ ENTRY int hipEventCreateWithFlags(EventHandle* event, unsigned flags) {
   return Create("hipEventCreateWithFlags", event, flags);
 }
 ENTRY int hipEventDestroy(EventHandle event) { return Record("hipEventDestroy", event); }
-ENTRY int hipEventQuery(EventHandle event) { return Record("hipEventQuery", event); }
-ENTRY int hipEventSynchronize(EventHandle event) { return Record("hipEventSynchronize", event); }
 ENTRY int hipEventRecord(EventHandle event, StreamHandle stream) {
   return Record("hipEventRecord", event, stream);
 }
@@ -320,9 +313,6 @@ ENTRY int hipIpcOpenMemHandle(void** memory, IpcHandleInfo handle, unsigned flag
 ENTRY int hipIpcCloseMemHandle(void* memory) { return Record("hipIpcCloseMemHandle", memory); }
 ENTRY int hipMemGetAddressRange(void** base, size_t* num_bytes, void* address) {
   return GiveRange("hipMemGetAddressRange", base, num_bytes, address);
-}
-ENTRY int hipPointerGetAttribute(void* data, int attribute, void* address) {
-  return Give("hipPointerGetAttribute", static_cast<int*>(data), 1, attribute, address);
 }
 ENTRY int hipMemGetHandleForAddressRange(void* fd, void* address, size_t num_bytes, int type,
                                          unsigned long long flags) {

@@ -12,6 +12,7 @@
 
 #include "tests/cpp/device_world.h"
 #include "tests/cpp/forked_peer.h"
+#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/transport/socket.h"
@@ -350,7 +351,7 @@ TEST(FaultTest, ForkedChildClosesSocketsOfChannels) {
         [&, rank, engine = engines.back(),
          sockets = ChannelSocketsOf(rank, std::move(channel_ends[index]))]() mutable {
           SetUpEngine(*engine, options);
-          engine->OpenDevices("host", {{rank, 0, {}}}, std::move(sockets), kLong);
+          engine->OpenDevices(HostVendor(), {{rank, 0, {}}}, std::move(sockets), kLong);
         });
   }
   for (std::thread& thread : threads) thread.join();

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tests/cpp/fuzz.h"
+#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
@@ -33,11 +34,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr size_t kSlotBytes = 4'096;
-
-std::unique_ptr<Device> OpenHost() {
-  const Vendor& host = VendorOf("host");
-  return host.open(host.libraries, 0);
-}
 
 // One end's side of two ranks on this host: its device, operands, and sockets to the other end.
 struct End {
@@ -58,7 +54,7 @@ struct End {
             .keys = {}};
   }
 
-  std::unique_ptr<Device> device = OpenHost();
+  std::unique_ptr<Device> device = OpenHostDevice();
   DeviceMemory memory = device->Allocate(kSlotBytes);
   std::vector<Fd> data;
   Fd messages;
@@ -223,7 +219,7 @@ void SetUpByScript(std::string_view input) {
   };
   const std::array peers = {peer_of(0), peer_of(1)};
   std::vector<std::unique_ptr<DeviceRank>> ranks;
-  ranks.push_back(std::make_unique<DeviceRank>(0, OpenHost(), 0));
+  ranks.push_back(std::make_unique<DeviceRank>(0, OpenHostDevice(), 0));
   bool is_over = false;
   const ChannelMail mail{.send = [](int /*process*/, std::span<const iovec> /*body*/) {},
                          .receive =

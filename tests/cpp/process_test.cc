@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "tests/cpp/device_world.h"
+#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/exit_code.h"
 #include "xla_plugin/base/thread.h"
@@ -124,7 +125,7 @@ std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
     const auto own = static_cast<size_t>(i);
     const std::span<std::byte> no_operands;
     SetUpEngine(*engines[own], options);
-    engines[own]->OpenDevices("host", {{i, 0, no_operands}},
+    engines[own]->OpenDevices(HostVendor(), {{i, 0, no_operands}},
                               ChannelSocketsOf(i, std::move(channel_ends[own])), kLong);
   };
   std::thread first(start, 0);

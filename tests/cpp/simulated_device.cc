@@ -123,7 +123,8 @@ SimulatedDevice::SimulatedDevice(Simulation& simulation, std::string name,
               .driver_version = 0,
               .stream_values = true,
               .dma_buf = false,
-              .gpu_direct_rdma = false}),
+              .gpu_direct_rdma = false,
+              .host_memory = false}),
       simulation_(simulation),
       name_(std::move(name)),
       stream_names_(std::move(streams)) {}
@@ -220,23 +221,7 @@ void SimulatedDevice::Values(StreamHandle stream, std::span<const StreamValue> v
 
 bool SimulatedDevice::IsIdle(StreamHandle stream) { return simulation_.IsIdle(StreamOf(stream)); }
 
-bool SimulatedDevice::IsDone(EventHandle event) {
-  return EventOf(event)->reached == EventOf(event)->recorded;
-}
-
 void SimulatedDevice::Synchronize(StreamHandle /*stream*/) { simulation_.Run(); }
-void SimulatedDevice::Synchronize(EventHandle /*event*/) { simulation_.Run(); }
-
-IpcHandleInfo SimulatedDevice::ExportIpc(void* /*address*/) { ThrowUnused("ExportIpc"); }
-IpcMemory SimulatedDevice::OpenIpc(const IpcHandleInfo& /*handle*/) { ThrowUnused("OpenIpc"); }
-Fd SimulatedDevice::ExportFd(const void* /*address*/) { ThrowUnused("ExportFd"); }
-MappedMemory SimulatedDevice::MapFd(const Fd& /*fd*/, size_t /*num_bytes*/) {
-  ThrowUnused("MapFd");
-}
-AddressRange SimulatedDevice::RangeOf(const void* /*address*/) { ThrowUnused("RangeOf"); }
-std::optional<int> SimulatedDevice::OrdinalOf(const void* /*address*/) { return 0; }
-DmaBuf SimulatedDevice::ExportDmaBuf(const void* /*address*/, size_t /*num_bytes*/) {
-  ThrowUnused("ExportDmaBuf");
-}
+MemorySharing& SimulatedDevice::sharing() { ThrowUnused("sharing"); }
 
 }  // namespace jaxhet::testing

@@ -68,8 +68,6 @@ class SimulatedDevice final : public Device {
   void Free(void* memory) noexcept override;
   void FreePinned(void* host) noexcept override;
   void Unregister(void* /*host*/) noexcept override {}
-  void CloseIpc(void* /*memory*/) noexcept override {}
-  void Unmap(AddressRange /*memory*/) noexcept override {}
 
   Stream CreateStream(StreamPriority priority) override;
   Event CreateEvent() override;
@@ -87,17 +85,9 @@ class SimulatedDevice final : public Device {
   void Values(StreamHandle stream, std::span<const StreamValue> values) override;
 
   bool IsIdle(StreamHandle stream) override;
-  bool IsDone(EventHandle event) override;
   void Synchronize(StreamHandle stream) override;
-  void Synchronize(EventHandle event) override;
 
-  IpcHandleInfo ExportIpc(void* address) override;
-  IpcMemory OpenIpc(const IpcHandleInfo& handle) override;
-  Fd ExportFd(const void* address) override;
-  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override;
-  AddressRange RangeOf(const void* address) override;
-  std::optional<int> OrdinalOf(const void* address) override;
-  DmaBuf ExportDmaBuf(const void* address, size_t num_bytes) override;
+  MemorySharing& sharing() override;
 
   // The latest allocation of pinned memory.
   const std::byte* pinned() const { return pinned_; }

@@ -50,9 +50,9 @@ class SecondProcess {
     _exit(1);
   }
 
-  // Waits for the event, but not for a process that has failed.
-  void Await(Device& device, EventHandle event) {
-    while (!device.IsDone(event)) Expect(IsAlive() || device.IsDone(event), "the second process");
+  // Waits for the stream, but not for a process that has failed.
+  void Await(Device& device, StreamHandle stream) {
+    while (!device.IsIdle(stream)) Expect(IsAlive() || device.IsIdle(stream), "the second process");
   }
   void Join() {
     if (pid_ > 0) waitpid(pid_, &status_, 0);
@@ -90,11 +90,9 @@ void TestProcessValues(const Setup& setup) {
   const auto device = setup.Open();
   const Registration registration = device->Register(std::span(Bytes(page), kPageBytes));
   const Stream stream = device->CreateStream(StreamPriority::kNormal);
-  const Event event = device->CreateEvent();
   TakeTurns(*device, stream.get(), device->DeviceAddress(&page->ping),
             device->DeviceAddress(&page->pong), true);
-  device->Record(event.get(), stream.get());
-  second.Await(*device, event.get());
+  second.Await(*device, stream.get());
   second.Join();
   Expect(page->ping == kTurns && page->pong == kTurns, "the last values");
 }
@@ -124,17 +122,16 @@ void TestIpc(const Setup& setup) {
               device->info().uuid.c_str());
   const Registration registration = device->Register(std::span(Bytes(page), kPageBytes));
   const Stream stream = device->CreateStream(StreamPriority::kNormal);
-  const Event event = device->CreateEvent();
   const DeviceMemory memory = device->Allocate(kIpcBytes);
   const PinnedMemory host = device->AllocatePinned(kIpcBytes);
   Fill(host.get(), kIpcBytes, 1);
-  page->handle = device->ExportIpc(Bytes(memory.get()) + 1);  // any address of the allocation
+  page->handle =
+      device->sharing().ExportIpc(Bytes(memory.get()) + 1);  // any address of the allocation
   device->Copy(stream.get(), memory.get(), host.get(), kIpcBytes);
   device->WriteValue(stream.get(), device->DeviceAddress(&page->ping), 1);
   device->WaitValue(stream.get(), device->DeviceAddress(&page->pong), 1);
   device->Copy(stream.get(), host.get(), memory.get(), kIpcBytes);
-  device->Record(event.get(), stream.get());
-  second.Await(*device, event.get());
+  second.Await(*device, stream.get());
   Expect(IsFilled(host.get(), kIpcBytes, 2), "what the second process wrote");
   second.Join();
 }
@@ -149,7 +146,7 @@ void PeerOfIpc(const Setup& setup) {
   const PinnedMemory host = device->AllocatePinned(kIpcBytes);
   device->WaitValue(stream.get(), device->DeviceAddress(&page->ping), 1);
   device->Synchronize(stream.get());
-  const IpcMemory memory = device->OpenIpc(page->handle);
+  const IpcMemory memory = device->sharing().OpenIpc(page->handle);
   device->Copy(stream.get(), host.get(), memory.get(), kIpcBytes);
   device->Synchronize(stream.get());
   Expect(IsFilled(host.get(), kIpcBytes, 1), "what the first process wrote");

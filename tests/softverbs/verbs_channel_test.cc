@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "tests/cpp/device_world.h"
+#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 #include "tests/softverbs/softverbs.h"
-#include "xla_plugin/device/host/host.h"
 #include "xla_plugin/transport/verbs/device_slots.h"
 #include "xla_plugin/transport/verbs/nics.h"
 #include "xla_plugin/transport/verbs/operand_region.h"
@@ -27,7 +27,7 @@ class SlotsOfADevice {
   const std::string& way() const { return slots_.way(); }
 
  private:
-  std::unique_ptr<Device> device_ = OpenHostDevice({}, 0);
+  std::unique_ptr<Device> device_ = OpenHostDevice();
   verbs::Nics nics_{NicOptions()};
   verbs::DeviceSlots slots_;
 };
@@ -68,7 +68,7 @@ TEST(VerbsChannelTest, SaysWhichWritesAreNotSeen) {
 
 // NICs send operands in the device's operand memory from there, and no others.
 TEST(VerbsChannelTest, OperandsAreRegistered) {
-  const auto device = OpenHostDevice({}, 0);
+  const auto device = OpenHostDevice();
   verbs::Nics nics{NicOptions()};
   const auto make = [&] {
     return verbs::OperandRegion(*device, nics.Usable(), nics.options(), OperandsOf(0));
@@ -79,7 +79,7 @@ TEST(VerbsChannelTest, OperandsAreRegistered) {
   EXPECT_EQ(operands.AddressOf(OperandsOf(1)).value_or(0), address);
   const std::vector<std::byte> elsewhere(100);
   EXPECT_FALSE(operands.AddressOf(elsewhere));
-  const AddressRange all = device->RangeOf(OperandsOf(0).data());
+  const AddressRange all = device->sharing().RangeOf(OperandsOf(0).data());
   EXPECT_FALSE(operands.AddressOf({static_cast<const std::byte*>(all.base), all.num_bytes + 1}));
 
   const FaultScope fault("garble count=all");
@@ -118,7 +118,7 @@ struct ChannelPair {
     for (DeviceChannel* const each : {&*source, &*target}) each->Settle();
   }
 
-  std::unique_ptr<Device> device = OpenHostDevice({}, 0);
+  std::unique_ptr<Device> device = OpenHostDevice();
   std::vector<std::vector<Ends>> ends = ConnectAll(2, 1);
   verbs::Nics nics{NicOptions()};
   std::unique_ptr<DeviceChannel> source;

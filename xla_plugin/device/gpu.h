@@ -1,51 +1,23 @@
 #ifndef XLA_PLUGIN_DEVICE_GPU_H_
 #define XLA_PLUGIN_DEVICE_GPU_H_
 
-#include <unistd.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "xla_plugin/base/error.h"
-#include "xla_plugin/base/function.h"
+#include "xla_plugin/base/strings.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/failure.h"
+#include "xla_plugin/device/gpu_context.h"
+#include "xla_plugin/device/gpu_sharing.h"
 
 namespace jaxhet {
-
-// Code that CUDA's driver and HIP share. An Api holds the entry points under the same names
-// with the same signatures, the values of the flags, and the few calls that differ.
-
-// A result that is not success must not stay behind as the thread's "last error": XLA looks at that
-// after its own calls. Both of these clear it.
-
-template <typename Api, typename... Parameters, typename... Arguments>
-int Try(const Api& api, const Function<int(Parameters...)>& function, Arguments... arguments) {
-  const int result = function(arguments...);
-  if (result != kGpuSuccess) api.ClearLastError();
-  return result;
-}
-
-template <typename Api>
-void Check(const Api& api, const char* call, std::string_view where, int result) {
-  if (result == kGpuSuccess) return;
-  api.ClearLastError();
-  ThrowFailure(call, where, api.Describe(result));
-}
-
-template <typename Api, typename... Parameters, typename... Arguments>
-void CallOn(const Api& api, std::string_view where, const Function<int(Parameters...)>& function,
-            Arguments... arguments) {
-  Check(api, function.name(), where, function(arguments...));
-}
 
 // Needs no context.
 template <typename Api>
@@ -73,7 +45,8 @@ DeviceInfo ReadInfo(const Api& api, int ordinal) {
                   .driver_version = 0,
                   .stream_values = has(Api::kStreamValues),
                   .dma_buf = has(Api::kDmaBufSupported),
-                  .gpu_direct_rdma = has(Api::kGpuDirectRdma)};
+                  .gpu_direct_rdma = has(Api::kGpuDirectRdma),
+                  .host_memory = false};
   for (const unsigned char byte : uuid) {
     constexpr std::string_view kDigits = "0123456789abcdef";
     info.uuid += {kDigits[byte >> 4], kDigits[byte & 15]};
@@ -102,210 +75,103 @@ class Gpu final : public Device {
     return std::make_unique<Gpu>(api, ReadInfo(api, ordinal));
   }
 
-  Gpu(Api api, DeviceInfo info)
-      : Device(std::move(info)), api_(std::move(api)), where_(this->info().ToString()) {
-    Check(api_, Api::kRetainName, where_, api_.Retain(this->info().ordinal, &context_));
-  }
-  ~Gpu() override { api_.Release(info().ordinal); }
+  Gpu(Api api, DeviceInfo info) : Device(std::move(info)), context_(std::move(api), this->info()) {}
 
-  void DestroyStream(StreamHandle stream) noexcept override { Undo(api_.stream_destroy, stream); }
-  void DestroyEvent(EventHandle event) noexcept override { Undo(api_.event_destroy, event); }
-  void Free(void* memory) noexcept override { Undo(api_.free, memory); }
-  void FreePinned(void* host) noexcept override { Undo(api_.host_free, host); }
-  void Unregister(void* host) noexcept override { Undo(api_.host_unregister, host); }
-  void CloseIpc(void* memory) noexcept override { Undo(api_.ipc_close, memory); }
-  void Unmap(AddressRange memory) noexcept override {
-    Logged([&] {
-      const Current current(*this);
-      const auto [call, result] = api_.Unmap(memory);
-      Check(api_, call, where_, result);
-    });
+  void DestroyStream(StreamHandle stream) noexcept override {
+    context_.Undo(api().stream_destroy, stream);
   }
+  void DestroyEvent(EventHandle event) noexcept override {
+    context_.Undo(api().event_destroy, event);
+  }
+  void Free(void* memory) noexcept override { context_.Undo(api().free, memory); }
+  void FreePinned(void* host) noexcept override { context_.Undo(api().host_free, host); }
+  void Unregister(void* host) noexcept override { context_.Undo(api().host_unregister, host); }
 
   Stream CreateStream(StreamPriority priority) override {
     int lowest = 0;
     int highest = 0;
-    Call(api_.stream_priority_range, &lowest, &highest);
+    context_.Call(api().stream_priority_range, &lowest, &highest);
     StreamHandle stream = nullptr;
-    Call(api_.stream_create, &stream, Api::kStreamNonBlocking,
-         priority == StreamPriority::kHigh ? highest : lowest);
+    context_.Call(api().stream_create, &stream, Api::kStreamNonBlocking,
+                  priority == StreamPriority::kHigh ? highest : lowest);
     return {*this, stream};
   }
 
   Event CreateEvent() override {
     EventHandle event = nullptr;
-    Call(api_.event_create, &event, Api::kEventDisableTiming);
+    context_.Call(api().event_create, &event, Api::kEventDisableTiming);
     return {*this, event};
   }
 
   Memory Allocate(size_t num_bytes) override {
     void* memory = nullptr;
-    Call(api_.malloc, &memory, num_bytes);
+    context_.Call(api().malloc, &memory, num_bytes);
     return {*this, memory};
   }
 
   PinnedMemory AllocatePinned(size_t num_bytes) override {
     void* host = nullptr;
-    Call(api_.host_malloc, &host, num_bytes, Api::kHostMallocPortable | Api::kHostMallocMapped);
+    context_.Call(api().host_malloc, &host, num_bytes,
+                  Api::kHostMallocPortable | Api::kHostMallocMapped);
     return {*this, host};
   }
 
   Registration Register(std::span<std::byte> host) override {
-    Call(api_.host_register, host.data(), host.size(),
-         Api::kHostRegisterPortable | Api::kHostRegisterMapped);
+    context_.Call(api().host_register, host.data(), host.size(),
+                  Api::kHostRegisterPortable | Api::kHostRegisterMapped);
     return {*this, host.data()};
   }
 
   void* DeviceAddress(void* pinned_host) override {
     void* address = nullptr;
-    Call(api_.host_get_device_pointer, &address, pinned_host, 0U);
+    context_.Call(api().host_get_device_pointer, &address, pinned_host, 0U);
     return address;
   }
 
   void Record(EventHandle event, StreamHandle stream) override {
-    Call(api_.event_record, event, stream);
+    context_.Call(api().event_record, event, stream);
   }
   void WaitEvent(StreamHandle stream, EventHandle event) override {
-    Call(api_.stream_wait_event, stream, event, 0U);
+    context_.Call(api().stream_wait_event, stream, event, 0U);
   }
   void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override {
     if (num_bytes == 0) return;
-    const Current current(*this);
-    Check(api_, api_.memcpy_async.name(), where_, api_.Copy(to, from, num_bytes, stream));
+    context_.Run([&](const Api& api) {
+      return std::pair(api.memcpy_async.name(), api.Copy(to, from, num_bytes, stream));
+    });
   }
   void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
     if (num_bytes == 0) return;
-    Call(api_.memset_async, to, std::to_integer<unsigned char>(value), num_bytes, stream);
+    context_.Call(api().memset_async, to, std::to_integer<unsigned char>(value), num_bytes, stream);
   }
   void WriteValue(StreamHandle stream, void* address, uint32_t value) override {
-    Call(api_.stream_write_value, stream, address, value, 0U);
+    context_.Call(api().stream_write_value, stream, address, value, 0U);
   }
   void WaitValue(StreamHandle stream, void* address, uint32_t value) override {
-    const Current current(*this);
-    Check(api_, api_.stream_wait_value.name(), where_, api_.WaitAtLeast(stream, address, value));
+    context_.Run([&](const Api& api) {
+      return std::pair(api.stream_wait_value.name(), api.WaitAtLeast(stream, address, value));
+    });
   }
   void Values(StreamHandle stream, std::span<const StreamValue> values) override {
-    if constexpr (requires { api_.Values(stream, values); }) {
-      const Current current(*this);
-      const auto [call, result] = api_.Values(stream, values);
-      Check(api_, call, where_, result);
+    if constexpr (requires { api().Values(stream, values); }) {
+      context_.Run([&](const Api& api) { return api.Values(stream, values); });
     } else {
       Device::Values(stream, values);
     }
   }
 
-  bool IsIdle(StreamHandle stream) override { return IsReady(api_.stream_query, stream); }
-  bool IsDone(EventHandle event) override { return IsReady(api_.event_query, event); }
-  void Synchronize(StreamHandle stream) override { Call(api_.stream_synchronize, stream); }
-  void Synchronize(EventHandle event) override { Call(api_.event_synchronize, event); }
-
-  IpcHandleInfo ExportIpc(void* address) override {
-    IpcHandleInfo handle{};
-    Call(api_.ipc_get, &handle, RangeOf(address).base);
-    return handle;
-  }
-  IpcMemory OpenIpc(const IpcHandleInfo& handle) override {
-    void* memory = nullptr;
-    Call(api_.ipc_open, &memory, handle, Api::kIpcLazyPeerAccess);
-    return {*this, memory};
+  bool IsIdle(StreamHandle stream) override { return context_.IsReady(api().stream_query, stream); }
+  void Synchronize(StreamHandle stream) override {
+    context_.Call(api().stream_synchronize, stream);
   }
 
-  Fd ExportFd(const void* address) override {
-    const Current current(*this);
-    int fd = -1;
-    const auto [call, result] = api_.ExportFd(const_cast<void*>(address), &fd);
-    Check(api_, call, where_, result);
-    return Fd(fd);
-  }
-  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override {
-    const Current current(*this);
-    void* memory = nullptr;
-    const auto [call, result] = api_.MapFd(fd.get(), num_bytes, info().ordinal, &memory);
-    Check(api_, call, where_, result);
-    return {*this, {.base = memory, .num_bytes = num_bytes}};
-  }
-
-  AddressRange RangeOf(const void* address) override {
-    AddressRange range{};
-    Call(api_.get_address_range, &range.base, &range.num_bytes, const_cast<void*>(address));
-    return range;
-  }
-
-  std::optional<int> OrdinalOf(const void* address) override {
-    const Current current(*this);
-    int ordinal = -1;
-    const int result = Try(api_, api_.pointer_get_attribute, static_cast<void*>(&ordinal),
-                           Api::kDeviceOrdinal, const_cast<void*>(address));
-    if (result == kGpuInvalidValue) return std::nullopt;
-    Check(api_, api_.pointer_get_attribute.name(), where_, result);
-    if (ordinal < 0) return std::nullopt;  // pageable memory, where the device can reach that
-    return ordinal;
-  }
-
-  DmaBuf ExportDmaBuf(const void* address, size_t num_bytes) override {
-    // The drivers take whole pages of the host only.
-    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const auto begin = reinterpret_cast<uintptr_t>(address);
-    const uintptr_t first = begin & ~(page - 1);
-    const size_t size = (begin + num_bytes - first + page - 1) & ~(page - 1);
-    const Current current(*this);
-    int fd = -1;
-    uint64_t offset = 0;
-    const auto [call, result] =
-        api_.ExportDmaBuf(reinterpret_cast<void*>(first), size, &fd, &offset);
-    Check(api_, call, where_, result);
-    return {.fd = Fd(fd), .offset = offset + (begin - first)};
-  }
+  MemorySharing& sharing() override { return sharing_; }
 
  private:
-  // Makes the device current for the calling thread, and what was current before afterwards.
-  class Current {
-   public:
-    explicit Current(const Gpu& gpu) : api_(gpu.api_) {
-      Check(api_, Api::kEnterName, gpu.where_, api_.Enter(gpu.context_, &before_));
-    }
-    ~Current() { api_.Leave(before_); }
-    Current(const Current&) = delete;
-    Current& operator=(const Current&) = delete;
+  const Api& api() const { return context_.api(); }
 
-   private:
-    const Api& api_;
-    Api::Context before_{};
-  };
-
-  template <typename... Parameters, typename... Arguments>
-  void Call(const Function<int(Parameters...)>& function, Arguments... arguments) const {
-    const Current current(*this);
-    CallOn(api_, where_, function, arguments...);
-  }
-
-  template <typename Handle>
-  bool IsReady(const Function<int(Handle)>& query, Handle handle) const {
-    const Current current(*this);
-    const int result = Try(api_, query, handle);
-    if (result == kGpuNotReady) return false;
-    Check(api_, query.name(), where_, result);
-    return true;
-  }
-
-  template <typename Handle>
-  void Undo(const Function<int(Handle)>& function, Handle handle) const noexcept {
-    Logged([&] { Call(function, handle); });
-  }
-
-  // Runs a release; logs its failure and continues.
-  template <typename Act>
-  static void Logged(Act act) noexcept {
-    try {
-      act();
-    } catch (const Error& error) {
-      LogLine(error.what());
-    }
-  }
-
-  Api api_;
-  std::string where_;
-  Api::Context context_{};
+  const GpuContext<Api> context_;
+  GpuSharing<Api> sharing_{context_};
 };
 
 }  // namespace jaxhet

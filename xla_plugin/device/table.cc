@@ -5,7 +5,6 @@
 #include "xla_plugin/device/cuda/cuda.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/hip/hip.h"
-#include "xla_plugin/device/host/host.h"
 
 namespace jaxhet {
 namespace {
@@ -17,10 +16,9 @@ constexpr std::array kHipLibraries = {"libamdhip64.so.7", "libamdhip64.so.6"};
 }  // namespace
 
 std::span<const Vendor> Vendors() {
-  static constexpr std::array<Vendor, 3> kVendors = {{
+  static constexpr std::array<Vendor, 2> kVendors = {{
       {"cuda", kCudaLibraries, &ListCudaDevices, &OpenCudaDevice},
       {"hip", kHipLibraries, &ListHipDevices, &OpenHipDevice},
-      {"host", {}, &ListHostDevices, &OpenHostDevice},
   }};
   return kVendors;
 }

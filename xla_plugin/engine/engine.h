@@ -75,7 +75,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
 
   // After SetRanks, where the ranks are devices with memory of their own: opens those of this
   // process, by rank and ordinal, and agrees with all processes on the channels between them.
-  void OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
+  void OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own,
                    std::vector<ChannelSockets> sockets, std::chrono::milliseconds timeout);
   // Stays valid while it is held, also over a Close(). Throws UsageError before OpenDevices() and
   // after Close().

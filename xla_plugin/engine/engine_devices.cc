@@ -21,10 +21,9 @@ std::shared_ptr<DeviceEngine> Engine::devices() const {
   Throw(ErrorCode::kUsage, "the devices of this process are not open (jaxhet.initialize)");
 }
 
-void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& own,
+void Engine::OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own,
                          std::vector<ChannelSockets> sockets, milliseconds timeout) {
   CheckUsable();
-  const Vendor& its_vendor = VendorOf(vendor);
   std::vector<std::unique_ptr<DeviceRank>> ranks;
   ChannelOptions channels{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
                           .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
@@ -37,7 +36,7 @@ void Engine::OpenDevices(std::string_view vendor, const std::vector<OwnDevice>& 
   }
   for (const auto& [rank, ordinal, operands] : own) {
     channels.operands[rank] = operands;
-    auto device = its_vendor.open(its_vendor.libraries, ordinal);
+    auto device = vendor.open(vendor.libraries, ordinal);
     if (!device->info().stream_values) {
       Throw(ErrorCode::kDevice, device->info().ToString(), " can't wait for values on its streams");
     }

@@ -151,11 +151,10 @@ nb::dict ToDict(const DeviceInfo& info) {
   return dict;
 }
 
-// A tuple for each vendor that needs a library: name, devices, and why they can't be used, or "".
+// A tuple for each vendor: name, devices, and why they can't be used, or "".
 nb::list ListVendors() {
   nb::list list;
   for (const Vendor& vendor : Vendors()) {
-    if (vendor.libraries.empty()) continue;
     std::vector<DeviceInfo> infos;
     std::string reason;
     try {
@@ -307,7 +306,8 @@ NB_MODULE(_engine, m) {
                   jaxhet::ChannelSockets{rank, peer_rank, {}, jaxhet::ParseKeys(keys)});
               for (const int fd : fds) entry.sockets.emplace_back(fd);
             }
-            engine.OpenDevices(vendor, own, std::move(owned), milliseconds(timeout_ms));
+            engine.OpenDevices(jaxhet::VendorOf(vendor), own, std::move(owned),
+                               milliseconds(timeout_ms));
           },
           nb::arg("vendor"), nb::arg("devices"), nb::arg("sockets"), nb::arg("timeout_ms"),
           Released(),

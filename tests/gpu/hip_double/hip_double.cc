@@ -259,16 +259,6 @@ ENTRY(event_destroy, int, hipEventDestroy, EventHandle event) {
   return OnDevice(Cuda().event_destroy, event);
 }
 
-ENTRY(event_query, int, hipEventQuery, EventHandle event) {
-  COUNT(hipEventQuery);
-  return OnDevice(Cuda().event_query, event);
-}
-
-ENTRY(event_synchronize, int, hipEventSynchronize, EventHandle event) {
-  COUNT(hipEventSynchronize);
-  return OnDevice(Cuda().event_synchronize, event);
-}
-
 ENTRY(event_record, int, hipEventRecord, EventHandle event, StreamHandle stream) {
   COUNT(hipEventRecord);
   return OnDevice(Cuda().event_record, event, stream);
@@ -343,12 +333,6 @@ ENTRY(get_address_range, int, hipMemGetAddressRange, void** base, size_t* num_by
       void* address) {
   COUNT(hipMemGetAddressRange);
   return OnDevice(Cuda().get_address_range, base, num_bytes, address);
-}
-
-ENTRY(pointer_get_attribute, int, hipPointerGetAttribute, void* data, int attribute,
-      void* address) {
-  COUNT(hipPointerGetAttribute);
-  return OnDevice(Cuda().pointer_get_attribute, data, attribute, address);
 }
 
 ENTRY(get_handle_for_address_range, int, hipMemGetHandleForAddressRange, void* fd, void* address,

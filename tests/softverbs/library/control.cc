@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/host_device.h"
 #include "tests/softverbs/library/nic.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/device/device.h"
@@ -153,7 +154,8 @@ void SetJitter(Nic& nic, Words& words) {
 void CopyByDevice(Nic& nic, const Words& words) {
   static Device* device = nullptr;  // never closed: the driver may go first
   static const Stream* stream = nullptr;
-  const Vendor& vendor = VendorOf(words.Argument(1));
+  const std::string_view name = words.Argument(1);
+  const Vendor& vendor = name == "host" ? testing::HostVendor() : VendorOf(name);
   device = vendor.open(vendor.libraries, 0).release();
   stream = new Stream(device->CreateStream(StreamPriority::kHigh));
   nic.memory().set_copy([](void* to, const void* from, size_t num_bytes) {

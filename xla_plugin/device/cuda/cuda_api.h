@@ -30,7 +30,6 @@ struct CudaApi {
   static constexpr unsigned kHostRegisterMapped = 0x2;    // CU_MEMHOSTREGISTER_DEVICEMAP
   static constexpr unsigned kIpcLazyPeerAccess = 0x1;     // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
   static constexpr unsigned kWaitAtLeast = 0x0;           // CU_STREAM_WAIT_VALUE_GEQ
-  static constexpr int kDeviceOrdinal = 9;                // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
   static constexpr int kDmaBufFd = 1;                     // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
   static constexpr unsigned long long kDmaBufOverPcie =
       0x1;                                      // CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE
@@ -80,8 +79,6 @@ struct CudaApi {
   Function<int(EventHandle*, unsigned)> event_create{library, "cuEventCreate"};
   Function<int(EventHandle)> event_destroy{library, "cuEventDestroy_v2"};
   Function<int(EventHandle, StreamHandle)> event_record{library, "cuEventRecord"};
-  Function<int(EventHandle)> event_query{library, "cuEventQuery"};
-  Function<int(EventHandle)> event_synchronize{library, "cuEventSynchronize"};
 
   Function<int(void*, const void*, size_t, StreamHandle)> memcpy_async{library, "cuMemcpyAsync"};
   Function<int(void*, unsigned char, size_t, StreamHandle)> memset_async{library,
@@ -98,7 +95,6 @@ struct CudaApi {
   Function<int(void**, IpcHandleInfo, unsigned)> ipc_open{library, "cuIpcOpenMemHandle_v2"};
   Function<int(void*)> ipc_close{library, "cuIpcCloseMemHandle"};
   Function<int(void**, size_t*, void*)> get_address_range{library, "cuMemGetAddressRange_v2"};
-  Function<int(void*, int, void*)> pointer_get_attribute{library, "cuPointerGetAttribute"};
   Function<int(void*, void*, size_t, int, unsigned long long)> get_handle_for_address_range{
       library, "cuMemGetHandleForAddressRange"};
 

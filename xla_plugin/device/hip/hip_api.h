@@ -32,7 +32,6 @@ struct HipApi {
   static constexpr unsigned kWaitAtLeast = 0x0;           // hipStreamWaitValueGte
   static constexpr uint32_t kWaitMask = 0xFFFFFFFF;       // all bits of the word
   static constexpr int kCopyDefault = 4;                  // hipMemcpyDefault
-  static constexpr int kDeviceOrdinal = 9;                // HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL
   static constexpr int kDmaBufFd = 1;                     // hipMemRangeHandleTypeDmaBufFd (7)
   static constexpr int kStreamValues = 10013;             // hipDeviceAttributeCanUseStreamWaitValue
   static constexpr int kDmaBufSupported = 93;             // hipDeviceAttributeDmaBufSupported (7)
@@ -69,8 +68,6 @@ struct HipApi {
   Function<int(EventHandle*, unsigned)> event_create{library, "hipEventCreateWithFlags"};
   Function<int(EventHandle)> event_destroy{library, "hipEventDestroy"};
   Function<int(EventHandle, StreamHandle)> event_record{library, "hipEventRecord"};
-  Function<int(EventHandle)> event_query{library, "hipEventQuery"};
-  Function<int(EventHandle)> event_synchronize{library, "hipEventSynchronize"};
 
   Function<int(void*, const void*, size_t, int, StreamHandle)> memcpy_async{library,
                                                                             "hipMemcpyAsync"};
@@ -88,7 +85,6 @@ struct HipApi {
   Function<int(void**, IpcHandleInfo, unsigned)> ipc_open{library, "hipIpcOpenMemHandle"};
   Function<int(void*)> ipc_close{library, "hipIpcCloseMemHandle"};
   Function<int(void**, size_t*, void*)> get_address_range{library, "hipMemGetAddressRange"};
-  Function<int(void*, int, void*)> pointer_get_attribute{library, "hipPointerGetAttribute"};
 
   using ExportRange = Function<int(void*, void*, size_t, int, unsigned long long)>;
   using ExportPortable = Function<int(const void*, size_t, int*, uint64_t*)>;

@@ -107,8 +107,9 @@ class DeviceMemoryChannel final : public TargetChannel {
   }
   SharedChannelInfo IpcInfo(Device& device) const {
     SharedChannelInfo info = Info();
-    info.slots_handle = device.ExportIpc(memory_.get());
-    const auto* const base = static_cast<const std::byte*>(device.RangeOf(memory_.get()).base);
+    info.slots_handle = device.sharing().ExportIpc(memory_.get());
+    const auto* const base =
+        static_cast<const std::byte*>(device.sharing().RangeOf(memory_.get()).base);
     info.slots_offset = static_cast<uint64_t>(static_cast<std::byte*>(memory_.get()) - base);
     return info;
   }
@@ -129,7 +130,7 @@ class IpcChannelSource final : public SourceChannel {
  public:
   IpcChannelSource(const ChannelSetup& setup, const SharedChannelInfo& info)
       : SourceChannel(setup, info, 0, setup.operands),
-        memory_(setup.device.OpenIpc(info.slots_handle)) {
+        memory_(setup.device.sharing().OpenIpc(info.slots_handle)) {
     SetSlots(static_cast<std::byte*>(memory_.get()) + info.slots_offset, info.slot_bytes);
   }
 
@@ -148,10 +149,10 @@ class ShmChannel final : public TargetChannel {
   using TargetChannel::Info;
 };
 
-// Only the host's own device can be pulled from over host memory.
+// Operands that the target pulls over host memory.
 std::span<std::byte> HostOperands(const ChannelSetup& setup) {
-  const bool is_host = setup.same_vendor && setup.device.info().vendor == "host";
-  return is_host ? setup.operands : std::span<std::byte>{};
+  const bool can_pull = setup.same_vendor && setup.device.info().host_memory;
+  return can_pull ? setup.operands : std::span<std::byte>{};
 }
 
 class ShmChannelSource final : public SourceChannel {

@@ -54,7 +54,7 @@ DeviceRegion::DeviceRegion(Device& device, NicList nics, const Options& options,
 }
 
 void DeviceRegion::RegisterDmaBuf(Device& device, std::span<std::byte> memory, int access) {
-  const DmaBuf dma_buf = device.ExportDmaBuf(memory.data(), memory.size());
+  const DmaBuf dma_buf = device.sharing().ExportDmaBuf(memory.data(), memory.size());
   Register([&](const ProtectionDomain& domain, auto& regions) {
     regions.emplace_back(domain, memory, dma_buf.fd.get(), dma_buf.offset, access);
   });

@@ -7,7 +7,7 @@ namespace jaxhet::verbs {
 OperandRegion::OperandRegion(Device& device, NicMemory::NicList nics, const Options& options,
                              std::span<std::byte> within) {
   try {
-    range_ = device.RangeOf(within.data());
+    range_ = device.sharing().RangeOf(within.data());
     const std::span memory(static_cast<std::byte*>(range_.base), range_.num_bytes);
     region_ = std::make_unique<DeviceRegion>(device, nics, options, memory, std::span(&within, 1),
                                              DeviceRegion::Use::kRead);

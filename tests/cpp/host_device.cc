@@ -1,4 +1,4 @@
-#include "xla_plugin/device/host/host.h"
+#include "tests/cpp/host_device.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,13 +15,12 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <vector>
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/thread.h"
 
-// A device that is the host's own memory, for tests of exchanges between devices: each stream is a
-// thread. No job uses it: CPU islands exchange their memory without a device.
-namespace jaxhet {
+namespace jaxhet::testing {
 namespace {
 
 constexpr std::align_val_t kAlignment{64};
@@ -39,7 +38,8 @@ DeviceInfo HostInfo() {
           .driver_version = 0,
           .stream_values = true,
           .dma_buf = true,
-          .gpu_direct_rdma = true};
+          .gpu_direct_rdma = true,
+          .host_memory = true};
 }
 
 // Work in order. What waits for a value when this goes is given up, and what comes after it.
@@ -151,6 +151,55 @@ Allocations& AllAllocations() {
   return *allocations;
 }
 
+void* Map(const Fd& file, size_t num_bytes) {
+  void* const memory = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (memory == MAP_FAILED) ThrowErrno("mmap");
+  return memory;
+}
+
+auto Find(const void* address) -> decltype(Allocations::by_base)::const_iterator {
+  const auto& allocations = AllAllocations().by_base;
+  const auto* const byte = static_cast<const std::byte*>(address);
+  const auto next = allocations.upper_bound(const_cast<std::byte*>(byte));
+  if (next != allocations.begin()) {
+    const auto found = std::prev(next);
+    if (byte < found->first + found->second.num_bytes) return found;
+  }
+  Throw(ErrorCode::kDevice, "host: no allocation of this device holds ", address);
+}
+
+class HostSharing final : public MemorySharing {
+ public:
+  void CloseIpc(void* /*memory*/) noexcept override {}
+  void Unmap(AddressRange memory) noexcept override { munmap(memory.base, memory.num_bytes); }
+
+  IpcHandleInfo ExportIpc(void* /*address*/) override { ThrowNoIpc(); }
+  IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowNoIpc(); }
+  Fd ExportFd(const void* address) override { return ExportDmaBuf(address, 0).fd; }
+  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override {
+    struct stat status{};
+    if (fstat(fd.get(), &status) != 0) ThrowErrno("fstat");
+    if (num_bytes == 0 || std::cmp_less(status.st_size, num_bytes)) {
+      Throw(ErrorCode::kDevice, "the peer's memory has ", status.st_size, " bytes, not ",
+            num_bytes);
+    }
+    return {*this, {.base = Map(fd, num_bytes), .num_bytes = num_bytes}};
+  }
+  AddressRange RangeOf(const void* address) override {
+    const std::lock_guard lock(AllAllocations().mutex);
+    const auto& [base, allocation] = *Find(address);
+    return {.base = base, .num_bytes = allocation.num_bytes};
+  }
+  DmaBuf ExportDmaBuf(const void* address, size_t /*num_bytes*/) override {
+    const std::lock_guard lock(AllAllocations().mutex);
+    const auto& [base, allocation] = *Find(address);
+    Fd file(fcntl(allocation.file.get(), F_DUPFD_CLOEXEC, 0));
+    if (!file) ThrowErrno("fcntl(F_DUPFD_CLOEXEC)");
+    return {.fd = std::move(file),
+            .offset = static_cast<size_t>(static_cast<const std::byte*>(address) - base)};
+  }
+};
+
 class HostDevice final : public Device {
  public:
   HostDevice() : Device(HostInfo()) {}
@@ -165,8 +214,6 @@ class HostDevice final : public Device {
   }
   void FreePinned(void* host) noexcept override { ::operator delete(host, kAlignment); }
   void Unregister(void* /*host*/) noexcept override {}
-  void CloseIpc(void* /*memory*/) noexcept override {}
-  void Unmap(AddressRange memory) noexcept override { munmap(memory.base, memory.num_bytes); }
 
   Stream CreateStream(StreamPriority /*priority*/) override {
     return {*this, reinterpret_cast<StreamHandle>(new HostStream)};
@@ -223,66 +270,28 @@ class HostDevice final : public Device {
   }
 
   bool IsIdle(StreamHandle stream) override { return StreamOf(stream).IsIdle(); }
-  bool IsDone(EventHandle event) override {
-    return EventOf(event)->IsReached(EventOf(event)->last());
-  }
   void Synchronize(StreamHandle stream) override { StreamOf(stream).Synchronize(); }
-  void Synchronize(EventHandle event) override { EventOf(event)->Wait(EventOf(event)->last()); }
 
-  IpcHandleInfo ExportIpc(void* /*address*/) override { ThrowNoIpc(); }
-  IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowNoIpc(); }
-  Fd ExportFd(const void* address) override { return ExportDmaBuf(address, 0).fd; }
-  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override {
-    struct stat status{};
-    if (fstat(fd.get(), &status) != 0) ThrowErrno("fstat");
-    if (num_bytes == 0 || std::cmp_less(status.st_size, num_bytes)) {
-      Throw(ErrorCode::kDevice, "the peer's memory has ", status.st_size, " bytes, not ",
-            num_bytes);
-    }
-    return {*this, {.base = Map(fd, num_bytes), .num_bytes = num_bytes}};
-  }
-  AddressRange RangeOf(const void* address) override {
-    const std::lock_guard lock(AllAllocations().mutex);
-    const auto& [base, allocation] = *Find(address);
-    return {.base = base, .num_bytes = allocation.num_bytes};
-  }
-  std::optional<int> OrdinalOf(const void* /*address*/) override { return info().ordinal; }
-  DmaBuf ExportDmaBuf(const void* address, size_t /*num_bytes*/) override {
-    const std::lock_guard lock(AllAllocations().mutex);
-    const auto& [base, allocation] = *Find(address);
-    Fd file(fcntl(allocation.file.get(), F_DUPFD_CLOEXEC, 0));
-    if (!file) ThrowErrno("fcntl(F_DUPFD_CLOEXEC)");
-    return {.fd = std::move(file),
-            .offset = static_cast<size_t>(static_cast<const std::byte*>(address) - base)};
-  }
+  MemorySharing& sharing() override { return sharing_; }
 
  private:
-  static void* Map(const Fd& file, size_t num_bytes) {
-    void* const memory =
-        mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-    if (memory == MAP_FAILED) ThrowErrno("mmap");
-    return memory;
-  }
-
-  static auto Find(const void* address) -> decltype(Allocations::by_base)::const_iterator {
-    const auto& allocations = AllAllocations().by_base;
-    const auto* const byte = static_cast<const std::byte*>(address);
-    const auto next = allocations.upper_bound(const_cast<std::byte*>(byte));
-    if (next != allocations.begin()) {
-      const auto found = std::prev(next);
-      if (byte < found->first + found->second.num_bytes) return found;
-    }
-    Throw(ErrorCode::kDevice, "host: no allocation of this device holds ", address);
-  }
+  HostSharing sharing_;
 };
 
-}  // namespace
+std::vector<DeviceInfo> List(Vendor::Libraries /*libraries*/) { return {HostInfo()}; }
 
-std::vector<DeviceInfo> ListHostDevices(Vendor::Libraries /*libraries*/) { return {HostInfo()}; }
-
-std::unique_ptr<Device> OpenHostDevice(Vendor::Libraries /*libraries*/, int ordinal) {
+std::unique_ptr<Device> Open(Vendor::Libraries /*libraries*/, int ordinal) {
   if (ordinal != 0) Throw(ErrorCode::kUsage, "there is one host device, not ", ordinal + 1);
   return std::make_unique<HostDevice>();
 }
 
-}  // namespace jaxhet
+}  // namespace
+
+const Vendor& HostVendor() {
+  static constexpr Vendor kVendor = {"host", {}, &List, &Open};
+  return kVendor;
+}
+
+std::unique_ptr<Device> OpenHostDevice() { return Open({}, 0); }
+
+}  // namespace jaxhet::testing

@@ -1,0 +1,16 @@
+#ifndef TESTS_CPP_HOST_DEVICE_H_
+#define TESTS_CPP_HOST_DEVICE_H_
+
+#include <memory>
+
+#include "xla_plugin/device/device.h"
+
+namespace jaxhet::testing {
+
+// One device, "host", whose memory is the host's and whose streams are threads.
+const Vendor& HostVendor();
+std::unique_ptr<Device> OpenHostDevice();
+
+}  // namespace jaxhet::testing
+
+#endif  // TESTS_CPP_HOST_DEVICE_H_
