@@ -94,5 +94,5 @@ def test_a_wrong_declaration_is_found(name: str):
     program = _program(vendor)
     function = program.replace("decltype(Api::init)", "decltype(Api::malloc)")
     assert f"{name[:3].replace('cud', 'cu')}Init" in _compile(vendor, function)
-    value = program.replace("(Api::kGpuDirectRdma)", "(Api::kGpuDirectRdma + 1)")
-    assert "POINTER_ATTRIBUTE_DEVICE_ORDINAL" in _compile(vendor, value)
+    value = program.replace("(Api::kStreamNonBlocking)", "(Api::kStreamNonBlocking + 1)")
+    assert "streamnonblocking" in _compile(vendor, value).replace("_", "").lower()

@@ -35,7 +35,7 @@ struct DeviceInfo {
   bool stream_values;    // WriteValue() and WaitValue() work
   bool dma_buf;          // ExportDmaBuf() works; false also if the driver is too old to say so
   bool gpu_direct_rdma;  // NICs can register the device's memory
-  bool host_memory;      // its memory is the host's, and peers on this host can pull out of it
+  bool host_memory;      // peers on this host can pull out of its memory, which is the host's
 
   std::string ToString() const;  // "cuda:0 (NVIDIA H200, 0000:18:00.0)"
 };
