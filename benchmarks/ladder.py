@@ -33,8 +33,8 @@ _STEP_TIMEOUT_S = 60
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {
         "config": "tiny",
-        "steps": 40,
-        "turns": 4,
+        "steps": 24,
+        "turns": 3,
         "seq": 64,
         "dtype": "float32",
         "xla_flags": FAST_COMPILE["XLA_FLAGS"],  # compilers take most of the time there
