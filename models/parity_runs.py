@@ -105,11 +105,18 @@ class Parity:
 
     def _training(self, mesh: str, run: str) -> list[str]:
         where = [f"--mesh={mesh}", f"--run-dir={self.folder(mesh, run)}"]
-        return [sys.executable, "-m", "models.pretrain", *self.training, *where]
+        given = self.training if "stage=" in mesh else _without(self.training, "--stages")
+        return [sys.executable, "-m", "models.pretrain", *given, *where]
 
     def _launch(self, *options: str) -> list[str]:
         launch = [sys.executable, "-m", "jaxhet.cli", "launch", f"--islands={self.islands}"]
         return [*launch, "--processes-per-island=1", f"--devices={self.devices}", *options, "--"]
+
+
+def _without(words: Sequence[str], name: str) -> list[str]:
+    """Words of a command line without an option, be it `--name=value` or `--name value`."""
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if name not in (before, word.partition("=")[0])]
 
 
 @dataclasses.dataclass(frozen=True)

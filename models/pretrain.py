@@ -131,6 +131,11 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
     mesh = make_mesh(options)
     corpus = corpus or open_corpus(options.data, initial.tokenizer(options))
     config = model_config(options, corpus.vocab)
+    if config.stages and "stage" not in mesh.shape:
+        raise ValueError(
+            f"--stages {options.stages} on --mesh {options.mesh}, which has no axis stage: give a "
+            "mesh such as stage=2,data=-1, or leave out --stages."
+        )
     trainer = Trainer(
         dataclasses.replace(config, document_end=_document_end(options, corpus)),
         schedule,

@@ -225,20 +225,24 @@ def _chosen_platforms() -> tuple[str, ...]:
     return tuple(chosen.split(",")) if chosen else ()
 
 
-def configure_cpu(num_devices: int | None) -> None:
+def configure_cpu(num_devices: int | None) -> str:
     """Sets up the CPU platform for several processes, before its backend exists.
 
     Executions are dispatched in program order: two executions of one program must not overlap,
     since the engine numbers them in the order of their starts.
+
+    Returns:
+      A line for the log: the variable of the environment that was set, and why; or empty.
     """
     if num_devices is not None:
         jax.config.update("jax_num_cpu_devices", num_devices)
-    _leave_threads_for_launches()
+    line = _leave_threads_for_launches()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    return line
 
 
-def _leave_threads_for_launches() -> None:
+def _leave_threads_for_launches() -> str:
     """Gives XLA's CPU client at least two threads for each device, unless the user chose a number.
 
     With one thread for each device, a loop that starts many runs deadlocks: XLA accepts 32 runs for
@@ -248,8 +252,13 @@ def _leave_threads_for_launches() -> None:
     are CPUs, or as devices if these are more.
     """
     threads = 2 * _num_cpu_devices()
-    if not _XLA_THREADS & os.environ.keys() and threads > len(os.sched_getaffinity(0)):
-        os.environ["PJRT_NPROC"] = str(threads)
+    if _XLA_THREADS & os.environ.keys() or threads <= len(os.sched_getaffinity(0)):
+        return ""
+    os.environ["PJRT_NPROC"] = str(threads)
+    return (
+        f"PJRT_NPROC={threads} was set: XLA's CPU client has two threads for each device, so that a"
+        " program that starts many runs ahead does not deadlock"
+    )
 
 
 # Variables that set the number of threads of XLA's CPU client.

@@ -145,8 +145,11 @@ def test_cpu_client_has_two_threads_for_each_device(
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.setattr(jax, "config", types.SimpleNamespace(jax_num_cpu_devices=devices))
-    compat._leave_threads_for_launches()
+    line = compat._leave_threads_for_launches()
     assert environ.get("PJRT_NPROC") == threads
+    was_set = threads is not None and "PJRT_NPROC" not in given
+    assert line.startswith(f"PJRT_NPROC={threads} was set: " if was_set else "")
+    assert bool(line) == was_set
 
 
 @pytest.mark.parametrize(

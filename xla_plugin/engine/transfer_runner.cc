@@ -72,7 +72,7 @@ void TransferRunner::OfferOperand(const InFlight& transfer, RankChannel& channel
   offered_bytes_ += num_bytes;
   // A NIC sends it through the target's slots.
   if (!channel.end->is_shared()) channel.chunks += NumChunks(num_bytes, channel.end->slot_bytes());
-  program.Write(channel.end->ready(), DeviceNumber(transfer.send.number));
+  program.Write(channel.end->addresses().ready(), DeviceNumber(transfer.send.number));
 }
 
 void TransferRunner::Send(const InFlight& transfer, RankChannel& channel, StreamWork* program,
@@ -84,10 +84,11 @@ void TransferRunner::Send(const InFlight& transfer, RankChannel& channel, Stream
   channel.num_bytes += operand.size();
   ForEachChunk(operand.size(), end.slot_bytes(), channel.chunks, [&](const Chunk& chunk) {
     StreamWork& work = works.For(chunk);
-    if (!channel.IsFree(chunk.number)) work.Wait(end.head(chunk.slot()), chunk.generation() - 1);
+    if (!channel.IsFree(chunk.number))
+      work.Wait(end.addresses().head(chunk.slot()), chunk.generation() - 1);
     ++channel.chunks;
     work.Copy(end.slot(chunk.slot()), operand.data() + chunk.begin, chunk.num_bytes);
-    work.Write(end.tail(chunk.slot()), chunk.generation());
+    work.Write(end.addresses().tail(chunk.slot()), chunk.generation());
   });
   works.ForEachMarked(
       [&](size_t s, StreamWork& work) { work.Write(sent_.AddressOf(s), marks.at(s)); });
@@ -105,12 +106,12 @@ void TransferRunner::Receive(const InFlight& transfer, RankChannel& channel, Str
   if (!first_chunk) Throw(ErrorCode::kDevice, "a receive through slots has no chunks");
   ForEachChunk(result.size(), end.slot_bytes(), *first_chunk, [&](const Chunk& chunk) {
     StreamWork& work = works.For(chunk);
-    work.Wait(end.tail(chunk.slot()), chunk.generation());
+    work.Wait(end.addresses().tail(chunk.slot()), chunk.generation());
     work.Copy(result.data() + chunk.begin, end.slot(chunk.slot()), chunk.num_bytes);
-    work.Write(end.head(chunk.slot()), chunk.generation());
+    work.Write(end.addresses().head(chunk.slot()), chunk.generation());
   });
   works.ForEachMarked([&](size_t s, StreamWork& work) {
-    work.Wait(end.abort_flag(), kOpen);
+    work.Wait(end.addresses().abort_flag(), kOpen);
     work.Write(received_.AddressOf(s), marks.at(s));
   });
   works.Flush();
@@ -124,11 +125,11 @@ void TransferRunner::Get(const InFlight& transfer, RankChannel& channel, EventHa
   const size_t s = number % kStreams;
   StreamWork work(device_, receive_streams_.at(s).get());
   work.WaitEvent(ready);
-  work.Wait(end.ready(), DeviceNumber(number));
+  work.Wait(end.addresses().ready(), DeviceNumber(number));
   ForEachPart(transfer.transfer, [&](const TransferPart& part) {
     work.Copy(result.data() + part.begin, operand + part.begin, part.num_bytes);
-    work.Wait(end.abort_flag(), kOpen);
-    if (part.num_left == 0) work.Write(end.taken(number), DeviceNumber(number));
+    work.Wait(end.addresses().abort_flag(), kOpen);
+    if (part.num_left == 0) work.Write(end.addresses().taken(number), DeviceNumber(number));
     work.Write(received_.AddressOf(s), transfer.receive.marks.at(s) - part.num_left);
   });
   work.Flush();
@@ -149,7 +150,7 @@ void TransferRunner::CopyOwn(const InFlight& transfer, EventHandle ready) {
 void TransferRunner::AwaitTaken(const InFlight& transfer, const RankChannel& channel,
                                 StreamWork& program) {
   const uint64_t number = transfer.send.number;
-  void* const taken = channel.end->taken(number);
+  void* const taken = channel.end->addresses().taken(number);
   if (IsByProgram(transfer.send.marks)) {
     program.Wait(taken, DeviceNumber(number));
     return;

@@ -164,6 +164,7 @@ def test_other_meshes_train(mesh, tmp_path):
         ({"mesh": "stage=2,data=2", "batch": 4}, "split over data=2,microbatches=4"),
         ({"mesh": "stage=4"}, r"2 layers can't be divided over stage=4 evenly.*\(stages\)"),
         ({"stages": "1;1"}, r"'1;1' is not of the form 3,1"),
+        ({"stages": "1,1"}, r"--stages 1,1 on --mesh \S+, which has no axis stage: give a mesh"),
         ({"stages": "1,2"}, r"don't divide 2 layers: give each stage at least one"),
         ({"data": "/no/such/file"}, "No such file"),
         ({"data": __file__, "seq": 10**6}, "test_pretrain.py has .* tokens, too few for rows"),

@@ -160,11 +160,37 @@ struct ChannelWords {
   DeviceWord& TakenOf(uint64_t exchange) { return taken.at(exchange % kTakenWords); }
 };
 
+// Addresses of a channel's words for the device of one end.
+class WordAddresses {
+ public:
+  WordAddresses() = default;
+  // `words` lie at `device_address` for the device.
+  WordAddresses(const ChannelWords& words, void* device_address)
+      : words_(&words), address_(static_cast<std::byte*>(device_address)) {}
+
+  void* tail(uint32_t slot) const { return AddressOf(words_->tail.at(slot)); }
+  void* head(uint32_t slot) const { return AddressOf(words_->head.at(slot)); }
+  void* ready() const { return AddressOf(words_->ready); }
+  void* taken(uint64_t exchange) const {
+    return AddressOf(words_->taken.at(exchange % kTakenWords));
+  }
+  void* abort_flag() const { return AddressOf(words_->abort_flag); }
+
+ private:
+  void* AddressOf(const DeviceWord& word) const {
+    return address_ +
+           (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
+  }
+
+  const ChannelWords* words_ = nullptr;
+  std::byte* address_ = nullptr;
+};
+
 // Lengths of the chunks that an exchange of `num_bytes` goes in, but the last one: equal at both
 // ends. At least one chunk.
 size_t ChunkBytes(size_t num_bytes, size_t slot_bytes);
 
-// One rank's end of a channel. Addresses are those of its device; `words` those of this process.
+// One rank's end of a channel. Slots have addresses of its device.
 class DeviceChannel {
  public:
   virtual ~DeviceChannel() = default;
@@ -173,12 +199,8 @@ class DeviceChannel {
 
   size_t slot_bytes() const { return slot_bytes_; }
   ChannelWords& words() const { return *words_; }
+  const WordAddresses& addresses() const { return addresses_; }
   void* slot(uint32_t slot) const { return slots_ + slot * slot_bytes_; }
-  void* tail(uint32_t slot) const { return AddressOf(words_->tail.at(slot)); }
-  void* head(uint32_t slot) const { return AddressOf(words_->head.at(slot)); }
-  void* ready() const { return AddressOf(words_->ready); }
-  void* taken(uint64_t exchange) const { return AddressOf(words_->TakenOf(exchange)); }
-  void* abort_flag() const { return AddressOf(words_->abort_flag); }
 
   // Set-up, by the source: what the target's Accept() needs to know.
   virtual std::string Answer() { return {}; }
@@ -219,7 +241,7 @@ class DeviceChannel {
   // The words lie in `memory`, which the device sees at `device_address`.
   void SetWords(std::byte* memory, void* device_address) {
     words_ = reinterpret_cast<ChannelWords*>(memory);
-    device_words_ = static_cast<std::byte*>(device_address);
+    addresses_ = WordAddresses(*words_, device_address);
   }
   void SetSlots(void* slots, size_t slot_bytes) {
     slots_ = static_cast<std::byte*>(slots);
@@ -227,13 +249,8 @@ class DeviceChannel {
   }
 
  private:
-  void* AddressOf(const DeviceWord& word) const {
-    return device_words_ +
-           (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
-  }
-
   ChannelWords* words_ = nullptr;
-  std::byte* device_words_ = nullptr;
+  WordAddresses addresses_;
   std::byte* slots_ = nullptr;
   size_t slot_bytes_ = 0;
 };
