@@ -62,7 +62,8 @@ class Dataflow:
     def __init__(self, computation: hlo.Computation, has_one_compiler: bool = False):
         self._computation = computation
         self.has_one_compiler = has_one_compiler
-        self._needs: dict[tuple[int, ...], dict[int, int]] = {}
+        # By ids: the bit of each, and what each instruction waits for.
+        self._needs: dict[tuple[int, ...], tuple[dict[int, int], dict[int, int]]] = {}
 
     @functools.cached_property
     def inputs(self) -> Mapping[int, int]:
@@ -104,11 +105,24 @@ class Dataflow:
         """Instruction id to the set, as bits, of those in `ids` that it waits for."""
         key = tuple(ids)
         if key not in self._needs:
-            self._needs[key] = self._find_needs(key)
-        return self._needs[key]
+            bit_of = {i: 1 << place for place, i in enumerate(key)}
+            self._needs[key] = bit_of, self._find_needs(bit_of)
+        return self._needs[key][1]
 
-    def _find_needs(self, ids: Sequence[int]) -> dict[int, int]:
-        bit_of = {i: 1 << place for place, i in enumerate(ids)}
+    def counts(self, ids: Sequence[int]) -> list[int]:
+        """For each instruction in `ids`, how many of `ids` it waits for.
+
+        Quick if `needs` was asked before for all of them and more.
+        """
+        found = (known for known in self._needs.values() if known[0].keys() >= set(ids))
+        if (known := next(found, None)) is None:
+            self.needs(ids)
+            known = self._needs[tuple(ids)]
+        bit_of, needs = known
+        bits = sum(bit_of[i] for i in ids)
+        return [(needs[i] & bits).bit_count() for i in ids]
+
+    def _find_needs(self, bit_of: Mapping[int, int]) -> dict[int, int]:
         needs: dict[int, int] = {}
         for instruction in self._computation.instructions:
             bits = 0
@@ -233,8 +247,8 @@ def tell_apart(
     if len(nodes) == 1:
         return ("",)
     ids = list(dict.fromkeys(node.instruction.id for node in nodes))
-    needs = flow.needs(ids)
-    counts = [needs[node.instruction.id].bit_count() for node in nodes]
+    count_of = dict(zip(ids, flow.counts(ids), strict=True))
+    counts = [count_of[node.instruction.id] for node in nodes]
     if sorted(counts) == list(range(len(nodes))):
         return tuple(f"#{count}" for count in counts)
     paths = [node.instruction.metadata.op_name for node in nodes]

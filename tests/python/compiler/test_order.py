@@ -8,6 +8,7 @@ import pytest
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import Job, Options, Plan, bridge, carrier, decompose, hlo
 from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler.order import Dataflow
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import all_reduce, feeding, shuffled
 
@@ -52,6 +53,19 @@ def _module(body: str, before: str = hlo_text.SUM) -> bytes:
 def _sources(plan: Plan) -> list[str]:
     """Equations of the user, by index."""
     return [e.source.rpartition("/")[2] for e in plan.exchanges]
+
+
+@pytest.mark.parametrize("known", [(), ("d2", "d0", "g1", "d1", "g0", "r")])
+def test_counts_are_of_the_asked_instructions_only(known):
+    (computation,) = (
+        c for c in hlo.Module(_module(_BACKWARD)).computations.values() if len(c.instructions) > 5
+    )
+    id_of = {i.name: i.id for i in computation.instructions}
+    flow = Dataflow(computation)
+    flow.needs([id_of[name] for name in known])
+    assert flow.counts([id_of[name] for name in ("r", "d1", "g0")]) == [2, 0, 1]
+    assert flow.counts([id_of["g0"], id_of["d2"]]) == [1, 0]
+    assert flow.counts([id_of["d3"], id_of["g2"]]) == [0, 1]  # not known
 
 
 def test_order_is_that_in_which_they_can_start():
