@@ -13,7 +13,7 @@ import jax
 from jaxhet import _clusters, _distributed, _log, _memory, _session
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
-from jaxhet._jax import compat
+from jaxhet._jax import compat, platforms
 from jaxhet._job import coordinator
 from jaxhet._job import membership as _membership
 from jaxhet._job import place as _place
@@ -81,14 +81,14 @@ def initialize(
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
     _used.set()
-    platform = compat.expected_platform()
+    platform = platforms.expected_platform()
     was_set = ""
     if platform == "cpu":
-        was_set = compat.configure_cpu(config.cpu_devices)
+        was_set = platforms.configure_cpu(config.cpu_devices)
         if config.cpu_keep_memory:
             _memory.keep_freed_memory()
     elif config.local_device_ids:
-        compat.use_gpus(platform, config.local_device_ids)
+        platforms.use_gpus(platform, config.local_device_ids)
     trace = _trace.Trace(config) if config.trace_folder else None
     metrics = _metrics.Metrics(config) if _metrics.are_wanted(config) else None
     membership = _join_coordinator(config, secret)

@@ -13,7 +13,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxhet import _session
 from jaxhet._errors import UsageError
-from jaxhet._jax import compat
+from jaxhet._jax import platforms
 from jaxhet._traced import jaxprs
 from jaxhet._traced.functions import function_text
 from jaxhet.compiler import PER_PLATFORM
@@ -92,7 +92,7 @@ def _digest(default: Function | None, functions: dict[str, Function]) -> str:
 def _choose(default: Function | None, functions: dict[str, Function]) -> Function:
     session = _session.current()
     island = session.island if session is not None and session.islands else None
-    platform = island.platform if island else compat.expected_platform()
+    platform = island.platform if island else platforms.expected_platform()
     names = (island.name, platform) if island else (platform,)
     chosen = next((functions[name] for name in names if name in functions), default)
     if chosen is None:

@@ -19,7 +19,7 @@ from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._gpu import gpu_settings, nearby, tuning
 from jaxhet._gpu.topology_mirror import TopologyMirror
-from jaxhet._jax import compat, compiler_settings, jaxlib, programs
+from jaxhet._jax import compat, compiler_settings, jaxlib, platforms, programs
 from jaxhet._jax.compat import Device
 from jaxhet._job import bootstrap, exposure
 from jaxhet._job import connector as _connector
@@ -49,7 +49,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
     interfaces = _interfaces.chosen(
         config,
         local_host,
-        lambda: nearby.interface_distances(config, compat.expected_platform()),
+        lambda: nearby.interface_distances(config, platforms.expected_platform()),
     )
     listener = _listener.Listener(
         local_host, config.tcp_port, process, secret, interfaces=interfaces
@@ -144,7 +144,7 @@ def make_process_info(
       address: host:port to which peers connect.
       interfaces: Interfaces to which peers may connect for data.
     """
-    jax_platform = compat.expected_platform()
+    jax_platform = platforms.expected_platform()
     pid_namespace = os.stat("/proc/self/ns/pid").st_ino
     boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ProcessInfo(
@@ -156,7 +156,7 @@ def make_process_info(
         islands=tuple(config.islands),
         platform=jax_platform,
         topology=(jax_platform, jax_platform),
-        has_cpu=compat.has_cpu_backend(),
+        has_cpu=platforms.has_cpu_backend(),
         host=platform.node() or socket.gethostname(),
         host_id=f"{boot_id}/{pid_namespace}/{os.getuid()}",
         pid=os.getpid(),

@@ -27,7 +27,7 @@ from jax.extend import xla
 from jax.sharding import AxisType
 
 from jaxhet._errors import UsageError
-from jaxhet._jax import compat, jaxlib
+from jaxhet._jax import compat, jaxlib, platforms
 
 
 def test_hook_has_two_stages() -> None:
@@ -52,7 +52,7 @@ def test_backend_can_be_asked_for_without_making_one() -> None:
 
 
 @pytest.fixture
-def platforms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets what the user chose, and which plugins there are."""
 
     def set_up(chosen: str | None, *plugins: str, nvidia: bool = True) -> None:
@@ -62,7 +62,7 @@ def platforms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(xla_bridge, "_plugins_registered", True)
         monkeypatch.setattr(hardware_utils, "has_visible_nvidia_gpu", lambda: nvidia)
         names = tuple(chosen.split(",")) if chosen else ()
-        monkeypatch.setattr(compat, "_chosen_platforms", lambda: names)
+        monkeypatch.setattr(platforms, "_chosen_platforms", lambda: names)
 
     return set_up
 
@@ -84,22 +84,22 @@ def platforms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ],
 )
 def test_platform_is_the_one_that_jax_takes(
-    platforms: Callable[..., None],
+    choose: Callable[..., None],
     chosen: str | None,
     plugins: list[str],
     nvidia: bool,
     platform: str,
     has_cpu: bool,
 ) -> None:
-    platforms(chosen, *plugins, nvidia=nvidia)
-    assert compat.expected_platform() == platform
-    assert compat.has_cpu_backend() == has_cpu
+    choose(chosen, *plugins, nvidia=nvidia)
+    assert platforms.expected_platform() == platform
+    assert platforms.has_cpu_backend() == has_cpu
 
 
-def test_platform_without_a_gpu(platforms: Callable[..., None]) -> None:
-    platforms("cuda", "cuda", nvidia=False)
+def test_platform_without_a_gpu(choose: Callable[..., None]) -> None:
+    choose("cuda", "cuda", nvidia=False)
     with pytest.raises(UsageError, match="JAX_PLATFORMS is cuda, and this machine has no NVIDIA"):
-        compat.expected_platform()
+        platforms.expected_platform()
 
 
 def test_jax_takes_the_first_backend_of_highest_priority_with_nvidia_only_if_visible() -> None:
@@ -145,7 +145,7 @@ def test_cpu_client_has_two_threads_for_each_device(
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.setattr(jax, "config", types.SimpleNamespace(jax_num_cpu_devices=devices))
-    line = compat._leave_threads_for_launches()
+    line = platforms._leave_threads_for_launches()
     assert environ.get("PJRT_NPROC") == threads
     was_set = threads is not None and "PJRT_NPROC" not in given
     assert line.startswith(f"PJRT_NPROC={threads} was set: " if was_set else "")
@@ -173,7 +173,7 @@ def test_option_exists(name: str) -> None:
 def test_use_gpus_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     set_to: dict[str, str] = {}
     monkeypatch.setattr(jax.config, "update", set_to.__setitem__)
-    compat.use_gpus("rocm", (0, 2))
+    platforms.use_gpus("rocm", (0, 2))
     assert set_to == {"jax_rocm_visible_devices": "0,2"}
 
 

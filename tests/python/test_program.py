@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet._jax import compat
+from jaxhet._jax import platforms
 from jaxhet._traced import jaxprs
 from jaxhet._traced.functions import function_text
 from jaxhet._traced.jaxprs import Program
@@ -263,7 +263,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Sets the platform of this process."""
 
     def choose(name: str) -> None:
-        monkeypatch.setattr(compat, "expected_platform", lambda: name)
+        monkeypatch.setattr(platforms, "expected_platform", lambda: name)
 
     return choose
 
