@@ -186,7 +186,7 @@ def table(rows: Sequence[Row]) -> str:
                 if row.equal_steps is None
                 else f"{row.equal_steps}{' MISSED' if row.has_unequal_bits else ''}",
                 "" if row.same_bits is None else "{} of {}".format(*row.same_bits),
-                f"{row.replicas.compared} leaves at {row.replicas.steps} steps {equal}",
+                f"{row.replicas.compared} comparisons at {row.replicas.steps} steps {equal}",
             )
         )
     return tables.markdown((*headings, "equal up to step", "equal parameters", "replicas"), lines)
