@@ -1,0 +1,48 @@
+"""Bits of a training: those of two islands, and those of one NCCL world (on CPU: of Gloo)."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import gpus
+
+STEPS = 40
+SYSTEMS = {"cuda": "cuda_ipc,shm,tcp,nccl", "cpu": "shm,nccl"}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("platform", ["cuda", pytest.param("cpu", marks=pytest.mark.slow)])
+def test_deterministic_islands_have_the_bits_of_one_world(
+    platform: str, tmp_path: pathlib.Path
+) -> None:
+    if platform == "cuda" and (reason := gpus.why_fewer_than(2)):
+        pytest.skip(reason)
+    words = {
+        "platform": platform,
+        "systems": SYSTEMS[platform],
+        "config": "demo" if platform == "cuda" else "tiny",
+        "steps": STEPS,
+        "log-every": STEPS // 2,
+        "dtypes": "bfloat16",
+        "run-dir": tmp_path,
+        "json": tmp_path / "parity.json",
+    }
+    options = [f"--{name}={value}" for name, value in words.items()]
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_parity", "--deterministic", "--no-floor", *options],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    *islands, world = json.loads((tmp_path / "parity.json").read_text())["rows"]
+    assert len(islands) == SYSTEMS[platform].count(",")
+    for row in islands:
+        equal, compared = row["same_bits"]
+        assert row["equal_steps"] == STEPS == len(row["losses"]), row["system"]
+        assert equal == compared > 0, row["system"]
+        assert row["losses"] == world["losses"], row["system"]
+    assert len({*world["losses"]}) > STEPS // 2  # it trains
