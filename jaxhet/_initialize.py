@@ -82,9 +82,9 @@ def initialize(
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
     _used.set()
     platform = platforms.expected_platform()
-    was_set = ""
+    log_line = ""
     if platform == "cpu":
-        was_set = platforms.configure_cpu(config.cpu_devices)
+        log_line = platforms.configure_cpu(config.cpu_devices)
         if config.cpu_keep_memory:
             _memory.keep_freed_memory()
     elif config.local_device_ids:
@@ -112,8 +112,8 @@ def initialize(
     os.register_at_fork(after_in_child=session.abandon_in_child)
     atexit.register(_shutdown_at_exit)
     session.events.joined(time.monotonic() - started_s)
-    if was_set and session.config.process_id == 0:
-        _log.LOGGER.info("%s", was_set)
+    if log_line and session.config.process_id == 0:
+        _log.LOGGER.info("%s", log_line)
 
 
 def shutdown() -> None:

@@ -143,6 +143,7 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
     )
     add("--dtype", "float32", "type to compute in", choices=TOLERANCES)
     add("--steps", 300, "steps of each run", type=int)
+    add("--stages", None, "layers of each pipeline stage, on meshes with stages, for example 3,1")
     add("--learning-rate", 3e-4, "learning rate after the warm-up", type=float)
     add("--log-every", 50, "steps between comparisons of replicas", type=int)
     add(
@@ -187,6 +188,7 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
         out=given.out,
         permutations=given.permutations,
         jobs=given.jobs,
+        stages=given.stages,
         training=[*(f"--{n.replace('_', '-')}={v}" for n, v in shared.items()), *rest],
     )
 

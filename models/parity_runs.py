@@ -45,6 +45,7 @@ class Parity:
       out: folder of the report and the runs.
       permutations: number of runs with devices and rows in other orders, for the noise floor.
       jobs: number of runs at the same time.
+      stages: value of `--stages` of `models.pretrain`, on meshes with stages; None: no such option.
       training: options of `models.pretrain` for all runs.
     """
 
@@ -57,6 +58,7 @@ class Parity:
     out: Path
     permutations: int
     jobs: int
+    stages: str | None
     training: Sequence[str]
 
     def words(self) -> list[str]:
@@ -69,6 +71,7 @@ class Parity:
             f"--unlike={self.unlike}",
             f"--tolerance={self.tolerance:g}",
             f"--permutations={self.permutations}",
+            *self._stages,
             *self.training,
         ]
 
@@ -105,18 +108,16 @@ class Parity:
 
     def _training(self, mesh: str, run: str) -> list[str]:
         where = [f"--mesh={mesh}", f"--run-dir={self.folder(mesh, run)}"]
-        given = self.training if "stage=" in mesh else _without(self.training, "--stages")
-        return [sys.executable, "-m", "models.pretrain", *given, *where]
+        stages = self._stages if "stage=" in mesh else ()
+        return [sys.executable, "-m", "models.pretrain", *self.training, *stages, *where]
+
+    @property
+    def _stages(self) -> Sequence[str]:
+        return (f"--stages={self.stages}",) if self.stages else ()
 
     def _launch(self, *options: str) -> list[str]:
         launch = [sys.executable, "-m", "jaxhet.cli", "launch", f"--islands={self.islands}"]
         return [*launch, "--processes-per-island=1", f"--devices={self.devices}", *options, "--"]
-
-
-def _without(words: Sequence[str], name: str) -> list[str]:
-    """Words of a command line without an option, be it `--name=value` or `--name value`."""
-    pairs = zip(["", *words], words, strict=False)
-    return [word for before, word in pairs if name not in (before, word.partition("=")[0])]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The state of a resumed run, whose stages may differ from those of the saved checkpoint."""
+"""Restores a state on a mesh whose stages may differ from those of the checkpoint."""
 
 from collections.abc import Callable
 from typing import Any

@@ -2,7 +2,7 @@
 
 With `platforms.py`, `programs.py` and `jaxlib.py` this file is the only user of JAX's internals.
 
-What each function relies on is tested in tests/python/test_jax_compat.py.
+tests/python/test_jax_compat.py tests the parts of JAX that these functions rely on.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The platform that JAX will use, and its settings, before its backend exists.
 
-What each function relies on is tested in tests/python/test_jax_compat.py.
+tests/python/test_jax_compat.py tests the parts of JAX that these functions rely on.
 """
 
 import os

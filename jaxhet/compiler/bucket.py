@@ -67,10 +67,8 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
         i: order.Step(f"{kinds[i]} {m.identities[0]}", m.identities[0].key, m.identities[0].use)
         for i, m in by_id.items()
     }
-    flow = order.Dataflow(computation)
-    bit_of = {i: 1 << place for place, i in enumerate(by_id)}
-    needs = flow.needs(list(by_id))
-    uses = _uses(steps, needs)
+    flow = order.Dataflow(computation, list(by_id))
+    uses = _uses(steps, flow.needs)
     buckets: list[_Bucket] = []
     is_open: dict[str, _Bucket] = {}
     for instruction, _ in order.ordered(computation, steps, flow):
@@ -78,7 +76,7 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
         is_open = {
             kind: b
             for kind, b in is_open.items()
-            if not b.bits & needs[i] and steps[i].key[0] < b.until
+            if not b.bits & flow.needs[i] and steps[i].key[0] < b.until
         }
         num_bytes = _num_bytes(by_id[i])
         bucket = is_open.get(kinds[i])
@@ -87,7 +85,7 @@ def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
             buckets.append(bucket)
         bucket.members.append(by_id[i])
         bucket.num_bytes += num_bytes
-        bucket.bits |= bit_of[i]
+        bucket.bits |= flow.bit_of[i]
         bucket.until = min(bucket.until, uses[i])
     return buckets
 

@@ -43,8 +43,8 @@ def _of_computation(collectives: Sequence[Collective], job: Job) -> dict[int, li
             )
             found[instruction.id].append(identity)
             alike.setdefault((identity, groups), []).append((instruction.id, place, node))
-    flow = order.Dataflow(computation, job.has_one_platform)
-    flow.needs([collective.instruction.id for collective in collectives])  # makes counts() quick
+    ids = [collective.instruction.id for collective in collectives]
+    flow = order.Dataflow(computation, ids, job.has_one_platform)
     for (identity, _), entries in alike.items():
         marks = order.tell_apart(computation, [node for _, _, node in entries], flow)
         for (instruction_id, place, _), mark in zip(entries, marks, strict=True):

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxhet._errors import UsageError
 from jaxhet.compiler import hlo, values
@@ -53,17 +53,19 @@ def for_people(path: str) -> str:
 
 
 class Dataflow:
-    """How the instructions of one computation depend on each other; they are sorted.
+    """How the instructions of one computation, which is sorted, depend on each other.
 
     Attributes:
+      bit_of: The bit of each of `ids`, the instructions that `needs` and `counts` are about.
       has_one_compiler: Whether one compiler writes the modules of all islands.
     """
 
-    def __init__(self, computation: hlo.Computation, has_one_compiler: bool = False):
+    def __init__(
+        self, computation: hlo.Computation, ids: Sequence[int], has_one_compiler: bool = False
+    ):
         self._computation = computation
         self.has_one_compiler = has_one_compiler
-        # By ids: the bit of each, and what each instruction waits for.
-        self._needs: dict[tuple[int, ...], tuple[dict[int, int], dict[int, int]]] = {}
+        self.bit_of = {i: 1 << place for place, i in enumerate(ids)}
 
     @functools.cached_property
     def inputs(self) -> Mapping[int, int]:
@@ -101,35 +103,21 @@ class Dataflow:
         """Instruction id to a digest; two arrays of one digest are certain to be equal."""
         return values.certain(self._computation)
 
-    def needs(self, ids: Sequence[int]) -> Mapping[int, int]:
-        """Instruction id to the set, as bits, of those in `ids` that it waits for."""
-        key = tuple(ids)
-        if key not in self._needs:
-            bit_of = {i: 1 << place for place, i in enumerate(key)}
-            self._needs[key] = bit_of, self._find_needs(bit_of)
-        return self._needs[key][1]
-
-    def counts(self, ids: Sequence[int]) -> list[int]:
-        """For each instruction in `ids`, how many of `ids` it waits for.
-
-        Quick if `needs` was asked before for all of them and more.
-        """
-        found = (known for known in self._needs.values() if known[0].keys() >= set(ids))
-        if (known := next(found, None)) is None:
-            self.needs(ids)
-            known = self._needs[tuple(ids)]
-        bit_of, needs = known
-        bits = sum(bit_of[i] for i in ids)
-        return [(needs[i] & bits).bit_count() for i in ids]
-
-    def _find_needs(self, bit_of: Mapping[int, int]) -> dict[int, int]:
+    @functools.cached_property
+    def needs(self) -> Mapping[int, int]:
+        """Instruction id to the set, as bits, of the instructions in `ids` that it waits for."""
         needs: dict[int, int] = {}
         for instruction in self._computation.instructions:
             bits = 0
             for p in self._computation.predecessors(instruction):
-                bits |= needs[p.id] | bit_of.get(p.id, 0)
+                bits |= needs[p.id] | self.bit_of.get(p.id, 0)
             needs[instruction.id] = bits
         return needs
+
+    def counts(self, some: Collection[int]) -> dict[int, int]:
+        """For each of some instructions in `ids`, how many of these it waits for."""
+        bits = sum(self.bit_of[i] for i in some)
+        return {i: (self.needs[i] & bits).bit_count() for i in some}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +156,9 @@ def ordered(
     Raises:
       UsageError: Two of them can't be told apart.
     """
-    flow = flow or Dataflow(computation)
     ids = list(steps)
-    needs = flow.needs(ids)
+    flow = flow or Dataflow(computation, ids)
+    needs = flow.needs
     turns = {i: _turn(step) for i, step in steps.items()}
     for i in sorted(ids, key=lambda i: needs[i].bit_count(), reverse=True):
         for place in places(needs[i]):
@@ -246,8 +234,7 @@ def tell_apart(
     """
     if len(nodes) == 1:
         return ("",)
-    ids = list(dict.fromkeys(node.instruction.id for node in nodes))
-    count_of = dict(zip(ids, flow.counts(ids), strict=True))
+    count_of = flow.counts({node.instruction.id for node in nodes})
     counts = [count_of[node.instruction.id] for node in nodes]
     if sorted(counts) == list(range(len(nodes))):
         return tuple(f"#{count}" for count in counts)

@@ -14,6 +14,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -107,7 +108,7 @@ class HostStream {
   std::thread thread_;
 };
 
-// Counts its records; done when the last one was reached.
+// Counts its records, and those that were reached.
 class HostEvent {
  public:
   uint64_t last() const { return recorded_; }
@@ -118,7 +119,6 @@ class HostEvent {
     }
     reached_.notify_all();
   }
-  bool IsReached(uint64_t record) const { return reached_ >= record; }
   void Wait(uint64_t record) const {
     for (uint64_t seen = reached_; seen < record; seen = reached_) reached_.wait(seen);
   }
@@ -290,6 +290,10 @@ std::unique_ptr<Device> Open(Vendor::Libraries /*libraries*/, int ordinal) {
 const Vendor& HostVendor() {
   static constexpr Vendor kVendor = {"host", {}, &List, &Open};
   return kVendor;
+}
+
+const Vendor& TestVendorOf(std::string_view name) {
+  return name == HostVendor().name ? HostVendor() : VendorOf(name);
 }
 
 std::unique_ptr<Device> OpenHostDevice() { return Open({}, 0); }

@@ -2,6 +2,7 @@
 #define TESTS_CPP_HOST_DEVICE_H_
 
 #include <memory>
+#include <string_view>
 
 #include "xla_plugin/device/device.h"
 
@@ -9,6 +10,8 @@ namespace jaxhet::testing {
 
 // One device, "host", whose memory is the host's and whose streams are threads.
 const Vendor& HostVendor();
+// VendorOf(), which also knows "host".
+const Vendor& TestVendorOf(std::string_view name);
 std::unique_ptr<Device> OpenHostDevice();
 
 }  // namespace jaxhet::testing

@@ -1,4 +1,4 @@
-"""Bits of a training: those of two islands, and those of one NCCL world (on CPU: of Gloo)."""
+"""Trains two islands and one world (NCCL, on CPU Gloo), and compares the bits of all results."""
 
 import json
 import pathlib

@@ -1,5 +1,6 @@
 """Flags of XLA and values of JAX's config that differ between the processes of a job."""
 
+import os
 import pathlib
 
 import pytest
@@ -34,6 +35,16 @@ def test_difference_within_an_island_is_refused(
         for process, text in enumerate(shown):
             assert f"{text} in process {process} (nv0, pid " in ended.text
         assert "; start all processes of an island with the same value" in ended.text
+
+
+@pytest.mark.parametrize("given", [None, "3"])
+def test_one_process_logs_the_threads_that_were_set(given: str | None) -> None:
+    devices = 1 + len(os.sched_getaffinity(0)) // 2  # too many for as many threads as CPUs
+    own = {"JAX_NUM_CPU_DEVICES": str(devices)} | ({"PJRT_NPROC": given} if given else {})
+    ended = run(SET_UP, *({**env, **own} for env in job()))
+    lines = [each.text.count(f"PJRT_NPROC={2 * devices} was set: XLA's CPU") for each in ended]
+    assert [each.code for each in ended] == [0, 0]
+    assert lines == ([0, 0] if given else [1, 0])
 
 
 _PARTITION = """

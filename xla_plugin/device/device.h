@@ -35,7 +35,8 @@ struct DeviceInfo {
   bool stream_values;    // WriteValue() and WaitValue() work
   bool dma_buf;          // ExportDmaBuf() works; false also if the driver is too old to say so
   bool gpu_direct_rdma;  // NICs can register the device's memory
-  bool host_memory;      // peers on this host can pull out of its memory, which is the host's
+  // Peers on this host can pull out of its memory, which is the host's.
+  bool host_memory = false;
 
   std::string ToString() const;  // "cuda:0 (NVIDIA H200, 0000:18:00.0)"
 };
@@ -178,6 +179,7 @@ class Device {
   // Blocks the calling thread, without a deadline.
   virtual void Synchronize(StreamHandle stream) = 0;
 
+  // Lives as long as the device.
   virtual MemorySharing& sharing() = 0;
 
  protected:

@@ -45,8 +45,7 @@ DeviceInfo ReadInfo(const Api& api, int ordinal) {
                   .driver_version = 0,
                   .stream_values = has(Api::kStreamValues),
                   .dma_buf = has(Api::kDmaBufSupported),
-                  .gpu_direct_rdma = has(Api::kGpuDirectRdma),
-                  .host_memory = false};
+                  .gpu_direct_rdma = has(Api::kGpuDirectRdma)};
   for (const unsigned char byte : uuid) {
     constexpr std::string_view kDigits = "0123456789abcdef";
     info.uuid += {kDigits[byte >> 4], kDigits[byte & 15]};
@@ -160,7 +159,7 @@ class Gpu final : public Device {
     }
   }
 
-  bool IsIdle(StreamHandle stream) override { return context_.IsReady(api().stream_query, stream); }
+  bool IsIdle(StreamHandle stream) override { return context_.IsIdle(stream); }
   void Synchronize(StreamHandle stream) override {
     context_.Call(api().stream_synchronize, stream);
   }

@@ -67,12 +67,11 @@ class GpuContext {
     Check(api_, call, where_, result);
   }
 
-  template <typename Handle>
-  bool IsReady(const Function<int(Handle)>& query, Handle handle) const {
+  bool IsIdle(StreamHandle stream) const {
     const Current current(*this);
-    const int result = Try(api_, query, handle);
+    const int result = Try(api_, api_.stream_query, stream);
     if (result == kGpuNotReady) return false;
-    Check(api_, query.name(), where_, result);
+    Check(api_, api_.stream_query.name(), where_, result);
     return true;
   }
 

@@ -65,7 +65,7 @@ def kernels(module: bytes) -> list[str]:
 
 
 def _layouts(shape: hlo.Shape) -> str:
-    """The shape and its layout; of a tuple, those of its elements as well."""
+    """Text of a shape and its layout. For a tuple, the elements follow."""
     order = ",".join(map(str, shape.layout.minor_to_major))
     return " ".join([f"{hlo.shape_text(shape)} {order}", *map(_layouts, shape.tuple_shapes)])
 

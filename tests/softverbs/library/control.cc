@@ -154,8 +154,7 @@ void SetJitter(Nic& nic, Words& words) {
 void CopyByDevice(Nic& nic, const Words& words) {
   static Device* device = nullptr;  // never closed: the driver may go first
   static const Stream* stream = nullptr;
-  const std::string_view name = words.Argument(1);
-  const Vendor& vendor = name == "host" ? testing::HostVendor() : VendorOf(name);
+  const Vendor& vendor = testing::TestVendorOf(words.Argument(1));
   device = vendor.open(vendor.libraries, 0).release();
   stream = new Stream(device->CreateStream(StreamPriority::kHigh));
   nic.memory().set_copy([](void* to, const void* from, size_t num_bytes) {
