@@ -16,11 +16,12 @@ from typing import Any, Literal, cast
 from jaxhet import _ffi, _islands, compiler
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
-from jaxhet._gpu.tuning import Tuning
+from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms
 from jaxhet._islands import Island
 from jaxhet._jax import compat, programs
 from jaxhet._jax.compat import Device
 from jaxhet._job.connector import Connector
+from jaxhet._log import LOGGER
 from jaxhet._traced import jaxprs
 from jaxhet.compiler import carrier
 
@@ -76,7 +77,7 @@ class Compilation:
     Attributes:
       engine: The engine that gets to know the plans; None in a job that has none.
       connector: Connects the processes that a program needs; None if all are connected.
-      tuning: Shares tuned kernels, on GPUs; else None.
+      shared: The executables of processes with equal GPUs; None if each compiles its own.
       over_islands: XLA's options for programs over several islands.
       plans: Fingerprint to plan.
       programs: Digest to the program as JAX traced it.
@@ -93,7 +94,7 @@ class Compilation:
         """Keeps the programs of one process of a job; `is_over`: whether the job has ended."""
         self.engine = engine
         self.connector: Connector | None = None
-        self.tuning: Tuning | None = None
+        self.shared: SharedPrograms | None = None
         self.over_islands: Mapping[str, bool | int] = {}
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}
@@ -133,17 +134,10 @@ class Compilation:
             changed = compiler.decompose(module, self._job, self._options())
         if changed is not None:
             self._dump(module, "before")
-        if self.tuning is not None and (program := compiler.program_of(module)):
-            devices = compiler.devices_of(module)
-            processes = {d.process_index for _, d in self._ranks.values() if d.id in devices}
-            result = hashlib.blake2b(changed or module, digest_size=16).hexdigest()
-            self.tuning.before(program, result, processes, self._is_over)
         return changed
 
     def bridge(self, module: bytes) -> bytes | None:
         """The POST hook: makes the plan known before the program can start."""
-        if self.tuning is not None and (program := compiler.program_of(module)):
-            self.tuning.after(program)
         with _named_errors():
             result = compiler.bridge(module, self._job, self._options())
         if result is None:
@@ -214,8 +208,10 @@ class Compilation:
         Returns:
           Whether the program may be used.
         """
-        if self._config.dump:  # which wants the module from before the passes
-            return False
+        # A dump wants the module from before the passes.
+        return not self._config.dump and self._accept(module)
+
+    def _accept(self, module: bytes) -> bool:
         try:
             has_plan = self.bridge(module) is not None
         except RuntimeError:
@@ -242,6 +238,39 @@ class Compilation:
                 " plan; compile the function in this job"
             )
         return False
+
+    # --- executables of other processes ---
+
+    def fetch(
+        self, among: tuple[int, ...], key: str, load: Callable[[bytes], programs.Loaded]
+    ) -> Any:
+        """The executable that another process has compiled for this one, too.
+
+        Args:
+          among: The processes that share it; the first compiles it.
+          key: Identity of the program.
+          load: Loads a serialized executable.
+
+        Returns:
+          The executable, whose plan is known; None if this process has to compile it.
+        """
+        assert self.shared is not None
+        try:
+            executable, modules = load(self.shared.fetch(among, key, self._is_over))
+            if not all(self._accept(module) for module in modules):
+                raise NotSharedError("it was compiled by other passes, or for another job")
+        except Exception as error:
+            if not self._is_over():
+                text = str(error) if isinstance(error, NotSharedError) else repr(error)
+                LOGGER.warning(
+                    "process %d did not give the executable of a program: %s. This process"
+                    " compiles the program and tunes its kernels, and replicas may differ in their"
+                    " last bits",
+                    among[0],
+                    text,
+                )
+            return None
+        return executable
 
     @property
     def writes_cache(self) -> bool:

@@ -376,7 +376,7 @@ OPTIONS: tuple[Option, ...] = (
         "tuning_timeout_s",
         float,
         600.0,
-        "longest wait, for each program, for kernels that another process with equal GPUs tunes",
+        "longest wait, for each program, for the executable of another process with equal GPUs",
         minimum=0,
         maximum=_WEEK_S,
     ),

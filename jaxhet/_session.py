@@ -217,8 +217,8 @@ class Session:
     def discard(self) -> None:
         """Ends what is the session's own; engine and membership are left as they are."""
         self._closed.set()
-        if self.compilation.tuning is not None:
-            self.compilation.tuning.close()
+        if self.compilation.shared is not None:
+            self.compilation.shared.close()
         if self._watcher.is_alive():
             self._watcher.join()
         with contextlib.suppress(Exception):

@@ -1,9 +1,7 @@
 """Set-up of a process that reached the coordinator: peers, engine, JAX's backends, devices."""
 
 import collections
-import hashlib
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -17,7 +15,7 @@ import jax
 from jaxhet import _ffi, _islands, _qualification, _session, compiler
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, PeerError, UsageError
-from jaxhet._gpu import gpu_settings, nearby, tuning
+from jaxhet._gpu import gpu_settings, nearby, shared_programs, tuning
 from jaxhet._gpu.topology_mirror import TopologyMirror
 from jaxhet._jax import compat, compiler_settings, jaxlib, platforms, programs
 from jaxhet._jax.compat import Device
@@ -56,7 +54,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
     )
     engine: _ffi.Engine | None = None
     connector: _connector.Connector | None = None
-    tuned: pathlib.Path | None = None
+    is_tuning_shared = False
     try:
         given = credentials.given(compat.mtls_settings())
         info = make_process_info(config, listener.address, listener.interfaces)
@@ -79,13 +77,13 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
             exposure.check(config, config.process_id, members, membership.coordinator_host)
             if members[config.process_id].platform in jaxlib.GPU_PLATFORMS:
-                tuned = _prepare_gpus(config)
+                is_tuning_shared = _prepare_gpus(config)
             engine, connector = _start_engine(config, listener, membership)
         session = _start_jax(config, membership, engine, listener)
         session.compilation.connector = connector
         session.settings_differences = tuple(differences)
-        if tuned is not None:
-            _share_tuning(session, membership, tuned)
+        if is_tuning_shared:
+            _share_programs(session, membership)
         if connector is None:
             listener.close()
         return session
@@ -96,24 +94,29 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
         raise
 
 
-def _prepare_gpus(config: Config) -> pathlib.Path | None:
-    """Completes XLA's flags; returns the folder for tuned kernels, if processes share them."""
+def _prepare_gpus(config: Config) -> bool:
+    """Completes XLA's flags; returns whether processes with equal GPUs share programs."""
     process = config.process_id
     given = os.environ.get("XLA_FLAGS", "")
     cache = jax.config.jax_compilation_cache_dir
-    folder = gpu_settings.prepare(lambda: tuning.folder(process, cache))
+    are_shared = gpu_settings.prepare(lambda: tuning.folder(process, cache))
     if process == 0:
         LOGGER.info("%s", gpu_settings.added(given, os.environ["XLA_FLAGS"]))
+        if are_shared:
+            LOGGER.info(
+                "processes with equal GPUs run the executable of the first of them, because XLA's"
+                " autotuning may choose other kernels in each process"
+            )
         if config.one_world_kernels:
             LOGGER.info(
                 "one_world_kernels is on: XLA compiles the kernels of one NCCL world, for equal"
                 " bits, and fewer exchanges overlap (default with deterministic kernels)"
             )
-    return folder
+    return are_shared
 
 
-def _share_tuning(session: _session.Session, membership: Membership, folder: pathlib.Path) -> None:
-    """Shares tuned kernels: the first process of a tuning class sends, and the others load them."""
+def _share_programs(session: _session.Session, membership: Membership) -> None:
+    """Has the first process of a tuning class compile programs, and the others load them."""
     kinds: dict[int, list[str]] = {}
     for island in session.islands:
         for device in island.devices:
@@ -123,15 +126,13 @@ def _share_tuning(session: _session.Session, membership: Membership, folder: pat
         return info.platform, kinds.get(info.process), info.versions, info.settings
 
     mine = tuning_class(membership.members[session.process])
-    session.compilation.tuning = tuning.Tuning(
-        folder,
+    session.compilation.shared = shared_programs.SharedPrograms(
         [info.process for info in membership.members if tuning_class(info) == mine],
         session.process,
-        membership.tell_tuned,
+        membership.tell_of_program,
         session.config.tuning_timeout_s,
-        key=hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest(),
     )
-    membership.listen_tuned(session.compilation.tuning.hear)
+    membership.listen_programs(session.compilation.shared.hear)
 
 
 def make_process_info(
@@ -305,6 +306,7 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
     if platform in jaxlib.GPU_PLATFORMS:
         own.over_islands = gpu_settings.over_islands(compiler_settings.xla_flags_text(os.environ))
+        programs.share_executables(session.process, lambda: own.shared, own.fetch)
         programs.add_compiler_options(own.compiler_options)
     own.own_launches()
     compat.register_passes(own.decompose, own.bridge, platform)

@@ -62,7 +62,7 @@ _PYTHON = {
     "_job/membership.py": r"Membership\.(join|_begin|_certified|_hear|_follow)|_not_understood",
     "_job/terms.py": r"Terms\.(place|disagreement)",
     "_net/certificates.py": r"Authority\.(sign|_sign)",
-    "_gpu/tuning.py": r"Tuning\.hear",
+    "_gpu/shared_programs.py": r"SharedPrograms\.hear",
     "_errors.py": "from_json",
 }
 _NOTHING = "(?!)"

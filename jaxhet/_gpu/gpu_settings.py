@@ -26,7 +26,7 @@ class Refusal(NamedTuple):
 REFUSED: dict[str, Refusal] = {
     "xla_gpu_shard_autotuning": Refusal(
         compiler_settings.is_on,
-        "all processes would wait for tuning results that only one island shares",
+        "the process that compiles for others would wait for what they tune",
     ),
     "xla_gpu_enable_pipelined_p2p": Refusal(compiler_settings.is_on, _ABORTS),
     "xla_gpu_experimental_pipeline_parallelism_opt_level": Refusal(
@@ -42,16 +42,17 @@ _NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False}
 
 
 def prepare(
-    make_folder: Callable[[], pathlib.Path], environ: MutableMapping[str, str] = os.environ
-) -> pathlib.Path | None:
+    make_folder: Callable[[], pathlib.Path | None],
+    environ: MutableMapping[str, str] = os.environ,
+) -> bool:
     """Completes XLA_FLAGS. After it was found that the job has islands, before a backend exists.
 
     Args:
-      make_folder: Makes the folder for what XLA tunes.
+      make_folder: Makes the folder for what XLA tunes, or returns None for no folder.
       environ: The environment.
 
     Returns:
-      The folder, or None if the user's own flags control tuning.
+      Whether processes with equal GPUs share programs: not if the user controls tuning.
 
     Raises:
       UsageError: JAX or XLA is told to do what would stop the job or its process.
@@ -59,14 +60,13 @@ def prepare(
     compat.refuse_shared_programs()
     given = compiler_settings.xla_flags_text(environ)
     more: dict[str, str] = {}
-    folder = None
-    if tuning.is_shared(compiler_settings.parse_flags(given)):
-        folder = make_folder()
-        more[tuning.CACHE_FLAG] = str(folder)
+    is_users = tuning.is_users(compiler_settings.parse_flags(given))
+    if not is_users and (folder := make_folder()) is not None:
+        more[tuning.FOLDER_FLAG] = str(folder)
         programs.keep_xla_tuning_cache()
     environ["XLA_FLAGS"] = complete(given, more)
     _warn_of_allocator(environ)
-    return folder
+    return not is_users
 
 
 def over_islands(text: str) -> dict[str, bool | int]:
@@ -81,12 +81,9 @@ def over_islands(text: str) -> dict[str, bool | int]:
 def added(given: str, completed: str) -> str:
     """One line for the log: what was added to the user's flags, and why. Pure."""
     flags = completed.removeprefix(given).strip()
-    why = ""
-    if f"--{tuning.CACHE_FLAG}=" in flags:
-        why = " (the first process with equal GPUs tunes kernels, and the others load its results)"
     options = " ".join(_flag(*each) for each in over_islands(given).items())
     return (
-        f"added to XLA_FLAGS: {flags or 'nothing'}{why}; to programs over islands:"
+        f"added to XLA_FLAGS: {flags or 'nothing'}; to programs over islands:"
         f" {options or 'nothing'} (exchanges overlap with compute)"
     )
 

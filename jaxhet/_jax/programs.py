@@ -3,10 +3,14 @@
 What each function relies on is tested in tests/python/test_jax_programs.py.
 """
 
+import contextvars
+import dataclasses
 import functools
+import hashlib
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 
@@ -176,6 +180,168 @@ def add_compiler_options(options: Callable[[frozenset[int]], Mapping[str, bool |
         return compile_program(backend, computation, devices, compile_options, *args, **kw)
 
     compiler.compile_or_get_cached = compiled
+
+
+class Sharing(Protocol):
+    """Knowledge about the executables of a class of processes."""
+
+    def among(self, processes: Collection[int]) -> tuple[int, ...]:
+        """Processes of the class that share a program; the first compiles it."""
+        ...
+
+    def add(self, among: tuple[int, ...], key: str, executable: bytes | None) -> None:
+        """Takes note of a program of this process; None: others have no use for it."""
+        ...
+
+    def add_failure(self, among: tuple[int, ...], key: str, why: str) -> None:
+        """Takes note that this process could not compile a program."""
+        ...
+
+
+Loaded = tuple[Any, list[bytes]]  # an executable, and its serialized modules
+
+
+def share_executables(
+    process: int,
+    sharing: Callable[[], Sharing | None],
+    fetch: Callable[[tuple[int, ...], str, Callable[[bytes], Loaded]], Any],
+) -> None:
+    """Lets a process load an executable where it would compile a program.
+
+    JAX's persistent compilation cache comes first.
+
+    Args:
+      process: This process.
+      sharing: Returns what is known of others; None: every process compiles its own programs.
+      fetch: Gets the processes that share a program, its key, and what loads a serialized
+        executable. Returns the loaded executable, or None to compile the program.
+
+    Raises:
+      UsageError: This JAX compiles programs in another way.
+    """
+    from jax._src import compilation_cache, compiler
+
+    compile_program = _known(compiler, "compile_or_get_cached")
+    compile_here = _known(compiler, "backend_compile_and_load")
+    read = _known(compilation_cache, "get_executable_and_time")
+    write = _known(compilation_cache, "put_executable_and_time")
+    current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(
+        "jaxhet_compilation", default=None
+    )
+
+    @functools.wraps(compile_program)
+    def compiled(
+        backend: Any, computation: Any, devices: Any, options: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        known = sharing()
+        among = known.among({d.process_index for d in devices.flat}) if known is not None else ()
+        if known is None or not among:
+            return compile_program(backend, computation, devices, options, *args, **kwargs)
+        this = _Compilation(among, _key(computation, devices, options))
+        token = current.set(this)
+        try:
+            found = compile_program(backend, computation, devices, options, *args, **kwargs)
+        except Exception as error:
+            known.add_failure(among, this.key, f"{type(error).__name__}: {error}"[:500])
+            raise
+        finally:
+            current.reset(token)
+        # Before the program runs: serializing waits for the device, which may wait for the others.
+        is_first = among[0] == process
+        serialized = this.serialized or backend.serialize_executable(found) if is_first else None
+        known.add(among, this.key, serialized)
+        return found
+
+    @functools.wraps(compile_here)
+    def loaded(
+        backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, **kwargs: Any
+    ) -> Any:
+        if (this := current.get()) is None:
+            return compile_here(backend, module, devices, options, callbacks, **kwargs)
+        found = None
+        if this.among[0] != process:
+            keeping = _Loading(backend, this)
+
+            def load(serialized: bytes) -> Loaded:
+                executable = keeping.deserialize_executable(serialized, devices, options, callbacks)
+                modules = executable.hlo_modules()
+                return executable, [each.as_serialized_hlo_module_proto() for each in modules]
+
+            found = fetch(this.among, this.key, load)
+        if found is None:
+            this.serialized = None  # refused
+            found = compile_here(backend, module, devices, options, callbacks, **kwargs)
+        return found
+
+    @functools.wraps(read)
+    def read_bytes(key: str, options: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+        this = current.get()
+        return read(key, options, _Loading(backend, this) if this else backend, *args, **kwargs)
+
+    @functools.wraps(write)
+    def write_bytes(key: str, name: str, executable: Any, backend: Any, seconds: int) -> Any:
+        this = current.get()
+        known = _Serialized(this.serialized) if this and this.serialized else executable
+        write(key, name, known, backend, seconds)
+
+    compiler.compile_or_get_cached = compiled
+    compiler.backend_compile_and_load = loaded
+    compilation_cache.get_executable_and_time = read_bytes
+    compilation_cache.put_executable_and_time = write_bytes
+
+
+@dataclasses.dataclass
+class _Compilation:
+    """A program that is being compiled; serialized if it was loaded, by JAX's cache or by us."""
+
+    among: tuple[int, ...]
+    key: str
+    serialized: bytes | None = None
+
+
+@dataclasses.dataclass
+class _Serialized:
+    """Stands for a loaded executable, which XLA may not be able to serialize again."""
+
+    content: bytes
+
+    def serialize(self) -> bytes:
+        return self.content
+
+
+class _Loading:
+    """A backend that keeps the bytes of what it loads."""
+
+    def __init__(self, backend: Any, compilation: _Compilation):
+        self._backend = backend
+        self._compilation = compilation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def deserialize_executable(self, serialized: bytes, *args: Any) -> Any:
+        self._compilation.serialized = serialized
+        return self._backend.deserialize_executable(serialized, *args)
+
+
+# The address of a Python object, by which `custom_partitioning` finds its functions.
+_ADDRESS = re.compile(r'(@CustomSPMDPartitioning\(.*?backend_config = )"\d+"')
+
+
+def _key(module: Any, devices: Any, options: Any) -> str:
+    """A digest of a module, equal in all processes of a program, and of XLA's options for it.
+
+    Left out: places in the source, since processes may have it in different folders, and addresses.
+    """
+    build = options.executable_build_options
+    facts = (
+        [device.id for device in devices.flat],
+        sorted((str(name), str(value)) for name, value in options.env_option_overrides),
+        hashlib.blake2b(build.fdo_profile or b"", digest_size=16).hexdigest(),
+        options.profile_version,
+    )
+    text = _ADDRESS.sub(r"\1", module.operation.get_asm(enable_debug_info=False))
+    return hashlib.blake2b(f"{facts}\n{text}".encode(), digest_size=16).hexdigest()
 
 
 @functools.cache

@@ -12,8 +12,9 @@ one authenticated connection to every process of the job:
                                                 everybody has come and agrees
                            {"event": {"kind": "gone", "process": i, "text": …}}
                                                 process i went without goodbye
-    process → coordinator  {"tuned": {"to": [process], …}}
-                                                for these processes, as it is (`_gpu/tuning.py`)
+    process → coordinator  {"program": {"to": [process], …}}
+                                                for these processes, as it is
+                                                (`_gpu/shared_programs.py`)
     process → coordinator  {"clock": number}    asks for the time (`_job/clock.py`)
     coordinator → process  {"clock": [number, microseconds]}
     process → coordinator  {"need": [process]}  a program of this process exchanges with these
@@ -322,7 +323,7 @@ class Coordinator:
                 message = channel.receive()
                 if "failed" in message:
                     self._fail(_errors.from_json(message["failed"]))
-                if "tuned" in message:
+                if "program" in message:
                     self._pass_on(message)
                 if "clock" in message:
                     self._tell_time(info.process, message["clock"])
@@ -349,7 +350,7 @@ class Coordinator:
 
     def _pass_on(self, message: dict[str, Any]) -> None:
         with self._lock:
-            for process in message["tuned"]["to"]:
+            for process in message["program"]["to"]:
                 if process in self._outboxes:
                     self._outboxes[process].send(message)
 

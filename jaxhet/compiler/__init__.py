@@ -9,5 +9,3 @@ from jaxhet.compiler.options import Job as Job
 from jaxhet.compiler.options import Options as Options
 from jaxhet.compiler.plan import PROGRAM_ATTRIBUTE as PROGRAM_ATTRIBUTE
 from jaxhet.compiler.plan import Plan as Plan
-from jaxhet.compiler.plan import devices_of as devices_of
-from jaxhet.compiler.plan import program_of as program_of

@@ -4,12 +4,10 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import carrier, collectives, hlo, order
-from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.carrier import Exchange
 from jaxhet.compiler.exchange import ExchangeSpec
 from jaxhet.compiler.options import OVERLAP_LIMIT, Options
@@ -17,7 +15,6 @@ from jaxhet.compiler.options import OVERLAP_LIMIT, Options
 # Frontend attribute of a module: the digest of its jaxpr (`jaxhet/_traced/jaxprs.py`).
 PROGRAM_ATTRIBUTE = "jaxhet_program"
 # An entry of the map of frontend attributes, serialized: key, then value with its length.
-_PROGRAM_FIELD = re.compile(PROGRAM_ATTRIBUTE.encode() + rb"\x12\x10([0-9a-f]{16})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +58,6 @@ def make(module: hlo.Module, exchanges: Sequence[Exchange], options: Options) ->
     in_order.chain()
     if any(e.done is not None for e in exchanges):  # on CPUs, XLA has done what it does to loops
         in_order.keep_loops()
-
-
-def program_of(module: bytes) -> str:
-    """The digest of the jaxpr that a serialized module was lowered from, or ""; cheap."""
-    match = _PROGRAM_FIELD.search(module)
-    return match[1].decode() if match else ""
-
-
-def devices_of(module: bytes) -> frozenset[int]:
-    """Ids of the devices that a serialized module is compiled for."""
-    assignment = pb.HloModuleProto.FromString(module).device_assignment
-    return frozenset(i for d in assignment.computation_devices for i in d.replica_device_ids)
 
 
 def collect(module: hlo.Module) -> Plan | None:

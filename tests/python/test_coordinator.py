@@ -97,7 +97,7 @@ def test_reported_error_is_told(error: JaxhetError, pair: Pair) -> None:
     [
         {"failed": 7},
         {"failed": ["UsageError"]},
-        {"tuned": {"to": 3}},
+        {"program": {"to": 3}},
         {"need": 3},
         {"need": [[]]},
         7,
@@ -115,9 +115,9 @@ def test_process_that_sends_nonsense_is_gone(message: Any, pair: Pair) -> None:
 def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
     stopped = pair.members[1]
     stopped._closing = True
-    stopped._on_tuned = lambda message: time.sleep(60)  # the reader stops at the first message
+    stopped._on_program = lambda message: time.sleep(60)  # the reader stops at the first message
     for _ in range(200):
-        pair.members[0].tell_tuned({"to": [1], "padding": "x" * 100_000})
+        pair.members[0].tell_of_program({"to": [1], "padding": "x" * 100_000})
     pair.members[0].report(DeadlineError("too late"))
     assert type(pair.failure_of_first()) is DeadlineError
 

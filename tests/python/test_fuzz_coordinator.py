@@ -5,16 +5,17 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
 import random
 import socket
+import threading
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from jaxhet._errors import UsageError
-from jaxhet._gpu.tuning import Tuning
+from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import membership
@@ -98,7 +99,7 @@ def test_damaged_first_messages_end_in_words_for_everybody(listener: socket.sock
 def test_damaged_news_of_a_process_are_told(listener: socket.socket) -> None:
     seeds = [
         {"failed": ["UsageError", "no"]},
-        {"tuned": {"to": [0], "program": "p", "files": {}}},
+        {"program": {"to": [0], "key": "k", "error": "smoke"}},
         {"bye": True},
     ]
     infos = [ProcessInfo.from_json(process_info_of(i)) for i in range(2)]
@@ -125,18 +126,33 @@ def test_damaged_requests_for_certificates_are_refused() -> None:
             assert authority.sign(request, 0).startswith(b"-----BEGIN CERTIFICATE-----")
 
 
-def test_damaged_tunings_stay_in_their_folder(tmp_path: pathlib.Path) -> None:
-    content = base64.b64encode(b"x\x9c\x03\x00\x00\x00\x00\x01").decode()  # nothing, compressed
-    names = ("v1/kernel.txt", "../kernel.txt", "/kernel.txt", "v1/../../kernel.txt")
-    seeds = [{"to": [0], "program": "p", "files": {name: content}} for name in names]
-    folder = tmp_path / "own"
-    folder.mkdir()
-    tuning = Tuning(folder, [0, 1], 1, lambda message: None, 1)
+def test_damaged_messages_about_programs_give_nobody_another_executable() -> None:
+    content = base64.b64encode(zlib.compress(b"executable")).decode()
+    told: list[dict[str, Any]] = []
+    shared = SharedPrograms([0, 1], 1, told.append, 0.4)
+    got: list[bytes] = []
+
+    def fetch() -> None:
+        while not is_done.is_set():
+            with contextlib.suppress(NotSharedError):
+                got.append(shared.fetch((0, 1), "key", lambda: False))
+
+    is_done = threading.Event()
+    fetching = threading.Thread(target=fetch)
+    fetching.start()
+    seeds = [
+        {"to": [1], "key": "key", "part": 0, "of": 1, "bytes": content},
+        {"to": [1], "key": "key", "error": "out of memory"},
+        {"to": [1], "from": 0, "among": [0, 1], "number": 0, "key": "key"},
+    ]
     for message in inputs(seeds, damage_json):
         with contextlib.suppress(Exception):  # the thread that hears it says that it was nonsense
-            tuning.hear(message)
-    assert [path.name for path in tmp_path.iterdir()] == ["own"]
-    assert (folder / "v1" / "kernel.txt").exists()
+            shared.hear(message)
+    is_done.set()
+    fetching.join()
+    shared.close()
+    assert set(got) <= {b"executable"}
+    assert got
 
 
 class _FaultyTerms(Terms):

@@ -134,7 +134,7 @@ def test_options_of_programs_over_islands_leave_those_of_the_user() -> None:
 @pytest.mark.parametrize(
     ("flag", "why"),
     [
-        ("xla_gpu_shard_autotuning=true", "all processes would wait for tuning results"),
+        ("xla_gpu_shard_autotuning=true", "the process that compiles for others would wait"),
         ("xla_gpu_enable_pipelined_p2p", "XLA's compiler would abort"),
         ("xla_gpu_enable_pipelined_p2p=True", "XLA's compiler would abort"),
         (
@@ -182,8 +182,7 @@ def test_flags_are_known_to_xla() -> None:
 
 def test_flags_are_put_into_the_environment_also_those_of_a_file(tmp_path: pathlib.Path) -> None:
     environ: dict[str, str] = {}
-    folder = gpu_settings.prepare(lambda: tmp_path, environ)
-    assert folder == tmp_path
+    assert gpu_settings.prepare(lambda: tmp_path, environ)
     more = {"xla_gpu_per_fusion_autotune_cache_dir": str(tmp_path)}
     assert environ == {"XLA_FLAGS": gpu_settings.complete("", more)}
     (tmp_path / "flags").write_text("--xla_dump_to=x\n")
@@ -191,6 +190,12 @@ def test_flags_are_put_into_the_environment_also_those_of_a_file(tmp_path: pathl
     gpu_settings.prepare(lambda: tmp_path, environ)
     assert environ["XLA_FLAGS"].split()[0] == "--xla_dump_to=x"
     assert "--xla_gpu_shard_autotuning=false" in environ["XLA_FLAGS"]
+
+
+def test_programs_are_not_shared_where_the_user_controls_tuning() -> None:
+    environ = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+    assert not gpu_settings.prepare(lambda: pytest.fail("no folder is needed"), environ)
+    assert gpu_settings.prepare(lambda: None, {})
 
 
 @pytest.mark.parametrize("allocator", ["cuda_async", "platform"])

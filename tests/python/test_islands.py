@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import pytest
@@ -11,8 +11,6 @@ import jaxhet
 from jaxhet import _compilation, _config, _islands, _session
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
-from jaxhet.compiler import PROGRAM_ATTRIBUTE
-from jaxhet.compiler import hlo_pb2 as pb
 
 
 def _make(names: str, num_devices: Sequence[int]) -> tuple[_islands.Island, ...]:
@@ -70,21 +68,6 @@ def test_mesh_goes_island_by_island(devices: list[Any]) -> None:
 def test_mesh_that_does_not_hold_all_devices(devices: list[Any]) -> None:
     with pytest.raises(UsageError, match="does not hold the job's 7 devices; choose sizes whose"):
         jaxhet.make_mesh({"x": len(devices), "y": 2})
-
-
-def test_processes_that_compile_a_program_are_those_of_its_devices() -> None:
-    islands = _make("aabb", [2, 1, 2, 1])
-    compilation = _compilation.Compilation(_config.resolve({}, {}), 2, islands, None, lambda: False)
-    told: list[set[int]] = []
-    tuning = types.SimpleNamespace(before=lambda *about: told.append(about[2]))
-    compilation.tuning = cast(Any, tuning)
-    module = pb.HloModuleProto(name="f")
-    module.frontend_attributes.map[PROGRAM_ATTRIBUTE] = "0123456789abcdef"
-    for ids in ([2048 * 2, 2048 * 2 + 1], [2048 * 3], [0, 2048 * 2]):
-        assignment = module.device_assignment.computation_devices.add()
-        assignment.replica_device_ids.extend(ids)
-        assert compilation.decompose(module.SerializeToString()) is None
-    assert told == [{2}, {2, 3}, {0, 2, 3}]
 
 
 def test_programs_inside_of_an_island_are_compiled_as_without_jaxhet() -> None:

@@ -8,17 +8,16 @@ import importlib.metadata
 import threading
 import types
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import jaxhet
-from jaxhet import _compilation, _config, _ffi, _islands, _session, _set_up, compiler
+from jaxhet import _compilation, _config, _ffi, _islands, _session, _set_up
 from jaxhet._compilation import BridgeOptions
 from jaxhet._errors import JaxhetError, PeerError, TransportError
 from jaxhet._jax import compat, jaxlib, programs
 from jaxhet._session import Session
-from jaxhet.compiler import hlo_pb2 as pb
 
 DEVICES: tuple[Any, ...] = tuple(
     types.SimpleNamespace(id=i, process_index=process, local_hardware_id=ordinal)
@@ -189,26 +188,6 @@ def test_each_process_is_set_up_for_its_own_platform(
         (*args, named["platform"]) for name, args, named in calls if name == "register_ffi_target"
     ] == [("start", 2, platform.upper()), ("done", 3, platform.upper())]
     assert session.compilation._job.platform == platform
-    session.close(0)
-
-
-def test_tuned_kernels_are_shared_by_the_processes_that_run_the_program(calls: list[Any]) -> None:
-    session = _mixed_session(0, FakeEngine())
-    asked: list[tuple[str, str, set[int]]] = []
-
-    def before(program: str, module: str, processes: set[int], is_over: Any) -> None:
-        asked.append((program, module, processes))
-
-    session.compilation.tuning = cast(Any, types.SimpleNamespace(before=before, close=int))
-    for devices in (DEVICES, DEVICES[1:3], DEVICES[2:]):
-        module = pb.HloModuleProto(name="m")
-        module.frontend_attributes.map[compiler.PROGRAM_ATTRIBUTE] = "0123456789abcdef"
-        for device in devices:
-            module.device_assignment.computation_devices.add(replica_device_ids=[device.id])
-        assert session.compilation.decompose(module.SerializeToString()) is None
-    assert [processes for _, _, processes in asked] == [{0, 1, 2}, {0, 1}, {1, 2}]
-    assert {program for program, _, _ in asked} == {"0123456789abcdef"}
-    assert len({module for _, module, _ in asked}) == 3
     session.close(0)
 
 

@@ -1,0 +1,240 @@
+"""Executables that processes with equal GPUs get from the first of them that runs a program.
+
+XLA measures candidates for its kernels when it compiles, and two measurements may end in two
+choices: sums that should be equal on all replicas then differ in their last bits. So the processes
+of a *tuning class* (equal devices, versions and flags) run one executable. The first process of the
+class that takes part in a program compiles it; the others ask for its executable, and load it:
+
+    other → first   {"to": [first], "from": other, "among": [process, …], "number": n, "key": key}
+    first → others  {"to": [other, …], "key": key, "part": i, "of": n, "bytes": base64}
+                    {"to": [other, …], "key": key, "error": text}
+
+*key* is a digest of the module that JAX hands to XLA, and of XLA's options for it: a process never
+gets an executable of another module than its own. *number* counts the programs of *among*, the
+processes of the class that run it: when the first process has had another one in this place for a
+while, it says so, and the other process compiles its program. Messages pass through the job's
+coordinator.
+"""
+
+import base64
+import collections
+import contextlib
+import dataclasses
+import functools
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+_PART_BYTES = 4 << 20  # a message takes at most 16 MiB
+_MOST_KEPT_BYTES = 512 << 20  # executables that others can ask for: the latest ones
+_GRACE_S = 20.0  # threads of a process may compile programs in another order than elsewhere
+
+
+class NotSharedError(Exception):
+    """There is no executable to load; says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    among: tuple[int, ...]
+    number: int
+    others: set[int] = dataclasses.field(default_factory=set)
+
+
+class SharedPrograms:
+    """The executables of a process's tuning class: its own ones for others, and those of others."""
+
+    def __init__(
+        self,
+        members: Sequence[int],
+        process: int,
+        tell: Callable[[dict[str, Any]], None],
+        timeout_s: float,
+    ):
+        """Shares with the other processes of a class.
+
+        Args:
+          members: The processes of the class.
+          process: This process.
+          tell: Sends a message to the processes that it names. Any thread may call it.
+          timeout_s: Longest wait for an executable.
+        """
+        self._members = frozenset(members)
+        self._process = process
+        self._tell = tell
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        # By the processes that share them: keys of this process's programs, and when it had them.
+        self._had: dict[tuple[int, ...], dict[str, float]] = {}
+        # Executables of this process (compressed), by key, or why there is none.
+        self._kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
+        self._failed: dict[str, str] = {}
+        self._asked: dict[str, _Question] = {}  # by key
+        # Parts of others' executables that have come, by key, and the answers when all have.
+        self._waiting: collections.Counter[str] = collections.Counter()
+        self._parts: dict[str, dict[int, bytes]] = {}
+        self._answers: dict[str, bytes | NotSharedError] = {}
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        if len(self._members) > 1:
+            threading.Thread(
+                target=self._run_work, name="jaxhet-shared-programs", daemon=True
+            ).start()
+
+    def among(self, processes: Collection[int]) -> tuple[int, ...]:
+        """The processes that share a program; the first of them compiles it.
+
+        Args:
+          processes: The processes whose devices run the program.
+
+        Returns:
+          Processes of this process's class; none if it shares the program with nobody.
+        """
+        found = tuple(sorted(self._members.intersection(processes)))
+        return found if self._process in found and len(found) > 1 else ()
+
+    def add(self, among: tuple[int, ...], key: str, executable: bytes | None) -> None:
+        """Takes note of a program of this process, which others may ask for now or later.
+
+        Args:
+          among: The processes that share it.
+          key: Identity of the program.
+          executable: The serialized executable; None if nobody will ask this process for it.
+        """
+
+        def keep() -> None:
+            assert executable is not None
+            self._keep(key, zlib.compress(executable, 1))
+            self._note(among, key)
+
+        if executable is None:
+            self._note(among, key)
+        else:
+            self._work.put(keep)
+
+    def add_failure(self, among: tuple[int, ...], key: str, why: str) -> None:
+        """Takes note that this process could not compile a program."""
+        with self._changed:
+            self._failed[key] = why
+        self._note(among, key)
+
+    def fetch(self, among: tuple[int, ...], key: str, is_over: Callable[[], bool]) -> bytes:
+        """Waits for the executable of the first process.
+
+        Args:
+          among: The processes that share it.
+          key: Identity of the program.
+          is_over: Whether to wait no more, since the job has failed.
+
+        Returns:
+          The executable, as the first process has serialized it.
+
+        Raises:
+          NotSharedError: There is none, it did not come in time, or the job has failed.
+        """
+        with self._changed:
+            self._waiting[key] += 1  # threads of this process may want the same program
+            self._parts.setdefault(key, {})
+            keys = [*self._had.get(among, ())]
+            number = keys.index(key) if key in keys else len(keys)
+        question = {"from": self._process, "among": among, "number": number, "key": key}
+        self._tell({"to": [among[0]], **question})
+        waited = 0.0
+        with self._changed:
+            while key not in self._answers and waited < self._timeout_s and not is_over():
+                self._changed.wait(0.2)
+                waited += 0.2
+            answer = self._answers.get(key)
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key], self._parts[key]
+                self._answers.pop(key, None)
+        if isinstance(answer, bytes):
+            return answer
+        if answer is not None:
+            raise answer
+        if is_over():
+            raise NotSharedError("the job has failed")
+        raise NotSharedError(
+            f"it has not come within {self._timeout_s:g} s (JAXHET_TUNING_TIMEOUT_S)"
+        )
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Takes a message of another process: a question, a part of an answer, or a refusal."""
+        key = str(message["key"])
+        if "among" in message:
+            among = tuple(int(process) for process in message["among"])
+            other, number = int(message["from"]), int(message["number"])
+            if other not in self._members or number < 0:
+                raise ValueError(f"process {other} asks for program {number}")
+            with self._changed:
+                self._asked.setdefault(key, _Question(among, number)).others.add(other)
+            self._serve()
+            return
+        with self._changed:
+            if (parts := self._parts.get(key)) is None:
+                return  # nobody waits for it
+            if "error" in message:
+                self._answers[key] = NotSharedError(str(message["error"]))
+            else:
+                count = int(message["of"])
+                parts[int(message["part"])] = base64.b64decode(message["bytes"])
+                if len(parts) < count:
+                    return
+                self._answers[key] = zlib.decompress(b"".join(parts[i] for i in range(count)))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread that sends, after what it is doing."""
+        self._work.put(None)
+
+    def _run_work(self) -> None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if (work := self._work.get(timeout=1)) is None:
+                    return
+                work()
+            self._serve()
+
+    def _keep(self, key: str, content: bytes) -> None:
+        with self._changed:
+            self._failed.pop(key, None)
+            self._kept[key] = content
+            self._kept.move_to_end(key)
+            while sum(map(len, self._kept.values())) > _MOST_KEPT_BYTES:
+                oldest, _ = self._kept.popitem(last=False)
+                self._failed[oldest] = "it is not kept any more"
+
+    def _note(self, among: tuple[int, ...], key: str) -> None:
+        with self._changed:
+            self._had.setdefault(among, {}).setdefault(key, time.monotonic())
+        self._serve()
+
+    def _serve(self) -> None:
+        """Answers all questions that can be answered."""
+        with self._changed:
+            for key, question in list(self._asked.items()):
+                had = self._had.get(question.among, {})
+                if key in had or self._is_another(question, had):
+                    del self._asked[key]
+                    self._work.put(functools.partial(self._answer, key, sorted(question.others)))
+
+    def _is_another(self, question: _Question, had: Mapping[str, float]) -> bool:
+        """Whether this process has had another program in its place for a while."""
+        if len(had) <= question.number:
+            return False
+        return time.monotonic() - [*had.values()][question.number] > _GRACE_S
+
+    def _answer(self, key: str, others: list[int]) -> None:
+        with self._changed:
+            content = self._kept.get(key)
+            error = self._failed.get(key, "it has compiled another one in its place")
+        if content is None:
+            self._tell({"to": others, "key": key, "error": error})
+            return
+        starts = range(0, len(content), _PART_BYTES)
+        for i, start in enumerate(starts):
+            part = base64.b64encode(content[start : start + _PART_BYTES]).decode()
+            self._tell({"to": others, "key": key, "part": i, "of": len(starts), "bytes": part})

@@ -1,0 +1,113 @@
+"""One process of a job on CPUs that shares executables as processes with equal GPUs do.
+
+Says how many programs it compiled and loaded; the results are its own devices'.
+"""
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxhet
+from jaxhet import _session, _set_up, testing
+from jaxhet._gpu import shared_programs
+from jaxhet._jax import programs
+
+_noted: list[str] = []  # programs that this process has
+_loaded: list[str] = []  # programs that another process compiled
+_cached: list[str] = []  # programs of JAX's persistent cache
+
+
+def _share(request: dict[str, Any]) -> None:
+    """Shares programs from now on; what a process that `spoils` gives can't be loaded."""
+    session = _session.current()
+    assert session is not None
+    shared_programs._GRACE_S = 2
+    _set_up._share_programs(session, session._membership)  # type: ignore[arg-type]
+    own = session.compilation
+    shared: Any = own.shared
+    add, keep = shared.add, shared._keep
+
+    def noted(among: tuple[int, ...], key: str, executable: bytes | None) -> None:
+        _noted.append(key)
+        add(among, key, executable)
+
+    def fetch(among: tuple[int, ...], key: str, load: Any) -> Any:
+        found = own.fetch(among, key, load)
+        if found is not None:
+            _loaded.append(key)
+        return found
+
+    def hit(event: str, **more: Any) -> None:
+        del more
+        if event == "/jax/compilation_cache/cache_hits":
+            _cached.append(event)
+
+    shared.add = noted
+    if request.get("spoils") == session.process:
+        shared._keep = lambda key, content: keep(
+            key, zlib.compress(b"?" + zlib.decompress(content))
+        )
+    jax.monitoring.register_event_listener(hit)
+    programs.share_executables(session.process, lambda: shared, fetch)
+
+
+@custom_partitioning
+def _tanh(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x)
+
+
+# Module and cache of JAX know these functions by their addresses, which processes do not share.
+_tanh.def_partition(
+    partition=lambda mesh, arguments, result: (mesh, jnp.tanh, result.sharding, (result.sharding,)),
+    infer_sharding_from_operands=lambda mesh, arguments, result: arguments[0].sharding,
+    sharding_rule="i j -> i j",
+)
+
+
+def _step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean(_tanh(x) @ w))(w)
+    return w - 0.1 * gradient, loss
+
+
+def _train(constant: float) -> dict[str, Any]:
+    """Some steps of data parallelism; one of the functions has a constant of this process."""
+    mesh = jaxhet.make_mesh({"x": -1})
+    rows = np.random.default_rng(0).standard_normal((4 * mesh.size, 8)).astype(np.float32)
+    x = jax.make_array_from_callback(
+        rows.shape, NamedSharding(mesh, P("x")), lambda index: rows[index]
+    )
+    w = jax.device_put(np.eye(8, dtype=np.float32), NamedSharding(mesh, P()))
+    step = jax.jit(_step)
+    w, _ = step(w, x)
+    w, loss = step(w, x)
+    total = jax.jit(lambda x: jnp.sum(x) + constant)(x)
+    weights = np.asarray(w.addressable_shards[0].data)
+    return {
+        "process": jax.process_index(),
+        "loss": float(loss),
+        "weights": weights.tobytes(),
+        "total": float(total),
+        "plans": len(_session.current().compilation.plans),  # type: ignore[union-attr]
+    }
+
+
+def _answer(request: dict[str, Any]) -> Any:
+    if folder := request.get("cache"):
+        jax.config.update("jax_compilation_cache_dir", f"{folder}/{jax.process_index()}")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    if "share" in request:
+        _share(request)
+    constant = float(request.get("process_with_a_constant") == jax.process_index())
+    result = _train(constant)
+    compiled = len(_noted) - len(_loaded) - len(_cached)
+    return result | {"compiled": compiled, "loaded": len(_loaded)}
+
+
+if __name__ == "__main__":
+    testing.serve(_answer)

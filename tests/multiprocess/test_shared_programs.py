@@ -1,0 +1,76 @@
+"""Islands that load each other's executables have the results of islands that compile their own.
+
+Jobs on CPUs, which share nothing by default, are told to share as jobs on equal GPUs do.
+"""
+
+import pathlib
+import shutil
+from typing import Any
+
+import pytest
+
+from jaxhet.testing import Shape, island_job
+
+WORKER = pathlib.Path(__file__).with_name("shared_programs_worker.py")
+_NUM_PROGRAMS = 3
+
+
+def _train(**request: Any) -> tuple[list[dict[str, Any]], str]:
+    """Trains in a job of two islands; the answers by process, and the log."""
+    job = island_job(Shape(2), WORKER, {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": ""})
+    try:
+        answers = sorted(job.ask(request, 100), key=lambda answer: answer["process"])
+        return answers, job.log.read_text()
+    finally:
+        job.close()
+
+
+def _counts(answers: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(answer["compiled"], answer["loaded"]) for answer in answers]
+
+
+def _results(answers: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    names = ("loss", "weights", "total", "plans")
+    return [tuple(answer[name] for name in names) for answer in answers]
+
+
+def test_second_process_loads_all_programs_and_has_the_same_results() -> None:
+    own, _ = _train()
+    shared, log = _train(share=True)
+    assert _counts(shared) == [(_NUM_PROGRAMS, 0), (0, _NUM_PROGRAMS)]
+    assert _results(shared) == _results(own)
+    assert shared[0]["weights"] == shared[1]["weights"]
+    assert shared[1]["plans"] == _NUM_PROGRAMS
+    assert "did not give" not in log
+
+
+def test_executable_that_cannot_be_loaded_is_compiled() -> None:
+    own, _ = _train()
+    answers, log = _train(share=True, spoils=0)
+    assert _counts(answers) == [(_NUM_PROGRAMS, 0), (_NUM_PROGRAMS, 0)]
+    assert _results(answers) == _results(own)
+    assert log.count("process 0 did not give the executable of a program") == _NUM_PROGRAMS
+    assert log.count("replicas may differ in their last bits") == _NUM_PROGRAMS
+
+
+def test_other_program_is_an_error_though_its_process_waits_for_the_executable() -> None:
+    with pytest.raises(AssertionError) as failed:
+        _train(share=True, process_with_a_constant=1)
+    log = str(failed.value)
+    assert "process 0 did not give the executable of a program: it has compiled another one" in log
+    assert "PlanMismatchError" in log
+    assert "add e0 1.0:f32[]" in log
+
+
+def test_process_that_lost_its_cache_gets_what_the_first_has_in_its_own(
+    tmp_path: pathlib.Path,
+) -> None:
+    counts = []
+    for lost in (None, "1", None):
+        if lost is not None:
+            shutil.rmtree(tmp_path / lost)
+        counts.append(_counts(_train(share=True, cache=str(tmp_path))[0]))
+    # JAX's key of the program with `custom_partitioning` is another one in each job.
+    assert counts[0] == [(_NUM_PROGRAMS, 0), (0, _NUM_PROGRAMS)]
+    assert counts[1] == [(1, 0), (0, _NUM_PROGRAMS)]
+    assert counts[2] == [(1, 0), (0, 1)]
