@@ -10,6 +10,7 @@ import itertools
 import pathlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 
@@ -243,7 +244,7 @@ class Compilation:
 
     def fetch(
         self, among: tuple[int, ...], key: str, load: Callable[[bytes], programs.Loaded]
-    ) -> Any:
+    ) -> tuple[Any, bytes | None]:
         """The executable that another process has compiled for this one, too.
 
         Args:
@@ -252,11 +253,15 @@ class Compilation:
           load: Loads a serialized executable.
 
         Returns:
-          The executable, whose plan is known; None if this process has to compile it.
+          The executable, whose plan is known, and its bytes; None twice if this process has to
+          compile the program.
         """
         assert self.shared is not None
+        start = time.monotonic()
         try:
-            executable, modules = load(self.shared.fetch(among, key, self._is_over))
+            serialized = self.shared.fetch(among, key, self._is_over)
+            waited_s = time.monotonic() - start
+            executable, modules = load(serialized)
             if not all(self._accept(module) for module in modules):
                 raise NotSharedError("it was compiled by other passes, or for another job")
         except Exception as error:
@@ -269,8 +274,15 @@ class Compilation:
                     among[0],
                     text,
                 )
-            return None
-        return executable
+            return None, None
+        LOGGER.debug(
+            "loaded an executable of %d bytes in %.2f s, after process %d had sent it in %.2f s",
+            len(serialized),
+            time.monotonic() - start - waited_s,
+            among[0],
+            waited_s,
+        )
+        return executable, serialized
 
     @property
     def writes_cache(self) -> bool:

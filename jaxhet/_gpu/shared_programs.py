@@ -72,6 +72,7 @@ class SharedPrograms:
         # Executables of this process (compressed), by key, or why there is none.
         self._kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
         self._failed: dict[str, str] = {}
+        self._begun: set[str] = set()  # keys of programs that this process compiles
         self._asked: dict[str, _Question] = {}  # by key
         # Parts of others' executables that have come, by key, and the answers when all have.
         self._waiting: collections.Counter[str] = collections.Counter()
@@ -94,6 +95,11 @@ class SharedPrograms:
         """
         found = tuple(sorted(self._members.intersection(processes)))
         return found if self._process in found and len(found) > 1 else ()
+
+    def begin(self, key: str) -> None:
+        """Takes note that this process compiles a program, for which others may wait."""
+        with self._changed:
+            self._begun.add(key)
 
     def add(self, among: tuple[int, ...], key: str, executable: bytes | None) -> None:
         """Takes note of a program of this process, which others may ask for now or later.
@@ -209,6 +215,7 @@ class SharedPrograms:
 
     def _note(self, among: tuple[int, ...], key: str) -> None:
         with self._changed:
+            self._begun.discard(key)
             self._had.setdefault(among, {}).setdefault(key, time.monotonic())
         self._serve()
 
@@ -217,7 +224,7 @@ class SharedPrograms:
         with self._changed:
             for key, question in list(self._asked.items()):
                 had = self._had.get(question.among, {})
-                if key in had or self._is_another(question, had):
+                if key in had or (key not in self._begun and self._is_another(question, had)):
                     del self._asked[key]
                     self._work.put(functools.partial(self._answer, key, sorted(question.others)))
 

@@ -189,6 +189,10 @@ class Sharing(Protocol):
         """Processes of the class that share a program; the first compiles it."""
         ...
 
+    def begin(self, key: str) -> None:
+        """Takes note that this process compiles a program."""
+        ...
+
     def add(self, among: tuple[int, ...], key: str, executable: bytes | None) -> None:
         """Takes note of a program of this process; None: others have no use for it."""
         ...
@@ -204,7 +208,7 @@ Loaded = tuple[Any, list[bytes]]  # an executable, and its serialized modules
 def share_executables(
     process: int,
     sharing: Callable[[], Sharing | None],
-    fetch: Callable[[tuple[int, ...], str, Callable[[bytes], Loaded]], Any],
+    fetch: Callable[[tuple[int, ...], str, Callable[[bytes], Loaded]], tuple[Any, bytes | None]],
 ) -> None:
     """Lets a process load an executable where it would compile a program.
 
@@ -214,78 +218,87 @@ def share_executables(
       process: This process.
       sharing: Returns what is known of others; None: every process compiles its own programs.
       fetch: Gets the processes that share a program, its key, and what loads a serialized
-        executable. Returns the loaded executable, or None to compile the program.
+        executable. Returns the loaded executable and its bytes, or None twice to compile the
+        program.
 
     Raises:
       UsageError: This JAX compiles programs in another way.
     """
-    from jax._src import compilation_cache, compiler
+    from jax._src import compiler
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     compile_program = _known(compiler, "compile_or_get_cached")
     compile_here = _known(compiler, "backend_compile_and_load")
-    read = _known(compilation_cache, "get_executable_and_time")
-    write = _known(compilation_cache, "put_executable_and_time")
-    current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(
-        "jaxhet_compilation", default=None
-    )
+    _watch_cache()
 
     @functools.wraps(compile_program)
     def compiled(
         backend: Any, computation: Any, devices: Any, options: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        known = sharing()
+        known = None if isinstance(backend, _jax.CompileOnlyPyClient) else sharing()
         among = known.among({d.process_index for d in devices.flat}) if known is not None else ()
         if known is None or not among:
             return compile_program(backend, computation, devices, options, *args, **kwargs)
         this = _Compilation(among, _key(computation, devices, options))
-        token = current.set(this)
+        token = _current.set(this)
+        known.begin(this.key)
         try:
             found = compile_program(backend, computation, devices, options, *args, **kwargs)
         except Exception as error:
             known.add_failure(among, this.key, f"{type(error).__name__}: {error}"[:500])
             raise
         finally:
-            current.reset(token)
-        # Before the program runs: serializing waits for the device, which may wait for the others.
-        is_first = among[0] == process
-        serialized = this.serialized or backend.serialize_executable(found) if is_first else None
-        known.add(among, this.key, serialized)
+            _current.reset(token)
+        if among[0] != process:
+            known.add(among, this.key, None)
+            return found
+        try:  # before the program runs: this waits for the device, which may wait for the others
+            serialized = this.serialized or backend.serialize_executable(found)
+        except Exception as error:
+            known.add_failure(among, this.key, f"can't serialize it: {error}"[:500])
+        else:
+            known.add(among, this.key, serialized)
         return found
 
     @functools.wraps(compile_here)
     def loaded(
         backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, **kwargs: Any
     ) -> Any:
-        if (this := current.get()) is None:
-            return compile_here(backend, module, devices, options, callbacks, **kwargs)
-        found = None
-        if this.among[0] != process:
-            keeping = _Loading(backend, this)
+        def load(serialized: bytes) -> Loaded:
+            executable = backend.deserialize_executable(serialized, devices, options, callbacks)
+            modules = executable.hlo_modules()
+            return executable, [each.as_serialized_hlo_module_proto() for each in modules]
 
-            def load(serialized: bytes) -> Loaded:
-                executable = keeping.deserialize_executable(serialized, devices, options, callbacks)
-                modules = executable.hlo_modules()
-                return executable, [each.as_serialized_hlo_module_proto() for each in modules]
+        if (this := _current.get()) is not None:
+            this.serialized = None  # refused, if the cache had one
+            if this.among[0] != process:
+                found, this.serialized = fetch(this.among, this.key, load)
+                if found is not None:
+                    return found
+        return compile_here(backend, module, devices, options, callbacks, **kwargs)
 
-            found = fetch(this.among, this.key, load)
-        if found is None:
-            this.serialized = None  # refused
-            found = compile_here(backend, module, devices, options, callbacks, **kwargs)
-        return found
+    compiler.compile_or_get_cached = compiled
+    compiler.backend_compile_and_load = loaded
+
+
+def _watch_cache() -> None:
+    """Keeps the bytes of executables that JAX's cache loads, and writes those that were sent."""
+    from jax._src import compilation_cache
+
+    read = _known(compilation_cache, "get_executable_and_time")
+    write = _known(compilation_cache, "put_executable_and_time")
 
     @functools.wraps(read)
     def read_bytes(key: str, options: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
-        this = current.get()
+        this = _current.get()
         return read(key, options, _Loading(backend, this) if this else backend, *args, **kwargs)
 
     @functools.wraps(write)
     def write_bytes(key: str, name: str, executable: Any, backend: Any, seconds: int) -> Any:
-        this = current.get()
+        this = _current.get()
         known = _Serialized(this.serialized) if this and this.serialized else executable
         write(key, name, known, backend, seconds)
 
-    compiler.compile_or_get_cached = compiled
-    compiler.backend_compile_and_load = loaded
     compilation_cache.get_executable_and_time = read_bytes
     compilation_cache.put_executable_and_time = write_bytes
 
@@ -297,6 +310,11 @@ class _Compilation:
     among: tuple[int, ...]
     key: str
     serialized: bytes | None = None
+
+
+_current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(
+    "jaxhet_compilation", default=None
+)
 
 
 @dataclasses.dataclass

@@ -38,10 +38,10 @@ def _share(request: dict[str, Any]) -> None:
         add(among, key, executable)
 
     def fetch(among: tuple[int, ...], key: str, load: Any) -> Any:
-        found = own.fetch(among, key, load)
+        found, serialized = own.fetch(among, key, load)
         if found is not None:
             _loaded.append(key)
-        return found
+        return found, serialized
 
     def hit(event: str, **more: Any) -> None:
         del more

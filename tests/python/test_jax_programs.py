@@ -2,14 +2,15 @@
 
 import inspect
 import threading
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import compiler, pjit
+from jax._src import compilation_cache, compiler, pjit
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import Mesh, NamedSharding
@@ -29,6 +30,9 @@ def jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (mlir, "jaxpr_subcomp"),
         (mlir, "lower_jaxpr_to_module"),
         (compiler, "compile_or_get_cached"),
+        (compiler, "backend_compile_and_load"),
+        (compilation_cache, "get_executable_and_time"),
+        (compilation_cache, "put_executable_and_time"),
         (pjit, "_get_fastpath_data"),
         (pxla.ExecuteReplicated, "__call__"),
     ):
@@ -179,3 +183,62 @@ def _mark_all(module: Any) -> None:
         return result
 
     module.lower_jaxpr_to_module = with_two
+
+
+# Executables that processes share; with real ones: tests/multiprocess/test_shared_programs.py.
+
+
+class _Shared:
+    """Processes 0 and 1 share all programs; notes what process 0 says of its own."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def among(self, processes: Collection[int]) -> tuple[int, ...]:
+        return (0, 1) if len(processes) > 1 else ()
+
+    def begin(self, key: str) -> None:
+        self.told.append(("begin", key))
+
+    def add(self, among: tuple[int, ...], key: str, executable: bytes | None) -> None:
+        self.told.append(("add", among, key, executable))
+
+    def add_failure(self, among: tuple[int, ...], key: str, why: str) -> None:
+        self.told.append(("failure", among, key, why))
+
+
+def _compile(
+    monkeypatch: pytest.MonkeyPatch, serialize: Callable[[Any], bytes], process: int = 0
+) -> list[tuple[Any, ...]]:
+    """Compiles a program of two processes with a backend that serializes so."""
+    shared = _Shared()
+    lowered = jax.jit(jnp.sin).lower(jnp.ones(3))
+    monkeypatch.setattr(compiler, "compile_or_get_cached", lambda *args: "executable")
+    programs.share_executables(process, lambda: shared, lambda *which: (None, None))
+    devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
+    options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
+    backend = types.SimpleNamespace(serialize_executable=serialize)
+    found = compiler.compile_or_get_cached(  # type: ignore[call-arg]
+        backend, lowered.compiler_ir("stablehlo"), devices, options
+    )
+    assert found == "executable"
+    return shared.told
+
+
+def test_executable_is_offered_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = _compile(monkeypatch, lambda executable: f"bytes of {executable}".encode())
+    key = told[0][1]
+    assert told == [("begin", key), ("add", (0, 1), key, b"bytes of executable")]
+    told = _compile(monkeypatch, lambda executable: b"", process=1)
+    assert told == [("begin", key), ("add", (0, 1), key, None)]
+
+
+def test_program_runs_where_its_executable_cannot_be_serialized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def serialize(executable: Any) -> bytes:
+        raise RuntimeError(f"{executable} has no serialization")
+
+    told = _compile(monkeypatch, serialize)
+    assert told[1][0] == "failure"
+    assert told[1][3] == "can't serialize it: executable has no serialization"

@@ -132,11 +132,13 @@ def test_process_with_another_program_is_told_after_a_while(
         waiting.answer()
 
 
-def test_threads_may_compile_in_another_order() -> None:
+def test_threads_may_compile_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_programs, "_GRACE_S", 0.5)
     processes = _Class()
     waiting = _Fetching(processes, 3, "b")
+    processes.of[2].begin("b")
     processes.of[2].add(_MEMBERS, "a", b"1")
-    time.sleep(0.3)
+    time.sleep(2)
     processes.of[2].add(_MEMBERS, "b", b"2")
     assert waiting.answer() == b"2"
     assert processes.fetch(3, "a") == b"1"
