@@ -252,7 +252,7 @@ def share_executables(
         if among[0] != process:
             known.add(among, this.key, None)
             return found
-        try:  # before the program runs: this waits for the device, which may wait for the others
+        try:  # before the program runs: beside an exchange that waits for others, this hung on GPUs
             serialized = this.serialized or backend.serialize_executable(found)
         except Exception as error:
             known.add_failure(among, this.key, f"can't serialize it: {error}"[:500])

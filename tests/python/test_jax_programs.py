@@ -242,3 +242,29 @@ def test_program_runs_where_its_executable_cannot_be_serialized(
     told = _compile(monkeypatch, serialize)
     assert told[1][0] == "failure"
     assert told[1][3] == "can't serialize it: executable has no serialization"
+
+
+def _module_of(function: Callable[..., Any]) -> Any:
+    """The module of a program of two devices."""
+    mesh = jax.sharding.AbstractMesh((2,), ("x",))
+    x = jax.ShapeDtypeStruct((4, 2), "float32", sharding=NamedSharding(mesh, P("x")))
+
+    def program(x: jax.Array) -> Any:
+        return function(x)
+
+    lowered = jax.jit(program).trace(x).lower(lowering_platforms=("cpu",))
+    return lowered.compiler_ir("stablehlo")
+
+
+def _key_of(function: Callable[..., Any], **options: bool) -> str:
+    build = compiler.get_compile_options(num_replicas=1, num_partitions=2)
+    build.env_option_overrides = [*options.items()]
+    devices = np.array([types.SimpleNamespace(id=i) for i in range(2)])
+    return programs._key(_module_of(function), devices, build)
+
+
+def test_key_of_a_program_is_that_of_its_module_and_options() -> None:
+    key = _key_of(lambda x: x + 1)
+    assert _key_of(lambda x: x + 1) == key  # at another place of the source
+    assert _key_of(lambda x: x + 2) != key
+    assert _key_of(lambda x: x + 1, xla_gpu_enable_latency_hiding_scheduler=True) != key
