@@ -81,7 +81,7 @@ RUNGS: dict[str, Rung] = {
     "tcp": Rung("across islands only, staged `tcp`", "tcp"),
     "shm": Rung("staged `shm`", "shm"),
     "shm_ring": Rung("staged `shm_ring`", "shm_ring", platforms=("cpu",)),
-    "verbs": Rung("staged, all NICs (`verbs`)", "verbs"),
+    "verbs": Rung("RDMA over all NICs (`verbs`)", "verbs"),
     "device_direct": Rung("device-direct (`cuda_ipc`)", "cuda_ipc", platforms=("cuda",)),
     "alone": Rung("each island alone, sum", "tcp", is_alone=True),
     REFERENCE: Rung("one world"),
