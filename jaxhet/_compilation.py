@@ -79,6 +79,7 @@ class Compilation:
       engine: The engine that gets to know the plans; None in a job that has none.
       connector: Connects the processes that a program needs; None if all are connected.
       shared: The executables of processes with equal GPUs; None if each compiles its own.
+      failure: Returns the job's failure, or None.
       over_islands: XLA's options for programs over several islands.
       plans: Fingerprint to plan.
       programs: Digest to the program as JAX traced it.
@@ -96,6 +97,7 @@ class Compilation:
         self.engine = engine
         self.connector: Connector | None = None
         self.shared: SharedPrograms | None = None
+        self.failure: Callable[[], JaxhetError | None] = lambda: None
         self.over_islands: Mapping[str, bool | int] = {}
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}
@@ -255,6 +257,9 @@ class Compilation:
         Returns:
           The executable, whose plan is known, and its bytes; None twice if this process has to
           compile the program.
+
+        Raises:
+          JaxhetError: The job has failed.
         """
         assert self.shared is not None
         start = time.monotonic()
@@ -265,15 +270,15 @@ class Compilation:
             if not all(self._accept(module) for module in modules):
                 raise NotSharedError("it was compiled by other passes, or for another job")
         except Exception as error:
-            if not self._is_over():
-                text = str(error) if isinstance(error, NotSharedError) else repr(error)
-                LOGGER.warning(
-                    "process %d did not give the executable of a program: %s. This process"
-                    " compiles the program and tunes its kernels, and replicas may differ in their"
-                    " last bits",
-                    among[0],
-                    text,
-                )
+            if (failure := self.failure()) is not None:
+                raise failure from None
+            text = str(error) if isinstance(error, NotSharedError) else repr(error)
+            LOGGER.warning(
+                "process %d did not give the executable of a program: %s. This process compiles"
+                " the program and tunes its kernels, and replicas may differ in their last bits",
+                among[0],
+                text,
+            )
             return None, None
         LOGGER.debug(
             "loaded an executable of %d bytes in %.2f s, after process %d had sent it in %.2f s",

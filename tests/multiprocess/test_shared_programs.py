@@ -5,6 +5,7 @@ Jobs on CPUs, which share nothing by default, are told to share as jobs on equal
 
 import pathlib
 import shutil
+import time
 from typing import Any
 
 import pytest
@@ -60,6 +61,17 @@ def test_other_program_is_an_error_though_its_process_waits_for_the_executable()
     assert "process 0 did not give the executable of a program: it has compiled another one" in log
     assert "PlanMismatchError" in log
     assert "add e0 1.0:f32[]" in log
+
+
+def test_wait_for_a_process_that_dies_ends_with_the_cause() -> None:
+    start = time.monotonic()
+    with pytest.raises(AssertionError) as failed:
+        _train(share=True, dies=0)
+    assert time.monotonic() - start < 60  # of the 600 s for an executable
+    log = str(failed.value)
+    assert "PeerError" in log
+    assert "process 0 (island0" in log
+    assert "did not give" not in log
 
 
 def test_process_that_lost_its_cache_gets_what_the_first_has_in_its_own(
