@@ -26,8 +26,8 @@ void CheckSwapsAnySize(std::string_view transport) {
   for (const size_t num_bytes :
        {size_t{0}, size_t{1}, size_t{7}, kEagerBytes, kEagerBytes + 1, kSlotBytes - 1, kSlotBytes,
         kSlotBytes + 1, kSlotBytes * 8, kSlotBytes * 8 + 1, kSlotBytes * 27 + 5}) {
-    Part zero(0, SwapPairs(), num_bytes);
-    Part one(1, SwapPairs(), num_bytes);
+    Side zero(0, SwapPairs(), num_bytes);
+    Side one(1, SwapPairs(), num_bytes);
     zero.Start(world);
     one.Start(world);
     zero.Done(world);
@@ -47,10 +47,10 @@ TEST(DeviceExchangeTest, SealedJobsDoWithoutRdma) {
   WorldOptions options = DeviceOptions(2, "verbs");
   options.engine.encryption = "auth";
   DeviceWorld world(options);
-  Part zero(0, SwapPairs(), kSlotBytes);
-  Part one(1, SwapPairs(), kSlotBytes);
-  for (Part* const part : {&zero, &one}) part->Start(world);
-  for (const Part* const part : {&zero, &one}) part->Done(world);
+  Side zero(0, SwapPairs(), kSlotBytes);
+  Side one(1, SwapPairs(), kSlotBytes);
+  for (Side* const side : {&zero, &one}) side->Start(world);
+  for (const Side* const side : {&zero, &one}) side->Done(world);
   for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
   EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
   const auto sent = [&] { return world.engine(0).DeviceStats()["bytes_sent_tcp"]; };
@@ -60,50 +60,50 @@ TEST(DeviceExchangeTest, SealedJobsDoWithoutRdma) {
 TEST(DeviceExchangeTest, NoSourceIsZeros) {
   DeviceWorld world(DeviceOptions(3));
   const Pairs pairs = {0, 1, 1, 2};
-  std::deque<Part> parts;
-  for (int rank = 0; rank < 3; ++rank) parts.emplace_back(rank, pairs, 1000);
-  for (Part& part : parts) part.Start(world);
-  for (const Part& part : parts) part.Done(world);
+  std::deque<Side> sides;
+  for (int rank = 0; rank < 3; ++rank) sides.emplace_back(rank, pairs, 1000);
+  for (Side& side : sides) side.Start(world);
+  for (const Side& side : sides) side.Done(world);
   for (int rank = 0; rank < 3; ++rank) world.device().Synchronize(world.stream(rank));
-  EXPECT_TRUE(parts[0].IsFilledWith(std::byte{0}) && parts[1].IsFrom(0) && parts[2].IsFrom(1));
+  EXPECT_TRUE(sides[0].IsFilledWith(std::byte{0}) && sides[1].IsFrom(0) && sides[2].IsFrom(1));
 }
 
-// Work of the program between two dones sees all earlier pieces.
-TEST_P(DeviceExchangeTransportsTest, ComesInPieces) {
-  constexpr size_t kPieceBytes = kSlotBytes * 2 + 3;
+// Work of the program between two dones sees all earlier parts.
+TEST_P(DeviceExchangeTransportsTest, ComesInParts) {
+  constexpr size_t kPartBytes = kSlotBytes * 2 + 3;
   DeviceWorld world(DeviceOptions(2, GetParam()));
   struct Case {
     size_t num_bytes;
-    size_t num_pieces;
+    size_t num_parts;
   };
-  for (const auto& [num_bytes, num_pieces] : {Case{0, 1}, Case{1, 1}, Case{kPieceBytes, 1},
-                                              Case{kPieceBytes + 1, 2}, Case{kPieceBytes * 4, 4}}) {
-    Part zero(0, SwapPairs(), num_bytes);
-    Part one(1, SwapPairs(), num_bytes);
-    for (Part* const part : {&zero, &one}) part->InPieces(kPieceBytes).Start(world);
+  for (const auto& [num_bytes, num_parts] : {Case{0, 1}, Case{1, 1}, Case{kPartBytes, 1},
+                                             Case{kPartBytes + 1, 2}, Case{kPartBytes * 4, 4}}) {
+    Side zero(0, SwapPairs(), num_bytes);
+    Side one(1, SwapPairs(), num_bytes);
+    for (Side* const side : {&zero, &one}) side->InParts(kPartBytes).Start(world);
     std::vector<std::byte> seen(num_bytes);
-    for (size_t i = 0; i < num_pieces; ++i) {
+    for (size_t i = 0; i < num_parts; ++i) {
       zero.Done(world);
       one.Done(world);
-      const size_t begin = i * kPieceBytes;
+      const size_t begin = i * kPartBytes;
       world.device().Copy(world.stream(0), seen.data() + begin, zero.result.data() + begin,
-                          std::min(kPieceBytes, num_bytes - begin));
+                          std::min(kPartBytes, num_bytes - begin));
     }
     EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
     EXPECT_TRUE(std::ranges::equal(seen, one.operand) && one.IsFrom(0));
-    EXPECT_EQ(zero.num_pieces(), num_pieces);
+    EXPECT_EQ(zero.num_parts(), num_parts);
   }
   EXPECT_TRUE(IsWithin(kLong, [&] {
     return world.engine(0).DeviceStats().at("exchanges_completed") == uint64_t{5};
   }));
 }
 
-TEST(DeviceExchangeTest, RanksMayDifferInPieces) {
+TEST(DeviceExchangeTest, RanksMayDifferInParts) {
   constexpr size_t kBytes = kSlotBytes * 4;
   DeviceWorld world(DeviceOptions(2, "pulled"));
-  Part zero(0, SwapPairs(), kBytes);
-  Part one(1, SwapPairs(), kBytes);
-  zero.InPieces(kSlotBytes).Start(world);
+  Side zero(0, SwapPairs(), kBytes);
+  Side one(1, SwapPairs(), kBytes);
+  zero.InParts(kSlotBytes).Start(world);
   one.Start(world);
   for (int i = 0; i < 4; ++i) zero.Done(world);
   one.Done(world);
@@ -117,13 +117,13 @@ TEST_P(DeviceExchangeTransportsTest, GroupsOfAnySize) {
   for (const ExchangeKind kind : {ExchangeKind::kAllGather, ExchangeKind::kAllToAll}) {
     for (const size_t num_bytes :
          {size_t{0}, size_t{1}, kEagerBytes, kEagerBytes + 1, kSlotBytes * 3 + 1}) {
-      std::deque<Part> parts;
+      std::deque<Side> sides;
       const Group group{kind, {1, 2, 0}};
-      for (int rank = 0; rank < kRanks; ++rank) parts.emplace_back(rank, group, num_bytes);
-      for (Part& part : parts) part.Start(world);
-      for (const Part& part : parts) part.Done(world);
+      for (int rank = 0; rank < kRanks; ++rank) sides.emplace_back(rank, group, num_bytes);
+      for (Side& side : sides) side.Start(world);
+      for (const Side& side : sides) side.Done(world);
       for (int rank = 0; rank < kRanks; ++rank) world.device().Synchronize(world.stream(rank));
-      for (const Part& part : parts) EXPECT_TRUE(part.HasAllBlocks());
+      for (const Side& side : sides) EXPECT_TRUE(side.HasAllBlocks());
     }
   }
   EXPECT_EQ(world.engine(0).DeviceStats().at("exchanges_started"), uint64_t{10});
@@ -133,16 +133,16 @@ TEST(DeviceExchangeTest, GroupsMayBeOfUnequalSize) {
   DeviceWorld world(DeviceOptions(3));
   for (const size_t num_bytes : {size_t{1}, kEagerBytes, kSlotBytes + 1}) {
     const Group pair{ExchangeKind::kAllGather, {1, 0, -1}};
-    Part zero(0, pair, num_bytes);
-    Part one(1, pair, num_bytes);
-    Part two(2, Group{ExchangeKind::kAllGather, {2, -1, -1}}, num_bytes);
+    Side zero(0, pair, num_bytes);
+    Side one(1, pair, num_bytes);
+    Side two(2, Group{ExchangeKind::kAllGather, {2, -1, -1}}, num_bytes);
     const std::byte before = zero.result[0];
-    for (Part* const part : {&zero, &one, &two}) part->Start(world);
-    for (const Part* const part : {&zero, &one, &two}) part->Done(world);
+    for (Side* const side : {&zero, &one, &two}) side->Start(world);
+    for (const Side* const side : {&zero, &one, &two}) side->Done(world);
     for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(world.IsIdleWithin(rank, kLong));
-    for (const Part* const part : {&zero, &one}) {
-      EXPECT_TRUE(part->HasBlockOf(0) && part->HasBlockOf(1));
-      EXPECT_EQ(std::ranges::count(std::span(part->result).last(num_bytes), before),
+    for (const Side* const side : {&zero, &one}) {
+      EXPECT_TRUE(side->HasBlockOf(0) && side->HasBlockOf(1));
+      EXPECT_EQ(std::ranges::count(std::span(side->result).last(num_bytes), before),
                 static_cast<ptrdiff_t>(num_bytes));
     }
     EXPECT_TRUE(two.HasBlockOf(2));
@@ -153,11 +153,11 @@ TEST(DeviceExchangeTest, OwnPartsCanBeSkipped) {
   DeviceWorld world(DeviceOptions(2));
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) {
     const Group group{ExchangeKind::kAllToAll, {0, 1}, true};
-    Part zero(0, group, num_bytes);
-    Part one(1, group, num_bytes);
+    Side zero(0, group, num_bytes);
+    Side one(1, group, num_bytes);
     const std::byte before = zero.result[0];
-    for (Part* const part : {&zero, &one}) part->Start(world);
-    for (const Part* const part : {&zero, &one}) part->Done(world);
+    for (Side* const side : {&zero, &one}) side->Start(world);
+    for (const Side* const side : {&zero, &one}) side->Done(world);
     EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
     EXPECT_TRUE(zero.HasBlockOf(1) && one.HasBlockOf(0));
     EXPECT_EQ(std::ranges::count(std::span(zero.result).first(num_bytes), before),
@@ -167,9 +167,9 @@ TEST(DeviceExchangeTest, OwnPartsCanBeSkipped) {
 
 TEST(DeviceExchangeTest, WrongSizeOfAResultIsRefused) {
   DeviceWorld world(DeviceOptions(2));
-  Part part(0, Group{ExchangeKind::kAllGather, {0, 1}}, 100);
-  part.result.pop_back();
-  EXPECT_THAT(ThrownText([&] { part.Start(world); }),
+  Side side(0, Group{ExchangeKind::kAllGather, {0, 1}}, 100);
+  side.result.pop_back();
+  EXPECT_THAT(ThrownText([&] { side.Start(world); }),
               HasSubstr("an exchange of 2 devices can't turn 100 bytes into 199"));
 }
 
@@ -177,8 +177,8 @@ TEST(DeviceExchangeTest, WrongSizeOfAResultIsRefused) {
 void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
   constexpr int kCount = 40;
-  std::deque<Part> zeros;
-  std::deque<Part> ones;
+  std::deque<Side> zeros;
+  std::deque<Side> ones;
   for (int i = 0; i < kCount; ++i) {
     zeros.emplace_back(0, SwapPairs(), num_bytes, i).Start(world);
     ones.emplace_back(1, SwapPairs(), num_bytes, i).Start(world);
@@ -189,8 +189,8 @@ void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   }
   world.device().Synchronize(world.stream(0));
   world.device().Synchronize(world.stream(1));
-  for (const Part& part : zeros) EXPECT_TRUE(part.IsFrom(1));
-  for (const Part& part : ones) EXPECT_TRUE(part.IsFrom(0));
+  for (const Side& side : zeros) EXPECT_TRUE(side.IsFrom(1));
+  for (const Side& side : ones) EXPECT_TRUE(side.IsFrom(0));
   const auto stats = world.engine(0).DeviceStats();
   EXPECT_EQ(stats.at("exchanges_started"), uint64_t{kCount});
   EXPECT_EQ(stats.at(StrCat("bytes_sent_", NameOf(transport))), kCount * num_bytes);
@@ -212,15 +212,15 @@ void CheckLogIsUsedAgain(std::string_view transport) {
   constexpr uint64_t kBatch = 32;
   DeviceWorld world(DeviceOptions(2, transport));
   for (uint64_t begin = 0; begin <= LaunchLog::kEntries + kChannelSlots; begin += kBatch) {
-    std::deque<Part> parts;
+    std::deque<Side> sides;
     for (uint64_t i = begin; i < begin + kBatch; ++i) {
       const auto index = static_cast<int64_t>(i % 50);
-      parts.emplace_back(0, SwapPairs(), 8, index).Start(world);
-      parts.emplace_back(1, SwapPairs(), 8, index).Start(world);
+      sides.emplace_back(0, SwapPairs(), 8, index).Start(world);
+      sides.emplace_back(1, SwapPairs(), 8, index).Start(world);
     }
-    for (const Part& part : parts) part.Done(world);
+    for (const Side& side : sides) side.Done(world);
     EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-    for (size_t i = 0; i < parts.size(); ++i) EXPECT_TRUE(parts[i].IsFrom(i % 2 == 0 ? 1 : 0));
+    for (size_t i = 0; i < sides.size(); ++i) EXPECT_TRUE(sides[i].IsFrom(i % 2 == 0 ? 1 : 0));
   }
 }
 
@@ -234,8 +234,8 @@ TEST(DeviceExchangeTest, WhatCannotBePulledGoesThroughSlots) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
   const Pairs pairs = {0, 1};
   constexpr size_t kNumBytes = 3 * kSlotBytes + 1;
-  std::deque<Part> zeros;
-  std::deque<Part> ones;
+  std::deque<Side> zeros;
+  std::deque<Side> ones;
   uint64_t pulled = 0;
   for (int i = 0; i < 60; ++i) {
     const bool is_elsewhere = i % 3 == 1;
@@ -250,7 +250,7 @@ TEST(DeviceExchangeTest, WhatCannotBePulledGoesThroughSlots) {
     zeros.back().Done(world);
   }
   EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  for (const Part& part : ones) EXPECT_TRUE(part.IsFrom(0));
+  for (const Side& side : ones) EXPECT_TRUE(side.IsFrom(0));
   EXPECT_EQ(world.engine(1).DeviceStats().at("bytes_zero_copy_received"), pulled);
 }
 
@@ -258,17 +258,17 @@ TEST(DeviceExchangeTest, WhatCannotBePulledGoesThroughSlots) {
 TEST(DeviceExchangeTest, ProgramIsNotHeldByItsSends) {
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) {
     DeviceWorld world(DeviceOptions(2));
-    std::deque<Part> zeros;
-    std::deque<Part> ones;
+    std::deque<Side> zeros;
+    std::deque<Side> ones;
     constexpr int kCount = 20;  // more than there are slots
     for (int i = 0; i < kCount; ++i) zeros.emplace_back(0, SwapPairs(), num_bytes, i).Start(world);
     EXPECT_TRUE(world.IsIdleWithin(0, kLong));
     for (int i = 0; i < kCount; ++i) ones.emplace_back(1, SwapPairs(), num_bytes, i).Start(world);
-    for (const Part& part : zeros) part.Done(world);
-    for (const Part& part : ones) part.Done(world);
+    for (const Side& side : zeros) side.Done(world);
+    for (const Side& side : ones) side.Done(world);
     EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-    for (const Part& part : zeros) EXPECT_TRUE(part.IsFrom(1));
-    for (const Part& part : ones) EXPECT_TRUE(part.IsFrom(0));
+    for (const Side& side : zeros) EXPECT_TRUE(side.IsFrom(1));
+    for (const Side& side : ones) EXPECT_TRUE(side.IsFrom(0));
   }
 }
 
@@ -281,8 +281,8 @@ TEST(DeviceExchangeTest, ExchangesAreRecordedAndTimed) {
   };
   uint32_t word = 0;
   const Group group{ExchangeKind::kAllGather, {0, 1}};
-  Part zero(0, group, 1000, 3);
-  Part one(1, group, 1000, 3);
+  Side zero(0, group, 1000, 3);
+  Side one(1, group, 1000, 3);
   world.device().WaitValue(world.stream(0), &word, 1);
   zero.Start(world);
   zero.Done(world);
@@ -310,22 +310,22 @@ TEST(DeviceExchangeTest, ExchangesAreRecordedAndTimed) {
 // An exchange of three ranks.
 struct Round {
   int shift;  // a permute's shift; 0: an exchange of a group
-  std::deque<Part> parts;
+  std::deque<Side> sides;
 };
 
 Round RandomRound(std::mt19937& random, int64_t index) {
-  Round round{.shift = static_cast<int>(random() % 3), .parts = {}};
+  Round round{.shift = static_cast<int>(random() % 3), .sides = {}};
   Group group{random() % 2 == 0 ? ExchangeKind::kAllGather : ExchangeKind::kAllToAll, {0, 1, 2}};
   std::ranges::shuffle(group.members, random);
   const size_t num_bytes = random() % (random() % 2 == 0 ? kEagerBytes : 3 * kSlotBytes);
-  const size_t piece_bytes = random() % 2 == 0 ? 0 : num_bytes / (1 + random() % 4);
+  const size_t part_bytes = random() % 2 == 0 ? 0 : num_bytes / (1 + random() % 4);
   Pairs pairs;
   for (int rank = 0; rank < 3; ++rank) pairs.insert(pairs.end(), {rank, (rank + round.shift) % 3});
   for (int rank = 0; rank < 3; ++rank) {
     if (round.shift == 0) {
-      round.parts.emplace_back(rank, group, num_bytes, index);
+      round.sides.emplace_back(rank, group, num_bytes, index);
     } else {
-      round.parts.emplace_back(rank, pairs, num_bytes, index).InPieces(piece_bytes);
+      round.sides.emplace_back(rank, pairs, num_bytes, index).InParts(part_bytes);
     }
   }
   return round;
@@ -342,32 +342,32 @@ TEST_P(DeviceExchangeTransportsTest, RandomExchangesOfThreeRanks) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank, own_random = std::mt19937(random())]() mutable {
-      std::vector<const Part*> in_flight;  // each part once for each of its pieces
+      std::vector<const Side*> in_flight;  // each side once for each of its parts
       for (size_t i = 0; i < rounds.size(); ++i) {
-        Part& part = rounds[i].parts[static_cast<size_t>(rank)];
-        part.Start(world);
-        in_flight.insert(in_flight.end(), part.num_pieces(), &part);
+        Side& side = rounds[i].sides[static_cast<size_t>(rank)];
+        side.Start(world);
+        in_flight.insert(in_flight.end(), side.num_parts(), &side);
         if ((i + 1) % kAtOnce != 0) continue;
         std::ranges::shuffle(in_flight, own_random);
-        for (const Part* const each : in_flight) each->Done(world);
+        for (const Side* const each : in_flight) each->Done(world);
         in_flight.clear();
       }
       world.device().Synchronize(world.stream(rank));
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const auto& [shift, parts] : rounds) {
+  for (const auto& [shift, sides] : rounds) {
     for (int rank = 0; rank < 3; ++rank) {
-      const Part& part = parts[static_cast<size_t>(rank)];
-      EXPECT_TRUE(shift == 0 ? part.HasAllBlocks() : part.IsFrom((rank + 3 - shift) % 3));
+      const Side& side = sides[static_cast<size_t>(rank)];
+      EXPECT_TRUE(shift == 0 ? side.HasAllBlocks() : side.IsFrom((rank + 3 - shift) % 3));
     }
   }
 }
 
 TEST_P(DeviceExchangeTransportsTest, CloseWaitsForWhatIsInFlight) {
   DeviceWorld world(DeviceOptions(2, GetParam()));
-  Part zero(0, SwapPairs(), kSlotBytes * 9);
-  Part one(1, SwapPairs(), kSlotBytes * 9);
+  Side zero(0, SwapPairs(), kSlotBytes * 9);
+  Side one(1, SwapPairs(), kSlotBytes * 9);
   zero.Start(world);
   zero.Done(world);
   std::thread other([&] {
@@ -381,12 +381,12 @@ TEST_P(DeviceExchangeTransportsTest, CloseWaitsForWhatIsInFlight) {
   EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
 }
 
-// A peer may leave as soon as its own part is done: what it has sent is still on its way.
+// A peer may leave as soon as its own side is done: what it has sent is still on its way.
 TEST_P(DeviceExchangeTransportsTest, PeerThatLeavesTakesNothingBack) {
   DeviceWorld world(DeviceOptions(2, GetParam()));
   const Pairs pairs = {0, 1};
-  Part zero(0, pairs, kSlotBytes * 8);
-  Part one(1, pairs, kSlotBytes * 8);
+  Side zero(0, pairs, kSlotBytes * 8);
+  Side one(1, pairs, kSlotBytes * 8);
   zero.Start(world);
   zero.Done(world);
   std::thread leaver([&] { world.engine(0).Close(kLong); });
@@ -404,8 +404,8 @@ TEST_P(DeviceExchangeTransportsTest, PeerThatLeavesTakesNothingBack) {
 void CheckSourceLeavesABusyTarget(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
   const Pairs pairs = {0, 1};
-  Part zero(0, pairs, num_bytes);
-  Part one(1, pairs, num_bytes);
+  Side zero(0, pairs, num_bytes);
+  Side one(1, pairs, num_bytes);
   one.Start(world);
   zero.Start(world);
   zero.Done(world);

@@ -28,8 +28,8 @@ INSTANTIATE_TEST_SUITE_P(Transports, DeviceFaultTransportsTest,
 // The first one has its result poisoned.
 void CheckDifferentExchanges(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
-  Part zero(0, SwapPairs(), num_bytes, 2);
-  Part one(1, SwapPairs(), num_bytes, 3);
+  Side zero(0, SwapPairs(), num_bytes, 2);
+  Side one(1, SwapPairs(), num_bytes, 3);
   zero.Start(world);
   zero.Done(world);
   const std::string text = ThrownText([&] { one.Start(world); });
@@ -51,8 +51,8 @@ TEST(DeviceFaultTest, DifferentExchangesAreAPlanMismatch) {
 // Over sockets it is found when the chunk has come.
 TEST(DeviceFaultTest, DifferentExchangesOverTcpAreAPlanMismatch) {
   DeviceWorld world(DeviceOptions(2, "tcp"));
-  Part zero(0, SwapPairs(), 1000, 2);
-  Part one(1, SwapPairs(), 1000, 3);
+  Side zero(0, SwapPairs(), 1000, 2);
+  Side one(1, SwapPairs(), 1000, 3);
   zero.Start(world);
   zero.Done(world);
   try {
@@ -70,8 +70,8 @@ TEST(DeviceFaultTest, DifferentProgramsNameTheFirstDifference) {
   DeviceWorld world(DeviceOptions(2));
   constexpr int64_t kOther = 9;
   world.engine(1).AddPlan(kOther, PlanText(3, "line of its own"));
-  Part zero(0, SwapPairs(), 1000);
-  Part one(1, SwapPairs(), 1000);
+  Side zero(0, SwapPairs(), 1000);
+  Side one(1, SwapPairs(), 1000);
   zero.Start(world);
   zero.Done(world);
   const std::string text = ThrownText([&] { one.WithPlan(kOther).Start(world); });
@@ -85,7 +85,7 @@ TEST_P(DeviceFaultTransportsTest, LatePeerIsADeadlineError) {
   WorldOptions options = DeviceOptions(2, transport);
   options.engine.deadline_ms = options.engine.first_deadline_ms = 300;
   DeviceWorld world(options);
-  Part zero(0, SwapPairs(), kSlotBytes * 20);
+  Side zero(0, SwapPairs(), kSlotBytes * 20);
   zero.Start(world);
   zero.Done(world);
   EXPECT_TRUE(world.IsIdleWithin(0, kLong));
@@ -102,7 +102,7 @@ TEST_P(DeviceFaultTransportsTest, LatePeerIsADeadlineError) {
 TEST(DeviceFaultTest, NothingIsPoisonedBeforeItsStart) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
   uint32_t word = 0;
-  Part zero(0, SwapPairs(), kSlotBytes);
+  Side zero(0, SwapPairs(), kSlotBytes);
   const std::byte before = zero.result[0];
   world.device().WaitValue(world.stream(0), &word, 1);
   zero.Start(world);
@@ -115,31 +115,31 @@ TEST(DeviceFaultTest, NothingIsPoisonedBeforeItsStart) {
   EXPECT_TRUE(world.IsIdleWithin(0, kLong));
 }
 
-// Pieces that arrived before the job failed are right; later ones are poison.
-TEST(DeviceFaultTest, PiecesAreRightOrPoison) {
+// Parts that arrived before the job failed are right; later ones are poison.
+TEST(DeviceFaultTest, PartsAreRightOrPoison) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
-  constexpr size_t kPieceBytes = size_t{1} << 20;
-  constexpr size_t kPieces = kIsThreadSanitized ? 16 : 64;
-  Part zero(0, SwapPairs(), kPieceBytes * kPieces);
-  Part one(1, SwapPairs(), kPieceBytes * kPieces);
-  for (Part* const part : {&zero, &one}) part->InPieces(kPieceBytes).Start(world);
-  std::vector<std::byte> seen(kPieceBytes);
-  for (size_t i = 0; i < kPieces; ++i) zero.Done(world);
+  constexpr size_t kPartBytes = size_t{1} << 20;
+  constexpr size_t kParts = kIsThreadSanitized ? 16 : 64;
+  Side zero(0, SwapPairs(), kPartBytes * kParts);
+  Side one(1, SwapPairs(), kPartBytes * kParts);
+  for (Side* const side : {&zero, &one}) side->InParts(kPartBytes).Start(world);
+  std::vector<std::byte> seen(kPartBytes);
+  for (size_t i = 0; i < kParts; ++i) zero.Done(world);
   one.Done(world);
-  world.device().Copy(world.stream(1), seen.data(), one.result.data(), kPieceBytes);
+  world.device().Copy(world.stream(1), seen.data(), one.result.data(), kPartBytes);
   world.device().Synchronize(world.stream(1));
-  EXPECT_TRUE(std::ranges::equal(seen, std::span(zero.operand).first(kPieceBytes)));
+  EXPECT_TRUE(std::ranges::equal(seen, std::span(zero.operand).first(kPartBytes)));
   world.engine(1).Fail(Error(ErrorCode::kPeer, "process 0 has died", 0));
   EXPECT_THAT(ThrownText([&] { one.Done(world); }), HasSubstr("PeerError: process 0 has died"));
   EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
   size_t num_right = 0;
-  for (size_t i = 0; i < kPieces; ++i) {
-    const auto piece = std::span(one.result).subspan(i * kPieceBytes, kPieceBytes);
+  for (size_t i = 0; i < kParts; ++i) {
+    const auto part = std::span(one.result).subspan(i * kPartBytes, kPartBytes);
     const bool is_right =
-        std::ranges::equal(piece, std::span(zero.operand).subspan(i * kPieceBytes, kPieceBytes));
+        std::ranges::equal(part, std::span(zero.operand).subspan(i * kPartBytes, kPartBytes));
     num_right += is_right ? 1 : 0;
     EXPECT_TRUE(is_right ? num_right == i + 1
-                         : std::ranges::count(piece, kPoison) == std::ssize(piece));
+                         : std::ranges::count(part, kPoison) == std::ssize(part));
   }
   EXPECT_GT(num_right, 0);
 }
@@ -151,8 +151,8 @@ TEST(DeviceFaultTest, LateMemberOfAGroupIsNamed) {
     options.engine.deadline_ms = options.engine.first_deadline_ms = 300;
     DeviceWorld world(options);
     const Group group{ExchangeKind::kAllGather, {0, 1, 2}};
-    Part zero(0, group, num_bytes);
-    Part one(1, group, num_bytes);
+    Side zero(0, group, num_bytes);
+    Side one(1, group, num_bytes);
     zero.Start(world);
     one.Start(world);
     zero.Done(world);
@@ -174,8 +174,8 @@ TEST(DeviceFaultTest, SlowProgramIsNotLate) {
   options.engine.deadline_ms = options.engine.first_deadline_ms = 400;
   DeviceWorld world(options);
   uint32_t word = 0;
-  Part zero(0, SwapPairs(), 100);
-  Part one(1, SwapPairs(), 100);
+  Side zero(0, SwapPairs(), 100);
+  Side one(1, SwapPairs(), 100);
   world.device().WaitValue(world.stream(0), &word, 1);
   world.device().WaitValue(world.stream(1), &word, 1);
   zero.Start(world);
@@ -195,16 +195,16 @@ void CheckBusyProgramIsNotLate(size_t num_bytes) {
   options.engine.deadline_ms = options.engine.first_deadline_ms = 400;
   DeviceWorld world(options);
   uint32_t word = 0;
-  std::deque<Part> parts;
-  for (const int rank : {0, 1}) parts.emplace_back(rank, SwapPairs(), num_bytes).Start(world);
+  std::deque<Side> sides;
+  for (const int rank : {0, 1}) sides.emplace_back(rank, SwapPairs(), num_bytes).Start(world);
   std::this_thread::sleep_for(milliseconds(600));
   for (const int rank : {0, 1}) world.device().WaitValue(world.stream(rank), &word, 1);
-  for (const Part& part : parts) part.Done(world);
+  for (const Side& side : sides) side.Done(world);
   std::this_thread::sleep_for(milliseconds(600));
   EXPECT_EQ(world.engine(0).failure(), nullptr);
   std::atomic_ref(word).store(1);
   EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  EXPECT_TRUE(parts[0].IsFrom(1) && parts[1].IsFrom(0));
+  EXPECT_TRUE(sides[0].IsFrom(1) && sides[1].IsFrom(0));
 }
 
 TEST(DeviceFaultTest, BusyProgramIsNotLate) {
@@ -215,28 +215,28 @@ TEST(DeviceFaultTest, BusyProgramIsNotLate) {
 // last one has no done yet; the others' may come in another order.
 void CheckFailurePoisonsWhatIsInFlight(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
-  Part first(0, SwapPairs(), 5000, 0);
-  Part peer(1, SwapPairs(), 5000, 0);
+  Side first(0, SwapPairs(), 5000, 0);
+  Side peer(1, SwapPairs(), 5000, 0);
   first.Start(world);
   first.Done(world);
   peer.Start(world);
   peer.Done(world);
   EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  std::deque<Part> parts;
-  for (int i = 0; i < 5; ++i) parts.emplace_back(0, SwapPairs(), num_bytes, 1 + i).Start(world);
+  std::deque<Side> sides;
+  for (int i = 0; i < 5; ++i) sides.emplace_back(0, SwapPairs(), num_bytes, 1 + i).Start(world);
   std::deque<std::vector<std::byte>> seen;  // by the program, as it goes on
   for (const size_t i : {2U, 0U, 3U, 1U}) {
-    parts[i].Done(world);
+    sides[i].Done(world);
     auto* const to = seen.emplace_back(num_bytes).data();
-    world.device().Copy(world.stream(0), to, parts[i].result.data(), num_bytes);
+    world.device().Copy(world.stream(0), to, sides[i].result.data(), num_bytes);
   }
   world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
   EXPECT_TRUE(IsWithin(kLong, [&] { return world.engine(0).failure() != nullptr; }));
-  EXPECT_THAT(ThrownText([&] { parts[4].Done(world); }),
+  EXPECT_THAT(ThrownText([&] { sides[4].Done(world); }),
               HasSubstr("PeerError: process 1 has died"));
   EXPECT_TRUE(world.IsIdleWithin(0, kLong));
   EXPECT_TRUE(first.IsFrom(1));
-  for (const Part& part : parts) EXPECT_TRUE(part.IsFilledWith(kPoison));
+  for (const Side& side : sides) EXPECT_TRUE(side.IsFilledWith(kPoison));
   const std::vector poison(num_bytes, kPoison);
   for (const auto& result : seen) EXPECT_TRUE(AreEqual(result, poison));
   EXPECT_THAT(ThrownText([&] { first.Start(world); }), HasSubstr("PeerError: process 1 has died"));
@@ -250,7 +250,7 @@ TEST_P(DeviceFaultTransportsTest, FailurePoisonsWhatIsInFlight) {
 TEST_P(DeviceFaultTransportsTest, PeerThatLeftIsNamed) {
   DeviceWorld world(DeviceOptions(2, GetParam()));
   world.engine(1).Close(kLong);
-  Part zero(0, SwapPairs(), 1000);
+  Side zero(0, SwapPairs(), 1000);
   zero.Start(world);
   zero.Done(world);
   EXPECT_TRUE(world.IsIdleWithin(0, kFaultTimeoutMs * milliseconds(5)));
@@ -266,14 +266,14 @@ TEST_P(DeviceFaultTransportsTest, PeerThatLeftIsNamed) {
 TEST_P(DeviceFaultTransportsTest, FailedSourceDoesNotCorruptItsTarget) {
   DeviceWorld world(DeviceOptions(2, GetParam()));
   constexpr int kCount = 12;  // more than there are slots
-  std::deque<Part> zeros;
+  std::deque<Side> zeros;
   for (int i = 0; i < kCount; ++i) {
     zeros.emplace_back(0, SwapPairs(), kSlotBytes, i % 8).Start(world);
     zeros.back().Done(world);
   }
   world.engine(0).Fail(Error(ErrorCode::kPeer, "something else", 0));
   EXPECT_TRUE(world.IsIdleWithin(0, kLong));
-  Part one(1, SwapPairs(), kSlotBytes, 0);
+  Side one(1, SwapPairs(), kSlotBytes, 0);
   try {
     one.Start(world);
     one.Done(world);
@@ -286,7 +286,7 @@ TEST_P(DeviceFaultTransportsTest, FailedSourceDoesNotCorruptItsTarget) {
 
 TEST(DeviceFaultTest, FailedExchangesAreRecorded) {
   DeviceWorld world(DeviceOptions(2));
-  Part zero(0, SwapPairs(), 1000);
+  Side zero(0, SwapPairs(), 1000);
   zero.Start(world);
   zero.Done(world);
   const auto is_recorded = [&] { return !world.engine(0).DeviceFlightRecords().empty(); };
@@ -336,11 +336,11 @@ WorldOptions ImpatientOptions(std::string_view transport) {
 }
 
 // Exchanges 3 to 5, which wait for the peer.
-void StartThree(ForkedRank& forked, std::deque<Part>& parts) {
+void StartThree(ForkedRank& forked, std::deque<Side>& sides) {
   for (int64_t index = 3; index < 6; ++index) {
-    Part& part = parts.emplace_back(0, SwapPairs(), 20 * kSlotBytes, index);
-    part.StartOn(forked.peer.engine(), forked.stream.get());
-    part.DoneOn(forked.peer.engine(), forked.stream.get());
+    Side& side = sides.emplace_back(0, SwapPairs(), 20 * kSlotBytes, index);
+    side.StartOn(forked.peer.engine(), forked.stream.get());
+    side.DoneOn(forked.peer.engine(), forked.stream.get());
   }
 }
 
@@ -357,12 +357,12 @@ void ExpectPeerError(ForkedRank& forked, std::string_view words,
 }
 
 void CheckReportsPeer(std::string_view transport, int signal, std::string_view words) {
-  std::deque<Part> parts;
+  std::deque<Side> sides;
   ForkedRank forked(ImpatientOptions(transport));
-  StartThree(forked, parts);
+  StartThree(forked, sides);
   forked.peer.Kill(signal);
   ExpectPeerError(forked, words);
-  for (const Part& part : parts) EXPECT_TRUE(part.IsFilledWith(kPoison));
+  for (const Side& side : sides) EXPECT_TRUE(side.IsFilledWith(kPoison));
 }
 
 TEST_P(DeviceFaultTransportsTest, DeadPeerIsNamedWithTheExchange) {
@@ -375,11 +375,11 @@ TEST(DeviceFaultTest, SilentPeerIsNamedWithTheExchange) {
 
 // The control connection stands.
 TEST(DeviceFaultTest, BrokenChannelIsNamedWithTheExchange) {
-  std::deque<Part> parts;
+  std::deque<Side> sides;
   ForkedRank forked(ImpatientOptions("tcp"));
   shutdown(forked.channel_socket.get(), SHUT_RDWR);
   try {
-    StartThree(forked, parts);
+    StartThree(forked, sides);
   } catch (const Error& error) {  // by the second one it may be known
     EXPECT_THAT(error.what(), HasSubstr("PeerError"));
   }

@@ -147,7 +147,7 @@ DeviceWorld::DeviceWorld(const WorldOptions& options) : world_(options) {
   for (std::thread& thread : threads) thread.join();
 }
 
-Part::Part(int rank, Pairs pairs, size_t num_bytes, int64_t index,
+Side::Side(int rank, Pairs pairs, size_t num_bytes, int64_t index,
            std::pmr::memory_resource* memory)
     : operand(num_bytes, memory),
       result(num_bytes, std::byte{0xEE}),
@@ -162,8 +162,8 @@ Part::Part(int rank, Pairs pairs, size_t num_bytes, int64_t index,
   if (!IsOnHost()) UseDeviceMemory();
 }
 
-Part::Part(int rank, const Group& group, size_t num_bytes, int64_t index)
-    : Part(rank, group.members,
+Side::Side(int rank, const Group& group, size_t num_bytes, int64_t index)
+    : Side(rank, group.members,
            num_bytes * (group.kind == ExchangeKind::kAllToAll ? group.members.size() : 1), index) {
   result.resize(num_bytes * group.members.size(), result.empty() ? std::byte{} : result[0]);
   request_.kind = group.kind;
@@ -172,19 +172,19 @@ Part::Part(int rank, const Group& group, size_t num_bytes, int64_t index)
   if (!IsOnHost()) UseDeviceMemory();
 }
 
-void Part::UseDeviceMemory() {
+void Side::UseDeviceMemory() {
   Arena& arena = Arena::Of(rank_);
   device_memory_ = {arena.Take(operand.size()), arena.Take(result.size())};
 }
 
 // Copies the host's operands to the device.
-void Part::Upload() const {
+void Side::Upload() const {
   Arena& arena = Arena::Of(rank_);
   arena.Copy(device_memory_->operand.data(), operand.data(), operand.size());
   arena.Copy(device_memory_->result.data(), result.data(), result.size());
 }
 
-std::vector<std::byte> Part::Result() const {
+std::vector<std::byte> Side::Result() const {
   std::vector<std::byte> bytes = result;
   if (device_memory_) {
     Arena::Of(rank_).Copy(bytes.data(), device_memory_->result.data(), bytes.size());
@@ -192,13 +192,12 @@ std::vector<std::byte> Part::Result() const {
   return bytes;
 }
 
-size_t Part::num_pieces() const {
-  const auto piece_bytes = static_cast<size_t>(request_.part_bytes);
-  return piece_bytes == 0 ? 1
-                          : std::max<size_t>(1, (operand.size() + piece_bytes - 1) / piece_bytes);
+size_t Side::num_parts() const {
+  const auto part_bytes = static_cast<size_t>(request_.part_bytes);
+  return part_bytes == 0 ? 1 : std::max<size_t>(1, (operand.size() + part_bytes - 1) / part_bytes);
 }
 
-void Part::StartOn(Engine& engine, StreamHandle stream) {
+void Side::StartOn(Engine& engine, StreamHandle stream) {
   request_.stream = stream;
   request_.ranks = ranks_;
   if (device_memory_) Upload();
@@ -207,15 +206,15 @@ void Part::StartOn(Engine& engine, StreamHandle stream) {
   engine.devices()->Start(OrdinalOf(rank_), request_);
 }
 
-void Part::DoneOn(Engine& engine, StreamHandle stream) const {
+void Side::DoneOn(Engine& engine, StreamHandle stream) const {
   engine.devices()->Done(OrdinalOf(rank_), stream, request_.plan, index_);
 }
 
-bool Part::IsFrom(int source) const {
+bool Side::IsFrom(int source) const {
   return AreEqual(Result(), Pattern(source, 0, result.size(), ShiftOf(index_)));
 }
 
-bool Part::HasBlockOf(int64_t member) const {
+bool Side::HasBlockOf(int64_t member) const {
   const auto place_of = [&](int64_t rank) {
     return static_cast<size_t>(std::ranges::find(ranks_, rank) - ranks_.begin());
   };
@@ -226,7 +225,7 @@ bool Part::HasBlockOf(int64_t member) const {
                   Pattern(static_cast<int>(member), 0, block, ShiftOf(index_) + begin));
 }
 
-bool Part::IsFilledWith(std::byte value) const {
+bool Side::IsFilledWith(std::byte value) const {
   return std::ranges::all_of(Result(), [&](std::byte byte) { return byte == value; });
 }
 

@@ -87,24 +87,24 @@ struct Group {
   bool skips_own = false;
 };
 
-// One rank's part of an exchange.
-class Part {
+// One rank's side of an exchange.
+class Side {
  public:
-  Part(int rank, Pairs pairs, size_t num_bytes, int64_t index = 0,
+  Side(int rank, Pairs pairs, size_t num_bytes, int64_t index = 0,
        std::pmr::memory_resource* memory = OperandMemory());
-  // Part of an all-to-all with `num_bytes` for each member.
-  Part(int rank, const Group& group, size_t num_bytes, int64_t index = 0);
+  // Side of an all-to-all with `num_bytes` for each member.
+  Side(int rank, const Group& group, size_t num_bytes, int64_t index = 0);
 
-  Part& WithPlan(int64_t plan) {
+  Side& WithPlan(int64_t plan) {
     request_.plan = plan;
     return *this;
   }
-  // A permute that comes in pieces of so many bytes, each with a Done().
-  Part& InPieces(size_t piece_bytes) {
-    request_.part_bytes = static_cast<int64_t>(piece_bytes);
+  // A permute that arrives in parts of so many bytes, each with a Done().
+  Side& InParts(size_t part_bytes) {
+    request_.part_bytes = static_cast<int64_t>(part_bytes);
     return *this;
   }
-  size_t num_pieces() const;
+  size_t num_parts() const;
   void StartOn(Engine& engine, StreamHandle stream);
   void DoneOn(Engine& engine, StreamHandle stream) const;
   void Start(DeviceWorld& world) { StartOn(world.engine(rank_), world.stream(rank_)); }
@@ -113,7 +113,7 @@ class Part {
   // Whether the block of a group's result is the member's.
   bool HasBlockOf(int64_t member) const;
   bool HasAllBlocks() const {
-    return std::ranges::all_of(ranks_, std::bind_front(&Part::HasBlockOf, this));
+    return std::ranges::all_of(ranks_, std::bind_front(&Side::HasBlockOf, this));
   }
   bool IsFilledWith(std::byte value) const;
 

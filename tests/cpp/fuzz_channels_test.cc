@@ -356,8 +356,8 @@ std::vector<std::string> SealedChunkSeeds() {
   for (std::string& seed : seeds) {
     auto [own, peer] = UnixPair();
     Socket socket(std::move(own), KeysFor(Encryption::kFull));
-    const iovec piece = ToIovec(seed.data(), seed.size());
-    EXPECT_EQ(socket.Write({&piece, 1}), seed.size());
+    const iovec entry = ToIovec(seed.data(), seed.size());
+    EXPECT_EQ(socket.Write({&entry, 1}), seed.size());
     std::string sealed(2 * kMostSealedBytes, '\0');
     const ssize_t count = recv(peer.get(), sealed.data(), sealed.size(), MSG_DONTWAIT);
     seed = sealed.substr(0, static_cast<size_t>(std::max<ssize_t>(count, 0)));

@@ -39,8 +39,8 @@ std::string Sealed(Encryption encryption, const std::vector<size_t>& sizes) {
   Socket socket = SealedSocket(std::move(own), 0, encryption);
   size_t done = 0;
   for (const size_t size : sizes) {
-    const iovec piece = ToIovec(Text().data() + done, size);
-    done += socket.Write({&piece, 1});
+    const iovec entry = ToIovec(Text().data() + done, size);
+    done += socket.Write({&entry, 1});
   }
   std::string records(2 * kMostTextBytes, '\0');
   const ssize_t count = recv(peer.get(), records.data(), records.size(), MSG_DONTWAIT);
@@ -68,9 +68,9 @@ void ReadRecords(std::string_view input) {
   Socket socket = SealedSocket(std::move(own), 1, is_auth ? Encryption::kAuth : Encryption::kFull);
   std::string delivered;
   std::array<char, 1'000> part{};
-  const iovec piece = ToIovec(part.data(), part.size());
+  const iovec entry = ToIovec(part.data(), part.size());
   socket.OnEvents(EPOLLIN);
-  while (const size_t count = socket.Read({&piece, 1})) {
+  while (const size_t count = socket.Read({&entry, 1})) {
     delivered.append(part.data(), count);
     EXPECT_TRUE(Text().starts_with(delivered));
   }
@@ -89,8 +89,8 @@ TEST(FuzzRecordsTest, SoundRecordsAreDelivered) {
   Socket socket = SealedSocket(std::move(own), 1, Encryption::kFull);
   std::string delivered(108, '\0');
   for (size_t done = 0; done < delivered.size();) {
-    const iovec piece = ToIovec(delivered.data() + done, delivered.size() - done);
-    const size_t count = socket.Read({&piece, 1});
+    const iovec entry = ToIovec(delivered.data() + done, delivered.size() - done);
+    const size_t count = socket.Read({&entry, 1});
     if (count == 0) break;
     done += count;
   }

@@ -121,10 +121,10 @@ TEST(ProfilerRangesTest, AFailureEndsTheRangesOfWhatIsUnderWay) {
 TEST(ProfilerRangesTest, DevicesHaveRangesAroundTheirLaunches) {
   Clear();
   DeviceWorld world(WithRanges(DeviceOptions(2)));
-  Part zero(0, SwapPairs(), 100, 3);
-  Part one(1, SwapPairs(), 100, 3);
-  for (Part* const part : {&zero, &one}) part->Start(world);
-  for (const Part* const part : {&zero, &one}) part->Done(world);
+  Side zero(0, SwapPairs(), 100, 3);
+  Side one(1, SwapPairs(), 100, 3);
+  for (Side* const side : {&zero, &one}) side->Start(world);
+  for (const Side* const side : {&zero, &one}) side->Done(world);
   EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
   EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
   const std::multiset<std::string> names(TheRecord().pushed.begin(), TheRecord().pushed.end());

@@ -175,8 +175,8 @@ TEST(ProgramTest, ProgramsThatDifferAreShownForDevices) {
   DeviceWorld world(DeviceOptions(2));
   world.engine(0).AddPlan(kFirstPlan, PlanText(3), "jit_a 1\nadd a b\n");
   world.engine(1).AddPlan(kSecondPlan, PlanText(3), "jit_b 2\nsub a b\n");
-  Part zero(0, SwapPairs(), 1000);
-  Part one(1, SwapPairs(), 1000);
+  Side zero(0, SwapPairs(), 1000);
+  Side one(1, SwapPairs(), 1000);
   zero.WithPlan(kFirstPlan).Start(world);
   zero.Done(world);
   const std::string text = ThrownText([&] { one.WithPlan(kSecondPlan).Start(world); });

@@ -48,8 +48,8 @@ std::vector<Bytes> Records(RecordWriter& writer, std::string_view text) {
 std::string TakeAll(RecordReader& reader) {
   std::string text;
   std::array<char, 1000> part{};
-  const iovec piece = ToIovec(part.data(), part.size());
-  while (const size_t num_bytes = reader.Take({&piece, 1})) text.append(part.data(), num_bytes);
+  const iovec entry = ToIovec(part.data(), part.size());
+  while (const size_t num_bytes = reader.Take({&entry, 1})) text.append(part.data(), num_bytes);
   return text;
 }
 

@@ -38,7 +38,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(UnitTest, IoListCutsAcrossPieces) {
+TEST(UnitTest, IoListCutsAcrossEntries) {
   std::string text = "abcdefghij";
   IoList list;
   list.Add(text.data(), 3);
@@ -49,7 +49,7 @@ TEST(UnitTest, IoListCutsAcrossPieces) {
     for (size_t num_bytes = 0; num_bytes <= 10 - offset; ++num_bytes) {
       std::string copy(num_bytes, '-');
       const iovec to = ToIovec(copy.data(), copy.size());
-      EXPECT_EQ(CopyPieces({&to, 1}, list.Cut(offset, num_bytes)), num_bytes);
+      EXPECT_EQ(CopyEntries({&to, 1}, list.Cut(offset, num_bytes)), num_bytes);
       EXPECT_EQ(copy, text.substr(offset, num_bytes));
       std::string out(num_bytes, '-');
       const auto bytes = std::as_writable_bytes(std::span(out));
@@ -175,7 +175,7 @@ TEST(UnitTest, PartitionLeavesBlocksOfLargerGroupsAsTheyAre) {
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(parts.members[i].send.num_bytes(), size_t{4});
     EXPECT_EQ(parts.members[i].receive.num_bytes(), size_t{4});
-    EXPECT_EQ(parts.members[i].receive.pieces()[0].iov_base, &result[i * 4]);
+    EXPECT_EQ(parts.members[i].receive.entries()[0].iov_base, &result[i * 4]);
   }
   EXPECT_EQ(parts.padding.num_bytes(), size_t{0});
   request.group_size = 4;

@@ -151,15 +151,15 @@ int Endpoint::State() {
   return attr.qp_state;
 }
 
-ibv::Sge Endpoint::Piece(size_t offset, size_t num_bytes) {
+ibv::Sge Endpoint::SgeOf(size_t offset, size_t num_bytes) {
   return {.addr = reinterpret_cast<uintptr_t>(bytes_.data() + offset),
           .length = static_cast<uint32_t>(num_bytes),
           .lkey = mr_->lkey};
 }
 
-int Endpoint::Post(ibv::SendWr wr, ibv::Sge piece) {
-  wr.sg_list = &piece;
-  wr.num_sge = piece.length == 0 ? 0 : 1;
+int Endpoint::Post(ibv::SendWr wr, ibv::Sge sge) {
+  wr.sg_list = &sge;
+  wr.num_sge = sge.length == 0 ? 0 : 1;
   ibv::SendWr* bad = nullptr;
   return VerbsApi::PostSend(qp_, &wr, &bad);
 }
@@ -173,7 +173,7 @@ int Endpoint::Write(const EndpointInfo& peer, size_t offset, size_t num_bytes, i
   wr.imm_data = imm < 0 ? 0 : static_cast<uint32_t>(imm);
   wr.remote_addr = peer.address + offset;
   wr.rkey = peer.rkey;
-  return Post(wr, Piece(offset, num_bytes));
+  return Post(wr, SgeOf(offset, num_bytes));
 }
 
 int Endpoint::Read(const EndpointInfo& peer, size_t offset, size_t num_bytes) {
@@ -182,21 +182,21 @@ int Endpoint::Read(const EndpointInfo& peer, size_t offset, size_t num_bytes) {
   wr.send_flags = ibv::kSendSignaled;
   wr.remote_addr = peer.address + offset;
   wr.rkey = peer.rkey;
-  return Post(wr, Piece(offset, num_bytes));
+  return Post(wr, SgeOf(offset, num_bytes));
 }
 
 int Endpoint::Send(size_t offset, size_t num_bytes, unsigned flags) {
   ibv::SendWr wr;
   wr.opcode = ibv::kWrSend;
   wr.send_flags = flags;
-  return Post(wr, Piece(offset, num_bytes));
+  return Post(wr, SgeOf(offset, num_bytes));
 }
 
 int Endpoint::Receive(uint64_t wr_id, size_t offset, size_t num_bytes) {
-  ibv::Sge piece = Piece(offset, num_bytes);
+  ibv::Sge sge = SgeOf(offset, num_bytes);
   ibv::RecvWr wr;
   wr.wr_id = wr_id;
-  wr.sg_list = &piece;
+  wr.sg_list = &sge;
   wr.num_sge = num_bytes == 0 ? 0 : 1;
   ibv::RecvWr* bad = nullptr;
   return VerbsApi::PostRecv(qp_, &wr, &bad);

@@ -57,7 +57,7 @@ class Endpoint {
   ibv::Qp* qp() { return qp_; }
   std::vector<std::byte>& bytes() { return bytes_; }
 
-  ibv::Sge Piece(size_t offset, size_t num_bytes);
+  ibv::Sge SgeOf(size_t offset, size_t num_bytes);
   // These return errno. `imm` is negative for none.
   int Write(const EndpointInfo& peer, size_t offset, size_t num_bytes, int64_t imm = -1,
             uint64_t wr_id = 1, unsigned flags = ibv::kSendSignaled);
@@ -75,7 +75,7 @@ class Endpoint {
   void Release();
   // The constructor's last act.
   [[noreturn]] void Refuse(std::string_view what);
-  int Post(ibv::SendWr wr, ibv::Sge piece);
+  int Post(ibv::SendWr wr, ibv::Sge sge);
 
   Options options_;
   ibv::Context* context_ = nullptr;

@@ -236,11 +236,11 @@ TEST(SoftverbsTest, WrongKeysAndRangesAreRefused) {
 
 TEST(SoftverbsTest, WrongLocalKeysAreRefused) {
   Pair pair;
-  ibv::Sge piece = pair.a.Piece(0, 8);
-  ++piece.lkey;
+  ibv::Sge sge = pair.a.SgeOf(0, 8);
+  ++sge.lkey;
   ibv::SendWr wr;
   wr.wr_id = 77;
-  wr.sg_list = &piece;
+  wr.sg_list = &sge;
   wr.num_sge = 1;
   wr.rkey = pair.b.info().rkey;
   wr.remote_addr = pair.b.info().address;

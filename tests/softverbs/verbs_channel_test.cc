@@ -169,11 +169,11 @@ WorldOptions VerbsOptions(bool has_operands) {
 // Swaps of several sizes; false if an exchange fails.
 bool Swaps(DeviceWorld& world) {
   for (const size_t num_bytes : {size_t{1}, kSlotBytes, kSlotBytes * 40 + 3}) {
-    Part zero(0, SwapPairs(), num_bytes);
-    Part one(1, SwapPairs(), num_bytes);
-    for (Part* const part : {&zero, &one}) {
-      part->Start(world);
-      part->Done(world);
+    Side zero(0, SwapPairs(), num_bytes);
+    Side one(1, SwapPairs(), num_bytes);
+    for (Side* const side : {&zero, &one}) {
+      side->Start(world);
+      side->Done(world);
     }
     for (const int rank : {0, 1}) {
       if (!world.IsIdleWithin(rank, kLong)) return false;
@@ -210,8 +210,8 @@ TEST(VerbsChannelTest, ChannelsGoOnWhenAPortGoesDown) {
 }
 
 TEST(VerbsChannelTest, LastQueuePairIsAnError) {
-  Part zero(0, SwapPairs(), kSlotBytes);
-  Part one(1, SwapPairs(), kSlotBytes);
+  Side zero(0, SwapPairs(), kSlotBytes);
+  Side one(1, SwapPairs(), kSlotBytes);
   DeviceWorld world(VerbsOptions(/*has_operands=*/true));
   const FaultScope fault("error status=12 count=all");
   zero.Start(world);

@@ -17,9 +17,9 @@ class IoList {
 
   void Add(const void* data, size_t num_bytes);
   size_t num_bytes() const { return num_bytes_; }
-  std::span<const iovec> pieces() const { return pieces_; }
+  std::span<const iovec> entries() const { return entries_; }
 
-  // The pieces of [offset, offset + num_bytes), which must lie inside.
+  // The entries of [offset, offset + num_bytes), which must lie inside.
   std::vector<iovec> Cut(size_t offset, size_t num_bytes) const;
   // Copies `bytes` to or from there.
   void CopyIn(size_t offset, std::span<const std::byte> bytes) const;
@@ -27,9 +27,9 @@ class IoList {
 
  private:
   template <typename Visit>
-  void ForEachPiece(size_t offset, size_t num_bytes, Visit visit) const;
+  void ForEachEntry(size_t offset, size_t num_bytes, Visit visit) const;
 
-  std::vector<iovec> pieces_;  // none empty
+  std::vector<iovec> entries_;  // none empty
   size_t num_bytes_ = 0;
 };
 
@@ -42,10 +42,10 @@ iovec ObjectIovec(const T& object) {
   return ToIovec(&object, sizeof object);
 }
 
-size_t NumBytes(std::span<const iovec> pieces);
+size_t NumBytes(std::span<const iovec> entries);
 
 // Copies until either side is used up; returns the number of bytes.
-size_t CopyPieces(std::span<const iovec> to, std::span<const iovec> from);
+size_t CopyEntries(std::span<const iovec> to, std::span<const iovec> from);
 
 }  // namespace jaxhet
 

@@ -12,9 +12,9 @@ namespace {
 
 constexpr size_t kReadBytes = size_t{64} << 10;
 
-void AppendFrom(std::string& text, std::span<const iovec> pieces, size_t offset) {
-  for (const iovec& piece : pieces) {
-    const std::string_view bytes(static_cast<const char*>(piece.iov_base), piece.iov_len);
+void AppendFrom(std::string& text, std::span<const iovec> entries, size_t offset) {
+  for (const iovec& entry : entries) {
+    const std::string_view bytes(static_cast<const char*>(entry.iov_base), entry.iov_len);
     text += bytes.substr(std::min(offset, bytes.size()));
     offset -= std::min(offset, bytes.size());
   }
@@ -28,22 +28,22 @@ void ControlChannel::Send(MessageType type, std::span<const iovec> body) {
   if (info.body_bytes > kMaxBodyBytes) {
     Throw(ErrorCode::kUsage, "a message of ", info.body_bytes, " bytes is longer than allowed");
   }
-  std::vector<iovec> pieces = {ObjectIovec(info)};
-  pieces.insert(pieces.end(), body.begin(), body.end());
-  const size_t sent = socket_ && unsent_.empty() ? socket_->Write(pieces) : 0;
-  AppendFrom(unsent_, pieces, sent);
+  std::vector<iovec> entries = {ObjectIovec(info)};
+  entries.insert(entries.end(), body.begin(), body.end());
+  const size_t sent = socket_ && unsent_.empty() ? socket_->Write(entries) : 0;
+  AppendFrom(unsent_, entries, sent);
 }
 
 void ControlChannel::Send(MessageType type, std::string_view body) {
-  const iovec piece = ToIovec(body.data(), body.size());
-  Send(type, {&piece, 1});
+  const iovec entry = ToIovec(body.data(), body.size());
+  Send(type, {&entry, 1});
 }
 
 void ControlChannel::Flush() {
   if (socket_) socket_->Flush();
   if (!socket_ || unsent_.empty()) return;
-  const iovec piece = ToIovec(unsent_.data(), unsent_.size());
-  unsent_.erase(0, socket_->Write({&piece, 1}));
+  const iovec entry = ToIovec(unsent_.data(), unsent_.size());
+  unsent_.erase(0, socket_->Write({&entry, 1}));
   if (unsent_.empty() && finished_) socket_->ShutdownWrite();
 }
 
@@ -79,8 +79,8 @@ bool ControlChannel::ReadMore() {
   }
   if (!socket_->readable()) return false;
   std::array<char, kReadBytes> buffer;  // NOLINT(cppcoreguidelines-pro-type-member-init): 64 KiB
-  const iovec piece = ToIovec(buffer.data(), buffer.size());
-  const size_t num_bytes = socket_->Read({&piece, 1});
+  const iovec entry = ToIovec(buffer.data(), buffer.size());
+  const size_t num_bytes = socket_->Read({&entry, 1});
   received_.append(buffer.data(), num_bytes);
   return num_bytes > 0;
 }

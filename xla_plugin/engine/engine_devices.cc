@@ -99,8 +99,8 @@ void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
       .send =
           [this](int process, std::span<const iovec> body) {
             std::string text;
-            for (const iovec& piece : body) {
-              text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+            for (const iovec& entry : body) {
+              text.append(static_cast<const char*>(entry.iov_base), entry.iov_len);
             }
             Complete(Submit([process, text = std::move(text)](ProgressEngine& progress) {
               const iovec whole = ToIovec(text.data(), text.size());

@@ -51,8 +51,8 @@ void ProgressEngine::StartOrThrow(Exchange& exchange) {
   for (const auto& [key, arrival] : state.arrived) CheckSameRun(state, arrival.info);
 
   for (const auto result : request.results) AdviseHugePages(result);
-  for (const iovec& piece : partition.padding.pieces()) {
-    std::memset(piece.iov_base, 0, piece.iov_len);
+  for (const iovec& entry : partition.padding.entries()) {
+    std::memset(entry.iov_base, 0, entry.iov_len);
   }
   exchange.open_transfers = partition.members.size() + 1;  // one more for this function
   for (MemberParts& member : partition.members) {
@@ -103,7 +103,7 @@ void ProgressEngine::Announce(PeerTransfer& transfer) {
   const std::string announcement = eager ? "" : peer.connection->Announce(transfer);
   std::vector<iovec> body = {ObjectIovec(info)};
   if (eager) {
-    body.insert(body.end(), transfer.send.pieces().begin(), transfer.send.pieces().end());
+    body.insert(body.end(), transfer.send.entries().begin(), transfer.send.entries().end());
     transfer.sent = transfer.send.num_bytes();
     peer.bytes_sent += transfer.sent;
   } else {

@@ -33,8 +33,8 @@ IoList ParseSegments(std::string_view text, size_t num_bytes) {
 
 std::string PullConnection::Announce(const Transfer& transfer) {
   std::string text;
-  for (const iovec& piece : transfer.send.pieces()) {
-    const SegmentInfo segment{reinterpret_cast<uint64_t>(piece.iov_base), piece.iov_len};
+  for (const iovec& entry : transfer.send.entries()) {
+    const SegmentInfo segment{reinterpret_cast<uint64_t>(entry.iov_base), entry.iov_len};
     text.append(reinterpret_cast<const char*>(&segment), sizeof segment);
   }
   return text;

@@ -22,10 +22,10 @@ size_t RecordWriter::Add(const IoList& bytes, size_t offset) {
   return num_bytes;
 }
 
-size_t RecordReader::Take(std::span<const iovec> pieces) {
+size_t RecordReader::Take(std::span<const iovec> entries) {
   if (opened_.empty() && !OpenNext()) return 0;
   const iovec opened = ToIovec(opened_.data(), opened_.size());
-  const size_t num_bytes = CopyPieces(pieces, {&opened, 1});
+  const size_t num_bytes = CopyEntries(entries, {&opened, 1});
   opened_ = opened_.subspan(num_bytes);
   return num_bytes;
 }

@@ -45,9 +45,9 @@ class RecordReader {
   RecordReader(Encryption encryption, SealKey key)
       : seal_(Seal::Direction::kOpen, encryption, std::move(key)), buffer_(4 * kMostSealedBytes) {}
 
-  // Copies what has arrived and was verified to `pieces`; returns the number of bytes, 0 if more
+  // Copies what has arrived and was verified to `entries`; returns the number of bytes, 0 if more
   // must arrive first. Throws TransportError for a record that was not sealed next.
-  size_t Take(std::span<const iovec> pieces);
+  size_t Take(std::span<const iovec> entries);
   // Where to put bytes that arrive, after Take() has returned 0; and how many have.
   iovec Room();
   void Arrived(size_t num_bytes) { end_ += num_bytes; }

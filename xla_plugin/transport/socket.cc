@@ -14,10 +14,10 @@
 namespace jaxhet {
 namespace {
 
-msghdr MessageOf(std::span<const iovec> pieces) {
+msghdr MessageOf(std::span<const iovec> entries) {
   msghdr message{};
-  message.msg_iov = const_cast<iovec*>(pieces.data());
-  message.msg_iovlen = std::min<size_t>(pieces.size(), IOV_MAX);
+  message.msg_iov = const_cast<iovec*>(entries.data());
+  message.msg_iovlen = std::min<size_t>(entries.size(), IOV_MAX);
   return message;
 }
 
@@ -49,17 +49,17 @@ size_t Socket::Moved(ssize_t result, bool& ready, const char* call) {
   return 0;
 }
 
-size_t Socket::Read(std::span<const iovec> pieces) {
-  return sealed_ ? ReadSealed(pieces) : ReadRaw(pieces);
+size_t Socket::Read(std::span<const iovec> entries) {
+  return sealed_ ? ReadSealed(entries) : ReadRaw(entries);
 }
 
-size_t Socket::Write(std::span<const iovec> pieces) {
-  return sealed_ ? WriteSealed(pieces) : WriteRaw(pieces);
+size_t Socket::Write(std::span<const iovec> entries) {
+  return sealed_ ? WriteSealed(entries) : WriteRaw(entries);
 }
 
-size_t Socket::ReadSealed(std::span<const iovec> pieces) {
-  while (NumBytes(pieces) > 0) {
-    const size_t num_bytes = sealed_->in.Take(pieces);
+size_t Socket::ReadSealed(std::span<const iovec> entries) {
+  while (NumBytes(entries) > 0) {
+    const size_t num_bytes = sealed_->in.Take(entries);
     if (num_bytes > 0 || !readable_) return num_bytes;
     const iovec room = sealed_->in.Room();
     sealed_->in.Arrived(ReadRaw({&room, 1}));
@@ -67,9 +67,9 @@ size_t Socket::ReadSealed(std::span<const iovec> pieces) {
   return 0;
 }
 
-size_t Socket::WriteSealed(std::span<const iovec> pieces) {
+size_t Socket::WriteSealed(std::span<const iovec> entries) {
   IoList bytes;
-  for (const iovec& piece : pieces) bytes.Add(piece.iov_base, piece.iov_len);
+  for (const iovec& entry : entries) bytes.Add(entry.iov_base, entry.iov_len);
   size_t sealed = 0;
   for (Flush(); writable_ && sealed < bytes.num_bytes(); Flush()) {
     sealed += sealed_->out.Add(bytes, sealed);
@@ -86,15 +86,15 @@ void Socket::Flush() {
   if (sealed_->shut_down && sealed_->out.unsent().empty()) ShutdownWrite();
 }
 
-size_t Socket::ReadRaw(std::span<const iovec> pieces) {
+size_t Socket::ReadRaw(std::span<const iovec> entries) {
   if (!readable_) return 0;
-  msghdr message = MessageOf(pieces);
+  msghdr message = MessageOf(entries);
   return Moved(recvmsg(fd_.get(), &message, 0), readable_, "recvmsg");
 }
 
-size_t Socket::WriteRaw(std::span<const iovec> pieces) {
+size_t Socket::WriteRaw(std::span<const iovec> entries) {
   if (!writable_ || closed()) return 0;
-  const msghdr message = MessageOf(pieces);
+  const msghdr message = MessageOf(entries);
   const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
   // A peer that is gone may have left words to read: only reading decides that the end has come.
   if (result < 0 && (errno == EPIPE || errno == ECONNRESET)) {

@@ -28,8 +28,8 @@ class Socket final : public Pollable {
 
   // Both return the bytes moved: 0 if nothing could be moved now or the socket is closed. Read()
   // throws TransportError for a record that was changed.
-  size_t Read(std::span<const iovec> pieces);
-  size_t Write(std::span<const iovec> pieces);
+  size_t Read(std::span<const iovec> entries);
+  size_t Write(std::span<const iovec> entries);
   // Sends sealed bytes that could not be sent yet; call it after an event, too.
   void Flush();
 
@@ -46,10 +46,10 @@ class Socket final : public Pollable {
     bool shut_down = false;  // once all is sent
   };
 
-  size_t ReadRaw(std::span<const iovec> pieces);
-  size_t WriteRaw(std::span<const iovec> pieces);
-  size_t ReadSealed(std::span<const iovec> pieces);
-  size_t WriteSealed(std::span<const iovec> pieces);
+  size_t ReadRaw(std::span<const iovec> entries);
+  size_t WriteRaw(std::span<const iovec> entries);
+  size_t ReadSealed(std::span<const iovec> entries);
+  size_t WriteSealed(std::span<const iovec> entries);
   size_t Moved(ssize_t result, bool& ready, const char* call);
 
   Fd fd_;

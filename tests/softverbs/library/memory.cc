@@ -29,19 +29,18 @@ uint64_t PageOffset(uint64_t offset) {
   return offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
-// Calls `visit(piece, offset in it, bytes)` for the parts of [offset, offset + num_bytes).
+// Calls `visit(sge, offset in it, bytes)` for the parts of [offset, offset + num_bytes).
 template <typename Visit>
-void ForEachPart(std::span<const ibv::Sge> pieces, uint64_t offset, uint64_t num_bytes,
-                 Visit visit) {
+void ForEachPart(std::span<const ibv::Sge> sges, uint64_t offset, uint64_t num_bytes, Visit visit) {
   uint64_t done = 0;
-  for (const ibv::Sge& piece : pieces) {
-    if (offset >= piece.length) {
-      offset -= piece.length;
+  for (const ibv::Sge& sge : sges) {
+    if (offset >= sge.length) {
+      offset -= sge.length;
       continue;
     }
-    const uint64_t part = std::min(piece.length - offset, num_bytes - done);
+    const uint64_t part = std::min(sge.length - offset, num_bytes - done);
     if (part == 0) return;
-    visit(piece, piece.addr + offset, done, part);
+    visit(sge, sge.addr + offset, done, part);
     done += part;
     offset = 0;
   }
@@ -103,25 +102,25 @@ const Mr* Memory::Find(const ibv::Pd* pd, uint32_t key, uint64_t address, uint64
   return InBounds(address - mr.iova, num_bytes, mr.length) ? &mr : nullptr;
 }
 
-bool Memory::Check(const ibv::Pd* pd, std::span<const ibv::Sge> pieces, int access) const {
-  return std::ranges::all_of(pieces, [&](const ibv::Sge& piece) {
-    return piece.length == 0 || Find(pd, piece.lkey, piece.addr, piece.length, access) != nullptr;
+bool Memory::Check(const ibv::Pd* pd, std::span<const ibv::Sge> sges, int access) const {
+  return std::ranges::all_of(sges, [&](const ibv::Sge& sge) {
+    return sge.length == 0 || Find(pd, sge.lkey, sge.addr, sge.length, access) != nullptr;
   });
 }
 
-void Memory::Gather(std::span<const ibv::Sge> pieces, uint64_t offset,
+void Memory::Gather(std::span<const ibv::Sge> sges, uint64_t offset,
                     std::span<std::byte> bytes) const {
-  ForEachPart(pieces, offset, bytes.size(),
-              [&](const ibv::Sge& piece, uint64_t address, uint64_t done, uint64_t part) {
-                Read(*mrs_.at(piece.lkey), address, bytes.subspan(done, part));
+  ForEachPart(sges, offset, bytes.size(),
+              [&](const ibv::Sge& sge, uint64_t address, uint64_t done, uint64_t part) {
+                Read(*mrs_.at(sge.lkey), address, bytes.subspan(done, part));
               });
 }
 
-void Memory::Scatter(std::span<const ibv::Sge> pieces, uint64_t offset,
+void Memory::Scatter(std::span<const ibv::Sge> sges, uint64_t offset,
                      std::span<const std::byte> bytes) const {
-  ForEachPart(pieces, offset, bytes.size(),
-              [&](const ibv::Sge& piece, uint64_t address, uint64_t done, uint64_t part) {
-                Write(*mrs_.at(piece.lkey), address, bytes.subspan(done, part));
+  ForEachPart(sges, offset, bytes.size(),
+              [&](const ibv::Sge& sge, uint64_t address, uint64_t done, uint64_t part) {
+                Write(*mrs_.at(sge.lkey), address, bytes.subspan(done, part));
               });
 }
 

@@ -33,11 +33,11 @@ class Memory {
   const Mr* Find(const ibv::Pd* pd, uint32_t key, uint64_t address, uint64_t num_bytes,
                  int access) const;
 
-  // All pieces must pass Find(); false if one does not.
-  bool Check(const ibv::Pd* pd, std::span<const ibv::Sge> pieces, int access) const;
-  // Copies bytes.size() bytes from, or to, `offset` of the pieces, which passed Check().
-  void Gather(std::span<const ibv::Sge> pieces, uint64_t offset, std::span<std::byte> bytes) const;
-  void Scatter(std::span<const ibv::Sge> pieces, uint64_t offset,
+  // All sges must pass Find(); false if one does not.
+  bool Check(const ibv::Pd* pd, std::span<const ibv::Sge> sges, int access) const;
+  // Copies bytes.size() bytes from, or to, `offset` of the sges, which passed Check().
+  void Gather(std::span<const ibv::Sge> sges, uint64_t offset, std::span<std::byte> bytes) const;
+  void Scatter(std::span<const ibv::Sge> sges, uint64_t offset,
                std::span<const std::byte> bytes) const;
 
   void Read(const Mr& mr, uint64_t address, std::span<std::byte> bytes) const;

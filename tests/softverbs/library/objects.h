@@ -129,7 +129,7 @@ struct Work {
   uint64_t remote_addr = 0;
   uint32_t rkey = 0;
   uint64_t length = 0;
-  std::vector<ibv::Sge> pieces;
+  std::vector<ibv::Sge> sges;
   std::vector<std::byte> inline_bytes;
 
   bool has_begun = false;
@@ -142,7 +142,7 @@ struct Work {
 struct ReceiveWork {
   uint64_t wr_id = 0;
   uint64_t index = 0;
-  std::vector<ibv::Sge> pieces;
+  std::vector<ibv::Sge> sges;
 };
 
 struct Qp : ibv::Qp {

@@ -36,10 +36,10 @@ struct PacketInfo {
   uint32_t breaks_qp = 0;  // a fault
   uint32_t imm_data = 0;
   uint32_t rkey = 0;
-  uint32_t length = 0;       // size of this packet's piece, which a read does not carry
+  uint32_t length = 0;       // bytes of this packet, which a read does not carry
   uint64_t remote_addr = 0;  // address of the whole request
   uint64_t total_length = 0;
-  uint64_t offset = 0;  // offset of this piece in the request
+  uint64_t offset = 0;  // offset of this packet in the request
   // Fields of a response.
   int32_t status = 0;
   uint32_t rnr_timer = 0;

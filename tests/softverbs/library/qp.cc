@@ -11,7 +11,7 @@ namespace {
 constexpr uint32_t kMaxWr = 1 << 14;
 constexpr uint32_t kMaxSge = 16;
 
-std::vector<ibv::Sge> CopyPieces(const ibv::Sge* list, int count) { return {list, list + count}; }
+std::vector<ibv::Sge> CopySges(const ibv::Sge* list, int count) { return {list, list + count}; }
 
 int OpcodeOf(const Work& work) {
   switch (work.opcode) {
@@ -111,13 +111,13 @@ int Nic::PostSend(Qp& qp, const ibv::SendWr& request) {
   work.imm_data = request.imm_data;
   work.remote_addr = request.remote_addr;
   work.rkey = request.rkey;
-  work.pieces = CopyPieces(request.sg_list, request.num_sge);
-  for (const ibv::Sge& piece : work.pieces) work.length += piece.length;
+  work.sges = CopySges(request.sg_list, request.num_sge);
+  for (const ibv::Sge& sge : work.sges) work.length += sge.length;
   if ((request.send_flags & ibv::kSendInline) != 0) {
     if (work.length > cap.max_inline_data || work.opcode == ibv::kWrRdmaRead) return EINVAL;
-    for (const ibv::Sge& piece : work.pieces) {
-      const auto* const bytes = reinterpret_cast<const std::byte*>(piece.addr);
-      work.inline_bytes.insert(work.inline_bytes.end(), bytes, bytes + piece.length);
+    for (const ibv::Sge& sge : work.sges) {
+      const auto* const bytes = reinterpret_cast<const std::byte*>(sge.addr);
+      work.inline_bytes.insert(work.inline_bytes.end(), bytes, bytes + sge.length);
     }
   }
   ++qp.sends_posted;
@@ -136,7 +136,7 @@ int Nic::PostReceive(Qp& qp, const ibv::RecvWr& request) {
   if (qp.receives_posted - qp.receives_retired >= cap.max_recv_wr) return ENOMEM;
   qp.receives.push_back({.wr_id = request.wr_id,
                          .index = qp.receives_posted++,
-                         .pieces = CopyPieces(request.sg_list, request.num_sge)});
+                         .sges = CopySges(request.sg_list, request.num_sge)});
   if (qp.now == ibv::kQpStateError) Flush(qp);
   return 0;
 }

@@ -13,7 +13,7 @@ uint64_t EndOf(const Work& work) {
   return work.fails_with ? std::min(work.length, work.fail_at) : work.length;
 }
 
-uint64_t PieceAt(const Work& work, uint64_t offset) {
+uint64_t BytesAt(const Work& work, uint64_t offset) {
   return std::min(kPacketBytes, EndOf(work) - offset);
 }
 
@@ -90,7 +90,7 @@ bool Nic::Begin(Qp& qp, Work& work, Time now) {
 }
 
 Packet Nic::MakeRequest(const Qp& qp, const Work& work, uint64_t offset, uint32_t psn) const {
-  const uint64_t piece = PieceAt(work, offset);
+  const uint64_t num_bytes = BytesAt(work, offset);
   Packet packet;
   PacketInfo& info = packet.info;
   info.kind = PacketKind::kRequest;
@@ -99,22 +99,22 @@ Packet Nic::MakeRequest(const Qp& qp, const Work& work, uint64_t offset, uint32_
   info.psn = psn;
   info.opcode = work.opcode;
   info.mtu = qp.attr.path_mtu;
-  info.is_last = offset + piece == work.length ? 1 : 0;
+  info.is_last = offset + num_bytes == work.length ? 1 : 0;
   info.is_solicited = work.flags & ibv::kSendSolicited;
   info.breaks_qp = work.breaks_peer ? 1 : 0;
   info.imm_data = work.imm_data;
   info.rkey = work.rkey;
-  info.length = static_cast<uint32_t>(piece);
+  info.length = static_cast<uint32_t>(num_bytes);
   info.remote_addr = work.remote_addr;
   info.total_length = work.length;
   info.offset = offset;
   if (work.opcode == ibv::kWrRdmaRead) return packet;
-  packet.bytes.resize(piece);
+  packet.bytes.resize(num_bytes);
   if ((work.flags & ibv::kSendInline) != 0) {
-    std::copy_n(work.inline_bytes.begin() + static_cast<ptrdiff_t>(offset), piece,
+    std::copy_n(work.inline_bytes.begin() + static_cast<ptrdiff_t>(offset), num_bytes,
                 packet.bytes.begin());
   } else {
-    memory_.Gather(work.pieces, offset, packet.bytes);
+    memory_.Gather(work.sges, offset, packet.bytes);
   }
   return packet;
 }
@@ -124,7 +124,7 @@ void Nic::SendRequest(Qp& qp, const Work& work, Time now) {
   if (work.length > model->max_message) return Fail(qp, ibv::kWcLocLenErr);
   const int access = work.opcode == ibv::kWrRdmaRead ? ibv::kAccessLocalWrite : 0;
   const bool is_inline = (work.flags & ibv::kSendInline) != 0;
-  if (!is_inline && !memory_.Check(qp.pd, work.pieces, access)) {
+  if (!is_inline && !memory_.Check(qp.pd, work.sges, access)) {
     return Fail(qp, ibv::kWcLocProtErr);
   }
   Packet packet = MakeRequest(qp, work, qp.offset, qp.send_psn);
@@ -141,7 +141,7 @@ void Nic::Haunt(const Qp& qp, Time when) {
   uint32_t psn = qp.send_psn;
   for (const Work& work : qp.sends) {
     const bool is_inline = (work.flags & ibv::kSendInline) != 0;
-    if (!is_inline && !memory_.Check(qp.pd, work.pieces, 0)) return;
+    if (!is_inline && !memory_.Check(qp.pd, work.sges, 0)) return;
     uint64_t offset = 0;
     do {
       Packet packet = MakeRequest(qp, work, offset, psn++);
@@ -176,14 +176,14 @@ void Nic::OnResponse(const Packet& packet) {
 
 void Nic::OnAck(Qp& qp, const Packet& packet) {
   const Work& work = qp.sends.front();
-  const uint64_t piece = PieceAt(work, qp.offset);
+  const uint64_t num_bytes = BytesAt(work, qp.offset);
   if (work.opcode == ibv::kWrRdmaRead) {
-    if (!memory_.Check(qp.pd, work.pieces, ibv::kAccessLocalWrite)) {
+    if (!memory_.Check(qp.pd, work.sges, ibv::kAccessLocalWrite)) {
       return Fail(qp, ibv::kWcLocProtErr);
     }
-    memory_.Scatter(work.pieces, qp.offset, packet.bytes);
+    memory_.Scatter(work.sges, qp.offset, packet.bytes);
   }
-  qp.offset += piece;
+  qp.offset += num_bytes;
   ++qp.send_psn;
   qp.retries_left = qp.attr.retry_cnt;
   qp.rnr_retries_left = qp.attr.rnr_retry;

@@ -84,19 +84,19 @@ int Nic::ExecuteWrite(Qp& qp, const Packet& request) {
 int Nic::ExecuteSend(Qp& qp, const Packet& request) {
   const PacketInfo& info = request.info;
   if (qp.receives.empty()) return kNotReadyYet;
-  const std::vector<ibv::Sge>& pieces = qp.receives.front().pieces;
+  const std::vector<ibv::Sge>& sges = qp.receives.front().sges;
   uint64_t room = 0;
-  for (const ibv::Sge& piece : pieces) room += piece.length;
+  for (const ibv::Sge& sge : sges) room += sge.length;
   const auto refuse = [&](int own_status, int status) {
     CompleteReceive(qp, {.status = own_status, .opcode = ibv::kWcRecv}, false);
     Break(qp, ibv::kEventQpReqErr);
     return status;
   };
   if (info.total_length > room) return refuse(ibv::kWcLocLenErr, ibv::kWcRemInvReqErr);
-  if (!memory_.Check(qp.pd, pieces, ibv::kAccessLocalWrite)) {
+  if (!memory_.Check(qp.pd, sges, ibv::kAccessLocalWrite)) {
     return refuse(ibv::kWcLocProtErr, ibv::kWcRemOpErr);
   }
-  memory_.Scatter(pieces, info.offset, request.bytes);
+  memory_.Scatter(sges, info.offset, request.bytes);
   if (info.is_last == 0) return ibv::kWcSuccess;
   const bool has_imm = info.opcode == ibv::kWrSendWithImm;
   CompleteReceive(qp,

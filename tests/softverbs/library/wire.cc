@@ -85,11 +85,11 @@ bool Wire::Send(uint32_t process, const Packet& packet) {
 bool Wire::Flush(Link& link) {
   while (!link.queue.empty()) {
     const Packet& packet = link.queue.front();
-    std::array<iovec, 2> pieces = {ObjectIovec(packet.info),
-                                   ToIovec(packet.bytes.data(), packet.bytes.size())};
+    std::array<iovec, 2> entries = {ObjectIovec(packet.info),
+                                    ToIovec(packet.bytes.data(), packet.bytes.size())};
     msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = pieces.size();
+    message.msg_iov = entries.data();
+    message.msg_iovlen = entries.size();
     if (sendmsg(link.fd.get(), &message, MSG_NOSIGNAL) < 0) return WouldBlock();
     link.queue.pop_front();
   }
@@ -100,11 +100,11 @@ bool Wire::Read(const Fd& fd, std::vector<Packet>& packets) {
   while (true) {
     Packet packet;
     packet.bytes.resize(kPacketBytes);
-    std::array<iovec, 2> pieces = {ObjectIovec(packet.info),
-                                   ToIovec(packet.bytes.data(), packet.bytes.size())};
+    std::array<iovec, 2> entries = {ObjectIovec(packet.info),
+                                    ToIovec(packet.bytes.data(), packet.bytes.size())};
     msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = pieces.size();
+    message.msg_iov = entries.data();
+    message.msg_iovlen = entries.size();
     const ssize_t num_bytes = recvmsg(fd.get(), &message, 0);
     if (num_bytes < 0) return WouldBlock();
     if (std::cmp_less(num_bytes, sizeof packet.info)) return false;

@@ -21,8 +21,8 @@ MessageSocket::MessageSocket(const Fd& socket) : fd_(BlockingCopy(socket)) {}
 
 void MessageSocket::Send(std::span<const iovec> message) const {
   std::string bytes(sizeof(uint32_t), '\0');
-  for (const iovec& piece : message) {
-    bytes.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+  for (const iovec& entry : message) {
+    bytes.append(static_cast<const char*>(entry.iov_base), entry.iov_len);
   }
   const auto num_bytes = static_cast<uint32_t>(bytes.size() - sizeof(uint32_t));
   std::memcpy(bytes.data(), &num_bytes, sizeof num_bytes);

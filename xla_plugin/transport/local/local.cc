@@ -11,7 +11,7 @@ class LocalConnection final : public PullConnection {
 
  private:
   size_t Copy(std::span<const iovec> to, std::span<const iovec> from) override {
-    return CopyPieces(to, from);
+    return CopyEntries(to, from);
   }
   bool SourceIsAlive() override { return true; }
 };

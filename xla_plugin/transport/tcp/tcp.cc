@@ -161,9 +161,9 @@ class TcpConnection final : public Connection {
       NextChunk(data);
     }
     Flow& out = data.out;
-    std::vector<iovec> pieces = out.Rest(data.sending->send);
-    if (!out.HasHeader()) pieces.insert(pieces.begin(), out.HeaderRest());
-    const size_t num_bytes = data.socket.Write(pieces);
+    std::vector<iovec> entries = out.Rest(data.sending->send);
+    if (!out.HasHeader()) entries.insert(entries.begin(), out.HeaderRest());
+    const size_t num_bytes = data.socket.Write(entries);
     const size_t header_bytes = std::min(num_bytes, out.HeaderRest().iov_len);
     out.header_bytes += header_bytes;
     out.moved += num_bytes - header_bytes;

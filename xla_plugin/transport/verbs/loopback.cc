@@ -52,12 +52,12 @@ void Loopback::Flush(const MemoryRegion& region, uint64_t address) {
 
 void Loopback::Execute(int opcode, const Memory& local, const Memory& remote, size_t num_bytes) {
   if (!qp_) Connect();
-  ibv::Sge piece{.addr = local.address,
-                 .length = static_cast<uint32_t>(num_bytes),
-                 .lkey = local.region.lkey()};
+  ibv::Sge sge{.addr = local.address,
+               .length = static_cast<uint32_t>(num_bytes),
+               .lkey = local.region.lkey()};
   ibv::SendWr wr;
   wr.wr_id = ++last_wr_id_;
-  wr.sg_list = &piece;
+  wr.sg_list = &sge;
   wr.num_sge = 1;
   wr.opcode = opcode;
   wr.send_flags = ibv::kSendSignaled;

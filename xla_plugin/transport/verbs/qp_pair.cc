@@ -79,10 +79,10 @@ int QpPair::Restock() {
 }
 
 int QpPair::Post(const Write& write, std::optional<Immediate> immediate, bool is_signalled) {
-  ibv::Sge piece{.addr = write.from, .length = write.num_bytes, .lkey = write.lkey};
+  ibv::Sge sge{.addr = write.from, .length = write.num_bytes, .lkey = write.lkey};
   ibv::SendWr wr;
   wr.wr_id = Pack({.qp = index_, .epoch = epoch_, .is_receive = false});
-  wr.sg_list = &piece;
+  wr.sg_list = &sge;
   wr.num_sge = write.num_bytes > 0 ? 1 : 0;
   wr.opcode = immediate ? ibv::kWrRdmaWriteWithImm : ibv::kWrRdmaWrite;
   wr.imm_data = immediate ? Pack(*immediate) : 0;

@@ -22,7 +22,7 @@ struct WorkId {
 uint64_t Pack(const WorkId& id);
 WorkId UnpackWorkId(uint64_t packed);
 
-// A piece of memory of ours and where it goes.
+// Memory of ours, and where it goes.
 struct Write {
   uint64_t from = 0;
   uint32_t lkey = 0;
