@@ -67,7 +67,7 @@ def test_wait_for_a_process_that_dies_ends_with_the_cause() -> None:
     start = time.monotonic()
     with pytest.raises(AssertionError) as failed:
         _train(share=True, dies=0)
-    assert time.monotonic() - start < 60  # of the 600 s for an executable
+    assert time.monotonic() - start < 60  # the limit for an executable is 600 s
     log = str(failed.value)
     assert "PeerError" in log
     assert "process 0 (island0" in log
