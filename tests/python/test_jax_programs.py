@@ -185,7 +185,7 @@ def _mark_all(module: Any) -> None:
     module.lower_jaxpr_to_module = with_two
 
 
-# Executables that processes share; with real ones: tests/multiprocess/test_shared_programs.py.
+# Executables that processes share; with real ones: tests/multiprocess/test_shared_executables.py.
 
 
 class _Shared:
