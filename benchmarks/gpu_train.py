@@ -144,7 +144,10 @@ def measure(
 
 
 def _slowest(answers: Sequence[Built]) -> Built:
-    """The process that compiled longest, with the passes of one that did not load the program."""
+    """The compile time of the slowest process, and the passes of the process that compiled.
+
+    A process that loads another one's executable runs no passes.
+    """
     slowest = max(answers, key=lambda built: built.compile_s)
     compiler = max(answers, key=lambda built: built.between_s)
     passes = ("pre_s", "post_s", "between_s", "after_s")

@@ -247,7 +247,7 @@ class Compilation:
     def fetch(
         self, among: tuple[int, ...], key: str, load: Callable[[bytes], programs.Loaded]
     ) -> tuple[Any, bytes | None]:
-        """The executable that another process has compiled for this one, too.
+        """Loads the executable that the first process of a tuning class has compiled.
 
         Args:
           among: The processes that share it; the first compiles it.
@@ -255,8 +255,8 @@ class Compilation:
           load: Loads a serialized executable.
 
         Returns:
-          The executable, whose plan is known, and its bytes; None twice if this process has to
-          compile the program.
+          The executable and its serialized form, after its plan was registered; or None and None
+          if this process has to compile the program.
 
         Raises:
           JaxhetError: The job has failed.

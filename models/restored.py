@@ -1,4 +1,4 @@
-"""Restores a state on a mesh whose stages may differ from those of the checkpoint."""
+"""Restores a checkpoint, also on a mesh with another number of pipeline stages."""
 
 from collections.abc import Callable
 from typing import Any

@@ -9,11 +9,11 @@ class that takes part in a program compiles it; the others ask for its executabl
     first → others  {"to": [other, …], "key": key, "part": i, "of": n, "bytes": base64}
                     {"to": [other, …], "key": key, "error": text}
 
-*key* is a digest of the module that JAX hands to XLA, and of XLA's options for it: a process never
-gets an executable of another module than its own. *number* counts the programs of *among*, the
-processes of the class that run it: when the first process has had another one in this place for a
-while, it says so, and the other process compiles its program. Messages pass through the job's
-coordinator.
+*key* is a digest of the module that JAX hands to XLA, and of XLA's options for that module. *among*
+are the processes of the class that run the program. *number* is how many programs of these
+processes the asking process already has. If the first process has had another program at that
+number for a while, it says so, and the asking process compiles its own program. Messages pass
+through the job's coordinator.
 """
 
 import base64
@@ -34,7 +34,7 @@ _GRACE_S = 20.0  # threads of a process may compile programs in another order th
 
 
 class NotSharedError(Exception):
-    """There is no executable to load; says why."""
+    """A process could not get an executable from another one, for the reason in the text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Question:
 
 
 class SharedPrograms:
-    """The executables of a process's tuning class: its own ones for others, and those of others."""
+    """Gives this process's executables to its tuning class, and fetches those of the class."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class SharedPrograms:
         self._tell = tell
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        # By the processes that share them: keys of this process's programs, and when it had them.
+        # For each group of processes: keys of the programs that this process has, and since when.
         self._had: dict[tuple[int, ...], dict[str, float]] = {}
-        # Executables of this process (compressed), by key, or why there is none.
+        # By key: compressed executables of this process, oldest first.
         self._kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, str] = {}  # by key: why this process has no executable to send
         self._begun: set[str] = set()  # keys of programs that this process compiles
         self._asked: dict[str, _Question] = {}  # by key
-        # Parts of others' executables that have come, by key, and the answers when all have.
+        # By key of a program that this process fetches: threads that wait, parts, the answer.
         self._waiting: collections.Counter[str] = collections.Counter()
         self._parts: dict[str, dict[int, bytes]] = {}
         self._answers: dict[str, bytes | NotSharedError] = {}
@@ -132,13 +132,14 @@ class SharedPrograms:
         Args:
           among: The processes that share it.
           key: Identity of the program.
-          is_over: Whether to wait no more, since the job has failed.
+          is_over: Whether the job has failed or ended, so that the wait ends too.
 
         Returns:
           The executable, as the first process has serialized it.
 
         Raises:
-          NotSharedError: There is none, it did not come in time, or the job has failed.
+          NotSharedError: The first process has no executable to send, or did not send it within
+            the time limit, or the job is over.
         """
         with self._changed:
             self._waiting[key] += 1  # threads of this process may want the same program
@@ -147,11 +148,10 @@ class SharedPrograms:
             number = keys.index(key) if key in keys else len(keys)
         question = {"from": self._process, "among": among, "number": number, "key": key}
         self._tell({"to": [among[0]], **question})
-        waited = 0.0
+        deadline = time.monotonic() + self._timeout_s
         with self._changed:
-            while key not in self._answers and waited < self._timeout_s and not is_over():
+            while key not in self._answers and time.monotonic() < deadline and not is_over():
                 self._changed.wait(0.2)
-                waited += 0.2
             answer = self._answers.get(key)
             self._waiting[key] -= 1
             if not self._waiting[key]:
@@ -162,7 +162,7 @@ class SharedPrograms:
         if answer is not None:
             raise answer
         if is_over():
-            raise NotSharedError("the job has failed")
+            raise NotSharedError("the job is over")
         raise NotSharedError(
             f"it has not come within {self._timeout_s:g} s (JAXHET_TUNING_TIMEOUT_S)"
         )

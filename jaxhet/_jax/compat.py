@@ -282,8 +282,12 @@ def register_passes(pre: Hook, post: Hook, platform: str) -> None:
 
 def compiled_modules(compiled: Any) -> list[bytes]:
     """The serialized HloModuleProtos of what `jax.stages.Lowered.compile` returned."""
-    modules = compiled.runtime_executable().hlo_modules()
-    return [module.as_serialized_hlo_module_proto() for module in modules]
+    return serialized_modules(compiled.runtime_executable())
+
+
+def serialized_modules(executable: Any) -> list[bytes]:
+    """The serialized HloModuleProtos of an executable of XLA."""
+    return [module.as_serialized_hlo_module_proto() for module in executable.hlo_modules()]
 
 
 def prepare_to_compile_only() -> None:
@@ -378,8 +382,8 @@ def guard_compilation_cache(
 
     def accepted_executable(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         executable, seconds = get_executable(*args, **kwargs)
-        modules = executable.hlo_modules() if executable is not None else []
-        if all(accept(module.as_serialized_hlo_module_proto()) for module in modules):
+        modules = serialized_modules(executable) if executable is not None else []
+        if all(map(accept, modules)):
             return executable, seconds
         return None, None
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxhet._errors import UsageError
+from jaxhet._jax import compat
 
 
 def watch_lowering(
@@ -128,8 +129,7 @@ def guard_launches(
     def loaded(self: Any, pid: Any) -> Any:
         result = load(self, pid)
         if pid[0] == "exec":
-            modules = result.hlo_modules()
-            accepted = [accept(module.as_serialized_hlo_module_proto()) for module in modules]
+            accepted = [accept(module) for module in compat.serialized_modules(result)]
             if any(accepted):
                 guarded.add(id(result))
             else:
@@ -218,8 +218,8 @@ def share_executables(
       process: This process.
       sharing: Returns what is known of others; None: every process compiles its own programs.
       fetch: Gets the processes that share a program, its key, and what loads a serialized
-        executable. Returns the loaded executable and its bytes, or None twice to compile the
-        program.
+        executable. Returns the loaded executable and its serialized form, or None and None if
+        this process has to compile the program.
 
     Raises:
       UsageError: This JAX compiles programs in another way.
@@ -266,8 +266,7 @@ def share_executables(
     ) -> Any:
         def load(serialized: bytes) -> Loaded:
             executable = backend.deserialize_executable(serialized, devices, options, callbacks)
-            modules = executable.hlo_modules()
-            return executable, [each.as_serialized_hlo_module_proto() for each in modules]
+            return executable, compat.serialized_modules(executable)
 
         if (this := _current.get()) is not None:
             this.serialized = None  # refused, if the cache had one
@@ -282,7 +281,7 @@ def share_executables(
 
 
 def _watch_cache() -> None:
-    """Keeps the bytes of executables that JAX's cache loads, and writes those that were sent."""
+    """Keeps executables in their serialized form where JAX's cache reads and writes them."""
     from jax._src import compilation_cache
 
     read = _known(compilation_cache, "get_executable_and_time")
@@ -305,7 +304,13 @@ def _watch_cache() -> None:
 
 @dataclasses.dataclass
 class _Compilation:
-    """A program that is being compiled; serialized if it was loaded, by JAX's cache or by us."""
+    """A program that is being compiled.
+
+    Attributes:
+      among: The processes that share it.
+      key: Identity of the program.
+      serialized: Executable, if JAX's cache or another process gave it.
+    """
 
     among: tuple[int, ...]
     key: str

@@ -12,7 +12,7 @@ import pytest
 
 from jaxhet.testing import Shape, island_job
 
-WORKER = pathlib.Path(__file__).with_name("shared_programs_worker.py")
+WORKER = pathlib.Path(__file__).with_name("shared_executables_worker.py")
 _NUM_PROGRAMS = 3
 
 

@@ -173,7 +173,7 @@ def test_wait_ends_at_the_deadline() -> None:
 
 
 def test_wait_ends_when_the_job_fails() -> None:
-    with pytest.raises(NotSharedError, match="the job has failed"):
+    with pytest.raises(NotSharedError, match="the job is over"):
         _Class().fetch(3, is_over=lambda: True)
 
 
