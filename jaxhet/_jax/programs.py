@@ -251,13 +251,8 @@ def share_executables(
             _current.reset(token)
         if among[0] != process:
             known.add(among, this.key, None)
-            return found
-        try:  # before the program runs: beside an exchange that waits for others, this hung on GPUs
-            serialized = this.serialized or backend.serialize_executable(found)
-        except Exception as error:
-            known.add_failure(among, this.key, f"can't serialize it: {error}"[:500])
-        else:
-            known.add(among, this.key, serialized)
+        elif not this.is_told:  # JAX's cache had it
+            _tell(known, this, lambda: this.serialized or backend.serialize_executable(found))
         return found
 
     @functools.wraps(compile_here)
@@ -268,16 +263,36 @@ def share_executables(
             executable = backend.deserialize_executable(serialized, devices, options, callbacks)
             return executable, compat.serialized_modules(executable)
 
-        if (this := _current.get()) is not None:
+        this, known = _current.get(), sharing()
+        if this is not None:
             this.serialized = None  # refused, if the cache had one
             if this.among[0] != process:
                 found, this.serialized = fetch(this.among, this.key, load)
                 if found is not None:
                     return found
-        return compile_here(backend, module, devices, options, callbacks, **kwargs)
+        found = compile_here(backend, module, devices, options, callbacks, **kwargs)
+        if this is not None and known is not None and this.among[0] == process:
+            # Before JAX's cache writes a file, because others wait.
+            _tell(known, this, lambda: backend.serialize_executable(found))
+        return found
 
     compiler.compile_or_get_cached = compiled
     compiler.backend_compile_and_load = loaded
+
+
+def _tell(known: Sharing, this: "_Compilation", serialize: Callable[[], bytes]) -> None:
+    """Gives others the executable of this process, or says why there is none.
+
+    Called before the program runs: beside an exchange that waits for others, serialization hung on
+    GPUs.
+    """
+    this.is_told = True
+    try:
+        this.serialized = serialize()
+    except Exception as error:
+        known.add_failure(this.among, this.key, f"can't serialize it: {error}"[:500])
+    else:
+        known.add(this.among, this.key, this.serialized)
 
 
 def _watch_cache() -> None:
@@ -309,12 +324,14 @@ class _Compilation:
     Attributes:
       among: The processes that share it.
       key: Identity of the program.
-      serialized: Executable, if JAX's cache or another process gave it.
+      serialized: The executable, once it was serialized.
+      is_told: Whether the process that compiles has told the others.
     """
 
     among: tuple[int, ...]
     key: str
     serialized: bytes | None = None
+    is_told: bool = False
 
 
 _current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(

@@ -233,6 +233,28 @@ def test_executable_is_offered_to_others(monkeypatch: pytest.MonkeyPatch) -> Non
     assert told == [("begin", key), ("add", (0, 1), key, None)]
 
 
+def test_others_get_an_executable_before_the_cache_writes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = _Shared()
+
+    def compile_and_write(*args: Any) -> str:
+        found = compiler.backend_compile_and_load(*args, None)
+        shared.told.append(("written",))
+        return found
+
+    monkeypatch.setattr(compiler, "backend_compile_and_load", lambda *args: "executable")
+    monkeypatch.setattr(compiler, "compile_or_get_cached", compile_and_write)
+    programs.share_executables(0, lambda: shared, lambda *which: (None, None))
+    backend = types.SimpleNamespace(serialize_executable=str.encode)
+    devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
+    options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
+    module = jax.jit(jnp.sin).lower(jnp.ones(3)).compiler_ir("stablehlo")
+    compiler.compile_or_get_cached(backend, module, devices, options)  # type: ignore[call-arg]
+    assert [each[0] for each in shared.told] == ["begin", "add", "written"]
+    assert shared.told[1][3] == b"executable"
+
+
 def test_program_runs_where_its_executable_cannot_be_serialized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
