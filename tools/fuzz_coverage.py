@@ -23,8 +23,8 @@ CPP = {
     "engine/negotiation.cc": "Apply|Await|AnswerHello|Conclude",
     "engine/message_checks.cc": ".*",
     "engine/progress_engine.cc": "OnMessage",
-    "engine/progress_engine_exchanges.cc": "OnStart|Meet",
-    "engine/progress_engine_peers.cc": "OnGoodbye",
+    "engine/open_exchanges.cc": "OnStart|Meet",
+    "engine/open_exchanges_checks.cc": "CheckLeft",
     "engine/peer.cc": "Find|Received",
     "engine/plans.cc": "Add",
     "engine/channel_setup.cc": (

@@ -231,7 +231,7 @@ struct RelayedPair {
     other.join();
     // Until the first word of a peer, its silence counts from the deadline of connecting.
     const auto has_heard = [](const ProgressEngine& progress) {
-      return progress.peer(1).last_heard <= Clock::now();
+      return progress.peers().Of(1).last_heard <= Clock::now();
     };
     while (!engines[0]->Read(has_heard)) std::this_thread::yield();
     is_on = true;

@@ -245,7 +245,7 @@ class Job {
       Drain(control_);
       Drain(data_);
     }
-    for (const ProgressEngine::Completion& completion : progress_.TakeCompletions()) {
+    for (const Completion& completion : progress_.TakeCompletions()) {
       if (completion.error != nullptr) continue;
       ExpectNoHole(exchanges_.at(completion.id));
       ++num_completed_;
@@ -306,9 +306,8 @@ TEST(FuzzMessagesTest, AttacksAreRefused) {
 
 [[maybe_unused]] const bool added_job = AddFuzzer(
     {.name = "job",
-     .covers = {"xla_plugin/engine/progress_engine.cc",
-                "xla_plugin/engine/progress_engine_exchanges.cc",
-                "xla_plugin/engine/progress_engine_peers.cc", "xla_plugin/engine/message_checks.cc",
+     .covers = {"xla_plugin/engine/progress_engine.cc", "xla_plugin/engine/open_exchanges.cc",
+                "xla_plugin/engine/open_exchanges_checks.cc", "xla_plugin/engine/message_checks.cc",
                 "xla_plugin/engine/peer.cc", "xla_plugin/engine/plans.cc",
                 "xla_plugin/base/range_set.h", "xla_plugin/transport/tcp/tcp.cc"},
      .seeds = &JobSeeds,

@@ -69,7 +69,7 @@ void Liar::AwaitArrival() {
   constexpr int64_t kLast = 99;
   SendPlan({.plan = kLast, .text_bytes = 0}, "");
   const auto has_arrived = [](const ProgressEngine& progress) {
-    return progress.PlansOf(1).Find(kLast) != nullptr;
+    return progress.peers().PlansOf(1).Find(kLast) != nullptr;
   };
   const Time limit = Clock::now() + kLong;
   while (!engine_->Read(has_arrived) && Clock::now() < limit) std::this_thread::yield();

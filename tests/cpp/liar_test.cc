@@ -58,7 +58,7 @@ TEST(LiarTest, TakesPlansOfAnyLength) {
   liar.SendPlan({.plan = 33, .text_bytes = 5}, "five.");
   const auto found = [&](int64_t plan) {
     return liar.engine().Read([&](const ProgressEngine& progress) {
-      const Plan* const theirs = progress.PlansOf(1).Find(plan);
+      const Plan* const theirs = progress.peers().PlansOf(1).Find(plan);
       return theirs == nullptr ? "none" : StrCat(theirs->text, "|", theirs->program);
     });
   };

@@ -194,9 +194,9 @@ TEST(ProgramTest, ProgramThatIsTooLongIsIgnored) {
   world.engine(0).AddPlan(kFirstPlan, PlanText(3), longest);
   world.engine(0).AddPlan(kSecondPlan, PlanText(3), longest + "x");
   world.engine(0).Read([&](const ProgressEngine& progress) {
-    EXPECT_EQ(progress.plans().Find(kFirstPlan)->program, longest);
-    EXPECT_TRUE(progress.plans().Find(kSecondPlan)->program.empty());
-    EXPECT_EQ(progress.plans().Find(kSecondPlan)->text, PlanText(3));
+    EXPECT_EQ(progress.peers().plans().Find(kFirstPlan)->program, longest);
+    EXPECT_TRUE(progress.peers().plans().Find(kSecondPlan)->program.empty());
+    EXPECT_EQ(progress.peers().plans().Find(kSecondPlan)->text, PlanText(3));
   });
 }
 

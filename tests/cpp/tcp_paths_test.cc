@@ -110,7 +110,7 @@ class PathWorld {
   // Counts that `process` keeps about the other one.
   PeerCounts Counts(size_t process) {
     const auto counts = engine(process).Read(
-        [](const ProgressEngine& progress) { return progress.CountsOfPeers(); });
+        [](const ProgressEngine& progress) { return progress.peers().Counts(); });
     return *std::ranges::find(counts, 1 - static_cast<int>(process), &PeerCounts::process);
   }
 

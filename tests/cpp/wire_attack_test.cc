@@ -149,7 +149,7 @@ TEST(WireAttackTest, RdmaIsLeftForTcpInWords) {
   options.engine.encryption = "full";
   World world(options);
   world.engine(0).Read([](const ProgressEngine& progress) {
-    const Peer& peer = progress.peer(1);
+    const Peer& peer = progress.peers().Of(1);
     EXPECT_EQ(peer.transport, "tcp");
     const auto verbs = std::ranges::find(peer.refusals, "verbs", &Refusal::transport);
     EXPECT_NE(verbs, peer.refusals.end());

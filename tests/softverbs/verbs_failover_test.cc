@@ -135,7 +135,7 @@ TEST(VerbsFailoverTest, SaysWhatToDoWhenSetUpFails) {
   const FaultScope scope("call ibv_reg_mr errno=12 count=all");
   World world({.transports = {"verbs", "tcp"}});
   const auto refusals = world.engine(0).Read(
-      [](const ProgressEngine& progress) { return progress.peer(1).refusals; });
+      [](const ProgressEngine& progress) { return progress.peers().Of(1).refusals; });
   EXPECT_EQ(refusals.at(2).transport, "verbs");
   EXPECT_THAT(refusals[2].reason, HasSubstr("ulimit -l"));
 }

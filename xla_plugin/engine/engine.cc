@@ -80,7 +80,7 @@ void Engine::JoinPeer(PeerSpec spec, milliseconds timeout) {
     if (!progress_) ThrowClosed();
     progress_->Invite(std::move(spec), *newcomer);
     newcomer->engine = progress_;
-    process = progress_->roster().process();
+    process = progress_->peers().roster().process();
   }
   newcomer->Introduce(process, deadline);
   Complete(Submit([this, newcomer](ProgressEngine& progress) {
@@ -129,7 +129,7 @@ void Engine::Start(ExchangeRequest request) {
   const int64_t id = ++last_id_;
   // A std::function must be copyable.
   const auto shared = std::make_shared<ExchangeRequest>(std::move(request));
-  std::vector<ProgressEngine::Completion> completions;
+  std::vector<Completion> completions;
   try {
     completions =
         Submit([shared, id](ProgressEngine& progress) { progress.Start(std::move(*shared), id); });
@@ -137,7 +137,7 @@ void Engine::Start(ExchangeRequest request) {
     shared->done(&error);
     return;
   }
-  const auto own = std::ranges::find(completions, id, &ProgressEngine::Completion::id);
+  const auto own = std::ranges::find(completions, id, &Completion::id);
   if (own != completions.end()) {
     own->done(own->error.get());
     completions.erase(own);
@@ -145,7 +145,7 @@ void Engine::Start(ExchangeRequest request) {
   Complete(std::move(completions));
 }
 
-std::vector<ProgressEngine::Completion> Engine::Submit(Command command) {
+std::vector<Completion> Engine::Submit(Command command) {
   CheckUsable();
   {
     const std::lock_guard lock(inbox_mutex_);
@@ -161,7 +161,7 @@ std::vector<ProgressEngine::Completion> Engine::Submit(Command command) {
   RunCommands();
   Publish();
   const bool wake = progress_->HasWork() || progress_->NextTimer() < wakes_at_.load();
-  std::vector<ProgressEngine::Completion> completions = progress_->TakeCompletions();
+  std::vector<Completion> completions = progress_->TakeCompletions();
   lock.unlock();
   if (wake) Wake();
   return completions;
@@ -177,8 +177,8 @@ void Engine::RunCommands() {
   progress_->ServeOwn();
 }
 
-void Engine::Complete(std::vector<ProgressEngine::Completion> completions) {
-  for (ProgressEngine::Completion& completion : completions) {
+void Engine::Complete(std::vector<Completion> completions) {
+  for (Completion& completion : completions) {
     pool_.Run([done = std::move(completion.done), error = std::move(completion.error)] {
       done(error.get());
     });
@@ -214,7 +214,7 @@ bool Engine::Turn(std::span<const epoll_event> events) {
   wakes_at_ = progress_->HasWork() ? now : std::min(progress_->NextTimer(), close_deadline_);
   const bool is_closing = close_deadline_ != Time::max();
   const bool goes_on = !is_closing || (now < close_deadline_ && !progress_->IsQuiet());
-  std::vector<ProgressEngine::Completion> completions = progress_->TakeCompletions();
+  std::vector<Completion> completions = progress_->TakeCompletions();
   lock.unlock();
   Complete(std::move(completions));
   return goes_on;
@@ -295,7 +295,7 @@ void Engine::Close(milliseconds timeout) {
 void Engine::CloseCore() {
   std::unique_lock lock(monitor_);
   RunCommands();
-  std::vector<ProgressEngine::Completion> completions = progress_->TakeCompletions();
+  std::vector<Completion> completions = progress_->TakeCompletions();
   progress_.reset();
   lock.unlock();
   Complete(std::move(completions));

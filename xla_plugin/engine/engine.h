@@ -126,9 +126,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   void CheckUsable() const;
   [[noreturn]] static void ThrowClosed();
   // Runs the command now or leaves it to the monitor's holder. Completions are of this run.
-  std::vector<ProgressEngine::Completion> Submit(Command command);
+  std::vector<Completion> Submit(Command command);
   void RunCommands();
-  void Complete(std::vector<ProgressEngine::Completion> completions);
+  void Complete(std::vector<Completion> completions);
   void Publish();
   void CloseCore();
   void Progress();

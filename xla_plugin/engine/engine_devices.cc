@@ -82,9 +82,9 @@ void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
   Wake();
   const auto peers = Read([](const ProgressEngine& progress) {
     std::vector<ChannelPeer> found;
-    const Roster& roster = progress.roster();
+    const Roster& roster = progress.peers().roster();
     for (int rank = 0; rank < roster.num_ranks(); ++rank) {
-      const Peer& peer = progress.PeerOf(rank);
+      const Peer& peer = progress.peers().OfRank(rank);
       found.push_back({.rank = rank,
                        .process = peer.process,
                        .name = roster.RankAndProcess(rank),
@@ -140,11 +140,12 @@ void Engine::Lose(int peer_rank, std::string_view why) {
 }
 
 bool Engine::HasLeft(int rank) {
-  return Read([&](const ProgressEngine& progress) { return progress.PeerOf(rank).left; });
+  return Read([&](const ProgressEngine& progress) { return progress.peers().OfRank(rank).left; });
 }
 
 RankFacts Engine::FactsOf(int rank, int64_t plan, int64_t index) {
-  return Read([&](const ProgressEngine& progress) { return progress.FactsOf(rank, plan, index); });
+  return Read(
+      [&](const ProgressEngine& progress) { return progress.peers().FactsOf(rank, plan, index); });
 }
 
 }  // namespace jaxhet

@@ -44,6 +44,24 @@ struct MovedBytes {
 // " (7 of 8 bytes received, 0 of 8 sent)"; empty if nothing is known.
 std::string MovedText(const std::optional<MovedBytes>& moved);
 
+// The beginning and the end of an error's text.
+struct ErrorContext {
+  std::string before;
+  std::string after;
+};
+// Runs `function`. An error of it that names no process yet gets `process`, and what `context()`
+// returns around its text.
+template <typename Context, typename Function>
+void AttributeTo(int process, Context context, Function function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    if (error.failed_process() >= 0) throw;
+    const auto& [before, after] = context();
+    throw Error(error.code(), StrCat(before, error.text(), after), process);
+  }
+}
+
 // A peer that an exchange waits for.
 struct LatePeer {
   std::string name;  // rank and process

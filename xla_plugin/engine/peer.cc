@@ -3,15 +3,12 @@
 #include <array>
 
 #include "xla_plugin/base/checked.h"
-#include "xla_plugin/engine/progress_engine.h"
 
 namespace jaxhet {
 
 void Peer::Log(std::string_view what) {
   ++path_failures;
-  if (progress_.least_severity_ > Severity::kWarning) return;
-  LogLine(StrCat("jaxhet: [", progress_.roster_.OwnName(), "] ",
-                 progress_.roster_.ProcessName(process), ": ", what));
+  events_.PathChanged(*this, what);
 }
 
 void Peer::SayFailure(const Error& error, int own_process) {
@@ -22,18 +19,18 @@ void Peer::SayFailure(const Error& error, int own_process) {
   channel.FinishSending();
 }
 
-Transfer& Peer::Find(uint64_t ticket) {
-  const auto found = progress_.transfers_.find(ticket);
-  if (found == progress_.transfers_.end() || &progress_.PeerOf(found->second->peer_rank) != this) {
-    Throw(ErrorCode::kTransport, "it names the transfer ", ticket, ", which is not open");
-  }
-  return *found->second;
+std::set<Pollable*> Peer::Pollables() {
+  std::set<Pollable*> pollables;
+  if (Pollable* const control = channel.socket()) pollables.insert(control);
+  if (!connection) return pollables;
+  for (Pollable* const pollable : connection->Pollables()) pollables.insert(pollable);
+  return pollables;
 }
 
 void Peer::Sent(Transfer& transfer, size_t num_bytes) {
   transfer.sent += num_bytes;
   bytes_sent += num_bytes;
-  progress_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
+  events_.Moved(*this, transfer);
 }
 
 void Peer::Received(Transfer& transfer, size_t num_bytes) {
@@ -42,7 +39,7 @@ void Peer::Received(Transfer& transfer, size_t num_bytes) {
   }
   transfer.received += num_bytes;
   bytes_received += num_bytes;
-  progress_.CloseIfDone(static_cast<PeerTransfer&>(transfer));
+  events_.Moved(*this, transfer);
 }
 
 }  // namespace jaxhet

@@ -44,18 +44,30 @@ struct PeerCounts {
   uint64_t path_failures = 0;
 };
 
-class ProgressEngine;
+class Peer;
+
+// What the connections of peers report.
+class PeerEvents {
+ public:
+  virtual ~PeerEvents() = default;
+  // Throws TransportError if this process and `peer` have no open transfer of this ticket.
+  virtual Transfer& FindTransfer(const Peer& peer, uint64_t ticket) = 0;
+  // Bytes of the transfer have moved.
+  virtual void Moved(Peer& peer, Transfer& transfer) = 0;
+  // The path to the peer works differently from now on.
+  virtual void PathChanged(const Peer& peer, std::string_view what) = 0;
+};
 
 // Another process of the job, or this one, as the engine sees it.
 class Peer final : public ConnectionHost {
  public:
-  Peer(ProgressEngine& progress, int its_process, ControlChannel its_channel)
-      : process(its_process), channel(std::move(its_channel)), progress_(progress) {}
+  Peer(PeerEvents& events, int its_process, ControlChannel its_channel)
+      : process(its_process), channel(std::move(its_channel)), events_(events) {}
 
   void Send(std::span<const iovec> message) override {
     channel.Send(MessageType::kTransport, message);
   }
-  Transfer& Find(uint64_t ticket) override;
+  Transfer& Find(uint64_t ticket) override { return events_.FindTransfer(*this, ticket); }
   void Sent(Transfer& transfer, size_t num_bytes) override;
   void Received(Transfer& transfer, size_t num_bytes) override;
   void Log(std::string_view what) override;
@@ -65,6 +77,7 @@ class Peer final : public ConnectionHost {
 
   // Tells the peer why nothing follows.
   void SayFailure(const Error& error, int own_process);
+  std::set<Pollable*> Pollables();
 
   const int process;
   bool same_host = true;
@@ -90,7 +103,7 @@ class Peer final : public ConnectionHost {
   uint64_t path_failures = 0;  // after which the path to it works differently
 
  private:
-  ProgressEngine& progress_;
+  PeerEvents& events_;
 };
 
 }  // namespace jaxhet

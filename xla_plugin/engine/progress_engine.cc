@@ -5,8 +5,6 @@
 #include <algorithm>
 
 #include "xla_plugin/engine/message_checks.h"
-#include "xla_plugin/engine/progress_engine_guards.h"
-#include "xla_plugin/transport/local/local.h"
 
 namespace jaxhet {
 
@@ -16,6 +14,8 @@ namespace {
 
 // Unread messages about channels. A process has hundreds of channels, with several messages each.
 constexpr size_t kMostChannelMessages = 1 << 16;
+constexpr milliseconds kBusyPeriod{5};           // between polls of a peer that leaves
+constexpr std::chrono::seconds kArrivalTime{1};  // from slots or sockets into a result
 
 void AddPlanOf(Peer& peer, std::string_view body) {
   const auto info = TakeInfo<PlanInfo>(body);
@@ -38,45 +38,112 @@ void AddChannelMessage(std::vector<ProgressEngine::ChannelMessage>& messages, in
 
 ProgressEngine::ProgressEngine(int process, int num_processes, const Options& options)
     : options_(options),
-      encryption_(ParseEncryption(options.encryption)),
       least_severity_(LeastSeverity(options.log_level)),
-      roster_(process, num_processes),
-      nics_(options.verbs),
-      ranges_(options.profiler_ranges != 0 ? std::optional(LoadProfilerRanges()) : std::nullopt) {
-  if (encryption_ != Encryption::kOff) Crypto(encryption_);
-  Peer& self = peers_.try_emplace(process, *this, process, ControlChannel()).first->second;
-  self.connection = OpenLocal(self);
-  self.transport = "local";
+      peers_(process, num_processes, options_, *this),
+      exchanges_(peers_, agenda_, options_) {}
+
+// Runs a part of the engine; its error fails the engine.
+template <typename Function>
+void ProgressEngine::Guarded(Function function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    Fail(error);
+  } catch (...) {  // nor may the progress thread end
+    const Error error = CurrentError();
+    Fail(Error(error.code(), StrCat("[", peers_.roster().OwnName(), "] ", error.text())));
+  }
 }
 
-ProgressEngine::~ProgressEngine() = default;
+// An error of `function` that names no process yet is about `peer`.
+template <typename Function>
+void ProgressEngine::Attributed(const Peer& peer, Function function) {
+  AttributeTo(peer.process, [&] { return ContextOf(peer.process); }, function);
+}
 
-// A peer that is ahead may have started exchanges before the ranks were known here.
-void ProgressEngine::SetRanks(std::vector<RankInfo> ranks) {
-  roster_.SetRanks(std::move(ranks));
-  if (failure_) return;
-  Guarded([&] {
-    for (const auto& [own, state] : communicators_) {
-      for (const auto& [key, arrival] : state.arrived) {
-        AttributeTo(peers_.at(arrival.process),
-                    [&] { CheckRanks(arrival.info, arrival.process, roster_); });
-      }
-    }
+void ProgressEngine::Connect(Time deadline) {
+  agenda_.now = Clock::now();
+  try {
+    peers_.Introduce(deadline, [&](const Error& error) { Fail(error); });
+  } catch (const Error&) {
+    throw Error(*failure_);
+  }
+  agenda_.now = Clock::now();
+  next_heartbeat_ = agenda_.next_timer = agenda_.now;
+  // A peer that is not done with the others yet is silent for as long as that may take.
+  for (auto& [process, peer] : peers_.all()) peer.last_heard = std::max(agenda_.now, deadline);
+}
+
+std::set<Pollable*> ProgressEngine::Pollables() {
+  std::set<Pollable*> pollables;
+  for (auto& [process, peer] : peers_.all()) pollables.merge(peer.Pollables());
+  return pollables;
+}
+
+void Newcomer::Introduce(int own_process, Time deadline) {
+  Negotiate(own_process, introduction, deadline, [&](const Error& error) {
+    for (auto& [process, joining] : peer) joining.SayFailure(error, own_process);
   });
 }
 
-void ProgressEngine::AddPlan(int64_t plan, std::string_view text, std::string_view program) {
-  const bool is_too_long = program.size() > kMaxProgramBytes;
-  plans_.Add(plan, text, is_too_long ? std::string_view() : program);
+void ProgressEngine::Invite(PeerSpec spec, Newcomer& newcomer) {
+  newcomer.introduction.push_back(peers_.Make(std::move(spec), newcomer.peer));
+}
+
+std::set<Pollable*> ProgressEngine::Admit(Newcomer& newcomer) {
+  std::set<Pollable*> pollables;
+  agenda_.now = Clock::now();
+  for (auto& [process, peer] : newcomer.peer) {
+    peer.last_heard = agenda_.now;
+    pollables.merge(peer.Pollables());
+    if (failure_) SayEnd(peer);
+  }
+  peers_.Merge(newcomer.peer);
+  agenda_.has_work = true;
+  return pollables;
+}
+
+void ProgressEngine::SetRanks(std::vector<RankInfo> ranks) {
+  peers_.SetRanks(std::move(ranks));
+  if (!failure_) Guarded([&] { exchanges_.CheckRanksOfStarts(); });
+}
+
+void ProgressEngine::Start(ExchangeRequest request, int64_t id) {
+  if (failure_) return exchanges_.Refuse(std::move(request), id, failure_);
+  agenda_.now = Clock::now();
+  Guarded([&] { exchanges_.Start(std::move(request), id); });
+}
+
+void ProgressEngine::Lose(int rank, std::string_view why) {
+  peers_.OfRank(rank).Lost(why);
+  agenda_.has_work = true;
+}
+
+Transfer& ProgressEngine::FindTransfer(const Peer& peer, uint64_t ticket) {
+  PeerTransfer* const transfer = exchanges_.Find(ticket);
+  if (transfer == nullptr || &peers_.OfRank(transfer->peer_rank) != &peer) {
+    Throw(ErrorCode::kTransport, "it names the transfer ", ticket, ", which is not open");
+  }
+  return *transfer;
+}
+
+void ProgressEngine::Moved(Peer& peer, Transfer& transfer) {
+  if (!exchanges_.CloseIfDone(static_cast<PeerTransfer&>(transfer))) return;
+  if (peer.left) AnswerGoodbye(peer);
+}
+
+void ProgressEngine::PathChanged(const Peer& peer, std::string_view what) {
+  if (least_severity_ > Severity::kWarning) return;
+  LogLine(StrCat("jaxhet: ", peers_.Where(peer.process), what));
 }
 
 void ProgressEngine::PublishPlan(int64_t plan) {
   if (failure_) return;
-  for (auto& [process, peer] : peers_) SendPlan(peer, plan);
+  for (auto& [process, peer] : peers_.all()) peers_.SendPlan(peer, plan);
 }
 
 void ProgressEngine::SendChannelMessage(int process, std::span<const iovec> body) {
-  if (!failure_) peers_.at(process).channel.Send(MessageType::kDeviceChannel, body);
+  if (!failure_) peers_.all().at(process).channel.Send(MessageType::kDeviceChannel, body);
 }
 
 void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
@@ -87,7 +154,7 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
       return AddPlanOf(peer, body);
     case MessageType::kStart: {
       const auto info = TakeInfo<StartInfo>(body);
-      return OnStart(peer, info, body);
+      return exchanges_.OnStart(peer, info, body);
     }
     case MessageType::kTransport:
       return peer.connection->OnMessage(std::as_bytes(std::span(body)));
@@ -95,13 +162,15 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
       return CheckEmpty(body);
     case MessageType::kFail: {
       const Error error = ParseFail(body);
-      CheckFailedProcess(error, roster_);
+      CheckFailedProcess(error, peers_.roster());
       heard_failure_ = true;
       throw Error(error);
     }
     case MessageType::kGoodbye:
       CheckEmpty(body);
-      return OnGoodbye(peer);
+      peer.left = true;
+      exchanges_.CheckLeft(peer);
+      return AnswerGoodbye(peer);
     case MessageType::kDeviceChannel:
       return AddChannelMessage(channel_messages_, peer.process, body);
     case MessageType::kHello:
@@ -110,44 +179,41 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
   }
 }
 
-void ProgressEngine::SetFailedAndDrop() {
-  page_.SetFailed();
-  for (auto& [id, exchange] : exchanges_) {
-    RecordEnd(exchange, FlightState::kFailed, Clock::now());
-    completions_.push_back({id, std::move(exchange.request.done), failure_});
-  }
-  exchanges_.clear();
-  transfers_.clear();
-  communicators_.clear();
-  executions_.clear();
-}
-
 void ProgressEngine::Fail(const Error& error) {
   if (failure_) return;
   const int failed_process =
-      error.failed_process() >= 0 ? error.failed_process() : roster_.process();
-  failure_ = std::make_shared<const Error>(error.code(), error.text(), failed_process);
-  if (!heard_failure_) LogLine(failure_->what());
-  SetFailedAndDrop();
-  for (auto& [process, peer] : peers_) {
-    if (process != roster_.process()) SayEnd(peer);
-  }
+      error.failed_process() >= 0 ? error.failed_process() : peers_.roster().process();
+  const auto why = std::make_shared<const Error>(error.code(), error.text(), failed_process);
+  if (!heard_failure_) LogLine(why->what());
+  End(why);
 }
 
 void ProgressEngine::SayGoodbye() {
   if (failure_) return;
-  if (!exchanges_.empty()) {
-    return Fail(UnderWayError(Where(exchanges_.begin()->second)));
-  }
+  if (HasExchanges()) return Fail(UnderWayError(exchanges_.WhereFirst()));
   said_goodbye_ = true;
-  failure_ = std::make_shared<const Error>(ErrorCode::kUsage, "this process has left the job");
-  SetFailedAndDrop();
-  for (auto& [process, peer] : peers_) SayEnd(peer);
+  End(std::make_shared<const Error>(ErrorCode::kUsage, "this process has left the job"));
+}
+
+void ProgressEngine::End(std::shared_ptr<const Error> why) {
+  failure_ = std::move(why);
+  peers_.SetFailed();
+  exchanges_.Drop(failure_);
+  for (auto& [process, peer] : peers_.all()) {
+    if (said_goodbye_ || process != peers_.roster().process()) SayEnd(peer);
+  }
+}
+
+// Why nothing follows.
+void ProgressEngine::SayEnd(Peer& peer) const {
+  if (!said_goodbye_) return peer.SayFailure(*failure_, peers_.roster().process());
+  peer.channel.Send(MessageType::kGoodbye);
+  peer.channel.FinishSending();
 }
 
 void ProgressEngine::ServeOwn() {
   if (failure_) return;
-  Guarded([&] { ReadMessages(peers_.at(roster_.process())); });
+  Guarded([&] { ReadMessages(peers_.self()); });
 }
 
 void ProgressEngine::ReadMessages(Peer& peer) {
@@ -155,9 +221,9 @@ void ProgressEngine::ReadMessages(Peer& peer) {
   // here before the poll says that there is something to read.
   Socket* const socket = peer.channel.socket();  // none to this process itself
   if (socket != nullptr && !peer.lost.empty()) socket->OnEvents(EPOLLIN);
-  AttributeTo(peer, [&] {
+  Attributed(peer, [&] {
     while (const auto message = peer.channel.Next()) {
-      peer.last_heard = now_;
+      peer.last_heard = agenda_.now;
       OnMessage(peer, *message);
     }
   });
@@ -167,35 +233,37 @@ void ProgressEngine::ReadMessages(Peer& peer) {
 }
 
 void ProgressEngine::Pass() {
-  now_ = Clock::now();
-  const Time last_pass = std::exchange(last_pass_, now_);
+  agenda_.now = Clock::now();
+  const Time last_pass = std::exchange(last_pass_, agenda_.now);
   // This process itself was stopped: that nothing was heard means nothing.
-  if (now_ - last_pass > milliseconds(options_.heartbeat_ms + options_.peer_timeout_ms / 2)) {
-    for (auto& [process, peer] : peers_) peer.last_heard = std::max(peer.last_heard, now_);
+  if (agenda_.now - last_pass >
+      milliseconds(options_.heartbeat_ms + options_.peer_timeout_ms / 2)) {
+    for (auto& [process, peer] : peers_.all())
+      peer.last_heard = std::max(peer.last_heard, agenda_.now);
   }
-  has_work_ = false;
+  agenda_.has_work = false;
   if (failure_) {
     Discard();
   } else {
     Guarded([&] {
-      for (auto& [process, peer] : peers_) ReadMessages(peer);
-      for (auto& [process, peer] : peers_) CheckPeer(peer);
-      for (auto& [process, peer] : peers_) {
+      for (auto& [process, peer] : peers_.all()) ReadMessages(peer);
+      for (auto& [process, peer] : peers_.all()) CheckPeer(peer);
+      for (auto& [process, peer] : peers_.all()) {
         // A peer that has left may close its data connections, which then is no failure.
         if (peer.left && !WaitsFor(process)) continue;
-        AttributeTo(peer, [&] { has_work_ |= peer.connection->Advance(); });
-        has_work_ |= !peer.lost.empty() && !peer.left;
+        Attributed(peer, [&] { agenda_.has_work |= peer.connection->Advance(); });
+        agenda_.has_work |= !peer.lost.empty() && !peer.left;
       }
-      ReadMessages(peers_.at(roster_.process()));
+      ReadMessages(peers_.self());
       CheckTimers();
     });
   }
-  for (auto& [process, peer] : peers_) peer.channel.Flush();
+  for (auto& [process, peer] : peers_.all()) peer.channel.Flush();
 }
 
 // After the end, only that of the others is of interest.
 void ProgressEngine::Discard() {
-  for (auto& [process, peer] : peers_) {
+  for (auto& [process, peer] : peers_.all()) {
     try {
       while (peer.channel.Next()) {
       }
@@ -206,39 +274,78 @@ void ProgressEngine::Discard() {
 }
 
 void ProgressEngine::CheckTimers() {
-  if (now_ < next_timer_) return;
-  const bool beat = now_ >= next_heartbeat_;
-  if (beat) next_heartbeat_ = now_ + milliseconds(options_.heartbeat_ms);
-  next_timer_ = next_heartbeat_;
-  for (const auto& [id, exchange] : exchanges_) {
-    for (const PeerTransfer& transfer : exchange.transfers) {
-      const Time deadline = DeadlineOf(transfer);
-      if (now_ >= deadline) ThrowLate(exchange);
-      next_timer_ = std::min(next_timer_, deadline);
-    }
-  }
-  for (auto& [process, peer] : peers_) {
-    if (process == roster_.process()) continue;
+  if (agenda_.now < agenda_.next_timer) return;
+  const bool beat = agenda_.now >= next_heartbeat_;
+  if (beat) next_heartbeat_ = agenda_.now + milliseconds(options_.heartbeat_ms);
+  agenda_.next_timer = next_heartbeat_;
+  exchanges_.CheckDeadlines();
+  for (auto& [process, peer] : peers_.all()) {
+    if (process == peers_.roster().process()) continue;
     if (peer.left) {
       AnswerGoodbye(peer);
       continue;
     }
     if (beat) peer.channel.Send(MessageType::kHeartbeat);
-    const auto silence = std::chrono::duration_cast<milliseconds>(now_ - peer.last_heard);
+    const auto silence = std::chrono::duration_cast<milliseconds>(agenda_.now - peer.last_heard);
     if (silence.count() <= options_.peer_timeout_ms) continue;
     peer.Lost(StrCat("it has been silent for ", silence.count(), " ms"));
     CheckPeer(peer);
   }
 }
 
-// `in_flight_us` is the sum over completed exchanges of the time from start to completion.
+// The peer closes its sockets then: not before what it has sent is all here.
+void ProgressEngine::AnswerGoodbye(Peer& peer) {
+  if (!WaitsFor(peer.process)) return peer.channel.FinishSending();
+  agenda_.next_timer = std::min(agenda_.next_timer, agenda_.now + kBusyPeriod);
+}
+
+// Whatever `peer` had to say has been read.
+void ProgressEngine::CheckPeer(Peer& peer) {
+  if (peer.left) {
+    if (!WaitsInVain(peer)) return;
+    throw LeftError(ContextOf(peer.process).before, peers_.roster().ProcessName(peer.process),
+                    peer.process);
+  }
+  if (peer.lost.empty()) return;
+  const auto [before, after] = ContextOf(peer.process);
+  throw LostError(before, peer.lost, after, peer.process);
+}
+
+// For a peer that has left. What devices wait for may have come as far as a channel's slots, or its
+// sockets.
+bool ProgressEngine::WaitsInVain(const Peer& peer) {
+  if (!peer.lost.empty() && exchanges_.With(peer.process) != nullptr) return true;
+  if (!peer.channel.closed()) return false;
+  const auto wait = DeviceWaitFor(peer.process);
+  if (!wait) return false;
+  agenda_.next_timer = std::min(agenda_.next_timer, agenda_.now + kBusyPeriod);
+  return wait->since < agenda_.now - kArrivalTime;
+}
+
+std::optional<DeviceWait> ProgressEngine::DeviceWaitFor(int process) const {
+  if (devices_ == nullptr) return std::nullopt;
+  return devices_->OldestWait(peers_.roster().RanksOf(process));
+}
+
+ErrorContext ProgressEngine::ContextOf(int process) const {
+  const auto wait = exchanges_.With(process) == nullptr ? DeviceWaitFor(process) : std::nullopt;
+  if (!wait) return exchanges_.ContextOf(process);
+  return {.before = StrCat(WhereText(peers_.FactsOf(wait->rank, wait->plan, wait->index)),
+                           peers_.roster().RankAndProcess(wait->peer_rank), ": "),
+          .after = {}};
+}
+
+bool ProgressEngine::IsQuiet() const {
+  return std::ranges::all_of(peers_.all(), [&](const auto& entry) {
+    const auto& [process, peer] = entry;
+    return process == peers_.roster().process() || process == failure_->failed_process() ||
+           peer.left || peer.channel.closed();
+  });
+}
+
 std::map<std::string, uint64_t> ProgressEngine::Stats() const {
-  const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time_);
-  std::map<std::string, uint64_t> stats = {
-      {"exchanges_started", started_},
-      {"exchanges_completed", completed_},
-      {"in_flight_us", static_cast<uint64_t>(in_flight.count())}};
-  for (const auto& [process, peer] : peers_) {
+  std::map<std::string, uint64_t> stats = exchanges_.Stats();
+  for (const auto& [process, peer] : peers_.all()) {
     stats["bytes_sent_" + peer.transport] += peer.bytes_sent;
     stats["bytes_received_" + peer.transport] += peer.bytes_received;
   }

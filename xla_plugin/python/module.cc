@@ -95,7 +95,7 @@ void SetRanks(Engine& engine,
 std::pair<std::string, std::vector<std::pair<std::string, std::string>>> TransportOf(
     const Engine& engine, int process) {
   return engine.Read([&](const ProgressEngine& progress) {
-    const Peer& peer = progress.peer(process);
+    const Peer& peer = progress.peers().Of(process);
     std::vector<std::pair<std::string, std::string>> refused;
     for (const auto& [transport, reason] : peer.refusals) refused.emplace_back(transport, reason);
     return std::pair{peer.transport, refused};
@@ -130,7 +130,7 @@ nb::list FlightRecords(const Engine& engine) {
     return engine.Read([&](const ProgressEngine& progress) {
       std::vector<FlightRecord> all = engine.DeviceFlightRecords();
       std::ranges::copy(progress.flight_recorder().records(), std::back_inserter(all));
-      return std::pair{std::move(all), progress.plans()};
+      return std::pair{std::move(all), progress.peers().plans()};
     });
   }();
   nb::list list;
@@ -222,9 +222,9 @@ nb::list PeerStats(const Engine& engine) {
   const std::vector<PeerCounts> counts = [&] {
     const nb::gil_scoped_release released;
     return engine.Read([&](const ProgressEngine& progress) {
-      auto all = progress.CountsOfPeers();
+      auto all = progress.peers().Counts();
       for (const auto& [peer_rank, transport, sent, received] : engine.DeviceBytes()) {
-        all.push_back({.process = progress.roster().ProcessOf(peer_rank),
+        all.push_back({.process = progress.peers().roster().ProcessOf(peer_rank),
                        .transport = std::string(transport),
                        .bytes_sent = sent,
                        .bytes_received = received});

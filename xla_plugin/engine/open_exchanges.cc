@@ -1,49 +1,64 @@
+#include "xla_plugin/engine/open_exchanges.h"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "xla_plugin/base/huge_pages.h"
 #include "xla_plugin/engine/message_checks.h"
-#include "xla_plugin/engine/progress_engine.h"
-#include "xla_plugin/engine/progress_engine_guards.h"
+#include "xla_plugin/engine/partition.h"
 
-// Exchanges of the progress engine, from their starts to their completions.
 namespace jaxhet {
 
 using std::chrono::milliseconds;
 
-void ProgressEngine::Start(ExchangeRequest request, int64_t id) {
-  if (failure_) {
-    completions_.push_back({id, std::move(request.done), failure_});
-    return;
-  }
-  now_ = Clock::now();
+OpenExchanges::OpenExchanges(PeerTable& peers, Agenda& agenda, const Options& options)
+    : peers_(peers),
+      agenda_(agenda),
+      options_(options),
+      ranges_(options.profiler_ranges != 0 ? std::optional(LoadProfilerRanges()) : std::nullopt) {}
+
+void OpenExchanges::Start(ExchangeRequest request, int64_t id) {
   Exchange& exchange = exchanges_[id];
   exchange.request = std::move(request);
   exchange.id = id;
-  exchange.started = now_;
+  exchange.started = agenda_.now;
   ++started_;
-  Guarded([&] {
-    try {
-      StartOrThrow(exchange);
-    } catch (const Error& error) {
-      if (error.failed_process() >= 0) throw;
-      throw Error(error.code(), Where(exchange) + std::string(error.text()), roster_.process());
-    }
-  });
+  try {
+    StartOrThrow(exchange);
+  } catch (const Error& error) {
+    if (error.failed_process() >= 0) throw;
+    throw Error(error.code(), Where(exchange) + std::string(error.text()),
+                peers_.roster().process());
+  }
 }
 
-void ProgressEngine::StartOrThrow(Exchange& exchange) {
+void OpenExchanges::Refuse(ExchangeRequest request, int64_t id, std::shared_ptr<const Error> why) {
+  completions_.push_back({id, std::move(request.done), std::move(why)});
+}
+
+void OpenExchanges::Drop(const std::shared_ptr<const Error>& why) {
+  for (auto& [id, exchange] : exchanges_) {
+    RecordEnd(exchange, FlightState::kFailed, Clock::now());
+    completions_.push_back({id, std::move(exchange.request.done), why});
+  }
+  exchanges_.clear();
+  transfers_.clear();
+  communicators_.clear();
+  executions_.clear();
+}
+
+void OpenExchanges::StartOrThrow(Exchange& exchange) {
   const ExchangeRequest& request = exchange.request;
   exchange.communicator = CommunicatorId(request.group);
-  if (plans_.Find(request.plan) == nullptr) {
+  if (peers_.plans().Find(request.plan) == nullptr) {
     Throw(ErrorCode::kUsage, "its plan ", request.plan, " was never registered");
   }
   Partition partition = PartitionBuffers(request);
   OpenExecution& execution = executions_[request.rank];
   if (execution.Overlaps(request.run_id, request.plan)) ThrowOverlap(exchange);
   execution.Enter(request.run_id, request.plan);
-  CommunicatorState& state = CommunicatorStateOf(exchange);
+  CommunicatorState& state = communicators_[{request.rank, exchange.communicator}];
   const auto position = state.Enter(request.run_id, request.plan, request.index);
   exchange.run = position.run;
   exchange.sequence = position.sequence;
@@ -62,12 +77,14 @@ void ProgressEngine::StartOrThrow(Exchange& exchange) {
     transfer.exchange = &exchange;
     transfer.peer_rank = member.rank;
     Announce(transfer);
-    next_timer_ = std::min(next_timer_, DeadlineOf(transfer));
+    agenda_.next_timer = std::min(agenda_.next_timer, DeadlineOf(transfer));
     const MeetingKey key{exchange.run, request.index, exchange.sequence, transfer.peer_rank};
     if (const auto node = state.arrived.extract(key)) {
       const Arrival& arrival = node.mapped();
-      Peer& peer = peers_.at(arrival.process);
-      AttributeTo(peer, [&] { Meet(transfer, peer, arrival.info, arrival.tail); });
+      Peer& peer = peers_.all().at(arrival.process);
+      AttributeTo(
+          peer.process, [&] { return ContextOf(peer.process); },
+          [&] { Meet(transfer, peer, arrival.info, arrival.tail); });
     } else {
       state.waiting[key] = &transfer;
     }
@@ -78,12 +95,13 @@ void ProgressEngine::StartOrThrow(Exchange& exchange) {
   Release(exchange);
 }
 
-void ProgressEngine::Announce(PeerTransfer& transfer) {
+void OpenExchanges::Announce(PeerTransfer& transfer) {
   const Exchange& exchange = *transfer.exchange;
   const ExchangeRequest& request = exchange.request;
-  Peer& peer = PeerOf(transfer.peer_rank);
-  if (peer.left) throw LeftError(Where(exchange), roster_.ProcessName(peer.process), peer.process);
-  SendPlan(peer, request.plan);
+  Peer& peer = peers_.OfRank(transfer.peer_rank);
+  if (peer.left)
+    throw LeftError(Where(exchange), peers_.roster().ProcessName(peer.process), peer.process);
+  peers_.SendPlan(peer, request.plan);
   transfer.ticket = ++last_ticket_;
   transfers_[transfer.ticket] = &transfer;
 
@@ -112,21 +130,13 @@ void ProgressEngine::Announce(PeerTransfer& transfer) {
   peer.channel.Send(MessageType::kStart, body);
 }
 
-void ProgressEngine::SendPlan(Peer& peer, int64_t plan) {
-  if (peer.process == roster_.process() || !peer.plans_sent.insert(plan).second) return;
-  const Plan& found = *plans_.Find(plan);
-  const PlanInfo info{.plan = plan, .text_bytes = found.text.size()};
-  peer.channel.Send(MessageType::kPlan,
-                    std::array{ObjectIovec(info), ToIovec(found.text.data(), found.text.size()),
-                               ToIovec(found.program.data(), found.program.size())});
-}
-
-void ProgressEngine::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
-  CheckStart(info, PlansOf(peer.process).Find(info.plan));
-  if (roster_.num_ranks() > 0) CheckRanks(info, peer.process, roster_);
+void OpenExchanges::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
+  CheckStart(info, peers_.PlansOf(peer.process).Find(info.plan));
+  if (peers_.roster().num_ranks() > 0) CheckRanks(info, peer.process, peers_.roster());
   CommunicatorState& state = communicators_[{info.destination, info.communicator}];
-  peer.last_starts[info.source] = {info, now_};
-  if (state.announced.try_emplace({info.source, info.plan}, now_).second) next_timer_ = now_;
+  peer.last_starts[info.source] = {info, agenda_.now};
+  if (state.announced.try_emplace({info.source, info.plan}, agenda_.now).second)
+    agenda_.next_timer = agenda_.now;
   const MeetingKey key{info.run, info.index, info.sequence, info.source};
   if (const auto waiting = state.waiting.extract(key)) {
     peer.waited += Clock::now() - waiting.mapped()->exchange->started;
@@ -141,8 +151,8 @@ void ProgressEngine::OnStart(Peer& peer, const StartInfo& info, std::string_view
   CheckOrder(info);
 }
 
-void ProgressEngine::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
-                          std::string_view tail) {
+void OpenExchanges::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info,
+                         std::string_view tail) {
   CheckSameExchange(transfer, info);
   transfer.met = true;
   transfer.peer_ticket = info.ticket;
@@ -156,20 +166,19 @@ void ProgressEngine::Meet(PeerTransfer& transfer, Peer& source, const StartInfo&
   }
   if (!transfer.IsDone()) {
     source.connection->Begin(transfer, tail);
-    has_work_ = true;
+    agenda_.has_work = true;
   }
   CloseIfDone(transfer);
 }
 
-void ProgressEngine::CloseIfDone(PeerTransfer& transfer) {
-  if (!transfer.met || !transfer.IsDone()) return;
+bool OpenExchanges::CloseIfDone(PeerTransfer& transfer) {
+  if (!transfer.met || !transfer.IsDone()) return false;
   transfers_.erase(transfer.ticket);
-  Peer& peer = PeerOf(transfer.peer_rank);
   Release(*transfer.exchange);
-  if (peer.left) AnswerGoodbye(peer);
+  return true;
 }
 
-void ProgressEngine::Release(Exchange& exchange) {
+void OpenExchanges::Release(Exchange& exchange) {
   if (--exchange.open_transfers > 0) return;
   const Time ended = Clock::now();
   RecordEnd(exchange, FlightState::kCompleted, ended);
@@ -180,35 +189,30 @@ void ProgressEngine::Release(Exchange& exchange) {
   exchanges_.erase(exchange.id);
 }
 
-void ProgressEngine::RecordStart(Exchange& exchange) {
+void OpenExchanges::RecordStart(Exchange& exchange) {
   recorder_.Started(RecordOf(exchange));
   if (!ranges_) return;
   const ExchangeRequest& request = exchange.request;
-  const std::string name = plans_.Describe(request.plan, request.index);
+  const std::string name = peers_.plans().Describe(request.plan, request.index);
   exchange.range = ranges_->start(StrCat("jaxhet rank ", request.rank, ": ", name).c_str());
 }
 
-void ProgressEngine::RecordEnd(const Exchange& exchange, FlightState state, Time now) {
+void OpenExchanges::RecordEnd(const Exchange& exchange, FlightState state, Time now) {
   recorder_.Ended(exchange.id, state, now);
   if (ranges_ && exchange.range) ranges_->end(*exchange.range);
 }
 
-Time ProgressEngine::DeadlineOf(const PeerTransfer& transfer) const {
-  if (transfer.met && transfer.IsDone()) return Time::max();
-  const Exchange& exchange = *transfer.exchange;
-  const ExchangeRequest& request = exchange.request;
-  const milliseconds wait_budget(request.deadline_ms > 0 ? request.deadline_ms
-                                                         : options_.deadline_ms);
-  const CommunicatorState& state = communicators_.at({request.rank, exchange.communicator});
-  const auto announced = state.announced.find({transfer.peer_rank, request.plan});
-  if (announced != state.announced.end()) {
-    return std::max(exchange.started, announced->second) + wait_budget;
-  }
-  return exchange.started + std::max(wait_budget, milliseconds(options_.first_deadline_ms));
+PeerTransfer* OpenExchanges::Find(uint64_t ticket) const {
+  const auto found = transfers_.find(ticket);
+  return found == transfers_.end() ? nullptr : found->second;
 }
 
-CommunicatorState& ProgressEngine::CommunicatorStateOf(const Exchange& exchange) {
-  return communicators_[{exchange.request.rank, exchange.communicator}];
+// `in_flight_us` is the sum over completed exchanges of the time from start to completion.
+std::map<std::string, uint64_t> OpenExchanges::Stats() const {
+  const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time_);
+  return {{"exchanges_started", started_},
+          {"exchanges_completed", completed_},
+          {"in_flight_us", static_cast<uint64_t>(in_flight.count())}};
 }
 
 }  // namespace jaxhet
