@@ -81,14 +81,31 @@ def initialize(
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
     _used.set()
+    log_line = _prepare_platform(config)
+    session = _join(config, secret)
+    _session.install(session)
+    _distributed.take_over(jax.distributed)
+    os.register_at_fork(after_in_child=session.abandon_in_child)
+    atexit.register(_shutdown_at_exit)
+    session.events.joined(time.monotonic() - started_s)
+    if log_line and session.config.process_id == 0:
+        _log.LOGGER.info("%s", log_line)
+
+
+def _prepare_platform(config: Config) -> str:
+    """Sets what JAX's platform needs before it starts; returns a line for the log, or none."""
     platform = platforms.expected_platform()
-    log_line = ""
-    if platform == "cpu":
-        log_line = platforms.configure_cpu(config.cpu_devices)
-        if config.cpu_keep_memory:
-            _memory.keep_freed_memory()
-    elif config.local_device_ids:
-        platforms.use_gpus(platform, config.local_device_ids)
+    if platform != "cpu":
+        if config.local_device_ids:
+            platforms.use_gpus(platform, config.local_device_ids)
+        return ""
+    if config.cpu_keep_memory:
+        _memory.keep_freed_memory()
+    return platforms.configure_cpu(config.cpu_devices)
+
+
+def _join(config: Config, secret: bytes) -> _session.Session:
+    """Joins the job and sets up what belongs to it. The other processes hear of an error."""
     trace = _trace.Trace(config) if config.trace_folder else None
     metrics = _metrics.Metrics(config) if _metrics.are_wanted(config) else None
     membership = _join_coordinator(config, secret)
@@ -107,13 +124,7 @@ def initialize(
             membership.report(type(error)(f"{_place.name(config)}: {error}"))
         membership.leave(close=False)  # JAX's client, if there is one, lives as long as the process
         raise
-    _session.install(session)
-    _distributed.take_over(jax.distributed)
-    os.register_at_fork(after_in_child=session.abandon_in_child)
-    atexit.register(_shutdown_at_exit)
-    session.events.joined(time.monotonic() - started_s)
-    if log_line and session.config.process_id == 0:
-        _log.LOGGER.info("%s", log_line)
+    return session
 
 
 def shutdown() -> None:

@@ -203,12 +203,13 @@ class Sharing(Protocol):
 
 
 Loaded = tuple[Any, list[bytes]]  # an executable, and its serialized modules
+Fetch = Callable[[tuple[int, ...], str, Callable[[bytes], Loaded]], tuple[Any, bytes | None]]
 
 
 def share_executables(
     process: int,
     sharing: Callable[[], Sharing | None],
-    fetch: Callable[[tuple[int, ...], str, Callable[[bytes], Loaded]], tuple[Any, bytes | None]],
+    fetch: Fetch,
 ) -> None:
     """Lets a process load an executable where it would compile a program.
 
@@ -225,74 +226,83 @@ def share_executables(
       UsageError: This JAX compiles programs in another way.
     """
     from jax._src import compiler
-    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-    compile_program = _known(compiler, "compile_or_get_cached")
-    compile_here = _known(compiler, "backend_compile_and_load")
     _watch_cache()
+    sharer = _Sharer(
+        process,
+        sharing,
+        fetch,
+        _known(compiler, "compile_or_get_cached"),
+        _known(compiler, "backend_compile_and_load"),
+    )
+    compiler.compile_or_get_cached = sharer.program
+    compiler.backend_compile_and_load = sharer.executable
 
-    @functools.wraps(compile_program)
-    def compiled(
-        backend: Any, computation: Any, devices: Any, options: Any, *args: Any, **kwargs: Any
+
+class _Sharer:
+    """What `share_executables` puts in the place of two functions of JAX."""
+
+    def __init__(
+        self,
+        process: int,
+        sharing: Callable[[], Sharing | None],
+        fetch: Fetch,
+        compile_or_get_cached: Callable[..., Any],
+        compile_and_load: Callable[..., Any],
+    ):
+        self._process = process
+        self._sharing = sharing
+        self._fetch = fetch
+        self._compile_or_get_cached = compile_or_get_cached
+        self._compile_and_load = compile_and_load
+
+    def program(
+        self, backend: Any, module: Any, devices: Any, options: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        known = None if isinstance(backend, _jax.CompileOnlyPyClient) else sharing()
+        """Notes the program; then others know that this process has it, or why not."""
+        from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+        known = None if isinstance(backend, _jax.CompileOnlyPyClient) else self._sharing()
         among = known.among({d.process_index for d in devices.flat}) if known is not None else ()
         if known is None or not among:
-            return compile_program(backend, computation, devices, options, *args, **kwargs)
-        this = _Compilation(among, _key(computation, devices, options))
+            return self._compile_or_get_cached(backend, module, devices, options, *args, **kwargs)
+        this = _Compilation(among, _key(module, devices, options), known)
         token = _current.set(this)
         known.begin(this.key)
         try:
-            found = compile_program(backend, computation, devices, options, *args, **kwargs)
+            found = self._compile_or_get_cached(backend, module, devices, options, *args, **kwargs)
         except Exception as error:
             known.add_failure(among, this.key, f"{type(error).__name__}: {error}"[:500])
             raise
         finally:
             _current.reset(token)
-        if among[0] != process:
+        if among[0] != self._process:
             known.add(among, this.key, None)
         elif not this.is_told:  # JAX's cache had it
-            _tell(known, this, lambda: this.serialized or backend.serialize_executable(found))
+            this.tell(lambda: this.serialized or backend.serialize_executable(found))
         return found
 
-    @functools.wraps(compile_here)
-    def loaded(
-        backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, **kwargs: Any
+    def executable(
+        self, backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, **kwargs: Any
     ) -> Any:
+        """Fetches the executable of a program that was noted, or compiles it."""
+
         def load(serialized: bytes) -> Loaded:
             executable = backend.deserialize_executable(serialized, devices, options, callbacks)
             return executable, compat.serialized_modules(executable)
 
-        this, known = _current.get(), sharing()
+        this = _current.get()
         if this is not None:
             this.serialized = None  # refused, if the cache had one
-            if this.among[0] != process:
-                found, this.serialized = fetch(this.among, this.key, load)
+            if this.among[0] != self._process:
+                found, this.serialized = self._fetch(this.among, this.key, load)
                 if found is not None:
                     return found
-        found = compile_here(backend, module, devices, options, callbacks, **kwargs)
-        if this is not None and known is not None and this.among[0] == process:
+        found = self._compile_and_load(backend, module, devices, options, callbacks, **kwargs)
+        if this is not None and this.among[0] == self._process:
             # Before JAX's cache writes a file, because others wait.
-            _tell(known, this, lambda: backend.serialize_executable(found))
+            this.tell(lambda: backend.serialize_executable(found))
         return found
-
-    compiler.compile_or_get_cached = compiled
-    compiler.backend_compile_and_load = loaded
-
-
-def _tell(known: Sharing, this: "_Compilation", serialize: Callable[[], bytes]) -> None:
-    """Gives others the executable of this process, or says why there is none.
-
-    Called before the program runs: beside an exchange that waits for others, serialization hung on
-    GPUs.
-    """
-    this.is_told = True
-    try:
-        this.serialized = serialize()
-    except Exception as error:
-        known.add_failure(this.among, this.key, f"can't serialize it: {error}"[:500])
-    else:
-        known.add(this.among, this.key, this.serialized)
 
 
 def _watch_cache() -> None:
@@ -324,14 +334,30 @@ class _Compilation:
     Attributes:
       among: The processes that share it.
       key: Identity of the program.
+      known: Knowledge about it, which others ask for.
       serialized: The executable, once it was serialized.
       is_told: Whether the process that compiles has told the others.
     """
 
     among: tuple[int, ...]
     key: str
+    known: Sharing
     serialized: bytes | None = None
     is_told: bool = False
+
+    def tell(self, serialize: Callable[[], bytes]) -> None:
+        """Gives others the executable of this process, or says why there is none.
+
+        Called before the program runs: beside an exchange that waits for others, serialization hung
+        on GPUs.
+        """
+        self.is_told = True
+        try:
+            self.serialized = serialize()
+        except Exception as error:
+            self.known.add_failure(self.among, self.key, f"can't serialize it: {error}"[:500])
+        else:
+            self.known.add(self.among, self.key, self.serialized)
 
 
 _current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(

@@ -237,6 +237,7 @@ def test_others_get_an_executable_before_the_cache_writes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared = _Shared()
+    module = jax.jit(jnp.sin).lower(jnp.ones(3)).compiler_ir("stablehlo")
 
     def compile_and_write(*args: Any) -> str:
         found = compiler.backend_compile_and_load(*args, None)
@@ -249,7 +250,6 @@ def test_others_get_an_executable_before_the_cache_writes_it(
     backend = types.SimpleNamespace(serialize_executable=str.encode)
     devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
     options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
-    module = jax.jit(jnp.sin).lower(jnp.ones(3)).compiler_ir("stablehlo")
     compiler.compile_or_get_cached(backend, module, devices, options)  # type: ignore[call-arg]
     assert [each[0] for each in shared.told] == ["begin", "add", "written"]
     assert shared.told[1][3] == b"executable"
