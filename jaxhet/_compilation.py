@@ -79,7 +79,6 @@ class Compilation:
       engine: The engine that gets to know the plans; None in a job that has none.
       connector: Connects the processes that a program needs; None if all are connected.
       shared: The executables of processes with equal GPUs; None if each compiles its own.
-      failure: Returns the job's failure, or None.
       over_islands: XLA's options for programs over several islands.
       plans: Fingerprint to plan.
       programs: Digest to the program as JAX traced it.
@@ -91,13 +90,22 @@ class Compilation:
         process: int,
         islands: tuple[Island, ...],
         engine: _ffi.Engine | None,
-        is_over: Callable[[], bool],
+        is_over: Callable[[], bool] = lambda: False,
+        failure: Callable[[], JaxhetError | None] = lambda: None,
     ):
-        """Keeps the programs of one process of a job; `is_over`: whether the job has ended."""
+        """Keeps the programs of one process of a job.
+
+        Args:
+          config: The options.
+          process: This process.
+          islands: The islands of the job.
+          engine: The engine of this process.
+          is_over: Whether the job has failed or ended.
+          failure: Returns the job's failure, or None.
+        """
         self.engine = engine
         self.connector: Connector | None = None
         self.shared: SharedPrograms | None = None
-        self.failure: Callable[[], JaxhetError | None] = lambda: None
         self.over_islands: Mapping[str, bool | int] = {}
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}
@@ -105,6 +113,7 @@ class Compilation:
         self._process = process
         self._islands = islands
         self._is_over = is_over
+        self._failure = failure
         self._bridged: set[str] = set()  # digests of programs with exchanges
         self._launcher: threading.Thread | None = None
         self._launchers = itertools.count(1)
@@ -270,7 +279,7 @@ class Compilation:
             if not all(self._accept(module) for module in modules):
                 raise NotSharedError("it was compiled by other passes, or for another job")
         except Exception as error:
-            if (failure := self.failure()) is not None:
+            if (failure := self._failure()) is not None:
                 raise failure from None
             text = str(error) if isinstance(error, NotSharedError) else repr(error)
             LOGGER.warning(

@@ -53,8 +53,9 @@ class Session:
         self.islands = islands
         self.engine = engine
         self.is_pretended = is_pretended
-        self.compilation = Compilation(config, process, islands, engine, self._is_over)
-        self.compilation.failure = self.error
+        self.compilation = Compilation(
+            config, process, islands, engine, self._is_over, failure=self.error
+        )
         self.settings_differences: tuple[str, ...] = ()  # between islands, a line for each
         self.unlike: tuple[str, ...] | None = None  # result of `unlike_islands`
         self.replicas_checked = 0  # arrays whose replicas were compared

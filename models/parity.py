@@ -107,8 +107,7 @@ def _write(
     plot(parity.out / "curves.png", rows)
 
 
-def parse(arguments: Sequence[str] | None = None) -> Parity:
-    """Reads the command line; exits with a usage message if it is wrong."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Train over islands and in one world, compare, and write a report.",
@@ -155,6 +154,12 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
     )
     add("--jobs", 1, "runs at the same time; with more than 1, tokens/s are too low", type=int)
     add("--out", Path("runs/parity"), "folder of the report and the runs", type=Path)
+    return parser
+
+
+def parse(arguments: Sequence[str] | None = None) -> Parity:
+    """Reads the command line; exits with a usage message if it is wrong."""
+    parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     if given.islands < 2 or given.devices < 1:
         parser.error(

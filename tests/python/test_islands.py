@@ -72,7 +72,7 @@ def test_mesh_that_does_not_hold_all_devices(devices: list[Any]) -> None:
 
 def test_programs_inside_of_an_island_are_compiled_as_without_jaxhet() -> None:
     compilation = _compilation.Compilation(
-        _config.resolve({}, {}), 0, _make("aab", [2, 1, 2]), None, lambda: False
+        _config.resolve({}, {}), 0, _make("aab", [2, 1, 2]), None
     )
     compilation.over_islands = {"option": True}
     first, second, third = ({2048 * process, 2048 * process + 1} for process in range(3))
