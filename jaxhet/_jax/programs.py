@@ -240,7 +240,7 @@ def share_executables(
 
 
 class _Sharer:
-    """What `share_executables` puts in the place of two functions of JAX."""
+    """The stand-ins of `share_executables` for two functions of JAX."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ struct PeerCounts {
 
 class Peer;
 
-// What the connections of peers report.
+// Reports of the connections of peers.
 class PeerEvents {
  public:
   virtual ~PeerEvents() = default;

@@ -71,7 +71,7 @@ class PeerTable {
   PeerEvents& events_;
   const Encryption encryption_;
   Roster roster_;
-  Plans plans_;  // of this process
+  Plans plans_;  // this process's own
   SharedPage page_;
   verbs::Nics nics_;
   std::map<int, Peer> peers_;                // by process
