@@ -61,9 +61,10 @@ def prepare(
     given = compiler_settings.xla_flags_text(environ)
     more: dict[str, str] = {}
     is_users = tuning.is_users(compiler_settings.parse_flags(given))
-    if not is_users and (folder := make_folder()) is not None:
-        more[tuning.FOLDER_FLAG] = str(folder)
-        programs.keep_xla_tuning_cache()
+    if not is_users:
+        programs.give_xla_no_shared_tuning_folder()
+        if (folder := make_folder()) is not None:
+            more[tuning.FOLDER_FLAG] = str(folder)
     environ["XLA_FLAGS"] = complete(given, more)
     _warn_of_allocator(environ)
     return not is_users

@@ -427,10 +427,11 @@ def own_launches(number: int) -> None:
     _jax.PjitFunctionCache.clear_all()
 
 
-def keep_xla_tuning_cache() -> None:
-    """Lets XLA keep tuned kernels where its flags say, also with JAX's persistent cache.
+def give_xla_no_shared_tuning_folder() -> None:
+    """Lets XLA keep tuned kernels where its flags say, and nowhere else.
 
-    JAX would give all processes one folder there, which process 0 alone writes to.
+    With a persistent cache, JAX gives all processes one folder, which process 0 alone writes to:
+    beside a remote cache, and in the working directory where the cache is "".
     """
     caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] or ""
     names = ["xla_gpu_kernel_cache_file"] if caches == "all" else caches.split(",")
