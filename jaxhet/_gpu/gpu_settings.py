@@ -16,23 +16,23 @@ _ALLOCATORS = ("cuda_async", "platform")
 _ABORTS = "with an exchange in the program, XLA's compiler would abort the process"
 
 
-class Refusal(NamedTuple):
+class RefusedFlag(NamedTuple):
     """A flag of XLA that can't be had: whether a value of it is meant, and why."""
 
     applies: Callable[[str], bool]
     why: str
 
 
-REFUSED: dict[str, Refusal] = {
-    "xla_gpu_shard_autotuning": Refusal(
+REFUSED: dict[str, RefusedFlag] = {
+    "xla_gpu_shard_autotuning": RefusedFlag(
         compiler_settings.is_on,
         "the process that compiles for others would wait for what they tune",
     ),
-    "xla_gpu_enable_pipelined_p2p": Refusal(compiler_settings.is_on, _ABORTS),
-    "xla_gpu_experimental_pipeline_parallelism_opt_level": Refusal(
+    "xla_gpu_enable_pipelined_p2p": RefusedFlag(compiler_settings.is_on, _ABORTS),
+    "xla_gpu_experimental_pipeline_parallelism_opt_level": RefusedFlag(
         lambda value: value not in ("0", "PIPELINE_PARALLELISM_OPT_LEVEL_DISABLE"), _ABORTS
     ),
-    "xla_gpu_disable_async_collectives": Refusal(
+    "xla_gpu_disable_async_collectives": RefusedFlag(
         bool, "nothing would be computed while collectives and exchanges run"
     ),
 }
