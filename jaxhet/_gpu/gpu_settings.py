@@ -62,7 +62,7 @@ def prepare(
     more: dict[str, str] = {}
     is_users = tuning.is_users(compiler_settings.parse_flags(given))
     if not is_users:
-        programs.give_xla_no_shared_tuning_folder()
+        programs.disable_tuning_folder_of_jax()
         if (folder := make_folder()) is not None:
             more[tuning.FOLDER_FLAG] = str(folder)
     environ["XLA_FLAGS"] = complete(given, more)

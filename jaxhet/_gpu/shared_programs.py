@@ -45,7 +45,7 @@ class _Question:
 
 
 class SharedPrograms:
-    """Gives this process's executables to its tuning class, and fetches those of the class."""
+    """Exchanges executables with the other processes of a tuning class."""
 
     def __init__(
         self,

@@ -235,8 +235,8 @@ def share_executables(
         _known(compiler, "compile_or_get_cached"),
         _known(compiler, "backend_compile_and_load"),
     )
-    compiler.compile_or_get_cached = sharer.program
-    compiler.backend_compile_and_load = sharer.executable
+    compiler.compile_or_get_cached = sharer.compile_or_get_cached
+    compiler.backend_compile_and_load = sharer.compile_and_load
 
 
 class _Sharer:
@@ -256,10 +256,10 @@ class _Sharer:
         self._compile_or_get_cached = compile_or_get_cached
         self._compile_and_load = compile_and_load
 
-    def program(
+    def compile_or_get_cached(
         self, backend: Any, module: Any, devices: Any, options: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Notes the program; then others know that this process has it, or why not."""
+        """JAX's function, with the program known to those that share it before and after."""
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
         known = None if isinstance(backend, _jax.CompileOnlyPyClient) else self._sharing()
@@ -282,10 +282,10 @@ class _Sharer:
             this.tell(lambda: this.serialized or backend.serialize_executable(found))
         return found
 
-    def executable(
+    def compile_and_load(
         self, backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, **kwargs: Any
     ) -> Any:
-        """Fetches the executable of a program that was noted, or compiles it."""
+        """JAX's function, or a fetch of the executable from the process that compiles it."""
 
         def load(serialized: bytes) -> Loaded:
             executable = backend.deserialize_executable(serialized, devices, options, callbacks)
@@ -346,7 +346,7 @@ class _Compilation:
     is_told: bool = False
 
     def tell(self, serialize: Callable[[], bytes]) -> None:
-        """Gives others the executable of this process, or says why there is none.
+        """Sends the executable to the processes that ask for it, or an error if there is none.
 
         Called before the program runs: beside an exchange that waits for others, serialization hung
         on GPUs.
@@ -427,11 +427,11 @@ def own_launches(number: int) -> None:
     _jax.PjitFunctionCache.clear_all()
 
 
-def give_xla_no_shared_tuning_folder() -> None:
-    """Lets XLA keep tuned kernels where its flags say, and nowhere else.
+def disable_tuning_folder_of_jax() -> None:
+    """Keeps JAX from naming a folder for tuned kernels to XLA; one in XLA's flags still counts.
 
-    With a persistent cache, JAX gives all processes one folder, which process 0 alone writes to:
-    beside a remote cache, and in the working directory where the cache is "".
+    With a persistent cache, JAX names one folder to all processes, and process 0 writes to it. It
+    lies in the cache, or in the working directory if the cache's name is "".
     """
     caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] or ""
     names = ["xla_gpu_kernel_cache_file"] if caches == "all" else caches.split(",")

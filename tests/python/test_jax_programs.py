@@ -303,7 +303,7 @@ def test_processes_share_no_folder_of_tuned_kernels(cache: str) -> None:
             options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
             debug = options.executable_build_options.debug_options
             folders.append(debug.xla_gpu_per_fusion_autotune_cache_dir)
-            programs.give_xla_no_shared_tuning_folder()
+            programs.disable_tuning_folder_of_jax()
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
         jax.config.update("jax_persistent_cache_enable_xla_caches", given)

@@ -44,13 +44,13 @@ struct MovedBytes {
 // " (7 of 8 bytes received, 0 of 8 sent)"; empty if nothing is known.
 std::string MovedText(const std::optional<MovedBytes>& moved);
 
-// The beginning and the end of an error's text.
+// Text to put before and after that of an error.
 struct ErrorContext {
   std::string before;
   std::string after;
 };
-// Runs `function`. An error of it that names no process yet gets `process`, and what `context()`
-// returns around its text.
+// Calls `function`. If it throws an Error that names no process, throws one that names `process`,
+// with the text between those of the ErrorContext that `context()` returns.
 template <typename Context, typename Function>
 void AttributeTo(int process, Context context, Function function) {
   try {

@@ -99,8 +99,9 @@ void OpenExchanges::Announce(PeerTransfer& transfer) {
   const Exchange& exchange = *transfer.exchange;
   const ExchangeRequest& request = exchange.request;
   Peer& peer = peers_.OfRank(transfer.peer_rank);
-  if (peer.left)
+  if (peer.left) {
     throw LeftError(Where(exchange), peers_.roster().ProcessName(peer.process), peer.process);
+  }
   peers_.SendPlan(peer, request.plan);
   transfer.ticket = ++last_ticket_;
   transfers_[transfer.ticket] = &transfer;
@@ -135,8 +136,9 @@ void OpenExchanges::OnStart(Peer& peer, const StartInfo& info, std::string_view 
   if (peers_.roster().num_ranks() > 0) CheckRanks(info, peer.process, peers_.roster());
   CommunicatorState& state = communicators_[{info.destination, info.communicator}];
   peer.last_starts[info.source] = {info, agenda_.now};
-  if (state.announced.try_emplace({info.source, info.plan}, agenda_.now).second)
+  if (state.announced.try_emplace({info.source, info.plan}, agenda_.now).second) {
     agenda_.next_timer = agenda_.now;
+  }
   const MeetingKey key{info.run, info.index, info.sequence, info.source};
   if (const auto waiting = state.waiting.extract(key)) {
     peer.waited += Clock::now() - waiting.mapped()->exchange->started;

@@ -52,19 +52,20 @@ class OpenExchanges {
   void CheckLeft(const Peer& peer) const;
   // Throws for an exchange that is late, and puts the earliest deadline on the agenda.
   void CheckDeadlines();
-  // Whether it was done; then, with the last transfer of its exchange, the exchange is completed.
+  // Closes a transfer whose bytes have all moved, and completes its exchange if no other one is
+  // open. Returns whether the transfer was closed.
   bool CloseIfDone(PeerTransfer& transfer);
-  // Ends an exchange that does not start, or all.
+  // End one exchange that can't start, or all open ones.
   void Refuse(ExchangeRequest request, int64_t id, std::shared_ptr<const Error> why);
   void Drop(const std::shared_ptr<const Error>& why);
 
   bool empty() const { return exchanges_.empty(); }
-  // An open transfer with the process, or null; or of this ticket.
+  // An open transfer with the process, or that of the ticket; null if there is none.
   const PeerTransfer* With(int process) const;
   PeerTransfer* Find(uint64_t ticket) const;
-  // How the text of an error about the process begins and ends.
+  // Begin and end of the text of an error about the process.
   ErrorContext ContextOf(int process) const;
-  // The same for the exchange that started first; there must be one.
+  // Begin of the text of an error about the exchange that started first; there must be one.
   std::string WhereFirst() const { return Where(exchanges_.begin()->second); }
 
   std::vector<Completion> TakeCompletions() { return std::exchange(completions_, {}); }

@@ -46,7 +46,7 @@ struct PeerCounts {
 
 class Peer;
 
-// Reports of the connections of peers.
+// Receives the reports of the connections to peers.
 class PeerEvents {
  public:
   virtual ~PeerEvents() = default;

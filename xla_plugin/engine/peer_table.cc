@@ -97,20 +97,20 @@ const Plans& PeerTable::PlansOf(int process) const {
 RankFacts PeerTable::FactsOf(int rank, int64_t plan, int64_t index) const {
   const int process = roster_.ProcessOf(rank);
   const Plans unknown;  // stands for a process without connection
-  const Plans& plans = peers_.contains(process) ? PlansOf(process) : unknown;
+  return Facts(process, rank, peers_.contains(process) ? PlansOf(process) : unknown, plan, index);
+}
+
+RankFacts PeerTable::OwnFacts(int rank, int64_t plan, int64_t index) const {
+  return Facts(roster_.process(), rank, plans_, plan, index);
+}
+
+RankFacts PeerTable::Facts(int process, int rank, const Plans& plans, int64_t plan,
+                           int64_t index) const {
   return {.process = process,
           .rank = roster_.RankName(rank),
           .rank_and_process = roster_.RankAndProcess(rank),
           .exchange = plans.Describe(plan, index),
           .plan = plans.Share(plan)};
-}
-
-RankFacts PeerTable::OwnFacts(int rank, int64_t plan, int64_t index) const {
-  return {.process = roster_.process(),
-          .rank = roster_.RankName(rank),
-          .rank_and_process = roster_.RankAndProcess(rank),
-          .exchange = plans_.Describe(plan, index),
-          .plan = plans_.Share(plan)};
 }
 
 std::string PeerTable::Where(int process) const {

@@ -67,6 +67,8 @@ class PeerTable {
   std::vector<PeerCounts> Counts() const;
 
  private:
+  RankFacts Facts(int process, int rank, const Plans& plans, int64_t plan, int64_t index) const;
+
   const Options& options_;
   PeerEvents& events_;
   const Encryption encryption_;

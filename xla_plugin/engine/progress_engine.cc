@@ -55,7 +55,7 @@ void ProgressEngine::Guarded(Function function) {
   }
 }
 
-// An error of `function` that names no process yet is about `peer`.
+// Calls `function`. If its error names no process, the error is about `peer`.
 template <typename Function>
 void ProgressEngine::Attributed(const Peer& peer, Function function) {
   AttributeTo(peer.process, [&] { return ContextOf(peer.process); }, function);
@@ -238,8 +238,9 @@ void ProgressEngine::Pass() {
   // This process itself was stopped: that nothing was heard means nothing.
   if (agenda_.now - last_pass >
       milliseconds(options_.heartbeat_ms + options_.peer_timeout_ms / 2)) {
-    for (auto& [process, peer] : peers_.all())
+    for (auto& [process, peer] : peers_.all()) {
       peer.last_heard = std::max(peer.last_heard, agenda_.now);
+    }
   }
   agenda_.has_work = false;
   if (failure_) {
