@@ -221,7 +221,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "slot_bytes",
         int,
-        16 << 20,
+        8 << 20,
         "bytes per slot of a path between two GPUs; over shm and tcp at most 2 MiB",
         minimum=4096,
         maximum=_MOST_BYTES,

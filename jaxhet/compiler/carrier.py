@@ -51,6 +51,7 @@ class Exchange:
       identities: The operands of the user's collectives that share this exchange, in the order in
         which they lie in its operand.
       is_gather: It belongs to an all-gather, whose operand is often there long before its turn.
+      is_early: The operand of that gather is there when its computation begins.
       done: The instruction that waits for it, if that is another one.
       parts: The instructions that wait for its parts after the first.
       scatters: The local reduce-scatters that lead to it.
@@ -62,6 +63,7 @@ class Exchange:
     spec: ExchangeSpec
     identities: tuple[Identity, ...]
     is_gather: bool
+    is_early: bool
     done: hlo.Instruction | None = None
     parts: list[hlo.Instruction] = dataclasses.field(default_factory=list)
     scatters: list[hlo.Instruction] = dataclasses.field(default_factory=list)
@@ -269,7 +271,9 @@ class ExchangeBuilder:
             is_pipelined=collective.is_pipelined,
         )
         is_gather = collective.instruction.opcode == "all-gather"
-        return Exchange(collective.computation, start, spec, identities, is_gather)
+        return Exchange(
+            collective.computation, start, spec, identities, is_gather, collective.is_early
+        )
 
     def _most_receivers(self, kind: ExchangeKind, ranks: Groups) -> int:
         """To how many ranks on other islands a rank sends, the most of all ranks."""

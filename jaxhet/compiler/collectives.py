@@ -84,6 +84,7 @@ class Collective:
         one island, and side by side in the groups, which are in the order of the blocks.
       identities: One for each operand; none before `identity.assign`.
       is_pipelined: It was moved to a neighbouring iteration of its loop (`pipeline.py`).
+      is_early: A gather of what is there when the computation begins (`early.py`).
     """
 
     computation: hlo.Computation
@@ -93,6 +94,7 @@ class Collective:
     shard_replicas: int = 1
     identities: tuple[Identity, ...] = ()
     is_pipelined: bool = False
+    is_early: bool = False
 
     @property
     def num_partitions(self) -> int:

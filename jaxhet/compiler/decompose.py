@@ -7,6 +7,7 @@ from jaxhet.compiler import (
     async_form,
     bucket,
     collectives,
+    early,
     groups,
     hlo,
     identity,
@@ -59,7 +60,7 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
             ]
     collectives.check(parsed, crossing, job)
     plan.check_program(parsed)
-    crossing = identity.assign(crossing, job)
+    crossing = [early.mark(c, is_gpu=job.is_gpu) for c in identity.assign(crossing, job)]
     crossing = scatter.to_reduce_scatters(crossing, job, _is_flat(job, options))
     if job.is_gpu and options.bucket_bytes:  # on CPUs, XLA has put together what it likes
         crossing = bucket.bucket_all_reduces(crossing, options.bucket_bytes)

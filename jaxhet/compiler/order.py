@@ -27,6 +27,7 @@ _FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
 # A gather starts at most so many operations that take time, about a layer, before its result is
 # used: the gathered array takes memory, and the exchanges of what is used earlier go first.
 _AHEAD = 8
+_LOOP = 1 << 20  # more than any depth
 
 
 def key(path: str) -> Key:
@@ -129,12 +130,21 @@ class Step:
       key: The place of its equation in the program.
       use: The depth at which its result is used.
       is_gather: Whether the operand is often there long before the result is used.
+      is_early: Whether the operand of a gather is there when its computation begins.
+      inside: Of a loop or branch, the numbers with which the keys of all exchanges in it begin.
     """
 
     line: str
     key: Key
     use: float = math.inf
     is_gather: bool = False
+    is_early: bool = False
+    inside: tuple[int, ...] | None = None
+
+    def follows(self, call: "Step") -> bool:
+        """Whether it is in the program behind a loop or branch, and not moved out of it."""
+        assert call.inside is not None
+        return call.key < self.key and self.key[1][: len(call.inside)] != call.inside
 
 
 def ordered(
@@ -159,7 +169,8 @@ def ordered(
     ids = list(steps)
     flow = flow or Dataflow(computation, ids)
     needs = flow.needs
-    turns = {i: _turn(step) for i, step in steps.items()}
+    calls = [step for step in steps.values() if step.inside is not None]
+    turns = {i: _turn(step, calls) for i, step in steps.items()}
     for i in sorted(ids, key=lambda i: needs[i].bit_count(), reverse=True):
         for place in places(needs[i]):
             turns[ids[place]] = min(turns[ids[place]], turns[i])
@@ -175,12 +186,18 @@ def ordered(
 _Turn = tuple[int, float]
 
 
-def _turn(step: Step) -> _Turn:
+def _turn(step: Step, calls: Sequence[Step]) -> _Turn:
     """When a step may start; of those that may start together, the one that is needed first."""
-    depth = step.key[0]
-    if step.is_gather and step.use < math.inf:
-        depth = max(depth, int(step.use) - _AHEAD)
-    return depth, step.use
+    depth, use = step.key[0], step.use
+    if step.is_early and use == math.inf:
+        use = depth  # an operand of the equation that the path names, which is a call
+    if step.is_gather and use < math.inf:
+        before = [call.key[0] for call in calls if step.follows(call)]
+        least = min(depth, max(before, default=-1) + 1) if step.is_early else depth
+        depth = max(least, int(use) - _AHEAD)
+        # Depths count a loop as one operation; what is used behind it is needed last.
+        use += _LOOP * sum(call >= depth for call in before)
+    return depth, use
 
 
 def places(bits: int) -> list[int]:

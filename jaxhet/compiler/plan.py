@@ -134,9 +134,9 @@ class _Order:
         for i in ids:
             line, key = self._line(computation[i]), self._key(computation[i])
             if (e := self._exchanges.get(i)) is not None:
-                steps[i] = order.Step(line, key, e.use, e.is_gather)
+                steps[i] = order.Step(line, key, e.use, e.is_gather, e.is_early)
             else:
-                steps[i] = order.Step(line, key)
+                steps[i] = order.Step(line, key, inside=self._inside(computation[i]))
         return order.ordered(computation, steps)
 
     def _key(self, step: hlo.Instruction) -> order.Key:
@@ -144,6 +144,16 @@ class _Order:
         if step.id in self._exchanges:
             return self._exchanges[step.id].key
         return min(self._key(i) for c in self._callees(step) for i, _ in self.ordered(c))
+
+    def _inside(self, step: hlo.Instruction) -> tuple[int, ...]:
+        """What the numbers of all exchanges in a loop or branch begin with."""
+        numbers = [
+            self._exchanges[i.id].key[1] if i.id in self._exchanges else self._inside(i)
+            for c in self._callees(step)
+            for i, _ in self.ordered(c)
+        ]
+        same = itertools.takewhile(lambda n: len(set(n)) == 1, zip(*numbers, strict=False))
+        return tuple(n[0] for n in same)
 
     def _line(self, step: hlo.Instruction) -> str:
         if step.id in self._exchanges:

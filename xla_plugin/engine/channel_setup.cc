@@ -29,7 +29,7 @@ struct ChannelStepInfo {
   int32_t target;
 };
 
-constexpr size_t kLeastSlotBytes = size_t{256} << 10;
+constexpr size_t kLeastSlotBytes = size_t{128} << 10;
 
 // Message that a target waits for.
 enum class IncomingState { kAnswer, kProof, kNothing };

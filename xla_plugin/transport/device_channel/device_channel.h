@@ -51,7 +51,7 @@ namespace verbs {
 class Nics;
 }
 
-inline constexpr uint32_t kChannelSlots = 8;
+inline constexpr uint32_t kChannelSlots = 16;
 inline constexpr uint32_t kTakenWords = 2;
 // All channels to one device together, at most.
 inline constexpr size_t kMostDeviceBytes = size_t{256} << 20;

@@ -1,0 +1,79 @@
+"""Gathers of what is there when a computation begins, such as weights: they may start early."""
+
+import dataclasses
+
+from jaxhet.compiler import hlo, loops
+from jaxhet.compiler.collectives import Collective
+
+# What may be between a barrier of `jax.checkpoint` and a gather, with one operand.
+_FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
+# Instructions that take time, or may.
+_SLOW = frozenset(
+    (
+        *hlo.COLLECTIVES,
+        "async-start",
+        "call",
+        "cholesky",
+        "conditional",
+        "convolution",
+        "custom-call",
+        "dot",
+        "fft",
+        "infeed",
+        "scatter",
+        "sort",
+        "triangular-solve",
+        "while",
+    )
+)
+
+
+def mark(collective: Collective, *, is_gpu: bool) -> Collective:
+    """Says of a gather whether it may start early.
+
+    On GPUs, takes such a gather out of the barrier of `jax.checkpoint`. The barrier keeps what is
+    recomputed from being computed early, and holds the gathers of a layer's weights until the
+    gradients of the layer behind it are there.
+    """
+    c, instruction = collective.computation, collective.instruction
+    if instruction.opcode != "all-gather":
+        return collective
+    operands = c.operands(instruction)
+    if not all(_is_there(c, x) for x in operands):
+        return collective
+    if is_gpu:
+        for place, x in enumerate(operands):
+            c.set_operand(instruction, place, _without_barrier(c, x))
+    return dataclasses.replace(collective, is_early=True)
+
+
+def _is_there(c: hlo.Computation, x: hlo.Instruction) -> bool:
+    """Whether an array is made of the computation's inputs by nothing that takes time."""
+    waiting, seen = [x], set[int]()
+    while waiting:
+        i = loops.behind_barrier(c, waiting.pop())
+        if i.id in seen:
+            continue
+        seen.add(i.id)
+        if _is_slow(c, i):
+            return False
+        waiting += c.predecessors(i)
+    return True
+
+
+def _without_barrier(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
+    """The same value, which waits for nothing else that the barrier holds."""
+    source = loops.behind_barrier(c, x)
+    if source is not x:
+        # A barrier of its own keeps XLA from sharing a conversion with the forward pass: the result
+        # would take memory until then.
+        return c.add("opt-barrier", source.shape, [source])
+    if x.opcode in _FORMS:
+        (operand,) = c.operands(x)
+        other = _without_barrier(c, operand)
+        return x if other is operand else c.add_copy(x, [other])
+    return x
+
+
+def _is_slow(c: hlo.Computation, i: hlo.Instruction) -> bool:
+    return i.opcode in _SLOW or any(_is_slow(f, j) for f in c.called(i) for j in f.instructions)
