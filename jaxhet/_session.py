@@ -196,6 +196,7 @@ class Session:
             if self.island.platform != "cpu":
                 compat.wait_for_devices(wait_s)
             elif not self.error():
+                compat.wait_for_callbacks()
                 compat.wait_for_arrays(wait_s)
         self._closed.set()
         if self.metrics is not None:

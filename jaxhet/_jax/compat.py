@@ -256,6 +256,15 @@ def wait_for_arrays(timeout_s: float) -> bool:
     return True
 
 
+def wait_for_callbacks() -> None:
+    """Waits for the callbacks of programs under way, as JAX does at exit.
+
+    Raises nothing for programs that have failed.
+    """
+    with contextlib.suppress(RuntimeError, ValueError):
+        jax.effects_barrier()
+
+
 def refuse_shared_programs() -> None:
     """Checks that every process compiles its own programs.
 

@@ -5,7 +5,7 @@ import dataclasses
 from jaxhet.compiler import hlo, loops
 from jaxhet.compiler.collectives import Collective
 
-# What may be between a barrier of `jax.checkpoint` and a gather, with one operand.
+# Operations with one operand that may be between a barrier of `jax.checkpoint` and a gather.
 _FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
 # Instructions that take time, or may.
 _SLOW = frozenset(

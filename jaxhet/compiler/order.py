@@ -131,7 +131,8 @@ class Step:
       use: The depth at which its result is used.
       is_gather: Whether the operand is often there long before the result is used.
       is_early: Whether the operand of a gather is there when its computation begins.
-      inside: Of a loop or branch, the numbers with which the keys of all exchanges in it begin.
+      inside: The numbers with which the keys of all exchanges in a loop or branch begin; None for
+        exchanges.
     """
 
     line: str
@@ -144,7 +145,8 @@ class Step:
     def follows(self, call: "Step") -> bool:
         """Whether it is in the program behind a loop or branch, and not moved out of it."""
         assert call.inside is not None
-        return call.key < self.key and self.key[1][: len(call.inside)] != call.inside
+        numbers = self.key[1]
+        return call.inside < numbers and numbers[: len(call.inside)] != call.inside
 
 
 def ordered(

@@ -146,7 +146,7 @@ class _Order:
         return min(self._key(i) for c in self._callees(step) for i, _ in self.ordered(c))
 
     def _inside(self, step: hlo.Instruction) -> tuple[int, ...]:
-        """What the numbers of all exchanges in a loop or branch begin with."""
+        """The numbers with which the keys of all exchanges in a loop or branch begin."""
         numbers = [
             self._exchanges[i.id].key[1] if i.id in self._exchanges else self._inside(i)
             for c in self._callees(step)

@@ -9,6 +9,7 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/engine/sibling_starts.h"
 
 // Threads that are inside the engine while another one closes it.
 namespace jaxhet::testing {
@@ -79,6 +80,66 @@ TEST(CloseTest, CloseTwiceAtOnce) {
     }
     for (std::thread& thread : threads) thread.join();
   }
+}
+
+// Two processes have two ranks each: rank 0 exchanges with 2, and 1 with 3.
+ExchangeRequest PairRequest(int rank, int64_t run_id, int64_t index) {
+  ExchangeRequest request = GatherRequest(rank, run_id);
+  request.index = index;
+  request.group = {rank % 2, rank % 2 + 2};
+  request.siblings = {rank ^ 1};
+  return request;
+}
+
+Call PairCall(int rank, int64_t run_id = 1, int64_t index = 0) {
+  return Call(PairRequest(rank, run_id, index), {8}, {16});
+}
+
+TEST(CloseTest, CloseWaitsForARankThatIsBehind) {
+  World world(WorldOptions{.ranks_per_process = 2});
+  Call first = PairCall(0), second = PairCall(1), third = PairCall(2), fourth = PairCall(3);
+  first.StartOn(world.engine(0));
+  third.StartOn(world.engine(1));
+  EXPECT_FALSE(first.Wait());  // the program has what it wanted, and ends
+  std::thread end([&] { world.engine(0).Close(kLong); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  fourth.StartOn(world.engine(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  second.StartOn(world.engine(0));
+  EXPECT_FALSE(second.Wait());
+  EXPECT_FALSE(third.Wait());
+  EXPECT_FALSE(fourth.Wait());
+  world.engine(1).Close(kLong);
+  end.join();
+}
+
+TEST(CloseTest, RankIsBehindUntilItHasStartedAsOftenAsItsSiblings) {
+  SiblingStarts starts;
+  for (int i = 0; i < 3; ++i) starts.Add(PairRequest(0, 1, 0));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(starts.AreEven());
+    starts.Add(PairRequest(1, 1, 0));
+  }
+  EXPECT_TRUE(starts.AreEven());
+}
+
+TEST(CloseTest, RankThatIsFarBehindIsStillExpected) {
+  SiblingStarts starts;
+  for (int64_t run = 1; run < 5; ++run) starts.Add(PairRequest(0, run, 0));
+  for (int64_t run = 1; run < 5; ++run) {
+    EXPECT_FALSE(starts.AreEven());
+    starts.Add(PairRequest(1, run, 0));
+  }
+  EXPECT_TRUE(starts.AreEven());
+}
+
+TEST(CloseTest, RankInABranchOfItsOwnIsNotExpectedAfterItsNextProgram) {
+  SiblingStarts starts;
+  starts.Add(PairRequest(0, 1, 0));
+  starts.Add(PairRequest(1, 2, 0));
+  EXPECT_FALSE(starts.AreEven());
+  starts.Add(PairRequest(0, 2, 0));
+  EXPECT_TRUE(starts.AreEven());
 }
 
 }  // namespace

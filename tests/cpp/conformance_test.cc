@@ -40,6 +40,7 @@ ExchangeRequest Request(ExchangeKind kind, int rank, std::vector<int> group, int
           .plan = kPlan,
           .index = index,
           .group = std::move(group),
+          .siblings = {},
           .pairs = {},
           .deadline_ms = 0,
           .operands = {},

@@ -24,8 +24,9 @@ SimulatedExchange RandomExchange(std::mt19937& random, const SimulatedOptions& o
   std::vector<int64_t> members;
   for (int rank = 0; rank < num_ranks; ++rank) members.push_back(rank);
   std::ranges::shuffle(members, random);
-  exchange.num_bytes = random() % (random() % 2 == 0 ? options.eager_bytes + 1
-                                                     : options.slot_bytes * (1 + random() % 11));
+  exchange.num_bytes =
+      random() % (random() % 2 == 0 ? options.eager_bytes + 1
+                                    : options.slot_bytes * (1 + random() % (kChannelSlots + 4)));
   exchange.is_elsewhere = random() % 4 == 0;
   if (random() % 3 > 0) {
     const size_t shift = 1 + random() % members.size();

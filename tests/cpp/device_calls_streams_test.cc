@@ -175,9 +175,9 @@ TEST(DeviceCallsStreamsTest, OverdueEagerIsReceivedByTheStreams) {
 0 receive0: wait 1>0.abort >= 2147483647; write 0.received[0] = 1
 0 send0: wait event 0
 0 send0: wait 0>1.head[0] >= 1
-0 send0: copy 0>1.slot[0] <- 0.x8[0], 7
+0 send0: copy 0>1.slot[0] <- 0.x16[0], 7
 0 send0: write 0>1.tail[0] = 2; write 0.sent[0] = 1
-0 program: write 0.reached = 9
+0 program: write 0.reached = 17
 )");
   for (int64_t index = 0; std::cmp_less_equal(index, kChannelSlots); ++index) {
     for (const int rank : {0, 1}) ranks.Done(rank, index);
@@ -189,7 +189,7 @@ TEST(DeviceCallsStreamsTest, OverdueEagerIsReceivedByTheStreams) {
 // The later exchange turns out to need the eager message's slot when the eager one is done.
 void CheckOverdueAtTheDone(Program program) {
   SimulatedRanks ranks(ZeroCopyOptions());
-  SimulatedExchange longer = SwapOf(9'000);
+  SimulatedExchange longer = SwapOf(17'000);  // a chunk more than slots
   longer.is_elsewhere = true;
   ranks.Start(0, 0, SwapOf(7));
   ranks.Start(0, 1, longer);

@@ -62,7 +62,7 @@ TEST(DeviceCallsTest, ChunksTakeTurnsOnTheStreams) {
 
 TEST(DeviceCallsTest, ChunksWaitForTheirSlots) {
   SimulatedRanks ranks({});
-  ranks.Start(0, 0, SwapOf(8'000));
+  ranks.Start(0, 0, SwapOf(16'000));
   ranks.Calls();
   ranks.Start(0, 1, SwapOf(1'001));
   ExpectCalls(ranks, R"(

@@ -25,7 +25,8 @@ void CheckSwapsAnySize(std::string_view transport) {
   DeviceWorld world(DeviceOptions(2, transport));
   for (const size_t num_bytes :
        {size_t{0}, size_t{1}, size_t{7}, kEagerBytes, kEagerBytes + 1, kSlotBytes - 1, kSlotBytes,
-        kSlotBytes + 1, kSlotBytes * 8, kSlotBytes * 8 + 1, kSlotBytes * 27 + 5}) {
+        kSlotBytes + 1, kSlotBytes * kChannelSlots, kSlotBytes * kChannelSlots + 1,
+        kSlotBytes * 27 + 5}) {
     Side zero(0, SwapPairs(), num_bytes);
     Side one(1, SwapPairs(), num_bytes);
     zero.Start(world);
@@ -366,8 +367,8 @@ TEST_P(DeviceExchangeTransportsTest, RandomExchangesOfThreeRanks) {
 
 TEST_P(DeviceExchangeTransportsTest, CloseWaitsForWhatIsInFlight) {
   DeviceWorld world(DeviceOptions(2, GetParam()));
-  Side zero(0, SwapPairs(), kSlotBytes * 9);
-  Side one(1, SwapPairs(), kSlotBytes * 9);
+  Side zero(0, SwapPairs(), kSlotBytes * (kChannelSlots + 1));
+  Side one(1, SwapPairs(), kSlotBytes * (kChannelSlots + 1));
   zero.Start(world);
   zero.Done(world);
   std::thread other([&] {
@@ -385,8 +386,8 @@ TEST_P(DeviceExchangeTransportsTest, CloseWaitsForWhatIsInFlight) {
 TEST_P(DeviceExchangeTransportsTest, PeerThatLeavesTakesNothingBack) {
   DeviceWorld world(DeviceOptions(2, GetParam()));
   const Pairs pairs = {0, 1};
-  Side zero(0, pairs, kSlotBytes * 8);
-  Side one(1, pairs, kSlotBytes * 8);
+  Side zero(0, pairs, kSlotBytes * kChannelSlots);
+  Side one(1, pairs, kSlotBytes * kChannelSlots);
   zero.Start(world);
   zero.Done(world);
   std::thread leaver([&] { world.engine(0).Close(kLong); });

@@ -22,6 +22,7 @@ constexpr size_t kReservedFds = size_t{1} << 14;
 
 Engine::Engine(int process, int num_processes, const Options& options)
     : pid_(getpid()),
+      process_(process),
       progress_(std::make_shared<ProgressEngine>(process, num_processes, options)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -96,7 +97,11 @@ void Engine::SetRanks(std::vector<RankInfo> ranks) {
   {
     const std::lock_guard lock(inbox_mutex_);
     device_ids_.clear();
-    for (const RankInfo& rank : ranks) device_ids_.push_back(rank.device_id);
+    own_ranks_.clear();
+    for (const RankInfo& rank : ranks) {
+      if (rank.process == process_) own_ranks_.push_back(static_cast<int>(device_ids_.size()));
+      device_ids_.push_back(rank.device_id);
+    }
   }
   Complete(
       Submit([ranks = std::move(ranks)](ProgressEngine& progress) { progress.SetRanks(ranks); }));
@@ -107,6 +112,15 @@ int Engine::RankOfDevice(int64_t device_id) const {
   const auto found = std::ranges::find(device_ids_, device_id);
   if (found != device_ids_.end()) return static_cast<int>(found - device_ids_.begin());
   Throw(ErrorCode::kUsage, "device ", device_id, " is not one of the job's ", device_ids_.size());
+}
+
+std::vector<int> Engine::SiblingsOf(int rank, std::span<const int64_t> among) const {
+  std::vector<int> siblings;
+  const std::lock_guard lock(inbox_mutex_);
+  for (const int other : own_ranks_) {
+    if (other != rank && std::ranges::find(among, other) != among.end()) siblings.push_back(other);
+  }
+  return siblings;
 }
 
 void Engine::AddPlan(int64_t plan, std::string text, std::string program) {
@@ -245,12 +259,12 @@ std::shared_ptr<const Error> Engine::WaitFailure(milliseconds timeout) const {
   return failure_;
 }
 
-// A program may end while devices whose results it did not read still exchange.
+// A program may end while devices whose results it did not read still exchange, or before they do.
 // Another thread may close the engine meanwhile.
 void Engine::WaitIdle(Time deadline) const {
   const auto is_busy = [this] {
     const std::lock_guard lock(monitor_);
-    return progress_ && progress_->HasExchanges();
+    return progress_ && (progress_->HasExchanges() || progress_->HasLaggards());
   };
   while (!failure() && Clock::now() < deadline && is_busy()) {
     std::this_thread::sleep_for(milliseconds(1));

@@ -72,6 +72,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   // return; never with a lock held.
   void Start(ExchangeRequest request);
   int RankOfDevice(int64_t device_id) const;
+  // The ranks of this process among these, but for `rank`; -1 is no rank.
+  std::vector<int> SiblingsOf(int rank, std::span<const int64_t> among) const;
 
   // After SetRanks, where the ranks are devices with memory of their own: opens those of this
   // process, by rank and ordinal, and agrees with all processes on the channels between them.
@@ -137,6 +139,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   void Wake();
 
   const pid_t pid_;
+  const int process_;
   std::shared_ptr<ProgressEngine> progress_;  // under monitor_; null after Close()
   mutable std::mutex monitor_;
   CompletionPool pool_;
@@ -149,6 +152,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   mutable std::mutex inbox_mutex_;
   std::vector<Command> inbox_;       // under inbox_mutex_
   std::vector<int64_t> device_ids_;  // by rank; under inbox_mutex_
+  std::vector<int> own_ranks_;       // under inbox_mutex_
   std::atomic<bool> closed_ = false;
   std::atomic<int64_t> last_id_ = 0;
   std::atomic<Time> wakes_at_ = Time::max();  // the progress thread, by itself

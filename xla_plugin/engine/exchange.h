@@ -52,11 +52,12 @@ struct ExchangeRequest {
   int64_t run_id = 0;  // equal for the exchanges of one execution of a program, and only for them
   ExchangeKind kind = ExchangeKind::kAllGather;
   int64_t plan = 0;
-  int64_t index = 0;        // the exchange's number in the plan
-  std::vector<int> group;   // the communicator: ranks
-  size_t group_size = 0;    // size of the exchange's largest group; 0: of this group
-  std::vector<Pair> pairs;  // permutes only; the group is all ranks in them
-  int64_t deadline_ms = 0;  // 0: Options::deadline_ms
+  int64_t index = 0;          // the exchange's number in the plan
+  std::vector<int> group;     // the communicator: ranks
+  size_t group_size = 0;      // size of the exchange's largest group; 0: of this group
+  std::vector<int> siblings;  // other ranks of this process that are in a group of the exchange
+  std::vector<Pair> pairs;    // permutes only; the group is all ranks in them
+  int64_t deadline_ms = 0;    // 0: Options::deadline_ms
   std::vector<std::span<const std::byte>> operands;
   std::vector<std::span<std::byte>> results;  // one for each operand
   DoneCallback done;

@@ -46,6 +46,7 @@ void OpenExchanges::Drop(const std::shared_ptr<const Error>& why) {
   transfers_.clear();
   communicators_.clear();
   executions_.clear();
+  siblings_.Clear();
 }
 
 void OpenExchanges::StartOrThrow(Exchange& exchange) {
@@ -58,6 +59,7 @@ void OpenExchanges::StartOrThrow(Exchange& exchange) {
   OpenExecution& execution = executions_[request.rank];
   if (execution.Overlaps(request.run_id, request.plan)) ThrowOverlap(exchange);
   execution.Enter(request.run_id, request.plan);
+  siblings_.Add(request);
   CommunicatorState& state = communicators_[{request.rank, exchange.communicator}];
   const auto position = state.Enter(request.run_id, request.plan, request.index);
   exchange.run = position.run;

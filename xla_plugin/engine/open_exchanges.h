@@ -19,6 +19,7 @@
 #include "xla_plugin/engine/messages.h"
 #include "xla_plugin/engine/options.h"
 #include "xla_plugin/engine/peer_table.h"
+#include "xla_plugin/engine/sibling_starts.h"
 
 namespace jaxhet {
 
@@ -60,6 +61,7 @@ class OpenExchanges {
   void Drop(const std::shared_ptr<const Error>& why);
 
   bool empty() const { return exchanges_.empty(); }
+  bool HasLaggards() const { return !siblings_.AreEven(); }
   // An open transfer with the process, or that of the ticket; null if there is none.
   const PeerTransfer* With(int process) const;
   PeerTransfer* Find(uint64_t ticket) const;
@@ -99,6 +101,7 @@ class OpenExchanges {
   std::map<std::pair<int, uint64_t>, CommunicatorState>
       communicators_;                                      // by own rank, communicator
   std::map<int, OpenExecution> executions_;                // by own rank
+  SiblingStarts siblings_;
   std::map<int64_t, Exchange> exchanges_;                  // by id
   std::unordered_map<uint64_t, PeerTransfer*> transfers_;  // open ones, by ticket
   uint64_t last_ticket_ = 0;

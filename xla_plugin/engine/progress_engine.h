@@ -88,6 +88,8 @@ class ProgressEngine : private PeerEvents {
   // Pass() can do more without an event.
   bool HasWork() const { return agenda_.has_work; }
   bool HasExchanges() const { return !exchanges_.empty(); }
+  // A rank of this process has yet to come to an exchange that another one has started.
+  bool HasLaggards() const { return exchanges_.HasLaggards(); }
   // When Pass() must be called even without an event.
   Time NextTimer() const { return failure_ ? Time::max() : agenda_.next_timer; }
   // All peers have closed their ends (or caused a failure): nothing is left to say.

@@ -44,6 +44,7 @@ void Start(const Attributes& attributes, int64_t device_id, ffi::RunId run_id,
     request.group = GroupOf(ranks, attributes.group_size, request.rank);
     request.group_size = static_cast<size_t>(attributes.group_size);
   }
+  request.siblings = engine->SiblingsOf(request.rank, ranks);
   request.deadline_ms = attributes.deadline_ms;
   engine->Start(std::move(request));
 }

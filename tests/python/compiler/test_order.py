@@ -238,6 +238,117 @@ def test_gathers_start_in_the_order_in_which_they_are_used():
     assert [int(e.source[1:]) for e in plan.exchanges] == list(range(12))
 
 
+def _gather(name: str, operand: str, path: str, size: int = 4) -> str:
+    return (
+        f"{name} = f32[{2 * size},4] all-gather({operand}), channel_id=1,"
+        f" replica_groups={{{{0,1}}}}, dimensions={{0}}, use_global_device_ids=true"
+        f"{hlo_text.named(path)}"
+    )
+
+
+# The backward pass of two layers, each recomputed: a barrier holds the weights of the first until
+# the gradients of the second are there.
+_RECOMPUTED = f"""
+  w0 = f32[4,4] parameter(0)
+  w1 = f32[4,4] parameter(1)
+  d2 = f32[4,8] parameter(2)
+  t1 = (f32[4,4], f32[4,8]) tuple(w1, d2)
+  b1 = (f32[4,4], f32[4,8]) opt-barrier(t1)
+  v1 = f32[4,4] get-tuple-element(b1), index=0
+  c1 = f32[4,8] get-tuple-element(b1), index=1
+  {_gather("g1", "v1", "e10d10/e0d0u0/g1")}
+  d1 = f32[4,4] dot(c1, g1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  {all_reduce("r1", "d1", shape="f32[4,4]", path="e10d10/e3d8/r1")}
+  t0 = (f32[4,4], f32[4,4]) tuple(w0, d1)
+  b0 = (f32[4,4], f32[4,4]) opt-barrier(t0)
+  v0 = f32[4,4] get-tuple-element(b0), index=0
+  c0 = f32[4,4] get-tuple-element(b0), index=1
+  n0 = f32[4,4] copy(v0)
+  {_gather("g0", "n0", "e20d20/USE/g0")}
+  h0 = f32[4,4] slice(g0), slice={{[0:4], [0:4]}}
+  d0 = f32[4,4] dot(c0, h0), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  {all_reduce("r0", "d0", shape="f32[4,4]", path="e20d20/e3d8/r0")}
+  ROOT r = (f32[4,4], f32[4,4]) tuple(r0, r1)
+"""
+
+
+# The name of the gather of a call's operand is that of the call.
+@pytest.mark.parametrize("use", ["e0d0u0", "checkpoint"])
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_weights_of_a_recomputed_layer_are_gathered_before_the_gradients_behind_it(
+    platform: str, use: str
+):
+    job = hlo_text.job(0, 1, platform=platform)
+    data = _module(_RECOMPUTED.replace("USE", use))
+    for seed in range(10):
+        plan = _plan(shuffled(data, seed), job, bucket_bytes=0)
+        assert _sources(plan) == ["g1", "g0", "r1", "r0"]
+
+
+def test_barrier_does_not_hold_gathers_of_weights_on_gpus():
+    job = hlo_text.job(0, 1, platform="cuda")
+    decomposed = decompose(_module(_RECOMPUTED), job, Options())
+    assert decomposed is not None
+    main = hlo.Module(decomposed).entry
+    needed: dict[str, set[str]] = {}
+    for i in main.instructions:
+        operands = main.operands(i)
+        needed[i.name] = set[str]().union({i.opcode}, *(needed[o.name] for o in operands))
+    gathers = [i.name for i in main.instructions if i.opcode == "all-gather-start"]
+    assert len(gathers) == 2
+    assert all("dot" not in needed[name] for name in gathers)
+
+
+def test_gather_of_what_was_computed_does_not_start_early():
+    """It has the path of the weights, and waits for a product."""
+    body = _RECOMPUTED.replace("copy(v0)", "add(v0, c0)").replace("USE", "e0d0u0")
+    plan = _plan(_module(body), hlo_text.job(0, 1, platform="cuda"), bucket_bytes=0)
+    assert _sources(plan) == ["g1", "r1", "g0", "r0"]
+
+
+_LOOP = f"""
+body {{
+  p = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[4] get-tuple-element(p), index=1
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  {all_reduce("s", "x", path="e5d0/e2d1/s")}
+  ROOT r = (s32[], f32[4]) tuple(next, s)
+}}
+
+condition {{
+  p = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(3)
+  ROOT c = pred[] compare(i, n), direction=LT
+}}
+"""
+# A loop, its first weights (moved out of it), and weights that are used behind it. Their paths
+# count the loop as one operation.
+_AROUND_A_LOOP = f"""
+  x = f32[4] parameter(0)
+  w0 = f32[4,4] parameter(1)
+  w1 = f32[4,4] parameter(2)
+  w2 = f32[4,4] parameter(3)
+  {_gather("behind", "w1", "e7d0u1/behind")}
+  {_gather("first", "w0", "e5d0/e1d0u5/first")}
+  {_gather("far", "w2", "e9d30/e0d0u0/far")}
+  zero = s32[] constant(0)
+  t = (s32[], f32[4]) tuple(zero, x)
+  w = (s32[], f32[4]) while(t), condition=condition, body=body
+  ROOT r = (f32[8,4], f32[8,4], f32[8,4], (s32[], f32[4])) tuple(first, behind, far, w)
+"""
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_gathers_around_a_loop(platform: str):
+    """Weights for after the loop are the last to start before it, or start behind it."""
+    job = hlo_text.job(0, 1, platform=platform)
+    plan = _plan(_module(_AROUND_A_LOOP, hlo_text.SUM + _LOOP), job)
+    assert _sources(plan) == ["first", "behind", "s", "far"]
+
+
 def test_step_never_comes_before_one_that_it_waits_for():
     """The path of a gather may be that of a later equation."""
     body = f"""

@@ -39,6 +39,7 @@ TRAIN_STEPS = {
     "data_parallel": TrainStep({"data": 4}),
     # Nothing comes before the gathers of the first layer: there must be some more.
     "fsdp": TrainStep({"fsdp": 4}, _with(layers=6)),
+    "fsdp_recomputed": TrainStep({"fsdp": 4}, _with(layers=6, remat="full")),
     "tensor_parallel": TrainStep({"data": 2, "model": 2}),
     "pipeline": TrainStep({"stage": 2, "data": 2}, _with(layers=4, stages=(3, 1))),
     "mixture_of_experts": TrainStep({"expert": 4}, _with(experts=4)),

@@ -1,0 +1,59 @@
+"""Programs that end when they have what they read, while other devices have yet to exchange."""
+
+from tests.support.scripts import job, run
+
+_SCRIPT = """
+import time
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import jaxhet
+
+jaxhet.initialize()
+mesh = jaxhet.make_mesh({"x": 2, "y": 2})
+
+def late_by_compute(v):  # on the second device of the first island
+    is_late = (jax.lax.axis_index("x") == 0) & (jax.lax.axis_index("y") == 1)
+    sines = lambda _, v: jnp.sin(v)
+    return jax.lax.fori_loop(0, jnp.where(is_late, 4_000_000, 0), sines, v)
+
+def late_by_callback(v):
+    def sleep(v):
+        time.sleep(1 - jax.process_index())
+        return v
+    return jax.pure_callback(sleep, jax.typeof(v), v)
+
+def one_reads(v):
+    return jax.lax.psum(late_by_compute(v), "x")
+
+def nobody_reads(v):
+    v = jax.lax.psum(late_by_callback(v), "x")
+    jax.debug.callback(lambda v: print(f"told {v.item()}\\\\n", end="", flush=True), v)
+    return v
+
+specs = {"in_specs": P("x", "y"), "out_specs": P(None, "y"), "check_vma": False}
+step = jax.jit(jax.shard_map(PROGRAM, mesh=mesh, **specs))
+ones = np.ones((2, 2), np.float32)
+x = jax.make_array_from_callback((2, 2), NamedSharding(mesh, P("x", "y")), ones.__getitem__)
+result = step(x)
+if PROGRAM is one_reads:
+    own = result.addressable_shards[jax.process_index()].data
+    print("read", own.item(), flush=True)
+    del own
+del result
+"""
+_TWO_DEVICES = {"JAX_NUM_CPU_DEVICES": "2"}
+
+
+def test_other_process_reads_what_the_late_device_sends() -> None:
+    script = _SCRIPT.replace("PROGRAM", "one_reads")
+    first, second = run(script, *job(2, **_TWO_DEVICES), timeout_s=120)
+    assert (first.code, second.code) == (0, 0), first.text + second.text
+    assert "read 2.0" in first.text  # the device that was not late
+    assert "read 1.0" in second.text
+
+
+def test_callbacks_of_results_that_nobody_reads_are_told() -> None:
+    script = _SCRIPT.replace("PROGRAM", "nobody_reads")
+    for ended in run(script, *job(2, **_TWO_DEVICES), timeout_s=120):
+        assert ended.code == 0, ended.text
+        assert ended.text.count("told 2.0") == 2, ended.text
