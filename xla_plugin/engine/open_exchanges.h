@@ -99,8 +99,8 @@ class OpenExchanges {
   const Options& options_;
 
   std::map<std::pair<int, uint64_t>, CommunicatorState>
-      communicators_;                                      // by own rank, communicator
-  std::map<int, OpenExecution> executions_;                // by own rank
+      communicators_;                        // by own rank, communicator
+  std::map<int, OpenExecution> executions_;  // by own rank
   SiblingStarts siblings_;
   std::map<int64_t, Exchange> exchanges_;                  // by id
   std::unordered_map<uint64_t, PeerTransfer*> transfers_;  // open ones, by ticket
