@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.metadata
 import itertools
+import json
 import pathlib
 import re
 import threading
@@ -155,6 +156,12 @@ class Compilation:
         if result is None:
             return None
         changed, plan = result
+        self._register(plan)
+        self._dump(changed, "after", plan)
+        return changed
+
+    def _register(self, plan: compiler.Plan) -> None:
+        """Makes a plan known before its program can start."""
         assert self.engine is not None
         if self.connector is not None:
             with _named_errors():
@@ -164,8 +171,6 @@ class Compilation:
         self.engine.register_plan(plan.fingerprint, plan.text, listing)
         self.plans[plan.fingerprint] = plan
         self._bridged.add(plan.program)
-        self._dump(changed, "after", plan)
-        return changed
 
     def _peers_in(self, plan: compiler.Plan) -> set[int]:
         """The other processes with which this one exchanges in a program."""
@@ -273,10 +278,12 @@ class Compilation:
         assert self.shared is not None
         start = time.monotonic()
         try:
-            serialized = self.shared.fetch(among, key, self._is_over)
+            plans, serialized = self.shared.fetch(among, key, self._is_over)
             waited_s = time.monotonic() - start
             executable, modules = load(serialized)
-            if not all(self._accept(module) for module in modules):
+            if plans:
+                self._register_described(plans)
+            elif not all(self._accept(module) for module in modules()):
                 raise NotSharedError("it was compiled by other passes, or for another job")
         except Exception as error:
             if (failure := self._failure()) is not None:
@@ -297,6 +304,23 @@ class Compilation:
             waited_s,
         )
         return executable, serialized
+
+    def describe_plans(self, program: str) -> str:
+        """The plans of a program of this digest, for processes that load its executable.
+
+        They hold them as well, but it takes long to read them there. "" for a program that has no
+        digest.
+        """
+        if not program:
+            return ""
+        plans = [plan for plan in [*self.plans.values()] if plan.program == program]
+        records = [[exchange.to_json() for exchange in plan.exchanges] for plan in plans]
+        return json.dumps({"program": program, "plans": records})
+
+    def _register_described(self, text: str) -> None:
+        described = json.loads(text)
+        for records in described["plans"]:
+            self._register(compiler.Plan.of_records(records, described["program"]))
 
     @property
     def writes_cache(self) -> bool:

@@ -130,6 +130,7 @@ def _share_programs(session: _session.Session, membership: Membership) -> None:
         [info.process for info in membership.members if tuning_class(info) == mine],
         session.process,
         membership.tell_of_program,
+        session.compilation.describe_plans,
         session.config.tuning_timeout_s,
     )
     membership.listen_programs(session.compilation.shared.hear)
@@ -306,7 +307,7 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
     if platform in jaxlib.GPU_PLATFORMS:
         own.over_islands = gpu_settings.over_islands(compiler_settings.xla_flags_text(os.environ))
-        programs.share_executables(session.process, lambda: own.shared, own.fetch)
+        programs.share_executables(session.process, lambda: own.shared, own.fetch, attribute)
         programs.add_compiler_options(own.compiler_options)
     own.own_launches()
     compat.register_passes(own.decompose, own.bridge, platform)

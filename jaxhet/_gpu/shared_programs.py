@@ -9,7 +9,8 @@ class that takes part in a program compiles it; the others ask for its executabl
     first → others  {"to": [other, …], "key": key, "part": i, "of": n, "bytes": base64}
                     {"to": [other, …], "key": key, "error": text}
 
-*key* is a digest of the module that JAX hands to XLA, and of XLA's options for that module. *among*
+The bytes are the compressed executable, behind a text that says what its process needs to know to
+run it. *key* is a digest of the module that JAX hands to XLA, and of XLA's options for it. *among*
 are the processes of the class that run the program. *number* is how many programs of these
 processes the asking process already has. If the first process has had another program at that
 number for a while, it says so, and the asking process compiles its own program. Messages pass
@@ -52,6 +53,7 @@ class SharedPrograms:
         members: Sequence[int],
         process: int,
         tell: Callable[[dict[str, Any]], None],
+        describe: Callable[[str], str],
         timeout_s: float,
     ):
         """Shares with the other processes of a class.
@@ -60,11 +62,14 @@ class SharedPrograms:
           members: The processes of the class.
           process: This process.
           tell: Sends a message to the processes that it names. Any thread may call it.
+          describe: Gets the name of a program of this process; returns the text that goes with the
+            executable. Any thread may call it.
           timeout_s: Longest wait for an executable.
         """
         self._members = frozenset(members)
         self._process = process
         self._tell = tell
+        self._describe = describe
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         # For each group of processes: keys of the programs that this process has, and since when.
@@ -77,7 +82,7 @@ class SharedPrograms:
         # By key of a program that this process fetches: threads that wait, parts, the answer.
         self._waiting: collections.Counter[str] = collections.Counter()
         self._parts: dict[str, dict[int, bytes]] = {}
-        self._answers: dict[str, bytes | NotSharedError] = {}
+        self._answers: dict[str, tuple[str, bytes] | NotSharedError] = {}
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         if len(self._members) > 1:
             threading.Thread(
@@ -101,18 +106,19 @@ class SharedPrograms:
         with self._changed:
             self._begun.add(key)
 
-    def add(self, among: tuple[int, ...], key: str, executable: bytes | None) -> None:
+    def add(self, among: tuple[int, ...], key: str, executable: bytes | None, program: str) -> None:
         """Takes note of a program of this process, which others may ask for now or later.
 
         Args:
           among: The processes that share it.
           key: Identity of the program.
           executable: The serialized executable; None if nobody will ask this process for it.
+          program: The name by which `describe` knows it.
         """
 
         def keep() -> None:
             assert executable is not None
-            self._keep(key, zlib.compress(executable, 1))
+            self._keep(key, _pack(self._describe(program), executable))
             self._note(among, key)
 
         if executable is None:
@@ -126,7 +132,9 @@ class SharedPrograms:
             self._failed[key] = why
         self._note(among, key)
 
-    def fetch(self, among: tuple[int, ...], key: str, is_over: Callable[[], bool]) -> bytes:
+    def fetch(
+        self, among: tuple[int, ...], key: str, is_over: Callable[[], bool]
+    ) -> tuple[str, bytes]:
         """Waits for the executable of the first process.
 
         Args:
@@ -135,7 +143,7 @@ class SharedPrograms:
           is_over: Whether the job has failed or ended, so that the wait ends too.
 
         Returns:
-          The executable, as the first process has serialized it.
+          What the first process says about the program, and the executable as it has serialized it.
 
         Raises:
           NotSharedError: The first process has no executable to send, or did not send it within
@@ -157,10 +165,10 @@ class SharedPrograms:
             if not self._waiting[key]:
                 del self._waiting[key], self._parts[key]
                 self._answers.pop(key, None)
-        if isinstance(answer, bytes):
-            return answer
-        if answer is not None:
+        if isinstance(answer, NotSharedError):
             raise answer
+        if answer is not None:
+            return answer
         if is_over():
             raise NotSharedError("the job is over")
         raise NotSharedError(
@@ -189,7 +197,7 @@ class SharedPrograms:
                 parts[int(message["part"])] = base64.b64decode(message["bytes"])
                 if len(parts) < count:
                     return
-                self._answers[key] = zlib.decompress(b"".join(parts[i] for i in range(count)))
+                self._answers[key] = _unpack(b"".join(parts[i] for i in range(count)))
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -245,3 +253,14 @@ class SharedPrograms:
         for i, start in enumerate(starts):
             part = base64.b64encode(content[start : start + _PART_BYTES]).decode()
             self._tell({"to": others, "key": key, "part": i, "of": len(starts), "bytes": part})
+
+
+def _pack(text: str, executable: bytes) -> bytes:
+    head = text.encode()
+    return zlib.compress(len(head).to_bytes(8, "little") + head + executable, 1)
+
+
+def _unpack(packed: bytes) -> tuple[str, bytes]:
+    content = zlib.decompress(packed)
+    end = 8 + int.from_bytes(content[:8], "little")
+    return content[8:end].decode(), content[end:]

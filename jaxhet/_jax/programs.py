@@ -193,7 +193,7 @@ class Sharing(Protocol):
         """Takes note that this process compiles a program."""
         ...
 
-    def add(self, among: tuple[int, ...], key: str, executable: bytes | None) -> None:
+    def add(self, among: tuple[int, ...], key: str, executable: bytes | None, program: str) -> None:
         """Takes note of a program of this process; None: others have no use for it."""
         ...
 
@@ -202,7 +202,7 @@ class Sharing(Protocol):
         ...
 
 
-Loaded = tuple[Any, list[bytes]]  # an executable, and its serialized modules
+Loaded = tuple[Any, Callable[[], list[bytes]]]  # an executable; gives its serialized modules
 Fetch = Callable[[tuple[int, ...], str, Callable[[bytes], Loaded]], tuple[Any, bytes | None]]
 
 
@@ -210,6 +210,7 @@ def share_executables(
     process: int,
     sharing: Callable[[], Sharing | None],
     fetch: Fetch,
+    attribute: str,
 ) -> None:
     """Lets a process load an executable where it would compile a program.
 
@@ -221,6 +222,7 @@ def share_executables(
       fetch: Gets the processes that share a program, its key, and what loads a serialized
         executable. Returns the loaded executable and its serialized form, or None and None if
         this process has to compile the program.
+      attribute: The frontend attribute of a module that names its program.
 
     Raises:
       UsageError: This JAX compiles programs in another way.
@@ -232,6 +234,7 @@ def share_executables(
         process,
         sharing,
         fetch,
+        attribute,
         _known(compiler, "compile_or_get_cached"),
         _known(compiler, "backend_compile_and_load"),
     )
@@ -247,12 +250,14 @@ class _Sharer:
         process: int,
         sharing: Callable[[], Sharing | None],
         fetch: Fetch,
+        attribute: str,
         compile_or_get_cached: Callable[..., Any],
         compile_and_load: Callable[..., Any],
     ):
         self._process = process
         self._sharing = sharing
         self._fetch = fetch
+        self._attribute = attribute
         self._compile_or_get_cached = compile_or_get_cached
         self._compile_and_load = compile_and_load
 
@@ -266,7 +271,9 @@ class _Sharer:
         among = known.among({d.process_index for d in devices.flat}) if known is not None else ()
         if known is None or not among:
             return self._compile_or_get_cached(backend, module, devices, options, *args, **kwargs)
-        this = _Compilation(among, _key(module, devices, options), known)
+        program = _frontend_attributes(module).get(self._attribute)
+        name = "" if program is None else program.value
+        this = _Compilation(among, _key(module, devices, options), name, known)
         token = _current.set(this)
         known.begin(this.key)
         try:
@@ -277,7 +284,7 @@ class _Sharer:
         finally:
             _current.reset(token)
         if among[0] != self._process:
-            known.add(among, this.key, None)
+            known.add(among, this.key, None, name)
         elif not this.is_told:  # JAX's cache had it
             this.tell(lambda: this.serialized or backend.serialize_executable(found))
         return found
@@ -289,7 +296,7 @@ class _Sharer:
 
         def load(serialized: bytes) -> Loaded:
             executable = backend.deserialize_executable(serialized, devices, options, callbacks)
-            return executable, compat.serialized_modules(executable)
+            return executable, lambda: compat.serialized_modules(executable)
 
         this = _current.get()
         if this is not None:
@@ -334,6 +341,7 @@ class _Compilation:
     Attributes:
       among: The processes that share it.
       key: Identity of the program.
+      program: The name in the attribute of its module, or "".
       known: Knowledge about it, which others ask for.
       serialized: The executable, once it was serialized.
       is_told: Whether the process that compiles has told the others.
@@ -341,6 +349,7 @@ class _Compilation:
 
     among: tuple[int, ...]
     key: str
+    program: str
     known: Sharing
     serialized: bytes | None = None
     is_told: bool = False
@@ -357,7 +366,7 @@ class _Compilation:
         except Exception as error:
             self.known.add_failure(self.among, self.key, f"can't serialize it: {error}"[:500])
         else:
-            self.known.add(self.among, self.key, self.serialized)
+            self.known.add(self.among, self.key, self.serialized, self.program)
 
 
 _current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(

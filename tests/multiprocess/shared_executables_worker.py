@@ -4,7 +4,6 @@ Says how many programs it compiled and loaded; the results are its own devices'.
 """
 
 import os
-import zlib
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _session, _set_up, testing
+from jaxhet import _session, _set_up, compiler, testing
 from jaxhet._gpu import shared_programs
 from jaxhet._jax import programs
 
@@ -34,9 +33,9 @@ def _share(request: dict[str, Any]) -> None:
     shared: Any = own.shared
     add, keep = shared.add, shared._keep
 
-    def noted(among: tuple[int, ...], key: str, executable: bytes | None) -> None:
+    def noted(among: tuple[int, ...], key: str, executable: bytes | None, program: str) -> None:
         _noted.append(key)
-        add(among, key, executable)
+        add(among, key, executable, program)
 
     def fetch(among: tuple[int, ...], key: str, load: Any) -> Any:
         found, serialized = own.fetch(among, key, load)
@@ -51,11 +50,15 @@ def _share(request: dict[str, Any]) -> None:
 
     shared.add = noted
     if request.get("spoils") == session.process:
-        shared._keep = lambda key, content: keep(
-            key, zlib.compress(b"?" + zlib.decompress(content))
-        )
+
+        def spoil(key: str, content: bytes) -> None:
+            text, executable = shared_programs._unpack(content)
+            keep(key, shared_programs._pack(text, b"?" + executable))
+
+        shared._keep = spoil
     jax.monitoring.register_event_listener(hit)
-    programs.share_executables(session.process, lambda: shared, fetch)
+    attribute = compiler.PROGRAM_ATTRIBUTE
+    programs.share_executables(session.process, lambda: shared, fetch, attribute)
 
 
 @custom_partitioning

@@ -8,14 +8,13 @@ import os
 import random
 import socket
 import threading
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from jaxhet._errors import UsageError
-from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms
+from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms, _pack
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import membership
@@ -127,10 +126,10 @@ def test_damaged_requests_for_certificates_are_refused() -> None:
 
 
 def test_damaged_messages_about_programs_give_nobody_another_executable() -> None:
-    content = base64.b64encode(zlib.compress(b"executable")).decode()
+    content = base64.b64encode(_pack("plan", b"executable")).decode()
     told: list[dict[str, Any]] = []
-    shared = SharedPrograms([0, 1], 1, told.append, 0.4)
-    got: list[bytes] = []
+    shared = SharedPrograms([0, 1], 1, told.append, str, 0.4)
+    got: list[tuple[str, bytes]] = []
 
     def fetch() -> None:
         while not is_done.is_set():
@@ -151,7 +150,7 @@ def test_damaged_messages_about_programs_give_nobody_another_executable() -> Non
     is_done.set()
     fetching.join()
     shared.close()
-    assert set(got) <= {b"executable"}
+    assert set(got) <= {("plan", b"executable")}
     assert got
 
 

@@ -200,8 +200,8 @@ class _Shared:
     def begin(self, key: str) -> None:
         self.told.append(("begin", key))
 
-    def add(self, among: tuple[int, ...], key: str, executable: bytes | None) -> None:
-        self.told.append(("add", among, key, executable))
+    def add(self, among: tuple[int, ...], key: str, executable: bytes | None, program: str) -> None:
+        self.told.append(("add", among, key, executable, program))
 
     def add_failure(self, among: tuple[int, ...], key: str, why: str) -> None:
         self.told.append(("failure", among, key, why))
@@ -214,7 +214,7 @@ def _compile(
     shared = _Shared()
     lowered = jax.jit(jnp.sin).lower(jnp.ones(3))
     monkeypatch.setattr(compiler, "compile_or_get_cached", lambda *args: "executable")
-    programs.share_executables(process, lambda: shared, lambda *which: (None, None))
+    programs.share_executables(process, lambda: shared, lambda *which: (None, None), "program")
     devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
     options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
     backend = types.SimpleNamespace(serialize_executable=serialize)
@@ -228,9 +228,9 @@ def _compile(
 def test_executable_is_offered_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     told = _compile(monkeypatch, lambda executable: f"bytes of {executable}".encode())
     key = told[0][1]
-    assert told == [("begin", key), ("add", (0, 1), key, b"bytes of executable")]
+    assert told == [("begin", key), ("add", (0, 1), key, b"bytes of executable", "")]
     told = _compile(monkeypatch, lambda executable: b"", process=1)
-    assert told == [("begin", key), ("add", (0, 1), key, None)]
+    assert told == [("begin", key), ("add", (0, 1), key, None, "")]
 
 
 def test_others_get_an_executable_before_the_cache_writes_it(
@@ -246,7 +246,7 @@ def test_others_get_an_executable_before_the_cache_writes_it(
 
     monkeypatch.setattr(compiler, "backend_compile_and_load", lambda *args: "executable")
     monkeypatch.setattr(compiler, "compile_or_get_cached", compile_and_write)
-    programs.share_executables(0, lambda: shared, lambda *which: (None, None))
+    programs.share_executables(0, lambda: shared, lambda *which: (None, None), "program")
     backend = types.SimpleNamespace(serialize_executable=str.encode)
     devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
     options = compiler.get_compile_options(num_replicas=1, num_partitions=2)

@@ -26,7 +26,9 @@ class _Class:
 
     def __init__(self, timeout_s: float = 20):
         self.messages: list[dict[str, Any]] = []
-        self.of = {p: SharedPrograms(_MEMBERS, p, self._tell, timeout_s) for p in _MEMBERS}
+        self.of = {
+            p: SharedPrograms(_MEMBERS, p, self._tell, str.upper, timeout_s) for p in _MEMBERS
+        }
 
     def _tell(self, message: dict[str, Any]) -> None:
         self.messages.append(message)
@@ -36,7 +38,7 @@ class _Class:
     def fetch(
         self, process: int, key: str = "key", is_over: Callable[[], bool] = lambda: False
     ) -> bytes:
-        return self.of[process].fetch(_MEMBERS, key, is_over)
+        return self.of[process].fetch(_MEMBERS, key, is_over)[1]
 
     def parts(self) -> int:
         return sum("part" in message for message in self.messages)
@@ -70,14 +72,20 @@ def test_others_wait_for_the_executable_of_the_first() -> None:
     waiting = [_Fetching(processes, process) for process in (3, 5)]
     time.sleep(0.3)
     assert all(thread.is_alive() for thread in waiting)
-    processes.of[2].add(_MEMBERS, "key", b"compiled")
+    processes.of[2].add(_MEMBERS, "key", b"compiled", "")
     assert [thread.answer() for thread in waiting] == [b"compiled", b"compiled"]
     assert processes.fetch(3) == b"compiled"  # again, and after the first has compiled
 
 
+def test_text_about_the_program_goes_with_its_executable() -> None:
+    processes = _Class()
+    processes.of[2].add(_MEMBERS, "key", b"compiled", "größer")
+    assert processes.of[3].fetch(_MEMBERS, "key", lambda: False) == ("GRÖSSER", b"compiled")
+
+
 def test_nobody_gets_what_it_does_not_ask_for() -> None:
     processes = _Class()
-    processes.of[2].add(_MEMBERS, "key", b"compiled")
+    processes.of[2].add(_MEMBERS, "key", b"compiled", "")
     time.sleep(0.2)
     assert processes.messages == []
     processes.of[3].hear({"key": "key", "part": 0, "of": 1, "bytes": "AAAA"})
@@ -88,7 +96,7 @@ def test_large_executables_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(shared_programs, "_PART_BYTES", 100)
     processes = _Class()
     executable = random.Random(0).randbytes(1050)
-    processes.of[2].add(_MEMBERS, "key", executable)
+    processes.of[2].add(_MEMBERS, "key", executable, "")
     assert processes.fetch(5) == executable
     assert processes.parts() == 11
 
@@ -97,7 +105,7 @@ def test_only_the_latest_executables_are_kept(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(shared_programs, "_MOST_KEPT_BYTES", 250)
     processes = _Class()
     for i in range(3):
-        processes.of[2].add(_MEMBERS, f"key{i}", random.Random(i).randbytes(100))
+        processes.of[2].add(_MEMBERS, f"key{i}", random.Random(i).randbytes(100), "")
     assert processes.fetch(3, "key2") == random.Random(2).randbytes(100)
     assert processes.fetch(3, "key1") == random.Random(1).randbytes(100)
     with pytest.raises(NotSharedError, match="it is not kept any more"):
@@ -107,13 +115,13 @@ def test_only_the_latest_executables_are_kept(monkeypatch: pytest.MonkeyPatch) -
 def test_process_that_is_ahead_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_programs, "_GRACE_S", 1.0)
     processes = _Class()
-    processes.of[2].add(_MEMBERS, "first", b"1")
+    processes.of[2].add(_MEMBERS, "first", b"1", "")
     assert processes.fetch(3, "first") == b"1"
-    processes.of[3].add(_MEMBERS, "first", None)
+    processes.of[3].add(_MEMBERS, "first", None, "")
     waiting = _Fetching(processes, 3, "second")
     time.sleep(2.5)
     assert waiting.is_alive()  # for the second program
-    processes.of[2].add(_MEMBERS, "second", b"2")
+    processes.of[2].add(_MEMBERS, "second", b"2", "")
     assert waiting.answer() == b"2"
     assert processes.fetch(3, "first") == b"1"
 
@@ -124,8 +132,8 @@ def test_process_with_another_program_is_told_after_a_while(
     monkeypatch.setattr(shared_programs, "_GRACE_S", 1.0)
     processes = _Class()
     waiting = _Fetching(processes, 3, "mine")
-    processes.of[2].add(_MEMBERS, "yours", b"1")
-    processes.of[2].add((2, 5), "of others", b"1")
+    processes.of[2].add(_MEMBERS, "yours", b"1", "")
+    processes.of[2].add((2, 5), "of others", b"1", "")
     time.sleep(0.5)
     assert waiting.is_alive()
     with pytest.raises(NotSharedError, match="it has compiled another one in its place"):
@@ -137,9 +145,9 @@ def test_threads_may_compile_in_another_order(monkeypatch: pytest.MonkeyPatch) -
     processes = _Class()
     waiting = _Fetching(processes, 3, "b")
     processes.of[2].begin("b")
-    processes.of[2].add(_MEMBERS, "a", b"1")
+    processes.of[2].add(_MEMBERS, "a", b"1", "")
     time.sleep(2)
-    processes.of[2].add(_MEMBERS, "b", b"2")
+    processes.of[2].add(_MEMBERS, "b", b"2", "")
     assert waiting.answer() == b"2"
     assert processes.fetch(3, "a") == b"1"
 
@@ -151,7 +159,7 @@ def test_process_that_could_not_compile_says_why() -> None:
     for ask in (waiting.answer, lambda: processes.fetch(5)):
         with pytest.raises(NotSharedError, match="XlaRuntimeError: out of memory"):
             ask()
-    processes.of[2].add(_MEMBERS, "key", b"at the second attempt")
+    processes.of[2].add(_MEMBERS, "key", b"at the second attempt", "")
     time.sleep(0.3)
     assert processes.fetch(3) == b"at the second attempt"
 
@@ -159,7 +167,7 @@ def test_process_that_could_not_compile_says_why() -> None:
 def test_threads_may_want_the_same_program() -> None:
     processes = _Class()
     waiting = [_Fetching(processes, 3) for _ in range(3)]
-    processes.of[2].add(_MEMBERS, "key", b"compiled")
+    processes.of[2].add(_MEMBERS, "key", b"compiled", "")
     assert [thread.answer() for thread in waiting] == [b"compiled"] * 3
     assert not processes.of[3]._waiting
     assert not processes.of[3]._answers
