@@ -340,9 +340,9 @@ void TakeLetters(std::string_view input) {
 std::vector<std::string> ChunkSeeds() {
   std::string two;
   for (uint64_t i = 0; i < 2; ++i) {
-    two += BytesOf(ChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
+    two += BytesOf(DeviceChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
   }
-  return {two, BytesOf(ChunkInfo{1, 7, 0, 0, 0, 0})};
+  return {two, BytesOf(DeviceChunkInfo{1, 7, 0, 0, 0, 0})};
 }
 
 // Keys of one connection, at either end.
@@ -384,16 +384,16 @@ void CarryChunks(std::string_view input, Encryption encryption) {
 // A sound description of chunk `chunk`, and a byte that says which chunk is expected.
 std::vector<std::string> ChunkInfoSeeds() {
   const auto seed = [](uint64_t chunk, uint64_t num_bytes) {
-    return BytesOf(ChunkInfo{1, 7, 0, 100, chunk, num_bytes}) + static_cast<char>(chunk);
+    return BytesOf(DeviceChunkInfo{1, 7, 0, 100, chunk, num_bytes}) + static_cast<char>(chunk);
   };
   return {seed(0, 100), seed(1, 0), seed(255, 60)};
 }
 
 void ParseOneChunkInfo(std::string_view input) {
   InputReader reader(input);
-  const auto sent = reader.Take<std::array<std::byte, sizeof(ChunkInfo)>>();
+  const auto sent = reader.Take<std::array<std::byte, sizeof(DeviceChunkInfo)>>();
   const auto expected = reader.Take<uint8_t>();
-  const ChunkInfo info = ParseChunkInfo(sent, expected, kSlotBytes);
+  const DeviceChunkInfo info = ParseDeviceChunkInfo(sent, expected, kSlotBytes);
   EXPECT_EQ(info.chunk, expected);
   EXPECT_TRUE(info.num_bytes <= kSlotBytes && info.num_bytes <= info.exchange_bytes);
 }
@@ -406,10 +406,10 @@ void ParseOneChunkInfo(std::string_view input) {
                .run = &ParseOneChunkInfo});
 
 TEST(FuzzChannelsTest, ChunkOutOfTurnOrTooLongIsRefused) {
-  const auto parse = [](ChunkInfo info, uint64_t chunk) {
+  const auto parse = [](DeviceChunkInfo info, uint64_t chunk) {
     std::array<std::byte, sizeof info> bytes{};
     std::memcpy(bytes.data(), &info, sizeof info);
-    return ParseChunkInfo(bytes, chunk, kSlotBytes).num_bytes;
+    return ParseDeviceChunkInfo(bytes, chunk, kSlotBytes).num_bytes;
   };
   EXPECT_EQ(parse({1, 7, 0, 100, 9, 100}, 9), 100U);
   EXPECT_THAT(ThrownText([&] { parse({1, 7, 0, 100, 17, 100}, 9); }),

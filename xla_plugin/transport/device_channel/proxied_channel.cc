@@ -9,9 +9,9 @@
 
 namespace jaxhet {
 
-ChunkInfo ParseChunkInfo(std::span<const std::byte, sizeof(ChunkInfo)> bytes, uint64_t chunk,
-                         size_t slot_bytes) {
-  ChunkInfo info{};
+DeviceChunkInfo ParseDeviceChunkInfo(std::span<const std::byte, sizeof(DeviceChunkInfo)> bytes,
+                                     uint64_t chunk, size_t slot_bytes) {
+  DeviceChunkInfo info{};
   std::memcpy(&info, bytes.data(), bytes.size());
   if (info.chunk != chunk) {
     Throw(ErrorCode::kTransport, "the peer sent chunk ", info.chunk, " in the place of chunk ",
@@ -24,20 +24,21 @@ ChunkInfo ParseChunkInfo(std::span<const std::byte, sizeof(ChunkInfo)> bytes, ui
   return info;
 }
 
-std::optional<ChunkInfo> ChunkCounter::Next() const {
+std::optional<DeviceChunkInfo> ChunkCounter::Next() const {
   if (log_.last() < exchange_) return std::nullopt;
   const std::optional<Launch> launch = log_.Find(exchange_);
   if (!launch) Throw(ErrorCode::kTransport, "exchange ", exchange_, " was overwritten");
   const size_t chunk_bytes = ChunkBytes(launch->num_bytes, slot_bytes_);
-  return ChunkInfo{.exchange = exchange_,
-                   .plan = launch->plan,
-                   .index = launch->index,
-                   .exchange_bytes = launch->num_bytes,
-                   .chunk = chunk_,
-                   .num_bytes = std::min<uint64_t>(chunk_bytes, launch->num_bytes - done_bytes_)};
+  return DeviceChunkInfo{
+      .exchange = exchange_,
+      .plan = launch->plan,
+      .index = launch->index,
+      .exchange_bytes = launch->num_bytes,
+      .chunk = chunk_,
+      .num_bytes = std::min<uint64_t>(chunk_bytes, launch->num_bytes - done_bytes_)};
 }
 
-void ChunkCounter::Advance(const ChunkInfo& chunk) {
+void ChunkCounter::Advance(const DeviceChunkInfo& chunk) {
   ++chunk_;
   done_bytes_ += chunk.num_bytes;
   if (done_bytes_ < chunk.exchange_bytes) return;
@@ -75,7 +76,7 @@ void ProxiedChannel::Stop() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool ProxiedChannel::IsAgreed(const ChunkInfo& info) {
+bool ProxiedChannel::IsAgreed(const DeviceChunkInfo& info) {
   const Launch launch{.plan = info.plan, .index = info.index, .num_bytes = info.exchange_bytes};
   {
     const std::lock_guard lock(publishing_);

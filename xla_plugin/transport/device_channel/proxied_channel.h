@@ -30,7 +30,7 @@ class Backoff {
 };
 
 // Before or with the bytes of each chunk.
-struct ChunkInfo {
+struct DeviceChunkInfo {
   uint64_t exchange;  // number on the channel
   int64_t plan;
   int64_t index;
@@ -41,8 +41,8 @@ struct ChunkInfo {
 
 // Reads the description of chunk `chunk` that a peer has sent. Throws if it describes another chunk
 // or more bytes than the chunk's slot or its exchange can hold.
-ChunkInfo ParseChunkInfo(std::span<const std::byte, sizeof(ChunkInfo)> bytes, uint64_t chunk,
-                         size_t slot_bytes);
+DeviceChunkInfo ParseDeviceChunkInfo(std::span<const std::byte, sizeof(DeviceChunkInfo)> bytes,
+                                     uint64_t chunk, size_t slot_bytes);
 
 // The chunks of a channel's source, in their order: those of each exchange as it is launched.
 class ChunkCounter {
@@ -54,9 +54,9 @@ class ChunkCounter {
   // Where that chunk begins in it.
   uint64_t offset() const { return done_bytes_; }
   // None if that is not launched. Throws if the log has lost it.
-  std::optional<ChunkInfo> Next() const;
+  std::optional<DeviceChunkInfo> Next() const;
   // The chunk, which was the next one, is done with.
-  void Advance(const ChunkInfo& chunk);
+  void Advance(const DeviceChunkInfo& chunk);
 
  private:
   const LaunchLog& log_;
@@ -97,7 +97,7 @@ class ProxiedChannel : public DeviceChannel {
   void ComeTo(size_t thread, uint64_t exchange) { passed_[thread] = exchange - 1; }
   // By the target: says for the source what it has launched; false if the target has launched
   // something else.
-  bool IsAgreed(const ChunkInfo& info);
+  bool IsAgreed(const DeviceChunkInfo& info);
 
  private:
   void Run(size_t thread);

@@ -84,7 +84,7 @@ class TcpSource final : public TcpChannel {
     const LaunchLog& log = words().source;
     ChunkCounter chunks(log, slot_bytes());
     while (log.WaitFor(chunks.exchange(), [this] { return stopping(); })) {
-      const std::optional<ChunkInfo> info = chunks.Next();
+      const std::optional<DeviceChunkInfo> info = chunks.Next();
       if (!info) continue;
       if (info->chunk % num_threads() == index && !SendChunk(index, *info)) return;
       chunks.Advance(*info);
@@ -93,7 +93,7 @@ class TcpSource final : public TcpChannel {
   }
 
  private:
-  bool SendChunk(size_t index, const ChunkInfo& info) {
+  bool SendChunk(size_t index, const DeviceChunkInfo& info) {
     const uint32_t slot = SlotOf(info.chunk);
     if (!Await(words().tail.at(slot), GenerationOf(info.chunk))) return false;
     if (sealed_.empty()) {
@@ -106,7 +106,7 @@ class TcpSource final : public TcpChannel {
     return true;
   }
 
-  void SendSealed(size_t index, const ChunkInfo& info) {
+  void SendSealed(size_t index, const DeviceChunkInfo& info) {
     IoList bytes;
     bytes.Add(&info, sizeof info);
     bytes.Add(host_slot(info.chunk), info.num_bytes);
@@ -132,9 +132,9 @@ class TcpTarget final : public TcpChannel {
 
  protected:
   void Carry(size_t index) override {
-    std::array<std::byte, sizeof(ChunkInfo)> bytes{};
+    std::array<std::byte, sizeof(DeviceChunkInfo)> bytes{};
     for (uint64_t chunk = index; Read(index, bytes.data(), bytes.size()); chunk += num_threads()) {
-      const ChunkInfo info = ParseChunkInfo(bytes, chunk, slot_bytes());
+      const DeviceChunkInfo info = ParseDeviceChunkInfo(bytes, chunk, slot_bytes());
       const uint32_t slot = SlotOf(info.chunk);
       if (!Await(words().head.at(slot), GenerationOf(info.chunk) - 1)) return;
       if (!Read(index, host_slot(info.chunk), info.num_bytes)) {

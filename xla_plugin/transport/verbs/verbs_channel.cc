@@ -32,7 +32,7 @@ constexpr milliseconds kProofTimeout{5'000};
 constexpr milliseconds kEventInterval{1};  // between looks at events while there is work
 constexpr milliseconds kIdleInterval{1'000};
 
-static_assert(sizeof(ChunkInfo) <= verbs::SlotLink::kHeaderBytes);
+static_assert(sizeof(DeviceChunkInfo) <= verbs::SlotLink::kHeaderBytes);
 
 struct VerbsOfferInfo {
   uint64_t slot_bytes;
@@ -225,7 +225,7 @@ class VerbsSource final : public VerbsChannel {
 
   size_t SendNext(ChunkCounter& chunks) {
     if (link().HasResends()) return link().Resend() > 0 ? 1 : 0;
-    const std::optional<ChunkInfo> info = chunks.Next();
+    const std::optional<DeviceChunkInfo> info = chunks.Next();
     if (!info) return 0;
     const uint32_t slot = SlotOf(info->chunk);
     const uint32_t generation = GenerationOf(info->chunk);
@@ -250,12 +250,12 @@ class VerbsSource final : public VerbsChannel {
   }
 
   // None while the device's thread has not chosen it.
-  std::optional<RouteChoices::Route> RouteOf(const ChunkInfo& info) const {
+  std::optional<RouteChoices::Route> RouteOf(const DeviceChunkInfo& info) const {
     if (info.exchange_bytes < pull_bytes()) return RouteChoices::Route::kSlots;
     return words().routes.Find(info.exchange);
   }
 
-  void StartInPlace(const ChunkInfo& info, uint64_t offset) {
+  void StartInPlace(const DeviceChunkInfo& info, uint64_t offset) {
     if (offset == 0) in_place_.push_back({.exchange = info.exchange});
     InPlace& exchange = in_place_.back();
     ++exchange.num_open;
@@ -319,10 +319,10 @@ class VerbsTarget final : public VerbsChannel {
       link().TakeArrival();
       if (!IsVisible(arrival)) continue;
       const size_t slot = arrival.slot;
-      const std::span<const std::byte, sizeof(ChunkInfo)> header(link().arrived_header(slot),
-                                                                 sizeof(ChunkInfo));
+      const std::span<const std::byte, sizeof(DeviceChunkInfo)> header(link().arrived_header(slot),
+                                                                       sizeof(DeviceChunkInfo));
       const uint64_t chunk = num_arrived_.at(slot)++ * kChannelSlots + slot;
-      const ChunkInfo info = ParseChunkInfo(header, chunk, slot_bytes());
+      const DeviceChunkInfo info = ParseDeviceChunkInfo(header, chunk, slot_bytes());
       generations_.at(slot) = GenerationOf(info.chunk);
       ++num_open_;
       // Whoever looks at the logs fails the job.
