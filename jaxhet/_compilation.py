@@ -308,8 +308,8 @@ class Compilation:
     def describe_plans(self, program: str) -> str:
         """The plans of a program of this digest, for processes that load its executable.
 
-        They hold them as well, but it takes long to read them there. "" for a program that has no
-        digest.
+        An executable contains its plan as well, but reading it there takes long. "" for a program
+        that has no digest.
         """
         if not program:
             return ""

@@ -143,7 +143,7 @@ class SharedPrograms:
           is_over: Whether the job has failed or ended, so that the wait ends too.
 
         Returns:
-          What the first process says about the program, and the executable as it has serialized it.
+          The text that the first process's `describe` gave, and the serialized executable.
 
         Raises:
           NotSharedError: The first process has no executable to send, or did not send it within

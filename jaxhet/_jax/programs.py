@@ -355,7 +355,7 @@ class _Compilation:
     is_told: bool = False
 
     def tell(self, serialize: Callable[[], bytes]) -> None:
-        """Sends the executable to the processes that ask for it, or an error if there is none.
+        """Sends the executable to the processes that ask for it, or why it can't be serialized.
 
         Called before the program runs: beside an exchange that waits for others, serialization hung
         on GPUs.

@@ -5,8 +5,6 @@ import dataclasses
 from jaxhet.compiler import hlo, loops
 from jaxhet.compiler.collectives import Collective
 
-# Operations with one operand that may be between a barrier of `jax.checkpoint` and a gather.
-_FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
 # Instructions that take time, or may.
 _SLOW = frozenset(
     (
@@ -68,7 +66,7 @@ def _without_barrier(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
         # A barrier of its own keeps XLA from sharing a conversion with the forward pass: the result
         # would take memory until then.
         return c.add("opt-barrier", source.shape, [source])
-    if x.opcode in _FORMS:
+    if x.opcode in hlo.FORMS:
         (operand,) = c.operands(x)
         other = _without_barrier(c, operand)
         return x if other is operand else c.add_copy(x, [other])

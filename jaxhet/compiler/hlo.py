@@ -30,6 +30,9 @@ COLLECTIVES = (
     "send",
 )
 
+# Operations with one operand that change only how an array is written.
+FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
+
 # The field `opcode` of a serialized instruction: key, length, text. Its one first byte is rare.
 _COLLECTIVE_FIELD = re.compile(
     b"\x12(?:" + b"|".join(re.escape(bytes([len(o)]) + o.encode()) for o in COLLECTIVES) + b")"

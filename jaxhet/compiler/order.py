@@ -22,7 +22,6 @@ Key = tuple[int, tuple[int, ...]]
 
 # A label of `jaxprs.labels` or `argument_labels`: number, depth, and depth of the first use.
 _LABEL = re.compile(r"(?<!\w)(?:e(\d+))?d(\d+)(?:u(\d+))?(?!\w)")
-_FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
 
 # A gather starts at most so many operations that take time, about a layer, before its result is
 # used: the gathered array takes memory, and the exchanges of what is used earlier go first.
@@ -143,7 +142,7 @@ class Step:
     inside: tuple[int, ...] | None = None
 
     def follows(self, call: "Step") -> bool:
-        """Whether it is in the program behind a loop or branch, and not moved out of it."""
+        """Whether the program has it after a loop or branch; no if it was moved out of that."""
         assert call.inside is not None
         numbers = self.key[1]
         return call.inside < numbers and numbers[: len(call.inside)] != call.inside
@@ -312,7 +311,7 @@ def _takes_the_same(computation: hlo.Computation, one: Node, other: Node, flow: 
 
 def _element(computation: hlo.Computation, x: hlo.Instruction) -> int | None:
     """Which element of a tuple an array is, apart from its form; None if it is none."""
-    while x.opcode in _FORMS:
+    while x.opcode in hlo.FORMS:
         (x,) = computation.operands(x)
     return x.tuple_index if x.opcode == "get-tuple-element" else None
 

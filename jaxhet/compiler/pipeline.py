@@ -26,10 +26,9 @@ from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.loops import Loop
 
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
-_FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
 # Cheap instructions without side effects, which may be computed once more elsewhere.
 _CHEAP = (
-    *_FORMS,
+    *hlo.FORMS,
     "add",
     "and",
     "broadcast",
@@ -52,7 +51,7 @@ _CHEAP = (
     "subtract",
 )
 # Between a reduction and the array that it is stored in.
-_BETWEEN = (*_FORMS, "divide", "dynamic-slice", "multiply", "negate", "slice")
+_BETWEEN = (*hlo.FORMS, "divide", "dynamic-slice", "multiply", "negate", "slice")
 # Depth and first use in the label of an equation (`order.Key`): what is moved can start at once.
 _DEPTH = re.compile(r"(?<!\w)(e\d+)?d\d+(?:u\d+)?(?!\w)")
 

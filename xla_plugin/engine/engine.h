@@ -72,7 +72,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   // return; never with a lock held.
   void Start(ExchangeRequest request);
   int RankOfDevice(int64_t device_id) const;
-  // The ranks of this process among these, but for `rank`; -1 is no rank.
+  // The ranks of this process that are in `among`, without `rank`.
   std::vector<int> SiblingsOf(int rank, std::span<const int64_t> among) const;
 
   // After SetRanks, where the ranks are devices with memory of their own: opens those of this

@@ -49,8 +49,8 @@ struct ErrorContext {
   std::string before;
   std::string after;
 };
-// Calls `function`. If it throws an Error that names no process, throws one that names `process`,
-// with the text between those of the ErrorContext that `context()` returns.
+// Calls `function`. If it throws an Error that names no process, throws one that names `process`.
+// `context()` returns what to put before and after the text.
 template <typename Context, typename Function>
 void AttributeTo(int process, Context context, Function function) {
   try {

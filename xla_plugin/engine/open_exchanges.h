@@ -62,8 +62,9 @@ class OpenExchanges {
 
   bool empty() const { return exchanges_.empty(); }
   bool HasLaggards() const { return !siblings_.AreEven(); }
-  // An open transfer with the process, or that of the ticket; null if there is none.
+  // Null if no transfer with the process is open.
   const PeerTransfer* With(int process) const;
+  // Null if no open transfer has the ticket.
   PeerTransfer* Find(uint64_t ticket) const;
   // Begin and end of the text of an error about the process.
   ErrorContext ContextOf(int process) const;

@@ -324,8 +324,8 @@ condition {{
   ROOT c = pred[] compare(i, n), direction=LT
 }}
 """
-# A loop, its first weights (moved out of it), and weights that are used behind it. Their paths
-# count the loop as one operation.
+# A loop; weights that its first iteration uses, gathered before it; weights that are used after it.
+# In the depths of the paths, the loop is one operation.
 _AROUND_A_LOOP = f"""
   x = f32[4] parameter(0)
   w0 = f32[4,4] parameter(1)
