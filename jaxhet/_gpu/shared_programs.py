@@ -9,12 +9,12 @@ class that takes part in a program compiles it; the others ask for its executabl
     first → others  {"to": [other, …], "key": key, "part": i, "of": n, "bytes": base64}
                     {"to": [other, …], "key": key, "error": text}
 
-The bytes are the compressed executable, behind a text that says what its process needs to know to
-run it. *key* is a digest of the module that JAX hands to XLA, and of XLA's options for it. *among*
-are the processes of the class that run the program. *number* is how many programs of these
-processes the asking process already has. If the first process has had another program at that
-number for a while, it says so, and the asking process compiles its own program. Messages pass
-through the job's coordinator.
+The bytes are the executable, behind a text that says what its process needs to know to run it.
+*key* is a digest of the module that JAX hands to XLA, and of XLA's options for it. *among* are the
+processes of the class that run the program. *number* is how many programs of these processes the
+asking process already has. If the first process has had another program at that number for a while,
+it says so, and the asking process compiles its own program. Messages pass through the job's
+coordinator.
 """
 
 import base64
@@ -25,7 +25,6 @@ import functools
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -74,7 +73,7 @@ class SharedPrograms:
         self._changed = threading.Condition()
         # For each group of processes: keys of the programs that this process has, and since when.
         self._had: dict[tuple[int, ...], dict[str, float]] = {}
-        # By key: compressed executables of this process, oldest first.
+        # By key: what this process sends of its executables, oldest first.
         self._kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
         self._failed: dict[str, str] = {}  # by key: why this process has no executable to send
         self._begun: set[str] = set()  # keys of programs that this process compiles
@@ -257,10 +256,9 @@ class SharedPrograms:
 
 def _pack(text: str, executable: bytes) -> bytes:
     head = text.encode()
-    return zlib.compress(len(head).to_bytes(8, "little") + head + executable, 1)
+    return len(head).to_bytes(8, "little") + head + executable
 
 
-def _unpack(packed: bytes) -> tuple[str, bytes]:
-    content = zlib.decompress(packed)
+def _unpack(content: bytes) -> tuple[str, bytes]:
     end = 8 + int.from_bytes(content[:8], "little")
     return content[8:end].decode(), content[end:]
