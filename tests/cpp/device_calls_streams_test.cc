@@ -54,13 +54,15 @@ TEST(DeviceCallsStreamsTest, OwnBlockIsCopied) {
   }
   ExpectCalls(ranks, R"(
 0 program: record event 0
-0 program: write 0>1.ready = 2; write 0.reached = 4
+0 announce: wait event 0
+0 announce: write 0>1.ready = 2; write 0.reached = 4
 0 receive0: wait event 0
 0 receive0: wait 2>0.ready >= 2
 0 receive0: copy 0.y1[3000] <- 2.x1[0], 1500
 0 receive0: wait 2>0.abort >= 2147483647; write 2>0.taken[0] = 2; write 0.received[0] = 1
 0 program: record event 0
-0 program: write 0>2.ready = 2
+0 announce: wait event 0
+0 announce: write 0>2.ready = 2
 0 receive0: wait event 0
 0 receive0: wait 1>0.ready >= 2
 0 receive0: copy 0.y1[1500] <- 1.x1[0], 1500
@@ -73,9 +75,11 @@ TEST(DeviceCallsStreamsTest, OwnBlockIsCopied) {
   ranks.Done(0, 1);
   ranks.Done(0, 0);
   ExpectCalls(ranks, R"(
-0 program: wait 0>1.taken[0] >= 2; wait 0.received[0] >= 1; wait 0.go_on >= 1; write 0.sent[program] = 3
-0 program: wait 0>2.taken[0] >= 2; wait 0.received[0] >= 2; wait 0.go_on >= 2; write 0.sent[program] = 4
-0 program: wait 0.received[1] >= 1; wait 0.go_on >= 3
+0 done: wait 0>1.taken[0] >= 2; wait 0.received[0] >= 1; wait 0.go_on >= 1; write 0.sent[done] = 1
+0 done: wait 0>2.taken[0] >= 2; wait 0.received[0] >= 2; wait 0.go_on >= 2; write 0.sent[done] = 2
+0 done: wait 0.received[1] >= 1; wait 0.go_on >= 3
+0 done: record event 0
+0 program: wait event 0
 0 program: wait 2>0.tail[0] >= 1
 0 program: copy 0.y0[20] <- 2>0.slot[0], 10
 0 program: write 2>0.head[0] = 1
@@ -109,7 +113,8 @@ TEST(DeviceCallsStreamsTest, AnotherStreamLeavesItsCopiesToOurs) {
 0 send1: wait event 0
 0 send1: copy 0>1.slot[1] <- 0.x1[0], 7
 0 send1: write 0>1.tail[1] = 1; write 0.sent[1] = 1
-0 other: write 0.reached = 2
+0 announce: wait event 0
+0 announce: write 0.reached = 2
 0 receive1: wait event 0
 0 receive1: wait 1>0.tail[1] >= 1
 0 receive1: copy 0.y1[0] <- 1>0.slot[1], 7
@@ -122,7 +127,8 @@ TEST(DeviceCallsStreamsTest, AnotherStreamLeavesItsCopiesToOurs) {
 0 send1: copy 0>1.slot[3] <- 0.x2[1000], 500
 0 send0: write 0>1.tail[2] = 1; write 0.sent[0] = 1
 0 send1: write 0>1.tail[3] = 1; write 0.sent[1] = 2
-0 other: write 0.reached = 3
+0 announce: wait event 0
+0 announce: write 0.reached = 3
 0 receive0: wait event 0
 0 receive1: wait event 0
 0 receive0: wait 1>0.tail[2] >= 1
@@ -134,7 +140,8 @@ TEST(DeviceCallsStreamsTest, AnotherStreamLeavesItsCopiesToOurs) {
 0 receive0: wait 1>0.abort >= 2147483647; write 0.received[0] = 1
 0 receive1: wait 1>0.abort >= 2147483647; write 0.received[1] = 2
 0 program: record event 0
-0 program: write 0>1.ready = 4; write 0.reached = 4
+0 announce: wait event 0
+0 announce: write 0>1.ready = 4; write 0.reached = 4
 0 receive0: wait event 0
 0 receive0: wait 1>0.ready >= 4
 0 receive0: copy 0.y3[0] <- 1.x3[0], 1500
@@ -148,11 +155,18 @@ TEST(DeviceCallsStreamsTest, AnotherStreamLeavesItsCopiesToOurs) {
 0 receive0: copy 0.y0[0] <- 1>0.slot[0], 7
 0 receive0: write 1>0.head[0] = 1
 0 receive0: wait 1>0.abort >= 2147483647; write 0.received[0] = 3
-0 other: wait 0.received[0] >= 3; wait 0.sent[program] >= 1; wait 0.go_on >= 1
-0 other: wait 0.received[1] >= 1; wait 0.sent[1] >= 1; wait 0.go_on >= 2
-0 other: wait 0.received[0] >= 1; wait 0.received[1] >= 2; wait 0.sent[0] >= 1; wait 0.sent[1] >= 2; wait 0.go_on >= 3
-0 send0: wait 0>1.taken[0] >= 4; write 0.sent[0] = 2
-0 other: wait 0.received[0] >= 2; wait 0.sent[0] >= 2; wait 0.go_on >= 4
+0 done: wait 0.received[0] >= 3; wait 0.sent[program] >= 1; wait 0.go_on >= 1
+0 done: record event 0
+0 other: wait event 0
+0 done: wait 0.received[1] >= 1; wait 0.sent[1] >= 1; wait 0.go_on >= 2
+0 done: record event 0
+0 other: wait event 0
+0 done: wait 0.received[0] >= 1; wait 0.received[1] >= 2; wait 0.sent[0] >= 1; wait 0.sent[1] >= 2; wait 0.go_on >= 3
+0 done: record event 0
+0 other: wait event 0
+0 done: wait 0>1.taken[0] >= 4; wait 0.received[0] >= 2; wait 0.go_on >= 4; write 0.sent[done] = 1
+0 done: record event 0
+0 other: wait event 0
 )");
   for (const int64_t index : {0, 1, 2, 3}) ranks.Done(1, index);
   for (const int64_t index : {0, 1, 2, 3}) ExpectRight(ranks, index);
@@ -177,7 +191,8 @@ TEST(DeviceCallsStreamsTest, OverdueEagerIsReceivedByTheStreams) {
 0 send0: wait 0>1.head[0] >= 1
 0 send0: copy 0>1.slot[0] <- 0.x16[0], 7
 0 send0: write 0>1.tail[0] = 2; write 0.sent[0] = 1
-0 program: write 0.reached = 17
+0 announce: wait event 0
+0 announce: write 0.reached = 17
 )");
   for (int64_t index = 0; std::cmp_less_equal(index, kChannelSlots); ++index) {
     for (const int rank : {0, 1}) ranks.Done(rank, index);
@@ -222,7 +237,9 @@ TEST(DeviceCallsStreamsTest, EagerDoneOnAnotherStreamIsWaitedFor) {
 0 receive0: copy 0.y0[0] <- 1>0.slot[0], 7
 0 receive0: write 1>0.head[0] = 1
 0 receive0: wait 1>0.abort >= 2147483647; write 0.received[0] = 1
-0 other: wait 0.received[0] >= 1; wait 0.sent[program] >= 1; wait 0.go_on >= 1
+0 done: wait 0.received[0] >= 1; wait 0.sent[program] >= 1; wait 0.go_on >= 1
+0 done: record event 1
+0 other: wait event 1
 )");
   EXPECT_FALSE(ranks.Run());
   for (const int64_t index : {0, 1}) ranks.Start(1, index, SwapOf(index == 0 ? 7 : 1'500));

@@ -37,7 +37,8 @@ TEST(DeviceCallsTest, ChunksTakeTurnsOnTheStreams) {
 0 send0: copy 0>1.slot[2] <- 0.x0[2000], 500
 0 send0: write 0>1.tail[2] = 1; write 0.sent[0] = 1
 0 send1: write 0>1.tail[1] = 1; write 0.sent[1] = 1
-0 program: write 0.reached = 1
+0 announce: wait event 0
+0 announce: write 0.reached = 1
 0 receive0: wait event 0
 0 receive1: wait event 0
 0 receive0: wait 1>0.tail[0] >= 1
@@ -54,7 +55,9 @@ TEST(DeviceCallsTest, ChunksTakeTurnsOnTheStreams) {
 )");
   ranks.Done(0, 0);
   ExpectCalls(ranks, R"(
-0 program: wait 0.received[0] >= 1; wait 0.received[1] >= 1; wait 0.sent[0] >= 1; wait 0.sent[1] >= 1; wait 0.go_on >= 1
+0 done: wait 0.received[0] >= 1; wait 0.received[1] >= 1; wait 0.sent[0] >= 1; wait 0.sent[1] >= 1; wait 0.go_on >= 1
+0 done: record event 0
+0 program: wait event 0
 )");
   ranks.Done(1, 0);
   ExpectRight(ranks, 0);
@@ -75,7 +78,8 @@ TEST(DeviceCallsTest, ChunksWaitForTheirSlots) {
 0 send1: copy 0>1.slot[1] <- 0.x1[1000], 1
 0 send0: write 0>1.tail[0] = 2; write 0.sent[0] = 2
 0 send1: write 0>1.tail[1] = 2; write 0.sent[1] = 2
-0 program: write 0.reached = 2
+0 announce: wait event 0
+0 announce: write 0.reached = 2
 0 receive0: wait event 0
 0 receive1: wait event 0
 0 receive0: wait 1>0.tail[0] >= 2
@@ -100,7 +104,8 @@ TEST(DeviceCallsTest, EagerBehindALongSendIsSentByTheStreams) {
 0 send1: wait event 0
 0 send1: copy 0>1.slot[3] <- 0.x1[0], 7
 0 send1: write 0>1.tail[3] = 1; write 0.sent[1] = 2
-0 program: write 0.reached = 2
+0 announce: wait event 0
+0 announce: write 0.reached = 2
 )");
 }
 
@@ -109,7 +114,8 @@ TEST(DeviceCallsTest, ZeroCopyIsReadByTheTarget) {
   StartBoth(ranks, 0, SwapOf(kLongBytes));
   ExpectCalls(ranks, R"(
 0 program: record event 0
-0 program: write 0>1.ready = 1; write 0.reached = 1
+0 announce: wait event 0
+0 announce: write 0>1.ready = 1; write 0.reached = 1
 0 receive1: wait event 0
 0 receive1: wait 1>0.ready >= 1
 0 receive1: copy 0.y0[0] <- 1.x0[0], 2500
@@ -117,7 +123,9 @@ TEST(DeviceCallsTest, ZeroCopyIsReadByTheTarget) {
 )");
   ranks.Done(0, 0);
   ExpectCalls(ranks, R"(
-0 program: wait 0>1.taken[1] >= 1; wait 0.received[1] >= 1; wait 0.go_on >= 1; write 0.sent[program] = 1
+0 done: wait 0>1.taken[1] >= 1; wait 0.received[1] >= 1; wait 0.go_on >= 1; write 0.sent[done] = 1
+0 done: record event 0
+0 program: wait event 0
 )");
   ranks.Done(1, 0);
   ExpectRight(ranks, 0);
@@ -130,7 +138,8 @@ TEST(DeviceCallsTest, ZeroCopyArrivesInParts) {
   StartBoth(ranks, 0, exchange);
   ExpectCalls(ranks, R"(
 0 program: record event 0
-0 program: write 0>1.ready = 1; write 0.reached = 1
+0 announce: wait event 0
+0 announce: write 0>1.ready = 1; write 0.reached = 1
 0 receive1: wait event 0
 0 receive1: wait 1>0.ready >= 1
 0 receive1: copy 0.y0[0] <- 1.x0[0], 1000
@@ -142,9 +151,15 @@ TEST(DeviceCallsTest, ZeroCopyArrivesInParts) {
 )");
   for (int part = 0; part < 3; ++part) ranks.Done(0, 0);
   ExpectCalls(ranks, R"(
-0 program: wait 0.received[1] >= 1; wait 0.go_on >= 1
-0 program: wait 0.received[1] >= 2; wait 0.go_on >= 1
-0 program: wait 0>1.taken[1] >= 1; wait 0.received[1] >= 3; wait 0.go_on >= 1; write 0.sent[program] = 1
+0 done: wait 0.received[1] >= 1; wait 0.go_on >= 1
+0 done: record event 0
+0 program: wait event 0
+0 done: wait 0.received[1] >= 2; wait 0.go_on >= 1
+0 done: record event 0
+0 program: wait event 0
+0 done: wait 0>1.taken[1] >= 1; wait 0.received[1] >= 3; wait 0.go_on >= 1; write 0.sent[done] = 1
+0 done: record event 0
+0 program: wait event 0
 )");
   for (int part = 0; part < 3; ++part) ranks.Done(1, 0);
   ExpectRight(ranks, 0);
@@ -155,7 +170,8 @@ TEST(DeviceCallsTest, LateSourceGoesThroughSlots) {
   ranks.Start(0, 0, SwapOf(1'500));
   ExpectCalls(ranks, R"(
 0 program: record event 0
-0 program: write 0>1.ready = 1; write 0.reached = 1
+0 announce: wait event 0
+0 announce: write 0>1.ready = 1; write 0.reached = 1
 )");
   ranks.Done(0, 0);
   ExpectCalls(ranks, R"(
@@ -169,7 +185,9 @@ TEST(DeviceCallsTest, LateSourceGoesThroughSlots) {
 0 receive1: write 1>0.head[1] = 1
 0 receive0: wait 1>0.abort >= 2147483647; write 0.received[0] = 1
 0 receive1: wait 1>0.abort >= 2147483647; write 0.received[1] = 1
-0 program: wait 0>1.taken[1] >= 1; wait 0.received[0] >= 1; wait 0.received[1] >= 1; wait 0.go_on >= 1; write 0.sent[program] = 1
+0 done: wait 0>1.taken[1] >= 1; wait 0.received[0] >= 1; wait 0.received[1] >= 1; wait 0.go_on >= 1; write 0.sent[done] = 1
+0 done: record event 0
+0 program: wait event 0
 )");
   ranks.Start(1, 0, SwapOf(1'500));
   ranks.Done(1, 0);
@@ -189,7 +207,8 @@ TEST(DeviceCallsTest, OperandElsewhereGoesThroughSlots) {
 0 send1: copy 0>1.slot[1] <- 0.x0[1000], 500
 0 send0: write 0>1.tail[0] = 1; write 0.sent[0] = 1
 0 send1: write 0>1.tail[1] = 1; write 0.sent[1] = 1
-0 program: write 0.reached = 1
+0 announce: wait event 0
+0 announce: write 0.reached = 1
 0 receive0: wait event 0
 0 receive1: wait event 0
 0 receive0: wait 1>0.tail[0] >= 1
@@ -218,13 +237,16 @@ TEST(DeviceCallsTest, ProxiedChannelsHaveNoEagerMessages) {
 0 send0: wait event 0
 0 send0: copy 0>1.slot[0] <- 0.x0[0], 7
 0 send0: write 0>1.tail[0] = 1; write 0.sent[0] = 1
-0 program: write 0.reached = 1
+0 announce: wait event 0
+0 announce: write 0.reached = 1
 0 receive0: wait event 0
 0 receive0: wait 1>0.tail[0] >= 1
 0 receive0: copy 0.y0[0] <- 1>0.slot[0], 7
 0 receive0: write 1>0.head[0] = 1
 0 receive0: wait 1>0.abort >= 2147483647; write 0.received[0] = 1
-0 program: wait 0.received[0] >= 1; wait 0.sent[0] >= 1; wait 0.go_on >= 1
+0 done: wait 0.received[0] >= 1; wait 0.sent[0] >= 1; wait 0.go_on >= 1
+0 done: record event 0
+0 program: wait event 0
 )");
 }
 
@@ -239,8 +261,12 @@ TEST(DeviceCallsTest, ProxiedOperandUsesThePeersSlots) {
   ranks.Done(0, 0);
   ExpectCalls(ranks, R"(
 0 program: fill 0.y0[0] with 0, 1500
-0 program: write 0>1.ready = 1; write 0.reached = 1
-0 program: wait 0>1.taken[1] >= 1; wait 0.go_on >= 1; write 0.sent[program] = 1
+0 program: record event 0
+0 announce: wait event 0
+0 announce: write 0>1.ready = 1; write 0.reached = 1
+0 done: wait 0>1.taken[1] >= 1; wait 0.go_on >= 1; write 0.sent[done] = 1
+0 done: record event 0
+0 program: wait event 0
 )");
   exchange.is_elsewhere = true;
   ranks.Start(0, 1, exchange);
@@ -253,7 +279,8 @@ TEST(DeviceCallsTest, ProxiedOperandUsesThePeersSlots) {
 0 send1: copy 0>1.slot[3] <- 0.x1[1000], 500
 0 send0: write 0>1.tail[2] = 1; write 0.sent[0] = 1
 0 send1: write 0>1.tail[3] = 1; write 0.sent[1] = 1
-0 program: write 0.reached = 2
+0 announce: wait event 0
+0 announce: write 0.reached = 2
 )");
 }
 
@@ -275,9 +302,11 @@ TEST(DeviceCallsTest, RankWithoutASourceGetsZeros) {
 0 send1: copy 0>1.slot[1] <- 0.x0[1000], 500
 0 send0: write 0>1.tail[0] = 1; write 0.sent[0] = 1
 0 send1: write 0>1.tail[1] = 1; write 0.sent[1] = 1
-0 program: write 0.reached = 1
+0 announce: wait event 0
+0 announce: write 0.reached = 1
 1 program: record event 0
-1 program: write 1.reached = 1
+1 announce: wait event 0
+1 announce: write 1.reached = 1
 1 receive0: wait event 0
 1 receive1: wait event 0
 1 receive0: wait 0>1.tail[0] >= 1
@@ -289,10 +318,18 @@ TEST(DeviceCallsTest, RankWithoutASourceGetsZeros) {
 1 receive0: wait 0>1.abort >= 2147483647; write 1.received[0] = 1
 1 receive1: wait 0>1.abort >= 2147483647; write 1.received[1] = 1
 2 program: fill 2.y0[0] with 0, 1500
-2 program: write 2.reached = 1
-0 program: wait 0.sent[0] >= 1; wait 0.sent[1] >= 1; wait 0.go_on >= 1
-1 program: wait 1.received[0] >= 1; wait 1.received[1] >= 1; wait 1.go_on >= 1
-2 program: wait 2.go_on >= 1
+2 program: record event 0
+2 announce: wait event 0
+2 announce: write 2.reached = 1
+0 done: wait 0.sent[0] >= 1; wait 0.sent[1] >= 1; wait 0.go_on >= 1
+0 done: record event 0
+0 program: wait event 0
+1 done: wait 1.received[0] >= 1; wait 1.received[1] >= 1; wait 1.go_on >= 1
+1 done: record event 0
+1 program: wait event 0
+2 done: wait 2.go_on >= 1
+2 done: record event 0
+2 program: wait event 0
 )");
   EXPECT_TRUE(ranks.Run());
   for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(ranks.IsRight(rank, 0));

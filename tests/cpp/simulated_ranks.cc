@@ -98,8 +98,8 @@ SimulatedRanks::~SimulatedRanks() {
 void SimulatedRanks::AddRank(int rank) {
   auto owned = std::make_unique<SimulatedDevice>(
       simulation_, StrCat(rank),
-      std::vector<std::string>{"rescue", "send0", "send1", "receive0", "receive1", "program",
-                               "other"});
+      std::vector<std::string>{"rescue", "send0", "send1", "receive0", "receive1", "announce",
+                               "done", "program", "other"});
   SimulatedDevice& device = *owned;
   Node& node = nodes_.emplace_back();
   node.rank = std::make_unique<DeviceRank>(rank, std::move(owned), options_.eager_bytes);
@@ -108,8 +108,9 @@ void SimulatedRanks::AddRank(int rank) {
     node.programs.push_back(device.CreateStream(StreamPriority::kNormal));
   }
   const std::byte* word = device.pinned();
-  for (const char* const name : {"go_on", "reached", "sent[0]", "sent[1]", "sent[program]",
-                                 "received[0]", "received[1]", "received[program]"}) {
+  for (const char* const name :
+       {"go_on", "reached", "sent[0]", "sent[1]", "sent[program]", "sent[done]", "received[0]",
+        "received[1]", "received[program]", "received[done]"}) {
     simulation_.Name(word, sizeof(DeviceWord), StrCat(rank, ".", name), sizeof(DeviceWord));
     word += sizeof(DeviceWord);
   }

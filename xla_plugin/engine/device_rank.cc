@@ -139,22 +139,27 @@ void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& o
   const Marks& sends = transfer.send.marks;
   auto* const stream = transfer.exchange.program;
   if (source < 0) device_->Fill(stream, result.data(), std::byte{0}, result.size());
-  StreamWork program(*device_, stream);
-  if (Is<ZeroCopy>(transfer.send.route)) {
-    runner_.OfferOperand(transfer, channels_.Outgoing(target), program);
-  }
-  if (!IsByProgram(sends) && last_reached_ != transfer.exchange.first) {
-    last_reached_ = transfer.exchange.first;
-    program.Write(words_.AddressOf(words_->reached), last_reached_);
-  }
+  const bool offers = Is<ZeroCopy>(transfer.send.route);
+  const bool is_first = !IsByProgram(sends) && last_reached_ != transfer.exchange.first;
   const bool receives = source >= 0 && !Is<Eager>(transfer.receive.route);
   Event ready;
-  if (receives || IsByStreams(sends) || !overdue.empty()) ready = runner_.Record(stream);
+  if (offers || is_first || receives || IsByStreams(sends) || !overdue.empty())
+    ready = runner_.Record(stream);
   for (const InFlight& other : overdue) receives_.Receive(other, ready.get());
   if (FirstChunkOf(transfer.send.route)) {
+    StreamWork program(*device_, stream);
     runner_.Send(transfer, channels_.Outgoing(target), &program, ready.get());
+    program.Flush();
   }
-  program.Flush();
+  if (offers || is_first) {
+    StreamWork announcement = runner_.Announcement(ready.get());
+    if (offers) runner_.OfferOperand(transfer, channels_.Outgoing(target), announcement);
+    if (is_first) {
+      last_reached_ = transfer.exchange.first;
+      announcement.Write(words_.AddressOf(words_->reached), last_reached_);
+    }
+    announcement.Flush();
+  }
   if (receives) {
     receives_.Add(transfer, std::move(ready));
   } else {
@@ -212,7 +217,7 @@ Route DeviceRank::ChooseSend(const InFlight& transfer, bool may_be_eager) const 
                     .is_free = channel.IsFree(channel.chunks)});
 }
 
-// A zero-copy send is marked at its Done().
+// The mark of a zero-copy send is given at its Done().
 Marks DeviceRank::SendMarks(const InFlight& transfer) {
   Marks marks{};
   if (Is<Eager>(transfer.send.route)) {
@@ -228,6 +233,7 @@ Marks DeviceRank::SendMarks(const InFlight& transfer) {
 void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
   uint32_t first = 0;
   uint32_t last = 0;
+  bool is_eager = false;
   {
     const std::lock_guard lock(transfers_.mutex);
     const auto found = std::ranges::find_if(transfers_.all, [&](const InFlight& candidate) {
@@ -237,55 +243,61 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
     if (found == transfers_.all.end()) {
       Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
     }
+    const auto end = std::ranges::find_if(found, transfers_.all.end(), &InFlight::is_last);
     first = found->number;
-    last = std::ranges::find_if(found, transfers_.all.end(), &InFlight::is_last)->number;
+    last = end->number;
+    is_eager = std::any_of(found, end + 1, [&](const InFlight& transfer) {
+      return Is<Eager>(transfer.receive.route) && transfer.is_pending &&
+             transfer.exchange.program == stream;
+    });
   }
-  StreamWork program(*device_, stream);
-  for (uint32_t number = first; number <= last; ++number) DoneTransfer(number, program);
-  program.Flush();
+  StreamWork work = is_eager ? StreamWork(*device_, stream) : runner_.DoneWork();
+  for (uint32_t number = first; number <= last; ++number) DoneTransfer(number, stream, work);
+  work.Flush();
+  if (!is_eager) runner_.Follow(stream);
 }
 
-void DeviceRank::DoneTransfer(uint32_t number, StreamWork& program) {
-  ReceiveElsewhere(number, program.stream());
+void DeviceRank::DoneTransfer(uint32_t number, StreamHandle program, StreamWork& work) {
+  ReceiveElsewhere(number, program);
   receives_.ReceiveUntil(number);
-  const auto [transfer, is_received] = CountDone(number, program.stream());
+  const auto [transfer, is_received] = CountDone(number);
   if (is_received) {
-    runner_.Receive(transfer, channels_.Incoming(transfer.transfer.source), &program, nullptr);
+    runner_.Receive(transfer, channels_.Incoming(transfer.transfer.source), &work, nullptr);
   }
-  const bool is_taken = Is<ZeroCopy>(transfer.send.route) && transfer.is_done();
-  if (is_taken) {
-    runner_.AwaitTaken(transfer, channels_.Outgoing(transfer.transfer.target), program);
+  const uint32_t taken_mark = transfer.send.marks.at(kDoneStream);
+  if (taken_mark != 0) {
+    const uint64_t sent = transfer.send.number;
+    const DeviceChannel& end = *channels_.Outgoing(transfer.transfer.target).end;
+    work.Wait(end.addresses().taken(sent), DeviceNumber(sent));
   }
   Marks receives = transfer.receive.marks;
   if (Is<ZeroCopy>(transfer.receive.route)) {  // receives of the parts so far
     receives.at(transfer.receive.number % kStreams) -=
         transfer.transfer.parts - transfer.done_parts;
   }
-  AwaitMarks(receives, received_, program);
-  AwaitMarks(transfer.send.marks, sent_, program);
-  program.Wait(words_.AddressOf(words_->go_on), transfer.done_number);
-  if (is_taken && IsByProgram(transfer.send.marks)) {  // all waits are one call with it
-    program.Write(sent_.AddressOf(kProgramStream), transfer.send.marks.at(kProgramStream));
-  }
+  AwaitMarks(receives, received_, work);
+  AwaitMarks(transfer.send.marks, sent_, work);
+  work.Wait(words_.AddressOf(words_->go_on), transfer.done_number);
+  if (taken_mark != 0) work.Write(sent_.AddressOf(kDoneStream), taken_mark);
 }
 
 // Our streams receive an eager message that another stream has started.
-void DeviceRank::ReceiveElsewhere(uint32_t number, StreamHandle stream) {
+void DeviceRank::ReceiveElsewhere(uint32_t number, StreamHandle program) {
   InFlight eager;
   {
     const std::lock_guard lock(transfers_.mutex);
     InFlight& found = transfers_.Find(number);
     std::optional<Route>& route = found.receive.route;
     const auto* const message = As<Eager>(route);
-    if (message == nullptr || !found.is_pending || found.exchange.program == stream) return;
+    if (message == nullptr || !found.is_pending || found.exchange.program == program) return;
     route = Slots{message->first_chunk};
     eager = found;
   }
-  receives_.Add(eager, runner_.Record(stream));
+  receives_.Add(eager, runner_.Record(program));
 }
 
 // Counts the done of a transfer, and gives the marks of what the done itself puts on streams.
-DeviceRank::AtDone DeviceRank::CountDone(uint32_t number, StreamHandle stream) {
+DeviceRank::AtDone DeviceRank::CountDone(uint32_t number) {
   const std::lock_guard lock(transfers_.mutex);
   InFlight& found = transfers_.Find(number);
   if (found.done_parts++ == 0) found.done_number = NextNumber(transfers_.dones);
@@ -295,18 +307,17 @@ DeviceRank::AtDone DeviceRank::CountDone(uint32_t number, StreamHandle stream) {
     found.receive.marks.at(kProgramStream) = received_.NextFor(kProgramStream);
   }
   if (Is<ZeroCopy>(found.send.route) && found.is_done()) {
-    const size_t s = stream == program_ ? kProgramStream : found.send.number % kStreams;
-    found.send.marks.at(s) = sent_.NextFor(s);
+    found.send.marks.at(kDoneStream) = sent_.NextFor(kDoneStream);
   }
   return {found, is_received};
 }
 
-// The first program's stream keeps its own order.
+// The first program's stream keeps its own order, and the done itself marks the rest.
 void DeviceRank::AwaitMarks(const Marks& marks, const StreamProgress& progress,
-                            StreamWork& program) const {
+                            StreamWork& work) const {
   ForEachStream(marks, [&](size_t s) {
-    if (s == kProgramStream && program.stream() == program_) return;
-    program.Wait(progress.AddressOf(s), marks.at(s));
+    if (s == kDoneStream || (s == kProgramStream && work.stream() == program_)) return;
+    work.Wait(progress.AddressOf(s), marks.at(s));
   });
 }
 

@@ -27,16 +27,16 @@ namespace jaxhet {
 // made of each exchange, chooses the routes that depend on the channels' state, and gives the
 // transfers to a runner.
 //
-// Start() and Done() only put work on streams. The program's stream waits for sends and receives at
-// Done(). All ranks start exchanges in one order, so streams can't wait for each other in a circle.
-// Nothing else holds the program's stream. A result is received when it arrives, even if the
-// program has not reached its Done().
+// Start() and Done() only put work on streams. At Done() a stream of ours waits for sends and
+// receives, and the program's stream for that one. All ranks start exchanges in one order, so
+// streams can't wait for each other in a circle. Nothing else holds the program's stream. A result
+// is received when it arrives, even if the program has not reached its Done().
 //
 // Eager messages avoid a hop between streams if both ends share the slots. The program's stream
 // sends at Start(), if a slot is known to be empty, and receives at Done(). A receive stream
 // receives earlier if the slot is needed again before that.
 //
-// Zero-copy: at Start() the source's stream only signals that the operand is ready, and at Done()
+// Zero-copy: at Start() the source only signals that the operand is ready, and at Done()
 // it waits until the target has read it. (The source does the same if its NIC sends the operand
 // from there. The target, which may be on another host, then receives through slots.) An exchange
 // may be read in parts: the program continues with one while the next arrives. Through slots it is
@@ -91,10 +91,10 @@ class DeviceRank {
   Route ChooseSend(const InFlight& transfer, bool may_be_eager) const;
   Marks SendMarks(const InFlight& transfer);
 
-  void DoneTransfer(uint32_t number, StreamWork& program);
-  void ReceiveElsewhere(uint32_t number, StreamHandle stream);
-  AtDone CountDone(uint32_t number, StreamHandle stream);
-  void AwaitMarks(const Marks& marks, const StreamProgress& progress, StreamWork& program) const;
+  void DoneTransfer(uint32_t number, StreamHandle program, StreamWork& work);
+  void ReceiveElsewhere(uint32_t number, StreamHandle program);
+  AtDone CountDone(uint32_t number);
+  void AwaitMarks(const Marks& marks, const StreamProgress& progress, StreamWork& work) const;
 
   const int rank_;
   const std::unique_ptr<Device> device_;

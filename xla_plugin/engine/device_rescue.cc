@@ -70,7 +70,7 @@ bool DeviceRescue::OpenUntil(Time limit, const std::function<bool()>& is_over) {
 // before, the memory of its result is something else's.
 bool DeviceRescue::RunToTheEnd(const InFlight& transfer, Time limit) {
   Marks sends = transfer.send.marks;
-  if (Is<ZeroCopy>(transfer.send.route)) sends.at(kProgramStream) = 0;  // the program is first
+  sends.at(kDoneStream) = 0;  // which waits for `go_on` first
   return OpenUntil(limit, [&] {
     return sent_.IsOver(sends) && (transfer.is_pending ? view_.IsReached(transfer)
                                                        : received_.IsOver(transfer.receive.marks));

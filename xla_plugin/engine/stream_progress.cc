@@ -25,8 +25,8 @@ bool StreamProgress::IsOver(const Marks& marks) const {
 }
 
 bool StreamProgress::AreStreamsIdle() const {
-  Marks ours = last_;
-  ours.at(kProgramStream) = 0;
+  Marks ours{};
+  std::copy_n(last_.begin(), kStreams, ours.begin());
   return IsOver(ours);
 }
 

@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_ENGINE_STREAM_PROGRESS_H_
 #define XLA_PLUGIN_ENGINE_STREAM_PROGRESS_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,19 +11,21 @@
 
 namespace jaxhet {
 
-inline constexpr size_t kStreams = 2;               // for sends, and as many for receives
-inline constexpr size_t kProgramStream = kStreams;  // the program's stream, as one more
-static_assert(kChannelSlots % kStreams == 0);       // a slot's chunks are all on one stream
+inline constexpr size_t kStreams = 2;                // for sends, and as many for receives
+inline constexpr size_t kProgramStream = kStreams;   // the program's stream, as one more
+inline constexpr size_t kDoneStream = kStreams + 1;  // ours that waits for the program's dones
+inline constexpr size_t kMarks = kStreams + 2;
+static_assert(kChannelSlots % kStreams == 0);  // a slot's chunks are all on one stream
 static_assert(kTakenWords == kStreams);  // a zero-copy exchange is read by the stream of its word
 
 // By stream: how many parts of exchanges it had been given with a transfer; 0 if it has none of it.
-using Marks = std::array<uint32_t, kStreams + 1>;
-using MarkWords = std::array<DeviceWord, kStreams + 1>;
+using Marks = std::array<uint32_t, kMarks>;
+using MarkWords = std::array<DeviceWord, kMarks>;
 
 inline bool IsByProgram(const Marks& marks) { return marks.at(kProgramStream) != 0; }
-inline bool IsByStreams(Marks marks) {
-  marks.at(kProgramStream) = 0;
-  return marks != Marks{};
+// By the streams for sends, or those for receives.
+inline bool IsByStreams(const Marks& marks) {
+  return std::any_of(marks.begin(), marks.begin() + kStreams, [](uint32_t mark) { return mark; });
 }
 
 template <typename Function>
@@ -77,7 +80,7 @@ class StreamProgress {
     return NextNumber(last_.at(stream), count);
   }
   bool IsOver(const Marks& marks) const;
-  // Our streams have done all that they were given.
+  // The kStreams streams have done all that they were given.
   bool AreStreamsIdle() const;
   uint32_t Reached(size_t stream) const { return own_.at(stream).host().load(); }
   void* AddressOf(size_t stream) const { return words_.AddressOf(own_.at(stream)); }

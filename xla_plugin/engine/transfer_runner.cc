@@ -47,6 +47,8 @@ TransferRunner::TransferRunner(Device& device, const StreamProgress& sent,
     : device_(device), sent_(sent), received_(received) {
   for (Stream& stream : send_streams_) stream = device.CreateStream(StreamPriority::kHigh);
   for (Stream& stream : receive_streams_) stream = device.CreateStream(StreamPriority::kHigh);
+  announce_stream_ = device.CreateStream(StreamPriority::kHigh);
+  done_stream_ = device.CreateStream(StreamPriority::kHigh);
 }
 
 Event TransferRunner::Record(StreamHandle stream) {
@@ -65,14 +67,26 @@ void TransferRunner::Recycle(Event event) {
   if (event.get() != nullptr) events_.push_back(std::move(event));
 }
 
+StreamWork TransferRunner::Announcement(EventHandle ready) {
+  StreamWork work(device_, announce_stream_.get());
+  work.WaitEvent(ready);
+  return work;
+}
+
+void TransferRunner::Follow(StreamHandle program) {
+  Event over = Record(done_stream_.get());
+  device_.WaitEvent(program, over.get());
+  Recycle(std::move(over));
+}
+
 void TransferRunner::OfferOperand(const InFlight& transfer, RankChannel& channel,
-                                  StreamWork& program) {
+                                  StreamWork& announcement) {
   const size_t num_bytes = transfer.transfer.operand.size();
   channel.num_bytes += num_bytes;
   offered_bytes_ += num_bytes;
   // A NIC sends it through the target's slots.
   if (!channel.end->is_shared()) channel.chunks += NumChunks(num_bytes, channel.end->slot_bytes());
-  program.Write(channel.end->addresses().ready(), DeviceNumber(transfer.send.number));
+  announcement.Write(channel.end->addresses().ready(), DeviceNumber(transfer.send.number));
 }
 
 void TransferRunner::Send(const InFlight& transfer, RankChannel& channel, StreamWork* program,
@@ -147,30 +161,18 @@ void TransferRunner::CopyOwn(const InFlight& transfer, EventHandle ready) {
   work.Flush();
 }
 
-void TransferRunner::AwaitTaken(const InFlight& transfer, const RankChannel& channel,
-                                StreamWork& program) {
-  const uint64_t number = transfer.send.number;
-  void* const taken = channel.end->addresses().taken(number);
-  if (IsByProgram(transfer.send.marks)) {
-    program.Wait(taken, DeviceNumber(number));
-    return;
-  }
-  const size_t s = number % kStreams;
-  StreamWork ours(device_, send_streams_.at(s).get());
-  ours.Wait(taken, DeviceNumber(number));
-  ours.Write(sent_.AddressOf(s), transfer.send.marks.at(s));
-  ours.Flush();
-}
-
 bool TransferRunner::IsIdle() {
   const auto is_idle = [&](const Stream& stream) { return device_.IsIdle(stream.get()); };
   return std::ranges::all_of(send_streams_, is_idle) &&
-         std::ranges::all_of(receive_streams_, is_idle);
+         std::ranges::all_of(receive_streams_, is_idle) && is_idle(announce_stream_) &&
+         is_idle(done_stream_);
 }
 
 void TransferRunner::DropStreams() {
   for (Stream& stream : send_streams_) stream = {};
   for (Stream& stream : receive_streams_) stream = {};
+  announce_stream_ = {};
+  done_stream_ = {};
 }
 
 }  // namespace jaxhet
