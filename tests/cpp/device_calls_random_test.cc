@@ -45,11 +45,6 @@ SimulatedExchange RandomExchange(std::mt19937& random, const SimulatedOptions& o
   return exchange;
 }
 
-size_t NumParts(const SimulatedExchange& exchange) {
-  if (exchange.part_bytes == 0 || exchange.part_bytes >= exchange.num_bytes) return 1;
-  return (exchange.num_bytes + exchange.part_bytes - 1) / exchange.part_bytes;
-}
-
 // Hosts and devices advance in a random order; ranks are done in orders of their own, on any
 // stream.
 void CheckRandomExchanges(const SimulatedOptions& options, unsigned seed) {
@@ -99,6 +94,7 @@ TEST(DeviceCallsRandomTest, RandomExchangesHaveEachByte) {
     SimulatedOptions options;
     options.num_ranks = 2 + static_cast<int>(seed % 3);
     options.is_zero_copy = seed % 2 == 0;
+    options.has_compute = true;
     CheckRandomExchanges(options, seed);
   }
 }

@@ -15,15 +15,13 @@ namespace {
 constexpr std::align_val_t kAlignment{64};
 
 // Handles of events own a shared one, since work on a stream may outlive the event.
+// A wait holds for the latest record at its call, as on a GPU.
 struct SimulatedEvent {
   std::string name;
-  uint64_t recorded = 0;
-  uint64_t reached = 0;
+  std::shared_ptr<bool> is_reached = std::make_shared<bool>(true);
 };
 
-std::shared_ptr<SimulatedEvent>& EventOf(EventHandle handle) {
-  return *reinterpret_cast<std::shared_ptr<SimulatedEvent>*>(handle);
-}
+SimulatedEvent& EventOf(EventHandle handle) { return *reinterpret_cast<SimulatedEvent*>(handle); }
 
 Simulation::Stream& StreamOf(StreamHandle handle) {
   return *reinterpret_cast<Simulation::Stream*>(handle);
@@ -147,9 +145,8 @@ Stream SimulatedDevice::CreateStream(StreamPriority /*priority*/) {
 }
 
 Event SimulatedDevice::CreateEvent() {
-  const auto event = std::make_shared<SimulatedEvent>();
-  event->name = StrCat("event ", num_events_++);
-  return {*this, reinterpret_cast<EventHandle>(new std::shared_ptr<SimulatedEvent>(event))};
+  return {*this, reinterpret_cast<EventHandle>(
+                     new SimulatedEvent{.name = StrCat("event ", num_events_++)})};
 }
 
 DeviceMemory SimulatedDevice::Allocate(size_t num_bytes) {
@@ -165,18 +162,13 @@ PinnedMemory SimulatedDevice::AllocatePinned(size_t num_bytes) {
 Registration SimulatedDevice::Register(std::span<std::byte> host) { return {*this, host.data()}; }
 
 void SimulatedDevice::Record(EventHandle event, StreamHandle stream) {
-  const auto shared = EventOf(event);
-  const uint64_t record = ++shared->recorded;
-  Add(stream, StrCat("record ", shared->name), {[=] {
-        shared->reached = std::max(shared->reached, record);
-        return true;
-      }});
+  const auto is_reached = EventOf(event).is_reached = std::make_shared<bool>(false);
+  Add(stream, StrCat("record ", EventOf(event).name), {[=] { return *is_reached = true; }});
 }
 
 void SimulatedDevice::WaitEvent(StreamHandle stream, EventHandle event) {
-  const auto shared = EventOf(event);
-  const uint64_t record = shared->recorded;
-  Add(stream, StrCat("wait ", shared->name), {[=] { return shared->reached >= record; }});
+  const auto is_reached = EventOf(event).is_reached;
+  Add(stream, StrCat("wait ", EventOf(event).name), {[=] { return *is_reached; }});
 }
 
 void SimulatedDevice::Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) {

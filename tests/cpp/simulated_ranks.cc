@@ -47,6 +47,11 @@ std::vector<std::byte> ResultOf(int rank, int64_t index, const SimulatedExchange
 
 }  // namespace
 
+size_t NumParts(const SimulatedExchange& exchange) {
+  if (exchange.part_bytes == 0 || exchange.part_bytes >= exchange.num_bytes) return 1;
+  return (exchange.num_bytes + exchange.part_bytes - 1) / exchange.part_bytes;
+}
+
 SimulatedExchange SwapOf(size_t num_bytes) {
   SimulatedExchange exchange;
   exchange.ranks = {0, 1, 1, 0};
@@ -90,6 +95,7 @@ SimulatedRanks::SimulatedRanks(const SimulatedOptions& options) : options_(optio
 // Ranks end before the memory that their channels are in.
 SimulatedRanks::~SimulatedRanks() {
   for (Node& node : nodes_) {
+    for (auto& [index, side] : node.sides) side.started = {};
     node.programs.clear();
     node.rank.reset();
   }
@@ -157,14 +163,15 @@ StreamHandle SimulatedRanks::StreamOf(int rank, Program program) const {
 void SimulatedRanks::Start(int rank, int64_t index, const SimulatedExchange& exchange,
                            Program program) {
   Node& node = nodes_.at(static_cast<size_t>(rank));
-  Side& side =
-      node.sides[index] = {.exchange = exchange, .elsewhere = {}, .operand = {}, .result = {}};
-  const std::vector<std::byte> operand = OperandOf(rank, index, exchange);
-  side.operand = Take(node, side, operand.size());
-  std::ranges::copy(operand, side.operand.begin());
+  Side& side = node.sides[index];
+  side.exchange = exchange;
+  side.parts_left = NumParts(exchange);
+  side.computed = OperandOf(rank, index, exchange);
+  side.operand = Take(node, side, side.computed.size());
   side.result.assign(exchange.num_bytes * NumMembers(exchange), kUnset);
   simulation_.Name(side.operand.data(), side.operand.size(), StrCat(rank, ".x", index));
   simulation_.Name(side.result.data(), side.result.size(), StrCat(rank, ".y", index));
+  Compute(rank, side, StreamOf(rank, program));
   DeviceRequest request;
   request.stream = StreamOf(rank, program);
   request.kind = exchange.kind;
@@ -180,10 +187,38 @@ void SimulatedRanks::Start(int rank, int64_t index, const SimulatedExchange& exc
   if (nodes_[static_cast<size_t>(rank)].rank->Start(request)) {
     Throw(ErrorCode::kPlanMismatch, "rank ", rank, " has started another exchange than its peer");
   }
+  if (!options_.has_compute) return;
+  Device& device = this->rank(rank).device();
+  side.started = device.CreateEvent();
+  device.Record(side.started.get(), request.stream);
+}
+
+void SimulatedRanks::Compute(int rank, Side& side, StreamHandle stream) {
+  if (!options_.has_compute) {
+    std::ranges::copy(side.computed, side.operand.begin());
+    return;
+  }
+  Device& device = this->rank(rank).device();
+  simulation_.Name(side.computed.data(), side.computed.size(), "computed");
+  device.Copy(stream, side.operand.data(), side.computed.data(), side.computed.size());
 }
 
 void SimulatedRanks::Done(int rank, int64_t index, Program program) {
-  this->rank(rank).Done(StreamOf(rank, program), kPlan, index);
+  Side& side = nodes_.at(static_cast<size_t>(rank)).sides.at(index);
+  auto* const stream = StreamOf(rank, program);
+  // XLA does the same between two streams.
+  if (options_.has_compute) this->rank(rank).device().WaitEvent(stream, side.started.get());
+  this->rank(rank).Done(stream, kPlan, index);
+  if (--side.parts_left == 0 && options_.has_compute) Use(rank, index, side, stream);
+}
+
+void SimulatedRanks::Use(int rank, int64_t index, Side& side, StreamHandle stream) {
+  Device& device = this->rank(rank).device();
+  side.seen.resize(side.result.size());
+  simulation_.Name(side.seen.data(), side.seen.size(), StrCat(rank, ".seen", index));
+  device.Copy(stream, side.seen.data(), side.result.data(), side.result.size());
+  device.Fill(stream, side.result.data(), kUnset, side.result.size());
+  device.Fill(stream, side.operand.data(), kUnset, side.operand.size());
 }
 
 std::string SimulatedRanks::Calls() {
@@ -194,7 +229,8 @@ std::string SimulatedRanks::Calls() {
 
 bool SimulatedRanks::IsRight(int rank, int64_t index) const {
   const Side& side = nodes_.at(static_cast<size_t>(rank)).sides.at(index);
-  return AreEqual(side.result, ResultOf(rank, index, side.exchange));
+  const std::vector<std::byte>& result = options_.has_compute ? side.seen : side.result;
+  return AreEqual(result, ResultOf(rank, index, side.exchange));
 }
 
 bool SimulatedRanks::IsFilledWith(int rank, int64_t index, std::byte value) const {

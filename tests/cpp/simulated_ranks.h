@@ -22,6 +22,9 @@ struct SimulatedOptions {
   bool is_zero_copy = false;  // operands longer than eager_bytes can be read by targets
   size_t slot_bytes = 1'000;
   size_t eager_bytes = 100;
+  // Programs compute: their streams write operands before starts, and after dones they read results
+  // and write over both.
+  bool has_compute = false;
 };
 
 // All ranks' description of an exchange; see DeviceRequest.
@@ -36,6 +39,9 @@ struct SimulatedExchange {
 };
 
 inline constexpr std::byte kSimulatedPoison{0xFF};
+
+// Number of dones.
+size_t NumParts(const SimulatedExchange& exchange);
 
 // A swap of ranks 0 and 1.
 SimulatedExchange SwapOf(size_t num_bytes);
@@ -61,7 +67,7 @@ class SimulatedRanks {
   void RunSome(std::mt19937& random, int count) { simulation_.RunSome(random, count); }
   // The driver calls since the last time, one a line.
   std::string Calls();
-  // Whether the result has each byte that it should have.
+  // Whether the result, as the program has read it, has each byte that it should have.
   bool IsRight(int rank, int64_t index) const;
   bool IsFilledWith(int rank, int64_t index, std::byte value) const;
 
@@ -72,6 +78,10 @@ class SimulatedRanks {
     std::vector<std::byte> elsewhere;
     std::span<std::byte> operand;
     std::vector<std::byte> result;
+    size_t parts_left = 0;
+    std::vector<std::byte> computed;  // written into the operand by the program
+    std::vector<std::byte> seen;      // copy of the result, made by the program
+    Event started;
   };
   struct Node {
     std::unique_ptr<DeviceRank> rank;
@@ -85,6 +95,8 @@ class SimulatedRanks {
   void AddChannel(int source, int target);
   static std::span<std::byte> Take(Node& node, Side& side, size_t num_bytes);
   StreamHandle StreamOf(int rank, Program program) const;
+  void Compute(int rank, Side& side, StreamHandle stream);
+  void Use(int rank, int64_t index, Side& side, StreamHandle stream);
 
   SimulatedOptions options_;
   Simulation simulation_;
