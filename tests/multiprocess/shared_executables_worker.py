@@ -3,6 +3,7 @@
 Says how many programs it compiled and loaded; the results are its own devices'.
 """
 
+import json
 import os
 from typing import Any
 
@@ -24,7 +25,10 @@ _cached: list[str] = []  # programs of JAX's persistent cache
 
 
 def _share(request: dict[str, Any]) -> None:
-    """Shares programs from now on; what a process that `spoils` gives can't be loaded."""
+    """Shares programs from now on.
+
+    A process that `spoils` gives what can't be loaded; one that `forgets` gives no plans with it.
+    """
     session = _session.current()
     assert session is not None
     shared_programs._GRACE_S = 2
@@ -56,6 +60,8 @@ def _share(request: dict[str, Any]) -> None:
             keep(key, shared_programs._pack(text, b"?" + executable))
 
         shared._keep = spoil
+    if request.get("forgets") == session.process:
+        shared._describe = lambda program: json.dumps({"program": program, "plans": []})
     jax.monitoring.register_event_listener(hit)
     attribute = compiler.PROGRAM_ATTRIBUTE
     programs.share_executables(session.process, lambda: shared, fetch, attribute)

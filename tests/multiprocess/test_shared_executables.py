@@ -54,6 +54,14 @@ def test_executable_that_cannot_be_loaded_is_compiled() -> None:
     assert log.count("replicas may differ in their last bits") == _NUM_PROGRAMS
 
 
+def test_executable_without_its_plan_is_an_error_at_its_first_exchange() -> None:
+    with pytest.raises(AssertionError) as failed:
+        _train(share=True, forgets=0)
+    log = str(failed.value)
+    assert "UsageError: [rank 1/2 cpu1] exchange 0: its plan" in log
+    assert "was never registered" in log
+
+
 def test_other_program_is_an_error_though_its_process_waits_for_the_executable() -> None:
     with pytest.raises(AssertionError) as failed:
         _train(share=True, process_with_a_constant=1)
