@@ -173,7 +173,7 @@ def table(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
     """A line for each program on a system."""
     headings = ("program", "system", "tokens/s", "step ms", "ratio", "MFU", "exposed ms", "hidden")
     moved = ("apart", "MB across", "GB peak")
-    compiled = ("compile s", "PRE", "POST", "after POST", "ratio", "loss")
+    compiled = ("trace s", "compile s", "PRE", "POST", "after POST", "ratio", "loss")
     lines = []
     for row in rows:
         built, program = row.built, row.program
@@ -194,6 +194,7 @@ def table(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
                 f"{built.apart:.0%}" if built.exchanges else "",
                 f"{built.exchange_bytes / 1e6:.1f} in {built.exchanges}" if built.exchanges else "",
                 f"{row.peak_bytes / 1e9:.1f}",
+                f"{built.trace_s:.1f}",
                 f"{built.compile_s:.1f}",
                 *(passes if built.exchanges else ("", "", "")),
                 "" if row.compile_ratio is None else _compile_with_bar(row.compile_ratio),
