@@ -22,7 +22,7 @@ namespace jaxhet {
 // time.
 //
 // A write or a wait takes a stream 1 to 2 µs (H100), an event next to nothing. So other streams
-// write and wait for the program's, which is tied to them by events.
+// write and wait in the place of the program's, which is tied to them by events.
 class TransferRunner {
  public:
   TransferRunner(Device& device, const StreamProgress& sent, const StreamProgress& received);
