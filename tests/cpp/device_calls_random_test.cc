@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -46,8 +47,9 @@ SimulatedExchange RandomExchange(std::mt19937& random, const SimulatedOptions& o
 }
 
 // Hosts and devices advance in a random order; ranks are done in orders of their own, on any
-// stream.
-void CheckRandomExchanges(const SimulatedOptions& options, unsigned seed) {
+// stream, or in the order of starts on the first program's stream. Returns whether all streams end;
+// then results are checked.
+bool RandomExchangesEnd(const SimulatedOptions& options, unsigned seed, bool is_in_order) {
   constexpr int64_t kCount = 30;
   constexpr size_t kMostOpen = 12;
   std::mt19937 random(seed);
@@ -55,7 +57,7 @@ void CheckRandomExchanges(const SimulatedOptions& options, unsigned seed) {
   std::vector<SimulatedExchange> exchanges;
   std::generate_n(std::back_inserter(exchanges), kCount,
                   [&] { return RandomExchange(random, options); });
-  const bool is_other_used = random() % 2 == 0;
+  const bool is_other_used = !is_in_order && random() % 2 == 0;
   const auto any_program = [&] {
     return is_other_used && random() % 6 == 0 ? Program::kOther : Program::kFirst;
   };
@@ -72,21 +74,22 @@ void CheckRandomExchanges(const SimulatedOptions& options, unsigned seed) {
       ranks.Start(rank, index, exchange, any_program());
       open[r].push_back({index, NumParts(exchange)});
     } else if (!open[r].empty()) {
-      Open& next = open[r][random() % open[r].size()];
-      ranks.Done(rank, next.index, any_program());
-      if (--next.dones > 0) continue;
-      next = open[r].back();
-      open[r].pop_back();
+      const auto next =
+          open[r].begin() + static_cast<ptrdiff_t>(is_in_order ? 0 : random() % open[r].size());
+      ranks.Done(rank, next->index, any_program());
+      if (--next->dones > 0) continue;
+      open[r].erase(next);
       --num_left;
     }
   }
-  EXPECT_TRUE(ranks.Run());
+  if (!ranks.Run()) return false;
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     for (int64_t index = 0; index < kCount; ++index) {
       if (ranks.IsRight(rank, index)) continue;
       ADD_FAILURE() << "result of exchange " << index << " on rank " << rank << ", seed " << seed;
     }
   }
+  return true;
 }
 
 TEST(DeviceCallsRandomTest, RandomExchangesHaveEachByte) {
@@ -95,8 +98,41 @@ TEST(DeviceCallsRandomTest, RandomExchangesHaveEachByte) {
     options.num_ranks = 2 + static_cast<int>(seed % 3);
     options.is_zero_copy = seed % 2 == 0;
     options.has_compute = true;
-    CheckRandomExchanges(options, seed);
+    EXPECT_TRUE(RandomExchangesEnd(options, seed, false)) << "seed " << seed;
   }
+}
+
+// Number of runs that end, of 50 in which two streams share a hardware queue. Dones are in the
+// order of starts, as in compiled programs.
+int NumEndsWithOneQueue(const std::string& first, const std::string& second) {
+  int num_ends = 0;
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    SimulatedOptions options;
+    options.num_ranks = 2 + static_cast<int>(seed % 3);
+    options.is_zero_copy = seed % 2 == 0;
+    options.has_compute = true;
+    options.one_queue = {first, second};
+    num_ends += RandomExchangesEnd(options, seed, true) ? 1 : 0;
+  }
+  return num_ends;
+}
+
+TEST(DeviceCallsRandomTest, StreamsShareQueues) {
+  EXPECT_EQ(NumEndsWithOneQueue("receive0", "receive1"), 50);
+  for (const char* const other : {"receive0", "announce", "done"}) {
+    EXPECT_EQ(NumEndsWithOneQueue(other, "program"), 50) << other;
+  }
+  for (const char* const other : {"send0", "receive0", "receive1"}) {
+    EXPECT_EQ(NumEndsWithOneQueue(other, "announce"), 50) << other;
+  }
+  for (const char* const other : {"receive0", "receive1", "announce"}) {
+    EXPECT_EQ(NumEndsWithOneQueue(other, "done"), 50) << other;
+  }
+}
+
+// The send streams wait for emptied slots, so each needs a queue that no receive stream has.
+TEST(DeviceCallsRandomTest, SendsAndReceivesNeedQueuesOfTheirOwn) {
+  EXPECT_LT(NumEndsWithOneQueue("send0", "receive0"), 50);
 }
 
 }  // namespace

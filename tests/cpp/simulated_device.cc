@@ -14,8 +14,7 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
-// Handles of events own a shared one, since work on a stream may outlive the event.
-// A wait holds for the latest record at its call, as on a GPU.
+// A wait holds for the latest record at its call, as on a GPU, and may outlive the event.
 struct SimulatedEvent {
   std::string name;
   std::shared_ptr<bool> is_reached = std::make_shared<bool>(true);
@@ -72,9 +71,10 @@ std::vector<std::string> Simulation::TakeCalls() {
   return std::exchange(calls_, {});
 }
 
-Simulation::Stream& Simulation::AddStream(std::string name) {
+Simulation::Stream& Simulation::StreamCalled(const std::string& name) {
   const std::lock_guard lock(mutex_);
-  return streams_.emplace_back(Stream{std::move(name), {}});
+  const auto found = std::ranges::find(streams_, name, &Stream::name);
+  return found == streams_.end() ? streams_.emplace_back(Stream{name, {}}) : *found;
 }
 
 bool Simulation::RunOne(Stream& stream) {
@@ -139,9 +139,8 @@ void SimulatedDevice::Free(void* memory) noexcept { ::operator delete(memory, kA
 void SimulatedDevice::FreePinned(void* host) noexcept { ::operator delete(host, kAlignment); }
 
 Stream SimulatedDevice::CreateStream(StreamPriority /*priority*/) {
-  Simulation::Stream& stream =
-      simulation_.AddStream(StrCat(name_, " ", stream_names_.at(num_streams_++)));
-  return {*this, reinterpret_cast<StreamHandle>(&stream)};
+  const std::string name = StrCat(name_, " ", stream_names_.at(num_streams_++));
+  return {*this, reinterpret_cast<StreamHandle>(&simulation_.StreamCalled(name))};
 }
 
 Event SimulatedDevice::CreateEvent() {

@@ -34,7 +34,8 @@ class Simulation {
   // The calls since the last time, as "0 send1: copy 0>1.slot[2] <- 0.x[4096], 100".
   std::vector<std::string> TakeCalls();
 
-  Stream& AddStream(std::string name);
+  // A new one, if none has this name yet.
+  Stream& StreamCalled(const std::string& name);
   // Runs the streams until none can continue; true if no work is left.
   bool Run();
   bool IsIdle(const Stream& stream);
@@ -58,7 +59,8 @@ class Simulation {
   std::deque<Stream> streams_;
 };
 
-// A device of the simulation. Streams have the names of `streams` in the order of their creation.
+// A device of the simulation. Streams have the names of `streams` in the order of their creation;
+// those of one name share a queue, as a driver's streams may.
 class SimulatedDevice final : public Device {
  public:
   SimulatedDevice(Simulation& simulation, std::string name, std::vector<std::string> streams);

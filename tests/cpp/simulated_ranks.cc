@@ -102,10 +102,10 @@ SimulatedRanks::~SimulatedRanks() {
 }
 
 void SimulatedRanks::AddRank(int rank) {
-  auto owned = std::make_unique<SimulatedDevice>(
-      simulation_, StrCat(rank),
-      std::vector<std::string>{"rescue", "send0", "send1", "receive0", "receive1", "announce",
-                               "done", "program", "other"});
+  std::vector<std::string> streams = {"rescue",   "send0", "send1",   "receive0", "receive1",
+                                      "announce", "done",  "program", "other"};
+  std::ranges::replace(streams, options_.one_queue.second, options_.one_queue.first);
+  auto owned = std::make_unique<SimulatedDevice>(simulation_, StrCat(rank), std::move(streams));
   SimulatedDevice& device = *owned;
   Node& node = nodes_.emplace_back();
   node.rank = std::make_unique<DeviceRank>(rank, std::move(owned), options_.eager_bytes);

@@ -25,6 +25,8 @@ struct SimulatedOptions {
   // Programs compute: their streams write operands before starts, and after dones they read results
   // and write over both.
   bool has_compute = false;
+  // Two streams that share a queue, by name.
+  std::pair<std::string, std::string> one_queue = {};
 };
 
 // All ranks' description of an exchange; see DeviceRequest.

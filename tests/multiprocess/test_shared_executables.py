@@ -26,6 +26,13 @@ def _train(**request: Any) -> tuple[list[dict[str, Any]], str]:
         job.close()
 
 
+def _log_of_failure(**request: Any) -> str:
+    """Trains in a job that fails; what it said."""
+    with pytest.raises(AssertionError) as failed:
+        _train(**request)
+    return str(failed.value)
+
+
 def _counts(answers: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(answer["compiled"], answer["loaded"]) for answer in answers]
 
@@ -55,17 +62,13 @@ def test_executable_that_cannot_be_loaded_is_compiled() -> None:
 
 
 def test_executable_without_its_plan_is_an_error_at_its_first_exchange() -> None:
-    with pytest.raises(AssertionError) as failed:
-        _train(share=True, forgets=0)
-    log = str(failed.value)
+    log = _log_of_failure(share=True, forgets=0)
     assert "UsageError: [rank 1/2 cpu1] exchange 0: its plan" in log
     assert "was never registered" in log
 
 
 def test_other_program_is_an_error_though_its_process_waits_for_the_executable() -> None:
-    with pytest.raises(AssertionError) as failed:
-        _train(share=True, process_with_a_constant=1)
-    log = str(failed.value)
+    log = _log_of_failure(share=True, process_with_a_constant=1)
     assert "process 0 did not give the executable of a program: it has compiled another one" in log
     assert "PlanMismatchError" in log
     assert "add e0 1.0:f32[]" in log
@@ -73,10 +76,8 @@ def test_other_program_is_an_error_though_its_process_waits_for_the_executable()
 
 def test_wait_for_a_process_that_dies_ends_with_the_cause() -> None:
     start = time.monotonic()
-    with pytest.raises(AssertionError) as failed:
-        _train(share=True, dies=0)
+    log = _log_of_failure(share=True, dies=0)
     assert time.monotonic() - start < 60  # the limit for an executable is 600 s
-    log = str(failed.value)
     assert "PeerError" in log
     assert "process 0 (island0" in log
     assert "did not give" not in log

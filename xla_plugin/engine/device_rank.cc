@@ -139,32 +139,35 @@ void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& o
   const Marks& sends = transfer.send.marks;
   auto* const stream = transfer.exchange.program;
   if (source < 0) device_->Fill(stream, result.data(), std::byte{0}, result.size());
-  const bool offers = Is<ZeroCopy>(transfer.send.route);
-  const bool is_first = !IsByProgram(sends) && last_reached_ != transfer.exchange.first;
   const bool receives = source >= 0 && !Is<Eager>(transfer.receive.route);
-  Event ready;
-  if (offers || is_first || receives || IsByStreams(sends) || !overdue.empty())
-    ready = runner_.Record(stream);
+  Event ready;  // an eager exchange needs none
+  if (!IsByProgram(sends) || receives || !overdue.empty()) ready = runner_.Record(stream);
   for (const InFlight& other : overdue) receives_.Receive(other, ready.get());
   if (FirstChunkOf(transfer.send.route)) {
     StreamWork program(*device_, stream);
     runner_.Send(transfer, channels_.Outgoing(target), &program, ready.get());
     program.Flush();
   }
-  if (offers || is_first) {
-    StreamWork announcement = runner_.Announcement(ready.get());
-    if (offers) runner_.OfferOperand(transfer, channels_.Outgoing(target), announcement);
-    if (is_first) {
-      last_reached_ = transfer.exchange.first;
-      announcement.Write(words_.AddressOf(words_->reached), last_reached_);
-    }
-    announcement.Flush();
-  }
+  if (!IsByProgram(sends)) Announce(transfer, ready.get());
   if (receives) {
     receives_.Add(transfer, std::move(ready));
   } else {
     runner_.Recycle(std::move(ready));
   }
+}
+
+// Tells the target that it can read the operand, and the watch that the program is at the start.
+void DeviceRank::Announce(const InFlight& transfer, EventHandle ready) {
+  const bool offers = Is<ZeroCopy>(transfer.send.route);
+  const bool is_first = last_reached_ != transfer.exchange.first;
+  if (!offers && !is_first) return;
+  StreamWork work = runner_.Announcement(ready);
+  if (offers) runner_.OfferOperand(transfer, channels_.Outgoing(transfer.transfer.target), work);
+  if (is_first) {
+    last_reached_ = transfer.exchange.first;
+    work.Write(words_.AddressOf(words_->reached), last_reached_);
+  }
+  work.Flush();
 }
 
 // Numbers the exchange on its channel, and compares it with what the target has launched there.

@@ -84,6 +84,7 @@ class DeviceRank {
   void StartOwn(InFlight& own);
   std::optional<LaunchMismatch> StartTransfer(InFlight& transfer);
   void Launch(const InFlight& transfer, const std::vector<InFlight>& overdue);
+  void Announce(const InFlight& transfer, EventHandle ready);
   std::optional<LaunchMismatch> AgreeWithTarget(InFlight& transfer);
   std::optional<LaunchMismatch> AgreeWithSource(InFlight& transfer);
   template <typename Passed>
