@@ -382,6 +382,22 @@ TEST_P(DeviceExchangeTransportsTest, CloseWaitsForWhatIsInFlight) {
   EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
 }
 
+// Not even if a driver calls streams idle only some time after it has done their work.
+TEST(DeviceExchangeTest, CloseLeavesNoThreads) {
+  const int32_t threads = CountThreads();
+  {
+    DeviceWorld world(DeviceOptions(2, "tcp"));
+    Side zero(0, SwapPairs(), kSlotBytes);
+    Side one(1, SwapPairs(), kSlotBytes);
+    const LateRetirement late(milliseconds(50));
+    for (Side* const side : {&zero, &one}) side->Start(world);
+    for (const Side* const side : {&zero, &one}) side->Done(world);
+    world.engine(0).Close(kLong);
+    world.engine(1).Close(kLong);
+  }
+  EXPECT_EQ(CountThreads(), threads);
+}
+
 // A peer may leave as soon as its own side is done: what it has sent is still on its way.
 TEST_P(DeviceExchangeTransportsTest, PeerThatLeavesTakesNothingBack) {
   DeviceWorld world(DeviceOptions(2, GetParam()));

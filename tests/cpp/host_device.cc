@@ -26,6 +26,8 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
+std::atomic<std::chrono::milliseconds> retirement_delay{};
+
 [[noreturn]] void ThrowNoIpc() {
   Throw(ErrorCode::kDevice, "host memory has no IPC handles; use the transports shm or tcp");
 }
@@ -93,6 +95,9 @@ class HostStream {
       queue_.pop_front();
       lock.unlock();
       if (!given_up_) work();
+      if (const auto delay = retirement_delay.load(); delay.count() > 0) {
+        std::this_thread::sleep_for(delay);
+      }
       lock.lock();
       --num_pending_;
       changed_.notify_all();
@@ -297,5 +302,8 @@ const Vendor& TestVendorOf(std::string_view name) {
 }
 
 std::unique_ptr<Device> OpenHostDevice() { return Open({}, 0); }
+
+LateRetirement::LateRetirement(std::chrono::milliseconds delay) { retirement_delay = delay; }
+LateRetirement::~LateRetirement() { retirement_delay = std::chrono::milliseconds(0); }
 
 }  // namespace jaxhet::testing

@@ -1,6 +1,7 @@
 #ifndef TESTS_CPP_HOST_DEVICE_H_
 #define TESTS_CPP_HOST_DEVICE_H_
 
+#include <chrono>
 #include <memory>
 #include <string_view>
 
@@ -13,6 +14,16 @@ const Vendor& HostVendor();
 // VendorOf(), which also knows "host".
 const Vendor& TestVendorOf(std::string_view name);
 std::unique_ptr<Device> OpenHostDevice();
+
+// While it lives, streams are called idle so much after their last work, as by a driver, which
+// retires work after its effects are seen.
+class LateRetirement {
+ public:
+  explicit LateRetirement(std::chrono::milliseconds delay);
+  ~LateRetirement();
+  LateRetirement(const LateRetirement&) = delete;
+  LateRetirement& operator=(const LateRetirement&) = delete;
+};
 
 }  // namespace jaxhet::testing
 

@@ -27,6 +27,10 @@ void ReportTo([[maybe_unused]] int fd) {
 #endif
 }
 
+int32_t CountEntries(const char* path) {
+  return CheckedCast<int32_t>(std::distance(std::filesystem::directory_iterator(path), {}));
+}
+
 int CodeOf(const std::function<int()>& body) {
   const bool had_failed = ::testing::Test::HasFailure();
   try {
@@ -65,10 +69,8 @@ int WaitForChild(pid_t child) {
   return code;
 }
 
-int32_t CountFds() {
-  return CheckedCast<int32_t>(
-      std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
-}
+int32_t CountFds() { return CountEntries("/proc/self/fd"); }
+int32_t CountThreads() { return CountEntries("/proc/self/task"); }
 
 CapturedStderr::CapturedStderr()
     : before_(dup(STDERR_FILENO)), file_(memfd_create("stderr", MFD_CLOEXEC)) {

@@ -52,6 +52,7 @@ int WaitForChild(pid_t child);
 
 // Open file descriptors of this process; those that the count itself opens are counted, too.
 int32_t CountFds();
+int32_t CountThreads();
 
 // Holds back what is written on stderr while it lives, except the reports of sanitizers, which end
 // the process.

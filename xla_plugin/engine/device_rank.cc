@@ -11,6 +11,9 @@ namespace jaxhet {
 namespace {
 
 constexpr std::chrono::microseconds kLogPause{50};  // between looks at a peer's launches
+// For work whose last word has been seen: a driver calls its stream idle a little later.
+constexpr std::chrono::milliseconds kRetireTime{1'000};
+
 // Keeps objects that a device may still use. They are never freed: that would wait for the device.
 template <typename T>
 void LeakOnPurpose(T&& remains) {
@@ -57,7 +60,7 @@ DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_by
 DeviceRank::~DeviceRank() {
   bool is_idle = false;
   try {
-    is_idle = runner_.IsIdle();
+    is_idle = runner_.IsIdleWithin(kRetireTime);
   } catch (const Error& error) {
     LogLine(error.what());
   }

@@ -3,11 +3,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "xla_plugin/base/error.h"
 
 namespace jaxhet {
+namespace {
+
+constexpr std::chrono::microseconds kIdlePause{50};  // between looks at the streams
+
+}  // namespace
 
 // Chunks take turns on our streams, or are all for the program's, which is left to the caller to
 // flush.
@@ -166,6 +172,15 @@ bool TransferRunner::IsIdle() {
   return std::ranges::all_of(send_streams_, is_idle) &&
          std::ranges::all_of(receive_streams_, is_idle) && is_idle(announce_stream_) &&
          is_idle(done_stream_);
+}
+
+bool TransferRunner::IsIdleWithin(std::chrono::milliseconds timeout) {
+  const Time limit = Clock::now() + timeout;
+  while (!IsIdle()) {
+    if (Clock::now() >= limit) return false;
+    std::this_thread::sleep_for(kIdlePause);
+  }
+  return true;
 }
 
 void TransferRunner::DropStreams() {

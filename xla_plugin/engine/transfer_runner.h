@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -49,7 +50,7 @@ class TransferRunner {
   StreamWork DoneWork() { return {device_, done_stream_.get()}; }
   void Follow(StreamHandle program);
 
-  bool IsIdle();
+  bool IsIdleWithin(std::chrono::milliseconds timeout);
   // Ends the streams, without waiting for them.
   void DropStreams();
 
@@ -58,6 +59,8 @@ class TransferRunner {
 
  private:
   class Works;
+
+  bool IsIdle();
   using Streams = std::array<Stream, kStreams>;
 
   Device& device_;
