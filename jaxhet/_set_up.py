@@ -77,7 +77,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
             exposure.check(config, config.process_id, members, membership.coordinator_host)
             if members[config.process_id].platform in jaxlib.GPU_PLATFORMS:
-                is_tuning_shared = _prepare_gpus(config)
+                is_tuning_shared = _prepare_gpus(config, members)
             engine, connector = _start_engine(config, listener, membership)
         session = _start_jax(config, membership, engine, listener)
         session.compilation.connector = connector
@@ -94,14 +94,18 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
         raise
 
 
-def _prepare_gpus(config: Config) -> bool:
-    """Completes XLA's flags; returns whether processes with equal GPUs share programs."""
+def _prepare_gpus(config: Config, members: Sequence[ProcessInfo]) -> bool:
+    """Completes the environment; returns whether processes with equal GPUs share programs."""
     process = config.process_id
+    own_platform = members[process].platform
+    queues = gpu_settings.give_queues_to_streams(own_platform)
     given = os.environ.get("XLA_FLAGS", "")
     cache = jax.config.jax_compilation_cache_dir
     are_shared = gpu_settings.prepare(lambda: tuning.folder(process, cache))
-    if process == 0:
+    if all(info.platform != own_platform for info in members[:process]):
         LOGGER.info("%s", gpu_settings.added(given, os.environ["XLA_FLAGS"]))
+        if queues:
+            LOGGER.info("%s", queues)
         if are_shared:
             LOGGER.info(
                 "processes with equal GPUs run the executable of the first of them, because XLA's"

@@ -41,6 +41,21 @@ REFUSED: dict[str, RefusedFlag] = {
 _NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False}
 
 
+class _QueueVariable(NamedTuple):
+    """A driver's variable for its hardware queues, and a number with which no streams share one."""
+
+    name: str
+    number: int
+
+
+_QUEUES = {
+    "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", 32),  # the most; 8 by default
+    "rocm": _QueueVariable("GPU_MAX_HW_QUEUES", 16),  # 4 by default
+}
+# Six streams of ours, one of the program and one of XLA's own collectives.
+_FEWEST_QUEUES = 8
+
+
 def prepare(
     make_folder: Callable[[], pathlib.Path | None],
     environ: MutableMapping[str, str] = os.environ,
@@ -68,6 +83,37 @@ def prepare(
     environ["XLA_FLAGS"] = complete(given, more)
     _warn_of_allocator(environ)
     return not is_users
+
+
+def give_queues_to_streams(platform: str, environ: MutableMapping[str, str] = os.environ) -> str:
+    """Has the driver give streams hardware queues of their own, unless the user chose a number.
+
+    Streams that share a queue wait for each other. A stream that sends may wait for the peer; what
+    shares its queue waits too, even if the peer waits for that. Before the driver is loaded.
+
+    Args:
+      platform: The process's GPU platform.
+      environ: The environment.
+
+    Returns:
+      A line for the log: the variable that was set, and why; or empty.
+    """
+    name, number = _QUEUES[platform]
+    given = environ.get(name)
+    if given is None:
+        environ[name] = str(number)
+        return (
+            f"{name}={number} was set: streams of exchanges do not share the driver's hardware"
+            " queues, in which they would wait for each other"
+        )
+    if given.isdecimal() and int(given) < _FEWEST_QUEUES:
+        warnings.warn(
+            f"{name}={given}: streams that share a hardware queue of the driver wait for each"
+            " other, and exchanges over shm, tcp or verbs can get stuck until the deadline; leave"
+            " it unset",
+            stacklevel=2,
+        )
+    return ""
 
 
 def over_islands(text: str) -> dict[str, bool | int]:

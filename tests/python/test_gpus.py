@@ -205,6 +205,21 @@ def test_allocator_that_makes_exchanges_slow_is_warned_of(allocator: str) -> Non
     gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
 
 
+@pytest.mark.parametrize(
+    ("platform", "name", "number"),
+    [("cuda", "CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("rocm", "GPU_MAX_HW_QUEUES", "16")],
+)
+def test_streams_get_hardware_queues_of_their_own(platform: str, name: str, number: str) -> None:
+    environ: dict[str, str] = {}
+    assert f"{name}={number}" in gpu_settings.give_queues_to_streams(platform, environ)
+    assert environ == {name: number}
+    environ[name] = "8"  # the user's
+    assert not gpu_settings.give_queues_to_streams(platform, environ)
+    assert environ == {name: "8"}
+    with pytest.warns(UserWarning, match=f"{name}=1: streams that share .* leave it unset"):
+        gpu_settings.give_queues_to_streams(platform, {name: "1"})
+
+
 def test_shared_programs_are_refused() -> None:
     words = "gives all processes one island's program; turn it off"
     jax.config.update("jax_share_binary_between_hosts", True)
