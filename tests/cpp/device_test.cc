@@ -249,7 +249,7 @@ TEST(DeviceTest, HipGetsItsArgumentsInOrder) {
   EXPECT_EQ(AllCalls(),
             "hipHostRegister(0x9000, 0x1000, 0x3)\n"
             "hipDeviceGetStreamPriorityRange()\n"
-            "hipStreamCreateWithPriority(0x1, 0xfffffffb)\n"
+            "hipStreamCreateWithPriority(0x1, 0xffffffff)\n"
             "hipEventCreateWithFlags(0x2)\n"
             "hipEventRecord(0x200, 0x100)\n"
             "hipStreamWaitEvent(0x100, 0x200, 0)\n"
@@ -257,9 +257,10 @@ TEST(DeviceTest, HipGetsItsArgumentsInOrder) {
             "hipMemsetD8Async(0x10, 0x7f, 0x8, 0x100)\n"
             "hipStreamWriteValue32(0x100, 0x40, 0x3, 0)\n"
             "hipStreamWaitValue32(0x100, 0x44, 0x4, 0, 0xffffffff)\n"
+            "hipEventRecord(0x100, 0x100)\n"
             "hipStreamQuery(0x100)\n"
             "hipStreamSynchronize(0x100)\n"
-            "hipMalloc(0x5)\n"
+            "hipExtMallocWithFlags(0x5, 0x3)\n"
             "hipHostMalloc(0x6, 0x3)\n"
             "hipHostGetDevicePointer(0x400, 0)\n"
             "hipMemGetAddressRange(0x7123)\n"
@@ -270,9 +271,29 @@ TEST(DeviceTest, HipGetsItsArgumentsInOrder) {
             "hipHostFree(0x400)\n"
             "hipFree(0x300)\n"
             "hipEventDestroy(0x200)\n"
+            "hipStreamQuery(0x100)\n"
             "hipStreamDestroy(0x100)\n"
             "hipHostUnregister(0x9000)\n");
   EXPECT_EQ(fake_driver::CurrentDevice(), 0);
+}
+
+TEST(DeviceTest, NormalPriorityIsTheDefaultOne) {
+  for (const auto name : kGpuVendors) {
+    const auto device = OpenFake(name);
+    const Stream stream = device->CreateStream(StreamPriority::kNormal);
+    EXPECT_THAT(fake_driver::Calls().back(), HasSubstr("StreamCreateWithPriority(0x1, 0)")) << name;
+  }
+}
+
+// HIP would wait for it.
+TEST(DeviceTest, StreamOfHipThatHasWorkIsNotDestroyed) {
+  const auto device = OpenFake("hip");
+  {
+    const Stream stream = device->CreateStream(StreamPriority::kNormal);
+    fake_driver::FailNext("hipStreamQuery", kGpuNotReady);
+  }
+  EXPECT_EQ(fake_driver::Calls().back(), "hipStreamQuery(0x100)");
+  EXPECT_EQ(fake_driver::LastError(), 0);  // XLA must not meet it
 }
 
 TEST(DeviceTest, FailureNamesCallDeviceResultAndAdvice) {
@@ -345,15 +366,28 @@ TEST(DeviceTest, DmaBufFallsBack) {
 TEST(DeviceTest, ValuesAreOneCallOfCuda) {
   using Kind = StreamValue::Kind;
   const std::array<StreamValue, 2> values = {
-      {{Kind::kWrite, At(0x40), 3}, {Kind::kWait, At(0x80), 4}}};
-  const auto cuda = OpenFake("cuda");
-  cuda->Values(nullptr, values);
-  EXPECT_EQ(AllCalls(), "cuStreamBatchMemOp_v2(0, 0x2, 2:40:3:0 1:80:4:0, 0)\n");
-  const auto hip = OpenFake("hip");
-  hip->Values(nullptr, values);
+      {{Kind::kWait, At(0x80), 4}, {Kind::kWrite, At(0x40), 3}}};
+  const auto device = OpenFake("cuda");
+  device->Values(nullptr, values);
+  EXPECT_EQ(AllCalls(), "cuStreamBatchMemOp_v2(0, 0x2, 1:80:4:0 2:40:3:0, 0)\n");
+}
+
+// Copies that follow a wait need one.
+TEST(DeviceTest, FenceFollowsTheWaitsOfHip) {
+  using Kind = StreamValue::Kind;
+  const std::array<StreamValue, 2> waits = {
+      {{Kind::kWait, At(0x80), 4}, {Kind::kWait, At(0x84), 5}}};
+  const std::array<StreamValue, 1> write = {{{Kind::kWrite, At(0x40), 3}}};
+  const auto device = OpenFake("hip");
+  device->Values(nullptr, waits);
+  device->Copy(nullptr, At(0x10), At(0x20), 7);
+  device->Values(nullptr, write);
   EXPECT_EQ(AllCalls(),
-            "hipStreamWriteValue32(0, 0x40, 0x3, 0)\n"
-            "hipStreamWaitValue32(0, 0x80, 0x4, 0, 0xffffffff)\n");
+            "hipStreamWaitValue32(0, 0x80, 0x4, 0, 0xffffffff)\n"
+            "hipStreamWaitValue32(0, 0x84, 0x5, 0, 0xffffffff)\n"
+            "hipEventRecord(0x100, 0)\n"
+            "hipMemcpyAsync(0x10, 0x20, 0x7, 0x4, 0)\n"
+            "hipStreamWriteValue32(0, 0x40, 0x3, 0)\n");
 }
 
 TEST(DeviceTest, CudaSharesWhatHasNoIpcHandle) {
@@ -420,8 +454,9 @@ TEST(DeviceTest, AnyThreadMayCall) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    constexpr size_t kCallsOfAStream = 4;  // priorities, create, synchronize, destroy
-    EXPECT_EQ(fake_driver::Calls().size(), size_t{200} * kCallsOfAStream);
+    // priorities, create, synchronize, a query before HIP's destroy, destroy
+    const size_t calls_of_a_stream = name == "hip" ? 5 : 4;
+    EXPECT_EQ(fake_driver::Calls().size(), size_t{200} * calls_of_a_stream);
   }
 }
 

@@ -253,8 +253,8 @@ ENTRY int hipDeviceGetAttribute(int* value, int attribute, int device) {
   return Give("hipDeviceGetAttribute", value, 1, attribute, device);
 }
 ENTRY int hipDeviceGetStreamPriorityRange(int* low, int* high) {
-  *low = 0;
-  return Give("hipDeviceGetStreamPriorityRange", high, -5);
+  *low = 1;
+  return Give("hipDeviceGetStreamPriorityRange", high, -1);
 }
 ENTRY int hipStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int priority) {
   return Create("hipStreamCreateWithPriority", stream, flags, priority);
@@ -289,8 +289,8 @@ ENTRY int hipMemcpyAsync(void* to, const void* from, size_t num_bytes, int kind,
 ENTRY int hipMemsetD8Async(void* to, unsigned char value, size_t num_bytes, StreamHandle stream) {
   return Record("hipMemsetD8Async", to, int{value}, num_bytes, stream);
 }
-ENTRY int hipMalloc(void** memory, size_t num_bytes) {
-  return Create("hipMalloc", memory, num_bytes);
+ENTRY int hipExtMallocWithFlags(void** memory, size_t num_bytes, unsigned flags) {
+  return Create("hipExtMallocWithFlags", memory, num_bytes, flags);
 }
 ENTRY int hipFree(void* memory) { return Record("hipFree", memory); }
 ENTRY int hipHostMalloc(void** host, size_t num_bytes, unsigned flags) {

@@ -136,7 +136,8 @@ class Device {
 
   const DeviceInfo& info() const { return info_; }
 
-  // Release of the device's objects. Only Owned calls these; they log failures.
+  // Release of the device's objects. Only Owned calls these; they log failures. Those of
+  // streams and events do not wait for work; those of memory may wait for all of it.
   virtual void DestroyStream(StreamHandle stream) noexcept = 0;
   virtual void DestroyEvent(EventHandle event) noexcept = 0;
   virtual void Free(void* memory) noexcept = 0;
@@ -153,6 +154,7 @@ class Device {
   virtual Stream CreateStream(StreamPriority priority) = 0;
   // Without time stamps.
   virtual Event CreateEvent() = 0;
+  // Peers and NICs may write it while this device uses it.
   virtual Memory Allocate(size_t num_bytes) = 0;
   // Host memory that every device of the vendor sees.
   virtual PinnedMemory AllocatePinned(size_t num_bytes) = 0;
@@ -169,7 +171,7 @@ class Device {
   // The address is aligned to 4. All earlier work of the stream is visible to whoever sees it.
   virtual void WriteValue(StreamHandle stream, void* address, uint32_t value) = 0;
   // Until the word at `address` is at least `value`. Both below 2^31: CUDA compares cyclically, HIP
-  // does not.
+  // does not. Later work of the stream sees what was visible when the word was written.
   virtual void WaitValue(StreamHandle stream, void* address, uint32_t value) = 0;
   // One after the other, in less time than one by one where the driver has a call for it.
   virtual void Values(StreamHandle stream, std::span<const StreamValue> values);

@@ -77,7 +77,9 @@ class Gpu final : public Device {
   Gpu(Api api, DeviceInfo info) : Device(std::move(info)), context_(std::move(api), this->info()) {}
 
   void DestroyStream(StreamHandle stream) noexcept override {
-    context_.Undo(api().stream_destroy, stream);
+    context_.RunUndo([&](const Api& api) {
+      return std::pair(api.stream_destroy.name(), api.DestroyStream(stream));
+    });
   }
   void DestroyEvent(EventHandle event) noexcept override {
     context_.Undo(api().event_destroy, event);
@@ -87,12 +89,13 @@ class Gpu final : public Device {
   void Unregister(void* host) noexcept override { context_.Undo(api().host_unregister, host); }
 
   Stream CreateStream(StreamPriority priority) override {
+    constexpr int kNormal = 0;  // HIP has a lower one
     int lowest = 0;
     int highest = 0;
     context_.Call(api().stream_priority_range, &lowest, &highest);
     StreamHandle stream = nullptr;
     context_.Call(api().stream_create, &stream, Api::kStreamNonBlocking,
-                  priority == StreamPriority::kHigh ? highest : lowest);
+                  priority == StreamPriority::kHigh ? highest : kNormal);
     return {*this, stream};
   }
 
@@ -104,7 +107,9 @@ class Gpu final : public Device {
 
   Memory Allocate(size_t num_bytes) override {
     void* memory = nullptr;
-    context_.Call(api().malloc, &memory, num_bytes);
+    context_.Run([&](const Api& api) {
+      return std::pair(api.malloc.name(), api.Allocate(&memory, num_bytes));
+    });
     return {*this, memory};
   }
 
@@ -147,15 +152,23 @@ class Gpu final : public Device {
     context_.Call(api().stream_write_value, stream, address, value, 0U);
   }
   void WaitValue(StreamHandle stream, void* address, uint32_t value) override {
-    context_.Run([&](const Api& api) {
-      return std::pair(api.stream_wait_value.name(), api.WaitAtLeast(stream, address, value));
-    });
+    WaitAtLeast(stream, address, value);
+    Acquire(stream);
   }
   void Values(StreamHandle stream, std::span<const StreamValue> values) override {
     if constexpr (requires { api().Values(stream, values); }) {
       context_.Run([&](const Api& api) { return api.Values(stream, values); });
     } else {
-      Device::Values(stream, values);
+      bool has_waited = false;
+      for (const auto& [kind, address, value] : values) {
+        if (kind == StreamValue::Kind::kWrite) {
+          WriteValue(stream, address, value);
+        } else {
+          WaitAtLeast(stream, address, value);
+          has_waited = true;
+        }
+      }
+      if (has_waited) Acquire(stream);
     }
   }
 
@@ -169,8 +182,20 @@ class Gpu final : public Device {
  private:
   const Api& api() const { return context_.api(); }
 
+  void WaitAtLeast(StreamHandle stream, void* address, uint32_t value) {
+    context_.Run([&](const Api& api) {
+      return std::pair(api.stream_wait_value.name(), api.WaitAtLeast(stream, address, value));
+    });
+  }
+  // Has later work of the stream see what others wrote before the words that it waited for.
+  void Acquire(StreamHandle stream) {
+    if constexpr (!Api::kWaitsAcquire) Record(fence_.get(), stream);
+  }
+
   const GpuContext<Api> context_;
   GpuSharing<Api> sharing_{context_};
+  // Recording it is a barrier that empties the device's caches. Nothing waits for the event.
+  Event fence_ = Api::kWaitsAcquire ? Event{} : CreateEvent();
 };
 
 }  // namespace jaxhet

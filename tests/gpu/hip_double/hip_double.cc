@@ -277,8 +277,8 @@ ENTRY(memset_async, int, hipMemsetD8Async, void* to, unsigned char value, size_t
   return OnDevice(Cuda().memset_async, to, value, num_bytes, stream);
 }
 
-ENTRY(malloc, int, hipMalloc, void** memory, size_t num_bytes) {
-  COUNT(hipMalloc);
+ENTRY(malloc, int, hipExtMallocWithFlags, void** memory, size_t num_bytes, unsigned /*flags*/) {
+  COUNT(hipExtMallocWithFlags);
   return OnDevice(Cuda().malloc, memory, num_bytes);
 }
 

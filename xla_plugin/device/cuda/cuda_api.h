@@ -114,6 +114,7 @@ struct CudaApi {
 
   static constexpr const char* kRetainName = "cuDevicePrimaryCtxRetain";
   static constexpr const char* kEnterName = "cuCtxPushCurrent";
+  static constexpr bool kWaitsAcquire = true;
 
   FailureText Describe(int result) const;
   void ClearLastError() const {}
@@ -122,6 +123,8 @@ struct CudaApi {
   void Release(int ordinal) const;
   int Enter(Context context, Context* before) const;
   void Leave(Context before) const;
+  int DestroyStream(StreamHandle stream) const { return stream_destroy(stream); }
+  int Allocate(void** memory, size_t num_bytes) const { return malloc(memory, num_bytes); }
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
   int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
   // The following functions return the name of the last call and its result.

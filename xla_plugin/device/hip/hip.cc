@@ -22,6 +22,20 @@ int HipApi::Enter(Context context, Context* before) const {
 
 void HipApi::Leave(Context before) const { set_device(before); }
 
+// HIP would wait for the stream's work, which after a failed job may never end. Such a stream
+// stays.
+int HipApi::DestroyStream(StreamHandle stream) const {
+  if (stream_query(stream) != kGpuNotReady) return stream_destroy(stream);
+  ClearLastError();
+  return kGpuSuccess;
+}
+
+// Other devices and NICs write this memory while it is in use. Only a host that waits makes HIP's
+// default memory current for all, so that a device may find old bytes in its cache.
+int HipApi::Allocate(void** memory, size_t num_bytes) const {
+  return malloc(memory, num_bytes, kMallocUncached);
+}
+
 int HipApi::Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const {
   return memcpy_async(to, from, num_bytes, kCopyDefault, stream);
 }

@@ -24,6 +24,7 @@ struct HipApi {
 
   static constexpr unsigned kStreamNonBlocking = 0x1;     // hipStreamNonBlocking
   static constexpr unsigned kEventDisableTiming = 0x2;    // hipEventDisableTiming
+  static constexpr unsigned kMallocUncached = 0x3;        // hipDeviceMallocUncached (6)
   static constexpr unsigned kHostMallocPortable = 0x1;    // hipHostMallocPortable
   static constexpr unsigned kHostMallocMapped = 0x2;      // hipHostMallocMapped
   static constexpr unsigned kHostRegisterPortable = 0x1;  // hipHostRegisterPortable
@@ -73,7 +74,7 @@ struct HipApi {
                                                                             "hipMemcpyAsync"};
   Function<int(void*, unsigned char, size_t, StreamHandle)> memset_async{library,
                                                                          "hipMemsetD8Async"};
-  Function<int(void**, size_t)> malloc{library, "hipMalloc"};
+  Function<int(void**, size_t, unsigned)> malloc{library, "hipExtMallocWithFlags"};
   Function<int(void*)> free{library, "hipFree"};
   Function<int(void**, size_t, unsigned)> host_malloc{library, "hipHostMalloc"};
   Function<int(void*)> host_free{library, "hipHostFree"};
@@ -98,6 +99,8 @@ struct HipApi {
 
   static constexpr const char* kRetainName = "hipSetDevice";
   static constexpr const char* kEnterName = "hipSetDevice";
+  // A wait is a kernel that polls. What follows it may still read the device's own cache.
+  static constexpr bool kWaitsAcquire = false;
 
   FailureText Describe(int result) const;
   void ClearLastError() const { get_last_error(); }
@@ -105,6 +108,8 @@ struct HipApi {
   void Release(int /*ordinal*/) const {}  // HIP's contexts live as long as the process
   int Enter(Context context, Context* before) const;
   void Leave(Context before) const;
+  int DestroyStream(StreamHandle stream) const;
+  int Allocate(void** memory, size_t num_bytes) const;
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
   int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
   std::pair<const char*, int> ExportDmaBuf(void* address, size_t num_bytes, int* fd,
