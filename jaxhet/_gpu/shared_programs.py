@@ -9,7 +9,8 @@ class that takes part in a program compiles it; the others ask for its executabl
     first → others  {"to": [other, …], "key": key, "part": i, "of": n, "bytes": base64}
                     {"to": [other, …], "key": key, "error": text}
 
-The bytes are the executable, behind a text that says what its process needs to know to run it.
+The bytes are a digest of all that follows, a text that says what its process needs to know to run
+it, and the executable.
 *key* is a digest of the module that JAX hands to XLA, and of XLA's options for it. *among* are the
 processes of the class that run the program. *number* is how many programs of these processes the
 asking process already has. If the first process has had another program at that number for a while,
@@ -22,6 +23,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import queue
 import threading
 import time
@@ -196,7 +198,10 @@ class SharedPrograms:
                 parts[int(message["part"])] = base64.b64decode(message["bytes"])
                 if len(parts) < count:
                     return
-                self._answers[key] = _unpack(b"".join(parts[i] for i in range(count)))
+                try:
+                    self._answers[key] = _unpack(b"".join(parts[i] for i in range(count)))
+                except (KeyError, ValueError):
+                    self._answers[key] = NotSharedError("what arrived of it is damaged")
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -254,11 +259,22 @@ class SharedPrograms:
             self._tell({"to": others, "key": key, "part": i, "of": len(starts), "bytes": part})
 
 
+_DIGEST_BYTES = 16
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
 def _pack(text: str, executable: bytes) -> bytes:
     head = text.encode()
-    return len(head).to_bytes(8, "little") + head + executable
+    content = len(head).to_bytes(8, "little") + head + executable
+    return _digest(content) + content
 
 
-def _unpack(content: bytes) -> tuple[str, bytes]:
+def _unpack(packed: bytes) -> tuple[str, bytes]:
+    content = packed[_DIGEST_BYTES:]
+    if _digest(content) != packed[:_DIGEST_BYTES]:
+        raise ValueError("the digest differs")
     end = 8 + int.from_bytes(content[:8], "little")
     return content[8:end].decode(), content[end:]

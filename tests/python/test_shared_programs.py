@@ -1,5 +1,6 @@
 """Executables travel from the first process of a tuning class to those that ask for them."""
 
+import base64
 import functools
 import pathlib
 import random
@@ -99,6 +100,22 @@ def test_large_executables_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     processes.of[2].add(_MEMBERS, "key", executable, "")
     assert processes.fetch(5) == executable
     assert processes.parts() == 11
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"of": 0}, {"part": 1}, {"bytes": ""}, {"bytes": base64.b64encode(b"?" * 40).decode()}],
+)
+def test_damaged_executable_is_refused_at_once(change: dict[str, Any]) -> None:
+    processes = _Class()
+
+    def tell(message: dict[str, Any]) -> None:
+        processes.of[3].hear(message | change if "part" in message else message)
+
+    processes.of[2]._tell = tell
+    processes.of[2].add(_MEMBERS, "key", b"compiled", "")
+    with pytest.raises(NotSharedError, match="what arrived of it is damaged"):
+        processes.fetch(3)
 
 
 def test_only_the_latest_executables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

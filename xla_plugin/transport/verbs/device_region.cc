@@ -80,14 +80,17 @@ void DeviceRegion::ProveRead(Device& device, size_t nic, std::span<std::byte> pl
   }
 }
 
+// Proves twice: the second write would expose a device that still reads the older bytes.
 void DeviceRegion::ProveWrite(Device& device, size_t nic, std::span<std::byte> place) {
-  const std::vector<std::byte> proof = RandomProof(place.size());
-  const auto address = reinterpret_cast<uint64_t>(place.data());
-  loopbacks_[nic].Write(region(nic), address, proof);
-  loopbacks_[nic].Flush(region(nic), address);
-  if (HasProof(device, place.data(), proof)) return;
-  Throw(ErrorCode::kTransport, device.info().ToString(), " does not see what ",
-        nics()[nic]->info.name, " wrote to its memory: the NIC's writes are not coherent here");
+  for (int i = 0; i < 2; ++i) {
+    const std::vector<std::byte> proof = RandomProof(place.size());
+    const auto address = reinterpret_cast<uint64_t>(place.data());
+    loopbacks_[nic].Write(region(nic), address, proof);
+    loopbacks_[nic].Flush(region(nic), address);
+    if (HasProof(device, place.data(), proof)) continue;
+    Throw(ErrorCode::kTransport, device.info().ToString(), " does not see what ",
+          nics()[nic]->info.name, " wrote to its memory: the NIC's writes are not coherent here");
+  }
 }
 
 void DeviceRegion::Flush(uint64_t address, size_t nic) {

@@ -10,13 +10,14 @@ namespace jaxhet::verbs {
 DeviceSlots::DeviceSlots(Device& device, NicMemory::NicList nics, const Options& options,
                          size_t num_slots, size_t slot_bytes) {
   const size_t num_bytes = CheckedMultiply(num_slots, slot_bytes);
-  device_memory_ = device.Allocate(num_bytes);
-  device_address_ = device_memory_.get();
-  const std::span memory(static_cast<std::byte*>(device_address_), num_bytes);
-  constexpr size_t kProofBytes = Loopback::kMostBytes;
-  const std::array places = {memory.first(kProofBytes), memory.subspan(num_bytes / 2, kProofBytes),
-                             memory.last(kProofBytes)};
   try {
+    device_memory_ = device.Allocate(num_bytes);
+    device_address_ = device_memory_.get();
+    const std::span memory(static_cast<std::byte*>(device_address_), num_bytes);
+    constexpr size_t kProofBytes = Loopback::kMostBytes;
+    const std::array places = {memory.first(kProofBytes),
+                               memory.subspan(num_bytes / 2, kProofBytes),
+                               memory.last(kProofBytes)};
     device_region_.emplace(device, nics, options, memory, places, DeviceRegion::Use::kReadAndWrite);
     slots_ = {&*device_region_, memory.data(), slot_bytes};
     way_ = device_region_->way();
