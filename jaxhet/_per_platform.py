@@ -20,17 +20,123 @@ from jaxhet.compiler import PER_PLATFORM
 
 Function = Callable[..., Any]
 _DIGEST_BYTES = 8
+_FROM_OUTSIDE = (
+    "a function of jaxhet.per_platform uses an array that is being traced outside it; pass it as an"
+    " argument"
+)
 
 
-# Returns its operands. JAX removes what a function does not use from its equation; in this way all
-# platforms' functions use all arguments, and compute all results themselves.
-_keep_p = core.Primitive(f"{PER_PLATFORM}_keep")
-_keep_p.multiple_results = True
-_keep_p.def_impl(lambda *args: list(args))
-_keep_p.def_abstract_eval(lambda *args: list(args))
-batching.primitive_batchers[_keep_p] = lambda args, axes: (_keep_p.bind(*args), axes)
-ad.primitive_jvps[_keep_p] = lambda args, tangents: (_keep_p.bind(*args), tangents)
-mlir.register_lowering(_keep_p, lambda _, *args: list(args))
+# --- a piece as an equation ---
+
+# A piece is an equation that nothing divides. JAX would divide a call: it removes operands that
+# nobody uses, and moves what a loop does not change out of the loop. Programs would then differ
+# between platforms around the piece, too. A derivative of a piece is a piece of its own, which is
+# linear in its operands behind the first `num_fixed`.
+_piece_p = core.Primitive(PER_PLATFORM)
+_tangent_p = core.Primitive(f"{PER_PLATFORM}_tangent")
+
+
+def _bind(primitive: Any, function: Function, args: Sequence[Any], **params: Any) -> list[Any]:
+    return primitive.bind(*args, jaxpr=jax.jit(function).trace(*args).jaxpr, **params)
+
+
+@functools.lru_cache(maxsize=1024)
+def _runner(name: str, jaxpr: core.Jaxpr) -> Function:
+    run = functools.partial(core.jaxpr_as_fun(jaxpr))
+    run.__name__ = name  # type: ignore[attr-defined]
+    return jax.jit(run)
+
+
+def _evaluate(*args: Any, name: str, jaxpr: core.Jaxpr, **_: Any) -> list[Any]:
+    return _runner(name, jaxpr)(*args)
+
+
+def _lower(context: Any, *args: Any, name: str, jaxpr: core.Jaxpr, **_: Any) -> Any:
+    return mlir.lower_fun(_runner(name, jaxpr), multiple_results=True)(context, *args)
+
+
+def _map(
+    primitive: Any, args: Sequence[Any], axes: Sequence[int | None], *, jaxpr: Any, **params: Any
+) -> tuple[list[Any], list[int]]:
+    results = _bind(primitive, _mapped(jaxpr, tuple(axes)), args, **params)
+    return results, [0] * len(results)
+
+
+@functools.lru_cache(maxsize=1024)
+def _mapped(jaxpr: core.Jaxpr, axes: tuple[int | None, ...]) -> Function:
+    return jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=axes)
+
+
+def _differentiate(
+    primals: Sequence[Any], tangents: Sequence[Any], *, name: str, jaxpr: core.Jaxpr, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    """Values and tangents. First derivatives of users' functions are not made in this way."""
+    primitive = _tangent_p if params else _piece_p
+    results = primitive.bind(*primals, name=name, jaxpr=jaxpr, **params)
+    is_given = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
+    given = [tangent for tangent, yes in zip(tangents, is_given, strict=True) if yes]
+    function = _tangents(jaxpr, is_given)
+    name = f"{name}_tangent"
+    found = iter(_bind(_tangent_p, function, [*primals, *given], name=name, num_fixed=len(primals)))
+    return results, [
+        next(found) if _is_float(result) else ad.Zero(jax.typeof(result).to_tangent_aval())
+        for result in results
+    ]
+
+
+@functools.lru_cache(maxsize=1024)
+def _tangents(jaxpr: core.Jaxpr, is_given: tuple[bool, ...]) -> Function:
+    """From operands, and tangents of some of them, the tangents of all results that have one."""
+
+    def run(*args: Any) -> list[Any]:
+        primals, given = args[: len(is_given)], args[len(is_given) :]
+
+        def of_given(*chosen: Any) -> list[Any]:
+            left = iter(chosen)
+            merged = [next(left) if yes else x for x, yes in zip(primals, is_given, strict=True)]
+            return _floats(core.jaxpr_as_fun(jaxpr)(*merged))
+
+        chosen = [x for x, yes in zip(primals, is_given, strict=True) if yes]
+        return jax.jvp(of_given, chosen, list(given))[1]
+
+    return run
+
+
+def _transpose(
+    cotangents: Sequence[Any], *args: Any, name: str, jaxpr: core.Jaxpr, num_fixed: int
+) -> list[Any]:
+    fixed = list(args[:num_fixed])
+    given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    function = _transposed(jaxpr, tuple(arg.aval for arg in args[num_fixed:]))
+    params = {"name": f"{name}_transposed", "num_fixed": num_fixed}
+    return [None] * num_fixed + _bind(_tangent_p, function, [*fixed, *given], **params)
+
+
+@functools.lru_cache(maxsize=1024)
+def _transposed(jaxpr: core.Jaxpr, linear: tuple[Any, ...]) -> Function:
+    num_fixed = len(jaxpr.in_avals) - len(linear)
+
+    def run(*args: Any) -> list[Any]:
+        fixed, cotangents = args[:num_fixed], args[num_fixed:]
+        of_linear = functools.partial(core.jaxpr_as_fun(jaxpr), *fixed)
+        return list(jax.linear_transpose(of_linear, *linear)(list(cotangents)))
+
+    return run
+
+
+for _primitive in (_piece_p, _tangent_p):
+    _primitive.multiple_results = True
+    _primitive.def_impl(_evaluate)
+    _primitive.def_effectful_abstract_eval(
+        lambda *_, jaxpr, **params: (jaxpr.out_avals, jaxpr.effects)
+    )
+    batching.primitive_batchers[_primitive] = functools.partial(_map, _primitive)
+    ad.primitive_jvps[_primitive] = _differentiate
+    mlir.register_lowering(_primitive, _lower)
+ad.primitive_transposes[_tangent_p] = _transpose
+
+
+# --- its declaration ---
 
 
 def per_platform(default: Function | None = None, /, **functions: Function) -> Function:
@@ -81,11 +187,14 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
 
 def _digest(default: Function | None, functions: dict[str, Function]) -> str:
     """Equal on all islands, whichever function they choose; other functions have another one."""
-    words = [
-        f"{name} {function_text(function, jaxprs.text)}"
-        for name, function in (("", default), *sorted(functions.items()))
-        if function is not None
-    ]
+    try:
+        words = [
+            f"{name} {function_text(function, jaxprs.text)}"
+            for name, function in (("", default), *sorted(functions.items()))
+            if function is not None
+        ]
+    except jax.errors.ConcretizationTypeError as error:
+        raise UsageError(_FROM_OUTSIDE) from error
     return hashlib.blake2b("\n".join(words).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
@@ -141,15 +250,17 @@ def _declared(function: Function, digest: str) -> Function:
 
 def _equation(function: Function, name: str) -> Function:
     """The function as one equation of that name, with all arguments as operands."""
+    traced_function = jax.jit(function)
 
-    def keeping(*args: Any) -> Any:
-        leaves, tree = jax.tree.flatten(args)
-        kept = _keep_p.bind(*leaves)
-        results, results_tree = jax.tree.flatten(function(*jax.tree.unflatten(tree, kept)))
-        return jax.tree.unflatten(results_tree, _keep_p.bind(*kept, *results)[len(kept) :])
+    def run(*args: Any) -> Any:
+        leaves = jax.tree.leaves(args)
+        traced = traced_function.trace(*args)
+        if len(traced.jaxpr.invars) != len(leaves):
+            raise UsageError(_FROM_OUTSIDE)
+        results = _piece_p.bind(*leaves, name=name, jaxpr=traced.jaxpr)
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
 
-    keeping.__name__ = name
-    return jax.jit(keeping)
+    return run
 
 
 def _is_float(x: Any) -> bool:

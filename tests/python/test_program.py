@@ -4,6 +4,7 @@ import functools
 import pathlib
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -278,10 +279,40 @@ def _flipped(x: jax.Array, n: int) -> jax.Array:
     return x
 
 
+def _in_a_loop(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Its gradient. What all rounds have in common is moved out of the loop."""
+
+    def total(x: jax.Array, *args: jax.Array) -> jax.Array:
+        return jnp.sum(jax.lax.scan(lambda y, _: (y * f(y, *args), None), x, None, length=3)[0])
+
+    return jax.grad(total)
+
+
+def _twice(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Its second derivative."""
+    return jax.grad(lambda x, *args: jnp.sum(jax.grad(f)(x, *args)))
+
+
 _TRANSFORMS = pytest.mark.parametrize(
     "transform",
-    [lambda f: f, jax.grad, lambda f: jax.grad(jax.checkpoint(f))],
-    ids=["value", "gradient", "gradient with remat"],
+    [
+        lambda f: f,
+        jax.grad,
+        lambda f: jax.grad(jax.checkpoint(f)),
+        _in_a_loop,
+        lambda f: _in_a_loop(jax.checkpoint(f)),
+        _twice,
+        lambda f: _twice(jax.checkpoint(f)),
+    ],
+    ids=[
+        "value",
+        "gradient",
+        "gradient with remat",
+        "loop",
+        "loop with remat",
+        "second derivative",
+        "second derivative with remat",
+    ],
 )
 
 
@@ -390,6 +421,23 @@ def test_piece_takes_keys_and_trees() -> None:
     piece = jaxhet.per_platform(cpu=lambda tree: jax.random.normal(tree["key"], tree["x"].shape))
     sampled = jax.jit(piece)({"key": jax.random.key(1), "x": jnp.ones(3)})
     np.testing.assert_array_equal(sampled, jax.random.normal(jax.random.key(1), (3,)))
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_piece_that_uses_a_traced_array_from_outside_is_refused(is_hidden: bool) -> None:
+    @jax.jit
+    def step(x: jax.Array) -> Any:
+        y = x * 2
+        holder = types.SimpleNamespace(y=y)
+
+        class Hidden:
+            def __call__(self, z: jax.Array) -> jax.Array:
+                return z + holder.y
+
+        return jaxhet.per_platform(Hidden() if is_hidden else lambda z: z + y)(x)
+
+    with pytest.raises(jaxhet.UsageError, match="is being traced outside it; pass it as an arg"):
+        step(jnp.ones(3))
 
 
 def test_per_platform_takes_the_default_and_refuses_without_one() -> None:
