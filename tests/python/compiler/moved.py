@@ -10,6 +10,9 @@ from jaxhet.compiler import carrier, hlo
 _NAME = re.compile(r".*name_\d+")
 _EQUATIONS = re.compile(r"(?<!\w)e\d+(?=d\d)|\w+$")  # the numbers in an op_name
 _PER_VENDOR = re.compile(r"/cond/|/jit\(jaxhet_per_platform")
+# Slices of what the forward pass of a loop has kept. Vendors keep as many arrays as their pieces
+# need, which numbers the slices.
+_KEPT = re.compile(r"transpose\(.*/while/body/.*dynamic_slice")
 _ANONYMOUS = ("constant", "iota", "partition-id")  # shared by what has different names
 _VALUES = ("custom-call", "dot", "dynamic-slice", "gather", "reduce", "scatter", "sort", "while")
 
@@ -43,10 +46,17 @@ def _origin(computation: hlo.Computation, x: hlo.Instruction, is_named: bool) ->
         if (name := _name(computation, i, is_named)) is not None:
             found.add(name)
             continue
-        if i.opcode == "slice":  # the operands of an unrolled loop
-            found.add(f"from {[d.start for d in i.slice_dimensions]}")
+        if i.opcode == "slice" and _is_of_one_round(i, operands[0]):
+            found.add(f"round {i.slice_dimensions[0].start}")
         todo += operands
     return " + ".join(sorted(found))
+
+
+def _is_of_one_round(i: hlo.Instruction, operand: hlo.Instruction) -> bool:
+    """Whether a slice is one element of the first dimension: the operand of an unrolled loop."""
+    ends = [(d.start, d.limit) for d in i.slice_dimensions]
+    whole = [(0, size) for size in operand.shape.dimensions]
+    return ends[1:] == whole[1:] and ends[0][1] - ends[0][0] == 1
 
 
 def _name(computation: hlo.Computation, i: hlo.Instruction, is_named: bool) -> str | None:
@@ -59,6 +69,8 @@ def _name(computation: hlo.Computation, i: hlo.Instruction, is_named: bool) -> s
     if i.opcode == "get-tuple-element" and computation.operands(i)[0].opcode == "parameter":
         (call,) = computation.module.callers[computation.id]
         return f"carried {i.tuple_index} of {_numbers(call.instruction)}"
+    if i.opcode == "dynamic-slice" and _KEPT.search(path):
+        return "kept"
     is_known = i.opcode in _VALUES and path and not _PER_VENDOR.search(path)
     return _numbers(i) if is_known else None
 

@@ -299,6 +299,19 @@ def test_barrier_does_not_hold_gathers_of_weights_on_gpus():
     assert all("dot" not in needed[name] for name in gathers)
 
 
+@pytest.mark.parametrize("path", ["jit(jaxhet_per_platform_1)", "cond/branch_1_fun"])
+def test_piece_of_one_platform_does_not_change_the_order(path: str):
+    """For one vendor the piece is a kernel, for the other one nothing that takes time."""
+    call = 'custom-call(v0), custom_call_target="twice"'
+    plans = []
+    for operation in ("copy(v0)", f'{call}, metadata={{op_name="e19d0/{path}/twice"}}', call):
+        body = _RECOMPUTED.replace("copy(v0)", operation).replace("USE", "e0d0u0")
+        plan = _plan(_module(body), hlo_text.job(0, 1, platform="cuda"), bucket_bytes=0)
+        plans.append(_sources(plan))
+    assert plans[0] == plans[1] == ["g1", "g0", "r1", "r0"]
+    assert plans[2] == ["g1", "r1", "g0", "r0"]  # the kernel is the program's own
+
+
 def test_gather_of_what_was_computed_does_not_start_early():
     """It has the path of the weights, and waits for a product."""
     body = _RECOMPUTED.replace("copy(v0)", "add(v0, c0)").replace("USE", "e0d0u0")
