@@ -280,7 +280,7 @@ def _flipped(x: jax.Array, n: int) -> jax.Array:
 
 
 def _in_a_loop(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Its gradient. What all rounds have in common is moved out of the loop."""
+    """The gradient of a loop. JAX moves what all rounds have in common out of it."""
 
     def total(x: jax.Array, *args: jax.Array) -> jax.Array:
         return jnp.sum(jax.lax.scan(lambda y, _: (y * f(y, *args), None), x, None, length=3)[0])
@@ -289,7 +289,7 @@ def _in_a_loop(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _twice(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Its second derivative."""
+    """The second derivative."""
     return jax.grad(lambda x, *args: jnp.sum(jax.grad(f)(x, *args)))
 
 
