@@ -42,8 +42,8 @@ def _bind(primitive: Any, function: Function, args: Sequence[Any], **params: Any
 
 @functools.lru_cache(maxsize=1024)
 def _runner(name: str, jaxpr: core.Jaxpr) -> Function:
-    run = functools.partial(core.jaxpr_as_fun(jaxpr))
-    run.__name__ = name  # type: ignore[attr-defined]
+    run = core.jaxpr_as_fun(jaxpr)
+    run.__name__ = name  # pyright: ignore[reportAttributeAccessIssue]
     return jax.jit(run)
 
 

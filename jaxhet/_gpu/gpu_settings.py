@@ -52,7 +52,7 @@ _QUEUES = {
     "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", 32),  # the most; 8 by default
     "rocm": _QueueVariable("GPU_MAX_HW_QUEUES", 16),  # 4 by default
 }
-# Six streams of ours, one of the program and one of XLA's own collectives.
+# Six streams of ours (a seventh is for failures), the program's, and one of XLA's own collectives.
 _FEWEST_QUEUES = 8
 
 
@@ -89,7 +89,8 @@ def give_queues_to_streams(platform: str, environ: MutableMapping[str, str] = os
     """Has the driver give streams hardware queues of their own, unless the user chose a number.
 
     Streams that share a queue wait for each other. A stream that sends may wait for the peer; what
-    shares its queue waits too, even if the peer waits for that. Before the driver is loaded.
+    shares its queue waits too, even if the peer waits for that. Call this before anything loads the
+    driver.
 
     Args:
       platform: The process's GPU platform.
