@@ -42,15 +42,15 @@ _NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False}
 
 
 class _QueueVariable(NamedTuple):
-    """A driver's variable for its hardware queues, and a number with which no streams share one."""
+    """A driver's variable for its hardware queues, and the number that is set; None: its default."""
 
     name: str
-    number: int
+    number: int | None
 
 
 _QUEUES = {
-    "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", 32),  # the most; 8 by default
-    "rocm": _QueueVariable("GPU_MAX_HW_QUEUES", 16),  # 4 by default
+    "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", None),  # 8, with which no job got stuck
+    "rocm": _QueueVariable("GPU_MAX_HW_QUEUES", 16),  # instead of 4
 }
 # Six streams of ours (a seventh is for failures), the program's, and one of XLA's own collectives.
 _FEWEST_QUEUES = 8
@@ -101,13 +101,13 @@ def give_queues_to_streams(platform: str, environ: MutableMapping[str, str] = os
     """
     name, number = _QUEUES[platform]
     given = environ.get(name)
-    if given is None:
+    if given is None and number is not None:
         environ[name] = str(number)
         return (
             f"{name}={number} was set: streams of exchanges do not share the driver's hardware"
             " queues, in which they would wait for each other"
         )
-    if given.isdecimal() and int(given) < _FEWEST_QUEUES:
+    if given is not None and given.isdecimal() and int(given) < _FEWEST_QUEUES:
         warnings.warn(
             f"{name}={given}: streams that share a hardware queue of the driver wait for each"
             " other, and exchanges over shm, tcp or verbs can get stuck until the deadline; leave"

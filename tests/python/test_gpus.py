@@ -205,15 +205,20 @@ def test_allocator_that_makes_exchanges_slow_is_warned_of(allocator: str) -> Non
     gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
 
 
-@pytest.mark.parametrize(
-    ("platform", "name", "number"),
-    [("cuda", "CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("rocm", "GPU_MAX_HW_QUEUES", "16")],
-)
-def test_streams_get_hardware_queues_of_their_own(platform: str, name: str, number: str) -> None:
+def test_streams_get_hardware_queues_of_their_own() -> None:
     environ: dict[str, str] = {}
-    assert f"{name}={number}" in gpu_settings.give_queues_to_streams(platform, environ)
-    assert environ == {name: number}
-    environ[name] = "8"  # the user's
+    assert not gpu_settings.give_queues_to_streams("cuda", environ)
+    assert environ == {}
+    assert "GPU_MAX_HW_QUEUES=16 was" in gpu_settings.give_queues_to_streams("rocm", environ)
+    assert environ == {"GPU_MAX_HW_QUEUES": "16"}
+
+
+@pytest.mark.parametrize(
+    ("platform", "name"),
+    [("cuda", "CUDA_DEVICE_MAX_CONNECTIONS"), ("rocm", "GPU_MAX_HW_QUEUES")],
+)
+def test_number_of_hardware_queues_of_the_user_stays(platform: str, name: str) -> None:
+    environ = {name: "8"}
     assert not gpu_settings.give_queues_to_streams(platform, environ)
     assert environ == {name: "8"}
     with pytest.warns(UserWarning, match=f"{name}=1: streams that share .* leave it unset"):
