@@ -42,7 +42,7 @@ _NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False}
 
 
 class _QueueVariable(NamedTuple):
-    """A driver's variable for its hardware queues, and the number that is set; None: its default."""
+    """A driver's variable for its hardware queues, and the number to set; None: its default."""
 
     name: str
     number: int | None
