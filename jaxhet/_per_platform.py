@@ -28,10 +28,10 @@ _FROM_OUTSIDE = (
 
 # --- a piece as an equation ---
 
-# A piece is an equation that nothing divides. JAX would divide a call: it removes operands that
-# nobody uses, and moves what a loop does not change out of the loop. Programs would then differ
-# between platforms around the piece, too. A derivative of a piece is a piece of its own, which is
-# linear in its operands behind the first `num_fixed`.
+# A piece is one equation that JAX does not split. It would split a nested `jit`: it removes unused
+# operands, and moves loop-invariant code out of loops. The programs of two platforms would then
+# differ around the piece as well. The derivative of a piece is another equation of this kind, which
+# is linear in the operands after the first `num_fixed`.
 _piece_p = core.Primitive(PER_PLATFORM)
 _tangent_p = core.Primitive(f"{PER_PLATFORM}_tangent")
 
@@ -68,10 +68,15 @@ def _mapped(jaxpr: core.Jaxpr, axes: tuple[int | None, ...]) -> Function:
 
 
 def _differentiate(
-    primals: Sequence[Any], tangents: Sequence[Any], *, name: str, jaxpr: core.Jaxpr, **params: Any
+    primitive: Any,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    name: str,
+    jaxpr: core.Jaxpr,
+    **params: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """Values and tangents. First derivatives of users' functions are not made in this way."""
-    primitive = _tangent_p if params else _piece_p
+    """Values and tangents, for second derivatives; the first one is `backward` in `_declared`."""
     results = primitive.bind(*primals, name=name, jaxpr=jaxpr, **params)
     is_given = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
     given = [tangent for tangent, yes in zip(tangents, is_given, strict=True) if yes]
@@ -131,7 +136,7 @@ for _primitive in (_piece_p, _tangent_p):
         lambda *_, jaxpr, **params: (jaxpr.out_avals, jaxpr.effects)
     )
     batching.primitive_batchers[_primitive] = functools.partial(_map, _primitive)
-    ad.primitive_jvps[_primitive] = _differentiate
+    ad.primitive_jvps[_primitive] = functools.partial(_differentiate, _primitive)
     mlir.register_lowering(_primitive, _lower)
 ad.primitive_transposes[_tangent_p] = _transpose
 

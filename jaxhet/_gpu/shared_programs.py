@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+_DIGEST_BYTES = 16
 _PART_BYTES = 4 << 20  # a message takes at most 16 MiB
 _MOST_KEPT_BYTES = 512 << 20  # executables that others can ask for: the latest ones
 _GRACE_S = 20.0  # threads of a process may compile programs in another order than elsewhere
@@ -194,14 +195,14 @@ class SharedPrograms:
             if "error" in message:
                 self._answers[key] = NotSharedError(str(message["error"]))
             else:
-                count = int(message["of"])
-                parts[int(message["part"])] = base64.b64decode(message["bytes"])
-                if len(parts) < count:
-                    return
                 try:
+                    count = int(message["of"])
+                    parts[int(message["part"])] = base64.b64decode(message["bytes"])
+                    if len(parts) < count:
+                        return
                     self._answers[key] = _unpack(b"".join(parts[i] for i in range(count)))
-                except (KeyError, ValueError):
-                    self._answers[key] = NotSharedError("what arrived of it is damaged")
+                except (KeyError, TypeError, ValueError):
+                    self._answers[key] = NotSharedError("the executable arrived damaged")
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -257,9 +258,6 @@ class SharedPrograms:
         for i, start in enumerate(starts):
             part = base64.b64encode(content[start : start + _PART_BYTES]).decode()
             self._tell({"to": others, "key": key, "part": i, "of": len(starts), "bytes": part})
-
-
-_DIGEST_BYTES = 16
 
 
 def _digest(content: bytes) -> bytes:

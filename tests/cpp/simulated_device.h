@@ -59,8 +59,8 @@ class Simulation {
   std::deque<Stream> streams_;
 };
 
-// A device of the simulation. Streams have the names of `streams` in the order of their creation;
-// those of one name share a queue, as a driver's streams may.
+// A device of the simulation. Streams get the names in `streams` in the order of their creation.
+// Two streams of one name share a queue, as streams of a driver may share a hardware queue.
 class SimulatedDevice final : public Device {
  public:
   SimulatedDevice(Simulation& simulation, std::string name, std::vector<std::string> streams);

@@ -280,7 +280,7 @@ def _flipped(x: jax.Array, n: int) -> jax.Array:
 
 
 def _in_a_loop(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient of a loop. JAX moves what all rounds have in common out of it."""
+    """The gradient of a loop. JAX moves loop-invariant code out of the loop."""
 
     def total(x: jax.Array, *args: jax.Array) -> jax.Array:
         return jnp.sum(jax.lax.scan(lambda y, _: (y * f(y, *args), None), x, None, length=3)[0])
@@ -404,6 +404,57 @@ def test_per_platform_gives_values_and_gradients() -> None:
     np.testing.assert_allclose(one_by_one(x), 3 * np.cos(x), rtol=1e-6)
     second = jax.vmap(jax.grad(jax.grad(lambda x: piece(x, 3)[0])))
     np.testing.assert_allclose(second(x), -3 * np.sin(x), rtol=1e-6)
+
+
+def _loss(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, w: jnp.sum(f(x, w) ** 2)
+
+
+def _times_vector(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The product of the second derivative and a vector."""
+    return jax.grad(lambda x, w: jnp.vdot(jax.grad(_loss(f))(x, w), x))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: jax.vmap(jax.vmap(jax.grad(_loss(f), 1), (0, None)), (None, 0), 1),
+        lambda f: jax.grad(lambda x, w: jnp.sum(jax.vmap(_loss(f), (0, None))(x, w[0]))),
+        lambda f: jax.vmap(jax.vmap(_times_vector(f), (0, None)), (None, 0)),
+        lambda f: jax.grad(lambda x, w: jnp.sum(_times_vector(f)(x[0], w[0]))),
+        lambda f: jax.grad(
+            lambda x, w: jnp.sum(jax.lax.fori_loop(0, 3, lambda _, y: f(y, w[0]), x[0]))
+        ),
+        lambda f: jax.grad(
+            lambda x, w: jax.lax.cond(x.sum() > 0, _loss(f), _loss(jnp.dot), x[0], w[0])
+        ),
+        lambda f: jax.grad(
+            jax.checkpoint(
+                lambda x, w: _loss(f)(x[0], w[0]), policy=jax.checkpoint_policies.dots_saveable
+            )
+        ),
+    ],
+    ids=[
+        "vmap of grad",
+        "grad of vmap",
+        "vmap of a second derivative",
+        "third derivative",
+        "loop",
+        "branch",
+        "policy",
+    ],
+)
+def test_piece_is_transformed_as_its_function_is(transform: Callable[..., Any]) -> None:
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w) * jnp.arange(4.0) + jnp.cumsum(x, 1)
+
+    x, w = (jax.random.normal(jax.random.key(i), (2, 4, 4)) for i in range(2))
+    expected = jax.jit(transform(function))(x, w)
+    for found in (
+        transform(jaxhet.per_platform(function)),
+        jax.jit(transform(jaxhet.per_platform(function))),
+    ):
+        np.testing.assert_allclose(found(x, w), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_per_platform_works_in_shard_map() -> None:

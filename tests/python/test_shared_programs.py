@@ -104,7 +104,14 @@ def test_large_executables_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     "change",
-    [{"of": 0}, {"part": 1}, {"bytes": ""}, {"bytes": base64.b64encode(b"?" * 40).decode()}],
+    [
+        {"of": 0},
+        {"of": None},
+        {"part": 1},
+        {"bytes": ""},
+        {"bytes": "A"},
+        {"bytes": base64.b64encode(b"?" * 40).decode()},
+    ],
 )
 def test_damaged_executable_is_refused_at_once(change: dict[str, Any]) -> None:
     processes = _Class()
@@ -114,7 +121,7 @@ def test_damaged_executable_is_refused_at_once(change: dict[str, Any]) -> None:
 
     processes.of[2]._tell = tell
     processes.of[2].add(_MEMBERS, "key", b"compiled", "")
-    with pytest.raises(NotSharedError, match="what arrived of it is damaged"):
+    with pytest.raises(NotSharedError, match="the executable arrived damaged"):
         processes.fetch(3)
 
 

@@ -136,8 +136,8 @@ class Device {
 
   const DeviceInfo& info() const { return info_; }
 
-  // Release of the device's objects. Only Owned calls these; they log failures. Those of
-  // streams and events do not wait for work; those of memory may wait for all of it.
+  // Release of the device's objects. Only Owned calls these; they log failures. Destroying a
+  // stream or an event does not wait for work. Freeing memory may wait for all work of the device.
   virtual void DestroyStream(StreamHandle stream) noexcept = 0;
   virtual void DestroyEvent(EventHandle event) noexcept = 0;
   virtual void Free(void* memory) noexcept = 0;

@@ -59,9 +59,9 @@ class TransferRunner {
 
  private:
   class Works;
+  using Streams = std::array<Stream, kStreams>;
 
   bool IsIdle();
-  using Streams = std::array<Stream, kStreams>;
 
   Device& device_;
   const StreamProgress& sent_;
