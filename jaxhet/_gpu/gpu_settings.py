@@ -42,18 +42,19 @@ _NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False}
 
 
 class _QueueVariable(NamedTuple):
-    """A driver's variable for its hardware queues, and the number to set; None: its default."""
+    """A driver's variable for its hardware queues, and the number to set."""
 
     name: str
-    number: int | None
+    number: int
 
 
 _QUEUES = {
-    "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", None),  # 8, with which no job got stuck
+    "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", 32),  # the most; instead of 8
     "rocm": _QueueVariable("GPU_MAX_HW_QUEUES", 16),  # instead of 4
 }
-# Six streams of ours (a seventh is for failures), the program's, and one of XLA's own collectives.
-_FEWEST_QUEUES = 8
+# Seven streams of ours, the program's, and XLA's for its own collectives and copies. With 8 queues a
+# job got stuck that had two GPUs in each process, and NICs in software whose driver copies too.
+_FEWEST_QUEUES = 16
 
 
 def prepare(
@@ -97,17 +98,17 @@ def give_queues_to_streams(platform: str, environ: MutableMapping[str, str] = os
       environ: The environment.
 
     Returns:
-      A line for the log: the variable that was set, and why; or empty.
+      A line for the log: the variable that was set, and why; or empty, if it was set before.
     """
     name, number = _QUEUES[platform]
     given = environ.get(name)
-    if given is None and number is not None:
+    if given is None:
         environ[name] = str(number)
         return (
             f"{name}={number} was set: streams of exchanges do not share the driver's hardware"
             " queues, in which they would wait for each other"
         )
-    if given is not None and given.isdecimal() and int(given) < _FEWEST_QUEUES:
+    if given.isdecimal() and int(given) < _FEWEST_QUEUES:
         warnings.warn(
             f"{name}={given}: streams that share a hardware queue of the driver wait for each"
             " other, and exchanges over shm, tcp or verbs can get stuck until the deadline; leave"

@@ -205,24 +205,28 @@ def test_allocator_that_makes_exchanges_slow_is_warned_of(allocator: str) -> Non
     gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
 
 
-def test_streams_get_hardware_queues_of_their_own() -> None:
-    environ: dict[str, str] = {}
-    assert not gpu_settings.give_queues_to_streams("cuda", environ)
-    assert environ == {}
-    assert "GPU_MAX_HW_QUEUES=16 was" in gpu_settings.give_queues_to_streams("rocm", environ)
-    assert environ == {"GPU_MAX_HW_QUEUES": "16"}
-
-
-@pytest.mark.parametrize(
-    ("platform", "name"),
-    [("cuda", "CUDA_DEVICE_MAX_CONNECTIONS"), ("rocm", "GPU_MAX_HW_QUEUES")],
+_QUEUES = pytest.mark.parametrize(
+    ("platform", "name", "number"),
+    [("cuda", "CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("rocm", "GPU_MAX_HW_QUEUES", "16")],
 )
-def test_number_of_hardware_queues_of_the_user_stays(platform: str, name: str) -> None:
-    environ = {name: "8"}
+
+
+@_QUEUES
+def test_streams_get_hardware_queues_of_their_own(platform: str, name: str, number: str) -> None:
+    environ: dict[str, str] = {}
+    assert f"{name}={number} was" in gpu_settings.give_queues_to_streams(platform, environ)
+    assert environ == {name: number}
+
+
+@_QUEUES
+def test_number_of_hardware_queues_of_the_user_stays(
+    platform: str, name: str, number: str
+) -> None:
+    environ = {name: "16"}
     assert not gpu_settings.give_queues_to_streams(platform, environ)
-    assert environ == {name: "8"}
-    with pytest.warns(UserWarning, match=f"{name}=1: streams that share .* leave it unset"):
-        gpu_settings.give_queues_to_streams(platform, {name: "1"})
+    assert environ == {name: "16"}
+    with pytest.warns(UserWarning, match=f"{name}=8: streams that share .* leave it unset"):
+        gpu_settings.give_queues_to_streams(platform, {name: "8"})
 
 
 def test_shared_programs_are_refused() -> None:
