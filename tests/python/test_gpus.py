@@ -219,9 +219,7 @@ def test_streams_get_hardware_queues_of_their_own(platform: str, name: str, numb
 
 
 @_QUEUES
-def test_number_of_hardware_queues_of_the_user_stays(
-    platform: str, name: str, number: str
-) -> None:
+def test_number_of_hardware_queues_of_the_user_stays(platform: str, name: str, number: str) -> None:
     environ = {name: "16"}
     assert not gpu_settings.give_queues_to_streams(platform, environ)
     assert environ == {name: "16"}
