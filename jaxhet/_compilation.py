@@ -29,6 +29,7 @@ from jaxhet.compiler import carrier
 
 _CALLS = (carrier.EXCHANGE_TARGET, *carrier.DEVICE_TARGETS)
 _MOST_LISTING_BYTES = 256 * 1024  # largest listing that peers get for their errors
+_MOST_LOWERED = 256  # programs whose words are kept: the latest ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Compilation:
       shared: The executables of processes with equal GPUs; None if each compiles its own.
       over_islands: XLA's options for programs over several islands.
       plans: Fingerprint to plan.
-      programs: Digest to the program as JAX traced it.
+      programs: Digest to the program as JAX traced it, of those that were lowered last.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Compilation:
         self._is_over = is_over
         self._failure = failure
         self._bridged: set[str] = set()  # digests of programs with exchanges
+        self._lock = threading.Lock()
         self._launcher: threading.Thread | None = None
         self._launchers = itertools.count(1)
         self._dump_number = itertools.count()
@@ -136,9 +138,13 @@ class Compilation:
         return self.over_islands if len(islands) > 1 else {}
 
     def describe(self, *program: Any) -> str:
-        """The digest of a program that JAX lowers; its words are kept."""
+        """The digest of a program that JAX lowers; its words are kept for the compiler's hooks."""
         described = jaxprs.describe(*program)
-        self.programs[described.digest] = described
+        with self._lock:
+            self.programs.pop(described.digest, None)
+            self.programs[described.digest] = described
+            if len(self.programs) > _MOST_LOWERED:
+                del self.programs[next(iter(self.programs))]
         return described.digest
 
     def decompose(self, module: bytes) -> bytes | None:

@@ -20,6 +20,7 @@ from jaxhet.compiler import PER_PLATFORM
 
 Function = Callable[..., Any]
 _DIGEST_BYTES = 8
+_MOST_KEPT = 128  # functions of each kind: the latest ones, with all that they hold
 _FROM_OUTSIDE = (
     "a function of jaxhet.per_platform uses an array that is being traced outside it; pass it as an"
     " argument"
@@ -40,7 +41,7 @@ def _bind(primitive: Any, function: Function, args: Sequence[Any], **params: Any
     return primitive.bind(*args, jaxpr=jax.jit(function).trace(*args).jaxpr, **params)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(_MOST_KEPT)
 def _runner(name: str, jaxpr: core.Jaxpr) -> Function:
     run = core.jaxpr_as_fun(jaxpr)
     run.__name__ = name  # pyright: ignore[reportAttributeAccessIssue]
@@ -62,7 +63,7 @@ def _map(
     return results, [0] * len(results)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(_MOST_KEPT)
 def _mapped(jaxpr: core.Jaxpr, axes: tuple[int | None, ...]) -> Function:
     return jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=axes)
 
@@ -89,7 +90,7 @@ def _differentiate(
     ]
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(_MOST_KEPT)
 def _tangents(jaxpr: core.Jaxpr, is_given: tuple[bool, ...]) -> Function:
     """From operands, and tangents of some of them, the tangents of all results that have one."""
 
@@ -117,7 +118,7 @@ def _transpose(
     return [None] * num_fixed + _bind(_tangent_p, function, [*fixed, *given], **params)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(_MOST_KEPT)
 def _transposed(jaxpr: core.Jaxpr, linear: tuple[Any, ...]) -> Function:
     num_fixed = len(jaxpr.in_avals) - len(linear)
 
@@ -218,7 +219,7 @@ def _choose(default: Function | None, functions: dict[str, Function]) -> Functio
     return chosen
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(_MOST_KEPT)
 def _declared(function: Function, digest: str) -> Function:
     """The function as one equation, and its backward pass as another one.
 

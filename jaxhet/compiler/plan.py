@@ -120,6 +120,8 @@ class _Order:
         self._name = name
         self._exchanges = {e.start.id: e for e in exchanges}
         self._steps: dict[int, set[int]] = {}
+        # The cache of a decorator would be the class's, and keep every module that is compiled.
+        self.ordered = functools.cache(self._ordered)
         for e in exchanges:
             self._add_step(e.computation, e.start)
 
@@ -130,8 +132,7 @@ class _Order:
             for call in self._module.callers.get(computation.id, ()):
                 self._add_step(call.computation, call.instruction)
 
-    @functools.cache  # noqa: B019 (lives as long as one pass)
-    def ordered(self, computation: hlo.Computation) -> list[tuple[hlo.Instruction, str]]:
+    def _ordered(self, computation: hlo.Computation) -> list[tuple[hlo.Instruction, str]]:
         """The steps of a computation in order; each with what tells it from those like it."""
         ids = self._steps[computation.id]
         if self._name == "text":
