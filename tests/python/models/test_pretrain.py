@@ -218,9 +218,10 @@ def test_save_without_room_is_one_line(tmp_path):
         check=False,
     )
     assert ended.returncode == 1
-    (line,) = (line for line in ended.stderr.splitlines() if not line.startswith("step "))
+    *_, line = ended.stderr.splitlines()  # XLA may warn before it
     assert "models.pretrain: the checkpoint of step 2 can't be written to" in line
     assert "there is no earlier one" in line
+    assert "Traceback" not in ended.stderr
     assert not [*(tmp_path / "checkpoints").iterdir()]
 
 
