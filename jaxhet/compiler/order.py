@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from jaxhet._errors import UsageError
 from jaxhet.compiler import hlo, values
@@ -70,16 +70,42 @@ class Dataflow:
     @functools.cached_property
     def inputs(self) -> Mapping[int, int]:
         """Instruction id to the set, as bits, of the computation's inputs that it depends on."""
+        return self._inputs(self._computation.operands)
+
+    @functools.cached_property
+    def inputs_behind_barriers(self) -> Mapping[int, int]:
+        """The same, but elements of what a barrier or tuple joins have their own inputs only."""
+        return self._inputs(self._joined)
+
+    def _inputs(
+        self, operands_of: Callable[[hlo.Instruction], Sequence[hlo.Instruction]]
+    ) -> Mapping[int, int]:
         inputs: dict[int, int] = {}
+        tuples: set[int] = set()  # parameters
         for i in self._computation.instructions:
-            operands = self._computation.operands(i)
-            if i.opcode == "parameter":
-                inputs[i.id] = 0 if i.shape.tuple_shapes else 1 << i.parameter_number
-            elif i.opcode == "get-tuple-element" and operands[0].opcode == "parameter":
+            operands = operands_of(i)
+            if i.opcode == "parameter" and i.shape.tuple_shapes:
+                tuples.add(i.id)
+                inputs[i.id] = 0
+            elif i.opcode == "parameter":
+                inputs[i.id] = 1 << i.parameter_number
+            elif i.opcode == "get-tuple-element" and operands[0].id in tuples:
                 inputs[i.id] = 1 << i.tuple_index
             else:
                 inputs[i.id] = functools.reduce(int.__or__, (inputs[o.id] for o in operands), 0)
         return inputs
+
+    def _joined(self, i: hlo.Instruction) -> Sequence[hlo.Instruction]:
+        """The operands; of an element, what was joined there."""
+        operands = self._computation.operands(i)
+        if i.opcode != "get-tuple-element":
+            return operands
+        (source,) = operands
+        while source.opcode == "opt-barrier":
+            (source,) = self._computation.operands(source)
+        if source.opcode == "tuple":
+            return [self._computation.operands(source)[i.tuple_index]]
+        return [source]
 
     @functools.cached_property
     def outputs(self) -> Mapping[int, int]:
@@ -241,11 +267,12 @@ def tell_apart(
 
     First, which of them waits for which. Then, the equations of loops and branches, and which
     results of one operation they take. Else the inputs and outputs of the computation that they are
-    connected with, and the equations next to them. A compiler that simplifies removes connections
-    and adds none, so that it can't give one node the connections of another and vice versa; where
-    two compilers see different ones, the marks and so the plans differ. Where one compiler writes
-    all modules, the last resort is the instructions that compute the operand. Nodes that take the
-    same array give the same result, and need no mark: XLA's partitioner gathers some arrays twice.
+    connected with, and the equations next to them; then the inputs again, seen through the barriers
+    of `jax.checkpoint`. A compiler that simplifies removes connections and adds none, so that it
+    can't give one node the connections of another and vice versa; where two compilers see different
+    ones, the marks and so the plans differ. Where one compiler writes all modules, the last resort
+    is the instructions that compute the operand. Nodes that take the same array give the same
+    result, and need no mark: XLA's partitioner gathers some arrays twice.
 
     Raises:
       UsageError: Two of them can't be told apart: their data could be swapped.
@@ -267,6 +294,12 @@ def tell_apart(
         for count, node in zip(counts, nodes, strict=True)
     ]
     alike = _alike(nodes, texts, computation, flow)
+    if alike:
+        texts = [
+            f"{text} {flow.inputs_behind_barriers[node.operand.id]:x}"
+            for node, text in zip(nodes, texts, strict=True)
+        ]
+        alike = _alike(nodes, texts, computation, flow)
     if alike and flow.has_one_compiler:
         texts = [
             f"{text} {flow.code[node.operand.id].hex()}"

@@ -417,6 +417,39 @@ def test_exchanges_of_one_equation_are_told_apart(
         assert _plan(other, job, bucket_bytes=0).text == expected.text
 
 
+def _behind_barrier(first: str, second: str, joined: str = "p, q") -> bytes:
+    """A program with two all-reduces of one equation and one output, of these inputs."""
+    return _module(f"""
+  p = f32[4] parameter(0)
+  q = f32[4] parameter(1)
+  pair = (f32[4], f32[4]) tuple({joined})
+  b0 = (f32[4], f32[4]) opt-barrier(pair)
+  p0 = f32[4] get-tuple-element(b0), index={joined.split(", ").index("p")}
+  q0 = f32[4] get-tuple-element(b0), index={joined.split(", ").index("q")}
+  s = f32[4] sine({first})
+  t = f32[4] cosine({second})
+  {all_reduce("a", "s", path="e3d0/psum")}
+  {all_reduce("b", "t", path="e3d0/psum")}
+  ROOT r = f32[4] divide(a, b)
+""")
+
+
+@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+def test_exchanges_behind_a_barrier_are_told_apart_by_their_inputs(job: Job):
+    """`jax.checkpoint` makes such a barrier, of all inputs of a layer that it recomputes."""
+    data = _behind_barrier("p0", "q0")
+    expected, moved = _plan(data, job, bucket_bytes=0), feeding(data, job, _ALONE)
+    assert sorted(moved) == [["cosine"], ["sine"]]
+    for seed in range(10):
+        for joined in ("p, q", "q, p"):
+            other = shuffled(_behind_barrier("p0", "q0", joined), seed)
+            assert feeding(other, job, _ALONE) == moved
+            assert _plan(other, job, bucket_bytes=0).text == expected.text
+    assert feeding(_behind_barrier("q0", "p0"), job, _ALONE) == moved[::-1]
+    with pytest.raises(UsageError, match="nothing in the program tells one from the other"):
+        _plan(_behind_barrier("p0", "p0"), job)
+
+
 def test_other_connections_are_another_plan():
     """The plan tells two exchanges apart: no compiler can swap them unnoticed."""
     swapped = _twice("p", "q", root="tuple(b, a)")
