@@ -29,7 +29,7 @@ from jaxhet.compiler import carrier
 
 _CALLS = (carrier.EXCHANGE_TARGET, *carrier.DEVICE_TARGETS)
 _MOST_LISTING_BYTES = 256 * 1024  # largest listing that peers get for their errors
-_MOST_LOWERED = 256  # programs whose words are kept: the latest ones
+_MOST_LOWERED = 256  # traced programs that are kept: the latest ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Compilation:
         return self.over_islands if len(islands) > 1 else {}
 
     def describe(self, *program: Any) -> str:
-        """The digest of a program that JAX lowers; its words are kept for the compiler's hooks."""
+        """The digest of a program that JAX lowers. Keeps its listing, for plans and dumps."""
         described = jaxprs.describe(*program)
         with self._lock:
             self.programs.pop(described.digest, None)

@@ -20,7 +20,7 @@ from jaxhet.compiler import PER_PLATFORM
 
 Function = Callable[..., Any]
 _DIGEST_BYTES = 8
-_MOST_KEPT = 128  # functions of each kind: the latest ones, with all that they hold
+_MOST_KEPT = 128  # functions in each of the caches below, with the arrays that they hold
 _FROM_OUTSIDE = (
     "a function of jaxhet.per_platform uses an array that is being traced outside it; pass it as an"
     " argument"

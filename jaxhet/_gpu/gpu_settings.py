@@ -52,8 +52,8 @@ _QUEUES = {
     "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", 32),  # the most; instead of 8
     "rocm": _QueueVariable("GPU_MAX_HW_QUEUES", 16),  # instead of 4
 }
-# Seven streams of ours, the program's, and XLA's for its own collectives and copies. With 8, a job
-# got stuck that had two GPUs in each process, and NICs in software, which copy by the driver.
+# A GPU has seven streams of jaxhet, and XLA's streams for kernels, copies and NCCL or RCCL. With 8
+# queues a job got stuck that had two GPUs in each process, and NICs in software.
 _FEWEST_QUEUES = 16
 
 

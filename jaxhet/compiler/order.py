@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from jaxhet._errors import UsageError
-from jaxhet.compiler import hlo, values
+from jaxhet.compiler import hlo, loops, values
 
 # How many operations that take time come before, then the numbers of the equation and of those that
 # it is inside of, from the outermost one.
@@ -70,42 +70,26 @@ class Dataflow:
     @functools.cached_property
     def inputs(self) -> Mapping[int, int]:
         """Instruction id to the set, as bits, of the computation's inputs that it depends on."""
-        return self._inputs(self._computation.operands)
+        return self._inputs(lambda i: i)
 
     @functools.cached_property
     def inputs_behind_barriers(self) -> Mapping[int, int]:
-        """The same, but elements of what a barrier or tuple joins have their own inputs only."""
-        return self._inputs(self._joined)
+        """The same, without what only shares a barrier of `jax.checkpoint` with an operand."""
+        return self._inputs(functools.partial(loops.behind_barrier, self._computation))
 
-    def _inputs(
-        self, operands_of: Callable[[hlo.Instruction], Sequence[hlo.Instruction]]
-    ) -> Mapping[int, int]:
+    def _inputs(self, source_of: Callable[[hlo.Instruction], hlo.Instruction]) -> Mapping[int, int]:
         inputs: dict[int, int] = {}
-        tuples: set[int] = set()  # parameters
         for i in self._computation.instructions:
-            operands = operands_of(i)
-            if i.opcode == "parameter" and i.shape.tuple_shapes:
-                tuples.add(i.id)
-                inputs[i.id] = 0
+            operands = self._computation.operands(i)
+            if (source := source_of(i)) is not i:
+                inputs[i.id] = inputs[source.id]
             elif i.opcode == "parameter":
-                inputs[i.id] = 1 << i.parameter_number
-            elif i.opcode == "get-tuple-element" and operands[0].id in tuples:
+                inputs[i.id] = 0 if i.shape.tuple_shapes else 1 << i.parameter_number
+            elif i.opcode == "get-tuple-element" and operands[0].opcode == "parameter":
                 inputs[i.id] = 1 << i.tuple_index
             else:
                 inputs[i.id] = functools.reduce(int.__or__, (inputs[o.id] for o in operands), 0)
         return inputs
-
-    def _joined(self, i: hlo.Instruction) -> Sequence[hlo.Instruction]:
-        """The operands; of an element, what was joined there."""
-        operands = self._computation.operands(i)
-        if i.opcode != "get-tuple-element":
-            return operands
-        (source,) = operands
-        while source.opcode == "opt-barrier":
-            (source,) = self._computation.operands(source)
-        if source.opcode == "tuple":
-            return [self._computation.operands(source)[i.tuple_index]]
-        return [source]
 
     @functools.cached_property
     def outputs(self) -> Mapping[int, int]:
@@ -293,20 +277,14 @@ def tell_apart(
         f"{count} {_surroundings(computation, node, flow)}"
         for count, node in zip(counts, nodes, strict=True)
     ]
-    alike = _alike(nodes, texts, computation, flow)
-    if alike:
-        texts = [
-            f"{text} {flow.inputs_behind_barriers[node.operand.id]:x}"
-            for node, text in zip(nodes, texts, strict=True)
-        ]
-        alike = _alike(nodes, texts, computation, flow)
-    if alike and flow.has_one_compiler:
-        texts = [
-            f"{text} {flow.code[node.operand.id].hex()}"
-            for node, text in zip(nodes, texts, strict=True)
-        ]
-        alike = _alike(nodes, texts, computation, flow)
-    if alike:
+    more: list[Callable[[int], str]] = [lambda x: f"{flow.inputs_behind_barriers[x]:x}"]
+    if flow.has_one_compiler:
+        more.append(lambda x: flow.code[x].hex())
+    for describe in more:
+        if _alike(nodes, texts, computation, flow):
+            described = (describe(node.operand.id) for node in nodes)
+            texts = [" ".join(both) for both in zip(texts, described, strict=True)]
+    if alike := _alike(nodes, texts, computation, flow):
         raise UsageError(_message(computation.module, *alike))
     return tuple(f"#{_digest(text)}" for text in texts)
 

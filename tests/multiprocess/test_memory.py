@@ -2,11 +2,7 @@
 
 import ast
 
-import jax
 from two_islands import run_both
-
-from jaxhet import _config
-from jaxhet._compilation import _MOST_LOWERED, Compilation
 
 _PROGRAMS = """
 import collections, gc
@@ -57,25 +53,14 @@ def _told(script: str, what: str) -> list[str]:
 
 def test_program_that_is_dropped_leaves_its_plan_alone() -> None:
     for kept in _told(_PROGRAMS, "kept:"):
-        # Words are kept of the latest programs only. Nothing tells when an executable is gone, and
-        # with it the need for its plan.
+        # Nothing says when an executable is gone, and with it the need for its plan. Programs as
+        # JAX traced them are kept up to a limit (tests/python/test_islands.py).
         assert sorted(ast.literal_eval(kept)) == [
             "jaxhet._traced.jaxprs.Program",
             "jaxhet.compiler.exchange.Call",
             "jaxhet.compiler.exchange.ExchangeSpec",
             "jaxhet.compiler.plan.Plan",
         ]
-
-
-def test_words_are_kept_of_the_latest_programs() -> None:
-    compilation = Compilation(_config.resolve({}, {}), 0, (), None)
-    digests = []
-    for k in range(_MOST_LOWERED + 2):
-        jaxpr = jax.make_jaxpr(lambda x, k=k: x + k)(1.0).jaxpr
-        digests.append(compilation.describe("f", jaxpr, (), lambda eqn: ""))
-    assert list(compilation.programs) == digests[2:]
-    compilation.describe("f", jax.make_jaxpr(lambda x: x + 2)(1.0).jaxpr, (), lambda eqn: "")
-    assert list(compilation.programs) == [*digests[3:], digests[2]]
 
 
 def test_step_leaves_nothing() -> None:

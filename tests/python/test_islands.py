@@ -79,3 +79,14 @@ def test_programs_inside_of_an_island_are_compiled_as_without_jaxhet() -> None:
     assert compilation.compiler_options(frozenset(first | second)) == {}
     assert compilation.compiler_options(frozenset(third)) == {}
     assert compilation.compiler_options(frozenset(second | third)) == {"option": True}
+
+
+def test_traced_programs_are_kept_up_to_a_limit() -> None:
+    compilation = _compilation.Compilation(_config.resolve({}, {}), 0, (), None)
+    digests = []
+    for k in range(_compilation._MOST_LOWERED + 2):
+        jaxpr = jax.make_jaxpr(lambda x, k=k: x + k)(1.0).jaxpr
+        digests.append(compilation.describe("f", jaxpr, (), lambda eqn: ""))
+    assert list(compilation.programs) == digests[2:]
+    compilation.describe("f", jax.make_jaxpr(lambda x: x + 2)(1.0).jaxpr, (), lambda eqn: "")
+    assert list(compilation.programs) == [*digests[3:], digests[2]]
