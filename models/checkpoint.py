@@ -11,6 +11,7 @@ other processes, which wait for this one, and nobody would be told for minutes.
 """
 
 import shutil
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -170,6 +171,8 @@ class Checkpoints:
     def _failure(self, step: int, error: Exception) -> OSError:
         """Error to raise for a save that failed; deletes the incomplete files."""
         self._delete_temporary(str(step))
+        # Orbax leaves coroutines that have not begun, and Python warns of them when it ends.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         latest = self.latest_step()
         kept = "there is no earlier one" if latest is None else f"that of step {latest} is kept"
         cause = next(iter(str(error).strip().splitlines()), "")[:_LONGEST_CAUSE]
