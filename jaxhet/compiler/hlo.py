@@ -1,7 +1,9 @@
 """A thin view of a serialized HloModuleProto: find instructions, add some, leave the rest alone."""
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import math
 import pathlib
@@ -493,3 +495,18 @@ class Module:
         frame = index.stack_frames[metadata.stack_frame_id - 1]
         place = index.file_locations[frame.file_location_id - 1]
         return index.file_names[place.file_name_id - 1], place.line
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Turns Python's collector off: one collection of all of JAX's objects takes as long as a pass.
+
+    What a pass leaves behind is collected as soon as it ends.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
