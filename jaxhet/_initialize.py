@@ -107,22 +107,23 @@ def _prepare_platform(config: Config) -> str:
 def _join(config: Config, secret: bytes) -> _session.Session:
     """Joins the job and sets up what belongs to it. The other processes hear of an error."""
     trace = _trace.Trace(config) if config.trace_folder else None
-    metrics = _metrics.Metrics(config) if _metrics.are_wanted(config) else None
     membership = _join_coordinator(config, secret)
+    session = None
     try:
         session = set_up(config, secret, membership)
         if trace is not None:
             trace.follow(session, membership)
             session.trace = trace
-        if metrics is not None:
-            session.metrics = metrics
-            metrics.follow(session)
+        if _metrics.are_wanted(config):
+            session.metrics = _metrics.Metrics(session.config)
+            session.metrics.follow(session)
     except BaseException as error:
-        if metrics is not None:
-            metrics.close()
         if isinstance(error, JaxhetError) and membership.failure is None:
             membership.report(type(error)(f"{_place.name(config)}: {error}"))
-        membership.leave(close=False)  # JAX's client, if there is one, lives as long as the process
+        if session is not None:
+            session.close(0)
+        else:  # JAX's client, if there is one, lives as long as the process
+            membership.leave(close=False)
         raise
     return session
 

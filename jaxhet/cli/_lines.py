@@ -1,6 +1,7 @@
 """Whole lines out of what a process writes."""
 
 import os
+import select
 from collections.abc import Callable
 
 _LONGEST_LINE_BYTES = 1024 * 1024
@@ -39,6 +40,15 @@ def _last_form(line: bytes) -> bytes:
 
 
 def write(fd: int, data: bytes) -> None:
-    """Writes all of `data`, waiting where the reader is slow."""
+    """Writes all of `data`. Waits where the reader is slow, whether or not `fd` is blocking.
+
+    Raises:
+      OSError: it can't be written, for example because a disk is full or nobody reads any more.
+    """
     while data:
-        data = data[os.write(fd, data) :]
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            writable = select.poll()
+            writable.register(fd, select.POLLOUT)
+            writable.poll()

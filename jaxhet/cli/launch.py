@@ -276,7 +276,7 @@ class _Job:
             *(f"  {p.summary()}" for p in self._processes if p is not self._first_failure),
             *(f"  {note}" for note in self._notes),
         ]
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             write(sys.stderr.fileno(), "\n".join([*lines, ""]).encode())
         code = self._first_failure.returncode
         assert code is not None
@@ -353,6 +353,10 @@ class _Job:
             except BrokenPipeError:
                 self._unread.add(fd)
                 self._received.append(signal.SIGTERM)
+            except OSError as error:  # a disk that is full: the job goes on without this line
+                note = f"some of the output could not be written: {error.strerror}"
+                if note not in self._notes:
+                    self._notes.append(note)
 
         return emit
 
@@ -402,7 +406,8 @@ class _Job:
         if not process.group_is_gone:
             process.group_is_gone = True
             process.close_outputs(self._selector)
-            write(self._guardian_fd, _guardian.entry(-process.popen.pid))
+            with contextlib.suppress(BrokenPipeError):  # somebody killed the guardian
+                write(self._guardian_fd, _guardian.entry(-process.popen.pid))
 
     def _stop_all(self) -> None:
         """Gives what still runs the grace time; a second call does not prolong it."""

@@ -1,6 +1,7 @@
 """`jaxhet coordinator` as a service, and processes that were started by hand or by a scheduler."""
 
 import contextlib
+import pathlib
 import secrets
 import socket
 import subprocess
@@ -90,7 +91,7 @@ def _task_of_slurm(address: str, process: int) -> Mapping[str, str]:
     }
 
 
-def test_service_outlives_strangers_and_ends_with_the_job() -> None:
+def test_service_outlives_strangers_and_ends_with_the_job(tmp_path: pathlib.Path) -> None:
     """One process is a task of Slurm, the other was started by hand and is given its id."""
     with _service("--islands", "component0=1,component1=1") as (address, service):
         strangers = _strangers(address)
@@ -99,7 +100,8 @@ def test_service_outlives_strangers_and_ends_with_the_job() -> None:
             "JAXHET_ISLAND": "component1",
             "JAXHET_ISLAND_PROCESS_ID": "0",
         }
-        launched = {**_AUTO, "JAXHET_LAUNCHED": "1"}
+        metrics = {"JAXHET_METRICS_FOLDER": str(tmp_path)}
+        launched = {**_AUTO, **metrics, "JAXHET_LAUNCHED": "1"}
         envs = [{**launched, **_task_of_slurm(address, 0)}, {**launched, **by_hand}]
         for process, ended in enumerate(run(_PROGRAM, *envs)):
             assert ended.code == 0, ended.text
@@ -110,6 +112,7 @@ def test_service_outlives_strangers_and_ends_with_the_job() -> None:
         assert "the job has ended" in said
         for sock in strangers:
             sock.close()
+    assert {p.name for p in tmp_path.iterdir()} == {"jaxhet-0.prom", "jaxhet-1.prom"}
 
 
 @pytest.mark.slow

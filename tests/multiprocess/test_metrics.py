@@ -1,6 +1,7 @@
 """Prometheus metrics of a job, read by the parser of Prometheus's own Python client."""
 
 import pathlib
+import socket
 import urllib.request
 
 import pytest
@@ -115,6 +116,41 @@ def test_port_of_metrics_that_is_in_use() -> None:
             metrics.Metrics(_config_of(metrics_address=f"127.0.0.1:{port}"))
     finally:
         first.close()
+
+
+_LEAVE = """
+import threading, time
+import jax, jax.numpy as jnp, jaxhet
+
+try:
+    jaxhet.initialize()
+    mesh = jaxhet.make_mesh({"x": -1})
+    x = jax.device_put(jnp.arange(2), jax.NamedSharding(mesh, jax.P("x")))
+    while True:
+        jaxhet.block_until_ready(jaxhet.jit(jnp.sum)(x))
+        time.sleep(0.1)
+except (jaxhet.JaxhetError, jax.errors.JaxRuntimeError) as error:
+    print("ERROR", type(error).__name__, error)
+    jaxhet.shutdown()
+    end = time.monotonic() + 10
+    while any(t.name.startswith("jaxhet") for t in threading.enumerate()):
+        assert time.monotonic() < end, threading.enumerate()
+        time.sleep(0.05)
+    print("LEFT")
+"""
+
+
+def test_process_whose_metrics_can_not_be_served_leaves_the_job() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        envs = scripts.job(JAXHET_METRICS_ADDRESS=f"127.0.0.1:{port - 1}")
+        first, second = scripts.run(_LEAVE, *envs, timeout_s=120)
+    why = f"metrics can't be served on 127.0.0.1:{port} (Address already in use)"
+    assert f"ERROR UsageError {why}" in second.text
+    assert f"process 1 (island1) ended by an exception: jaxhet.UsageError: {why}" in first.text
+    for one in (first, second):
+        assert one.code == 0, one.text
+        assert "LEFT" in one.text
 
 
 def test_metrics_without_the_package_name_it(monkeypatch: pytest.MonkeyPatch) -> None:

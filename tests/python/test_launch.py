@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -157,6 +158,58 @@ def test_nobody_reads_the_output_ends_the_job():
 
 
 # Variables that a process is given.
+
+
+def test_disk_that_is_full_does_not_end_the_job(tmp_path: pathlib.Path):
+    code = f"""
+        print("lost", flush=True)
+        pathlib.Path({str(tmp_path)!r}, str(process)).touch()
+        sys.exit(3)
+    """
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            _command("--islands 1", code),
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    assert ended.returncode == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    why = "  some of the output could not be written: No space left on device"
+    assert ended.stderr.splitlines().count(why) == 1, ended.stderr
+
+
+def test_slow_reader_of_a_pipe_that_does_not_block_gets_everything():
+    lines = 20_000  # more than a pipe holds
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with subprocess.Popen(
+        _command("--islands 1", f"for i in range({lines}): print(i, 'x' * 60)"), stdout=theirs
+    ) as popen:
+        os.close(theirs)
+        time.sleep(3)
+        with open(ours) as reader:
+            text = reader.read()
+    assert popen.returncode == 0
+    assert text.splitlines() == [f"[island0/0] {i} {'x' * 60}" for i in range(lines)]
+
+
+def test_job_outlives_its_guardian():
+    code = """
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getppid() and path.read_bytes().endswith(b"_guardian.py\\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                print("killed", flush=True)
+        except OSError:
+            pass
+    """
+    ended = _launch("--islands 1", code)
+    assert ended.stdout == "[island0/0] killed\n"
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_environment_says_who_and_where_each_process_is():
