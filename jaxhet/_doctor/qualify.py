@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxhet import _config, _ffi, _initialize, _session, _set_up
+from jaxhet import _clusters, _config, _ffi, _initialize, _session, _set_up
 from jaxhet._doctor import links
 from jaxhet._doctor.collect import ROOT
 from jaxhet._errors import JaxhetError, TransportError, UsageError
@@ -40,11 +40,14 @@ _CLOSE_TIMEOUT_MS = 5000
 _ELSEWHERE = -1  # no device's id
 
 
-def qualify(arguments: Mapping[str, Any]) -> Qualification:
-    """Joins the job as one of its processes, and proves all pairs; equal on every process.
+def qualify(arguments: Mapping[str, Any]) -> tuple[int, Qualification]:
+    """Joins the job as one of its processes, and proves all pairs.
 
     Args:
       arguments: Options of `jaxhet.initialize`; those that are not given come from the environment.
+
+    Returns:
+      The number of this process, and what was proven, which is equal on every process.
 
     Raises:
       UsageError: the job is not complete.
@@ -52,16 +55,17 @@ def qualify(arguments: Mapping[str, Any]) -> Qualification:
     """
     jax.config.update("jax_platforms", "cpu")
     arguments = {**arguments, "qualification": ""}  # an older report does not bind this one
-    config = _config.resolve(arguments)
+    config, _ = _clusters.resolve(arguments)
     if config.num_processes == 1:
         raise UsageError("a job of one process has nothing to prove; start doctor on several hosts")
     if not config.island and config.process_id is not None:
         arguments = {**arguments, "island": f"process{config.process_id}"}
     _initialize.initialize(**arguments)
     try:
-        job = _Job(_session.required())
+        session = _session.required()
+        job = _Job(session)
         try:
-            return job.prove()
+            return session.process, job.prove()
         finally:
             job.close()
     finally:

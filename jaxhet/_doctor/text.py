@@ -51,7 +51,7 @@ def show_proofs(found: Qualification, console: Console) -> None:
                 unproven.append(f"{where}: {proof.transport} {proof.state}: {proof.reason}")
             for swap in proof.swaps:
                 figures = (f"{swap.num_bytes}", f"{swap.p50_us:.0f}", f"{swap.gb_per_s:.3g}")
-                table.add_row(where, proof.transport, *figures, _of_link(pair, proof, swap))
+                table.add_row(Text(where), proof.transport, *figures, _of_link(pair, proof, swap))
     console.print(table)
     for line in unproven:
         console.print(Text(line, "yellow"))

@@ -4,12 +4,12 @@ tests/python/test_jax_compat.py tests the parts of JAX that these functions rely
 """
 
 import os
-import re
 from collections.abc import Iterable
 
 import jax
 
 from jaxhet._errors import UsageError
+from jaxhet._jax import compiler_settings
 from jaxhet._jax.jaxlib import GPU_PLATFORMS
 
 # Variables that set the number of threads of XLA's CPU client.
@@ -95,9 +95,8 @@ def _num_cpu_devices() -> int:
     """CPU devices that the backend will have."""
     if (chosen := jax.config.jax_num_cpu_devices) > 0:
         return chosen
-    flag = r"--xla_force_host_platform_device_count=(\d+)"
-    given = re.findall(flag, os.environ.get("XLA_FLAGS", ""))
-    return int(given[-1]) if given else 1
+    flags = compiler_settings.xla_flags(os.environ)
+    return int(flags.get("xla_force_host_platform_device_count", "1"))
 
 
 def use_gpus(platform: str, numbers: Iterable[int]) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from jaxhet import _config
 from jaxhet._errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,8 +64,8 @@ def _qualify(options: Options) -> int:
         "process_id": options.process_id,
         "num_processes": options.num_processes,
     }
-    found = qualify(arguments)
-    if _config.resolve(arguments).process_id == 0:
+    process, found = qualify(arguments)
+    if process == 0:
         _write(options.report, _json(found))
         if options.json:
             print(_json(found), end="")

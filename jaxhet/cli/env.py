@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jaxhet import _clusters, _config, _options
 from jaxhet._errors import UsageError
@@ -106,9 +107,9 @@ def _show(found: Environment, console: Console) -> None:
     console.print(f"started by {found.scheduler or 'no scheduler that jaxhet knows'}")
     table = Table("option", "value", "from", box=None, pad_edge=False)
     for name, (value, source) in found.values.items():
-        table.add_row(name, _text(value), source)
+        table.add_row(name, Text(_text(value)), Text(source))
     for name, how in found.missing.items():
-        table.add_row(name, "missing", how)
+        table.add_row(name, "missing", Text(how))
     console.print(table)
     for line in filter(None, (found.problem, *found.hints)):
         console.print(line, markup=False)

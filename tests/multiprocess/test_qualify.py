@@ -79,6 +79,35 @@ def test_launched_job_proves_every_pair(tmp_path: pathlib.Path):
         assert all(s["p50_us"] > 0 and s["gb_per_s"] > 0 for s in tcp["swaps"])
 
 
+def test_processes_of_mpirun_need_no_options(tmp_path: pathlib.Path):
+    report = tmp_path / "report.json"
+    script = f"""
+import sys
+from jaxhet._doctor import qualify
+qualify.SIZES = {{8: 3}}
+sys.argv = ["jaxhet", "doctor", "--qualify", "--report", {str(report)!r}]
+from jaxhet.cli import main
+main()
+"""
+    envs = [
+        {
+            "JAXHET_AUTO": "1",
+            "JAXHET_COORDINATOR_ADDRESS": env["JAXHET_COORDINATOR_ADDRESS"],
+            "JAXHET_JOB_SECRET": env["JAXHET_JOB_SECRET"],
+            "OMPI_COMM_WORLD_RANK": env["JAXHET_PROCESS_ID"],
+            "OMPI_COMM_WORLD_LOCAL_RANK": env["JAXHET_PROCESS_ID"],
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        }
+        for env in job()
+    ]
+    ended = run(script, *envs, timeout_s=120)
+    assert [e.code for e in ended] == [0, 0], ended
+    assert f"written to {report}" in ended[0].text
+    assert "written" not in ended[1].text
+    assert json.loads(report.read_text())["ok"]
+
+
 def test_other_host_refuses_shared_memory(tmp_path: pathlib.Path):
     """Process 1 pretends to be elsewhere."""
     change = """

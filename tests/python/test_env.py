@@ -80,6 +80,12 @@ def test_command_prints_a_table_without_the_secret() -> None:
     assert "a secret of tests" not in ended.stdout
 
 
+def test_command_prints_an_address_of_ipv6() -> None:
+    ended = _print(**_SECRET, JAXHET_COORDINATOR_ADDRESS="[fd00::1]:7000", JAXHET_ISLAND="[x]")
+    assert "[fd00::1]:7000" in ended.stdout
+    assert "[x]" in ended.stdout
+
+
 def test_command_prints_json_and_fails_where_something_is_missing() -> None:
     ended = _print("--json", JAXHET_ISLAND="amd")
     assert ended.returncode == 1

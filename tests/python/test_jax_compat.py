@@ -128,6 +128,7 @@ def test_wait_for_arrays_ends_when_they_are_computed() -> None:
     [
         (4, "", {}, "8"),
         (-1, "--xla_force_host_platform_device_count=6 --xla_a=b", {}, "12"),
+        (-1, '--xla_force_host_platform_device_count="6"', {}, "12"),
         (-1, "", {}, None),
         (2, "", {}, None),  # the cores are enough
         (4, "", {"PJRT_NPROC": "5"}, "5"),
