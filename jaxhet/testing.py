@@ -107,7 +107,8 @@ class Job:
                 for command, env in commands
             ]
         self.is_broken = False
-        self._workers = self._accept(num_workers)
+        self._workers: list[Connection] = []
+        self._accept(num_workers)
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +127,7 @@ class Job:
         try:
             for connection in self._workers:
                 connection.send(request)
-        except BrokenPipeError:
+        except ConnectionError:
             self.is_broken = True
             raise AssertionError(f"a process ended:\n{self.log.read_text()}") from None
         return [self._receive(connection, timeout_s) for connection in self._workers]
@@ -139,29 +140,28 @@ class Job:
         """
         if self.is_broken:
             self._kill()
-            self._listener.close()
-            self._folder.cleanup()
+            self._discard()
             return
         for connection in self._workers:
-            connection.send(None)
+            with contextlib.suppress(ConnectionError):  # it has ended; its exit code says how
+                connection.send(None)
         try:
             codes = [process.wait(60) for process in self._processes]
         except subprocess.TimeoutExpired:
             self._kill()
-            raise AssertionError(f"the job did not end:\n{self.log.read_text()}") from None
-        finally:
-            self._listener.close()
-        assert not any(codes), f"the job ended with {codes}:\n{self.log.read_text()}"
-        self._folder.cleanup()
+            codes = None
+        text = self.log.read_text()
+        self._discard()
+        assert codes is not None, f"the job did not end:\n{text}"
+        assert not any(codes), f"the job ended with {codes}:\n{text}"
 
-    def _accept(self, num_workers: int) -> list[Connection]:
+    def _accept(self, num_workers: int) -> None:
         listening = self._listener._listener._socket  # type: ignore[attr-defined]
         listening.settimeout(_POLL_S)
         end = time.monotonic() + _START_TIMEOUT_S
-        workers: list[Connection] = []
-        while len(workers) < num_workers:
+        while len(self._workers) < num_workers:
             try:
-                workers.append(self._listener.accept())
+                self._workers.append(self._listener.accept())
             except TimeoutError:
                 has_ended = any(process.poll() is not None for process in self._processes)
                 if not has_ended and time.monotonic() < end:
@@ -169,22 +169,26 @@ class Job:
                 self._kill()
                 what = "a process ended before it was ready" if has_ended else "it is not ready"
                 text = self.log.read_text()
-                self._listener.close()
-                self._folder.cleanup()
+                self._discard()
                 raise AssertionError(f"the job did not start: {what}:\n{text}") from None
-        return workers
 
     def _receive(self, connection: Connection, timeout_s: float) -> Any:
         try:
             if wait([connection], timeout_s):
                 return connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             self.is_broken = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._processes[0].wait(30)  # for the summary in the log
             raise AssertionError(f"a process ended:\n{self.log.read_text()}") from None
         self.is_broken = True
         raise AssertionError(f"no answer within {timeout_s} s:\n{self.log.read_text()}")
+
+    def _discard(self) -> None:
+        for connection in self._workers:
+            connection.close()
+        self._listener.close()
+        self._folder.cleanup()
 
     def _kill(self) -> None:
         for process in self._processes:

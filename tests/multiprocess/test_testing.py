@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 import jaxhet
 from jaxhet import testing
 from tests.support import schemas
+from tests.support.waiting import is_running, wait_until
 
 _GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "testing.md"
 
@@ -63,6 +65,15 @@ def test_job_whose_user_raises_is_ended():
         use()
     assert job.is_broken
     assert not job.log.exists()
+
+
+def test_process_that_died_after_its_last_answer_is_in_the_message():
+    job = testing.island_job(testing.Shape(2))
+    pid = job.ask((os.getpid, ()))[1]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid), 30)
+    with pytest.raises(AssertionError, match="the job ended with"):
+        job.close()
 
 
 _OWNER = """
