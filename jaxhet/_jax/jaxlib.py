@@ -34,17 +34,20 @@ def start_coordination_service(
     from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as probe:
-        port = probe.getsockname()[1]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    service = _jax.get_distributed_runtime_service(
-        address,
-        num_processes,
-        heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
-        shutdown_timeout=5,
-        recoverable=True,
-        **(credentials.arguments() if credentials else {}),
-    )
+    # Another job of this user would be given a port that nobody holds, and gRPC lets both listen.
+    with socket.socket(family) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
+        held.bind((host, 0))
+        port = held.getsockname()[1]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        service = _jax.get_distributed_runtime_service(
+            address,
+            num_processes,
+            heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
+            shutdown_timeout=5,
+            recoverable=True,
+            **(credentials.arguments() if credentials else {}),
+        )
     return address, service
 
 

@@ -389,6 +389,13 @@ TEST(UnitTest, FdsAreLeftInMailboxes) {
   EXPECT_THAT(ThrownText([&] { LeaveFd(gone, left); }), HasSubstr("the peer's mailbox"));
 }
 
+TEST(UnitTest, SlotsOfAPeerHoldAProof) {
+  for (const uint64_t good : {4'096, 8 << 20}) EXPECT_NO_THROW(CheckSlotBytes(good));
+  for (const uint64_t bad : {uint64_t{0}, uint64_t{1}, uint64_t{4'095}, uint64_t{1} << 60}) {
+    EXPECT_THROW(CheckSlotBytes(bad), Error) << bad;
+  }
+}
+
 TEST(UnitTest, FirstChoiceOfAWayCounts) {
   using Route = RouteChoices::Route;
   const auto routes = std::make_unique<RouteChoices>();

@@ -266,10 +266,22 @@ def test_client_and_service_take_the_arguments_that_are_given() -> None:
     assert "recoverable:" in service
 
 
-def test_service_listens_on_a_port_of_its_own() -> None:
+def test_service_listens_on_a_port_that_is_its_own_from_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = _jax.get_distributed_runtime_service
+
+    def checked(address: str, *args: Any, **kwargs: Any) -> Any:
+        host, port = address.rsplit(":", 1)
+        with pytest.raises(OSError, match="Address already in use"):
+            socket.create_server((host, int(port)))
+        return start(address, *args, **kwargs)
+
+    monkeypatch.setattr(_jax, "get_distributed_runtime_service", checked)
     address, service = jaxlib.start_coordination_service("127.0.0.1", 1, None)
     host, port = address.rsplit(":", 1)
-    socket.create_connection((host, int(port)), timeout=5).close()
+    for _ in range(20):  # none of them to another socket of that port
+        socket.create_connection((host, int(port)), timeout=5).close()
     service.shutdown()
 
 

@@ -86,9 +86,11 @@ bool DeviceChannel::IsProven(Device& device, std::span<const std::byte> proof) {
 }
 
 void CheckSlotBytes(uint64_t slot_bytes) {
-  if (slot_bytes > 0 && slot_bytes <= kMostDeviceBytes / kChannelSlots) return;
-  Throw(ErrorCode::kTransport, "the peer offers slots of ", slot_bytes, " bytes, not of 1 to ",
-        kMostDeviceBytes / kChannelSlots);
+  constexpr uint64_t kLeast = 4096;  // of the option slot_bytes; as long as a NIC's proof
+  constexpr uint64_t kMost = kMostDeviceBytes / kChannelSlots;
+  if (slot_bytes >= kLeast && slot_bytes <= kMost) return;
+  Throw(ErrorCode::kTransport, "the peer offers slots of ", slot_bytes, " bytes, not of ", kLeast,
+        " to ", kMost);
 }
 
 const DeviceTransport& DeviceTransportOf(std::string_view name) {
