@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxhet._errors import UsageError
-from jaxhet._options import OPTIONS, PREFIX, RENAMED, Option
+from jaxhet._options import OPTIONS, PREFIX, Option
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -70,7 +70,6 @@ def resolve(
       UsageError: a value is not valid; the text lists what is.
     """
     arguments = arguments or {}
-    _refuse_renamed(arguments, environ)
     for name in arguments:
         if name not in _BY_NAME:
             raise UsageError(f"no option {name!r}; the options are {', '.join(sorted(_BY_NAME))}")
@@ -114,15 +113,6 @@ def _is_of(choices: tuple[str, ...], value: Any) -> bool:
     """Whether `value` is a choice, or a sequence of at least one."""
     parts = (value,) if isinstance(value, str) else tuple(value)
     return bool(parts) and all(part in choices for part in parts)
-
-
-def _refuse_renamed(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Raises UsageError for names of earlier versions: a warning would drop their values."""
-    for old, new in RENAMED.items():
-        if old in arguments:
-            raise UsageError(f"the option {old!r} is now called {new!r}")
-        if PREFIX + old.upper() in environ:
-            raise UsageError(f"{PREFIX}{old.upper()} is now called {PREFIX}{new.upper()}")
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:

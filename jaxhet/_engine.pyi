@@ -46,7 +46,7 @@ class Engine:
         """Agrees with all peers on transports; then the progress thread runs."""
 
     def set_ranks(self, ranks: Sequence[tuple[int, int, int, str]]) -> None:
-        """Per rank: (device id, process, island, vendor)."""
+        """Per rank: (device id, process, island, platform)."""
 
     def open_devices(
         self,

@@ -128,7 +128,7 @@ class Engine:
         return self._open
 
     def set_ranks(self, ranks: Sequence[tuple[int, int, int, str]]) -> None:
-        """Names the ranks: (device id, process, island, island's name), in rank order."""
+        """Names the ranks: (device id, process, island, platform), in rank order."""
         self._engine.set_ranks(list(ranks))
 
     def open_devices(

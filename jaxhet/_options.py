@@ -470,8 +470,3 @@ OPTIONS: tuple[Option, ...] = (
     Option("disable", _flag, False, "leaves programs unchanged (in a job of one island)"),
     Option("dump", str, None, "folder for HLO and plan before and after the passes"),
 )
-
-RENAMED = {  # name of earlier versions -> name
-    "ring_sockets": "device_channel_sockets",
-    "two_phase_bytes": "two_shot_bytes",
-}

@@ -23,12 +23,9 @@ from jaxhet._saves import Saves
 from jaxhet._telemetry.events import Events
 from jaxhet._telemetry.metrics import Metrics
 from jaxhet._telemetry.trace import Trace
-from jaxhet.compiler import carrier
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
 _EXIT_GRACE_S = 5.0
-_CALLS = (carrier.EXCHANGE_TARGET, *carrier.DEVICE_TARGETS)
-_MOST_LISTING_BYTES = 256 * 1024  # largest listing that peers get for their errors
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
 

@@ -26,7 +26,7 @@ class ProcessInfo:
     is_declared: bool  # the island, rather than taken from the platform
     islands: tuple[str, ...]
     platform: str
-    topology: tuple[str, str]  # the plugin's names in keys, as `_jax_compat.local_topology_key` has
+    topology: tuple[str, str]  # the plugin's names in keys, from `compat.local_topology_key`
     has_cpu: bool  # JAX creates a CPU backend, be it beside that of the platform
     host: str
     host_id: str

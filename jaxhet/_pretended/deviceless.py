@@ -8,10 +8,10 @@ import dataclasses
 import itertools
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from jaxhet import _compilation, _config, _plan, _session
-from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._islands import Island
 from jaxhet._jax import compat, compiler_settings, programs
@@ -175,27 +175,14 @@ class Compiler:
             raise
 
 
-class PretendedJob:
-    """A job that is there for programs to be compiled for."""
-
-    def __init__(self, compiler: Compiler, islands: tuple[Island, ...], config: Config):
-        self._compiler = compiler
-        self._islands = islands
-        self._options = _compilation.compiler_options(config)
-
-    def plan(self, lowered: Any) -> PlanReport:
-        """The exchanges of a lowered program.
-
-        Raises:
-          JaxhetError: a pass refuses the program.
-        """
-        devices = tuple(island.devices for island in self._islands)
-        compiled = self._compiler.compile(lowered, devices, self._options, codegen=False)
-        return PlanReport(()) if compiled is None else _plan.of_module(compiled[0])
-
-
-def pretend(vendor: Vendor, num_islands: int, devices_per_island: int) -> PretendedJob:
+def pretend(
+    vendor: Vendor, num_islands: int, devices_per_island: int
+) -> Callable[[Any], PlanReport]:
     """Makes a pretended job this process's own: `make_mesh` and `islands` know it.
+
+    Returns:
+      A function that gives the exchanges of a lowered program. It raises JaxhetError where a pass
+      refuses the program.
 
     Raises:
       UsageError: the vendor's compiler is not installed, or an option is not valid.
@@ -217,7 +204,14 @@ def pretend(vendor: Vendor, num_islands: int, devices_per_island: int) -> Preten
         for index, mine in enumerate(itertools.batched(devices, devices_per_island))
     )
     _session.install(_session.Session(config, 0, islands, is_pretended=True))
-    return PretendedJob(compiler, islands, config)
+    options = _compilation.compiler_options(config)
+
+    def plan(lowered: Any) -> PlanReport:
+        own = tuple(island.devices for island in islands)
+        compiled = compiler.compile(lowered, own, options, codegen=False)
+        return PlanReport(()) if compiled is None else _plan.of_module(compiled[0])
+
+    return plan
 
 
 def _digest_of(*program: Any) -> str:

@@ -40,9 +40,9 @@ def plan(target: str, options: Options) -> str:
     from jaxhet import _plan
     from jaxhet._pretended import deviceless  # and with them JAX
 
-    job = deviceless.pretend(options.vendor, options.islands, options.devices)
+    plan_of = deviceless.pretend(options.vendor, options.islands, options.devices)
     jitted, args = _program(target, _load(target)())
-    report = job.plan(_plan.to_stage(jitted, args, {}))
+    report = plan_of(_plan.to_stage(jitted, args, {}))
     time = None
     if options.link_gb_per_s is not None:
         time = report.seconds(options.link_gb_per_s, options.latency_us)

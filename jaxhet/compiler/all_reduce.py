@@ -34,11 +34,7 @@ def lower(lowering: Lowering, opcode: str, split: groups.Split | None) -> None:
             for bundle in lowering.bundles(values)
             for y in _hierarchical(lowering, bundle, opcode, split)
         ]
-    restored = [
-        lowering.restore(v, shape)
-        for v, shape in zip(unpack(results), lowering.result_shapes, strict=True)
-    ]
-    lowering.replace(restored)
+    lowering.replace_flat(unpack(results))
 
 
 def _is_in_shape(lowering: Lowering) -> bool:

@@ -47,7 +47,7 @@ def slice_1d(c: hlo.Computation, x: hlo.Instruction, start: int, size: int) -> h
 def pad_1d(c: hlo.Computation, x: hlo.Instruction, size: int) -> hlo.Instruction:
     """The elements of x, then zeros, `size` in all."""
     element_type = x.shape.element_type
-    zero = convert(c, _integers(c, [], [0]), element_type)
+    zero = convert(c, integers(c, [], [0]), element_type)
     padding = pb.PaddingConfig()
     padding.dimensions.add(edge_padding_high=size - hlo.num_elements(x.shape))
     return c.add("pad", hlo.array_shape(element_type, [size]), [x, zero], padding_config=padding)
@@ -89,7 +89,7 @@ def _with_one_nan(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
         comparison_direction="NE",
         comparison_type="FLOAT",
     )
-    one = broadcast(c, _integers(c, [], [nan], bits_type), with_type)
+    one = broadcast(c, integers(c, [], [nan], bits_type), with_type)
     return c.add("bitcast-convert", x.shape, [select(c, [is_nan], [bits, one])])
 
 
@@ -145,7 +145,7 @@ def equals(
     is_it = c.add(
         "compare",
         hlo.array_shape(pb.PRED, []),
-        [scalar, _integers(c, [], [number], scalar.shape.element_type)],
+        [scalar, integers(c, [], [number], scalar.shape.element_type)],
         comparison_direction="EQ",
         comparison_type="SIGNED",
     )
@@ -186,7 +186,7 @@ def with_part_1d(
     c: hlo.Computation, x: hlo.Instruction, part: hlo.Instruction, start: int
 ) -> hlo.Instruction:
     """x, with other elements from `start` on."""
-    index = _integers(c, [], [start], pb.S64)
+    index = integers(c, [], [start], pb.S64)
     return c.add("dynamic-update-slice", x.shape, [x, part, index])
 
 
@@ -200,7 +200,7 @@ def own_logical_id(c: hlo.Computation, num_partitions: int) -> hlo.Instruction:
         if c.module.proto.device_assignment.replica_count == 1:
             return partition
         replica = convert(c, c.add("replica-id", u32), pb.S32)
-        first = c.add("multiply", s32, [replica, _integers(c, [], [num_partitions])])
+        first = c.add("multiply", s32, [replica, integers(c, [], [num_partitions])])
         return c.add("add", s32, [first, partition])
 
     return c.shared("logical id", build)
@@ -211,7 +211,7 @@ def entry(c: hlo.Computation, table: Sequence[int], index: hlo.Instruction) -> h
 
     def build() -> hlo.Instruction:
         element_type = pb.S64 if max(table) >= 2**31 else pb.S32
-        values = _integers(c, [len(table)], table, element_type)
+        values = integers(c, [len(table)], table, element_type)
         found = dynamic_slice_1d(c, values, index, 1)
         return c.add("reshape", hlo.array_shape(element_type, []), [found])
 
@@ -225,9 +225,10 @@ def entry_is(
     return equals(c, entry(c, table, index), number, hlo.array_shape(pb.PRED, []))
 
 
-def _integers(
+def integers(
     c: hlo.Computation, dims: Sequence[int], values: Sequence[int], element_type: int = pb.S32
 ) -> hlo.Instruction:
+    """A constant."""
     shape = hlo.array_shape(element_type, dims)
     field = "s64s" if element_type == pb.S64 else "s32s"
     return c.add("constant", shape, literal=pb.LiteralProto(shape=shape, **{field: values}))

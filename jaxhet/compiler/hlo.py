@@ -450,11 +450,8 @@ class Module:
             for old in fused.instructions:
                 if old.id not in needed and old.opcode != "parameter":
                     continue
-                new = copies[old.id] = c.add(old.opcode, old.shape)
-                name, instruction_id = new.name, new.id
-                new.CopyFrom(old)
-                new.name, new.id = name, instruction_id
-                new.operand_ids[:] = [copies[i].id for i in old.operand_ids]
+                operands = [copies[i] for i in old.operand_ids]
+                new = copies[old.id] = c.add_copy(old, operands)
                 new.control_predecessor_ids[:] = [copies[i].id for i in old.control_predecessor_ids]
             return copies[root.id]
 
@@ -501,7 +498,7 @@ class Module:
 def no_garbage_collection() -> Iterator[None]:
     """Turns Python's collector off: one collection of all of JAX's objects takes as long as a pass.
 
-    What a pass leaves behind is collected as soon as it ends.
+    A later collection finds what a pass leaves behind.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -157,6 +157,11 @@ class Lowering(abc.ABC):
         is_tuple = self.instruction.shape.element_type == pb.TUPLE
         self.c.rewrite(self.instruction, "tuple" if is_tuple else self.reshape_opcode, results)
 
+    def replace_flat(self, results: Sequence[Value]) -> None:
+        """Puts flat results in the collective's place."""
+        pairs = zip(results, self.result_shapes, strict=True)
+        self.replace([self.restore(value, shape) for value, shape in pairs])
+
     def shaped(self, x: Instruction, dims: Sequence[int]) -> Instruction:
         """The same elements, row-major in `dims`; x itself if it has that shape."""
         shape = hlo.array_shape(x.shape.element_type, dims)

@@ -63,7 +63,7 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
         results = [_scatter_to_islands(lowering, v, opcode, split) for v in values]
     else:
         results = [_scatter_over_islands(lowering, v, opcode, split) for v in values]
-    _put_back(lowering, results)
+    lowering.replace_flat(results)
 
 
 def _scatter_over_islands(lowering: Lowering, value: Value, opcode: str, split: Split) -> Value:
@@ -131,8 +131,7 @@ def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
         c.rewrite(whole, lowering.reshape_opcode, [restored])
         return blocks.remove(c, lowering.instruction, restored)
     size = rows.size // count
-    return _put_back(
-        lowering,
+    return lowering.replace_flat(
         [
             rows.with_array(
                 lowering.loop([rows.x], lambda c, x, i=i: arithmetic.slice_1d(c, x, i * size, size))
@@ -173,7 +172,7 @@ def permute(lowering: Lowering) -> None:
         results = [_permute_on_gpu(lowering, value, collective.groups) for value in values]
     else:
         results = lowering.permute(values, collective.groups)
-    _put_back(lowering, results)
+    lowering.replace_flat(results)
 
 
 def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value:
@@ -200,7 +199,7 @@ def broadcast(lowering: Lowering) -> None:
     else:
         pairs = tuple((group[0], member) for group in groups for member in group)
         results = lowering.permute(values, pairs)
-    _put_back(lowering, results)
+    lowering.replace_flat(results)
 
 
 def _broadcast_on_gpu(lowering: GpuLowering, value: Value, groups: Groups) -> Value:
@@ -222,13 +221,6 @@ def _broadcast_on_gpu(lowering: GpuLowering, value: Value, groups: Groups) -> Va
     if all(len(members) == 1 for members in local):
         return received
     return lowering.local("collective-broadcast", received, value.size, tuple(local))
-
-
-def _put_back(lowering: Lowering, results: Sequence[Value]) -> None:
-    """Puts flat results in the collective's place."""
-    lowering.replace(
-        [lowering.restore(v, s) for v, s in zip(results, lowering.result_shapes, strict=True)]
-    )
 
 
 def _by_rail(split: Split) -> list[int]:

@@ -1,7 +1,7 @@
 """The order in which a program's exchanges start, the same for every compiler.
 
-It follows the program as JAX traced it: `Lowering` numbers the equations of every jaxpr
-(`jaxhet/_traced/jaxprs.py`), XLA carries the numbers in `op_name` through partitioning and
+It follows the program as JAX traced it: `jaxhet/_jax/programs.py` numbers the equations of every
+jaxpr when JAX lowers it, XLA carries the numbers in `op_name` through partitioning and
 simplification, and two vendors' compilers keep them alike. Ids, names, the order of instructions
 and what a vendor makes of an operation decide nothing.
 """

@@ -2,66 +2,30 @@
 
 import functools
 import json
-from typing import NamedTuple
 
 from jaxhet.compiler import carrier, collectives, hlo
-from jaxhet.compiler.carrier import DONE_TARGET, START_TARGET
-
-MATMUL = "matmul"
 
 _LIBRARIES = ("__cublas", "__cudnn")  # XLA's names of library calls, on ROCm too
 _PRODUCTS = ("convolution", "dot")
-_LOCAL = ("reduce-scatter", "all-gather", "all-reduce", "collective-permute")
-
-
-class Event(NamedTuple):
-    """An instruction that matters to overlap.
-
-    Attributes:
-      what: `MATMUL` for matrix products and convolutions, and for a loop or branch that holds one;
-        the opcode of a collective; the target of a custom call.
-      exchange: Index of the one that is started or done, else -1.
-      num_bytes: Largest number of bytes that a rank sends to other islands by the exchange; else 0.
-    """
-
-    what: str
-    exchange: int
-    num_bytes: int
-
-
-def schedule(module: hlo.Module) -> list[list[Event]]:
-    """For each computation, its events in the order of its schedule."""
-    result: list[list[Event]] = []
-    num_bytes = {
-        spec.index: spec.num_bytes
-        for c in module.computations.values()
-        for spec in map(carrier.read, filter(carrier.is_start, c.instructions))
-    }
-    for computation_id, sequence in sorted(module.proto.schedule.sequences.items()):
-        computation, events = module.computations[computation_id], []
-        for instruction_id in sequence.instruction_ids:
-            instruction = computation[instruction_id]
-            if what := _what(module, instruction):
-                index = carrier.index_of_call(instruction)
-                events.append(Event(what, index, num_bytes.get(index, 0)))
-        result.append(events)
-    return result
 
 
 def products(module: hlo.Module) -> dict[int, int]:
     """Exchange to the number of matrix products between its start and its done.
 
-    An exchange that is one call (CPU), or of a module without a schedule, is not in it.
+    A loop or branch that holds one counts as one. An exchange that is one call (CPU), or of a
+    module without a schedule, is not in it.
     """
     result: dict[int, int] = {}
-    for events in schedule(module):
+    for computation_id, sequence in module.proto.schedule.sequences.items():
+        computation = module.computations[computation_id]
         so_far, before = 0, {}
-        for what, index, _ in events:
-            if what == MATMUL:
+        for instruction in map(computation.__getitem__, sequence.instruction_ids):
+            if holds_product(module, instruction):
                 so_far += 1
-            elif what == START_TARGET:
-                before[index] = so_far
-            elif what == DONE_TARGET:
+            elif instruction.custom_call_target == carrier.START_TARGET:
+                before[carrier.index_of_call(instruction)] = so_far
+            elif instruction.custom_call_target == carrier.DONE_TARGET:
+                index = carrier.index_of_call(instruction)
                 result[index] = so_far - before[index]
     return result
 
@@ -103,21 +67,6 @@ def _times_called(caller: hlo.Instruction, computation_id: int) -> int | None:
     if count is None:
         return None
     return int(count) + (collectives.role(caller, computation_id) == "condition")
-
-
-def _what(module: hlo.Module, instruction: hlo.Instruction) -> str | None:
-    if holds_product(module, instruction):
-        return MATMUL
-    if instruction.opcode == "custom-call":
-        return instruction.custom_call_target
-    if instruction.opcode == "fusion":
-        return None
-    called = [module.computations[i] for i in instruction.called_computation_ids]
-    opcodes = {i.opcode for c in called for i in c.instructions}
-    for opcode in _LOCAL:
-        if instruction.opcode.startswith(opcode) or opcode in opcodes:
-            return opcode
-    return None
 
 
 def holds_product(module: hlo.Module, instruction: hlo.Instruction) -> bool:

@@ -20,8 +20,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from jaxhet.compiler import hlo, integers, loops
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import arithmetic, hlo, integers, loops
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.loops import Loop
 
@@ -220,20 +219,14 @@ def _store_last(loop: Loop, sink: _Sink, operand: hlo.Instruction, start: hlo.In
 
 
 def _zeros(c: hlo.Computation, shape: hlo.Shape) -> hlo.Instruction:
-    scalar = hlo.array_shape(pb.S32, [])
-    zero = c.add("constant", scalar, literal=pb.LiteralProto(shape=scalar, s32s=[0]))
-    if shape.element_type != pb.S32:
-        zero = c.add("convert", hlo.array_shape(shape.element_type, []), [zero])
+    zero = arithmetic.convert(c, arithmetic.integers(c, [], [0]), shape.element_type)
     return c.add("broadcast", shape, [zero])
 
 
 def _scalar(c: hlo.Computation, like: hlo.Instruction, value: int | None) -> hlo.Instruction:
     assert value is not None, like.name
-    scalar = hlo.array_shape(pb.S32, [])
-    constant = c.add("constant", scalar, literal=pb.LiteralProto(shape=scalar, s32s=[value]))
-    if like.shape.element_type == pb.S32:
-        return constant
-    return c.add("convert", like.shape, [constant])
+    constant = arithmetic.integers(c, [], [value])
+    return arithmetic.convert(c, constant, like.shape.element_type)
 
 
 # --- gathers, to the iteration before ---

@@ -15,7 +15,6 @@ from jaxhet.compiler.options import OVERLAP_LIMIT, Options
 
 # Frontend attribute of a module: the digest of its jaxpr (`jaxhet/_traced/jaxprs.py`).
 PROGRAM_ATTRIBUTE = "jaxhet_program"
-# An entry of the map of frontend attributes, serialized: key, then value with its length.
 
 
 @dataclasses.dataclass(frozen=True)

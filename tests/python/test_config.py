@@ -64,19 +64,6 @@ def test_unknown_environment_name_is_a_warning() -> None:
         _config.resolve({}, {"JAXHET_FOO": "1"})
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("ring_sockets", "device_channel_sockets"), ("two_phase_bytes", "two_shot_bytes")],
-)
-def test_name_of_earlier_versions_is_an_error_that_names_the_new_one(old: str, new: str) -> None:
-    with pytest.raises(UsageError, match=f"the option '{old}' is now called '{new}'"):
-        _config.resolve({old: 1}, {})
-    env_old, env_new = f"JAXHET_{old.upper()}", f"JAXHET_{new.upper()}"
-    with pytest.raises(UsageError, match=f"^{env_old} is now called {env_new}$"):
-        _config.resolve({}, {env_old: "1"})
-    assert getattr(_config.resolve({}, {env_new: "1"}), new) == 1
-
-
 def test_engines_values_have_its_names_and_units() -> None:
     arguments = {"deadline_s": 2.5, "verbs_devices": ("a", "b:1"), "profiler_ranges": True}
     values = _config.resolve(arguments, {}).engine_values()

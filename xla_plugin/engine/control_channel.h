@@ -38,7 +38,6 @@ class ControlChannel {
 
   Socket* socket() { return socket_ ? &*socket_ : nullptr; }
   bool closed() const { return socket_ && socket_->closed(); }
-  bool has_unsent() const { return !unsent_.empty(); }
 
  private:
   std::optional<Message> Parse();

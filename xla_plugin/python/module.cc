@@ -270,7 +270,7 @@ NB_MODULE(_engine, m) {
           nb::arg("timeout_ms"), Released(),
           "Agrees with all peers on transports; then the progress thread runs.")
       .def("set_ranks", &jaxhet::SetRanks, nb::arg("ranks"), Released(),
-           "Per rank: (device id, process, island, vendor).")
+           "Per rank: (device id, process, island, platform).")
       .def("register_plan", &Engine::AddPlan, nb::arg("fingerprint"), nb::arg("text"),
            nb::arg("program") = "", Released(),
            "Two texts of lines: the exchanges; and the program's name with a digest, then its "

@@ -23,9 +23,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import Job, Options, Plan, collectives, hlo
-from jaxhet.compiler.overlap import schedule
 from tests.python.compiler import moved
 from tests.python.compiler.install_plugins import PLUGINS
+from tests.python.compiler.scheduled import schedule
 from tests.python.compiler.train_steps import LOOP_OVER_LAYERS, TRAIN_STEPS
 
 

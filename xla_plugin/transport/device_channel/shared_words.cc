@@ -9,7 +9,7 @@ namespace jaxhet {
 namespace {
 
 constexpr size_t kPage = 4096;
-// The extra bytes begin at a page.
+// The extra bytes begin at a multiple of kPage.
 constexpr size_t kExtraOffset = (sizeof(ChannelWords) + 2 * kPage - 1) & ~(kPage - 1);
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <fstream>
 #include <tuple>
 #include <utility>
 
@@ -80,18 +79,11 @@ std::vector<GidEntry> GidTable(const Context& context, int port, int num_entries
   return table;
 }
 
-int NumaNode(const Context& context) {
-  int node = -1;
-  std::ifstream(context.folder() + "/device/numa_node") >> node;
-  return node;
-}
-
 NicInfo Describe(const Context& context, int port, const Options& options) {
   NicInfo info;
   info.device = context.name();
   info.port = port;
   info.name = StrCat(info.device, ":", port);
-  info.numa_node = NumaNode(context);
   try {
     const ibv::PortAttr attr = context.QueryPort(port);
     info.is_infiniband = attr.link_layer != ibv::kLinkLayerEthernet;
