@@ -12,5 +12,5 @@ if [ -z "$index" ]; then
     "start it by Slurm, MPI or Kubernetes" >&2
   exit 2
 fi
-export JAXHET_ISLAND="$island" JAXHET_PROCESS_ID=$((first + index))
+export JAXHET_ISLAND="$island" JAXHET_PROCESS_ID=$((first + index)) JAXHET_AUTO="${JAXHET_AUTO:-1}"
 exec "$@"

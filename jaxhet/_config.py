@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxhet._errors import UsageError
-from jaxhet._options import OPTIONS, PREFIX, Option
+from jaxhet._options import OPTIONS, PREFIX, Option, flag
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -91,8 +91,9 @@ def _resolve_one(option: Option, argument: Any, environ: Mapping[str, str]) -> A
     try:
         value = option.type(text)
     except ValueError:
-        kind = getattr(option.type, "__name__", "value").strip("_")
-        raise UsageError(f"{where} is not of type {kind} ({option.help})") from None
+        kinds = {int: "a whole number", float: "a number", flag: "1, true, yes, 0, false or no"}
+        kind = kinds.get(option.type, "a value of this option")
+        raise UsageError(f"{where} is not {kind} ({option.help})") from None
     return _checked(option, value, where)
 
 

@@ -101,9 +101,12 @@ def _shutdown(original: Callable[..., None], given: Mapping[str, Any]) -> None:
 def _is_job(config: _config.Config) -> bool:
     """Whether the environment says that this process belongs to a job of ours.
 
-    Each of these is set for a job of jaxhet only; addresses and numbers are JAX's as well.
+    Each of these is set for a job of jaxhet only.
     """
-    marks = ("launched", "job_secret", "job_secret_file", "island", "islands")
+    marks = (
+        *("launched", "job_secret", "job_secret_file", "island", "islands"),
+        *("coordinator_address", "coordinator_bind_address"),
+    )
     return any(getattr(config, name) for name in marks)
 
 
@@ -155,8 +158,11 @@ def _check_same(session: "Session", given: Mapping[str, Any]) -> None:
 
 
 def _report_unjoined() -> None:
-    config = _config.resolve()
-    if not config.launched:
+    try:
+        config = _config.resolve()
+    except UsageError:  # which the program had when it tried to join
+        return
+    if not config.auto or not _is_job(config):
         return
     from jaxhet import _initialize as ours
     from jaxhet._jax import compat
@@ -165,7 +171,8 @@ def _report_unjoined() -> None:
         return
     _log.apply(config)
     _log.LOGGER.warning(
-        "process %s computed outside of the job: its program did not call"
-        " jax.distributed.initialize; add the call, or start the program without `jaxhet run`",
-        config.process_id,
+        "%s computed outside of the job: its program did not call"
+        " jax.distributed.initialize or jaxhet.initialize; add the call, or set JAXHET_AUTO=0 if"
+        " that was meant",
+        f"process {config.process_id}" if config.process_id is not None else "this process",
     )

@@ -1,5 +1,6 @@
 """The only importer of the extension: the engine, and its FFI handlers."""
 
+import importlib.util
 import itertools
 import pathlib
 import types
@@ -8,7 +9,16 @@ from typing import Any, Self
 
 import jax
 
-from jaxhet import _engine
+try:
+    from jaxhet import _engine
+except ImportError as error:
+    if importlib.util.find_spec("jaxhet._engine") is not None:
+        raise
+    raise ImportError(
+        f"jaxhet was imported from {pathlib.Path(__file__).parents[1]}, where its extension is not"
+        " built: run `pip install -c constraints.txt -e .` there, or, if jaxhet is installed, start"
+        " the program in another folder"
+    ) from error
 from jaxhet._config import Config
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 from jaxhet._job.bootstrap import PeerSockets

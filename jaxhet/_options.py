@@ -30,7 +30,7 @@ class Option:
         return PREFIX + self.name.upper()
 
 
-def _flag(text: str) -> bool:
+def flag(text: str) -> bool:
     values = {
         "1": True,
         "true": True,
@@ -93,13 +93,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("job_secret_file", str, None, "file that holds the job secret"),
     Option(
         "auto",
-        _flag,
+        flag,
         False,
         "jax.distributed.initialize of an unmodified program joins the job (`jaxhet run`)",
     ),
     Option(
         "launched",
-        _flag,
+        flag,
         False,
         "somebody else runs the coordinator (`jaxhet launch`, `jaxhet coordinator`)",
     ),
@@ -126,7 +126,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "cpu_keep_memory",
-        _flag,
+        flag,
         True,
         "on CPU, freed memory stays with the process: fewer page faults",
     ),
@@ -213,7 +213,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "zero_copy",
-        _flag,
+        flag,
         True,
         "zero-copy for messages above eager_bytes: the receiving GPU (same host and vendor) or the"
         " sending NIC reads the operand directly",
@@ -424,7 +424,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "one_world_kernels",
-        _flag,
+        flag,
         None,
         "1: on GPUs, XLA compiles the kernels that one NCCL world would have, so that two GPUs, one"
         " on each island, can get the same bits; fewer exchanges overlap. Default: 1 if all"
@@ -462,11 +462,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "profiler_ranges",
-        _flag,
+        flag,
         False,
         "1: mark exchanges as ranges for Nsight Systems (NVTX) or rocprofv3 (rocTX)",
         engine=True,
     ),
-    Option("disable", _flag, False, "leaves programs unchanged (in a job of one island)"),
+    Option("disable", flag, False, "leaves programs unchanged (in a job of one island)"),
     Option("dump", str, None, "folder for HLO and plan before and after the passes"),
 )

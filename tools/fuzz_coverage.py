@@ -67,7 +67,7 @@ _PYTHON = {
     "_errors.py": "from_json",
 }
 _NOTHING = "(?!)"
-_ALTERNATIVE = re.compile(r"(?:\([^)]*\)|[^|(])+")  # of a pattern: what is between its outer bars
+_ALTERNATIVE = re.compile(r"(?:\([^)]*\)|[^|(])+")  # parts of a pattern between its outer bars
 _NAME = re.compile(r"(\w+)(?:\[abi:\w+\])*(?:<.*>)?\(")
 
 # Whether a line was reached, by file, and function and line.

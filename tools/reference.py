@@ -30,7 +30,7 @@ that must have one value in the whole job.
 _CLI = """# Command line
 
 `python -m jaxhet.cli` is the same as `jaxhet`. Every command prints its options with `--help`.
-An error of jaxhet is one line and exit code 2.
+An error of jaxhet is one line and exit code 2; an option that does not exist is shown in a box.
 """
 
 
@@ -63,6 +63,8 @@ def _option(option: _options.Option) -> str:
 
 def _valid(option: _options.Option) -> str:
     """The choices or the range of an option."""
+    if option.type is _options.flag:
+        return "0, 1"
     if option.minimum is None:
         return ", ".join(f"`{choice}`" for choice in option.choices)
     if option.maximum is None:

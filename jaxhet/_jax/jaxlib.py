@@ -36,7 +36,7 @@ def start_coordination_service(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Another job of this user would be given a port that nobody holds, and gRPC lets both listen.
     with socket.socket(family) as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # gRPC sets it, too
         held.bind((host, 0))
         port = held.getsockname()[1]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -26,6 +26,7 @@ def complete(
     return {
         **({"JAX_PLATFORMS": "cpu", **_HUGE_PAGES} if gpus is None else {}),
         "PYTHONUNBUFFERED": "1",  # output before a kill is shown
+        "JAXHET_AUTO": "1",  # jax.distributed.initialize of an unmodified program joins the job
         **base,
         **assigned,
         **({"JAXHET_CPU_DEVICES": str(devices)} if gpus is None else gpus),

@@ -227,5 +227,5 @@ def _find(vendor: Vendor) -> pathlib.Path:
             return library
     raise UsageError(
         f"no compiler for {vendor}: there is no {name} on Python's path; install it with"
-        " pip install 'jaxhet[deviceless]'"
+        " pip install -c constraints.txt -e '.[deviceless]' in the checkout"
     )

@@ -189,7 +189,7 @@ def _client() -> ModuleType:
     except ModuleNotFoundError:
         raise UsageError(
             "JAXHET_METRICS_ADDRESS and JAXHET_METRICS_FOLDER need the package prometheus_client:"
-            " pip install 'jaxhet[metrics]'"
+            " pip install -c constraints.txt -e '.[metrics]' in the checkout"
         ) from None
     return prometheus_client
 

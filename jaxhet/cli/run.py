@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from jaxhet import _auto
+from jaxhet import _auto, _config
 from jaxhet._errors import UsageError
 
 
@@ -37,14 +37,17 @@ def run(command: list[str], options: Options) -> NoReturn:
     """Becomes `command`, whose `jax.distributed.initialize` joins the job.
 
     Raises:
-      UsageError: no such command, or its Python would not know of jaxhet.
+      UsageError: no such command, a value that is not valid, or a Python that would not know of
+        jaxhet.
     """
+    variables = environment(options, os.environ)
+    _config.resolve(environ=variables)
     program = shutil.which(command[0])
     if program is None:
         raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
     _check_start_file(command)
     sys.stdout.flush()
-    os.execve(program, command, environment(options, os.environ))
+    os.execve(program, command, variables)
 
 
 def environment(options: Options, base: Mapping[str, str]) -> dict[str, str]:

@@ -19,11 +19,10 @@ _DEVICES = 2  # devices of each process
 
 
 def _over_islands(program: pathlib.Path) -> dict[str, Any]:
-    """Output of each process of two islands, by `jaxhet launch` and `jaxhet run`."""
-    jaxhet = [sys.executable, "-m", "jaxhet.cli"]
-    launch = [*jaxhet, "launch", "--islands", "2", "--devices", str(_DEVICES), "--"]
+    """Output of each process of two islands, by `jaxhet launch`."""
+    launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "2"]
     ended = subprocess.run(
-        [*launch, *jaxhet, "run", "--", sys.executable, str(program)],
+        [*launch, "--devices", str(_DEVICES), "--", sys.executable, str(program)],
         env={**environment(), **FAST_COMPILE},
         check=False,
         capture_output=True,

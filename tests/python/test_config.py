@@ -38,12 +38,12 @@ def test_environment_is_parsed() -> None:
         ({"JAXHET_ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
         ({"JAXHET_TRANSPORTS": "udp"}, "transports takes cuda_ipc, hip_ipc, shm"),
         ({"JAXHET_TRANSPORTS": ""}, "transports takes cuda_ipc, hip_ipc, shm"),
-        ({"JAXHET_PROCESS_ID": "one"}, "JAXHET_PROCESS_ID='one' is not of type int"),
+        ({"JAXHET_PROCESS_ID": "one"}, "JAXHET_PROCESS_ID='one' is not a whole number"),
         ({"JAXHET_TCP_SOCKETS": "0"}, "below the minimum, 1"),
         ({"JAXHET_VERBS_TIMEOUT": "99"}, "JAXHET_VERBS_TIMEOUT='99' is above the maximum, 31"),
         ({"JAXHET_DEADLINE_S": "inf"}, "above the maximum, 604800"),
         ({"JAXHET_DEADLINE_S": "nan"}, "below the minimum, 0.001"),
-        ({"JAXHET_DISABLE": "perhaps"}, "is not of type flag"),
+        ({"JAXHET_DISABLE": "perhaps"}, "is not 1, true, yes, 0, false or no"),
     ],
 )
 def test_wrong_value_lists_the_valid_ones(environ: dict[str, str], words: str) -> None:

@@ -74,6 +74,7 @@ def test_without_a_job_jax_is_called_as_it_was(
         {"JAXHET_JOB_SECRET_FILE": "secret"},
         {"JAXHET_ISLAND": "amd"},
         {"JAXHET_ISLANDS": "nvidia,amd"},
+        {"JAXHET_COORDINATOR_ADDRESS": "nv0:1"},
         {"JAXHET_LAUNCHED": "1"},
     ],
 )
@@ -136,20 +137,31 @@ def test_certificates_are_given_to_jax(calls: Calls, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("joined", "words"), [(False, "process 1 computed outside of"), (True, "")]
+    ("joined", "environ", "words"),
+    [
+        (
+            False,
+            {"JAXHET_LAUNCHED": "1", "JAXHET_PROCESS_ID": "1"},
+            "process 1 computed outside of",
+        ),
+        (False, {"JAXHET_COORDINATOR_ADDRESS": "nv0:1"}, "this process computed outside of"),
+        (False, {"JAXHET_LAUNCHED": "1", "JAXHET_PROCESS_ID": "x"}, ""),  # it could not join
+        (True, {"JAXHET_LAUNCHED": "1"}, ""),
+    ],
 )
 def test_program_that_computes_outside_of_the_job_says_so(
     joined: bool,
+    environ: dict[str, str],
     words: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _set(monkeypatch, JAXHET_LAUNCHED="1", JAXHET_PROCESS_ID="1")
+    _set(monkeypatch, JAXHET_AUTO="1", **environ)
     monkeypatch.setattr(_initialize, "has_joined", lambda: joined)
     jax.devices()
     _distributed._report_unjoined()
     assert capsys.readouterr().err.startswith(f"jaxhet: {words}" if words else "")
-    _set(monkeypatch, JAXHET_LAUNCHED="0")
+    _set(monkeypatch, JAXHET_AUTO="0")
     _distributed._report_unjoined()
     assert capsys.readouterr().err == ""
 

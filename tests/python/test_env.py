@@ -68,7 +68,7 @@ def test_problem_is_that_of_initialize() -> None:
 
 
 def test_wrong_value_is_an_error() -> None:
-    with pytest.raises(UsageError, match="JAXHET_PROCESS_ID='one' is not of type int"):
+    with pytest.raises(UsageError, match="JAXHET_PROCESS_ID='one' is not a whole number"):
         env.look({"JAXHET_PROCESS_ID": "one"})
 
 

@@ -79,6 +79,17 @@ def _launched(program: str, folder: pathlib.Path, *options: str) -> str:
     return result.stdout
 
 
+def test_checkout_without_its_extension_says_how_to_build_it():
+    code = "import sys; sys.path[:] = sys.argv[1:]; import jaxhet._ffi"
+    paths = [str(_ROOT), *(path for path in sys.path if path)]
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", code, *paths], check=False, capture_output=True, text=True
+    )
+    assert (
+        f"jaxhet was imported from {_ROOT}, where its extension is not built: run" in ended.stderr
+    )
+
+
 def test_readme_example_runs(tmp_path: pathlib.Path):
     example, *_ = re.findall(r"```python\n(.*?)```", _text(_ROOT / "README.md"), re.DOTALL)
     assert _launched(example, tmp_path, "--devices", "2").count("17.5") == 2

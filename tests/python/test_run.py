@@ -53,6 +53,21 @@ def test_program_that_does_not_exist_is_named() -> None:
     assert "no command 'no-such-program'; name a program that exists after --" in ended.stderr
 
 
+def test_value_that_is_not_valid_is_one_line() -> None:
+    ended = _run("--process-id", "-1", "--", sys.executable, "-c", "print('started')")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert "JAXHET_PROCESS_ID" in ended.stderr
+
+
+def test_missing_secret_is_said_and_not_jaxs_missing_address() -> None:
+    options = ("--coordinator", "127.0.0.1:7100", "--num-processes", "2", "--process-id", "0")
+    script = "import jax; jax.distributed.initialize()"
+    ended = _run(*options, "--", sys.executable, "-c", script)
+    assert ended.returncode == 1
+    assert "no job secret: " in ended.stderr
+
+
 def test_python_without_site_packages_is_refused() -> None:
     ended = _run("--", sys.executable, "-u", "-IS", "-c", "print()")
     assert ended.returncode == 2

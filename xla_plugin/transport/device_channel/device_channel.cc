@@ -86,7 +86,7 @@ bool DeviceChannel::IsProven(Device& device, std::span<const std::byte> proof) {
 }
 
 void CheckSlotBytes(uint64_t slot_bytes) {
-  constexpr uint64_t kLeast = 4096;  // of the option slot_bytes; as long as a NIC's proof
+  constexpr uint64_t kLeast = 4096;  // minimum of the option slot_bytes; length of a NIC's proof
   constexpr uint64_t kMost = kMostDeviceBytes / kChannelSlots;
   if (slot_bytes >= kLeast && slot_bytes <= kMost) return;
   Throw(ErrorCode::kTransport, "the peer offers slots of ", slot_bytes, " bytes, not of ", kLeast,
