@@ -25,7 +25,6 @@ CPP = {
     "engine/progress_engine.cc": "OnMessage",
     "engine/open_exchanges.cc": "OnStart|Meet",
     "engine/open_exchanges_checks.cc": "CheckLeft",
-    "engine/peer.h": "Find",
     "engine/peer.cc": "Received",
     "engine/plans.cc": "Add",
     "engine/channel_setup.cc": (

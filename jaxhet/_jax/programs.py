@@ -43,6 +43,7 @@ def watch_lowering(
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
 
+    source_info_util.register_exclusion(f"{pathlib.Path(__file__).parents[1]}/")
     lower_equations = _known(mlir, "jaxpr_subcomp")
     lower_program = _known(mlir, "lower_jaxpr_to_module")
 

@@ -14,7 +14,7 @@ def split_address(address: str, what: str = "coordinator_address") -> tuple[str,
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"{what} {address!r} is not host:port")
+        raise UsageError(f"{what} {address!r} is not host:port, with a port of 1 to 65535")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -36,11 +36,12 @@ def listen(address: str) -> socket.socket:
             (host, port), family=_family(host), backlog=1024, dualstack_ipv6=every
         )
     except OSError as error:
-        other = " (perhaps another job's coordinator)" if error.errno == errno.EADDRINUSE else ""
+        is_in_use = error.errno == errno.EADDRINUSE
+        other = " (perhaps by the coordinator of a job that runs or has just ended)" * is_in_use
         raise UsageError(
             f"the coordinator can't listen on {address}: {error.strerror or error}{other}; choose"
-            " another port or address (JAXHET_COORDINATOR_ADDRESS, or where another one is listened"
-            " on, JAXHET_COORDINATOR_BIND_ADDRESS)"
+            " another port or address (JAXHET_COORDINATOR_ADDRESS; JAXHET_COORDINATOR_BIND_ADDRESS"
+            " or --bind, where that is given)"
         ) from error
 
 

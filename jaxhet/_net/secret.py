@@ -51,6 +51,10 @@ def _secret_of_file(name: str | None) -> str:
             f"can't read JAXHET_JOB_SECRET_FILE {name}: {error.strerror or error}; every process"
             " reads the file when it joins, so keep it until the job has started"
         ) from error
+    if not text:
+        raise UsageError(
+            f"JAXHET_JOB_SECRET_FILE {name} is empty; make a secret by `openssl rand -hex 32`"
+        )
     rights = {"read": stat.S_IROTH, "write": stat.S_IWOTH}
     if found := " and ".join(verb for verb, bit in rights.items() if mode & bit):
         raise UsageError(

@@ -13,6 +13,8 @@ from rich.text import Text
 from jaxhet import _clusters, _config, _options
 from jaxhet._errors import UsageError
 from jaxhet._job import place
+from jaxhet._net.addresses import split_address
+from jaxhet._net.secret import read_secret
 
 _SHOWN = (
     "coordinator_address",
@@ -55,7 +57,7 @@ class Environment:
 
 
 def look(environ: Mapping[str, str]) -> Environment:
-    """Looks at an environment; pure.
+    """Looks at an environment, and at the file of the secret.
 
     Raises:
       UsageError: A value is not valid, or variables contradict each other.
@@ -71,6 +73,8 @@ def look(environ: Mapping[str, str]) -> Environment:
     missing, problem = place.missing(config), ""
     if not missing:
         problem = _derive(config, values)
+    if not problem:
+        problem = _refusal(config)
     values |= {name: ("set", options[name].env) for name in _SECRETS if getattr(config, name)}
     if not values.keys() & set(_SECRETS):
         missing["job_secret"] = (
@@ -78,6 +82,18 @@ def look(environ: Mapping[str, str]) -> Environment:
             " else can read; `jaxhet launch` makes a secret by itself"
         )
     return Environment(detected.title, values, missing, problem, detected.hints)
+
+
+def _refusal(config: _config.Config) -> str:
+    """An error of the secret or the address that `jaxhet.initialize` would raise, or ""."""
+    try:
+        if config.job_secret or config.job_secret_file:
+            read_secret(config)
+        if config.coordinator_address:
+            split_address(config.coordinator_address, "coordinator_address")
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _derive(config: _config.Config, values: dict[str, tuple[Any, str]]) -> str:

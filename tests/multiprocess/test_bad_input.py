@@ -95,7 +95,7 @@ def test_port_in_use_is_said() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         (ended,) = run(JOIN, {**job()[0], "JAXHET_COORDINATOR_ADDRESS": address})
     assert f"the coordinator can't listen on {address}: Address already in use" in ended.text
-    assert " (perhaps another job's coordinator); choose another port" in ended.text
+    assert " (perhaps by the coordinator of a job that runs or has just ended); " in ended.text
 
 
 def test_duplicate_process_id_is_refused(tmp_path: pathlib.Path) -> None:
@@ -121,7 +121,7 @@ except jaxhet.UsageError:
 @pytest.mark.parametrize(
     ("process", "words"),
     [
-        (0, "(perhaps another job's coordinator); choose another port"),
+        (0, "(perhaps by the coordinator of a job that runs or has just ended); choose another"),
         (1, "If the job is complete already, this process is one too many, or it started too late"),
     ],
 )

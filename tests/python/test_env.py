@@ -67,6 +67,24 @@ def test_problem_is_that_of_initialize() -> None:
     assert not found.is_complete
 
 
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"JAXHET_JOB_SECRET": "x"}, "the job secret has 1 bytes"),
+        ({"JAXHET_JOB_SECRET_FILE": "/nope"}, "can't read JAXHET_JOB_SECRET_FILE /nope"),
+        ({"JAXHET_JOB_SECRET_FILE": "/dev/null"}, "JAXHET_JOB_SECRET_FILE /dev/null is empty"),
+        ({**_SECRET, "JAXHET_COORDINATOR_ADDRESS": "foo"}, "coordinator_address 'foo' is not host"),
+    ],
+)
+def test_secret_and_address_are_those_that_initialize_takes(
+    environ: dict[str, str], words: str
+) -> None:
+    given = {"COORDINATOR_ADDRESS": "nv0:1", "NUM_PROCESSES": "2", "PROCESS_ID": "1"}
+    found = env.look({**{f"JAXHET_{name}": value for name, value in given.items()}, **environ})
+    assert found.problem.startswith(words)
+    assert not found.is_complete
+
+
 def test_wrong_value_is_an_error() -> None:
     with pytest.raises(UsageError, match="JAXHET_PROCESS_ID='one' is not a whole number"):
         env.look({"JAXHET_PROCESS_ID": "one"})

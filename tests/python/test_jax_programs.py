@@ -74,6 +74,12 @@ def test_equations_are_numbered_in_names() -> None:
         assert f"/{label}" in text, "the numbers of equations are not in the names of operations"
 
 
+def test_places_in_the_source_are_the_users() -> None:
+    text = _lowered(2)
+    assert "tests/python/test_jax_programs.py" in text
+    assert "jaxhet/_jax/" not in text
+
+
 def test_module_of_several_devices_is_marked() -> None:
     assert f'mhlo.frontend_attributes = {{{_ATTRIBUTE} = "jit' in _lowered(2)
 
