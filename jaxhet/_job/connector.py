@@ -219,8 +219,8 @@ class Connector:
         self._membership.check()
         if self._pairs[process].is_absent:
             raise PeerError(
-                f"{self._members[process]} has left the job (jaxhet.shutdown). All processes must"
-                " run the same programs."
+                f"{self._members[process]} has left the job: its program ended or called"
+                " jaxhet.shutdown. All processes must run the same programs."
             )
 
     def _needed_by(self, process: int) -> None:

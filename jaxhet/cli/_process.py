@@ -15,6 +15,9 @@ from jaxhet.cli._lines import LineSplitter
 _READ_BYTES = 64 * 1024
 _OUR_ERROR = re.compile(r"jaxhet\.(\w+\.)*\w+Error\b.*")
 
+# The process that an error is about, as `xla_plugin/engine/messages.cc` names it.
+_NAMED = re.compile(r"jaxhet\.PeerError: .*?\bprocess (\d+) \(")
+
 
 def ending(returncode: int) -> str:
     """How a process ended, in words; `returncode` as `subprocess` has it: -n for signal n."""
@@ -83,6 +86,12 @@ class Process:
             how += f" (the launcher sent {self.stopped_by.name})"
         said = self.last_words if self.returncode else ""
         return f"{self.label}: {how}" + (f"; it said: {said}" if said else "")
+
+    @property
+    def named(self) -> int | None:
+        """The number of the process that its error names, if it names one."""
+        found = _NAMED.match(self._our_error)
+        return None if found is None else int(found[1])
 
     @property
     def last_words(self) -> str:

@@ -265,22 +265,31 @@ class _Job:
 
     def summarize(self) -> int:
         """Tells the summary of a failure on stderr; returns the launcher's exit code."""
-        if self._first_failure is None:
+        first = self._cause()
+        if first is None:
             return 0
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may have been killed just now
             self._coordinator.popen.wait(_DYING_S)
         if coordinator := self._coordinator.popen.returncode:
             self._notes.append(f"coordinator: {ending(coordinator)}")
         lines = [
-            f"jaxhet launch: failed first: {self._first_failure.summary()}",
-            *(f"  {p.summary()}" for p in self._processes if p is not self._first_failure),
+            f"jaxhet launch: failed first: {first.summary()}",
+            *(f"  {p.summary()}" for p in self._processes if p is not first),
             *(f"  {note}" for note in self._notes),
         ]
         with contextlib.suppress(OSError):
             write(sys.stderr.fileno(), "\n".join([*lines, ""]).encode())
-        code = self._first_failure.returncode
+        code = first.returncode
         assert code is not None
         return code if code > 0 else 128 - code
+
+    def _cause(self) -> Process | None:
+        """The process that failed first, by its peers' errors: it may take longer to end."""
+        first = self._first_failure
+        if first is None or first.named is None or first.named >= len(self._processes):
+            return first
+        named = self._processes[first.named]
+        return named if named.returncode and not named.stopped_by else first
 
     def _start_coordinator(self, address: str, num_processes: int, env: dict[str, str]) -> Process:
         timeout_s = _config.resolve(environ=env).connect_timeout_s

@@ -470,6 +470,7 @@ class Module:
         for computation in reversed(self._new):
             self.proto.computations.insert(0, computation.proto)
         self._new.clear()
+        _copy_memory_spaces(self.proto.host_program_shape.result, self.entry.root.shape)
         return self.proto.SerializeToString()
 
     def location(self, instruction: Instruction, path: str = "") -> str:
@@ -492,6 +493,18 @@ class Module:
         frame = index.stack_frames[metadata.stack_frame_id - 1]
         place = index.file_locations[frame.file_location_id - 1]
         return index.file_names[place.file_name_id - 1], place.line
+
+
+def _copy_memory_spaces(layouts: Shape, shape: Shape) -> None:
+    """Gives the arrays of a result the memory, host or device, that the program's layout says.
+
+    XLA takes the memory of a result from the module's layout, but that of a module that it reads
+    from the root instruction.
+    """
+    for part_layouts, part in zip(layouts.tuple_shapes, shape.tuple_shapes, strict=False):
+        _copy_memory_spaces(part_layouts, part)
+    if layouts.layout.memory_space:
+        shape.layout.memory_space = layouts.layout.memory_space
 
 
 @contextlib.contextmanager

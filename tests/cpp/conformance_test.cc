@@ -131,7 +131,8 @@ TEST_P(ConformanceTest, ExchangesAllToAllSizes) {
 void CheckPermute(World& world, const std::vector<Pair>& pairs, size_t bytes, int64_t run_id) {
   std::deque<Call> calls;
   for (const int rank : AllRanks(world.num_ranks())) {
-    ExchangeRequest request = Request(ExchangeKind::kPermute, rank, MembersOf(pairs), run_id);
+    ExchangeRequest request =
+        Request(ExchangeKind::kPermute, rank, ConnectedTo(rank, pairs), run_id);
     request.pairs = pairs;
     calls.emplace_back(std::move(request), Sizes{bytes, 3}, Sizes{bytes, 3});
     calls.back().StartOn(world.EngineOf(rank));

@@ -117,8 +117,8 @@ TEST(MessagesTest, LostPeersAreNamedWithTheCause) {
              "ECONNRESET. Look at what that process printed last, then run the job again from its "
              "last checkpoint.");
   ExpectText(LeftError("[process 0/2] ", "process 1 (b)", 1), ErrorCode::kPeer, 1,
-             "[process 0/2] process 1 (b) has left the job (jaxhet.shutdown). All processes must "
-             "run the same programs.");
+             "[process 0/2] process 1 (b) has left the job: its program ended or called "
+             "jaxhet.shutdown. All processes must run the same programs.");
 }
 
 }  // namespace

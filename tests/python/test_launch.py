@@ -328,6 +328,22 @@ def test_signal_that_killed_a_process_is_named_and_the_others_are_quoted():
     assert re.search(r"the first failure was \d+\.\d s after the start", result.stderr)
 
 
+@pytest.mark.parametrize(
+    ("named", "ends", "first"), [(1, 3, 1), (1, 0, 0), (7, 3, 0)], ids=["it", "well", "unknown"]
+)
+def test_process_that_the_first_to_end_names_failed_first(named: int, ends: int, first: int):
+    code = f"""
+    if process == 0:
+        words = "process {named} (island1, pid 7 on vm) has left the job"
+        sys.exit("jaxhet.PeerError: [rank 0/2 cpu0] exchange 0 (jit(f)): " + words)
+    time.sleep(1)
+    sys.exit({ends})
+    """
+    ended = _launch("--islands 2", code)
+    assert f"failed first: process {first} (island{first})" in ended.stderr
+    assert ended.returncode == (ends if first else 1)
+
+
 def test_error_that_jax_wraps_is_quoted_from_its_name():
     code = 'sys.exit("JaxRuntimeError: INTERNAL: jaxhet._errors.DeadlineError: too late")'
     result = _launch("--islands 1", code)

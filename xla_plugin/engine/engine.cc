@@ -17,6 +17,7 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr size_t kReservedFds = size_t{1} << 14;
+constexpr std::chrono::seconds kLaggardsTimeout{10};
 
 }  // namespace
 
@@ -260,13 +261,20 @@ std::shared_ptr<const Error> Engine::WaitFailure(milliseconds timeout) const {
 }
 
 // A program may end while devices whose results it did not read still exchange, or before they do.
-// Another thread may close the engine meanwhile.
+// The latter is not waited for as long: a rank may be in a branch without the exchange, and never
+// start it. Another thread may close the engine meanwhile.
 void Engine::WaitIdle(Time deadline) const {
-  const auto is_busy = [this] {
+  Time laggards_deadline = std::min(deadline, Clock::now() + kLaggardsTimeout);
+  const auto is_idle = [&] {
     const std::lock_guard lock(monitor_);
-    return progress_ && (progress_->HasExchanges() || progress_->HasLaggards());
+    if (!progress_) return true;
+    if (progress_->HasExchanges()) {
+      laggards_deadline = std::min(deadline, Clock::now() + kLaggardsTimeout);
+      return false;
+    }
+    return !progress_->HasLaggards() || Clock::now() >= laggards_deadline;
   };
-  while (!failure() && Clock::now() < deadline && is_busy()) {
+  while (!failure() && Clock::now() < deadline && !is_idle()) {
     std::this_thread::sleep_for(milliseconds(1));
   }
 }

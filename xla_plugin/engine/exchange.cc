@@ -39,10 +39,17 @@ std::vector<Pair> PairsOf(std::span<const int64_t> ranks) {
   return pairs;
 }
 
-std::vector<int> MembersOf(std::span<const Pair> pairs) {
-  std::set<int> members;
-  for (const auto [source, target] : pairs) members.insert({source, target});
-  return {members.begin(), members.end()};
+std::vector<int> ConnectedTo(int rank, std::span<const Pair> pairs) {
+  std::set<int> connected = {rank};
+  for (size_t before = 0; before != connected.size();) {
+    before = connected.size();
+    for (const auto [source, target] : pairs) {
+      if (connected.contains(source) || connected.contains(target)) {
+        connected.insert({source, target});
+      }
+    }
+  }
+  return {connected.begin(), connected.end()};
 }
 
 uint64_t CommunicatorId(std::span<const int> group) {

@@ -56,7 +56,7 @@ struct ExchangeRequest {
   std::vector<int> group;     // the communicator: ranks
   size_t group_size = 0;      // size of the exchange's largest group; 0: of this group
   std::vector<int> siblings;  // other ranks of this process that are in a group of the exchange
-  std::vector<Pair> pairs;    // permutes only; the group is all ranks in them
+  std::vector<Pair> pairs;    // permutes only; the group is all that they connect with the rank
   int64_t deadline_ms = 0;    // 0: Options::deadline_ms
   std::vector<std::span<const std::byte>> operands;
   std::vector<std::span<std::byte>> results;  // one for each operand
@@ -93,8 +93,9 @@ std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int
 // target of two.
 std::vector<Pair> PairsOf(std::span<const int64_t> ranks);
 
-// All ranks in `pairs`, in order.
-std::vector<int> MembersOf(std::span<const Pair> pairs);
+// The ranks that a way of `pairs` connects with `rank`, itself included, in order. Others may be in
+// another branch of their program.
+std::vector<int> ConnectedTo(int rank, std::span<const Pair> pairs);
 
 // Equal for equal groups in equal order.
 uint64_t CommunicatorId(std::span<const int> group);

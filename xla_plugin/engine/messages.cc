@@ -94,10 +94,12 @@ Error OverlapError(std::string_view started, std::string_view open) {
 }
 
 Error LeftError(std::string_view where, std::string_view process_name, int process) {
-  return {ErrorCode::kPeer,
-          StrCat(where, process_name,
-                 " has left the job (jaxhet.shutdown). All processes must run the same programs."),
-          process};
+  return {
+      ErrorCode::kPeer,
+      StrCat(where, process_name,
+             " has left the job: its program ended or called jaxhet.shutdown. All processes must "
+             "run the same programs."),
+      process};
 }
 
 Error LostError(std::string_view where, std::string_view why, std::string_view moved, int process) {

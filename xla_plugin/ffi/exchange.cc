@@ -39,7 +39,7 @@ void Start(const Attributes& attributes, int64_t device_id, ffi::RunId run_id,
   const std::span<const int64_t> ranks = ToSpan(attributes.ranks);
   if (request.kind == ExchangeKind::kPermute) {
     request.pairs = PairsOf(ranks);
-    request.group = MembersOf(request.pairs);
+    request.group = ConnectedTo(request.rank, request.pairs);
   } else {
     request.group = GroupOf(ranks, attributes.group_size, request.rank);
     request.group_size = static_cast<size_t>(attributes.group_size);

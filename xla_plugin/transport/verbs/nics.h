@@ -37,7 +37,7 @@ struct NicInfo {
   uint64_t max_message = 0;
   int max_cqe = 0;  // entries of a completion queue
   uint16_t lid = 0;
-  GidEntry gid;  // RoCE: the one to use
+  GidEntry gid;        // RoCE: the one to use
   std::string reason;  // why this one; how InfiniBand is addressed; empty: not known
   std::string problem;
 };

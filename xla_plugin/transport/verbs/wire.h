@@ -83,8 +83,8 @@ struct SlotSequences {
 
 // Over the control connection.
 enum class QpEvent : uint32_t {
-  // The sender's queue pair of the index and epoch lets nothing in or out any more. SlotSequences of
-  // all slots that the receiver fills follow, then the reason in words.
+  // The sender's queue pair of the index and epoch lets nothing in or out any more. What follows:
+  // SlotSequences of all slots that the receiver fills, then the reason in words.
   kClosed,
   kOpened,  // the sender's queue pair of this new epoch can receive
 };
