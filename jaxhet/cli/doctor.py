@@ -39,8 +39,8 @@ def doctor(options: Options) -> int:
     """
     if options.qualify:
         return _qualify(options)
-    for name in ("coordinator", "process_id", "num_processes"):
-        if getattr(options, name) is not None:
+    for name in ("coordinator", "process_id", "num_processes", "report"):
+        if getattr(options, name) != getattr(Options, name):
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} is of use with --qualify only; give both")
     from jaxhet._doctor import text  # and with them JAX
@@ -56,6 +56,11 @@ def doctor(options: Options) -> int:
 
 def _qualify(options: Options) -> int:
     """Takes part in the job; process 0 prints the report and writes it."""
+    folder = options.report.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(
+            f"can't write {options.report}: no folder {folder}; choose another --report"
+        )
     from jaxhet._doctor import text
     from jaxhet._doctor.qualify import qualify
 

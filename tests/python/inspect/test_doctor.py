@@ -110,6 +110,12 @@ def test_peer_that_refuses_is_exit_code_1():
         (["--peer", "amd0"], {}, "--peer 'amd0' is not host:port"),
         ([], {"JAXHET_TRANSPORTS": "pigeon"}, "transports takes cuda_ipc, hip_ipc, shm"),
         (["--process-id", "1"], {}, "--process-id is of use with --qualify only"),
+        (["--report", "x.json"], {}, "--report is of use with --qualify only"),
+        (
+            ["--qualify", "--report", "/nope/x.json"],
+            {},
+            "can't write /nope/x.json: no folder /nope",
+        ),
         (["--qualify"], {}, "no coordinator_address"),
         (["--qualify", "--num-processes", "1"], {}, "a job of one process has nothing to prove"),
     ],
