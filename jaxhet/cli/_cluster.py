@@ -125,7 +125,9 @@ def read(path: pathlib.Path) -> Cluster:
         raise UsageError(f"{path}: hosts is empty; name at least one host")
     for i, host in enumerate(hosts):
         if host.host is None and host.python != Host.python:
-            raise UsageError(f"{path}: hosts[{i}] has python, which needs host: no ssh, no need")
+            raise UsageError(
+                f"{path}: hosts[{i}] has python, which is for hosts that ssh reaches, and no host"
+            )
     return Cluster(hosts=hosts, **fields)
 
 
