@@ -133,6 +133,27 @@ TEST(CloseTest, RankThatIsFarBehindIsStillExpected) {
   EXPECT_TRUE(starts.AreEven());
 }
 
+TEST(CloseTest, RankThatNeverComesAgainIsForgotten) {
+  SiblingStarts starts;
+  const auto begin = Clock::now();
+  for (int64_t run = 1; run <= 20'000; ++run) starts.Add(PairRequest(0, run, 0));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+  for (int64_t run = 20'001 - 64; run <= 20'000; ++run) {
+    EXPECT_FALSE(starts.AreEven());
+    starts.Add(PairRequest(1, run, 0));
+  }
+  EXPECT_TRUE(starts.AreEven());
+}
+
+TEST(CloseTest, RankThatComesToAProgramWithoutSiblingsHasEndedThoseBefore) {
+  SiblingStarts starts;
+  starts.Add(PairRequest(0, 1, 0));
+  ExchangeRequest alone = PairRequest(1, 2, 0);
+  alone.siblings.clear();
+  starts.Add(alone);
+  EXPECT_TRUE(starts.AreEven());
+}
+
 TEST(CloseTest, RankInABranchOfItsOwnIsNotExpectedAfterItsNextProgram) {
   SiblingStarts starts;
   starts.Add(PairRequest(0, 1, 0));

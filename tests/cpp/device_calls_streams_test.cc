@@ -248,6 +248,24 @@ TEST(DeviceCallsStreamsTest, EagerDoneOnAnotherStreamIsWaitedFor) {
   for (const int64_t index : {0, 1}) ExpectRight(ranks, index);
 }
 
+// The program does not go on without poison, however late it comes to the start.
+TEST(DeviceCallsStreamsTest, AbandonGoesOnWhereItRanOutOfTime) {
+  SimulatedRanks ranks(ZeroCopyOptions());
+  ranks.Start(0, 0, SwapOf(1'500));
+  ranks.Done(0, 0);
+  ranks.rank(0).rescue().Stop();
+  EXPECT_FALSE(ranks.rank(0).rescue().Abandon(std::chrono::milliseconds(10)));
+  std::atomic<bool> is_over = false;
+  std::thread streams([&] {
+    while (!is_over) ranks.Run();
+  });
+  EXPECT_TRUE(ranks.rank(0).rescue().Abandon(kLong));
+  is_over = true;
+  streams.join();
+  EXPECT_TRUE(ranks.Run());
+  EXPECT_TRUE(ranks.IsFilledWith(0, 0, kSimulatedPoison));
+}
+
 // After a failure a result that has not arrived is poison, and no stream waits any more.
 TEST(DeviceCallsStreamsTest, AbandonedResultsArePoisoned) {
   SimulatedRanks ranks(ZeroCopyOptions());

@@ -98,6 +98,43 @@ TEST_P(DeviceFaultTransportsTest, LatePeerIsADeadlineError) {
   EXPECT_THAT(failure->what(), HasSubstr("it has started none so far"));
 }
 
+// The program waits for the second exchange first. The first one has arrived, and stays in flight.
+void CheckLatePeerBehindAnArrivedExchange(std::string_view transport, size_t num_bytes,
+                                          bool has_done) {
+  WorldOptions options = DeviceOptions(2, transport);
+  options.engine.deadline_ms = options.engine.first_deadline_ms = 300;
+  DeviceWorld world(options);
+  Side first(0, SwapPairs(), num_bytes, 0);
+  Side peer(1, SwapPairs(), num_bytes, 0);
+  Side second(0, SwapPairs(), num_bytes, 1);
+  first.Start(world);
+  peer.Start(world);
+  second.Start(world);
+  second.Done(world);
+  if (has_done) first.Done(world);
+  ASSERT_TRUE(IsWithin(kLong, [&] { return world.engine(0).failure() != nullptr; }));
+  EXPECT_THAT(world.engine(0).failure()->what(),
+              HasSubstr("DeadlineError: [rank 0/2 cpu0] exchange 1 (op 1): rank 1"));
+  if (!has_done) {
+    EXPECT_THAT(ThrownText([&] { first.Done(world); }), HasSubstr("DeadlineError"));
+  }
+  try {
+    peer.Done(world);
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("DeadlineError"));
+  }
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
+  EXPECT_TRUE(second.IsFilledWith(kPoison));
+}
+
+TEST_P(DeviceFaultTransportsTest, LatePeerBehindAnArrivedExchangeIsADeadlineError) {
+  for (const size_t num_bytes : {kEagerBytes, kSlotBytes * 2}) {
+    for (const bool has_done : {true, false}) {
+      CheckLatePeerBehindAnArrivedExchange(GetParam(), num_bytes, has_done);
+    }
+  }
+}
+
 // The memory of a result is something else's until the program has come to its start.
 TEST(DeviceFaultTest, NothingIsPoisonedBeforeItsStart) {
   DeviceWorld world(DeviceOptions(2, "pulled"));

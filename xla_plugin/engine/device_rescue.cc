@@ -1,9 +1,7 @@
 #include "xla_plugin/engine/device_rescue.h"
 
 #include <algorithm>
-#include <deque>
 #include <thread>
-#include <vector>
 
 namespace jaxhet {
 namespace {
@@ -23,25 +21,23 @@ void DeviceRescue::Stop() {
 }
 
 bool DeviceRescue::Abandon(milliseconds timeout) {
-  const Time limit = Clock::now() + timeout;
   // The program has not gone past what has not arrived by now, and will not.
   const std::deque<DeviceWatch::Failed> failed = watch_.FailAll();
-  std::vector<std::span<std::byte>> missing;
-  for (const auto& [transfer, turn] : failed) missing.push_back(view_.MissingOf(transfer));
+  for (const auto& each : failed) remaining_.push_back({each, view_.MissingOf(each.transfer)});
   for (const auto& [source, channel] : channels_.incoming()) channel->end->Cut();
-  std::this_thread::sleep_for(kCopyTime);  // targets finish the copies under way
-  bool is_over = true;
-  for (size_t i = 0; i < failed.size() && is_over; ++i) {
-    words_->go_on.host().store(failed[i].turn - 1);  // the program may start this one
-    is_over =
-        RunToTheEnd(failed[i].transfer, limit) && Poison(failed[i].transfer, missing[i], limit);
+  if (!failed.empty()) std::this_thread::sleep_for(kCopyTime);  // targets finish copies under way
+  const Time limit = Clock::now() + timeout;
+  for (; !remaining_.empty(); remaining_.pop_front()) {
+    const auto& [each, missing] = remaining_.front();
+    words_->go_on.host().store(each.turn - 1);  // the program may start this one
+    if (!RunToTheEnd(each.transfer, limit) || !Poison(each.transfer, missing, limit)) return false;
+    sends_.push_back(each.transfer.send.marks);
   }
-  if (!is_over) return false;
   words_->go_on.host().store(kOpen);
-  return OpenUntil(limit, [&] {
-    return std::ranges::all_of(
-        failed, [&](const auto& each) { return sent_.IsOver(each.transfer.send.marks); });
-  });
+  const auto is_over = [&](const Marks& sends) { return sent_.IsOver(sends); };
+  if (!OpenUntil(limit, [&] { return std::ranges::all_of(sends_, is_over); })) return false;
+  sends_.clear();
+  return true;
 }
 
 // Opens all that streams may wait for. The peers may write the same words.

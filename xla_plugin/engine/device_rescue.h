@@ -4,8 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/engine/device_watch.h"
@@ -40,13 +42,18 @@ class DeviceRescue {
   void Stop();
   bool stopped() const { return stopped_; }
   // Ends what is in flight; again for what a thread has started meanwhile. False if the device did
-  // not get there in time; the program stays where it is then.
+  // not get there in time; the program stays where it is then, and the next call goes on from there.
   bool Abandon(std::chrono::milliseconds timeout);
 
  private:
   bool OpenUntil(Time limit, const std::function<bool()>& is_over);
   bool RunToTheEnd(const InFlight& transfer, Time limit);
   bool Poison(const InFlight& transfer, std::span<std::byte> missing, Time limit);
+
+  struct Remaining {
+    DeviceWatch::Failed failed;
+    std::span<std::byte> missing;
+  };
 
   Device& device_;
   const RankChannels& channels_;
@@ -56,6 +63,8 @@ class DeviceRescue {
   const TransferView& view_;
   DeviceWatch& watch_;
   Stream stream_;  // for poison
+  std::deque<Remaining> remaining_;  // not ended yet
+  std::vector<Marks> sends_;         // of those that have ended, and may still be on the done stream
   std::atomic<bool> stopped_ = false;
 };
 

@@ -23,8 +23,16 @@ WatchReport DeviceWatch::Look(milliseconds wait_budget, milliseconds first_wait_
   }
   report.in_flight = transfers_.all.size();
   if (transfers_.all.empty()) return report;
-  report.mismatch = FindMismatch(transfers_.all.front());
-  report.late = FindLate(transfers_.all.front(), wait_budget, first_wait_budget);
+  for (const InFlight& transfer : transfers_.all) {
+    if (!report.mismatch) report.mismatch = FindMismatch(transfer);
+  }
+  // Those before have all that they need of peers, and may wait for a Done() behind this one's.
+  const auto waiting = std::ranges::find_if(transfers_.all, [&](const InFlight& transfer) {
+    return !view_.HasArrived(transfer) || !view_.HasLeft(transfer);
+  });
+  if (waiting == transfers_.all.end()) return report;
+  if (std::exchange(waiting_, waiting->number) != waiting->number) waiting_since_ = Clock::now();
+  report.late = FindLate(*waiting, wait_budget, first_wait_budget);
   return report;
 }
 
@@ -127,13 +135,13 @@ std::optional<LaunchMismatch> DeviceWatch::FindMismatch(const InFlight& transfer
 }
 
 // The time counts from when the device has reached the exchange, since the host may be far ahead
-// of it, and the one before is over.
+// of it, and those before have what they need.
 std::optional<LateTransfer> DeviceWatch::FindLate(const InFlight& transfer,
                                                   milliseconds wait_budget,
                                                   milliseconds first_wait_budget) const {
   if (!transfer.reached) return std::nullopt;
   const InFlight::Whole& exchange = transfer.exchange;
-  const Time since = std::max(*transfer.reached, last_completed_);
+  const Time since = std::max({*transfer.reached, last_completed_, waiting_since_});
   const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - since);
   if (exchange.deadline_ms > 0) wait_budget = milliseconds(exchange.deadline_ms);
   const auto late = [&](int peer_rank, const LaunchLog& peer,

@@ -1,7 +1,9 @@
 #include "xla_plugin/engine/exchange.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <vector>
 
 #include "xla_plugin/base/checked.h"
 
@@ -40,13 +42,18 @@ std::vector<Pair> PairsOf(std::span<const int64_t> ranks) {
 }
 
 std::vector<int> ConnectedTo(int rank, std::span<const Pair> pairs) {
+  std::map<int, std::vector<int>> neighbours;
+  for (const auto [source, target] : pairs) {
+    neighbours[source].push_back(target);
+    neighbours[target].push_back(source);
+  }
   std::set<int> connected = {rank};
-  for (size_t before = 0; before != connected.size();) {
-    before = connected.size();
-    for (const auto [source, target] : pairs) {
-      if (connected.contains(source) || connected.contains(target)) {
-        connected.insert({source, target});
-      }
+  std::vector<int> next = {rank};
+  while (!next.empty()) {
+    const int from = next.back();
+    next.pop_back();
+    for (const int to : neighbours[from]) {
+      if (connected.insert(to).second) next.push_back(to);
     }
   }
   return {connected.begin(), connected.end()};

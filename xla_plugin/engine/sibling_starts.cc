@@ -2,8 +2,15 @@
 
 #include <algorithm>
 #include <ranges>
+#include <set>
+#include <utility>
 
 namespace jaxhet {
+namespace {
+
+constexpr size_t kMostExecutions = 64;  // XLA's CPU client accepts 32 for each device
+
+}  // namespace
 
 bool SiblingStarts::Entry::IsEven() const {
   return std::ranges::all_of(counts | std::views::values,
@@ -11,8 +18,8 @@ bool SiblingStarts::Entry::IsEven() const {
 }
 
 void SiblingStarts::Add(const ExchangeRequest& request) {
-  if (request.siblings.empty()) return;
   Leave(request);
+  if (request.siblings.empty()) return;
   auto entry = std::ranges::find_if(uneven_, [&](const Entry& known) {
     return known.IsOf(request) && known.index == request.index;
   });
@@ -22,6 +29,17 @@ void SiblingStarts::Add(const ExchangeRequest& request) {
   }
   ++entry->counts[request.rank];
   if (entry->IsEven()) uneven_.erase(entry);
+  ForgetOldest();
+}
+
+void SiblingStarts::ForgetOldest() {
+  std::set<std::pair<int64_t, int64_t>> executions;
+  for (const Entry& entry : uneven_) executions.insert({entry.run_id, entry.plan});
+  if (executions.size() <= kMostExecutions) return;
+  const Entry oldest = uneven_.front();
+  std::erase_if(uneven_, [&](const Entry& entry) {
+    return entry.run_id == oldest.run_id && entry.plan == oldest.plan;
+  });
 }
 
 void SiblingStarts::Leave(const ExchangeRequest& request) {

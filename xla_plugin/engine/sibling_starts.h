@@ -34,6 +34,9 @@ class SiblingStarts {
   // A rank that comes to an execution has ended those before. In a branch of its own, it did not
   // start what the others did.
   void Leave(const ExchangeRequest& request);
+  // A rank that never comes to an exchange again is in such a branch as well: XLA lets no device be
+  // so many executions behind.
+  void ForgetOldest();
 
   std::vector<Entry> uneven_;  // in the order of the first starts
 };

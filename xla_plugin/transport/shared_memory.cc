@@ -23,8 +23,10 @@ SharedMemory::SharedMemory(size_t num_bytes)
   if (!fd_) ThrowErrno("memfd_create");
   info_ = {.pid = getpid(), .fd = fd_.get(), .num_bytes = num_bytes, .nonce = {}};
   // Reserved now: running out of memory later would be a SIGBUS.
-  const int error_number =
-      posix_fallocate(fd_.get(), 0, static_cast<off_t>(kHeaderBytes + num_bytes));
+  int error_number = EINTR;
+  while (error_number == EINTR) {
+    error_number = posix_fallocate(fd_.get(), 0, static_cast<off_t>(kHeaderBytes + num_bytes));
+  }
   if (error_number != 0) throw Error(ErrorCode::kTransport, ErrnoText("fallocate", error_number));
   if (fcntl(fd_.get(), F_ADD_SEALS, kSeals) < 0) ThrowErrno("fcntl(F_ADD_SEALS)");
   if (getrandom(&info_.nonce, sizeof info_.nonce, 0) != sizeof info_.nonce) ThrowErrno("getrandom");
