@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from models.dtypes import at_least_float32
 from models.sharding import BATCH, constrain
 
 
@@ -51,7 +52,10 @@ class Accumulation:
             sums, count = self._sum(loss, params, tokens)
             if self.axes:
                 sums, count = jax.lax.psum((sums, count), self.axes)
-            return jax.tree.map(lambda x: x / count, sums)
+            loss_sum, gradients = sums
+            return loss_sum / count, jax.tree.map(
+                lambda x, own: (x / count).astype(own.dtype), gradients, params
+            )
 
         if not self.axes:
             return local(params, tokens)
@@ -74,7 +78,9 @@ class Accumulation:
         parts = tokens.reshape(-1, self.parts, tokens.shape[1]).swapaxes(0, 1)
         parts = constrain(parts, "parts")
         shapes = jax.eval_shape(jax.value_and_grad(loss), params, parts[0])
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, jnp.float32(0)))
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, at_least_float32(x.dtype)), (shapes, jnp.float32(0))
+        )
         if self.axes:
             zeros = jax.tree.map(lambda x: jax.lax.pcast(x, self.axes, to="varying"), zeros)
         return jax.lax.scan(add, zeros, parts)[0]

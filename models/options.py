@@ -201,12 +201,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         valid, value = field.metadata["valid"], getattr(options, field.name)
         if valid and value is not None and not _VALID[valid](value):
             parser.error(f"--{_flag(field.name)} must be {valid}, not {value}")
+    if options.cosine_steps and options.schedule != "cosine":
+        parser.error("--cosine-steps is of use with --schedule cosine only; give both")
     return options
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
+        allow_abbrev=False,  # the parser before it would not know an abbreviated --config-file
         description="Pretrain a LLaMA or Qwen on text.",
         formatter_class=HelpFormatter,
     )

@@ -200,12 +200,15 @@ def byte_tokenizer_json() -> str:
 
 
 def _library(text: str, path: str) -> Any:
-    """The `tokenizers.Tokenizer` of a file's text."""
+    """The `tokenizers.Tokenizer` of a file's text, without limits of length that it may set."""
     if importlib.util.find_spec("tokenizers") is None:
         raise ValueError(f"{path} needs tokenizers: pip install tokenizers.")
     import tokenizers  # pyright: ignore[reportMissingImports]
 
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        found = tokenizers.Tokenizer.from_str(text)
+        found.no_truncation()
+        found.no_padding()
     except Exception as error:  # the library raises Exception itself
         raise ValueError(f"{path} is no tokenizer.json of tokenizers: {error}.") from None
+    return found

@@ -236,7 +236,10 @@ _GOOD = "coordinator: 127.0.0.1\nhosts: [{island: a}]\n"
         (_GOOD.replace("a}", "a, processes: true}"), "processes: True is not a number above 0"),
         (_GOOD.replace("a}", "a, host: -oProxyCommand=x}"), "does not begin with -"),
         (_GOOD.replace("a}", "a, env: {X: yes}}"), "put quotes around yes, no and on"),
-        (_GOOD.replace("a}", "a, python: python3.12}"), "has python, which is for hosts that ssh reaches"),
+        (
+            _GOOD.replace("a}", "a, python: python3.12}"),
+            "has python, which is for hosts that ssh reaches",
+        ),
         (_GOOD.replace("a}", "[]}"), "is not a name without blanks"),
     ],
 )

@@ -42,7 +42,7 @@ class DeviceRescue {
   void Stop();
   bool stopped() const { return stopped_; }
   // Ends what is in flight; again for what a thread has started meanwhile. False if the device did
-  // not get there in time; the program stays where it is then, and the next call goes on from there.
+  // not get there in time; the program stays where it is then, until the next call goes on.
   bool Abandon(std::chrono::milliseconds timeout);
 
  private:
@@ -62,9 +62,9 @@ class DeviceRescue {
   const StreamProgress& received_;
   const TransferView& view_;
   DeviceWatch& watch_;
-  Stream stream_;  // for poison
-  std::deque<Remaining> remaining_;  // not ended yet
-  std::vector<Marks> sends_;         // of those that have ended, and may still be on the done stream
+  Stream stream_;                    // for poison
+  std::deque<Remaining> remaining_;  // not ended
+  std::vector<Marks> sends_;         // ended, perhaps except on the done stream
   std::atomic<bool> stopped_ = false;
 };
 

@@ -61,6 +61,23 @@ def test_parts_have_the_gradients_of_the_whole_and_are_summed_once(
     assert not across, "a part's gradients cross `data`"
 
 
+def test_parts_of_narrow_parameters_are_summed_in_float32(make_mesh, fast_jit):
+    mesh = make_mesh(data=2)
+    config = dataclasses.replace(CONFIGS["tiny"], param_dtype="bfloat16")
+    trainer = Trainer(config, SCHEDULE, mesh)
+    with jax.set_mesh(mesh):
+        params = fast_jit(
+            lambda: trainer.init(3).params, out_shardings=trainer.state_shardings().params
+        )()
+        whole = fast_jit(jax.value_and_grad(trainer.loss))(params, TOKENS)
+        parts = fast_jit(lambda p, t: Accumulation(2, ("data",)).value_and_grad(trainer.loss, p, t))
+        summed = parts(params, TOKENS)
+    for one, other in zip(jax.tree.leaves(summed), jax.tree.leaves(whole), strict=True):
+        assert one.dtype == other.dtype
+        wide = np.asarray(one, np.float32), np.asarray(other, np.float32)
+        np.testing.assert_allclose(*wide, rtol=0.05, atol=2e-3)
+
+
 def test_batch_that_does_not_fit_says_what_to_change(make_mesh):
     with (
         jax.set_mesh(make_mesh(data=2)),

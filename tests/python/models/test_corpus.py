@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import tokenizers
 
 from models import shards, tokenize
 from models.corpus import Corpus, open_corpus
@@ -85,6 +86,17 @@ def test_text_of_a_tokenizer_ends_with_its_end(tmp_path, tokenizer):
     corpus = open_corpus(str(tmp_path / "text"), tokenizer)
     assert (read(corpus), corpus.vocab, corpus.end) == ([1, 2, 0, 3], 4, 3)
     assert corpus.identity.startswith("text:4:")
+
+
+def test_limits_of_length_in_a_tokenizer_do_not_count(tmp_path, tokenizer):
+    limited = str(tmp_path / "limited.json")
+    library = tokenizers.Tokenizer.from_file(tokenizer)
+    library.enable_truncation(1)
+    library.enable_padding(length=5)
+    library.save(limited)
+    (tmp_path / "text").write_text("one two\nthree")
+    whole, cut = (read(open_corpus(str(tmp_path / "text"), path)) for path in (tokenizer, limited))
+    assert cut == whole
 
 
 @pytest.mark.parametrize("longest", [1, 4, 7, 100])

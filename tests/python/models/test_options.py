@@ -45,6 +45,19 @@ def test_wrong_file_says_what_is_wrong(text, words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
+        ("--cosine-steps=9", "--cosine-steps is of use with --schedule cosine only; give both"),
+        ("--config-f=run.yaml", "unrecognized arguments: --config-f=run.yaml"),
+    ],
+)
+def test_option_that_would_have_no_effect_is_refused(words, error, capsys):
+    with pytest.raises(SystemExit):
+        parse([words])
+    assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
         ("--learning-rate=-1", "--learning-rate must be finite and at least 0, not -1.0"),
         ("--learning-rate=nan", "--learning-rate must be finite and at least 0, not nan"),
         ("--weight-decay=inf", "--weight-decay must be finite and at least 0, not inf"),
