@@ -330,9 +330,12 @@ def test_process_script_adds_the_index_of_each_launcher(
     variable: str, tmp_path: pathlib.Path
 ) -> None:
     env = {**_programs(tmp_path), variable: "3"}
-    code = "import os; print(os.environ['JAXHET_PROCESS_ID'], os.environ['JAXHET_ISLAND'])"
-    ended = _run(env, "sh", "deploy/process.sh", "amd", "2", sys.executable, "-c", code)
-    assert ended.stdout == "5 amd\n", ended.stderr
+    names = ("PROCESS_ID", "ISLAND", "AUTO")
+    code = f"import os; print(*(os.environ['JAXHET_' + name] for name in {names}))"
+    command = ("sh", "deploy/process.sh", "amd", "2", sys.executable, "-c", code)
+    ended = _run(env, *command)
+    assert ended.stdout == "5 amd 1\n", ended.stderr
+    assert _run({**env, "JAXHET_AUTO": "0"}, *command).stdout == "5 amd 0\n"
 
 
 def test_process_script_by_nobody_says_so(tmp_path: pathlib.Path) -> None:
