@@ -95,7 +95,8 @@ OPTIONS: tuple[Option, ...] = (
         "auto",
         flag,
         False,
-        "jax.distributed.initialize of an unmodified program joins the job; `jaxhet run` and `jaxhet launch` set it",
+        "jax.distributed.initialize of an unmodified program joins the job; `jaxhet run` and"
+        " `jaxhet launch` set it",
     ),
     Option(
         "launched",

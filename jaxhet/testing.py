@@ -393,13 +393,21 @@ def serve(answer: Callable[[Any], Any]) -> None:
     with Client(sys.argv[1], "AF_UNIX") as connection:
         is_done = threading.Event()
         threading.Thread(target=_end_with, args=(connection, is_done), daemon=True).start()
-        while (request := connection.recv()) is not None:
+        while (request := _next_request(connection)) is not None:
             connection.send(answer(request))
         is_done.set()
     if _is_in_job():
         jaxhet.shutdown()
     elif _WORLD in os.environ:
         jax.distributed.shutdown()
+
+
+def _next_request(connection: Connection) -> Any:
+    """The owner's next request. Without an owner this process ends at once, as its peers do."""
+    try:
+        return connection.recv()
+    except (EOFError, ConnectionError):
+        os._exit(1)
 
 
 def _end_with(connection: Connection, is_done: threading.Event) -> None:
