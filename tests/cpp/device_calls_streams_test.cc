@@ -248,13 +248,8 @@ TEST(DeviceCallsStreamsTest, EagerDoneOnAnotherStreamIsWaitedFor) {
   for (const int64_t index : {0, 1}) ExpectRight(ranks, index);
 }
 
-// The program does not go on without poison, however late it comes to the start.
-TEST(DeviceCallsStreamsTest, AbandonGoesOnWhereItRanOutOfTime) {
-  SimulatedRanks ranks(ZeroCopyOptions());
-  ranks.Start(0, 0, SwapOf(1'500));
-  ranks.Done(0, 0);
-  ranks.rank(0).rescue().Stop();
-  EXPECT_FALSE(ranks.rank(0).rescue().Abandon(std::chrono::milliseconds(10)));
+// Abandons what is in flight on rank 0 while its streams run.
+void AbandonWhileStreamsRun(SimulatedRanks& ranks) {
   std::atomic<bool> is_over = false;
   std::thread streams([&] {
     while (!is_over) ranks.Run();
@@ -262,6 +257,16 @@ TEST(DeviceCallsStreamsTest, AbandonGoesOnWhereItRanOutOfTime) {
   EXPECT_TRUE(ranks.rank(0).rescue().Abandon(kLong));
   is_over = true;
   streams.join();
+}
+
+// The program does not go on without poison, however late it comes to the start.
+TEST(DeviceCallsStreamsTest, AbandonGoesOnWhereItRanOutOfTime) {
+  SimulatedRanks ranks(ZeroCopyOptions());
+  ranks.Start(0, 0, SwapOf(1'500));
+  ranks.Done(0, 0);
+  ranks.rank(0).rescue().Stop();
+  EXPECT_FALSE(ranks.rank(0).rescue().Abandon(std::chrono::milliseconds(10)));
+  AbandonWhileStreamsRun(ranks);
   EXPECT_TRUE(ranks.Run());
   EXPECT_TRUE(ranks.IsFilledWith(0, 0, kSimulatedPoison));
 }
@@ -275,13 +280,7 @@ TEST(DeviceCallsStreamsTest, AbandonedResultsArePoisoned) {
   ranks.Calls();
   EXPECT_FALSE(ranks.Run());
   ranks.rank(0).rescue().Stop();
-  std::atomic<bool> is_over = false;
-  std::thread streams([&] {
-    while (!is_over) ranks.Run();
-  });
-  EXPECT_TRUE(ranks.rank(0).rescue().Abandon(kLong));
-  is_over = true;
-  streams.join();
+  AbandonWhileStreamsRun(ranks);
   ExpectCalls(ranks, R"(
 0 rescue: fill 0.y1[0] with 255, 1500
 0 rescue: fill 0.y0[0] with 255, 7

@@ -236,7 +236,7 @@ TEST(UnitTest, PairsHaveOneSourcePerTarget) {
   EXPECT_EQ(pairs[1].target, 2);
   EXPECT_EQ(ConnectedTo(2, pairs), (std::vector<int>{0, 2, 4}));
   EXPECT_EQ(ConnectedTo(3, pairs), (std::vector<int>{3}));
-  const std::vector<Pair> chain = {{3, 4}, {2, 3}, {1, 2}, {7, 8}};  // needs several passes
+  const std::vector<Pair> chain = {{3, 4}, {2, 3}, {1, 2}, {7, 8}};  // from its end to its start
   EXPECT_EQ(ConnectedTo(1, chain), (std::vector<int>{1, 2, 3, 4}));
   EXPECT_EQ(ConnectedTo(8, chain), (std::vector<int>{7, 8}));
   EXPECT_THAT(ThrownText([] { PairsOf(std::array<int64_t, 4>{0, 1, 2, 1}); }),

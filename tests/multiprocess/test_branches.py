@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import scripts
 
-# Ranks 0 and 2 are pairs with 1 and 3 over the islands; only the latter sum in the branch.
+# Ranks 0 and 2 are a pair over the islands, and so are ranks 1 and 3. Only the second pair sums.
 _PROGRAM = """
 import time
 import jax, jax.numpy as jnp, jaxhet, numpy as np

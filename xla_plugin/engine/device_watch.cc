@@ -134,8 +134,8 @@ std::optional<LaunchMismatch> DeviceWatch::FindMismatch(const InFlight& transfer
   return LaunchMismatch{source, *own, *theirs};
 }
 
-// The time counts from when the device has reached the exchange, since the host may be far ahead
-// of it, and those before have what they need.
+// The time counts from the moment when the device has reached the exchange, since the host may be
+// far ahead of it, and no earlier exchange waits for a peer any more.
 std::optional<LateTransfer> DeviceWatch::FindLate(const InFlight& transfer,
                                                   milliseconds wait_budget,
                                                   milliseconds first_wait_budget) const {

@@ -93,8 +93,8 @@ std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int
 // target of two.
 std::vector<Pair> PairsOf(std::span<const int64_t> ranks);
 
-// The ranks that a way of `pairs` connects with `rank`, itself included, in order. Others may be in
-// another branch of their program.
+// `rank` and the ranks that `pairs` connect with it, directly or through others, in order. All
+// other ranks may be in another branch of their program.
 std::vector<int> ConnectedTo(int rank, std::span<const Pair> pairs);
 
 // Equal for equal groups in equal order.

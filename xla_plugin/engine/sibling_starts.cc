@@ -33,6 +33,7 @@ void SiblingStarts::Add(const ExchangeRequest& request) {
 }
 
 void SiblingStarts::ForgetOldest() {
+  if (uneven_.size() <= kMostExecutions) return;
   std::set<std::pair<int64_t, int64_t>> executions;
   for (const Entry& entry : uneven_) executions.insert({entry.run_id, entry.plan});
   if (executions.size() <= kMostExecutions) return;
