@@ -1,6 +1,7 @@
 """`jaxhet.plan`: what a program exchanges over islands, and what that costs."""
 
 import dataclasses
+import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -163,6 +164,14 @@ class PlanReport:
             )
         return "\n".join([*(line.rstrip() for line in lines), ""])
 
+    def __str__(self) -> str:
+        """The table of `text`, without its last line break."""
+        return self.text().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """The same table, as notebooks show it."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def to_json(self, time: LinkTime | None = None) -> str:
         """The report as a JSON object: `exchanges` and the totals; with `time`, `seconds` too."""
         fields: dict[str, Any] = {
@@ -197,7 +206,7 @@ def plan(jitted: Any, *args: Any, **kwargs: Any) -> PlanReport:
 
     Examples:
       >>> report = jaxhet.plan(jax.jit(lambda x: x.sum()), x)
-      >>> print(report.text())
+      >>> print(report)
     """
     session = _session.required()
     if session.is_pretended:

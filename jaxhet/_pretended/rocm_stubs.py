@@ -4,7 +4,6 @@ Each function that the plugin imports from a library of ROCm returns 1: good for
 calls none that matters, and useless for running.
 """
 
-import collections
 import ctypes
 import pathlib
 import re
@@ -15,18 +14,6 @@ import tempfile
 from jaxhet._errors import UsageError
 
 _TOOLS = ("gcc", "nm", "readelf")
-# Prefix of a symbol without a version -> the library that it is from.
-_LIBRARIES = {
-    "rocprofiler": "librocprofiler-sdk.so.1",
-    "nccl": "librccl.so.1",
-    "hipblasLt": "libhipblaslt.so.1",
-    "hipfft": "libhipfft.so.0",
-    "miopen": "libMIOpen.so.1",
-    "rocblas": "librocblas.so.5",
-    "amdsmi": "libamd_smi.so.26",
-    "hip": "libamdhip64.so.7",
-    "__hip": "libamdhip64.so.7",
-}
 
 Symbols = dict[str, dict[str, list[str]]]  # library -> version or "" -> names
 
@@ -50,32 +37,39 @@ def load(plugin: pathlib.Path) -> None:
 
 
 def _needed(plugin: pathlib.Path) -> Symbols:
-    library_of = _versions(plugin)
-    needed: Symbols = {library: collections.defaultdict(list) for library in _LIBRARIES.values()}
-    for version, library in library_of.items():
-        if library in needed:
+    """Libraries that `plugin` needs and this machine lacks, with the functions they must have."""
+    present: list[ctypes.CDLL] = []
+    needed: Symbols = {}
+    for line in _output("readelf", "-d", str(plugin)):
+        if match := re.search(r"\(NEEDED\).*\[(.+)\]", line):
+            try:
+                present.append(ctypes.CDLL(match[1]))
+            except OSError:
+                needed[match[1]] = {"": []}
+    libraries_of = _versions(plugin)
+    for version, libraries in libraries_of.items():
+        for library in libraries & needed.keys():
             needed[library][version] = []
     for line in _output("nm", "-D", "--undefined-only", str(plugin)):
-        name, _, version = line.split()[-1].partition("@")
-        version = version.lstrip("@")
-        if library_of.get(version) in needed:
-            needed[library_of[version]][version].append(name)
-        elif not version:
-            for prefix, library in _LIBRARIES.items():
-                if name.startswith(prefix):
-                    needed[library][""].append(name)
-                    break
+        kind, _, symbol = line.strip().partition(" ")
+        name, _, version = symbol.replace("@@", "@").partition("@")
+        if version:
+            for library in libraries_of[version] & needed.keys():
+                needed[library][version].append(name)
+        elif kind == "U" and needed and not any(hasattr(library, name) for library in present):
+            next(iter(needed.values()))[""].append(name)  # the loader looks in all of them
     return needed
 
 
-def _versions(plugin: pathlib.Path) -> dict[str, str]:
-    """Symbol version to library, from the plugin's version needs."""
-    library, result = "", {}
+def _versions(plugin: pathlib.Path) -> dict[str, set[str]]:
+    """Libraries that define a version of symbols, by the version."""
+    library = ""
+    result: dict[str, set[str]] = {}
     for line in _output("readelf", "-V", str(plugin)):
         if match := re.search(r"File: (\S+)", line):
             library = match[1]
         elif library and (match := re.search(r"Name: (\S+)\s+Flags", line)):
-            result[match[1]] = library
+            result.setdefault(match[1], set()).add(library)
     return result
 
 

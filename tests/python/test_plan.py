@@ -1,6 +1,7 @@
 """`jaxhet.plan`'s report on HLO text, and the command `jaxhet plan` with the real compilers."""
 
 import dataclasses
+import html
 import json
 import os
 import pathlib
@@ -513,3 +514,37 @@ def test_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "nm" else f"/bin/{tool}")
     with pytest.raises(UsageError, match="needs stub libraries, and nm to build them; install a C"):
         rocm_stubs.load(PLUGINS)
+
+
+def test_stubs_define_one_version_in_several_libraries(tmp_path: pathlib.Path) -> None:
+    def build(name: str, source: str, *arguments: str) -> None:
+        command = ["gcc", "-shared", "-fPIC", "-xc", "-", *arguments, "-o", str(tmp_path / name)]
+        subprocess.run(command, input=source, text=True, check=True)
+
+    script = tmp_path / "map"
+    script.write_text("V_1 { global: one; two; };")
+    for name in ("one", "two"):
+        soname = f"-Wl,-soname,lib{name}_absent.so.1"
+        build(
+            f"lib{name}.so",
+            f"int {name}() {{ return 5; }}",
+            f"-Wl,--version-script={script}",
+            soname,
+        )
+    build("libbare.so", "int bare() { return 5; }", "-Wl,-soname,libbare_absent.so.1")
+    source = "int one(), two(), bare(); int sum() { return one() + two() + bare(); }"
+    libraries = ("-Wl,--no-as-needed", "-lone", "-ltwo", "-lbare")
+    build("plugin.so", source, f"-L{tmp_path}", *libraries)
+    plugin = tmp_path / "plugin.so"
+    program = (
+        "import ctypes, pathlib, sys; from jaxhet._pretended import rocm_stubs;"
+        " rocm_stubs.load(pathlib.Path(sys.argv[1])); print(ctypes.CDLL(sys.argv[1]).sum())"
+    )
+    command = [sys.executable, "-c", program, str(plugin)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.stdout == "3\n", result.stderr
+
+
+def test_report_is_printed_as_its_table() -> None:
+    assert str(_REPORT) == _REPORT.text().rstrip("\n")
+    assert _REPORT._repr_html_() == f"<pre>{html.escape(_REPORT.text().rstrip())}</pre>"
