@@ -24,7 +24,7 @@ from jaxhet._job import connector as _connector
 from jaxhet._job import listener as _listener
 from jaxhet._job import place as _place
 from jaxhet._job.membership import Membership
-from jaxhet._job.process_info import ProcessInfo, differences_between_islands
+from jaxhet._job.process_info import PLUGIN, ProcessInfo, differences_between_islands
 from jaxhet._log import LOGGER
 from jaxhet._net import credentials
 from jaxhet._net import interfaces as _interfaces
@@ -70,8 +70,9 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
         listener.assign(membership.process, membership.job, len(members), channels)
         differences = differences_between_islands(members)
         if config.process_id == 0:
-            for line in differences:
-                LOGGER.warning("%s", line)
+            for line in (jaxlib.untested(jax.__version__), *differences):
+                if line:
+                    LOGGER.warning("%s", line)
         if len({info.island for info in members}) > 1:
             if config.disable:
                 raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
@@ -167,7 +168,11 @@ def make_process_info(
         host_id=f"{boot_id}/{pid_namespace}/{os.getuid()}",
         pid=os.getpid(),
         address=config.tcp_advertise or address,
-        versions={**compat.versions(), "jaxhet": importlib.metadata.version("jaxhet")},
+        versions={
+            **compat.versions(),
+            "jaxhet": importlib.metadata.version("jaxhet"),
+            **({PLUGIN: plugin} if (plugin := platforms.plugin()) else {}),
+        },
         options=config.agreed(),
         settings=compiler_settings.settings(),
         interfaces=tuple(interface.announced() for interface in interfaces),

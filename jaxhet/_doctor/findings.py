@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxhet._doctor.report import Finding, Host, Nic, Path, Peer, Port, Software, Vendor
 from jaxhet._doctor.second_look import SecondLook
+from jaxhet._jax import jaxlib
 
 _MIN_SHM_BYTES = 1 << 30  # containers have 64 MiB unless they are told otherwise
 _JAX_EXTRAS = {"cuda": "jax[cuda13]", "hip": "jax[rocm7-local]"}
@@ -51,6 +52,8 @@ def _warning(text: str) -> Finding:
 def _of_software(software: Software, vendors: Sequence[Vendor]) -> Iterator[Finding]:
     if not software.hlo_hook.usable:
         yield _error(software.hlo_hook.text)
+    if line := jaxlib.untested(software.jax):
+        yield _warning(line)
     there = {vendor.name for vendor in vendors if vendor.hardware or vendor.gpus}
     for plugin in software.plugins:
         if plugin.problem:

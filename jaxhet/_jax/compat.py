@@ -20,13 +20,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src.lib import Device as Device  # jax.Device, which pyright takes for a variable
-from jaxlib import version as jaxlib_version
 
 from jaxhet._errors import UsageError
+from jaxhet._jax import jaxlib
 from jaxhet._jax.jaxlib import HEARTBEAT_TIMEOUT_S
 from jaxhet._net import credentials as _credentials
 
-MINIMUM_JAX = (0, 11, 2)
 _FOREVER_S = 7 * 24 * 3600
 
 Hook = Callable[[bytes], bytes | None]
@@ -34,23 +33,24 @@ Hook = Callable[[bytes], bytes | None]
 
 def versions() -> dict[str, str]:
     """The versions that must be equal in the whole job."""
-    return {"jax": jax.__version__, "jaxlib": jaxlib_version.__version__}
+    return {"jax": jax.__version__, "jaxlib": jaxlib.VERSION}
 
 
 def require_supported_jax() -> None:
     """Checks that this JAX can run our passes.
 
     Raises:
-      UsageError: JAX is too old.
+      UsageError: JAX is too old, or has no hook for HLO passes.
     """
+    jaxlib.require_supported("jax", jax.__version__)
     try:
         from jax.extend import xla
 
         _ = xla.register_hlo_module_transformation
     except (ImportError, AttributeError):
-        wanted = ".".join(map(str, MINIMUM_JAX))
         raise UsageError(
-            f"jax {jax.__version__} has no hook for HLO passes; install jax>={wanted}"
+            f"jax {jax.__version__} has no hook for HLO passes; install a version that jaxhet was"
+            " tested with"
         ) from None
 
 
@@ -481,7 +481,5 @@ def plugin_problem(name: str, version: str) -> str:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fits = plugin_support.check_plugin_version(
-            name.replace("-", "_"), jaxlib_version.__version__, version
-        )
+        fits = plugin_support.check_plugin_version(name.replace("-", "_"), jaxlib.VERSION, version)
     return "" if fits else str(caught[0].message)

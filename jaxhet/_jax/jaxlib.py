@@ -9,11 +9,40 @@ import pkgutil
 import socket
 from typing import Any, Literal
 
+from jaxlib import version as _version
+
+from jaxhet._errors import UsageError
 from jaxhet._net.credentials import Credentials
 
 GPU_PLATFORMS = ("cuda", "rocm")
 Vendor = Literal["cpu", "cuda", "rocm"]
 HEARTBEAT_TIMEOUT_S = 100
+VERSION = _version.__version__  # jaxlib's
+_OLDEST = (0, 11, 2)  # older ones have no mutual TLS for the coordination service
+_NEWEST_TESTED = (0, 12)
+
+
+def require_supported(package: str, version: str) -> None:
+    """Checks that a version of jax or jaxlib is new enough.
+
+    Raises:
+      UsageError: It is too old.
+    """
+    if _numbers(version) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise UsageError(f"{package} {version} is too old for jaxhet; install jax>={oldest}")
+
+
+def untested(version: str) -> str:
+    """Says that jaxhet was not tested with a version of jax, or ""."""
+    newest = ".".join(map(str, _NEWEST_TESTED))
+    if _numbers(version)[:2] <= _NEWEST_TESTED:
+        return ""
+    return f"jaxhet was tested with jax up to {newest}, and this is jax {version}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def start_coordination_service(
@@ -30,7 +59,11 @@ def start_coordination_service(
 
     Returns:
       Address of the service, and the service (`shutdown()`).
+
+    Raises:
+      UsageError: jaxlib is too old.
     """
+    require_supported("jaxlib", VERSION)
     from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -3,7 +3,10 @@
 tests/python/test_jax_compat.py tests the parts of JAX that these functions rely on.
 """
 
+import contextlib
+import importlib.metadata
 import os
+import sys
 from collections.abc import Iterable
 
 import jax
@@ -47,6 +50,15 @@ def has_cpu_backend() -> bool:
     """Whether JAX will create a CPU backend, be it beside another one."""
     chosen = _chosen_platforms()
     return not chosen or "cpu" in chosen
+
+
+def plugin() -> str:
+    """Package and version of the GPU plugin that JAX has loaded, or ""."""
+    prefix = "jax_plugins.xla_"
+    for name in [name.removeprefix(prefix) for name in sys.modules if name.startswith(prefix)]:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"jax-{name}-pjrt {importlib.metadata.version(f'jax-{name}-pjrt')}"
+    return ""
 
 
 def _chosen_platforms() -> tuple[str, ...]:

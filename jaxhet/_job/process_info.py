@@ -10,6 +10,7 @@ from jaxhet._jax import compiler_settings
 from jaxhet._net.interfaces import Interface
 
 JOB_BYTES = 8  # length of a job's id
+PLUGIN = "plugin"  # name of a GPU plugin's package and version among the versions
 _EFFECT_OF_FLAGS = "results of equal computations may differ in their last bits"
 _EFFECT_OF_JAX_CONFIG = (
     "equal functions may become different programs, with different results or a PlanMismatchError"
@@ -89,7 +90,7 @@ def disagreement(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:
     pairs = [
         ("num_processes", ours.num_processes, theirs.num_processes),
         ("the set of islands", sorted(ours.islands), sorted(theirs.islands)),
-        *((f"the version of {k}", v, theirs.versions.get(k)) for k, v in ours.versions.items()),
+        *_versions(ours, theirs),
         *((f"option {k}", v, theirs.options.get(k)) for k, v in ours.options.items()),
     ]
     for what, mine, other in pairs:
@@ -112,19 +113,52 @@ def disagreement(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:
     return _settings_disagree(ours, theirs) or _backends_disagree(ours, theirs)
 
 
-def differences_between_islands(members: Sequence[ProcessInfo]) -> list[str]:
-    """Returns a line for each island whose settings differ from those of the first island. Pure.
+def _versions(ours: ProcessInfo, theirs: ProcessInfo) -> list[tuple[str, str, str | None]]:
+    """What versions must be equal of two processes, with both values. Pure.
 
-    The first island is the one of the smallest process id. Settings are equal within an island.
+    Vendors' plugins exist for other patch releases of one JAX, so islands may have different ones.
+    """
+    pairs = ((name, version, theirs.versions.get(name)) for name, version in ours.versions.items())
+    if ours.island == theirs.island:
+        return [(f"the version of {name}", mine, other) for name, mine, other in pairs]
+    return [
+        (f"the version of {name}", _release(mine), _release(other or ""))
+        for name, mine, other in pairs
+        if name != PLUGIN
+    ]
+
+
+def _release(version: str) -> str:
+    """The first three numbers of a version, which decide what a program means. Pure."""
+    return ".".join(version.split(".")[:3])
+
+
+def differences_between_islands(members: Sequence[ProcessInfo]) -> list[str]:
+    """Returns what an island has in another way than the first island, a line each. Pure.
+
+    The first island is the one of the smallest process id. Within an island, settings and versions
+    are equal.
     """
     of_island: dict[str, ProcessInfo] = {}
     for info in sorted(members, key=lambda info: info.process):
         of_island.setdefault(info.island, info)
     first, *others = of_island.values()
-    return [line for other in others if (line := _difference_between(first, other))]
+    lines = (f(first, other) for other in others for f in (_version_line, _settings_line))
+    return [line for line in lines if line]
 
 
-def _difference_between(first: ProcessInfo, other: ProcessInfo) -> str:
+def _version_line(first: ProcessInfo, other: ProcessInfo) -> str:
+    """Returns the line for an `other` island with another patch release of JAX, or "". Pure."""
+    if all(first.versions.get(name) == other.versions.get(name) for name in ("jax", "jaxlib")):
+        return ""
+    each = (
+        f"{info.island} has {', '.join(f'{name} {v}' for name, v in info.versions.items())}"
+        for info in (first, other)
+    )
+    return f"{'; '.join(each)}: islands may have different patch releases"
+
+
+def _settings_line(first: ProcessInfo, other: ProcessInfo) -> str:
     """Returns the line for the island of `other`, or "" if its settings are equal. Pure."""
     found = compiler_settings.differences(first.settings, other.settings)
     if not found:

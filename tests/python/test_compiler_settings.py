@@ -221,3 +221,26 @@ def test_equal_islands_have_no_line() -> None:
     assert differences_between_islands([_info(0, "nv0", {ISA: "AVX"})]) == []
     members = [_info(i, f"island{i}", {ISA: "AVX"}) for i in range(2)]
     assert differences_between_islands(members) == []
+
+
+def test_patch_releases_may_differ_between_islands_only() -> None:
+    def info(process: int, island: str, jax: str, plugin: str) -> ProcessInfo:
+        versions = {"jax": jax, "jaxlib": jax, "jaxhet": "0.1.0", "plugin": plugin}
+        return dataclasses.replace(_info(process, island, {}), versions=versions)
+
+    nvidia = info(0, "nv0", "0.12.0.1", "jax-cuda13-pjrt 0.12.0.1")
+    amd = info(1, "amd0", "0.12.0", "jax-rocm7-pjrt 0.12.0")
+    assert disagreement(nvidia, amd) is None
+    assert differences_between_islands([nvidia, amd]) == [
+        "nv0 has jax 0.12.0.1, jaxlib 0.12.0.1, jaxhet 0.1.0, plugin jax-cuda13-pjrt 0.12.0.1; amd0"
+        " has jax 0.12.0, jaxlib 0.12.0, jaxhet 0.1.0, plugin jax-rocm7-pjrt 0.12.0: islands may"
+        " have different patch releases"
+    ]
+    within = disagreement(nvidia, dataclasses.replace(amd, island="nv0"))
+    assert within is not None
+    assert within.startswith("the version of jax differs")
+    newer = disagreement(nvidia, info(1, "amd0", "0.12.1", "jax-rocm7-pjrt 0.12.1"))
+    assert newer is not None
+    assert newer.startswith("the version of jax differs")
+    same = info(1, "amd0", "0.12.0.1", "jax-rocm7-pjrt 0.12.0")
+    assert differences_between_islands([nvidia, same]) == []

@@ -40,6 +40,27 @@ def test_supported_jax_is_accepted() -> None:
     compat.require_supported_jax()
 
 
+@pytest.mark.parametrize("version", ["0.11.1", "0.4.38", "0.9"])
+def test_old_version_is_refused(version: str) -> None:
+    with pytest.raises(UsageError, match=rf"jaxlib {version} is too old .*install jax>=0\.11\.2$"):
+        jaxlib.require_supported("jaxlib", version)
+
+
+def test_coordinator_refuses_an_old_jaxlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxlib, "VERSION", "0.11.1")
+    with pytest.raises(UsageError, match=r"jaxlib 0\.11\.1 is too old"):
+        jaxlib.start_coordination_service("127.0.0.1", 1, None)
+
+
+def test_version_above_those_that_were_tested_is_told() -> None:
+    for version in (jax.__version__, "0.11.2", "0.12.0.1", "0.12.9.dev20261101"):
+        jaxlib.require_supported("jax", version)
+        assert not jaxlib.untested(version)
+    words = "jaxhet was tested with jax up to 0.12, and this is jax 0.13.0"
+    assert jaxlib.untested("0.13.0") == words
+    assert jaxlib.untested("1.0")
+
+
 def test_global_state_has_the_fields_that_are_set() -> None:
     state = distributed.State()
     for name in ("client", "coordinator_address", "process_id", "num_processes"):

@@ -80,6 +80,10 @@ def test_old_jax_is_an_error(tmp_path: pathlib.Path):
     )
 
 
+def test_jax_above_those_that_were_tested_is_a_warning(tmp_path: pathlib.Path):
+    assert "tested with jax up to" in _only(_find(tmp_path, software=_with(jax="1.0")), "warning")
+
+
 def test_plugin_of_another_version_is_an_error_where_its_gpus_are(tmp_path: pathlib.Path):
     software = _with(dataclasses.replace(PLUGIN, problem="it is not compatible."))
     words = "it is not compatible. Install jax-cuda13-plugin==0.11.2, or uninstall it"
