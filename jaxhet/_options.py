@@ -121,8 +121,8 @@ OPTIONS: tuple[Option, ...] = (
         "partition_index",
         int,
         None,
-        "JAX's partition (slice) of this process's GPUs, set in all processes or in none;"
-        " default: the index of its island, if there are several",
+        "JAX's partition (slice) of this process's devices; default: the index of its island, if"
+        " there are several",
         minimum=0,
     ),
     Option(

@@ -17,7 +17,7 @@ from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._gpu import gpu_settings, nearby, shared_programs, tuning
 from jaxhet._gpu.topology_mirror import TopologyMirror
-from jaxhet._jax import compat, compiler_settings, jaxlib, platforms, programs
+from jaxhet._jax import compat, compiler_settings, jaxlib, platforms, programs, slices
 from jaxhet._jax.compat import Device
 from jaxhet._job import bootstrap, exposure
 from jaxhet._job import connector as _connector
@@ -176,6 +176,7 @@ def make_process_info(
         options=config.agreed(),
         settings=compiler_settings.settings(),
         interfaces=tuple(interface.announced() for interface in interfaces),
+        partition_index=config.partition_index,
     )
 
 
@@ -229,9 +230,7 @@ def _start_jax(
             raise error
 
     places = [_islands.Member(c.process, c.island, c.platform, c.host) for c in members]
-    partition = _partition(config, places)
-    if partition is not None:
-        compat.set_partition_index(partition)
+    _set_partitions(config, members, _islands.names(places))
     client = compat.run_with_checks(
         lambda: compat.connect_client(
             membership.service_address,
@@ -257,16 +256,21 @@ def _start_jax(
     return session
 
 
-def _partition(config: Config, places: Sequence[_islands.Member]) -> int | None:
-    """JAX's partition (slice) of this process: the user's, else its island's index.
+def _set_partitions(config: Config, members: Sequence[ProcessInfo], names: list[str]) -> None:
+    """Tells JAX the partition (slice) of each process: the user's, else its island's index.
 
-    None in a job of one island: XLA then makes a partition of each host.
+    Not in a job of one island without values of the user: XLA makes a partition of each host.
     """
-    if config.partition_index is not None:
-        return config.partition_index
-    names = _islands.names(places)
-    mine = next(place.island for place in places if place.process == config.process_id)
-    return names.index(mine) if len(names) > 1 else None
+    if len(names) == 1 and all(info.partition_index is None for info in members):
+        return
+    partitions = {
+        info.process: names.index(info.island)
+        if info.partition_index is None
+        else info.partition_index
+        for info in members
+    }
+    slices.set_partitions(partitions, config.process_id, members[config.process_id].platform)
+    slices.accept_in_make_mesh()
 
 
 def _create_backend(

@@ -1,6 +1,6 @@
 """Backends, devices and JAX's client.
 
-With `platforms.py`, `programs.py` and `jaxlib.py` this file is the only user of JAX's internals.
+With the other files of this folder, this file is the only user of JAX's internals.
 
 tests/python/test_jax_compat.py tests the parts of JAX that these functions rely on.
 """
@@ -9,12 +9,11 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import math
 import pathlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -63,45 +62,6 @@ def set_mtls(files: Mapping[str, str]) -> None:
     """Gives certificates to JAX, as the arguments of `jax.distributed.initialize` are named."""
     for name, value in files.items():
         jax.config.update(f"jax_{name}", value)
-
-
-def set_partition_index(index: int) -> None:
-    """Puts the devices of this process into a partition (slice), before their backend exists.
-
-    Plugins of GPUs honour it; the CPU's backend has no slices.
-    """
-    from jax._src import distributed
-
-    distributed.global_state.partition_index = index
-    if jax.make_mesh is not _make_mesh:
-        jax.make_mesh = _make_mesh
-
-
-_jax_make_mesh = jax.make_mesh
-
-
-@functools.wraps(_jax_make_mesh)
-def _make_mesh(
-    axis_shapes: Sequence[int],
-    axis_names: Sequence[str],
-    axis_types: Any = None,
-    *,
-    devices: Sequence[Any] | None = None,
-) -> jax.sharding.Mesh:
-    """`jax.make_mesh`, which refuses devices of several slices, for islands as slices.
-
-    The devices keep JAX's order. The devices of an island are side by side in it, so that the first
-    axes of the mesh cross islands.
-    """
-    from jax.experimental import mesh_utils
-
-    chosen = list(jax.devices() if devices is None else devices)[: math.prod(axis_shapes)]
-    if len({getattr(device, "slice_index", None) for device in chosen}) <= 1:
-        return _jax_make_mesh(axis_shapes, axis_names, axis_types, devices=devices)
-    # JAX decides about names and types.
-    alike = _jax_make_mesh((1,) * len(axis_shapes), axis_names, axis_types, devices=chosen[:1])
-    grid = mesh_utils.create_device_mesh(axis_shapes, chosen)
-    return jax.sharding.Mesh(grid, alike.axis_names, axis_types=alike.axis_types)
 
 
 def connect_client(

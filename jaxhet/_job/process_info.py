@@ -38,6 +38,7 @@ class ProcessInfo:
     settings: dict[str, str]  # `compiler_settings.settings()`: they must be equal in an island
     island_process: int | None = None  # index in the island, of a process without an id
     interfaces: tuple[str, ...] = ()  # for data connections; see `Interface.announced`
+    partition_index: int | None = None  # JAX's partition that the user gives this process
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "ProcessInfo":

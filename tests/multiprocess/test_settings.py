@@ -48,33 +48,68 @@ def test_one_process_logs_the_threads_that_were_set(given: str | None) -> None:
 
 
 _PARTITION = """
-import jaxhet
+import jax, jaxhet
 from jax._src import distributed
 jaxhet.initialize()
-print("partition", distributed.global_state.partition_index)
+slices = [device.slice_index for device in jax.devices()]
+print("partition", distributed.global_state.partition_index, "of", slices)
 jaxhet.shutdown()
 """
 
 
-@pytest.mark.parametrize(
-    ("islands", "given", "partitions"),
-    [
-        ("aba", (None, None, None), (0, 1, 0)),
-        ("aa", (None, None), (None, None)),
-        ("ab", (5, 4), (5, 4)),
-    ],
-    ids=["several islands", "one island", "user's own"],
-)
-def test_partition_that_jax_sees_is_the_island(
-    islands: str, given: tuple[int | None, ...], partitions: tuple[int | None, ...]
-) -> None:
-    envs = []
-    for env, island, index in zip(job(len(islands)), islands, given, strict=True):
-        own = {} if index is None else {"JAX_PARTITION_INDEX": str(index)}
-        envs.append({**env, "JAXHET_ISLAND": island, **own})
-    for ended, partition in zip(run(_PARTITION, *envs), partitions, strict=True):
+def test_partition_that_jax_sees_is_the_island() -> None:
+    envs = [{**e, "JAXHET_ISLAND": i} for e, i in zip(job(3), "aba", strict=True)]
+    for ended, partition in zip(run(_PARTITION, *envs), (0, 1, 0), strict=True):
         assert ended.code == 0, ended.text
-        assert f"partition {partition}\n" in ended.text
+        assert f"partition {partition} of [0, 1, 0]\n" in ended.text
+
+
+def test_partition_of_one_island_is_jaxs() -> None:
+    for ended in run(_PARTITION, *({**env, "JAXHET_ISLAND": "a"} for env in job())):
+        assert (ended.code, ended.text) == (0, "partition None of [0, 0]\n")
+
+
+_SLICES = """
+from jax import make_mesh
+from jax._src import sharding_impls
+from jax._src.test_util import create_mesh
+from jax.experimental import mesh_utils
+import jax, jaxhet, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+jaxhet.initialize()
+print("slices", [d.slice_index for d in jax.devices()], jax.local_devices()[0].slice_index)
+ids = lambda devices: [[d.id for d in row] for row in devices]
+hybrid = mesh_utils.create_hybrid_device_mesh((1, 2), (2, 1))
+meshes = [
+    make_mesh((2, 2), ("x", "y")),
+    jax.make_mesh((2, 2), ("x", "y"), devices=jax.devices()),
+    sharding_impls.make_mesh((2, 2), ("x", "y")),
+    create_mesh((2, 2), ("x", "y")),
+    Mesh(mesh_utils.create_device_mesh((2, 2)), ("x", "y")),
+    Mesh(hybrid, ("x", "y")),
+]
+in_order, turned = ids(np.reshape(jax.devices(), (2, 2))), ids(hybrid)
+assert [ids(mesh.devices) for mesh in meshes] == [in_order] * 5 + [turned]
+assert turned == in_order[::-1], turned
+assert [d.slice_index for d in hybrid[:, 0]] == [4, 5]
+a = np.arange(4.0)
+for mesh in (meshes[0], meshes[-1]):
+    where = NamedSharding(mesh, P(("x", "y")))
+    x = jax.make_array_from_callback((4,), where, lambda i: a[i])
+    body = lambda x: jax.lax.psum(x, "x")
+    y = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(("x", "y")), out_specs=P("y")))(x)
+    print("sums", [float(s.data[0]) for s in y.addressable_shards])
+jaxhet.shutdown()
+"""
+
+
+def test_meshes_of_the_slices_that_were_asked_for() -> None:
+    common = {"JAX_NUM_CPU_DEVICES": "2"}
+    given = ({"JAXHET_PARTITION_INDEX": "5"}, {"JAX_PARTITION_INDEX": "4"})
+    envs = [{**env, **own} for env, own in zip(job(2, **common), given, strict=True)]
+    for ended, own in zip(run(_SLICES, *envs), (5, 4), strict=True):
+        assert ended.code == 0, ended.text
+        assert f"slices [5, 5, 4, 4] {own}\n" + "sums [2.0, 4.0]\n" * 2 in ended.text
 
 
 def test_difference_between_islands_is_reported_once_and_the_job_runs() -> None:

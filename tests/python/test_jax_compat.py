@@ -19,6 +19,7 @@ from jax._src import (
     config,
     distributed,
     hardware_utils,
+    sharding_impls,
     xla_bridge,
 )
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
@@ -27,7 +28,7 @@ from jax.extend import xla
 from jax.sharding import AxisType
 
 from jaxhet._errors import UsageError
-from jaxhet._jax import compat, jaxlib, platforms
+from jaxhet._jax import compat, jaxlib, platforms, slices
 
 
 def test_hook_has_two_stages() -> None:
@@ -333,7 +334,7 @@ class _Gpu:
     id: int
     slice_index: int
     device_kind: str = "gpu"
-    platform: str = "cuda"
+    platform: str = "gpu"
 
     @property
     def process_index(self) -> int:
@@ -345,25 +346,26 @@ class _Gpu:
 
 
 @pytest.fixture
-def with_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "make_mesh", jax.make_mesh)  # the call below replaces it
-    compat.set_partition_index(0)
-    distributed.global_state.partition_index = None
+def accepting_make_mesh(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`make_mesh` as a program has imported it before it joined."""
+    monkeypatch.setattr(sharding_impls, "hasattr", hasattr, raising=False)
+    imported = jax.make_mesh
+    with pytest.raises(ValueError, match="does not support multi-slice"):
+        imported((4,), ("x",), devices=_GPUS)
+    slices.accept_in_make_mesh()
+    return imported
 
 
-@pytest.mark.usefixtures("with_slices")
-def test_make_mesh_takes_islands_as_slices():
-    devices = [_Gpu(i, i // 2) for i in range(4)]
-    mesh = jax.make_mesh((2, 2), ("island", "own"), devices=devices)  # type: ignore[arg-type]
+_GPUS = [_Gpu(i, i // 2) for i in range(4)]
+
+
+def test_make_mesh_takes_islands_as_slices(accepting_make_mesh: Callable[..., Any]):
+    mesh = accepting_make_mesh((2, 2), ("island", "own"), devices=_GPUS[::-1])
     assert [[d.id for d in row] for row in mesh.devices] == [[0, 1], [2, 3]]
     assert mesh.axis_types == (AxisType.Explicit,) * 2
-    mesh = jax.make_mesh((4,), ("all",), (AxisType.Auto,), devices=devices)  # type: ignore[arg-type]
+    mesh = accepting_make_mesh((4,), ("all",), (AxisType.Auto,), devices=_GPUS)
     assert ([d.id for d in mesh.devices], mesh.axis_types) == ([0, 1, 2, 3], (AxisType.Auto,))
-    assert jax.make_mesh((1,), ("one",)).devices.tolist() == jax.devices()[:1]
-
-
-@pytest.mark.usefixtures("with_slices")
-@pytest.mark.parametrize(("shape", "names"), [((4, 2), ("a", "b")), ((2, 2), ("a",))])
-def test_make_mesh_refuses_what_jax_refuses(shape: tuple[int, ...], names: tuple[str, ...]):
-    with pytest.raises(ValueError, match=r"must equal|to equal"):
-        jax.make_mesh(shape, names, devices=[_Gpu(i, i // 2) for i in range(4)])  # type: ignore[arg-type]
+    assert accepting_make_mesh((1,), ("one",)).devices.tolist() == jax.devices()[:1]
+    for shape, names in (((4, 2), ("a", "b")), ((2, 2), ("a",))):
+        with pytest.raises(ValueError, match=r"must be >=|to equal"):
+            accepting_make_mesh(shape, names, devices=_GPUS)

@@ -44,6 +44,7 @@ _PYTHON_DOORS = {
         "jaxhet/_jax/platforms.py",
         "jaxhet/_jax/programs.py",
         "jaxhet/_jax/jaxlib.py",
+        "jaxhet/_jax/slices.py",
         "tests/gpu/mirror_double.py",
         "tests/multiprocess/published/jax_tests.py",
         "tests/python/compiler/",

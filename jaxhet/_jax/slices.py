@@ -1,0 +1,41 @@
+"""Slices (partitions), JAX's words for islands; uses JAX's internals, as `_jax/compat.py` does.
+
+tests/python/test_jax_compat.py tests what the functions rely on.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxhet._jax.compat import Device
+
+
+def set_partitions(partitions: Mapping[int, int], process: int, platform: str) -> None:
+    """Puts the devices of each process into a partition (slice), before JAX's backend exists.
+
+    Plugins of GPUs are told. On CPUs XLA makes a slice of each host, whatever it is told.
+
+    Args:
+      partitions: The partition of each process.
+      process: This process.
+      platform: The devices' platform.
+    """
+    from jax._src import distributed
+
+    distributed.global_state.partition_index = partitions[process]
+    if platform == "cpu":
+        of_device = property(lambda device: partitions[device.process_index])
+        Device.slice_index = of_device  # type: ignore[attr-defined]
+
+
+def accept_in_make_mesh() -> None:
+    """Makes `jax.make_mesh` accept devices of several slices, by whatever name it is called.
+
+    It refuses them after it has laid them out, by a call of `hasattr`. The name is given another
+    meaning in its module, since programs have imported the function itself.
+    """
+    from jax._src import sharding_impls
+
+    def has_attribute(value: Any, name: str) -> bool:
+        return name != "slice_index" and hasattr(value, name)
+
+    sharding_impls.hasattr = has_attribute  # type: ignore[attr-defined]
