@@ -122,13 +122,13 @@ virtual_environment() {
 
 install() { # install ARGUMENT...: pip in the virtual environment
   "$venv_python" -m pip --disable-pip-version-check --no-input install -q --no-compile \
-    -c constraints.txt "$@"
+    -c constraints-dev.txt "$@"
 }
 
 inputs() { # a checksum of what the installation depends on
   {
     "$venv_python" --version
-    find pyproject.toml constraints.txt hashes.txt CMakeLists.txt xla_plugin -type f | LC_ALL=C sort |
+    find pyproject.toml constraints-dev.txt hashes.txt CMakeLists.txt xla_plugin -type f | LC_ALL=C sort |
       xargs cksum
   } | cksum
 }
@@ -162,6 +162,21 @@ plugins() { # optional: the deviceless tests skip without them
     say "no compiler plugins: the deviceless tests will be skipped"
 }
 
+# Optional, as the plugins: the newest JAX that is tested, which tools/next.sh puts before the other one.
+next_jax() {
+  [ -d .cache/plugins-next ] && return
+  say "jax and its compiler plugins as constraints-next.txt has them, in .cache (for tests; 1.2 GB)"
+  partial=.cache/jax-next.partial
+  rm -rf "$partial"
+  if checked_pip tools/hashes/jax-next.txt --no-deps --target "$partial" >/dev/null 2>&1; then
+    rm -rf .cache/jax-next
+    mv "$partial" .cache/jax-next
+    PYTHONPATH=.cache/jax-next "$venv_python" tests/python/compiler/install_plugins.py && return
+  fi
+  rm -rf "$partial"
+  say "the newest JAX cannot be had: tests with it will be skipped"
+}
+
 virtual_machine() { # optional, as the plugins
   "$venv_python" -m tests.rdma_vm.image || say "tests/rdma_vm will be skipped"
 }
@@ -170,7 +185,7 @@ virtual_machine() { # optional, as the plugins
 # builds of torch for CPUs differ from place to place.
 reference() {
   [ -d .cache/transformers ] && return
-  pins=$(sed -n 's/^torch==.*/&+cpu/p; /^transformers==/p' constraints.txt)
+  pins=$(sed -n 's/^torch==.*/&+cpu/p; /^transformers==/p' constraints-dev.txt)
   partial=.cache/transformers.partial
   for python in python3.11 python3.12 python3.13 python3; do
     command -v "$python" >/dev/null 2>&1 || continue
@@ -225,6 +240,9 @@ slow) small_model & ;;
 esac
 packages
 case ${1:-} in # what they need besides the packages
+test | slow) next_jax ;;
+esac
+case ${1:-} in
 slow) programs ;;
 esac
 wait

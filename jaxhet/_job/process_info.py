@@ -115,7 +115,7 @@ def disagreement(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:
 
 
 def _versions(ours: ProcessInfo, theirs: ProcessInfo) -> list[tuple[str, str, str | None]]:
-    """What versions must be equal of two processes, with both values. Pure.
+    """Versions that must be equal in two processes, with both values. Pure.
 
     Vendors' plugins exist for other patch releases of one JAX, so islands may have different ones.
     """

@@ -4,7 +4,6 @@ The compilers are the real ones, with our passes in them; what they give can't b
 job's islands are of one vendor, and each is one process.
 """
 
-import dataclasses
 import itertools
 import pathlib
 import sys
@@ -33,25 +32,6 @@ from jaxhet.compiler.carrier import DEVICE_TARGETS, EXCHANGE_TARGET
 
 _HERE = pathlib.Path(__file__).parent
 _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A stand-in for a vendor of GPUs: its plugin's package, and a kind of GPU.
-
-    Attributes:
-      package: the suffix in the names of the plugin's Python packages.
-      gpu: the kind of GPU that target_configs/<vendor>.txtpb describes.
-    """
-
-    package: str
-    gpu: str
-
-
-TARGETS: dict[Vendor, Target] = {
-    "cuda": Target("cuda13", "H100"),
-    "rocm": Target("rocm7", "MI350X"),
-}
 
 
 class _ScheduledError(Exception):
@@ -87,7 +67,8 @@ class Compiler:
         library = _find(vendor)
         if vendor == "rocm":
             rocm_stubs.load(library)
-        extension = f"jax_{TARGETS[vendor].package}_plugin.{vendor}_plugin_extension"
+        package = library.parent.name.removeprefix("xla_")  # for example cuda13
+        extension = f"jax_{package}_plugin.{vendor}_plugin_extension"
         self._c_api = compat.load_compiler(vendor, library, extension, self._pre, self._post)
         compat.register_unused_handlers(DEVICE_TARGETS, vendor.upper())
 
@@ -220,11 +201,10 @@ def _digest_of(*program: Any) -> str:
 
 def _find(vendor: Vendor) -> pathlib.Path:
     """The vendor's plugin on Python's path; it is not imported: JAX would try to start it."""
-    name = f"jax_plugins/xla_{TARGETS[vendor].package}/xla_{vendor}_plugin.so"
+    name = f"jax_plugins/xla_{vendor}*/xla_{vendor}_plugin.so"
     for folder in sys.path:
-        library = pathlib.Path(folder, name)
-        if library.exists():
-            return library
+        if found := sorted(pathlib.Path(folder).glob(name)):
+            return found[-1]  # the newest version of CUDA or ROCm
     raise UsageError(
         f"no compiler for {vendor}: there is no {name} on Python's path; install it with"
         " pip install -c constraints.txt -e '.[deviceless]' in the checkout"

