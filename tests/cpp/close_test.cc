@@ -1,17 +1,24 @@
+#include <sys/socket.h>
+
+#include <array>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/relay.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/sibling_starts.h"
 
-// Threads that are inside the engine while another one closes it.
+// Threads that are inside the engine while another one closes it, and what the close waits for.
 namespace jaxhet::testing {
 namespace {
 
@@ -111,6 +118,52 @@ TEST(CloseTest, CloseWaitsForARankThatIsBehind) {
   EXPECT_FALSE(fourth.Wait());
   world.engine(1).Close(kLong);
   end.join();
+}
+
+// A connection whose kernel keeps a few KiB until somebody reads.
+std::pair<Fd, Fd> NarrowPair() {
+  std::array<int, 2> ends{};
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const int num_bytes = 4'096;
+  setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &num_bytes, sizeof num_bytes);
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+
+// The network is full when the sender of an exchange leaves the job.
+TEST(CloseTest, CloseWaitsForBytesThatTheNetworkHasNotTaken) {
+  for (const std::string encryption : {"off", "auth", "full"}) {
+    WorldOptions options;
+    options.engine.encryption = encryption;
+    auto ends = ConnectAll(2, 1);
+    std::tie(ends[0][1].control, ends[1][0].control) = NarrowPair();  // all is one path
+    auto [sending, from] = NarrowPair();
+    auto [to, receiving] = NarrowPair();
+    ends[0][1].data[0] = std::move(sending);
+    ends[1][0].data[0] = std::move(receiving);
+    const auto sender = MakeEngine(0, options, std::move(ends[0]));
+    const auto receiver = MakeEngine(1, options, std::move(ends[1]));
+    std::thread other([&] { SetUpEngine(*receiver, options); });
+    SetUpEngine(*sender, options);
+    other.join();
+    std::deque<Call> calls;
+    for (const int rank : {0, 1}) {
+      ExchangeRequest request = GatherRequest(rank);
+      request.kind = ExchangeKind::kPermute;
+      request.pairs = {{0, 1}};
+      calls.emplace_back(std::move(request), std::vector<size_t>{60'000},
+                         std::vector<size_t>{60'000});
+    }
+    calls[0].StartOn(*sender);
+    calls[1].StartOn(*receiver);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::thread end([&] { sender->Close(kLong); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const Relay network(std::move(from), std::move(to));
+    for (Call& call : calls) EXPECT_FALSE(call.Wait());
+    EXPECT_TRUE(AreEqual(calls[1].results[0], calls[0].operands[0]));
+    receiver->Close(kLong);
+    end.join();
+  }
 }
 
 TEST(CloseTest, RankIsBehindUntilItHasStartedAsOftenAsItsSiblings) {

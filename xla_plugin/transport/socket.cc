@@ -83,7 +83,7 @@ void Socket::Flush() {
     const iovec unsent = ToIovec(sealed_->out.unsent().data(), sealed_->out.unsent().size());
     sealed_->out.Sent(WriteRaw({&unsent, 1}));
   }
-  if (sealed_->shut_down && sealed_->out.unsent().empty()) ShutdownWrite();
+  if (sealed_->shut_down && is_flushed()) ShutdownWrite();
 }
 
 size_t Socket::ReadRaw(std::span<const iovec> entries) {
@@ -106,7 +106,7 @@ size_t Socket::WriteRaw(std::span<const iovec> entries) {
 
 void Socket::ShutdownWrite() {
   if (sealed_) {
-    sealed_->shut_down = !sealed_->out.unsent().empty();
+    sealed_->shut_down = !is_flushed();
     if (sealed_->shut_down) return;
   }
   writable_ = false;

@@ -32,6 +32,8 @@ class Socket final : public Pollable {
   size_t Write(std::span<const iovec> entries);
   // Sends sealed bytes that could not be sent yet; call it after an event, too.
   void Flush();
+  // The kernel has all bytes that Write() has taken.
+  bool is_flushed() const { return !sealed_ || sealed_->out.unsent().empty(); }
 
   // Tells the peer that nothing follows, after what is sealed; reading goes on.
   void ShutdownWrite();

@@ -167,7 +167,8 @@ class TcpConnection final : public Connection {
     const size_t header_bytes = std::min(num_bytes, out.HeaderRest().iov_len);
     out.header_bytes += header_bytes;
     out.moved += num_bytes - header_bytes;
-    if (out.moved < out.header.num_bytes) return;
+    // What is sealed and not in the kernel would be lost if this process left the job.
+    if (out.moved < out.header.num_bytes || !data.socket.is_flushed()) return;
     Transfer& transfer = *std::exchange(data.sending, nullptr);
     ++data.num_sent;
     if (!confirms_) host_.Sent(transfer, out.header.num_bytes);
