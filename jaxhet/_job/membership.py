@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxhet._net.certificates import Identity
 
 HEADER = b"jaxhet-coordinator"
+_CLOSE_TIMEOUT_S = 5.0  # for a coordinator that reads slowly
 REQUEST, CERTIFICATE = "a request for a certificate", "a certificate"  # names of sealed parts
 
 
@@ -40,6 +41,7 @@ class Membership:
         self._lock = threading.Lock()
         self._failure: JaxhetError | None = None
         self._closing = False
+        self._reader: threading.Thread | None = None
         self._unheard: list[dict[str, Any]] = []
         self._on_program: Callable[[dict[str, Any]], None] | None = None
         self._needed_by: list[int] = []  # unheard
@@ -88,7 +90,10 @@ class Membership:
                 self.service_address, given, self._own_name, self._coordinator_time
             )
         self._sock.settimeout(None)
-        threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True).start()
+        self._reader = threading.Thread(
+            target=self._follow, name="jaxhet-coordinator", daemon=True
+        )
+        self._reader.start()
 
     def _begin(self, message: dict[str, Any], identity: "Identity | None") -> None:
         """Takes the coordinator's answer to the process's description."""
@@ -193,6 +198,12 @@ class Membership:
         if not close:
             self._sock.detach()
             return
+        # The coordinator answers the end with an end. A socket that is closed before, and still
+        # receives something, drops what it has not sent.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+        if self._reader is not None:
+            self._reader.join(_CLOSE_TIMEOUT_S)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -36,8 +36,8 @@ class Pair:
 
     def __init__(self) -> None:
         address = self.address = f"127.0.0.1:{free_port()}"
-        server = _coordinator.Coordinator(listen(address), SECRET, Terms(2, 20))
-        self.thread = threading.Thread(target=server.serve, daemon=True)
+        self.server = _coordinator.Coordinator(listen(address), SECRET, Terms(2, 20))
+        self.thread = threading.Thread(target=self.server.serve, daemon=True)
         self.thread.start()
         self.members = [membership.connect(address, SECRET, 5) for _ in range(2)]
         self.stray = membership.connect(address, SECRET, 5)  # says nothing yet
@@ -115,11 +115,34 @@ def test_process_that_sends_nonsense_is_gone(message: Any, pair: Pair) -> None:
 def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
     stopped = pair.members[1]
     stopped._closing = True
-    stopped._on_program = lambda message: time.sleep(60)  # the reader stops at the first message
+    end = threading.Event()
+    stopped._on_program = lambda message: end.wait(60)  # the reader stops at the first message
     for _ in range(200):
         pair.members[0].tell_of_program({"to": [1], "padding": "x" * 100_000})
     pair.members[0].report(DeadlineError("too late"))
     assert type(pair.failure_of_first()) is DeadlineError
+    end.set()
+
+
+def test_all_that_a_leaving_process_has_sent_arrives(pair: Pair) -> None:
+    """The coordinator reads slowly, and still sends something to the process."""
+    first, second = pair.members
+    heard: list[int] = []
+    second.listen_programs(lambda message: heard.append(message["number"]))
+    first._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    leaving = threading.Thread(target=first.leave)
+    with pair.server._lock:  # which the coordinator needs to pass a message on
+        for number, num_bytes in enumerate([0, 250_000]):
+            first.tell_of_program({"to": [1], "number": number, "padding": "x" * num_bytes})
+        leaving.start()
+        time.sleep(0.2)
+        pair.server._outboxes[0].send({"all_leave": True})
+        time.sleep(0.2)
+    leaving.join(10)
+    _wait_for(lambda: heard == [0, 1] or second.failure)
+    assert heard == [0, 1]
+    _wait_for(lambda: 0 in pair.server._closed)
+    assert second.failure is None
 
 
 def _wait_for(condition: Callable[[], Any]) -> None:
