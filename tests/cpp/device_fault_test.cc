@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <deque>
 #include <thread>
@@ -439,32 +440,35 @@ TEST(DeviceFaultTest, ForgedChannelIsNamedWithTheExchange) {
   }
 }
 
-// One of two ranks of this process, and the other's end of their channels.
-struct LocalPair {
-  LocalPair() {
-    for (const int rank : {0, 1}) {
+// Ranks of this process, and channels between the last one and each of the others.
+struct LocalRanks {
+  explicit LocalRanks(int num_ranks) {
+    for (int rank = 0; rank < num_ranks; ++rank) {
       ranks.push_back(std::make_unique<DeviceRank>(rank, OpenHostDevice(), kEagerBytes));
     }
-    for (const int target : {0, 1}) {
-      const DeviceTransport& local = DeviceTransportOf("local");
-      const auto setup = [&](int rank) -> ChannelSetup {
-        return {.device = ranks.at(static_cast<size_t>(rank))->device(),
-                .same_process = true,
-                .same_host = true,
-                .same_vendor = true,
-                .slot_bytes = kSlotBytes,
-                .pull_bytes = 0,
-                .operands = {},
-                .sockets = {},
-                .messages = nullptr,
-                .nics = nullptr,
-                .keys = {}};
-      };
-      const int source = 1 - target;
-      auto [end, offer] = local.make(setup(target));
-      Rank(source).channels().AddOutgoing(target, ChannelOf(local.open(setup(source), offer)));
-      Rank(target).channels().AddIncoming(source, ChannelOf(std::move(end)));
+    for (int rank = 0; rank + 1 < num_ranks; ++rank) {
+      Connect(rank, num_ranks - 1);
+      Connect(num_ranks - 1, rank);
     }
+  }
+  void Connect(int source, int target) {
+    const DeviceTransport& local = DeviceTransportOf("local");
+    const auto setup = [&](int rank) -> ChannelSetup {
+      return {.device = Rank(rank).device(),
+              .same_process = true,
+              .same_host = true,
+              .same_vendor = true,
+              .slot_bytes = kSlotBytes,
+              .pull_bytes = 0,
+              .operands = {},
+              .sockets = {},
+              .messages = nullptr,
+              .nics = nullptr,
+              .keys = {}};
+    };
+    auto [end, offer] = local.make(setup(target));
+    Rank(source).channels().AddOutgoing(target, ChannelOf(local.open(setup(source), offer)));
+    Rank(target).channels().AddIncoming(source, ChannelOf(std::move(end)));
   }
   static std::unique_ptr<RankChannel> ChannelOf(std::unique_ptr<DeviceChannel> end) {
     auto channel = std::make_unique<RankChannel>();
@@ -510,7 +514,7 @@ TEST(DeviceFaultTest, MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
 TEST(DeviceFaultTest, WhatStartsLateIsAbandonedToo) {
   std::vector<std::byte> operand(kSlotBytes * 20);
   std::vector<std::byte> result(operand.size());
-  LocalPair pair;
+  LocalRanks pair(2);
   const Stream stream = pair.Rank(0).device().CreateStream(StreamPriority::kNormal);
   pair.Rank(0).rescue().Stop();
   EXPECT_TRUE(pair.Rank(0).rescue().Abandon(kLong));
@@ -525,6 +529,69 @@ TEST(DeviceFaultTest, WhatStartsLateIsAbandonedToo) {
   EXPECT_FALSE(pair.Rank(0).Start(request));
   EXPECT_TRUE(pair.Rank(0).rescue().Abandon(kLong));
   EXPECT_TRUE(std::ranges::all_of(result, [](std::byte byte) { return byte == kPoison; }));
+}
+
+// A job that has failed.
+class FailedJob final : public JobView {
+ public:
+  std::shared_ptr<const Error> failure() const override { return failure_; }
+  void Fail(const Error& /*error*/) override {}
+  void Lose(int /*peer_rank*/, std::string_view /*why*/) override {}
+  bool HasLeft(int /*rank*/) override { return false; }
+  RankFacts FactsOf(int /*rank*/, int64_t /*plan*/, int64_t /*index*/) override { return {}; }
+
+ private:
+  std::shared_ptr<const Error> failure_ =
+      std::make_shared<const Error>(ErrorCode::kPeer, "process 1 has died", 1);
+};
+
+// Programs of several ranks of a process meet between two exchanges, as in a collective of NCCL.
+// The first program takes long between its exchanges, which holds up nobody else.
+TEST(DeviceFaultTest, RanksOfAProcessAreLetGoInTurn) {
+  constexpr int kRanks = 4;
+  LocalRanks all(kRanks + 1);
+  const auto peer = std::move(all.ranks.back());  // starts nothing
+  all.ranks.pop_back();
+  std::array<uint32_t, kRanks> has_come{};
+  uint32_t go_on = 0;
+  std::vector<std::byte> operand(kSlotBytes);
+  std::deque<std::vector<std::byte>> results;
+  const auto device = OpenHostDevice();
+  std::deque<Stream> streams;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    DeviceRank& own = all.Rank(rank);
+    auto* const stream = streams.emplace_back(device->CreateStream({})).get();
+    const Pairs pairs = {rank, kRanks, kRanks, rank};
+    for (int64_t index = 0; index < 3; ++index) {
+      DeviceRequest request;
+      request.stream = stream;
+      request.plan = kPlan;
+      request.index = index;
+      request.ranks = pairs;
+      request.operand = operand;
+      request.result = results.emplace_back(kSlotBytes);
+      request.poison = kPoison;
+      EXPECT_FALSE(own.Start(request));
+      own.Done(stream, kPlan, index);
+      if (index == 0) {
+        device->WriteValue(stream, &has_come.at(static_cast<size_t>(rank)), 1);
+        for (uint32_t& other : has_come) device->WaitValue(stream, &other, 1);
+      }
+      if (index == 1 && rank == 0) device->WaitValue(stream, &go_on, 1);
+    }
+  }
+  FailedJob job;
+  DeviceEngine engine(job, EngineOptions(), std::move(all.ranks));  // whose watch abandons all
+  const auto is_idle = [&](const Stream& stream) { return device->IsIdle(stream.get()); };
+  const auto are_others_idle = [&] {
+    return std::all_of(streams.begin() + 1, streams.end(), is_idle);
+  };
+  EXPECT_TRUE(IsWithin(kLong / 2, are_others_idle));
+  EXPECT_FALSE(is_idle(streams.front()));
+  std::atomic_ref(go_on).store(1);
+  EXPECT_TRUE(IsWithin(kLong / 2, [&] { return is_idle(streams.front()); }));
+  const std::vector poison(kSlotBytes, kPoison);
+  for (const auto& result : results) EXPECT_TRUE(AreEqual(result, poison));
 }
 
 }  // namespace

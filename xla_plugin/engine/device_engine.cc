@@ -13,6 +13,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLookPeriod{5};
 constexpr milliseconds kIdlePeriod{200};  // to see a failure while nothing is in flight
 constexpr milliseconds kAbandonTimeout{20'000};
+constexpr milliseconds kAbandonTurn{1};
 constexpr milliseconds kPlanTimeout{2'000};  // for a peer's plan that is on its way
 
 Error AtExchange(const RankFacts& own, const Error& cause) {
@@ -172,18 +173,28 @@ std::optional<DeviceWait> DeviceEngine::OldestWait(std::span<const int> peer_ran
   return oldest;
 }
 
+// In short turns: the program of one rank may wait for that of another, in a collective of NCCL.
 void DeviceEngine::Abandon() {
   // No stream may be let go on while another thread still ends the channels that it would write to.
   const std::lock_guard lock(abandon_mutex_);
-  for (const auto& rank : ranks_) rank->rescue().Stop();
+  std::vector<DeviceRank*> left;
   for (const auto& rank : ranks_) {
+    rank->rescue().Stop();
+    left.push_back(rank.get());
+  }
+  const auto is_over = [](DeviceRank* rank) {
     try {
-      if (rank->rescue().Abandon(kAbandonTimeout)) continue;
-      LogLine(StrCat("jaxhet: ", rank->device().info().ToString(),
-                     " did not end its exchanges after the job had failed; end this process"));
+      return rank->rescue().Abandon(kAbandonTurn);
     } catch (const Error& error) {
       LogLine(error.what());
+      return true;
     }
+  };
+  const Time limit = Clock::now() + kAbandonTimeout;
+  while (!left.empty() && Clock::now() < limit) std::erase_if(left, is_over);
+  for (DeviceRank* const rank : left) {
+    LogLine(StrCat("jaxhet: ", rank->device().info().ToString(),
+                   " did not end its exchanges after the job had failed; end this process"));
   }
 }
 

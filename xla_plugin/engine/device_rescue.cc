@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 namespace jaxhet {
 namespace {
@@ -25,13 +26,16 @@ bool DeviceRescue::Abandon(milliseconds timeout) {
   const std::deque<DeviceWatch::Failed> failed = watch_.FailAll();
   for (const auto& each : failed) remaining_.push_back({each, view_.MissingOf(each.transfer)});
   for (const auto& [source, channel] : channels_.incoming()) channel->end->Cut();
-  if (!failed.empty()) std::this_thread::sleep_for(kCopyTime);  // targets finish copies under way
+  if (!failed.empty()) copied_ = Clock::now() + kCopyTime;
   const Time limit = Clock::now() + timeout;
+  std::this_thread::sleep_until(std::min(copied_, limit));
+  if (copied_ > limit) return false;
   for (; !remaining_.empty(); remaining_.pop_front()) {
-    const auto& [each, missing] = remaining_.front();
-    words_->go_on.host().store(each.turn - 1);  // the program may start this one
-    if (!RunToTheEnd(each.transfer, limit) || !Poison(each.transfer, missing, limit)) return false;
-    sends_.push_back(each.transfer.send.marks);
+    Remaining& first = remaining_.front();
+    const InFlight& transfer = first.failed.transfer;
+    words_->go_on.host().store(first.failed.turn - 1);  // the program may start this one
+    if (!RunToTheEnd(transfer, limit) || !Poison(first, limit)) return false;
+    sends_.push_back(transfer.send.marks);
   }
   words_->go_on.host().store(kOpen);
   const auto is_over = [&](const Marks& sends) { return sent_.IsOver(sends); };
@@ -73,10 +77,14 @@ bool DeviceRescue::RunToTheEnd(const InFlight& transfer, Time limit) {
   });
 }
 
-bool DeviceRescue::Poison(const InFlight& transfer, std::span<std::byte> missing, Time limit) {
+bool DeviceRescue::Poison(Remaining& remaining, Time limit) {
+  const std::span<std::byte> missing = remaining.missing;
   if (missing.empty()) return true;
   auto* const stream = stream_.get();
-  device_.Fill(stream, missing.data(), transfer.exchange.poison, missing.size());
+  if (!std::exchange(remaining.is_filled, true)) {
+    const std::byte poison = remaining.failed.transfer.exchange.poison;
+    device_.Fill(stream, missing.data(), poison, missing.size());
+  }
   while (!device_.IsIdle(stream) && Clock::now() < limit) std::this_thread::sleep_for(kPause);
   return device_.IsIdle(stream);
 }

@@ -48,12 +48,13 @@ class DeviceRescue {
  private:
   bool OpenUntil(Time limit, const std::function<bool()>& is_over);
   bool RunToTheEnd(const InFlight& transfer, Time limit);
-  bool Poison(const InFlight& transfer, std::span<std::byte> missing, Time limit);
 
   struct Remaining {
     DeviceWatch::Failed failed;
     std::span<std::byte> missing;
+    bool is_filled = false;  // the poison is on its stream
   };
+  bool Poison(Remaining& remaining, Time limit);
 
   Device& device_;
   const RankChannels& channels_;
@@ -65,6 +66,7 @@ class DeviceRescue {
   Stream stream_;                    // for poison
   std::deque<Remaining> remaining_;  // not ended
   std::vector<Marks> sends_;         // ended, perhaps except on the done stream
+  Time copied_;                      // when targets have finished copies that were under way
   std::atomic<bool> stopped_ = false;
 };
 
