@@ -51,7 +51,6 @@ void DeviceWatch::RecordCompleted() {
   for (; !transfers_.all.empty(); transfers_.all.pop_front()) {
     const InFlight& transfer = transfers_.all.front();
     if (!transfer.reached || !transfer.is_done() || !view_.IsComplete(transfer)) return;
-    last_completed_ = now;
     if (!transfer.is_last) continue;
     recorder_.Ended(transfer.exchange.first, FlightState::kCompleted, now);
     ++completed_;
@@ -141,7 +140,7 @@ std::optional<LateTransfer> DeviceWatch::FindLate(const InFlight& transfer,
                                                   milliseconds first_wait_budget) const {
   if (!transfer.reached) return std::nullopt;
   const InFlight::Whole& exchange = transfer.exchange;
-  const Time since = std::max({*transfer.reached, last_completed_, waiting_since_});
+  const Time since = std::max(*transfer.reached, waiting_since_);
   const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - since);
   if (exchange.deadline_ms > 0) wait_budget = milliseconds(exchange.deadline_ms);
   const auto late = [&](int peer_rank, const LaunchLog& peer,

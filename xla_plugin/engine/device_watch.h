@@ -67,7 +67,6 @@ class DeviceWatch {
   InFlightTransfers& transfers_;  // whose mutex guards the members below
   uint64_t completed_ = 0;
   Clock::duration in_flight_time_{};
-  Time last_completed_;
   uint32_t waiting_ = 0;  // number of the first transfer that waits for a peer
   Time waiting_since_;
   FlightRecorder recorder_;
