@@ -90,9 +90,7 @@ class Membership:
                 self.service_address, given, self._own_name, self._coordinator_time
             )
         self._sock.settimeout(None)
-        self._reader = threading.Thread(
-            target=self._follow, name="jaxhet-coordinator", daemon=True
-        )
+        self._reader = threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True)
         self._reader.start()
 
     def _begin(self, message: dict[str, Any], identity: "Identity | None") -> None:

@@ -116,7 +116,11 @@ def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
     stopped = pair.members[1]
     stopped._closing = True
     end = threading.Event()
-    stopped._on_program = lambda message: end.wait(60)  # the reader stops at the first message
+
+    def stop(_: Any) -> None:  # the reader, at the first message
+        end.wait(60)
+
+    stopped._on_program = stop
     for _ in range(200):
         pair.members[0].tell_of_program({"to": [1], "padding": "x" * 100_000})
     pair.members[0].report(DeadlineError("too late"))
