@@ -231,7 +231,7 @@ def _connect(
             wait_for_reason(check)
             if is_refusal:
                 raise TransportError(
-                    f"{info} at {info.address} refused the connection: {error}"
+                    f"no connection to {info} at {info.address}: {error}"
                 ) from error
             raise
 

@@ -151,7 +151,7 @@ class Listener:
           timeout_s: Time limit of the handshake.
 
         Raises:
-          RefusedError: The other end holds another secret, or did not answer in time.
+          RefusedError: The other end holds another secret, is not jaxhet, or did not answer.
           TransportError: The other end is another process, or of another job.
         """
         header = _HEADER.pack(_MAGIC, _VERSION, channel, self.process, info.process, self.job)

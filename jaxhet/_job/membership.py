@@ -261,6 +261,7 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
     Raises:
       ConnectionRefusedError: nobody listens there.
       UsageError: what listens there is not this job's coordinator.
+      TransportError: what listens there does not answer.
     """
     host, port = split_address(address)
     deadline = time.monotonic() + timeout_s
@@ -274,16 +275,33 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
             time.sleep(0.05)
     try:
         _, keys = handshake.connect(sock, secret, HEADER)
-    except JaxhetError as error:
+    except handshake.RefusedError as error:
         sock.close()
-        raise UsageError(
-            f"what listens on {address} is not this job's coordinator: {error}; give every process"
-            " of the job the same JAXHET_JOB_SECRET, or JAXHET_JOB_SECRET_FILE with the same"
-            " content (not one of an earlier job), or another port if the port is in use"
-        ) from error
+        raise _refusal(address, error) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     limit_sends(sock)
     return Membership(sock, Channel(sock, keys), secret)
+
+
+def _refusal(address: str, error: handshake.RefusedError) -> JaxhetError:
+    """The reason why there was no handshake with what listens on `address`, and what to do."""
+    match error:
+        case handshake.NoAnswerError():
+            return TransportError(
+                f"the coordinator on {address} accepts connections, but gives {error}; it may be"
+                " stopped or overloaded, or another program listens there: look at its process, or"
+                " choose another port"
+            )
+        case handshake.ForeignError():
+            return UsageError(
+                f"what listens on {address} does not answer as a coordinator of jaxhet: {error};"
+                " give the coordinator's address, or another port if the port is in use"
+            )
+    return UsageError(
+        f"what listens on {address} is not this job's coordinator: {error}; give every process"
+        " of the job the same JAXHET_JOB_SECRET, or JAXHET_JOB_SECRET_FILE with the same"
+        " content (not one of an earlier job), or another port if the port is in use"
+    )
 
 
 def _new_identity() -> "Identity":

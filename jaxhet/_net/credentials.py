@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxhet._errors import UsageError
 from jaxhet._net.clocks import Clock, Validity, explanation
+from jaxhet._net.secret import check_is_file
 
 if TYPE_CHECKING:
     import ssl
@@ -194,6 +195,9 @@ def _check_files(cert_file: str, key_file: str, ca_file: str) -> None:
     """Checks files of which JAX would say nothing, and never get a connection."""
     import ssl  # 20 ms, for those who give certificates
 
+    for setting, name in zip(_FILES, (cert_file, key_file, ca_file), strict=True):
+        with contextlib.suppress(OSError):  # of which the next lines tell
+            check_is_file(name, f"{setting.upper()}={name}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for what, load in (
         (

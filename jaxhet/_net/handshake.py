@@ -5,6 +5,8 @@ header; the acceptor checks it before it looks at the header, and sends its answ
 nonces, header and answer. Nothing else of a peer is read before. Both sides then derive the keys of
 the connection, one for each direction, of the job secret, both nonces, the header and the answer.
 
+A nonce begins with `MAGIC`: another program in the acceptor's place is recognized.
+
 A stranger who listens in the acceptor's place learns an HMAC, and can compare guesses of the secret
 with it. Therefore the key is not the secret itself: scrypt derives it from the secret.
 """
@@ -22,7 +24,8 @@ from collections.abc import Callable
 
 from jaxhet._errors import TransportError, UsageError
 
-NONCE_BYTES = 32
+MAGIC = b"jaxhet 2\r\n\r\n"  # with an empty line, at which a server of HTTP answers
+NONCE_BYTES = 32  # with the magic
 MAC_BYTES = hashlib.sha256().digest_size
 TIMEOUT_S = 10.0  # for a whole handshake, and for the first message after it
 _LENGTH = struct.Struct("<I")
@@ -45,6 +48,14 @@ class Keys:
 
 class RefusedError(UsageError):
     """The other side does not hold the same job secret."""
+
+
+class ForeignError(RefusedError):
+    """The other side is not jaxhet."""
+
+
+class NoAnswerError(RefusedError):
+    """The other side did not answer in time."""
 
 
 def receive_exactly(sock: socket.socket, num_bytes: int, deadline: float | None = None) -> bytes:
@@ -82,20 +93,26 @@ def connect(
       The acceptor's answer, which has `answer_bytes` bytes, and the keys of the connection.
 
     Raises:
-      RefusedError: the acceptor holds another secret, is not one of ours, or did not answer in
-        `timeout_s`.
+      NoAnswerError: the acceptor did not answer in `timeout_s`.
+      ForeignError: the acceptor is not jaxhet.
+      RefusedError: the acceptor holds another secret.
     """
-    nonce = secrets.token_bytes(NONCE_BYTES)
+    nonce = _new_nonce()
+    theirs = b""
     deadline = time.monotonic() + timeout_s
     try:
         sock.settimeout(timeout_s)
         sock.sendall(nonce)
-        theirs = receive_exactly(sock, NONCE_BYTES, deadline)
+        theirs = _receive_nonce(sock, deadline)
         sock.sendall(header + _mac(secret, b"connect", nonce, theirs, header))
         answer = receive_exactly(sock, answer_bytes, deadline)
         proof = receive_exactly(sock, MAC_BYTES, deadline)
         sock.settimeout(None)
     except (TransportError, OSError) as error:
+        if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
+            raise NoAnswerError(f"no answer within {timeout_s:g} s") from error
+        if not theirs:
+            raise ForeignError(f"no answer before the end ({error})") from error
         raise RefusedError(f"the other side did not accept our job secret ({error})") from error
     presented = header + answer
     if not hmac.compare_digest(proof, _mac(secret, b"accept", nonce, theirs, presented)):
@@ -123,7 +140,7 @@ def accept(
       RefusedError: the connector holds another secret.
       TransportError: the connector closed the connection, or took more than `timeout_s`.
     """
-    nonce = secrets.token_bytes(NONCE_BYTES)
+    nonce = _new_nonce()
     deadline = time.monotonic() + timeout_s
     try:
         sock.settimeout(timeout_s)
@@ -141,6 +158,17 @@ def accept(
     sock.settimeout(None)
     to_acceptor, to_connector = _derive(secret, theirs, nonce, presented)
     return header, Keys(send=to_connector, receive=to_acceptor)
+
+
+def _new_nonce() -> bytes:
+    return MAGIC + secrets.token_bytes(NONCE_BYTES - len(MAGIC))
+
+
+def _receive_nonce(sock: socket.socket, deadline: float) -> bytes:
+    start = receive_exactly(sock, len(MAGIC), deadline)
+    if start != MAGIC:
+        raise ForeignError(f"the answer begins with {start!r}")
+    return start + receive_exactly(sock, NONCE_BYTES - len(MAGIC), deadline)
 
 
 def seal(secret: bytes, purpose: str, *parts: bytes) -> str:

@@ -1,6 +1,7 @@
 """The job secret, as the user gives it."""
 
 import multiprocessing
+import os
 import pathlib
 import stat
 
@@ -42,10 +43,9 @@ def read_secret(config: Config) -> bytes:
 def _secret_of_file(name: str | None) -> str:
     if not name:
         return ""
-    path = pathlib.Path(name)
     try:
-        mode = path.stat().st_mode
-        text = path.read_text().strip()
+        mode = check_is_file(name, f"JAXHET_JOB_SECRET_FILE {name}")
+        text = pathlib.Path(name).read_text().strip()
     except OSError as error:
         raise UsageError(
             f"can't read JAXHET_JOB_SECRET_FILE {name}: {error.strerror or error}; every process"
@@ -62,3 +62,21 @@ def _secret_of_file(name: str | None) -> str:
             f" {stat.S_IMODE(mode):04o}): run `chmod 600` on it"
         )
     return text
+
+
+def check_is_file(name: str, what: str) -> int:
+    """Checks that a file is a regular one, since a read of another one may never end.
+
+    Returns:
+      Its mode, as `os.stat` has it.
+
+    Raises:
+      UsageError: it is a pipe, a device, a folder or a socket; `what` names it.
+      OSError: there is no such file.
+    """
+    mode = os.stat(name).st_mode
+    if stat.S_ISREG(mode):
+        return mode
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+    kind = kinds.get(stat.S_IFMT(mode), "a device")
+    raise UsageError(f"{what} is {kind}; it must be a regular file, which all processes can read")

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from jaxhet import _config, _set_up
-from jaxhet._errors import DeadlineError, JaxhetError, PeerError, UsageError
+from jaxhet._errors import DeadlineError, JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import coordinator_process, membership
 from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
 from jaxhet._job.terms import Terms
+from jaxhet._net import handshake
 from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
 from jaxhet.testing import free_port
@@ -317,6 +318,38 @@ def test_coordinator_of_a_complete_job_does_not_listen(pair: Pair) -> None:
         listen(pair.address)  # the port stays the job's
     pair.members[1].report(DeadlineError("too late"))
     assert type(pair.failure_of_first()) is DeadlineError
+
+
+@pytest.mark.parametrize(
+    ("sent", "error", "words"),
+    [
+        (None, TransportError, "accepts connections, but gives no answer within 0.2 s"),
+        (b"", UsageError, "does not answer as a coordinator of jaxhet: no answer before the end"),
+        (b"HTTP/1.0 400 Bad request", UsageError, r"the answer begins with b'HTTP/1.0 400'; give"),
+    ],
+    ids=["silent", "closes", "http"],
+)
+def test_stranger_on_the_port_is_not_blamed_on_the_secret(
+    sent: bytes | None, error: type[JaxhetError], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake.connect, "__defaults__", (0, 0.2 if sent is None else 10.0))
+
+    def answer(server: socket.socket) -> None:
+        sock, _ = server.accept()
+        with sock:
+            if sent is not None:
+                sock.recv(handshake.NONCE_BYTES)
+                sock.sendall(sent)
+            else:
+                is_over.wait(10)
+
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+        with pytest.raises(error, match=words) as raised:
+            membership.connect(f"127.0.0.1:{server.getsockname()[1]}", SECRET, 1)
+        is_over.set()
+    assert "JAXHET_JOB_SECRET" not in str(raised.value)
 
 
 def test_coordinator_listens_until_the_job_is_complete() -> None:

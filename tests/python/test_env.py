@@ -72,7 +72,7 @@ def test_problem_is_that_of_initialize() -> None:
     [
         ({"JAXHET_JOB_SECRET": "x"}, "the job secret has 1 bytes"),
         ({"JAXHET_JOB_SECRET_FILE": "/nope"}, "can't read JAXHET_JOB_SECRET_FILE /nope"),
-        ({"JAXHET_JOB_SECRET_FILE": "/dev/null"}, "JAXHET_JOB_SECRET_FILE /dev/null is empty"),
+        ({"JAXHET_JOB_SECRET_FILE": "/dev/null"}, "JAXHET_JOB_SECRET_FILE /dev/null is a device"),
         ({**_SECRET, "JAXHET_COORDINATOR_ADDRESS": "foo"}, "coordinator_address 'foo' is not host"),
     ],
 )

@@ -61,10 +61,10 @@ _NOT_OF_PEERS = {"xla_plugin/transport/socket.cc"}  # moves bytes and reads none
 
 def test_damaged_handshakes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     header = _membership.HEADER
-    zeros = bytes(handshake.NONCE_BYTES)  # the nonces of both ends
     monkeypatch.setattr(handshake.secrets, "token_bytes", bytes)
-    macs = [handshake._mac(_SECRET, role, zeros, zeros, header) for role in (b"connect", b"accept")]
-    to_acceptor, to_connector = zeros + header + macs[0], zeros + macs[1]
+    nonce = handshake._new_nonce()  # of both ends
+    macs = [handshake._mac(_SECRET, role, nonce, nonce, header) for role in (b"connect", b"accept")]
+    to_acceptor, to_connector = nonce + header + macs[0], nonce + macs[1]
     for data in inputs([to_acceptor, to_connector], damage_bytes):
         with received(data) as sock, _expect(data.startswith(to_acceptor)):
             assert handshake.accept(sock, _SECRET, len(header))[0] == header

@@ -101,7 +101,7 @@ def _answer_of_one_that_sends(sent: bytes) -> bytes:
 
     def accept() -> None:
         theirs = handshake.receive_exactly(b, handshake.NONCE_BYTES)
-        nonce = bytes(handshake.NONCE_BYTES)
+        nonce = handshake._new_nonce()
         b.sendall(nonce)
         handshake.receive_exactly(b, len(HEADER) + handshake.MAC_BYTES)
         proof = handshake._mac(b"secret", b"accept", theirs, nonce, HEADER + ANSWER)
@@ -125,7 +125,7 @@ def test_changed_answer_is_refused() -> None:
 
 def test_acceptor_without_the_secret_is_refused() -> None:
     a, b = _pair()
-    b.sendall(bytes(handshake.NONCE_BYTES + handshake.MAC_BYTES))
+    b.sendall(handshake._new_nonce() + bytes(handshake.MAC_BYTES))
     with pytest.raises(handshake.RefusedError, match="does not hold our job secret"):
         handshake.connect(a, b"secret", HEADER)
     a.close()

@@ -1,5 +1,6 @@
 """Files of job secrets: who may read and write them."""
 
+import os
 import pathlib
 
 import pytest
@@ -35,3 +36,10 @@ def test_secret_file_open_to_everybody_is_refused(
 @pytest.mark.parametrize("mode", [0o600, 0o660])
 def test_secret_file_of_a_user_or_a_group_is_read(mode: int, tmp_path: pathlib.Path) -> None:
     assert _read(tmp_path / "secret", mode) == b"a secret of a file"
+
+
+def test_secret_that_is_no_regular_file_is_refused_at_once(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for name, kind in ((tmp_path / "fifo", "pipe"), (tmp_path, "folder"), ("/dev/zero", "device")):
+        with pytest.raises(UsageError, match=f"FILE {name} is a {kind}; it must be a regular file"):
+            read_secret(_config.resolve({"job_secret_file": str(name)}, {}))
