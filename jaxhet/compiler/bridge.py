@@ -1,7 +1,7 @@
 """POST: exchanges become calls of the engine, and the plan is checked to be PRE's."""
 
 from jaxhet._errors import JaxhetError
-from jaxhet.compiler import carrier, collectives, hlo
+from jaxhet.compiler import carrier, collectives, entry_layout, hlo
 from jaxhet.compiler import plan as plan_lib
 from jaxhet.compiler.arrange import arrange
 from jaxhet.compiler.options import Job, Options
@@ -40,7 +40,10 @@ def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | No
         )
     if plan is None:
         return None
-    return (parsed.serialize() if pairs else module), plan
+    if not pairs:
+        return module, plan
+    entry_layout.keep_of_results(parsed)
+    return parsed.serialize(), plan
 
 
 def _pairs(

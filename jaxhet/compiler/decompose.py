@@ -8,6 +8,7 @@ from jaxhet.compiler import (
     bucket,
     collectives,
     early,
+    entry_layout,
     groups,
     hlo,
     identity,
@@ -71,6 +72,7 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
             _isolate(collective)
         _lower(collective, job, options, exchanges)
     plan.make(parsed, exchanges, options)
+    entry_layout.keep(parsed, is_gpu=job.is_gpu)
     return parsed.serialize()
 
 

@@ -292,10 +292,13 @@ class Computation:
                 _link(self._users, user, user.operand_ids)
         return list(self._users.get(instruction.id, ()))
 
-    def hide(self, instruction: Instruction) -> None:
-        """Puts a barrier before the users of an instruction: they do not see what it is."""
+    def hide(self, instruction: Instruction, shape: Shape | None = None) -> None:
+        """Puts a barrier before the users of an instruction: they do not see what it is.
+
+        The barrier has a shape of its own if one is given.
+        """
         users = self.users(instruction)
-        barrier = self.add("opt-barrier", instruction.shape, [instruction])
+        barrier = self.add("opt-barrier", shape or instruction.shape, [instruction])
         for user in users:
             user.operand_ids[:] = [
                 barrier.id if i == instruction.id else i for i in user.operand_ids
@@ -470,7 +473,6 @@ class Module:
         for computation in reversed(self._new):
             self.proto.computations.insert(0, computation.proto)
         self._new.clear()
-        _copy_memory_spaces(self.proto.host_program_shape.result, self.entry.root.shape)
         return self.proto.SerializeToString()
 
     def location(self, instruction: Instruction, path: str = "") -> str:
@@ -493,18 +495,6 @@ class Module:
         frame = index.stack_frames[metadata.stack_frame_id - 1]
         place = index.file_locations[frame.file_location_id - 1]
         return index.file_names[place.file_name_id - 1], place.line
-
-
-def _copy_memory_spaces(layouts: Shape, shape: Shape) -> None:
-    """Gives the arrays of a result the memory, host or device, that the program's layout says.
-
-    XLA takes the memory of a result from the module's layout, but that of a module that it reads
-    from the root instruction.
-    """
-    for part_layouts, part in zip(layouts.tuple_shapes, shape.tuple_shapes, strict=False):
-        _copy_memory_spaces(part_layouts, part)
-    if layouts.layout.memory_space:
-        shape.layout.memory_space = layouts.layout.memory_space
 
 
 @contextlib.contextmanager
