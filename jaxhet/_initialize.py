@@ -12,7 +12,7 @@ import jax
 
 from jaxhet import _clusters, _distributed, _log, _memory, _session
 from jaxhet._config import Config
-from jaxhet._errors import JaxhetError, UsageError
+from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._jax import compat, platforms
 from jaxhet._job import coordinator
 from jaxhet._job import membership as _membership
@@ -118,14 +118,21 @@ def _join(config: Config, secret: bytes) -> _session.Session:
             session.metrics = _metrics.Metrics(session.config)
             session.metrics.follow(session)
     except BaseException as error:
-        if isinstance(error, JaxhetError) and membership.failure is None:
-            membership.report(type(error)(f"{_place.name(config)}: {error}"))
+        if membership.failure is None:
+            membership.report(_for_others(error, _place.name(config)))
         if session is not None:
             session.close(0)
         else:  # JAX's client, if there is one, lives as long as the process
             membership.leave(close=False)
         raise
     return session
+
+
+def _for_others(error: BaseException, name: str) -> JaxhetError:
+    """The error that the other processes raise when process `name` could not join."""
+    if isinstance(error, JaxhetError):
+        return type(error)(f"{name}: {error}")
+    return PeerError(f"{name} could not join the job: {type(error).__name__}: {error}; see there")
 
 
 def shutdown() -> None:
