@@ -36,7 +36,7 @@ if jax.process_index() == int(sys.argv[1]):
 )
 def test_strangers_of_a_failed_process_name_it(victim: int, number: signal.Signals) -> None:
     """Each process exchanges with one other."""
-    command = [VICTIM, "100000", "rails"]
+    command = [VICTIM, "100000", "--rails"]
     job = WatchedJob(command, islands=(2, 3), env={**NEEDED, "JAXHET_PEER_TIMEOUT_S": "4"})
     pid = int(job.wait_for(r"@ run (\d+)", victim)[1])
     os.kill(pid, number)

@@ -1,16 +1,33 @@
-"""victim.py STEPS [rails]: joins the job, compiles, runs exchanges, and says what it does next.
+"""A process of a job that a fault ends: it joins, compiles, saves, runs steps, and tells its phase.
 
-With `rails`, a rank exchanges only with the ranks in its place on the other islands.
+    victim.py STEPS [--rails] [--fault MOMENT KIND PROCESS --folder FOLDER]
 
-Each line on stdout is `@ PHASE pid`; each step checks its own result, so that a wrong number is
-never silent.
+The devices are CPUs or GPUs, as JAX chooses. With `--rails`, a rank exchanges only with the ranks
+in its place on the other islands. With `--fault`, process PROCESS fails by itself, at a moment of
+`MOMENTS` and in a way of `KINDS`.
+
+Lines on stdout: `@ PHASE pid` before each phase, `@ fault MOMENT pid` before the fault. Each step
+checks its own result, so that a wrong number is never silent: `WRONG …`. The error that ends the
+process is told by `caught <class>: <text>`.
 """
 
+import argparse
 import os
+import pathlib
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
+
+_SAVE_S = 1.5
+_FAULT_AT_STEP = 3
+_LARGE = 1 << 22  # elements of each rank in the exchanges of the step that faults, on CPUs
+_LARGE_ON_GPUS = 1 << 26
+EXIT_CODE = 7  # of os._exit
 
 
 def say(phase: str) -> None:
@@ -18,41 +35,230 @@ def say(phase: str) -> None:
     print(f"@ {phase} {os.getpid()}", flush=True)
 
 
-def main() -> None:
-    """Runs the steps."""
-    say("connect")
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import Mesh, NamedSharding
-    from jax.sharding import PartitionSpec as P
+def _raise() -> NoReturn:
+    raise RuntimeError("the fault that was asked for")
 
-    import jaxhet
 
-    jaxhet.initialize()
-    rails = jax.device_count() // len(jaxhet.islands()) if "rails" in sys.argv else 1
-    mesh = Mesh(np.array(jax.devices()).reshape(-1, rails), ("x", "rail"))
-    n = mesh.shape["x"]
-    shape = (mesh.size, 1 << 20)
-    x = jax.make_array_from_callback(
-        shape, NamedSharding(mesh, P(("x", "rail"))), lambda i: np.ones(shape, np.float32)[i]
-    )
+# How a process faults. The first two can only be done by the main thread.
+KINDS: dict[str, Callable[[], Any]] = {
+    "raise": _raise,
+    "exit": lambda: sys.exit(0),
+    "_exit": lambda: os._exit(EXIT_CODE),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
+MOMENTS = ("setup", "compile", "tune", "between", "exchange", "save")
 
-    def program(x: jax.Array, i: jax.Array) -> jax.Array:
+
+class Fault:
+    """The fault of one process.
+
+    Attributes:
+      moment: What the process does.
+      is_here: Whether this process faults.
+    """
+
+    def __init__(self, moment: str, kind: str) -> None:
+        self.moment = "start"
+        self.is_here = bool(moment)
+        self._wanted, self._kind = moment, kind
+        signal.signal(signal.SIGUSR1, lambda *_: self._fault())
+
+    def now(self, moment: str) -> None:
+        """Faults at once, if this is the moment."""
+        self.moment = moment
+        if moment == self._wanted:
+            self._fault()
+
+    def soon(self, moment: str, delay_s: float) -> None:
+        """Faults in the midst of what the main thread does next, if this is the moment."""
+        self.moment = moment
+        if moment == self._wanted:
+            threading.Timer(delay_s, self._fault_from_a_thread).start()
+
+    def _fault(self) -> None:
+        if self._wanted:
+            self._wanted = ""
+            say(f"fault {self.moment}")
+            KINDS[self._kind]()
+
+    def _fault_from_a_thread(self) -> None:
+        if self._kind in ("raise", "exit"):  # when the main thread is back from C++
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        else:
+            self._fault()
+
+
+class Programs:
+    """The programs, on one mesh."""
+
+    def __init__(self, rails: bool) -> None:
+        import jax
+        from jax.sharding import PartitionSpec as P
+
+        import jaxhet
+
+        size = jax.device_count() // len(jaxhet.islands()) if rails else 1
+        devices = np.array(jax.devices()).reshape(-1, size)
+        self.mesh = jax.sharding.Mesh(devices, ("x", "rail"))
+        self._rows = P(("x", "rail"))
+
+    def ones(self, columns: int) -> Any:
+        """A row of ones on each device."""
+        import jax
+
+        shape = (self.mesh.size, columns)
+        sharding = jax.sharding.NamedSharding(self.mesh, self._rows)
+        return jax.jit(lambda: jax.numpy.ones(shape), out_shardings=sharding)()
+
+    def over(self, f: Callable[..., Any], *more: Any) -> Any:
+        """`f` of rows, and of numbers that all ranks have, as a program over the mesh."""
+        import jax
+
+        import jaxhet
+
+        specs = {"in_specs": (self._rows, *more), "out_specs": self._rows, "check_vma": False}
+        return jaxhet.jit(jax.shard_map(f, mesh=self.mesh, **specs))
+
+    def check(self, result: Any, right: float) -> None:
+        """Waits for a result, and says whether its numbers are others."""
+        import jaxhet
+
+        jaxhet.block_until_ready(result)
+        value = np.asarray(result.addressable_shards[0].data)
+        if not (value == right).all():
+            print(f"WRONG number: {value}, not {right}", flush=True)
+
+
+def _sum(fault: Fault) -> Callable[..., Any]:
+    def body(x: Any, i: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        fault.soon("compile", 0.3)
         for k in range(40):  # enough to compile for about a second
             x = x + jnp.sin(x * k) * 0
         return jax.lax.psum(x * i, "x")
 
-    specs = P(("x", "rail")), P()
-    jitted = jaxhet.jit(jax.shard_map(program, mesh=mesh, in_specs=specs, out_specs=P("rail")))
+    return body
+
+
+def _tuned(fault: Fault) -> Callable[..., Any]:
+    """Products for which GPUs choose kernels by trying them, then a sum over the ranks."""
+
+    def body(x: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        fault.soon("tune", 1.0)
+        for rows in range(1024, 4096, 256):
+            wide = jnp.ones((rows, 512), jnp.bfloat16) * x[0, 0].astype(jnp.bfloat16)
+            x = x + 0 * jax.nn.silu(wide @ wide.T).astype(x.dtype).mean()
+        return jax.lax.psum(x, "x")
+
+    return body
+
+
+def _around(n: int) -> Callable[..., Any]:
+    """Rows move around the ring of n ranks, eight times."""
+
+    def body(x: Any) -> Any:
+        import jax
+
+        ring = [(i, (i + 1) % n) for i in range(n)]
+        for _ in range(8):
+            x = jax.lax.optimization_barrier(jax.lax.ppermute(x, "x", ring))
+        return x
+
+    return body
+
+
+def _save(folder: pathlib.Path, fault: Fault) -> None:
+    """Writes a file slowly."""
+    import jax
+
+    import jaxhet
+
+    say("save")
+    fault.soon("save", _SAVE_S / 3)
+    file = folder / f"part{jax.process_index()}"
+    with jaxhet.saving(folder), file.open("wb", buffering=0) as out:
+        for _ in range(30):
+            out.write(bytes(1000))
+            time.sleep(_SAVE_S / 30)
+    say("saved")
+
+
+def _prepare(programs: Programs, fault: Fault, folder: pathlib.Path) -> Callable[[], None]:
+    """What comes before the steps of a job with a fault; returns the step that has the fault."""
+    import jax
+
+    n = programs.mesh.shape["x"]
+    on_cpus = jax.default_backend() == "cpu"
+    if not on_cpus:
+        programs.check(programs.over(_tuned(fault))(programs.ones(4)), n)
+    _save(folder, fault)
+    fault.moment = "steps"
+    large = programs.ones(_LARGE if on_cpus else _LARGE_ON_GPUS)
+    move = programs.over(_around(n))
+    programs.check(move(large), 1)
+
+    def step() -> None:
+        fault.now("between")
+        moved = move(large)
+        fault.now("exchange")
+        programs.check(moved, 1)
+
+    return step
+
+
+def run(options: argparse.Namespace, fault: Fault) -> None:
+    """Runs the steps."""
+    from jax.sharding import PartitionSpec as P
+
+    programs = Programs(options.rails)
+    n = programs.mesh.shape["x"]
+    x = programs.ones(1 << 20)
+    step = programs.over(_sum(fault), P())
     say("compile")
-    for i in range(int(sys.argv[1])):
-        out = jitted(x, float(i))
-        value = np.asarray(out.addressable_shards[0].data)
-        if not (value == n * i).all():
-            print(f"WRONG number at step {i}: {value}", flush=True)
+    programs.check(step(x, 0.0), 0)
+    faulty = _prepare(programs, fault, options.folder) if options.fault else None
+    for i in range(options.steps):
+        if faulty and i == _FAULT_AT_STEP:
+            time.sleep(0.5 * fault.is_here)  # the others wait in their exchanges
+            faulty()
+        programs.check(step(x, float(i)), n * i)
         say("run")
         time.sleep(0.01)
     print("finished", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--rails", action="store_true")
+    parser.add_argument("--fault", nargs=3, metavar=("MOMENT", "KIND", "PROCESS"))
+    parser.add_argument("--folder", type=pathlib.Path)
+    options = parser.parse_args()
+    moment, kind, process = options.fault or ("", "", "")
+    fault = Fault(moment if process == os.environ.get("JAXHET_PROCESS_ID") else "", kind)
+    say("connect")
+    import jaxhet
+    from jaxhet import _set_up
+
+    start_jax = _set_up._start_jax
+
+    def start_jax_after_fault(*arguments: Any) -> Any:
+        fault.now("setup")
+        return start_jax(*arguments)
+
+    _set_up._start_jax = start_jax_after_fault
+    try:
+        jaxhet.initialize()
+        run(options, fault)
+    except Exception as error:
+        print(f"caught {type(error).__name__}: {error}", flush=True)
+        raise
 
 
 if __name__ == "__main__":

@@ -30,10 +30,12 @@ _IMAGENET = (
 )
 
 needs_flax = pytest.mark.skipif(
-    bool(published.missing(_EXAMPLES)), reason=published.missing(_EXAMPLES) or "there"
+    bool(published.missing("packages", _EXAMPLES)),
+    reason=published.missing("packages", _EXAMPLES) or "there",
 )
 needs_equinox = pytest.mark.skipif(
-    bool(published.missing(_NOTEBOOK)), reason=published.missing(_NOTEBOOK) or "there"
+    bool(published.missing("packages", _NOTEBOOK)),
+    reason=published.missing("packages", _NOTEBOOK) or "there",
 )
 
 

@@ -1,6 +1,7 @@
 """Programs that others published, run over islands and in plain JAX without any edit."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -26,12 +27,12 @@ _FIRST_PORT = 61440  # lowest port that JAX makes of Open MPI's job ids
 
 def missing(*paths: str) -> str:
     """The reason why a test of these files is skipped, or an empty text."""
-    absent = [path for path in ("packages", *paths) if not list(FOLDER.glob(path))]
+    absent = [path for path in paths if not list(FOLDER.glob(path))]
     if not absent:
         return ""
     return (
-        f"no {', '.join(absent)} in {FOLDER.name}: `sh tools/setup.sh slow` installs packages and"
-        " Flax's examples; checkouts of Equinox (equinox) and JAX (jax) are put there by hand"
+        f"no {', '.join(absent)} in {FOLDER}: `sh tools/setup.sh slow` installs packages and Flax's"
+        " examples; checkouts of Equinox (equinox) and JAX (jax) are put there by hand"
     )
 
 
@@ -65,19 +66,25 @@ def over_islands(command: Sequence[str], env: Mapping[str, str], run: Run) -> li
     jaxhet = [sys.executable, "-m", "jaxhet.cli"]
     sizes = ["--processes-per-island", str(run.processes), "--devices", str(run.devices)]
     launch = [*jaxhet, "launch", "--islands", "2", *sizes, "--", *jaxhet, "run", "--"]
-    ended = subprocess.run(
-        [*launch, sys.executable, *command],
-        env=_environment(env),
-        cwd=run.folder,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=run.timeout_s,
-    )
-    assert bool(ended.returncode) == run.fails, ended.stdout[-20_000:]
+    with tempfile.TemporaryFile("w+") as log:
+        try:
+            ended = subprocess.run(
+                [*launch, sys.executable, *command],
+                env=_environment(env),
+                cwd=run.folder,
+                check=False,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=run.timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            ended = None
+        log.seek(0)
+        text = log.read()
+    assert ended, f"not done after {run.timeout_s} s:\n{text[-20_000:]}"
+    assert bool(ended.returncode) == run.fails, text[-20_000:]
     lines: dict[str, list[str]] = {}
-    for line in ended.stdout.splitlines():
+    for line in text.splitlines():
         if found := re.match(r"\[island\d+/(\d+)\] (.*)", line):
             lines.setdefault(found[1], []).append(found[2])
     return ["\n".join(lines[process]) for process in sorted(lines, key=int)]
@@ -117,6 +124,20 @@ def in_plain_world(command: Sequence[str], env: Mapping[str, str], run: Run) -> 
             log.close()
     assert any(codes) == run.fails, texts[0][-20_000:]
     return texts
+
+
+def outcomes_of_jax_tests(texts: Sequence[str]) -> dict[str, str]:
+    """Outcome of each test that `jax_tests.py` ran, by file, class and name.
+
+    A failure in one process is a failure of the test.
+    """
+    worst: dict[str, str] = {}
+    for text in texts:
+        for line in re.findall(r"^\{.*\}$", text, re.MULTILINE):
+            for name, outcome in next(iter(json.loads(line).values())).items():
+                if not worst.get(name, "").startswith("failed"):
+                    worst[name] = outcome
+    return worst
 
 
 def scalars(folder: pathlib.Path) -> dict[str, list[float]]:

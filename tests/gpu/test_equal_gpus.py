@@ -1,0 +1,88 @@
+"""Processes with equal GPUs share executables: values are right, and nobody waits for long."""
+
+import re
+
+import pytest
+
+from benchmarks import gpus
+from tests.faults.watched import WatchedJob
+
+PLATFORMS = pytest.mark.parametrize(
+    "platform", ["cuda", pytest.param("cpu", marks=pytest.mark.slow)]
+)
+_START = """
+import time
+import jax, jax.numpy as jnp, numpy as np
+import jaxhet
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+jaxhet.initialize()
+mesh = jaxhet.make_mesh({"x": -1})
+rows = NamedSharding(mesh, P("x"))
+"""
+# The programs differ in what the function of `partition` returns, and in nothing else.
+_FACTORY = """
+ones = np.ones((2, 6), np.float32)
+x = jax.make_array_from_callback(ones.shape, rows, ones.__getitem__)
+
+def make(factor):
+    @custom_partitioning
+    def scaled(v):
+        return v * 1
+    def partition(mesh, arguments, result):
+        sharding = arguments[0].sharding
+        return mesh, lambda v: v * factor, sharding, (sharding,)
+    scaled.def_partition(
+        partition=partition,
+        infer_sharding_from_operands=lambda mesh, arguments, result: arguments[0].sharding,
+        sharding_rule="i j -> i j",
+    )
+    total = lambda v: jnp.broadcast_to(jnp.sum(scaled(v), axis=0), v.shape)
+    return jax.jit(total, out_shardings=rows)
+
+for factor in (2, 3, 4):
+    result = jax.block_until_ready(make(factor)(x))
+    print("value", np.asarray(result.addressable_data(0))[0, 0], flush=True)
+"""
+# With jax_debug_nans a process with a NaN raises, while another one may compile the next program.
+_NANS = """
+jax.config.update("jax_debug_nans", True)
+x = jax.device_put(np.arange(8, dtype=np.float32), rows)
+begin = time.monotonic()
+try:
+    print("value", jax.jit(lambda v: jnp.log(v - 1).sum())(x), flush=True)
+except Exception as error:
+    seconds = time.monotonic() - begin
+    print(f"raised {type(error).__name__} after {seconds:.1f} s: {error}", flush=True)
+"""
+
+
+def _run(platform: str, script: str) -> WatchedJob:
+    if platform == "cuda" and (reason := gpus.why_fewer_than(2)):
+        pytest.skip(reason)
+    env = {"JAX_PLATFORMS": "cpu" if platform == "cpu" else ""}
+    job = WatchedJob(["-c", _START + script], islands=2, env=env)
+    job.wait(120)
+    return job
+
+
+@PLATFORMS
+def test_programs_that_differ_in_a_partition_function_have_their_own_values(platform: str) -> None:
+    job = _run(platform, _FACTORY)
+    for process in range(2):
+        mine = [line.text for line in job.lines if line.process == process]
+        values = [text for text in mine if text.startswith("value")]
+        assert values == ["value 4.0", "value 6.0", "value 8.0"], job.text()
+
+
+@PLATFORMS
+def test_process_does_not_wait_for_programs_of_one_that_has_raised(platform: str) -> None:
+    job = _run(platform, _NANS)
+    raised = [job.first(process, "raised") for process in range(2)]
+    for process, line in enumerate(raised):
+        assert line, f"process {process} has not raised:\n{job.text()}"
+        found = re.match(r"raised (\w+) after (\S+) s", line.text)
+        assert found, line.text
+        assert found[1] in ("FloatingPointError", "PeerError", "JaxRuntimeError"), job.text()
+        assert float(found[2]) < 20, job.text()
