@@ -311,6 +311,11 @@ class Compilation:
         )
         return executable, serialized
 
+    def leave(self) -> None:
+        """Tells processes that wait for an executable of this one that none will come."""
+        if self.shared is not None and not self._is_over():
+            self.shared.leave()
+
     def describe_plans(self, program: str) -> str:
         """The plans of a program of this digest, for processes that load its executable.
 

@@ -189,6 +189,7 @@ class Session:
         uncaught = _uncaught()
         if self.engine is not None:
             self._report(uncaught)
+            self.compilation.leave()
             wait_s = _EXIT_GRACE_S if self.error() else timeout_s
             if self.island.platform != "cpu":
                 compat.wait_for_devices(wait_s)
@@ -217,8 +218,6 @@ class Session:
     def discard(self) -> None:
         """Ends what is the session's own; engine and membership are left as they are."""
         self._closed.set()
-        if self.compilation.shared is not None:
-            self.compilation.shared.close()
         if self._watcher.is_alive():
             self._watcher.join()
         with contextlib.suppress(Exception):

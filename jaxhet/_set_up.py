@@ -134,11 +134,10 @@ def _share_programs(session: _session.Session, membership: Membership) -> None:
     session.compilation.shared = shared_programs.SharedPrograms(
         [info.process for info in membership.members if tuning_class(info) == mine],
         session.process,
-        membership.tell_of_program,
+        compat.coordination_client(),
         session.compilation.describe_plans,
         session.config.tuning_timeout_s,
     )
-    membership.listen_programs(session.compilation.shared.hear)
 
 
 def make_process_info(

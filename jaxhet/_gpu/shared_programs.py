@@ -3,58 +3,58 @@
 XLA measures candidates for its kernels when it compiles, and two measurements may end in two
 choices: sums that should be equal on all replicas then differ in their last bits. So the processes
 of a *tuning class* (equal devices, versions and flags) run one executable. The first process of the
-class that takes part in a program compiles it; the others ask for its executable, and load it:
+class that takes part in a program compiles it, and puts the executable into the key-value store of
+JAX's coordination service. The others wait for it there, and load it:
 
-    other → first   {"to": [first], "from": other, "among": [process, …], "number": n, "key": key}
-    first → others  {"to": [other, …], "key": key, "part": i, "of": n, "bytes": base64}
-                    {"to": [other, …], "key": key, "error": text}
+    jaxhet/executable/<key>   a JSON head, {"text": …} or {"error": …}, and the executable
+    jaxhet/compiling/<first>  JSON: what the first process is doing (`_Doing`)
 
-The bytes are a digest of all that follows, a text that says what its process needs to know to run
-it, and the executable.
-*key* is a digest of the module that JAX hands to XLA, and of XLA's options for it. *among* are the
-processes of the class that run the program. *number* is how many programs of these processes the
-asking process already has. If the first process has had another program at that number for a while,
-it says so, and the asking process compiles its own program. Messages pass through the job's
-coordinator.
+*key* is a digest of the module that JAX hands to XLA, and of XLA's options for it. *text* is what
+another process needs to know to run the program. A wait ends early when the first process has left
+the job, or has compiled another program instead.
 """
 
-import base64
 import collections
 import contextlib
 import dataclasses
-import functools
-import hashlib
-import queue
+import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-_DIGEST_BYTES = 16
-_PART_BYTES = 4 << 20  # a message takes at most 16 MiB
-_MOST_KEPT_BYTES = 512 << 20  # executables that others can ask for: the latest ones
-_GRACE_S = 20.0  # threads of a process may compile programs in another order than elsewhere
+_MOST_KEPT_BYTES = 512 << 20  # executables of this process in the store: the latest ones
+_POLL_S = 0.5
+_GRACE_S = 3.0  # threads of a process may compile programs in another order than elsewhere
 
 
 class NotSharedError(Exception):
     """A process could not get an executable from another one, for the reason in the text."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Question:
-    among: tuple[int, ...]
-    number: int
-    others: set[int] = dataclasses.field(default_factory=set)
+@dataclasses.dataclass
+class _Doing:
+    """What a process that compiles for others is doing.
+
+    Attributes:
+      compiling: Keys of programs that it compiles now.
+      latest: For each group of processes, as text, the key of the program it compiled last.
+      has_left: Whether it has left the job.
+    """
+
+    compiling: list[str] = dataclasses.field(default_factory=list)
+    latest: dict[str, str] = dataclasses.field(default_factory=dict)
+    has_left: bool = False
 
 
 class SharedPrograms:
-    """Exchanges executables with the other processes of a tuning class."""
+    """Exchanges executables with the other processes of a tuning class. Any thread may call it."""
 
     def __init__(
         self,
         members: Sequence[int],
         process: int,
-        tell: Callable[[dict[str, Any]], None],
+        store: Any,
         describe: Callable[[str], str],
         timeout_s: float,
     ):
@@ -63,33 +63,20 @@ class SharedPrograms:
         Args:
           members: The processes of the class.
           process: This process.
-          tell: Sends a message to the processes that it names. Any thread may call it.
+          store: Client of JAX's coordination service.
           describe: Gets the name of a program of this process; returns the text that goes with the
-            executable. Any thread may call it.
+            executable.
           timeout_s: Longest wait for an executable.
         """
         self._members = frozenset(members)
         self._process = process
-        self._tell = tell
+        self._store = store
         self._describe = describe
         self._timeout_s = timeout_s
-        self._changed = threading.Condition()
-        # For each group of processes: keys of the programs that this process has, and since when.
-        self._had: dict[tuple[int, ...], dict[str, float]] = {}
-        # By key: what this process sends of its executables, oldest first.
-        self._kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
-        self._failed: dict[str, str] = {}  # by key: why this process has no executable to send
-        self._begun: set[str] = set()  # keys of programs that this process compiles
-        self._asked: dict[str, _Question] = {}  # by key
-        # By key of a program that this process fetches: threads that wait, parts, the answer.
-        self._waiting: collections.Counter[str] = collections.Counter()
-        self._parts: dict[str, dict[int, bytes]] = {}
-        self._answers: dict[str, tuple[str, bytes] | NotSharedError] = {}
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        if len(self._members) > 1:
-            threading.Thread(
-                target=self._run_work, name="jaxhet-shared-programs", daemon=True
-            ).start()
+        self._lock = threading.Lock()
+        self._known: set[str] = set()  # keys of programs that this process has or compiles
+        self._doing = _Doing()
+        self._kept: collections.OrderedDict[str, int] = collections.OrderedDict()  # key to size
 
     def among(self, processes: Collection[int]) -> tuple[int, ...]:
         """The processes that share a program; the first of them compiles it.
@@ -103,36 +90,55 @@ class SharedPrograms:
         found = tuple(sorted(self._members.intersection(processes)))
         return found if self._process in found and len(found) > 1 else ()
 
-    def begin(self, key: str) -> None:
-        """Takes note that this process compiles a program, for which others may wait."""
-        with self._changed:
-            self._begun.add(key)
-
-    def add(self, among: tuple[int, ...], key: str, executable: bytes | None, program: str) -> None:
-        """Takes note of a program of this process, which others may ask for now or later.
+    @contextlib.contextmanager
+    def compiling(self, among: tuple[int, ...], key: str) -> Iterator[None]:
+        """Takes note that this process compiles or loads a program inside, or fails to.
 
         Args:
           among: The processes that share it.
           key: Identity of the program.
-          executable: The serialized executable; None if nobody will ask this process for it.
+        """
+        self._known.add(key)
+        if among[0] != self._process:
+            yield
+            return
+        with self._change() as doing:
+            doing.compiling.append(key)
+        try:
+            yield
+        except BaseException as error:
+            self.refuse(key, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            with self._change() as doing:
+                doing.compiling.remove(key)
+                doing.latest[str(among)] = key
+
+    def give(self, key: str, executable: bytes, program: str) -> None:
+        """Puts an executable into the store.
+
+        Args:
+          key: Identity of the program.
+          executable: The serialized executable.
           program: The name by which `describe` knows it.
         """
+        with self._lock:
+            self._kept[key] = len(executable)
+            self._kept.move_to_end(key)
+            total, old = sum(self._kept.values()), list[str]()
+            while total > _MOST_KEPT_BYTES:
+                oldest, size = self._kept.popitem(last=False)
+                total -= size
+                old.append(oldest)
+        for oldest in old:
+            self.refuse(oldest, "it is not kept any more")
+        if key not in old:
+            self._put(key, {"text": self._describe(program)}, executable)
 
-        def keep() -> None:
-            assert executable is not None
-            self._keep(key, _pack(self._describe(program), executable))
-            self._note(among, key)
-
-        if executable is None:
-            self._note(among, key)
-        else:
-            self._work.put(keep)
-
-    def add_failure(self, among: tuple[int, ...], key: str, why: str) -> None:
-        """Takes note that this process could not compile a program."""
-        with self._changed:
-            self._failed[key] = why
-        self._note(among, key)
+    def refuse(self, key: str, why: str) -> None:
+        """Tells the others that this process has no executable for them."""
+        with contextlib.suppress(RuntimeError):  # the job has ended
+            self._put(key, {"error": why[:500]})
 
     def fetch(
         self, among: tuple[int, ...], key: str, is_over: Callable[[], bool]
@@ -151,128 +157,63 @@ class SharedPrograms:
           NotSharedError: The first process has no executable to send, or did not send it within
             the time limit, or the job is over.
         """
-        with self._changed:
-            self._waiting[key] += 1  # threads of this process may want the same program
-            self._parts.setdefault(key, {})
-            keys = [*self._had.get(among, ())]
-            number = keys.index(key) if key in keys else len(keys)
-        question = {"from": self._process, "among": among, "number": number, "key": key}
-        self._tell({"to": [among[0]], **question})
-        deadline = time.monotonic() + self._timeout_s
-        with self._changed:
-            while key not in self._answers and time.monotonic() < deadline and not is_over():
-                self._changed.wait(0.2)
-            answer = self._answers.get(key)
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                del self._waiting[key], self._parts[key]
-                self._answers.pop(key, None)
-        if isinstance(answer, NotSharedError):
-            raise answer
-        if answer is not None:
-            return answer
-        if is_over():
-            raise NotSharedError("the job is over")
-        raise NotSharedError(
-            f"it has not come within {self._timeout_s:g} s (JAXHET_TUNING_TIMEOUT_S)"
-        )
+        start = as_expected = time.monotonic()
+        while not is_over():
+            doing = self._doing_of(among[0])  # before a look at what it has given
+            poll_s = 0 if doing.has_left else _POLL_S
+            if (packed := self._get(f"executable/{key}", poll_s)) is not None:
+                return _unpack(packed)
+            if doing.has_left:
+                raise NotSharedError("it has left the job")
+            now, latest = time.monotonic(), doing.latest.get(str(among))
+            if latest is None or latest in self._known or doing.compiling:
+                as_expected = now
+            if now - as_expected > _GRACE_S:
+                raise NotSharedError("it has compiled another one in its place")
+            if now - start > self._timeout_s:
+                raise NotSharedError(
+                    f"it has not come within {self._timeout_s:g} s (JAXHET_TUNING_TIMEOUT_S)"
+                )
+        raise NotSharedError("the job is over")
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Takes a message of another process: a question, a part of an answer, or a refusal."""
-        key = str(message["key"])
-        if "among" in message:
-            among = tuple(int(process) for process in message["among"])
-            other, number = int(message["from"]), int(message["number"])
-            if other not in self._members or number < 0:
-                raise ValueError(f"process {other} asks for program {number}")
-            with self._changed:
-                self._asked.setdefault(key, _Question(among, number)).others.add(other)
-            self._serve()
-            return
-        with self._changed:
-            if (parts := self._parts.get(key)) is None:
-                return  # nobody waits for it
-            if "error" in message:
-                self._answers[key] = NotSharedError(str(message["error"]))
-            else:
-                try:
-                    count = int(message["of"])
-                    parts[int(message["part"])] = base64.b64decode(message["bytes"])
-                    if len(parts) < count:
-                        return
-                    self._answers[key] = _unpack(b"".join(parts[i] for i in range(count)))
-                except (KeyError, TypeError, ValueError):
-                    self._answers[key] = NotSharedError("the executable arrived damaged")
-            self._changed.notify_all()
+    def leave(self) -> None:
+        """Tells the others that this process compiles nothing any more."""
+        with self._change() as doing:
+            doing.has_left = True
 
-    def close(self) -> None:
-        """Ends the thread that sends, after what it is doing."""
-        self._work.put(None)
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[_Doing]:
+        """Publishes what is changed inside."""
+        with self._lock:
+            yield self._doing
+            text = json.dumps(dataclasses.asdict(self._doing)).encode()
+            with contextlib.suppress(RuntimeError):  # the job has ended
+                self._store.key_value_set_bytes(f"jaxhet/compiling/{self._process}", text, True)
 
-    def _run_work(self) -> None:
-        while True:
-            with contextlib.suppress(queue.Empty):
-                if (work := self._work.get(timeout=1)) is None:
-                    return
-                work()
-            self._serve()
+    def _doing_of(self, process: int) -> _Doing:
+        packed = self._get(f"compiling/{process}", 0)
+        return _Doing() if packed is None else _Doing(**json.loads(packed))
 
-    def _keep(self, key: str, content: bytes) -> None:
-        with self._changed:
-            self._failed.pop(key, None)
-            self._kept[key] = content
-            self._kept.move_to_end(key)
-            while sum(map(len, self._kept.values())) > _MOST_KEPT_BYTES:
-                oldest, _ = self._kept.popitem(last=False)
-                self._failed[oldest] = "it is not kept any more"
+    def _put(self, key: str, head: dict[str, str], executable: bytes = b"") -> None:
+        text = json.dumps(head).encode()
+        content = len(text).to_bytes(8, "little") + text + executable
+        self._store.key_value_set_bytes(f"jaxhet/executable/{key}", content, True)
 
-    def _note(self, among: tuple[int, ...], key: str) -> None:
-        with self._changed:
-            self._begun.discard(key)
-            self._had.setdefault(among, {}).setdefault(key, time.monotonic())
-        self._serve()
-
-    def _serve(self) -> None:
-        """Answers all questions that can be answered."""
-        with self._changed:
-            for key, question in list(self._asked.items()):
-                had = self._had.get(question.among, {})
-                if key in had or (key not in self._begun and self._is_another(question, had)):
-                    del self._asked[key]
-                    self._work.put(functools.partial(self._answer, key, sorted(question.others)))
-
-    def _is_another(self, question: _Question, had: Mapping[str, float]) -> bool:
-        """Whether this process has had another program in its place for a while."""
-        if len(had) <= question.number:
-            return False
-        return time.monotonic() - [*had.values()][question.number] > _GRACE_S
-
-    def _answer(self, key: str, others: list[int]) -> None:
-        with self._changed:
-            content = self._kept.get(key)
-            error = self._failed.get(key, "it has compiled another one in its place")
-        if content is None:
-            self._tell({"to": others, "key": key, "error": error})
-            return
-        starts = range(0, len(content), _PART_BYTES)
-        for i, start in enumerate(starts):
-            part = base64.b64encode(content[start : start + _PART_BYTES]).decode()
-            self._tell({"to": others, "key": key, "part": i, "of": len(starts), "bytes": part})
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
-
-
-def _pack(text: str, executable: bytes) -> bytes:
-    head = text.encode()
-    content = len(head).to_bytes(8, "little") + head + executable
-    return _digest(content) + content
+    def _get(self, name: str, timeout_s: float) -> bytes | None:
+        try:
+            if timeout_s:
+                ms = round(timeout_s * 1000)
+                return self._store.blocking_key_value_get_bytes(f"jaxhet/{name}", ms)
+            return self._store.key_value_try_get_bytes(f"jaxhet/{name}")
+        except RuntimeError as error:
+            if str(error).startswith(("DEADLINE_EXCEEDED", "NOT_FOUND")):
+                return None
+            raise NotSharedError(str(error)) from error
 
 
 def _unpack(packed: bytes) -> tuple[str, bytes]:
-    content = packed[_DIGEST_BYTES:]
-    if _digest(content) != packed[:_DIGEST_BYTES]:
-        raise ValueError("the digest differs")
-    end = 8 + int.from_bytes(content[:8], "little")
-    return content[8:end].decode(), content[end:]
+    end = 8 + int.from_bytes(packed[:8], "little")
+    head = json.loads(packed[8:end])
+    if "error" in head:
+        raise NotSharedError(head["error"])
+    return head["text"], packed[end:]

@@ -120,6 +120,13 @@ def cancel_barriers() -> None:
             client.shutdown()
 
 
+def coordination_client() -> Any:
+    """This process's client of the coordination service, with its key-value store."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
 def disconnect_client() -> None:
     """Takes this process out of the coordination service."""
     from jax._src import distributed

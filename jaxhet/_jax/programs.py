@@ -10,6 +10,7 @@ import hashlib
 import pathlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import jax
@@ -190,16 +191,16 @@ class Sharing(Protocol):
         """Processes of the class that share a program; the first compiles it."""
         ...
 
-    def begin(self, key: str) -> None:
-        """Takes note that this process compiles a program."""
+    def compiling(self, among: tuple[int, ...], key: str) -> AbstractContextManager[None]:
+        """Takes note that this process compiles or loads a program inside, or fails to."""
         ...
 
-    def add(self, among: tuple[int, ...], key: str, executable: bytes | None, program: str) -> None:
-        """Takes note of a program of this process; None: others have no use for it."""
+    def give(self, key: str, executable: bytes, program: str) -> None:
+        """Gives the others an executable of this process."""
         ...
 
-    def add_failure(self, among: tuple[int, ...], key: str, why: str) -> None:
-        """Takes note that this process could not compile a program."""
+    def refuse(self, key: str, why: str) -> None:
+        """Tells the others that this process has no executable for them."""
         ...
 
 
@@ -276,18 +277,15 @@ class _Sharer:
         name = "" if program is None else program.value
         this = _Compilation(among, _key(module, devices, options), name, known)
         token = _current.set(this)
-        known.begin(this.key)
         try:
-            found = self._compile_or_get_cached(backend, module, devices, options, *args, **kwargs)
-        except Exception as error:
-            known.add_failure(among, this.key, f"{type(error).__name__}: {error}"[:500])
-            raise
+            with known.compiling(among, this.key):
+                found = self._compile_or_get_cached(
+                    backend, module, devices, options, *args, **kwargs
+                )
+                if among[0] == self._process and not this.is_told:  # JAX's cache had it
+                    this.tell(lambda: this.serialized or backend.serialize_executable(found))
         finally:
             _current.reset(token)
-        if among[0] != self._process:
-            known.add(among, this.key, None, name)
-        elif not this.is_told:  # JAX's cache had it
-            this.tell(lambda: this.serialized or backend.serialize_executable(found))
         return found
 
     def compile_and_load(
@@ -343,7 +341,7 @@ class _Compilation:
       among: The processes that share it.
       key: Identity of the program.
       program: The name in the attribute of its module, or "".
-      known: Knowledge about it, which others ask for.
+      known: Gives it to the others.
       serialized: The executable, once it was serialized.
       is_told: Whether the process that compiles has told the others.
     """
@@ -364,10 +362,9 @@ class _Compilation:
         self.is_told = True
         try:
             self.serialized = serialize()
+            self.known.give(self.key, self.serialized, self.program)
         except Exception as error:
-            self.known.add_failure(self.among, self.key, f"can't serialize it: {error}"[:500])
-        else:
-            self.known.add(self.among, self.key, self.serialized, self.program)
+            self.known.refuse(self.key, f"can't send it: {error}")
 
 
 _current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(

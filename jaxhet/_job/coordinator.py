@@ -12,9 +12,6 @@ one authenticated connection to every process of the job:
                                                 everybody has come and agrees
                            {"event": {"kind": "gone", "process": i, "text": …}}
                                                 process i went without goodbye
-    process → coordinator  {"program": {"to": [process], …}}
-                                                for these processes, as it is
-                                                (`_gpu/shared_programs.py`)
     process → coordinator  {"clock": number}    asks for the time (`_job/clock.py`)
     coordinator → process  {"clock": [number, microseconds]}
     process → coordinator  {"need": [process]}  a program of this process exchanges with these
@@ -323,8 +320,6 @@ class Coordinator:
                 message = channel.receive()
                 if "failed" in message:
                     self._fail(_errors.from_json(message["failed"]))
-                if "program" in message:
-                    self._pass_on(message)
                 if "clock" in message:
                     self._tell_time(info.process, message["clock"])
                 if "need" in message:
@@ -347,12 +342,6 @@ class Coordinator:
         with self._lock:
             self._closed.add(info.process)
             self._lock.notify_all()
-
-    def _pass_on(self, message: dict[str, Any]) -> None:
-        with self._lock:
-            for process in message["program"]["to"]:
-                if process in self._outboxes:
-                    self._outboxes[process].send(message)
 
     def _introduce(self, process: int, needed: Sequence[int]) -> None:
         """Has peers with higher ids connect to a process; tells it which peers leave."""

@@ -42,8 +42,6 @@ class Membership:
         self._failure: JaxhetError | None = None
         self._closing = False
         self._reader: threading.Thread | None = None
-        self._unheard: list[dict[str, Any]] = []
-        self._on_program: Callable[[dict[str, Any]], None] | None = None
         self._needed_by: list[int] = []  # unheard
         self._on_need: Callable[[int], None] = self._needed_by.append
         self._on_absent: Callable[[int], None] = lambda process: None
@@ -152,18 +150,6 @@ class Membership:
         """Tells the others that this process could not start."""
         self._send({"failed": _errors.to_json(error)})
 
-    def tell_of_program(self, message: dict[str, Any]) -> None:
-        """Sends a message about shared programs to the processes that it names."""
-        self._send({"program": message})
-
-    def listen_programs(self, listener: Callable[[dict[str, Any]], None]) -> None:
-        """Has a function hear the messages about shared programs, earlier ones too."""
-        with self._lock:
-            self._on_program = listener
-            for message in self._unheard:
-                listener(message)
-            self._unheard.clear()
-
     def ask_for(self, processes: Sequence[int]) -> None:
         """Has the processes with higher ids connect, and asks which have left the job."""
         self._send({"need": list(processes)})
@@ -243,12 +229,6 @@ class Membership:
                 self._on_absent(int(process))
         elif "all_leave" in message:
             self._all_leave.set()
-        elif "program" in message:
-            with self._lock:
-                if self._on_program is None:
-                    self._unheard.append(message["program"])
-                else:
-                    self._on_program(message["program"])
 
     def _set(self, failure: JaxhetError) -> None:
         with self._lock:

@@ -5,6 +5,8 @@ Says how many programs it compiled and loaded; the results are its own devices'.
 
 import json
 import os
+import signal
+import time
 from typing import Any
 
 import jax
@@ -15,9 +17,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _session, _set_up, compiler, testing
-from jaxhet._gpu import shared_programs
+from jaxhet import _compilation, _session, _set_up, testing
 from jaxhet._jax import programs
+from jaxhet.compiler import PROGRAM_ATTRIBUTE
 
 _noted: list[str] = []  # programs that this process has
 _loaded: list[str] = []  # programs that another process compiled
@@ -31,15 +33,14 @@ def _share(request: dict[str, Any]) -> None:
     """
     session = _session.current()
     assert session is not None
-    shared_programs._GRACE_S = 2
     _set_up._share_programs(session, session._membership)  # type: ignore[arg-type]
     own = session.compilation
     shared: Any = own.shared
-    add, keep = shared.add, shared._keep
+    compiling, put = shared.compiling, shared._put
 
-    def noted(among: tuple[int, ...], key: str, executable: bytes | None, program: str) -> None:
+    def noted(among: tuple[int, ...], key: str) -> Any:
         _noted.append(key)
-        add(among, key, executable, program)
+        return compiling(among, key)
 
     def fetch(among: tuple[int, ...], key: str, load: Any) -> Any:
         found, serialized = own.fetch(among, key, load)
@@ -52,19 +53,13 @@ def _share(request: dict[str, Any]) -> None:
         if event == "/jax/compilation_cache/cache_hits":
             _cached.append(event)
 
-    shared.add = noted
+    shared.compiling = noted
     if request.get("spoils") == session.process:
-
-        def spoil(key: str, content: bytes) -> None:
-            text, executable = shared_programs._unpack(content)
-            keep(key, shared_programs._pack(text, b"?" + executable))
-
-        shared._keep = spoil
+        shared._put = lambda key, head, executable=b"": put(key, head, b"?" + executable)
     if request.get("forgets") == session.process:
         shared._describe = lambda program: json.dumps({"program": program, "plans": []})
     jax.monitoring.register_event_listener(hit)
-    attribute = compiler.PROGRAM_ATTRIBUTE
-    programs.share_executables(session.process, lambda: shared, fetch, attribute)
+    programs.share_executables(session.process, lambda: shared, fetch, PROGRAM_ATTRIBUTE)
 
 
 @custom_partitioning
@@ -107,14 +102,59 @@ def _train(constant: float) -> dict[str, Any]:
     }
 
 
+def _differ() -> dict[str, tuple[float, str]]:
+    """Process 0, which should compile for process 1, does something else each time.
+
+    Returns:
+      For each time: the seconds that process 1 took, and its result or error.
+    """
+    mesh, first = jaxhet.make_mesh({"x": -1}), jax.process_index() == 0
+    x = jax.device_put(np.arange(4.0), NamedSharding(mesh, P("x")))
+    told: dict[str, tuple[float, str]] = {}
+
+    def run(name: str, function: Any) -> None:
+        start = time.monotonic()
+        try:
+            result = str(jax.jit(function)(x).addressable_data(0).tolist())
+        except Exception as error:
+            result = str(jaxhet.last_error() or error)
+        told[name] = time.monotonic() - start, result
+
+    run("another", lambda x: x * (2 if first else 3))
+    run("equal", jnp.sum)
+    decompose = _compilation.compiler.decompose
+    if first:
+        _compilation.compiler.decompose = lambda *args: 1 / 0
+    run("fails", lambda x: x + 4)
+    _compilation.compiler.decompose = decompose
+    if not first:
+        time.sleep(1)  # the next two may begin before or after the other process leaves
+        run("leaves", lambda x: x + 5)
+        run("has left", lambda x: jnp.sum(x + 6))
+    jaxhet.shutdown()
+    return told
+
+
+def _end(how: str | None) -> None:
+    """Ends the process that others wait for."""
+    if how == "raise":
+        raise RuntimeError("smoke")
+    if how == "os._exit":
+        os._exit(7)
+    if how is not None:
+        os.kill(os.getpid(), signal.Signals[how])
+
+
 def _answer(request: dict[str, Any]) -> Any:
     if folder := request.get("cache"):
         jax.config.update("jax_compilation_cache_dir", f"{folder}/{jax.process_index()}")
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if "share" in request:
         _share(request)
-    if request.get("dies") == jax.process_index():
-        os._exit(7)
+    if request.get("differs"):
+        return _differ()
+    if jax.process_index() == 0:
+        _end(request.get("ends"))
     constant = float(request.get("process_with_a_constant") == jax.process_index())
     result = _train(constant)
     compiled = len(_noted) - len(_loaded) - len(_cached)

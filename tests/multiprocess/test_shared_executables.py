@@ -4,6 +4,7 @@ Jobs on CPUs, which share nothing by default, are told to share as jobs on equal
 """
 
 import pathlib
+import re
 import shutil
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from jaxhet.testing import Shape, island_job
 
 WORKER = pathlib.Path(__file__).with_name("shared_executables_worker.py")
 _NUM_PROGRAMS = 3
+_WITHIN_S = 20.0  # the limit for an executable is 600 s
 
 
 def _train(**request: Any) -> tuple[list[dict[str, Any]], str]:
@@ -74,9 +76,34 @@ def test_other_program_is_an_error_though_its_process_waits_for_the_executable()
     assert "add e0 1.0:f32[]" in log
 
 
-def test_wait_for_a_process_that_dies_ends_with_the_cause() -> None:
+def test_wait_ends_when_its_process_does_something_else() -> None:
+    job = island_job(Shape(2), WORKER, {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": ""})
+    with job:
+        answers = job.ask({"share": True, "differs": True}, 100)
+        log = job.log.read_text()
+    told = next(answer for answer in answers if "leaves" in answer)
+    assert max(seconds for seconds, _ in told.values()) < _WITHIN_S
+    assert told["another"][1] == "[6.0, 9.0]"
+    assert told["equal"][1] == "6.0"
+    assert told["fails"][1] == "[6.0, 7.0]"
+    assert told["leaves"][1] == "[7.0, 8.0]"
+    assert re.search(r"process 0 \(island0, .*\) has left the job", told["has left"][1])
+    reasons = re.findall(r"did not give the executable of a program: (.*?)\. This process", log)
+    assert reasons == [
+        "it has compiled another one in its place",
+        reasons[1],
+        "it has left the job",
+        "it has left the job",
+    ]
+    assert "ZeroDivisionError: division by zero" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    "how", ["raise", "os._exit", "SIGSTOP", pytest.param("SIGKILL", marks=pytest.mark.slow)]
+)
+def test_wait_for_a_process_that_ends_ends_with_the_cause(how: str) -> None:
     start = time.monotonic()
-    log = _log_of_failure(share=True, dies=0)
+    log = _log_of_failure(share=True, ends=how)
     assert time.monotonic() - start < 60  # the limit for an executable is 600 s
     assert "PeerError" in log
     assert "process 0 (island0" in log

@@ -98,7 +98,6 @@ def test_reported_error_is_told(error: JaxhetError, pair: Pair) -> None:
     [
         {"failed": 7},
         {"failed": ["UsageError"]},
-        {"program": {"to": 3}},
         {"need": 3},
         {"need": [[]]},
         7,
@@ -121,9 +120,9 @@ def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
     def stop(_: Any) -> None:  # the reader, at the first message
         end.wait(60)
 
-    stopped._on_program = stop
+    stopped._on_need = stop
     for _ in range(200):
-        pair.members[0].tell_of_program({"to": [1], "padding": "x" * 100_000})
+        pair.server._outboxes[1].send({"need": 0, "padding": "x" * 100_000})
     pair.members[0].report(DeadlineError("too late"))
     assert type(pair.failure_of_first()) is DeadlineError
     end.set()
@@ -133,19 +132,19 @@ def test_all_that_a_leaving_process_has_sent_arrives(pair: Pair) -> None:
     """The coordinator reads slowly, and still sends something to the process."""
     first, second = pair.members
     heard: list[int] = []
-    second.listen_programs(lambda message: heard.append(message["number"]))
+    second.listen_needs(heard.append, lambda _: None)
     first._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     leaving = threading.Thread(target=first.leave)
-    with pair.server._lock:  # which the coordinator needs to pass a message on
-        for number, num_bytes in enumerate([0, 250_000]):
-            first.tell_of_program({"to": [1], "number": number, "padding": "x" * num_bytes})
+    with pair.server._lock:  # which the coordinator needs to tell the other process
+        for num_bytes in (0, 250_000):
+            first._send({"need": [1], "padding": "x" * num_bytes})
         leaving.start()
         time.sleep(0.2)
         pair.server._outboxes[0].send({"all_leave": True})
         time.sleep(0.2)
     leaving.join(10)
-    _wait_for(lambda: heard == [0, 1] or second.failure)
-    assert heard == [0, 1]
+    _wait_for(lambda: heard == [0, 0] or second.failure)
+    assert heard == [0, 0]
     _wait_for(lambda: 0 in pair.server._closed)
     assert second.failure is None
 

@@ -209,13 +209,11 @@ def test_damaged_news_of_the_coordinator_are_heard() -> None:
     seeds = [
         {"event": {"kind": "gone", "process": 1, "text": "process 1 is gone"}},
         {"error": ["PeerError", "smoke"]},
-        {"program": {"to": [0], "key": "k", "error": "smoke"}},
         {"clock": [1, 2.5]},
     ]
     for message in inputs(seeds, damage_json):
         with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
-            membership.listen_programs(lambda told: told["key"].encode())
             membership._follow()  # returns: its thread ends with an error for the program
             assert isinstance(membership.failure, JaxhetError), message
 

@@ -7,14 +7,12 @@ import json
 import os
 import random
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from jaxhet._errors import UsageError
-from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms, _pack
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import membership
@@ -98,7 +96,6 @@ def test_damaged_first_messages_end_in_words_for_everybody(listener: socket.sock
 def test_damaged_news_of_a_process_are_told(listener: socket.socket) -> None:
     seeds = [
         {"failed": ["UsageError", "no"]},
-        {"program": {"to": [0], "key": "k", "error": "smoke"}},
         {"bye": True},
     ]
     infos = [ProcessInfo.from_json(process_info_of(i)) for i in range(2)]
@@ -123,35 +120,6 @@ def test_damaged_requests_for_certificates_are_refused() -> None:
     for request in inputs([base64.b64decode("".join(lines[1:-1]))], damage):
         with contextlib.suppress(ValueError):
             assert authority.sign(request, 0).startswith(b"-----BEGIN CERTIFICATE-----")
-
-
-def test_damaged_messages_about_programs_give_nobody_another_executable() -> None:
-    content = base64.b64encode(_pack("plan", b"executable")).decode()
-    told: list[dict[str, Any]] = []
-    shared = SharedPrograms([0, 1], 1, told.append, str, 0.4)
-    got: list[tuple[str, bytes]] = []
-
-    def fetch() -> None:
-        while not is_done.is_set():
-            with contextlib.suppress(NotSharedError):
-                got.append(shared.fetch((0, 1), "key", lambda: False))
-
-    is_done = threading.Event()
-    fetching = threading.Thread(target=fetch)
-    fetching.start()
-    seeds = [
-        {"to": [1], "key": "key", "part": 0, "of": 1, "bytes": content},
-        {"to": [1], "key": "key", "error": "out of memory"},
-        {"to": [1], "from": 0, "among": [0, 1], "number": 0, "key": "key"},
-    ]
-    for message in inputs(seeds, damage_json):
-        with contextlib.suppress(Exception):  # the thread that hears it says that it was nonsense
-            shared.hear(message)
-    is_done.set()
-    fetching.join()
-    shared.close()
-    assert set(got) <= {("plan", b"executable")}
-    assert got
 
 
 class _FaultyTerms(Terms):

@@ -1,5 +1,6 @@
 """The parts of JAX that `_jax/programs.py` relies on: a new JAX that changes them fails here."""
 
+import contextlib
 import inspect
 import threading
 import types
@@ -203,14 +204,17 @@ class _Shared:
     def among(self, processes: Collection[int]) -> tuple[int, ...]:
         return (0, 1) if len(processes) > 1 else ()
 
-    def begin(self, key: str) -> None:
-        self.told.append(("begin", key))
+    @contextlib.contextmanager
+    def compiling(self, among: tuple[int, ...], key: str) -> Iterator[None]:
+        self.told.append(("begin", among, key))
+        yield
+        self.told.append(("end",))
 
-    def add(self, among: tuple[int, ...], key: str, executable: bytes | None, program: str) -> None:
-        self.told.append(("add", among, key, executable, program))
+    def give(self, key: str, executable: bytes, program: str) -> None:
+        self.told.append(("give", key, executable, program))
 
-    def add_failure(self, among: tuple[int, ...], key: str, why: str) -> None:
-        self.told.append(("failure", among, key, why))
+    def refuse(self, key: str, why: str) -> None:
+        self.told.append(("refuse", key, why))
 
 
 def _compile(
@@ -233,10 +237,11 @@ def _compile(
 
 def test_executable_is_offered_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     told = _compile(monkeypatch, lambda executable: f"bytes of {executable}".encode())
-    key = told[0][1]
-    assert told == [("begin", key), ("add", (0, 1), key, b"bytes of executable", "")]
+    key = told[0][2]
+    begin = ("begin", (0, 1), key)
+    assert told == [begin, ("give", key, b"bytes of executable", ""), ("end",)]
     told = _compile(monkeypatch, lambda executable: b"", process=1)
-    assert told == [("begin", key), ("add", (0, 1), key, None, "")]
+    assert told == [begin, ("end",)]
 
 
 def test_others_get_an_executable_before_the_cache_writes_it(
@@ -257,8 +262,8 @@ def test_others_get_an_executable_before_the_cache_writes_it(
     devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
     options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
     compiler.compile_or_get_cached(backend, module, devices, options)  # type: ignore[call-arg]
-    assert [each[0] for each in shared.told] == ["begin", "add", "written"]
-    assert shared.told[1][3] == b"executable"
+    assert [each[0] for each in shared.told] == ["begin", "give", "written", "end"]
+    assert shared.told[1][2] == b"executable"
 
 
 def test_program_runs_where_its_executable_cannot_be_serialized(
@@ -268,8 +273,8 @@ def test_program_runs_where_its_executable_cannot_be_serialized(
         raise RuntimeError(f"{executable} has no serialization")
 
     told = _compile(monkeypatch, serialize)
-    assert told[1][0] == "failure"
-    assert told[1][3] == "can't serialize it: executable has no serialization"
+    assert told[1][0] == "refuse"
+    assert told[1][2] == "can't send it: executable has no serialization"
 
 
 def _module_of(function: Callable[..., Any]) -> Any:
