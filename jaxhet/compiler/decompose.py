@@ -18,6 +18,7 @@ from jaxhet.compiler import (
     promotion,
     scatter,
     unshare,
+    widen,
 )
 from jaxhet.compiler.carrier import Exchange, ExchangeBuilder
 from jaxhet.compiler.collectives import Collective
@@ -40,7 +41,7 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
       options: How to decompose.
 
     Returns:
-      The new module, with its plan inside; None if no collective crosses islands.
+      The new module, with its plan inside; None if nothing has to change.
 
     Raises:
       UsageError: A collective crosses islands and can't be decomposed.
@@ -49,8 +50,9 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
         return None
     parsed = unshare.unshare(hlo.Module(module))
     crossing = async_form.to_sync(parsed, collectives.crossing(parsed, job))
+    is_widened = not job.is_gpu and widen.widen(parsed, {c.instruction.id for c in crossing})
     if not crossing:
-        return None
+        return _finished(parsed, job) if is_widened else None
     keeps_kernels = job.is_gpu and options.one_world_kernels
     if job.is_gpu and options.pipeline_iterations and not keeps_kernels:
         pipelined = pipeline.pipeline(parsed, crossing, options.pipeline_iterations)
@@ -72,8 +74,12 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
             _isolate(collective)
         _lower(collective, job, options, exchanges)
     plan.make(parsed, exchanges, options)
-    entry_layout.keep(parsed, is_gpu=job.is_gpu)
-    return parsed.serialize()
+    return _finished(parsed, job)
+
+
+def _finished(module: hlo.Module, job: Job) -> bytes:
+    entry_layout.keep(module, is_gpu=job.is_gpu)
+    return module.serialize()
 
 
 def _isolate(collective: Collective) -> None:
