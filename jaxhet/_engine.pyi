@@ -136,5 +136,16 @@ def distance(sysfs: str, a: str, b: str) -> str:
 def pci_address(folder: str) -> str:
     """PCI address of the NIC with this folder of sysfs; "" for one in software."""
 
+class Relay:
+    """Passes bytes to a service; see relay.h."""
+
+    def __init__(self, host: str, port: str) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def close(self) -> None: ...
+
 def fail_exit(code: int) -> None:
     """Has this process exit with `code` in place of 0."""
+
+def limit_finalization(limit_s: float, text: str, code: int) -> None:
+    """Ends the process if the interpreter takes longer to end after its exit hooks."""

@@ -24,6 +24,7 @@ from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 from jaxhet._job.bootstrap import PeerSockets
 from jaxhet._job.listener import Link
 from jaxhet._job.process_info import ProcessInfo
+from jaxhet._net.addresses import split_address
 
 # The engine's tables; tests/python/test_tables.py compares them with Python's.
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
@@ -292,6 +293,44 @@ def pci_address(folder: pathlib.Path) -> str:
 def fail_exit(code: int) -> None:
     """Makes the exit code of this process `code` where it would be 0; forked children keep 0."""
     _engine.fail_exit(code)
+
+
+def limit_finalization(limit_s: float, text: str, code: int) -> None:
+    """Ends this process if the interpreter takes longer than `limit_s` after its exit hooks.
+
+    Args:
+      limit_s: Seconds.
+      text: Line on stderr in that case.
+      code: Exit code in that case.
+    """
+    _engine.limit_finalization(limit_s, text, code)
+
+
+class Relay:
+    """A port of this host through which JAX's client reaches the coordination service.
+
+    JAX's client aborts the process when its connection ends. The relay keeps it open when the
+    service is gone; shut the client down then.
+
+    Args:
+      address: host:port of the service.
+    """
+
+    def __init__(self, address: str):
+        host, port = split_address(address, "the coordinator's service")
+        try:
+            self._relay = _engine.Relay(host, str(port))
+        except RuntimeError as error:
+            raise as_ours(str(error)) from error
+
+    @property
+    def address(self) -> str:
+        """Address to connect to."""
+        return f"127.0.0.1:{self._relay.port}"
+
+    def close(self) -> None:
+        """Ends the connection. Without it, it lives as long as the process."""
+        self._relay.close()
 
 
 def as_ours(text: str) -> JaxhetError:

@@ -123,6 +123,7 @@ def _join(config: Config, secret: bytes) -> _session.Session:
         if session is not None:
             session.close(0)
         else:  # JAX's client, if there is one, lives as long as the process
+            compat.cancel_barriers()
             membership.leave(close=False)
         raise
     return session

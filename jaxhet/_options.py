@@ -385,7 +385,8 @@ OPTIONS: tuple[Option, ...] = (
         "exit_after_failure_s",
         float,
         30.0,
-        "time after which a process that ignores the job's failure is ended; 0: never",
+        "time after which a process that ignores the job's failure is ended, and after a failure"
+        " the longest time from a program's exit hooks to its end; 0: never",
         minimum=0,
         maximum=_WEEK_S,
     ),

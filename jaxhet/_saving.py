@@ -18,8 +18,8 @@ def saving(folder: str | os.PathLike[str], *, limit_s: float = 600.0) -> Iterato
     this context that time begins anew with each change below `folder`: a file or folder appears,
     grows, is written, renamed or deleted. Waits at JAX's barriers, which are cancelled after a
     failure, are left alone until nothing has changed for 1 s. Contexts may overlap, and may be left
-    by another thread than the one that entered them. Outside of a job they do nothing. The limit of
-    `jaxhet launch` stays: it stops processes `--grace` seconds after the first one that failed.
+    by another thread than the one that entered them. Outside of a job they do nothing.
+    `jaxhet launch` waits for the save, unless `--grace` limits the time after the first failure.
 
     Args:
       folder: Folder, or single file, that the save writes, in a mounted file system. It may not be

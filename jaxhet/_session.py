@@ -1,7 +1,6 @@
 """The session: everything that lives between `initialize` and `shutdown`."""
 
 import contextlib
-import faulthandler
 import functools
 import os
 import re
@@ -9,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from jaxhet import _errors, _ffi, _islands
@@ -18,6 +18,7 @@ from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._islands import Island
 from jaxhet._jax import compat
 from jaxhet._job.membership import Membership
+from jaxhet._launch import told
 from jaxhet._log import LOGGER
 from jaxhet._saves import Saves
 from jaxhet._telemetry.events import Events
@@ -25,8 +26,14 @@ from jaxhet._telemetry.metrics import Metrics
 from jaxhet._telemetry.trace import Trace
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
-_EXIT_GRACE_S = 5.0
+_LOOK_S = 0.05
+_DEVICES_S = 5.0  # for the devices to end their work after a failure
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+_NOT_FINALIZED = (
+    "jaxhet: Python did not end within {:g} s after the exit hooks of this program: it waits for a"
+    " device or a thread that may never end, because the job has failed. The process is ended now"
+    f" with exit code {_EXIT_CODE} (JAXHET_EXIT_AFTER_FAILURE_S)"
+)
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
 
 
@@ -60,13 +67,15 @@ class Session:
         self.metrics: Metrics | None = None
         self.trace: Trace | None = None
         self.saves = Saves()
+        self.relay: _ffi.Relay | None = None  # between JAX's client and the service
         self._membership = membership
         self._pid = os.getpid()
         self._acknowledged = threading.Event()
         self._closed = threading.Event()
         self._has_left = False  # all connections are closed
+        self._is_idle = True  # at the end of the job: no device of this process is at work
         self._watcher = threading.Thread(target=self._watch, name="jaxhet-watch", daemon=True)
-        if engine is not None:
+        if engine is not None or membership is not None:
             self._watcher.start()
 
     @functools.cached_property
@@ -106,8 +115,10 @@ class Session:
             )
 
     def error(self) -> JaxhetError | None:
-        """The first failure of the job, or None."""
-        return self.engine.error() if self.engine else None
+        """The first failure of the job, or None. In a job of one island: the coordinator's."""
+        if self.engine is not None:
+            return self.engine.error()
+        return self._membership.loss if self._membership else None
 
     def acknowledge(self) -> None:
         """The program knows of the failure: it is not ended by the watch any more."""
@@ -138,26 +149,23 @@ class Session:
 
     def _watch(self) -> None:
         """Carries failures from the coordinator to the engine, and frees who is stuck after one."""
-        assert self.engine is not None
-        failed = None
-        while failed is None and not self._closed.is_set():
-            if self._membership and (cause := self._membership.failure):
-                self.engine.fail(type(cause).__name__, str(cause))
-            failed = self.engine.wait_failure(200)
-            with contextlib.suppress(RuntimeError, UsageError):  # the engine was closed meanwhile
-                self.events.count_path_failures(self.engine.peer_stats())
+        failed = self._wait_for_failure()
         failed_at = time.monotonic()
-        if failed is not None:
-            self.events.failed(failed[0])
-            if self.compilation.connector is not None and self._membership is not None:
-                self._membership.report(_ffi.as_ours(failed[1]))
-        if failed is not None and self.trace is not None:
+        if failed is None:
+            return
+        if self.config.launched:
+            told.tell()
+        compat.let_sigterm_end_the_process()
+        self.events.failed(failed[0])
+        if self.compilation.connector is not None and self._membership is not None:
+            self._membership.report(_ffi.as_ours(failed[1]))
+        if self.trace is not None:
             self.trace.write_in_background()
-        if failed is None or self._is_noticed_within(_NOTICE_S, failed_at):
+        if self._waits_for_saves(_NOTICE_S, failed_at, self._closed.is_set):
             return
         compat.cancel_barriers()
         limit_s = self.config.exit_after_failure_s
-        if limit_s and not self._is_noticed_within(limit_s, failed_at):
+        if limit_s and not self._waits_for_saves(limit_s, failed_at, self._is_noticed):
             failed_for_s = time.monotonic() - failed_at
             lines = (
                 f"this process did not end within {failed_for_s:.0f} s after {failed[1]}",
@@ -167,12 +175,37 @@ class Session:
             LOGGER.critical("%s", "\n".join(lines))
             os._exit(_EXIT_CODE)
 
-    def _is_noticed_within(self, timeout_s: float, failed_at: float) -> bool:
-        """Whether the program learns of the failure in a time in which no save makes progress."""
+    def _wait_for_failure(self) -> tuple[str, str] | None:
+        """The class and the text of the job's failure; None: the job has ended."""
+        while not self._closed.is_set():
+            if self.engine is None:
+                if error := self.error():
+                    return type(error).__name__, f"jaxhet.{type(error).__name__}: {error}"
+                self._closed.wait(0.2)
+                continue
+            if self._membership and (cause := self._membership.failure):
+                self.engine.fail(type(cause).__name__, str(cause))
+            failed = self.engine.wait_failure(200)
+            with contextlib.suppress(RuntimeError, UsageError):  # the engine was closed meanwhile
+                self.events.count_path_failures(self.engine.peer_stats())
+            if failed is not None:
+                return failed
+        return None
+
+    def _is_noticed(self) -> bool:
+        """Whether the program knows of the failure, or has begun to end: its exit hooks may run."""
+        is_exiting = not threading.main_thread().is_alive()
+        return self._closed.is_set() or self._acknowledged.is_set() or is_exiting
+
+    def _waits_for_saves(
+        self, timeout_s: float, failed_at: float, is_over: Callable[[], bool]
+    ) -> bool:
+        """Whether `is_over` becomes true before no save has made progress for `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while (now := time.monotonic()) < deadline:
-            if self._closed.is_set() or self._acknowledged.wait(0.05):
+            if is_over():
                 return True
+            time.sleep(_LOOK_S)
             if self.saves.have_progressed(now - failed_at):
                 deadline = now + timeout_s
         return False
@@ -190,12 +223,7 @@ class Session:
         if self.engine is not None:
             self._report(uncaught)
             self.compilation.leave()
-            wait_s = _EXIT_GRACE_S if self.error() else timeout_s
-            if self.island.platform != "cpu":
-                compat.wait_for_devices(wait_s)
-            elif not self.error():
-                compat.wait_for_callbacks()
-                compat.wait_for_arrays(wait_s)
+            self._is_idle = self._wait_until_idle(_DEVICES_S if self.error() else timeout_s)
         self._closed.set()
         if self.metrics is not None:
             self.metrics.close()
@@ -222,12 +250,31 @@ class Session:
             self._watcher.join()
         with contextlib.suppress(Exception):
             compat.disconnect_client()
+        if self.relay is not None:
+            self.relay.close()
+
+    def _wait_until_idle(self, timeout_s: float) -> bool:
+        """Waits for the devices of this process; returns whether they have done all their work."""
+        if self.island.platform != "cpu":
+            return compat.wait_for_devices(timeout_s)
+        if not self.error():
+            compat.wait_for_callbacks()
+        return compat.wait_for_arrays(timeout_s)
 
     def close_at_exit(self, timeout_s: float) -> None:
-        """`close` at interpreter exit, which must end although JAX waits for what can't end."""
+        """`close` at interpreter exit.
+
+        The program's other exit hooks are not limited. After a failure of the job a device may
+        never end its work. JAX does not wait for it then, and the end of the interpreter, after all
+        exit hooks, has a limit.
+        """
         self.close(timeout_s)
-        if self.error() is not None:
-            faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True)
+        if self.error() is None:
+            return
+        if not self._is_idle:
+            compat.skip_exit_waits()
+        if limit_s := self.config.exit_after_failure_s:
+            _ffi.limit_finalization(limit_s, _NOT_FINALIZED.format(limit_s), _EXIT_CODE)
 
     def _report(self, uncaught: BaseException | None) -> None:
         """A process that ends by an exception tells the others which."""

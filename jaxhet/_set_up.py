@@ -58,7 +58,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
     try:
         given = credentials.given(compat.mtls_settings())
         info = make_process_info(config, listener.address, listener.interfaces)
-        membership.join(info, config.connect_timeout_s + 5, given)
+        membership.join(info, config.connect_timeout_s + 5, given, config.peer_timeout_s)
         members = membership.members
         config = config.placed(membership.process, len(members))
         are_deterministic = all(
@@ -230,19 +230,23 @@ def _start_jax(
 
     places = [_islands.Member(c.process, c.island, c.platform, c.host) for c in members]
     _set_partitions(config, members, _islands.names(places))
+    relay = _relay(membership)
     client = compat.run_with_checks(
         lambda: compat.connect_client(
             membership.service_address,
             config.num_processes,
             config.process_id,
             membership.credentials,
+            relay.address if relay else None,
         ),
         check,
     )
+    membership.when_lost(compat.cancel_barriers)
     compat.bind_gloo(client, membership.local_address)
     devices = _create_backend(client, config.process_id, members, check)
     islands = _islands.make_islands(places, devices)
     session = _session.Session(config, config.process_id, islands, engine, membership)
+    session.relay = relay
     if engine is not None:
         try:
             _set_ranks(session, engine)
@@ -253,6 +257,17 @@ def _start_jax(
             session.discard()
             raise
     return session
+
+
+def _relay(membership: Membership) -> _ffi.Relay | None:
+    """Keeps JAX's client from aborting this process when the coordinator is lost.
+
+    None where the user's certificates name the service's host: the client must connect to it.
+    """
+    credentials = membership.credentials
+    if credentials is not None and credentials.peer_uri_prefix is None:
+        return None
+    return _ffi.Relay(membership.service_address)
 
 
 def _set_partitions(config: Config, members: Sequence[ProcessInfo], names: list[str]) -> None:

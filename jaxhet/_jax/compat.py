@@ -5,11 +5,14 @@ With the other files of this folder, this file is the only user of JAX's interna
 tests/python/test_jax_compat.py tests the parts of JAX that these functions rely on.
 """
 
+import atexit
 import contextlib
+import ctypes
 import functools
 import hashlib
 import importlib
 import pathlib
+import signal
 import threading
 import time
 import warnings
@@ -26,6 +29,7 @@ from jaxhet._jax.jaxlib import HEARTBEAT_TIMEOUT_S
 from jaxhet._net import credentials as _credentials
 
 _FOREVER_S = 7 * 24 * 3600
+_SIGACTION_BYTES = 256  # more than any Linux has
 
 Hook = Callable[[bytes], bytes | None]
 
@@ -65,17 +69,28 @@ def set_mtls(files: Mapping[str, str]) -> None:
 
 
 def connect_client(
-    address: str, num_processes: int, process: int, credentials: _credentials.Credentials | None
+    address: str,
+    num_processes: int,
+    process: int,
+    credentials: _credentials.Credentials | None,
+    relay: str | None = None,
 ) -> Any:
     """Connects this process to the coordination service and makes it JAX's own.
 
     That is what `jax.distributed.initialize` does. Blocks until every process of the job has come.
+
+    Args:
+      address: Address of the service.
+      num_processes: Number of processes of the job.
+      process: This process.
+      credentials: Certificates.
+      relay: Address to connect to in place of the service's.
     """
     from jax._src import distributed
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     client = _jax.get_distributed_runtime_client(
-        address,
+        relay or address,
         process,
         init_timeout=_FOREVER_S,
         heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
@@ -90,8 +105,30 @@ def connect_client(
     state.coordinator_address = address
     state.process_id = process
     state.num_processes = num_processes
+    _sigterm_before[:] = [(_sigterm_action(), signal.getsignal(signal.SIGTERM))]
     state.initialize_preemption_sync_manager()
     return client
+
+
+# Action of SIGTERM before JAX's preemption notifier caught it, for the C library and for Python.
+_sigterm_before: list[tuple[bytes, Any]] = []
+
+
+def _sigterm_action(new: bytes | None = None) -> bytes:
+    """The C library's `struct sigaction` of SIGTERM; sets it to `new` if that is given."""
+    old = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    ctypes.CDLL(None).sigaction(int(signal.SIGTERM), new, old)
+    return old.raw
+
+
+def let_sigterm_end_the_process() -> None:
+    """Takes SIGTERM from JAX's preemption notifier, which only notes it for the next step.
+
+    The notifier's handler is not Python's. A handler that the program has set since stays.
+    """
+    for action, handler in _sigterm_before:
+        if signal.getsignal(signal.SIGTERM) == handler:
+            _sigterm_action(action)
 
 
 def bind_gloo(client: Any, address: str) -> None:
@@ -230,6 +267,14 @@ def wait_for_callbacks() -> None:
     """
     with contextlib.suppress(RuntimeError, ValueError):
         jax.effects_barrier()
+
+
+def skip_exit_waits() -> None:
+    """Makes JAX's exit hooks, which wait for devices without limit, do nothing."""
+    from jax._src import api, dispatch
+
+    atexit.unregister(dispatch.wait_for_tokens)
+    atexit.unregister(api.clean_up)
 
 
 def refuse_shared_programs() -> None:

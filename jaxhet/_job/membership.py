@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 HEADER = b"jaxhet-coordinator"
 _CLOSE_TIMEOUT_S = 5.0  # for a coordinator that reads slowly
+MOST_SILENCE_S = 40.0  # less than half of JAX's time for heartbeats, after which it aborts
+_QUESTIONS = 4  # without an answer, after which the coordinator is lost
+_NO_CLOCK = -1  # number of a question whose answer is no reading of the clock
 REQUEST, CERTIFICATE = "a request for a certificate", "a certificate"  # names of sealed parts
 
 
@@ -35,13 +38,17 @@ class Membership:
 
     def __init__(self, sock: socket.socket, channel: Channel, secret: bytes):
         self._sock = sock
+        self._coordinator = ":".join(map(str, sock.getpeername()[:2]))
         self._channel = channel
         self._secret = secret
         self._send_lock = threading.Lock()  # a frame may be longer than a socket takes at once
         self._lock = threading.Lock()
         self._failure: JaxhetError | None = None
-        self._closing = False
         self._reader: threading.Thread | None = None
+        self._loss: TransportError | None = None
+        self._on_loss: Callable[[], None] = lambda: None
+        self._left = threading.Event()
+        self._unanswered = 0  # questions since the coordinator's last message
         self._needed_by: list[int] = []  # unheard
         self._on_need: Callable[[int], None] = self._needed_by.append
         self._on_absent: Callable[[int], None] = lambda process: None
@@ -55,11 +62,17 @@ class Membership:
         self.credentials: Credentials | None = None
         self.clock = clock.CoordinatorClock(lambda number: self._send({"clock": number}))
 
-    def join(self, info: ProcessInfo, timeout_s: float, given: Credentials | None = None) -> None:
+    def join(
+        self,
+        info: ProcessInfo,
+        timeout_s: float,
+        given: Credentials | None = None,
+        silence_s: float = MOST_SILENCE_S,
+    ) -> None:
         """Presents `info` and waits until everybody has come.
 
-        Afterwards `credentials` are those for JAX's coordination service: `given`, by the user, or
-        the job's.
+        From then on a coordinator that is silent for `silence_s` has failed. Afterwards
+        `credentials` are those for JAX's coordination service: `given`, by the user, or the job's.
 
         Raises:
           UsageError: the job is not complete or does not agree; the text is the coordinator's. Or
@@ -80,9 +93,9 @@ class Membership:
             except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
                 raise TransportError(_not_understood(error)) from error
             except TransportError as error:
-                if not isinstance(error.__cause__, TimeoutError):
-                    raise
-                raise self._silent(timeout_s) from error.__cause__
+                if isinstance(error.__cause__, TimeoutError):
+                    raise self._silent(timeout_s) from error.__cause__
+                raise self._lost(f"is gone ({error})") from error
         if given is not None:
             credentials.check_service(
                 self.service_address, given, self._own_name, self._coordinator_time
@@ -90,6 +103,8 @@ class Membership:
         self._sock.settimeout(None)
         self._reader = threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True)
         self._reader.start()
+        period_s = min(silence_s, MOST_SILENCE_S) / _QUESTIONS
+        threading.Thread(target=self._ask, args=(period_s,), name="jaxhet-ask", daemon=True).start()
 
     def _begin(self, message: dict[str, Any], identity: "Identity | None") -> None:
         """Takes the coordinator's answer to the process's description."""
@@ -112,10 +127,9 @@ class Membership:
 
     def _silent(self, timeout_s: float) -> TransportError:
         """The error of a job that was not complete in time, and of which nobody told us."""
-        host, port = self._sock.getpeername()[:2]
         return TransportError(
-            f"the coordinator at {host}:{port} has not started the job within {timeout_s:g} s;"
-            " other processes may have another JAXHET_COORDINATOR_ADDRESS, or the coordinator a"
+            f"the coordinator at {self._coordinator} has not started the job within {timeout_s:g}"
+            " s; other processes may have another JAXHET_COORDINATOR_ADDRESS, or the coordinator a"
             " longer JAXHET_CONNECT_TIMEOUT_S than this process"
         )
 
@@ -140,6 +154,20 @@ class Membership:
         """The first thing that the coordinator said went wrong."""
         with self._lock:
             return self._failure
+
+    @property
+    def loss(self) -> TransportError | None:
+        """The error, if the coordinator is gone or silent."""
+        with self._lock:
+            return self._loss
+
+    def when_lost(self, action: Callable[[], None]) -> None:
+        """Has a function called once if the coordinator is lost; at once if it is already."""
+        with self._lock:
+            self._on_loss = action
+            is_lost = self._loss is not None
+        if is_lost:
+            action()
 
     def check(self) -> None:
         """Raises the failure, if there is one."""
@@ -177,7 +205,7 @@ class Membership:
 
     def leave(self, *, close: bool = True) -> None:
         """Says goodbye and closes the connection, or leaves it open until the process ends."""
-        self._closing = True
+        self._left.set()
         self._send({"bye": True})
         if not close:
             self._sock.detach()
@@ -186,7 +214,7 @@ class Membership:
         # receives something, drops what it has not sent.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-        if self._reader is not None:
+        if self._reader is not None and self._loss is None:
             self._reader.join(_CLOSE_TIMEOUT_S)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -194,7 +222,7 @@ class Membership:
 
     def close_in_child(self) -> None:
         """Closes a forked child's copy of the connection; says nothing."""
-        self._closing = True
+        self._left.set()
         os.close(self._sock.detach())
 
     def _follow(self) -> None:
@@ -202,12 +230,39 @@ class Membership:
             while True:
                 self._hear(self._channel.receive())
         except (TransportError, OSError) as error:
-            if not self._closing:
-                self._set(
-                    TransportError(f"the job's coordinator is gone ({error}); start the job anew")
-                )
+            self._lose(f"is gone ({error})")
         except Exception as error:  # this thread must not end without a word
             self._set(TransportError(_not_understood(error)))
+
+    def _ask(self, period_s: float) -> None:
+        """Asks the coordinator for a sign of life now and then.
+
+        Counts questions, not seconds: this process may have been stopped itself.
+        """
+        while not self._left.wait(period_s):
+            if self._unanswered >= _QUESTIONS:
+                self._lose(f"has not answered for {period_s * _QUESTIONS:g} s")
+                return
+            self._unanswered += 1
+            self._send({"clock": _NO_CLOCK})
+
+    def _lost(self, what: str) -> TransportError:
+        return TransportError(
+            f"the job's coordinator at {self._coordinator} {what}; its process or host has failed"
+            " or was stopped. Start the job anew"
+        )
+
+    def _lose(self, what: str) -> None:
+        """The coordinator can't be reached any more."""
+        if self._left.is_set():
+            return
+        loss = self._lost(what)
+        self._set(loss)
+        with self._lock:
+            is_first, self._loss = self._loss is None, self._loss or loss
+            action = self._on_loss
+        if is_first:
+            action()
 
     def _send(self, message: dict[str, Any]) -> None:
         # The thread that reads finds out that the connection has ended.
@@ -215,6 +270,7 @@ class Membership:
             self._channel.send(message)
 
     def _hear(self, message: dict[str, Any]) -> None:
+        self._unanswered = 0
         if "event" in message:
             self._set(PeerError(message["event"]["text"]))
         elif "error" in message:

@@ -90,9 +90,14 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         int, typer.Option(min=0, max=65535, help="port of the coordinator; 0: a free one")
     ] = _DEFAULTS.port,
     grace: Annotated[
-        float,
-        typer.Option(min=0, help="seconds after a failure until the other processes are stopped"),
-    ] = _DEFAULTS.grace_s,
+        float | None,
+        typer.Option(
+            min=0,
+            help="seconds after a failure or a signal until the other processes are stopped;"
+            " default: 15, and no limit for a process that knows of the failure of its job",
+            show_default=False,
+        ),
+    ] = None,
     island_names: Annotated[
         str, typer.Option(metavar="NAME,...", help="names of the islands; default island0,...")
     ] = "",

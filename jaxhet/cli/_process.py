@@ -1,5 +1,6 @@
 """A process that the launcher watches: its process group, its output, and what became of it."""
 
+import contextlib
 import os
 import re
 import selectors
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import IO
 
+from jaxhet._launch import told
 from jaxhet.cli import _guardian
 from jaxhet.cli._lines import LineSplitter
 
@@ -42,6 +44,7 @@ class Process:
         self.returncode: int | None = None
         self.group_is_gone = False
         self.stopped_by: signal.Signals | None = None  # the last signal that nobody else sent
+        self.knows_failure = False  # it has said that it knows of the failure of its job
         self._our_error = ""
         self._last_stderr = ""
         self._outputs: dict[IO[bytes], LineSplitter] = {}
@@ -70,12 +73,16 @@ class Process:
             return False
         return True
 
-    def remember(self, line: bytes) -> None:
-        """Keeps what the summary may quote of a line of stderr."""
+    def remember(self, line: bytes) -> bytes | None:
+        """Keeps what the summary may quote of a line of stderr; returns what to show of it."""
+        if (rest := told.remove(line)) is not None:
+            self.knows_failure = True
+            return rest or None
         text = line.decode(errors="replace").strip()
         if match := _OUR_ERROR.search(text):
             self._our_error = match[0]
         self._last_stderr = text or self._last_stderr
+        return line
 
     def summary(self) -> str:
         """How it ended and, if that was not well, the last that it said."""
@@ -132,3 +139,16 @@ class Process:
         selector.unregister(stream)
         stream.close()
         self._outputs.pop(stream).flush()
+
+
+def start_guardian(stack: contextlib.ExitStack) -> int:
+    """Starts the guardian; returns the pipe to it, whose end is the guardian's."""
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", _guardian.__file__],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert guardian.stdin is not None
+    stack.callback(guardian.wait)
+    stack.enter_context(guardian.stdin)
+    return guardian.stdin.fileno()

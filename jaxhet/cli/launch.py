@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxhet import _config
 from jaxhet._errors import UsageError
@@ -28,14 +28,15 @@ from jaxhet._job import coordinator as _coordinator
 from jaxhet._launch import environ
 from jaxhet._launch import gpus as _gpus
 from jaxhet._launch import remote as _remote
-from jaxhet.cli import _cluster, _guardian, _ssh
+from jaxhet.cli import _cluster, _guardian, _signals, _ssh
 from jaxhet.cli._lines import write
 from jaxhet.cli._places import Place, RemotePlace
-from jaxhet.cli._process import Process, ending
+from jaxhet.cli._process import Process, ending, start_guardian
 
 _HOST = "127.0.0.1"
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+DEFAULT_GRACE_S = 15.0
 _TERM_TO_KILL_S = 5.0
+_HEED_S = 1.0  # from a signal that was passed on to a word about processes that still run
 _STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for what an ended process left behind in its group
 _DYING_S = 0.2  # from SIGKILL to the end of a process
 _POLL_S = 0.05  # only while a group outlives its first process: no signal announces its end
@@ -50,7 +51,7 @@ class Options:
     processes_per_island: tuple[int, ...] = (1,)  # one number for all islands, or one for each
     devices: tuple[int, ...] = ()  # per process; likewise; (): one CPU, or a share of the GPUs
     port: int = 0
-    grace_s: float = 15.0
+    grace_s: float | None = None  # None: `DEFAULT_GRACE_S`, but for processes that know
     island_names: tuple[str, ...] = ()
     island_env: tuple[tuple[str, str, str], ...] = ()  # island, variable, value
     hosts: pathlib.Path | None = None  # in place of islands, their names and their sizes
@@ -223,20 +224,21 @@ class _Job:
 
         `host` is the address of this machine that the coordinator listens on.
         """
-        self._grace_s = options.grace_s
+        self._grace_s = DEFAULT_GRACE_S if options.grace_s is None else options.grace_s
+        self._waits_for_knowing = options.grace_s is None
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._processes: list[Process] = []
         self._all: list[Process] = []  # and the coordinator
         self._unread: set[int] = set()  # outputs of ours that nobody reads any more
-        self._stopping = False
-        self._timers: list[tuple[float, signal.Signals, Process]] = []
+        self._timers: list[tuple[float, Callable[[], None]]] = []
         self._received: list[signal.Signals] = []  # not yet passed on
+        self._passed_on: signal.Signals | None = None  # the first one
         self._first_failure: Process | None = None
         self._notes: list[str] = []
         self._start_s = time.monotonic()
-        _handle_signals(self._selector, self._received, stack)
+        _signals.handle(self._selector, self._received, stack)
         self._held_port = stack.enter_context(hold_port(options.port, host))
-        self._guardian_fd = _start_guardian(stack)
+        self._guardian_fd = start_guardian(stack)
         port = self._held_port.getsockname()[1]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._of_job = {
@@ -281,6 +283,8 @@ class _Job:
             write(sys.stderr.fileno(), "\n".join([*lines, ""]).encode())
         code = first.returncode
         assert code is not None
+        if first.stopped_by and self._passed_on:  # it did not heed the signal
+            return 128 + self._passed_on
         return code if code > 0 else 128 - code
 
     def _cause(self) -> Process | None:
@@ -343,7 +347,7 @@ class _Job:
         prefix = f"[{island}/{number}] "
         colour = f"\033[{_COLOURS[number % len(_COLOURS)]}m{prefix}\033[0m"
         for stream, output, remember in (
-            (process.popen.stdout, sys.stdout, lambda line: None),
+            (process.popen.stdout, sys.stdout, lambda line: line),
             (process.popen.stderr, sys.stderr, process.remember),
         ):
             coloured = output.isatty() and "NO_COLOR" not in os.environ
@@ -351,14 +355,14 @@ class _Job:
             process.watch(self._selector, stream, emit)
 
     def _echo(
-        self, fd: int, prefix: str, remember: Callable[[bytes], None]
+        self, fd: int, prefix: str, remember: Callable[[bytes], bytes | None]
     ) -> Callable[[bytes], None]:
         def emit(line: bytes) -> None:
-            remember(line)
-            if fd in self._unread:
+            shown = remember(line)
+            if shown is None or fd in self._unread:
                 return
             try:
-                write(fd, prefix.encode() + line + b"\n")
+                write(fd, prefix.encode() + shown + b"\n")
             except BrokenPipeError:
                 self._unread.add(fd)
                 self._received.append(signal.SIGTERM)
@@ -374,7 +378,7 @@ class _Job:
             return _POLL_S
         if not self._timers:
             return None
-        return max(0.0, min(when for when, _, _ in self._timers) - time.monotonic())
+        return max(0.0, min(when for when, _ in self._timers) - time.monotonic())
 
     def _pass_signals_on(self) -> None:
         while self._received:
@@ -382,7 +386,10 @@ class _Job:
             self._notes.append(f"{number.name} was passed on to every process")
             for process in self._processes:
                 process.signal_group(number)
-            self._stop_all()
+            if self._passed_on is None:
+                self._passed_on = number
+                self._stop_after_grace()
+                self._after(_HEED_S, self._tell_of_unheeded_signal)
 
     def _reap(self) -> None:
         ended = [p for p in self._processes if p.returncode is None and p.poll() is not None]
@@ -401,9 +408,11 @@ class _Job:
             self._first_failure = process
             seconds = time.monotonic() - self._start_s
             self._notes.append(f"the first failure was {seconds:.1f} s after the start")
-            self._stop_all()
+            if self._passed_on is None:
+                self._stop_after_grace()
+                self._after(DEFAULT_GRACE_S, self._tell_of_knowing)
         if process.signal_group(signal.SIGTERM):
-            self._timers.append((time.monotonic() + _STRAGGLER_S, signal.SIGKILL, process))
+            self._after(_STRAGGLER_S, lambda: self._stop(process, signal.SIGKILL))
 
     def _tell_coordinator(self, line: bytes) -> None:
         stdin = self._coordinator.popen.stdin
@@ -418,27 +427,63 @@ class _Job:
             with contextlib.suppress(BrokenPipeError):  # somebody killed the guardian
                 write(self._guardian_fd, _guardian.entry(-process.popen.pid))
 
-    def _stop_all(self) -> None:
-        """Gives what still runs the grace time; a second call does not prolong it."""
-        if self._stopping:
-            return
-        self._stopping = True
-        term_s = time.monotonic() + self._grace_s
+    def _stop_after_grace(self) -> None:
+        for number, delay_s in ((signal.SIGTERM, 0.0), (signal.SIGKILL, _TERM_TO_KILL_S)):
+            self._after(self._grace_s + delay_s, lambda number=number: self._stop_running(number))
+
+    def _stop_running(self, number: signal.Signals) -> None:
         for process in self._processes:
-            if process.returncode is None:
-                self._timers.append((term_s, signal.SIGTERM, process))
-                self._timers.append((term_s + _TERM_TO_KILL_S, signal.SIGKILL, process))
+            if process.returncode is None and not self._is_left_alone(process):
+                self._stop(process, number)
+
+    def _is_left_alone(self, process: Process) -> bool:
+        """Whether a process ends by itself, however long its checkpoint or its exit hooks take."""
+        return process.knows_failure and self._waits_for_knowing and self._passed_on is None
+
+    def _stop(self, process: Process, number: signal.Signals) -> None:
+        if process.returncode is None:
+            process.stopped_by = number
+        process.signal_group(number)
+        if process.returncode is not None:
+            self._on_group_gone(process)  # but for zombies, where nobody reaps orphans
+
+    def _tell_of_knowing(self) -> None:
+        waits = [p for p in self._processes if p.returncode is None and self._is_left_alone(p)]
+        if waits:
+            self._say(
+                f"still waiting for {_names(waits)}: the program there knows of the failure, and"
+                " may be saving a checkpoint or running exit hooks; --grace SECONDS limits this"
+                " wait, and SIGTERM or Ctrl-C ends it"
+            )
+
+    def _tell_of_unheeded_signal(self) -> None:
+        runs = [p for p in self._processes if p.returncode is None]
+        if runs and self._passed_on is not None:
+            why = ""
+            if self._passed_on == signal.SIGTERM:
+                why = (
+                    "; in a job JAX catches SIGTERM, for programs that stop at their next step"
+                    " (jax.experimental.multihost_utils.reached_preemption_sync_point)"
+                )
+            self._say(
+                f"{self._passed_on.name} was passed on, and {_names(runs)} still runs{why}. What"
+                f" has not ended {self._grace_s:g} s after the signal (--grace) gets SIGTERM, and"
+                f" SIGKILL {_TERM_TO_KILL_S:g} s later"
+            )
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            write(sys.stderr.fileno(), f"jaxhet launch: {text}\n".encode())
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + delay_s, action))
 
     def _fire_timers(self) -> None:
         now = time.monotonic()
         due = [timer for timer in self._timers if timer[0] <= now]
         self._timers = [timer for timer in self._timers if timer[0] > now]
-        for _, number, process in due:
-            if process.returncode is None:
-                process.stopped_by = number
-            process.signal_group(number)
-            if process.returncode is not None:
-                self._on_group_gone(process)  # but for zombies, where nobody reaps orphans
+        for _, action in due:
+            action()
 
     def _kill_all(self) -> None:
         for process in self._all:
@@ -449,34 +494,5 @@ class _Job:
                 process.popen.stdin.close()
 
 
-def _handle_signals(
-    selector: selectors.BaseSelector, received: list[signal.Signals], stack: contextlib.ExitStack
-) -> None:
-    """Wakes the selector at every signal and puts those to pass on into `received`."""
-    wake, written = socket.socketpair()
-    for sock in (wake, written):
-        sock.setblocking(False)
-        stack.enter_context(sock)
-    selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(4096))
-    stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(written.fileno()))
-
-    def receive(number: int, _frame: object) -> None:
-        if number != signal.SIGCHLD:
-            received.append(signal.Signals(number))
-
-    for number in (signal.SIGCHLD, *_PASSED_ON):
-        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            stack.callback(signal.signal, number, signal.signal(number, receive))
-
-
-def _start_guardian(stack: contextlib.ExitStack) -> int:
-    """Starts the guardian; returns the pipe to it, whose end is the guardian's."""
-    guardian = subprocess.Popen(
-        [sys.executable, "-I", "-S", _guardian.__file__],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert guardian.stdin is not None
-    stack.callback(guardian.wait)
-    stack.enter_context(guardian.stdin)
-    return guardian.stdin.fileno()
+def _names(processes: Sequence[Process]) -> str:
+    return ", ".join(process.label for process in processes)

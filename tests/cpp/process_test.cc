@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -44,6 +45,23 @@ TEST(ProcessTest, FailedExitHasItsCode) {
               std::exit(0);
             }),
             70);
+}
+
+TEST(ProcessTest, ExitHandlersRunBeforeFailedExit) {
+  EXPECT_EQ(ExitCodeOf([] {
+              std::atexit([] { _exit(71); });
+              FailExit(70);
+              std::exit(0);
+            }),
+            71);
+}
+
+TEST(ProcessTest, ExitThatTakesTooLongIsEnded) {
+  EXPECT_EQ(ExitCodeOf([] {
+              LimitExit([] { return true; }, std::chrono::milliseconds(1), "", 72);
+              pause();
+            }),
+            72);
 }
 
 TEST(ProcessTest, OtherExitCodesStay) {

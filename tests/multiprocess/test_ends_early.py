@@ -57,3 +57,86 @@ def test_callbacks_of_results_that_nobody_reads_are_told() -> None:
     for ended in run(script, *job(2, **_TWO_DEVICES), timeout_s=120):
         assert ended.code == 0, ended.text
         assert ended.text.count("told 2.0") == 2, ended.text
+
+
+_HOOKS = """
+import atexit, os, pathlib, sys, time
+def upload():
+    time.sleep(8)  # longer than any limit of this job
+    print("uploaded", flush=True)
+atexit.register(upload)
+
+import jax, jaxhet
+jaxhet.initialize()
+class Tracker:
+    def __del__(self):
+        print("closed", flush=True)
+tracker = Tracker()
+if jax.process_index() == 1:
+    raise ValueError("bad batch")
+while jaxhet.last_error() is None:
+    time.sleep(0.01)
+sys.exit(42)
+"""
+
+
+def test_exit_hooks_of_a_program_end_after_a_failure_and_its_exit_code_stays() -> None:
+    first, second = run(_HOOKS, *job(JAXHET_EXIT_AFTER_FAILURE_S="6"))
+    assert (first.code, second.code) == (42, 1), first.text + second.text
+    for ended in (first, second):
+        assert "uploaded" in ended.text, ended.text
+        assert "closed" in ended.text, ended.text
+    assert "ValueError: bad batch" in second.text
+
+
+_STUCK = """
+import sys, threading, time
+import jax, jaxhet
+jaxhet.initialize()
+if jax.process_index() == 1:
+    raise ValueError("bad batch")
+def sleep(x):
+    time.sleep(1000)
+    return x
+result = jax.jit(lambda x: jax.pure_callback(sleep, jax.typeof(x), x))(1.0)
+while jaxhet.last_error() is None:
+    time.sleep(0.01)
+"""
+
+
+def test_device_that_never_ends_its_work_is_not_waited_for_after_a_failure() -> None:
+    stuck, _ = run(_STUCK, *job(JAXHET_EXIT_AFTER_FAILURE_S="2"), timeout_s=60)
+    assert stuck.code == 70, stuck.text
+    assert "(JAXHET_EXIT_AFTER_FAILURE_S)" in stuck.text
+
+
+_WAITS = """
+import os, signal, sys, threading, time
+import jax, jaxhet
+from jax._src import distributed
+jaxhet.initialize()
+process = jax.process_index()
+if process == 2:
+    time.sleep(0.5)  # a thread of JAX sets the handler
+    os.kill(os.getpid(), signal.SIGTERM)  # JAX notes it for the next step
+if process == 1:
+    time.sleep(2)
+    raise ValueError("bad batch")
+wait = lambda: distributed.global_state.client.wait_at_barrier("checkpoint", 100_000)
+if process == 0:
+    threading.Thread(target=wait).start()
+while jaxhet.last_error() is None:
+    time.sleep(0.01)
+if process == 2:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(100)
+sys.exit(42)
+"""
+
+
+def test_waits_at_barriers_end_after_a_failure_and_sigterm_ends_the_process() -> None:
+    first, _, third = run(_WAITS, *job(3), timeout_s=60)
+    assert first.code == 42, first.text
+    assert "CANCELLED" in first.text
+    assert third.code == -15, third.text

@@ -114,7 +114,7 @@ def test_process_that_sends_nonsense_is_gone(message: Any, pair: Pair) -> None:
 
 def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
     stopped = pair.members[1]
-    stopped._closing = True
+    stopped._left.set()
     end = threading.Event()
 
     def stop(_: Any) -> None:  # the reader, at the first message
@@ -187,7 +187,7 @@ def test_needed_peer_that_leaves_is_absent(pair: Pair) -> None:
 
 def test_process_that_leaves_does_not_wait_for_one_that_died(pair: Pair) -> None:
     first, second = pair.members
-    second._closing = True
+    second._left.set()
     second._sock.shutdown(socket.SHUT_RDWR)
     begin = time.monotonic()
     first.wait_for_all_to_leave(20)

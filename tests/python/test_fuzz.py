@@ -176,7 +176,7 @@ def test_damaged_answers_of_the_coordinator_are_refused() -> None:
     for message in inputs(seeds, damage_json):
         with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
-            membership._closing = True  # the end of the input is no news
+            membership._left.set()  # the end of the input is no news
             given = object.__new__(_membership.Credentials)
             with pytest.MonkeyPatch.context() as patch, contextlib.suppress(JaxhetError):
                 patch.setattr(_membership.credentials, "check_service", lambda *_: None)
@@ -198,7 +198,7 @@ def test_damaged_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     for message in inputs([good, strange], damage_json):
         with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
-            membership._closing = True  # the end of the input is no news
+            membership._left.set()  # the end of the input is no news
             with contextlib.suppress(JaxhetError):
                 membership.join(ProcessInfo.from_json(members[1]), 5)
                 assert membership.credentials == pems

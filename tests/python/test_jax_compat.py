@@ -29,12 +29,29 @@ from jax.sharding import AxisType
 
 from jaxhet._errors import UsageError
 from jaxhet._jax import compat, jaxlib, platforms, slices
+from tests.support import scripts
 
 
 def test_hook_has_two_stages() -> None:
     assert xla.PipelineStage.PRE_SCHEDULER != xla.PipelineStage.POST_SCHEDULER
     parameters = inspect.signature(xla.register_hlo_module_transformation).parameters
     assert set(parameters) == {"callback", "name", "stage", "platforms"}
+
+
+_EXIT = """
+import os
+from jax._src import api, dispatch
+from jaxhet._jax import compat
+api.clear_caches = lambda: print("cleared")
+dispatch.RuntimeTokenSet.block_until_ready = lambda self: print("waited")
+if "SKIP" in os.environ:
+    compat.skip_exit_waits()
+"""
+
+
+def test_exit_hooks_of_jax_can_be_skipped() -> None:
+    run, skipped = scripts.run(_EXIT, {}, {"SKIP": "1"})
+    assert (run.text, skipped.text) == ("cleared\nwaited\n", "")
 
 
 def test_supported_jax_is_accepted() -> None:

@@ -363,6 +363,51 @@ def test_others_get_the_grace_time_to_end_by_themselves():
     assert "process 1 (island1): exit code 0\n" in result.stderr
 
 
+# The launcher with a default of --grace that tests can wait for.
+_SHORT_GRACE = "import jaxhet.cli.launch as l; l.DEFAULT_GRACE_S = 0.5; import jaxhet.cli as c"
+
+
+def test_process_that_knows_of_the_failure_has_all_the_time_that_it_needs():
+    code = """
+    from jaxhet._launch import told
+    if process == 2:
+        sys.exit(3)
+    sys.stderr.write("10 %")
+    sys.stderr.flush()
+    if process == 1:
+        told.tell()
+    time.sleep(3)
+    print("uploaded")
+    """
+    launched = _command("--islands 3", code)
+    launched[1:3] = ["-c", f"{_SHORT_GRACE}; c.main()"]
+    result = subprocess.run(
+        launched, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S
+    )
+    assert result.returncode == 3
+    assert result.stdout == "[island1/1] uploaded\n"
+    assert "still waiting for process 1 (island1): the program there knows" in result.stderr
+    assert "process 0 (island0): killed by SIGTERM (the launcher sent SIGTERM)" in result.stderr
+    assert "process 1 (island1): exit code 0\n" in result.stderr
+    assert "[island1/1] 10 %\n" in result.stderr
+
+
+def test_signal_that_is_not_heeded_is_told_and_its_number_is_the_exit_code():
+    code = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready")
+    time.sleep(1000)
+    """
+    with _launched("--grace 1.5 --islands 1", code) as popen:
+        assert popen.stdout is not None
+        popen.stdout.readline()
+        popen.send_signal(signal.SIGTERM)
+        _out, err = popen.communicate(timeout=_TIMEOUT_S)
+    assert "SIGTERM was passed on, and process 0 (island0) still runs" in err
+    assert "killed by SIGKILL (the launcher sent SIGKILL)" in err
+    assert popen.returncode == 128 + signal.SIGTERM
+
+
 def test_process_that_ignores_sigterm_is_killed():
     code = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -207,10 +207,14 @@ def _start(
         local_address="",
         credentials=None,
         failure=None,
+        loss=None,
+        when_lost=lambda action: None,
         check=lambda: None,
         leave=lambda: None,
     )
     monkeypatch.setattr(compat, "bind_gloo", lambda *_: None)
+    monkeypatch.setattr(_set_up, "_relay", lambda _: None)
+    monkeypatch.setattr(_set_up, "_set_partitions", lambda *_: None)
     listener: Any = types.SimpleNamespace(process=0, take=lambda *_, **__: {})
     config = _config.resolve({"process_id": 0}, environ={})
     stand_in: Any = engine

@@ -26,6 +26,7 @@
 #include "xla_plugin/engine/registry.h"
 #include "xla_plugin/ffi/device_exchange.h"
 #include "xla_plugin/ffi/exchange.h"
+#include "xla_plugin/transport/relay.h"
 #include "xla_plugin/transport/seal.h"
 #include "xla_plugin/transport/verbs/distance.h"
 #include "xla_plugin/transport/verbs/nics.h"
@@ -50,6 +51,15 @@ std::shared_ptr<Engine> MakeEngine(int64_t session, int process, int num_process
   auto engine = std::make_shared<Engine>(process, num_processes, ParseOptions(options));
   RegisterEngine(session, engine);
   return engine;
+}
+
+// Whether the interpreter's exit hooks have run. Needs no lock of the interpreter.
+bool IsFinalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
 }
 
 using HexKeys = std::pair<std::string, std::string>;  // to send, to receive
@@ -250,6 +260,7 @@ nb::list PeerStats(const Engine& engine) {
 }  // namespace jaxhet
 
 NB_MODULE(_engine, m) {
+  nb::set_leak_warnings(false);  // exceptions of a failed program hold what they have met
   using jaxhet::Engine;
   using jaxhet::milliseconds;
   using Released = nb::call_guard<nb::gil_scoped_release>;
@@ -347,8 +358,21 @@ NB_MODULE(_engine, m) {
         return std::string(jaxhet::verbs::kDistanceNames.at(static_cast<size_t>(distance)));
       },
       nb::arg("sysfs"), nb::arg("a"), nb::arg("b"), "Of two PCI addresses: one of DISTANCES.");
+  nb::class_<jaxhet::Relay>(m, "Relay", "Passes bytes to a service; see relay.h.")
+      .def(nb::init<const std::string&, const std::string&>(), nb::arg("host"), nb::arg("port"))
+      .def_prop_ro("port", &jaxhet::Relay::port)
+      .def("close", &jaxhet::Relay::Close, Released());
   m.def("fail_exit", &jaxhet::FailExit, nb::arg("code"),
         "Has this process exit with `code` in place of 0.");
+  m.def(
+      "limit_finalization",
+      [](double limit_s, std::string text, int code) {
+        const auto limit = std::chrono::duration<double>(limit_s);
+        jaxhet::LimitExit(&jaxhet::IsFinalizing, std::chrono::duration_cast<milliseconds>(limit),
+                          std::move(text), code);
+      },
+      nb::arg("limit_s"), nb::arg("text"), nb::arg("code"),
+      "Ends the process if the interpreter takes longer to end after its exit hooks.");
 
   m.def("pci_address", &jaxhet::verbs::PciAddressOf, nb::arg("folder"),
         R"(Of the NIC with this folder of sysfs; "" for one in software.)");

@@ -1,0 +1,22 @@
+"""A process tells `jaxhet launch` that it knows of the failure of its job.
+
+It writes a line on stderr, which arrives also from other hosts and without a coordinator. The
+launcher does not show the line.
+"""
+
+import os
+
+_LINE = b"jaxhet: this process knows that its job has failed"
+
+
+def tell() -> None:
+    """Tells the launcher."""
+    os.write(2, _LINE + b"\n")
+
+
+def remove(line: bytes) -> bytes | None:
+    """`line` without the message; None if the message is not in it.
+
+    A program may have written the beginning of a line of its own before it.
+    """
+    return line.replace(_LINE, b"") if _LINE in line else None
