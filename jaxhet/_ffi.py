@@ -243,6 +243,18 @@ def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
     return _engine.vendors()
 
 
+def prove_sends(config: Config, vendor: str, ordinal: int, rounds: int) -> str:
+    """Proves that NICs send what a GPU has just written, while it is busy; as in `_engine.pyi`.
+
+    Raises:
+      TransportError: they sent other bytes.
+    """
+    try:
+        return _engine.prove_sends(vendor, ordinal, config.engine_values(), rounds)
+    except RuntimeError as error:
+        raise as_ours(str(error)) from error
+
+
 def nics(config: Config) -> list[dict[str, Any]]:
     """Every port of every RDMA NIC, as the verbs transport of a job sees it; as in `_engine.pyi`.
 

@@ -122,13 +122,9 @@ def _prepare_gpus(config: Config, members: Sequence[ProcessInfo]) -> bool:
 
 def _share_programs(session: _session.Session, membership: Membership) -> None:
     """Has the first process of a tuning class compile programs, and the others load them."""
-    kinds: dict[int, list[str]] = {}
-    for island in session.islands:
-        for device in island.devices:
-            kinds.setdefault(device.process_index, []).append(device.device_kind)
 
     def tuning_class(info: ProcessInfo) -> tuple[object, ...]:
-        return info.platform, kinds.get(info.process), info.versions, info.settings
+        return info.platform, info.gpus, info.versions, info.settings
 
     mine = tuning_class(membership.members[session.process])
     session.compilation.shared = shared_programs.SharedPrograms(
@@ -175,6 +171,7 @@ def make_process_info(
         options=config.agreed(),
         settings=compiler_settings.settings(),
         interfaces=tuple(interface.announced() for interface in interfaces),
+        gpus=tuple(gpu["model"] for gpu in nearby.own_gpus(config, jax_platform)),
         partition_index=config.partition_index,
     )
 
@@ -249,6 +246,7 @@ def _start_jax(
     session.relay = relay
     if engine is not None:
         try:
+            _check_gpus(session.island.devices, members[session.process])
             _set_ranks(session, engine)
             if session.island.platform in jaxlib.GPU_PLATFORMS:
                 _open_devices(session, engine, members, listener, check)
@@ -314,6 +312,22 @@ def _create_backend(
     if mirror is not None:
         mirror.finish()
     return devices
+
+
+def _check_gpus(devices: Sequence[Device], own: ProcessInfo) -> None:
+    """Refuses different GPUs in a process whose plugin gives all of them the name of the first.
+
+    XLA compiles one executable for all GPUs of a process, and programs could not tell them apart.
+    """
+    kinds = {d.device_kind for d in devices if d.process_index == own.process}
+    models = dict.fromkeys(own.gpus)
+    if len(models) <= len(kinds):
+        return
+    raise UsageError(
+        f"{own} has different GPUs, and JAX takes them for equal ones ({', '.join(kinds)}):"
+        f" {', '.join(models)}. XLA would run the executable of the first on all of them; give each"
+        " model processes of its own (`jaxhet launch --devices`, or JAXHET_LOCAL_DEVICE_IDS)"
+    )
 
 
 def _set_ranks(session: _session.Session, engine: _ffi.Engine) -> None:

@@ -2,8 +2,9 @@
 
 The processes join as a job on CPU. Two at a time then make an engine of just these two, for one
 transport after the other, and swap bytes through the exchange that programs use, jitted. All that
-arrives is compared with what was sent. The other processes wait meanwhile. First, a process
-that is alone on its host is both ends of a pair, for jobs that will have more there.
+arrives is compared with what was sent. Where RDMA works, each process also has its NICs send what
+its GPUs write, while these are busy. The other processes wait meanwhile. First, a process that is
+alone on its host is both ends of a pair, for jobs that will have more there.
 """
 
 import collections
@@ -26,6 +27,7 @@ from jaxhet import _clusters, _config, _ffi, _initialize, _session, _set_up
 from jaxhet._doctor import links
 from jaxhet._doctor.collect import ROOT
 from jaxhet._errors import JaxhetError, TransportError, UsageError
+from jaxhet._gpu import nearby
 from jaxhet._job import bootstrap
 from jaxhet._job import listener as _listener
 from jaxhet._job.process_info import ProcessInfo
@@ -35,6 +37,7 @@ from jaxhet.compiler import ExchangeKind, carrier, exchange
 
 # Bytes -> how often. Around the engine's limits: eager messages up to 16 KiB, chunks of 512 KiB.
 SIZES = {8: 200, 16 << 10: 100, (16 << 10) + 1: 100, (512 << 10) - 1: 40, 1 << 20: 40, 16 << 20: 8}
+_GPU_ROUNDS = 300  # writes of a GPU that a NIC sends
 _DEADLINE_MS = 60_000  # longest wait of a swap
 _CLOSE_TIMEOUT_MS = 5000
 _ELSEWHERE = -1  # no device's id
@@ -172,6 +175,8 @@ class _Job:
         try:
             for num_bytes, repeats in SIZES.items():
                 swaps.append(_swap(engine, end.side == 1, num_bytes, repeats))
+            if transport == "verbs" and self._problem_of_gpus:
+                raise TransportError(self._problem_of_gpus)
         except (JaxhetError, jax.errors.JaxRuntimeError) as error:
             cause = engine.error() or error
             engine.fail("PeerError", str(cause))  # the other side need not wait
@@ -179,6 +184,17 @@ class _Job:
         finally:
             engine.close(_CLOSE_TIMEOUT_MS)
         return Proof(transport, "proven", "", tuple(swaps), self._link(transport, end))
+
+    @functools.cached_property
+    def _problem_of_gpus(self) -> str:
+        """Error of NICs that sent other bytes than this process's GPUs wrote, or ""."""
+        try:
+            for platform, vendor in _ffi.VENDORS.items():
+                for gpu in nearby.own_gpus(self._config, platform):
+                    _ffi.prove_sends(self._config, vendor, gpu["ordinal"], _GPU_ROUNDS)
+        except TransportError as error:
+            return str(error)
+        return ""
 
     def _connect(self, transport: str, end: _End) -> _ffi.Engine:
         """The engine of a job of two."""

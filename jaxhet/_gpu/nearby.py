@@ -1,7 +1,8 @@
-"""Distances between this process's GPUs and the network interfaces of its machine."""
+"""This process's GPUs, and their distances to the network interfaces of the machine."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxhet import _ffi
 from jaxhet._config import Config
@@ -22,11 +23,15 @@ def interface_distances(config: Config, platform: str) -> Mapping[str, int]:
       Places in `_ffi.DISTANCES`, and more for interfaces without a PCI device; by name. Empty on
       CPU, and where the driver does not answer.
     """
+    return distances(_ROOT, [gpu["pci"] for gpu in own_gpus(config, platform)])
+
+
+def own_gpus(config: Config, platform: str) -> list[dict[str, Any]]:
+    """The GPUs of this process, as the driver describes them; [] on CPU, or without a driver."""
     vendor = _ffi.VENDORS.get(platform)
     devices = next((found for name, found, _ in _ffi.vendors() if name == vendor), [])
     wanted = config.local_device_ids
-    gpus = [d["pci"] for d in devices if not wanted or d["ordinal"] in wanted]
-    return distances(_ROOT, gpus)
+    return [gpu for gpu in devices if not wanted or gpu["ordinal"] in wanted]
 
 
 def distances(root: pathlib.Path, gpus: Sequence[str]) -> dict[str, int]:

@@ -39,6 +39,7 @@ class ProcessInfo:
     island_process: int | None = None  # index in the island, of a process without an id
     interfaces: tuple[str, ...] = ()  # for data connections; see `Interface.announced`
     partition_index: int | None = None  # JAX's partition that the user gives this process
+    gpus: tuple[str, ...] = ()  # models of the process's own, as the driver names them
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "ProcessInfo":
@@ -57,7 +58,9 @@ class ProcessInfo:
                 raise TransportError(
                     f"{name} of a process's description is {fields[name]!r}, which is no {hint}"
                 )
-        tuples = {name: tuple(fields[name]) for name in ("islands", "topology", "interfaces")}
+        tuples = {
+            name: tuple(fields[name]) for name in ("islands", "topology", "interfaces", "gpus")
+        }
         for text in tuples["interfaces"]:
             Interface.parse(text)
         return cls(**{**fields, **tuples})

@@ -164,6 +164,8 @@ TEST(DeviceTest, GpusAreListed) {
     EXPECT_EQ(devices[1].uuid.substr(0, 4), "a1a1");
     EXPECT_EQ(devices[1].driver_version, 7000);
     EXPECT_TRUE(devices[1].stream_values && devices[1].dma_buf);
+    EXPECT_EQ(devices[1].model, "Fake GPU (compute capability 1.1, 101 multiprocessors)");
+    EXPECT_NE(devices[0].model, devices[1].model);
   }
 }
 
@@ -250,7 +252,7 @@ TEST(DeviceTest, HipGetsItsArgumentsInOrder) {
             "hipHostRegister(0x9000, 0x1000, 0x3)\n"
             "hipDeviceGetStreamPriorityRange()\n"
             "hipStreamCreateWithPriority(0x1, 0xffffffff)\n"
-            "hipEventCreateWithFlags(0x2)\n"
+            "hipEventCreateWithFlags(0x80000002)\n"
             "hipEventRecord(0x200, 0x100)\n"
             "hipStreamWaitEvent(0x100, 0x200, 0)\n"
             "hipMemcpyAsync(0x10, 0x20, 0x7, 0x4, 0x100)\n"
@@ -275,6 +277,14 @@ TEST(DeviceTest, HipGetsItsArgumentsInOrder) {
             "hipStreamDestroy(0x100)\n"
             "hipHostUnregister(0x9000)\n");
   EXPECT_EQ(fake_driver::CurrentDevice(), 0);
+}
+
+TEST(DeviceTest, MemoryOfHipIsUncachedUnlessItIsAProgramsOwn) {
+  const auto device = OpenFake("hip");
+  const DeviceMemory shared = device->Allocate(5);
+  EXPECT_EQ(fake_driver::Calls().back(), "hipExtMallocWithFlags(0x5, 0x3)");
+  const DeviceMemory own = device->AllocateCached(8);
+  EXPECT_EQ(fake_driver::Calls().back(), "hipExtMallocWithFlags(0x8, 0)");
 }
 
 TEST(DeviceTest, NormalPriorityIsTheDefaultOne) {

@@ -8,8 +8,10 @@
 #include <sstream>
 #include <utility>
 
+#include "xla_plugin/device/cuda/cuda_api.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/failure.h"
+#include "xla_plugin/device/hip/hip_api.h"
 
 namespace jaxhet::testing::fake_driver {
 namespace {
@@ -129,7 +131,8 @@ ENTRY int cuDeviceGetUuid_v2(void* uuid, int device) {
   return GiveUuid("cuDeviceGetUuid_v2", uuid, device);
 }
 ENTRY int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  return Give("cuDeviceGetAttribute", value, 1, attribute, device);
+  const bool is_count = attribute == jaxhet::CudaApi::kMultiprocessors;
+  return Give("cuDeviceGetAttribute", value, is_count ? 100 + device : 1, attribute, device);
 }
 ENTRY int cuCtxGetStreamPriorityRange(int* low, int* high) {
   *low = 0;
@@ -250,7 +253,8 @@ ENTRY int hipDeviceGetUuid(void* uuid, int device) {
   return GiveUuid("hipDeviceGetUuid", uuid, device);
 }
 ENTRY int hipDeviceGetAttribute(int* value, int attribute, int device) {
-  return Give("hipDeviceGetAttribute", value, 1, attribute, device);
+  const bool is_count = attribute == jaxhet::HipApi::kMultiprocessors;
+  return Give("hipDeviceGetAttribute", value, is_count ? 100 + device : 1, attribute, device);
 }
 ENTRY int hipDeviceGetStreamPriorityRange(int* low, int* high) {
   *low = 1;

@@ -16,6 +16,7 @@
 #include <new>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "xla_plugin/base/error.h"
@@ -27,6 +28,20 @@ namespace {
 constexpr std::align_val_t kAlignment{64};
 
 std::atomic<std::chrono::milliseconds> retirement_delay{};
+
+// See CachedFills.
+struct Cache {
+  std::atomic<bool> is_used = false;
+  std::atomic<bool> is_emptied_by_events = false;
+  std::mutex mutex;
+  std::vector<std::function<void()>> fills;
+
+  void Empty() {
+    const std::lock_guard lock(mutex);
+    for (const auto& fill : std::exchange(fills, {})) fill();
+  }
+};
+Cache cache;
 
 [[noreturn]] void ThrowNoIpc() {
   Throw(ErrorCode::kDevice, "host memory has no IPC handles; use the transports shm or tcp");
@@ -246,7 +261,10 @@ class HostDevice final : public Device {
   void Record(EventHandle event, StreamHandle stream) override {
     const auto shared = EventOf(event);
     const uint64_t record = shared->Record();
-    StreamOf(stream).Add([shared, record] { shared->Reach(record); });
+    StreamOf(stream).Add([shared, record] {
+      if (cache.is_emptied_by_events) cache.Empty();
+      shared->Reach(record);
+    });
   }
   void WaitEvent(StreamHandle stream, EventHandle event) override {
     const auto shared = EventOf(event);
@@ -259,7 +277,12 @@ class HostDevice final : public Device {
   }
   void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
     if (num_bytes == 0) return;
-    StreamOf(stream).Add([=] { std::memset(to, std::to_integer<int>(value), num_bytes); });
+    StreamOf(stream).Add([=] {
+      const auto fill = [=] { std::memset(to, std::to_integer<int>(value), num_bytes); };
+      if (!cache.is_used) return fill();
+      const std::lock_guard lock(cache.mutex);
+      cache.fills.emplace_back(fill);
+    });
   }
   void WriteValue(StreamHandle stream, void* address, uint32_t value) override {
     StreamOf(stream).Add([=] {
@@ -275,7 +298,10 @@ class HostDevice final : public Device {
   }
 
   bool IsIdle(StreamHandle stream) override { return StreamOf(stream).IsIdle(); }
-  void Synchronize(StreamHandle stream) override { StreamOf(stream).Synchronize(); }
+  void Synchronize(StreamHandle stream) override {
+    StreamOf(stream).Synchronize();
+    cache.Empty();
+  }
 
   MemorySharing& sharing() override { return sharing_; }
 
@@ -302,6 +328,15 @@ const Vendor& TestVendorOf(std::string_view name) {
 }
 
 std::unique_ptr<Device> OpenHostDevice() { return Open({}, 0); }
+
+CachedFills::CachedFills(bool by_events) {
+  cache.is_emptied_by_events = by_events;
+  cache.is_used = true;
+}
+CachedFills::~CachedFills() {
+  cache.is_used = cache.is_emptied_by_events = false;
+  cache.Empty();
+}
 
 LateRetirement::LateRetirement(std::chrono::milliseconds delay) { retirement_delay = delay; }
 LateRetirement::~LateRetirement() { retirement_delay = std::chrono::milliseconds(0); }

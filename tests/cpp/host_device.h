@@ -25,6 +25,16 @@ class LateRetirement {
   LateRetirement& operator=(const LateRetirement&) = delete;
 };
 
+// While it lives, what a device is to fill stays in a cache of its own until it is made visible: by
+// an event, if `by_events`, or by a host that waits for the stream.
+class CachedFills {
+ public:
+  explicit CachedFills(bool by_events);
+  ~CachedFills();
+  CachedFills(const CachedFills&) = delete;
+  CachedFills& operator=(const CachedFills&) = delete;
+};
+
 }  // namespace jaxhet::testing
 
 #endif  // TESTS_CPP_HOST_DEVICE_H_

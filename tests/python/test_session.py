@@ -15,12 +15,15 @@ import pytest
 import jaxhet
 from jaxhet import _compilation, _config, _ffi, _islands, _session, _set_up
 from jaxhet._compilation import BridgeOptions
-from jaxhet._errors import JaxhetError, PeerError, TransportError
+from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._jax import compat, jaxlib, programs
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._session import Session
 
 DEVICES: tuple[Any, ...] = tuple(
-    types.SimpleNamespace(id=i, process_index=process, local_hardware_id=ordinal)
+    types.SimpleNamespace(
+        id=i, process_index=process, local_hardware_id=ordinal, device_kind="a GPU"
+    )
     for i, (process, ordinal) in enumerate([(0, 0), (0, 1), (1, 0), (2, 4)])
 )
 
@@ -84,6 +87,44 @@ def test_processes_of_an_island_share_programs_on_gpus() -> None:
     assert _salt(platform="cuda") == _salt(process=1, platform="cuda")
     assert _salt(platform="cuda") != _salt(process=2, platform="cuda")
     assert all(_session_of(process).compilation.writes_cache for process in range(3))
+
+
+def _info(process: int, *gpus: str) -> ProcessInfo:
+    config = _config.resolve({"process_id": process, "num_processes": 3}, {})
+    return dataclasses.replace(_set_up.make_process_info(config, ""), gpus=gpus)
+
+
+def test_processes_with_equal_models_of_gpus_share_programs() -> None:
+    gpus = [("MI300X, 304", "MI300X, 304"), ("MI250X, 110",), ("MI300X, 304", "MI300X, 304")]
+    membership: Any = types.SimpleNamespace(
+        members=[_info(process, *models) for process, models in enumerate(gpus)],
+        tell_of_program=None,
+        listen_programs=lambda hear: None,
+    )
+    session = _session_of(platform="rocm")
+    _set_up._share_programs(session, membership)
+    assert session.compilation.shared is not None
+    assert session.compilation.shared._members == {0, 2}
+
+
+def test_different_gpus_of_one_name_are_refused() -> None:
+    """ROCm's plugin gave all devices of a process the name of the first (ROCm/rocm-jax#390)."""
+
+    def check(kinds: list[str], models: list[str]) -> None:
+        devices: list[Any] = [
+            types.SimpleNamespace(process_index=process, device_kind=kind)
+            for process, kind in [*((1, kind) for kind in kinds), (0, "another process's")]
+        ]
+        _set_up._check_gpus(devices, _info(1, *models))
+
+    check(["MI300X", "MI300X"], ["MI300X, 304", "MI300X, 304"])
+    check(["H100", "H200"], ["H100, 132", "H200, 132"])
+    with pytest.raises(UsageError) as caught:
+        check(["MI300X", "MI300X"], ["MI300X, 304", "MI250X, 110"])
+    assert "process 1" in str(caught.value)
+    assert (
+        "has different GPUs, and JAX takes them for equal ones (MI300X): MI300X, 304, MI250X, 110"
+    ) in str(caught.value)
 
 
 # GPUs.
@@ -198,7 +239,15 @@ def _start(
     monkeypatch.setattr(compat, "connect_client", lambda *_: None)
     monkeypatch.setattr(_set_up, "_create_backend", lambda *_: list(DEVICES))
     members: Any = [
-        types.SimpleNamespace(process=i, island=name, platform=platform, host="a", host_id="a")
+        types.SimpleNamespace(
+            process=i,
+            island=name,
+            platform=platform,
+            host="a",
+            host_id="a",
+            partition_index=None,
+            gpus=(),
+        )
         for i, (name, platform) in enumerate(named)
     ]
     membership: Any = types.SimpleNamespace(

@@ -97,6 +97,34 @@ TEST(VerbsChannelTest, OperandsAreRegistered) {
   EXPECT_FALSE(garbled.AddressOf(OperandsOf(1)));
 }
 
+// An AMD GPU's kernel writes into a cache, which NICs don't read. A host that waits for the device
+// would empty it, but no exchange waits in this way.
+TEST(VerbsChannelTest, OperandsThatStayInTheCacheAreNotSentFromTheirPlace) {
+  const auto device = OpenHostDevice();
+  verbs::Nics nics{NicOptions()};
+  for (const bool by_events : {true, false}) {
+    const CachedFills cache(by_events);
+    const verbs::OperandRegion operands(*device, nics.Usable(), nics.options(), OperandsOf(0));
+    EXPECT_EQ(operands.why_not().empty(), by_events);
+    if (by_events) continue;
+    EXPECT_THAT(operands.why_not(), HasSubstr("soft0:1 read stale data after host:0 (this host's"));
+  }
+}
+
+// A fault that strikes in a later round than those of a job's start.
+TEST(VerbsChannelTest, ManyRoundsFindWhatAJobsStartDoesNot) {
+  const auto device = OpenHostDevice();
+  verbs::Nics nics{NicOptions()};
+  const auto prove = [&] { return verbs::ProveSends(*device, nics.Usable(), nics.options(), 20); };
+  EXPECT_EQ(prove(), "");
+  for (const int num_before : {30, 70}) {
+    const FaultScope fault(StrCat("garble after=", num_before));
+    EXPECT_THAT(ThrownText(prove), HasSubstr("coherent here")) << num_before;
+  }
+  const FaultScope fault("lose count=all");
+  EXPECT_THAT(prove(), HasSubstr("read stale data"));  // no job would use it
+}
+
 // Both ends of a channel, which the test plays the devices of.
 struct ChannelPair {
   ChannelPair() {

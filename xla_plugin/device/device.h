@@ -37,6 +37,9 @@ struct DeviceInfo {
   bool gpu_direct_rdma;  // NICs can register the device's memory
   // Peers on this host can pull out of its memory, which is the host's.
   bool host_memory = false;
+  // Devices with equal ones can run the same executable equally well. A plugin of JAX may give all
+  // devices of a process the name of the first.
+  std::string model = {};
 
   std::string ToString() const;  // "cuda:0 (NVIDIA H200, 0000:18:00.0)"
 };
@@ -156,13 +159,17 @@ class Device {
   virtual Event CreateEvent() = 0;
   // Peers and NICs may write it while this device uses it.
   virtual Memory Allocate(size_t num_bytes) = 0;
+  // Memory as a program has it: others see what the device writes there after an event, or after
+  // WriteValue().
+  virtual Memory AllocateCached(size_t num_bytes) { return Allocate(num_bytes); }
   // Host memory that every device of the vendor sees.
   virtual PinnedMemory AllocatePinned(size_t num_bytes) = 0;
   // Makes existing host memory, whole pages, such memory; shared memory of several processes too.
   virtual Registration Register(std::span<std::byte> host) = 0;
   virtual void* DeviceAddress(void* pinned_host) = 0;
 
-  // In the order of a stream, without waiting for it.
+  // In the order of a stream, without waiting for it. Whoever sees that the event is over also sees
+  // all earlier work of the stream.
   virtual void Record(EventHandle event, StreamHandle stream) = 0;
   virtual void WaitEvent(StreamHandle stream, EventHandle event) = 0;
   // Between any two of: this device's memory, a peer's, pinned memory.

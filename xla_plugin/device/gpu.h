@@ -32,10 +32,10 @@ DeviceInfo ReadInfo(const Api& api, int ordinal) {
   CallOn(api, where, api.device_get_pci_bus_id, pci_bus_id.data(),
          static_cast<int>(pci_bus_id.size()), device);
   CallOn(api, where, api.device_get_uuid, uuid.data(), device);
-  const auto has = [&](int attribute) {  // a driver that is older than the attribute: no
+  const auto value_of = [&](int attribute) {  // a driver that is older than the attribute: 0
     int value = 0;
-    return Try(api, api.device_get_attribute, &value, attribute, device) == kGpuSuccess &&
-           value != 0;
+    const int result = Try(api, api.device_get_attribute, &value, attribute, device);
+    return result == kGpuSuccess ? value : 0;
   };
   DeviceInfo info{.vendor = Api::kVendor,
                   .ordinal = ordinal,
@@ -43,9 +43,12 @@ DeviceInfo ReadInfo(const Api& api, int ordinal) {
                   .pci_bus_id = pci_bus_id.data(),
                   .uuid = {},
                   .driver_version = 0,
-                  .stream_values = has(Api::kStreamValues),
-                  .dma_buf = has(Api::kDmaBufSupported),
-                  .gpu_direct_rdma = has(Api::kGpuDirectRdma)};
+                  .stream_values = value_of(Api::kStreamValues) != 0,
+                  .dma_buf = value_of(Api::kDmaBufSupported) != 0,
+                  .gpu_direct_rdma = value_of(Api::kGpuDirectRdma) != 0};
+  info.model = StrCat(info.name, " (compute capability ", value_of(Api::kCapabilityMajor), ".",
+                      value_of(Api::kCapabilityMinor), ", ", value_of(Api::kMultiprocessors),
+                      " multiprocessors)");
   for (const unsigned char byte : uuid) {
     constexpr std::string_view kDigits = "0123456789abcdef";
     info.uuid += {kDigits[byte >> 4], kDigits[byte & 15]};
@@ -101,7 +104,7 @@ class Gpu final : public Device {
 
   Event CreateEvent() override {
     EventHandle event = nullptr;
-    context_.Call(api().event_create, &event, Api::kEventDisableTiming);
+    context_.Call(api().event_create, &event, Api::kEventFlags);
     return {*this, event};
   }
 
@@ -109,6 +112,14 @@ class Gpu final : public Device {
     void* memory = nullptr;
     context_.Run([&](const Api& api) {
       return std::pair(api.malloc.name(), api.Allocate(&memory, num_bytes));
+    });
+    return {*this, memory};
+  }
+
+  Memory AllocateCached(size_t num_bytes) override {
+    void* memory = nullptr;
+    context_.Run([&](const Api& api) {
+      return std::pair(api.malloc.name(), api.AllocateCached(&memory, num_bytes));
     });
     return {*this, memory};
   }

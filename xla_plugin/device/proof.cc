@@ -1,8 +1,23 @@
 #include "xla_plugin/device/proof.h"
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <new>
+#include <thread>
+
+#include "xla_plugin/base/error.h"
 
 namespace jaxhet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kWriteTimeout{10};
+constexpr int kCopies = 16;  // number that is put on the stream at once
+
+}  // namespace
 
 void WriteProof(Device& device, void* to, std::span<const std::byte> proof) {
   const PinnedMemory host = device.AllocatePinned(proof.size());
@@ -18,6 +33,63 @@ bool HasProof(Device& device, const void* from, std::span<const std::byte> proof
   device.Copy(stream.get(), device.DeviceAddress(host.get()), from, proof.size());
   device.Synchronize(stream.get());
   return std::memcmp(host.get(), proof.data(), proof.size()) == 0;
+}
+
+PatternWriter::PatternWriter(Device& device, size_t load_bytes)
+    : device_(device),
+      load_bytes_(load_bytes),
+      word_(device.AllocatePinned(sizeof(uint32_t))),
+      program_(device.CreateStream(StreamPriority::kNormal)),
+      teller_(device.CreateStream(StreamPriority::kHigh)),
+      busy_(device.CreateStream(StreamPriority::kNormal)),
+      written_(device.CreateEvent()) {
+  new (word_.get()) uint32_t(0);
+  if (load_bytes > 0) load_ = device.Allocate(load_bytes);
+}
+
+PatternWriter::~PatternWriter() {
+  try {
+    for (const Stream* const stream : {&program_, &teller_, &busy_}) {
+      device_.Synchronize(stream->get());
+    }
+  } catch (const Error& error) {
+    LogLine(error.what());
+  }
+}
+
+std::vector<std::byte> PatternWriter::Write(std::span<std::byte> place, bool by_event) {
+  KeepBusy();
+  ++number_;
+  const size_t half = place.size() / 2;
+  std::vector<std::byte> pattern(place.size(), std::byte(2 * number_));
+  std::fill_n(pattern.begin(), half, std::byte(2 * number_ + 1));
+  device_.Fill(program_.get(), place.data(), pattern.front(), half);
+  device_.Fill(program_.get(), place.data() + half, pattern.back(), place.size() - half);
+  if (by_event) {
+    device_.Record(written_.get(), program_.get());
+    device_.WaitEvent(teller_.get(), written_.get());
+  }
+  const Stream& teller = by_event ? teller_ : program_;
+  device_.WriteValue(teller.get(), device_.DeviceAddress(word_.get()), number_);
+  const std::atomic_ref word(*static_cast<uint32_t*>(word_.get()));
+  const auto limit = Clock::now() + kWriteTimeout;
+  while (word.load(std::memory_order_acquire) < number_) {
+    if (Clock::now() >= limit) {
+      Throw(ErrorCode::kDevice, device_.info().ToString(), " has not filled ", place.size(),
+            " bytes within ", kWriteTimeout.count(), " s");
+    }
+    std::this_thread::yield();
+  }
+  return pattern;
+}
+
+void PatternWriter::KeepBusy() {
+  if (load_bytes_ == 0 || !device_.IsIdle(busy_.get())) return;
+  auto* const first = static_cast<std::byte*>(load_.get());
+  for (int i = 0; i < kCopies; ++i) {
+    const size_t to = i % 2 == 0 ? load_bytes_ / 2 : 0;
+    device_.Copy(busy_.get(), first + to, first + load_bytes_ / 2 - to, load_bytes_ / 2);
+  }
 }
 
 }  // namespace jaxhet

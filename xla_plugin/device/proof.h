@@ -2,16 +2,47 @@
 #define XLA_PLUGIN_DEVICE_PROOF_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "xla_plugin/device/device.h"
 
-// Whether memory is what it seems to be: bytes that the device itself writes or reads there. Both
-// block.
+// Whether memory is what it seems to be: bytes that the device itself writes or reads there. All
+// functions block.
 namespace jaxhet {
 
 void WriteProof(Device& device, void* to, std::span<const std::byte> proof);
 bool HasProof(Device& device, const void* from, std::span<const std::byte> proof);
+
+// Writes memory as a program writes it before an exchange, and learns as an exchange does that it
+// is written. The host does not wait for the device: that would empty the caches of an AMD GPU.
+class PatternWriter {
+ public:
+  // `load_bytes` of memory, if any, are copied to and fro meanwhile, to keep the device busy.
+  PatternWriter(Device& device, size_t load_bytes);
+  ~PatternWriter();
+  PatternWriter(const PatternWriter&) = delete;
+  PatternWriter& operator=(const PatternWriter&) = delete;
+
+  // Other bytes than the last time; returns them. `by_event`: a stream tells after an event of the
+  // program's stream, as of operands that NICs send from their place; else the program's stream
+  // tells itself, as of slots.
+  std::vector<std::byte> Write(std::span<std::byte> place, bool by_event);
+
+ private:
+  void KeepBusy();
+
+  Device& device_;
+  size_t load_bytes_;
+  DeviceMemory load_;
+  PinnedMemory word_;
+  Stream program_;
+  Stream teller_;
+  Stream busy_;
+  Event written_;
+  uint32_t number_ = 0;
+};
 
 }  // namespace jaxhet
 

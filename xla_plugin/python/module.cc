@@ -28,6 +28,7 @@
 #include "xla_plugin/ffi/exchange.h"
 #include "xla_plugin/transport/relay.h"
 #include "xla_plugin/transport/seal.h"
+#include "xla_plugin/transport/verbs/device_region.h"
 #include "xla_plugin/transport/verbs/distance.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
@@ -152,6 +153,7 @@ nb::dict ToDict(const DeviceInfo& info) {
   nb::dict dict;
   dict["ordinal"] = info.ordinal;
   dict["name"] = info.name;
+  dict["model"] = info.model;
   dict["pci"] = info.pci_bus_id;
   dict["uuid"] = info.uuid;
   dict["driver_version"] = info.driver_version;
@@ -203,6 +205,15 @@ nb::list ListNics(const std::map<std::string, OptionValue>& options) {
   nb::list list;
   for (const verbs::NicInfo& info : infos) list.append(ToDict(info));
   return list;
+}
+
+// By the NICs near the device, as a job uses them.
+std::string ProveSends(const std::string& vendor_name, int ordinal,
+                       const std::map<std::string, OptionValue>& options, int rounds) {
+  const Vendor& vendor = VendorOf(vendor_name);
+  const auto device = vendor.open(vendor.libraries, ordinal);
+  verbs::Nics nics(ParseOptions(options).verbs);
+  return verbs::ProveSends(*device, nics.Near(device->info().pci_bus_id), nics.options(), rounds);
 }
 
 nb::dict Handlers() {
@@ -351,6 +362,11 @@ NB_MODULE(_engine, m) {
 
   m.def("nics", &jaxhet::ListNics, nb::arg("options"),
         "Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.");
+  m.def(
+      "prove_sends", &jaxhet::ProveSends, nb::arg("vendor"), nb::arg("ordinal"), nb::arg("options"),
+      nb::arg("rounds"), Released(),
+      "NICs send what a GPU has just written, again and again, while it is busy. Returns \"\", or "
+      "why a job would not let NICs reach the GPU's memory; raises if bytes are not right.");
   m.def(
       "distance",
       [](const std::string& sysfs, const std::string& a, const std::string& b) {

@@ -186,6 +186,15 @@ ENTRY(device_get_attribute, int, hipDeviceGetAttribute, int* value, int attribut
     case HipApi::kGpuDirectRdma:
       cuda_attribute = CudaApi::kGpuDirectRdma;
       break;
+    case HipApi::kCapabilityMajor:
+      cuda_attribute = CudaApi::kCapabilityMajor;
+      break;
+    case HipApi::kCapabilityMinor:
+      cuda_attribute = CudaApi::kCapabilityMinor;
+      break;
+    case HipApi::kMultiprocessors:
+      cuda_attribute = CudaApi::kMultiprocessors;
+      break;
     default:
       return Return(kGpuInvalidValue);
   }
@@ -251,7 +260,7 @@ ENTRY(stream_wait_value, int, hipStreamWaitValue32, StreamHandle stream, void* a
 
 ENTRY(event_create, int, hipEventCreateWithFlags, EventHandle* event, unsigned flags) {
   COUNT(hipEventCreateWithFlags);
-  return OnDevice(Cuda().event_create, event, flags);
+  return OnDevice(Cuda().event_create, event, flags & ~HipApi::kEventToSystem);
 }
 
 ENTRY(event_destroy, int, hipEventDestroy, EventHandle event) {

@@ -33,6 +33,9 @@ struct CudaApi {
   static constexpr int kDmaBufFd = 1;                     // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
   static constexpr unsigned long long kDmaBufOverPcie =
       0x1;                                      // CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE
+  static constexpr int kMultiprocessors = 16;   // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+  static constexpr int kCapabilityMajor = 75;   // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+  static constexpr int kCapabilityMinor = 76;   // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
   static constexpr int kGpuDirectRdma = 116;    // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
   static constexpr int kDmaBufSupported = 124;  // CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
   static constexpr int kPosixFd = 1;            // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -112,6 +115,8 @@ struct CudaApi {
 
   // Differences from HIP; see Gpu.
 
+  static constexpr unsigned kEventFlags = kEventDisableTiming;
+
   static constexpr const char* kRetainName = "cuDevicePrimaryCtxRetain";
   static constexpr const char* kEnterName = "cuCtxPushCurrent";
   static constexpr bool kWaitsAcquire = true;
@@ -125,6 +130,7 @@ struct CudaApi {
   void Leave(Context before) const;
   int DestroyStream(StreamHandle stream) const { return stream_destroy(stream); }
   int Allocate(void** memory, size_t num_bytes) const { return malloc(memory, num_bytes); }
+  int AllocateCached(void** memory, size_t num_bytes) const { return malloc(memory, num_bytes); }
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
   int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
   // The following functions return the name of the last call and its result.

@@ -24,6 +24,8 @@ struct HipApi {
 
   static constexpr unsigned kStreamNonBlocking = 0x1;     // hipStreamNonBlocking
   static constexpr unsigned kEventDisableTiming = 0x2;    // hipEventDisableTiming
+  static constexpr unsigned kEventToSystem = 0x80000000;  // hipEventReleaseToSystem
+  static constexpr unsigned kMallocDefault = 0x0;         // hipDeviceMallocDefault (6)
   static constexpr unsigned kMallocUncached = 0x3;        // hipDeviceMallocUncached (6)
   static constexpr unsigned kHostMallocPortable = 0x1;    // hipHostMallocPortable
   static constexpr unsigned kHostMallocMapped = 0x2;      // hipHostMallocMapped
@@ -37,6 +39,9 @@ struct HipApi {
   static constexpr int kStreamValues = 10013;             // hipDeviceAttributeCanUseStreamWaitValue
   static constexpr int kDmaBufSupported = 93;             // hipDeviceAttributeDmaBufSupported (7)
   static constexpr int kGpuDirectRdma = 10011;            // hipDeviceAttributeIsLargeBar
+  static constexpr int kCapabilityMajor = 23;  // hipDeviceAttributeComputeCapabilityMajor
+  static constexpr int kCapabilityMinor = 61;  // hipDeviceAttributeComputeCapabilityMinor
+  static constexpr int kMultiprocessors = 63;  // hipDeviceAttributeMultiprocessorCount
 
   Library library;
   Function<int(unsigned)> init{library, "hipInit"};
@@ -97,6 +102,9 @@ struct HipApi {
 
   // Differences from CUDA; see Gpu.
 
+  // An event empties the caches, so that NICs and other devices can read what the stream wrote.
+  static constexpr unsigned kEventFlags = kEventDisableTiming | kEventToSystem;
+
   static constexpr const char* kRetainName = "hipSetDevice";
   static constexpr const char* kEnterName = "hipSetDevice";
   // A wait is a kernel that polls. What follows it may still read the device's own cache.
@@ -110,6 +118,7 @@ struct HipApi {
   void Leave(Context before) const;
   int DestroyStream(StreamHandle stream) const;
   int Allocate(void** memory, size_t num_bytes) const;
+  int AllocateCached(void** memory, size_t num_bytes) const;
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
   int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
   std::pair<const char*, int> ExportDmaBuf(void* address, size_t num_bytes, int* fd,

@@ -167,7 +167,7 @@ class TcpConnection final : public Connection {
     const size_t header_bytes = std::min(num_bytes, out.HeaderRest().iov_len);
     out.header_bytes += header_bytes;
     out.moved += num_bytes - header_bytes;
-    // What is sealed and not in the kernel would be lost if this process left the job.
+    // Sealed bytes that the kernel has not taken would be lost if this process left the job.
     if (out.moved < out.header.num_bytes || !data.socket.is_flushed()) return;
     Transfer& transfer = *std::exchange(data.sending, nullptr);
     ++data.num_sent;

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "xla_plugin/device/device.h"
+#include "xla_plugin/device/proof.h"
 #include "xla_plugin/transport/verbs/loopback.h"
 #include "xla_plugin/transport/verbs/slot_memory.h"
 
@@ -29,6 +30,10 @@ class DeviceRegion final : public NicMemory {
                std::span<const std::span<std::byte>> places, Use use);
   ~DeviceRegion() { Deregister(); }
 
+  // Proves it again, and throws TransportError at the first wrong byte. `load_bytes`: see
+  // PatternWriter.
+  void Prove(Device& device, std::span<const std::span<std::byte>> places, int rounds,
+             size_t load_bytes);
   // "dma-buf" or "peer memory".
   std::string_view way() const { return way_; }
   // After NIC `nic` has written to `address`: lets the device see it, or throws TransportError.
@@ -39,12 +44,19 @@ class DeviceRegion final : public NicMemory {
 
   void RegisterDmaBuf(Device& device, std::span<std::byte> memory, int access);
   void RegisterPeerMemory(Device& device, std::span<std::byte> memory, int access);
-  void ProveRead(Device& device, size_t nic, std::span<std::byte> place);
+  void ProveRead(const Device& device, PatternWriter& writer, size_t nic,
+                 std::span<std::byte> place);
   void ProveWrite(Device& device, size_t nic, std::span<std::byte> place);
 
+  const Use use_;
   std::string_view way_;
-  std::deque<Loopback> loopbacks_;  // one for each NIC; none after kRead is proven
+  std::deque<Loopback> loopbacks_;  // one for each NIC
 };
+
+// Proves for `rounds` rounds, while the device is busy, that the NICs send what it has just
+// written: in memory as slots lie in, and as operands do. Returns "", or why a job would not let
+// NICs reach the device's memory at all. Throws TransportError for bytes that are not right.
+std::string ProveSends(Device& device, NicMemory::NicList nics, const Options& options, int rounds);
 
 }  // namespace jaxhet::verbs
 
