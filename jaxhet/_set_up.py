@@ -7,7 +7,7 @@ import pathlib
 import platform
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -246,7 +246,8 @@ def _start_jax(
     session.relay = relay
     if engine is not None:
         try:
-            _check_gpus(session.island.devices, members[session.process])
+            mine = [d for d in session.island.devices if d.process_index == session.process]
+            _check_gpus(mine, nearby.own_gpus(config, session.island.platform))
             _set_ranks(session, engine)
             if session.island.platform in jaxlib.GPU_PLATFORMS:
                 _open_devices(session, engine, members, listener, check)
@@ -314,19 +315,20 @@ def _create_backend(
     return devices
 
 
-def _check_gpus(devices: Sequence[Device], own: ProcessInfo) -> None:
+def _check_gpus(devices: Sequence[Device], gpus: Sequence[Mapping[str, Any]]) -> None:
     """Refuses different GPUs in a process whose plugin gives all of them the name of the first.
 
     XLA compiles one executable for all GPUs of a process, and programs could not tell them apart.
     """
-    kinds = {d.device_kind for d in devices if d.process_index == own.process}
-    models = dict.fromkeys(own.gpus)
+    kinds = {device.device_kind for device in devices}
+    ordinals = {device.local_hardware_id for device in devices}
+    models = dict.fromkeys(gpu["model"] for gpu in gpus if gpu["ordinal"] in ordinals)
     if len(models) <= len(kinds):
         return
     raise UsageError(
-        f"{own} has different GPUs, and JAX takes them for equal ones ({', '.join(kinds)}):"
-        f" {', '.join(models)}. XLA would run the executable of the first on all of them; give each"
-        " model processes of its own (`jaxhet launch --devices`, or JAXHET_LOCAL_DEVICE_IDS)"
+        f"the GPUs of this process differ ({', '.join(models)}), and JAX takes them for equal ones"
+        f" ({', '.join(kinds)}): XLA would run the executable of the first on all of them. Give"
+        " each model processes of its own (`jaxhet launch --devices`, or JAXHET_LOCAL_DEVICE_IDS)"
     )
 
 

@@ -5,6 +5,7 @@ tests/multiprocess/ has whole jobs.
 
 import dataclasses
 import importlib.metadata
+import re
 import threading
 import types
 from collections.abc import Iterator
@@ -110,21 +111,18 @@ def test_processes_with_equal_models_of_gpus_share_programs() -> None:
 def test_different_gpus_of_one_name_are_refused() -> None:
     """ROCm's plugin gave all devices of a process the name of the first (ROCm/rocm-jax#390)."""
 
-    def check(kinds: list[str], models: list[str]) -> None:
+    def check(*kinds: str, models: tuple[str, ...]) -> None:
         devices: list[Any] = [
-            types.SimpleNamespace(process_index=process, device_kind=kind)
-            for process, kind in [*((1, kind) for kind in kinds), (0, "another process's")]
+            types.SimpleNamespace(local_hardware_id=ordinal, device_kind=kind)
+            for ordinal, kind in enumerate(kinds)
         ]
-        _set_up._check_gpus(devices, _info(1, *models))
+        gpus = [{"ordinal": ordinal, "model": model} for ordinal, model in enumerate(models)]
+        _set_up._check_gpus(devices, gpus)
 
-    check(["MI300X", "MI300X"], ["MI300X, 304", "MI300X, 304"])
-    check(["H100", "H200"], ["H100, 132", "H200, 132"])
-    with pytest.raises(UsageError) as caught:
-        check(["MI300X", "MI300X"], ["MI300X, 304", "MI250X, 110"])
-    assert "process 1" in str(caught.value)
-    assert (
-        "has different GPUs, and JAX takes them for equal ones (MI300X): MI300X, 304, MI250X, 110"
-    ) in str(caught.value)
+    check("MI300X", "MI300X", models=("MI300X, 304", "MI300X, 304", "of another process"))
+    check("H100", "H200", models=("H100, 132", "H200, 132"))
+    with pytest.raises(UsageError, match=re.escape("differ (MI300X, 304, MI250X, 110), and JAX")):
+        check("MI300X", "MI300X", models=("MI300X, 304", "MI250X, 110"))
 
 
 # GPUs.
