@@ -24,6 +24,8 @@ LANGUAGE_REFERENCE, STANDARD_LIBRARY = "language-reference", "standard-library"
 _LEFT_OUT = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages"}
 # Tokens that are read at a time for their digest.
 _HASHED = 1 << 22
+# Tokens of a sample, and number of samples. Data with fewer tokens are digested as a whole.
+_SAMPLE, _SAMPLES = 1 << 14, 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,17 @@ class Corpus:
             for start in range(0, piece.size, _HASHED):
                 digest.update(np.ascontiguousarray(piece[start : start + _HASHED]))
         return digest.hexdigest()
+
+    def sample(self) -> str:
+        """Short digest of the size and of tokens at places all over: cheap for any size."""
+        if self.size <= _SAMPLE * _SAMPLES:
+            starts = range(0, self.size, _SAMPLE)
+        else:
+            starts = [(self.size - _SAMPLE) * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
+        digest = hashlib.sha256(str(self.size).encode())
+        for start in starts:
+            digest.update(self.read(start, min(start + _SAMPLE, self.size)).astype("<i4"))
+        return digest.hexdigest()[:16]
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         """Tokens [start, stop), int32."""

@@ -21,9 +21,10 @@ import numpy as np
 from flax import nnx
 
 import jaxhet
+from models.agreement import Agreement, parameters
 from models.ahead import wait_for_earlier
 from models.configs import DTYPES, Config
-from models.huggingface import Params, config_json, load
+from models.huggingface import Params, config_json, load, read_config
 from models.layers import Past
 from models.llama import Llama
 from models.pretrain import in_job, parse_mesh
@@ -309,6 +310,18 @@ def _mesh(text: str | None) -> jax.sharding.Mesh:
     return jaxhet.make_mesh(parse_mesh(text or "data=-1"))
 
 
+def _agreed(options: argparse.Namespace, texts: list[list[int]]) -> dict[str, str]:
+    """What the processes of a job must have in common; the folder may have another path."""
+    given = {name: x for name, x in vars(options).items() if name not in ("folder", "texts")}
+    found = {
+        **{f"--{name.replace('_', '-')}": value for name, value in given.items()},
+        "the texts": texts,
+        "the config": read_config(options.folder),
+        "the parameters": parameters(str(options.folder)),
+    }
+    return {name: str(value) for name, value in found.items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line. Exits with one line of text for an input that can't be used."""
     options = _options(arguments)
@@ -318,6 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         codec = _codec(options.folder, options.tokens)
         texts = [codec.encode(text) for text in options.texts]
         mesh = _mesh(options.mesh)
+        Agreement().require(_agreed(options, texts))
         changes = {"dtype": options.dtype} if options.dtype else {}
         sampling = Sampling(options.temperature, options.top_p)
         config, params = load(options.folder, mesh, **changes)

@@ -18,6 +18,7 @@ import numpy as np
 import jaxhet
 from models import huggingface, initial, scalars
 from models.accumulate import Accumulation
+from models.agreement import Agreement, agreed, first_rows
 from models.attention import all_nvidia
 from models.checkpoint import LAYOUT, Checkpoints
 from models.configs import Config
@@ -215,10 +216,14 @@ def pretrain(options: Options) -> None:
     batches = Batches(kept, options.seed, *sizes, options.order)
     evaluation = Batches(evaluated, options.seed, *sizes) if held_out else None
     unit = "token" if corpus.tokenizer else "byte"
+    agreement = Agreement()
+    agreement.require(agreed(options, corpus, trainer))
+    agreement.require_shared(Path(options.run_dir))
     folder = Path(options.run_dir) / huggingface.CHECKPOINTS
     with Checkpoints(folder, facts, options.keep) as checkpoints, jax.set_mesh(trainer.mesh):
         run = Run(options, trainer, batches, evaluation, checkpoints)
         start = run.first_step()
+        agreement.require(first_rows(start, batches))
         if jax.process_index() == 0:
             options.save(Path(options.run_dir))
         run.train(start, Reporter(_reporter_settings(options, trainer, start, unit)))

@@ -52,3 +52,19 @@ def test_texts_over_islands_with_a_model_divided_inside_are_those_of_one_process
 ) -> None:
     over = continued((*LAUNCH, "--devices=2", "--"), family, f"--mesh={mesh}")
     assert over == continued((), family)
+
+
+@pytest.mark.slow
+def test_other_seed_of_an_island_is_refused() -> None:
+    words = f"{sys.executable} -m models.generate {MODELS / 'qwen3'} {TEXTS[0]} --tokens"
+    ended = subprocess.run(
+        [sys.executable, *LAUNCH, "--", "sh", "-c", f"exec {words} --seed=$JAXHET_PROCESS_ID"],
+        env={**os.environ, **FAST_COMPILE, "PYTHONPATH": PYTHONPATH, "JAX_PLATFORMS": "cpu"},
+        cwd=pathlib.Path(ROOT),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "differ in --seed (0 in process 0, 1 in process 1)." in ended.stderr

@@ -1,12 +1,16 @@
-"""Training over two islands that stops because its loss is not finite."""
+"""Training over two islands that stops: its loss is not finite, or its processes differ."""
 
+import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
+import time
 
 import pytest
 
+from jaxhet.testing import FAST_COMPILE
 from models.records import METRICS, read_rows
 from tests.support.jobs import ROOT
 
@@ -40,3 +44,51 @@ def test_loss_that_is_not_finite_ends_each_process_in_words(tmp_path: pathlib.Pa
     assert "Traceback" not in ended.stderr
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1"}
     assert [row["step"] for row in read_rows(tmp_path / METRICS)] == [1, 2]
+
+
+def _train_differently(*options: str) -> str:
+    """Output of a training that must fail before its first step; $ID is the process."""
+    words = (sys.executable, "-m", *TRAIN, "--steps=3", "--log-every=1", *options)
+    program = " ".join(shlex.quote(word).replace("$ID", "'$JAXHET_PROCESS_ID'") for word in words)
+    begin = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-m", *LAUNCH, "sh", "-c", f"exec {program}"],
+        cwd=ROOT,
+        env={**os.environ, **FAST_COMPILE},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=250,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stdout
+    assert time.monotonic() - begin < 120
+    assert "step 1/" not in ended.stdout
+    assert "Traceback" not in ended.stdout
+    return ended.stdout
+
+
+def test_other_seed_and_data_of_an_island_are_named_before_the_first_step(
+    tmp_path: pathlib.Path,
+) -> None:
+    for process in range(2):
+        (tmp_path / f"text{process}").write_text(f"{process} and much more text " * 20)
+    output = _train_differently(
+        "--seed=$ID", f"--data={tmp_path}/text$ID", f"--run-dir={tmp_path}/run"
+    )
+    words = (
+        r"the processes of the job differ in --seed \(0 in process 0, 1 in process 1\);"
+        r" the data \(\d+ tokens, digest \w+ in process 0, \d+ tokens, digest \w+ in process 1\)\. "
+    )
+    for process in range(2):
+        assert re.search(rf"^\[island{process}/{process}\] .*: {words}", output, re.MULTILINE)
+
+
+def test_run_folder_of_each_island_is_told_before_the_first_step(tmp_path: pathlib.Path) -> None:
+    for process in range(2):  # equal data may have another path on each island
+        (tmp_path / f"text{process}").write_text("much text " * 50)
+    output = _train_differently(f"--data={tmp_path}/text$ID", f"--run-dir={tmp_path}/run$ID")
+    for process in range(2):
+        words = rf"\[island{process}/{process}\] .*: process 1 can't see the file that process 0 .*"
+        assert re.search(words + f"--run-dir {tmp_path}/run{process} ", output), output
+    assert not [*tmp_path.glob("run*/.*")]
