@@ -1,4 +1,4 @@
-"""What the processes of a run must have in common, compared before the first step.
+"""Comparison of what the processes of a run were given, before the first step.
 
 Each process sends what it was given, as one text for each name, over the devices of the job. All
 processes therefore know all texts, and raise the same error.
@@ -38,7 +38,13 @@ _SEEN_WITHIN_S = 10.0
 
 
 def agreed(options: Options, corpus: Corpus, trainer: Trainer) -> dict[str, str]:
-    """What processes compare, by the names that errors have: options, data, model and mesh."""
+    """Texts that all processes of a run must have in common, by the names that errors show.
+
+    Args:
+      options: Options of the run.
+      corpus: The training data.
+      trainer: The trainer, with the model and the mesh.
+    """
     given = {
         f"--{name.replace('_', '-')}": value
         for name, value in dataclasses.asdict(options).items()
@@ -178,7 +184,12 @@ def _processes(numbers: Sequence[int]) -> str:
 
 
 def first_rows(start: int, batches: Batches) -> dict[str, str]:
-    """Step that a run starts from and the rows it reads, as `Agreement.require` compares them."""
+    """Texts of a run's first step and its rows, which all processes must have in common.
+
+    Args:
+      start: Number of the first step.
+      batches: The run's batches.
+    """
     rows = batches.rows(start, 0, batches.batch)
     return {
         "the newest checkpoint in --run-dir": str(start),

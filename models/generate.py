@@ -311,7 +311,7 @@ def _mesh(text: str | None) -> jax.sharding.Mesh:
 
 
 def _agreed(options: argparse.Namespace, texts: list[list[int]]) -> dict[str, str]:
-    """What the processes of a job must have in common; the folder may have another path."""
+    """Texts that all processes of a job must have in common; the folder may have another path."""
     given = {name: x for name, x in vars(options).items() if name not in ("folder", "texts")}
     found = {
         **{f"--{name.replace('_', '-')}": value for name, value in given.items()},

@@ -57,7 +57,7 @@ class Row:
       seconds: Time from the fault to the other process's error.
       error: The other process's error, class and start.
       codes: Exit codes of both processes.
-      problem: What is not as it must be; empty: nothing.
+      problem: First thing that is not as it must be; empty: none.
       text: All lines of the job.
     """
 
@@ -90,7 +90,7 @@ def _code(job: WatchedJob, process: int) -> str:
 
 
 def _problem(job: WatchedJob, case: Case, fault: Line, error: Line | None, pids: set[int]) -> str:
-    """What is wrong about a job that has ended; the first thing only."""
+    """Names the first thing that is wrong about a job that has ended; empty: none."""
     moment, kind = case
     if error is None:
         return "no error"

@@ -27,7 +27,7 @@ _SAVE_S = 1.5
 _FAULT_AT_STEP = 3
 _LARGE = 1 << 22  # elements of each rank in the exchanges of the step that faults, on CPUs
 _LARGE_ON_GPUS = 1 << 26
-EXIT_CODE = 7  # of os._exit
+EXIT_CODE = 7  # argument of os._exit
 
 
 def say(phase: str) -> None:
@@ -54,7 +54,7 @@ class Fault:
     """The fault of one process.
 
     Attributes:
-      moment: What the process does.
+      moment: Present phase of the process.
       is_here: Whether this process faults.
     """
 
@@ -190,7 +190,7 @@ def _save(folder: pathlib.Path, fault: Fault) -> None:
 
 
 def _prepare(programs: Programs, fault: Fault, folder: pathlib.Path) -> Callable[[], None]:
-    """What comes before the steps of a job with a fault; returns the step that has the fault."""
+    """Does the work before the steps of a job with a fault; returns the step that has the fault."""
     import jax
 
     n = programs.mesh.shape["x"]

@@ -30,7 +30,7 @@ _FILES = (
     "key_value_store",
     "host_callback",
 )
-_PASSED = 80  # of the 87 that run on two GPUs of jax 0.11.2; another version may have fewer
+_PASSED = 80  # fewest tests; jax 0.11.2 has 87 that run on two GPUs
 _FAST = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 

@@ -1,4 +1,4 @@
-"""What processes of a run compare before the first step."""
+"""Comparison of the processes of a run before the first step."""
 
 import dataclasses
 import pathlib
