@@ -82,6 +82,7 @@ class Agreement:
         if self._is_alone:
             return
         mesh = jaxhet.make_mesh({"rank": -1})
+        self._devices = [*mesh.devices.flat]
         self._rows = NamedSharding(mesh, PartitionSpec("rank"))
         self._copy = jaxhet.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
@@ -135,7 +136,7 @@ class Agreement:
         shape = (jax.device_count(), *row.shape[1:])
         rows = jax.make_array_from_callback(shape, self._rows, lambda _: row)
         all_rows = np.asarray(jaxhet.block_until_ready(self._copy(rows)).addressable_data(0))
-        row_of = {d.process_index: i for i, d in enumerate(self._rows.mesh.devices.flat)}
+        row_of = {d.process_index: i for i, d in enumerate(self._devices)}
         return [
             [_unpack(all_rows[row_of[process], place].tobytes()) for place in range(len(texts))]
             for process in sorted(row_of)
