@@ -127,9 +127,9 @@ def crossing(module: hlo.Module, job: Job) -> list[Collective]:
     ]
     if not instructions:
         return []
-    rank_of = _rank_of(module, job)
+    ranks = rank_of(module, job)
     collectives = (
-        Collective(computation, instruction, groups_of(module, instruction), rank_of)
+        Collective(computation, instruction, groups_of(module, instruction), ranks)
         for computation, instruction in instructions
     )
     return [c for c in collectives if _is_crossing(c, job)]
@@ -171,7 +171,8 @@ def _wrapper(module: hlo.Module, computation: hlo.Computation) -> hlo.Instructio
     return None
 
 
-def _rank_of(module: hlo.Module, job: Job) -> tuple[int, ...]:
+def rank_of(module: hlo.Module, job: Job) -> tuple[int, ...]:
+    """Logical id to rank, of the devices that a module is for."""
     assignment = module.proto.device_assignment
     ranks = {device: rank for rank, device in enumerate(job.device_ids)}
     device_ids = [
@@ -258,12 +259,24 @@ def _problem(module: hlo.Module, collective: Collective) -> str | None:
             "its groups have different sizes, and only an all-reduce (jax.lax.psum, pmax, pmin) can"
             " have such groups. Use groups of equal size"
         )
+    if instruction.opcode == "collective-broadcast" and _has_dynamic_root(instruction):
+        return (
+            "its source is a traced value. Use a Python integer as the source of"
+            " jax.lax.pbroadcast, or jax.lax.all_gather and an index"
+        )
     if (wrapper := _wrapper(module, collective.computation)) is not None:
         return (
             f"it is inside a {wrapper.opcode}, where it can't be replaced. Compile without the XLA"
             " flag that wraps collectives"
         )
     return None
+
+
+def _has_dynamic_root(instruction: hlo.Instruction) -> bool:
+    """Whether the last operand of a broadcast is the place of its source in the group."""
+    shape = instruction.shape
+    num_results = len(shape.tuple_shapes) if shape.element_type == pb.TUPLE else 1
+    return len(instruction.operand_ids) > num_results
 
 
 def reducer(module: hlo.Module, instruction: hlo.Instruction) -> str | None:

@@ -7,6 +7,7 @@ from jaxhet.compiler import (
     async_form,
     bucket,
     collectives,
+    custom_calls,
     early,
     entry_layout,
     groups,
@@ -44,11 +45,14 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
       The new module, with its plan inside; None if nothing has to change.
 
     Raises:
-      UsageError: A collective crosses islands and can't be decomposed.
+      UsageError: A collective crosses islands and can't be decomposed, or a custom call may
+        communicate between islands.
     """
-    if not hlo.has_collective(module):
+    if not hlo.has_collective(module) and not custom_calls.may_be_in(module):
         return None
-    parsed = unshare.unshare(hlo.Module(module))
+    parsed = hlo.Module(module)
+    custom_calls.check(parsed, job)
+    parsed = unshare.unshare(parsed)
     crossing = async_form.to_sync(parsed, collectives.crossing(parsed, job))
     is_widened = not job.is_gpu and widen.widen(parsed, {c.instruction.id for c in crossing})
     if not crossing:

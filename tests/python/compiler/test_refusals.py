@@ -91,3 +91,53 @@ def test_devices_outside_the_job_are_refused():
 
 def test_module_without_device_assignment_is_refused():
     assert "has collectives but no device assignment" in _refused(_ONE, ranks=[])
+
+
+def test_broadcast_from_a_traced_source_is_refused():
+    message = _refused(
+        """
+      p = f32[4] parameter(0)
+      source = s32[1] parameter(1)
+      ROOT r = f32[4] collective-broadcast(p, source), channel_id=1, replica_groups={{0,1}},
+        has_dynamic_root=true, metadata={op_name="jit(f)/pbroadcast" source_file="/a/m/net.py"
+        source_line=7}
+    """
+    )
+    assert "collective-broadcast r (jit(f)/pbroadcast m/net.py:7) has groups" in message
+    assert "its source is a traced value. Use a Python integer as the source" in message
+
+
+_CALL = """
+      p = f32[4] parameter(0)
+      ROOT r = f32[4] custom-call(p), custom_call_target="%s", backend_config="%s",
+        api_version=API_VERSION_TYPED_FFI,
+        metadata={op_name="jit(f)/call" source_file="/a/m/net.py" source_line=3}
+"""
+_METADATA = "{kernel_hash = 1, uses_xla_collective_metadata = %s}"
+
+
+@pytest.mark.parametrize(
+    ("target", "attributes"),
+    [
+        ("thunky.inline_module", "{module = 1}"),
+        ("mosaic_gpu_v2", _METADATA % "true"),
+        ("mosaic_gpu_v2", "{module = nvshmem_ptr}"),
+    ],
+)
+def test_custom_call_that_can_communicate_is_refused(target: str, attributes: str):
+    message = _refused(_CALL % (target, attributes), _FOUR)
+    assert f"{target} r (jit(f)/call m/net.py:3) is in a program over islands 0, 1" in message
+    assert "Call it in a program for devices of one island" in message
+
+
+def test_custom_call_that_can_communicate_is_left_alone_inside_an_island():
+    body = hlo_text.entry(_CALL % ("thunky.inline_module", ""))
+    assert decompose(hlo_text.module(body, [0, 1]), _FOUR, Options()) is None
+    # XLA's autotuner compiles modules without a device assignment.
+    assert decompose(hlo_text.module(body, []), _FOUR, Options()) is None
+
+
+def test_other_custom_calls_are_left_alone():
+    for target, text in (("mosaic_gpu_v2", _METADATA % "false"), ("my_kernel", "nvshmem")):
+        data = hlo_text.module(hlo_text.entry(_CALL % (target, text)), [0, 1, 2, 3])
+        assert decompose(data, _FOUR, Options()) is None
