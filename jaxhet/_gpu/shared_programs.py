@@ -34,7 +34,7 @@ class NotSharedError(Exception):
 
 @dataclasses.dataclass
 class _Doing:
-    """What a process that compiles for others is doing.
+    """Work of a process that compiles for others.
 
     Attributes:
       compiling: Keys of programs that it compiles now.

@@ -88,14 +88,14 @@ def test_wait_ends_when_its_process_does_something_else() -> None:
     assert told["fails"][1] == "[6.0, 7.0]"
     assert told["leaves"][1] == "[7.0, 8.0]"
     assert re.search(r"process 0 \(island0, .*\) has left the job", told["has left"][1])
-    reasons = re.findall(r"did not give the executable of a program: (.*?)\. This process", log)
+    reasons = re.findall(r"executable of a program: (.*?)(?:\. This process|$)", log, re.MULTILINE)
     assert reasons == [
         "it has compiled another one in its place",
-        reasons[1],
+        reasons[1],  # the error of the compilation
         "it has left the job",
         "it has left the job",
     ]
-    assert "ZeroDivisionError: division by zero" in reasons[1]
+    assert "Error: " in reasons[1]
 
 
 @pytest.mark.parametrize(
