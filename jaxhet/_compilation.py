@@ -149,16 +149,14 @@ class Compilation:
 
     def decompose(self, module: bytes) -> bytes | None:
         """The PRE hook."""
-        with _named_errors():
-            changed = compiler.decompose(module, self._job, self._options())
+        changed = compiler.decompose(module, self._job, self._options())
         if changed is not None:
             self._dump(module, "before")
         return changed
 
     def bridge(self, module: bytes) -> bytes | None:
         """The POST hook: makes the plan known before the program can start."""
-        with _named_errors():
-            result = compiler.bridge(module, self._job, self._options())
+        result = compiler.bridge(module, self._job, self._options())
         if result is None:
             return None
         changed, plan = result
@@ -170,8 +168,7 @@ class Compilation:
         """Makes a plan known before its program can start."""
         assert self.engine is not None
         if self.connector is not None:
-            with _named_errors():
-                self.connector.need(self._peers_in(plan))
+            self.connector.need(self._peers_in(plan))
         program = self.programs.get(plan.program)
         listing = program.listing(_MOST_LISTING_BYTES) if program else ""
         self.engine.register_plan(plan.fingerprint, plan.text, listing)
@@ -237,7 +234,7 @@ class Compilation:
     def _accept(self, module: bytes) -> bool:
         try:
             has_plan = self.bridge(module) is not None
-        except RuntimeError:
+        except JaxhetError:
             return False
         return has_plan or not any(call.encode() in module for call in _CALLS)
 
@@ -253,7 +250,7 @@ class Compilation:
         try:
             if self.bridge(module) is not None:
                 return True
-        except RuntimeError as error:
+        except JaxhetError as error:
             raise UsageError(f"can't load a serialized executable: {error}") from error
         if any(call.encode() in module for call in _CALLS):
             raise UsageError(
@@ -385,12 +382,3 @@ class Compilation:
             (folder / f"{stem}.plan.txt").write_text(plan.text)
             if (program := self.programs.get(plan.program)) is not None:
                 (folder / f"{stem}.program.txt").write_text(program.listing())
-
-
-@contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
-    """Puts the class into the text: of an error in a hook, JAX passes on the text only."""
-    try:
-        yield
-    except JaxhetError as error:
-        raise RuntimeError(f"jaxhet.{type(error).__name__}: {error}") from None

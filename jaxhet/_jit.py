@@ -8,7 +8,7 @@ import jax
 
 from jaxhet import _compilation, _session
 from jaxhet._compilation import BridgeOptions
-from jaxhet._errors import UsageError
+from jaxhet._errors import JaxhetError, UsageError
 
 
 def jit(
@@ -111,6 +111,10 @@ class _Stage:
         try:
             with _compilation.bridge_options(self._options):
                 return function(*args, **kwargs)
+        except JaxhetError:
+            if (session := _session.current()) is not None:
+                session.raise_if_failed()
+            raise
         except (RuntimeError, ValueError) as error:  # JAX has both, by the kind of program
             _raise_ours(error)
             raise

@@ -24,14 +24,13 @@ import numpy as np
 from jax._src.lib import Device as Device  # jax.Device, which pyright takes for a variable
 
 from jaxhet._errors import UsageError
-from jaxhet._jax import jaxlib
+from jaxhet._jax import hooks, jaxlib
+from jaxhet._jax.hooks import Hook as Hook
 from jaxhet._jax.jaxlib import HEARTBEAT_TIMEOUT_S
 from jaxhet._net import credentials as _credentials
 
 _FOREVER_S = 7 * 24 * 3600
 _SIGACTION_BYTES = 256  # more than any Linux has
-
-Hook = Callable[[bytes], bytes | None]
 
 
 def versions() -> dict[str, str]:
@@ -294,6 +293,7 @@ def register_passes(pre: Hook, post: Hook, platform: str) -> None:
     """Registers the two compiler passes with XLA's hook."""
     from jax.extend import xla
 
+    pre, post = hooks.raising((pre, post))
     for name, hook, stage in (
         ("jaxhet_decompose", pre, xla.PipelineStage.PRE_SCHEDULER),
         ("jaxhet_bridge", post, xla.PipelineStage.POST_SCHEDULER),
@@ -357,7 +357,8 @@ def load_compiler(vendor: str, library: pathlib.Path, extension: str, pre: Hook,
     xla_client.initialize_pjrt_plugin(vendor)
     register = importlib.import_module(extension).register_custom_call_target
     xla_client.register_custom_call_handler(vendor.upper(), functools.partial(register, c_api))
-    for stage, (name, hook) in enumerate((("jaxhet_decompose", pre), ("jaxhet_bridge", post))):
+    named = zip(("jaxhet_decompose", "jaxhet_bridge"), hooks.raising((pre, post)), strict=True)
+    for stage, (name, hook) in enumerate(named):
         _xla.register_xla_transform_c_api(c_api, name, stage, hook)
     return c_api
 

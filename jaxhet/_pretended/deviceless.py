@@ -4,6 +4,7 @@ The compilers are the real ones, with our passes in them; what they give can't b
 job's islands are of one vendor, and each is one process.
 """
 
+import contextlib
 import itertools
 import pathlib
 import sys
@@ -57,7 +58,6 @@ class Compiler:
         self._result: tuple[bytes, Plan] | None = None
         self._is_used = False
         self._has_codegen = True
-        self._error: Exception | None = None
         compat.prepare_to_compile_only()
         programs.watch_lowering(
             jaxprs.labels, jaxprs.argument_labels, _digest_of, PROGRAM_ATTRIBUTE
@@ -108,15 +108,10 @@ class Compiler:
         """
         ids = sorted((d.id, index) for index, island in enumerate(islands) for d in island)
         self._job = Job(tuple(i for i, _ in ids), tuple(index for _, index in ids), self.vendor)
-        self._options, self._result, self._error = options, None, None
+        self._options, self._result = options, None
         self._is_used, self._has_codegen = False, codegen
-        try:
+        with contextlib.suppress(_ScheduledError):
             lowered.compile(compiler_options=None if self.vendor == "cpu" else _COMPILER_OPTIONS)
-        except Exception:
-            if self._error is not None:
-                raise self._error from None
-            if codegen or self._result is None:
-                raise
         if not self._is_used:
             raise UsageError(
                 "the program is not for the devices of the pretended job; make its mesh by"
@@ -133,10 +128,10 @@ class Compiler:
         return bridge(module, job, options)
 
     def _pre(self, module: bytes) -> bytes | None:
-        return self._kept(self.decompose, module)
+        return self._run(self.decompose, module)
 
     def _post(self, module: bytes) -> bytes | None:
-        bridged = self._kept(self.bridge, module)
+        bridged = self._run(self.bridge, module)
         if bridged is None:
             return None
         self._result = bridged
@@ -144,16 +139,11 @@ class Compiler:
             raise _ScheduledError
         return bridged[0]
 
-    def _kept(self, hook: Any, module: bytes) -> Any:
-        """Runs a hook; of an error in it, JAX passes on the text only."""
+    def _run(self, hook: Any, module: bytes) -> Any:
         if self._job is None:
             return None
         self._is_used = True
-        try:
-            return hook(module, self._job, self._options)
-        except Exception as error:
-            self._error = error
-            raise
+        return hook(module, self._job, self._options)
 
 
 def pretend(

@@ -7,13 +7,22 @@ from two_islands import run_both
 def test_operation_that_is_not_covered_is_a_compile_error() -> None:
     body = """
 n = jnp.ones(2, jnp.int32)
-f = over_islands(lambda a: jax.lax.ragged_all_to_all(a[0], a[0], n, n, n, n, axis_name="x"))
-try: print("number", f(x))
-except jaxhet.UsageError as e: print("caught:", e)
+def ragged(a): return jax.lax.ragged_all_to_all(a[0], a[0], n, n, n, n, axis_name="x")
+def refused(jit): return over_islands(ragged, jit)
+ways = {
+    "jax.jit": lambda: refused(jax.jit)(x),
+    "jaxhet.jit": lambda: refused(jaxhet.jit)(x),
+    "compile": lambda: refused(jax.jit).lower(x).compile(),
+    "eager": lambda: refused(lambda f: f)(x),
+}
+for way, call in ways.items():
+    try: print("number", call())
+    except jaxhet.UsageError as e: print("caught:", way, e.__cause__, e)
 """
     for ended in run_both(body):
-        assert "caught:" in ended.text, ended.text
-        assert "ragged-all-to-all can't cross islands" in ended.text
+        for way in ("jax.jit", "jaxhet.jit", "compile", "eager"):
+            assert f"caught: {way} None ragged-all-to-all " in ended.text, ended.text
+        assert ended.text.count("ragged-all-to-all can't cross islands") == 4
         assert "<string>" in ended.text  # the source file
         assert "number" not in ended.text
 

@@ -91,11 +91,10 @@ def test_wait_ends_when_its_process_does_something_else() -> None:
     reasons = re.findall(r"executable of a program: (.*?)(?:\. This process|$)", log, re.MULTILINE)
     assert reasons == [
         "it has compiled another one in its place",
-        reasons[1],  # the error of the compilation
+        "ZeroDivisionError: division by zero",
         "it has left the job",
         "it has left the job",
     ]
-    assert "Error: " in reasons[1]
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ _CPP_DOORS = {
 _PYTHON_DOORS = {
     "jax._src": (
         "jaxhet/_jax/compat.py",
+        "jaxhet/_jax/hooks.py",
         "jaxhet/_jax/platforms.py",
         "jaxhet/_jax/programs.py",
         "jaxhet/_jax/jaxlib.py",

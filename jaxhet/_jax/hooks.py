@@ -1,0 +1,51 @@
+"""Errors of the functions that XLA calls during a compilation."""
+
+import collections
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxhet._errors import JaxhetError
+
+Hook = Callable[[bytes], bytes | None]
+
+
+def raising(hooks: Sequence[Hook]) -> list[Hook]:
+    """Lets compilations raise the errors of these hooks.
+
+    XLA only passes on their text, after that of a traceback.
+    """
+    from jax._src import compiler
+
+    raised = collections.deque[Exception](maxlen=16)
+
+    def keeping(hook: Hook) -> Hook:
+        @functools.wraps(hook)
+        def run(module: bytes) -> bytes | None:
+            try:
+                return hook(module)
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        return run
+
+    compile_and_load = compiler.backend_compile_and_load
+
+    @functools.wraps(compile_and_load)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compile_and_load(*args, **kwargs)
+        except jax.errors.JaxRuntimeError as error:
+            found = [own for own in raised if str(own) in str(error)]
+            if not found:
+                raise
+            raised.remove(found[-1])
+            if isinstance(found[-1], JaxhetError):
+                found[-1].with_traceback(None)  # its text says all; that of a fault in us does not
+            raise found[-1] from None
+
+    compiler.backend_compile_and_load = compiled
+    return [keeping(hook) for hook in hooks]
