@@ -250,6 +250,7 @@ def _start_jax(
             _check_gpus(mine, nearby.own_gpus(config, session.island.platform))
             _set_ranks(session, engine)
             if session.island.platform in jaxlib.GPU_PLATFORMS:
+                session.wait_for_devices = compat.device_wait()
                 _open_devices(session, engine, members, listener, check)
             _bridge(session, devices)
         except BaseException:

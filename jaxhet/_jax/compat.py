@@ -219,26 +219,32 @@ def unblock_backend(
                 client.key_value_set_bytes(key, b"\xff")
 
 
-def wait_for_devices(timeout_s: float) -> bool:
-    """Waits until this process's devices have run what was given to them.
+def device_wait() -> Callable[[float], bool]:
+    """Makes a wait until this process's devices have run what was given to them.
 
-    Each is given one more program, which it runs last. Needs no thread: at interpreter exit there
-    can't be a new one.
+    Each is given one more program, which it runs last. The programs are loaded here: a driver that
+    loads one while a device waits for a peer waits too, and lets nobody end the device's wait.
 
     Returns:
-      Whether all have.
+      Waits for so many seconds, without a thread; says whether all devices were done.
     """
-    deadline = time.monotonic() + timeout_s
-    follow = jax.jit(lambda x: x + 1)
-    try:
-        last = [follow(jax.device_put(0.0, device)) for device in jax.local_devices()]
-        while not all(array.is_ready() for array in last):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.001)
-    except (RuntimeError, ValueError):  # a device that failed
-        return False
-    return True
+    zeros = [jax.device_put(0.0, device) for device in jax.local_devices()]
+    programs = [jax.jit(lambda x: x + 1).lower(zero).compile() for zero in zeros]
+
+    def wait(timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        try:
+            last = [program(zero) for program, zero in zip(programs, zeros, strict=True)]
+            while not all(array.is_ready() for array in last):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.001)
+        except (RuntimeError, ValueError):  # a device that failed
+            return False
+        return True
+
+    wait(_FOREVER_S)
+    return wait
 
 
 def wait_for_arrays(timeout_s: float) -> bool:

@@ -275,7 +275,7 @@ def test_initialize_after_jax_is_refused() -> None:
 def test_jax_without_the_hook_is_refused() -> None:
     script = f"import jax.extend.xla as x; del x.register_hlo_module_transformation; {JOIN}"
     (ended,) = run(script, job()[0])
-    assert "has no hook for HLO passes; install jax>=0.11.2" in ended.text
+    assert "has no hook for HLO passes; install a version that" in ended.text
 
 
 # Listening sockets that this process has open.

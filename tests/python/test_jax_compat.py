@@ -7,6 +7,7 @@ import pathlib
 import socket
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -147,8 +148,12 @@ def test_jax_takes_the_first_backend_of_highest_priority_with_nvidia_only_if_vis
     assert 'if platform == "cuda" and not hardware_utils.has_visible_nvidia_gpu():' in source
 
 
-def test_wait_for_devices_ends_when_they_are_idle() -> None:
-    assert compat.wait_for_devices(60)
+def test_wait_for_devices_ends_when_they_are_idle_and_loads_no_program() -> None:
+    wait = compat.device_wait()
+    with jax.log_compiles(), warnings.catch_warnings(record=True) as logged:
+        jax.clear_caches()
+        assert wait(60)
+    assert not logged
 
 
 def test_wait_for_arrays_ends_when_they_are_computed() -> None:

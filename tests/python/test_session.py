@@ -332,11 +332,14 @@ def test_engine_is_closed_after_the_device_work(
     monkeypatch: pytest.MonkeyPatch, failed: bool, waits_s: float, closes_ms: int
 ) -> None:
     engine = FakeEngine()
-    monkeypatch.setattr(
-        compat, "wait_for_devices", lambda timeout_s: engine.calls.append(("wait", timeout_s))
-    )
     monkeypatch.setattr(_ffi, "fail_exit", lambda code: engine.calls.append(("exit", code)))
     session = _mixed_session(0, engine)
+
+    def wait(timeout_s: float) -> bool:
+        engine.calls.append(("wait", timeout_s))
+        return True
+
+    session.wait_for_devices = wait
     if failed:
         engine.fail("PeerError", "gone")
     session.close(300)

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from jaxhet.testing import free_port
-from tests.python.models.event_files import events
 from tests.support.jobs import ROOT
 from tests.support.scripts import environment
 
@@ -143,6 +142,8 @@ def outcomes_of_jax_tests(texts: Sequence[str]) -> dict[str, str]:
 def scalars(folder: pathlib.Path) -> dict[str, list[float]]:
     """The float32 scalars that a program wrote for TensorBoard, by name."""
     found: dict[str, list[float]] = {}
+    from tests.python.models.event_files import events  # of tensorboardX
+
     for event in events(folder):
         for value in event.summary.value:
             tensor = value.tensor
