@@ -39,7 +39,7 @@ struct DeviceInfo {
   bool host_memory = false;
   // Devices with equal ones can run the same executable equally well. A plugin of JAX may give all
   // devices of a process the name of the first.
-  std::string model = {};
+  std::string model = {};  // NOLINT(readability-redundant-member-init): GCC warns without it
 
   std::string ToString() const;  // "cuda:0 (NVIDIA H200, 0000:18:00.0)"
 };

@@ -67,7 +67,7 @@ void Pump(int from, int to) {
     const ssize_t received = recv(from, buffer.data(), buffer.size(), 0);
     if (received < 0 && errno == EINTR) continue;
     if (received <= 0) return;
-    for (size_t sent = 0; sent < static_cast<size_t>(received);) {
+    for (size_t sent = 0; std::cmp_less(sent, received);) {
       const ssize_t count =
           send(to, buffer.data() + sent, static_cast<size_t>(received) - sent, MSG_NOSIGNAL);
       if (count < 0 && errno == EINTR) continue;
