@@ -12,7 +12,7 @@ import pathlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from jaxhet import _ffi, _islands, compiler
@@ -20,11 +20,12 @@ from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms
 from jaxhet._islands import Island
-from jaxhet._jax import compat, programs
+from jaxhet._jax import compat, compiler_settings, programs
 from jaxhet._jax.compat import Device
 from jaxhet._job.connector import Connector
 from jaxhet._log import LOGGER
 from jaxhet._traced import jaxprs
+from jaxhet._traced.words import Held, first_difference
 from jaxhet.compiler import carrier
 
 _CALLS = (carrier.EXCHANGE_TARGET, *carrier.DEVICE_TARGETS)
@@ -116,6 +117,7 @@ class Compilation:
         self._islands = islands
         self._is_over = is_over
         self._failure = failure
+        self._held: dict[str, tuple[Held, ...]] = {}  # by digest: what no word describes
         self._bridged: set[str] = set()  # digests of programs with exchanges
         self._lock = threading.Lock()
         self._launcher: threading.Thread | None = None
@@ -137,10 +139,21 @@ class Compilation:
         islands = {island.index for island, d in self._ranks.values() if d.id in devices}
         return self.over_islands if len(islands) > 1 else {}
 
-    def describe(self, *program: Any) -> str:
-        """The digest of a program that JAX lowers. Keeps its listing, for plans and dumps."""
-        described = jaxprs.describe(*program)
+    def describe(
+        self, name: str, jaxpr: Any, arguments: Sequence[Any], location: Callable[[Any], str]
+    ) -> str:
+        """The digest of a program that JAX lowers. Keeps its listing, for plans and dumps.
+
+        Raises:
+          UsageError: Nothing tells the program from another one that this process has.
+        """
+        settings = compiler_settings.of_program()
+        described = jaxprs.describe(name, jaxpr, arguments, location, settings)
         with self._lock:
+            if described.held:
+                known = self._held.setdefault(described.digest, described.held)
+                if (other := first_difference(known, described.held)) is not None:
+                    raise UsageError(_not_told_apart(described.name, other))
             self.programs.pop(described.digest, None)
             self.programs[described.digest] = described
             if len(self.programs) > _MOST_LOWERED:
@@ -182,6 +195,10 @@ class Compilation:
         groups = {group for spec in plan.exchanges for group in spec.groups}
         met = (group for group in groups if not mine.isdisjoint(group))
         return {process_of[rank] for group in met for rank in group} - {self._process}
+
+    def is_described(self, program: str) -> bool:
+        """Whether a program's digest says all that is known of it."""
+        return bool(program) and program not in self._held
 
     # --- launches ---
 
@@ -382,3 +399,12 @@ class Compilation:
             (folder / f"{stem}.plan.txt").write_text(plan.text)
             if (program := self.programs.get(plan.program)) is not None:
                 (folder / f"{stem}.program.txt").write_text(program.listing())
+
+
+def _not_told_apart(name: str, other: Held) -> str:
+    return (
+        f"this process has two programs {name} that differ in nothing but an object of {other.what}"
+        f" ({other.place}), which jaxhet can't compare between processes: islands that call the two"
+        " programs in different order would swap data unnoticed. Give the two functions different"
+        " names (f.__name__), pass the object's numbers as an argument, or use one object in both"
+    )

@@ -15,7 +15,7 @@ from jaxhet import _session
 from jaxhet._errors import UsageError
 from jaxhet._jax import platforms
 from jaxhet._traced import jaxprs
-from jaxhet._traced.functions import function_text
+from jaxhet._traced.words import Held, first_difference
 from jaxhet.compiler import PER_PLATFORM
 
 Function = Callable[..., Any]
@@ -25,6 +25,9 @@ _FROM_OUTSIDE = (
     "a function of jaxhet.per_platform uses an array that is being traced outside it; pass it as an"
     " argument"
 )
+
+
+_held: dict[str, list[Held]] = {}  # by digest of functions: objects that no word describes
 
 
 # --- a piece as an equation ---
@@ -193,15 +196,24 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
 
 def _digest(default: Function | None, functions: dict[str, Function]) -> str:
     """Equal on all islands, whichever function they choose; other functions have another one."""
+    words: list[str] = []
+    held: list[Held] = []
     try:
-        words = [
-            f"{name} {function_text(function, jaxprs.text)}"
-            for name, function in (("", default), *sorted(functions.items()))
-            if function is not None
-        ]
+        for name, function in (("", default), *sorted(functions.items())):
+            if function is not None:
+                text, more = jaxprs.describe_value(function)
+                words.append(f"{name} {text}")
+                held += more
     except jax.errors.ConcretizationTypeError as error:
         raise UsageError(_FROM_OUTSIDE) from error
-    return hashlib.blake2b("\n".join(words).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    digest = hashlib.blake2b("\n".join(words).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    if (other := first_difference(_held.setdefault(digest, held), held)) is not None:
+        raise UsageError(
+            f"two pieces of jaxhet.per_platform differ in nothing but an object of {other.what},"
+            " which jaxhet can't compare between processes; pass what it holds as an argument, or"
+            " give the functions another name"
+        )
+    return digest
 
 
 def _choose(default: Function | None, functions: dict[str, Function]) -> Function:

@@ -351,7 +351,9 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
     if platform in jaxlib.GPU_PLATFORMS:
         own.over_islands = gpu_settings.over_islands(compiler_settings.xla_flags_text(os.environ))
-        programs.share_executables(session.process, lambda: own.shared, own.fetch, attribute)
+        programs.share_executables(
+            session.process, lambda: own.shared, own.fetch, attribute, own.is_described
+        )
         programs.add_compiler_options(own.compiler_options)
     own.own_launches()
     compat.register_passes(own.decompose, own.bridge, platform)

@@ -8,7 +8,7 @@ import enum
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 XLA_FLAGS = "XLA_FLAGS"
@@ -30,64 +30,64 @@ _DETERMINISTIC = (
     f"{XLA_FLAGS} --xla_gpu_exclude_nondeterministic_ops",
 )
 
-# Values of JAX's config that change a jaxpr, its lowering or the compiled program. A value that
-# only makes JAX raise or warn is not here. A name that the installed JAX does not have is skipped.
-JAX_CONFIG = (
-    # types and arithmetic
-    "jax_enable_x64",
-    "jax_explicit_x64_dtypes",
-    "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-    "jax_softmax_custom_jvp",
-    "jax_use_hlo_logistic_lowering",
-    # random numbers
-    "jax_default_prng_impl",
-    "jax_enable_custom_prng",
-    "jax_high_dynamic_range_gumbel",
-    "jax_random_seed_offset",
-    "jax_threefry_gpu_kernel_lowering",
-    "jax_threefry_partitionable",
-    # checks that are computed by the program, or that run it again without jit
+# JAX itself lists the settings that change a trace, a lowering or a compiled program, for the keys
+# of its caches. They are all compared, except these.
+_ONLY_CHECKS = "It makes JAX raise or warn, and changes no program."
+_IN_THE_JAXPR = "Types, shardings and parameters of the jaxpr show it."
+NOT_COMPARED_CONFIG: dict[str, str] = {
+    "abstract_mesh_context_manager": _IN_THE_JAXPR,
+    "axis_env_state": _IN_THE_JAXPR,
+    "compute_on_context_manager": "Each equation has its own, which is compared.",
+    "jax_check_static_indices": _ONLY_CHECKS,
+    "jax_debug_key_reuse": _ONLY_CHECKS,
+    "jax_default_device": "Each process has its own devices.",
+    "jax_hlo_source_file_canonicalization_regex": "Each host has its own paths.",
+    "jax_mutable_array_checks": _ONLY_CHECKS,
+    "jax_no_execution": _ONLY_CHECKS,
+    "jax_numpy_rank_promotion": _ONLY_CHECKS,
+    "jax_raise_on_ppermute_sort_diff": _ONLY_CHECKS,
+    "layout_tracing_mode": _IN_THE_JAXPR,
+    "mesh_context_manager": _IN_THE_JAXPR,
+    "pallas_tpu_interpret_mode_context_manager": "It is for TPUs.",
+    "user_context": "It is for the user's own caches; jaxhet has one for each thread.",
+    "xla_metadata_context_manager": "Each equation has its own, which is compared.",
+}
+
+# Settings that choose kernels or profiles of one vendor. They are compared as all others are, but
+# islands that differ in them may exchange data.
+OWN_CONFIG = frozenset(
+    (
+        "jax_enable_pgle",
+        "jax_memory_fitting_level",
+        "jax_optimization_level",
+        "jax_pgle_profiling_runs",
+        "jax_ragged_dot_use_gpu_pallas_triton_lowering",
+        "jax_threefry_gpu_kernel_lowering",
+        "jax_xla_profile_version",
+    )
+)
+
+# Settings that JAX does not list where `jaxhet` can read it: in the key of `jax.jit` only, or in
+# none, though they change programs. A name that the installed JAX does not have is skipped.
+MORE_CONFIG = (
+    "jax_bcoo_cusparse_lowering",
+    "jax_compiler_enable_remat_pass",
     "jax_debug_infs",
     "jax_debug_nans",
-    "jax_disable_jit",
-    "jax_error_checking_behavior_divide",
-    "jax_error_checking_behavior_nan",
-    "jax_error_checking_behavior_oob",
-    "jax_experimental_unsafe_xla_runtime_errors",
-    # traces and derivatives
-    "eager_constant_folding",
-    "jax_custom_jvp3",
-    "jax_custom_vjp3",
-    "jax_embedded_constants_max_bytes",
-    "jax_remat3",
-    "jax_remat_barrier_no_cotangents",
-    "jax_scan3",
-    "jax_use_direct_linearize",
-    "jax_use_simplified_jaxpr_constants",
-    # devices and sharding
-    "jax_auto_pcast",
-    "jax_remove_size_one_mesh_axis_from_type",
-    "jax_sort_devices_by_process_index",
-    "jax_use_rgv3",
-    "jax_use_shardy_partitioner",
-    # kernels
-    "jax_bcoo_cusparse_lowering",
-    "jax_pallas_enable_debug_checks",
-    "jax_pallas_poison_buffers",
-    "jax_ragged_dot_use_gpu_pallas_triton_lowering",
-    "jax_ragged_dot_use_ragged_dot_instruction",
-    "jax_use_emit_pipeline_primitive",
-    "jax_use_magma",
-    # XLA's compiler
-    "jax_compiler_enable_remat_pass",
+    "jax_default_prng_impl",
     "jax_disable_most_optimizations",
-    "jax_enable_pgle",
+    "jax_enable_custom_prng",
+    "jax_experimental_unsafe_xla_runtime_errors",
     "jax_memory_fitting_level",
     "jax_optimization_level",
+    "jax_pallas_auto_assign_collective_ids",
+    "jax_pallas_auto_assign_collective_ids_limit",
+    "jax_pallas_poison_buffers",
     "jax_pgle_aggregation_percentile",
-    "jax_pgle_profiling_runs",
-    "jax_xla_profile_version",
+    "jax_ragged_dot_use_ragged_dot_instruction",
+    "jax_sort_devices_by_process_index",
+    "jax_use_magma",
+    "jax_use_rgv3",
 )
 
 _FLAG = re.compile(
@@ -112,10 +112,29 @@ def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, value in xla_flags(environ).items()
         if not any(re.fullmatch(pattern, name) for pattern in NOT_COMPARED)
     }
-    import jax  # the launcher, which imports this module too, does without it
+    return {**flags, **_jax_config(MORE_CONFIG)}
 
-    values = jax.config.values
-    return {**flags, **{name: _text(values[name]) for name in JAX_CONFIG if name in values}}
+
+def of_program() -> dict[str, str]:
+    """Returns the settings that JAX lowers a program with now, without those that are off.
+
+    They are those of its trace context, which a context manager changes for one thread.
+    """
+    return {
+        name: value
+        for name, value in _jax_config().items()
+        if name not in OWN_CONFIG and value not in ("False", "None", "0")
+    }
+
+
+def _jax_config(more: Sequence[str] = ()) -> dict[str, str]:
+    """Returns what is compared of the trace context, and more settings of JAX's config."""
+    from jax._src import config  # the launcher, which imports this module too, does without JAX
+
+    pairs = zip(config.trace_context_names(), config.trace_context(), strict=True)
+    context = {name: _text(value) for name, value in pairs if name not in NOT_COMPARED_CONFIG}
+    values = config.config.values if more else {}
+    return context | {name: _text(values[name]) for name in more if name in values}
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[Difference]:

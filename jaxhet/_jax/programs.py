@@ -33,8 +33,9 @@ def watch_lowering(
     Args:
       labels: Gets a jaxpr; gives a label for each of its equations.
       argument_labels: Gets a jaxpr; gives the end of a name for each of its operands.
-      describe: Gets name, jaxpr, the shardings of arguments and results, and a function that gives
-        the source line of an equation; gives the mark. Asked for programs of several devices only.
+      describe: Gets name, jaxpr, the shardings of arguments and results with the ids of the
+        devices, and a function that gives the source line of an equation; gives the mark. Asked for
+        programs of several devices only.
       attribute: The frontend attribute of the module that holds the mark.
 
     Raises:
@@ -74,7 +75,8 @@ def watch_lowering(
         result = lower_program(name, jaxpr, **kwargs)
         if kwargs.get("num_partitions", 1) > 1:
             shardings = [kwargs.get("arg_shardings"), kwargs.get("result_shardings")]
-            mark = describe(name, jaxpr, shardings, location)
+            ids = [device.id for device in _devices_of(kwargs.get("axis_context"))]
+            mark = describe(name, jaxpr, [*shardings, ids], location)
             with result.module.context:
                 attributes = {**_frontend_attributes(result.module)}
                 attributes[attribute] = ir.StringAttr.get(mark)
@@ -83,6 +85,14 @@ def watch_lowering(
         return result
 
     mlir.jaxpr_subcomp, mlir.lower_jaxpr_to_module = numbered, marked
+
+
+def _devices_of(context: Any) -> Sequence[Any]:
+    """The devices of a program that is lowered, in the order of its partitions."""
+    mesh = getattr(context, "mesh", None)
+    if isinstance(mesh, jax.sharding.Mesh):
+        return list(mesh.devices.flat)
+    return getattr(context, "device_assignment", None) or ()
 
 
 def guard_launches(
@@ -213,6 +223,7 @@ def share_executables(
     sharing: Callable[[], Sharing | None],
     fetch: Fetch,
     attribute: str,
+    is_described: Callable[[str], bool],
 ) -> None:
     """Lets a process load an executable where it would compile a program.
 
@@ -225,6 +236,8 @@ def share_executables(
         executable. Returns the loaded executable and its serialized form, or None and None if
         this process has to compile the program.
       attribute: The frontend attribute of a module that names its program.
+      is_described: Whether the name of a program says which Python functions XLA calls while it
+        compiles the program: the module has their addresses only.
 
     Raises:
       UsageError: This JAX compiles programs in another way.
@@ -232,14 +245,7 @@ def share_executables(
     from jax._src import compiler
 
     _watch_cache()
-    sharer = _Sharer(
-        process,
-        sharing,
-        fetch,
-        attribute,
-        _known(compiler, "compile_or_get_cached"),
-        _known(compiler, "backend_compile_and_load"),
-    )
+    sharer = _Sharer(process, sharing, fetch, attribute, is_described)
     compiler.compile_or_get_cached = sharer.compile_or_get_cached
     compiler.backend_compile_and_load = sharer.compile_and_load
 
@@ -253,15 +259,17 @@ class _Sharer:
         sharing: Callable[[], Sharing | None],
         fetch: Fetch,
         attribute: str,
-        compile_or_get_cached: Callable[..., Any],
-        compile_and_load: Callable[..., Any],
+        is_described: Callable[[str], bool],
     ):
+        from jax._src import compiler
+
         self._process = process
         self._sharing = sharing
         self._fetch = fetch
         self._attribute = attribute
-        self._compile_or_get_cached = compile_or_get_cached
-        self._compile_and_load = compile_and_load
+        self._is_described = is_described
+        self._compile_or_get_cached = _known(compiler, "compile_or_get_cached")
+        self._compile_and_load = _known(compiler, "backend_compile_and_load")
 
     def compile_or_get_cached(
         self, backend: Any, module: Any, devices: Any, options: Any, *args: Any, **kwargs: Any
@@ -271,11 +279,12 @@ class _Sharer:
 
         known = None if isinstance(backend, _jax.CompileOnlyPyClient) else self._sharing()
         among = known.among({d.process_index for d in devices.flat}) if known is not None else ()
-        if known is None or not among:
-            return self._compile_or_get_cached(backend, module, devices, options, *args, **kwargs)
         program = _frontend_attributes(module).get(self._attribute)
         name = "" if program is None else program.value
-        this = _Compilation(among, _key(module, devices, options), name, known)
+        key = _key(module, devices, options, self._is_described(name)) if among else None
+        if known is None or not among or key is None:
+            return self._compile_or_get_cached(backend, module, devices, options, *args, **kwargs)
+        this = _Compilation(among, key, name, known)
         token = _current.set(this)
         try:
             with known.compiling(among, this.key):
@@ -399,13 +408,22 @@ class _Loading:
 
 # The address of a Python object, by which `custom_partitioning` finds its functions.
 _ADDRESS = re.compile(r'(@CustomSPMDPartitioning\(.*?backend_config = )"\d+"')
+# A call of a function of the process that compiles, which no digest describes.
+_INSPECTS = "@InspectSharding("
 
 
-def _key(module: Any, devices: Any, options: Any) -> str:
+def _key(module: Any, devices: Any, options: Any, is_described: bool) -> str | None:
     """A digest of a module, equal in all processes of a program, and of XLA's options for it.
 
     Left out: places in the source, since processes may have it in different folders, and addresses.
+    The module's own attribute has the program's digest, which tells what is at an address.
+
+    Returns:
+      The digest; None if the program can't be shared, because nothing tells what is at an address.
     """
+    text, num_addresses = _ADDRESS.subn(r"\1", module.operation.get_asm(enable_debug_info=False))
+    if (num_addresses and not is_described) or _INSPECTS in text:
+        return None
     build = options.executable_build_options
     facts = (
         [device.id for device in devices.flat],
@@ -413,7 +431,6 @@ def _key(module: Any, devices: Any, options: Any) -> str:
         hashlib.blake2b(build.fdo_profile or b"", digest_size=16).hexdigest(),
         options.profile_version,
     )
-    text = _ADDRESS.sub(r"\1", module.operation.get_asm(enable_debug_info=False))
     return hashlib.blake2b(f"{facts}\n{text}".encode(), digest_size=16).hexdigest()
 
 

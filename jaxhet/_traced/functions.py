@@ -1,110 +1,149 @@
-"""Python functions in words, for programs that call them: what they say, and what they hold."""
+"""Python functions and classes: the words of their code, and which belong to a library."""
 
 import functools
 import hashlib
 import inspect
-import numbers
 import pathlib
+import site
+import sys
+import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-_PLAIN = (numbers.Number, str, bytes, np.ndarray, np.generic, jax.Array, type(None))
-_PLACES = (jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.Sharding)
-_NAMED = (
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    np.ufunc,
-)
 _DIGEST_BYTES = 8
 
+# Attributes of a class that no instance computes with.
+_NOT_READ = frozenset(
+    (
+        "__abstractmethods__",
+        "__annotations__",
+        "__dataclass_fields__",
+        "__dataclass_params__",
+        "__dict__",
+        "__doc__",
+        "__firstlineno__",
+        "__match_args__",
+        "__module__",
+        "__orig_bases__",
+        "__parameters__",
+        "__qualname__",
+        "__slots__",
+        "__static_attributes__",
+        "__type_params__",
+        "__weakref__",
+        "_abc_impl",
+    )
+)
+_DESCRIPTORS_OF_C = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
-def function_text(function: Callable[..., Any], plain_text: Callable[[Any], str]) -> str:
-    """A function in words that are equal where it computes the same from the same operands.
 
-    That is its source, where it is written, and the values of what it reads: defaults, cells,
-    globals that are plain data, functions of its own module, attributes of its object.
+def is_of_library(value: Any) -> bool:
+    """Whether a function or class of an installed library is found by its own name.
 
-    Args:
-      function: Any callable.
-      plain_text: Gives a number, string or array in words.
+    Libraries are equal in all processes, so the name says all.
     """
-    return _Describer(plain_text).text(function)
+    found: Any = sys.modules.get(getattr(value, "__module__", None) or "builtins")
+    if found is None or not _is_library(found):
+        return False
+    for name in str(getattr(value, "__qualname__", "")).split("."):
+        found = getattr(found, name, None)
+    return found is value
 
 
-class _Describer:
-    def __init__(self, plain_text: Callable[[Any], str]):
-        self._plain_text = plain_text
-        self._seen: dict[int, Any] = {}  # by identity; keeps what it names alive
-
-    def text(self, value: Any) -> str:
-        """A value in words; one that was met before is named by its number."""
-        if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            return self.text(value.tolist())  # the bytes are addresses
-        if isinstance(value, jax.Device):  # each island has others
-            return "a device"
-        if isinstance(value, (*_PLAIN, *_PLACES)):
-            return self._plain_text(value)
-        if isinstance(value, _NAMED):
-            return f"{type(value).__name__} {getattr(value, '__qualname__', '') or value.__name__}"
-        if id(value) in self._seen:
-            return f"value {list(self._seen).index(id(value))}"
-        self._seen[id(value)] = value
-        return self._compound_text(value)
-
-    def _compound_text(self, value: Any) -> str:
-        if isinstance(value, types.FunctionType):
-            return self._function_text(value)
-        if isinstance(value, types.MethodType):
-            return f"{self.text(value.__func__)} of {self.text(value.__self__)}"
-        if isinstance(value, functools.partial):
-            return f"partial{self.text((value.func, value.args, value.keywords))}"
-        if isinstance(value, dict):
-            return (
-                "{" + ", ".join(f"{self.text(k)}: {self.text(v)}" for k, v in value.items()) + "}"
-            )
-        if isinstance(value, set | frozenset):
-            return "{" + ", ".join(sorted(map(self.text, value))) + "}"
-        if isinstance(value, tuple | list):
-            return "(" + ", ".join(map(self.text, value)) + ")"
-        return self._object_text(value)
-
-    def _object_text(self, value: Any) -> str:
-        words = [f"{type(value).__module__}.{type(value).__qualname__}"]
-        if callable(value):
-            words.append(self.text(type(value).__call__))
-        names = [*getattr(value, "__dict__", ()), *_slots(type(value))]
-        held = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        return " ".join([*words, self.text(held)]) if held else " ".join(words)
-
-    def _function_text(self, function: types.FunctionType) -> str:
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        held = {name: _content(cell) for name, cell in cells}
-        read = {
-            name: function.__globals__[name]
-            for name in sorted(set(_names(function.__code__)))
-            if name in function.__globals__
-        }
-        held |= {n: v for n, v in read.items() if self._counts(v, function)}
-        defaults = (function.__defaults__, function.__kwdefaults__)
-        words = [f"{function.__module__}.{function.__qualname__}", _code_text(function.__code__)]
-        words += [self.text(part) for part in (defaults, held) if any(part)]
-        return " ".join(words)
-
-    def _counts(self, value: Any, function: types.FunctionType) -> bool:
-        if isinstance(value, types.FunctionType):
-            return value.__globals__ is function.__globals__
-        return isinstance(value, _PLAIN)
+@functools.cache
+def _is_library(module: types.ModuleType) -> bool:
+    """Whether a module is installed, rather than a part of the user's program."""
+    package = sys.modules.get(module.__name__.partition(".")[0], module)
+    file = getattr(module, "__file__", None) or getattr(package, "__file__", None)
+    if file is None:
+        return package.__name__ in sys.stdlib_module_names
+    return package.__name__ != "__main__" and _is_library_file(file)
 
 
-def _slots(kind: type) -> list[str]:
-    return [name for base in kind.__mro__ for name in base.__dict__.get("__slots__", ())]
+@functools.cache
+def _library_folders() -> tuple[pathlib.Path, ...]:
+    paths = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {*site.getsitepackages(), site.getusersitepackages()}
+    own = pathlib.Path(__file__).parents[1]
+    packages = [pathlib.Path(str(module.__file__)).parent for module in (jax, np)]
+    return tuple(path.resolve() for path in (own, *packages, *map(pathlib.Path, paths)))
+
+
+@functools.cache
+def _is_library_file(file: str) -> bool:
+    path = pathlib.Path(file).resolve()
+    return any(path.is_relative_to(folder) for folder in _library_folders())
+
+
+def own_attributes(cls: type) -> dict[str, Any]:
+    """The methods and values that a class itself defines for its instances, by name."""
+    return {
+        name: value
+        for name, value in sorted(vars(cls).items())
+        if name not in _NOT_READ
+        and not isinstance(value, _DESCRIPTORS_OF_C)
+        and not _is_generated(value, cls)
+    }
+
+
+def _is_generated(value: Any, cls: type) -> bool:
+    """Whether `dataclasses` or `collections` wrote a method, out of what the class holds anyway."""
+    if vars(cls).keys().isdisjoint(("__dataclass_fields__", "_fields")):
+        return False
+    code = getattr(getattr(value, "__wrapped__", value), "__code__", None)
+    return code is not None and code.co_filename.startswith("<string>")
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """The attributes that an object holds itself, in its dictionary and its slots, by name."""
+    held = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        for name, slot in vars(base).items():
+            if isinstance(slot, types.MemberDescriptorType):
+                try:
+                    held[name] = slot.__get__(value)
+                except AttributeError:  # it is empty
+                    continue
+    return dict(sorted(held.items()))
+
+
+def is_all_in_attributes(cls: type) -> bool:
+    """Whether instances hold nothing but attributes: a class in C may hold more."""
+    slots = (slot for base in cls.__mro__ for slot in vars(base).values())
+    count = sum(isinstance(slot, types.MemberDescriptorType) for slot in slots)
+    count += (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
+    return not cls.__itemsize__ and cls.__basicsize__ <= object.__basicsize__ + 8 * count
+
+
+def read_by(function: types.FunctionType) -> dict[str, Any]:
+    """The values that a function reads besides its arguments: of cells, and of globals.
+
+    Globals of a library's function are left out.
+    """
+    code = function.__code__
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    held = {name: _content(cell) for name, cell in cells}
+    if not _is_library_file(code.co_filename):
+        held = {**function.__globals__, **held}
+    return _read_of(held, sorted({*_names(code), *code.co_freevars}), set())
+
+
+def _read_of(held: dict[str, Any], names: list[str], met: set[str]) -> dict[str, Any]:
+    """The values of these names; of a module of the program, its own values of these names."""
+    found: dict[str, Any] = {}
+    for name in names:
+        value = held.get(name)
+        if not isinstance(value, types.ModuleType):
+            found |= {name: value} if name in held else {}
+        elif not _is_library(value) and value.__name__ not in met:
+            met.add(value.__name__)
+            read = _read_of(vars(value), names, met)
+            found |= {f"{name}.{key}": part for key, part in read.items()}
+    return found
 
 
 def _content(cell: types.CellType) -> Any:
@@ -121,18 +160,23 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(const)
 
 
-def _code_text(code: types.CodeType) -> str:
+def code_text(code: types.CodeType) -> str:
     """Where a function is written, and a digest of its source, or of its code where there is none.
 
     The source is the same under all versions of Python.
     """
+    return _code_text(code, code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_text(code: types.CodeType, file: str) -> str:
     columns = [
         (line, column)
         for line, _, column, _ in code.co_positions()
         if line is not None and column is not None and (line, column) != (code.co_firstlineno, 0)
     ]
     line, column = min(columns, default=(code.co_firstlineno, 0))
-    where = f"{pathlib.PurePath(code.co_filename).name}:{line}:{column}"
+    where = f"{pathlib.PurePath(file).name}:{line}:{column}"
     try:
         source = inspect.getsource(code)
     except (OSError, TypeError):

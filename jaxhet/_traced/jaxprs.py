@@ -6,18 +6,14 @@ an exchange is known by the number of its equation, and a program by a digest of
 
 import dataclasses
 import functools
-import hashlib
-import math
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-import numpy as np
 from jax.extend import core
 
-from jaxhet._traced.functions import function_text
+from jaxhet._traced import words
+from jaxhet._traced.words import Describer, Held
 from jaxhet.compiler import PER_PLATFORM
 
 # Primitives that take time, and those that only move data between devices.
@@ -57,9 +53,7 @@ _MOVES = frozenset(
     )
 )
 _CONTROL_FLOW = frozenset(("cond", "scan", "while"))
-_ADDRESS = re.compile(r"(?: at)? 0x[0-9a-f]+")
-_DIGEST_BYTES = 8
-_MOST_IDS_SHOWN = 16
+_MOST_WORDS = 200  # longest parameter in bytes that an error shows as a whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +65,13 @@ class Program:
       digest: Equal for equal jaxprs on every platform, in hexadecimal; constants and literals
         count, source lines do not.
       lines: One for each equation; its source line follows a tab.
+      held: Objects of this process that no line describes.
     """
 
     name: str
     digest: str
     lines: tuple[str, ...]
+    held: tuple[Held, ...] = ()
 
     def listing(self, most_bytes: int | None = None) -> str:
         """A line with name and digest, then the lines.
@@ -88,7 +84,7 @@ class Program:
             num_bytes += len(line) + 1
             if most_bytes is not None and num_bytes > most_bytes:
                 rest = self.lines[number:]
-                digest = _digest("\n".join(line.partition("\t")[0] for line in rest))
+                digest = words.digest("\n".join(line.partition("\t")[0] for line in rest))
                 kept.append(f"({len(rest)} more lines, digest {digest}; JAXHET_DUMP has them all)")
                 break
             kept.append(line)
@@ -233,26 +229,38 @@ def describe(
     jaxpr: core.Jaxpr,
     arguments: Sequence[Any],
     location: Callable[[core.JaxprEqn], str],
+    settings: Mapping[str, str] | None = None,
 ) -> Program:
     """A jaxpr in words, and its digest.
 
     Args:
       name: Name of the module.
       jaxpr: The whole program.
-      arguments: Further parts of the program: shardings of its arguments and results.
+      arguments: Further parts of the program: shardings of its arguments and results, its devices.
       location: The source line of an equation, or "".
+      settings: Settings of JAX that the program is lowered with, by name.
     """
     listing = _Listing(location)
-    listing.add(f"arguments {text(arguments)}", "")
+    for setting, value in (settings or {}).items():
+        listing.add(f"setting {setting} = {value}", "")
+    listing.add(f"arguments {listing.text(arguments, lambda: 'its arguments')}", "")
     listing.add_jaxpr(jaxpr, "")
-    return Program(name, listing.digest(), listing.lines())
+    return Program(name, listing.digest(), listing.lines(), tuple(listing.held))
+
+
+def describe_value(value: Any) -> tuple[str, list[Held]]:
+    """A value or function in words, and the objects of this process that they do not describe."""
+    describer = Describer(_body)
+    return describer.text(value), describer.held
 
 
 class _Listing:
     """The equations of a program, line by line."""
 
-    def __init__(self, location: Callable[[core.JaxprEqn], str]):
+    def __init__(self, location: Callable[[core.JaxprEqn], str], has_places: bool = True):
+        self.held: list[Held] = []
         self._location = location
+        self._has_places = has_places
         self._lines: list[tuple[str, str]] = []
         self._bodies: dict[str, int] = {}  # inner jaxprs by digest, in the order of their listing
 
@@ -266,7 +274,7 @@ class _Listing:
         names: dict[Any, str] = {}
         for letter, variables in (("c", jaxpr.constvars), ("a", jaxpr.invars)):
             names |= {v: f"{letter}{i}" for i, v in enumerate(variables)}
-        consts = map(text, jaxpr.consts)
+        consts = [self.text(const, lambda: "a constant") for const in jaxpr.consts]
         types = " ".join(f"{name}:{_type(v)}" for v, name in names.items())
         self.add(" ".join(filter(None, (f"{path}in", types, *consts))), "")
         for number, eqn in enumerate(jaxpr.eqns):
@@ -278,183 +286,140 @@ class _Listing:
         single = len(eqn.outvars) == 1
         names |= {v: own if single else f"{own}.{i}" for i, v in enumerate(eqn.outvars)}
         types = " ".join(map(_type, eqn.outvars))
-        words = [f"{path}: {types} = {eqn.primitive.name}"]
+        parts = [f"{path}: {types} = {eqn.primitive.name}", *_context_words(eqn.ctx)]
         inner: list[tuple[str, core.Jaxpr]] = []
-        for key, value in sorted(eqn.params.items()):
-            if value is None or key in _SKIPPED or (is_declared(eqn) and key != "name"):
-                continue
-            if key == "callback" and eqn.primitive.name == "pure_callback":
-                words.append(f"callback={function_text(value.callback_func, text)}")
-                continue
-            words.append(f"{key}={self._param(value, f'{path}/{key}', inner)}")
-        words.append(self._atoms(eqn.invars, names))
-        self.add(" ".join(words), self._location(eqn))
+        for key, value in sorted(_counted(eqn).items()):
+            parts.append(f"{key}={self._param(value, eqn, key, f'{path}/{key}', inner)}")
+        parts.append(self._atoms(eqn.invars, names))
+        self.add(" ".join(parts), self._location(eqn) if self._has_places else "")
         for inner_path, jaxpr in inner:
             self.add_jaxpr(jaxpr, f"{inner_path}/")
 
-    def _param(self, value: Any, path: str, inner: list[tuple[str, core.Jaxpr]]) -> str:
+    def _param(
+        self,
+        value: Any,
+        eqn: core.JaxprEqn,
+        key: str,
+        path: str,
+        inner: list[tuple[str, core.Jaxpr]],
+    ) -> str:
         if isinstance(value, core.Jaxpr):
-            digest = _digest_of_body(value)
+            digest, held = _digest_of_body(value, self._location)
             if digest not in self._bodies:
                 self._bodies[digest] = len(self._bodies)
                 inner.append((path, value))
+            else:
+                self.held += held
             return f"body {self._bodies[digest]}"
         if isinstance(value, tuple | list) and any(isinstance(v, core.Jaxpr) for v in value):
-            bodies = (self._param(v, f"{path}{i}", inner) for i, v in enumerate(value))
+            bodies = (self._param(v, eqn, key, f"{path}{i}", inner) for i, v in enumerate(value))
             return f"({', '.join(bodies)})"
-        return text(value)
+
+        def place() -> str:
+            where = self._location(eqn)
+            return f"parameter {key} of {eqn.primitive.name}{f' at {where}' if where else ''}"
+
+        if key == "callback" and eqn.primitive.name == "io_callback":
+            callback: Any = value  # a function, and the tree of its arguments
+            call = self.text(callback.callback_func, place, is_private=True)
+            return f"{call} {self.text(callback.in_tree, place)}"
+        found = self.text(value, place)
+        return found if len(found) < _MOST_WORDS else f"{words.digest(found)} {found}"
+
+    def text(self, value: Any, place: Callable[[], str], is_private: bool = False) -> str:
+        """A value in words; notes the objects that they do not describe."""
+        describer = Describer(
+            lambda jaxpr: _digest_of_body(jaxpr, self._location), place, is_private
+        )
+        found = describer.text(value)
+        self.held += describer.held
+        return found
 
     def _atoms(self, atoms: Sequence[Any], names: Mapping[Any, str]) -> str:
         return " ".join(
-            f"{text(a.val)}:{_type(a)}" if isinstance(a, core.Literal) else names.get(a, "_")
+            f"{words.number_text(a.val)}:{_type(a)}"
+            if isinstance(a, core.Literal)
+            else names.get(a, "_")
             for a in atoms
         )
 
     def digest(self) -> str:
         """Digest of all lines without their source lines."""
-        return _digest("\n".join(line for line, _ in self._lines))
+        return words.digest("\n".join(line for line, _ in self._lines))
 
     def lines(self) -> tuple[str, ...]:
         """All lines with their source lines."""
         return tuple(f"{line}\t{where}" if where else line for line, where in self._lines)
 
 
-# Parameters that are not part of what is computed: functions that rules call later, names for
-# people, and what differs from process to process.
-_SKIPPED = frozenset(
-    (
-        "bwd",
+# Parameters that are not part of what a primitive of JAX computes: functions that rules call before
+# a program is lowered, names for people, and what differs from process to process.
+_SKIPPED = {
+    "custom_jvp_call": ("jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
+    "custom_lin": ("bwd",),
+    "custom_vjp_call": ("bwd", "fwd", "fwd_jaxpr_thunk", "out_trees"),
+    "custom_vmap_call": ("rule",),
+    "jit": (
         "compiler_options_kvs",
         "ctx_mesh",
-        "debug_info",
         "donated_invars",
-        "fwd",
-        "fwd_jaxpr_thunk",
         "in_layouts",
         "inline",
-        "jvp_jaxpr_fun",
-        "jvp_jaxpr_thunk",
         "keep_unused",
-        "name_and_src_info",
         "out_layouts",
-        "out_trees",
         "resource_env",
+    ),
+    "pallas_call": ("name_and_src_info",),
+}
+# Primitives that call a function of this process, and give nothing to the program.
+_WATCHERS = frozenset(("debug_callback", "debug_print", "inspect_sharding", "io_callback"))
+
+
+def _counted(eqn: core.JaxprEqn) -> dict[str, Any]:
+    """The parameters of an equation that count."""
+    name = eqn.primitive.name
+    if is_declared(eqn):
+        return {"name": eqn.params["name"]}
+    if name in _WATCHERS and not eqn.outvars:
+        return {}
+    skipped = _SKIPPED.get(name, ())
+    return {k: v for k, v in eqn.params.items() if v is not None and k not in skipped}
+
+
+# Settings that are in force where an equation is written, if they are not the usual ones. The mesh
+# is in the types, and a layout changes no value.
+_NOT_COUNTED_CONTEXT = ("__weakref__", "configs", "cur_abstract_mesh", "cur_layout_mode")
+
+
+@functools.lru_cache(maxsize=64)
+def _context_words(context: Any) -> tuple[str, ...]:
+    names = [n for n in type(context).__slots__ if n not in _NOT_COUNTED_CONTEXT]
+    held = {name: getattr(context, name, None) for name in names}
+    found = [f"{name}={describe_value(value)[0]}" for name, value in held.items() if value]
+    partitionable = "threefry_partitionable=True"
+    return tuple(w for w in found if w != partitionable) + (
+        () if partitionable in found else ("threefry_partitionable=False",)
     )
+
+
+_body_digests: weakref.WeakKeyDictionary[Any, tuple[str, tuple[Held, ...]]] = (
+    weakref.WeakKeyDictionary()
 )
 
-_body_digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
-
-def _digest_of_body(jaxpr: core.Jaxpr) -> str:
+def _digest_of_body(
+    jaxpr: core.Jaxpr, location: Callable[[core.JaxprEqn], str]
+) -> tuple[str, tuple[Held, ...]]:
     if (found := _body_digests.get(jaxpr)) is None:
-        listing = _Listing(lambda eqn: "")
+        listing = _Listing(location, has_places=False)
         listing.add_jaxpr(jaxpr, "")
-        found = _body_digests[jaxpr] = listing.digest()
+        found = _body_digests[jaxpr] = listing.digest(), tuple(listing.held)
     return found
 
 
-def _digest(words: str) -> str:
-    return hashlib.blake2b(words.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+def _body(jaxpr: core.Jaxpr) -> tuple[str, tuple[Held, ...]]:
+    return _digest_of_body(jaxpr, lambda eqn: "")
 
 
 def _type(variable: Any) -> str:
     return variable.aval.str_short(short_dtypes=True)
-
-
-@functools.singledispatch
-def text(value: Any) -> str:
-    """A parameter in words that are the same in every process: no addresses, no order of sets."""
-    if isinstance(value, jax.Array):
-        return _array_text(value)
-    if isinstance(value, core.Primitive):
-        return value.name
-    if isinstance(value, core.Jaxpr):  # deep in a parameter, as Pallas has them
-        return f"body {_digest_of_body(value)}"
-    if isinstance(value, jax.sharding.NamedSharding):
-        return f"{value.spec} on {text(value.mesh)}"
-    if isinstance(value, jax.sharding.SingleDeviceSharding):  # each process names another device
-        return "on one device"
-    if isinstance(value, jax.sharding.AbstractMesh):  # which knows the kind of device
-        return f"mesh {dict(value.shape)}"
-    if isinstance(value, jax.sharding.Mesh):
-        return _mesh_text(value)
-    if isinstance(value, type):
-        return value.__qualname__
-    if dataclasses.is_dataclass(value):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.compare}
-        return f"{type(value).__name__}{text(fields)}"
-    if callable(value) and not isinstance(value, np.generic):
-        return f"function {getattr(value, '__qualname__', type(value).__qualname__)}"
-    return _ADDRESS.sub("", str(value))
-
-
-@text.register
-def _(value: dict) -> str:
-    items = sorted((text(k), text(v)) for k, v in value.items())
-    return "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
-
-
-@text.register(tuple)
-@text.register(list)
-def _(value: Sequence[Any]) -> str:
-    fields = getattr(value, "_fields", None)
-    if fields is not None:
-        return f"{type(value).__name__}{text(dict(zip(fields, value, strict=True)))}"
-    return "(" + ", ".join(map(text, value)) + ")"
-
-
-@text.register(set)
-@text.register(frozenset)
-def _(value: set[Any]) -> str:
-    return "{" + ", ".join(sorted(map(text, value))) + "}"
-
-
-@text.register(bool)
-@text.register(int)
-@text.register(str)
-@text.register(type(None))
-def _(value: Any) -> str:
-    return repr(value)
-
-
-@text.register
-def _(value: float) -> str:
-    return repr(value) if math.isfinite(value) else _array_text(np.asarray(value))
-
-
-@text.register
-def _(value: bytes) -> str:
-    return f"{len(value)} bytes {_digest_of_bytes(value)}"
-
-
-@text.register(np.ndarray)
-@text.register(np.generic)
-def _(value: np.ndarray) -> str:
-    return _array_text(value)
-
-
-@functools.lru_cache(maxsize=64)
-def _mesh_text(mesh: jax.sharding.Mesh) -> str:
-    ids = [] if mesh.empty else [device.id for device in mesh.devices.flat]
-    if len(ids) > _MOST_IDS_SHOWN:
-        ids = f"{len(ids)} devices {_digest(str(ids))}"
-    return f"mesh {dict(mesh.shape)} of {ids}"
-
-
-def _array_text(value: Any) -> str:
-    """Type, shape and value of a constant; of a long one, a digest."""
-    kind = f"{value.dtype}{list(value.shape)}"
-    if isinstance(value, jax.Array):
-        if not value.is_fully_addressable:
-            return f"{kind} {text(value.sharding)}"  # nobody has all of its values
-        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return f"{kind} {_array_text(jax.random.key_data(value))}"
-        value = np.asarray(value)
-    data = np.ascontiguousarray(value).tobytes()
-    if value.size == 1 and np.all(np.isfinite(value.astype(complex))):
-        return f"{value.item()!r}"
-    return f"{kind} {_digest_of_bytes(data)}"
-
-
-def _digest_of_bytes(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()

@@ -3,10 +3,12 @@
 Says how many programs it compiled and loaded; the results are its own devices'.
 """
 
+import itertools
 import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -59,7 +61,8 @@ def _share(request: dict[str, Any]) -> None:
     if request.get("forgets") == session.process:
         shared._describe = lambda program: json.dumps({"program": program, "plans": []})
     jax.monitoring.register_event_listener(hit)
-    programs.share_executables(session.process, lambda: shared, fetch, PROGRAM_ATTRIBUTE)
+    attribute = PROGRAM_ATTRIBUTE
+    programs.share_executables(session.process, lambda: shared, fetch, attribute, own.is_described)
 
 
 @custom_partitioning
@@ -73,6 +76,31 @@ _tanh.def_partition(
     infer_sharding_from_operands=lambda mesh, arguments, result: arguments[0].sharding,
     sharding_rule="i j -> i j",
 )
+
+
+def _scaled(by: Any) -> Callable[[jax.Array], jax.Array]:
+    """Multiplies, but only where XLA partitions the program."""
+
+    @custom_partitioning
+    def scaled(x: jax.Array) -> jax.Array:
+        return x * 1
+
+    scaled.def_partition(
+        partition=lambda mesh, arguments, result: (
+            mesh,
+            lambda x: x * next(iter(by)),
+            arguments[0].sharding,
+            (arguments[0].sharding,),
+        ),
+        infer_sharding_from_operands=lambda mesh, arguments, result: arguments[0].sharding,
+        sharding_rule="i j -> i j",
+    )
+    return scaled
+
+
+def _sum_of_scaled(x: jax.Array, by: Any) -> float:
+    scaled = _scaled(by)
+    return float(jax.jit(lambda x: jnp.sum(scaled(x)))(x))
 
 
 def _step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -93,11 +121,15 @@ def _train(constant: float) -> dict[str, Any]:
     w, loss = step(w, x)
     total = jax.jit(lambda x: jnp.sum(x) + constant)(x)
     weights = np.asarray(w.addressable_shards[0].data)
+    ones = jax.jit(lambda x: x * 0 + 1)(x)
+    scaled = [_sum_of_scaled(ones, [by]) / ones.size for by in (2, 3)]
+    scaled.append(_sum_of_scaled(ones, itertools.repeat(4)) / ones.size)  # nothing describes it
     return {
         "process": jax.process_index(),
         "loss": float(loss),
         "weights": weights.tobytes(),
         "total": float(total),
+        "scaled": scaled,
         "plans": len(_session.current().compilation.plans),  # type: ignore[union-attr]
     }
 

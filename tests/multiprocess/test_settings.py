@@ -125,6 +125,20 @@ def test_difference_between_islands_is_reported_once_and_the_job_runs() -> None:
         assert ended.text.count(line) == times, ended.text
 
 
+def test_setting_that_one_island_changes_later_is_named() -> None:
+    script = """
+try:
+    with jax.numpy_dtype_promotion("strict" if me else "standard"):
+        print("sum", jaxhet.block_until_ready(over_islands(psum)(x)))
+except jaxhet.PlanMismatchError as e: print("caught:", e)
+"""
+    for ended in run(SET_UP + script, *job()):
+        assert "sum" not in ended.text
+        told = ended.text.split("caught:")[1]
+        assert "setting jax_numpy_dtype_promotion = strict" in told
+        assert "setting jax_numpy_dtype_promotion = standard" in told
+
+
 def test_flags_that_change_no_result_may_differ(tmp_path: pathlib.Path) -> None:
     envs = [{**env, "JAXHET_ISLAND": "nv0"} for env in job()]
     flags = [f"--xla_dump_to={tmp_path}/{process}" for process in range(2)]

@@ -14,7 +14,8 @@ import pytest
 from jaxhet.testing import Shape, island_job
 
 WORKER = pathlib.Path(__file__).with_name("shared_executables_worker.py")
-_NUM_PROGRAMS = 3
+_NUM_PROGRAMS = 6  # all that processes share
+_NUM_PARTITIONED = 3  # programs with `custom_partitioning` among them
 _WITHIN_S = 20.0  # the limit for an executable is 600 s
 
 
@@ -50,6 +51,7 @@ def test_second_process_loads_all_programs_and_has_the_same_results() -> None:
     assert _counts(shared) == [(_NUM_PROGRAMS, 0), (0, _NUM_PROGRAMS)]
     assert _results(shared) == _results(own)
     assert shared[0]["weights"] == shared[1]["weights"]
+    assert [answer["scaled"] for answer in shared] == [[2, 3, 4], [2, 3, 4]]
     assert shared[1]["plans"] == _NUM_PROGRAMS
     assert "did not give" not in log
 
@@ -117,7 +119,7 @@ def test_process_that_lost_its_cache_gets_what_the_first_has_in_its_own(
         if lost is not None:
             shutil.rmtree(tmp_path / lost)
         counts.append(_counts(_train(share=True, cache=str(tmp_path))[0]))
-    # JAX's key of the program with `custom_partitioning` is another one in each job.
+    # JAX's key of a program with `custom_partitioning` is another one in each job.
     assert counts[0] == [(_NUM_PROGRAMS, 0), (0, _NUM_PROGRAMS)]
-    assert counts[1] == [(1, 0), (0, _NUM_PROGRAMS)]
-    assert counts[2] == [(1, 0), (0, 1)]
+    assert counts[1] == [(_NUM_PARTITIONED, 0), (0, _NUM_PROGRAMS)]
+    assert counts[2] == [(_NUM_PARTITIONED, 0), (0, _NUM_PARTITIONED)]

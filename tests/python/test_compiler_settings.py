@@ -1,5 +1,6 @@
 """Settings of compilers: what is read, what differs, and the words for it."""
 
+import ast
 import dataclasses
 import json
 import pathlib
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 import pytest
+from jax._src import config
 
 from jaxhet import _config, _set_up
 from jaxhet._jax import compiler_settings
@@ -101,20 +103,55 @@ def test_flags_that_change_neither_are_left_out() -> None:
 # JAX's config.
 
 
-def test_names_of_the_config_are_known_to_this_jax() -> None:
-    names = compiler_settings.JAX_CONFIG
-    assert set(names) <= set(jax.config.values)
-    assert len(set(names)) == len(names)
+def _listed_by_jax() -> set[str]:
+    """Settings that the source of JAX puts into the key of a trace or of `jax.jit`."""
+    found = set()
+    for file in pathlib.Path(jax.__file__).parent.rglob("*.py"):
+        if "include_in_" not in (source := file.read_text()):
+            continue
+        for call in ast.walk(ast.parse(source)):
+            keywords = getattr(call, "keywords", ())
+            given = {word.arg: getattr(word.value, "value", None) for word in keywords}
+            if given.get("include_in_jit_key") or given.get("include_in_trace_context"):
+                args = getattr(call, "args", ())
+                name = given.get("name") or (args and getattr(args[0], "value", None))
+                found |= {str(name)} if name else set()
+    return {name.lower() for name in found}
+
+
+def test_all_settings_in_keys_of_jax_are_compared_or_have_a_reason() -> None:
+    listed = {*_listed_by_jax(), *config.trace_context_names()}
+    assert {X64, "jax_optimization_level", "jax_threefry_partitionable"} <= listed
+    # Without a name in the config, and in the key of `jax.jit` only: the state of a thread.
+    own_of_a_thread = {"device_context", "trace_state"}
+    of_pallas = {name for name in listed if name.startswith("pallas_")}  # in its own equations
+    left = listed - settings({}).keys() - own_of_a_thread - of_pallas
+    assert left - compiler_settings.NOT_COMPARED_CONFIG.keys() == set()
+
+
+def test_tables_have_no_stale_row() -> None:
+    listed = {*_listed_by_jax(), *config.trace_context_names()}
+    assert set(compiler_settings.NOT_COMPARED_CONFIG) <= listed
+    assert set(compiler_settings.MORE_CONFIG) <= set(jax.config.values)
+    assert set(compiler_settings.MORE_CONFIG).isdisjoint(config.trace_context_names())
 
 
 def test_values_of_the_config_are_text() -> None:
     found = settings({})
-    assert set(found) == set(compiler_settings.JAX_CONFIG)
     assert all(type(value) is str for value in found.values())
     assert found[X64] == "False"
     assert found["jax_numpy_dtype_promotion"] == "standard"
     assert found["jax_explicit_x64_dtypes"] == "warn"
     assert found["jax_default_matmul_precision"] == "None"
+
+
+def test_setting_of_a_context_manager_belongs_to_a_program() -> None:
+    usual = compiler_settings.of_program()
+    with jax.numpy_dtype_promotion("strict"), jax.enable_x64(True):
+        changed = compiler_settings.of_program()
+    assert changed == {**usual, "jax_numpy_dtype_promotion": "strict", X64: "True"}
+    with jax.default_device(jax.devices()[-1]):
+        assert compiler_settings.of_program() == usual
 
 
 @pytest.mark.parametrize(
@@ -137,8 +174,8 @@ def test_change_of_the_config_is_seen(name: str, value: Any, text: str) -> None:
 
 
 def test_name_that_this_jax_does_not_have_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_settings, "JAX_CONFIG", (X64, "jax_of_another_version"))
-    assert settings({}) == {X64: "False"}
+    monkeypatch.setattr(compiler_settings, "MORE_CONFIG", ("jax_of_another_version",))
+    assert "jax_of_another_version" not in settings({})
 
 
 # Differences.

@@ -224,7 +224,9 @@ def _compile(
     shared = _Shared()
     lowered = jax.jit(jnp.sin).lower(jnp.ones(3))
     monkeypatch.setattr(compiler, "compile_or_get_cached", lambda *args: "executable")
-    programs.share_executables(process, lambda: shared, lambda *which: (None, None), "program")
+    programs.share_executables(
+        process, lambda: shared, lambda *which: (None, None), "program", bool
+    )
     devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
     options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
     backend = types.SimpleNamespace(serialize_executable=serialize)
@@ -257,7 +259,7 @@ def test_others_get_an_executable_before_the_cache_writes_it(
 
     monkeypatch.setattr(compiler, "backend_compile_and_load", lambda *args: "executable")
     monkeypatch.setattr(compiler, "compile_or_get_cached", compile_and_write)
-    programs.share_executables(0, lambda: shared, lambda *which: (None, None), "program")
+    programs.share_executables(0, lambda: shared, lambda *which: (None, None), "program", bool)
     backend = types.SimpleNamespace(serialize_executable=str.encode)
     devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
     options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
@@ -293,7 +295,9 @@ def _key_of(function: Callable[..., Any], **options: bool) -> str:
     build = compiler.get_compile_options(num_replicas=1, num_partitions=2)
     build.env_option_overrides = [*options.items()]
     devices = np.array([types.SimpleNamespace(id=i) for i in range(2)])
-    return programs._key(_module_of(function), devices, build)
+    key = programs._key(_module_of(function), devices, build, is_described=True)
+    assert key is not None
+    return key
 
 
 def test_key_of_a_program_is_that_of_its_module_and_options() -> None:

@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 import jaxhet
 from jaxhet._jax import platforms
 from jaxhet._traced import jaxprs
-from jaxhet._traced.functions import function_text
 from jaxhet._traced.jaxprs import Program
 
 
@@ -152,7 +151,7 @@ def test_words_of_a_function_do_not_depend_on_the_folder_of_its_program(
         file.write_text("double = lambda v: v * 2\n")
         held: dict[str, Any] = {"__name__": "__main__"}
         exec(compile(file.read_text(), str(file), "exec"), held)
-        texts.add(function_text(held["double"], str))
+        texts.add(jaxprs.describe_value(held["double"])[0])
     assert len(texts) == 1
     assert next(iter(texts)).startswith("__main__.<lambda> train.py:1:")
 
@@ -382,7 +381,7 @@ def test_piece_may_hold_devices_and_meshes() -> None:
         return lambda x, n: x if held else n
 
     (digest,) = {_digest(_declared(cpu=make())) for _ in range(2)}
-    words = function_text(make(), jaxprs.text)
+    words, _ = jaxprs.describe_value(make())
     assert "mesh {'x': 1} of [0]" in words
     assert "0x" not in words
     assert digest

@@ -1,0 +1,632 @@
+"""Pairs of programs that differ in one object: `PAIRS[name](c)` multiplies by c, which is 2 or 3.
+
+The object is where a jaxpr does not show its value.
+"""
+
+import array
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import decimal
+import enum
+import fractions
+import functools
+import itertools
+import operator
+import re
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+import jaxhet
+
+Function = Callable[..., Any]
+PAIRS: dict[str, Callable[[int], Function]] = {}
+PARTITIONED = "custom_partitioning"  # has its value where XLA partitions the program
+# Pairs that nothing tells apart between processes: a process refuses the second one.
+REFUSED = frozenset(
+    (
+        "io_callback of a cell",
+        "io_callback of a default",
+        "io_callback of a method",
+        "io_callback of a partial",
+        "iterator",
+        "generator",
+        "view of bytes",
+    )
+)
+_TABLE = [np.float32(i) for i in range(5)]
+_GLOBAL: Any = None
+
+
+def _called(function: Function) -> Function:
+    return lambda a: jax.pure_callback(function, a, a)
+
+
+def _read(get: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """Adds the pair of a callback that reads its number from the object that a function makes."""
+
+    def add(make: Function) -> Function:
+        def pair(c: int) -> Function:
+            held = make(c)
+            return _called(lambda v: v * np.float32(get(held)))
+
+        PAIRS[make.__name__.strip("_").replace("_", " ")] = pair
+        return make
+
+    return add
+
+
+def _add(name: str) -> Callable[[Function], Function]:
+    def add(make: Function) -> Function:
+        PAIRS[name] = make
+        return make
+
+    return add
+
+
+def _calls(name: str) -> Callable[[Function], Function]:
+    """Adds the pair of the callback that a function makes."""
+
+    def add(make: Function) -> Function:
+        PAIRS[name] = lambda c: _called(make(c))
+        return make
+
+    return add
+
+
+# --- classes and their objects ---
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frozen:
+    by: int
+
+
+@dataclasses.dataclass
+class _Nested:
+    inner: _Frozen
+    names: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+class _Slots:
+    __slots__ = ("__by",)
+
+    def __init__(self, by: int):
+        self.__by = by
+
+    def scale(self, v: Any) -> Any:
+        return v * np.float32(self.__by)
+
+
+class _Named(NamedTuple):
+    by: int
+
+
+class _Number(int):
+    pass
+
+
+class _Hidden:
+    """Pickles without its number."""
+
+    def __init__(self, by: int):
+        self.by = by
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class _Level(enum.Enum):
+    TWO = 2
+    THREE = 3
+
+
+@jax.tree_util.register_pytree_node_class
+class _Node:
+    def __init__(self, x: Any, by: int):
+        self.x, self.by = x, by
+
+    def tree_flatten(self) -> Any:
+        return (self.x,), self.by
+
+    @classmethod
+    def tree_unflatten(cls, by: int, children: Any) -> Any:
+        (x,) = children
+        return cls(x, by)
+
+
+_read(lambda o: o.by)(_Frozen)
+PAIRS["frozen dataclass"] = PAIRS.pop("Frozen")
+_read(lambda o: o.by)(_Named)
+PAIRS["named tuple"] = PAIRS.pop("Named")
+_read(lambda o: o)(_Number)
+PAIRS["subclass of int"] = PAIRS.pop("Number")
+_read(lambda o: o.by)(_Hidden)
+PAIRS["object that pickles without its number"] = PAIRS.pop("Hidden")
+
+
+@_read(lambda o: o.names["a"] + o.inner.by)
+def dataclass_in_a_dataclass(c: int) -> Any:
+    return _Nested(_Frozen(c), {"a": 0})
+
+
+@_read(lambda o: o.value)
+def enum_member(c: int) -> Any:
+    return _Level(c)
+
+
+@_read(lambda o: o.BY.value)
+def enum_class(c: int) -> Any:
+    return enum.Enum("Made", {"BY": c})
+
+
+@_read(lambda o: o.BY)
+def int_enum(c: int) -> Any:
+    return enum.IntEnum("Made", {"BY": c})
+
+
+@_calls("bound method")
+def _(c: int) -> Function:
+    return _Slots(c).scale
+
+
+@_calls("method that another one calls")
+def _(c: int) -> Function:
+    class Scale:
+        def __call__(self, v: Any) -> Any:
+            return self.go(v)
+
+        def go(self, v: Any) -> Any:
+            return v * np.float32(c)
+
+    return Scale()
+
+
+@_calls("class attribute")
+def _(c: int) -> Function:
+    class Scale:
+        by = np.float32(c)
+
+        def __call__(self, v: Any) -> Any:
+            return v * self.by
+
+    return Scale()
+
+
+@_calls("inherited method")
+def _(c: int) -> Function:
+    class Base:
+        def __call__(self, v: Any) -> Any:
+            return v * np.float32(c)
+
+    class Scale(Base):
+        pass
+
+    return Scale()
+
+
+@_calls("static method")
+def _(c: int) -> Function:
+    class Scale:
+        @staticmethod
+        def go(v: Any) -> Any:
+            return v * np.float32(c)
+
+    return Scale.go
+
+
+@_calls("class method")
+def _(c: int) -> Function:
+    class Scale:
+        @classmethod
+        def go(cls, v: Any) -> Any:
+            return v * np.float32(c)
+
+    return Scale.go
+
+
+@_read(lambda o: o.by)
+def a_property(c: int) -> Any:
+    class Scale:
+        @property
+        def by(self) -> int:
+            return c
+
+    return Scale()
+
+
+@_read(lambda o: o.by)
+def cached_property(c: int) -> Any:
+    class Scale:
+        @functools.cached_property
+        def by(self) -> int:
+            return c
+
+    return Scale()
+
+
+@_read(lambda o: o.by)
+def metaclass(c: int) -> Any:
+    class Meta(type):
+        by = c
+
+    class Scale(metaclass=Meta):
+        pass
+
+    return Scale
+
+
+@_read(lambda o: o * 1)
+def operator_of_a_class(c: int) -> Any:
+    class Scale:
+        def __mul__(self, other: int) -> int:
+            return c * other
+
+    return Scale()
+
+
+@_read(lambda o: o.by)
+def namespace(c: int) -> Any:
+    return types.SimpleNamespace(by=c)
+
+
+@_calls("partial method")
+def _(c: int) -> Function:
+    class Scale:
+        def go(self, by: int, v: Any) -> Any:
+            return v * np.float32(by)
+
+        scale = functools.partialmethod(go, c)
+
+    return Scale().scale
+
+
+# --- functions and what wraps them ---
+
+
+def _times(by: Any, v: Any) -> Any:
+    return v * np.float32(by)
+
+
+@_calls("partial of a partial")
+def _(c: int) -> Function:
+    return functools.partial(functools.partial(lambda a, b, v: v * np.float32(a + b), 1), c - 1)
+
+
+@_calls("jax.tree_util.Partial")
+def _(c: int) -> Function:
+    return jax.tree_util.Partial(_times, c)
+
+
+@_calls("keyword default")
+def _(c: int) -> Function:
+    def scale(v: Any, *, by: int = c) -> Any:
+        return v * np.float32(by)
+
+    return scale
+
+
+@_calls("attribute of a function")
+def _(c: int) -> Function:
+    def scale(v: Any) -> Any:
+        return v * np.float32(scale.by)  # type: ignore[attr-defined]
+
+    scale.by = c  # type: ignore[attr-defined]
+    return scale
+
+
+@_calls("decorated function")
+def _(c: int) -> Function:
+    def decorate(function: Function) -> Function:
+        return functools.wraps(function)(lambda v: function(v) * 1)
+
+    return decorate(functools.partial(_times, c))
+
+
+@_calls("context manager as a decorator")
+def _(c: int) -> Function:
+    @contextlib.contextmanager
+    def nothing() -> Any:
+        yield
+
+    @nothing()
+    def scale(v: Any) -> Any:
+        return v * np.float32(c)
+
+    return scale
+
+
+@_calls("cached function")
+def _(c: int) -> Function:
+    by = functools.cache(lambda: np.float32(c))
+    return lambda v: v * by()
+
+
+@_calls("function without source")
+def _(c: int) -> Function:
+    made: dict[str, Any] = {"np": np}
+    exec(f"def scale(v): return v * np.float32({c})", made)
+    return made["scale"]
+
+
+@_calls("global of another module")
+def _(c: int) -> Function:
+    module = types.ModuleType("settings_of_a_program")
+    module.by = c  # type: ignore[attr-defined]
+    return lambda v: v * np.float32(module.by)
+
+
+@_calls("np.frompyfunc")
+def _(c: int) -> Function:
+    scale = np.frompyfunc(lambda v: v * c, 1, 1)
+    return lambda v: np.asarray(scale(np.asarray(v)).astype(np.float32))
+
+
+@_calls("np.vectorize")
+def _(c: int) -> Function:
+    return np.vectorize(lambda v: np.float32(v * c))
+
+
+@_calls("jitted function")
+def _(c: int) -> Function:
+    by: Any = jax.jit(lambda: c)
+    return lambda v: v * np.float32(by.__wrapped__())
+
+
+@_read(lambda o: o(_TABLE))
+def itemgetter(c: int) -> Any:
+    return operator.itemgetter(c)
+
+
+@_read(lambda o: o(_Node(None, 0)).real + 0)
+def attrgetter(c: int) -> Any:
+    held = {2: "two", 3: "three"}
+    for by, name in held.items():
+        setattr(_Node, name, by)
+    return operator.attrgetter(held[c])
+
+
+@_read(lambda o: o([1, 2, 2, 3, 3, 3]))
+def methodcaller(c: int) -> Any:
+    return operator.methodcaller("count", c)
+
+
+# --- containers and numbers ---
+
+
+@_read(lambda o: o["a"][0])
+def list_in_a_dict(c: int) -> Any:
+    return {"a": [c]}
+
+
+@_read(lambda o: o[0])
+def deque(c: int) -> Any:
+    return collections.deque([c])
+
+
+@_read(lambda o: o["absent"])
+def defaultdict(c: int) -> Any:
+    return collections.defaultdict(lambda: c)
+
+
+@_read(lambda o: next(iter(o)))
+def order_of_a_dict(c: int) -> Any:
+    return dict.fromkeys((2, 3) if c == 2 else (3, 2))
+
+
+@_read(len)
+def frozen_set(c: int) -> Any:
+    return frozenset(range(c))
+
+
+@_read(lambda o: o[0])
+def c_array(c: int) -> Any:
+    return array.array("i", [c])
+
+
+@_read(lambda o: o.value)
+def ctypes_number(c: int) -> Any:
+    return ctypes.c_int(c)
+
+
+@_read(lambda o: o)
+def fraction(c: int) -> Any:
+    return fractions.Fraction(c)
+
+
+@_read(lambda o: o)
+def decimal_number(c: int) -> Any:
+    return decimal.Decimal(c)
+
+
+@_read(lambda o: len(o.pattern))
+def pattern(c: int) -> Any:
+    return re.compile("a" * c)
+
+
+@_read(lambda o: o[0].by)
+def array_of_objects(c: int) -> Any:
+    return np.array([_Frozen(c)], object)
+
+
+@_read(lambda o: o["by"][0])
+def structured_array(c: int) -> Any:
+    return np.array([(c,)], [("by", "i4")])
+
+
+@_read(lambda o: o.sum())
+def masked_array(c: int) -> Any:
+    return np.ma.array([2, 1], mask=[False, c == 2])
+
+
+@_read(next)
+def iterator(c: int) -> Any:
+    return itertools.repeat(c)
+
+
+@_read(next)
+def generator(c: int) -> Any:
+    return (c for _ in itertools.count())
+
+
+@_read(lambda o: o[0])
+def view_of_bytes(c: int) -> Any:
+    return memoryview(bytes([c]))
+
+
+# --- callbacks that belong to a process ---
+
+
+def _io(function: Function) -> Function:
+    return lambda a: io_callback(function, a, a)
+
+
+@_add("io_callback of a cell")
+def _(c: int) -> Function:
+    return _io(lambda v: v * np.float32(c))
+
+
+@_add("io_callback of a default")
+def _(c: int) -> Function:
+    return _io(lambda v, by=c: v * np.float32(by))
+
+
+@_add("io_callback of a method")
+def _(c: int) -> Function:
+    return _io(_Slots(c).scale)
+
+
+@_add("io_callback of a partial")
+def _(c: int) -> Function:
+    return _io(functools.partial(_times, c))
+
+
+# --- what JAX transforms and lowers ---
+
+
+@_add(PARTITIONED)
+def _(c: int) -> Function:
+    @custom_partitioning
+    def scaled(v: Any) -> Any:
+        return v * 1
+
+    def partition(mesh: Any, args: Any, result: Any) -> Any:
+        del result
+        return mesh, lambda v: v * c, args[0].sharding, (args[0].sharding,)
+
+    scaled.def_partition(
+        partition=partition,
+        infer_sharding_from_operands=lambda mesh, args, result: args[0].sharding,
+        sharding_rule="i j -> i j",
+    )
+    return scaled
+
+
+_scale_p = Primitive("scale_by_an_object")
+_scale_p.def_abstract_eval(lambda x, *, by: x)
+mlir.register_lowering(_scale_p, mlir.lower_fun(lambda x, *, by: x * by(), multiple_results=False))
+
+
+class _By:
+    def __init__(self, by: int):
+        self.by = by
+
+    def __call__(self) -> int:
+        return self.by
+
+
+def _scaled_by(by: Any) -> Function:
+    return lambda a: _scale_p.bind(a, by=by)
+
+
+PAIRS["object as a parameter"] = lambda c: _scaled_by(_By(c))
+PAIRS["partial as a parameter"] = lambda c: _scaled_by(functools.partial(max, c, 0))
+PAIRS["method as a parameter"] = lambda c: _scaled_by(_By(c).__call__)
+
+
+@_add("custom_jvp")
+def _(c: int) -> Function:
+    scale = jax.custom_jvp(lambda x: x * 7.0)
+    scale.defjvp(lambda primals, tangents: (scale(*primals), tangents[0] * c))
+    return jax.grad(lambda a: scale(a).sum())
+
+
+@_add("custom_vjp")
+def _(c: int) -> Function:
+    scale = jax.custom_vjp(lambda x: x * 7.0)
+    scale.defvjp(lambda x: (scale(x), None), lambda _, g: (g * c,))
+    return jax.grad(lambda a: scale(a).sum())
+
+
+@_add("custom_vmap")
+def _(c: int) -> Function:
+    scale = jax.custom_batching.custom_vmap(lambda x: x * 7)
+
+    @scale.def_vmap
+    def _(size: int, is_mapped: Any, x: Any) -> Any:
+        return x * c, True
+
+    return jax.vmap(scale)
+
+
+@_add("custom_root")
+def _(c: int) -> Function:
+    def newton(f: Function, x: Any) -> Any:
+        return jax.lax.fori_loop(0, 20, lambda i, v: v - f(v) / (2 * v), x)
+
+    def root(u: Any) -> Any:
+        return jax.lax.custom_root(lambda v: v * v - c**2, u, newton, lambda g, y: y / g(1.0))
+
+    return lambda a: a * root(a[0, 0])
+
+
+PAIRS["scatter"] = lambda c: lambda a: a.at[0].apply(lambda u: u * c)
+
+
+@_add("piece for a platform")
+def _(c: int) -> Function:
+    return jaxhet.per_platform(lambda a: a * c, island1=lambda a: c * a)
+
+
+@_add("kernel of Pallas")
+def _(c: int) -> Function:
+    def kernel(x: Any, y: Any) -> None:
+        y[...] = x[...] * c
+
+    return lambda a: pl.pallas_call(kernel, jax.typeof(a), interpret=True)(a)
+
+
+@_add("index map of Pallas")
+def _(c: int) -> Function:
+    def kernel(x: Any, y: Any) -> None:
+        y[...] = x[...]
+
+    spec = pl.BlockSpec((1, 6), lambda i: (c - 2, 0))
+    call = pl.pallas_call(
+        kernel,
+        jax.ShapeDtypeStruct((1, 6), jnp.float32),
+        grid=(1,),
+        in_specs=[spec],
+        out_specs=pl.BlockSpec((1, 6), lambda i: (0, 0)),
+        interpret=True,
+    )
+    return lambda a: call(jnp.concatenate([a * 2, a * 3]))
+
+
+@_add("data of a pytree")
+def _(c: int) -> Function:
+    def scale(node: _Node) -> Any:
+        return node.x * np.float32(node.by)
+
+    return lambda a: jax.pure_callback(scale, a, _Node(a, c))

@@ -1,0 +1,90 @@
+"""Programs that differ in one object are told apart, or refused; data is never swapped."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pairs
+import pytest
+from two_islands import run_both
+
+from jaxhet._traced import jaxprs
+from jaxhet._traced.jaxprs import Program
+from jaxhet._traced.words import first_difference
+from tests.support.scripts import Ended
+
+
+def _program(name: str, c: int) -> Program:
+    jax.clear_caches()
+    jaxpr = jax.make_jaxpr(pairs.PAIRS[name](c))(jnp.ones((1, 6)))
+    return jaxprs.describe("jit(f)", jaxpr, [], lambda eqn: "train.py:7")
+
+
+def test_there_are_many_pairs() -> None:
+    assert len(pairs.PAIRS) >= 48
+    assert set(pairs.REFUSED) <= set(pairs.PAIRS)
+
+
+@pytest.mark.parametrize("name", pairs.PAIRS)
+def test_pair_is_told_apart_or_refused(name: str) -> None:
+    two, three = _program(name, 2), _program(name, 3)
+    is_refused = first_difference(two.held, three.held) is not None
+    assert (two.digest == three.digest) == (name in pairs.REFUSED)
+    assert two.digest != three.digest or is_refused
+
+
+@pytest.mark.parametrize("name", [name for name in pairs.PAIRS if name not in pairs.REFUSED])
+def test_program_that_is_made_again_is_the_same(name: str) -> None:
+    one, again = _program(name, 2), _program(name, 2)
+    assert one.digest == again.digest
+
+
+# Calls both programs of each pair, on island 1 of a swapped pair in the other order.
+_CALLS = """
+sys.path.insert(0, {folder!r})
+import pairs
+def partitioned(f):
+    rows = NamedSharding(mesh, P("x"))
+    total = lambda a: jnp.broadcast_to(jnp.sum(f(a), axis=0), (1, 6))
+    return jaxhet.jit(total, out_shardings=NamedSharding(mesh, P()))
+for name in {names!r}:
+    manual = lambda f: over_islands(lambda a: psum(f(a)))
+    over = partitioned if name == pairs.PARTITIONED else manual
+    functions = {{c: over(pairs.PAIRS[name](c)) for c in (2, 3)}}
+    for c in (2, 3) if me == 0 or not {is_swapped} else (3, 2):
+        try:
+            got = np.asarray(jaxhet.block_until_ready(functions[c](x)).addressable_data(0))
+            is_right = (got == c * mesh.size).all()
+            print(f"{{name}}:", "right" if is_right else f"wrong {{got}}", flush=True)
+        except jaxhet.UsageError as e: print(f"{{name}}: refused", e, flush=True)
+        except jaxhet.JaxhetError as e: print(f"{{name}}: told apart", e, flush=True)
+"""
+
+
+def _calls(names: list[str], is_swapped: bool) -> list[Ended]:
+    folder = str(pathlib.Path(__file__).parent)
+    script = _CALLS.format(folder=folder, names=names, is_swapped=is_swapped)
+    return run_both(script, JAXHET_DEADLINE_S="10", JAXHET_FIRST_DEADLINE_S="10")
+
+
+def test_pairs_in_one_order_have_the_right_values_or_are_refused() -> None:
+    for ended in _calls([*pairs.PAIRS], is_swapped=False):
+        assert ended.code == 0, ended.text
+        for name in pairs.PAIRS:
+            counts = tuple(ended.text.count(f"{name}: {what}") for what in ("right", "refused"))
+            assert counts == ((1, 1) if name in pairs.REFUSED else (2, 0)), (name, ended.text)
+
+
+@pytest.mark.parametrize("name", [pairs.PARTITIONED, "np.frompyfunc", "object as a parameter"])
+def test_swapped_pair_is_told_apart(name: str) -> None:
+    for ended in _calls([name], is_swapped=True):
+        assert f"{name}: told apart" in ended.text, ended.text
+        assert "wrong" not in ended.text
+        assert "PlanMismatchError" in ended.text or "is the first that differs" in ended.text
+
+
+def test_swapped_pair_that_nothing_tells_apart_is_refused_by_its_second_program() -> None:
+    for ended in _calls(["io_callback of a cell"], is_swapped=True):
+        assert "refused this process has two programs jit(<lambda>) that differ in" in ended.text
+        assert "parameter callback of io_callback at multiprocess/pairs.py:" in ended.text
+        assert "Give the two functions different names" in ended.text
