@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxhet import _ffi, _islands, _qualification, _session, compiler
+from jaxhet import _device_put, _ffi, _islands, _qualification, _session, compiler
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._gpu import gpu_settings, nearby, shared_programs, tuning
@@ -357,6 +357,7 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
         programs.add_compiler_options(own.compiler_options)
     own.own_launches()
     compat.register_passes(own.decompose, own.bridge, platform)
+    _device_put.Puts(session.islands, session.process).install()
     counts = collections.Counter(d.process_index for d in devices)
     if len(set(counts.values())) > 1:
         compat.allow_unequal_processes()

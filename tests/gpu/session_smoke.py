@@ -20,8 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import make_mesh
 from jax.experimental import mesh_utils, multihost_utils
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
@@ -33,7 +34,9 @@ def rows(mesh: jax.sharding.Mesh, columns: int, dtype: Any) -> tuple[jax.Array, 
     """A row of small integers on each device: the global array, and what is in it."""
     value = (np.arange(mesh.size * columns) % 13).reshape(mesh.size, columns).astype(dtype)
     sharding = NamedSharding(mesh, P("x"))
-    return jax.make_array_from_callback(value.shape, sharding, lambda i: value[i]), value
+    return jax.make_array_from_callback(
+        value.shape, sharding, lambda i: value[i], dtype=value.dtype
+    ), value
 
 
 def local(array: jax.Array) -> np.ndarray:
@@ -81,16 +84,15 @@ def partitioned(mesh: jax.sharding.Mesh) -> str:
 
 def slices(mesh: jax.sharding.Mesh) -> str:
     """The island is JAX's slice, and sums over meshes that JAX makes of them are right."""
-    on_gpus = jax.default_backend() == "gpu"
-    if on_gpus and len(jaxhet.islands()) > 1:
+    if len(jaxhet.islands()) > 1:
         for island in jaxhet.islands():
             assert {d.slice_index for d in island.devices} == {island.index}
     num_slices = len(jaxhet.islands())
     shape = (mesh.size // num_slices,), (num_slices,)
-    hybrid = mesh_utils.create_hybrid_device_mesh(*shape, process_is_granule=not on_gpus)
+    hybrid = mesh_utils.create_hybrid_device_mesh(*shape)
     for other in (
-        jax.make_mesh((mesh.size,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)),
-        jax.sharding.Mesh(hybrid, ("x",)),
+        make_mesh((mesh.size,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)),
+        Mesh(hybrid, ("x",)),
     ):
         array, value = rows(other, 7, jnp.float32)
         body = jax.shard_map(
@@ -98,6 +100,29 @@ def slices(mesh: jax.sharding.Mesh) -> str:
         )
         np.testing.assert_array_equal(local(jax.jit(body)(array)), value.sum(0, keepdims=True))
     return "sums over meshes of make_mesh and create_hybrid_device_mesh"
+
+
+def device_put(mesh: jax.sharding.Mesh) -> str:
+    """Arrays from one island to another and back, with exchanges of ours."""
+    del mesh
+    if len(jaxhet.islands()) == 1:
+        return "one island"
+    before, moves = jaxhet.stats()["exchanges_started"], 0
+    one, other = (Mesh(np.array(island.devices), "x") for island in jaxhet.islands()[:2])
+    for columns, dtype in zip(
+        (1, 7, 4099, 1 << 20), (jnp.int8, jnp.bool_, jnp.bfloat16, jnp.float32), strict=True
+    ):
+        for spec in (P("x"), P()):
+            x, value = rows(one, columns, dtype)
+            for target in (NamedSharding(other, spec), NamedSharding(one, P("x"))):
+                x = jax.device_put(x, target)
+                moves += 1
+                assert x.sharding == target
+                for shard in x.addressable_shards:
+                    np.testing.assert_array_equal(shard.data, value[shard.index])
+    exchanges = jaxhet.stats()["exchanges_started"] - before
+    assert exchanges > 0
+    return f"{moves} arrays moved by {exchanges} exchanges"
 
 
 def process_allgather(mesh: jax.sharding.Mesh) -> str:
@@ -143,6 +168,7 @@ CHECKS: tuple[Callable[[jax.sharding.Mesh], str], ...] = (
     psum,
     partitioned,
     slices,
+    device_put,
     process_allgather,
     checkpoint,
     exchanges,

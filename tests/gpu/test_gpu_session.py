@@ -5,6 +5,7 @@ As `vendor` one island's devices are AMD's for the engine, too, by way of the do
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -27,6 +28,7 @@ def _why_not() -> str:
 @pytest.mark.parametrize("double", ["", "mirror", "vendor"])
 def test_session_on_gpus(double: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
     if reason := _why_not():
         pytest.skip(reason)
     for name, value in (hip_double() if double == "vendor" else {}).items():
@@ -45,3 +47,5 @@ def test_session_on_gpus(double: str, monkeypatch: pytest.MonkeyPatch):
     )
     print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr
+    over_islands = re.findall(r".*NCCL INFO.* nranks (?!1\b).*", result.stdout + result.stderr)
+    assert not over_islands, "XLA opened a communicator of its own over both islands"

@@ -81,6 +81,25 @@ def test_exchanges_have_names_in_a_trace(islands: Job) -> None:
         assert any(name.startswith("jaxhet.exchange.all_gather") for name in names), names
 
 
-def test_what_jax_does_not_support_is_its_own_error(islands: Job) -> None:
-    for words in _ask(islands, "device_put_to_other_devices"):
-        assert "does not support cross-host device transfers" in words
+def test_device_put_between_islands(islands: Job, unequal_islands: Job) -> None:
+    assert min(_ask(islands, "move_all", 0)) > 5
+    assert min(_ask(unequal_islands, "move_all", 1)) > 5
+
+
+def test_device_put_between_islands_is_as_jax_does(islands: Job) -> None:
+    key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(5), 8)))
+    first, *others = _ask(islands, "as_jax_does")
+    assert first == [True, False, "key<fry>", []]
+    for is_donated, is_kept_deleted, _, shards in others:
+        assert (is_donated, is_kept_deleted) == (True, False)
+        for index, data in shards:
+            np.testing.assert_array_equal(data, key_data[index])
+
+
+def test_device_put_between_islands_refuses_host_memory(islands: Job) -> None:
+    for words in _ask(islands, "refusal_of_host_memory"):
+        assert words.startswith("jax.device_put between islands, from NamedSharding(")
+        assert words.endswith(
+            "memory of kind pinned_host is not moved between islands; move the array between it and"
+            " memory of kind device in a second call"
+        )

@@ -41,6 +41,7 @@ _CPP_DOORS = {
 _PYTHON_DOORS = {
     "jax._src": (
         "jaxhet/_jax/compat.py",
+        "jaxhet/_jax/device_put.py",
         "jaxhet/_jax/hooks.py",
         "jaxhet/_jax/platforms.py",
         "jaxhet/_jax/compiler_settings.py",
@@ -116,7 +117,7 @@ _ROOMS = (
     "_compilation",
     "_session",
     "_jit _mesh _paths _per_platform _plan _saving",
-    "_replicas",
+    "_device_put _replicas",
     "_set_up",
     "_distributed _initialize",
     "_auto _doctor _pretended bench testing",

@@ -1,0 +1,336 @@
+"""`jax.device_put` between devices of several islands: a program whose exchanges move the shards.
+
+JAX's own way, where it has one, is a transfer of XLA that no compiler pass sees.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
+
+from jaxhet._errors import UsageError
+from jaxhet._islands import Island
+from jaxhet._jax import device_put
+from jaxhet._jax.compat import Device
+from jaxhet._jit import jit
+
+_AXIS = "device"
+
+Box = tuple[tuple[int, int], ...]  # for each dimension: first index, index after the last
+Pairs = tuple[tuple[int, int], ...]  # ids of devices: sender, receiver
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """A piece of the array that two devices, or one and the same, have in their shards."""
+
+    source: int  # id of a device
+    target: int
+    piece: Box
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """How the devices get their shards.
+
+    Attributes:
+      moves: Pieces of the first shard of each kind in each island.
+      copies: Steps after that; each copies complete shards to other devices of an island.
+    """
+
+    moves: tuple[Move, ...] = ()
+    copies: tuple[Pairs, ...] = ()
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices that send or receive, by id."""
+        pairs = [(m.source, m.target) for m in self.moves] + [
+            p for step in self.copies for p in step
+        ]
+        return tuple(sorted({device for pair in pairs for device in pair}))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each device has its shard already, be it as a part of what it holds."""
+        return not self.copies and all(m.source == m.target for m in self.moves)
+
+
+def plan(
+    sources: Mapping[int, Box], targets: Mapping[int, Box], islands: Mapping[int, int]
+) -> Route:
+    """Plans how shards move. Pure.
+
+    A shard enters an island once; other devices of the island copy it there. The sender of a piece
+    is the receiver itself where it has the piece, else a device of its island, else the one that
+    sends least.
+
+    Args:
+      sources: By device, the part of the array that it holds. Two parts are equal or disjoint.
+      targets: By device, the part that it gets.
+      islands: The island of each of these devices.
+    """
+    holders: dict[Box, list[int]] = collections.defaultdict(list)
+    for device, box in sources.items():
+        holders[box].append(device)
+    groups: dict[tuple[Box, int], list[int]] = collections.defaultdict(list)
+    for device, box in targets.items():
+        groups[box, islands[device]].append(device)
+    num_sent: collections.Counter[int] = collections.Counter()
+
+    def sender(candidates: Sequence[int], receiver: int) -> int:
+        def distance(device: int) -> tuple[bool, bool, int]:
+            is_far = islands[device] != islands[receiver]
+            return device != receiver, is_far, num_sent[device]
+
+        best = min(candidates, key=distance)
+        num_sent[best] += best != receiver
+        return best
+
+    moves: list[Move] = []
+    copies: list[list[tuple[int, int]]] = []
+    for (box, _), devices in groups.items():
+        have = [d for d in devices if d in sources and _common(sources[d], box) == box]
+        complete = have or devices[:1]
+        for held, candidates in holders.items():
+            if (piece := _common(held, box)) is not None:
+                moves += [Move(sender(candidates, target), target, piece) for target in complete]
+        rest = [d for d in devices if d not in complete]
+        for step in itertools.count():
+            pairs = list(zip(complete, rest, strict=False))
+            if not pairs:
+                break
+            copies += [[]] if step == len(copies) else []
+            copies[step] += pairs
+            complete, rest = complete + rest[: len(pairs)], rest[len(pairs) :]
+    return Route(tuple(moves), tuple(map(tuple, copies)))
+
+
+def rounds(moves: Sequence[Move]) -> list[list[Move]]:
+    """Groups moves of pieces of one shape, so that no device sends or gets two at once. Pure."""
+    found: list[list[Move]] = []
+    for move in moves:
+        for each in found:
+            is_free = all(m.source != move.source and m.target != move.target for m in each)
+            if is_free and _shape(each[0].piece) == _shape(move.piece):
+                each.append(move)
+                break
+        else:
+            found.append([move])
+    return found
+
+
+def _common(one: Box, other: Box) -> Box | None:
+    """The part that two boxes have in common, or None. Pure."""
+    found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return found if all(begin < end for begin, end in found) else None
+
+
+def _shape(box: Box) -> tuple[int, ...]:
+    return tuple(end - begin for begin, end in box)
+
+
+def _offset(piece: Box, box: Box) -> tuple[int, ...]:
+    return tuple(p[0] - b[0] for p, b in zip(piece, box, strict=True))
+
+
+def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[int, Box]:
+    """By device, its part of an array; a scalar has one dimension here. Empty without elements."""
+    if 0 in shape:
+        return {}
+    boxes: dict[int, Box] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        ranges = [s.indices(size) for s, size in zip(index, shape, strict=True)]
+        boxes[device.id] = tuple((begin, end) for begin, end, _ in ranges) or ((0, 1),)
+    return boxes
+
+
+class _Program:
+    """Moves the shards of one kind of array."""
+
+    def __init__(
+        self, route: Route, sources: Mapping[int, Box], targets: Mapping[int, Box], mesh: Mesh
+    ):
+        self._sources, self._targets = sources, targets
+        self._rank = {device.id: rank for rank, device in enumerate(mesh.devices)}
+        self._rounds, self._copies = rounds(route.moves), route.copies
+        self._sharding = NamedSharding(mesh, P(_AXIS))
+        body = jax.shard_map(
+            self._body, mesh=mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False
+        )
+
+        def device_put(held: jax.Array) -> jax.Array:
+            return body(held)
+
+        self._run = jit(device_put)
+
+    def run(self, held: Mapping[Device, jax.Array], dtype: Any) -> dict[Device, jax.Array]:
+        """Runs the program, if devices of this process take part.
+
+        Args:
+          held: The array's shards on devices of this process, which have a dimension.
+          dtype: Their type.
+
+        Returns:
+          The result's shards. Devices that get none have something else.
+        """
+        devices = self._sharding.addressable_devices
+        if not devices:
+            return {}
+        num_rows, *rest = _shape(next(iter(self._sources.values())))
+        shards = [
+            held[device] if device in held else jnp.zeros((num_rows, *rest), dtype, device=device)
+            for device in devices
+        ]
+        shape = (num_rows * len(self._rank), *rest)
+        x = jax.make_array_from_single_device_arrays(shape, self._sharding, shards, dtype=dtype)
+        return {shard.device: shard.data for shard in self._run(x).addressable_shards}
+
+    def _body(self, held: jax.Array) -> jax.Array:
+        """Gets the shard of a device, and returns the shard of the result."""
+        dtype = held.dtype
+        if is_narrow := jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+            # XLA's CPU compiler computes with wider types, which changes bits of NaN.
+            held = lax.bitcast_convert_type(held, f"uint{jnp.finfo(dtype).bits}")
+        result = jnp.zeros(_shape(next(iter(self._targets.values()))), held.dtype)
+        for moves in self._rounds:
+            starts = {m.source: _offset(m.piece, self._sources[m.source]) for m in moves}
+            piece = lax.dynamic_slice(held, self._own(starts), _shape(moves[0].piece))
+            piece = self._permuted(piece, [(m.source, m.target) for m in moves])
+            starts = {m.target: _offset(m.piece, self._targets[m.target]) for m in moves}
+            written = lax.dynamic_update_slice(result, piece, self._own(starts))
+            result = lax.select(self._is_one_of(starts), written, result)
+        for pairs in self._copies:
+            copied = self._permuted(result, pairs)
+            result = lax.select(self._is_one_of(target for _, target in pairs), copied, result)
+        return lax.bitcast_convert_type(result, dtype) if is_narrow else result
+
+    def _permuted(self, value: jax.Array, pairs: Iterable[tuple[int, int]]) -> jax.Array:
+        return lax.ppermute(value, _AXIS, [(self._rank[a], self._rank[b]) for a, b in pairs])
+
+    def _own(self, starts: Mapping[int, Sequence[int]]) -> list[jax.Array]:
+        """The start for the device that runs the program; 0 if it has none."""
+        table = np.zeros((len(self._rank), len(next(iter(starts.values())))), np.int32)
+        for device, start in starts.items():
+            table[self._rank[device]] = start
+        rank = lax.axis_index(_AXIS)
+        return [lax.dynamic_index_in_dim(c, rank, keepdims=False) for c in table.T]
+
+    def _is_one_of(self, devices: Iterable[int]) -> jax.Array:
+        """Whether the device that runs the program is one of these."""
+        table = np.zeros(len(self._rank), np.bool_)
+        table[[self._rank[device] for device in devices]] = True
+        return lax.dynamic_index_in_dim(table, lax.axis_index(_AXIS), keepdims=False)
+
+
+class Puts:
+    """Does what `jax.device_put` does, where devices of several islands take part."""
+
+    def __init__(self, islands: Sequence[Island], process: int):
+        self._island_of = {p: island.index for island in islands for p in island.processes}
+        self._devices = {d.id: d for island in islands for d in island.devices}
+        self._process = process
+        self._do_islands_differ = functools.lru_cache(4096)(self._compare)
+        self._prepared = functools.lru_cache(1024)(self._prepare)
+
+    def install(self) -> None:
+        """Has JAX ask this object."""
+        device_put.divert(self.crosses, self.put)
+
+    def crosses(self, source: Sharding, target: Sharding) -> bool:
+        """Whether the devices are of several islands, and not the same on both sides."""
+        if source.is_fully_addressable and target.is_fully_addressable:
+            return False
+        return self._do_islands_differ(source, target)
+
+    def put(self, x: jax.Array, target: Sharding, must_copy: bool) -> dict[Device, jax.Array]:
+        """Moves an array.
+
+        Every process that has devices of the array or of the result must call it.
+
+        Args:
+          x: The array.
+          target: Sharding of the result.
+          must_copy: Whether the result may have no memory of the array.
+
+        Returns:
+          The result's shards on devices of this process.
+
+        Raises:
+          UsageError: A sharding is of a kind that can't be moved.
+        """
+        route, sources, program = self._prepared(x.sharding, target, x.shape)
+        own = [d for d in target.device_set if d.process_index == self._process]
+        shape = target.shard_shape(x.shape)
+        if not x.size:
+            return {device: jnp.zeros(shape, x.dtype, device=device) for device in own}
+        held = {s.device: s.data.reshape(s.data.shape or (1,)) for s in x.addressable_shards}
+        if program is not None:
+            moved = program.run(held, x.dtype)
+            return {device: moved[device].reshape(shape) for device in own}
+        shards = {}
+        for move in route.moves:
+            if (device := self._devices[move.target]) in own:
+                begin = _offset(move.piece, sources[move.source])
+                end = np.add(begin, _shape(move.piece))
+                shard = held[device][tuple(map(slice, begin, end))].reshape(shape)
+                shards[device] = shard.copy() if must_copy else shard
+        return shards
+
+    def _compare(self, source: Sharding, target: Sharding) -> bool:
+        one, other = source.device_set, target.device_set
+        return one != other and len({self._island_of[d.process_index] for d in one | other}) > 1
+
+    def _prepare(
+        self, source: Sharding, target: Sharding, shape: tuple[int, ...]
+    ) -> tuple[Route, dict[int, Box], _Program | None]:
+        """The route, the parts of the array on its devices, and the program if shards move."""
+        for sharding in (source, target):
+            if problem := self._problem(sharding):
+                raise UsageError(
+                    f"jax.device_put between islands, from {source} to {target}: {problem}"
+                )
+        sources, targets = _boxes(source, shape), _boxes(target, shape)
+        devices = source.device_set | target.device_set
+        route = plan(sources, targets, {d.id: self._island_of[d.process_index] for d in devices})
+        if route.is_local:
+            return route, sources, None
+        mesh = Mesh(np.array(self._taking_part(route), dtype=object), (_AXIS,))
+        return route, sources, _Program(route, sources, targets, mesh)
+
+    def _taking_part(self, route: Route) -> list[Device]:
+        """The devices that run the program, which has this order on all processes.
+
+        On CPUs all devices of a process run it: XLA does not order a program of one device after
+        an earlier program of several.
+        """
+        moving = [self._devices[i] for i in route.devices]
+        if moving[0].platform != "cpu":
+            return moving
+        processes = {device.process_index for device in moving}
+        return [d for _, d in sorted(self._devices.items()) if d.process_index in processes]
+
+    def _problem(self, sharding: Sharding) -> str:
+        """Why arrays of this sharding can't be moved, or ""."""
+        if not all(self._devices.get(device.id) is device for device in sharding.device_set):
+            return (
+                "some of these devices are not the job's; use jax.devices(), and move the array"
+                " between them and other devices of a process in a second call"
+            )
+        kind = next(iter(self._devices.values())).default_memory().kind
+        if sharding.memory_kind not in (None, kind):
+            return (
+                f"memory of kind {sharding.memory_kind} is not moved between islands; move the"
+                f" array between it and memory of kind {kind} in a second call"
+            )
+        if isinstance(sharding, NamedSharding) and sharding.spec.unreduced:
+            return "an unreduced array is not moved between islands; reduce it before"
+        return ""

@@ -1,0 +1,65 @@
+"""Where JAX puts an array on other devices; uses JAX's internals, as `_jax/compat.py` does.
+
+tests/multiprocess/test_jax_api.py tests it.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from jaxhet._jax.compat import Device
+
+
+def divert(
+    crosses: Callable[[Sharding, Sharding], bool],
+    put: Callable[[jax.Array, Sharding, bool], Mapping[Device, jax.Array]],
+) -> None:
+    """Has another function do what `jax.device_put` would do, for some pairs of shardings.
+
+    Arrays that are not committed are not asked for: each process has a copy of them.
+
+    Args:
+      crosses: Gets the shardings of an array and of the result; whether `put` does it.
+      put: Gets an array, the sharding of the result, and whether the result may have no memory of
+        the array; returns the result's shards on devices of this process. No mesh is set meanwhile.
+    """
+    from jax._src import array, dispatch, mesh, sharding_impls
+    from jax._src.interpreters import pxla
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+    from jax._src.random import prng
+
+    put_by_jax = dispatch._device_put_sharding_impl
+    semantics = xla_client.ArrayCopySemantics
+
+    def put_elsewhere(x: array.ArrayImpl, aval: Any, target: Sharding, copy: Any) -> jax.Array:
+        with (
+            jax.disable_jit(False),
+            sharding_impls._internal_use_concrete_mesh(mesh.empty_concrete_mesh),
+            mesh.use_abstract_mesh(mesh.empty_abstract_mesh),
+        ):
+            shards = put(x, target, copy != semantics.REUSE_INPUT)
+        if copy == semantics.DONATE_INPUT:
+            x.delete()
+        devices = target._addressable_device_assignment
+        return pxla.batched_device_put(aval, target, [shards[d] for d in devices], devices)
+
+    @functools.wraps(put_by_jax)
+    def diverted(x: Any, aval: Any, device: Any, copy: Any) -> Any:
+        is_key = isinstance(x, prng.PRNGKeyArray)
+        own = x._base_array if is_key else x
+        if device is None or not isinstance(own, array.ArrayImpl) or not own._committed:
+            return put_by_jax(x, aval, device, copy)
+        target = device if isinstance(device, Sharding) else SingleDeviceSharding(device)
+        if not crosses(own.sharding, target):
+            return put_by_jax(x, aval, device, copy)
+        own._check_if_deleted()
+        if not is_key:
+            return put_elsewhere(own, aval, target, copy)
+        target = sharding_impls.physical_sharding(aval, target)
+        own_aval = own.aval.update(sharding=None)
+        return prng.PRNGKeyArray(x._impl, put_elsewhere(own, own_aval, target, copy))
+
+    dispatch._device_put_sharding_impl = diverted
