@@ -1,4 +1,4 @@
-"""Makes `jax.distributed` of an unmodified program join and leave the job.
+"""Makes an unmodified program join and leave the job, or fail.
 
 `tools/jaxhet_auto.pth` is installed beside the package. It calls `install` in every Python that
 starts with JAXHET_AUTO in its environment, so this file imports little: most of these programs are
@@ -57,4 +57,4 @@ class _Loader(importlib.abc.Loader):
         from jaxhet import _distributed
 
         _distributed.take_over(module)
-        _distributed.report_at_exit()
+        _distributed.guard(module)

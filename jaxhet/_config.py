@@ -10,6 +10,7 @@ from typing import Any
 from jaxhet._errors import UsageError
 from jaxhet._options import OPTIONS, PREFIX, Option, flag
 
+_OF_PARENT = ("program_pid", "parent_job")  # facts that a process passes on to its children
 _BY_NAME = {option.name: option for option in OPTIONS}
 
 
@@ -79,6 +80,19 @@ def resolve(
     return Config(values, given)
 
 
+def pass_on(name: str, value: Any) -> None:
+    """Gives an option to the programs that this process starts; None: takes it from them."""
+    if value is None:
+        os.environ.pop(_BY_NAME[name].env, None)
+    else:
+        os.environ[_BY_NAME[name].env] = str(value)
+
+
+def for_new_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what a parent passes on: the next process is one of another job."""
+    return {k: v for k, v in environ.items() if k not in [_BY_NAME[n].env for n in _OF_PARENT]}
+
+
 def _resolve_one(option: Option, argument: Any, environ: Mapping[str, str]) -> Any:
     if argument is not None:
         if isinstance(argument, numbers.Integral) and option.type in (int, float):
@@ -122,4 +136,6 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
             near = difflib.get_close_matches(name.removeprefix(PREFIX), known, 1)
             hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-            warnings.warn(f"unknown environment variable {name}{hint}", stacklevel=4)
+            warnings.warn(
+                f"unknown environment variable {name}{hint}", stacklevel=1
+            )  # one place: said once

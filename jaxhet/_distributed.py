@@ -1,16 +1,24 @@
-"""`jax.distributed.initialize` and `jax.distributed.shutdown` that mean the job.
+"""`jax.distributed` of an unmodified program, and its first use of JAX, mean the job.
 
 Nothing of JAX is imported before they are called: JAX may be in the middle of its own import.
+
+The *program* is the first process, of those that start one another, that imports JAX with
+JAXHET_AUTO in its environment. It joins the job before it uses a backend, or fails. Its children
+(loaders of data, tools) may use JAX for themselves.
 """
 
-import atexit
+import contextlib
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxhet import _config, _log
+from jaxhet import _clusters, _config, _log
 from jaxhet._errors import UsageError
+from jaxhet._jax import first_use
+from jaxhet._job import place
 
 if TYPE_CHECKING:
     from jaxhet._session import Session
@@ -29,7 +37,8 @@ _OPTIONS = {
     "heartbeat_timeout_seconds": "peer_timeout_s",
     "shutdown_timeout_seconds": "shutdown_timeout_s",
 }
-_IDENTITY = ("coordinator_address", "num_processes", "process_id", "local_device_ids")
+_NUMBERS = ("num_processes", "process_id")
+_IDENTITY = ("coordinator_address", *_NUMBERS, "local_device_ids")
 _SETTINGS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file", "mtls_peer_uri_prefix")
 _ALWAYS_MET = ("verify_secure_credentials",)
 _MARK = "_jaxhet_is_in_place"
@@ -38,7 +47,7 @@ _MARK = "_jaxhet_is_in_place"
 def take_over(module: Any) -> None:
     """Replaces `initialize` and `shutdown` of the module `jax.distributed`; again: does nothing.
 
-    `is_initialized` stays: it tells whether JAX has a client, which a job gives it, too.
+    `is_initialized` tells whether JAX has a client, which a job gives it, too.
     """
     if hasattr(module.initialize, _MARK):
         return
@@ -46,9 +55,67 @@ def take_over(module: Any) -> None:
     module.shutdown = _replace(module.shutdown, _shutdown)
 
 
-def report_at_exit() -> None:
-    """Has the process say at its end that it computed outside of the job, if it did."""
-    atexit.register(_report_unjoined)
+def guard(module: Any) -> None:
+    """Has the program join the job, or fail, before it uses a backend of JAX.
+
+    With JAXHET_AUTO=join, `is_initialized` of `module`, which is `jax.distributed`, joins as well.
+    """
+    pid = os.getpid()
+    with contextlib.suppress(UsageError):  # the first use of a backend raises it
+        config = _config.resolve()
+        if not _is_job(config) or config.program_pid not in (None, pid):
+            return
+        _config.pass_on("program_pid", pid)
+    first_use.call_before_backends(functools.partial(_before_first_use, pid))
+    is_initialized = module.is_initialized
+
+    @functools.wraps(is_initialized)
+    def joined() -> bool:
+        if _config.resolve().auto == "join":
+            _before_first_use(pid)
+        return is_initialized()
+
+    module.is_initialized = joined
+
+
+def _before_first_use(pid: int) -> None:
+    """Joins the job if JAXHET_AUTO=join, else fails, in the program that process `pid` is.
+
+    Raises:
+      UsageError: The program has not joined.
+    """
+    from jaxhet import _initialize as ours
+    from jaxhet import _session
+
+    config = _config.resolve()
+    if ours.has_joined() or _session.current() is not None or not _is_job(config):
+        return
+    if os.getpid() != pid or _is_of_multiprocessing():
+        return
+    if config.auto == "join":
+        ours.initialize()
+    elif not _is_alone():
+        who = "this process" if config.process_id is None else f"process {config.process_id}"
+        raise UsageError(
+            f"{who} uses JAX and has not joined the job: each process would compute for itself."
+            " Call jax.distributed.initialize or jaxhet.initialize before any other use of JAX, or"
+            " add --join to `jaxhet launch` or `jaxhet run` (JAXHET_AUTO=join), which joins for the"
+            " program; with JAXHET_AUTO=0 the program runs outside of the job"
+        )
+
+
+def _is_of_multiprocessing() -> bool:
+    """Whether Python's multiprocessing started this process."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _is_alone() -> bool:
+    """Whether the job has one process."""
+    with contextlib.suppress(UsageError):
+        config, detected = _clusters.resolve()
+        return place.complete(config, detected.hints).num_processes == 1
+    return False
 
 
 def _replace(
@@ -69,19 +136,18 @@ def _initialize(original: Callable[..., None], given: Mapping[str, Any]) -> None
     """Joins the job; without a job, initializes JAX as JAX does."""
     from jaxhet import _session
 
-    if (session := _session.current()) is not None:
-        _check_same(session, given)
-        return
     config = _config.resolve()
-    if not config.auto or not _is_job(config):
+    if (session := _session.current()) is not None:
+        session.check_alive()
+        _check_same(session, without_address(config, _options(given)))
+        return
+    if not _is_job(config):
         original(**given)
         return
     from jaxhet import _initialize as ours
     from jaxhet._jax import compat
 
-    options = _options(given)
-    if config.launched:
-        _check_launched(config, options)
+    options = without_address(config, _options(given))
     compat.set_mtls({name: given[name] for name in _SETTINGS if name in given})
     ours.initialize(**options)
 
@@ -99,10 +165,12 @@ def _shutdown(original: Callable[..., None], given: Mapping[str, Any]) -> None:
 
 
 def _is_job(config: _config.Config) -> bool:
-    """Whether the environment says that this process belongs to a job of ours.
+    """Whether the environment says that this process belongs to a job of ours, and may join.
 
     Each of these is set for a job of jaxhet only.
     """
+    if config.auto == "0":
+        return False
     marks = (
         *("launched", "job_secret", "job_secret_file", "island", "islands"),
         *("coordinator_address", "coordinator_bind_address"),
@@ -131,22 +199,51 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _check_launched(config: _config.Config, options: Mapping[str, Any]) -> None:
-    for name in ("coordinator_address", "num_processes", "process_id"):
+def without_address(config: _config.Config, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a program gives, without an address in place of which that of the environment counts.
+
+    Args:
+      config: The options of the environment.
+      options: Our options, as the program gives them to `initialize`.
+
+    Raises:
+      UsageError: The program and the environment name different numbers or devices.
+    """
+    kept = dict(options)
+    gpus = ("local_device_ids",) if config.launched else ()
+    for name in (*_NUMBERS, *gpus):
         ours, given = getattr(config, name), options.get(name)
-        if ours is not None and given is not None and given != ours:
-            raise UsageError(
-                f"jax.distributed.initialize was called with {name}={given!r}, and the job was"
-                f" started with JAXHET_{name.upper()}={ours}; leave the argument out, or give it"
-                " this value"
+        if ours is None or given is None or given == ours:
+            continue
+        if name in gpus and len(given) == len(ours):
+            kept.pop(name)  # the launcher deals the GPUs out, and numbers each process's anew
+            continue
+        raise UsageError(
+            f"the program gives initialize {name}={given!r}, and the job was started with"
+            f" JAXHET_{name.upper()}={_text(ours)}; leave the argument out, or give it this value"
+        )
+    ours, given = config.coordinator_address, kept.get("coordinator_address")
+    if ours is not None and given not in (None, ours):
+        kept.pop("coordinator_address")
+        kept.pop("coordinator_bind_address", None)
+        if not config.process_id:  # one line for all processes
+            _log.apply(config)
+            _log.LOGGER.info(
+                "the coordinator of the job is at %s, by JAXHET_COORDINATOR_ADDRESS; %s, which the"
+                " program gives, is not used",
+                *(ours, given),
             )
+    return kept
 
 
-def _check_same(session: "Session", given: Mapping[str, Any]) -> None:
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _check_same(session: "Session", options: Mapping[str, Any]) -> None:
     """Checks that a call after `jaxhet.initialize` means the same job."""
     if session.is_pretended:
         return
-    options = _options(given)
     for name in _IDENTITY:
         ours, value = getattr(session.config, name), options.get(name)
         if value is not None and value != ours:
@@ -155,24 +252,3 @@ def _check_same(session: "Session", given: Mapping[str, Any]) -> None:
                 f" in a job with {name}={ours!r} already; leave the argument out, or give it this"
                 " value"
             )
-
-
-def _report_unjoined() -> None:
-    try:
-        config = _config.resolve()
-    except UsageError:  # which the program had when it tried to join
-        return
-    if not config.auto or not _is_job(config):
-        return
-    from jaxhet import _initialize as ours
-    from jaxhet._jax import compat
-
-    if ours.has_joined() or not compat.backend_exists():
-        return
-    _log.apply(config)
-    _log.LOGGER.warning(
-        "%s computed outside of the job: its program did not call"
-        " jax.distributed.initialize or jaxhet.initialize; add the call, or set JAXHET_AUTO=0 if"
-        " that was meant",
-        f"process {config.process_id}" if config.process_id is not None else "this process",
-    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxhet import _clusters, _distributed, _log, _memory, _session
+from jaxhet import _clusters, _config, _distributed, _log, _memory, _session
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._jax import compat, platforms
@@ -65,17 +65,19 @@ def initialize(
     session = _session.current()
     if session is not None and session.is_pretended:
         return
-    config, detected = _clusters.resolve(
-        {
-            "coordinator_address": coordinator_address,
-            "num_processes": num_processes,
-            "process_id": process_id,
-            "island": island,
-            **options,
-        }
-    )
+    arguments = {
+        "coordinator_address": coordinator_address,
+        "num_processes": num_processes,
+        "process_id": process_id,
+        "island": island,
+        **options,
+    }
+    launched = _config.resolve()
+    if launched.launched:
+        arguments = _distributed.without_address(launched, arguments)
+    config, detected = _clusters.resolve(arguments)
     _log.apply(config)
-    _check_first_call()
+    _check_first_call(config)
     compat.require_supported_jax()
     config = _place.complete(config, detected.hints)
     secret = read_secret(config)
@@ -84,6 +86,7 @@ def initialize(
     log_line = _prepare_platform(config)
     session = _join(config, secret)
     _session.install(session)
+    _config.pass_on("parent_job", config.coordinator_address)
     _distributed.take_over(jax.distributed)
     os.register_at_fork(after_in_child=session.abandon_in_child)
     atexit.register(_shutdown_at_exit)
@@ -144,6 +147,7 @@ def shutdown() -> None:
     """
     session = _session.remove()
     if session is not None:
+        _config.pass_on("parent_job", None)
         session.close(session.config.shutdown_timeout_s)
 
 
@@ -158,13 +162,20 @@ def _shutdown_at_exit() -> None:
         session.close_at_exit(session.config.shutdown_timeout_s)
 
 
-def _check_first_call() -> None:
+def _check_first_call(config: Config) -> None:
     if _session.current() is not None:
         raise UsageError("jaxhet.initialize was called before in this process; call it once")
     if _used.is_set():
         raise UsageError(
             "this process has joined or tried to join a job already; start a new process for the"
             " next one"
+        )
+    if config.parent_job not in (None, "") and config.parent_job == config.coordinator_address:
+        raise UsageError(
+            "this process can't join the job: the process that started it has joined already, for"
+            " both. A child of a member may use JAX for itself; leave the call of initialize out"
+            " there, or put it under `if __name__ == '__main__':` if multiprocessing started the"
+            " child, which imports the main program again"
         )
     if compat.distributed_is_initialized():
         raise UsageError(

@@ -45,6 +45,14 @@ def flag(text: str) -> bool:
     return values[text.lower()]
 
 
+def _auto(text: str) -> str:
+    """0 or 1 for the texts of a flag; others are left to the check of the choices."""
+    try:
+        return str(int(flag(text)))
+    except ValueError:
+        return text
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -93,10 +101,27 @@ OPTIONS: tuple[Option, ...] = (
     Option("job_secret_file", str, None, "file that holds the job secret"),
     Option(
         "auto",
-        flag,
-        False,
-        "jax.distributed.initialize of an unmodified program joins the job; `jaxhet run` and"
-        " `jaxhet launch` set it",
+        _auto,
+        "0",
+        "1: jax.distributed.initialize of an unmodified program joins the job, and a program that"
+        " uses a backend of JAX before it has joined fails; join: the first use of a backend, or of"
+        " jax.distributed.is_initialized, joins the job; `jaxhet run` and `jaxhet launch` set it",
+        ("0", "1", "join"),
+    ),
+    Option(
+        "program_pid",
+        int,
+        None,
+        "process that may join the job; Python programs that this process starts may use JAX for"
+        " themselves. Set by jaxhet when the process imports JAX",
+        minimum=1,
+    ),
+    Option(
+        "parent_job",
+        str,
+        None,
+        "address of the coordinator of the job that the parent of this process has joined, so that"
+        " this process can't. Set by jaxhet",
     ),
     Option(
         "launched",

@@ -14,6 +14,7 @@ import jax
 from jaxhet._errors import UsageError
 from jaxhet._jax import compiler_settings
 from jaxhet._jax.jaxlib import GPU_PLATFORMS
+from jaxhet._log import LOGGER
 
 # Variables that set the number of threads of XLA's CPU client.
 _XLA_THREADS = {"PJRT_NPROC", "NPROC"}
@@ -77,6 +78,13 @@ def configure_cpu(num_devices: int | None) -> str:
       A line for the log: the variable of the environment that was set, and why; or empty.
     """
     if num_devices is not None:
+        own = _num_cpu_devices(none=num_devices)
+        if own != num_devices:
+            LOGGER.warning(
+                "this process has %d CPU devices, by JAXHET_CPU_DEVICES or `--devices`, and not %d,"
+                " by jax_num_cpu_devices or XLA_FLAGS; leave --devices out for that number",
+                *(num_devices, own),
+            )
         jax.config.update("jax_num_cpu_devices", num_devices)
     line = _leave_threads_for_launches()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -103,12 +111,12 @@ def _leave_threads_for_launches() -> str:
     )
 
 
-def _num_cpu_devices() -> int:
-    """CPU devices that the backend will have."""
+def _num_cpu_devices(none: int = 1) -> int:
+    """CPU devices that the backend will have; `none` if nothing says it."""
     if (chosen := jax.config.jax_num_cpu_devices) > 0:
         return chosen
     flags = compiler_settings.xla_flags(os.environ)
-    return int(flags.get("xla_force_host_platform_device_count", "1"))
+    return int(flags.get("xla_force_host_platform_device_count", none))
 
 
 def use_gpus(platform: str, numbers: Iterable[int]) -> None:

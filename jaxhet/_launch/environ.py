@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from jaxhet import _config
 from jaxhet._launch import gpus as _gpus
 
 # In a process's environment from its start: large buffers lie in huge pages, which are copied
@@ -12,7 +13,7 @@ _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 def complete(
     base: Mapping[str, str],
     assigned: Mapping[str, str],
-    devices: int,
+    devices: int | None,
     gpus: Mapping[str, str] | None,
 ) -> dict[str, str]:
     """The whole environment of a process: defaults, the user's variables, the launcher's. Pure.
@@ -20,28 +21,29 @@ def complete(
     Args:
       base: The user's environment; wins over defaults.
       assigned: Variables that the launcher sets; win over all others.
-      devices: Number of virtual CPU devices, where `gpus` is None.
+      devices: Number of virtual CPU devices, where `gpus` is None; None: the program's own.
       gpus: Variables that give the process its GPUs; None: it uses CPUs.
     """
     return {
         **({"JAX_PLATFORMS": "cpu", **_HUGE_PAGES} if gpus is None else {}),
         "PYTHONUNBUFFERED": "1",  # output before a kill is shown
         "JAXHET_AUTO": "1",  # jax.distributed.initialize of an unmodified program joins the job
-        **base,
+        **_config.for_new_job(base),
         **assigned,
-        **({"JAXHET_CPU_DEVICES": str(devices)} if gpus is None else gpus),
+        **({"JAXHET_CPU_DEVICES": str(devices)} if devices is not None and gpus is None else {}),
+        **(gpus or {}),
     }
 
 
 def share(
     base: Mapping[str, str], wanted: Sequence[int | None], index: int
-) -> tuple[int, dict[str, str] | None]:
+) -> tuple[int | None, dict[str, str] | None]:
     """Devices of one of several processes that share this host, and the variables of its GPUs.
 
     Args:
       base: The process's environment.
-      wanted: Devices of each of these processes; None: an equal share of the GPUs, or one CPU
-        device.
+      wanted: Devices of each of these processes; None: an equal share of the GPUs, or as many CPU
+        devices as the program says.
       index: Which of them.
 
     Returns:
@@ -52,7 +54,7 @@ def share(
     """
     gpus = _gpus.find(base)
     if gpus is None:
-        return wanted[index] or 1, None
+        return wanted[index], None
     sizes = [size or 1 for size in wanted] if any(wanted) else None
     mine = _gpus.share(gpus, sizes, len(wanted))[index]
     return len(mine), gpus.environment(mine)

@@ -1,6 +1,5 @@
 """The job secret, as the user gives it."""
 
-import multiprocessing
 import os
 import pathlib
 import stat
@@ -19,14 +18,6 @@ def read_secret(config: Config) -> bytes:
     """
     secret = (config.job_secret or _secret_of_file(config.job_secret_file)).encode()
     if not secret:
-        # The attribute by which multiprocessing itself finds such processes.
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            raise UsageError(
-                "no job secret, and multiprocessing started this process, which imports the main"
-                " program again: call jaxhet.initialize (or jax.distributed.initialize) under"
-                " `if __name__ == '__main__':`. If the process is to be one of the job's, give it"
-                " JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE"
-            )
         raise UsageError(
             "no job secret: give all processes of the job the same JAXHET_JOB_SECRET, or a"
             " JAXHET_JOB_SECRET_FILE that only you can read (for example made by `openssl rand -hex"

@@ -21,7 +21,7 @@ class Host:
       island: Name of the island.
       host: Destination for ssh; None: the launcher's own machine, without ssh.
       processes: Number of processes.
-      devices: Devices per process; None: a share of the GPUs, or one CPU device.
+      devices: Devices per process; None: a share of the GPUs, or the program's CPU devices.
       directory: Working directory; None: the login directory of ssh, or the launcher's own.
       python: Interpreter on the host that has jaxhet, relative to `directory`. The folder of the
         interpreter is the first in PATH.
@@ -88,13 +88,13 @@ def places(
             return _place_here(host, env, _environ.share({**environ, **env}, on_host, index))
         command = _ssh.command(host.host, host.directory, host.python, cluster.ssh)
         remote = RemotePlace(tuple(command), host.host, on_host, index)
-        return Place(host.island, host.devices or 1, env=env, remote=remote)
+        return Place(host.island, host.devices, env=env, remote=remote)
 
     return tuple(place(host, index) for host, index in found)
 
 
 def _place_here(
-    host: Host, env: Mapping[str, str], share: tuple[int, dict[str, str] | None]
+    host: Host, env: Mapping[str, str], share: tuple[int | None, dict[str, str] | None]
 ) -> Place:
     if host.directory is not None and not os.path.isdir(host.directory):
         raise UsageError(f"directory: there is no folder {host.directory!r} on this machine")

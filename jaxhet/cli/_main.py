@@ -83,7 +83,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
             metavar="N,...",
             help="devices of each process: one number, or one for each island; GPUs (default: an"
             " equal share of the visible GPUs), or virtual CPU devices if JAX has no GPU (default:"
-            " 1)",
+            " what the program or XLA_FLAGS says, else 1)",
         ),
     ] = None,
     port: Annotated[
@@ -101,6 +101,14 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     island_names: Annotated[
         str, typer.Option(metavar="NAME,...", help="names of the islands; default island0,...")
     ] = "",
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join",
+            help="join the job at the program's first use of JAX, for programs that do not call"
+            " jax.distributed.initialize",
+        ),
+    ] = False,
     hosts: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -117,6 +125,8 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     Each host has the keys island, host (its name for ssh; default: this machine), processes,
     devices (of each process), directory, python (a Python with jaxhet) and env.
 
+    A program that uses JAX without having joined the job fails, unless --join joins for it.
+
     Output is prefixed by island and process. When a process fails, the others are stopped, and
     the exit code is that of the first failure (128 + signal for a signal).
     """
@@ -128,13 +138,14 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         grace_s=grace,
         island_names=tuple(name.strip() for name in island_names.split(",") if name.strip()),
         island_env=tuple(map(_island_variable, island_env)),
+        join=join,
         hosts=hosts,
     )
     raise typer.Exit(_launch.launch(command, options))
 
 
 @_app.command(context_settings={"allow_interspersed_args": False})
-def run(
+def run(  # noqa: PLR0913 (one parameter an option: typer reads them)
     command: Annotated[
         list[str],
         typer.Argument(metavar="-- COMMAND...", help="program to run, for example python -m ..."),
@@ -148,15 +159,24 @@ def run(
     secret_file: Annotated[
         pathlib.Path | None, typer.Option(help="file with the job secret")
     ] = None,
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join",
+            help="join the job at the program's first use of JAX, for programs that do not call"
+            " jax.distributed.initialize",
+        ),
+    ] = False,
 ) -> None:
     """Run an unmodified JAX program as one process of a job.
 
-    jax.distributed.initialize of the program, and of the Python programs that it starts, joins the
-    job; jax.distributed.shutdown leaves it. Options are JAXHET_* variables of the same meaning,
-    and win over the environment. The command can follow jaxhet launch, srun or mpirun, or be a
-    pod's command. If the environment describes no job of jaxhet, JAX's own functions are called.
+    jax.distributed.initialize of the program joins the job, and jax.distributed.shutdown leaves it.
+    A program that uses JAX without having joined fails, unless --join joins for it. Options are
+    JAXHET_* variables of the same meaning, and win over the environment. The command can follow
+    jaxhet launch, srun or mpirun, or be a pod's command. If the environment describes no job of
+    jaxhet, JAX's own functions are called.
     """
-    options = _run.Options(coordinator, num_processes, process_id, island, secret_file)
+    options = _run.Options(coordinator, num_processes, process_id, island, secret_file, join)
     _run.run(command, options)
 
 

@@ -10,7 +10,7 @@ class Place:
 
     Attributes:
       island: name of the island.
-      devices: how many.
+      devices: how many; None: the program says it.
       gpus: the environment variables that give the process its GPUs; None: its
         devices are virtual CPU devices.
       env: variables of its island alone.
@@ -19,7 +19,7 @@ class Place:
     """
 
     island: str
-    devices: int
+    devices: int | None
     gpus: Mapping[str, str] | None = None
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     directory: str | None = None

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import IO
 
-from jaxhet import _options
+from jaxhet import _config, _options
 from jaxhet._launch import remote as _remote
 from jaxhet.cli._lines import write
 from jaxhet.cli._process import Process, ending
@@ -115,4 +115,5 @@ class SshProcess(Process):
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """The options of jaxhet in the launcher's environment, which count on all hosts."""
     own = (_options.PREFIX + "JOB_SECRET", _options.PREFIX + "JOB_SECRET_FILE")
-    return {k: v for k, v in environ.items() if k.startswith(_options.PREFIX) and k not in own}
+    counting = _config.for_new_job(environ).items()
+    return {k: v for k, v in counting if k.startswith(_options.PREFIX) and k not in own}

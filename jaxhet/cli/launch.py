@@ -49,11 +49,14 @@ class Options:
 
     islands: int = 2
     processes_per_island: tuple[int, ...] = (1,)  # one number for all islands, or one for each
-    devices: tuple[int, ...] = ()  # per process; likewise; (): one CPU, or a share of the GPUs
+    devices: tuple[
+        int, ...
+    ] = ()  # per process; likewise; (): the program's, or a share of the GPUs
     port: int = 0
     grace_s: float | None = None  # None: `DEFAULT_GRACE_S`, but for processes that know
     island_names: tuple[str, ...] = ()
     island_env: tuple[tuple[str, str, str], ...] = ()  # island, variable, value
+    join: bool = False  # programs join by themselves: JAXHET_AUTO=join
     hosts: pathlib.Path | None = None  # in place of islands, their names and their sizes
 
 
@@ -108,8 +111,9 @@ def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...
     wanted = _per_island("--devices", options.devices or (1,), options)
     devices = _for_each(wanted, processes)
     if gpus is None:
+        counts = devices if options.devices else [None] * len(names)
         return tuple(
-            Place(name, count, env=envs[name]) for name, count in zip(names, devices, strict=True)
+            Place(name, count, env=envs[name]) for name, count in zip(names, counts, strict=True)
         )
     shares = _gpus.share(gpus, devices if options.devices else None, len(names))
     return tuple(
@@ -244,6 +248,7 @@ class _Job:
         self._of_job = {
             "JAXHET_COORDINATOR_ADDRESS": address,
             "JAXHET_JOB_SECRET": secrets.token_hex(32),
+            **({"JAXHET_AUTO": "join"} if options.join else {}),
         }
         base = {**os.environ, **self._of_job}
         stack.callback(self._kill_all)

@@ -21,6 +21,7 @@ class Options:
     process_id: int | None = None
     island: str | None = None
     secret_file: pathlib.Path | None = None
+    join: bool = False
 
 
 # Option of the command -> that of jaxhet.
@@ -52,9 +53,10 @@ def run(command: list[str], options: Options) -> NoReturn:
 
 def environment(options: Options, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of the program: `base`, and what the options say."""
-    values = dataclasses.asdict(options)
+    values = {name: getattr(options, name) for name in _VARIABLES}
     given = {_VARIABLES[name]: str(value) for name, value in values.items() if value is not None}
-    return {**base, **given, "JAXHET_AUTO": "1"}
+    auto = {"JAXHET_AUTO": "join"} if options.join else {}
+    return {"JAXHET_AUTO": "1", **_config.for_new_job(base), **given, **auto}
 
 
 def _check_start_file(command: list[str]) -> None:

@@ -332,7 +332,7 @@ if __name__ == "__main__":
     assert ended.returncode == 0, ended.stderr
     text = ended.stdout + ended.stderr
     assert text.count("loader's exit code: 1") == 2, text
-    assert text.count("UsageError: no job secret, and multiprocessing started this process") == 2
+    assert text.count("UsageError: this process can't join the job: the process that started") == 2
     assert "under `if __name__ == '__main__':`" in text
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxhet.testing import FAST_COMPILE, free_port
-from tests.support.scripts import environment, run
+from tests.support.scripts import environment, job, run
 
 _FOLDER = pathlib.Path(__file__).parent
 _DEVICES = 2  # devices of each process
@@ -207,3 +207,112 @@ def test_arguments_are_honoured_and_a_second_call_means_the_same_job() -> None:
         assert f"process_id={1 - process}, and this process is" in text
         assert "leave the argument out, or give it this value" in text
     assert "times 20.0 5.0 40.0\npartition 3\n" in ended[0].text
+
+
+# What a program and the programs that it starts may do; the wrapper and the tools import JAX, too.
+_WRAPPER = """
+import jax, subprocess, sys
+sys.exit(subprocess.call([sys.executable, sys.argv[1]]))
+"""
+_STARTER = """
+import os, subprocess, sys
+from multiprocessing import get_context
+import jax, jax.numpy as jnp
+
+def load(k):
+    return float(jnp.arange(3.0).sum() + k)
+
+def tool(script):
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    print("tool", ended.returncode, ended.stdout.strip(), ended.stderr.strip().splitlines()[-1:])
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 2)
+    with get_context("spawn").Pool(1) as pool:
+        print("loaded", pool.map(load, [1]))
+    tool("import jax.numpy as jnp; print(jnp.ones(2).sum())")
+    me = int(os.environ["JAXHET_PROCESS_ID"])
+    jax.distributed.initialize("127.0.0.1:1", 2, me)
+    with get_context("spawn").Pool(1) as pool:
+        print("loaded", pool.map(load, [2]))
+    tool("import jax; print(jax.numpy.ones(3).sum()); jax.distributed.initialize()")
+    tool("import jaxhet; jaxhet.initialize()")
+    print("joined", jax.process_count(), jax.local_device_count(), flush=True)
+"""
+
+
+def _launch(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "2", *words],
+        env={**environment(), **FAST_COMPILE},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_programs_that_a_program_starts_may_use_jax_for_themselves(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "wrapper.py").write_text(_WRAPPER)
+    (tmp_path / "starter.py").write_text(_STARTER)
+    script = str(tmp_path / "starter.py")
+    ended = _launch("--", sys.executable, str(tmp_path / "wrapper.py"), script)
+    assert ended.returncode == 0, ended.stderr
+    for process in range(2):
+        prefix = f"[island{process}/{process}] "
+        lines = [x.removeprefix(prefix) for x in ended.stdout.splitlines() if x.startswith(prefix)]
+        assert lines[:3] == ["loaded [4.0]", "tool 0 2.0 []", "loaded [5.0]"]
+        for line, said in zip(lines[3:5], ("3.0", ""), strict=True):
+            assert line.startswith(f"tool 1 {said} [")
+            assert "this process can't join the job: the process that started it has joined" in line
+        assert lines[5:] == ["joined 2 2"]  # devices of the program's own number
+    assert ended.stderr.count("127.0.0.1:1, which the program gives, is not used") == 1
+
+
+_ASKS_FIRST = """
+import sys, jax, jax.numpy as jnp, numpy as np
+if sys.argv[1] == "asks":
+    assert jax.distributed.is_initialized()
+    jax.distributed.initialize("127.0.0.1:1", 2)
+else:
+    jnp.ones(3)
+mesh = jax.make_mesh((2,), ("x",))
+rows = np.arange(8, dtype=np.float32)
+x = jax.make_array_from_callback((8,), jax.NamedSharding(mesh, jax.P("x")), rows.__getitem__)
+print("sum", float(jax.jit(jnp.sum)(x)), jax.process_count())
+"""
+
+
+@pytest.mark.parametrize("first", ["asks", "computes"])
+def test_program_that_calls_nothing_joins_with_the_option(
+    first: str, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "program.py").write_text(_ASKS_FIRST)
+    ended = _launch("--join", "--", sys.executable, str(tmp_path / "program.py"), first)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"[island{i}/{i}] sum 28.0 2" for i in range(2)]
+
+
+def test_program_that_does_not_join_fails_before_it_computes() -> None:
+    first, second = ({**env, "JAXHET_AUTO": "1"} for env in job())
+    alone = {**job(1)[0], "JAXHET_AUTO": "1"}
+    outside = {**second, "JAXHET_AUTO": "0"}
+    script = "import jax, jax.numpy as jnp; print('sum', jnp.ones(3).sum())"
+    zero, one, *others = run(script, first, second, alone, outside)
+    for process, ended in enumerate((zero, one)):
+        assert ended.code == 1
+        assert f"UsageError: process {process} uses JAX and has not joined the job" in ended.text
+        assert "add --join to `jaxhet launch` or `jaxhet run`" in ended.text
+    for ended in others:
+        assert (ended.code, ended.text) == (0, "sum 3.0\n")
+
+
+def test_devices_of_the_launcher_win_over_the_programs_with_a_line() -> None:
+    script = (
+        "import jax; jax.config.update('jax_num_cpu_devices', 3); jax.distributed.initialize();"
+        " print('devices', jax.local_device_count())"
+    )
+    (ended,) = run(script, {**job(1)[0], "JAXHET_AUTO": "1", "JAXHET_CPU_DEVICES": "1"})
+    assert "jaxhet: this process has 1 CPU devices, by JAXHET_CPU_DEVICES" in ended.text
+    assert "and not 3, by jax_num_cpu_devices or XLA_FLAGS" in ended.text
+    assert "devices 1\n" in ended.text

@@ -1,5 +1,6 @@
 """`jax.distributed.initialize` in a process that may or may not belong to a job."""
 
+import re
 import types
 from typing import Any
 
@@ -109,21 +110,43 @@ def test_argument_without_a_meaning_is_refused(
         calls.module.initialize(cluster_rank=3)
 
 
+_STARTED = {
+    "JAXHET_COORDINATOR_ADDRESS": "127.0.0.1:7000",
+    "JAXHET_NUM_PROCESSES": "2",
+    "JAXHET_PROCESS_ID": "0",
+    "JAXHET_LOCAL_DEVICE_IDS": "0",
+    "JAXHET_LAUNCHED": "1",
+    "JAXHET_AUTO": "1",
+}
+
+
 @pytest.mark.parametrize(
-    ("argument", "value"),
-    [("coordinator_address", "nv0:1"), ("num_processes", 3), ("process_id", 0)],
+    ("argument", "value"), [("num_processes", 3), ("process_id", 1), ("local_device_ids", (0, 1))]
 )
-def test_arguments_that_the_launcher_contradicts_are_refused(
+def test_numbers_that_the_launcher_contradicts_are_refused(
     argument: str, value: Any, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = {"COORDINATOR_ADDRESS": "127.0.0.1:7000", "NUM_PROCESSES": "2", "PROCESS_ID": "1"}
-    _set(monkeypatch, **{f"JAXHET_{name}": text for name, text in started.items()})
-    _set(monkeypatch, JAXHET_AUTO="1", JAXHET_LAUNCHED="1")
-    words = f"JAXHET_{argument.upper()}={started[argument.upper()]}; leave the argument out"
-    with pytest.raises(UsageError, match=words):
+    _set(monkeypatch, **_STARTED)
+    ours = f"JAXHET_{argument.upper()}={_STARTED[f'JAXHET_{argument.upper()}']}"
+    with pytest.raises(UsageError, match=f"{argument}={re.escape(str(value))}, and .* {ours}; le"):
         calls.module.initialize(**{argument: value})
-    calls.module.initialize("127.0.0.1:7000", 2, 1)
+    calls.module.initialize("127.0.0.1:7000", 2, 0)
     assert len(calls.jaxhet) == 1
+
+
+def test_launchers_address_and_gpus_win_with_one_line(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program that numbers GPUs by process names another one in the launcher's order."""
+    for process in ("0", "1"):
+        _set(monkeypatch, **{**_STARTED, "JAXHET_PROCESS_ID": process})
+        calls.module.initialize("nv0:1", 2, int(process), local_device_ids=int(process))
+    assert calls.jaxhet[0] == {"num_processes": 2, "process_id": 0, "local_device_ids": (0,)}
+    assert calls.jaxhet[1] == {"num_processes": 2, "process_id": 1}
+    assert capsys.readouterr().err.splitlines() == [
+        "jaxhet: the coordinator of the job is at 127.0.0.1:7000, by JAXHET_COORDINATOR_ADDRESS;"
+        " nv0:1, which the program gives, is not used"
+    ]
 
 
 def test_certificates_are_given_to_jax(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,36 +157,6 @@ def test_certificates_are_given_to_jax(calls: Calls, monkeypatch: pytest.MonkeyP
         assert jax.config.jax_mtls_ca_file == "ca.pem"
     finally:
         jax.config.update("jax_mtls_ca_file", before)
-
-
-@pytest.mark.parametrize(
-    ("joined", "environ", "words"),
-    [
-        (
-            False,
-            {"JAXHET_LAUNCHED": "1", "JAXHET_PROCESS_ID": "1"},
-            "process 1 computed outside of",
-        ),
-        (False, {"JAXHET_COORDINATOR_ADDRESS": "nv0:1"}, "this process computed outside of"),
-        (False, {"JAXHET_LAUNCHED": "1", "JAXHET_PROCESS_ID": "x"}, ""),  # it could not join
-        (True, {"JAXHET_LAUNCHED": "1"}, ""),
-    ],
-)
-def test_program_that_computes_outside_of_the_job_says_so(
-    joined: bool,
-    environ: dict[str, str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    _set(monkeypatch, JAXHET_AUTO="1", **environ)
-    monkeypatch.setattr(_initialize, "has_joined", lambda: joined)
-    jax.devices()
-    _distributed._report_unjoined()
-    assert capsys.readouterr().err.startswith(f"jaxhet: {words}" if words else "")
-    _set(monkeypatch, JAXHET_AUTO="0")
-    _distributed._report_unjoined()
-    assert capsys.readouterr().err == ""
 
 
 def test_functions_are_replaced_once(calls: Calls) -> None:

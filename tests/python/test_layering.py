@@ -43,6 +43,7 @@ _PYTHON_DOORS = {
         "jaxhet/_jax/compat.py",
         "jaxhet/_jax/device_put.py",
         "jaxhet/_jax/hooks.py",
+        "jaxhet/_jax/first_use.py",
         "jaxhet/_jax/platforms.py",
         "jaxhet/_jax/compiler_settings.py",
         "jaxhet/_jax/programs.py",

@@ -83,6 +83,8 @@ def test_start_file_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatc
 def test_options_win_over_the_environment() -> None:
     environ = run.environment(run.Options(island="amd"), {"JAXHET_ISLAND": "x", "PATH": "p"})
     assert environ == {"JAXHET_ISLAND": "amd", "PATH": "p", "JAXHET_AUTO": "1"}
+    parent = {"JAXHET_AUTO": "1", "JAXHET_PROGRAM_PID": "7", "JAXHET_PARENT_JOB": "nv0:1"}
+    assert run.environment(run.Options(join=True), parent) == {"JAXHET_AUTO": "join"}
 
 
 def test_python_without_auto_does_not_load_jaxhet() -> None:

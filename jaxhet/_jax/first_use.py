@@ -1,0 +1,34 @@
+"""The moment before JAX creates its backends.
+
+JAX is imported when a function is called: it may be in the middle of its own import.
+
+tests/python/test_jax_compat.py tests the parts of JAX that these functions rely on.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def call_before_backends(check: Callable[[], None]) -> None:
+    """Calls `check` before each use of JAX that would create its backends.
+
+    An error of `check` is raised in their place. It may create the backends itself, also on other
+    threads: JAX's own cache of backends, whose entry the first use holds, is not asked meanwhile.
+    """
+    from jax._src import xla_bridge
+
+    original = xla_bridge.backends
+
+    @functools.wraps(original)
+    def backends() -> Mapping[str, Any]:
+        if not xla_bridge._backends:
+            cached = xla_bridge.get_backend
+            xla_bridge.get_backend = xla_bridge._get_backend_uncached
+            try:
+                check()
+            finally:
+                xla_bridge.get_backend = cached
+        return original()
+
+    xla_bridge.backends = backends
