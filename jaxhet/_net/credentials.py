@@ -196,7 +196,7 @@ def _check_files(cert_file: str, key_file: str, ca_file: str) -> None:
     import ssl  # 20 ms, for those who give certificates
 
     for setting, name in zip(_FILES, (cert_file, key_file, ca_file), strict=True):
-        with contextlib.suppress(OSError):  # of which the next lines tell
+        with contextlib.suppress(OSError):  # the next lines report it
             check_is_file(name, f"{setting.upper()}={name}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for what, load in (

@@ -62,7 +62,7 @@ _NOT_OF_PEERS = {"xla_plugin/transport/socket.cc"}  # moves bytes and reads none
 def test_damaged_handshakes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     header = _membership.HEADER
     monkeypatch.setattr(handshake.secrets, "token_bytes", bytes)
-    nonce = handshake._new_nonce()  # of both ends
+    nonce = handshake._new_nonce()  # both ends have this one
     macs = [handshake._mac(_SECRET, role, nonce, nonce, header) for role in (b"connect", b"accept")]
     to_acceptor, to_connector = nonce + header + macs[0], nonce + macs[1]
     for data in inputs([to_acceptor, to_connector], damage_bytes):
