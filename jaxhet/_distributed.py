@@ -200,7 +200,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_address(config: _config.Config, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a program gives, without an address in place of which that of the environment counts.
+    """Options that a program gives, without an address that the environment replaces.
 
     Args:
       config: The options of the environment.

@@ -209,7 +209,7 @@ def test_arguments_are_honoured_and_a_second_call_means_the_same_job() -> None:
     assert "times 20.0 5.0 40.0\npartition 3\n" in ended[0].text
 
 
-# What a program and the programs that it starts may do; the wrapper and the tools import JAX, too.
+# A program, and programs that it starts; the wrapper and the tools import JAX, too.
 _WRAPPER = """
 import jax, subprocess, sys
 sys.exit(subprocess.call([sys.executable, sys.argv[1]]))
