@@ -67,7 +67,7 @@ class Session:
         self.metrics: Metrics | None = None
         self.trace: Trace | None = None
         self.saves = Saves()
-        self.wait_for_devices: Callable[[float], bool] | None = None  # of GPUs
+        self.wait_for_devices: Callable[[float], bool] | None = None  # for GPUs
         self.relay: _ffi.Relay | None = None  # between JAX's client and the service
         self._membership = membership
         self._pid = os.getpid()

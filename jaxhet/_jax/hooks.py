@@ -44,7 +44,7 @@ def raising(hooks: Sequence[Hook]) -> list[Hook]:
                 raise
             raised.remove(found[-1])
             if isinstance(found[-1], JaxhetError):
-                found[-1].with_traceback(None)  # its text says all; that of a fault in us does not
+                found[-1].with_traceback(None)  # a fault of jaxhet keeps its traceback
             raise found[-1] from None
 
     compiler.backend_compile_and_load = compiled
