@@ -328,7 +328,7 @@ def test_coordinator_of_a_complete_job_does_not_listen(pair: Pair) -> None:
     ],
     ids=["silent", "closes", "http"],
 )
-def test_secret_is_not_blamed_for_another_program_on_the_port(
+def test_other_program_on_the_port_is_told_from_a_wrong_secret(
     sent: bytes | None, error: type[JaxhetError], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake.connect, "__defaults__", (0, 0.2 if sent is None else 10.0))
