@@ -101,20 +101,25 @@ def _is_generated(value: Any, cls: type) -> bool:
 def attributes(value: Any) -> dict[str, Any]:
     """The attributes that an object holds itself, in its dictionary and its slots, by name."""
     held = dict(getattr(value, "__dict__", {}))
-    for base in type(value).__mro__:
-        for name, slot in vars(base).items():
-            if isinstance(slot, types.MemberDescriptorType):
-                try:
-                    held[name] = slot.__get__(value)
-                except AttributeError:  # it is empty
-                    continue
+    for name, slot in _slots(type(value)):
+        try:
+            held[name] = slot.__get__(value)
+        except AttributeError:  # it is empty
+            continue
     return dict(sorted(held.items()))
+
+
+def _slots(cls: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:
+    """The slots of instances by name, without those in which C keeps an address."""
+    for base in cls.__mro__:
+        for name, slot in vars(base).items():
+            if isinstance(slot, types.MemberDescriptorType) and not name.endswith("offset__"):
+                yield name, slot
 
 
 def is_all_in_attributes(cls: type) -> bool:
     """Whether instances hold nothing but attributes: a class in C may hold more."""
-    slots = (slot for base in cls.__mro__ for slot in vars(base).values())
-    count = sum(isinstance(slot, types.MemberDescriptorType) for slot in slots)
+    count = sum(1 for _ in _slots(cls))
     count += (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
     return not cls.__itemsize__ and cls.__basicsize__ <= object.__basicsize__ + 8 * count
 

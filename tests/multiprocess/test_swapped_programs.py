@@ -1,6 +1,8 @@
 """Programs that differ in one object are told apart, or refused; data is never swapped."""
 
 import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,35 @@ def test_pair_is_told_apart_or_refused(name: str) -> None:
 def test_program_that_is_made_again_is_the_same(name: str) -> None:
     one, again = _program(name, 2), _program(name, 2)
     assert one.digest == again.digest
+
+
+_WORDS = """
+import sys
+sys.path[:0] = ["tests/multiprocess", "."]
+import jax, jax.numpy as jnp, pairs
+from jaxhet._traced import jaxprs
+for name, make in pairs.PAIRS.items():
+    jaxpr = jax.make_jaxpr(make(2))(jnp.ones((1, 6)))
+    print(name, jaxprs.describe("f", jaxpr, [], lambda e: "").listing())
+"""
+
+
+def test_words_of_all_pairs_are_the_same_in_every_process() -> None:
+    """In processes that were started, not forked: they have other addresses and orders of sets."""
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", _WORDS],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": str(seed)},
+        ).stdout
+        for seed in (1, 2)
+    }
+    first, *others = (output.splitlines() for output in outputs)
+    assert not [
+        pair for other in others for pair in zip(first, other, strict=True) if pair[0] != pair[1]
+    ]
 
 
 # Calls both programs of each pair, on island 1 of a swapped pair in the other order.
