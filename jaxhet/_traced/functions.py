@@ -99,14 +99,24 @@ def _is_generated(value: Any, cls: type) -> bool:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """The attributes that an object holds itself, in its dictionary and its slots, by name."""
+    """The attributes that an object holds itself, in its dictionary and its slots, by name.
+
+    Left out is what it keeps of its own computations: cached properties, and hashes, which are
+    others in each process.
+    """
     held = dict(getattr(value, "__dict__", {}))
     for name, slot in _slots(type(value)):
         try:
             held[name] = slot.__get__(value)
         except AttributeError:  # it is empty
             continue
-    return dict(sorted(held.items()))
+    return {name: part for name, part in sorted(held.items()) if not _is_kept(value, name, part)}
+
+
+def _is_kept(value: Any, name: str, part: Any) -> bool:
+    of_class = (vars(base).get(name) for base in type(value).__mro__)
+    is_cached = any(isinstance(found, functools.cached_property) for found in of_class)
+    return is_cached or (name.endswith("hash") and type(part) is int)
 
 
 def _slots(cls: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:

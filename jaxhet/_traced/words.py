@@ -221,10 +221,13 @@ class Describer:
             return f"{value.spec} on {self.text(value.mesh)}"
         if isinstance(value, jax.sharding.SingleDeviceSharding):  # each process names another
             return "on one device"
-        # JAX has no public name for the order of the devices, which all other shardings have.
-        devices = getattr(value, "_device_assignment", None)
+        # JAX has no public names for the order of devices and XLA's sharding, which others have.
+        devices = getattr(value, "_device_assignment", None) or ()
+        of_xla = getattr(value, "_hlo_sharding", "")
         held = self._parts_text(functions.attributes(value))
-        return f"{type(value).__qualname__}{held} {devices_text(devices or ())}"
+        return (
+            f"{type(value).__qualname__} {of_xla}{held} {value.memory_kind} {devices_text(devices)}"
+        )
 
     def _tree_text(self, tree: Any) -> str:
         if (node := tree.node_data()) is None:

@@ -207,6 +207,44 @@ def test_words_are_the_same_in_every_process() -> None:
     assert "scan" in output
 
 
+class _Keeps(_Scale):
+    @functools.cached_property
+    def twice(self) -> np.float32:
+        return self.by * 2
+
+    def __hash__(self) -> int:
+        self._hash = hash(str(self.by))  # another one in each process
+        return self._hash
+
+
+def test_what_an_object_keeps_of_its_own_computations_does_not_count() -> None:
+    def digest(by: float, *, is_used: bool) -> str:
+        scale = _Keeps(by)
+        if is_used:
+            assert (scale.twice, hash(scale)) == (by * 2, scale._hash)
+        return _digest(lambda x: jax.pure_callback(scale, x, x))
+
+    assert digest(2, is_used=True) == digest(2, is_used=False) != digest(3, is_used=True)
+
+
+def test_sharding_of_xla_is_told_by_its_tiles_and_devices() -> None:
+    from jax._src.sharding_impls import GSPMDSharding
+
+    devices = jax.devices()
+    split = NamedSharding(Mesh(np.array(devices), ("x",)), P("x"))._to_xla_hlo_sharding(1)
+    replicated = GSPMDSharding.get_replicated(devices)
+
+    def digest(sharding: Any) -> str:
+        return jaxprs.describe("f", jax.make_jaxpr(jnp.sin)(1.0), [sharding], lambda eqn: "").digest
+
+    before = digest(replicated)
+    assert hash(replicated)
+    assert replicated.is_fully_replicated
+    assert digest(replicated) == before
+    others = [GSPMDSharding(tuple(order), split) for order in (devices, devices[::-1])]
+    assert len({before, *map(digest, others)}) == (3 if len(devices) > 1 else 2)
+
+
 def test_listing_has_a_line_for_each_equation_with_its_source() -> None:
     lines = _program_of(lambda x: jnp.sin(x) * 2, jnp.ones(3)).listing().splitlines()
     assert lines[1:] == [
