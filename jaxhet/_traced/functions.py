@@ -34,6 +34,7 @@ _NOT_READ = frozenset(
         "__slots__",
         "__static_attributes__",
         "__type_params__",
+        "__slotnames__",  # kept by pickle
         "__weakref__",
         "_abc_impl",
     )
