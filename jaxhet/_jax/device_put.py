@@ -52,7 +52,12 @@ def divert(
         own = x._base_array if is_key else x
         if device is None or not isinstance(own, array.ArrayImpl) or not own._committed:
             return put_by_jax(x, aval, device, copy)
-        target = device if isinstance(device, Sharding) else SingleDeviceSharding(device)
+        if isinstance(device, Sharding):
+            target = device
+        elif own.is_fully_addressable or own.sharding.num_devices == 1:
+            target = SingleDeviceSharding(device)
+        else:  # JAX refuses it
+            return put_by_jax(x, aval, device, copy)
         if not crosses(own.sharding, target):
             return put_by_jax(x, aval, device, copy)
         own._check_if_deleted()

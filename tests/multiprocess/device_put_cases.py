@@ -129,10 +129,11 @@ def as_jax_does() -> list[Any]:
     result = jax.device_put(copied, other, may_alias=False)
     copied.delete()
     check(result, value, other)
-    last = jax.devices()[-1]
-    tree = [put(value, SingleDeviceSharding(jax.devices()[0])), x, None]
-    for moved in jax.device_put(tree, last)[:2]:
-        check(moved, value, SingleDeviceSharding(last))
+    first, *_, last = jax.devices()
+    tree = [put(value, SingleDeviceSharding(first)), put(-value, SingleDeviceSharding(first)), None]
+    for sign, moved in zip((1, -1), jax.device_put(tree, last), strict=False):
+        check(moved, sign * value, SingleDeviceSharding(last))
+    check(jax.device_put(x, SingleDeviceSharding(last)), value, SingleDeviceSharding(last))
     keys = jax.jit(lambda: jax.random.split(jax.random.key(5), 8), out_shardings=everywhere)()
     keys = jax.device_put(keys, other)
     data = [(s.index, jax.random.key_data(s.data)) for s in keys.addressable_shards]
@@ -147,3 +148,15 @@ def refusal_of_host_memory() -> str:
     except jaxhet.UsageError as error:
         return str(error)
     return ""
+
+
+def refusal_of_a_device() -> list[Any]:
+    """JAX's words for an array of several processes and a device, another one in each process."""
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+    array = put(np.arange(12.0), sharding)
+    other = (jax.process_index() + 1) % jax.process_count()
+    try:
+        jax.device_put(array, jax.local_devices(process_index=other)[0])
+    except ValueError as error:
+        return [str(error), float(array.sum())]
+    return []

@@ -24,6 +24,7 @@ ON_ISLANDS: dict[str, Callable[..., Any]] = {  # JAX raises errors for these in 
     "move_all": device_put_cases.move_all,
     "as_jax_does": device_put_cases.as_jax_does,
     "refusal_of_host_memory": device_put_cases.refusal_of_host_memory,
+    "refusal_of_a_device": device_put_cases.refusal_of_a_device,
 }
 
 

@@ -96,6 +96,14 @@ def test_device_put_between_islands_is_as_jax_does(islands: Job) -> None:
             np.testing.assert_array_equal(data, key_data[index])
 
 
+def test_device_put_of_an_array_of_all_processes_to_a_device_is_refused_by_jax(
+    islands: Job,
+) -> None:
+    for words, total in _ask(islands, "refusal_of_a_device"):
+        assert "must be a fully addressable array" in words
+        assert total == 66
+
+
 def test_device_put_between_islands_refuses_host_memory(islands: Job) -> None:
     for words in _ask(islands, "refusal_of_host_memory"):
         assert words.startswith("jax.device_put between islands, from NamedSharding(")
