@@ -12,7 +12,8 @@ _WORKER = pathlib.Path(__file__).with_name("connect_worker.py")
 _SHAPE = Shape(2, 3)
 _RAILS = {0: [3], 1: [4], 2: [5], 3: [0], 4: [1], 5: [2]}
 _OTHERS = {process: [p for p in range(6) if p != process] for process in range(6)}
-_SERVICES = 2  # sockets to the coordinator and to JAX's service
+# Sockets to the coordinator, and to JAX's service by way of the relay, which has two more.
+_SERVICES = 4
 
 
 def _ask(job: Job, action: str, process: int = -1) -> dict[int, Any]:
