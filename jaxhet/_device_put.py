@@ -287,6 +287,8 @@ class Puts:
 
     def _compare(self, source: Sharding, target: Sharding) -> bool:
         one, other = source.device_set, target.device_set
+        if not all(self._devices.get(device.id) is device for device in one | other):
+            return False  # JAX refuses what crosses processes to other devices than the job's
         return one != other and len({self._island_of[d.process_index] for d in one | other}) > 1
 
     def _prepare(
@@ -320,11 +322,6 @@ class Puts:
 
     def _problem(self, sharding: Sharding) -> str:
         """Why arrays of this sharding can't be moved, or ""."""
-        if not all(self._devices.get(device.id) is device for device in sharding.device_set):
-            return (
-                "some of these devices are not the job's; use jax.devices(), and move the array"
-                " between them and other devices of a process in a second call"
-            )
         kind = next(iter(self._devices.values())).default_memory().kind
         if sharding.memory_kind not in (None, kind):
             return (

@@ -20,7 +20,7 @@ from tests.python.compiler.install_plugins import PLUGINS
 _ROOT = pathlib.Path(__file__).parents[2]
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _PROGRAMS = {  # page -> number of its programs, all of which run here or in test_project.py
-    "docs/guides/programs.md": 1,
+    "docs/guides/programs.md": 3,
     "docs/guides/replicas.md": 1,
     "docs/guides/testing.md": 2,
     "docs/tutorials/01-two-islands.md": 1,
@@ -84,12 +84,17 @@ _BEFORE = """
 import jax
 import jax.numpy as jnp
 import jaxhet
+import numpy as np
 
 jaxhet.initialize()
 mesh = jaxhet.make_mesh({"data": -1})
 attention = lambda q, k, v: q * k + v
 flash_attention = attention
 q = k = v = jnp.ones(4)
+first = jax.sharding.Mesh(jaxhet.islands()[0].devices, ("model",))
+weights = jax.make_array_from_callback(
+    (8,), jax.NamedSharding(first, jax.P("model")), lambda i: np.ones(8)[i], dtype=np.float32
+)
 state = jax.device_put(jnp.ones(8), jax.NamedSharding(mesh, jax.P()))
 gradients = params = state
 split = jax.NamedSharding(mesh, jax.P("data"))
@@ -102,9 +107,11 @@ _PARTS = ("programs.md", "replicas.md", "05-failures.md")
 
 def test_parts_of_programs_run(tmp_path: pathlib.Path) -> None:
     parts = [text for page in _PARTS for text in _blocks(page, "python")]
-    assert len(parts) == len(_PARTS)
+    assert len(parts) == len(_PARTS) + 2
     (tmp_path / "train.py").write_text("\n".join([_BEFORE, *parts, "jaxhet.shutdown()"]))
-    result = _run("jaxhet launch --islands 2 -- python train.py", tmp_path, JAX_PLATFORMS="cpu")
+    result = _run(
+        "jaxhet launch --islands 2 --devices 4 -- python train.py", tmp_path, JAX_PLATFORMS="cpu"
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("saved") == 2
 
