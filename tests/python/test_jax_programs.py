@@ -14,6 +14,7 @@ import pytest
 from jax._src import compilation_cache, compiler, pjit
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.sharding_impls import GSPMDSharding
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -324,3 +325,20 @@ def test_processes_share_no_folder_of_tuned_kernels(cache: str) -> None:
         jax.config.update("jax_persistent_cache_enable_xla_caches", given)
     folder = "xla_gpu_per_fusion_autotune_cache_dir"
     assert folders == [f"{cache}/{folder}".lstrip("/"), ""]
+
+
+def test_sharding_of_xla_is_told_by_its_tiles_and_devices() -> None:
+    device = jax.devices()[0]
+    abstract = jax.sharding.AbstractMesh((2,), ("x",))
+    split = NamedSharding(abstract, P("x"))._to_xla_hlo_sharding(1)
+    replicated = GSPMDSharding.get_replicated([device])
+
+    def digest(sharding: Any) -> str:
+        return jaxprs.describe("f", jax.make_jaxpr(jnp.sin)(1.0), [sharding], lambda eqn: "").digest
+
+    before = digest(replicated)
+    assert hash(replicated)
+    assert replicated.is_fully_replicated
+    assert digest(replicated) == before
+    others = [GSPMDSharding((device,) * count, split) for count in (1, 2)]
+    assert len({before, *map(digest, others)}) == 3

@@ -227,25 +227,6 @@ def test_what_an_object_keeps_of_its_own_computations_does_not_count() -> None:
     assert digest(2, is_used=True) == digest(2, is_used=False) != digest(3, is_used=True)
 
 
-def test_sharding_of_xla_is_told_by_its_tiles_and_devices() -> None:
-    from jax._src.sharding_impls import GSPMDSharding
-
-    device = jax.devices()[0]
-    abstract = jax.sharding.AbstractMesh((2,), ("x",))
-    split = NamedSharding(abstract, P("x"))._to_xla_hlo_sharding(1)
-    replicated = GSPMDSharding.get_replicated([device])
-
-    def digest(sharding: Any) -> str:
-        return jaxprs.describe("f", jax.make_jaxpr(jnp.sin)(1.0), [sharding], lambda eqn: "").digest
-
-    before = digest(replicated)
-    assert hash(replicated)
-    assert replicated.is_fully_replicated
-    assert digest(replicated) == before
-    others = [GSPMDSharding((device,) * count, split) for count in (1, 2)]
-    assert len({before, *map(digest, others)}) == 3
-
-
 def test_listing_has_a_line_for_each_equation_with_its_source() -> None:
     lines = _program_of(lambda x: jnp.sin(x) * 2, jnp.ones(3)).listing().splitlines()
     assert lines[1:] == [
