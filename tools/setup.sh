@@ -240,7 +240,7 @@ slow) small_model & ;;
 esac
 packages
 case ${1:-} in # what they need besides the packages
-test | slow) next_jax ;;
+slow) next_jax ;;
 esac
 case ${1:-} in
 slow) programs ;;
