@@ -240,9 +240,9 @@ slow) small_model & ;;
 esac
 packages
 case ${1:-} in # what they need besides the packages
-slow) next_jax ;;
-esac
-case ${1:-} in
-slow) programs ;;
+slow)
+  next_jax
+  programs
+  ;;
 esac
 wait
