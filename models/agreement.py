@@ -69,7 +69,9 @@ def parameters(init_from: str | None) -> str:
         return "random"
     path = Path(init_from)
     files = sorted(f for f in path.glob("*") if f.suffix in (".safetensors", ".gguf"))
-    maps = [np.memmap(f, np.uint8, "r") for f in files or [path] if f.stat().st_size]
+    maps = [
+        np.memmap(f, np.uint8, "r") for f in files or [path] if f.is_file() and f.stat().st_size
+    ]
     contents = Corpus(path.name, tuple(maps))
     return f"{contents.size} bytes, digest {contents.sample()}"
 
