@@ -197,7 +197,7 @@ class Compilation:
         return {process_of[rank] for group in met for rank in group} - {self._process}
 
     def is_described(self, program: str) -> bool:
-        """Whether a program's digest says all that is known of it."""
+        """Whether the digest describes all objects that a program holds."""
         return bool(program) and program not in self._held
 
     # --- launches ---

@@ -118,7 +118,7 @@ def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def of_program() -> dict[str, str]:
     """Returns the settings that JAX lowers a program with now, without those that are off.
 
-    They are those of its trace context, which a context manager changes for one thread.
+    JAX keeps them in its trace context, which a context manager changes for one thread.
     """
     return {
         name: value

@@ -59,7 +59,7 @@ def check_is_file(name: str, what: str) -> int:
     """Checks that a file is a regular one, since a read of another one may never end.
 
     Returns:
-      Its mode, as `os.stat` has it.
+      The file's mode, as `os.stat` returns it.
 
     Raises:
       UsageError: it is a pipe, a device, a folder or a socket; `what` names it.

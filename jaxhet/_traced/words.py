@@ -1,7 +1,7 @@
 """Values in words: equal words where a program computes the same with them, in every process.
 
 An object is described by its class and by what it holds. One that can't be described is *held*: the
-process remembers which one it was, because its words are those of all others of its class.
+process remembers the object itself, because all objects of its class have the same words.
 """
 
 import enum

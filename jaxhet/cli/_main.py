@@ -48,6 +48,16 @@ def _island_variable(text: str) -> tuple[str, str, str]:
     return island.strip(), name, value
 
 
+_Join = Annotated[
+    bool,
+    typer.Option(
+        "--join",
+        help="join the job at the program's first use of JAX, for programs that do not call"
+        " jax.distributed.initialize",
+    ),
+]
+
+
 @_app.callback()
 def _commands() -> None:
     """One JAX program across islands of NVIDIA and AMD GPUs."""
@@ -101,14 +111,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     island_names: Annotated[
         str, typer.Option(metavar="NAME,...", help="names of the islands; default island0,...")
     ] = "",
-    join: Annotated[
-        bool,
-        typer.Option(
-            "--join",
-            help="join the job at the program's first use of JAX, for programs that do not call"
-            " jax.distributed.initialize",
-        ),
-    ] = False,
+    join: _Join = False,
     hosts: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -159,14 +162,7 @@ def run(  # noqa: PLR0913 (one parameter an option: typer reads them)
     secret_file: Annotated[
         pathlib.Path | None, typer.Option(help="file with the job secret")
     ] = None,
-    join: Annotated[
-        bool,
-        typer.Option(
-            "--join",
-            help="join the job at the program's first use of JAX, for programs that do not call"
-            " jax.distributed.initialize",
-        ),
-    ] = False,
+    join: _Join = False,
 ) -> None:
     """Run an unmodified JAX program as one process of a job.
 

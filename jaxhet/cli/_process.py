@@ -74,7 +74,7 @@ class Process:
         return True
 
     def remember(self, line: bytes) -> bytes | None:
-        """Keeps what the summary may quote of a line of stderr; returns what to show of it."""
+        """Keeps the part of a line of stderr that the summary quotes; returns the part to show."""
         if (rest := told.remove(line)) is not None:
             self.knows_failure = True
             return rest or None
