@@ -12,7 +12,7 @@ def keep_freed_memory() -> bool:
     """Lets freed memory stay with the process, to be used again without page faults.
 
     By default glibc maps every large buffer anew and returns it when it is freed; the page faults
-    take longer than an exchange of 64 MiB through shared memory (benchmarks/README.md).
+    take longer than an exchange of 64 MiB through shared memory (docs/benchmarks/results.md).
 
     Returns:
       Whether the C library took the setting; others than glibc have none.
