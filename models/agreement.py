@@ -68,7 +68,7 @@ def parameters(init_from: str | None) -> str:
     if init_from is None:
         return "random"
     path = Path(init_from)
-    files = sorted(f for f in path.glob("*") if f.suffix in (".safetensors", ".gguf"))
+    files = sorted(f for f in path.glob("*") if f.suffix == ".safetensors")
     maps = [
         np.memmap(f, np.uint8, "r") for f in files or [path] if f.is_file() and f.stat().st_size
     ]

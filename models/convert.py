@@ -2,13 +2,11 @@
 
     python -m models.convert import Llama-3.2-1B checkpoint
     python -m models.convert export checkpoint Llama-3.2-1B-tuned
-    python -m models.convert export SmolLM2-135M.gguf SmolLM2-135M
     python -m models.convert export runs/first SmolLM2-135M-tuned
 
 A checkpoint is a folder with the model's files of text (`config.json`, the tokenizer's) and its
-parameters as Orbax stores them, which any mesh can restore. A GGUF file is read in place of either.
-A run of `models.pretrain` is exported from its folder, where the newest checkpoint is read, or from
-`checkpoints/STEP` in it.
+parameters as Orbax stores them, which any mesh can restore. A run of `models.pretrain` is exported
+from its folder, where the newest checkpoint is read, or from `checkpoints/STEP` in it.
 """
 
 import argparse
@@ -22,7 +20,7 @@ import jax
 import orbax.checkpoint as ocp
 
 import jaxhet
-from models import gguf, gguf_model, text, trained
+from models import text, trained
 from models.configs import DTYPES, Config
 from models.huggingface import (
     CONFIG,
@@ -49,7 +47,7 @@ def import_model(
     """Makes a checkpoint of a Hugging Face folder.
 
     Args:
-      source: Hugging Face's folder, or a GGUF file.
+      source: Hugging Face's folder.
       target: Folder to make.
       mesh: Mesh that the parameters are loaded on.
       dtype: Type of the checkpoint's parameters; None: as in `source`.
@@ -72,7 +70,7 @@ def export_model(source: Path, target: Path, mesh: jax.sharding.Mesh) -> None:
     """Makes a Hugging Face folder.
 
     Args:
-      source: Checkpoint of `import_model`, a run of `models.pretrain`, or a GGUF file.
+      source: Checkpoint of `import_model`, or a run of `models.pretrain`.
       target: Folder to make.
       mesh: Mesh that the parameters are loaded on.
 
@@ -84,7 +82,7 @@ def export_model(source: Path, target: Path, mesh: jax.sharding.Mesh) -> None:
     if run:
         _export_run(run, target, mesh)
         return
-    config, params = (load if gguf.find(source) else restore)(source, mesh)
+    config, params = restore(source, mesh)
     like = config_json(source)
     _copy_texts(source, target)
     save(target, config, params, like=like)
@@ -154,24 +152,6 @@ def _copy_texts(source: Path, target: Path) -> None:
         for path in source.glob(pattern):
             if not path.name.endswith(".index.json"):
                 shutil.copy(path, target)
-    found = gguf.find(source)
-    if found:
-        _write_texts(gguf.File(found), target)
-
-
-def _write_texts(file: gguf.File, target: Path) -> None:
-    """Makes the files of text that `target` lacks of a GGUF file; says if it has no tokenizer."""
-    (target / CONFIG).write_text(json.dumps(gguf_model.config_json(file), indent=2))
-    if (target / "tokenizer.json").exists():
-        return
-    try:
-        tokenizer = gguf_model.tokenizer_json(file)
-    except ValueError as error:
-        print(f"{PROGRAM}: no tokenizer.json is written: {error}", file=sys.stderr)
-        return
-    (target / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    special = gguf_model.tokenizer_config_json(file)
-    (target / "tokenizer_config.json").write_text(json.dumps(special, indent=2))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -180,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, what in (("import", "make a checkpoint"), ("export", "make a Hugging Face folder")):
         command = commands.add_parser(name, help=what)
-        command.add_argument("source", type=Path, help="folder, run or GGUF file to read")
+        command.add_argument("source", type=Path, help="folder or run to read")
         command.add_argument("target", type=Path, help="folder to make")
         command.add_argument(
             "--mesh",

@@ -273,7 +273,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "folder",
         type=Path,
-        help="config.json, safetensors files and tokenizer.json; or a GGUF file",
+        help="config.json, safetensors files and tokenizer.json",
     )
     parser.add_argument("texts", nargs="+", help="texts to continue")
     parser.add_argument(

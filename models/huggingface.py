@@ -1,7 +1,5 @@
 """Models of Hugging Face: folders of `config.json` and safetensors files, read and written.
 
-A GGUF file, or a folder that holds one and no `config.json`, is read wherever such a folder is.
-
 Tensors are streamed: one at a time is read and sent to the devices that need it, each of which gets
 its part, and takes its place in a parameter there. The host holds one part.
 """
@@ -24,7 +22,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from models import gguf, gguf_model
 from models.configs import Config
 from models.families import WEIGHTS, Weight, config_from, config_to, tensor_names
 from models.llama import Llama
@@ -121,24 +118,12 @@ class Layout:
         return tuple(slices)
 
 
-AnyTensors = Tensors | gguf_model.Tensors
-
-
-def open_tensors(folder: Path) -> AnyTensors:
-    """The tensors of a folder, or of a GGUF file."""
-    found = gguf.find(folder)
-    return gguf_model.Tensors(gguf.File(found)) if found else Tensors(folder)
-
-
 def config_json(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a folder, or what it would be for a GGUF file.
+    """The `config.json` of a folder.
 
     Raises:
       ValueError: There is no model. The text says what to do.
     """
-    found = gguf.find(folder)
-    if found:
-        return gguf_model.config_json(gguf.File(found))
     if not (folder / CONFIG).exists():
         raise ValueError(f"{folder} has no {CONFIG}: {_hint(folder)}.")
     return _read_json(folder / CONFIG)
@@ -158,7 +143,7 @@ def _hint(folder: Path) -> str:
     elif (folder / PARAMS).is_dir():
         kind = "checkpoint of models.convert"
     else:
-        return "give a folder with config.json and safetensors files, or a GGUF file"
+        return "give a folder with config.json and safetensors files"
     command = f"python -m models.convert export {folder} FOLDER"
     return f"it is a {kind}: convert it with `{command}`, and give FOLDER"
 
@@ -172,7 +157,7 @@ def load(folder: Path, mesh: jax.sharding.Mesh, **changes: Any) -> tuple[Config,
     """The config and the parameters of a folder.
 
     Args:
-      folder: Hugging Face's folder, or a GGUF file.
+      folder: Hugging Face's folder.
       mesh: Mesh that the parameters are loaded on.
       **changes: Fields of the config to change. Parameters have the type `param_dtype`; by default
         the folder's.
@@ -182,7 +167,7 @@ def load(folder: Path, mesh: jax.sharding.Mesh, **changes: Any) -> tuple[Config,
     """
     config = dataclasses.replace(read_config(folder), **changes)
     shapes = parameter_shapes(config)
-    with open_tensors(folder) as tensors:
+    with Tensors(folder) as tensors:
         found = tensors.shapes()
         if config.tied:
             _leave_head_out(tensors, found)
@@ -207,7 +192,7 @@ def _named(shapes: Params) -> Iterator[tuple[Weight, Any]]:
     return ((weight, leaves[weight.ours]) for weight in WEIGHTS if weight.ours in leaves)
 
 
-def _leave_head_out(tensors: AnyTensors, found: dict[str, tuple[int, ...]]) -> None:
+def _leave_head_out(tensors: Tensors, found: dict[str, tuple[int, ...]]) -> None:
     """Removes the head of a model whose head is the embedding; ValueError if it is another one."""
     if not {HEAD, EMBEDDING} <= found.keys():
         return
@@ -249,7 +234,7 @@ def _check(found: Mapping[str, tuple[int, ...]], shapes: Params) -> None:
         )
 
 
-def _load(tensors: AnyTensors, ours: str, leaf: Any, sharding: NamedSharding) -> jax.Array:
+def _load(tensors: Tensors, ours: str, leaf: Any, sharding: NamedSharding) -> jax.Array:
     """A parameter, made of its tensors on its devices."""
     weight = _BY_NAME[ours]
     layout = Layout.of(weight, leaf.shape)
@@ -272,7 +257,7 @@ def _load(tensors: AnyTensors, ours: str, leaf: Any, sharding: NamedSharding) ->
     return whole
 
 
-def _place(tensors: AnyTensors, name: str, layout: Layout, lies: NamedSharding) -> jax.Array:
+def _place(tensors: Tensors, name: str, layout: Layout, lies: NamedSharding) -> jax.Array:
     """A tensor of shape `layout.split` on its devices; a part that several need is read once.
 
     The host holds one part at a time.

@@ -1,7 +1,4 @@
-"""Start of a run: a named size with random parameters, or a Hugging Face folder.
-
-A GGUF file is accepted in place of a folder.
-"""
+"""Start of a run: a named size with random parameters, or a Hugging Face folder."""
 
 import dataclasses
 import math

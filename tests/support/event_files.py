@@ -9,7 +9,6 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 _MESSAGES: Any = event_pb2  # the import creates the classes
-START = _MESSAGES.SessionLog.START
 
 
 def events(folder: Path) -> Iterator[Any]:
@@ -26,8 +25,3 @@ def events(folder: Path) -> Iterator[Any]:
             assert checksums == [struct.pack("<I", masked_crc32c(x)) for x in (data[:8], message)]
             yield _MESSAGES.Event.FromString(message)
             data = data[16 + size :]
-
-
-def scalars(folder: Path) -> list[tuple[int, str, float]]:
-    """Step, name and value of each scalar."""
-    return [(e.step, v.tag, v.simple_value) for e in events(folder) for v in e.summary.value]
