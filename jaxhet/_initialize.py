@@ -177,7 +177,7 @@ def _check_first_call(config: Config) -> None:
             " there, or put it under `if __name__ == '__main__':` if multiprocessing started the"
             " child, which imports the main program again"
         )
-    if compat.distributed_is_initialized():
+    if compat.coordination_client() is not None:
         raise UsageError(
             "jax.distributed.initialize was called; call jaxhet.initialize in its place"
         )

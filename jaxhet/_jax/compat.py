@@ -15,6 +15,7 @@ import pathlib
 import signal
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from jaxhet._errors import UsageError
 from jaxhet._jax import hooks, jaxlib
 from jaxhet._jax.hooks import Hook as Hook
 from jaxhet._jax.jaxlib import HEARTBEAT_TIMEOUT_S
+from jaxhet._jax.replacements import install, put
 from jaxhet._net import credentials as _credentials
 
 _FOREVER_S = 7 * 24 * 3600
@@ -146,21 +148,18 @@ def bind_gloo(client: Any, address: str) -> None:
         xla_bridge.register_backend_factory("cpu", make_backend, priority=0, fail_quietly=False)
 
 
-def cancel_barriers() -> None:
-    """Ends all waits at barriers of the coordination service, with an error."""
-    from jax._src import distributed
-
-    client = distributed.global_state.client
-    if client is not None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            client.shutdown()
-
-
 def coordination_client() -> Any:
-    """This process's client of the coordination service, with its key-value store."""
+    """This process's client of the coordination service, with its key-value store; None: no job."""
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+def cancel_barriers() -> None:
+    """Ends all waits at barriers of the coordination service, with an error."""
+    if (client := coordination_client()) is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            client.shutdown()
 
 
 def disconnect_client() -> None:
@@ -180,13 +179,6 @@ def backend_exists() -> bool:
 def memory_on(device: Device, num_bytes: int) -> jax.Array:
     """So many bytes on a device of this process, written: `unsafe_buffer_pointer()` is where."""
     return jax.device_put(np.zeros(num_bytes, np.uint8), device).block_until_ready()
-
-
-def distributed_is_initialized() -> bool:
-    """Whether `jax.distributed.initialize` (or ours) ran in this process."""
-    from jax._src import distributed
-
-    return distributed.global_state.client is not None
 
 
 def local_topology_key(topology: tuple[str, str], process: int) -> str:
@@ -398,26 +390,27 @@ def guard_compilation_cache(
       writes: Whether this process writes entries.
     """
     from jax._src import compilation_cache as cache
-    from jax._src import compiler
 
     # Plans hold source lines: an entry from before an edit is another program.
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
-    get_key, get_executable = cache.get_cache_key, cache.get_executable_and_time
 
-    def salted_key(module: Any, devices: Any, *args: Any, **kwargs: Any) -> str:
+    @install("jax._src.compilation_cache:get_cache_key")
+    def salted_key(get_key: Any, module: Any, devices: Any, *args: Any, **kwargs: Any) -> str:
         refuse_shared_programs()
         text = salt(tuple(device.id for device in devices.flat))
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return f"{get_key(module, devices, *args, **kwargs)}-{digest}"
 
-    def accepted_executable(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        executable, seconds = get_executable(*args, **kwargs)
+    @install("jax._src.compilation_cache:get_executable_and_time")
+    def accepted_executable(get: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        executable, seconds = get(*args, **kwargs)
         modules = serialized_modules(executable) if executable is not None else []
         if all(map(accept, modules)):
             return executable, seconds
         return None, None
 
-    def write(key: str, seconds: float, name: str, backend: Any, executable: Any) -> None:
+    @install("jax._src.compiler:_cache_write")
+    def write(_: Any, key: str, seconds: float, name: str, backend: Any, executable: Any) -> None:
         if not writes or seconds < jax.config.jax_persistent_cache_min_compile_time_secs:
             return
         try:
@@ -427,10 +420,6 @@ def guard_compilation_cache(
                 raise
             warnings.warn(f"can't write {name} to the compilation cache: {error}", stacklevel=2)
 
-    cache.get_cache_key = salted_key
-    cache.get_executable_and_time = accepted_executable
-    compiler._cache_write = write
-
 
 def allow_unequal_processes() -> None:
     """Makes `multihost_utils` work where processes have unequal numbers of devices.
@@ -438,27 +427,14 @@ def allow_unequal_processes() -> None:
     It lays out all devices as a rectangle of processes and their devices; here, as the first device
     of each process. `jax.device_put` of host values relies on it too.
     """
-    from jax.experimental import multihost_utils
 
-    class FirstDevices:
-        """The module `jax`, with one device in each process."""
+    def devices() -> list[Device]:
+        first = {d.process_index: d for d in sorted(jax.devices(), key=lambda d: -d.id)}
+        return [first[process] for process in sorted(first)]
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(jax, name)
-
-        def devices(self) -> list[Device]:
-            first: dict[int, Device] = {}
-            for device in sorted(jax.devices(), key=lambda d: d.id):
-                first.setdefault(device.process_index, device)
-            return [first[process] for process in sorted(first)]
-
-        def local_devices(self) -> list[Device]:
-            return [d for d in self.devices() if d.process_index == jax.process_index()]
-
-        def local_device_count(self) -> int:
-            return len(self.local_devices())
-
-    multihost_utils.jax = FirstDevices()  # type: ignore[assignment]
+    names = {**vars(jax), "devices": devices, "local_device_count": lambda: 1}
+    names["local_devices"] = lambda: [devices()[jax.process_index()]]
+    put("jax.experimental.multihost_utils:jax", types.SimpleNamespace(**names))
 
 
 def module_text(module: bytes) -> str:

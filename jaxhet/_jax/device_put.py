@@ -3,7 +3,6 @@
 tests/multiprocess/test_jax_api.py tests it.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxhet._jax.compat import Device
+from jaxhet._jax.replacements import install
 
 
 def divert(
@@ -26,12 +26,11 @@ def divert(
       put: Gets an array, the sharding of the result, and whether the result may have no memory of
         the array; returns the result's shards on devices of this process. No mesh is set meanwhile.
     """
-    from jax._src import array, dispatch, mesh, sharding_impls
+    from jax._src import array, mesh, sharding_impls
     from jax._src.interpreters import pxla
     from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
     from jax._src.random import prng
 
-    put_by_jax = dispatch._device_put_sharding_impl
     semantics = xla_client.ArrayCopySemantics
 
     def put_elsewhere(x: array.ArrayImpl, aval: Any, target: Sharding, copy: Any) -> jax.Array:
@@ -46,8 +45,8 @@ def divert(
         devices = target._addressable_device_assignment
         return pxla.batched_device_put(aval, target, [shards[d] for d in devices], devices)
 
-    @functools.wraps(put_by_jax)
-    def diverted(x: Any, aval: Any, device: Any, copy: Any) -> Any:
+    @install("jax._src.dispatch:_device_put_sharding_impl")
+    def diverted(put_by_jax: Any, x: Any, aval: Any, device: Any, copy: Any) -> Any:
         is_key = isinstance(x, prng.PRNGKeyArray)
         own = x._base_array if is_key else x
         if device is None or not isinstance(own, array.ArrayImpl) or not own._committed:
@@ -66,5 +65,3 @@ def divert(
         target = sharding_impls.physical_sharding(aval, target)
         own_aval = own.aval.update(sharding=None)
         return prng.PRNGKeyArray(x._impl, put_elsewhere(own, own_aval, target, copy))
-
-    dispatch._device_put_sharding_impl = diverted

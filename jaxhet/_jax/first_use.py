@@ -5,9 +5,10 @@ JAX is imported when a function is called: it may be in the middle of its own im
 tests/python/test_jax_compat.py tests the parts of JAX that these functions rely on.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from jaxhet._jax.replacements import install
 
 
 def call_before_backends(check: Callable[[], None]) -> None:
@@ -18,10 +19,8 @@ def call_before_backends(check: Callable[[], None]) -> None:
     """
     from jax._src import xla_bridge
 
-    original = xla_bridge.backends
-
-    @functools.wraps(original)
-    def backends() -> Mapping[str, Any]:
+    @install("jax._src.xla_bridge:backends")
+    def backends(original: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         if not xla_bridge._backends:
             cached = xla_bridge.get_backend
             xla_bridge.get_backend = xla_bridge._get_backend_uncached
@@ -30,5 +29,3 @@ def call_before_backends(check: Callable[[], None]) -> None:
             finally:
                 xla_bridge.get_backend = cached
         return original()
-
-    xla_bridge.backends = backends

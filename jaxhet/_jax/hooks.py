@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxhet._errors import JaxhetError
+from jaxhet._jax.replacements import install
 
 Hook = Callable[[bytes], bytes | None]
 
@@ -17,8 +18,6 @@ def raising(hooks: Sequence[Hook]) -> list[Hook]:
 
     XLA only passes on their text, after that of a traceback.
     """
-    from jax._src import compiler
-
     raised = collections.deque[Exception](maxlen=16)
 
     def keeping(hook: Hook) -> Hook:
@@ -32,10 +31,8 @@ def raising(hooks: Sequence[Hook]) -> list[Hook]:
 
         return run
 
-    compile_and_load = compiler.backend_compile_and_load
-
-    @functools.wraps(compile_and_load)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
+    @install("jax._src.compiler:backend_compile_and_load")
+    def compiled(compile_and_load: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return compile_and_load(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
@@ -47,5 +44,4 @@ def raising(hooks: Sequence[Hook]) -> list[Hook]:
                 found[-1].with_traceback(None)  # a fault of jaxhet keeps its traceback
             raise found[-1] from None
 
-    compiler.backend_compile_and_load = compiled
     return [keeping(hook) for hook in hooks]

@@ -20,6 +20,7 @@ HEARTBEAT_TIMEOUT_S = 100
 VERSION = _version.__version__  # jaxlib's
 _OLDEST = (0, 11, 2)  # older ones have no mutual TLS for the coordination service
 _NEWEST_TESTED = (0, 12)
+TESTED = f"{'.'.join(map(str, _OLDEST))} to {'.'.join(map(str, _NEWEST_TESTED))}"
 
 
 def require_supported(package: str, version: str) -> None:

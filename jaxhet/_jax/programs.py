@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxhet._errors import UsageError
 from jaxhet._jax import compat
+from jaxhet._jax.replacements import install
 
 
 def watch_lowering(
@@ -37,19 +37,14 @@ def watch_lowering(
         devices, and a function that gives the source line of an equation; gives the mark. Asked for
         programs of several devices only.
       attribute: The frontend attribute of the module that holds the mark.
-
-    Raises:
-      UsageError: This JAX lowers programs in another way.
     """
     from jax._src import source_info_util
-    from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
 
     source_info_util.register_exclusion(f"{pathlib.Path(__file__).parents[1]}/")
-    lower_equations = _known(mlir, "jaxpr_subcomp")
-    lower_program = _known(mlir, "lower_jaxpr_to_module")
 
-    def numbered(ctx: Any, jaxpr: Any, name_stack: Any, *args: Any, **kwargs: Any) -> Any:
+    @install("jax._src.interpreters.mlir:jaxpr_subcomp")
+    def numbered(lower: Any, ctx: Any, jaxpr: Any, name_stack: Any, *args: Any, **kw: Any) -> Any:
         eqns = [
             eqn.replace(
                 source_info=eqn.source_info.replace(
@@ -58,7 +53,7 @@ def watch_lowering(
             )
             for eqn, label in zip(jaxpr.eqns, labels(jaxpr), strict=True)
         ]
-        return lower_equations(ctx, jaxpr.replace(eqns=eqns), name_stack, *args, **kwargs)
+        return lower(ctx, jaxpr.replace(eqns=eqns), name_stack, *args, **kw)
 
     def location(eqn: Any) -> str:
         frame = source_info_util.user_frame(eqn.source_info.traceback)
@@ -66,13 +61,14 @@ def watch_lowering(
             return ""
         return f"{'/'.join(pathlib.PurePath(frame.file_name).parts[-2:])}:{frame.start_line}"
 
-    def marked(name: str, jaxpr: Any, **kwargs: Any) -> Any:
+    @install("jax._src.interpreters.mlir:lower_jaxpr_to_module")
+    def marked(lower: Any, name: str, jaxpr: Any, **kwargs: Any) -> Any:
         if names := kwargs.get("arg_names"):
             ends = argument_labels(jaxpr)
             added = [""] * (len(names) - len(ends)) + ends  # constants come before the arguments
             pairs = zip(names, added, strict=True)
             kwargs["arg_names"] = [f"{n}/{end}" if n and end else n for n, end in pairs]
-        result = lower_program(name, jaxpr, **kwargs)
+        result = lower(name, jaxpr, **kwargs)
         if kwargs.get("num_partitions", 1) > 1:
             shardings = [kwargs.get("arg_shardings"), kwargs.get("result_shardings")]
             ids = [device.id for device in _devices_of(kwargs.get("axis_context"))]
@@ -83,8 +79,6 @@ def watch_lowering(
                 own = result.module.operation.attributes
                 own["mhlo.frontend_attributes"] = ir.DictAttr.get(attributes)
         return result
-
-    mlir.jaxpr_subcomp, mlir.lower_jaxpr_to_module = numbered, marked
 
 
 def _devices_of(context: Any) -> Sequence[Any]:
@@ -112,59 +106,39 @@ def guard_launches(
       check: Gets the name of a function; raises if this thread must not launch it.
       accept: Gets the compiled module of an executable that was serialized, and says whether it is
         one to ask for; raises if it can't be used.
-
-    Raises:
-      UsageError: This JAX launches programs in another way.
     """
-    from jax._src import compiler, pjit
-    from jax._src.interpreters import pxla
-    from jax.experimental import serialize_executable
-
     guarded: set[int] = set()  # by identity: an executable lives as long as what launches it
-    compile_program = _known(compiler, "compile_or_get_cached")
-    fast_path, launch = _known(pjit, "_get_fastpath_data"), pxla.ExecuteReplicated.__call__
 
-    @functools.wraps(compile_program)
-    def compiled(backend: Any, computation: Any, *args: Any, **kwargs: Any) -> Any:
-        executable = compile_program(backend, computation, *args, **kwargs)
+    def note(executable: Any, is_one: bool) -> None:
+        (guarded.add if is_one else guarded.discard)(id(executable))
+
+    @install("jax._src.compiler:compile_or_get_cached")
+    def compiled(compile: Any, backend: Any, computation: Any, *args: Any, **kwargs: Any) -> Any:
+        executable = compile(backend, computation, *args, **kwargs)
         name = _frontend_attributes(computation).get(attribute)
-        if name is not None and is_guarded(name.value):
-            guarded.add(id(executable))
-        else:
-            guarded.discard(id(executable))
+        note(executable, name is not None and is_guarded(name.value))
         return executable
 
-    unpickler = _known(serialize_executable, "_JaxPjrtUnpickler")
-    load = unpickler.persistent_load
-
-    @functools.wraps(load)
-    def loaded(self: Any, pid: Any) -> Any:
+    @install("jax.experimental.serialize_executable:_JaxPjrtUnpickler.persistent_load")
+    def loaded(load: Any, self: Any, pid: Any) -> Any:
         result = load(self, pid)
         if pid[0] == "exec":
             accepted = [accept(module) for module in compat.serialized_modules(result)]
-            if any(accepted):
-                guarded.add(id(result))
-            else:
-                guarded.discard(id(result))
+            note(result, any(accepted))
         return result
 
-    @functools.wraps(launch)
-    def checked(self: Any, *args: Any) -> Any:
+    @install("jax._src.interpreters.pxla:ExecuteReplicated.__call__")
+    def checked(launch: Any, self: Any, *args: Any) -> Any:
         if id(self.xla_executable) in guarded:
             check(self.name)
         return launch(self, *args)
 
-    @functools.wraps(fast_path)
-    def checked_fast_path(executable: Any, *args: Any, **kwargs: Any) -> Any:
+    @install("jax._src.pjit:_get_fastpath_data")
+    def checked_fast_path(fast_path: Any, executable: Any, *args: Any, **kwargs: Any) -> Any:
         known = getattr(executable, "xla_executable", None)
         if id(known) in guarded and _launch_context().value is None:
             return None
         return fast_path(executable, *args, **kwargs)
-
-    compiler.compile_or_get_cached = compiled
-    pjit._get_fastpath_data = checked_fast_path
-    pxla.ExecuteReplicated.__call__ = checked
-    unpickler.persistent_load = loaded
 
 
 def add_compiler_options(options: Callable[[frozenset[int]], Mapping[str, bool | int]]) -> None:
@@ -172,26 +146,18 @@ def add_compiler_options(options: Callable[[frozenset[int]], Mapping[str, bool |
 
     Args:
       options: Returns the options by name, for the ids of a program's devices.
-
-    Raises:
-      UsageError: This JAX compiles programs in another way.
     """
-    from jax._src import compiler
 
-    compile_program = _known(compiler, "compile_or_get_cached")
-
-    @functools.wraps(compile_program)
+    @install("jax._src.compiler:compile_or_get_cached")
     def compiled(
-        backend: Any, computation: Any, devices: Any, compile_options: Any, *args: Any, **kw: Any
+        compile: Any, backend: Any, module: Any, devices: Any, compile_options: Any, *args: Any
     ) -> Any:
         given = list(compile_options.env_option_overrides)
         names = {name for name, _ in given}
         more = options(frozenset(device.id for device in devices.flat))
         given += [(name, value) for name, value in more.items() if name not in names]
         compile_options.env_option_overrides = given
-        return compile_program(backend, computation, devices, compile_options, *args, **kw)
-
-    compiler.compile_or_get_cached = compiled
+        return compile(backend, module, devices, compile_options, *args)
 
 
 class Sharing(Protocol):
@@ -238,67 +204,49 @@ def share_executables(
       attribute: The frontend attribute of a module that names its program.
       is_described: Whether the name of a program says which Python functions XLA calls while it
         compiles the program: the module has their addresses only.
-
-    Raises:
-      UsageError: This JAX compiles programs in another way.
     """
-    from jax._src import compiler
-
     _watch_cache()
     sharer = _Sharer(process, sharing, fetch, attribute, is_described)
-    compiler.compile_or_get_cached = sharer.compile_or_get_cached
-    compiler.backend_compile_and_load = sharer.compile_and_load
+    install("jax._src.compiler:compile_or_get_cached")(sharer.compile_or_get_cached)
+    install("jax._src.compiler:backend_compile_and_load")(sharer.compile_and_load)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Sharer:
-    """The stand-ins of `share_executables` for two functions of JAX."""
+    """The stand-ins of `share_executables`, whose arguments it has, for two functions of JAX."""
 
-    def __init__(
-        self,
-        process: int,
-        sharing: Callable[[], Sharing | None],
-        fetch: Fetch,
-        attribute: str,
-        is_described: Callable[[str], bool],
-    ):
-        from jax._src import compiler
-
-        self._process = process
-        self._sharing = sharing
-        self._fetch = fetch
-        self._attribute = attribute
-        self._is_described = is_described
-        self._compile_or_get_cached = _known(compiler, "compile_or_get_cached")
-        self._compile_and_load = _known(compiler, "backend_compile_and_load")
+    process: int
+    sharing: Callable[[], Sharing | None]
+    fetch: Fetch
+    attribute: str
+    is_described: Callable[[str], bool]
 
     def compile_or_get_cached(
-        self, backend: Any, module: Any, devices: Any, options: Any, *args: Any, **kwargs: Any
+        self, compile: Any, backend: Any, module: Any, devices: Any, options: Any, *args: Any
     ) -> Any:
         """JAX's function, with the program known to those that share it before and after."""
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-        known = None if isinstance(backend, _jax.CompileOnlyPyClient) else self._sharing()
+        known = None if isinstance(backend, _jax.CompileOnlyPyClient) else self.sharing()
         among = known.among({d.process_index for d in devices.flat}) if known is not None else ()
-        program = _frontend_attributes(module).get(self._attribute)
+        program = _frontend_attributes(module).get(self.attribute)
         name = "" if program is None else program.value
-        key = _key(module, devices, options, self._is_described(name)) if among else None
+        key = _key(module, devices, options, self.is_described(name)) if among else None
         if known is None or not among or key is None:
-            return self._compile_or_get_cached(backend, module, devices, options, *args, **kwargs)
+            return compile(backend, module, devices, options, *args)
         this = _Compilation(among, key, name, known)
         token = _current.set(this)
         try:
             with known.compiling(among, this.key):
-                found = self._compile_or_get_cached(
-                    backend, module, devices, options, *args, **kwargs
-                )
-                if among[0] == self._process and not this.is_told:  # JAX's cache had it
+                found = compile(backend, module, devices, options, *args)
+                if among[0] == self.process and not this.is_told:  # JAX's cache had it
                     this.tell(lambda: this.serialized or backend.serialize_executable(found))
         finally:
             _current.reset(token)
         return found
 
     def compile_and_load(
-        self, backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, **kwargs: Any
+        self, compile: Any, backend: Any, module: Any, devices: Any, options: Any, callbacks: Any
     ) -> Any:
         """JAX's function, or a fetch of the executable from the process that compiles it."""
 
@@ -309,12 +257,12 @@ class _Sharer:
         this = _current.get()
         if this is not None:
             this.serialized = None  # refused, if the cache had one
-            if this.among[0] != self._process:
-                found, this.serialized = self._fetch(this.among, this.key, load)
+            if this.among[0] != self.process:
+                found, this.serialized = self.fetch(this.among, this.key, load)
                 if found is not None:
                     return found
-        found = self._compile_and_load(backend, module, devices, options, callbacks, **kwargs)
-        if this is not None and this.among[0] == self._process:
+        found = compile(backend, module, devices, options, callbacks)
+        if this is not None and this.among[0] == self.process:
             # Before JAX's cache writes a file, because others wait.
             this.tell(lambda: backend.serialize_executable(found))
         return found
@@ -322,24 +270,19 @@ class _Sharer:
 
 def _watch_cache() -> None:
     """Keeps executables in their serialized form where JAX's cache reads and writes them."""
-    from jax._src import compilation_cache
 
-    read = _known(compilation_cache, "get_executable_and_time")
-    write = _known(compilation_cache, "put_executable_and_time")
-
-    @functools.wraps(read)
-    def read_bytes(key: str, options: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+    @install("jax._src.compilation_cache:get_executable_and_time")
+    def read_bytes(read: Any, key: str, options: Any, backend: Any, *args: Any) -> Any:
         this = _current.get()
-        return read(key, options, _Loading(backend, this) if this else backend, *args, **kwargs)
+        return read(key, options, _Loading(backend, this) if this else backend, *args)
 
-    @functools.wraps(write)
-    def write_bytes(key: str, name: str, executable: Any, backend: Any, seconds: int) -> Any:
+    @install("jax._src.compilation_cache:put_executable_and_time")
+    def write_bytes(
+        write: Any, key: str, name: str, executable: Any, backend: Any, seconds: int
+    ) -> Any:
         this = _current.get()
         known = _Serialized(this.serialized) if this and this.serialized else executable
         write(key, name, known, backend, seconds)
-
-    compilation_cache.get_executable_and_time = read_bytes
-    compilation_cache.put_executable_and_time = write_bytes
 
 
 @dataclasses.dataclass
@@ -461,21 +404,6 @@ def disable_tuning_folder_of_jax() -> None:
     names = ["xla_gpu_kernel_cache_file"] if caches == "all" else caches.split(",")
     kept = [name for name in names if name != "xla_gpu_per_fusion_autotune_cache_dir"]
     jax.config.update("jax_persistent_cache_enable_xla_caches", ",".join(kept) or "none")
-
-
-def _known(module: Any, name: str) -> Any:
-    """A function of JAX's internals.
-
-    Raises:
-      UsageError: This JAX has no such function.
-    """
-    found = getattr(module, name, None)
-    if found is None:
-        raise UsageError(
-            f"jax {jax.__version__} has no {module.__name__}.{name}, which jaxhet relies on to tell"
-            " programs apart; install a version that jaxhet was tested with (README)"
-        )
-    return found
 
 
 def _frontend_attributes(module: Any) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ tests/python/test_jax_compat.py tests what the functions rely on.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxhet._jax.compat import Device
+from jaxhet._jax.replacements import put
 
 
 def set_partitions(partitions: Mapping[int, int], process: int, platform: str) -> None:
@@ -24,7 +24,7 @@ def set_partitions(partitions: Mapping[int, int], process: int, platform: str) -
     distributed.global_state.partition_index = partitions[process]
     if platform == "cpu":
         of_device = property(lambda device: partitions[device.process_index])
-        Device.slice_index = of_device  # type: ignore[attr-defined]
+        put("jax._src.lib:Device.slice_index", of_device)
 
 
 def accept_in_make_mesh() -> None:
@@ -33,9 +33,8 @@ def accept_in_make_mesh() -> None:
     It refuses them after it has laid them out, by a call of `hasattr`. The name is given another
     meaning in its module, since programs have imported the function itself.
     """
-    from jax._src import sharding_impls
 
     def has_attribute(value: Any, name: str) -> bool:
         return name != "slice_index" and hasattr(value, name)
 
-    sharding_impls.hasattr = has_attribute  # type: ignore[attr-defined]
+    put("jax._src.sharding_impls:hasattr", has_attribute)

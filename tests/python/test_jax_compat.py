@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import pytest
 from jax._src import (
     compilation_cache,
-    compiler,
     config,
     distributed,
     hardware_utils,
@@ -30,7 +29,7 @@ from jax.sharding import AxisType
 
 from jaxhet._errors import UsageError
 from jaxhet._jax import compat, jaxlib, platforms, slices
-from tests.support import scripts
+from tests.support import replaced, scripts
 
 
 def test_hook_has_two_stages() -> None:
@@ -231,7 +230,7 @@ def test_multihost_utils_take_the_devices_from_the_module_jax(
         assert call in gather
         assert call in broadcast
     assert "jax.local_devices()" in gather
-    monkeypatch.setattr(multihost_utils, "jax", jax)  # put back afterwards
+    replaced.put_back(monkeypatch)
     compat.allow_unequal_processes()
     stand_in: Any = multihost_utils.jax  # pyright: ignore[reportPrivateImportUsage]
     assert stand_in.devices() == stand_in.local_devices() == jax.devices()[:1]
@@ -242,12 +241,7 @@ def test_multihost_utils_take_the_devices_from_the_module_jax(
 @pytest.fixture
 def cache_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
     """A persistent compilation cache of our own; what a guard replaces in JAX is put back."""
-    for module, name in (
-        (compilation_cache, "get_cache_key"),
-        (compilation_cache, "get_executable_and_time"),
-        (compiler, "_cache_write"),
-    ):
-        monkeypatch.setattr(module, name, getattr(module, name))
+    replaced.put_back(monkeypatch)
     compilation_cache.reset_cache()
     with (
         config.compilation_cache_dir(str(tmp_path)),

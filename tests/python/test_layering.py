@@ -42,7 +42,6 @@ _PYTHON_DOORS = {
     "jax._src": (
         "jaxhet/_jax/compat.py",
         "jaxhet/_jax/device_put.py",
-        "jaxhet/_jax/hooks.py",
         "jaxhet/_jax/first_use.py",
         "jaxhet/_jax/platforms.py",
         "jaxhet/_jax/compiler_settings.py",
@@ -58,6 +57,7 @@ _PYTHON_DOORS = {
         "tests/python/test_jax_compat.py",
         "tests/python/test_compiler_settings.py",
         "tests/python/test_jax_programs.py",
+        "tests/python/test_jax_replacements.py",
         "tests/python/test_topology_mirror.py",
     ),
     "jaxlib": ("jaxhet/_jax/compat.py", "jaxhet/_jax/jaxlib.py", "tests/python/compiler/"),

@@ -1,0 +1,79 @@
+"""All names of JAX that jaxhet gives another meaning.
+
+tests/python/test_jax_replacements.py compares the table with the installed JAX.
+"""
+
+import functools
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from jaxhet._errors import UsageError
+from jaxhet._jax import jaxlib
+
+# Each name, and the purpose of its other meaning. The functions are in all versions that are tested
+# (`jaxlib.TESTED`). The last three names are values, by `put`.
+REPLACEMENTS = {
+    "jax._src.interpreters.mlir:jaxpr_subcomp": "number equations in the names of operations",
+    "jax._src.interpreters.mlir:lower_jaxpr_to_module": "tell programs apart",
+    "jax._src.compiler:compile_or_get_cached": "know, share and give options to programs",
+    "jax._src.compiler:backend_compile_and_load": "share programs, and raise errors of the passes",
+    "jax._src.compiler:_cache_write": "choose the processes that write to the compilation cache",
+    "jax._src.compilation_cache:get_cache_key": "tell plans apart in the compilation cache",
+    "jax._src.compilation_cache:get_executable_and_time": "check and share cached programs",
+    "jax._src.compilation_cache:put_executable_and_time": "serialize a program once",
+    "jax._src.pjit:_get_fastpath_data": "check which thread launches",
+    "jax._src.interpreters.pxla:ExecuteReplicated.__call__": "check which thread launches",
+    "jax.experimental.serialize_executable:_JaxPjrtUnpickler.persistent_load": (
+        "check programs that were serialized"
+    ),
+    "jax._src.dispatch:_device_put_sharding_impl": "move arrays between islands",
+    "jax._src.xla_bridge:backends": "join the job before the first use of a device",
+    "jax._src.lib:Device.slice_index": "give CPUs the slices of their islands",
+    "jax._src.sharding_impls:hasattr": "let jax.make_mesh accept several slices",
+    "jax.experimental.multihost_utils:jax": "gather from processes with unequal numbers of devices",
+}
+
+
+def install(name: str) -> Callable[[Callable[..., Any]], None]:
+    """Puts a function in the place of one of JAX, which becomes its first argument.
+
+    The last of several comes first, and gets the one before.
+
+    Args:
+      name: Key of `REPLACEMENTS`.
+
+    Raises:
+      UsageError: This JAX has no such function.
+    """
+    try:
+        owner, attribute = place(name)
+        original = getattr(owner, attribute)
+    except (ImportError, AttributeError):
+        import jax
+
+        raise UsageError(
+            f"jax {jax.__version__} has no {name}, which jaxhet relies on to {REPLACEMENTS[name]};"
+            f" install a version that jaxhet was tested with: {jaxlib.TESTED}"
+        ) from None
+
+    def put(ours: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return ours(original, *args, **kwargs)
+
+        setattr(owner, attribute, replaced)
+
+    return put
+
+
+def put(name: str, value: Any) -> None:
+    """Puts a value in the place of a name that is no function of JAX."""
+    setattr(*place(name), value)
+
+
+def place(name: str) -> tuple[Any, str]:
+    """The module or class that a name belongs to, and its name there."""
+    module, _, path = name.partition(":")
+    *classes, attribute = path.split(".")
+    return pkgutil.resolve_name(f"{module}:{'.'.join(classes)}"), attribute

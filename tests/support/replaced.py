@@ -1,0 +1,12 @@
+"""Takes back what tests put into JAX."""
+
+import pytest
+
+from jaxhet._jax.replacements import REPLACEMENTS, place
+
+
+def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has `monkeypatch` give the names of JAX that jaxhet replaces their present meanings later."""
+    for owner, name in map(place, REPLACEMENTS):
+        if hasattr(owner, name):
+            monkeypatch.setattr(owner, name, getattr(owner, name))
