@@ -1,8 +1,11 @@
+#include <gtest/gtest-spi.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -78,6 +81,18 @@ TEST(ProcessTest, ChildOfProcessWithFailedExitSucceeds) {
               _exit(ExitCodeOf([] { std::exit(0); }));
             }),
             0);
+}
+
+TEST(ProcessTest, ChildThatHangsIsAFailureThatSaysWhere) {
+  const Fd output(memfd_create("stdout", MFD_CLOEXEC));
+  const pid_t child = StartChild([&] {
+    dup2(output.get(), STDOUT_FILENO);
+    return std::raise(SIGALRM);
+  });
+  EXPECT_NONFATAL_FAILURE(WaitForChild(child), "hung");
+  std::array<char, 64> text{};
+  EXPECT_GT(pread(output.get(), text.data(), text.size() - 1, 0), 0);
+  EXPECT_THAT(text.data(), ::testing::HasSubstr("hangs; its threads:"));
 }
 
 // The signals that the calling thread blocks, as bits.
@@ -157,6 +172,7 @@ class ForkedChildTest : public ::testing::TestWithParam<std::string_view> {};
 INSTANTIATE_TEST_SUITE_P(Transports, ForkedChildTest, ::testing::Values("tcp", "verbs"),
                          &NameOfParam);
 
+// Else a peer would not see that this process has died while the child lives.
 TEST_P(ForkedChildTest, ForkedChildKeepsNoSocketOfControlDataOrChannels) {
   const size_t before = CountTcpSockets();
   const auto engines = StartPair(DeviceOptions(2, GetParam()));

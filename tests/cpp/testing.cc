@@ -9,6 +9,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+#include <csignal>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
@@ -26,6 +27,28 @@ void ReportTo([[maybe_unused]] int fd) {
   __sanitizer_set_report_fd(reinterpret_cast<void*>(intptr_t{fd}));
 #endif
 }
+
+// wchan is where a thread waits in the kernel.
+constexpr const char* kPrintThreads = R"sh(
+echo "process $PPID hangs; its threads:"
+gdb -p "$PPID" -batch -ex "thread apply all backtrace" 2>&1 && exit
+for thread in "/proc/$PPID/task"/*; do
+  echo "$(cat "$thread/comm"): waits in $(cat "$thread/wchan"), system call $(cat "$thread/syscall")"
+done)sh";
+
+// Allocates nothing: the hang may be in the allocator.
+void PrintThreadsAndEnd(int alarm_signal) {
+  const pid_t printer = _Fork();
+  if (printer == 0) {
+    execl("/bin/sh", "sh", "-c", kPrintThreads, nullptr);
+    _exit(1);
+  }
+  waitpid(printer, nullptr, 0);
+  std::signal(alarm_signal, SIG_DFL);
+  std::raise(alarm_signal);
+}
+
+[[maybe_unused]] const auto previous_handler = std::signal(SIGALRM, PrintThreadsAndEnd);
 
 int32_t CountEntries(const char* path) {
   return CheckedCast<int32_t>(std::distance(std::filesystem::directory_iterator(path), {}));
@@ -57,8 +80,9 @@ std::string ThrownText(const std::function<void()>& function, const Location& lo
 pid_t StartChild(const std::function<int()>& body) {
   const pid_t child = fork();
   if (child < 0) ThrowErrno("fork");
-  if (child == 0) _exit(CodeOf(body));
-  return child;
+  if (child > 0) return child;
+  alarm(kChildSeconds);
+  _exit(CodeOf(body));
 }
 
 int WaitForChild(pid_t child) {
@@ -66,6 +90,9 @@ int WaitForChild(pid_t child) {
   if (waitpid(child, &status, 0) != child) ThrowErrno("waitpid");
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   EXPECT_NE(code, kChildFailed) << "of a child process; its output says why";
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
+    ADD_FAILURE() << "child process " << child << " hung; its output has its threads";
+  }
   return code;
 }
 

@@ -43,11 +43,18 @@ std::string ThrownText(const std::function<void()>& function,
 // Exit code of a child process in which an expectation failed or an exception was thrown.
 inline constexpr int kChildFailed = 99;
 
+// A child that lives longer hangs.
+inline constexpr unsigned kChildSeconds = kIsThreadSanitized ? 180 : 60;
+
 // Forks. The child runs `body` and ends by _exit with what it returns, or with kChildFailed: it
-// never returns into GoogleTest, whose tests are its parent's.
+// never returns into GoogleTest, whose tests are its parent's. SIGALRM ends a child that hangs.
+//
+// In every test program SIGALRM prints the stacks of all threads, if gdb is installed, or else the
+// system calls that they wait in. Then it ends the process. ctest sends it to tests that hang.
 pid_t StartChild(const std::function<int()>& body);
 
-// Exit code of a child, after its end; -1 if a signal ended it. kChildFailed is a failure here.
+// Exit code of a child, after its end; -1 if a signal ended it. kChildFailed and a child that hung
+// are failures here.
 int WaitForChild(pid_t child);
 
 // Open file descriptors of this process; those that the count itself opens are counted, too.
