@@ -12,6 +12,7 @@ import site
 import sys
 import types
 from collections.abc import Sequence
+from typing import Any
 
 START_FILE = "jaxhet_auto.pth"
 _MODULE = "jax.distributed"
@@ -56,5 +57,17 @@ class _Loader(importlib.abc.Loader):
         self._loader.exec_module(module)
         from jaxhet import _distributed
 
-        _distributed.take_over(module)
-        _distributed.guard(module)
+        _distributed.take_over(module, _join, _leave)
+        _distributed.guard(module, _join)
+
+
+def _join(**options: Any) -> None:
+    from jaxhet import _initialize
+
+    _initialize.initialize(**options)
+
+
+def _leave() -> None:
+    from jaxhet import _initialize
+
+    _initialize.shutdown()

@@ -75,6 +75,25 @@ def compiler_options(config: Config) -> compiler.Options:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Parts that a job with GPUs or with many processes has.
+
+    Attributes:
+      connector: Connects the processes that a program needs; None if all are connected.
+      share: Makes the exchange of executables between processes with equal GPUs, from a function
+        that describes the plans of a program; None if each compiles its own.
+      over_islands: XLA's options for programs over several islands.
+    """
+
+    connector: Connector | None = None
+    share: Callable[[Callable[[str], str]], SharedPrograms] | None = None
+    over_islands: Mapping[str, bool | int] = dataclasses.field(default_factory=dict)
+
+
+NO_PARTS = Parts()
+
+
 class Compilation:
     """The compiled programs of a job.
 
@@ -82,7 +101,6 @@ class Compilation:
       engine: The engine that gets to know the plans; None in a job that has none.
       connector: Connects the processes that a program needs; None if all are connected.
       shared: The executables of processes with equal GPUs; None if each compiles its own.
-      over_islands: XLA's options for programs over several islands.
       plans: Fingerprint to plan.
       programs: Digest to the program as JAX traced it, of those that were lowered last.
     """
@@ -94,7 +112,7 @@ class Compilation:
         islands: tuple[Island, ...],
         engine: _ffi.Engine | None,
         is_over: Callable[[], bool] = lambda: False,
-        failure: Callable[[], JaxhetError | None] = lambda: None,
+        parts: Parts = NO_PARTS,
     ):
         """Keeps the programs of one process of a job.
 
@@ -104,19 +122,18 @@ class Compilation:
           islands: The islands of the job.
           engine: The engine of this process.
           is_over: Whether the job has failed or ended.
-          failure: Returns the job's failure, or None.
+          parts: Parts that not every job has.
         """
         self.engine = engine
-        self.connector: Connector | None = None
-        self.shared: SharedPrograms | None = None
-        self.over_islands: Mapping[str, bool | int] = {}
+        self.connector = parts.connector
+        self.shared = None if parts.share is None else parts.share(self.describe_plans)
+        self._over_islands = parts.over_islands
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}
         self._config = config
         self._process = process
         self._islands = islands
         self._is_over = is_over
-        self._failure = failure
         self._held: dict[str, tuple[Held, ...]] = {}  # by digest: what no word describes
         self._bridged: set[str] = set()  # digests of programs with exchanges
         self._lock = threading.Lock()
@@ -137,7 +154,7 @@ class Compilation:
     def compiler_options(self, devices: frozenset[int]) -> Mapping[str, bool | int]:
         """XLA's options for a program on the devices with these ids."""
         islands = {island.index for island, d in self._ranks.values() if d.id in devices}
-        return self.over_islands if len(islands) > 1 else {}
+        return self._over_islands if len(islands) > 1 else {}
 
     def describe(
         self, name: str, jaxpr: Any, arguments: Sequence[Any], location: Callable[[Any], str]
@@ -306,7 +323,7 @@ class Compilation:
             elif not all(self._accept(module) for module in modules()):
                 raise NotSharedError("it was compiled by other passes, or for another job")
         except Exception as error:
-            if (failure := self._failure()) is not None:
+            if self.engine is not None and (failure := self.engine.error()) is not None:
                 raise failure from None
             text = str(error) if isinstance(error, NotSharedError) else repr(error)
             LOGGER.warning(

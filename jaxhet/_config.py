@@ -1,61 +1,107 @@
 """The values of the options, from arguments and environment."""
 
+import dataclasses
 import difflib
+import inspect
 import numbers
 import os
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
 
 from jaxhet._errors import UsageError
-from jaxhet._options import OPTIONS, PREFIX, Option, flag
+from jaxhet._options import PREFIX, Option, Options, option, table
 
 _OF_PARENT = ("program_pid", "parent_job")  # facts that a process passes on to its children
-_BY_NAME = {option.name: option for option in OPTIONS}
 
 
-class Config:
-    """The resolved options of a process; attribute access by option name."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The resolved options of a process, with those that jaxhet itself sets.
 
-    def __init__(self, values: Mapping[str, Any], given: Iterable[str] = ()):
-        self._values = dict(values)
-        self.given = frozenset(given)  # options that an argument or the environment sets
+    Attributes:
+      given: Names of the options that an argument or the environment sets.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["_values"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+    auto: Literal["0", "1", "join"] = option(
+        "0",
+        "1: jax.distributed.initialize of an unmodified program joins the job, and a program that"
+        " uses a backend of JAX before it has joined fails; join: the first use of a backend, or of"
+        " jax.distributed.is_initialized, joins the job; `jaxhet run` and `jaxhet launch` set it",
+    )
+    program_pid: int | None = option(
+        None,
+        "process that may join the job; Python programs that this process starts may use JAX for"
+        " themselves. Set by jaxhet when the process imports JAX",
+        minimum=1,
+    )
+    parent_job: str | None = option(
+        None,
+        "address of the coordinator of the job that the parent of this process has joined, so that"
+        " this process can't. Set by jaxhet",
+    )
+    launched: bool = option(
+        False,
+        "somebody else runs the coordinator (`jaxhet launch`, `jaxhet coordinator`)",
+    )
+    given: frozenset[str] = frozenset()
 
-    def filled(self, values: Mapping[str, Any]) -> "Config":
+    def filled(self, values: Mapping[str, Any]) -> Self:
         """These options, with `values` for those that were not given."""
         found = {name: value for name, value in values.items() if name not in self.given}
-        return Config({**self._values, **found}, self.given)
+        return dataclasses.replace(self, **found)
 
-    def placed(self, process_id: int, num_processes: int) -> "Config":
+    def placed(self, process_id: int, num_processes: int) -> "PlacedConfig":
         """These options, with the place in the job that the coordinator has given."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         place = {"process_id": process_id, "num_processes": num_processes}
-        return Config({**self._values, **place}, self.given)
+        return PlacedConfig(**{**values, **place})
 
     def engine_values(self) -> dict[str, int | str]:
         """The engine's options, as `ParseOptions` in xla_plugin/engine/options.h needs them.
 
         Seconds become milliseconds (`_s`: `_ms`), names a list with commas, and None -1.
         """
-        return dict(_engine_value(o.name, self._values[o.name]) for o in OPTIONS if o.engine)
+        return dict(_engine_value(o, getattr(self, o.name)) for o in TABLE if o.engine)
 
     def agreed(self) -> dict[str, Any]:
         """The options that must have one value in the whole job."""
-        return {o.name: self._values[o.name] for o in OPTIONS if o.agreed}
+        return {o.name: getattr(self, o.name) for o in TABLE if o.agreed}
 
 
-def _engine_value(name: str, value: Any) -> tuple[str, int | str]:
-    if name.endswith("_s"):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlacedConfig(Config):
+    """The options of a process that has joined the job."""
+
+    process_id: int = 0
+    num_processes: int = 1
+
+
+TABLE = table(Config)
+_BY_NAME = {o.name: o for o in TABLE}
+
+
+def takes_options[**P](
+    _: Callable[P, Options],
+) -> Callable[[Callable[..., None]], Callable[P, None]]:
+    """Gives a function the parameters of `Options`, for editors, type checkers and `help`."""
+
+    def decorate(function: Callable[..., None]) -> Callable[P, None]:
+        signature = inspect.signature(Options).replace(return_annotation=None)
+        function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return decorate
+
+
+def _engine_value(option: Option, value: Any) -> tuple[str, int | str]:
+    name = option.name
+    if option.unit == "s":
         return name.removesuffix("_s") + "_ms", round(value * 1000)
     match value:
         case None:
             return name, -1
-        case tuple() | list():
+        case tuple():
             return name, ",".join(value)
         case str():
             return name, value
@@ -73,11 +119,16 @@ def resolve(
     arguments = arguments or {}
     for name in arguments:
         if name not in _BY_NAME:
-            raise UsageError(f"no option {name!r}; the options are {', '.join(sorted(_BY_NAME))}")
+            names = ", ".join(sorted(o.name for o in table(Options)))
+            raise UsageError(f"no option {name!r}; the options are {names}")
     _warn_of_unknown(environ)
-    given = {o.name for o in OPTIONS if arguments.get(o.name) is not None or o.env in environ}
-    values = {o.name: _resolve_one(o, arguments.get(o.name), environ) for o in OPTIONS}
-    return Config(values, given)
+    values: dict[str, Any] = {}
+    for o in TABLE:
+        if (argument := arguments.get(o.name)) is not None:
+            values[o.name] = _of_argument(o, argument)
+        elif (text := environ.get(o.env)) is not None:
+            values[o.name] = _of_text(o, text)
+    return Config(**values, given=frozenset(values))
 
 
 def pass_on(name: str, value: Any) -> None:
@@ -93,30 +144,33 @@ def for_new_job(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k not in [_BY_NAME[n].env for n in _OF_PARENT]}
 
 
-def _resolve_one(option: Option, argument: Any, environ: Mapping[str, str]) -> Any:
-    if argument is not None:
-        if isinstance(argument, numbers.Integral) and option.type in (int, float):
-            argument = option.type(argument)  # NumPy's types are converted, too
-        return _checked(option, argument, f"{option.name}={argument!r}")
-    text = environ.get(option.env)
-    if text is None:
-        return option.default
+def _of_argument(option: Option, argument: Any) -> Any:
+    where = f"{option.name}={argument!r}"
+    if option.is_list:
+        argument = option.parse(argument) if isinstance(argument, str) else tuple(argument)
+    elif isinstance(argument, numbers.Integral) and option.type in (int, float):
+        argument = option.type(argument)  # NumPy's types are converted, too
+    return _checked(option, argument, where)
+
+
+def _of_text(option: Option, text: str) -> Any:
     where = f"{option.env}={text!r}"
     try:
-        value = option.type(text)
+        value = option.parse(text)
     except ValueError:
-        kinds = {int: "a whole number", float: "a number", flag: "1, true, yes, 0, false or no"}
-        kind = kinds.get(option.type, "a value of this option")
+        kinds = {int: "a whole number", float: "a number", bool: "1, true, yes, 0, false or no"}
+        kind = "a list of whole numbers" if option.is_list else kinds[option.type]
         raise UsageError(f"{where} is not {kind} ({option.help})") from None
     return _checked(option, value, where)
 
 
 def _checked(option: Option, value: Any, where: str) -> Any:
-    if option.minimum is not None and not isinstance(value, numbers.Real):
-        raise UsageError(f"{where} is not a number ({option.help})")
-    if option.choices and not _is_of(option.choices, value):
+    items = value if option.is_list else (value,)
+    if option.choices and not (items and {*items} <= {*option.choices}):
         choices = ", ".join(option.choices)
         raise UsageError(f"{where} is not valid; {option.name} takes {choices} ({option.help})")
+    if option.minimum is not None and not isinstance(value, numbers.Real):
+        raise UsageError(f"{where} is not a number ({option.help})")
     if option.minimum is not None and not float(value) >= option.minimum:  # NaN, too
         raise UsageError(f"{where} is below the minimum, {option.minimum:g} ({option.help})")
     if option.maximum is not None and float(value) > option.maximum:
@@ -124,14 +178,8 @@ def _checked(option: Option, value: Any, where: str) -> Any:
     return value
 
 
-def _is_of(choices: tuple[str, ...], value: Any) -> bool:
-    """Whether `value` is a choice, or a sequence of at least one."""
-    parts = (value,) if isinstance(value, str) else tuple(value)
-    return bool(parts) and all(part in choices for part in parts)
-
-
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
-    known = {o.env.removeprefix(PREFIX) for o in OPTIONS}
+    known = {o.env.removeprefix(PREFIX) for o in TABLE}
     for name in environ:
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
             near = difflib.get_close_matches(name.removeprefix(PREFIX), known, 1)

@@ -44,21 +44,30 @@ _ALWAYS_MET = ("verify_secure_credentials",)
 _MARK = "_jaxhet_is_in_place"
 
 
-def take_over(module: Any) -> None:
+def take_over(module: Any, join: Callable[..., None], leave: Callable[[], None]) -> None:
     """Replaces `initialize` and `shutdown` of the module `jax.distributed`; again: does nothing.
 
     `is_initialized` tells whether JAX has a client, which a job gives it, too.
+
+    Args:
+      module: The module.
+      join: `jaxhet.initialize`.
+      leave: `jaxhet.shutdown`.
     """
     if hasattr(module.initialize, _MARK):
         return
-    module.initialize = _replace(module.initialize, _initialize)
-    module.shutdown = _replace(module.shutdown, _shutdown)
+    module.initialize = _replace(module.initialize, functools.partial(_initialize, join))
+    module.shutdown = _replace(module.shutdown, functools.partial(_shutdown, leave))
 
 
-def guard(module: Any) -> None:
+def guard(module: Any, join: Callable[[], None]) -> None:
     """Has the program join the job, or fail, before it uses a backend of JAX.
 
     With JAXHET_AUTO=join, `is_initialized` of `module`, which is `jax.distributed`, joins as well.
+
+    Args:
+      module: The module.
+      join: `jaxhet.initialize`.
     """
     pid = os.getpid()
     with contextlib.suppress(UsageError):  # the first use of a backend raises it
@@ -66,34 +75,33 @@ def guard(module: Any) -> None:
         if not _is_job(config) or config.program_pid not in (None, pid):
             return
         _config.pass_on("program_pid", pid)
-    first_use.call_before_backends(functools.partial(_before_first_use, pid))
+    first_use.call_before_backends(functools.partial(_before_first_use, pid, join))
     is_initialized = module.is_initialized
 
     @functools.wraps(is_initialized)
     def joined() -> bool:
         if _config.resolve().auto == "join":
-            _before_first_use(pid)
+            _before_first_use(pid, join)
         return is_initialized()
 
     module.is_initialized = joined
 
 
-def _before_first_use(pid: int) -> None:
+def _before_first_use(pid: int, join: Callable[[], None]) -> None:
     """Joins the job if JAXHET_AUTO=join, else fails, in the program that process `pid` is.
 
     Raises:
       UsageError: The program has not joined.
     """
-    from jaxhet import _initialize as ours
     from jaxhet import _session
 
     config = _config.resolve()
-    if ours.has_joined() or _session.current() is not None or not _is_job(config):
+    if _session.used.is_set() or _session.current() is not None or not _is_job(config):
         return
     if os.getpid() != pid or _is_of_multiprocessing():
         return
     if config.auto == "join":
-        ours.initialize()
+        join()
     elif not _is_alone():
         who = "this process" if config.process_id is None else f"process {config.process_id}"
         raise UsageError(
@@ -132,7 +140,9 @@ def _replace(
     return replacement
 
 
-def _initialize(original: Callable[..., None], given: Mapping[str, Any]) -> None:
+def _initialize(
+    join: Callable[..., None], original: Callable[..., None], given: Mapping[str, Any]
+) -> None:
     """Joins the job; without a job, initializes JAX as JAX does."""
     from jaxhet import _session
 
@@ -144,24 +154,23 @@ def _initialize(original: Callable[..., None], given: Mapping[str, Any]) -> None
     if not _is_job(config):
         original(**given)
         return
-    from jaxhet import _initialize as ours
     from jaxhet._jax import compat
 
     options = without_address(config, _options(given))
     compat.set_mtls({name: given[name] for name in _SETTINGS if name in given})
-    ours.initialize(**options)
+    join(**options)
 
 
-def _shutdown(original: Callable[..., None], given: Mapping[str, Any]) -> None:
+def _shutdown(
+    leave: Callable[[], None], original: Callable[..., None], given: Mapping[str, Any]
+) -> None:
     """Leaves the job; without a job, shuts down as JAX does."""
     from jaxhet import _session
 
     if _session.current() is None:
         original(**given)
-        return
-    from jaxhet import _initialize as ours
-
-    ours.shutdown()
+    else:
+        leave()
 
 
 def _is_job(config: _config.Config) -> bool:

@@ -19,7 +19,7 @@ except ImportError as error:
         " built: run `pip install -c constraints.txt -e .` there, or, if jaxhet is installed, start"
         " the program in another folder"
     ) from error
-from jaxhet._config import Config
+from jaxhet._config import Config, PlacedConfig
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 from jaxhet._job.bootstrap import PeerSockets
 from jaxhet._job.listener import Link
@@ -57,7 +57,7 @@ class Engine:
     @classmethod
     def start(
         cls,
-        config: Config,
+        config: PlacedConfig,
         members: Sequence[ProcessInfo],
         sockets: Mapping[int, PeerSockets],
         refused: Mapping[int, Mapping[str, str]] = types.MappingProxyType({}),
@@ -86,7 +86,7 @@ class Engine:
 
     def join_peer(
         self,
-        config: Config,
+        config: PlacedConfig,
         members: Sequence[ProcessInfo],
         process: int,
         sockets: PeerSockets,
@@ -108,7 +108,7 @@ class Engine:
 
     def _add_peer(
         self,
-        config: Config,
+        config: PlacedConfig,
         members: Sequence[ProcessInfo],
         process: int,
         sockets: PeerSockets,

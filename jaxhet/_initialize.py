@@ -4,9 +4,7 @@ import atexit
 import os
 import pathlib
 import subprocess
-import threading
 import time
-from typing import Any
 
 import jax
 
@@ -19,19 +17,19 @@ from jaxhet._job import membership as _membership
 from jaxhet._job import place as _place
 from jaxhet._job.membership import Membership
 from jaxhet._net.secret import read_secret
+from jaxhet._options import Options
 from jaxhet._set_up import set_up
 from jaxhet._telemetry import metrics as _metrics
 from jaxhet._telemetry import trace as _trace
 
-_used = threading.Event()  # this process is or was in a job
 
-
+@_config.takes_options(Options)
 def initialize(
     coordinator_address: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
     island: str | None = None,
-    **options: Any,
+    **options: object,
 ) -> None:
     """Joins this process to the job, in place of `jax.distributed.initialize()`.
 
@@ -46,7 +44,7 @@ def initialize(
       process_id: this process, 0 … num_processes - 1.
       island: name of this process's island; default: its platform. All processes declare one, or
         none.
-      **options: any other option of `jaxhet._options.OPTIONS` (docs/reference/options.md).
+      **options: any other option (docs/reference/options.md).
 
     Raises:
       UsageError: the job, an option or the installation is not right; the text says what to
@@ -82,12 +80,12 @@ def initialize(
     config = _place.complete(config, detected.hints)
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
-    _used.set()
+    _session.used.set()
     log_line = _prepare_platform(config)
     session = _join(config, secret)
     _session.install(session)
     _config.pass_on("parent_job", config.coordinator_address)
-    _distributed.take_over(jax.distributed)
+    _distributed.take_over(jax.distributed, initialize, shutdown)
     os.register_at_fork(after_in_child=session.abandon_in_child)
     atexit.register(_shutdown_at_exit)
     session.events.joined(time.monotonic() - started_s)
@@ -109,17 +107,15 @@ def _prepare_platform(config: Config) -> str:
 
 def _join(config: Config, secret: bytes) -> _session.Session:
     """Joins the job and sets up what belongs to it. The other processes hear of an error."""
-    trace = _trace.Trace(config) if config.trace_folder else None
+    trace_folder = _trace.folder(config)
     membership = _join_coordinator(config, secret)
     session = None
     try:
         session = set_up(config, secret, membership)
-        if trace is not None:
-            trace.follow(session, membership)
-            session.trace = trace
+        if trace_folder is not None:
+            session.observe(_trace.Trace(trace_folder, session, membership))
         if _metrics.are_wanted(config):
-            session.metrics = _metrics.Metrics(session.config)
-            session.metrics.follow(session)
+            session.observe(_metrics.Metrics(session.config, session))
     except BaseException as error:
         if membership.failure is None:
             membership.report(_for_others(error, _place.name(config)))
@@ -151,11 +147,6 @@ def shutdown() -> None:
         session.close(session.config.shutdown_timeout_s)
 
 
-def has_joined() -> bool:
-    """Whether this process is or was in a job."""
-    return _used.is_set()
-
-
 def _shutdown_at_exit() -> None:
     session = _session.remove()
     if session is not None:
@@ -165,7 +156,7 @@ def _shutdown_at_exit() -> None:
 def _check_first_call(config: Config) -> None:
     if _session.current() is not None:
         raise UsageError("jaxhet.initialize was called before in this process; call it once")
-    if _used.is_set():
+    if _session.used.is_set():
         raise UsageError(
             "this process has joined or tried to join a job already; start a new process for the"
             " next one"
@@ -189,6 +180,7 @@ def _check_first_call(config: Config) -> None:
 
 def _join_coordinator(config: Config, secret: bytes) -> Membership:
     address = config.coordinator_address
+    assert address is not None  # `place.complete`
     if config.process_id == 0 and not config.launched:
         _start_sidecar(config, secret)
     try:
@@ -204,14 +196,13 @@ def _join_coordinator(config: Config, secret: bytes) -> Membership:
 
 def _start_sidecar(config: Config, secret: bytes) -> None:
     """Starts the coordinator in a process of its own, which outlives this one."""
+    address = config.coordinator_bind_address or config.coordinator_address
+    assert address is not None  # `place.complete`
+    assert config.num_processes is not None
     root = str(pathlib.Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
-        coordinator.command(
-            config.coordinator_bind_address or config.coordinator_address,
-            config.num_processes,
-            config.connect_timeout_s,
-        ),
+        coordinator.command(address, config.num_processes, config.connect_timeout_s),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

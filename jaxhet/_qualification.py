@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxhet import _ffi
-from jaxhet._config import Config
+from jaxhet._config import PlacedConfig
 from jaxhet._errors import UsageError
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, Proof, Qualification, worst
 
 
-def refusals(config: Config, members: Sequence[ProcessInfo]) -> dict[int, dict[str, str]]:
+def refusals(config: PlacedConfig, members: Sequence[ProcessInfo]) -> dict[int, dict[str, str]]:
     """Transports to each other process that the report does not allow, and why.
 
     {} if the job goes by no report.

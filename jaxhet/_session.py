@@ -1,6 +1,7 @@
 """The session: everything that lives between `initialize` and `shutdown`."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import re
@@ -11,8 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from jaxhet import _errors, _ffi, _islands
-from jaxhet._compilation import Compilation
+from jaxhet import _compilation, _errors, _ffi, _islands
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._islands import Island
@@ -22,8 +22,7 @@ from jaxhet._launch import told
 from jaxhet._log import LOGGER
 from jaxhet._saves import Saves
 from jaxhet._telemetry.events import Events
-from jaxhet._telemetry.metrics import Metrics
-from jaxhet._telemetry.trace import Trace
+from jaxhet._telemetry.observed import Observer
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
 _LOOK_S = 0.05
@@ -35,6 +34,28 @@ _NOT_FINALIZED = (
     f" with exit code {_EXIT_CODE} (JAXHET_EXIT_AFTER_FAILURE_S)"
 )
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Parts of a session that its set-up has opened.
+
+    Attributes:
+      membership: Connection to the coordinator; None in tests and in a pretended job.
+      relay: Relay between JAX's client and the coordination service.
+      settings_differences: Differences between the islands' settings, a line for each.
+      wait_for_devices: Waits for the GPUs of this process; None on CPUs.
+      compilation: Parts of the session's `compilation`.
+    """
+
+    membership: Membership | None = None
+    relay: _ffi.Relay | None = None
+    settings_differences: tuple[str, ...] = ()
+    wait_for_devices: Callable[[float], bool] | None = None
+    compilation: _compilation.Parts = _compilation.NO_PARTS
+
+
+_NO_PARTS = Parts()
 
 
 class Session:
@@ -49,7 +70,7 @@ class Session:
         process: int,
         islands: tuple[Island, ...] = (),
         engine: _ffi.Engine | None = None,
-        membership: Membership | None = None,
+        parts: Parts = _NO_PARTS,
         is_pretended: bool = False,
     ):
         self.config = config
@@ -57,32 +78,36 @@ class Session:
         self.islands = islands
         self.engine = engine
         self.is_pretended = is_pretended
-        self.compilation = Compilation(
-            config, process, islands, engine, self._is_over, failure=self.error
-        )
-        self.settings_differences: tuple[str, ...] = ()  # between islands, a line for each
+        self.settings_differences = parts.settings_differences
         self.unlike: tuple[str, ...] | None = None  # result of `unlike_islands`
         self.replicas_checked = 0  # arrays whose replicas were compared
         self.replicas_differing = 0  # compared arrays whose replicas differed
-        self.metrics: Metrics | None = None
-        self.trace: Trace | None = None
         self.saves = Saves()
-        self.wait_for_devices: Callable[[float], bool] | None = None  # for GPUs
-        self.relay: _ffi.Relay | None = None  # between JAX's client and the service
-        self._membership = membership
+        self._observers: list[Observer] = []
+        self._wait_for_devices = parts.wait_for_devices
+        self._relay = parts.relay
+        self._connector = parts.compilation.connector
+        self._membership = parts.membership
         self._pid = os.getpid()
         self._acknowledged = threading.Event()
         self._closed = threading.Event()
         self._has_left = False  # all connections are closed
         self._is_idle = True  # at the end of the job: no device of this process is at work
+        self.compilation = _compilation.Compilation(
+            config, process, islands, engine, self._is_over, parts.compilation
+        )
         self._watcher = threading.Thread(target=self._watch, name="jaxhet-watch", daemon=True)
-        if engine is not None or membership is not None:
+        if engine is not None or parts.membership is not None:
             self._watcher.start()
 
     @functools.cached_property
     def island(self) -> Island:
         """This process's own."""
         return _islands.of_process(self.islands, self.process)
+
+    def observe(self, observer: Observer) -> None:
+        """Tells an observer of the job's failure and end."""
+        self._observers.append(observer)
 
     @functools.cached_property
     def events(self) -> Events:
@@ -158,10 +183,10 @@ class Session:
             told.tell()
         compat.let_sigterm_end_the_process()
         self.events.failed(failed[0])
-        if self.compilation.connector is not None and self._membership is not None:
+        if self._connector is not None and self._membership is not None:
             self._membership.report(_ffi.as_ours(failed[1]))
-        if self.trace is not None:
-            self.trace.write_in_background()
+        for observer in self._observers:
+            observer.failed()
         if self._waits_for_saves(_NOTICE_S, failed_at, self._closed.is_set):
             return
         compat.cancel_barriers()
@@ -226,18 +251,16 @@ class Session:
             self.compilation.leave()
             self._is_idle = self._wait_until_idle(_DEVICES_S if self.error() else timeout_s)
         self._closed.set()
-        if self.metrics is not None:
-            self.metrics.close()
-        if self.trace is not None:
-            self.trace.close()
-        if self.compilation.connector is not None:
-            self.compilation.connector.leave()
+        for observer in self._observers:
+            observer.close()
+        if self._connector is not None:
+            self._connector.leave()
         if self.engine is not None:
             self.engine.close(0 if self.error() else round(timeout_s * 1000))
-        if self.compilation.connector is not None and self._membership is not None:
+        if self._connector is not None and self._membership is not None:
             if not self.error():
                 self._membership.wait_for_all_to_leave(timeout_s)
-            self.compilation.connector.close()
+            self._connector.close()
         self.discard()
         if self._membership is not None:
             self._membership.leave()
@@ -251,13 +274,13 @@ class Session:
             self._watcher.join()
         with contextlib.suppress(Exception):
             compat.disconnect_client()
-        if self.relay is not None:
-            self.relay.close()
+        if self._relay is not None:
+            self._relay.close()
 
     def _wait_until_idle(self, timeout_s: float) -> bool:
         """Waits for the devices of this process; returns whether they have done all their work."""
-        if self.wait_for_devices is not None:
-            return self.wait_for_devices(timeout_s)
+        if self._wait_for_devices is not None:
+            return self._wait_for_devices(timeout_s)
         if not self.error():
             compat.wait_for_callbacks()
         return compat.wait_for_arrays(timeout_s)
@@ -308,12 +331,12 @@ class Session:
         """After a fork: the child gives up its copies of the connections, if it has any."""
         if self._has_left:
             return
-        if self.metrics is not None:
-            self.metrics.close_in_child()
+        for observer in self._observers:
+            observer.close_in_child()
         if self.engine is not None:
             self.engine.abandon_in_child()
-        if self.compilation.connector is not None:
-            self.compilation.connector.close_in_child()
+        if self._connector is not None:
+            self._connector.close_in_child()
         if self._membership is not None:
             self._membership.close_in_child()
 
@@ -325,6 +348,7 @@ def _uncaught() -> BaseException | None:
     return None if is_success else error
 
 
+used = threading.Event()  # this process is or was in a job, or has tried to join one
 _current: list[Session] = []
 
 

@@ -1,6 +1,7 @@
 """Set-up of a process that reached the coordinator: peers, engine, JAX's backends, devices."""
 
 import collections
+import dataclasses
 import importlib.metadata
 import os
 import pathlib
@@ -12,8 +13,8 @@ from typing import Any
 
 import jax
 
-from jaxhet import _device_put, _ffi, _islands, _qualification, _session, compiler
-from jaxhet._config import Config
+from jaxhet import _compilation, _device_put, _ffi, _islands, _qualification, _session, compiler
+from jaxhet._config import Config, PlacedConfig
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._gpu import gpu_settings, nearby, shared_programs, tuning
 from jaxhet._gpu.topology_mirror import TopologyMirror
@@ -52,50 +53,79 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
     listener = _listener.Listener(
         local_host, config.tcp_port, process, secret, interfaces=interfaces
     )
-    engine: _ffi.Engine | None = None
-    connector: _connector.Connector | None = None
-    is_tuning_shared = False
     try:
-        given = credentials.given(compat.mtls_settings())
-        info = make_process_info(config, listener.address, listener.interfaces)
-        membership.join(info, config.connect_timeout_s + 5, given, config.peer_timeout_s)
-        members = membership.members
-        config = config.placed(membership.process, len(members))
-        are_deterministic = all(
-            compiler_settings.are_kernels_deterministic(info.settings) for info in members
-        )
-        config = config.filled({"one_world_kernels": are_deterministic})
-        per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets
-        channels = bootstrap.num_channels(len(members), per_pair)
-        listener.assign(membership.process, membership.job, len(members), channels)
-        differences = differences_between_islands(members)
-        if config.process_id == 0:
-            for line in (jaxlib.untested(jax.__version__), *differences):
-                if line:
-                    LOGGER.warning("%s", line)
-        if len({info.island for info in members}) > 1:
-            if config.disable:
-                raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
-            exposure.check(config, config.process_id, members, membership.coordinator_host)
-            if members[config.process_id].platform in jaxlib.GPU_PLATFORMS:
-                is_tuning_shared = _prepare_gpus(config, members)
-            engine, connector = _start_engine(config, listener, membership)
-        session = _start_jax(config, membership, engine, listener)
-        session.compilation.connector = connector
-        session.settings_differences = tuple(differences)
-        if is_tuning_shared:
-            _share_programs(session, membership)
-        if connector is None:
-            listener.close()
-        return session
+        placed = _join(config, listener, membership)
+        job = _connect(placed, listener, membership)
     except BaseException:
-        if engine is not None:
-            engine.close(0)
         listener.close()
         raise
+    try:
+        session = _start_jax(job)
+    except BaseException:
+        if job.engine is not None:
+            job.engine.close(0)
+        listener.close()
+        raise
+    if job.connector is None:
+        listener.close()
+    return session
 
 
-def _prepare_gpus(config: Config, members: Sequence[ProcessInfo]) -> bool:
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """The job as it is before JAX starts; in a job of one island the engine is None."""
+
+    config: PlacedConfig
+    membership: Membership
+    listener: _listener.Listener
+    engine: _ffi.Engine | None = None
+    connector: _connector.Connector | None = None
+    settings_differences: tuple[str, ...] = ()
+    shares_programs: bool = False
+
+    def check(self) -> None:
+        """Raises the failure of the job, if there is one."""
+        self.membership.check()
+        if self.engine is not None and (error := self.engine.error()):
+            raise error
+
+
+def _join(config: Config, listener: _listener.Listener, membership: Membership) -> PlacedConfig:
+    """Waits until all processes have joined; completes the options."""
+    given = credentials.given(compat.mtls_settings())
+    info = make_process_info(config, listener.address, listener.interfaces)
+    membership.join(info, config.connect_timeout_s + 5, given, config.peer_timeout_s)
+    members = membership.members
+    per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets
+    channels = bootstrap.num_channels(len(members), per_pair)
+    listener.assign(membership.process, membership.job, len(members), channels)
+    are_deterministic = all(
+        compiler_settings.are_kernels_deterministic(info.settings) for info in members
+    )
+    placed = config.placed(membership.process, len(members))
+    return placed.filled({"one_world_kernels": are_deterministic})
+
+
+def _connect(config: PlacedConfig, listener: _listener.Listener, membership: Membership) -> _Job:
+    """Connects this process with those of other islands."""
+    members = membership.members
+    differences = tuple(differences_between_islands(members))
+    if config.process_id == 0:
+        for line in (jaxlib.untested(jax.__version__), *differences):
+            if line:
+                LOGGER.warning("%s", line)
+    if len({info.island for info in members}) == 1:
+        return _Job(config, membership, listener, settings_differences=differences)
+    if config.disable:
+        raise UsageError("JAXHET_DISABLE is for jobs of one island; this one has several")
+    exposure.check(config, config.process_id, members, membership.coordinator_host)
+    has_gpus = members[config.process_id].platform in jaxlib.GPU_PLATFORMS
+    shares_programs = has_gpus and _prepare_gpus(config, members)
+    engine, connector = _start_engine(config, listener, membership)
+    return _Job(config, membership, listener, engine, connector, differences, shares_programs)
+
+
+def _prepare_gpus(config: PlacedConfig, members: Sequence[ProcessInfo]) -> bool:
     """Completes the environment; returns whether processes with equal GPUs share programs."""
     process = config.process_id
     own_platform = members[process].platform
@@ -120,19 +150,20 @@ def _prepare_gpus(config: Config, members: Sequence[ProcessInfo]) -> bool:
     return are_shared
 
 
-def _share_programs(session: _session.Session, membership: Membership) -> None:
+def _sharing(
+    config: PlacedConfig, membership: Membership
+) -> Callable[[Callable[[str], str]], shared_programs.SharedPrograms]:
     """Has the first process of a tuning class compile programs, and the others load them."""
+    process = config.process_id
 
     def tuning_class(info: ProcessInfo) -> tuple[object, ...]:
         return info.platform, info.gpus, info.versions, info.settings
 
-    mine = tuning_class(membership.members[session.process])
-    session.compilation.shared = shared_programs.SharedPrograms(
-        [info.process for info in membership.members if tuning_class(info) == mine],
-        session.process,
-        compat.coordination_client(),
-        session.compilation.describe_plans,
-        session.config.tuning_timeout_s,
+    mine = tuning_class(membership.members[process])
+    equal = [info.process for info in membership.members if tuning_class(info) == mine]
+    store, timeout_s = compat.coordination_client(), config.tuning_timeout_s
+    return lambda describe: shared_programs.SharedPrograms(
+        equal, process, store, describe, timeout_s
     )
 
 
@@ -177,7 +208,7 @@ def make_process_info(
 
 
 def _start_engine(
-    config: Config, listener: _listener.Listener, membership: Membership
+    config: PlacedConfig, listener: _listener.Listener, membership: Membership
 ) -> tuple[_ffi.Engine, _connector.Connector | None]:
     """Starts the engine; returns it, and the connector of further peers if there may be any."""
     members = membership.members
@@ -212,19 +243,10 @@ def _start_engine(
     return engine, connector
 
 
-def _start_jax(
-    config: Config,
-    membership: Membership,
-    engine: _ffi.Engine | None,
-    listener: _listener.Listener,
-) -> _session.Session:
+def _start_jax(job: _Job) -> _session.Session:
+    """Starts JAX's client and backends; on them the session."""
+    config, membership, engine = job.config, job.membership, job.engine
     members = membership.members
-
-    def check() -> None:
-        membership.check()
-        if engine is not None and (error := engine.error()):
-            raise error
-
     places = [_islands.Member(c.process, c.island, c.platform, c.host) for c in members]
     _set_partitions(config, members, _islands.names(places))
     relay = _relay(membership)
@@ -236,22 +258,33 @@ def _start_jax(
             membership.credentials,
             relay.address if relay else None,
         ),
-        check,
+        job.check,
     )
     membership.when_lost(compat.cancel_barriers)
     compat.bind_gloo(client, membership.local_address)
-    devices = _create_backend(client, config.process_id, members, check)
+    devices = _create_backend(client, config.process_id, members, job.check)
     islands = _islands.make_islands(places, devices)
-    session = _session.Session(config, config.process_id, islands, engine, membership)
-    session.relay = relay
+    has_gpus = engine is not None and members[config.process_id].platform in jaxlib.GPU_PLATFORMS
+    flags = compiler_settings.xla_flags_text(os.environ)
+    parts = _session.Parts(
+        membership,
+        relay,
+        job.settings_differences,
+        wait_for_devices=compat.device_wait() if has_gpus else None,
+        compilation=_compilation.Parts(
+            job.connector,
+            _sharing(config, membership) if job.shares_programs else None,
+            gpu_settings.over_islands(flags) if has_gpus else {},
+        ),
+    )
+    session = _session.Session(config, config.process_id, islands, engine, parts)
     if engine is not None:
         try:
             mine = [d for d in session.island.devices if d.process_index == session.process]
             _check_gpus(mine, nearby.own_gpus(config, session.island.platform))
             _set_ranks(session, engine)
-            if session.island.platform in jaxlib.GPU_PLATFORMS:
-                session.wait_for_devices = compat.device_wait()
-                _open_devices(session, engine, members, listener, check)
+            if has_gpus:
+                _open_devices(session, engine, members, job.listener, job.check)
             _bridge(session, devices)
         except BaseException:
             session.discard()
@@ -270,7 +303,7 @@ def _relay(membership: Membership) -> _ffi.Relay | None:
     return _ffi.Relay(membership.service_address)
 
 
-def _set_partitions(config: Config, members: Sequence[ProcessInfo], names: list[str]) -> None:
+def _set_partitions(config: PlacedConfig, members: Sequence[ProcessInfo], names: list[str]) -> None:
     """Tells JAX the partition (slice) of each process: the user's, else its island's index.
 
     Not in a job of one island without values of the user: XLA makes a partition of each host.
@@ -350,7 +383,6 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, own.describe, attribute)
     programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
     if platform in jaxlib.GPU_PLATFORMS:
-        own.over_islands = gpu_settings.over_islands(compiler_settings.xla_flags_text(os.environ))
         programs.share_executables(
             session.process, lambda: own.shared, own.fetch, attribute, own.is_described
         )

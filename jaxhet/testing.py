@@ -375,7 +375,7 @@ def _is_in_job() -> bool:
 def _hide_gpus() -> None:
     """Hides the GPUs of other processes from this one, which sees its own first."""
     names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    count = len(_config.resolve().local_device_ids)
+    count = len(_config.resolve().local_device_ids or ())
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:count])
 
 

@@ -49,7 +49,7 @@ def option_table() -> str:
         [
             "| environment | default | valid | meaning |",
             "|---|---|---|---|",
-            *map(_option, _options.OPTIONS),
+            *map(_option, _options.table(_options.Options)),
         ]
     )
 
@@ -63,7 +63,7 @@ def _option(option: _options.Option) -> str:
 
 def _valid(option: _options.Option) -> str:
     """The choices or the range of an option."""
-    if option.type is _options.flag:
+    if option.type is bool:
         return "0, 1"
     if option.minimum is None:
         return ", ".join(f"`{choice}`" for choice in option.choices)

@@ -63,9 +63,7 @@ def _socketpairs() -> list[tuple[socket.socket, socket.socket]]:
 
 def _path(process: int, pair: str, ends: Sequence[socket.socket]) -> Path:
     """Decides with the other end; `ends` belong to the engine afterwards."""
-    config = _config.resolve(
-        {"process_id": process, "num_processes": 2, "connect_timeout_s": _START_TIMEOUT_S}
-    )
+    config = _config.resolve({"connect_timeout_s": _START_TIMEOUT_S}).placed(process, 2)
     control, *data = (Link(end, _NO_SECRET) for end in ends)
     peer = PeerSockets(control, tuple(data))
     try:

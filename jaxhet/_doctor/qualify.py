@@ -202,14 +202,9 @@ class _Job:
         sockets = bootstrap.connect_peers(
             end.listener, end.infos, config.tcp_sockets, config.connect_timeout_s, self._check
         )
-        options = {
-            "process_id": end.side,
-            "num_processes": 2,
-            "transports": (transport,),
-            "encryption": config.encryption,
-        }
+        options = {"transports": (transport,), "encryption": config.encryption}
         engine = _ffi.Engine.start(
-            _config.resolve(options),
+            _config.resolve(options).placed(end.side, 2),
             [dataclasses.replace(info, process=side) for side, info in enumerate(end.infos)],
             {1 - end.side: sockets[end.infos[1 - end.side].process]},
         )

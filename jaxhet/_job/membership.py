@@ -15,12 +15,13 @@ from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._job import clock
 from jaxhet._job.place import UNASSIGNED
 from jaxhet._job.process_info import JOB_BYTES, ProcessInfo
-from jaxhet._net import credentials, handshake
+from jaxhet._net import handshake
 from jaxhet._net.addresses import split_address
 from jaxhet._net.channel import Channel
 from jaxhet._net.clocks import time_from
 from jaxhet._net.credentials import Credentials
 from jaxhet._net.outbox import limit_sends
+from jaxhet._net.service_check import check_service
 
 if TYPE_CHECKING:
     from jaxhet._net.certificates import Identity
@@ -97,9 +98,7 @@ class Membership:
                     raise self._silent(timeout_s) from error.__cause__
                 raise self._lost(f"is gone ({error})") from error
         if given is not None:
-            credentials.check_service(
-                self.service_address, given, self._own_name, self._coordinator_time
-            )
+            check_service(self.service_address, given, self._own_name, self._coordinator_time)
         self._sock.settimeout(None)
         self._reader = threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True)
         self._reader.start()

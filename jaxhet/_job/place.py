@@ -56,7 +56,7 @@ def complete(config: Config, hints: Iterable[str] = ()) -> Config:
             f"num_processes={count}, and the islands {','.join(config.islands)} have {total}"
             " processes; leave num_processes out, or announce the islands' true sizes"
         )
-    if None not in (process, count) and process >= count:
+    if process is not None and count is not None and process >= count:
         raise UsageError(
             f"process_id={process} is not one of the job's {count} processes; ids run from 0 to"
             f" {count - 1}"
@@ -83,14 +83,12 @@ def _check_island(config: Config) -> None:
 def _derived(config: Config) -> dict[str, int]:
     """Options that follow from the sizes of the islands, or from their absence."""
     sizes = announced.sizes(config.islands)
-    derived = {}
+    derived: dict[str, int] = {}
     if sizes and config.num_processes is None:
         derived["num_processes"] = sum(sizes.values())
-    if config.process_id is None and config.island_process_id is not None:
-        if sizes:
-            derived["process_id"] = announced.process_id(
-                sizes, config.island, config.island_process_id
-            )
+    if config.process_id is None and (index := config.island_process_id) is not None:
+        if sizes and config.island is not None:
+            derived["process_id"] = announced.process_id(sizes, config.island, index)
         elif config.island is None:  # one island, or one for each platform
-            derived["process_id"] = config.island_process_id
+            derived["process_id"] = index
     return derived

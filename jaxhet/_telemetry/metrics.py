@@ -16,7 +16,7 @@ from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._net.addresses import split_address
 from jaxhet._telemetry.metrics_server import MetricsServer
-from jaxhet._telemetry.observed import ObservedSession
+from jaxhet._telemetry.observed import ObservedSession, Observer
 
 _PERIOD_S = 10.0  # time between two writes of the file
 _OWN = ("process", "island")
@@ -29,14 +29,14 @@ def are_wanted(config: Config) -> bool:
     return bool(config.metrics_address or config.metrics_folder)
 
 
-class Metrics:
+class Metrics(Observer):
     """Serves or writes the metrics of a session until it is closed.
 
     Raises:
       UsageError: prometheus_client is missing, the address can't be used, or there is no folder.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, session: ObservedSession):
         client = _client()
         self._client = client
         self._registry = client.CollectorRegistry()
@@ -50,15 +50,14 @@ class Metrics:
                 raise UsageError(
                     f"JAXHET_METRICS_FOLDER {folder} is no folder; make it, or name another one"
                 )
-            self._file = folder / f"jaxhet-{config.process_id}.prom"
-        if config.metrics_address:
-            self._server = _serve(client, config, self._registry)
-
-    def follow(self, session: ObservedSession) -> None:
-        """Connects the metrics to a session."""
-        self._registry.register(_Collector(self._client, session))
+            self._file = folder / f"jaxhet-{session.process}.prom"
+        self._registry.register(_Collector(client, session))
         if self._file is not None:
             self._write()  # an error is the caller's, the first time
+        if config.metrics_address:
+            address, process = config.metrics_address, session.process
+            self._server = _serve(client, address, process, self._registry)
+        if self._file is not None:
             self._writer = threading.Thread(
                 target=self._write_now_and_then, name="jaxhet-metrics", daemon=True
             )
@@ -194,9 +193,9 @@ def _client() -> ModuleType:
     return prometheus_client
 
 
-def _serve(client: ModuleType, config: Config, registry: Any) -> MetricsServer:
-    host, port = split_address(config.metrics_address, "metrics_address")
-    port += config.process_id
+def _serve(client: ModuleType, address: str, process: int, registry: Any) -> MetricsServer:
+    host, port = split_address(address, "metrics_address")
+    port += process
     try:
         if port > 65535:
             raise OverflowError
@@ -204,7 +203,7 @@ def _serve(client: ModuleType, config: Config, registry: Any) -> MetricsServer:
     except (OSError, OverflowError, socket.gaierror) as error:
         reason = getattr(error, "strerror", None) or "there are no ports above 65535"
         raise UsageError(
-            f"metrics can't be served on {host}:{port} ({reason}); process {config.process_id}"
-            f" uses the port of JAXHET_METRICS_ADDRESS={config.metrics_address} plus its number:"
+            f"metrics can't be served on {host}:{port} ({reason}); process {process}"
+            f" uses the port of JAXHET_METRICS_ADDRESS={address} plus its number:"
             " choose one with as many free ports above it as there are processes"
         ) from None

@@ -2,10 +2,24 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from jaxhet._ffi import Engine
-from jaxhet._islands import Island
+if TYPE_CHECKING:  # `jaxhet trace` does without JAX
+    from jaxhet._ffi import Engine
+    from jaxhet._islands import Island
+
+
+class Observer:
+    """What a session tells of its own end."""
+
+    def failed(self) -> None:
+        """The job has failed. Must not block."""
+
+    def close(self) -> None:
+        """The process leaves the job. The engine is still open."""
+
+    def close_in_child(self) -> None:
+        """This process is a fork of the one that joined the job."""
 
 
 class ObservedSession(Protocol):
@@ -17,9 +31,9 @@ class ObservedSession(Protocol):
     @property
     def process(self) -> int: ...
     @property
-    def islands(self) -> Sequence[Island]: ...
+    def islands(self) -> Sequence["Island"]: ...
     @functools.cached_property
-    def island(self) -> Island: ...
+    def island(self) -> "Island": ...
     @property
-    def engine(self) -> Engine | None: ...
+    def engine(self) -> "Engine | None": ...
     def error(self) -> Exception | None: ...

@@ -16,10 +16,10 @@ from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._job.clock import Reading, now_us
 from jaxhet._log import LOGGER
+from jaxhet._telemetry.observed import ObservedSession, Observer
 
 if TYPE_CHECKING:
     from jaxhet._job.membership import Membership
-    from jaxhet._telemetry.observed import ObservedSession
 
 FILES = "jaxhet-*.trace.json"
 _FORMAT = 1
@@ -82,28 +82,31 @@ class ProcessTrace:
             ) from error
 
 
-class Trace:
-    """Writes the trace of a session when the job fails, and when this process leaves.
+def folder(config: Config) -> pathlib.Path | None:
+    """The folder in which traces are wanted, or None.
 
     Raises:
       UsageError: The folder does not exist.
     """
+    if not config.trace_folder:
+        return None
+    found = pathlib.Path(config.trace_folder)
+    if not found.is_dir():
+        raise UsageError(f"JAXHET_TRACE_FOLDER {found} is no folder; make it, or name another one")
+    return found
 
-    def __init__(self, config: Config):
-        self._folder = pathlib.Path(config.trace_folder)
-        if not self._folder.is_dir():
-            raise UsageError(
-                f"JAXHET_TRACE_FOLDER {self._folder} is no folder; make it, or name another one"
-            )
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._readings: list[Reading] = []
 
-    def follow(self, session: "ObservedSession", membership: "Membership") -> None:
-        """Connects the trace to a session and to the coordinator, whose clock it reads."""
+class Trace(Observer):
+    """Writes the trace of a session when the job fails, and when this process leaves."""
+
+    def __init__(self, folder: pathlib.Path, session: ObservedSession, membership: "Membership"):
+        self._folder = folder
         self._session = session
         self._job = membership.job.hex()
         self._clock = membership.clock
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._readings: list[Reading] = []
         self._read_clock()
 
     def write(self) -> None:
@@ -112,7 +115,7 @@ class Trace:
             if not self._is_closed:
                 self._write()
 
-    def write_in_background(self) -> None:
+    def failed(self) -> None:
         """Writes the file on a thread: a file system that hangs must not hold up the caller."""
         threading.Thread(target=self.write, name="jaxhet-trace", daemon=True).start()
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxhet import _clusters, _config, _options
+from jaxhet import _clusters, _config
 from jaxhet._errors import UsageError
 from jaxhet._job import place
 from jaxhet._net.addresses import split_address
@@ -63,7 +63,7 @@ def look(environ: Mapping[str, str]) -> Environment:
       UsageError: A value is not valid, or variables contradict each other.
     """
     config, detected = _clusters.resolve({}, environ)
-    options = {option.name: option for option in _options.OPTIONS}
+    options = {option.name: option for option in _config.TABLE}
     values: dict[str, tuple[Any, str]] = {}
     for name in _SHOWN:
         if name in config.given:

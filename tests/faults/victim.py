@@ -248,9 +248,9 @@ def main() -> None:
 
     start_jax = _set_up._start_jax
 
-    def start_jax_after_fault(*arguments: Any) -> Any:
+    def start_jax_after_fault(job: Any) -> Any:
         fault.now("setup")
-        return start_jax(*arguments)
+        return start_jax(job)
 
     _set_up._start_jax = start_jax_after_fault
     try:

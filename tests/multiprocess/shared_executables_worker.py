@@ -35,9 +35,11 @@ def _share(request: dict[str, Any]) -> None:
     """
     session = _session.current()
     assert session is not None
-    _set_up._share_programs(session, session._membership)  # type: ignore[arg-type]
-    own = session.compilation
-    shared: Any = own.shared
+    own, config, membership = session.compilation, session.config, session._membership
+    assert membership is not None
+    share = _set_up._sharing(config.placed(session.process, config.num_processes or 0), membership)
+    shared: Any = share(own.describe_plans)
+    own.shared = shared
     compiling, put = shared.compiling, shared._put
 
     def noted(among: tuple[int, ...], key: str) -> Any:

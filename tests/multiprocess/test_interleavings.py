@@ -160,7 +160,8 @@ def _open_new_engine() -> None:
     host, port = split_address(members[session.process].address)
     secret = _secret.read_secret(config)
     listener = _listen_again(host, port, session, secret)
-    engine, _ = _set_up._start_engine(config, listener, membership)
+    placed = config.placed(session.process, len(members))
+    engine, _ = _set_up._start_engine(placed, listener, membership)
     session.engine = session.compilation.engine = engine
     listener.close()
     _set_up._set_ranks(session, engine)

@@ -2,7 +2,9 @@
 
 import pathlib
 import socket
+import types
 import urllib.request
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -93,27 +95,37 @@ def test_metrics_are_served_written_and_parsed(tmp_path: pathlib.Path) -> None:
         _check(_samples((tmp_path / f"jaxhet-{process}.prom").read_text()), process)
 
 
-def _config_of(**options: object) -> _config.Config:
-    return _config.resolve({"process_id": 3, **options}, {})
+def _metrics_of(**options: object) -> metrics.Metrics:
+    island = types.SimpleNamespace(name="a", processes=(3,))
+    session: Any = types.SimpleNamespace(
+        process=3,
+        island=island,
+        islands=(island,),
+        engine=None,
+        replicas_checked=0,
+        replicas_differing=0,
+        error=lambda: None,
+    )
+    return metrics.Metrics(_config.resolve(options, {}), session)
 
 
 def test_metrics_that_can_not_be(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="no/such is no folder; make it, or name another one"):
-        metrics.Metrics(_config_of(metrics_folder="no/such"))
+        _metrics_of(metrics_folder="no/such")
     with pytest.raises(UsageError, match="metrics_address 'here' is not host:port"):
-        metrics.Metrics(_config_of(metrics_address="here"))
+        _metrics_of(metrics_address="here")
     with pytest.raises(UsageError, match=r"no ports above 65535.*process 3 uses the port"):
-        metrics.Metrics(_config_of(metrics_address="127.0.0.1:65533"))
+        _metrics_of(metrics_address="127.0.0.1:65533")
 
 
 def test_port_of_metrics_that_is_in_use() -> None:
     port = free_port()
-    first = metrics.Metrics(_config_of(metrics_address=f"127.0.0.1:{port}"))
+    first = _metrics_of(metrics_address=f"127.0.0.1:{port}")
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{port + 3}/metrics").read()
         words = rf"can't be served on 127\.0\.0\.1:{port + 3} \(Address already in use\)"
         with pytest.raises(UsageError, match=words):
-            metrics.Metrics(_config_of(metrics_address=f"127.0.0.1:{port}"))
+            _metrics_of(metrics_address=f"127.0.0.1:{port}")
     finally:
         first.close()
 
@@ -156,4 +168,4 @@ def test_process_whose_metrics_can_not_be_served_leaves_the_job() -> None:
 def test_metrics_without_the_package_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(UsageError, match=r"need the package prometheus_client: pip install"):
-        metrics.Metrics(_config_of(metrics_folder="."))
+        _metrics_of(metrics_folder=".")

@@ -21,11 +21,12 @@ from jaxhet._errors import TransportError, UsageError
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator, membership
 from jaxhet._job.terms import Terms
-from jaxhet._net import certificates, clocks, handshake
+from jaxhet._net import certificates, clocks, handshake, service_check
 from jaxhet._net import credentials as _credentials
 from jaxhet._net.addresses import listen
 from jaxhet._net.channel import Channel
 from jaxhet._net.credentials import Credentials
+from jaxhet._net.service_check import check_service
 from jaxhet.testing import free_port
 from tests.support.certificates import make_files
 from tests.support.scripts import run
@@ -72,7 +73,7 @@ def test_service_refuses_who_has_no_certificate_of_a_process(
 ) -> None:
     credentials = dataclasses.replace(stranger(authority), peer_uri_prefix="jaxhet://service/")
     with pytest.raises(UsageError, match="do not accept each other's certificates: "):
-        _credentials.check_service(address, credentials)
+        check_service(address, credentials)
 
 
 def _first_byte(address: str, context: ssl.SSLContext) -> bytes:
@@ -124,7 +125,7 @@ def test_clock_by_which_a_certificate_is_not_valid_is_named(
         _service_of_the_user(tmp_path, ahead_days) as (address, given),
         pytest.raises(UsageError) as caught,
     ):
-        _credentials.check_service(address, given, "process 1 (b, pid 7 on host)", coordinator_time)
+        check_service(address, given, "process 1 (b, pid 7 on host)", coordinator_time)
     assert re.search(
         rf"{_NAME} do not accept each other's certificates: .*; the coordinator's certificate \(its"
         rf" JAX_MTLS_CERT_FILE\) is valid from {_UTC} to {_UTC}, and the clock of {_NAME} says"
@@ -140,17 +141,17 @@ def test_clock_of_the_coordinator_is_named_if_its_service_hangs_up(
     def hang_up(certificate: Any, prefix: str | None) -> None:
         raise ConnectionResetError("the service closed the connection")
 
-    monkeypatch.setattr(_credentials, "_check_uri", hang_up)
+    monkeypatch.setattr(service_check, "_check_uri", hang_up)
     now = datetime.datetime.now(datetime.UTC)
     behind = now - datetime.timedelta(days=30)
     with _service_of_the_user(tmp_path, 0) as (address, given):
         with pytest.raises(UsageError) as caught:
-            _credentials.check_service(address, given, "process 1", behind)
+            check_service(address, given, "process 1", behind)
         assert "it is not yet valid by the clock of the coordinator at 127.0.0.1:" in str(
             caught.value
         )
         with pytest.raises(UsageError, match="check that JAX_MTLS_CA_FILE of each is"):
-            _credentials.check_service(address, given, "process 1", now)
+            check_service(address, given, "process 1", now)
 
 
 @pytest.mark.parametrize("seconds", [-1, 1e300, float("nan"), "now", None])
@@ -173,7 +174,7 @@ def test_process_with_the_certificate_of_its_job_is_accepted(
     authority: certificates.Authority, address: str
 ) -> None:
     credentials = _process(authority)
-    _credentials.check_service(address, credentials)
+    check_service(address, credentials)
     client = _jax.get_distributed_runtime_client(
         address, 0, init_timeout=20, shutdown_timeout=5, **credentials.arguments()
     )

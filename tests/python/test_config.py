@@ -1,8 +1,15 @@
 """Options: one table, and errors that say what is valid."""
 
+import inspect
+import json
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+import jaxhet
 from jaxhet import _config, _options
 from jaxhet._errors import UsageError
 
@@ -75,6 +82,38 @@ def test_engines_values_have_its_names_and_units() -> None:
 
 def test_integers_of_the_engine_have_both_limits() -> None:
     """The engine does not check them again."""
-    numbers = [o for o in _options.OPTIONS if o.engine and o.type in (int, float)]
+    numbers = [o for o in _config.TABLE if o.engine and o.type in (int, float)]
     assert len(numbers) > 10
     assert not [o.name for o in numbers if o.minimum is None or o.maximum is None]
+
+
+def test_signature_of_initialize_is_made_of_the_options() -> None:
+    signature = inspect.signature(jaxhet.initialize)
+    assert signature.parameters.keys() == {o.name for o in _options.table(_options.Options)}
+    assert signature.parameters["deadline_s"].annotation is float
+    assert signature.parameters["deadline_s"].default == 300
+    positional = ["coordinator_address", "num_processes", "process_id", "island"]
+    assert [*signature.parameters][:4] == positional
+
+
+def test_type_checkers_know_the_arguments_of_initialize(tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import jaxhet\n"
+        "jaxhet.initialize('nv0:1', 2, 0, 'nv', deadline_s=9, transports=['tcp'])\n"
+        "jaxhet.initialize(deadline_s='9')\n"
+        "jaxhet.initialize(encryption='on')\n"
+        "jaxhet.initialize(colour=1)\n"
+    )
+    root = pathlib.Path(jaxhet.__file__).parents[1]
+    settings = {"extraPaths": [str(root)], "venvPath": str(root), "venv": ".venv"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "-p", str(tmp_path)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    found = json.loads(ended.stdout)["generalDiagnostics"]
+    wrong = [(d["range"]["start"]["line"] + 1, d["rule"]) for d in found]
+    assert wrong == [
+        (3, "reportArgumentType"),
+        (4, "reportArgumentType"),
+        (5, "reportCallIssue"),
+    ]

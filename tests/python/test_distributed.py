@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxhet import _distributed, _initialize
+from jaxhet import _distributed
 from jaxhet._errors import UsageError
 
 _SECRET = {"JAXHET_JOB_SECRET": "a secret of tests"}
@@ -16,7 +16,7 @@ _SECRET = {"JAXHET_JOB_SECRET": "a secret of tests"}
 class Calls:
     """A module like `jax.distributed`, taken over, which records what reaches JAX or jaxhet."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self) -> None:
         self.jax: list[Any] = []
         self.jaxhet: list[Any] = []
         self.module: Any = types.SimpleNamespace()
@@ -35,13 +35,12 @@ class Calls:
 
         self.module.initialize = initialize
         self.module.shutdown = lambda: calls.append("shutdown")
-        _distributed.take_over(self.module)
-        monkeypatch.setattr(_initialize, "initialize", lambda **o: self.jaxhet.append(o))
+        _distributed.take_over(self.module, lambda **o: self.jaxhet.append(o), lambda: None)
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    return Calls(monkeypatch)
+def calls() -> Calls:
+    return Calls()
 
 
 def _set(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
@@ -161,6 +160,6 @@ def test_certificates_are_given_to_jax(calls: Calls, monkeypatch: pytest.MonkeyP
 
 def test_functions_are_replaced_once(calls: Calls) -> None:
     replaced = calls.module.initialize
-    _distributed.take_over(calls.module)
+    _distributed.take_over(calls.module, lambda: None, lambda: None)
     assert calls.module.initialize is replaced
     assert replaced.__name__ == "initialize"

@@ -179,7 +179,7 @@ def test_damaged_answers_of_the_coordinator_are_refused() -> None:
             membership._left.set()  # the end of the input is no news
             given = object.__new__(_membership.Credentials)
             with pytest.MonkeyPatch.context() as patch, contextlib.suppress(JaxhetError):
-                patch.setattr(_membership.credentials, "check_service", lambda *_: None)
+                patch.setattr(_membership, "check_service", lambda *_: None)
                 membership.join(info, 5, given)
                 assert [member.process for member in membership.members] == [0, 1]
             sock.close()

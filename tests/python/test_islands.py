@@ -53,7 +53,7 @@ def test_devices_are_in_the_order_of_ranks_whatever_their_islands() -> None:
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Devices of a session whose islands are interleaved, island by island."""
-    session = _session.Session(Config({}), 0, _make("abab", [1, 2, 3, 1]))
+    session = _session.Session(Config(), 0, _make("abab", [1, 2, 3, 1]))
     monkeypatch.setattr(_session, "_current", [session])
     monkeypatch.setattr(jax.sharding, "Mesh", lambda devices, names: devices)
     return [device for island in session.islands for device in island.devices]
@@ -72,9 +72,12 @@ def test_mesh_that_does_not_hold_all_devices(devices: list[Any]) -> None:
 
 def test_programs_inside_of_an_island_are_compiled_as_without_jaxhet() -> None:
     compilation = _compilation.Compilation(
-        _config.resolve({}, {}), 0, _make("aab", [2, 1, 2]), None
+        _config.resolve({}, {}),
+        0,
+        _make("aab", [2, 1, 2]),
+        None,
+        parts=_compilation.Parts(over_islands={"option": True}),
     )
-    compilation.over_islands = {"option": True}
     first, second, third = ({2048 * process, 2048 * process + 1} for process in range(3))
     assert compilation.compiler_options(frozenset(first | second)) == {}
     assert compilation.compiler_options(frozenset(third)) == {}

@@ -93,8 +93,7 @@ def test_report_is_read_as_it_was_written(tmp_path: pathlib.Path):
 def test_reasons_are_given_for_every_other_process(tmp_path: pathlib.Path):
     path = _write(tmp_path)
     members = [_info(0, "nv0"), _info(1, "amd0"), _info(2, "nv0")]
-    options = {"process_id": 0, "num_processes": 3, "qualification": path}
-    found = refusals(_config.resolve(options, {}), members)
+    found = refusals(_config.resolve({"qualification": path}, {}).placed(0, 3), members)
     assert {p: set(reasons) for p, reasons in found.items()} == {
         process: set(_ffi.TRANSPORTS) - {"tcp"} for process in (1, 2)
     }
@@ -104,8 +103,7 @@ def test_reasons_are_given_for_every_other_process(tmp_path: pathlib.Path):
 
 
 def test_without_a_report_nothing_is_refused():
-    config = _config.resolve({"process_id": 0, "num_processes": 1}, {})
-    assert refusals(config, [_info(0, "nv0")]) == {}
+    assert refusals(_config.resolve({}, {}).placed(0, 1), [_info(0, "nv0")]) == {}
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,8 @@ def test_processes_with_equal_models_of_gpus_share_programs() -> None:
         tell_of_program=None,
         listen_programs=lambda hear: None,
     )
-    session = _session_of(platform="rocm")
-    _set_up._share_programs(session, membership)
-    assert session.compilation.shared is not None
-    assert session.compilation.shared._members == {0, 2}
+    share = _set_up._sharing(_config.resolve({}, {}).placed(0, 3), membership)
+    assert share(str)._members == {0, 2}
 
 
 def test_different_gpus_of_one_name_are_refused() -> None:
@@ -172,12 +170,15 @@ class _Memory:
 
 
 def _mixed_session(
-    process: int, engine: FakeEngine, named: tuple[tuple[str, str], ...] = MIXED
+    process: int,
+    engine: FakeEngine,
+    named: tuple[tuple[str, str], ...] = MIXED,
+    parts: _session.Parts = _session._NO_PARTS,
 ) -> Session:
     members = [_islands.Member(i, name, p, "host") for i, (name, p) in enumerate(named)]
     islands = _islands.make_islands(members, DEVICES)
     stand_in: Any = engine
-    return Session(_config.resolve({}, environ={}), process, islands, stand_in)
+    return Session(_config.resolve({}, environ={}), process, islands, stand_in, parts)
 
 
 @pytest.fixture
@@ -263,9 +264,9 @@ def _start(
     monkeypatch.setattr(_set_up, "_relay", lambda _: None)
     monkeypatch.setattr(_set_up, "_set_partitions", lambda *_: None)
     listener: Any = types.SimpleNamespace(process=0, take=lambda *_, **__: {})
-    config = _config.resolve({"process_id": 0}, environ={})
+    config = _config.resolve({}, environ={}).placed(0, len(named))
     stand_in: Any = engine
-    return _set_up._start_jax(config, membership, stand_in, listener)
+    return _set_up._start_jax(_set_up._Job(config, membership, listener, stand_in))
 
 
 def test_devices_of_a_cpu_job_are_not_opened(
@@ -333,13 +334,12 @@ def test_engine_is_closed_after_the_device_work(
 ) -> None:
     engine = FakeEngine()
     monkeypatch.setattr(_ffi, "fail_exit", lambda code: engine.calls.append(("exit", code)))
-    session = _mixed_session(0, engine)
 
     def wait(timeout_s: float) -> bool:
         engine.calls.append(("wait", timeout_s))
         return True
 
-    session.wait_for_devices = wait
+    session = _mixed_session(0, engine, parts=_session.Parts(wait_for_devices=wait))
     if failed:
         engine.fail("PeerError", "gone")
     session.close(300)

@@ -15,6 +15,7 @@ from jaxhet import _config
 from jaxhet._errors import UsageError
 from jaxhet._job import clock as _clock
 from jaxhet._job.clock import CoordinatorClock, Reading
+from jaxhet._telemetry import trace as _trace
 from jaxhet._telemetry.trace import ProcessTrace, Trace
 from jaxhet.cli import trace as cli
 from tests.support import schemas, trace_events
@@ -213,11 +214,9 @@ def _session(engine: _Engine) -> Any:
 
 
 def _followed(folder: pathlib.Path, engine: _Engine) -> Trace:
-    trace = Trace(_config.resolve({"trace_folder": str(folder)}, {}))
     clock = CoordinatorClock(lambda number: clock.hear(number, _clock.now_us() + 5e6))
     membership: Any = types.SimpleNamespace(clock=clock, job=bytes(16))
-    trace.follow(_session(engine), membership)
-    return trace
+    return Trace(folder, _session(engine), membership)
 
 
 def test_a_process_writes_its_trace_until_it_leaves(tmp_path: pathlib.Path) -> None:
@@ -242,7 +241,7 @@ def test_a_trace_that_can_not_be_written_says_so_and_ends_nothing(
 ) -> None:
     folder = tmp_path / "traces"
     with pytest.raises(UsageError, match="traces is no folder; make it, or name another one"):
-        Trace(_config.resolve({"trace_folder": str(folder)}, {}))
+        _trace.folder(_config.resolve({"trace_folder": str(folder)}, {}))
     folder.mkdir()
     trace = _followed(folder, _Engine())
     folder.rmdir()
