@@ -10,17 +10,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 from jaxhet._errors import UsageError
-from jaxhet._options import PREFIX, Option, Options, option, table
+from jaxhet._options import PREFIX, NameList, Option, Options, knob, option, table
 
+_MOST_BYTES = 16 << 20  # largest chunk, slot and eager message
 _OF_PARENT = ("program_pid", "parent_job")  # facts that a process passes on to its children
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Options):
-    """The resolved options of a process, with those that jaxhet itself sets.
+    """The resolved options of a process, with those that jaxhet itself and its tests set.
 
     Attributes:
       given: Names of the options that an argument or the environment sets.
+      of_nccl: A line for each option that a variable of NCCL sets.
     """
 
     auto: Literal["0", "1", "join"] = option(
@@ -44,7 +46,135 @@ class Config(Options):
         False,
         "somebody else runs the coordinator (`jaxhet launch`, `jaxhet coordinator`)",
     )
+    cpu_devices: int | None = option(
+        None,
+        "virtual CPU devices of this process, where JAX uses CPUs",
+        minimum=1,
+    )
+    partition_index: int | None = option(
+        None,
+        "JAX's partition (slice) of this process's devices; default: the index of its island,"
+        " if there are several",
+        minimum=0,
+    )
+    tcp_sockets: int = knob(
+        2,
+        "smallest number of data sockets per peer process; equally many per pair of interfaces",
+        minimum=1,
+        agreed=True,
+    )
+    device_channel_sockets: int = knob(
+        16,
+        "data sockets between two GPUs that have no better path than tcp",
+        minimum=1,
+        agreed=True,
+    )
+    chunk_bytes: int = knob(
+        512 * 1024,
+        "bytes per chunk of a large message",
+        minimum=4096,
+        maximum=_MOST_BYTES,
+        unit="bytes",
+        engine=True,
+    )
+    zero_copy: bool = knob(
+        True,
+        "zero-copy for messages above eager_bytes: the receiving GPU (same host and vendor)"
+        " or the sending NIC reads the operand directly",
+    )
+    slot_bytes: int = knob(
+        8 << 20,
+        "bytes per slot of a path between two GPUs; over shm and tcp at most 2 MiB",
+        minimum=4096,
+        maximum=_MOST_BYTES,
+        unit="bytes",
+        engine=True,
+    )
+    eager_bytes: int = knob(
+        16 * 1024,
+        "largest message that travels with its header; between GPUs of one host it uses the"
+        " program's own stream",
+        minimum=0,
+        maximum=_MOST_BYTES,
+        unit="bytes",
+        engine=True,
+    )
+    verbs_depth: int = knob(
+        8,
+        "RDMA chunks in flight, per peer and NIC",
+        minimum=1,
+        maximum=256,
+        engine=True,
+    )
+    cpu_keep_memory: bool = knob(
+        True,
+        "on CPU, freed memory stays with the process: fewer page faults",
+    )
+    connect: Literal["auto", "all", "needed"] = knob(
+        "auto",
+        "when processes on CPUs connect: all of them at the start, or two when a program"
+        " needs it (needed); auto: all in jobs of up to 16 processes. Processes with GPUs"
+        " connect at the start",
+        agreed=True,
+    )
+    algorithm: Literal["auto", "flat", "hierarchical"] = knob(
+        "auto",
+        "how a collective over islands is split",
+        agreed=True,
+    )
+    two_shot_bytes: int = knob(
+        64 * 1024,
+        "size above which a flat all-reduce is two-shot (a reduce-scatter and an all-gather);"
+        " of two ranks, one permute and a sum",
+        minimum=0,
+        unit="bytes",
+        agreed=True,
+    )
+    bucket_bytes: int = knob(
+        256 * 1024,
+        "largest size of small all-reduces that share one exchange on GPUs; 0: none share",
+        minimum=0,
+        unit="bytes",
+        agreed=True,
+    )
+    pipeline_iterations: int = knob(
+        8,
+        "fewest iterations of a loop whose exchanges overlap with the neighbouring iteration,"
+        " on GPUs; such a loop does each exchange once more; 0: no loop",
+        minimum=0,
+        agreed=True,
+    )
+    one_world_kernels: bool | None = knob(
+        None,
+        "1: on GPUs, XLA compiles the kernels that one NCCL world would have, so that two"
+        " GPUs, one on each island, can get the same bits; fewer exchanges overlap. Default: 1"
+        " if all processes have --xla_gpu_deterministic_ops or"
+        " --xla_gpu_exclude_nondeterministic_ops in XLA_FLAGS",
+        agreed=True,
+    )
+    disable: bool = knob(False, "leaves programs unchanged (in a job of one island)")
     given: frozenset[str] = frozenset()
+    of_nccl: tuple[str, ...] = ()
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Time between two heartbeats to a peer."""
+        return self.peer_timeout_s / 8
+
+    @property
+    def first_deadline_s(self) -> float:
+        """Longest wait of a program's first exchange for a peer that still compiles it."""
+        return 6 * self.deadline_s
+
+    @property
+    def tuning_timeout_s(self) -> float:
+        """Longest wait for the executable of another process with equal GPUs."""
+        return 2 * self.deadline_s
+
+    @property
+    def exit_after_failure_s(self) -> float:
+        """Time after which a process that ignores the job's failure is ended."""
+        return self.exit_timeout_s / 10
 
     def filled(self, values: Mapping[str, Any]) -> Self:
         """These options, with `values` for those that were not given."""
@@ -62,7 +192,13 @@ class Config(Options):
 
         Seconds become milliseconds (`_s`: `_ms`), names a list with commas, and None -1.
         """
-        return dict(_engine_value(o, getattr(self, o.name)) for o in TABLE if o.engine)
+        values = {o.name: getattr(self, o.name) for o in TABLE if o.engine}
+        values["verbs_devices"] = NameList.parse(self.verbs_devices).nics()
+        return {
+            "heartbeat_ms": max(1, round(self.heartbeat_s * 1000)),
+            "first_deadline_ms": round(self.first_deadline_s * 1000),
+            **dict(_engine_value(o, values[o.name]) for o in TABLE if o.engine),
+        }
 
     def agreed(self) -> dict[str, Any]:
         """The options that must have one value in the whole job."""
@@ -123,12 +259,16 @@ def resolve(
             raise UsageError(f"no option {name!r}; the options are {names}")
     _warn_of_unknown(environ)
     values: dict[str, Any] = {}
+    of_nccl: list[str] = []
     for o in TABLE:
         if (argument := arguments.get(o.name)) is not None:
             values[o.name] = _of_argument(o, argument)
         elif (text := environ.get(o.env)) is not None:
-            values[o.name] = _of_text(o, text)
-    return Config(**values, given=frozenset(values))
+            values[o.name] = _of_text(o, o.env, text)
+        elif (text := environ.get(o.nccl, "")) not in ("", "-1"):  # -1: NCCL's "not set"
+            values[o.name] = _of_text(o, o.nccl, text)
+            of_nccl.append(f"{o.env} is not set: {o.nccl}={text} sets it")
+    return Config(**values, given=frozenset(values), of_nccl=tuple(of_nccl))
 
 
 def pass_on(name: str, value: Any) -> None:
@@ -153,8 +293,8 @@ def _of_argument(option: Option, argument: Any) -> Any:
     return _checked(option, argument, where)
 
 
-def _of_text(option: Option, text: str) -> Any:
-    where = f"{option.env}={text!r}"
+def _of_text(option: Option, variable: str, text: str) -> Any:
+    where = f"{variable}={text!r}"
     try:
         value = option.parse(text)
     except ValueError:

@@ -35,7 +35,7 @@ _OPTIONS = {
     "slice_index": "partition_index",
     "initialization_timeout": "connect_timeout_s",
     "heartbeat_timeout_seconds": "peer_timeout_s",
-    "shutdown_timeout_seconds": "shutdown_timeout_s",
+    "shutdown_timeout_seconds": "exit_timeout_s",
 }
 _NUMBERS = ("num_processes", "process_id")
 _IDENTITY = ("coordinator_address", *_NUMBERS, "local_device_ids")

@@ -75,6 +75,9 @@ def initialize(
         arguments = _distributed.without_address(launched, arguments)
     config, detected = _clusters.resolve(arguments)
     _log.apply(config)
+    if not config.process_id and not config.island_process_id:
+        for line in config.of_nccl:
+            _log.LOGGER.info("%s", line)
     _check_first_call(config)
     compat.require_supported_jax()
     config = _place.complete(config, detected.hints)
@@ -144,13 +147,13 @@ def shutdown() -> None:
     session = _session.remove()
     if session is not None:
         _config.pass_on("parent_job", None)
-        session.close(session.config.shutdown_timeout_s)
+        session.close(session.config.exit_timeout_s)
 
 
 def _shutdown_at_exit() -> None:
     session = _session.remove()
     if session is not None:
-        session.close_at_exit(session.config.shutdown_timeout_s)
+        session.close_at_exit(session.config.exit_timeout_s)
 
 
 def _check_first_call(config: Config) -> None:

@@ -1,14 +1,14 @@
 """The options: one dataclass, from which arguments, environment, checks and docs derive."""
 
 import dataclasses
+import pathlib
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 PREFIX = "JAXHET_"
 
 _WEEK_S = 7 * 24 * 3600.0
-_MOST_BYTES = 16 << 20  # largest chunk, slot and eager message
 _OPTION = "option"  # key in the metadata of a field
 
 
@@ -28,6 +28,8 @@ class Option:
       unit: Unit of the value, which the name repeats: "s" or "bytes".
       agreed: Whether every process of the job must have the same value.
       engine: Whether the C++ engine needs it (`Config.engine_values`).
+      nccl: Variable of NCCL that sets the option where nothing else does; "": none.
+      is_knob: Whether only tests and measurements set it; its variable has a second underscore.
     """
 
     name: str
@@ -41,11 +43,13 @@ class Option:
     unit: Literal["", "s", "bytes"] = ""
     agreed: bool = False
     engine: bool = False
+    nccl: str = ""
+    is_knob: bool = False
 
     @property
     def env(self) -> str:
         """The environment variable that sets the option."""
-        return PREFIX + self.name.upper()
+        return PREFIX + "_" * self.is_knob + self.name.upper()
 
     def parse(self, text: str) -> Any:
         """The value of a text.
@@ -59,7 +63,7 @@ class Option:
             return _flag(text)
         if self.choices and text.lower() in _FLAGS and {"0", "1"} <= {*self.choices}:
             return str(int(_flag(text)))
-        return self.type(text)
+        return int(text, 16) if self.type is int and text.startswith("0x") else self.type(text)
 
 
 def option(default: Any, help: str, **facts: Any) -> Any:
@@ -71,6 +75,11 @@ def option(default: Any, help: str, **facts: Any) -> Any:
       **facts: Further attributes of `Option`.
     """
     return dataclasses.field(default=default, metadata={_OPTION: {"help": help, **facts}})
+
+
+def knob(default: Any, help: str, **facts: Any) -> Any:
+    """An `option` that only tests and measurements set."""
+    return option(default, help, is_knob=True, **facts)
 
 
 def table(of: type) -> tuple[Option, ...]:
@@ -98,6 +107,54 @@ def _type_facts(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Literal:
         return {"type": str, "choices": get_args(hint), "is_list": is_list}
     return {"type": hint, "choices": (), "is_list": is_list}
+
+
+@dataclasses.dataclass(frozen=True)
+class NameList:
+    """Names as NCCL_SOCKET_IFNAME and NCCL_IB_HCA list them.
+
+    Attributes:
+      wanted: The list as it was given.
+      parts: Beginnings of names.
+      is_exact: Whether the parts are whole names; a list that begins with `=`.
+      excludes: Whether the parts are left out, and all other names count; a list that begins with
+        `^`.
+    """
+
+    wanted: tuple[str, ...]
+    parts: tuple[str, ...]
+    is_exact: bool
+    excludes: bool
+
+    @classmethod
+    def parse(cls, wanted: Sequence[str]) -> Self:
+        """The list of an option."""
+        text = ",".join(wanted)
+        rest = text.removeprefix("^")
+        parts = tuple(filter(None, rest.removeprefix("=").split(",")))
+        return cls(tuple(wanted), parts, rest.startswith("="), text.startswith("^"))
+
+    def fits(self, name: str, part: str) -> bool:
+        """Whether a part of the list means a name."""
+        return name == part if self.is_exact else name.startswith(part)
+
+    def nics(self, folder: pathlib.Path = pathlib.Path("/sys/class/infiniband")) -> tuple[str, ...]:
+        """The NICs in `folder` that the list selects; each may have a port, as in mlx5_0:1.
+
+        Where it selects none: the list itself, for the error that names what is not there.
+        """
+        found: dict[str, None] = {}
+        for nic in sorted(path.name for path in folder.glob("*")):
+            ports = [
+                port
+                for name, _, port in (part.partition(":") for part in self.parts)
+                if self.fits(nic, name)
+            ]
+            if self.excludes and not ports:
+                found[nic] = None
+            elif not self.excludes:
+                found |= {f"{nic}:{port}" if port else nic: None for port in ports}
+        return tuple(found) or self.wanted
 
 
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
@@ -142,52 +199,22 @@ class Options:
     )
     job_secret: str | None = option(None, "secret that authenticates the job's connections")
     job_secret_file: str | None = option(None, "file that holds the job secret")
-    cpu_devices: int | None = option(
-        None,
-        "virtual CPU devices of this process, where JAX uses CPUs",
-        minimum=1,
-    )
     local_device_ids: Sequence[int] | None = option(
         None,
         "numbers of the visible GPUs that this process uses; default: all",
-    )
-    partition_index: int | None = option(
-        None,
-        "JAX's partition (slice) of this process's devices; default: the index of its island,"
-        " if there are several",
-        minimum=0,
-    )
-    cpu_keep_memory: bool = option(
-        True,
-        "on CPU, freed memory stays with the process: fewer page faults",
     )
     transports: Sequence[Transport] = option(TRANSPORTS, "transports that may be used", agreed=True)
     qualification: str | None = option(
         None,
         "report of `jaxhet doctor --qualify`; the job uses only transports that it proves",
     )
-    unproven: Literal["refuse", "allow"] = option(
-        "refuse",
-        "use of transports that the qualification has not proven; failed ones are never used",
-        agreed=True,
-    )
-    tcp_sockets: int = option(
-        2,
-        "smallest number of data sockets per peer process; equally many per pair of interfaces",
-        minimum=1,
-        agreed=True,
-    )
     tcp_interfaces: Sequence[str] = option(
         (),
-        "network interfaces for data over tcp: names, or networks such as 10.0.1.0/24;"
-        " default: the fastest interfaces with private addresses in networks that the peer"
-        " shares, those nearest to the process's GPUs first",
-    )
-    device_channel_sockets: int = option(
-        16,
-        "data sockets between two GPUs that have no better path than tcp",
-        minimum=1,
-        agreed=True,
+        "network interfaces for data over tcp: beginnings of names, or networks such as"
+        " 10.0.1.0/24; `=eth1`: whole names; `^docker,lo`: all but these; default: the fastest"
+        " interfaces with private addresses in networks that the peer shares, those nearest to the"
+        " process's GPUs first",
+        nccl="NCCL_SOCKET_IFNAME",
     )
     encryption: Literal["off", "auth", "full"] = option(
         "off",
@@ -211,40 +238,12 @@ class Options:
         None,
         "host:port that peers connect to; default: the address that this process listens on",
     )
-    chunk_bytes: int = option(
-        512 * 1024,
-        "bytes per chunk of a large message",
-        minimum=4096,
-        maximum=_MOST_BYTES,
-        unit="bytes",
-        engine=True,
-    )
-    zero_copy: bool = option(
-        True,
-        "zero-copy for messages above eager_bytes: the receiving GPU (same host and vendor)"
-        " or the sending NIC reads the operand directly",
-    )
-    slot_bytes: int = option(
-        8 << 20,
-        "bytes per slot of a path between two GPUs; over shm and tcp at most 2 MiB",
-        minimum=4096,
-        maximum=_MOST_BYTES,
-        unit="bytes",
-        engine=True,
-    )
-    eager_bytes: int = option(
-        16 * 1024,
-        "largest message that travels with its header; between GPUs of one host it uses the"
-        " program's own stream",
-        minimum=0,
-        maximum=_MOST_BYTES,
-        unit="bytes",
-        engine=True,
-    )
     verbs_devices: Sequence[str] = option(
         (),
-        "RDMA NICs to use, `mlx5_0` or `mlx5_0:1`; default: all",
+        "RDMA NICs to use: beginnings of names, each with a port (`mlx5_0:1`) or without;"
+        " `=mlx5_1`: whole names; `^mlx5_1`: all but these; default: all",
         engine=True,
+        nccl="NCCL_IB_HCA",
     )
     verbs_gid_index: int | None = option(
         None,
@@ -252,6 +251,7 @@ class Options:
         minimum=0,
         maximum=255,
         engine=True,
+        nccl="NCCL_IB_GID_INDEX",
     )
     verbs_pkey_index: int = option(
         0,
@@ -259,6 +259,7 @@ class Options:
         minimum=0,
         maximum=65535,
         engine=True,
+        nccl="NCCL_IB_PKEY",
     )
     verbs_qps: int = option(
         2,
@@ -266,13 +267,7 @@ class Options:
         minimum=1,
         maximum=16,
         engine=True,
-    )
-    verbs_depth: int = option(
-        8,
-        "RDMA chunks in flight, per peer and NIC",
-        minimum=1,
-        maximum=256,
-        engine=True,
+        nccl="NCCL_IB_QPS_PER_CONNECTION",
     )
     verbs_traffic_class: int = option(
         0,
@@ -280,6 +275,7 @@ class Options:
         minimum=0,
         maximum=255,
         engine=True,
+        nccl="NCCL_IB_TC",
     )
     verbs_service_level: int = option(
         0,
@@ -287,6 +283,7 @@ class Options:
         minimum=0,
         maximum=15,
         engine=True,
+        nccl="NCCL_IB_SL",
     )
     verbs_timeout: int = option(
         18,
@@ -294,6 +291,7 @@ class Options:
         minimum=1,
         maximum=31,
         engine=True,
+        nccl="NCCL_IB_TIMEOUT",
     )
     verbs_retries: int = option(
         7,
@@ -301,6 +299,7 @@ class Options:
         minimum=0,
         maximum=7,
         engine=True,
+        nccl="NCCL_IB_RETRY_CNT",
     )
     connect_timeout_s: float = option(
         60.0,
@@ -309,31 +308,9 @@ class Options:
         maximum=_WEEK_S,
         unit="s",
     )
-    connect: Literal["auto", "all", "needed"] = option(
-        "auto",
-        "when processes on CPUs connect: all of them at the start, or two when a program"
-        " needs it (needed); auto: all in jobs of up to 16 processes. Processes with GPUs"
-        " connect at the start",
-        agreed=True,
-    )
-    shutdown_timeout_s: float = option(
-        300.0,
-        "longest wait at the end of the job for the other processes",
-        minimum=0,
-        maximum=_WEEK_S,
-        unit="s",
-    )
-    heartbeat_s: float = option(
-        1.0,
-        "time between two heartbeats to a peer",
-        minimum=0.001,
-        maximum=_WEEK_S,
-        unit="s",
-        engine=True,
-    )
     peer_timeout_s: float = option(
         8.0,
-        "silence after which a peer has failed",
+        "silence after which a peer has failed; heartbeats are sent eight times as often",
         minimum=0.001,
         maximum=_WEEK_S,
         unit="s",
@@ -341,69 +318,22 @@ class Options:
     )
     deadline_s: float = option(
         300.0,
-        "longest wait of an exchange for a peer that is ready",
+        "longest wait of an exchange for a peer that is ready; six times as long for a program's"
+        " first exchange, whose peer may still compile, and twice as long for the executable of"
+        " another process with equal GPUs",
         minimum=0.001,
         maximum=_WEEK_S,
         unit="s",
         engine=True,
     )
-    first_deadline_s: float = option(
-        1800.0,
-        "longest wait of a program's first exchange for a peer that still compiles it",
-        minimum=0.001,
+    exit_timeout_s: float = option(
+        300.0,
+        "longest wait at the end of the job for the other processes; after a failure of the job, a"
+        " process that ignores it is ended after a tenth of this time, and so is one whose"
+        " interpreter does not end after the program's exit hooks",
+        minimum=1,
         maximum=_WEEK_S,
         unit="s",
-        engine=True,
-    )
-    tuning_timeout_s: float = option(
-        600.0,
-        "longest wait, for each program, for the executable of another process with equal GPUs",
-        minimum=0,
-        maximum=_WEEK_S,
-        unit="s",
-    )
-    exit_after_failure_s: float = option(
-        30.0,
-        "time after which a process that ignores the job's failure is ended, and after a"
-        " failure the longest time from a program's exit hooks to its end; 0: never",
-        minimum=0,
-        maximum=_WEEK_S,
-        unit="s",
-    )
-    algorithm: Literal["auto", "flat", "hierarchical"] = option(
-        "auto",
-        "how a collective over islands is split",
-        agreed=True,
-    )
-    two_shot_bytes: int = option(
-        64 * 1024,
-        "size above which a flat all-reduce is two-shot (a reduce-scatter and an all-gather);"
-        " of two ranks, one permute and a sum",
-        minimum=0,
-        unit="bytes",
-        agreed=True,
-    )
-    bucket_bytes: int = option(
-        256 * 1024,
-        "largest size of small all-reduces that share one exchange on GPUs; 0: none share",
-        minimum=0,
-        unit="bytes",
-        agreed=True,
-    )
-    pipeline_iterations: int = option(
-        8,
-        "fewest iterations of a loop whose exchanges overlap with the neighbouring iteration,"
-        " on GPUs; such a loop does each exchange once more; 0: no loop",
-        minimum=0,
-        agreed=True,
-    )
-    one_world_kernels: bool | None = option(
-        None,
-        "1: on GPUs, XLA compiles the kernels that one NCCL world would have, so that two"
-        " GPUs, one on each island, can get the same bits; fewer exchanges overlap. Default: 1"
-        " if all processes have --xla_gpu_deterministic_ops or"
-        " --xla_gpu_exclude_nondeterministic_ops in XLA_FLAGS",
-        agreed=True,
     )
     metrics_address: str | None = option(
         None,
@@ -430,5 +360,4 @@ class Options:
         "1: mark exchanges as ranges for Nsight Systems (NVTX) or rocprofv3 (rocTX)",
         engine=True,
     )
-    disable: bool = option(False, "leaves programs unchanged (in a job of one island)")
     dump: str | None = option(None, "folder for HLO and plan before and after the passes")

@@ -24,8 +24,7 @@ class PeerPath:
 
     Attributes:
       process: JAX index of the other process.
-      transport: Name of the transport; "" for a peer that no program has needed yet
-        (`JAXHET_CONNECT`).
+      transport: Name of the transport; "" for a peer that no program has needed yet.
       refused: Transports that the pair can't use.
     """
 

@@ -30,7 +30,7 @@ def refusals(config: PlacedConfig, members: Sequence[ProcessInfo]) -> dict[int, 
         peer.process: {
             transport: f"{where}: {reason}"
             for transport in _ffi.TRANSPORTS
-            if (reason := refusal(report, own, peer, transport, config.unproven == "allow"))
+            if (reason := refusal(report, own, peer, transport))
         }
         for peer in members
         if peer is not own
@@ -72,7 +72,6 @@ def refusal(
     one: ProcessInfo,
     other: ProcessInfo,
     transport: str,
-    allow_unproven: bool,
 ) -> str:
     """Why a transport can't be taken between two processes, or "". Pure."""
     hosts = sorted((one.host, other.host))
@@ -82,9 +81,9 @@ def refusal(
     ]
     proofs = [proof for pair in pairs for proof in pair.proofs if proof.transport == transport]
     proof = worst(proofs) if proofs else Proof(transport, "refused", "it was not tried", ())
-    if proof.state == "proven" or (allow_unproven and proof.state == "refused"):
+    if proof.state == "proven":
         return ""
     if not pairs:
         pair = "two processes of " + hosts[0] if same_host else " and ".join(hosts)
-        return f"nothing was tried between {pair}; qualify all hosts, or set JAXHET_UNPROVEN=allow"
+        return f"nothing was tried between {pair}; qualify all hosts"
     return f"{proof.state}: {proof.reason}"

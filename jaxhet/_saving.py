@@ -14,11 +14,11 @@ from jaxhet._saves import Save
 def saving(folder: str | os.PathLike[str], *, limit_s: float = 600.0) -> Iterator[None]:
     """Protects a save from the end of the process after a failure of the job.
 
-    jaxhet ends a process that has not noticed a failure for JAXHET_EXIT_AFTER_FAILURE_S. Inside
-    this context that time begins anew with each change below `folder`: a file or folder appears,
-    grows, is written, renamed or deleted. Waits at JAX's barriers, which are cancelled after a
-    failure, are left alone until nothing has changed for 1 s. Contexts may overlap, and may be left
-    by another thread than the one that entered them. Outside of a job they do nothing.
+    jaxhet ends a process that has not noticed a failure for a tenth of JAXHET_EXIT_TIMEOUT_S.
+    Inside this context that time begins anew with each change below `folder`: a file or folder
+    appears, grows, is written, renamed or deleted. Waits at JAX's barriers, which are cancelled
+    after a failure, are left alone until nothing has changed for 1 s. Contexts may overlap, and may
+    be left by another thread than the one that entered them. Outside of a job they do nothing.
     `jaxhet launch` waits for the save, unless `--grace` limits the time after the first failure.
 
     Args:
@@ -33,8 +33,8 @@ def saving(folder: str | os.PathLike[str], *, limit_s: float = 600.0) -> Iterato
     if "://" in os.fspath(folder):
         raise UsageError(
             f"jaxhet.saving can't see the progress of a save to {os.fspath(folder)!r}: give it a"
-            " folder of a mounted file system, or set JAXHET_EXIT_AFTER_FAILURE_S to more than the"
-            " time of a save"
+            " folder of a mounted file system, or set JAXHET_EXIT_TIMEOUT_S to more than"
+            " ten times the time of a save"
         )
     if limit_s < 0:
         raise UsageError(f"limit_s={limit_s!r} of jaxhet.saving is below 0 seconds")

@@ -31,7 +31,7 @@ _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _NOT_FINALIZED = (
     "jaxhet: Python did not end within {:g} s after the exit hooks of this program: it waits for a"
     " device or a thread that may never end, because the job has failed. The process is ended now"
-    f" with exit code {_EXIT_CODE} (JAXHET_EXIT_AFTER_FAILURE_S)"
+    f" with exit code {_EXIT_CODE} (JAXHET_EXIT_TIMEOUT_S)"
 )
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
 
@@ -196,7 +196,7 @@ class Session:
             lines = (
                 f"this process did not end within {failed_for_s:.0f} s after {failed[1]}",
                 *self.saves.losses(failed_for_s, limit_s),
-                "it is ended now (JAXHET_EXIT_AFTER_FAILURE_S)",
+                "it is ended now (JAXHET_EXIT_TIMEOUT_S)",
             )
             LOGGER.critical("%s", "\n".join(lines))
             os._exit(_EXIT_CODE)

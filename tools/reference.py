@@ -24,7 +24,13 @@ _OPTIONS = """# Options
 An option is an argument of `jaxhet.initialize`, by its lower-case name without `JAXHET_`, or an
 environment variable. An argument wins over the environment. An invalid value is an error that lists
 the valid values, and an unknown `JAXHET_*` variable is a warning. *All processes* marks options
-that must have one value in the whole job.
+that must have one value in the whole job. *Where unset* names a variable of NCCL that sets the
+option then; the log says so.
+
+Four timeouts set all others: a program's first exchange waits six times `JAXHET_DEADLINE_S`, and an
+executable of another process twice that time; heartbeats are sent eight times in
+`JAXHET_PEER_TIMEOUT_S`; a process that ignores a failure is ended after a tenth of
+`JAXHET_EXIT_TIMEOUT_S`.
 
 """
 _CLI = """# Command line
@@ -56,6 +62,8 @@ def option_table() -> str:
 
 def _option(option: _options.Option) -> str:
     meaning = option.help
+    if option.nccl:
+        meaning += f"; where unset: `{option.nccl}`"
     if option.agreed:
         meaning += "; *all processes*"
     return f"| `{option.env}` | {_default(option.default)} | {_valid(option)} | {meaning} |"

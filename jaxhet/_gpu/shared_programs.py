@@ -172,7 +172,7 @@ class SharedPrograms:
                 raise NotSharedError("it has compiled another one in its place")
             if now - start > self._timeout_s:
                 raise NotSharedError(
-                    f"it has not come within {self._timeout_s:g} s (JAXHET_TUNING_TIMEOUT_S)"
+                    f"it has not come within {self._timeout_s:g} s (twice JAXHET_DEADLINE_S)"
                 )
         raise NotSharedError("the job is over")
 

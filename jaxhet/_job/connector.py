@@ -34,7 +34,7 @@ def connects_all(choice: str, members: Sequence[ProcessInfo]) -> bool:
     has_gpus = any(info.platform != "cpu" for info in members)
     if choice == "needed" and has_gpus:
         raise UsageError(
-            "JAXHET_CONNECT=needed is for jobs on CPUs: device channels join every two GPUs from"
+            "JAXHET__CONNECT=needed is for jobs on CPUs: device channels join every two GPUs from"
             " the start; use all or auto"
         )
     return choice == "all" or has_gpus or (choice == "auto" and len(members) <= _MOST_AT_START)

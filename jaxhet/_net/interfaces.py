@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxhet._config import Config
 from jaxhet._errors import TransportError, UsageError
+from jaxhet._options import NameList
 
 Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 _FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 6}
@@ -121,14 +122,22 @@ def named(wanted: Sequence[str], found: Sequence[Found]) -> list[Interface]:
     Raises:
       UsageError: there is no such interface.
     """
+    names = NameList.parse(wanted)
     interfaces: dict[Address, Interface] = {}
-    for part in wanted:
-        matching = [entry for entry in found if _matches(entry, part)]
+    for part in [",".join(wanted)] if names.excludes else names.parts:
+        if names.excludes:
+            matching = [
+                entry
+                for entry in found
+                if entry.is_ordinary and not any(_matches(entry, p, names) for p in names.parts)
+            ]
+        else:
+            matching = [entry for entry in found if _matches(entry, part, names)]
         if not matching:
             have = ", ".join(f"{entry.name} ({entry.address})" for entry in found)
             raise UsageError(
-                f"JAXHET_TCP_INTERFACES: no interface of this machine that is up is called, or has"
-                f" an address in, {part!r}; there are {have}"
+                "JAXHET_TCP_INTERFACES or NCCL_SOCKET_IFNAME: no interface of this machine that is"
+                f" up is called, or has an address in, {part!r}; there are {have}"
             )
         for entry in matching:
             interface = Interface(entry.name, entry.address, is_named=True)
@@ -200,8 +209,8 @@ def pairs(
     return joined + list(by_order)
 
 
-def _matches(entry: Found, part: str) -> bool:
-    if entry.name == part:
+def _matches(entry: Found, part: str, names: NameList) -> bool:
+    if names.fits(entry.name, part):
         return True
     try:
         return entry.address.ip in ipaddress.ip_network(part, strict=False)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # `jaxhet trace` does without JAX
 
 
 class Observer:
-    """What a session tells of its own end."""
+    """Receiver of the events at the end of a session."""
 
     def failed(self) -> None:
         """The job has failed. Must not block."""

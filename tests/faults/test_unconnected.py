@@ -11,7 +11,7 @@ from watched import WatchedJob, assert_others_report
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
 NUM_PROCESSES = 6
 REPORT_WITHIN_S = 15.0
-NEEDED = {"JAXHET_CONNECT": "needed"}
+NEEDED = {"JAXHET__CONNECT": "needed"}
 # One process of the job exchanges with all others when these have left.
 LATE = """
 import sys, time

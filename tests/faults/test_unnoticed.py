@@ -28,7 +28,7 @@ print("saved", flush=True)
 def test_unnoticed_failure_lets_a_save_end_and_changes_the_exit_code(
     tmp_path: pathlib.Path,
 ) -> None:
-    envs = job(FOLDER=str(tmp_path), JAXHET_EXIT_AFTER_FAILURE_S="0.5")
+    envs = job(FOLDER=str(tmp_path), JAXHET_EXIT_TIMEOUT_S="5")
     survivor = run(_SCRIPT, *envs)[0]
     assert "saved" in survivor.text, survivor.text
     assert (tmp_path / "part").stat().st_size == 35_000

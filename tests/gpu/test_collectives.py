@@ -69,7 +69,7 @@ def job(case: Case) -> Iterator[Job]:
         "JAX_PLATFORMS": case.platform,
         "JAX_ENABLE_X64": "1",
         "JAXHET_TRANSPORTS": case.transport,
-        "JAXHET_CHUNK_BYTES": str(CHUNK_BYTES),
+        "JAXHET__CHUNK_BYTES": str(CHUNK_BYTES),
     }
     if case.platform == "cuda":
         env |= gpus.shared_by(case.shape.num_devices)

@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[dict[str, str | None], str]] = {
         {"JAXHET_PROCESS_ID": "2"},
         "process_id=2 is not one of the job's 2 processes; ids run from 0 to 1",
     ),
-    "algorithm": ({"JAXHET_ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
+    "algorithm": ({"JAXHET__ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
     "island": (
         {"JAXHET_ISLANDS": "nv,amd"},
         "island 'island0' is not one of the declared islands nv, amd",
@@ -220,7 +220,7 @@ def test_wrong_secret_is_refused() -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("JAXHET_TWO_SHOT_BYTES", "7", "option two_shot_bytes differs"),
+            *("JAXHET__TWO_SHOT_BYTES", "7", "option two_shot_bytes differs"),
             marks=pytest.mark.slow,
         ),
     ],
@@ -305,7 +305,7 @@ if pid == 0:
 os.waitpid(pid, 0)
 print('parent', f(1), jaxhet.last_error(), before - listening())
 """
-    jobs = job(JAXHET_CONNECT=connect)
+    jobs = job(JAXHET__CONNECT=connect)
     for ended in run("import warnings; warnings.simplefilter('ignore')\n" + script, *jobs):
         assert f"child closed {closed}\n" in ended.text, ended.text
         assert "child: this process was forked from one that joined the job" in ended.text, (
@@ -373,5 +373,5 @@ import time; time.sleep(0.5)
 names = [open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')]
 print('left:', threads(), [n for n in names if n.startswith('jaxhet')], flush=True)
 """
-    for ended in run(script, *job(JAXHET_CONNECT=connect)):
+    for ended in run(script, *job(JAXHET__CONNECT=connect)):
         assert "left: set() []" in ended.text, ended.text

@@ -95,7 +95,7 @@ def test_other_version_of_jaxhet_is_no_hit(filled: pathlib.Path) -> None:
 
 
 def test_other_option_of_the_passes_is_no_hit(filled: pathlib.Path) -> None:
-    told = _run(filled, JAXHET_ALGORITHM="hierarchical")
+    told = _run(filled, JAXHET__ALGORITHM="hierarchical")
     assert [t["across"][:2] for t in told] == [[0, ACROSS]] * 3
 
 

@@ -1,4 +1,4 @@
-"""Jobs that connect two processes when a program needs them (JAXHET_CONNECT=needed)."""
+"""Jobs that connect two processes when a program needs them (JAXHET__CONNECT=needed)."""
 
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ def _by_process(values: Sequence[Any]) -> dict[int, Any]:
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    env = {**FAST_COMPILE, "JAXHET_CONNECT": "needed", "JAXHET_TRANSPORTS": "tcp"}
+    env = {**FAST_COMPILE, "JAXHET__CONNECT": "needed", "JAXHET_TRANSPORTS": "tcp"}
     job = island_job(_SHAPE, _WORKER, env)
     yield job
     job.close()

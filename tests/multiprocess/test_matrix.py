@@ -64,7 +64,7 @@ def _params() -> Iterator[object]:
 @pytest.fixture(scope="module", params=_params())
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     shape, algorithm, part = request.param
-    job = island_job(shape, _WORKER, {**FAST_COMPILE, **X64, "JAXHET_ALGORITHM": algorithm})
+    job = island_job(shape, _WORKER, {**FAST_COMPILE, **X64, "JAXHET__ALGORITHM": algorithm})
     yield Case(shape, job, part)
     job.close()
 

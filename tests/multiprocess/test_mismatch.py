@@ -78,7 +78,7 @@ except jaxhet.PlanMismatchError as e: print("caught:", e)
 
 def run_functions(functions: str) -> list[Ended]:
     """Calls on each island what `functions` lists for it."""
-    deadlines = {"JAXHET_DEADLINE_S": "5", "JAXHET_FIRST_DEADLINE_S": "5"}
+    deadlines = {"JAXHET_DEADLINE_S": "3"}
     return run_both(functions + CALL, JAXHET_CPU_DEVICES="2", **deadlines)
 
 
@@ -189,7 +189,7 @@ except jaxhet.JaxhetError as e: print("caught:", type(e).__name__, e)
 def run_hidden(what: str, in_order: bool) -> list[Ended]:
     """Runs two programs of a factory, on island 1 in the other order unless `in_order`."""
     script = f"def make(c, total):{HIDDEN[what]}\n" + HIDDEN_IN_ORDER.format(in_order=in_order)
-    return run_both(script, JAXHET_DEADLINE_S="5", JAXHET_FIRST_DEADLINE_S="5")
+    return run_both(script, JAXHET_DEADLINE_S="3")
 
 
 @pytest.mark.parametrize("what", HIDDEN)

@@ -26,7 +26,7 @@ def test_plan_is_what_the_engine_counts(
 ) -> None:
     workers = start(
         Shape(2, 1, 2),
-        JAXHET_ALGORITHM=algorithm,
+        JAXHET__ALGORITHM=algorithm,
         JAX_COMPILATION_CACHE_DIR=cache,
         JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
     )

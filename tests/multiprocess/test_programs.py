@@ -41,7 +41,7 @@ REPLICATED = {
 )
 @pytest.mark.parametrize("name", sorted(programs.NAMED))
 def test_program(name: str, shape: Shape, algorithm: str, start: Start) -> None:
-    result = compare.run(start(shape, JAXHET_ALGORITHM=algorithm), {"name": name})
+    result = compare.run(start(shape, JAXHET__ALGORITHM=algorithm), {"name": name})
     world = compare.run(start(shape.num_devices), {"name": name})
     compare.assert_same(result, world)
     assert result.exchanges > 0
@@ -78,7 +78,7 @@ def _assert_replicas_are_bit_equal(name: str, result: compare.Result) -> None:
 )
 def test_islands_of_unequal_size(name: str, algorithm: str, start: Start) -> None:
     shape = Shape(2, processes=(1, 3), devices=(4, 2))
-    result = compare.run(start(shape, JAXHET_ALGORITHM=algorithm), {"name": name})
+    result = compare.run(start(shape, JAXHET__ALGORITHM=algorithm), {"name": name})
     compare.assert_same(result, compare.run(start(shape.num_devices), {"name": name}))
     assert result.exchanges > 0
     _assert_replicas_are_bit_equal(name, result)

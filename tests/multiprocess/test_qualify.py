@@ -188,9 +188,9 @@ def _report(folder: pathlib.Path, **states: Any) -> str:
     return str(path)
 
 
-def _paths(report: str, unproven: str) -> list[tuple[str, dict[str, str]]]:
+def _paths(report: str) -> list[tuple[str, dict[str, str]]]:
     """For each process of a job of two: the transport; the others, and why they were refused."""
-    ended = run(JOINED, *job(JAXHET_QUALIFICATION=report, JAXHET_UNPROVEN=unproven))
+    ended = run(JOINED, *job(JAXHET_QUALIFICATION=report))
     assert [e.code for e in ended] == [0, 0], ended
     # A library may write further lines, at the end too.
     lines = [re.search(r"^\[\{.*\}\]$", e.text, re.MULTILINE) for e in ended]
@@ -202,17 +202,10 @@ def _paths(report: str, unproven: str) -> list[tuple[str, dict[str, str]]]:
 def test_job_takes_what_its_report_proves(tmp_path: pathlib.Path):
     path = _report(tmp_path, tcp="proven", shm="failed", shm_ring="refused")
     where = f"not proven by {path} (written 2026-07-31 09:30 UTC): "
-    for transport, refused in _paths(path, "refuse"):
+    for transport, refused in _paths(path):
         assert transport == "tcp"
         assert refused["shm"] == where + "failed: "
         assert refused["verbs"] == where + "refused: it was not tried"
-
-
-def test_unproven_transports_may_be_allowed(tmp_path: pathlib.Path):
-    path = _report(tmp_path, tcp="proven", shm="failed")
-    for transport, refused in _paths(path, "allow"):
-        assert transport == "shm_ring"  # not tried, but allowed
-        assert f"not proven by {path}" in refused["shm"]
 
 
 def test_job_of_which_nothing_is_proven_does_not_start(tmp_path: pathlib.Path):

@@ -200,7 +200,7 @@ def test_random_programs(
             return
         attempts += 1
         shape, algorithm = program["case"]
-        job = start(shape, JAXHET_ALGORITHM=algorithm, **X64)
+        job = start(shape, JAXHET__ALGORITHM=algorithm, **X64)
         result, world = compare.run_both(job, start(shape.num_devices, **X64), program)
         assert_right(program, result, world)
         if result.exchanges:

@@ -172,7 +172,7 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 def test_one_worlds_kernels_are_kept_where_all_processes_have_deterministic_ones(
     flags: tuple[str, str], given: str | None, kept: bool
 ) -> None:
-    own = {} if given is None else {"JAXHET_ONE_WORLD_KERNELS": given}
+    own = {} if given is None else {"JAXHET__ONE_WORLD_KERNELS": given}
     envs = [{**env, "XLA_FLAGS": f, **own} for env, f in zip(job(), flags, strict=True)]
     for ended in run(_KERNELS, *envs):
         assert ended.code == 0, ended.text

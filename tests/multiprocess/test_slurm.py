@@ -122,5 +122,5 @@ def test_failure_of_one_component_ends_the_job_of_the_script(
             script,
             *(python, "-c", program),
             JAXHET_HERE=str(here),
-            JAXHET_EXIT_AFTER_FAILURE_S="2",
+            JAXHET_EXIT_TIMEOUT_S="20",
         )

@@ -95,7 +95,7 @@ for name in {names!r}:
 def _calls(names: list[str], is_swapped: bool) -> list[Ended]:
     folder = str(pathlib.Path(__file__).parent)
     script = _CALLS.format(folder=folder, names=names, is_swapped=is_swapped)
-    return run_both(script, JAXHET_DEADLINE_S="10", JAXHET_FIRST_DEADLINE_S="10")
+    return run_both(script, JAXHET_DEADLINE_S="3")
 
 
 def test_pairs_in_one_order_have_the_right_values_or_are_refused() -> None:

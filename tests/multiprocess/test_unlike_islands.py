@@ -75,7 +75,7 @@ class Islands:
         self._env = {
             **FAST_COMPILE,
             unlike_programs.FLAGS_OF_ISLAND_1: f"--xla_cpu_max_isa=AVX {disabled}",
-            "JAXHET_ALGORITHM": algorithm,
+            "JAXHET__ALGORITHM": algorithm,
             "JAXHET_DEADLINE_S": "30",
         }
         self._job: Job | None = None

@@ -181,7 +181,7 @@ else:
         coordinator_bind_address="0.0.0.0:" + address.split(":")[1],
         verify_secure_credentials=True)
     config = _session.required().config
-    print("times", config.connect_timeout_s, config.peer_timeout_s, config.shutdown_timeout_s)
+    print("times", config.connect_timeout_s, config.peer_timeout_s, config.exit_timeout_s)
     print("partition", distributed.global_state.partition_index)
 jax.distributed.initialize()
 jax.distributed.initialize(address, 2, me)

@@ -15,7 +15,7 @@ from jaxhet._errors import UsageError
 
 
 def test_default_when_nothing_is_given() -> None:
-    assert _config.resolve({}, {}).tcp_sockets == 2
+    assert _config.resolve({}, {}).tcp_port == 0
 
 
 def test_argument_wins_over_environment() -> None:
@@ -34,7 +34,7 @@ def test_number_as_text_is_refused() -> None:
 
 
 def test_environment_is_parsed() -> None:
-    environ = {"JAXHET_TRANSPORTS": "tcp, shm", "JAXHET_DEADLINE_S": "2.5", "JAXHET_DISABLE": "1"}
+    environ = {"JAXHET_TRANSPORTS": "tcp, shm", "JAXHET_DEADLINE_S": "2.5", "JAXHET__DISABLE": "1"}
     config = _config.resolve({}, environ)
     assert (config.transports, config.deadline_s, config.disable) == (("tcp", "shm"), 2.5, True)
 
@@ -42,15 +42,15 @@ def test_environment_is_parsed() -> None:
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"JAXHET_ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
+        ({"JAXHET__ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
         ({"JAXHET_TRANSPORTS": "udp"}, "transports takes cuda_ipc, hip_ipc, shm"),
         ({"JAXHET_TRANSPORTS": ""}, "transports takes cuda_ipc, hip_ipc, shm"),
         ({"JAXHET_PROCESS_ID": "one"}, "JAXHET_PROCESS_ID='one' is not a whole number"),
-        ({"JAXHET_TCP_SOCKETS": "0"}, "below the minimum, 1"),
+        ({"JAXHET_NUM_PROCESSES": "0"}, "below the minimum, 1"),
         ({"JAXHET_VERBS_TIMEOUT": "99"}, "JAXHET_VERBS_TIMEOUT='99' is above the maximum, 31"),
         ({"JAXHET_DEADLINE_S": "inf"}, "above the maximum, 604800"),
         ({"JAXHET_DEADLINE_S": "nan"}, "below the minimum, 0.001"),
-        ({"JAXHET_DISABLE": "perhaps"}, "is not 1, true, yes, 0, false or no"),
+        ({"JAXHET__DISABLE": "perhaps"}, "is not 1, true, yes, 0, false or no"),
     ],
 )
 def test_wrong_value_lists_the_valid_ones(environ: dict[str, str], words: str) -> None:
@@ -59,7 +59,9 @@ def test_wrong_value_lists_the_valid_ones(environ: dict[str, str], words: str) -
 
 
 def test_unknown_argument_lists_the_options() -> None:
-    with pytest.raises(UsageError, match="no option 'colour'; the options are algorithm"):
+    with pytest.raises(
+        UsageError, match="no option 'colour'; the options are cluster_detection_method"
+    ):
         _config.resolve({"colour": 1}, {})
 
 
@@ -75,15 +77,77 @@ def test_engines_values_have_its_names_and_units() -> None:
     arguments = {"deadline_s": 2.5, "verbs_devices": ("a", "b:1"), "profiler_ranges": True}
     values = _config.resolve(arguments, {}).engine_values()
     assert values["deadline_ms"] == 2500
-    assert values["first_deadline_ms"] == 1_800_000
+    assert values["first_deadline_ms"] == 15_000
     assert (values["verbs_devices"], values["verbs_gid_index"]) == ("a,b:1", -1)
     assert values["profiler_ranges"] == 1
+
+
+def test_timeouts_follow_from_four() -> None:
+    config = _config.resolve({"deadline_s": 10, "peer_timeout_s": 4, "exit_timeout_s": 50}, {})
+    assert (config.first_deadline_s, config.tuning_timeout_s) == (60, 20)
+    assert (config.heartbeat_s, config.exit_after_failure_s) == (0.5, 5)
+    assert config.engine_values()["heartbeat_ms"] == 500
+
+
+def test_variables_of_nccl_set_options_that_nothing_else_sets() -> None:
+    environ = {
+        "NCCL_SOCKET_IFNAME": "^docker,lo",
+        "NCCL_IB_TC": "0x60",
+        "NCCL_IB_GID_INDEX": "-1",  # NCCL's "not set"
+        "NCCL_IB_TIMEOUT": "22",
+        "JAXHET_VERBS_TIMEOUT": "20",
+    }
+    config = _config.resolve({}, environ)
+    assert config.tcp_interfaces == ("^docker", "lo")
+    assert (config.verbs_traffic_class, config.verbs_gid_index, config.verbs_timeout) == (
+        96,
+        None,
+        20,
+    )
+    assert config.of_nccl == (
+        "JAXHET_TCP_INTERFACES is not set: NCCL_SOCKET_IFNAME=^docker,lo sets it",
+        "JAXHET_VERBS_TRAFFIC_CLASS is not set: NCCL_IB_TC=0x60 sets it",
+    )
+    assert _config.resolve({"verbs_traffic_class": 1}, environ).verbs_traffic_class == 1
+    with pytest.raises(UsageError, match="NCCL_IB_SL='16' is above the maximum, 15"):
+        _config.resolve({}, {"NCCL_IB_SL": "16"})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "selected"),
+    [
+        ("mlx5_1", ("mlx5_1", "mlx5_10")),
+        ("=mlx5_1", ("mlx5_1",)),
+        ("=mlx5_1:2,irdma0", ("irdma0", "mlx5_1:2")),
+        ("^mlx5_1", ("irdma0", "mlx5_0")),
+        ("^=mlx5_1", ("irdma0", "mlx5_0", "mlx5_10")),
+        ("bnxt", ("bnxt",)),  # the engine's error names it
+        ("^mlx5,irdma", ("^mlx5", "irdma")),
+    ],
+)
+def test_nics_are_named_as_in_nccl(
+    wanted: str, selected: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    for name in ("mlx5_0", "mlx5_1", "mlx5_10", "irdma0"):
+        (tmp_path / name).mkdir()
+    assert _options.NameList.parse(wanted.split(",")).nics(tmp_path) == selected
+
+
+def test_private_options_are_no_public_ones() -> None:
+    public = {o.name for o in _options.table(_options.Options)}
+    assert len(public) <= 36
+    private = [o for o in _config.TABLE if o.name not in public]
+    assert {o.env for o in private if o.is_knob} >= {"JAXHET__ALGORITHM", "JAXHET__ZERO_COPY"}
+    with pytest.warns(UserWarning, match="unknown environment variable JAXHET_ALGORITHM"):
+        _config.resolve({}, {"JAXHET_ALGORITHM": "flat"})
+    with pytest.raises(UsageError, match="no option 'heartbeat_s'"):
+        _config.resolve({"heartbeat_s": 1}, {})
 
 
 def test_integers_of_the_engine_have_both_limits() -> None:
     """The engine does not check them again."""
     numbers = [o for o in _config.TABLE if o.engine and o.type in (int, float)]
-    assert len(numbers) > 10
+    assert len(numbers) > 9
     assert not [o.name for o in numbers if o.minimum is None or o.maximum is None]
 
 

@@ -50,7 +50,7 @@ def test_small_jobs_and_jobs_with_gpus_connect_at_the_start() -> None:
     assert connects_all("all", _members("ab" * 9))
     assert not connects_all("needed", _members("ab"))
     assert connects_all("auto", _members("ab" * 9, "cuda"))
-    with pytest.raises(UsageError, match="JAXHET_CONNECT=needed is for jobs on CPUs"):
+    with pytest.raises(UsageError, match="JAXHET__CONNECT=needed is for jobs on CPUs"):
         connects_all("needed", _members("ab", "rocm"))
 
 

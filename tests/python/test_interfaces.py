@@ -92,14 +92,35 @@ def test_names_and_networks_are_taken_in_their_order() -> None:
     assert all(interface.is_named for interface in _interfaces.named(wanted, _HOST))
 
 
+@pytest.mark.parametrize(
+    ("wanted", "selected"),
+    [
+        (("eth",), ["eth0", "eth0", "eth1"]),
+        (("=eth", "eth1"), None),
+        (("=eth1",), ["eth1"]),
+        (("^eth0",), ["eth1"]),
+        (("^10.0.1.0/24", "lo"), ["eth0", "eth0"]),
+        (("^eth",), None),
+    ],
+)
+def test_interfaces_are_named_as_in_nccl(
+    wanted: tuple[str, ...], selected: list[str] | None
+) -> None:
+    if selected is not None:
+        assert _names(_interfaces.named(wanted, _HOST)) == selected
+    else:
+        with pytest.raises(UsageError, match="no interface of this machine"):
+            _interfaces.named(wanted, _HOST)
+
+
 @pytest.mark.parametrize("wanted", ["eth7", "10.9.0.0/16", "10.0.1.0/99"])
 def test_interface_that_is_not_there_is_refused(wanted: str) -> None:
     with pytest.raises(UsageError) as caught:
         _interfaces.named((wanted,), _HOST)
     assert str(caught.value) == (
-        "JAXHET_TCP_INTERFACES: no interface of this machine that is up is called, or has an"
-        f" address in, {wanted!r}; there are lo (127.0.0.1/8), eth0 (10.0.0.1/24), eth0"
-        " (fd00::1/64), eth1 (10.0.1.1/24)"
+        "JAXHET_TCP_INTERFACES or NCCL_SOCKET_IFNAME: no interface of this machine that is up is"
+        f" called, or has an address in, {wanted!r}; there are lo (127.0.0.1/8), eth0"
+        " (10.0.0.1/24), eth0 (fd00::1/64), eth1 (10.0.1.1/24)"
     )
 
 

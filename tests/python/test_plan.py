@@ -433,13 +433,13 @@ def test_command_with_a_vendors_compiler(vendor: str, program: pathlib.Path) -> 
 def test_command_takes_the_options_of_the_environment(program: pathlib.Path) -> None:
     if not PLUGINS.exists():
         pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")
-    result = _run("--vendor", "cuda", f"{program}:step", JAXHET_BUCKET_BYTES="100000000")
+    result = _run("--vendor", "cuda", f"{program}:step", JAXHET__BUCKET_BYTES="100000000")
     assert "0  4 × all-reduce sum  permute" in result.stdout, result.stderr
     assert "exchanges in each step: 1;" in result.stdout
 
 
 def test_command_on_cpu_prints_a_table(program: pathlib.Path) -> None:
-    result = _run("--devices", "2", f"{program}:lowered", JAXHET_ALGORITHM="flat")
+    result = _run("--devices", "2", f"{program}:lowered", JAXHET__ALGORITHM="flat")
     assert result.returncode == 0, result.stderr
     assert "flat [1]" in result.stdout
     assert "not scheduled" in result.stdout

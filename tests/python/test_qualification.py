@@ -35,9 +35,9 @@ def _info(process: int, host: str) -> ProcessInfo:
     return dataclasses.replace(info, host=host, host_id=f"boot of {host}")
 
 
-def _refusal(report: Qualification, transport: str, allow: bool = False, *hosts: str) -> str:
+def _refusal(report: Qualification, transport: str, *hosts: str) -> str:
     one, other = hosts or ("amd0", "nv0")
-    return refusal(report, _info(0, one), _info(1, other), transport, allow)
+    return refusal(report, _info(0, one), _info(1, other), transport)
 
 
 def test_only_what_is_proven_may_be_used():
@@ -48,13 +48,6 @@ def test_only_what_is_proven_may_be_used():
     assert _refusal(report, "shm_ring") == "refused: it was not tried"
 
 
-def test_unproven_may_be_allowed_but_not_what_failed():
-    report = _report(_pair("nv0", "amd0", SHM, VERBS, TCP))
-    assert [_refusal(report, t, True) for t in ("tcp", "shm", "shm_ring")] == ["", "", ""]
-    assert _refusal(report, "verbs", True).startswith("failed: 7 of 8 bytes")
-    assert _refusal(report, "tcp", True, "nv0", "nv7") == ""
-
-
 def test_two_hosts_are_as_good_as_their_worst_pair_of_processes():
     lost = dataclasses.replace(TCP, state="failed", reason="lost")
     report = _report(_pair("nv0", "amd0", TCP), _pair("amd0", "nv0", lost))
@@ -63,10 +56,10 @@ def test_two_hosts_are_as_good_as_their_worst_pair_of_processes():
 
 def test_hosts_that_are_not_in_the_report_are_named():
     report = _report(_pair("nv0", "amd0", TCP))
-    assert _refusal(report, "tcp", False, "nv0", "nv7") == (
-        "nothing was tried between nv0 and nv7; qualify all hosts, or set JAXHET_UNPROVEN=allow"
+    assert _refusal(report, "tcp", "nv0", "nv7") == (
+        "nothing was tried between nv0 and nv7; qualify all hosts"
     )
-    assert _refusal(report, "tcp", False, "nv0", "nv0").startswith(
+    assert _refusal(report, "tcp", "nv0", "nv0").startswith(
         "nothing was tried between two processes of nv0; qualify all hosts"
     )
 
@@ -75,8 +68,8 @@ def test_containers_of_one_name_are_two_hosts():
     report = _report(_pair("nv0", "nv0", TCP))
     one = _info(0, "nv0")
     other = dataclasses.replace(_info(1, "nv0"), host_id="another")
-    assert refusal(report, one, _info(1, "nv0"), "tcp", False) == ""
-    assert refusal(report, one, other, "tcp", False).startswith("nothing was tried between")
+    assert refusal(report, one, _info(1, "nv0"), "tcp") == ""
+    assert refusal(report, one, other, "tcp").startswith("nothing was tried between")
 
 
 def _write(folder: pathlib.Path, **changes: Any) -> str:

@@ -57,7 +57,7 @@ class Watched:
         self.engine = FailingEngine()
         stand_in: Any = self.engine
         members = [_islands.Member(i, name, "cpu", "host") for i, name in enumerate("ab")]
-        config = _config.resolve({"exit_after_failure_s": EXIT_AFTER_S}, environ={})
+        config = _config.resolve({"exit_timeout_s": 10 * EXIT_AFTER_S}, environ={})
         self.cancelled = threading.Event()
         self.ended = threading.Event()
         self.exit_codes: list[int] = []

@@ -178,7 +178,7 @@ def test_wait_ends_when_the_process_leaves() -> None:
 
 def test_wait_ends_at_the_deadline() -> None:
     processes = _Class(timeout_s=0.3)
-    with pytest.raises(NotSharedError, match=r"not come within 0.3 s \(JAXHET_TUNING_TIMEOUT_S\)"):
+    with pytest.raises(NotSharedError, match=r"not come within 0.3 s \(twice JAXHET_DEADLINE_S\)"):
         processes.fetch(3)
 
 

@@ -71,7 +71,7 @@ def test_two_guests_train_as_one_program(pair: tuple[Guest, Guest]):
     packets = [guest.packets() for guest in pair]
     command = f".venv/bin/python -c {shlex.quote(_TRAIN)}"
     # The program's messages are short; eager ones travel on the control connection.
-    options = {"JAXHET_CPU_DEVICES": "2", "JAXHET_EAGER_BYTES": "0"}
+    options = {"JAXHET_CPU_DEVICES": "2", "JAXHET__EAGER_BYTES": "0"}
     envs = [{**env, **options} for env in _envs(pair[0].address)]
     names = [guest.start(command, env) for guest, env in zip(pair, envs, strict=True)]
     for guest, name, before in zip(pair, names, packets, strict=True):

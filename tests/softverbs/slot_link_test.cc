@@ -114,7 +114,7 @@ TEST(SlotLinkTest, CompletionsOfAllReplacementsFit) {
 TEST(SlotLinkTest, SaysWhichOptionsNeedLongerCompletionQueues) {
   EXPECT_THAT(ThrownText([] { End(NicOptions(/*qps=*/16, /*depth=*/256), /*num_slots=*/8); }),
               HasSubstr("a completion queue of soft0:1 has at most 32768 entries, and "
-                        "JAXHET_VERBS_QPS=16 with JAXHET_VERBS_DEPTH=256 needs 45152; set one of "
+                        "JAXHET_VERBS_QPS=16 with JAXHET__VERBS_DEPTH=256 needs 45152; set one of "
                         "them to less"));
 }
 

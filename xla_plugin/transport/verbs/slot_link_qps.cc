@@ -30,7 +30,7 @@ int NumEntries(const NicInfo& nic, const Options& options, QueuePairSizes sizes,
   const size_t num_entries = num_qps * (sizes.sends + (1 + kMaxEpoch) * sizes.receives);
   if (std::cmp_less_equal(num_entries, nic.max_cqe)) return static_cast<int>(num_entries);
   Throw(ErrorCode::kTransport, "a completion queue of ", nic.name, " has at most ", nic.max_cqe,
-        " entries, and JAXHET_VERBS_QPS=", options.qps, " with JAXHET_VERBS_DEPTH=", options.depth,
+        " entries, and JAXHET_VERBS_QPS=", options.qps, " with JAXHET__VERBS_DEPTH=", options.depth,
         " needs ", num_entries, "; set one of them to less");
 }
 

@@ -388,7 +388,7 @@ std::unique_ptr<DeviceChannel> OpenVerbsChannel(const ChannelSetup& setup, std::
   const size_t most = MostBytes(setup);
   if (info.slot_bytes > most) {
     Throw(ErrorCode::kTransport, "a NIC here sends ", most, " bytes at once, not ", info.slot_bytes,
-          "; set JAXHET_SLOT_BYTES to less");
+          "; set JAXHET__SLOT_BYTES to less");
   }
   return std::make_unique<VerbsSource>(setup, info.slot_bytes, offer);
 }
