@@ -162,11 +162,12 @@ class _PlainTrainer:
         fields: dict[str, Any] = tiny if program.config == "plain-tiny" else {}
         if program.layers:
             fields["layers"] = program.layers
-        is_large = jax.default_backend() == "gpu" and program.config == "plain"
+        is_large = jax.default_backend() == "gpu" and program.config != "plain-tiny"
         attention = "cudnn" if is_large else None
         self.mesh = jaxhet.make_mesh(program.axes, devices=devices)
         rows = NamedSharding(self.mesh, P(self.mesh.axis_names))
-        self.size = plain_llama.Size(**fields, scan=program.scan, attention=attention, rows=rows)
+        fields["rows"] = None if program.config == "plain-features" else rows
+        self.size = plain_llama.Size(**fields, scan=program.scan, attention=attention)
         self._shardings = plain_llama.shardings(self.size, self.mesh)
 
     def lower(self, jit: Callable[..., Any], batch: int, seq: int) -> Any:

@@ -4,10 +4,11 @@ import dataclasses
 
 # Rows for each device that leave most of a GPU's memory free, and the layers if not the config's:
 # of an optimizer's state 16 bytes for each parameter are in memory, for each system once.
-ROWS = {"tiny": 2, "demo": 4, "1b": 4, "8b": 2, "plain": 8, "plain-tiny": 2}
+ROWS = {"tiny": 2, "demo": 4, "1b": 4, "8b": 2, "plain": 8, "plain-features": 8, "plain-tiny": 2}
 LAYERS = {"8b": 6}
-# Programs of benchmarks/plain_llama.py, beside the configs of models/.
-PLAIN = ("plain", "plain-tiny")
+# Programs of benchmarks/plain_llama.py, beside the configs of models/. "plain-features" leaves the
+# sharding of activations to XLA: with the axis `fsdp` they are split along their features.
+PLAIN = ("plain", "plain-features", "plain-tiny")
 
 
 @dataclasses.dataclass(frozen=True)

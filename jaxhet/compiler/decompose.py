@@ -13,6 +13,7 @@ from jaxhet.compiler import (
     groups,
     hlo,
     identity,
+    leading,
     movement,
     pipeline,
     plan,
@@ -114,6 +115,8 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
     if reducer is not None:
         name.append(collectives.reducer_name(reducer))
     name += [f"dim {dim}" for dim in collective.instruction.dimensions]
+    if job.is_gpu:
+        collective = leading.along_first(collective)
     algorithm = DIRECT if opcode in _POINT_TO_POINT else ALGORITHMS[split is not None]
     builder = ExchangeBuilder(collective, " ".join(name), algorithm, note, job, options, exchanges)
     lowering: Lowering

@@ -75,8 +75,18 @@ class Compiler(deviceless.Compiler):
             "moved": self._moved,
             "schedule": schedule(module),
             "copies": sum(i.opcode == "copy" for i in module.entry.instructions),
+            "reordered": sum(_only_reorders(module, i) for i in module.entry.instructions),
             "crossing": [c.instruction.opcode for c in collectives.crossing(module, job)],
         }
+
+
+def _only_reorders(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+    """Whether a kernel does nothing but put elements in another order."""
+    if instruction.opcode != "fusion":
+        return instruction.opcode in ("copy", "transpose")
+    (called,) = instruction.called_computation_ids
+    opcodes = {i.opcode for i in module.computations[called].instructions}
+    return opcodes <= {"bitcast", "copy", "parameter", "reshape", "transpose"}
 
 
 # --- programs ---
@@ -201,6 +211,20 @@ def long_sum(mesh: Mesh) -> Any:
     return jax.jit(mapped).lower(jax.ShapeDtypeStruct((size,), "bfloat16"))
 
 
+def split_features(mesh: Mesh) -> Any:
+    """Products whose operands are split along their last dimension, so that these are exchanged."""
+
+    def f(x: jax.Array, small: jax.Array, large: jax.Array) -> jax.Array:
+        gathered = lax.all_gather(x @ small, "data", axis=2, tiled=True)
+        summed = lax.psum_scatter(gathered @ large, "data", scatter_dimension=2, tiled=True)
+        return summed @ small
+
+    spec, size = P(None, None, "data"), 512 * mesh.size
+    shapes = ((4, 256, size), (512, 512), (size, size))
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=(spec, P(), P()), out_specs=spec, check_vma=False)
+    return jax.jit(mapped).lower(*(jax.ShapeDtypeStruct(s, "bfloat16") for s in shapes))
+
+
 def local_sum_in_loop(mesh: Mesh) -> Any:
     """XLA moves the sum over "y" of the gradients behind the loop, if it may."""
     mesh = Mesh(mesh.devices.reshape(2, -1), ("x", "y"))
@@ -218,6 +242,7 @@ def local_sum_in_loop(mesh: Mesh) -> Any:
 
 CASES = {
     "long_sum": Case("2x1x1", long_sum),
+    "split_features": Case("2x1x1", split_features, codegen=False),
     "local_sum_in_loop": Case("2x1x2", local_sum_in_loop),
     "train": Case("2x1x1", train_step),
     "train_text_order": Case("2x1x1", train_step, Options(order="text"), codegen=False),

@@ -140,6 +140,10 @@ def test_parts_of_a_long_sum_are_summed_in_place_while_others_come(vendor: Resul
     assert result["copies"] == 0
 
 
+def test_blocks_of_a_later_dimension_are_put_in_order_by_no_kernel(vendor: Results):
+    assert vendor["split_features"]["reordered"] == 0
+
+
 def test_sums_over_groups_of_unequal_size_are_exchanges_of_those_groups(vendor: Results):
     lines = vendor["sums_over_unequal_groups"]["lines"]
     assert sorted(re.findall(r"all_gather all-reduce sum flat bf16\[7\] (\S+)", str(lines))) == [

@@ -164,6 +164,35 @@ def test_each_collective_on_gpu_crosses_once_and_leaves_the_rest_to_xla(
     assert re.findall(r"; (\d+) bytes;", text) == [str(num_bytes)]
 
 
+def test_gather_and_scatter_along_a_later_dimension_leave_the_layout_to_xla():
+    """Only transposes of whole arrays are around the exchange: XLA makes them layouts."""
+    gather = _GATHER.replace("0,1,2,3", "0,1")
+    body = f"""
+        p = f32[3,4] parameter(0)
+        g = f32[3,8] all-gather(p), {gather}
+        ROOT r = f32[3,4] reduce-scatter(g), {gather.replace("id=1", "id=2")}, to_apply=sum
+    """
+    check(
+        decomposed(body, hlo_text.job(0, 1, platform="cuda")),
+        """
+        CHECK-LABEL: ENTRY
+        CHECK: [[OWN:%.*]] = f32[4,3]{1,0} transpose(%p), dimensions={1,0}
+        CHECK-NEXT: [[FLAT:%.*]] = f32[12]{0} reshape([[OWN]])
+        CHECK-NEXT: all-gather-start([[FLAT]])
+        CHECK-NEXT: [[ROWS:%.*]] = f32[24]{0} all-gather-done(
+        CHECK-NEXT: [[WHOLE:%.*]] = f32[8,3]{1,0} reshape([[ROWS]])
+        CHECK-NEXT: %g = f32[8,3]{1,0} reshape([[WHOLE]])
+        CHECK-NEXT: [[SAME:%.*]] = f32[3,8]{1,0} transpose(%g), dimensions={1,0}
+        CHECK-NEXT: transpose([[SAME]]), dimensions={1,0}
+        CHECK-NOT: transpose(
+        CHECK: [[SUM:%.*]] = f32[12]{0} bitcast-convert(
+        CHECK-NEXT: [[PART:%.*]] = f32[4,3]{1,0} reshape([[SUM]])
+        CHECK-NEXT: %r = f32[4,3]{1,0} reshape([[PART]])
+        CHECK-NEXT: ROOT {{.*}} = f32[3,4]{1,0} transpose(%r), dimensions={1,0}
+        """,
+    )
+
+
 @pytest.mark.parametrize(("narrow", "wide"), [("s16", "s32"), ("u16", "u32"), ("s8", "s8")])
 def test_local_sums_are_of_types_that_nccl_sums(narrow: str, wide: str):
     body = f"p = {narrow}[4,4] parameter(0)\nROOT r = {narrow}[4,1] reduce-scatter(p), {_SCATTER}"
