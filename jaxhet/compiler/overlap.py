@@ -2,8 +2,9 @@
 
 import functools
 import json
+from collections.abc import Callable
 
-from jaxhet.compiler import carrier, collectives, hlo
+from jaxhet.compiler import carrier, collectives, hlo, loops
 
 _LIBRARIES = ("__cublas", "__cudnn")  # XLA's names of library calls, on ROCm too
 _PRODUCTS = ("convolution", "dot")
@@ -31,9 +32,20 @@ def products(module: hlo.Module) -> dict[int, int]:
 
 
 def times(module: hlo.Module) -> dict[int, int | None]:
-    """Exchange to how often it runs each time that the program does.
+    """Exchange to how often it runs each time that the program does; None: see below."""
+    of_computation = computation_times(module)
+    return {
+        carrier.read(i).index: of_computation(c.id)
+        for c in module.computations.values()
+        for i in c.instructions
+        if carrier.is_start(i)
+    }
 
-    None where XLA does not know: in a loop that ends by a condition, and in a branch.
+
+def computation_times(module: hlo.Module) -> Callable[[int], int | None]:
+    """How often the computation with an id runs each time that the program does.
+
+    None where it is not known: in a loop that ends by a condition, and in a branch.
     """
 
     @functools.cache
@@ -43,29 +55,28 @@ def times(module: hlo.Module) -> dict[int, int | None]:
         total = 0
         for call in module.callers.get(computation_id, ()):
             outer = of_computation(call.computation.id)
-            inner = _times_called(call.instruction, computation_id)
+            inner = _times_called(module, call, computation_id)
             if outer is None or inner is None:
                 return None
             total += outer * inner
         return total
 
-    return {
-        carrier.read(i).index: of_computation(c.id)
-        for c in module.computations.values()
-        for i in c.instructions
-        if carrier.is_start(i)
-    }
+    return of_computation
 
 
-def _times_called(caller: hlo.Instruction, computation_id: int) -> int | None:
+def _times_called(module: hlo.Module, call: hlo.Call, computation_id: int) -> int | None:
+    caller = call.instruction
     if caller.opcode == "conditional":
         return None
     if caller.opcode != "while":
         return 1
     config = json.loads(caller.backend_config or "{}")
     count = config.get("known_trip_count", {}).get("n")
-    if count is None:
-        return None
+    if count is None:  # XLA has not counted yet, or can't
+        loop = loops.find(module, call.computation, caller)
+        if loop is None:
+            return None
+        count = len(loop.values)
     return int(count) + (collectives.role(caller, computation_id) == "condition")
 
 
