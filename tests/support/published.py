@@ -48,6 +48,7 @@ class Run:
     Attributes:
       devices: Devices of each process.
       processes: Processes of each island; plain JAX has twice as many in its one world.
+      python: Interpreter of an environment that has the packages and jaxhet.
       folder: Folder in which the program runs.
       fails: Whether the program must fail.
       timeout_s: Limit in seconds.
@@ -55,6 +56,7 @@ class Run:
 
     devices: int
     processes: int = 1
+    python: str = sys.executable
     folder: pathlib.Path | None = None
     fails: bool = False
     timeout_s: float = 900
@@ -62,14 +64,14 @@ class Run:
 
 def over_islands(command: Sequence[str], env: Mapping[str, str], run: Run) -> list[str]:
     """Output and errors of each process of two islands, by `jaxhet run`."""
-    jaxhet = [sys.executable, "-m", "jaxhet.cli"]
+    jaxhet = [run.python, "-m", "jaxhet.cli"]
     sizes = ["--processes-per-island", str(run.processes), "--devices", str(run.devices)]
     launch = [*jaxhet, "launch", "--islands", "2", *sizes, "--", *jaxhet, "run", "--"]
     with tempfile.TemporaryFile("w+") as log:
         try:
             ended = subprocess.run(
-                [*launch, sys.executable, *command],
-                env=_environment(env),
+                [*launch, run.python, *command],
+                env=_environment(env, run.python),
                 cwd=run.folder,
                 check=False,
                 stdout=log,
@@ -104,8 +106,8 @@ def in_plain_world(command: Sequence[str], env: Mapping[str, str], run: Run) -> 
     logs = [tempfile.TemporaryFile("w+") for _ in range(processes)]  # noqa: SIM115
     running = [
         subprocess.Popen(
-            [sys.executable, *command],
-            env=_environment({**common, "OMPI_COMM_WORLD_RANK": str(process)}),
+            [run.python, *command],
+            env=_environment({**common, "OMPI_COMM_WORLD_RANK": str(process)}, run.python),
             cwd=run.folder,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -166,8 +168,8 @@ def make_data(folder: pathlib.Path) -> None:
     )
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    path = os.pathsep.join(map(str, (ROOT, PACKAGES)))
+def _environment(env: Mapping[str, str], python: str = sys.executable) -> dict[str, str]:
+    path = os.pathsep.join(map(str, (ROOT, PACKAGES))) if python == sys.executable else ""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
     return {**environment(), **quiet, **env, "PYTHONPATH": path}
 

@@ -1,0 +1,94 @@
+"""Applications of JAX from the package index train over islands with the losses of plain JAX.
+
+Each is installed, unmodified, in an environment of its own below `.cache/programs`. Each prints a
+line per mesh for the table in docs/guides/applications.md.
+"""
+
+import itertools
+import json
+import pathlib
+import re
+import statistics
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support import applications, published
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+_ENV = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "HF_HUB_OFFLINE": "1"}
+_MESHES = ("data", "fsdp", "tensor", "expert", "pipeline", "slices")
+_TOLERANCE = 2e-6
+
+
+def _compare(name: str, mine: Sequence[float], world: Sequence[float]) -> float:
+    """The largest relative difference of the losses."""
+    assert len(mine) == len(world) > 0
+    assert len(set(world)) > len(world) // 2  # it learns something
+    difference = max(abs(a - b) / abs(b) for a, b in zip(mine, world, strict=True))
+    assert difference < _TOLERANCE, (name, mine, world)
+    return difference
+
+
+def _maxtext(folder: pathlib.Path, case: str, process: int = 0) -> tuple[list[float], float]:
+    """Losses by step, and the median time of a step."""
+    lines = (folder / f"{case}.{process}").read_text().splitlines()
+    steps = {line["step"]: line for line in map(json.loads, lines)}
+    times = [line["perf/step_time_seconds"] for step, line in steps.items() if step > 1]
+    return [line["learning/loss"] for line in steps.values()], statistics.median(times)
+
+
+def test_maxtext_has_the_losses_of_plain_jax_on_all_meshes(tmp_path: pathlib.Path) -> None:
+    """Plain JAX continues the islands' checkpoint as they do."""
+    python = applications.environment("maxtext", "maxtext[tpu]==0.2.5")
+    islands, plain = (tmp_path / name for name in ("islands", "plain"))
+    run = published.Run(2, python=python, timeout_s=1700)
+    program = str(published.HERE / "maxtext_meshes.py")
+    cases = (*_MESHES, "saved", "restored")
+    for folder, world in ((islands, published.over_islands), (plain, published.in_plain_world)):
+        folder.mkdir()
+        world([program, str(folder), str(islands), *cases], _ENV, run)
+    for case in cases:
+        (mine, seconds), (world_losses, world_seconds) = (
+            _maxtext(folder, case) for folder in (islands, plain)
+        )
+        assert _maxtext(islands, case, 1)[0] == mine
+        difference = _compare(case, mine, world_losses)
+        print("maxtext", case, f"{difference:.1e}", f"{seconds / world_seconds:.2f}")
+    uninterrupted = _maxtext(plain, "fsdp")[0]
+    for folder in (islands, plain):
+        continued = _maxtext(folder, "restored")[0]
+        _compare("restored", continued, uninterrupted[-len(continued) :])
+
+
+def _losses(text: str) -> tuple[list[float], float]:
+    """Losses by step, and the median time of a step."""
+    lines = re.findall(r"^loss (\d+) (\S+) (\S+)$", text, re.MULTILINE)
+    found = {int(step): (float(loss), float(time)) for step, loss, time in reversed(lines)}
+    losses, times = zip(*(found[step] for step in sorted(found)), strict=True)
+    steps = [after - before for before, after in itertools.pairwise(times)]
+    return list(losses), statistics.median(steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "requirements"),
+    [
+        ("tunix", ["google-tunix==0.1.7"]),
+        ("levanter", ["marin-levanter==0.2.227.dev40316220070", "--prerelease=allow"]),
+    ],
+)
+def test_trainer_has_the_losses_of_plain_jax(
+    name: str, requirements: list[str], tmp_path: pathlib.Path
+) -> None:
+    run = published.Run(2, python=applications.environment(name, *requirements))
+    program = str(published.HERE / f"{name}_program.py")
+    texts = [
+        text
+        for world in (published.over_islands, published.in_plain_world)
+        for text in world([program, str(tmp_path / world.__name__)], _ENV, run)
+    ]
+    results = [_losses(text) for text in texts]
+    assert [len(losses) for losses, _ in results] == [10] * 4
+    difference = max(_compare(name, losses, results[-1][0]) for losses, _ in results)
+    print(name, f"{difference:.1e}", f"{results[0][1] / results[2][1]:.2f}")
