@@ -1,13 +1,18 @@
 #include "tests/cpp/host_device.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <climits>
 #include <condition_variable>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <functional>
 #include <iterator>
@@ -43,6 +48,30 @@ struct Cache {
 };
 Cache cache;
 
+// Memory of peers, and how devices read it.
+struct Mappings {
+  std::atomic<bool> reads_by_kernel = false;
+  std::mutex mutex;
+  std::map<const std::byte*, size_t> by_base;
+
+  bool Hold(const void* address) {
+    const auto* const byte = static_cast<const std::byte*>(address);
+    const std::lock_guard lock(mutex);
+    const auto next = by_base.upper_bound(byte);
+    if (next == by_base.begin()) return false;
+    const auto& [base, num_bytes] = *std::prev(next);
+    return byte < base + num_bytes;
+  }
+};
+Mappings mappings;
+
+void ReadByKernel(void* to, const void* from, size_t num_bytes) {
+  const iovec local{.iov_base = to, .iov_len = num_bytes};
+  const iovec remote{.iov_base = const_cast<void*>(from), .iov_len = num_bytes};
+  const ssize_t done = process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
+  if (std::cmp_not_equal(done, num_bytes)) ThrowErrno("process_vm_readv");
+}
+
 [[noreturn]] void ThrowNoIpc() {
   Throw(ErrorCode::kDevice, "host memory has no IPC handles; use the transports shm or tcp");
 }
@@ -58,6 +87,17 @@ DeviceInfo HostInfo() {
           .dma_buf = true,
           .gpu_direct_rdma = true,
           .host_memory = true};
+}
+
+constexpr int kSpins = 100;
+constexpr timespec kLongestSleep{.tv_sec = 0, .tv_nsec = 1'000'000};  // hosts write words, too
+
+// The word may lie in memory that processes share.
+void WaitForWrite(const uint32_t* word, uint32_t seen) {
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &kLongestSleep, nullptr, 0);
+}
+void WakeWaiters(const uint32_t* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 // Work in order. What waits for a value when this goes is given up, and what comes after it.
@@ -89,15 +129,21 @@ class HostStream {
     changed_.wait(lock, [this] { return num_pending_ == 0; });
   }
 
-  // Part of the work.
-  template <typename Condition>
-  void Await(Condition condition) {
-    while (!condition()) {
+  // Part of the work: waits until the word has the value.
+  void Await(uint32_t* address, uint32_t value) {
+    const std::atomic_ref word(*address);
+    for (int turn = 0;; ++turn) {
+      const uint32_t seen = word.load(std::memory_order_acquire);
+      if (seen >= value) return;
       if (stopping_) {
         given_up_ = true;
         return;
       }
-      std::this_thread::yield();
+      if (turn < kSpins) {
+        std::this_thread::yield();
+      } else {
+        WaitForWrite(address, seen);
+      }
     }
   }
 
@@ -191,7 +237,11 @@ auto Find(const void* address) -> decltype(Allocations::by_base)::const_iterator
 class HostSharing final : public MemorySharing {
  public:
   void CloseIpc(void* /*memory*/) noexcept override {}
-  void Unmap(AddressRange memory) noexcept override { munmap(memory.base, memory.num_bytes); }
+  void Unmap(AddressRange memory) noexcept override {
+    const std::lock_guard lock(mappings.mutex);
+    mappings.by_base.erase(static_cast<std::byte*>(memory.base));
+    munmap(memory.base, memory.num_bytes);
+  }
 
   IpcHandleInfo ExportIpc(void* /*address*/) override { ThrowNoIpc(); }
   IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowNoIpc(); }
@@ -203,7 +253,10 @@ class HostSharing final : public MemorySharing {
       Throw(ErrorCode::kDevice, "the peer's memory has ", status.st_size, " bytes, not ",
             num_bytes);
     }
-    return {*this, {.base = Map(fd, num_bytes), .num_bytes = num_bytes}};
+    void* const base = Map(fd, num_bytes);
+    const std::lock_guard lock(mappings.mutex);
+    mappings.by_base[static_cast<std::byte*>(base)] = num_bytes;
+    return {*this, {.base = base, .num_bytes = num_bytes}};
   }
   AddressRange RangeOf(const void* address) override {
     const std::lock_guard lock(AllAllocations().mutex);
@@ -273,7 +326,11 @@ class HostDevice final : public Device {
   }
   void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override {
     if (num_bytes == 0) return;
-    StreamOf(stream).Add([=] { std::memmove(to, from, num_bytes); });
+    const bool by_kernel = mappings.reads_by_kernel && mappings.Hold(from);
+    StreamOf(stream).Add([=] {
+      if (by_kernel) return ReadByKernel(to, from, num_bytes);
+      std::memmove(to, from, num_bytes);
+    });
   }
   void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
     if (num_bytes == 0) return;
@@ -285,15 +342,15 @@ class HostDevice final : public Device {
     });
   }
   void WriteValue(StreamHandle stream, void* address, uint32_t value) override {
-    StreamOf(stream).Add([=] {
-      std::atomic_ref(*static_cast<uint32_t*>(address)).store(value, std::memory_order_release);
+    StreamOf(stream).Add([word = static_cast<uint32_t*>(address), value] {
+      std::atomic_ref(*word).store(value, std::memory_order_release);
+      WakeWaiters(word);
     });
   }
   void WaitValue(StreamHandle stream, void* address, uint32_t value) override {
     HostStream& host_stream = StreamOf(stream);
-    host_stream.Add([=, &host_stream] {
-      const std::atomic_ref word(*static_cast<uint32_t*>(address));
-      host_stream.Await([&] { return word.load(std::memory_order_acquire) >= value; });
+    host_stream.Add([&host_stream, word = static_cast<uint32_t*>(address), value] {
+      host_stream.Await(word, value);
     });
   }
 
@@ -337,6 +394,9 @@ CachedFills::~CachedFills() {
   cache.is_used = cache.is_emptied_by_events = false;
   cache.Empty();
 }
+
+KernelReads::KernelReads() { mappings.reads_by_kernel = true; }
+KernelReads::~KernelReads() { mappings.reads_by_kernel = false; }
 
 LateRetirement::LateRetirement(std::chrono::milliseconds delay) { retirement_delay = delay; }
 LateRetirement::~LateRetirement() { retirement_delay = std::chrono::milliseconds(0); }
