@@ -102,15 +102,13 @@ TEST_P(DeviceFaultTransportsTest, LatePeerIsADeadlineError) {
 // The program waits for the second exchange first. The first one has arrived, and stays in flight.
 void CheckLatePeerBehindAnArrivedExchange(std::string_view transport, size_t num_bytes,
                                           bool has_done) {
-  WorldOptions options = DeviceOptions(2, transport);
-  options.engine.deadline_ms = options.engine.first_deadline_ms = 300;
-  DeviceWorld world(options);
+  DeviceWorld world(DeviceOptions(2, transport));
   Side first(0, SwapPairs(), num_bytes, 0);
   Side peer(1, SwapPairs(), num_bytes, 0);
   Side second(0, SwapPairs(), num_bytes, 1);
   first.Start(world);
   peer.Start(world);
-  second.Start(world);
+  second.WithDeadline(milliseconds(300)).Start(world);
   second.Done(world);
   if (has_done) first.Done(world);
   ASSERT_TRUE(IsWithin(kLong, [&] { return world.engine(0).failure() != nullptr; }));

@@ -99,6 +99,10 @@ class Side {
     request_.plan = plan;
     return *this;
   }
+  Side& WithDeadline(std::chrono::milliseconds deadline) {
+    request_.deadline_ms = deadline.count();
+    return *this;
+  }
   // A permute that arrives in parts of so many bytes, each with a Done().
   Side& InParts(size_t part_bytes) {
     request_.part_bytes = static_cast<int64_t>(part_bytes);
