@@ -143,7 +143,7 @@ def pci_address(folder: str) -> str:
     """PCI address of the NIC with this folder of sysfs; "" for one in software."""
 
 class Relay:
-    """Passes bytes to a service; see relay.h."""
+    """A proxy between JAX's client and its service; see relay.h."""
 
     def __init__(self, host: str, port: str) -> None: ...
     @property

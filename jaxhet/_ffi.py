@@ -319,10 +319,10 @@ def limit_finalization(limit_s: float, text: str, code: int) -> None:
 
 
 class Relay:
-    """A port of this host through which JAX's client reaches the coordination service.
+    """An HTTP proxy in this process, through which JAX's client reaches the coordination service.
 
     JAX's client aborts the process when its connection ends. The relay keeps it open when the
-    service is gone; shut the client down then.
+    service is gone, until the client closes it: shut the client down then.
 
     Args:
       address: host:port of the service.
@@ -336,12 +336,12 @@ class Relay:
             raise as_ours(str(error)) from error
 
     @property
-    def address(self) -> str:
-        """Address to connect to."""
-        return f"127.0.0.1:{self._relay.port}"
+    def url(self) -> str:
+        """Address of the proxy."""
+        return f"http://127.0.0.1:{self._relay.port}"
 
     def close(self) -> None:
-        """Ends the connection. Without it, it lives as long as the process."""
+        """Closes the connection to the service. Calls of the client wait from then on."""
         self._relay.close()
 
 

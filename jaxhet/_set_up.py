@@ -249,17 +249,7 @@ def _start_jax(job: _Job) -> _session.Session:
     members = membership.members
     places = [_islands.Member(c.process, c.island, c.platform, c.host) for c in members]
     _set_partitions(config, members, _islands.names(places))
-    relay = _relay(membership)
-    client = compat.run_with_checks(
-        lambda: compat.connect_client(
-            membership.service_address,
-            config.num_processes,
-            config.process_id,
-            membership.credentials,
-            relay.address if relay else None,
-        ),
-        job.check,
-    )
+    client, relay = _connect_client(job)
     membership.when_lost(compat.cancel_barriers)
     compat.bind_gloo(client, membership.local_address)
     devices = _create_backend(client, config.process_id, members, job.check)
@@ -292,15 +282,27 @@ def _start_jax(job: _Job) -> _session.Session:
     return session
 
 
-def _relay(membership: Membership) -> _ffi.Relay | None:
-    """Keeps JAX's client from aborting this process when the coordinator is lost.
-
-    None where the user's certificates name the service's host: the client must connect to it.
-    """
-    credentials = membership.credentials
-    if credentials is not None and credentials.peer_uri_prefix is None:
-        return None
-    return _ffi.Relay(membership.service_address)
+def _connect_client(job: _Job) -> tuple[Any, _ffi.Relay]:
+    """Connects JAX's client to its service, through a relay."""
+    config, membership = job.config, job.membership
+    relay = _ffi.Relay(membership.service_address)
+    try:
+        client = compat.run_with_checks(
+            lambda: compat.connect_client(
+                membership.service_address,
+                config.num_processes,
+                config.process_id,
+                membership.credentials,
+                relay.url,
+            ),
+            job.check,
+        )
+    except BaseException:
+        # Without the service the call does not return. It would abort the process if it returned
+        # to Python while that ends.
+        relay.close()
+        raise
+    return client, relay
 
 
 def _set_partitions(config: PlacedConfig, members: Sequence[ProcessInfo], names: list[str]) -> None:

@@ -11,13 +11,14 @@ import ctypes
 import functools
 import hashlib
 import importlib
+import os
 import pathlib
 import signal
 import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -74,7 +75,7 @@ def connect_client(
     num_processes: int,
     process: int,
     credentials: _credentials.Credentials | None,
-    relay: str | None = None,
+    proxy: str,
 ) -> Any:
     """Connects this process to the coordination service and makes it JAX's own.
 
@@ -85,21 +86,23 @@ def connect_client(
       num_processes: Number of processes of the job.
       process: This process.
       credentials: Certificates.
-      relay: Address to connect to in place of the service's.
+      proxy: URL of the HTTP proxy to connect through.
     """
     from jax._src import distributed
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-    client = _jax.get_distributed_runtime_client(
-        relay or address,
-        process,
-        init_timeout=_FOREVER_S,
-        heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
-        shutdown_timeout=5,
-        shutdown_on_destruction=False,
-        use_compression=True,
-        **(credentials.arguments() if credentials else {}),
-    )
+    # gRPC takes a proxy from the environment alone, when the client is made.
+    with _environment({"grpc_proxy": proxy, "no_grpc_proxy": ""}):
+        client = _jax.get_distributed_runtime_client(
+            address,
+            process,
+            init_timeout=_FOREVER_S,
+            heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
+            shutdown_timeout=5,
+            shutdown_on_destruction=False,
+            use_compression=True,
+            **(credentials.arguments() if credentials else {}),
+        )
     client.connect()
     state = distributed.global_state
     state.client = client
@@ -109,6 +112,21 @@ def connect_client(
     _sigterm_before[:] = [(_sigterm_action(), signal.getsignal(signal.SIGTERM))]
     state.initialize_preemption_sync_manager()
     return client
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables inside the context."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 # Action of SIGTERM before JAX's preemption notifier caught it, for the C library and for Python.

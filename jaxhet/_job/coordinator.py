@@ -177,9 +177,9 @@ class Coordinator:
             missing = [str(i) for i in range(self._num_processes) if i not in self._infos]
         self._fail(
             UsageError(
-                f"process {', '.join(missing)} of {self._num_processes} has not come within"
-                f" {self._timeout_s:g} s; start it, give all processes the same"
-                " JAXHET_COORDINATOR_ADDRESS, or raise JAXHET_CONNECT_TIMEOUT_S"
+                f"process {', '.join(missing)} of {self._num_processes} has not joined within"
+                f" {self._timeout_s:g} s; start it, or continue it if it is stopped, give all"
+                " processes the same JAXHET_COORDINATOR_ADDRESS, or raise JAXHET_CONNECT_TIMEOUT_S"
             )
         )
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.support.certificates import make_files
 from tests.support.scripts import Ended, job, run
 
 _LOST = r"the job's coordinator at 127\.0\.0\.1:\d+ (is gone|has not answered)"
@@ -94,10 +95,13 @@ def _names_the_coordinator(ended: Ended) -> bool:
     return re.search(_LOST, ended.text) is not None
 
 
+# One job has certificates of the user that name hosts, one a proxy for other programs.
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 def test_saves_end_and_the_error_names_the_coordinator(number: str, tmp_path: pathlib.Path) -> None:
     script = _START + _SAVE.replace("NUMBER", number)
-    envs = job(FOLDER=str(tmp_path), JAXHET_PEER_TIMEOUT_S="2")
+    proxy = {"http_proxy": "http://127.0.0.1:1"}
+    more = make_files(tmp_path / "certificates") if number == "SIGKILL" else proxy
+    envs = job(2, FOLDER=str(tmp_path), JAXHET_PEER_TIMEOUT_S="2", **more)
     for process, ended in enumerate(run(script, *envs)):
         assert ended.code == 1, ended.text
         assert _names_the_coordinator(ended), ended.text

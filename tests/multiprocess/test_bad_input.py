@@ -87,7 +87,7 @@ def test_no_coordinator_is_said_within_the_time() -> None:
 
 def test_missing_process_is_named() -> None:
     (ended,) = run(JOIN, {**job(3)[0], "JAXHET_CONNECT_TIMEOUT_S": "2"})
-    assert "process 1, 2 of 3 has not come within 2 s" in ended.text
+    assert "process 1, 2 of 3 has not joined within 2 s" in ended.text
 
 
 def test_port_in_use_is_said() -> None:
@@ -190,7 +190,7 @@ def test_secret_file_of_an_earlier_job_is_refused(tmp_path: pathlib.Path) -> Non
     good, stale = run(JOIN, *envs)
     assert "is not this job's coordinator" in stale.text
     assert "JAXHET_JOB_SECRET_FILE with the same content (not one of an earlier job)" in stale.text
-    assert "process 1 of 2 has not come" in good.text
+    assert "process 1 of 2 has not joined" in good.text
 
 
 def test_secret_leaves_the_environment() -> None:
@@ -208,7 +208,7 @@ def test_wrong_secret_is_refused() -> None:
     )
     assert "is not this job's coordinator" in bad.text
     assert "the same JAXHET_JOB_SECRET" in bad.text
-    assert "process 1 of 2 has not come" in good.text
+    assert "process 1 of 2 has not joined" in good.text
 
 
 @pytest.mark.parametrize(

@@ -142,9 +142,9 @@ def _addresses_differ(service_timeout_s: str) -> tuple[list[str], str]:
 def test_two_coordinators_at_two_addresses_are_said_by_everybody() -> None:
     """Process 0 starts a coordinator at its own address, and process 1 joins at another one."""
     texts, said = _addresses_differ("10")
-    advice = "; start it, give all processes the same JAXHET_COORDINATOR_ADDRESS, or raise"
+    advice = "; start it, or continue it if it is stopped, give all processes the same JAXHET_"
     for missing, text in ((1, texts[0]), (0, texts[1]), (0, said)):
-        assert f"process {missing} of 2 has not come within 10 s{advice}" in text, text
+        assert f"process {missing} of 2 has not joined within 10 s{advice}" in text, text
 
 
 def test_coordinator_that_waits_longer_than_a_process_is_named_by_the_process() -> None:

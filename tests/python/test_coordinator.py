@@ -416,7 +416,7 @@ def test_service_ends_with_an_error_when_a_process_is_missing(
     options = coordinator.Options(f"127.0.0.1:{free_port()}", num_processes=2)
     processes = [{"island": "amd", "process_id": 1, "num_processes": 2}]
     assert _serve(options, processes, monkeypatch) == 1
-    assert "the job has failed: process 0 of 2 has not come within 1 s" in capsys.readouterr().err
+    assert "the job has failed: process 0 of 2 has not joined within 1 s" in capsys.readouterr().err
 
 
 def test_service_without_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,7 +261,8 @@ def _start(
         leave=lambda: None,
     )
     monkeypatch.setattr(compat, "bind_gloo", lambda *_: None)
-    monkeypatch.setattr(_set_up, "_relay", lambda _: None)
+    relay = types.SimpleNamespace(url="", close=lambda: None)
+    monkeypatch.setattr(_ffi, "Relay", lambda _: relay)
     monkeypatch.setattr(_set_up, "_set_partitions", lambda *_: None)
     listener: Any = types.SimpleNamespace(process=0, take=lambda *_, **__: {})
     config = _config.resolve({}, environ={}).placed(0, len(named))

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@ namespace jaxhet {
 namespace {
 
 constexpr size_t kBufferBytes = 64UL << 10;
+constexpr std::string_view kRequestEnd = "\r\n\r\n";
 
 using SharedFd = std::shared_ptr<const Fd>;
 
@@ -46,44 +48,70 @@ std::pair<SharedFd, int> Listen() {
   return {std::make_shared<const Fd>(std::move(fd)), ntohs(address.sin_port)};
 }
 
-// Null if the service does not answer.
+// No socket if the service does not answer.
 SharedFd Connect(const std::string& host, const std::string& port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return nullptr;
+  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0)
+    return std::make_shared<const Fd>();
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(found, &freeaddrinfo);
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
     Fd fd(socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (fd && connect(fd.get(), each->ai_addr, each->ai_addrlen) == 0) return Share(fd.Release());
   }
-  return nullptr;
+  return std::make_shared<const Fd>();
 }
 
-// Moves bytes until one of the connections ends.
+// Returns the number of bytes that were received; 0: the connection has ended.
+size_t Receive(int fd, char* data, size_t capacity) {
+  for (;;) {
+    const ssize_t count = recv(fd, data, capacity, 0);
+    if (count >= 0) return static_cast<size_t>(count);
+    if (errno != EINTR) return 0;
+  }
+}
+
+// Returns whether all bytes were sent; false: the connection has ended.
+bool Send(int fd, std::string_view data) {
+  while (!data.empty()) {
+    const ssize_t count = send(fd, data.data(), data.size(), MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return false;
+    data.remove_prefix(static_cast<size_t>(count));
+  }
+  return true;
+}
+
+// Reads the client's request, which ends with an empty line, and accepts it.
+// Returns false if the client has left.
+bool AcceptRequest(int client) {
+  std::string end(kRequestEnd.size(), '\0');  // the last bytes that were read
+  while (end != kRequestEnd) {
+    char byte = 0;
+    if (Receive(client, &byte, 1) == 0) return false;
+    end = end.substr(1) + byte;
+  }
+  return Send(client, "HTTP/1.1 200 OK\r\n\r\n");
+}
+
+// Moves bytes until the connection that they arrive on ends. Drops them if the other has ended.
 void Pump(int from, int to) {
   std::array<char, kBufferBytes> buffer{};
-  for (;;) {
-    const ssize_t received = recv(from, buffer.data(), buffer.size(), 0);
-    if (received < 0 && errno == EINTR) continue;
-    if (received <= 0) return;
-    for (size_t sent = 0; std::cmp_less(sent, received);) {
-      const ssize_t count =
-          send(to, buffer.data() + sent, static_cast<size_t>(received) - sent, MSG_NOSIGNAL);
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) return;
-      sent += static_cast<size_t>(count);
-    }
+  bool is_open = true;
+  while (const size_t received = Receive(from, buffer.data(), buffer.size())) {
+    is_open = is_open && Send(to, {buffer.data(), received});
   }
 }
 
 }  // namespace
 
-// The open sockets. The threads keep a socket's number from being reused while they wait in a call.
+// The listening socket, and those to the service. The threads keep a socket's number from being
+// reused while they wait in a call.
 class Relay::Sockets {
  public:
-  // Whether the socket is kept open until `ShutDown`; false: that has happened.
-  bool Keep(SharedFd fd) {
+  // Returns whether `ShutDown` will shut the socket down; false: it was called before.
+  bool Add(SharedFd fd) {
     const std::scoped_lock lock(mutex_);
     if (!is_shut_down_) all_.push_back(std::move(fd));
     return !is_shut_down_;
@@ -97,13 +125,13 @@ class Relay::Sockets {
   }
 
   // Serves one client: both directions, the client's on this thread.
-  void Serve(const std::shared_ptr<Sockets>& self, const SharedFd& client, const std::string& host,
-             const std::string& port) {
+  void Serve(const SharedFd& client, const std::string& host, const std::string& port) {
     const SharedFd service = Connect(host, port);
-    if (!service || !Keep(service)) return;
-    StartThread("jaxhet-relay", [self, client, service] {
-      Pump(service->get(), client->get());
-    }).detach();
+    if (*service && Add(service) && AcceptRequest(client->get())) {
+      StartThread("jaxhet-relay", [client, service] {
+        Pump(service->get(), client->get());
+      }).detach();
+    }
     Pump(client->get(), service->get());
     shutdown(service->get(), SHUT_RDWR);
   }
@@ -118,16 +146,15 @@ Relay::Relay(const std::string& host, const std::string& port)
     : sockets_(std::make_shared<Sockets>()) {
   auto [listener, number] = Listen();
   port_ = number;
-  sockets_->Keep(listener);
+  sockets_->Add(listener);
   StartThread("jaxhet-relay", [sockets = sockets_, listener, host, port] {
     for (;;) {
       const int fd = accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC);
       if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
       if (fd < 0) return;
       const SharedFd client = Share(fd);
-      if (!sockets->Keep(client)) return;
       StartThread("jaxhet-relay", [sockets, client, host, port] {
-        sockets->Serve(sockets, client, host, port);
+        sockets->Serve(client, host, port);
       }).detach();
     }
   }).detach();

@@ -6,22 +6,24 @@
 
 namespace jaxhet {
 
-// Passes bytes between a port of this host's loopback interface and a service. After the service
-// has closed a connection, the client's side of it stays open and silent.
+// An HTTP proxy in this process, for the connections of JAX's distributed client to its service.
+// When the service closes a connection, the client's end stays open until the client closes it.
 //
-// JAX's distributed client aborts the process as soon as its connection to the service ends.
-// Through a relay it waits instead, and there is time to shut it down.
+// JAX's client aborts the process as soon as its connection ends. Through the proxy it waits, and
+// there is time to shut it down. A proxy, and not another address: the client compares the
+// service's certificate with the address that it was given.
 //
 // The relay's threads need no interpreter, whose lock a program may hold for longer than the
 // service waits for a heartbeat.
 class Relay {
  public:
+  // All connections lead to the service at `host` and `port`, whatever the client asks for.
   // Throws TransportError if no port can be opened.
   Relay(const std::string& host, const std::string& port);
 
-  // The port to connect to.
+  // Port of the proxy on this host's loopback interface.
   int port() const { return port_; }
-  // Ends all connections. Without it they live as long as the process.
+  // Closes the connections to the service. Calls of the client wait from then on.
   void Close();
 
  private:
