@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,6 @@ from jaxhet._jit import jit
 _AXIS = "device"
 
 Box = tuple[tuple[int, int], ...]  # for each dimension: first index, index after the last
-Pairs = tuple[tuple[int, int], ...]  # ids of devices: sender, receiver
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,35 +38,22 @@ class Move:
 
 
 @dataclasses.dataclass(frozen=True)
-class Route:
-    """How the devices get their shards.
+class Round:
+    """Moves of pieces of one shape; no device sends or gets two.
 
     Attributes:
-      moves: Pieces of the first shard of each kind in each island.
-      copies: Steps after that; each copies complete shards to other devices of an island.
+      moves: The moves.
+      are_copies: Whether the senders send of their new shards, not of those that they held.
     """
 
-    moves: tuple[Move, ...] = ()
-    copies: tuple[Pairs, ...] = ()
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """The devices that send or receive, by id."""
-        pairs = [(m.source, m.target) for m in self.moves] + [
-            p for step in self.copies for p in step
-        ]
-        return tuple(sorted({device for pair in pairs for device in pair}))
-
-    @property
-    def is_local(self) -> bool:
-        """Whether each device has its shard already, be it as a part of what it holds."""
-        return not self.copies and all(m.source == m.target for m in self.moves)
+    moves: tuple[Move, ...]
+    are_copies: bool = False
 
 
 def plan(
     sources: Mapping[int, Box], targets: Mapping[int, Box], islands: Mapping[int, int]
-) -> Route:
-    """Plans how shards move. Pure.
+) -> list[Round]:
+    """Plans how shards move, round after round. Pure.
 
     A shard enters an island once; other devices of the island copy it there. The sender of a piece
     is the receiver itself where it has the piece, else a device of its island, else the one that
@@ -96,7 +82,7 @@ def plan(
         return best
 
     moves: list[Move] = []
-    copies: list[list[tuple[int, int]]] = []
+    copies: list[list[Move]] = []
     for (box, _), devices in groups.items():
         have = [d for d in devices if d in sources and _common(sources[d], box) == box]
         complete = have or devices[:1]
@@ -109,12 +95,13 @@ def plan(
             if not pairs:
                 break
             copies += [[]] if step == len(copies) else []
-            copies[step] += pairs
+            copies[step] += [Move(*pair, box) for pair in pairs]
             complete, rest = complete + rest[: len(pairs)], rest[len(pairs) :]
-    return Route(tuple(moves), tuple(map(tuple, copies)))
+    first = [Round(tuple(each)) for each in _grouped(moves)]
+    return first + [Round(tuple(group), True) for step in copies for group in _grouped(step)]
 
 
-def rounds(moves: Sequence[Move]) -> list[list[Move]]:
+def _grouped(moves: Sequence[Move]) -> list[list[Move]]:
     """Groups moves of pieces of one shape, so that no device sends or gets two at once. Pure."""
     found: list[list[Move]] = []
     for move in moves:
@@ -143,9 +130,7 @@ def _offset(piece: Box, box: Box) -> tuple[int, ...]:
 
 
 def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[int, Box]:
-    """By device, its part of an array; a scalar has one dimension here. Empty without elements."""
-    if 0 in shape:
-        return {}
+    """By device, its part of an array; a scalar has one dimension here."""
     boxes: dict[int, Box] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         ranges = [s.indices(size) for s, size in zip(index, shape, strict=True)]
@@ -157,11 +142,14 @@ class _Program:
     """Moves the shards of one kind of array."""
 
     def __init__(
-        self, route: Route, sources: Mapping[int, Box], targets: Mapping[int, Box], mesh: Mesh
+        self,
+        rounds: Sequence[Round],
+        sources: Mapping[int, Box],
+        targets: Mapping[int, Box],
+        mesh: Mesh,
     ):
-        self._sources, self._targets = sources, targets
+        self._rounds, self._sources, self._targets = rounds, sources, targets
         self._rank = {device.id: rank for rank, device in enumerate(mesh.devices)}
-        self._rounds, self._copies = rounds(route.moves), route.copies
         self._sharding = NamedSharding(mesh, P(_AXIS))
         body = jax.shard_map(
             self._body, mesh=mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False
@@ -201,33 +189,30 @@ class _Program:
             # XLA's CPU compiler computes with wider types, which changes bits of NaN.
             held = lax.bitcast_convert_type(held, f"uint{jnp.finfo(dtype).bits}")
         result = jnp.zeros(_shape(next(iter(self._targets.values()))), held.dtype)
-        for moves in self._rounds:
-            starts = {m.source: _offset(m.piece, self._sources[m.source]) for m in moves}
-            piece = lax.dynamic_slice(held, self._own(starts), _shape(moves[0].piece))
-            piece = self._permuted(piece, [(m.source, m.target) for m in moves])
-            starts = {m.target: _offset(m.piece, self._targets[m.target]) for m in moves}
-            written = lax.dynamic_update_slice(result, piece, self._own(starts))
-            result = lax.select(self._is_one_of(starts), written, result)
-        for pairs in self._copies:
-            copied = self._permuted(result, pairs)
-            result = lax.select(self._is_one_of(target for _, target in pairs), copied, result)
+        for each in self._rounds:
+            result = self._after(each, held, result)
         return lax.bitcast_convert_type(result, dtype) if is_narrow else result
 
-    def _permuted(self, value: jax.Array, pairs: Iterable[tuple[int, int]]) -> jax.Array:
-        return lax.ppermute(value, _AXIS, [(self._rank[a], self._rank[b]) for a, b in pairs])
+    def _after(self, each: Round, held: jax.Array, result: jax.Array) -> jax.Array:
+        """The new shard of a device after a round."""
+        value, boxes = (result, self._targets) if each.are_copies else (held, self._sources)
+        starts = {m.source: _offset(m.piece, boxes[m.source]) for m in each.moves}
+        piece = lax.dynamic_slice(value, self._own(starts), _shape(each.moves[0].piece))
+        if any(m.source != m.target for m in each.moves):
+            pairs = [(self._rank[m.source], self._rank[m.target]) for m in each.moves]
+            piece = lax.ppermute(piece, _AXIS, pairs)
+        starts = {m.target: _offset(m.piece, self._targets[m.target]) for m in each.moves}
+        written = lax.dynamic_update_slice(result, piece, self._own(starts))
+        is_target = np.isin(list(self._rank), list(starts))
+        return lax.select(self._of_rank(is_target), written, result)
 
     def _own(self, starts: Mapping[int, Sequence[int]]) -> list[jax.Array]:
         """The start for the device that runs the program; 0 if it has none."""
-        table = np.zeros((len(self._rank), len(next(iter(starts.values())))), np.int32)
-        for device, start in starts.items():
-            table[self._rank[device]] = start
-        rank = lax.axis_index(_AXIS)
-        return [lax.dynamic_index_in_dim(c, rank, keepdims=False) for c in table.T]
+        nowhere = [0] * len(next(iter(starts.values())))
+        table = np.array([starts.get(device, nowhere) for device in self._rank], np.int32)
+        return [self._of_rank(column) for column in table.T]
 
-    def _is_one_of(self, devices: Iterable[int]) -> jax.Array:
-        """Whether the device that runs the program is one of these."""
-        table = np.zeros(len(self._rank), np.bool_)
-        table[[self._rank[device] for device in devices]] = True
+    def _of_rank(self, table: np.ndarray) -> jax.Array:
         return lax.dynamic_index_in_dim(table, lax.axis_index(_AXIS), keepdims=False)
 
 
@@ -251,7 +236,7 @@ class Puts:
             return False
         return self._do_islands_differ(source, target)
 
-    def put(self, x: jax.Array, target: Sharding, must_copy: bool) -> dict[Device, jax.Array]:
+    def put(self, x: jax.Array, target: Sharding) -> dict[Device, jax.Array]:
         """Moves an array.
 
         Every process that has devices of the array or of the result must call it.
@@ -259,31 +244,21 @@ class Puts:
         Args:
           x: The array.
           target: Sharding of the result.
-          must_copy: Whether the result may have no memory of the array.
 
         Returns:
-          The result's shards on devices of this process.
+          The result's shards on devices of this process, which have memory of their own.
 
         Raises:
           UsageError: A sharding is of a kind that can't be moved.
         """
-        route, sources, program = self._prepared(x.sharding, target, x.shape)
+        self._check(x.sharding, target)
         own = [d for d in target.device_set if d.process_index == self._process]
         shape = target.shard_shape(x.shape)
         if not x.size:
             return {device: jnp.zeros(shape, x.dtype, device=device) for device in own}
         held = {s.device: s.data.reshape(s.data.shape or (1,)) for s in x.addressable_shards}
-        if program is not None:
-            moved = program.run(held, x.dtype)
-            return {device: moved[device].reshape(shape) for device in own}
-        shards = {}
-        for move in route.moves:
-            if (device := self._devices[move.target]) in own:
-                begin = _offset(move.piece, sources[move.source])
-                end = np.add(begin, _shape(move.piece))
-                shard = held[device][tuple(map(slice, begin, end))].reshape(shape)
-                shards[device] = shard.copy() if must_copy else shard
-        return shards
+        moved = self._prepared(x.sharding, target, x.shape).run(held, x.dtype)
+        return {device: moved[device].reshape(shape) for device in own}
 
     def _compare(self, source: Sharding, target: Sharding) -> bool:
         one, other = source.device_set, target.device_set
@@ -291,34 +266,35 @@ class Puts:
             return False  # JAX refuses what crosses processes to other devices than the job's
         return one != other and len({self._island_of[d.process_index] for d in one | other}) > 1
 
-    def _prepare(
-        self, source: Sharding, target: Sharding, shape: tuple[int, ...]
-    ) -> tuple[Route, dict[int, Box], _Program | None]:
-        """The route, the parts of the array on its devices, and the program if shards move."""
-        for sharding in (source, target):
-            if problem := self._problem(sharding):
-                raise UsageError(
-                    f"jax.device_put between islands, from {source} to {target}: {problem}"
-                )
+    def _prepare(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> _Program:
+        """The program that moves arrays of such a shape."""
         sources, targets = _boxes(source, shape), _boxes(target, shape)
         devices = source.device_set | target.device_set
-        route = plan(sources, targets, {d.id: self._island_of[d.process_index] for d in devices})
-        if route.is_local:
-            return route, sources, None
-        mesh = Mesh(np.array(self._taking_part(route), dtype=object), (_AXIS,))
-        return route, sources, _Program(route, sources, targets, mesh)
+        rounds = plan(sources, targets, {d.id: self._island_of[d.process_index] for d in devices})
+        moves = [move for each in rounds for move in each.moves]
+        moving = sorted({m.source for m in moves} | {m.target for m in moves})
+        mesh = Mesh(np.array(self._taking_part(moving), dtype=object), (_AXIS,))
+        return _Program(rounds, sources, targets, mesh)
 
-    def _taking_part(self, route: Route) -> list[Device]:
+    def _taking_part(self, moving: Sequence[int]) -> list[Device]:
         """The devices that run the program, which has this order on all processes.
 
         On CPUs all devices of a process run it: XLA does not order a program of one device after
         an earlier program of several.
         """
-        moving = [self._devices[i] for i in route.devices]
-        if moving[0].platform != "cpu":
-            return moving
-        processes = {device.process_index for device in moving}
+        devices = [self._devices[i] for i in moving]
+        if devices[0].platform != "cpu":
+            return devices
+        processes = {device.process_index for device in devices}
         return [d for _, d in sorted(self._devices.items()) if d.process_index in processes]
+
+    def _check(self, *shardings: Sharding) -> None:
+        for sharding in shardings:
+            if problem := self._problem(sharding):
+                source, target = shardings
+                raise UsageError(
+                    f"jax.device_put between islands, from {source} to {target}: {problem}"
+                )
 
     def _problem(self, sharding: Sharding) -> str:
         """Why arrays of this sharding can't be moved, or ""."""

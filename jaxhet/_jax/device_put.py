@@ -15,7 +15,7 @@ from jaxhet._jax.replacements import install
 
 def divert(
     crosses: Callable[[Sharding, Sharding], bool],
-    put: Callable[[jax.Array, Sharding, bool], Mapping[Device, jax.Array]],
+    put: Callable[[jax.Array, Sharding], Mapping[Device, jax.Array]],
 ) -> None:
     """Has another function do what `jax.device_put` would do, for some pairs of shardings.
 
@@ -23,15 +23,15 @@ def divert(
 
     Args:
       crosses: Gets the shardings of an array and of the result; whether `put` does it.
-      put: Gets an array, the sharding of the result, and whether the result may have no memory of
-        the array; returns the result's shards on devices of this process. No mesh is set meanwhile.
+      put: Gets an array and the sharding of the result; returns the result's shards on devices of
+        this process, which have memory of their own. No mesh is set meanwhile.
     """
     from jax._src import array, mesh, sharding_impls
     from jax._src.interpreters import pxla
     from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
     from jax._src.random import prng
 
-    semantics = xla_client.ArrayCopySemantics
+    donated = xla_client.ArrayCopySemantics.DONATE_INPUT
 
     def put_elsewhere(x: array.ArrayImpl, aval: Any, target: Sharding, copy: Any) -> jax.Array:
         with (
@@ -39,8 +39,8 @@ def divert(
             sharding_impls._internal_use_concrete_mesh(mesh.empty_concrete_mesh),
             mesh.use_abstract_mesh(mesh.empty_abstract_mesh),
         ):
-            shards = put(x, target, copy != semantics.REUSE_INPUT)
-        if copy == semantics.DONATE_INPUT:
+            shards = put(x, target)
+        if copy == donated:
             x.delete()
         devices = target._addressable_device_assignment
         return pxla.batched_device_put(aval, target, [shards[d] for d in devices], devices)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from jaxhet._device_put import Box, Route, plan, rounds
+from jaxhet._device_put import Box, Round, plan
 
 SHAPE = (12, 6)
 
@@ -31,19 +31,19 @@ def _cut(value: np.ndarray, box: Box, origin: Box = ((0, 0), (0, 0))) -> np.ndar
     return value[tuple(slice(b - o[0], e - o[0]) for (b, e), o in zip(box, origin, strict=True))]
 
 
-def _carried_out(route: Route, sources: dict[int, Box], targets: dict[int, Box]) -> None:
-    """Checks that the devices of a route get what they should."""
+def _carried_out(rounds: list[Round], sources: dict[int, Box], targets: dict[int, Box]) -> None:
+    """Checks that the devices get what they should."""
     value = np.arange(np.prod(SHAPE)).reshape(SHAPE)
+    held = {device: _cut(value, box) for device, box in sources.items()}
     result = {device: np.full_like(_cut(value, box), -1) for device, box in targets.items()}
-    for moves in rounds(route.moves):
+    for each in rounds:
+        moves = each.moves
         assert len({m.source for m in moves}) == len({m.target for m in moves}) == len(moves)
-        for m in moves:
-            piece = _cut(_cut(value, sources[m.source]), m.piece, sources[m.source])
+        assert len({tuple(end - begin for begin, end in m.piece) for m in moves}) == 1
+        values, boxes = (result, targets) if each.are_copies else (held, sources)
+        sent = [_cut(values[m.source], m.piece, boxes[m.source]).copy() for m in moves]
+        for m, piece in zip(moves, sent, strict=True):
             _cut(result[m.target], m.piece, targets[m.target])[:] = piece
-    for pairs in route.copies:
-        assert len({*itertools.chain(*pairs)}) == 2 * len(pairs)
-        for source, target in pairs:
-            result[target] = result[source].copy()
     for device, box in targets.items():
         np.testing.assert_array_equal(result[device], _cut(value, box))
 
@@ -54,33 +54,36 @@ def test_every_device_gets_its_shard_and_it_enters_an_island_once(seed: int):
     islands = {device: rng.randrange(3) for device in range(24)}
     one, other = (rng.sample(range(24), rng.choice((1, 2, 6, 12))) for _ in range(2))
     for sources, targets in itertools.product(_layouts(one), _layouts(other)):
-        route = plan(sources, targets, islands)
-        _carried_out(route, sources, targets)
+        rounds = plan(sources, targets, islands)
+        _carried_out(rounds, sources, targets)
         crossing = sum(
             np.prod([end - begin for begin, end in m.piece])
-            for m in route.moves
+            for each in rounds
+            for m in each.moves
             if islands[m.source] != islands[m.target]
         )
         entered = {(targets[d], islands[d]) for d in targets}
         most = sum(np.prod([e - b for b, e in box]) for box, _ in entered)
         assert crossing <= most
-        assert all(islands[a] == islands[b] for pairs in route.copies for a, b in pairs)
+
+
+def _pairs(rounds: list[Round]) -> list[set[tuple[int, int]]]:
+    """Senders and receivers of each round."""
+    return [{(m.source, m.target) for m in each.moves} for each in rounds]
 
 
 def test_replicas_are_copied_inside_an_island_in_few_steps():
     whole: Box = ((0, 4),)
-    route = plan(
+    first, *copies = plan(
         {0: whole}, dict.fromkeys(range(8, 16), whole), {0: 0} | dict.fromkeys(range(8, 16), 1)
     )
-    assert [(m.source, m.target) for m in route.moves] == [(0, 8)]
-    assert [len(pairs) for pairs in route.copies] == [1, 2, 4]
-    assert not route.is_local
+    assert _pairs([first]) == [{(0, 8)}]
+    assert all(each.are_copies for each in copies)
+    assert [len(each.moves) for each in copies] == [1, 2, 4]
 
 
 def test_senders_share_the_work_and_a_device_that_has_its_shard_keeps_it():
     whole, low, high = ((0, 4),), ((0, 2),), ((2, 4),)
-    route = plan({0: whole, 1: whole}, {2: low, 3: high}, {0: 0, 1: 0, 2: 1, 3: 1})
-    assert sorted((m.source, m.target) for m in route.moves) == [(0, 2), (1, 3)]
-    kept = plan({0: whole, 2: whole}, {2: low}, {0: 0, 2: 1})
-    assert kept.is_local
-    assert kept.devices == (2,)
+    islands = {0: 0, 1: 0, 2: 1, 3: 1}
+    assert _pairs(plan({0: whole, 1: whole}, {2: low, 3: high}, islands)) == [{(0, 2), (1, 3)}]
+    assert _pairs(plan({0: whole, 2: whole}, {2: low}, islands)) == [{(2, 2)}]
