@@ -14,18 +14,18 @@ Hook = Callable[[bytes], bytes | None]
 
 
 def raising(hooks: Sequence[Hook]) -> list[Hook]:
-    """Lets compilations raise the errors of these hooks.
+    """Lets compilations raise the errors of these hooks, `KeyboardInterrupt` and `SystemExit` too.
 
     XLA only passes on their text, after that of a traceback.
     """
-    raised = collections.deque[Exception](maxlen=16)
+    raised = collections.deque[BaseException](maxlen=16)
 
     def keeping(hook: Hook) -> Hook:
         @functools.wraps(hook)
         def run(module: bytes) -> bytes | None:
             try:
                 return hook(module)
-            except Exception as error:
+            except BaseException as error:
                 raised.append(error)
                 raise
 
@@ -36,7 +36,8 @@ def raising(hooks: Sequence[Hook]) -> list[Hook]:
         try:
             return compile_and_load(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
-            found = [own for own in raised if str(own) in str(error)]
+            text = str(error)
+            found = [own for own in raised if type(own).__name__ in text and str(own) in text]
             if not found:
                 raise
             raised.remove(found[-1])

@@ -31,6 +31,22 @@ from jaxhet._errors import UsageError
 from jaxhet._jax import compat, jaxlib, platforms, slices
 from tests.support import replaced, scripts
 
+_LEAVES_IN_A_HOOK = """
+import sys, jax
+from jaxhet._jax import compat
+
+def leave(module):
+    sys.exit(42)
+
+compat.register_passes(leave, lambda module: None, "cpu")
+jax.jit(lambda x: x + 1)(1.0)
+"""
+
+
+def test_program_that_leaves_while_it_compiles_keeps_its_exit_code() -> None:
+    (ended,) = scripts.run(_LEAVES_IN_A_HOOK, {})
+    assert ended.code == 42, ended.text
+
 
 def test_hook_has_two_stages() -> None:
     assert xla.PipelineStage.PRE_SCHEDULER != xla.PipelineStage.POST_SCHEDULER
