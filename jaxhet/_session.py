@@ -25,6 +25,7 @@ from jaxhet._telemetry.events import Events
 from jaxhet._telemetry.observed import Observer
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
+_TELL_S = 0.5  # the same, before the log tells of it
 _LOOK_S = 0.05
 _DEVICES_S = 5.0  # for the devices to end their work after a failure
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
@@ -187,6 +188,7 @@ class Session:
             self._membership.report(_ffi.as_ours(failed[1]))
         for observer in self._observers:
             observer.failed()
+        self._tell(failed[1])
         if self._waits_for_saves(_NOTICE_S, failed_at, self._closed.is_set):
             return
         compat.cancel_barriers()
@@ -200,6 +202,23 @@ class Session:
             )
             LOGGER.critical("%s", "\n".join(lines))
             os._exit(_EXIT_CODE)
+
+    def _tell(self, failure: str) -> None:
+        """Logs a failure of which the program does not hear at once: it compiles, saves, computes.
+
+        Python can't raise an error in a thread that runs C++.
+        """
+        deadline = time.monotonic() + _TELL_S
+        while time.monotonic() < deadline:
+            if self._is_noticed():
+                return
+            time.sleep(_LOOK_S)
+        LOGGER.error(
+            "the job has failed: %s\n"
+            "this process goes on with what it does now, a compilation or a save for example; its"
+            " next call of jaxhet raises the error",
+            failure,
+        )
 
     def _wait_for_failure(self) -> tuple[str, str] | None:
         """The class and the text of the job's failure; None: the job has ended."""
@@ -306,6 +325,9 @@ class Session:
             return
         cause = self.translate(uncaught) or uncaught
         what = traceback.format_exception_only(cause)[0].strip()
+        # XLA adds the frames of Python code that it has called.
+        head, _, frames = what.partition("Traceback (most recent call last):")
+        what = head + frames.strip().rpartition("\n")[2]
         where = self.island.name
         self.engine.fail(
             "PeerError",

@@ -22,6 +22,7 @@ REPORT_WITHIN_S = 10.0
 STARTING_WITHIN_S = 20.0  # a process that imports JAX reports only after that
 KILLED = 128 + signal.SIGKILL
 FIRST_CHECKPOINT = 5
+TERM_WITHIN_S = 5.0
 
 _random = random.Random(20)
 # (seconds after the victim began to import and to join, victim); all but the first are slow.
@@ -90,6 +91,41 @@ def test_checkpoint_survives_a_killed_process(
     again = WatchedJob([*pretrain, "--steps", steps, "--resume"], islands=2, fast_compile=True)
     assert again.wait() == 0, again.text()
     assert _last_step(tmp_path) == before + 6
+
+
+# Checkpoints are written for a minute after the arrays are safe.
+_SLOW_CHECKPOINT = """
+import os, time
+from models import checkpoint, pretrain
+
+def finish(self, protection):
+    with protection:
+        print("@ saving", os.getpid(), flush=True)
+        for _ in range(600):
+            os.utime(self._folder)
+            time.sleep(0.1)
+
+checkpoint.Checkpoints._finish = finish
+pretrain.main()
+"""
+
+
+def test_sigterm_ends_a_failed_training_that_waits_for_its_checkpoint(
+    tmp_path: pathlib.Path,
+) -> None:
+    train = ["-c", _SLOW_CHECKPOINT, "--config=tiny", "--mesh=data=2", "--batch=4", "--seq=16"]
+    options = [f"--run-dir={tmp_path}", "--steps=100000", "--checkpoint-every=2"]
+    job = WatchedJob([*train, *options], islands=2, grace_s=60, fast_compile=True)
+    pid = int(job.wait_for(r"@ saving (\d+)", 1)[1])
+    os.kill(pid, signal.SIGKILL)
+    job.wait_for(r"PeerError.*process 1\b", 0)
+    time.sleep(2)
+    assert job.is_running, job.text()
+    os.kill(job.pid, signal.SIGTERM)
+    told = time.monotonic()
+    job.wait()
+    assert time.monotonic() - told < TERM_WITHIN_S, job.text()
+    assert job.first(None, r"process 0 .*: killed by SIGTERM"), job.text()
 
 
 def _wait_for_checkpoint(job: WatchedJob, folder: pathlib.Path, process: int) -> int:

@@ -1,6 +1,6 @@
 """A process of a job that a fault ends: it joins, compiles, saves, runs steps, and tells its phase.
 
-    victim.py STEPS [--rails] [--fault MOMENT KIND PROCESS --folder FOLDER]
+    victim.py STEPS [--rails] [--fault MOMENT KIND PROCESS --folder FOLDER --elements N]
 
 The devices are CPUs or GPUs, as JAX chooses. With `--rails`, a rank exchanges only with the ranks
 in its place on the other islands. With `--fault`, process PROCESS fails by itself, at a moment of
@@ -8,10 +8,12 @@ in its place on the other islands. With `--fault`, process PROCESS fails by itse
 
 Lines on stdout: `@ PHASE pid` before each phase, `@ fault MOMENT pid` before the fault. Each step
 checks its own result, so that a wrong number is never silent: `WRONG …`. The error that ends the
-process is told by `caught <class>: <text>`.
+process is told by `caught <class>: <text>`. After a failure of the job follow `poisoned <dtype>`
+for each result that has NaN, and `device works` if the device still computes.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import signal
@@ -25,8 +27,8 @@ import numpy as np
 
 _SAVE_S = 1.5
 _FAULT_AT_STEP = 3
-_LARGE = 1 << 22  # elements of each rank in the exchanges of the step that faults, on CPUs
-_LARGE_ON_GPUS = 1 << 26
+# Types of the step that faults. Their NaNs differ.
+DTYPES = ("float32", "bfloat16", "float8_e4m3fn")
 EXIT_CODE = 7  # argument of os._exit
 
 
@@ -102,14 +104,15 @@ class Programs:
         devices = np.array(jax.devices()).reshape(-1, size)
         self.mesh = jax.sharding.Mesh(devices, ("x", "rail"))
         self._rows = P(("x", "rail"))
+        self._last: tuple[Any, float] = None, 0.0  # results, and their right value
 
-    def ones(self, columns: int) -> Any:
+    def ones(self, columns: int, dtype: str = "float32") -> Any:
         """A row of ones on each device."""
         import jax
 
         shape = (self.mesh.size, columns)
         sharding = jax.sharding.NamedSharding(self.mesh, self._rows)
-        return jax.jit(lambda: jax.numpy.ones(shape), out_shardings=sharding)()
+        return jax.jit(lambda: jax.numpy.ones(shape, dtype), out_shardings=sharding)()
 
     def over(self, f: Callable[..., Any], *more: Any) -> Any:
         """`f` of rows, and of numbers that all ranks have, as a program over the mesh."""
@@ -120,14 +123,40 @@ class Programs:
         specs = {"in_specs": (self._rows, *more), "out_specs": self._rows, "check_vma": False}
         return jaxhet.jit(jax.shard_map(f, mesh=self.mesh, **specs))
 
-    def check(self, result: Any, right: float) -> None:
-        """Waits for a result, and says whether its numbers are others."""
+    def check(self, results: Any, right: float) -> None:
+        """Waits for results, and says whether their numbers are others."""
         import jaxhet
 
-        jaxhet.block_until_ready(result)
-        value = np.asarray(result.addressable_shards[0].data)
-        if not (value == right).all():
-            print(f"WRONG number: {value}, not {right}", flush=True)
+        self._last = results, right
+        jaxhet.block_until_ready(results)
+        if self._look():
+            print("WRONG: NaN without an error", flush=True)
+
+    def look_after_failure(self) -> None:
+        """Says what became of the last results, and whether a device still computes."""
+        import jax
+
+        with contextlib.suppress(RuntimeError, ValueError):  # CPUs have no result after a failure
+            self._look()
+        numbers = jax.device_put(np.arange(8, dtype=np.float32), jax.local_devices()[0])
+        if float(numbers.sum()) == 28:
+            print("device works", flush=True)
+
+    def _look(self) -> bool:
+        """Says which of the last results are wrong or NaN; returns whether one is NaN."""
+        import jax
+
+        results, right = self._last
+        is_poisoned = False
+        for result in jax.tree.leaves(results):
+            values = np.asarray(result.addressable_shards[0].data)
+            is_nan = np.isnan(values)
+            if is_nan.any():
+                print(f"poisoned {result.dtype}", flush=True)
+                is_poisoned = True
+            if not (is_nan | (values == right)).all():
+                print(f"WRONG number: {values}, not {right}", flush=True)
+        return is_poisoned
 
 
 def _sum(fault: Fault) -> Callable[..., Any]:
@@ -160,15 +189,16 @@ def _tuned(fault: Fault) -> Callable[..., Any]:
 
 
 def _around(n: int) -> Callable[..., Any]:
-    """Rows move around the ring of n ranks, eight times."""
+    """Rows of each type move around the ring of n ranks, eight times."""
 
-    def body(x: Any) -> Any:
+    def body(rows: tuple[Any, ...]) -> Any:
         import jax
 
         ring = [(i, (i + 1) % n) for i in range(n)]
         for _ in range(8):
-            x = jax.lax.optimization_barrier(jax.lax.ppermute(x, "x", ring))
-        return x
+            moved = [jax.lax.ppermute(x, "x", ring) for x in rows]
+            rows = jax.lax.optimization_barrier(tuple(moved))
+        return rows
 
     return body
 
@@ -189,40 +219,42 @@ def _save(folder: pathlib.Path, fault: Fault) -> None:
     say("saved")
 
 
-def _prepare(programs: Programs, fault: Fault, folder: pathlib.Path) -> Callable[[], None]:
+def _prepare(
+    programs: Programs, fault: Fault, folder: pathlib.Path, elements: int
+) -> Callable[[], None]:
     """Does the work before the steps of a job with a fault; returns the step that has the fault."""
     import jax
 
     n = programs.mesh.shape["x"]
-    on_cpus = jax.default_backend() == "cpu"
-    if not on_cpus:
+    if jax.default_backend() != "cpu":
         programs.check(programs.over(_tuned(fault))(programs.ones(4)), n)
     _save(folder, fault)
     fault.moment = "steps"
-    large = programs.ones(_LARGE if on_cpus else _LARGE_ON_GPUS)
+    rows = tuple(programs.ones(elements, dtype) for dtype in DTYPES)
     move = programs.over(_around(n))
-    programs.check(move(large), 1)
+    programs.check(move(rows), 1)
 
     def step() -> None:
         fault.now("between")
-        moved = move(large)
+        moved = move(rows)
         fault.now("exchange")
         programs.check(moved, 1)
 
     return step
 
 
-def run(options: argparse.Namespace, fault: Fault) -> None:
+def run(programs: Programs, options: argparse.Namespace, fault: Fault) -> None:
     """Runs the steps."""
     from jax.sharding import PartitionSpec as P
 
-    programs = Programs(options.rails)
     n = programs.mesh.shape["x"]
     x = programs.ones(1 << 20)
     step = programs.over(_sum(fault), P())
     say("compile")
     programs.check(step(x, 0.0), 0)
-    faulty = _prepare(programs, fault, options.folder) if options.fault else None
+    faulty = None
+    if options.fault:
+        faulty = _prepare(programs, fault, options.folder, options.elements)
     for i in range(options.steps):
         if faulty and i == _FAULT_AT_STEP:
             time.sleep(0.5 * fault.is_here)  # the others wait in their exchanges
@@ -239,6 +271,7 @@ def main() -> None:
     parser.add_argument("--rails", action="store_true")
     parser.add_argument("--fault", nargs=3, metavar=("MOMENT", "KIND", "PROCESS"))
     parser.add_argument("--folder", type=pathlib.Path)
+    parser.add_argument("--elements", type=int, help="elements of each rank in the step that faults")
     options = parser.parse_args()
     moment, kind, process = options.fault or ("", "", "")
     fault = Fault(moment if process == os.environ.get("JAXHET_PROCESS_ID") else "", kind)
@@ -253,11 +286,15 @@ def main() -> None:
         return start_jax(job)
 
     _set_up._start_jax = start_jax_after_fault
+    programs = None
     try:
         jaxhet.initialize()
-        run(options, fault)
+        programs = Programs(options.rails)
+        run(programs, options, fault)
     except Exception as error:
         print(f"caught {type(error).__name__}: {error}", flush=True)
+        if programs is not None and isinstance(error, jaxhet.JaxhetError):
+            programs.look_after_failure()
         raise
 
 

@@ -111,32 +111,22 @@ def test_device_that_never_ends_its_work_is_not_waited_for_after_a_failure() -> 
 
 
 _WAITS = """
-import os, signal, sys, threading, time
+import sys, threading, time
 import jax, jaxhet
 from jax._src import distributed
 jaxhet.initialize()
-process = jax.process_index()
-if process == 2:
-    time.sleep(0.5)  # a thread of JAX sets the handler
-    os.kill(os.getpid(), signal.SIGTERM)  # JAX notes it for the next step
-if process == 1:
-    time.sleep(2)
+if jax.process_index() == 1:
+    time.sleep(1)
     raise ValueError("bad batch")
 wait = lambda: distributed.global_state.client.wait_at_barrier("checkpoint", 100_000)
-if process == 0:
-    threading.Thread(target=wait).start()
+threading.Thread(target=wait).start()
 while jaxhet.last_error() is None:
     time.sleep(0.01)
-if process == 2:
-    time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(100)
 sys.exit(42)
 """
 
 
-def test_waits_at_barriers_end_after_a_failure_and_sigterm_ends_the_process() -> None:
-    first, _, third = run(_WAITS, *job(3), timeout_s=60)
+def test_waits_at_barriers_end_after_a_failure() -> None:
+    first, _ = run(_WAITS, *job(), timeout_s=60)
     assert first.code == 42, first.text
     assert "CANCELLED" in first.text
-    assert third.code == -15, third.text
