@@ -98,7 +98,7 @@ def plan(
             copies[step] += [Move(*pair, box) for pair in pairs]
             complete, rest = complete + rest[: len(pairs)], rest[len(pairs) :]
     first = [Round(tuple(each)) for each in _grouped(moves)]
-    return first + [Round(tuple(group), True) for step in copies for group in _grouped(step)]
+    return first + [Round(tuple(step), are_copies=True) for step in copies]
 
 
 def _grouped(moves: Sequence[Move]) -> list[list[Move]]:

@@ -322,7 +322,7 @@ class Relay:
     """An HTTP proxy in this process, through which JAX's client reaches the coordination service.
 
     JAX's client aborts the process when its connection ends. The relay keeps it open when the
-    service is gone, until the client closes it: shut the client down then.
+    service is gone: shut the client down then.
 
     Args:
       address: host:port of the service.
@@ -341,7 +341,7 @@ class Relay:
         return f"http://127.0.0.1:{self._relay.port}"
 
     def close(self) -> None:
-        """Closes the connection to the service. Calls of the client wait from then on."""
+        """Ends the connection. Without it, it lives as long as the process."""
         self._relay.close()
 
 

@@ -34,8 +34,8 @@ NAME_WITHIN_S = {"stop": 9.0}
 NAME_WITHIN_DEFAULT_S = 1.1
 # Seconds from there to the error that the program gets. XLA's compiler, and a save, end before it.
 RAISE_WITHIN_S = {"compile": 10.0, "tune": 10.0, "save": 2.0}
-# For a machine that has more to do than it has cores.
-SLACK_S = 4.0
+# For a machine that has more to do than it has cores, where the other process may still start.
+SLACK_S = 10.0
 # How each process and the launcher end: an exit code, or the signal.
 CODES = {
     "raise": ("1", "1", 1),
@@ -185,7 +185,7 @@ def _run(case: Case, folder: pathlib.Path, env: Mapping[str, str], on_gpus: bool
         line = job.first(FAILED, "@ fault")
         assert line is not None
         since = line.time - 0.1
-        deadline = line.time + _raise_within_s(case)
+        deadline = line.time + END_WITHIN_S
         while not job.first(OTHER, "caught ", since):
             if time.monotonic() > deadline or not job.is_running:
                 break

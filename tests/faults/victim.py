@@ -271,7 +271,9 @@ def main() -> None:
     parser.add_argument("--rails", action="store_true")
     parser.add_argument("--fault", nargs=3, metavar=("MOMENT", "KIND", "PROCESS"))
     parser.add_argument("--folder", type=pathlib.Path)
-    parser.add_argument("--elements", type=int, help="elements of each rank in the step that faults")
+    parser.add_argument(
+        "--elements", type=int, help="elements of each rank in the step that faults"
+    )
     options = parser.parse_args()
     moment, kind, process = options.fault or ("", "", "")
     fault = Fault(moment if process == os.environ.get("JAXHET_PROCESS_ID") else "", kind)

@@ -48,19 +48,18 @@ std::pair<SharedFd, int> Listen() {
   return {std::make_shared<const Fd>(std::move(fd)), ntohs(address.sin_port)};
 }
 
-// No socket if the service does not answer.
+// Null if the service does not answer.
 SharedFd Connect(const std::string& host, const std::string& port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0)
-    return std::make_shared<const Fd>();
+  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return nullptr;
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(found, &freeaddrinfo);
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
     Fd fd(socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (fd && connect(fd.get(), each->ai_addr, each->ai_addrlen) == 0) return Share(fd.Release());
   }
-  return std::make_shared<const Fd>();
+  return nullptr;
 }
 
 // Returns the number of bytes that were received; 0: the connection has ended.
@@ -95,23 +94,22 @@ bool AcceptRequest(int client) {
   return Send(client, "HTTP/1.1 200 OK\r\n\r\n");
 }
 
-// Moves bytes until the connection that they arrive on ends. Drops them if the other has ended.
+// Moves bytes until one of the connections ends.
 void Pump(int from, int to) {
   std::array<char, kBufferBytes> buffer{};
-  bool is_open = true;
-  while (const size_t received = Receive(from, buffer.data(), buffer.size())) {
-    is_open = is_open && Send(to, {buffer.data(), received});
+  for (;;) {
+    const size_t received = Receive(from, buffer.data(), buffer.size());
+    if (received == 0 || !Send(to, {buffer.data(), received})) return;
   }
 }
 
 }  // namespace
 
-// The listening socket, and those to the service. The threads keep a socket's number from being
-// reused while they wait in a call.
+// The open sockets. The threads keep a socket's number from being reused while they wait in a call.
 class Relay::Sockets {
  public:
-  // Returns whether `ShutDown` will shut the socket down; false: it was called before.
-  bool Add(SharedFd fd) {
+  // Returns whether the socket stays open until `ShutDown`; false: that was called before.
+  bool Keep(SharedFd fd) {
     const std::scoped_lock lock(mutex_);
     if (!is_shut_down_) all_.push_back(std::move(fd));
     return !is_shut_down_;
@@ -127,11 +125,10 @@ class Relay::Sockets {
   // Serves one client: both directions, the client's on this thread.
   void Serve(const SharedFd& client, const std::string& host, const std::string& port) {
     const SharedFd service = Connect(host, port);
-    if (*service && Add(service) && AcceptRequest(client->get())) {
-      StartThread("jaxhet-relay", [client, service] {
-        Pump(service->get(), client->get());
-      }).detach();
-    }
+    if (!service || !Keep(service) || !AcceptRequest(client->get())) return;
+    StartThread("jaxhet-relay", [client, service] {
+      Pump(service->get(), client->get());
+    }).detach();
     Pump(client->get(), service->get());
     shutdown(service->get(), SHUT_RDWR);
   }
@@ -146,13 +143,14 @@ Relay::Relay(const std::string& host, const std::string& port)
     : sockets_(std::make_shared<Sockets>()) {
   auto [listener, number] = Listen();
   port_ = number;
-  sockets_->Add(listener);
+  sockets_->Keep(listener);
   StartThread("jaxhet-relay", [sockets = sockets_, listener, host, port] {
     for (;;) {
       const int fd = accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC);
       if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
       if (fd < 0) return;
       const SharedFd client = Share(fd);
+      if (!sockets->Keep(client)) return;
       StartThread("jaxhet-relay", [sockets, client, host, port] {
         sockets->Serve(client, host, port);
       }).detach();

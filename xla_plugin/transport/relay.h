@@ -7,7 +7,7 @@
 namespace jaxhet {
 
 // An HTTP proxy in this process, for the connections of JAX's distributed client to its service.
-// When the service closes a connection, the client's end stays open until the client closes it.
+// When the service closes a connection, the client's end stays open until `Close`.
 //
 // JAX's client aborts the process as soon as its connection ends. Through the proxy it waits, and
 // there is time to shut it down. A proxy, and not another address: the client compares the
@@ -23,7 +23,7 @@ class Relay {
 
   // Port of the proxy on this host's loopback interface.
   int port() const { return port_; }
-  // Closes the connections to the service. Calls of the client wait from then on.
+  // Ends all connections. Without it they live as long as the process.
   void Close();
 
  private:
