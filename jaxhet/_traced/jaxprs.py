@@ -369,7 +369,9 @@ _SKIPPED = {
         "out_layouts",
         "resource_env",
     ),
+    "linear_call": ("transpose_thunk",),
     "pallas_call": ("name_and_src_info",),
+    "remat_opt": ("fun_jaxpr_thunk",),
 }
 # Primitives that call a function of this process, and give nothing to the program.
 _WATCHERS = frozenset(("debug_callback", "debug_print", "inspect_sharding", "io_callback"))

@@ -9,6 +9,7 @@ import functools
 import gc
 import hashlib
 import math
+import re
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,16 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import export
 from jax.extend import core
 
 from jaxhet._traced import functions
 
 DIGEST_BYTES = 8
 _MOST_IDS_SHOWN = 16
+_LOCATION = re.compile(
+    r"^#loc.*\n| ?loc\((?:#loc\d*|unknown|\"[^\"]*\")\)", re.MULTILINE
+)  # in MLIR
 _BUILT_IN_CODE = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
@@ -204,7 +209,8 @@ class Describer:
         if isinstance(value, np.generic) and not value.dtype.hasobject:
             return _array_text(value)
         if isinstance(value, np.dtype):
-            return str(value.descr if value.names else value)
+            metadata = f" {self.text(value.metadata)}" if value.metadata else ""
+            return f"{value.descr if value.names else value}{metadata}"
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
         if isinstance(value, _NAMES_OF_PLACES) or _is_debug_info(value):
@@ -319,7 +325,11 @@ class Describer:
             return f"vectorize{self.text(parts)}"
         if isinstance(value, enum.Enum):
             return f"{self.text(kind)}.{value.name} {self.text(value.value)}"
+        if isinstance(value, memoryview):
+            return f"view {value.format} {value.shape} {self.text(value.tobytes())}"
         held = functions.attributes(value)
+        if isinstance(value, export.Exported):
+            held["mlir_module_serialized"] = _LOCATION.sub("", value.mlir_module())
         words = f"{self.text(kind)}{self._parts_text(held) if held else ''}"
         if functions.is_all_in_attributes(kind):
             return words
@@ -332,7 +342,7 @@ class Describer:
         text = str(value)
         if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and "0x" not in text:
             return f"{words} {text}"
-        return self._hold(value, words, None)
+        return self._hold(value, f"{words} {self.text(_seen(value))}", None)
 
     def _hold_own(self, value: Any) -> str:
         """Notes a value that belongs to this process."""
@@ -362,6 +372,14 @@ def _library_name(value: Any) -> str:
 
 def _is_debug_info(value: Any) -> bool:
     return type(value).__name__ == "DebugInfo" and type(value).__module__.startswith("jax.")
+
+
+def _seen(value: Any) -> Any:
+    """What shows of an object that can't be described as a whole."""
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        return frame and (frame.f_lineno, dict(frame.f_locals))
+    return gc.get_referents(value) if type(value).__module__ == "itertools" else None
 
 
 def _reduced(value: Any) -> Any:

@@ -40,28 +40,27 @@ REFUSED = frozenset(
         "io_callback of a default",
         "io_callback of a method",
         "io_callback of a partial",
-        "iterator",
-        "generator",
-        "view of bytes",
+        "context variable",
+        "queue in C",
     )
 )
 _TABLE = [np.float32(i) for i in range(5)]
 _GLOBAL: Any = None
 
 
-def _called(function: Function) -> Function:
+def called(function: Function) -> Function:
     return lambda a: jax.pure_callback(function, a, a)
 
 
-def _read(get: Callable[[Any], Any]) -> Callable[[Function], Function]:
+def read(get: Callable[[Any], Any], name: str = "") -> Callable[[Function], Function]:
     """Adds the pair of a callback that reads its number from the object that a function makes."""
 
     def add(make: Function) -> Function:
         def pair(c: int) -> Function:
             held = make(c)
-            return _called(lambda v: v * np.float32(get(held)))
+            return called(lambda v: v * np.float32(get(held)))
 
-        PAIRS[make.__name__.strip("_").replace("_", " ")] = pair
+        PAIRS[name or make.__name__.replace("_", " ")] = pair
         return make
 
     return add
@@ -79,7 +78,7 @@ def _calls(name: str) -> Callable[[Function], Function]:
     """Adds the pair of the callback that a function makes."""
 
     def add(make: Function) -> Function:
-        PAIRS[name] = lambda c: _called(make(c))
+        PAIRS[name] = lambda c: called(make(c))
         return make
 
     return add
@@ -146,32 +145,28 @@ class _Node:
         return cls(x, by)
 
 
-_read(lambda o: o.by)(_Frozen)
-PAIRS["frozen dataclass"] = PAIRS.pop("Frozen")
-_read(lambda o: o.by)(_Named)
-PAIRS["named tuple"] = PAIRS.pop("Named")
-_read(lambda o: o)(_Number)
-PAIRS["subclass of int"] = PAIRS.pop("Number")
-_read(lambda o: o.by)(_Hidden)
-PAIRS["object that pickles without its number"] = PAIRS.pop("Hidden")
+read(lambda o: o.by, "frozen dataclass")(_Frozen)
+read(lambda o: o.by, "named tuple")(_Named)
+read(lambda o: o, "subclass of int")(_Number)
+read(lambda o: o.by, "object that pickles without its number")(_Hidden)
 
 
-@_read(lambda o: o.names["a"] + o.inner.by)
+@read(lambda o: o.names["a"] + o.inner.by)
 def dataclass_in_a_dataclass(c: int) -> Any:
     return _Nested(_Frozen(c), {"a": 0})
 
 
-@_read(lambda o: o.value)
+@read(lambda o: o.value)
 def enum_member(c: int) -> Any:
     return _Level(c)
 
 
-@_read(lambda o: o.BY.value)
+@read(lambda o: o.BY.value)
 def enum_class(c: int) -> Any:
     return enum.Enum("Made", {"BY": c})
 
 
-@_read(lambda o: o.BY)
+@read(lambda o: o.BY)
 def int_enum(c: int) -> Any:
     return enum.IntEnum("Made", {"BY": c})
 
@@ -236,7 +231,7 @@ def _(c: int) -> Function:
     return Scale.go
 
 
-@_read(lambda o: o.by)
+@read(lambda o: o.by)
 def a_property(c: int) -> Any:
     class Scale:
         @property
@@ -246,7 +241,7 @@ def a_property(c: int) -> Any:
     return Scale()
 
 
-@_read(lambda o: o.by)
+@read(lambda o: o.by)
 def cached_property(c: int) -> Any:
     class Scale:
         @functools.cached_property
@@ -256,7 +251,7 @@ def cached_property(c: int) -> Any:
     return Scale()
 
 
-@_read(lambda o: o.by)
+@read(lambda o: o.by)
 def metaclass(c: int) -> Any:
     class Meta(type):
         by = c
@@ -267,7 +262,7 @@ def metaclass(c: int) -> Any:
     return Scale
 
 
-@_read(lambda o: o * 1)
+@read(lambda o: o * 1)
 def operator_of_a_class(c: int) -> Any:
     class Scale:
         def __mul__(self, other: int) -> int:
@@ -276,7 +271,7 @@ def operator_of_a_class(c: int) -> Any:
     return Scale()
 
 
-@_read(lambda o: o.by)
+@read(lambda o: o.by)
 def namespace(c: int) -> Any:
     return types.SimpleNamespace(by=c)
 
@@ -295,7 +290,7 @@ def _(c: int) -> Function:
 # --- functions and what wraps them ---
 
 
-def _times(by: Any, v: Any) -> Any:
+def times(by: Any, v: Any) -> Any:
     return v * np.float32(by)
 
 
@@ -306,7 +301,7 @@ def _(c: int) -> Function:
 
 @_calls("jax.tree_util.Partial")
 def _(c: int) -> Function:
-    return jax.tree_util.Partial(_times, c)
+    return jax.tree_util.Partial(times, c)
 
 
 @_calls("keyword default")
@@ -331,7 +326,7 @@ def _(c: int) -> Function:
     def decorate(function: Function) -> Function:
         return functools.wraps(function)(lambda v: function(v) * 1)
 
-    return decorate(functools.partial(_times, c))
+    return decorate(functools.partial(times, c))
 
 
 @_calls("context manager as a decorator")
@@ -384,12 +379,12 @@ def _(c: int) -> Function:
     return lambda v: v * np.float32(by.__wrapped__())
 
 
-@_read(lambda o: o(_TABLE))
+@read(lambda o: o(_TABLE))
 def itemgetter(c: int) -> Any:
     return operator.itemgetter(c)
 
 
-@_read(lambda o: o(_Node(None, 0)).real + 0)
+@read(lambda o: o(_Node(None, 0)).real + 0)
 def attrgetter(c: int) -> Any:
     held = {2: "two", 3: "three"}
     for by, name in held.items():
@@ -397,7 +392,7 @@ def attrgetter(c: int) -> Any:
     return operator.attrgetter(held[c])
 
 
-@_read(lambda o: o([1, 2, 2, 3, 3, 3]))
+@read(lambda o: o([1, 2, 2, 3, 3, 3]))
 def methodcaller(c: int) -> Any:
     return operator.methodcaller("count", c)
 
@@ -405,82 +400,82 @@ def methodcaller(c: int) -> Any:
 # --- containers and numbers ---
 
 
-@_read(lambda o: o["a"][0])
+@read(lambda o: o["a"][0])
 def list_in_a_dict(c: int) -> Any:
     return {"a": [c]}
 
 
-@_read(lambda o: o[0])
+@read(lambda o: o[0])
 def deque(c: int) -> Any:
     return collections.deque([c])
 
 
-@_read(lambda o: o["absent"])
+@read(lambda o: o["absent"])
 def defaultdict(c: int) -> Any:
     return collections.defaultdict(lambda: c)
 
 
-@_read(lambda o: next(iter(o)))
+@read(lambda o: next(iter(o)))
 def order_of_a_dict(c: int) -> Any:
     return dict.fromkeys((2, 3) if c == 2 else (3, 2))
 
 
-@_read(len)
+@read(len)
 def frozen_set(c: int) -> Any:
     return frozenset(range(c))
 
 
-@_read(lambda o: o[0])
+@read(lambda o: o[0])
 def c_array(c: int) -> Any:
     return array.array("i", [c])
 
 
-@_read(lambda o: o.value)
+@read(lambda o: o.value)
 def ctypes_number(c: int) -> Any:
     return ctypes.c_int(c)
 
 
-@_read(lambda o: o)
+@read(lambda o: o)
 def fraction(c: int) -> Any:
     return fractions.Fraction(c)
 
 
-@_read(lambda o: o)
+@read(lambda o: o)
 def decimal_number(c: int) -> Any:
     return decimal.Decimal(c)
 
 
-@_read(lambda o: len(o.pattern))
+@read(lambda o: len(o.pattern))
 def pattern(c: int) -> Any:
     return re.compile("a" * c)
 
 
-@_read(lambda o: o[0].by)
+@read(lambda o: o[0].by)
 def array_of_objects(c: int) -> Any:
     return np.array([_Frozen(c)], object)
 
 
-@_read(lambda o: o["by"][0])
+@read(lambda o: o["by"][0])
 def structured_array(c: int) -> Any:
     return np.array([(c,)], [("by", "i4")])
 
 
-@_read(lambda o: o.sum())
+@read(lambda o: o.sum())
 def masked_array(c: int) -> Any:
     return np.ma.array([2, 1], mask=[False, c == 2])
 
 
-@_read(next)
+@read(next)
 def iterator(c: int) -> Any:
     return itertools.repeat(c)
 
 
-@_read(next)
+@read(next)
 def generator(c: int) -> Any:
     return (c for _ in itertools.count())
 
 
-@_read(lambda o: o[0])
+@read(lambda o: o[0])
 def view_of_bytes(c: int) -> Any:
     return memoryview(bytes([c]))
 
@@ -509,7 +504,7 @@ def _(c: int) -> Function:
 
 @_add("io_callback of a partial")
 def _(c: int) -> Function:
-    return _io(functools.partial(_times, c))
+    return _io(functools.partial(times, c))
 
 
 # --- what JAX transforms and lowers ---

@@ -3,9 +3,11 @@
 import pathlib
 import subprocess
 import sys
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
+import library_pairs  # noqa: F401  (adds to `pairs.PAIRS`)
 import pairs
 import pytest
 from two_islands import run_both
@@ -23,7 +25,7 @@ def _program(name: str, c: int) -> Program:
 
 
 def test_there_are_many_pairs() -> None:
-    assert len(pairs.PAIRS) >= 48
+    assert len(pairs.PAIRS) >= 111
     assert set(pairs.REFUSED) <= set(pairs.PAIRS)
 
 
@@ -44,15 +46,32 @@ def test_program_that_is_made_again_is_the_same(name: str) -> None:
 _WORDS = """
 import sys
 sys.path[:0] = ["tests/multiprocess", "."]
-import jax, jax.numpy as jnp, pairs
+import jax, jax.numpy as jnp, library_pairs, numpy as np, pairs
 from jaxhet._traced import jaxprs
-for name, make in pairs.PAIRS.items():
+@jax.custom_vjp
+def f(x): return jnp.sin(x)
+f.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
+@jax.custom_jvp
+def h(x): return jnp.cos(x)
+h.defjvp(lambda p, t: (jnp.cos(p[0]), -jnp.sin(p[0]) * t[0]))
+class Scale:
+    def __init__(self, by): self.by, self.names, self.array = by, {"a", "b", "c"}, np.arange(3)
+    def __call__(self, v): return v * len(self.names)
+def step(x):
+    y = jax.checkpoint(f)(x) + h(x)
+    y = jax.lax.scan(lambda c, k: (c + jax.nn.softmax(k * c), None), y, jnp.arange(3.0))[0]
+    y = y + jax.random.normal(jax.random.key(0), y.shape) + jnp.fft.fft(y).real
+    jax.debug.callback(lambda v: None, y)
+    y = y + jax.lax.stop_gradient(jax.pure_callback(Scale(step), x, jax.lax.stop_gradient(x)))
+    return jax.lax.platform_dependent(y, cpu=jnp.sin, cuda=jnp.cos).sum()
+gradient = lambda c: lambda a: jax.value_and_grad(step)(a[0])
+for name, make in {**pairs.PAIRS, "gradient of a step": gradient}.items():
     jaxpr = jax.make_jaxpr(make(2))(jnp.ones((1, 6)))
     print(name, jaxprs.describe("f", jaxpr, [], lambda e: "").listing())
 """
 
 
-def test_words_of_all_pairs_are_the_same_in_every_process() -> None:
+def test_words_are_the_same_in_every_process() -> None:
     """In processes that were started, not forked: they have other addresses and orders of sets."""
     outputs = {
         subprocess.run(
@@ -64,16 +83,18 @@ def test_words_of_all_pairs_are_the_same_in_every_process() -> None:
         ).stdout
         for seed in (1, 2)
     }
+    assert not any("0x" in output for output in outputs)
     first, *others = (output.splitlines() for output in outputs)
     assert not [
         pair for other in others for pair in zip(first, other, strict=True) if pair[0] != pair[1]
     ]
 
 
-# Calls both programs of each pair, on island 1 of a swapped pair in the other order.
+# Calls both programs of each pair, on island 1 of a swapped pair in the other order. Both programs
+# of a pair in `lowered` are lowered before the first call.
 _CALLS = """
 sys.path.insert(0, {folder!r})
-import pairs
+import library_pairs, pairs
 def partitioned(f):
     rows = NamedSharding(mesh, P("x"))
     total = lambda a: jnp.broadcast_to(jnp.sum(f(a), axis=0), (1, 6))
@@ -82,8 +103,11 @@ for name in {names!r}:
     manual = lambda f: over_islands(lambda a: psum(f(a)))
     over = partitioned if name == pairs.PARTITIONED else manual
     functions = {{c: over(pairs.PAIRS[name](c)) for c in (2, 3)}}
-    for c in (2, 3) if me == 0 or not {is_swapped} else (3, 2):
+    order = (2, 3) if me == 0 or not {is_swapped} else (3, 2)
+    for c in order:
         try:
+            if name in {lowered!r}:
+                for each in order: functions[each].lower(x)
             got = np.asarray(jaxhet.block_until_ready(functions[c](x)).addressable_data(0))
             is_right = (got == c * mesh.size).all()
             print(f"{{name}}:", "right" if is_right else f"wrong {{got}}", flush=True)
@@ -92,10 +116,10 @@ for name in {names!r}:
 """
 
 
-def _calls(names: list[str], is_swapped: bool) -> list[Ended]:
+def _calls(names: Collection[str], is_swapped: bool, lowered: Collection[str] = ()) -> list[Ended]:
     folder = str(pathlib.Path(__file__).parent)
-    script = _CALLS.format(folder=folder, names=names, is_swapped=is_swapped)
-    return run_both(script, JAXHET_DEADLINE_S="3")
+    script = _CALLS.format(folder=folder, names=[*names], is_swapped=is_swapped, lowered=[*lowered])
+    return run_both(script, JAXHET_DEADLINE_S="10", JAXHET_FIRST_DEADLINE_S="10")
 
 
 def test_pairs_in_one_order_have_the_right_values_or_are_refused() -> None:
@@ -115,7 +139,15 @@ def test_swapped_pair_is_told_apart(name: str) -> None:
 
 
 def test_swapped_pair_that_nothing_tells_apart_is_refused_by_its_second_program() -> None:
-    for ended in _calls(["io_callback of a cell"], is_swapped=True):
-        assert "refused this process has two programs jit(<lambda>) that differ in" in ended.text
+    """Only calls before a process has traced both programs can mix data."""
+    names = sorted(pairs.REFUSED)
+    lowered = names[::2]
+    for ended in _calls(names, is_swapped=True, lowered=lowered):
+        assert ended.code == 0, ended.text
+        for name in names:
+            told = [line for line in ended.text.splitlines() if line.startswith(f"{name}: ")]
+            kinds = [line.removeprefix(f"{name}: ").split()[0] for line in told]
+            assert kinds == (["refused"] * 2 if name in lowered else ["wrong", "refused"]), told
+            assert "refused this process has two programs jit(<lambda>) that differ in" in told[1]
+            assert "Give the two functions different names" in told[1]
         assert "parameter callback of io_callback at multiprocess/pairs.py:" in ended.text
-        assert "Give the two functions different names" in ended.text

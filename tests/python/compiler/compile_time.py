@@ -6,8 +6,9 @@
 Each compile is a process of its own; the two kinds take turns. `plain`: the devices are one
 island, so that the passes return at once. `bridged`: each device is an island of its own. Both with
 the same XLA flags. Times are the medians of the repeats; CPU seconds are of the whole process and
-all its threads while it compiles, memory is the process's peak. The last line is what the hook
-costs a module of the same size that has no collective.
+all its threads while it compiles, memory is the process's peak. Before that, JAX traces and lowers
+the step (`lower_s`); a digest of its jaxpr takes `digest_s` of this time. The last line is what the
+hook costs a module of the same size that has no collective.
 """
 
 import argparse
@@ -37,11 +38,21 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
     from jax.sharding import Mesh
 
     from jaxhet._pretended import deviceless
+    from jaxhet._traced import jaxprs
     from jaxhet.compiler import Job, Options, Plan, decompose
     from models.configs import CONFIGS
     from models.train import Schedule, Trainer
 
-    passes = {"pre_s": 0.0, "post_s": 0.0, "modules": 0.0, "hook_s": 0.0}
+    passes = {"pre_s": 0.0, "post_s": 0.0, "modules": 0.0, "hook_s": 0.0, "digest_s": 0.0}
+    describe = jaxprs.describe
+
+    def timed_describe(*program: Any) -> jaxprs.Program:
+        start = time.perf_counter()
+        result = describe(*program)
+        passes["digest_s"] += time.perf_counter() - start
+        return result
+
+    jaxprs.describe = timed_describe
 
     class Compiler(deviceless.Compiler):
         def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
@@ -67,7 +78,9 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
     mesh = Mesh(np.array(devices), ("data",))
     config = dataclasses.replace(CONFIGS[args.config], layers=args.layers, scan=args.scan)
     trainer = Trainer(config, Schedule(1e-3, 10, 0.1, 1.0), mesh)
+    start = time.perf_counter()
     lowered = trainer.lower(jax.jit, 2 * _BATCH, _SEQUENCE)
+    lower_s = time.perf_counter() - start
     islands = tuple((d,) for d in devices) if system == "bridged" else (tuple(devices),)
     before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
@@ -75,6 +88,7 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
     wall_s = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_SELF)
     return {
+        "lower_s": lower_s,
         "wall_s": wall_s,
         "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         "peak_gb": after.ru_maxrss * 1024 / 1e9,
@@ -114,7 +128,7 @@ def main() -> None:
 def _report(args: argparse.Namespace, medians: dict[str, dict[str, float]]) -> int:
     form = "scanned" if args.scan else "unrolled"
     print(f"{args.vendor}, {args.config} of {args.layers} layers, {form}, {args.repeats} repeats")
-    columns = ("wall_s", "cpu_s", "pre_s", "post_s", "peak_gb", "exchanges")
+    columns = ("lower_s", "digest_s", "wall_s", "cpu_s", "pre_s", "post_s", "peak_gb", "exchanges")
     print("| | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1))
     for system, row in medians.items():
         print(f"| {system} | " + " | ".join(f"{row[c]:.3g}" for c in columns) + " |")

@@ -310,7 +310,8 @@ def broadcasts(world: World) -> Program:
         return lax.pbroadcast(x, axes, source) if world.islands else lax.all_gather(x, axes)[source]
 
     def f(x: jax.Array) -> Any:
-        return [from_source(x, *case) for case in (("x", 1), ("y", 0), (("x", "y"), 2))]
+        sources = [("x", 0), ("x", 1), *((("x", "y"), source) for source in range(NUM_RANKS))]
+        return [from_source(x, *case) for case in sources]
 
     return mapped(f, integers("bfloat16", 12, 7))
 
@@ -465,8 +466,8 @@ def variants(name: str, is_thorough: bool) -> list[tuple[str, str]]:
             *([("2+2", "hierarchical_two_shot")] if as_gpu or is_thorough else []),
             *([("mixed", "gpu")] if as_gpu else []),
         ]
-    if name == "broadcasts":  # none is inside an island
-        return [("each", "flat"), ("each", "gpu")]
+    if name == "broadcasts":  # XLA has none for CPUs inside an island, as the GPU form needs
+        return [("2+2", "flat"), ("each", "flat"), ("each", "gpu")]
     if name == "unequal_groups":
         return [("1+3", "gpu"), *([("2+2", "hierarchical_two_shot")] if is_thorough else [])]
     if name == "rematerialized":  # over one axis only

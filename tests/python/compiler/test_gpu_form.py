@@ -193,6 +193,19 @@ def test_gather_and_scatter_along_a_later_dimension_leave_the_layout_to_xla():
     )
 
 
+@pytest.mark.parametrize("source", range(4))
+def test_broadcast_on_gpu_reaches_all_ranks_from_each_source(source: int):
+    group = ",".join(map(str, sorted(range(4), key=lambda rank: rank != source)))
+    op = f"f32[4,4] collective-broadcast(p), channel_id=1, replica_groups={{{{{group}}}}}"
+    text = decomposed(f"p = f32[4,4] parameter(0)\nROOT r = {op}", _TWO_BY_TWO)
+    ((start, end),) = re.findall(r"plan: .*? \{\{(\d),(\d)\}\}", text)
+    assert int(start) == source
+    (local,) = re.findall(r" collective-broadcast\(.*replica_groups=(\{\S+\}\})", text)
+    groups = re.findall(r"\{(\d),(\d)\}", local)
+    assert {first for first, _ in groups} == {start, end}
+    assert {rank for group in groups for rank in group} == set("0123")
+
+
 @pytest.mark.parametrize(("narrow", "wide"), [("s16", "s32"), ("u16", "u32"), ("s8", "s8")])
 def test_local_sums_are_of_types_that_nccl_sums(narrow: str, wide: str):
     body = f"p = {narrow}[4,4] parameter(0)\nROOT r = {narrow}[4,1] reduce-scatter(p), {_SCATTER}"
