@@ -1,7 +1,6 @@
 """`jaxhet.per_platform`: one piece of a program, written in another way for each vendor."""
 
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +13,11 @@ from jax.interpreters import ad, batching, mlir
 from jaxhet import _session
 from jaxhet._errors import UsageError
 from jaxhet._jax import platforms
-from jaxhet._traced import jaxprs
+from jaxhet._traced import jaxprs, words
 from jaxhet._traced.words import Held, first_difference
 from jaxhet.compiler import PER_PLATFORM
 
 Function = Callable[..., Any]
-_DIGEST_BYTES = 8
 _MOST_KEPT = 128  # functions in each of the caches below, with the arrays that they hold
 _FROM_OUTSIDE = (
     "a function of jaxhet.per_platform uses an array that is being traced outside it; pass it as an"
@@ -196,17 +194,11 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
 
 def _digest(default: Function | None, functions: dict[str, Function]) -> str:
     """Equal on all islands, whichever function they choose; other functions have another one."""
-    words: list[str] = []
-    held: list[Held] = []
     try:
-        for name, function in (("", default), *sorted(functions.items())):
-            if function is not None:
-                text, more = jaxprs.describe_value(function)
-                words.append(f"{name} {text}")
-                held += more
+        text, held = jaxprs.describe_value({"": default, **dict(sorted(functions.items()))})
     except jax.errors.ConcretizationTypeError as error:
         raise UsageError(_FROM_OUTSIDE) from error
-    digest = hashlib.blake2b("\n".join(words).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    digest = words.digest(text)
     if (other := first_difference(_held.setdefault(digest, held), held)) is not None:
         raise UsageError(
             f"two pieces of jaxhet.per_platform differ in nothing but an object of {other.what},"

@@ -42,6 +42,12 @@ _NOT_READ = frozenset(
 _DESCRIPTORS_OF_C = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
+def digest(data: str | bytes) -> str:
+    """A digest of a text or of bytes, in hexadecimal."""
+    data = data.encode() if isinstance(data, str) else data
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
 def is_of_library(value: Any) -> bool:
     """Whether a function or class of an installed library is found by its own name.
 
@@ -197,7 +203,7 @@ def _code_text(code: types.CodeType, file: str) -> str:
         source = inspect.getsource(code)
     except (OSError, TypeError):
         source = repr(tuple(_code_words(code)))
-    return f"{where} {hashlib.blake2b(source.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
+    return f"{where} {digest(source)}"
 
 
 def _code_words(code: types.CodeType) -> Iterator[str]:

@@ -7,7 +7,6 @@ process remembers the object itself, because all objects of its class have the s
 import enum
 import functools
 import gc
-import hashlib
 import math
 import re
 import types
@@ -21,8 +20,8 @@ from jax import export
 from jax.extend import core
 
 from jaxhet._traced import functions
+from jaxhet._traced.functions import digest
 
-DIGEST_BYTES = 8
 _MOST_IDS_SHOWN = 16
 _LOCATION = re.compile(
     r"^#loc.*\n| ?loc\((?:#loc\d*|unknown|\"[^\"]*\")\)", re.MULTILINE
@@ -75,15 +74,6 @@ def first_difference(one: Sequence[Held], other: Sequence[Held]) -> Held | None:
     return None if len(one) == len(other) else [*one, *other][-1]
 
 
-def digest(words: str) -> str:
-    """A digest of a text, in hexadecimal."""
-    return hashlib.blake2b(words.encode(), digest_size=DIGEST_BYTES).hexdigest()
-
-
-def _digest_of_bytes(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
-
-
 def number_text(value: Any) -> str:
     """A number in words, without its type."""
     if isinstance(value, float):
@@ -102,7 +92,7 @@ def _array_text(value: Any, is_typed: bool = True) -> str:
         value = np.asarray(value)
     if value.size == 1 and _is_finite(value):
         return f"{kind} {value.item()!r}" if is_typed else f"{value.item()!r}"
-    return f"{kind} {_digest_of_bytes(np.ascontiguousarray(value).tobytes())}"
+    return f"{kind} {digest(np.ascontiguousarray(value).tobytes())}"
 
 
 def _is_finite(value: Any) -> bool:
@@ -131,7 +121,7 @@ _PLAIN: dict[type, Callable[[Any], str]] = {
     type(NotImplemented): repr,
     complex: lambda value: _array_text(np.asarray(value)),
     float: number_text,
-    bytes: lambda value: f"{len(value)} bytes {_digest_of_bytes(value)}",
+    bytes: lambda value: f"{len(value)} bytes {digest(value)}",
     range: repr,
     jax.sharding.PartitionSpec: str,
 }
