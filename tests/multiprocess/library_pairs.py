@@ -167,11 +167,6 @@ def _mapped(c: int) -> pairs.Function:
     return jax.vmap(row)
 
 
-def _times_reference(c: int) -> pairs.Function:
-    held = jax.new_ref(jnp.float32(c))
-    return lambda a: a * held[...]
-
-
 def _rematted(c: int) -> pairs.Function:
     scale = jax.custom_vjp(lambda x: x * 7.0)
     scale.defvjp(lambda x: (x * c, x), lambda x, g: (g * c,), optimize_remat=True)
@@ -190,7 +185,6 @@ _PROGRAMS: dict[str, Callable[[int], pairs.Function]] = {
     "callback in a loop": _in_a_loop,
     "callback of vmap": _mapped,
     "remat of a custom derivative": _rematted,
-    "captured reference": _times_reference,
     "linear solver": lambda c: (
         lambda a: jax.lax.custom_linear_solve(lambda v: v * 1, a, lambda f, b: b * c)
     ),

@@ -42,6 +42,7 @@ REFUSED = frozenset(
         "io_callback of a partial",
         "context variable",
         "queue in C",
+        "weak reference",
     )
 )
 _TABLE = [np.float32(i) for i in range(5)]
