@@ -1,6 +1,5 @@
 """JAX's own functions on islands give what they give in a world of JAX's own Gloo."""
 
-import importlib.util
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +8,6 @@ import jax
 import jax_api_worker
 import numpy as np
 import pytest
-from two_islands import run_both
 
 from jaxhet.testing import Job, Shape, island_job, joined_job
 
@@ -113,26 +111,3 @@ def test_device_put_between_islands_refuses_host_memory(islands: Job) -> None:
             "memory of kind pinned_host is not moved between islands; move the array between it and"
             " memory of kind device in a second call"
         )
-
-
-_THUNKY = """
-from jax.experimental import thunky
-@thunky.jit
-def total(x, y): thunky.all_reduce(x, y, "x")
-def body(a):
-    given, result = jax.new_ref(a), jax.new_ref(jnp.zeros_like(a))
-    total(given, result)
-    return psum(result[...])
-try: print("sum", over_islands(body)(x))
-except jaxhet.UsageError as e: print("refused:", e)
-"""
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax.experimental.thunky") is None, reason="this jax has no thunky"
-)
-def test_collective_of_thunky_over_islands_is_refused() -> None:
-    for ended in run_both(_THUNKY):
-        assert "refused: thunky.inline_module" in ended.text, ended.text
-        assert "Call it in a program for devices of one island" in ended.text
-        assert "sum" not in ended.text

@@ -119,7 +119,7 @@ for name in {names!r}:
 def _calls(names: Collection[str], is_swapped: bool, lowered: Collection[str] = ()) -> list[Ended]:
     folder = str(pathlib.Path(__file__).parent)
     script = _CALLS.format(folder=folder, names=[*names], is_swapped=is_swapped, lowered=[*lowered])
-    envs = job(2, JAXHET_DEADLINE_S="10", JAXHET_FIRST_DEADLINE_S="10")
+    envs = job(2, JAXHET_DEADLINE_S="3")
     return run(SET_UP + script, *envs, timeout_s=200)
 
 
