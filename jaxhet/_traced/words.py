@@ -365,7 +365,7 @@ def _is_debug_info(value: Any) -> bool:
 
 
 def _seen(value: Any) -> Any:
-    """What shows of an object that can't be described as a whole."""
+    """The visible parts of an object that can't be described as a whole."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         return frame and (frame.f_lineno, dict(frame.f_locals))
