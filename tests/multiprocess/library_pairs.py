@@ -23,7 +23,7 @@ import pairs
 from jax import export
 from jax.extend import random as custom_random
 
-_KEPT: list[Any] = []  # what weak references are to
+_KEPT: list[Any] = []  # targets of weak references
 
 
 def _queue(made: Any, c: int) -> Any:
