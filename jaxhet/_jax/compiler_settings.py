@@ -43,6 +43,7 @@ NOT_COMPARED_CONFIG: dict[str, str] = {
     "jax_default_device": "Each process has its own devices.",
     "jax_hlo_source_file_canonicalization_regex": "Each host has its own paths.",
     "jax_mutable_array_checks": _ONLY_CHECKS,
+    "jax_no_collectives": _ONLY_CHECKS,
     "jax_no_execution": _ONLY_CHECKS,
     "jax_numpy_rank_promotion": _ONLY_CHECKS,
     "jax_raise_on_ppermute_sort_diff": _ONLY_CHECKS,

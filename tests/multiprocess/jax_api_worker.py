@@ -10,6 +10,7 @@ from typing import Any
 import device_put_cases
 import jax
 import jax.numpy as jnp
+import new_collectives
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import mesh_utils, multihost_utils, serialize_executable
@@ -19,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import jaxhet
 from jaxhet import testing
 
-NAMED: dict[str, Callable[..., Any]] = {}
+NAMED: dict[str, Callable[..., Any]] = {**new_collectives.NAMED}
 ON_ISLANDS: dict[str, Callable[..., Any]] = {  # JAX raises errors for these in one world on CPUs
     "move_all": device_put_cases.move_all,
     "as_jax_does": device_put_cases.as_jax_does,

@@ -61,6 +61,8 @@ def _assert_same(mine: list[Any], theirs: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", sorted({*jax_api_worker.NAMED} - {"profiler_trace", "orbax"}))
 def test_function(name: str, islands: Job, world: Job) -> None:
+    if name == "no_collectives" and not hasattr(jax.sharding, name):
+        pytest.skip(f"jax {jax.__version__} has no jax.sharding.no_collectives; 0.12 has it")
     _assert_same(_ask(islands, name), _ask(world, name))
 
 

@@ -131,7 +131,8 @@ def test_all_settings_in_keys_of_jax_are_compared_or_have_a_reason() -> None:
 
 def test_tables_have_no_stale_row() -> None:
     listed = {*_listed_by_jax(), *config.trace_context_names()}
-    assert set(compiler_settings.NOT_COMPARED_CONFIG) <= listed
+    newer = {"jax_no_collectives"} if jax.__version__.startswith("0.11.") else set[str]()
+    assert set(compiler_settings.NOT_COMPARED_CONFIG) - newer <= listed
     assert set(compiler_settings.MORE_CONFIG) <= set(jax.config.values)
     assert set(compiler_settings.MORE_CONFIG).isdisjoint(config.trace_context_names())
 

@@ -49,6 +49,7 @@ _PYTHON_DOORS = {
         "jaxhet/_jax/jaxlib.py",
         "jaxhet/_jax/slices.py",
         "tests/gpu/mirror_double.py",
+        "tests/multiprocess/new_collectives.py",
         "tests/multiprocess/published/jax_tests.py",
         "tests/python/compiler/",
         "tests/python/models/test_llama.py",
