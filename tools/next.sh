@@ -1,18 +1,17 @@
 #!/bin/sh
-# next.sh [ARGUMENT...]: the tests that depend on JAX, and a short demo, with the newest JAX that is tested
+# next.sh [ARGUMENT...]: the tests that depend most on JAX, and a short demo, with the newest JAX that is tested
 # (constraints-next.txt) and the extension as it is, built with the headers of jax 0.11.2. With arguments: pytest's.
 set -eu
 cd "$(dirname "$0")/.."
 if [ ! -d .cache/jax-next ]; then
-  echo "no .cache/jax-next (sh tools/setup.sh slow): the newest JAX is not tested"
+  echo "no .cache/jax-next (sh tools/setup.sh test): the newest JAX is not tested"
   exit
 fi
 export PYTHONPATH="$PWD/.cache/jax-next"
 .venv/bin/python -c 'import jax; print("jax", jax.__version__)'
 [ $# = 0 ] || exec .venv/bin/python -m pytest "$@"
 .venv/bin/python -m pytest -q -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder \
-  tests/python/compiler --ignore-glob='*/test_vendor_*' --ignore-glob='*/test_deviceless.py' \
-  tests/python/test_jax_*.py tests/python/test_compiler_settings.py tests/python/test_program.py \
-  tests/python/test_plan.py tests/python/test_shared_programs.py tests/python/test_session.py \
+  tests/python/compiler/test_hlo.py tests/python/compiler/test_promotion.py tests/python/compiler/test_refusals.py \
+  tests/python/test_jax_*.py tests/python/test_compiler_settings.py tests/python/test_program.py tests/python/test_plan.py \
   tests/multiprocess/test_jax_api.py tests/multiprocess/test_cache.py tests/multiprocess/test_shared_executables.py
 .venv/bin/python -m benchmarks.demo --steps 24 --run-dir runs/next

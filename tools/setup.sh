@@ -164,17 +164,24 @@ plugins() { # optional: the deviceless tests skip without them
 
 # Optional, as the plugins: the newest JAX that is tested, which tools/next.sh puts before the other one.
 next_jax() {
-  [ -d .cache/plugins-next ] && return
-  say "jax and its compiler plugins as constraints-next.txt has them, in .cache (for tests; 1.2 GB)"
+  [ -d ".cache/jax-next/jax-$(sed -n 's/^jax==//p' constraints-next.txt).dist-info" ] && return
+  say "jax and jaxlib as constraints-next.txt has them, in .cache/jax-next (for tests; 100 MB)"
   partial=.cache/jax-next.partial
   rm -rf "$partial"
   if checked_pip tools/hashes/jax-next.txt --no-deps --target "$partial" >/dev/null 2>&1; then
     rm -rf .cache/jax-next
     mv "$partial" .cache/jax-next
-    PYTHONPATH=.cache/jax-next "$venv_python" tests/python/compiler/install_plugins.py && return
+    return
   fi
   rm -rf "$partial"
   say "the newest JAX cannot be had: tests with it will be skipped"
+}
+
+next_plugins() { # optional, as the plugins
+  [ ! -d .cache/jax-next ] || [ -d .cache/plugins-next ] && return
+  say "compiler plugins of the newest JAX, in .cache/plugins-next (for slow tests; 1.2 GB)"
+  PYTHONPATH=.cache/jax-next "$venv_python" tests/python/compiler/install_plugins.py ||
+    say "no compiler plugins of the newest JAX: deviceless tests with it will be skipped"
 }
 
 virtual_machine() { # optional, as the plugins
@@ -238,8 +245,11 @@ test | slow)
 esac
 packages
 case ${1:-} in # what they need besides the packages
+test | slow) next_jax ;;
+esac
+case ${1:-} in
 slow)
-  next_jax
+  next_plugins
   programs
   wait # for transformers
   small_model

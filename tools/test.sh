@@ -29,6 +29,9 @@ case $built in
 *) exit "$built" ;;
 esac
 
+stage "tests and demo with the newest JAX"
+sh tools/next.sh
+
 # A file belongs to one worker, and files start in the order of tests/conftest.py. Tests that start jobs
 # wait much: one worker more than cores keeps all cores busy.
 stage "pytest"
