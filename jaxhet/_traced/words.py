@@ -111,6 +111,11 @@ def devices_text(devices: Any) -> str:
     return f"on {_ids_text(devices)}"
 
 
+def _spec_text(spec: jax.sharding.PartitionSpec) -> str:
+    """A spec in words. Its sets of axes have one order in all processes."""
+    return re.sub(r"\{(.*?)\}", lambda m: f"{{{', '.join(sorted(m[1].split(', ')))}}}", str(spec))
+
+
 # Types whose values are plain: their text says all.
 _PLAIN: dict[type, Callable[[Any], str]] = {
     bool: repr,
@@ -123,7 +128,7 @@ _PLAIN: dict[type, Callable[[Any], str]] = {
     float: number_text,
     bytes: lambda value: f"{len(value)} bytes {digest(value)}",
     range: repr,
-    jax.sharding.PartitionSpec: str,
+    jax.sharding.PartitionSpec: _spec_text,
 }
 
 
@@ -214,7 +219,7 @@ class Describer:
 
     def _sharding_text(self, value: jax.sharding.Sharding) -> str:
         if isinstance(value, jax.sharding.NamedSharding):
-            return f"{value.spec} on {self.text(value.mesh)}"
+            return f"{_spec_text(value.spec)} on {self.text(value.mesh)}"
         if isinstance(value, jax.sharding.SingleDeviceSharding):  # each process names another
             return "on one device"
         # JAX has no public names for the order of devices and XLA's sharding, which others have.
