@@ -12,6 +12,6 @@ export PYTHONPATH="$PWD/.cache/jax-next"
 [ $# = 0 ] || exec .venv/bin/python -m pytest "$@"
 .venv/bin/python -m pytest -q -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder \
   tests/python/compiler/test_hlo.py tests/python/compiler/test_promotion.py tests/python/compiler/test_refusals.py \
-  tests/python/test_jax_*.py tests/python/test_compiler_settings.py tests/python/test_program.py tests/python/test_plan.py \
+  tests/python/test_jax_*.py tests/python/test_compiler_settings.py tests/python/test_program.py \
   tests/multiprocess/test_jax_api.py tests/multiprocess/test_cache.py tests/multiprocess/test_shared_executables.py
 .venv/bin/python -m benchmarks.demo --steps 24 --run-dir runs/next

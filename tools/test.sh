@@ -15,8 +15,8 @@ else
   echo "no bazel here (Debian: bazel-bootstrap), or no GoogleTest (libgmock-dev) for it; by CMake alone"
   sh tools/cpp.sh test plain
 fi
-stage "C++ tests under ASan and UBSan, fuzzers for 60 s each"
-FUZZ_SECONDS="${FUZZ_SECONDS:-60}" sh tools/cpp.sh test asan address,undefined
+stage "C++ tests under ASan and UBSan, fuzzers for 30 s each"
+FUZZ_SECONDS="${FUZZ_SECONDS:-30}" sh tools/cpp.sh test asan address,undefined
 stage "C++ tests under TSan"
 sh tools/cpp.sh test tsan thread
 
