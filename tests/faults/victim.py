@@ -284,6 +284,10 @@ def main() -> None:
     start_jax = _set_up._start_jax
 
     def start_jax_after_fault(job: Any) -> Any:
+        if options.folder:  # a process that has not connected yet waits 60 s for a stopped one
+            (options.folder / f"connected-{os.getpid()}").touch()
+            while moment == "setup" and len([*options.folder.glob("connected-*")]) < 2:
+                time.sleep(0.01)
         fault.now("setup")
         return start_jax(job)
 
