@@ -111,8 +111,8 @@ TEST(VerbsChannelTest, OperandsThatStayInTheCacheAreNotSentFromTheirPlace) {
   }
 }
 
-// The start of a job makes few rounds of the proof. `doctor --qualify` makes more of them, and finds
-// a NIC that reads stale data only now and then.
+// The start of a job makes few rounds of the proof. `doctor --qualify` makes more of them, and
+// finds a NIC that reads stale data only now and then.
 TEST(VerbsChannelTest, ManyRoundsFindWhatAJobsStartDoesNot) {
   const auto device = OpenHostDevice();
   verbs::Nics nics{NicOptions()};
