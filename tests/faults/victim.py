@@ -284,10 +284,11 @@ def main() -> None:
     start_jax = _set_up._start_jax
 
     def start_jax_after_fault(job: Any) -> Any:
-        if options.folder:  # a process that has not connected yet waits 60 s for a stopped one
+        if options.folder:  # a process waits 60 s for one whose first heartbeat has not come
             (options.folder / f"connected-{os.getpid()}").touch()
             while moment == "setup" and len([*options.folder.glob("connected-*")]) < 2:
                 time.sleep(0.01)
+            time.sleep(3.0 if kind == "stop" and moment == "setup" else 0.0)
         fault.now("setup")
         return start_jax(job)
 
