@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 if [ ! -d .cache/jax-next ]; then
-  echo "no .cache/jax-next (sh tools/setup.sh test): the newest JAX is not tested"
+  echo "no .cache/jax-next (sh tools/setup.sh slow): the newest JAX is not tested"
   exit
 fi
 export PYTHONPATH="$PWD/.cache/jax-next"
