@@ -1,11 +1,11 @@
-"""What does `jaxhet run` cost a program of one island?
+"""Step times of a program of one island, in plain Python and under `jaxhet run`.
 
     python -m benchmarks.one_island [--turns 40] [--steps 10] [--json FILE]
 
-A training loop in plain JAX is run by `python`, once more by `python`, and by `jaxhet run`. The
-three jobs are alive at the same time and take turns. A step's time is that of its slowest process,
-and its CPU time is the sum of all processes. Ratios are of medians, to the first job's; those of
-the second job show the noise.
+Three jobs run one training loop in plain JAX: two by `python`, and one by `jaxhet run`. They are
+alive at the same time and take turns. The slowest process determines the time of a step; CPU times
+of all processes are added. Each ratio is a job's median divided by the first job's. The ratio of
+the second job, which is also plain Python, shows the noise.
 """
 
 import argparse

@@ -107,7 +107,7 @@ def _join(config: Config, listener: _listener.Listener, membership: Membership) 
 
 
 def _connect(config: PlacedConfig, listener: _listener.Listener, membership: Membership) -> _Job:
-    """Connects this process with those of other islands."""
+    """Connects this process to its peers; in a job of one island there is nothing to connect."""
     members = membership.members
     differences = tuple(differences_between_islands(members))
     if config.process_id == 0:

@@ -38,7 +38,8 @@ REPLACEMENTS = {
 def install(name: str) -> Callable[[Callable[..., Any]], None]:
     """Puts a function in the place of one of JAX, which becomes its first argument.
 
-    The last of several comes first, and gets the one before.
+    If a name is replaced more than once, the newest function is called, and its first argument is
+    the function that it has replaced.
 
     Args:
       name: Key of `REPLACEMENTS`.

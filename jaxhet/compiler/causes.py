@@ -102,7 +102,7 @@ def _own_leaf(collective: Collective) -> Leaf | None:
 
 
 def _causes(collective: Collective) -> list[Leaf]:
-    """The leaves of the products that a collective is for."""
+    """The leaves of the products that use, or have made, what a collective exchanges."""
     c, instruction = collective.computation, collective.instruction
     if instruction.opcode == "all-gather":
         products = _products(c, instruction)
@@ -150,7 +150,7 @@ def _products_before(c: hlo.Computation, x: hlo.Instruction) -> Iterator[hlo.Ins
 
 
 def _leaf(c: hlo.Computation, x: hlo.Instruction, through: Sequence[str]) -> Leaf | None:
-    """The sharded leaf that an array is, apart from its form; None if it is none."""
+    """The sharded argument whose elements an array has, perhaps in another form; else None."""
     while True:
         x = loops.behind_barrier(c, x)
         index = loops.carried(c, x)
