@@ -348,6 +348,12 @@ def test_launcher_and_coordinator_do_without_jax(module: str):
     assert ended.stdout == "[]\n", ended.stderr
 
 
+def test_no_two_test_files_have_one_name():
+    """Pytest imports test files by their names alone: the second one would not run."""
+    names = [path.name for path in (_ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
+
+
 def test_public_names_are_those_of_the_stub():
     import jaxhet
 

@@ -3,7 +3,7 @@
 The folder `tests/multiprocess` of JAX's repository, at the installed version, must be in
 `.cache/programs/jax/tests/`; no package has it. Beside JAX the tests need pytest only:
 
-    pytest -s tests/gpu/test_tests_of_jax.py -k cuda
+    pytest -s tests/gpu/test_tests_of_jax_on_gpus.py -k cuda
 
 prints how many tests of each file passed, were skipped and failed. `-m slow -k cpu` runs the same
 files over islands of two processes on CPUs. With one process in each island two tests of arrays
