@@ -43,6 +43,8 @@ def _replace(
     new.name, new.id, new.opcode = done.name, done.id, opcode
     new.shape.CopyFrom(done.shape)
     new.operand_ids[:] = start.operand_ids
+    # XLA gives an instruction that it wraps into a computation the name of the caller.
+    new.metadata.CopyFrom(start.metadata)
     before = {*start.control_predecessor_ids, *done.control_predecessor_ids} - {start.id}
     new.control_predecessor_ids[:] = sorted(before)
     computation.replace(done, new)

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from jaxhet.compiler import Options, bridge, decompose
+from jaxhet.compiler import Options, bridge, decompose, hlo
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce, check, decomposed, opcodes
 
@@ -399,3 +399,19 @@ def test_asynchronous_collectives_are_taken_as_one(start: str, done: str, line: 
     assert re.findall(r"plan: \S+ (.*?) \{", text) == [line]
     assert "-start(" not in text
     assert "-done(" not in text
+
+
+def test_wrapped_collective_has_the_name_of_its_start():
+    body = """
+      p = f32[8] parameter(0)
+      s = ((f32[8]), f32[4]) async-start(p), calls=wrapped, metadata={op_name="its start"}
+      ROOT d = f32[4] async-done(s)
+    """
+    module = hlo.Module(hlo_text.module(hlo_text.entry(body, _ASYNC), [0, 1]))
+    for computation in module.computations.values():
+        for instruction in computation.instructions:
+            if instruction.opcode == "reduce-scatter":  # as XLA does for GPUs
+                instruction.metadata.op_name = "the function around"
+    decomposed = decompose(module.serialize(), _TWO_ISLANDS, Options())
+    assert decomposed is not None
+    assert [spec.source for spec in hlo_text.planned(decomposed)] == ["its start"]
