@@ -188,7 +188,7 @@ class Config(Options):
         return PlacedConfig(**{**values, **place})
 
     def engine_values(self) -> dict[str, int | str]:
-        """The engine's options, as `ParseOptions` in xla_plugin/engine/options.h needs them.
+        """The engine's options, as `ParseOptions` in xla_plugin/engine/common/options.h needs them.
 
         Seconds become milliseconds (`_s`: `_ms`), names a list with commas, and None -1.
         """

@@ -17,17 +17,17 @@ _LEAST = 0.95
 CPP = {
     "base/range_set.h": "Add",
     "base/take.h": "Take",
-    "engine/control_channel.cc": "Parse|ReadMore|Next",
-    "engine/wire.cc": "TakeBytes|ParseFail|UnpackStrings",
-    "engine/wire.h": "TakeInfo",
-    "engine/negotiation.cc": "Apply|Await|AnswerHello|Conclude",
-    "engine/message_checks.cc": ".*",
+    "engine/control/control_channel.cc": "Parse|ReadMore|Next",
+    "engine/common/wire.cc": "TakeBytes|ParseFail|UnpackStrings",
+    "engine/common/wire.h": "TakeInfo",
+    "engine/control/negotiation.cc": "Apply|Await|AnswerHello|Conclude",
+    "engine/control/message_checks.cc": ".*",
     "engine/progress_engine.cc": "OnMessage",
-    "engine/open_exchanges.cc": "OnStart|Meet",
-    "engine/open_exchanges_checks.cc": "CheckLeft",
-    "engine/peer.cc": "Received",
-    "engine/plans.cc": "Add",
-    "engine/channel_setup.cc": (
+    "engine/host/open_exchanges.cc": "OnStart|Meet",
+    "engine/host/open_exchanges_checks.cc": "CheckLeft",
+    "engine/control/peer.cc": "Received",
+    "engine/common/plans.cc": "Add",
+    "engine/device/channel_setup.cc": (
         "Handle|HandleAttributed|OnRefusal|OnSettled|Open|Accept|Prove|CheckArity|Expect|IsAllowed"
         "|Find|IncomingOf|OutgoingOf"
     ),

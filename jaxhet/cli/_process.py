@@ -17,7 +17,7 @@ from jaxhet.cli._lines import LineSplitter
 _READ_BYTES = 64 * 1024
 _OUR_ERROR = re.compile(r"jaxhet\.(\w+\.)*\w+Error\b.*")
 
-# The process that an error is about, as `xla_plugin/engine/messages.cc` names it.
+# The process that an error is about, as `xla_plugin/engine/common/messages.cc` names it.
 _NAMED = re.compile(r"jaxhet\.PeerError: .*?\bprocess (\d+) \(")
 
 

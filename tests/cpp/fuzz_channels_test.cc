@@ -19,7 +19,7 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/engine/channel_setup.h"
+#include "xla_plugin/engine/device/channel_setup.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
 #include "xla_plugin/transport/device_channel/message_socket.h"
@@ -224,7 +224,7 @@ void SetUpByScript(std::string_view input) {
   const ChannelMail mail{.send = [](int /*process*/, std::span<const iovec> /*body*/) {},
                          .receive =
                              [&] {
-                               std::vector<ProgressEngine::ChannelMessage> messages;
+                               std::vector<ChannelMessage> messages;
                                for (int i = 0; i < 32 && !reader.empty(); ++i) {
                                  messages.push_back({1, std::string(reader.TakeSized())});
                                }
@@ -242,7 +242,7 @@ void SetUpByScript(std::string_view input) {
 
 [[maybe_unused]] const bool added_set_up =
     AddFuzzer({.name = "channel_setup",
-               .covers = {"xla_plugin/engine/channel_setup.cc"},
+               .covers = {"xla_plugin/engine/device/channel_setup.cc"},
                .seeds = &SetUpSeeds,
                .run = &SetUpByScript});
 

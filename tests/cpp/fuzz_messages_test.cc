@@ -56,12 +56,12 @@ void ReadStream(std::string_view input) {
   }
 }
 
-[[maybe_unused]] const bool added_stream =
-    AddFuzzer({.name = "stream",
-               .covers = {"xla_plugin/engine/control_channel.cc", "xla_plugin/engine/wire.cc",
-                          "xla_plugin/engine/wire.h", "xla_plugin/base/take.h"},
-               .seeds = &StreamSeeds,
-               .run = &ReadStream});
+[[maybe_unused]] const bool added_stream = AddFuzzer(
+    {.name = "stream",
+     .covers = {"xla_plugin/engine/control/control_channel.cc", "xla_plugin/engine/common/wire.cc",
+                "xla_plugin/engine/common/wire.h", "xla_plugin/base/take.h"},
+     .seeds = &StreamSeeds,
+     .run = &ReadStream});
 
 // --- introductions ---
 
@@ -112,10 +112,11 @@ void Introduce(std::string_view input) {
   progress.Connect(Clock::now() + kLong);
 }
 
-[[maybe_unused]] const bool added_hello = AddFuzzer({.name = "hello",
-                                                     .covers = {"xla_plugin/engine/negotiation.cc"},
-                                                     .seeds = &HelloSeeds,
-                                                     .run = &Introduce});
+[[maybe_unused]] const bool added_hello =
+    AddFuzzer({.name = "hello",
+               .covers = {"xla_plugin/engine/control/negotiation.cc"},
+               .seeds = &HelloSeeds,
+               .run = &Introduce});
 
 // --- a job of two processes, of which the other one is the input ---
 
@@ -306,10 +307,11 @@ TEST(FuzzMessagesTest, AttacksAreRefused) {
 
 [[maybe_unused]] const bool added_job = AddFuzzer(
     {.name = "job",
-     .covers = {"xla_plugin/engine/progress_engine.cc", "xla_plugin/engine/open_exchanges.cc",
-                "xla_plugin/engine/open_exchanges_checks.cc", "xla_plugin/engine/message_checks.cc",
-                "xla_plugin/engine/peer.cc", "xla_plugin/engine/plans.cc",
-                "xla_plugin/base/range_set.h", "xla_plugin/transport/tcp/tcp.cc"},
+     .covers = {"xla_plugin/engine/progress_engine.cc", "xla_plugin/engine/host/open_exchanges.cc",
+                "xla_plugin/engine/host/open_exchanges_checks.cc",
+                "xla_plugin/engine/control/message_checks.cc", "xla_plugin/engine/control/peer.cc",
+                "xla_plugin/engine/common/plans.cc", "xla_plugin/base/range_set.h",
+                "xla_plugin/transport/tcp/tcp.cc"},
      .seeds = &JobSeeds,
      .run = [](std::string_view input) { (void)PlayJob(input); }});
 

@@ -1,4 +1,4 @@
-#include "xla_plugin/engine/messages.h"
+#include "xla_plugin/engine/common/messages.h"
 
 #include <array>
 

@@ -7,7 +7,7 @@
 #include "tests/cpp/device_world.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/engine/plans.h"
+#include "xla_plugin/engine/common/plans.h"
 
 // Ranks that run different programs, and executions that overlap.
 namespace jaxhet::testing {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tests/cpp/simulated_device.h"
-#include "xla_plugin/engine/device_rank.h"
+#include "xla_plugin/engine/device/device_rank.h"
 
 namespace jaxhet::testing {
 

@@ -1,4 +1,4 @@
-#include "xla_plugin/engine/transfer_plan.h"
+#include "xla_plugin/engine/device/transfer_plan.h"
 
 #include <algorithm>
 #include <deque>

@@ -16,7 +16,7 @@ _PAGE = ROOT / "docs" / "explanation" / "devices.md"
 _GPUS_OF_HOST = 8
 _SOURCES = (
     "xla_plugin/transport/device_channel/device_channel.h",
-    "xla_plugin/engine/channel_setup.cc",
+    "xla_plugin/engine/device/channel_setup.cc",
 )
 
 

@@ -22,17 +22,17 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/fd.h"
-#include "xla_plugin/engine/channel_setup.h"
-#include "xla_plugin/engine/completion_pool.h"
-#include "xla_plugin/engine/device_engine.h"
-#include "xla_plugin/engine/device_rank.h"
-#include "xla_plugin/engine/exchange.h"
-#include "xla_plugin/engine/flight_recorder.h"
-#include "xla_plugin/engine/job_view.h"
-#include "xla_plugin/engine/options.h"
-#include "xla_plugin/engine/peer.h"
+#include "xla_plugin/engine/common/exchange.h"
+#include "xla_plugin/engine/common/flight_recorder.h"
+#include "xla_plugin/engine/common/job_view.h"
+#include "xla_plugin/engine/common/options.h"
+#include "xla_plugin/engine/control/peer.h"
+#include "xla_plugin/engine/control/roster.h"
+#include "xla_plugin/engine/device/channel_setup.h"
+#include "xla_plugin/engine/device/device_engine.h"
+#include "xla_plugin/engine/device/device_rank.h"
+#include "xla_plugin/engine/host/completion_pool.h"
 #include "xla_plugin/engine/progress_engine.h"
-#include "xla_plugin/engine/roster.h"
 
 namespace jaxhet {
 

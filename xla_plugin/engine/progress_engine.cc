@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "xla_plugin/engine/message_checks.h"
+#include "xla_plugin/engine/control/message_checks.h"
 
 namespace jaxhet {
 
@@ -26,8 +26,7 @@ void AddPlanOf(Peer& peer, std::string_view body) {
   peer.plans.Add(info.plan, text, body);
 }
 
-void AddChannelMessage(std::vector<ProgressEngine::ChannelMessage>& messages, int process,
-                       std::string_view body) {
+void AddChannelMessage(std::vector<ChannelMessage>& messages, int process, std::string_view body) {
   if (messages.size() == kMostChannelMessages) {
     Throw(ErrorCode::kTransport, "it sends messages about device channels without end");
   }

@@ -9,15 +9,15 @@
 #include <utility>
 #include <vector>
 
-#include "xla_plugin/engine/device_engine.h"
-#include "xla_plugin/engine/exchange.h"
-#include "xla_plugin/engine/flight_recorder.h"
-#include "xla_plugin/engine/messages.h"
-#include "xla_plugin/engine/negotiation.h"
-#include "xla_plugin/engine/open_exchanges.h"
-#include "xla_plugin/engine/options.h"
-#include "xla_plugin/engine/peer.h"
-#include "xla_plugin/engine/peer_table.h"
+#include "xla_plugin/engine/common/exchange.h"
+#include "xla_plugin/engine/common/flight_recorder.h"
+#include "xla_plugin/engine/common/messages.h"
+#include "xla_plugin/engine/common/options.h"
+#include "xla_plugin/engine/control/negotiation.h"
+#include "xla_plugin/engine/control/peer.h"
+#include "xla_plugin/engine/control/peer_table.h"
+#include "xla_plugin/engine/device/device_engine.h"
+#include "xla_plugin/engine/host/open_exchanges.h"
 
 namespace jaxhet {
 
@@ -67,10 +67,6 @@ class ProgressEngine : private PeerEvents {
   void PublishPlan(int64_t plan);
   // A message about a channel; it arrives in that process's TakeChannelMessages().
   void SendChannelMessage(int process, std::span<const iovec> body);
-  struct ChannelMessage {
-    int process;
-    std::string body;
-  };
   std::vector<ChannelMessage> TakeChannelMessages() { return std::exchange(channel_messages_, {}); }
   void Start(ExchangeRequest request, int64_t id);
   void Fail(const Error& error);

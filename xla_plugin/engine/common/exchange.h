@@ -1,0 +1,105 @@
+#ifndef XLA_PLUGIN_ENGINE_COMMON_EXCHANGE_H_
+#define XLA_PLUGIN_ENGINE_COMMON_EXCHANGE_H_
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/transport.h"
+
+namespace jaxhet {
+
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+
+// Operation of a group's members on their operands.
+enum class ExchangeKind : int64_t { kPermute = 0, kAllGather = 1, kAllToAll = 2 };
+
+inline constexpr std::array<std::pair<std::string_view, ExchangeKind>, 3> kExchangeKinds = {{
+    {"permute", ExchangeKind::kPermute},
+    {"all_gather", ExchangeKind::kAllGather},
+    {"all_to_all", ExchangeKind::kAllToAll},
+}};
+
+// Called once, with null or the error that failed the engine.
+using DoneCallback = std::function<void(const Error*)>;
+
+// `source` sends its operands to `target`.
+struct Pair {
+  int source;
+  int target;
+};
+
+// One rank's start of one exchange. The buffers stay valid until `done` is called.
+//   permute:    the target of a pair gets the source's operands; a rank that is no target, zeros. A
+//               rank is the target of one pair at most, and the source of any number.
+//   all_gather: the first bytes of the members' operands, joined in group order, are the result.
+//               A result with room for the members of a larger group is unchanged behind its own.
+//   all_to_all: a result has one block per member, which gets that member's block number
+//               <own index in the group>. The last blocks of an operand may be shorter or empty;
+//               zeros fill the result's up.
+struct ExchangeRequest {
+  int rank = 0;
+  int64_t run_id = 0;  // equal for the exchanges of one execution of a program, and only for them
+  ExchangeKind kind = ExchangeKind::kAllGather;
+  int64_t plan = 0;
+  int64_t index = 0;          // the exchange's number in the plan
+  std::vector<int> group;     // the communicator: ranks
+  size_t group_size = 0;      // size of the exchange's largest group; 0: of this group
+  std::vector<int> siblings;  // other ranks of this process that are in a group of the exchange
+  std::vector<Pair> pairs;    // permutes only; the group is all that they connect with the rank
+  int64_t deadline_ms = 0;    // 0: Options::deadline_ms
+  std::vector<std::span<const std::byte>> operands;
+  std::vector<std::span<std::byte>> results;  // one for each operand
+  DoneCallback done;
+};
+
+struct Exchange;
+
+// The part of an exchange that two ranks share.
+struct PeerTransfer : Transfer {
+  Exchange* exchange = nullptr;
+  int peer_rank = 0;
+  bool met = false;  // the peer's start has come
+};
+
+struct Exchange {
+  ExchangeRequest request;
+  int64_t id = 0;
+  uint64_t communicator = 0;
+  int64_t run = 0;
+  int64_t sequence = 0;
+  Time started;
+  std::optional<uint64_t> range;       // in a profiler
+  std::deque<PeerTransfer> transfers;  // one per rank that it moves bytes from or to, or meets
+  size_t open_transfers = 0;
+};
+
+// The group that holds `rank`, out of all groups of an exchange one after the other. Each has
+// `group_size` entries, of which the last ones are -1 in a smaller group. Throws UsageError if no
+// group holds it.
+std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int rank);
+
+// The pairs of a permute, out of sources and targets in turn. Throws UsageError if a rank is the
+// target of two.
+std::vector<Pair> PairsOf(std::span<const int64_t> ranks);
+
+// `rank` and the ranks that `pairs` connect with it, directly or through others, in order. All
+// other ranks may be in another branch of their program.
+std::vector<int> ConnectedTo(int rank, std::span<const Pair> pairs);
+
+// Equal for equal groups in equal order.
+uint64_t CommunicatorId(std::span<const int> group);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_COMMON_EXCHANGE_H_

@@ -1,0 +1,41 @@
+#ifndef XLA_PLUGIN_ENGINE_CONTROL_NEGOTIATION_H_
+#define XLA_PLUGIN_ENGINE_CONTROL_NEGOTIATION_H_
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/engine/control/peer.h"
+
+namespace jaxhet {
+
+struct Introduction {
+  Peer* peer;
+  std::string error_prefix;                    // how an error about the peer begins
+  std::vector<std::string> allowed;            // transports
+  std::map<std::string, std::string> refused;  // refused transports, and why
+  bool same_host;
+  size_t chunk_bytes;
+  std::chrono::milliseconds path_timeout;
+  const SharedPage* page;  // ours
+  verbs::Nics* nics;       // ours
+  std::vector<Fd> data_fds;
+  std::vector<SealKeys> data_keys;  // one for each data socket
+  Encryption encryption;
+};
+
+// Agrees with all peers, each over its control connection, on the transport to use: the first of
+// the table that both ends can open and whose path both have proven. Blocks until `deadline`.
+// Throws the Error that a peer reports, or DeadlineError, PeerError, TransportError naming the
+// peer. `on_error` gets it first, while all connections are open: a peer that sees the end of one
+// must know the reason already.
+void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline,
+               const std::function<void(const Error&)>& on_error);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_CONTROL_NEGOTIATION_H_

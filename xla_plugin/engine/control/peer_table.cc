@@ -1,0 +1,134 @@
+#include "xla_plugin/engine/control/peer_table.h"
+
+#include <array>
+
+#include "xla_plugin/transport/local/local.h"
+
+namespace jaxhet {
+
+using std::chrono::milliseconds;
+
+PeerTable::PeerTable(int process, int num_processes, const Options& options, PeerEvents& events)
+    : options_(options),
+      events_(events),
+      encryption_(ParseEncryption(options.encryption)),
+      roster_(process, num_processes),
+      nics_(options.verbs) {
+  if (encryption_ != Encryption::kOff) Crypto(encryption_);
+  Peer& self = peers_.try_emplace(process, events, process, ControlChannel()).first->second;
+  self.connection = OpenLocal(self);
+  self.transport = "local";
+}
+
+void PeerTable::Add(PeerSpec spec) { introductions_.push_back(Make(std::move(spec), peers_)); }
+
+Introduction PeerTable::Make(PeerSpec spec, std::map<int, Peer>& peers) {
+  if (spec.process < 0 || spec.process >= roster_.num_processes()) {
+    Throw(ErrorCode::kUsage, "there is no process ", spec.process, " in a job of ",
+          roster_.num_processes());
+  }
+  auto keys = KeysFor(encryption_, 1 + spec.data.size(), std::move(spec.keys));
+  if (peers_.contains(spec.process)) {
+    Throw(ErrorCode::kUsage, "process ", spec.process, " was added twice");
+  }
+  const auto place =
+      peers
+          .try_emplace(spec.process, events_, spec.process,
+                       ControlChannel(std::move(spec.control), std::move(keys.front())))
+          .first;
+  keys.erase(keys.begin());
+  place->second.same_host = spec.same_host;
+  place->second.device_transports = std::move(spec.device_transports);
+  roster_.Describe(spec.process, spec.description);
+  return {.peer = &place->second,
+          .error_prefix = Where(spec.process),
+          .allowed = std::move(spec.transports),
+          .refused = std::move(spec.refused),
+          .same_host = spec.same_host,
+          .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
+          // A process that is silent altogether is to be found first.
+          .path_timeout = milliseconds(options_.peer_timeout_ms + 2 * options_.heartbeat_ms),
+          .page = &page_,
+          .nics = &nics_,
+          .data_fds = std::move(spec.data),
+          .data_keys = std::move(keys),
+          .encryption = encryption_};
+}
+
+void PeerTable::Introduce(Time deadline, const std::function<void(const Error&)>& on_error) {
+  Negotiate(roster_.process(), introductions_, deadline, on_error);
+  introductions_.clear();
+  const bool has_all = std::ssize(peers_) == roster_.num_processes();
+  if (!has_all) return;  // others may join
+  nics_.Release();
+  page_.memory().CloseFd();
+}
+
+void PeerTable::AddPlan(int64_t plan, std::string_view text, std::string_view program) {
+  const bool is_too_long = program.size() > kMaxProgramBytes;
+  plans_.Add(plan, text, is_too_long ? std::string_view() : program);
+}
+
+void PeerTable::SendPlan(Peer& peer, int64_t plan) const {
+  if (peer.process == roster_.process() || !peer.plans_sent.insert(plan).second) return;
+  const Plan& found = *plans_.Find(plan);
+  const PlanInfo info{.plan = plan, .text_bytes = found.text.size()};
+  peer.channel.Send(MessageType::kPlan,
+                    std::array{ObjectIovec(info), ToIovec(found.text.data(), found.text.size()),
+                               ToIovec(found.program.data(), found.program.size())});
+}
+
+const Peer& PeerTable::Of(int process) const {
+  const auto found = peers_.find(process);
+  if (found == peers_.end()) Throw(ErrorCode::kUsage, "process ", process, " is not connected");
+  return found->second;
+}
+
+Peer& PeerTable::OfRank(int rank) {
+  const auto found = peers_.find(roster_.ProcessOf(rank));
+  if (found == peers_.end()) Throw(ErrorCode::kUsage, "rank ", rank, " is not connected");
+  return found->second;
+}
+
+const Plans& PeerTable::PlansOf(int process) const {
+  return process == roster_.process() ? plans_ : peers_.at(process).plans;
+}
+
+RankFacts PeerTable::FactsOf(int rank, int64_t plan, int64_t index) const {
+  const int process = roster_.ProcessOf(rank);
+  const Plans unknown;  // stands for a process without connection
+  return Facts(process, rank, peers_.contains(process) ? PlansOf(process) : unknown, plan, index);
+}
+
+RankFacts PeerTable::OwnFacts(int rank, int64_t plan, int64_t index) const {
+  return Facts(roster_.process(), rank, plans_, plan, index);
+}
+
+RankFacts PeerTable::Facts(int process, int rank, const Plans& plans, int64_t plan,
+                           int64_t index) const {
+  return {.process = process,
+          .rank = roster_.RankName(rank),
+          .rank_and_process = roster_.RankAndProcess(rank),
+          .exchange = plans.Describe(plan, index),
+          .plan = plans.Share(plan)};
+}
+
+std::string PeerTable::Where(int process) const {
+  return StrCat("[", roster_.OwnName(), "] ", roster_.ProcessName(process), ": ");
+}
+
+std::vector<PeerCounts> PeerTable::Counts() const {
+  std::vector<PeerCounts> counts;
+  for (const auto& [process, peer] : peers_) {
+    const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(peer.waited);
+    counts.push_back({.process = process,
+                      .transport = peer.transport,
+                      .bytes_sent = peer.bytes_sent,
+                      .bytes_received = peer.bytes_received,
+                      .waited_us = static_cast<uint64_t>(waited.count()),
+                      .path_failures = peer.path_failures});
+  }
+  return counts;
+}
+
+}  // namespace jaxhet

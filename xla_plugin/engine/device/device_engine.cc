@@ -1,0 +1,241 @@
+#include "xla_plugin/engine/device/device_engine.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "xla_plugin/base/thread.h"
+
+namespace jaxhet {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLookPeriod{5};
+constexpr milliseconds kIdlePeriod{200};  // to see a failure while nothing is in flight
+constexpr milliseconds kAbandonTimeout{20'000};
+constexpr milliseconds kAbandonTurn{1};
+constexpr milliseconds kPlanTimeout{2'000};  // for a peer's plan that is on its way
+
+Error AtExchange(const RankFacts& own, const Error& cause) {
+  return {cause.code(), StrCat(WhereText(own), cause.text()), own.process};
+}
+
+}  // namespace
+
+DeviceEngine::DeviceEngine(JobView& job, Options options,
+                           std::vector<std::unique_ptr<DeviceRank>> ranks)
+    : job_(job),
+      options_(std::move(options)),
+      ranks_(std::move(ranks)),
+      ranges_(options_.profiler_ranges != 0 ? std::optional(LoadProfilerRanges()) : std::nullopt) {
+  watch_ = StartThread("jaxhet-devices", [this] { Watch(); });
+}
+
+DeviceEngine::~DeviceEngine() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  watch_.join();
+}
+
+DeviceRank& DeviceEngine::RankOf(int ordinal) {
+  const auto found = std::ranges::find_if(
+      ranks_, [&](const auto& rank) { return rank->device().info().ordinal == ordinal; });
+  if (found != ranks_.end()) return **found;
+  Throw(ErrorCode::kUsage, "device ", ordinal, " is not one of this process's ranks");
+}
+
+void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
+  DeviceRank& rank = RankOf(ordinal);
+  Failing(rank, request.plan, request.index, [&] {
+    const ScopedRange range(
+        ranges_, [&] { return RangeName(rank.rank(), "start", request.plan, request.index); });
+    if (const auto mismatch = rank.Start(request)) throw MismatchOf(rank.rank(), *mismatch);
+  });
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(is_active_, true)) changed_.notify_all();
+}
+
+void DeviceEngine::Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index) {
+  DeviceRank& rank = RankOf(ordinal);
+  Failing(rank, plan, index, [&] {
+    const ScopedRange range(ranges_, [&] { return RangeName(rank.rank(), "done", plan, index); });
+    rank.Done(stream, plan, index);
+  });
+}
+
+std::string DeviceEngine::RangeName(int rank, std::string_view step, int64_t plan, int64_t index) {
+  return StrCat("jaxhet rank ", rank, " ", step, ": ", job_.FactsOf(rank, plan, index).exchange);
+}
+
+// After an error XLA frees the program's buffers: nothing of ours may be under way then.
+template <typename Function>
+void DeviceEngine::Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function) {
+  if (const auto failure = job_.failure()) {
+    Abandon();
+    throw Error(*failure);
+  }
+  try {
+    function();
+    // Work that was put on streams while the job failed is not poisoned: the program must stop.
+    if (const auto failure = job_.failure()) throw Error(*failure);
+  } catch (const Error& error) {
+    const Error named = error.failed_process() >= 0
+                            ? error
+                            : AtExchange(job_.FactsOf(rank.rank(), plan, index), error);
+    job_.Fail(named);
+    Abandon();
+    const auto failure = job_.failure();
+    throw failure ? Error(*failure) : named;
+  }
+}
+
+Error DeviceEngine::MismatchOf(int rank, const LaunchMismatch& mismatch) {
+  const auto& [peer_rank, own, theirs] = mismatch;
+  const Time limit = Clock::now() + kPlanTimeout;
+  const RankFacts ours = job_.FactsOf(rank, own.plan, own.index);
+  RankFacts peer = job_.FactsOf(peer_rank, theirs.plan, theirs.index);
+  while (!peer.plan && Clock::now() < limit) {
+    std::this_thread::sleep_for(milliseconds(1));
+    peer = job_.FactsOf(peer_rank, theirs.plan, theirs.index);
+  }
+  if (!peer.plan) return UnknownProgramError(ours, peer);
+  if (own.plan != theirs.plan) return ProgramMismatchError(ours, peer);
+  return ExchangeMismatchError(ours, peer, own.num_bytes, theirs.num_bytes);
+}
+
+Error DeviceEngine::LateOf(int rank, const LateTransfer& late) {
+  const RankFacts own = job_.FactsOf(rank, late.plan, late.index);
+  const auto [plan, index, num_bytes] = late.last.value_or(Launch{});
+  const RankFacts peer = job_.FactsOf(late.peer_rank, plan, index);
+  LatePeer waited_for{.name = peer.rank_and_process,
+                      .waited = late.waited,
+                      .has_started = late.has_launched,
+                      .moved = {},
+                      .last_exchange = {},
+                      .last_ago = {}};
+  if (late.last) waited_for.last_exchange = peer.exchange;
+  return LateError(own, {&waited_for, 1}, peer.process);
+}
+
+void DeviceEngine::Watch() {
+  std::unique_lock lock(mutex_);
+  while (!closing_) {
+    changed_.wait_for(lock, is_active_ ? kLookPeriod : kIdlePeriod);
+    lock.unlock();
+    if (job_.failure()) {
+      Abandon();
+      return;
+    }
+    const size_t in_flight = Look();
+    lock.lock();
+    is_active_ = in_flight > 0;  // later starts are found after kIdlePeriod
+  }
+}
+
+size_t DeviceEngine::Look() {
+  size_t in_flight = 0;
+  for (const auto& rank : ranks_) {
+    try {
+      const WatchReport report = rank->watch().Look(milliseconds(options_.deadline_ms),
+                                                    milliseconds(options_.first_deadline_ms));
+      in_flight += report.in_flight;
+      if (report.broken) job_.Lose(report.broken->peer_rank, report.broken->why);
+      if (report.mismatch) throw MismatchOf(rank->rank(), *report.mismatch);
+      if (report.late) throw LateOf(rank->rank(), *report.late);
+    } catch (const Error& error) {
+      job_.Fail(error);
+    }
+  }
+  return in_flight;
+}
+
+bool DeviceEngine::WaitIdle(milliseconds timeout) {
+  const Time limit = Clock::now() + timeout;
+  const auto is_drained = [&](const auto& rank) {
+    return rank->watch().IsDrained([&](int target) { return job_.HasLeft(target); });
+  };
+  while (Look() > 0 || !std::ranges::all_of(ranks_, is_drained)) {
+    if (job_.failure() || Clock::now() >= limit) return false;
+    std::this_thread::sleep_for(kLookPeriod);
+  }
+  return true;
+}
+
+std::optional<DeviceWait> DeviceEngine::OldestWait(std::span<const int> peer_ranks) const {
+  std::optional<DeviceWait> oldest;
+  for (const auto& rank : ranks_) {
+    const auto wait = rank->watch().OldestWait(peer_ranks);
+    if (wait && (!oldest || wait->since < oldest->since)) oldest = wait;
+  }
+  return oldest;
+}
+
+// In short turns: the program of one rank may wait for that of another, in a collective of NCCL.
+void DeviceEngine::Abandon() {
+  // No stream may be let go on while another thread still ends the channels that it would write to.
+  const std::lock_guard lock(abandon_mutex_);
+  std::vector<DeviceRank*> left;
+  for (const auto& rank : ranks_) {
+    rank->rescue().Stop();
+    left.push_back(rank.get());
+  }
+  const auto is_over = [](DeviceRank* rank) {
+    try {
+      return rank->rescue().Abandon(kAbandonTurn);
+    } catch (const Error& error) {
+      LogLine(error.what());
+      return true;
+    }
+  };
+  const Time limit = Clock::now() + kAbandonTimeout;
+  while (!left.empty() && Clock::now() < limit) std::erase_if(left, is_over);
+  for (DeviceRank* const rank : left) {
+    LogLine(StrCat("jaxhet: ", rank->device().info().ToString(),
+                   " did not end its exchanges after the job had failed; end this process"));
+  }
+}
+
+std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
+  std::vector<FlightRecord> records;
+  for (const auto& rank : ranks_)
+    std::ranges::move(rank->watch().FlightRecords(), std::back_inserter(records));
+  std::ranges::sort(records, {}, &FlightRecord::started);
+  return records;
+}
+
+std::vector<int> DeviceEngine::SocketFds() const {
+  std::vector<int> fds;
+  for (const auto& rank : ranks_)
+    std::ranges::copy(rank->channels().SocketFds(), std::back_inserter(fds));
+  return fds;
+}
+
+std::map<std::string, uint64_t> DeviceEngine::Stats() const {
+  std::map<std::string, uint64_t> stats;
+  for (const auto& rank : ranks_) {
+    const auto [started, completed, in_flight_time, read_bytes, offered_bytes] = rank->counts();
+    const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time);
+    stats["exchanges_started"] += started;
+    stats["exchanges_completed"] += completed;
+    stats["bytes_zero_copy_received"] += read_bytes;
+    stats["bytes_zero_copy_sent"] += offered_bytes;
+    stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
+    for (const auto& [peer_rank, transport, sent, received] : rank->channels().Bytes()) {
+      stats[StrCat("bytes_sent_", transport)] += sent;
+      stats[StrCat("bytes_received_", transport)] += received;
+    }
+  }
+  return stats;
+}
+
+std::vector<ChannelBytes> DeviceEngine::Bytes() const {
+  std::vector<ChannelBytes> bytes;
+  for (const auto& rank : ranks_)
+    std::ranges::move(rank->channels().Bytes(), std::back_inserter(bytes));
+  return bytes;
+}
+
+}  // namespace jaxhet

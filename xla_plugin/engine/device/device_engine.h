@@ -1,0 +1,82 @@
+#ifndef XLA_PLUGIN_ENGINE_DEVICE_DEVICE_ENGINE_H_
+#define XLA_PLUGIN_ENGINE_DEVICE_DEVICE_ENGINE_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/base/profiler_ranges.h"
+#include "xla_plugin/engine/common/job_view.h"
+#include "xla_plugin/engine/common/options.h"
+#include "xla_plugin/engine/device/device_rank.h"
+
+namespace jaxhet {
+
+// The exchanges between devices of one process: its ranks, and the watch, a thread that looks at
+// what is in flight, at deadlines, and at the failure of the job, and records exchanges when it
+// sees them start and end. They themselves need no thread.
+class DeviceEngine {
+ public:
+  // `ranks` have all their channels.
+  DeviceEngine(JobView& job, Options options, std::vector<std::unique_ptr<DeviceRank>> ranks);
+  ~DeviceEngine();
+  DeviceEngine(const DeviceEngine&) = delete;
+  DeviceEngine& operator=(const DeviceEngine&) = delete;
+
+  // By the thread that launches the work of a device, in the order of the program. They only put
+  // work on streams. Any error fails the job, and is thrown.
+  void Start(int ordinal, const DeviceRequest& request);
+  void Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index);
+
+  // Waits until nothing is in flight and all that was sent has left this process. False at the
+  // timeout, or if the job fails.
+  bool WaitIdle(std::chrono::milliseconds timeout);
+  // Longest wait among all ranks.
+  std::optional<DeviceWait> OldestWait(std::span<const int> peer_ranks) const;
+  // The job has failed: ends what is in flight, in poison. By any thread, any number of times.
+  void Abandon();
+
+  // Sockets of all channels; see DeviceChannel.
+  std::vector<int> SocketFds() const;
+  std::map<std::string, uint64_t> Stats() const;
+  // Bytes moved by each channel.
+  std::vector<ChannelBytes> Bytes() const;
+  // The last exchanges, oldest first.
+  std::vector<FlightRecord> FlightRecords() const;
+
+ private:
+  DeviceRank& RankOf(int ordinal);
+  std::string RangeName(int rank, std::string_view step, int64_t plan, int64_t index);
+  template <typename Function>
+  void Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function);
+  Error MismatchOf(int rank, const LaunchMismatch& mismatch);
+  Error LateOf(int rank, const LateTransfer& late);
+  void Watch();
+  // The exchanges in flight; a late one fails the job.
+  size_t Look();
+
+  JobView& job_;
+  const Options options_;
+  const std::vector<std::unique_ptr<DeviceRank>> ranks_;
+  const std::optional<ProfilerRanges> ranges_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_active_ = false;  // something may be in flight; under mutex_
+  bool closing_ = false;    // under mutex_
+  std::mutex abandon_mutex_;
+  std::thread watch_;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_DEVICE_DEVICE_ENGINE_H_

@@ -1,0 +1,335 @@
+#include "xla_plugin/engine/device/device_rank.h"
+
+#include <algorithm>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "xla_plugin/base/error.h"
+
+namespace jaxhet {
+namespace {
+
+constexpr std::chrono::microseconds kLogPause{50};  // between looks at a peer's launches
+// For work whose last word has been seen: a driver calls its stream idle a little later.
+constexpr std::chrono::milliseconds kRetireTime{1'000};
+
+// Keeps objects that a device may still use. They are never freed: that would wait for the device.
+template <typename T>
+void LeakOnPurpose(T&& remains) {
+  static auto* const leaked = new std::deque<std::remove_cvref_t<T>>;
+  static auto* const mutex = new std::mutex;
+  const std::lock_guard lock(*mutex);
+  leaked->push_back(std::forward<T>(remains));
+}
+
+Launch LaunchOf(const InFlight& transfer) {
+  return {.plan = transfer.exchange.plan,
+          .index = transfer.exchange.index,
+          .num_bytes = transfer.transfer.operand.size()};
+}
+
+// Each end writes its launch, and then reads the other's.
+std::optional<LaunchMismatch> Compare(int peer_rank, const InFlight& transfer, uint64_t number,
+                                      LaunchLog& own, const LaunchLog& peer, uint64_t place) {
+  const Launch launch = LaunchOf(transfer);
+  own.Publish(number, launch, place);
+  const auto theirs = peer.Find(number);
+  if (!theirs || *theirs == launch) return std::nullopt;
+  return LaunchMismatch{peer_rank, launch, *theirs};
+}
+
+}  // namespace
+
+DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_bytes)
+    : rank_(rank),
+      device_(std::move(device)),
+      words_(*device_),
+      channels_(rank),
+      eager_bytes_(eager_bytes),
+      sent_(words_, words_->sent),
+      received_(words_, words_->received),
+      view_(channels_, words_, sent_, received_),
+      watch_(rank, channels_, view_, transfers_),
+      rescue_(*device_, channels_, words_, sent_, received_, view_, watch_),
+      runner_(*device_, sent_, received_),
+      receives_(channels_, transfers_, received_, rescue_, runner_) {
+  words_->go_on.value = kOpen;
+}
+
+DeviceRank::~DeviceRank() {
+  bool is_idle = false;
+  try {
+    is_idle = runner_.IsIdleWithin(kRetireTime);
+  } catch (const Error& error) {
+    LogLine(error.what());
+  }
+  runner_.DropStreams();
+  LeakOnPurpose(std::move(words_.memory()));  // which the program's stream may still look at
+  if (!is_idle) LeakOnPurpose(std::move(channels_));
+}
+
+std::optional<LaunchMismatch> DeviceRank::Start(const DeviceRequest& request) {
+  if (program_ == nullptr) program_ = request.stream;
+  ++started_;
+  const InFlight::Whole exchange{.first = last_transfer_ + 1,
+                                 .kind = request.kind,
+                                 .plan = request.plan,
+                                 .index = request.index,
+                                 .deadline_ms = request.deadline_ms,
+                                 .operand_bytes = request.operand.size(),
+                                 .poison = request.poison,
+                                 .program = request.stream};
+  const std::vector<DeviceTransfer> plan = PlanTransfers(request, rank_);
+  uint64_t incoming_number = 0;
+  for (const DeviceTransfer& planned : plan) {
+    InFlight transfer;
+    transfer.number = NextNumber(last_transfer_);
+    transfer.is_last = &planned == &plan.back();
+    transfer.exchange = exchange;
+    transfer.transfer = planned;
+    if (planned.is_own()) {
+      transfer.receive.number = incoming_number + 1;  // leaves the other stream to a receive
+      StartOwn(transfer);
+    } else if (auto mismatch = StartTransfer(transfer)) {
+      return mismatch;
+    }
+    incoming_number = transfer.receive.number;
+  }
+  return std::nullopt;
+}
+
+void DeviceRank::StartOwn(InFlight& own) {
+  const DeviceTransfer& copy = own.transfer;
+  own.receive.route = copy.route;
+  own.is_pending = copy.operand.size() > eager_bytes_;
+  transfers_.Add(own);
+  if (!own.is_pending) {
+    device_->Copy(own.exchange.program, copy.result.data(), copy.operand.data(),
+                  copy.result.size());
+    return;
+  }
+  Event ready = runner_.Record(own.exchange.program);
+  receives_.Receive(own, ready.get());
+  runner_.Recycle(std::move(ready));
+}
+
+std::optional<LaunchMismatch> DeviceRank::StartTransfer(InFlight& transfer) {
+  const bool has_target = transfer.transfer.target >= 0;
+  const bool has_source = transfer.transfer.source >= 0;
+  auto mismatch = has_target ? AgreeWithTarget(transfer) : std::nullopt;
+  if (has_source) {
+    if (const auto with_source = AgreeWithSource(transfer)) mismatch = with_source;
+  }
+  if (mismatch) return mismatch;
+  const bool may_be_eager =
+      transfer.transfer.operand.size() <= eager_bytes_ && transfer.exchange.program == program_;
+  transfer.is_pending = has_source;
+  std::vector<InFlight> overdue;
+  if (has_source && receives_.empty()) overdue = receives_.Choose(transfer, may_be_eager);
+  if (has_target) {
+    transfer.send.route = ChooseSend(transfer, may_be_eager);
+    transfer.send.marks = SendMarks(transfer);
+  }
+  transfers_.Add(transfer);
+  Launch(transfer, overdue);
+  return std::nullopt;
+}
+
+// Puts the start of the transfer on streams.
+void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& overdue) {
+  const auto& [target, source, route, operand, result, part_bytes, parts] = transfer.transfer;
+  const Marks& sends = transfer.send.marks;
+  auto* const stream = transfer.exchange.program;
+  if (source < 0) device_->Fill(stream, result.data(), std::byte{0}, result.size());
+  const bool receives = source >= 0 && !Is<Eager>(transfer.receive.route);
+  Event ready;  // an eager exchange needs none
+  if (!IsByProgram(sends) || receives || !overdue.empty()) ready = runner_.Record(stream);
+  for (const InFlight& other : overdue) receives_.Receive(other, ready.get());
+  if (FirstChunkOf(transfer.send.route)) {
+    StreamWork program(*device_, stream);
+    runner_.Send(transfer, channels_.Outgoing(target), &program, ready.get());
+    program.Flush();
+  }
+  if (!IsByProgram(sends)) Announce(transfer, ready.get());
+  if (receives) {
+    receives_.Add(transfer, std::move(ready));
+  } else {
+    runner_.Recycle(std::move(ready));
+  }
+}
+
+// Tells the target that it can read the operand, and the watch that the program is at the start.
+void DeviceRank::Announce(const InFlight& transfer, EventHandle ready) {
+  const bool offers = Is<ZeroCopy>(transfer.send.route);
+  const bool is_first = last_reached_ != transfer.exchange.first;
+  if (!offers && !is_first) return;
+  StreamWork work = runner_.Announcement(ready);
+  if (offers) runner_.OfferOperand(transfer, channels_.Outgoing(transfer.transfer.target), work);
+  if (is_first) {
+    last_reached_ = transfer.exchange.first;
+    work.Write(words_.AddressOf(words_->reached), last_reached_);
+  }
+  work.Flush();
+}
+
+// Numbers the exchange on its channel, and compares it with what the target has launched there.
+// Long ones are zero-copy if both ends choose that.
+std::optional<LaunchMismatch> DeviceRank::AgreeWithTarget(InFlight& transfer) {
+  const std::span<const std::byte> operand = transfer.transfer.operand;
+  const int target = transfer.transfer.target;
+  RankChannel& channel = channels_.Outgoing(target);
+  const uint64_t number = transfer.send.number = ++channel.exchanges;
+  const bool may_be_zero_copy = operand.size() >= channel.end->pull_bytes();
+  const auto place = may_be_zero_copy && transfer.exchange.program == program_
+                         ? channel.end->PlaceOf(operand)
+                         : std::nullopt;
+  ChannelWords& words = channel.end->words();
+  WaitForRoom(number, [&] { return channel.end->Passed().value_or(words.target.last()); });
+  const auto mismatch =
+      Compare(target, transfer, number, words.source, words.target, place.value_or(0));
+  if (may_be_zero_copy) {
+    const auto own = place ? RouteChoices::Route::kZeroCopy : RouteChoices::Route::kSlots;
+    const auto chosen = words.routes.Choose(number, own);
+    if (chosen == RouteChoices::Route::kZeroCopy) transfer.send.route = ZeroCopy{};
+  }
+  return mismatch;
+}
+
+std::optional<LaunchMismatch> DeviceRank::AgreeWithSource(InFlight& transfer) {
+  const int source = transfer.transfer.source;
+  RankChannel& channel = channels_.Incoming(source);
+  const uint64_t number = transfer.receive.number = ++channel.exchanges;
+  ChannelWords& words = channel.end->words();
+  WaitForRoom(number, [&] { return words.source.last(); });
+  return Compare(source, transfer, number, words.target, words.source, 0);
+}
+
+// The launch log of a channel is finite. Streams fill up long before it does.
+template <typename Passed>
+void DeviceRank::WaitForRoom(uint64_t number, Passed passed) const {
+  while (number > LaunchLog::kEntries && passed() < number - LaunchLog::kEntries &&
+         !rescue_.stopped()) {
+    std::this_thread::sleep_for(kLogPause);
+  }
+}
+
+Route DeviceRank::ChooseSend(const InFlight& transfer, bool may_be_eager) const {
+  const RankChannel& channel = channels_.Outgoing(transfer.transfer.target);
+  return SendRoute(channel.state(), transfer.transfer.operand.size(),
+                   {.is_zero_copy = Is<ZeroCopy>(transfer.send.route),
+                    .may_be_eager = may_be_eager,
+                    .overtakes = !sent_.AreStreamsIdle(),
+                    .is_free = channel.IsFree(channel.chunks)});
+}
+
+// The mark of a zero-copy send is given at its Done().
+Marks DeviceRank::SendMarks(const InFlight& transfer) {
+  Marks marks{};
+  if (Is<Eager>(transfer.send.route)) {
+    marks.at(kProgramStream) = sent_.NextFor(kProgramStream);
+  } else if (const auto first_chunk = FirstChunkOf(transfer.send.route)) {
+    const RankChannel& channel = channels_.Outgoing(transfer.transfer.target);
+    const size_t num_bytes = transfer.transfer.operand.size();
+    marks = sent_.NextForChunks(*first_chunk, NumChunks(num_bytes, channel.end->slot_bytes()));
+  }
+  return marks;
+}
+
+void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
+  uint32_t first = 0;
+  uint32_t last = 0;
+  bool is_eager = false;
+  {
+    const std::lock_guard lock(transfers_.mutex);
+    const auto found = std::ranges::find_if(transfers_.all, [&](const InFlight& candidate) {
+      const InFlight::Whole& exchange = candidate.exchange;
+      return exchange.plan == plan && exchange.index == index && !candidate.is_done();
+    });
+    if (found == transfers_.all.end()) {
+      Throw(ErrorCode::kUsage, "exchange ", index, " of plan ", plan, " is done before its start");
+    }
+    const auto end = std::ranges::find_if(found, transfers_.all.end(), &InFlight::is_last);
+    first = found->number;
+    last = end->number;
+    is_eager = std::any_of(found, end + 1, [&](const InFlight& transfer) {
+      return Is<Eager>(transfer.receive.route) && transfer.is_pending &&
+             transfer.exchange.program == stream;
+    });
+  }
+  StreamWork work = is_eager ? StreamWork(*device_, stream) : runner_.DoneWork();
+  for (uint32_t number = first; number <= last; ++number) DoneTransfer(number, stream, work);
+  work.Flush();
+  if (!is_eager) runner_.Follow(stream);
+}
+
+void DeviceRank::DoneTransfer(uint32_t number, StreamHandle program, StreamWork& work) {
+  ReceiveElsewhere(number, program);
+  receives_.ReceiveUntil(number);
+  const auto [transfer, is_received] = CountDone(number);
+  if (is_received) {
+    runner_.Receive(transfer, channels_.Incoming(transfer.transfer.source), &work, nullptr);
+  }
+  const uint32_t taken_mark = transfer.send.marks.at(kDoneStream);
+  if (taken_mark != 0) {
+    const uint64_t sent = transfer.send.number;
+    const DeviceChannel& end = *channels_.Outgoing(transfer.transfer.target).end;
+    work.Wait(end.addresses().taken(sent), DeviceNumber(sent));
+  }
+  Marks receives = transfer.receive.marks;
+  if (Is<ZeroCopy>(transfer.receive.route)) {  // receives of the parts so far
+    receives.at(transfer.receive.number % kStreams) -=
+        transfer.transfer.parts - transfer.done_parts;
+  }
+  AwaitMarks(receives, received_, work);
+  AwaitMarks(transfer.send.marks, sent_, work);
+  work.Wait(words_.AddressOf(words_->go_on), transfer.done_number);
+  if (taken_mark != 0) work.Write(sent_.AddressOf(kDoneStream), taken_mark);
+}
+
+// Our streams receive an eager message that another stream has started.
+void DeviceRank::ReceiveElsewhere(uint32_t number, StreamHandle program) {
+  InFlight eager;
+  {
+    const std::lock_guard lock(transfers_.mutex);
+    InFlight& found = transfers_.Find(number);
+    std::optional<Route>& route = found.receive.route;
+    const auto* const message = As<Eager>(route);
+    if (message == nullptr || !found.is_pending || found.exchange.program == program) return;
+    route = Slots{message->first_chunk};
+    eager = found;
+  }
+  receives_.Add(eager, runner_.Record(program));
+}
+
+// Counts the done of a transfer, and gives the marks of what the done itself puts on streams.
+DeviceRank::AtDone DeviceRank::CountDone(uint32_t number) {
+  const std::lock_guard lock(transfers_.mutex);
+  InFlight& found = transfers_.Find(number);
+  if (found.done_parts++ == 0) found.done_number = NextNumber(transfers_.dones);
+  const bool is_received = Is<Eager>(found.receive.route) && found.is_pending;
+  if (is_received) {
+    found.is_pending = false;
+    found.receive.marks.at(kProgramStream) = received_.NextFor(kProgramStream);
+  }
+  if (Is<ZeroCopy>(found.send.route) && found.is_done()) {
+    found.send.marks.at(kDoneStream) = sent_.NextFor(kDoneStream);
+  }
+  return {found, is_received};
+}
+
+// The first program's stream keeps its own order, and the done itself marks the rest.
+void DeviceRank::AwaitMarks(const Marks& marks, const StreamProgress& progress,
+                            StreamWork& work) const {
+  ForEachStream(marks, [&](size_t s) {
+    if (s == kDoneStream || (s == kProgramStream && work.stream() == program_)) return;
+    work.Wait(progress.AddressOf(s), marks.at(s));
+  });
+}
+
+DeviceRank::Counts DeviceRank::counts() const {
+  const auto [completed, in_flight_time] = watch_.counts();
+  return {started_, completed, in_flight_time, runner_.read_bytes(), runner_.offered_bytes()};
+}
+
+}  // namespace jaxhet

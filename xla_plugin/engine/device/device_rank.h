@@ -1,0 +1,124 @@
+#ifndef XLA_PLUGIN_ENGINE_DEVICE_DEVICE_RANK_H_
+#define XLA_PLUGIN_ENGINE_DEVICE_DEVICE_RANK_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "xla_plugin/device/device.h"
+#include "xla_plugin/device/stream_work.h"
+#include "xla_plugin/engine/device/device_report.h"
+#include "xla_plugin/engine/device/device_rescue.h"
+#include "xla_plugin/engine/device/device_watch.h"
+#include "xla_plugin/engine/device/in_flight.h"
+#include "xla_plugin/engine/device/rank_channels.h"
+#include "xla_plugin/engine/device/receive_queue.h"
+#include "xla_plugin/engine/device/stream_progress.h"
+#include "xla_plugin/engine/device/transfer_plan.h"
+#include "xla_plugin/engine/device/transfer_runner.h"
+
+namespace jaxhet {
+
+// One rank of this process: its device, its channels, and its exchanges in flight. It has a plan
+// made of each exchange, chooses the routes that depend on the channels' state, and gives the
+// transfers to a runner.
+//
+// Start() and Done() only put work on streams. At Done() a stream of ours waits for sends and
+// receives, and the program's stream for that one. All ranks start exchanges in one order, so
+// streams can't wait for each other in a circle. Nothing else holds the program's stream. A result
+// is received when it arrives, even if the program has not reached its Done().
+//
+// Eager messages avoid a hop between streams if both ends share the slots. The program's stream
+// sends at Start(), if a slot is known to be empty, and receives at Done(). A receive stream
+// receives earlier if the slot is needed again before that.
+//
+// Zero-copy: at Start() the source only signals that the operand is ready, and at Done()
+// it waits until the target has read it. (The source does the same if its NIC sends the operand
+// from there. The target, which may be on another host, then receives through slots.) An exchange
+// may be read in parts: the program continues with one while the next arrives. Through slots it is
+// complete at the first Done(). The target learns the operand's address from the source's launch.
+// The thread that launches the program then puts the receive on its stream, in the order of starts.
+// At Done() it waits briefly for that launch before it chooses slots. (Another thread could not: a
+// driver call that waits for all streams blocks all others.)
+class DeviceRank {
+ public:
+  DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_bytes);
+  ~DeviceRank();
+  DeviceRank(const DeviceRank&) = delete;
+  DeviceRank& operator=(const DeviceRank&) = delete;
+
+  int rank() const { return rank_; }
+  Device& device() { return *device_; }
+  RankChannels& channels() { return channels_; }
+  // By any thread.
+  DeviceWatch& watch() { return watch_; }
+  DeviceRescue& rescue() { return rescue_; }
+
+  // By the thread that launches the program's work. Errors of the device are thrown; after them,
+  // and after a mismatch, the rank must be abandoned.
+  std::optional<LaunchMismatch> Start(const DeviceRequest& request);
+  // Completes the exchange, or its next part if it arrives in parts.
+  void Done(StreamHandle stream, int64_t plan, int64_t index);
+
+  // Counts of the exchanges so far; times as the watch saw them.
+  struct Counts {
+    uint64_t started;
+    uint64_t completed;
+    Clock::duration in_flight_time;  // sum over the completed ones
+    uint64_t read_bytes;             // read from sources' operands
+    uint64_t offered_bytes;          // read from this rank's operands, by targets or NICs
+  };
+  Counts counts() const;
+
+ private:
+  // A transfer at its Done().
+  struct AtDone {
+    InFlight transfer;
+    bool is_received;  // now, by the program's stream
+  };
+
+  void StartOwn(InFlight& own);
+  std::optional<LaunchMismatch> StartTransfer(InFlight& transfer);
+  void Launch(const InFlight& transfer, const std::vector<InFlight>& overdue);
+  void Announce(const InFlight& transfer, EventHandle ready);
+  std::optional<LaunchMismatch> AgreeWithTarget(InFlight& transfer);
+  std::optional<LaunchMismatch> AgreeWithSource(InFlight& transfer);
+  template <typename Passed>
+  void WaitForRoom(uint64_t number, Passed passed) const;
+  Route ChooseSend(const InFlight& transfer, bool may_be_eager) const;
+  Marks SendMarks(const InFlight& transfer);
+
+  void DoneTransfer(uint32_t number, StreamHandle program, StreamWork& work);
+  void ReceiveElsewhere(uint32_t number, StreamHandle program);
+  AtDone CountDone(uint32_t number);
+  void AwaitMarks(const Marks& marks, const StreamProgress& progress, StreamWork& work) const;
+
+  const int rank_;
+  const std::unique_ptr<Device> device_;
+  DeviceWords<RankWords> words_;
+  RankChannels channels_;
+  const size_t eager_bytes_;
+  StreamProgress sent_;
+  StreamProgress received_;
+  InFlightTransfers transfers_;
+  TransferView view_;
+  DeviceWatch watch_;
+  DeviceRescue rescue_;
+  TransferRunner runner_;
+  ReceiveQueue receives_;
+
+  // Members of the thread that launches.
+  StreamHandle program_ = nullptr;  // the first program's
+  uint32_t last_transfer_ = 0;
+  uint32_t last_reached_ = 0;  // the value that will be written
+
+  std::atomic<uint64_t> started_ = 0;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_DEVICE_DEVICE_RANK_H_

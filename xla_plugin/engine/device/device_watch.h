@@ -1,0 +1,77 @@
+#ifndef XLA_PLUGIN_ENGINE_DEVICE_DEVICE_WATCH_H_
+#define XLA_PLUGIN_ENGINE_DEVICE_DEVICE_WATCH_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+
+#include "xla_plugin/engine/common/flight_recorder.h"
+#include "xla_plugin/engine/device/device_report.h"
+#include "xla_plugin/engine/device/in_flight.h"
+#include "xla_plugin/engine/device/rank_channels.h"
+
+namespace jaxhet {
+
+// A rank's exchanges as any thread sees them. Makes no driver call.
+class DeviceWatch {
+ public:
+  DeviceWatch(int rank, const RankChannels& channels, const TransferView& view,
+              InFlightTransfers& transfers)
+      : rank_(rank), channels_(channels), view_(view), transfers_(transfers) {}
+
+  // Records what has started and ended. `wait_budget` holds for a peer that runs the same plan,
+  // `first_wait_budget` until then.
+  WatchReport Look(std::chrono::milliseconds wait_budget,
+                   std::chrono::milliseconds first_wait_budget);
+  // Whether all sent bytes are in their targets' slots or on the way there, so that a target can
+  // receive them after this process has exited. Targets that have exited don't count.
+  bool IsDrained(const std::function<bool(int target)>& is_gone) const;
+  // The oldest with one of `peer_ranks`.
+  std::optional<DeviceWait> OldestWait(std::span<const int> peer_ranks) const;
+
+  // The job has failed: Look() records no more.
+  void Stop() { stopped_ = true; }
+  // Removes all transfers and records them as failed, in the order in which the program waits for
+  // them; those without a Done() are last.
+  struct Failed {
+    InFlight transfer;
+    uint32_t turn;  // number of the Done() that the program must not pass
+  };
+  std::deque<Failed> FailAll();
+
+  struct Counts {
+    uint64_t completed;
+    Clock::duration in_flight_time;  // sum over the completed ones
+  };
+  Counts counts() const;
+  std::deque<FlightRecord> FlightRecords() const;
+
+ private:
+  void RecordReached();
+  void RecordCompleted();
+  FlightRecord RecordOf(const InFlight& transfer, Time started) const;
+  std::optional<BrokenChannel> FindBroken() const;
+  std::optional<LaunchMismatch> FindMismatch(const InFlight& transfer) const;
+  std::optional<LateTransfer> FindLate(const InFlight& transfer,
+                                       std::chrono::milliseconds wait_budget,
+                                       std::chrono::milliseconds first_wait_budget) const;
+
+  const int rank_;
+  const RankChannels& channels_;
+  const TransferView& view_;
+  std::atomic<bool> stopped_ = false;
+  InFlightTransfers& transfers_;  // whose mutex guards the members below
+  uint64_t completed_ = 0;
+  Clock::duration in_flight_time_{};
+  uint32_t waiting_ = 0;  // number of the first transfer that waits for a peer
+  Time waiting_since_;
+  FlightRecorder recorder_;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_DEVICE_DEVICE_WATCH_H_

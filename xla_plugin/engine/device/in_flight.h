@@ -1,0 +1,102 @@
+#ifndef XLA_PLUGIN_ENGINE_DEVICE_IN_FLIGHT_H_
+#define XLA_PLUGIN_ENGINE_DEVICE_IN_FLIGHT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+
+#include "xla_plugin/engine/common/exchange.h"
+#include "xla_plugin/engine/device/rank_channels.h"
+#include "xla_plugin/engine/device/stream_progress.h"
+#include "xla_plugin/engine/device/transfer_plan.h"
+
+namespace jaxhet {
+
+// A transfer that was started.
+struct InFlight {
+  // The exchange of the transfer.
+  struct Whole {
+    uint32_t first;  // number of its first transfer
+    ExchangeKind kind;
+    int64_t plan;
+    int64_t index;
+    int64_t deadline_ms;
+    size_t operand_bytes;
+    std::byte poison;
+    StreamHandle program;
+  };
+  // The send of the transfer, or the receive.
+  struct Side {
+    uint64_t number = 0;         // on the channel; of an own copy: chooses a stream
+    std::optional<Route> route;  // none: not chosen yet, or nothing moves
+    Marks marks{};
+  };
+
+  uint32_t number = 0;  // on this rank
+  bool is_last = false;
+  Whole exchange{};
+  DeviceTransfer transfer;
+  Side send;
+  Side receive;
+  bool is_pending = false;      // the receive is on no stream yet
+  uint32_t done_parts = 0;      // parts whose Done() was called
+  uint32_t done_number = 0;     // 0 until the first
+  std::optional<Time> reached;  // by the device, as the watch saw it
+
+  bool is_done() const { return done_parts == transfer.parts; }
+};
+
+// The transfers of a rank that are not over, in the order of their starts. The thread that launches
+// the program adds them, and the watch removes them.
+struct InFlightTransfers {
+  void Add(const InFlight& transfer) {
+    const std::lock_guard lock(mutex);
+    all.push_back(transfer);
+  }
+  // The mutex is held. Throws PeerError if the transfer was removed.
+  InFlight& Find(uint32_t number);
+
+  mutable std::mutex mutex;  // guards the members below; no driver call is made under it
+  std::deque<InFlight> all;
+  uint32_t dones = 0;  // exchanges whose Done() was called
+};
+
+// The state of transfers as any thread sees it, from the words that devices write. The transfers'
+// mutex is held, or they are copies.
+class TransferView {
+ public:
+  TransferView(const RankChannels& channels, const DeviceWords<RankWords>& words,
+               const StreamProgress& sent, const StreamProgress& received)
+      : channels_(channels), words_(words), sent_(sent), received_(received) {}
+
+  bool IsReceived(const InFlight& transfer) const {
+    return !transfer.is_pending && received_.IsOver(transfer.receive.marks);
+  }
+  bool IsSent(const InFlight& transfer) const {
+    const bool is_untaken = Is<ZeroCopy>(transfer.send.route) && !transfer.is_done();
+    return !is_untaken && sent_.IsOver(transfer.send.marks);
+  }
+  bool IsComplete(const InFlight& transfer) const {
+    return IsReceived(transfer) && IsSent(transfer);
+  }
+  // By the program: the exchange's start.
+  bool IsReached(const InFlight& transfer) const;
+  // At least in its slots.
+  bool HasArrived(const InFlight& transfer) const;
+  // At least taken by the target.
+  bool HasLeft(const InFlight& transfer) const;
+  // Part of the result that has not arrived.
+  std::span<std::byte> MissingOf(const InFlight& transfer) const;
+
+ private:
+  const RankChannels& channels_;
+  const DeviceWords<RankWords>& words_;
+  const StreamProgress& sent_;
+  const StreamProgress& received_;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_ENGINE_DEVICE_IN_FLIGHT_H_

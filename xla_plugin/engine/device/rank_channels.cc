@@ -1,0 +1,46 @@
+#include "xla_plugin/engine/device/rank_channels.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "xla_plugin/base/error.h"
+
+namespace jaxhet {
+
+void RankChannels::AddOutgoing(int target, std::unique_ptr<RankChannel> channel) {
+  outgoing_[target] = std::move(channel);
+}
+
+void RankChannels::AddIncoming(int source, std::unique_ptr<RankChannel> channel) {
+  incoming_[source] = std::move(channel);
+}
+
+RankChannel& RankChannels::Find(const Channels& channels, int peer_rank) const {
+  const auto found = channels.find(peer_rank);
+  if (found != channels.end()) return *found->second;
+  Throw(ErrorCode::kUsage, "rank ", rank_, " has no device channel to or from rank ", peer_rank);
+}
+
+std::vector<int> RankChannels::SocketFds() const {
+  std::vector<int> fds;
+  for (const Channels* const channels : {&outgoing_, &incoming_}) {
+    for (const auto& [peer, channel] : *channels) {
+      std::ranges::copy(channel->end->SocketFds(), std::back_inserter(fds));
+    }
+  }
+  return fds;
+}
+
+std::vector<ChannelBytes> RankChannels::Bytes() const {
+  std::vector<ChannelBytes> bytes;
+  for (const auto& [target, channel] : outgoing_)
+    bytes.push_back(
+        {.peer_rank = target, .transport = channel->transport, .sent = channel->num_bytes});
+  for (const auto& [source, channel] : incoming_)
+    bytes.push_back(
+        {.peer_rank = source, .transport = channel->transport, .received = channel->num_bytes});
+  return bytes;
+}
+
+}  // namespace jaxhet
