@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.configs import CONFIGS, DTYPES
-from models.records import (
+from models.extras.records import (
     METRICS,
     PLOT,
     Replicas,

@@ -28,9 +28,9 @@ from typing import Any
 from benchmarks import gpu_jobs, tables
 from benchmarks.training import Program
 from models.configs import DTYPES
-from models.corpus import LANGUAGE_REFERENCE, STANDARD_LIBRARY
 from models.data import ORDERS
-from models.records import Replicas, compare_replicas, differences, same_bits
+from models.extras.corpus import LANGUAGE_REFERENCE, STANDARD_LIBRARY
+from models.extras.records import Replicas, compare_replicas, differences, same_bits
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 BASELINE, FLOOR = "nccl", "nccl, permuted"

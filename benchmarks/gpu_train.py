@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import gpu_jobs, tables
 from benchmarks.training import LAYERS, PLAIN, ROWS, Built, Program
 from models.configs import CONFIGS
-from models.flops import peak_flops
+from models.extras.flops import peak_flops
 
 WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 BASELINES = ("nccl", "nccl_overlap")

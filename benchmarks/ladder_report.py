@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import tables
 from benchmarks.training import Trace
-from models.records import differences
+from models.extras.records import differences
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,9 +31,9 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.mesh_report import Measured, Planned, Row, plot, show
-from models import planned
 from models.configs import CONFIGS, DTYPES
-from models.records import METRICS, read_rows
+from models.extras import planned
+from models.extras.records import METRICS, read_rows
 
 MESHES = ("data=4", "data=2,model=2", "fsdp=4", "data=2,fsdp=2", "stage=2,data=2")
 VENDORS = ("cpu", "cuda", "rocm")

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Sequence
 
 from benchmarks.tables import made_at, markdown, write_json
-from models.records import METRICS, read_rows
+from models.extras.records import METRICS, read_rows
 
 # Narrow vectors, no optimization: slower, with the same program.
 SLOW = "--xla_cpu_max_isa=SSE4_2 --xla_backend_optimization_level=0"

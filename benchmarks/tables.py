@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from models.parity_report import commit
+from models.extras.parity_report import commit
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -22,12 +22,12 @@ from benchmarks import plain_llama
 from benchmarks.on_devices import facts, peak_bytes
 from benchmarks.training import PLAIN, Built, Program, Trace
 from jaxhet import bench, testing
-from models.ahead import wait_for_earlier
 from models.configs import CONFIGS
-from models.corpus import open_corpus
 from models.data import Batches
-from models.flops import config_flops, model_flops
-from models.records import Journal, digest_rows
+from models.extras.ahead import wait_for_earlier
+from models.extras.corpus import open_corpus
+from models.extras.flops import config_flops, model_flops
+from models.extras.records import Journal, digest_rows
 from models.sharding import activation_sharding
 from models.train import Schedule, Trainer, TrainState
 

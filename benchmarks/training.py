@@ -25,7 +25,7 @@ class Program:
       layers: 0: those of the config.
       permute: seed of another order of devices and rows; 0: the usual order.
       learning_rate: after 20 steps of warm-up.
-      data: path as in `models.corpus.open_corpus`; None: Python's language reference.
+      data: path as in `models.extras.corpus.open_corpus`; None: Python's language reference.
       order: a name in `models.data.ORDERS`.
     """
 
@@ -70,7 +70,7 @@ class Built:
       exchanges: number of exchanges that a rank starts in each step; `exchange_bytes` go to the
         other island.
       apart: the share of these bytes with matrix products scheduled between start and done.
-      flops: operations of the model in a step, over all devices; see `models.flops`.
+      flops: operations of the model in a step, over all devices; see `models.extras.flops`.
     """
 
     trace_s: float

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import jaxhet
-from models.dtypes import at_least_float32
+from models.extras.dtypes import at_least_float32
 
 ATTENTIONS = ("auto", "xla", "cudnn")
 

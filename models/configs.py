@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from models.attention import ATTENTIONS
-from models.dtypes import DTYPES as DTYPES
-from models.dtypes import check_dtypes
+from models.extras.dtypes import DTYPES as DTYPES
+from models.extras.dtypes import check_dtypes
 
 
 def _is_cudnn_attention(primitive: Any, *_: Any, **__: Any) -> bool:

@@ -20,8 +20,8 @@ import jax
 import orbax.checkpoint as ocp
 
 import jaxhet
-from models import text, trained
 from models.configs import DTYPES, Config
+from models.extras import text, trained
 from models.huggingface import (
     CONFIG,
     PARAMS,

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from models.corpus import Corpus
+from models.extras.corpus import Corpus
 
 ORDERS = ("windows", "epochs")
 
@@ -98,7 +98,7 @@ def segments(tokens: npt.NDArray[Any], end: int) -> npt.NDArray[np.int32]:
     """The number of the document in its row of each of tokens [rows, positions], int32.
 
     Documents end with the token `end` (`Corpus.end`). The model numbers them in the same way
-    (`models.documents`), if it is to keep them apart.
+    (`models.extras.documents`), if it is to keep them apart.
     """
     ends = (tokens == end).astype(np.int32)
     return np.cumsum(ends, axis=1, dtype=np.int32) - ends

@@ -21,16 +21,16 @@ import numpy as np
 from flax import nnx
 
 import jaxhet
-from models.agreement import Agreement, parameters
-from models.ahead import wait_for_earlier
 from models.configs import DTYPES, Config
+from models.extras.agreement import Agreement, parameters
+from models.extras.ahead import wait_for_earlier
+from models.extras.text import Codec, find_tokenizer
+from models.extras.usage import HelpFormatter
 from models.huggingface import Params, config_json, load, read_config
 from models.layers import Past
 from models.llama import Llama
 from models.pretrain import in_job, parse_mesh
 from models.sharding import BATCH, SEQUENCE, constrain, free_axes
-from models.text import Codec, find_tokenizer
-from models.usage import HelpFormatter
 
 PROGRAM = "python -m models.generate"
 

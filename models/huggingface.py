@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from models.configs import Config
-from models.families import WEIGHTS, Weight, config_from, config_to, tensor_names
+from models.extras.families import WEIGHTS, Weight, config_from, config_to, tensor_names
 from models.llama import Llama
 from models.sharding import parameter_shardings, path_name
 

@@ -15,9 +15,9 @@ from jax.typing import DTypeLike
 
 from models.attention import attend
 from models.configs import DTYPES, Config, RopeScaling
-from models.documents import Documents
-from models.dtypes import at_least_float32
-from models.ring import ring_attend
+from models.extras.documents import Documents
+from models.extras.dtypes import at_least_float32
+from models.extras.ring import ring_attend
 from models.sharding import SEQUENCE, constrain, free_axes
 
 # Standard deviation of every weight matrix at the start, as in GPT-2 and LLaMA.

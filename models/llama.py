@@ -6,10 +6,10 @@ import jax
 from flax import nnx
 
 from models.configs import DTYPES, REMAT, Config
-from models.documents import Documents
+from models.extras.documents import Documents
+from models.extras.moe import Experts
 from models.layers import Attention, Past, SwiGLU, linear, norm
 from models.loss import Head, cross_entropy, project
-from models.moe import Experts
 from models.sharding import constrain, gather_after
 
 # Values passed from block to block: input and output of the previous one.

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from models.dtypes import at_least_float32
+from models.extras.dtypes import at_least_float32
 from models.sharding import SEQUENCE, constrain, free_axes, token_axes, token_spec
 
 

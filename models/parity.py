@@ -27,10 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from models.parity_report import Origin, plot, report
-from models.parity_runs import TOLERANCES, UNLIKE_FLAGS, Parity, Result, Rows, compare
+from models.extras.parity_report import Origin, plot, report
+from models.extras.parity_runs import TOLERANCES, UNLIKE_FLAGS, Parity, Result, Rows, compare
+from models.extras.records import METRICS, read_rows
 from models.pretrain import parse_mesh
-from models.records import METRICS, read_rows
 
 PROGRAM = "python -m models.parity"
 

@@ -16,20 +16,21 @@ import jax
 import numpy as np
 
 import jaxhet
-from models import huggingface, initial
-from models.accumulate import Accumulation
-from models.agreement import Agreement, agreed, first_rows
+from models import huggingface
 from models.attention import all_nvidia
-from models.checkpoint import LAYOUT, Checkpoints
 from models.configs import Config
-from models.corpus import Corpus, open_corpus
 from models.data import Batches
-from models.flops import config_flops, peak_flops
-from models.loop import Run, Stopped
-from models.options import PROGRAM, Options, parse
-from models.pipeline import parse_stages
-from models.quiet import hide_reports_of_saves
-from models.reporter import Reporter, Settings
+from models.extras import initial
+from models.extras.accumulate import Accumulation
+from models.extras.agreement import Agreement, agreed, first_rows
+from models.extras.checkpoint import LAYOUT, Checkpoints
+from models.extras.corpus import Corpus, open_corpus
+from models.extras.flops import config_flops, peak_flops
+from models.extras.loop import Run, Stopped
+from models.extras.options import PROGRAM, Options, parse
+from models.extras.pipeline import parse_stages
+from models.extras.quiet import hide_reports_of_saves
+from models.extras.reporter import Reporter, Settings
 from models.sharding import AXES, batch_axes, token_axes
 from models.train import Schedule, Trainer
 

@@ -4,8 +4,8 @@
 |---|---|---|
 | `data` | the batch | all-reduce of gradients |
 | `fsdp` | the batch, parameters and moments (arXiv:1910.02054) | all-gather, reduce-scatter |
-| `expert` | the batch, and the experts of `models.moe` | all-to-all of tokens |
-| `stage` | the layers, as `models.pipeline` divides them | permute from stage to stage |
+| `expert` | the batch, and the experts of `models.extras.moe` | all-to-all of tokens |
+| `stage` | the layers, as `models.extras.pipeline` divides them | permute from stage to stage |
 | `sequence` | the positions of activations | permute of keys and values, gradients' all-reduce |
 | `model` | heads, hidden units, vocabulary (arXiv:1909.08053) | all-reduce of activations |
 

@@ -10,11 +10,11 @@ import optax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from models.accumulate import Accumulation
 from models.configs import DTYPES, Config
-from models.dtypes import at_least_float32, check_dtypes
+from models.extras.accumulate import Accumulation
+from models.extras.dtypes import at_least_float32, check_dtypes
+from models.extras.pipeline import Pipeline
 from models.llama import Llama
-from models.pipeline import Pipeline
 from models.sharding import (
     SEQUENCE,
     activation_sharding,
@@ -205,13 +205,14 @@ class Trainer:
             )
         if self.config.attention == "cudnn":
             raise ValueError(
-                f"--attention cudnn on a mesh with {SEQUENCE}, where attention is models.ring's: "
-                "choose auto or xla."
+                f"--attention cudnn on a mesh with {SEQUENCE}, where attention is"
+                " models.extras.ring's: choose auto or xla."
             )
         if self.config.document_end is not None:
             raise ValueError(
-                f"--document-mask on a mesh with {SEQUENCE}, where attention is models.ring's and "
-                f"crosses the ends of documents: leave out --document-mask or {SEQUENCE}."
+                f"--document-mask on a mesh with {SEQUENCE}, where attention is"
+                " models.extras.ring's and crosses the ends of documents: leave out"
+                f" --document-mask or {SEQUENCE}."
             )
 
     def _gradients(self, params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:

@@ -5,7 +5,6 @@
 
 import inspect
 import pathlib
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +36,9 @@ _CLI = """# Command line
 
 `python -m jaxhet.cli` is the same as `jaxhet`. Every command prints its options with `--help`.
 An error of jaxhet is one line and exit code 2; an option that does not exist is shown in a box.
-"""
+
+| command | purpose |
+|---|---|"""
 
 
 def pages() -> dict[str, str]:
@@ -88,37 +89,20 @@ def _default(value: object) -> str:
     return "" if value is None else str(value)
 
 
+def commands() -> dict[str, Any]:
+    """The commands of `jaxhet` by name."""
+    return typer.main.get_command(_main._app).commands  # pyright: ignore
+
+
 def _cli() -> Iterator[str]:
     """The lines of the page of all commands."""
     yield _CLI
-    commands: dict[str, Any] = typer.main.get_command(_main._app).commands  # pyright: ignore
-    for name, command in commands.items():
-        context = typer.Context(command)
+    for name, command in commands().items():
         usage = " ".join(p.metavar for p in command.params if p.param_type_name == "argument")
-        yield f"## jaxhet {name}\n"
-        yield f"```\njaxhet {name} [OPTIONS] {usage}".rstrip() + "\n```\n"
-        yield inspect.cleandoc(command.help).replace("*", r"\*") + "\n"
-        yield "| option | default | meaning |\n|---|---|---|"
-        yield from (_parameter(parameter, context) for parameter in command.params)
-        yield ""
-
-
-def _parameter(parameter: Any, context: typer.Context) -> str:
-    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-    if parameter.param_type_name == "argument":
-        names = f"`{parameter.metavar}`"
-    elif not parameter.is_flag:
-        kind = parameter.display_type(context).strip("<>").removesuffix(" range")
-        names += f" `{parameter.metavar or kind.replace('|', '/')}`"
-    default = parameter.default
-    hidden = callable(default) or default is None or default is False
-    shown = "" if hidden else f"{default:g}" if isinstance(default, float) else str(default)
-    return f"| {names} | {shown} | {_cell(parameter.help or '')} |"
-
-
-def _cell(text: str) -> str:
-    """A text in a cell of a table."""
-    return re.sub(r"([*|])", r"\\\1", text)
+        yield (
+            f"| `jaxhet {name} {usage}".rstrip()
+            + f"` | {inspect.cleandoc(command.help).splitlines()[0]} |"
+        )
 
 
 if __name__ == "__main__":

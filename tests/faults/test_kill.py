@@ -96,7 +96,8 @@ def test_checkpoint_survives_a_killed_process(
 # Checkpoints are written for a minute after the arrays are safe.
 _SLOW_CHECKPOINT = """
 import os, time
-from models import checkpoint, pretrain
+from models import pretrain
+from models.extras import checkpoint
 
 def finish(self, protection):
     with protection:

@@ -23,7 +23,7 @@ import pytest
 from watched import Line, WatchedJob
 
 from jaxhet.testing import FAST_COMPILE
-from models.records import METRICS, differences, read_rows
+from models.extras.records import METRICS, differences, read_rows
 from tests.support.jobs import PYTHONPATH, ROOT
 
 pytestmark = pytest.mark.timeout(2400)

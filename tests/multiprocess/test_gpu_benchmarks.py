@@ -17,8 +17,8 @@ from benchmarks.collectives import across_factor
 from benchmarks.training import Built, Program
 from jaxhet.bench import COLLECTIVES, busbw_factor, num_elements, parse_size, timing
 from jaxhet.testing import Shape
-from models.flops import model_flops
-from models.records import Replicas
+from models.extras.flops import model_flops
+from models.extras.records import Replicas
 from tests.support.jobs import ROOT
 
 ON_CPU = ("--platform=cpu", "--systems=shm,nccl")

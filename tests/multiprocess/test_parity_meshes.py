@@ -9,7 +9,7 @@ import pytest
 
 from jaxhet.testing import FAST_COMPILE
 from models import parity
-from models.parity_runs import ISLANDS
+from models.extras.parity_runs import ISLANDS
 
 TRAINING = ("--config=tiny", "--batch=4", "--seq=36", "--loss-chunk=7", "--log-every=2")
 ONE_FLOOR = "--permutations=1"

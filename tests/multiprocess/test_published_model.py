@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from models import generate, perplexity
-from models.parity_runs import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
-from models.records import METRICS, read_rows
+from models import generate
+from models.extras import perplexity
+from models.extras.parity_runs import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
+from models.extras.records import METRICS, read_rows
 from tests.support.jobs import PYTHONPATH, ROOT
 from tests.support.small_model import SMOLLM2, needs_smollm2
 

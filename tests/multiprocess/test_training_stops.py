@@ -11,7 +11,7 @@ import time
 import pytest
 
 from jaxhet.testing import FAST_COMPILE
-from models.records import METRICS, read_rows
+from models.extras.records import METRICS, read_rows
 from tests.support.jobs import ROOT
 
 LAUNCH = ("jaxhet.cli", "launch", "--islands=2", "--devices=1", "--")

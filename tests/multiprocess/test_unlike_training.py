@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from models.records import METRICS, compare_replicas, read_rows
+from models.extras.records import METRICS, compare_replicas, read_rows
 from tests.support.jobs import ROOT
 
 UNLIKE = "island1:XLA_FLAGS=--xla_cpu_max_isa=AVX"

@@ -25,7 +25,7 @@ def _public_names() -> dict[str, set[str]]:
 
 
 def _files() -> list[str]:
-    models = (str(path.relative_to(_ROOT)) for path in (_ROOT / "models").glob("*.py"))
+    models = (str(path.relative_to(_ROOT)) for path in (_ROOT / "models").rglob("*.py"))
     return [*_public_names(), "jaxhet/testing.py", *sorted(models)]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from models import data, loop, pretrain
+from models import data, pretrain
+from models.extras import loop
 from models.sharding import path_name
 
 Replace = Callable[[Any, str, Any], None]  # the signature of `setattr`

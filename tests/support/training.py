@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.demo import FIRST_STEPS, FIRST_STEPS_TOLERANCE
 from jaxhet.testing import FAST_COMPILE
-from models.records import METRICS, compare_replicas, differences, read_rows
+from models.extras.records import METRICS, compare_replicas, differences, read_rows
 from tests.support.jobs import PYTHONPATH, ROOT
 from tests.support.scripts import environment
 

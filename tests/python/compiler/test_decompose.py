@@ -410,7 +410,7 @@ def test_wrapped_collective_has_the_name_of_its_start():
     module = hlo.Module(hlo_text.module(hlo_text.entry(body, _ASYNC), [0, 1]))
     for computation in module.computations.values():
         for instruction in computation.instructions:
-            if instruction.opcode == "reduce-scatter":  # as XLA does for GPUs
+            if instruction.opcode == "reduce-scatter":  # XLA names it so for GPUs
                 instruction.metadata.op_name = "the function around"
     decomposed = decompose(module.serialize(), _TWO_ISLANDS, Options())
     assert decomposed is not None

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import planned
-from models.accumulate import Accumulation
 from models.configs import CONFIGS
+from models.extras import planned
+from models.extras.accumulate import Accumulation
 from models.train import FINAL_RATE, Schedule, Trainer
 from tests.python.models.hlo_groups import collectives
 from tests.support.jobs import ROOT

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from models import agreement
-from models.corpus import Corpus
-from models.options import Options
+from models.extras import agreement
+from models.extras.corpus import Corpus
+from models.extras.options import Options
 
 _DIGEST = "0" * 16
 

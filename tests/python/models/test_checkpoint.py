@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import jaxhet
-from models.checkpoint import Checkpoints
+from models.extras.checkpoint import Checkpoints
 from models.train import TrainState
 
 LIMIT_BYTES = 100_000

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from models import shards, tokenize
-from models.corpus import Corpus, open_corpus
 from models.data import Batches
-from models.text import Tokenizer, documents
+from models.extras import shards, tokenize
+from models.extras.corpus import Corpus, open_corpus
+from models.extras.text import Tokenizer, documents
 
 WORDS = {"[UNK]": 0, "one": 1, "two": 2, "</s>": 3}
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from models.corpus import Corpus
 from models.data import Batches, segments
+from models.extras.corpus import Corpus
 from models.sharding import activation_sharding
 
 NUMBERS = np.arange(1000, dtype=np.uint16).astype(np.uint8)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import demo
-from models.records import Replicas
+from models.extras.records import Replicas
 
 GOOD = demo.Demo(
     islands=2,

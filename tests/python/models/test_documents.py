@@ -7,11 +7,11 @@ import pytest
 from flax import nnx
 
 from models.configs import CONFIGS, Config
-from models.corpus import Corpus
 from models.data import segments
-from models.documents import Documents
+from models.extras.corpus import Corpus
+from models.extras.documents import Documents
+from models.extras.options import Options
 from models.llama import Llama
-from models.options import Options
 from models.pretrain import make_trainer
 from models.train import Schedule, Trainer
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from models.configs import CONFIGS, RopeScaling
-from models.families import FAMILIES, config_from, config_to, family_of
+from models.extras.families import FAMILIES, config_from, config_to, family_of
 from tests.python.models.golden_models import GOLDEN
 
 LLAMA = {

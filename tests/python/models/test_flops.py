@@ -3,7 +3,7 @@ import pytest
 
 import jaxhet
 from models.configs import CONFIGS
-from models.flops import config_flops, model_flops, peak_flops
+from models.extras.flops import config_flops, model_flops, peak_flops
 from models.train import Schedule, Trainer
 
 

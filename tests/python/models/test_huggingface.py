@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import convert, generate, perplexity
+from models import convert, generate
+from models.extras import perplexity
 from models.huggingface import load, save
 from tests.python.models.golden_models import (
     FAMILIES,

@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 from jax._src.cudnn import fused_attention_stablehlo
 
-from models.accumulate import Accumulation
 from models.configs import CONFIGS, DTYPES
+from models.extras.accumulate import Accumulation
 from models.llama import Llama
 from models.sharding import PARAMETERS, path_name
 from models.train import Schedule, Trainer

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import mesh_sweep
 from benchmarks.mesh_report import Measured, Planned, Row
 from models.configs import CONFIGS
+from models.extras.records import METRICS
 from models.pretrain import parse
-from models.records import METRICS
 from models.train import Schedule, Trainer
 from tests.python.compiler.install_plugins import PLUGINS
 

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from models.configs import CONFIGS, Config
-from models.moe import Experts, room
+from models.extras.moe import Experts, room
 from models.train import Schedule, Trainer
 from tests.python.models.hlo_groups import collectives
 

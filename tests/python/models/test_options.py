@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from models.options import RESOLVED, Options, parse
+from models.extras.options import RESOLVED, Options, parse
 
 
 def test_saved_options_are_read_again(tmp_path):

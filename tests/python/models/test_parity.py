@@ -8,9 +8,9 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
-from models import parity_report, parity_runs
+from models.extras import parity_report, parity_runs
+from models.extras.parity_runs import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
 from models.parity import parse, train
-from models.parity_runs import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
 
 MESH = "data=2,model=2"
 

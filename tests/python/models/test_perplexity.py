@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from models import perplexity
-from models.corpus import Corpus
+from models.extras import perplexity
+from models.extras.corpus import Corpus
+from models.extras.perplexity import measure, rows
 from models.huggingface import load
-from models.perplexity import measure, rows
 from tests.python.models.golden_models import GOLDEN, expected
 
 WIDE = {"dtype": "float32", "param_dtype": "float32"}

@@ -7,7 +7,7 @@ import pytest
 
 from models import llama
 from models.configs import CONFIGS, Config
-from models.pipeline import Pipeline
+from models.extras.pipeline import Pipeline
 from models.train import Params, Schedule, Trainer
 from tests.python.models.hlo_groups import collectives
 

@@ -15,12 +15,13 @@ import yaml
 from etils import epath
 from flax import nnx
 
-from models import huggingface, loop, pretrain, tokenize
-from models.checkpoint import Checkpoints
+from models import huggingface, pretrain
 from models.configs import CONFIGS
+from models.extras import loop, tokenize
+from models.extras.checkpoint import Checkpoints
+from models.extras.options import RESOLVED
+from models.extras.records import METRICS, PLOT, compare_replicas, differences, read_rows
 from models.llama import Llama
-from models.options import RESOLVED
-from models.records import METRICS, PLOT, compare_replicas, differences, read_rows
 from tests.support import planted
 from tests.support.jobs import ROOT
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from models.records import (
+from models.extras.records import (
     Journal,
     compare_replicas,
     digest_rows,

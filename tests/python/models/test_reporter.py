@@ -4,8 +4,8 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from models import reporter as module
-from models.reporter import Reporter, Settings
+from models.extras import reporter as module
+from models.extras.reporter import Reporter, Settings
 from models.train import TrainState
 
 

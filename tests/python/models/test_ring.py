@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.accumulate import Accumulation
 from models.attention import attend
 from models.configs import CONFIGS, Config
-from models.ring import ring_attend
+from models.extras.accumulate import Accumulation
+from models.extras.ring import ring_attend
 from models.train import Schedule, Trainer
 from tests.python.models.conftest import FAST_COMPILE
 from tests.python.models.hlo_groups import collectives

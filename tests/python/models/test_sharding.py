@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from models.configs import CONFIGS
-from models.corpus import open_corpus
 from models.data import Batches
+from models.extras.corpus import open_corpus
 from models.sharding import activation_sharding, parameter_shardings
 from models.train import Schedule, Trainer
 from tests.python.models.hlo_groups import collectives, groups

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from models import convert, generate, loop, pretrain, reporter, text, tokenize
-from models.checkpoint import Checkpoints
+from models import convert, generate, pretrain
 from models.configs import CONFIGS
+from models.extras import loop, reporter, text, tokenize
+from models.extras.checkpoint import Checkpoints
 from models.huggingface import load
 from models.train import TrainState
 from tests.python.models.conftest import FAST_COMPILE

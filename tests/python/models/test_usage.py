@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from models import convert, generate, options, parity, perplexity, tokenize
+from models import convert, generate, parity
+from models.extras import options, perplexity, tokenize
 
 
 @pytest.mark.parametrize(

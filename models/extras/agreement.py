@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxhet
-from models.corpus import Corpus
 from models.data import Batches
-from models.options import Options
+from models.extras.corpus import Corpus
+from models.extras.options import Options
 from models.train import Trainer
 
 # Options that may differ between processes, and the reason. All others are compared.

@@ -12,7 +12,7 @@ import yaml
 from models.attention import ATTENTIONS
 from models.configs import CONFIGS, DTYPES, REMAT
 from models.data import ORDERS
-from models.usage import HelpFormatter
+from models.extras.usage import HelpFormatter
 
 PROGRAM = "python -m models.pretrain"
 # File with the options of a run, in its folder; `--config-file` reads it.
@@ -75,8 +75,9 @@ class Options:
     )
     data: str | None = _option(
         None,
-        "text, .jsonl or .parquet file, or a folder made by models.tokenize; or a text that is in"
-        " every Python: language-reference (default) or standard-library (some 20 times as long)",
+        "text, .jsonl or .parquet file, or a folder made by models.extras.tokenize; or a text that"
+        " is in every Python: language-reference (default) or standard-library (some 20 times as"
+        " long)",
     )
     tokenizer: str | None = _option(
         None,

@@ -1,4 +1,4 @@
-"""How well a model predicts a text: `python -m models.perplexity --help`.
+"""How well a model predicts a text: `python -m models.extras.perplexity --help`.
 
 Tokens are predicted in rows of `--seq`. Every token but the first is predicted once, from the
 tokens before it in its row; tokens at the begin of a row have little context. Perplexity is e to
@@ -20,17 +20,17 @@ import numpy.typing as npt
 from flax import nnx
 
 import jaxhet
-from models.ahead import wait_for_earlier
 from models.configs import DTYPES, Config
-from models.corpus import Corpus, open_corpus
+from models.extras.ahead import wait_for_earlier
+from models.extras.corpus import Corpus, open_corpus
+from models.extras.text import find_tokenizer
+from models.extras.usage import HelpFormatter
 from models.huggingface import Params, config_json, load
 from models.llama import Llama
 from models.pretrain import parse_mesh
 from models.sharding import activation_sharding, batch_axes
-from models.text import find_tokenizer
-from models.usage import HelpFormatter
 
-PROGRAM = "python -m models.perplexity"
+PROGRAM = "python -m models.extras.perplexity"
 
 # Target after the end of a text in its last row.
 _NONE = -1

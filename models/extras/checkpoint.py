@@ -22,7 +22,7 @@ import jax
 import orbax.checkpoint as ocp
 
 import jaxhet
-from models.pipeline import parse_stages
+from models.extras.pipeline import parse_stages
 from models.train import TrainState
 
 Facts = dict[str, Any]

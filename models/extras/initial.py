@@ -4,9 +4,10 @@ import dataclasses
 import math
 from pathlib import Path
 
-from models import huggingface, text
+from models import huggingface
 from models.configs import CONFIGS, Config
-from models.options import Options
+from models.extras import text
+from models.extras.options import Options
 from models.train import Params, Trainer
 
 # A vocabulary is filled up to a multiple of this, to be split evenly.

@@ -87,7 +87,7 @@ def read_index(folder: Path) -> Index:
     if not path.exists():
         raise ValueError(
             f"{folder} has no {INDEX}: it holds no complete shards; make them with "
-            "python -m models.tokenize."
+            "python -m models.extras.tokenize."
         )
     contents = json.loads(path.read_text())
     if contents.pop("format", None) != FORMAT:

@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from models.configs import DTYPES, Config
-from models.dtypes import at_least_float32
+from models.extras.dtypes import at_least_float32
 from models.layers import linear, residual_stddev, start_values
 from models.sharding import free_axes, token_axes, token_spec
 

@@ -12,8 +12,8 @@ import jax
 from tqdm import tqdm
 
 import jaxhet
-from models.ahead import wait_for_earlier
-from models.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
+from models.extras.ahead import wait_for_earlier
+from models.extras.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
 
 # Largest exponent of e in a float.
@@ -81,7 +81,7 @@ class Reporter:
     def step(self, measures: dict[str, jax.Array]) -> bool:
         """Takes note of one more step; returns whether it is time to `report`.
 
-        First waits for an earlier step (`models.ahead`).
+        First waits for an earlier step (`models.extras.ahead`).
         """
         self._window.append(measures)
         wait_for_earlier(self._window)

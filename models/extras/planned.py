@@ -1,6 +1,7 @@
 """A training step of `models.pretrain` for `jaxhet plan`: what it would exchange.
 
-    PRETRAIN="--config 1b --mesh fsdp=4" jaxhet plan --islands 2 --devices 2 models.planned:step
+    PRETRAIN="--config 1b --mesh fsdp=4" \
+        jaxhet plan --islands 2 --devices 2 models.extras.planned:step
 
 `PRETRAIN` holds options of `python -m models.pretrain`, written as for a shell.
 """
@@ -11,11 +12,11 @@ import sys
 from typing import Any
 
 import jaxhet
-from models.options import PROGRAM, parse
+from models.extras.options import PROGRAM, parse
 from models.pretrain import make_trainer
 
 OPTIONS = "PRETRAIN"
-TARGET = "models.planned:step"
+TARGET = "models.extras.planned:step"
 
 
 def step() -> Any:

@@ -1,4 +1,4 @@
-"""Makes shards of tokens from text: `python -m models.tokenize --help`."""
+"""Makes shards of tokens from text: `python -m models.extras.tokenize --help`."""
 
 import argparse
 import itertools
@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from models import shards
-from models.text import FIELD, Tokenizer, documents
-from models.usage import HelpFormatter
+from models.extras import shards
+from models.extras.text import FIELD, Tokenizer, documents
+from models.extras.usage import HelpFormatter
 
-PROGRAM = "python -m models.tokenize"
+PROGRAM = "python -m models.extras.tokenize"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

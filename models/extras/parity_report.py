@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from models import initial, options
-from models.corpus import open_corpus
-from models.parity_runs import (
+from models.extras import initial, options
+from models.extras.corpus import open_corpus
+from models.extras.parity_runs import (
     GRADIENT_TOLERANCES,
     NOISE_FLOORS,
     ONE_WORLD,
@@ -20,7 +20,7 @@ from models.parity_runs import (
     Rows,
     is_floor,
 )
-from models.records import differences
+from models.extras.records import differences
 
 
 @dataclasses.dataclass(frozen=True)

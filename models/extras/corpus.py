@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models import shards
-from models.text import BYTES, Tokenizer, documents, is_plain
+from models.extras import shards
+from models.extras.text import BYTES, Tokenizer, documents, is_plain
 
 Tokens = npt.NDArray[Any]
 # Values of `--data`: texts that come with every Python. In 3.12 they have 0.5 and 10 million bytes.
@@ -110,10 +110,10 @@ def open_corpus(path: str | None = None, tokenizer: str | None = None) -> Corpus
     """The corpus at `path`, or a text that comes with every Python: the language reference.
 
     `STANDARD_LIBRARY` in place of a path is the source text of the standard library. A folder holds
-    shards (`models.shards`). A file is text, JSONL or Parquet (`models.text`). `tokenizer` is the
-    path of a `tokenizer.json`; without it tokens are bytes, and a text file is mapped into memory.
-    Every process tokenizes other files in its memory: use `python -m models.tokenize` for much
-    text.
+    shards (`models.extras.shards`). A file is text, JSONL or Parquet (`models.extras.text`).
+    `tokenizer` is the path of a `tokenizer.json`; without it tokens are bytes, and a text file is
+    mapped into memory. Every process tokenizes other files in its memory: use
+    `python -m models.extras.tokenize` for much text.
     """
     if path in (None, LANGUAGE_REFERENCE):
         texts, name = [_language_reference()], "pydoc_data.topics"
@@ -159,7 +159,7 @@ def _sharded(folder: Path, tokenizer: str | None) -> Corpus:
     if tokenizer is not None and Tokenizer.load(tokenizer).digest != index.tokenizer:
         raise ValueError(
             f"the shards in {folder} were made with another tokenizer than {tokenizer}: make them "
-            f"anew with `python -m models.tokenize --tokenizer {tokenizer}`, or name theirs "
+            f"anew with `python -m models.extras.tokenize --tokenizer {tokenizer}`, or name theirs "
             "(--tokenizer)."
         )
     pieces = tuple(shards.open_shards(folder, index))

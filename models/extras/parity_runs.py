@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.records import Replicas, compare_replicas, differences
+from models.extras.records import Replicas, compare_replicas, differences
 
 ONE_WORLD, PERMUTED, OTHER = "one world", "permuted", "other arithmetic"
 ISLANDS, UNLIKE = "islands", "unlike islands"

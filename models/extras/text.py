@@ -51,7 +51,7 @@ def _jsonl(path: Path, field: str) -> Iterator[str]:
             if not isinstance(text, str):
                 raise ValueError(
                     f"{path}, line {number}: no JSON object with a string {field!r}: correct the "
-                    "line, or name the member with the text (--field of models.tokenize)."
+                    "line, or name the member with the text (--field of models.extras.tokenize)."
                 )
             yield text
 
@@ -70,13 +70,13 @@ def _parquet(path: Path, field: str) -> Iterator[str]:
         if field not in file.schema_arrow.names:
             raise ValueError(
                 f"{path} has no column {field!r} but {', '.join(file.schema_arrow.names)}: name "
-                "the one with the text (--field of models.tokenize)."
+                "the one with the text (--field of models.extras.tokenize)."
             )
         kind = file.schema_arrow.field(field).type
         if kind not in (pa.string(), pa.large_string()):
             raise ValueError(
                 f"{path}: column {field!r} has type {kind}, and not string: name the one with the "
-                "text (--field of models.tokenize)."
+                "text (--field of models.extras.tokenize)."
             )
         for batch in file.iter_batches(columns=[field]):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)

@@ -7,12 +7,12 @@ import jax
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 import jaxhet
-from models import initial, restored
-from models.ahead import wait_for_earlier
-from models.checkpoint import Checkpoints
 from models.data import Batches
-from models.options import Options
-from models.reporter import Reporter
+from models.extras import initial, restored
+from models.extras.ahead import wait_for_earlier
+from models.extras.checkpoint import Checkpoints
+from models.extras.options import Options
+from models.extras.reporter import Reporter
 from models.sharding import activation_sharding
 from models.train import Trainer, TrainState
 

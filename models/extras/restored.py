@@ -8,8 +8,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from models.checkpoint import Checkpoints
-from models.pipeline import Pipeline
+from models.extras.checkpoint import Checkpoints
+from models.extras.pipeline import Pipeline
 from models.train import Trainer, TrainState
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from models.dtypes import at_least_float32
+from models.extras.dtypes import at_least_float32
 from models.sharding import BATCH, constrain
 
 

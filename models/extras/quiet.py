@@ -1,7 +1,7 @@
 """Hides what Orbax's threads report about a save that failed.
 
-`models.checkpoint` raises one error for it. Orbax and TensorStore also write tracebacks for arrays
-and threads: hundreds of lines around that error, and some after it.
+`models.extras.checkpoint` raises one error for it. Orbax and TensorStore also write tracebacks for
+arrays and threads: hundreds of lines around that error, and some after it.
 """
 
 import logging

@@ -14,15 +14,15 @@ import jax
 import orbax.checkpoint as ocp
 import yaml
 
-from models import initial
-from models.checkpoint import LAYOUT, Facts, read_facts, read_params, read_shapes
 from models.configs import CONFIGS, Config
-from models.families import family_of
+from models.extras import initial
+from models.extras.checkpoint import LAYOUT, Facts, read_facts, read_params, read_shapes
+from models.extras.families import family_of
+from models.extras.options import RESOLVED, Options
+from models.extras.pipeline import Pipeline, parse_stages
+from models.extras.text import Tokenizer
 from models.huggingface import CHECKPOINTS, Params, parameter_shapes
-from models.options import RESOLVED, Options
-from models.pipeline import Pipeline, parse_stages
 from models.sharding import parameter_shardings, path_name
-from models.text import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Parts of the training program that a first reader can leave out."""
