@@ -270,10 +270,9 @@ def _time(steps: int) -> tuple[float, float, int]:
 
 
 def _alone(program: Program, islands: int, steps: int) -> float:
-    """Seconds of a step with as much work for each device, on one of so many islands alone.
+    """Seconds of a step on one island alone, with equal work for each device.
 
-    No byte crosses islands, and everything else is as it was. In one world without jaxhet, an
-    island is a process.
+    No byte crosses islands. In one world without jaxhet, an island is a process.
     """
     if not _steps or _steps[0].program != program.on_one_of(islands):
         _steps.clear()

@@ -16,7 +16,7 @@ from jaxhet._job.proofs import SCHEMA, Proof, Qualification, worst
 def refusals(config: PlacedConfig, members: Sequence[ProcessInfo]) -> dict[int, dict[str, str]]:
     """Transports to each other process that the report does not allow, and why.
 
-    {} if the job goes by no report.
+    {} if the job follows no report.
 
     Raises:
       UsageError: there is no report of that name, or it is not one to go by.

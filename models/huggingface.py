@@ -1,7 +1,7 @@
 """Models of Hugging Face: folders of `config.json` and safetensors files, read and written.
 
-Tensors are streamed: one at a time is read and sent to the devices that need it, each of which gets
-its part, and takes its place in a parameter there. The host holds one part.
+Tensors are read one at a time. Each device gets its part of a tensor, and stores it in the
+parameter. The host holds one part.
 """
 
 import contextlib

@@ -40,7 +40,7 @@ SIZES = {8: 200, 16 << 10: 100, (16 << 10) + 1: 100, (512 << 10) - 1: 40, 1 << 2
 _GPU_ROUNDS = 300  # writes of a GPU that a NIC sends
 _DEADLINE_MS = 60_000  # longest wait of a swap
 _CLOSE_TIMEOUT_MS = 5000
-_ELSEWHERE = -1  # no device's id
+_ELSEWHERE = -1  # the id of no device
 
 
 def qualify(arguments: Mapping[str, Any]) -> tuple[int, Qualification]:

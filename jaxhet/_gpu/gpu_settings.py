@@ -49,8 +49,8 @@ class _QueueVariable(NamedTuple):
 
 
 _QUEUES = {
-    "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", 32),  # the most; instead of 8
-    "rocm": _QueueVariable("GPU_MAX_HW_QUEUES", 16),  # instead of 4
+    "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", 32),  # the maximum; CUDA's default is 8
+    "rocm": _QueueVariable("GPU_MAX_HW_QUEUES", 16),  # HIP's default is 4
 }
 # A GPU has seven streams of jaxhet, and XLA's streams for kernels, copies and NCCL or RCCL. With 8
 # queues a job got stuck that had two GPUs in each process, and NICs in software.

@@ -64,8 +64,8 @@ class SharedPrograms:
           members: The processes of the class.
           process: This process.
           store: Client of JAX's coordination service.
-          describe: Gets the name of a program of this process; returns the text that goes with the
-            executable.
+          describe: Gets the name of a program of this process; returns the text that is stored with
+            the executable.
           timeout_s: Longest wait for an executable.
         """
         self._members = frozenset(members)

@@ -79,7 +79,7 @@ def connect_client(
 ) -> Any:
     """Connects this process to the coordination service and makes it JAX's own.
 
-    That is what `jax.distributed.initialize` does. Blocks until every process of the job has come.
+    As `jax.distributed.initialize` does. Blocks until every process of the job has joined.
 
     Args:
       address: Address of the service.

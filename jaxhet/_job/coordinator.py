@@ -1,4 +1,4 @@
-"""The coordinator of a job: who is in it, do they agree, and who has gone.
+"""The coordinator of a job: which processes are in it, whether they agree, and which have left.
 
 It runs in a process of its own, so that it outlives any JAX process: `jaxhet launch` or process 0
 starts it, or it is a service (`jaxhet coordinator`). It owns JAX's coordination service and keeps
@@ -9,7 +9,7 @@ one authenticated connection to every process of the job:
     coordinator → process  {"error": Failure}   the process, or the job, is refused
                            {"members": [ProcessInfo], "process": i, "job": id,
                             "service": "host:port", "certificate": …, "time": seconds since 1970}
-                                                everybody has come and agrees
+                                                all processes have joined and agree
                            {"event": {"kind": "gone", "process": i, "text": …}}
                                                 process i went without goodbye
     process → coordinator  {"clock": number}    asks for the time (`_job/clock.py`)

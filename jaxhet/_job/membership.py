@@ -70,7 +70,7 @@ class Membership:
         given: Credentials | None = None,
         silence_s: float = MOST_SILENCE_S,
     ) -> None:
-        """Presents `info` and waits until everybody has come.
+        """Presents `info` and waits until all processes have joined.
 
         From then on a coordinator that is silent for `silence_s` has failed. Afterwards
         `credentials` are those for JAX's coordination service: `given`, by the user, or the job's.
@@ -156,7 +156,7 @@ class Membership:
 
     @property
     def loss(self) -> TransportError | None:
-        """The error, if the coordinator is gone or silent."""
+        """The error, if the coordinator has ended or is silent."""
         with self._lock:
             return self._loss
 

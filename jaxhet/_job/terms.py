@@ -20,7 +20,8 @@ class Terms:
       num_processes: Size of the job.
       timeout_s: Longest wait for all processes, from the first one on.
       sizes: Processes of each island, in the order of process ids; empty: not announced.
-      advertise: Host under which processes reach this one; None: by which each has come.
+      advertise: Host under which processes reach this one; None: the address to which each process
+        has connected.
     """
 
     num_processes: int

@@ -80,7 +80,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
 
 
 def _follow(process: subprocess.Popen[bytes], orders: BinaryIO) -> None:
-    """Passes signals on until the launcher is gone, then kills the group."""
+    """Passes signals on until the launcher ends, then kills the group."""
     with contextlib.suppress(ValueError):  # a line that was cut
         for line in orders:
             _signal_group(process, int(line))

@@ -37,7 +37,7 @@ class Outbox:
 
     @property
     def local_host(self) -> str:
-        """The address of this machine by which the peer has come."""
+        """The address of this machine to which the peer has connected."""
         return self._sock.getsockname()[0].removeprefix("::ffff:")
 
     def send(self, message: Any) -> None:

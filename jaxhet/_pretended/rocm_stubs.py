@@ -1,7 +1,7 @@
 """Stub libraries that let the ROCm compiler plugin load on a machine without ROCm.
 
-Each function that the plugin imports from a library of ROCm returns 1: good for compiling, which
-calls none that matters, and useless for running.
+Each function that the plugin imports from a library of ROCm returns 1. The compiler needs the
+result of none of them; programs can't run.
 """
 
 import ctypes

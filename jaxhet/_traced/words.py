@@ -50,7 +50,7 @@ class Held(NamedTuple):
       what: The object in words, as far as they go.
       place: Where the program has it.
       words: Equal for equal objects; None if nothing tells them apart.
-      get: Returns the object; None if it is gone.
+      get: Returns the object; None if it was deleted.
     """
 
     what: str

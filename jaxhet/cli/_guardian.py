@@ -1,4 +1,4 @@
-"""Ends the processes of a job when their launcher is gone, however it went.
+"""Ends the processes of a job when their launcher has ended, in whatever way.
 
 The launcher holds one end of a pipe, the guardian reads the other. A process of the job writes its
 process group into the pipe before it becomes the user's program, the launcher writes the negative

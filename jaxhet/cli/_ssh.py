@@ -62,7 +62,7 @@ class SshProcess(Process):
     def signal_group(self, number: int) -> bool:
         """Signals the command's group, or ssh if the group has ended.
 
-        SIGKILL ends ssh: `jaxhet._launch.remote` kills the group when the connection is gone.
+        SIGKILL ends ssh: `jaxhet._launch.remote` kills the group when the connection has ended.
         """
         if number == signal.SIGKILL:
             self._close_stdin()

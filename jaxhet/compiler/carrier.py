@@ -172,7 +172,7 @@ class ExchangeBuilder:
                 "use_global_device_ids": True,
                 "collective_device_list": hlo.device_list(carriers),
             }
-        else:  # XLA sees of an all-to-all what goes to the next member
+        else:  # XLA sees the part of an all-to-all that is sent to the next member
             pairs = groups if kind == ExchangeKind.PERMUTE else _each_to_next(groups)
             opcode = "collective-permute-start"
             fields = {

@@ -100,7 +100,7 @@ class GpuLowering(Lowering):
         return -(-size // _PART_MULTIPLE) * _PART_MULTIPLE
 
     def _combined_in_parts(self, own: Value, pairs: Groups, opcode: str, size: int) -> Value:
-        """Each part as soon as it has come, into its place in the result."""
+        """Stores each part in its place in the result as soon as it has arrived."""
         c, builder = self.c, self.builder
         received = builder.carry(
             ExchangeKind.PERMUTE, own.x, pairs, own.operands, part_elements=size

@@ -112,7 +112,7 @@ def all_to_all(lowering: Lowering, split: Split | None) -> None:
 
 
 def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
-    """Operand i goes to member i; result i is from member i."""
+    """Operand i is sent to member i; result i is from member i."""
     c, operands = lowering.c, lowering.operands
     count, numbers = len(operands), tuple(range(len(operands)))
     if (found := blocks.cut(c, operands)) is not None:

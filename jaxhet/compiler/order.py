@@ -206,7 +206,7 @@ def _turn(step: Step, calls: Sequence[Step]) -> _Turn:
         before = [call.key[0] for call in calls if step.follows(call)]
         least = min(depth, max(before, default=-1) + 1) if step.is_early else depth
         depth = max(least, int(use) - _AHEAD)
-        # Depths count a loop as one operation; what is used behind it is needed last.
+        # Depths count a loop as one operation; values that are used behind it are needed last.
         use += _LOOP * sum(call >= depth for call in before)
     return depth, use
 

@@ -89,7 +89,7 @@ def said(message: Any) -> Iterator[tuple[socket.socket, Channel]]:
 
 @contextlib.contextmanager
 def received(data: bytes) -> Iterator[socket.socket]:
-    """A socket on which these bytes have come, and then the end."""
+    """A socket whose peer has sent these bytes and then closed the connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(data)

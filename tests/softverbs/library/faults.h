@@ -34,7 +34,7 @@ struct Site {
 
 struct Fault {
   FaultKind kind = FaultKind::kError;
-  // Where: members that were not given match everything.
+  // Place of a fault: a member without a value matches everything.
   std::string device;
   std::optional<int> port;
   std::optional<uint32_t> qpn;
