@@ -14,4 +14,9 @@ export PYTHONPATH="$PWD/.cache/jax-next"
   tests/python/compiler/test_hlo.py tests/python/compiler/test_promotion.py tests/python/compiler/test_refusals.py \
   tests/python/test_jax_*.py tests/python/test_compiler_settings.py tests/python/test_program.py \
   tests/multiprocess/test_jax_api.py tests/multiprocess/test_cache.py tests/multiprocess/test_shared_executables.py
+for vendor in cuda rocm; do
+  echo "a training step planned for $vendor:"
+  PYTHONPATH="$PYTHONPATH:$PWD/.cache/plugins-next" PRETRAIN="--config tiny --mesh fsdp=4" .venv/bin/python -m jaxhet.cli plan \
+    models.extras.planned:step --vendor "$vendor" --islands 2 --devices 2 | tail -n 1
+done
 .venv/bin/python -m benchmarks.demo --steps 24 --run-dir runs/next
