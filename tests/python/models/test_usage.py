@@ -20,7 +20,8 @@ def test_help_gives_defaults_in_words(
         command(["--help"])
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert text.startswith(f"usage: python -m {command.__module__.replace('options', 'pretrain')}")
+    module = command.__module__.replace("extras.options", "pretrain")
+    assert text.startswith(f"usage: python -m {module}")
     assert "(default: None)" not in text
     assert "(default: False)" not in text
     assert "None:" not in text
