@@ -64,7 +64,7 @@ def test_maxtext_has_the_losses_of_plain_jax_on_all_meshes(tmp_path: pathlib.Pat
 
 def _losses(text: str) -> tuple[list[float], float]:
     """Losses by step, and the median time of a step."""
-    lines = re.findall(r"^loss (\d+) (\S+) (\S+)$", text, re.MULTILINE)
+    lines = re.findall(r"loss (\d+) (\S+) (\S+)$", text, re.MULTILINE)
     found = {int(step): (float(loss), float(time)) for step, loss, time in reversed(lines)}
     losses, times = zip(*(found[step] for step in sorted(found)), strict=True)
     steps = [after - before for before, after in itertools.pairwise(times)]
@@ -75,6 +75,7 @@ def _losses(text: str) -> tuple[list[float], float]:
     ("name", "requirements"),
     [
         ("tunix", ["google-tunix==0.1.7"]),
+        ("kauldron", ["kauldron==1.4.4"]),
         ("levanter", ["marin-levanter==0.2.227.dev40316220070", "--prerelease=allow"]),
     ],
 )
