@@ -1,0 +1,184 @@
+"""Counts the faults that the tests find, by mutation of the product.
+
+`python tools/mutants.py [--seed N] [--count N] [--under FOLDER] [--tree FOLDER]` changes one place
+of the product at a time (a flipped comparison, a dropped call, a number that is off by one, a
+condition that is inverted, a dropped lock), runs the tests that concern the file until one fails,
+and takes the change back. The same seed makes the same mutants of the same product, so that two
+versions of the tests can be compared: `--tree` is the checkout whose product is changed and whose
+tests run. The last line has the counts.
+
+The tests of a file are chosen by a rule: `tests/**/test_<name>.py`, then files of tests/python
+that name the module, those with most mentions first, and last `_PACKAGES` of its folder. C++ files
+are built in `_build/unity` and tested by ctest. `--first` continues a run at a mutant of it.
+"""
+
+import argparse
+import ast
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+_COMPARISONS = {
+    "==": "!=", "!=": "==", "<=": "<", ">=": ">", "<": "<=", ">": ">=",
+    " is not ": " is ", " is ": " is not ", " not in ": " in ", " in ": " not in ",
+}  # fmt: skip
+_PACKAGES = {
+    "jaxhet/compiler": ["python/compiler/test_decompose.py", "python/compiler/test_order.py",
+                        "python/compiler/test_gpu_form.py", "python/compiler/test_numeric.py"],
+    "jaxhet/_jax": ["python/test_jax_compat.py", "python/test_session.py"],
+    "jaxhet/_traced": ["python/test_program.py", "python/test_session.py"],
+    "jaxhet/_job": ["python/test_bootstrap.py", "python/test_coordinator.py"],
+    "jaxhet/_doctor": ["python/inspect/test_doctor.py", "python/inspect/test_findings.py"],
+    "jaxhet/_clusters": ["python/test_clusters.py"],
+    "jaxhet/_gpu": ["python/test_gpus.py"],
+    "jaxhet/bench": ["multiprocess/test_bench.py"],
+    "jaxhet": ["multiprocess/test_mismatch.py", "multiprocess/test_errors.py"],
+}  # fmt: skip
+_NUM_FILES = 6  # files of tests that name the module
+_LIMIT_S = 900  # for the tests of one mutant
+
+Mutant = tuple[int, int, str, str]  # offset, length, replacement, kind
+
+
+def _python_mutants(text: str) -> list[Mutant]:
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+    data = text.encode()
+
+    def span(node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        begin = starts[node.lineno - 1] + node.col_offset
+        return begin, starts[node.end_lineno - 1] + node.end_col_offset - begin
+
+    def source(begin: int, length: int) -> str:
+        return data[begin : begin + length].decode()
+
+    found: list[Mutant] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, left_length = span(node.left)
+            begin, end = left + left_length, span(node.comparators[0])[0]
+            between = source(begin, end - begin)
+            for old, new in _COMPARISONS.items():
+                if old in between:
+                    found.append((begin, end - begin, between.replace(old, new), "comparison"))
+                    break
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            found.append((*span(node), "pass", "call"))
+        elif isinstance(node, ast.Constant) and type(node.value) is int:
+            found.append((*span(node), str(node.value + 1), "number"))
+        elif isinstance(node, ast.If):
+            begin, length = span(node.test)
+            found.append((begin, length, f"not ({source(begin, length)})", "condition"))
+        elif isinstance(node, ast.With) and "lock" in source(*span(node.items[0].context_expr)):
+            begin, length = span(node.items[0].context_expr)
+            found.append((begin, length, "__import__('contextlib').nullcontext()", "lock"))
+    return found
+
+
+def _cpp_mutants(text: str) -> list[Mutant]:
+    patterns = (
+        (r" (==|!=|<=|>=|<|>) (?=[\w(-])", lambda m: f" {_COMPARISONS[m[1]]} ", "comparison"),
+        (r"(?<=\n)  +[A-Za-z_]\w*(?:(?:\.|->)\w+)?\([^;{}]*\);", lambda m: ";", "call"),
+        (r" [+-] 1\b", lambda m: "", "number"),
+        (r"if \((?=[^;{}]*\) )", lambda m: "if (!!", "condition"),
+        (r"std::(?:lock_guard|scoped_lock)[^;]*;", lambda m: ";", "lock"),
+    )
+    code = re.sub(r"//.*|#.*|static_assert[^;]*;", lambda m: " " * len(m[0]), text)
+    found = []
+    for pattern, replace, kind in patterns:
+        for match in re.finditer(pattern, code):
+            if kind != "condition":
+                found.append((match.start(), len(match[0]), replace(match), kind))
+    return found
+
+
+def _mutants(tree: pathlib.Path, under: list[str]) -> list[tuple[pathlib.Path, Mutant]]:
+    """All mutants of the product, in an order that does not depend on the machine."""
+    found = []
+    for path in sorted(path for folder in under for path in (tree / folder).rglob("*")):
+        if path.name.endswith("_pb2.py") or path.suffix not in (".py", ".cc"):
+            continue
+        make = _python_mutants if path.suffix == ".py" else _cpp_mutants
+        found += [(path.relative_to(tree), mutant) for mutant in make(path.read_text())]
+    return found
+
+
+def _tests(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
+    """Files of tests that concern the module, those that are likely to find a fault first."""
+    stem, package = path.stem.lstrip("_"), ".".join(path.parent.parts)
+    one_of = rf"from {package} import (?:[^(\n]*|\([^)]*)\b{path.stem}\b"
+    names = re.compile(rf"\b{re.escape(package)}\.{path.stem}\b|{one_of}")
+    named, mentions = [], []
+    for test in sorted((tree / "tests").rglob("test_*.py")):
+        if re.fullmatch(rf"test_{stem}s?", test.stem):
+            named.append(test)
+        elif "python" in test.parts and (count := len(names.findall(test.read_text()))):
+            mentions.append((-count, test))
+    chosen = (named + [test for _, test in sorted(mentions)])[:_NUM_FILES]
+    general = [tree / "tests" / name for name in _PACKAGES.get(str(path.parent), [])]
+    chosen += [test for test in general if test.exists()]
+    return [str(test.relative_to(tree)) for test in dict.fromkeys(chosen)]
+
+
+def _fails(command: list[str], tree: pathlib.Path) -> tuple[bool, str]:
+    process = subprocess.Popen(
+        command, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        subprocess.run(["kill", "-KILL", f"-{process.pid}"], check=False)
+        process.communicate()
+        return True, "the limit of time"
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)|\d+ - (\w+) \(Failed\)", output, re.MULTILINE)
+    return process.returncode not in (0, 5), failed[0] if failed else output[-200:]
+
+
+def _command(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
+    if path.suffix == ".cc":
+        return ["sh", "tools/cpp.sh", "test", "unity"]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=120", "-n0"]
+    return [str(tree / ".venv/bin/python"), "-m", "pytest", *options, *_tests(tree, path)]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=39)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--under", nargs="+", default=["jaxhet", "xla_plugin"])
+    parser.add_argument("--tree", type=pathlib.Path, default=pathlib.Path())
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the change is taken back
+    tree = arguments.tree.resolve()
+    drawn = random.Random(arguments.seed).sample(_mutants(tree, arguments.under), arguments.count)
+    killed = 0
+    for index, (path, (begin, length, new, kind)) in [*enumerate(drawn)][arguments.first :]:
+        data = (tree / path).read_bytes()
+        line = data[:begin].count(b"\n") + 1
+        old = data[begin : begin + length].decode()
+        start = time.monotonic()
+        try:
+            (tree / path).write_bytes(data[:begin] + new.encode() + data[begin + length :])
+            is_killed, by = _fails(_command(tree, path), tree)
+        finally:
+            (tree / path).write_bytes(data)
+        killed += is_killed
+        said = f"killed by {by}" if is_killed else "survived"
+        change = f"{kind} {old.split(chr(10))[0]!r} -> {new.split(chr(10))[0]!r}"
+        seconds = time.monotonic() - start
+        print(f"{index} {path}:{line} {change}: {said} ({seconds:.0f} s)", flush=True)
+    print(f"{killed} of {len(drawn) - arguments.first} mutants killed, seed {arguments.seed}")
+
+
+if __name__ == "__main__":
+    main()
