@@ -12,10 +12,10 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _BUILD = _ROOT / "_build" / "plain"
 
 
-def build(name: str) -> pathlib.Path:
-    """Builds a program of tests/cpp."""
-    _make(name)
-    return _BUILD / "tests" / "cpp" / name
+def build(name: str, folder: str = _BUILD.name, *sanitizers: str) -> pathlib.Path:
+    """Builds a program of tests/cpp in a folder of _build, with the sanitizers of tools/cpp.sh."""
+    _make(name, folder, *sanitizers)
+    return _BUILD.parent / folder / "tests" / "cpp" / name
 
 
 def results_of(printed: str) -> list[tuple[str, str]]:
@@ -45,12 +45,12 @@ def hip_double() -> dict[str, str]:
 
 
 @functools.cache
-def _make(target: str) -> None:
+def _make(target: str, name: str = _BUILD.name, *sanitizers: str) -> None:
     env = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
-    configure = ["sh", "tools/cpp.sh", "configure", _BUILD.name]
-    make = ["cmake", "--build", str(_BUILD), "--target", target, "--", "--quiet"]
+    configure = ["sh", "tools/cpp.sh", "configure", name, *sanitizers]
+    make = ["cmake", "--build", str(_BUILD.parent / name), "--target", target, "--", "--quiet"]
     _BUILD.parent.mkdir(exist_ok=True)
-    with (_BUILD.parent / ".plain.lock").open("w") as lock:  # several workers may build it
+    with (_BUILD.parent / f".{name}.lock").open("w") as lock:  # several workers may build it
         fcntl.flock(lock, fcntl.LOCK_EX)
         for command in (configure, make):
             subprocess.run(command, cwd=_ROOT, env=env, check=True)

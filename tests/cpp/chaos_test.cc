@@ -19,11 +19,8 @@
 //   CHAOS_ROUNDS  number of rounds (default 20)
 //   CHAOS_SEED    seed of the first round (default 1); a round prints its own
 // A line for each round: "chaos <seed>: <transport>, <fault>: <how its processes ended> (<n> ms)".
-// tests/faults/chaos.py runs thousands and counts them.
 namespace jaxhet::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 using std::chrono::milliseconds;
 using Kind = ChaosOutcome::Kind;
@@ -104,42 +101,6 @@ TEST(ChaosTest, RandomFaultsEndInResultsOrNamedErrors) {
     if (!summary.starts_with("finding")) continue;
     ADD_FAILURE() << "CHAOS_SEED=" << seed << ": " << summary;
   }
-}
-
-ChaosOutcome Ended(Kind kind, std::string_view text) {
-  ChaosOutcome outcome;
-  outcome.Say(kind, text);
-  return outcome;
-}
-
-TEST(ChaosTest, ComplaintsSayWhatIsNotAllowed) {
-  ChaosRound round(1);
-  round.fault = Fault::kKill;
-  round.victim = 1;
-  round.other = 2;
-  const auto complaint = [&](int rank, const ChaosOutcome& outcome) {
-    return Complaint(round, rank, outcome);
-  };
-  const ChaosOutcome names_1 = Ended(Kind::kError, "jaxhet.PeerError: process 1 is gone");
-  const ChaosOutcome names_2 = Ended(Kind::kError, "jaxhet.PeerError: process 2 is gone");
-  EXPECT_EQ(complaint(1, Ended(Kind::kSilent, "")), "");
-  EXPECT_EQ(complaint(0, names_1), "");
-  EXPECT_THAT(complaint(0, names_2), HasSubstr("an error that names no process: jaxhet.PeerError"));
-  EXPECT_THAT(complaint(0, Ended(Kind::kError, "process 1")),
-              HasSubstr("an error that names no process"));
-  EXPECT_THAT(complaint(0, Ended(Kind::kSilent, "")), HasSubstr("it hangs or has crashed"));
-  EXPECT_THAT(complaint(0, Ended(Kind::kWrong, "exchange 3")),
-              HasSubstr("a wrong result of exchange 3"));
-  round.fault = Fault::kCutData;
-  EXPECT_EQ(complaint(0, names_2), "");
-  round.fault = Fault::kNone;
-  EXPECT_THAT(complaint(0, names_1), HasSubstr("an error without a fault"));
-  ChaosOutcome leaks = Ended(Kind::kRight, "");
-  leaks.num_leaked_mappings = 1;
-  EXPECT_THAT(complaint(0, leaks), HasSubstr("leaked shared memory"));
-  leaks.num_leaked_fds = 2;
-  EXPECT_THAT(complaint(0, leaks), HasSubstr("leaked descriptors: 2"));
-  EXPECT_EQ(Summary(round, {Ended(Kind::kRight, ""), Ended(Kind::kRight, "")}), "right");
 }
 
 }  // namespace

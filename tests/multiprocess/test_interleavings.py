@@ -5,22 +5,13 @@ constants, or in constants and groups. Where both islands call them in one order
 right. Where they do not, the first call that differs is refused on both islands, nothing of it has
 arrived, and no later call succeeds.
 
-What is real:
-
-* `test_equal_orders`: everything. One job of two processes makes all the calls.
-* `test_unequal_orders_in_jobs`: everything. Each order has a job of its own.
-* `test_unequal_orders`: one job too, whose processes, programs, compilers, FFI calls and sockets
-  are real. A refusal ends a job. So before each order both processes close their engines, open new
-  ones by the job's own bootstrap (listener, handshake, negotiation), and register the plans anew
-  that the passes have made. Left out are thus a new coordinator, JAX's start and compilation.
-* `tests/cpp/interleaving_test.cc` looks at the result's memory, which Python cannot see.
+`tests/cpp/interleaving_test.cc` does the same with many orders that differ, and looks at the
+memory of the results, which Python cannot see.
 """
 
 import dataclasses
-import itertools
 import pathlib
 import random
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,22 +22,18 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import TransportError, _ffi, _session, _set_up, testing
-from jaxhet._job import listener as _listener
-from jaxhet._net import secret as _secret
-from jaxhet._net.addresses import split_address
+from jaxhet import testing
 from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job
 
 pytestmark = pytest.mark.early
 
 WORKER = pathlib.Path(__file__)
 NUM_RANKS = 4
-NUM_ORDERS = 1000
+NUM_ORDERS = 200
 CALLS = 6
 ORDERS_PER_REQUEST = 50
 NUM_JOBS = 20
 NUM_QUICK_JOBS = 1
-_PORT_WAIT_S = 30
 
 Groups = list[list[int]] | None
 # For each program: factor of `a`, summand, and groups of ranks.
@@ -88,23 +75,13 @@ class _Worker:
         """Calls the programs of a family in some orders, and tells the outcome of each.
 
         Args:
-          request: `family`; `orders`, a list for each process; `new_engine`: whether each order
-            has an engine of its own.
+          request: `family`, and `orders`, a list for each process.
         """
         family = request["family"]
         if family not in self._programs:
-            # Compiled in one order on all islands, and called once.
             self._programs[family] = [_jitted(*which) for which in FAMILIES[family]]
-            for program in self._programs[family] if request["new_engine"] else ():
-                program(_argument())
-        told = []
-        for order in request["orders"][jax.process_index()]:
-            if request["new_engine"]:
-                _open_new_engine()
-            told.append(self._call(self._programs[family], order))
-        if request["new_engine"]:
-            _open_new_engine()  # for the next request, and the end
-        return told
+        orders = request["orders"][jax.process_index()]
+        return [self._call(self._programs[family], order) for order in orders]
 
     def _call(self, programs: Sequence[Any], order: Sequence[int]) -> dict[str, Any]:
         results: list[dict[int, float] | str] = []
@@ -127,47 +104,6 @@ def _arrived() -> tuple[int, int]:
     received = (key for key in counts if key.startswith("bytes_received_"))
     from_others = sum(counts[key] for key in received if key != "bytes_received_local")
     return counts["exchanges_completed"], from_others
-
-
-def _listen_again(host: str, port: int, session: Any, secret: bytes) -> _listener.Listener:
-    """A listener at the address that the others know.
-
-    For a while, a connection of another program on this machine may have the port.
-    """
-    end = time.monotonic() + _PORT_WAIT_S
-    while True:
-        try:
-            return _listener.Listener(host, port, session.process, secret, session.job)
-        except TransportError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.2)
-
-
-def _open_new_engine() -> None:
-    """Puts an engine with new connections in the place of the session's."""
-    session = _session.required()
-    membership, engine = session._membership, session.engine
-    assert membership is not None
-    assert engine is not None
-    if session._watcher.is_alive():  # which looks at the first engine, until that fails
-        session.acknowledge()
-        engine.fail("PeerError", "this engine is replaced")
-        session._watcher.join()
-    engine.close(0)
-    _ffi._sessions = itertools.repeat(engine.session)  # the programs' calls carry the number
-    config, members = session.config, membership.members
-    host, port = split_address(members[session.process].address)
-    secret = _secret.read_secret(config)
-    listener = _listen_again(host, port, session, secret)
-    placed = config.placed(session.process, len(members))
-    engine, _ = _set_up._start_engine(placed, listener, membership)
-    session.engine = session.compilation.engine = engine
-    listener.close()
-    _set_up._set_ranks(session, engine)
-    for fingerprint, plan in session.compilation.plans.items():
-        program = session.compilation.programs[plan.program]
-        engine.register_plan(fingerprint, plan.text, program.listing())
 
 
 # --- the tests ---
@@ -219,10 +155,10 @@ def _right(family: str, number: int, rank: int) -> float:
     return sum((member + 1) * c + d for member in group)
 
 
-def _ask(job: Job, family: str, orders: Sequence[Orders], new_engine: bool) -> list[list[Any]]:
+def _ask(job: Job, family: str, orders: Sequence[Orders]) -> list[list[Any]]:
     """Outcome of each order on both processes."""
     both = ([o.first for o in orders], [o.second for o in orders])
-    request = {"family": family, "orders": both, "new_engine": new_engine}
+    request = {"family": family, "orders": both}
     return [list(told) for told in zip(*job.ask(request), strict=True)]
 
 
@@ -271,22 +207,11 @@ def test_equal_orders(family: str, job: Job) -> None:
     draw = random.Random(family)
     orders = [_equal_orders(draw) for _ in range(NUM_ORDERS // len(FAMILIES))]
     for chunk in _chunks(orders):
-        for one, told in zip(chunk, _ask(job, family, chunk, new_engine=False), strict=True):
+        for one, told in zip(chunk, _ask(job, family, chunk), strict=True):
             for of_process in told:
                 for number, result in zip(one.first, of_process["results"], strict=True):
                     _assert_right(family, number, result)
     print(f"{family}: {len(orders)} orders of {CALLS} calls, all right")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_unequal_orders(family: str, job: Job) -> None:
-    draw = random.Random(f"unequal {family}")
-    orders = [_unequal_orders(draw) for _ in range(NUM_ORDERS // len(FAMILIES))]
-    for chunk in _chunks(orders):
-        for one, told in zip(chunk, _ask(job, family, chunk, new_engine=True), strict=True):
-            _assert_refused(family, one, told)
-    places = [one.place for one in orders]
-    print(f"{family}: {len(orders)} refused, at call {[places.count(i) for i in range(CALLS)]}")
 
 
 def _assert_job_refuses(seed: int) -> None:
@@ -294,7 +219,7 @@ def _assert_job_refuses(seed: int) -> None:
     orders = _unequal_orders(random.Random(seed))
     job = _job()
     try:
-        (told,) = _ask(job, family, [orders], new_engine=False)
+        (told,) = _ask(job, family, [orders])
     finally:
         job.close()
     _assert_refused(family, orders, told)

@@ -8,7 +8,6 @@ import mapped_programs  # noqa: F401  (registers its programs)
 import matrix
 import planned
 import programs
-import random_programs
 
 import jaxhet
 from jaxhet import testing
@@ -25,7 +24,7 @@ def _exchanges() -> int:
 def _run(program: dict[str, Any]) -> Any:
     if "name" in program:
         return programs.NAMED[program["name"]]()
-    return matrix.run(program) if "form" in program else random_programs.run(program)
+    return matrix.run(program)
 
 
 def _answer(program: dict[str, Any]) -> dict[str, Any]:

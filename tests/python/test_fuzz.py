@@ -24,7 +24,6 @@ from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
 from jaxhet._net import handshake
 from jaxhet._net.certificates import Authority, Identity
 from jaxhet._net.channel import Channel
-from tests.faults import chaos
 from tests.support.damage import (
     OURS,
     THEIRS,
@@ -36,6 +35,7 @@ from tests.support.damage import (
     said,
 )
 from tools import fuzz_coverage
+from tools.programs import build
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SECRET = b"a job secret of 32 random bytes."
@@ -251,7 +251,7 @@ def test_fuzzers_of_the_engine_find_nothing_under_sanitizers() -> None:
     env = {"FUZZ_SECONDS": "2", **os.environ}
     executions: dict[str, int] = {}
     for source in sorted((_ROOT / "tests" / "cpp").glob("fuzz_*_test.cc")):
-        program = chaos.build("asan", source.stem)
+        program = build(source.stem, "asan", "address,undefined")
         ended = subprocess.run(
             [program], env=env, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
