@@ -1,7 +1,5 @@
 """`benchmarks.ladder` on CPU: what it runs, compares and writes; not how fast it is."""
 
-import dataclasses
-import functools
 import json
 import math
 import pathlib
@@ -15,8 +13,8 @@ from matplotlib.image import imread
 
 from benchmarks import ladder, ladder_rungs
 from benchmarks.gpu_jobs import Setting
-from benchmarks.ladder_report import HEADINGS, Row, compared, plot, rates_of, reached, table
-from benchmarks.ladder_rungs import DEFAULT, PARALLEL, REFERENCE, RUNGS, why_absent, why_impossible
+from benchmarks.ladder_report import Row, compared, rates_of, reached
+from benchmarks.ladder_rungs import DEFAULT, PARALLEL, REFERENCE, RUNGS, why_absent
 from benchmarks.training import Program, Trace
 from jaxhet.testing import Shape
 from tests.support.jobs import ROOT
@@ -51,6 +49,7 @@ def assert_agree(rows: dict[tuple[str, str], dict[str, Any]], steps: int) -> Non
             assert row["ratio"] > 0
 
 
+@pytest.mark.slow
 def test_two_rungs_of_real_jobs(tmp_path: pathlib.Path) -> None:
     rungs = ("shm", REFERENCE)
     options = (*SMALL, "--shape=2x1x1", "--parallel=data", f"--rungs={','.join(rungs)}")
@@ -59,23 +58,6 @@ def test_two_rungs_of_real_jobs(tmp_path: pathlib.Path) -> None:
     assert_agree(rows, steps=6)
     assert rows["data", "shm"]["bytes_sent"]["shm"] > 0
     assert not rows["data", REFERENCE]["bytes_sent"]
-
-
-@pytest.mark.slow  # eight processes that compile: about 100 s of CPU time
-@pytest.mark.timeout(900)
-def test_ladder_has_rows_for_all_rungs_and_equal_losses(tmp_path: pathlib.Path) -> None:
-    rungs = ("all_tcp", "tcp", "device_direct", REFERENCE)
-    options = (*SMALL, "--parallel=data", f"--rungs={','.join(rungs)}")
-    rows = climb(tmp_path, *options)
-    assert [*rows] == [("data", rung) for rung in rungs]
-    assert "does not exist between islands of CPUs" in rows["data", "device_direct"]["reason"]
-    assert_agree(rows, steps=6)
-    assert rows["data", "all_tcp"]["losses"][-1] < rows["data", "all_tcp"]["losses"][0]
-    split, crossing = rows["data", "all_tcp"], rows["data", "tcp"]
-    assert split["bytes_sent"]["tcp"] > crossing["bytes_sent"]["tcp"] > 0
-    assert split["bytes_sent"].get("local", 0) < crossing["bytes_sent"]["local"]
-    assert not rows["data", REFERENCE]["bytes_sent"]
-    assert [rate is None for rate in split["tokens_per_s"]] == [True, True, False] * 2
 
 
 @pytest.mark.slow
@@ -96,16 +78,6 @@ def test_whole_ladder_runs_in_its_time(tmp_path: pathlib.Path) -> None:
     assert seconds < 180
 
 
-def test_every_device_is_an_island_on_the_first_rung() -> None:
-    assert RUNGS["all_tcp"].shape(CPU.shape) == Shape(4, 1, 1)
-    assert RUNGS["tcp"].shape(CPU.shape) == CPU.shape
-
-
-def test_island_alone_has_its_share_of_the_batch() -> None:
-    assert RUNGS["alone"].program(PROGRAM, 2) == dataclasses.replace(PROGRAM, batch=4)
-    assert RUNGS["tcp"].program(PROGRAM, 2) == PROGRAM
-
-
 @pytest.mark.parametrize(
     ("name", "setting", "words"),
     [
@@ -119,55 +91,6 @@ def test_rung_says_why_it_is_absent(name: str, setting: Setting, words: str) -> 
     reason = why_absent(RUNGS[name], setting)
     assert words in reason
     assert bool(words) == bool(reason)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "rows", "words"),
-    [
-        ("alone", Shape(2), 8, "one island has 1 device(s); stage=2,data=-1 needs a multiple of 2"),
-        ("tcp", Shape(2, 1, 2), 6, "the job has 6 rows; stage=2,data=-1 needs a multiple of 8"),
-        ("alone", Shape(2, 1, 2), 8, ""),
-    ],
-)
-def test_rung_says_why_it_cannot_run(name: str, shape: Shape, rows: int, words: str) -> None:
-    reason = why_impossible(RUNGS[name], dataclasses.replace(PROGRAM, batch=rows), shape)
-    assert reason.startswith(words)
-    assert bool(words) == bool(reason)
-
-
-def test_missing_nic_and_software_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build() -> None:
-        raise FileNotFoundError("cmake")
-
-    monkeypatch.setattr(ladder_rungs, "has_rdma_nic", lambda: False)
-    assert "a libibverbs in software" in RUNGS["verbs"].remark(CPU)
-    monkeypatch.setattr(ladder_rungs, "softverbs", build)
-    uncached = functools.cache(ladder_rungs._why_no_verbs.__wrapped__)
-    monkeypatch.setattr(ladder_rungs, "_why_no_verbs", uncached)
-    words = "no RDMA NIC, and the software libibverbs of tests/softverbs was not built: cmake"
-    assert why_absent(RUNGS["verbs"], CPU) == words
-    monkeypatch.setattr(ladder_rungs, "has_rdma_nic", lambda: True)
-    assert not RUNGS["verbs"].remark(CPU)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--shape=1x1x2"], "has one island, and a ladder needs two"),
-        (["--steps=4", "--turns=2"], "leaves nothing to time: the first 2 steps of a turn"),
-        (["--rungs=tcp,fast"], "'tcp,fast': choose of all_tcp, tcp"),
-    ],
-)
-def test_options_that_cannot_be_used_are_said(
-    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        ladder.parse(["--platform=cpu", *options])
-    assert words in capsys.readouterr().err
-
-
-def test_turns_divide_all_steps() -> None:
-    assert ladder.Ladder(CPU, {}, (), steps=10, turns=3).turn_steps == [3, 3, 4]
 
 
 def test_percentile_is_the_rate_that_so_many_steps_reach() -> None:
@@ -187,12 +110,6 @@ def test_step_takes_as_long_as_on_the_slowest_process() -> None:
     total, each = rates_of(turns, tokens=8, untimed=1)
     assert total == [None, 2.0, 4.0, None, 1.0, 8.0]
     assert each == [[2.0, 4.0, 1.0, 8.0]]
-
-
-def test_islands_alone_are_added_up() -> None:
-    total, each = rates_of([[trace(0, 9, 1), trace(1, 9, 4)]], tokens=8, untimed=1)
-    assert total == [None, 10.0]
-    assert each == [[8.0], [2.0]]
 
 
 def row(rung: str, rates: list[float | None], losses: list[float], **more: Any) -> Row:
@@ -217,23 +134,6 @@ def test_rows_are_compared_with_one_world() -> None:
     assert [r.difference for r in rows[2:]] == [None] * 4
 
 
-def test_table_has_figures_or_a_reason_in_each_line() -> None:
-    lines = table(
-        [
-            row("tcp", [None, 1000.0, 2000.0], [2.0, 1.5], bytes_sent={"tcp": 3e6, "local": 9e6}),
-            row("alone", [500.0], [1.0], islands=[200.0, 300.0], remark="half of the batch"),
-            Row("data", "verbs", "RDMA", reason="no NIC"),
-            Row("data", "shm", "shared", reason="PeerError", is_failed=True),
-        ]
-    ).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == [*HEADINGS]
-    assert cells[2][2:] == ["1,000", "1,000", "", "1.5000", "", "3.00", ""]
-    assert cells[3][-1] == "200 + 300; half of the batch"
-    assert cells[4][1:] == ["RDMA", *[""] * 6, "absent: no NIC"]
-    assert cells[5][-1] == "failed: PeerError"
-
-
 def test_failed_rung_is_a_row_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any) -> Any:
         raise AssertionError("a worker ended:\njaxhet.PeerError: process 1 is gone\nbye\n")
@@ -245,9 +145,3 @@ def test_failed_rung_is_a_row_with_its_error(monkeypatch: pytest.MonkeyPatch) ->
         (True, "jaxhet.PeerError: process 1 is gone")
     ]
     assert not facts
-
-
-def test_plot_of_rows_without_figures_is_not_written(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "tokens.png"
-    plot(path, [Row("data", "verbs", "", reason="no NIC")], "tokens_per_s", "tokens/s")
-    assert not path.exists()

@@ -1,13 +1,11 @@
 """Files in deploy/: manifests against schemas, scripts with stand-ins for the launchers."""
 
-import copy
 import os
 import pathlib
 import re
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,114 +58,9 @@ def _manifest(name: str) -> Any:
     return yaml.safe_load((_DEPLOY / "kubernetes" / f"{name}.yaml").read_text())
 
 
-def _pod(manifest: Any, island: int = 0) -> Any:
-    """The pod of an island; -1: of the coordinator."""
-    return manifests.pods(manifest)[island + 1][2]
-
-
-def _container(manifest: Any, island: int = 0) -> Any:
-    return _pod(manifest, island)["containers"][0]
-
-
 @pytest.mark.parametrize("name", _MANIFESTS)
 def test_manifest_is_good(name: str) -> None:
     assert manifests.problems(_manifest(name)) == []
-
-
-def _rename(mapping: Any, old: str, new: str) -> None:
-    mapping[new] = mapping.pop(old)
-
-
-_MUTATIONS: dict[str, tuple[Callable[[Any], object], str]] = {
-    "misspelt field of the object": (
-        lambda m: _rename(m["spec"], list(m["spec"])[-1], "tasksOfJobs"),
-        "tasksOfJobs",
-    ),
-    "misspelt field of a container": (lambda m: _rename(_container(m), "image", "imge"), "imge"),
-    "misspelt field of a volume": (
-        lambda m: _rename(_pod(m, 1)["volumes"][1]["secret"], "secretName", "name"),
-        "name",
-    ),
-    "number as a text": (
-        lambda m: _container(m)["volumeMounts"][1].update(readOnly="yes"),
-        "yes",
-    ),
-    "variable that is no text": (lambda m: _container(m)["env"][1].update(value=600), "600"),
-    "no secret": (lambda m: _pod(m)["volumes"].pop(1), "mounts volumes that there are not"),
-    "secret that is not mounted": (
-        lambda m: _container(m, 1)["volumeMounts"].pop(1),
-        "amd: no job secret as a file",
-    ),
-    "secret that everybody can read": (
-        lambda m: _pod(m)["volumes"][1]["secret"].pop("defaultMode"),
-        "can be read by everybody",
-    ),
-    "small /dev/shm": (
-        lambda m: _pod(m)["volumes"][0]["emptyDir"].clear(),
-        "/dev/shm is no memory",
-    ),
-    "no IPC_LOCK": (lambda m: _container(m).pop("securityContext"), "no IPC_LOCK"),
-    "no GPUs": (lambda m: _container(m, 1).pop("resources"), "amd: no GPUs"),
-    "pods that restart alone": (
-        lambda m: _pod(m).update(restartPolicy="OnFailure"),
-        "restartPolicy is not Never",
-    ),
-    "wrong number of processes": (
-        lambda m: _container(m, -1)["command"].__setitem__(-1, "nvidia=2,amd=1"),
-        "coordinator: --islands is not nvidia=2,amd=2",
-    ),
-    "coordinator on another port": (
-        lambda m: _container(m, -1)["command"].__setitem__(3, "0.0.0.0:7734"),
-        ":7734",
-    ),
-    "coordinator that is no pod": (
-        lambda m: _container(m)["env"][0].update(value="jaxhet-nvidia-9:7733"),
-        "nvidia: JAXHET_COORDINATOR_ADDRESS is not jaxhet-coordinator-",
-    ),
-    "coordinator without the secret": (
-        lambda m: _container(m, -1)["volumeMounts"].clear(),
-        "coordinator: no job secret as a file",
-    ),
-    "program that does not join": (
-        lambda m: _container(m, 1).update(command=["python", "/app/train.py"]),
-        "amd: the command is not below jaxhet run",
-    ),
-    "misspelt kind": (lambda m: m.update(kind="Jobb"), "'Job' was expected"),
-}
-
-
-@pytest.mark.parametrize("name", _MANIFESTS)
-@pytest.mark.parametrize("mutation", _MUTATIONS)
-def test_mutated_manifest_is_refused(mutation: str, name: str) -> None:
-    change, words = _MUTATIONS[mutation]
-    manifest = copy.deepcopy(_manifest(name))
-    change(manifest)
-    found = manifests.problems(manifest)
-    assert found
-    assert words in " ".join(found)
-
-
-def test_volcano_without_its_gang_or_its_plugins_is_refused() -> None:
-    manifest = _manifest("volcano")
-    manifest["spec"]["minAvailable"] = 3
-    manifest["spec"]["plugins"].pop("env")
-    assert len(manifests.problems(manifest)) == 2
-
-
-def test_jobset_whose_pods_have_no_numbers_or_no_names_is_refused() -> None:
-    manifest = _manifest("jobset")
-    manifest["spec"]["replicatedJobs"][1]["template"]["spec"].pop("completionMode")
-    assert "nvidia: not Indexed" in manifests.problems(manifest)[0]
-    manifest = _manifest("jobset")
-    _container(manifest, 1)["env"].pop()
-    assert "amd: REPLICATED_JOB_NAME is not the annotation" in manifests.problems(manifest)[0]
-
-
-def test_manifest_without_a_coordinator_is_refused() -> None:
-    manifest = _manifest("volcano")
-    manifest["spec"]["tasks"].pop(0)
-    manifest["spec"]["minAvailable"] = 4
-    assert manifests.problems(manifest) == ["not one pod for the coordinator"]
 
 
 def _environ(manifest: Any, name: str, index: int) -> dict[str, str]:
@@ -204,52 +97,6 @@ def test_pods_find_their_places_and_the_coordinator(
         assert config.launched  # no process starts another coordinator
         expected = f"{manifests.host(manifest, 'coordinator', 0)}:7733"
         assert config.coordinator_address == expected
-
-
-# The projects' own definitions.
-
-_needs_crds = pytest.mark.skipif(
-    not manifests.CRDS.is_dir(),
-    reason="no .cache/crds: put jobset.x-k8s.io_jobsets.yaml of JobSet and"
-    " batch.volcano.sh_jobs.yaml of Volcano there",
-)
-# Mutations of fields that JobSet and Volcano define, pods included.
-_FIELD_MUTATIONS: dict[str, Callable[[Any], object]] = {
-    "misspelt kind": lambda m: m.update(kind="Jobb"),
-    "misspelt field of the object": lambda m: _rename(m["spec"], list(m["spec"])[-1], "tasksOf"),
-    "object without pods": lambda m: m["spec"].update({list(m["spec"])[-1]: 4}),
-    "misspelt field of a container": lambda m: _rename(_container(m), "image", "imge"),
-    "misspelt field of a volume": lambda m: _rename(
-        _pod(m, 1)["volumes"][1]["secret"], "secretName", "name"
-    ),
-    "containers that are no list": lambda m: _pod(m).update(containers={}),
-    "container without a name": lambda m: _container(m, 1).pop("name"),
-    "text for a truth": lambda m: _container(m)["volumeMounts"][1].update(readOnly="yes"),
-    "number for a text": lambda m: _container(m)["env"][1].update(value=600),
-    "text for a number": lambda m: _pod(m)["volumes"][1]["secret"].update(defaultMode="0400"),
-    "port as a name": lambda m: _container(m, -1)["ports"][0].update(containerPort="http"),
-    "capability that is no list": lambda m: _container(m)["securityContext"].update(
-        capabilities={"add": "IPC_LOCK"}
-    ),
-}
-
-
-@_needs_crds
-@pytest.mark.parametrize("name", _MANIFESTS)
-def test_manifest_is_good_by_the_definitions_of_jobset_and_volcano(name: str) -> None:
-    assert manifests.crd_problems(_manifest(name)) == []
-
-
-@_needs_crds
-@pytest.mark.parametrize("name", _MANIFESTS)
-def test_mutated_manifest_is_refused_by_the_definitions_of_jobset_and_volcano(name: str) -> None:
-    definition_takes = []
-    for mutation, change in _FIELD_MUTATIONS.items():
-        manifest = copy.deepcopy(_manifest(name))
-        change(manifest)
-        if not manifests.crd_problems(manifest):
-            definition_takes.append(mutation)
-    assert not definition_takes
 
 
 # Scripts.

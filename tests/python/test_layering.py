@@ -176,11 +176,6 @@ _PYTHON = [p for f in (*_OWN, "tools") for p in _files(_ROOT / f, "*.py")]
 _CPP = _files(_PLUGIN, "*.h", "*.cc")
 
 
-def test_sources_are_found():
-    assert _PYTHON
-    assert _CPP
-
-
 def _cpp_folder(name: str) -> str:
     """The folder of a file of xla_plugin; those of the engine have levels of their own."""
     parts = name.split("/")[:-1]
@@ -197,29 +192,6 @@ def test_cpp_includes_go_down_the_levels():
             if folder != own and level[folder] >= level[own]:
                 wrong.append(f"{_name(path)} includes {header}")
     assert not wrong
-
-
-def test_levels_are_the_folders():
-    folders = {_cpp_folder(path.relative_to(_PLUGIN).as_posix()) for path in _CPP}
-    assert folders == {folder for level in _LEVELS for folder in level}
-
-
-@pytest.mark.parametrize("door", sorted({*_CPP_DOORS.values()}))
-def test_cpp_door_exists(door: str):
-    assert (_PLUGIN / door).exists()
-
-
-@pytest.mark.parametrize("module", _PYTHON_DOORS)
-def test_python_doors_exist_and_are_used(module: str):
-    """A door that nobody goes through is a rule that can't fail."""
-    for door in _PYTHON_DOORS[module]:
-        through = [p for p in _PYTHON if _name(p).startswith(door)]
-        assert any(_is_in(n, module) for p in through for n in _imports(p)), door
-
-
-@pytest.mark.parametrize("folder", _MAY_IMPORT)
-def test_folders_that_import_exist(folder: str):
-    assert any(_name(path).startswith(folder) for path in _PYTHON)
 
 
 def _room(name: str) -> str:
@@ -264,13 +236,6 @@ def test_modules_of_jaxhet_do_not_import_one_another_in_a_circle():
     assert not imported, "modules in a circle, or that import one: " + ", ".join(imported)
 
 
-def test_names_that_imports_are_allowed_by_exist():
-    """A module of the project, or jaxhet's public names."""
-    allowed = {m for modules in _MAY_IMPORT.values() for m in modules} - {"jaxhet:public"}
-    paths = [_ROOT / module.replace(".", "/") for module in allowed]
-    assert not [p for p in paths if not (p.is_dir() or p.with_suffix(".py").is_file())]
-
-
 def test_cpp_includes_start_at_the_root():
     wrong = []
     for path in _CPP:
@@ -302,20 +267,6 @@ def test_cpp_does_not_read_the_environment():
     assert not [_name(path) for path in _CPP if re.search(r"\bgetenv\s*\(", path.read_text())]
 
 
-def test_names_that_comments_refer_to_exist():
-    """`see Name` in a comment of C++: the code has that name."""
-    comment = re.compile(r"//.*")
-    code = " ".join(comment.sub("", path.read_text()) for path in _CPP)
-    known = {*re.findall(r"\w+", code)}
-    wrong = []
-    for path in _CPP:
-        for text in comment.findall(path.read_text()):
-            for name in re.findall(r"\b[Ss]ee ([A-Z]\w+)", text):
-                if name not in known:
-                    wrong.append(f"{_name(path)}: see {name}")
-    assert not wrong
-
-
 @pytest.mark.parametrize("module", _PYTHON_DOORS)
 def test_python_door(module: str):
     inside = [_name(path) for path in _PYTHON if any(_is_in(n, module) for n in _imports(path))]
@@ -339,14 +290,6 @@ def test_no_file_reads_the_environment_but_by_the_table_of_options():
         _name(p) for p in _files(_ROOT / "jaxhet", "*.py") if re.search(pattern, p.read_text())
     ]
     assert not inside
-
-
-@pytest.mark.parametrize(
-    ("name", "public"),
-    [("jaxhet", True), ("jaxhet.jit", True), ("jaxhet._jit", False), ("jaxhet._jit.jit", False)],
-)
-def test_public_names(name: str, public: bool):
-    assert _is_public_jaxhet(name) == public
 
 
 @pytest.mark.parametrize("module", ["jaxhet.cli", "jaxhet._job.coordinator_process"])

@@ -1,20 +1,15 @@
 """Errors in a Kubernetes manifest of a job, found without a cluster: fields first, then meaning.
 
 Pods and Jobs go by the strict schemas of the package kubernetes_validate. Of JobSet's and Volcano's
-own objects the fields that we use stand below, closed: any other field is a mistake. The projects'
-own definitions (CRDs) are used where somebody has put them into .cache/crds.
+own objects the fields that we use stand below, closed: any other field is a mistake.
 """
 
-import functools
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
-import yaml
-
-from tests.support.jobs import ROOT
 
 _VERSION = "1.36"
 _NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
@@ -92,13 +87,8 @@ _VOLCANO = _closed(
     ),
 )
 
-CRDS = ROOT / ".cache" / "crds"
 COORDINATOR = "coordinator"
 _SECRET_FILE = "/run/jaxhet/secret"
-_CRD_OF = {
-    "JobSet": "jobset.x-k8s.io_jobsets.yaml",
-    "Job": "batch.volcano.sh_jobs.yaml",
-}
 _DOWNWARD = {"JOBSET_NAME": "jobset-name", "REPLICATED_JOB_NAME": "replicatedjob-name"}
 
 Pods = list[tuple[str, int, dict[str, Any]]]  # an island's name, its number of pods, their spec
@@ -121,48 +111,6 @@ def problems(manifest: Any) -> list[str]:
         except kubernetes_validate.ValidationError as error:
             found.append(str(error))
     return found or list(_senseless(manifest, _pods_of_jobset if is_jobset else _pods_of_volcano))
-
-
-def crd_problems(manifest: Any) -> list[str]:
-    """Errors by the definition (CRD) of JobSet's or Volcano's own project, unknown fields too."""
-    kind, version = manifest.get("kind"), manifest.get("apiVersion")
-    if kind not in _CRD_OF:
-        return [f"there is no definition of the kind {kind!r}"]
-    schemas = _definition(_CRD_OF[kind])
-    if version not in schemas:
-        return [f"{kind} has no version {version!r}"]
-    errors = schemas[version].iter_errors(manifest)
-    return [f"{error.json_path}: {error.message}" for error in errors]
-
-
-@functools.cache
-def _definition(name: str) -> dict[str, jsonschema.Draft7Validator]:
-    """A closed schema for each version of a definition."""
-    text = (CRDS / name).read_text()
-    spec = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]
-    schemas = {}
-    for version in spec["versions"]:
-        schema = _strict(version["schema"]["openAPIV3Schema"])
-        schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own: CRDs leave it out
-        schemas[f"{spec['group']}/{version['name']}"] = jsonschema.Draft7Validator(schema)
-    return schemas
-
-
-def _strict(schema: Any) -> Any:
-    """A schema of Kubernetes as one of JSON, in which an unknown field is an error."""
-    if not isinstance(schema, dict):
-        return schema
-    schema = dict(schema)
-    if schema.get("x-kubernetes-int-or-string"):
-        schema.pop("type", None)
-        schema["anyOf"] = [{"type": "integer"}, {"type": "string"}]
-    if "properties" in schema:
-        schema["properties"] = {k: _strict(v) for k, v in schema["properties"].items()}
-        if not schema.get("x-kubernetes-preserve-unknown-fields"):
-            schema.setdefault("additionalProperties", False)
-    for key in {"items", "additionalProperties"} & schema.keys():
-        schema[key] = _strict(schema[key])
-    return schema
 
 
 def pods(manifest: dict[str, Any]) -> Pods:

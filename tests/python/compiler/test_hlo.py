@@ -1,17 +1,14 @@
 """The view of a module: what it adds is what XLA reads, and the rest stays."""
 
-import gc
 import pathlib
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 
 from jaxhet._errors import JaxhetError
-from jaxhet.compiler import Options, bridge, decompose, hlo
+from jaxhet.compiler import hlo
 from jaxhet.compiler import hlo_pb2 as pb
 from tests.python.compiler import hlo_text
 
@@ -120,33 +117,3 @@ def test_location_from_metadata_and_from_stack_frames():
     frames.stack_frames.add(file_location_id=1)
     q.metadata.stack_frame_id = 1
     assert module.location(q) == "x/y.py:3"
-
-
-def test_has_collective_is_quick_and_finds_each():
-    data = hlo_text.module(hlo_text.entry(_BODY), [0])
-    start = time.perf_counter()
-    assert not hlo.has_collective(data + bytes(1 << 20))
-    assert time.perf_counter() - start < 0.05
-    for opcode in hlo.COLLECTIVES:
-        proto = pb.HloModuleProto.FromString(data)
-        proto.computations[0].instructions[0].opcode = opcode
-        assert hlo.has_collective(proto.SerializeToString()), opcode
-
-
-@pytest.mark.parametrize("hook", [decompose, bridge])
-@pytest.mark.parametrize("is_enabled", [True, False])
-def test_no_garbage_is_collected_in_a_pass(
-    hook: Callable[..., object], is_enabled: bool, monkeypatch: pytest.MonkeyPatch
-):
-    seen = list[bool]()
-    monkeypatch.setattr(hlo, "has_collective", lambda _: seen.append(gc.isenabled()))
-    if not is_enabled:
-        gc.disable()
-    try:
-        assert (
-            hook(hlo_text.module(hlo_text.entry(_BODY), [0]), hlo_text.job(0, 1), Options()) is None
-        )
-        assert gc.isenabled() == is_enabled
-    finally:
-        gc.enable()
-    assert seen == [False]

@@ -63,11 +63,6 @@ def test_no_iteration_overwrites_what_is_still_read(vendor: str, request: pytest
     assert all(loop["repeated"] == 0 for found in loops.values() for loop in found)
 
 
-def test_hazards_are_found_where_copies_are_missing(cuda: Results):
-    for name in ("data, 1 each", "fsdp, 1 each", "fsdp, 2 each"):
-        assert any(loop["hazards"] for loop in cuda[f"{name}, not copied"]["loops"]), name
-
-
 def test_both_vendors_pipeline_alike(cuda: Results, rocm: Results):
     assert {name: r["fingerprint"] for name, r in cuda.items()} == {
         name: r["fingerprint"] for name, r in rocm.items()

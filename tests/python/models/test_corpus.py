@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-import tokenizers
 
 from models.data import Batches
 from models.extras import shards, tokenize
@@ -30,16 +29,6 @@ def read(corpus: Corpus) -> list[int]:
     return corpus.read(0, corpus.size).tolist()
 
 
-def test_default_corpus_is_text():
-    corpus = open_corpus()
-    assert corpus.size > 100_000
-    assert b"assert" in corpus.read(0, corpus.size).astype(np.uint8).tobytes()
-
-
-def test_language_reference_has_a_name():
-    assert open_corpus("language-reference").digest() == open_corpus().digest()
-
-
 def test_standard_library_is_long_and_the_same_each_time():
     corpus = open_corpus("standard-library")
     # 500 steps of 8 rows of 1,024 tokens need 4.1 million.
@@ -58,18 +47,6 @@ def test_no_row_of_the_standard_library_is_read_twice_in_500_steps():
     assert len(rows) == 4000
 
 
-def test_passes_are_reads_of_whole_rows():
-    batches = Batches(Corpus("numbers", (np.arange(101),)), 0, batch=4, positions=10)
-    assert batches.passes(5) == 2
-
-
-def test_file_of_bytes_is_mapped(tmp_path):
-    (tmp_path / "text").write_bytes(b"some text")
-    corpus = open_corpus(str(tmp_path / "text"))
-    assert isinstance(corpus.pieces[0], np.memmap)
-    assert (bytes(read(corpus)), corpus.identity, corpus.vocab) == (b"some text", "text:9", 256)
-
-
 def test_reads_cross_the_ends_of_pieces_and_parts_are_views():
     corpus = Corpus("numbers", (np.arange(5), np.arange(5, 6), np.arange(6, 10)))
     for start in range(10):
@@ -86,17 +63,6 @@ def test_text_of_a_tokenizer_ends_with_its_end(tmp_path, tokenizer):
     corpus = open_corpus(str(tmp_path / "text"), tokenizer)
     assert (read(corpus), corpus.vocab, corpus.end) == ([1, 2, 0, 3], 4, 3)
     assert corpus.identity.startswith("text:4:")
-
-
-def test_limits_of_length_in_a_tokenizer_do_not_count(tmp_path, tokenizer):
-    limited = str(tmp_path / "limited.json")
-    library = tokenizers.Tokenizer.from_file(tokenizer)
-    library.enable_truncation(1)
-    library.enable_padding(length=5)
-    library.save(limited)
-    (tmp_path / "text").write_text("one two\nthree")
-    whole, cut = (read(open_corpus(str(tmp_path / "text"), path)) for path in (tokenizer, limited))
-    assert cut == whole
 
 
 @pytest.mark.parametrize("longest", [1, 4, 7, 100])

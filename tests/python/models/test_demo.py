@@ -66,18 +66,3 @@ def test_missing_digests_fail(lack):
 
 def test_run_without_exchanges_fails():
     assert checked(rows()) == "no exchange between the islands was counted"
-
-
-def test_summary_adds_up_all_transports():
-    islands = rows(
-        exchanges_completed=4,
-        bytes_sent_shm=3e6,
-        bytes_sent_tcp=1e6,
-        bytes_sent_local=5e6,
-        exchange_seconds=2e-3,
-    )
-    facts = demo.summary(GOOD, demo.compare(islands, rows(), rows(1e-3), EQUAL))
-    assert facts["exchanges_per_step"] == 4
-    assert facts["bytes_per_step"] == 4e6
-    assert facts["busbw_gb_s"] == pytest.approx(2.0)
-    assert (facts["parameters_bit_equal"], facts["failures"]) == (True, [])

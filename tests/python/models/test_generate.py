@@ -13,7 +13,7 @@ from models import generate as module
 from models.generate import Sampling, decode, generate, prefill
 from models.huggingface import load
 from models.llama import Llama
-from tests.python.models.golden_models import FAMILIES, GOLDEN, PROMPT, expected, step_by_step
+from tests.python.models.golden_models import FAMILIES, GOLDEN, PROMPT, expected
 
 QUICK = ("llama-3.1", "qwen2.5", "qwen3-moe")  # together they have each part of a family
 EACH_FAMILY = pytest.mark.parametrize(
@@ -59,14 +59,6 @@ def test_step_by_step_logits_are_those_of_whole_texts(make_mesh, fast_jit):
         np.testing.assert_allclose(logits, whole[rows, lengths - 1], atol=1e-4, rtol=0)
         logits, past = advance(params, tokens[rows, lengths], past, lengths)
         lengths += 1
-
-
-@EACH_FAMILY
-def test_step_by_step_logits_are_those_of_transformers(family, make_mesh, fast_jit):
-    golden = expected(family)
-    config, params = load(GOLDEN / family, make_mesh(data=1), **WIDE)
-    ours = step_by_step(config, params, golden["tokens"], fast_jit)
-    np.testing.assert_allclose(ours, golden["logits"][:, PROMPT - 1 :], atol=1e-4, rtol=0)
 
 
 def test_texts_of_several_lengths_on_a_mesh_are_as_alone(make_mesh):

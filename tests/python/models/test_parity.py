@@ -1,15 +1,11 @@
-import dataclasses
-import hashlib
 import json
-import shlex
 import subprocess
 import sys
 
 import pytest
-from matplotlib.figure import Figure
 
 from models.extras import parity_report, parity_runs
-from models.extras.parity_runs import ISLANDS, ONE_WORLD, OTHER, PERMUTED, UNLIKE
+from models.extras.parity_runs import ISLANDS, ONE_WORLD, PERMUTED, UNLIKE
 from models.parity import parse, train
 
 MESH = "data=2,model=2"
@@ -58,73 +54,6 @@ def checked(asked, reasons=None, **rows) -> dict[str, list[str]]:
 
 def test_runs_that_agree_have_no_failures(asked):
     assert checked(asked) == {}
-
-
-def test_norms_of_gradients_may_be_ten_tolerances_or_two_noise_floors_away(asked):
-    near, far = metrics(4.0, 2.0, norm=2.0 + 1e-4), metrics(4.0, 2.0, norm=2.001)
-    assert checked(asked, islands=near, unlike_islands=near) == {}
-    said = ["norms of gradients differ by 5.0e-04; allowed is 1.0e-04"]
-    assert checked(asked, islands=far, unlike_islands=far) == {ISLANDS: said, UNLIKE: said}
-    permuted = metrics(4.0, 2.0, norm=2.0006)
-    assert checked(asked, islands=far, unlike_islands=far, permuted=permuted) == {}
-
-
-def test_final_differences_are_those_of_the_last_step(asked):
-    later = metrics(4.0, 2.0)
-    later[0] |= {"loss": 4.00001, "gradient_norm": 2.0001}
-    runs = dict.fromkeys(asked.runs(MESH), metrics(4.0, 2.0)) | {ISLANDS: later}
-    (islands,) = (r for r in parity_runs.compare(asked, MESH, runs, {}) if r.run == ISLANDS)
-    assert islands.largest == pytest.approx(2.5e-6)
-    assert islands.gradient == pytest.approx(5e-5)
-    assert islands.final == islands.gradient_final == 0
-
-
-def test_report_says_what_it_was_made_of(asked, tmp_path):
-    text = tmp_path / "a.txt"
-    text.write_text("a text")
-    parsed = parse([f"--data={text}", f"--out={tmp_path}"])
-    origin = parity_report.Origin.of(parsed)
-    assert (origin.text, origin.tokens) == ("a.txt", 6)
-    assert origin.digest == hashlib.sha256(b"a text").hexdigest()
-    report = parity_report.report(parsed, [], origin)
-    for fact in (origin.commit, origin.digest, "a.txt, 6 tokens"):
-        assert fact in report
-
-
-def test_command_of_the_report_asks_for_the_same_again(tmp_path):
-    words = [
-        *("--meshes", "data=2", "fsdp=2", "--islands=3", "--devices=1", "--unlike=--a=1 --b=2"),
-        *("--permutations=2", "--tolerance=0.5", "--steps=7", "--config=tiny", "--batch", "8"),
-    ]
-    asked = parse([*words, f"--out={tmp_path}"])
-    said = parity_report.report(asked, [], ORIGIN).split("`")[1]
-    again = parse([*shlex.split(said)[3:], f"--out={tmp_path}"])
-    assert again == asked
-    assert shlex.split(said)[:3] == ["python", "-m", "models.parity"]
-
-
-def test_commit_is_that_of_a_checkout(tmp_path):
-    git = ["git", "-C", str(tmp_path)]
-    subprocess.run([*git, "init", "-q"], check=True)
-    (tmp_path / "parity_report.py").write_text("1")
-    commands = (["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "a"])
-    assert parity_report.commit(tmp_path) == "unknown (no git checkout)"  # not its file
-    for words in commands:
-        subprocess.run([*git, *words], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    assert head.stdout.startswith(parity_report.commit(tmp_path))
-    (tmp_path / "parity_report.py").write_text("2")
-    assert parity_report.commit(tmp_path).endswith(" with changes")
-
-
-@pytest.mark.parametrize(
-    ("jobs", "load", "comparable"), [(1, 0.5, True), (1, 3.0, False), (2, 0.5, False)]
-)
-def test_speeds_beside_other_work_are_not_comparable(jobs, load, comparable):
-    report = parity_report.report(
-        parse([f"--jobs={jobs}"]), [], dataclasses.replace(ORIGIN, load=load)
-    )
-    assert ("**not comparable**" not in report) == comparable
 
 
 def test_losses_of_islands_are_compared_with_the_tolerance(asked):
@@ -205,36 +134,6 @@ jaxhet launch: failed first: process 0 (island0): exit code 3; it said: models.p
     assert failure("") == "exit code 3: it said nothing"
 
 
-def test_runs_differ_in_what_they_are_named_after(asked):
-    commands = asked.runs(MESH)
-    assert all(f"--mesh={MESH}" in command for command in commands.values())
-    assert all("--config=tiny" in command for command in commands.values())
-    assert [run for run, command in commands.items() if "launch" in command] == [ISLANDS, UNLIKE]
-    permuted = [PERMUTED, "permuted 2", "permuted 3", "permuted 4"]
-    assert [*commands] == [ONE_WORLD, *permuted, OTHER, ISLANDS, UNLIKE]
-    assert [commands[run][-1] for run in permuted] == [f"--permute={n}" for n in (1, 2, 3, 4)]
-    few = parse(["--permutations=1", "--unlike="]).runs(MESH)
-    assert [*few] == [ONE_WORLD, PERMUTED, ISLANDS]
-
-
-@pytest.mark.parametrize("words", [["--stages=3,1"], ["--stages", "3,1"]])
-def test_only_meshes_with_stages_have_the_option(words):
-    asked = parse(["--meshes", "stage=2,data=2", "data=4", "--batch=8", *words, "--seed=1"])
-    with_stages, without = (set(asked.runs(mesh)[ISLANDS]) for mesh in asked.meshes)
-    assert "--stages=3,1" in with_stages
-    assert not without & {"--stages", "3,1", "--stages=3,1"}
-    assert {"--batch=8", "--seed=1"} <= without
-    assert parse(asked.words()).words() == asked.words()
-
-
-def test_unlike_island_has_its_flags_beside_those_of_all_runs(asked, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
-    command = asked.runs(MESH)[UNLIKE]
-    assert "--island-env=island1:XLA_FLAGS=--xla_a=1 --xla_cpu_max_isa=AVX" in command
-    assert asked.environment(OTHER)["XLA_FLAGS"] == "--xla_a=1 --xla_cpu_max_isa=AVX"
-    assert {asked.environment(run)["XLA_FLAGS"] for run in (ONE_WORLD, UNLIKE)} == {"--xla_a=1"}
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -280,20 +179,3 @@ def test_report_of_real_runs(tmp_path):
         True
     }
     assert (tmp_path / "curves.png").stat().st_size > 10_000
-
-
-def test_plot_names_runs_whose_losses_are_all_equal(tmp_path, monkeypatch):
-    legends: list[list[str]] = []
-
-    def note(figure: Figure, path: object, **_: object) -> None:
-        legend = figure.axes[1].get_legend()
-        legends.append([text.get_text() for text in legend.get_texts()] if legend else [])
-
-    monkeypatch.setattr(Figure, "savefig", note)
-    one = metrics(3.0, 2.0)
-    parity_report.plot(
-        tmp_path / "plot.png",
-        {"data=2": {ONE_WORLD: one, ISLANDS: one, PERMUTED: metrics(3.0, 2.1)}},
-    )
-    parity_report.plot(tmp_path / "plot.png", {"data=2": {ONE_WORLD: one, PERMUTED: metrics(3, 1)}})
-    assert legends == [[f"{ISLANDS}: equal in all steps"], []]

@@ -135,22 +135,6 @@ def test_run_goes_on_from_the_newest_checkpoint(tmp_path, capsys):
     assert "step 4/4" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_types_train(dtype, tmp_path):
-    train(tmp_path, steps=4, dtype=dtype)
-    assert losses(tmp_path)[-1][1] < 5.7
-    assert compare_replicas(tmp_path).equal
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["fsdp=-1", "stage=2,model=-1", "data=2,sequence=2"])
-def test_other_meshes_train(mesh, tmp_path):
-    train(tmp_path, steps=2, mesh=mesh)
-    assert len(losses(tmp_path)) == 2
-    assert compare_replicas(tmp_path).equal
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -255,12 +239,6 @@ def test_background_save_that_fails_ends_the_run_and_names_the_checkpoint_before
         train(tmp_path, steps=10**6, checkpoint_every=60, log_every=60)
     assert saved == [60, 120]
     assert checkpoints(tmp_path) == {"60"}
-
-
-def test_steps_between_two_reports_may_be_many(tmp_path):
-    # More than XLA's CPU client can start at once without a deadlock of several devices.
-    train(tmp_path, steps=200, log_every=200, batch=4, seq=8)
-    assert [step for step, _ in losses(tmp_path)] == list(range(1, 201))
 
 
 def test_run_that_is_told_to_stop_saves_its_state(tmp_path, monkeypatch, capsys):

@@ -1,7 +1,6 @@
 import json
 
 import jax
-import matplotlib.axes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -10,7 +9,6 @@ from models.extras.records import (
     Journal,
     compare_replicas,
     digest_rows,
-    plot_losses,
     read_rows,
     same_bits,
 )
@@ -24,10 +22,6 @@ def test_journal_of_a_resumed_run_drops_what_will_be_written_again(tmp_path):
         file.write('{"step": 4, "lo')
     Journal(path, start=2).append([{"step": 3, "loss": 2.0}])
     assert [(row["step"], row["loss"]) for row in read_rows(path)] == [(1, 1), (2, 1), (3, 2)]
-
-
-def test_missing_journal_has_no_rows(tmp_path):
-    assert read_rows(tmp_path / "rows.jsonl") == []
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -65,19 +59,3 @@ def test_parameters_of_two_runs_are_compared_bit_by_bit(tmp_path):
     assert same_bits(one, other) == (2, 3)
     assert same_bits(one, one) == (3, 3)
     assert same_bits(one, tmp_path / "none") == (0, 0)
-
-
-def test_no_digests_are_not_equal(tmp_path):
-    assert not compare_replicas(tmp_path).equal
-
-
-@pytest.mark.parametrize("unit", ["byte", "token"])
-def test_plot_is_a_png_with_the_unit_of_the_loss(unit, tmp_path, monkeypatch):
-    labels, set_all = [], matplotlib.axes.Axes.set
-    monkeypatch.setattr(
-        matplotlib.axes.Axes, "set", lambda axes, **k: (labels.append(k), set_all(axes, **k))
-    )
-    rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
-    plot_losses(tmp_path / "loss.png", {"one": rows}, unit)
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert labels == [{"xlabel": "step", "ylabel": f"loss (nats per {unit})"}]
