@@ -14,8 +14,8 @@ if command -v bazel >/dev/null 2>&1 && [ ! -d .cache/googletest ]; then
 else
   echo "no bazel here (Debian: bazel-bootstrap), or no GoogleTest (libgmock-dev) for it: its build is not tested"
 fi
-stage "C++ tests under ASan and UBSan, fuzzers for 20 s each"
-FUZZ_SECONDS="${FUZZ_SECONDS:-20}" sh tools/cpp.sh test asan address,undefined
+stage "C++ tests under ASan and UBSan, fuzzers for 5 s each"
+FUZZ_SECONDS="${FUZZ_SECONDS:-5}" sh tools/cpp.sh test asan address,undefined
 stage "C++ tests under TSan"
 sh tools/cpp.sh test tsan thread
 

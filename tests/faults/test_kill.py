@@ -50,7 +50,7 @@ def test_others_report_a_process_killed_while_it_joins(delay_s: float, victim: i
 # Half of the runs are resumed: that takes as long as the run itself.
 @pytest.mark.parametrize(
     ("process", "delay_s", "resume"),
-    _slow_after(1, [(i % 2, round(_random.uniform(0, 0.8), 2), i % 2 == 1) for i in range(6)]),
+    _slow_after(0, [(i % 2, round(_random.uniform(0, 0.8), 2), i % 2 == 1) for i in range(6)]),
 )
 def test_checkpoint_survives_a_killed_process(
     process: int, delay_s: float, resume: bool, tmp_path: pathlib.Path

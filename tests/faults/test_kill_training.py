@@ -277,6 +277,7 @@ def test_planted_error_of_a_resumed_run_is_far_above_rounding(
     assert apart >= ERROR
 
 
+@pytest.mark.slow
 def test_run_resumes_on_another_mesh_as_one_world_does(tmp_path: pathlib.Path) -> None:
     """The short form of the test of kills: fewer steps, and the first run ends by itself."""
     mesh, (islands, devices) = ELSEWHERE["another mesh"]

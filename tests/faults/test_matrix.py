@@ -71,12 +71,10 @@ class Case:
 ALL = [Case(moment, kind) for moment in MOMENTS for kind in KINDS]
 ON_CPUS = [case for case in ALL if case.moment != "tune"]  # kernels of CPUs are not tuned
 FEW = [
-    Case("setup", "raise"),
     Case("setup", "stop"),
     Case("compile", "exit"),
     Case("between", "raise"),
     Case("exchange", "kill"),
-    Case("exchange", "stop"),
     Case("save", "_exit"),
 ]
 # The default between GPUs of one host is cuda_ipc.

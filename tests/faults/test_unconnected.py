@@ -53,7 +53,7 @@ def test_strangers_of_a_failed_process_name_it(victim: int, number: signal.Signa
     assert_others_report(job, victim, NUM_PROCESSES, failed - 0.1, REPORT_WITHIN_S)
 
 
-@pytest.mark.parametrize("late", [0, 3])
+@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_peer_that_has_left_before_it_is_needed_is_named(late: int) -> None:
     job = WatchedJob(["-c", LATE, str(late)], islands=(2, 2), env=NEEDED)
     job.wait()  # with code 0: the program has dealt with the error

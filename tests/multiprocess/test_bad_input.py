@@ -15,11 +15,6 @@ pytestmark = pytest.mark.early
 JOIN = "import jaxhet; jaxhet.initialize(); print('joined')"
 
 
-def test_good_job_without_the_launcher_joins() -> None:
-    for ended in run(JOIN, *job()):
-        assert (ended.code, "joined" in ended.text) == (0, True), ended.text
-
-
 # Changes of a good environment, by what is wrong, and the words of the error. None: left out.
 WRONG: dict[str, tuple[dict[str, str | None], str]] = {
     "no address": (

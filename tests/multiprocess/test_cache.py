@@ -89,6 +89,7 @@ def test_other_islands_are_no_hit(filled: pathlib.Path) -> None:
     assert [t["across"] for t in told] == [[0, ACROSS, 2]] * 3
 
 
+@pytest.mark.slow
 def test_other_version_of_jaxhet_is_no_hit(filled: pathlib.Path) -> None:
     told = _run(filled, VERSION="999")
     assert told == [{"across": [0, ACROSS, 2], "local": [0, LOCAL, 0]}] * 3

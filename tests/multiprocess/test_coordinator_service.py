@@ -147,6 +147,7 @@ def test_two_coordinators_at_two_addresses_are_said_by_everybody() -> None:
         assert f"process {missing} of 2 has not joined within 10 s{advice}" in text, text
 
 
+@pytest.mark.slow
 def test_coordinator_that_waits_longer_than_a_process_is_named_by_the_process() -> None:
     texts, _ = _addresses_differ("25")
     assert "TransportError: the coordinator at 127.0.0.1:" in texts[1]

@@ -70,7 +70,7 @@ def test_deadline_of_one_function_names_who_is_late() -> None:
     body = """
 f = over_islands(psum, bridge={"deadline_s": 1.0})
 f(x)
-if me == 1: time.sleep(6)
+if me == 1: time.sleep(3)
 start = time.monotonic()
 try: print("number", f(x))
 except jaxhet.JaxhetError as e:
@@ -87,7 +87,7 @@ def test_errors_and_options_of_a_function_compiled_ahead_are_those_of_jit() -> N
     body = """
 g = over_islands(psum, bridge={"deadline_s": 1.0}).lower(x).compile()
 g(x)
-if me == 1: time.sleep(6)
+if me == 1: time.sleep(3)
 try: print("number", g(x))
 except jaxhet.JaxhetError as e: print("caught:", type(e).__name__, e)
 """

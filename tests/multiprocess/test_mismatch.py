@@ -99,7 +99,7 @@ def _slow(cases: Iterable[str], *slow: str) -> list[ParameterSet]:
 
 @pytest.mark.parametrize(
     "what",
-    _slow(DIFFERENT, "dtype", "dimension", "count", "order"),
+    _slow(DIFFERENT, "dtype", "dimension", "count", "order", "order of equals", "pairs"),
 )
 def test_programs_that_differ_in(what: str) -> None:
     assert_both_are_told(*DIFFERENT[what])

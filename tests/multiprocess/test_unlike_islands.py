@@ -31,9 +31,9 @@ PASSES = ("", "algsimp", "cse", "constant_folding,simplify-sorts", "reshape-deco
 # Without these, XLA combines, inlines or unrolls otherwise: the exchanges themselves differ.
 LOOSE_PASSES = ("fusion", "cpu-all-reduce-combiner", "simplify-while-loops")
 CASES = [(algorithm, passes) for passes in PASSES for algorithm in ALGORITHMS]
-QUICK_CASES = [CASES[0], CASES[3]]
+QUICK_CASES = [CASES[3]]
 NUM_PROGRAMS = 30  # programs per case
-NUM_QUICK_PROGRAMS = 3
+NUM_QUICK_PROGRAMS = 4
 NUM_LOOSE = 20  # programs of a case in which they may be refused
 NUM_QUICK_LOOSE = 1
 NUM_UNDECLARED = 40
@@ -327,8 +327,6 @@ def test_operation_beside_the_exchanges_that_is_declared_is_right() -> None:
     [
         (PSUM, 2, "--xla_cpu_max_isa=AVX"),
         (PERMUTE, 1, "--xla_disable_hlo_passes=algsimp"),
-        pytest.param(PSUM, 2, "--xla_disable_hlo_passes=algsimp", marks=pytest.mark.slow),
-        pytest.param(PERMUTE, 1, "--xla_cpu_max_isa=AVX", marks=pytest.mark.slow),
     ],
 )
 def test_exchanges_of_one_line_with_other_flags_are_right(
@@ -338,15 +336,6 @@ def test_exchanges_of_one_line_with_other_flags_are_right(
     script = f"{SET_UP}cross, factor = ({cross}), {factor}\n{TIES}"
     for ended in run(script, one, {**other, "XLA_FLAGS": flags}):
         assert "right" in ended.text, ended.text
-
-
-def test_flags_by_which_compilers_combine_otherwise_are_refused_or_right() -> None:
-    one, other = job(JAXHET_DEADLINE_S="10")
-    flags = "--xla_disable_hlo_passes=cpu-all-reduce-combiner"
-    script = f"{SET_UP}cross, factor = psum, 2\n{TIES}"
-    for ended in run(script, one, {**other, "XLA_FLAGS": flags}):
-        assert "wrong" not in ended.text, ended.text
-        assert "right" in ended.text or "PlanMismatchError" in ended.text, ended.text
 
 
 # --- what a declared piece may do ---
