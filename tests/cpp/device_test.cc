@@ -1,8 +1,6 @@
 #include "xla_plugin/device/device.h"
 
 #include <array>
-#include <atomic>
-#include <cstring>
 #include <span>
 #include <string>
 #include <thread>
@@ -69,72 +67,6 @@ TEST(DeviceTest, OwnedIsReleasedOnce) {
 }
 
 // The host's device.
-
-TEST(DeviceTest, HostCopiesOddSizesInOrder) {
-  const auto device = OpenHostDevice();
-  const Stream stream = device->CreateStream(StreamPriority::kHigh);
-  for (const size_t num_bytes : {size_t{0}, size_t{1}, size_t{7}, size_t{4095}, size_t{1} << 20}) {
-    const DeviceMemory a = device->Allocate(num_bytes + 1);
-    const DeviceMemory b = device->Allocate(num_bytes + 1);
-    std::memset(a.get(), 3, num_bytes + 1);
-    std::memset(b.get(), 5, num_bytes + 1);
-    std::vector<std::byte> result(num_bytes + 1, std::byte{9});
-    device->Copy(stream.get(), b.get(), a.get(), num_bytes);
-    device->Copy(stream.get(), result.data(), b.get(), num_bytes + 1);
-    device->Synchronize(stream.get());
-    EXPECT_TRUE(device->IsIdle(stream.get()));
-    EXPECT_EQ(static_cast<int>(result.back()), 5);
-    if (num_bytes > 0) {
-      EXPECT_EQ(static_cast<int>(result.front()), 3);
-    }
-  }
-}
-
-TEST(DeviceTest, HostStreamsWaitForValues) {
-  const auto device = OpenHostDevice();
-  const Stream a = device->CreateStream(StreamPriority::kNormal);
-  const Stream b = device->CreateStream(StreamPriority::kNormal);
-  const PinnedMemory flags = device->AllocatePinned(2 * sizeof(uint32_t));
-  auto* const ping = static_cast<uint32_t*>(flags.get());
-  uint32_t* const pong = ping + 1;
-  *ping = *pong = 0;
-  for (uint32_t i = 1; i <= 100; ++i) {
-    device->WaitValue(b.get(), device->DeviceAddress(ping), i);
-    device->WriteValue(b.get(), pong, i);
-    device->WriteValue(a.get(), ping, i);
-    device->WaitValue(a.get(), pong, i);
-  }
-  device->Synchronize(a.get());
-  device->Synchronize(b.get());
-  EXPECT_EQ(*pong, 100U);
-}
-
-TEST(DeviceTest, HostEventsOrderStreams) {
-  const auto device = OpenHostDevice();
-  const Stream a = device->CreateStream(StreamPriority::kNormal);
-  const Stream b = device->CreateStream(StreamPriority::kNormal);
-  const Event event = device->CreateEvent();
-  alignas(4) uint32_t gate = 0;
-  uint32_t value = 0;
-  uint32_t seen = 0;
-  const uint32_t expected = 7;
-  device->WaitValue(a.get(), &gate, 1);
-  device->Copy(a.get(), &value, &expected, sizeof value);
-  device->Record(event.get(), a.get());
-  device->WaitEvent(b.get(), event.get());
-  device->Copy(b.get(), &seen, &value, sizeof seen);
-  EXPECT_FALSE(device->IsIdle(b.get()));
-  std::atomic_ref(gate).store(1);
-  device->Synchronize(b.get());
-  EXPECT_EQ(seen, expected);
-}
-
-TEST(DeviceTest, HostStreamThatWaitsCanBeDestroyed) {
-  const auto device = OpenHostDevice();
-  uint32_t never = 0;
-  const Stream stream = device->CreateStream(StreamPriority::kNormal);
-  device->WaitValue(stream.get(), &never, 1);
-}
 
 TEST(DeviceTest, HostSaysWhatItHasNot) {
   const auto device = OpenHostDevice();
@@ -433,15 +365,6 @@ TEST(DeviceTest, CudaSharesWhatHasNoIpcHandle) {
   EXPECT_EQ(fake_driver::ContextDepth(), 0);
   EXPECT_THAT(ThrownText([] { OpenFake("hip")->sharing().ExportFd(At(0x70)); }),
               HasSubstr("hipMemExportToShareableHandle"));
-}
-
-TEST(DeviceTest, HostSharesItsMemory) {
-  const auto device = OpenHostDevice();
-  const DeviceMemory memory = device->Allocate(100);
-  const MappedMemory mapped =
-      device->sharing().MapFd(device->sharing().ExportFd(Bytes(memory) + 7), 100);
-  *Bytes(memory) = std::byte{5};
-  EXPECT_EQ(*static_cast<std::byte*>(mapped.get().base), std::byte{5});
 }
 
 TEST(DeviceTest, PrimaryContextIsReleased) {

@@ -16,7 +16,6 @@ constexpr std::align_val_t kAlignment{64};
 
 // A wait holds for the latest record at its call, as on a GPU, and may outlive the event.
 struct SimulatedEvent {
-  std::string name;
   std::shared_ptr<bool> is_reached = std::make_shared<bool>(true);
 };
 
@@ -45,30 +44,9 @@ Simulation::Work WorkOf(const StreamValue& value) {
 
 }  // namespace
 
-void Simulation::Name(const void* memory, size_t num_bytes, std::string name, size_t unit) {
-  regions_[static_cast<const std::byte*>(memory)] = {num_bytes, unit, std::move(name)};
-}
-
-std::string Simulation::NameOf(const void* memory) const {
-  const auto* const byte = static_cast<const std::byte*>(memory);
-  const auto next = regions_.upper_bound(byte);
-  if (next == regions_.begin()) return "?";
-  const auto& [base, region] = *std::prev(next);
-  const auto offset = static_cast<size_t>(byte - base);
-  if (offset > region.num_bytes) return "?";
-  if (offset == 0 && region.num_bytes <= region.unit) return region.name;
-  return StrCat(region.name, "[", offset / region.unit, "]");
-}
-
-void Simulation::Add(Stream& stream, const std::string& call, std::vector<Work> work) {
+void Simulation::Add(Stream& stream, std::vector<Work> work) {
   const std::lock_guard lock(mutex_);
-  calls_.push_back(StrCat(stream.name, ": ", call));
   std::ranges::move(work, std::back_inserter(stream.queue));
-}
-
-std::vector<std::string> Simulation::TakeCalls() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(calls_, {});
 }
 
 Simulation::Stream& Simulation::StreamCalled(const std::string& name) {
@@ -126,9 +104,8 @@ SimulatedDevice::SimulatedDevice(Simulation& simulation, std::string name,
       name_(std::move(name)),
       stream_names_(std::move(streams)) {}
 
-void SimulatedDevice::Add(StreamHandle stream, const std::string& call,
-                          std::vector<Simulation::Work> work) {
-  simulation_.Add(StreamOf(stream), call, std::move(work));
+void SimulatedDevice::Add(StreamHandle stream, std::vector<Simulation::Work> work) {
+  simulation_.Add(StreamOf(stream), std::move(work));
 }
 
 void SimulatedDevice::DestroyStream(StreamHandle stream) noexcept {
@@ -144,8 +121,7 @@ Stream SimulatedDevice::CreateStream(StreamPriority /*priority*/) {
 }
 
 Event SimulatedDevice::CreateEvent() {
-  return {*this, reinterpret_cast<EventHandle>(
-                     new SimulatedEvent{.name = StrCat("event ", num_events_++)})};
+  return {*this, reinterpret_cast<EventHandle>(new SimulatedEvent)};
 }
 
 DeviceMemory SimulatedDevice::Allocate(size_t num_bytes) {
@@ -153,37 +129,30 @@ DeviceMemory SimulatedDevice::Allocate(size_t num_bytes) {
 }
 
 PinnedMemory SimulatedDevice::AllocatePinned(size_t num_bytes) {
-  void* const memory = ::operator new(num_bytes, kAlignment);
-  pinned_ = static_cast<const std::byte*>(memory);
-  return {*this, memory};
+  return {*this, ::operator new(num_bytes, kAlignment)};
 }
 
 Registration SimulatedDevice::Register(std::span<std::byte> host) { return {*this, host.data()}; }
 
 void SimulatedDevice::Record(EventHandle event, StreamHandle stream) {
   const auto is_reached = EventOf(event).is_reached = std::make_shared<bool>(false);
-  Add(stream, StrCat("record ", EventOf(event).name), {[=] { return *is_reached = true; }});
+  Add(stream, {[=] { return *is_reached = true; }});
 }
 
 void SimulatedDevice::WaitEvent(StreamHandle stream, EventHandle event) {
   const auto is_reached = EventOf(event).is_reached;
-  Add(stream, StrCat("wait ", EventOf(event).name), {[=] { return *is_reached; }});
+  Add(stream, {[=] { return *is_reached; }});
 }
 
 void SimulatedDevice::Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) {
-  Add(stream,
-      StrCat("copy ", simulation_.NameOf(to), " <- ", simulation_.NameOf(from), ", ", num_bytes),
-      {[=] {
+  Add(stream, {[=] {
         if (num_bytes > 0) std::memmove(to, from, num_bytes);
         return true;
       }});
 }
 
 void SimulatedDevice::Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) {
-  Add(stream,
-      StrCat("fill ", simulation_.NameOf(to), " with ", std::to_integer<int>(value), ", ",
-             num_bytes),
-      {[=] {
+  Add(stream, {[=] {
         if (num_bytes > 0) std::memset(to, std::to_integer<int>(value), num_bytes);
         return true;
       }});
@@ -198,15 +167,9 @@ void SimulatedDevice::WaitValue(StreamHandle stream, void* address, uint32_t val
 }
 
 void SimulatedDevice::Values(StreamHandle stream, std::span<const StreamValue> values) {
-  std::string call;
   std::vector<Simulation::Work> work;
-  for (const StreamValue& value : values) {
-    const bool is_wait = value.kind == StreamValue::Kind::kWait;
-    call += StrCat(call.empty() ? "" : "; ", is_wait ? "wait " : "write ",
-                   simulation_.NameOf(value.address), is_wait ? " >= " : " = ", value.value);
-    work.push_back(WorkOf(value));
-  }
-  Add(stream, call, std::move(work));
+  std::ranges::transform(values, std::back_inserter(work), WorkOf);
+  Add(stream, std::move(work));
 }
 
 bool SimulatedDevice::IsIdle(StreamHandle stream) { return simulation_.IsIdle(StreamOf(stream)); }

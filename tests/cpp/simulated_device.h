@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -15,8 +14,7 @@
 
 namespace jaxhet::testing {
 
-// Devices whose streams run only when the test says so. The simulation writes down every call that
-// puts work on a stream.
+// Devices whose streams run only when the test says so.
 class Simulation {
  public:
   // Work of a stream; false if it can't be done yet.
@@ -26,13 +24,7 @@ class Simulation {
     std::deque<Work> queue;
   };
 
-  // Calls show this name for the memory, with an index in `unit` bytes, or in bytes.
-  void Name(const void* memory, size_t num_bytes, std::string name, size_t unit = 1);
-  std::string NameOf(const void* memory) const;
-
-  void Add(Stream& stream, const std::string& call, std::vector<Work> work);
-  // The calls since the last time, as "0 send1: copy 0>1.slot[2] <- 0.x[4096], 100".
-  std::vector<std::string> TakeCalls();
+  void Add(Stream& stream, std::vector<Work> work);
 
   // A new one, if none has this name yet.
   Stream& StreamCalled(const std::string& name);
@@ -45,17 +37,9 @@ class Simulation {
   void RunSome(std::mt19937& random, int count);
 
  private:
-  struct Region {
-    size_t num_bytes;
-    size_t unit;
-    std::string name;
-  };
-
   static bool RunOne(Stream& stream);
 
-  std::map<const std::byte*, Region> regions_;
-  std::mutex mutex_;  // guards the members below
-  std::vector<std::string> calls_;
+  std::mutex mutex_;  // guards the streams
   std::deque<Stream> streams_;
 };
 
@@ -91,18 +75,13 @@ class SimulatedDevice final : public Device {
 
   MemorySharing& sharing() override;
 
-  // The latest allocation of pinned memory.
-  const std::byte* pinned() const { return pinned_; }
-
  private:
-  void Add(StreamHandle stream, const std::string& call, std::vector<Simulation::Work> work);
+  void Add(StreamHandle stream, std::vector<Simulation::Work> work);
 
   Simulation& simulation_;
   std::string name_;
   std::vector<std::string> stream_names_;
   size_t num_streams_ = 0;
-  int num_events_ = 0;
-  const std::byte* pinned_ = nullptr;
 };
 
 }  // namespace jaxhet::testing

@@ -59,17 +59,17 @@ SimulatedExchange SwapOf(size_t num_bytes) {
   return exchange;
 }
 
-// Ends share the words, or each has words that nobody else writes.
+// Both ends see the same words and slots.
 class SimulatedRanks::Channel final : public DeviceChannel {
  public:
   Channel(const SimulatedOptions& options, ChannelWords& words, std::byte* slots,
           std::span<std::byte> operands)
-      : is_shared_(options.is_shared), operands_(operands) {
+      : operands_(operands) {
     SetWords(reinterpret_cast<std::byte*>(&words), &words);
     SetSlots(slots, options.slot_bytes);
   }
 
-  bool is_shared() const override { return is_shared_; }
+  bool is_shared() const override { return true; }
   std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const override {
     const AddressRange range{.base = operands_.data(), .num_bytes = operands_.size()};
     return range.OffsetOf(operand);
@@ -79,7 +79,6 @@ class SimulatedRanks::Channel final : public DeviceChannel {
   }
 
  private:
-  bool is_shared_;
   std::span<std::byte> operands_;  // the source's
 };
 
@@ -113,27 +112,13 @@ void SimulatedRanks::AddRank(int rank) {
   for (int i = 0; i < 2; ++i) {
     node.programs.push_back(device.CreateStream(StreamPriority::kNormal));
   }
-  const std::byte* word = device.pinned();
-  for (const char* const name :
-       {"go_on", "reached", "sent[0]", "sent[1]", "sent[program]", "sent[done]", "received[0]",
-        "received[1]", "received[program]", "received[done]"}) {
-    simulation_.Name(word, sizeof(DeviceWord), StrCat(rank, ".", name), sizeof(DeviceWord));
-    word += sizeof(DeviceWord);
-  }
 }
 
 void SimulatedRanks::AddChannel(int source, int target) {
-  const std::string name = StrCat(source, ">", target, ".");
   ChannelWords& words = *words_.emplace_back(std::make_unique<ChannelWords>());
   words.abort_flag.value = kOpen;
   if (options_.is_zero_copy) words.pull_bytes = options_.eager_bytes + 1;
   auto& slots = slots_.emplace_back(kChannelSlots * options_.slot_bytes);
-  simulation_.Name(slots.data(), slots.size(), name + "slot", options_.slot_bytes);
-  simulation_.Name(&words.tail, sizeof words.tail, name + "tail", sizeof(DeviceWord));
-  simulation_.Name(&words.head, sizeof words.head, name + "head", sizeof(DeviceWord));
-  simulation_.Name(&words.ready, sizeof words.ready, name + "ready", sizeof(DeviceWord));
-  simulation_.Name(&words.taken, sizeof words.taken, name + "taken", sizeof(DeviceWord));
-  simulation_.Name(&words.abort_flag, sizeof(DeviceWord), name + "abort", sizeof(DeviceWord));
   Node& from = nodes_.at(static_cast<size_t>(source));
   const auto end = [&] {
     auto channel = std::make_unique<RankChannel>();
@@ -169,8 +154,6 @@ void SimulatedRanks::Start(int rank, int64_t index, const SimulatedExchange& exc
   side.computed = OperandOf(rank, index, exchange);
   side.operand = Take(node, side, side.computed.size());
   side.result.assign(exchange.num_bytes * NumMembers(exchange), kUnset);
-  simulation_.Name(side.operand.data(), side.operand.size(), StrCat(rank, ".x", index));
-  simulation_.Name(side.result.data(), side.result.size(), StrCat(rank, ".y", index));
   Compute(rank, side, StreamOf(rank, program));
   DeviceRequest request;
   request.stream = StreamOf(rank, program);
@@ -199,7 +182,6 @@ void SimulatedRanks::Compute(int rank, Side& side, StreamHandle stream) {
     return;
   }
   Device& device = this->rank(rank).device();
-  simulation_.Name(side.computed.data(), side.computed.size(), "computed");
   device.Copy(stream, side.operand.data(), side.computed.data(), side.computed.size());
 }
 
@@ -209,22 +191,15 @@ void SimulatedRanks::Done(int rank, int64_t index, Program program) {
   // XLA does the same between two streams.
   if (options_.has_compute) this->rank(rank).device().WaitEvent(stream, side.started.get());
   this->rank(rank).Done(stream, kPlan, index);
-  if (--side.parts_left == 0 && options_.has_compute) Use(rank, index, side, stream);
+  if (--side.parts_left == 0 && options_.has_compute) Use(rank, side, stream);
 }
 
-void SimulatedRanks::Use(int rank, int64_t index, Side& side, StreamHandle stream) {
+void SimulatedRanks::Use(int rank, Side& side, StreamHandle stream) {
   Device& device = this->rank(rank).device();
   side.seen.resize(side.result.size());
-  simulation_.Name(side.seen.data(), side.seen.size(), StrCat(rank, ".seen", index));
   device.Copy(stream, side.seen.data(), side.result.data(), side.result.size());
   device.Fill(stream, side.result.data(), kUnset, side.result.size());
   device.Fill(stream, side.operand.data(), kUnset, side.operand.size());
-}
-
-std::string SimulatedRanks::Calls() {
-  std::string text;
-  for (const std::string& call : simulation_.TakeCalls()) text += call + "\n";
-  return text;
 }
 
 bool SimulatedRanks::IsRight(int rank, int64_t index) const {

@@ -18,7 +18,6 @@ namespace jaxhet::testing {
 
 struct SimulatedOptions {
   int num_ranks = 2;
-  bool is_shared = true;      // both ends of a channel see the same words and slots
   bool is_zero_copy = false;  // operands longer than eager_bytes can be read by targets
   size_t slot_bytes = 1'000;
   size_t eager_bytes = 100;
@@ -67,8 +66,6 @@ class SimulatedRanks {
   // Runs all streams until none can continue; true if no work is left.
   bool Run() { return simulation_.Run(); }
   void RunSome(std::mt19937& random, int count) { simulation_.RunSome(random, count); }
-  // The driver calls since the last time, one a line.
-  std::string Calls();
   // Whether the result, as the program has read it, has each byte that it should have.
   bool IsRight(int rank, int64_t index) const;
   bool IsFilledWith(int rank, int64_t index, std::byte value) const;
@@ -98,7 +95,7 @@ class SimulatedRanks {
   static std::span<std::byte> Take(Node& node, Side& side, size_t num_bytes);
   StreamHandle StreamOf(int rank, Program program) const;
   void Compute(int rank, Side& side, StreamHandle stream);
-  void Use(int rank, int64_t index, Side& side, StreamHandle stream);
+  void Use(int rank, Side& side, StreamHandle stream);
 
   SimulatedOptions options_;
   Simulation simulation_;

@@ -1,11 +1,15 @@
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/cpp/simulated_ranks.h"
 #include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
 
 // Random exchanges of simulated devices, in random interleavings of their streams.
 namespace jaxhet::testing {
@@ -92,8 +96,8 @@ bool RandomExchangesEnd(const SimulatedOptions& options, unsigned seed, bool is_
   return true;
 }
 
-TEST(DeviceCallsRandomTest, RandomExchangesHaveEachByte) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
+TEST(SimulatedDeviceTest, RandomExchangesHaveEachByte) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
     SimulatedOptions options;
     options.num_ranks = 2 + static_cast<int>(seed % 3);
     options.is_zero_copy = seed % 2 == 0;
@@ -102,11 +106,11 @@ TEST(DeviceCallsRandomTest, RandomExchangesHaveEachByte) {
   }
 }
 
-// Number of runs that end, of 50 in which two streams share a hardware queue. Dones are in the
+// Number of runs that end, of 20 in which two streams share a hardware queue. Dones are in the
 // order of starts, as in compiled programs.
 int NumEndsWithOneQueue(const std::string& first, const std::string& second) {
   int num_ends = 0;
-  for (unsigned seed = 0; seed < 50; ++seed) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
     SimulatedOptions options;
     options.num_ranks = 2 + static_cast<int>(seed % 3);
     options.is_zero_copy = seed % 2 == 0;
@@ -117,22 +121,74 @@ int NumEndsWithOneQueue(const std::string& first, const std::string& second) {
   return num_ends;
 }
 
-TEST(DeviceCallsRandomTest, StreamsShareQueues) {
-  EXPECT_EQ(NumEndsWithOneQueue("receive0", "receive1"), 50);
+TEST(SimulatedDeviceTest, StreamsShareQueues) {
+  EXPECT_EQ(NumEndsWithOneQueue("receive0", "receive1"), 20);
   for (const char* const other : {"receive0", "announce", "done"}) {
-    EXPECT_EQ(NumEndsWithOneQueue(other, "program"), 50) << other;
+    EXPECT_EQ(NumEndsWithOneQueue(other, "program"), 20) << other;
   }
   for (const char* const other : {"send0", "receive0", "receive1"}) {
-    EXPECT_EQ(NumEndsWithOneQueue(other, "announce"), 50) << other;
+    EXPECT_EQ(NumEndsWithOneQueue(other, "announce"), 20) << other;
   }
   for (const char* const other : {"receive0", "receive1", "announce"}) {
-    EXPECT_EQ(NumEndsWithOneQueue(other, "done"), 50) << other;
+    EXPECT_EQ(NumEndsWithOneQueue(other, "done"), 20) << other;
   }
 }
 
 // The send streams wait for emptied slots, so each needs a queue that no receive stream has.
-TEST(DeviceCallsRandomTest, SendsAndReceivesNeedQueuesOfTheirOwn) {
-  EXPECT_LT(NumEndsWithOneQueue("send0", "receive0"), 50);
+TEST(SimulatedDeviceTest, SendsAndReceivesNeedQueuesOfTheirOwn) {
+  EXPECT_LT(NumEndsWithOneQueue("send0", "receive0"), 20);
+}
+
+// A later exchange whose source is not there does not stop the receipt of an earlier one.
+TEST(SimulatedDeviceTest, EagerDoneOnAnotherStreamIsWaitedFor) {
+  SimulatedRanks ranks({.is_zero_copy = true});
+  ranks.Start(0, 0, SwapOf(7));
+  ranks.Start(0, 1, SwapOf(1'500));
+  ranks.Done(0, 0, Program::kOther);
+  EXPECT_FALSE(ranks.Run());
+  for (const int64_t index : {0, 1}) ranks.Start(1, index, SwapOf(index == 0 ? 7 : 1'500));
+  ranks.Done(0, 1);
+  for (const int64_t index : {0, 1}) ranks.Done(1, index);
+  EXPECT_TRUE(ranks.Run());
+  for (const int rank : {0, 1}) {
+    for (const int64_t index : {0, 1}) EXPECT_TRUE(ranks.IsRight(rank, index));
+  }
+}
+
+// Abandons what is in flight on rank 0 while its streams run.
+void AbandonWhileStreamsRun(SimulatedRanks& ranks) {
+  std::atomic<bool> is_over = false;
+  std::thread streams([&] {
+    while (!is_over) ranks.Run();
+  });
+  EXPECT_TRUE(ranks.rank(0).rescue().Abandon(kLong));
+  is_over = true;
+  streams.join();
+}
+
+// The program does not go on without poison, however late it comes to the start.
+TEST(SimulatedDeviceTest, AbandonGoesOnWhereItRanOutOfTime) {
+  SimulatedRanks ranks({.is_zero_copy = true});
+  ranks.Start(0, 0, SwapOf(1'500));
+  ranks.Done(0, 0);
+  ranks.rank(0).rescue().Stop();
+  EXPECT_FALSE(ranks.rank(0).rescue().Abandon(std::chrono::milliseconds(10)));
+  AbandonWhileStreamsRun(ranks);
+  EXPECT_TRUE(ranks.Run());
+  EXPECT_TRUE(ranks.IsFilledWith(0, 0, kSimulatedPoison));
+}
+
+// After a failure a result that has not arrived is poison, and no stream waits any more.
+TEST(SimulatedDeviceTest, AbandonedResultsArePoisoned) {
+  SimulatedRanks ranks({.is_zero_copy = true});
+  ranks.Start(0, 0, SwapOf(7));
+  ranks.Start(0, 1, SwapOf(1'500));
+  for (const int64_t index : {1, 0}) ranks.Done(0, index);
+  EXPECT_FALSE(ranks.Run());
+  ranks.rank(0).rescue().Stop();
+  AbandonWhileStreamsRun(ranks);
+  EXPECT_TRUE(ranks.Run());
+  for (const int64_t index : {0, 1}) EXPECT_TRUE(ranks.IsFilledWith(0, index, kSimulatedPoison));
 }
 
 }  // namespace
