@@ -4,8 +4,6 @@ import contextlib
 import os
 import pathlib
 import re
-import selectors
-import socket
 import subprocess
 import sys
 import threading
@@ -16,54 +14,11 @@ import pytest
 
 from jaxhet.testing import free_port
 from tests.support.jobs import ROOT
+from tests.support.relay import Relay
 
 VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
 START_WITHIN_S = 90.0
 REPORT_WITHIN_S = 10.0
-
-
-class Relay:
-    """Passes TCP connections on to a port.
-
-    Until it is told to swallow everything without closing anything.
-    """
-
-    def __init__(self, target_port: int):
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        self._target = target_port
-        self._frozen = threading.Event()
-        self._sockets: list[socket.socket] = [self._server]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def freeze(self) -> None:
-        """From now on nothing comes through."""
-        self._frozen.set()
-
-    def close(self) -> None:
-        """Closes everything."""
-        for sock in self._sockets:
-            sock.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._server.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
-                self._sockets += [near, far]
-                threading.Thread(target=self._pump, args=(near, far), daemon=True).start()
-
-    def _pump(self, near: socket.socket, far: socket.socket) -> None:
-        other = {near: far, far: near}
-        with contextlib.suppress(OSError), selectors.DefaultSelector() as selector:
-            for sock in other:
-                selector.register(sock, selectors.EVENT_READ)
-            while not self._frozen.is_set():
-                for key, _ in selector.select(0.05):
-                    data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-                    if not data:
-                        return
-                    other[key.fileobj].sendall(data)  # type: ignore[index]
 
 
 @contextlib.contextmanager

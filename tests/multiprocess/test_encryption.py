@@ -1,14 +1,11 @@
 """Jobs over tcp with somebody in between who reads and changes what the processes exchange."""
 
-import contextlib
-import socket
-import threading
-
 import pytest
 from two_islands import SET_UP
 
 from jaxhet._net import handshake
 from jaxhet.testing import free_port
+from tests.support.relay import Relay
 from tests.support.scripts import Ended, job, run
 
 MARKER = b"MARKERS."  # finite as two floats
@@ -25,63 +22,15 @@ print("right" if (total == rows.sum(0)).all() else "WRONG", flush=True)
 )
 
 
-class Relay:
-    """Passes on connections to a port, changes long pieces, and keeps what it has seen.
-
-    Attributes:
-      port: Where it listens.
-      seen: All bytes, of both directions of all connections.
-    """
-
-    def __init__(self, target_port: int):
-        self._target = ("127.0.0.1", target_port)
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port = self._listener.getsockname()[1]
-        self.seen = bytearray()
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def close(self) -> None:
-        """Ends when the connections have ended."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(10)
-        for sock in self._sockets:
-            sock.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._target)
-            self._sockets += (near, far)
-            for pair in ((near, far), (far, near)):
-                thread = threading.Thread(target=self._pass_on, args=pair, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while piece := source.recv(1 << 16):
-                self.seen += piece
-                if len(piece) > _LONG:
-                    piece = piece[:-1] + bytes([piece[-1] ^ 1])
-                target.sendall(piece)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:  # one end has gone: the other learns of it
-            for sock in (source, target):
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+def _changed(piece: bytes) -> bytes:
+    """Long pieces with another last bit."""
+    return piece[:-1] + bytes([piece[-1] ^ 1]) if len(piece) > _LONG else piece
 
 
 def _run_through_relay(encryption: str) -> tuple[list[Ended], Relay]:
     first, second = job(2, JAXHET_TRANSPORTS="tcp", JAXHET_ENCRYPTION=encryption)
     port = free_port()
-    relay = Relay(port)
+    relay = Relay(port, _changed)
     first |= {
         "JAXHET_TCP_PORT": str(port),
         "JAXHET_TCP_ADVERTISE": f"127.0.0.1:{relay.port}",

@@ -33,7 +33,6 @@ NUM_ORDERS = 200
 CALLS = 6
 ORDERS_PER_REQUEST = 50
 NUM_JOBS = 20
-NUM_QUICK_JOBS = 1
 
 Groups = list[list[int]] | None
 # For each program: factor of `a`, summand, and groups of ranks.
@@ -214,7 +213,10 @@ def test_equal_orders(family: str, job: Job) -> None:
     print(f"{family}: {len(orders)} orders of {CALLS} calls, all right")
 
 
-def _assert_job_refuses(seed: int) -> None:
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, NUM_JOBS))]
+)
+def test_unequal_orders_in_jobs(seed: int) -> None:
     family = list(FAMILIES)[seed % len(FAMILIES)]
     orders = _unequal_orders(random.Random(seed))
     job = _job()
@@ -223,17 +225,6 @@ def _assert_job_refuses(seed: int) -> None:
     finally:
         job.close()
     _assert_refused(family, orders, told)
-
-
-@pytest.mark.parametrize("seed", range(NUM_QUICK_JOBS))
-def test_unequal_orders_in_jobs(seed: int) -> None:
-    _assert_job_refuses(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(NUM_JOBS))
-def test_unequal_orders_in_many_jobs(seed: int) -> None:
-    _assert_job_refuses(100 + seed)
 
 
 if __name__ == "__main__":

@@ -31,13 +31,9 @@ PASSES = ("", "algsimp", "cse", "constant_folding,simplify-sorts", "reshape-deco
 # Without these, XLA combines, inlines or unrolls otherwise: the exchanges themselves differ.
 LOOSE_PASSES = ("fusion", "cpu-all-reduce-combiner", "simplify-while-loops")
 CASES = [(algorithm, passes) for passes in PASSES for algorithm in ALGORITHMS]
-QUICK_CASES = [CASES[3]]
 NUM_PROGRAMS = 30  # programs per case
-NUM_QUICK_PROGRAMS = 4
 NUM_LOOSE = 20  # programs of a case in which they may be refused
-NUM_QUICK_LOOSE = 1
 NUM_UNDECLARED = 40
-NUM_QUICK_UNDECLARED = 1
 
 # Arithmetic without FMA differs in the last bits. A swap changes the result by far more.
 TOLERANCE = 1e-5
@@ -164,20 +160,22 @@ def _assert_all_right(
     assert not messages["refused"], "\n".join(messages["refused"])
 
 
-@pytest.mark.parametrize("case", QUICK_CASES, ids=" ".join)
-def test_programs_of_unlike_islands_are_right(
-    case: tuple[str, str], world: Job, record_property: Callable[[str, object], None]
-) -> None:
-    _assert_all_right(case, NUM_QUICK_PROGRAMS, world, record_property)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_many_programs_of_unlike_islands_are_right(
-    case: tuple[str, str], world: Job, record_property: Callable[[str, object], None]
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [
+        (CASES[3], 4),
+        *(pytest.param(case, NUM_PROGRAMS, marks=pytest.mark.slow) for case in CASES),
+    ],
+    ids=str,
+)
+def test_programs_of_unlike_islands_are_right(
+    case: tuple[str, str],
+    count: int,
+    world: Job,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    _assert_all_right(case, NUM_PROGRAMS, world, record_property)
+    _assert_all_right(case, count, world, record_property)
 
 
 def _assert_none_wrong(
@@ -196,18 +194,12 @@ def _uneven_programs(count: int) -> list[Program]:
     return [unlike_programs.make(seed, forms, has_uneven=True) for seed in range(count)]
 
 
-def test_pieces_with_other_needs_are_right_or_refused(
-    world: Job, record_property: Callable[[str, object], None]
-) -> None:
-    _assert_none_wrong("", _uneven_programs(NUM_QUICK_LOOSE), world, record_property)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_many_pieces_with_other_needs_are_right_or_refused(
-    world: Job, record_property: Callable[[str, object], None]
+@pytest.mark.parametrize("count", [1, pytest.param(NUM_LOOSE, marks=pytest.mark.slow)])
+def test_pieces_with_other_needs_are_right_or_refused(
+    count: int, world: Job, record_property: Callable[[str, object], None]
 ) -> None:
-    _assert_none_wrong("", _uneven_programs(NUM_LOOSE), world, record_property)
+    _assert_none_wrong("", _uneven_programs(count), world, record_property)
 
 
 @pytest.mark.slow
@@ -259,16 +251,12 @@ def _assert_shows_the_difference(program: Program, answer: dict[str, Any]) -> No
     assert any(word in equations for word in _words(program)), (program, error)
 
 
-def test_undeclared_difference_is_refused(record_property: Callable[[str, object], None]) -> None:
-    _assert_refused(range(1000, 1000 + NUM_QUICK_UNDECLARED), record_property)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("count", [1, pytest.param(NUM_UNDECLARED, marks=pytest.mark.slow)])
 def test_undeclared_differences_are_refused(
-    record_property: Callable[[str, object], None],
+    count: int, record_property: Callable[[str, object], None]
 ) -> None:
-    _assert_refused(range(2000, 2000 + NUM_UNDECLARED), record_property)
+    _assert_refused(range(1000, 1000 + count), record_property)
 
 
 # --- scripts: one program each ---

@@ -17,7 +17,7 @@ _ROWS = [
 
 def _texts() -> str:
     """All literal texts of the package, with a space where a value is inserted, and the engine."""
-    found = [path.read_text() for path in (ROOT / "xla_plugin" / "engine").glob("*.cc")]
+    found = [path.read_text() for path in (ROOT / "xla_plugin" / "engine").rglob("*.cc")]
     for path in (ROOT / "jaxhet").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
