@@ -382,6 +382,44 @@ TEST_P(DeviceExchangeTransportsTest, CloseWaitsForWhatIsInFlight) {
   EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
 }
 
+struct Needs {
+  int32_t threads;
+  int32_t fds;
+};
+
+// Needs of each rank of a job in which any two ranks exchange data.
+Needs NeedsOfRank(int num_ranks, std::string_view transport) {
+  WorldOptions options = DeviceOptions(num_ranks, transport);
+  options.engine.slot_bytes = 4'096;
+  const Needs before{CountThreads(), CountFds()};
+  DeviceWorld world(options);
+  std::vector<int64_t> members;
+  for (int rank = 0; rank < num_ranks; ++rank) members.push_back(rank);
+  std::deque<Side> sides;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    sides.emplace_back(rank, Group{ExchangeKind::kAllToAll, members}, size_t{10'000});
+    sides.back().Start(world);
+  }
+  for (Side& side : sides) side.Done(world);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    EXPECT_TRUE(world.IsIdleWithin(rank, kLong));
+    EXPECT_TRUE(sides.at(static_cast<size_t>(rank)).HasAllBlocks());
+  }
+  return {(CountThreads() - before.threads) / num_ranks, (CountFds() - before.fds) / num_ranks};
+}
+
+// Threads do not grow with the job. Descriptors grow by control and the sockets for chunks, which
+// the channels of both directions share.
+TEST(DeviceExchangeTest, ThreadsAndDescriptorsOfARank) {
+  constexpr int kOfPeer = 1 + kChannelSockets - ChannelSockets::kNumMessageSockets;
+  const Needs eight = NeedsOfRank(8, "tcp");
+  const Needs sixteen = NeedsOfRank(16, "tcp");
+  EXPECT_EQ(eight.threads, NeedsOfRank(8, "shm").threads + 4);
+  EXPECT_EQ(sixteen.threads, eight.threads);
+  EXPECT_EQ(sixteen.fds - eight.fds, 8 * kOfPeer);
+  EXPECT_LE(eight.fds, 7 * kOfPeer + 12);
+}
+
 // Not even if a driver calls streams idle only some time after it has done their work.
 TEST(DeviceExchangeTest, CloseLeavesNoThreads) {
   const int32_t threads = CountThreads();

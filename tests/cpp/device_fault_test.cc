@@ -419,7 +419,7 @@ TEST(DeviceFaultTest, BrokenChannelIsNamedWithTheExchange) {
   } catch (const Error& error) {  // by the second one it may be known
     EXPECT_THAT(error.what(), HasSubstr("PeerError"));
   }
-  ExpectPeerError(forked, "a device channel (tcp) broke: send");
+  ExpectPeerError(forked, "a device channel (tcp) broke: ");
 }
 
 // Bytes that somebody on the way puts into a channel's connection; the control connection stands.
@@ -459,10 +459,9 @@ struct LocalRanks {
               .slot_bytes = kSlotBytes,
               .pull_bytes = 0,
               .operands = {},
-              .sockets = {},
+              .lanes = {},
               .messages = nullptr,
-              .nics = nullptr,
-              .keys = {}};
+              .nics = nullptr};
     };
     auto [end, offer] = local.make(setup(target));
     Rank(source).channels().AddOutgoing(target, ChannelOf(local.open(setup(source), offer)));
@@ -491,10 +490,9 @@ TEST(DeviceFaultTest, MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
             .slot_bytes = kSlotBytes,
             .pull_bytes = 1,
             .operands = OperandsOf(rank),
-            .sockets = {},
+            .lanes = {},
             .messages = nullptr,
-            .nics = nullptr,
-            .keys = {}};
+            .nics = nullptr};
   };
   auto [target, offer] = shm.make(setup(1));
   const auto source = shm.open(setup(0), offer);

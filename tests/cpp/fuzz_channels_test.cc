@@ -24,6 +24,8 @@
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
 #include "xla_plugin/transport/device_channel/message_socket.h"
 #include "xla_plugin/transport/device_channel/proxied_channel.h"
+#include "xla_plugin/transport/device_channel/proxy.h"
+#include "xla_plugin/transport/device_channel/tcp_channel.h"
 #include "xla_plugin/transport/socket.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
@@ -37,8 +39,9 @@ constexpr size_t kSlotBytes = 4'096;
 
 // One end's side of two ranks on this host: its device, operands, and sockets to the other end.
 struct End {
-  End(std::vector<Fd> its_data, Fd its_messages)
-      : data(std::move(its_data)), messages(std::move(its_messages)) {}
+  End(Fd data, Fd its_messages, SealKeys keys)
+      : lane(std::make_shared<SocketLane>(std::move(data), std::move(keys))),
+        messages(std::move(its_messages)) {}
 
   ChannelSetup Setup() {
     return {.device = *device,
@@ -48,29 +51,24 @@ struct End {
             .slot_bytes = kSlotBytes,
             .pull_bytes = 1'000,
             .operands = {static_cast<std::byte*>(memory.get()), kProofBytes},
-            .sockets = data,
+            .lanes = {&lane, 1},
             .messages = &messages,
-            .nics = &nics,
-            .keys = {}};
+            .nics = &nics};
   }
 
   std::unique_ptr<Device> device = OpenHostDevice();
   DeviceMemory memory = device->Allocate(kSlotBytes);
-  std::vector<Fd> data;
+  std::shared_ptr<SocketLane> lane;
   Fd messages;
   verbs::Nics nics{NicOptions(/*qps=*/1, /*depth=*/2)};
 };
 
 struct Ends {
-  Ends() {
+  explicit Ends(SealKeys own_keys = {}) {
     auto [own_data, peer_data] = UnixPair();
     auto [own_messages, peer_messages] = UnixPair();
-    std::vector<Fd> own_list;
-    own_list.push_back(std::move(own_data));
-    std::vector<Fd> peer_list;
-    peer_list.push_back(std::move(peer_data));
-    own = std::make_unique<End>(std::move(own_list), std::move(own_messages));
-    peer = std::make_unique<End>(std::move(peer_list), std::move(peer_messages));
+    own = std::make_unique<End>(std::move(own_data), std::move(own_messages), std::move(own_keys));
+    peer = std::make_unique<End>(std::move(peer_data), std::move(peer_messages), SealKeys{});
   }
 
   std::unique_ptr<End> own;
@@ -366,16 +364,13 @@ std::vector<std::string> SealedChunkSeeds() {
 }
 
 void CarryChunks(std::string_view input, Encryption encryption) {
-  Ends ends;
-  ChannelSetup setup = ends.own->Setup();
-  SealKeys keys = KeysFor(encryption);
-  setup.encryption = encryption;
-  setup.keys = {&keys, 1};
-  const auto [channel, offer] = DeviceTransportOf("tcp").make(setup);
-  WriteSome(ends.peer->data.front(), input);
-  shutdown(ends.peer->data.front().get(), SHUT_WR);
-  channel->Settle();
-  // The channel's thread ends with the input, or waits for a slot that nobody empties.
+  Ends ends(encryption == Encryption::kOff ? SealKeys{} : KeysFor(encryption));
+  const auto [channel, offer] = DeviceTransportOf("tcp").make(ends.own->Setup());
+  (void)send(ends.peer->lane->fd(), input.data(), input.size(), MSG_NOSIGNAL);
+  shutdown(ends.peer->lane->fd(), SHUT_WR);
+  Proxy proxy;
+  channel->Settle(proxy);
+  // The input ends, or its chunk waits for a slot that nobody empties.
   for (int i = 0; i < 20 && channel->Failure().empty(); ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }

@@ -139,16 +139,15 @@ struct ChannelPair {
               .slot_bytes = kSlotBytes,
               .pull_bytes = 1,
               .operands = OperandsOf(rank),
-              .sockets = {},
+              .lanes = {},
               .messages = ends[own][1 - own].data.data(),
-              .nics = &nics,
-              .keys = {}};
+              .nics = &nics};
     };
     auto [end, offer] = verbs.make(setup(1));
     target = std::move(end);
     source = verbs.open(setup(0), offer);
     target->Accept(source->Answer());
-    for (DeviceChannel* const each : {&*source, &*target}) each->Settle();
+    for (DeviceChannel* const each : {&*source, &*target}) each->Settle(proxy);
   }
 
   std::unique_ptr<Device> device = OpenHostDevice();
@@ -156,6 +155,7 @@ struct ChannelPair {
   verbs::Nics nics{NicOptions()};
   std::unique_ptr<DeviceChannel> source;
   std::unique_ptr<DeviceChannel> target;
+  Proxy proxy;
 };
 
 // Announces exchange `number` of one chunk, as the source's device does.
@@ -169,6 +169,7 @@ void Send(ChannelPair& channel, uint32_t number, bool is_in_place) {
                       is_in_place ? RouteChoices::Route::kZeroCopy : RouteChoices::Route::kSlots);
   (is_in_place ? words.ready.host() : words.tail[number - 1].host())
       .store(is_in_place ? number : 1);
+  channel.source->Launched();
 }
 
 // A source that has failed lets its device go on: its memory is something else's by then.

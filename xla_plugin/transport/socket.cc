@@ -99,6 +99,7 @@ size_t Socket::WriteRaw(std::span<const iovec> entries) {
   // A peer that is gone may have left words to read: only reading decides that the end has come.
   if (result < 0 && (errno == EPIPE || errno == ECONNRESET)) {
     writable_ = false;
+    send_failure_ = ErrnoText("send", errno);
     return 0;
   }
   return Moved(result, writable_, "sendmsg");

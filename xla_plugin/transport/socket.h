@@ -40,6 +40,10 @@ class Socket final : public Pollable {
   // Neither reading nor writing is possible any more, and why.
   bool closed() const { return !close_reason_.empty(); }
   const std::string& close_reason() const { return close_reason_; }
+  // Why nothing can be written any more; empty while all is well.
+  const std::string& send_failure() const {
+    return send_failure_.empty() ? close_reason_ : send_failure_;
+  }
 
  private:
   struct Sealed {
@@ -59,6 +63,7 @@ class Socket final : public Pollable {
   bool readable_ = true;
   bool writable_ = true;
   std::string close_reason_;
+  std::string send_failure_;
 };
 
 }  // namespace jaxhet

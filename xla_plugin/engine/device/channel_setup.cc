@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "xla_plugin/base/checked.h"
+#include "xla_plugin/transport/device_channel/tcp_channel.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
 namespace jaxhet {
@@ -104,6 +105,13 @@ class ChannelNegotiation {
       }
     }
     num_open_ = incoming_.size() + outgoing_.size();
+    for (ChannelSockets& of_pair : sockets_) {
+      auto& lanes = lanes_[{of_pair.rank, of_pair.peer_rank}];
+      for (size_t i = ChannelSockets::kNumMessageSockets; i < of_pair.sockets.size(); ++i) {
+        lanes.push_back(std::make_shared<SocketLane>(std::move(of_pair.sockets[i]),
+                                                     std::move(of_pair.keys[i])));
+      }
+    }
   }
 
   void Run(Time deadline) {
@@ -116,11 +124,11 @@ class ChannelNegotiation {
     }
     SayRemarks();
     for (Incoming& incoming : incoming_) {
-      incoming.channel->end->Settle();
+      incoming.channel->end->Settle(incoming.rank->proxy());
       incoming.rank->channels().AddIncoming(incoming.source->rank, std::move(incoming.channel));
     }
     for (Outgoing& outgoing : outgoing_) {
-      outgoing.channel->end->Settle();
+      outgoing.channel->end->Settle(outgoing.rank->proxy());
       outgoing.rank->channels().AddOutgoing(outgoing.target->rank, std::move(outgoing.channel));
     }
   }
@@ -156,14 +164,10 @@ class ChannelNegotiation {
     const auto sockets = std::ranges::find_if(sockets_, [&](const ChannelSockets& entry) {
       return entry.rank == rank.rank() && entry.peer_rank == peer.rank;
     });
-    std::span<const Fd> data;
-    std::span<SealKeys> keys;
+    const auto& lanes = lanes_[{rank.rank(), peer.rank}];
     const Fd* messages = nullptr;
-    if (sockets != sockets_.end() && sockets->sockets.size() > ChannelSockets::kNumMessageSockets) {
-      data = std::span(sockets->sockets).subspan(ChannelSockets::kNumMessageSockets);
-      keys = std::span(sockets->keys).subspan(ChannelSockets::kNumMessageSockets);
+    if (!lanes.empty())
       messages = &sockets->sockets[(peer.rank < rank.rank()) == is_incoming ? 0 : 1];
-    }
     return {.device = rank.device(),
             .same_process = peer.same_process,
             .same_host = peer.same_host,
@@ -171,12 +175,11 @@ class ChannelNegotiation {
             .slot_bytes = slot_bytes_,
             .pull_bytes = options_.pull_bytes,
             .operands = OperandsFor(rank, peer),
-            .sockets = data,
+            .lanes = lanes,
             .messages = messages,
             .nics = &nics_,
             .encryption = options_.encryption,
-            .least_severity = options_.least_severity,
-            .keys = keys};
+            .least_severity = options_.least_severity};
   }
 
   void Send(const Incoming& incoming, ChannelStep step, std::string_view text = {}) {
@@ -371,6 +374,8 @@ class ChannelNegotiation {
 
   std::span<const ChannelPeer> peers_;
   std::span<ChannelSockets> sockets_;
+  std::map<std::pair<int, int>, std::vector<std::shared_ptr<SocketLane>>>
+      lanes_;  // by own rank, peer
   const ChannelOptions& options_;
   const ChannelMail& mail_;
   size_t slot_bytes_;

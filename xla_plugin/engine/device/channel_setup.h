@@ -11,6 +11,7 @@
 #include "xla_plugin/engine/common/job_view.h"
 #include "xla_plugin/engine/common/wire.h"
 #include "xla_plugin/engine/device/device_rank.h"
+#include "xla_plugin/transport/verbs/options.h"
 
 namespace jaxhet {
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 #include "xla_plugin/base/thread.h"
 
@@ -207,10 +208,11 @@ std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
 }
 
 std::vector<int> DeviceEngine::SocketFds() const {
-  std::vector<int> fds;
-  for (const auto& rank : ranks_)
-    std::ranges::copy(rank->channels().SocketFds(), std::back_inserter(fds));
-  return fds;
+  std::set<int> fds;  // channels there and back share some
+  for (const auto& rank : ranks_) {
+    for (const int fd : rank->channels().SocketFds()) fds.insert(fd);
+  }
+  return {fds.begin(), fds.end()};
 }
 
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {

@@ -193,6 +193,7 @@ std::optional<LaunchMismatch> DeviceRank::AgreeWithTarget(InFlight& transfer) {
     const auto chosen = words.routes.Choose(number, own);
     if (chosen == RouteChoices::Route::kZeroCopy) transfer.send.route = ZeroCopy{};
   }
+  channel.end->Launched();
   return mismatch;
 }
 

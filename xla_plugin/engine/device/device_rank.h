@@ -20,6 +20,7 @@
 #include "xla_plugin/engine/device/stream_progress.h"
 #include "xla_plugin/engine/device/transfer_plan.h"
 #include "xla_plugin/engine/device/transfer_runner.h"
+#include "xla_plugin/transport/device_channel/proxy.h"
 
 namespace jaxhet {
 
@@ -54,6 +55,7 @@ class DeviceRank {
   int rank() const { return rank_; }
   Device& device() { return *device_; }
   RankChannels& channels() { return channels_; }
+  Proxy& proxy() { return proxy_; }
   // By any thread.
   DeviceWatch& watch() { return watch_; }
   DeviceRescue& rescue() { return rescue_; }
@@ -101,6 +103,7 @@ class DeviceRank {
   const std::unique_ptr<Device> device_;
   DeviceWords<RankWords> words_;
   RankChannels channels_;
+  Proxy proxy_;
   const size_t eager_bytes_;
   StreamProgress sent_;
   StreamProgress received_;

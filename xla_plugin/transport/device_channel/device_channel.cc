@@ -33,7 +33,6 @@ void LaunchLog::Publish(uint64_t number, const Launch& launch, uint64_t place) {
   entry.number.store(number, std::memory_order_seq_cst);
   for (uint64_t last = last_; last < number && !last_.compare_exchange_weak(last, number);) {
   }
-  Wake();
 }
 
 std::optional<Launch> LaunchLog::Find(uint64_t number) const {

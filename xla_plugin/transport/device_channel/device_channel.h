@@ -47,6 +47,8 @@
 // up waiting for that.
 namespace jaxhet {
 
+class Proxy;
+class SocketLane;
 namespace verbs {
 class Nics;
 }
@@ -90,21 +92,6 @@ class LaunchLog {
   uint64_t PlaceOf(uint64_t number) const;
   // The number of the latest launch.
   uint64_t last() const { return last_.load(std::memory_order_seq_cst); }
-  // For threads of the process that publishes: sleeps until launch `number` is published (true) or
-  // is_over() after a Wake() (false).
-  template <typename IsOver>
-  bool WaitFor(uint64_t number, IsOver is_over) const {
-    while (true) {
-      const uint64_t wakes = wakes_;
-      if (last() >= number) return true;
-      if (is_over()) return false;
-      wakes_.wait(wakes);
-    }
-  }
-  void Wake() {
-    ++wakes_;
-    wakes_.notify_all();
-  }
 
  private:
   struct Entry {
@@ -117,7 +104,6 @@ class LaunchLog {
   static_assert(std::atomic<uint64_t>::is_always_lock_free);  // they lie between processes
 
   std::atomic<uint64_t> last_;
-  std::atomic<uint64_t> wakes_;
   std::array<Entry, kEntries> entries_;
 };
 
@@ -227,10 +213,12 @@ class DeviceChannel {
   virtual std::vector<int> SocketFds() const { return {}; }
   // Advice for people if the channel could be faster; or empty.
   virtual std::string Remark() const { return {}; }
-  // Set-up is over.
-  virtual void Settle() {}
-  // The job has failed: threads of the channel end, and what the source's device writes into slots
-  // from now on does not count for the target. What that takes at this moment still may.
+  // Set-up is over. The rank's proxy drives the channel from now on if devices can't alone.
+  virtual void Settle([[maybe_unused]] Proxy& proxy) {}
+  // By the source, after it has published launches.
+  virtual void Launched() {}
+  // The job has failed: no proxy moves anything any more, and what the source's device writes into
+  // slots from now on does not count for the target. What that takes at this moment still may.
   virtual void Cut() { words_->abort_flag.host().store(0); }
   // Why nothing moves on it any more; "" while all is well.
   virtual std::string Failure() const { return {}; }
@@ -265,12 +253,12 @@ struct ChannelSetup {
   // Memory of the device that a proof fits in, in the allocation that operands will be in. Empty:
   // nothing is pulled.
   std::span<std::byte> operands;
-  std::span<const Fd> sockets;  // to and from the peer, of these two ranks; may be none
-  const Fd* messages;           // another one, for this channel alone; may be null
-  verbs::Nics* nics;            // NICs of this process
+  // Sockets of these two ranks, for this channel and the one back; may be none.
+  std::span<const std::shared_ptr<SocketLane>> lanes;
+  const Fd* messages;  // another one, for this channel alone; may be null
+  verbs::Nics* nics;   // NICs of this process
   Encryption encryption = Encryption::kOff;
   Severity least_severity = Severity::kInfo;
-  std::span<SealKeys> keys;  // one for each of `sockets`; the end that uses one takes it
 };
 
 // `slot_bytes` is the target's offer. Throws TransportError if no target offers that.

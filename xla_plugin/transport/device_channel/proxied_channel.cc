@@ -4,9 +4,6 @@
 #include <cstring>
 #include <new>
 
-#include "xla_plugin/base/error.h"
-#include "xla_plugin/base/thread.h"
-
 namespace jaxhet {
 
 DeviceChunkInfo ParseDeviceChunkInfo(std::span<const std::byte, sizeof(DeviceChunkInfo)> bytes,
@@ -46,18 +43,11 @@ void ChunkCounter::Advance(const DeviceChunkInfo& chunk) {
   ++exchange_;
 }
 
-ProxiedChannel::ProxiedChannel(Device& device)
-    : words_memory_(device.AllocatePinned(sizeof(ChannelWords))) {
+ProxiedChannel::ProxiedChannel(Device& device, size_t num_tasks)
+    : words_memory_(device.AllocatePinned(sizeof(ChannelWords))), passed_(num_tasks) {
   auto* const words = new (words_memory_.get()) ChannelWords{};
   words->abort_flag.value = kOpen;
   SetWords(reinterpret_cast<std::byte*>(words), device.DeviceAddress(words));
-}
-
-void ProxiedChannel::Settle() {
-  passed_ = std::vector<std::atomic<uint64_t>>(num_threads());
-  for (size_t i = 0; i < num_threads(); ++i) {
-    threads_.push_back(StartThread("jaxhet-channel", [this, i] { Run(i); }));
-  }
 }
 
 std::optional<uint64_t> ProxiedChannel::Passed() const {
@@ -69,11 +59,9 @@ std::string ProxiedChannel::Failure() const {
   return failure_;
 }
 
-void ProxiedChannel::Stop() {
-  if (stopping_.exchange(true)) return;
-  words().source.Wake();
-  Interrupt();
-  for (std::thread& thread : threads_) thread.join();
+void ProxiedChannel::Fail(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = error.text();
 }
 
 bool ProxiedChannel::IsAgreed(const DeviceChunkInfo& info) {
@@ -84,15 +72,6 @@ bool ProxiedChannel::IsAgreed(const DeviceChunkInfo& info) {
   }
   const std::optional<Launch> own = words().target.Find(info.exchange);
   return !own || *own == launch;
-}
-
-void ProxiedChannel::Run(size_t thread) {
-  try {
-    Carry(thread);
-  } catch (const Error& error) {
-    const std::lock_guard lock(mutex_);
-    if (!stopping_ && failure_.empty()) failure_ = error.text();
-  }
 }
 
 }  // namespace jaxhet

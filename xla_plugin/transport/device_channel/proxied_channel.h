@@ -2,32 +2,18 @@
 #define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXIED_CHANNEL_H_
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 
 namespace jaxhet {
-
-// Waits for something that a device does: at once if it comes soon, without a busy core if not.
-class Backoff {
- public:
-  void Wait() {
-    if (++turns_ < kSpins) return;
-    std::this_thread::sleep_for(std::chrono::microseconds(turns_ < kShortWaits ? 20 : 200));
-  }
-
- private:
-  static constexpr int kSpins = 2'000;
-  static constexpr int kShortWaits = 4'000;
-  int turns_ = 0;
-};
 
 // Before or with the bytes of each chunk.
 struct DeviceChunkInfo {
@@ -66,46 +52,39 @@ class ChunkCounter {
   uint64_t done_bytes_ = 0;  // bytes of the exchange before the next chunk
 };
 
+// Whether the device has written the value, or a later one.
+inline bool Has(DeviceWord& word, uint32_t value) {
+  return word.host().load(std::memory_order_acquire) >= value;
+}
+// A device that sees the value also sees everything written before.
+inline void Set(DeviceWord& word, uint32_t value) {
+  word.host().store(value, std::memory_order_release);
+}
+
 // A channel of which each end has words and slots of its own, in pinned host memory but for slots
-// that a NIC can reach in a device's: threads of the process carry the chunks and set the words.
+// that a NIC can reach in a device's: a proxy's tasks, one or more for each end, carry the chunks
+// and set the words.
 class ProxiedChannel : public DeviceChannel {
  public:
-  void Settle() override;
   bool is_shared() const override { return false; }
   std::optional<uint64_t> Passed() const override;
-  void Cut() override { Stop(); }
   std::string Failure() const override;
 
- protected:
-  explicit ProxiedChannel(Device& device);
-
-  // Threads call it; the classes that implement it Stop() before they go.
-  virtual void Carry(size_t thread) = 0;
-  virtual size_t num_threads() const = 0;
-  // Ends what threads wait for.
-  virtual void Interrupt() = 0;
-  void Stop();
-
-  bool stopping() const { return stopping_; }
-  static bool Has(DeviceWord& word, uint32_t value) {
-    return word.host().load(std::memory_order_acquire) >= value;
-  }
-  static void Set(DeviceWord& word, uint32_t value) {
-    word.host().store(value, std::memory_order_release);
-  }
-  // By the source: the thread has come to this exchange, and needs no earlier entry of the log.
-  void ComeTo(size_t thread, uint64_t exchange) { passed_[thread] = exchange - 1; }
+  // By the tasks, each with a number.
+  // By the source: the task has come to this exchange, and needs no earlier entry of the log.
+  void ComeTo(size_t task, uint64_t exchange) { passed_[task] = exchange - 1; }
   // By the target: says for the source what it has launched; false if the target has launched
   // something else.
   bool IsAgreed(const DeviceChunkInfo& info);
+  // Nothing moves any more; the first failure is kept.
+  void Fail(const Error& error);
+
+ protected:
+  ProxiedChannel(Device& device, size_t num_tasks);
 
  private:
-  void Run(size_t thread);
-
   PinnedMemory words_memory_;
-  std::vector<std::thread> threads_;
-  std::vector<std::atomic<uint64_t>> passed_;  // by thread
-  std::atomic<bool> stopping_ = false;
+  std::vector<std::atomic<uint64_t>> passed_;  // by task
   std::mutex publishing_;
   mutable std::mutex mutex_;
   std::string failure_;  // under mutex_

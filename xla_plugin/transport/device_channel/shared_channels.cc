@@ -32,8 +32,8 @@ class TargetChannel : public SharedWordsChannel {
     });
     return true;
   }
-  void Settle() override {
-    SharedWordsChannel::Settle();
+  void Settle(Proxy& proxy) override {
+    SharedWordsChannel::Settle(proxy);
     operands_.Settle();
   }
   const std::byte* At(uint64_t place, size_t num_bytes) const override {

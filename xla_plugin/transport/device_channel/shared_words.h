@@ -27,7 +27,7 @@ class SharedWordsChannel : public DeviceChannel {
   SharedWordsChannel(Device& device, size_t extra_bytes);
   SharedWordsChannel(Device& device, const SharedMemoryInfo& memory, size_t extra_bytes);
 
-  void Settle() override { memory_.CloseFd(); }
+  void Settle(Proxy& /*proxy*/) override { memory_.CloseFd(); }
 
  protected:
   const SharedMemoryInfo& memory_info() const { return memory_.info(); }

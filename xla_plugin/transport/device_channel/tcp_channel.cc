@@ -1,214 +1,228 @@
 #include "xla_plugin/transport/device_channel/tcp_channel.h"
 
-#include <sys/socket.h>
-#include <unistd.h>
-
+#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/device_channel/proxied_channel.h"
-#include "xla_plugin/transport/device_channel/sockets.h"
-#include "xla_plugin/transport/records.h"
 
 namespace jaxhet {
 namespace {
+
+using State = ProxyTask::State;
 
 struct TcpOfferInfo {
   uint64_t slot_bytes;
 };
 
-std::vector<Fd> BlockingCopies(std::span<const Fd> sockets) {
-  std::vector<Fd> copies;
-  for (const Fd& socket : sockets) copies.push_back(BlockingCopy(socket));
-  return copies;
-}
+// An end of a channel, for its lanes.
+struct LaneEnd {
+  ProxiedChannel& channel;
+  std::byte* slots;  // for the host
+  size_t num_lanes;
 
-class TcpChannel : public ProxiedChannel {
+  std::byte* slot(uint64_t chunk) const { return slots + SlotOf(chunk) * channel.slot_bytes(); }
+};
+
+// Sends the chunks of one lane.
+class Sender final : public SocketLane::Direction {
+ public:
+  Sender(LaneEnd end, size_t lane)
+      : end_(end), lane_(lane), chunks_(end.channel.words().source, end.channel.slot_bytes()) {}
+
+  State Advance(Socket& socket) override {
+    const std::optional<DeviceChunkInfo> chunk = Next();
+    if (!chunk) return State::kIdle;
+    const uint32_t slot = SlotOf(chunk->chunk);
+    if (!Has(end_.channel.words().tail.at(slot), GenerationOf(chunk->chunk)))
+      return State::kWaiting;
+    IoList bytes;
+    bytes.Add(&*chunk, sizeof *chunk);
+    bytes.Add(end_.slot(chunk->chunk), chunk->num_bytes);
+    const size_t left = bytes.num_bytes() - sent_;
+    if (left > 0) sent_ += socket.Write(bytes.Cut(sent_, left));
+    if (!socket.send_failure().empty()) Throw(ErrorCode::kTransport, socket.send_failure());
+    if (sent_ < bytes.num_bytes() || !socket.is_flushed()) {
+      return socket.writable() ? State::kMoved : State::kIdle;
+    }
+    sent_ = 0;
+    Set(end_.channel.words().head.at(slot), GenerationOf(chunk->chunk));
+    chunks_.Advance(*chunk);
+    return State::kMoved;
+  }
+  void Fail(const Error& error) override { end_.channel.Fail(error); }
+
+ private:
+  // The next chunk of this lane, if it is launched.
+  std::optional<DeviceChunkInfo> Next() {
+    std::optional<DeviceChunkInfo> chunk = chunks_.Next();
+    while (chunk && chunk->chunk % end_.num_lanes != lane_) {
+      chunks_.Advance(*chunk);
+      chunk = chunks_.Next();
+    }
+    end_.channel.ComeTo(lane_, chunks_.exchange());
+    return chunk;
+  }
+
+  LaneEnd end_;
+  size_t lane_;
+  ChunkCounter chunks_;
+  size_t sent_ = 0;  // bytes of the next chunk, with its description
+};
+
+// Receives the chunks of one lane.
+class Receiver final : public SocketLane::Direction {
+ public:
+  Receiver(LaneEnd end, size_t lane) : end_(end), next_chunk_(lane) {}
+
+  State Advance(Socket& socket) override {
+    while (true) {
+      if (!chunk_ && described_ == description_.size()) Begin();
+      if (chunk_ && !Has(end_.channel.words().head.at(SlotOf(chunk_->chunk)),
+                         GenerationOf(chunk_->chunk) - 1)) {
+        return State::kWaiting;
+      }
+      if (chunk_ && received_ == chunk_->num_bytes) {
+        End();
+        return State::kMoved;
+      }
+      Read(socket);
+      if (!socket.readable()) return State::kIdle;
+    }
+  }
+  void Fail(const Error& error) override { end_.channel.Fail(error); }
+
+ private:
+  void Begin() {
+    chunk_ = ParseDeviceChunkInfo(description_, next_chunk_, end_.channel.slot_bytes());
+    next_chunk_ += end_.num_lanes;
+    received_ = described_ = 0;
+  }
+  void End() {
+    const DeviceChunkInfo info = *std::exchange(chunk_, std::nullopt);
+    if (!end_.channel.IsAgreed(info)) return;  // whoever looks at the logs fails the job
+    Set(end_.channel.words().tail.at(SlotOf(info.chunk)), GenerationOf(info.chunk));
+  }
+  // Reads of the rest of the chunk and the description of the next one what has arrived.
+  void Read(Socket& socket) {
+    const size_t wanted = chunk_ ? chunk_->num_bytes - received_ : 0;
+    const std::array entries = {
+        ToIovec(wanted > 0 ? end_.slot(chunk_->chunk) + received_ : nullptr, wanted),
+        ToIovec(&description_[described_], description_.size() - described_)};
+    const size_t num_bytes = socket.Read(std::span(entries).subspan(wanted > 0 ? 0 : 1));
+    received_ += std::min(num_bytes, wanted);
+    described_ += num_bytes - std::min(num_bytes, wanted);
+    if (socket.closed() && (chunk_ || described_ > 0)) {
+      Throw(ErrorCode::kTransport, "the peer has closed the connection: ", socket.close_reason());
+    }
+  }
+
+  LaneEnd end_;
+  uint64_t next_chunk_;
+  std::array<std::byte, sizeof(DeviceChunkInfo)> description_{};  // description of the next chunk
+  size_t described_ = 0;                                          // bytes received so far
+  std::optional<DeviceChunkInfo> chunk_;                          // the one that arrives
+  size_t received_ = 0;                                           // bytes received so far
+};
+
+template <typename Direction>
+class TcpChannel final : public ProxiedChannel {
  public:
   TcpChannel(const ChannelSetup& setup, size_t slot_bytes)
-      : ProxiedChannel(setup.device),
-        sockets_(BlockingCopies(setup.sockets)),
-        slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kChannelSlots, slot_bytes))) {
-    host_slots_ = static_cast<std::byte*>(slots_memory_.get());
-    SetSlots(setup.device.DeviceAddress(host_slots_), slot_bytes);
+      : ProxiedChannel(setup.device, setup.lanes.size()),
+        lanes_(setup.lanes.begin(), setup.lanes.end()),
+        slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kChannelSlots, slot_bytes))),
+        launched_(words().source, slot_bytes) {
+    SetSlots(setup.device.DeviceAddress(slots_memory_.get()), slot_bytes);
   }
-  ~TcpChannel() override { Stop(); }
+  ~TcpChannel() override { Cut(); }
 
   std::vector<int> SocketFds() const override {
     std::vector<int> fds;
-    for (const Fd& socket : sockets_) fds.push_back(socket.get());
+    for (const auto& lane : lanes_) fds.push_back(lane->fd());
     return fds;
   }
-
   // The sockets were authenticated; there is no memory to prove.
   void Prove(Device& /*device*/, std::span<const std::byte> /*proof*/) override {}
   bool IsProven(Device& /*device*/, std::span<const std::byte> /*proof*/) override { return true; }
-
- protected:
-  size_t num_threads() const override { return sockets_.size(); }
-  void Interrupt() override {
-    for (const Fd& socket : sockets_) shutdown(socket.get(), SHUT_RDWR);
-  }
-
-  std::byte* host_slot(uint64_t chunk) const { return host_slots_ + SlotOf(chunk) * slot_bytes(); }
-  // False if the channel goes before the word has the value.
-  bool Await(DeviceWord& word, uint32_t value) const {
-    for (Backoff backoff; !Has(word, value); backoff.Wait()) {
-      if (stopping()) return false;
+  void Settle(Proxy& proxy) override {
+    const LaneEnd end{*this, static_cast<std::byte*>(slots_memory_.get()), lanes_.size()};
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      directions_.push_back(std::make_unique<Direction>(end, i));
+      lanes_[i]->Attach(*directions_[i]);
+      proxy.Add(*lanes_[i]);
     }
-    return true;
   }
-
-  const Fd& socket(size_t index) const { return sockets_[index]; }
+  void Launched() override {
+    while (const auto chunk = launched_.Next()) {
+      lanes_[chunk->chunk % lanes_.size()]->Wake();
+      launched_.Advance(*chunk);
+    }
+  }
+  void Cut() override {
+    for (size_t i = 0; i < directions_.size(); ++i) lanes_[i]->Detach(*directions_[i]);
+  }
 
  private:
-  std::vector<Fd> sockets_;
+  std::vector<std::shared_ptr<SocketLane>> lanes_;
+  std::vector<std::unique_ptr<Direction>> directions_;  // one for each lane, once settled
   PinnedMemory slots_memory_;
-  std::byte* host_slots_ = nullptr;
+  ChunkCounter launched_;
 };
 
-class TcpSource final : public TcpChannel {
- public:
-  TcpSource(const ChannelSetup& setup, size_t slot_bytes) : TcpChannel(setup, slot_bytes) {
-    if (setup.encryption == Encryption::kOff) return;
-    for (SealKeys& keys : setup.keys) sealed_.emplace_back(keys.encryption, std::move(keys.send));
-  }
-  ~TcpSource() override { Stop(); }
-
- protected:
-  // Every thread goes through all chunks and sends its own.
-  void Carry(size_t index) override {
-    const LaunchLog& log = words().source;
-    ChunkCounter chunks(log, slot_bytes());
-    while (log.WaitFor(chunks.exchange(), [this] { return stopping(); })) {
-      const std::optional<DeviceChunkInfo> info = chunks.Next();
-      if (!info) continue;
-      if (info->chunk % num_threads() == index && !SendChunk(index, *info)) return;
-      chunks.Advance(*info);
-      ComeTo(index, chunks.exchange());
-    }
-  }
-
- private:
-  bool SendChunk(size_t index, const DeviceChunkInfo& info) {
-    const uint32_t slot = SlotOf(info.chunk);
-    if (!Await(words().tail.at(slot), GenerationOf(info.chunk))) return false;
-    if (sealed_.empty()) {
-      SendAll(socket(index), &info, sizeof info, info.num_bytes > 0 ? MSG_MORE : 0);
-      SendAll(socket(index), host_slot(info.chunk), info.num_bytes, 0);
-    } else {
-      SendSealed(index, info);
-    }
-    Set(words().head.at(slot), GenerationOf(info.chunk));
-    return true;
-  }
-
-  void SendSealed(size_t index, const DeviceChunkInfo& info) {
-    IoList bytes;
-    bytes.Add(&info, sizeof info);
-    bytes.Add(host_slot(info.chunk), info.num_bytes);
-    RecordWriter& writer = sealed_[index];
-    for (size_t done = 0; done < bytes.num_bytes();) {
-      done += writer.Add(bytes, done);
-      SendAll(socket(index), writer.unsent().data(), writer.unsent().size(), 0);
-    }
-  }
-
-  std::vector<RecordWriter> sealed_;  // by socket; none: bytes travel as they are
-};
-
-class TcpTarget final : public TcpChannel {
- public:
-  TcpTarget(const ChannelSetup& setup, size_t slot_bytes) : TcpChannel(setup, slot_bytes) {
-    if (setup.encryption == Encryption::kOff) return;
-    for (SealKeys& keys : setup.keys) {
-      sealed_.emplace_back(keys.encryption, std::move(keys.receive));
-    }
-  }
-  ~TcpTarget() override { Stop(); }
-
- protected:
-  void Carry(size_t index) override {
-    std::array<std::byte, sizeof(DeviceChunkInfo)> bytes{};
-    for (uint64_t chunk = index; Read(index, bytes.data(), bytes.size()); chunk += num_threads()) {
-      const DeviceChunkInfo info = ParseDeviceChunkInfo(bytes, chunk, slot_bytes());
-      const uint32_t slot = SlotOf(info.chunk);
-      if (!Await(words().head.at(slot), GenerationOf(info.chunk) - 1)) return;
-      if (!Read(index, host_slot(info.chunk), info.num_bytes)) {
-        Throw(ErrorCode::kTransport, "the peer has closed the connection");
-      }
-      if (!IsAgreed(info)) continue;  // whoever looks at the logs fails the job
-      Set(words().tail.at(slot), GenerationOf(info.chunk));
-    }
-  }
-
- private:
-  // False if the peer has closed the connection before the first byte.
-  bool Read(size_t index, void* to, size_t num_bytes) {
-    auto* bytes = static_cast<std::byte*>(to);
-    const auto* const begin = bytes;
-    while (num_bytes > 0) {
-      const size_t done = sealed_.empty() ? Receive(index, bytes, num_bytes, MSG_WAITALL)
-                                          : ReceiveSealed(index, bytes, num_bytes);
-      if (done == 0 && bytes == begin) return false;
-      if (done == 0) Throw(ErrorCode::kTransport, "the peer has closed the connection");
-      bytes += done;
-      num_bytes -= done;
-    }
-    return true;
-  }
-
-  // Both block, and return 0 if the peer has closed the connection.
-  size_t Receive(size_t index, void* to, size_t num_bytes, int flags) {
-    while (true) {
-      const ssize_t done = recv(socket(index).get(), to, num_bytes, flags);
-      if (done >= 0) return static_cast<size_t>(done);
-      if (errno != EINTR) ThrowErrno("recv");
-    }
-  }
-  size_t ReceiveSealed(size_t index, void* to, size_t num_bytes) {
-    RecordReader& reader = sealed_[index];
-    const iovec wanted = ToIovec(to, num_bytes);
-    while (true) {
-      const size_t taken = reader.Take({&wanted, 1});
-      if (taken > 0) return taken;
-      const iovec room = reader.Room();
-      const size_t arrived = Receive(index, room.iov_base, room.iov_len, 0);
-      if (arrived == 0 && !reader.is_empty()) {
-        Throw(ErrorCode::kTransport, "the connection ended within a record");
-      }
-      if (arrived == 0) return 0;
-      reader.Arrived(arrived);
-    }
-  }
-
-  std::vector<RecordReader> sealed_;  // by socket; none: bytes travel as they are
-};
-
-void CheckSockets(const ChannelSetup& setup) {
+void CheckLanes(const ChannelSetup& setup) {
   if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
-  if (setup.sockets.empty()) Throw(ErrorCode::kTransport, "no sockets were connected for it");
+  if (setup.lanes.empty()) Throw(ErrorCode::kTransport, "no sockets were connected for it");
 }
 
 }  // namespace
 
+ProxyTask::State SocketLane::Advance() {
+  const std::lock_guard lock(mutex_);
+  socket_.Flush();
+  State state = State::kIdle;
+  std::erase_if(directions_, [&](Direction* direction) {
+    try {
+      state = std::max(state, direction->Advance(socket_));
+      return false;
+    } catch (const Error& error) {
+      direction->Fail(error);
+      return true;
+    }
+  });
+  return state;
+}
+
+void SocketLane::Attach(Direction& direction) {
+  {
+    const std::lock_guard lock(mutex_);
+    directions_.push_back(&direction);
+  }
+  Wake();
+}
+
+void SocketLane::Detach(Direction& direction) {
+  const std::lock_guard lock(mutex_);
+  std::erase(directions_, &direction);
+}
+
 std::pair<std::unique_ptr<DeviceChannel>, std::string> MakeTcpChannel(const ChannelSetup& setup) {
-  CheckSockets(setup);
+  CheckLanes(setup);
   const TcpOfferInfo info{HostSlotBytes(setup)};
-  return {std::make_unique<TcpTarget>(setup, info.slot_bytes),
+  return {std::make_unique<TcpChannel<Receiver>>(setup, info.slot_bytes),
           std::string(reinterpret_cast<const char*>(&info), sizeof info)};
 }
 
 std::unique_ptr<DeviceChannel> OpenTcpChannel(const ChannelSetup& setup, std::string_view offer) {
-  CheckSockets(setup);
+  CheckLanes(setup);
   TcpOfferInfo info{};
   if (offer.size() != sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");
   std::memcpy(&info, offer.data(), sizeof info);
   CheckSlotBytes(info.slot_bytes);
-  return std::make_unique<TcpSource>(setup, info.slot_bytes);
+  return std::make_unique<TcpChannel<Sender>>(setup, info.slot_bytes);
 }
 
 }  // namespace jaxhet

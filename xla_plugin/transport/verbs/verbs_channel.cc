@@ -1,12 +1,12 @@
 #include "xla_plugin/transport/verbs/verbs_channel.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -14,6 +14,7 @@
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/device_channel/message_socket.h"
 #include "xla_plugin/transport/device_channel/proxied_channel.h"
+#include "xla_plugin/transport/device_channel/proxy.h"
 #include "xla_plugin/transport/verbs/device_slots.h"
 #include "xla_plugin/transport/verbs/nics.h"
 #include "xla_plugin/transport/verbs/operand_region.h"
@@ -29,8 +30,6 @@ using Time = Clock::time_point;
 // The other way go credits alone, which need no memory to speak of.
 constexpr size_t kNothing = verbs::SlotLink::kHeaderBytes;
 constexpr milliseconds kProofTimeout{5'000};
-constexpr milliseconds kEventInterval{1};  // between looks at events while there is work
-constexpr milliseconds kIdleInterval{1'000};
 
 static_assert(sizeof(DeviceChunkInfo) <= verbs::SlotLink::kHeaderBytes);
 
@@ -49,20 +48,24 @@ size_t MostBytes(const ChannelSetup& setup) {
   return most;
 }
 
-class VerbsChannel : public ProxiedChannel, private PeerHost {
+class VerbsChannel : public ProxiedChannel, protected ProxyTask, private PeerHost {
  public:
-  ~VerbsChannel() override { Stop(); }
-
   std::string Answer() override { return link_.Offer(); }
   std::vector<int> SocketFds() const override { return {socket_.fd()}; }
   std::string Remark() const override {
     return slots_.is_pinned() ? StrCat("RDMA goes through ", slots_.way()) : std::string();
   }
+  void Settle(Proxy& proxy) override { proxy.Add(*this); }
+  void Launched() override { Wake(); }
+  void Cut() override {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+  }
 
  protected:
   // `is_source`: its slots go out; else they come in.
   VerbsChannel(const ChannelSetup& setup, size_t slot_bytes, bool is_source)
-      : ProxiedChannel(setup.device),
+      : ProxiedChannel(setup.device, 1),
         least_severity_(setup.least_severity),
         socket_(*setup.messages),
         nics_(NicsOf(setup)),
@@ -78,41 +81,55 @@ class VerbsChannel : public ProxiedChannel, private PeerHost {
     SetSlots(slots_.device_address(), slot_bytes);
   }
 
-  size_t num_threads() const override { return 1; }
-  void Interrupt() override { socket_.Shutdown(); }
+  std::vector<Pollable*> Pollables() override {
+    std::vector<Pollable*> pollables = link_.Pollables();
+    pollables.push_back(&socket_);
+    return pollables;
+  }
+  State Advance() final {
+    const std::lock_guard lock(mutex_);
+    if (is_over_) return State::kIdle;
+    try {
+      Pump();
+      if (Move()) return State::kMoved;
+      if (is_busy() || link_.IsBusy()) return State::kWaiting;
+      return link_.Arm() ? State::kWaiting : State::kIdle;
+    } catch (const Error& error) {
+      is_over_ = true;
+      Fail(error);
+      return State::kIdle;
+    }
+  }
+  // Moves chunks; false if none can move.
+  virtual bool Move() = 0;
+  // Chunks wait for a device or a NIC.
+  virtual bool is_busy() const = 0;
 
   verbs::SlotLink& link() { return link_; }
   verbs::DeviceSlots& device_slots() { return slots_; }
 
-  // Takes what has come. Events of NICs are looked at now and then, or after `timeout` at most if
-  // there is nothing else to do until one.
+  // Takes completions and messages.
   void Pump() {
-    if (Clock::now() - last_look_ >= kEventInterval) Look(milliseconds(0));
-    link_.Poll();
-  }
-  void Sleep(milliseconds timeout) {
-    if (link_.Arm()) link_.Poll();
-    if (!link_.HasArrivals()) Look(timeout);
-  }
-
- private:
-  void Look(milliseconds timeout) {
-    const std::vector<Pollable*> pollables = link_.Pollables();
-    std::vector<pollfd> polled = {{.fd = socket_.fd(), .events = POLLIN, .revents = 0}};
-    for (const Pollable* const pollable : pollables) {
-      polled.push_back({.fd = pollable->fd(), .events = POLLIN, .revents = 0});
-    }
-    poll(polled.data(), polled.size(), static_cast<int>(timeout.count()));
-    last_look_ = Clock::now();
-    for (size_t i = 0; i < pollables.size(); ++i) {
-      if (polled[i + 1].revents != 0) pollables[i]->OnEvents(EPOLLIN);
-    }
-    if (polled.front().revents == 0) return;
     while (const auto message = socket_.Receive()) {
       link_.OnMessage(std::as_bytes(std::span(*message)));
     }
+    link_.Poll();
+  }
+  // In set-up, before there is a proxy: the same until `is_over` or for kProofTimeout.
+  template <typename IsOver>
+  bool PumpUntil(IsOver is_over) {
+    const Time limit = Clock::now() + kProofTimeout;
+    while (!is_over()) {
+      if (Clock::now() > limit) return false;
+      for (Pollable* const pollable : Pollables()) pollable->OnEvents(EPOLLIN);
+      Pump();
+    }
+    return true;
   }
 
+  size_t num_open_ = 0;  // chunks under way here
+
+ private:
   void Send(std::span<const iovec> message) override { socket_.Send(message); }
   void Log(std::string_view what) override {
     if (least_severity_ <= Severity::kWarning) LogLine(StrCat("jaxhet: ", what));
@@ -125,13 +142,14 @@ class VerbsChannel : public ProxiedChannel, private PeerHost {
   verbs::DeviceSlots slots_;
   verbs::Staging nothing_;
   verbs::SlotLink link_;
-  Time last_look_;
+  std::mutex mutex_;
+  bool is_over_ = false;  // under mutex_
 };
 
 class VerbsSource final : public VerbsChannel {
  public:
   VerbsSource(const ChannelSetup& setup, size_t slot_bytes, std::string_view offer)
-      : VerbsChannel(setup, slot_bytes, /*is_source=*/true) {
+      : VerbsChannel(setup, slot_bytes, /*is_source=*/true), chunks_(words().source, slot_bytes) {
     link().Accept(offer);
     if (setup.operands.empty() || device_slots().is_pinned()) return;
     auto& shared = setup.nics->OperandsOf(setup.device);
@@ -142,7 +160,6 @@ class VerbsSource final : public VerbsChannel {
     operands_ = shared;
     if (operands_->why_not().empty()) words().pull_bytes = setup.pull_bytes;
   }
-  ~VerbsSource() override { Stop(); }
 
   std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const override {
     return operands_ ? operands_->AddressOf(operand) : std::nullopt;
@@ -164,30 +181,19 @@ class VerbsSource final : public VerbsChannel {
     std::memset(link().header(0), 0, verbs::SlotLink::kHeaderBytes);
     link().Start(0, proof.size());
     link().SendTo(0, proof.size());
-    const Time limit = Clock::now() + kProofTimeout;
-    while (!link().IsSent(0)) {
-      Pump();
-      if (Clock::now() > limit) Throw(ErrorCode::kTransport, "the peer's NIC has not answered");
+    if (!PumpUntil([this] { return link().IsSent(0); })) {
+      Throw(ErrorCode::kTransport, "the peer's NIC has not answered");
     }
   }
 
  protected:
-  void Carry(size_t thread) override {
-    const LaunchLog& log = words().source;
-    ChunkCounter chunks(log, slot_bytes());
-    Backoff backoff;
-    while (!stopping()) {
-      Pump();
-      const bool has_moved = ReturnSlots() + SendNext(chunks) > 0;
-      if (has_moved) {
-        ComeTo(thread, chunks.exchange());
-        backoff = {};
-      } else if (num_open_ == 0 && log.last() < chunks.exchange()) {
-        log.WaitFor(chunks.exchange(), [this] { return stopping(); });
-      } else {
-        backoff.Wait();
-      }
-    }
+  bool Move() override {
+    const bool has_moved = ReturnSlots() + SendNext() > 0;
+    if (has_moved) ComeTo(0, chunks_.exchange());
+    return has_moved;
+  }
+  bool is_busy() const override {
+    return num_open_ > 0 || words().source.last() >= chunks_.exchange();
   }
 
  private:
@@ -223,9 +229,9 @@ class VerbsSource final : public VerbsChannel {
     }
   }
 
-  size_t SendNext(ChunkCounter& chunks) {
+  size_t SendNext() {
     if (link().HasResends()) return link().Resend() > 0 ? 1 : 0;
-    const std::optional<DeviceChunkInfo> info = chunks.Next();
+    const std::optional<DeviceChunkInfo> info = chunks_.Next();
     if (!info) return 0;
     const uint32_t slot = SlotOf(info->chunk);
     const uint32_t generation = GenerationOf(info->chunk);
@@ -240,12 +246,12 @@ class VerbsSource final : public VerbsChannel {
     generations_.at(slot) = generation;
     ++num_open_;
     if (is_in_place) {
-      StartInPlace(*info, chunks.offset());
+      StartInPlace(*info, chunks_.offset());
     } else {
       link().Start(slot, info->num_bytes);
     }
     link().SendTo(slot, info->num_bytes);
-    chunks.Advance(*info);
+    chunks_.Advance(*info);
     return 1;
   }
 
@@ -271,21 +277,18 @@ class VerbsSource final : public VerbsChannel {
   std::array<uint32_t, kChannelSlots>
       generations_{};  // generations of the slots that are under way
   std::array<InPlace*, kChannelSlots> in_place_of_{};  // null: from our slot
-  size_t num_open_ = 0;
+  ChunkCounter chunks_;
 };
 
 class VerbsTarget final : public VerbsChannel {
  public:
   VerbsTarget(const ChannelSetup& setup, size_t slot_bytes)
       : VerbsChannel(setup, slot_bytes, /*is_source=*/false) {}
-  ~VerbsTarget() override { Stop(); }
 
   void Accept(std::string_view answer) override { link().Accept(answer); }
 
   bool IsProven(Device& device, std::span<const std::byte> proof) override {
-    const Time limit = Clock::now() + kProofTimeout;
-    while (!link().HasArrivals() && Clock::now() < limit) Pump();
-    if (!link().HasArrivals()) return false;
+    if (!PumpUntil([this] { return link().HasArrivals(); })) return false;
     const verbs::SlotLink::Arrival arrival = link().FirstArrival();
     link().TakeArrival();
     device_slots().Flush(arrival.slot, link().NicOf(arrival));
@@ -296,20 +299,8 @@ class VerbsTarget final : public VerbsChannel {
   }
 
  protected:
-  void Carry(size_t /*thread*/) override {
-    Backoff backoff;
-    while (!stopping()) {
-      Pump();
-      const bool has_moved = TakeArrivals() + EmptySlots() > 0;
-      if (has_moved) {
-        backoff = {};
-      } else if (num_open_ == 0 && !link().IsBusy()) {
-        Sleep(kIdleInterval);
-      } else {
-        backoff.Wait();
-      }
-    }
-  }
+  bool Move() override { return TakeArrivals() + EmptySlots() > 0; }
+  bool is_busy() const override { return num_open_ > 0; }
 
  private:
   size_t TakeArrivals() {
@@ -358,7 +349,6 @@ class VerbsTarget final : public VerbsChannel {
   std::array<uint32_t, kChannelSlots>
       generations_{};  // generations of the slots that the device has not emptied
   std::array<uint64_t, kChannelSlots> num_arrived_{};  // chunks by slot
-  size_t num_open_ = 0;
 };
 
 void Check(const ChannelSetup& setup) {

@@ -1,0 +1,171 @@
+#include "xla_plugin/transport/device_channel/proxy.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/fd.h"
+#include "xla_plugin/base/thread.h"
+
+namespace jaxhet {
+namespace {
+
+using std::chrono::microseconds;
+using State = ProxyTask::State;
+
+// A thread that waits for a device turns so often without a pause, then so often with short ones.
+constexpr int kSpins = 200;
+constexpr int kShortPauses = 2'000;
+constexpr int kSpinsPerLook = 100;  // at events
+constexpr microseconds kShortPause{20};
+constexpr microseconds kLongPause{200};
+
+}  // namespace
+
+class ProxyThread {
+ public:
+  ProxyThread() : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC)) {
+    epoll_event event{.events = EPOLLIN | EPOLLET, .data = {.ptr = nullptr}};
+    if (!epoll_ || !wake_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
+      ThrowErrno("epoll_create1, eventfd, epoll_ctl");
+    }
+    thread_ = StartThread("jaxhet-proxy", [this] { Run(); });
+  }
+  ~ProxyThread() {
+    stopping_ = true;
+    Wake();
+    thread_.join();
+  }
+  ProxyThread(const ProxyThread&) = delete;
+  ProxyThread& operator=(const ProxyThread&) = delete;
+
+  void Add(ProxyTask& task) {
+    {
+      const std::lock_guard lock(mutex_);
+      for (Pollable* const pollable : task.Pollables()) Watch(pollable, task);
+      added_.push_back(&task);
+    }
+    has_added_ = true;
+    Wake();
+  }
+
+  // The caller has written its work before; the thread looks for work after it has set
+  // `is_asleep_`.
+  void Wake() {
+    if (is_asleep_.exchange(false)) eventfd_write(wake_.get(), 1);
+  }
+
+ private:
+  void Watch(Pollable* pollable, ProxyTask& task) {
+    std::vector<ProxyTask*>& tasks = watched_[pollable];
+    tasks.push_back(&task);
+    if (tasks.size() > 1) return;
+    epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                      .data = {.ptr = pollable}};
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pollable->fd(), &event) != 0) {
+      ThrowErrno("epoll_ctl");
+    }
+  }
+
+  void Run() {
+    int turns = 0;  // since something has moved
+    while (!stopping_) {
+      const State state = Turn();
+      turns = state == State::kWaiting ? turns + 1 : 0;
+      if (state == State::kIdle) {
+        Sleep(std::nullopt);
+      } else if (turns > kSpins) {
+        Sleep(turns > kSpins + kShortPauses ? kLongPause : kShortPause);
+      } else if (turns % kSpinsPerLook == 0) {
+        TakeEvents(0);
+      }
+    }
+  }
+
+  State Turn() {
+    if (has_added_.exchange(false)) {
+      const std::lock_guard lock(mutex_);
+      std::ranges::copy(std::exchange(added_, {}), std::back_inserter(tasks_));
+    }
+    State state = State::kIdle;
+    for (ProxyTask* const task : tasks_) {
+      if (!task->is_due_ || !task->is_due_.exchange(false)) continue;
+      const State reached = task->Advance();
+      if (reached != State::kIdle) task->is_due_ = true;
+      state = std::max(state, reached);
+    }
+    return state;
+  }
+
+  // Until there is an event, or Wake(). None: no matter how long.
+  void Sleep(std::optional<microseconds> most) {
+    is_asleep_ = true;
+    const auto is_due = [](const ProxyTask* task) { return task->is_due_.load(); };
+    if (stopping_ || has_added_ || (!most && std::ranges::any_of(tasks_, is_due))) {
+      is_asleep_ = false;
+    } else if (most) {
+      const timespec limit{.tv_sec = 0, .tv_nsec = 1'000 * most->count()};
+      pollfd polled{.fd = epoll_.get(), .events = POLLIN, .revents = 0};
+      const int count = ppoll(&polled, 1, &limit, nullptr);
+      is_asleep_ = false;
+      if (count > 0) TakeEvents(0);
+    } else {
+      TakeEvents(-1);
+      is_asleep_ = false;
+    }
+  }
+
+  void TakeEvents(int timeout_ms) {
+    std::array<epoll_event, 64> events{};
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+    if (count <= 0) return;
+    const std::lock_guard lock(mutex_);
+    for (int i = 0; i < count; ++i) {
+      const epoll_event& event = events[static_cast<size_t>(i)];
+      auto* const pollable = static_cast<Pollable*>(event.data.ptr);
+      if (pollable == nullptr) continue;  // the event of Wake()
+      pollable->OnEvents(event.events);
+      for (ProxyTask* const task : watched_.at(pollable)) task->is_due_ = true;
+    }
+  }
+
+  Fd epoll_;
+  Fd wake_;
+  std::atomic<bool> stopping_ = false;
+  std::atomic<bool> is_asleep_ = false;
+  std::atomic<bool> has_added_ = false;
+  std::vector<ProxyTask*> tasks_;  // the thread's
+  std::mutex mutex_;
+  std::vector<ProxyTask*> added_;                         // under mutex_
+  std::map<Pollable*, std::vector<ProxyTask*>> watched_;  // under mutex_; tasks may share pollables
+  std::thread thread_;
+};
+
+void ProxyTask::Wake() {
+  is_due_ = true;
+  if (ProxyThread* const thread = thread_) thread->Wake();
+}
+
+Proxy::Proxy() = default;
+Proxy::~Proxy() = default;
+
+void Proxy::Add(ProxyTask& task) {
+  if (task.thread_ != nullptr) return;
+  std::unique_ptr<ProxyThread>& thread = threads_.at(num_tasks_++ % kMostThreads);
+  if (!thread) thread = std::make_unique<ProxyThread>();
+  task.thread_ = thread.get();
+  thread->Add(task);
+}
+
+}  // namespace jaxhet

@@ -1,0 +1,62 @@
+#ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXY_H_
+#define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXY_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "xla_plugin/transport/pollable.h"
+
+namespace jaxhet {
+
+class ProxyThread;
+
+// Work that a proxy thread does for a channel.
+class ProxyTask {
+ public:
+  enum class State {
+    kIdle,     // there is nothing to do before an event of a pollable, or Wake()
+    kWaiting,  // a device, or a NIC that is polled, comes first
+    kMoved,
+  };
+
+  virtual ~ProxyTask() = default;
+  // The same ones each time.
+  virtual std::vector<Pollable*> Pollables() = 0;
+  // By the proxy's thread alone, as are the events of the pollables. Does not block or throw.
+  virtual State Advance() = 0;
+  // By any thread: the task may have something to do.
+  void Wake();
+
+ private:
+  friend class Proxy;
+  friend class ProxyThread;
+
+  std::atomic<bool> is_due_ = true;
+  std::atomic<ProxyThread*> thread_ = nullptr;
+};
+
+// The threads that drive all channels of a rank which devices can't drive alone.
+class Proxy {
+ public:
+  static constexpr size_t kMostThreads = 4;
+
+  Proxy();
+  // Ends the threads. Tasks live longer.
+  ~Proxy();
+  Proxy(const Proxy&) = delete;
+  Proxy& operator=(const Proxy&) = delete;
+
+  // Tasks are for the threads in turns. One that was added before is left where it is.
+  void Add(ProxyTask& task);
+
+ private:
+  std::array<std::unique_ptr<ProxyThread>, kMostThreads> threads_;  // null: not needed so far
+  size_t num_tasks_ = 0;
+};
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXY_H_
