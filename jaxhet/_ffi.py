@@ -117,14 +117,14 @@ class Engine:
     ) -> None:
         info = members[process]
         same_host = info.host_id == members[config.process_id].host_id
+        transports = [t for t in config.transports if t in TRANSPORTS] or ["tcp"]
         self._engine.add_peer(
             process=process,
             description=f"{info.island}, pid {info.pid} on {info.host}",
             control_fd=sockets.control.socket.detach(),
             data_fds=[link.socket.detach() for link in sockets.data],
             same_host=same_host,
-            # Where bytes go between devices, processes only talk.
-            transports=[t for t in config.transports if t in TRANSPORTS] or ["tcp"],
+            transports=transports if sockets.data else [],
             # A transport refused between two processes of one host may work between GPUs.
             device_transports=[t for t in config.transports if same_host or t not in refused],
             refused=refused,

@@ -20,12 +20,13 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True)
 class PeerPath:
-    """The path between this process and another one, for host memory.
+    """The path of data between this process and another one.
 
     Attributes:
       process: JAX index of the other process.
-      transport: Name of the transport; "" for a peer that no program has needed yet.
-      refused: Transports that the pair can't use.
+      transport: Name of the transport. On GPUs that of the device channels; if they differ, all
+        names with "+" between them. "" for a peer that no program has needed yet.
+      refused: Transports that the pair of processes can't use; none on GPUs.
     """
 
     process: int
@@ -47,10 +48,14 @@ def paths() -> tuple[PeerPath, ...]:
     if session.engine is None:
         return ()
     connector = session.compilation.connector
+    names: dict[int, set[str]] = {}
+    for peer in session.engine.peer_stats():
+        names.setdefault(peer["process"], set()).add(peer["transport"])
     found = []
     for process in sorted(p for island in session.islands for p in island.processes):
         if process != session.process:
+            transport = "+".join(sorted(names.get(process, ())))
             is_there = connector is None or connector.has(process)
-            transport, refused = session.engine.path_to(process) if is_there else ("", [])
+            refused = session.engine.path_to(process)[1] if is_there else []
             found.append(PeerPath(process, transport, tuple(Refusal(*pair) for pair in refused)))
     return tuple(found)

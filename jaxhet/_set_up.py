@@ -214,7 +214,10 @@ def _start_engine(
     members = membership.members
     refused = _qualification.refusals(config, members)
 
-    sockets, timeout_s = config.tcp_sockets, config.connect_timeout_s
+    timeout_s = config.connect_timeout_s
+    # Data between GPUs moves over device channels, not between processes.
+    on_gpus = all(info.platform in jaxlib.GPU_PLATFORMS for info in members)
+    sockets = 0 if on_gpus else config.tcp_sockets
 
     def start(peers: Sequence[ProcessInfo]) -> _ffi.Engine:
         first = bootstrap.connect_peers(listener, peers, sockets, timeout_s, membership.check)

@@ -58,7 +58,7 @@ def connect_peers(
     Args:
       listener: Listener of this process.
       members: Processes to connect to.
-      data_sockets: Smallest number for each of them.
+      data_sockets: Smallest number for each of them. 0: only control is connected.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
       is_patient: Whether peers may compile, so that a handshake may take longer than its limit. The
@@ -77,10 +77,10 @@ def connect_peers(
         wanted.append(_Wanted(info, 0, None))
         wanted += [_Wanted(info, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
     sockets = _connect_channels(listener, wanted, timeout_s, check, is_patient)
-    data: dict[int, list[Link]] = {}
+    data: dict[int, list[Link]] = {way.info.process: [] for way in wanted}
     for way in wanted:
         if way.channel:
-            data.setdefault(way.info.process, []).append(sockets[way.info.process, way.channel])
+            data[way.info.process].append(sockets[way.info.process, way.channel])
     return {p: PeerSockets(sockets[p, 0], tuple(links)) for p, links in data.items()}
 
 

@@ -109,6 +109,7 @@ std::pmr::memory_resource* OperandMemory() {
 WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
   WorldOptions options{.num_processes = num_processes,
                        .transports = {std::string(NameOf(transport)), "tcp"},
+                       .moves_host_memory = false,
                        .has_operands = IsInPlace(transport)};
   options.engine.slot_bytes = kSlotBytes;
   options.engine.eager_bytes = kEagerBytes;

@@ -128,7 +128,7 @@ PeerSpec SpecOf(int peer, const WorldOptions& options, Ends ends) {
           .control = std::move(ends.control),
           .data = std::move(ends.data),
           .same_host = true,
-          .transports = options.transports,
+          .transports = options.moves_host_memory ? options.transports : std::vector<std::string>(),
           .device_transports = options.transports,
           .refused = {},
           .keys = {}};

@@ -35,7 +35,8 @@ struct WorldOptions {
   int num_processes = 2;
   int ranks_per_process = 1;
   std::vector<std::string> transports = {"tcp"};
-  bool has_operands = false;  // devices' operands are in memory that others can reach
+  bool moves_host_memory = true;  // else processes connect only control
+  bool has_operands = false;      // devices' operands are in memory that others can reach
   Options engine = EngineOptions();
 };
 

@@ -4,15 +4,17 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import ipaddress
+import pathlib
 import socket
 import threading
 import time
+import types
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from jaxhet import PeerError, _config, _set_up
+from jaxhet import PeerError, _config, _ffi, _set_up
 from jaxhet._errors import TransportError
 from jaxhet._job import bootstrap
 from jaxhet._job import listener as _listener_module
@@ -35,6 +37,36 @@ def _info(address: str) -> ProcessInfo:
     """The description of process 0, which listens there."""
     config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
     return _set_up.make_process_info(config, address)
+
+
+@pytest.mark.parametrize(("platform", "num_sockets"), [("cpu", 3), ("cuda", 1)])
+def test_processes_with_gpus_connect_control_alone(platform: str, num_sockets: int) -> None:
+    listeners = [_listener(process) for process in range(2)]
+    members = [
+        dataclasses.replace(_info(listener.address), process=process, platform=platform)
+        for process, listener in enumerate(listeners)
+    ]
+    membership: Any = types.SimpleNamespace(members=members, check=lambda: None)
+
+    def start(process: int) -> _ffi.Engine:
+        options = {"process_id": process, "num_processes": 2, "transports": ("tcp",)}
+        config = _config.resolve(options, {}).placed(process, 2)
+        return _set_up._start_engine(config, listeners[process], membership)[0]
+
+    sockets_before = _num_sockets()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        engines = list(pool.map(start, range(2)))
+        assert _num_sockets() - sockets_before == 2 * num_sockets
+        paths = [engine.path_to(1 - process)[0] for process, engine in enumerate(engines)]
+        assert paths == ["tcp" if platform == "cpu" else ""] * 2
+        list(pool.map(lambda engine: engine.close(5_000), engines))
+    for listener in listeners:
+        listener.close()
+
+
+def _num_sockets() -> int:
+    fds = pathlib.Path("/proc/self/fd")
+    return sum(1 for fd in fds.iterdir() if fd.is_socket())
 
 
 def _leave(server: socket.socket) -> None:

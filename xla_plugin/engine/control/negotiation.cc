@@ -26,6 +26,18 @@ struct Candidate {
 
 using Candidates = std::vector<Candidate>;
 
+// For a peer to which only control is connected, since data moves between devices.
+class NoPath final : public Connection {
+ public:
+  void Begin(Transfer& /*transfer*/, std::string_view /*announcement*/) override {
+    Throw(ErrorCode::kUsage, "data moves between devices, and this is an exchange of host memory");
+  }
+  void OnMessage(std::span<const std::byte> /*message*/) override {
+    Throw(ErrorCode::kTransport, "it sent a message about a path that was not agreed on");
+  }
+  bool Advance() override { return false; }
+};
+
 Candidates OpenCandidates(Introduction& introduction) {
   const TransportSetup setup{.same_host = introduction.same_host,
                              .chunk_bytes = introduction.chunk_bytes,
@@ -37,6 +49,7 @@ Candidates OpenCandidates(Introduction& introduction) {
                              .data_keys = &introduction.data_keys,
                              .encryption = introduction.encryption};
   Candidates candidates;
+  if (introduction.allowed.empty()) return candidates;
   for (const Transport& transport : Transports()) {
     Candidate candidate{.name = std::string(transport.name), .connection = {}, .text = {}};
     try {
@@ -135,6 +148,7 @@ void CheckIsThere(Peer& peer) {
 }
 
 void Choose(Peer& peer, Candidates& candidates) {
+  if (candidates.empty()) peer.connection = std::make_unique<NoPath>();
   for (Candidate& candidate : candidates) {
     if (!candidate.connection) {
       peer.refusals.push_back({candidate.name, candidate.text});

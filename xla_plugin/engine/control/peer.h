@@ -22,7 +22,8 @@ struct PeerSpec {
   Fd control;               // connected and authenticated, like the data sockets
   std::vector<Fd> data;
   bool same_host = false;
-  std::vector<std::string> transports;         // allowed between processes
+  // Allowed between processes; none: only control is connected.
+  std::vector<std::string> transports;
   std::vector<std::string> device_transports;  // allowed between devices
   // Transports between processes that were refused, and why.
   std::map<std::string, std::string> refused;
@@ -83,7 +84,7 @@ class Peer final : public ConnectionHost {
   bool same_host = true;
   std::vector<std::string> device_transports;  // allowed ones
   ControlChannel channel;
-  std::string transport;  // name of the connection's transport
+  std::string transport;  // name of the connection's transport; empty: it moves no data
   std::vector<Refusal> refusals;
   std::unique_ptr<Connection> connection;
 

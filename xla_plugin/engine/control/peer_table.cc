@@ -120,6 +120,7 @@ std::string PeerTable::Where(int process) const {
 std::vector<PeerCounts> PeerTable::Counts() const {
   std::vector<PeerCounts> counts;
   for (const auto& [process, peer] : peers_) {
+    if (peer.transport.empty()) continue;
     const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(peer.waited);
     counts.push_back({.process = process,
                       .transport = peer.transport,
