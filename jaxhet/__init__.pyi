@@ -1,5 +1,7 @@
 """The public names and where they are from; `__init__.py` reads this file."""
 
+from jaxhet._balance import balanced_split as balanced_split
+from jaxhet._balance import balanced_value_and_grad as balanced_value_and_grad
 from jaxhet._compilation import BridgeOptions as BridgeOptions
 from jaxhet._errors import DeadlineError as DeadlineError
 from jaxhet._errors import DeviceError as DeviceError

@@ -121,7 +121,7 @@ _ROOMS = (
     "_telemetry",
     "_compilation",
     "_session",
-    "_jit _mesh _paths _per_platform _plan _saving",
+    "_balance _jit _mesh _paths _per_platform _plan _saving",
     "_device_put _replicas",
     "_set_up",
     "_distributed",
