@@ -1,6 +1,7 @@
 """Batches of a corpus that depend on nothing but seed, step and row."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -59,6 +60,40 @@ class Batches:
         def local(index: tuple[slice, ...] | None) -> npt.NDArray[np.int32]:
             start, stop, _ = (index or (slice(None),))[0].indices(self.batch)
             return self.rows(step, start, stop)
+
+        return jax.make_array_from_callback(shape, sharding, local)
+
+    def shares(
+        self,
+        step: int,
+        counts: Sequence[int],
+        sizes: tuple[int, int],
+        sharding: jax.sharding.Sharding,
+    ) -> jax.Array:
+        """The batch of a step in unequal shares, one after another in the order of its rows.
+
+        Args:
+          step: Number of the step, from 0.
+          counts: Number of microbatches of each share.
+          sizes: Room of a share in microbatches, and rows of a microbatch.
+          sharding: Sharding of the array.
+
+        Returns:
+          int32 [shares, microbatches, rows, positions + 1]; zeros behind a share's microbatches.
+        """
+        most, rows = sizes
+        shape = (len(counts), most, rows, self.positions + 1)
+        begins = np.cumsum([0, *counts]) * rows
+
+        def local(index: tuple[slice, ...] | None) -> npt.NDArray[np.int32]:
+            index = index or (slice(None),) * 4
+            shares, (start, stop, _) = range(*index[0].indices(shape[0])), index[2].indices(rows)
+            part = np.zeros((len(shares), most, stop - start, shape[3]), np.int32)
+            for i, share in enumerate(shares):
+                for k in range(counts[share]):
+                    begin = int(begins[share]) + k * rows
+                    part[i, k] = self.rows(step, begin + start, begin + stop)
+            return part
 
         return jax.make_array_from_callback(shape, sharding, local)
 

@@ -23,6 +23,7 @@ from models.data import Batches
 from models.extras import initial
 from models.extras.accumulate import Accumulation
 from models.extras.agreement import Agreement, agreed, first_rows
+from models.extras.balance import Balance
 from models.extras.checkpoint import LAYOUT, Checkpoints
 from models.extras.corpus import Corpus, open_corpus
 from models.extras.flops import config_flops, peak_flops
@@ -214,13 +215,15 @@ def pretrain(options: Options) -> None:
     }
     batches = Batches(kept, options.seed, *sizes, options.order)
     evaluation = Batches(evaluated, options.seed, *sizes) if held_out else None
+    islands = jaxhet.islands() if in_job() else ()
+    balance = Balance(options, trainer, batches, islands) if options.balance else None
     unit = "token" if corpus.tokenizer else "byte"
     agreement = Agreement()
     agreement.require(agreed(options, corpus, trainer))
     agreement.require_shared(Path(options.run_dir))
     folder = Path(options.run_dir) / huggingface.CHECKPOINTS
     with Checkpoints(folder, facts, options.keep) as checkpoints, jax.set_mesh(trainer.mesh):
-        run = Run(options, trainer, batches, evaluation, checkpoints)
+        run = Run(options, trainer, batches, evaluation, checkpoints, balance)
         start = run.first_step()
         agreement.require(first_rows(start, batches))
         if jax.process_index() == 0:

@@ -61,6 +61,7 @@ PARAMETERS: dict[str, PartitionSpec] = {
 ACTIVATIONS: dict[str, PartitionSpec] = {
     "tokens": P(BATCH, None),
     "parts": P(None, BATCH, None),
+    "shares": P("data", None, BATCH[1:], None),
     "positions": P(BATCH, SEQUENCE),
     "residual": P(BATCH, SEQUENCE, None),
     "microbatches": P(None, BATCH, None, None),

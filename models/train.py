@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from models.configs import DTYPES, Config
-from models.extras.accumulate import Accumulation
+from models.extras.accumulate import Accumulation, value_and_grad_of_shares
 from models.extras.dtypes import at_least_float32, check_dtypes
 from models.extras.pipeline import Pipeline
 from models.llama import Llama
@@ -186,9 +186,17 @@ class Trainer:
         spread = jax.jit(pipeline.spread, out_shardings=self.state_shardings().params["blocks"])
         return {**params, "blocks": spread(params["blocks"])}
 
-    def step(self, state: TrainState, tokens: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One update from tokens [batch, positions + 1]; also `loss` and `gradient_norm`."""
-        loss, gradients = self._gradients(state.params, tokens)
+    def step(
+        self, state: TrainState, tokens: jax.Array, counts: jax.Array | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One update; also `loss` and `gradient_norm`.
+
+        Args:
+          state: The state before the step.
+          tokens: Tokens [batch, positions + 1]; with `counts`, shares (`models.extras.shares`).
+          counts: Microbatches of each share, or None.
+        """
+        loss, gradients = self._gradients(state.params, tokens, counts)
         gradients, params = self._split(gradients), self._split(state.params)
         updates, optimizer = self.schedule.transformation().update(
             gradients, state.optimizer, params
@@ -215,7 +223,11 @@ class Trainer:
                 f" --document-mask or {SEQUENCE}."
             )
 
-    def _gradients(self, params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
+    def _gradients(
+        self, params: Params, tokens: jax.Array, counts: jax.Array | None
+    ) -> tuple[jax.Array, Params]:
+        if counts is not None:
+            return value_and_grad_of_shares(self.loss, params, tokens, counts)
         if self.accumulation.parts == 1:
             return jax.value_and_grad(self.loss)(params, tokens)
         return self.accumulation.value_and_grad(self.loss, params, tokens)
@@ -257,13 +269,16 @@ class Trainer:
         """`loss` under `jit`, from parameters and tokens, the same everywhere."""
         return jit(self.loss, out_shardings=replicated(self.mesh))
 
-    def lower(self, jit: Callable[..., Any], batch: int, positions: int) -> Any:
+    def lower(
+        self, jit: Callable[..., Any], batch: int, positions: int, microbatches: int = 0
+    ) -> Any:
         """`step` under a `jit`, lowered; no array is made.
 
         Args:
           jit: `jax.jit` or `jaxhet.jit`.
           batch: Number of rows of a batch.
           positions: Number of positions of a row.
+          microbatches: Number of microbatches that are shared unequally; 0: the batch is not.
         """
         _, step = self.compile(jit)
         state = jax.tree.map(
@@ -271,10 +286,18 @@ class Trainer:
             jax.eval_shape(lambda: self.init(0)),
             self.state_shardings(),
         )
-        split = activation_sharding("tokens", self.mesh)
-        tokens = jax.ShapeDtypeStruct((batch, positions + 1), jnp.int32, sharding=split)
         with jax.set_mesh(self.mesh):
-            return step.lower(state, tokens)
+            return step.lower(state, *self._inputs(batch, positions, microbatches))
+
+    def _inputs(self, batch: int, positions: int, microbatches: int) -> list[jax.ShapeDtypeStruct]:
+        """Shapes of the arguments of `step` behind the state."""
+        split = activation_sharding("shares" if microbatches else "tokens", self.mesh)
+        if not microbatches:
+            return [jax.ShapeDtypeStruct((batch, positions + 1), jnp.int32, sharding=split)]
+        num = self.mesh.shape["data"]
+        shape = (num, microbatches - num + 1, batch // microbatches, positions + 1)
+        counts = jax.ShapeDtypeStruct((num,), jnp.int32, sharding=replicated(self.mesh))
+        return [jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split), counts]
 
     def _split(self, params: Params) -> Params:
         """Parameters, or what is like them, split over `update_axes` as well."""

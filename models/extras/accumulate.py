@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+import jaxhet
 from models.extras.dtypes import at_least_float32
 from models.sharding import BATCH, constrain
 
@@ -84,3 +85,23 @@ class Accumulation:
         if self.axes:
             zeros = jax.tree.map(lambda x: jax.lax.pcast(x, self.axes, to="varying"), zeros)
         return jax.lax.scan(add, zeros, parts)[0]
+
+
+def value_and_grad_of_shares(
+    loss: Callable[[Any, jax.Array], jax.Array], params: Any, tokens: jax.Array, counts: jax.Array
+) -> tuple[jax.Array, Any]:
+    """Loss and gradients of a batch in unequal shares, on the mesh of `jax.set_mesh`.
+
+    Args:
+      loss: Mean loss over the tokens that it is given, from parameters and tokens.
+      params: Parameters, a tree of arrays.
+      tokens: Tokens [shares, microbatches, rows, positions + 1], a share for each position of the
+        axis `data`.
+      counts: Number of microbatches of each share that are used.
+    """
+
+    def sums(params: Any, part: jax.Array) -> tuple[jax.Array, jax.Array]:
+        count = jnp.float32(part[:, 1:].size)
+        return loss(params, part) * count, count
+
+    return jaxhet.balanced_value_and_grad(sums, axis="data")(params, tokens, counts)

@@ -10,6 +10,7 @@ import jaxhet
 from models.data import Batches
 from models.extras import initial, restored
 from models.extras.ahead import wait_for_earlier
+from models.extras.balance import Balance
 from models.extras.checkpoint import Checkpoints
 from models.extras.options import Options
 from models.extras.reporter import Reporter
@@ -26,6 +27,7 @@ class Run:
     """A run of `models.pretrain`. Its state and its place in the data are functions of the step.
 
     `evaluation` gives the batches of evaluations, the same each time; None: there are none.
+    `balance` gives the unequal shares of batches; None: all devices have equal parts.
     """
 
     options: Options
@@ -33,6 +35,7 @@ class Run:
     batches: Batches
     evaluation: Batches | None
     checkpoints: Checkpoints
+    balance: Balance | None = None
 
     def first_step(self) -> int:
         """The first step.
@@ -62,11 +65,16 @@ class Run:
         if self.trainer.update_axes:
             reporter.say(f"the update is split over {', '.join(self.trainer.update_axes)}")
         reporter.digest(start, state.params)
+        if self.balance:
+            self.balance.begin(reporter, state.params)
         sharding = activation_sharding("tokens", self.trainer.mesh)
         try:
             for step in range(start, self.options.steps):
                 self.checkpoints.check()
-                state, measures = update(state, self.batches(step, sharding))
+                inputs = (
+                    self.balance.inputs(step) if self.balance else (self.batches(step, sharding),)
+                )
+                state, measures = update(state, *inputs)
                 is_logged = reporter.step(measures)
                 if self.evaluation and self._is_due(step + 1, self.options.eval_every):
                     batches = self._evaluation_batches(self.evaluation, sharding)
@@ -75,6 +83,8 @@ class Run:
                 is_stopped = reached_preemption_sync_point(step + 1)
                 if is_logged or is_stopped:
                     state = reporter.report(state, self.options.on_difference)
+                    if self.balance:
+                        self.balance.review(reporter, state.params)
                 if is_stopped or self._is_due(step + 1, self.options.checkpoint_every):
                     reporter.check()
                     self.checkpoints.save(step + 1, state)

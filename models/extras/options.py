@@ -70,6 +70,12 @@ class Options:
     accumulate: int = _option(
         1, "parts of a batch that are computed one after the other", valid="at least 1"
     )
+    balance: str | None = _option(
+        None,
+        "microbatches of each position of the mesh axis data, of which there are --accumulate on"
+        " average: even, numbers such as 3,1, or auto: measured, so that unequal islands finish"
+        " together; default: all islands compute equal parts",
+    )
     permute: int = _option(
         0, "seed of another order of devices and rows; 0: the usual order", valid="at least 0"
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import jaxhet
 from models.extras.options import PROGRAM, parse
+from models.extras.shares import num_microbatches
 from models.pretrain import make_trainer
 
 OPTIONS = "PRETRAIN"
@@ -23,6 +24,8 @@ def step() -> Any:
     """The lowered step. Exits with one line of text for options that can't be used."""
     options = parse(shlex.split(os.environ.get(OPTIONS, "")))
     try:
-        return make_trainer(options).lower(jaxhet.jit, options.batch, options.seq)
+        trainer = make_trainer(options)
+        parts = num_microbatches(options, trainer.mesh)
+        return trainer.lower(jaxhet.jit, options.batch, options.seq, parts)
     except (ValueError, OSError, jaxhet.UsageError) as error:
         sys.exit(f"{PROGRAM}: {error}")

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from tqdm import tqdm
@@ -15,6 +15,8 @@ import jaxhet
 from models.extras.ahead import wait_for_earlier
 from models.extras.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
+
+Result = TypeVar("Result")
 
 # Largest exponent of e in a float.
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
@@ -49,7 +51,7 @@ class Reporter:
 
     The host waits for the devices every `log_every` steps, and otherwise only for the step 16 steps
     earlier, so that it can prepare a step while others run; figures of time are means over such a
-    window of `log_every` steps.
+    window of `log_every` steps. `seconds_per_step` is that of the last one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -66,6 +68,8 @@ class Reporter:
         )
         self._window: list[dict[str, Any]] = []
         self._done = settings.start
+        self._notes: dict[str, Any] = {}
+        self.seconds_per_step = 0.0
         self._begin_window()
 
     def say(self, text: str) -> None:
@@ -95,13 +99,22 @@ class Reporter:
         Waits for the steps before it; its time is not part of theirs.
         """
         jaxhet.block_until_ready(self._window)
-        began = time.perf_counter()
-        losses = jaxhet.block_until_ready(evaluate())
+        losses = self.aside(lambda: jaxhet.block_until_ready(evaluate()))
         loss = math.fsum(map(float, losses)) / len(losses)
         # math.exp refuses what no float holds.
         perplexity = math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
         self._window[-1] = self._window[-1] | {"eval_loss": loss, "perplexity": perplexity}
+
+    def aside(self, work: Callable[[], Result]) -> Result:
+        """Does some work whose time is not part of the steps."""
+        began = time.perf_counter()
+        result = work()
         self._paused += time.perf_counter() - began
+        return result
+
+    def note(self, name: str, value: Any) -> None:
+        """Adds a value to the metrics of the next step."""
+        self._notes[name] = value
 
     def check(self) -> None:
         """Waits for the steps since the last report.
@@ -177,6 +190,7 @@ class Reporter:
         values = jaxhet.block_until_ready(self._window)
         count = len(values)
         seconds = (time.perf_counter() - self._began - self._paused) / count
+        self.seconds_per_step = seconds
         shared = {
             "seconds": seconds,
             "tokens_per_second": self._settings.tokens_per_step / seconds,
@@ -186,10 +200,13 @@ class Reporter:
             shared["mfu"] = shared["model_flops_per_second"] / self._settings.peak_flops
         for name, value in self._settings.counters().items():
             shared[name] = (value - self._counted.get(name, 0)) / count
-        return [
+        rows: list[dict[str, Any]] = [
             {"step": step, **{name: float(value) for name, value in measures.items()}, **shared}
             for step, measures in enumerate(values, start=self._done + 1)
         ]
+        rows[0] |= self._notes
+        self._notes = {}
+        return rows
 
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if self._metrics:

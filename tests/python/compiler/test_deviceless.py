@@ -85,6 +85,7 @@ _EXCHANGED = {
     "fsdp": (88, 366_006_308),
     "fsdp_recomputed": (130, 548_458_532),
     "tensor_parallel": (17, 122_724_356),
+    "balanced": (10, 246_456_328),
     "pipeline": (7, 35_655_756),
     "mixture_of_experts": (25, 458_280_976),
 }
