@@ -96,7 +96,7 @@ def _names_the_coordinator(ended: Ended) -> bool:
 
 
 # One job has certificates of the user that name hosts, one a proxy for other programs.
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("number", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def test_saves_end_and_the_error_names_the_coordinator(number: str, tmp_path: pathlib.Path) -> None:
     script = _START + _SAVE.replace("NUMBER", number)
     proxy = {"http_proxy": "http://127.0.0.1:1"}

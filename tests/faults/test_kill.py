@@ -111,6 +111,7 @@ pretrain.main()
 """
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_failed_training_that_waits_for_its_checkpoint(
     tmp_path: pathlib.Path,
 ) -> None:

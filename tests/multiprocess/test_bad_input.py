@@ -309,6 +309,7 @@ print('parent', f(1), jaxhet.last_error(), before - listening())
         assert "parent 2 None 0" in ended.text, ended.text
 
 
+@pytest.mark.slow
 def test_loader_that_imports_the_main_program_is_told_what_to_do(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("""

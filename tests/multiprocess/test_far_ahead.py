@@ -25,7 +25,9 @@ PRETRAIN = "models.pretrain --config=tiny --mesh=fsdp=4 --seq=16 --batch=4"
             id="generate",
         ),
         pytest.param(
-            f"{PRETRAIN} --steps=2 --eval-every=2 --eval-batches=100 --run-dir=RUN", id="evaluation"
+            f"{PRETRAIN} --steps=2 --eval-every=2 --eval-batches=100 --run-dir=RUN",
+            id="evaluation",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -108,8 +108,8 @@ def test_wait_ends_when_its_process_does_something_else() -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        *("raise", "SIGSTOP"),
-        *(pytest.param(how, marks=pytest.mark.slow) for how in ("os._exit", "SIGKILL")),
+        "raise",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("os._exit", "SIGKILL", "SIGSTOP")),
     ],
 )
 def test_wait_for_a_process_that_ends_ends_with_the_cause(how: str) -> None:
@@ -121,6 +121,7 @@ def test_wait_for_a_process_that_ends_ends_with_the_cause(how: str) -> None:
     assert "did not give" not in log
 
 
+@pytest.mark.slow
 def test_process_that_lost_its_cache_gets_what_the_first_has_in_its_own(
     tmp_path: pathlib.Path,
 ) -> None:
