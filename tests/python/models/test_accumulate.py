@@ -61,6 +61,7 @@ def test_parts_have_the_gradients_of_the_whole_and_are_summed_once(
     assert not across, "a part's gradients cross `data`"
 
 
+@pytest.mark.slow
 def test_parts_of_narrow_parameters_are_summed_in_float32(make_mesh, fast_jit):
     mesh = make_mesh(data=2)
     config = dataclasses.replace(CONFIGS["tiny"], param_dtype="bfloat16")

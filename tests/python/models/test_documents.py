@@ -77,7 +77,7 @@ def test_logits_of_packed_documents_are_those_of_each_alone(config, roundings, f
     ("axes", "changes"),
     [
         pytest.param({"data": 2, "model": 2}, {"remat": "full"}, marks=pytest.mark.slow),
-        ({"stage": 2}, {"microbatches": 2}),
+        pytest.param({"stage": 2}, {"microbatches": 2}, marks=pytest.mark.slow),
         pytest.param({"stage": 2, "data": 2}, {"microbatches": 1}, marks=pytest.mark.slow),
         pytest.param({"fsdp": 4}, {}, marks=pytest.mark.slow),
     ],

@@ -25,9 +25,16 @@ from tests.python.models.load_memory import STATUS
 from tests.support.jobs import ROOT
 
 QUICK = ("llama-2", "qwen2.5", "qwen3-moe")
+EACH_FAMILY = pytest.mark.parametrize(
+    "family",
+    [
+        family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 def test_logits_are_those_of_transformers(family, make_mesh, fast_jit):
     golden = expected(family)
     wide = {"dtype": "float32", "param_dtype": "float32"}
@@ -47,7 +54,7 @@ def test_model_loads_and_computes_in_float64(family, make_mesh, fast_jit, x64):
     np.testing.assert_allclose(ours, golden["logits"], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 def test_bfloat16_is_as_near_as_that_of_transformers(family, make_mesh, fast_jit):
     golden = expected(family)
     config, params = load(GOLDEN / family, make_mesh(data=1))
@@ -74,13 +81,7 @@ def test_model_lies_and_computes_on_a_mesh(family, axes, make_mesh, fast_jit):
     assert not params["blocks"]["attention"]["query"]["kernel"].is_fully_replicated
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
-        for family in FAMILIES
-    ],
-)
+@EACH_FAMILY
 def test_import_and_export_give_the_same_bits(family, tmp_path):
     shutil.copytree(GOLDEN / family, tmp_path / "theirs")
     (tmp_path / "theirs" / "tokenizer.json").write_text("{}")

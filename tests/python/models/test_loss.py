@@ -24,7 +24,7 @@ def loss_and_gradients(head: Head, positions: int):
     return jax.jit(by)(x, kernel)
 
 
-@pytest.mark.parametrize(("positions", "chunk"), [(7, 1), (7, 3), (8, 4), (7, 6), (7, 7), (1, 4)])
+@pytest.mark.parametrize(("positions", "chunk"), [(7, 1), (7, 3), (8, 4), (1, 4)])
 def test_chunked_loss_equals_the_whole_one(positions, chunk):
     whole = loss_and_gradients(Head(jnp.float32), positions)
     chunked = loss_and_gradients(Head(jnp.float32, chunk), positions)

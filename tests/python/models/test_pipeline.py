@@ -35,7 +35,11 @@ def whole(tied: bool = False) -> tuple[float, Params]:
     ("axes", "changes"),
     [
         pytest.param({"stage": 4}, {}, marks=pytest.mark.slow),
-        ({"stage": 2, "data": 2}, {"stages": (3, 1), "microbatches": 2}),
+        pytest.param(
+            {"stage": 2, "data": 2},
+            {"stages": (3, 1), "microbatches": 2},
+            marks=pytest.mark.slow,
+        ),
         ({"stage": 2, "data": 2}, {"stages": (1, 3), "microbatches": 2, "tied": True}),
         pytest.param(
             {"stage": 2, "model": 2},

@@ -73,6 +73,7 @@ def test_resumed_run_continues_to_the_bit_and_on_another_mesh(tmp_path):
     np.testing.assert_allclose(other, whole, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_run_resumed_on_another_mesh_differs_by_rounding_of_float64_alone(
     tmp_path, monkeypatch, x64
 ):
@@ -95,6 +96,7 @@ def test_run_resumed_on_another_mesh_differs_by_rounding_of_float64_alone(
             assert apart(error.__name__) >= 1e-7
 
 
+@pytest.mark.slow
 def test_run_of_uneven_stages_is_resumed_on_other_stages(tmp_path, monkeypatch, x64):
     monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(CONFIGS["tiny"], layers=4))
     wide = {"dtype": "float64", "param_dtype": "float64", "moments_dtype": "float64", "warmup": 1}

@@ -126,6 +126,7 @@ def test_loss_and_gradients_are_those_of_one_device(axes, change, alone, make_me
     assert_close(loss_and_gradients(config, make_mesh(**axes), fast_jit), alone(config))
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_are_split_too(alone, make_mesh, fast_jit):
     found = loss_and_gradients(ODD, make_mesh(data=2, sequence=2), fast_jit, parts=2)
     assert_close(found, alone(ODD))

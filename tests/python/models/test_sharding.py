@@ -67,7 +67,7 @@ def test_a_data_parallel_step_has_only_all_reduces(axes, make_mesh, fast_jit):
     assert names == {"all-reduce"}
 
 
-@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("scan", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_fully_sharded_step_gathers_parameters_and_moves_no_activation(scan, make_mesh, fast_jit):
     config = dataclasses.replace(TINY, scan=scan)
     text = step_text(Trainer(config, SCHEDULE, make_mesh(fsdp=4)), fast_jit, batch=8)

@@ -63,6 +63,7 @@ def assert_equal(params: Any, others: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, params, others)
 
 
+@pytest.mark.slow
 def test_run_of_uneven_stages_is_exported_and_continues_text(
     uneven, tmp_path, make_mesh, monkeypatch, capsys
 ):

@@ -28,6 +28,7 @@ def test_golden_files_are_what_transformers_gives(tmp_path):
                 np.testing.assert_array_equal(made[name], values)
 
 
+@pytest.mark.slow
 def test_exports_of_all_families_open_in_transformers_and_have_the_same_bits(tmp_path, make_mesh):
     opened = logits_of_exports(FAMILIES, tmp_path, make_mesh(data=1))
     for family in FAMILIES:
