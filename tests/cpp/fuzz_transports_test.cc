@@ -173,16 +173,13 @@ std::vector<std::string> SlotSeeds() {
 
 std::vector<std::string> VerbsSeeds() {
   const std::string offer = PeerEnd("verbs").Offer();
-  const verbs::QpEventInfo closed{verbs::QpEvent::kClosed, 0, 0, {17, 1}};
-  const verbs::QpEventInfo dead{verbs::QpEvent::kClosed, 1, 0, {0, 0}};
-  const verbs::QpEventInfo opened{verbs::QpEvent::kOpened, 0, 1, {}};
   const auto num_slots = InputReader(offer).Take<verbs::OfferInfo>().num_slots;
   const std::string sequences(num_slots * sizeof(verbs::SlotSequences), '\0');
-  const auto close = [&](const verbs::QpEventInfo& info) {
-    return BytesOf(info) + sequences + "the cable";
+  const auto closed = [&](uint32_t qp) {
+    return BytesOf(verbs::QpClosedInfo{qp}) + sequences + "the cable";
   };
-  return {Script().Add(offer).Add("").Add(close(closed)).Add(BytesOf(opened)).text,
-          Script().Add(offer).Add("").Add(close(dead)).Add(close(closed)).text};
+  return {Script().Add(offer).Add("").Add(closed(0)).text,
+          Script().Add(offer).Add("").Add(closed(1)).Add(closed(0)).text};
 }
 
 [[maybe_unused]] const bool added_verbs =

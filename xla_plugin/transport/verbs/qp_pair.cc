@@ -14,13 +14,9 @@ uint32_t RandomPsn() { return std::random_device()() & 0xff'ffff; }
 
 }  // namespace
 
-uint64_t Pack(const WorkId& id) {
-  return uint64_t{id.is_receive} << 63 | uint64_t{id.epoch} << 32 | id.qp;
-}
+uint64_t Pack(const WorkId& id) { return uint64_t{id.is_receive} << 63 | id.qp; }
 
-WorkId UnpackWorkId(uint64_t packed) {
-  return {static_cast<uint32_t>(packed), static_cast<uint16_t>(packed >> 32), packed >> 63 != 0};
-}
+WorkId UnpackWorkId(uint64_t packed) { return {static_cast<uint32_t>(packed), packed >> 63 != 0}; }
 
 NicPairInfo InfoOf(const NicInfo& nic, uint32_t rkey) {
   NicPairInfo info{};
@@ -47,41 +43,28 @@ Route RouteOf(const NicInfo& own, const NicPairInfo& peer, const Options& option
 }
 
 QpPair::QpPair(Nic& nic, const CompletionQueue& cq, QueuePairSizes sizes, uint16_t pkey_index)
-    : nic_(nic),
-      cq_(cq),
-      sizes_(sizes),
-      pkey_index_(pkey_index),
+    : nic_name_(nic.info.name),
+      num_receives_(sizes.receives),
       psn_(RandomPsn()),
-      qp_(MakeQueuePair()),
+      qp_(std::make_unique<QueuePair>(nic.domain, cq, sizes, nic.info.port, pkey_index)),
       room_(sizes.sends) {}
 
-std::unique_ptr<QueuePair> QpPair::MakeQueuePair() const {
-  return std::make_unique<QueuePair>(nic_.domain, cq_, sizes_, nic_.info.port, pkey_index_);
-}
-
-void QpPair::Connect(uint32_t index, const Route& route, QpInfo peer) {
+void QpPair::Connect(uint32_t index, Route route, QpInfo peer) {
   index_ = index;
-  route_ = route;
-  ConnectQueuePair(peer);
-}
-
-void QpPair::ConnectQueuePair(QpInfo peer) {
-  for (uint32_t i = 0; i < sizes_.receives; ++i) {
-    if (const int error = Restock()) ThrowCall("ibv_post_recv", nic_.info.name, error);
+  for (uint32_t i = 0; i < num_receives_; ++i) {
+    if (const int error = Restock()) ThrowCall("ibv_post_recv", nic_name_, error);
   }
-  route_.qp_num = peer.qp_num;
-  route_.psn = peer.psn;
-  qp_->Connect(route_, psn_);
+  route.qp_num = peer.qp_num;
+  route.psn = peer.psn;
+  qp_->Connect(route, psn_);
 }
 
-int QpPair::Restock() {
-  return qp_->PostReceive(Pack({.qp = index_, .epoch = epoch_, .is_receive = true}));
-}
+int QpPair::Restock() { return qp_->PostReceive(Pack({.qp = index_, .is_receive = true})); }
 
 int QpPair::Post(const Write& write, std::optional<Immediate> immediate, bool is_signalled) {
   ibv::Sge sge{.addr = write.from, .length = write.num_bytes, .lkey = write.lkey};
   ibv::SendWr wr;
-  wr.wr_id = Pack({.qp = index_, .epoch = epoch_, .is_receive = false});
+  wr.wr_id = Pack({.qp = index_, .is_receive = false});
   wr.sg_list = &sge;
   wr.num_sge = write.num_bytes > 0 ? 1 : 0;
   wr.opcode = immediate ? ibv::kWrRdmaWriteWithImm : ibv::kWrRdmaWrite;
@@ -122,37 +105,15 @@ void QpPair::Kill() {
   state_ = State::kDead;
 }
 
-QpInfo QpPair::Close() {
+void QpPair::Close() {
   qp_->Kill();
   state_ = State::kClosing;
-  replacement_.reset();
-  if (epoch_ >= kMaxEpoch || !nic_.problem().empty()) return {};
-  try {
-    replacement_ = MakeQueuePair();
-  } catch (const Error&) {
-    return {};  // the queue pair is closed for a reason that is logged; this follows from it
-  }
-  psn_ = RandomPsn();
-  return {replacement_->number(), psn_};
 }
 
-bool QpPair::Reopen() {
-  const QpInfo peer = std::exchange(peer_closed, std::nullopt).value_or(QpInfo{});
+void QpPair::Finish() {
   qp_.reset();
   posted_.clear();
-  unsignalled_ = {};
-  room_ = sizes_.sends;
-  bytes_in_flight_ = 0;
-  if (!replacement_ || peer.qp_num == 0) {
-    replacement_.reset();
-    state_ = State::kDead;
-    return false;
-  }
-  ++epoch_;
-  qp_ = std::move(replacement_);
-  state_ = State::kOpening;
-  ConnectQueuePair(peer);
-  return true;
+  state_ = State::kDead;
 }
 
 }  // namespace jaxhet::verbs

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "xla_plugin/transport/verbs/device.h"
 #include "xla_plugin/transport/verbs/nics.h"
@@ -16,7 +17,6 @@ namespace jaxhet::verbs {
 // Identity of a work request, in its wr_id.
 struct WorkId {
   uint32_t qp;
-  uint16_t epoch;
   bool is_receive;
 };
 uint64_t Pack(const WorkId& id);
@@ -36,16 +36,12 @@ NicPairInfo InfoOf(const NicInfo& nic, uint32_t rkey);
 Route RouteOf(const NicInfo& own, const NicPairInfo& peer, const Options& options);
 
 inline constexpr int kNoSlot = -1;
-// A queue pair is replaced so many times.
-inline constexpr uint16_t kMaxEpoch = 3;
 
 // One queue pair of ours and the peer's that it is connected with. When it fails, both ends close
-// it, and may connect a replacement under the next epoch:
-//   kLive -> Close() -> kClosing -> both ends have closed: Reopen() -> kOpening -> the peer has
-//   reopened, too: SetLive() -> kLive; kDead where an end has no replacement.
+// it: kLive -> Close() -> kClosing -> the peer has closed, too: Finish() -> kDead.
 class QpPair {
  public:
-  enum class State { kSetUp, kLive, kClosing, kOpening, kDead };
+  enum class State { kSetUp, kLive, kClosing, kDead };
 
   QpPair(Nic& nic, const CompletionQueue& cq, QueuePairSizes sizes, uint16_t pkey_index);
 
@@ -54,11 +50,10 @@ class QpPair {
   State state() const { return state_; }
   bool is_live() const { return state_ == State::kLive; }
   bool is_closed() const { return state_ == State::kClosing || state_ == State::kDead; }
-  uint16_t epoch() const { return epoch_; }
   size_t bytes_in_flight() const { return bytes_in_flight_; }
 
   // Set-up: under this index, the same at both ends.
-  void Connect(uint32_t index, const Route& route, QpInfo peer);
+  void Connect(uint32_t index, Route route, QpInfo peer);
   void SetLive() { state_ = State::kLive; }
 
   bool HasRoom(uint32_t num_sends) const { return is_live() && room_ >= num_sends; }
@@ -73,12 +68,10 @@ class QpPair {
 
   // For good.
   void Kill();
-  // The queue pair of the next epoch; its qp_num is 0 without one.
-  QpInfo Close();
-  // Message of the peer's closing; kept until our own closing.
-  std::optional<QpInfo> peer_closed;
-  // Both ends have closed. False if there is no replacement on both sides: the queue pair is dead.
-  bool Reopen();
+  void Close();
+  bool peer_has_closed = false;
+  // Both ends have closed.
+  void Finish();
 
  private:
   // A signalled write, and what was posted without a signal before it.
@@ -88,21 +81,14 @@ class QpPair {
     uint32_t num_bytes;
   };
 
-  std::unique_ptr<QueuePair> MakeQueuePair() const;
-  void ConnectQueuePair(QpInfo peer);
   int Post(const Write& write, std::optional<Immediate> immediate, bool is_signalled);
 
-  Nic& nic_;
-  const CompletionQueue& cq_;
-  QueuePairSizes sizes_;
-  uint16_t pkey_index_;
+  const std::string& nic_name_;
+  const uint32_t num_receives_;
   uint32_t index_ = 0;
-  Route route_;
   State state_ = State::kSetUp;
-  uint16_t epoch_ = 0;
-  uint32_t psn_;
-  std::unique_ptr<QueuePair> qp_;
-  std::unique_ptr<QueuePair> replacement_;
+  const uint32_t psn_;
+  std::unique_ptr<QueuePair> qp_;  // null once it is dead
 
   uint32_t room_;
   Posted unsignalled_{};

@@ -30,8 +30,8 @@ namespace jaxhet::verbs {
 //
 // When a queue pair fails, each end kills its own and says so over another connection, with the
 // slots that it has taken and emptied. Once both have, no late packet can reach the slots. Chunks
-// of the queue pair that the peer has not taken are sent again, over others or over a new queue
-// pair. Nothing is written while somebody may read it.
+// of the queue pair that the peer has not taken are sent again over others. Nothing is written
+// while somebody may read it. The loss of the last queue pair is the loss of the peer.
 class SlotLink {
  public:
   // With each slot of `outgoing` may go a header of kHeaderBytes, in host memory at both ends.
@@ -68,8 +68,7 @@ class SlotLink {
   size_t num_data_qps() const { return nic_pairs_.size() * (nic_pairs_.front().qps.size() - 1); }
 
   std::vector<Pollable*> Pollables();
-  // May replace queue pairs: nothing is sent before the next Poll(), so that the completion queues
-  // have room for what the replacements leave.
+  // The peer has closed a queue pair.
   void OnMessage(std::span<const std::byte> message);
   // Takes completions, and reacts to failures of NICs.
   void Poll();
@@ -175,9 +174,7 @@ class SlotLink {
   void LookAtNics();
   void CloseQp(NicPair& pair, QpPair& qp, std::string_view reason);
   void Forget(const QpPair& qp);
-  void OnPeerClosed(NicPair& pair, QpPair& qp, const QpEventInfo& info, std::string_view rest);
-  void Reopen(NicPair& pair, QpPair& qp);
-  void SendEvent(QpEvent event, const QpPair& qp, QpInfo replacement, std::string_view rest);
+  void OnBothClosed(QpPair& qp);
   size_t NumLiveQps() const;
   Choice QpOf(uint32_t index);
 

@@ -24,10 +24,9 @@ QueuePairSizes SizesOf(const Options& options, uint32_t sends_per_slot, size_t n
 }
 
 // Entries of a NIC pair's completion queue. A queue pair that fails leaves completions of all that
-// was posted. All its replacements may fail, too, before the next Poll(): they have only receives
-// until then.
+// was posted.
 int NumEntries(const NicInfo& nic, const Options& options, QueuePairSizes sizes, size_t num_qps) {
-  const size_t num_entries = num_qps * (sizes.sends + (1 + kMaxEpoch) * sizes.receives);
+  const size_t num_entries = num_qps * (sizes.sends + sizes.receives);
   if (std::cmp_less_equal(num_entries, nic.max_cqe)) return static_cast<int>(num_entries);
   Throw(ErrorCode::kTransport, "a completion queue of ", nic.name, " has at most ", nic.max_cqe,
         " entries, and JAXHET_VERBS_QPS=", options.qps, " with JAXHET__VERBS_DEPTH=", options.depth,
@@ -188,30 +187,23 @@ void SlotLink::LookAtNics() {
   }
 }
 
-void SlotLink::SendEvent(QpEvent event, const QpPair& qp, QpInfo replacement,
-                         std::string_view rest) {
-  const QpEventInfo info{event, qp.index(), qp.epoch(), replacement};
-  const size_t num_slots = event == QpEvent::kClosed ? peer_slots_.size() : 0;
-  host_.Send(std::array{ObjectIovec(info),
-                        ToIovec(peer_slots_.data(), num_slots * sizeof(SlotSequences)),
-                        ToIovec(rest.data(), rest.size())});
-}
-
 void SlotLink::CloseQp(NicPair& pair, QpPair& qp, std::string_view reason) {
-  if (!qp.is_live() && qp.state() != QpPair::State::kOpening) return;
-  const QpInfo replacement = qp.Close();
+  if (!qp.is_live()) return;
+  qp.Close();
   Forget(qp);
   const std::string nic_problem = pair.nic->problem();
   last_failure_ = StrCat(pair.name, ": ", reason);
   if (!nic_problem.empty() && nic_problem != reason)
     last_failure_ += StrCat(" (", nic_problem, ")");
-  if (!qp.peer_closed) {
+  if (!qp.peer_has_closed) {
     host_.Log(StrCat("queue pair ", qp.index(), ", ", last_failure_, ": its chunks move to ",
-                     NumLiveQps(), " other queue pairs",
-                     replacement.qp_num != 0 ? " or a new queue pair" : ""));
+                     NumLiveQps(), " other queue pairs"));
   }
-  SendEvent(QpEvent::kClosed, qp, replacement, reason);
-  if (qp.peer_closed) Reopen(pair, qp);
+  const QpClosedInfo info{qp.index()};
+  host_.Send(std::array{ObjectIovec(info),
+                        ToIovec(peer_slots_.data(), peer_slots_.size() * sizeof(SlotSequences)),
+                        ToIovec(reason.data(), reason.size())});
+  if (qp.peer_has_closed) OnBothClosed(qp);
 }
 
 // Chunks that arrived over the queue pair and were not taken yet count as lost: they are sent
@@ -233,31 +225,19 @@ void SlotLink::Refuse(const Arrival& arrival, std::string_view reason) {
 
 void SlotLink::OnMessage(std::span<const std::byte> message) {
   std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
-  const auto info = Take<QpEventInfo>(rest, "a queue pair's message");
+  const auto info = Take<QpClosedInfo>(rest, "a queue pair's message");
   const auto [pair, qp] = QpOf(info.qp);
-  if (info.event == QpEvent::kClosed) return OnPeerClosed(*pair, *qp, info, rest);
-  if (info.event != QpEvent::kOpened) {
-    Throw(ErrorCode::kTransport, "nothing that happens to a queue pair is called ",
-          static_cast<uint32_t>(info.event));
-  }
-  if (info.epoch != qp->epoch() || qp->state() != QpPair::State::kOpening) return;
-  qp->SetLive();
-}
-
-void SlotLink::OnPeerClosed(NicPair& pair, QpPair& qp, const QpEventInfo& info,
-                            std::string_view rest) {
-  if (info.epoch != qp.epoch() || qp.state() == QpPair::State::kDead) {
+  if (std::exchange(qp->peer_has_closed, true)) {
     Throw(ErrorCode::kTransport, "queue pair ", info.qp, " was closed twice");
   }
   for (size_t index = 0; index < slots_.size(); ++index) {
     const auto sequences = Take<SlotSequences>(rest, "a queue pair's message");
     OnCredit(index, sequences.head);
     Slot& slot = slots_[index];
-    if (slot.via.qp == &qp) slot.has_arrived = slot.sequence == sequences.tail;
+    if (slot.via.qp == qp) slot.has_arrived = slot.sequence == sequences.tail;
   }
-  qp.peer_closed = info.replacement;
-  if (qp.state() == QpPair::State::kClosing) return Reopen(pair, qp);
-  CloseQp(pair, qp, StrCat("the peer: ", rest));
+  if (qp->is_closed()) return OnBothClosed(*qp);
+  CloseQp(*pair, *qp, StrCat("the peer: ", rest));
 }
 
 void SlotLink::Kill() {
@@ -266,14 +246,10 @@ void SlotLink::Kill() {
   }
 }
 
-// Both ends have closed the queue pair: nothing can reach the peer's slots over it any more, and
-// what it had and did not bring is sent again.
-void SlotLink::Reopen(NicPair& pair, QpPair& qp) {
-  try {
-    if (qp.Reopen()) SendEvent(QpEvent::kOpened, qp, {}, {});
-  } catch (const Error& error) {
-    CloseQp(pair, qp, error.text());
-  }
+// Nothing can reach the peer's slots over the queue pair any more, and what it had and did not
+// bring is sent again.
+void SlotLink::OnBothClosed(QpPair& qp) {
+  qp.Finish();
   for (size_t index = 0; index < slots_.size(); ++index) {
     Slot& slot = slots_[index];
     if (slot.via.qp != &qp) continue;

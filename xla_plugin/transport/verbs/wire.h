@@ -12,7 +12,7 @@
 // version.
 namespace jaxhet::verbs {
 
-inline constexpr uint32_t kOfferMagic = 0x3256'584a;  // "JXV2"
+inline constexpr uint32_t kOfferMagic = 0x3356'584a;  // "JXV3"
 
 // An offer is an OfferInfo, then a NicPairInfo and its QpInfos for each NIC pair.
 struct OfferInfo {
@@ -81,20 +81,10 @@ struct SlotSequences {
   uint16_t head = 0;  // sequence of the last chunk read
 };
 
-// Over the control connection.
-enum class QpEvent : uint32_t {
-  // The sender's queue pair of the index and epoch lets nothing in or out any more. What follows:
-  // SlotSequences of all slots that the receiver fills, then the reason in words.
-  kClosed,
-  kOpened,  // the sender's queue pair of this new epoch can receive
-};
-
-// `epoch` counts the replacements of queue pair `qp`.
-struct QpEventInfo {
-  QpEvent event;
+// Over the control connection: the sender's queue pair lets nothing in or out any more.
+// SlotSequences of all slots that the receiver fills follow, then the reason in words.
+struct QpClosedInfo {
   uint32_t qp;
-  uint32_t epoch;
-  QpInfo replacement;  // kClosed: the queue pair of the next epoch; qp_num 0: none
 };
 
 }  // namespace jaxhet::verbs
