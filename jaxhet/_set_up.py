@@ -428,7 +428,7 @@ def _open_devices(
             and needs_sockets(members[device.process_index])
         },
         len(ranks),
-        _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets,
+        (_ffi.CHANNEL_MESSAGE_SOCKETS, config.device_channel_sockets),
         config.connect_timeout_s,
         check,
     )

@@ -31,9 +31,9 @@ CPP = {
         "Handle|HandleAttributed|OnRefusal|OnSettled|Open|Accept|Prove|CheckArity|Expect|IsAllowed"
         "|Find|IncomingOf|OutgoingOf"
     ),
-    "transport/records.cc": "Take|OpenNext|Room",
-    "transport/seal.cc": "OpenNext",
-    "transport/tcp/tcp.cc": "Accept|OnMessage|Receive|Reserve|OnConfirmed|OnLeftByPeer",
+    "net/socket/records.cc": "Take|OpenNext|Room",
+    "net/seal.cc": "OpenNext",
+    "net/socket/tcp_connection.cc": "Accept|OnMessage|Receive|Reserve|OnConfirmed|OnLeftByPeer",
     "transport/pull.cc": "ParseSegments|OnMessage|Begin",
     "transport/shm/shm_pull.cc": "Accept|Probe",
     "transport/shm/shm_ring.cc": "Accept|OnMessage|Drain",
@@ -41,15 +41,17 @@ CPP = {
     "transport/device_channel/device_channel.cc": "CheckSlotBytes|DeviceTransportOf",
     "transport/device_channel/shared_words.cc": "ParseSharedChannelInfo",
     "transport/device_channel/shared_channels.cc": "Open(Local|Ipc|Shm)Channel|CheckSame.*",
-    "transport/device_channel/tcp_channel.cc": "OpenTcpChannel|Carry|Read|Receive|ReceiveSealed",
-    "transport/device_channel/proxied_channel.cc": "ParseDeviceChunkInfo|IsAgreed|Run",
+    "transport/device_channel/tcp_channel.cc": (
+        "OpenTcpChannel|AcceptOffers|IsReady|Find|Expected|Moved"
+    ),
+    "transport/device_channel/proxied_channel.cc": "ParseDeviceChunkInfo|IsAgreed",
     "transport/device_channel/operand_memory.cc": "Open",
     "transport/device_channel/fd_mailbox.cc": "Take|Unpack|AddFds",
-    "transport/device_channel/message_socket.cc": "Receive",
+    "net/socket/message_socket.cc": "Receive",
     "transport/verbs/connection.cc": "Drain",
     "transport/verbs/slot_link.cc": "OnImmediate|OnCredits|OnCredit|CheckSlot",
     "transport/verbs/verbs_channel.cc": "OpenVerbsChannel",
-    "transport/verbs/slot_link_qps.cc": "Accept|SetUpNicPair|OnMessage|OnPeerClosed",
+    "transport/verbs/slot_link_qps.cc": "Accept|SetUpNicPair|OnMessage",
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {

@@ -10,6 +10,7 @@ for control takes its place.
 """
 
 import dataclasses
+import itertools
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,7 +96,7 @@ def connect_device_channels(
     listener: Listener,
     pairs: Mapping[tuple[int, int], ProcessInfo],
     num_ranks: int,
-    sockets_per_pair: int,
+    sockets_per_pair: tuple[int, int],
     timeout_s: float,
     check: Callable[[], None],
 ) -> list[tuple[int, int, list[Link]]]:
@@ -105,7 +106,8 @@ def connect_device_channels(
       listener: Listener of this process.
       pairs: Own rank and other rank, and the other one's process.
       num_ranks: Number of ranks of the job.
-      sockets_per_pair: For both directions together.
+      sockets_per_pair: Numbers of sockets for messages, which use the address for control, and for
+        data, which use all interfaces. Both directions share them.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
 
@@ -115,16 +117,19 @@ def connect_device_channels(
     Raises:
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
     """
+    num_messages, num_data = sockets_per_pair
+    num_sockets = num_messages + num_data
 
     def channels(pair: tuple[int, int]) -> Sequence[int]:
         first = min(pair) * num_ranks + max(pair)
-        start = _FIRST_DEVICE_SOCKET + first * sockets_per_pair
-        return range(start, start + sockets_per_pair)
+        start = _FIRST_DEVICE_SOCKET + first * num_sockets
+        return range(start, start + num_sockets)
 
     wanted: list[_Wanted] = []
     for pair, info in pairs.items():
-        ways = _pairs(listener, info)
-        wanted += [_Wanted(info, c, ways[i % len(ways)]) for i, c in enumerate(channels(pair))]
+        data = itertools.islice(itertools.cycle(_pairs(listener, info)), num_data)
+        ways = [*itertools.repeat(None, num_messages), *data]
+        wanted += [_Wanted(info, c, way) for c, way in zip(channels(pair), ways, strict=True)]
     sockets = _connect_channels(listener, wanted, timeout_s, check)
     return [
         (*pair, [sockets[info.process, channel] for channel in channels(pair)])

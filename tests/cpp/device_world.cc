@@ -133,6 +133,15 @@ std::vector<ChannelSockets> ChannelSocketsOf(int rank, std::vector<Ends> ends) {
 DeviceWorld::DeviceWorld(const WorldOptions& options) : world_(options) {
   std::vector<std::thread> threads;
   auto ends = ConnectAll(num_ranks(), kChannelSockets);
+  if (options.chunk_sockets) {
+    for (const size_t rank : {0U, 1U}) {
+      ends[rank][1 - rank].data.resize(ChannelSockets::kNumMessageSockets);
+    }
+    for (auto& [zero, one] : options.chunk_sockets()) {
+      ends[0][1].data.push_back(std::move(zero));
+      ends[1][0].data.push_back(std::move(one));
+    }
+  }
   for (int rank = 0; rank < num_ranks(); ++rank) {
     devices_.push_back(OpenTestDevice(rank));
     streams_.push_back(devices_.back()->CreateStream(StreamPriority::kNormal));

@@ -12,7 +12,7 @@
 #include "tests/cpp/forked_peer.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/transport/socket.h"
+#include "xla_plugin/net/socket/socket.h"
 
 // Peers that die, stop, are cut off, leave or talk nonsense.
 namespace jaxhet::testing {

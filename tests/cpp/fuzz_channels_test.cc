@@ -20,13 +20,14 @@
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/device/channel_setup.h"
+#include "xla_plugin/net/socket/data_socket.h"
+#include "xla_plugin/net/socket/message_socket.h"
+#include "xla_plugin/net/socket/socket.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
-#include "xla_plugin/transport/device_channel/message_socket.h"
 #include "xla_plugin/transport/device_channel/proxied_channel.h"
 #include "xla_plugin/transport/device_channel/proxy.h"
 #include "xla_plugin/transport/device_channel/tcp_channel.h"
-#include "xla_plugin/transport/socket.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
 // Offers, answers and messages of channels between devices.
@@ -39,9 +40,18 @@ constexpr size_t kSlotBytes = 4'096;
 
 // One end's side of two ranks on this host: its device, operands, and sockets to the other end.
 struct End {
-  End(Fd data, Fd its_messages, SealKeys keys)
-      : lane(std::make_shared<SocketLane>(std::move(data), std::move(keys))),
-        messages(std::move(its_messages)) {}
+  End(Fd its_data, Fd its_messages, SealKeys keys)
+      : data(dup(its_data.get())), messages(std::move(its_messages)) {
+    LaneSockets sockets{.messages = Fd(dup(messages.get())),
+                        .messages_keys = {},
+                        .data = {},
+                        .keys = {},
+                        .path_timeout = std::chrono::seconds(1),
+                        .log = [](std::string_view /*what*/) {}};
+    sockets.data.push_back(std::move(its_data));
+    sockets.keys.push_back(std::move(keys));
+    lane = std::make_shared<SocketLane>(std::move(sockets));
+  }
 
   ChannelSetup Setup() {
     return {.device = *device,
@@ -58,8 +68,9 @@ struct End {
 
   std::unique_ptr<Device> device = OpenHostDevice();
   DeviceMemory memory = device->Allocate(kSlotBytes);
-  std::shared_ptr<SocketLane> lane;
+  Fd data;  // one more descriptor of the lane's data socket
   Fd messages;
+  std::shared_ptr<SocketLane> lane;
   verbs::Nics nics{NicOptions(/*qps=*/1, /*depth=*/2)};
 };
 
@@ -233,8 +244,11 @@ void SetUpByScript(std::string_view input) {
                                if (std::exchange(is_over, reader.empty()))
                                  throw Error(ErrorCode::kPeer, "the end");
                              }};
-  const ChannelOptions options{
-      .slot_bytes = kSlotBytes, .pull_bytes = 1'000, .operands = {}, .verbs = NicOptions()};
+  const ChannelOptions options{.slot_bytes = kSlotBytes,
+                               .pull_bytes = 1'000,
+                               .operands = {},
+                               .verbs = NicOptions(),
+                               .path_timeout = std::chrono::seconds(1)};
   SetUpChannels(peers, ranks, {}, options, mail, Clock::now() + std::chrono::seconds(5));
 }
 
@@ -255,13 +269,13 @@ void ReceiveMessages(std::string_view input) {
   auto [own, peer] = UnixPair();
   WriteSome(peer, input);
   peer.Reset();
-  MessageSocket socket(own);
+  MessageSocket socket(std::move(own));
   while (const auto message = socket.Receive()) EXPECT_LE(message->size(), input.size());
 }
 
 [[maybe_unused]] const bool added_messages =
     AddFuzzer({.name = "message_socket",
-               .covers = {"xla_plugin/transport/device_channel/message_socket.cc"},
+               .covers = {"xla_plugin/net/socket/message_socket.cc"},
                .seeds = &MessageSeeds,
                .run = &ReceiveMessages});
 
@@ -338,9 +352,11 @@ void TakeLetters(std::string_view input) {
 std::vector<std::string> ChunkSeeds() {
   std::string two;
   for (uint64_t i = 0; i < 2; ++i) {
+    two += BytesOf(tcp::ChunkInfo{tcp::kChunkMagic, 0, i, 0, sizeof(DeviceChunkInfo) + 100});
     two += BytesOf(DeviceChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
   }
-  return {two, BytesOf(DeviceChunkInfo{1, 7, 0, 0, 0, 0})};
+  return {two, BytesOf(tcp::ChunkInfo{tcp::kChunkMagic, 0, 0, 0, sizeof(DeviceChunkInfo)}) +
+                   BytesOf(DeviceChunkInfo{1, 7, 0, 0, 0, 0})};
 }
 
 // Keys of one connection, at either end.
@@ -366,8 +382,8 @@ std::vector<std::string> SealedChunkSeeds() {
 void CarryChunks(std::string_view input, Encryption encryption) {
   Ends ends(encryption == Encryption::kOff ? SealKeys{} : KeysFor(encryption));
   const auto [channel, offer] = DeviceTransportOf("tcp").make(ends.own->Setup());
-  (void)send(ends.peer->lane->fd(), input.data(), input.size(), MSG_NOSIGNAL);
-  shutdown(ends.peer->lane->fd(), SHUT_WR);
+  (void)send(ends.peer->data.get(), input.data(), input.size(), MSG_NOSIGNAL);
+  shutdown(ends.peer->data.get(), SHUT_WR);
   Proxy proxy;
   channel->Settle(proxy);
   // The input ends, or its chunk waits for a slot that nobody empties.

@@ -311,7 +311,7 @@ TEST(FuzzMessagesTest, AttacksAreRefused) {
                 "xla_plugin/engine/host/open_exchanges_checks.cc",
                 "xla_plugin/engine/control/message_checks.cc", "xla_plugin/engine/control/peer.cc",
                 "xla_plugin/engine/common/plans.cc", "xla_plugin/base/range_set.h",
-                "xla_plugin/transport/tcp/tcp.cc"},
+                "xla_plugin/net/socket/tcp_connection.cc"},
      .seeds = &JobSeeds,
      .run = [](std::string_view input) { (void)PlayJob(input); }});
 

@@ -9,7 +9,7 @@
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/transport/socket.h"
+#include "xla_plugin/net/socket/socket.h"
 
 // Fuzzer of sealed records: what somebody between two hosts can change.
 namespace jaxhet::testing {
@@ -78,7 +78,7 @@ void ReadRecords(std::string_view input) {
 
 [[maybe_unused]] const bool added_records =
     AddFuzzer({.name = "records",
-               .covers = {"xla_plugin/transport/records.cc", "xla_plugin/transport/seal.cc"},
+               .covers = {"xla_plugin/net/socket/records.cc", "xla_plugin/net/seal.cc"},
                .seeds = &RecordSeeds,
                .run = &ReadRecords});
 

@@ -11,11 +11,11 @@
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
+#include "xla_plugin/net/socket/data_socket.h"
+#include "xla_plugin/net/socket/tcp_connection.h"
 #include "xla_plugin/transport/shared_memory.h"
 #include "xla_plugin/transport/shm/shm_pull.h"
 #include "xla_plugin/transport/shm/shm_ring.h"
-#include "xla_plugin/transport/tcp/data_socket.h"
-#include "xla_plugin/transport/tcp/tcp.h"
 #include "xla_plugin/transport/verbs/connection.h"
 #include "xla_plugin/transport/verbs/wire.h"
 
@@ -214,11 +214,13 @@ void PlayTcp(std::string_view input) {
     data.push_back(std::move(first));
     theirs.push_back(std::move(second));
   }
-  std::vector<SealKeys> keys(2);
-  TransportSetup setup = SetupWith(ThePeer().page, ThePeer().nics);
-  setup.data_fds = &data;
-  setup.data_keys = &keys;
-  const auto connection = OpenTcp(setup, host);
+  const auto connection =
+      std::make_unique<tcp::TcpConnection>(tcp::TcpSockets{.control_fd = -1,
+                                                           .data = std::move(data),
+                                                           .keys = std::vector<SealKeys>(2),
+                                                           .chunk_bytes = kChunkBytes,
+                                                           .path_timeout = std::chrono::seconds(1)},
+                                           host);
   EXPECT_FALSE(connection->Offer().empty());
   connection->Accept(reader.TakeSized());
   host.Add(own.transfer);
@@ -260,10 +262,11 @@ std::vector<std::string> TcpSeeds() {
           offer + EventOf(SocketEvent::kReceived, 0, 7)};
 }
 
-[[maybe_unused]] const bool added_tcp = AddFuzzer({.name = "tcp",
-                                                   .covers = {"xla_plugin/transport/tcp/tcp.cc"},
-                                                   .seeds = &TcpSeeds,
-                                                   .run = &PlayTcp});
+[[maybe_unused]] const bool added_tcp =
+    AddFuzzer({.name = "tcp",
+               .covers = {"xla_plugin/net/socket/tcp_connection.cc"},
+               .seeds = &TcpSeeds,
+               .run = &PlayTcp});
 
 // Statements of a peer about data sockets that can't be true.
 TEST(FuzzTransportsTest, FalseWordsAboutDataSocketsAreRefused) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tests/cpp/testing.h"
-#include "xla_plugin/transport/records.h"
+#include "xla_plugin/net/socket/records.h"
 
 // Attacks on sealed records by somebody between two hosts.
 namespace jaxhet::testing {

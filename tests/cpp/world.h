@@ -2,6 +2,7 @@
 #define TESTS_CPP_WORLD_H_
 
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -37,6 +38,8 @@ struct WorldOptions {
   std::vector<std::string> transports = {"tcp"};
   bool moves_host_memory = true;  // else processes connect only control
   bool has_operands = false;      // devices' operands are in memory that others can reach
+  // Connects two ranks' data sockets for chunks; empty: over the loopback.
+  std::function<std::vector<std::pair<Fd, Fd>>()> chunk_sockets = {};
   Options engine = EngineOptions();
 };
 

@@ -269,6 +269,22 @@ def test_data_sockets_take_pairs_of_interfaces_in_turns() -> None:
     assert _addresses([second.control])[0][1] == "127.0.1.1"
 
 
+def test_messages_of_device_channels_reach_the_main_address() -> None:
+    ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.1.2", "127.0.2.2"])
+
+    def connect(process: int) -> list[Link]:
+        pairs = {(process, 1 - process): ends.infos[1 - process]}
+        [(_, _, links)] = bootstrap.connect_device_channels(
+            ends.listeners[process], pairs, 2, (3, 4), 10.0, lambda: None
+        )
+        return links
+
+    with contextlib.closing(ends), concurrent.futures.ThreadPoolExecutor() as pool:
+        first, second = map(_addresses, pool.map(connect, (0, 1)))
+    assert [own for own, _ in first] == ["127.0.1.1"] * 3 + ["127.0.1.1", "127.0.2.1"] * 2
+    assert second == [(other, own) for own, other in first]
+
+
 def test_without_a_shared_network_all_sockets_reach_the_main_address() -> None:
     ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.3.2"])
     with contextlib.closing(ends):

@@ -61,9 +61,9 @@ def test_numbers_of_device_channels(num_gpus: int, monkeypatch: pytest.MonkeyPat
     opened: dict[str, Any] = {}
 
     def connect(
-        _listener: Any, pairs: Mapping[Any, Any], _ranks: int, each: int, *_: Any
+        _listener: Any, pairs: Mapping[Any, Any], _ranks: int, each: tuple[int, int], *_: Any
     ) -> list[Any]:
-        opened.update(pairs=len(pairs), sockets=len(pairs) * each)
+        opened.update(pairs=len(pairs), sockets=len(pairs) * sum(each))
         return []
 
     monkeypatch.setattr(bootstrap, "connect_device_channels", connect)

@@ -18,6 +18,7 @@ _PLUGIN = _ROOT / "xla_plugin"
 _LEVELS = [
     {"base"},
     {"device"},
+    {"net"},
     {"transport"},
     {"engine/common"},
     {"engine/control"},

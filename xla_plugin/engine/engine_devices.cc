@@ -30,7 +30,8 @@ void Engine::OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own
                           .operands = {},
                           .verbs = options_.verbs,
                           .encryption = ParseEncryption(options_.encryption),
-                          .least_severity = LeastSeverity(options_.log_level)};
+                          .least_severity = LeastSeverity(options_.log_level),
+                          .path_timeout = PathTimeout(options_)};
   for (ChannelSockets& of_pair : sockets) {
     of_pair.keys = KeysFor(channels.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
   }

@@ -1,12 +1,26 @@
 #include <array>
+#include <utility>
 
+#include "xla_plugin/net/socket/tcp_connection.h"
 #include "xla_plugin/transport/shm/shm_pull.h"
 #include "xla_plugin/transport/shm/shm_ring.h"
-#include "xla_plugin/transport/tcp/tcp.h"
 #include "xla_plugin/transport/transport.h"
 #include "xla_plugin/transport/verbs/verbs.h"
 
 namespace jaxhet {
+
+namespace {
+
+std::unique_ptr<Connection> OpenTcp(const TransportSetup& setup, ConnectionHost& host) {
+  return std::make_unique<tcp::TcpConnection>(tcp::TcpSockets{.control_fd = setup.control_fd,
+                                                              .data = std::move(*setup.data_fds),
+                                                              .keys = std::move(*setup.data_keys),
+                                                              .chunk_bytes = setup.chunk_bytes,
+                                                              .path_timeout = setup.path_timeout},
+                                              host);
+}
+
+}  // namespace
 
 std::span<const Transport> Transports() {
   static constexpr std::array<Transport, 4> kTable = {{

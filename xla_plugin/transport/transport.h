@@ -3,93 +3,21 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "xla_plugin/base/fd.h"
-#include "xla_plugin/base/io_list.h"
-#include "xla_plugin/base/range_set.h"
-#include "xla_plugin/transport/seal.h"
+#include "xla_plugin/net/connection.h"
+#include "xla_plugin/net/seal.h"
 
 namespace jaxhet {
 
-class Pollable;
 class SharedPage;
 namespace verbs {
 class Nics;
 }
-
-// Bytes that one exchange moves between one rank of ours and one other rank, both ways. The engine
-// keeps it, and the memory it names, until both ways are done or the engine has failed.
-struct Transfer {
-  IoList send;
-  IoList receive;
-  size_t sent = 0;           // bytes of `send` that we need not keep any more
-  size_t received = 0;       // bytes of `receive` that are in place
-  RangeSet reserved;         // chunks of `receive` that have begun to arrive, where any order is
-                             // possible: none overlap, so that `received` counts no byte twice
-  uint64_t ticket = 0;       // names this transfer in the peer's messages to us
-  uint64_t peer_ticket = 0;  // names the peer's transfer in ours
-
-  bool IsDone() const { return sent == send.num_bytes() && received == receive.num_bytes(); }
-};
-
-inline constexpr std::string_view kBytesTwice = "it sent bytes of a transfer twice";
-
-// Interface of a path's owner, for the path.
-class PeerHost {
- public:
-  virtual ~PeerHost() = default;
-  // Hands `message` to the OnMessage of the peer's end, in order.
-  virtual void Send(std::span<const iovec> message) = 0;
-  // For people: the path to the peer works differently from now on.
-  virtual void Log(std::string_view what) = 0;
-  // The path broke. The engine fails, but a reason that the peer itself still gives comes first.
-  virtual void Lost(std::string_view why) = 0;
-};
-
-// Interface of the engine, for connections.
-class ConnectionHost : public PeerHost {
- public:
-  // The transfer that the peer named; throws TransportError if it does not exist.
-  virtual Transfer& Find(uint64_t ticket) = 0;
-  // Counts progress. The transfer may be gone when these return.
-  virtual void Sent(Transfer& transfer, size_t num_bytes) = 0;
-  virtual void Received(Transfer& transfer, size_t num_bytes) = 0;
-};
-
-// Our end of a path to one peer process. Only the thread that owns the engine at the moment calls
-// it. Nothing here blocks. Errors are thrown.
-class Connection {
- public:
-  virtual ~Connection() = default;
-
-  // Set-up: what the peer's Accept() needs to know. Comes before Accept().
-  virtual std::string Offer() { return {}; }
-  // Set-up: proves that the path works or throws with the reason.
-  virtual void Accept([[maybe_unused]] std::string_view offer) {}
-  // Set-up: the peer's Accept() of our offer has returned and this connection is the chosen one.
-  virtual void Accepted() {}
-  // Objects to poll: an event is followed by Advance(). Connections may share some.
-  virtual std::vector<Pollable*> Pollables() { return {}; }
-
-  // Announcement of `transfer` for the peer's Begin(); it travels with our start.
-  virtual std::string Announce([[maybe_unused]] const Transfer& transfer) { return {}; }
-  // Both sides have started: moves the remaining bytes of both ways (no progress is made before
-  // Advance).
-  virtual void Begin(Transfer& transfer, std::string_view announcement) = 0;
-  virtual void OnMessage(std::span<const std::byte> message) = 0;
-  // Moves about kSliceBytes at most. True if there is more to do at once, false if an event must
-  // come first.
-  virtual bool Advance() = 0;
-};
-
-// Bytes moved between two looks at the control connections: 0.1 to 1 ms.
-inline constexpr size_t kSliceBytes = size_t{1} << 20;
 
 struct TransportSetup {
   bool same_host;

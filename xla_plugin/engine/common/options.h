@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_ENGINE_COMMON_OPTIONS_H_
 #define XLA_PLUGIN_ENGINE_COMMON_OPTIONS_H_
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -24,6 +25,11 @@ struct Options {
   int64_t profiler_ranges;  // 1: each exchange is a range in a profiler
   verbs::Options verbs;     // option names begin with "verbs_"
 };
+
+// Silence of a network path after which it has failed. A silent process is found before.
+inline std::chrono::milliseconds PathTimeout(const Options& options) {
+  return std::chrono::milliseconds(options.peer_timeout_ms + 2 * options.heartbeat_ms);
+}
 
 using OptionValue = std::variant<int64_t, std::string>;
 

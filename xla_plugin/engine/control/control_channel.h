@@ -9,7 +9,7 @@
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/base/io_list.h"
 #include "xla_plugin/engine/common/wire.h"
-#include "xla_plugin/transport/socket.h"
+#include "xla_plugin/net/socket/socket.h"
 
 namespace jaxhet {
 

@@ -46,8 +46,7 @@ Introduction PeerTable::Make(PeerSpec spec, std::map<int, Peer>& peers) {
           .refused = std::move(spec.refused),
           .same_host = spec.same_host,
           .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
-          // A process that is silent altogether is to be found first.
-          .path_timeout = milliseconds(options_.peer_timeout_ms + 2 * options_.heartbeat_ms),
+          .path_timeout = PathTimeout(options_),
           .page = &page_,
           .nics = &nics_,
           .data_fds = std::move(spec.data),

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 #include <set>
 #include <thread>
 
 #include "xla_plugin/base/checked.h"
-#include "xla_plugin/transport/device_channel/tcp_channel.h"
 #include "xla_plugin/transport/verbs/nics.h"
 
 namespace jaxhet {
@@ -87,6 +87,45 @@ std::unique_ptr<RankChannel> NewChannel(std::unique_ptr<DeviceChannel> end,
   return channel;
 }
 
+using Lanes = std::vector<std::shared_ptr<SocketLane>>;
+using Log = std::function<void(std::string_view what)>;
+
+// Logs each text once: many lanes leave a path that fails.
+Log LogOnce(Severity least_severity) {
+  if (least_severity > Severity::kWarning) return [](std::string_view /*what*/) {};
+  struct Said {
+    std::mutex mutex;
+    std::set<std::string> texts;
+  };
+  return [said = std::make_shared<Said>()](std::string_view what) {
+    const std::lock_guard lock(said->mutex);
+    if (said->texts.emplace(what).second) LogLine(StrCat("jaxhet: device channels: ", what));
+  };
+}
+
+// Sockets in a row use different paths, so that each lane has some of each.
+Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options, const Log& log) {
+  constexpr size_t kFirst = ChannelSockets::kNumMessageSockets;
+  const size_t num_data = of_pair.sockets.size() - std::min(of_pair.sockets.size(), kFirst);
+  const size_t num_lanes = std::min(SocketLane::kMost, num_data);
+  Lanes lanes;
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    const size_t messages = kFirst - SocketLane::kMost + lane;
+    LaneSockets sockets{.messages = std::move(of_pair.sockets[messages]),
+                        .messages_keys = std::move(of_pair.keys[messages]),
+                        .data = {},
+                        .keys = {},
+                        .path_timeout = options.path_timeout,
+                        .log = log};
+    for (size_t i = lane * num_data / num_lanes; i < (lane + 1) * num_data / num_lanes; ++i) {
+      sockets.data.push_back(std::move(of_pair.sockets[kFirst + i]));
+      sockets.keys.push_back(std::move(of_pair.keys[kFirst + i]));
+    }
+    lanes.push_back(std::make_shared<SocketLane>(std::move(sockets)));
+  }
+  return lanes;
+}
+
 class ChannelNegotiation {
  public:
   ChannelNegotiation(std::span<const ChannelPeer> peers,
@@ -105,12 +144,9 @@ class ChannelNegotiation {
       }
     }
     num_open_ = incoming_.size() + outgoing_.size();
+    const Log log = LogOnce(options.least_severity);
     for (ChannelSockets& of_pair : sockets_) {
-      auto& lanes = lanes_[{of_pair.rank, of_pair.peer_rank}];
-      for (size_t i = ChannelSockets::kNumMessageSockets; i < of_pair.sockets.size(); ++i) {
-        lanes.push_back(std::make_shared<SocketLane>(std::move(of_pair.sockets[i]),
-                                                     std::move(of_pair.keys[i])));
-      }
+      lanes_[{of_pair.rank, of_pair.peer_rank}] = MakeLanes(of_pair, options, log);
     }
   }
 
@@ -374,8 +410,7 @@ class ChannelNegotiation {
 
   std::span<const ChannelPeer> peers_;
   std::span<ChannelSockets> sockets_;
-  std::map<std::pair<int, int>, std::vector<std::shared_ptr<SocketLane>>>
-      lanes_;  // by own rank, peer
+  std::map<std::pair<int, int>, Lanes> lanes_;  // by own rank and peer
   const ChannelOptions& options_;
   const ChannelMail& mail_;
   size_t slot_bytes_;

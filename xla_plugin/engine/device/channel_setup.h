@@ -11,6 +11,7 @@
 #include "xla_plugin/engine/common/job_view.h"
 #include "xla_plugin/engine/common/wire.h"
 #include "xla_plugin/engine/device/device_rank.h"
+#include "xla_plugin/transport/device_channel/tcp_channel.h"
 #include "xla_plugin/transport/verbs/options.h"
 
 namespace jaxhet {
@@ -27,9 +28,9 @@ struct ChannelPeer {
 };
 
 // Connected and authenticated, for the two channels between these ranks: one for the messages of
-// each, and the others for chunks.
+// each, one for those of each lane, and the others for chunks.
 struct ChannelSockets {
-  static constexpr size_t kNumMessageSockets = 2;
+  static constexpr size_t kNumMessageSockets = 2 + SocketLane::kMost;
 
   int rank;  // rank of this process
   int peer_rank;
@@ -45,6 +46,7 @@ struct ChannelOptions {
   verbs::Options verbs;
   Encryption encryption = Encryption::kOff;
   Severity least_severity = Severity::kInfo;
+  std::chrono::milliseconds path_timeout;  // see TransportSetup
 };
 
 // How the messages of the set-up travel; they arrive in order.

@@ -17,7 +17,7 @@
 
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/device/device.h"
-#include "xla_plugin/transport/seal.h"
+#include "xla_plugin/net/seal.h"
 #include "xla_plugin/transport/shared_memory.h"
 
 // A device channel is the one-way path from one rank to another that their devices use by

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "xla_plugin/transport/pollable.h"
+#include "xla_plugin/net/pollable.h"
 
 namespace jaxhet {
 

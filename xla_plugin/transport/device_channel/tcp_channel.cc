@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <iterator>
 #include <optional>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/base/take.h"
 #include "xla_plugin/transport/device_channel/proxied_channel.h"
 
 namespace jaxhet {
@@ -18,48 +19,63 @@ struct TcpOfferInfo {
   uint64_t slot_bytes;
 };
 
-// An end of a channel, for its lanes.
+// An end of a channel, for its lanes: each carries the chunks of some slots.
 struct LaneEnd {
   ProxiedChannel& channel;
   std::byte* slots;  // for the host
-  size_t num_lanes;
 
   std::byte* slot(uint64_t chunk) const { return slots + SlotOf(chunk) * channel.slot_bytes(); }
+};
+
+// A chunk as a transfer: its description, and the bytes in its slot.
+struct ChunkTransfer {
+  DeviceChunkInfo info{};
+  Transfer transfer;
 };
 
 // Sends the chunks of one lane.
 class Sender final : public SocketLane::Direction {
  public:
-  Sender(LaneEnd end, size_t lane)
-      : end_(end), lane_(lane), chunks_(end.channel.words().source, end.channel.slot_bytes()) {}
+  Sender(LaneEnd end, size_t lane, size_t num_lanes)
+      : end_(end),
+        lane_(lane),
+        num_lanes_(num_lanes),
+        chunks_(end.channel.words().source, end.channel.slot_bytes()) {}
 
-  State Advance(Socket& socket) override {
-    const std::optional<DeviceChunkInfo> chunk = Next();
-    if (!chunk) return State::kIdle;
-    const uint32_t slot = SlotOf(chunk->chunk);
-    if (!Has(end_.channel.words().tail.at(slot), GenerationOf(chunk->chunk)))
-      return State::kWaiting;
-    IoList bytes;
-    bytes.Add(&*chunk, sizeof *chunk);
-    bytes.Add(end_.slot(chunk->chunk), chunk->num_bytes);
-    const size_t left = bytes.num_bytes() - sent_;
-    if (left > 0) sent_ += socket.Write(bytes.Cut(sent_, left));
-    if (!socket.send_failure().empty()) Throw(ErrorCode::kTransport, socket.send_failure());
-    if (sent_ < bytes.num_bytes() || !socket.is_flushed()) {
-      return socket.writable() ? State::kMoved : State::kIdle;
+  State Begin(Connection& connection) override {
+    State state = State::kIdle;
+    for (auto chunk = Next(); chunk; chunk = Next()) {
+      const uint32_t slot = SlotOf(chunk->chunk);
+      if (!Has(end_.channel.words().tail.at(slot), GenerationOf(chunk->chunk))) {
+        return std::max(state, State::kWaiting);
+      }
+      ChunkTransfer& sent = transfers_.at(slot);
+      sent = {.info = *chunk, .transfer = {}};
+      sent.transfer.send.Add(&sent.info, sizeof sent.info);
+      sent.transfer.send.Add(end_.slot(chunk->chunk), chunk->num_bytes);
+      sent.transfer.peer_ticket = chunk->chunk;
+      connection.Begin(sent.transfer, {});
+      chunks_.Advance(*chunk);
+      ++num_begun_;
+      state = State::kMoved;
     }
-    sent_ = 0;
-    Set(end_.channel.words().head.at(slot), GenerationOf(chunk->chunk));
-    chunks_.Advance(*chunk);
-    return State::kMoved;
+    return state;
   }
+
+  void Moved(Transfer& transfer) override {
+    if (!transfer.IsDone()) return;
+    --num_begun_;
+    const uint64_t chunk = transfer.peer_ticket;
+    Set(end_.channel.words().head.at(SlotOf(chunk)), GenerationOf(chunk));
+  }
+  bool is_sending() const override { return num_begun_ > 0 || chunks_.Next(); }
   void Fail(const Error& error) override { end_.channel.Fail(error); }
 
  private:
   // The next chunk of this lane, if it is launched.
   std::optional<DeviceChunkInfo> Next() {
     std::optional<DeviceChunkInfo> chunk = chunks_.Next();
-    while (chunk && chunk->chunk % end_.num_lanes != lane_) {
+    while (chunk && SlotOf(chunk->chunk) % num_lanes_ != lane_) {
       chunks_.Advance(*chunk);
       chunk = chunks_.Next();
     }
@@ -69,64 +85,84 @@ class Sender final : public SocketLane::Direction {
 
   LaneEnd end_;
   size_t lane_;
+  size_t num_lanes_;
   ChunkCounter chunks_;
-  size_t sent_ = 0;  // bytes of the next chunk, with its description
+  std::array<ChunkTransfer, kChannelSlots> transfers_;
+  size_t num_begun_ = 0;  // chunks that are not sent
 };
 
 // Receives the chunks of one lane.
 class Receiver final : public SocketLane::Direction {
  public:
-  Receiver(LaneEnd end, size_t lane) : end_(end), next_chunk_(lane) {}
-
-  State Advance(Socket& socket) override {
-    while (true) {
-      if (!chunk_ && described_ == description_.size()) Begin();
-      if (chunk_ && !Has(end_.channel.words().head.at(SlotOf(chunk_->chunk)),
-                         GenerationOf(chunk_->chunk) - 1)) {
-        return State::kWaiting;
-      }
-      if (chunk_ && received_ == chunk_->num_bytes) {
-        End();
-        return State::kMoved;
-      }
-      Read(socket);
-      if (!socket.readable()) return State::kIdle;
+  Receiver(LaneEnd end, size_t lane, size_t num_lanes) : end_(end) {
+    for (size_t slot = 0; slot < kChannelSlots; ++slot) {
+      slots_.at(slot) = {.next_chunk = slot, .is_of_lane = slot % num_lanes == lane, .chunk = {}};
     }
+  }
+
+  bool IsReady(uint64_t chunk) override {
+    Slot& slot = Expected(chunk);
+    if (!Has(end_.channel.words().head.at(SlotOf(chunk)), GenerationOf(chunk) - 1)) return false;
+    slot.chunk = {};
+    slot.chunk.transfer.receive.Add(&slot.chunk.info, sizeof slot.chunk.info);
+    slot.chunk.transfer.receive.Add(end_.slot(chunk), end_.channel.slot_bytes());
+    slot.chunk.transfer.ticket = chunk;
+    return true;
+  }
+  Transfer& Find(uint64_t chunk) override { return Expected(chunk).chunk.transfer; }
+  void Moved(Transfer& transfer) override {
+    const uint64_t chunk = transfer.ticket;
+    Slot& slot = slots_.at(SlotOf(chunk));
+    if (transfer.received < sizeof slot.chunk.info) return;
+    const std::span<const DeviceChunkInfo, 1> sent(&slot.chunk.info, 1);
+    const DeviceChunkInfo info =
+        ParseDeviceChunkInfo(std::as_bytes(sent), chunk, end_.channel.slot_bytes());
+    if (transfer.received < sizeof info + info.num_bytes) return;
+    slot.next_chunk += kChannelSlots;
+    if (!end_.channel.IsAgreed(info)) return;  // whoever looks at the logs fails the job
+    Set(end_.channel.words().tail.at(SlotOf(chunk)), GenerationOf(chunk));
   }
   void Fail(const Error& error) override { end_.channel.Fail(error); }
 
  private:
-  void Begin() {
-    chunk_ = ParseDeviceChunkInfo(description_, next_chunk_, end_.channel.slot_bytes());
-    next_chunk_ += end_.num_lanes;
-    received_ = described_ = 0;
-  }
-  void End() {
-    const DeviceChunkInfo info = *std::exchange(chunk_, std::nullopt);
-    if (!end_.channel.IsAgreed(info)) return;  // whoever looks at the logs fails the job
-    Set(end_.channel.words().tail.at(SlotOf(info.chunk)), GenerationOf(info.chunk));
-  }
-  // Reads of the rest of the chunk and the description of the next one what has arrived.
-  void Read(Socket& socket) {
-    const size_t wanted = chunk_ ? chunk_->num_bytes - received_ : 0;
-    const std::array entries = {
-        ToIovec(wanted > 0 ? end_.slot(chunk_->chunk) + received_ : nullptr, wanted),
-        ToIovec(&description_[described_], description_.size() - described_)};
-    const size_t num_bytes = socket.Read(std::span(entries).subspan(wanted > 0 ? 0 : 1));
-    received_ += std::min(num_bytes, wanted);
-    described_ += num_bytes - std::min(num_bytes, wanted);
-    if (socket.closed() && (chunk_ || described_ > 0)) {
-      Throw(ErrorCode::kTransport, "the peer has closed the connection: ", socket.close_reason());
-    }
+  struct Slot {
+    uint64_t next_chunk;
+    bool is_of_lane;
+    ChunkTransfer chunk;
+  };
+
+  Slot& Expected(uint64_t chunk) {
+    Slot& slot = slots_.at(SlotOf(chunk));
+    if (slot.is_of_lane && slot.next_chunk == chunk) return slot;
+    Throw(ErrorCode::kTransport, "the peer sent chunk ", chunk, " in the place of chunk ",
+          slot.next_chunk);
   }
 
   LaneEnd end_;
-  uint64_t next_chunk_;
-  std::array<std::byte, sizeof(DeviceChunkInfo)> description_{};  // description of the next chunk
-  size_t described_ = 0;                                          // bytes received so far
-  std::optional<DeviceChunkInfo> chunk_;                          // the one that arrives
-  size_t received_ = 0;                                           // bytes received so far
+  std::array<Slot, kChannelSlots> slots_{};
 };
+
+void Attach(SocketLane& lane, Sender& sender) { lane.SetOutgoing(sender); }
+void Attach(SocketLane& lane, Receiver& receiver) { lane.SetIncoming(receiver); }
+
+// Offers of all lanes, each after its length.
+std::string OffersOf(std::span<const std::shared_ptr<SocketLane>> lanes) {
+  std::string offers;
+  for (const auto& lane : lanes) {
+    const std::string offer = lane->Offer();
+    offers += static_cast<char>(offer.size());
+    offers += offer;
+  }
+  return offers;
+}
+void AcceptOffers(std::span<const std::shared_ptr<SocketLane>> lanes, std::string_view offers) {
+  for (const auto& lane : lanes) {
+    const size_t num_bytes = Take<uint8_t>(offers, "the peer's offer");
+    if (num_bytes > offers.size()) Throw(ErrorCode::kTransport, "the peer's offer is cut");
+    lane->Accept(offers.substr(0, num_bytes));
+    offers.remove_prefix(num_bytes);
+  }
+}
 
 template <typename Direction>
 class TcpChannel final : public ProxiedChannel {
@@ -142,28 +178,31 @@ class TcpChannel final : public ProxiedChannel {
 
   std::vector<int> SocketFds() const override {
     std::vector<int> fds;
-    for (const auto& lane : lanes_) fds.push_back(lane->fd());
+    for (const auto& lane : lanes_) std::ranges::copy(lane->fds(), std::back_inserter(fds));
     return fds;
   }
+  std::string Answer() override { return OffersOf(lanes_); }
+  void Accept(std::string_view answer) override { AcceptOffers(lanes_, answer); }
   // The sockets were authenticated; there is no memory to prove.
   void Prove(Device& /*device*/, std::span<const std::byte> /*proof*/) override {}
   bool IsProven(Device& /*device*/, std::span<const std::byte> /*proof*/) override { return true; }
   void Settle(Proxy& proxy) override {
-    const LaneEnd end{*this, static_cast<std::byte*>(slots_memory_.get()), lanes_.size()};
+    const LaneEnd end{*this, static_cast<std::byte*>(slots_memory_.get())};
     for (size_t i = 0; i < lanes_.size(); ++i) {
-      directions_.push_back(std::make_unique<Direction>(end, i));
-      lanes_[i]->Attach(*directions_[i]);
+      directions_.push_back(std::make_unique<Direction>(end, i, lanes_.size()));
+      Attach(*lanes_[i], *directions_[i]);
       proxy.Add(*lanes_[i]);
     }
   }
   void Launched() override {
     while (const auto chunk = launched_.Next()) {
-      lanes_[chunk->chunk % lanes_.size()]->Wake();
+      lanes_[SlotOf(chunk->chunk) % lanes_.size()]->Wake();
       launched_.Advance(*chunk);
     }
   }
   void Cut() override {
-    for (size_t i = 0; i < directions_.size(); ++i) lanes_[i]->Detach(*directions_[i]);
+    if (directions_.empty()) return;  // not settled: other channels may use the lanes
+    for (const auto& lane : lanes_) lane->Stop();
   }
 
  private:
@@ -180,48 +219,18 @@ void CheckLanes(const ChannelSetup& setup) {
 
 }  // namespace
 
-ProxyTask::State SocketLane::Advance() {
-  const std::lock_guard lock(mutex_);
-  socket_.Flush();
-  State state = State::kIdle;
-  std::erase_if(directions_, [&](Direction* direction) {
-    try {
-      state = std::max(state, direction->Advance(socket_));
-      return false;
-    } catch (const Error& error) {
-      direction->Fail(error);
-      return true;
-    }
-  });
-  return state;
-}
-
-void SocketLane::Attach(Direction& direction) {
-  {
-    const std::lock_guard lock(mutex_);
-    directions_.push_back(&direction);
-  }
-  Wake();
-}
-
-void SocketLane::Detach(Direction& direction) {
-  const std::lock_guard lock(mutex_);
-  std::erase(directions_, &direction);
-}
-
 std::pair<std::unique_ptr<DeviceChannel>, std::string> MakeTcpChannel(const ChannelSetup& setup) {
   CheckLanes(setup);
   const TcpOfferInfo info{HostSlotBytes(setup)};
   return {std::make_unique<TcpChannel<Receiver>>(setup, info.slot_bytes),
-          std::string(reinterpret_cast<const char*>(&info), sizeof info)};
+          std::string(reinterpret_cast<const char*>(&info), sizeof info) + OffersOf(setup.lanes)};
 }
 
 std::unique_ptr<DeviceChannel> OpenTcpChannel(const ChannelSetup& setup, std::string_view offer) {
   CheckLanes(setup);
-  TcpOfferInfo info{};
-  if (offer.size() != sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");
-  std::memcpy(&info, offer.data(), sizeof info);
+  const auto info = Take<TcpOfferInfo>(offer, "the peer's offer");
   CheckSlotBytes(info.slot_bytes);
+  AcceptOffers(setup.lanes, offer);
   return std::make_unique<TcpChannel<Sender>>(setup, info.slot_bytes);
 }
 

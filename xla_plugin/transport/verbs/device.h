@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "xla_plugin/transport/pollable.h"
+#include "xla_plugin/net/pollable.h"
 #include "xla_plugin/transport/verbs/verbs_api.h"
 
 // The objects of libibverbs, each owned by one of ours. What another object is made of must outlive

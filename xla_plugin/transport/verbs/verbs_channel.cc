@@ -1,5 +1,6 @@
 #include "xla_plugin/transport/verbs/verbs_channel.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/transport/device_channel/message_socket.h"
+#include "xla_plugin/net/socket/message_socket.h"
 #include "xla_plugin/transport/device_channel/proxied_channel.h"
 #include "xla_plugin/transport/device_channel/proxy.h"
 #include "xla_plugin/transport/verbs/device_slots.h"
@@ -51,7 +52,7 @@ size_t MostBytes(const ChannelSetup& setup) {
 class VerbsChannel : public ProxiedChannel, protected ProxyTask, private PeerHost {
  public:
   std::string Answer() override { return link_.Offer(); }
-  std::vector<int> SocketFds() const override { return {socket_.fd()}; }
+  std::vector<int> SocketFds() const override { return {socket_.socket().fd()}; }
   std::string Remark() const override {
     return slots_.is_pinned() ? StrCat("RDMA goes through ", slots_.way()) : std::string();
   }
@@ -67,7 +68,7 @@ class VerbsChannel : public ProxiedChannel, protected ProxyTask, private PeerHos
   VerbsChannel(const ChannelSetup& setup, size_t slot_bytes, bool is_source)
       : ProxiedChannel(setup.device, 1),
         least_severity_(setup.least_severity),
-        socket_(*setup.messages),
+        socket_(Fd(fcntl(setup.messages->get(), F_DUPFD_CLOEXEC, 0))),
         nics_(NicsOf(setup)),
         slots_(setup.device, nics_, setup.nics->options(), kChannelSlots, slot_bytes),
         nothing_(nics_, kChannelSlots, kNothing, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite),
@@ -83,7 +84,7 @@ class VerbsChannel : public ProxiedChannel, protected ProxyTask, private PeerHos
 
   std::vector<Pollable*> Pollables() override {
     std::vector<Pollable*> pollables = link_.Pollables();
-    pollables.push_back(&socket_);
+    pollables.push_back(&socket_.socket());
     return pollables;
   }
   State Advance() final {

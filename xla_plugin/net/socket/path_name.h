@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_TCP_PATH_NAME_H_
-#define XLA_PLUGIN_TRANSPORT_TCP_PATH_NAME_H_
+#ifndef XLA_PLUGIN_NET_SOCKET_PATH_NAME_H_
+#define XLA_PLUGIN_NET_SOCKET_PATH_NAME_H_
 
 #include <string>
 
@@ -12,4 +12,4 @@ std::string PathName(int fd);
 
 }  // namespace jaxhet::tcp
 
-#endif  // XLA_PLUGIN_TRANSPORT_TCP_PATH_NAME_H_
+#endif  // XLA_PLUGIN_NET_SOCKET_PATH_NAME_H_

@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/seal.h"
+#include "xla_plugin/net/seal.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/records.h"
+#include "xla_plugin/net/socket/records.h"
 
 #include <algorithm>
 #include <cstring>

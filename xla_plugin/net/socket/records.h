@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_RECORDS_H_
-#define XLA_PLUGIN_TRANSPORT_RECORDS_H_
+#ifndef XLA_PLUGIN_NET_SOCKET_RECORDS_H_
+#define XLA_PLUGIN_NET_SOCKET_RECORDS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "xla_plugin/base/io_list.h"
-#include "xla_plugin/transport/seal.h"
+#include "xla_plugin/net/seal.h"
 
 namespace jaxhet {
 
@@ -69,4 +69,4 @@ class RecordReader {
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_RECORDS_H_
+#endif  // XLA_PLUGIN_NET_SOCKET_RECORDS_H_

@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_SEAL_H_
-#define XLA_PLUGIN_TRANSPORT_SEAL_H_
+#ifndef XLA_PLUGIN_NET_SEAL_H_
+#define XLA_PLUGIN_NET_SEAL_H_
 
 #include <array>
 #include <cstddef>
@@ -110,4 +110,4 @@ class Seal {
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_SEAL_H_
+#endif  // XLA_PLUGIN_NET_SEAL_H_

@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_TCP_DATA_SOCKET_H_
-#define XLA_PLUGIN_TRANSPORT_TCP_DATA_SOCKET_H_
+#ifndef XLA_PLUGIN_NET_SOCKET_DATA_SOCKET_H_
+#define XLA_PLUGIN_NET_SOCKET_DATA_SOCKET_H_
 
 #include <chrono>
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "xla_plugin/base/io_list.h"
-#include "xla_plugin/transport/socket.h"
-#include "xla_plugin/transport/transport.h"
+#include "xla_plugin/net/connection.h"
+#include "xla_plugin/net/socket/socket.h"
 
 namespace jaxhet::tcp {
 
@@ -58,6 +58,7 @@ struct Flow {
   ChunkInfo header{};
   size_t header_bytes = 0;
   size_t moved = 0;
+  bool is_reserved = false;  // in the receiver's transfer
 
   bool HasHeader() const { return header_bytes == sizeof header; }
   iovec HeaderRest() {
@@ -97,4 +98,4 @@ struct DataSocket {
 
 }  // namespace jaxhet::tcp
 
-#endif  // XLA_PLUGIN_TRANSPORT_TCP_DATA_SOCKET_H_
+#endif  // XLA_PLUGIN_NET_SOCKET_DATA_SOCKET_H_

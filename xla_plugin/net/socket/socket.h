@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_SOCKET_H_
-#define XLA_PLUGIN_TRANSPORT_SOCKET_H_
+#ifndef XLA_PLUGIN_NET_SOCKET_SOCKET_H_
+#define XLA_PLUGIN_NET_SOCKET_SOCKET_H_
 
 #include <sys/uio.h>
 
@@ -10,8 +10,8 @@
 #include <string>
 
 #include "xla_plugin/base/fd.h"
-#include "xla_plugin/transport/pollable.h"
-#include "xla_plugin/transport/records.h"
+#include "xla_plugin/net/pollable.h"
+#include "xla_plugin/net/socket/records.h"
 
 namespace jaxhet {
 
@@ -68,4 +68,4 @@ class Socket final : public Pollable {
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_SOCKET_H_
+#endif  // XLA_PLUGIN_NET_SOCKET_SOCKET_H_

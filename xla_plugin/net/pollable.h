@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_TRANSPORT_POLLABLE_H_
-#define XLA_PLUGIN_TRANSPORT_POLLABLE_H_
+#ifndef XLA_PLUGIN_NET_POLLABLE_H_
+#define XLA_PLUGIN_NET_POLLABLE_H_
 
 #include <cstdint>
 
@@ -19,4 +19,4 @@ class Pollable {
 
 }  // namespace jaxhet
 
-#endif  // XLA_PLUGIN_TRANSPORT_POLLABLE_H_
+#endif  // XLA_PLUGIN_NET_POLLABLE_H_

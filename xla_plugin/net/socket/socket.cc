@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/socket.h"
+#include "xla_plugin/net/socket/socket.h"
 
 #include <fcntl.h>
 #include <sys/epoll.h>

@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/tcp/path_name.h"
+#include "xla_plugin/net/socket/path_name.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
