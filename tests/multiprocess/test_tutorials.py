@@ -27,6 +27,7 @@ _PROGRAMS = {  # page -> number of its programs, all of which run here or in tes
     "docs/tutorials/02-nvidia-and-amd.md": 1,
     "docs/tutorials/03-read-a-plan.md": 1,
     "docs/tutorials/05-failures.md": 1,
+    "docs/tutorials/06-unequal-islands.md": 1,
     "README.md": 1,
 }
 
@@ -168,6 +169,25 @@ def test_program_of_two_vendors_trains_on_islands_of_cpus(tmp_path: pathlib.Path
     assert [int(number) for number, _ in lines] == list(range(0, 100, 10))
     losses = [float(value) for _, value in lines]
     assert losses == sorted(losses, reverse=True)
+
+
+def test_unequal_islands_of_the_tutorial_have_shares_and_equal_losses(
+    tmp_path: pathlib.Path,
+) -> None:
+    page = "06-unequal-islands.md"
+    (program,) = _blocks(page, 'python title="unequal.py"')
+    (tmp_path / "unequal.py").write_text(program)
+    (command,) = _blocks(page, "")
+    result = _run(command, tmp_path, JAX_PLATFORMS="cpu")
+    assert result.returncode == 0, result.stderr
+    found = re.findall(
+        r"^\[island0/0\] \((\d+), (\d+)\): .* loss (\S+)$", result.stdout, re.MULTILINE
+    )
+    (_, _, even), (fast, slow, measured) = found
+    assert int(fast) > int(slow)
+    assert int(fast) + int(slow) == 12
+    assert float(measured) == pytest.approx(float(even), rel=1e-5)
+    assert result.stdout.count("compilations: 1") == 2
 
 
 def _processes_of(launcher: int) -> list[int]:
