@@ -77,10 +77,36 @@ def _assert_same(mine: dict[str, Any], world: dict[str, Any]) -> None:
             np.testing.assert_allclose(losses, world["losses"][name], rtol=2e-6, err_msg=name)
 
 
-def test_program_of_jit_and_pmap_has_the_results_of_one_world() -> None:
-    program = _FOLDER / "unmodified_program.py"
-    mine = _over_islands(program)
-    _assert_same(mine, _in_one_world(program))
+def _probed(*prefix: str) -> str:
+    """Output of the program in one world, and which lowering and session it has."""
+    probe = (
+        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__');"
+        "from jax._src.interpreters import mlir;"
+        "print('lowering of', mlir.jaxpr_subcomp.__module__);"
+        "session = sys.modules.get('jaxhet._session');"
+        "print('session', session and session.current())"
+    )
+    ended = subprocess.run(
+        [*prefix, sys.executable, "-c", probe, str(_FOLDER / "unmodified_program.py")],
+        env={**environment(), **_plain_world()},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    """Output of the program in plain JAX."""
+    return _probed()
+
+
+def test_program_of_jit_and_pmap_has_the_results_of_one_world(plain: str) -> None:
+    mine = _over_islands(_FOLDER / "unmodified_program.py")
+    _assert_same(mine, _results(plain)["0"])
     for result in mine.values():
         assert result["devices"] == 2 * _DEVICES
         assert result["gathered"] == [0, 1]
@@ -104,31 +130,12 @@ def _without_gloo(text: str) -> list[str]:
     return [line for line in lines if not re.fullmatch(r"(\[\w+/\d+\])?[\d\s]*", line)]
 
 
-def test_program_without_a_job_is_left_to_jax() -> None:
+def test_program_without_a_job_is_left_to_jax(plain: str) -> None:
     """Below `jaxhet run`, in a world that JAX itself detects: no session, JAX's own lowering."""
-    program = _FOLDER / "unmodified_program.py"
-    probe = (
-        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__');"
-        "from jax._src.interpreters import mlir;"
-        "print('lowering of', mlir.jaxpr_subcomp.__module__);"
-        "session = sys.modules.get('jaxhet._session');"
-        "print('session', session and session.current())"
-    )
-    worlds = []
-    for prefix in ([], [sys.executable, "-m", "jaxhet.cli", "run", "--"]):
-        ended = subprocess.run(
-            [*prefix, sys.executable, "-c", probe, str(program)],
-            env={**environment(), **_plain_world()},
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-        assert ended.returncode == 0, ended.stderr
-        worlds.append(_without_gloo(ended.stdout))
-    plain, below_run = worlds
-    assert below_run == plain  # losses have the same bits
-    assert plain[1:] == ["lowering of jax._src.interpreters.mlir", "session None"]
+    lines = _without_gloo(plain)
+    below_run = _probed(sys.executable, "-m", "jaxhet.cli", "run", "--")
+    assert _without_gloo(below_run) == lines  # losses have the same bits
+    assert lines[1:] == ["lowering of jax._src.interpreters.mlir", "session None"]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

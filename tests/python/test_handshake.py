@@ -134,8 +134,7 @@ def test_acceptor_without_the_secret_is_refused() -> None:
 
 def test_silent_connector_times_out() -> None:
     a, b = _pair()
-    b.settimeout(0.1)
     with pytest.raises(TransportError, match="timed out"):
-        handshake.accept(b, b"secret", len(HEADER))
+        handshake.accept(b, b"secret", len(HEADER), timeout_s=0.1)
     a.close()
     b.close()
