@@ -35,15 +35,16 @@ def balanced_value_and_grad(loss: Loss, *, axis: str, mesh: Mesh | None = None) 
     step. The last microbatch of each position is computed outside of the loop over the others, so
     that the exchange of a gradient can overlap with the rest of its backward pass.
 
-    All devices of one position should be in one island: other mesh axes may split parameters and
-    rows as usual (FSDP, tensor parallelism), and their collectives run inside the loop. Over `axis`
-    itself parameters are whole while gradients are computed. The optimizer's update is the
+    Other mesh axes may split parameters and rows as usual (FSDP, tensor parallelism). Their
+    collectives run inside the loop, so the devices of one position should be in one island. Over
+    `axis` itself parameters are whole while gradients are computed. The optimizer's update is the
     caller's. On islands of unlike arithmetic, shard the update over `axis` to keep replicas equal.
 
     Args:
       loss: function of parameters and one microbatch, whose results are scalars: the sum of the
         losses and the sum of their weights, for example the number of tokens. `jax.value_and_grad`
-        must be able to differentiate the first one.
+        must be able to differentiate the first one. It must not communicate over `axis`, where
+        positions call it different numbers of times.
       axis: mesh axis whose positions have shares of their own, for example "data".
       mesh: the mesh; None: the mesh of `jax.set_mesh`.
 
