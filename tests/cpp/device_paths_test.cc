@@ -54,6 +54,18 @@ void ExpectRightSwap(DeviceWorld& world, int64_t index, const std::function<void
   }
 }
 
+// The sender's slot is free once the kernel has its chunk: later chunks overtake it.
+TEST(DevicePathsTest, SeveralSocketsOfOnePathBringAllChunks) {
+  for (const std::string_view transport : {"tcp", "sealed"}) {
+    DeviceWorld world(PathOptions(transport, [] {
+      Sockets sockets;
+      for (size_t i = 0; i < kNumSockets; ++i) sockets.push_back(ConnectedPair());
+      return sockets;
+    }));
+    for (int64_t index = 0; index < 3; ++index) ExpectRightSwap(world, index, {});
+  }
+}
+
 // Lines on stderr.
 std::string LinesWhereASocketEnds(std::string_view transport) {
   const CapturedStderr captured;

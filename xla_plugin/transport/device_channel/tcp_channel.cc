@@ -100,7 +100,9 @@ class Receiver final : public SocketLane::Direction {
     }
   }
 
+  // A later chunk may overtake the slot's next one, which is in another socket: it waits.
   bool IsReady(uint64_t chunk) override {
+    if (chunk > slots_.at(SlotOf(chunk)).next_chunk) return false;
     Slot& slot = Expected(chunk);
     if (!Has(end_.channel.words().head.at(SlotOf(chunk)), GenerationOf(chunk) - 1)) return false;
     slot.chunk = {};
