@@ -165,6 +165,8 @@ class Compilation:
           UsageError: Nothing tells the program from another one that this process has.
         """
         settings = compiler_settings.of_program()
+        if (deadline_s := _bridge_options.get().deadline_s) is not None:  # the engine's plan has it
+            settings |= {"jaxhet.jit(bridge=deadline_s)": str(deadline_s)}
         described = jaxprs.describe(name, jaxpr, arguments, location, settings)
         with self._lock:
             if described.held:
@@ -201,7 +203,7 @@ class Compilation:
             self.connector.need(self._peers_in(plan))
         program = self.programs.get(plan.program)
         listing = program.listing(_MOST_LISTING_BYTES) if program else ""
-        self.engine.register_plan(plan.fingerprint, plan.text, listing)
+        self.engine.register_plan(plan.fingerprint, plan.text, plan.movements, listing)
         self.plans[plan.fingerprint] = plan
         self._bridged.add(plan.program)
 

@@ -64,7 +64,13 @@ class Engine:
         may be needed.
         """
 
-    def register_plan(self, fingerprint: int, text: str, program: str = "") -> None:
+    def register_plan(
+        self,
+        fingerprint: int,
+        text: str,
+        program: str,
+        exchanges: Sequence[tuple[int, tuple[int, ...], int, int, bool, int]],
+    ) -> None:
         """Makes a plan known, before any of its exchanges starts.
 
         Args:
@@ -73,6 +79,7 @@ class Engine:
           program: First line: name of the program with a digest. Further lines: one per equation.
             What is compared, a tab, a description (optional). "" if unknown. Errors about plans
             that differ show it; the engine ignores a listing of more than 8 MiB.
+          exchanges: The fields of `jaxhet.compiler.exchange.Movement`, for each exchange.
         """
 
     def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:

@@ -1,5 +1,6 @@
 """The only importer of the extension: the engine, and its FFI handlers."""
 
+import dataclasses
 import importlib.util
 import itertools
 import pathlib
@@ -25,6 +26,7 @@ from jaxhet._job.bootstrap import PeerSockets
 from jaxhet._job.listener import Link
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._net.addresses import split_address
+from jaxhet.compiler.exchange import Movement
 
 # The engine's tables; tests/python/test_tables.py compares them with Python's.
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
@@ -179,15 +181,19 @@ class Engine:
         except RuntimeError as error:
             raise as_ours(str(error)) from error
 
-    def register_plan(self, fingerprint: int, text: str, program: str = "") -> None:
+    def register_plan(
+        self, fingerprint: int, text: str, movements: Sequence[Movement], program: str = ""
+    ) -> None:
         """Makes a program's plan known before the program starts.
 
         Args:
           fingerprint: Identity of the plan.
           text: One line per exchange. What is compared, a tab, a description.
+          movements: One for each exchange.
           program: The program's name with a digest, then one line per equation; "" if unknown.
         """
-        self._engine.register_plan(fingerprint, text, program)
+        exchanges = [(m.kind.value, *dataclasses.astuple(m)[1:]) for m in movements]
+        self._engine.register_plan(fingerprint, text, program, exchanges)
 
     def path_to(self, process: int) -> tuple[str, list[tuple[str, str]]]:
         """The transport to a peer; and those refused, with the reasons."""

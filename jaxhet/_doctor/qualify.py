@@ -263,21 +263,15 @@ def _noise(is_high: bool, num_bytes: int) -> np.ndarray:
 def _compiled_swap(engine: _ffi.Engine, num_bytes: int) -> Callable[[jax.Array], jax.Array]:
     """A program that is one exchange: a permute between ranks 0 and 1."""
     plan = num_bytes  # any number that is the program's own on both sides
-    engine.register_plan(plan, f"qualify u8[{num_bytes}] {{0,1}},{{1,0}}")
+    swap = exchange.Movement(ExchangeKind.PERMUTE, (0, 1, 1, 0), 2, _DEADLINE_MS)
+    engine.register_plan(plan, f"qualify u8[{num_bytes}] {{0,1}},{{1,0}}", [swap])
     call = jax.ffi.ffi_call(
         carrier.EXCHANGE_TARGET,
         jax.ShapeDtypeStruct((num_bytes,), np.uint8),
         has_side_effect=True,
     )
-    given = exchange.Call(
-        session=engine.session,
-        kind=ExchangeKind.PERMUTE,
-        ranks=(0, 1, 1, 0),
-        group_size=2,
-        deadline_ms=_DEADLINE_MS,
-        plan=plan,
-    )
-    attributes = {name: np.asarray(value, np.int64)[()] for name, value in given.attributes.items()}
+    given = dataclasses.asdict(exchange.Call(engine.session, plan))
+    attributes = {name: np.asarray(value, np.int64)[()] for name, value in given.items()}
     return jax.jit(lambda x: call(x, **attributes))
 
 

@@ -20,7 +20,7 @@ from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo, order
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.collectives import Collective, Identity
-from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec
+from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec, Movement
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.options import Job, Options
 
@@ -196,12 +196,12 @@ class ExchangeBuilder:
             stem=f"done.{kind.name.lower()}",
         )
         exchange = self._exchange(start, kind, [x], groups, size, numbers)
-        call = dataclasses.replace(
-            exchange.spec.call,
-            skips_own=int(skips_own),
+        movement = dataclasses.replace(
+            exchange.spec.movement,
+            skips_own=skips_own,
             part_bytes=part_elements * hlo.bit_width(x.shape.element_type) // 8,
         )
-        spec = dataclasses.replace(exchange.spec, call=call)
+        spec = dataclasses.replace(exchange.spec, movement=movement)
         self.added.append(dataclasses.replace(exchange, spec=spec, done=done))
         return done
 
@@ -251,8 +251,8 @@ class ExchangeBuilder:
         if kind == ExchangeKind.ALL_TO_ALL:
             sent = -(-sent // len(ranks[0]))
         spec = ExchangeSpec(
-            Call(
-                session=self.job.session,
+            Call(self.job.session),
+            Movement(
                 kind=kind,
                 ranks=groups_lib.padded(ranks, group_size),
                 group_size=group_size,

@@ -1,4 +1,4 @@
-"""The record of an exchange: what the plan says, what the engine is called with, what people read.
+"""The record of an exchange: what the plan says, what the engine does, what people read.
 
 PRE writes the record into the module as JSON, and POST, the cache and `jaxhet plan` read it there.
 """
@@ -29,40 +29,42 @@ class Call:
 
     Attributes:
       session: Key of the live engine.
+      plan: Fingerprint of the plan.
+      index: Place in the plan.
+    """
+
+    session: int
+    plan: int = 0
+    index: int = 0
+
+    @property
+    def text(self) -> str:
+        """The attributes as an MLIR dictionary."""
+        fields = dataclasses.asdict(self).items()
+        return "{" + ", ".join(f"{name} = {value} : i64" for name, value in fields) + "}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Movement:
+    """The movement of data that the engine prepares when it gets to know the plan.
+
+    The engine's `PlannedExchange` has the same fields in the same order.
+
+    Attributes:
       kind: Pattern of data movement.
       ranks: Ranks of the groups one after the other; -1 where a group is smaller than the largest.
       group_size: Number of ranks in each group.
       deadline_ms: Longest wait of the exchange for its peers; 0 is the session's default.
       skips_own: On GPUs, whether the rank's own row of the result is undefined.
       part_bytes: On GPUs, size of the parts that the exchange is split into; 0: it is not split.
-      plan: Fingerprint of the plan.
-      index: Place in the plan.
     """
 
-    session: int
     kind: ExchangeKind
     ranks: tuple[int, ...]
     group_size: int
-    deadline_ms: int
-    skips_own: int | None = None
-    part_bytes: int | None = None
-    plan: int = 0
-    index: int = 0
-
-    @property
-    def attributes(self) -> dict[str, int | tuple[int, ...]]:
-        """Names and values, without the attributes that are None on this platform."""
-        fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
-        return {name: value for name, value in fields if value is not None}
-
-    @property
-    def text(self) -> str:
-        """The attributes as an MLIR dictionary."""
-
-        def value(v: int | tuple[int, ...]) -> str:
-            return f"array<i64: {', '.join(map(str, v))}>" if isinstance(v, tuple) else f"{v} : i64"
-
-        return "{" + ", ".join(f"{name} = {value(v)}" for name, v in self.attributes.items()) + "}"
+    deadline_ms: int = 0
+    skips_own: bool = False
+    part_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,7 @@ class ExchangeSpec:
 
     Attributes:
       call: Attributes of the engine's call; `plan` and `index` are known when the plan is made.
+      movement: The movement of its data.
       collective: Opcode, reducer and dimension of the collective.
       algorithm: "flat", "hierarchical" or, from each source to its targets, "direct".
       num_operands: Number of operands of the collective.
@@ -87,6 +90,7 @@ class ExchangeSpec:
     """
 
     call: Call
+    movement: Movement
     collective: str
     algorithm: str
     num_operands: int
@@ -104,7 +108,7 @@ class ExchangeSpec:
     @property
     def kind(self) -> str:
         """The name of the `ExchangeKind`, in lower case."""
-        return self.call.kind.name.lower()
+        return self.movement.kind.name.lower()
 
     @property
     def index(self) -> int:
@@ -140,7 +144,8 @@ class ExchangeSpec:
     def from_json(cls, text: str) -> Self:
         """The record that `to_json` wrote."""
         fields = json.loads(text)
-        call = fields.pop("call")
-        call |= {"kind": ExchangeKind(call["kind"]), "ranks": tuple(call["ranks"])}
+        call = Call(**fields.pop("call"))
+        moved = fields.pop("movement")
+        moved |= {"kind": ExchangeKind(moved["kind"]), "ranks": tuple(moved["ranks"])}
         groups = tuple(map(tuple, fields.pop("groups")))
-        return cls(call=Call(**call), groups=groups, **fields)
+        return cls(call=call, movement=Movement(**moved), groups=groups, **fields)

@@ -10,7 +10,7 @@ from typing import Self
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import carrier, collectives, hlo, order
 from jaxhet.compiler.carrier import Exchange
-from jaxhet.compiler.exchange import ExchangeSpec
+from jaxhet.compiler.exchange import ExchangeSpec, Movement
 from jaxhet.compiler.options import OVERLAP_LIMIT, Options
 
 # Frontend attribute of a module: the digest of its jaxpr (`jaxhet/_traced/jaxprs.py`).
@@ -38,6 +38,11 @@ class Plan:
     def text(self) -> str:
         """A line per exchange: what must be equal on all ranks, a tab, the user's op and source."""
         return "".join(f"{e.line}\t{e.source}\n" for e in self.exchanges)
+
+    @property
+    def movements(self) -> list[Movement]:
+        """The movement of each exchange, for the engine."""
+        return [e.movement for e in self.exchanges]
 
     @property
     def fingerprint(self) -> int:

@@ -115,16 +115,49 @@ int Engine::RankOfDevice(int64_t device_id) const {
   Throw(ErrorCode::kUsage, "device ", device_id, " is not one of the job's ", device_ids_.size());
 }
 
-std::vector<int> Engine::SiblingsOf(int rank, std::span<const int64_t> among) const {
-  std::vector<int> siblings;
+std::shared_ptr<const Engine::Prepared> Engine::FindPrepared(int64_t plan, int64_t index) const {
   const std::lock_guard lock(inbox_mutex_);
-  for (const int other : own_ranks_) {
-    if (other != rank && std::ranges::find(among, other) != among.end()) siblings.push_back(other);
+  const auto found = plans_.find(plan);
+  if (found == plans_.end()) {
+    Throw(ErrorCode::kUsage, "this process has no plan ", plan,
+          "; compile the program in this job");
   }
-  return siblings;
+  const std::vector<Prepared>& exchanges = *found->second;
+  if (index < 0 || std::cmp_greater_equal(index, exchanges.size())) {
+    Throw(ErrorCode::kUsage, "exchange ", index, " is not in plan ", plan, ", which has ",
+          exchanges.size(), "; please report this with a dump (JAXHET_DUMP)");
+  }
+  return {found->second, &exchanges[static_cast<size_t>(index)]};
 }
 
-void Engine::AddPlan(int64_t plan, std::string text, std::string program) {
+std::shared_ptr<const PlannedExchange> Engine::Planned(int64_t plan, int64_t index) const {
+  const auto prepared = FindPrepared(plan, index);
+  return {prepared, &prepared->exchange};
+}
+
+ExchangeRequest Engine::PlannedRequest(int64_t plan, int64_t index, int rank) const {
+  const auto prepared = FindPrepared(plan, index);
+  const auto found = prepared->requests.find(rank);
+  if (found != prepared->requests.end()) return found->second;
+  Throw(ErrorCode::kUsage, "rank ", rank, " is in no group of exchange ", index);
+}
+
+void Engine::AddPlan(int64_t plan, std::string text, std::string program,
+                     std::vector<PlannedExchange> exchanges) {
+  std::vector<int> own_ranks;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    own_ranks = own_ranks_;
+  }
+  std::vector<Prepared> prepared;
+  for (PlannedExchange& exchange : exchanges) {
+    auto requests = RequestsOf(exchange, plan, std::ssize(prepared), own_ranks);
+    prepared.push_back({std::move(exchange), std::move(requests)});
+  }
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    plans_[plan] = std::make_shared<const std::vector<Prepared>>(std::move(prepared));
+  }
   Complete(Submit([plan, text = std::move(text), program = std::move(program),
                    on_devices = FindDevices() != nullptr](ProgressEngine& progress) {
     progress.AddPlan(plan, text, program);

@@ -65,15 +65,18 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
 
   // After Connect. Before the first Start: the ranks and that exchange's plan.
   void SetRanks(std::vector<RankInfo> ranks);
-  // See Plan.
-  void AddPlan(int64_t plan, std::string text, std::string program = {});
+  // See Plan. The exchanges of the plan can then start by their places in it.
+  void AddPlan(int64_t plan, std::string text, std::string program = {},
+               std::vector<PlannedExchange> exchanges = {});
+  // Throws UsageError if the plan or the exchange was not added.
+  std::shared_ptr<const PlannedExchange> Planned(int64_t plan, int64_t index) const;
+  // The start of a planned exchange by one rank of this process, without run and buffers.
+  ExchangeRequest PlannedRequest(int64_t plan, int64_t index, int rank) const;
 
   // Returns at once. `request.done` is called by a completion thread, or by this one before the
   // return; never with a lock held.
   void Start(ExchangeRequest request);
   int RankOfDevice(int64_t device_id) const;
-  // The ranks of this process that are in `among`, without `rank`.
-  std::vector<int> SiblingsOf(int rank, std::span<const int64_t> among) const;
 
   // After SetRanks, where the ranks are devices with memory of their own: opens those of this
   // process, by rank and ordinal, and agrees with all processes on the channels between them.
@@ -117,10 +120,16 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
 
  private:
   using Command = std::function<void(ProgressEngine&)>;
+  // An exchange of a plan; `requests` is as RequestsOf() says.
+  struct Prepared {
+    PlannedExchange exchange;
+    std::map<int, ExchangeRequest> requests;
+  };
 
   void ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
                        std::span<ChannelSockets> sockets, const ChannelOptions& options,
                        Time deadline);
+  std::shared_ptr<const Prepared> FindPrepared(int64_t plan, int64_t index) const;
   void WaitIdle(Time deadline) const;
   void CloseDevices(std::chrono::milliseconds timeout);
   std::shared_ptr<DeviceEngine> FindDevices() const;  // null if there are none
@@ -153,6 +162,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   std::vector<Command> inbox_;       // under inbox_mutex_
   std::vector<int64_t> device_ids_;  // by rank; under inbox_mutex_
   std::vector<int> own_ranks_;       // under inbox_mutex_
+  std::map<int64_t, std::shared_ptr<const std::vector<Prepared>>> plans_;  // under inbox_mutex_
   std::atomic<bool> closed_ = false;
   std::atomic<int64_t> last_id_ = 0;
   std::atomic<Time> wakes_at_ = Time::max();  // the progress thread, by itself

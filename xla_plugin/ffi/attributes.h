@@ -20,10 +20,6 @@ inline xla::ffi::Error ToFfiError(const Error& error) {
   return {kFfiCodes.at(static_cast<size_t>(error.code())), error.what()};
 }
 
-inline std::span<const int64_t> ToSpan(xla::ffi::Span<const int64_t> span) {
-  return {span.begin(), span.size()};
-}
-
 inline std::span<const std::byte> Bytes(const xla::ffi::AnyBuffer& buffer) {
   return {static_cast<const std::byte*>(buffer.untyped_data()), buffer.size_bytes()};
 }
@@ -32,18 +28,14 @@ inline std::span<std::byte> Bytes(xla::ffi::Result<xla::ffi::AnyBuffer>& buffer)
   return {static_cast<std::byte*>(buffer->untyped_data()), buffer->size_bytes()};
 }
 
-// The attributes of a call, which the compiler's passes wrote, in this order; the handler's
-// function takes them in the same.
+// Attributes of a call, in the order of the handlers' parameters. The engine knows the rest by the
+// plan.
 template <typename Binding>
 auto BindAttributes(Binding binding) {
   return std::move(binding)
       .template Attr<int64_t>("session")
-      .template Attr<int64_t>("kind")
       .template Attr<int64_t>("plan")
-      .template Attr<int64_t>("index")
-      .template Attr<xla::ffi::Span<const int64_t>>("ranks")
-      .template Attr<int64_t>("group_size")
-      .template Attr<int64_t>("deadline_ms");
+      .template Attr<int64_t>("index");
 }
 
 }  // namespace jaxhet

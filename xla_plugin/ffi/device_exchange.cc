@@ -27,17 +27,6 @@ std::byte PoisonOf(ffi::DataType type) {
   }
 }
 
-// The devices of a session, and the engine that they are part of: both outlive a call.
-class Devices {
- public:
-  explicit Devices(int64_t session) : engine_(FindEngine(session)), devices_(engine_->devices()) {}
-  DeviceEngine* operator->() const { return devices_.get(); }
-
- private:
-  std::shared_ptr<Engine> engine_;
-  std::shared_ptr<DeviceEngine> devices_;
-};
-
 template <typename Function>
 ffi::Error Guarded(Function function) {
   try {
@@ -48,24 +37,23 @@ ffi::Error Guarded(Function function) {
   }
 }
 
-ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t kind, int64_t plan,
-                 int64_t index, ffi::Span<const int64_t> ranks, int64_t group_size,
-                 int64_t deadline_ms, int64_t skips_own, int64_t part_bytes, ffi::AnyBuffer operand,
-                 ffi::Result<ffi::AnyBuffer> result) {
+ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t plan, int64_t index,
+                 ffi::AnyBuffer operand, ffi::Result<ffi::AnyBuffer> result) {
   return Guarded([&] {
-    const Devices devices(session);
-    devices->Start(ordinal, {.stream = stream,
-                             .kind = static_cast<ExchangeKind>(kind),
-                             .plan = plan,
-                             .index = index,
-                             .deadline_ms = deadline_ms,
-                             .ranks = ToSpan(ranks),
-                             .group_size = group_size,
-                             .skips_own = skips_own != 0,
-                             .part_bytes = part_bytes,
-                             .operand = Bytes(operand),
-                             .result = Bytes(result),
-                             .poison = PoisonOf(operand.element_type())});
+    const std::shared_ptr<Engine> engine = FindEngine(session);
+    const auto planned = engine->Planned(plan, index);
+    engine->devices()->Start(ordinal, {.stream = stream,
+                                       .kind = planned->kind,
+                                       .plan = plan,
+                                       .index = index,
+                                       .deadline_ms = planned->deadline_ms,
+                                       .ranks = planned->ranks,
+                                       .group_size = planned->group_size,
+                                       .skips_own = planned->skips_own,
+                                       .part_bytes = planned->part_bytes,
+                                       .operand = Bytes(operand),
+                                       .result = Bytes(result),
+                                       .poison = PoisonOf(operand.element_type())});
   });
 }
 
@@ -76,35 +64,31 @@ void CheckInPlace(int64_t index, const ffi::AnyBuffer& operand,
         " two results; please report this with a dump (JAXHET_DUMP)");
 }
 
-ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /*kind*/,
-                int64_t plan, int64_t index, ffi::Span<const int64_t> /*ranks*/,
-                int64_t /*group_size*/, int64_t /*deadline_ms*/, int64_t /*skips_own*/,
-                int64_t /*part_bytes*/, ffi::AnyBuffer started, ffi::AnyBuffer /*operand*/,
+ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t plan, int64_t index,
+                ffi::AnyBuffer started, ffi::AnyBuffer /*operand*/,
                 ffi::Result<ffi::AnyBuffer> result) {
   return Guarded([&] {
     CheckInPlace(index, started, result);
-    Devices(session)->Done(ordinal, stream, plan, index);
+    const std::shared_ptr<Engine> engine = FindEngine(session);
+    engine->devices()->Done(ordinal, stream, plan, index);
   });
 }
 
-ffi::Error Part(StreamHandle stream, int32_t ordinal, int64_t session, int64_t /*kind*/,
-                int64_t plan, int64_t index, ffi::Span<const int64_t> /*ranks*/,
-                int64_t /*group_size*/, int64_t /*deadline_ms*/, int64_t /*skips_own*/,
-                int64_t /*part_bytes*/, ffi::AnyBuffer received, ffi::AnyBuffer other,
+ffi::Error Part(StreamHandle stream, int32_t ordinal, int64_t session, int64_t plan, int64_t index,
+                ffi::AnyBuffer received, ffi::AnyBuffer other,
                 ffi::Result<ffi::AnyBuffer> received_result,
                 ffi::Result<ffi::AnyBuffer> other_result) {
   return Guarded([&] {
     CheckInPlace(index, received, received_result);
     CheckInPlace(index, other, other_result);
-    Devices(session)->Done(ordinal, stream, plan, index);
+    const std::shared_ptr<Engine> engine = FindEngine(session);
+    engine->devices()->Done(ordinal, stream, plan, index);
   });
 }
 
 auto Bind() {
   return BindAttributes(
-             ffi::Ffi::Bind().Ctx<ffi::PlatformStream<StreamHandle>>().Ctx<ffi::DeviceOrdinal>())
-      .Attr<int64_t>("skips_own")
-      .Attr<int64_t>("part_bytes");
+      ffi::Ffi::Bind().Ctx<ffi::PlatformStream<StreamHandle>>().Ctx<ffi::DeviceOrdinal>());
 }
 
 }  // namespace

@@ -4,8 +4,7 @@
 #include "xla/ffi/api/c_api.h"
 
 // The handler of the custom call `jaxhet_exchange` on CPU: hands the buffers to the engine of the
-// session and returns a future. Attributes: session, kind, plan, index, ranks (all groups),
-// group_size, deadline_ms (0: the session's).
+// session and returns a future. Attributes: session, plan, index.
 extern "C" XLA_FFI_Error* JaxhetExchange(XLA_FFI_CallFrame* call_frame);
 
 #endif  // XLA_PLUGIN_FFI_EXCHANGE_H_

@@ -102,6 +102,18 @@ void SetRanks(Engine& engine,
   engine.SetRanks(std::move(infos));
 }
 
+using PlannedTuple = std::tuple<int64_t, std::vector<int64_t>, int64_t, int64_t, bool, int64_t>;
+
+void RegisterPlan(Engine& engine, int64_t fingerprint, std::string text, std::string program,
+                  const std::vector<PlannedTuple>& exchanges) {
+  std::vector<PlannedExchange> planned;
+  for (const auto& [kind, ranks, group_size, deadline_ms, skips_own, part_bytes] : exchanges) {
+    planned.push_back(
+        {static_cast<ExchangeKind>(kind), ranks, group_size, deadline_ms, skips_own, part_bytes});
+  }
+  engine.AddPlan(fingerprint, std::move(text), std::move(program), std::move(planned));
+}
+
 // Chosen transport; refused ones with the reasons.
 std::pair<std::string, std::vector<std::pair<std::string, std::string>>> TransportOf(
     const Engine& engine, int process) {
@@ -293,10 +305,10 @@ NB_MODULE(_engine, m) {
           "Agrees with all peers on transports; then the progress thread runs.")
       .def("set_ranks", &jaxhet::SetRanks, nb::arg("ranks"), Released(),
            "Per rank: (device id, process, island, platform).")
-      .def("register_plan", &Engine::AddPlan, nb::arg("fingerprint"), nb::arg("text"),
-           nb::arg("program") = "", Released(),
+      .def("register_plan", &jaxhet::RegisterPlan, nb::arg("fingerprint"), nb::arg("text"),
+           nb::arg("program"), nb::arg("exchanges"), Released(),
            "Two texts of lines: the exchanges; and the program's name with a digest, then its "
-           "equations.")
+           "equations. Then the exchanges as PlannedExchange has them.")
       .def(
           "wait_failure",
           [](const Engine& engine, int64_t timeout_ms) {

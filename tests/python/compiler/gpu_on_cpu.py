@@ -94,7 +94,7 @@ def _rewrite(c: hlo.Computation, instruction: hlo.Instruction) -> None:
         (start,) = operands
         own = c.operands(start)[0]
         part_elements = (
-            (carrier.read(start).call.part_bytes or 0) * 8 // hlo.bit_width(own.shape.element_type)
+            carrier.read(start).movement.part_bytes * 8 // hlo.bit_width(own.shape.element_type)
         )
         _rewrite_done(c, instruction, start)
         c.remove(start, successor=instruction)
@@ -130,7 +130,7 @@ def _rewrite_done(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instruct
         )
         return
     received = done
-    if is_skipped := spec.call.skips_own:
+    if is_skipped := spec.movement.skips_own:
         received = c.add("copy", done.shape, operands)
     if spec.kind == "all_gather":
         c.rewrite(

@@ -108,7 +108,7 @@ class World:
         if bridged is None:
             return None
         changed, plan = bridged
-        self.engine.register_plan(plan.fingerprint, plan.text)
+        self.engine.register_plan(plan.fingerprint, plan.text, plan.movements)
         self.plans.append(plan)
         return changed
 

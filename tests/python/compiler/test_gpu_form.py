@@ -16,10 +16,10 @@ _GATHER = "channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}, use_global_
 _SCATTER = f"{_GATHER}, to_apply=sum"
 
 
-def _planned(body: str, job: Job) -> list[ExchangeSpec]:
+def _planned(body: str, job: Job, options: Options | None = None) -> list[ExchangeSpec]:
     """The exchanges of an entry computation, by index."""
     data = hlo_text.module(hlo_text.entry(body), list(range(len(job.islands))))
-    result = decompose(data, job, Options())
+    result = decompose(data, job, options or Options())
     assert result is not None
     return hlo_text.planned(result)
 
@@ -29,7 +29,7 @@ def test_groups_of_unequal_size_have_a_carrier_of_equal_ones_on_gpus():
     assert re.search(r"all-gather-start\(.*replica_groups=(\{\{0,1,2,3\}\}|\[1,4\])", text)
     assert "all_gather all-reduce sum flat f32[4] {{0,1,2},{3}}" in text
     (spec,) = _planned(_UNEQUAL, _TWO_BY_TWO)
-    assert (spec.call.ranks, spec.call.group_size) == ((0, 1, 2, -1, 3, -1, -1, -1), 4)
+    assert (spec.movement.ranks, spec.movement.group_size) == ((0, 1, 2, -1, 3, -1, -1, -1), 4)
 
 
 def test_gpu_form_is_a_permute_pair_between_barriers():
@@ -84,7 +84,6 @@ def test_long_sum_on_gpu_comes_in_parts():
 
         CHECK-NEXT: [[PART1:%.*]] = {{.*}} custom-call([[DONE]], [[SUM0]]), {{.*}}"jaxhet_part"
         CHECK-SAME: output_to_operand_aliasing={{[{][{]0}: [(]0, [{]}[)], [{]1}: [(]1, [{]}[)]}}}
-        CHECK-SAME: part_bytes = 1024 : i64
         CHECK: [[RECEIVED1:%.*]] = f32[1000]{0} get-tuple-element([[PART1]]), index=0
         CHECK: slice([[RECEIVED1]]), slice={[256:512]}
         CHECK-NEXT: f32[256]{0} add(
@@ -104,13 +103,15 @@ def test_long_sum_on_gpu_comes_in_parts():
         """,
     )
     assert "jaxhet_part" not in decomposed(body, hlo_text.job(0, 1, platform="cuda"))
+    (spec,) = _planned(body, hlo_text.job(0, 1, platform="cuda"), Options(part_bytes=1000))
+    assert spec.movement.part_bytes == 1024
 
 
 def test_gpu_form_of_three_islands_takes_its_own_row_by_place():
     body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}", "bf16[4]")
     job = hlo_text.job(0, 1, 2, platform="rocm")
     (spec,) = _planned(body, job)
-    assert spec.call.skips_own == 1
+    assert spec.movement.skips_own
     check(
         decomposed(body, job),
         """

@@ -1,7 +1,7 @@
 #include "xla_plugin/engine/common/exchange.h"
 
 #include <algorithm>
-#include <map>
+#include <iterator>
 #include <set>
 #include <vector>
 
@@ -57,6 +57,35 @@ std::vector<int> ConnectedTo(int rank, std::span<const Pair> pairs) {
     }
   }
   return {connected.begin(), connected.end()};
+}
+
+std::map<int, ExchangeRequest> RequestsOf(const PlannedExchange& exchange, int64_t plan,
+                                          int64_t index, std::span<const int> own_ranks) {
+  const bool is_permute = exchange.kind == ExchangeKind::kPermute;
+  const auto takes_part = [&](int rank) {
+    return std::ranges::find(exchange.ranks, rank) != exchange.ranks.end();
+  };
+  ExchangeRequest request;
+  request.kind = exchange.kind;
+  request.plan = plan;
+  request.index = index;
+  request.deadline_ms = exchange.deadline_ms;
+  if (is_permute) {
+    request.pairs = PairsOf(exchange.ranks);
+  } else {
+    request.group_size = CheckedCast<size_t>(exchange.group_size);
+  }
+  std::map<int, ExchangeRequest> requests;
+  for (const int rank : own_ranks) {
+    if (!is_permute && !takes_part(rank)) continue;
+    ExchangeRequest& own = requests.emplace(rank, request).first->second;
+    own.rank = rank;
+    own.group = is_permute ? ConnectedTo(rank, request.pairs)
+                           : GroupOf(exchange.ranks, exchange.group_size, rank);
+    std::ranges::copy_if(own_ranks, std::back_inserter(own.siblings),
+                         [&](int other) { return other != rank && takes_part(other); });
+  }
+  return requests;
 }
 
 uint64_t CommunicatorId(std::span<const int> group) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -63,6 +64,16 @@ struct ExchangeRequest {
   DoneCallback done;
 };
 
+// An exchange of a plan, as the compiler's passes made it.
+struct PlannedExchange {
+  ExchangeKind kind = ExchangeKind::kPermute;
+  std::vector<int64_t> ranks;  // all groups, as GroupOf() reads them; of a permute, as PairsOf()
+  int64_t group_size = 0;      // at least the members of the largest group
+  int64_t deadline_ms = 0;     // 0: Options::deadline_ms
+  bool skips_own = false;      // see DeviceRequest
+  int64_t part_bytes = 0;      // see DeviceRequest
+};
+
 struct Exchange;
 
 // The part of an exchange that two ranks share.
@@ -92,6 +103,11 @@ std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int
 // The pairs of a permute, out of sources and targets in turn. Throws UsageError if a rank is the
 // target of two.
 std::vector<Pair> PairsOf(std::span<const int64_t> ranks);
+
+// The start of a plan's exchange by each rank of this process that takes part, without run and
+// buffers. Throws UsageError as GroupOf() and PairsOf() do.
+std::map<int, ExchangeRequest> RequestsOf(const PlannedExchange& exchange, int64_t plan,
+                                          int64_t index, std::span<const int> own_ranks);
 
 // `rank` and the ranks that `pairs` connect with it, directly or through others, in order. All
 // other ranks may be in another branch of their program.
