@@ -127,9 +127,6 @@ def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
 def libcrypto() -> str:
     """The version of the library that encrypts; raises if there is none."""
 
-def range_library() -> str:
-    """Name of the library that profilers get ranges from; raises if none can be loaded."""
-
 def prove_sends(vendor: str, ordinal: int, options: Mapping[str, int | str], rounds: int) -> str:
     """NICs send what a GPU has just written, again and again, while it is busy.
 

@@ -74,7 +74,7 @@ class Engine:
 
         Raises:
           TransportError: no transport works to some peer; the text has the reason of each.
-          UsageError: A library that an option needs is missing (libcrypto; NVTX or rocTX).
+          UsageError: libcrypto is missing, which an option needs.
         """
         engine = cls(config.process_id, len(members), config.engine_values())
         try:
@@ -282,18 +282,6 @@ def libcrypto() -> str:
     """
     try:
         return _engine.libcrypto()
-    except RuntimeError as error:
-        raise as_ours(str(error)) from error
-
-
-def range_library() -> str:
-    """Name of the library that `JAXHET_PROFILER_RANGES` uses.
-
-    Raises:
-      UsageError: No such library can be loaded.
-    """
-    try:
-        return _engine.range_library()
     except RuntimeError as error:
         raise as_ours(str(error)) from error
 

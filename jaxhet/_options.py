@@ -355,9 +355,4 @@ class Options:
         " each GPU), to jaxhet-i.trace.json, when it leaves or the job fails; for `jaxhet"
         " trace`",
     )
-    profiler_ranges: bool = option(
-        False,
-        "1: mark exchanges as ranges for Nsight Systems (NVTX) or rocprofv3 (rocTX)",
-        engine=True,
-    )
     dump: str | None = option(None, "folder for HLO and plan before and after the passes")

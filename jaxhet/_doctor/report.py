@@ -70,7 +70,6 @@ class Software:
       verbs: The library for RDMA, libibverbs.
       pyverbs: The Python bindings of libibverbs: a second look at NICs.
       libcrypto: The library that `JAXHET_ENCRYPTION` needs, OpenSSL's.
-      profiler_ranges: The library that `JAXHET_PROFILER_RANGES` needs, NVTX or rocTX.
     """
 
     python: str
@@ -82,7 +81,6 @@ class Software:
     verbs: Part
     pyverbs: Part
     libcrypto: Part
-    profiler_ranges: Part
 
 
 @dataclasses.dataclass(frozen=True)

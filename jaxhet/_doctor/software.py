@@ -4,7 +4,7 @@ import ctypes
 import importlib.metadata
 import platform
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from jaxhet import _ffi
 from jaxhet._doctor.report import Part, Plugin, Software
@@ -29,8 +29,7 @@ def read_software(pyverbs: Part) -> Software:
         ),
         verbs=load_library(_VERBS_LIBRARY),
         pyverbs=pyverbs,
-        libcrypto=_wanted_by_option(_ffi.libcrypto),
-        profiler_ranges=_wanted_by_option(_ffi.range_library),
+        libcrypto=_libcrypto(),
     )
 
 
@@ -55,10 +54,9 @@ def load_library(name: str) -> Part:
     return Part(True, name)
 
 
-def _wanted_by_option(load: Callable[[], str]) -> Part:
-    """A library that an option needs; `load` gives its name or version."""
+def _libcrypto() -> Part:
     try:
-        return Part(True, load())
+        return Part(True, _ffi.libcrypto())
     except UsageError as error:
         return Part(False, str(error))
 

@@ -91,7 +91,6 @@ def _of_software(software: Software) -> Iterable[tuple[str, str]]:
     yield "libibverbs", _part(software.verbs)
     yield "pyverbs", _part(software.pyverbs)
     yield "libcrypto", _part(software.libcrypto)
-    yield "profiler ranges", _part(software.profiler_ranges)
 
 
 def _part(part: Part) -> str:

@@ -90,7 +90,6 @@ Options EngineOptions() {
           .slot_bytes = 16 << 20,
           .encryption = "off",
           .log_level = "info",
-          .profiler_ranges = 0,
           .verbs = NicOptions()};
 }
 

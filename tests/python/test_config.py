@@ -74,12 +74,11 @@ def test_unknown_environment_name_is_a_warning() -> None:
 
 
 def test_engines_values_have_its_names_and_units() -> None:
-    arguments = {"deadline_s": 2.5, "verbs_devices": ("a", "b:1"), "profiler_ranges": True}
+    arguments = {"deadline_s": 2.5, "verbs_devices": ("a", "b:1")}
     values = _config.resolve(arguments, {}).engine_values()
     assert values["deadline_ms"] == 2500
     assert values["first_deadline_ms"] == 15_000
     assert (values["verbs_devices"], values["verbs_gid_index"]) == ("a,b:1", -1)
-    assert values["profiler_ranges"] == 1
 
 
 def test_timeouts_follow_from_four() -> None:

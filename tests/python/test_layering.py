@@ -36,7 +36,6 @@ _CPP_DOORS = {
     r"#include [<\"](cuda|hip/|hsa/)": "device/",
     r"#include \"xla_plugin/device/(cuda|hip)/": "device/",
     r"\"(cu|hip)[A-Z]\w+\"|\"hsa_\w+\"": "device/",
-    r"\"(nvtx|roctx)[A-Z]\w+\"": "base/profiler_ranges.h",
     r"#include [<\"]xla/": "ffi/",
     r"#include [<\"](nanobind/|Python\.h)": "python/",
 }

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "xla_plugin/base/exit_code.h"
-#include "xla_plugin/base/profiler_ranges.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/engine/registry.h"
 #include "xla_plugin/ffi/device_exchange.h"
@@ -367,10 +366,6 @@ NB_MODULE(_engine, m) {
   m.def(
       "libcrypto", [] { return std::string(jaxhet::Crypto(jaxhet::Encryption::kFull).version(0)); },
       Released(), "Version of OpenSSL's libcrypto; raises if it can't be loaded.");
-
-  m.def(
-      "range_library", [] { return jaxhet::LoadProfilerRanges().library.name(); }, Released(),
-      "Library of JAXHET_PROFILER_RANGES; raises if none can be loaded.");
 
   m.def("nics", &jaxhet::ListNics, nb::arg("options"),
         "Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.");

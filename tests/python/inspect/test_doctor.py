@@ -28,7 +28,7 @@ SCHEMA_1 = {
     "Finding": "level text",
     "Part": "usable text",
     "Plugin": "name version vendor problem",
-    "Software": "python jaxhet jax jaxlib hlo_hook plugins verbs pyverbs libcrypto profiler_ranges",
+    "Software": "python jaxhet jax jaxlib hlo_hook plugins verbs pyverbs libcrypto",
     "Gpu": "id name pci uuid driver stream_values dma_buf gpu_direct_rdma",
     "Vendor": "name hardware reason gpus",
     "Gid": "index address type netdev netdev_up",
@@ -260,14 +260,3 @@ def test_library_of_encryption_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     part = software.read_software(there).libcrypto
     assert not part.usable
     assert "needs OpenSSL's libcrypto on every host" in part.text
-
-
-def test_library_of_profiler_ranges_is_named_or_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = report.Part(True, "")
-    part = software.read_software(there).profiler_ranges
-    told = "JAXHET_PROFILER_RANGES=1 needs NVIDIA's NVTX or AMD's rocTX, and neither can be loaded"
-    assert part.usable == (told not in part.text)
-    assert "libnv" in part.text or "roctx" in part.text
-    monkeypatch.setattr(_ffi, "range_library", lambda: "libroctx64.so.4")
-    part = software.read_software(there).profiler_ranges
-    assert part == report.Part(True, "libroctx64.so.4")

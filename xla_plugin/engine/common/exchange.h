@@ -8,7 +8,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -90,7 +89,6 @@ struct Exchange {
   int64_t run = 0;
   int64_t sequence = 0;
   Time started;
-  std::optional<uint64_t> range;       // in a profiler
   std::deque<PeerTransfer> transfers;  // one per rank that it moves bytes from or to, or meets
   size_t open_transfers = 0;
 };

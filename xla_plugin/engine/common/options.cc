@@ -37,7 +37,6 @@ constexpr auto kOptions = std::to_array<Option>({
     {"slot_bytes", &At<&Options::slot_bytes>},
     {"encryption", &At<&Options::encryption>},
     {"log_level", &At<&Options::log_level>},
-    {"profiler_ranges", &At<&Options::profiler_ranges>},
     {"verbs_devices", &AtVerbs<&verbs::Options::devices>},
     {"verbs_gid_index", &AtVerbs<&verbs::Options::gid_index>},
     {"verbs_pkey_index", &AtVerbs<&verbs::Options::pkey_index>},

@@ -18,12 +18,11 @@ struct Options {
   int64_t deadline_ms;        // longest wait of an exchange for a peer that runs the same plan
   int64_t first_deadline_ms;  // the same before the first such exchange: the peer may still compile
   int64_t chunk_bytes;
-  int64_t eager_bytes;      // largest message that travels with its start
-  int64_t slot_bytes;       // largest slot of a channel between devices
-  std::string encryption;   // see Encryption
-  std::string log_level;    // see LeastSeverity()
-  int64_t profiler_ranges;  // 1: each exchange is a range in a profiler
-  verbs::Options verbs;     // option names begin with "verbs_"
+  int64_t eager_bytes;     // largest message that travels with its start
+  int64_t slot_bytes;      // largest slot of a channel between devices
+  std::string encryption;  // see Encryption
+  std::string log_level;   // see LeastSeverity()
+  verbs::Options verbs;    // option names begin with "verbs_"
 };
 
 // Silence of a network path after which it has failed. A silent process is found before.

@@ -25,10 +25,7 @@ Error AtExchange(const RankFacts& own, const Error& cause) {
 
 DeviceEngine::DeviceEngine(JobView& job, Options options,
                            std::vector<std::unique_ptr<DeviceRank>> ranks)
-    : job_(job),
-      options_(std::move(options)),
-      ranks_(std::move(ranks)),
-      ranges_(options_.profiler_ranges != 0 ? std::optional(LoadProfilerRanges()) : std::nullopt) {
+    : job_(job), options_(std::move(options)), ranks_(std::move(ranks)) {
   watch_ = StartThread("jaxhet-devices", [this] { Watch(); });
 }
 
@@ -51,8 +48,6 @@ DeviceRank& DeviceEngine::RankOf(int ordinal) {
 void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
   DeviceRank& rank = RankOf(ordinal);
   Failing(rank, request.plan, request.index, [&] {
-    const ScopedRange range(
-        ranges_, [&] { return RangeName(rank.rank(), "start", request.plan, request.index); });
     if (const auto mismatch = rank.Start(request)) throw MismatchOf(rank.rank(), *mismatch);
   });
   const std::lock_guard lock(mutex_);
@@ -61,14 +56,7 @@ void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
 
 void DeviceEngine::Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index) {
   DeviceRank& rank = RankOf(ordinal);
-  Failing(rank, plan, index, [&] {
-    const ScopedRange range(ranges_, [&] { return RangeName(rank.rank(), "done", plan, index); });
-    rank.Done(stream, plan, index);
-  });
-}
-
-std::string DeviceEngine::RangeName(int rank, std::string_view step, int64_t plan, int64_t index) {
-  return StrCat("jaxhet rank ", rank, " ", step, ": ", job_.FactsOf(rank, plan, index).exchange);
+  Failing(rank, plan, index, [&] { rank.Done(stream, plan, index); });
 }
 
 // After an error XLA frees the program's buffers: nothing of ours may be under way then.

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "xla_plugin/base/profiler_ranges.h"
 #include "xla_plugin/engine/common/job_view.h"
 #include "xla_plugin/engine/common/options.h"
 #include "xla_plugin/engine/device/device_rank.h"
@@ -55,7 +54,6 @@ class DeviceEngine {
 
  private:
   DeviceRank& RankOf(int ordinal);
-  std::string RangeName(int rank, std::string_view step, int64_t plan, int64_t index);
   template <typename Function>
   void Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function);
   Error MismatchOf(int rank, const LaunchMismatch& mismatch);
@@ -67,7 +65,6 @@ class DeviceEngine {
   JobView& job_;
   const Options options_;
   const std::vector<std::unique_ptr<DeviceRank>> ranks_;
-  const std::optional<ProfilerRanges> ranges_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

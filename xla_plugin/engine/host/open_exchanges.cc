@@ -13,10 +13,7 @@ namespace jaxhet {
 using std::chrono::milliseconds;
 
 OpenExchanges::OpenExchanges(PeerTable& peers, Agenda& agenda, const Options& options)
-    : peers_(peers),
-      agenda_(agenda),
-      options_(options),
-      ranges_(options.profiler_ranges != 0 ? std::optional(LoadProfilerRanges()) : std::nullopt) {}
+    : peers_(peers), agenda_(agenda), options_(options) {}
 
 void OpenExchanges::Start(ExchangeRequest request, int64_t id) {
   Exchange& exchange = exchanges_[id];
@@ -193,17 +190,10 @@ void OpenExchanges::Release(Exchange& exchange) {
   exchanges_.erase(exchange.id);
 }
 
-void OpenExchanges::RecordStart(Exchange& exchange) {
-  recorder_.Started(RecordOf(exchange));
-  if (!ranges_) return;
-  const ExchangeRequest& request = exchange.request;
-  const std::string name = peers_.plans().Describe(request.plan, request.index);
-  exchange.range = ranges_->start(StrCat("jaxhet rank ", request.rank, ": ", name).c_str());
-}
+void OpenExchanges::RecordStart(Exchange& exchange) { recorder_.Started(RecordOf(exchange)); }
 
 void OpenExchanges::RecordEnd(const Exchange& exchange, FlightState state, Time now) {
   recorder_.Ended(exchange.id, state, now);
-  if (ranges_ && exchange.range) ranges_->end(*exchange.range);
 }
 
 PeerTransfer* OpenExchanges::Find(uint64_t ticket) const {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -12,7 +11,6 @@
 #include <vector>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/profiler_ranges.h"
 #include "xla_plugin/engine/common/exchange.h"
 #include "xla_plugin/engine/common/flight_recorder.h"
 #include "xla_plugin/engine/common/messages.h"
@@ -109,7 +107,6 @@ class OpenExchanges {
   std::vector<Completion> completions_;
 
   FlightRecorder recorder_;
-  const std::optional<ProfilerRanges> ranges_;
   uint64_t started_ = 0;
   uint64_t completed_ = 0;
   Clock::duration in_flight_time_{};
