@@ -26,21 +26,21 @@ from jaxhet import bench
 from jaxhet.testing import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("all_reduce_worker.py")
-SYSTEMS = ("jaxhet-shm", "jaxhet-tcp", "gloo")
+SYSTEMS = ("jaxhet-process_vm", "jaxhet-socket", "gloo")
 REPEATS = 5
 SIZES = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 LARGE_BYTES = 1 << 20
 # Bars of the project: (p50 ratio Gloo / jaxhet) by system, for 1 KiB and from 1 MiB
 # on.
 BARS = {
-    ("2x1", "jaxhet-shm", "large"): 4.0,
-    ("2x1", "jaxhet-tcp", "large"): 1.5,
-    ("2x2", "jaxhet-shm", "large"): 2.0,
-    ("2x2", "jaxhet-tcp", "large"): 1.25,
-    ("2x1", "jaxhet-shm", "small"): 2.0,
-    ("2x1", "jaxhet-tcp", "small"): 2.0,
-    ("2x2", "jaxhet-shm", "small"): 2.0,
-    ("2x2", "jaxhet-tcp", "small"): 2.0,
+    ("2x1", "jaxhet-process_vm", "large"): 4.0,
+    ("2x1", "jaxhet-socket", "large"): 1.5,
+    ("2x2", "jaxhet-process_vm", "large"): 2.0,
+    ("2x2", "jaxhet-socket", "large"): 1.25,
+    ("2x1", "jaxhet-process_vm", "small"): 2.0,
+    ("2x1", "jaxhet-socket", "small"): 2.0,
+    ("2x2", "jaxhet-process_vm", "small"): 2.0,
+    ("2x2", "jaxhet-socket", "small"): 2.0,
 }
 
 

@@ -114,7 +114,7 @@ def compare(islands: Rows, one_world: Rows, permuted: Rows, replicas: Replicas) 
         floors=_relative_differences(permuted, one_world),
         replicas=replicas,
         exchanges_per_step=last.get("exchanges_completed", 0),
-        bytes_per_step=sum(last.get(f"bytes_sent_{name}", 0) for name in ("shm", "tcp")),
+        bytes_per_step=sum(last.get(f"bytes_sent_{name}", 0) for name in ("process_vm", "socket")),
         exchange_seconds_per_step=last.get("exchange_seconds", 0.0),
     )
 

@@ -1,4 +1,4 @@
-"""Times of an all-reduce over tcp, by value of JAXHET_ENCRYPTION.
+"""Times of an all-reduce over socket, by value of JAXHET_ENCRYPTION.
 
     python -m benchmarks.encryption [--sizes 1024,…] [--repeats 5] [--json FILE]
 
@@ -29,7 +29,9 @@ MODES = ("off", "auth", "full")
 def measure(sizes: Sequence[int], repeats: int) -> dict[tuple[str, int], list[float]]:
     """Seconds of each call, by mode and bytes."""
     jobs = {
-        mode: island_job(Shape(2), WORKER, {"JAXHET_TRANSPORTS": "tcp", "JAXHET_ENCRYPTION": mode})
+        mode: island_job(
+            Shape(2), WORKER, {"JAXHET_TRANSPORTS": "socket", "JAXHET_ENCRYPTION": mode}
+        )
         for mode in MODES
     }
     times: dict[tuple[str, int], list[float]] = {(m, size): [] for m in MODES for size in sizes}

@@ -1,6 +1,6 @@
 """How fast are collectives over two islands of GPUs, against NCCL on the same processes?
 
-    python -m benchmarks.gpu_collectives [--shape 2x1x1] [--systems cuda_ipc,shm,tcp,nccl,…]
+    python -m benchmarks.gpu_collectives [--shape 2x1x1] [--systems cuda_ipc,host,socket,nccl,…]
         [--collectives all_reduce,…] [--sizes 1K,16M,1G] [--dtype float32] [--json FILE]
 
 All systems live side by side and take turns (`benchmarks/gpu_jobs.py` says what they are). Below
@@ -33,13 +33,13 @@ COPY_BYTES = 256 << 20
 BARS: dict[str, tuple[str | None, float | None, float | None]] = {
     "cuda_ipc": ("nccl", 1 / 1.2, 1.0),
     "cuda_ipc_hidden": ("cuda_ipc", None, None),
-    "shm": (None, None, 0.6),
-    "tcp": ("nccl_sockets", None, 3.0),
+    "host": (None, None, 0.6),
+    "socket": ("nccl_sockets", None, 3.0),
 }
 # Bytes that a chain moves, by the speed that a system can have. Compared systems have the same.
 _CHAIN_BYTES = {
     **dict.fromkeys(("cuda_ipc", "cuda_ipc_hidden", "nccl"), 16 << 30),
-    "shm": 4 << 30,
+    "host": 4 << 30,
 }
 _SLOW_CHAIN_BYTES = 128 << 20
 _MAX_LINKS, _MAX_CALLS = 16, 40

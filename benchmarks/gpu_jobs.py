@@ -1,11 +1,11 @@
 """The systems that the benchmarks on GPUs compare: jobs that live side by side and take turns.
 
-`cuda_ipc`, `shm` and `tcp` are two islands joined by that transport, and in `cuda_ipc_hidden` each
-process sees its own GPUs only, not all of the host's; in those that end in `_unpipelined` loops are
-not pipelined; `nccl` is the same processes and devices as
-one world, `nccl_overlap` the same with XLA's latency-hiding scheduler, and `nccl_sockets` with NCCL
-kept from everything but sockets. On CPU
-(`--platform cpu`, to try a benchmark out) NCCL's place is taken by JAX's own Gloo.
+`cuda_ipc`, `host` and `socket` are two islands joined by that transport (`host` is `process_vm`
+between CPUs), and in `cuda_ipc_hidden` each process sees its own GPUs only, not all of the host's;
+in those that end in `_unpipelined` loops are not pipelined; `nccl` is the same processes and
+devices as one world, `nccl_overlap` the same with XLA's latency-hiding scheduler, and
+`nccl_sockets` with NCCL kept from everything but sockets. On CPU (`--platform cpu`,
+to try a benchmark out) NCCL's place is taken by JAX's own Gloo.
 """
 
 import argparse
@@ -33,10 +33,10 @@ _TRANSPORTS = "JAXHET_TRANSPORTS"  # systems of islands set it, one world does n
 SYSTEMS: dict[str, dict[str, str]] = {
     "cuda_ipc": {_TRANSPORTS: "cuda_ipc"},
     "cuda_ipc_hidden": {_TRANSPORTS: "cuda_ipc", HIDE_GPUS: "1"},
-    "shm": {_TRANSPORTS: "shm"},
-    "tcp": {_TRANSPORTS: "tcp"},
+    "host": {_TRANSPORTS: "host,process_vm"},
+    "socket": {_TRANSPORTS: "socket"},
     "cuda_ipc_unpipelined": {_TRANSPORTS: "cuda_ipc", "JAXHET__PIPELINE_ITERATIONS": "0"},
-    "tcp_unpipelined": {_TRANSPORTS: "tcp", "JAXHET__PIPELINE_ITERATIONS": "0"},
+    "socket_unpipelined": {_TRANSPORTS: "socket", "JAXHET__PIPELINE_ITERATIONS": "0"},
     "nccl": {},
     "nccl_overlap": {},
     "nccl_sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},

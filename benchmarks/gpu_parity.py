@@ -1,6 +1,6 @@
 """Does a model learn the same over two islands of GPUs as in one NCCL world?
 
-    python -m benchmarks.gpu_parity [--shape 2x1x1] [--systems cuda_ipc,shm,tcp,nccl]
+    python -m benchmarks.gpu_parity [--shape 2x1x1] [--systems cuda_ipc,host,socket,nccl]
         [--steps 500] [--dtypes bfloat16,float32] [--deterministic] [--in-turn] [--json FILE]
 
 Trains on all systems at the same time (--in-turn: one after the other, which is faster for large
@@ -198,7 +198,7 @@ def parse() -> argparse.Namespace:
         description=(__doc__ or "").split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    gpu_jobs.add_options(parser, ("cuda_ipc", "shm", "tcp", BASELINE), "2x1x1")
+    gpu_jobs.add_options(parser, ("cuda_ipc", "host", "socket", BASELINE), "2x1x1")
     parser.add_argument(
         "--deterministic", action="store_true", help=f"add {DETERMINISTIC}; bits must be equal"
     )

@@ -1,7 +1,7 @@
 """Does a LLaMA train over two islands of GPUs as fast as plain JAX in one NCCL world?
 
     python -m benchmarks.gpu_train [--shape 2x1x1] [--programs plain,1b,8b] [--json FILE]
-        [--systems cuda_ipc,shm,tcp,nccl,nccl_overlap] [--meshes data=-1 fsdp=-1]
+        [--systems cuda_ipc,host,socket,nccl,nccl_overlap] [--meshes data=-1 fsdp=-1]
         [--forms scan,unrolled] [--rows 8]
 
 Plain JAX runs with XLA's defaults (`nccl`) and with its latency-hiding scheduler (`nccl_overlap`);
@@ -31,7 +31,7 @@ WORKER = pathlib.Path(__file__).with_name("train_worker.py")
 BASELINES = ("nccl", "nccl_overlap")
 FORMS = ("scan", "unrolled")
 # tokens/s over the better baseline's, by system; those that stage, with many rows only.
-BARS = {"cuda_ipc": 1.0, "shm": 0.98, "tcp": 0.95}
+BARS = {"cuda_ipc": 1.0, "host": 0.98, "socket": 0.95}
 ANY_ROWS = ("cuda_ipc",)
 # Shares of the devices' peak, by config, with many rows.
 MFU_BARS = {"1b": 0.45, "8b": 0.50}
@@ -232,7 +232,7 @@ def parse() -> argparse.Namespace:
         description=(__doc__ or "").split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    gpu_jobs.add_options(parser, ("cuda_ipc", "shm", "tcp", *BASELINES), "2x1x1")
+    gpu_jobs.add_options(parser, ("cuda_ipc", "host", "socket", *BASELINES), "2x1x1")
     parser.add_argument(
         "--programs",
         type=gpu_jobs.names_of((*PLAIN, *CONFIGS)),

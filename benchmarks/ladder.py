@@ -1,7 +1,7 @@
 """What does each mechanism bring? One model on a ladder of ways to join the same devices.
 
     python -m benchmarks.ladder [--platform cpu|cuda] [--shape 2x1x2] [--config tiny] [--steps 500]
-        [--parallel data,fsdp,stage] [--rungs all_tcp,tcp,…] [--json FILE] [--out DIR]
+        [--parallel data,fsdp,stage] [--rungs all_socket,socket,…] [--json FILE] [--out DIR]
 
 From every collective over staged TCP, also between the devices of an island, up to one world of the
 vendor's own library. All rungs have the same devices, the same initial parameters and the same

@@ -77,16 +77,15 @@ class Rung:
 
 
 RUNGS: dict[str, Rung] = {
-    "all_tcp": Rung("every collective, staged `tcp`", "tcp", is_split=True),
-    "tcp": Rung("across islands only, staged `tcp`", "tcp"),
-    "shm": Rung("staged `shm`", "shm"),
-    "shm_ring": Rung("staged `shm_ring`", "shm_ring", platforms=("cpu",)),
+    "all_socket": Rung("every collective, staged `socket`", "socket", is_split=True),
+    "socket": Rung("across islands only, staged `socket`", "socket"),
+    "host": Rung("host memory (`host`; on CPUs `process_vm`)", "host,process_vm"),
     "verbs": Rung("RDMA over all NICs (`verbs`)", "verbs"),
     "device_direct": Rung("device-direct (`cuda_ipc`)", "cuda_ipc", platforms=("cuda",)),
-    "alone": Rung("each island alone, sum", "tcp", is_alone=True),
+    "alone": Rung("each island alone, sum", "socket", is_alone=True),
     REFERENCE: Rung("one world"),
 }
-DEFAULT = tuple(name for name in RUNGS if name != "shm_ring")
+DEFAULT = tuple(RUNGS)
 
 
 def has_rdma_nic() -> bool:
@@ -100,7 +99,7 @@ def why_absent(rung: Rung, setting: Setting) -> str:
         devices = _DEVICES[setting.platform]
         return f"the transport {rung.transport} does not exist between islands of {devices}"
     if rung.is_split and setting.shape.num_devices == setting.shape.islands:
-        return "each island has one device: the same as the rung tcp"
+        return "each island has one device: the same as the rung socket"
     return _why_no_verbs() if rung.transport == "verbs" else ""
 
 

@@ -127,7 +127,9 @@ def summary(sweep: Sweep, mesh: str, rows: Sequence[Mapping[str, Any]]) -> Measu
     """The medians of the steps after the warm-up, from the metrics of a run."""
     rows = rows[WARM_UP:]
     seconds = _median([row["seconds"] for row in rows])
-    sent = [sum(row.get(f"bytes_sent_{name}", 0) for name in ("shm", "tcp")) for row in rows]
+    sent = [
+        sum(row.get(f"bytes_sent_{name}", 0) for name in ("process_vm", "socket")) for row in rows
+    ]
     return Measured(
         mesh=mesh,
         bytes_across=_median(sent) / sweep.devices,

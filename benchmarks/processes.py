@@ -3,8 +3,8 @@
     python -m benchmarks.processes [--processes 8 64] [--json FILE]
 
 All processes are on this machine and have one CPU device each. The jobs, one at a time: two islands
-of `jaxhet launch` with the default transports, the same with tcp alone, again with tcp and a sum
-over rails, and one world of `jax.distributed` and Gloo.
+of `jaxhet launch` with the default transports, the same with sockets alone, again with sockets and
+a sum over rails, and one world of `jax.distributed` and Gloo.
 
 `start` is the time from the launch until all processes have the result of a first sum: over all
 devices, or over each rail, which has one device of each island. It includes the import of JAX and
@@ -27,8 +27,8 @@ from benchmarks.tables import made_at, markdown, write_json
 from jaxhet.testing import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("processes_worker.py")
-_RAILS = "jaxhet, tcp, rails"
-SYSTEMS = ("jaxhet", "jaxhet, tcp", _RAILS, "jax.distributed")
+_RAILS = "jaxhet, socket, rails"
+SYSTEMS = ("jaxhet", "jaxhet, socket", _RAILS, "jax.distributed")
 _LONG_TIMEOUT = {"JAXHET_CONNECT_TIMEOUT_S": "400"}  # processes share few cores
 
 
@@ -48,8 +48,8 @@ def start(system: str, num_processes: int) -> Job:
     """Starts a job; returns when its workers are connected."""
     if system == "jax.distributed":
         return joined_job(Shape(1, num_processes), WORKER)
-    tcp = {"JAXHET_TRANSPORTS": "tcp"} if "tcp" in system else {}
-    return island_job(Shape(2, num_processes // 2), WORKER, {**_LONG_TIMEOUT, **tcp})
+    allowed = {"JAXHET_TRANSPORTS": "socket"} if "socket" in system else {}
+    return island_job(Shape(2, num_processes // 2), WORKER, {**_LONG_TIMEOUT, **allowed})
 
 
 def measure(system: str, num_processes: int, timeout_s: float) -> Row:

@@ -65,7 +65,7 @@ class Config(Options):
     )
     device_channel_sockets: int = knob(
         12,
-        "data sockets between two GPUs that have no better path than tcp",
+        "data sockets between two GPUs that have no better path than sockets",
         minimum=1,
         agreed=True,
     )
@@ -84,7 +84,7 @@ class Config(Options):
     )
     slot_bytes: int = knob(
         8 << 20,
-        "bytes per slot of a path between two GPUs; over shm and tcp at most 2 MiB",
+        "bytes per slot of a path between two GPUs; over host and socket at most 2 MiB",
         minimum=4096,
         maximum=_MOST_BYTES,
         unit="bytes",
@@ -306,6 +306,8 @@ def _of_text(option: Option, variable: str, text: str) -> Any:
 
 def _checked(option: Option, value: Any, where: str) -> Any:
     items = value if option.is_list else (value,)
+    if option.aliases:
+        value = items = tuple(option.aliases.get(item, item) for item in items)
     if option.choices and not (items and {*items} <= {*option.choices}):
         choices = ", ".join(option.choices)
         raise UsageError(f"{where} is not valid; {option.name} takes {choices} ({option.help})")

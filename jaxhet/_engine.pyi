@@ -60,8 +60,8 @@ class Engine:
         After `set_ranks`, where ranks are GPUs. devices: (rank, ordinal, address, bytes) of this
         process's own; at the address are PROOF_BYTES for each rank of the job, in the allocation
         that operands will be in. 0 bytes: peers' devices must not read it in place.
-        sockets: (own rank, other rank, file descriptors, which it owns, and their keys) where tcp
-        may be needed.
+        sockets: (own rank, other rank, file descriptors, which it owns, and their keys) where
+        sockets may be needed.
         """
 
     def register_plan(

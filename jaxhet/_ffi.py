@@ -119,7 +119,7 @@ class Engine:
     ) -> None:
         info = members[process]
         same_host = info.host_id == members[config.process_id].host_id
-        transports = [t for t in config.transports if t in TRANSPORTS] or ["tcp"]
+        transports = [t for t in config.transports if t in TRANSPORTS] or ["socket"]
         self._engine.add_peer(
             process=process,
             description=f"{info.island}, pid {info.pid} on {info.host}",
@@ -161,7 +161,7 @@ class Engine:
             size of memory there that the set-up may write: PROOF_BYTES for each rank of the job.
             Peers' devices may then read the allocation that it lies in. 0 bytes: they may not.
           sockets: Own rank, other rank, and sockets between them, which the engine owns from now
-            on; for ranks that have no better path than tcp.
+            on; for ranks that have no better path than sockets.
           timeout_s: The longest wait for the peers.
 
         Raises:

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 PREFIX = "JAXHET_"
@@ -28,6 +28,7 @@ class Option:
       unit: Unit of the value, which the name repeats: "s" or "bytes".
       agreed: Whether every process of the job must have the same value.
       engine: Whether the C++ engine needs it (`Config.engine_values`).
+      aliases: Other names of choices, and the choices that they stand for.
       nccl: Variable of NCCL that sets the option where nothing else does; "": none.
       is_knob: Whether only tests and measurements set it; its variable has a second underscore.
     """
@@ -44,6 +45,7 @@ class Option:
     agreed: bool = False
     engine: bool = False
     nccl: str = ""
+    aliases: Mapping[str, str] = types.MappingProxyType({})
     is_knob: bool = False
 
     @property
@@ -166,7 +168,7 @@ def _flag(text: str) -> bool:
     return _FLAGS[text.lower()]
 
 
-Transport = Literal["cuda_ipc", "hip_ipc", "shm", "shm_ring", "verbs", "tcp"]
+Transport = Literal["cuda_ipc", "hip_ipc", "host", "process_vm", "verbs", "socket"]
 # Best first, as in xla_plugin/transport/table.cc and xla_plugin/transport/device_channel_table.cc.
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
@@ -203,14 +205,19 @@ class Options:
         None,
         "numbers of the visible GPUs that this process uses; default: all",
     )
-    transports: Sequence[Transport] = option(TRANSPORTS, "transports that may be used", agreed=True)
+    transports: Sequence[Transport] = option(
+        TRANSPORTS,
+        "transports that may be used; tcp is another name of socket",
+        agreed=True,
+        aliases={"tcp": "socket"},
+    )
     qualification: str | None = option(
         None,
         "report of `jaxhet doctor --qualify`; the job uses only transports that it proves",
     )
     tcp_interfaces: Sequence[str] = option(
         (),
-        "network interfaces for data over tcp: beginnings of names, or networks such as"
+        "network interfaces for data over `socket`: beginnings of names, or networks such as"
         " 10.0.1.0/24; `=eth1`: whole names; `^docker,lo`: all but these; default: the fastest"
         " interfaces with private addresses in networks that the peer shares, those nearest to the"
         " process's GPUs first",

@@ -415,8 +415,8 @@ def _open_devices(
     host = members[session.process].host_id
 
     def needs_sockets(info: ProcessInfo) -> bool:
-        shares_memory = info.host_id == host and "shm" in config.transports
-        return not shares_memory and not {"tcp", "verbs"}.isdisjoint(config.transports)
+        shares_memory = info.host_id == host and "host" in config.transports
+        return not shares_memory and not {"socket", "verbs"}.isdisjoint(config.transports)
 
     sockets = bootstrap.connect_device_channels(
         listener,

@@ -36,7 +36,6 @@ CPP = {
     "net/socket/tcp_connection.cc": "Accept|OnMessage|Receive|Reserve|OnConfirmed|OnLeftByPeer",
     "transport/pull.cc": "ParseSegments|OnMessage|Begin",
     "transport/shm/shm_pull.cc": "Accept|Probe",
-    "transport/shm/shm_ring.cc": "Accept|OnMessage|Drain",
     "transport/shared_memory.cc": "ParseSharedMemoryInfo",
     "transport/device_channel/device_channel.cc": "CheckSlotBytes|DeviceTransportOf",
     "transport/device_channel/shared_words.cc": "ParseSharedChannelInfo",

@@ -25,7 +25,7 @@ def link_gb_per_s(
     if transport == "verbs":
         ports = ask_transport(config).ports
         mbit_per_s = 1000 * sum(port["gbps"] for port in ports if not port["problem"])
-    elif transport == "tcp":
+    elif transport == "socket":
         name = f"sys/class/net/{_netdev(root, peer_address)}/speed"
         mbit_per_s = number(read(root, name), -1)  # the kernel says -1 for an unknown speed
     return mbit_per_s / 8000 if mbit_per_s > 0 else None

@@ -243,7 +243,7 @@ class Host:
       kernel_config: File that lists the options; "" if there is none.
       peer_memory: Kernel modules by which a NIC reaches device memory without dma-buf.
       memlock_bytes: How much memory this process may lock, which RDMA needs; None: any amount.
-      ptrace_scope: Value of the kernel's Yama; 0 without Yama. Above 0, `shm` may not read
+      ptrace_scope: Value of the kernel's Yama; 0 without Yama. Above 0, `process_vm` may not read
         another process's memory.
       seccomp: Whether a filter of system calls is at work (containers).
       shm_bytes: Size of /dev/shm, which NCCL and RCCL use inside an island; None: it is not there.

@@ -111,8 +111,8 @@ def give_queues_to_streams(platform: str, environ: MutableMapping[str, str] = os
     if given.isdecimal() and int(given) < _FEWEST_QUEUES:
         warnings.warn(
             f"{name}={given}: streams that share a hardware queue of the driver wait for each"
-            " other, and exchanges over shm, tcp or verbs can get stuck until the deadline; leave"
-            " it unset",
+            " other, and exchanges over host, socket or verbs can get stuck until the deadline;"
+            " leave it unset",
             stacklevel=2,
         )
     return ""

@@ -200,8 +200,8 @@ def _connect_pair(
             sock.close()
         left.add(own)
         LOGGER.warning(
-            "[process %d] tcp leaves %s: no connection to %s, %s of %s: %s. Its data connections go"
-            " over %s. Check that interface, or name others with JAXHET_TCP_INTERFACES",
+            "[process %d] socket leaves %s: no connection to %s, %s of %s: %s. Its data connections"
+            " go over %s. Check that interface, or name others with JAXHET_TCP_INTERFACES",
             listener.process,
             own,
             address,

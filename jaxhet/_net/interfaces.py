@@ -1,4 +1,4 @@
-"""Network interfaces over which `tcp` spreads its data connections, and the pairs of them."""
+"""Network interfaces over which `socket` spreads its data connections, and the pairs of them."""
 
 import dataclasses
 import ipaddress
@@ -85,7 +85,7 @@ def chosen(
     Raises:
       UsageError: `tcp_interfaces` names an interface that this machine does not have.
     """
-    if "tcp" not in config.transports:
+    if "socket" not in config.transports:
         return ()
     if config.tcp_interfaces:
         return tuple(named(config.tcp_interfaces, here()))

@@ -33,7 +33,7 @@ struct ChannelMessage {
 
 // Error of rank 0 after rank 1 has sent these messages, and no sound one.
 std::string Refusal(std::span<const ChannelMessage> messages) {
-  Liar liar(2, {"tcp", "shm"});
+  Liar liar(2, {"socket", "host"});
   for (const auto& [info, strings] : messages) {
     const std::string table = PackStrings(strings);
     liar.channel().Send(MessageType::kDeviceChannel,
@@ -75,8 +75,8 @@ TEST(ChannelLiarTest, RefusesRingMessagesWithOtherNumbersOfStrings) {
 
 TEST(ChannelLiarTest, RefusesMessagesAboutChannelsOfOthers) {
   constexpr std::string_view kWords = "names a device channel that does not join its sender and us";
-  ExpectRefused({{{Step::kOffer, 0, 0}, {"shm", ""}}}, kWords);
-  ExpectRefused({{{Step::kOffer, 1, 0}, {"shm", ""}}}, kWords);
+  ExpectRefused({{{Step::kOffer, 0, 0}, {"host", ""}}}, kWords);
+  ExpectRefused({{{Step::kOffer, 1, 0}, {"host", ""}}}, kWords);
   ExpectRefused({{{Step::kSettled, 0, 5}, {""}}}, kWords);
   ExpectRefused({{{Step::kAnswer, -1, 0}, {""}}}, kWords);
 }
@@ -94,7 +94,7 @@ TEST(ChannelLiarTest, ProofThatNeverArrivesIsNamed) {
                                                 {{Step::kProved, 1, 0}, {""}}};
   const std::string text = Refusal(messages);
   EXPECT_THAT(text, HasSubstr("no transport leads from rank 1 of process 1"));
-  EXPECT_THAT(text, HasSubstr("; shm: what the source's device wrote did not arrive"));
+  EXPECT_THAT(text, HasSubstr("; host: what the source's device wrote did not arrive"));
 }
 
 }  // namespace

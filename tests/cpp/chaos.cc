@@ -141,7 +141,7 @@ std::string_view NameOf(Fault fault) {
 
 ChaosRound::ChaosRound(uint64_t its_seed) : seed(its_seed) {
   Random random(seed);
-  transport = AnyOf(std::array{"shm", "shm_ring", "tcp", "tcp"}, random);
+  transport = AnyOf(std::array{"process_vm", "socket", "socket"}, random);
   encryption = AnyOf(std::array{"off", "off", "auth", "full"}, random);
   num_processes = 2 + static_cast<int>(random() % 2);
   constexpr std::array kFaults = {

@@ -36,7 +36,7 @@ inline bool IsCorruption(Fault fault) { return fault >= Fault::kCorruptControl; 
 struct ChaosRound {
   explicit ChaosRound(uint64_t its_seed);
 
-  // Transport and encryption, as "tcp auth".
+  // Transport and encryption, as "socket auth".
   std::string Path() const;
 
   uint64_t seed;

@@ -383,12 +383,13 @@ TEST_P(BytesTest, CountsBytes) {
 std::vector<NamedWorld> PlainWorlds() {
   return {
       {"local", {.num_processes = 1, .ranks_per_process = 4}},
-      {"shm", {.num_processes = 3, .transports = {"shm"}}},
-      {"shm_ring", {.num_processes = 2, .ranks_per_process = 2, .transports = {"shm_ring"}}},
+      {"process_vm", {.num_processes = 3, .transports = {"process_vm"}}},
+      {"process_vm_2x2",
+       {.num_processes = 2, .ranks_per_process = 2, .transports = {"process_vm"}}},
       {"verbs", {.num_processes = 3, .transports = {"verbs"}}},
       {"verbs_2x2", {.num_processes = 2, .ranks_per_process = 2, .transports = {"verbs"}}},
-      {"tcp", {.num_processes = 3, .transports = {"tcp"}}},
-      {"tcp_2x2", {.num_processes = 2, .ranks_per_process = 2, .transports = {"tcp"}}},
+      {"socket", {.num_processes = 3, .transports = {"socket"}}},
+      {"socket_2x2", {.num_processes = 2, .ranks_per_process = 2, .transports = {"socket"}}},
   };
 }
 
@@ -396,7 +397,7 @@ std::vector<NamedWorld> SealedWorlds() {
   std::vector<NamedWorld> worlds;
   for (const std::string encryption : {"auth", "full"}) {
     NamedWorld& world = worlds.emplace_back(
-        "tcp_" + encryption, WorldOptions{.num_processes = 3, .transports = {"tcp"}});
+        "socket_" + encryption, WorldOptions{.num_processes = 3, .transports = {"socket"}});
     world.options.engine.encryption = encryption;
   }
   return worlds;

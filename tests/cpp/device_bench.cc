@@ -104,7 +104,7 @@ int main(int argc, char** argv) {
   ends[1 - rank].clear();
   channels[1 - rank].clear();
   {
-    Runner runner(static_cast<int>(rank), arguments.empty() ? "tcp" : arguments.front(),
+    Runner runner(static_cast<int>(rank), arguments.empty() ? "socket" : arguments.front(),
                   std::move(ends[rank]), std::move(channels[rank]));
     for (const size_t bytes : sizes) runner.Run(bytes);
     runner.Close();

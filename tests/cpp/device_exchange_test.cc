@@ -43,7 +43,7 @@ TEST_P(DeviceExchangeTransportsTest, SwapsAnySize) { CheckSwapsAnySize(GetParam(
 
 TEST(DeviceExchangeTest, SwapsAnySizeSealed) { CheckSwapsAnySize("sealed"); }
 
-// NICs can't encrypt: the channels are those of tcp.
+// NICs can't encrypt: the channels are those of `socket`.
 TEST(DeviceExchangeTest, SealedJobsDoWithoutRdma) {
   WorldOptions options = DeviceOptions(2, "verbs");
   options.engine.encryption = "auth";
@@ -226,7 +226,7 @@ void CheckLogIsUsedAgain(std::string_view transport) {
 }
 
 TEST(DeviceExchangeTest, LogIsUsedAgain) {
-  CheckLogIsUsedAgain(kIsThreadSanitized ? "tcp" : "verbs");
+  CheckLogIsUsedAgain(kIsThreadSanitized ? "socket" : "verbs");
 }
 
 // Some operands lie in other memory, and some sources are late: their exchanges use slots, between
@@ -412,9 +412,9 @@ Needs NeedsOfRank(int num_ranks, std::string_view transport) {
 // the channels of both directions share.
 TEST(DeviceExchangeTest, ThreadsAndDescriptorsOfARank) {
   constexpr int kOfPeer = 1 + kChannelSockets - ChannelSockets::kNumMessageSockets;
-  const Needs eight = NeedsOfRank(8, "tcp");
-  const Needs sixteen = NeedsOfRank(16, "tcp");
-  EXPECT_EQ(eight.threads, NeedsOfRank(8, "shm").threads + 4);
+  const Needs eight = NeedsOfRank(8, "socket");
+  const Needs sixteen = NeedsOfRank(16, "socket");
+  EXPECT_EQ(eight.threads, NeedsOfRank(8, "host").threads + 4);
   EXPECT_EQ(sixteen.threads, eight.threads);
   EXPECT_EQ(sixteen.fds - eight.fds, 8 * kOfPeer);
   EXPECT_LE(eight.fds, 7 * kOfPeer + 12);
@@ -424,7 +424,7 @@ TEST(DeviceExchangeTest, ThreadsAndDescriptorsOfARank) {
 TEST(DeviceExchangeTest, CloseLeavesNoThreads) {
   const int32_t threads = CountThreads();
   {
-    DeviceWorld world(DeviceOptions(2, "tcp"));
+    DeviceWorld world(DeviceOptions(2, "socket"));
     Side zero(0, SwapPairs(), kSlotBytes);
     Side one(1, SwapPairs(), kSlotBytes);
     const LateRetirement late(milliseconds(50));
@@ -479,7 +479,7 @@ TEST_P(DeviceExchangeTransportsTest, SourceLeavesABusyTarget) {
 
 TEST(DeviceExchangeTest, RefusedTransportsAreNamed) {
   WorldOptions options = DeviceOptions(2);
-  options.transports = {"tcp"};
+  options.transports = {"socket"};
   World world(options);
   const std::string text = ThrownText(
       [&] { world.engine(0).OpenDevices(HostVendor(), {{0, 0, {}}}, {}, milliseconds(500)); });

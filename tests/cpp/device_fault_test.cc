@@ -45,13 +45,13 @@ void CheckDifferentExchanges(std::string_view transport, size_t num_bytes) {
 }
 
 TEST(DeviceFaultTest, DifferentExchangesAreAPlanMismatch) {
-  CheckDifferentExchanges("shm", 1000);
+  CheckDifferentExchanges("host", 1000);
   CheckDifferentExchanges("pulled", kSlotBytes);
 }
 
 // Over sockets it is found when the chunk has come.
 TEST(DeviceFaultTest, DifferentExchangesOverTcpAreAPlanMismatch) {
-  DeviceWorld world(DeviceOptions(2, "tcp"));
+  DeviceWorld world(DeviceOptions(2, "socket"));
   Side zero(0, SwapPairs(), 1000, 2);
   Side one(1, SwapPairs(), 1000, 3);
   zero.Start(world);
@@ -406,20 +406,20 @@ TEST_P(DeviceFaultTransportsTest, DeadPeerIsNamedWithTheExchange) {
 }
 
 TEST(DeviceFaultTest, SilentPeerIsNamedWithTheExchange) {
-  CheckReportsPeer("shm", SIGSTOP, "it has been silent for");
+  CheckReportsPeer("host", SIGSTOP, "it has been silent for");
 }
 
 // The control connection stands.
 TEST(DeviceFaultTest, BrokenChannelIsNamedWithTheExchange) {
   std::deque<Side> sides;
-  ForkedRank forked(ImpatientOptions("tcp"));
+  ForkedRank forked(ImpatientOptions("socket"));
   shutdown(forked.channel_socket.get(), SHUT_RDWR);
   try {
     StartThree(forked, sides);
   } catch (const Error& error) {  // by the second one it may be known
     EXPECT_THAT(error.what(), HasSubstr("PeerError"));
   }
-  ExpectPeerError(forked, "a device channel (tcp) broke: ");
+  ExpectPeerError(forked, "a device channel (socket) broke: ");
 }
 
 // Bytes that somebody on the way puts into a channel's connection; the control connection stands.
@@ -433,7 +433,7 @@ TEST(DeviceFaultTest, ForgedChannelIsNamedWithTheExchange) {
         std::cmp_equal(write(forked.channel_socket.get(), bytes.data(), bytes.size()), 100));
     const auto error = forked.peer.engine().WaitFailure(kLong);
     ASSERT_NE(error, nullptr);
-    EXPECT_THAT(error->what(), HasSubstr("a device channel (tcp) broke: "));
+    EXPECT_THAT(error->what(), HasSubstr("a device channel (socket) broke: "));
     EXPECT_THAT(error->what(), HasSubstr("record"));
   }
 }
@@ -481,7 +481,7 @@ struct LocalRanks {
 // The proof in the operands' allocation is lost, and the one in the slots is not.
 TEST(DeviceFaultTest, MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
   const auto device = OpenHostDevice();
-  const DeviceTransport& shm = DeviceTransportOf("shm");
+  const DeviceTransport& host = DeviceTransportOf("host");
   const auto setup = [&](int rank) -> ChannelSetup {
     return {.device = *device,
             .same_process = false,
@@ -494,8 +494,8 @@ TEST(DeviceFaultTest, MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
             .messages = nullptr,
             .nics = nullptr};
   };
-  auto [target, offer] = shm.make(setup(1));
-  const auto source = shm.open(setup(0), offer);
+  auto [target, offer] = host.make(setup(1));
+  const auto source = host.open(setup(0), offer);
   target->Accept(source->Answer());
   const std::vector<std::byte> proof(kProofBytes, std::byte{7});
   source->Prove(*device, proof);

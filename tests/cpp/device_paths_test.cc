@@ -86,15 +86,15 @@ std::string LinesWhereASocketEnds(std::string_view transport) {
 }
 
 TEST(DevicePathsTest, GoesOnWhereAPathFails) {
-  for (const std::string_view transport : {"tcp", "sealed"}) {
-    EXPECT_THAT(LinesWhereASocketEnds(transport), HasSubstr("device channels: tcp leaves "));
+  for (const std::string_view transport : {"socket", "sealed"}) {
+    EXPECT_THAT(LinesWhereASocketEnds(transport), HasSubstr("device channels: socket leaves "));
   }
 }
 
 TEST(DevicePathsTest, LeavingIsNoFailureOfAPath) {
   const CapturedStderr captured;
   {
-    DeviceWorld world(PathOptions("tcp", [] {
+    DeviceWorld world(PathOptions("socket", [] {
       Sockets sockets;
       for (size_t i = 0; i < kNumSockets; ++i) sockets.push_back(ConnectedPair(i % 2));
       return sockets;
@@ -188,7 +188,7 @@ TEST(DevicePathsTest, GoesOnWhenAnInterfaceIsTakenDown) {
   TwoHosts hosts;
   if (!hosts.is_ready()) GTEST_SKIP() << "network namespaces need root and ip (iproute2)";
   const CapturedStderr captured;
-  DeviceWorld world(PathOptions("tcp", [&] {
+  DeviceWorld world(PathOptions("socket", [&] {
     Sockets sockets;
     for (size_t i = 0; i < kNumSockets; ++i)
       sockets.push_back(hosts.Connect(static_cast<int>(i % 2)));
@@ -197,7 +197,7 @@ TEST(DevicePathsTest, GoesOnWhenAnInterfaceIsTakenDown) {
   ExpectRightSwap(world, 0, {});
   ExpectRightSwap(world, 1, [&] { hosts.TakeDown(1, 1); });
   ExpectRightSwap(world, 2, {});
-  EXPECT_THAT(captured.Text(), HasSubstr("device channels: tcp leaves "));
+  EXPECT_THAT(captured.Text(), HasSubstr("device channels: socket leaves "));
   EXPECT_THAT(captured.Text(), HasSubstr(" (10.78.1."));
 }
 

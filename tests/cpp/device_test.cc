@@ -78,7 +78,7 @@ TEST(DeviceTest, HostSaysWhatItHasNot) {
               HasSubstr("no allocation"));
   EXPECT_THAT(
       ThrownText([&] { device->sharing().ExportIpc(memory.get()); }),
-      HasSubstr("DeviceError: host memory has no IPC handles; use the transports shm or tcp"));
+      HasSubstr("DeviceError: host memory has no IPC handles; use the transports host or socket"));
   EXPECT_THAT(ThrownText([&] { device->sharing().ExportDmaBuf(Bytes(memory) + 100, 1); }),
               HasSubstr("no allocation"));
   EXPECT_EQ(device->sharing().ExportDmaBuf(Bytes(memory) + 7, 3).offset, size_t{7});

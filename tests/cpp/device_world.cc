@@ -77,8 +77,8 @@ int OrdinalOf(int rank) { return IsOnHost() ? 0 : Arena::Of(rank).device().info(
 }  // namespace
 
 std::vector<std::string_view> TestedTransports() {
-  if (IsOnHost()) return {"shm", "pulled", "verbs", "in place", "tcp"};
-  return {"shm", "verbs", "in place", "tcp"};
+  if (IsOnHost()) return {"host", "pulled", "verbs", "in place", "socket"};
+  return {"host", "verbs", "in place", "socket"};
 }
 
 std::string NameOfParam(const ::testing::TestParamInfo<std::string_view>& info) {
@@ -88,8 +88,8 @@ std::string NameOfParam(const ::testing::TestParamInfo<std::string_view>& info) 
 }
 
 std::string_view NameOf(std::string_view transport) {
-  if (transport == "pulled") return "shm";
-  if (transport == "sealed") return "tcp";
+  if (transport == "pulled") return "host";
+  if (transport == "sealed") return "socket";
   return transport == "in place" ? "verbs" : transport;
 }
 
@@ -108,7 +108,7 @@ std::pmr::memory_resource* OperandMemory() {
 
 WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
   WorldOptions options{.num_processes = num_processes,
-                       .transports = {std::string(NameOf(transport)), "tcp"},
+                       .transports = {std::string(NameOf(transport)), "socket"},
                        .moves_host_memory = false,
                        .has_operands = IsInPlace(transport)};
   options.engine.slot_bytes = kSlotBytes;

@@ -24,7 +24,7 @@ inline constexpr std::byte kPoison{0xFF};
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
 inline constexpr int kChannelSockets = 3 + ChannelSockets::kNumMessageSockets;
-// Transports of the channels between the test's devices. "pulled" is shm, with operands that the
+// Transports of the channels between the test's devices. "pulled" is host, with operands that the
 // target's device can reach (not in a process of its own on GPUs); "in place" is verbs, with
 // operands that NICs can send from.
 std::vector<std::string_view> TestedTransports();
@@ -34,10 +34,10 @@ std::string NameOfParam(const ::testing::TestParamInfo<std::string_view>& info);
 inline bool IsInPlace(std::string_view transport) {
   return transport == "pulled" || transport == "in place";
 }
-// The engine's name of a test's transport; "sealed" is tcp that encrypts.
+// The engine's name of a test's transport; "sealed" is `socket` that encrypts.
 std::string_view NameOf(std::string_view transport);
 
-WorldOptions DeviceOptions(int num_processes, std::string_view transport = "shm");
+WorldOptions DeviceOptions(int num_processes, std::string_view transport = "host");
 
 template <typename Condition>
 bool IsWithin(std::chrono::milliseconds timeout, Condition condition) {

@@ -15,9 +15,9 @@
 #include "tests/cpp/host_device.h"
 
 // engines_bench [RANKS [REPEATS [BYTES...]]]: the price of one engine for CPUs and GPUs. Processes
-// of one rank each run the same collectives in turn over the engine for CPUs (transport shm), and
-// over the engine for GPUs with the host as device: through slots, and pulled out of memory that
-// the ranks share. Prints medians, and ratios to the engine for CPUs.
+// of one rank each run the same collectives in turn over the engine for CPUs (process_vm or
+// socket), and over the engine for GPUs with the host as device: through slots, and pulled out of
+// memory that the ranks share. Prints medians, and ratios to the engine for CPUs.
 namespace jaxhet::testing {
 namespace {
 
@@ -32,7 +32,7 @@ using Result = std::span<std::byte>;
 
 struct Settings {
   int num_ranks = 2;
-  std::string transport = "shm";
+  std::string transport = "host";
   int repeats = 5;
   std::vector<size_t> sizes = {1 << 10, 64 << 10, 1 << 20, 16 << 20};
 };
@@ -202,7 +202,7 @@ class Runner {
   void RunEach(std::string_view collective, size_t num_bytes,
                const std::array<Path*, kPaths.size()>& paths) {
     const int count = settings_.repeats * (num_bytes < (size_t{1} << 20) ? 200 : 20);
-    const size_t num_paths = settings_.transport == "shm" ? paths.size() : 2;
+    const size_t num_paths = settings_.transport == "host" ? paths.size() : 2;
     std::array<std::vector<double>, kPaths.size()> times;
     for (int i = 0; i < count; ++i) {
       for (size_t p = 0; p < num_paths; ++p) {

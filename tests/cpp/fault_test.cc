@@ -103,7 +103,7 @@ TEST_P(PeerFaultTest, ReportsDeathBeforeConnect) {
 }
 
 TEST(FaultTest, ConnectHasADeadline) {
-  const WorldOptions options = FaultOptions("tcp");
+  const WorldOptions options = FaultOptions("socket");
   auto ends = ConnectAll(2);
   const auto engine = MakeEngine(0, options, std::move(ends[0]));
   const std::string text = ThrownText([&] { engine->Connect(milliseconds(50)); });
@@ -123,7 +123,7 @@ TEST_P(PeerFaultTest, RefusesPeerThatLeft) {
 }
 
 TEST(FaultTest, CloseWaitsForWhatIsUnderWay) {
-  World world(FaultOptions("tcp"));
+  World world(FaultOptions("socket"));
   Call call(GatherRequest(0), {8}, {16});
   call.StartOn(world.engine(0));
   std::thread closer([&] { world.engine(0).Close(kLong); });
@@ -135,7 +135,7 @@ TEST(FaultTest, CloseWaitsForWhatIsUnderWay) {
 }
 
 TEST(FaultTest, CloseFailsWhatIsUnderWay) {
-  World world(FaultOptions("tcp"));
+  World world(FaultOptions("socket"));
   Call call(GatherRequest(0), {8}, {16});
   call.StartOn(world.engine(0));
   world.engine(0).Close(milliseconds(50));
@@ -157,7 +157,7 @@ TEST(FaultTest, FailureReachesAll) {
 
 // Neither a running nor a failed engine spins.
 TEST(FaultTest, ThreadsSleepWhenIdle) {
-  World world(FaultOptions("tcp"));
+  World world(FaultOptions("socket"));
   const auto busy_ms = [] {
     const clock_t begin = clock();
     std::this_thread::sleep_for(milliseconds(400));
@@ -245,7 +245,8 @@ struct RelayedPair {
 };
 
 TEST(FaultTest, ReportsHalfOpenConnection) {
-  RelayedPair pair(FaultOptions("tcp"), &RelayedPair::Control, [](size_t, char&) { return false; });
+  RelayedPair pair(FaultOptions("socket"), &RelayedPair::Control,
+                   [](size_t, char&) { return false; });
   const auto error = pair.engines[0]->WaitFailure(kLong);
   ASSERT_NE(error, nullptr);
   EXPECT_THAT(
@@ -255,7 +256,7 @@ TEST(FaultTest, ReportsHalfOpenConnection) {
 }
 
 TEST(FaultTest, ReportsCorruptedHeader) {
-  RelayedPair pair(FaultOptions("tcp"), &RelayedPair::Control, [](size_t, char& byte) {
+  RelayedPair pair(FaultOptions("socket"), &RelayedPair::Control, [](size_t, char& byte) {
     byte = static_cast<char>(byte ^ 0x10);
     return true;
   });
@@ -268,7 +269,7 @@ TEST(FaultTest, ReportsCorruptedHeader) {
 
 // A peer may leave as soon as its own part is done: what it has sent is still on its way.
 TEST(FaultTest, PeerThatLeavesTakesNothingBack) {
-  RelayedPair pair(FaultOptions("tcp"), &RelayedPair::Data, [](size_t position, char&) {
+  RelayedPair pair(FaultOptions("socket"), &RelayedPair::Data, [](size_t position, char&) {
     if (position == 0) std::this_thread::sleep_for(milliseconds(200));
     return true;
   });
@@ -293,9 +294,9 @@ size_t CountMappings() {
 TEST(FaultTest, CyclesLeaveNothingBehind) {
   const int32_t fds = CountFds();
   const int32_t threads = CountThreads();
-  const std::array<std::string, 3> transports = {"shm", "shm_ring", "tcp"};
+  const std::array<std::string, 2> transports = {"process_vm", "socket"};
   for (size_t i = 0; i < 1'000; ++i) {
-    World world(FaultOptions(transports[i % 3]));
+    World world(FaultOptions(transports[i % 2]));
     if (i % 10 != 0) continue;
     Call first(GatherRequest(0), {5'000}, {10'000});
     first.StartOn(world.engine(0));
@@ -326,7 +327,7 @@ TEST(FaultTest, ForkedChildHasNoPart) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, PeerFaultTest,
-                         ::testing::Values("shm", "shm_ring", "verbs", "tcp"),
+                         ::testing::Values("process_vm", "verbs", "socket"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

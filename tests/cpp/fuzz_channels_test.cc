@@ -97,7 +97,7 @@ const std::vector<Offered>& AllOffered() {
   static const auto* const all = [] {
     static auto* const ends = new Ends;
     auto* const offered = new std::vector<Offered>;
-    for (const std::string_view name : {"shm", "verbs", "tcp"}) {
+    for (const std::string_view name : {"host", "verbs", "socket"}) {
       auto [end, offer] = DeviceTransportOf(name).make(ends->peer->Setup());
       offered->push_back({std::string(name), std::move(end), std::move(offer)});
     }
@@ -112,7 +112,7 @@ std::vector<std::string> OfferSeeds() {
   std::vector<std::string> seeds;
   for (const auto& [transport, end, offer] : AllOffered()) {
     seeds.push_back(Sized(transport).append(offer));
-    seeds.push_back(Sized(transport == "shm" ? "local" : "cuda_ipc").append(offer));
+    seeds.push_back(Sized(transport == "host" ? "local" : "cuda_ipc").append(offer));
   }
   return seeds;
 }
@@ -153,7 +153,7 @@ std::vector<std::string> AnswerSeeds() {
   std::vector<std::string> seeds;
   for (const uint64_t by_handle : {0U, 1U}) {
     const OperandMemoryInfo info{kSlotBytes, 0, 1'000, by_handle, {}};
-    seeds.push_back(Sized("shm").append(BytesOf(info)));
+    seeds.push_back(Sized("host").append(BytesOf(info)));
   }
   for (const auto& [transport, end, offer] : AllOffered()) {
     static auto* const ends = new Ends;
@@ -170,7 +170,7 @@ void AcceptAnswer(std::string_view input) {
   Ends ends;
   const DeviceTransport& transport = DeviceTransportOf(name);
   const auto [channel, offer] = transport.make(ends.own->Setup());
-  const auto source = name == "shm" ? transport.open(ends.peer->Setup(), offer) : nullptr;
+  const auto source = name == "host" ? transport.open(ends.peer->Setup(), offer) : nullptr;
   channel->Accept(answer);
   if (name == "verbs") return;  // it would wait for the proof
   const std::array<std::byte, kProofBytes> proof{};
@@ -211,12 +211,12 @@ std::vector<std::string> SetUpSeeds() {
           as_source,
           SetUpStep({1, 1, 0}, {std::string(96, '\xff')}),
           SetUpStep({9, 0, 1}, {""}),
-          SetUpStep({0, 0, 1}, {"tcp", BytesOf(uint64_t{kSlotBytes})}) + good};
+          SetUpStep({0, 0, 1}, {"socket", BytesOf(uint64_t{kSlotBytes})}) + good};
 }
 
 void SetUpByScript(std::string_view input) {
   InputReader reader(input);
-  const std::vector<std::string> allowed = {"shm", "tcp"};
+  const std::vector<std::string> allowed = {"host", "socket"};
   const auto peer_of = [&](int rank) {
     return ChannelPeer{.rank = rank,
                        .process = rank,
@@ -381,7 +381,7 @@ std::vector<std::string> SealedChunkSeeds() {
 
 void CarryChunks(std::string_view input, Encryption encryption) {
   Ends ends(encryption == Encryption::kOff ? SealKeys{} : KeysFor(encryption));
-  const auto [channel, offer] = DeviceTransportOf("tcp").make(ends.own->Setup());
+  const auto [channel, offer] = DeviceTransportOf("socket").make(ends.own->Setup());
   (void)send(ends.peer->data.get(), input.data(), input.size(), MSG_NOSIGNAL);
   shutdown(ends.peer->data.get(), SHUT_WR);
   Proxy proxy;

@@ -15,7 +15,7 @@
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/progress_engine.h"
 
-// Fuzzers of a peer's messages on the control connection, and of the chunks of tcp.
+// Fuzzers of a peer's messages on the control connection, and of the chunks of `socket`.
 namespace jaxhet::testing {
 namespace {
 
@@ -39,10 +39,11 @@ std::string HelloBody(const std::vector<std::string>& table) {
 
 std::vector<std::string> StreamSeeds() {
   const std::string fail = BytesOf(FailInfo{ErrorCode::kDevice, 1}).append("smoke");
-  return {Framed(MessageType::kHeartbeat, "") + Framed(MessageType::kGoodbye, ""),
-          Framed(MessageType::kHello, HelloBody({"tcp", "ok", ""})),
-          Framed(MessageType::kHelloReply, PackStrings(std::vector<std::string>{"tcp", "ok", ""})),
-          Framed(MessageType::kFail, fail) + Framed(MessageType::kHeartbeat, "")};
+  return {
+      Framed(MessageType::kHeartbeat, "") + Framed(MessageType::kGoodbye, ""),
+      Framed(MessageType::kHello, HelloBody({"socket", "ok", ""})),
+      Framed(MessageType::kHelloReply, PackStrings(std::vector<std::string>{"socket", "ok", ""})),
+      Framed(MessageType::kFail, fail) + Framed(MessageType::kHeartbeat, "")};
 }
 
 void ReadStream(std::string_view input) {
@@ -71,16 +72,16 @@ std::string Introduction(std::string_view hello, std::string_view reply) {
 }
 
 std::vector<std::string> HelloSeeds() {
-  const std::vector<std::string> all = {"shm",   "refused", "why", "shm_ring", "refused", "why",
-                                        "verbs", "refused", "why", "tcp",      "ok",      ""};
+  const std::vector<std::string> all = {"process_vm", "refused", "why", "verbs", "refused",
+                                        "why",        "socket",  "ok",  ""};
   const std::string fail = BytesOf(FailInfo{ErrorCode::kPeer, 1}).append("smoke");
-  return {Introduction(HelloBody({"tcp", "ok", ""}), PackStrings(all)),
+  return {Introduction(HelloBody({"socket", "ok", ""}), PackStrings(all)),
           Introduction(HelloBody(all), PackStrings(all)),
-          Introduction(HelloBody({"shm", "ok", std::string(48, 'x'), "tcp", "ok", ""}),
+          Introduction(HelloBody({"process_vm", "ok", std::string(48, 'x'), "socket", "ok", ""}),
                        PackStrings(all)),
-          Introduction(HelloBody({"tcp", "refused", "why"}), PackStrings(all)) +
+          Introduction(HelloBody({"socket", "refused", "why"}), PackStrings(all)) +
               Sized(Framed(MessageType::kFail, fail)),
-          Introduction(HelloBody({"tcp", "refused", "why"}), PackStrings(all)),
+          Introduction(HelloBody({"socket", "refused", "why"}), PackStrings(all)),
           Introduction(HelloBody(all), "")};
 }
 
@@ -90,7 +91,7 @@ PeerSpec PeerOf(Fd control, Fd data) {
                 .control = std::move(control),
                 .data = {},
                 .same_host = true,
-                .transports = {"shm", "shm_ring", "tcp"},
+                .transports = {"process_vm", "socket"},
                 .device_transports = {},
                 .refused = {},
                 .keys = {}};
@@ -207,9 +208,9 @@ class Job {
     control_ = std::move(peer_control);
     data_ = std::move(peer_data);
     progress_.AddPeer(PeerOf(std::move(control), std::move(data)));
-    WriteSome(control_, Framed(MessageType::kHello, HelloBody({"tcp", "ok", ""})));
+    WriteSome(control_, Framed(MessageType::kHello, HelloBody({"socket", "ok", ""})));
     WriteSome(control_, Framed(MessageType::kHelloReply,
-                               PackStrings(std::vector<std::string>{"tcp", "ok", ""})));
+                               PackStrings(std::vector<std::string>{"socket", "ok", ""})));
     progress_.Connect(Clock::now() + kLong);
     progress_.SetRanks(RanksOf({}));
     progress_.AddPlan(kPlan, PlanText(8), "");

@@ -15,7 +15,6 @@
 #include "xla_plugin/net/socket/tcp_connection.h"
 #include "xla_plugin/transport/shared_memory.h"
 #include "xla_plugin/transport/shm/shm_pull.h"
-#include "xla_plugin/transport/shm/shm_ring.h"
 #include "xla_plugin/transport/verbs/connection.h"
 #include "xla_plugin/transport/verbs/wire.h"
 
@@ -114,7 +113,7 @@ void Play(std::string_view transport, std::string_view input) {
   }
 }
 
-// --- shm: pulls out of the peer's memory ---
+// --- process_vm: pulls out of the peer's memory ---
 
 struct SegmentInfo {
   uint64_t address;
@@ -124,7 +123,7 @@ struct SegmentInfo {
 std::vector<std::string> PullSeeds() {
   static auto* const theirs = new std::vector<std::byte>(kTransferBytes);
   const auto address = reinterpret_cast<uint64_t>(theirs->data());
-  const std::string offer = PeerEnd("shm").Offer();
+  const std::string offer = PeerEnd("process_vm").Offer();
   const std::string whole = BytesOf(SegmentInfo{address, kTransferBytes});
   const std::string halves =
       BytesOf(SegmentInfo{address + 5'000, 5'000}) + BytesOf(SegmentInfo{address, 5'000});
@@ -134,40 +133,11 @@ std::vector<std::string> PullSeeds() {
 }
 
 [[maybe_unused]] const bool added_pull =
-    AddFuzzer({.name = "shm",
+    AddFuzzer({.name = "process_vm",
                .covers = {"xla_plugin/transport/pull.cc", "xla_plugin/transport/shm/shm_pull.cc",
                           "xla_plugin/transport/shared_memory.cc"},
                .seeds = &PullSeeds,
-               .run = [](std::string_view input) { Play("shm", input); }});
-
-// --- shm_ring: slots in shared memory ---
-
-struct SlotInfo {
-  uint32_t state;  // 0: filled, 1: freed
-  uint32_t slot;
-  uint64_t ticket;
-  uint64_t offset;
-  uint64_t num_bytes;
-};
-
-std::vector<std::string> SlotSeeds() {
-  const std::string offer = PeerEnd("shm_ring").Offer();
-  Script script;
-  script.Add(offer).Add("");
-  uint32_t slot = 0;
-  for (size_t offset = 0; offset < kTransferBytes; offset += kChunkBytes, ++slot) {
-    const size_t num_bytes = std::min(kChunkBytes, kTransferBytes - offset);
-    script.Add(BytesOf(SlotInfo{0, slot, 1, offset, num_bytes}));
-    script.Add(BytesOf(SlotInfo{1, 7 - slot, 0, 0, 0}));
-  }
-  return {script.text, Script().Add(offer).Add("").Add(BytesOf(SlotInfo{1, 7, 0, 0, 0})).text};
-}
-
-[[maybe_unused]] const bool added_slots = AddFuzzer(
-    {.name = "shm_ring",
-     .covers = {"xla_plugin/transport/shm/shm_ring.cc", "xla_plugin/transport/shared_memory.cc"},
-     .seeds = &SlotSeeds,
-     .run = [](std::string_view input) { Play("shm_ring", input); }});
+               .run = [](std::string_view input) { Play("process_vm", input); }});
 
 // --- verbs: offers, and what becomes of queue pairs ---
 
@@ -188,7 +158,7 @@ std::vector<std::string> VerbsSeeds() {
                .seeds = &VerbsSeeds,
                .run = [](std::string_view input) { Play("verbs", input); }});
 
-// --- tcp: two data sockets, each of a path of its own ---
+// --- socket: two data sockets, each of a path of its own ---
 
 // Both ends of a connection over the loopback, whose ports are free again once it has ended.
 std::pair<Fd, Fd> PairOf(size_t path) {
@@ -263,7 +233,7 @@ std::vector<std::string> TcpSeeds() {
 }
 
 [[maybe_unused]] const bool added_tcp =
-    AddFuzzer({.name = "tcp",
+    AddFuzzer({.name = "socket",
                .covers = {"xla_plugin/net/socket/tcp_connection.cc"},
                .seeds = &TcpSeeds,
                .run = &PlayTcp});
@@ -288,7 +258,7 @@ TEST(FuzzTransportsTest, FalseWordsAboutDataSocketsAreRefused) {
   EXPECT_THAT(refusal(offer + DataOf(0, 0, 4'000, 4'000) + DataOf(1, 3'999, 10, 10)),
               HasSubstr("it sent bytes of a transfer twice"));
   EXPECT_THAT(refusal(Sized("") + EventOf(SocketEvent::kReceived, 0, 0)),
-              HasSubstr("a tcp connection of one path has no messages"));
+              HasSubstr("a socket connection of one path has no messages"));
 }
 
 }  // namespace

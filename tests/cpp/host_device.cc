@@ -73,7 +73,7 @@ void ReadByKernel(void* to, const void* from, size_t num_bytes) {
 }
 
 [[noreturn]] void ThrowNoIpc() {
-  Throw(ErrorCode::kDevice, "host memory has no IPC handles; use the transports shm or tcp");
+  Throw(ErrorCode::kDevice, "host memory has no IPC handles; use the transports host or socket");
 }
 
 DeviceInfo HostInfo() {

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr int kPrograms = 5;
 constexpr int kOrders = 1'000;
 constexpr size_t kCalls = 6;
-constexpr std::array<std::string_view, 3> kTransports = {"shm", "shm_ring", "tcp"};
+constexpr std::array<std::string_view, 2> kTransports = {"process_vm", "socket"};
 constexpr std::byte kUntouched{0xEE};  // Call fills results with it
 
 using Order = std::vector<int>;

@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 // Both messages of process 1; `answer` is "ok" or "refused".
 void Introduce(ControlChannel& channel, const std::string& answer) {
   const HelloInfo info{1};
-  const std::string table = PackStrings(std::array<std::string, 3>{"tcp", answer, "smoke"});
+  const std::string table = PackStrings(std::array<std::string, 3>{"socket", answer, "smoke"});
   channel.Send(MessageType::kHello,
                std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
   channel.Send(MessageType::kHelloReply, table);
@@ -36,7 +36,7 @@ struct Introduction {
     auto ends = ConnectAll(2, 1);
     channel = std::make_unique<ControlChannel>(std::move(ends[1][0].control));
     data = std::move(ends[1][0].data);
-    WorldOptions options = FaultOptions("tcp");
+    WorldOptions options = FaultOptions("socket");
     options.engine.heartbeat_ms = 20;
     options.engine.peer_timeout_ms = peer_timeout_ms;
     engine = MakeEngine(0, options, std::move(ends[0]));
@@ -81,7 +81,7 @@ TEST(IntroductionTest, PeerThatNeverSpeaksIsSilentAfterTheDeadline) {
 TEST(IntroductionTest, RefusalOfAllTransportsIsAnError) {
   const Introduction introduction(kFaultTimeoutMs);
   introduction.Say("refused");
-  EXPECT_THAT(introduction.ErrorOfConnect(), HasSubstr("tcp: the peer: smoke"));
+  EXPECT_THAT(introduction.ErrorOfConnect(), HasSubstr("socket: the peer: smoke"));
 }
 
 TEST(IntroductionTest, FailureOfAPeerIsWhyNoTransportReachesIt) {
@@ -134,7 +134,7 @@ TEST(IntroductionTest, FailureOfAThirdProcessIsToldBeforeConnectionsEnd) {
   ControlChannel channel(std::move(ends[1][0].control));
   Introduce(channel, "ok");
   ends[2][0].control.Reset();  // process 2 has died
-  WorldOptions options = FaultOptions("tcp");
+  WorldOptions options = FaultOptions("socket");
   options.num_processes = 3;
   const auto engine = MakeEngine(0, options, std::move(ends[0]));
   std::thread connecting([&] {

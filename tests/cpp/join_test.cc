@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 // Two engines that run and do not know each other, and the sockets between them.
 class Strangers {
  public:
-  explicit Strangers(const std::string& transport = "tcp") : options_(FaultOptions(transport)) {
+  explicit Strangers(const std::string& transport = "socket") : options_(FaultOptions(transport)) {
     options_.engine.heartbeat_ms = 20;
     auto ends = ConnectAll(2);
     for (int process = 0; process < 2; ++process) {
@@ -66,7 +66,7 @@ void GatherBoth(Strangers& strangers, size_t num_bytes) {
 }
 
 TEST(JoinTest, PeersThatJoinExchange) {
-  for (const std::string transport : {"tcp", "shm", "shm_ring", "verbs"}) {
+  for (const std::string transport : {"socket", "process_vm", "verbs"}) {
     Strangers strangers(transport);
     strangers.JoinBoth();
     GatherBoth(strangers, 300'001);
@@ -105,13 +105,13 @@ TEST(JoinTest, FailedEngineTellsAPeerThatJoins) {
 }
 
 TEST(JoinTest, PeerThatJoinsAndDiesIsNamed) {
-  const WorldOptions options = FaultOptions("tcp");
+  const WorldOptions options = FaultOptions("socket");
   auto ends = ConnectAll(2, 1);
   Engine engine(0, 2, options.engine);
   SetUpEngine(engine, options);
   ControlChannel channel(std::move(ends[1][0].control));
   const HelloInfo info{1};
-  const std::string table = PackStrings(std::array<std::string, 3>{"tcp", "ok", ""});
+  const std::string table = PackStrings(std::array<std::string, 3>{"socket", "ok", ""});
   channel.Send(MessageType::kHello,
                std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
   channel.Send(MessageType::kHelloReply, table);

@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 Liar::Liar(int num_processes, std::vector<std::string> transports, bool knows_ranks) {
   auto ends = ConnectAll(num_processes, 1);
-  WorldOptions options = FaultOptions("tcp");
+  WorldOptions options = FaultOptions("socket");
   options.num_processes = num_processes;
   options.transports = std::move(transports);
   options.engine.peer_timeout_ms = kLong.count();
@@ -22,7 +22,7 @@ Liar::Liar(int num_processes, std::vector<std::string> transports, bool knows_ra
     channels_.emplace_back(std::move(ends[process][0].control));
   }
   engine_ = MakeEngine(0, options, std::move(ends[0]));
-  const std::string table = PackStrings(std::array<std::string, 3>{"tcp", "ok", ""});
+  const std::string table = PackStrings(std::array<std::string, 3>{"socket", "ok", ""});
   for (size_t i = 0; i < channels_.size(); ++i) {
     const HelloInfo info{static_cast<int64_t>(i) + 1};
     const std::array body = {ObjectIovec(info), ToIovec(table.data(), table.size())};

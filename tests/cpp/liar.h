@@ -16,7 +16,7 @@ namespace jaxhet::testing {
 // test wants. Process 0 is an engine with rank 0.
 class Liar {
  public:
-  // Header of a chunk, as in tcp; the bytes follow it.
+  // Header of a chunk, as in `socket`; the bytes follow it.
   struct Chunk {
     uint32_t magic = 0x3143'584a;
     uint32_t reserved = 0;
@@ -25,7 +25,7 @@ class Liar {
     uint64_t num_bytes = 4'000;
   };
 
-  explicit Liar(int num_processes = 2, std::vector<std::string> transports = {"tcp"},
+  explicit Liar(int num_processes = 2, std::vector<std::string> transports = {"socket"},
                 bool knows_ranks = true);
   ~Liar();
   Liar(const Liar&) = delete;

@@ -191,7 +191,7 @@ TEST(LiarTest, RefusesStartsOfForeignRanks) {
 
 // A peer may be ahead: its starts are looked at when the ranks are known.
 TEST(LiarTest, RefusesForeignRanksThatCameBeforeTheRanks) {
-  Liar liar(2, {"tcp"}, /*knows_ranks=*/false);
+  Liar liar(2, {"socket"}, /*knows_ranks=*/false);
   liar.SendPlan();
   liar.SendStart(Changed([](StartInfo& start) { start.source = 0; }));
   liar.AwaitArrival();
@@ -236,9 +236,9 @@ TEST(LiarTest, RefusesFailuresOfNobody) {
 TEST(LiarTest, RefusesTablesOfTransportsThatAreCut) {
   auto ends = ConnectAll(2, 1);
   ControlChannel channel(std::move(ends[1][0].control));
-  const auto engine = MakeEngine(0, FaultOptions("tcp"), std::move(ends[0]));
+  const auto engine = MakeEngine(0, FaultOptions("socket"), std::move(ends[0]));
   const HelloInfo info{1};
-  const std::string table = PackStrings(std::array<std::string, 2>{"tcp", "ok"});
+  const std::string table = PackStrings(std::array<std::string, 2>{"socket", "ok"});
   channel.Send(MessageType::kHello,
                std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
   EXPECT_THAT(ThrownText([&] { engine->Connect(kLong); }),

@@ -169,7 +169,7 @@ std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
 
 class ForkedChildTest : public ::testing::TestWithParam<std::string_view> {};
 
-INSTANTIATE_TEST_SUITE_P(Transports, ForkedChildTest, ::testing::Values("tcp", "verbs"),
+INSTANTIATE_TEST_SUITE_P(Transports, ForkedChildTest, ::testing::Values("socket", "verbs"),
                          &NameOfParam);
 
 // Else a peer would not see that this process has died while the child lives.

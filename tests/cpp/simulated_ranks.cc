@@ -116,7 +116,7 @@ void SimulatedRanks::AddRank(int rank) {
 
 void SimulatedRanks::AddChannel(int source, int target) {
   ChannelWords& words = *words_.emplace_back(std::make_unique<ChannelWords>());
-  words.abort_flag.value = kOpen;
+  words.intact.value = kOpen;
   if (options_.is_zero_copy) words.pull_bytes = options_.eager_bytes + 1;
   auto& slots = slots_.emplace_back(kChannelSlots * options_.slot_bytes);
   Node& from = nodes_.at(static_cast<size_t>(source));

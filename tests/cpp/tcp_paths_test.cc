@@ -48,7 +48,7 @@ class PathWorld {
       : PathWorld(encryption, Connected(num_paths)) {}
   PathWorld(const std::string& encryption, std::vector<std::vector<Ends>> ends,
             const std::string& log_level = "info") {
-    WorldOptions options = FaultOptions("tcp");
+    WorldOptions options = FaultOptions("socket");
     options.engine.encryption = encryption;
     options.engine.log_level = log_level;
     for (size_t process = 0; process < 2; ++process) {
@@ -188,7 +188,7 @@ std::string LinesOfFailures(const std::string& log_level) {
 }
 
 TEST(TcpPathsTest, LogLevelHidesWarningsAndNoErrors) {
-  constexpr const char* kWarning = ": tcp leaves ";
+  constexpr const char* kWarning = ": socket leaves ";
   constexpr const char* kError = "jaxhet.PeerError: [process ";
   const std::string all = LinesOfFailures("info");
   EXPECT_THAT(all, HasSubstr(kWarning));

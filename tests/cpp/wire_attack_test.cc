@@ -26,7 +26,7 @@ constexpr size_t kData = 1;  // with one data connection
 class RelayedWorld {
  public:
   explicit RelayedWorld(const std::string& encryption) {
-    WorldOptions options = FaultOptions("tcp");
+    WorldOptions options = FaultOptions("socket");
     options.engine.encryption = encryption;
     auto near = ConnectAll(2, 1);
     auto far = ConnectAll(2, 1);
@@ -145,12 +145,12 @@ TEST(WireAttackTest, FullHidesDataAndPlans) {
 }
 
 TEST(WireAttackTest, RdmaIsLeftForTcpInWords) {
-  WorldOptions options{.transports = {"verbs", "tcp"}};
+  WorldOptions options{.transports = {"verbs", "socket"}};
   options.engine.encryption = "full";
   World world(options);
   world.engine(0).Read([](const ProgressEngine& progress) {
     const Peer& peer = progress.peers().Of(1);
-    EXPECT_EQ(peer.transport, "tcp");
+    EXPECT_EQ(peer.transport, "socket");
     const auto verbs = std::ranges::find(peer.refusals, "verbs", &Refusal::transport);
     EXPECT_NE(verbs, peer.refusals.end());
     EXPECT_THAT(verbs->reason, HasSubstr("NICs can't encrypt what they read out of memory"));

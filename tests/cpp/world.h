@@ -35,7 +35,7 @@ Options EngineOptions();
 struct WorldOptions {
   int num_processes = 2;
   int ranks_per_process = 1;
-  std::vector<std::string> transports = {"tcp"};
+  std::vector<std::string> transports = {"socket"};
   bool moves_host_memory = true;  // else processes connect only control
   bool has_operands = false;      // devices' operands are in memory that others can reach
   // Connects two ranks' data sockets for chunks; empty: over the loopback.

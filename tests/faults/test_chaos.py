@@ -1,4 +1,4 @@
-"""Random kills, stops, cuts, disturbances and corruptions of jobs over `shm`, `shm_ring` and `tcp`.
+"""Random kills, stops, cuts, disturbances and corruptions of jobs over `process_vm` and `socket`.
 
 Twenty rounds run with the C++ tests; the thousands are slow.
 """

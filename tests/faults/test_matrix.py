@@ -78,7 +78,7 @@ FEW = [
     Case("save", "_exit"),
 ]
 # The default between GPUs of one host is cuda_ipc.
-ELEMENTS_ON_GPUS = {"": 64 << 20, "shm": 16 << 20, "tcp": 16 << 20, "verbs": 1 << 20}
+ELEMENTS_ON_GPUS = {"": 64 << 20, "host": 16 << 20, "socket": 16 << 20, "verbs": 1 << 20}
 ON_GPUS = [dataclasses.replace(case, elements=ELEMENTS_ON_GPUS[""]) for case in ALL] + [
     Case("between", kind, transport, elements)
     for transport, elements in ELEMENTS_ON_GPUS.items()

@@ -71,7 +71,7 @@ def wait_until_it_runs(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize(
     "transport",
-    ["tcp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shm", "shm_ring"))],
+    ["socket", pytest.param("process_vm", marks=pytest.mark.slow)],
 )
 def test_half_open_connection_is_reported(transport: str) -> None:
     with two_processes_over_a_relay(JAXHET_TRANSPORTS=transport, JAXHET_PEER_TIMEOUT_S="3") as (

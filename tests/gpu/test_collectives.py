@@ -38,8 +38,8 @@ class Case:
 
 
 def cases() -> dict[str, Case]:
-    found = [Case("cpu", transport, Shape(2), FEW) for transport in ("shm", "verbs")]
-    for transport in ("cuda_ipc", "shm", "verbs", "tcp"):
+    found = [Case("cpu", transport, Shape(2), FEW) for transport in ("process_vm", "verbs")]
+    for transport in ("cuda_ipc", "host", "verbs", "socket"):
         # The software NICs are slow, and no transport knows the type of what it carries.
         dtypes = FEW if transport == "verbs" else DTYPES
         found += [Case("cuda", transport, shape, dtypes) for shape in (Shape(2), Shape(2, 1, 2))]
@@ -48,7 +48,7 @@ def cases() -> dict[str, Case]:
 
 
 CASES = cases()
-SLOW = ("cpu-shm-2x1x1",)  # on CPUs one transport is enough to try the test itself
+SLOW = ("cpu-process_vm-2x1x1",)  # on CPUs one transport is enough to try the test itself
 
 
 @pytest.fixture(

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import gpus
 
 STEPS = 40
-SYSTEMS = {"cuda": "cuda_ipc,shm,tcp,nccl", "cpu": "shm,nccl"}
+SYSTEMS = {"cuda": "cuda_ipc,host,socket,nccl", "cpu": "host,nccl"}
 
 
 @pytest.mark.timeout(600)

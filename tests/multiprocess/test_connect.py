@@ -27,7 +27,7 @@ def _by_process(values: Sequence[Any]) -> dict[int, Any]:
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    env = {**FAST_COMPILE, "JAXHET__CONNECT": "needed", "JAXHET_TRANSPORTS": "tcp"}
+    env = {**FAST_COMPILE, "JAXHET__CONNECT": "needed", "JAXHET_TRANSPORTS": "socket"}
     job = island_job(_SHAPE, _WORKER, env)
     yield job
     job.close()

@@ -1,4 +1,4 @@
-"""Jobs over tcp with somebody in between who reads and changes what the processes exchange."""
+"""Jobs over socket with somebody in between who reads and changes what the processes exchange."""
 
 import pytest
 from two_islands import SET_UP
@@ -28,7 +28,7 @@ def _changed(piece: bytes) -> bytes:
 
 
 def _run_through_relay(encryption: str) -> tuple[list[Ended], Relay]:
-    first, second = job(2, JAXHET_TRANSPORTS="tcp", JAXHET_ENCRYPTION=encryption)
+    first, second = job(2, JAXHET_TRANSPORTS="socket", JAXHET_ENCRYPTION=encryption)
     port = free_port()
     relay = Relay(port, _changed)
     first |= {

@@ -53,8 +53,10 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, str | in
 def test_each_path_failure_is_an_event(heard: list[tuple[str, dict[str, str | int]]]) -> None:
     events = _events.Events(0, "a")
     for failures in (0, 1, 1, 3):
-        events.count_path_failures([{"process": 2, "transport": "tcp", "path_failures": failures}])
-    labels = {"process": 0, "island": "a", "peer": 2, "transport": "tcp"}
+        events.count_path_failures(
+            [{"process": 2, "transport": "socket", "path_failures": failures}]
+        )
+    labels = {"process": 0, "island": "a", "peer": 2, "transport": "socket"}
     assert heard == [("/jaxhet/path_failed", labels)] * 3
 
 

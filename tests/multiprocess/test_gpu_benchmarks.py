@@ -17,7 +17,7 @@ from jaxhet.bench import COLLECTIVES, busbw_factor, timing
 from models.extras.records import Replicas
 from tests.support.jobs import ROOT
 
-ON_CPU = ("--platform=cpu", "--systems=shm,nccl")
+ON_CPU = ("--platform=cpu", "--systems=host,nccl")
 
 
 def run(name: str, folder: pathlib.Path, *options: str) -> dict[str, Any]:
@@ -37,14 +37,14 @@ def run(name: str, folder: pathlib.Path, *options: str) -> dict[str, Any]:
 def test_collectives_are_timed_alone_and_in_chains(tmp_path: pathlib.Path) -> None:
     written = run("gpu_collectives", tmp_path, "--sizes=1K,16M", "--repeats=1", "--copy-bytes=1M")
     rows = {(r["system"], r["collective"], r["bytes"]): r for r in written["rows"]}
-    systems, sizes = ("shm", "nccl"), (1 << 10, 16 << 20)
+    systems, sizes = ("host", "nccl"), (1 << 10, 16 << 20)
     missing = set(itertools.product(systems, COLLECTIVES, sizes)) - rows.keys()
     # JAX's own Gloo gets a long chain of these wrong now and then, and is left out.
     assert missing <= {("nccl", "reduce_scatter", 16 << 20)}
     assert all(row["p50_us"] > 0 for row in rows.values())
-    assert rows["shm", "permute", 1 << 10]["links"] == 0
-    assert rows["shm", "permute", 16 << 20]["links"] > 1
-    assert rows["shm", "permute", 16 << 20]["ratio"] > 0  # the unit is the rate of copies
+    assert rows["host", "permute", 1 << 10]["links"] == 0
+    assert rows["host", "permute", 16 << 20]["links"] > 1
+    assert rows["host", "permute", 16 << 20]["ratio"] > 0  # the unit is the rate of copies
     assert min(written["copies_gb_s"].values()) > 0
 
 
@@ -55,13 +55,13 @@ def test_training_is_timed_and_taken_apart(program: str, tmp_path: pathlib.Path)
     size = (f"--programs={program}", "--layers=1", "--seq=8", "--steps=1", "--repeats=1")
     written = run("gpu_train", tmp_path, *size, "--meshes", "data=-1", "--forms=scan")
     rows = {row["system"]: row for row in written["rows"]}
-    assert rows["shm"]["built"]["flops"] > 0
-    assert rows["shm"]["loss"] == pytest.approx(rows["nccl"]["loss"], rel=1e-2)
-    assert rows["shm"]["built"]["exchanges"] > 0
+    assert rows["host"]["built"]["flops"] > 0
+    assert rows["host"]["loss"] == pytest.approx(rows["nccl"]["loss"], rel=1e-2)
+    assert rows["host"]["built"]["exchanges"] > 0
     assert rows["nccl"]["built"]["exchanges"] == 0
-    assert rows["shm"]["alone_s"] > 0
-    assert rows["shm"]["exchange_s"] > 0
-    built = Built(**rows["shm"]["built"])
+    assert rows["host"]["alone_s"] > 0
+    assert rows["host"]["exchange_s"] > 0
+    built = Built(**rows["host"]["built"])
     parts = built.pre_s, built.between_s, built.post_s, built.after_s
     assert min(parts) > 0
     assert sum(parts) < built.compile_s
@@ -75,8 +75,8 @@ def test_losses_and_replicas_are_compared(program: str, tmp_path: pathlib.Path) 
     where = f"--run-dir={tmp_path}"
     written = run("gpu_parity", tmp_path, *size, where, "--dtypes=float32")
     rows = {row["system"]: row for row in written["rows"]}
-    assert rows.keys() == {"shm", gpu_parity.BASELINE, gpu_parity.FLOOR}
-    assert rows["shm"]["difference"] < 1e-5
+    assert rows.keys() == {"host", gpu_parity.BASELINE, gpu_parity.FLOOR}
+    assert rows["host"]["difference"] < 1e-5
     assert (written["text"], len(written["sha256"])) == ("standard-library", 64)
     assert 0 < written["passes"] < 1
     for row in rows.values():
@@ -93,7 +93,7 @@ def test_busbw_is_that_of_nccl_tests() -> None:
 
 def parity_row(difference: float, replicas: Replicas, is_complete: bool = True) -> gpu_parity.Row:
     return gpu_parity.Row(
-        "bfloat16", "shm", 3, 2.0, 1.0, difference, 0, None, replicas, is_complete, ()
+        "bfloat16", "host", 3, 2.0, 1.0, difference, 0, None, replicas, is_complete, ()
     )
 
 

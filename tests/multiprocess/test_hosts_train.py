@@ -21,7 +21,7 @@ from tests.support.two_hosts import PROGRAM, expected
 
 _CLUSTER = """
 coordinator: 127.0.0.1
-env: {JAXHET_TRANSPORTS: tcp}
+env: {JAXHET_TRANSPORTS: socket}
 hosts:
   - {island: a, host: h0, directory: DIRECTORY, python: PYTHON, devices: 2,
      env: {JAXHET_TCP_ADDRESS: 127.0.0.2}}
@@ -56,7 +56,7 @@ def _assert_trained(ended: subprocess.CompletedProcess[str]) -> None:
     for line in lines:
         _, _, loss, *rest = line.split(maxsplit=3)
         assert abs(float(loss) - expected()) < 1e-6
-        assert rest == ["2 4 ['tcp']"]
+        assert rest == ["2 4 ['socket']"]
 
 
 def test_two_hosts_train_as_one_program(tmp_path: pathlib.Path):

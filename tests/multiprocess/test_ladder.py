@@ -51,12 +51,12 @@ def assert_agree(rows: dict[tuple[str, str], dict[str, Any]], steps: int) -> Non
 
 @pytest.mark.slow
 def test_two_rungs_of_real_jobs(tmp_path: pathlib.Path) -> None:
-    rungs = ("shm", REFERENCE)
+    rungs = ("host", REFERENCE)
     options = (*SMALL, "--shape=2x1x1", "--parallel=data", f"--rungs={','.join(rungs)}")
     rows = climb(tmp_path, *options)
     assert [*rows] == [("data", rung) for rung in rungs]
     assert_agree(rows, steps=6)
-    assert rows["data", "shm"]["bytes_sent"]["shm"] > 0
+    assert rows["data", "host"]["bytes_sent"]["process_vm"] > 0
     assert not rows["data", REFERENCE]["bytes_sent"]
 
 
@@ -74,7 +74,7 @@ def test_whole_ladder_runs_in_its_time(tmp_path: pathlib.Path) -> None:
         assert rows[parallel, "alone"]["exchanges"] == 0
         assert len(rows[parallel, "alone"]["islands"]) == 2
     # Between the devices of an island, the stages' sums of gradients are exchanges only if split.
-    assert rows["stage", "all_tcp"]["exchanges"] > rows["stage", "tcp"]["exchanges"]
+    assert rows["stage", "all_socket"]["exchanges"] > rows["stage", "socket"]["exchanges"]
     assert seconds < 180
 
 
@@ -82,9 +82,12 @@ def test_whole_ladder_runs_in_its_time(tmp_path: pathlib.Path) -> None:
     ("name", "setting", "words"),
     [
         ("device_direct", CPU, "cuda_ipc does not exist between islands of CPUs"),
-        ("shm_ring", Setting("cuda", Shape(2)), "shm_ring does not exist between islands of GPUs"),
-        ("all_tcp", Setting("cpu", Shape(2)), "each island has one device: the same as the rung"),
-        ("tcp", CPU, ""),
+        (
+            "all_socket",
+            Setting("cpu", Shape(2)),
+            "each island has one device: the same as the rung",
+        ),
+        ("socket", CPU, ""),
     ],
 )
 def test_rung_says_why_it_is_absent(name: str, setting: Setting, words: str) -> None:
@@ -119,11 +122,11 @@ def row(rung: str, rates: list[float | None], losses: list[float], **more: Any) 
 def test_rows_are_compared_with_one_world() -> None:
     rows = compared(
         [
-            row("tcp", [None, 2.0], [2.0, 1.1]),
-            row("shm", [None, 3.0], [2.0, math.nan]),
+            row("socket", [None, 2.0], [2.0, 1.1]),
+            row("host", [None, 3.0], [2.0, math.nan]),
             row("alone", [None, 8.0], [9.0, 9.0], is_comparable=False),
             Row("data", "verbs", "", reason="no NIC"),
-            Row("fsdp", "tcp", "", tokens_per_s=[1.0], losses=[1.0]),
+            Row("fsdp", "socket", "", tokens_per_s=[1.0], losses=[1.0]),
             row(REFERENCE, [None, 4.0], [2.0, 1.0]),
         ],
         REFERENCE,
@@ -139,7 +142,7 @@ def test_failed_rung_is_a_row_with_its_error(monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("a worker ended:\njaxhet.PeerError: process 1 is gone\nbye\n")
 
     monkeypatch.setattr(ladder_rungs.Rung, "start", start)
-    one = ladder.Ladder(CPU, {"data": PROGRAM}, ("tcp",), steps=6, turns=2)
+    one = ladder.Ladder(CPU, {"data": PROGRAM}, ("socket",), steps=6, turns=2)
     rows, facts = ladder.climb(one)
     assert [(r.is_failed, r.reason) for r in rows] == [
         (True, "jaxhet.PeerError: process 1 is gone")

@@ -68,7 +68,7 @@ def _check(samples: Samples, process: int) -> None:
     started = _value(samples, "jaxhet_exchanges_started_total", **own)
     assert started == _value(samples, "jaxhet_exchanges_completed_total", **own) >= 5
     assert _value(samples, "jaxhet_exchange_seconds_total", **own) > 0
-    path = {**own, "transport": "tcp", "peer_island": other}
+    path = {**own, "transport": "socket", "peer_island": other}
     assert 400_000 <= _value(samples, "jaxhet_bytes_sent_total", **path) < 410_000
     assert 400_000 <= _value(samples, "jaxhet_bytes_received_total", **path) < 410_000
     peer = {**own, "peer": str(1 - process), "peer_island": other}
@@ -82,7 +82,7 @@ def test_metrics_are_served_written_and_parsed(tmp_path: pathlib.Path) -> None:
     envs = scripts.job(
         JAXHET_METRICS_ADDRESS=f"127.0.0.1:{port}",
         JAXHET_METRICS_FOLDER=str(tmp_path),
-        JAXHET_TRANSPORTS="tcp",
+        JAXHET_TRANSPORTS="socket",
     )
     ended = scripts.run(_SCRIPT.replace("PORT", str(port)), *envs, timeout_s=120)
     for process, one in enumerate(ended):

@@ -73,7 +73,7 @@ def test_launched_job_proves_every_pair(tmp_path: pathlib.Path):
     for pair in found["pairs"]:
         assert pair["same_host"]
         assert [proof["transport"] for proof in pair["proofs"]] == [*_ffi.TRANSPORTS]
-        (tcp,) = (proof for proof in pair["proofs"] if proof["transport"] == "tcp")
+        (tcp,) = (proof for proof in pair["proofs"] if proof["transport"] == "socket")
         assert (tcp["state"], tcp["reason"]) == ("proven", "")
         assert {s["num_bytes"]: s["repeats"] for s in tcp["swaps"]} == SIZES
         assert all(s["p50_us"] > 0 and s["gb_per_s"] > 0 for s in tcp["swaps"])
@@ -120,14 +120,14 @@ _set_up.make_process_info = lambda *a: dataclasses.replace(make_info(*a), host_i
     assert [loopback["processes"] for loopback in loopbacks] == [[0, 0], [1, 1]]
     for loopback in loopbacks:
         assert loopback["same_host"]
-        assert {p["transport"]: p["state"] for p in loopback["proofs"]}["shm_ring"] == "proven"
+        assert {p["transport"]: p["state"] for p in loopback["proofs"]}["socket"] == "proven"
     assert not pair["same_host"]
     proofs = {proof["transport"]: proof for proof in pair["proofs"]}
-    assert proofs["tcp"]["state"] == "proven"
-    for name in ("shm", "shm_ring"):
-        assert proofs[name]["state"] == "refused"
-        assert proofs[name]["reason"] == "the processes are on different hosts"
-    assert "shm refused: the processes are on different hosts" in " ".join(ended[0].text.split())
+    assert proofs["socket"]["state"] == "proven"
+    assert proofs["process_vm"]["state"] == "refused"
+    assert proofs["process_vm"]["reason"] == "the processes are on different hosts"
+    text = " ".join(ended[0].text.split())
+    assert "process_vm refused: the processes are on different hosts" in text
 
 
 def test_one_wrong_byte_fails_the_transport(tmp_path: pathlib.Path):
@@ -154,17 +154,17 @@ qualify.pattern = wrong
 
 
 def test_proof_is_the_worst_of_both_sides():
-    good = Proof("tcp", "proven", "", ())
-    refused = Proof("tcp", "refused", "no", ())
-    failed = Proof("tcp", "failed", "lost", ())
-    slow, fast = (Proof("tcp", "proven", "", (), link_gb_per_s=rate) for rate in (1.25, 12.5))
+    good = Proof("socket", "proven", "", ())
+    refused = Proof("socket", "refused", "no", ())
+    failed = Proof("socket", "failed", "lost", ())
+    slow, fast = (Proof("socket", "proven", "", (), link_gb_per_s=rate) for rate in (1.25, 12.5))
     assert merge(good, good, (0, 1)) == good
     assert merge(refused, refused, (0, 1)) == refused
     assert merge(fast, slow, (0, 1)) == slow
     assert merge(good, slow, (0, 1)) == slow
-    assert merge(good, refused, (0, 1)) == Proof("tcp", "refused", "process 1: no", ())
+    assert merge(good, refused, (0, 1)) == Proof("socket", "refused", "process 1: no", ())
     assert merge(failed, refused, (2, 5)) == Proof(
-        "tcp", "failed", "process 2: lost; process 5: no", ()
+        "socket", "failed", "process 2: lost; process 5: no", ()
     )
 
 
@@ -200,24 +200,24 @@ def _paths(report: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def test_job_takes_what_its_report_proves(tmp_path: pathlib.Path):
-    path = _report(tmp_path, tcp="proven", shm="failed", shm_ring="refused")
+    path = _report(tmp_path, socket="proven", process_vm="failed")
     where = f"not proven by {path} (written 2026-07-31 09:30 UTC): "
     for transport, refused in _paths(path):
-        assert transport == "tcp"
-        assert refused["shm"] == where + "failed: "
+        assert transport == "socket"
+        assert refused["process_vm"] == where + "failed: "
         assert refused["verbs"] == where + "refused: it was not tried"
 
 
 def test_job_of_which_nothing_is_proven_does_not_start(tmp_path: pathlib.Path):
-    path = _report(tmp_path, tcp="failed")
+    path = _report(tmp_path, socket="failed")
     for ended in run(JOINED, *job(JAXHET_QUALIFICATION=path)):
         assert ended.code == 1
         assert "no transport reaches it" in ended.text
-        assert f"tcp: not proven by {path}" in ended.text
+        assert f"socket: not proven by {path}" in ended.text
 
 
 def test_report_that_one_process_lacks_ends_the_job(tmp_path: pathlib.Path):
-    first, second = job(JAXHET_QUALIFICATION=_report(tmp_path, tcp="proven"))
+    first, second = job(JAXHET_QUALIFICATION=_report(tmp_path, socket="proven"))
     second["JAXHET_QUALIFICATION"] = str(tmp_path / "absent.json")
     for ended in run(JOINED, first, second):
         assert ended.code == 1

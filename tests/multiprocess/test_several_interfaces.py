@@ -42,14 +42,14 @@ _MBIT_S = 160
 _SLOW_MBIT_S = 40  # for times: a round takes much longer than this machine's other work delays it
 _ELEMENTS = 1 << 21  # 8 MiB in each direction: 0.42 s at this rate
 _LEFT = re.compile(
-    r"jaxhet: \[process \d/2\] process \d \(.*\): tcp leaves eth1 \(10\.77\.1\.\d to "
+    r"jaxhet: \[process \d/2\] process \d \(.*\): socket leaves eth1 \(10\.77\.1\.\d to "
 )
 
 
 def _check(ended: list[Ended]) -> None:
     for one in ended:
         assert one.code == 0, one.text
-        assert "right {'tcp'}" in one.text, one.text
+        assert "right {'socket'}" in one.text, one.text
 
 
 def _seconds(ended: Ended) -> list[float]:

@@ -83,7 +83,7 @@ def test_matching_exchanges_of_two_islands_overlap_on_the_one_clock(tmp_path: pa
         for event, peer in zip(pair, (1, 0), strict=True):
             assert event["args"]["bytes"] == 24
             assert event["args"]["peers"] == [peer]
-            assert event["args"]["transport"] == "shm"
+            assert event["args"]["transport"] == "process_vm"
             assert event["args"]["state"] == "completed"
     early, late = pairs[1]
     assert late["ts"] - early["ts"] >= 0.9 * _LATE_US - error_us

@@ -49,7 +49,7 @@ def test_processes_with_gpus_connect_control_alone(platform: str, num_sockets: i
     membership: Any = types.SimpleNamespace(members=members, check=lambda: None)
 
     def start(process: int) -> _ffi.Engine:
-        options = {"process_id": process, "num_processes": 2, "transports": ("tcp",)}
+        options = {"process_id": process, "num_processes": 2, "transports": ("socket",)}
         config = _config.resolve(options, {}).placed(process, 2)
         return _set_up._start_engine(config, listeners[process], membership)[0]
 
@@ -58,7 +58,7 @@ def test_processes_with_gpus_connect_control_alone(platform: str, num_sockets: i
         engines = list(pool.map(start, range(2)))
         assert _num_sockets() - sockets_before == 2 * num_sockets
         paths = [engine.path_to(1 - process)[0] for process, engine in enumerate(engines)]
-        assert paths == ["tcp" if platform == "cpu" else ""] * 2
+        assert paths == ["socket" if platform == "cpu" else ""] * 2
         list(pool.map(lambda engine: engine.close(5_000), engines))
     for listener in listeners:
         listener.close()
@@ -306,7 +306,7 @@ def test_interface_that_connects_to_nobody_is_left(capfd: pytest.CaptureFixture[
     _addresses([first.control, second.control])
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(
-        "jaxhet: [process 1] tcp leaves lo (127.0.2.2/24): no connection to"
+        "jaxhet: [process 1] socket leaves lo (127.0.2.2/24): no connection to"
         f" 127.0.2.1:{dead.port}, lo of process 0 ("
     )
     assert "Connection refused" in line
@@ -329,7 +329,7 @@ def test_interface_at_which_another_job_answers_is_left(
     assert {other for _, other in _addresses(second.data)} == {"127.0.1.1"}
     _addresses([first.control, second.control])
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("jaxhet: [process 1] tcp leaves lo (127.0.2.2/24): no connection to")
+    assert line.startswith("jaxhet: [process 1] socket leaves lo (127.0.2.2/24): no connection to")
     assert (
         f": process 0, which answers at {stranger.address} in place of {ends.infos[0]}, is of"
         f" another job with the same job secret (id {OTHER_JOB.hex()}, here {JOB.hex()}); give"

@@ -34,17 +34,26 @@ def test_number_as_text_is_refused() -> None:
 
 
 def test_environment_is_parsed() -> None:
-    environ = {"JAXHET_TRANSPORTS": "tcp, shm", "JAXHET_DEADLINE_S": "2.5", "JAXHET__DISABLE": "1"}
+    environ = {
+        "JAXHET_TRANSPORTS": "tcp, process_vm",  # an alias of socket
+        "JAXHET_DEADLINE_S": "2.5",
+        "JAXHET__DISABLE": "1",
+    }
     config = _config.resolve({}, environ)
-    assert (config.transports, config.deadline_s, config.disable) == (("tcp", "shm"), 2.5, True)
+    assert (config.transports, config.deadline_s, config.disable) == (
+        ("socket", "process_vm"),
+        2.5,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
         ({"JAXHET__ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
-        ({"JAXHET_TRANSPORTS": "udp"}, "transports takes cuda_ipc, hip_ipc, shm"),
-        ({"JAXHET_TRANSPORTS": ""}, "transports takes cuda_ipc, hip_ipc, shm"),
+        ({"JAXHET_TRANSPORTS": "shm"}, "transports takes cuda_ipc, hip_ipc, host, process_vm"),
+        ({"JAXHET_TRANSPORTS": "udp"}, "transports takes cuda_ipc, hip_ipc, host"),
+        ({"JAXHET_TRANSPORTS": ""}, "transports takes cuda_ipc, hip_ipc, host"),
         ({"JAXHET_PROCESS_ID": "one"}, "JAXHET_PROCESS_ID='one' is not a whole number"),
         ({"JAXHET_NUM_PROCESSES": "0"}, "below the minimum, 1"),
         ({"JAXHET_VERBS_TIMEOUT": "99"}, "JAXHET_VERBS_TIMEOUT='99' is above the maximum, 31"),
@@ -67,7 +76,7 @@ def test_unknown_argument_lists_the_options() -> None:
 
 def test_unknown_environment_name_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="JAXHET_TRANSPORT; did you mean JAXHET_TRANSPORTS"):
-        _config.resolve({}, {"JAXHET_TRANSPORT": "tcp"})
+        _config.resolve({}, {"JAXHET_TRANSPORT": "socket"})
     # The prefix does not make names alike.
     with pytest.warns(UserWarning, match="unknown environment variable JAXHET_FOO$"):
         _config.resolve({}, {"JAXHET_FOO": "1"})
@@ -163,7 +172,7 @@ def test_type_checkers_know_the_arguments_of_initialize(tmp_path: pathlib.Path) 
     program = tmp_path / "program.py"
     program.write_text(
         "import jaxhet\n"
-        "jaxhet.initialize('nv0:1', 2, 0, 'nv', deadline_s=9, transports=['tcp'])\n"
+        "jaxhet.initialize('nv0:1', 2, 0, 'nv', deadline_s=9, transports=['socket'])\n"
         "jaxhet.initialize(deadline_s='9')\n"
         "jaxhet.initialize(encryption='on')\n"
         "jaxhet.initialize(colour=1)\n"

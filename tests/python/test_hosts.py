@@ -47,7 +47,7 @@ def _popen(ssh: FakeSsh, cluster: pathlib.Path, code: str, *options: str) -> sub
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**ssh.environ, "NOT_SENT": "1", "JAXHET_TRANSPORTS": "tcp"},
+        env={**ssh.environ, "NOT_SENT": "1", "JAXHET_TRANSPORTS": "socket"},
     )
 
 
@@ -75,7 +75,7 @@ def test_processes_know_their_place_and_the_secret_is_in_no_argument_of_ssh(
     for told, process in ((nv, "0"), (amd, "1")):
         assert told["JAXHET_PROCESS_ID"] == process
         assert told["JAXHET_ISLANDS"] == "nv,amd"
-        assert told["JAXHET_TRANSPORTS"] == "tcp"
+        assert told["JAXHET_TRANSPORTS"] == "socket"
         assert told["JAX_PLATFORMS"] == "cpu"
         assert told["NOT_SENT"] is None
         assert told["cwd"] == str(tmp_path)

@@ -1,4 +1,4 @@
-"""Which network interfaces tcp takes, and which of two machines are joined."""
+"""Which network interfaces the transport socket takes, and which of two machines are joined."""
 
 import ipaddress
 
@@ -126,7 +126,11 @@ def test_interface_that_is_not_there_is_refused(wanted: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"tcp_address": "10.0.0.1"}, {"tcp_advertise": "nat:80"}, {"transports": ("shm", "verbs")}],
+    [
+        {"tcp_address": "10.0.0.1"},
+        {"tcp_advertise": "nat:80"},
+        {"transports": ("process_vm", "verbs")},
+    ],
 )
 def test_address_that_the_user_chose_is_the_only_one(options: dict[str, object]) -> None:
     assert _interfaces.chosen(_config.resolve(options, {}), "10.0.0.1") == ()

@@ -16,9 +16,9 @@ from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
 from jaxhet._qualification import read, refusal, refusals
 
 VERSIONS = {"jaxhet": importlib.metadata.version("jaxhet")}
-SHM = Proof("shm", "refused", "process_vm_readv: EPERM (1)", ())
+SHM = Proof("process_vm", "refused", "process_vm_readv: EPERM (1)", ())
 VERBS = Proof("verbs", "failed", "7 of 8 bytes are not what was sent", ())
-TCP = Proof("tcp", "proven", "", (Swap(8, 200, 25.0, 0.1),), 12.5)
+TCP = Proof("socket", "proven", "", (Swap(8, 200, 25.0, 0.1),), 12.5)
 
 
 def _report(*pairs: PairProof) -> Qualification:
@@ -42,24 +42,24 @@ def _refusal(report: Qualification, transport: str, *hosts: str) -> str:
 
 def test_only_what_is_proven_may_be_used():
     report = _report(_pair("nv0", "amd0", SHM, VERBS, TCP))
-    assert _refusal(report, "tcp") == ""
-    assert _refusal(report, "shm") == "refused: process_vm_readv: EPERM (1)"
+    assert _refusal(report, "socket") == ""
+    assert _refusal(report, "process_vm") == "refused: process_vm_readv: EPERM (1)"
     assert _refusal(report, "verbs") == "failed: 7 of 8 bytes are not what was sent"
-    assert _refusal(report, "shm_ring") == "refused: it was not tried"
+    assert _refusal(_report(_pair("nv0", "amd0", TCP)), "verbs") == "refused: it was not tried"
 
 
 def test_two_hosts_are_as_good_as_their_worst_pair_of_processes():
     lost = dataclasses.replace(TCP, state="failed", reason="lost")
     report = _report(_pair("nv0", "amd0", TCP), _pair("amd0", "nv0", lost))
-    assert _refusal(report, "tcp") == "failed: lost"
+    assert _refusal(report, "socket") == "failed: lost"
 
 
 def test_hosts_that_are_not_in_the_report_are_named():
     report = _report(_pair("nv0", "amd0", TCP))
-    assert _refusal(report, "tcp", "nv0", "nv7") == (
+    assert _refusal(report, "socket", "nv0", "nv7") == (
         "nothing was tried between nv0 and nv7; qualify all hosts"
     )
-    assert _refusal(report, "tcp", "nv0", "nv0").startswith(
+    assert _refusal(report, "socket", "nv0", "nv0").startswith(
         "nothing was tried between two processes of nv0; qualify all hosts"
     )
 
@@ -68,8 +68,8 @@ def test_containers_of_one_name_are_two_hosts():
     report = _report(_pair("nv0", "nv0", TCP))
     one = _info(0, "nv0")
     other = dataclasses.replace(_info(1, "nv0"), host_id="another")
-    assert refusal(report, one, _info(1, "nv0"), "tcp") == ""
-    assert refusal(report, one, other, "tcp").startswith("nothing was tried between")
+    assert refusal(report, one, _info(1, "nv0"), "socket") == ""
+    assert refusal(report, one, other, "socket").startswith("nothing was tried between")
 
 
 def _write(folder: pathlib.Path, **changes: Any) -> str:
@@ -88,9 +88,9 @@ def test_reasons_are_given_for_every_other_process(tmp_path: pathlib.Path):
     members = [_info(0, "nv0"), _info(1, "amd0"), _info(2, "nv0")]
     found = refusals(_config.resolve({"qualification": path}, {}).placed(0, 3), members)
     assert {p: set(reasons) for p, reasons in found.items()} == {
-        process: set(_ffi.TRANSPORTS) - {"tcp"} for process in (1, 2)
+        process: set(_ffi.TRANSPORTS) - {"socket"} for process in (1, 2)
     }
-    assert found[1]["shm"] == (
+    assert found[1]["process_vm"] == (
         f"not proven by {path} (written 2026-07-31 09:30 UTC): refused: process_vm_readv: EPERM (1)"
     )
 

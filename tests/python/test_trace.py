@@ -46,7 +46,7 @@ def _process(process: int, *exchanges: dict[str, Any], offset_us: float = 0.0) -
         pid=100 + process,
         written_us=9_000.0,
         processes=[0, 1, 1],
-        transports={0: ["shm"], 1: ["tcp", "verbs"]},
+        transports={0: ["process_vm"], 1: ["socket", "verbs"]},
         readings=[Reading(0.0, offset_us, 2.0)],
         exchanges=list(exchanges),
     )
@@ -79,7 +79,7 @@ def test_an_exchange_says_what_it_moved_and_with_whom() -> None:
     assert event["name"] == "all_gather"
     assert event["args"] == {
         "peers": [1],
-        "transport": "tcp+verbs",
+        "transport": "socket+verbs",
         "bytes": 24,
         "state": "completed",
         "plan": "7",
@@ -113,8 +113,8 @@ def test_exchanges_at_the_same_time_have_rows_of_their_own() -> None:
     merged = cli.merge([_process(0, *exchanges, *others)])
     trace_events.check(merged)
     names = [e["args"]["name"] for e in merged["traceEvents"] if e["name"] == "thread_name"]
-    shared = ["rank 0, tcp+verbs", "rank 0, tcp+verbs (2)", "rank 0, tcp+verbs (3)"]
-    assert names == ["rank 0, local", *shared, "rank 1, shm"]
+    shared = ["rank 0, socket+verbs", "rank 0, socket+verbs (2)", "rank 0, socket+verbs (3)"]
+    assert names == ["rank 0, local", *shared, "rank 1, process_vm"]
     found = collections.Counter(
         (e["ts"], e["ts"] + e["dur"]) for e in trace_events.complete(merged)
     )
@@ -181,8 +181,8 @@ class _Engine:
     def peer_stats(self) -> list[dict[str, Any]]:
         return [
             {"process": 0, "transport": "local", "bytes_sent": 0, "bytes_received": 0},
-            {"process": 1, "transport": "tcp", "bytes_sent": 0, "bytes_received": 8},
-            {"process": 1, "transport": "shm", "bytes_sent": 8, "bytes_received": 0},
+            {"process": 1, "transport": "socket", "bytes_sent": 0, "bytes_received": 8},
+            {"process": 1, "transport": "process_vm", "bytes_sent": 8, "bytes_received": 0},
         ]
 
 
@@ -206,7 +206,7 @@ def test_a_process_writes_its_trace_until_it_leaves(tmp_path: pathlib.Path) -> N
     trace.write()
     first = ProcessTrace.read(path)
     assert first.exchanges == [_exchange(1, 2)]
-    assert first.transports == {1: ["shm", "tcp"]}
+    assert first.transports == {1: ["process_vm", "socket"]}
     assert first.processes == [0, 1]
     assert all(abs(r.offset_us - 5e6) <= r.error_us for r in first.readings)
     engine.records.append(_exchange(3, 4))

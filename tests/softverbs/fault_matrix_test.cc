@@ -155,7 +155,7 @@ class FaultRun {
 
  private:
   WorldOptions ChooseOptions() {
-    WorldOptions options{.transports = {"verbs", "tcp"}};
+    WorldOptions options{.transports = {"verbs", "socket"}};
     Options& engine = options.engine;
     engine.deadline_ms = engine.first_deadline_ms = kDeadlineMs;
     engine.peer_timeout_ms = kDeadlineMs;

@@ -133,7 +133,7 @@ TEST(VerbsFailoverTest, SaysWhatToDoWhenSetUpFails) {
   EXPECT_THAT(RefusalOf("call ibv_open_device errno=13 count=all"),
               HasSubstr("soft0: ibv_open_device on soft0: Permission denied (13)"));
   const FaultScope scope("call ibv_reg_mr errno=12 count=all");
-  World world({.transports = {"verbs", "tcp"}});
+  World world({.transports = {"verbs", "socket"}});
   const auto refusals = world.engine(0).Read(
       [](const ProgressEngine& progress) { return progress.peers().Of(1).refusals; });
   EXPECT_EQ(refusals.at(2).transport, "verbs");

@@ -124,12 +124,12 @@ class Hosts:
         ]
 
     def job(self, **common: str) -> list[dict[str, str]]:
-        """Environments of a job of one process and island on each host, over tcp."""
+        """Environments of a job of one process and island on each host, over socket."""
         shared = {
             "JAXHET_COORDINATOR_ADDRESS": f"{self.address(0)}:7000",
             "JAXHET_NUM_PROCESSES": str(len(self._hosts)),
             "JAXHET_JOB_SECRET": "a secret of tests",
-            "JAXHET_TRANSPORTS": "tcp",
+            "JAXHET_TRANSPORTS": "socket",
             **common,
         }
         return [

@@ -11,9 +11,9 @@ constexpr std::array kTransports = {
     DeviceTransport{.name = "local", .make = MakeLocalChannel, .open = OpenLocalChannel},
     DeviceTransport{.name = "cuda_ipc", .make = MakeCudaIpcChannel, .open = OpenIpcChannel},
     DeviceTransport{.name = "hip_ipc", .make = MakeHipIpcChannel, .open = OpenIpcChannel},
-    DeviceTransport{.name = "shm", .make = MakeShmChannel, .open = OpenShmChannel},
+    DeviceTransport{.name = "host", .make = MakeShmChannel, .open = OpenShmChannel},
     DeviceTransport{.name = "verbs", .make = MakeVerbsChannel, .open = OpenVerbsChannel},
-    DeviceTransport{.name = "tcp", .make = MakeTcpChannel, .open = OpenTcpChannel},
+    DeviceTransport{.name = "socket", .make = MakeTcpChannel, .open = OpenTcpChannel},
 };
 
 }  // namespace

@@ -3,7 +3,6 @@
 
 #include "xla_plugin/net/socket/tcp_connection.h"
 #include "xla_plugin/transport/shm/shm_pull.h"
-#include "xla_plugin/transport/shm/shm_ring.h"
 #include "xla_plugin/transport/transport.h"
 #include "xla_plugin/transport/verbs/verbs.h"
 
@@ -23,11 +22,10 @@ std::unique_ptr<Connection> OpenTcp(const TransportSetup& setup, ConnectionHost&
 }  // namespace
 
 std::span<const Transport> Transports() {
-  static constexpr std::array<Transport, 4> kTable = {{
-      {"shm", &OpenShmPull},
-      {"shm_ring", &OpenShmRing},
+  static constexpr std::array<Transport, 3> kTable = {{
+      {"process_vm", &OpenShmPull},
       {"verbs", &OpenVerbs},
-      {"tcp", &OpenTcp},
+      {"socket", &OpenTcp},
   }};
   return kTable;
 }

@@ -108,7 +108,7 @@ def test_peer_that_refuses_is_exit_code_1():
     ("arguments", "env", "words"),
     [
         (["--peer", "amd0"], {}, "--peer 'amd0' is not host:port"),
-        ([], {"JAXHET_TRANSPORTS": "pigeon"}, "transports takes cuda_ipc, hip_ipc, shm"),
+        ([], {"JAXHET_TRANSPORTS": "pigeon"}, "transports takes cuda_ipc, hip_ipc, host"),
         (["--process-id", "1"], {}, "--process-id is of use with --qualify only"),
         (["--report", "x.json"], {}, "--report is of use with --qualify only"),
         (
@@ -127,24 +127,24 @@ def test_wrong_use_is_exit_code_2(arguments: list[str], env: dict[str, str], wor
 
 
 def test_paths_are_what_two_engines_agree_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JAXHET_TRANSPORTS", "shm,tcp")
+    monkeypatch.setenv("JAXHET_TRANSPORTS", "process_vm,socket")
     same_host, other_host = try_paths()
-    assert (other_host.transport, other_host.unused) == ("tcp", ())
+    assert (other_host.transport, other_host.unused) == ("socket", ())
     assert {r.transport: r.reason for r in other_host.refused} == {
-        "shm": "the processes are on different hosts",
-        "shm_ring": "not allowed by the options",
+        "process_vm": "the processes are on different hosts",
         "verbs": "not allowed by the options",
     }
-    assert same_host.transport in ("shm", "tcp")  # shm needs leave to read another process
-    assert Refusal("shm_ring", "not allowed by the options") in same_host.refused
+    # process_vm needs leave to read another process
+    assert same_host.transport in ("process_vm", "socket")
+    assert Refusal("verbs", "not allowed by the options") in same_host.refused
 
 
 def test_no_path_says_what_each_transport_said(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JAXHET_TRANSPORTS", "shm_ring")
+    monkeypatch.setenv("JAXHET_TRANSPORTS", "process_vm")
     *_, other_host = try_paths()
     assert other_host.transport == ""
     (refusal,) = other_host.refused
-    assert "shm_ring: the processes are on different hosts" in refusal.reason
+    assert "process_vm: the processes are on different hosts" in refusal.reason
 
 
 def test_peer_that_listens_is_reached(tmp_path: pathlib.Path):

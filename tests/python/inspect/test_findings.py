@@ -29,13 +29,13 @@ from jaxhet._paths import Refusal
 from tests.python.inspect.trees import LIMITS, Tree, chosen
 
 THERE = Part(True, "there")
-SOFTWARE = Software("3.12.1", "0.1.0", "0.11.2", "0.11.2", THERE, (), *[THERE] * 4)
+SOFTWARE = Software("3.12.1", "0.1.0", "0.11.2", "0.11.2", THERE, (), *[THERE] * 3)
 PLUGIN = Plugin("jax-cuda13-plugin", "0.11.2", "cuda", "")
 GPU = Gpu("cuda:0", "NVIDIA H200", "0000:18:00.0", "0" * 32, "13.0", True, True, True)
 CUDA = Vendor("cuda", ("0000:18:00.0",), "", (GPU,))
 NO_DRIVER = Vendor("cuda", ("0000:18:00.0",), "dlopen: libcuda.so.1: cannot open", ())
-PATHS = (Path("same host", "shm", (), ("tcp",)),)
-VERBS = (Path("other host", "verbs", (), ("tcp",)),)
+PATHS = (Path("same host", "process_vm", (), ("socket",)),)
+VERBS = (Path("other host", "verbs", (), ("socket",)),)
 
 
 def _host(root: pathlib.Path, **changes: Any) -> Host:
@@ -124,17 +124,17 @@ def test_small_shared_memory_of_a_container_is_said(tmp_path: pathlib.Path):
 def test_memory_that_may_not_be_read_says_why(
     tmp_path: pathlib.Path, changes: dict[str, Any], advice: str
 ):
-    refused = Refusal("shm", "process_vm_readv: Operation not permitted (1)")
-    path = Path("same host", "shm_ring", (refused,), ("tcp",))
+    refused = Refusal("process_vm", "process_vm_readv: Operation not permitted (1)")
+    path = Path("same host", "socket", (refused,), ())
     found = _find(tmp_path, paths=(path, path), host=_host(tmp_path, **changes))
     assert advice in _only(found, "warning")
-    assert "shm is off: process_vm_readv: Operation not permitted" in found[0].text
+    assert "process_vm is off: process_vm_readv: Operation not permitted" in found[0].text
 
 
 def test_no_transport_is_an_error(tmp_path: pathlib.Path):
-    path = Path("other host", "", (Refusal("tcp", "not allowed by the options"),), ())
+    path = Path("other host", "", (Refusal("socket", "not allowed by the options"),), ())
     assert _only(_find(tmp_path, paths=(path,)), "error") == (
-        "no transport works between two processes (other host): tcp: not allowed by the options"
+        "no transport works between two processes (other host): socket: not allowed by the options"
     )
 
 
@@ -218,8 +218,8 @@ def test_proofs_are_compared_with_the_link():
     swaps = (Swap(1 << 20, 40, 95.3, 11.0),)
     proofs = (
         Proof("verbs", "proven", "", swaps, 12.5),
-        Proof("tcp", "proven", "", swaps),
-        Proof("shm", "refused", "the processes are on different hosts", ()),
+        Proof("socket", "proven", "", swaps),
+        Proof("process_vm", "refused", "the processes are on different hosts", ()),
     )
     pair = PairProof((0, 1), ("nv0", "amd0"), False, proofs)
     out = io.StringIO()
@@ -229,10 +229,10 @@ def test_proofs_are_compared_with_the_link():
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert lines == [
         "processes transport bytes p50 us GB/s each way of link",
-        "0, 0: nv0, nv0 tcp 1048576 95 11",
+        "0, 0: nv0, nv0 socket 1048576 95 11",
         "0, 1: nv0, amd0 verbs 1048576 95 11 88%",
-        "0, 1: nv0, amd0 tcp 1048576 95 11 unknown",
-        "0, 1: nv0, amd0: shm refused: the processes are on different hosts",
+        "0, 1: nv0, amd0 socket 1048576 95 11 unknown",
+        "0, 1: nv0, amd0: process_vm refused: the processes are on different hosts",
         "ok: every pair has a proven transport",
     ]
 
@@ -240,7 +240,7 @@ def test_proofs_are_compared_with_the_link():
 def test_text_shows_everything_and_findings_last(tmp_path: pathlib.Path):
     Tree(tmp_path).roce_host()
     found = (Finding("error", "it is broken"), Finding("warning", "it is slow"))
-    paths = (Path("other host", "tcp", (Refusal("shm", "on different hosts"),), ()),)
+    paths = (Path("other host", "socket", (Refusal("process_vm", "on different hosts"),), ()),)
     report = Report(
         SCHEMA,
         False,
@@ -251,7 +251,7 @@ def test_text_shows_everything_and_findings_last(tmp_path: pathlib.Path):
         (),
         _host(tmp_path),
         paths,
-        ("cuda_ipc", "shm", "tcp"),
+        ("cuda_ipc", "host", "socket"),
         Peer("a:1", True, "connected", "ens1f0"),
     )
     out = io.StringIO()
@@ -266,9 +266,9 @@ def test_text_shows_everything_and_findings_last(tmp_path: pathlib.Path):
         "0 fe80::ba3f:d2ff:fe11:2233 IB/RoCE v1 ens1f0",
         "CONFIG_PCI_P2PDMA unknown: no /boot/config, no /proc/config.gz",
         "locked memory unlimited",
-        "other host tcp",
-        "not shm on different hosts",
-        "between GPUs the first of cuda_ipc, shm, tcp that both prove when a job starts",
+        "other host socket",
+        "not process_vm on different hosts",
+        "between GPUs the first of cuda_ipc, host, socket that both prove when a job starts",
         "a:1 by ens1f0 connected",
     ):
         assert line in lines

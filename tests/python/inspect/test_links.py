@@ -22,8 +22,8 @@ def test_tcp_has_the_rate_of_the_way_to_the_peer(
     tree.file("proc/net/route", ROUTES)
     tree.file("sys/class/net/ens1f0/speed", speed)
     tree.file("sys/class/net/eth0/speed", 1000)
-    assert links.link_gb_per_s(tmp_path, CONFIG, "tcp", "10.1.0.9:7000") == rate
-    assert links.link_gb_per_s(tmp_path, CONFIG, "tcp", "8.8.8.8:7000") == 0.125
+    assert links.link_gb_per_s(tmp_path, CONFIG, "socket", "10.1.0.9:7000") == rate
+    assert links.link_gb_per_s(tmp_path, CONFIG, "socket", "8.8.8.8:7000") == 0.125
 
 
 def test_verbs_has_the_rate_of_all_nics_in_use(
@@ -39,8 +39,8 @@ def test_verbs_has_the_rate_of_all_nics_in_use(
 
 
 def test_other_transports_have_no_link(tmp_path: pathlib.Path):
-    assert links.link_gb_per_s(tmp_path, CONFIG, "shm", "10.1.0.9:7000") is None
+    assert links.link_gb_per_s(tmp_path, CONFIG, "process_vm", "10.1.0.9:7000") is None
 
 
 def test_name_that_nobody_knows_has_no_rate(tmp_path: pathlib.Path):
-    assert links.link_gb_per_s(tmp_path, CONFIG, "tcp", "no-such-host.invalid:7000") is None
+    assert links.link_gb_per_s(tmp_path, CONFIG, "socket", "no-such-host.invalid:7000") is None

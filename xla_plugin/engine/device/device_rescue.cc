@@ -58,7 +58,7 @@ bool DeviceRescue::OpenUntil(Time limit, const std::function<bool()>& is_over) {
       ChannelWords& words = channel->end->words();
       open(words.tail);
       open({&words.ready, 1});
-      open({&words.abort_flag, 1});
+      open({&words.intact, 1});
     }
     if (is_over()) return true;
     if (Clock::now() >= limit) return false;

@@ -131,7 +131,7 @@ void TransferRunner::Receive(const InFlight& transfer, RankChannel& channel, Str
     work.Write(end.addresses().head(chunk.slot()), chunk.generation());
   });
   works.ForEachMarked([&](size_t s, StreamWork& work) {
-    work.Wait(end.addresses().abort_flag(), kOpen);
+    work.Wait(end.addresses().intact(), kOpen);
     work.Write(received_.AddressOf(s), marks.at(s));
   });
   works.Flush();
@@ -148,7 +148,7 @@ void TransferRunner::Get(const InFlight& transfer, RankChannel& channel, EventHa
   work.Wait(end.addresses().ready(), DeviceNumber(number));
   ForEachPart(transfer.transfer, [&](const TransferPart& part) {
     work.Copy(result.data() + part.begin, operand + part.begin, part.num_bytes);
-    work.Wait(end.addresses().abort_flag(), kOpen);
+    work.Wait(end.addresses().intact(), kOpen);
     if (part.num_left == 0) work.Write(end.addresses().taken(number), DeviceNumber(number));
     work.Write(received_.AddressOf(s), transfer.receive.marks.at(s) - part.num_left);
   });

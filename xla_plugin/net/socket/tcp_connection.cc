@@ -89,7 +89,7 @@ void TcpConnection::Begin(Transfer& transfer, std::string_view /*announcement*/)
 
 void TcpConnection::OnMessage(std::span<const std::byte> message) {
   std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
-  if (!confirms_) Throw(ErrorCode::kTransport, "a tcp connection of one path has no messages");
+  if (!confirms_) Throw(ErrorCode::kTransport, "a socket connection of one path has no messages");
   const auto info = Take<SocketEventInfo>(rest, "a message about a data socket");
   if (info.socket >= data_.size()) {
     Throw(ErrorCode::kTransport, "there is no data socket ", info.socket);
@@ -241,7 +241,7 @@ void TcpConnection::LeavePath(const std::string& path, std::string_view reason) 
   const auto others = std::ranges::count_if(
       data_, [&](const DataSocket& data) { return is_open(data) && data.path != path; });
   if (others > 0) {
-    host_.Log(StrCat("tcp leaves ", path, ": ", reason, ". What was under way there goes over ",
+    host_.Log(StrCat("socket leaves ", path, ": ", reason, ". What was under way there goes over ",
                      others,
                      " other data connections. Check that interface, its cable and switch"));
   }

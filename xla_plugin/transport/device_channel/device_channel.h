@@ -57,7 +57,7 @@ inline constexpr uint32_t kChannelSlots = 16;
 inline constexpr uint32_t kTakenWords = 2;
 // All channels to one device together, at most.
 inline constexpr size_t kMostDeviceBytes = size_t{256} << 20;
-// Largest slot of shm and tcp: caches hold several of these.
+// Largest slot of host and socket: caches hold several of these.
 inline constexpr size_t kMostHostSlotBytes = size_t{2} << 20;
 inline constexpr size_t kProofBytes = 64;
 // Lets all waits for a word pass. HIP compares without wrapping around.
@@ -128,15 +128,15 @@ struct alignas(64) DeviceWord {
   std::atomic_ref<uint32_t> host() { return std::atomic_ref(value); }
 };
 
-// Words that both ends see; all but the abort flag are zero at first.
+// Words that both ends see; all but `intact` are zero at first.
 struct ChannelWords {
   std::array<DeviceWord, kChannelSlots> tail;  // written by the source's device
   std::array<DeviceWord, kChannelSlots> head;  // written by the target's device
   DeviceWord ready;                            // written by the source's device
   std::array<DeviceWord, kTakenWords> taken;   // in turns, written by the target's device
-  // Waited for by the target's device, last of all, before a result counts. Zero: the source has
-  // failed, and may overwrite slots that were not read.
-  DeviceWord abort_flag;
+  // kOpen while the source is healthy. 0: it has failed, and may overwrite slots that were not
+  // read. The target's device waits for it last, before a result counts.
+  DeviceWord intact;
   std::atomic<uint64_t> pull_bytes;  // exchanges from this size on may be pulled; 0: none
   RouteChoices routes;
   LaunchLog source;
@@ -160,7 +160,7 @@ class WordAddresses {
   void* taken(uint64_t exchange) const {
     return AddressOf(words_->taken.at(exchange % kTakenWords));
   }
-  void* abort_flag() const { return AddressOf(words_->abort_flag); }
+  void* intact() const { return AddressOf(words_->intact); }
 
  private:
   void* AddressOf(const DeviceWord& word) const {
@@ -219,7 +219,7 @@ class DeviceChannel {
   virtual void Launched() {}
   // The job has failed: no proxy moves anything any more, and what the source's device writes into
   // slots from now on does not count for the target. What that takes at this moment still may.
-  virtual void Cut() { words_->abort_flag.host().store(0); }
+  virtual void Cut() { words_->intact.host().store(0); }
   // Why nothing moves on it any more; "" while all is well.
   virtual std::string Failure() const { return {}; }
 

@@ -46,7 +46,7 @@ void ChunkCounter::Advance(const DeviceChunkInfo& chunk) {
 ProxiedChannel::ProxiedChannel(Device& device, size_t num_tasks)
     : words_memory_(device.AllocatePinned(sizeof(ChannelWords))), passed_(num_tasks) {
   auto* const words = new (words_memory_.get()) ChannelWords{};
-  words->abort_flag.value = kOpen;
+  words->intact.value = kOpen;
   SetWords(reinterpret_cast<std::byte*>(words), device.DeviceAddress(words));
 }
 

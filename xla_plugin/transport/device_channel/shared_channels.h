@@ -23,7 +23,7 @@ MadeChannel MakeCudaIpcChannel(const ChannelSetup& setup);
 MadeChannel MakeHipIpcChannel(const ChannelSetup& setup);
 std::unique_ptr<DeviceChannel> OpenIpcChannel(const ChannelSetup& setup, std::string_view offer);
 
-// shm: any two devices; the slots are host memory that both see.
+// host: any two devices; the slots are host memory that both see.
 MadeChannel MakeShmChannel(const ChannelSetup& setup);
 std::unique_ptr<DeviceChannel> OpenShmChannel(const ChannelSetup& setup, std::string_view offer);
 

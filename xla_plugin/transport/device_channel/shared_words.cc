@@ -17,7 +17,7 @@ constexpr size_t kExtraOffset = (sizeof(ChannelWords) + 2 * kPage - 1) & ~(kPage
 SharedWordsChannel::SharedWordsChannel(Device& device, size_t extra_bytes)
     : memory_(kExtraOffset + extra_bytes) {
   Register(device);
-  words().abort_flag.value = kOpen;  // the rest is zero, as new shared memory is
+  words().intact.value = kOpen;  // the rest is zero, as new shared memory is
 }
 
 SharedWordsChannel::SharedWordsChannel(Device& device, const SharedMemoryInfo& memory,

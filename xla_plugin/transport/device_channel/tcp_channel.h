@@ -85,9 +85,9 @@ class SocketLane final : public ProxyTask, private ConnectionHost {
   bool is_stalled_ = false;  // a chunk waits for its slot
 };
 
-// tcp: any two devices. Each end has slots and words of its own, in host memory; lanes, in turns,
-// carry filled slots from the source's to the target's. To its device each end is a channel like
-// the others.
+// socket: any two devices. Each end has slots and words of its own, in host memory; lanes, in
+// turns, carry filled slots from the source's to the target's. To its device each end is a channel
+// like the others.
 std::pair<std::unique_ptr<DeviceChannel>, std::string> MakeTcpChannel(const ChannelSetup& setup);
 std::unique_ptr<DeviceChannel> OpenTcpChannel(const ChannelSetup& setup, std::string_view offer);
 
