@@ -41,6 +41,24 @@ void CheckSwapsAnySize(std::string_view transport) {
 
 TEST_P(DeviceExchangeTransportsTest, SwapsAnySize) { CheckSwapsAnySize(GetParam()); }
 
+// No code but a vendor's own folder and row knows it.
+TEST(DeviceExchangeTest, DevicesOfTwoVendorsSwap) {
+  if (TestedTransports()[1] != "pulled") GTEST_SKIP() << "the host's device is the other vendor's";
+  for (const std::string_view transport : {"host", "socket"}) {
+    WorldOptions options = DeviceOptions(2, transport);
+    options.has_two_vendors = true;
+    DeviceWorld world(options);
+    Side zero(0, SwapPairs(), kSlotBytes * 3 + 1);
+    Side one(1, SwapPairs(), kSlotBytes * 3 + 1);
+    for (Side* const side : {&zero, &one}) side->Start(world);
+    for (const Side* const side : {&zero, &one}) side->Done(world);
+    for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
+    EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
+    const auto bytes = world.engine(0).DeviceStats();
+    EXPECT_GT(bytes.at(StrCat("bytes_sent_", transport)), 0U);
+  }
+}
+
 TEST(DeviceExchangeTest, SwapsAnySizeSealed) { CheckSwapsAnySize("sealed"); }
 
 // NICs can't encrypt: the channels are those of `socket`.
@@ -54,7 +72,7 @@ TEST(DeviceExchangeTest, SealedJobsDoWithoutRdma) {
   for (const Side* const side : {&zero, &one}) side->Done(world);
   for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
   EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
-  const auto sent = [&] { return world.engine(0).DeviceStats()["bytes_sent_tcp"]; };
+  const auto sent = [&] { return world.engine(0).DeviceStats()["bytes_sent_socket"]; };
   EXPECT_TRUE(IsWithin(kLong, [&] { return sent() == kSlotBytes; }));
 }
 

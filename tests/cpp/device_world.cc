@@ -30,6 +30,13 @@ const Vendor& TestVendor() {
   return TestVendorOf(name == nullptr ? "host" : name);
 }
 
+// A vendor as CONTRIBUTING says: a row with functions that list and open its devices.
+constexpr Vendor kOtherVendor = {
+    "other",
+    {},
+    [](Vendor::Libraries libraries) { return HostVendor().list(libraries); },
+    [](Vendor::Libraries libraries, int ordinal) { return HostVendor().open(libraries, ordinal); }};
+
 bool IsOnHost() { return &TestVendor() == &HostVendor(); }
 
 std::unique_ptr<Device> OpenTestDevice(int rank) {
@@ -145,11 +152,12 @@ DeviceWorld::DeviceWorld(const WorldOptions& options) : world_(options) {
   for (int rank = 0; rank < num_ranks(); ++rank) {
     devices_.push_back(OpenTestDevice(rank));
     streams_.push_back(devices_.back()->CreateStream(StreamPriority::kNormal));
-    threads.emplace_back([this, rank, has_operands = options.has_operands,
+    const Vendor& vendor = options.has_two_vendors && rank == 1 ? kOtherVendor : TestVendor();
+    threads.emplace_back([this, rank, &vendor, has_operands = options.has_operands,
                           ordinal = devices_.back()->info().ordinal,
                           own_ends = std::move(ends[static_cast<size_t>(rank)])]() mutable {
       const auto operands = has_operands ? OperandsOf(rank) : std::span<std::byte>{};
-      world_.engine(rank).OpenDevices(TestVendor(), {{rank, ordinal, operands}},
+      world_.engine(rank).OpenDevices(vendor, {{rank, ordinal, operands}},
                                       ChannelSocketsOf(rank, std::move(own_ends)), kLong);
       world_.engine(rank).AddPlan(kPlan, PlanText(8));
     });

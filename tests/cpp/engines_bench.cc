@@ -39,6 +39,8 @@ struct Settings {
 
 WorldOptions JobOptions(const Settings& settings) {
   WorldOptions options{.num_processes = settings.num_ranks, .transports = {settings.transport}};
+  // Host memory between devices is read in place between CPUs.
+  if (settings.transport == "host") options.transports.emplace_back("process_vm");
   options.engine.chunk_bytes = kChunkBytes;
   options.engine.eager_bytes = kEagerBytesOfJobs;
   options.engine.slot_bytes = kDeviceSlotBytes;

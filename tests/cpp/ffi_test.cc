@@ -139,7 +139,7 @@ class PlannedTest : public ::testing::Test {
          {.kind = ExchangeKind::kPermute, .ranks = {0, 1}, .group_size = 2}});
   }
 
-  // What both ranks get of "ab", or the error.
+  // Results of both ranks for "ab", or the error.
   static std::string Exchange(int64_t plan, int64_t index) {
     std::string sent = "ab";
     std::string received = "..";

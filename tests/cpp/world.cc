@@ -103,8 +103,10 @@ std::vector<RankInfo> RanksOf(const WorldOptions& options) {
   std::vector<RankInfo> ranks;
   for (int rank = 0; rank < options.num_processes * options.ranks_per_process; ++rank) {
     const int process = rank / options.ranks_per_process;
-    ranks.push_back(
-        {.device_id = 100 + rank, .process = process, .island = process, .vendor = "cpu"});
+    ranks.push_back({.device_id = 100 + rank,
+                     .process = process,
+                     .island = process,
+                     .vendor = options.has_two_vendors && rank == 1 ? "other" : "cpu"});
   }
   return ranks;
 }

@@ -40,6 +40,7 @@ struct WorldOptions {
   bool has_operands = false;      // devices' operands are in memory that others can reach
   // Connects two ranks' data sockets for chunks; empty: over the loopback.
   std::function<std::vector<std::pair<Fd, Fd>>()> chunk_sockets = {};
+  bool has_two_vendors = false;  // the devices of rank 1 have another vendor's name
   Options engine = EngineOptions();
 };
 

@@ -671,7 +671,7 @@ def test_bridge_on_gpu_makes_pairs_calls_at_their_places():
     hlo_text.check(
         "\n".join(calls[1:]),  # the first line is the module's
         """
-        CHECK-COUNT-3: "jaxhet_start"{{.*}}kind = 0 : i64, ranks = array<i64: 0, 1, 1, 0>
+        CHECK-COUNT-3: "jaxhet_start"{{.*}}{session = 7 : i64, plan = {{[0-9]+}} : i64, index =
         CHECK-NOT: "jaxhet_start"
         """,
     )

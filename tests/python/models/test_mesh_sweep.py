@@ -25,7 +25,12 @@ SWEEP = mesh_sweep.Sweep(
     seq=16,
     run_dir=Path("runs"),
 )
-METRIC = {"loss": 2.0, "exchanges_completed": 6, "bytes_sent_shm": 3e6, "bytes_sent_tcp": 1e6}
+METRIC = {
+    "loss": 2.0,
+    "exchanges_completed": 6,
+    "bytes_sent_process_vm": 3e6,
+    "bytes_sent_socket": 1e6,
+}
 SECONDS = (9.0, 5.0, 0.4, 0.5, 0.9)
 
 
