@@ -39,6 +39,7 @@ class BridgeOptions:
 
     Attributes:
       deadline_s: longest wait of an exchange for a peer, in seconds; None: the job's `deadline_s`.
+        It is a part of the program, and must be equal on all islands.
     """
 
     deadline_s: float | None = None

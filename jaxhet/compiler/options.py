@@ -41,7 +41,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How collectives are decomposed. All but `deadline_ms` must be equal on all processes.
+    """How collectives are decomposed. They must be equal on all processes.
 
     Attributes:
       algorithm: "flat" (every rank exchanges with every other of its group), "hierarchical" (local
