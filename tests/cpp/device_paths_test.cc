@@ -56,7 +56,7 @@ void ExpectRightSwap(DeviceWorld& world, int64_t index, const std::function<void
 
 // The sender's slot is free once the kernel has its chunk: later chunks overtake it.
 TEST(DevicePathsTest, SeveralSocketsOfOnePathBringAllChunks) {
-  for (const std::string_view transport : {"tcp", "sealed"}) {
+  for (const std::string_view transport : {"socket", "sealed"}) {
     DeviceWorld world(PathOptions(transport, [] {
       Sockets sockets;
       for (size_t i = 0; i < kNumSockets; ++i) sockets.push_back(ConnectedPair());
