@@ -59,9 +59,9 @@ class Row:
 @contextlib.contextmanager
 def burning(burners: Sequence[int], cores: Sequence[int]) -> Iterator[None]:
     """Runs so many burners on each core."""
-    # A session of its own is a group of its own to the scheduler, with as much time as the island.
+    # Everything is in one session: Linux first divides a core's time between sessions.
     started = [
-        subprocess.Popen([sys.executable, "-c", _BURN, str(core)], start_new_session=True)
+        subprocess.Popen([sys.executable, "-c", _BURN, str(core)])
         for number, core in zip(burners, cores, strict=True)
         for _ in range(number)
     ]
@@ -96,7 +96,6 @@ def run_alone(folder: pathlib.Path, config: str, cores: Sequence[int]) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
         )
         for i, core in enumerate(cores)
     ]
