@@ -1,4 +1,4 @@
-# The coordinator: docker build -f deploy/images/coordinator.Dockerfile -t registry.example/jaxhet-coordinator:0.1.0 .
+# The coordinator: docker build -f deploy/images/coordinator.Dockerfile -t registry.example/jaxhet-coordinator:0.2.0 .
 FROM python:3.12-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ libc6-dev
 COPY . /src

@@ -1,4 +1,4 @@
-# An NVIDIA host: docker build -f deploy/images/cuda.Dockerfile -t registry.example/jaxhet-cuda:0.1.0 .
+# An NVIDIA host: docker build -f deploy/images/cuda.Dockerfile -t registry.example/jaxhet-cuda:0.2.0 .
 # The NVIDIA libraries are packages of pip; the driver is the host's (NVIDIA Container Toolkit).
 FROM python:3.12-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ libc6-dev

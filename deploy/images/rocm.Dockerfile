@@ -1,4 +1,4 @@
-# An AMD host: docker build -f deploy/images/rocm.Dockerfile -t registry.example/jaxhet-rocm:0.1.0 .
+# An AMD host: docker build -f deploy/images/rocm.Dockerfile -t registry.example/jaxhet-rocm:0.2.0 .
 # Not run on AMD hardware. ROCM names an image with ROCm 7 on Ubuntu 24.04, whose Python is 3.12.
 ARG ROCM=rocm/dev-ubuntu-24.04:7.0-complete
 FROM python:3.12-slim AS build
