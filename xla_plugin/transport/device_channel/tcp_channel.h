@@ -65,7 +65,9 @@ class SocketLane final : public ProxyTask, private ConnectionHost {
   void Stop();
 
  private:
-  void Send(std::span<const iovec> message) override { messages_->Send(message); }
+  void Send(std::span<const iovec> message) override {
+    if (messages_) messages_->Send(message);
+  }
   void Log(std::string_view what) override { log_(what); }
   void Lost(std::string_view why) override { lost_ = why; }
   Transfer& Find(uint64_t ticket) override { return incoming_->Find(ticket); }
