@@ -149,7 +149,7 @@ TEST(InterleavingTest, OrdersThatDifferAreRefusedBeforeAnythingArrives) {
   for (int i = 0; i < kOrders; ++i) {
     const Order first = draw.Programs();
     const Order second = draw.Other(first);
-    Job job(kTransports.at(static_cast<size_t>(draw.Below(3))));
+    Job job(kTransports.at(static_cast<size_t>(draw.Below(int{kTransports.size()}))));
     bool is_refused = false;
     for (size_t call = 0; call < kCalls; ++call) {
       const std::array programs = {first[call], second[call]};
