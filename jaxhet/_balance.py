@@ -62,6 +62,11 @@ def balanced_value_and_grad(loss: Loss, *, axis: str, mesh: Mesh | None = None) 
         the results of `loss` have other shapes.
 
     Examples:
+      >>> import jax.numpy as jnp, numpy as np
+      >>> params = np.zeros(3, np.float32)  # two islands have room for three microbatches of 4 rows
+      >>> batch = {"x": np.ones((2, 3, 4, 3), np.float32), "y": np.ones((2, 3, 4), np.float32)}
+      >>> batch["mask"] = np.ones((2, 3, 4), np.float32)
+      >>> mesh = jaxhet.make_mesh({"data": 2})
       >>> def loss(params, batch):
       ...     errors = (batch["x"] @ params - batch["y"]) ** 2
       ...     return jnp.sum(errors * batch["mask"]), jnp.sum(batch["mask"])

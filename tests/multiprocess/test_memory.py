@@ -59,6 +59,7 @@ def test_program_that_is_dropped_leaves_its_plan_alone() -> None:
             "jaxhet._traced.jaxprs.Program",
             "jaxhet.compiler.exchange.Call",
             "jaxhet.compiler.exchange.ExchangeSpec",
+            "jaxhet.compiler.exchange.Movement",
             "jaxhet.compiler.plan.Plan",
         ]
 

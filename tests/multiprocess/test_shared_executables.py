@@ -73,8 +73,8 @@ def test_executable_that_cannot_be_loaded_is_compiled(own: list[tuple[Any, ...]]
 
 def test_executable_without_its_plan_is_an_error_at_its_first_exchange() -> None:
     log = _log_of_failure(share=True, forgets=0)
-    assert "UsageError: [rank 1/2 cpu1] exchange 0: its plan" in log
-    assert "was never registered" in log
+    assert "UsageError: this process has no plan" in log
+    assert "compile the program in this job" in log
 
 
 def test_other_program_is_an_error_though_its_process_waits_for_the_executable() -> None:
