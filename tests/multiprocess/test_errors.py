@@ -70,6 +70,7 @@ def test_deadline_of_one_function_names_who_is_late() -> None:
     body = """
 f = over_islands(psum, bridge={"deadline_s": 1.0})
 f(x)
+over_islands(psum)(x)  # the same program with the deadline of the job
 if me == 1: time.sleep(3)
 start = time.monotonic()
 try: print("number", f(x))
