@@ -27,9 +27,9 @@ def balanced_value_and_grad(loss: Loss, *, axis: str, mesh: Mesh | None = None) 
 
     Along the mesh axis `axis`, n positions each have room for m microbatches of one shape, and
     position i computes its first `counts[i]`. The counts are values, not shapes: a program is
-    compiled once for all shares. With l and w the results of `loss` for a microbatch, the mean is
-    Σ l / Σ w over all microbatches of all positions, and the gradients are those of this mean:
-    each token counts the same, in whichever microbatch it is.
+    compiled once for all shares. `loss` returns a sum of losses l and a sum of weights w for each
+    microbatch. The result is the mean Σ l / Σ w over all microbatches of all positions, and its
+    gradients. Each token has the same weight, in whichever microbatch it is.
 
     Sums are kept in float32 at least. Loss, weights and gradients are summed over `axis` once in a
     step. The last microbatch of each position is computed outside of the loop over the others, so

@@ -25,7 +25,7 @@ from jaxhet._telemetry.events import Events
 from jaxhet._telemetry.observed import Observer
 
 _NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
-_TELL_S = 0.5  # for a program to hear of a failure before the log tells of it
+_TELL_S = 0.5  # from a failure to its line in the log, if the program has not noticed it
 _LOOK_S = 0.05
 _DEVICES_S = 5.0  # for the devices to end their work after a failure
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h

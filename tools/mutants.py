@@ -9,7 +9,7 @@ tests run. The last line has the counts.
 
 The tests of a file are chosen by a rule: `tests/**/test_<name>.py`, then files of tests/python
 that name the module, those with most mentions first, and last `_PACKAGES` of its folder. C++ files
-are built in `_build/unity` and tested by ctest. `--first` continues a run at a mutant of it.
+are built in `_build/unity` and tested by ctest. `--first N` begins at mutant N, to continue a run.
 """
 
 import argparse

@@ -72,9 +72,9 @@ class Options:
     )
     balance: str | None = _option(
         None,
-        "microbatches of each position of the mesh axis data, of which there are --accumulate on"
-        " average: even, numbers such as 3,1, or auto: measured, so that unequal islands finish"
-        " together; default: all islands compute equal parts",
+        "number of microbatches for each position of the mesh axis data: even, numbers such as"
+        " 3,1, or auto (chosen by measurement, so that unequal islands finish together). The mean"
+        " of the numbers is --accumulate; default: all islands compute equal parts",
     )
     permute: int = _option(
         0, "seed of another order of devices and rows; 0: the usual order", valid="at least 0"

@@ -61,7 +61,7 @@ TEST(DeviceExchangeTest, DevicesOfTwoVendorsSwap) {
 
 TEST(DeviceExchangeTest, SwapsAnySizeSealed) { CheckSwapsAnySize("sealed"); }
 
-// NICs can't encrypt: the channels are those of `socket`.
+// NICs can't encrypt, so the channels use sockets.
 TEST(DeviceExchangeTest, SealedJobsDoWithoutRdma) {
   WorldOptions options = DeviceOptions(2, "verbs");
   options.engine.encryption = "auth";

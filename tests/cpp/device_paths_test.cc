@@ -18,7 +18,7 @@
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/error.h"
 
-// Exchanges between devices whose sockets go over two paths, of which one fails.
+// Exchanges between devices over two network paths. One of the paths fails.
 namespace jaxhet::testing {
 namespace {
 

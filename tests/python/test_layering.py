@@ -177,7 +177,7 @@ _CPP = _files(_PLUGIN, "*.h", "*.cc")
 
 
 def _cpp_folder(name: str) -> str:
-    """The folder of a file of xla_plugin; those of the engine have levels of their own."""
+    """The folder of a file of xla_plugin. Each subfolder of the engine is a level."""
     parts = name.split("/")[:-1]
     return "/".join(parts[: 2 if parts[0] == "engine" else 1])
 

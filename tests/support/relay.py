@@ -54,7 +54,7 @@ class Relay:
                 target.sendall(self._change(piece))
             if not self._frozen.is_set():
                 target.shutdown(socket.SHUT_WR)
-        except OSError:  # one end has gone: the other learns of it
+        except OSError:  # one end is closed: the other end is closed, too
             for sock in (source, target) if not self._frozen.is_set() else ():
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
