@@ -5,8 +5,8 @@ import os
 import pathlib
 import re
 
-from jaxhet._doctor.files import names, number, read
-from jaxhet._doctor.report import Host, HugePages
+from jaxhet._doctor.files import number, read
+from jaxhet._doctor.report import Host
 
 # Without these two, some kernels lose what a NIC writes into an AMD GPU's memory.
 KERNEL_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
@@ -23,8 +23,6 @@ def read_host(root: pathlib.Path) -> Host:
     """The kernel of the machine whose files are below `root`."""
     kernel = read(root, "proc/sys/kernel/osrelease")
     config_file, options = _kernel_options(root, kernel)
-    shm_bytes, shm_free_bytes = _shm(root)
-    huge_pages = "sys/kernel/mm/hugepages"
     status = read(root, "proc/self/status")
     return Host(
         kernel=kernel,
@@ -38,18 +36,7 @@ def read_host(root: pathlib.Path) -> Host:
         memlock_bytes=_memlock(read(root, "proc/self/limits")),
         ptrace_scope=number(read(root, "proc/sys/kernel/yama/ptrace_scope"), 0),
         seccomp=re.search(r"^Seccomp:\s*2$", status, re.MULTILINE) is not None,
-        shm_bytes=shm_bytes,
-        shm_free_bytes=shm_free_bytes,
-        transparent_huge_pages=_mode(root, "enabled"),
-        shared_huge_pages=_mode(root, "shmem_enabled"),
-        huge_pages=tuple(
-            HugePages(
-                num_bytes=number(name.removeprefix("hugepages-").removesuffix("kB"), 0) * 1024,
-                total=number(read(root, f"{huge_pages}/{name}/nr_hugepages"), 0),
-                free=number(read(root, f"{huge_pages}/{name}/free_hugepages"), 0),
-            )
-            for name in names(root, huge_pages)
-        ),
+        shm_bytes=_shm(root),
     )
 
 
@@ -73,15 +60,9 @@ def _memlock(limits: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _shm(root: pathlib.Path) -> tuple[int | None, int | None]:
+def _shm(root: pathlib.Path) -> int | None:
     try:
         status = os.statvfs(root / "dev/shm")
     except OSError:
-        return None, None
-    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-
-
-def _mode(root: pathlib.Path, name: str) -> str:
-    """The one in brackets: "always [madvise] never"."""
-    match = re.search(r"\[(\w+)\]", read(root, f"sys/kernel/mm/transparent_hugepage/{name}"))
-    return match[1] if match else ""
+        return None
+    return status.f_blocks * status.f_frsize

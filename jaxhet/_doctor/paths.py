@@ -71,10 +71,8 @@ def _path(process: int, pair: str, ends: Sequence[socket.socket]) -> Path:
         transport, refused = engine.path_to(1 - process)
         engine.close(_CLOSE_TIMEOUT_MS)
     except JaxhetError as error:
-        return Path(pair, "", (Refusal("all", str(error)),), ())
-    refusals = tuple(Refusal(name, reason) for name, reason in refused)
-    out = {transport, *(r.transport for r in refusals)}
-    return Path(pair, transport, refusals, tuple(t for t in _ffi.TRANSPORTS if t not in out))
+        return Path(pair, "", (Refusal("all", str(error)),))
+    return Path(pair, transport, tuple(Refusal(name, reason) for name, reason in refused))
 
 
 def _infos(config: Config, pair: str) -> list[ProcessInfo]:

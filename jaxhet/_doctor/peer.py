@@ -1,18 +1,15 @@
 """Whether a peer can be reached, and on which way."""
 
-import ipaddress
-import pathlib
 import socket
-import sys
 
-from jaxhet._doctor.files import read
 from jaxhet._doctor.report import Peer
 from jaxhet._net.addresses import split_address
+from jaxhet._net.interfaces import here
 
 _TIMEOUT_S = 5.0
 
 
-def reach(root: pathlib.Path, address: str) -> Peer:
+def reach(address: str) -> Peer:
     """Tries to connect to host:port, once.
 
     Raises:
@@ -28,7 +25,7 @@ def reach(root: pathlib.Path, address: str) -> Peer:
         with socket.create_connection((host, port), _TIMEOUT_S) as sock:
             target = sock.getpeername()[0]
             text = f"connected from {sock.getsockname()[0]} to {target}"
-        return Peer(address, True, text, netdev_to(root, target))
+        return Peer(address, True, text, netdev_to(target))
     except TimeoutError:
         text = (
             f"no answer within {_TIMEOUT_S:g} s: a firewall drops it, or the host is down; open"
@@ -41,47 +38,16 @@ def reach(root: pathlib.Path, address: str) -> Peer:
         )
     except OSError as error:
         text = f"{error.strerror or error}; see `ip route get {target}`"
-    return Peer(address, False, text, netdev_to(root, target))
+    return Peer(address, False, text, netdev_to(target))
 
 
-def netdev_to(root: pathlib.Path, target: str) -> str:
-    """The network device on the way to an address, by the kernel's main routes; "" if none."""
-    host, _, zone = target.partition("%")
-    if zone:
-        return zone
-    address = ipaddress.ip_address(host)
-    if address.is_loopback:
-        return "lo"
-    routes = _routes_v4(root) if address.version == 4 else _routes_v6(root)
-    fitting = [route for route in routes if address in route[0]]
-    best = min(fitting, key=lambda route: (-route[0].prefixlen, route[1]), default=None)
-    return best[2] if best else ""
-
-
-_Route = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, int, str]  # network, metric, netdev
-_UP, _REJECT = 0x1, 0x200  # linux/route.h
-
-
-def _routes_v4(root: pathlib.Path) -> list[_Route]:
-    routes: list[_Route] = []
-    for line in read(root, "proc/net/route").splitlines()[1:]:
-        netdev, network, _, flags, _, _, metric, mask = line.split()[:8]
-        # Hexadecimal words in the byte order of the machine.
-        address, bits = (int(word, 16).to_bytes(4, sys.byteorder) for word in (network, mask))
-        prefix = int.from_bytes(bits, "big").bit_count()
-        ours = ipaddress.IPv4Network((address, prefix))
-        routes.append((ours, int(metric), _usable(netdev, flags)))
-    return routes
-
-
-def _routes_v6(root: pathlib.Path) -> list[_Route]:
-    routes: list[_Route] = []
-    for line in read(root, "proc/net/ipv6_route").splitlines():
-        network, prefix, _, _, _, metric, _, _, flags, netdev = line.split()[:10]
-        ours = ipaddress.IPv6Network((bytes.fromhex(network), int(prefix, 16)))
-        routes.append((ours, int(metric, 16), _usable(netdev, flags)))
-    return routes
-
-
-def _usable(netdev: str, flags: str) -> str:
-    return netdev if int(flags, 16) & (_UP | _REJECT) == _UP else ""
+def netdev_to(target: str) -> str:
+    """The network device on the way to an address, as the kernel routes; "" if there is none."""
+    family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)  # sends nothing
+            own = sock.getsockname()[0]
+    except OSError:
+        return ""
+    return next((found.name for found in here() if str(found.address.ip) == own), "")

@@ -25,7 +25,6 @@ from jax.experimental import multihost_utils
 
 from jaxhet import _clusters, _config, _ffi, _initialize, _session, _set_up
 from jaxhet._doctor import links
-from jaxhet._doctor.collect import ROOT
 from jaxhet._errors import JaxhetError, TransportError, UsageError
 from jaxhet._gpu import nearby
 from jaxhet._job import bootstrap
@@ -216,7 +215,7 @@ class _Job:
         peer, own = end.infos[1 - end.side], end.infos[end.side]
         if peer.host_id == own.host_id:
             return None
-        return links.link_gb_per_s(ROOT, self._config, transport, peer.address)
+        return links.link_gb_per_s(self._config, transport, peer.address)
 
 
 def _pair(low: ProcessInfo, high: ProcessInfo, proofs: Iterable[Proof]) -> PairProof:

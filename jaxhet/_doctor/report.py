@@ -9,7 +9,7 @@ from typing import Literal
 
 from jaxhet._paths import Refusal
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,6 @@ class Software:
       hlo_hook: Whether jax lets jaxhet change programs; without it nothing can cross islands.
       plugins: The vendors' plugins that are installed.
       verbs: The library for RDMA, libibverbs.
-      pyverbs: The Python bindings of libibverbs: a second look at NICs.
       libcrypto: The library that `JAXHET_ENCRYPTION` needs, OpenSSL's.
     """
 
@@ -79,7 +78,6 @@ class Software:
     hlo_hook: Part
     plugins: tuple[Plugin, ...]
     verbs: Part
-    pyverbs: Part
     libcrypto: Part
 
 
@@ -218,21 +216,6 @@ class Distance:
 
 
 @dataclasses.dataclass(frozen=True)
-class HugePages:
-    """Pages that were reserved at a size.
-
-    Attributes:
-      num_bytes: Size of one page.
-      total: Number of pages.
-      free: Number of pages not in use.
-    """
-
-    num_bytes: int
-    total: int
-    free: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Host:
     """The kernel and its limits.
 
@@ -247,10 +230,6 @@ class Host:
         another process's memory.
       seccomp: Whether a filter of system calls is at work (containers).
       shm_bytes: Size of /dev/shm, which NCCL and RCCL use inside an island; None: it is not there.
-      shm_free_bytes: Free bytes of /dev/shm.
-      transparent_huge_pages: The kernel's mode for private memory; "" if unknown.
-      shared_huge_pages: The kernel's mode for shared memory.
-      huge_pages: Reserved ones.
     """
 
     kernel: str
@@ -261,10 +240,6 @@ class Host:
     ptrace_scope: int
     seccomp: bool
     shm_bytes: int | None
-    shm_free_bytes: int | None
-    transparent_huge_pages: str
-    shared_huge_pages: str
-    huge_pages: tuple[HugePages, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,13 +250,11 @@ class Path:
       pair: "same host" or "other host".
       transport: Name of the transport; "" if none works.
       refused: Transports that can't be used.
-      unused: Transports that would work, after the chosen one in the engine's table.
     """
 
     pair: str
     transport: str
     refused: tuple[Refusal, ...]
-    unused: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)

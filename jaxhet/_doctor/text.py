@@ -89,7 +89,6 @@ def _of_software(software: Software) -> Iterable[tuple[str, str]]:
     if not software.plugins:
         yield "plugins", "none: JAX uses the CPU"
     yield "libibverbs", _part(software.verbs)
-    yield "pyverbs", _part(software.pyverbs)
     yield "libcrypto", _part(software.libcrypto)
 
 
@@ -135,18 +134,12 @@ def _of_host(host: Host) -> Iterable[tuple[str, str]]:
     yield "peer memory", ", ".join(host.peer_memory) or "no module"
     yield "locked memory", "unlimited" if host.memlock_bytes is None else _size(host.memlock_bytes)
     yield "ptrace_scope", f"{host.ptrace_scope}{', seccomp filter' if host.seccomp else ''}"
-    shm = "not there" if host.shm_bytes is None else _size(host.shm_bytes)
-    yield "/dev/shm", shm + (f", {_size(host.shm_free_bytes)} free" if host.shm_free_bytes else "")
-    modes = (host.transparent_huge_pages or "unknown", host.shared_huge_pages or "unknown")
-    reserved = [f"{p.free} of {p.total} × {_size(p.num_bytes)}" for p in host.huge_pages if p.total]
-    text = f"transparent: {modes[0]}, shared: {modes[1]}, reserved: {', '.join(reserved) or 'none'}"
-    yield "huge pages", text
+    yield "/dev/shm", "not there" if host.shm_bytes is None else _size(host.shm_bytes)
 
 
 def _of_paths(report: Report) -> Iterable[tuple[str, str]]:
     for path in report.paths:
-        spare = f"; {', '.join(path.unused)} would work too" if path.unused else ""
-        yield path.pair, (path.transport or "none") + spare
+        yield path.pair, path.transport or "none"
         for refusal in path.refused:
             yield f"  not {refusal.transport}", refusal.reason
     if any(vendor.gpus for vendor in report.vendors):

@@ -9,9 +9,8 @@ from jaxhet._doctor.distance import read_distances
 from jaxhet._doctor.gpus import driver_version, find_hardware
 from jaxhet._doctor.host import read_host
 from jaxhet._doctor.nics import Choice, read_nics
-from jaxhet._doctor.peer import netdev_to
-from jaxhet._doctor.report import Gpu, HugePages, Vendor
-from tests.python.inspect.trees import LIMITS, ROUTES, Tree
+from jaxhet._doctor.report import Gpu, Vendor
+from tests.python.inspect.trees import LIMITS, Tree
 
 
 def test_empty_machine_is_all_unknown(tmp_path: pathlib.Path):
@@ -19,7 +18,7 @@ def test_empty_machine_is_all_unknown(tmp_path: pathlib.Path):
     assert (host.kernel, host.kernel_config, host.peer_memory) == ("", "", ())
     assert set(host.kernel_options.values()) == {None}
     assert (host.memlock_bytes, host.ptrace_scope, host.seccomp) == (None, 0, False)
-    assert (host.shm_bytes, host.transparent_huge_pages, host.huge_pages) == (None, "", ())
+    assert host.shm_bytes is None
 
 
 def test_kernel_options_come_from_boot(tmp_path: pathlib.Path):
@@ -67,17 +66,6 @@ def test_what_may_read_other_processes(tmp_path: pathlib.Path):
     tree.file("proc/self/status", "Name:\tpython\nSeccomp:\t2\nSeccomp_filters:\t1")
     host = read_host(tmp_path)
     assert (host.ptrace_scope, host.seccomp) == (2, True)
-
-
-def test_huge_pages(tmp_path: pathlib.Path):
-    tree = Tree(tmp_path)
-    tree.file("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
-    tree.file("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size [never]")
-    tree.file("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 512)
-    tree.file("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 500)
-    host = read_host(tmp_path)
-    assert (host.transparent_huge_pages, host.shared_huge_pages) == ("madvise", "never")
-    assert host.huge_pages == (HugePages(2 << 20, 512, 500),)
 
 
 GPU = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0"  # below a switch
@@ -136,28 +124,3 @@ def test_hardware_is_found_by_vendor_and_class(tmp_path: pathlib.Path):
 )
 def test_driver_versions(vendor: str, number: int, text: str):
     assert driver_version(vendor, number) == text
-
-
-@pytest.mark.parametrize(
-    ("target", "netdev"),
-    [
-        ("10.1.0.9", "ens1f0"),
-        ("10.1.5.9", ""),
-        ("192.168.2.7", "eth0"),
-        ("8.8.8.8", "eth0"),
-        ("127.0.0.1", "lo"),
-        ("2001:db8:0:1::5", "ens1f0"),
-        ("2001:db9::1", ""),
-        ("fe80::1%ens1f1", "ens1f1"),
-    ],
-)
-def test_way_to_a_peer(tmp_path: pathlib.Path, target: str, netdev: str):
-    tree = Tree(tmp_path)
-    tree.file("proc/net/route", ROUTES)
-    zero = "0" * 32
-    tree.file(
-        "proc/net/ipv6_route",
-        f"20010db8000000010000000000000000 40 {zero} 00 {zero} 00000100 00000001 00000000 00000001"
-        f"   ens1f0\n{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo",
-    )
-    assert netdev_to(tmp_path, target) == netdev

@@ -9,13 +9,6 @@ from typing import Any
 from jaxhet._doctor.nics import Choice
 
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
-ROUTES = """\
-Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
-eth0\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0
-eth0\t0002A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
-ens1f0\t0000010A\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
-ens1f1\t0005010A\t00000000\t0201\t0\t0\t0\t00FFFFFF\t0\t0\t0
-"""  # by default 192.168.2.1; 10.1.0.0/16; 10.1.5.0/24 is rejected
 LIMITS = """\
 Limit                     Soft Limit           Hard Limit           Units
 Max processes             95893                95893                processes
