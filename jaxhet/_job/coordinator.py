@@ -8,7 +8,7 @@ one authenticated connection to every process of the job:
                                                 once, with its request for a certificate
     coordinator → process  {"error": Failure}   the process, or the job, is refused
                            {"members": [ProcessInfo], "process": i, "job": id,
-                            "service": "host:port", "certificate": …, "time": seconds since 1970}
+                            "service": "host:port", "certificate": …}
                                                 all processes have joined and agree
                            {"event": {"kind": "gone", "process": i, "text": …}}
                                                 process i went without goodbye
@@ -36,7 +36,6 @@ import secrets
 import socket
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -309,7 +308,6 @@ class Coordinator:
                         "job": self._job,
                         "service": join_address(self._hosts[process], self._service_port),
                         "certificate": certificates[process],
-                        "time": time.time(),
                     }
                 )
             self._lock.notify_all()

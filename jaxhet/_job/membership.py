@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import datetime
 import os
 import socket
 import threading
@@ -18,7 +17,6 @@ from jaxhet._job.process_info import JOB_BYTES, ProcessInfo
 from jaxhet._net import handshake
 from jaxhet._net.addresses import split_address
 from jaxhet._net.channel import Channel
-from jaxhet._net.clocks import time_from
 from jaxhet._net.credentials import Credentials
 from jaxhet._net.outbox import limit_sends
 from jaxhet._net.service_check import check_service
@@ -58,7 +56,6 @@ class Membership:
         self.process = UNASSIGNED
         self.job = b""
         self.service_address = ""
-        self._coordinator_time: datetime.datetime | None = None
         self._own_name = ""
         self.credentials: Credentials | None = None
         self.clock = clock.CoordinatorClock(lambda number: self._send({"clock": number}))
@@ -98,7 +95,7 @@ class Membership:
                     raise self._silent(timeout_s) from error.__cause__
                 raise self._lost(f"is gone ({error})") from error
         if given is not None:
-            check_service(self.service_address, given, self._own_name, self._coordinator_time)
+            check_service(self.service_address, given, self._own_name)
         self._sock.settimeout(None)
         self._reader = threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True)
         self._reader.start()
@@ -117,7 +114,6 @@ class Membership:
         self.job = bytes.fromhex(message["job"])
         if len(self.job) != JOB_BYTES:
             raise TransportError(f"the id of the job has not {JOB_BYTES} bytes")
-        self._coordinator_time = time_from(message["time"])
         self.service_address = message["service"]
         split_address(self.service_address, "the coordinator's service")
         if identity is not None:

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from jaxhet._net.clocks import Validity
 from jaxhet._net.credentials import Credentials
 
 _PEM = serialization.Encoding.PEM
@@ -105,18 +104,6 @@ class Authority:
         )
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         return builder.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
-
-
-def validities(name: str, pem: bytes) -> list[Validity]:
-    """Times in which the certificates of a PEM file are valid.
-
-    Raises:
-      ValueError: The bytes are not certificates.
-    """
-    return [
-        Validity(name, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
-        for certificate in x509.load_pem_x509_certificates(pem)
-    ]
 
 
 def _name(text: str) -> x509.Name:

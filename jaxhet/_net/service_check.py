@@ -1,35 +1,26 @@
 """Trial of TLS between JAX's coordination service and this process, with given certificates."""
 
 import contextlib
-import datetime
-import pathlib
 import socket
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxhet._errors import UsageError
-from jaxhet._net.clocks import Clock, Validity, explanation
 from jaxhet._net.credentials import Credentials
 
 if TYPE_CHECKING:
     import ssl
 
 _TIMEOUT_S = 10
-_NOT_VALID_NOW = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _OWN = "this process"
 _ADVICE = (
-    "check that JAX_MTLS_CA_FILE of each is the authority of the other's JAX_MTLS_CERT_FILE, and"
-    " that the coordinator's certificate names this address, or that JAX_MTLS_PEER_URI_PREFIX fits"
-    " both"
+    "check that JAX_MTLS_CA_FILE of each is the authority of the other's JAX_MTLS_CERT_FILE, that"
+    " the coordinator's certificate names this address, or that JAX_MTLS_PEER_URI_PREFIX fits both,"
+    " and that all certificates are valid now by the clocks of both machines (`date -u`)"
 )
 
 
-def check_service(
-    address: str,
-    credentials: Credentials,
-    own_name: str = _OWN,
-    coordinator_time: datetime.datetime | None = None,
-) -> None:
+def check_service(address: str, credentials: Credentials, own_name: str = _OWN) -> None:
     """Tries whether JAX's service and this process accept each other's certificates.
 
     With a mismatch JAX's client would retry for ever, or abort the process.
@@ -38,30 +29,19 @@ def check_service(
       address: Address of the service, which runs on the coordinator's machine.
       credentials: The user's certificates.
       own_name: Name of this process in errors; all processes of the job repeat them.
-      coordinator_time: Time by the coordinator's clock, if it is known.
 
     Raises:
       UsageError: The two ends do not match.
     """
-    clocks = [Clock(own_name, datetime.datetime.now(datetime.UTC))]
-    if coordinator_time is not None:
-        clocks.append(Clock(f"the coordinator at {address}", coordinator_time))
     try:
         with _connection(address, _context(credentials)) as tls:
             _check_uri(tls.getpeercert() or {}, credentials.peer_uri_prefix)
             if not tls.recv(1):  # HTTP/2 begins with the server's settings
                 raise ConnectionAbortedError("the service closed the connection")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        may_be_time = (
-            isinstance(error, ConnectionAbortedError | ConnectionResetError)  # says no reason
-            or getattr(error, "verify_code", None) in _NOT_VALID_NOW
-        )
-        why = ""
-        if may_be_time:
-            why = explanation(clocks, _validities(address, credentials, own_name))
         raise UsageError(
             f"JAX's coordination service on {address} and {own_name} do not accept each other's"
-            f" certificates: {error}; {why or _ADVICE}"
+            f" certificates: {error}; {_ADVICE}"
         ) from error
 
 
@@ -85,30 +65,6 @@ def _connection(address: str, context: "ssl.SSLContext") -> Iterator["ssl.SSLSoc
         context.wrap_socket(sock, server_hostname=host) as tls,
     ):
         yield tls
-
-
-def _validities(address: str, credentials: Credentials, own_name: str) -> list[Validity]:
-    """When the certificates of both ends are valid, as far as they can be read."""
-    import ssl
-
-    from jaxhet._net import certificates  # 0.1 s, after an error only
-
-    found: list[Validity] = []
-    for name, file in (
-        (f"the certificate of {own_name} (JAX_MTLS_CERT_FILE)", credentials.cert_file),
-        ("the certificate of an authority (JAX_MTLS_CA_FILE)", credentials.ca_file),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            found += certificates.validities(name, pathlib.Path(file).read_bytes())
-    with contextlib.suppress(OSError, ValueError):
-        context = _context(credentials)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        with _connection(address, context) as tls:
-            shown = ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"")
-        name = "the coordinator's certificate (its JAX_MTLS_CERT_FILE)"
-        found[:0] = certificates.validities(name, shown.encode())
-    return found
 
 
 def _check_uri(certificate: Mapping[str, Any], prefix: str | None) -> None:

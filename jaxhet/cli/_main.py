@@ -250,14 +250,6 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
     latency_us: Annotated[
         float, typer.Option(help="latency of an exchange, part of the time of --link-gb-per-s")
     ] = _PLAN_DEFAULTS.latency_us,
-    tflop_per_s: Annotated[
-        float | None,
-        typer.Option(
-            min=1e-6,
-            help="rate of a device's matrix products, in 1e12 operations per second, to compare"
-            " with --link-gb-per-s; assumed if it is not given: 400 (cuda), 900 (rocm), 0.1 (cpu)",
-        ),
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
 ) -> None:
     """Print a program's exchanges over islands, without a job and without GPUs.
@@ -273,7 +265,6 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
         devices=devices,
         link_gb_per_s=link_gb_per_s,
         latency_us=latency_us,
-        tflop_per_s=tflop_per_s,
         json=json,
     )
     print(_plan.plan(target, options), end="")
@@ -324,7 +315,7 @@ def doctor(  # noqa: PLR0913 (one parameter an option: typer reads them)
 
 
 @_app.command()
-def bench(  # noqa: PLR0913 (one parameter an option: typer reads them)
+def bench(
     collectives: Annotated[
         str, typer.Option(metavar="NAME,...", help="collectives: all_reduce, all_gather, …; or all")
     ] = _BENCH_DEFAULTS.collectives,
@@ -343,17 +334,12 @@ def bench(  # noqa: PLR0913 (one parameter an option: typer reads them)
     json: Annotated[
         pathlib.Path | None, typer.Option(help="file in which process 0 writes the rows")
     ] = None,
-    islands: Annotated[
-        int | None,
-        typer.Option(min=1, help="number of islands of a job to launch on this machine"),
-    ] = None,
 ) -> None:
     """Time and check the collectives of a job; every process of the job runs this command.
 
-    Examples: jaxhet launch --islands 2 -- jaxhet bench; or, for two islands of one process on this
-    machine, jaxhet bench --islands 2. algbw is bytes / time; busbw is algbw times 2 (n - 1) / n for
-    all_reduce, (n - 1) / n for all_gather, reduce_scatter and all_to_all, 1 for permute, with n
-    devices. The exit code is 1 if an element was wrong or a case could not run.
+    Example: jaxhet launch --islands 2 -- jaxhet bench. algbw is bytes / time; busbw is algbw times
+    2 (n - 1) / n for all_reduce, (n - 1) / n for all_gather, reduce_scatter and all_to_all, 1 for
+    permute, with n devices. The exit code is 1 if an element was wrong or a case could not run.
     """
     options = _bench.Options(
         collectives=collectives,
@@ -362,7 +348,6 @@ def bench(  # noqa: PLR0913 (one parameter an option: typer reads them)
         iterations=iterations,
         warmup=warmup,
         json=json,
-        islands=islands,
     )
     raise typer.Exit(_bench.bench(options))
 

@@ -2,11 +2,9 @@
 
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Sequence
 
 from jaxhet._errors import UsageError
-from jaxhet.cli import launch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +17,10 @@ class Options:
     iterations: int = 20
     warmup: int = 5
     json: pathlib.Path | None = None
-    islands: int | None = None
 
 
 def bench(options: Options) -> int:
     """Takes part in the job; process 0 prints. Returns 0 if all ran and was right, else 1.
-
-    With `islands` it launches the job, and returns the exit code of that.
 
     Raises:
       UsageError: an option is not valid, or there is no job.
@@ -35,8 +30,6 @@ def bench(options: Options) -> int:
     collectives = _chosen("--collectives", options.collectives, COLLECTIVES)
     dtypes = _chosen("--dtypes", options.dtypes, DTYPES)
     sizes = _sizes(options.sizes)
-    if options.islands is not None:
-        return launch.launch(_command(options), launch.Options(islands=options.islands))
     cases = [Case(c, size, 0, dtype) for c in collectives for dtype in dtypes for size in sizes]
     import jax
 
@@ -60,19 +53,6 @@ def bench(options: Options) -> int:
             raise UsageError(f"can't write --json {options.json}: {error.strerror}") from None
     jaxhet.shutdown()
     return 0 if all(row.is_good for row in rows) else 1
-
-
-def _command(options: Options) -> list[str]:
-    """This command with these options, in a job."""
-    given = {
-        field.name: getattr(options, field.name)
-        for field in dataclasses.fields(Options)
-        if field.name != "islands" and getattr(options, field.name) is not None
-    }
-    return [
-        *(sys.executable, "-m", "jaxhet.cli", "bench"),
-        *(f"--{name}={value}" for name, value in given.items()),
-    ]
 
 
 def _chosen(flag: str, text: str, valid: Sequence[str]) -> list[str]:

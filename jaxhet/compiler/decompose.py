@@ -78,7 +78,7 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
         if keeps_kernels:
             _isolate(collective)
         _lower(collective, job, options, exchanges)
-    plan.make(parsed, exchanges, options)
+    plan.make(parsed, exchanges)
     return _finished(parsed, job)
 
 

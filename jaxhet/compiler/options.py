@@ -60,7 +60,6 @@ class Options:
         place with other operations, two ranks add in the shape of the operand, and no loop is
         pipelined.
       deadline_ms: Longest wait of an exchange for its peers; 0 is the session's default.
-      order: Order of the plan. "text" is the order of the instructions in the module, for tests.
     """
 
     algorithm: Literal["auto", "flat", "hierarchical"] = "auto"
@@ -70,4 +69,3 @@ class Options:
     pipeline_iterations: int = 8
     one_world_kernels: bool = False
     deadline_ms: int = 0
-    order: Literal["readiness", "text"] = "readiness"

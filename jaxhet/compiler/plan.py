@@ -11,7 +11,7 @@ from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import carrier, collectives, hlo, order
 from jaxhet.compiler.carrier import Exchange
 from jaxhet.compiler.exchange import ExchangeSpec, Movement
-from jaxhet.compiler.options import OVERLAP_LIMIT, Options
+from jaxhet.compiler.options import OVERLAP_LIMIT
 
 # Frontend attribute of a module: the digest of its jaxpr (`jaxhet/_traced/jaxprs.py`).
 PROGRAM_ATTRIBUTE = "jaxhet_program"
@@ -56,11 +56,11 @@ def fingerprint(program: str, lines: Sequence[str]) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def make(module: hlo.Module, exchanges: Sequence[Exchange], options: Options) -> None:
+def make(module: hlo.Module, exchanges: Sequence[Exchange]) -> None:
     """Orders the exchanges of a module, chains their starts, and writes the plan into them."""
     for computation in module.computations.values():
         computation.sort()
-    in_order = _Order(module, exchanges, options.order)
+    in_order = _Order(module, exchanges)
     placed = list(in_order.placed(module.entry, module.proto.name))
     plan = fingerprint(_digest_of_jaxpr(module), [spec.line for _, spec in placed])
     for index, (exchange, spec) in enumerate(placed):
@@ -119,9 +119,8 @@ class _Order:
     steps. Computations are sorted.
     """
 
-    def __init__(self, module: hlo.Module, exchanges: Sequence[Exchange], name: str):
+    def __init__(self, module: hlo.Module, exchanges: Sequence[Exchange]):
         self._module = module
-        self._name = name
         self._exchanges = {e.start.id: e for e in exchanges}
         self._steps: dict[int, set[int]] = {}
         # The cache of a decorator would be the class's, and keep every module that is compiled.
@@ -139,8 +138,6 @@ class _Order:
     def _ordered(self, computation: hlo.Computation) -> list[tuple[hlo.Instruction, str]]:
         """The steps of a computation in order; each with what tells it from those like it."""
         ids = self._steps[computation.id]
-        if self._name == "text":
-            return [(i, "") for i in computation.instructions if i.id in ids]
         steps = {}
         for i in ids:
             line, key = self._line(computation[i]), self._key(computation[i])

@@ -65,10 +65,10 @@ def test_every_collective_is_timed_and_right_in_a_launched_job(tmp_path: pathlib
 
 
 @pytest.mark.slow
-def test_every_type_is_right_and_the_command_launches_by_itself(tmp_path: pathlib.Path):
+def test_every_type_is_right(tmp_path: pathlib.Path):
     path = tmp_path / "rows.json"
-    words = ["bench", "--islands=2", "--sizes=4K", "--dtypes=all", "--iterations=1"]
-    ended = _run(*words, f"--json={path}")
+    words = ["bench", "--sizes=4K", "--dtypes=all", "--iterations=1"]
+    ended = _run("launch", "--islands", "2", "--", *_CLI, *words, f"--json={path}")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     _check(json.loads(path.read_text()), bench.DTYPES, 2)
 

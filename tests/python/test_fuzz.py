@@ -164,7 +164,7 @@ def test_process_info_without_a_field_is_refused(field: str) -> None:
         ProcessInfo.from_json(fields)
 
 
-_PLACE = {"process": 0, "job": "00" * JOB_BYTES, "service": "127.0.0.1:9", "time": 1.8e9}
+_PLACE = {"process": 0, "job": "00" * JOB_BYTES, "service": "127.0.0.1:9"}
 
 
 def test_damaged_answers_of_the_coordinator_are_refused() -> None:

@@ -245,7 +245,6 @@ CASES = {
     "split_features": Case("2x1x1", split_features, codegen=False),
     "local_sum_in_loop": Case("2x1x2", local_sum_in_loop),
     "train": Case("2x1x1", train_step),
-    "train_text_order": Case("2x1x1", train_step, Options(order="text"), codegen=False),
     "train_bf16": Case("2x1x1", functools.partial(train_step, dtype="bfloat16"), codegen=False),
     "train_two_devices": Case("2x1x2", train_step, codegen=False),
     "train_sharded": Case("2x1x1", train_step_sharded, codegen=False),

@@ -35,10 +35,9 @@ _BACKWARD = f"""
 def _plan(
     data: bytes,
     job: Job = _JOB,
-    order: str = "readiness",
     bucket_bytes: int = Options().bucket_bytes,
 ) -> Plan:
-    options = Options(order=order, bucket_bytes=bucket_bytes)  # type: ignore[arg-type]
+    options = Options(bucket_bytes=bucket_bytes)
     decomposed = decompose(data, job, options)
     assert decomposed is not None
     bridged = bridge(decomposed, job, options)
@@ -72,10 +71,6 @@ def test_counts_are_of_the_asked_instructions_only():
 
 def test_order_is_that_in_which_they_can_start():
     assert _sources(_plan(_module(_BACKWARD))) == ["g2", "g1", "g0"]
-
-
-def test_text_order_follows_the_text():
-    assert _sources(_plan(_module(_BACKWARD), order="text")) == ["g0", "g1", "g2"]
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
