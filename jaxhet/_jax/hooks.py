@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,14 +19,14 @@ def raising(hooks: Sequence[Hook]) -> list[Hook]:
 
     XLA only passes on their text, after that of a traceback.
     """
-    raised = collections.deque[BaseException](maxlen=16)
+    raised = collections.deque[Exception](maxlen=16)
 
     def keeping(hook: Hook) -> Hook:
         @functools.wraps(hook)
         def run(module: bytes) -> bytes | None:
             try:
                 return hook(module)
-            except BaseException as error:
+            except Exception as error:
                 raised.append(error)
                 raise
 
@@ -39,6 +40,8 @@ def raising(hooks: Sequence[Hook]) -> list[Hook]:
             text = str(error)
             found = [own for own in raised if type(own).__name__ in text and str(own) in text]
             if not found:
+                if (end := _end_of_program(text)) is not None:
+                    raise end from None
                 raise
             raised.remove(found[-1])
             if isinstance(found[-1], JaxhetError):
@@ -46,3 +49,14 @@ def raising(hooks: Sequence[Hook]) -> list[Hook]:
             raise found[-1] from None
 
     return [keeping(hook) for hook in hooks]
+
+
+def _end_of_program(text: str) -> BaseException | None:
+    """The exception of a signal handler. Python runs handlers before the first line of a hook."""
+    last = re.search(r"^(KeyboardInterrupt|SystemExit)(?:: (.*))?$", text, re.MULTILINE)
+    if last is None:
+        return None
+    name, code = last.groups()
+    if name == "KeyboardInterrupt":
+        return KeyboardInterrupt()
+    return SystemExit(int(code) if code and code.isdecimal() else code)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.support.certificates import make_files
-from tests.support.scripts import Ended, job, run
+from tests.support.scripts import ON_GPUS_TOO, Ended, job, on, run
 
 _LOST = r"the job's coordinator at 127\.0\.0\.1:\d+ (is gone|has not answered)"
 
@@ -53,7 +53,7 @@ if process == 0:
     hurt(signal.NUMBER)
     time.sleep(0.5)
     saver.join()
-step(x).block_until_ready()
+jaxhet.block_until_ready(step(x))
 print("not told", flush=True)
 """
 
@@ -96,13 +96,16 @@ def _names_the_coordinator(ended: Ended) -> bool:
 
 
 # One job has certificates of the user that name hosts, one a proxy for other programs.
+@ON_GPUS_TOO
 @pytest.mark.parametrize("number", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
-def test_saves_end_and_the_error_names_the_coordinator(number: str, tmp_path: pathlib.Path) -> None:
+def test_saves_end_and_the_error_names_the_coordinator(
+    platform: str, number: str, tmp_path: pathlib.Path
+) -> None:
     script = _START + _SAVE.replace("NUMBER", number)
     proxy = {"http_proxy": "http://127.0.0.1:1"}
     more = make_files(tmp_path / "certificates") if number == "SIGKILL" else proxy
     envs = job(2, FOLDER=str(tmp_path), JAXHET_PEER_TIMEOUT_S="2", **more)
-    for process, ended in enumerate(run(script, *envs)):
+    for process, ended in enumerate(run(script, *on(platform, envs))):
         assert ended.code == 1, ended.text
         assert _names_the_coordinator(ended), ended.text
         assert "not told" not in ended.text

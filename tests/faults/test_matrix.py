@@ -29,9 +29,9 @@ FAILED, OTHER = 0, 1  # processes
 START_WITHIN_S = 150.0
 END_WITHIN_S = 60.0
 # Seconds from the fault to the first line of the other process that names the failed one. A stopped
-# process is silent for JAXHET_PEER_TIMEOUT_S, 8 s, first. One that leaves by sys.exit(0) waits for
-# its devices before, and is missed by the other's next exchange, after a compilation.
-NAME_WITHIN_S = {"stop": 9.0, "exit": 3.0}
+# process is silent for JAXHET_PEER_TIMEOUT_S, 8 s, first. One that leaves by sys.exit(0) is missed
+# by the other's next exchange: time counts from the call of its program, which may compile it.
+NAME_WITHIN_S = {"stop": 9.0}
 NAME_WITHIN_DEFAULT_S = 1.1
 # Seconds from there to the error that the program gets. XLA's compiler, and a save, end before it.
 RAISE_WITHIN_S = {"compile": 10.0, "tune": 10.0, "save": 2.0}
@@ -93,8 +93,9 @@ class Row:
 
     Attributes:
       case: The job.
-      named_s: Time from the fault to the first line of the other process that names it.
-      raised_s: Time from the fault to the other process's error.
+      named_s: Time from the fault to the first line of the other process that names it. After
+        sys.exit(0): from the other's last call of a program, if that was later.
+      raised_s: The same time to the other process's error.
       error: The other process's error, class and start.
       codes: How both processes and the launcher ended.
       problem: First thing that is not as it must be; empty: none.
@@ -165,8 +166,7 @@ def _problem(job: WatchedJob, row: Row, on_gpus: bool) -> str:
         missing = [d for d in DTYPES if not job.first(OTHER, f"poisoned {d}$")]
         if missing:
             return f"no NaN in {missing[0]}"
-    # XLA makes an error of a SystemExit while it tunes.
-    if row.codes != CODES["raise" if (case.moment, case.kind) == ("tune", "exit") else case.kind]:
+    if row.codes != CODES[case.kind]:
         return "other exit codes"
     return ""
 
@@ -201,10 +201,14 @@ def _run(case: Case, folder: pathlib.Path, env: Mapping[str, str], on_gpus: bool
         if job.is_running:
             job.kill()
     error, named = job.first(OTHER, "caught ", since), _named(job, since)
+    begin = line.time
+    if case.kind == "exit" and named:
+        calls = [x.time for x in job.lines if x.process == OTHER and x.text.startswith("@ call")]
+        begin = max([begin, *(time for time in calls if time < named.time)])
     row = Row(
         case,
-        named.time - line.time if named else 0.0,
-        error.time - line.time if error else 0.0,
+        named.time - begin if named else 0.0,
+        error.time - begin if error else 0.0,
         error.text.removeprefix("caught ") if error else "",
         (_code(job, FAILED), _code(job, OTHER), code),
         "",

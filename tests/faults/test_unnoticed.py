@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from tests.support.scripts import job, run
+from tests.support.scripts import ON_GPUS_TOO, job, on, run
 
 # Process 1 dies; process 0 writes a file for longer than it may live without progress, and ends.
 _SCRIPT = """
@@ -25,11 +25,12 @@ print("saved", flush=True)
 
 
 @pytest.mark.slow
+@ON_GPUS_TOO
 def test_unnoticed_failure_lets_a_save_end_and_changes_the_exit_code(
-    tmp_path: pathlib.Path,
+    platform: str, tmp_path: pathlib.Path
 ) -> None:
     envs = job(FOLDER=str(tmp_path), JAXHET_EXIT_TIMEOUT_S="5")
-    survivor = run(_SCRIPT, *envs)[0]
+    survivor = run(_SCRIPT, *on(platform, envs))[0]
     assert "saved" in survivor.text, survivor.text
     assert (tmp_path / "part").stat().st_size == 35_000
     assert survivor.code == 70, survivor.text

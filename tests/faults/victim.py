@@ -239,6 +239,7 @@ def _prepare(
     fault.moment = "steps"
     rows = tuple(programs.ones(elements, dtype) for dtype in DTYPES)
     move = programs.over(_around(n))
+    say("call")
     programs.check(move(rows), 1)
 
     def step() -> None:
@@ -266,6 +267,7 @@ def run(programs: Programs, options: argparse.Namespace, fault: Fault) -> None:
         if faulty and i == _FAULT_AT_STEP:
             time.sleep(0.5 * fault.is_here)  # the others wait in their exchanges
             faulty()
+        say("call")
         programs.check(step(x, float(i)), n * i)
         say("run")
         time.sleep(0.01)

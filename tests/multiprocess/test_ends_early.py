@@ -1,6 +1,6 @@
 """Programs that end when they have what they read, while other devices have yet to exchange."""
 
-from tests.support.scripts import job, run
+from tests.support.scripts import ON_GPUS_TOO, job, on, run
 
 _SCRIPT = """
 import time
@@ -80,8 +80,11 @@ sys.exit(42)
 """
 
 
-def test_exit_hooks_of_a_program_end_after_a_failure_and_its_exit_code_stays() -> None:
-    first, second = run(_HOOKS, *job(JAXHET_EXIT_TIMEOUT_S="60"))
+@ON_GPUS_TOO
+def test_exit_hooks_of_a_program_end_after_a_failure_and_its_exit_code_stays(
+    platform: str,
+) -> None:
+    first, second = run(_HOOKS, *on(platform, job(JAXHET_EXIT_TIMEOUT_S="60")))
     assert (first.code, second.code) == (42, 1), first.text + second.text
     for ended in (first, second):
         assert "uploaded" in ended.text, ended.text

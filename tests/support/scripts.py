@@ -4,11 +4,16 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import pytest
+
+from benchmarks import gpus
 from jaxhet.testing import free_port
 from tests.support import forked
 from tests.support.jobs import ROOT
+
+ON_GPUS_TOO = pytest.mark.parametrize("platform", ["cpu", "cuda"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,4 +62,17 @@ def job(num_processes: int = 2, **common: str) -> list[dict[str, str]]:
     return [
         {**shared, "JAXHET_PROCESS_ID": str(i), "JAXHET_ISLAND": f"island{i}"}
         for i in range(num_processes)
+    ]
+
+
+def on(platform: str, envs: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
+    """The environments `envs` on CPUs, or with a GPU for each; skips the test where GPUs lack."""
+    if platform == "cpu":
+        return envs
+    if reason := gpus.why_fewer_than(len(envs)):
+        pytest.skip(reason)
+    names, _ = gpus.visible()
+    return [
+        {**env, "JAX_PLATFORMS": platform, "CUDA_VISIBLE_DEVICES": name}
+        for env, name in zip(envs, names, strict=False)
     ]
