@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import tables
+from benchmarks import gpus, tables
 from benchmarks.unmodified import PROGRAMS
 from jaxhet.testing import free_port
 
@@ -31,13 +31,14 @@ def _over_islands(command: Sequence[str], env: Mapping[str, str]) -> dict[str, A
 
 def _in_one_world(command: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
     world = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
+    names = gpus.visible()[0] or ["0", "1"]
     running = [
         subprocess.Popen(
             [*command, *world, "--process-id", str(process)],
-            env={**env, "JAX_NUM_CPU_DEVICES": "1", "CUDA_VISIBLE_DEVICES": str(process)},
+            env={**env, "JAX_NUM_CPU_DEVICES": "1", "CUDA_VISIBLE_DEVICES": name},
             stdout=subprocess.PIPE,
         )
-        for process in range(2)
+        for process, name in enumerate(names[:2])
     ]
     return _result(running)
 
