@@ -31,12 +31,13 @@ WINDOW, WINDOWS = 3, 4  # steps of a window, and windows, the first of which is 
 ROWS, POSITIONS, MICROBATCHES = 2, 128, 24  # size of a microbatch; mean number in a step
 EVEN, AUTO = "even", "auto"
 _ON_CORE = "EFFICIENCY_CORE"
-# A program's arguments, on the core that the environment names.
 _PIN = f"""
 import os, sys
 os.sched_setaffinity(0, {{int(os.environ["{_ON_CORE}"])}})
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+# Runs Python's arguments on the core that the environment names.
+PINNED = (sys.executable, "-c", _PIN)
 _BURN = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -73,11 +74,19 @@ def burning(burners: Sequence[int], cores: Sequence[int]) -> Iterator[None]:
             process.wait()
 
 
+def on_cores(cores: Sequence[int], command: Sequence[str]) -> list[str]:
+    """The command that runs a command of `PINNED` on islands, one for each core."""
+    where = [f"--island-env=island{i}:{_ON_CORE}={core}" for i, core in enumerate(cores)]
+    launch = ["jaxhet.cli", "launch", f"--islands={len(cores)}", "--devices=1", *where, "--"]
+    return [sys.executable, "-m", *launch, *command]
+
+
 def training(folder: pathlib.Path, islands: int, config: str, balance: str) -> list[str]:
     """The command of a process that trains on so many islands."""
     batch = MICROBATCHES * islands * ROWS
     return [
-        *(sys.executable, "-c", _PIN, "-m", "models.pretrain", f"--config={config}"),
+        *PINNED,
+        *("-m", "models.pretrain", f"--config={config}"),
         *(f"--mesh=data={islands}", f"--batch={batch}", f"--seq={POSITIONS}"),
         *(f"--accumulate={MICROBATCHES}", f"--balance={balance}", f"--log-every={WINDOW}"),
         *(f"--steps={WINDOW * WINDOWS}", f"--run-dir={folder}"),
@@ -106,9 +115,7 @@ def run_alone(folder: pathlib.Path, config: str, cores: Sequence[int]) -> None:
 
 def run_together(folder: pathlib.Path, config: str, cores: Sequence[int], balance: str) -> None:
     """Trains on all islands."""
-    where = [f"--island-env=island{i}:{_ON_CORE}={core}" for i, core in enumerate(cores)]
-    launch = ["jaxhet.cli", "launch", f"--islands={len(cores)}", "--devices=1", *where, "--"]
-    command = [sys.executable, "-m", *launch, *training(folder, len(cores), config, balance)]
+    command = on_cores(cores, training(folder, len(cores), config, balance))
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     _check(ended.returncode, balance, ended.stderr)

@@ -27,6 +27,10 @@ REMAT = {
     ),
 }
 
+# Order of a pipeline's microbatches. gpipe: all forward, then all backward. 1f1b: each backward as
+# early as possible; a stage keeps inputs of few microbatches, and computes the rest again.
+PIPELINES = ("gpipe", "1f1b")
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
@@ -69,7 +73,7 @@ class Config:
     again. The loss holds the logits of `loss_chunk` positions at a time (0: all).
 
     On a mesh with stages, `stages` is the number of layers of each (empty: all equal), and a batch
-    goes through them in `microbatches` parts.
+    goes through them in `microbatches` parts; `pipeline`, a name in `PIPELINES`, is the order.
     """
 
     layers: int
@@ -100,6 +104,7 @@ class Config:
     loss_chunk: int = 256
     stages: tuple[int, ...] = ()
     microbatches: int = 4
+    pipeline: str = "gpipe"
 
     def __post_init__(self) -> None:
         if self.query_heads % self.kv_heads:
@@ -137,6 +142,7 @@ _NAMES = {
     "logits_dtype": (*DTYPES, None),
     "attention": ATTENTIONS,
     "remat": (*REMAT,),
+    "pipeline": PIPELINES,
 }
 
 _large = partial(Config, dtype="bfloat16", remat="full")

@@ -20,7 +20,7 @@ from models import huggingface
 from models.attention import all_nvidia
 from models.configs import Config
 from models.data import Batches
-from models.extras import initial
+from models.extras import initial, staged
 from models.extras.accumulate import Accumulation
 from models.extras.agreement import Agreement, agreed, first_rows
 from models.extras.balance import Balance
@@ -29,7 +29,7 @@ from models.extras.corpus import Corpus, open_corpus
 from models.extras.flops import config_flops, peak_flops
 from models.extras.loop import Run, Stopped
 from models.extras.options import PROGRAM, Options, parse
-from models.extras.pipeline import parse_stages
+from models.extras.pipeline import AUTO, parse_stages
 from models.extras.quiet import hide_reports_of_saves
 from models.extras.reporter import Reporter, Settings
 from models.sharding import AXES, batch_axes, token_axes
@@ -51,7 +51,11 @@ _FACTS = (
     "max_gradient_norm",
 )
 # Options that replace a field of the config, if they are given.
-_MODEL = ("dtype", "param_dtype", "logits_dtype", "attention", "remat", "loss_chunk")
+_MODEL = ("dtype", "param_dtype", "logits_dtype", "attention", "remat", "loss_chunk", "pipeline")
+_NO_STAGE = (
+    "--stages {options.stages} on --mesh {options.mesh}, which has no axis stage: give a mesh such"
+    " as stage=2,data=-1, or leave out --stages."
+)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -135,10 +139,7 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
     corpus = corpus or open_corpus(options.data, initial.tokenizer(options))
     config = model_config(options, corpus.vocab)
     if config.stages and "stage" not in mesh.shape:
-        raise ValueError(
-            f"--stages {options.stages} on --mesh {options.mesh}, which has no axis stage: give a "
-            "mesh such as stage=2,data=-1, or leave out --stages."
-        )
+        raise ValueError(_NO_STAGE.format(options=options))
     trainer = Trainer(
         dataclasses.replace(config, document_end=_document_end(options, corpus)),
         schedule,
@@ -200,6 +201,9 @@ def crossing_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
 def pretrain(options: Options) -> None:
     """Runs the training that `options` describe."""
     corpus = open_corpus(options.data, initial.tokenizer(options))
+    chosen = _choose_stages(options, corpus) if options.stages == AUTO else None
+    if chosen:
+        options = dataclasses.replace(options, stages=",".join(map(str, chosen.layers)))
     trainer = make_trainer(options, corpus)
     held_out = options.eval_part if options.eval_every else 0.0
     kept, evaluated = corpus.split(held_out)
@@ -228,7 +232,21 @@ def pretrain(options: Options) -> None:
         agreement.require(first_rows(start, batches))
         if jax.process_index() == 0:
             options.save(Path(options.run_dir))
-        run.train(start, Reporter(_reporter_settings(options, trainer, start, unit)))
+        reporter = Reporter(_reporter_settings(options, trainer, start, unit))
+        if chosen:
+            reporter.say(chosen.why)
+            reporter.note("stages", dataclasses.asdict(chosen))
+        run.train(start, reporter)
+
+
+def _choose_stages(options: Options, corpus: Corpus) -> staged.Stages:
+    """The stages of `--stages auto`."""
+    trainer = make_trainer(dataclasses.replace(options, stages=None), corpus)
+    if "stage" not in trainer.mesh.shape:
+        raise ValueError(_NO_STAGE.format(options=options))
+    batches = Batches(corpus, options.seed, options.batch, options.seq)
+    tokens = batches.rows(0, 0, options.batch // options.microbatches)
+    return staged.choose(trainer.config, trainer.schedule, trainer.mesh, tokens)
 
 
 def _reporter_settings(options: Options, trainer: Trainer, start: int, unit: str) -> Settings:

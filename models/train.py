@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from models.configs import DTYPES, Config
+from models.extras import one_f_one_b
 from models.extras.accumulate import Accumulation, value_and_grad_of_shares
 from models.extras.dtypes import at_least_float32, check_dtypes
 from models.extras.pipeline import Pipeline
@@ -196,7 +197,7 @@ class Trainer:
           tokens: Tokens [batch, positions + 1]; with `counts`, shares (`models.extras.shares`).
           counts: Microbatches of each share, or None.
         """
-        loss, gradients = self._gradients(state.params, tokens, counts)
+        loss, gradients = self.value_and_grad(state.params, tokens, counts)
         gradients, params = self._split(gradients), self._split(state.params)
         updates, optimizer = self.schedule.transformation().update(
             gradients, state.optimizer, params
@@ -223,11 +224,21 @@ class Trainer:
                 f" --document-mask or {SEQUENCE}."
             )
 
-    def _gradients(
-        self, params: Params, tokens: jax.Array, counts: jax.Array | None
+    def value_and_grad(
+        self, params: Params, tokens: jax.Array, counts: jax.Array | None = None
     ) -> tuple[jax.Array, Params]:
+        """`loss` and its gradients.
+
+        Args:
+          params: Parameters as the state has them.
+          tokens: Tokens [batch, positions + 1]; with `counts`, shares (`models.extras.shares`).
+          counts: Microbatches of each share, or None.
+        """
         if counts is not None:
             return value_and_grad_of_shares(self.loss, params, tokens, counts)
+        if self._pipeline and self.config.pipeline == "1f1b":
+            graph = self._graph()
+            return one_f_one_b.value_and_grad(self._pipeline, graph, self.config, params, tokens)
         if self.accumulation.parts == 1:
             return jax.value_and_grad(self.loss)(params, tokens)
         return self.accumulation.value_and_grad(self.loss, params, tokens)

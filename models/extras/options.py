@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from models.attention import ATTENTIONS
-from models.configs import CONFIGS, DTYPES, REMAT
+from models.configs import CONFIGS, DTYPES, PIPELINES, REMAT
 from models.data import ORDERS
 from models.extras.usage import HelpFormatter
 
@@ -62,10 +62,19 @@ class Options:
         "mesh axes and their sizes, the outer axis first; -1: all devices that are left",
     )
     stages: str | None = _option(
-        None, "layers of each pipeline stage, for example 3,1; default: equally many"
+        None,
+        "layers of each pipeline stage, for example 3,1; or auto (chosen by measurement, so that"
+        " unequal stages take equally long); default: equally many",
     )
     microbatches: int = _option(
         4, "parts of a batch that pass through the stages one after the other", valid="at least 1"
+    )
+    pipeline: str | None = _option(
+        None,
+        "order of microbatches in a pipeline: all forward, then all backward (gpipe), or each"
+        " backward as early as possible (1f1b), which keeps few of them in memory and computes"
+        " stages again; default: the config's",
+        choices=PIPELINES,
     )
     accumulate: int = _option(
         1, "parts of a batch that are computed one after the other", valid="at least 1"

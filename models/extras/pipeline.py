@@ -25,6 +25,8 @@ from models.configs import Config
 from models.llama import Llama
 from models.sharding import batch_axes, constrain
 
+AUTO = "auto"
+
 
 def parse_stages(text: str | None) -> tuple[int, ...]:
     """`3,1` as a tuple of the layers of each stage; empty for None.
@@ -33,6 +35,8 @@ def parse_stages(text: str | None) -> tuple[int, ...]:
       ValueError: The text has another form.
     """
     parts = text.split(",") if text else []
+    if text == AUTO:
+        raise ValueError(f"--stages {AUTO} is measured when a run begins: give numbers here.")
     if not all(part.isdigit() for part in parts):
         raise ValueError(f"--stages {text!r} is not of the form 3,1.")
     return tuple(int(part) for part in parts)
@@ -55,6 +59,11 @@ class Pipeline:
         count = mesh.shape.get("stage", 0)
         if not count:
             return None
+        if config.layers < count:
+            raise ValueError(
+                f"{config.layers} layers are too few for stage={count}: each stage needs one; "
+                f"choose a mesh with stage={config.layers} at most."
+            )
         if not config.stages and config.layers % count:
             raise ValueError(
                 f"{config.layers} layers can't be divided over stage={count} evenly: say how many "
@@ -102,14 +111,7 @@ class Pipeline:
         Raises:
           ValueError: The batch can't be divided into microbatches.
         """
-        mesh = jax.sharding.get_abstract_mesh()
-        split = tuple(name for name in batch_axes(mesh.axis_names) if name != "expert")
-        parts = math.prod(mesh.shape[name] for name in split) * self.microbatches
-        if len(tokens) % parts:
-            raise ValueError(
-                f"a batch of {len(tokens)} can't be divided into {self.microbatches} microbatches "
-                f"on a mesh {dict(mesh.shape)}: choose a multiple of {parts}."
-            )
+        split = self.split_axes(tokens)
 
         def local(params: Any, used: jax.Array, tokens: jax.Array) -> jax.Array:
             # Here, and not where they are used, so that gradients are summed once, after the scan.
@@ -123,12 +125,48 @@ class Pipeline:
             loss = jnp.where(last, model().loss(x, tokens[:, 1:]), 0)
             return jax.lax.pmean(jax.lax.psum(loss, "stage"), split)
 
+        return self.on_stages(local, params, tokens, split)
+
+    def split_axes(self, tokens: jax.Array) -> tuple[str, ...]:
+        """The mesh axes that split a batch and its microbatches.
+
+        Raises:
+          ValueError: The batch can't be divided into microbatches.
+        """
+        mesh = jax.sharding.get_abstract_mesh()
+        split = tuple(name for name in batch_axes(mesh.axis_names) if name != "expert")
+        parts = math.prod(mesh.shape[name] for name in split) * self.microbatches
+        if len(tokens) % parts:
+            raise ValueError(
+                f"a batch of {len(tokens)} can't be divided into {self.microbatches} microbatches "
+                f"on a mesh {dict(mesh.shape)}: choose a multiple of {parts}."
+            )
+        return split
+
+    def on_stages(
+        self,
+        local: Callable[..., Any],
+        params: Any,
+        tokens: jax.Array,
+        split: tuple[str, ...],
+        with_gradients: bool = False,
+    ) -> Any:
+        """Runs a function on all stages.
+
+        Args:
+          local: Function of a stage's parameters, its used rows [1, rows], and its tokens.
+          params: Parameters, spread over the stages.
+          tokens: Tokens [batch, positions + 1].
+          split: Mesh axes that split the batch.
+          with_gradients: Whether `local` also returns gradients, summed already.
+        """
         lies = {name: P("stage") if name == "blocks" else P() for name in params}
         return jax.shard_map(
             local,
             in_specs=(lies, P("stage"), P(split)),
-            out_specs=P(),
+            out_specs=(P(), lies) if with_gradients else P(),
             axis_names={"stage", *split},
+            check_vma=not with_gradients,  # which are summed by `local`
         )(params, jnp.asarray(self._used()), tokens)
 
     @property
@@ -149,9 +187,9 @@ class Pipeline:
         which rows this stage has (bool [rows]), None: all.
         """
         hops = len(self.stages) - 1
-        inputs = constrain(self._divide(model().inputs(tokens[:, :-1])), "microbatches")
+        inputs = constrain(self.divide(model().inputs(tokens[:, :-1])), "microbatches")
         inputs = jnp.pad(inputs, ((0, 2 * hops), *[(0, 0)] * 3))
-        documents = jax.tree.map(self._divide, model().documents(tokens[:, :-1]))
+        documents = jax.tree.map(self.divide, model().documents(tokens[:, :-1]))
         stage = jax.lax.axis_index("stage")
 
         def step(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]) -> Any:
@@ -172,7 +210,7 @@ class Pipeline:
         results = constrain(results, "microbatches")  # only the last stage uses them
         return results.swapaxes(0, 1).reshape(len(tokens), *results.shape[2:])
 
-    def _divide(self, x: jax.Array) -> jax.Array:
+    def divide(self, x: jax.Array) -> jax.Array:
         """[B, …] to [microbatches, B / microbatches, …]; neighbours in a batch part.
 
         So each microbatch lies on all devices that the batch is split over.

@@ -5,9 +5,11 @@ import jax
 import numpy as np
 import pytest
 
-from models import llama
+from models import llama, pretrain
 from models.configs import CONFIGS, Config
+from models.extras import staged
 from models.extras.pipeline import Pipeline
+from models.extras.records import METRICS, read_rows
 from models.train import Params, Schedule, Trainer
 from tests.python.models.hlo_groups import collectives
 
@@ -20,7 +22,7 @@ def gradients(jit, mesh: jax.sharding.Mesh, config: Config) -> tuple[float, Para
     trainer = Trainer(config, SCHEDULE, mesh)
     with jax.set_mesh(mesh):
         params = jit(lambda: trainer.init(3).params, out_shardings=trainer.state_shardings().params)
-        loss, grads = jit(jax.value_and_grad(trainer.loss))(params(), TOKENS)
+        loss, grads = jit(trainer.value_and_grad)(params(), TOKENS)
     return float(loss), jax.tree.map(np.asarray, grads)
 
 
@@ -49,6 +51,21 @@ def whole(tied: bool = False) -> tuple[float, Params]:
         pytest.param(
             {"stage": 2, "fsdp": 2}, {"stages": (1, 3), "microbatches": 1}, marks=pytest.mark.slow
         ),
+        (
+            {"stage": 2, "data": 2},
+            {"stages": (3, 1), "tied": True, "pipeline": "1f1b"},
+        ),
+        pytest.param({"stage": 4}, {"microbatches": 8, "pipeline": "1f1b"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"stage": 2, "model": 2},
+            {"stages": (1, 3), "remat": "full", "pipeline": "1f1b"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"stage": 2, "fsdp": 2},
+            {"microbatches": 1, "scan": False, "pipeline": "1f1b"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
@@ -63,6 +80,19 @@ def test_loss_and_gradients_are_those_without_stages(axes, changes, make_mesh, f
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), grads, expected
     )
+
+
+def test_1f1b_keeps_few_microbatches_however_many_there_are(make_mesh):
+    mesh = make_mesh(stage=2)
+
+    def temporary(microbatches: int, **changes: str) -> int:
+        config = dataclasses.replace(FOUR, microbatches=microbatches, **changes)
+        program = Trainer(config, SCHEDULE, mesh).lower(jax.jit, 4 * microbatches, 64)
+        return program.compile().memory_analysis().temp_size_in_bytes
+
+    for remat in ("none", "full"):
+        few = temporary(2, remat=remat, pipeline="gpipe")
+        assert temporary(16, remat=remat, pipeline="1f1b") <= few < temporary(16, remat=remat)
 
 
 def test_only_permutes_move_activations_between_stages(make_mesh, fast_jit):
@@ -107,6 +137,7 @@ def test_short_stages_are_filled_up_with_zeros():
 @pytest.mark.parametrize(
     ("axes", "changes", "words"),
     [
+        ({"stage": 4}, {"layers": 2}, r"2 layers are too few for stage=4"),
         ({"stage": 3}, {}, r"4 layers can't be divided over stage=3 evenly.*\(stages\)"),
         ({"stage": 2}, {"stages": (2, 1, 1)}, r"are 3, but the mesh has stage=2"),
     ],
@@ -114,6 +145,31 @@ def test_short_stages_are_filled_up_with_zeros():
 def test_stages_that_do_not_fit_say_what_to_change(axes, changes, words, make_mesh):
     with pytest.raises(ValueError, match=words):
         Pipeline.on(make_mesh(**axes), dataclasses.replace(FOUR, **changes))
+
+
+@pytest.mark.parametrize(
+    ("costs", "layers"),
+    [
+        ([[1, 0, 0], [3, 0, 0]], (3, 1)),
+        ([[1, 2, 0], [1, 2, 0]], (3, 1)),  # the last one has the head
+        ([[1, 2, 2], [1, 2, 2]], (1, 3)),  # the first one has the embedding
+    ],
+)
+def test_stages_follow_from_measured_times(costs, layers):
+    stages = staged.decide(FOUR, np.array(costs, np.float32))
+    assert stages.layers == layers
+    assert f"stages: {layers[0]},{layers[1]} layers (measured)" in stages.why
+
+
+def test_stages_are_measured_when_a_run_begins(tmp_path, monkeypatch, fast_jit):
+    monkeypatch.setattr(pretrain.jaxhet, "jit", fast_jit)
+    words = ["--config=tiny", "--batch=8", "--seq=16", "--steps=1", "--stages=auto"]
+    words += ["--pipeline=1f1b", "--microbatches=2", f"--run-dir={tmp_path}"]
+    pretrain.main([*words, "--mesh=stage=2,data=2"])
+    (row,) = read_rows(tmp_path / METRICS)
+    assert row["stages"]["layers"] == [1, 1]
+    with pytest.raises(SystemExit, match="--stages auto on --mesh data=4, which has no axis"):
+        pretrain.main([*words, "--mesh=data=4"])
 
 
 def test_batch_that_does_not_fit_says_what_to_change(make_mesh, fast_jit):
