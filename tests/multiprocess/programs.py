@@ -100,6 +100,24 @@ def pmax_pmin_pmean() -> Any:
 
 
 @named
+def values_that_are_not_finite() -> Any:
+    """Sums of each pair of NaN, infinities, zeros, a tiny and a huge number."""
+    mesh = mesh_2d()
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -3e38, 1.0], np.float32)
+    n = mesh.shape["data"]
+    rows = np.stack([np.repeat(special, 8), *[np.tile(special, 8)] * (n - 1)])
+
+    def f(a: jax.Array) -> Any:
+        ring = [(i, (i + 1) % n) for i in range(n)]
+        moved = jax.lax.ppermute(a, "data", ring), jax.lax.all_gather(a, "data")
+        return (jax.lax.psum(a, "data"), *moved)
+
+    specs = {"in_specs": P("data"), "out_specs": (P(), P("data"), P())}
+    x = put(rows, mesh, P("data"))
+    return jax.jit(jax.shard_map(f, mesh=mesh, check_vma=False, **specs))(x)
+
+
+@named
 def sharding_constraint() -> Any:
     mesh = mesh_2d()
     x = put(values((mesh.shape["data"] * 4, 8)), mesh, P("data"))

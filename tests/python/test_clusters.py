@@ -351,9 +351,16 @@ def test_arguments_then_jaxhet_then_jax_then_scheduler() -> None:
         },
     ],
 )
-def test_launcher_inside_of_an_allocation_leaves_nothing_open(given: Environ) -> None:
-    config, detected = _clusters.resolve({}, {**SLURM, **given})
+def test_launcher_inside_of_an_allocation_leaves_nothing_open_but_the_partition(
+    given: Environ,
+) -> None:
+    environ = {**SLURM, **given}
+    config, detected = _clusters.resolve({}, environ)
     assert (config.local_device_ids, detected.found) == (None, {})
+    of_jax = {"JAX_PARTITION_INDEX": "2", "JAX_LOCAL_DEVICE_IDS": "1"}
+    config, detected = _clusters.resolve({}, {**environ, **of_jax})
+    assert (config.local_device_ids, config.partition_index) == (None, 2)
+    assert [*detected.found] == ["partition_index"]
 
 
 def test_islands_of_the_user_replace_those_of_the_scheduler() -> None:

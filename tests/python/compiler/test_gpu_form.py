@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jaxhet.compiler import Job, Options, decompose
+from jaxhet.compiler import Job, Options, decompose, hlo
 from jaxhet.compiler.exchange import ExchangeSpec
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce, check, decomposed, opcodes
@@ -213,3 +213,27 @@ def test_local_sums_are_of_types_that_nccl_sums(narrow: str, wide: str):
     text = decomposed(body, _TWO_BY_TWO, before=SUM.replace("f32[]", f"{narrow}[]"))
     assert re.findall(r"= (\w+)\[8\]\S* reduce-scatter\(", text) == [wide]
     assert re.findall(r"plan: \S+ (\S+) .*? (\w+)\[8\] \{", text) == [("all_to_all", narrow)]
+
+
+@pytest.mark.parametrize("is_loop", [True, False])
+def test_loops_hide_their_local_sums_from_xla(is_loop: bool):
+    body = f"""
+      x = f32[4] parameter(0)
+      {all_reduce("local", "x", "{{0,1},{2,3}}", path="local")}
+      {all_reduce("across", "local", "{{0,2},{1,3}}", path="across")}
+      ROOT both = f32[4] add(local, across)
+    """
+    before = f"{SUM}\nalways {{\n  y = f32[4] parameter(0)\n  ROOT t = pred[] constant(true)\n}}\n"
+    text = hlo_text.entry(body, before)
+    if is_loop:
+        loop = "x = f32[4] parameter(0)\nROOT r = f32[4] while(x), condition=always, body=step"
+        text = hlo_text.entry(loop, f"{before}\nstep {{\n{body}\n}}\n")
+    result = decompose(hlo_text.module(text, [0, 1, 2, 3]), _TWO_BY_TWO, Options())
+    assert result is not None
+    users = [
+        {user.opcode for user in c.users(i)}
+        for c in hlo.Module(result).computations.values()
+        for i in c.instructions
+        if i.opcode == "all-reduce" and i.metadata.op_name == "local"
+    ]
+    assert [found == {"opt-barrier"} for found in users] == [is_loop]
