@@ -250,6 +250,14 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
     latency_us: Annotated[
         float, typer.Option(help="latency of an exchange, part of the time of --link-gb-per-s")
     ] = _PLAN_DEFAULTS.latency_us,
+    tflop_per_s: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-6,
+            help="rate of a device's matrix products, in 1e12 operations per second, to compare"
+            " with --link-gb-per-s; assumed if it is not given: 400 (cuda), 900 (rocm), 0.1 (cpu)",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
 ) -> None:
     """Print a program's exchanges over islands, without a job and without GPUs.
@@ -265,6 +273,7 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
         devices=devices,
         link_gb_per_s=link_gb_per_s,
         latency_us=latency_us,
+        tflop_per_s=tflop_per_s,
         json=json,
     )
     print(_plan.plan(target, options), end="")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jaxhet import _ffi
-from jaxhet._doctor import peer, report, software
+from jaxhet._doctor import peer, report, second_look, software
 from jaxhet._doctor.gpus import read_vendors
 from jaxhet._doctor.paths import try_paths
 from jaxhet._errors import UsageError
@@ -138,7 +138,7 @@ def test_name_that_nobody_knows_is_said():
 
 
 def test_plugins_are_found_and_compared_with_jaxlib():
-    jaxlib = software.read_software().jaxlib
+    jaxlib = software.read_software(second_look.look().part).jaxlib
     found = software.find_plugins(
         [
             ("jax_cuda13_plugin", jaxlib),
@@ -216,12 +216,12 @@ def test_every_vendor_has_devices_or_a_reason():
 
 
 def test_library_of_encryption_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert software.read_software().libcrypto.text.startswith("OpenSSL ")
+    assert software.read_software(report.Part(True, "")).libcrypto.text.startswith("OpenSSL ")
 
     def missing() -> str:
         raise UsageError("JAXHET_ENCRYPTION=full needs OpenSSL's libcrypto on every host: none")
 
     monkeypatch.setattr(_ffi, "libcrypto", missing)
-    part = software.read_software().libcrypto
+    part = software.read_software(report.Part(True, "")).libcrypto
     assert not part.usable
     assert "needs OpenSSL's libcrypto on every host" in part.text
