@@ -80,7 +80,7 @@ class Config(Options):
     zero_copy: bool = knob(
         True,
         "zero-copy for messages above eager_bytes: the receiving GPU (same host and vendor)"
-        " or the sending NIC reads the operand directly",
+        " reads the operand directly",
     )
     slot_bytes: int = knob(
         8 << 20,

@@ -409,7 +409,7 @@ def stats() -> dict[str, Any]:
       `exchanges_started`, `exchanges_completed`; `exchange_seconds`, the sum over exchanges of the
       time from start to completion; and for each transport in use, `local` included,
       `bytes_sent_<transport>` and `bytes_received_<transport>`; on GPUs `bytes_zero_copy_sent`, the
-      part of the sent bytes that the receiver's GPU or a NIC read out of the operand, and
+      part of the sent bytes that the receiver's GPU read out of the operand, and
       `bytes_zero_copy_received`, the part of the received bytes that this process's GPUs read out
       of the sender's operand. An exchange between GPUs counts from when its GPU
       comes to it, and is looked at every 5 ms: shorter ones may count 0.

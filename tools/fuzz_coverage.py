@@ -40,17 +40,16 @@ CPP = {
     "transport/device_channel/device_channel.cc": "CheckSlotBytes|DeviceTransportOf",
     "transport/device_channel/shared_words.cc": "ParseSharedChannelInfo",
     "transport/device_channel/shared_channels.cc": "Open(Local|Ipc|Shm)Channel|CheckSame.*",
-    "transport/device_channel/tcp_channel.cc": (
-        "OpenTcpChannel|AcceptOffers|IsReady|Find|Expected|Moved"
-    ),
+    "transport/device_channel/socket_channel.cc": "Open|AcceptOffers",
+    "transport/device_channel/lane_channel.cc": "IsReady|Find|Expected|Moved",
+    "transport/device_channel/verbs_channel.cc": "Open",
     "transport/device_channel/proxied_channel.cc": "ParseDeviceChunkInfo|IsAgreed",
     "transport/device_channel/operand_memory.cc": "Open",
     "transport/device_channel/fd_mailbox.cc": "Take|Unpack|AddFds",
     "net/socket/message_socket.cc": "Receive",
-    "transport/verbs/connection.cc": "Drain",
-    "transport/verbs/slot_link.cc": "OnImmediate|OnCredits|OnCredit|CheckSlot",
-    "transport/verbs/verbs_channel.cc": "OpenVerbsChannel",
-    "transport/verbs/slot_link_qps.cc": "Accept|SetUpNicPair|OnMessage",
+    "net/verbs/verbs_connection.cc": "Drain|Reserve",
+    "net/verbs/link.cc": "OnImmediate|OnCredit",
+    "net/verbs/link_failover.cc": "Accept|SetUpNicPair|OnMessage",
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {

@@ -8,7 +8,6 @@ from jaxhet._jax import jaxlib
 
 _MIN_SHM_BYTES = 1 << 30  # containers have 64 MiB unless they are told otherwise
 _JAX_EXTRAS = {"cuda": "jax[cuda13]", "hip": "jax[rocm7-local]"}
-_PEER_MEMORY = {"cuda": "nvidia_peermem", "hip": "amdkfd"}
 
 
 def find(
@@ -163,8 +162,6 @@ def _port_advice(port: Port) -> str:
 def _of_device_memory(vendor: Vendor, host: Host) -> Iterator[Finding]:
     if not vendor.gpus and not vendor.hardware:
         return
-    if _PEER_MEMORY[vendor.name] in host.peer_memory:
-        return
     missing = [name for name, value in host.kernel_options.items() if value == "n"]
     through = "; data goes through host memory"
     if vendor.name == "hip" and missing:
@@ -175,6 +172,5 @@ def _of_device_memory(vendor: Vendor, host: Host) -> Iterator[Finding]:
     for gpu in vendor.gpus:
         if not gpu.dma_buf:
             yield _warning(
-                f"no NIC can reach the memory of {gpu.id}: it has no dma-buf, and"
-                f" {_PEER_MEMORY[vendor.name]} is not loaded{through}"
+                f"no NIC can reach the memory of {gpu.id}: it has no dma-buf{through}"
             )

@@ -213,11 +213,9 @@ void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   const auto stats = world.engine(0).DeviceStats();
   EXPECT_EQ(stats.at("exchanges_started"), uint64_t{kCount});
   EXPECT_EQ(stats.at(StrCat("bytes_sent_", NameOf(transport))), kCount * num_bytes);
-  const bool is_long = num_bytes > kEagerBytes;
-  EXPECT_EQ(stats.at("bytes_zero_copy_sent"),
-            is_long && IsInPlace(transport) ? kCount * num_bytes : 0);
-  EXPECT_EQ(stats.at("bytes_zero_copy_received"),
-            is_long && transport == "pulled" ? kCount * num_bytes : 0);
+  const bool is_pulled = num_bytes > kEagerBytes && transport == "pulled";
+  EXPECT_EQ(stats.at("bytes_zero_copy_sent"), is_pulled ? kCount * num_bytes : 0);
+  EXPECT_EQ(stats.at("bytes_zero_copy_received"), is_pulled ? kCount * num_bytes : 0);
 }
 
 TEST_P(DeviceExchangeTransportsTest, ManyAreInFlight) {

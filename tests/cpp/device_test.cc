@@ -211,12 +211,10 @@ TEST(DeviceTest, HipGetsItsArgumentsInOrder) {
   EXPECT_EQ(fake_driver::CurrentDevice(), 0);
 }
 
-TEST(DeviceTest, MemoryOfHipIsUncachedUnlessItIsAProgramsOwn) {
+TEST(DeviceTest, MemoryOfHipIsUncached) {
   const auto device = OpenFake("hip");
   const DeviceMemory shared = device->Allocate(5);
   EXPECT_EQ(fake_driver::Calls().back(), "hipExtMallocWithFlags(0x5, 0x3)");
-  const DeviceMemory own = device->AllocateCached(8);
-  EXPECT_EQ(fake_driver::Calls().back(), "hipExtMallocWithFlags(0x8, 0)");
 }
 
 TEST(DeviceTest, NormalPriorityIsTheDefaultOne) {

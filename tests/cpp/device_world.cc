@@ -84,8 +84,8 @@ int OrdinalOf(int rank) { return IsOnHost() ? 0 : Arena::Of(rank).device().info(
 }  // namespace
 
 std::vector<std::string_view> TestedTransports() {
-  if (IsOnHost()) return {"host", "pulled", "verbs", "in place", "socket"};
-  return {"host", "verbs", "in place", "socket"};
+  if (IsOnHost()) return {"host", "pulled", "verbs", "socket"};
+  return {"host", "verbs", "socket"};
 }
 
 std::string NameOfParam(const ::testing::TestParamInfo<std::string_view>& info) {
@@ -96,8 +96,7 @@ std::string NameOfParam(const ::testing::TestParamInfo<std::string_view>& info) 
 
 std::string_view NameOf(std::string_view transport) {
   if (transport == "pulled") return "host";
-  if (transport == "sealed") return "socket";
-  return transport == "in place" ? "verbs" : transport;
+  return transport == "sealed" ? "socket" : transport;
 }
 
 std::span<std::byte> OperandsOf(int rank) {
@@ -117,7 +116,7 @@ WorldOptions DeviceOptions(int num_processes, std::string_view transport) {
   WorldOptions options{.num_processes = num_processes,
                        .transports = {std::string(NameOf(transport)), "socket"},
                        .moves_host_memory = false,
-                       .has_operands = IsInPlace(transport)};
+                       .has_operands = transport == "pulled"};
   options.engine.slot_bytes = kSlotBytes;
   options.engine.eager_bytes = kEagerBytes;
   if (transport == "sealed") options.engine.encryption = "full";

@@ -25,15 +25,11 @@ inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
 inline constexpr int kChannelSockets = 3 + ChannelSockets::kNumMessageSockets;
 // Transports of the channels between the test's devices. "pulled" is host, with operands that the
-// target's device can reach (not in a process of its own on GPUs); "in place" is verbs, with
-// operands that NICs can send from.
+// target's device can reach (not in a process of its own on GPUs).
 std::vector<std::string_view> TestedTransports();
 // Tests with a transport as parameter, and the transport's name in the name of such a test.
 class DeviceTransportsTest : public ::testing::TestWithParam<std::string_view> {};
 std::string NameOfParam(const ::testing::TestParamInfo<std::string_view>& info);
-inline bool IsInPlace(std::string_view transport) {
-  return transport == "pulled" || transport == "in place";
-}
 // The engine's name of a test's transport; "sealed" is `socket` that encrypts.
 std::string_view NameOf(std::string_view transport);
 

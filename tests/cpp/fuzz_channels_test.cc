@@ -23,12 +23,12 @@
 #include "xla_plugin/net/socket/data_socket.h"
 #include "xla_plugin/net/socket/message_socket.h"
 #include "xla_plugin/net/socket/socket.h"
+#include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
+#include "xla_plugin/transport/device_channel/lane.h"
 #include "xla_plugin/transport/device_channel/proxied_channel.h"
 #include "xla_plugin/transport/device_channel/proxy.h"
-#include "xla_plugin/transport/device_channel/tcp_channel.h"
-#include "xla_plugin/transport/verbs/nics.h"
 
 // Offers, answers and messages of channels between devices.
 namespace jaxhet::testing {
@@ -42,15 +42,14 @@ constexpr size_t kSlotBytes = 4'096;
 struct End {
   End(Fd its_data, Fd its_messages, SealKeys keys)
       : data(dup(its_data.get())), messages(std::move(its_messages)) {
-    LaneSockets sockets{.messages = Fd(dup(messages.get())),
-                        .messages_keys = {},
+    LaneSockets sockets{.messages = {.fd = Fd(dup(messages.get())), .keys = {}},
                         .data = {},
                         .keys = {},
                         .path_timeout = std::chrono::seconds(1),
                         .log = [](std::string_view /*what*/) {}};
     sockets.data.push_back(std::move(its_data));
     sockets.keys.push_back(std::move(keys));
-    lane = std::make_shared<SocketLane>(std::move(sockets));
+    lane = MakeSocketLane(std::move(sockets));
   }
 
   ChannelSetup Setup() {
@@ -70,7 +69,7 @@ struct End {
   DeviceMemory memory = device->Allocate(kSlotBytes);
   Fd data;  // one more descriptor of the lane's data socket
   Fd messages;
-  std::shared_ptr<SocketLane> lane;
+  std::shared_ptr<Lane> lane;
   verbs::Nics nics{NicOptions(/*qps=*/1, /*depth=*/2)};
 };
 
@@ -130,11 +129,11 @@ void OpenOffer(std::string_view input) {
 [[maybe_unused]] const bool added_offers =
     AddFuzzer({.name = "channel_offers",
                .covers = {"xla_plugin/transport/device_channel/device_channel.cc",
-                          "xla_plugin/transport/device_channel/tcp_channel.cc",
+                          "xla_plugin/transport/device_channel/socket_channel.cc",
                           "xla_plugin/transport/device_channel/shared_channels.cc",
                           "xla_plugin/transport/device_channel/shared_words.cc",
-                          "xla_plugin/transport/verbs/verbs_channel.cc",
-                          "xla_plugin/transport/verbs/slot_link_qps.cc"},
+                          "xla_plugin/transport/device_channel/verbs_channel.cc",
+                          "xla_plugin/net/verbs/link_failover.cc"},
                .seeds = &OfferSeeds,
                .run = &OpenOffer});
 
@@ -412,7 +411,7 @@ void ParseOneChunkInfo(std::string_view input) {
 [[maybe_unused]] const bool added_chunk_infos =
     AddFuzzer({.name = "chunk_info",
                .covers = {"xla_plugin/transport/device_channel/proxied_channel.cc",
-                          "xla_plugin/transport/verbs/verbs_channel.cc"},
+                          "xla_plugin/transport/device_channel/verbs_channel.cc"},
                .seeds = &ChunkInfoSeeds,
                .run = &ParseOneChunkInfo});
 
@@ -432,14 +431,14 @@ TEST(FuzzChannelsTest, ChunkOutOfTurnOrTooLongIsRefused) {
 
 [[maybe_unused]] const bool added_chunks =
     AddFuzzer({.name = "channel_chunks",
-               .covers = {"xla_plugin/transport/device_channel/tcp_channel.cc",
+               .covers = {"xla_plugin/transport/device_channel/lane_channel.cc",
                           "xla_plugin/transport/device_channel/proxied_channel.cc"},
                .seeds = &ChunkSeeds,
                .run = [](std::string_view input) { CarryChunks(input, Encryption::kOff); }});
 
 [[maybe_unused]] const bool added_sealed_chunks =
     AddFuzzer({.name = "sealed_channel_chunks",
-               .covers = {"xla_plugin/transport/device_channel/tcp_channel.cc"},
+               .covers = {"xla_plugin/transport/device_channel/socket_channel.cc"},
                .seeds = &SealedChunkSeeds,
                .run = [](std::string_view input) { CarryChunks(input, Encryption::kFull); }});
 

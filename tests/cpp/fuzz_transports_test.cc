@@ -13,10 +13,10 @@
 #include "tests/cpp/world.h"
 #include "xla_plugin/net/socket/data_socket.h"
 #include "xla_plugin/net/socket/tcp_connection.h"
+#include "xla_plugin/net/verbs/verbs_connection.h"
+#include "xla_plugin/net/verbs/wire.h"
 #include "xla_plugin/transport/shared_memory.h"
 #include "xla_plugin/transport/shm/shm_pull.h"
-#include "xla_plugin/transport/verbs/connection.h"
-#include "xla_plugin/transport/verbs/wire.h"
 
 // Offers and messages of the transports between processes.
 namespace jaxhet::testing {
@@ -145,8 +145,8 @@ std::vector<std::string> VerbsSeeds() {
   const std::string offer = PeerEnd("verbs").Offer();
   const auto num_slots = InputReader(offer).Take<verbs::OfferInfo>().num_slots;
   const std::string sequences(num_slots * sizeof(verbs::SlotSequences), '\0');
-  const auto closed = [&](uint32_t qp) {
-    return BytesOf(verbs::QpClosedInfo{qp}) + sequences + "the cable";
+  const auto closed = [&](uint32_t nic_pair) {
+    return BytesOf(verbs::NicPairClosedInfo{nic_pair}) + sequences + "the cable";
   };
   return {Script().Add(offer).Add("").Add(closed(0)).text,
           Script().Add(offer).Add("").Add(closed(1)).Add(closed(0)).text};
@@ -154,7 +154,7 @@ std::vector<std::string> VerbsSeeds() {
 
 [[maybe_unused]] const bool added_verbs =
     AddFuzzer({.name = "verbs",
-               .covers = {"xla_plugin/transport/verbs/slot_link_qps.cc"},
+               .covers = {"xla_plugin/net/verbs/link_failover.cc"},
                .seeds = &VerbsSeeds,
                .run = [](std::string_view input) { Play("verbs", input); }});
 

@@ -12,9 +12,9 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/transport/verbs/connection.h"
-#include "xla_plugin/transport/verbs/qp_pair.h"
-#include "xla_plugin/transport/verbs/wire.h"
+#include "xla_plugin/net/verbs/qp.h"
+#include "xla_plugin/net/verbs/verbs_connection.h"
+#include "xla_plugin/net/verbs/wire.h"
 
 // Headers and immediate data that a peer's NIC writes.
 namespace jaxhet::testing {
@@ -28,7 +28,6 @@ using verbs::Immediate;
 using verbs::ImmediateKind;
 
 constexpr size_t kChunkBytes = 4'096;
-constexpr size_t kSlotBytes = 8'192;  // a header and a chunk, in whole pages
 constexpr size_t kTransferBytes = 10'000;
 constexpr size_t kNumSlots = 4;
 constexpr uint32_t kNumQps = 2;
@@ -51,11 +50,12 @@ class VerbsLiar {
                                                  .num_nic_pairs = 1,
                                                  .num_qps = kNumQps,
                                                  .num_slots = kNumSlots,
-                                                 .slot_bytes = kSlotBytes,
+                                                 .slot_bytes = kChunkBytes,
                                                  .chunk_bytes = kChunkBytes,
-                                                 .slots = incoming_.slots().address(0)});
-    offer += BytesOf(verbs::InfoOf(nic_.info, incoming_.slots().region(0).rkey()));
-    for (const verbs::QpPair& path : qps_) offer += BytesOf(path.info());
+                                                 .slots = incoming_.slots().address(0),
+                                                 .headers = headers_.slots().address(0)});
+    offer += BytesOf(verbs::InfoOf(nic_.info, incoming_.slots().rkey(0), headers_.slots().rkey(0)));
+    for (const verbs::Qp& qp : qps_) offer += BytesOf(qp.info());
     return offer;
   }
 
@@ -66,23 +66,23 @@ class VerbsLiar {
     const verbs::Route route = verbs::RouteOf(nic_.info, nic_pair_, TheNics().options());
     for (uint32_t i = 0; i < kNumQps; ++i) {
       qps_[i].Connect(i, route, reader.Take<verbs::QpInfo>());
-      qps_[i].SetLive();
     }
   }
 
   // Writes a header into the slot that the immediate names, or another one, and waits until both
   // have arrived.
   void Send(std::string_view header, uint32_t immediate) {
-    const Immediate unpacked = verbs::UnpackImmediate(immediate);
-    header = header.substr(0, verbs::kChunkHeaderBytes);
-    std::memset(outgoing_.slot(0), 0, verbs::kChunkHeaderBytes);
+    const Immediate unpacked = verbs::UnpackImmediate(immediate & 0x7fff'ffff);
+    header = header.substr(0, verbs::kHeaderBytes);
+    std::memset(outgoing_.slot(0), 0, verbs::kHeaderBytes);
     std::memcpy(outgoing_.slot(0), header.data(), header.size());
-    const verbs::Write write{.from = outgoing_.slots().address(0),
-                             .lkey = outgoing_.slots().region(0).lkey(),
-                             .num_bytes = verbs::kChunkHeaderBytes,
-                             .to = theirs_.slots + unpacked.slot % theirs_.num_slots * kSlotBytes,
-                             .rkey = nic_pair_.rkey};
-    if (qps_[1].PostLast(write, unpacked, /*slot=*/0) != 0) ThrowErrno("ibv_post_send");
+    const verbs::Write write{
+        .from = outgoing_.slots().address(0),
+        .lkey = outgoing_.slots().lkey(0),
+        .num_bytes = verbs::kHeaderBytes,
+        .to = theirs_.headers + unpacked.slot % theirs_.num_slots * verbs::kHeaderBytes,
+        .rkey = nic_pair_.headers_rkey};
+    if (qps_[1].Post(write, unpacked) != 0) ThrowErrno("ibv_post_send");
     while (!HasSent()) std::this_thread::yield();
   }
 
@@ -95,9 +95,9 @@ class VerbsLiar {
       const verbs::WorkId id = verbs::UnpackWorkId(wc.wr_id);
       if (wc.status != ibv::kWcSuccess) Throw(ErrorCode::kTransport, "a send failed");
       if (id.is_receive) {
-        (void)qps_[id.qp].Restock();
+        (void)qps_[id.qp].PostReceive();
       } else {
-        qps_[id.qp].OnSent();
+        qps_[id.qp].OnSent(id.sent);
         has_sent = true;
       }
     }
@@ -107,10 +107,10 @@ class VerbsLiar {
   std::vector<std::shared_ptr<verbs::Nic>> nics_{TheNics().Usable().front()};
   verbs::Nic& nic_ = *nics_.front();
   verbs::CompletionQueue cq_{*nic_.context, 512};
-  verbs::Staging outgoing_{nics_, 1, verbs::kChunkHeaderBytes, ibv::kAccessLocalWrite};
-  verbs::Staging incoming_{nics_, kNumSlots, kSlotBytes,
-                           ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite};
-  std::deque<verbs::QpPair> qps_;
+  verbs::Staging outgoing_{nics_, 1, verbs::kHeaderBytes, ibv::kAccessLocalWrite};
+  verbs::Staging incoming_{nics_, kNumSlots, kChunkBytes, verbs::kPeerWrites};
+  verbs::Staging headers_{nics_, kNumSlots, verbs::kHeaderBytes, verbs::kPeerWrites};
+  std::deque<verbs::Qp> qps_;
   verbs::OfferInfo theirs_{};
   verbs::NicPairInfo nic_pair_{};
 };
@@ -149,12 +149,10 @@ std::string Record(const Immediate& immediate, const ChunkInfo& info) {
   return BytesOf(verbs::Pack(immediate)) + Sized(BytesOf(info));
 }
 
-// Chunk `slot` of the transfer, in its slot, with the credits of those that we have sent.
+// Chunk `slot` of the transfer, in its slot.
 std::string Chunk(uint8_t slot, uint64_t offset, uint16_t sequence = 1) {
   const uint64_t num_bytes = std::min<uint64_t>(kChunkBytes, kTransferBytes - offset);
-  const uint32_t credit = verbs::Pack(Immediate{ImmediateKind::kCredit, slot, sequence});
-  return Record({ImmediateKind::kChunk, slot, sequence},
-                {1, offset, num_bytes, sequence, {credit}});
+  return Record({ImmediateKind::kChunk, slot, sequence}, {1, offset, num_bytes, {}});
 }
 std::string Chunk(uint8_t slot) { return Chunk(slot, slot * kChunkBytes); }
 
@@ -164,12 +162,11 @@ std::vector<std::string> Seeds() {
           Chunk(0) + Chunk(0, kChunkBytes, 2) + Chunk(0, 2 * kChunkBytes, 3)};
 }
 
-[[maybe_unused]] const bool added =
-    AddFuzzer({.name = "verbs_chunks",
-               .covers = {"xla_plugin/transport/verbs/connection.cc",
-                          "xla_plugin/transport/verbs/slot_link.cc"},
-               .seeds = &Seeds,
-               .run = [](std::string_view input) { Receiver().Play(input); }});
+[[maybe_unused]] const bool added = AddFuzzer(
+    {.name = "verbs_chunks",
+     .covers = {"xla_plugin/net/verbs/verbs_connection.cc", "xla_plugin/net/verbs/link.cc"},
+     .seeds = &Seeds,
+     .run = [](std::string_view input) { Receiver().Play(input); }});
 
 TEST(FuzzVerbsTest, ChunksOfALiarArrive) {
   for (const std::string& input : Seeds()) {

@@ -37,7 +37,6 @@ std::atomic<std::chrono::milliseconds> retirement_delay{};
 // See CachedFills.
 struct Cache {
   std::atomic<bool> is_used = false;
-  std::atomic<bool> is_emptied_by_events = false;
   std::mutex mutex;
   std::vector<std::function<void()>> fills;
 
@@ -314,10 +313,7 @@ class HostDevice final : public Device {
   void Record(EventHandle event, StreamHandle stream) override {
     const auto shared = EventOf(event);
     const uint64_t record = shared->Record();
-    StreamOf(stream).Add([shared, record] {
-      if (cache.is_emptied_by_events) cache.Empty();
-      shared->Reach(record);
-    });
+    StreamOf(stream).Add([shared, record] { shared->Reach(record); });
   }
   void WaitEvent(StreamHandle stream, EventHandle event) override {
     const auto shared = EventOf(event);
@@ -386,12 +382,9 @@ const Vendor& TestVendorOf(std::string_view name) {
 
 std::unique_ptr<Device> OpenHostDevice() { return Open({}, 0); }
 
-CachedFills::CachedFills(bool by_events) {
-  cache.is_emptied_by_events = by_events;
-  cache.is_used = true;
-}
+CachedFills::CachedFills() { cache.is_used = true; }
 CachedFills::~CachedFills() {
-  cache.is_used = cache.is_emptied_by_events = false;
+  cache.is_used = false;
   cache.Empty();
 }
 

@@ -25,11 +25,11 @@ class LateRetirement {
   LateRetirement& operator=(const LateRetirement&) = delete;
 };
 
-// While it lives, what a device is to fill stays in a cache of its own until it is made visible: by
-// an event, if `by_events`, or by a host that waits for the stream.
+// While it lives, what a device is to fill stays in a cache of its own until a host waits for the
+// stream.
 class CachedFills {
  public:
-  explicit CachedFills(bool by_events);
+  CachedFills();
   ~CachedFills();
   CachedFills(const CachedFills&) = delete;
   CachedFills& operator=(const CachedFills&) = delete;

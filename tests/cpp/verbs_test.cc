@@ -8,12 +8,11 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/transport/verbs/distance.h"
-#include "xla_plugin/transport/verbs/gid.h"
-#include "xla_plugin/transport/verbs/nics.h"
-#include "xla_plugin/transport/verbs/qp_pair.h"
-#include "xla_plugin/transport/verbs/slot_link.h"
-#include "xla_plugin/transport/verbs/wire.h"
+#include "xla_plugin/net/verbs/distance.h"
+#include "xla_plugin/net/verbs/gid.h"
+#include "xla_plugin/net/verbs/nics.h"
+#include "xla_plugin/net/verbs/qp.h"
+#include "xla_plugin/net/verbs/wire.h"
 
 // Which NICs and GIDs the verbs transport chooses, and what it sends.
 namespace jaxhet::testing {
@@ -100,25 +99,14 @@ class Folder {
   std::filesystem::path path_;
 };
 
-TEST(VerbsTest, ReadsGidTableFromSysfs) {
+TEST(VerbsTest, NetdevIsUpUnlessTheKernelSaysOtherwise) {
   const Folder folder;
-  folder.Put("ports/2/gids/0", "fe80:0000:0000:0000:0200:00ff:fe00:0001");
-  folder.Put("ports/2/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000");
-  folder.Put("ports/2/gids/10", "0000:0000:0000:0000:0000:ffff:0a00:0001");
-  folder.Put("ports/2/gid_attrs/types/0", "IB/RoCE v1");
-  folder.Put("ports/2/gid_attrs/types/10", "RoCE v2");
-  folder.Put("ports/2/gid_attrs/ndevs/10", "eth7");
-  folder.Put("net/eth7/operstate", "up");
-  const auto table = verbs::ReadGidTable(folder.path(), 2, folder.path() + "/net");
-  EXPECT_EQ(table.size(), size_t{2});
-  EXPECT_EQ(table.at(0).index, 0);
-  EXPECT_TRUE(table[0].type == GidType::kRoceV1 && table[0].netdev.empty() &&
-              !table[0].netdev_is_up);
-  EXPECT_EQ(table.at(1).index, 10);
-  EXPECT_TRUE(table[1].type == GidType::kRoceV2 && table[1].netdev == "eth7" &&
-              table[1].netdev_is_up);
-  EXPECT_EQ(verbs::ToString(table[1].gid), "::ffff:10.0.0.1");
-  EXPECT_TRUE(verbs::ReadGidTable("/nowhere", 1).empty());
+  folder.Put("eth7/operstate", "up");
+  folder.Put("eth8/operstate", "down");
+  folder.Put("lo/operstate", "unknown");
+  const auto is_up = [&](const char* netdev) { return verbs::NetdevIsUp(netdev, folder.path()); };
+  EXPECT_TRUE(is_up("eth7") && is_up("lo"));
+  EXPECT_FALSE(is_up("eth8") || is_up("eth9"));
 }
 
 TEST(VerbsTest, KnowsWhichNetdevHasRoute) {
@@ -248,22 +236,14 @@ TEST(VerbsTest, SaysWhatToDoWhereACompletionQueueFails) {
   EXPECT_THAT(text, HasSubstr("JAXHET_VERBS_DEVICES"));
 }
 
-// Parts as large as a queue pair has room for, of odd lengths too.
-TEST(VerbsTest, SlotsAreSentInFewParts) {
-  for (const size_t around : {size_t{1}, size_t{128} << 10, size_t{512} << 10, size_t{8} << 20}) {
-    for (size_t num_bytes = around; num_bytes < around + 20'000; ++num_bytes) {
-      const size_t part = verbs::SlotLink::PartBytes(num_bytes);
-      EXPECT_TRUE(verbs::SlotLink::kMostParts * part >= num_bytes && part % 4096 == 0);
-    }
-  }
-}
-
 TEST(VerbsTest, PacksWorkIdsAndImmediates) {
-  const verbs::WorkId id =
-      verbs::UnpackWorkId(Pack(verbs::WorkId{.qp = 0xffff'fffe, .is_receive = true}));
-  EXPECT_TRUE(id.qp == 0xffff'fffe && id.is_receive);
   const verbs::Immediate immediate{verbs::ImmediateKind::kCredit, 255, 0xfffe};
-  EXPECT_EQ(verbs::UnpackImmediate(Pack(immediate)), immediate);
+  EXPECT_EQ(verbs::UnpackImmediate(verbs::Pack(immediate)), immediate);
+  for (const bool is_receive : {false, true}) {
+    const verbs::WorkId id = verbs::UnpackWorkId(
+        verbs::Pack(verbs::WorkId{.qp = 0xffff'fffe, .is_receive = is_receive, .sent = immediate}));
+    EXPECT_TRUE(id.qp == 0xffff'fffe && id.is_receive == is_receive && id.sent == immediate);
+  }
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ _LEVELS = [
 
 # Includes and calls that are allowed in one place only: pattern -> folder or file below xla_plugin.
 _CPP_DOORS = {
-    r"#include [<\"]infiniband/": "transport/verbs/",
-    r"\"_?ibv_\w+\"": "transport/verbs/",  # entry points by their names
+    r"#include [<\"]infiniband/": "net/verbs/",
+    r"\"_?ibv_\w+\"": "net/verbs/",  # entry points by their names
     r"#include [<\"]openssl/|\"(EVP_\w+|HMAC|OpenSSL_\w+)\"": "base/libcrypto.h",
     r"#include [<\"](cuda|hip/|hsa/)": "device/",
     r"#include \"xla_plugin/device/(cuda|hip)/": "device/",

@@ -47,7 +47,9 @@ Endpoint::Endpoint(const Options& options)
       context_(Open(options.device)),
       pd_(Verbs().alloc_pd(context_)),
       bytes_(options.num_bytes),
-      mr_(Verbs().reg_mr(pd_, bytes_.data(), bytes_.size(), options.access)),
+      mr_(Verbs().reg_mr_iova2(pd_, bytes_.data(), bytes_.size(),
+                               reinterpret_cast<uintptr_t>(bytes_.data()),
+                               static_cast<unsigned>(options.access))),
       channel_(Verbs().create_comp_channel(context_)),
       cq_(Verbs().create_cq(context_, options.cqe, this, channel_, 0)) {
   if (pd_ == nullptr || mr_ == nullptr || channel_ == nullptr || cq_ == nullptr) Refuse("set-up");

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "xla_plugin/transport/verbs/verbs_api.h"
+#include "xla_plugin/net/verbs/verbs_api.h"
 
 namespace jaxhet::testing {
 

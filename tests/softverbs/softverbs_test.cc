@@ -185,7 +185,8 @@ TEST(SoftverbsTest, WrongLocalKeysAreRefused) {
 
 TEST(SoftverbsTest, RemoteWriteNeedsLocalWrite) {
   Endpoint end;
-  EXPECT_EQ(Verbs().reg_mr(end.pd(), end.bytes().data(), 8, ibv::kAccessRemoteWrite), nullptr);
+  EXPECT_EQ(Verbs().reg_mr_iova2(end.pd(), end.bytes().data(), 8, 0, ibv::kAccessRemoteWrite),
+            nullptr);
   EXPECT_EQ(errno, EINVAL);
   EXPECT_EQ(Verbs().dealloc_pd(end.pd()), EBUSY);
   EXPECT_EQ(Verbs().destroy_cq(end.cq()), EBUSY);

@@ -159,9 +159,6 @@ class Device {
   virtual Event CreateEvent() = 0;
   // Peers and NICs may write it while this device uses it.
   virtual Memory Allocate(size_t num_bytes) = 0;
-  // Memory as a program has it: others see what the device writes there after an event, or after
-  // WriteValue().
-  virtual Memory AllocateCached(size_t num_bytes) { return Allocate(num_bytes); }
   // Host memory that every device of the vendor sees.
   virtual PinnedMemory AllocatePinned(size_t num_bytes) = 0;
   // Makes existing host memory, whole pages, such memory; shared memory of several processes too.

@@ -116,14 +116,6 @@ class Gpu final : public Device {
     return {*this, memory};
   }
 
-  Memory AllocateCached(size_t num_bytes) override {
-    void* memory = nullptr;
-    context_.Run([&](const Api& api) {
-      return std::pair(api.malloc.name(), api.AllocateCached(&memory, num_bytes));
-    });
-    return {*this, memory};
-  }
-
   PinnedMemory AllocatePinned(size_t num_bytes) override {
     void* host = nullptr;
     context_.Call(api().host_malloc, &host, num_bytes,

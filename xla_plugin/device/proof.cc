@@ -40,16 +40,14 @@ PatternWriter::PatternWriter(Device& device, size_t load_bytes)
       load_bytes_(load_bytes),
       word_(device.AllocatePinned(sizeof(uint32_t))),
       program_(device.CreateStream(StreamPriority::kNormal)),
-      teller_(device.CreateStream(StreamPriority::kHigh)),
-      busy_(device.CreateStream(StreamPriority::kNormal)),
-      written_(device.CreateEvent()) {
+      busy_(device.CreateStream(StreamPriority::kNormal)) {
   new (word_.get()) uint32_t(0);
   if (load_bytes > 0) load_ = device.Allocate(load_bytes);
 }
 
 PatternWriter::~PatternWriter() {
   try {
-    for (const Stream* const stream : {&program_, &teller_, &busy_}) {
+    for (const Stream* const stream : {&program_, &busy_}) {
       device_.Synchronize(stream->get());
     }
   } catch (const Error& error) {
@@ -57,7 +55,7 @@ PatternWriter::~PatternWriter() {
   }
 }
 
-std::vector<std::byte> PatternWriter::Write(std::span<std::byte> place, bool by_event) {
+std::vector<std::byte> PatternWriter::Write(std::span<std::byte> place) {
   KeepBusy();
   ++number_;
   const size_t half = place.size() / 2;
@@ -65,12 +63,7 @@ std::vector<std::byte> PatternWriter::Write(std::span<std::byte> place, bool by_
   std::fill_n(pattern.begin(), half, std::byte(2 * number_ + 1));
   device_.Fill(program_.get(), place.data(), pattern.front(), half);
   device_.Fill(program_.get(), place.data() + half, pattern.back(), place.size() - half);
-  if (by_event) {
-    device_.Record(written_.get(), program_.get());
-    device_.WaitEvent(teller_.get(), written_.get());
-  }
-  const Stream& teller = by_event ? teller_ : program_;
-  device_.WriteValue(teller.get(), device_.DeviceAddress(word_.get()), number_);
+  device_.WriteValue(program_.get(), device_.DeviceAddress(word_.get()), number_);
   const std::atomic_ref word(*static_cast<uint32_t*>(word_.get()));
   const auto limit = Clock::now() + kWriteTimeout;
   while (word.load(std::memory_order_acquire) < number_) {

@@ -15,8 +15,8 @@ namespace jaxhet {
 void WriteProof(Device& device, void* to, std::span<const std::byte> proof);
 bool HasProof(Device& device, const void* from, std::span<const std::byte> proof);
 
-// Writes memory as a program writes it before an exchange, and learns as an exchange does that it
-// is written. The host does not wait for the device: that would empty the caches of an AMD GPU.
+// Writes memory as an exchange writes slots, and learns as an exchange does that it is written. The
+// host does not wait for the device: that would empty the caches of an AMD GPU.
 class PatternWriter {
  public:
   // `load_bytes` of memory, if any, are copied to and fro meanwhile, to keep the device busy.
@@ -25,10 +25,8 @@ class PatternWriter {
   PatternWriter(const PatternWriter&) = delete;
   PatternWriter& operator=(const PatternWriter&) = delete;
 
-  // Other bytes than the last time; returns them. `by_event`: a stream tells after an event of the
-  // program's stream, as of operands that NICs send from their place; else the program's stream
-  // tells itself, as of slots.
-  std::vector<std::byte> Write(std::span<std::byte> place, bool by_event);
+  // Other bytes than the last time; returns them.
+  std::vector<std::byte> Write(std::span<std::byte> place);
 
  private:
   void KeepBusy();
@@ -38,9 +36,7 @@ class PatternWriter {
   DeviceMemory load_;
   PinnedMemory word_;
   Stream program_;
-  Stream teller_;
   Stream busy_;
-  Event written_;
   uint32_t number_ = 0;
 };
 

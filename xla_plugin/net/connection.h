@@ -80,6 +80,13 @@ class Connection {
   // Moves about kSliceBytes at most. True if there is more to do at once, false if an event must
   // come first.
   virtual bool Advance() = 0;
+
+  // Once both offers are accepted: whether the ends send each other messages.
+  virtual bool HasMessages() const { return true; }
+  // The path has ended in the middle of something.
+  virtual bool HasBroken() const { return false; }
+  // The owner ends: nothing more of the transfers is read or written, not by a NIC either.
+  virtual void Kill() {}
 };
 
 // Bytes moved between two looks at the control connections: 0.1 to 1 ms.

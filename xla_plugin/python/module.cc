@@ -26,10 +26,10 @@
 #include "xla_plugin/ffi/device_exchange.h"
 #include "xla_plugin/ffi/exchange.h"
 #include "xla_plugin/net/seal.h"
+#include "xla_plugin/net/verbs/device_slots.h"
+#include "xla_plugin/net/verbs/distance.h"
+#include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/relay.h"
-#include "xla_plugin/transport/verbs/device_region.h"
-#include "xla_plugin/transport/verbs/distance.h"
-#include "xla_plugin/transport/verbs/nics.h"
 
 namespace nb = nanobind;
 

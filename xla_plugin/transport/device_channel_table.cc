@@ -1,8 +1,8 @@
 #include <array>
 
 #include "xla_plugin/transport/device_channel/shared_channels.h"
-#include "xla_plugin/transport/device_channel/tcp_channel.h"
-#include "xla_plugin/transport/verbs/verbs_channel.h"
+#include "xla_plugin/transport/device_channel/socket_channel.h"
+#include "xla_plugin/transport/device_channel/verbs_channel.h"
 
 namespace jaxhet {
 namespace {
@@ -13,7 +13,7 @@ constexpr std::array kTransports = {
     DeviceTransport{.name = "hip_ipc", .make = MakeHipIpcChannel, .open = OpenIpcChannel},
     DeviceTransport{.name = "host", .make = MakeShmChannel, .open = OpenShmChannel},
     DeviceTransport{.name = "verbs", .make = MakeVerbsChannel, .open = OpenVerbsChannel},
-    DeviceTransport{.name = "socket", .make = MakeTcpChannel, .open = OpenTcpChannel},
+    DeviceTransport{.name = "socket", .make = MakeSocketChannel, .open = OpenSocketChannel},
 };
 
 }  // namespace

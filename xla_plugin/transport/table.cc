@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "xla_plugin/net/socket/tcp_connection.h"
+#include "xla_plugin/net/verbs/verbs_connection.h"
 #include "xla_plugin/transport/shm/shm_pull.h"
 #include "xla_plugin/transport/transport.h"
-#include "xla_plugin/transport/verbs/verbs.h"
 
 namespace jaxhet {
 
@@ -17,6 +17,11 @@ std::unique_ptr<Connection> OpenTcp(const TransportSetup& setup, ConnectionHost&
                                                               .chunk_bytes = setup.chunk_bytes,
                                                               .path_timeout = setup.path_timeout},
                                               host);
+}
+
+std::unique_ptr<Connection> OpenVerbs(const TransportSetup& setup, ConnectionHost& host) {
+  RefuseSealing(setup.encryption);
+  return std::make_unique<verbs::VerbsConnection>(*setup.nics, setup.chunk_bytes, host);
 }
 
 }  // namespace

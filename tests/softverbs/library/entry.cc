@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tests/softverbs/library/nic.h"
-#include "xla_plugin/transport/verbs/verbs_api.h"
+#include "xla_plugin/net/verbs/verbs_api.h"
 
 namespace jaxhet::softverbs {
 namespace {
@@ -73,7 +73,6 @@ bool IsAccessGood(int access) {
 ibv::Mr* Register(ibv::Pd* pd, void* address, size_t num_bytes, uint64_t iova, int access) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  // One name for both entry points: programs use either.
   const int error = Refusal(nic, "ibv_reg_mr", pd->context);
   if (error != 0) return Null(error);
   if (address == nullptr || num_bytes == 0) return Null(EFAULT);
@@ -205,13 +204,6 @@ ENTRY(query_gid_ex, int, _ibv_query_gid_ex, ibv::Context* context, uint32_t numb
   return 0;
 }
 
-ENTRY(query_pkey, int, ibv_query_pkey, ibv::Context* context, uint8_t number, int index,
-      uint16_t* pkey) {
-  if (PortOf(context, number) == nullptr || index != 0) return -1;
-  *pkey = 0xFFFF;
-  return 0;
-}
-
 ENTRY(alloc_pd, ibv::Pd*, ibv_alloc_pd, ibv::Context* context) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
@@ -232,10 +224,6 @@ ENTRY(dealloc_pd, int, ibv_dealloc_pd, ibv::Pd* pd) {
   --nic.num_pds;
   delete static_cast<Pd*>(pd);
   return 0;
-}
-
-ENTRY(reg_mr, ibv::Mr*, ibv_reg_mr, ibv::Pd* pd, void* address, size_t num_bytes, int access) {
-  return Register(pd, address, num_bytes, reinterpret_cast<uintptr_t>(address), access);
 }
 
 ENTRY(reg_mr_iova2, ibv::Mr*, ibv_reg_mr_iova2, ibv::Pd* pd, void* address, size_t num_bytes,
@@ -368,31 +356,4 @@ ENTRY(get_async_event, int, ibv_get_async_event, ibv::Context* context, ibv::Asy
 
 ENTRY(ack_async_event, void, ibv_ack_async_event, ibv::AsyncEvent* /*event*/) {}
 
-ENTRY(wc_status_str, const char*, ibv_wc_status_str, int status) {
-  // rdma-core's words.
-  static constexpr std::array kTexts = {"success",
-                                        "local length error",
-                                        "local QP operation error",
-                                        "local EE context operation error",
-                                        "local protection error",
-                                        "Work Request Flushed Error",
-                                        "memory management operation error",
-                                        "bad response error",
-                                        "local access error",
-                                        "remote invalid request error",
-                                        "remote access error",
-                                        "remote operation error",
-                                        "transport retry counter exceeded",
-                                        "RNR retry counter exceeded",
-                                        "local RDD violation error",
-                                        "remote invalid RD request",
-                                        "aborted error",
-                                        "invalid EE context number",
-                                        "invalid EE context state",
-                                        "fatal error",
-                                        "response timeout error",
-                                        "general error"};
-  const bool is_known = status >= 0 && std::cmp_less(status, kTexts.size());
-  return is_known ? kTexts[static_cast<size_t>(status)] : "unknown";
-}
 // NOLINTEND(readability-identifier-naming,misc-use-internal-linkage,misc-const-correctness)

@@ -130,7 +130,6 @@ struct CudaApi {
   void Leave(Context before) const;
   int DestroyStream(StreamHandle stream) const { return stream_destroy(stream); }
   int Allocate(void** memory, size_t num_bytes) const { return malloc(memory, num_bytes); }
-  int AllocateCached(void** memory, size_t num_bytes) const { return malloc(memory, num_bytes); }
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
   int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
   // The following functions return the name of the last call and its result.

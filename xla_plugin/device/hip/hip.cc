@@ -36,10 +36,6 @@ int HipApi::Allocate(void** memory, size_t num_bytes) const {
   return malloc(memory, num_bytes, kMallocUncached);
 }
 
-int HipApi::AllocateCached(void** memory, size_t num_bytes) const {
-  return malloc(memory, num_bytes, kMallocDefault);
-}
-
 int HipApi::Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const {
   return memcpy_async(to, from, num_bytes, kCopyDefault, stream);
 }

@@ -25,7 +25,6 @@ struct HipApi {
   static constexpr unsigned kStreamNonBlocking = 0x1;     // hipStreamNonBlocking
   static constexpr unsigned kEventDisableTiming = 0x2;    // hipEventDisableTiming
   static constexpr unsigned kEventToSystem = 0x80000000;  // hipEventReleaseToSystem
-  static constexpr unsigned kMallocDefault = 0x0;         // hipDeviceMallocDefault (6)
   static constexpr unsigned kMallocUncached = 0x3;        // hipDeviceMallocUncached (6)
   static constexpr unsigned kHostMallocPortable = 0x1;    // hipHostMallocPortable
   static constexpr unsigned kHostMallocMapped = 0x2;      // hipHostMallocMapped
@@ -118,7 +117,6 @@ struct HipApi {
   void Leave(Context before) const;
   int DestroyStream(StreamHandle stream) const;
   int Allocate(void** memory, size_t num_bytes) const;
-  int AllocateCached(void** memory, size_t num_bytes) const;
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
   int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
   std::pair<const char*, int> ExportDmaBuf(void* address, size_t num_bytes, int* fd,

@@ -15,8 +15,8 @@
 #include "xla_plugin/engine/control/negotiation.h"
 #include "xla_plugin/engine/control/peer.h"
 #include "xla_plugin/engine/control/roster.h"
+#include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/shared_memory.h"
-#include "xla_plugin/transport/verbs/nics.h"
 
 namespace jaxhet {
 

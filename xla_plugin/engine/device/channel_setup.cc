@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "xla_plugin/base/checked.h"
-#include "xla_plugin/transport/verbs/nics.h"
+#include "xla_plugin/net/verbs/nics.h"
 
 namespace jaxhet {
 namespace {
@@ -87,11 +87,10 @@ std::unique_ptr<RankChannel> NewChannel(std::unique_ptr<DeviceChannel> end,
   return channel;
 }
 
-using Lanes = std::vector<std::shared_ptr<SocketLane>>;
-using Log = std::function<void(std::string_view what)>;
+using Lanes = std::vector<std::shared_ptr<Lane>>;
 
 // Logs each text once: many lanes leave a path that fails.
-Log LogOnce(Severity least_severity) {
+Lane::LogFunction LogOnce(Severity least_severity) {
   if (least_severity > Severity::kWarning) return [](std::string_view /*what*/) {};
   struct Said {
     std::mutex mutex;
@@ -104,15 +103,16 @@ Log LogOnce(Severity least_severity) {
 }
 
 // Sockets in a row use different paths, so that each lane has some of each.
-Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options, const Log& log) {
+Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options,
+                const Lane::LogFunction& log) {
   constexpr size_t kFirst = ChannelSockets::kNumMessageSockets;
   const size_t num_data = of_pair.sockets.size() - std::min(of_pair.sockets.size(), kFirst);
-  const size_t num_lanes = std::min(SocketLane::kMost, num_data);
+  const size_t num_lanes = std::min(Lane::kMost, num_data);
   Lanes lanes;
   for (size_t lane = 0; lane < num_lanes; ++lane) {
-    const size_t messages = kFirst - SocketLane::kMost + lane;
-    LaneSockets sockets{.messages = std::move(of_pair.sockets[messages]),
-                        .messages_keys = std::move(of_pair.keys[messages]),
+    const size_t messages = kFirst - Lane::kMost + lane;
+    LaneSockets sockets{.messages = {.fd = std::move(of_pair.sockets[messages]),
+                                     .keys = std::move(of_pair.keys[messages])},
                         .data = {},
                         .keys = {},
                         .path_timeout = options.path_timeout,
@@ -121,7 +121,7 @@ Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options, const Lo
       sockets.data.push_back(std::move(of_pair.sockets[kFirst + i]));
       sockets.keys.push_back(std::move(of_pair.keys[kFirst + i]));
     }
-    lanes.push_back(std::make_shared<SocketLane>(std::move(sockets)));
+    lanes.push_back(MakeSocketLane(std::move(sockets)));
   }
   return lanes;
 }
@@ -144,7 +144,7 @@ class ChannelNegotiation {
       }
     }
     num_open_ = incoming_.size() + outgoing_.size();
-    const Log log = LogOnce(options.least_severity);
+    const Lane::LogFunction log = LogOnce(options.least_severity);
     for (ChannelSockets& of_pair : sockets_) {
       lanes_[{of_pair.rank, of_pair.peer_rank}] = MakeLanes(of_pair, options, log);
     }

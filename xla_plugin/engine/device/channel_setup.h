@@ -11,8 +11,8 @@
 #include "xla_plugin/engine/common/job_view.h"
 #include "xla_plugin/engine/common/wire.h"
 #include "xla_plugin/engine/device/device_rank.h"
-#include "xla_plugin/transport/device_channel/tcp_channel.h"
-#include "xla_plugin/transport/verbs/options.h"
+#include "xla_plugin/net/verbs/options.h"
+#include "xla_plugin/transport/device_channel/lane.h"
 
 namespace jaxhet {
 
@@ -30,7 +30,7 @@ struct ChannelPeer {
 // Connected and authenticated, for the two channels between these ranks: one for the messages of
 // each, one for those of each lane, and the others for chunks.
 struct ChannelSockets {
-  static constexpr size_t kNumMessageSockets = 2 + SocketLane::kMost;
+  static constexpr size_t kNumMessageSockets = 2 + Lane::kMost;
 
   int rank;  // rank of this process
   int peer_rank;

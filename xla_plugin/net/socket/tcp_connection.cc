@@ -111,6 +111,7 @@ bool TcpConnection::Advance() {
     Receive(data);
     Send(data);
     if (data.socket.closed()) OnClosed(data);
+    more |= data.ended && !data.is_left;  // until kEndGrace is over
     more |= data.socket.readable();
     more |= data.socket.writable() && (data.sending != nullptr || MayTake(data));
   }
@@ -122,11 +123,6 @@ bool TcpConnection::HasBroken() const {
     return !data.is_left && data.socket.closed() &&
            (data.in.header_bytes > 0 || data.sending != nullptr);
   });
-}
-
-bool TcpConnection::IsEnding() const {
-  return std::ranges::any_of(data_,
-                             [](const DataSocket& data) { return data.ended && !data.is_left; });
 }
 
 // Whether the next chunk is for this socket: for any that can take it, or where chunks are

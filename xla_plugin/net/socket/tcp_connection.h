@@ -45,12 +45,8 @@ class TcpConnection final : public Connection {
   void OnMessage(std::span<const std::byte> message) override;
   bool Advance() override;
 
-  // Chunks are confirmed: both ends have said that there are several paths.
-  bool confirms() const { return confirms_; }
-  // A socket has ended in the middle of a chunk.
-  bool HasBroken() const;
-  // A socket has ended a moment ago: Advance() has to be called without an event.
-  bool IsEnding() const;
+  bool HasMessages() const override { return confirms_; }
+  bool HasBroken() const override;
 
  private:
   struct Outgoing {

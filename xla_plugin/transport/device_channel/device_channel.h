@@ -40,15 +40,13 @@
 //                                                copies the operand into the result
 //   waits for `taken`                     <-     writes `taken`
 //
-// with the number of the exchange. (Where the source's NIC reaches it, the NIC sends it from there
-// between `ready` and `taken`, into the target's slots; for the target it comes like all else.)
-// The target that pulls must know where the operand is, so the ends choose
+// with the number of the exchange. The target must know where the operand is, so the ends choose
 // the route of each such exchange: it is pulled if the source launches it before the target gives
 // up waiting for that.
 namespace jaxhet {
 
 class Proxy;
-class SocketLane;
+class Lane;
 namespace verbs {
 class Nics;
 }
@@ -199,7 +197,7 @@ class DeviceChannel {
     const uint64_t num_bytes = words_->pull_bytes;
     return num_bytes == 0 ? std::numeric_limits<uint64_t>::max() : num_bytes;
   }
-  // By the source: where the target, or our NIC, finds the operand; none if it can't reach it.
+  // By the source: where the target finds the operand; none if it can't reach it.
   virtual std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const;
   // By the target: `num_bytes` at a place. Throws TransportError if the place lies outside of the
   // source's memory.
@@ -254,7 +252,7 @@ struct ChannelSetup {
   // nothing is pulled.
   std::span<std::byte> operands;
   // Sockets of these two ranks, for this channel and the one back; may be none.
-  std::span<const std::shared_ptr<SocketLane>> lanes;
+  std::span<const std::shared_ptr<Lane>> lanes;
   const Fd* messages;  // another one, for this channel alone; may be null
   verbs::Nics* nics;   // NICs of this process
   Encryption encryption = Encryption::kOff;

@@ -1,0 +1,174 @@
+#ifndef XLA_PLUGIN_NET_VERBS_DEVICE_H_
+#define XLA_PLUGIN_NET_VERBS_DEVICE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "xla_plugin/net/pollable.h"
+#include "xla_plugin/net/verbs/verbs_api.h"
+
+// The objects of libibverbs, each owned by one of ours. What another object is made of must outlive
+// it. Constructors and functions throw TransportError, which names call, NIC and errno, unless they
+// return errno.
+namespace jaxhet::verbs {
+
+[[noreturn]] void ThrowCall(std::string_view call, std::string_view where, int error_number,
+                            std::string_view advice = {});
+
+// Owns what `destroy` takes back.
+template <typename T>
+class Handle {
+ public:
+  Handle(T* object, const Function<int(T*)>& destroy) : object_(object), destroy_(destroy) {}
+  ~Handle() {
+    if (const int error = destroy_(object_)) LogLine(ErrnoText(destroy_.name(), error));
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  T* get() const { return object_; }
+  T* operator->() const { return object_; }
+
+ private:
+  T* object_;
+  const Function<int(T*)>& destroy_;
+};
+
+// An open NIC. As a Pollable it reads the NIC's asynchronous events, by any thread.
+class Context final : public Pollable {
+ public:
+  Context(const VerbsApi& api, ibv::Device* device);
+
+  const VerbsApi& api() const { return api_; }
+  ibv::Context* get() const { return context_.get(); }
+  const std::string& name() const { return name_; }
+  // Folder in sysfs: /sys/class/infiniband/NAME.
+  std::string folder() const { return context_->device->ibdev_path.data(); }
+
+  ibv::DeviceAttr QueryDevice() const;
+  ibv::PortAttr QueryPort(int port) const;
+
+  // How many events there were so far.
+  uint64_t num_events() const { return num_events_; }
+  // Why `port` does not work at the moment, by the events so far; empty if it does.
+  std::string PortProblem(int port) const;
+
+  int fd() const override { return context_->async_fd; }
+  void OnEvents(uint32_t events) override;
+
+ private:
+  void OnEvent(const ibv::AsyncEvent& event);
+
+  const VerbsApi& api_;
+  std::string name_;
+  Handle<ibv::Context> context_;
+  std::atomic<uint64_t> num_events_ = 0;
+  mutable std::mutex mutex_;  // guards the members below
+  std::string device_problem_;
+  std::map<int, std::string> port_problems_;
+};
+
+class ProtectionDomain {
+ public:
+  explicit ProtectionDomain(const Context& context);
+
+  const Context& context() const { return context_; }
+  ibv::Pd* get() const { return pd_.get(); }
+
+ private:
+  const Context& context_;
+  Handle<ibv::Pd> pd_;
+};
+
+// Memory that a NIC may read, and write with `access`. The memory stays its owner's. Whoever names
+// it to the NIC uses the addresses of `memory`, which may be a device's.
+class MemoryRegion {
+ public:
+  MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int access);
+  // Registers a dma-buf; `memory` starts at `offset` in it. It may be closed afterwards.
+  MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int dma_buf,
+               size_t offset, int access);
+
+  uint32_t lkey() const { return mr_->lkey; }
+  uint32_t rkey() const { return mr_->rkey; }
+
+ private:
+  Handle<ibv::Mr> mr_;
+};
+
+// A completion queue with a channel of its own, which is what is polled.
+class CompletionQueue final : public Pollable {
+ public:
+  CompletionQueue(const Context& context, int num_entries);
+
+  ibv::Cq* get() const { return cq_.get(); }
+  // The first completions, as many as there are and fit. `path` names NIC and port in an error.
+  std::span<const ibv::Wc> Poll(std::span<ibv::Wc> buffer, std::string_view path) const;
+  // Lets the next completion raise an event. Poll() once more afterwards: what arrived before
+  // raises none. False if that is arranged already.
+  bool Arm();
+
+  int fd() const override { return channel_->fd; }
+  void OnEvents(uint32_t events) override;
+
+ private:
+  const Context& context_;
+  Handle<ibv::CompChannel> channel_;
+  Handle<ibv::Cq> cq_;
+  bool armed_ = false;
+};
+
+struct QueuePairSizes {
+  uint32_t sends = 0;
+  uint32_t receives = 0;
+};
+
+// How to reach the other end of a queue pair, and in which way.
+struct Route {
+  uint32_t qp_num = 0;
+  uint32_t psn = 0;  // number of the queue pair's first packet
+  ibv::Gid gid;
+  uint16_t lid = 0;
+  bool is_global = false;  // by GID; needed for RoCE
+  uint8_t gid_index = 0;   // ours
+  int mtu = 0;             // ibv_mtu
+  uint8_t traffic_class = 0;
+  uint8_t service_level = 0;
+  uint8_t timeout = 0;
+  uint8_t retries = 0;
+};
+
+// A reliable connection. Receives are for immediate data alone and have no memory.
+class QueuePair {
+ public:
+  // In the state INIT. The peer may do what is in `access` and in that of a memory region.
+  QueuePair(const ProtectionDomain& domain, const CompletionQueue& cq, QueuePairSizes sizes,
+            int port, uint16_t pkey_index, int access = ibv::kAccessRemoteWrite);
+
+  uint32_t number() const { return qp_->qp_num; }
+  // To RTR and RTS. `own_psn` is that of our first packet.
+  void Connect(const Route& route, uint32_t own_psn);
+  // To the error state: nothing more goes out or comes in, and what was posted is flushed.
+  void Kill();
+
+  // All return errno.
+  [[nodiscard]] int PostSend(ibv::SendWr& wr) const;
+  [[nodiscard]] int PostReceive(uint64_t wr_id) const;
+
+ private:
+  void Modify(std::string_view state, ibv::QpAttr& attr, int mask);
+
+  const Context& context_;
+  int port_;
+  Handle<ibv::Qp> qp_;
+};
+
+}  // namespace jaxhet::verbs
+
+#endif  // XLA_PLUGIN_NET_VERBS_DEVICE_H_

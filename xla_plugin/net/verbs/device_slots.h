@@ -1,0 +1,58 @@
+#ifndef XLA_PLUGIN_NET_VERBS_DEVICE_SLOTS_H_
+#define XLA_PLUGIN_NET_VERBS_DEVICE_SLOTS_H_
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <string>
+
+#include "xla_plugin/device/device.h"
+#include "xla_plugin/device/proof.h"
+#include "xla_plugin/net/verbs/loopback.h"
+#include "xla_plugin/net/verbs/memory.h"
+
+namespace jaxhet::verbs {
+
+// Slots that a device and NICs share: in memory of the device, exported as a dma-buf, or in pinned
+// memory of the host if NICs can't reach that. A dma-buf is used only if it was proven: some
+// kernels register memory and then lose what is written to it.
+class DeviceSlots {
+ public:
+  DeviceSlots(Device& device, NicList nics, const Options& options, size_t num_slots,
+              size_t slot_bytes);
+
+  SlotMemory slots() const { return slots_; }
+  // Address of the first slot on the device.
+  void* device_address() const { return device_address_; }
+  // Why the slots are not in memory of the device; "" if they are.
+  const std::string& why_pinned() const { return why_pinned_; }
+  // After NIC `nic` has written to the slot: lets the device see it, or throws TransportError.
+  void Flush(size_t slot, size_t nic);
+  // Proves memory of the device again, and throws TransportError at the first wrong byte: each NIC
+  // sends what the device wrote, and the device reads what each NIC wrote. `load_bytes`: see
+  // PatternWriter.
+  void Prove(int rounds, size_t load_bytes);
+
+ private:
+  void ProveRead(PatternWriter& writer, size_t nic, std::span<std::byte> place);
+  void ProveWrite(size_t nic, std::span<std::byte> place);
+
+  Device& device_;
+  std::deque<Loopback> loopbacks_;  // one for each NIC, for memory of the device
+  DeviceMemory device_memory_;      // one of the two
+  PinnedMemory pinned_memory_;
+  std::optional<NicMemory> region_;
+  std::span<std::byte> bytes_;
+  SlotMemory slots_;
+  void* device_address_ = nullptr;
+  std::string why_pinned_;
+};
+
+// Proves for `rounds` rounds, while the device is busy, that the NICs send what it has just
+// written. Returns "", or why a job would not let NICs reach the device's memory at all. Throws
+// TransportError for bytes that are not right.
+std::string ProveSends(Device& device, NicList nics, const Options& options, int rounds);
+
+}  // namespace jaxhet::verbs
+
+#endif  // XLA_PLUGIN_NET_VERBS_DEVICE_SLOTS_H_

@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/take.h"
+#include "xla_plugin/net/verbs/link.h"
+
+// How a link is set up, and what it does when a queue pair fails.
+namespace jaxhet::verbs {
+namespace {
+
+template <typename T>
+void Append(std::string& text, const T& info) {
+  text.append(reinterpret_cast<const char*>(&info), sizeof info);
+}
+
+constexpr const char* kOffer = "the peer's offer";
+
+// The head of an offer; the rest is left in it.
+OfferInfo TakeOffer(std::string_view& offer) {
+  const auto info = Take<OfferInfo>(offer, kOffer);
+  if (info.magic != kOfferMagic || info.num_nic_pairs == 0 || info.num_qps < 2 ||
+      info.num_slots == 0 || info.chunk_bytes == 0) {
+    Throw(ErrorCode::kTransport, "the peer's offer is not of this version of jaxhet");
+  }
+  return info;
+}
+
+// "mlx5_0:1 (::ffff:10.0.0.1)", "mlx5_0:1 (LID 7)".
+std::string NameOf(std::string_view nic, const ibv::Gid& gid, uint16_t lid, bool is_infiniband) {
+  return is_infiniband ? StrCat(nic, " (LID ", lid, ")") : StrCat(nic, " (", ToString(gid), ")");
+}
+
+// Throws if the two NICs can't reach each other, as far as can be known without trying.
+void CheckReachable(const NicInfo& own, const NicPairInfo& peer, std::string_view name) {
+  if (own.is_infiniband != (peer.is_infiniband != 0)) {
+    Throw(ErrorCode::kTransport, name,
+          ": one is InfiniBand, the other RoCE; choose NICs of one "
+          "network with JAXHET_VERBS_DEVICES");
+  }
+  if (own.is_infiniband) return;
+  const ibv::Gid gid{.raw = peer.gid};
+  if (IsIpv4(own.gid.gid) != IsIpv4(gid)) {
+    Throw(ErrorCode::kTransport, name,
+          ": one GID is IPv4, the other IPv6; choose alike ones with "
+          "JAXHET_VERBS_GID_INDEX");
+  }
+  if (!HasRoute(own.gid.netdev, gid)) {
+    Throw(ErrorCode::kTransport, name, ": no route through ", own.gid.netdev,
+          "; set JAXHET_VERBS_GID_INDEX or JAXHET_VERBS_DEVICES to what is in the peer's network");
+  }
+}
+
+}  // namespace
+
+Link::Link(NicList nics, Options options, const Slots& slots, PeerHost& host)
+    : options_(std::move(options)),
+      host_(host),
+      outgoing_(slots.outgoing),
+      incoming_(slots.incoming),
+      chunk_bytes_(slots.chunk_bytes),
+      headers_(nics, slots.count, kHeaderBytes, ibv::kAccessLocalWrite),
+      arrived_headers_(nics, slots.count, kHeaderBytes, kPeerWrites),
+      slots_(slots.count) {
+  // Receives: a chunk in each slot, and a credit for each. Sends: as many, twice over.
+  const QueuePairSizes sizes{
+      .sends = 2 * Qp::kSendsPerChunk * static_cast<uint32_t>(options_.depth),
+      .receives = 2 * static_cast<uint32_t>(slots_.size())};
+  const auto num_qps = static_cast<uint32_t>(options_.qps) + 1;
+  // A queue pair that fails leaves completions of all that was posted.
+  const auto num_entries = static_cast<int>(num_qps * (sizes.sends + sizes.receives));
+  for (const auto& nic : nics) {
+    NicPair& pair = nic_pairs_.emplace_back(nic, nic_pairs_.size(), num_entries);
+    for (uint32_t i = 0; i < num_qps; ++i) {
+      pair.qps.emplace_back(*nic, pair.cq, sizes, static_cast<uint16_t>(options_.pkey_index));
+    }
+  }
+}
+
+Link::~Link() = default;
+
+std::string Link::Offer() const {
+  std::string offer;
+  Append(offer, OfferInfo{.magic = kOfferMagic,
+                          .num_nic_pairs = static_cast<uint32_t>(nic_pairs_.size()),
+                          .num_qps = static_cast<uint32_t>(nic_pairs_.front().qps.size()),
+                          .num_slots = static_cast<uint32_t>(slots_.size()),
+                          .slot_bytes = incoming_.slot_bytes,
+                          .chunk_bytes = chunk_bytes_,
+                          .slots = incoming_.address(0),
+                          .headers = arrived_headers_.slots().address(0)});
+  for (const NicPair& pair : nic_pairs_) {
+    Append(offer, InfoOf(pair.nic->info, incoming_.rkey(pair.index),
+                         arrived_headers_.slots().rkey(pair.index)));
+    for (const Qp& qp : pair.qps) Append(offer, qp.info());
+  }
+  return offer;
+}
+
+void Link::Accept(std::string_view offer) {
+  const OfferInfo info = TakeOffer(offer);
+  while (nic_pairs_.size() > info.num_nic_pairs) nic_pairs_.pop_back();
+  slots_.resize(std::min<size_t>(slots_.size(), info.num_slots));
+  peer_slots_.resize(slots_.size());
+  chunk_bytes_ = std::min<size_t>(chunk_bytes_, info.chunk_bytes);
+  peer_slot_bytes_ = info.slot_bytes;
+  peer_slots_address_ = info.slots;
+  peer_headers_address_ = info.headers;
+  for (size_t i = 0; i < info.num_nic_pairs; ++i) {
+    const auto pair = Take<NicPairInfo>(offer, kOffer);
+    std::vector<QpInfo> qps;
+    for (size_t j = 0; j < info.num_qps; ++j) qps.push_back(Take<QpInfo>(offer, kOffer));
+    if (i < nic_pairs_.size()) SetUpNicPair(nic_pairs_[i], pair, qps);
+  }
+}
+
+void Link::SetUpNicPair(NicPair& pair, NicPairInfo peer, std::span<const QpInfo> qps) {
+  peer.nic.back() = '\0';
+  const NicInfo& own = pair.nic->info;
+  pair.name = StrCat(NameOf(own.name, own.gid.gid, own.lid, own.is_infiniband), " to ",
+                     NameOf(peer.nic.data(), {.raw = peer.gid}, peer.lid, peer.is_infiniband != 0));
+  CheckReachable(own, peer, pair.name);
+  pair.peer_rkey = peer.rkey;
+  pair.peer_headers_rkey = peer.headers_rkey;
+  const Route route = RouteOf(own, peer, options_);
+  while (pair.qps.size() > qps.size()) pair.qps.pop_back();
+  for (size_t i = 0; i < pair.qps.size(); ++i) {
+    pair.qps[i].Connect(static_cast<uint32_t>(i), route, qps[i]);
+  }
+}
+
+size_t Link::NumLive() const {
+  return static_cast<size_t>(
+      std::ranges::count(nic_pairs_, NicPair::State::kLive, &NicPair::state));
+}
+
+// A port that is down may come back before its queue pairs give up, so that its NIC pair is closed
+// only where there is another.
+void Link::LookAtNics() {
+  for (NicPair& pair : nic_pairs_) {
+    const uint64_t num_events = pair.nic->context->num_events();
+    if (std::exchange(pair.seen_events, num_events) == num_events) continue;
+    const std::string problem = pair.nic->problem();
+    const bool has_others = std::ranges::any_of(nic_pairs_, [](const NicPair& other) {
+      return other.state == NicPair::State::kLive && other.nic->problem().empty();
+    });
+    if (!problem.empty() && has_others) Close(pair, problem);
+  }
+}
+
+// Chunks that arrived over the NIC pair and were not taken yet count as lost: they are sent again.
+void Link::Close(NicPair& pair, std::string_view reason) {
+  if (pair.state != NicPair::State::kLive) return;
+  pair.state = NicPair::State::kClosing;
+  for (Qp& qp : pair.qps) qp.Kill();
+  std::erase_if(arrivals_, [&](const Arrival& arrival) {
+    if (arrival.nic != pair.index) return false;
+    peer_slots_[arrival.slot].tail = peer_slots_[arrival.slot].head;
+    return true;
+  });
+  const std::string nic_problem = pair.nic->problem();
+  last_failure_ = StrCat(pair.name, ": ", reason);
+  if (!nic_problem.empty() && nic_problem != reason)
+    last_failure_ += StrCat(" (", nic_problem, ")");
+  if (!pair.peer_has_closed) {
+    host_.Log(
+        StrCat("verbs leaves ", last_failure_, ": its chunks move to ", NumLive(), " other NICs"));
+  }
+  const NicPairClosedInfo info{static_cast<uint32_t>(pair.index)};
+  host_.Send(std::array{ObjectIovec(info),
+                        ToIovec(peer_slots_.data(), peer_slots_.size() * sizeof(SlotSequences)),
+                        ToIovec(reason.data(), reason.size())});
+  if (pair.peer_has_closed) OnBothClosed(pair);
+}
+
+void Link::OnMessage(std::span<const std::byte> message) {
+  constexpr const char* kMessage = "a message about NICs";
+  std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
+  const auto info = Take<NicPairClosedInfo>(rest, kMessage);
+  if (info.nic_pair >= nic_pairs_.size()) {
+    Throw(ErrorCode::kTransport, "there is no NIC pair ", info.nic_pair);
+  }
+  NicPair& pair = nic_pairs_[info.nic_pair];
+  if (std::exchange(pair.peer_has_closed, true)) {
+    Throw(ErrorCode::kTransport, "NIC pair ", info.nic_pair, " was closed twice");
+  }
+  for (size_t index = 0; index < slots_.size(); ++index) {
+    const auto sequences = Take<SlotSequences>(rest, kMessage);
+    OnCredit(index, sequences.head);
+    Slot& slot = slots_[index];
+    if (slot.via == &pair) slot.has_arrived = slot.sequence == sequences.tail;
+  }
+  if (pair.state != NicPair::State::kLive) return OnBothClosed(pair);
+  Close(pair, StrCat("the peer: ", rest));
+}
+
+// Nothing can reach the peer's slots over the NIC pair any more, and what it had and did not bring
+// is sent again.
+void Link::OnBothClosed(NicPair& pair) {
+  pair.state = NicPair::State::kDead;
+  pair.qps.clear();
+  for (size_t index = 0; index < slots_.size(); ++index) {
+    Slot& slot = slots_[index];
+    if (slot.via != &pair) continue;
+    slot.via = nullptr;
+    slot.is_posted = false;
+    if (!slot.is_emptied && !slot.has_arrived) resends_.push_back(index);
+  }
+  if (!std::ranges::all_of(
+          nic_pairs_, [](const NicPair& other) { return other.state == NicPair::State::kDead; })) {
+    return;
+  }
+  host_.Lost(StrCat("no NIC is left; the last was ", last_failure_,
+                    ". Check link and switch, that the GIDs of both ends are in one network "
+                    "(JAXHET_VERBS_GID_INDEX), and for RoCE the flow control of its traffic "
+                    "class (JAXHET_VERBS_TRAFFIC_CLASS)"));
+}
+
+void Link::Kill() {
+  for (NicPair& pair : nic_pairs_) {
+    for (Qp& qp : pair.qps) qp.Kill();
+  }
+}
+
+}  // namespace jaxhet::verbs

@@ -1,0 +1,88 @@
+#include "xla_plugin/net/verbs/loopback.h"
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "xla_plugin/net/verbs/qp.h"
+#include "xla_plugin/net/verbs/wc_status.h"
+
+namespace jaxhet::verbs {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kTimeout{2};
+constexpr uint32_t kPsn = 1;
+constexpr int kNumEntries = 16;
+
+}  // namespace
+
+Loopback::Loopback(const std::shared_ptr<Nic>& nic, Options options)
+    : nic_(*nic),
+      options_(std::move(options)),
+      host_({&nic, 1}, 1, kMostBytes, kPeerWrites),
+      cq_(*nic->context, kNumEntries) {}
+
+void Loopback::Connect() {
+  qp_ = std::make_unique<QueuePair>(nic_.domain, cq_, QueuePairSizes{.sends = 1, .receives = 1},
+                                    nic_.info.port, static_cast<uint16_t>(options_.pkey_index),
+                                    ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead);
+  Route route = RouteOf(nic_.info, InfoOf(nic_.info, 0, 0), options_);
+  route.qp_num = qp_->number();
+  route.psn = kPsn;
+  qp_->Connect(route, kPsn);
+}
+
+void Loopback::Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes) {
+  std::memcpy(host_.slot(0), bytes.data(), bytes.size());
+  Execute(ibv::kWrRdmaWrite, host(), {address, to}, bytes.size());
+}
+
+void Loopback::Send(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes) {
+  Execute(ibv::kWrRdmaWrite, {address, from}, host(), bytes.size());
+  std::memcpy(bytes.data(), host_.slot(0), bytes.size());
+}
+
+// A read pushes the writes before it to where they go.
+void Loopback::Flush(const MemoryRegion& region, uint64_t address) {
+  Execute(ibv::kWrRdmaRead, host(), {address, region}, 1);
+}
+
+void Loopback::Execute(int opcode, const Memory& local, const Memory& remote, size_t num_bytes) {
+  if (!qp_) Connect();
+  ibv::Sge sge{.addr = local.address,
+               .length = static_cast<uint32_t>(num_bytes),
+               .lkey = local.region.lkey()};
+  ibv::SendWr wr;
+  wr.wr_id = ++last_wr_id_;
+  wr.sg_list = &sge;
+  wr.num_sge = 1;
+  wr.opcode = opcode;
+  wr.send_flags = ibv::kSendSignaled;
+  wr.remote_addr = remote.address;
+  wr.rkey = remote.region.rkey();
+  try {
+    if (const int error = qp_->PostSend(wr)) ThrowCall("ibv_post_send", nic_.info.name, error);
+    Await(wr.wr_id);
+  } catch (const Error&) {
+    qp_.reset();
+    throw;
+  }
+}
+
+void Loopback::Await(uint64_t wr_id) {
+  const auto limit = Clock::now() + kTimeout;
+  std::array<ibv::Wc, 1> buffer;
+  while (Clock::now() < limit) {
+    const auto completions = cq_.Poll(buffer, nic_.info.name);
+    if (completions.empty() || completions.front().wr_id != wr_id) continue;
+    if (completions.front().status == ibv::kWcSuccess) return;
+    Throw(ErrorCode::kTransport, nic_.info.name, " to itself: ", Describe(completions.front()));
+  }
+  Throw(ErrorCode::kTransport, nic_.info.name, " to itself: no completion within ",
+        kTimeout.count(), " s");
+}
+
+}  // namespace jaxhet::verbs

@@ -1,0 +1,243 @@
+#include "xla_plugin/net/verbs/nics.h"
+
+#include <net/if.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <tuple>
+#include <utility>
+
+#include "xla_plugin/base/checked.h"
+
+namespace jaxhet::verbs {
+namespace {
+
+// Gbit/s of one lane, by the value of ibv_port_attr::active_speed.
+double LaneGbps(int speed) {
+  switch (speed) {
+    case 1:
+      return 2.5;  // SDR
+    case 2:
+      return 5;  // DDR
+    case 4:
+    case 8:
+      return 10;  // QDR, FDR10
+    case 16:
+      return 14;  // FDR
+    case 32:
+      return 25;  // EDR
+    case 64:
+      return 50;  // HDR
+    case 128:
+      return 100;  // NDR
+    default:
+      return 0;
+  }
+}
+
+int Lanes(int width) {
+  switch (width) {
+    case 1:
+      return 1;
+    case 2:
+      return 4;
+    case 4:
+      return 8;
+    case 8:
+      return 12;
+    case 16:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
+std::string_view StateName(int state) {
+  constexpr std::array<std::string_view, 6> kNames = {"unknown", "down",   "initializing",
+                                                      "armed",   "active", "deferred"};
+  return kNames.at(static_cast<size_t>(std::clamp(state, 0, 5)));
+}
+
+std::vector<GidEntry> GidTable(const Context& context, int port, int num_entries) {
+  const VerbsApi& api = context.api();
+  std::vector<GidEntry> table;
+  for (int index = 0; index < num_entries; ++index) {
+    ibv::GidEntry entry;
+    const int error = api.query_gid_ex(context.get(), static_cast<uint32_t>(port),
+                                       static_cast<uint32_t>(index), &entry, 0, sizeof entry);
+    if (error != 0 || entry.gid == ibv::Gid{}) continue;  // ENODATA: empty
+    std::array<char, IF_NAMESIZE> netdev{};
+    if (entry.ndev_ifindex != 0) if_indextoname(entry.ndev_ifindex, netdev.data());
+    table.push_back({.index = index,
+                     .gid = entry.gid,
+                     .type = static_cast<GidType>(entry.gid_type),
+                     .netdev = netdev.data(),
+                     .netdev_is_up = NetdevIsUp(netdev.data())});
+  }
+  return table;
+}
+
+NicInfo Describe(const Context& context, int port, const Options& options) {
+  NicInfo info;
+  info.device = context.name();
+  info.port = port;
+  info.name = StrCat(info.device, ":", port);
+  try {
+    const ibv::PortAttr attr = context.QueryPort(port);
+    info.is_infiniband = attr.link_layer != ibv::kLinkLayerEthernet;
+    info.gbps = LaneGbps(attr.active_speed) * Lanes(attr.active_width);
+    info.mtu = attr.active_mtu;
+    info.max_message = attr.max_msg_sz;
+    info.lid = attr.lid;
+    if (attr.state != ibv::kPortActive) {
+      info.problem = StrCat("the port is ", StateName(attr.state), "; check cable and switch");
+    } else if (!info.is_infiniband) {
+      const auto wanted = static_cast<int>(options.gid_index);
+      info.gid = ChooseGid(GidTable(context, port, attr.gid_tbl_len), wanted);
+      info.reason = ReasonFor(info.gid, wanted);
+    } else if (attr.lid == 0) {
+      info.problem = "the port has no LID; check the subnet manager";
+    } else {
+      info.reason = StrCat("InfiniBand, by LID ", attr.lid);
+    }
+  } catch (const Error& error) {
+    info.problem = error.text();
+  }
+  return info;
+}
+
+// "mlx5_0" or "mlx5_0:1".
+bool Names(std::string_view part, const NicInfo& info) {
+  return part == info.device || part == info.name;
+}
+
+bool IsWanted(std::string_view devices, const NicInfo& info) {
+  if (devices.empty()) return true;
+  while (true) {
+    const size_t comma = devices.find(',');
+    if (Names(devices.substr(0, comma), info)) return true;
+    if (comma == std::string_view::npos) return false;
+    devices.remove_prefix(comma + 1);
+  }
+}
+
+class DeviceList {
+ public:
+  explicit DeviceList(const VerbsApi& api) : api_(api), list_(api.get_device_list(&count_)) {
+    const int error_number = list_ == nullptr ? errno : ENODEV;
+    if (count_ > 0) return;
+    if (list_ != nullptr) api_.free_device_list(list_);
+    Throw(ErrorCode::kTransport, ErrnoText("ibv_get_device_list", error_number),
+          ". There is no RDMA NIC, or its driver is not loaded (in a container: /dev/infiniband "
+          "is missing).");
+  }
+  ~DeviceList() { api_.free_device_list(list_); }
+  DeviceList(const DeviceList&) = delete;
+  DeviceList& operator=(const DeviceList&) = delete;
+
+  std::span<ibv::Device* const> devices() const { return {list_, static_cast<size_t>(count_)}; }
+
+ private:
+  const VerbsApi& api_;
+  int count_ = 0;
+  ibv::Device** list_;
+};
+
+// mlx5_2 before mlx5_10.
+bool ComesBefore(const OpenNic& a, const OpenNic& b) {
+  const auto key = [](const OpenNic& nic) {
+    return std::tuple(nic.info.device.size(), std::string_view(nic.info.device), nic.info.port);
+  };
+  return key(a) < key(b);
+}
+
+}  // namespace
+
+std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options) {
+  const DeviceList devices(api);
+  std::vector<OpenNic> nics;
+  for (ibv::Device* const device : devices.devices()) {
+    try {
+      const auto context = std::make_shared<Context>(api, device);
+      const int num_ports = context->QueryDevice().phys_port_cnt;
+      for (int port = 1; port <= num_ports; ++port) {
+        nics.push_back({Describe(*context, port, options), context});
+      }
+    } catch (const Error& error) {
+      NicInfo info;
+      info.name = info.device = api.get_device_name(device);
+      info.problem = error.text();
+      nics.push_back({std::move(info), nullptr});
+    }
+  }
+  std::ranges::sort(nics, ComesBefore);
+  Select(nics, options.devices);
+  return nics;
+}
+
+std::vector<NicInfo> DescribeNics(const Options& options) {
+  const VerbsApi api = LoadVerbs();
+  std::vector<NicInfo> infos;
+  for (const OpenNic& nic : ListNics(api, options)) infos.push_back(nic.info);
+  return infos;
+}
+
+void Select(std::span<OpenNic> nics, std::string_view devices) {
+  double fastest = 0;
+  for (auto& [info, context] : nics) {
+    if (!info.problem.empty()) continue;
+    if (!IsWanted(devices, info)) info.problem = "not in JAXHET_VERBS_DEVICES";
+    if (info.problem.empty()) fastest = std::max(fastest, info.gbps);
+  }
+  // A NIC for management beside the fast ones would hold them up.
+  for (auto& [info, context] : nics) {
+    if (!info.problem.empty() || !devices.empty() || info.gbps * 2 >= fastest) continue;
+    info.problem = StrCat(info.gbps, " Gbit/s are far below the fastest NIC's ", fastest,
+                          "; name it in JAXHET_VERBS_DEVICES to use it");
+  }
+}
+
+std::span<const std::shared_ptr<Nic>> Nics::Usable() {
+  const std::lock_guard lock(opening_);
+  if (!failure_ && usable_.empty()) {
+    try {
+      Open();
+    } catch (const Error& error) {
+      failure_ = error;
+    }
+  }
+  if (failure_) throw Error(*failure_);
+  return usable_;
+}
+
+std::vector<std::shared_ptr<Nic>> Nics::Near(std::string_view pci, std::string_view sysfs) {
+  const std::span<const std::shared_ptr<Nic>> usable = Usable();
+  std::vector<std::shared_ptr<Nic>> near;
+  auto least = Distance::kSys;
+  for (const auto& nic : usable) {
+    const std::string own = PciAddressOf(nic->context->folder());
+    const Distance distance =
+        pci.empty() || own.empty() ? Distance::kSys : DistanceBetween(sysfs, pci, own);
+    if (distance > least) continue;
+    if (distance < least) near.clear();
+    least = distance;
+    near.push_back(nic);
+  }
+  return near;
+}
+
+void Nics::Open() {
+  const auto api = std::make_shared<const VerbsApi>(LoadVerbs());
+  std::string problems;
+  for (const auto& [info, context] : ListNics(*api, options_)) {
+    if (info.problem.empty()) {
+      usable_.push_back(std::make_shared<Nic>(api, info, context));
+    } else {
+      problems += StrCat(problems.empty() ? "" : "; ", info.name, ": ", info.problem);
+    }
+  }
+  if (usable_.empty()) Throw(ErrorCode::kTransport, "no RDMA NIC can be used: ", problems);
+}
+
+}  // namespace jaxhet::verbs

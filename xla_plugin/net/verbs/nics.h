@@ -1,0 +1,97 @@
+#ifndef XLA_PLUGIN_NET_VERBS_NICS_H_
+#define XLA_PLUGIN_NET_VERBS_NICS_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/net/verbs/device.h"
+#include "xla_plugin/net/verbs/distance.h"
+#include "xla_plugin/net/verbs/gid.h"
+#include "xla_plugin/net/verbs/options.h"
+
+namespace jaxhet {
+
+namespace verbs {
+
+// One port of an RDMA NIC, as far as it is known; `problem` says why it can't be used.
+struct NicInfo {
+  std::string device;
+  int port = 0;
+  std::string name;  // "mlx5_0:1"
+  bool is_infiniband = false;
+  double gbps = 0;  // signalling rate, Gbit/s
+  int mtu = 0;      // active, ibv_mtu
+  uint64_t max_message = 0;
+  uint16_t lid = 0;
+  GidEntry gid;        // RoCE: the one to use
+  std::string reason;  // why this one; how InfiniBand is addressed; empty: not known
+  std::string problem;
+};
+
+// A port that is in use, and what all connections over it share.
+struct Nic {
+  Nic(std::shared_ptr<const VerbsApi> its_api, NicInfo its_info,
+      std::shared_ptr<Context> its_context)
+      : api(std::move(its_api)),
+        info(std::move(its_info)),
+        context(std::move(its_context)),
+        domain(*context) {}
+
+  std::shared_ptr<const VerbsApi> api;
+  NicInfo info;
+  std::shared_ptr<Context> context;  // shared by all ports of the device
+  ProtectionDomain domain;
+
+  std::string problem() const { return context->PortProblem(info.port); }
+};
+
+// The NICs of this process, opened when they are first asked for. Connections keep those that they
+// use. Any thread may call Usable().
+class Nics {
+ public:
+  explicit Nics(Options options) : options_(std::move(options)) {}
+
+  const Options& options() const { return options_; }
+  // NICs to use, by name. Throws TransportError, which says why and what to do, if none is usable.
+  std::span<const std::shared_ptr<Nic>> Usable();
+  // Usable NICs that are nearest to a device on PCI; all of them for a device of unknown place.
+  std::vector<std::shared_ptr<Nic>> Near(std::string_view pci, std::string_view sysfs = kSysfs);
+  // All connections have been made: closes unused NICs.
+  void Release() { usable_.clear(); }
+
+ private:
+  void Open();
+
+  Options options_;
+  std::mutex opening_;
+  std::vector<std::shared_ptr<Nic>> usable_;
+  std::optional<Error> failure_;
+};
+
+struct OpenNic {
+  NicInfo info;
+  std::shared_ptr<Context> context;
+};
+
+// Every port of every device; `problem` says why the transport leaves one out. Throws
+// TransportError if there is no device.
+std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options);
+
+// The same, closed again. Throws TransportError if there is no libibverbs, too.
+std::vector<NicInfo> DescribeNics(const Options& options);
+
+// Marks what the options leave out, and ports that are much slower than the fastest.
+void Select(std::span<OpenNic> nics, std::string_view devices);
+
+}  // namespace verbs
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_NET_VERBS_NICS_H_

@@ -1,0 +1,92 @@
+#ifndef XLA_PLUGIN_NET_VERBS_WIRE_H_
+#define XLA_PLUGIN_NET_VERBS_WIRE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+// Messages between two verbs connections: offers when they are set up, immediate data with every
+// chunk and credit, and messages when a NIC pair fails. Little-endian; kOfferMagic names the
+// version.
+namespace jaxhet::verbs {
+
+inline constexpr uint32_t kOfferMagic = 0x3456'584a;  // "JXV4"
+
+// An offer is an OfferInfo, then a NicPairInfo and its QpInfos for each NIC pair.
+struct OfferInfo {
+  uint32_t magic;
+  uint32_t num_nic_pairs;
+  uint32_t num_qps;      // queue pairs of each NIC pair
+  uint32_t num_slots;    // slots that the peer may fill, one for each of its own
+  uint64_t slot_bytes;   // their distance
+  uint64_t chunk_bytes;  // most bytes of a chunk in a slot
+  uint64_t slots;        // address of the first
+  uint64_t headers;      // address of the first slot's header
+};
+
+// Our NIC of a NIC pair: NIC pair i joins our NIC i with the peer's.
+struct NicPairInfo {
+  std::array<char, 64> nic;
+  std::array<uint8_t, 16> gid;
+  uint32_t rkey;          // key of the slots' memory
+  uint32_t headers_rkey;  // key of the headers' memory
+  uint32_t mtu;           // ibv_mtu
+  uint16_t lid;
+  uint16_t is_infiniband;
+};
+
+struct QpInfo {
+  uint32_t qp_num;
+  uint32_t psn;
+};
+
+enum class ImmediateKind : uint8_t {
+  kChunk,   // a slot of the receiver of this has been filled
+  kCredit,  // the sender of this has emptied a slot that the receiver had filled
+};
+
+// The immediate data of a completion. `sequence` counts the uses of the slot.
+struct Immediate {
+  ImmediateKind kind;
+  uint8_t slot;
+  uint16_t sequence;
+  bool operator==(const Immediate&) const = default;
+};
+
+// The top bit is never set.
+inline uint32_t Pack(const Immediate& immediate) {
+  const uint32_t kind = static_cast<uint8_t>(immediate.kind);
+  return kind << 24 | uint32_t{immediate.slot} << 16 | uint32_t{immediate.sequence};
+}
+inline Immediate UnpackImmediate(uint32_t packed) {
+  return {static_cast<ImmediateKind>(packed >> 24), static_cast<uint8_t>(packed >> 16 & 0xff),
+          static_cast<uint16_t>(packed & 0xffff)};
+}
+
+// The header of a chunk, written before the chunk's slot: bytes [offset, offset + num_bytes) of the
+// receiver's transfer `ticket` lie in the slot. Where transfers lie in the slots themselves, their
+// first bytes are `description` and the slot has the rest.
+struct ChunkInfo {
+  uint64_t ticket;
+  uint64_t offset;
+  uint64_t num_bytes;
+  std::array<std::byte, 48> description;
+};
+inline constexpr size_t kHeaderBytes = 128;
+static_assert(sizeof(ChunkInfo) <= kHeaderBytes);
+
+// Which uses of a slot its owner knows.
+struct SlotSequences {
+  uint16_t tail = 0;  // sequence of the last chunk written
+  uint16_t head = 0;  // sequence of the last chunk read
+};
+
+// Over the control connection: the queue pairs of the sender's NIC pair let nothing in or out any
+// more. SlotSequences of all slots that the receiver fills follow, then the reason in words.
+struct NicPairClosedInfo {
+  uint32_t nic_pair;
+};
+
+}  // namespace jaxhet::verbs
+
+#endif  // XLA_PLUGIN_NET_VERBS_WIRE_H_

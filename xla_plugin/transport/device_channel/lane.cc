@@ -1,0 +1,125 @@
+#include "xla_plugin/transport/device_channel/lane.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/net/socket/tcp_connection.h"
+
+namespace jaxhet {
+
+Transfer& Lane::Direction::Find(uint64_t chunk) {
+  Throw(ErrorCode::kTransport, "the peer sent chunk ", chunk, " on a channel from here");
+}
+
+Lane::Lane(Messages messages, LogFunction log, const Open& open) : log_(std::move(log)) {
+  messages_.emplace(std::move(messages.fd), std::move(messages.keys));
+  connection_ = open(*this);
+}
+
+std::vector<int> Lane::fds() {
+  std::vector<int> fds;
+  for (const Pollable* const pollable : Pollables()) fds.push_back(pollable->fd());
+  return fds;
+}
+
+void Lane::Accept(std::string_view offer) {
+  connection_->Accept(offer);
+  if (!connection_->HasMessages()) messages_.reset();
+}
+
+std::vector<Pollable*> Lane::Pollables() {
+  std::vector<Pollable*> pollables = connection_->Pollables();
+  if (messages_) pollables.push_back(&messages_->socket());
+  return pollables;
+}
+
+void Lane::TakeMessages() {
+  if (!messages_ || !lost_.empty()) return;
+  try {
+    while (const auto message = messages_->Receive()) {
+      connection_->OnMessage(std::as_bytes(std::span(*message)));
+    }
+  } catch (const Error& error) {
+    lost_ = error.text();
+  }
+}
+
+ProxyTask::State Lane::Advance() {
+  const std::lock_guard lock(mutex_);
+  if (is_over_) return State::kIdle;
+  has_moved_ = is_stalled_ = false;
+  TakeMessages();
+  try {
+    const State begun = outgoing_ == nullptr ? State::kIdle : outgoing_->Begin(*connection_);
+    // Without messages nothing can be confirmed.
+    const bool can_move = lost_.empty() || !messages_;
+    const bool more = can_move && (connection_->Advance() || is_stalled_);
+    const bool is_sending = outgoing_ != nullptr && outgoing_->is_sending();
+    if (!lost_.empty() && (is_sending || connection_->HasBroken())) {
+      Throw(ErrorCode::kTransport, lost_);
+    }
+    return has_moved_ ? State::kMoved : std::max(begun, more ? State::kWaiting : State::kIdle);
+  } catch (const Error& error) {
+    is_over_ = true;
+    for (Direction* const direction : {outgoing_, incoming_}) {
+      if (direction != nullptr) direction->Fail(error);
+    }
+    return State::kIdle;
+  }
+}
+
+void Lane::SetOutgoing(Direction& direction) {
+  const std::lock_guard lock(mutex_);
+  outgoing_ = &direction;
+}
+
+void Lane::SetIncoming(Direction& direction) {
+  {
+    const std::lock_guard lock(mutex_);
+    incoming_ = &direction;
+  }
+  Wake();  // chunks may have arrived
+}
+
+void Lane::Stop() {
+  const std::lock_guard lock(mutex_);
+  is_over_ = true;
+  connection_->Kill();
+}
+
+bool Lane::IsReady(uint64_t ticket) {
+  const bool is_ready = incoming_ != nullptr && incoming_->IsReady(ticket);
+  is_stalled_ |= !is_ready;
+  return is_ready;
+}
+
+void Lane::Sent(Transfer& transfer, size_t num_bytes) {
+  transfer.sent += num_bytes;
+  has_moved_ = true;
+  outgoing_->Moved(transfer);
+}
+
+void Lane::Received(Transfer& transfer, size_t num_bytes) {
+  transfer.received += num_bytes;
+  has_moved_ = true;
+  incoming_->Moved(transfer);
+}
+
+std::shared_ptr<Lane> MakeSocketLane(LaneSockets sockets) {
+  const int control_fd = sockets.messages.fd.get();
+  return std::make_shared<Lane>(
+      std::move(sockets.messages), std::move(sockets.log), [&](ConnectionHost& host) {
+        return std::make_unique<tcp::TcpConnection>(
+            tcp::TcpSockets{
+                .control_fd = control_fd,
+                .data = std::move(sockets.data),
+                .keys = std::move(sockets.keys),
+                .chunk_bytes = std::numeric_limits<size_t>::max(),  // a slot travels as one chunk
+                .path_timeout = sockets.path_timeout},
+            host);
+      });
+}
+
+}  // namespace jaxhet

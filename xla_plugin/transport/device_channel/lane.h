@@ -1,0 +1,101 @@
+#ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_LANE_H_
+#define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_LANE_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "xla_plugin/net/connection.h"
+#include "xla_plugin/net/socket/message_socket.h"
+#include "xla_plugin/transport/device_channel/proxy.h"
+
+namespace jaxhet {
+
+// A Connection that a proxy drives, for the channels of both directions between two ranks or for
+// one channel.
+class Lane final : public ProxyTask, private ConnectionHost {
+ public:
+  // One channel's work; each transfer of it is a chunk. The lane's errors end both directions.
+  class Direction {
+   public:
+    virtual ~Direction() = default;
+    // Begins the transfers of chunks that a device has written.
+    virtual State Begin([[maybe_unused]] Connection& connection) { return State::kIdle; }
+    // By the target: whether the slot of that chunk is empty; and the chunk's transfer.
+    virtual bool IsReady([[maybe_unused]] uint64_t chunk) { return false; }
+    virtual Transfer& Find(uint64_t chunk);
+    // More of the transfer was sent or received.
+    virtual void Moved(Transfer& transfer) = 0;
+    // A chunk was launched and is not sent.
+    virtual bool is_sending() const { return false; }
+    virtual void Fail(const Error& error) = 0;
+  };
+
+  static constexpr size_t kMost = 4;  // between two ranks: one for each proxy thread
+
+  struct Messages {  // takes the place of the control connection
+    Fd fd;
+    SealKeys keys;
+  };
+  using LogFunction = std::function<void(std::string_view what)>;  // for people; by any thread
+  using Open = std::function<std::unique_ptr<Connection>(ConnectionHost& host)>;
+  Lane(Messages messages, LogFunction log, const Open& open);
+
+  Connection& connection() { return *connection_; }
+  std::vector<int> fds();
+  // Throws for the offer of another version.
+  void Accept(std::string_view offer);
+  std::vector<Pollable*> Pollables() override;
+  State Advance() override;
+
+  void SetOutgoing(Direction& direction);
+  void SetIncoming(Direction& direction);
+  // Nothing is moved any more, in either direction.
+  void Stop();
+
+ private:
+  void TakeMessages();
+  void Send(std::span<const iovec> message) override {
+    if (messages_) messages_->Send(message);
+  }
+  void Log(std::string_view what) override { log_(what); }
+  void Lost(std::string_view why) override { lost_ = why; }
+  Transfer& Find(uint64_t ticket) override { return incoming_->Find(ticket); }
+  bool IsReady(uint64_t ticket) override;
+  void Sent(Transfer& transfer, size_t num_bytes) override;
+  void Received(Transfer& transfer, size_t num_bytes) override;
+
+  const LogFunction log_;
+  std::optional<MessageSocket> messages_;  // none: the ends send each other none
+  std::unique_ptr<Connection> connection_;
+  std::mutex mutex_;
+  bool is_over_ = false;           // under mutex_, like the rest
+  Direction* outgoing_ = nullptr;  // null: not settled, or by another transport
+  Direction* incoming_ = nullptr;
+  std::string lost_;  // why the connection can't go on
+  bool has_moved_ = false;
+  bool is_stalled_ = false;  // a chunk waits for its slot
+};
+
+struct LaneSockets {
+  Lane::Messages messages;
+  std::vector<Fd> data;
+  std::vector<SealKeys> keys;  // one for each of `data`
+  std::chrono::milliseconds path_timeout;
+  Lane::LogFunction log;
+};
+
+// A lane over some of the sockets between two ranks.
+std::shared_ptr<Lane> MakeSocketLane(LaneSockets sockets);
+
+}  // namespace jaxhet
+
+#endif  // XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_LANE_H_

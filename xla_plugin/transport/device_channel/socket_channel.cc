@@ -1,0 +1,88 @@
+#include "xla_plugin/transport/device_channel/socket_channel.h"
+
+#include <memory>
+
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/take.h"
+#include "xla_plugin/transport/device_channel/lane_channel.h"
+
+namespace jaxhet {
+namespace {
+
+struct SocketOfferInfo {
+  uint64_t slot_bytes;
+};
+
+// Offers of all lanes, each after its length.
+std::string OffersOf(std::span<const std::shared_ptr<Lane>> lanes) {
+  std::string offers;
+  for (const auto& lane : lanes) {
+    const std::string offer = lane->connection().Offer();
+    offers += static_cast<char>(offer.size());
+    offers += offer;
+  }
+  return offers;
+}
+void AcceptOffers(std::span<const std::shared_ptr<Lane>> lanes, std::string_view offers) {
+  for (const auto& lane : lanes) {
+    const size_t num_bytes = Take<uint8_t>(offers, "the peer's offer");
+    if (num_bytes > offers.size()) Throw(ErrorCode::kTransport, "the peer's offer is cut");
+    lane->Accept(offers.substr(0, num_bytes));
+    offers.remove_prefix(num_bytes);
+  }
+}
+
+class SocketChannel final : public LaneChannel {
+ public:
+  SocketChannel(const ChannelSetup& setup, End end, size_t slot_bytes)
+      : LaneChannel(setup.device, end, {setup.lanes.begin(), setup.lanes.end()}),
+        slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kChannelSlots, slot_bytes))) {
+    void* const slots = slots_memory_.get();
+    SetSlots(static_cast<std::byte*>(slots), setup.device.DeviceAddress(slots), slot_bytes);
+  }
+  // Lanes must not move anything to memory that is gone.
+  ~SocketChannel() override { Cut(); }
+
+  std::string Answer() override { return OffersOf(lanes()); }
+  void Accept(std::string_view answer) override { AcceptOffers(lanes(), answer); }
+  // The sockets were authenticated; there is no memory to prove.
+  void Prove(Device& /*device*/, std::span<const std::byte> /*proof*/) override {}
+  bool IsProven(Device& /*device*/, std::span<const std::byte> /*proof*/) override { return true; }
+
+  static std::pair<std::unique_ptr<DeviceChannel>, std::string> Make(const ChannelSetup& setup) {
+    Check(setup);
+    const SocketOfferInfo info{HostSlotBytes(setup)};
+    return {std::make_unique<SocketChannel>(setup, End::kTarget, info.slot_bytes),
+            std::string(reinterpret_cast<const char*>(&info), sizeof info) + OffersOf(setup.lanes)};
+  }
+  static std::unique_ptr<DeviceChannel> Open(const ChannelSetup& setup, std::string_view offer) {
+    Check(setup);
+    const auto info = Take<SocketOfferInfo>(offer, "the peer's offer");
+    CheckSlotBytes(info.slot_bytes);
+    AcceptOffers(setup.lanes, offer);
+    return std::make_unique<SocketChannel>(setup, End::kSource, info.slot_bytes);
+  }
+
+ private:
+  static void Check(const ChannelSetup& setup) {
+    if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
+    if (setup.lanes.empty()) Throw(ErrorCode::kTransport, "no sockets were connected for it");
+  }
+
+  PinnedMemory slots_memory_;
+};
+
+}  // namespace
+
+std::pair<std::unique_ptr<DeviceChannel>, std::string> MakeSocketChannel(
+    const ChannelSetup& setup) {
+  return SocketChannel::Make(setup);
+}
+
+std::unique_ptr<DeviceChannel> OpenSocketChannel(const ChannelSetup& setup,
+                                                 std::string_view offer) {
+  return SocketChannel::Open(setup, offer);
+}
+
+}  // namespace jaxhet

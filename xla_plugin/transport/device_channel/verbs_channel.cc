@@ -1,0 +1,129 @@
+#include "xla_plugin/transport/device_channel/verbs_channel.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/take.h"
+#include "xla_plugin/net/verbs/device_slots.h"
+#include "xla_plugin/net/verbs/nics.h"
+#include "xla_plugin/net/verbs/verbs_connection.h"
+#include "xla_plugin/transport/device_channel/lane_channel.h"
+
+namespace jaxhet {
+namespace {
+
+static_assert(sizeof(DeviceChunkInfo) == sizeof(verbs::ChunkInfo::description));
+
+using Nics = std::vector<std::shared_ptr<verbs::Nic>>;
+
+struct VerbsOfferInfo {
+  uint64_t slot_bytes;
+};
+
+// Largest message that every NIC can send.
+size_t MostBytes(const Nics& nics) {
+  size_t most = SIZE_MAX;
+  for (const auto& nic : nics) most = std::min<size_t>(most, nic->info.max_message);
+  return most;
+}
+
+class VerbsChannel final : public LaneChannel {
+ public:
+  VerbsChannel(const ChannelSetup& setup, const Nics& nics, End end, size_t slot_bytes)
+      : VerbsChannel(setup, end,
+                     std::make_shared<verbs::DeviceSlots>(setup.device, nics, setup.nics->options(),
+                                                          kChannelSlots, slot_bytes),
+                     nics) {}
+  ~VerbsChannel() override { Cut(); }
+
+  std::string Answer() override { return connection().Offer(); }
+  void Accept(std::string_view answer) override { lanes().front()->Accept(answer); }
+  void Prove(Device& device, std::span<const std::byte> proof) override {
+    DeviceChannel::Prove(device, proof);
+    connection().SendProof(proof.size());
+  }
+  bool IsProven(Device& device, std::span<const std::byte> proof) override {
+    if (!connection().AwaitProof()) return false;
+    const bool is_proven = DeviceChannel::IsProven(device, proof);
+    connection().TakeProof();
+    return is_proven;
+  }
+  std::string Remark() const override {
+    if (device_slots_->why_pinned().empty()) return {};
+    return StrCat("RDMA goes through pinned memory (", device_slots_->why_pinned(), ")");
+  }
+
+  static std::pair<std::unique_ptr<DeviceChannel>, std::string> Make(const ChannelSetup& setup) {
+    Check(setup);
+    const Nics nics = setup.nics->Near(setup.device.info().pci_bus_id);
+    const VerbsOfferInfo info{std::min(setup.slot_bytes, MostBytes(nics))};
+    auto channel = std::make_unique<VerbsChannel>(setup, nics, End::kTarget, info.slot_bytes);
+    std::string offer(reinterpret_cast<const char*>(&info), sizeof info);
+    offer += channel->Answer();
+    return {std::move(channel), std::move(offer)};
+  }
+  static std::unique_ptr<DeviceChannel> Open(const ChannelSetup& setup, std::string_view offer) {
+    Check(setup);
+    const Nics nics = setup.nics->Near(setup.device.info().pci_bus_id);
+    const auto info = Take<VerbsOfferInfo>(offer, "the peer's offer");
+    CheckSlotBytes(info.slot_bytes);
+    if (const size_t most = MostBytes(nics); info.slot_bytes > most) {
+      Throw(ErrorCode::kTransport, "a NIC here sends ", most, " bytes at once, not ",
+            info.slot_bytes, "; set JAXHET__SLOT_BYTES to less");
+    }
+    auto channel = std::make_unique<VerbsChannel>(setup, nics, End::kSource, info.slot_bytes);
+    channel->Accept(offer);
+    return channel;
+  }
+
+ private:
+  using Slots = std::shared_ptr<verbs::DeviceSlots>;
+
+  VerbsChannel(const ChannelSetup& setup, End end, const Slots& slots, const Nics& nics)
+      : LaneChannel(setup.device, end, {MakeLane(setup, end, slots, nics)}), device_slots_(slots) {
+    SetSlots(slots->slots().first, slots->device_address(), slots->slots().slot_bytes);
+  }
+
+  static void Check(const ChannelSetup& setup) {
+    RefuseSealing(setup.encryption);
+    if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
+    if (setup.messages == nullptr) Throw(ErrorCode::kTransport, "no sockets were connected for it");
+  }
+
+  static std::shared_ptr<Lane> MakeLane(const ChannelSetup& setup, End end, const Slots& slots,
+                                        const Nics& nics) {
+    using Direction = verbs::VerbsConnection::Direction;
+    const auto log = [least = setup.least_severity](std::string_view what) {
+      if (least <= Severity::kWarning) LogLine(StrCat("jaxhet: device channels: ", what));
+    };
+    return std::make_shared<Lane>(
+        Lane::Messages{.fd = Fd(fcntl(setup.messages->get(), F_DUPFD_CLOEXEC, 0)), .keys = {}}, log,
+        [&](ConnectionHost& host) {
+          return std::make_unique<verbs::VerbsConnection>(
+              nics, setup.nics->options(), slots, kChannelSlots,
+              end == End::kSource ? Direction::kOut : Direction::kIn, host);
+        });
+  }
+
+  verbs::VerbsConnection& connection() {
+    return static_cast<verbs::VerbsConnection&>(lanes().front()->connection());
+  }
+
+  Slots device_slots_;
+};
+
+}  // namespace
+
+std::pair<std::unique_ptr<DeviceChannel>, std::string> MakeVerbsChannel(const ChannelSetup& setup) {
+  return VerbsChannel::Make(setup);
+}
+
+std::unique_ptr<DeviceChannel> OpenVerbsChannel(const ChannelSetup& setup, std::string_view offer) {
+  return VerbsChannel::Open(setup, offer);
+}
+
+}  // namespace jaxhet
