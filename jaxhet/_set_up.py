@@ -18,7 +18,7 @@ from jaxhet._config import Config, PlacedConfig
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._gpu import gpu_settings, nearby, shared_programs, tuning
 from jaxhet._gpu.topology_mirror import TopologyMirror
-from jaxhet._jax import compat, compiler_settings, jaxlib, platforms, programs, slices
+from jaxhet._jax import compat, compiler_settings, jaxlib, multihost, platforms, programs, slices
 from jaxhet._jax.compat import Device
 from jaxhet._job import bootstrap, exposure
 from jaxhet._job import connector as _connector
@@ -397,7 +397,7 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     _device_put.Puts(session.islands, session.process).install()
     counts = collections.Counter(d.process_index for d in devices)
     if len(set(counts.values())) > 1:
-        compat.allow_unequal_processes()
+        multihost.allow_unequal_processes()
     compat.guard_compilation_cache(own.cache_salt, own.accept_cached, own.writes_cache)
 
 

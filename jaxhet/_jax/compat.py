@@ -16,7 +16,6 @@ import pathlib
 import signal
 import threading
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -29,7 +28,7 @@ from jaxhet._errors import UsageError
 from jaxhet._jax import hooks, jaxlib
 from jaxhet._jax.hooks import Hook as Hook
 from jaxhet._jax.jaxlib import HEARTBEAT_TIMEOUT_S
-from jaxhet._jax.replacements import install, put
+from jaxhet._jax.replacements import install
 from jaxhet._net import credentials as _credentials
 
 _FOREVER_S = 7 * 24 * 3600
@@ -437,22 +436,6 @@ def guard_compilation_cache(
             if jax.config.jax_raise_persistent_cache_errors:
                 raise
             warnings.warn(f"can't write {name} to the compilation cache: {error}", stacklevel=2)
-
-
-def allow_unequal_processes() -> None:
-    """Makes `multihost_utils` work where processes have unequal numbers of devices.
-
-    It lays out all devices as a rectangle of processes and their devices; here, as the first device
-    of each process. `jax.device_put` of host values relies on it too.
-    """
-
-    def devices() -> list[Device]:
-        first = {d.process_index: d for d in sorted(jax.devices(), key=lambda d: -d.id)}
-        return [first[process] for process in sorted(first)]
-
-    names = {**vars(jax), "devices": devices, "local_device_count": lambda: 1}
-    names["local_devices"] = lambda: [devices()[jax.process_index()]]
-    put("jax.experimental.multihost_utils:jax", types.SimpleNamespace(**names))
 
 
 def module_text(module: bytes) -> str:

@@ -12,7 +12,7 @@ from jaxhet._errors import UsageError
 from jaxhet._jax import jaxlib
 
 # Each name, and the purpose of its other meaning. The functions are in all versions that are tested
-# (`jaxlib.TESTED`). The last three names are values, by `put`.
+# (`jaxlib.TESTED`). The last two names are values, by `put`.
 REPLACEMENTS = {
     "jax._src.interpreters.mlir:jaxpr_subcomp": "number equations in the names of operations",
     "jax._src.interpreters.mlir:lower_jaxpr_to_module": "tell programs apart",
@@ -29,9 +29,14 @@ REPLACEMENTS = {
     ),
     "jax._src.dispatch:_device_put_sharding_impl": "move arrays between islands",
     "jax._src.xla_bridge:backends": "join the job before the first use of a device",
+    "jax.experimental.multihost_utils:_handle_array_process_allgather": (
+        "gather from processes with unequal numbers of devices"
+    ),
+    "jax.experimental.multihost_utils:broadcast_one_to_all": (
+        "broadcast to processes with unequal numbers of devices"
+    ),
     "jax._src.lib:Device.slice_index": "give CPUs the slices of their islands",
     "jax._src.sharding_impls:hasattr": "let jax.make_mesh accept several slices",
-    "jax.experimental.multihost_utils:jax": "gather from processes with unequal numbers of devices",
 }
 
 

@@ -37,6 +37,8 @@ _PARAMETERS = {
     "jax.experimental.serialize_executable:_JaxPjrtUnpickler.persistent_load": "self pid",
     "jax._src.dispatch:_device_put_sharding_impl": "x aval device copy",
     "jax._src.xla_bridge:backends": "",
+    "jax.experimental.multihost_utils:_handle_array_process_allgather": "inp tiled",
+    "jax.experimental.multihost_utils:broadcast_one_to_all": "in_tree is_source",
 }
 
 

@@ -17,7 +17,7 @@ import jaxhet
 from jaxhet import _compilation, _config, _ffi, _islands, _session, _set_up
 from jaxhet._compilation import BridgeOptions
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
-from jaxhet._jax import compat, jaxlib, programs
+from jaxhet._jax import compat, jaxlib, multihost, programs
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._session import Session
 
@@ -187,7 +187,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
     for module, name in (
         (compat, "register_passes"),
-        (compat, "allow_unequal_processes"),
+        (multihost, "allow_unequal_processes"),
         (compat, "guard_compilation_cache"),
         (programs, "watch_lowering"),
         (programs, "guard_launches"),
