@@ -24,6 +24,7 @@ from jaxhet._jax import compat, compiler_settings, programs
 from jaxhet._jax.compat import Device
 from jaxhet._job.connector import Connector
 from jaxhet._log import LOGGER
+from jaxhet._options import CODECS
 from jaxhet._traced import jaxprs
 from jaxhet._traced.words import Held, first_difference
 from jaxhet.compiler import carrier
@@ -39,14 +40,30 @@ class BridgeOptions:
 
     Attributes:
       deadline_s: longest wait of an exchange for a peer, in seconds; None: the job's `deadline_s`.
-        It is a part of the program, and must be equal on all islands.
+      wire: codec of floats between islands, instead of the option `wire`: a name for all exchanges
+        that can have one, or a mapping of mesh axes to names; "": none. The codecs are bf16, mxfp8,
+        mxint8 and mxint4.
+
+    Both are a part of the program, and must be equal on all islands.
     """
 
     deadline_s: float | None = None
+    wire: str | Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and self.deadline_s <= 0:
             raise UsageError(f"bridge deadline_s={self.deadline_s!r} must be above 0 seconds")
+        for codec in self.codecs.values():
+            if codec not in CODECS:
+                names = ", ".join(CODECS)
+                raise UsageError(f"bridge wire={self.wire!r} is not valid; codecs: {names}")
+
+    @property
+    def codecs(self) -> dict[str, str]:
+        """Mesh axis to codec; the axis "" is any without an entry."""
+        if isinstance(self.wire, str):
+            return {"": self.wire} if self.wire else {}
+        return dict(sorted((self.wire or {}).items()))
 
 
 _DEFAULT_OPTIONS = BridgeOptions()
@@ -73,6 +90,9 @@ def compiler_options(config: Config) -> compiler.Options:
         bucket_bytes=config.bucket_bytes,
         pipeline_iterations=config.pipeline_iterations,
         one_world_kernels=bool(config.one_world_kernels),
+        wire=tuple(
+            sorted((axis, codec) for axis, _, codec in (w.rpartition("=") for w in config.wire))
+        ),
     )
 
 
@@ -166,8 +186,11 @@ class Compilation:
           UsageError: Nothing tells the program from another one that this process has.
         """
         settings = compiler_settings.of_program()
-        if (deadline_s := _bridge_options.get().deadline_s) is not None:  # the engine's plan has it
-            settings |= {"jaxhet.jit(bridge=deadline_s)": str(deadline_s)}
+        own = _bridge_options.get()
+        if own.deadline_s is not None:  # the engine's plan has it
+            settings |= {"jaxhet.jit(bridge=deadline_s)": str(own.deadline_s)}
+        if own.wire is not None:
+            settings |= {"jaxhet.jit(bridge=wire)": str(own.codecs)}
         described = jaxprs.describe(name, jaxpr, arguments, location, settings)
         with self._lock:
             if described.held:
@@ -400,11 +423,14 @@ class Compilation:
         )
 
     def _options(self) -> compiler.Options:
-        deadline_s = _bridge_options.get().deadline_s
-        return dataclasses.replace(
-            compiler_options(self._config),
-            deadline_ms=0 if deadline_s is None else max(1, round(deadline_s * 1000)),
-        )
+        own, options = _bridge_options.get(), compiler_options(self._config)
+        if own.deadline_s is not None:
+            options = dataclasses.replace(options, deadline_ms=max(1, round(own.deadline_s * 1000)))
+        if own.wire is not None:
+            axes = tuple(filter(None, own.codecs))
+            wire = tuple(own.codecs.items())
+            options = dataclasses.replace(options, wire=wire, needed_axes=axes)
+        return options
 
     def _dump(self, module: bytes, when: str, plan: compiler.Plan | None = None) -> None:
         if not self._config.dump:

@@ -25,7 +25,7 @@ def jit(
 
     Args:
       fun: the function; without it, a decorator is returned.
-      bridge: `BridgeOptions`, or a mapping of its fields: `deadline_s`.
+      bridge: `BridgeOptions`, or a mapping of its fields: `deadline_s`, `wire`.
       **jit_options: options of `jax.jit`.
 
     Returns:
@@ -39,6 +39,7 @@ def jit(
       ... def mean(x):
       ...     return x.mean()
       >>> value = jaxhet.block_until_ready(mean(x))
+      >>> gradient = jaxhet.jit(jax.grad(lambda x: (x**2).mean()), bridge={"wire": "mxint8"})
     """
     if fun is None:
         return functools.partial(jit, bridge=bridge, **jit_options)

@@ -30,6 +30,7 @@ class Option:
       engine: Whether the C++ engine needs it (`Config.engine_values`).
       aliases: Other names of choices, and the choices that they stand for.
       nccl: Variable of NCCL that sets the option where nothing else does; "": none.
+      is_keyed: Whether an item may be NAME=CHOICE.
       is_knob: Whether only tests and measurements set it; its variable has a second underscore.
     """
 
@@ -46,6 +47,7 @@ class Option:
     engine: bool = False
     nccl: str = ""
     aliases: Mapping[str, str] = types.MappingProxyType({})
+    is_keyed: bool = False
     is_knob: bool = False
 
     @property
@@ -91,8 +93,7 @@ def table(of: type) -> tuple[Option, ...]:
         Option(
             name=field.name,
             default=field.default,
-            **_type_facts(hints[field.name]),
-            **field.metadata[_OPTION],
+            **{**_type_facts(hints[field.name]), **field.metadata[_OPTION]},
         )
         for field in dataclasses.fields(of)
         if _OPTION in field.metadata
@@ -171,6 +172,10 @@ def _flag(text: str) -> bool:
 Transport = Literal["cuda_ipc", "hip_ipc", "host", "process_vm", "verbs", "socket"]
 # Best first, as in xla_plugin/transport/table.cc and xla_plugin/transport/device_channel_table.cc.
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
+
+Codec = Literal["bf16", "mxfp8", "mxint8", "mxint4"]
+# The names in jaxhet/compiler/codecs.py.
+CODECS: tuple[Codec, ...] = get_args(Codec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,6 +312,14 @@ class Options:
         maximum=7,
         engine=True,
         nccl="NCCL_IB_RETRY_CNT",
+    )
+    wire: Sequence[str] = option(
+        (),
+        "codec of floats between islands, with a loss: for all exchanges that can have one"
+        " (`mxint8`), or by mesh axis (`data=mxint8,fsdp=bf16`); default: none",
+        agreed=True,
+        choices=CODECS,
+        is_keyed=True,
     )
     connect_timeout_s: float = option(
         60.0,

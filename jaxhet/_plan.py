@@ -40,6 +40,8 @@ class PlannedExchange:
         scheduled apart (on CPU).
       place: the program and the control flow around it.
       source: the user's operation and source line.
+      wire: codec in which the bytes travel, with the size of its blocks ("mxint8/32"), or "".
+      plain_bytes: with `wire`, the number of bytes without it.
     """
 
     index: int
@@ -55,6 +57,8 @@ class PlannedExchange:
     products: int | None
     place: str
     source: str
+    wire: str = ""
+    plain_bytes: int = 0
 
     @property
     def bytes_per_step(self) -> int:
@@ -283,6 +287,8 @@ def of_module(module: bytes) -> PlanReport:
                 shapes=spec.shapes,
                 groups=spec.groups,
                 num_bytes=spec.num_bytes,
+                wire=spec.wire,
+                plain_bytes=spec.plain_bytes,
                 num_collectives=spec.num_collectives,
                 times=times[spec.index],
                 products=products.get(spec.index),
@@ -329,7 +335,9 @@ def _row(e: PlannedExchange, notes: Mapping[str, int]) -> tuple[str, ...]:
         count + e.collective,
         e.kind,
         f"{e.algorithm} [{notes[e.why]}]" if e.why else e.algorithm,
-        _bytes(e.num_bytes),
+        f"{_bytes(e.num_bytes)} for {_bytes(e.plain_bytes)}, {e.wire}"
+        if e.wire
+        else _bytes(e.num_bytes),
         "unknown" if e.times is None else str(e.times),
         "not scheduled" if e.products is None else f"{e.products} {products}",
         groups,

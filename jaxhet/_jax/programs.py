@@ -7,6 +7,7 @@ import contextvars
 import dataclasses
 import functools
 import hashlib
+import json
 import pathlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,7 +37,8 @@ def watch_lowering(
       describe: Gets name, jaxpr, the shardings of arguments and results with the ids of the
         devices, and a function that gives the source line of an equation; gives the mark. Asked for
         programs of several devices only.
-      attribute: The frontend attribute of the module that holds the mark.
+      attribute: The frontend attribute of the module that holds the mark. Another one, with
+        `_meshes` behind its name, holds the program's meshes (`jaxhet/compiler/axes.py`).
     """
     from jax._src import source_info_util
     from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
@@ -76,9 +78,24 @@ def watch_lowering(
             with result.module.context:
                 attributes = {**_frontend_attributes(result.module)}
                 attributes[attribute] = ir.StringAttr.get(mark)
+                if meshes := _meshes(result.module):
+                    attributes[f"{attribute}_meshes"] = ir.StringAttr.get(json.dumps(meshes))
                 own = result.module.operation.attributes
                 own["mhlo.frontend_attributes"] = ir.DictAttr.get(attributes)
         return result
+
+
+def _meshes(module: Any) -> list[tuple[list[tuple[str, int]], list[int]]]:
+    """The meshes of a lowered program: axes with their sizes, and the order of devices if given."""
+    from jax._src.lib.mlir.dialects import sdy  # pyright: ignore[reportPrivateImportUsage]
+
+    found: list[tuple[list[tuple[str, int]], list[int]]] = []
+    for op in module.body.operations:
+        if op.operation.name == "sdy.mesh":
+            mesh = sdy.MeshAttr(op.operation.attributes["mesh"])
+            axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
+            found.append(([(a.name, a.size) for a in axes], list(mesh.device_ids)))
+    return [(axes, ids) for axes, ids in found if axes]
 
 
 def _devices_of(context: Any) -> Sequence[Any]:

@@ -13,7 +13,7 @@ group, or of the islands), so that results are equal to the bit. Groups of unequ
 
 from collections.abc import Sequence
 
-from jaxhet.compiler import arithmetic, groups
+from jaxhet.compiler import arithmetic, groups, wire
 from jaxhet.compiler.hlo import Computation, Instruction
 from jaxhet.compiler.lowering import Lowering, Value
 
@@ -27,7 +27,7 @@ def lower(lowering: Lowering, opcode: str, split: groups.Split | None) -> None:
     values = [lowering.operand(i, is_exchanged) for i in range(len(lowering.operands))]
     values, unpack = lowering.pack(values)
     if split is None:
-        results = lowering.all_reduce(values, lowering.collective.groups, opcode)
+        results = wire.all_reduce(lowering, values, lowering.collective.groups, opcode)
     else:
         results = [
             y
@@ -40,7 +40,8 @@ def lower(lowering: Lowering, opcode: str, split: groups.Split | None) -> None:
 def _is_in_shape(lowering: Lowering) -> bool:
     builder, members = lowering.builder, lowering.collective.groups
     are_pairs = groups.are_equal(members) and len(members[0]) == 2
-    return builder.job.is_gpu and builder.options.one_world_kernels and are_pairs
+    is_plain = not builder.codec
+    return is_plain and builder.job.is_gpu and builder.options.one_world_kernels and are_pairs
 
 
 def _in_shape(lowering: Lowering, opcode: str) -> None:
@@ -73,10 +74,10 @@ def _hierarchical(
     lowering: Lowering, values: Sequence[Value], opcode: str, split: groups.Split
 ) -> list[Value]:
     if split.local_size == 1:
-        return lowering.all_reduce(values, split.rails, opcode)
+        return wire.all_reduce(lowering, values, split.rails, opcode)
     first = len(lowering.builder.added)
     shards = [_reduce_scatter(lowering, v, opcode, split) for v in values]
-    sums = lowering.all_reduce(shards, split.rails, opcode)
+    sums = wire.all_reduce(lowering, shards, split.rails, opcode)
     wholes = [lowering.local("all-gather", v, v.size * split.local_size, split.local) for v in sums]
     lowering.builder.added[first].scatters.extend(shard.x for shard in shards)
     lowering.builder.added[first].gathers.extend(whole.x for whole in wholes)

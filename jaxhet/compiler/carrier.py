@@ -92,6 +92,9 @@ class ExchangeBuilder:
       job: The job.
       options: The user's options.
       added: All exchanges of the module; new ones are appended.
+      codec: Codec of the collective (`codecs.py`), for those of its operands that it fits.
+      wire: Codec and block of what the exchanges carry; "": operands as they are.
+      plain_bytes: With `wire`, size of the operand before.
     """
 
     collective: Collective
@@ -101,6 +104,9 @@ class ExchangeBuilder:
     job: Job
     options: Options
     added: list[Exchange]
+    codec: str = ""
+    wire: str = ""
+    plain_bytes: int = 0
 
     def call(
         self,
@@ -247,9 +253,9 @@ class ExchangeBuilder:
         source = collective.computation.module.location(collective.instruction, path)
         if len(identities) > 1:
             source += f" and {len(identities) - 1} more"
-        sent = sum(hlo.num_bytes(o.shape) for o in operands) * self._most_receivers(kind, ranks)
-        if kind == ExchangeKind.ALL_TO_ALL:
-            sent = -(-sent // len(ranks[0]))
+        receivers = self._most_receivers(kind, ranks)
+        parts = len(ranks[0]) if kind == ExchangeKind.ALL_TO_ALL else 1
+        sent = sum(hlo.num_bytes(o.shape) for o in operands)
         spec = ExchangeSpec(
             Call(self.job.session),
             Movement(
@@ -266,9 +272,11 @@ class ExchangeBuilder:
             digest=_digest(identities),
             source=" ".join(source.replace('"', "'").split()),
             note=self.note,
-            num_bytes=sent,
+            num_bytes=-(-sent * receivers // parts),
             num_collectives=len(identities),
             is_pipelined=collective.is_pipelined,
+            wire=self.wire,
+            plain_bytes=-(-self.plain_bytes * receivers // parts),
         )
         is_gather = collective.instruction.opcode == "all-gather"
         return Exchange(

@@ -60,7 +60,8 @@ class CpuLowering(Lowering):
     def operand(self, number: int, is_exchanged: bool) -> Value:
         x = self.operands[number]
         source = promotion.source(self.c, x) if is_exchanged else x
-        return Value(self.flatten(source, number).x, x.shape.element_type, (number,))
+        element_type = x.shape.element_type
+        return dataclasses.replace(self.flatten(source, number), element_type=element_type)
 
     @override
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:

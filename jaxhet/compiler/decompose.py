@@ -5,6 +5,7 @@ import dataclasses
 from jaxhet.compiler import (
     all_reduce,
     async_form,
+    axes,
     bucket,
     collectives,
     custom_calls,
@@ -23,6 +24,7 @@ from jaxhet.compiler import (
     widen,
 )
 from jaxhet.compiler.carrier import Exchange, ExchangeBuilder
+from jaxhet.compiler.codecs import fitting
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.cpu_form import CpuLowering
 from jaxhet.compiler.exchange import ALGORITHMS, DIRECT
@@ -74,10 +76,12 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     if job.is_gpu and options.bucket_bytes:  # on CPUs, XLA has put together what it likes
         crossing = bucket.bucket_all_reduces(crossing, options.bucket_bytes)
     exchanges: list[Exchange] = []
+    codecs = axes.Codecs.of(parsed, job, options)
     for collective in crossing:
+        codec = _fitting(collective, codecs)
         if keeps_kernels:
             _isolate(collective)
-        _lower(collective, job, options, exchanges)
+        _lower(collective, job, options, exchanges, codec)
     plan.make(parsed, exchanges)
     return _finished(parsed, job)
 
@@ -102,9 +106,18 @@ def _isolate(collective: Collective) -> None:
         c.hide(result)
 
 
-def _lower(collective: Collective, job: Job, options: Options, exchanges: list[Exchange]) -> None:
+def _fitting(collective: Collective, codecs: axes.Codecs) -> str:
+    """The codec of a collective, if it fits an operand."""
+    operands = collective.computation.operands(collective.instruction)
+    codec = codecs.of_collective(collective)
+    return codec if any(fitting(codec, x.shape) for x in operands) else ""
+
+
+def _lower(
+    collective: Collective, job: Job, options: Options, exchanges: list[Exchange], codec: str
+) -> None:
     """Makes a collective the last step of its decomposition; appends its exchanges."""
-    split, note = _divide(collective, job, options)
+    split, note = _divide(collective, job, options, codec)
     opcode = collective.instruction.opcode
     # Operands of XLA's own collectives keep the types that XLA chose.
     is_exchanged = split is None or split.local_size == 1
@@ -118,7 +131,9 @@ def _lower(collective: Collective, job: Job, options: Options, exchanges: list[E
     if job.is_gpu:
         collective = leading.along_first(collective)
     algorithm = DIRECT if opcode in _POINT_TO_POINT else ALGORITHMS[split is not None]
-    builder = ExchangeBuilder(collective, " ".join(name), algorithm, note, job, options, exchanges)
+    builder = ExchangeBuilder(
+        collective, " ".join(name), algorithm, note, job, options, exchanges, codec
+    )
     lowering: Lowering
     if job.is_gpu:
         lowering = GpuLowering(collective, builder)
@@ -147,12 +162,17 @@ def _is_flat(job: Job, options: Options) -> bool:
     return options.algorithm == "flat" or (options.algorithm == "auto" and not job.is_gpu)
 
 
-def _divide(collective: Collective, job: Job, options: Options) -> tuple[groups.Split | None, str]:
-    """How to divide the groups for the hierarchical algorithm, or None and why it is flat."""
+def _divide(
+    collective: Collective, job: Job, options: Options, codec: str
+) -> tuple[groups.Split | None, str]:
+    """How to divide the groups for the hierarchical algorithm, or None and why it is flat.
+
+    What has a codec crosses a thin link: as few bytes as possible should.
+    """
     opcode = collective.instruction.opcode
     if opcode in _POINT_TO_POINT:
         return None, ""
-    if _is_flat(job, options):
+    if _is_flat(job, options) and (options.algorithm == "flat" or not codec):
         return None, ""
     split = groups.split(collective.groups, collective.rank_of, job.islands)
     if isinstance(split, str):

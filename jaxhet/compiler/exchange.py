@@ -85,6 +85,8 @@ class ExchangeSpec:
       num_bytes: Largest number of bytes that a rank sends to ranks on other islands.
       num_collectives: Number of operands of the user's collectives that share the exchange.
       is_pipelined: Whether the collective was moved to a neighbouring iteration of a loop.
+      wire: Codec and block in which its data travels, or "".
+      plain_bytes: With `wire`, `num_bytes` without it.
       place: Program and control flow around the exchange; "" before the plan is made.
       tie: Number that distinguishes the exchange from look-alikes, or "".
     """
@@ -102,6 +104,8 @@ class ExchangeSpec:
     num_bytes: int
     num_collectives: int
     is_pipelined: bool = False
+    wire: str = ""
+    plain_bytes: int = 0
     place: str = ""
     tie: str = ""
 
@@ -121,6 +125,7 @@ class ExchangeSpec:
         words = [self.kind, self.collective]
         words += [] if self.algorithm == DIRECT else [self.algorithm]
         words += [f"of {self.num_operands}"] if self.num_operands > 1 else []
+        words += [self.wire] if self.wire else []
         words += [self.shapes, groups_lib.to_text(self.groups), f"@{self.digest}"]
         return " ".join(words)
 

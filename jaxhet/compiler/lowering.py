@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxhet.compiler import arithmetic, hlo
+from jaxhet.compiler import arithmetic, codecs, hlo
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.arithmetic import Body
@@ -30,11 +30,13 @@ class Value:
       x: The array.
       element_type: The user's, to which sums round.
       operands: Numbers of the collective's operands that are in it.
+      codec: Codec in which it travels between islands (`wire.py`); "": as it is.
     """
 
     x: Instruction
     element_type: int
     operands: tuple[int, ...]
+    codec: str = ""
 
     @property
     def size(self) -> int:
@@ -43,7 +45,7 @@ class Value:
 
     def with_array(self, x: Instruction) -> "Value":
         """Another array on the same way."""
-        return Value(x, self.element_type, self.operands)
+        return dataclasses.replace(self, x=x)
 
 
 Unpack = Callable[[Sequence[Value]], list[Value]]
@@ -143,9 +145,9 @@ class Lowering(abc.ABC):
 
     def flatten(self, x: Instruction, number: int) -> Value:
         """One dimension, in a type that can travel; `number` is the operand's."""
-        element_type = x.shape.element_type
+        element_type, codec = x.shape.element_type, codecs.fitting(self.builder.codec, x.shape)
         x = self._converted(x, arithmetic.carried_type(element_type))
-        return Value(self.flat(x), element_type, (number,))
+        return Value(self.flat(x), element_type, (number,), codec)
 
     def restore(self, value: Value, shape: Shape) -> Instruction:
         """A flat value as an array, in the layout and the type of `shape`."""

@@ -10,7 +10,7 @@ So each byte that must cross islands crosses once.
 
 from collections.abc import Sequence
 
-from jaxhet.compiler import arithmetic, blocks, reorder
+from jaxhet.compiler import arithmetic, blocks, reorder, wire
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.groups import Groups, Split
@@ -23,8 +23,7 @@ def all_gather(lowering: Lowering, split: Split | None) -> None:
     operands = lowering.operands
     values = lowering.flattened()
     if split is None:
-        rows = lowering.all_gather(values, lowering.collective.groups)
-        results = [row.joined for row in rows]
+        results = wire.all_gather(lowering, values, lowering.collective.groups)
     else:
         results = [_gather_over_islands(lowering, v, split) for v in values]
     shapes = lowering.result_shapes
@@ -38,8 +37,7 @@ def all_gather(lowering: Lowering, split: Split | None) -> None:
 
 def _gather_over_islands(lowering: Lowering, value: Value, split: Split) -> Value:
     first = len(lowering.builder.added)
-    (row,) = lowering.all_gather([value], split.rails)
-    rows = row.joined
+    (rows,) = wire.all_gather(lowering, [value], split.rails)
     if split.local_size == 1:
         return reorder.reordered(lowering, rows, _by_rail(split))
     whole = lowering.local("all-gather", rows, rows.size * split.local_size, split.local)
@@ -58,7 +56,7 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
         for i, x in enumerate(operands)
     ]
     if split is None:
-        results = lowering.reduce_scatter(values, lowering.collective.groups, opcode)
+        results = wire.reduce_scatter(lowering, values, lowering.collective.groups, opcode)
     elif lowering.collective.shard_replicas > 1:
         results = [_scatter_to_islands(lowering, v, opcode, split) for v in values]
     else:
@@ -73,7 +71,7 @@ def _scatter_over_islands(lowering: Lowering, value: Value, opcode: str, split: 
     if split.local_size > 1:
         size = value.size // split.local_size
         value = lowering.local("reduce-scatter", value, size, split.local, opcode)
-    (result,) = lowering.reduce_scatter([value], split.rails, opcode)
+    (result,) = wire.reduce_scatter(lowering, [value], split.rails, opcode)
     if split.local_size > 1:
         lowering.builder.added[first].scatters.append(value.x)
     return result
@@ -89,7 +87,7 @@ def _scatter_to_islands(lowering: Lowering, value: Value, opcode: str, split: Sp
     value = reorder.transposed(lowering, value, dims, [1, 0, 2])
     first = len(lowering.builder.added)
     shard = lowering.local("reduce-scatter", value, value.size // local_size, split.local, opcode)
-    (result,) = lowering.reduce_scatter([shard], split.rails, opcode)
+    (result,) = wire.reduce_scatter(lowering, [shard], split.rails, opcode)
     whole = lowering.local("all-gather", result, result.size * local_size, split.local)
     lowering.builder.added[first].scatters.append(shard.x)
     lowering.builder.added[first].gathers.append(whole.x)
@@ -166,13 +164,14 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
 
 def permute(lowering: Lowering) -> None:
     """Makes a collective-permute the last step of its decomposition."""
-    collective = lowering.collective
-    values = lowering.flattened()
-    if isinstance(lowering, GpuLowering):
-        results = [_permute_on_gpu(lowering, value, collective.groups) for value in values]
-    else:
-        results = lowering.permute(values, collective.groups)
-    lowering.replace_flat(results)
+    pairs = lowering.collective.groups
+
+    def move(lowering: Lowering, values: Sequence[Value]) -> list[Value]:
+        if isinstance(lowering, GpuLowering):
+            return [_permute_on_gpu(lowering, value, pairs) for value in values]
+        return lowering.permute(values, pairs)
+
+    lowering.replace_flat(wire.permute(lowering, lowering.flattened(), move))
 
 
 def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value:

@@ -59,6 +59,8 @@ class Options:
         results can have the same bits. Barriers keep XLA from fusing what takes a collective's
         place with other operations, two ranks add in the shape of the operand, and no loop is
         pipelined.
+      wire: Codecs (`codecs.py`) of exchanges, by mesh axis; the axis "" is any without an entry.
+      needed_axes: Axes that the meshes of each program with exchanges must have.
       deadline_ms: Longest wait of an exchange for its peers; 0 is the session's default.
     """
 
@@ -68,4 +70,6 @@ class Options:
     part_bytes: int = 32 << 20
     pipeline_iterations: int = 8
     one_world_kernels: bool = False
+    wire: tuple[tuple[str, str], ...] = ()
+    needed_axes: tuple[str, ...] = ()
     deadline_ms: int = 0

@@ -37,6 +37,7 @@ def test_environment_is_parsed() -> None:
     environ = {
         "JAXHET_TRANSPORTS": "tcp, process_vm",  # an alias of socket
         "JAXHET_DEADLINE_S": "2.5",
+        "JAXHET_WIRE": "data=mxint8, bf16",
         "JAXHET__DISABLE": "1",
     }
     config = _config.resolve({}, environ)
@@ -45,12 +46,14 @@ def test_environment_is_parsed() -> None:
         2.5,
         True,
     )
+    assert config.wire == ("data=mxint8", "bf16")
 
 
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
         ({"JAXHET__ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
+        ({"JAXHET_WIRE": "data=int8"}, "wire takes bf16, mxfp8, mxint8, mxint4"),
         ({"JAXHET_TRANSPORTS": "shm"}, "transports takes cuda_ipc, hip_ipc, host, process_vm"),
         ({"JAXHET_TRANSPORTS": "udp"}, "transports takes cuda_ipc, hip_ipc, host"),
         ({"JAXHET_TRANSPORTS": ""}, "transports takes cuda_ipc, hip_ipc, host"),

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import Job, Options, Plan, collectives, hlo
+from jaxhet.compiler.codecs import CODECS
 from tests.python.compiler import moved
 from tests.python.compiler.install_plugins import PLUGINS
 from tests.python.compiler.scheduled import schedule
@@ -211,6 +212,19 @@ def long_sum(mesh: Mesh) -> Any:
     return jax.jit(mapped).lower(jax.ShapeDtypeStruct((size,), "bfloat16"))
 
 
+def large_exchanges(mesh: Mesh) -> Any:
+    """Every collective that can be compressed."""
+
+    def f(x: jax.Array) -> Any:
+        y = lax.psum(jnp.tanh(x), "data")
+        z = lax.psum_scatter(x * y, "data", tiled=True)
+        ring = [(i, (i + 1) % mesh.size) for i in range(mesh.size)]
+        return lax.ppermute(lax.all_gather(z, "data", tiled=True) + y, "data", ring)
+
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P("data"), check_vma=False)
+    return jax.jit(mapped).lower(jax.ShapeDtypeStruct((4096, 516), "float32"))
+
+
 def split_features(mesh: Mesh) -> Any:
     """Products whose operands are split along their last dimension, so that these are exchanged."""
 
@@ -259,6 +273,12 @@ CASES = {
     "reductions_three_islands": Case("3x1x2", reductions, codegen=False),
     "sums_over_unequal_groups": Case("2x1x2", sums_over_unequal_groups, codegen=False),
     "reductions_flat": Case("2x1x2", reductions, Options(algorithm="flat"), codegen=False),
+}
+CASES |= {
+    f"wire_{codec}": Case(
+        "2x1x2", large_exchanges, Options(wire=(("data", codec),)), codegen=codec == "mxint4"
+    )
+    for codec in CODECS
 }
 # Machine code is generated for one program of each kind: elsewhere it would take half of the time.
 CASES |= {name: Case("2x1x2", step.lower, codegen=False) for name, step in TRAIN_STEPS.items()}

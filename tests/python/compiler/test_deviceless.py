@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jaxhet.compiler.codecs import CODECS
 from tests.python.compiler import worker
 from tests.python.compiler.install_plugins import PLUGINS
 from tests.python.compiler.train_steps import TRAIN_STEPS
@@ -147,6 +148,16 @@ def test_sums_over_groups_of_unequal_size_are_exchanges_of_those_groups(vendor: 
         "{{0,1,2},{3}}",
         "{{0,3},{1},{2}}",
     ]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_large_exchanges_are_compressed(vendor: Results, codec: str):
+    result = vendor[f"wire_{codec}"]
+    bits = CODECS[codec].bits + (8 / 32 if CODECS[codec].has_blocks else 0)
+    assert all(f" {CODECS[codec].text} " in line for line in result["lines"])
+    # A rank sends half of the operand of 8.5 MB, a quarter, a quarter, and all of it.
+    plain = 4096 * 516 * 4 * (1 / 2 + 1 / 4 + 1 / 4 + 1)
+    assert result["num_bytes"] == pytest.approx(plain * bits / 32, rel=1e-3)
 
 
 def test_local_phases_stay_collectives_of_xla(vendor: Results):

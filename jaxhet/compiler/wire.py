@@ -1,0 +1,209 @@
+"""Compressed exchanges: what travels between islands is encoded, and decoded before it is summed.
+
+A rank's own part takes the same way, so that all ranks have the same bits. Each row of an exchange
+(what one rank sends to another one) is encoded for itself: its elements, then its scales.
+
+Compressed are all-reduces and reduce-scatters that add, all-gathers and permutes: operands of
+float32, bfloat16 or float16 of at least `codecs.LEAST_BYTES`, where the codec has fewer bits. They
+are hierarchical where the groups allow that: data that stays on an island is not encoded.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from jaxhet.compiler import arithmetic, codecs, hlo
+from jaxhet.compiler import groups as groups_lib
+from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler.codecs import BLOCK, CODECS, Codec
+from jaxhet.compiler.groups import Groups
+from jaxhet.compiler.hlo import Computation, Instruction
+from jaxhet.compiler.lowering import Lowering, Value, present_rows
+
+
+def each[T](
+    values: Sequence[Value],
+    plain: Callable[[Sequence[Value]], list[T]],
+    compressed: Callable[[Value], T],
+) -> list[T]:
+    """Results of the values: of one call for all that have no codec, of a call each for others."""
+    rest = [value for value in values if not value.codec]
+    results = iter(plain(rest) if rest else [])
+    return [compressed(value) if value.codec else next(results) for value in values]
+
+
+def all_reduce(
+    lowering: Lowering, values: Sequence[Value], groups: Groups, opcode: str
+) -> list[Value]:
+    """Each of the values combined over the groups.
+
+    A compressed one is gathered and summed, which rounds it once.
+    """
+
+    def compressed(value: Value) -> Value:
+        received = _exchanged(
+            lowering, value, 1, lambda on_way, v: on_way.all_gather([v], groups)[0].joined
+        )
+        present = present_rows(lowering, groups)
+        return _combined(lowering, received, value, value.size, groups_lib.largest(groups), present)
+
+    return each(values, lambda vs: lowering.all_reduce(vs, groups, opcode), compressed)
+
+
+def reduce_scatter(
+    lowering: Lowering, values: Sequence[Value], groups: Groups, opcode: str
+) -> list[Value]:
+    """Block i of each of the values, combined over the groups, on member i."""
+    count = len(groups[0])
+
+    def compressed(value: Value) -> Value:
+        received = _exchanged(
+            lowering, value, count, lambda on_way, v: on_way.all_to_all([v], groups)[0].joined
+        )
+        return _combined(lowering, received, value, value.size // count, count, ())
+
+    return each(values, lambda vs: lowering.reduce_scatter(vs, groups, opcode), compressed)
+
+
+def all_gather(lowering: Lowering, values: Sequence[Value], groups: Groups) -> list[Value]:
+    """Each member's values, one after the other, to every member."""
+
+    def compressed(value: Value) -> Value:
+        received = _exchanged(
+            lowering, value, 1, lambda on_way, v: on_way.all_gather([v], groups)[0].joined
+        )
+        return _restored(lowering, received, value, len(groups[0]))
+
+    def plain(values: Sequence[Value]) -> list[Value]:
+        return [row.joined for row in lowering.all_gather(values, groups)]
+
+    return each(values, plain, compressed)
+
+
+def permute(
+    lowering: Lowering,
+    values: Sequence[Value],
+    move: Callable[[Lowering, Sequence[Value]], list[Value]],
+) -> list[Value]:
+    """The results of `move`, which moves whole values."""
+
+    def compressed(value: Value) -> Value:
+        received = _exchanged(lowering, value, 1, lambda on_way, v: move(on_way, [v])[0])
+        return _restored(lowering, received, value, 1)
+
+    return each(values, lambda vs: move(lowering, vs), compressed)
+
+
+def _exchanged(
+    lowering: Lowering,
+    value: Value,
+    num_rows: int,
+    exchange: Callable[[Lowering, Value], Value],
+) -> Value:
+    """The encoded value, exchanged; the plan has the codec and the size before."""
+    codec = CODECS[value.codec]
+    builder = dataclasses.replace(
+        lowering.builder, wire=codec.text, plain_bytes=hlo.num_bytes(value.x.shape)
+    )
+    on_way = dataclasses.replace(lowering, builder=builder)
+    return exchange(on_way, _encoded(lowering, value, num_rows))
+
+
+def _encoded(lowering: Lowering, value: Value, num_rows: int) -> Value:
+    """A value of equal rows, each encoded for itself."""
+    codec, size = CODECS[value.codec], value.size // num_rows
+    if not codec.has_blocks:
+        x = lowering.loop([value.x], codecs.upper_half)
+        return Value(x, pb.U16, value.operands)
+    num_blocks = -(-size // BLOCK)
+    x = value.x
+    if num_blocks * BLOCK != size:
+        rows = lowering.shaped(x, [num_rows, size])
+        x = lowering.loop([rows], lambda c, x: _padded(c, x, num_blocks * BLOCK))
+    x = lowering.shaped(x, [num_rows, num_blocks, BLOCK])
+    scales = lowering.loop([x], lambda c, x: codecs.scales(c, x, codec))
+    elements = lowering.loop([x, scales], lambda c, x, s: codecs.elements(c, x, s, codec))
+    num_bytes = num_blocks * BLOCK * codec.bits // 8
+    parts = [lowering.shaped(elements, [num_rows, num_bytes]), scales]
+    joined = lowering.c.add(
+        "concatenate",
+        hlo.array_shape(pb.U8, [num_rows, num_bytes + num_blocks]),
+        parts,
+        dimensions=[1],
+    )
+    flat = lowering.shaped(joined, [hlo.num_elements(joined.shape)])
+    return Value(flat, pb.U8, value.operands)
+
+
+def _combined(
+    lowering: Lowering,
+    received: Value,
+    value: Value,
+    size: int,
+    count: int,
+    present: Sequence[Instruction],
+) -> Value:
+    """The sum of `count` encoded rows of `size` elements, in group order."""
+    codec, length = CODECS[value.codec], _row_length(value, size)
+
+    def body(c: Computation, x: Instruction, *present: Instruction) -> Instruction:
+        rows = [arithmetic.slice_1d(c, x, i * length, length) for i in range(count)]
+        decoded = [_decoded(c, row, 1, codec) for row in rows]
+        return arithmetic.combine(c, decoded, "add", value.element_type, present)
+
+    return _cut(lowering, lowering.loop([received.x, *present], body), value, 1, size)
+
+
+def _restored(lowering: Lowering, received: Value, value: Value, count: int) -> Value:
+    """`count` encoded rows as elements of the value's type."""
+    codec, element_type = CODECS[value.codec], value.x.shape.element_type
+
+    def body(c: Computation, x: Instruction) -> Instruction:
+        return arithmetic.convert(c, _decoded(c, x, count, codec), element_type)
+
+    return _cut(lowering, lowering.loop([received.x], body), value, count, value.size)
+
+
+def _decoded(c: Computation, rows: Instruction, count: int, codec: Codec) -> Instruction:
+    """The float32s of encoded rows, [rows, blocks, BLOCK] if the codec has blocks."""
+    if not codec.has_blocks:
+        return codecs.of_upper_half(c, rows)
+    length = hlo.num_elements(rows.shape) // count
+    in_block = BLOCK * codec.bits // 8
+    num_blocks = length // (in_block + 1)
+    rows = c.add("reshape", hlo.array_shape(pb.U8, [count, length]), [rows])
+    codes = codecs.slice_last(c, rows, 0, num_blocks * in_block)
+    codes = c.add("reshape", hlo.array_shape(pb.U8, [count, num_blocks, in_block]), [codes])
+    scales = codecs.slice_last(c, rows, num_blocks * in_block, num_blocks)
+    return codecs.values(c, codes, scales, codec)
+
+
+def _cut(lowering: Lowering, x: Instruction, value: Value, count: int, size: int) -> Value:
+    """Rows without the padding of their last blocks, flat."""
+    if (padded := hlo.num_elements(x.shape) // count) != size:
+        x = lowering.shaped(x, [count, padded])
+        x = lowering.loop([x], lambda c, x: codecs.slice_last(c, x, 0, size))
+    x = lowering.shaped(x, [count * size])
+    if lowering.builder.job.is_gpu and x.shape.element_type != pb.F32:
+        x = lowering.c.add("opt-barrier", x.shape, [x])  # or XLA may skip the rounding
+    return value.with_array(x)
+
+
+def _row_length(value: Value, size: int) -> int:
+    """Elements of an encoded row of `size` elements."""
+    codec = CODECS[value.codec]
+    if not codec.has_blocks:
+        return size
+    num_blocks = -(-size // BLOCK)
+    return num_blocks * BLOCK * codec.bits // 8 + num_blocks
+
+
+def _padded(c: Computation, x: Instruction, size: int) -> Instruction:
+    """Rows with zeros behind them."""
+    num_rows, before = x.shape.dimensions
+    element_type = x.shape.element_type
+    zero = arithmetic.convert(c, arithmetic.integers(c, [], [0]), element_type)
+    padding = pb.PaddingConfig()
+    padding.dimensions.add()
+    padding.dimensions.add(edge_padding_high=size - before)
+    shape = hlo.array_shape(element_type, [num_rows, size])
+    return c.add("pad", shape, [x, zero], padding_config=padding)
