@@ -171,6 +171,4 @@ def _of_device_memory(vendor: Vendor, host: Host) -> Iterator[Finding]:
         )
     for gpu in vendor.gpus:
         if not gpu.dma_buf:
-            yield _warning(
-                f"no NIC can reach the memory of {gpu.id}: it has no dma-buf{through}"
-            )
+            yield _warning(f"no NIC can reach the memory of {gpu.id}: it has no dma-buf{through}")
