@@ -1,15 +1,19 @@
 """How much of what unequal islands do alone do they reach together?
 
-    python -m benchmarks.efficiency [--burners 0,1] [--json FILE]
+    python -m benchmarks.efficiency [--share stages] [--burners 0,1] [--json FILE]
 
-Each island is one CPU device on a core of its own. A burner is a process that computes on an
-island's core all the time, so that the kernel gives the island 1 / (1 + burners) of the core. The
-same model is trained by each island alone, all of them at the same time, then together with equal
-shares of a batch (`--balance even`), and with measured shares (`--balance auto`). Every rate is the
-median over windows of steps after the first one, which compiles, in several turns.
+Each island is one CPU device on a core. A burner is a process that computes on an island's core all
+the time, so that the kernel gives the island 1 / (1 + burners) of the core. Islands may also share
+a core (`--cores 0,1,1`), in unequal parts if one of them is nicer (`--nice 0,0,5`). The same model
+is trained by each island alone, all of them at the same time, then together with equal shares, and
+with measured ones: of a batch (`--balance even` and `auto`), or of the layers (`--stages`). Every
+rate is the median over windows of steps after the first one, which compiles, in several turns.
 
 The ideal is the sum of the rates of the islands alone; efficiency is a rate divided by it. All
-cases compute microbatches of one size by the same program. Compare rates of one run only.
+cases compute microbatches of one size. Compare rates of one run only.
+
+A pipeline of S stages needs 2 (S - 1) more turns than it has microbatches M: the table says which
+part M / (M + 2 (S - 1)) of the ideal it could reach.
 """
 
 import argparse
@@ -21,19 +25,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.tables import made_at, markdown, write_json
 from models.extras.records import METRICS, read_rows
 
-WINDOW, WINDOWS = 3, 4  # steps of a window, and windows, the first of which is not counted
-ROWS, POSITIONS, MICROBATCHES = 2, 128, 24  # size of a microbatch; mean number in a step
+WINDOW, WINDOWS = 2, 4  # steps of a window, and windows, the first of which is not counted
+ROWS, POSITIONS, MICROBATCHES = 2, 128, 48  # size of a microbatch; mean number in a step
 EVEN, AUTO = "even", "auto"
-_ON_CORE = "EFFICIENCY_CORE"
+ALONE, BATCH, STAGES = "alone", "batch", "stages"
+_ON_CORE, _NICE = "EFFICIENCY_CORE", "EFFICIENCY_NICE"
 _PIN = f"""
 import os, sys
 os.sched_setaffinity(0, {{int(os.environ["{_ON_CORE}"])}})
+os.nice(int(os.environ.get("{_NICE}", "0")))
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 # Runs Python's arguments on the core that the environment names.
@@ -74,51 +81,88 @@ def burning(burners: Sequence[int], cores: Sequence[int]) -> Iterator[None]:
             process.wait()
 
 
-def on_cores(cores: Sequence[int], command: Sequence[str]) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class Islands:
+    """Core of each island, burners on it, and niceness.
+
+    `share` says what the islands share, `BATCH` or `STAGES`; `config` is the size of the model.
+    """
+
+    share: str
+    config: str
+    cores: Sequence[int]
+    burners: Sequence[int]
+    nice: Sequence[int]
+
+
+def on_cores(cores: Sequence[int], command: Sequence[str], nice: Sequence[int] = ()) -> list[str]:
     """The command that runs a command of `PINNED` on islands, one for each core."""
-    where = [f"--island-env=island{i}:{_ON_CORE}={core}" for i, core in enumerate(cores)]
+    variables = [(_ON_CORE, core) for core in cores], [(_NICE, number) for number in nice]
+    where = [
+        f"--island-env=island{i}:{name}={value}"
+        for pairs in variables
+        for i, (name, value) in enumerate(pairs)
+    ]
     launch = ["jaxhet.cli", "launch", f"--islands={len(cores)}", "--devices=1", *where, "--"]
     return [sys.executable, "-m", *launch, *command]
 
 
-def training(folder: pathlib.Path, islands: int, config: str, balance: str) -> list[str]:
-    """The command of a process that trains on so many islands."""
-    batch = MICROBATCHES * islands * ROWS
+def training(folder: pathlib.Path, islands: Islands, case: str, windows: int) -> list[str]:
+    """The command of a process that trains on all islands, or on one (case `ALONE`)."""
+    num = len(islands.cores)
+    if case == ALONE:
+        how = ["--mesh=data=1", f"--accumulate={MICROBATCHES}", f"--balance={EVEN}"]
+    elif islands.share == BATCH:
+        how = [f"--mesh=data={num}", f"--accumulate={MICROBATCHES}", f"--balance={case}"]
+    else:
+        how = [f"--mesh=stage={num}", f"--microbatches={MICROBATCHES}"]
+        how += [f"--stages={AUTO}"] if case == AUTO else []
+    shares = num if case != ALONE and islands.share == BATCH else 1
     return [
         *PINNED,
-        *("-m", "models.pretrain", f"--config={config}"),
-        *(f"--mesh=data={islands}", f"--batch={batch}", f"--seq={POSITIONS}"),
-        *(f"--accumulate={MICROBATCHES}", f"--balance={balance}", f"--log-every={WINDOW}"),
-        *(f"--steps={WINDOW * WINDOWS}", f"--run-dir={folder}"),
+        *("-m", "models.pretrain", f"--config={islands.config}", *how),
+        *(f"--batch={MICROBATCHES * shares * ROWS}", f"--seq={POSITIONS}"),
+        *(f"--log-every={WINDOW}", f"--steps={WINDOW * windows}", f"--run-dir={folder}"),
     ]
 
 
-def run_alone(folder: pathlib.Path, config: str, cores: Sequence[int]) -> None:
-    """Trains on each island alone, at the same time, in a folder for each."""
+def run_alone(folder: pathlib.Path, islands: Islands) -> None:
+    """Trains on each island alone, in a folder for each, until the slowest has enough windows."""
     # A job's processes have two threads, too.
     env = {k: v for k, v in os.environ.items() if not k.startswith("JAXHET_")}
     env |= {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "2"}
     processes = [
         subprocess.Popen(
-            training(folder / str(i), 1, config, EVEN),
-            env={**env, _ON_CORE: str(core)},
+            training(folder / str(i), islands, ALONE, 100 * WINDOWS),
+            env={**env, _ON_CORE: str(core), _NICE: str(nice)},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=subprocess.DEVNULL,
         )
-        for i, core in enumerate(cores)
+        for i, (core, nice) in enumerate(zip(islands.cores, islands.nice, strict=True))
     ]
-    for i, process in enumerate(processes):
-        _, said = process.communicate()
-        _check(process.returncode, f"island {i} alone", said)
+    try:  # so that none has more of a core when others are done
+        while any(len(rates(folder / str(i))) < WINDOWS - 1 for i in range(len(processes))):
+            time.sleep(0.1)
+            for i, process in enumerate(processes):
+                _check(process.poll() or 0, f"island {i} alone", "")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
-def run_together(folder: pathlib.Path, config: str, cores: Sequence[int], balance: str) -> None:
+def run_together(folder: pathlib.Path, islands: Islands, case: str) -> None:
     """Trains on all islands."""
-    command = on_cores(cores, training(folder, len(cores), config, balance))
+    command = training(folder, islands, case, WINDOWS)
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    _check(ended.returncode, balance, ended.stderr)
+    ended = subprocess.run(
+        on_cores(islands.cores, command, islands.nice),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    _check(ended.returncode, case, ended.stderr)
 
 
 def _check(code: int, case: str, said: str) -> None:
@@ -128,29 +172,32 @@ def _check(code: int, case: str, said: str) -> None:
 
 def rates(folder: pathlib.Path) -> list[float]:
     """Tokens per second of each window but the first."""
-    return [r["tokens_per_second"] for r in read_rows(folder / METRICS)[WINDOW::WINDOW]]
+    path = folder / METRICS
+    rows = read_rows(path) if path.exists() else []
+    return [r["tokens_per_second"] for r in rows[WINDOW::WINDOW]]
 
 
 def shares(folder: pathlib.Path) -> str:
-    """The shares of a run that it ended with."""
-    noted = [row["balance"] for row in read_rows(folder / METRICS) if "balance" in row]
-    return ",".join(map(str, noted[-1]["counts"]))
+    """The shares of a run that it ended with: microbatches or layers."""
+    noted = [row.get("balance", row.get("stages")) for row in read_rows(folder / METRICS)]
+    found = [note.get("counts") or note["layers"] for note in noted if note]
+    return ",".join(map(str, found[-1]))
 
 
-def measure(config: str, burners: Sequence[int], cores: Sequence[int], turns: int) -> list[Row]:
+def measure(islands: Islands, turns: int) -> list[Row]:
     """All cases, in turns."""
-    alone = [f"island {i} alone" for i in range(len(cores))]
+    alone = [f"island {i} alone" for i in range(len(islands.cores))]
     found: dict[str, list[float]] = {case: [] for case in (*alone, EVEN, AUTO)}
     chosen = ""
-    with burning(burners, cores):
+    with burning(islands.burners, islands.cores):
         for _ in range(turns):
             with tempfile.TemporaryDirectory() as name:
                 folder = pathlib.Path(name)
-                run_alone(folder, config, cores)
+                run_alone(folder, islands)
                 for i, case in enumerate(alone):
                     found[case] += rates(folder / str(i))
                 for case in (EVEN, AUTO):
-                    run_together(folder / case, config, cores, case)
+                    run_together(folder / case, islands, case)
                     found[case] += rates(folder / case)
                 chosen = shares(folder / AUTO)
     medians = {case: statistics.median(values) for case, values in found.items()}
@@ -160,11 +207,10 @@ def measure(config: str, burners: Sequence[int], cores: Sequence[int], turns: in
 def table_rows(medians: dict[str, float], alone: Sequence[str], chosen: str) -> list[Row]:
     """Rows with the ideal, which is the sum of the islands alone."""
     ideal = sum(medians[case] for case in alone)
-    equal = ",".join([str(MICROBATCHES)] * len(alone))
     rates_and_shares = {
         **{case: (medians[case], "") for case in alone},
         "sum of the islands alone": (ideal, ""),
-        "together, equal shares": (medians[EVEN], equal),
+        "together, equal shares": (medians[EVEN], ""),
         "together, measured shares": (medians[AUTO], chosen),
     }
     return [Row(case, rate, rate / ideal, how) for case, (rate, how) in rates_and_shares.items()]
@@ -175,7 +221,24 @@ def table(rows: Sequence[Row]) -> str:
     cells: Any = [
         (r.case, f"{r.tokens_per_second:,.0f}", f"{r.efficiency:.3f}", r.shares) for r in rows
     ]
-    return markdown(("case", "tokens/s", "÷ sum", "microbatches"), cells)
+    return markdown(("case", "tokens/s", "÷ sum", "shares"), cells)
+
+
+def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
+    """Bars of the rates, divided by the ideal."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # letters as text: a small file
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 2.2), layout="constrained")
+    shown = rows[::-1]
+    bars = axes.barh([row.case for row in shown], [row.efficiency for row in shown])
+    axes.bar_label(bars, [f"{row.efficiency:.2f}" for row in shown], padding=2)
+    axes.set_xlim(0, 1.15)
+    axes.set_xlabel("tokens/s, divided by the sum of the islands alone")
+    figure.savefig(path)
 
 
 def main() -> None:
@@ -185,18 +248,41 @@ def main() -> None:
         description="Train on islands of unequal speed, alone and together.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    parser.add_argument(
+        "--share",
+        choices=(BATCH, STAGES),
+        default=BATCH,
+        help="shared between islands: a batch or the layers",
+    )
     parser.add_argument("--burners", default="0,1", help="burners on the core of each island")
+    parser.add_argument("--cores", help="core of each island; default: a core of its own")
+    parser.add_argument("--nice", help="niceness of each island; default: 0")
     parser.add_argument("--config", default="demo", help="size of the model")
     parser.add_argument("--turns", type=int, default=2, help="runs of each case, in turns")
     parser.add_argument("--json", type=pathlib.Path, help="file for the table's rows")
+    parser.add_argument("--plot", type=pathlib.Path, help="file for a plot of the rows (.svg)")
     options = parser.parse_args()
-    burners = [int(number) for number in options.burners.split(",")]
-    cores = sorted(os.sched_getaffinity(0))[: len(burners)]
-    if len(cores) < len(burners):
-        parser.error(f"--burners has {len(burners)} islands, and there are {len(cores)} cores")
-    rows = measure(options.config, burners, cores, options.turns)
+    burners = _numbers(options.burners)
+    cores = _numbers(options.cores) or sorted(os.sched_getaffinity(0))[: len(burners)]
+    nice = _numbers(options.nice) or [0] * len(burners)
+    if not len(cores) == len(burners) == len(nice):
+        parser.error(
+            f"--burners has {len(burners)} islands, there are {len(cores)} cores for them, and "
+            f"--nice has {len(nice)} numbers: give one of each for every island"
+        )
+    islands = Islands(options.share, options.config, cores, burners, nice)
+    rows = measure(islands, options.turns)
     print(f"{options.config}, burners {options.burners}\n{table(rows)}\n{made_at()}")
-    write_json(options.json, {"config": options.config, "burners": burners}, rows)
+    if options.share == STAGES:
+        possible = MICROBATCHES / (MICROBATCHES + 2 * (len(cores) - 1))
+        print(f"with the bubble of the pipeline at most {possible:.3f} of the sum")
+    write_json(options.json, dataclasses.asdict(islands), rows)
+    if options.plot:
+        plot(rows, options.plot)
+
+
+def _numbers(text: str | None) -> list[int]:
+    return [int(number) for number in text.split(",")] if text else []
 
 
 if __name__ == "__main__":

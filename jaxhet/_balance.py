@@ -7,7 +7,7 @@ computes as many as its speed allows, so that all of them reach the exchange at 
 import functools
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,12 +17,20 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxhet._errors import UsageError
+from jaxhet._per_platform import per_platform
 
 Loss = Callable[[Any, Any], tuple[Any, Any]]
+Sums = Callable[[Any, Any], Any]
 Gradients = Callable[[Any, Any, Any], tuple[jax.Array, Any]]
 
 
-def balanced_value_and_grad(loss: Loss, *, axis: str, mesh: Mesh | None = None) -> Gradients:
+def balanced_value_and_grad(
+    loss: Loss | Mapping[str, Loss],
+    *,
+    axis: str,
+    mesh: Mesh | None = None,
+    parts: Mapping[str, int] | None = None,
+) -> Gradients:
     """Mean loss and gradients of a batch of which each island computes a share of its own.
 
     Along the mesh axis `axis`, n positions each have room for m microbatches of one shape, and
@@ -40,13 +48,22 @@ def balanced_value_and_grad(loss: Loss, *, axis: str, mesh: Mesh | None = None) 
     `axis` itself parameters are whole while gradients are computed. The optimizer's update is the
     caller's. On islands of unlike arithmetic, shard the update over `axis` to keep replicas equal.
 
+    Islands with less memory than others compute a microbatch in several `parts`, one after the
+    other, or keep less of it for the backward pass: `loss` may be a mapping of functions with the
+    same values, for example one of them under `jax.checkpoint`. Each island compiles its own form
+    (`jaxhet.per_platform`), and all exchange the same. So microbatches are as large as the island
+    with the most memory allows.
+
     Args:
       loss: function of parameters and one microbatch, whose results are scalars: the sum of the
         losses and the sum of their weights, for example the number of tokens. `jax.value_and_grad`
         must be able to differentiate the first one. It must not communicate over `axis`, where
-        positions call it different numbers of times.
+        positions call it different numbers of times. Or a mapping of such functions, by name of
+        an island or platform as in `jaxhet.per_platform`; the name "" is for all others.
       axis: mesh axis whose positions have shares of their own, for example "data".
       mesh: the mesh; None: the mesh of `jax.set_mesh`.
+      parts: number of parts of a microbatch, by name of an island or platform; 1 for all others.
+        It divides the rows of a microbatch, the third dimension of `batch`.
 
     Returns:
       A function of `params`, `batch` and `counts`, to be called inside `jax.jit`. `params` is a
@@ -59,7 +76,7 @@ def balanced_value_and_grad(loss: Loss, *, axis: str, mesh: Mesh | None = None) 
 
     Raises:
       UsageError: the mesh does not have the axis; or, in a call of the result, batch, counts or
-        the results of `loss` have other shapes.
+        the results of `loss` have other shapes, or a microbatch can't be divided into parts.
 
     Examples:
       >>> import jax.numpy as jnp, numpy as np
@@ -73,6 +90,7 @@ def balanced_value_and_grad(loss: Loss, *, axis: str, mesh: Mesh | None = None) 
       >>> balanced = jaxhet.balanced_value_and_grad(loss, axis="data", mesh=mesh)
       >>> value, gradients = jaxhet.jit(balanced)(params, batch, np.array([3, 1]))
     """
+    of_part = _each_island(loss, parts or {})
 
     def value_and_grad(params: Any, batch: Any, counts: Any) -> tuple[jax.Array, Any]:
         counts = jnp.asarray(counts)
@@ -81,7 +99,7 @@ def balanced_value_and_grad(loss: Loss, *, axis: str, mesh: Mesh | None = None) 
 
         def local(params: Any, batch: Any, counts: jax.Array) -> tuple[jax.Array, Any]:
             own = jax.tree.map(lambda x: x[0], batch)
-            sums = _sums(loss, params, own, counts[0], most)
+            sums = _sums(of_part, params, own, counts[0], most)
             # XLA refuses sums over an axis of one position beside axes that it partitions itself.
             (value, weight), gradients = lax.psum(sums, axis) if size > 1 else sums
             return value / weight, jax.tree.map(
@@ -102,15 +120,60 @@ def balanced_value_and_grad(loss: Loss, *, axis: str, mesh: Mesh | None = None) 
     return value_and_grad
 
 
-def _sums(loss: Loss, params: Any, batch: Any, count: jax.Array, most: int) -> Any:
+def _each_island(loss: Loss | Mapping[str, Loss], parts: Mapping[str, int]) -> Sums:
+    """Sums and gradients of a microbatch, in the form of this process's island."""
+    losses = loss if isinstance(loss, Mapping) else {"": loss}
+    default: Any = losses.get("")
+    if default is None and (lacking := sorted(parts.keys() - losses.keys())):
+        raise UsageError(
+            f"jaxhet.balanced_value_and_grad has parts for {', '.join(lacking)}, and no loss: name"
+            " it among the losses, or give one with the name ''"
+        )
+    forms = {
+        name: functools.partial(_in_parts, losses.get(name) or default, parts.get(name, 1))
+        for name in {*losses, *parts} - {""}
+    }
+    others = functools.partial(_in_parts, default, 1) if default else None
+    return per_platform(others, **forms) if forms or others is None else others
+
+
+def _in_parts(loss: Any, parts: int, params: Any, batch: Any) -> Any:
+    """Sums (loss, weight) of a microbatch and their gradients, computed in so many parts."""
+    gradients = jax.value_and_grad(_checked(loss), has_aux=True)
+    if parts == 1:
+        return gradients(params, batch)
+
+    def divide(x: jax.Array) -> jax.Array:
+        if not x.ndim or parts < 1 or x.shape[0] % parts:
+            raise UsageError(
+                f"jaxhet.balanced_value_and_grad: a microbatch of shape {list(x.shape)} can't be"
+                f" computed in {parts} parts on an island; choose parts that divide its rows"
+            )
+        # Neighbours in different parts: each part lies on all devices that the rows are split over.
+        return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
+
+    def add(sums: Any, part: Any) -> tuple[Any, None]:
+        return _added(sums, gradients(params, part)), None
+
+    divided = jax.tree.map(divide, batch)
+    shapes = jax.eval_shape(gradients, params, jax.tree.map(lambda x: x[0], divided))
+    sums = lax.scan(add, jax.tree.map(_zeros, shapes), divided)[0]
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), sums, shapes)
+
+
+def _added(sums: Any, more: Any) -> Any:
+    return jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, more)
+
+
+def _sums(sums_of: Sums, params: Any, batch: Any, count: jax.Array, most: int) -> Any:
     """Sums over the first `count` microbatches: (loss, weight), gradients."""
 
     def of_part(i: Any) -> Any:
         part = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), batch)
-        return jax.value_and_grad(_checked(loss), has_aux=True)(params, part)
+        return sums_of(params, part)
 
     def add(i: Any, sums: Any) -> Any:
-        return jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, of_part(i))
+        return _added(sums, of_part(i))
 
     scalars, shapes = jax.eval_shape(of_part, 0)
     zeros: Any = (

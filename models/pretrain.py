@@ -32,6 +32,7 @@ from models.extras.options import PROGRAM, Options, parse
 from models.extras.pipeline import AUTO, parse_stages
 from models.extras.quiet import hide_reports_of_saves
 from models.extras.reporter import Reporter, Settings
+from models.extras.shares import parse_parts
 from models.sharding import AXES, batch_axes, token_axes
 from models.train import Schedule, Trainer
 
@@ -146,6 +147,7 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
         mesh,
         update_axes(options.update, mesh),
         Accumulation(options.accumulate, sum_axes(mesh)),
+        parse_parts(options),
     )
     if config.attention == "cudnn" and not all_nvidia():
         raise ValueError("--attention cudnn needs NVIDIA GPUs on all islands: choose auto or xla.")

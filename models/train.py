@@ -1,7 +1,7 @@
 """Loss, state and step of training: pure functions of JAX arrays."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -147,7 +147,8 @@ class Trainer:
     whatever their arithmetic.
 
     `accumulation` says how a batch is computed in parts; on a mesh with stages the pipeline does
-    that.
+    that. `parts` is the number of parts of a microbatch of unequal shares, by name of an island
+    or platform.
     """
 
     config: Config
@@ -155,6 +156,7 @@ class Trainer:
     mesh: jax.sharding.Mesh
     update_axes: tuple[str, ...] = ()
     accumulation: Accumulation = dataclasses.field(default_factory=lambda: Accumulation(parts=1))
+    parts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.accumulation.parts > 1 and "stage" in self.mesh.shape:
@@ -235,7 +237,7 @@ class Trainer:
           counts: Microbatches of each share, or None.
         """
         if counts is not None:
-            return value_and_grad_of_shares(self.loss, params, tokens, counts)
+            return value_and_grad_of_shares(self.loss, self.parts, params, tokens, counts)
         if self._pipeline and self.config.pipeline == "1f1b":
             graph = self._graph()
             return one_f_one_b.value_and_grad(self._pipeline, graph, self.config, params, tokens)

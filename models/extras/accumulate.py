@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -88,12 +88,17 @@ class Accumulation:
 
 
 def value_and_grad_of_shares(
-    loss: Callable[[Any, jax.Array], jax.Array], params: Any, tokens: jax.Array, counts: jax.Array
+    loss: Callable[[Any, jax.Array], jax.Array],
+    parts: Mapping[str, int],
+    params: Any,
+    tokens: jax.Array,
+    counts: jax.Array,
 ) -> tuple[jax.Array, Any]:
     """Loss and gradients of a batch in unequal shares, on the mesh of `jax.set_mesh`.
 
     Args:
       loss: Mean loss over the tokens that it is given, from parameters and tokens.
+      parts: Number of parts of a microbatch, by name of an island or platform.
       params: Parameters, a tree of arrays.
       tokens: Tokens [shares, microbatches, rows, positions + 1], a share for each position of the
         axis `data`.
@@ -104,4 +109,4 @@ def value_and_grad_of_shares(
         count = jnp.float32(part[:, 1:].size)
         return loss(params, part) * count, count
 
-    return jaxhet.balanced_value_and_grad(sums, axis="data")(params, tokens, counts)
+    return jaxhet.balanced_value_and_grad(sums, axis="data", parts=parts)(params, tokens, counts)

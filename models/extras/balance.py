@@ -37,7 +37,7 @@ from models.sharding import activation_sharding
 from models.train import Params, Trainer
 
 # Two numbers of microbatches that an island computes alone, and how often.
-_FEW, _MANY, _REPEATS = 1, 4, 3
+_FEW, _MANY, _REPEATS = 1, 8, 5
 
 
 class Balance:
@@ -131,7 +131,8 @@ class _Alone:
         mesh = trainer.mesh
         devices = np.take(mesh.devices, own, axis=mesh.axis_names.index(AXIS))
         self._mesh = jax.sharding.Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
-        self._gradients = jaxhet.jit(functools.partial(value_and_grad_of_shares, trainer.loss))
+        gradients = functools.partial(value_and_grad_of_shares, trainer.loss, trainer.parts)
+        self._gradients = jaxhet.jit(gradients)
         self._tokens = np.broadcast_to(tokens, (len(own), _MANY, *tokens.shape))
 
     def measure(self, params: Params) -> Cost:

@@ -85,6 +85,11 @@ class Options:
         " 3,1, or auto (chosen by measurement, so that unequal islands finish together). The mean"
         " of the numbers is --accumulate; default: all islands compute equal parts",
     )
+    parts: str | None = _option(
+        None,
+        "with --balance, number of parts in which islands with little memory compute a microbatch,"
+        " for example island1=2 or rocm=4; default: 1",
+    )
     permute: int = _option(
         0, "seed of another order of devices and rows; 0: the usual order", valid="at least 0"
     )

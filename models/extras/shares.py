@@ -125,6 +125,24 @@ def parse_counts(text: str, total: int, size: int) -> tuple[int, ...]:
     return counts
 
 
+def parse_parts(options: Options) -> dict[str, int]:
+    """Numbers of parts of a microbatch by island or platform, from `--parts`.
+
+    Raises:
+      ValueError: The text has another form, or batches have no unequal shares.
+    """
+    pairs = [part.partition("=") for part in options.parts.split(",")] if options.parts else []
+    parts = {name: int(number) for name, _, number in pairs if name and number.isdecimal()}
+    if len(parts) < len(pairs) or 0 in parts.values():
+        raise ValueError(f"--parts {options.parts!r} is not of the form island1=2,rocm=4.")
+    if parts and options.balance is None:
+        raise ValueError(
+            f"--parts {options.parts} without --balance: all islands compute equal parts; give "
+            "--accumulate for less memory, or --balance even."
+        )
+    return parts
+
+
 def num_microbatches(options: Options, mesh: jax.sharding.Mesh) -> int:
     """Microbatches of a batch over all islands, 0 without `--balance`.
 

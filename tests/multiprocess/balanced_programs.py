@@ -122,14 +122,20 @@ def gathered(tree: Any, mesh: Mesh) -> Any:
 
 
 def check_gradients(
-    loss: Loss, params: Any, sizes: dict[str, int], splits: Sequence[Sequence[int]]
+    loss: Loss,
+    params: Any,
+    sizes: dict[str, int],
+    splits: Sequence[Sequence[int]],
+    forms: dict[str, Any] | None = None,
 ) -> None:
+    """Compares with one device. Islands may have unlike forms of the loss, or parts, in `forms`."""
     mesh = jaxhet.make_mesh(sizes)
     inner = next((name for name in sizes if name != "data"), None)
     batch = make_batch()
     value, gradients = right(loss, params, batch)
     placed = on_mesh(params, mesh, inner)
-    balanced = jaxhet.jit(jaxhet.balanced_value_and_grad(loss, axis="data", mesh=mesh))
+    how = {"loss": loss, "axis": "data", "mesh": mesh, **(forms or {})}
+    balanced = jaxhet.jit(jaxhet.balanced_value_and_grad(**how))
     for counts in splits:
         assert sum(counts) == TOTAL
         shares = share(batch, counts, mesh, "fsdp" if inner == "fsdp" else None)
@@ -181,6 +187,9 @@ def main() -> None:
     params = plain_params()
     check_gradients(plain_loss, params, {"data": 6}, ([1] * 6, [0, 0, 2, 1, 2, 1]))
     check_gradients(plain_loss, params, {"data": 3, "fsdp": 2}, ([2, 2, 2], [3, 1, 2], [4, 2, 0]))
+    lean = {"": plain_loss, "island1": jax.checkpoint(plain_loss)}
+    memory = {"loss": lean, "parts": {"island1": 2}}
+    check_gradients(plain_loss, params, {"data": 3, "fsdp": 2}, ([1, 2, 3],), memory)
     check_gradients(*flax_model(), {"data": 3, "model": 2}, ([2, 2, 2], [1, 2, 3]))
     check_replicas()
     print("balanced: all right")

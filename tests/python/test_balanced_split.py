@@ -89,6 +89,11 @@ def test_call_with_other_shapes(loss: Any, batch: Any, counts: Any, words: str) 
         jax.jit(balanced)(jnp.float32(1), np.zeros(batch, np.float32), np.array(counts))
 
 
+def test_part_without_a_loss() -> None:
+    with pytest.raises(jaxhet.UsageError, match="has parts for amd, and no loss: name it"):
+        jaxhet.balanced_value_and_grad({"nv": _sum}, axis="data", parts={"amd": 2})
+
+
 def test_mesh_without_the_axis() -> None:
     balanced = jaxhet.balanced_value_and_grad(_sum, axis="data")
     with pytest.raises(jaxhet.UsageError, match=r"no axis 'data' in the mesh \{\}: give the mesh"):

@@ -24,12 +24,13 @@ class TrainStep:
     batch: int = 16
     positions: int = 2048
     microbatches: int = 0  # shared unequally, if there are any
+    parts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def lower(self, devices: Mesh) -> Any:
         """Lowers the step for `devices`, whatever the axes of their mesh."""
         mesh = Mesh(devices.devices.reshape(tuple(self.axes.values())), tuple(self.axes))
         sizes = (self.batch, self.positions, self.microbatches)
-        return Trainer(self.config, _SCHEDULE, mesh).lower(jax.jit, *sizes)
+        return Trainer(self.config, _SCHEDULE, mesh, parts=self.parts).lower(jax.jit, *sizes)
 
 
 def _with(**changes: Any) -> Config:
@@ -43,7 +44,8 @@ TRAIN_STEPS = {
     "fsdp": TrainStep({"fsdp": 4}, _with(layers=6)),
     "fsdp_recomputed": TrainStep({"fsdp": 4}, _with(layers=6, remat="full")),
     "tensor_parallel": TrainStep({"data": 2, "model": 2}),
-    "balanced": TrainStep({"data": 2, "fsdp": 2}, microbatches=8),
+    # Islands of two memories.
+    "balanced": TrainStep({"data": 2, "fsdp": 2}, batch=32, microbatches=8, parts={"rocm": 2}),
     "pipeline": TrainStep({"stage": 2, "data": 2}, _with(layers=4, stages=(3, 1))),
     "mixture_of_experts": TrainStep({"expert": 4}, _with(experts=4)),
 }

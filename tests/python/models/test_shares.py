@@ -1,18 +1,30 @@
 """`--balance`: shares of a batch, the controller with made-up times, and the loss of a run."""
 
+import dataclasses
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
+import jaxhet
 from models import pretrain
+from models.configs import CONFIGS
 from models.data import Batches
 from models.extras import loop
 from models.extras.corpus import Corpus
 from models.extras.options import parse
 from models.extras.records import METRICS, read_rows
-from models.extras.shares import Controller, Cost, fit, num_microbatches, parse_counts
+from models.extras.shares import (
+    Controller,
+    Cost,
+    fit,
+    num_microbatches,
+    parse_counts,
+    parse_parts,
+)
 from models.sharding import activation_sharding
+from models.train import Schedule, Trainer
 
 CORPUS = Corpus("numbers", (np.arange(1000, dtype=np.uint16),))
 WINDOW = 10  # steps
@@ -131,6 +143,34 @@ def test_numbers_that_do_not_fit(text, words):
     assert parse_counts("even", 8, 2) == (4, 4)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--parts=island1"], "--parts 'island1' is not of the form island1=2,rocm=4"),
+        (["--parts=island1=0"], "is not of the form island1=2"),
+        (["--parts=island1=2"], "--parts island1=2 without --balance"),
+    ],
+)
+def test_parts_that_do_not_fit(words, message):
+    with pytest.raises(ValueError, match=message):
+        parse_parts(parse(words))
+    assert parse_parts(parse(["--parts=rocm=2,a=1", "--balance=even"])) == {"rocm": 2, "a": 1}
+
+
+def test_parts_take_less_memory(make_mesh):
+    config = dataclasses.replace(CONFIGS["tiny"], layers=4)
+    schedule = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
+
+    def temporary(**parts: int) -> int:
+        trainer = Trainer(config, schedule, make_mesh(data=2), parts=parts)
+        program = trainer.lower(jax.jit, 64, 64, microbatches=4)
+        return program.compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(cpu=4) < 0.4 * temporary()
+    with pytest.raises(jaxhet.UsageError, match="can't be computed in 5 parts on an island"):
+        temporary(cpu=5)
+
+
 def test_mesh_or_parts_that_leave_nothing_to_balance(make_mesh):
     def options(accumulate):
         return parse(["--balance=auto", f"--accumulate={accumulate}"])
@@ -145,11 +185,12 @@ def test_mesh_or_parts_that_leave_nothing_to_balance(make_mesh):
 def test_loss_does_not_depend_on_the_shares(tmp_path, monkeypatch, fast_jit):
     monkeypatch.setattr(loop.jaxhet, "jit", fast_jit)
     losses = {}
+    parts = ["--parts=cpu=2"]
     for balance in (None, "5,3", "auto"):
         run_dir = tmp_path / str(balance)
-        words = ["--config=tiny", "--batch=16", "--seq=16", "--mesh=data=2,fsdp=2", "--steps=4"]
+        words = ["--config=tiny", "--batch=32", "--seq=16", "--mesh=data=2,fsdp=2", "--steps=4"]
         words += ["--accumulate=4", "--loss-chunk=6", "--log-every=2", f"--run-dir={run_dir}"]
-        pretrain.main([*words, *([f"--balance={balance}"] if balance else [])])
+        pretrain.main([*words, *([f"--balance={balance}", *parts] if balance else [])])
         rows = read_rows(run_dir / METRICS)
         losses[balance] = [row["loss"] for row in rows]
         noted = [row["balance"] for row in rows if "balance" in row]
