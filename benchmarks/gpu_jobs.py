@@ -64,7 +64,7 @@ class Setting:
     def variables(
         self, own: Mapping[str, str], num_systems: int, xla_flags: str = ""
     ) -> dict[str, str]:
-        """`own` variables of a system and its own flags of XLA, with what all systems have."""
+        """Adds the variables and XLA flags of all systems to a system's own ones."""
         flags = [self.xla_flags, os.environ.get("XLA_FLAGS", ""), xla_flags]
         return {
             "JAX_PLATFORMS": self.platform,
@@ -158,10 +158,10 @@ class Systems:
         timeout_s: float = COMPILE_TIMEOUT_S,
         names: Sequence[str] | None = None,
     ) -> dict[str, list[Any]]:
-        """Asks all systems at the same time, or those of `names`, each its own request.
+        """Sends each system (or each of `names`) its request, all at the same time.
 
         Returns:
-          The answers of those that are alive.
+          The answers of the systems that are alive.
         """
         chosen = [*self.alive] if names is None else names
         with ThreadPoolExecutor() as pool:

@@ -144,7 +144,7 @@ def measure(
 
 
 def _slowest(answers: Sequence[Built]) -> Built:
-    """The compile time of the slowest process, and the passes of the process that compiled.
+    """The longest compile time of a process, with the passes of the process that compiled.
 
     A process that loads another one's executable runs no passes.
     """

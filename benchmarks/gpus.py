@@ -1,4 +1,4 @@
-"""This machine's NVIDIA GPUs, asked of the driver: without a JAX backend, without a build."""
+"""Asks the driver for this machine's NVIDIA GPUs; needs neither a JAX backend nor a build."""
 
 import ctypes
 import os

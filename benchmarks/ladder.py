@@ -26,7 +26,7 @@ from benchmarks.training import LAYERS, ROWS, Program, Trace
 from jaxhet.testing import FAST_COMPILE, Shape
 from models.configs import CONFIGS, DTYPES
 
-# First steps of each turn, which are not timed: caches are another job's.
+# First steps of each turn that are not timed, since caches still hold another job's data.
 UNTIMED = 2
 _STEP_TIMEOUT_S = 60
 # Options by platform, where they are not given.

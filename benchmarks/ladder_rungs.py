@@ -61,7 +61,7 @@ class Rung:
         return setting.start(self.shape(setting.shape), WORKER, variables)
 
     def program(self, program: Program, islands: int) -> Program:
-        """The program as the rung runs it: alone, an island has its share of the rows."""
+        """The program of this rung. An island that runs alone has only its share of the rows."""
         batch = program.batch // islands if self.is_alone else program.batch
         return dataclasses.replace(program, batch=batch)
 

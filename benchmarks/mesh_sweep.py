@@ -8,9 +8,9 @@ exchanges are those of a rank in a step, by the engine's counters: of process 0,
 devices. Times are the median of the steps after the first ones, which compile. Compare times of one
 run only.
 
-With `--plan` nothing is trained: a vendor's compiler says through `jaxhet plan` what a step would
-exchange, the most of all ranks. The time is that of the exchanges, one after the other, at the
-given link speeds: no measurement; the share that overlaps with matrix products may be hidden.
+With `--plan` nothing is trained: `jaxhet plan` asks a vendor's compiler what each rank would
+exchange in a step, and the table has the rank with most bytes. Times are calculated for the given
+link speeds, with one exchange after the other. Exchanges beside matrix products may cost less.
 """
 
 import argparse

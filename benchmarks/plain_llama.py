@@ -102,7 +102,7 @@ def loss(size: Size, params: Any, tokens: jax.Array) -> jax.Array:
 
 
 def train_step(size: Size, state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
-    """One update of (parameters, optimizer state); also the loss."""
+    """Returns the updated (parameters, optimizer state) and the loss."""
     params, moments = state
     value, gradients = jax.value_and_grad(lambda p: loss(size, p, tokens))(params)
     updates, moments = OPTIMIZER.update(gradients, moments, params)

@@ -265,7 +265,7 @@ def _build(program: Program) -> Built:
 
 
 def _time(steps: int) -> tuple[float, float, int]:
-    """Seconds of a step, the last loss, and the most memory of a device."""
+    """Seconds per step, the last loss, and the largest memory use of a device."""
     return (*_steps[0].seconds_per_step(steps), peak_bytes())
 
 

@@ -61,7 +61,7 @@ def take_over(module: Any, join: Callable[..., None], leave: Callable[[], None])
 
 
 def guard(module: Any, join: Callable[[], None]) -> None:
-    """Has the program join the job, or fail, before it uses a backend of JAX.
+    """Makes the program join the job, or fail, before it uses a backend of JAX.
 
     With JAXHET_AUTO=join, `is_initialized` of `module`, which is `jax.distributed`, joins as well.
 

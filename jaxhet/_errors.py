@@ -61,6 +61,6 @@ def to_json(error: JaxhetError) -> list[str]:
 
 
 def from_json(failure: list[str]) -> JaxhetError:
-    """The error in a message; of class JaxhetError where this version does not know the class."""
+    """The error in a message. If this version does not know its class, a JaxhetError."""
     name, text = failure
     return BY_NAME.get(name, JaxhetError)(text)

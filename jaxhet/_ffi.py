@@ -232,7 +232,7 @@ class Engine:
             self._open = None
 
     def abandon_in_child(self) -> None:
-        """In a forked child: closes the child's copies of the sockets."""
+        """Closes a forked child's copies of the sockets."""
         self._engine.abandon_in_child()
 
 

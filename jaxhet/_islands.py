@@ -55,7 +55,7 @@ def by_rank(islands: Sequence[Island]) -> dict[int, tuple[Island, Device]]:
 
 
 def names(members: Sequence[Member]) -> list[str]:
-    """The islands' names, by their first process: the index in the list is the island's. Pure."""
+    """The islands' names in the order of island indices, which is that of first processes. Pure."""
     return list(dict.fromkeys(m.island for m in sorted(members, key=lambda m: m.process)))
 
 

@@ -129,8 +129,8 @@ class PlanReport:
     def seconds(self, link_gb_per_s: float, latency_us: float = 0.0) -> LinkTime:
         """The time that the exchanges would take at given link speeds.
 
-        The sum over exchanges, in the order of their starts, of times × (latency + bytes /
-        bandwidth): they share one link, and none waits for a peer.
+        Sums times × (latency + bytes / bandwidth) over all exchanges. So they share one link, one
+        after the other, and none waits for a peer.
 
         Args:
           link_gb_per_s: bandwidth of a rank's link to other islands, in 1e9 bytes per second.

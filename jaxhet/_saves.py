@@ -72,7 +72,7 @@ class Saves:
         return any(before.get(save, found) != found for save, found in self._seen.items())
 
     def losses(self, failed_for_s: float, still_s: float) -> list[str]:
-        """Why the saves under way are not waited for any longer, a sentence for each.
+        """For each save that is no longer waited for, a sentence with the reason.
 
         Args:
           failed_for_s: Time since the failure of the job, in seconds.

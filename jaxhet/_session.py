@@ -24,7 +24,7 @@ from jaxhet._saves import Saves
 from jaxhet._telemetry.events import Events
 from jaxhet._telemetry.observed import Observer
 
-_NOTICE_S = 1.0  # for a program to hear of a failure from its own exchanges
+_NOTICE_S = 1.0  # time for a program to notice a failure by its own exchanges
 _TELL_S = 0.5  # from a failure to its line in the log, if the program has not noticed it
 _LOOK_S = 0.05
 _DEVICES_S = 5.0  # for the devices to end their work after a failure
@@ -103,7 +103,7 @@ class Session:
 
     @functools.cached_property
     def island(self) -> Island:
-        """This process's own."""
+        """The island of this process."""
         return _islands.of_process(self.islands, self.process)
 
     def observe(self, observer: Observer) -> None:

@@ -181,8 +181,8 @@ def update_axes(update: str, mesh: jax.sharding.Mesh) -> tuple[str, ...]:
 def sum_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
     """The axes over which the gradients of a batch's parts are summed once.
 
-    They are `data`, and `fsdp` if it crosses islands. Over `expert` and `sequence` each part sends
-    its tokens, or its keys and values.
+    They are `data`, and `fsdp` if it crosses islands. `expert` and `sequence` are not among them:
+    each part of a batch communicates over these axes anyway (tokens, or keys and values).
     """
     axes = ("data", "fsdp") if "fsdp" in crossing_axes(mesh) else ("data",)
     return tuple(name for name in axes if name in mesh.shape)

@@ -155,10 +155,10 @@ def constrain(x: jax.Array, name: str) -> jax.Array:
 
 
 def gather_after(params: Any, x: jax.Array) -> Any:
-    """`params` of which nothing is gathered over `fsdp` before x is there.
+    """Makes gathers of `params` over `fsdp` wait for x.
 
     Without this a step would begin by gathering the parameters of all layers, and keep them. On a
-    mesh without `fsdp`, and where it is split already, `params` itself.
+    mesh without `fsdp`, and in a `shard_map` over it, returns `params` unchanged.
     """
     return _after(params, x) if "fsdp" in free_axes() else params
 

@@ -45,7 +45,7 @@ def _processes_here(environ: Environ) -> int:
 
 
 def _contexts(environ: Environ) -> Found:
-    """The island of a process: the context of `mpirun` that it is in, if there are several."""
+    """A process's island is its context of `mpirun`, if there are several contexts."""
     if not environ.get(_CONTEXT_SIZES):
         return {}
     sizes = numbers(environ, _CONTEXT_SIZES)

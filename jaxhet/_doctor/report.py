@@ -278,7 +278,7 @@ class Peer:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The whole.
+    """The report of `jaxhet doctor`.
 
     Attributes:
       schema: `SCHEMA`.

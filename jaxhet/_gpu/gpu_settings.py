@@ -61,7 +61,7 @@ def prepare(
     make_folder: Callable[[], pathlib.Path | None],
     environ: MutableMapping[str, str] = os.environ,
 ) -> bool:
-    """Completes XLA_FLAGS. After it was found that the job has islands, before a backend exists.
+    """Completes XLA_FLAGS. Called when the job is known to have islands, before a backend exists.
 
     Args:
       make_folder: Makes the folder for what XLA tunes, or returns None for no folder.
@@ -138,7 +138,7 @@ def added(given: str, completed: str) -> str:
 
 
 def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) -> str:
-    """XLA's flags as given, and those that are missing, and `more`. Pure.
+    """XLA's flags in `text`, completed by the ones that jaxhet needs and by `more`. Pure.
 
     Raises:
       UsageError: one of them is refused.

@@ -261,7 +261,7 @@ def device_wait() -> Callable[[float], bool]:
 def wait_for_arrays(timeout_s: float) -> bool:
     """Waits until the arrays of this process that still exist are computed, on every device.
 
-    On CPUs, where a device does not run its programs in the order in which they were given to it.
+    Needed on CPUs, where a device may run programs in another order than they were given to it.
 
     Returns:
       Whether all are.

@@ -165,7 +165,7 @@ def _connect_channels(
     """The sockets of each channel to each peer, by process and channel."""
     deadline = time.monotonic() + timeout_s
     links: dict[tuple[int, int], Link] = {}
-    left: set[Interface] = set()  # own ones that could not reach a peer
+    left: set[Interface] = set()  # this process's interfaces that could not reach a peer
     for way in wanted:
         if way.info.process > listener.process:
             continue

@@ -157,7 +157,7 @@ class Membership:
             return self._loss
 
     def when_lost(self, action: Callable[[], None]) -> None:
-        """Has a function called once if the coordinator is lost; at once if it is already."""
+        """Calls a function once when the coordinator is lost, or now if it is lost already."""
         with self._lock:
             self._on_loss = action
             is_lost = self._loss is not None
@@ -174,13 +174,13 @@ class Membership:
         self._send({"failed": _errors.to_json(error)})
 
     def ask_for(self, processes: Sequence[int]) -> None:
-        """Has the processes with higher ids connect, and asks which have left the job."""
+        """Tells the processes with higher ids to connect, and asks which have left the job."""
         self._send({"need": list(processes)})
 
     def listen_needs(
         self, on_need: Callable[[int], None], on_absent: Callable[[int], None]
     ) -> None:
-        """Has functions hear which process needs this one, and which that was asked for has left.
+        """Sets the functions that hear who needs this process, and which needed process has left.
 
         They must not block.
         """

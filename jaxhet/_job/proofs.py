@@ -16,10 +16,10 @@ class Swap:
     """Both processes sent `num_bytes` to each other, several times.
 
     Attributes:
-      num_bytes: Each way.
-      repeats: How often.
-      p50_us: Median time of one, both ways, through jit.
-      gb_per_s: `num_bytes` by that time, in 1e9 B/s: each way, while the other way is busy too.
+      num_bytes: Bytes in each direction.
+      repeats: Number of swaps.
+      p50_us: Median time of a swap of both directions, through jit.
+      gb_per_s: `num_bytes` divided by that time, in 1e9 B/s, with both directions busy.
     """
 
     num_bytes: int

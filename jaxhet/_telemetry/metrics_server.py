@@ -1,4 +1,4 @@
-"""A small HTTP server for metrics, on which silent strangers hold little and keep nobody out."""
+"""A small HTTP server for metrics, with limits for clients that connect and stay silent."""
 
 import contextlib
 import socket

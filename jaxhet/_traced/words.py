@@ -84,7 +84,7 @@ def number_text(value: Any) -> str:
 
 
 def _array_text(value: Any, is_typed: bool = True) -> str:
-    """Type, shape and value of a constant; of a long one, a digest."""
+    """Type, shape and value of a constant, or the digest of a long value."""
     kind = f"{value.dtype}{list(value.shape)}"
     if isinstance(value, jax.Array):
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -171,7 +171,7 @@ class Describer:
         return self._compound_text(value) if known is None else known
 
     def _of_jax(self, value: Any) -> str | None:
-        """The words of what JAX's own programs are made of."""
+        """Describes values of JAX's own types; None for other values."""
         if isinstance(value, jax.Array):
             if value.is_fully_addressable:
                 return _array_text(value)

@@ -11,7 +11,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def handle(
     selector: selectors.BaseSelector, received: list[signal.Signals], stack: contextlib.ExitStack
 ) -> None:
-    """Wakes the selector at every signal and puts those to pass on into `received`."""
+    """Wakes the selector at every signal, and adds signals for the processes to `received`."""
     wake, written = socket.socketpair()
     for sock in (wake, written):
         sock.setblocking(False)

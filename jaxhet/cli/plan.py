@@ -13,8 +13,8 @@ from typing import Any
 from jaxhet._errors import UsageError
 from jaxhet._jax.jaxlib import Vendor
 
-# 1e12 operations per second of a device's matrix products: 40 % of an H100's bf16 peak, as models
-# reached in training; the same share of an MI350X, and a few cores, not measured.
+# Speed of a device's matrix products in 1e12 operations per second. Trained models reached 40 % of
+# an H100's bf16 peak. The value for an MI350X is the same share; the one for CPUs is a guess.
 _TFLOP_PER_S: dict[Vendor, float] = {"cuda": 400, "rocm": 900, "cpu": 0.1}
 
 

@@ -7,9 +7,9 @@ from jaxhet.compiler import carrier, hlo, loops, overlap
 
 
 def arrange(module: hlo.Module) -> None:
-    """Puts what was moved at the begin and at the end of its iteration: starts first, dones last.
+    """Puts the starts of moved exchanges first in their iteration, and the dones last.
 
-    XLA's scheduler takes exchanges for as fast as NCCL over NVLink, and would let some wait.
+    XLA's scheduler believes exchanges to be as fast as NCCL over NVLink, and would start some late.
     """
     for c in module.computations.values():
         starts = [i for i in c.instructions if carrier.is_start(i) and carrier.read(i).is_pipelined]

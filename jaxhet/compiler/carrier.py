@@ -29,7 +29,7 @@ START_TARGET = "jaxhet_start"
 DONE_TARGET = "jaxhet_done"
 PART_TARGET = "jaxhet_part"
 DEVICE_TARGETS = (START_TARGET, DONE_TARGET, PART_TARGET)
-# By the opcode of its start, that of a carrier's done.
+# Opcode of a carrier's start → opcode of its done.
 CARRIERS = {
     "collective-permute-start": "collective-permute-done",
     "all-gather-start": "all-gather-done",

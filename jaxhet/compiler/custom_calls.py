@@ -18,7 +18,7 @@ _COMMUNICATES: dict[str, re.Pattern[bytes]] = {
 
 
 def may_be_in(module: bytes) -> bool:
-    """Whether a serialized module can hold such a call; cheap, and true a little too often."""
+    """A cheap check whether a serialized module can hold such a call; may be true without one."""
     return any(target.encode() in module for target in _COMMUNICATES)
 
 
@@ -26,7 +26,7 @@ def check(module: hlo.Module, job: Job) -> None:
     """Checks that no custom call of a program over several islands communicates.
 
     Raises:
-      UsageError: One does, or can't be looked into.
+      UsageError: A custom call communicates, or its content is unknown.
     """
     calls = [
         i

@@ -335,7 +335,7 @@ class Computation:
         _link(self._waiting, instruction, instruction.control_predecessor_ids)
 
     def replace(self, old: Instruction, new: Instruction) -> None:
-        """Makes an instruction a copy of another one, users and all."""
+        """Overwrites `old` with `new`, which has the same id; users of `old` now use `new`."""
         old.CopyFrom(new)
         self._users, self._waiting, self._changed = None, None, True
 

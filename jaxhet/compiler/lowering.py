@@ -1,4 +1,4 @@
-"""The steps that decompositions consist of; each platform has its form of them.
+"""The steps of decompositions. Each platform has its own form of them.
 
 Between the first and the last step all values are one-dimensional and row-major, whatever layouts
 two compilers have chosen around them. An array of g blocks is the blocks one after the other.
@@ -217,9 +217,9 @@ class Lowering(abc.ABC):
 
 
 def present_rows(lowering: Lowering, groups: Groups) -> tuple[Instruction, ...]:
-    """Whether the device's group has a row, for each row that some of the groups lack.
+    """For each row that some groups lack, a scalar predicate: the device's group has it.
 
-    Predicates, scalars; none for groups of equal size.
+    Groups of equal size lack no rows.
     """
     least, most = min(map(len, groups)), groups_lib.largest(groups)
     if least == most:

@@ -38,7 +38,7 @@ def key(path: str) -> Key:
 def first_use(path: str) -> float:
     """The depth at which the first operation that uses a result may start; infinite without one.
 
-    A use outside of the jaxpr that the equation is in is in the label of the equation around it.
+    Where the result leaves its jaxpr, the label of the equation around that jaxpr tells its use.
     """
     found = _LABEL.findall(path)
     for level in range(len(found) - 1, -1, -1):
@@ -321,7 +321,7 @@ def _takes_the_same(computation: hlo.Computation, one: Node, other: Node, flow: 
 
 
 def _element(computation: hlo.Computation, x: hlo.Instruction) -> int | None:
-    """Which element of a tuple an array is, apart from its form; None if it is none."""
+    """Index of the tuple element that an array is, in whatever shape; None for other arrays."""
     while x.opcode in hlo.FORMS:
         (x,) = computation.operands(x)
     return x.tuple_index if x.opcode == "get-tuple-element" else None

@@ -49,9 +49,10 @@ _CHEAP = (
     "slice",
     "subtract",
 )
-# Between a reduction and the array that it is stored in.
+# Opcodes that may lie between a reduction and the array that it is stored in.
 _BETWEEN = (*hlo.FORMS, "divide", "dynamic-slice", "multiply", "negate", "slice")
-# Depth and first use in the label of an equation (`order.Key`): what is moved can start at once.
+# Depth and first use in the label of an equation (`order.Key`). A moved exchange gets depth 0, as
+# it can start at once.
 _DEPTH = re.compile(r"(?<!\w)(e\d+)?d\d+(?:u\d+)?(?!\w)")
 
 

@@ -191,9 +191,10 @@ class _Order:
                 yield from self.placed(callee, f"{path}/{step.opcode}{number}.{role}{suffix}")
 
     def keep_loops(self) -> None:
-        """Keeps XLA from making two of a loop with exchanges.
+        """Keeps XLA from copying loops with exchanges.
 
-        It would, to move an all-reduce of a sum over the iterations behind the loop.
+        To move an all-reduce of a sum over all iterations behind the loop, XLA would make a second
+        loop.
         """
         for computation_id in self._steps:
             calls = self._module.callers.get(computation_id, ())
@@ -206,14 +207,14 @@ class _Order:
     def chain(self) -> None:
         """Makes each step wait for the start of the one before.
 
-        Dones are chained alike: the scheduler, which goes backwards and has a limit of dones whose
-        starts are still to come, could otherwise hold the wrong ones and find no way on. So are the
-        local collectives that lead to exchanges, and those that follow: XLA would merge them into
-        one, and no exchange could start before all that it takes is there.
+        Dones are chained in the same way. XLA's scheduler works backwards and limits the number of
+        exchanges in flight. Without the chain it could choose dones whose starts it may not place.
+        Local collectives before and after exchanges are chained too. XLA would merge them into one,
+        and all exchanges would wait for it.
 
-        The scheduler counts the exchanges of a loop or call as in flight all the time, and has a
-        limit. So the ones before it are done when it begins; the last one need not be, if the limit
-        allows that.
+        The scheduler counts the exchanges of a loop or call as in flight all the time. So the
+        exchanges before a loop are done when it begins, except for the last one if the limit allows
+        that.
         """
         for computation_id in self._steps:
             computation = self._module.computations[computation_id]

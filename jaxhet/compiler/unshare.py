@@ -1,4 +1,4 @@
-"""A computation with collectives for each of its callers.
+"""Gives each caller of a computation with collectives a copy of its own.
 
 XLA's GPU compilers lower two loops or branches with equal bodies to one computation with two
 callers, and copy it later. An exchange in it would be copied as well, and one index in the plan

@@ -16,7 +16,7 @@ from models.sharding import BATCH, constrain
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """Into how many parts a batch is divided, and over which mesh axes gradients are summed last.
+    """The number of parts of a batch, and the mesh axes over which gradients are summed last.
 
     `axes` split the batch and, in the usual case, cross islands: over them loss and gradients are
     summed once for a step. Parameters are whole over these axes while the parts are computed.

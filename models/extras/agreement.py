@@ -129,7 +129,7 @@ class Agreement:
             )
 
     def _gather(self, texts: Sequence[str]) -> list[list[str]]:
-        """The texts of all processes: a digest in hex, and as much of the text as is shown."""
+        """Gathers each process's texts: a digest in hex, then the part that messages show."""
         row = np.zeros((1, _NAMES, _DIGEST + _SHOWN), np.uint8)
         for place, text in enumerate(texts):
             encoded = text.encode()
@@ -161,7 +161,7 @@ def _appears(file: Path) -> bool:
 
 
 def difference(names: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
-    """The names whose texts differ, and the processes with each text; empty: none. Pure.
+    """Says which names have different texts on which processes; "" if none has. Pure.
 
     Args:
       names: Names of the texts.

@@ -258,6 +258,6 @@ def _refusal(key: str, value: Any, why: str) -> ValueError:
 
 
 def tensor_names(weight: Weight, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names of the tensors of a parameter of that shape, each with its place in it."""
+    """Names of the tensors that form a parameter of that shape, each with its index in it."""
     for place in np.ndindex(shape[: weight.numbers]):
         yield weight.theirs.format(*place), place

@@ -74,8 +74,9 @@ def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
 class Replicas:
     """How the pieces of a run's parameters compare.
 
-    A piece is a step, a parameter and an index. `compared` counts pieces with more than one copy,
-    `fewest` is the smallest number of copies of one, `differences` names those that differ.
+    A piece is identified by a step, a parameter and an index. `compared` counts pieces with more
+    than one copy, `fewest` is the smallest number of copies of such a piece, and `differences`
+    names the pieces whose copies differ.
     """
 
     steps: int

@@ -56,7 +56,7 @@ FULL_DISK = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (1000, r.RLIM_INF
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """When and how a run is ended: some seconds after a step; by a signal to one process.
+    """When a run is ended (some seconds after a step), and by which signal to which process.
 
     `victim` is a process of the job, or None for its launcher. Step 0 is the start.
     """

@@ -144,7 +144,7 @@ def _named(job: WatchedJob, since: float) -> Line | None:
 
 
 def _problem(job: WatchedJob, row: Row, on_gpus: bool) -> str:
-    """Names the first thing that is wrong about a job that has ended; empty: none."""
+    """The first thing that is wrong with a job that has ended, or ""."""
     case = row.case
     if not row.error:
         return "no error"

@@ -111,7 +111,7 @@ class Programs:
         devices = np.array(jax.devices()).reshape(-1, size)
         self.mesh = jax.sharding.Mesh(devices, ("x", "rail"))
         self._rows = P(("x", "rail"))
-        self._last: tuple[Any, float] = None, 0.0  # results, and their right value
+        self._last: tuple[Any, float] = None, 0.0  # last results, and their right value
 
     def ones(self, columns: int, dtype: str = "float32") -> Any:
         """A row of ones on each device."""

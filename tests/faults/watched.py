@@ -1,4 +1,4 @@
-"""A job watched from outside: its lines as they come, their times, and whose they are."""
+"""Starts a job and reads its lines as they come, with the time and process of each."""
 
 import dataclasses
 import os

@@ -35,7 +35,7 @@ def make_batch() -> dict[str, np.ndarray]:
 
 
 def share(batch: Any, counts: Sequence[int], mesh: Mesh, rows: str | None) -> Any:
-    """The batch as islands have it: each position of `data` has its own microbatches only."""
+    """Shards a batch so that each position of `data` holds only its own microbatches."""
     ends = np.cumsum(counts)
     sharding = NamedSharding(mesh, P("data", None, rows))
 

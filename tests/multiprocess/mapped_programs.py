@@ -16,7 +16,7 @@ AXES = ("data", "model")
 
 
 def by_both_jits(f: Callable[..., Any], *args: jax.Array, **options: Any) -> dict[str, Any]:
-    """The results of one function."""
+    """The results of `f` with `jax.jit` and with `jaxhet.jit`."""
     return {
         "jax": jax.jit(f, **options)(*args),
         "jaxhet": jaxhet.jit(f, **options)(*args),

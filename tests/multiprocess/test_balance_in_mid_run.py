@@ -53,7 +53,7 @@ class Job:
         return read_rows(path) if path.exists() else []
 
     def choices(self) -> list[tuple[int, list[int]]]:
-        """The first step after each measurement, and the shares."""
+        """The first step after each measurement, and the shares from then on."""
         return [(r["step"], r["balance"]["counts"]) for r in self.rows() if "balance" in r]
 
     def process_on(self, core: int) -> int:

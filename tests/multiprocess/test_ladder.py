@@ -73,7 +73,7 @@ def test_whole_ladder_runs_in_its_time(tmp_path: pathlib.Path) -> None:
         assert rows[parallel, "verbs"]["bytes_sent"]["verbs"] > 0
         assert rows[parallel, "alone"]["exchanges"] == 0
         assert len(rows[parallel, "alone"]["islands"]) == 2
-    # Between the devices of an island, the stages' sums of gradients are exchanges only if split.
+    # Sums of a stage's gradients stay on an island: exchanges only if islands are split.
     assert rows["stage", "all_socket"]["exchanges"] > rows["stage", "socket"]["exchanges"]
     assert seconds < 180
 

@@ -1,4 +1,4 @@
-"""`jaxhet doctor --qualify`: jobs in which all is well, and jobs in which it is not."""
+"""`jaxhet doctor --qualify` in healthy jobs and in jobs with a fault."""
 
 import dataclasses
 import importlib.metadata

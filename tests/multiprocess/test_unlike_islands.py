@@ -222,7 +222,7 @@ def _words(program: Program) -> set[str]:
 
 
 def _assert_refused(seeds: Iterable[int], record: Callable[[str, object], None]) -> None:
-    """Checks that both processes refuse each program before any exchange, and counts them."""
+    """Checks that both processes refuse each program before any exchange; counts the programs."""
     counts = collections.Counter[str]()
     for seed in seeds:
         islands = Islands(ALGORITHMS[seed % 2], "")

@@ -194,8 +194,8 @@ def make(
     Args:
       seed: Seed of all choices.
       forms: Members of `FORMS` to choose from.
-      has_uneven: Whether a gradient may have pieces of any kind. Else they are even: an exchange
-        that only one way's derivative needs is left out by the compiler of the other island.
+      has_uneven: Whether the pieces of a gradient may be of different kinds on two islands. Then
+        one island's compiler may leave out an exchange that the other's derivative needs.
       has_lone_ranks: Whether a rank may be alone in its group. Such a rank completes exchanges
         without anybody else.
     """

@@ -168,7 +168,7 @@ def test_folders_and_files_that_hold_no_trace(tmp_path: pathlib.Path) -> None:
     assert cli.trace(tmp_path, output) == 0  # a process that exchanged nothing
 
 
-# The process's part.
+# --- what a process of the job records ---
 
 
 class _Engine:

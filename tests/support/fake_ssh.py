@@ -46,11 +46,11 @@ class FakeSsh:
 
     @property
     def environ(self) -> dict[str, str]:
-        """This process's, but that `ssh` is the program."""
+        """This process's environment, with the fake as `ssh`."""
         return {**os.environ, "PATH": f"{self.folder}{os.pathsep}{os.environ['PATH']}"}
 
     def fail(self, host: str, words: str) -> None:
-        """Has the next logins at a host fail."""
+        """Makes the next logins at a host fail."""
         (self.folder / f"{host}.failure").write_text(words)
 
     def calls(self) -> list[dict[str, object]]:

@@ -103,7 +103,7 @@ class Hosts:
         self._hosts[host].run("ip", "link", "set", f"eth{interface}", "down")
 
     def unplug(self, host: int, interface: int) -> None:
-        """Ends the way of packets at the switch; the host's interface stays up."""
+        """Takes an interface off the switch. The host still sees it as up."""
         self._switches.run("ip", "link", "set", f"h{host}e{interface}", "nomaster")
 
     def start(

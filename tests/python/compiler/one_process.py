@@ -1,7 +1,7 @@
 """Runs programs over pretended islands, all ranks in this process, and compares with plain JAX.
 
-A process of its own: `one_process.py [--all]` prints a line of JSON for each case: its name, and
-what differed. Without `--all` it runs fewer data types, islands and algorithms.
+`one_process.py [--all]` runs as a process of its own and prints a line of JSON for each case: its
+name, and what differed. Without `--all` it runs fewer data types, islands and algorithms.
 """
 
 import contextlib
@@ -127,8 +127,8 @@ class World:
         return self.engine.stats()["exchanges_completed"] + self.pretended
 
 
-# --- programs: functions of nothing that give arrays. The result of a psum is given sharded over
-# all devices, so that those of all ranks are compared ---
+# --- programs: functions without arguments that return arrays. The result of a psum is returned
+# sharded over all devices, so that the results of all ranks are compared ---
 
 Program = Callable[[], Any]
 
@@ -292,7 +292,7 @@ def scatters(dtype: str) -> Program:
 
 
 def other_layouts(x: jax.Array) -> Any:
-    """Columns come first in memory, on the way in or out."""
+    """Gathers and scatters of arrays that lie column-major in memory."""
     y = x.T
     rows = lax.all_gather(y, "x", axis=0, tiled=True), lax.all_gather(y, ("x", "y"), axis=1)
     scattered = lax.psum_scatter(y, "x", scatter_dimension=1, tiled=True).T

@@ -332,8 +332,8 @@ condition {{
   ROOT c = pred[] compare(i, n), direction=LT
 }}
 """
-# A loop; weights that its first iteration uses, gathered before it; weights that are used after it.
-# In the depths of the paths, the loop is one operation.
+# Gathers of weights around a loop: its first iteration uses some, others are used after it. In the
+# depths of the paths, the loop counts as one operation.
 _AROUND_A_LOOP = f"""
   x = f32[4] parameter(0)
   w0 = f32[4,4] parameter(1)
@@ -358,7 +358,7 @@ def test_gathers_around_a_loop(platform: str):
 
 
 def test_step_never_comes_before_one_that_it_waits_for():
-    """The path of a gather may be that of a later equation."""
+    """The path of a gather may name a later equation than the one that uses it."""
     body = f"""
   p = f32[4] parameter(0)
   {all_reduce("a", "p", path="e9d5/a")}

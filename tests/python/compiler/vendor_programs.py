@@ -1,8 +1,8 @@
 """Compiles random JAX programs with a vendor's real compiler, and says what each exchange moves.
 
-A process of its own: `vendor_programs.py {cuda|rocm} FIRST COUNT [--mutate]` prints a line of JSON
-for each program: its seed, then the plan and, for each exchange in the order of the plan, where the
-arrays come from that lie in its operand. Arrays are told by names in the program, not by the plan.
+`vendor_programs.py {cuda|rocm} FIRST COUNT [--mutate]` runs as a process of its own and prints a
+line of JSON for each program: its seed, its plan, and for each exchange of the plan the origins of
+the arrays in its operand. The origins come from names in the program, not from the plan.
 """
 
 import contextlib

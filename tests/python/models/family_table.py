@@ -66,7 +66,7 @@ Errors are the largest absolute differences. The largest logits of the families 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The measures of a family; `greedy` and `same` count equal tokens and tensors."""
+    """Errors of a family. `greedy` counts equal tokens, `same` equal tensors."""
 
     family: str
     logits: float
@@ -128,7 +128,7 @@ def measure(family: str, folder: Path, opened: np.ndarray) -> Row:
 
 
 def _load_error(family: str, folder: Path) -> float:
-    """Largest difference of parameters that were split over a mesh when they were loaded."""
+    """Loads parameters split over a mesh; returns their largest error."""
     mesh = jaxhet.make_mesh({"fsdp": 2, "model": 2})
     save(folder, *load(GOLDEN / family, mesh, **WIDE))
     theirs, ours = tensors(GOLDEN / family), tensors(folder)
