@@ -31,6 +31,9 @@ from jaxhet._net import credentials
 from jaxhet._net import interfaces as _interfaces
 from jaxhet._traced import jaxprs
 
+# Between GPUs in different places of their islands, which few programs exchange between.
+_SOCKETS_OFF_RAIL = 4
+
 
 def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Session:
     """Joins the job, connects the peers, and starts engine and JAX.
@@ -414,6 +417,13 @@ def _open_devices(
     mine = [rank for rank, d in ranks.items() if d.process_index == session.process]
     host = members[session.process].host_id
 
+    places = {rank: i for island in session.islands for i, rank in enumerate(island.ranks)}
+    most_sockets = config.device_channel_sockets
+
+    def num_sockets(rank: int, other: int) -> int:
+        is_rail = places[rank] == places[other]
+        return most_sockets if is_rail else min(most_sockets, _SOCKETS_OFF_RAIL)
+
     def needs_sockets(info: ProcessInfo) -> bool:
         shares_memory = info.host_id == host and "host" in config.transports
         return not shares_memory and not {"socket", "verbs"}.isdisjoint(config.transports)
@@ -421,14 +431,14 @@ def _open_devices(
     sockets = bootstrap.connect_device_channels(
         listener,
         {
-            (rank, other): members[device.process_index]
+            (rank, other): (members[device.process_index], num_sockets(rank, other))
             for rank in mine
             for other, device in ranks.items()
             if device.process_index != session.process
             and needs_sockets(members[device.process_index])
         },
         len(ranks),
-        (_ffi.CHANNEL_MESSAGE_SOCKETS, config.device_channel_sockets),
+        (_ffi.CHANNEL_MESSAGE_SOCKETS, most_sockets),
         config.connect_timeout_s,
         check,
     )

@@ -94,7 +94,7 @@ def has_come(listener: Listener, info: ProcessInfo, data_sockets: int) -> bool:
 
 def connect_device_channels(
     listener: Listener,
-    pairs: Mapping[tuple[int, int], ProcessInfo],
+    pairs: Mapping[tuple[int, int], tuple[ProcessInfo, int]],
     num_ranks: int,
     sockets_per_pair: tuple[int, int],
     timeout_s: float,
@@ -104,10 +104,11 @@ def connect_device_channels(
 
     Args:
       listener: Listener of this process.
-      pairs: Own rank and other rank, and the other one's process.
+      pairs: Own rank and other rank; the other one's process, and the number of sockets for data,
+        which use all interfaces. Both directions share them.
       num_ranks: Number of ranks of the job.
-      sockets_per_pair: Numbers of sockets for messages, which use the address for control, and for
-        data, which use all interfaces. Both directions share them.
+      sockets_per_pair: Number of sockets for messages, which use the address for control, and
+        largest number of those for data.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
 
@@ -117,23 +118,22 @@ def connect_device_channels(
     Raises:
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
     """
-    num_messages, num_data = sockets_per_pair
-    num_sockets = num_messages + num_data
+    num_messages, most_data = sockets_per_pair
 
     def channels(pair: tuple[int, int]) -> Sequence[int]:
         first = min(pair) * num_ranks + max(pair)
-        start = _FIRST_DEVICE_SOCKET + first * num_sockets
-        return range(start, start + num_sockets)
+        start = _FIRST_DEVICE_SOCKET + first * (num_messages + most_data)
+        return range(start, start + num_messages + pairs[pair][1])
 
     wanted: list[_Wanted] = []
-    for pair, info in pairs.items():
+    for pair, (info, num_data) in pairs.items():
         data = itertools.islice(itertools.cycle(_pairs(listener, info)), num_data)
         ways = [*itertools.repeat(None, num_messages), *data]
         wanted += [_Wanted(info, c, way) for c, way in zip(channels(pair), ways, strict=True)]
     sockets = _connect_channels(listener, wanted, timeout_s, check)
     return [
         (*pair, [sockets[info.process, channel] for channel in channels(pair)])
-        for pair, info in pairs.items()
+        for pair, (info, _) in pairs.items()
     ]
 
 

@@ -11,10 +11,12 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <numeric>
 #include <random>
 #include <span>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
@@ -59,8 +61,9 @@ WorldOptions OptionsOf(const ChaosRound& round) {
 bool GatherRightly(Engine& engine, const ChaosRound& round, int rank, size_t step) {
   const size_t num_bytes = round.sizes[step];
   ExchangeRequest request = GatherRequest(rank, static_cast<int64_t>(step) + 1);
-  request.group.clear();
-  for (int i = 0; i < round.num_processes; ++i) request.group.push_back(i);
+  std::vector<int> group(static_cast<size_t>(round.num_processes));
+  std::iota(group.begin(), group.end(), 0);
+  request.group = std::move(group);
   const size_t result_bytes = num_bytes * request.group.size();
   Call call(std::move(request), {num_bytes}, {result_bytes});
   call.StartOn(engine);

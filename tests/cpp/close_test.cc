@@ -200,7 +200,7 @@ TEST(CloseTest, RankThatComesToAProgramWithoutSiblingsHasEndedThoseBefore) {
   SiblingStarts starts;
   starts.Add(PairRequest(0, 1, 0));
   ExchangeRequest alone = PairRequest(1, 2, 0);
-  alone.siblings.clear();
+  alone.siblings = {};
   starts.Add(alone);
   EXPECT_TRUE(starts.AreEven());
 }

@@ -23,7 +23,7 @@ namespace jaxhet::testing {
 inline constexpr std::byte kPoison{0xFF};
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
-inline constexpr int kChannelSockets = 3 + ChannelSockets::kNumMessageSockets;
+inline constexpr int kChannelSockets = 6 + ChannelSockets::kNumMessageSockets;  // two lanes
 // Transports of the channels between the test's devices. "pulled" is host, with operands that the
 // target's device can reach (not in a process of its own on GPUs).
 std::vector<std::string_view> TestedTransports();

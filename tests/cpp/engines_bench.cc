@@ -88,7 +88,7 @@ class CpuPath final : public Path {
     request.run_id = ++run_id_;
     request.kind = kind;
     request.plan = kPlan;
-    request.group.assign(members_.begin(), members_.end());
+    request.group = std::vector<int>(members_.begin(), members_.end());
     if (kind == ExchangeKind::kPermute) request.pairs = PairsOf(ring_);
     request.operands = {operand};
     request.results = {result};

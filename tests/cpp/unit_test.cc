@@ -430,5 +430,16 @@ TEST(UnitTest, PoolNeverLetsCallbacksWaitForEachOther) {
   pool.Close(Clock::now() + std::chrono::seconds(10));
 }
 
+// A rank starts exchanges by its own group, or by its own pairs of a permute.
+TEST(PlanTest, IsPreparedForARank) {
+  const PlannedExchange gather{
+      .kind = ExchangeKind::kAllGather, .ranks = {0, 3, 5, 1, 2, -1}, .group_size = 3};
+  EXPECT_EQ(PlannedFor(gather, 2).ranks, (std::vector<int64_t>{1, 2, -1}));
+  EXPECT_TRUE(PlannedFor(gather, 7).ranks.empty());
+  const PlannedExchange permute{.kind = ExchangeKind::kPermute, .ranks = {0, 1, 1, 2, 2, 0, 3, 4}};
+  EXPECT_EQ(PlannedFor(permute, 1).ranks, (std::vector<int64_t>{0, 1, 1, 2}));
+  EXPECT_TRUE(PlannedFor(permute, 7).ranks.empty());
+}
+
 }  // namespace
 }  // namespace jaxhet::testing

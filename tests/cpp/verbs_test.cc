@@ -109,26 +109,6 @@ TEST(VerbsTest, NetdevIsUpUnlessTheKernelSaysOtherwise) {
   EXPECT_FALSE(is_up("eth8") || is_up("eth9"));
 }
 
-TEST(VerbsTest, KnowsWhichNetdevHasRoute) {
-  const Folder folder;
-  folder.Put("route",
-             "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
-             "eth0 00000000 010200C0 0003 0 0 0 00000000 0 0 0\n"
-             "eth1 0000000A 00000000 0001 0 0 0 00FFFFFF 0 0 0\n");
-  folder.Put("ipv6_route",
-             "20010db8000000000000000000000000 21 0 00 0 00000100 00000001 0 00000001 eth1\n");
-  const auto has_route = [&](const char* netdev, const char* gid) {
-    return verbs::HasRoute(netdev, Gid(gid), folder.path());
-  };
-  EXPECT_TRUE(has_route("eth0", "::ffff:10.0.0.1") && has_route("eth1", "::ffff:10.0.0.1"));
-  EXPECT_TRUE(has_route("eth0", "::ffff:10.0.1.1"));
-  EXPECT_FALSE(has_route("eth1", "::ffff:10.0.1.1"));
-  EXPECT_TRUE(has_route("eth1", "2001:db8:7fff::1"));
-  EXPECT_TRUE(!has_route("eth1", "2001:db8:8000::1") && !has_route("eth0", kGlobal));
-  EXPECT_TRUE(has_route("eth2", kLinkLocal) && has_route("lo", "::ffff:127.0.0.1"));
-  EXPECT_TRUE(verbs::HasRoute("eth2", Gid(kIpv4), "/nowhere"));
-}
-
 // A device of the PCIe tree; `path` leads there from the host bridge.
 void PutPci(const Folder& sysfs, const std::string& path, int numa_node) {
   sysfs.Put("devices/" + path + "/numa_node", std::to_string(numa_node));

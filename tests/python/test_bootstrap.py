@@ -273,9 +273,9 @@ def test_messages_of_device_channels_reach_the_main_address() -> None:
     ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.1.2", "127.0.2.2"])
 
     def connect(process: int) -> list[Link]:
-        pairs = {(process, 1 - process): ends.infos[1 - process]}
+        pairs = {(process, 1 - process): (ends.infos[1 - process], 4)}
         [(_, _, links)] = bootstrap.connect_device_channels(
-            ends.listeners[process], pairs, 2, (3, 4), 10.0, lambda: None
+            ends.listeners[process], pairs, 2, (3, 12), 10.0, lambda: None
         )
         return links
 

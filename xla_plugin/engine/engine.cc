@@ -130,9 +130,12 @@ std::shared_ptr<const Engine::Prepared> Engine::FindPrepared(int64_t plan, int64
   return {found->second, &exchanges[static_cast<size_t>(index)]};
 }
 
-std::shared_ptr<const PlannedExchange> Engine::Planned(int64_t plan, int64_t index) const {
+std::shared_ptr<const PlannedExchange> Engine::Planned(int64_t plan, int64_t index,
+                                                       int rank) const {
   const auto prepared = FindPrepared(plan, index);
-  return {prepared, &prepared->exchange};
+  const auto found = prepared->planned.find(rank);
+  if (found != prepared->planned.end()) return {prepared, &found->second};
+  Throw(ErrorCode::kUsage, "rank ", rank, " is not of this process");
 }
 
 ExchangeRequest Engine::PlannedRequest(int64_t plan, int64_t index, int rank) const {
@@ -143,16 +146,18 @@ ExchangeRequest Engine::PlannedRequest(int64_t plan, int64_t index, int rank) co
 }
 
 void Engine::AddPlan(int64_t plan, std::string text, std::string program,
-                     std::vector<PlannedExchange> exchanges) {
+                     const std::vector<PlannedExchange>& exchanges) {
   std::vector<int> own_ranks;
   {
     const std::lock_guard lock(inbox_mutex_);
     own_ranks = own_ranks_;
   }
   std::vector<Prepared> prepared;
-  for (PlannedExchange& exchange : exchanges) {
+  for (const PlannedExchange& exchange : exchanges) {
     auto requests = RequestsOf(exchange, plan, std::ssize(prepared), own_ranks);
-    prepared.push_back({std::move(exchange), std::move(requests)});
+    Prepared& added =
+        prepared.emplace_back(Prepared{.planned = {}, .requests = std::move(requests)});
+    for (const int rank : own_ranks) added.planned.emplace(rank, PlannedFor(exchange, rank));
   }
   {
     const std::lock_guard lock(inbox_mutex_);

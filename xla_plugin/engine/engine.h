@@ -67,9 +67,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   void SetRanks(std::vector<RankInfo> ranks);
   // See Plan. The exchanges of the plan can then start by their places in it.
   void AddPlan(int64_t plan, std::string text, std::string program = {},
-               std::vector<PlannedExchange> exchanges = {});
-  // Throws UsageError if the plan or the exchange was not added.
-  std::shared_ptr<const PlannedExchange> Planned(int64_t plan, int64_t index) const;
+               const std::vector<PlannedExchange>& exchanges = {});
+  // The part for a rank of this process. Throws UsageError if the plan or the exchange was not
+  // added.
+  std::shared_ptr<const PlannedExchange> Planned(int64_t plan, int64_t index, int rank) const;
   // The start of a planned exchange by one rank of this process, without run and buffers.
   ExchangeRequest PlannedRequest(int64_t plan, int64_t index, int rank) const;
 
@@ -120,9 +121,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
 
  private:
   using Command = std::function<void(ProgressEngine&)>;
-  // An exchange of a plan; `requests` is as RequestsOf() says.
+  // An exchange of a plan, by rank of this process, as PlannedFor() and RequestsOf() say.
   struct Prepared {
-    PlannedExchange exchange;
+    std::map<int, PlannedExchange> planned;
     std::map<int, ExchangeRequest> requests;
   };
 

@@ -41,19 +41,20 @@ ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t 
                  ffi::AnyBuffer operand, ffi::Result<ffi::AnyBuffer> result) {
   return Guarded([&] {
     const std::shared_ptr<Engine> engine = FindEngine(session);
-    const auto planned = engine->Planned(plan, index);
-    engine->devices()->Start(ordinal, {.stream = stream,
-                                       .kind = planned->kind,
-                                       .plan = plan,
-                                       .index = index,
-                                       .deadline_ms = planned->deadline_ms,
-                                       .ranks = planned->ranks,
-                                       .group_size = planned->group_size,
-                                       .skips_own = planned->skips_own,
-                                       .part_bytes = planned->part_bytes,
-                                       .operand = Bytes(operand),
-                                       .result = Bytes(result),
-                                       .poison = PoisonOf(operand.element_type())});
+    const auto devices = engine->devices();
+    const auto planned = engine->Planned(plan, index, devices->RankOf(ordinal).rank());
+    devices->Start(ordinal, {.stream = stream,
+                             .kind = planned->kind,
+                             .plan = plan,
+                             .index = index,
+                             .deadline_ms = planned->deadline_ms,
+                             .ranks = planned->ranks,
+                             .group_size = planned->group_size,
+                             .skips_own = planned->skips_own,
+                             .part_bytes = planned->part_bytes,
+                             .operand = Bytes(operand),
+                             .result = Bytes(result),
+                             .poison = PoisonOf(operand.element_type())});
   });
 }
 

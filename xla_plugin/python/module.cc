@@ -255,11 +255,12 @@ nb::list PeerStats(const Engine& engine) {
     const nb::gil_scoped_release released;
     return engine.Read([&](const ProgressEngine& progress) {
       auto all = progress.peers().Counts();
-      for (const auto& [peer_rank, transport, sent, received] : engine.DeviceBytes()) {
-        all.push_back({.process = progress.peers().roster().ProcessOf(peer_rank),
-                       .transport = std::string(transport),
-                       .bytes_sent = sent,
-                       .bytes_received = received});
+      for (const ChannelBytes& bytes : engine.DeviceBytes()) {
+        all.push_back({.process = progress.peers().roster().ProcessOf(bytes.peer_rank),
+                       .transport = std::string(bytes.transport),
+                       .bytes_sent = bytes.sent,
+                       .bytes_received = bytes.received,
+                       .path_failures = bytes.path_failures});
       }
       return all;
     });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "xla_plugin/base/checked.h"
@@ -59,6 +60,20 @@ std::vector<int> ConnectedTo(int rank, std::span<const Pair> pairs) {
   return {connected.begin(), connected.end()};
 }
 
+PlannedExchange PlannedFor(const PlannedExchange& exchange, int rank) {
+  const bool is_permute = exchange.kind == ExchangeKind::kPermute;
+  const size_t size = is_permute ? 2 : CheckedCast<size_t>(exchange.group_size);
+  PlannedExchange planned = exchange;
+  planned.ranks.clear();
+  std::span<const int64_t> rest = exchange.ranks;
+  for (; size > 0 && rest.size() >= size; rest = rest.subspan(size)) {
+    const auto entry = rest.first(size);
+    if (std::ranges::find(entry, rank) == entry.end()) continue;
+    planned.ranks.insert(planned.ranks.end(), entry.begin(), entry.end());
+  }
+  return planned;
+}
+
 std::map<int, ExchangeRequest> RequestsOf(const PlannedExchange& exchange, int64_t plan,
                                           int64_t index, std::span<const int> own_ranks) {
   const bool is_permute = exchange.kind == ExchangeKind::kPermute;
@@ -82,8 +97,10 @@ std::map<int, ExchangeRequest> RequestsOf(const PlannedExchange& exchange, int64
     own.rank = rank;
     own.group = is_permute ? ConnectedTo(rank, request.pairs)
                            : GroupOf(exchange.ranks, exchange.group_size, rank);
-    std::ranges::copy_if(own_ranks, std::back_inserter(own.siblings),
+    std::vector<int> siblings;
+    std::ranges::copy_if(own_ranks, std::back_inserter(siblings),
                          [&](int other) { return other != rank && takes_part(other); });
+    own.siblings = std::move(siblings);
   }
   return requests;
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/base/shared_list.h"
 #include "xla_plugin/transport/transport.h"
 
 namespace jaxhet {
@@ -52,12 +53,12 @@ struct ExchangeRequest {
   int64_t run_id = 0;  // equal for the exchanges of one execution of a program, and only for them
   ExchangeKind kind = ExchangeKind::kAllGather;
   int64_t plan = 0;
-  int64_t index = 0;          // the exchange's number in the plan
-  std::vector<int> group;     // the communicator: ranks
-  size_t group_size = 0;      // size of the exchange's largest group; 0: of this group
-  std::vector<int> siblings;  // other ranks of this process that are in a group of the exchange
-  std::vector<Pair> pairs;    // permutes only; the group is all that they connect with the rank
-  int64_t deadline_ms = 0;    // 0: Options::deadline_ms
+  int64_t index = 0;         // the exchange's number in the plan
+  SharedList<int> group;     // the communicator: ranks
+  size_t group_size = 0;     // size of the exchange's largest group; 0: of this group
+  SharedList<int> siblings;  // other ranks of this process that are in a group of the exchange
+  SharedList<Pair> pairs;    // permutes only; the group is all that they connect with the rank
+  int64_t deadline_ms = 0;   // 0: Options::deadline_ms
   std::vector<std::span<const std::byte>> operands;
   std::vector<std::span<std::byte>> results;  // one for each operand
   DoneCallback done;
@@ -101,6 +102,9 @@ std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int
 // The pairs of a permute, out of sources and targets in turn. Throws UsageError if a rank is the
 // target of two.
 std::vector<Pair> PairsOf(std::span<const int64_t> ranks);
+
+// The part of a plan's exchange for `rank`: its group, or the pairs of a permute that it is in.
+PlannedExchange PlannedFor(const PlannedExchange& exchange, int rank);
 
 // The start of a plan's exchange by each rank of this process that takes part, without run and
 // buffers. Throws UsageError as GroupOf() and PairsOf() do.

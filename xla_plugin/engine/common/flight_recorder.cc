@@ -18,7 +18,7 @@ FlightRecord RecordOf(const Exchange& exchange) {
           .run = exchange.run,
           .sequence = exchange.sequence,
           .operand_bytes = operand_bytes,
-          .group = request.group,
+          .group = {request.group.begin(), request.group.end()},
           .state = FlightState::kStarted,
           .started = exchange.started,
           .ended = {}};

@@ -31,6 +31,7 @@ struct ChannelStepInfo {
 };
 
 constexpr size_t kLeastSlotBytes = size_t{128} << 10;
+constexpr size_t kSocketsOfLane = 3;
 
 // Message that a target waits for.
 enum class IncomingState { kAnswer, kProof, kNothing };
@@ -102,12 +103,13 @@ Lane::LogFunction LogOnce(Severity least_severity) {
   };
 }
 
-// Sockets in a row use different paths, so that each lane has some of each.
+// Sockets in a row use different paths, so that each lane has several if there are several.
 Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options,
                 const Lane::LogFunction& log) {
   constexpr size_t kFirst = ChannelSockets::kNumMessageSockets;
   const size_t num_data = of_pair.sockets.size() - std::min(of_pair.sockets.size(), kFirst);
-  const size_t num_lanes = std::min(Lane::kMost, num_data);
+  const size_t num_lanes =
+      std::clamp<size_t>(num_data / kSocketsOfLane, num_data > 0 ? 1 : 0, Lane::kMost);
   Lanes lanes;
   for (size_t lane = 0; lane < num_lanes; ++lane) {
     const size_t messages = kFirst - Lane::kMost + lane;

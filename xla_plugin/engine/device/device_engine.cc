@@ -213,9 +213,9 @@ std::map<std::string, uint64_t> DeviceEngine::Stats() const {
     stats["bytes_zero_copy_received"] += read_bytes;
     stats["bytes_zero_copy_sent"] += offered_bytes;
     stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
-    for (const auto& [peer_rank, transport, sent, received] : rank->channels().Bytes()) {
-      stats[StrCat("bytes_sent_", transport)] += sent;
-      stats[StrCat("bytes_received_", transport)] += received;
+    for (const ChannelBytes& bytes : rank->channels().Bytes()) {
+      stats[StrCat("bytes_sent_", bytes.transport)] += bytes.sent;
+      stats[StrCat("bytes_received_", bytes.transport)] += bytes.received;
     }
   }
   return stats;

@@ -31,6 +31,8 @@ class DeviceEngine {
   DeviceEngine(const DeviceEngine&) = delete;
   DeviceEngine& operator=(const DeviceEngine&) = delete;
 
+  // The rank whose device has this ordinal. Throws UsageError if there is none.
+  DeviceRank& RankOf(int ordinal);
   // By the thread that launches the work of a device, in the order of the program. They only put
   // work on streams. Any error fails the job, and is thrown.
   void Start(int ordinal, const DeviceRequest& request);
@@ -53,7 +55,6 @@ class DeviceEngine {
   std::vector<FlightRecord> FlightRecords() const;
 
  private:
-  DeviceRank& RankOf(int ordinal);
   template <typename Function>
   void Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function);
   Error MismatchOf(int rank, const LaunchMismatch& mismatch);

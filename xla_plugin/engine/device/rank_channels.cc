@@ -35,8 +35,10 @@ std::vector<int> RankChannels::SocketFds() const {
 std::vector<ChannelBytes> RankChannels::Bytes() const {
   std::vector<ChannelBytes> bytes;
   for (const auto& [target, channel] : outgoing_)
-    bytes.push_back(
-        {.peer_rank = target, .transport = channel->transport, .sent = channel->num_bytes});
+    bytes.push_back({.peer_rank = target,
+                     .transport = channel->transport,
+                     .sent = channel->num_bytes,
+                     .path_failures = channel->end->num_path_failures()});
   for (const auto& [source, channel] : incoming_)
     bytes.push_back(
         {.peer_rank = source, .transport = channel->transport, .received = channel->num_bytes});

@@ -37,12 +37,14 @@ struct RankChannel {
   }
 };
 
-// Bytes moved by a channel to or from another rank.
+// Bytes moved by a channel to or from another rank. Channels there and back share paths, whose
+// failures count for the one there.
 struct ChannelBytes {
   int peer_rank = 0;
   std::string_view transport;
   uint64_t sent = 0;
   uint64_t received = 0;
+  uint64_t path_failures = 0;
 };
 
 // The channels of a rank, by the other rank.

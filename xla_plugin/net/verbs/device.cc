@@ -233,8 +233,9 @@ void QueuePair::Modify(std::string_view state, ibv::QpAttr& attr, int mask) {
   const int error = context_.api().modify_qp(qp_.get(), &attr, mask);
   if (error == 0) return;
   ThrowCall(StrCat("ibv_modify_qp(", state, ")"), StrCat(context_.name(), ":", port_), error,
-            error == ETIMEDOUT || error == EINVAL
-                ? ". Check the GIDs of both ends (JAXHET_VERBS_GID_INDEX) and the PKey."
+            error == ETIMEDOUT || error == EINVAL || error == ENETUNREACH || error == EHOSTUNREACH
+                ? ". Check the GIDs of both ends (JAXHET_VERBS_GID_INDEX), the route between them "
+                  "and the PKey."
                 : "");
 }
 

@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "xla_plugin/base/error.h"
 
@@ -67,44 +65,6 @@ std::string Describe(std::span<const GidEntry> table) {
   return text + ". ";
 }
 
-bool IsLoopback(const ibv::Gid& gid) { return IsIpv4(gid) && gid.raw[12] == 127; }
-
-// Whether a line of /proc/net/route is for `netdev` and `peer`. Its numbers are the bytes of the
-// network's order, read as one word.
-bool CoversIpv4(const std::string& line, std::string_view netdev, const ibv::Gid& peer) {
-  std::istringstream words(line);
-  std::string name;
-  std::string gateway;
-  uint32_t destination = 0;
-  uint32_t mask = 0;
-  int ignored = 0;
-  words >> name >> std::hex >> destination >> gateway;
-  for (int i = 0; i < 4; ++i) words >> ignored;
-  words >> mask;
-  uint32_t address = 0;
-  std::memcpy(&address, peer.raw.data() + 12, sizeof address);
-  return words && name == netdev && (address & mask) == destination;
-}
-
-// The same of /proc/net/ipv6_route.
-bool CoversIpv6(const std::string& line, std::string_view netdev, const ibv::Gid& peer) {
-  std::istringstream words(line);
-  std::string destination;
-  size_t num_bits = 0;
-  std::string name;
-  words >> destination >> std::hex >> num_bits;
-  while (words >> name) {
-  }
-  if (destination.size() != 32 || num_bits > 128 || name != netdev) return false;
-  for (size_t bit = 0; bit < num_bits; ++bit) {
-    unsigned digit = 0;
-    std::from_chars(&destination[bit / 4], &destination[bit / 4] + 1, digit, 16);
-    const unsigned wanted = peer.raw.at(bit / 8) >> (4 * (1 - bit / 4 % 2));
-    if (((digit ^ wanted) >> (3 - bit % 4) & 1) != 0) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 bool IsIpv4(const ibv::Gid& gid) {
@@ -146,21 +106,6 @@ bool NetdevIsUp(const std::string& netdev, const std::string& folder) {
   std::string state;
   std::getline(file, state);
   return state == "up" || state == "unknown";  // drivers without carrier detection: unknown
-}
-
-bool HasRoute(const std::string& netdev, const ibv::Gid& peer, const std::string& folder) {
-  const in6_addr address = ToAddress(peer);
-  // Both are on every link, and the loopback's own addresses are in none of the tables.
-  if (IsLinkLocal(peer) || IN6_IS_ADDR_LOOPBACK(&address) || IsLoopback(peer)) return true;
-  const std::filesystem::path path =
-      std::filesystem::path(folder) / (IsIpv4(peer) ? "route" : "ipv6_route");
-  std::ifstream file(path);
-  if (!file) return true;  // nothing is known
-  const auto covers = IsIpv4(peer) ? &CoversIpv4 : &CoversIpv6;
-  for (std::string line; std::getline(file, line);) {
-    if (covers(line, netdev, peer)) return true;
-  }
-  return false;
 }
 
 }  // namespace jaxhet::verbs

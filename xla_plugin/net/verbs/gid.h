@@ -36,11 +36,6 @@ std::string ReasonFor(const GidEntry& chosen, int wanted);
 
 bool NetdevIsUp(const std::string& netdev, const std::string& folder = "/sys/class/net");
 
-// Whether the kernel has a route through `netdev` to `peer`, a GID of RoCE. Where its tables can't
-// be read it is taken to have one.
-bool HasRoute(const std::string& netdev, const ibv::Gid& peer,
-              const std::string& folder = "/proc/net");
-
 }  // namespace jaxhet::verbs
 
 #endif  // XLA_PLUGIN_NET_VERBS_GID_H_

@@ -209,6 +209,8 @@ class DeviceChannel {
   virtual bool is_shared() const { return true; }
   // Sockets to the peer; a forked child closes its copies.
   virtual std::vector<int> SocketFds() const { return {}; }
+  // Network paths to the peer that failed and were left.
+  virtual uint64_t num_path_failures() const { return 0; }
   // Advice for people if the channel could be faster; or empty.
   virtual std::string Remark() const { return {}; }
   // Set-up is over. The rank's proxy drives the channel from now on if devices can't alone.

@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_LANE_H_
 #define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_LANE_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -60,13 +61,18 @@ class Lane final : public ProxyTask, private ConnectionHost {
   void SetIncoming(Direction& direction);
   // Nothing is moved any more, in either direction.
   void Stop();
+  // Paths to the peer that failed and were left.
+  uint64_t num_path_failures() const { return num_path_failures_; }
 
  private:
   void TakeMessages();
   void Send(std::span<const iovec> message) override {
     if (messages_) messages_->Send(message);
   }
-  void Log(std::string_view what) override { log_(what); }
+  void Log(std::string_view what) override {
+    ++num_path_failures_;
+    log_(what);
+  }
   void Lost(std::string_view why) override { lost_ = why; }
   Transfer& Find(uint64_t ticket) override { return incoming_->Find(ticket); }
   bool IsReady(uint64_t ticket) override;
@@ -80,6 +86,7 @@ class Lane final : public ProxyTask, private ConnectionHost {
   bool is_over_ = false;           // under mutex_, like the rest
   Direction* outgoing_ = nullptr;  // null: not settled, or by another transport
   Direction* incoming_ = nullptr;
+  std::atomic<uint64_t> num_path_failures_ = 0;
   std::string lost_;  // why the connection can't go on
   bool has_moved_ = false;
   bool is_stalled_ = false;  // a chunk waits for its slot

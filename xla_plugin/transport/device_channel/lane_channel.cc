@@ -155,6 +155,13 @@ std::vector<int> LaneChannel::SocketFds() const {
   return fds;
 }
 
+// Several lanes may use, and leave, the same path.
+uint64_t LaneChannel::num_path_failures() const {
+  uint64_t most = 0;
+  for (const auto& lane : lanes_) most = std::max(most, lane->num_path_failures());
+  return most;
+}
+
 void LaneChannel::Settle(Proxy& proxy) {
   const LaneEnd end{*this, slots_};
   for (size_t i = 0; i < lanes_.size(); ++i) {
