@@ -124,7 +124,7 @@ class Benchmark:
                         self._turn(system, *pair)
 
     def copies(self) -> dict[str, float]:
-        """The rates of copies, of the slowest process of the first system."""
+        """Rates of copies by name, each of the slowest process of the first system that answers."""
         for system in [*self._systems.alive]:
             if rates := self._systems.ask(system, {"copies": self._args.copy_bytes}):
                 return {name: min(rate[name] for rate in rates) for name in rates[0]}

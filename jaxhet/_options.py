@@ -174,7 +174,7 @@ Transport = Literal["cuda_ipc", "hip_ipc", "host", "process_vm", "verbs", "socke
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 Codec = Literal["bf16", "mxfp8", "mxint8", "mxint4"]
-# As in jaxhet/compiler/codecs.py.
+# Same names as in jaxhet/compiler/codecs.py.
 CODECS: tuple[Codec, ...] = get_args(Codec)
 
 

@@ -78,7 +78,7 @@ def _differentiate(
     jaxpr: core.Jaxpr,
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """Values and tangents, for second derivatives; the first one is `backward` in `_declared`."""
+    """Values and tangents for second derivatives. First derivatives: `backward` in `_declared`."""
     results = primitive.bind(*primals, name=name, jaxpr=jaxpr, **params)
     is_given = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
     given = [tangent for tangent, yes in zip(tangents, is_given, strict=True) if yes]
@@ -93,7 +93,7 @@ def _differentiate(
 
 @functools.lru_cache(_MOST_KEPT)
 def _tangents(jaxpr: core.Jaxpr, is_given: tuple[bool, ...]) -> Function:
-    """From operands, and tangents of some of them, the tangents of all results that have one."""
+    """A function of operands and some of their tangents; returns the tangents of float results."""
 
     def run(*args: Any) -> list[Any]:
         primals, given = args[: len(is_given)], args[len(is_given) :]

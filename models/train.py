@@ -141,10 +141,9 @@ def _is_matrix(params: Any) -> Any:
 class Trainer:
     """The model to train, how, and on which mesh. Its methods are to be jitted or traced.
 
-    Over the mesh axes `update_axes` the optimizer's state and update are split, as well as over
-    those that a parameter is split over (ZeRO stage 1, arXiv:2004.13336): each element of a
-    parameter is then computed on one device, and gathered from it. All replicas have equal bits,
-    whatever their arithmetic.
+    The optimizer's state and update are split like the parameters, and over the mesh axes
+    `update_axes` too (ZeRO stage 1, arXiv:2004.13336). Each element of a parameter is then computed
+    on one device and gathered from it. So all replicas have equal bits, whatever their arithmetic.
 
     `accumulation` says how a batch is computed in parts; on a mesh with stages the pipeline does
     that. `parts` is the number of parts of a microbatch of unequal shares, by name of an island

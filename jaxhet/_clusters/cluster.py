@@ -8,7 +8,7 @@ from jaxhet._errors import UsageError
 from jaxhet._job import announced
 
 Environ = Mapping[str, str]
-# A port that nobody could agree on: as JAX, from a number of the job, above the usual ranges.
+# Processes can't agree on a port beforehand. As in JAX, they derive one from a number of the job.
 _NUM_PORTS = 1 << 12
 _FIRST_PORT = 65536 - _NUM_PORTS
 _PORT = "JAX_COORDINATOR_PORT"

@@ -77,7 +77,7 @@ def detect(environ: Environ, method: str | None = None) -> Detected:
 def resolve(
     arguments: Mapping[str, Any] | None = None, environ: Environ = os.environ
 ) -> tuple[_config.Config, Detected]:
-    """The options: argument, JAXHET_*, JAX's own variables, the scheduler's, default.
+    """Options by precedence: argument, JAXHET_*, JAX's own variables, the scheduler, default.
 
     A scheduler is asked only where JAXHET_* leave the job open; `jaxhet launch` leaves nothing but
     the partition, which JAX's own variable may say.

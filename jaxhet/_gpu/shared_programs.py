@@ -92,7 +92,7 @@ class SharedPrograms:
 
     @contextlib.contextmanager
     def compiling(self, among: tuple[int, ...], key: str) -> Iterator[None]:
-        """Takes note that this process compiles or loads a program inside, or fails to.
+        """Records that this process compiles or loads a program in this context, or that it fails.
 
         Args:
           among: The processes that share it.

@@ -41,7 +41,7 @@ class PeerSockets:
 
 
 def num_channels(num_processes: int, sockets_per_pair: int) -> int:
-    """Number that the channels of a job's connections are below, before its devices are known."""
+    """Upper bound of a job's channel numbers, before its devices are known."""
     return _FIRST_DEVICE_SOCKET + (num_processes * _MOST_DEVICES) ** 2 * sockets_per_pair
 
 

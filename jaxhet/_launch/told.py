@@ -15,7 +15,7 @@ def tell() -> None:
 
 
 def remove(line: bytes) -> bytes | None:
-    """`line` without the message; None if the message is not in it.
+    """Returns `line` without the message, or None if the message is not in it.
 
     A program may have written the beginning of a line of its own before it.
     """

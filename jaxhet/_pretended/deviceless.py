@@ -38,14 +38,14 @@ _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
 
 
 class _ScheduledError(Exception):
-    """Ends a compilation of which all is known that was asked for."""
+    """Ends a compilation once everything that was asked for is known."""
 
 
 class Compiler:
     """A vendor's compiler. One in a process: JAX keeps what it has loaded.
 
     Attributes:
-      vendor: whose.
+      vendor: The vendor.
       before: module of the latest compilation before our passes; empty if nothing crosses islands.
     """
 
@@ -77,7 +77,7 @@ class Compiler:
         compat.register_unused_handlers(DEVICE_TARGETS, vendor.upper())
 
     def devices(self, islands: int, devices_per_island: int) -> list[Device]:
-        """Devices to compile for, in the order of islands. Once for each CPU compiler."""
+        """Devices to compile for, in the order of islands. Call it once per compiler for CPUs."""
         if self.vendor == "cpu":
             devices = compat.cpu_devices(islands * devices_per_island)
             compat.register_unused_handlers((EXCHANGE_TARGET,), "cpu")

@@ -39,7 +39,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The whole file.
+    """The content of a cluster file.
 
     Attributes:
       coordinator: Address of the launcher's machine that all hosts reach.

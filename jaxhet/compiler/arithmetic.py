@@ -155,7 +155,7 @@ def equals(
 def select(
     c: hlo.Computation, masks: Sequence[hlo.Instruction], values: Sequence[hlo.Instruction]
 ) -> hlo.Instruction:
-    """The value whose mask is true, of all but the first, else the first."""
+    """The value whose mask is true, else the first value, which has no mask."""
     chosen = values[0]
     for mask, value in zip(masks, values[1:], strict=True):
         chosen = c.add("select", value.shape, [mask, value, chosen])

@@ -1,7 +1,7 @@
-"""All-to-alls of several operands that are blocks of one array, before and after.
+"""Exchanges the whole array where an all-to-all has blocks of one array as operands.
 
-On CPU it cuts the operand of an all-to-all into one block for each member, and puts the blocks that
-come into one array. Both are copies that are not needed where the array itself can be exchanged.
+XLA's CPU compiler cuts an all-to-all's array into one operand per member, and joins the results to
+one array. Both are copies that an exchange of the array itself does not need.
 """
 
 from collections.abc import Sequence

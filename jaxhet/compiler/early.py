@@ -1,4 +1,4 @@
-"""Gathers of what is there when a computation begins, such as weights: they may start early."""
+"""Gathers that may start early, since their operands (weights) exist from the beginning."""
 
 import dataclasses
 import re

@@ -124,7 +124,7 @@ def padded(groups: Groups, size: int) -> tuple[int, ...]:
 
 
 def covering(groups: Groups, num_logical_ids: int) -> Groups:
-    """Equal groups of all logical ids, as small as possible, into whose size each of `groups` fits.
+    """The smallest equal groups of all logical ids that are at least as large as each of `groups`.
 
     These are `groups` themselves if they are equal.
     """

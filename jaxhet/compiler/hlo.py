@@ -374,7 +374,7 @@ class Computation:
         self._by_id = done
 
     def _waited_for(self, instruction_id: int, done: Container[int]) -> Iterator[int]:
-        """The predecessors of an instruction that are not done when it is their turn."""
+        """Yields predecessors of an instruction, but not those that are `done` by then."""
         instruction = self._by_id[instruction_id]
         ids = itertools.chain(instruction.operand_ids, instruction.control_predecessor_ids)
         return itertools.filterfalse(done.__contains__, ids)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from jaxhet._errors import UsageError
 from jaxhet.compiler import hlo, loops, values
 
-# How many operations that take time come before, then the numbers of the equation and of those that
-# it is inside of, from the outermost one.
+# The number of operations that take time before an equation. Then the numbers of the equations
+# around it, from the outermost one, and its own number.
 Key = tuple[int, tuple[int, ...]]
 
 # A label of `jaxprs.labels` or `argument_labels`: number, depth, and depth of the first use.
@@ -247,7 +247,7 @@ class Node:
 def tell_apart(
     computation: hlo.Computation, nodes: Sequence[Node], flow: Dataflow
 ) -> tuple[str, ...]:
-    """Distinctions between nodes that look alike; "" for one alone.
+    """For each node, a text that differs between nodes that look alike; "" for a single node.
 
     First, which of them waits for which. Then, the equations of loops and branches, and which
     results of one operation they take. Else the inputs and outputs of the computation that they are

@@ -266,7 +266,7 @@ def _move_gathers(loop: Loop, gathers: Sequence[hlo.Instruction]) -> None:
 
 
 def _start_at_once(loop: Loop, instruction: hlo.Instruction) -> None:
-    """Gives a collective the depth of the begin of an iteration."""
+    """Sets the depth of a collective to 0, the beginning of an iteration."""
     prefix, name = loop.instruction.metadata.op_name, instruction.metadata.op_name
     if prefix and name.startswith(f"{prefix}/"):
         inside = _DEPTH.sub(lambda m: f"{m[1] or ''}d0", name.removeprefix(prefix))

@@ -199,7 +199,7 @@ def config_from(theirs: Mapping[str, Any]) -> Config:
 
 
 def config_to(config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The `config.json` of a model; what `Config` does not say is as in the one it is `like`."""
+    """The `config.json` of a model. Keys that `Config` has no field for are taken from `like`."""
     name = family_of(config)
     others = {k: v for k, v in (like or {}).items() if k in _IGNORED or k in _FIXED}
     sizes = {**_SIZES, **_ROUTED_SIZES} if config.experts else _SIZES

@@ -32,7 +32,7 @@ _FORWARD_AGAIN = 4 / 3
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """Layers of each stage, and a line that says why."""
+    """The number of layers of each stage, and the reason as a line of text."""
 
     layers: tuple[int, ...]
     why: str

@@ -32,7 +32,7 @@ import jaxhet
 
 Function = Callable[..., Any]
 PAIRS: dict[str, Callable[[int], Function]] = {}
-PARTITIONED = "custom_partitioning"  # its values differ only if XLA partitions the program
+PARTITIONED = "custom_partitioning"  # values differ only if XLA partitions the program
 # Pairs that nothing tells apart between processes: a process refuses the second one.
 REFUSED = frozenset(
     (

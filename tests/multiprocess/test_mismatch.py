@@ -156,8 +156,8 @@ functions = [make(t) for t in (transforms if me == 0 else reversed(transforms))]
         assert "= transpose " in told
 
 
-# Programs of a factory that differ where a jaxpr does not show it: `c` is in what a program calls,
-# or in a constant without readable values. More: pairs.py. `total` is the sum over all ranks.
+# Programs that differ in `c` where the jaxpr does not show it: `c` is in a function that is called,
+# or in a constant without readable values. `total` sums over all ranks. More: pairs.py.
 HIDDEN = {
     "key": """
         key = jax.random.key(c)

@@ -12,7 +12,7 @@ from jaxhet.compiler import hlo_pb2 as pb
 
 
 def unfused(module: bytes, opcode: str) -> bytes:
-    """The module with the loops that hold an `opcode` as single instructions, as GPUs have them."""
+    """Splits fusions with an `opcode` into single instructions, as modules for GPUs have them."""
     parsed = hlo.Module(module)
     for computation in list(parsed.computations.values()):
         for fusion in [i for i in computation.instructions if i.opcode == "fusion"]:

@@ -1,6 +1,6 @@
-"""Arrays that each exchange of a program moves, told apart from the plan.
+"""Finds the arrays that each exchange of a program moves, without help of the plan.
 
-An array is known by what the program says where it comes from, and by nothing that our passes made.
+An array is identified by its origin in the program, and by nothing that our passes made.
 """
 
 import re
@@ -53,7 +53,7 @@ def _origin(computation: hlo.Computation, x: hlo.Instruction, is_named: bool) ->
 
 
 def _is_of_one_round(i: hlo.Instruction, operand: hlo.Instruction) -> bool:
-    """Whether a slice is one element of the first dimension: the operand of an unrolled loop."""
+    """Whether a slice is one element of the first dimension, as an unrolled loop takes it."""
     ends = [(d.start, d.limit) for d in i.slice_dimensions]
     whole = [(0, size) for size in operand.shape.dimensions]
     return ends[1:] == whole[1:] and ends[0][1] - ends[0][0] == 1

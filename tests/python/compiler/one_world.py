@@ -1,7 +1,7 @@
 """Compiles training steps for two H100s, which are not there, as one world and as two islands.
 
-A process of its own: it prints a line of JSON for each step: its name, then what it computes with
-as one world, over two islands, and over two islands with `Options.one_world_kernels`.
+Runs as a process of its own and prints a line of JSON for each step: its name, and its kernels as
+one world, over two islands, and over two islands with `Options.one_world_kernels`.
 """
 
 import dataclasses
@@ -86,7 +86,8 @@ def _expression(
 ) -> str:
     """A digest of an instruction and its operands.
 
-    Parameters have numbers in the order in which they are met, and are alike without `numbers`.
+    `numbers` numbers parameters in the order in which they are met. Without it all parameters are
+    equal.
     """
     if i.id not in known:
         plain = pb.HloInstructionProto()

@@ -1,4 +1,4 @@
-"""All-reduces of small floats, which XLA's CPU compiler gives to PRE as ones of f32."""
+"""All-reduces of small floats. XLA's CPU compiler turns them to f32 before PRE sees them."""
 
 import re
 
@@ -13,7 +13,7 @@ _ROUND = "ROOT o = bf16[4] convert(r)"
 
 
 def _summed(text: str) -> str:
-    """The type of what the last loop gives."""
+    """The element type in which the fused loop adds."""
     fused = re.findall(r"-> (\w+)\[4\] \{\n(?:(?!\n\}).)*add\(", text, re.DOTALL)
     (element_type,) = fused
     return element_type
