@@ -19,8 +19,8 @@ def allow_unequal_processes() -> None:
     each process holds what the process gives. `jax.device_put` of host values relies on it too.
     """
     first = {d.process_index: d for d in sorted(jax.devices(), key=lambda d: -d.id)}
-    mesh = jax.sharding.Mesh(np.array([first[i] for i in sorted(first)], dtype=object), "process")
-    rows, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("process",), ()))
+    mesh = jax.sharding.Mesh(np.array([first[i] for i in sorted(first)], dtype=object), "processes")
+    rows, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("processes",), ()))
     gather_rows = jax.jit(lambda x: x, out_shardings=whole)
 
     def gather(x: Any) -> np.ndarray:

@@ -22,6 +22,11 @@ from jaxhet.compiler.plan import PROGRAM_ATTRIBUTE
 # the logical ids in its order (none: 0, 1 and so on).
 MESHES_ATTRIBUTE = f"{PROGRAM_ATTRIBUTE}_meshes"
 
+# Axis of the meshes of `jax.experimental.multihost_utils`, with which JAX copies and compares the
+# values of hosts, also in `jax.device_put`.
+_OF_HOSTS = "processes"
+# Names of JAX's programs that copy an array to another sharding, which must be exact too.
+_COPIES = ("jit__device_put_reshard", "jit__identity_fn")
 _COMPRESSED = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
 
 
@@ -70,8 +75,10 @@ class Codecs:
         Raises:
           UsageError: The options name an axis that the program must have and does not have.
         """
-        by_axis = dict(options.wire)
-        meshes = _meshes(module) if by_axis else ()
+        if not options.wire or module.proto.name.startswith(_COPIES):
+            return cls(job, {}, ())
+        by_axis = {_OF_HOSTS: "", **dict(options.wire)}
+        meshes = _meshes(module)
         names = sorted({name for mesh in meshes for name in mesh.names})
         if missing := sorted({*options.needed_axes} - {*names}):
             raise UsageError(
