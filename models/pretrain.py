@@ -287,7 +287,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     code = 0
     if in_job():
-        jaxhet.initialize()
+        if options.wire:
+            jaxhet.initialize(wire=options.wire)
+        else:
+            jaxhet.initialize()
     try:
         pretrain(options)
     except Stopped as stopped:

@@ -175,6 +175,11 @@ class Options:
         " one device (sharded); auto: sharded if islands are unlike (jaxhet.unlike_islands)",
         choices=("auto", "sharded", "replicated"),
     )
+    wire: str = _option(
+        "",
+        "codec of floats between islands, or codecs by mesh axis, as in JAXHET_WIRE: mxint8, or"
+        " data=mxint8,fsdp=bf16; default: that variable",
+    )
     on_difference: str = _option(
         "warn", "reaction to replicas that differ at a log line", choices=("warn", "sync", "raise")
     )

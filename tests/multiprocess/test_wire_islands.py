@@ -3,6 +3,8 @@
 import pytest
 from two_islands import SET_UP
 
+from tests.support import hosts
+from tests.support.hosts import Hosts
 from tests.support.scripts import job, run
 
 TRAIN = """
@@ -37,6 +39,72 @@ try: trained(wire=("bf16", "mxint8")[me])
 except jaxhet.PlanMismatchError as error: print("caught:", error)
 """
 
+OPTIM = """
+import hashlib, optax
+from jax.experimental import multihost_utils
+from jaxhet import optim
+large = np.random.default_rng(me).standard_normal((1, 600, 600)).astype(np.float32)
+whole = np.concatenate([np.random.default_rng(i).standard_normal((1, 600, 600)) for i in (0, 1)])
+whole = whole.astype(np.float32)
+split = NamedSharding(mesh, P("x"))
+x = jax.make_array_from_callback(whole.shape, split, lambda i: whole[i])
+back = jax.sharding.Mesh(mesh.devices[::-1], "x")
+y = jax.device_put(x, NamedSharding(back, P("x"))).addressable_data(0)
+z = jax.device_put(whole, NamedSharding(mesh, P())).addressable_data(0)
+gathered = multihost_utils.process_allgather(large[0], tiled=False)
+other = over_islands(lambda a: jax.lax.psum(a, "x"), jax.jit)(x).addressable_data(0)[0]
+print("exact", np.array_equal(y[0], whole[1 - me]), np.array_equal(z, whole),
+      np.array_equal(gathered, whole),
+      np.array_equal(multihost_utils.process_allgather(x, tiled=True), whole),
+      np.array_equal(other, whole.sum(0)))
+draw = np.random.default_rng(5)
+batch = draw.standard_normal((2, 8, 96)).astype(np.float32)
+params = {"w": draw.standard_normal((96, 40)).astype(np.float32), "b": np.zeros((7,), np.float32)}
+def loss(params, x):
+    b = params["b"]
+    return jnp.mean(jnp.sin(x @ params["w"]) ** 2) + jnp.sum(b**2 + b * x[0, 0])
+def first(tree): return [np.asarray(x.addressable_data(0)).tobytes() for x in jax.tree.leaves(tree)]
+def digest(tree): return hashlib.sha256(b"".join(first(tree))).hexdigest()
+with jax.set_mesh(mesh):
+    for codec in ("bf16", "mxfp8", "mxint8", "mxint4"):
+        tx = optim.error_feedback(optax.sgd(0.5), "x", codec)  # an exact product, as above
+        @jaxhet.jit
+        def step(p, state):
+            own = jax.vmap(jax.grad(loss), in_axes=(None, 0), spmd_axis_name="x")(p, batch)
+            updates, state = tx.update(own, state, p)
+            return optax.apply_updates(p, updates), state
+        p, state = params, jaxhet.jit(tx.init)(params)
+        for _ in range(20): p, state = step(p, state)
+        print("feedback", codec, digest(p))
+    tx = optim.diloco(optax.adam(1e-2), optax.sgd(0.5), "x", every=4, fragments=2, wire="mxint4")
+    @jaxhet.jit
+    def step(p, state):
+        updates, state = tx.update(jax.vmap(jax.grad(loss), spmd_axis_name="x")(p, batch), state, p)
+        return optax.apply_updates(p, updates), state
+    copies = jax.tree.map(lambda x: np.stack([x, x]), params)
+    state = jaxhet.jit(tx.init)(copies)
+    for _ in range(16): copies, state = step(copies, state)
+    moved = np.abs(np.asarray(state.params["w"].addressable_data(0)) - params["w"]).max()
+    print("diloco", digest(state.params), moved > 1e-3)
+    plan = jaxhet.plan(step, copies, state)
+    print("plan", sorted({e.shapes for e in plan.exchanges}), {e.times for e in plan.exchanges})
+"""
+
+
+def test_optimizers_and_copies_with_an_option_for_all_exchanges() -> None:
+    environments = job(2, JAXHET_WIRE="mxint8")
+    environments[1]["XLA_FLAGS"] = "--xla_cpu_max_isa=AVX"
+    ended = run(SET_UP + OPTIM, *environments, timeout_s=200)
+    lines = [
+        [line for line in e.text.splitlines() if line.startswith(("feedback", "diloco", "plan"))]
+        for e in ended
+    ]
+    assert len(lines[0]) == 6, ended[0].text
+    assert "True" in lines[0][4], lines
+    for e in ended:  # copies are exact; only the program's own sum is compressed
+        assert "exact True True True True False" in e.text, e.text
+    assert lines[0] == lines[1]
+
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("steps", [30, pytest.param(300, marks=pytest.mark.slow)])
@@ -59,3 +127,33 @@ def test_replicas_are_equal_to_the_bit_with_every_codec(steps: int) -> None:
         assert "bridge wire='mxint9' is not valid; codecs: bf16, mxfp8, mxint8, mxint4" in e.text
         assert "all_gather all-reduce sum hierarchical bf16 u16[270400]" in e.text  # in words
         assert "all_gather all-reduce sum hierarchical mxint8/32 u8[278850]" in e.text
+
+
+SUMS = """
+shape, split = (2, 1 << 20), NamedSharding(mesh, P("x"))
+row = np.random.default_rng(me).standard_normal((1, 1 << 20)).astype(np.float32)
+xs = [jax.make_array_from_callback(shape, split, lambda i: row) for _ in range(16)]
+for wire in ("", "bf16", "mxint8", "mxint4"):
+    f = over_islands(lambda xs: [jax.lax.psum(x, "x") for x in xs], bridge={"wire": wire})
+    jax.block_until_ready(f(xs))
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        jax.block_until_ready(f(xs))
+        times.append(time.perf_counter() - start)
+    print("median", wire or "f32", sorted(times)[3])
+jaxhet.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(hosts.unavailable()), reason=hosts.unavailable() or "available")
+def test_sums_over_a_slow_link_take_less_time_with_fewer_bits() -> None:
+    with Hosts(2, 1, 1000) as net:
+        ended = hosts.wait(net.start(SET_UP + SUMS, net.job()), 280)
+    rows = [line.split() for line in ended[0].text.splitlines() if line.startswith("median")]
+    times = {wire: float(seconds) for _, wire, seconds in rows}
+    print(times)
+    assert times["f32"] > 1.5 * times["bf16"], ended[0].text
+    assert times["f32"] > 2.5 * times["mxint8"]

@@ -102,10 +102,12 @@ def test_reference_has_every_public_name():
     assert set(re.findall(r"^::: jaxhet\.(\w+)$", pages, re.MULTILINE)) == public
 
 
-def test_reference_has_every_public_name_of_testing():
-    tree = ast.parse(_text("jaxhet/testing.py"))
+@pytest.mark.parametrize("module", ["optim", "testing"])
+def test_reference_has_every_public_name_of_a_module(module: str):
+    tree = ast.parse(_text(f"jaxhet/{module}.py"))
     defined = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
-    named = re.findall(r"^::: jaxhet\.testing\.(\w+)$", _text("docs/reference/testing.md"), re.M)
+    page = _text(f"docs/reference/{module}.md")
+    named = re.findall(rf"^::: jaxhet\.{module}\.(\w+)$", page, re.M)
     assert sorted(named) == sorted(name for name in defined if not name.startswith("_"))
 
 

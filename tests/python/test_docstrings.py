@@ -26,7 +26,7 @@ def _public_names() -> dict[str, set[str]]:
 
 def _files() -> list[str]:
     models = (str(path.relative_to(_ROOT)) for path in (_ROOT / "models").rglob("*.py"))
-    return [*_public_names(), "jaxhet/testing.py", *sorted(models)]
+    return [*_public_names(), "jaxhet/optim.py", "jaxhet/testing.py", *sorted(models)]
 
 
 def _is_public(name: str, public: set[str] | None) -> bool:

@@ -121,6 +121,8 @@ _ROOMS = (
     "_telemetry",
     "_compilation",
     "_session",
+    "_microscaling",
+    "optim",
     "_jit _mesh _paths _per_platform _plan _saving",
     "_balance _device_put _replicas",
     "_set_up",

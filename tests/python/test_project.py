@@ -13,6 +13,7 @@ import tomllib
 import pytest
 
 import jaxhet
+from jaxhet import optim
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _HASHED = ("docs", "jax-next", "plugins", "plugins-next", "programs", "small_model", "wheel")
@@ -92,7 +93,8 @@ def test_examples_of_docstrings_run_on_two_islands(tmp_path: pathlib.Path):
     """All of them, in the order of the reference; tests/python/test_docstrings.py says which."""
     reference = _text(_ROOT / "docs" / "reference" / "api.md")
     names = re.findall(r"^::: jaxhet\.(\w+)$", reference, re.M)
-    texts = [inspect.getdoc(getattr(jaxhet, name)) or "" for name in names]
+    found = [getattr(jaxhet, name) for name in names] + [optim.error_feedback, optim.diloco]
+    texts = [inspect.getdoc(each) or "" for each in found]
     examples = [doctest.DocTestParser().get_examples(text) for text in texts]
     assert sum(map(bool, examples)) > 10
     program = "".join(example.source for each in examples for example in each)

@@ -1,0 +1,318 @@
+"""Optax transformations for islands with a thin link between them. Needs the package `optax`.
+
+Both have arrays with a leading dimension: entry i belongs to position i of a mesh axis, whose
+positions should be islands. Within a position, other mesh axes may split everything as usual.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxhet._errors import UsageError
+from jaxhet._microscaling import decode, encode
+from jaxhet._options import CODECS
+
+
+class ErrorFeedbackState(NamedTuple):
+    """State of `error_feedback`.
+
+    Attributes:
+      inner_state: State of the transformation that gets the mean.
+      residual: By leaf, float32 [n, ...]: the part of each position that has not been sent yet.
+    """
+
+    inner_state: Any
+    residual: Any
+
+
+class DiLoCoState(NamedTuple):
+    """State of `diloco`; the names are MaxText's.
+
+    Attributes:
+      inner_state: State of the inner optimizer, with a leading dimension [n] in each leaf.
+      params: The outer parameters, without that dimension; equal on all positions.
+      outer_opt_state: For each fragment, the state of the outer optimizer.
+      step: Number of updates, int32.
+    """
+
+    inner_state: Any
+    params: Any
+    outer_opt_state: tuple[Any, ...]
+    step: jax.Array
+
+
+def error_feedback(
+    tx: optax.GradientTransformation, axis: str, wire: str
+) -> optax.GradientTransformation:
+    """Averages gradients over a mesh axis in few bits, and sends what was lost in the next step.
+
+    Each position adds its residual to its gradient, encodes the sum, and keeps the difference as
+    its next residual. All positions add the same encoded values in the same order. So the mean has
+    the same bits everywhere, and over many steps nothing is lost. The formats are those of the
+    option `wire`; here they hold for arrays of any size, and the option does not count.
+
+    Args:
+      tx: transformation that gets the mean gradients, such as `optax.adamw(1e-3)`.
+      axis: axis of the mesh of `jax.set_mesh` to average over, of n positions.
+      wire: codec: "bf16", "mxfp8", "mxint8" or "mxint4".
+
+    Returns:
+      A transformation whose `update` is to be called inside `jax.jit`. It takes gradients with one
+      more dimension than the parameters: leaves are floats [n, ...], sharded over `axis` along the
+      first one, as from `jax.vmap(jax.grad(loss), in_axes=(None, 0), spmd_axis_name=axis)`. The
+      updates have the shapes of the parameters. The state is an `ErrorFeedbackState` of arrays;
+      its residuals are sharded over `axis`.
+
+    Raises:
+      UsageError: the codec is not known; or, in a call, the mesh does not have the axis, or a leaf
+        has another leading dimension.
+
+    Examples:
+      >>> import jax.numpy as jnp, numpy as np, optax
+      >>> mesh = jaxhet.make_mesh({"data": 2})
+      >>> params = {"w": np.ones((64, 4), np.float32)}
+      >>> batch = np.ones((2, 8, 64), np.float32)  # 8 rows for each of two positions
+      >>> def loss(params, x):
+      ...     return jnp.mean((x @ params["w"]) ** 2)
+      >>> from jaxhet import optim
+      >>> tx = optim.error_feedback(optax.sgd(0.1), "data", "mxint4")
+      >>> def step(params, state, batch):
+      ...     own = jax.vmap(jax.grad(loss), in_axes=(None, 0), spmd_axis_name="data")
+      ...     updates, state = tx.update(own(params, batch), state, params)
+      ...     return optax.apply_updates(params, updates), state
+      >>> with jax.set_mesh(mesh):
+      ...     params, state = jax.jit(step)(params, jax.jit(tx.init)(params), batch)
+    """
+    _check_codec(wire)
+
+    def init(params: Any) -> ErrorFeedbackState:
+        size = _axis_size(axis)
+
+        def zeros(x: Any) -> jax.Array:
+            return _split(jnp.zeros((size, *jnp.shape(x)), jnp.float32), axis)
+
+        return ErrorFeedbackState(tx.init(params), jax.tree.map(zeros, params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        _check_leading(updates, _axis_size(axis), axis)
+
+        def send(own: jax.Array, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
+            wanted = own[0].astype(jnp.float32) + residual[0]
+            mean, sent = _mean(wanted, axis, wire)
+            lost = wanted - sent
+            lost = jnp.where(jnp.isfinite(lost), lost, 0.0)  # NaN is told once, in the mean
+            return mean.astype(own.dtype), lost[None]
+
+        def send_all(own: list[jax.Array], rest: list[jax.Array]) -> Any:
+            return tuple(zip(*map(send, own, rest), strict=True))
+
+        own, structure = jax.tree.flatten(updates)
+        means, residual = _over(send_all, axis, (P(), P(axis)))(
+            own, jax.tree.leaves(state.residual)
+        )
+        means, residual = (jax.tree.unflatten(structure, x) for x in (means, residual))
+        means, inner_state = tx.update(means, state.inner_state, params)
+        return means, ErrorFeedbackState(inner_state, residual)
+
+    return optax.GradientTransformation(init, update)
+
+
+def diloco(
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation,
+    axis: str,
+    *,
+    every: int,
+    fragments: int = 1,
+    wire: str = "",
+) -> optax.GradientTransformation:
+    """DiLoCo: positions of a mesh axis train for themselves, and meet every few steps.
+
+    Each position has parameters of its own and applies `inner` to them in each step. After `every`
+    steps the mean over all positions of (outer parameters - own parameters) is the gradient of
+    `outer`, which updates the outer parameters. All positions go on from there (arXiv:2311.08105).
+    With several `fragments`, leaves are dealt to fragments of about equal size, which are exchanged
+    in turn, each every `every` steps (arXiv:2501.18512). An exchange ends in the step that starts
+    it: the next steps do not overlap with it.
+
+    Args:
+      inner: optimizer of each position, such as `optax.adamw(3e-4)`. It sees one position only.
+      outer: optimizer of the outer parameters; the paper has
+        `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
+      axis: axis of the mesh of `jax.set_mesh`, of n positions; "diloco" in MaxText.
+      every: number of steps from one exchange of a fragment to its next, at least 1.
+      fragments: number of fragments, from 1 to `every`.
+      wire: codec of the outer gradients: "bf16", "mxfp8", "mxint8" or "mxint4"; "": float32.
+
+    Returns:
+      A transformation whose `init` and `update` are to be called inside `jax.jit`. Parameters,
+      gradients and updates have leaves [n, ...], floats, sharded over `axis` along the first
+      dimension. `init` takes n equal copies. The state is a `DiLoCoState` of arrays. Its `params`
+      are the model to evaluate or save. After an exchange each position has these parameters up to
+      the rounding of `optax.apply_updates`.
+
+    Raises:
+      UsageError: an argument is not valid; or, in a call, the mesh does not have the axis, or a
+        leaf has another leading dimension.
+
+    Examples:
+      >>> tx = optim.diloco(
+      ...     optax.adamw(1e-2), optax.sgd(0.7, momentum=0.9, nesterov=True), "data",
+      ...     every=8, fragments=2, wire="mxint4",
+      ... )
+      >>> def step(params, state, batch):
+      ...     gradients = jax.vmap(jax.grad(loss), spmd_axis_name="data")(params, batch)
+      ...     updates, state = tx.update(gradients, state, params)
+      ...     return optax.apply_updates(params, updates), state
+      >>> with jax.set_mesh(mesh):
+      ...     copies = {"w": np.ones((2, 64, 4), np.float32)}
+      ...     copies, state = jax.jit(step)(copies, jax.jit(tx.init)(copies), batch)
+    """
+    if wire:
+        _check_codec(wire)
+    if not 1 <= fragments <= every:
+        raise UsageError(
+            f"jaxhet.optim.diloco: every={every} and fragments={fragments}; give at least one step"
+            " for each of at least one fragment"
+        )
+
+    def init(params: Any) -> DiLoCoState:
+        _check_leading(params, _axis_size(axis), axis)
+        copies = jax.tree.map(lambda x: x[0], params)
+        leaves = jax.tree.leaves(copies)
+        parts = [[leaves[i] for i in part] for part in _dealt(leaves, fragments)]
+        own = jax.vmap(inner.init, spmd_axis_name=axis)(params)
+        return DiLoCoState(
+            own, copies, tuple(outer.init(part) for part in parts), jnp.zeros((), jnp.int32)
+        )
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        _check_leading(updates, _axis_size(axis), axis)
+        updates, own = jax.vmap(inner.update, spmd_axis_name=axis)(
+            updates, state.inner_state, params
+        )
+        step = state.step + 1
+        moved, structure = jax.tree.flatten(updates)
+        before, copies = jax.tree.leaves(params), jax.tree.leaves(state.params)
+        outer_states = list(state.outer_opt_state)
+        for number, part in enumerate(_dealt(copies, fragments)):
+            is_due = step % every == (number + 1) * every // fragments % every
+            fragment = _Fragment(outer, axis, wire, [before[i] for i in part])
+            found = lax.cond(
+                is_due,
+                fragment.exchanged,
+                lambda *unchanged: unchanged,
+                [moved[i] for i in part],
+                [copies[i] for i in part],
+                outer_states[number],
+            )
+            for i, update, copy in zip(part, found[0], found[1], strict=True):
+                moved[i], copies[i] = update, copy
+            outer_states[number] = found[2]
+        outer_params = jax.tree.unflatten(structure, copies)
+        state = DiLoCoState(own, outer_params, tuple(outer_states), step)
+        return jax.tree.unflatten(structure, moved), state
+
+    return optax.GradientTransformation(init, update)
+
+
+class _Fragment(NamedTuple):
+    """Leaves that are exchanged together: the parameters of all positions before the update."""
+
+    outer: optax.GradientTransformation
+    axis: str
+    wire: str
+    before: list[jax.Array]
+
+    def exchanged(
+        self, updates: list[jax.Array], copies: list[jax.Array], state: Any
+    ) -> tuple[list[jax.Array], list[jax.Array], Any]:
+        """Updates to the new outer parameters, these, and the outer optimizer's state."""
+        distance = [
+            copy - (own + update)
+            for own, update, copy in zip(self.before, updates, copies, strict=True)
+        ]
+
+        def mean(parts: list[jax.Array]) -> list[jax.Array]:
+            means = (_mean(x[0].astype(jnp.float32), self.axis, self.wire)[0] for x in parts)
+            return [mean.astype(x.dtype) for mean, x in zip(means, parts, strict=True)]
+
+        gradient = _over(mean, self.axis, P())(distance)
+        steps, state = self.outer.update(gradient, state, copies)
+        copies = optax.apply_updates(copies, steps)  # pyright: ignore[reportAssignmentType]
+        to_copies = [copy - own for copy, own in zip(copies, self.before, strict=True)]
+        return to_copies, copies, state
+
+
+def _dealt(leaves: list[Any], count: int) -> list[list[int]]:
+    """Indices of leaves in `count` parts of about equal size, largest leaves first."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for i in sorted(range(len(leaves)), key=lambda i: -leaves[i].size):
+        smallest = sizes.index(min(sizes))
+        parts[smallest].append(i)
+        sizes[smallest] += leaves[i].size
+    return parts
+
+
+def _mean(x: jax.Array, axis: str, wire: str) -> tuple[jax.Array, jax.Array]:
+    """The mean of float32 arrays over an axis of `jax.shard_map`, and the part of this position."""
+    size = lax.axis_size(axis)
+    if not wire:
+        return (lax.psum(x, axis) if size > 1 else x) / size, x
+    encoded = encode(x, wire)
+    rows = jax.tree.map(lambda y: lax.all_gather(y, axis), encoded) if size > 1 else None
+    sent = decode(encoded, wire, x.shape)
+    if rows is None:
+        return sent, sent
+    of_all = jax.vmap(lambda y: decode(y, wire, x.shape))(rows)
+    total = of_all[0]
+    for i in range(1, size):
+        total = total + of_all[i]
+    return total / size, sent
+
+
+def _over(function: Callable[..., Any], axis: str, results: Any) -> Any:
+    """A function of trees with leaves [1, ...], one position's, as one of leaves [n, ...]."""
+    return jax.shard_map(
+        function,
+        in_specs=P(axis),
+        out_specs=results,
+        axis_names={axis},
+        check_vma=False,
+    )
+
+
+def _split(x: jax.Array, axis: str) -> jax.Array:
+    """x, sharded over the axis along its first dimension; XLA shards the others."""
+    spec = P(axis, *[P.UNCONSTRAINED] * (x.ndim - 1))
+    return lax.with_sharding_constraint(x, spec)
+
+
+def _check_codec(wire: str) -> None:
+    if wire not in CODECS:
+        raise UsageError(f"jaxhet.optim: wire={wire!r} is not valid; codecs: {', '.join(CODECS)}")
+
+
+def _axis_size(axis: str) -> int:
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    if axis not in sizes:
+        raise UsageError(
+            f"jaxhet.optim: no axis {axis!r} in the mesh {sizes}: give the mesh by jax.set_mesh,"
+            " and one of its axes"
+        )
+    return sizes[axis]
+
+
+def _check_leading(tree: Any, size: int, axis: str) -> None:
+    shapes = {jnp.shape(x) for x in jax.tree.leaves(tree)}
+    if wrong := [shape for shape in shapes if shape[:1] != (size,)]:
+        raise UsageError(
+            f"jaxhet.optim: a leaf has the shape {wrong[0]}: each begins with {size}, the positions"
+            f" of the mesh axis {axis!r}"
+        )
