@@ -64,7 +64,7 @@ class Config(Options):
         agreed=True,
     )
     device_channel_sockets: int = knob(
-        12,
+        8,
         "data sockets between two GPUs that have no better path than sockets",
         minimum=1,
         agreed=True,

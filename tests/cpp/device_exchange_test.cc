@@ -7,6 +7,7 @@
 #include "tests/cpp/device_world.h"
 #include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
+#include "xla_plugin/transport/device_channel/proxy.h"
 
 // Exchanges between devices, on the device that every machine has: the host's memory.
 namespace jaxhet::testing {
@@ -430,10 +431,10 @@ TEST(DeviceExchangeTest, ThreadsAndDescriptorsOfARank) {
   constexpr int kOfPeer = 1 + kChannelSockets - ChannelSockets::kNumMessageSockets;
   const Needs eight = NeedsOfRank(8, "socket");
   const Needs sixteen = NeedsOfRank(16, "socket");
-  EXPECT_EQ(eight.threads, NeedsOfRank(8, "host").threads + 4);
+  EXPECT_EQ(eight.threads, NeedsOfRank(8, "host").threads + Proxy::kMostThreads);
   EXPECT_EQ(sixteen.threads, eight.threads);
   EXPECT_EQ(sixteen.fds - eight.fds, 8 * kOfPeer);
-  EXPECT_LE(eight.fds, 7 * kOfPeer + 12);
+  EXPECT_LE(eight.fds, 7 * kOfPeer + 2 * int{Proxy::kMostThreads} + 4);
 }
 
 // Not even if a driver calls streams idle only some time after it has done their work.

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "xla_plugin/base/checked.h"
+#include "xla_plugin/net/socket/path_name.h"
 #include "xla_plugin/net/verbs/nics.h"
 
 namespace jaxhet {
@@ -31,7 +32,6 @@ struct ChannelStepInfo {
 };
 
 constexpr size_t kLeastSlotBytes = size_t{128} << 10;
-constexpr size_t kSocketsOfLane = 3;
 
 // Message that a target waits for.
 enum class IncomingState { kAnswer, kProof, kNothing };
@@ -103,13 +103,15 @@ Lane::LogFunction LogOnce(Severity least_severity) {
   };
 }
 
-// Sockets in a row use different paths, so that each lane has several if there are several.
+// Sockets in a row use different paths: each lane has one of each, or more.
 Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options,
                 const Lane::LogFunction& log) {
   constexpr size_t kFirst = ChannelSockets::kNumMessageSockets;
   const size_t num_data = of_pair.sockets.size() - std::min(of_pair.sockets.size(), kFirst);
-  const size_t num_lanes =
-      std::clamp<size_t>(num_data / kSocketsOfLane, num_data > 0 ? 1 : 0, Lane::kMost);
+  std::set<std::string> paths;
+  for (size_t i = 0; i < num_data; ++i)
+    paths.insert(tcp::PathName(of_pair.sockets[kFirst + i].get()));
+  const size_t num_lanes = std::min(Lane::kMost, num_data / std::max<size_t>(1, paths.size()));
   Lanes lanes;
   for (size_t lane = 0; lane < num_lanes; ++lane) {
     const size_t messages = kFirst - Lane::kMost + lane;

@@ -41,7 +41,7 @@ class ProxyTask {
 // The threads that drive all channels of a rank which devices can't drive alone.
 class Proxy {
  public:
-  static constexpr size_t kMostThreads = 4;
+  static constexpr size_t kMostThreads = 8;
 
   Proxy();
   // Ends the threads. Tasks live longer.
