@@ -14,11 +14,11 @@ template <typename T>
 class SharedList {
  public:
   SharedList() = default;
-  // NOLINTBEGIN(google-explicit-constructor): a vector converts
+  // NOLINTBEGIN(google-explicit-constructor,misc-explicit-constructor): a vector converts
   SharedList(std::vector<T> items)
       : items_(std::make_shared<const std::vector<T>>(std::move(items))) {}
   SharedList(std::initializer_list<T> items) : SharedList(std::vector<T>(items)) {}
-  // NOLINTEND(google-explicit-constructor)
+  // NOLINTEND(google-explicit-constructor,misc-explicit-constructor)
 
   const T* begin() const { return items_ ? items_->data() : nullptr; }
   const T* end() const { return begin() + size(); }

@@ -110,7 +110,7 @@ void RegisterPlan(Engine& engine, int64_t fingerprint, std::string text, std::st
     planned.push_back(
         {static_cast<ExchangeKind>(kind), ranks, group_size, deadline_ms, skips_own, part_bytes});
   }
-  engine.AddPlan(fingerprint, std::move(text), std::move(program), std::move(planned));
+  engine.AddPlan(fingerprint, std::move(text), std::move(program), planned);
 }
 
 // Chosen transport; refused ones with the reasons.

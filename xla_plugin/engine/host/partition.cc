@@ -59,7 +59,7 @@ void AllToAll(const GroupBuffers& buffers, Partition& partition) {
 }
 
 Partition PartitionGroup(const ExchangeRequest& request) {
-  const auto own = std::ranges::find(request.group, request.rank);
+  const auto* const own = std::ranges::find(request.group, request.rank);
   if (own == request.group.end()) {
     Throw(ErrorCode::kUsage, "rank ", request.rank, " is in no group of the exchange");
   }

@@ -35,7 +35,8 @@ DeviceSlots::DeviceSlots(Device& device, NicList nics, const Options& options, s
     device_address_ = device_memory_.get();
     bytes_ = {static_cast<std::byte*>(device_address_), num_bytes};
     for (const auto& nic : nics) loopbacks_.emplace_back(nic, options);
-    region_.emplace(nics, bytes_, device.sharing().ExportDmaBuf(bytes_.data(), num_bytes), kAccess);
+    const DmaBuf dma_buf = device.sharing().ExportDmaBuf(bytes_.data(), num_bytes);
+    region_ = std::make_unique<NicMemory>(nics, bytes_, dma_buf, kAccess);
     Prove(kFirstRounds, 0);
   } catch (const Error& error) {
     why_pinned_ = error.text();
@@ -45,9 +46,9 @@ DeviceSlots::DeviceSlots(Device& device, NicList nics, const Options& options, s
     pinned_memory_ = device.AllocatePinned(num_bytes);
     device_address_ = device.DeviceAddress(pinned_memory_.get());
     bytes_ = {static_cast<std::byte*>(pinned_memory_.get()), num_bytes};
-    region_.emplace(nics, bytes_, kPeerWrites);
+    region_ = std::make_unique<NicMemory>(nics, bytes_, kPeerWrites);
   }
-  slots_ = {&*region_, bytes_.data(), slot_bytes};
+  slots_ = {region_.get(), bytes_.data(), slot_bytes};
 }
 
 void DeviceSlots::Flush(size_t slot, size_t nic) {

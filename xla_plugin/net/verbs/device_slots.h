@@ -3,7 +3,7 @@
 
 #include <cstddef>
 #include <deque>
-#include <optional>
+#include <memory>
 #include <string>
 
 #include "xla_plugin/device/device.h"
@@ -41,7 +41,7 @@ class DeviceSlots {
   std::deque<Loopback> loopbacks_;  // one for each NIC, for memory of the device
   DeviceMemory device_memory_;      // one of the two
   PinnedMemory pinned_memory_;
-  std::optional<NicMemory> region_;
+  std::unique_ptr<NicMemory> region_;
   std::span<std::byte> bytes_;
   SlotMemory slots_;
   void* device_address_ = nullptr;

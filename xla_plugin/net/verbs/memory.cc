@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <memory>
+
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/huge_pages.h"
@@ -30,7 +32,7 @@ Staging::Staging(NicList nics, size_t num_slots, size_t slot_bytes, int access)
   AdviseHugePages(memory_);
   madvise(address, num_bytes, MADV_DONTFORK);
   try {
-    region_.emplace(nics, memory_, access);
+    region_ = std::make_unique<NicMemory>(nics, memory_, access);
   } catch (const Error&) {
     munmap(address, num_bytes);
     throw;

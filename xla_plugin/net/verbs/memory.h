@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -56,13 +55,13 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  SlotMemory slots() const { return {&*region_, memory_.data(), slot_bytes_}; }
+  SlotMemory slots() const { return {region_.get(), memory_.data(), slot_bytes_}; }
   std::byte* slot(size_t index) const { return memory_.data() + index * slot_bytes_; }
 
  private:
   std::span<std::byte> memory_;
   size_t slot_bytes_;
-  std::optional<NicMemory> region_;
+  std::unique_ptr<NicMemory> region_;
 };
 
 }  // namespace jaxhet::verbs

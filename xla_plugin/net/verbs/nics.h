@@ -17,9 +17,7 @@
 #include "xla_plugin/net/verbs/gid.h"
 #include "xla_plugin/net/verbs/options.h"
 
-namespace jaxhet {
-
-namespace verbs {
+namespace jaxhet::verbs {
 
 // One port of an RDMA NIC, as far as it is known; `problem` says why it can't be used.
 struct NicInfo {
@@ -91,7 +89,6 @@ std::vector<NicInfo> DescribeNics(const Options& options);
 // Marks what the options leave out, and ports that are much slower than the fastest.
 void Select(std::span<OpenNic> nics, std::string_view devices);
 
-}  // namespace verbs
-}  // namespace jaxhet
+}  // namespace jaxhet::verbs
 
 #endif  // XLA_PLUGIN_NET_VERBS_NICS_H_

@@ -46,9 +46,10 @@ VerbsConnection::VerbsConnection(Nics& nics, size_t chunk_bytes, ConnectionHost&
 
 VerbsConnection::VerbsConnection(Nics& nics, size_t count, size_t chunk_bytes, ConnectionHost& host)
     : host_(host),
-      outgoing_(std::in_place, nics.Usable(), count, RoundUp(chunk_bytes, kPageBytes),
-                ibv::kAccessLocalWrite),
-      incoming_(std::in_place, nics.Usable(), count, RoundUp(chunk_bytes, kPageBytes), kPeerWrites),
+      outgoing_(std::make_unique<Staging>(nics.Usable(), count, RoundUp(chunk_bytes, kPageBytes),
+                                          ibv::kAccessLocalWrite)),
+      incoming_(std::make_unique<Staging>(nics.Usable(), count, RoundUp(chunk_bytes, kPageBytes),
+                                          kPeerWrites)),
       link_(nics.Usable(), nics.options(),
             {.outgoing = outgoing_->slots(),
              .incoming = incoming_->slots(),
@@ -144,7 +145,8 @@ void VerbsConnection::Reserve(Transfer& transfer, const ChunkInfo& info) const {
 size_t VerbsConnection::GiveBack() {
   size_t count = 0;
   for (size_t slot = 0; slot < sent_.size(); ++slot) {
-    if (arrived_[slot] && host_.IsReady(*arrived_[slot] + sent_.size())) {
+    const std::optional<uint64_t> arrived = arrived_[slot];
+    if (arrived && host_.IsReady(*arrived + sent_.size())) {
       arrived_[slot].reset();
       link_.Empty(slot);
       ++count;

@@ -67,8 +67,8 @@ class VerbsConnection final : public Connection {
 
   ConnectionHost& host_;
   const std::shared_ptr<DeviceSlots> slots_;  // the owner's
-  std::optional<Staging> outgoing_;           // or else these
-  std::optional<Staging> incoming_;
+  std::unique_ptr<Staging> outgoing_;         // or else these
+  std::unique_ptr<Staging> incoming_;
   Link link_;
   std::deque<Transfer*> sends_;
   uint64_t num_sent_ = 0;  // chunks

@@ -146,7 +146,7 @@ LaneChannel::LaneChannel(Device& device, End end, std::vector<std::shared_ptr<La
 void LaneChannel::SetSlots(std::byte* slots, void* device_address, size_t slot_bytes) {
   slots_ = slots;
   ProxiedChannel::SetSlots(device_address, slot_bytes);
-  launched_.emplace(words().source, slot_bytes);
+  launched_ = std::make_unique<ChunkCounter>(words().source, slot_bytes);
 }
 
 std::vector<int> LaneChannel::SocketFds() const {

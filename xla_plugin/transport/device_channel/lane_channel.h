@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "xla_plugin/transport/device_channel/lane.h"
@@ -34,7 +33,7 @@ class LaneChannel : public ProxiedChannel {
   std::vector<std::shared_ptr<Lane>> lanes_;
   std::byte* slots_ = nullptr;
   std::vector<std::unique_ptr<Lane::Direction>> directions_;  // one for each lane, once settled
-  std::optional<ChunkCounter> launched_;
+  std::unique_ptr<ChunkCounter> launched_;
 };
 
 }  // namespace jaxhet
