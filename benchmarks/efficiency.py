@@ -1,6 +1,7 @@
 """How much of what unequal islands do alone do they reach together?
 
     python -m benchmarks.efficiency [--share stages] [--burners 0,1] [--json FILE]
+    python -m benchmarks.efficiency --platform cuda --config 1b [--burners 0,1]
 
 Each island is one CPU device on a core. A burner is a process that computes on an island's core all
 the time, so that the kernel gives the island 1 / (1 + burners) of the core. Islands may also share
@@ -8,6 +9,9 @@ a core (`--cores 0,1,1`), in unequal parts if one of them is nicer (`--nice 0,0,
 is trained by each island alone, all of them at the same time, then together with equal shares, and
 with measured ones: of a batch (`--balance even` and `auto`), or of the layers (`--stages`). Every
 rate is the median over windows of steps after the first one, which compiles, in several turns.
+
+With `--platform cuda` each island is a GPU, and a burner multiplies matrices on it all the time:
+the driver gives each process on a GPU its time in turns.
 
 The ideal is the sum of the rates of the islands alone; efficiency is a rate divided by it. All
 cases compute microbatches of one size. Compare rates of one run only.
@@ -33,13 +37,15 @@ from benchmarks.tables import made_at, markdown, write_json
 from models.extras.records import METRICS, read_rows
 
 WINDOW, WINDOWS = 2, 4  # steps of a window, and windows, the first of which is not counted
-ROWS, POSITIONS, MICROBATCHES = 2, 128, 48  # size of a microbatch; mean number in a step
+MICROBATCHES = 48  # mean number in a step
+ROWS, POSITIONS = 2, {"cpu": 128, "cuda": 512}  # size of a microbatch
 EVEN, AUTO = "even", "auto"
 ALONE, BATCH, STAGES = "alone", "batch", "stages"
 _ON_CORE, _NICE = "EFFICIENCY_CORE", "EFFICIENCY_NICE"
 _PIN = f"""
 import os, sys
-os.sched_setaffinity(0, {{int(os.environ["{_ON_CORE}"])}})
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    os.sched_setaffinity(0, {{int(os.environ["{_ON_CORE}"])}})
 os.nice(int(os.environ.get("{_NICE}", "0")))
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
@@ -51,6 +57,14 @@ os.sched_setaffinity(0, {int(sys.argv[1])})
 parent = os.getppid()
 while os.getppid() == parent:
     sum(range(100_000))
+"""
+_BURN_GPU = """
+import os
+import jax, jax.numpy as jnp
+parent, x = os.getppid(), jnp.ones((4096, 4096), jnp.bfloat16)
+step = jax.jit(lambda x: jax.lax.fori_loop(0, 100, lambda _, x: x @ x * 1e-4, x))
+while os.getppid() == parent:
+    step(x).block_until_ready()
 """
 
 
@@ -65,11 +79,15 @@ class Row:
 
 
 @contextlib.contextmanager
-def burning(burners: Sequence[int], cores: Sequence[int]) -> Iterator[None]:
-    """Runs so many burners on each core."""
+def burning(burners: Sequence[int], cores: Sequence[int], platform: str = "cpu") -> Iterator[None]:
+    """Runs so many burners on each core or GPU."""
     # Everything is in one session: Linux first divides a core's time between sessions.
+    code = _BURN_GPU if platform == "cuda" else _BURN
     started = [
-        subprocess.Popen([sys.executable, "-c", _BURN, str(core)])
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(core)],
+            env={**environment(platform, [core]), "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"},
+        )
         for number, core in zip(burners, cores, strict=True)
         for _ in range(number)
     ]
@@ -83,16 +101,26 @@ def burning(burners: Sequence[int], cores: Sequence[int]) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Islands:
-    """Core of each island, burners on it, and niceness.
+    """Core or GPU of each island, burners on it, and niceness.
 
     `share` says what the islands share, `BATCH` or `STAGES`; `config` is the size of the model.
     """
 
     share: str
+    platform: str
     config: str
     cores: Sequence[int]
     burners: Sequence[int]
     nice: Sequence[int]
+
+
+def environment(platform: str, cores: Sequence[int]) -> dict[str, str]:
+    """The environment of a process on these cores or GPUs."""
+    env = {**os.environ, "JAX_PLATFORMS": platform}
+    if platform == "cuda":
+        names = ",".join(map(str, cores))
+        env |= {"CUDA_VISIBLE_DEVICES": names, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}
+    return env
 
 
 def on_cores(cores: Sequence[int], command: Sequence[str], nice: Sequence[int] = ()) -> list[str]:
@@ -121,7 +149,7 @@ def training(folder: pathlib.Path, islands: Islands, case: str, windows: int) ->
     return [
         *PINNED,
         *("-m", "models.pretrain", f"--config={islands.config}", *how),
-        *(f"--batch={MICROBATCHES * shares * ROWS}", f"--seq={POSITIONS}"),
+        *(f"--batch={MICROBATCHES * shares * ROWS}", f"--seq={POSITIONS[islands.platform]}"),
         *(f"--log-every={WINDOW}", f"--steps={WINDOW * windows}", f"--run-dir={folder}"),
     ]
 
@@ -129,12 +157,16 @@ def training(folder: pathlib.Path, islands: Islands, case: str, windows: int) ->
 def run_alone(folder: pathlib.Path, islands: Islands) -> None:
     """Trains on each island alone, in a folder for each, until the slowest has enough windows."""
     # A job's processes have two threads, too.
-    env = {k: v for k, v in os.environ.items() if not k.startswith("JAXHET_")}
-    env |= {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "2"}
+    own = {"PJRT_NPROC": "2"} if islands.platform == "cpu" else {}
     processes = [
         subprocess.Popen(
             training(folder / str(i), islands, ALONE, 100 * WINDOWS),
-            env={**env, _ON_CORE: str(core), _NICE: str(nice)},
+            env={
+                **environment(islands.platform, [core]),
+                **own,
+                _ON_CORE: str(core),
+                _NICE: str(nice),
+            },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -154,10 +186,9 @@ def run_alone(folder: pathlib.Path, islands: Islands) -> None:
 def run_together(folder: pathlib.Path, islands: Islands, case: str) -> None:
     """Trains on all islands."""
     command = training(folder, islands, case, WINDOWS)
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(
         on_cores(islands.cores, command, islands.nice),
-        env=env,
+        env=environment(islands.platform, islands.cores),
         capture_output=True,
         text=True,
         check=False,
@@ -189,7 +220,7 @@ def measure(islands: Islands, turns: int) -> list[Row]:
     alone = [f"island {i} alone" for i in range(len(islands.cores))]
     found: dict[str, list[float]] = {case: [] for case in (*alone, EVEN, AUTO)}
     chosen = ""
-    with burning(islands.burners, islands.cores):
+    with burning(islands.burners, islands.cores, islands.platform):
         for _ in range(turns):
             with tempfile.TemporaryDirectory() as name:
                 folder = pathlib.Path(name)
@@ -254,8 +285,9 @@ def main() -> None:
         default=BATCH,
         help="shared between islands: a batch or the layers",
     )
+    parser.add_argument("--platform", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--burners", default="0,1", help="burners on the core of each island")
-    parser.add_argument("--cores", help="core of each island; default: a core of its own")
+    parser.add_argument("--cores", help="core, or GPU, of each island; default: one of its own")
     parser.add_argument("--nice", help="niceness of each island; default: 0")
     parser.add_argument("--config", default="demo", help="size of the model")
     parser.add_argument("--turns", type=int, default=2, help="runs of each case, in turns")
@@ -263,14 +295,15 @@ def main() -> None:
     parser.add_argument("--plot", type=pathlib.Path, help="file for a plot of the rows (.svg)")
     options = parser.parse_args()
     burners = _numbers(options.burners)
-    cores = _numbers(options.cores) or sorted(os.sched_getaffinity(0))[: len(burners)]
+    found = sorted(os.sched_getaffinity(0)) if options.platform == "cpu" else range(len(burners))
+    cores = _numbers(options.cores) or [*found][: len(burners)]
     nice = _numbers(options.nice) or [0] * len(burners)
     if not len(cores) == len(burners) == len(nice):
         parser.error(
             f"--burners has {len(burners)} islands, there are {len(cores)} cores for them, and "
             f"--nice has {len(nice)} numbers: give one of each for every island"
         )
-    islands = Islands(options.share, options.config, cores, burners, nice)
+    islands = Islands(options.share, options.platform, options.config, cores, burners, nice)
     rows = measure(islands, options.turns)
     print(f"{options.config}, burners {options.burners}\n{table(rows)}\n{made_at()}")
     if options.share == STAGES:
