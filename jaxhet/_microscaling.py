@@ -42,7 +42,7 @@ def encode(x: jax.Array, codec: str) -> Encoded:
     factor = lax.bitcast_convert_type((254 + unit - scale) << 23, jnp.float32)[..., None]
     y = jnp.clip(blocks * factor, -most, most)
     if codec == "mxfp8":
-        elements = lax.bitcast_convert_type(y.astype(jnp.float8_e4m3fn), jnp.uint8)
+        elements = lax.bitcast_convert_type(_on_e4m3(y).astype(jnp.float8_e4m3fn), jnp.uint8)
     else:
         elements = jnp.round(y).astype(jnp.int8)
     if codec == "mxint4":
@@ -83,6 +83,14 @@ def _in_blocks(x: jax.Array) -> jax.Array:
         x = x.reshape(-1)
         x = jnp.pad(x, (0, -x.size % _BLOCK))
     return x.reshape(*x.shape[:-1], x.shape[-1] // _BLOCK, _BLOCK)
+
+
+def _on_e4m3(y: jax.Array) -> jax.Array:
+    """Rounds to numbers of E4M3, ties to even: NVIDIA's conversion rounds to float16 before."""
+    exponent = jnp.maximum(lax.bitcast_convert_type(y, jnp.int32) >> 23 & 255, 127 - 6)
+    step = lax.bitcast_convert_type((exponent - 3) << 23, jnp.float32)
+    inverse = lax.bitcast_convert_type((254 + 3 - exponent) << 23, jnp.float32)
+    return jnp.round(y * inverse) * step
 
 
 def _without_subnormals(x: jax.Array, least: int) -> jax.Array:

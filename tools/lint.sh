@@ -24,11 +24,12 @@ tidy() { # tidy BUILD FOLDER...
     xargs -n 2 -P "$(nproc)" "$bin/clang-tidy" -p "$build" --quiet --warnings-as-errors='*' $leave_out
 }
 if [ "$leave_out" ]; then
+  rm -rf _build/unity/CMakeFiles/jaxhet_core.dir/Unity # may have files of sources that are gone
   sh tools/cpp.sh configure unity
   tidy _build/unity _build/unity/CMakeFiles/jaxhet_core.dir/Unity
 else
   sh tools/cpp.sh configure lint
-  tidy _build/lint xla_plugin/base xla_plugin/device xla_plugin/transport xla_plugin/engine \
+  tidy _build/lint xla_plugin/base xla_plugin/device xla_plugin/net xla_plugin/transport xla_plugin/engine \
     tests/cpp tests/gpu tests/softverbs
 fi
 tidy "$(dirname "$(ls -t _build/*/_engine*.so | head -n 1)")" xla_plugin/ffi xla_plugin/python

@@ -30,8 +30,9 @@ START_WITHIN_S = 150.0
 END_WITHIN_S = 60.0
 # Seconds from the fault to the first line of the other process that names the failed one. A stopped
 # process is silent for JAXHET_PEER_TIMEOUT_S, 8 s, first. One that leaves by sys.exit(0) is missed
-# by the other's next exchange: time counts from the call of its program, which may compile it.
-NAME_WITHIN_S = {"stop": 9.0}
+# by the other's next exchange: time counts from the call of its program, which may compile it, or
+# from sys.exit(0), after which a process ends its threads and its client of the coordinator.
+NAME_WITHIN_S = {"stop": 9.0, "exit": 1.5}
 NAME_WITHIN_DEFAULT_S = 1.1
 # Seconds from there to the error that the program gets. XLA's compiler, and a save, end before it.
 RAISE_WITHIN_S = {"compile": 10.0, "tune": 10.0, "save": 2.0}
