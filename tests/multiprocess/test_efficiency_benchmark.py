@@ -23,7 +23,7 @@ def test_ideal_is_the_sum_of_the_islands_alone() -> None:
     rows = table_rows(rates, ["island 0 alone", "island 1 alone"], "32,16")
     assert rows[2] == Row("sum of the islands alone", 300, 1, "")
     assert rows[3] == Row("together, equal shares", 198, 0.66, "")
-    assert "| together, measured shares | 291      | 0.970 | 32,16        |" in table(rows)
+    assert "| together, measured shares | 291      | 0.970 | 32,16  |" in table(rows)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ _PROGRAMS = {  # page -> number of its programs, all of which run here or in tes
     "docs/guides/programs.md": 3,
     "docs/guides/replicas.md": 1,
     "docs/guides/testing.md": 2,
+    "docs/guides/thin-links.md": 2,
     "docs/tutorials/01-two-islands.md": 1,
     "docs/tutorials/02-nvidia-and-amd.md": 1,
     "docs/tutorials/03-read-a-plan.md": 1,
@@ -115,6 +116,36 @@ def test_parts_of_programs_run(tmp_path: pathlib.Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("saved") == 2
+
+
+_BEFORE_THIN_LINKS = """
+import jax
+import jax.numpy as jnp
+import jaxhet
+import numpy as np
+import optax
+
+jaxhet.initialize()
+step = lambda x: 2 * x
+params = {"w": jnp.ones((8, 4))}
+batch = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+loss = lambda params, rows: jnp.mean((rows @ params["w"] - 1) ** 2)
+"""
+_AFTER_THIN_LINKS = """
+print("trained", bool(jnp.isfinite(params["w"]).all() and (params["w"] != 1).all()))
+jaxhet.shutdown()
+"""
+
+
+def test_programs_of_thin_links_run(tmp_path: pathlib.Path) -> None:
+    parts = _blocks("thin-links.md", "python")
+    program = "\n".join([_BEFORE_THIN_LINKS, *parts, _AFTER_THIN_LINKS])
+    (tmp_path / "train.py").write_text(program)
+    result = _run(
+        "jaxhet launch --islands 2 --devices 1 -- python train.py", tmp_path, JAX_PLATFORMS="cpu"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("trained True") == 2
 
 
 def test_example_of_a_test_passes(tmp_path: pathlib.Path) -> None:
