@@ -48,11 +48,11 @@ def balanced_value_and_grad(
     `axis` itself parameters are whole while gradients are computed. The optimizer's update is the
     caller's. On islands of unlike arithmetic, shard the update over `axis` to keep replicas equal.
 
-    Islands with less memory than others compute a microbatch in several `parts`, one after the
-    other, or keep less of it for the backward pass: `loss` may be a mapping of functions with the
-    same values, for example one of them under `jax.checkpoint`. Each island compiles its own form
-    (`jaxhet.per_platform`), and all exchange the same. So microbatches are as large as the island
-    with the most memory allows.
+    The island with the most memory decides how large a microbatch is. An island with less memory
+    can compute it in several `parts`, one after the other. It can also keep less of it for the
+    backward pass: `loss` is then a mapping of functions that return the same values, one of them
+    under `jax.checkpoint`. Each island compiles its own form (`jaxhet.per_platform`), and all of
+    them exchange the same arrays.
 
     Args:
       loss: function of parameters and one microbatch, whose results are scalars: the sum of the

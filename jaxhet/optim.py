@@ -52,9 +52,9 @@ def error_feedback(
     """Averages gradients over a mesh axis in few bits, and sends what was lost in the next step.
 
     Each position adds its residual to its gradient, encodes the sum, and keeps the difference as
-    its next residual. All positions add the same encoded values in the same order. So the mean has
-    the same bits everywhere, and over many steps nothing is lost. The formats are those of the
-    option `wire`; here they hold for arrays of any size, and the option does not count.
+    its next residual. All positions add the same encoded values in the same order, so the mean has
+    the same bits everywhere. What rounding drops in one step is sent in a later one. The codecs are
+    those of the option `wire`, but arrays of any size are compressed, and the option has no effect.
 
     Args:
       tx: transformation that gets the mean gradients, such as `optax.adamw(1e-3)`.

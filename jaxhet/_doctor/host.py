@@ -1,4 +1,4 @@
-"""The kernel: options, modules and limits that transports depend on."""
+"""The kernel: options and limits that transports depend on."""
 
 import gzip
 import os
@@ -10,13 +10,6 @@ from jaxhet._doctor.report import Host
 
 # Without these two, some kernels lose what a NIC writes into an AMD GPU's memory.
 KERNEL_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
-# Module -> the files of which one is there when it is loaded; the folder moves with the driver.
-_PEER_MEMORY = {
-    "nvidia_peermem": ("sys/module/nvidia_peermem", "sys/kernel/mm/memory_peers/nv_mem/version"),
-    "amdkfd": tuple(
-        f"sys/{folder}memory_peers/amdkfd/version" for folder in ("kernel/mm/", "kernel/", "")
-    ),
-}
 
 
 def read_host(root: pathlib.Path) -> Host:
@@ -28,11 +21,6 @@ def read_host(root: pathlib.Path) -> Host:
         kernel=kernel,
         kernel_options=options,
         kernel_config=config_file,
-        peer_memory=tuple(
-            module
-            for module, files in _PEER_MEMORY.items()
-            if any((root / file).exists() for file in files)
-        ),
         memlock_bytes=_memlock(read(root, "proc/self/limits")),
         ptrace_scope=number(read(root, "proc/sys/kernel/yama/ptrace_scope"), 0),
         seccomp=re.search(r"^Seccomp:\s*2$", status, re.MULTILINE) is not None,

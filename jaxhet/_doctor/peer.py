@@ -42,7 +42,7 @@ def reach(address: str) -> Peer:
 
 
 def netdev_to(target: str) -> str:
-    """The network device on the way to an address, as the kernel routes; "" if there is none."""
+    """The network device that the kernel uses to reach an address; "" if there is none."""
     family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:

@@ -226,7 +226,6 @@ class Host:
       kernel_options: Options that device memory needs to reach a NIC: "y", "m" or "n"; None if
         `kernel_config` is "".
       kernel_config: File that lists the options; "" if there is none.
-      peer_memory: Kernel modules by which a NIC reaches device memory without dma-buf.
       memlock_bytes: How much memory this process may lock, which RDMA needs; None: any amount.
       ptrace_scope: Value of the kernel's Yama; 0 without Yama. Above 0, `process_vm` may not read
         another process's memory.
@@ -237,7 +236,6 @@ class Host:
     kernel: str
     kernel_options: dict[str, str | None]
     kernel_config: str
-    peer_memory: tuple[str, ...]
     memlock_bytes: int | None
     ptrace_scope: int
     seccomp: bool

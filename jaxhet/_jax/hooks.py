@@ -59,4 +59,4 @@ def _end_of_program(text: str) -> BaseException | None:
     name, code = last.groups()
     if name == "KeyboardInterrupt":
         return KeyboardInterrupt()
-    return SystemExit(int(code) if code and code.isdecimal() else code)
+    return SystemExit(int(code) if code and re.fullmatch(r"-?\d+", code) else code)

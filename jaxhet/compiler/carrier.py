@@ -92,7 +92,7 @@ class ExchangeBuilder:
       job: The job.
       options: The user's options.
       added: All exchanges of the module; new ones are appended.
-      codec: Codec of the collective (`codecs.py`), for those of its operands that it fits.
+      codec: Codec of the collective; `codecs.fitting` says which operands it compresses.
       wire: Codec and block of what the exchanges carry; "": operands as they are.
       plain_bytes: With `wire`, size of the operand before.
     """

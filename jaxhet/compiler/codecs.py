@@ -88,7 +88,7 @@ def fitting(codec: str, shape: Shape) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Integers:
-    """Arithmetic of s32 arrays of one shape; a number stands for an array of it."""
+    """Adds instructions on s32 arrays of one shape. A Python int becomes a constant array."""
 
     c: Computation
     shape: Shape

@@ -167,7 +167,7 @@ def _divide(
 ) -> tuple[groups.Split | None, str]:
     """How to divide the groups for the hierarchical algorithm, or None and why it is flat.
 
-    What has a codec crosses a thin link: as few bytes as possible should.
+    A collective with a codec is hierarchical on CPUs too, so that fewer bytes cross the link.
     """
     opcode = collective.instruction.opcode
     if opcode in _POINT_TO_POINT:

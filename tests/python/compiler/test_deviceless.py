@@ -155,7 +155,7 @@ def test_large_exchanges_are_compressed(vendor: Results, codec: str):
     result = vendor[f"wire_{codec}"]
     bits = CODECS[codec].bits + (8 / 32 if CODECS[codec].has_blocks else 0)
     assert all(f" {CODECS[codec].text} " in line for line in result["lines"])
-    # A rank sends half of the operand of 8.5 MB, a quarter, a quarter, and all of it.
+    # The operand has 8.5 MB. In the four exchanges a rank sends these shares of it.
     plain = 4096 * 516 * 4 * (1 / 2 + 1 / 4 + 1 / 4 + 1)
     assert result["num_bytes"] == pytest.approx(plain * bits / 32, rel=1e-3)
 

@@ -15,7 +15,7 @@ from tests.python.inspect.trees import LIMITS, Tree
 
 def test_empty_machine_is_all_unknown(tmp_path: pathlib.Path):
     host = read_host(tmp_path)
-    assert (host.kernel, host.kernel_config, host.peer_memory) == ("", "", ())
+    assert (host.kernel, host.kernel_config) == ("", "")
     assert set(host.kernel_options.values()) == {None}
     assert (host.memlock_bytes, host.ptrace_scope, host.seccomp) == (None, 0, False)
     assert host.shm_bytes is None
@@ -39,19 +39,6 @@ def test_kernel_options_come_from_proc_where_boot_has_none(tmp_path: pathlib.Pat
     host = read_host(tmp_path)
     assert host.kernel_config == "/proc/config.gz"
     assert host.kernel_options == {"CONFIG_DMABUF_MOVE_NOTIFY": "n", "CONFIG_PCI_P2PDMA": "y"}
-
-
-@pytest.mark.parametrize(
-    ("path", "module"),
-    [
-        ("sys/module/nvidia_peermem/version", "nvidia_peermem"),
-        ("sys/kernel/mm/memory_peers/amdkfd/version", "amdkfd"),
-        ("sys/memory_peers/amdkfd/version", "amdkfd"),
-    ],
-)
-def test_peer_memory_modules(tmp_path: pathlib.Path, path: str, module: str):
-    Tree(tmp_path).file(path, "1.0")
-    assert read_host(tmp_path).peer_memory == (module,)
 
 
 @pytest.mark.parametrize(("soft", "limit"), [("8388608", 8388608), ("unlimited", None)])

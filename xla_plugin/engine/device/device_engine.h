@@ -31,7 +31,7 @@ class DeviceEngine {
   DeviceEngine(const DeviceEngine&) = delete;
   DeviceEngine& operator=(const DeviceEngine&) = delete;
 
-  // The rank whose device has this ordinal. Throws UsageError if there is none.
+  // Finds a rank by the ordinal of its device. Throws UsageError if no rank has it.
   DeviceRank& RankOf(int ordinal);
   // By the thread that launches the work of a device, in the order of the program. They only put
   // work on streams. Any error fails the job, and is thrown.

@@ -86,7 +86,7 @@ class Link {
   const Arrival& FirstArrival() const { return arrivals_.front(); }
   const std::byte* arrived_header(size_t slot) const { return arrived_headers_.slot(slot); }
   void TakeArrival() { arrivals_.pop_front(); }
-  // We need the slot of an arrival that was taken no more; the peer learns of it by a credit.
+  // Gives the slot of a taken arrival back to the peer, by a credit.
   void Empty(size_t slot);
   // Sends the credits for which there was no room.
   void SendCredits();

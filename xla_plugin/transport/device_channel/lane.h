@@ -40,7 +40,7 @@ class Lane final : public ProxyTask, private ConnectionHost {
     virtual void Fail(const Error& error) = 0;
   };
 
-  static constexpr size_t kMost = 8;  // between two ranks: one for each proxy thread
+  static constexpr size_t kMost = Proxy::kMostThreads;  // between two ranks
 
   struct Messages {  // takes the place of the control connection
     Fd fd;
