@@ -245,8 +245,10 @@ test | slow)
 esac
 packages
 case ${1:-} in # what they need besides the packages
+test | slow) next_jax ;;
+esac
+case ${1:-} in
 slow)
-  next_jax
   next_plugins
   programs
   wait # for transformers

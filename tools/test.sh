@@ -28,6 +28,9 @@ case $built in
 *) exit "$built" ;;
 esac
 
+stage "the newest JAX that is tested"
+sh tools/next.sh
+
 # A file belongs to one worker, and files start in the order of tests/conftest.py. Tests that start jobs
 # wait much: one worker more than cores keeps all cores busy.
 stage "pytest"

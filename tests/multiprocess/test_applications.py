@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 _ENV = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "HF_HUB_OFFLINE": "1"}
 _MESHES = ("data", "fsdp", "tensor", "expert", "pipeline", "slices")
 _TOLERANCE = 2e-6
+_TURNS = 2  # of each world, one after the other: the machine's noise meets both
 
 
 def _compare(name: str, mine: Sequence[float], world: Sequence[float]) -> float:
@@ -29,6 +30,11 @@ def _compare(name: str, mine: Sequence[float], world: Sequence[float]) -> float:
     difference = max(abs(a - b) / abs(b) for a, b in zip(mine, world, strict=True))
     assert difference < _TOLERANCE, (name, mine, world)
     return difference
+
+
+def _ratio(mine: Sequence[float], plain: Sequence[float]) -> float:
+    """How many times as fast as plain JAX."""
+    return statistics.median(plain) / statistics.median(mine)
 
 
 def _maxtext(folder: pathlib.Path, case: str, process: int = 0) -> tuple[list[float], float]:
@@ -46,16 +52,19 @@ def test_maxtext_has_the_losses_of_plain_jax_on_all_meshes(tmp_path: pathlib.Pat
     run = published.Run(2, python=python, timeout_s=1700)
     program = str(published.HERE / "maxtext_meshes.py")
     cases = (*_MESHES, "saved", "restored")
-    for folder, world in ((islands, published.over_islands), (plain, published.in_plain_world)):
+    again = [tmp_path / f"again{turn}" for turn in range(2 * (_TURNS - 1))]
+    for place, folder in enumerate((islands, plain, *again)):
         folder.mkdir()
-        world([program, str(folder), str(islands), *cases], _ENV, run)
+        world = published.in_plain_world if place % 2 else published.over_islands
+        names = cases if place < 2 else _MESHES
+        world([program, str(folder), str(islands), *names], _ENV, run)
     for case in cases:
-        (mine, seconds), (world_losses, world_seconds) = (
-            _maxtext(folder, case) for folder in (islands, plain)
-        )
+        (mine, _), (world_losses, _) = (_maxtext(folder, case) for folder in (islands, plain))
         assert _maxtext(islands, case, 1)[0] == mine
-        difference = _compare(case, mine, world_losses)
-        print("maxtext", case, f"{difference:.1e}", f"{seconds / world_seconds:.2f}")
+        print("maxtext", case, f"{_compare(case, mine, world_losses):.1e}", end=" ")
+        folders = (islands, plain, *(again if case in _MESHES else ()))
+        times = [_maxtext(folder, case)[1] for folder in folders]
+        print(f"{_ratio(times[::2], times[1::2]):.2f}")
     uninterrupted = _maxtext(plain, "fsdp")[0]
     for folder in (islands, plain):
         continued = _maxtext(folder, "restored")[0]
@@ -85,11 +94,13 @@ def test_trainer_has_the_losses_of_plain_jax(
     run = published.Run(2, python=applications.environment(name, *requirements))
     program = str(published.HERE / f"{name}_program.py")
     texts = [
-        text
+        world([program, str(tmp_path / f"{turn}{world.__name__}")], _ENV, run)
+        for turn in range(_TURNS)
         for world in (published.over_islands, published.in_plain_world)
-        for text in world([program, str(tmp_path / world.__name__)], _ENV, run)
     ]
-    results = [_losses(text) for text in texts]
-    assert [len(losses) for losses, _ in results] == [10] * 4
-    difference = max(_compare(name, losses, results[-1][0]) for losses, _ in results)
-    print(name, f"{difference:.1e}", f"{results[0][1] / results[2][1]:.2f}")
+    results = [[_losses(text) for text in of_run] for of_run in texts]
+    assert [len(losses) for of_run in results for losses, _ in of_run] == [10] * 4 * _TURNS
+    world = results[1][0][0]
+    difference = max(_compare(name, losses, world) for of_run in results for losses, _ in of_run)
+    times = [of_run[0][1] for of_run in results]
+    print(name, f"{difference:.1e}", f"{_ratio(times[::2], times[1::2]):.2f}")
