@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 _ENV = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "HF_HUB_OFFLINE": "1"}
 _MESHES = ("data", "fsdp", "tensor", "expert", "pipeline", "slices")
 _TOLERANCE = 2e-6
-_TURNS = 2  # of each world, one after the other: the machine's noise meets both
+_TURNS = 2  # runs of each world, in alternation, so that both meet the same noise
 
 
 def _compare(name: str, mine: Sequence[float], world: Sequence[float]) -> float:
