@@ -7,9 +7,11 @@ and takes the change back. The same seed makes the same mutants of the same prod
 versions of the tests can be compared: `--tree` is the checkout whose product is changed and whose
 tests run. The last line has the counts.
 
-The tests of a file are chosen by a rule: `tests/**/test_<name>.py`, then files of tests/python
-that name the module, those with most mentions first, and last `_PACKAGES` of its folder. C++ files
-are built in `_build/unity` and tested by ctest. `--first N` begins at mutant N, to continue a run.
+The tests of a Python file are chosen by a rule: `tests/**/test_<name>.py`, then the files that
+name the module or what it defines, those of tests/python and those with most mentions first, and
+last `_PACKAGES` of its folder. The tests of a C++ file are all programs, built in `_build/unity`:
+first those whose source includes its header, then those that reach it by other files. `--first N`
+begins at mutant N, to continue a run.
 """
 
 import argparse
@@ -38,7 +40,7 @@ _PACKAGES = {
     "jaxhet/bench": ["multiprocess/test_bench.py"],
     "jaxhet": ["multiprocess/test_mismatch.py", "multiprocess/test_errors.py"],
 }  # fmt: skip
-_NUM_FILES = 6  # files of tests that name the module
+_NUM_FILES = 8  # files of tests that name the module
 _LIMIT_S = 900  # for the tests of one mutant
 
 Mutant = tuple[int, int, str, str]  # offset, length, replacement, kind
@@ -114,14 +116,19 @@ def _tests(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
     """Files of tests that concern the module, those that are likely to find a fault first."""
     stem, package = path.stem.lstrip("_"), ".".join(path.parent.parts)
     one_of = rf"from {package} import (?:[^(\n]*|\([^)]*)\b{path.stem}\b"
-    names = re.compile(rf"\b{re.escape(package)}\.{path.stem}\b|{one_of}")
+    defined = [
+        rf"\b{node.name}\b"
+        for node in ast.parse((tree / path).read_text()).body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and len(node.name) > 7
+    ]
+    names = re.compile("|".join([rf"\b{re.escape(package)}\.{path.stem}\b", one_of, *defined]))
     named, mentions = [], []
     for test in sorted((tree / "tests").rglob("test_*.py")):
         if re.fullmatch(rf"test_{stem}s?", test.stem):
             named.append(test)
-        elif "python" in test.parts and (count := len(names.findall(test.read_text()))):
-            mentions.append((-count, test))
-    chosen = (named + [test for _, test in sorted(mentions)])[:_NUM_FILES]
+        elif "gpu" not in test.parts and (count := len(names.findall(test.read_text()))):
+            mentions.append(("python" not in test.parts, -count, test))
+    chosen = (named + [test for *_, test in sorted(mentions)])[:_NUM_FILES]
     general = [tree / "tests" / name for name in _PACKAGES.get(str(path.parent), [])]
     chosen += [test for test in general if test.exists()]
     return [str(test.relative_to(tree)) for test in dict.fromkeys(chosen)]
@@ -138,13 +145,40 @@ def _fails(command: list[str], tree: pathlib.Path) -> tuple[bool, str]:
         subprocess.run(["kill", "-KILL", f"-{process.pid}"], check=False)
         process.communicate()
         return True, "the limit of time"
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)|\d+ - (\w+) \(Failed\)", output, re.MULTILINE)
+    failed = re.search(
+        r"^(?:FAILED|ERROR) (\S+)|^\[  FAILED  \] (\S+)|error: .*", output, re.MULTILINE
+    )
     return process.returncode not in (0, 5), failed[0] if failed else output[-200:]
+
+
+def _programs(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
+    """Test programs: those that include the file's header, those that reach it, all others."""
+    files = sorted(file for name in ("xla_plugin", "tests") for file in (tree / name).rglob("*.*"))
+    sources = {
+        str(file.relative_to(tree).with_suffix("")): file.read_text()
+        for file in files
+        if file.suffix in (".h", ".cc")
+    }
+    included = re.findall(r'#include "([^"]*)\.h"', (tree / path).read_text())
+    own = str(path.with_suffix(""))
+    reached = {own} if own in included else {*included[:1]}
+    programs: dict[str, None] = {}
+    for _ in range(3):
+        found = {
+            name for name, text in sources.items() if any(f'"{one}.h"' in text for one in reached)
+        }
+        programs |= dict.fromkeys(sorted(name for name in found if name.endswith("_test")))
+        reached |= found
+    return [*dict.fromkeys([*programs, *(name for name in sources if name.endswith("_test"))])]
 
 
 def _command(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
     if path.suffix == ".cc":
-        return ["sh", "tools/cpp.sh", "test", "unity"]
+        programs = _programs(tree, path)
+        names = " ".join(program.rsplit("/")[-1] for program in programs)
+        build = f"cmake --build _build/unity --target {names} -- --quiet"
+        runs = (f"FUZZ_SECONDS=2 _build/unity/{program} --gtest_fail_fast" for program in programs)
+        return ["sh", "-c", f'PATH="$PWD/.venv/bin:$PATH"; {" && ".join((build, *runs))}']
     options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=120", "-n0"]
     return [str(tree / ".venv/bin/python"), "-m", "pytest", *options, *_tests(tree, path)]
 
