@@ -106,10 +106,6 @@ class Config(Options):
         maximum=256,
         engine=True,
     )
-    cpu_keep_memory: bool = knob(
-        True,
-        "on CPU, freed memory stays with the process: fewer page faults",
-    )
     connect: Literal["auto", "all", "needed"] = knob(
         "auto",
         "when processes on CPUs connect: all of them at the start, or two when a program"
@@ -152,7 +148,6 @@ class Config(Options):
         " --xla_gpu_exclude_nondeterministic_ops in XLA_FLAGS",
         agreed=True,
     )
-    disable: bool = knob(False, "leaves programs unchanged (in a job of one island)")
     given: frozenset[str] = frozenset()
     of_nccl: tuple[str, ...] = ()
 

@@ -103,8 +103,7 @@ def _prepare_platform(config: Config) -> str:
         if config.local_device_ids:
             platforms.use_gpus(platform, config.local_device_ids)
         return ""
-    if config.cpu_keep_memory:
-        _memory.keep_freed_memory()
+    _memory.keep_freed_memory()
     return platforms.configure_cpu(config.cpu_devices)
 
 

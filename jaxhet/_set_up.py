@@ -119,8 +119,6 @@ def _connect(config: PlacedConfig, listener: _listener.Listener, membership: Mem
                 LOGGER.warning("%s", line)
     if len({info.island for info in members}) == 1:
         return _Job(config, membership, listener, settings_differences=differences)
-    if config.disable:
-        raise UsageError("JAXHET__DISABLE is for jobs of one island; this one has several")
     exposure.check(config, config.process_id, members, membership.coordinator_host)
     has_gpus = members[config.process_id].platform in jaxlib.GPU_PLATFORMS
     shares_programs = has_gpus and _prepare_gpus(config, members)

@@ -10,7 +10,7 @@ So each byte that must cross islands crosses once.
 
 from collections.abc import Sequence
 
-from jaxhet.compiler import arithmetic, blocks, reorder, wire
+from jaxhet.compiler import arithmetic, reorder, wire
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.groups import Groups, Split
@@ -111,25 +111,13 @@ def all_to_all(lowering: Lowering, split: Split | None) -> None:
 
 def _all_to_all_of_operands(lowering: Lowering, split: Split | None) -> None:
     """Operand i is sent to member i; result i is from member i."""
-    c, operands = lowering.c, lowering.operands
-    count, numbers = len(operands), tuple(range(len(operands)))
-    if (found := blocks.cut(c, operands)) is not None:
-        x, dim = found
-        value = reorder.split(lowering, lowering.flatten(x, 0), x.shape, dim, count)
-        packed = Value(value.x, value.element_type, numbers)
-    else:
-        values = lowering.flattened()
-        x = arithmetic.concatenate(c, [v.x for v in values])
-        packed = Value(x, values[0].element_type, numbers)
+    values = lowering.flattened()
+    count = len(values)
+    x = arithmetic.concatenate(lowering.c, [v.x for v in values])
+    packed = Value(x, values[0].element_type, tuple(range(count)))
     rows = _exchange(lowering, packed, split)
-    if (found := blocks.joined(c, lowering.instruction)) is not None:
-        whole, dim = found
-        value = reorder.join(lowering, rows, lowering.result_shapes[0], dim, whole.shape)
-        restored = lowering.restore(value, whole.shape)
-        c.rewrite(whole, lowering.reshape_opcode, [restored])
-        return blocks.remove(c, lowering.instruction, restored)
     size = rows.size // count
-    return lowering.replace_flat(
+    lowering.replace_flat(
         [
             rows.with_array(
                 lowering.loop([rows.x], lambda c, x, i=i: arithmetic.slice_1d(c, x, i * size, size))

@@ -126,17 +126,6 @@ def is_exact(narrow: int, wide: int) -> bool:
     )
 
 
-def before_conversions(c: hlo.Computation, x: Instruction, narrow: int) -> Instruction:
-    """The value before conversions that change no value of the type `narrow`."""
-    while x.opcode == "convert":
-        (before,) = c.operands(x)
-        element_type = before.shape.element_type
-        if element_type != narrow and not is_exact(narrow, element_type):
-            break
-        x = before
-    return x
-
-
 def _is_conversion(c: hlo.Computation, x: Instruction) -> bool:
     """Whether x is nothing but the conversion of its operand."""
     if x.opcode != "fusion":

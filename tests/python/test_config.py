@@ -38,13 +38,13 @@ def test_environment_is_parsed() -> None:
         "JAXHET_TRANSPORTS": "tcp, process_vm",  # an alias of socket
         "JAXHET_DEADLINE_S": "2.5",
         "JAXHET_WIRE": "data=mxint8, bf16",
-        "JAXHET__DISABLE": "1",
+        "JAXHET__ZERO_COPY": "no",
     }
     config = _config.resolve({}, environ)
-    assert (config.transports, config.deadline_s, config.disable) == (
+    assert (config.transports, config.deadline_s, config.zero_copy) == (
         ("socket", "process_vm"),
         2.5,
-        True,
+        False,
     )
     assert config.wire == ("data=mxint8", "bf16")
 
@@ -62,7 +62,7 @@ def test_environment_is_parsed() -> None:
         ({"JAXHET_VERBS_TIMEOUT": "99"}, "JAXHET_VERBS_TIMEOUT='99' is above the maximum, 31"),
         ({"JAXHET_DEADLINE_S": "inf"}, "above the maximum, 604800"),
         ({"JAXHET_DEADLINE_S": "nan"}, "below the minimum, 0.001"),
-        ({"JAXHET__DISABLE": "perhaps"}, "is not 1, true, yes, 0, false or no"),
+        ({"JAXHET__ZERO_COPY": "perhaps"}, "is not 1, true, yes, 0, false or no"),
     ],
 )
 def test_wrong_value_lists_the_valid_ones(environ: dict[str, str], words: str) -> None:
