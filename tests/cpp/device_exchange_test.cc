@@ -77,17 +77,6 @@ TEST(DeviceExchangeTest, SealedJobsDoWithoutRdma) {
   EXPECT_TRUE(IsWithin(kLong, [&] { return sent() == kSlotBytes; }));
 }
 
-TEST(DeviceExchangeTest, NoSourceIsZeros) {
-  DeviceWorld world(DeviceOptions(3));
-  const Pairs pairs = {0, 1, 1, 2};
-  std::deque<Side> sides;
-  for (int rank = 0; rank < 3; ++rank) sides.emplace_back(rank, pairs, 1000);
-  for (Side& side : sides) side.Start(world);
-  for (const Side& side : sides) side.Done(world);
-  for (int rank = 0; rank < 3; ++rank) world.device().Synchronize(world.stream(rank));
-  EXPECT_TRUE(sides[0].IsFilledWith(std::byte{0}) && sides[1].IsFrom(0) && sides[2].IsFrom(1));
-}
-
 // Work of the program between two dones sees all earlier parts.
 TEST_P(DeviceExchangeTransportsTest, ComesInParts) {
   constexpr size_t kPartBytes = kSlotBytes * 2 + 3;
@@ -167,30 +156,6 @@ TEST(DeviceExchangeTest, GroupsMayBeOfUnequalSize) {
     }
     EXPECT_TRUE(two.HasBlockOf(2));
   }
-}
-
-TEST(DeviceExchangeTest, OwnPartsCanBeSkipped) {
-  DeviceWorld world(DeviceOptions(2));
-  for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) {
-    const Group group{ExchangeKind::kAllToAll, {0, 1}, true};
-    Side zero(0, group, num_bytes);
-    Side one(1, group, num_bytes);
-    const std::byte before = zero.result[0];
-    for (Side* const side : {&zero, &one}) side->Start(world);
-    for (const Side* const side : {&zero, &one}) side->Done(world);
-    EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-    EXPECT_TRUE(zero.HasBlockOf(1) && one.HasBlockOf(0));
-    EXPECT_EQ(std::ranges::count(std::span(zero.result).first(num_bytes), before),
-              static_cast<ptrdiff_t>(num_bytes));
-  }
-}
-
-TEST(DeviceExchangeTest, WrongSizeOfAResultIsRefused) {
-  DeviceWorld world(DeviceOptions(2));
-  Side side(0, Group{ExchangeKind::kAllGather, {0, 1}}, 100);
-  side.result.pop_back();
-  EXPECT_THAT(ThrownText([&] { side.Start(world); }),
-              HasSubstr("an exchange of 2 devices can't turn 100 bytes into 199"));
 }
 
 // More may be in flight than there are slots, and the dones may come in another order.

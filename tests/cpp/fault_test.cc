@@ -1,20 +1,15 @@
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <csignal>
 #include <ctime>
 #include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "tests/cpp/forked_peer.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/net/socket/socket.h"
 
-// Peers that die, stop, are cut off, leave or talk nonsense.
+// Peers that die, stop, are cut off or leave.
 namespace jaxhet::testing {
 namespace {
 
@@ -167,119 +162,6 @@ TEST(FaultTest, ThreadsSleepWhenIdle) {
   world.engine(0).Fail(Error(ErrorCode::kDevice, "found by Python"));
   EXPECT_NE(world.engine(1).WaitFailure(kLong), nullptr);
   EXPECT_LT(busy_ms(), 100);
-}
-
-// Passes bytes between two sockets, as long as `mangle(position, byte)` agrees.
-class Relay {
- public:
-  using Mangle = std::function<bool(size_t, char&)>;
-
-  Relay(Fd a, Fd b, const Mangle& a_to_b) : a_(std::move(a)), b_(std::move(b)) {
-    forward_ = std::thread([this, a_to_b] { Pass(a_.get(), b_.get(), a_to_b); });
-    backward_ = std::thread([this] { Pass(b_.get(), a_.get(), {}); });
-  }
-  ~Relay() {
-    shutdown(a_.get(), SHUT_RDWR);
-    shutdown(b_.get(), SHUT_RDWR);
-    forward_.join();
-    backward_.join();
-  }
-  Relay(const Relay&) = delete;
-  Relay& operator=(const Relay&) = delete;
-
- private:
-  static void Pass(int from, int to, const Mangle& mangle) {
-    size_t position = 0;
-    std::array<char, 4096> buffer{};
-    for (ssize_t n = 0; (n = read(from, buffer.data(), buffer.size())) > 0;) {
-      bool goes_on = true;
-      for (char& byte : std::span(buffer).first(static_cast<size_t>(n))) {
-        if (mangle) goes_on &= mangle(position++, byte);
-      }
-      if (goes_on && send(to, buffer.data(), static_cast<size_t>(n), MSG_NOSIGNAL) != n) return;
-    }
-  }
-
-  Fd a_;
-  Fd b_;
-  std::thread forward_;
-  std::thread backward_;
-};
-
-// Two engines of which one connection from 1 to 0 goes through `mangle` once both run.
-struct RelayedPair {
-  using Choice = Fd& (*)(Ends& ends);
-  static Fd& Control(Ends& ends) { return ends.control; }
-  static Fd& Data(Ends& ends) { return ends.data[0]; }
-
-  RelayedPair(const WorldOptions& options, Choice connection, const Relay::Mangle& mangle) {
-    auto ends = ConnectAll(2);
-    auto [relay_end, engine_end] = ConnectedPair();
-    Fd old_end = std::exchange(connection(ends[1][0]), std::move(engine_end));
-    relay = std::make_unique<Relay>(
-        std::move(relay_end), std::move(old_end),
-        [this, mangle](size_t position, char& byte) { return !is_on || mangle(position, byte); });
-    for (int process = 0; process < 2; ++process) {
-      engines.push_back(
-          MakeEngine(process, options, std::move(ends[static_cast<size_t>(process)])));
-    }
-    std::thread other([&] { SetUpEngine(*engines[1], options); });
-    SetUpEngine(*engines[0], options);
-    other.join();
-    // Until the first word of a peer, its silence counts from the deadline of connecting.
-    const auto has_heard = [](const ProgressEngine& progress) {
-      return progress.peers().Of(1).last_heard <= Clock::now();
-    };
-    while (!engines[0]->Read(has_heard)) std::this_thread::yield();
-    is_on = true;
-  }
-  ~RelayedPair() {
-    for (const auto& engine : engines) engine->Close(milliseconds(100));
-  }
-  RelayedPair(const RelayedPair&) = delete;
-  RelayedPair& operator=(const RelayedPair&) = delete;
-
-  std::atomic<bool> is_on = false;
-  std::unique_ptr<Relay> relay;
-  std::vector<std::unique_ptr<Engine>> engines;
-};
-
-TEST(FaultTest, ReportsHalfOpenConnection) {
-  RelayedPair pair(FaultOptions("socket"), &RelayedPair::Control,
-                   [](size_t, char&) { return false; });
-  const auto error = pair.engines[0]->WaitFailure(kLong);
-  ASSERT_NE(error, nullptr);
-  EXPECT_THAT(
-      error->what(),
-      HasSubstr(
-          "process 1 (host 1): the process has died or can't be reached: it has been silent"));
-}
-
-TEST(FaultTest, ReportsCorruptedHeader) {
-  RelayedPair pair(FaultOptions("socket"), &RelayedPair::Control, [](size_t, char& byte) {
-    byte = static_cast<char>(byte ^ 0x10);
-    return true;
-  });
-  const auto error = pair.engines[0]->WaitFailure(kLong);
-  ASSERT_NE(error, nullptr);
-  EXPECT_THAT(
-      error->what(),
-      HasSubstr("jaxhet.TransportError: [process 0/2] process 1 (host 1): what arrived is not a"));
-}
-
-// A peer may leave as soon as its own part is done: what it has sent is still on its way.
-TEST(FaultTest, PeerThatLeavesTakesNothingBack) {
-  RelayedPair pair(FaultOptions("socket"), &RelayedPair::Data, [](size_t position, char&) {
-    if (position == 0) std::this_thread::sleep_for(milliseconds(200));
-    return true;
-  });
-  Call call(GatherRequest(0), {5'000}, {10'000});
-  call.StartOn(*pair.engines[0]);
-  EXPECT_FALSE(Gather(*pair.engines[1], 1, 5'000));
-  pair.engines[1]->Close(kLong);
-  EXPECT_FALSE(call.Wait());
-  const std::span received = std::span(call.results[0]).subspan(5'000);
-  EXPECT_TRUE(AreEqual(received, Pattern(1, 0, received.size())));
 }
 
 size_t CountMappings() {

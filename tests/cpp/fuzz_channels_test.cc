@@ -34,6 +34,7 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr size_t kSlotBytes = 4'096;
@@ -213,9 +214,8 @@ std::vector<std::string> SetUpSeeds() {
           SetUpStep({0, 0, 1}, {"socket", BytesOf(uint64_t{kSlotBytes})}) + good};
 }
 
-void SetUpByScript(std::string_view input) {
+void SetUpWith(std::string_view input, const std::vector<std::string>& allowed) {
   InputReader reader(input);
-  const std::vector<std::string> allowed = {"host", "socket"};
   const auto peer_of = [&](int rank) {
     return ChannelPeer{.rank = rank,
                        .process = rank,
@@ -249,6 +249,46 @@ void SetUpByScript(std::string_view input) {
                                .verbs = NicOptions(),
                                .path_timeout = std::chrono::seconds(1)};
   SetUpChannels(peers, ranks, {}, options, mail, Clock::now() + std::chrono::seconds(5));
+}
+
+void SetUpByScript(std::string_view input) { SetUpWith(input, {"host", "socket"}); }
+
+TEST(FuzzChannelsTest, WrongMessagesOfASetUpAreRefused) {
+  constexpr std::string_view kOther = "names a device channel that does not join its sender and us";
+  struct Row {
+    ChannelStepInfo info;
+    std::vector<std::string> strings;
+    std::string_view words;
+  };
+  std::vector<Row> rows = {
+      {{2, 0, 1}, {std::string(64, 'x')}, "a proof of a device channel arrived out"},
+      {{3, 1, 0}, {""}, "the proof of a device channel arrived out of order"},
+      {{5, 0, 1}, {""}, "the end of a device channel arrived out of order"},
+      {{0, 0, 0}, {"host", ""}, kOther},
+      {{0, 1, 0}, {"host", ""}, kOther},
+      {{5, 0, 5}, {""}, kOther},
+      {{1, -1, 0}, {""}, kOther},
+      {{6, 0, 1}, {""}, "sent a message about no device channel"},
+      {{-1, 0, 1}, {""}, "sent a message about no device channel"}};
+  for (const int32_t step : {0, 1, 2, 3, 4, 5}) {
+    const bool is_to_target = step == 1 || step == 3 || step == 4;
+    const ChannelStepInfo info{step, is_to_target ? 1 : 0, is_to_target ? 0 : 1};
+    rows.push_back({info, {}, "a message about a device channel has 0 strings, not "});
+    rows.push_back({info, {"a", "b", "c"}, "a message about a device channel has 3 strings, not "});
+  }
+  for (const auto& [info, strings, words] : rows) {
+    const std::string input = SetUpStep(info, strings);
+    EXPECT_THAT(ThrownText([&] { SetUpByScript(input); }),
+                AllOf(HasSubstr("jaxhet.TransportError: process 1: "), HasSubstr(words)));
+  }
+}
+
+// The last transport that could be tried.
+TEST(FuzzChannelsTest, ProofThatNeverArrivesIsNamed) {
+  const std::string input = SetUpStep({1, 1, 0}, {""}) + SetUpStep({3, 1, 0}, {""});
+  EXPECT_THAT(ThrownText([&] { SetUpWith(input, {"host"}); }),
+              AllOf(HasSubstr("no transport leads from rank 1"),
+                    HasSubstr("; host: what the source's device wrote did not arrive")));
 }
 
 [[maybe_unused]] const bool added_set_up =

@@ -19,6 +19,7 @@
 namespace jaxhet::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 Options SmallChunks() {
@@ -166,31 +167,101 @@ std::vector<std::string> SoundJobs() {
           MessageStep(MessageType::kTransport, "x") + MessageStep(MessageType::kGoodbye, "")};
 }
 
-// Starts with one wrong field each; a chunk, a plan and a start that arrive twice.
-std::vector<std::string> Attacks() {
-  const std::string before = PlanStep(kPlan, PlanText(8)) + OwnStartStep(8'000);
-  std::vector<std::string> attacks;
-  const auto add = [&](auto change) {
+struct Attack {
+  std::string input;
+  std::string words;  // part of the text of the error
+};
+
+std::string CutPlanStep(uint64_t text_bytes) {
+  return MessageStep(MessageType::kPlan, BytesOf(PlanInfo{kPlan, text_bytes}).append("five."));
+}
+
+// Messages in a wrong place, or of a wrong length.
+std::vector<Attack> WrongMessages() {
+  const std::string plan = PlanStep(kPlan, PlanText(8));
+  const std::string start = StartStep(GatherStart(8'000), 0);
+  std::vector<Attack> attacks = {
+      {StartStep(GatherStart(8), 0), "a plan that it never sent"},
+      {plan + start + start, "started the same exchange twice"},
+      {plan + plan, "sent the plan 7 twice"},
+      {plan + OwnStartStep(8) + StartStep(GatherStart(8, /*eager=*/1), 7),
+       "eager bytes are missing"},
+      {MessageStep(MessageType::kHello, ""), "it introduced itself twice"},
+      {MessageStep(MessageType::kGoodbye, "") + MessageStep(MessageType::kHeartbeat, ""),
+       "has left the job and still sends messages"},
+      {BytesOf(Step::kBytes) + Sized(std::string(24, 'x')), "what arrived is not a"}};
+  for (const auto type : {MessageType::kPlan, MessageType::kStart, MessageType::kFail}) {
+    attacks.push_back({MessageStep(type, "cut"), "a message is cut"});
+  }
+  for (const uint64_t text_bytes : {uint64_t{6}, uint64_t{1} << 40, UINT64_MAX}) {
+    attacks.push_back({CutPlanStep(text_bytes), "a message is cut"});
+  }
+  for (const auto type : {MessageType::kHeartbeat, MessageType::kGoodbye}) {
+    attacks.push_back({MessageStep(type, "more"), "a message is 4 bytes too long"});
+  }
+  for (const int failed_process : {-1, 2}) {
+    const FailInfo info{ErrorCode::kDevice, failed_process};
+    attacks.push_back({MessageStep(MessageType::kFail, BytesOf(info).append("smoke")),
+                       "which does not exist: smoke"});
+  }
+  return attacks;
+}
+
+// Starts with one wrong field each. Our rank waits for them, or has not come to the exchange.
+std::vector<Attack> WrongStarts() {
+  const std::string plan = PlanStep(kPlan, PlanText(8));
+  std::vector<Attack> attacks;
+  const auto add = [&](std::string_view words, auto change) {
     StartInfo start = GatherStart(8'000);
     change(start);
-    attacks.push_back(before + PassStep() + StartStep(start, 0));
+    for (const std::string& own : {std::string(), OwnStartStep(8'000) + PassStep()}) {
+      attacks.push_back({plan + own + StartStep(start, 0), std::string(words)});
+    }
   };
-  add([](StartInfo& start) { start.run = 0; });
-  add([](StartInfo& start) { start.index = int64_t{1} << 62; });
-  add([](StartInfo& start) { start.source = -5; });
-  add([](StartInfo& start) { start.destination = 1 << 30; });
-  add([](StartInfo& start) { start.plan = 99; });
-  attacks.push_back(before + StartStep(GatherStart(8'000), 0) + ChunkStep({}, 4'000) +
-                    ChunkStep({}, 4'000));
-  attacks.push_back(PlanStep(kPlan, PlanText(8)) + PlanStep(kPlan, PlanText(8)));
-  attacks.push_back(PlanStep(kPlan, PlanText(8)) + StartStep(GatherStart(8'000), 0) +
-                    StartStep(GatherStart(8'000), 0));
+  add("with the run 0", [](StartInfo& start) { start.run = 0; });
+  add("with the run -1", [](StartInfo& start) { start.run = -1; });
+  add("with the index 8", [](StartInfo& start) { start.index = 8; });
+  add("with the index", [](StartInfo& start) { start.index = int64_t{1} << 62; });
+  add("with the index -1", [](StartInfo& start) { start.index = -1; });
+  add("with the sequence -1", [](StartInfo& start) { start.sequence = -1; });
+  add("with the kind 3", [](StartInfo& start) { start.kind = 3; });
+  add("with the ticket 0", [](StartInfo& start) { start.ticket = 0; });
+  add("with the eager flag 2", [](StartInfo& start) { start.eager = 2; });
+  add("a plan that it never sent", [](StartInfo& start) { start.plan = 99; });
+  add("speaks for rank 0", [](StartInfo& start) { start.source = 0; });
+  add("speaks for rank -5", [](StartInfo& start) { start.source = -5; });
+  add("speaks for rank", [](StartInfo& start) { start.source = 1 << 30; });
+  add("started an exchange with rank 1, which is not of this process",
+      [](StartInfo& start) { start.destination = 1; });
+  add("with rank -7", [](StartInfo& start) { start.destination = -7; });
+  return attacks;
+}
+
+std::vector<Attack> WrongChunks() {
+  const std::string before =
+      PlanStep(kPlan, PlanText(8)) + OwnStartStep(8'000) + StartStep(GatherStart(8'000), 0);
+  std::vector<Attack> attacks = {
+      {before + ChunkStep({}, 4'000) + ChunkStep({}, 4'000), "sent bytes of a transfer twice"}};
+  const auto add = [&](const ChunkInfo& chunk, std::string_view words) {
+    attacks.push_back({before + ChunkStep(chunk, 4'000), std::string(words)});
+  };
+  add({.ticket = 77}, "the transfer 77, which is not open");
+  add({.offset = SIZE_MAX - 10}, "lies outside of the transfer");
+  add({.num_bytes = 8'001}, "lies outside of the transfer");
+  add({.magic = 5}, "not with JXC1");
+  return attacks;
+}
+
+std::vector<Attack> Attacks() {
+  std::vector<Attack> attacks = WrongMessages();
+  std::ranges::move(WrongStarts(), std::back_inserter(attacks));
+  std::ranges::move(WrongChunks(), std::back_inserter(attacks));
   return attacks;
 }
 
 std::vector<std::string> JobSeeds() {
   std::vector<std::string> seeds = SoundJobs();
-  std::ranges::copy(Attacks(), std::back_inserter(seeds));
+  for (Attack& attack : Attacks()) seeds.push_back(std::move(attack.input));
   return seeds;
 }
 
@@ -202,7 +273,7 @@ struct OwnExchange {
 
 class Job {
  public:
-  Job() {
+  explicit Job(bool knows_ranks = true) {
     auto [control, peer_control] = UnixPair();
     auto [data, peer_data] = UnixPair();
     control_ = std::move(peer_control);
@@ -212,7 +283,7 @@ class Job {
     WriteSome(control_, Framed(MessageType::kHelloReply,
                                PackStrings(std::vector<std::string>{"socket", "ok", ""})));
     progress_.Connect(Clock::now() + kLong);
-    progress_.SetRanks(RanksOf({}));
+    if (knows_ranks) progress_.SetRanks(RanksOf({}));
     progress_.AddPlan(kPlan, PlanText(8), "");
   }
 
@@ -255,6 +326,7 @@ class Job {
   }
 
   size_t num_completed() const { return num_completed_; }
+  ProgressEngine& progress() { return progress_; }
   // Throws the failure, if there is one.
   void End() {
     Pass();
@@ -301,9 +373,54 @@ TEST(FuzzMessagesTest, SoundJobsSucceed) {
 }
 
 TEST(FuzzMessagesTest, AttacksAreRefused) {
-  for (const std::string& attack : Attacks()) {
-    EXPECT_THAT(ThrownText([&] { PlayJob(attack); }), HasSubstr("jaxhet.TransportError: "));
+  for (const auto& [input, words] : Attacks()) {
+    EXPECT_THAT(ThrownText([&] { PlayJob(input); }),
+                AllOf(HasSubstr("jaxhet.TransportError: ["), HasSubstr("process 1 (host 1)"),
+                      HasSubstr(words)));
   }
+}
+
+TEST(FuzzMessagesTest, TableOfTransportsThatIsCutIsRefused) {
+  EXPECT_THAT(ThrownText([] { Introduce(Introduction(HelloBody({"socket", "ok"}), "")); }),
+              HasSubstr("process 1 (host 1): its table of transports has 2 entries"));
+}
+
+TEST(FuzzMessagesTest, ChunksArriveInAnyOrder) {
+  std::string input =
+      PlanStep(kPlan, PlanText(8)) + OwnStartStep(8'000) + StartStep(GatherStart(8'000), 0);
+  for (const uint64_t offset : {6'000U, 0U, 4'000U, 2'000U}) {
+    input += ChunkStep({.offset = offset, .num_bytes = 2'000}, 2'000) + PassStep();
+  }
+  EXPECT_EQ(PlayJob(input), size_t{1});
+}
+
+TEST(FuzzMessagesTest, PlansOfAnyLengthAreTaken) {
+  Job job;
+  const auto found = [&](int64_t plan, uint64_t text_bytes, std::string_view texts) {
+    const std::string input =
+        MessageStep(MessageType::kPlan, BytesOf(PlanInfo{plan, text_bytes}).append(texts));
+    InputReader reader(input);
+    job.Play(reader);
+    job.End();
+    const Plan* const theirs = job.progress().peers().PlansOf(1).Find(plan);
+    return theirs == nullptr ? "none" : StrCat(theirs->text, "|", theirs->program);
+  };
+  EXPECT_EQ(found(30, 0, ""), "|");
+  EXPECT_EQ(found(31, 0, "five."), "|five.");
+  EXPECT_EQ(found(32, 4, "five."), "five|.");
+  EXPECT_EQ(found(33, 5, "five."), "five.|");
+}
+
+// A peer may be ahead: its starts are looked at when the ranks are known.
+TEST(FuzzMessagesTest, ForeignRanksThatCameBeforeTheRanksAreRefused) {
+  Job job(/*knows_ranks=*/false);
+  StartInfo start = GatherStart(4'000);
+  start.source = 0;
+  const std::string input = PlanStep(kPlan, PlanText(8)) + StartStep(start, 0);
+  for (InputReader reader(input); !reader.empty();) job.Play(reader);
+  job.End();
+  job.progress().SetRanks(RanksOf({}));
+  EXPECT_THAT(ThrownText([&] { job.End(); }), HasSubstr("speaks for rank 0"));
 }
 
 [[maybe_unused]] const bool added_job = AddFuzzer(

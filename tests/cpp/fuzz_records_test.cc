@@ -82,20 +82,5 @@ void ReadRecords(std::string_view input) {
                .seeds = &RecordSeeds,
                .run = &ReadRecords});
 
-TEST(FuzzRecordsTest, SoundRecordsAreDelivered) {
-  auto [own, peer] = UnixPair();
-  const std::string input = Sealed(Encryption::kFull, {1, 100, 7});
-  WriteSome(peer, std::string_view(input).substr(sizeof(Encryption)));
-  Socket socket = SealedSocket(std::move(own), 1, Encryption::kFull);
-  std::string delivered(108, '\0');
-  for (size_t done = 0; done < delivered.size();) {
-    const iovec entry = ToIovec(delivered.data() + done, delivered.size() - done);
-    const size_t count = socket.Read({&entry, 1});
-    if (count == 0) break;
-    done += count;
-  }
-  EXPECT_EQ(delivered, Text().substr(0, 108));
-}
-
 }  // namespace
 }  // namespace jaxhet::testing

@@ -14,8 +14,7 @@
 
 // Orders of calls of five programs with equal exchanges, of which the two processes of a job make
 // one each. Engines, connections and memory are real; the programs are their texts, as Python
-// writes them (`jaxhet/_traced/jaxprs.py`), and one exchange each. tests/multiprocess/
-// test_interleavings.py does the same with compiled programs, of which it can't see the memory.
+// writes them (`jaxhet/_traced/jaxprs.py`), and one exchange each.
 namespace jaxhet::testing {
 namespace {
 

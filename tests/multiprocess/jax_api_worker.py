@@ -141,6 +141,28 @@ def device_put_to_another_mesh_order() -> Any:
 
 
 @named
+def large_sum() -> Any:
+    """More than an exchange moves at once."""
+    row = put(np.arange(6 * 300_001, dtype=np.int32).reshape(6, -1), P(("x", "y")))
+    return shards(jax.jit(lambda a: a.sum(0))(row))
+
+
+@named
+def random_numbers() -> Any:
+    """Keys that are sharded, and numbers whose rows and columns are."""
+    keys = jax.vmap(jax.random.key)(put(np.arange(6, dtype=np.uint32), P(("x", "y"))))
+
+    @jax.jit
+    def sampled(keys: jax.Array) -> Any:
+        whole = jax.random.bits(keys[0], (12, 8))
+        return jax.vmap(jax.random.bits)(keys), jax.lax.with_sharding_constraint(
+            whole, NamedSharding(mesh(), P("x", "y"))
+        ).max(0)
+
+    return [shards(array) for array in sampled(keys)]
+
+
+@named
 def reshard_in_jit() -> Any:
     moved = []
     for source, target in itertools.product(SPECS, SPECS):

@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import ml_dtypes  # noqa: F401  (dtype names of f8 and int4)
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from programs import put
 
 import jaxhet
 
@@ -108,6 +107,12 @@ FORMS: dict[str, Callable[[tuple[int, ...]], Form]] = {
     "subset": _subset,
     "index_groups": _index_groups,
 }
+
+
+def put(value: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:
+    """A global array from the same host value on all processes; moves nothing between processes."""
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
 def host_values(dtype: str, ranks: int, rows: int, columns: int) -> np.ndarray:

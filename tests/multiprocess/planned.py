@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matrix
 import numpy as np
-import programs
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
@@ -58,10 +58,19 @@ _hits: list[str] = []
 jax.monitoring.register_event_listener(_listen)
 
 
+def _mesh() -> Mesh:
+    """A mesh whose first axis crosses islands."""
+    return jaxhet.make_mesh({"data": -1, "model": 2})
+
+
+def _values(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
 def _scan() -> Program:
     """Two loops, one inside the other."""
-    mesh = programs.mesh_2d()
-    x = programs.put(programs.values((mesh.shape["data"], 7)), mesh, P("data"))
+    mesh = _mesh()
+    x = matrix.put(_values(mesh.shape["data"], 7), mesh, P("data"))
 
     def inner(c: jax.Array, _: Any) -> Any:
         return jax.lax.psum(c, "data") * 0.5, None
@@ -79,9 +88,9 @@ def _scan() -> Program:
 
 def _train_step() -> Program:
     """Gradients large enough for a two-shot all-reduce, through `jaxhet.jit`."""
-    mesh = programs.mesh_2d()
-    x = programs.put(programs.values((mesh.size * 4, 200)), mesh, P(("data", "model")))
-    w = programs.put(programs.values((200, 200)), mesh, P())
+    mesh = _mesh()
+    x = matrix.put(_values(mesh.size * 4, 200), mesh, P(("data", "model")))
+    w = matrix.put(_values(200, 200), mesh, P())
 
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
         return w - jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)

@@ -4,10 +4,8 @@ import traceback
 from typing import Any
 
 import jax
-import mapped_programs  # noqa: F401  (registers its programs)
 import matrix
 import planned
-import programs
 
 import jaxhet
 from jaxhet import testing
@@ -21,18 +19,12 @@ def _exchanges() -> int:
     )
 
 
-def _run(program: dict[str, Any]) -> Any:
-    if "name" in program:
-        return programs.NAMED[program["name"]]()
-    return matrix.run(program)
-
-
 def _answer(program: dict[str, Any]) -> dict[str, Any]:
     if "planned" in program:
         return planned.answer(program["planned"])
     before = _exchanges()
     try:
-        paths, outputs = zip(*jax.tree.leaves_with_path(_run(program)), strict=True)
+        paths, outputs = zip(*jax.tree.leaves_with_path(matrix.run(program)), strict=True)
         jax.block_until_ready(outputs)
     except Exception:
         return {"error": traceback.format_exc(), "names": [], "shards": [], "exchanges": 0}

@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -73,22 +72,6 @@ def test_repeated_reordered_and_dropped_messages_are_refused(
         pair.receive(*attack(pair.sealed("one"), pair.sealed("two")))
 
 
-def test_each_changed_byte_is_refused() -> None:
-    for place in range(len('"one"') + 16):
-        with contextlib.closing(Pair()) as pair:
-            sealed = bytearray(pair.sealed("one"))
-            sealed[4 + place] ^= 1
-            with pytest.raises(TransportError, match=REFUSAL):
-                pair.receive(bytes(sealed))
-
-
-def test_changed_length_is_refused(pair: Pair) -> None:
-    sealed = pair.sealed("one")
-    shorter = bytes([sealed[0] - 1]) + sealed[1:]
-    with pytest.raises(TransportError, match=REFUSAL):
-        pair.receive(shorter)
-
-
 def test_what_a_peer_sent_is_not_taken_back_from_it(pair: Pair) -> None:
     sealed = pair.sealed("one")
     pair.tap.sendall(sealed)
@@ -102,43 +85,3 @@ def test_key_is_not_used_too_often(pair: Pair, monkeypatch: pytest.MonkeyPatch) 
     pair.sender.send(2)
     with pytest.raises(TransportError, match="has sent 2 messages, as many as its key allows"):
         pair.sender.send(3)
-
-
-def test_relay_that_changes_what_follows_the_handshake_is_found() -> None:
-    """Whoever sits between two processes passes the handshake on, and then changes a message."""
-    (ours, near), (far, theirs) = socket.socketpair(), socket.socketpair()
-    outcome: list[object] = []
-
-    def accept() -> None:
-        header, keys = handshake.accept(theirs, SECRET, len(HEADER))
-        outcome.append(header)
-        try:
-            outcome.append(Channel(theirs, keys).receive(5))
-        except TransportError as error:
-            outcome.append(str(error))
-
-    def pass_on(source: socket.socket, target: socket.socket, num_bytes: int) -> None:
-        while num_bytes > 0:
-            piece = source.recv(num_bytes)
-            target.sendall(piece)
-            num_bytes -= len(piece)
-
-    def relay() -> None:
-        back = threading.Thread(target=pass_on, args=(far, near, 64))
-        back.start()
-        pass_on(near, far, 32 + len(HEADER) + 32)
-        back.join()
-        message = bytearray(near.recv(4096))
-        message[-20] ^= 8
-        far.sendall(message)
-
-    threads = [threading.Thread(target=body) for body in (accept, relay)]
-    for thread in threads:
-        thread.start()
-    Channel(ours, handshake.connect(ours, SECRET, HEADER)[1]).send({"loss": "1.0"})
-    for thread in threads:
-        thread.join()
-    assert outcome[0] == HEADER
-    assert REFUSAL in str(outcome[1])
-    for sock in (ours, near, far, theirs):
-        sock.close()

@@ -64,42 +64,6 @@ class VerbsWorld {
 
 constexpr size_t kManyBytes = (size_t{5} << 20) + 3;
 
-TEST(VerbsFailoverTest, GoesOnWhenQueuePairsFail) {
-  for (const char* const fault :
-       {"error status=12", "error status=12 bytes=all",
-        "error status=12 bytes=70000 after=7 device=soft1 count=2", "flush after=3",
-        "peer_flush after=5", "ghost us=2000 after=4", "ghost us=50000 after=9",
-        "delay us=20000 count=5", "error status=5 after=2 device=soft0 count=4",
-        "error status=13 opcode=1"}) {
-    VerbsWorld world;
-    const uint64_t before = Softverbs::Get().num_faults_fired();
-    const FaultScope scope(fault);
-    for (int i = 0; i < 3; ++i) world.ExpectGathers(kManyBytes);
-    EXPECT_GT(Softverbs::Get().num_faults_fired(), before) << fault;
-  }
-}
-
-TEST(VerbsFailoverTest, GoesOnWhenPortGoesDown) {
-  VerbsWorld world;
-  world.ExpectGathers(kManyBytes);
-  Softverbs::Get().Command("port soft0 1 down");
-  for (int i = 0; i < 3; ++i) world.ExpectGathers(kManyBytes);
-  Softverbs::Get().Command("port soft0 1 up");
-}
-
-TEST(VerbsFailoverTest, NamesFatalStatus) {
-  VerbsWorld world;
-  const FaultScope scope("error status=10 device=soft1 opcode=1");
-  const auto errors = world.Gather(kManyBytes);
-  for (const auto& error : errors) {
-    ASSERT_TRUE(error && error->code() == ErrorCode::kTransport);
-    EXPECT_THAT(error->what(), HasSubstr("rank "));
-    EXPECT_THAT(error->what(), HasSubstr("soft1:1 (::ffff:127.0.0."));
-    EXPECT_THAT(error->what(), HasSubstr("IBV_WC_REM_ACCESS_ERR (10"));
-    EXPECT_THAT(error->what(), HasSubstr("please report it"));
-  }
-}
-
 TEST(VerbsFailoverTest, NamesLastStatusWhenNoNicIsLeft) {
   VerbsWorld world;
   const FaultScope scope("error status=12 count=all");

@@ -15,79 +15,6 @@ _FOUR = hlo_text.job(0, 0, 1, 1)
 _TWO_BY_TWO = hlo_text.job(0, 0, 1, 1, platform="cuda")
 
 
-def test_small_all_reduce_on_cpu_is_one_exchange_and_one_loop():
-    check(
-        decomposed(_ONE),
-        """
-        CHECK-LABEL: %jaxhet.fused
-        CHECK: [[ROWS:%.*]] = f32[8]{0} parameter(0)
-        CHECK-DAG: [[FIRST:%.*]] = {{.*}} slice([[ROWS]]), slice={[0:4]}
-        CHECK-DAG: [[SECOND:%.*]] = {{.*}} slice([[ROWS]]), slice={[4:8]}
-        CHECK: add([[FIRST]], [[SECOND]])
-
-        CHECK-LABEL: ENTRY
-        CHECK: %p = f32[4]{0} parameter(0)
-        CHECK-NEXT: [[RECEIVED:%.*]] = f32[8]{0} custom-call(%p), {{.*}}"jaxhet_exchange"
-        CHECK-NEXT: [[SUM:%.*]] = f32[4]{0} fusion([[RECEIVED]])
-        CHECK-NEXT: [[RESHAPED:%.*]] = f32[4]{0} bitcast([[SUM]])
-        CHECK-NEXT: ROOT %r = f32[4]{0} bitcast([[RESHAPED]])
-        CHECK-NEXT: }
-        CHECK{LITERAL}: all_gather all-reduce sum flat f32[4] {{0,1}}
-        """,
-    )
-
-
-def test_large_all_reduce_of_two_on_cpu_is_one_permute_and_a_sum_in_group_order():
-    check(
-        decomposed(_ONE, options=Options(two_shot_bytes=0)),
-        """
-        CHECK-LABEL: %jaxhet.fused
-        CHECK: constant({0, 1})
-        CHECK: ROOT {{.*}} compare({{.*}}), direction=EQ
-
-        CHECK-LABEL: %jaxhet.fused
-        CHECK-DAG: [[IS_SECOND:%.*]] = pred[4]{0} broadcast(
-        CHECK-DAG: [[OWN:%.*]] = f32[4]{0} parameter(0)
-        CHECK-DAG: [[OTHER:%.*]] = f32[4]{0} parameter(1)
-        CHECK-DAG: [[FIRST:%.*]] = f32[4]{0} select([[IS_SECOND]], [[OTHER]], [[OWN]])
-        CHECK-DAG: [[SECOND:%.*]] = f32[4]{0} select([[IS_SECOND]], [[OWN]], [[OTHER]])
-        CHECK: add([[FIRST]], [[SECOND]])
-
-        CHECK-LABEL: ENTRY
-        CHECK: [[RECEIVED:%.*]] = f32[4]{0} custom-call(%p)
-        CHECK: [[WHICH:%.*]] = pred[] fusion(
-        CHECK-NEXT: = f32[4]{0} fusion(%p, [[RECEIVED]], [[WHICH]])
-        CHECK-NOT: fusion(
-        CHECK{LITERAL}: permute all-reduce sum flat f32[4] {{0,1},{1,0}}
-        """,
-    )
-
-
-def test_large_all_reduce_on_cpu_exchanges_shards_and_sums():
-    body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2,3}}")
-    check(
-        decomposed(body, _FOUR, Options(two_shot_bytes=0)),
-        """
-        CHECK-LABEL: ENTRY
-        CHECK: [[ROWS:%.*]] = f32[4]{0} custom-call(%p)
-        CHECK-NEXT: [[SUM:%.*]] = f32[1]{0} fusion([[ROWS]])
-        CHECK-NEXT: [[SUMS:%.*]] = f32[4]{0} custom-call([[SUM]])
-        CHECK-NOT: fusion(
-        CHECK: all_to_all all-reduce sum flat f32[4]
-        CHECK-NEXT: all_gather all-reduce sum flat f32[1]
-        """,
-    )
-
-
-def test_call_has_the_attributes_that_the_engine_reads():
-    check(
-        decomposed(_ONE),
-        """
-        CHECK: "attributes": "{session = 7 : i64, plan = {{[0-9]+}} : i64, index = 0 : i64}"
-        """,
-    )
-
-
 def test_variadic_all_reduce_is_one_exchange():
     text = decomposed("""
       p = f32[4] parameter(0)
@@ -97,52 +24,6 @@ def test_variadic_all_reduce_is_one_exchange():
     """)
     assert opcodes(text).count("custom-call") == 1
     assert "all_gather all-reduce sum flat of 2 f32[4],s32[3] {{0,1}}" in text
-
-
-def test_exchange_is_row_major_whatever_the_layout():
-    texts = [
-        decomposed(f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape))
-        for shape in ("f32[2,3]{0,1}", "f32[2,3]")
-    ]
-    check(
-        texts[0],
-        """
-        CHECK: transpose({{.*}}), dimensions={1,0}
-        CHECK: transpose({{.*}}), dimensions={1,0}
-        CHECK-NOT: transpose(
-        CHECK-LABEL: ENTRY
-        CHECK: [[COLUMNS:%.*]] = f32[3,2]{1,0} bitcast(
-        CHECK-NEXT: [[ROWS:%.*]] = f32[2,3]{1,0} fusion([[COLUMNS]])
-        CHECK-NEXT: [[FLAT:%.*]] = f32[6]{0} bitcast([[ROWS]])
-        CHECK-NEXT: f32[12]{0} custom-call([[FLAT]])
-        CHECK: f32[3,2]{1,0} fusion(
-        CHECK{LITERAL}: all_gather all-reduce sum flat f32[6] {{0,1}}
-        """,
-    )
-    check(
-        texts[1],
-        """
-        CHECK-NOT: transpose(
-        CHECK{LITERAL}: all_gather all-reduce sum flat f32[6] {{0,1}}
-        """,
-    )
-
-
-def test_hierarchical_has_local_collectives_around_the_exchange():
-    body = "p = f32[5] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2,3}}", "f32[5]")
-    check(
-        decomposed(body, _FOUR, Options(algorithm="hierarchical")),
-        """
-        CHECK-LABEL: ENTRY
-        CHECK: [[SHARD:%.*]] = f32[3]{0} reduce-scatter(
-        CHECK-SAME{LITERAL}: replica_groups={{0,1},{2,3}}
-        CHECK-NEXT: [[ROWS:%.*]] = f32[6]{0} custom-call([[SHARD]])
-        CHECK-NEXT: [[SUM:%.*]] = f32[3]{0} fusion([[ROWS]])
-        CHECK-NEXT: = f32[6]{0} all-gather([[SUM]])
-        CHECK-SAME{LITERAL}: replica_groups={{0,1},{2,3}}
-        CHECK{LITERAL}: all_gather all-reduce sum hierarchical f32[3] {{0,2},{1,3}}
-        """,
-    )
 
 
 def test_unequal_islands_stay_flat_and_the_plan_says_why():

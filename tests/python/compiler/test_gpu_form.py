@@ -7,7 +7,7 @@ import pytest
 from jaxhet.compiler import Job, Options, decompose, hlo
 from jaxhet.compiler.exchange import ExchangeSpec
 from tests.python.compiler import hlo_text
-from tests.python.compiler.hlo_text import SUM, all_reduce, check, decomposed, opcodes
+from tests.python.compiler.hlo_text import SUM, all_reduce, decomposed, opcodes
 
 _ONE = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p")
 _TWO_BY_TWO = hlo_text.job(0, 0, 1, 1, platform="cuda")
@@ -32,27 +32,6 @@ def test_groups_of_unequal_size_have_a_carrier_of_equal_ones_on_gpus():
     assert (spec.movement.ranks, spec.movement.group_size) == ((0, 1, 2, -1, 3, -1, -1, -1), 4)
 
 
-def test_gpu_form_is_a_permute_pair_between_barriers():
-    check(
-        decomposed(_ONE, hlo_text.job(0, 1, platform="cuda")),
-        """
-        CHECK-LABEL: ENTRY
-        CHECK: [[OWN:%.*]] = f32[4]{0} opt-barrier(%p)
-        CHECK-NEXT: [[START:%.*]] = {{.*}} collective-permute-start([[OWN]])
-        CHECK-SAME{LITERAL}: source_target_pairs={{0,1},{1,0}}
-        CHECK-NEXT: [[OTHER:%.*]] = f32[4]{0} collective-permute-done([[START]])
-        CHECK-NEXT: [[SUM:%.*]] = f32[4]{0} add([[OWN]], [[OTHER]])
-        One NaN of all:
-        CHECK: [[IS_NAN:%.*]] = pred[4]{0} compare([[SUM]], [[SUM]]), direction=NE
-        CHECK: [[BITS:%.*]] = s32[4]{0} select([[IS_NAN]]
-        CHECK-NEXT: [[RESULT:%.*]] = f32[4]{0} bitcast-convert([[BITS]])
-        The place of the all-reduce:
-        CHECK-NEXT: [[RESHAPED:%.*]] = f32[4]{0} reshape([[RESULT]])
-        CHECK-NEXT: ROOT %r = f32[4]{0} reshape([[RESHAPED]])
-        """,
-    )
-
-
 @pytest.mark.parametrize(
     ("element_type", "opcode", "barriers"),
     [("f32", "add", 1), ("f32", "multiply", 2), ("bf16", "add", 2), ("s32", "maximum", 1)],
@@ -65,74 +44,6 @@ def test_gpu_form_fixes_what_other_ranks_must_see_alike(
     body = f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape)
     text = decomposed(body, hlo_text.job(0, 1, platform="cuda"), before=before)
     assert opcodes(text).count("opt-barrier") == barriers
-
-
-def test_long_sum_on_gpu_comes_in_parts():
-    shape = "f32[1000]"
-    body = f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape)
-    check(
-        decomposed(body, hlo_text.job(0, 1, platform="cuda"), Options(part_bytes=1000)),
-        """
-        CHECK-LABEL: ENTRY
-        CHECK: [[OWN:%.*]] = f32[1000]{0} opt-barrier(%p)
-        CHECK: [[DONE:%.*]] = f32[1000]{0} collective-permute-done(
-        CHECK-NEXT: [[EMPTY:%.*]] = f32[1000]{0} custom-call(), {{.*}}"AllocateBuffer"
-        CHECK: slice([[OWN]]), slice={[0:256]}
-        CHECK-NEXT: slice([[DONE]]), slice={[0:256]}
-        CHECK-NEXT: f32[256]{0} add(
-        CHECK: [[SUM0:%.*]] = f32[1000]{0} dynamic-update-slice([[EMPTY]]
-
-        CHECK-NEXT: [[PART1:%.*]] = {{.*}} custom-call([[DONE]], [[SUM0]]), {{.*}}"jaxhet_part"
-        CHECK-SAME: output_to_operand_aliasing={{[{][{]0}: [(]0, [{]}[)], [{]1}: [(]1, [{]}[)]}}}
-        CHECK: [[RECEIVED1:%.*]] = f32[1000]{0} get-tuple-element([[PART1]]), index=0
-        CHECK: slice([[RECEIVED1]]), slice={[256:512]}
-        CHECK-NEXT: f32[256]{0} add(
-        CHECK: [[SUM1:%.*]] = f32[1000]{0} dynamic-update-slice(
-
-        CHECK-NEXT: custom-call([[RECEIVED1]], [[SUM1]]), {{.*}}"jaxhet_part"
-        CHECK: slice={[512:768]}
-        CHECK: f32[256]{0} add(
-        CHECK: dynamic-update-slice(
-
-        CHECK: "jaxhet_part"
-        CHECK: slice={[768:1000]}
-        CHECK: f32[232]{0} add(
-        CHECK: [[SUM:%.*]] = f32[1000]{0} dynamic-update-slice(
-        CHECK-NOT: "jaxhet_part"
-        CHECK: opt-barrier([[SUM]])
-        """,
-    )
-    assert "jaxhet_part" not in decomposed(body, hlo_text.job(0, 1, platform="cuda"))
-    (spec,) = _planned(body, hlo_text.job(0, 1, platform="cuda"), Options(part_bytes=1000))
-    assert spec.movement.part_bytes == 1024
-
-
-def test_gpu_form_of_three_islands_takes_its_own_row_by_place():
-    body = "p = bf16[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}", "bf16[4]")
-    job = hlo_text.job(0, 1, 2, platform="rocm")
-    (spec,) = _planned(body, job)
-    assert spec.movement.skips_own
-    check(
-        decomposed(body, job),
-        """
-        CHECK-LABEL: ENTRY
-        CHECK: partition-id(
-        CHECK-NOT: partition-id(
-        CHECK: [[OWN:%.*]] = bf16[4]{0} opt-barrier(%p)
-        CHECK: [[ROWS:%.*]] = bf16[12]{0} all-gather-done(
-        CHECK: [[ROW0:%.*]] = bf16[4]{0} slice([[ROWS]]), slice={[0:4]}
-        CHECK-NEXT: select({{.*}}, [[OWN]], [[ROW0]])
-        CHECK: [[ROW1:%.*]] = bf16[4]{0} slice([[ROWS]]), slice={[4:8]}
-        CHECK-NEXT: select({{.*}}, [[OWN]], [[ROW1]])
-        CHECK: [[SUM1:%.*]] = f32[4]{0} add(
-        CHECK: [[ROW2:%.*]] = bf16[4]{0} slice([[ROWS]]), slice={[8:12]}
-        CHECK-NEXT: select({{.*}}, [[OWN]], [[ROW2]])
-        CHECK: [[SUM2:%.*]] = f32[4]{0} add([[SUM1]]
-        CHECK-NOT: add(
-        CHECK: [[RESULT:%.*]] = bf16[4]{0} convert(
-        CHECK-NEXT: opt-barrier([[RESULT]])
-        """,
-    )
 
 
 @pytest.mark.parametrize(
@@ -163,35 +74,6 @@ def test_each_collective_on_gpu_crosses_once_and_leaves_the_rest_to_xla(
     assert re.findall(r"plan: \S+ (\S+) .*? (\w+\[\d+\]) \{", text) == [(kind, shape)]
     assert opcodes(text).count(local) == 1
     assert re.findall(r"; (\d+) bytes;", text) == [str(num_bytes)]
-
-
-def test_gather_and_scatter_along_a_later_dimension_leave_the_layout_to_xla():
-    """Only transposes of whole arrays are around the exchange: XLA makes them layouts."""
-    gather = _GATHER.replace("0,1,2,3", "0,1")
-    body = f"""
-        p = f32[3,4] parameter(0)
-        g = f32[3,8] all-gather(p), {gather}
-        ROOT r = f32[3,4] reduce-scatter(g), {gather.replace("id=1", "id=2")}, to_apply=sum
-    """
-    check(
-        decomposed(body, hlo_text.job(0, 1, platform="cuda")),
-        """
-        CHECK-LABEL: ENTRY
-        CHECK: [[OWN:%.*]] = f32[4,3]{1,0} transpose(%p), dimensions={1,0}
-        CHECK-NEXT: [[FLAT:%.*]] = f32[12]{0} reshape([[OWN]])
-        CHECK-NEXT: all-gather-start([[FLAT]])
-        CHECK-NEXT: [[ROWS:%.*]] = f32[24]{0} all-gather-done(
-        CHECK-NEXT: [[WHOLE:%.*]] = f32[8,3]{1,0} reshape([[ROWS]])
-        CHECK-NEXT: %g = f32[8,3]{1,0} reshape([[WHOLE]])
-        CHECK-NEXT: [[SAME:%.*]] = f32[3,8]{1,0} transpose(%g), dimensions={1,0}
-        CHECK-NEXT: transpose([[SAME]]), dimensions={1,0}
-        CHECK-NOT: transpose(
-        CHECK: [[SUM:%.*]] = f32[12]{0} bitcast-convert(
-        CHECK-NEXT: [[PART:%.*]] = f32[4,3]{1,0} reshape([[SUM]])
-        CHECK-NEXT: %r = f32[4,3]{1,0} reshape([[PART]])
-        CHECK-NEXT: ROOT {{.*}} = f32[3,4]{1,0} transpose(%r), dimensions={1,0}
-        """,
-    )
 
 
 @pytest.mark.parametrize("source", range(4))
