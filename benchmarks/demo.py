@@ -33,7 +33,7 @@ from models.extras.records import (
 # Two float32 runs that differ in rounding only agree so well before training amplifies it.
 FIRST_STEPS = 20
 FIRST_STEPS_TOLERANCE = 1e-5
-# Beyond that, what rounding alone may do is measured; the islands may do this many times as much.
+# Later losses may differ by this many times the measured effect of rounding alone.
 NOISE_FLOORS = 2.0
 
 Rows = list[dict[str, Any]]

@@ -43,7 +43,7 @@ _CHAIN_BYTES = {
 }
 _SLOW_CHAIN_BYTES = 128 << 20
 _MAX_LINKS, _MAX_CALLS = 16, 40
-# A case of a system that has taken so long gets no more turns, from the third one on.
+# A case on which a system has spent so many seconds gets no more than so many turns.
 _MAX_CASE_S, _MIN_TURNS = 1.0, 2
 
 

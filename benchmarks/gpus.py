@@ -5,7 +5,7 @@ import os
 
 
 def visible() -> tuple[list[str], str]:
-    """Names of GPUs for `CUDA_VISIBLE_DEVICES`, and why there are none, if so."""
+    """Names of GPUs for `CUDA_VISIBLE_DEVICES`, and the reason if there are none."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

@@ -297,7 +297,7 @@ def _begin(program: Program, on_own_island: bool) -> Built:
 
 
 def _trace(first: int, steps: int) -> Trace:
-    """Steps of what has begun, from the one with index `first` on."""
+    """Runs steps of the program of `_begin`, from the one with index `first` on."""
     before = _counters()
     seconds, losses = _steps[0].traced(first, steps)
     grown = {name: value - before.get(name, 0) for name, value in _counters().items()}

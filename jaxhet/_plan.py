@@ -113,12 +113,12 @@ class PlanReport:
 
     @property
     def exchanges_per_step(self) -> int:
-        """Exchanges that a rank starts in each step; at least, if some `times` is not known."""
+        """Exchanges that a rank starts in each step, or at least starts (`is_exact`)."""
         return sum(e.times if e.times is not None else 1 for e in self.exchanges)
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes that a rank sends to other islands in each step; at least, as above."""
+        """Bytes that a rank sends to other islands in each step, or at least sends (`is_exact`)."""
         return sum(e.bytes_per_step for e in self.exchanges)
 
     @property

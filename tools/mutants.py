@@ -1,11 +1,11 @@
 """Counts the faults that the tests find, by mutation of the product.
 
-`python tools/mutants.py [--seed N] [--count N] [--under FOLDER] [--tree FOLDER]` changes one place
-of the product at a time (a flipped comparison, a dropped call, a number that is off by one, a
-condition that is inverted, a dropped lock), runs the tests that concern the file until one fails,
-and takes the change back. The same seed makes the same mutants of the same product, so that two
-versions of the tests can be compared: `--tree` is the checkout whose product is changed and whose
-tests run. The last line has the counts.
+`python tools/mutants.py [--seed N] [--count N] [--under FOLDERS OR FILES] [--tree FOLDER]` changes
+one place of the product at a time (a flipped comparison, a dropped call, a number that is off by
+one, a condition that is inverted, a dropped lock), runs the tests that concern the file until one
+fails, and takes the change back. The same seed makes the same mutants of the same product, so that
+two versions of the tests can be compared: `--tree` is the checkout whose product is changed and
+whose tests run. The last line has the counts.
 
 The tests of a Python file are chosen by a rule: `tests/**/test_<name>.py`, then the files that
 name the module or what it defines, those of tests/python and those with most mentions first, and
@@ -42,6 +42,7 @@ _PACKAGES = {
 }  # fmt: skip
 _NUM_FILES = 8  # files of tests that name the module
 _LIMIT_S = 900  # for the tests of one mutant
+_NOT_BUILT = 77  # exit code where a mutant of C++ is no valid program; it counts as a survivor
 
 Mutant = tuple[int, int, str, str]  # offset, length, replacement, kind
 
@@ -104,7 +105,9 @@ def _cpp_mutants(text: str) -> list[Mutant]:
 def _mutants(tree: pathlib.Path, under: list[str]) -> list[tuple[pathlib.Path, Mutant]]:
     """All mutants of the product, in an order that does not depend on the machine."""
     found = []
-    for path in sorted(path for folder in under for path in (tree / folder).rglob("*")):
+    for path in sorted(
+        path for one in under for path in [tree / one, *(tree / one).rglob("*")] if path.is_file()
+    ):
         if path.name.endswith("_pb2.py") or path.suffix not in (".py", ".cc"):
             continue
         make = _python_mutants if path.suffix == ".py" else _cpp_mutants
@@ -148,12 +151,14 @@ def _fails(command: list[str], tree: pathlib.Path) -> tuple[bool, str]:
     failed = re.search(
         r"^(?:FAILED|ERROR) (\S+)|^\[  FAILED  \] (\S+)|error: .*", output, re.MULTILINE
     )
-    return process.returncode not in (0, 5), failed[0] if failed else output[-200:]
+    found = failed[0] if failed else output[-200:]
+    return process.returncode not in (0, 5, _NOT_BUILT), found
 
 
 def _programs(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
     """Test programs: those that include the file's header, those that reach it, all others."""
-    files = sorted(file for name in ("xla_plugin", "tests") for file in (tree / name).rglob("*.*"))
+    folders = ("xla_plugin", "tests/cpp", "tests/softverbs")
+    files = sorted(file for name in folders for file in (tree / name).rglob("*.*"))
     sources = {
         str(file.relative_to(tree).with_suffix("")): file.read_text()
         for file in files
@@ -178,7 +183,11 @@ def _command(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
         names = " ".join(program.rsplit("/")[-1] for program in programs)
         build = f"cmake --build _build/unity --target {names} -- --quiet"
         runs = (f"FUZZ_SECONDS=2 _build/unity/{program} --gtest_fail_fast" for program in programs)
-        return ["sh", "-c", f'PATH="$PWD/.venv/bin:$PATH"; {" && ".join((build, *runs))}']
+        return [
+            "sh",
+            "-c",
+            f'PATH="$PWD/.venv/bin:$PATH"; {build} || exit {_NOT_BUILT}; {" && ".join(runs)}',
+        ]
     options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=120", "-n0"]
     return [str(tree / ".venv/bin/python"), "-m", "pytest", *options, *_tests(tree, path)]
 

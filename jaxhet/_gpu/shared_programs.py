@@ -159,7 +159,7 @@ class SharedPrograms:
         """
         start = as_expected = time.monotonic()
         while not is_over():
-            doing = self._doing_of(among[0])  # before a look at what it has given
+            doing = self._doing_of(among[0])  # read before its executables
             poll_s = 0 if doing.has_left else _POLL_S
             if (packed := self._get(f"executable/{key}", poll_s)) is not None:
                 return _unpack(packed)

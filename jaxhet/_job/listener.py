@@ -112,9 +112,9 @@ class Listener:
         self._assigned.set()
 
     def announce_to(self, announce: Callable[[int], None]) -> None:
-        """Has a function hear of peers whose connections nobody has taken yet, on other threads.
+        """Calls a function, on other threads, for each connection of a peer that nobody has taken.
 
-        It may block, and is called for each connection.
+        It may block.
         """
         with self._arrived:
             self._announce = announce
@@ -169,8 +169,8 @@ class Listener:
     ) -> dict[tuple[int, int], Link]:
         """Waits for the sockets of `expected` (process, channel).
 
-        With `have_spoken`, also for the first bytes on channel 0 of each process: it sends them
-        when all its sockets are connected, and replaces none any more.
+        With `have_spoken`, it also waits for the first bytes on channel 0 of each process. A
+        process sends them when all its sockets are connected for good.
         """
         while True:
             with self._arrived:

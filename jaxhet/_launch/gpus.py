@@ -31,7 +31,7 @@ class Gpus:
     def environment(self, mine: Sequence[str]) -> dict[str, str]:
         """Variables that give a process its own GPUs, listed first, and show it the others.
 
-        It can only read the memory of a GPU that it sees as fast as the link allows.
+        A process reads another GPU's memory at the full rate of the link only if it sees that GPU.
         """
         others = dict.fromkeys(name for name in self.names if name not in mine)
         return {

@@ -54,7 +54,7 @@ class Order:
 
 
 def _environment(order: Order) -> dict[str, str]:
-    """The command's; its `python` is the one that runs this."""
+    """Environment of the command, in which `python` is the one that runs this file."""
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     base = {**os.environ, "PATH": path, **order.env}
     return environ.complete(base, order.assigned, *environ.share(base, order.wanted, order.index))

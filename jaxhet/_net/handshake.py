@@ -174,7 +174,7 @@ def _receive_nonce(sock: socket.socket, deadline: float) -> bytes:
 def seal(secret: bytes, purpose: str, *parts: bytes) -> str:
     """Proof, as hexadecimal digits, that who made it holds the job secret and meant these parts.
 
-    For what must not be changed on its way, whatever carries it.
+    It protects data against changes on any way, also on one that is not encrypted.
     """
     lengths = b"".join(_LENGTH.pack(len(part)) for part in parts)
     text = b"".join((b"jaxhet 2 seal ", purpose.encode(), b"\0", lengths, *parts))

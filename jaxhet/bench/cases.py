@@ -146,7 +146,7 @@ def _expected(case: Case) -> jax.Array:
 
 
 def _num_wrong(case: Case, found: jax.Array, want: jax.Array) -> jax.Array:
-    """How many elements differ: sums of floats by more than they may round, all else at all."""
+    """Number of elements that differ; sums of floats may differ by as much as they round."""
     dtype = jnp.dtype(case.dtype)
     is_sum = case.collective in ("all_reduce", "reduce_scatter")
     if not is_sum or not jnp.issubdtype(dtype, jnp.inexact):

@@ -79,5 +79,5 @@ def _without_barrier(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
 
 def _is_slow(c: hlo.Computation, i: hlo.Instruction) -> bool:
     if _OF_ONE_PLATFORM.search(i.metadata.op_name):
-        return False  # else the order of exchanges would follow what one vendor's piece consists of
+        return False  # the order of exchanges must not depend on one vendor's code
     return i.opcode in _SLOW or any(_is_slow(f, j) for f in c.called(i) for j in f.instructions)

@@ -38,7 +38,7 @@ def key(path: str) -> Key:
 def first_use(path: str) -> float:
     """The depth at which the first operation that uses a result may start; infinite without one.
 
-    Where the result leaves its jaxpr, the label of the equation around that jaxpr tells its use.
+    A result of a whole inner jaxpr is used where the equation around that jaxpr says.
     """
     found = _LABEL.findall(path)
     for level in range(len(found) - 1, -1, -1):
@@ -321,7 +321,7 @@ def _takes_the_same(computation: hlo.Computation, one: Node, other: Node, flow: 
 
 
 def _element(computation: hlo.Computation, x: hlo.Instruction) -> int | None:
-    """Index of the tuple element that an array is, in whatever shape; None for other arrays."""
+    """Index of the tuple element that x is, perhaps reshaped; None if x is no such element."""
     while x.opcode in hlo.FORMS:
         (x,) = computation.operands(x)
     return x.tuple_index if x.opcode == "get-tuple-element" else None

@@ -60,7 +60,7 @@ def _rounds(c: hlo.Computation, x: Instruction, y: Instruction, shape: Shape) ->
 
 
 def _narrow_parameters(c: hlo.Computation, x: Instruction, y: Instruction, shape: Shape) -> None:
-    """Changes a fusion's parameters for y to the type of `shape`; their conversions do nothing."""
+    """Gives a fusion's parameters for y the type of `shape`, to which the fusion converts them."""
     fused, parameters = _parameters(c, x, y)
     for parameter in parameters:
         fused.reshape(parameter, shape)

@@ -2,7 +2,7 @@
 
 GPipe's schedule (arXiv:1811.06965) as one scan, in which a hop from stage to stage has a step of
 its own: in step t stage s computes microbatch t - 2s while its result for the one before is under
-way, forward and backward. That costs stages - 1 more steps than hops that are waited for.
+way, forward and backward. A schedule that waits for each hop has stages - 1 fewer steps.
 
 Stages may differ in size. Their parameters are rows of one array, so the short ones are filled up
 with rows of zeros. A stage skips these rows, forward and backward, and so pays for its own layers

@@ -64,7 +64,7 @@ ring_attend.defvjp(_forward, _backward)
 
 
 def _on_ring(local: Callable[..., Any], inputs: Any, outputs: Any) -> Callable[..., Any]:
-    """`local` on each shard of positions; the other axes of the mesh stay XLA's."""
+    """Runs `local` on each shard of positions; XLA partitions over the other axes of the mesh."""
     return jax.shard_map(local, in_specs=inputs, out_specs=outputs, axis_names={SEQUENCE})
 
 

@@ -42,7 +42,7 @@ void CheckSwapsAnySize(std::string_view transport) {
 
 TEST_P(DeviceExchangeTransportsTest, SwapsAnySize) { CheckSwapsAnySize(GetParam()); }
 
-// No code but a vendor's own folder and row knows it.
+// A vendor needs no code but its folder and its row in the table.
 TEST(DeviceExchangeTest, DevicesOfTwoVendorsSwap) {
   if (TestedTransports()[1] != "pulled") GTEST_SKIP() << "the host's device is the other vendor's";
   for (const std::string_view transport : {"host", "socket"}) {
@@ -189,8 +189,7 @@ TEST_P(DeviceExchangeTransportsTest, ManyAreInFlight) {
     CheckManyAreInFlight(GetParam(), num_bytes);
 }
 
-// The log of launches has room for so many, and is used again then. Of these channels each end has
-// one.
+// Each end of a channel has a log of launches. After so many launches its entries are used again.
 void CheckLogIsUsedAgain(std::string_view transport) {
   constexpr uint64_t kBatch = 32;
   DeviceWorld world(DeviceOptions(2, transport));

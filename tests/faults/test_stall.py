@@ -56,7 +56,7 @@ def two_processes_over_a_relay(**env: str) -> Iterator[tuple[Relay, list[subproc
 
 
 def wait_until_it_runs(process: subprocess.Popen[str]) -> None:
-    """Fails with what the process has printed if it ends before, or is not there in time."""
+    """Waits until the process is in its loop; fails with its output if it ends or takes long."""
     assert process.stdout is not None
     lines: list[str] = []
     killer = threading.Timer(START_WITHIN_S, process.kill)

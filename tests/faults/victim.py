@@ -131,7 +131,7 @@ class Programs:
         return jaxhet.jit(jax.shard_map(f, mesh=self.mesh, **specs))
 
     def check(self, results: Any, right: float) -> None:
-        """Waits for results, and says whether their numbers are others."""
+        """Waits for results, and says whether they are wrong."""
         import jaxhet
 
         self._last = results, right

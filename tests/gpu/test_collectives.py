@@ -56,7 +56,7 @@ SLOW = ("cpu-process_vm-2x1x1",)  # on CPUs one transport is enough to try the t
 )
 def case(request: pytest.FixtureRequest) -> Case:
     found = CASES[request.param]
-    # Processes may share them: slow, but not another program.
+    # One GPU is enough, because processes can share it: only slower.
     if found.platform == "cuda" and (reason := gpus.why_fewer_than(1)):
         pytest.skip(reason)
     return found

@@ -1,7 +1,7 @@
 """Cost of jaxhet's defaults for a program that does not need them: a step inside of one island.
 
-XLA's kernels are those that it tunes for everybody; the products of benchmarks/plain_llama.py are
-so large that kernels without tuning are many times slower.
+XLA tunes its kernels, as by default: without tuning, the large products of
+benchmarks/plain_llama.py are many times slower.
 """
 
 import statistics

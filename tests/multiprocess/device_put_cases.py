@@ -151,7 +151,7 @@ def refusal_of_host_memory() -> str:
 
 
 def refusal_of_a_device() -> list[Any]:
-    """JAX's words for an array of several processes and a device, another one in each process."""
+    """JAX's error for a move to one device, where each process names another device."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
     array = put(np.arange(12.0), sharding)
     other = (jax.process_index() + 1) % jax.process_count()

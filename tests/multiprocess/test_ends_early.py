@@ -1,4 +1,4 @@
-"""Programs that end when they have what they read, while other devices have yet to exchange."""
+"""Programs that end as soon as they have one result, while other devices still exchange."""
 
 from tests.support.scripts import ON_GPUS_TOO, job, on, run
 

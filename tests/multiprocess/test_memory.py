@@ -45,7 +45,7 @@ jaxhet.shutdown()
 
 
 def _told(script: str, what: str) -> list[str]:
-    """The text that each process printed behind `what`."""
+    """The rest of the line behind `what`, in the output of each process."""
     texts = [each.text for each in run_both(script)]
     assert all(what in text for text in texts), texts
     return [text.partition(what)[2].splitlines()[0].strip() for text in texts]

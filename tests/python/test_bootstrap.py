@@ -198,7 +198,7 @@ def test_connections_that_nobody_takes_can_be_dropped() -> None:
         ours.announce_to(announced.append)
         links = bootstrap.connect_peers(theirs, [_info(ours.address)], 1, 5.0, lambda: None)
         wait_until(lambda: ours.channels_of(1) == {0, 1}, 5)
-        wait_until(lambda: announced == [1, 1], 5)  # once for each
+        wait_until(lambda: announced == [1, 1], 5)  # once for each connection
         ours.drop(1)
         for link in (links[0].control, *links[0].data):
             link.socket.settimeout(5)

@@ -80,7 +80,7 @@ def test_unknown_argument_lists_the_options() -> None:
 def test_unknown_environment_name_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="JAXHET_TRANSPORT; did you mean JAXHET_TRANSPORTS"):
         _config.resolve({}, {"JAXHET_TRANSPORT": "socket"})
-    # The prefix does not make names alike.
+    # A name that shares only the prefix with an option is not suggested.
     with pytest.warns(UserWarning, match="unknown environment variable JAXHET_FOO$"):
         _config.resolve({}, {"JAXHET_FOO": "1"})
 

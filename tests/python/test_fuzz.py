@@ -176,7 +176,7 @@ def test_damaged_answers_of_the_coordinator_are_refused() -> None:
     for message in inputs(seeds, damage_json):
         with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
-            membership._left.set()  # the end of the input is no news
+            membership._left.set()  # so that the end of the input is no error
             given = object.__new__(_membership.Credentials)
             with pytest.MonkeyPatch.context() as patch, contextlib.suppress(JaxhetError):
                 patch.setattr(_membership, "check_service", lambda *_: None)
@@ -198,7 +198,7 @@ def test_damaged_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     for message in inputs([good, strange], damage_json):
         with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
-            membership._left.set()  # the end of the input is no news
+            membership._left.set()  # so that the end of the input is no error
             with contextlib.suppress(JaxhetError):
                 membership.join(ProcessInfo.from_json(members[1]), 5)
                 assert membership.credentials == pems
@@ -214,7 +214,7 @@ def test_damaged_news_of_the_coordinator_are_heard() -> None:
     for message in inputs(seeds, damage_json):
         with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
-            membership._follow()  # returns: its thread ends with an error for the program
+            membership._follow()  # ends, and keeps an error for the program
             assert isinstance(membership.failure, JaxhetError), message
 
 

@@ -83,7 +83,7 @@ def test_wrong_secret_is_refused_on_both_sides() -> None:
 
 
 def _answer_of_one_that_sends(sent: bytes) -> bytes:
-    """The answer that a connector accepts; the acceptor's proof is that of ANSWER."""
+    """The answer that a connector accepts from one that sends `sent` with the proof of ANSWER."""
     a, b = _pair()
 
     def accept() -> None:

@@ -48,7 +48,7 @@ _MODULES = (
 
 
 class UnavailableError(Exception):
-    """There can be no virtual machine here, and why."""
+    """No virtual machine can run here; the text says why."""
 
 
 @dataclasses.dataclass(frozen=True)

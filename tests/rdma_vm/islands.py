@@ -40,7 +40,7 @@ def _blocks_swapped(whole: np.ndarray) -> np.ndarray:
     return whole.reshape(2, 2, -1).swapaxes(0, 1).ravel()
 
 
-# Per rank's block; what the whole array is afterwards.
+# The program of a rank's block, and a function that computes the whole result.
 _PROGRAMS: dict[str, tuple[_Program, Callable[[np.ndarray], np.ndarray]]] = {
     "psum": (_psum, lambda whole: np.tile(whole.reshape(2, -1).sum(0), 2)),
     "all_gather": (_all_gather, lambda whole: np.tile(whole, 2)),
@@ -53,7 +53,7 @@ def _check(name: str, num_bytes: int) -> None:
     mesh = jaxhet.make_mesh({"rank": 2})
     spec = PartitionSpec("rank")
     program, expect = _PROGRAMS[name]
-    blocks = 2 if name == "all_to_all" else 1  # into which it splits a rank's part
+    blocks = 2 if name == "all_to_all" else 1  # parts of a rank's block
     num_elements = 2 * blocks * num_bytes // 4
     whole = np.random.default_rng(num_bytes).integers(0, 1 << 30, num_elements, np.int32)
     x = jax.make_array_from_callback(

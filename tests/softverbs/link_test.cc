@@ -91,7 +91,7 @@ TEST(LinkTest, CompletionsOfAllQueuePairsFit) {
     EXPECT_EQ(b.num_closed(), 1) << "depth " << depth << ", slots " << num_slots;
     while (a.link().Resend() > 0) {
     }
-    // An overrun is told behind the last completion.
+    // An overrun would be reported after the last completion.
     EXPECT_NO_THROW({
       AwaitArrival(b.link());
       for (int i = 0; i < 20; ++i) b.link().Poll();

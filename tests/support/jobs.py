@@ -7,7 +7,7 @@ from collections.abc import Callable
 from jaxhet.testing import Job
 
 ROOT = pathlib.Path(__file__).parents[2]
-# For subprocesses: this tree, then what this process was given.
+# The variable for subprocesses: this tree, then the folders that this process has from it.
 PYTHONPATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 # Gives a running job, by its shape, or the number of devices of the one world, and **env.
 Start = Callable[..., Job]

@@ -149,7 +149,7 @@ def _pods_of_jobset(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _misnamed(pod: dict[str, Any]) -> str:
-    """The variable by which jaxhet finds the island of a JobSet's pod, if it is wrong."""
+    """A variable of a JobSet's pod, by which jaxhet finds its island, that is wrong; else ""."""
     env = {entry["name"]: entry for entry in pod["containers"][0].get("env", [])}
     for variable, annotation in _DOWNWARD.items():
         field = env.get(variable, {}).get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")

@@ -261,7 +261,7 @@ void ProgressEngine::Pass() {
   for (auto& [process, peer] : peers_.all()) peer.channel.Flush();
 }
 
-// After the end, only that of the others is of interest.
+// Reads on after the end of this engine, to see when the others end.
 void ProgressEngine::Discard() {
   for (auto& [process, peer] : peers_.all()) {
     try {

@@ -31,8 +31,8 @@ put = jax.device_put
 class Case:
     """A function, with the layouts of its arguments and results as HLO writes them.
 
-    JAX gives a compiler that has no devices neither: the case gives them to XLA itself. `donate`
-    has the numbers of donated arguments. Arrays are sharded along their first dimension.
+    Without devices JAX passes no layouts to the compiler, so the case does. `donate` has the
+    numbers of donated arguments. Arrays are sharded along their first dimension.
     """
 
     def __init__(self, f: Callable[..., Any], args: str, results: str, donate: Any = ()):
@@ -101,7 +101,7 @@ CASES = {
 
 
 class Compiler(deviceless.Compiler):
-    """A vendor's compiler. The case is what XLA is told of the entry's layout."""
+    """A vendor's compiler, with the layouts of a case for arguments and results."""
 
     case: Case
 

@@ -267,7 +267,7 @@ _RECOMPUTED = f"""
 """
 
 
-# The name of the gather of a call's operand is that of the call.
+# A gather of a call's operand has the call's name.
 @pytest.mark.parametrize("use", ["e0d0u0", "checkpoint"])
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_weights_of_a_recomputed_layer_are_gathered_before_the_gradients_behind_it(

@@ -49,8 +49,8 @@ TRAIN_STEPS = {
     "pipeline": TrainStep({"stage": 2, "data": 2}, _with(layers=4, stages=(3, 1))),
     "mixture_of_experts": TrainStep({"expert": 4}, _with(experts=4)),
 }
-# On islands of one device. Exchanges before the loop over layers are in flight when it begins, and
-# it has some of its own: more than XLA's scheduler allows if they are still in flight then.
+# On islands of one device. If the exchanges before the loop over layers were still in flight when
+# it begins, they and its own would be more than XLA's scheduler allows.
 LOOP_OVER_LAYERS = TrainStep(
     {"fsdp": 2},
     dataclasses.replace(CONFIGS["tiny"], scan=True, remat="none"),

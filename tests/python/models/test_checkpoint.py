@@ -91,7 +91,7 @@ def test_first_save_that_fails_says_that_there_is_no_other(tmp_path, short_files
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, held_commit):
-    """A save returns before it is complete; it holds the values that were given away meanwhile."""
+    """A save returns before it is complete, and holds values whose arrays are donated meanwhile."""
     state = random_state(1 << 20)
     expected = np.array(state.params["a"])
     layout, shapes = shardings(state), jax.eval_shape(lambda: state)

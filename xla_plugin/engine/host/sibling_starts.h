@@ -34,8 +34,8 @@ class SiblingStarts {
   // A rank that comes to an execution has ended those before. In a branch of its own, it did not
   // start what the others did.
   void Leave(const ExchangeRequest& request);
-  // A rank that never comes to an exchange again is in such a branch as well: XLA lets no device be
-  // so many executions behind.
+  // The oldest execution has ended on all ranks: XLA lets no device be so many executions behind. A
+  // rank that has not come to it is in a branch of its own.
   void ForgetOldest();
 
   std::vector<Entry> uneven_;  // in the order of the first starts
