@@ -1,12 +1,14 @@
 """How much of what unequal islands do alone do they reach together?
 
     python -m benchmarks.efficiency [--share stages] [--burners 0,1] [--json FILE]
+    python -m benchmarks.efficiency --burners 0,0,0 --cores 0,1,1 --speeds 1,0.6,0.3
     python -m benchmarks.efficiency --platform cuda --config 1b [--burners 0,1]
 
 Each island is one CPU device on a core. A burner is a process that computes on an island's core all
-the time, so that the kernel gives the island 1 / (1 + burners) of the core. Islands may also share
-a core (`--cores 0,1,1`), in unequal parts if one of them is nicer (`--nice 0,0,5`). The same model
-is trained by each island alone, all of them at the same time, then together with equal shares, and
+the time, so that the kernel gives the island 1 / (1 + burners) of the core. With `--speeds` each
+island has a part of its core's time to itself: in every 20 ms it is stopped outside of its part. So
+several islands can share a core, and none becomes faster when another one waits. The same model is
+trained by each island alone, all of them at the same time, then together with equal shares, and
 with measured ones: of a batch (`--balance even` and `auto`), or of the layers (`--stages`). Every
 rate is the median over windows of steps after the first one, which compiles, in several turns.
 
@@ -41,15 +43,27 @@ MICROBATCHES = 48  # mean number in a step
 ROWS, POSITIONS = 2, {"cpu": 128, "cuda": 512}  # size of a microbatch
 EVEN, AUTO = "even", "auto"
 ALONE, BATCH, STAGES = "alone", "batch", "stages"
-_ON_CORE, _NICE = "EFFICIENCY_CORE", "EFFICIENCY_NICE"
+_ON_CORE, _PART = "EFFICIENCY_CORE", "EFFICIENCY_PART"
+_PERIOD = 0.02  # seconds
 _PIN = f"""
-import os, sys
+import os, signal, sys, time
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.sched_setaffinity(0, {{int(os.environ["{_ON_CORE}"])}})
-os.nice(int(os.environ.get("{_NICE}", "0")))
+begin, end = (float(x) * {_PERIOD} for x in os.environ.get("{_PART}", "0,1").split(","))
+island = os.getpid()
+if end - begin < {_PERIOD} and os.fork() == 0:  # a process that stops and continues this one
+    os.closerange(0, 3)
+    def sleep_until(moment):
+        time.sleep((moment - time.monotonic()) % {_PERIOD})
+    while os.getppid() == island:
+        sleep_until(begin)
+        os.kill(island, signal.SIGCONT)
+        sleep_until(end)
+        os.kill(island, signal.SIGSTOP)
+    os._exit(0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-# Runs Python's arguments on the core that the environment names.
+# Runs Python's arguments on the core and in the part of its time that the environment names.
 PINNED = (sys.executable, "-c", _PIN)
 _BURN = """
 import os, sys
@@ -101,7 +115,7 @@ def burning(burners: Sequence[int], cores: Sequence[int], platform: str = "cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Islands:
-    """Core or GPU of each island, burners on it, and niceness.
+    """Core or GPU of each island, burners on it, and the part of its time (two ends: 0 to 1).
 
     `share` says what the islands share, `BATCH` or `STAGES`; `config` is the size of the model.
     """
@@ -111,7 +125,26 @@ class Islands:
     config: str
     cores: Sequence[int]
     burners: Sequence[int]
-    nice: Sequence[int]
+    parts: Sequence[str]
+
+
+def parts_of_cores(cores: Sequence[int], speeds: Sequence[float]) -> list[str]:
+    """The part of its core's time for each island, behind those of the islands before it there.
+
+    Raises:
+      ValueError: The islands of a core have more than all of its time.
+    """
+    parts, used = [], dict.fromkeys(cores, 0.0)
+    for core, speed in zip(cores, speeds, strict=True):
+        begin = used[core]
+        used[core] += speed
+        if used[core] > 1 + 1e-9 or speed <= 0:
+            raise ValueError(
+                f"--speeds {','.join(map(str, speeds))} on the cores {','.join(map(str, cores))}: "
+                f"give the islands of core {core} parts above 0, with a sum of at most 1"
+            )
+        parts.append(f"{begin:g},{used[core]:g}")
+    return parts
 
 
 def environment(platform: str, cores: Sequence[int]) -> dict[str, str]:
@@ -123,9 +156,9 @@ def environment(platform: str, cores: Sequence[int]) -> dict[str, str]:
     return env
 
 
-def on_cores(cores: Sequence[int], command: Sequence[str], nice: Sequence[int] = ()) -> list[str]:
+def on_cores(cores: Sequence[int], command: Sequence[str], parts: Sequence[str] = ()) -> list[str]:
     """The command that runs a command of `PINNED` on islands, one for each core."""
-    variables = [(_ON_CORE, core) for core in cores], [(_NICE, number) for number in nice]
+    variables = [(_ON_CORE, core) for core in cores], [(_PART, part) for part in parts]
     where = [
         f"--island-env=island{i}:{name}={value}"
         for pairs in variables
@@ -165,12 +198,12 @@ def run_alone(folder: pathlib.Path, islands: Islands) -> None:
                 **environment(islands.platform, [core]),
                 **own,
                 _ON_CORE: str(core),
-                _NICE: str(nice),
+                _PART: part,
             },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for i, (core, nice) in enumerate(zip(islands.cores, islands.nice, strict=True))
+        for i, (core, part) in enumerate(zip(islands.cores, islands.parts, strict=True))
     ]
     try:  # so that none has more of a core when others are done
         while any(len(rates(folder / str(i))) < WINDOWS - 1 for i in range(len(processes))):
@@ -187,7 +220,7 @@ def run_together(folder: pathlib.Path, islands: Islands, case: str) -> None:
     """Trains on all islands."""
     command = training(folder, islands, case, WINDOWS)
     ended = subprocess.run(
-        on_cores(islands.cores, command, islands.nice),
+        on_cores(islands.cores, command, islands.parts),
         env=environment(islands.platform, islands.cores),
         capture_output=True,
         text=True,
@@ -288,7 +321,7 @@ def main() -> None:
     parser.add_argument("--platform", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--burners", default="0,1", help="burners on the core of each island")
     parser.add_argument("--cores", help="core, or GPU, of each island; default: one of its own")
-    parser.add_argument("--nice", help="niceness of each island; default: 0")
+    parser.add_argument("--speeds", help="with cpu: part of its core's time for each island")
     parser.add_argument("--config", default="demo", help="size of the model")
     parser.add_argument("--turns", type=int, default=2, help="runs of each case, in turns")
     parser.add_argument("--json", type=pathlib.Path, help="file for the table's rows")
@@ -297,13 +330,17 @@ def main() -> None:
     burners = _numbers(options.burners)
     found = sorted(os.sched_getaffinity(0)) if options.platform == "cpu" else range(len(burners))
     cores = _numbers(options.cores) or [*found][: len(burners)]
-    nice = _numbers(options.nice) or [0] * len(burners)
-    if not len(cores) == len(burners) == len(nice):
+    speeds = [float(x) for x in (options.speeds or ",".join("1" * len(burners))).split(",")]
+    if not len(cores) == len(burners) == len(speeds):
         parser.error(
             f"--burners has {len(burners)} islands, there are {len(cores)} cores for them, and "
-            f"--nice has {len(nice)} numbers: give one of each for every island"
+            f"--speeds has {len(speeds)} numbers: give one of each for every island"
         )
-    islands = Islands(options.share, options.platform, options.config, cores, burners, nice)
+    try:
+        parts = parts_of_cores(cores, speeds)
+    except ValueError as error:
+        parser.error(str(error))
+    islands = Islands(options.share, options.platform, options.config, cores, burners, parts)
     rows = measure(islands, options.turns)
     print(f"{options.config}, burners {options.burners}\n{table(rows)}\n{made_at()}")
     if options.share == STAGES:

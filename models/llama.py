@@ -1,12 +1,11 @@
 """A language model in Flax NNX, LLaMA's or Qwen's: embedding, equal blocks, norm, output head."""
 
-from collections.abc import Callable
-
 import jax
 from flax import nnx
 
 from models.configs import DTYPES, REMAT, Config
 from models.extras.documents import Documents
+from models.extras.first_rows import run_first
 from models.extras.moe import Experts
 from models.layers import Attention, Past, SwiGLU, linear, norm
 from models.loss import Head, cross_entropy, project
@@ -52,17 +51,6 @@ class Block(nnx.Module):
         return constrain(x + shared + routed, "residual")
 
 
-def run_if(used: jax.Array, run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """A function's result, or its argument unchanged; then nothing is computed.
-
-    Args:
-      used: Scalar, whether to run the function.
-      run: The function.
-      x: Argument of the function, of the shape of its result.
-    """
-    return jax.lax.cond(used, run, lambda x: x, x)
-
-
 class Llama(nnx.Module):
     """A decoder of `config.layers` blocks.
 
@@ -102,33 +90,32 @@ class Llama(nnx.Module):
         return constrain(self.embed(tokens), "residual")
 
     def stack(
-        self, x: jax.Array, used: jax.Array | None = None, documents: Documents | None = None
+        self, x: jax.Array, count: jax.Array | None = None, documents: Documents | None = None
     ) -> jax.Array:
         """All blocks, [B, T, E] to [B, T, E].
 
-        A block that is not used is not computed: collectives in a block must join devices that
-        agree on it.
-
         Args:
           x: Activations [B, T, E].
-          used: Whether each layer is used, bool [layers]; None: all are.
+          count: Number of blocks that are used, the first ones: the others are not computed.
+            `config.remat` does not count then, the input of each block is kept. None: all blocks.
           documents: Documents that attention does not cross, or None.
         """
+        if count is not None:
+            graph, params = nnx.split(self.blocks)
+            return run_first(
+                lambda own, x, inside: nnx.merge(graph, own)(x, inside), params, x, count, documents
+            )
 
-        def apply(block: Block, used: jax.Array | None, carry: Carry) -> Carry:
+        def apply(block: Block, carry: Carry) -> Carry:
             before, x = carry
             graph, params = nnx.split(block)
-
-            def run(x: jax.Array) -> jax.Array:
-                return nnx.merge(graph, gather_after(params, before))(x, documents)
-
-            return x, run(x) if used is None else run_if(used, run, x)
+            return x, nnx.merge(graph, gather_after(params, before))(x, documents)
 
         remat = self.config.remat
         step = apply if remat == "none" else nnx.remat(apply, policy=REMAT[remat])
         unroll = 1 if self.config.scan else self.config.layers
-        run = nnx.scan(step, in_axes=(0, 0, nnx.Carry), out_axes=nnx.Carry, unroll=unroll)
-        return run(self.blocks, used, (x, x))[1]
+        run = nnx.scan(step, in_axes=(0, nnx.Carry), out_axes=nnx.Carry, unroll=unroll)
+        return run(self.blocks, (x, x))[1]
 
     def logits(self, x: jax.Array) -> jax.Array:
         """[B, T, E] of the last block to float32 logits [B, T, vocab]."""

@@ -35,9 +35,8 @@ def value_and_grad(
       tokens: Tokens [batch, positions + 1].
     """
 
-    def local(params: Any, used: jax.Array, tokens: jax.Array) -> tuple[jax.Array, Any]:
-        rows = None if pipeline.is_even else used[0]
-        stage = _Stage(pipeline, graph, rows)
+    def local(params: Any, counts: jax.Array, tokens: jax.Array) -> tuple[jax.Array, Any]:
+        stage = _Stage(pipeline, graph, pipeline.count(counts))
         loss, gradients = stage.run(params, pipeline.divide(tokens), config)
         count = math.prod(jax.lax.axis_size(name) for name in split)
 
@@ -57,11 +56,11 @@ def value_and_grad(
 
 @dataclasses.dataclass(frozen=True)
 class _Stage:
-    """One stage: this device's part of the blocks. `used` says which rows it has, None: all."""
+    """One stage: this device's part of the blocks. `count` is its number of layers, None: all."""
 
     pipeline: Pipeline
     graph: nnx.GraphDef
-    used: jax.Array | None
+    count: jax.Array | None
 
     def run(self, params: Any, parts: jax.Array, config: Config) -> tuple[jax.Array, Any]:
         """Sums over this device's microbatches `parts`, of the loss and of gradients."""
@@ -99,7 +98,8 @@ class _Stage:
             return (jax.lax.optimization_barrier(moved), kept, sums), None
 
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, at_least_float32(x.dtype)), params)
-        carry = (((nothing, nothing),) * 2, jnp.stack([nothing] * room), (jnp.float32(0), zeros))
+        loss = jnp.zeros((), at_least_float32(nothing.dtype))
+        carry = (((nothing, nothing),) * 2, jnp.stack([nothing] * room), (loss, zeros))
         steps = jnp.arange(num + 4 * hops, dtype=jnp.int32)
         loss, gradients = jax.lax.scan(step, carry, steps)[0][2]
         return jax.tree.map(lambda x: x / num, (loss, gradients))
@@ -114,20 +114,21 @@ class _Stage:
             params,
         )
         model = nnx.merge(self.graph, params)
-        return model.stack(x, self.used, model.documents(tokens))
+        return model.stack(x, self.count, model.documents(tokens))
 
     def _backward(
         self, params: Any, received: jax.Array, part: jax.Array, gradient: jax.Array, sums: Any
     ) -> tuple[jax.Array, Any]:
         """The gradient for the previous stage, and the sums with this microbatch's."""
         is_last = jax.lax.axis_index("stage") == len(self.pipeline.stages) - 1
+        wide = at_least_float32(received.dtype)
 
         def run(params: Any, received: jax.Array) -> tuple[jax.Array, jax.Array]:
             result = self._forward(params, received, part)
             loss = jax.lax.cond(
                 is_last,
-                lambda params: nnx.merge(self.graph, params).loss(result, part[:, 1:]),
-                lambda _: jnp.float32(0),
+                lambda params: nnx.merge(self.graph, params).loss(result, part[:, 1:]).astype(wide),
+                lambda _: jnp.zeros((), wide),
                 params,
             )
             return result, loss

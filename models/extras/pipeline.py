@@ -5,8 +5,8 @@ its own: in step t stage s computes microbatch t - 2s while its result for the o
 way, forward and backward. A schedule that waits for each hop has stages - 1 fewer steps.
 
 Stages may differ in size. Their parameters are rows of one array, so the short ones are filled up
-with rows of zeros. A stage skips these rows, forward and backward, and so pays for its own layers
-only. Collectives of a layer join devices of one stage, which agree on what they skip.
+with rows of zeros. A stage loops over its own rows only (`models.extras.first_rows`). Collectives
+of a layer join devices of one stage, which agree on the number of rows.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from models.configs import Config
+from models.extras.dtypes import at_least_float32
 from models.llama import Llama
 from models.sharding import batch_axes, constrain
 
@@ -113,16 +114,22 @@ class Pipeline:
         """
         split = self.split_axes(tokens)
 
-        def local(params: Any, used: jax.Array, tokens: jax.Array) -> jax.Array:
+        def local(params: Any, counts: jax.Array, tokens: jax.Array) -> jax.Array:
             # Here, and not where they are used, so that gradients are summed once, after the scan.
             params = {
                 name: _varying(x, split if name == "blocks" else ("stage", *split))
                 for name, x in params.items()
             }
             model = partial(nnx.merge, graph, params)
-            x = self._flow(model, None if self.is_even else used[0], tokens)
+            x = self._flow(model, self.count(counts), tokens)
             last = jax.lax.axis_index("stage") == len(self.stages) - 1
-            loss = jnp.where(last, model().loss(x, tokens[:, 1:]), 0)
+            zero = _varying(jnp.zeros((), at_least_float32(x.dtype)), ("stage", *split))
+            loss = jax.lax.cond(
+                last,
+                lambda x: model().loss(x, tokens[:, 1:]).astype(zero.dtype),
+                lambda _: zero,
+                x,
+            )
             return jax.lax.pmean(jax.lax.psum(loss, "stage"), split)
 
         return self.on_stages(local, params, tokens, split)
@@ -154,7 +161,7 @@ class Pipeline:
         """Runs a function on all stages.
 
         Args:
-          local: Function of a stage's parameters, its used rows [1, rows], and its tokens.
+          local: Function of a stage's parameters, its number of layers [1], and its tokens.
           params: Parameters, spread over the stages.
           tokens: Tokens [batch, positions + 1].
           split: Mesh axes that split the batch.
@@ -167,7 +174,11 @@ class Pipeline:
             out_specs=(P(), lies) if with_gradients else P(),
             axis_names={"stage", *split},
             check_vma=not with_gradients,  # which are summed by `local`
-        )(params, jnp.asarray(self._used()), tokens)
+        )(params, jnp.array(self.stages, jnp.int32), tokens)
+
+    def count(self, counts: jax.Array) -> jax.Array | None:
+        """The number of layers of a stage, from its part [1] of all numbers; None: all rows."""
+        return None if self.is_even else counts[0]
 
     @property
     def is_even(self) -> bool:
@@ -179,12 +190,12 @@ class Pipeline:
         return np.arange(max(self.stages)) < np.array(self.stages)[:, None]
 
     def _flow(
-        self, model: Callable[[], Llama], used: jax.Array | None, tokens: jax.Array
+        self, model: Callable[[], Llama], count: jax.Array | None, tokens: jax.Array
     ) -> jax.Array:
         """The output of this stage for all tokens: [batch, positions, embed].
 
-        `model` makes the model anew where it is used: one can't be carried into a loop. `used` says
-        which rows this stage has (bool [rows]), None: all.
+        `model` makes the model anew where it is used: one can't be carried into a loop. `count` is
+        the number of layers of this stage, None: all rows.
         """
         hops = len(self.stages) - 1
         inputs = constrain(self.divide(model().inputs(tokens[:, :-1])), "microbatches")
@@ -200,7 +211,7 @@ class Pipeline:
             under_way = jax.lax.ppermute(before, "stage", [(s, s + 1) for s in range(hops)])
             own = jnp.clip(number - 2 * stage, 0, self.microbatches - 1)
             inside = jax.tree.map(lambda x: x[own], documents)
-            result = model().stack(jnp.where(stage == 0, x, received), used, inside)
+            result = model().stack(jnp.where(stage == 0, x, received), count, inside)
             return jax.lax.optimization_barrier((under_way, result)), before
 
         nothing = jnp.zeros_like(inputs[0])

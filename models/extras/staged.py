@@ -26,15 +26,20 @@ from models.sharding import activation_sharding
 from models.train import Schedule, Trainer
 
 _REPEATS = 3
-# A stage of 1F1B runs forward once more, except the last one: a third of forward and backward.
-_FORWARD_AGAIN = 4 / 3
+# With 1F1B a stage computes its layers forward three times and backward once, which takes as long
+# as forward twice; with GPipe, and in the last stage, forward twice.
+_FORWARD_AGAIN = 5 / 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """The number of layers of each stage, and the reason as a line of text."""
+    """The number of layers of each stage, and the reason as a line of text.
+
+    `seconds` is the time of the slowest stage for a microbatch.
+    """
 
     layers: tuple[int, ...]
+    seconds: float
     why: str
 
 
@@ -54,9 +59,9 @@ def choose(config: Config, schedule: Schedule, mesh: jax.sharding.Mesh, tokens: 
     num = mesh.shape["stage"]
     local = {d.id for d in jax.local_devices()}
     own = [s for s in range(num) if local & {d.id for d in np.take(mesh.devices, [s], axis).flat}]
-    costs = np.zeros((num, 3), np.float32)
-    costs[own] = _costs(config, schedule, _alone(mesh, own[0]), tokens)
-    return decide(config, np.max(process_allgather(costs), axis=0))
+    found = np.zeros((num, 3), np.float32)
+    found[own] = costs(config, schedule, _alone(mesh, own[0]), tokens)
+    return decide(config, np.max(process_allgather(found), axis=0))
 
 
 def decide(config: Config, costs: npt.NDArray[np.float32]) -> Stages:
@@ -79,6 +84,7 @@ def decide(config: Config, costs: npt.NDArray[np.float32]) -> Stages:
     each = ", ".join(f"{c.microbatch:.3g} s + {c.fixed:.2g} s" for c in every)
     return Stages(
         layers,
+        longest(every, layers),
         f"stages: {','.join(map(str, layers))} layers (measured); a layer and an end of the model "
         f"take the stages {each} for a microbatch; the slowest stage needs "
         f"{longest(every, layers):.3g} s, with equal stages "
@@ -94,13 +100,21 @@ def _alone(mesh: jax.sharding.Mesh, stage: int) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.atleast_1d(devices.squeeze(axis)), names)
 
 
-def _costs(
+def costs(
     config: Config, schedule: Schedule, mesh: jax.sharding.Mesh, tokens: Any
 ) -> tuple[float, float, float]:
-    """Seconds for a layer, for everything else, and for the embedding."""
+    """Seconds for a layer, for everything else, and for the embedding.
+
+    Args:
+      config: Config of the model, whatever its stages.
+      schedule: Schedule of the run.
+      mesh: Mesh of the devices that compute, without an axis `stage`.
+      tokens: Tokens [rows, positions + 1] of a microbatch.
+    """
 
     def seconds(layers: int, program: Callable[..., Any] | None = None) -> float:
-        own = dataclasses.replace(config, layers=layers, stages=())
+        # Uneven stages keep inputs of layers only (`models.extras.first_rows`).
+        own = dataclasses.replace(config, layers=layers, stages=(), remat="full")
         trainer = Trainer(own, schedule, mesh)
         shardings = trainer.state_shardings().params
         params = jaxhet.jit(lambda: trainer.init(0).params, out_shardings=shardings)()

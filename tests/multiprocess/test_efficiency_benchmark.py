@@ -1,14 +1,23 @@
 """The benchmark of unequal islands: what it writes and what it refuses; not how fast it is."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks.efficiency import Row, table, table_rows
+from benchmarks.efficiency import PINNED, Row, parts_of_cores, table, table_rows
 from tests.support.jobs import ROOT
+
+_SPIN = """
+import time
+began = time.perf_counter()
+while time.perf_counter() < began + 1:
+    pass
+print(time.process_time())
+"""
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +35,26 @@ def test_ideal_is_the_sum_of_the_islands_alone() -> None:
     assert "| together, measured shares | 291      | 0.970 | 32,16  |" in table(rows)
 
 
+def test_islands_have_their_parts_of_a_core() -> None:
+    assert parts_of_cores([0, 1, 1], [1, 0.6, 0.3]) == ["0,1", "0,0.6", "0.6,0.9"]
+    with pytest.raises(ValueError, match="give the islands of core 1 parts above 0, with a sum"):
+        parts_of_cores([0, 1, 1], [1, 0.6, 0.5])
+    with pytest.raises(ValueError, match="parts above 0"):
+        parts_of_cores([0], [0])
+
+
+def test_stopped_island_computes_in_its_part_only() -> None:
+    core = min(os.sched_getaffinity(0))
+    where = {"JAX_PLATFORMS": "cpu", "EFFICIENCY_CORE": str(core), "EFFICIENCY_PART": "0.5,0.8"}
+    ended = subprocess.run(
+        [*PINNED, "-c", _SPIN], env={**os.environ, **where}, capture_output=True, check=True
+    )
+    # At most 0.3 s, and what Python needs to start; less on a machine with other work.
+    assert 0 < float(ended.stdout) < 0.6
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_cases_are_timed_and_written(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "figures.json"
     ended = run(f"--json={path}", f"--plot={tmp_path / 'bars.svg'}")
@@ -39,6 +67,7 @@ def test_cases_are_timed_and_written(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_layers_are_shared_too() -> None:
     ended = run("--share=stages")
     assert ended.returncode == 0, ended.stderr
