@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -83,14 +82,6 @@ def test_no_coordinator_is_said_within_the_time() -> None:
 def test_missing_process_is_named() -> None:
     (ended,) = run(JOIN, {**job(3)[0], "JAXHET_CONNECT_TIMEOUT_S": "2"})
     assert "process 1, 2 of 3 has not joined within 2 s" in ended.text
-
-
-def test_port_in_use_is_said() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        (ended,) = run(JOIN, {**job()[0], "JAXHET_COORDINATOR_ADDRESS": address})
-    assert f"the coordinator can't listen on {address}: Address already in use" in ended.text
-    assert " (perhaps by the coordinator of a job that runs or has just ended); " in ended.text
 
 
 def test_duplicate_process_id_is_refused(tmp_path: pathlib.Path) -> None:
@@ -245,12 +236,6 @@ def test_declared_island_that_nobody_is_in_is_said() -> None:
         assert "the islands should be ['island0', 'island1', 'island2']" in ended.text
 
 
-def test_job_of_one_island_is_left_alone() -> None:
-    script = f"{JOIN}; print(jaxhet.stats(), len(jaxhet.islands()))"
-    for ended in run(script, *({**env, "JAXHET_ISLAND": "one"} for env in job())):
-        assert "{} 1" in ended.text, ended.text
-
-
 def test_second_initialize_is_refused() -> None:
     script = (
         f"{JOIN}\ntry: jaxhet.initialize()\nexcept jaxhet.UsageError as e: print('refused:', e)"
@@ -347,11 +332,6 @@ os.waitpid(pid, 0)
     for ended in run(script, *job()):
         assert "child lives" in ended.text
         assert "Exception ignored" not in ended.text, ended.text
-
-
-def test_two_jobs_on_one_host_do_not_meet() -> None:
-    for ended in run(JOIN, *job(), *job(JAXHET_JOB_SECRET="secret of the other job")):
-        assert (ended.code, "joined" in ended.text) == (0, True), ended.text
 
 
 @pytest.mark.parametrize("connect", ["all", "needed"])

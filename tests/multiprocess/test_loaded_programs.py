@@ -59,30 +59,23 @@ def _needs(load: str) -> None:
         pytest.importorskip("flatbuffers", reason="jax.export writes bytes with flatbuffers")
 
 
-def _assert_right(loads: tuple[str, ...]) -> None:
-    calls = [(load, kind) for load in loads for kind in KINDS]
-    for ended in _run("\n".join(f'tell({load}, "{kind}")' for load, kind in calls)):
-        assert ended.code == 0, ended.text
-        told = [line for line in ended.text.splitlines() if line.startswith("told: ")]
-        assert told == [f"told: {load} {kind} right" for load, kind in calls]
-
-
-def test_exchanges_that_look_alike_are_right() -> None:
-    _assert_right(QUICK_LOADS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("load", LOADS)
-def test_exchanges_that_look_alike_are_right_however_the_program_is_loaded(load: str) -> None:
-    _needs(load)
-    _assert_right((load,))
-
-
-@pytest.mark.parametrize("kind", [pytest.param("psum", marks=pytest.mark.slow), "ppermute"])
-@pytest.mark.parametrize(
+_EACH_LOAD = pytest.mark.parametrize(
     "load",
     [name if name in QUICK_LOADS else pytest.param(name, marks=pytest.mark.slow) for name in LOADS],
 )
+
+
+@_EACH_LOAD
+def test_exchanges_that_look_alike_are_right_however_the_program_is_loaded(load: str) -> None:
+    _needs(load)
+    for ended in _run("\n".join(f'tell({load}, "{kind}")' for kind in KINDS)):
+        assert ended.code == 0, ended.text
+        told = [line for line in ended.text.splitlines() if line.startswith("told: ")]
+        assert told == [f"told: {load} {kind} right" for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", [pytest.param("psum", marks=pytest.mark.slow), "ppermute"])
+@_EACH_LOAD
 def test_exchanges_in_another_order_on_one_island_are_refused(load: str, kind: str) -> None:
     _needs(load)
     for ended in _run(f'tell({load}, "{kind}", range(4) if me == 0 else [1, 0, 2, 3])'):

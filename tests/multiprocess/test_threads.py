@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import pytest
 from two_islands import run_both
 
 TOOLS = """
@@ -122,28 +121,6 @@ tell(first=first, claimer=results[0], refused=refused, ended=ended, again=calls(
             assert set(map(tuple, kinds.values())) == {("right",)}, kinds
         assert_refused(island["refused"], "MainThread", "claimer")
         assert_refused(island["ended"], "MainThread", "claimer")
-
-
-@pytest.mark.parametrize("rounds", [5])
-def test_launches_in_turn(rounds: int) -> None:
-    script = f"""
-results = []
-for round in range({rounds}):
-    def body():
-        jaxhet.launch_from_this_thread()
-        return calls(float(round))
-    thread, told = in_thread(f"claimer {{round}}", body)
-    thread.join()
-    refused = calls(100.0)
-    jaxhet.launch_from_this_thread()
-    results.append([told[0], calls(2.0)])
-    tell(refused=refused)
-tell(results=results)
-"""
-    for island in told(script):
-        for kinds in (kinds for both in island["results"] for kinds in both):
-            assert set(map(tuple, kinds.values())) == {("right",)}, kinds
-        assert_refused(island["refused"], "MainThread", f"claimer {rounds - 1}")
 
 
 def test_thread_after_the_one_that_claimed_launches_is_refused() -> None:

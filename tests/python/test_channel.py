@@ -48,6 +48,7 @@ def test_messages_round_trip_and_are_hidden(pair: Pair) -> None:
     sealed = [pair.sealed(message) for message in messages]
     assert b"secret" not in b"".join(sealed)
     assert pair.receive(*sealed) == messages
+    assert pair.sockets[1][1].gettimeout() is None  # the limit was for one message
 
 
 def test_length_is_bounded(pair: Pair) -> None:
