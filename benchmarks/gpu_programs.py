@@ -61,7 +61,7 @@ def _result(running: Sequence[subprocess.Popen[bytes]]) -> dict[str, Any]:
 
 
 def _difference(losses: Sequence[float], world: Sequence[float]) -> float:
-    """The largest relative one."""
+    """The largest relative difference of a loss."""
     pairs = zip(losses, world, strict=True)
     return max(abs(mine - other) / abs(other) for mine, other in pairs)
 

@@ -155,7 +155,7 @@ def read_by(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _read_of(held: dict[str, Any], names: list[str], met: set[str]) -> dict[str, Any]:
-    """The values of these names; of a module of the program, its own values of these names."""
+    """The values of these names in `held`; a module of the program is read in the same way."""
     found: dict[str, Any] = {}
     for name in names:
         value = held.get(name)

@@ -293,7 +293,7 @@ class Computation:
         return list(self._users.get(instruction.id, ()))
 
     def hide(self, instruction: Instruction, shape: Shape | None = None) -> None:
-        """Puts a barrier before the users of an instruction: they do not see what it is.
+        """Puts a barrier before the users of an instruction, so that no rewrite looks through it.
 
         The barrier has a shape of its own if one is given.
         """

@@ -271,7 +271,7 @@ def test_launched_job_listens_on_loopback_only() -> None:
 
 @pytest.mark.slow
 def test_gloo_listens_on_the_address_that_reaches_the_coordinator() -> None:
-    """Here on another one than that of the host name."""
+    """The address is not that of the host name here."""
     elsewhere = """
 from jaxhet._job import membership
 membership.Membership.local_address = property(lambda _: "127.0.0.2")

@@ -220,7 +220,7 @@ def _first(
 def _without_own(
     c: hlo.Computation, received: hlo.Instruction, groups: Sequence[Sequence[int]]
 ) -> hlo.Instruction:
-    """The rows, but that the device's own one is the next one's: it must not be used."""
+    """The received rows, but for the device's own, which must not be used: a wrong row is there."""
     index_of = {member: index for group in groups for index, member in enumerate(group)}
     count = len(groups[0])
     size = hlo.num_elements(received.shape) // count
