@@ -10,14 +10,18 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/device_world.h"
+#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 
@@ -30,6 +34,7 @@ using Random = std::mt19937_64;
 
 constexpr int64_t kPeerTimeoutMs = 400;
 constexpr int64_t kDeadlineMs = 2'000;
+constexpr int kLines = 8;  // exchanges of the plan
 constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
 
 template <typename T, size_t kCount>
@@ -49,6 +54,7 @@ int32_t CountMappings() {
 
 WorldOptions OptionsOf(const ChaosRound& round) {
   WorldOptions options{.num_processes = round.num_processes, .transports = {round.transport}};
+  if (round.on_devices) options = DeviceOptions(round.num_processes, round.transport);
   options.engine.heartbeat_ms = 40;
   options.engine.peer_timeout_ms = kPeerTimeoutMs;
   options.engine.deadline_ms = options.engine.first_deadline_ms = kDeadlineMs;
@@ -75,17 +81,62 @@ bool GatherRightly(Engine& engine, const ChaosRound& round, int rank, size_t ste
   return true;
 }
 
+// A rank that is a device, and what it exchanges.
+class DeviceOfRank {
+ public:
+  DeviceOfRank(Engine& engine, const ChaosRound& round, int rank, std::vector<Ends> sockets)
+      : engine_(engine), rank_(rank), group_{.kind = ExchangeKind::kAllGather, .members = {}} {
+    for (int i = 0; i < round.num_processes; ++i) group_.members.push_back(i);
+    const std::span operands =
+        OptionsOf(round).has_operands ? OperandsOf(rank) : std::span<std::byte>{};
+    engine.OpenDevices(HostVendor(), {{rank, 0, operands}},
+                       ChannelSocketsOf(rank, std::move(sockets)), milliseconds(kDeadlineMs));
+  }
+
+  // As GatherRightly() of CPUs. A failure may be known later than the result that lacks something.
+  bool GatherRightly(size_t num_bytes, size_t step) {
+    Side& side = sides_.emplace_back(rank_, group_, num_bytes, static_cast<int64_t>(step % kLines));
+    side.StartOn(engine_, stream_.get());
+    side.DoneOn(engine_, stream_.get());
+    device_->Synchronize(stream_.get());
+    if (side.HasAllBlocks()) return true;
+    if (const auto error = engine_.WaitFailure(milliseconds(kDeadlineMs))) throw Error(*error);
+    return false;
+  }
+
+ private:
+  Engine& engine_;
+  int rank_;
+  Group group_;
+  std::unique_ptr<Device> device_ = OpenHostDevice();
+  std::deque<Side> sides_;  // streams may use them until the engine is closed
+  Stream stream_ = device_->CreateStream(StreamPriority::kNormal);
+};
+
+// The sockets of device channels out of the ends of all sockets; control stays.
+std::vector<Ends> TakeChannelSockets(std::vector<Ends>& ends) {
+  std::vector<Ends> taken(ends.size());
+  for (size_t i = 0; i < ends.size(); ++i) taken[i].data = std::exchange(ends[i].data, {});
+  return taken;
+}
+
 void RunExchanges(const ChaosRound& round, int rank, std::vector<Ends> ends,
                   ChaosOutcome& outcome) {
   const WorldOptions options = OptionsOf(round);
+  std::vector<Ends> channels;
+  if (round.on_devices) channels = TakeChannelSockets(ends);
   const auto engine = MakeEngine(rank, options, std::move(ends));
+  std::optional<DeviceOfRank> device;
   try {
     engine->Connect(milliseconds(kDeadlineMs));
     engine->SetRanks(RanksOf(options));
-    engine->AddPlan(kPlan, PlanText(8));
+    if (round.on_devices) device.emplace(*engine, round, rank, std::move(channels));
+    engine->AddPlan(kPlan, PlanText(kLines));
     outcome.Say(ChaosOutcome::Kind::kRight, "");
     for (size_t step = 0; step < round.sizes.size(); ++step) {
-      if (GatherRightly(*engine, round, rank, step)) continue;
+      const bool is_right = device ? device->GatherRightly(round.sizes[step], step)
+                                   : GatherRightly(*engine, round, rank, step);
+      if (is_right) continue;
       outcome.Say(ChaosOutcome::Kind::kWrong, StrCat("exchange ", step));
       break;
     }
@@ -95,14 +146,23 @@ void RunExchanges(const ChaosRound& round, int rank, std::vector<Ends> ends,
   engine->Close(milliseconds(kDeadlineMs));
 }
 
+// The memory of all operands, which is the process's own; returns the descriptors that it has.
+int32_t OpenOperands() {
+  const int32_t before = CountFds();
+  OperandMemory();
+  return CountFds() - before;
+}
+
 // A process of the job. It has no other files than these and those that its parent began with.
 [[noreturn]] void BeProcess(const ChaosRound& round, int rank, std::vector<Ends> ends,
                             int num_fds_before, const Fd& report) {
   if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(1);  // errors are reported
   ChaosOutcome outcome;
+  if (round.on_devices) num_fds_before += OpenOperands();
+  const int32_t num_mappings_before = CountMappings();
   RunExchanges(round, rank, std::move(ends), outcome);
   outcome.num_leaked_fds = CountFds() - num_fds_before;
-  outcome.num_leaked_mappings = CountMappings();
+  outcome.num_leaked_mappings = CountMappings() - num_mappings_before;
   _exit(write(report.get(), &outcome, sizeof outcome) == sizeof outcome ? 0 : 1);
 }
 
@@ -111,7 +171,7 @@ Fd& EndOf(const ChaosRound& round, std::vector<std::vector<Ends>>& ends, int pro
   Ends& chosen = ends[static_cast<size_t>(process)][static_cast<size_t>(peer)];
   const bool is_data = round.fault == Fault::kCutData || round.fault == Fault::kDisturbData ||
                        round.fault == Fault::kCorruptData;
-  return is_data ? chosen.data[round.seed % 2] : chosen.control;
+  return is_data ? chosen.data[round.seed % chosen.data.size()] : chosen.control;
 }
 
 // Splits that connection in two; returns the inner ends, for a relay.
@@ -144,7 +204,9 @@ std::string_view NameOf(Fault fault) {
 
 ChaosRound::ChaosRound(uint64_t its_seed) : seed(its_seed) {
   Random random(seed);
-  transport = AnyOf(std::array{"process_vm", "socket", "socket"}, random);
+  on_devices = random() % 2 == 0;
+  transport = on_devices ? AnyOf(std::array{"host", "pulled", "socket", "socket"}, random)
+                         : AnyOf(std::array{"process_vm", "socket", "socket"}, random);
   encryption = AnyOf(std::array{"off", "off", "auth", "full"}, random);
   num_processes = 2 + static_cast<int>(random() % 2);
   constexpr std::array kFaults = {
@@ -171,7 +233,8 @@ ChaosRound::ChaosRound(uint64_t its_seed) : seed(its_seed) {
 }
 
 std::string ChaosRound::Path() const {
-  return encryption == "off" ? transport : StrCat(transport, " ", encryption);
+  const std::string where = on_devices ? "devices: " : "";
+  return encryption == "off" ? where + transport : StrCat(where, transport, " ", encryption);
 }
 
 std::string ChaosOutcome::Name() const {
@@ -190,12 +253,13 @@ void ChaosOutcome::Say(Kind its_kind, std::string_view its_text) {
 
 ChaosJob::ChaosJob(const ChaosRound& round) : round_(round) {
   std::fflush(stderr);
-  auto ends = ConnectAll(round.num_processes);
+  const int num_data = round.on_devices ? kChannelSockets : 2;
+  auto ends = ConnectAll(round.num_processes, num_data);
   std::pair<Fd, Fd> relayed;  // none, if nothing is corrupted
   if (IsCorruption(round.fault)) relayed = RelayedEnds(round, ends);
   const int num_fds = CountFds();
   const auto num_ends =
-      static_cast<int>(3 * (ends.size() - 1) * ends.size()) + (relayed.first ? 2 : 0);
+      (1 + num_data) * static_cast<int>((ends.size() - 1) * ends.size()) + (relayed.first ? 2 : 0);
   for (int rank = 0; rank < round.num_processes; ++rank) {
     std::array<int, 2> pipe_ends{};
     if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) ThrowErrno("pipe2");

@@ -14,7 +14,7 @@
 #include "tests/cpp/relay.h"
 #include "xla_plugin/base/fd.h"
 
-// Jobs of two or three processes with one random fault each.
+// Jobs of two or three processes, on CPUs or on devices, with one random fault each.
 namespace jaxhet::testing {
 
 enum class Fault : uint8_t {
@@ -36,10 +36,11 @@ inline bool IsCorruption(Fault fault) { return fault >= Fault::kCorruptControl; 
 struct ChaosRound {
   explicit ChaosRound(uint64_t its_seed);
 
-  // Transport and encryption, as "socket auth".
+  // Transport and encryption, as "socket auth" or "devices: socket auth".
   std::string Path() const;
 
   uint64_t seed;
+  bool on_devices;  // ranks are devices, whose memory and streams are the host's
   std::string transport;
   std::string encryption;
   int num_processes;

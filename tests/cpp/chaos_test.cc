@@ -13,9 +13,10 @@
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/strings.h"
 
-// Random faults: a job of two or three processes, of which one is killed or stopped, or one
-// connection is cut, disturbed or corrupted, at a random moment. Each process ends with the right
-// result or with a named error, in time, and leaves nothing behind. Environment:
+// Random faults: a job of two or three processes, on CPUs or on devices in the host's memory, of
+// which one is killed or stopped, or one connection is cut, disturbed or corrupted, at a random
+// moment. Each process ends with the right result or with a named error, in time, and leaves
+// nothing behind. Environment:
 //   CHAOS_ROUNDS  number of rounds (default 20)
 //   CHAOS_SEED    seed of the first round (default 1); a round prints its own
 // A line for each round: "chaos <seed>: <transport>, <fault>: <how its processes ended> (<n> ms)".
