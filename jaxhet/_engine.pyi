@@ -127,12 +127,6 @@ def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
 def libcrypto() -> str:
     """The version of the library that encrypts; raises if there is none."""
 
-def prove_sends(vendor: str, ordinal: int, options: Mapping[str, int | str], rounds: int) -> str:
-    """NICs send what a GPU has just written, again and again, while it is busy.
-
-    Returns "", or why a job would not let NICs reach the GPU's memory; raises if bytes are wrong.
-    """
-
 def nics(options: Mapping[str, int | str]) -> list[dict[str, Any]]:
     """Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.
 

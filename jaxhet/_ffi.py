@@ -127,8 +127,7 @@ class Engine:
             data_fds=[link.socket.detach() for link in sockets.data],
             same_host=same_host,
             transports=transports if sockets.data else [],
-            # A transport refused between two processes of one host may work between GPUs.
-            device_transports=[t for t in config.transports if same_host or t not in refused],
+            device_transports=[t for t in config.transports if t not in refused],
             refused=refused,
             keys=_hex_keys((sockets.control, *sockets.data)),
             **timeout_ms,
@@ -247,18 +246,6 @@ def register_handlers(platform: str) -> None:
 def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
     """Each vendor of GPUs: name, devices, and why they can't be used, or ""."""
     return _engine.vendors()
-
-
-def prove_sends(config: Config, vendor: str, ordinal: int, rounds: int) -> str:
-    """Proves that NICs send what a GPU has just written, while it is busy; as in `_engine.pyi`.
-
-    Raises:
-      TransportError: they sent other bytes.
-    """
-    try:
-        return _engine.prove_sends(vendor, ordinal, config.engine_values(), rounds)
-    except RuntimeError as error:
-        raise as_ours(str(error)) from error
 
 
 def nics(config: Config) -> list[dict[str, Any]]:

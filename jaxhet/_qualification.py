@@ -6,11 +6,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jaxhet import _ffi
 from jaxhet._config import PlacedConfig
-from jaxhet._errors import UsageError
+from jaxhet._errors import TransportError, UsageError
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, Proof, Qualification, worst
+from jaxhet._options import TRANSPORTS
 
 
 def refusals(config: PlacedConfig, members: Sequence[ProcessInfo]) -> dict[int, dict[str, str]]:
@@ -20,21 +20,27 @@ def refusals(config: PlacedConfig, members: Sequence[ProcessInfo]) -> dict[int, 
 
     Raises:
       UsageError: there is no report of that name, or it is not one to go by.
+      TransportError: The report allows no transport to some process.
     """
     if not config.qualification:
         return {}
     report = read(config.qualification)
     own = members[config.process_id]
     where = f"not proven by {config.qualification} (written {report.written})"
-    return {
+    found = {
         peer.process: {
             transport: f"{where}: {reason}"
-            for transport in _ffi.TRANSPORTS
+            for transport in TRANSPORTS
             if (reason := refusal(report, own, peer, transport))
         }
         for peer in members
         if peer is not own
     }
+    for process, reasons in found.items():
+        if reasons.keys() >= set(config.transports):
+            each = (f"{name}: {reasons[name]}" for name in config.transports)
+            raise TransportError(f"no transport reaches {members[process]}; {'; '.join(each)}")
+    return found
 
 
 def read(path: str) -> Qualification:
@@ -74,16 +80,20 @@ def refusal(
     transport: str,
 ) -> str:
     """Why a transport can't be taken between two processes, or "". Pure."""
-    hosts = sorted((one.host, other.host))
+    ends = sorted((info.host, info.platform) for info in (one, other))
     same_host = one.host_id == other.host_id
     pairs = [
-        pair for pair in report.pairs if (sorted(pair.hosts), pair.same_host) == (hosts, same_host)
+        pair
+        for pair in report.pairs
+        if (sorted(zip(pair.hosts, pair.platforms, strict=True)), pair.same_host)
+        == (ends, same_host)
     ]
     proofs = [proof for pair in pairs for proof in pair.proofs if proof.transport == transport]
     proof = worst(proofs) if proofs else Proof(transport, "refused", "it was not tried", ())
     if proof.state == "proven":
         return ""
     if not pairs:
-        pair = "two processes of " + hosts[0] if same_host else " and ".join(hosts)
-        return f"nothing was tried between {pair}; qualify all hosts"
+        places = " and ".join(f"{platform} of {host}" for host, platform in ends)
+        kind = "processes of one host" if same_host else "hosts"
+        return f"nothing was tried between {places} ({kind}); qualify the whole job on its devices"
     return f"{proof.state}: {proof.reason}"

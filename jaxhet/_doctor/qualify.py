@@ -1,45 +1,51 @@
-"""`jaxhet doctor --qualify`: which transports carry bytes between two processes, and how fast.
+"""`jaxhet doctor --qualify`: which transports carry bytes between the devices of a job.
 
-The processes join as a job on CPU. Two at a time then make an engine of just these two, for one
-transport after the other, and swap bytes through the exchange that programs use, jitted. All that
-arrives is compared with what was sent. Where RDMA works, each process also has its NICs send what
-its GPUs write, while these are busy. The other processes wait meanwhile. First, a process that is
-alone on its host is both ends of a pair, for jobs that will have more there.
+The processes join a job on CPUs over `socket`, in which they tell each other what they find. Each
+of them starts a process of its own for another job, a normal one with the devices of the job to
+come (`exchanges.py`). That job runs with all transports, then without the best one in use, and so
+on, until none is left.
 """
 
-import collections
-import concurrent.futures
 import dataclasses
 import datetime
-import functools
 import itertools
 import json
-import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxhet import _clusters, _config, _ffi, _initialize, _session, _set_up
-from jaxhet._doctor import links
-from jaxhet._errors import JaxhetError, TransportError, UsageError
-from jaxhet._gpu import nearby
-from jaxhet._job import bootstrap
-from jaxhet._job import listener as _listener
-from jaxhet._job.process_info import ProcessInfo
+from jaxhet import _clusters, _config, _initialize, _session, _set_up
+from jaxhet._config import Config
+from jaxhet._doctor import exchanges, links
+from jaxhet._doctor.exchanges import Found, PeerFound
+from jaxhet._errors import UsageError
+from jaxhet._jax import platforms
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap, worst
-from jaxhet._net import secret as _secret
-from jaxhet.compiler import ExchangeKind, carrier, exchange
+from jaxhet._net.addresses import join_address
+from jaxhet._options import PREFIX, TRANSPORTS
 
-# Bytes -> how often. Around the engine's limits: eager messages up to 16 KiB, chunks of 512 KiB.
-SIZES = {8: 200, 16 << 10: 100, (16 << 10) + 1: 100, (512 << 10) - 1: 40, 1 << 20: 40, 16 << 20: 8}
-_GPU_ROUNDS = 300  # writes of a GPU that a NIC sends
-_DEADLINE_MS = 60_000  # longest wait of a swap
-_CLOSE_TIMEOUT_MS = 5000
-_ELSEWHERE = -1  # the id of no device
+COMMAND = (sys.executable, "-m", exchanges.__name__)
+_DEADLINE_S = "60"  # longest wait of an exchange
+# Variables of the job that this process is in.
+_OF_THIS_JOB = {
+    f"{PREFIX}{name}"
+    for name in (
+        *("AUTO", "LAUNCHED", "ISLANDS", "ISLAND_PROCESS_ID", "COORDINATOR_BIND_ADDRESS"),
+        *("QUALIFICATION", "METRICS_ADDRESS", "METRICS_FOLDER", "TRACE_FOLDER", "DUMP"),
+    )
+}
+_FALLBACK = (
+    "socket"  # so that a pair which can't use the transports in question does not end the job
+)
 
 
 def qualify(arguments: Mapping[str, Any]) -> tuple[int, Qualification]:
@@ -55,226 +61,181 @@ def qualify(arguments: Mapping[str, Any]) -> tuple[int, Qualification]:
       UsageError: the job is not complete.
       JaxhetError: it could not be set up, or a process died.
     """
+    environ, platform = dict(os.environ), platforms.expected_platform()
     jax.config.update("jax_platforms", "cpu")
-    arguments = {**arguments, "qualification": ""}  # an older report does not bind this one
+    # An older report does not bind this one.
+    arguments = {**arguments, "qualification": "", "connect": "all"}
     config, _ = _clusters.resolve(arguments)
     if config.num_processes == 1:
         raise UsageError("a job of one process has nothing to prove; start doctor on several hosts")
     if not config.island and config.process_id is not None:
         arguments = {**arguments, "island": f"process{config.process_id}"}
-    _initialize.initialize(**arguments)
+    _initialize.initialize(**{**arguments, "transports": (_FALLBACK,)})
     try:
         session = _session.required()
-        job = _Job(session)
-        try:
-            return session.process, job.prove()
-        finally:
-            job.close()
+        return session.process, _Job(session, config, platform, environ).prove()
     finally:
         _initialize.shutdown()
 
 
 @dataclasses.dataclass(frozen=True)
-class _End:
-    """One end of a pair.
+class _Member:
+    """A process of the job."""
 
-    Attributes:
-      side: 0 or 1; its process and its rank in a job of just these two.
-      infos: Descriptions of both ends, by side.
-      listener: This end's.
-    """
+    process: int
+    host: str
+    host_id: str
+    platform: str
+    versions: dict[str, str]
+    address: str  # host:port; nobody listens on the port
 
-    side: int
-    infos: Sequence[ProcessInfo]
-    listener: _listener.Listener
+
+type Pair = tuple[int, int]
+# What a process has found, and rates of its links by peer and transport.
+type Answer = tuple[Found, dict[str, dict[str, float | None]]]
 
 
 class _Job:
     """This process among those of the job."""
 
-    def __init__(self, session: _session.Session):
-        self._config = session.config
+    def __init__(
+        self,
+        session: _session.Session,
+        config: Config,
+        platform: str,
+        environ: Mapping[str, str],
+    ):
+        self._config = config
         self._process = session.process
-        self._host = self._config.tcp_address or session.local_address
-        self._id = session.job
-        self._listener = self._listen(session.process, self._config.tcp_port)
-        if session.engine is None:  # which would have done it
-            _ffi.register_handlers("cpu")
-        info = _set_up.make_process_info(self._config, self._listener.address)
-        self._infos = [ProcessInfo.from_json(c) for c in _gather(dataclasses.asdict(info))]
-        self._transports = [t for t in self._config.transports if t in _ffi.TRANSPORTS]
-        self._check: Callable[[], None] = session.raise_if_failed
-
-    def close(self) -> None:
-        self._listener.close()
+        self._host = session.config.tcp_address or session.local_address
+        self._environ = environ
+        info = _set_up.make_process_info(session.config, join_address(self._host, "1"))
+        own = _Member(self._process, info.host, info.host_id, platform, info.versions, info.address)
+        self._members = [_Member(**fields) for fields in _gather(dataclasses.asdict(own))]
 
     def prove(self) -> Qualification:
         written = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
-        pairs = (
-            *self._prove_loopbacks(),
-            *(self._prove_pair(*pair) for pair in itertools.combinations(self._infos, 2)),
+        proofs = self._prove_all()
+        pairs = tuple(
+            _pair_proof(low, high, proofs[low.process, high.process])
+            for low, high in itertools.combinations(self._members, 2)
         )
         states = [[proof.state for proof in pair.proofs] for pair in pairs]
         return Qualification(
             schema=SCHEMA,
             ok=all("proven" in pair and "failed" not in pair for pair in states),
-            versions=self._infos[0].versions,
+            versions=self._members[0].versions,
             written=_gather(written)[0],
             pairs=pairs,
         )
 
-    def _listen(self, process: int, port: int) -> _listener.Listener:
-        secret = _secret.read_secret(self._config)
-        listener = _listener.Listener(self._host, port, process, secret, self._id)
-        listener.reconnects = True  # once for each transport
-        return listener
+    def _prove_all(self) -> dict[Pair, dict[str, Proof]]:
+        """Proofs of each pair by transport, from a job for each transport that some pair uses."""
+        proofs = {pair: {} for pair in itertools.combinations(range(len(self._members)), 2)}
+        allowed = [name for name in TRANSPORTS if name in self._config.transports]
+        while allowed:
+            answers = [_from_json(answer) for answer in _gather(self._run_job(allowed))]
+            for pair, known in proofs.items():
+                for name, proof in pair_proofs(answers, pair, allowed).items():
+                    known[name] = worst([*([known[name]] if name in known else []), proof])
+            used = {n for known in proofs.values() for n in known if known[n].state != "refused"}
+            best = next((name for name in allowed if name in used), allowed[-1])
+            allowed = allowed[allowed.index(best) + 1 :]
+        return proofs
 
-    def _prove_loopbacks(self) -> list[PairProof]:
-        """Every process calls it; those that are alone on their hosts try both ends."""
-        sizes = collections.Counter(info.host_id for info in self._infos)
-        alone = [info for info in self._infos if sizes[info.host_id] == 1]
-        own = self._infos[self._process]
-        answers = _gather(self._prove_loopback(own) if own in alone else [])
-        return [_pair(c, c, map(Proof.from_json, answers[c.process])) for c in alone]
+    def _run_job(self, allowed: Sequence[str]) -> dict[str, Any]:
+        """What this process has found in a job with these transports; a `Found`, with rates."""
+        address = _gather(_free_address(self._host))[0]
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "found.json"
+            ended = subprocess.run(
+                [*COMMAND, str(file)],
+                env=self._environment(address, allowed),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                check=False,
+            )
+            if file.exists():
+                found = json.loads(file.read_text())
+            else:
+                found = {"peers": {}, "error": f"it ended with exit code {ended.returncode}"}
+        for peer, seen in found["peers"].items():
+            seen["rates"] = {name: self._link(name, int(peer)) for name in seen["transports"]}
+        return found
 
-    def _prove_loopback(self, own: ProcessInfo) -> list[dict[str, Any]]:
-        listeners = [self._listen(side, 0) for side in range(2)]
-        infos = [dataclasses.replace(own, process=x.process, address=x.address) for x in listeners]
-        ends = [_End(x.process, infos, x) for x in listeners]
-        proofs = []
-        try:
-            with concurrent.futures.ThreadPoolExecutor(len(ends)) as pool:
-                for transport in self._transports:
-                    low, high = pool.map(functools.partial(self._prove, transport), ends)
-                    proofs.append(merge(low, high, (own.process, own.process)))
-        finally:
-            for listener in listeners:
-                listener.close()
-        return [dataclasses.asdict(proof) for proof in proofs]
+    def _environment(self, address: str, allowed: Sequence[str]) -> dict[str, str]:
+        """The environment of this process's part of the job at an address."""
+        kept = {k: v for k, v in self._environ.items() if k not in _OF_THIS_JOB}
+        return {
+            **_config.for_new_job(kept),
+            "JAXHET_COORDINATOR_ADDRESS": address,
+            "JAXHET_NUM_PROCESSES": str(len(self._members)),
+            "JAXHET_PROCESS_ID": str(self._process),
+            "JAXHET_ISLAND": f"process{self._process}",  # so that all pairs are of two islands
+            "JAXHET_TRANSPORTS": ",".join(dict.fromkeys((*allowed, _FALLBACK))),
+            "JAXHET_DEADLINE_S": _DEADLINE_S,
+        }
 
-    def _prove_pair(self, low: ProcessInfo, high: ProcessInfo) -> PairProof:
-        """Every process calls it for every pair; those not in it wait."""
-        own = []
-        pair = (low, high)
-        processes = (low.process, high.process)
-        if self._process in processes:
-            end = _End(processes.index(self._process), pair, self._listener)
-            own = [self._prove(transport, end) for transport in self._transports]
-        answers = _gather([dataclasses.asdict(proof) for proof in own])
-        ours, theirs = (map(Proof.from_json, answers[process]) for process in processes)
-        both = zip(ours, theirs, strict=True)
-        return _pair(low, high, (merge(one, other, processes) for one, other in both))
-
-    def _prove(self, transport: str, end: _End) -> Proof:
-        try:
-            engine = self._connect(transport, end)
-        except JaxhetError as error:
-            return Proof(transport, "refused", _refusal(str(error), transport), ())
-        swaps = []
-        try:
-            for num_bytes, repeats in SIZES.items():
-                swaps.append(_swap(engine, end.side == 1, num_bytes, repeats))
-            if transport == "verbs" and self._problem_of_gpus:
-                raise TransportError(self._problem_of_gpus)
-        except (JaxhetError, jax.errors.JaxRuntimeError) as error:
-            cause = engine.error() or error
-            engine.fail("PeerError", str(cause))  # the other side need not wait
-            return Proof(transport, "failed", f"{type(cause).__name__}: {cause}", tuple(swaps))
-        finally:
-            engine.close(_CLOSE_TIMEOUT_MS)
-        return Proof(transport, "proven", "", tuple(swaps), self._link(transport, end))
-
-    @functools.cached_property
-    def _problem_of_gpus(self) -> str:
-        """Error of NICs that sent other bytes than this process's GPUs wrote, or ""."""
-        try:
-            for platform, vendor in _ffi.VENDORS.items():
-                for gpu in nearby.own_gpus(self._config, platform):
-                    _ffi.prove_sends(self._config, vendor, gpu["ordinal"], _GPU_ROUNDS)
-        except TransportError as error:
-            return str(error)
-        return ""
-
-    def _connect(self, transport: str, end: _End) -> _ffi.Engine:
-        """The engine of a job of two."""
-        config = self._config
-        sockets = bootstrap.connect_peers(
-            end.listener, end.infos, config.tcp_sockets, config.connect_timeout_s, self._check
-        )
-        options = {"transports": (transport,), "encryption": config.encryption}
-        engine = _ffi.Engine.start(
-            _config.resolve(options).placed(end.side, 2),
-            [dataclasses.replace(info, process=side) for side, info in enumerate(end.infos)],
-            {1 - end.side: sockets[end.infos[1 - end.side].process]},
-        )
-        own = jax.local_devices()[0].id
-        engine.set_ranks([(own if i == end.side else _ELSEWHERE, i, i, "cpu") for i in range(2)])
-        return engine
-
-    def _link(self, transport: str, end: _End) -> float | None:
-        peer, own = end.infos[1 - end.side], end.infos[end.side]
-        if peer.host_id == own.host_id:
+    def _link(self, transport: str, peer: int) -> float | None:
+        other = self._members[peer]
+        if other.host_id == self._members[self._process].host_id:
             return None
-        return links.link_gb_per_s(self._config, transport, peer.address)
+        return links.link_gb_per_s(self._config, transport, other.address)
 
 
-def _pair(low: ProcessInfo, high: ProcessInfo, proofs: Iterable[Proof]) -> PairProof:
+def _pair_proof(low: _Member, high: _Member, proofs: Mapping[str, Proof]) -> PairProof:
     return PairProof(
         processes=(low.process, high.process),
         hosts=(low.host, high.host),
         same_host=low.host_id == high.host_id,
-        proofs=tuple(proofs),
+        platforms=(low.platform, high.platform),
+        proofs=tuple(proofs[name] for name in TRANSPORTS if name in proofs),
     )
 
 
-def _refusal(text: str, transport: str) -> str:
-    """The engine's words about one transport, from an error that lists all of them."""
-    _, found, rest = text.partition(f"; {transport}: ")
-    return rest.partition("; ")[0] if found else text
+def pair_proofs(answers: Sequence[Answer], pair: Pair, allowed: Sequence[str]) -> dict[str, Proof]:
+    """The proofs of a pair of processes, from the answers of all of them. Pure."""
+    low, high = pair
+    sides = _side(answers[low], high, allowed), _side(answers[high], low, allowed)
+    proofs = {}
+    for name in allowed:
+        of_sides = [side[name] for side in sides if name in side]
+        if of_sides:
+            proofs[name] = merge(of_sides[0], of_sides[-1], pair)
+    return proofs
 
 
-def _swap(engine: _ffi.Engine, is_high: bool, num_bytes: int, repeats: int) -> Swap:
-    """Sends other bytes each time, and compares what comes back."""
-    swap = _compiled_swap(engine, num_bytes)
-    times = []
-    for repeat in range(1 + repeats):
-        x = jax.device_put(pattern(is_high, num_bytes, repeat), jax.local_devices()[0])
-        start = time.perf_counter()
-        y = swap(x).block_until_ready()
-        times.append(time.perf_counter() - start)
-        wrong = np.count_nonzero(np.asarray(y) != pattern(not is_high, num_bytes, repeat))
-        if wrong:
-            raise TransportError(f"{wrong} of {num_bytes} bytes are not what was sent")
-    p50_s = statistics.median(times[1:])  # the first one compiles
-    return Swap(num_bytes, repeats, p50_s * 1e6, num_bytes / p50_s / 1e9)
+def _side(answer: Answer, peer: int, allowed: Sequence[str]) -> dict[str, Proof]:
+    """What a process says about its transports to another one."""
+    found, rates = answer
+    seen = found.peers.get(str(peer), PeerFound(rounds_left=1))
+    problem = seen.problem
+    if seen.rounds_left:
+        problem = problem or f"the job failed before the exchanges were finished: {found.error}"
+    swaps = tuple(Swap(**swap) for swap in seen.swaps)
+    state = "failed" if problem else "proven"
+    proofs = {name: Proof(name, "refused", reason, ()) for name, reason in seen.refused}
+    # A job that does not start tells nothing of transports: the best one is not proven.
+    for name in seen.transports or allowed[:1]:
+        rate = rates.get(str(peer), {}).get(name)
+        proofs[name] = Proof(name, state, problem, swaps, rate)
+    return {name: proof for name, proof in proofs.items() if name in allowed}
 
 
-def pattern(is_high: bool, num_bytes: int, repeat: int) -> np.ndarray:
-    """The bytes that a side sends."""
-    return _noise(is_high, num_bytes) + np.uint8(repeat % 256)
+def _from_json(fields: dict[str, Any]) -> Answer:
+    rates = {peer: seen.pop("rates") for peer, seen in fields["peers"].items()}
+    peers = {peer: PeerFound(**seen) for peer, seen in fields["peers"].items()}
+    return Found(peers, fields["error"]), rates
 
 
-@functools.cache
-def _noise(is_high: bool, num_bytes: int) -> np.ndarray:
-    return np.random.default_rng(int(is_high)).integers(0, 256, num_bytes, np.uint8)
+def _free_address(host: str) -> str:
+    """An address of this machine with a port that is free now, for a coordinator."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        return join_address(host, str(server.getsockname()[1]))
 
 
-def _compiled_swap(engine: _ffi.Engine, num_bytes: int) -> Callable[[jax.Array], jax.Array]:
-    """A program that is one exchange: a permute between ranks 0 and 1."""
-    plan = num_bytes  # any number that is the program's own on both sides
-    swap = exchange.Movement(ExchangeKind.PERMUTE, (0, 1, 1, 0), 2, _DEADLINE_MS)
-    engine.register_plan(plan, f"qualify u8[{num_bytes}] {{0,1}},{{1,0}}", [swap])
-    call = jax.ffi.ffi_call(
-        carrier.EXCHANGE_TARGET,
-        jax.ShapeDtypeStruct((num_bytes,), np.uint8),
-        has_side_effect=True,
-    )
-    given = dataclasses.asdict(exchange.Call(engine.session, plan))
-    attributes = {name: np.asarray(value, np.int64)[()] for name, value in given.items()}
-    return jax.jit(lambda x: call(x, **attributes))
-
-
-def merge(low: Proof, high: Proof, processes: tuple[int, int]) -> Proof:
+def merge(low: Proof, high: Proof, processes: Pair) -> Proof:
     """The common result of both sides for one transport."""
     sides = zip(processes, (low, high), strict=True)
     reasons = [f"process {process}: {side.reason}" for process, side in sides if side.reason]

@@ -45,7 +45,8 @@ def show_proofs(found: Qualification, console: Console) -> None:
         table.add_column(title, justify="left" if title in ("processes", "transport") else "right")
     unproven = []
     for pair in found.pairs:
-        where = "{}, {}: {}, {}".format(*pair.processes, *pair.hosts)
+        places = zip(pair.processes, pair.hosts, pair.platforms, strict=True)
+        where = ", ".join(f"{process}: {platform} of {host}" for process, host, platform in places)
         for proof in pair.proofs:
             if proof.state != "proven":
                 unproven.append(f"{where}: {proof.transport} {proof.state}: {proof.reason}")

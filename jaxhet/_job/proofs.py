@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal, Self
 
-SCHEMA = 1
+SCHEMA = 2
 _STATES = ("failed", "refused", "proven")  # worst first
 
 
@@ -18,7 +18,7 @@ class Swap:
     Attributes:
       num_bytes: Bytes in each direction.
       repeats: Number of swaps.
-      p50_us: Median time of a swap of both directions, through jit.
+      p50_us: Median time of a swap of both directions, through jit. Other pairs swap as well.
       gb_per_s: `num_bytes` divided by that time, in 1e9 B/s, with both directions busy.
     """
 
@@ -34,8 +34,8 @@ class Proof:
 
     Attributes:
       transport: Name of the transport.
-      state: "proven": all bytes of all sizes arrived, unchanged, on both sides; "refused": one side
-        can't use it here, so that a job would take the next one; "failed": a job would take it,
+      state: "proven": all bytes of all sizes arrived, unchanged, on both sides; "refused": the
+        devices can't use it, so that a job would take the next one; "failed": a job would take it,
         and it does not work.
       reason: Message of each side, if the transport is not proven.
       swaps: Measurements by the lower one of the two processes.
@@ -62,27 +62,31 @@ def worst(proofs: Iterable[Proof]) -> Proof:
 
 @dataclasses.dataclass(frozen=True)
 class PairProof:
-    """Two processes; or one process of a host that has no other one, and itself.
+    """Two processes, and all pairs of their devices.
 
     Attributes:
-      processes: Their ids.
-      hosts: Their hosts' names.
-      same_host: They run on one host, and can see each other there.
-      proofs: One for each transport that the options allow, best first.
+      processes: Ids of the processes.
+      hosts: Names of their hosts.
+      same_host: Whether they run on one host, and can see each other there.
+      platforms: JAX's names of the platforms of their devices, as "cpu" or "cuda". The proofs are
+        about these devices only.
+      proofs: Proof of each transport that the options allow and that is for such devices, best
+        first.
     """
 
     processes: tuple[int, int]
     hosts: tuple[str, str]
     same_host: bool
+    platforms: tuple[str, str]
     proofs: tuple[Proof, ...]
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
         """The inverse of `dataclasses.asdict`."""
         low, high = fields["processes"]
-        one, other = fields["hosts"]
+        hosts, platforms = ((one, other) for one, other in (fields["hosts"], fields["platforms"]))
         proofs = tuple(Proof.from_json(proof) for proof in fields["proofs"])
-        return cls((low, high), (one, other), fields["same_host"], proofs)
+        return cls((low, high), hosts, fields["same_host"], platforms, proofs)
 
 
 @dataclasses.dataclass(frozen=True)

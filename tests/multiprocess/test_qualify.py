@@ -1,9 +1,9 @@
 """`jaxhet doctor --qualify` in healthy jobs and in jobs with a fault."""
 
+import collections
 import dataclasses
 import importlib.metadata
 import json
-import os
 import pathlib
 import platform
 import re
@@ -11,55 +11,66 @@ import subprocess
 import sys
 from typing import Any
 
-from jaxhet import _ffi
-from jaxhet._doctor.qualify import SIZES, merge
+from jaxhet._doctor import exchanges
+from jaxhet._doctor.exchanges import Found, PeerFound
+from jaxhet._doctor.qualify import merge, pair_proofs
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification
 from tests.support import schemas
-from tests.support.jobs import ROOT
-from tests.support.scripts import Ended, job, run
+from tests.support.scripts import environment, job, run
 
-# Runs the command; before, `{change}` may make this process another one than it is.
+# The command, whose processes `{change}` changes, and the same in the processes that it starts.
 SCRIPT = """
-import dataclasses, os, sys
-from jaxhet import _set_up
+import os, sys
 from jaxhet._doctor import qualify
-me = int(os.environ.pop("TEST_PROCESS"))
-qualify.SIZES = {{8: 3, 1 << 20: 3}}
-{change}
-sys.argv = [
-    *("jaxhet", "doctor", "--qualify", "--report", os.environ["TEST_REPORT"]),
-    *("--coordinator", os.environ.pop("TEST_COORDINATOR")),
-    *("--process-id", str(me), "--num-processes", "2"),
-]
+change = {change!r}
+exec(change)
+start = "import pathlib; exchanges.main(pathlib.Path(sys.argv[1]))"
+qualify.COMMAND = (sys.executable, "-c", change + start)
+sys.argv = ["jaxhet", "doctor", "--qualify", "--report", {report!r}]
 from jaxhet.cli import main
 main()
 """
-
-
-def _qualify(folder: pathlib.Path, change: str = "") -> tuple[list[Ended], dict[str, Any]]:
-    """Output of two processes, and the report."""
-    report = folder / "report.json"
-    envs = [
-        {
-            "TEST_PROCESS": env["JAXHET_PROCESS_ID"],
-            "TEST_COORDINATOR": env["JAXHET_COORDINATOR_ADDRESS"],
-            "TEST_REPORT": str(report),
-            "JAXHET_JOB_SECRET": env["JAXHET_JOB_SECRET"],
-        }
-        for env in job()
-    ]
-    return run(SCRIPT.format(change=change), *envs, timeout_s=120), json.loads(report.read_text())
+SMALL = """
+import sys
+from jaxhet._doctor import exchanges
+exchanges.SIZES, exchanges.TIMED, exchanges.CHECKS = (8, 1 << 20), {8: 4, 1 << 20: 4}, 3
+"""
+ELSEWHERE = """
+import dataclasses, os
+from jaxhet import _set_up
+process = os.environ["JAXHET_PROCESS_ID"]
+make_info = _set_up.make_process_info
+def elsewhere(*arguments):
+    info = make_info(*arguments)
+    return dataclasses.replace(info, host_id="elsewhere") if process == "2" else info
+_set_up.make_process_info = elsewhere
+"""
+# A libc whose process_vm_readv changes a bit of what it reads, if that is long.
+LIAR = """
+#define _GNU_SOURCE
+#include <sys/uio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+ssize_t process_vm_readv(pid_t pid, const struct iovec* to, unsigned long num_to,
+                         const struct iovec* from, unsigned long num_from, unsigned long flags) {
+  ssize_t got = syscall(SYS_process_vm_readv, pid, to, num_to, from, num_from, flags);
+  if (got > 0 && to[0].iov_len > 65536) ((char*)to[0].iov_base)[12345] ^= 4;
+  return got;
+}
+"""
 
 
 def test_launched_job_proves_every_pair(tmp_path: pathlib.Path):
+    """Three processes; the third one pretends to be on another host."""
     report = tmp_path / "report.json"
+    script = SCRIPT.format(change=SMALL + ELSEWHERE, report=str(report))
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "jaxhet.cli", "launch", "--processes-per-island", "2,1", "--"),
-            *(sys.executable, "-m", "jaxhet.cli", "doctor", "--qualify", "--report", str(report)),
+            *(sys.executable, "-m", "jaxhet.cli", "launch", "--processes-per-island", "2,1"),
+            *("--devices", "2", "--", sys.executable, "-c", script),
         ],
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=240,
@@ -69,28 +80,37 @@ def test_launched_job_proves_every_pair(tmp_path: pathlib.Path):
     schemas.check("qualify", report.read_text())
     found = json.loads(report.read_text())
     assert found["ok"]
-    assert [pair["processes"] for pair in found["pairs"]] == [[0, 1], [0, 2], [1, 2]]
-    for pair in found["pairs"]:
-        assert pair["same_host"]
-        assert [proof["transport"] for proof in pair["proofs"]] == [*_ffi.TRANSPORTS]
-        (tcp,) = (proof for proof in pair["proofs"] if proof["transport"] == "socket")
-        assert (tcp["state"], tcp["reason"]) == ("proven", "")
-        assert {s["num_bytes"]: s["repeats"] for s in tcp["swaps"]} == SIZES
-        assert all(s["p50_us"] > 0 and s["gb_per_s"] > 0 for s in tcp["swaps"])
+    pairs = {tuple(pair["processes"]): pair for pair in found["pairs"]}
+    assert {key: pair["same_host"] for key, pair in pairs.items()} == {
+        (0, 1): True,
+        (0, 2): False,
+        (1, 2): False,
+    }
+    for (_, high), pair in pairs.items():
+        assert pair["platforms"] == ["cpu", "cpu"]
+        proofs = {proof["transport"]: proof for proof in pair["proofs"]}
+        assert (proofs["socket"]["state"], proofs["socket"]["reason"]) == ("proven", "")
+        assert {s["num_bytes"]: s["repeats"] for s in proofs["socket"]["swaps"]} == {
+            8: 4,
+            1 << 20: 4,
+        }
+        assert all(s["p50_us"] > 0 and s["gb_per_s"] > 0 for s in proofs["socket"]["swaps"])
+        shared = proofs["process_vm"]
+        assert shared["state"] == ("proven" if high == 1 else "refused")
+        if high == 2:
+            assert shared["reason"] == "the processes are on different hosts"
+    text = " ".join(ended.stdout.replace("[island0/0]", "").split())
+    assert "process_vm refused: the processes are on different hosts" in text
 
 
-def test_processes_of_mpirun_need_no_options(tmp_path: pathlib.Path):
-    report = tmp_path / "report.json"
-    script = f"""
-import sys
-from jaxhet._doctor import qualify
-qualify.SIZES = {{8: 3}}
-sys.argv = ["jaxhet", "doctor", "--qualify", "--report", {str(report)!r}]
-from jaxhet.cli import main
-main()
-"""
+def test_path_that_changes_a_bit_fails_alone(tmp_path: pathlib.Path):
+    """Processes of Open MPI need no options. A job with the report takes the other path."""
+    source, library, report = (tmp_path / name for name in ("liar.c", "liar.so", "report.json"))
+    source.write_text(LIAR)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     envs = [
         {
+            "LD_PRELOAD": str(library),
             "JAXHET_AUTO": "1",
             "JAXHET_COORDINATOR_ADDRESS": env["JAXHET_COORDINATOR_ADDRESS"],
             "JAXHET_JOB_SECRET": env["JAXHET_JOB_SECRET"],
@@ -101,56 +121,61 @@ main()
         }
         for env in job()
     ]
-    ended = run(script, *envs, timeout_s=120)
-    assert [e.code for e in ended] == [0, 0], ended
+    ended = run(SCRIPT.format(change=SMALL, report=str(report)), *envs, timeout_s=120)
+    assert [e.code for e in ended] == [1, 1], ended
     assert f"written to {report}" in ended[0].text
     assert "written" not in ended[1].text
-    assert json.loads(report.read_text())["ok"]
-
-
-def test_other_host_refuses_shared_memory(tmp_path: pathlib.Path):
-    """Process 1 pretends to be elsewhere."""
-    change = """
-make_info = _set_up.make_process_info
-_set_up.make_process_info = lambda *a: dataclasses.replace(make_info(*a), host_id=f"host {me}")
-"""
-    ended, found = _qualify(tmp_path, change)
-    assert [e.code for e in ended] == [0, 0], ended
-    *loopbacks, pair = found["pairs"]
-    assert [loopback["processes"] for loopback in loopbacks] == [[0, 0], [1, 1]]
-    for loopback in loopbacks:
-        assert loopback["same_host"]
-        assert {p["transport"]: p["state"] for p in loopback["proofs"]}["socket"] == "proven"
-    assert not pair["same_host"]
-    proofs = {proof["transport"]: proof for proof in pair["proofs"]}
-    assert proofs["socket"]["state"] == "proven"
-    assert proofs["process_vm"]["state"] == "refused"
-    assert proofs["process_vm"]["reason"] == "the processes are on different hosts"
-    text = " ".join(ended[0].text.split())
-    assert "process_vm refused: the processes are on different hosts" in text
-
-
-def test_one_wrong_byte_fails_the_transport(tmp_path: pathlib.Path):
-    """Process 1 sends one bit otherwise than it says."""
-    change = """
-pattern = qualify.pattern
-def wrong(is_high, num_bytes, repeat):
-    sent = pattern(is_high, num_bytes, repeat)
-    if me == 1 and is_high and num_bytes == 1 << 20 and repeat == 2:
-        sent[num_bytes // 2] ^= 4
-    return sent
-qualify.pattern = wrong
-"""
-    ended, found = _qualify(tmp_path, change)
-    assert [e.code for e in ended] == [1, 1], ended
-    assert not found["ok"]
-    for proof in found["pairs"][0]["proofs"]:
-        if proof["transport"] == "verbs" and proof["state"] == "refused":
-            continue  # no RDMA here
-        assert proof["state"] == "failed"
-        assert "1 of 1048576 bytes are not what was sent" in proof["reason"]
-        assert [swap["num_bytes"] for swap in proof["swaps"]] == [8]
     assert "error: a pair has no proven transport, or one failed" in ended[0].text
+    found = json.loads(report.read_text())
+    proofs = {proof["transport"]: proof for proof in found["pairs"][0]["proofs"]}
+    assert not found["ok"]
+    assert proofs["process_vm"]["state"] == "failed"
+    assert "exchange 0: 1 of 1048576 bytes are not what was sent" in proofs["process_vm"]["reason"]
+    assert proofs["socket"]["state"] == "proven"
+    for transport, refused in _paths(str(report)):
+        assert transport == "socket"
+        assert "1 of 1048576 bytes are not what was sent" in refused["process_vm"]
+
+
+def test_rounds_hold_each_pair_of_two_processes_once():
+    for processes in ([0, 1], [0, 0, 1, 1], [0, 1, 2], [0, 0, 1, 2, 2], [0, 0, 0, 1]):
+        found = exchanges.rounds(processes)
+        ranks = range(len(processes))
+        wanted = [(a, b) for a in ranks for b in ranks if a < b and processes[a] != processes[b]]
+        assert sorted(pair for pairs in found for pair in pairs) == wanted
+        for pairs in found:
+            assert max(collections.Counter(rank for pair in pairs for rank in pair).values()) == 1
+    assert exchanges.rounds([0]) == []
+
+
+def test_job_that_fails_proves_what_it_has_finished():
+    """Process 2 dies after the exchanges between 0 and 1."""
+    done = PeerFound(["verbs"], [["host", "no"]])
+    begun = PeerFound(["verbs"], [["host", "no"]], rounds_left=1)
+    answers = [
+        (Found({"1": done, "2": begun}, "PeerError: process 2 died"), {}),
+        (Found({"0": done, "2": begun}, "PeerError: process 2 died"), {}),
+        (Found({}, "it ended with exit code -9"), {}),
+    ]
+    allowed = ["host", "verbs", "socket"]
+    assert pair_proofs(answers, (0, 1), allowed) == {
+        "host": Proof("host", "refused", "no", ()),
+        "verbs": Proof("verbs", "proven", "", ()),
+    }
+    lost = pair_proofs(answers, (1, 2), allowed)
+    assert {name: proof.state for name, proof in lost.items()} == {
+        "host": "failed",
+        "verbs": "failed",
+    }
+    assert lost["verbs"].reason.endswith(
+        "before the exchanges were finished: PeerError: process 2 died"
+    )
+    # Two processes that had to take a transport that is not in question.
+    fallen_back = PeerFound(["socket"], [["verbs", "no NIC"]])
+    both = [(Found({"1": fallen_back}), {}), (Found({"0": fallen_back}), {})]
+    assert pair_proofs(both, (0, 1), ["verbs"]) == {
+        "verbs": Proof("verbs", "refused", "no NIC", ())
+    }
 
 
 def test_proof_is_the_worst_of_both_sides():
@@ -180,7 +205,7 @@ jaxhet.shutdown()
 def _report(folder: pathlib.Path, **states: Any) -> str:
     """One that says of two processes of this host what each transport did."""
     proofs = tuple(Proof(name, state, "", ()) for name, state in states.items())
-    pair = PairProof((0, 1), (platform.node(), platform.node()), True, proofs)
+    pair = PairProof((0, 1), (platform.node(), platform.node()), True, ("cpu", "cpu"), proofs)
     versions = {"jaxhet": importlib.metadata.version("jaxhet")}
     path = folder / "report.json"
     report = Qualification(SCHEMA, True, versions, "2026-07-31 09:30 UTC", (pair,))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _ffi, _set_up
+from jaxhet import _config, _set_up
 from jaxhet._errors import UsageError
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
+from jaxhet._options import TRANSPORTS
 from jaxhet._qualification import read, refusal, refusals
 
 VERSIONS = {"jaxhet": importlib.metadata.version("jaxhet")}
@@ -26,7 +27,7 @@ def _report(*pairs: PairProof) -> Qualification:
 
 
 def _pair(one: str, other: str, *proofs: Proof) -> PairProof:
-    return PairProof((0, 1), (one, other), one == other, proofs)
+    return PairProof((0, 1), (one, other), one == other, ("cpu", "cpu"), proofs)
 
 
 def _info(process: int, host: str) -> ProcessInfo:
@@ -57,10 +58,28 @@ def test_two_hosts_are_as_good_as_their_worst_pair_of_processes():
 def test_hosts_that_are_not_in_the_report_are_named():
     report = _report(_pair("nv0", "amd0", TCP))
     assert _refusal(report, "socket", "nv0", "nv7") == (
-        "nothing was tried between nv0 and nv7; qualify all hosts"
+        "nothing was tried between cpu of nv0 and cpu of nv7 (hosts); qualify the whole job on its"
+        " devices"
     )
     assert _refusal(report, "socket", "nv0", "nv0").startswith(
-        "nothing was tried between two processes of nv0; qualify all hosts"
+        "nothing was tried between cpu of nv0 and cpu of nv0 (processes of one host); qualify"
+    )
+
+
+def test_proof_with_cpus_says_nothing_about_gpus():
+    report = _report(
+        _pair("nv0", "amd0", TCP),
+        dataclasses.replace(_pair("nv0", "amd0", VERBS, TCP), platforms=("cuda", "rocm")),
+    )
+    cpus = _info(0, "amd0"), _info(1, "nv0")
+    nvidia = dataclasses.replace(cpus[1], platform="cuda")
+    amd = dataclasses.replace(cpus[0], platform="rocm")
+    assert refusal(report, amd, nvidia, "verbs") == "failed: 7 of 8 bytes are not what was sent"
+    assert refusal(report, amd, nvidia, "socket") == ""
+    assert refusal(report, *cpus, "verbs") == "refused: it was not tried"
+    assert refusal(report, dataclasses.replace(amd, platform="cuda"), nvidia, "socket") == (
+        "nothing was tried between cuda of amd0 and cuda of nv0 (hosts); qualify the whole job on"
+        " its devices"
     )
 
 
@@ -88,7 +107,7 @@ def test_reasons_are_given_for_every_other_process(tmp_path: pathlib.Path):
     members = [_info(0, "nv0"), _info(1, "amd0"), _info(2, "nv0")]
     found = refusals(_config.resolve({"qualification": path}, {}).placed(0, 3), members)
     assert {p: set(reasons) for p, reasons in found.items()} == {
-        process: set(_ffi.TRANSPORTS) - {"socket"} for process in (1, 2)
+        process: {*TRANSPORTS} - {"socket"} for process in (1, 2)
     }
     assert found[1]["process_vm"] == (
         f"not proven by {path} (written 2026-07-31 09:30 UTC): refused: process_vm_readv: EPERM (1)"

@@ -68,21 +68,6 @@ TEST(VerbsChannelTest, MemoryThatStaysInTheCacheIsNotUsed) {
   EXPECT_THAT(WhyPinned(), HasSubstr("soft0:1 read stale data after host:0 (this host's"));
 }
 
-// The start of a job makes few rounds of the proof. `doctor --qualify` makes more of them, and
-// finds a NIC that reads stale data only now and then.
-TEST(VerbsChannelTest, ManyRoundsFindWhatAJobsStartDoesNot) {
-  const auto device = OpenHostDevice();
-  verbs::Nics nics{NicOptions()};
-  const auto prove = [&] { return verbs::ProveSends(*device, nics.Usable(), nics.options(), 20); };
-  EXPECT_EQ(prove(), "");
-  for (const int num_before : {40, 90}) {
-    const FaultScope fault(StrCat("garble after=", num_before));
-    EXPECT_THAT(ThrownText(prove), HasSubstr("coherent here")) << num_before;
-  }
-  const FaultScope fault("lose count=all");
-  EXPECT_THAT(prove(), HasSubstr("read stale data"));  // no job would use it
-}
-
 // Both ends of a channel, which the test plays the devices of.
 struct ChannelPair {
   ChannelPair() {

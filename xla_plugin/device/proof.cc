@@ -15,7 +15,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kWriteTimeout{10};
-constexpr int kCopies = 16;  // number that is put on the stream at once
 
 }  // namespace
 
@@ -35,28 +34,22 @@ bool HasProof(Device& device, const void* from, std::span<const std::byte> proof
   return std::memcmp(host.get(), proof.data(), proof.size()) == 0;
 }
 
-PatternWriter::PatternWriter(Device& device, size_t load_bytes)
+PatternWriter::PatternWriter(Device& device)
     : device_(device),
-      load_bytes_(load_bytes),
       word_(device.AllocatePinned(sizeof(uint32_t))),
-      program_(device.CreateStream(StreamPriority::kNormal)),
-      busy_(device.CreateStream(StreamPriority::kNormal)) {
+      program_(device.CreateStream(StreamPriority::kNormal)) {
   new (word_.get()) uint32_t(0);
-  if (load_bytes > 0) load_ = device.Allocate(load_bytes);
 }
 
 PatternWriter::~PatternWriter() {
   try {
-    for (const Stream* const stream : {&program_, &busy_}) {
-      device_.Synchronize(stream->get());
-    }
+    device_.Synchronize(program_.get());
   } catch (const Error& error) {
     LogLine(error.what());
   }
 }
 
 std::vector<std::byte> PatternWriter::Write(std::span<std::byte> place) {
-  KeepBusy();
   ++number_;
   const size_t half = place.size() / 2;
   std::vector<std::byte> pattern(place.size(), std::byte(2 * number_));
@@ -74,15 +67,6 @@ std::vector<std::byte> PatternWriter::Write(std::span<std::byte> place) {
     std::this_thread::yield();
   }
   return pattern;
-}
-
-void PatternWriter::KeepBusy() {
-  if (load_bytes_ == 0 || !device_.IsIdle(busy_.get())) return;
-  auto* const first = static_cast<std::byte*>(load_.get());
-  for (int i = 0; i < kCopies; ++i) {
-    const size_t to = i % 2 == 0 ? load_bytes_ / 2 : 0;
-    device_.Copy(busy_.get(), first + to, first + load_bytes_ / 2 - to, load_bytes_ / 2);
-  }
 }
 
 }  // namespace jaxhet

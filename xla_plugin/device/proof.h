@@ -19,8 +19,7 @@ bool HasProof(Device& device, const void* from, std::span<const std::byte> proof
 // host does not wait for the device: that would empty the caches of an AMD GPU.
 class PatternWriter {
  public:
-  // `load_bytes` of memory, if any, are copied to and fro meanwhile, to keep the device busy.
-  PatternWriter(Device& device, size_t load_bytes);
+  explicit PatternWriter(Device& device);
   ~PatternWriter();
   PatternWriter(const PatternWriter&) = delete;
   PatternWriter& operator=(const PatternWriter&) = delete;
@@ -29,14 +28,9 @@ class PatternWriter {
   std::vector<std::byte> Write(std::span<std::byte> place);
 
  private:
-  void KeepBusy();
-
   Device& device_;
-  size_t load_bytes_;
-  DeviceMemory load_;
   PinnedMemory word_;
   Stream program_;
-  Stream busy_;
   uint32_t number_ = 0;
 };
 

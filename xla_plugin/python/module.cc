@@ -26,7 +26,6 @@
 #include "xla_plugin/ffi/device_exchange.h"
 #include "xla_plugin/ffi/exchange.h"
 #include "xla_plugin/net/seal.h"
-#include "xla_plugin/net/verbs/device_slots.h"
 #include "xla_plugin/net/verbs/distance.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/relay.h"
@@ -113,13 +112,20 @@ void RegisterPlan(Engine& engine, int64_t fingerprint, std::string text, std::st
   engine.AddPlan(fingerprint, std::move(text), std::move(program), planned);
 }
 
-// Chosen transport; refused ones with the reasons.
+// Chosen transport between CPUs; refused ones with the reasons, also between devices.
 std::pair<std::string, std::vector<std::pair<std::string, std::string>>> TransportOf(
     const Engine& engine, int process) {
   return engine.Read([&](const ProgressEngine& progress) {
     const Peer& peer = progress.peers().Of(process);
+    std::vector<Refusal> refusals = peer.refusals;
+    for (const ChannelBytes& channel : engine.DeviceBytes()) {
+      if (progress.peers().roster().ProcessOf(channel.peer_rank) != process) continue;
+      for (const Refusal& refusal : channel.refusals) {
+        if (std::ranges::count(refusals, refusal) == 0) refusals.push_back(refusal);
+      }
+    }
     std::vector<std::pair<std::string, std::string>> refused;
-    for (const auto& [transport, reason] : peer.refusals) refused.emplace_back(transport, reason);
+    for (const auto& [transport, reason] : refusals) refused.emplace_back(transport, reason);
     return std::pair{peer.transport, refused};
   });
 }
@@ -216,15 +222,6 @@ nb::list ListNics(const std::map<std::string, OptionValue>& options) {
   nb::list list;
   for (const verbs::NicInfo& info : infos) list.append(ToDict(info));
   return list;
-}
-
-// By the NICs near the device, as a job uses them.
-std::string ProveSends(const std::string& vendor_name, int ordinal,
-                       const std::map<std::string, OptionValue>& options, int rounds) {
-  const Vendor& vendor = VendorOf(vendor_name);
-  const auto device = vendor.open(vendor.libraries, ordinal);
-  verbs::Nics nics(ParseOptions(options).verbs);
-  return verbs::ProveSends(*device, nics.Near(device->info().pci_bus_id), nics.options(), rounds);
 }
 
 nb::dict Handlers() {
@@ -370,11 +367,6 @@ NB_MODULE(_engine, m) {
 
   m.def("nics", &jaxhet::ListNics, nb::arg("options"),
         "Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.");
-  m.def(
-      "prove_sends", &jaxhet::ProveSends, nb::arg("vendor"), nb::arg("ordinal"), nb::arg("options"),
-      nb::arg("rounds"), Released(),
-      "NICs send what a GPU has just written, again and again, while it is busy. Returns \"\", or "
-      "why a job would not let NICs reach the GPU's memory; raises if bytes are not right.");
   m.def(
       "distance",
       [](const std::string& sysfs, const std::string& a, const std::string& b) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -35,6 +36,13 @@ struct TransportSetup {
 struct Transport {
   std::string_view name;
   std::unique_ptr<Connection> (*open)(const TransportSetup& setup, ConnectionHost& host);
+};
+
+// A transport that a pair can't use.
+struct Refusal {
+  std::string transport;
+  std::string reason;
+  bool operator==(const Refusal&) const = default;
 };
 
 // All transports between processes, best first. The first that both ends accept is used.

@@ -214,18 +214,18 @@ def test_proofs_are_compared_with_the_link():
         Proof("socket", "proven", "", swaps),
         Proof("process_vm", "refused", "the processes are on different hosts", ()),
     )
-    pair = PairProof((0, 1), ("nv0", "amd0"), False, proofs)
+    pair = PairProof((0, 1), ("nv0", "amd0"), False, ("cuda", "rocm"), proofs)
     out = io.StringIO()
-    loopback = PairProof((0, 0), ("nv0", "nv0"), True, proofs[1:2])
-    found = Qualification(1, True, {}, "2026-07-31 09:30 UTC", (loopback, pair))
+    shared = PairProof((0, 2), ("nv0", "nv0"), True, ("cuda", "cuda"), proofs[1:2])
+    found = Qualification(SCHEMA, True, {}, "2026-07-31 09:30 UTC", (shared, pair))
     text.show_proofs(found, Console(file=out, width=120, highlight=False))
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert lines == [
         "processes transport bytes p50 us GB/s each way of link",
-        "0, 0: nv0, nv0 socket 1048576 95 11",
-        "0, 1: nv0, amd0 verbs 1048576 95 11 88%",
-        "0, 1: nv0, amd0 socket 1048576 95 11 unknown",
-        "0, 1: nv0, amd0: process_vm refused: the processes are on different hosts",
+        "0: cuda of nv0, 2: cuda of nv0 socket 1048576 95 11",
+        "0: cuda of nv0, 1: rocm of amd0 verbs 1048576 95 11 88%",
+        "0: cuda of nv0, 1: rocm of amd0 socket 1048576 95 11 unknown",
+        "0: cuda of nv0, 1: rocm of amd0: process_vm refused: the processes are on different hosts",
         "ok: every pair has a proven transport",
     ]
 

@@ -7,8 +7,6 @@ import pytest
 from trees import Tree
 
 from jaxhet import _config, _ffi, _set_up
-from jaxhet._doctor import qualify
-from jaxhet._errors import TransportError
 from jaxhet._gpu import nearby
 from jaxhet._jax import platforms
 from jaxhet._net import interfaces
@@ -108,28 +106,3 @@ def test_process_names_the_models_of_its_own_gpus(monkeypatch: pytest.MonkeyPatc
 
     assert models(local_device_ids=(1,)) == ("MI250X",)
     assert models() == ("MI300X", "MI250X")
-
-
-def test_bytes_that_a_nic_sends_wrong_fail_the_qualification(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[tuple[str, int]] = []
-
-    def prove(_: object, vendor: str, ordinal: int, rounds: int) -> str:
-        asked.append((vendor, ordinal))
-        if ordinal == 2:
-            raise TransportError("mlx5_0:1 read stale data after hip:2 wrote to its memory")
-        return "dma-buf: not supported"
-
-    gpus = [{"ordinal": ordinal} for ordinal in range(4)]
-    monkeypatch.setattr(_ffi, "vendors", lambda: [("cuda", [], "no"), ("hip", gpus, "")])
-    monkeypatch.setattr(_ffi, "prove_sends", prove)
-
-    def problem(**options: object) -> str:
-        job = object.__new__(qualify._Job)
-        job._config = _config.resolve(options, {})
-        return job._problem_of_gpus
-
-    assert problem(local_device_ids=(0, 1)) == ""
-    assert asked == [("hip", 0), ("hip", 1)]
-    assert "read stale data after hip:2" in problem()

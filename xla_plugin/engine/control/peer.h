@@ -30,11 +30,6 @@ struct PeerSpec {
   std::vector<SealKeys> keys;  // for `control` and each of `data`, if the job encrypts
 };
 
-struct Refusal {
-  std::string transport;
-  std::string reason;
-};
-
 // Bytes to and from a process by one transport.
 struct PeerCounts {
   int process = 0;

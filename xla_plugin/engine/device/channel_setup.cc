@@ -45,7 +45,7 @@ struct Incoming {
   size_t next = 0;  // transport to try
   std::unique_ptr<RankChannel> channel;
   std::string proof;
-  std::string refusals;
+  std::vector<Refusal> refusals;
   IncomingState state = IncomingState::kAnswer;
 };
 
@@ -253,14 +253,14 @@ class ChannelNegotiation {
                     {ChannelStep::kOffer, incoming.source->rank, incoming.rank->rank()},
                     std::array{std::string(transport.name), std::move(offer)});
       } catch (const Error& error) {
-        incoming.refusals += StrCat("; ", transport.name, ": ", error.text());
+        incoming.refusals.push_back({std::string(transport.name), std::string(error.text())});
       }
     }
-    throw Error(ErrorCode::kTransport,
-                StrCat("no transport leads from ", incoming.source->name, " to rank ",
-                       incoming.rank->rank(), " (", incoming.rank->device().info().ToString(), ")",
-                       incoming.refusals),
-                incoming.source->process);
+    std::string text =
+        StrCat("no transport leads from ", incoming.source->name, " to rank ",
+               incoming.rank->rank(), " (", incoming.rank->device().info().ToString(), ")");
+    for (const auto& [name, reason] : incoming.refusals) text += StrCat("; ", name, ": ", reason);
+    throw Error(ErrorCode::kTransport, text, incoming.source->process);
   }
 
   void HandleAttributed(const ChannelMessage& message) {
@@ -307,7 +307,7 @@ class ChannelNegotiation {
   }
 
   void TryNext(Incoming& incoming, std::string_view refusal) {
-    incoming.refusals += StrCat("; ", incoming.channel->transport, ": ", refusal);
+    incoming.refusals.push_back({std::string(incoming.channel->transport), std::string(refusal)});
     Offer(incoming);
   }
 
@@ -361,6 +361,7 @@ class ChannelNegotiation {
     }
     if (!why_not.empty()) return TryNext(incoming, why_not);
     incoming.state = IncomingState::kNothing;
+    incoming.channel->refusals = std::move(incoming.refusals);
     --num_open_;
     Send(incoming, ChannelStep::kSettled);
   }

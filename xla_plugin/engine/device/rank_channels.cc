@@ -40,8 +40,10 @@ std::vector<ChannelBytes> RankChannels::Bytes() const {
                      .sent = channel->num_bytes,
                      .path_failures = channel->end->num_path_failures()});
   for (const auto& [source, channel] : incoming_)
-    bytes.push_back(
-        {.peer_rank = source, .transport = channel->transport, .received = channel->num_bytes});
+    bytes.push_back({.peer_rank = source,
+                     .transport = channel->transport,
+                     .received = channel->num_bytes,
+                     .refusals = channel->refusals});
   return bytes;
 }
 

@@ -12,6 +12,7 @@
 
 #include "xla_plugin/engine/device/transfer_plan.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
+#include "xla_plugin/transport/transport.h"
 
 namespace jaxhet {
 
@@ -19,6 +20,7 @@ namespace jaxhet {
 struct RankChannel {
   std::unique_ptr<DeviceChannel> end;
   std::string_view transport;
+  std::vector<Refusal> refusals;  // by the target: better transports, and why not them
   uint64_t exchanges = 0;
   std::atomic<uint64_t> chunks = 0;
   std::atomic<uint64_t> num_bytes = 0;
@@ -45,6 +47,7 @@ struct ChannelBytes {
   uint64_t sent = 0;
   uint64_t received = 0;
   uint64_t path_failures = 0;
+  std::vector<Refusal> refusals = {};
 };
 
 // The channels of a rank, by the other rank.

@@ -14,9 +14,7 @@ namespace {
 
 // To prove that it writes, and to flush, a NIC does as if it were a peer's.
 constexpr int kAccess = kPeerWrites | ibv::kAccessRemoteRead;
-constexpr int kFirstRounds = 2;                   // the second one would expose older bytes
-constexpr size_t kProvenBytes = size_t{2} << 20;  // a page of a GPU
-constexpr size_t kLoadBytes = size_t{8} << 20;
+constexpr int kRounds = 2;  // the second one would expose older bytes
 
 std::vector<std::byte> RandomProof(size_t num_bytes) {
   std::vector<std::byte> proof(num_bytes);
@@ -37,7 +35,7 @@ DeviceSlots::DeviceSlots(Device& device, NicList nics, const Options& options, s
     for (const auto& nic : nics) loopbacks_.emplace_back(nic, options);
     const DmaBuf dma_buf = device.sharing().ExportDmaBuf(bytes_.data(), num_bytes);
     region_ = std::make_unique<NicMemory>(nics, bytes_, dma_buf, kAccess);
-    Prove(kFirstRounds, 0);
+    Prove();
   } catch (const Error& error) {
     why_pinned_ = error.text();
     region_.reset();
@@ -55,14 +53,14 @@ void DeviceSlots::Flush(size_t slot, size_t nic) {
   if (!loopbacks_.empty()) loopbacks_[nic].Flush(region_->region(nic), slots_.address(slot));
 }
 
-void DeviceSlots::Prove(int rounds, size_t load_bytes) {
+void DeviceSlots::Prove() {
   constexpr size_t kBytes = Loopback::kMostBytes;
-  PatternWriter writer(device_, load_bytes);
+  PatternWriter writer(device_);
   for (size_t nic = 0; nic < loopbacks_.size(); ++nic) {
     for (const auto place :
          {bytes_.first(kBytes), bytes_.subspan(bytes_.size() / 2, kBytes), bytes_.last(kBytes)}) {
-      for (int i = 0; i < rounds; ++i) ProveRead(writer, nic, place);
-      for (int i = 0; i < rounds; ++i) ProveWrite(nic, place);
+      for (int i = 0; i < kRounds; ++i) ProveRead(writer, nic, place);
+      for (int i = 0; i < kRounds; ++i) ProveWrite(nic, place);
     }
   }
 }
@@ -84,12 +82,6 @@ void DeviceSlots::ProveWrite(size_t nic, std::span<std::byte> place) {
   if (HasProof(device_, place.data(), proof)) return;
   Throw(ErrorCode::kTransport, device_.info().ToString(), " does not see what ",
         loopbacks_[nic].name(), " wrote to its memory: the NIC's writes are not coherent here");
-}
-
-std::string ProveSends(Device& device, NicList nics, const Options& options, int rounds) {
-  DeviceSlots slots(device, nics, options, 1, kProvenBytes);
-  if (slots.why_pinned().empty()) slots.Prove(rounds, kLoadBytes);
-  return slots.why_pinned();
 }
 
 }  // namespace jaxhet::verbs

@@ -28,12 +28,11 @@ class DeviceSlots {
   const std::string& why_pinned() const { return why_pinned_; }
   // After NIC `nic` has written to the slot: lets the device see it, or throws TransportError.
   void Flush(size_t slot, size_t nic);
-  // Proves memory of the device again, and throws TransportError at the first wrong byte: each NIC
-  // sends what the device wrote, and the device reads what each NIC wrote. `load_bytes`: see
-  // PatternWriter.
-  void Prove(int rounds, size_t load_bytes);
 
  private:
+  // Proves memory of the device, and throws TransportError at the first wrong byte: each NIC sends
+  // what the device wrote, and the device reads what each NIC wrote.
+  void Prove();
   void ProveRead(PatternWriter& writer, size_t nic, std::span<std::byte> place);
   void ProveWrite(size_t nic, std::span<std::byte> place);
 
@@ -47,11 +46,6 @@ class DeviceSlots {
   void* device_address_ = nullptr;
   std::string why_pinned_;
 };
-
-// Proves for `rounds` rounds, while the device is busy, that the NICs send what it has just
-// written. Returns "", or why a job would not let NICs reach the device's memory at all. Throws
-// TransportError for bytes that are not right.
-std::string ProveSends(Device& device, NicList nics, const Options& options, int rounds);
 
 }  // namespace jaxhet::verbs
 
