@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any
 
 from jaxhet import _ffi, _islands, compiler
 from jaxhet._config import Config
@@ -416,7 +416,7 @@ class Compilation:
         return compiler.Job(
             device_ids=tuple(device.id for _, device in self._ranks.values()),
             islands=tuple(island.index for island, _ in self._ranks.values()),
-            platform=cast(Literal["cpu", "cuda", "rocm"], self._island.platform),
+            platform=self._island.platform,
             process=self._process,
             session=self.engine.session if self.engine else 0,
             has_one_platform=len({island.platform for island in self._islands}) == 1,

@@ -20,6 +20,7 @@ except ImportError as error:
         " built: run `pip install -c constraints.txt -e .` there, or, if jaxhet is installed, start"
         " the program in another folder"
     ) from error
+from jaxhet import _vendors
 from jaxhet._config import Config, PlacedConfig
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
 from jaxhet._job.bootstrap import PeerSockets
@@ -37,8 +38,6 @@ PROOF_BYTES: int = _engine.PROOF_BYTES
 # Number of sockets between two ranks that carry messages; they are the first ones.
 CHANNEL_MESSAGE_SOCKETS: int = _engine.CHANNEL_MESSAGE_SOCKETS
 DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
-
-VENDORS = {"cuda": "cuda", "rocm": "hip"}  # JAX's platform -> xla_plugin/device/'s
 
 _sessions = itertools.count(1)
 
@@ -169,7 +168,7 @@ class Engine:
         """
         try:
             self._engine.open_devices(
-                VENDORS[platform],
+                _vendors.BY_PLATFORM[platform].name,
                 list(devices),
                 [
                     (rank, peer, [link.socket.detach() for link in links], _hex_keys(links))

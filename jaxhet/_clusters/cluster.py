@@ -6,13 +6,14 @@ from typing import Any
 
 from jaxhet._errors import UsageError
 from jaxhet._job import announced
+from jaxhet._vendors import VENDORS
 
 Environ = Mapping[str, str]
 # Processes can't agree on a port beforehand. As in JAX, they derive one from a number of the job.
 _NUM_PORTS = 1 << 12
 _FIRST_PORT = 65536 - _NUM_PORTS
 _PORT = "JAX_COORDINATOR_PORT"
-_VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_VISIBLE_GPUS = [name for v in VENDORS for name in (v.visible, v.visible_below) if name]
 
 
 @dataclasses.dataclass(frozen=True)

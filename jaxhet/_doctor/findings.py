@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from jaxhet._doctor.report import Finding, Host, Nic, Path, Peer, Port, Software, Vendor
 from jaxhet._doctor.second_look import SecondLook
 from jaxhet._jax import jaxlib
+from jaxhet._vendors import BY_NAME
 
 _MIN_SHM_BYTES = 1 << 30  # containers have 64 MiB unless they are told otherwise
-_JAX_EXTRAS = {"cuda": "jax[cuda13]", "hip": "jax[rocm7-local]"}
 
 
 def find(
@@ -69,7 +69,7 @@ def _of_vendor(vendor: Vendor, software: Software) -> Iterator[Finding]:
         level = _error if has_plugin else _warning
         yield level(f"{count} for {vendor.name} can't be used: {vendor.reason}")
     if vendor.gpus and not has_plugin:
-        extra = _JAX_EXTRAS[vendor.name]
+        extra = BY_NAME[vendor.name].jax_extra
         yield _warning(
             f"the driver of {vendor.name} works, but JAX has no plugin for it, and will use the"
             f" CPU: pip install '{extra}'"

@@ -5,9 +5,9 @@ import pathlib
 from jaxhet import _ffi
 from jaxhet._doctor.files import names, number, read
 from jaxhet._doctor.report import Gpu, Vendor
+from jaxhet._vendors import BY_NAME
 
 _PCI = "sys/bus/pci/devices"
-_PCI_VENDORS = {"cuda": 0x10DE, "hip": 0x1002}
 _PCI_CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)  # VGA, 3D, other display; processing accelerator
 
 
@@ -24,7 +24,7 @@ def read_vendors(root: pathlib.Path) -> tuple[Vendor, ...]:
                     name=info["name"],
                     pci=info["pci"].lower(),
                     uuid=info["uuid"],
-                    driver=driver_version(name, info["driver_version"]),
+                    driver=BY_NAME[name].driver_version(info["driver_version"]),
                     stream_values=info["stream_values"],
                     dma_buf=info["dma_buf"],
                     gpu_direct_rdma=info["gpu_direct_rdma"],
@@ -41,13 +41,6 @@ def find_hardware(root: pathlib.Path, vendor: str) -> tuple[str, ...]:
     return tuple(
         address
         for address in names(root, _PCI)
-        if number(read(root, f"{_PCI}/{address}/vendor"), -1) == _PCI_VENDORS[vendor]
+        if number(read(root, f"{_PCI}/{address}/vendor"), -1) == BY_NAME[vendor].pci_vendor
         and number(read(root, f"{_PCI}/{address}/class"), -1) >> 8 in _PCI_CLASSES
     )
-
-
-def driver_version(vendor: str, version: int) -> str:
-    """The number of a driver's interface as people write it."""
-    if vendor == "cuda":  # 1000 × major + 10 × minor
-        return f"{version // 1000}.{version % 1000 // 10}"
-    return f"{version // 10_000_000}.{version // 100_000 % 100}.{version % 100_000}"

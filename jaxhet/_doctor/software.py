@@ -10,9 +10,10 @@ from jaxhet import _ffi
 from jaxhet._doctor.report import Part, Plugin, Software
 from jaxhet._errors import UsageError
 from jaxhet._jax import compat
+from jaxhet._vendors import BY_PLATFORM
 
 _VERBS_LIBRARY = "libibverbs.so.1"
-_PLUGIN_NAME = re.compile(r"jax-(cuda|rocm)\d+-(?:plugin|pjrt)")
+_PLUGIN_NAME = re.compile(rf"jax-({'|'.join(BY_PLATFORM)})\d+-(?:plugin|pjrt)")
 
 
 def read_software(pyverbs: Part) -> Software:
@@ -41,7 +42,7 @@ def find_plugins(packages: Iterable[tuple[str, str]]) -> tuple[Plugin, ...]:
         if match := _PLUGIN_NAME.fullmatch(name):
             is_plugin = name.endswith("-plugin")
             problem = compat.plugin_problem(name, version) if is_plugin else ""
-            plugins.add(Plugin(name, version, _ffi.VENDORS[match[1]], problem))
+            plugins.add(Plugin(name, version, BY_PLATFORM[match[1]].name, problem))
     return tuple(sorted(plugins, key=lambda plugin: plugin.name))
 
 

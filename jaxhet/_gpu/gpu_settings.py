@@ -10,6 +10,7 @@ from typing import NamedTuple
 from jaxhet._errors import UsageError
 from jaxhet._gpu import tuning
 from jaxhet._jax import compat, compiler_settings, programs
+from jaxhet._vendors import BY_PLATFORM
 from jaxhet.compiler import GPU_COMPILER_OPTIONS
 
 _ALLOCATORS = ("cuda_async", "platform")
@@ -41,17 +42,6 @@ REFUSED: dict[str, RefusedFlag] = {
 _NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False}
 
 
-class _QueueVariable(NamedTuple):
-    """A driver's variable for its hardware queues, and the number to set."""
-
-    name: str
-    number: int
-
-
-_QUEUES = {
-    "cuda": _QueueVariable("CUDA_DEVICE_MAX_CONNECTIONS", 32),  # the maximum; CUDA's default is 8
-    "rocm": _QueueVariable("GPU_MAX_HW_QUEUES", 16),  # HIP's default is 4
-}
 # A GPU has seven streams of jaxhet, and XLA's streams for kernels, copies and NCCL or RCCL. With 8
 # queues a job got stuck that had two GPUs in each process, and NICs in software.
 _FEWEST_QUEUES = 16
@@ -100,13 +90,13 @@ def give_queues_to_streams(platform: str, environ: MutableMapping[str, str] = os
     Returns:
       A line for the log: the variable that was set, and why; or empty, if it was set before.
     """
-    name, number = _QUEUES[platform]
-    given = environ.get(name)
+    vendor = BY_PLATFORM[platform]
+    name, given = vendor.queues, environ.get(vendor.queues)
     if given is None:
-        environ[name] = str(number)
+        environ[name] = str(vendor.num_queues)
         return (
-            f"{name}={number} was set: streams of exchanges do not share the driver's hardware"
-            " queues, in which they would wait for each other"
+            f"{name}={vendor.num_queues} was set: streams of exchanges do not share the driver's"
+            " hardware queues, in which they would wait for each other"
         )
     if given.isdecimal() and int(given) < _FEWEST_QUEUES:
         warnings.warn(

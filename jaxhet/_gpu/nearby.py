@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxhet import _ffi
 from jaxhet._config import Config
+from jaxhet._vendors import BY_PLATFORM
 
 _ROOT = pathlib.Path("/")
 _UNKNOWN = len(_ffi.DISTANCES)  # distance of an interface that no PCI device carries
@@ -28,7 +29,9 @@ def interface_distances(config: Config, platform: str) -> Mapping[str, int]:
 
 def own_gpus(config: Config, platform: str) -> list[dict[str, Any]]:
     """The GPUs of this process, as the driver describes them; [] on CPU, or without a driver."""
-    vendor = _ffi.VENDORS.get(platform)
+    if platform not in BY_PLATFORM:
+        return []
+    vendor = BY_PLATFORM[platform].name
     devices = next((found for name, found, _ in _ffi.vendors() if name == vendor), [])
     wanted = config.local_device_ids
     return [gpu for gpu in devices if not wanted or gpu["ordinal"] in wanted]

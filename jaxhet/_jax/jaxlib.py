@@ -13,8 +13,9 @@ from jaxlib import version as _version
 
 from jaxhet._errors import UsageError
 from jaxhet._net.credentials import Credentials
+from jaxhet._vendors import BY_PLATFORM
 
-GPU_PLATFORMS = ("cuda", "rocm")
+GPU_PLATFORMS = tuple(BY_PLATFORM)
 Vendor = Literal["cpu", "cuda", "rocm"]
 HEARTBEAT_TIMEOUT_S = 100
 VERSION = _version.__version__  # jaxlib's
@@ -105,7 +106,9 @@ def count_gpus(platform: str) -> int:
     """The GPUs of this machine that processes can open, by their device files; loads no driver."""
     from jax._src import hardware_utils
 
-    if platform == "rocm":
+    prefix = BY_PLATFORM[platform].device_files
+    if not prefix:
         return max(0, hardware_utils.num_available_amd_gpus())
-    files = sum(path.name[6:].isdigit() for path in pathlib.Path("/dev").glob("nvidia*"))
-    return files or int(hardware_utils.has_visible_nvidia_gpu())
+    names = (path.name for path in pathlib.Path("/dev").glob(f"{prefix}*"))
+    files = sum(name.removeprefix(prefix).isdigit() for name in names)
+    return files or int(platform == "cuda" and hardware_utils.has_visible_nvidia_gpu())

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxhet._errors import UsageError
 from jaxhet._jax import jaxlib
-
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
-_BELOW_HIP = "ROCR_VISIBLE_DEVICES"  # HIP numbers what this leaves
+from jaxhet._vendors import BY_PLATFORM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +14,7 @@ class Gpus:
     """GPUs of one vendor that a job may use.
 
     Attributes:
-      platform: "cuda" or "rocm".
+      platform: JAX's name of their platform.
       names: Their names in the environment variable that shows them to a process.
     """
 
@@ -26,7 +24,7 @@ class Gpus:
     @property
     def variable(self) -> str:
         """The environment variable that shows them to a process."""
-        return _VISIBLE[self.platform]
+        return BY_PLATFORM[self.platform].visible
 
     def environment(self, mine: Sequence[str]) -> dict[str, str]:
         """Variables that give a process its own GPUs, listed first, and show it the others.
@@ -43,18 +41,18 @@ class Gpus:
 def find(environ: Mapping[str, str]) -> Gpus | None:
     """The GPUs that processes with this environment would share, or None if they use CPUs."""
     platform = jaxlib.installed_platform(environ.get("JAX_PLATFORMS"))
-    if platform not in _VISIBLE:
+    if platform not in BY_PLATFORM:
         return None
     return visible(platform, environ, jaxlib.count_gpus(platform))
 
 
 def visible(platform: str, environ: Mapping[str, str], count: int) -> Gpus:
     """The GPUs of a machine with `count` of them that the user has left visible. Pure."""
-    variable = _VISIBLE[platform]
-    if variable in environ:
-        return Gpus(platform, _listed(environ[variable]))
-    if platform == "rocm" and _BELOW_HIP in environ:
-        count = len(_listed(environ[_BELOW_HIP]))
+    vendor = BY_PLATFORM[platform]
+    if vendor.visible in environ:
+        return Gpus(platform, _listed(environ[vendor.visible]))
+    if vendor.visible_below in environ:
+        count = len(_listed(environ[vendor.visible_below]))
     return Gpus(platform, tuple(map(str, range(count))))
 
 

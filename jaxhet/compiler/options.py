@@ -28,7 +28,7 @@ class Job:
 
     device_ids: tuple[int, ...]
     islands: tuple[int, ...]
-    platform: Literal["cpu", "cuda", "rocm"] = "cpu"
+    platform: str = "cpu"
     process: int = 0
     session: int = 0
     has_one_platform: bool = False

@@ -105,7 +105,7 @@ _OWN = ("jaxhet", "models", "benchmarks", "tests")
 
 # Rooms of jaxhet: its folders and top-level files. A room may import from rooms of earlier lines.
 _ROOMS = (
-    "_errors",
+    "_errors _vendors",
     "_options",
     "_config",
     "_log",

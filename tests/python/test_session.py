@@ -17,7 +17,7 @@ import jaxhet
 from jaxhet import _compilation, _config, _ffi, _islands, _session, _set_up
 from jaxhet._compilation import BridgeOptions
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
-from jaxhet._jax import compat, jaxlib, multihost, programs
+from jaxhet._jax import compat, multihost, programs
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._session import Session
 
@@ -294,10 +294,6 @@ def test_set_up_that_fails_leaves_nothing_behind(
     assert calls == []
     assert left == ["the service"]
     assert not [thread for thread in threading.enumerate() if thread.name == "jaxhet-watch"]
-
-
-def test_vendors_of_the_device_layer_are_known_by_jax_names() -> None:
-    assert set(_ffi.VENDORS) == set(jaxlib.GPU_PLATFORMS)
 
 
 @pytest.fixture

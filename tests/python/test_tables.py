@@ -1,10 +1,13 @@
 """Tables that C++ and Python both need say the same."""
 
+import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
-from jaxhet import _config, _ffi, _options
+from jaxhet import _config, _ffi, _options, _vendors
 from jaxhet._errors import UsageError
 from jaxhet.compiler import ExchangeKind
 
@@ -34,3 +37,46 @@ def test_engine_has_no_default_of_its_own() -> None:
     del values["deadline_ms"]
     with pytest.raises(UsageError, match="the engine option 'deadline_ms' is not given"):
         _ffi.Engine(0, 1, values)
+
+
+def test_vendors_are_the_engines() -> None:
+    assert [name for name, _, _ in _ffi.vendors()] == [vendor.name for vendor in _vendors.VENDORS]
+
+
+# The vendor of CONTRIBUTING: the C++ test DevicesOfTwoVendorsSwap has its devices.
+NEW_VENDOR = """
+import pathlib, sys
+from jaxhet import _vendors
+row = _vendors.Vendor("other", "other_driver", "OTHER_DEVICES", "OTHER_QUEUES", 24, 0x1234, "jax-o")
+_vendors.BY_PLATFORM["other"] = _vendors.BY_NAME["other_driver"] = row
+
+from jaxhet import _config, _errors, _ffi
+from jaxhet._doctor import gpus, software
+from jaxhet._gpu import gpu_settings
+from jaxhet._jax import jaxlib
+from jaxhet._launch.gpus import visible
+
+assert jaxlib.GPU_PLATFORMS == ("cuda", "rocm", "other")
+shown = visible("other", {"OTHER_DEVICES": "4,5"}, 8).environment(["5"])
+assert shown == {"OTHER_DEVICES": "5,4", "JAXHET_LOCAL_DEVICE_IDS": "0"}, shown
+environ = {}
+gpu_settings.give_queues_to_streams("other", environ)
+assert environ == {"OTHER_QUEUES": "24"}
+(plugin,) = software.find_plugins([("jax_other2_pjrt", "1.0")])
+assert plugin.vendor == "other_driver"
+device = pathlib.Path(sys.argv[1], "sys/bus/pci/devices/0000:01:00.0")
+device.mkdir(parents=True)
+(device / "vendor").write_text("0x1234")
+(device / "class").write_text("0x120000")
+assert gpus.find_hardware(pathlib.Path(sys.argv[1]), "other_driver") == (device.name,)
+try:
+    _ffi.Engine(0, 1, _config.resolve({}, {}).engine_values()).open_devices("other", [], [], 1)
+except _errors.UsageError as error:
+    assert str(error) == "no vendor is called 'other_driver'; there are cuda, hip", error
+else:
+    raise AssertionError("the engine has not been asked for the vendor")
+"""
+
+
+def test_new_vendor_is_one_row_of_python(tmp_path: pathlib.Path) -> None:
+    subprocess.run([sys.executable, "-c", NEW_VENDOR, str(tmp_path)], check=True)

@@ -6,10 +6,11 @@ import pathlib
 import pytest
 
 from jaxhet._doctor.distance import read_distances
-from jaxhet._doctor.gpus import driver_version, find_hardware
+from jaxhet._doctor.gpus import find_hardware
 from jaxhet._doctor.host import read_host
 from jaxhet._doctor.nics import Choice, read_nics
 from jaxhet._doctor.report import Gpu, Vendor
+from jaxhet._vendors import BY_NAME
 from tests.python.inspect.trees import LIMITS, Tree
 
 
@@ -110,4 +111,4 @@ def test_hardware_is_found_by_vendor_and_class(tmp_path: pathlib.Path):
     [("cuda", 13000, "13.0"), ("cuda", 12080, "12.8"), ("hip", 70051831, "7.0.51831")],
 )
 def test_driver_versions(vendor: str, number: int, text: str):
-    assert driver_version(vendor, number) == text
+    assert BY_NAME[vendor].driver_version(number) == text
