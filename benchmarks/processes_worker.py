@@ -30,7 +30,7 @@ def _sum(rails: int) -> None:
     np.testing.assert_array_equal(total, sums[jax.process_index() % rails])
 
 
-def tcp_sockets() -> int:
+def peer_sockets() -> int:
     """Connected TCP sockets of this process; listening ones do not count."""
     connected = set()
     for table in ("tcp", "tcp6"):
@@ -55,7 +55,7 @@ def _facts(request: Any) -> dict[str, float]:
     (pss,) = (line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:"))
     return {
         "ready": ready,
-        "sockets": tcp_sockets(),
+        "sockets": peer_sockets(),
         "threads": len(os.listdir("/proc/self/task")),
         "memory": int(pss) * 1024,
     }

@@ -57,7 +57,7 @@ class Config(Options):
         " if there are several",
         minimum=0,
     )
-    tcp_sockets: int = knob(
+    peer_sockets: int = knob(
         2,
         "smallest number of data sockets per peer process; equally many per pair of interfaces",
         minimum=1,
@@ -321,7 +321,9 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
     known = {o.env.removeprefix(PREFIX) for o in TABLE}
     for name in environ:
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
-            near = difflib.get_close_matches(name.removeprefix(PREFIX), known, 1)
+            # tcp is another name of socket.
+            wanted = name.removeprefix(PREFIX).replace("TCP", "SOCKET")
+            near = difflib.get_close_matches(wanted, known, 1)
             hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
             warnings.warn(
                 f"unknown environment variable {name}{hint}", stacklevel=1

@@ -220,7 +220,7 @@ class Options:
         None,
         "report of `jaxhet doctor --qualify`; the job uses only transports that it proves",
     )
-    tcp_interfaces: Sequence[str] = option(
+    socket_interfaces: Sequence[str] = option(
         (),
         "network interfaces for data over `socket`: beginnings of names, or networks such as"
         " 10.0.1.0/24; `=eth1`: whole names; `^docker,lo`: all but these; default: the fastest"
@@ -236,17 +236,17 @@ class Options:
         agreed=True,
         engine=True,
     )
-    tcp_address: str | None = option(
+    socket_address: str | None = option(
         None,
         "address that this process listens on; default: the one that reaches the coordinator",
     )
-    tcp_port: int = option(
+    socket_port: int = option(
         0,
         "port that this process listens on; 0: any free one",
         minimum=0,
         maximum=65535,
     )
-    tcp_advertise: str | None = option(
+    socket_advertise: str | None = option(
         None,
         "host:port that peers connect to; default: the address that this process listens on",
     )

@@ -46,7 +46,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
     Returns:
       The session. Before an error is raised, everything that was opened is closed.
     """
-    local_host = config.tcp_address or membership.local_address
+    local_host = config.socket_address or membership.local_address
     process = _place.UNASSIGNED if config.process_id is None else config.process_id
     interfaces = _interfaces.chosen(
         config,
@@ -54,7 +54,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
         lambda: nearby.interface_distances(config, platforms.expected_platform()),
     )
     listener = _listener.Listener(
-        local_host, config.tcp_port, process, secret, interfaces=interfaces
+        local_host, config.socket_port, process, secret, interfaces=interfaces
     )
     try:
         placed = _join(config, listener, membership)
@@ -194,7 +194,7 @@ def make_process_info(
         host=platform.node() or socket.gethostname(),
         host_id=f"{boot_id}/{pid_namespace}/{os.getuid()}",
         pid=os.getpid(),
-        address=config.tcp_advertise or address,
+        address=config.socket_advertise or address,
         versions={
             **compat.versions(),
             "jaxhet": importlib.metadata.version("jaxhet"),
@@ -218,7 +218,7 @@ def _start_engine(
     timeout_s = config.connect_timeout_s
     # Data between GPUs moves over device channels, not between processes.
     on_gpus = all(info.platform in jaxlib.GPU_PLATFORMS for info in members)
-    sockets = 0 if on_gpus else config.tcp_sockets
+    sockets = 0 if on_gpus else config.peer_sockets
 
     def start(peers: Sequence[ProcessInfo]) -> _ffi.Engine:
         first = bootstrap.connect_peers(listener, peers, sockets, timeout_s, membership.check)

@@ -29,7 +29,7 @@ def reach(address: str) -> Peer:
     except TimeoutError:
         text = (
             f"no answer within {_TIMEOUT_S:g} s: a firewall drops it, or the host is down; open"
-            " the port there, or fix the ports of a job by JAXHET_TCP_PORT"
+            " the port there, or fix the ports of a job by JAXHET_SOCKET_PORT"
         )
     except ConnectionRefusedError:
         text = (

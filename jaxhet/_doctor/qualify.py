@@ -107,7 +107,7 @@ class _Job:
     ):
         self._config = config
         self._process = session.process
-        self._host = session.config.tcp_address or session.local_address
+        self._host = session.config.socket_address or session.local_address
         self._environ = environ
         info = _set_up.make_process_info(session.config, join_address(self._host, "1"))
         own = _Member(self._process, info.host, info.host_id, platform, info.versions, info.address)

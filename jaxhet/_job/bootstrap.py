@@ -201,7 +201,7 @@ def _connect_pair(
         left.add(own)
         LOGGER.warning(
             "[process %d] socket leaves %s: no connection to %s, %s of %s: %s. Its data connections"
-            " go over %s. Check that interface, or name others with JAXHET_TCP_INTERFACES",
+            " go over %s. Check that interface, or name others with JAXHET_SOCKET_INTERFACES",
             listener.process,
             own,
             address,
@@ -252,7 +252,7 @@ def _open(info: ProcessInfo, deadline: float, check: Callable[[], None]) -> sock
             if time.monotonic() > deadline:
                 raise TransportError(
                     f"can't connect to {info} at {info.address}: {error}; check the firewall, or"
-                    " set JAXHET_TCP_ADDRESS or JAXHET_TCP_ADVERTISE there"
+                    " set JAXHET_SOCKET_ADDRESS or JAXHET_SOCKET_ADVERTISE there"
                 ) from error
             time.sleep(0.05)
 

@@ -172,7 +172,7 @@ class Connector:
                     f"{self._members[process]} did not connect to process {self._listener.process}"
                     f" at {self._listener.address} within {self._timeout_s:g} s"
                     " (JAXHET_CONNECT_TIMEOUT_S); check that it can reach this address, or set"
-                    " JAXHET_TCP_ADDRESS here"
+                    " JAXHET_SOCKET_ADDRESS here"
                 )
         if pair.error is not None:
             raise pair.error

@@ -28,7 +28,7 @@ _MAGIC = b"jaxhet-p"
 _VERSION = 4
 _ANY = 2**32  # more than a header can say
 _GIVEN_UP_WITHIN_S = 1.0  # for the end of a connection that the peer has left for another one
-_PORTS = "check JAXHET_TCP_PORT and JAXHET_TCP_ADVERTISE"
+_PORTS = "check JAXHET_SOCKET_PORT and JAXHET_SOCKET_ADVERTISE"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Listener:
                 raise TransportError(
                     f"process {', '.join(map(str, missing))} did not connect to process"
                     f" {self.process} at {self.address} in time ({self._refusals()}); check that it"
-                    " can reach this address, or set JAXHET_TCP_ADDRESS here"
+                    " can reach this address, or set JAXHET_SOCKET_ADDRESS here"
                 )
 
     def _have_spoken(self, expected: set[tuple[int, int]]) -> bool:
@@ -345,7 +345,7 @@ def _listen(host: str, port: int, process: int, others: Sequence[str] = ()) -> l
     except OSError as error:
         raise TransportError(
             f"process {process} can't listen on {host}:{port}: {error.strerror or error};"
-            " set JAXHET_TCP_ADDRESS and JAXHET_TCP_PORT to an address of this machine and a"
+            " set JAXHET_SOCKET_ADDRESS and JAXHET_SOCKET_PORT to an address of this machine and a"
             " free port"
         ) from error
     own = main.getsockname()[0]

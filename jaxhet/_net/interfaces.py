@@ -21,7 +21,7 @@ class Interface:
     Attributes:
       name: Such as "eth1".
       address: Address of this machine there, with its network.
-      is_named: Whether the option `tcp_interfaces` names it; else jaxhet has found it.
+      is_named: Whether the option `socket_interfaces` names it; else jaxhet has found it.
       port: Port on which the process listens; 0 before it does.
     """
 
@@ -83,13 +83,13 @@ def chosen(
       distances: Function that returns how far each interface is from the process's GPUs, by name.
 
     Raises:
-      UsageError: `tcp_interfaces` names an interface that this machine does not have.
+      UsageError: `socket_interfaces` names an interface that this machine does not have.
     """
     if "socket" not in config.transports:
         return ()
-    if config.tcp_interfaces:
-        return tuple(named(config.tcp_interfaces, here()))
-    if config.tcp_address or config.tcp_advertise or main.startswith("127.") or main == "::1":
+    if config.socket_interfaces:
+        return tuple(named(config.socket_interfaces, here()))
+    if config.socket_address or config.socket_advertise or main.startswith("127.") or main == "::1":
         return ()
     found = suitable(here(), main)
     return tuple(nearest_first(found, distances()) if len(found) > 1 else found)
@@ -136,8 +136,8 @@ def named(wanted: Sequence[str], found: Sequence[Found]) -> list[Interface]:
         if not matching:
             have = ", ".join(f"{entry.name} ({entry.address})" for entry in found)
             raise UsageError(
-                "JAXHET_TCP_INTERFACES or NCCL_SOCKET_IFNAME: no interface of this machine that is"
-                f" up is called, or has an address in, {part!r}; there are {have}"
+                "JAXHET_SOCKET_INTERFACES or NCCL_SOCKET_IFNAME: no interface of this machine that"
+                f" is up is called, or has an address in, {part!r}; there are {have}"
             )
         for entry in matching:
             interface = Interface(entry.name, entry.address, is_named=True)

@@ -50,7 +50,7 @@ TEST(DeviceFaultTest, DifferentExchangesAreAPlanMismatch) {
 }
 
 // Over sockets it is found when the chunk has come.
-TEST(DeviceFaultTest, DifferentExchangesOverTcpAreAPlanMismatch) {
+TEST(DeviceFaultTest, DifferentExchangesOverSocketsAreAPlanMismatch) {
   DeviceWorld world(DeviceOptions(2, "socket"));
   Side zero(0, SwapPairs(), 1000, 2);
   Side one(1, SwapPairs(), 1000, 3);

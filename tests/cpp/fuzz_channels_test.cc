@@ -391,10 +391,11 @@ void TakeLetters(std::string_view input) {
 std::vector<std::string> ChunkSeeds() {
   std::string two;
   for (uint64_t i = 0; i < 2; ++i) {
-    two += BytesOf(tcp::ChunkInfo{tcp::kChunkMagic, 0, i, 0, sizeof(DeviceChunkInfo) + 100});
+    two +=
+        BytesOf(sockets::ChunkInfo{sockets::kChunkMagic, 0, i, 0, sizeof(DeviceChunkInfo) + 100});
     two += BytesOf(DeviceChunkInfo{i + 1, 7, 0, 100, i, 100}) + std::string(100, 'A');
   }
-  return {two, BytesOf(tcp::ChunkInfo{tcp::kChunkMagic, 0, 0, 0, sizeof(DeviceChunkInfo)}) +
+  return {two, BytesOf(sockets::ChunkInfo{sockets::kChunkMagic, 0, 0, 0, sizeof(DeviceChunkInfo)}) +
                    BytesOf(DeviceChunkInfo{1, 7, 0, 0, 0, 0})};
 }
 

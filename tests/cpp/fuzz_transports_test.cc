@@ -12,11 +12,11 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/net/socket/data_socket.h"
-#include "xla_plugin/net/socket/tcp_connection.h"
+#include "xla_plugin/net/socket/socket_connection.h"
 #include "xla_plugin/net/verbs/verbs_connection.h"
 #include "xla_plugin/net/verbs/wire.h"
+#include "xla_plugin/transport/process_vm/process_vm.h"
 #include "xla_plugin/transport/shared_memory.h"
-#include "xla_plugin/transport/shm/shm_pull.h"
 
 // Offers and messages of the transports between processes.
 namespace jaxhet::testing {
@@ -132,12 +132,12 @@ std::vector<std::string> PullSeeds() {
           Script().Add(offer).Add(halves).Add("").Add(receipt).text};
 }
 
-[[maybe_unused]] const bool added_pull =
-    AddFuzzer({.name = "process_vm",
-               .covers = {"xla_plugin/transport/pull.cc", "xla_plugin/transport/shm/shm_pull.cc",
-                          "xla_plugin/transport/shared_memory.cc"},
-               .seeds = &PullSeeds,
-               .run = [](std::string_view input) { Play("process_vm", input); }});
+[[maybe_unused]] const bool added_pull = AddFuzzer(
+    {.name = "process_vm",
+     .covers = {"xla_plugin/transport/pull.cc", "xla_plugin/transport/process_vm/process_vm.cc",
+                "xla_plugin/transport/shared_memory.cc"},
+     .seeds = &PullSeeds,
+     .run = [](std::string_view input) { Play("process_vm", input); }});
 
 // --- verbs: offers, and what becomes of queue pairs ---
 
@@ -173,7 +173,7 @@ std::pair<Fd, Fd> PairOf(size_t path) {
 }
 
 // After the offer, an input says in turns: which data socket, or 2 for a message; and the bytes.
-void PlayTcp(std::string_view input) {
+void PlaySocket(std::string_view input) {
   InputReader reader(input);
   FuzzHost host;
   OwnTransfer own;
@@ -184,13 +184,13 @@ void PlayTcp(std::string_view input) {
     data.push_back(std::move(first));
     theirs.push_back(std::move(second));
   }
-  const auto connection =
-      std::make_unique<tcp::TcpConnection>(tcp::TcpSockets{.control_fd = -1,
-                                                           .data = std::move(data),
-                                                           .keys = std::vector<SealKeys>(2),
-                                                           .chunk_bytes = kChunkBytes,
-                                                           .path_timeout = std::chrono::seconds(1)},
-                                           host);
+  const auto connection = std::make_unique<sockets::SocketConnection>(
+      sockets::SocketSetup{.control_fd = -1,
+                           .data = std::move(data),
+                           .keys = std::vector<SealKeys>(2),
+                           .chunk_bytes = kChunkBytes,
+                           .path_timeout = std::chrono::seconds(1)},
+      host);
   EXPECT_FALSE(connection->Offer().empty());
   connection->Accept(reader.TakeSized());
   host.Add(own.transfer);
@@ -210,18 +210,18 @@ void PlayTcp(std::string_view input) {
 }
 
 std::string DataOf(uint8_t socket, size_t offset, size_t num_bytes, size_t num_sent) {
-  const tcp::ChunkInfo info{tcp::kChunkMagic, 0, 1, offset, num_bytes};
+  const sockets::ChunkInfo info{sockets::kChunkMagic, 0, 1, offset, num_bytes};
   return BytesOf(socket) + Sized(BytesOf(info) + std::string(num_sent, 'x'));
 }
 
-std::string EventOf(tcp::SocketEvent event, uint32_t socket, uint64_t num_chunks) {
-  return BytesOf(uint8_t{2}) + Sized(BytesOf(tcp::SocketEventInfo{event, socket, num_chunks}));
+std::string EventOf(sockets::SocketEvent event, uint32_t socket, uint64_t num_chunks) {
+  return BytesOf(uint8_t{2}) + Sized(BytesOf(sockets::SocketEventInfo{event, socket, num_chunks}));
 }
 
 // Our three chunks are sent over socket 0, 1 and 0, or as the sockets can take them.
-std::vector<std::string> TcpSeeds() {
-  using tcp::SocketEvent;
-  const std::string offer = Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 2}));
+std::vector<std::string> SocketSeeds() {
+  using sockets::SocketEvent;
+  const std::string offer = Sized(BytesOf(sockets::OfferInfo{sockets::kOfferMagic, 2}));
   const std::string whole = DataOf(0, 0, 4'000, 4'000) + DataOf(1, 4'000, 6'000, 6'000);
   const std::string confirmed =
       EventOf(SocketEvent::kReceived, 0, 1) + EventOf(SocketEvent::kReceived, 1, 1);
@@ -232,19 +232,21 @@ std::vector<std::string> TcpSeeds() {
           offer + EventOf(SocketEvent::kReceived, 0, 7)};
 }
 
-[[maybe_unused]] const bool added_tcp =
+[[maybe_unused]] const bool added_socket =
     AddFuzzer({.name = "socket",
-               .covers = {"xla_plugin/net/socket/tcp_connection.cc"},
-               .seeds = &TcpSeeds,
-               .run = &PlayTcp});
+               .covers = {"xla_plugin/net/socket/socket_connection.cc"},
+               .seeds = &SocketSeeds,
+               .run = &PlaySocket});
 
 // Statements of a peer about data sockets that can't be true.
 TEST(FuzzTransportsTest, FalseWordsAboutDataSocketsAreRefused) {
-  using tcp::SocketEvent;
-  const std::string offer = Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 2}));
-  const auto refusal = [](const std::string& input) { return ThrownText([&] { PlayTcp(input); }); };
+  using sockets::SocketEvent;
+  const std::string offer = Sized(BytesOf(sockets::OfferInfo{sockets::kOfferMagic, 2}));
+  const auto refusal = [](const std::string& input) {
+    return ThrownText([&] { PlaySocket(input); });
+  };
   EXPECT_THAT(refusal(Sized("JXP")), HasSubstr("the peer's offer is cut"));
-  EXPECT_THAT(refusal(Sized(BytesOf(tcp::OfferInfo{tcp::kOfferMagic, 3}))),
+  EXPECT_THAT(refusal(Sized(BytesOf(sockets::OfferInfo{sockets::kOfferMagic, 3}))),
               HasSubstr("the peer's offer is not of this version of jaxhet"));
   EXPECT_THAT(refusal(offer + EventOf(SocketEvent::kReceived, 0, 7)),
               HasSubstr("it confirms 7 chunks of a data socket, but 2 were sent"));

@@ -135,7 +135,7 @@ TEST(ProcessTest, ThreadThatCannotStartLeavesSignalsAsTheyWere) {
 }
 
 // Sockets of Unix are those of NICs in software.
-size_t CountTcpSockets() {
+size_t CountInternetSockets() {
   size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     int domain = 0;
@@ -174,18 +174,18 @@ INSTANTIATE_TEST_SUITE_P(Transports, ForkedChildTest, ::testing::Values("socket"
 
 // Else a peer would not see that this process has died while the child lives.
 TEST_P(ForkedChildTest, ForkedChildKeepsNoSocketOfControlDataOrChannels) {
-  const size_t before = CountTcpSockets();
+  const size_t before = CountInternetSockets();
   const auto engines = StartPair(DeviceOptions(2, GetParam()));
-  EXPECT_GT(CountTcpSockets(), before);
+  EXPECT_GT(CountInternetSockets(), before);
   EXPECT_EQ(ExitCodeOf([&] {
               for (const auto& engine : engines) engine->AbandonInChild();
-              _exit(static_cast<int>(CountTcpSockets() - before));
+              _exit(static_cast<int>(CountInternetSockets() - before));
             }),
             0);
   std::thread other([&] { engines[1]->Close(kLong); });
   engines[0]->Close(kLong);
   other.join();
-  EXPECT_EQ(CountTcpSockets(), before);
+  EXPECT_EQ(CountInternetSockets(), before);
 }
 
 }  // namespace

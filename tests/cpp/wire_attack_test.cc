@@ -102,7 +102,7 @@ TEST(WireAttackTest, FullHidesDataAndPlans) {
   }
 }
 
-TEST(WireAttackTest, RdmaIsLeftForTcpInWords) {
+TEST(WireAttackTest, RdmaIsLeftForSocketsInWords) {
   WorldOptions options{.transports = {"verbs", "socket"}};
   options.engine.encryption = "full";
   World world(options);

@@ -35,7 +35,10 @@ def two_processes_over_a_relay(**env: str) -> Iterator[tuple[Relay, list[subproc
         "JAXHET_NUM_PROCESSES": "2",
         "JAXHET_JOB_SECRET": "a secret of tests",
     }
-    first = {"JAXHET_TCP_PORT": str(ports[1]), "JAXHET_TCP_ADVERTISE": f"127.0.0.1:{relay.port}"}
+    first = {
+        "JAXHET_SOCKET_PORT": str(ports[1]),
+        "JAXHET_SOCKET_ADVERTISE": f"127.0.0.1:{relay.port}",
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, "-u", VICTIM, "100000"],

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from benchmarks.processes_worker import tcp_sockets
+from benchmarks.processes_worker import peer_sockets
 from jaxhet import testing
 
 _COLUMNS = 70_001  # more than an eager message
@@ -43,7 +43,7 @@ def answer(request: tuple[str, int]) -> tuple[int, Any]:
 def _act(action: str, *names: str) -> Any:
     """Result of `sum NAME`, `compile NAME` or `count`."""
     if action == "count":
-        return tcp_sockets(), [p.process for p in jaxhet.paths() if p.transport]
+        return peer_sockets(), [p.process for p in jaxhet.paths() if p.transport]
     function, x = _program(_AXES[names[0]])
     if action == "compile":
         function.lower(x).compile()

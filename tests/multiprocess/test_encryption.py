@@ -32,8 +32,8 @@ def _run_through_relay(encryption: str) -> tuple[list[Ended], Relay]:
     port = free_port()
     relay = Relay(port, _changed)
     first |= {
-        "JAXHET_TCP_PORT": str(port),
-        "JAXHET_TCP_ADVERTISE": f"127.0.0.1:{relay.port}",
+        "JAXHET_SOCKET_PORT": str(port),
+        "JAXHET_SOCKET_ADVERTISE": f"127.0.0.1:{relay.port}",
     }
     try:
         return run(SUM, first, second), relay

@@ -24,9 +24,9 @@ coordinator: 127.0.0.1
 env: {JAXHET_TRANSPORTS: socket}
 hosts:
   - {island: a, host: h0, directory: DIRECTORY, python: PYTHON, devices: 2,
-     env: {JAXHET_TCP_ADDRESS: 127.0.0.2}}
+     env: {JAXHET_SOCKET_ADDRESS: 127.0.0.2}}
   - {island: b, host: h1, directory: DIRECTORY, python: PYTHON, devices: 2,
-     env: {JAXHET_TCP_ADDRESS: 127.0.0.3}}
+     env: {JAXHET_SOCKET_ADDRESS: 127.0.0.3}}
 """
 
 

@@ -70,7 +70,7 @@ def _best(ended: list[Ended]) -> float:
 @pytest.mark.parametrize("num_hosts", [2, 4])
 def test_two_interfaces_are_almost_twice_as_fast_as_one(num_hosts: int) -> None:
     with Hosts(num_hosts, 2, _SLOW_MBIT_S) as net:
-        one = _run(net, 4, JAXHET_TCP_INTERFACES="eth0")
+        one = _run(net, 4, JAXHET_SOCKET_INTERFACES="eth0")
         two = _run(net, 4)  # default interfaces
     _check(one)
     _check(two)
@@ -111,7 +111,7 @@ def test_job_goes_on_when_an_interface_fails(way: str, encryption: str) -> None:
 
 @pytest.mark.parametrize("names", ["eth1,eth2", "eth1"])
 def test_job_ends_in_words_when_all_its_data_interfaces_fail(names: str) -> None:
-    env = {"ELEMENTS": str(_ELEMENTS), "ROUNDS": "50", "JAXHET_TCP_INTERFACES": names}
+    env = {"ELEMENTS": str(_ELEMENTS), "ROUNDS": "50", "JAXHET_SOCKET_INTERFACES": names}
     with Hosts(2, 3, _MBIT_S) as net:
         processes = net.start(_PROGRAM, net.job(**env, JAXHET_PEER_TIMEOUT_S="3"))
         _read_until(processes[0], "round 3 ")
@@ -128,10 +128,12 @@ def test_job_ends_in_words_when_all_its_data_interfaces_fail(names: str) -> None
 
 
 def test_delay_and_loss_make_a_job_slower_and_not_wrong() -> None:
-    env = {"ELEMENTS": str(1 << 16), "ROUNDS": "4", "JAXHET_TCP_INTERFACES": "eth1"}
+    env = {"ELEMENTS": str(1 << 16), "ROUNDS": "4", "JAXHET_SOCKET_INTERFACES": "eth1"}
     with Hosts(2, 1) as net, net.wire(50, 0.01):
         slow = hosts.wait(net.start(_PROGRAM, net.job(**env)), 150)
-        fast = hosts.wait(net.start(_PROGRAM, net.job(**{**env, "JAXHET_TCP_INTERFACES": ""})), 150)
+        fast = hosts.wait(
+            net.start(_PROGRAM, net.job(**{**env, "JAXHET_SOCKET_INTERFACES": ""})), 150
+        )
     _check(slow)
     _check(fast)
     print(f"{_best(fast):.4f} s over a good line, {_best(slow):.4f} s over a bad one")

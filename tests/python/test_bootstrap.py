@@ -107,7 +107,7 @@ def test_who_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             OTHER_JOB,
             r"process 0, which answers at \S+ in place of process 0 \(.*\), is of another job with"
             rf" the same job secret \(id {OTHER_JOB.hex()}, here {JOB.hex()}\); give each job a"
-            " secret of its own, or check JAXHET_TCP_PORT and JAXHET_TCP_ADVERTISE",
+            " secret of its own, or check JAXHET_SOCKET_PORT and JAXHET_SOCKET_ADVERTISE",
         ),
         (2, JOB, r"process 2, which answers at \S+ in place of process 0 \(.*\), is of this job;"),
     ],
@@ -311,7 +311,7 @@ def test_interface_that_connects_to_nobody_is_left(capfd: pytest.CaptureFixture[
     )
     assert "Connection refused" in line
     assert f"Its data connections go over {ends.infos[0].address}." in line
-    assert line.endswith("name others with JAXHET_TCP_INTERFACES")
+    assert line.endswith("name others with JAXHET_SOCKET_INTERFACES")
 
 
 def test_interface_at_which_another_job_answers_is_left(
@@ -453,7 +453,7 @@ def test_interface_whose_port_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         words = (
             rf"process 0 can't listen on 127\.0\.2\.1:{port}: Address already in use .*; set"
-            " JAXHET_TCP_ADDRESS and JAXHET_TCP_PORT"
+            " JAXHET_SOCKET_ADDRESS and JAXHET_SOCKET_PORT"
         )
         with pytest.raises(TransportError, match=words):
             Listener("127.0.1.1", port, 0, SECRET, JOB, _loopback(["127.0.2.1"]))

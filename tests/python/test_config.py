@@ -15,7 +15,7 @@ from jaxhet._errors import UsageError
 
 
 def test_default_when_nothing_is_given() -> None:
-    assert _config.resolve({}, {}).tcp_port == 0
+    assert _config.resolve({}, {}).socket_port == 0
 
 
 def test_argument_wins_over_environment() -> None:
@@ -80,6 +80,8 @@ def test_unknown_argument_lists_the_options() -> None:
 def test_unknown_environment_name_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="JAXHET_TRANSPORT; did you mean JAXHET_TRANSPORTS"):
         _config.resolve({}, {"JAXHET_TRANSPORT": "socket"})
+    with pytest.warns(UserWarning, match="did you mean JAXHET_SOCKET_ADDRESS"):
+        _config.resolve({}, {"JAXHET_TCP_ADDRESS": "nv0"})
     # A name that shares only the prefix with an option is not suggested.
     with pytest.warns(UserWarning, match="unknown environment variable JAXHET_FOO$"):
         _config.resolve({}, {"JAXHET_FOO": "1"})
@@ -109,14 +111,14 @@ def test_variables_of_nccl_set_options_that_nothing_else_sets() -> None:
         "JAXHET_VERBS_TIMEOUT": "20",
     }
     config = _config.resolve({}, environ)
-    assert config.tcp_interfaces == ("^docker", "lo")
+    assert config.socket_interfaces == ("^docker", "lo")
     assert (config.verbs_traffic_class, config.verbs_gid_index, config.verbs_timeout) == (
         96,
         None,
         20,
     )
     assert config.of_nccl == (
-        "JAXHET_TCP_INTERFACES is not set: NCCL_SOCKET_IFNAME=^docker,lo sets it",
+        "JAXHET_SOCKET_INTERFACES is not set: NCCL_SOCKET_IFNAME=^docker,lo sets it",
         "JAXHET_VERBS_TRAFFIC_CLASS is not set: NCCL_IB_TC=0x60 sets it",
     )
     assert _config.resolve({"verbs_traffic_class": 1}, environ).verbs_traffic_class == 1

@@ -77,7 +77,7 @@ def test_interface_nearest_to_the_gpus_is_the_first() -> None:
 
 
 def test_named_interfaces_keep_their_order() -> None:
-    config = _config.resolve({}, {"JAXHET_TCP_INTERFACES": "lo"})
+    config = _config.resolve({}, {"JAXHET_SOCKET_INTERFACES": "lo"})
     found = _interfaces.chosen(config, "127.0.0.1", lambda: pytest.fail("nobody needs it"))
     assert "lo" in _names(list(found))
 
@@ -118,7 +118,7 @@ def test_interface_that_is_not_there_is_refused(wanted: str) -> None:
     with pytest.raises(UsageError) as caught:
         _interfaces.named((wanted,), _HOST)
     assert str(caught.value) == (
-        "JAXHET_TCP_INTERFACES or NCCL_SOCKET_IFNAME: no interface of this machine that is up is"
+        "JAXHET_SOCKET_INTERFACES or NCCL_SOCKET_IFNAME: no interface of this machine that is up is"
         f" called, or has an address in, {wanted!r}; there are lo (127.0.0.1/8), eth0"
         " (10.0.0.1/24), eth0 (fd00::1/64), eth1 (10.0.1.1/24)"
     )
@@ -127,8 +127,8 @@ def test_interface_that_is_not_there_is_refused(wanted: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"tcp_address": "10.0.0.1"},
-        {"tcp_advertise": "nat:80"},
+        {"socket_address": "10.0.0.1"},
+        {"socket_advertise": "nat:80"},
         {"transports": ("process_vm", "verbs")},
     ],
 )
@@ -138,7 +138,7 @@ def test_address_that_the_user_chose_is_the_only_one(options: dict[str, object])
 
 def test_job_on_the_loopback_stays_there() -> None:
     assert _interfaces.chosen(_config.resolve({}, {}), "127.0.0.1") == ()
-    named = _config.resolve({}, {"JAXHET_TCP_INTERFACES": "lo"})
+    named = _config.resolve({}, {"JAXHET_SOCKET_INTERFACES": "lo"})
     assert "lo" in _names(list(_interfaces.chosen(named, "127.0.0.1")))
 
 

@@ -17,9 +17,9 @@ from jaxhet._options import TRANSPORTS
 from jaxhet._qualification import read, refusal, refusals
 
 VERSIONS = {"jaxhet": importlib.metadata.version("jaxhet")}
-SHM = Proof("process_vm", "refused", "process_vm_readv: EPERM (1)", ())
+PROCESS_VM = Proof("process_vm", "refused", "process_vm_readv: EPERM (1)", ())
 VERBS = Proof("verbs", "failed", "7 of 8 bytes are not what was sent", ())
-TCP = Proof("socket", "proven", "", (Swap(8, 200, 25.0, 0.1),), 12.5)
+SOCKET = Proof("socket", "proven", "", (Swap(8, 200, 25.0, 0.1),), 12.5)
 
 
 def _report(*pairs: PairProof) -> Qualification:
@@ -42,21 +42,21 @@ def _refusal(report: Qualification, transport: str, *hosts: str) -> str:
 
 
 def test_only_what_is_proven_may_be_used():
-    report = _report(_pair("nv0", "amd0", SHM, VERBS, TCP))
+    report = _report(_pair("nv0", "amd0", PROCESS_VM, VERBS, SOCKET))
     assert _refusal(report, "socket") == ""
     assert _refusal(report, "process_vm") == "refused: process_vm_readv: EPERM (1)"
     assert _refusal(report, "verbs") == "failed: 7 of 8 bytes are not what was sent"
-    assert _refusal(_report(_pair("nv0", "amd0", TCP)), "verbs") == "refused: it was not tried"
+    assert _refusal(_report(_pair("nv0", "amd0", SOCKET)), "verbs") == "refused: it was not tried"
 
 
 def test_two_hosts_are_as_good_as_their_worst_pair_of_processes():
-    lost = dataclasses.replace(TCP, state="failed", reason="lost")
-    report = _report(_pair("nv0", "amd0", TCP), _pair("amd0", "nv0", lost))
+    lost = dataclasses.replace(SOCKET, state="failed", reason="lost")
+    report = _report(_pair("nv0", "amd0", SOCKET), _pair("amd0", "nv0", lost))
     assert _refusal(report, "socket") == "failed: lost"
 
 
 def test_hosts_that_are_not_in_the_report_are_named():
-    report = _report(_pair("nv0", "amd0", TCP))
+    report = _report(_pair("nv0", "amd0", SOCKET))
     assert _refusal(report, "socket", "nv0", "nv7") == (
         "nothing was tried between cpu of nv0 and cpu of nv7 (hosts); qualify the whole job on its"
         " devices"
@@ -68,8 +68,8 @@ def test_hosts_that_are_not_in_the_report_are_named():
 
 def test_proof_with_cpus_says_nothing_about_gpus():
     report = _report(
-        _pair("nv0", "amd0", TCP),
-        dataclasses.replace(_pair("nv0", "amd0", VERBS, TCP), platforms=("cuda", "rocm")),
+        _pair("nv0", "amd0", SOCKET),
+        dataclasses.replace(_pair("nv0", "amd0", VERBS, SOCKET), platforms=("cuda", "rocm")),
     )
     cpus = _info(0, "amd0"), _info(1, "nv0")
     nvidia = dataclasses.replace(cpus[1], platform="cuda")
@@ -84,7 +84,7 @@ def test_proof_with_cpus_says_nothing_about_gpus():
 
 
 def test_containers_of_one_name_are_two_hosts():
-    report = _report(_pair("nv0", "nv0", TCP))
+    report = _report(_pair("nv0", "nv0", SOCKET))
     one = _info(0, "nv0")
     other = dataclasses.replace(_info(1, "nv0"), host_id="another")
     assert refusal(report, one, _info(1, "nv0"), "socket") == ""
@@ -93,13 +93,13 @@ def test_containers_of_one_name_are_two_hosts():
 
 def _write(folder: pathlib.Path, **changes: Any) -> str:
     path = folder / "report.json"
-    report = _report(_pair("nv0", "amd0", SHM, VERBS, TCP), _pair("nv0", "nv0", TCP))
+    report = _report(_pair("nv0", "amd0", PROCESS_VM, VERBS, SOCKET), _pair("nv0", "nv0", SOCKET))
     path.write_text(json.dumps({**dataclasses.asdict(report), **changes}))
     return str(path)
 
 
 def test_report_is_read_as_it_was_written(tmp_path: pathlib.Path):
-    assert read(_write(tmp_path)).pairs[0].proofs == (SHM, VERBS, TCP)
+    assert read(_write(tmp_path)).pairs[0].proofs == (PROCESS_VM, VERBS, SOCKET)
 
 
 def test_reasons_are_given_for_every_other_process(tmp_path: pathlib.Path):

@@ -11,7 +11,7 @@ constexpr std::array kTransports = {
     DeviceTransport{.name = "local", .make = MakeLocalChannel, .open = OpenLocalChannel},
     DeviceTransport{.name = "cuda_ipc", .make = MakeCudaIpcChannel, .open = OpenIpcChannel},
     DeviceTransport{.name = "hip_ipc", .make = MakeHipIpcChannel, .open = OpenIpcChannel},
-    DeviceTransport{.name = "host", .make = MakeShmChannel, .open = OpenShmChannel},
+    DeviceTransport{.name = "host", .make = MakeHostChannel, .open = OpenHostChannel},
     DeviceTransport{.name = "verbs", .make = MakeVerbsChannel, .open = OpenVerbsChannel},
     DeviceTransport{.name = "socket", .make = MakeSocketChannel, .open = OpenSocketChannel},
 };

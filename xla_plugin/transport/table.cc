@@ -1,22 +1,23 @@
 #include <array>
 #include <utility>
 
-#include "xla_plugin/net/socket/tcp_connection.h"
+#include "xla_plugin/net/socket/socket_connection.h"
 #include "xla_plugin/net/verbs/verbs_connection.h"
-#include "xla_plugin/transport/shm/shm_pull.h"
+#include "xla_plugin/transport/process_vm/process_vm.h"
 #include "xla_plugin/transport/transport.h"
 
 namespace jaxhet {
 
 namespace {
 
-std::unique_ptr<Connection> OpenTcp(const TransportSetup& setup, ConnectionHost& host) {
-  return std::make_unique<tcp::TcpConnection>(tcp::TcpSockets{.control_fd = setup.control_fd,
-                                                              .data = std::move(*setup.data_fds),
-                                                              .keys = std::move(*setup.data_keys),
-                                                              .chunk_bytes = setup.chunk_bytes,
-                                                              .path_timeout = setup.path_timeout},
-                                              host);
+std::unique_ptr<Connection> OpenSocket(const TransportSetup& setup, ConnectionHost& host) {
+  return std::make_unique<sockets::SocketConnection>(
+      sockets::SocketSetup{.control_fd = setup.control_fd,
+                           .data = std::move(*setup.data_fds),
+                           .keys = std::move(*setup.data_keys),
+                           .chunk_bytes = setup.chunk_bytes,
+                           .path_timeout = setup.path_timeout},
+      host);
 }
 
 std::unique_ptr<Connection> OpenVerbs(const TransportSetup& setup, ConnectionHost& host) {
@@ -28,9 +29,9 @@ std::unique_ptr<Connection> OpenVerbs(const TransportSetup& setup, ConnectionHos
 
 std::span<const Transport> Transports() {
   static constexpr std::array<Transport, 3> kTable = {{
-      {"process_vm", &OpenShmPull},
+      {"process_vm", &OpenProcessVm},
       {"verbs", &OpenVerbs},
-      {"socket", &OpenTcp},
+      {"socket", &OpenSocket},
   }};
   return kTable;
 }

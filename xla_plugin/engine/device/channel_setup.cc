@@ -110,7 +110,7 @@ Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options,
   const size_t num_data = of_pair.sockets.size() - std::min(of_pair.sockets.size(), kFirst);
   std::set<std::string> paths;
   for (size_t i = 0; i < num_data; ++i)
-    paths.insert(tcp::PathName(of_pair.sockets[kFirst + i].get()));
+    paths.insert(sockets::PathName(of_pair.sockets[kFirst + i].get()));
   const size_t num_lanes = std::min(Lane::kMost, num_data / std::max<size_t>(1, paths.size()));
   Lanes lanes;
   for (size_t lane = 0; lane < num_lanes; ++lane) {

@@ -13,7 +13,7 @@
 #include "xla_plugin/net/connection.h"
 #include "xla_plugin/net/socket/socket.h"
 
-namespace jaxhet::tcp {
+namespace jaxhet::sockets {
 
 inline constexpr uint32_t kChunkMagic = 0x3143'584a;  // "JXC1"
 inline constexpr uint32_t kOfferMagic = 0x3150'584a;  // "JXP1"
@@ -96,6 +96,6 @@ struct DataSocket {
   std::optional<Clock::time_point> ended;  // when the socket was found closed
 };
 
-}  // namespace jaxhet::tcp
+}  // namespace jaxhet::sockets
 
 #endif  // XLA_PLUGIN_NET_SOCKET_DATA_SOCKET_H_

@@ -10,7 +10,7 @@
 
 #include "xla_plugin/base/strings.h"
 
-namespace jaxhet::tcp {
+namespace jaxhet::sockets {
 namespace {
 
 using GetName = int (*)(int, sockaddr*, socklen_t*);
@@ -62,4 +62,4 @@ std::string PathName(int fd) {
                 ")");
 }
 
-}  // namespace jaxhet::tcp
+}  // namespace jaxhet::sockets

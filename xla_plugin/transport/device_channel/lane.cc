@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/net/socket/tcp_connection.h"
+#include "xla_plugin/net/socket/socket_connection.h"
 
 namespace jaxhet {
 
@@ -111,8 +111,8 @@ std::shared_ptr<Lane> MakeSocketLane(LaneSockets sockets) {
   const int control_fd = sockets.messages.fd.get();
   return std::make_shared<Lane>(
       std::move(sockets.messages), std::move(sockets.log), [&](ConnectionHost& host) {
-        return std::make_unique<tcp::TcpConnection>(
-            tcp::TcpSockets{
+        return std::make_unique<sockets::SocketConnection>(
+            sockets::SocketSetup{
                 .control_fd = control_fd,
                 .data = std::move(sockets.data),
                 .keys = std::move(sockets.keys),

@@ -139,9 +139,9 @@ class IpcChannelSource final : public SourceChannel {
 };
 
 // The slots are host memory that both processes see.
-class ShmChannel final : public TargetChannel {
+class HostChannel final : public TargetChannel {
  public:
-  explicit ShmChannel(const ChannelSetup& setup)
+  explicit HostChannel(const ChannelSetup& setup)
       : TargetChannel(setup, SlotsBytes(HostSlotBytes(setup))) {
     SetSlots(extra(), HostSlotBytes(setup));
   }
@@ -155,9 +155,9 @@ std::span<std::byte> HostOperands(const ChannelSetup& setup) {
   return can_pull ? setup.operands : std::span<std::byte>{};
 }
 
-class ShmChannelSource final : public SourceChannel {
+class HostChannelSource final : public SourceChannel {
  public:
-  ShmChannelSource(const ChannelSetup& setup, const SharedChannelInfo& info)
+  HostChannelSource(const ChannelSetup& setup, const SharedChannelInfo& info)
       : SourceChannel(setup, info, SlotsBytes(info.slot_bytes), HostOperands(setup)) {
     SetSlots(extra(), info.slot_bytes);
   }
@@ -204,16 +204,16 @@ std::unique_ptr<DeviceChannel> OpenIpcChannel(const ChannelSetup& setup, std::st
   return std::make_unique<IpcChannelSource>(setup, ParseSharedChannelInfo(offer));
 }
 
-MadeChannel MakeShmChannel(const ChannelSetup& setup) {
+MadeChannel MakeHostChannel(const ChannelSetup& setup) {
   CheckSameHost(setup);
-  auto channel = std::make_unique<ShmChannel>(setup);
+  auto channel = std::make_unique<HostChannel>(setup);
   std::string offer = ToOffer(channel->Info());
   return {std::move(channel), std::move(offer)};
 }
 
-std::unique_ptr<DeviceChannel> OpenShmChannel(const ChannelSetup& setup, std::string_view offer) {
+std::unique_ptr<DeviceChannel> OpenHostChannel(const ChannelSetup& setup, std::string_view offer) {
   CheckSameHost(setup);
-  return std::make_unique<ShmChannelSource>(setup, ParseSharedChannelInfo(offer));
+  return std::make_unique<HostChannelSource>(setup, ParseSharedChannelInfo(offer));
 }
 
 }  // namespace jaxhet

@@ -24,8 +24,8 @@ MadeChannel MakeHipIpcChannel(const ChannelSetup& setup);
 std::unique_ptr<DeviceChannel> OpenIpcChannel(const ChannelSetup& setup, std::string_view offer);
 
 // host: any two devices; the slots are host memory that both see.
-MadeChannel MakeShmChannel(const ChannelSetup& setup);
-std::unique_ptr<DeviceChannel> OpenShmChannel(const ChannelSetup& setup, std::string_view offer);
+MadeChannel MakeHostChannel(const ChannelSetup& setup);
+std::unique_ptr<DeviceChannel> OpenHostChannel(const ChannelSetup& setup, std::string_view offer);
 
 }  // namespace jaxhet
 

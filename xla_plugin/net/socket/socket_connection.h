@@ -1,5 +1,5 @@
-#ifndef XLA_PLUGIN_NET_SOCKET_TCP_CONNECTION_H_
-#define XLA_PLUGIN_NET_SOCKET_TCP_CONNECTION_H_
+#ifndef XLA_PLUGIN_NET_SOCKET_SOCKET_CONNECTION_H_
+#define XLA_PLUGIN_NET_SOCKET_SOCKET_CONNECTION_H_
 
 #include <chrono>
 #include <cstddef>
@@ -12,9 +12,9 @@
 #include "xla_plugin/net/connection.h"
 #include "xla_plugin/net/socket/data_socket.h"
 
-namespace jaxhet::tcp {
+namespace jaxhet::sockets {
 
-struct TcpSockets {
+struct SocketSetup {
   int control_fd;  // socket of the control connection, or -1
   std::vector<Fd> data;
   std::vector<SealKeys> keys;  // one for each of `data`
@@ -34,9 +34,9 @@ struct TcpSockets {
 // reads no more of them, and says how many chunks of each it has; so does the peer then. Each sends
 // the chunks that the other end does not have again, over the sockets of other paths: none arrives
 // twice.
-class TcpConnection final : public Connection {
+class SocketConnection final : public Connection {
  public:
-  TcpConnection(TcpSockets sockets, ConnectionHost& host);
+  SocketConnection(SocketSetup sockets, ConnectionHost& host);
 
   std::string Offer() override;
   void Accept(std::string_view offer) override;
@@ -77,6 +77,6 @@ class TcpConnection final : public Connection {
   bool confirms_ = false;   // both ends have
 };
 
-}  // namespace jaxhet::tcp
+}  // namespace jaxhet::sockets
 
-#endif  // XLA_PLUGIN_NET_SOCKET_TCP_CONNECTION_H_
+#endif  // XLA_PLUGIN_NET_SOCKET_SOCKET_CONNECTION_H_

@@ -157,11 +157,11 @@ void CheckFailover(const std::string& encryption) {
   }
 }
 
-TEST(TcpPathsTest, GoesOnWhereAPathFails) { CheckFailover("off"); }
-TEST(TcpPathsTest, GoesOnWhereASealedPathFails) { CheckFailover("full"); }
+TEST(SocketPathsTest, GoesOnWhereAPathFails) { CheckFailover("off"); }
+TEST(SocketPathsTest, GoesOnWhereASealedPathFails) { CheckFailover("full"); }
 
 // One path fails at each end, in mid-exchange and at about the same time.
-TEST(TcpPathsTest, GoesOnOverTheLastOfThreePaths) {
+TEST(SocketPathsTest, GoesOnOverTheLastOfThreePaths) {
   for (int round = 0; round < 2; ++round) {
     PathWorld world(round % 2 == 0 ? "off" : "full", 3);
     ExpectRight(world.Gather(1, [&] {
@@ -187,7 +187,7 @@ std::string LinesOfFailures(const std::string& log_level) {
   return captured.Text();
 }
 
-TEST(TcpPathsTest, LogLevelHidesWarningsAndNoErrors) {
+TEST(SocketPathsTest, LogLevelHidesWarningsAndNoErrors) {
   constexpr const char* kWarning = ": socket leaves ";
   constexpr const char* kError = "jaxhet.PeerError: [process ";
   const std::string all = LinesOfFailures("info");
@@ -202,7 +202,7 @@ TEST(TcpPathsTest, LogLevelHidesWarningsAndNoErrors) {
 }
 
 // Each end leaves the path that the other one still has.
-TEST(TcpPathsTest, EndsInWordsWhereAllPathsFailInMidExchange) {
+TEST(SocketPathsTest, EndsInWordsWhereAllPathsFailInMidExchange) {
   PathWorld world;
   constexpr const char* kWords = "no data connection is left; the last was over ";
   std::array<std::string, 2> errors;
@@ -224,14 +224,14 @@ TEST(TcpPathsTest, EndsInWordsWhereAllPathsFailInMidExchange) {
   }
 }
 
-TEST(TcpPathsTest, UsesAllPathsWhereNoneFails) {
+TEST(SocketPathsTest, UsesAllPathsWhereNoneFails) {
   PathWorld world;
   for (int64_t run_id = 1; run_id <= 3; ++run_id) ExpectRight(world.Gather(run_id));
   ExpectCounts(world, 3 * kNumBytes, 0);
 }
 
 // All of its connections end, in whatever order the other process hears of them.
-TEST(TcpPathsTest, LeavingIsNoFailureOfAPath) {
+TEST(SocketPathsTest, LeavingIsNoFailureOfAPath) {
   PathWorld world;
   ExpectRight(world.Gather(1));
   std::thread closer([&] { world.engine(1).Close(kLong); });
@@ -242,7 +242,7 @@ TEST(TcpPathsTest, LeavingIsNoFailureOfAPath) {
   closer.join();
 }
 
-TEST(TcpPathsTest, LastPathIsNamed) {
+TEST(SocketPathsTest, LastPathIsNamed) {
   PathWorld world;
   ExpectRight(world.Gather(1));
   for (size_t socket = 0; socket < 2 * kNumPaths; ++socket) world.Cut(socket);
@@ -253,11 +253,12 @@ TEST(TcpPathsTest, LastPathIsNamed) {
     // The end that found it first says so; one of the addresses is not named at any interface.
     EXPECT_THAT(error->what(), HasSubstr("no data connection is left; the last was over "));
     EXPECT_THAT(error->what(), HasSubstr(" (127."));
-    EXPECT_THAT(error->what(), HasSubstr("name the interfaces to use with JAXHET_TCP_INTERFACES"));
+    EXPECT_THAT(error->what(),
+                HasSubstr("name the interfaces to use with JAXHET_SOCKET_INTERFACES"));
   }
 }
 
-TEST(TcpPathsTest, OnlyPathBesideControlIsNamed) {
+TEST(SocketPathsTest, OnlyPathBesideControlIsNamed) {
   PathWorld world("off", ConnectedBesideControl());
   ExpectRight(world.Gather(1));
   world.Cut(0);
@@ -271,7 +272,7 @@ TEST(TcpPathsTest, OnlyPathBesideControlIsNamed) {
 
 // A process that leaves the job hands its last data to the kernel, which must not give them up
 // while the peer is stopped. Where chunks are confirmed, the peer has all data before.
-TEST(TcpPathsTest, SilenceIsLimitedWhereChunksAreConfirmed) {
+TEST(SocketPathsTest, SilenceIsLimitedWhereChunksAreConfirmed) {
   PathWorld one("off", 1);
   PathWorld two;
   PathWorld beside("off", ConnectedBesideControl());
@@ -281,7 +282,7 @@ TEST(TcpPathsTest, SilenceIsLimitedWhereChunksAreConfirmed) {
   EXPECT_GT(beside.SilenceLimitMs(0), 0);
 }
 
-TEST(TcpPathsTest, OnlyPathIsNamed) {
+TEST(SocketPathsTest, OnlyPathIsNamed) {
   PathWorld world("off", 1);
   ExpectRight(world.Gather(1));
   world.Cut(1);

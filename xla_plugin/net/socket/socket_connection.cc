@@ -1,4 +1,4 @@
-#include "xla_plugin/net/socket/tcp_connection.h"
+#include "xla_plugin/net/socket/socket_connection.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -14,7 +14,7 @@
 #include "xla_plugin/base/take.h"
 #include "xla_plugin/net/socket/path_name.h"
 
-namespace jaxhet::tcp {
+namespace jaxhet::sockets {
 namespace {
 
 // A peer that ends closes its data sockets, too, and says why elsewhere: this is the time for it.
@@ -47,7 +47,7 @@ void Reserve(Transfer& transfer, const ChunkInfo& header) {
 
 }  // namespace
 
-TcpConnection::TcpConnection(TcpSockets sockets, ConnectionHost& host)
+SocketConnection::SocketConnection(SocketSetup sockets, ConnectionHost& host)
     : host_(host), chunk_bytes_(sockets.chunk_bytes), path_timeout_(sockets.path_timeout) {
   if (sockets.data.empty()) Throw(ErrorCode::kTransport, "there are no data sockets");
   std::set<std::string> paths;
@@ -60,13 +60,13 @@ TcpConnection::TcpConnection(TcpSockets sockets, ConnectionHost& host)
   has_paths_ = paths.size() > 1;
 }
 
-std::string TcpConnection::Offer() {
+std::string SocketConnection::Offer() {
   if (!has_paths_) return {};
   const OfferInfo info{kOfferMagic, static_cast<uint32_t>(data_.size())};
   return {reinterpret_cast<const char*>(&info), sizeof info};
 }
 
-void TcpConnection::Accept(std::string_view offer) {
+void SocketConnection::Accept(std::string_view offer) {
   if (offer.empty() || !has_paths_) return;
   const auto info = Take<OfferInfo>(offer, "the peer's offer");
   if (info.magic != kOfferMagic || info.num_sockets != data_.size()) {
@@ -76,18 +76,18 @@ void TcpConnection::Accept(std::string_view offer) {
   for (const DataSocket& data : data_) LimitSilence(data.socket.fd(), path_timeout_);
 }
 
-std::vector<Pollable*> TcpConnection::Pollables() {
+std::vector<Pollable*> SocketConnection::Pollables() {
   std::vector<Pollable*> sockets;
   for (DataSocket& data : data_) sockets.push_back(&data.socket);
   return sockets;
 }
 
-void TcpConnection::Begin(Transfer& transfer, std::string_view /*announcement*/) {
+void SocketConnection::Begin(Transfer& transfer, std::string_view /*announcement*/) {
   const size_t num_bytes = transfer.send.num_bytes();
   if (transfer.sent < num_bytes) sends_.push_back({&transfer, transfer.sent});
 }
 
-void TcpConnection::OnMessage(std::span<const std::byte> message) {
+void SocketConnection::OnMessage(std::span<const std::byte> message) {
   std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
   if (!confirms_) Throw(ErrorCode::kTransport, "a socket connection of one path has no messages");
   const auto info = Take<SocketEventInfo>(rest, "a message about a data socket");
@@ -104,7 +104,7 @@ void TcpConnection::OnMessage(std::span<const std::byte> message) {
   }
 }
 
-bool TcpConnection::Advance() {
+bool SocketConnection::Advance() {
   bool more = false;
   for (DataSocket& data : data_) {
     if (data.is_left) continue;
@@ -118,7 +118,7 @@ bool TcpConnection::Advance() {
   return more;
 }
 
-bool TcpConnection::HasBroken() const {
+bool SocketConnection::HasBroken() const {
   return std::ranges::any_of(data_, [](const DataSocket& data) {
     return !data.is_left && data.socket.closed() &&
            (data.in.header_bytes > 0 || data.sending != nullptr);
@@ -128,7 +128,7 @@ bool TcpConnection::HasBroken() const {
 // Whether the next chunk is for this socket: for any that can take it, or where chunks are
 // confirmed, for that with the fewest bytes under way. The kernel takes more than a slow path
 // can send in the time that others need for all.
-bool TcpConnection::MayTake(const DataSocket& data) const {
+bool SocketConnection::MayTake(const DataSocket& data) const {
   if (resends_.empty() && sends_.empty()) return false;
   return !confirms_ || std::ranges::none_of(data_, [&](const DataSocket& other) {
     return !other.is_left && other.socket.writable() &&
@@ -136,7 +136,7 @@ bool TcpConnection::MayTake(const DataSocket& data) const {
   });
 }
 
-Chunk TcpConnection::TakeChunk() {
+Chunk SocketConnection::TakeChunk() {
   if (!resends_.empty()) {
     const Chunk chunk = resends_.front();
     resends_.pop_front();
@@ -149,7 +149,7 @@ Chunk TcpConnection::TakeChunk() {
   return chunk;
 }
 
-void TcpConnection::NextChunk(DataSocket& data) {
+void SocketConnection::NextChunk(DataSocket& data) {
   const Chunk chunk = TakeChunk();
   data.out = {
       .header = {kChunkMagic, 0, chunk.transfer->peer_ticket, chunk.offset, chunk.num_bytes}};
@@ -159,7 +159,7 @@ void TcpConnection::NextChunk(DataSocket& data) {
   data.unconfirmed_bytes += chunk.num_bytes;
 }
 
-void TcpConnection::Send(DataSocket& data) {
+void SocketConnection::Send(DataSocket& data) {
   data.socket.Flush();
   if (!data.socket.writable()) return;
   if (data.sending == nullptr) {
@@ -180,7 +180,7 @@ void TcpConnection::Send(DataSocket& data) {
   if (!confirms_) host_.Sent(transfer, out.header.num_bytes);
 }
 
-void TcpConnection::Receive(DataSocket& data) {
+void SocketConnection::Receive(DataSocket& data) {
   Flow& in = data.in;
   if (!in.HasHeader()) {
     const iovec rest = in.HeaderRest();
@@ -204,12 +204,12 @@ void TcpConnection::Receive(DataSocket& data) {
   host_.Received(transfer, chunk_bytes);
 }
 
-void TcpConnection::Say(const DataSocket& data, SocketEvent event, std::string_view reason) {
+void SocketConnection::Say(const DataSocket& data, SocketEvent event, std::string_view reason) {
   const SocketEventInfo info{event, data.index, data.num_received};
   host_.Send(std::array{ObjectIovec(info), ToIovec(reason.data(), reason.size())});
 }
 
-void TcpConnection::OnConfirmed(DataSocket& data, uint64_t num_chunks) {
+void SocketConnection::OnConfirmed(DataSocket& data, uint64_t num_chunks) {
   if (num_chunks < data.num_confirmed || num_chunks > data.num_sent) {
     Throw(ErrorCode::kTransport, "it confirms ", num_chunks, " chunks of a data socket, but ",
           data.num_sent, " were sent");
@@ -222,7 +222,7 @@ void TcpConnection::OnConfirmed(DataSocket& data, uint64_t num_chunks) {
   }
 }
 
-void TcpConnection::OnClosed(DataSocket& data) {
+void SocketConnection::OnClosed(DataSocket& data) {
   if (!confirms_) {
     const std::string over = data.path.empty() ? "" : " over " + data.path;
     return host_.Lost(StrCat("a data connection", over, ": ", data.socket.close_reason()));
@@ -232,7 +232,7 @@ void TcpConnection::OnClosed(DataSocket& data) {
   if (now >= *data.ended + kEndGrace) LeavePath(data.path, data.socket.close_reason());
 }
 
-void TcpConnection::LeavePath(const std::string& path, std::string_view reason) {
+void SocketConnection::LeavePath(const std::string& path, std::string_view reason) {
   const auto is_open = [](const DataSocket& data) { return !data.is_left; };
   const auto others = std::ranges::count_if(
       data_, [&](const DataSocket& data) { return is_open(data) && data.path != path; });
@@ -247,10 +247,10 @@ void TcpConnection::LeavePath(const std::string& path, std::string_view reason) 
   if (others > 0) return;
   host_.Lost(StrCat("no data connection is left; the last was over ", path, ": ", reason,
                     ". Check the interfaces, cables and switches between both hosts, or name the "
-                    "interfaces to use with JAXHET_TCP_INTERFACES"));
+                    "interfaces to use with JAXHET_SOCKET_INTERFACES"));
 }
 
-void TcpConnection::Leave(DataSocket& data, std::string_view reason) {
+void SocketConnection::Leave(DataSocket& data, std::string_view reason) {
   if (data.in.is_reserved) {
     const ChunkInfo& header = data.in.header;
     host_.Find(header.ticket).reserved.Remove(header.offset, header.num_bytes);
@@ -263,17 +263,17 @@ void TcpConnection::Leave(DataSocket& data, std::string_view reason) {
   SendAgain(data);
 }
 
-void TcpConnection::OnLeftByPeer(DataSocket& data, std::string_view reason) {
+void SocketConnection::OnLeftByPeer(DataSocket& data, std::string_view reason) {
   data.is_left_by_peer = true;
   if (!data.is_left) LeavePath(data.path, StrCat("the peer: ", reason));
   SendAgain(data);
 }
 
 // Once neither end uses the socket any more.
-void TcpConnection::SendAgain(DataSocket& data) {
+void SocketConnection::SendAgain(DataSocket& data) {
   if (!data.is_left || !data.is_left_by_peer) return;
   resends_.insert(resends_.end(), data.unconfirmed.begin(), data.unconfirmed.end());
   data.unconfirmed.clear();
 }
 
-}  // namespace jaxhet::tcp
+}  // namespace jaxhet::sockets

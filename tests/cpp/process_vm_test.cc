@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/shm/shm_pull.h"
+#include "xla_plugin/transport/process_vm/process_vm.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -72,16 +72,16 @@ class End {
   SharedPage page_;
   Host host_;
   Bytes copied_;
-  std::unique_ptr<Connection> connection_ = OpenShmPull({.same_host = true,
-                                                         .chunk_bytes = 4'096,
-                                                         .path_timeout = std::chrono::seconds(1),
-                                                         .control_fd = -1,
-                                                         .page = &page_,
-                                                         .nics = nullptr,
-                                                         .data_fds = nullptr,
-                                                         .data_keys = nullptr,
-                                                         .encryption = Encryption::kOff},
-                                                        host_);
+  std::unique_ptr<Connection> connection_ = OpenProcessVm({.same_host = true,
+                                                           .chunk_bytes = 4'096,
+                                                           .path_timeout = std::chrono::seconds(1),
+                                                           .control_fd = -1,
+                                                           .page = &page_,
+                                                           .nics = nullptr,
+                                                           .data_fds = nullptr,
+                                                           .data_keys = nullptr,
+                                                           .encryption = Encryption::kOff},
+                                                          host_);
 };
 
 // A child that keeps the memory of this moment.
@@ -115,7 +115,7 @@ std::string OfferOf(End& end, int64_t pid) {
   return offer;
 }
 
-TEST(ShmPullTest, MemoryOfAnotherProcessThanThePeerIsRefused) {
+TEST(ProcessVmTest, MemoryOfAnotherProcessThanThePeerIsRefused) {
   static const std::array<uint64_t, 2> no_nonce{};
   End peer;
   End own;
@@ -126,7 +126,7 @@ TEST(ShmPullTest, MemoryOfAnotherProcessThanThePeerIsRefused) {
               HasSubstr("TransportError: process_vm_readv reads another process than the peer"));
 }
 
-TEST(ShmPullTest, BytesOfAProcessThatHasThePidOfADeadPeerDoNotCount) {
+TEST(ProcessVmTest, BytesOfAProcessThatHasThePidOfADeadPeerDoNotCount) {
   Bytes source(kNumBytes, kRight);
   End peer;
   End own;

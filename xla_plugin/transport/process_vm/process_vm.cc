@@ -1,4 +1,4 @@
-#include "xla_plugin/transport/shm/shm_pull.h"
+#include "xla_plugin/transport/process_vm/process_vm.h"
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -23,9 +23,9 @@ struct PullOfferInfo {
   uint64_t probe_address;  // where page.nonce lies in the sender's memory
 };
 
-class ShmPullConnection final : public PullConnection {
+class ProcessVmConnection final : public PullConnection {
  public:
-  ShmPullConnection(const SharedPage& page, ConnectionHost& host)
+  ProcessVmConnection(const SharedPage& page, ConnectionHost& host)
       : PullConnection(host), page_(page) {}
 
   std::string Offer() override {
@@ -83,9 +83,9 @@ class ShmPullConnection final : public PullConnection {
 
 }  // namespace
 
-std::unique_ptr<Connection> OpenShmPull(const TransportSetup& setup, ConnectionHost& host) {
+std::unique_ptr<Connection> OpenProcessVm(const TransportSetup& setup, ConnectionHost& host) {
   if (!setup.same_host) Throw(ErrorCode::kTransport, "the processes are on different hosts");
-  return std::make_unique<ShmPullConnection>(*setup.page, host);
+  return std::make_unique<ProcessVmConnection>(*setup.page, host);
 }
 
 }  // namespace jaxhet
