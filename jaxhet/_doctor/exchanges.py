@@ -37,7 +37,7 @@ _AXIS = "rank"
 
 @dataclasses.dataclass
 class PeerFound:
-    """What a process has found about its exchanges with another one.
+    """Findings of a process about its exchanges with another one.
 
     Attributes:
       transports: Transports that these exchanges used.
@@ -56,7 +56,7 @@ class PeerFound:
 
 @dataclasses.dataclass
 class Found:
-    """What a process has found.
+    """Findings of a process.
 
     Attributes:
       peers: By process, as text; none if the job did not start.

@@ -91,7 +91,7 @@ class _Member:
 
 
 type Pair = tuple[int, int]
-# What a process has found, and rates of its links by peer and transport.
+# Findings of a process, and rates of its links by peer and transport.
 type Answer = tuple[Found, dict[str, dict[str, float | None]]]
 
 
@@ -144,7 +144,7 @@ class _Job:
         return proofs
 
     def _run_job(self, allowed: Sequence[str]) -> dict[str, Any]:
-        """What this process has found in a job with these transports; a `Found`, with rates."""
+        """Findings of this process in a job with these transports: a `Found`, with rates."""
         address = _gather(_free_address(self._host))[0]
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "found.json"
@@ -206,7 +206,7 @@ def pair_proofs(answers: Sequence[Answer], pair: Pair, allowed: Sequence[str]) -
 
 
 def _side(answer: Answer, peer: int, allowed: Sequence[str]) -> dict[str, Proof]:
-    """What a process says about its transports to another one."""
+    """Proofs by transport, as one end of a pair sees them."""
     found, rates = answer
     seen = found.peers.get(str(peer), PeerFound(rounds_left=1))
     problem = seen.problem

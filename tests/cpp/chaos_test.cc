@@ -26,8 +26,8 @@ namespace {
 using std::chrono::milliseconds;
 using Kind = ChaosOutcome::Kind;
 
-// A peer's silence is known after 0.4 s, and deadlines are 2 s for each of connecting, exchanges
-// and closing; a stopped process goes on after 0.9 s.
+// A peer's silence is known after 0.8 s, and deadlines are 2 s for each of connecting, exchanges
+// and closing; a stopped process goes on after 1.3 s.
 constexpr milliseconds kLongestRound{kIsThreadSanitized ? 15'000 : 8'000};
 
 // Why the outcome of a process is not allowed; empty if it is. Pure.

@@ -67,6 +67,20 @@ TEST(DeviceFaultTest, DifferentExchangesOverSocketsAreAPlanMismatch) {
   EXPECT_THAT(ThrownText([&] { zero.Start(world); }), HasSubstr("PlanMismatchError"));
 }
 
+TEST(DeviceFaultTest, BetterTransportsSayWhyTheyAreNotUsed) {
+  DeviceWorld world(DeviceOptions(2, "socket"));
+  std::vector<std::string> names;
+  for (const ChannelBytes& channel : world.engine(0).DeviceBytes()) {
+    EXPECT_EQ(channel.transport, "socket");
+    for (const auto& [name, reason] : channel.refusals) {
+      names.push_back(name);
+      const bool is_local = name == "local";
+      EXPECT_THAT(reason, HasSubstr(is_local ? "process" : "not allowed (option transports)"));
+    }
+  }
+  EXPECT_THAT(names, ::testing::ElementsAre("local", "cuda_ipc", "hip_ipc", "host", "verbs"));
+}
+
 TEST(DeviceFaultTest, DifferentProgramsNameTheFirstDifference) {
   DeviceWorld world(DeviceOptions(2));
   constexpr int64_t kOther = 9;

@@ -1,12 +1,15 @@
 """The output of `jaxhet doctor` where real GPUs are."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks import gpus
 from jaxhet import _ffi
+from tests.support import schemas
 
 
 def test_doctor_lists_the_gpus_of_this_machine():
@@ -23,3 +26,34 @@ def test_doctor_lists_the_gpus_of_this_machine():
             assert gpu["id"].startswith(f"{name}:")
             assert gpu["name"]
             assert gpu["pci"] in vendor["hardware"], "sysfs has it as a GPU of this vendor"
+
+
+@pytest.mark.timeout(600)
+def test_channels_between_two_gpus_are_proven_by_what_the_gpus_write(tmp_path: pathlib.Path):
+    if reason := gpus.why_fewer_than(2):
+        pytest.skip(reason)
+    report = tmp_path / "report.json"
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "2", "--devices", "1"),
+            *("--", sys.executable, "-m", "jaxhet.cli", "doctor", "--qualify"),
+            *("--report", str(report)),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    schemas.check("qualify", report.read_text())
+    (pair,) = json.loads(report.read_text())["pairs"]
+    assert pair["platforms"] == ["cuda", "cuda"]
+    states = {proof["transport"]: proof["state"] for proof in pair["proofs"]}
+    assert states.pop("verbs") in ("proven", "refused")
+    assert states == {
+        "cuda_ipc": "proven",
+        "hip_ipc": "refused",
+        "host": "proven",
+        "socket": "proven",
+    }
+    assert all(proof["reason"] for proof in pair["proofs"] if proof["state"] == "refused")

@@ -237,7 +237,7 @@ def test_job_of_which_nothing_is_proven_does_not_start(tmp_path: pathlib.Path):
     path = _report(tmp_path, socket="failed")
     for ended in run(JOINED, *job(JAXHET_QUALIFICATION=path)):
         assert ended.code == 1
-        assert "no transport reaches it" in ended.text
+        assert "no transport reaches process" in ended.text
         assert f"socket: not proven by {path}" in ended.text
 
 

@@ -121,7 +121,8 @@ std::pair<std::string, std::vector<std::pair<std::string, std::string>>> Transpo
     for (const ChannelBytes& channel : engine.DeviceBytes()) {
       if (progress.peers().roster().ProcessOf(channel.peer_rank) != process) continue;
       for (const Refusal& refusal : channel.refusals) {
-        if (std::ranges::count(refusals, refusal) == 0) refusals.push_back(refusal);
+        const bool is_known = std::ranges::count(refusals, refusal) > 0;
+        if (refusal.transport != "local" && !is_known) refusals.push_back(refusal);
       }
     }
     std::vector<std::pair<std::string, std::string>> refused;
