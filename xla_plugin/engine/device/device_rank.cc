@@ -259,7 +259,12 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
     });
   }
   StreamWork work = is_eager ? StreamWork(*device_, stream) : runner_.DoneWork();
-  for (uint32_t number = first; number <= last; ++number) DoneTransfer(number, stream, work);
+  try {
+    for (uint32_t number = first; number <= last; ++number) DoneTransfer(number, stream, work);
+  } catch (const Error&) {
+    work.Flush();  // the job failed in between, and its end waits for the marks given so far
+    throw;
+  }
   work.Flush();
   if (!is_eager) runner_.Follow(stream);
 }
