@@ -295,11 +295,7 @@ ENTRY(destroy_cq, int, ibv_destroy_cq, ibv::Cq* base) {
     static_cast<CompChannel*>(cq->channel)->events.Erase([&](const Cq* c) { return c == cq; });
     --cq->channel->refcnt;
   }
-  Context& context = ToContext(cq->context);
-  context.async_events.Erase([&](const ibv::AsyncEvent& event) {
-    return event.event_type == ibv::kEventCqErr && event.element.cq == cq;
-  });
-  --context.num_objects;
+  --ToContext(cq->context).num_objects;
   --nic.num_cqs;
   delete cq;
   return 0;
@@ -349,11 +345,5 @@ ENTRY(destroy_qp, int, ibv_destroy_qp, ibv::Qp* qp) {
   const auto lock = nic.Lock();
   return nic.DestroyQp(*static_cast<Qp*>(qp));
 }
-
-ENTRY(get_async_event, int, ibv_get_async_event, ibv::Context* context, ibv::AsyncEvent* event) {
-  return ToContext(context).async_events.Pop(*event) ? 0 : -1;
-}
-
-ENTRY(ack_async_event, void, ibv_ack_async_event, ibv::AsyncEvent* /*event*/) {}
 
 // NOLINTEND(readability-identifier-naming,misc-use-internal-linkage,misc-const-correctness)

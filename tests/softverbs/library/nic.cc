@@ -61,7 +61,7 @@ Context* Nic::Open(DeviceModel& model) {
   context->device = &model;
   context->model = &model;
   context->cmd_fd = -1;
-  context->async_fd = context->async_events.fd();
+  context->async_fd = -1;
   context->num_comp_vectors = 1;
   contexts_.insert(context);
   return context;
@@ -201,30 +201,16 @@ void Nic::SetJitter(std::chrono::microseconds most, uint32_t seed) {
   random_.seed(seed);
 }
 
-void Nic::SetPort(DeviceModel& model, int port, bool is_up) {
-  model.FindPort(port)->is_up = is_up;
-  ibv::AsyncEvent event;
-  event.element.port_num = port;
-  event.event_type = is_up ? ibv::kEventPortActive : ibv::kEventPortErr;
-  for (Context* const context : contexts_) {
-    if (context->model == &model) context->async_events.Push(event);
-  }
-}
+void Nic::SetPort(DeviceModel& model, int port, bool is_up) { model.FindPort(port)->is_up = is_up; }
 
 void Nic::SetGid(DeviceModel& model, int port, int index, bool is_there) {
   model.FindPort(port)->gids.at(static_cast<size_t>(index)).is_there = is_there;
-  ibv::AsyncEvent event;
-  event.element.port_num = port;
-  event.event_type = ibv::kEventGidChange;
-  for (Context* const context : contexts_) {
-    if (context->model == &model) context->async_events.Push(event);
-  }
 }
 
 bool Nic::BreakQp(uint32_t qpn) {
   Qp* const qp = Find(qpn);
   if (qp == nullptr) return false;
-  Break(*qp, ibv::kEventQpFatal);
+  Break(*qp);
   return true;
 }
 

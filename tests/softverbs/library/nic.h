@@ -87,8 +87,8 @@ class Nic {
   // QPs (qp.cc).
   void AddCompletion(Qp& qp, bool is_receive, const Completion& completion, bool is_solicited);
   void Flush(Qp& qp);
-  // The QP fails: its requests are flushed. `event` is one of ibv::kEvent*, or negative.
-  void Break(Qp& qp, int event);
+  // The QP fails: its requests are flushed.
+  void Break(Qp& qp);
   void CompleteSend(Qp& qp, int status);
   void CompleteReceive(Qp& qp, ibv::Wc wc, bool is_solicited);
 

@@ -70,7 +70,6 @@ class EventQueue {
 
 struct Context : ibv::Context {
   DeviceModel* model = nullptr;
-  EventQueue<ibv::AsyncEvent> async_events;
   int num_objects = 0;  // PDs, CQs and channels
 };
 
@@ -167,7 +166,6 @@ struct Qp : ibv::Qp {
 
   // The responder's half.
   uint32_t receive_psn = 0;
-  bool is_established = false;
 };
 
 }  // namespace jaxhet::softverbs

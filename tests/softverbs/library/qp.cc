@@ -64,10 +64,6 @@ int Nic::DestroyQp(Qp& qp) {
     static_cast<Cq*>(cq)->Orphan(qp);
     --static_cast<Cq*>(cq)->num_qps;
   }
-  static_cast<Context*>(qp.context)->async_events.Erase([&](const ibv::AsyncEvent& event) {
-    return event.event_type <= ibv::kEventCommEst && event.event_type != ibv::kEventCqErr &&
-           event.element.qp == &qp;
-  });
   --static_cast<Pd*>(qp.pd)->num_objects;
   qps_.erase(qp.qp_num);
   delete &qp;
@@ -87,7 +83,7 @@ int Nic::ModifyQp(Qp& qp, const ibv::QpAttr& attr, int mask) {
     qp.sends_retired = qp.sends_posted;
     qp.receives_retired = qp.receives_posted;
     qp.offset = 0;
-    qp.is_waiting = qp.is_established = false;
+    qp.is_waiting = false;
     qp.wake_at = {};
   }
   ApplyModify(qp, attr, mask);
@@ -145,12 +141,8 @@ void Nic::AddCompletion(Qp& qp, bool is_receive, const Completion& completion, b
   auto* const cq = static_cast<Cq*>(is_receive ? qp.recv_cq : qp.send_cq);
   if (cq->Add(completion, is_solicited || completion.wc.status != ibv::kWcSuccess)) return;
   if (std::exchange(cq->overrun_is_told, true)) return;
-  ibv::AsyncEvent event;
-  event.element.cq = cq;
-  event.event_type = ibv::kEventCqErr;
-  static_cast<Context*>(cq->context)->async_events.Push(event);
   for (auto& [qpn, other] : qps_) {
-    if (other->send_cq == cq || other->recv_cq == cq) Break(*other, ibv::kEventQpFatal);
+    if (other->send_cq == cq || other->recv_cq == cq) Break(*other);
   }
 }
 
@@ -182,15 +174,9 @@ void Nic::Flush(Qp& qp) {
   }
 }
 
-void Nic::Break(Qp& qp, int event_type) {
+void Nic::Break(Qp& qp) {
   if (qp.now == ibv::kQpStateError) return;
   qp.now = ibv::kQpStateError;
-  if (event_type >= 0) {
-    ibv::AsyncEvent event;
-    event.element.qp = &qp;
-    event.event_type = event_type;
-    static_cast<Context*>(qp.context)->async_events.Push(event);
-  }
   Flush(qp);
 }
 

@@ -77,7 +77,7 @@ bool Nic::Begin(Qp& qp, Work& work, Time now) {
       Fail(qp, ibv::kWcRetryExcErr);
       return false;
     case FaultKind::kFlush:
-      Break(qp, ibv::kEventQpFatal);
+      Break(qp);
       return false;
     case FaultKind::kPeerFlush:
       work.breaks_peer = true;
@@ -154,7 +154,7 @@ void Nic::Haunt(const Qp& qp, Time when) {
 
 void Nic::Fail(Qp& qp, int status) {
   CompleteSend(qp, status);
-  Break(qp, -1);
+  Break(qp);
 }
 
 void Nic::OnResponse(const Packet& packet) {

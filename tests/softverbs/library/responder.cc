@@ -14,14 +14,8 @@ Packet Nic::Respond(const Packet& request) {
   Qp* const qp = Find(request.info.to_qpn);
   if (qp == nullptr || !Accepts(*qp, request.info)) return response;
   if (request.info.breaks_qp != 0) {
-    Break(*qp, ibv::kEventQpFatal);
+    Break(*qp);
     return response;
-  }
-  if (qp->now == ibv::kQpStateRtr && !std::exchange(qp->is_established, true)) {
-    ibv::AsyncEvent event;
-    event.element.qp = qp;
-    event.event_type = ibv::kEventCommEst;
-    static_cast<Context*>(qp->context)->async_events.Push(event);
   }
   response.info.status = Execute(*qp, request, response);
   response.info.rnr_timer = qp->attr.min_rnr_timer;
@@ -57,7 +51,7 @@ const Mr* Nic::FindRemote(Qp& qp, const PacketInfo& request, int access) {
   const Mr* const mr = is_allowed ? memory_.Find(qp.pd, request.rkey, request.remote_addr,
                                                  request.total_length, access)
                                   : nullptr;
-  if (mr == nullptr) Break(qp, ibv::kEventQpAccessErr);
+  if (mr == nullptr) Break(qp);
   return mr;
 }
 
@@ -89,7 +83,7 @@ int Nic::ExecuteSend(Qp& qp, const Packet& request) {
   for (const ibv::Sge& sge : sges) room += sge.length;
   const auto refuse = [&](int own_status, int status) {
     CompleteReceive(qp, {.status = own_status, .opcode = ibv::kWcRecv}, false);
-    Break(qp, ibv::kEventQpReqErr);
+    Break(qp);
     return status;
   };
   if (info.total_length > room) return refuse(ibv::kWcLocLenErr, ibv::kWcRemInvReqErr);

@@ -68,9 +68,7 @@ void ThrowCall(std::string_view call, std::string_view where, int error_number,
 Context::Context(const VerbsApi& api, ibv::Device* device)
     : api_(api),
       name_(api.get_device_name(device)),
-      context_(Made(api.open_device(device), "ibv_open_device", name_), api.close_device) {
-  SetNonBlocking(fd());
-}
+      context_(Made(api.open_device(device), "ibv_open_device", name_), api.close_device) {}
 
 ibv::DeviceAttr Context::QueryDevice() const {
   ibv::DeviceAttr attr;
@@ -85,40 +83,6 @@ ibv::PortAttr Context::QueryPort(int port) const {
     ThrowCall("ibv_query_port", StrCat(name_, ":", port), error);
   }
   return attr;
-}
-
-std::string Context::PortProblem(int port) const {
-  const std::lock_guard lock(mutex_);
-  if (!device_problem_.empty()) return device_problem_;
-  const auto found = port_problems_.find(port);
-  return found == port_problems_.end() ? std::string() : found->second;
-}
-
-void Context::OnEvents(uint32_t /*events*/) {
-  ibv::AsyncEvent event;
-  while (api_.get_async_event(get(), &event) == 0) {
-    OnEvent(event);
-    api_.ack_async_event(&event);
-  }
-}
-
-// The events of single QPs come as completions, too.
-void Context::OnEvent(const ibv::AsyncEvent& event) {
-  const std::lock_guard lock(mutex_);
-  switch (event.event_type) {
-    case ibv::kEventPortErr:
-      port_problems_[event.element.port_num] = "the port went down (IBV_EVENT_PORT_ERR)";
-      break;
-    case ibv::kEventPortActive:
-      port_problems_.erase(event.element.port_num);
-      break;
-    case ibv::kEventDeviceFatal:
-      device_problem_ = "the NIC failed (IBV_EVENT_DEVICE_FATAL)";
-      break;
-    default:
-      break;
-  }
-  ++num_events_;
 }
 
 ProtectionDomain::ProtectionDomain(const Context& context)

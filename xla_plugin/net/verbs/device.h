@@ -1,11 +1,8 @@
 #ifndef XLA_PLUGIN_NET_VERBS_DEVICE_H_
 #define XLA_PLUGIN_NET_VERBS_DEVICE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,8 +37,8 @@ class Handle {
   const Function<int(T*)>& destroy_;
 };
 
-// An open NIC. As a Pollable it reads the NIC's asynchronous events, by any thread.
-class Context final : public Pollable {
+// An open NIC. Nobody reads its asynchronous events: queue pairs that fail have completions.
+class Context {
  public:
   Context(const VerbsApi& api, ibv::Device* device);
 
@@ -54,24 +51,10 @@ class Context final : public Pollable {
   ibv::DeviceAttr QueryDevice() const;
   ibv::PortAttr QueryPort(int port) const;
 
-  // How many events there were so far.
-  uint64_t num_events() const { return num_events_; }
-  // Why `port` does not work at the moment, by the events so far; empty if it does.
-  std::string PortProblem(int port) const;
-
-  int fd() const override { return context_->async_fd; }
-  void OnEvents(uint32_t events) override;
-
  private:
-  void OnEvent(const ibv::AsyncEvent& event);
-
   const VerbsApi& api_;
   std::string name_;
   Handle<ibv::Context> context_;
-  std::atomic<uint64_t> num_events_ = 0;
-  mutable std::mutex mutex_;  // guards the members below
-  std::string device_problem_;
-  std::map<int, std::string> port_problems_;
 };
 
 class ProtectionDomain {

@@ -15,10 +15,7 @@ constexpr std::chrono::microseconds kSpin{100};
 
 std::vector<Pollable*> Link::Pollables() {
   std::vector<Pollable*> pollables;
-  for (NicPair& pair : nic_pairs_) {
-    pollables.push_back(&pair.cq);
-    pollables.push_back(pair.nic->context.get());
-  }
+  for (NicPair& pair : nic_pairs_) pollables.push_back(&pair.cq);
   return pollables;
 }
 
@@ -29,7 +26,6 @@ bool Link::Arm() {
 }
 
 void Link::Poll() {
-  LookAtNics();
   for (NicPair& pair : nic_pairs_) {
     std::span<const ibv::Wc> completions;
     do {

@@ -118,7 +118,6 @@ class Link {
     uint32_t peer_rkey = 0;
     uint32_t peer_headers_rkey = 0;
     std::string name;  // "mlx5_0:1 (::ffff:10.0.0.1) to mlx5_1:1 (::ffff:10.0.0.2)"
-    uint64_t seen_events = 0;
   };
 
   struct Choice {
@@ -148,7 +147,6 @@ class Link {
 
   // link_failover.cc: set-up and failure
   void SetUpNicPair(NicPair& pair, NicPairInfo peer, std::span<const QpInfo> qps);
-  void LookAtNics();
   void Close(NicPair& pair, std::string_view reason);
   void OnBothClosed(NicPair& pair);
   size_t NumLive() const;

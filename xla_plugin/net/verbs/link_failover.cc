@@ -131,20 +131,6 @@ size_t Link::NumLive() const {
       std::ranges::count(nic_pairs_, NicPair::State::kLive, &NicPair::state));
 }
 
-// A port that is down may come back before its queue pairs give up, so that its NIC pair is closed
-// only where there is another.
-void Link::LookAtNics() {
-  for (NicPair& pair : nic_pairs_) {
-    const uint64_t num_events = pair.nic->context->num_events();
-    if (std::exchange(pair.seen_events, num_events) == num_events) continue;
-    const std::string problem = pair.nic->problem();
-    const bool has_others = std::ranges::any_of(nic_pairs_, [](const NicPair& other) {
-      return other.state == NicPair::State::kLive && other.nic->problem().empty();
-    });
-    if (!problem.empty() && has_others) Close(pair, problem);
-  }
-}
-
 // Chunks that arrived over the NIC pair and were not taken yet count as lost: they are sent again.
 void Link::Close(NicPair& pair, std::string_view reason) {
   if (pair.state != NicPair::State::kLive) return;
@@ -155,10 +141,7 @@ void Link::Close(NicPair& pair, std::string_view reason) {
     peer_slots_[arrival.slot].tail = peer_slots_[arrival.slot].head;
     return true;
   });
-  const std::string nic_problem = pair.nic->problem();
   last_failure_ = StrCat(pair.name, ": ", reason);
-  if (!nic_problem.empty() && nic_problem != reason)
-    last_failure_ += StrCat(" (", nic_problem, ")");
   if (!pair.peer_has_closed) {
     host_.Log(
         StrCat("verbs leaves ", last_failure_, ": its chunks move to ", NumLive(), " other NICs"));

@@ -47,8 +47,6 @@ struct Nic {
   NicInfo info;
   std::shared_ptr<Context> context;  // shared by all ports of the device
   ProtectionDomain domain;
-
-  std::string problem() const { return context->PortProblem(info.port); }
 };
 
 // The NICs of this process, opened when they are first asked for. Connections keep those that they

@@ -99,16 +99,6 @@ inline constexpr int kWcRecv = 1 << 7;          // IBV_WC_RECV
 inline constexpr int kWcRecvRdmaWithImm = 129;  // IBV_WC_RECV_RDMA_WITH_IMM
 inline constexpr unsigned kWcWithImm = 1 << 1;  // IBV_WC_WITH_IMM
 
-inline constexpr int kEventCqErr = 0;        // IBV_EVENT_CQ_ERR
-inline constexpr int kEventQpFatal = 1;      // IBV_EVENT_QP_FATAL
-inline constexpr int kEventQpReqErr = 2;     // IBV_EVENT_QP_REQ_ERR
-inline constexpr int kEventQpAccessErr = 3;  // IBV_EVENT_QP_ACCESS_ERR
-inline constexpr int kEventCommEst = 4;      // IBV_EVENT_COMM_EST
-inline constexpr int kEventDeviceFatal = 8;  // IBV_EVENT_DEVICE_FATAL
-inline constexpr int kEventPortActive = 9;   // IBV_EVENT_PORT_ACTIVE
-inline constexpr int kEventPortErr = 10;     // IBV_EVENT_PORT_ERR
-inline constexpr int kEventGidChange = 18;   // IBV_EVENT_GID_CHANGE
-
 struct alignas(uint64_t) Gid {  // ibv_gid
   std::array<uint8_t, 16> raw = {};
   bool operator==(const Gid&) const = default;
@@ -370,15 +360,6 @@ struct Qp {  // ibv_qp, first members
   uint32_t qp_num;
   int state;
   int qp_type;
-};
-
-struct AsyncEvent {  // ibv_async_event
-  union {
-    Cq* cq;
-    Qp* qp;
-    int port_num;
-  } element = {};
-  int event_type = 0;
 };
 
 }  // namespace jaxhet::ibv

@@ -47,9 +47,6 @@ struct VerbsApi {
   Function<int(ibv::Qp*, ibv::QpAttr*, int, ibv::QpInitAttr*)> query_qp{library, "ibv_query_qp"};
   Function<int(ibv::Qp*)> destroy_qp{library, "ibv_destroy_qp"};
 
-  Function<int(ibv::Context*, ibv::AsyncEvent*)> get_async_event{library, "ibv_get_async_event"};
-  Function<void(ibv::AsyncEvent*)> ack_async_event{library, "ibv_ack_async_event"};
-
   // Since version 34 of rdma-core (2021).
   Function<ibv::Mr*(ibv::Pd*, void*, size_t, uint64_t, unsigned)> reg_mr_iova2{library,
                                                                                "ibv_reg_mr_iova2"};
