@@ -43,3 +43,13 @@ def test_secret_that_is_no_regular_file_is_refused_at_once(tmp_path: pathlib.Pat
     for name, kind in ((tmp_path / "fifo", "pipe"), (tmp_path, "folder"), ("/dev/zero", "device")):
         with pytest.raises(UsageError, match=f"FILE {name} is a {kind}; it must be a regular file"):
             read_secret(_config.resolve({"job_secret_file": str(name)}, {}))
+
+
+def test_secret_file_that_is_gone_is_said(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "secret"
+    words = (
+        f"can't read JAXHET_JOB_SECRET_FILE {file}: No such file or directory; every process reads"
+        " the file when it joins, so keep it until the job has started"
+    )
+    with pytest.raises(UsageError, match=words):
+        read_secret(_config.resolve({"job_secret_file": str(file)}, {}))

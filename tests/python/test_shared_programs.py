@@ -10,40 +10,16 @@ import pytest
 
 from jaxhet._gpu import gpu_settings, shared_programs, tuning
 from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms
+from tests.support.store import Store
 
 _MEMBERS = (2, 3, 5)
-
-
-class _Store:
-    """The key-value store of a coordination service."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool) -> None:
-        assert allow_overwrite
-        with self._changed:
-            self.values[key] = value
-            self._changed.notify_all()
-
-    def key_value_try_get_bytes(self, key: str) -> bytes:
-        if key not in self.values:
-            raise RuntimeError(f"NOT_FOUND: {key}")
-        return self.values[key]
-
-    def blocking_key_value_get_bytes(self, key: str, timeout_ms: int) -> bytes:
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self.values, timeout_ms / 1000):
-                raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
-            return self.values[key]
 
 
 class _Class:
     """The processes of a tuning class."""
 
     def __init__(self, timeout_s: float = 20):
-        self.store = _Store()
+        self.store = Store()
         self.of = {
             p: SharedPrograms(_MEMBERS, p, self.store, str.upper, timeout_s) for p in _MEMBERS
         }

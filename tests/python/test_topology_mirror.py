@@ -9,12 +9,10 @@ import contextlib
 import dataclasses
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import pytest
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
@@ -23,6 +21,7 @@ from jaxhet._gpu import topology_mirror
 from jaxhet._gpu.topology_mirror import TopologyMirror
 from jaxhet._jax import compat, jaxlib
 from jaxhet._job.process_info import ProcessInfo, disagreement
+from tests.support.store import Store
 
 CUDA, ROCM, DOUBLE = ("cuda", "cuda"), ("rocm", "rocm"), ("rocm", "cuda")
 
@@ -52,39 +51,12 @@ def _members(*topologies: tuple[str, str]) -> list[ProcessInfo]:
     return [_info(process, topology) for process, topology in enumerate(topologies)]
 
 
-class FakeStore:
-    """The key-value calls of JAX's client, on a dict."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
-        with self._changed:
-            if key in self.values:
-                raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: {key}")
-            self.values[key] = value
-            self._changed.notify_all()
-
-    def key_value_try_get_bytes(self, key: str) -> bytes:
-        with self._changed:
-            if key not in self.values:
-                raise jax.errors.JaxRuntimeError(f"NOT_FOUND: {key}")
-            return self.values[key]
-
-    def blocking_key_value_get_bytes(self, key: str, timeout_ms: int) -> bytes:
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self.values, timeout_ms / 1000):
-                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: timed out\nmore")
-            return self.values[key]
-
-
 # Keys that are copied.
 
 
 def test_nothing_is_copied_for_one_plugin() -> None:
     assert topology_mirror.copies(_members(CUDA, CUDA)) == []
-    TopologyMirror(FakeStore(), _members(CUDA, CUDA)).finish()
+    TopologyMirror(Store(), _members(CUDA, CUDA)).finish()
 
 
 def test_messages_go_to_the_names_of_process_0_and_the_whole_comes_back() -> None:
@@ -129,7 +101,7 @@ ALL = b"devices of 0;devices of 1;devices of 2;"
     [(CUDA, ROCM, DOUBLE), (ROCM, CUDA, CUDA), (DOUBLE, CUDA, DOUBLE), (CUDA, CUDA, CUDA)],
 )
 def test_every_process_sees_all_devices(topologies: tuple[tuple[str, str], ...]) -> None:
-    store = FakeStore()
+    store = Store()
     assert _all_see([store] * 3, _members(*topologies)) == [ALL] * 3
 
 
@@ -157,7 +129,7 @@ def test_every_process_sees_all_devices_through_the_coordination_service() -> No
 
 
 def test_process_that_does_not_come_is_named() -> None:
-    store, members = FakeStore(), _members(CUDA, ROCM, ROCM, ROCM)
+    store, members = Store(), _members(CUDA, ROCM, ROCM, ROCM)
     store.key_value_set_bytes("rocm:local_topology/rocm/2", b"there")
     mirror = TopologyMirror(store, members, timeout_s=0.1)
     with pytest.raises(PeerError) as caught:
@@ -172,7 +144,7 @@ def test_process_that_does_not_come_is_named() -> None:
 
 
 def test_process_0_is_named_if_the_others_connected() -> None:
-    store, members = FakeStore(), _members(CUDA, ROCM)
+    store, members = Store(), _members(CUDA, ROCM)
     store.key_value_set_bytes("rocm:local_topology/rocm/1", b"there")
     with pytest.raises(PeerError, match=r"^process 0 \(cuda, pid 100 on host\) did not publish"):
         TopologyMirror(store, members, timeout_s=0.1).finish()
@@ -186,7 +158,7 @@ def test_process_that_does_not_come_is_named_through_the_coordination_service() 
 
 
 def test_blocked_backends_and_the_mirror_are_freed_by_answers_that_are_not_valid() -> None:
-    store, members = FakeStore(), _members(CUDA, ROCM, ROCM)
+    store, members = Store(), _members(CUDA, ROCM, ROCM)
     store.key_value_set_bytes("rocm:local_topology/rocm/1", b"there")
     mirror = TopologyMirror(store, members)
     start = time.monotonic()
