@@ -1,7 +1,7 @@
 """Accepts connections on a listening socket, whatever strangers do there.
 
 Anybody can connect. A connection that has not authenticated yet is *half-open*: it has a thread and
-a descriptor for as long as a handshake may take, and there are at most `MOST_HALF_OPEN` of them.
+a descriptor for as long as a handshake may take, and there is a limit for their number.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ class Acceptor[T]:
       authenticate: Receives a new connection; returns what `serve` needs. An error means refusal.
       serve: Receives an authenticated connection, which it owns.
       name: Name of the accepting thread.
+      most: Limit for half-open connections; one more ends the oldest.
 
     Attributes:
       refused: Number of connections refused.
@@ -35,10 +36,12 @@ class Acceptor[T]:
         authenticate: Callable[[socket.socket], T],
         serve: Callable[[socket.socket, T], None],
         name: str,
+        most: int = MOST_HALF_OPEN,
     ):
         self._server = server
         self._authenticate = authenticate
         self._serve = serve
+        self._most = most
         self._lock = threading.Lock()
         self._half_open: dict[socket.socket, None] = {}  # oldest first
         self._closing = False
@@ -76,7 +79,7 @@ class Acceptor[T]:
                 continue
             with self._lock:
                 self._half_open[sock] = None
-                is_full = len(self._half_open) > MOST_HALF_OPEN
+                is_full = len(self._half_open) > self._most
             if is_full:
                 self._drop_oldest()
             try:

@@ -69,15 +69,14 @@ class Metrics(Observer):
             return
         self._closed.set()
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
         if self._writer is not None:
             self._writer.join()
 
     def close_in_child(self) -> None:
         """Closes a forked child's copy of the listening socket."""
         if self._server is not None and not self._closed.is_set():
-            self._server.socket.close()
+            self._server.close_in_child()
 
     def _write(self) -> None:
         assert self._file is not None
@@ -201,7 +200,8 @@ def _serve(client: ModuleType, address: str, process: int, registry: Any) -> Met
             raise OverflowError
         return MetricsServer(host, port, client.make_wsgi_app(registry))
     except (OSError, OverflowError, socket.gaierror) as error:
-        reason = getattr(error, "strerror", None) or "there are no ports above 65535"
+        words = getattr(error, "strerror", None) or "there are no ports above 65535"
+        reason = words.partition(" (while ")[0]  # `create_server` adds the address
         raise UsageError(
             f"metrics can't be served on {host}:{port} ({reason}); process {process}"
             f" uses the port of JAXHET_METRICS_ADDRESS={address} plus its number:"

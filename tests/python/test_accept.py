@@ -27,7 +27,9 @@ class Server:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.address = self.listener.getsockname()
         self.served: queue.Queue[bytes] = queue.Queue()
-        self.acceptor = _accept.Acceptor(self.listener, self._authenticate, self._serve, "acceptor")
+        self.acceptor = _accept.Acceptor(
+            self.listener, self._authenticate, self._serve, "acceptor", most=4
+        )
 
     def _authenticate(self, sock: socket.socket) -> bytes:
         return handshake.accept(sock, SECRET, len(HEADER))[0]
@@ -50,10 +52,7 @@ def _connect(server: Server) -> None:
         handshake.connect(sock, SECRET, HEADER, timeout_s=5)
 
 
-def test_strangers_that_say_nothing_keep_nobody_out(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_accept, "MOST_HALF_OPEN", 4)
+def test_strangers_that_say_nothing_keep_nobody_out(server: Server) -> None:
     strangers = [socket.create_connection(server.address) for _ in range(20)]
     _connect(server)
     ended = 0
