@@ -11,6 +11,9 @@ from jaxhet._errors import PlanMismatchError as PlanMismatchError
 from jaxhet._errors import ReplicaError as ReplicaError
 from jaxhet._errors import TransportError as TransportError
 from jaxhet._errors import UsageError as UsageError
+from jaxhet._handles import Handle as Handle
+from jaxhet._handles import finish as finish
+from jaxhet._handles import start as start
 from jaxhet._initialize import initialize as initialize
 from jaxhet._initialize import shutdown as shutdown
 from jaxhet._islands import Island as Island

@@ -69,7 +69,7 @@ class Engine:
         fingerprint: int,
         text: str,
         program: str,
-        exchanges: Sequence[tuple[int, Sequence[int], int, int, bool, int]],
+        exchanges: Sequence[tuple[int, Sequence[int], int, int, bool, int, int, bool, int]],
     ) -> None:
         """Makes a plan known, before any of its exchanges starts.
 

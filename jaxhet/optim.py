@@ -4,7 +4,6 @@ Both have arrays with a leading dimension: entry i belongs to position i of a me
 positions should be islands. Within a position, other mesh axes may split everything as usual.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxhet._errors import UsageError
+from jaxhet._handles import axis_size, check_leading, over_positions
 from jaxhet._microscaling import decode, encode
 from jaxhet._options import CODECS
 
@@ -91,7 +91,7 @@ def error_feedback(
     _check_codec(wire)
 
     def init(params: Any) -> ErrorFeedbackState:
-        size = _axis_size(axis)
+        size = axis_size(axis)
 
         def zeros(x: Any) -> jax.Array:
             return _split(jnp.zeros((size, *jnp.shape(x)), jnp.float32), axis)
@@ -99,7 +99,7 @@ def error_feedback(
         return ErrorFeedbackState(tx.init(params), jax.tree.map(zeros, params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        _check_leading(updates, _axis_size(axis), axis)
+        check_leading(updates, axis_size(axis), axis)
 
         def send(own: jax.Array, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
             wanted = own[0].astype(jnp.float32) + residual[0]
@@ -112,7 +112,7 @@ def error_feedback(
             return tuple(zip(*map(send, own, rest), strict=True))
 
         own, structure = jax.tree.flatten(updates)
-        means, residual = _over(send_all, axis, (P(), P(axis)))(
+        means, residual = over_positions(send_all, axis, (P(), P(axis)))(
             own, jax.tree.leaves(state.residual)
         )
         means, residual = (jax.tree.unflatten(structure, x) for x in (means, residual))
@@ -182,7 +182,7 @@ def diloco(
         )
 
     def init(params: Any) -> DiLoCoState:
-        _check_leading(params, _axis_size(axis), axis)
+        check_leading(params, axis_size(axis), axis)
         copies = jax.tree.map(lambda x: x[0], params)
         leaves = jax.tree.leaves(copies)
         parts = [[leaves[i] for i in part] for part in _dealt(leaves, fragments)]
@@ -192,7 +192,7 @@ def diloco(
         )
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        _check_leading(updates, _axis_size(axis), axis)
+        check_leading(updates, axis_size(axis), axis)
         updates, own = jax.vmap(inner.update, spmd_axis_name=axis)(
             updates, state.inner_state, params
         )
@@ -242,7 +242,7 @@ class _Fragment(NamedTuple):
             means = (_mean(x[0].astype(jnp.float32), self.axis, self.wire)[0] for x in parts)
             return [mean.astype(x.dtype) for mean, x in zip(means, parts, strict=True)]
 
-        gradient = _over(mean, self.axis, P())(distance)
+        gradient = over_positions(mean, self.axis, P())(distance)
         steps, state = self.outer.update(gradient, state, copies)
         copies = optax.apply_updates(copies, steps)  # pyright: ignore[reportAssignmentType]
         to_copies = [copy - own for copy, own in zip(copies, self.before, strict=True)]
@@ -277,17 +277,6 @@ def _mean(x: jax.Array, axis: str, wire: str) -> tuple[jax.Array, jax.Array]:
     return total / size, sent
 
 
-def _over(function: Callable[..., Any], axis: str, results: Any) -> Any:
-    """A function of trees with leaves [1, ...], one position's, as one of leaves [n, ...]."""
-    return jax.shard_map(
-        function,
-        in_specs=P(axis),
-        out_specs=results,
-        axis_names={axis},
-        check_vma=False,
-    )
-
-
 def _split(x: jax.Array, axis: str) -> jax.Array:
     """x, sharded over the axis along its first dimension; XLA shards the others."""
     spec = P(axis, *[P.UNCONSTRAINED] * (x.ndim - 1))
@@ -297,22 +286,3 @@ def _split(x: jax.Array, axis: str) -> jax.Array:
 def _check_codec(wire: str) -> None:
     if wire not in CODECS:
         raise UsageError(f"jaxhet.optim: wire={wire!r} is not valid; codecs: {', '.join(CODECS)}")
-
-
-def _axis_size(axis: str) -> int:
-    sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    if axis not in sizes:
-        raise UsageError(
-            f"jaxhet.optim: no axis {axis!r} in the mesh {sizes}: give the mesh by jax.set_mesh,"
-            " and one of its axes"
-        )
-    return sizes[axis]
-
-
-def _check_leading(tree: Any, size: int, axis: str) -> None:
-    shapes = {jnp.shape(x) for x in jax.tree.leaves(tree)}
-    if wrong := [shape for shape in shapes if shape[:1] != (size,)]:
-        raise UsageError(
-            f"jaxhet.optim: a leaf has the shape {wrong[0]}: each begins with {size}, the positions"
-            f" of the mesh axis {axis!r}"
-        )

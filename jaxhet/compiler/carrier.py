@@ -20,7 +20,7 @@ from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo, order
 from jaxhet.compiler import hlo_pb2 as pb
 from jaxhet.compiler.collectives import Collective, Identity
-from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec, Movement
+from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec, Half, Movement
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.options import Job, Options
 
@@ -95,6 +95,7 @@ class ExchangeBuilder:
       codec: Codec of the collective; `codecs.fitting` says which operands it compresses.
       wire: Codec and block of what the exchanges carry; "": operands as they are.
       plain_bytes: With `wire`, size of the operand before.
+      half: The half that the collective is; None: a whole exchange.
     """
 
     collective: Collective
@@ -107,6 +108,7 @@ class ExchangeBuilder:
     codec: str = ""
     wire: str = ""
     plain_bytes: int = 0
+    half: Half | None = None
 
     def call(
         self,
@@ -167,7 +169,7 @@ class ExchangeBuilder:
         result = x.shape
         size = groups_lib.largest(groups)
         fields: dict[str, Any]
-        if kind == ExchangeKind.ALL_GATHER:
+        if kind == ExchangeKind.ALL_GATHER and self.half is None:
             # XLA wants groups of equal size; the engine moves what the groups themselves say.
             carriers = groups_lib.covering(groups, len(self.collective.rank_of))
             size = len(carriers[0])
@@ -179,7 +181,8 @@ class ExchangeBuilder:
                 "collective_device_list": hlo.device_list(carriers),
             }
         else:  # XLA sees the part of an all-to-all that is sent to the next member
-            pairs = groups if kind == ExchangeKind.PERMUTE else _each_to_next(groups)
+            is_permute = kind == ExchangeKind.PERMUTE or self.half is not None
+            pairs = self._permuted(groups) if is_permute else _each_to_next(groups)
             opcode = "collective-permute-start"
             fields = {
                 "source_target_pairs": [pb.SourceTarget(source=s, target=t) for s, t in pairs]
@@ -256,6 +259,8 @@ class ExchangeBuilder:
         receivers = self._most_receivers(kind, ranks)
         parts = len(ranks[0]) if kind == ExchangeKind.ALL_TO_ALL else 1
         sent = sum(hlo.num_bytes(o.shape) for o in operands)
+        half = self.half
+        moved = 0 if half is not None and half.is_finish else sent
         spec = ExchangeSpec(
             Call(self.job.session),
             Movement(
@@ -263,6 +268,9 @@ class ExchangeBuilder:
                 ranks=groups_lib.padded(ranks, group_size),
                 group_size=group_size,
                 deadline_ms=self.options.deadline_ms,
+                handle=half.key if half else 0,
+                is_finish=half is not None and half.is_finish,
+                handle_bytes=sent if half else 0,
             ),
             collective=self.name,
             algorithm=self.algorithm,
@@ -272,7 +280,7 @@ class ExchangeBuilder:
             digest=_digest(identities),
             source=" ".join(source.replace('"', "'").split()),
             note=self.note,
-            num_bytes=-(-sent * receivers // parts),
+            num_bytes=-(-moved * receivers // parts),
             num_collectives=len(identities),
             is_pipelined=collective.is_pipelined,
             wire=self.wire,
@@ -282,6 +290,10 @@ class ExchangeBuilder:
         return Exchange(
             collective.computation, start, spec, identities, is_gather, collective.is_early
         )
+
+    def _permuted(self, groups: Groups) -> Groups:
+        """The pairs that XLA sees: for a half, those that the program has."""
+        return groups if self.half is None else self.collective.groups
 
     def _most_receivers(self, kind: ExchangeKind, ranks: Groups) -> int:
         """To how many ranks on other islands a rank sends, the most of all ranks."""

@@ -12,6 +12,7 @@ from jaxhet.compiler import (
     early,
     entry_layout,
     groups,
+    halves,
     hlo,
     identity,
     leading,
@@ -27,7 +28,7 @@ from jaxhet.compiler.carrier import Exchange, ExchangeBuilder
 from jaxhet.compiler.codecs import fitting
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.cpu_form import CpuLowering
-from jaxhet.compiler.exchange import ALGORITHMS, DIRECT
+from jaxhet.compiler.exchange import ALGORITHMS, DIRECT, Half
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.lowering import Lowering
 from jaxhet.compiler.options import Job, Options
@@ -58,8 +59,9 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     parsed = unshare.unshare(parsed)
     crossing = async_form.to_sync(parsed, collectives.crossing(parsed, job))
     is_widened = not job.is_gpu and widen.widen(parsed, {c.instruction.id for c in crossing})
+    is_changed = halves.keep_local(parsed, crossing) or is_widened
     if not crossing:
-        return _finished(parsed, job) if is_widened else None
+        return _finished(parsed, job) if is_changed else None
     keeps_kernels = job.is_gpu and options.one_world_kernels
     if job.is_gpu and options.pipeline_iterations and not keeps_kernels:
         pipelined = pipeline.pipeline(parsed, crossing, options.pipeline_iterations)
@@ -78,6 +80,9 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     exchanges: list[Exchange] = []
     codecs = axes.Codecs.of(parsed, job, options)
     for collective in crossing:
+        if (half := halves.of(collective.instruction)) is not None:
+            _lower_half(collective, half, job, options, exchanges)
+            continue
         codec = _fitting(collective, codecs)
         if keeps_kernels:
             _isolate(collective)
@@ -156,6 +161,15 @@ def _lower(
             movement.broadcast(lowering)
         case _:
             raise AssertionError(f"{opcode} has no lowering")
+
+
+def _lower_half(
+    collective: Collective, half: Half, job: Job, options: Options, exchanges: list[Exchange]
+) -> None:
+    name = f"{half.verb} {half.name}"
+    builder = ExchangeBuilder(collective, name, DIRECT, "", job, options, exchanges, half=half)
+    lowering = (GpuLowering if job.is_gpu else CpuLowering)(collective, builder)
+    halves.lower(lowering, half)
 
 
 def _is_flat(job: Job, options: Options) -> bool:

@@ -5,6 +5,7 @@ PRE writes the record into the module as JSON, and POST, the cache and `jaxhet p
 
 import dataclasses
 import enum
+import hashlib
 import json
 from typing import Self
 
@@ -21,6 +22,30 @@ class ExchangeKind(enum.IntEnum):
     PERMUTE = 0
     ALL_GATHER = 1
     ALL_TO_ALL = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Half:
+    """One half of an exchange that outlives its program (`halves.py`).
+
+    Attributes:
+      is_finish: Whether it is the finish, not the start.
+      name: Name of the exchange.
+    """
+
+    is_finish: bool
+    name: str
+
+    @property
+    def verb(self) -> str:
+        """Name of its function in the API."""
+        return "finish" if self.is_finish else "start"
+
+    @property
+    def key(self) -> int:
+        """Number of the exchange in the engine, above 0."""
+        digest = hashlib.blake2b(self.name.encode(), digest_size=7).digest()
+        return int.from_bytes(digest, "little") + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +82,9 @@ class Movement:
       deadline_ms: Longest wait of the exchange for its peers; 0 is the session's default.
       skips_own: On GPUs, whether the rank's own row of the result is undefined.
       part_bytes: On GPUs, size of the parts that the exchange is split into; 0: it is not split.
+      handle: Key of a half (`Half.key`); 0: the exchange is whole.
+      is_finish: Whether the half is a finish.
+      handle_bytes: Size of the operand of a half.
     """
 
     kind: ExchangeKind
@@ -65,6 +93,9 @@ class Movement:
     deadline_ms: int = 0
     skips_own: bool = False
     part_bytes: int = 0
+    handle: int = 0
+    is_finish: bool = False
+    handle_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -122,6 +122,7 @@ _ROOMS = (
     "_compilation",
     "_session",
     "_microscaling",
+    "_handles",
     "optim",
     "_jit _mesh _paths _per_platform _plan _saving",
     "_balance _device_put _replicas",

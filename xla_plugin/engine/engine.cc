@@ -179,6 +179,24 @@ void Engine::Fail(const Error& error) {
 }
 
 void Engine::Start(ExchangeRequest request) {
+  if (request.handle == 0) return StartExchange(std::move(request));
+  try {
+    if (!request.is_finish) {
+      StartExchange(handles_.Start(request));
+      return request.done(failure().get());
+    }
+    auto meeting = handles_.Finish(request);
+    if (!meeting) return StartExchange(std::move(request));
+    StartExchange(*std::move(meeting));
+    handles_.Deliver(request);
+  } catch (const Error& error) {
+    const RankFacts own = FactsOf(request.rank, request.plan, request.index);
+    const Error named(error.code(), StrCat(WhereText(own), error.text()));
+    request.done(&named);
+  }
+}
+
+void Engine::StartExchange(ExchangeRequest request) {
   const int64_t id = ++last_id_;
   // A std::function must be copyable.
   const auto shared = std::make_shared<ExchangeRequest>(std::move(request));
@@ -321,6 +339,7 @@ void Engine::Close(milliseconds timeout) {
   CheckUsable();
   const Time deadline = Clock::now() + timeout;
   WaitIdle(deadline);
+  if (!closed_ && !failure()) LogUnfinished();
   if (!closed_) CloseDevices(timeout);
   {
     const std::scoped_lock lock(inbox_mutex_, failure_mutex_);
@@ -349,6 +368,15 @@ void Engine::Close(milliseconds timeout) {
   inherited_fds_.clear();
   epoll_.Reset();
   wake_.Reset();
+}
+
+void Engine::LogUnfinished() {
+  for (const auto& [plan, index] : handles_.unfinished()) {
+    const std::string exchange = Read([&](const ProgressEngine& progress) {
+      return progress.peers().plans().DescribeWithProgram(plan, index);
+    });
+    LogLine(StrCat("jaxhet: ", exchange, " was started and never finished: its data is lost"));
+  }
 }
 
 // Nothing is added to the inbox any more. What other threads have left there is completed.

@@ -32,6 +32,7 @@
 #include "xla_plugin/engine/device/device_engine.h"
 #include "xla_plugin/engine/device/device_rank.h"
 #include "xla_plugin/engine/host/completion_pool.h"
+#include "xla_plugin/engine/host/host_handles.h"
 #include "xla_plugin/engine/progress_engine.h"
 
 namespace jaxhet {
@@ -120,6 +121,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   }
 
  private:
+  void StartExchange(ExchangeRequest request);
+  void LogUnfinished();
+
   using Command = std::function<void(ProgressEngine&)>;
   // An exchange of a plan, by rank of this process, as PlannedFor() and RequestsOf() say.
   struct Prepared {
@@ -152,6 +156,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   const int process_;
   std::shared_ptr<ProgressEngine> progress_;  // under monitor_; null after Close()
   mutable std::mutex monitor_;
+  HostHandles handles_;
   CompletionPool pool_;
   std::thread progress_thread_;
   Fd epoll_;

@@ -43,6 +43,9 @@ ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t 
     const std::shared_ptr<Engine> engine = FindEngine(session);
     const auto devices = engine->devices();
     const auto planned = engine->Planned(plan, index, devices->RankOf(ordinal).rank());
+    if (planned->handle != 0) {
+      Throw(ErrorCode::kUsage, "jaxhet.start between GPUs does not exist yet");
+    }
     devices->Start(ordinal, {.stream = stream,
                              .kind = planned->kind,
                              .plan = plan,

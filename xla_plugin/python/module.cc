@@ -100,14 +100,16 @@ void SetRanks(Engine& engine,
   engine.SetRanks(std::move(infos));
 }
 
-using PlannedTuple = std::tuple<int64_t, std::vector<int64_t>, int64_t, int64_t, bool, int64_t>;
+using PlannedTuple = std::tuple<int64_t, std::vector<int64_t>, int64_t, int64_t, bool, int64_t,
+                                int64_t, bool, int64_t>;
 
 void RegisterPlan(Engine& engine, int64_t fingerprint, std::string text, std::string program,
                   const std::vector<PlannedTuple>& exchanges) {
   std::vector<PlannedExchange> planned;
-  for (const auto& [kind, ranks, group_size, deadline_ms, skips_own, part_bytes] : exchanges) {
-    planned.push_back(
-        {static_cast<ExchangeKind>(kind), ranks, group_size, deadline_ms, skips_own, part_bytes});
+  for (const auto& [kind, ranks, group_size, deadline_ms, skips_own, part_bytes, handle, is_finish,
+                    handle_bytes] : exchanges) {
+    planned.push_back({static_cast<ExchangeKind>(kind), ranks, group_size, deadline_ms, skips_own,
+                       part_bytes, handle, is_finish, handle_bytes});
   }
   engine.AddPlan(fingerprint, std::move(text), std::move(program), planned);
 }

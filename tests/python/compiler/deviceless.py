@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any, cast
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxhet
+from jaxhet import _handles
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import Job, Options, Plan, collectives, hlo
 from jaxhet.compiler.codecs import CODECS
@@ -254,7 +257,28 @@ def local_sum_in_loop(mesh: Mesh) -> Any:
     return jax.jit(jax.grad(mapped, argnums=1)).lower(shape, shape)
 
 
+def handles(mesh: Mesh) -> Any:
+    """The finish of one exchange and the start of the next, sharded inside islands as well."""
+    mesh = Mesh(mesh.devices.reshape(3, -1), ("data", "model"))
+
+    def f(handle: jaxhet.Handle, x: jax.Array) -> Any:
+        mean = jaxhet.finish(handle)
+        return mean, jaxhet.start(jnp.tanh(x) * mean, "data", name="f", wire="mxint4")
+
+    def sharded(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        spec = P("data", None, "model") if x.ndim > 2 else P("data")
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    x = sharded(jax.ShapeDtypeStruct((3, 64, 512), jnp.dtype("float32")))
+    is_open = mock.patch.object(_handles, "_is_open", lambda size: size > 1)
+    with jax.set_mesh(mesh), is_open:
+        empty = functools.partial(_handles.not_started, axis="data", name="f", wire="mxint4")
+        handle = jax.tree.map(sharded, jax.eval_shape(empty, x))
+        return jax.jit(f).lower(handle, x)
+
+
 CASES = {
+    "handles": Case("3x1x2", handles),
     "long_sum": Case("2x1x1", long_sum),
     "split_features": Case("2x1x1", split_features, codegen=False),
     "local_sum_in_loop": Case("2x1x2", local_sum_in_loop),

@@ -160,6 +160,15 @@ def test_large_exchanges_are_compressed(vendor: Results, codec: str):
     assert result["num_bytes"] == pytest.approx(plain * bits / 32, rel=1e-3)
 
 
+def test_halves_of_exchanges_stay_sharded_inside_islands(vendor: Results):
+    lines = "\n".join(vendor["handles"]["lines"])
+    size = 64 * 512 // 2 // 2  # of a device: half of the columns, two of them in a byte
+    assert lines.count(f"all_gather start f_0 u8[{size}] {{{{0,2,4}},{{1,3,5}}}}") == 1
+    assert lines.count(f"permute finish f_0 u8[{size}]") == 3
+    assert lines.count("finish f_1") == 3
+    assert vendor["handles"]["num_bytes"] == 2 * (size + size // 16)
+
+
 def test_local_phases_stay_collectives_of_xla(vendor: Results):
     result = vendor["train_two_devices"]
     assert _count(result, "reduce-scatter") >= len(result["lines"])

@@ -85,6 +85,8 @@ std::map<int, ExchangeRequest> RequestsOf(const PlannedExchange& exchange, int64
   request.plan = plan;
   request.index = index;
   request.deadline_ms = exchange.deadline_ms;
+  request.handle = exchange.handle;
+  request.is_finish = exchange.is_finish;
   if (is_permute) {
     request.pairs = PairsOf(exchange.ranks);
   } else {

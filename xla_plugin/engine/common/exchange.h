@@ -59,6 +59,9 @@ struct ExchangeRequest {
   SharedList<int> siblings;  // other ranks of this process that are in a group of the exchange
   SharedList<Pair> pairs;    // permutes only; the group is all that they connect with the rank
   int64_t deadline_ms = 0;   // 0: Options::deadline_ms
+  int64_t handle = 0;        // of a start or finish: which exchange outlives its program; 0: none
+  bool is_finish = false;
+  bool is_detached = false;  // may end after its execution
   std::vector<std::span<const std::byte>> operands;
   std::vector<std::span<std::byte>> results;  // one for each operand
   DoneCallback done;
@@ -72,6 +75,9 @@ struct PlannedExchange {
   int64_t deadline_ms = 0;     // 0: Options::deadline_ms
   bool skips_own = false;      // see DeviceRequest
   int64_t part_bytes = 0;      // see DeviceRequest
+  int64_t handle = 0;          // see ExchangeRequest
+  bool is_finish = false;      // likewise
+  int64_t handle_bytes = 0;    // with a handle, size of the operand
 };
 
 struct Exchange;

@@ -55,7 +55,7 @@ void OpenExchanges::StartOrThrow(Exchange& exchange) {
   Partition partition = PartitionBuffers(request);
   OpenExecution& execution = executions_[request.rank];
   if (execution.Overlaps(request.run_id, request.plan)) ThrowOverlap(exchange);
-  execution.Enter(request.run_id, request.plan);
+  if (!request.is_detached) execution.Enter(request.run_id, request.plan);
   siblings_.Add(request);
   CommunicatorState& state = communicators_[{request.rank, exchange.communicator}];
   const auto position = state.Enter(request.run_id, request.plan, request.index);
@@ -185,7 +185,7 @@ void OpenExchanges::Release(Exchange& exchange) {
   RecordEnd(exchange, FlightState::kCompleted, ended);
   ++completed_;
   in_flight_time_ += ended - exchange.started;
-  executions_.at(exchange.request.rank).Leave();
+  if (!exchange.request.is_detached) executions_.at(exchange.request.rank).Leave();
   completions_.push_back({exchange.id, std::move(exchange.request.done), nullptr});
   exchanges_.erase(exchange.id);
 }

@@ -152,7 +152,7 @@ void OpenExchanges::ThrowOverlap(const Exchange& exchange) const {
   const ExchangeRequest& started = exchange.request;
   const auto is_of_other = [&](const auto& entry) {
     const ExchangeRequest& open = entry.second.request;
-    return open.rank == started.rank &&
+    return open.rank == started.rank && !open.is_detached &&
            (open.run_id != started.run_id || open.plan != started.plan);
   };
   const ExchangeRequest& open = std::ranges::find_if(exchanges_, is_of_other)->second.request;
