@@ -4,6 +4,7 @@ Both have arrays with a leading dimension: entry i belongs to position i of a me
 positions should be islands. Within a position, other mesh axes may split everything as usual.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,15 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxhet._errors import UsageError
-from jaxhet._handles import axis_size, check_leading, over_positions
+from jaxhet._handles import (
+    Handle,
+    axis_size,
+    check_leading,
+    finish,
+    not_started,
+    over_positions,
+    start,
+)
 from jaxhet._microscaling import decode, encode
 from jaxhet._options import CODECS
 
@@ -38,12 +47,17 @@ class DiLoCoState(NamedTuple):
       params: The outer parameters, without that dimension; equal on all positions.
       outer_opt_state: For each fragment, the state of the outer optimizer.
       step: Number of updates, int32.
+      in_flight: With a delay, for each fragment the handle of its latest exchange; else empty.
     """
 
     inner_state: Any
     params: Any
     outer_opt_state: tuple[Any, ...]
     step: jax.Array
+    in_flight: tuple[Handle, ...] = ()
+
+
+_KEPT = 0.5  # share of its own parameters that a position keeps where a fragment arrives late
 
 
 def error_feedback(
@@ -122,13 +136,14 @@ def error_feedback(
     return optax.GradientTransformation(init, update)
 
 
-def diloco(
+def diloco(  # noqa: PLR0913 (the parameters of the method)
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
     axis: str,
     *,
     every: int,
     fragments: int = 1,
+    delay: int = 0,
     wire: str = "",
 ) -> optax.GradientTransformation:
     """DiLoCo: positions of a mesh axis train for themselves, and meet every few steps.
@@ -137,8 +152,10 @@ def diloco(
     steps the mean over all positions of (outer parameters - own parameters) is the gradient of
     `outer`, which updates the outer parameters. All positions go on from there (arXiv:2311.08105).
     With several `fragments`, leaves are dealt to fragments of about equal size, which are exchanged
-    in turn, each every `every` steps (arXiv:2501.18512). An exchange ends in the step that starts
-    it: the next steps do not overlap with it.
+    in turn, each every `every` steps. With a `delay`, an exchange that one step starts is finished
+    that many steps later, and the steps in between do not wait for it (`jaxhet.start`). Positions
+    then go on from the middle between the outer parameters and their own (arXiv:2501.18512). A
+    checkpoint may be saved meanwhile: the job that restores it repeats the exchange.
 
     Args:
       inner: optimizer of each position, such as `optax.adamw(3e-4)`. It sees one position only.
@@ -147,14 +164,16 @@ def diloco(
       axis: axis of the mesh of `jax.set_mesh`, of n positions; "diloco" in MaxText.
       every: number of steps from one exchange of a fragment to its next, at least 1.
       fragments: number of fragments, from 1 to `every`.
+      delay: number of steps from the start of an exchange to its finish, below `every`; 0: it ends
+        in the step that starts it. One such transformation can run in a job.
       wire: codec of the outer gradients: "bf16", "mxfp8", "mxint8" or "mxint4"; "": float32.
 
     Returns:
       A transformation whose `init` and `update` are to be called inside `jax.jit`. Parameters,
       gradients and updates have leaves [n, ...], floats, sharded over `axis` along the first
       dimension. `init` takes n equal copies. The state is a `DiLoCoState` of arrays. Its `params`
-      are the model to evaluate or save. After an exchange each position has these parameters up to
-      the rounding of `optax.apply_updates`.
+      are the model to evaluate or save. After an exchange without delay, each position has these
+      parameters up to the rounding of `optax.apply_updates`.
 
     Raises:
       UsageError: an argument is not valid; or, in a call, the mesh does not have the axis, or a
@@ -175,21 +194,30 @@ def diloco(
     """
     if wire:
         _check_codec(wire)
-    if not 1 <= fragments <= every:
+    if not 1 <= fragments <= every or not 0 <= delay < every:
         raise UsageError(
-            f"jaxhet.optim.diloco: every={every} and fragments={fragments}; give at least one step"
-            " for each of at least one fragment"
+            f"jaxhet.optim.diloco: every={every}, fragments={fragments} and delay={delay}; give at"
+            " least one step for each of at least one fragment, and a delay below every"
         )
 
-    def init(params: Any) -> DiLoCoState:
+    def init(params: Any) -> Any:
         check_leading(params, axis_size(axis), axis)
         copies = jax.tree.map(lambda x: x[0], params)
         leaves = jax.tree.leaves(copies)
         parts = [[leaves[i] for i in part] for part in _dealt(leaves, fragments)]
         own = jax.vmap(inner.init, spmd_axis_name=axis)(params)
-        return DiLoCoState(
-            own, copies, tuple(outer.init(part) for part in parts), jnp.zeros((), jnp.int32)
-        )
+        size, in_flight = axis_size(axis), ()
+        if delay:
+            zeros = (
+                [_split(jnp.zeros((size, *x.shape), jnp.float32), axis) for x in part]
+                for part in parts
+            )
+            in_flight = tuple(
+                not_started(part, axis, name=f"diloco{number}", wire=wire)
+                for number, part in enumerate(zeros)
+            )
+        states = tuple(outer.init(part) for part in parts)
+        return DiLoCoState(own, copies, states, jnp.zeros((), jnp.int32), in_flight)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         check_leading(updates, axis_size(axis), axis)
@@ -199,54 +227,89 @@ def diloco(
         step = state.step + 1
         moved, structure = jax.tree.flatten(updates)
         before, copies = jax.tree.leaves(params), jax.tree.leaves(state.params)
-        outer_states = list(state.outer_opt_state)
+        outer_states, in_flight = list(state.outer_opt_state), list(state.in_flight)
         for number, part in enumerate(_dealt(copies, fragments)):
-            is_due = step % every == (number + 1) * every // fragments % every
-            fragment = _Fragment(outer, axis, wire, [before[i] for i in part])
-            found = lax.cond(
-                is_due,
-                fragment.exchanged,
-                lambda *unchanged: unchanged,
-                [moved[i] for i in part],
-                [copies[i] for i in part],
-                outer_states[number],
-            )
+            due = (number + 1) * every // fragments
+            fragment = _Fragment(outer, axis, wire, number, [before[i] for i in part])
+            of_part = [moved[i] for i in part], [copies[i] for i in part], outer_states[number]
+            if delay:
+                is_back = (step >= due + delay) & (step % every == (due + delay) % every)
+                found = _if(is_back, fragment.finished, *of_part, in_flight[number])
+                is_due = step % every == due % every
+                in_flight[number] = lax.cond(
+                    is_due, fragment.started, lambda *xs: xs[-1], *found[:2], in_flight[number]
+                )
+            else:
+                found = _if(step % every == due % every, fragment.exchanged, *of_part)
             for i, update, copy in zip(part, found[0], found[1], strict=True):
                 moved[i], copies[i] = update, copy
             outer_states[number] = found[2]
         outer_params = jax.tree.unflatten(structure, copies)
-        state = DiLoCoState(own, outer_params, tuple(outer_states), step)
+        state = DiLoCoState(own, outer_params, tuple(outer_states), step, tuple(in_flight))
         return jax.tree.unflatten(structure, moved), state
 
     return optax.GradientTransformation(init, update)
 
 
+def _if(condition: jax.Array, function: Callable[..., Any], *args: Any) -> Any:
+    """The function's results, or its first three arguments."""
+    return lax.cond(condition, function, lambda *unchanged: unchanged[:3], *args)
+
+
+_Found = tuple[list[jax.Array], list[jax.Array], Any]
+
+
 class _Fragment(NamedTuple):
-    """Leaves that are exchanged together: the parameters of all positions before the update."""
+    """Leaves that are exchanged together: the parameters of all positions before the update.
+
+    Methods take the updates of these parameters, the outer parameters, and the state of the outer
+    optimizer; and return them.
+    """
 
     outer: optax.GradientTransformation
     axis: str
     wire: str
+    number: int
     before: list[jax.Array]
 
-    def exchanged(
-        self, updates: list[jax.Array], copies: list[jax.Array], state: Any
-    ) -> tuple[list[jax.Array], list[jax.Array], Any]:
-        """Updates to the new outer parameters, these, and the outer optimizer's state."""
-        distance = [
-            copy - (own + update)
-            for own, update, copy in zip(self.before, updates, copies, strict=True)
-        ]
+    def exchanged(self, updates: list[jax.Array], copies: list[jax.Array], state: Any) -> _Found:
+        """Updates to the new outer parameters."""
 
         def mean(parts: list[jax.Array]) -> list[jax.Array]:
             means = (_mean(x[0].astype(jnp.float32), self.axis, self.wire)[0] for x in parts)
             return [mean.astype(x.dtype) for mean, x in zip(means, parts, strict=True)]
 
-        gradient = over_positions(mean, self.axis, P())(distance)
-        steps, state = self.outer.update(gradient, state, copies)
-        copies = optax.apply_updates(copies, steps)  # pyright: ignore[reportAssignmentType]
+        gradient = over_positions(mean, self.axis, P())(self._distance(updates, copies))
+        copies, state = self._outer_step(gradient, copies, state)
         to_copies = [copy - own for copy, own in zip(copies, self.before, strict=True)]
         return to_copies, copies, state
+
+    def started(self, updates: list[jax.Array], copies: list[jax.Array], _: Handle) -> Handle:
+        """The handle of the exchange."""
+        distance = [x.astype(jnp.float32) for x in self._distance(updates, copies)]
+        return start(distance, self.axis, name=f"diloco{self.number}", wire=self.wire)
+
+    def finished(
+        self, updates: list[jax.Array], copies: list[jax.Array], state: Any, handle: Handle
+    ) -> _Found:
+        """Updates to the middle between the new outer parameters and the own ones."""
+        gradient = [g.astype(x.dtype) for g, x in zip(finish(handle), copies, strict=True)]
+        copies, state = self._outer_step(gradient, copies, state)
+        mixed = [
+            (1 - _KEPT) * (copy - own) + _KEPT * update
+            for copy, own, update in zip(copies, self.before, updates, strict=True)
+        ]
+        return mixed, copies, state
+
+    def _distance(self, updates: list[jax.Array], copies: list[jax.Array]) -> list[jax.Array]:
+        return [
+            copy - (own + update)
+            for own, update, copy in zip(self.before, updates, copies, strict=True)
+        ]
+
+    def _outer_step(self, gradient: Any, copies: Any, state: Any) -> tuple[Any, Any]:
+        steps, state = self.outer.update(gradient, state, copies)
+        return optax.apply_updates(copies, steps), state
 
 
 def _dealt(leaves: list[Any], count: int) -> list[list[int]]:

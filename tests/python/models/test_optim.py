@@ -112,13 +112,33 @@ def test_diloco_exchanges_fragments_in_turn() -> None:
     assert met == [(2, "w"), (4, "b"), (6, "w"), (8, "b")]
 
 
-@pytest.mark.parametrize("kind", ["error_feedback", "diloco"])
+def test_diloco_with_delay_applies_what_was_sent() -> None:
+    tx: Any = optim.diloco(SGD, optax.sgd(0.5), "island", every=4, delay=2)
+    copies, state = _run(tx, _copies(), jax.jit(tx.init)(_copies()), range(11))
+    for name in PARAMS:
+        own, outer = np.asarray(_copies()[name]), np.asarray(_copies()[name][0])
+        sent = np.zeros_like(outer)
+        for step in range(1, 12):
+            own = own - 0.125 * _gradients(step - 1)[name]
+            if step in (6, 10):
+                outer = outer - 0.5 * sent
+                own = (own + outer) / 2
+            if step in (4, 8):
+                sent = (outer - own).mean(0)
+        np.testing.assert_allclose(state.params[name], outer, atol=1e-5)
+        np.testing.assert_allclose(copies[name], own, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["error_feedback", "diloco", "delayed"])
 def test_state_from_a_checkpoint_goes_on_with_the_same_bits(
     kind: str, tmp_path: pathlib.Path
 ) -> None:
     adam: Any = optax.adam(1e-2)
-    if kind == "diloco":
-        tx: Any = optim.diloco(adam, adam, "island", every=3, fragments=2, wire="mxint4")
+    if kind != "error_feedback":
+        delay = 2 if kind == "delayed" else 0  # of four steps: the last one starts an exchange
+        tx: Any = optim.diloco(
+            adam, adam, "island", every=3, fragments=2, delay=delay, wire="mxint4"
+        )
         copies = _copies()
     else:
         tx: Any = optim.error_feedback(adam, "island", "mxint4")
@@ -137,8 +157,10 @@ def test_state_from_a_checkpoint_goes_on_with_the_same_bits(
 def test_wrong_arguments_are_told() -> None:
     with pytest.raises(jaxhet.UsageError, match="wire='int8' is not valid; codecs: bf16, mxfp8"):
         optim.error_feedback(SGD, "island", "int8")
-    with pytest.raises(jaxhet.UsageError, match="every=2 and fragments=3; give at least one step"):
+    with pytest.raises(jaxhet.UsageError, match="every=2, fragments=3 and delay=0; give at"):
         optim.diloco(SGD, SGD, "island", every=2, fragments=3)
+    with pytest.raises(jaxhet.UsageError, match=r"delay=2; give at least .* delay below every"):
+        optim.diloco(SGD, SGD, "island", every=2, delay=2)
     tx: Any = optim.diloco(SGD, SGD, "data", every=2)
     with pytest.raises(jaxhet.UsageError, match="no axis 'data' in the mesh"):
         tx.init(_copies())
