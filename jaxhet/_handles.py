@@ -23,7 +23,7 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Handle:
-    """What `jaxhet.start` returns: a pytree that programs and checkpoints can hold.
+    """Result of `jaxhet.start`: a pytree that programs and checkpoints can hold.
 
     Attributes:
       parts: for each leaf, the bits that each position has sent: unsigned integers [n, ...],
@@ -156,7 +156,7 @@ def _numbers(parts: Sequence[Sequence[Any]]) -> list[int]:
 
 
 def _bits(x: jax.Array, wire: str) -> tuple[jax.Array, ...]:
-    """What travels of a leaf, as unsigned integers."""
+    """Bits of a leaf for the exchange, as unsigned integers."""
     if wire:
         encoded = encode(x, wire)
         sent = [encoded.elements, *([] if encoded.scales is None else [encoded.scales])]
@@ -208,7 +208,7 @@ def _combined(handle: Handle, leaf: int, parts: Sequence[jax.Array], number: int
 
 
 def _arrived(x: jax.Array, handle: Handle, number: int) -> list[jax.Array]:
-    """What has arrived: entry k is from the position k before this one."""
+    """Arrays that have arrived: entry k is from the position k before this one."""
     axis, size = handle.axis, lax.axis_size(handle.axis)
     rows = [_in_chain(x, axis, "finish", handle.name, number) if _is_open(size) else x]
     for shift in range(1, size):
@@ -219,7 +219,7 @@ def _arrived(x: jax.Array, handle: Handle, number: int) -> list[jax.Array]:
 
 
 def _row(arrived: Sequence[jax.Array], position: int, axis: str) -> jax.Array:
-    """What a position has sent."""
+    """Array that a position has sent."""
     size, row = len(arrived), arrived[0]
     for shift in range(1, size):
         is_from = lax.axis_index(axis) == (position + shift) % size

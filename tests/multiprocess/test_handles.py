@@ -61,7 +61,7 @@ with jax.set_mesh(mesh):
     caught("was never finished", lambda: first(put(ROUNDS[4])))
     stale = jax.tree.map(lambda x: x + 1, held)
     caught("not the handle of the latest", lambda: finish(stale))
-    # What a checkpoint of another job would hold: this job has not started it.
+    # A handle as from a checkpoint of another job: this job has not started it.
     restored = jaxhet.Handle(held.parts, "x", "mean", "restored", "", held.leaves, held.structure)
     print("restored", error_of(finish(restored), ROUNDS[3]) < 0.01)
     print("held", error_of(finish(held), ROUNDS[3]) < 0.01)

@@ -162,7 +162,7 @@ def test_large_exchanges_are_compressed(vendor: Results, codec: str):
 
 def test_halves_of_exchanges_stay_sharded_inside_islands(vendor: Results):
     lines = "\n".join(vendor["handles"]["lines"])
-    size = 64 * 512 // 2 // 2  # of a device: half of the columns, two of them in a byte
+    size = 64 * 512 // 2 // 2  # half of the columns on each device, two elements in a byte
     assert lines.count(f"all_gather start f_0 u8[{size}] {{{{0,2,4}},{{1,3,5}}}}") == 1
     assert lines.count(f"permute finish f_0 u8[{size}]") == 3
     assert lines.count("finish f_1") == 3

@@ -135,7 +135,7 @@ def test_state_from_a_checkpoint_goes_on_with_the_same_bits(
 ) -> None:
     adam: Any = optax.adam(1e-2)
     if kind != "error_feedback":
-        delay = 2 if kind == "delayed" else 0  # of four steps: the last one starts an exchange
+        delay = 2 if kind == "delayed" else 0  # the last of four steps starts an exchange
         tx: Any = optim.diloco(
             adam, adam, "island", every=3, fragments=2, delay=delay, wire="mxint4"
         )

@@ -59,7 +59,7 @@ struct ExchangeRequest {
   SharedList<int> siblings;  // other ranks of this process that are in a group of the exchange
   SharedList<Pair> pairs;    // permutes only; the group is all that they connect with the rank
   int64_t deadline_ms = 0;   // 0: Options::deadline_ms
-  int64_t handle = 0;        // of a start or finish: which exchange outlives its program; 0: none
+  int64_t handle = 0;        // key of a start or finish; 0: the exchange is whole
   bool is_finish = false;
   bool is_detached = false;  // may end after its execution
   std::vector<std::span<const std::byte>> operands;
