@@ -102,12 +102,15 @@ class Parts:
 
     Attributes:
       connector: Connects the processes that a program needs; None if all are connected.
+      later: Pairs of a rank of this process and another one that only the connector joins; None:
+        all pairs.
       share: Makes the exchange of executables between processes with equal GPUs, from a function
         that describes the plans of a program; None if each compiles its own.
       over_islands: XLA's options for programs over several islands.
     """
 
     connector: Connector | None = None
+    later: frozenset[tuple[int, int]] | None = None
     share: Callable[[Callable[[str], str]], SharedPrograms] | None = None
     over_islands: Mapping[str, bool | int] = dataclasses.field(default_factory=dict)
 
@@ -147,6 +150,7 @@ class Compilation:
         """
         self.engine = engine
         self.connector = parts.connector
+        self._later = parts.later
         self.shared = None if parts.share is None else parts.share(self.describe_plans)
         self._over_islands = parts.over_islands
         self.plans: dict[int, compiler.Plan] = {}
@@ -232,12 +236,14 @@ class Compilation:
         self._bridged.add(plan.program)
 
     def _peers_in(self, plan: compiler.Plan) -> set[int]:
-        """The other processes with which this one exchanges in a program."""
+        """The other processes that the connector has to join to this one for a program."""
         process_of = {rank: device.process_index for rank, (_, device) in self._ranks.items()}
         mine = {rank for rank, process in process_of.items() if process == self._process}
         groups = {group for spec in plan.exchanges for group in spec.groups}
-        met = (group for group in groups if not mine.isdisjoint(group))
-        return {process_of[rank] for group in met for rank in group} - {self._process}
+        pairs = {pair for group in groups for pair in itertools.product(mine & {*group}, group)}
+        if self._later is not None:
+            pairs &= self._later
+        return {process_of[rank] for _, rank in pairs} - {self._process}
 
     def is_described(self, program: str) -> bool:
         """Whether the digest describes all objects that a program holds."""

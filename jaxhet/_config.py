@@ -108,9 +108,9 @@ class Config(Options):
     )
     connect: Literal["auto", "all", "needed"] = knob(
         "auto",
-        "when processes on CPUs connect: all of them at the start, or two when a program"
-        " needs it (needed); auto: all in jobs of up to 16 processes. Processes with GPUs"
-        " connect at the start",
+        "when processes connect: all of them at the start, or two when a program needs it"
+        " (needed); auto: all in jobs of up to 16 processes. GPUs that share neither memory nor a"
+        " rail have device channels at the start only with `all`",
         agreed=True,
     )
     algorithm: Literal["auto", "flat", "hierarchical"] = knob(

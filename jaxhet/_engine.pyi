@@ -54,15 +54,25 @@ class Engine:
         devices: Sequence[tuple[int, int, int, int]],
         sockets: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[str, str]]]],
         timeout_ms: int,
+        later: Sequence[tuple[int, int]],
     ) -> None:
-        """Agrees with all processes on the device channels between GPUs.
+        """Agrees with other processes on the device channels between GPUs.
 
         After `set_ranks`, where ranks are GPUs. devices: (rank, ordinal, address, bytes) of this
         process's own; at the address are PROOF_BYTES for each rank of the job, in the allocation
         that operands will be in. 0 bytes: peers' devices must not read it in place.
         sockets: (own rank, other rank, file descriptors, which it owns, and their keys) where
-        sockets may be needed.
+        sockets may be needed. later: (own rank, other rank) without channels for now, but with
+        memory for them.
         """
+
+    def open_channels(
+        self,
+        pairs: Sequence[tuple[int, int]],
+        sockets: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[str, str]]]],
+        timeout_ms: int,
+    ) -> None:
+        """Agrees with one peer on channels of pairs in `later`; at any time, on both ends."""
 
     def register_plan(
         self,

@@ -148,8 +148,9 @@ class Engine:
         devices: Sequence[tuple[int, int, int, int]],
         sockets: Sequence[tuple[int, int, Sequence[Link]]],
         timeout_s: float,
+        later: Sequence[tuple[int, int]],
     ) -> None:
-        """Opens the device channels between this process's GPUs and all others.
+        """Opens the device channels between this process's GPUs and others.
 
         After `set_ranks` and before any program runs; blocks until all are there.
 
@@ -161,21 +162,44 @@ class Engine:
           sockets: Own rank, other rank, and sockets between them, which the engine owns from now
             on; for ranks that have no better path than sockets.
           timeout_s: The longest wait for the peers.
+          later: Own rank and other rank, between which `open_channels` opens channels.
 
         Raises:
           TransportError: no transport works between two ranks; the text has the reason of each.
           DeviceError: the driver refused a request.
         """
+        timeout_ms = round(timeout_s * 1000)
         try:
             self._engine.open_devices(
                 _vendors.BY_PLATFORM[platform].name,
                 list(devices),
-                [
-                    (rank, peer, [link.socket.detach() for link in links], _hex_keys(links))
-                    for rank, peer, links in sockets
-                ],
-                round(timeout_s * 1000),
+                _detached(sockets),
+                timeout_ms,
+                list(later),
             )
+        except RuntimeError as error:
+            raise as_ours(str(error)) from error
+
+    def open_channels(
+        self,
+        pairs: Sequence[tuple[int, int]],
+        sockets: Sequence[tuple[int, int, Sequence[Link]]],
+        timeout_s: float,
+    ) -> None:
+        """Opens device channels while programs run; blocks until the peer does the same.
+
+        Args:
+          pairs: Own rank and other rank, all of one peer, named by `later` of `open_devices`.
+          sockets: Own rank, other rank, and sockets between them, as in `open_devices`.
+          timeout_s: The longest wait for the peer.
+
+        Raises:
+          PeerError: The peer left.
+          TransportError: No transport works between two ranks.
+        """
+        timeout_ms = round(timeout_s * 1000)
+        try:
+            self._engine.open_channels(list(pairs), _detached(sockets), timeout_ms)
         except RuntimeError as error:
             raise as_ours(str(error)) from error
 
@@ -232,6 +256,16 @@ class Engine:
     def abandon_in_child(self) -> None:
         """Closes a forked child's copies of the sockets."""
         self._engine.abandon_in_child()
+
+
+def _detached(
+    sockets: Sequence[tuple[int, int, Sequence[Link]]],
+) -> list[tuple[int, int, list[int], list[tuple[str, str]]]]:
+    """Sockets as the engine takes them, which owns them from now on."""
+    return [
+        (rank, peer, [link.socket.detach() for link in links], _hex_keys(links))
+        for rank, peer, links in sockets
+    ]
 
 
 def register_handlers(platform: str) -> None:

@@ -8,13 +8,23 @@ import pathlib
 import platform
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jaxhet import _compilation, _device_put, _ffi, _islands, _qualification, _session, compiler
+from jaxhet import (
+    _compilation,
+    _device_channels,
+    _device_put,
+    _ffi,
+    _islands,
+    _qualification,
+    _session,
+    compiler,
+)
 from jaxhet._config import Config, PlacedConfig
+from jaxhet._device_channels import ChannelPlan
 from jaxhet._errors import JaxhetError, PeerError, UsageError
 from jaxhet._gpu import gpu_settings, nearby, shared_programs, tuning
 from jaxhet._gpu.topology_mirror import TopologyMirror
@@ -30,9 +40,6 @@ from jaxhet._log import LOGGER
 from jaxhet._net import credentials
 from jaxhet._net import interfaces as _interfaces
 from jaxhet._traced import jaxprs
-
-# Between GPUs in different places of their islands, which few programs exchange between.
-_SOCKETS_OFF_RAIL = 4
 
 
 def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Session:
@@ -69,7 +76,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
             job.engine.close(0)
         listener.close()
         raise
-    if job.connector is None:
+    if session.compilation.connector is None:
         listener.close()
     return session
 
@@ -82,7 +89,8 @@ class _Job:
     membership: Membership
     listener: _listener.Listener
     engine: _ffi.Engine | None = None
-    connector: _connector.Connector | None = None
+    connected: frozenset[int] = frozenset()  # processes that are connected from the start
+    refused: Mapping[int, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     settings_differences: tuple[str, ...] = ()
     shares_programs: bool = False
 
@@ -122,8 +130,21 @@ def _connect(config: PlacedConfig, listener: _listener.Listener, membership: Mem
     exposure.check(config, config.process_id, members, membership.coordinator_host)
     has_gpus = members[config.process_id].platform in jaxlib.GPU_PLATFORMS
     shares_programs = has_gpus and _prepare_gpus(config, members)
-    engine, connector = _start_engine(config, listener, membership)
-    return _Job(config, membership, listener, engine, connector, differences, shares_programs)
+    refused = _qualification.refusals(config, members)
+    connected = frozenset(range(len(members))) - {config.process_id}
+    if not _connector.connects_all(config.connect, members):
+        connected = frozenset(_connector.partners(config.process_id, members))
+    engine = _start_engine(config, listener, membership, connected, refused)
+    return _Job(
+        config,
+        membership,
+        listener,
+        engine,
+        connected,
+        refused,
+        settings_differences=differences,
+        shares_programs=shares_programs,
+    )
 
 
 def _prepare_gpus(config: PlacedConfig, members: Sequence[ProcessInfo]) -> bool:
@@ -208,43 +229,74 @@ def make_process_info(
     )
 
 
-def _start_engine(
-    config: PlacedConfig, listener: _listener.Listener, membership: Membership
-) -> tuple[_ffi.Engine, _connector.Connector | None]:
-    """Starts the engine; returns it, and the connector of further peers if there may be any."""
-    members = membership.members
-    refused = _qualification.refusals(config, members)
-
-    timeout_s = config.connect_timeout_s
+def _data_sockets(config: PlacedConfig, members: Sequence[ProcessInfo]) -> int:
+    """Smallest number of data sockets between two processes."""
     # Data between GPUs moves over device channels, not between processes.
     on_gpus = all(info.platform in jaxlib.GPU_PLATFORMS for info in members)
-    sockets = 0 if on_gpus else config.peer_sockets
+    return 0 if on_gpus else config.peer_sockets
 
-    def start(peers: Sequence[ProcessInfo]) -> _ffi.Engine:
-        first = bootstrap.connect_peers(listener, peers, sockets, timeout_s, membership.check)
-        return _ffi.Engine.start(config, members, first, refused)
 
-    if _connector.connects_all(config.connect, members):
-        return start(members), None
-    first = _connector.partners(config.process_id, members)
-    engine = start([members[process] for process in sorted(first)])
+def _start_engine(
+    config: PlacedConfig,
+    listener: _listener.Listener,
+    membership: Membership,
+    connected: Iterable[int],
+    refused: Mapping[int, Mapping[str, str]],
+) -> _ffi.Engine:
+    members = membership.members
+    peers = bootstrap.connect_peers(
+        listener,
+        [members[process] for process in sorted(connected)],
+        _data_sockets(config, members),
+        config.connect_timeout_s,
+        membership.check,
+    )
+    return _ffi.Engine.start(config, members, peers, refused)
+
+
+def _make_connector(
+    job: _Job, engine: _ffi.Engine, channels: ChannelPlan | None
+) -> _connector.Connector | None:
+    """The connector of what is not there from the start; None if there is nothing.
+
+    Args:
+      job: The job.
+      engine: The engine of this process.
+      channels: Device channels; None if the job has none.
+    """
+    config, listener, members = job.config, job.listener, job.membership.members
+    timeout_s, sockets = config.connect_timeout_s, _data_sockets(config, members)
+    is_whole = {
+        process for process in job.connected if not channels or not channels.later_with(process)
+    }
+    if len(is_whole) == len(members) - 1:
+        return None
+
+    def has_come(info: ProcessInfo) -> bool:
+        if channels and (pairs := channels.later_with(info.process)):
+            wanted = channels.sockets_of(pairs, members, config)
+            return wanted.have_come(listener, info.process)
+        return bootstrap.has_come(listener, info, sockets)
 
     def open_peer(info: ProcessInfo, check: Callable[[], None]) -> None:
-        peer = bootstrap.connect_peers(
-            listener, [info], sockets, timeout_s, check, is_patient=True
-        )[info.process]
-        engine.join_peer(config, members, info.process, peer, refused.get(info.process, {}))
+        process = info.process
+        pairs = channels.later_with(process) if channels else []
+        links = []
+        if channels and pairs:
+            wanted = channels.sockets_of(pairs, members, config)
+            links = bootstrap.connect_device_channels(
+                listener, wanted, timeout_s, check, is_patient=True
+            )
+        if process not in job.connected:
+            peer = bootstrap.connect_peers(
+                listener, [info], sockets, timeout_s, check, is_patient=True
+            )[process]
+            engine.join_peer(config, members, process, peer, job.refused.get(process, {}))
+        if pairs:
+            engine.open_channels(pairs, links, timeout_s)
 
-    connector = _connector.Connector(
-        listener,
-        members,
-        first,
-        _connector.Opener(open_peer, lambda info: bootstrap.has_come(listener, info, sockets)),
-        membership,
-        timeout_s,
-    )
-    connector.start(lambda error: engine.fail(type(error).__name__, str(error)))
-    return engine, connector
+    opener = _connector.Opener(open_peer, has_come)
+    return _connector.Connector(listener, members, is_whole, opener, job.membership, timeout_s)
 
 
 def _start_jax(job: _Job) -> _session.Session:
@@ -259,6 +311,10 @@ def _start_jax(job: _Job) -> _session.Session:
     devices = _create_backend(client, config.process_id, members, job.check)
     islands = _islands.make_islands(places, devices)
     has_gpus = engine is not None and members[config.process_id].platform in jaxlib.GPU_PLATFORMS
+    channels = None
+    if has_gpus:
+        channels = _device_channels.plan_channels(config, islands, members, job.connected)
+    connector = None if engine is None else _make_connector(job, engine, channels)
     flags = compiler_settings.xla_flags_text(os.environ)
     parts = _session.Parts(
         membership,
@@ -266,7 +322,8 @@ def _start_jax(job: _Job) -> _session.Session:
         job.settings_differences,
         wait_for_devices=compat.device_wait() if has_gpus else None,
         compilation=_compilation.Parts(
-            job.connector,
+            connector,
+            channels and channels.later,
             _sharing(config, membership) if job.shares_programs else None,
             gpu_settings.over_islands(flags) if has_gpus else {},
         ),
@@ -277,8 +334,10 @@ def _start_jax(job: _Job) -> _session.Session:
             mine = [d for d in session.island.devices if d.process_index == session.process]
             _check_gpus(mine, nearby.own_gpus(config, session.island.platform))
             _set_ranks(session, engine)
-            if has_gpus:
-                _open_devices(session, engine, members, job.listener, job.check)
+            if channels is not None:
+                _open_devices(session, engine, members, job.listener, channels, job.check)
+            if connector is not None:
+                connector.start(lambda error: engine.fail(type(error).__name__, str(error)))
             _bridge(session, devices)
         except BaseException:
             session.discard()
@@ -405,43 +464,24 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
 def _open_devices(
     session: _session.Session,
     engine: _ffi.Engine,
-    members: list[ProcessInfo],
+    members: Sequence[ProcessInfo],
     listener: _listener.Listener,
+    channels: ChannelPlan,
     check: Callable[[], None],
 ) -> None:
-    """Opens this process's GPUs, and the device channels between them and all others."""
+    """Opens this process's GPUs, and the device channels that exist from the start."""
     config = session.config
-    ranks = {rank: device for rank, (_, device) in _islands.by_rank(session.islands).items()}
-    mine = [rank for rank, d in ranks.items() if d.process_index == session.process]
-    host = members[session.process].host_id
-
-    places = {rank: i for island in session.islands for i, rank in enumerate(island.ranks)}
-    most_sockets = config.device_channel_sockets
-
-    def num_sockets(rank: int, other: int) -> int:
-        is_rail = places[rank] == places[other]
-        return most_sockets if is_rail else min(most_sockets, _SOCKETS_OFF_RAIL)
-
-    def needs_sockets(info: ProcessInfo) -> bool:
-        shares_memory = info.host_id == host and "host" in config.transports
-        return not shares_memory and not {"socket", "verbs"}.isdisjoint(config.transports)
-
+    early = [pair for pair in channels.sockets if pair not in channels.later]
     sockets = bootstrap.connect_device_channels(
         listener,
-        {
-            (rank, other): (members[device.process_index], num_sockets(rank, other))
-            for rank in mine
-            for other, device in ranks.items()
-            if device.process_index != session.process
-            and needs_sockets(members[device.process_index])
-        },
-        len(ranks),
-        (_ffi.CHANNEL_MESSAGE_SOCKETS, most_sockets),
+        channels.sockets_of(early, members, config),
         config.connect_timeout_s,
         check,
     )
     # XLA's other arrays will lie where these do.
-    proofs = {rank: compat.memory_on(ranks[rank], _ffi.PROOF_BYTES * len(ranks)) for rank in mine}
+    ranks = {rank: device for rank, (_, device) in _islands.by_rank(session.islands).items()}
+    num_bytes = _ffi.PROOF_BYTES * len(ranks)
+    proofs = {rank: compat.memory_on(ranks[rank], num_bytes) for rank in channels.ranks}
     engine.open_devices(
         session.island.platform,
         [
@@ -451,8 +491,9 @@ def _open_devices(
                 proofs[rank].unsafe_buffer_pointer(),
                 proofs[rank].nbytes if config.zero_copy else 0,
             )
-            for rank in mine
+            for rank in channels.ranks
         ],
         sockets,
         config.connect_timeout_s,
+        sorted(channels.later),
     )

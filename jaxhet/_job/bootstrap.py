@@ -24,6 +24,9 @@ from jaxhet._net.addresses import join_address, split_address
 from jaxhet._net.interfaces import Interface
 
 _FIRST_DEVICE_SOCKET = 1000
+# Channel of the connection that says, by its first byte, that all connections of device channels
+# after the start are there.
+_DEVICE_SOCKETS_READY = _FIRST_DEVICE_SOCKET - 1
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 _RETRY_S = 0.1
@@ -77,7 +80,7 @@ def connect_peers(
         num_data = -(-data_sockets // len(pairs)) * len(pairs)
         wanted.append(_Wanted(info, 0, None))
         wanted += [_Wanted(info, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
-    sockets = _connect_channels(listener, wanted, timeout_s, check, is_patient)
+    sockets = _connect_channels(listener, wanted, timeout_s, check, 0 if is_patient else None)
     data: dict[int, list[Link]] = {way.info.process: [] for way in wanted}
     for way in wanted:
         if way.channel:
@@ -92,25 +95,51 @@ def has_come(listener: Listener, info: ProcessInfo, data_sockets: int) -> bool:
     return listener.channels_of(info.process) >= set(range(1 + num_data))
 
 
+@dataclasses.dataclass(frozen=True)
+class DeviceSockets:
+    """Sockets between ranks of this process and ranks of others.
+
+    Attributes:
+      pairs: Own rank and other rank; the other one's process, and the number of sockets for data,
+        which use all interfaces. Both directions share them.
+      num_ranks: Number of ranks of the job.
+      num_messages: Number of sockets for messages of a pair, which use the address for control.
+      most_data: Largest number of sockets for data of a pair.
+    """
+
+    pairs: Mapping[tuple[int, int], tuple[ProcessInfo, int]]
+    num_ranks: int
+    num_messages: int
+    most_data: int
+
+    def channels(self, pair: tuple[int, int]) -> range:
+        """Channels of the sockets of a pair."""
+        first = min(pair) * self.num_ranks + max(pair)
+        start = _FIRST_DEVICE_SOCKET + first * (self.num_messages + self.most_data)
+        return range(start, start + self.num_messages + self.pairs[pair][1])
+
+    def have_come(self, listener: Listener, process: int) -> bool:
+        """Whether a patient `connect_device_channels` has all connections of this process."""
+        expected = set(itertools.chain(*map(self.channels, self.pairs)))
+        return listener.channels_of(process) >= expected | {_DEVICE_SOCKETS_READY}
+
+
 def connect_device_channels(
     listener: Listener,
-    pairs: Mapping[tuple[int, int], tuple[ProcessInfo, int]],
-    num_ranks: int,
-    sockets_per_pair: tuple[int, int],
+    sockets: DeviceSockets,
     timeout_s: float,
     check: Callable[[], None],
+    *,
+    is_patient: bool = False,
 ) -> list[tuple[int, int, list[Link]]]:
     """Connects ranks of the listener's process to ranks of others.
 
     Args:
       listener: Listener of this process.
-      pairs: Own rank and other rank; the other one's process, and the number of sockets for data,
-        which use all interfaces. Both directions share them.
-      num_ranks: Number of ranks of the job.
-      sockets_per_pair: Number of sockets for messages, which use the address for control, and
-        largest number of those for data.
+      sockets: Which ranks, and how many sockets.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
+      is_patient: Whether peers may compile, as in `connect_peers`. All pairs are of one peer then.
 
     Returns:
       Own rank, other rank and their sockets, in the order of their channels.
@@ -118,22 +147,25 @@ def connect_device_channels(
     Raises:
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
     """
-    num_messages, most_data = sockets_per_pair
-
-    def channels(pair: tuple[int, int]) -> Sequence[int]:
-        first = min(pair) * num_ranks + max(pair)
-        start = _FIRST_DEVICE_SOCKET + first * (num_messages + most_data)
-        return range(start, start + num_messages + pairs[pair][1])
-
     wanted: list[_Wanted] = []
-    for pair, (info, num_data) in pairs.items():
+    for pair, (info, num_data) in sockets.pairs.items():
         data = itertools.islice(itertools.cycle(_pairs(listener, info)), num_data)
-        ways = [*itertools.repeat(None, num_messages), *data]
-        wanted += [_Wanted(info, c, way) for c, way in zip(channels(pair), ways, strict=True)]
-    sockets = _connect_channels(listener, wanted, timeout_s, check)
+        ways = [*itertools.repeat(None, sockets.num_messages), *data]
+        channels = sockets.channels(pair)
+        wanted += [_Wanted(info, c, way) for c, way in zip(channels, ways, strict=True)]
+    spoken_on = None
+    if is_patient:
+        spoken_on = _DEVICE_SOCKETS_READY
+        wanted.append(_Wanted(wanted[0].info, spoken_on, None))
+    links = _connect_channels(listener, wanted, timeout_s, check, spoken_on)
+    if spoken_on is not None:
+        process = wanted[0].info.process
+        with links.pop((process, spoken_on)).socket as ready:
+            if process < listener.process:
+                ready.send(b"1")
     return [
-        (*pair, [sockets[info.process, channel] for channel in channels(pair)])
-        for pair, (info, _) in pairs.items()
+        (*pair, [links[info.process, channel] for channel in sockets.channels(pair)])
+        for pair, (info, _) in sockets.pairs.items()
     ]
 
 
@@ -160,9 +192,13 @@ def _connect_channels(
     wanted: Sequence[_Wanted],
     timeout_s: float,
     check: Callable[[], None],
-    is_patient: bool = False,
+    spoken_on: int | None = None,
 ) -> dict[tuple[int, int], Link]:
-    """The sockets of each channel to each peer, by process and channel."""
+    """The sockets of each channel to each peer, by process and channel.
+
+    `spoken_on`: peers may compile, and the end that connects speaks on this channel when it has
+    connected all.
+    """
     deadline = time.monotonic() + timeout_s
     links: dict[tuple[int, int], Link] = {}
     left: set[Interface] = set()  # this process's interfaces that could not reach a peer
@@ -171,9 +207,9 @@ def _connect_channels(
             continue
         link = _connect_pair(listener, way.pair, way, left) if way.pair else None
         key = (way.info.process, way.channel)
-        links[key] = link or _connect(listener, way, deadline, check, is_patient)
+        links[key] = link or _connect(listener, way, deadline, check, spoken_on is not None)
     expected = {(w.info.process, w.channel) for w in wanted if w.info.process > listener.process}
-    links |= listener.take(expected, deadline, check, have_spoken=is_patient)
+    links |= listener.take(expected, deadline, check, spoken_on)
     for link in links.values():
         link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.socket.setblocking(False)

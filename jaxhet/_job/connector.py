@@ -27,24 +27,16 @@ def connects_all(choice: str, members: Sequence[ProcessInfo]) -> bool:
     Args:
       choice: The option `connect`.
       members: All processes.
-
-    Raises:
-      UsageError: Processes with GPUs are to connect when they need it.
     """
-    has_gpus = any(info.platform != "cpu" for info in members)
-    if choice == "needed" and has_gpus:
-        raise UsageError(
-            "JAXHET__CONNECT=needed is for jobs on CPUs: device channels join every two GPUs from"
-            " the start; use all or auto"
-        )
-    return choice == "all" or has_gpus or (choice == "auto" and len(members) <= _MOST_AT_START)
+    return choice == "all" or (choice == "auto" and len(members) <= _MOST_AT_START)
 
 
 def partners(process: int, members: Sequence[ProcessInfo]) -> set[int]:
     """Processes to which a process connects at the start where not all are connected. Pure.
 
     They have its place on the islands before and after its own; a smaller island has several in a
-    place. Every process then has a peer that notices its silence.
+    place. Every process then has a peer that notices its silence. Processes with GPUs also connect
+    to those of their host, whose devices share memory with theirs.
     """
     islands: dict[str, list[int]] = {}
     for info in members:
@@ -55,6 +47,9 @@ def partners(process: int, members: Sequence[ProcessInfo]) -> set[int]:
         for place, one in enumerate(own):
             other = following[place % len(following)]
             found |= {one, other} if process in (one, other) else set()
+    own = members[process]
+    if own.platform != "cpu":
+        found |= {info.process for info in members if info.host_id == own.host_id}
     return found - {process}
 
 

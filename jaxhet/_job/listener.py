@@ -164,18 +164,17 @@ class Listener:
         expected: set[tuple[int, int]],
         deadline: float,
         check: Callable[[], None],
-        *,
-        have_spoken: bool = False,
+        spoken_on: int | None = None,
     ) -> dict[tuple[int, int], Link]:
         """Waits for the sockets of `expected` (process, channel).
 
-        With `have_spoken`, it also waits for the first bytes on channel 0 of each process. A
+        With `spoken_on`, it also waits for the first bytes on this channel of each process. A
         process sends them when all its sockets are connected for good.
         """
         while True:
             with self._arrived:
                 are_there = expected <= self._links.keys()
-                if are_there and (not have_spoken or self._have_spoken(expected)):
+                if are_there and (spoken_on is None or self._have_spoken(expected, spoken_on)):
                     if not self.reconnects:
                         self._taken |= expected
                     return {key: self._links.pop(key) for key in expected}
@@ -189,8 +188,8 @@ class Listener:
                     " can reach this address, or set JAXHET_SOCKET_ADDRESS here"
                 )
 
-    def _have_spoken(self, expected: set[tuple[int, int]]) -> bool:
-        return all(_has_words(self._links[process, 0].socket) for process, _ in expected)
+    def _have_spoken(self, expected: set[tuple[int, int]], channel: int) -> bool:
+        return all(_has_words(self._links[process, channel].socket) for process, _ in expected)
 
     def close(self) -> None:
         """Stops listening; sockets that nobody took are closed."""

@@ -7,6 +7,7 @@
 #include "tests/cpp/device_world.h"
 #include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
+#include "xla_plugin/transport/device_channel/proxied_channel.h"
 #include "xla_plugin/transport/device_channel/proxy.h"
 
 // Exchanges between devices, on the device that every machine has: the host's memory.
@@ -193,7 +194,7 @@ TEST_P(DeviceExchangeTransportsTest, ManyAreInFlight) {
 void CheckLogIsUsedAgain(std::string_view transport) {
   constexpr uint64_t kBatch = 32;
   DeviceWorld world(DeviceOptions(2, transport));
-  for (uint64_t begin = 0; begin <= LaunchLog::kEntries + kChannelSlots; begin += kBatch) {
+  for (uint64_t begin = 0; begin <= kProxiedLaunches + kChannelSlots; begin += kBatch) {
     std::deque<Side> sides;
     for (uint64_t i = begin; i < begin + kBatch; ++i) {
       const auto index = static_cast<int64_t>(i % 50);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "tests/cpp/host_device.h"
 
@@ -79,6 +80,13 @@ class Arena {
   std::atomic<size_t> used_ = 0;
 };
 
+std::vector<ChannelPair> LaterOf(const WorldOptions& options, int rank) {
+  std::vector<ChannelPair> own;
+  std::ranges::copy_if(options.later, std::back_inserter(own),
+                       [&](const ChannelPair& pair) { return pair.rank == rank; });
+  return own;
+}
+
 int OrdinalOf(int rank) { return IsOnHost() ? 0 : Arena::Of(rank).device().info().ordinal; }
 
 }  // namespace
@@ -148,20 +156,45 @@ DeviceWorld::DeviceWorld(const WorldOptions& options) : world_(options) {
       ends[1][0].data.push_back(std::move(one));
     }
   }
+  std::vector<std::vector<ChannelSockets>> sockets;
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    auto& early = sockets.emplace_back();
+    for (ChannelSockets& entry :
+         ChannelSocketsOf(rank, std::move(ends[static_cast<size_t>(rank)]))) {
+      const ChannelPair pair{entry.rank, entry.peer_rank};
+      if (std::ranges::count(options.later, pair) == 0) {
+        early.push_back(std::move(entry));
+      } else {
+        later_[{pair.rank, pair.peer_rank}] = std::move(entry);
+      }
+    }
+  }
   for (int rank = 0; rank < num_ranks(); ++rank) {
     devices_.push_back(OpenTestDevice(rank));
     streams_.push_back(devices_.back()->CreateStream(StreamPriority::kNormal));
     const Vendor& vendor = options.has_two_vendors && rank == 1 ? kOtherVendor : TestVendor();
     threads.emplace_back([this, rank, &vendor, has_operands = options.has_operands,
-                          ordinal = devices_.back()->info().ordinal,
-                          own_ends = std::move(ends[static_cast<size_t>(rank)])]() mutable {
+                          ordinal = devices_.back()->info().ordinal, later = LaterOf(options, rank),
+                          own = std::move(sockets[static_cast<size_t>(rank)])]() mutable {
       const auto operands = has_operands ? OperandsOf(rank) : std::span<std::byte>{};
-      world_.engine(rank).OpenDevices(vendor, {{rank, ordinal, operands}},
-                                      ChannelSocketsOf(rank, std::move(own_ends)), kLong);
+      world_.engine(rank).OpenDevices(vendor, {{rank, ordinal, operands}}, std::move(own), kLong,
+                                      later);
       world_.engine(rank).AddPlan(kPlan, PlanText(8));
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+void DeviceWorld::OpenLater(int rank, int peer_rank, std::chrono::milliseconds timeout) {
+  std::vector<ChannelSockets> sockets;
+  sockets.push_back(std::move(later_.at({rank, peer_rank})));
+  engine(rank).OpenChannels({{rank, peer_rank}}, std::move(sockets), timeout);
+}
+
+void DeviceWorld::OpenLaterBoth(int rank, int peer_rank) {
+  std::thread peer([&] { OpenLater(peer_rank, rank); });
+  OpenLater(rank, peer_rank);
+  peer.join();
 }
 
 Side::Side(int rank, Pairs pairs, size_t num_bytes, int64_t index,

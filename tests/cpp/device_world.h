@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <memory_resource>
 #include <optional>
@@ -57,6 +58,12 @@ class DeviceWorld {
  public:
   explicit DeviceWorld(const WorldOptions& options);
 
+  // By the rank: opens the channels with another one that were left for later. Throws as the engine
+  // does.
+  void OpenLater(int rank, int peer_rank, std::chrono::milliseconds timeout = kLong);
+  // By both.
+  void OpenLaterBoth(int rank, int peer_rank);
+
   int num_ranks() const { return world_.num_ranks(); }
   Engine& engine(int rank) { return world_.engine(rank); }
   StreamHandle stream(int rank) const { return streams_.at(static_cast<size_t>(rank)).get(); }
@@ -67,6 +74,7 @@ class DeviceWorld {
 
  private:
   World world_;
+  std::map<std::pair<int, int>, ChannelSockets> later_;
   std::vector<std::unique_ptr<Device>> devices_;  // by rank
   std::deque<Stream> streams_;
 };

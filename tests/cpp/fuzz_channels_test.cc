@@ -231,7 +231,7 @@ void SetUpWith(std::string_view input, const std::vector<std::string>& allowed) 
   bool is_over = false;
   const ChannelMail mail{.send = [](int /*process*/, std::span<const iovec> /*body*/) {},
                          .receive =
-                             [&] {
+                             [&](const auto& /*want*/) {
                                std::vector<ChannelMessage> messages;
                                for (int i = 0; i < 32 && !reader.empty(); ++i) {
                                  messages.push_back({1, std::string(reader.TakeSized())});
@@ -242,13 +242,16 @@ void SetUpWith(std::string_view input, const std::vector<std::string>& allowed) 
                              [&] {
                                if (std::exchange(is_over, reader.empty()))
                                  throw Error(ErrorCode::kPeer, "the end");
-                             }};
+                             },
+                         .has_left = [](int /*rank*/) { return false; }};
+  verbs::Nics nics(NicOptions());
   const ChannelOptions options{.slot_bytes = kSlotBytes,
                                .pull_bytes = 1'000,
                                .operands = {},
-                               .verbs = NicOptions(),
+                               .nics = &nics,
                                .path_timeout = std::chrono::seconds(1)};
-  SetUpChannels(peers, ranks, {}, options, mail, Clock::now() + std::chrono::seconds(5));
+  SetUpChannels(peers, ranks, std::array{ChannelPair{0, 1}}, {}, options, mail,
+                Clock::now() + std::chrono::seconds(5));
 }
 
 void SetUpByScript(std::string_view input) { SetUpWith(input, {"host", "socket"}); }

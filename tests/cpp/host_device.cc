@@ -272,30 +272,45 @@ class HostSharing final : public MemorySharing {
   }
 };
 
+thread_local uint64_t num_calls = 0;
+
 class HostDevice final : public Device {
  public:
   HostDevice() : Device(HostInfo()) {}
 
-  void DestroyStream(StreamHandle stream) noexcept override { delete &StreamOf(stream); }
-  void DestroyEvent(EventHandle event) noexcept override { delete &EventOf(event); }
+  void DestroyStream(StreamHandle stream) noexcept override {
+    ++num_calls;
+    delete &StreamOf(stream);
+  }
+  void DestroyEvent(EventHandle event) noexcept override {
+    ++num_calls;
+    delete &EventOf(event);
+  }
   void Free(void* memory) noexcept override {
+    ++num_calls;
     Allocations& all = AllAllocations();
     const std::lock_guard lock(all.mutex);
     const auto allocation = all.by_base.extract(static_cast<std::byte*>(memory));
     munmap(memory, allocation.mapped().num_bytes);
   }
-  void FreePinned(void* host) noexcept override { ::operator delete(host, kAlignment); }
-  void Unregister(void* /*host*/) noexcept override {}
+  void FreePinned(void* host) noexcept override {
+    ++num_calls;
+    ::operator delete(host, kAlignment);
+  }
+  void Unregister(void* /*host*/) noexcept override { ++num_calls; }
 
   Stream CreateStream(StreamPriority /*priority*/) override {
+    ++num_calls;
     return {*this, reinterpret_cast<StreamHandle>(new HostStream)};
   }
   Event CreateEvent() override {
+    ++num_calls;
     return {*this, reinterpret_cast<EventHandle>(
                        new std::shared_ptr<HostEvent>(std::make_shared<HostEvent>()))};
   }
   // Allocates a file: memory is exported by its descriptor.
   Memory Allocate(size_t num_bytes) override {
+    ++num_calls;
     Fd file(memfd_create("jaxhet-device", MFD_CLOEXEC));
     if (!file || ftruncate(file.get(), static_cast<off_t>(num_bytes)) != 0) ThrowErrno("memfd");
     void* const memory = Map(file, num_bytes);
@@ -305,22 +320,32 @@ class HostDevice final : public Device {
     return {*this, memory};
   }
   PinnedMemory AllocatePinned(size_t num_bytes) override {
+    ++num_calls;
     return {*this, ::operator new(num_bytes, kAlignment)};
   }
-  Registration Register(std::span<std::byte> host) override { return {*this, host.data()}; }
-  void* DeviceAddress(void* pinned_host) override { return pinned_host; }
+  Registration Register(std::span<std::byte> host) override {
+    ++num_calls;
+    return {*this, host.data()};
+  }
+  void* DeviceAddress(void* pinned_host) override {
+    ++num_calls;
+    return pinned_host;
+  }
 
   void Record(EventHandle event, StreamHandle stream) override {
+    ++num_calls;
     const auto shared = EventOf(event);
     const uint64_t record = shared->Record();
     StreamOf(stream).Add([shared, record] { shared->Reach(record); });
   }
   void WaitEvent(StreamHandle stream, EventHandle event) override {
+    ++num_calls;
     const auto shared = EventOf(event);
     const uint64_t record = shared->last();
     StreamOf(stream).Add([shared, record] { shared->Wait(record); });
   }
   void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override {
+    ++num_calls;
     if (num_bytes == 0) return;
     const bool by_kernel = mappings.reads_by_kernel && mappings.Hold(from);
     StreamOf(stream).Add([=] {
@@ -329,6 +354,7 @@ class HostDevice final : public Device {
     });
   }
   void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
+    ++num_calls;
     if (num_bytes == 0) return;
     StreamOf(stream).Add([=] {
       const auto fill = [=] { std::memset(to, std::to_integer<int>(value), num_bytes); };
@@ -338,25 +364,34 @@ class HostDevice final : public Device {
     });
   }
   void WriteValue(StreamHandle stream, void* address, uint32_t value) override {
+    ++num_calls;
     StreamOf(stream).Add([word = static_cast<uint32_t*>(address), value] {
       std::atomic_ref(*word).store(value, std::memory_order_release);
       WakeWaiters(word);
     });
   }
   void WaitValue(StreamHandle stream, void* address, uint32_t value) override {
+    ++num_calls;
     HostStream& host_stream = StreamOf(stream);
     host_stream.Add([&host_stream, word = static_cast<uint32_t*>(address), value] {
       host_stream.Await(word, value);
     });
   }
 
-  bool IsIdle(StreamHandle stream) override { return StreamOf(stream).IsIdle(); }
+  bool IsIdle(StreamHandle stream) override {
+    ++num_calls;
+    return StreamOf(stream).IsIdle();
+  }
   void Synchronize(StreamHandle stream) override {
+    ++num_calls;
     StreamOf(stream).Synchronize();
     cache.Empty();
   }
 
-  MemorySharing& sharing() override { return sharing_; }
+  MemorySharing& sharing() override {
+    ++num_calls;
+    return sharing_;
+  }
 
  private:
   HostSharing sharing_;
@@ -381,6 +416,8 @@ const Vendor& TestVendorOf(std::string_view name) {
 }
 
 std::unique_ptr<Device> OpenHostDevice() { return Open({}, 0); }
+
+uint64_t HostDeviceCalls() { return num_calls; }
 
 CachedFills::CachedFills() { cache.is_used = true; }
 CachedFills::~CachedFills() {

@@ -14,6 +14,8 @@ const Vendor& HostVendor();
 // VendorOf(), which also knows "host".
 const Vendor& TestVendorOf(std::string_view name);
 std::unique_ptr<Device> OpenHostDevice();
+// Calls of this thread so far, of all host devices.
+uint64_t HostDeviceCalls();
 
 // While it lives, streams are called idle so much after their last work, as by a driver, which
 // retires work after its effects are seen.

@@ -62,10 +62,10 @@ SimulatedExchange SwapOf(size_t num_bytes) {
 // Both ends see the same words and slots.
 class SimulatedRanks::Channel final : public DeviceChannel {
  public:
-  Channel(const SimulatedOptions& options, ChannelWords& words, std::byte* slots,
+  Channel(const SimulatedOptions& options, SharedWords& words, std::byte* slots,
           std::span<std::byte> operands)
       : operands_(operands) {
-    SetWords(reinterpret_cast<std::byte*>(&words), &words);
+    SetWords(words, &words);
     SetSlots(slots, options.slot_bytes);
   }
 
@@ -115,14 +115,14 @@ void SimulatedRanks::AddRank(int rank) {
 }
 
 void SimulatedRanks::AddChannel(int source, int target) {
-  ChannelWords& words = *words_.emplace_back(std::make_unique<ChannelWords>());
-  words.intact.value = kOpen;
-  if (options_.is_zero_copy) words.pull_bytes = options_.eager_bytes + 1;
+  SharedWords& shared = *words_.emplace_back(std::make_unique<SharedWords>());
+  shared.words.intact.value = kOpen;
+  if (options_.is_zero_copy) shared.words.pull_bytes = options_.eager_bytes + 1;
   auto& slots = slots_.emplace_back(kChannelSlots * options_.slot_bytes);
   Node& from = nodes_.at(static_cast<size_t>(source));
   const auto end = [&] {
     auto channel = std::make_unique<RankChannel>();
-    channel->end = std::make_unique<Channel>(options_, words, slots.data(), from.operands);
+    channel->end = std::make_unique<Channel>(options_, shared, slots.data(), from.operands);
     channel->transport = "simulated";
     return channel;
   };

@@ -100,7 +100,7 @@ class SimulatedRanks {
   SimulatedOptions options_;
   Simulation simulation_;
   std::deque<std::vector<std::byte>> slots_;
-  std::deque<std::unique_ptr<ChannelWords>> words_;
+  std::deque<std::unique_ptr<SharedWords>> words_;
   std::deque<Node> nodes_;
 };
 

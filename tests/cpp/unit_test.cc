@@ -403,7 +403,7 @@ TEST(UnitTest, SlotsOfAPeerHoldAProof) {
 TEST(UnitTest, FirstChoiceOfAWayCounts) {
   using Route = RouteChoices::Route;
   const auto routes = std::make_unique<RouteChoices>();
-  constexpr uint64_t kNext = LaunchLog::kEntries;  // in the same place
+  constexpr uint64_t kNext = kSharedLaunches;  // in the same place
   for (const uint64_t number : {uint64_t{1}, 1 + kNext, 1 + 2 * kNext}) {
     const Route first = number == 1 ? Route::kSlots : Route::kZeroCopy;
     const Route second = number == 1 ? Route::kZeroCopy : Route::kSlots;

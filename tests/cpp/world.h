@@ -40,7 +40,8 @@ struct WorldOptions {
   bool has_operands = false;      // devices' operands are in memory that others can reach
   // Connects two ranks' data sockets for chunks; empty: over the loopback.
   std::function<std::vector<std::pair<Fd, Fd>>()> chunk_sockets = {};
-  bool has_two_vendors = false;  // the devices of rank 1 have another vendor's name
+  bool has_two_vendors = false;         // the devices of rank 1 have another vendor's name
+  std::vector<ChannelPair> later = {};  // both ways: without device channels at the start
   Options engine = EngineOptions();
 };
 

@@ -51,7 +51,7 @@ def test_processes_with_gpus_connect_control_alone(platform: str, num_sockets: i
     def start(process: int) -> _ffi.Engine:
         options = {"process_id": process, "num_processes": 2, "transports": ("socket",)}
         config = _config.resolve(options, {}).placed(process, 2)
-        return _set_up._start_engine(config, listeners[process], membership)[0]
+        return _set_up._start_engine(config, listeners[process], membership, [1 - process], {})
 
     sockets_before = _num_sockets()
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -274,8 +274,9 @@ def test_messages_of_device_channels_reach_the_main_address() -> None:
 
     def connect(process: int) -> list[Link]:
         pairs = {(process, 1 - process): (ends.infos[1 - process], 4)}
+        wanted = bootstrap.DeviceSockets(pairs, 2, 3, 12)
         [(_, _, links)] = bootstrap.connect_device_channels(
-            ends.listeners[process], pairs, 2, (3, 12), 10.0, lambda: None
+            ends.listeners[process], wanted, 10.0, lambda: None
         )
         return links
 
@@ -397,7 +398,7 @@ def test_connection_that_has_ended_says_nothing() -> None:
             theirs.introduce(sock, _info(ours.address), 0, ours.address)
             wait_until(lambda: (1, 0) in ours._links, 5)
         with pytest.raises(TransportError, match="process 1 did not connect"):
-            ours.take({(1, 0)}, time.monotonic() + 0.1, lambda: None, have_spoken=True)
+            ours.take({(1, 0)}, time.monotonic() + 0.1, lambda: None, spoken_on=0)
 
 
 def _take(listener: Listener) -> Link:

@@ -1,24 +1,29 @@
-"""Numbers of device channels, slots, sockets and threads in docs/explanation/devices.md."""
+"""Device channels from the start, and the table of numbers in docs/explanation/devices.md.
+
+`python -m tests.python.test_channel_counts` prints the table.
+"""
 
 import re
 import types
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from jaxhet import _config, _ffi, _islands, _set_up
-from jaxhet._jax import compat
-from jaxhet._job import bootstrap
+from jaxhet import _config, _islands
+from jaxhet._device_channels import ChannelPlan, plan_channels, rails
+from jaxhet._job import connector
 from tests.support.jobs import ROOT
 
 _PAGE = ROOT / "docs" / "explanation" / "devices.md"
 _GPUS_OF_HOST = 8
+_SIZES = (8, 16, 64, 256, 1024)
+_TRANSPORTS = "xla_plugin/transport/device_channel"
 _SOURCES = (
-    "xla_plugin/transport/device_channel/device_channel.h",
-    "xla_plugin/transport/device_channel/proxy.h",
-    "xla_plugin/engine/device/channel_setup.cc",
+    f"{_TRANSPORTS}/device_channel.h",
+    f"{_TRANSPORTS}/channel_arena.cc",
+    f"{_TRANSPORTS}/proxy.h",
 )
+_MESSAGES_OF_PAIR = 5  # sent by a rank: ChannelStep has them
 
 
 def _table() -> dict[int, list[int]]:
@@ -36,58 +41,99 @@ def _constant(name: str) -> int:
     return int(found[1]) << int(found[2] or 0)
 
 
-def _slots_mib(num_gpus: int, slot_bytes: int) -> float:
-    """Size of the slots that one rank reads; `ChannelNegotiation` has the formula."""
-    slots, unit = _constant("kChannelSlots"), _constant("kLeastSlotBytes")
-    fair = _constant("kMostDeviceBytes") // (slots * (num_gpus - 1)) // unit
-    return min(slot_bytes, max(fair, 1) * unit) * slots * (num_gpus - 1) / 2**20
+def _fair_slot(wanted: int, budget: int, num_channels: int) -> int:
+    """FairSlotBytes of the engine."""
+    unit = _constant("kLeastSlotBytes")
+    return min(wanted, max(budget // (_constant("kChannelSlots") * num_channels) // unit, 1) * unit)
 
 
-def _session(num_gpus: int, config: _config.Config) -> Any:
-    """A session of process 0 of a job with one GPU in each process; two islands."""
-    ranks = range(num_gpus)
-    devices: Any = [
-        types.SimpleNamespace(id=i, process_index=i, local_hardware_id=0, platform="cuda")
-        for i in ranks
+def _members(islands: str, gpus_of_host: int) -> list[Any]:
+    """A process with GPUs for each letter, on the island of this name."""
+    return [
+        types.SimpleNamespace(
+            process=i, island=name, platform="cuda", host=str(i), host_id=str(i // gpus_of_host)
+        )
+        for i, name in enumerate(islands)
     ]
-    half = num_gpus // 2
-    members = [_islands.Member(i, "ab"[i >= half], "cuda", str(i // _GPUS_OF_HOST)) for i in ranks]
-    islands = _islands.make_islands(members, devices)
-    return types.SimpleNamespace(process=0, config=config, islands=islands, island=islands[0])
 
 
-@pytest.mark.parametrize("num_gpus", [8, 64, 1024])
-def test_numbers_of_device_channels(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: dict[str, Any] = {}
+def _plan(members: list[Any], process: int, **options: Any) -> ChannelPlan:
+    """The channels of a process of a job with one GPU in each process."""
+    devices: Any = [types.SimpleNamespace(id=m.process, process_index=m.process) for m in members]
+    places = [_islands.Member(m.process, m.island, m.platform, m.host) for m in members]
+    config = _config.resolve(options, environ={}).placed(process, len(members))
+    connected = set(range(len(members))) - {process}
+    if not connector.connects_all(config.connect, members):
+        connected = connector.partners(process, members)
+    return plan_channels(config, _islands.make_islands(places, devices), members, connected)
 
-    def connect(
-        _listener: Any, pairs: Mapping[Any, Any], _ranks: int, each: tuple[int, int], *_: Any
-    ) -> list[Any]:
-        opened.update(pairs=len(pairs), each=each)
-        opened.update(sockets=sum(data for _, data in pairs.values()))
-        return []
 
-    monkeypatch.setattr(bootstrap, "connect_device_channels", connect)
-    memory = types.SimpleNamespace(nbytes=64, unsafe_buffer_pointer=lambda: 0)
-    monkeypatch.setattr(compat, "memory_on", lambda *_: memory)
+def _row(num_gpus: int) -> list[int]:
+    """Numbers of the first rank of two islands."""
+    members = _members("a" * (num_gpus // 2) + "b" * (num_gpus // 2), _GPUS_OF_HOST)
+    plan = _plan(members, 0)
     config = _config.resolve({}, environ={})
-    members: Any = [
-        types.SimpleNamespace(process=i, host_id=str(i // _GPUS_OF_HOST)) for i in range(num_gpus)
+    is_small = connector.connects_all(config.connect, members)
+    control = num_gpus - 1 if is_small else len(connector.partners(0, members))
+    early = num_gpus - 1 - len(plan.later)
+    sockets = sum(plan.sockets[pair] for pair in plan.sockets if pair not in plan.later)
+    threads = min(sockets, _constant("kMostThreads"))
+    slots, budget = _constant("kChannelSlots"), _constant("kMostDeviceBytes")
+    slot = _fair_slot(config.slot_bytes, budget // 2 if plan.later else budget, early)
+    most = min(config.slot_bytes, _constant("kMostHostSlotBytes"))
+    piece = _constant("kWordsBytes") + slots * _fair_slot(most, budget // 2, num_gpus - 1)
+    return [
+        2 * early,
+        control,
+        sockets,
+        threads,
+        control + sockets + 2 * threads,
+        early * slots * slot >> 20,
+        2 * len(plan.later) * piece >> 20,
+        _MESSAGES_OF_PAIR * early,
     ]
-    engine: Any = types.SimpleNamespace(open_devices=lambda *_: None)
-    none: Any = None
-    _set_up._open_devices(_session(num_gpus, config), engine, members, none, lambda: None)
 
-    assert opened["each"] == (_ffi.CHANNEL_MESSAGE_SOCKETS, config.device_channel_sockets)
-    others = num_gpus - 1
-    assert _table()[num_gpus] == [
-        num_gpus * others,
-        2 * others,
-        _slots_mib(num_gpus, config.slot_bytes),
-        opened["sockets"],
-        min(opened["pairs"], 1) * _constant("kMostThreads"),
-    ]
+
+@pytest.mark.parametrize("num_gpus", _SIZES)
+def test_numbers_of_device_channels(num_gpus: int) -> None:
+    assert _table()[num_gpus] == _row(num_gpus)
 
 
 def test_all_rows_are_checked() -> None:
-    assert list(_table()) == [8, 64, 1024]
+    assert list(_table()) == list(_SIZES)
+
+
+def test_rails_join_the_same_place_of_any_two_islands() -> None:
+    assert rails([(0, 1), (2, 3)]) == {(0, 2), (2, 0), (1, 3), (3, 1)}
+    assert rails([(0, 1, 2), (3,)]) == {(i, 3) for i in range(3)} | {(3, i) for i in range(3)}
+    assert {pair for pair in rails([(0, 1), (2, 3), (4, 5)]) if pair[0] == 0} == {(0, 2), (0, 4)}
+
+
+@pytest.mark.parametrize("islands", ["ab", "aabb", "aaab", "abcabc", "ab" * 10 + "b"])
+@pytest.mark.parametrize("gpus_of_host", [1, 2, 4])
+@pytest.mark.parametrize("transports", [("host", "socket"), ("socket",), ("host",)])
+def test_both_ends_of_a_pair_open_it_at_the_same_time(
+    islands: str, gpus_of_host: int, transports: tuple[str, ...]
+) -> None:
+    members = _members(islands, gpus_of_host)
+    plans = [_plan(members, i, transports=transports) for i in range(len(members))]
+    later = {pair for plan in plans for pair in plan.later}
+    assert {(b, a) for a, b in later} == later
+    for plan in plans:
+        for (own, other), number in plan.sockets.items():
+            assert plans[other].sockets[other, own] == number
+            theirs = [(b, a) for a, b in plans[other].later_with(own)]
+            assert plan.later_with(other) == theirs
+    if transports == ("host",):  # which can't leave a host: an error at the start
+        assert not later
+
+
+def test_option_connect_all_leaves_nothing_for_later() -> None:
+    members = _members("aabb", 1)
+    assert _plan(members, 0).later == {(0, 1), (0, 3)}
+    assert not _plan(members, 0, connect="all").later
+
+
+if __name__ == "__main__":
+    for size in _SIZES:
+        print("|", " | ".join(map(str, [size, *_row(size)])), "|")

@@ -44,14 +44,19 @@ def test_partners_have_the_same_place_on_neighbouring_islands(
     assert all(process in found[other] for process in range(len(found)) for other in found[process])
 
 
-def test_small_jobs_and_jobs_with_gpus_connect_at_the_start() -> None:
+def test_processes_with_gpus_also_connect_to_their_host() -> None:
+    members = _members("aabb", "cuda")
+    assert [partners(i, members) for i in range(4)] == [{1, 2, 3}, {0, 2, 3}, {0, 1, 3}, {0, 1, 2}]
+    members = [dataclasses.replace(m, host_id=m.island) for m in members]
+    assert [partners(i, members) for i in range(4)] == [{1, 2}, {0, 3}, {3, 0}, {2, 1}]
+
+
+def test_small_jobs_connect_at_the_start() -> None:
     assert connects_all("auto", _members("ab" * 8))
     assert not connects_all("auto", _members("ab" * 9))
     assert connects_all("all", _members("ab" * 9))
     assert not connects_all("needed", _members("ab"))
-    assert connects_all("auto", _members("ab" * 9, "cuda"))
-    with pytest.raises(UsageError, match="JAXHET__CONNECT=needed is for jobs on CPUs"):
-        connects_all("needed", _members("ab", "rocm"))
+    assert not connects_all("auto", _members("ab" * 9, "cuda"))
 
 
 class _Double:

@@ -118,6 +118,7 @@ _ROOMS = (
     "_engine",
     "_ffi",
     "_gpu _islands _qualification _saves",
+    "_device_channels",
     "_telemetry",
     "_compilation",
     "_session",

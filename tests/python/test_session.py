@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import jaxhet
-from jaxhet import _compilation, _config, _ffi, _islands, _session, _set_up
+from jaxhet import _compilation, _config, _device_channels, _ffi, _islands, _session, _set_up
 from jaxhet._compilation import BridgeOptions
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._jax import compat, multihost, programs
@@ -140,9 +140,14 @@ class FakeEngine:
         self.calls.append(("set_ranks", [rank[2:] for rank in ranks]))
 
     def open_devices(
-        self, platform: str, devices: list[Any], sockets: list[Any], timeout_s: float
+        self,
+        platform: str,
+        devices: list[Any],
+        sockets: list[Any],
+        timeout_s: float,
+        later: list[tuple[int, int]],
     ) -> None:
-        self.calls.append(("open_devices", platform, devices, sockets, timeout_s))
+        self.calls.append(("open_devices", platform, devices, sockets, timeout_s, later))
 
     def error(self) -> JaxhetError | None:
         return self.failure
@@ -219,10 +224,13 @@ def test_each_process_is_set_up_for_its_own_platform(
     _set_up._set_ranks(session, stand_in)
     members: Any = [types.SimpleNamespace(process=i, host_id="one") for i in range(3)]
     listener: Any = types.SimpleNamespace(process=process, take=lambda *_, **__: {})
-    _set_up._open_devices(session, stand_in, members, listener, lambda: None)
+    config = session.config.placed(process, 3)
+    others = {0, 1, 2} - {process}
+    channels = _device_channels.plan_channels(config, session.islands, members, others)
+    _set_up._open_devices(session, stand_in, members, listener, channels, lambda: None)
     _set_up._bridge(session, list(DEVICES[::-1]))
     ranks = [(0, "cuda"), (0, "cuda"), (1, "rocm"), (1, "rocm")]
-    assert engine.calls == [("set_ranks", ranks), ("open_devices", platform, mine, [], 60.0)]
+    assert engine.calls == [("set_ranks", ranks), ("open_devices", platform, mine, [], 60.0, [])]
     assert [args[2] for name, args, _ in calls if name == "register_passes"] == [platform]
     assert [
         (*args, named["platform"]) for name, args, named in calls if name == "register_ffi_target"
@@ -267,7 +275,8 @@ def _start(
     listener: Any = types.SimpleNamespace(process=0, take=lambda *_, **__: {})
     config = _config.resolve({}, environ={}).placed(0, len(named))
     stand_in: Any = engine
-    return _set_up._start_jax(_set_up._Job(config, membership, listener, stand_in))
+    connected = frozenset(range(1, len(named)))
+    return _set_up._start_jax(_set_up._Job(config, membership, listener, stand_in, connected))
 
 
 def test_devices_of_a_cpu_job_are_not_opened(

@@ -103,7 +103,7 @@ struct ChannelPair {
 // Announces exchange `number` of one chunk, as the source's device does.
 void Send(ChannelPair& channel, uint32_t number) {
   ChannelWords& words = channel.source->words();
-  words.source.Publish(number, {kPlan, 0, kSlotBytes});
+  channel.source->source_log().Publish(number, {kPlan, 0, kSlotBytes});
   words.tail[number - 1].host().store(1);
   channel.source->Launched();
 }

@@ -81,9 +81,15 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   int RankOfDevice(int64_t device_id) const;
 
   // After SetRanks, where the ranks are devices with memory of their own: opens those of this
-  // process, by rank and ordinal, and agrees with all processes on the channels between them.
+  // process, by rank and ordinal, and agrees with the processes of the other ranks on the channels
+  // between them, but for those of `later`: for these it takes memory.
   void OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own,
-                   std::vector<ChannelSockets> sockets, std::chrono::milliseconds timeout);
+                   std::vector<ChannelSockets> sockets, std::chrono::milliseconds timeout,
+                   const std::vector<ChannelPair>& later = {});
+  // Then, by any thread: channels of `later` between ranks here and of one peer, which does the
+  // same. Makes no driver call, so exchanges may be under way.
+  void OpenChannels(const std::vector<ChannelPair>& pairs, std::vector<ChannelSockets> sockets,
+                    std::chrono::milliseconds timeout);
   // Stays valid while it is held, also over a Close(). Throws UsageError before OpenDevices() and
   // after Close().
   std::shared_ptr<DeviceEngine> devices() const;
@@ -131,9 +137,11 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
     std::map<int, ExchangeRequest> requests;
   };
 
+  ChannelOptions OptionsOfChannels(verbs::Nics& nics) const;
   void ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                       std::span<ChannelSockets> sockets, const ChannelOptions& options,
-                       Time deadline);
+                       std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
+                       const ChannelOptions& options, Time deadline);
+  void InheritSocketsOf(const DeviceEngine& devices);
   std::shared_ptr<const Prepared> FindPrepared(int64_t plan, int64_t index) const;
   void WaitIdle(Time deadline) const;
   void CloseDevices(std::chrono::milliseconds timeout);

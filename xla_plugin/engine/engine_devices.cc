@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <iterator>
+#include <set>
 
 #include "xla_plugin/engine/engine.h"
 
@@ -8,6 +8,18 @@ namespace jaxhet {
 namespace {
 
 using std::chrono::milliseconds;
+
+std::vector<ChannelPair> PairsButFor(std::span<const OwnDevice> own,
+                                     const std::vector<ChannelPair>& later, int num_ranks) {
+  std::vector<ChannelPair> pairs;
+  for (const OwnDevice& device : own) {
+    for (int peer_rank = 0; peer_rank < num_ranks; ++peer_rank) {
+      const ChannelPair pair{device.rank, peer_rank};
+      if (peer_rank != device.rank && std::ranges::count(later, pair) == 0) pairs.push_back(pair);
+    }
+  }
+  return pairs;
+}
 
 }  // namespace
 
@@ -21,20 +33,23 @@ std::shared_ptr<DeviceEngine> Engine::devices() const {
   Throw(ErrorCode::kUsage, "the devices of this process are not open (jaxhet.initialize)");
 }
 
+ChannelOptions Engine::OptionsOfChannels(verbs::Nics& nics) const {
+  return {.slot_bytes = static_cast<size_t>(options_.slot_bytes),
+          .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
+          .operands = {},
+          .nics = &nics,
+          .encryption = ParseEncryption(options_.encryption),
+          .least_severity = LeastSeverity(options_.log_level),
+          .path_timeout = PathTimeout(options_)};
+}
+
 void Engine::OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own,
-                         std::vector<ChannelSockets> sockets, milliseconds timeout) {
+                         std::vector<ChannelSockets> sockets, milliseconds timeout,
+                         const std::vector<ChannelPair>& later) {
   CheckUsable();
   std::vector<std::unique_ptr<DeviceRank>> ranks;
-  ChannelOptions channels{.slot_bytes = static_cast<size_t>(options_.slot_bytes),
-                          .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
-                          .operands = {},
-                          .verbs = options_.verbs,
-                          .encryption = ParseEncryption(options_.encryption),
-                          .least_severity = LeastSeverity(options_.log_level),
-                          .path_timeout = PathTimeout(options_)};
-  for (ChannelSockets& of_pair : sockets) {
-    of_pair.keys = KeysFor(channels.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
-  }
+  verbs::Nics nics(options_.verbs);
+  ChannelOptions channels = OptionsOfChannels(nics);
   for (const auto& [rank, ordinal, operands] : own) {
     channels.operands[rank] = operands;
     auto device = vendor.open(vendor.libraries, ordinal);
@@ -44,16 +59,42 @@ void Engine::OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own
     ranks.push_back(std::make_unique<DeviceRank>(rank, std::move(device),
                                                  static_cast<size_t>(options_.eager_bytes)));
   }
-  ConnectChannels(ranks, sockets, channels, Clock::now() + timeout);
+  const int num_ranks = [&] {
+    const std::lock_guard lock(inbox_mutex_);
+    return static_cast<int>(device_ids_.size());
+  }();
+  const bool uses_nics = Read([](const ProgressEngine& progress) {
+    return std::ranges::any_of(progress.peers().all(), [](const auto& entry) {
+      return std::ranges::count(entry.second.device_transports, "verbs") > 0;
+    });
+  });
+  MakeArenas(ranks, later, num_ranks, uses_nics, channels);
+  ConnectChannels(ranks, PairsButFor(own, later, num_ranks), sockets, channels,
+                  Clock::now() + timeout);
   JobView& job = *this;
   const auto devices = std::make_shared<DeviceEngine>(job, options_, std::move(ranks));
-  std::ranges::copy(devices->SocketFds(), std::back_inserter(inherited_fds_));
   {
     const std::lock_guard lock(devices_mutex_);
     devices_ = devices;
   }
-  Complete(Submit(
-      [devices = devices.get()](ProgressEngine& progress) { progress.SetDevices(devices); }));
+  Complete(Submit([this, devices = devices.get()](ProgressEngine& progress) {
+    progress.SetDevices(devices);
+    InheritSocketsOf(*devices);
+  }));
+}
+
+void Engine::OpenChannels(const std::vector<ChannelPair>& pairs,
+                          std::vector<ChannelSockets> sockets, milliseconds timeout) {
+  const auto opened = devices();
+  verbs::Nics nics(options_.verbs);  // the arena has its own
+  ConnectChannels(opened->ranks(), pairs, sockets, OptionsOfChannels(nics), Clock::now() + timeout);
+  Complete(Submit([this, opened](ProgressEngine& /*progress*/) { InheritSocketsOf(*opened); }));
+}
+
+void Engine::InheritSocketsOf(const DeviceEngine& devices) {
+  for (const int fd : devices.SocketFds()) {
+    if (std::ranges::count(inherited_fds_, fd) == 0) inherited_fds_.push_back(fd);
+  }
 }
 
 std::map<std::string, uint64_t> Engine::DeviceStats() const {
@@ -72,19 +113,24 @@ std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
 }
 
 void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
-                             std::span<ChannelSockets> sockets, const ChannelOptions& options,
-                             Time deadline) {
+                             std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
+                             const ChannelOptions& options, Time deadline) {
   {
-    // SetRanks() may have been left to the progress thread.
+    // SetRanks() or a peer may have been left to the progress thread.
     const std::lock_guard lock(monitor_);
     if (!progress_) ThrowClosed();
     RunCommands();
   }
   Wake();
-  const auto peers = Read([](const ProgressEngine& progress) {
+  for (ChannelSockets& of_pair : sockets) {
+    of_pair.keys = KeysFor(options.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
+  }
+  std::set<int> joined;
+  for (const ChannelPair& pair : pairs) joined.insert({pair.rank, pair.peer_rank});
+  const auto peers = Read([&](const ProgressEngine& progress) {
     std::vector<ChannelPeer> found;
     const Roster& roster = progress.peers().roster();
-    for (int rank = 0; rank < roster.num_ranks(); ++rank) {
+    for (const int rank : joined) {
       const Peer& peer = progress.peers().OfRank(rank);
       found.push_back({.rank = rank,
                        .process = peer.process,
@@ -109,16 +155,17 @@ void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
             }));
           },
       .receive =
-          [this] {
+          [this](const auto& want) {
             const std::lock_guard lock(monitor_);
             if (!progress_) ThrowClosed();
-            return progress_->TakeChannelMessages();
+            return progress_->TakeChannelMessages(want);
           },
       .check =
           [this] {
             if (const auto cause = failure()) throw Error(*cause);
-          }};
-  SetUpChannels(peers, ranks, sockets, options, mail, deadline);
+          },
+      .has_left = [this](int rank) { return HasLeft(rank); }};
+  SetUpChannels(peers, ranks, pairs, sockets, options, mail, deadline);
 }
 
 void Engine::CloseDevices(milliseconds timeout) {

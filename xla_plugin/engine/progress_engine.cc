@@ -145,6 +145,17 @@ void ProgressEngine::SendChannelMessage(int process, std::span<const iovec> body
   if (!failure_) peers_.all().at(process).channel.Send(MessageType::kDeviceChannel, body);
 }
 
+std::vector<ChannelMessage> ProgressEngine::TakeChannelMessages(
+    const std::function<bool(const ChannelMessage&)>& want) {
+  std::vector<ChannelMessage> left;
+  std::vector<ChannelMessage> taken;
+  for (ChannelMessage& message : channel_messages_) {
+    (want(message) ? taken : left).push_back(std::move(message));
+  }
+  channel_messages_ = std::move(left);
+  return taken;
+}
+
 void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
   std::string_view body = message.body;
   if (peer.left) Throw(ErrorCode::kTransport, "it has left the job and still sends messages");

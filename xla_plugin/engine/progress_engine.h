@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_ENGINE_PROGRESS_ENGINE_H_
 #define XLA_PLUGIN_ENGINE_PROGRESS_ENGINE_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -67,7 +68,8 @@ class ProgressEngine : private PeerEvents {
   void PublishPlan(int64_t plan);
   // A message about a channel; it arrives in that process's TakeChannelMessages().
   void SendChannelMessage(int process, std::span<const iovec> body);
-  std::vector<ChannelMessage> TakeChannelMessages() { return std::exchange(channel_messages_, {}); }
+  std::vector<ChannelMessage> TakeChannelMessages(
+      const std::function<bool(const ChannelMessage&)>& want);
   void Start(ExchangeRequest request, int64_t id);
   void Fail(const Error& error);
   // The path between devices to the rank broke; what its process has to say is read first.

@@ -91,6 +91,23 @@ void AddPeer(Engine& engine, int process, std::string description, int control_f
   engine.JoinPeer(std::move(spec), milliseconds(*timeout_ms));
 }
 
+using SocketsTuple = std::tuple<int, int, std::vector<int>, std::vector<HexKeys>>;
+
+std::vector<ChannelSockets> ToSockets(const std::vector<SocketsTuple>& tuples) {
+  std::vector<ChannelSockets> sockets;
+  for (const auto& [rank, peer_rank, fds, keys] : tuples) {
+    auto& entry = sockets.emplace_back(ChannelSockets{rank, peer_rank, {}, ParseKeys(keys)});
+    for (const int fd : fds) entry.sockets.emplace_back(fd);
+  }
+  return sockets;
+}
+
+std::vector<ChannelPair> ToPairs(const std::vector<std::pair<int, int>>& tuples) {
+  std::vector<ChannelPair> pairs;
+  for (const auto& [rank, peer_rank] : tuples) pairs.push_back({rank, peer_rank});
+  return pairs;
+}
+
 void SetRanks(Engine& engine,
               const std::vector<std::tuple<int64_t, int, int, std::string>>& ranks) {
   std::vector<RankInfo> infos;
@@ -327,28 +344,31 @@ NB_MODULE(_engine, m) {
           "open_devices",
           [](Engine& engine, const std::string& vendor,
              const std::vector<std::tuple<int, int, uintptr_t, size_t>>& devices,
-             const std::vector<
-                 std::tuple<int, int, std::vector<int>, std::vector<jaxhet::HexKeys>>>& sockets,
-             int64_t timeout_ms) {
+             const std::vector<jaxhet::SocketsTuple>& sockets, int64_t timeout_ms,
+             const std::vector<std::pair<int, int>>& later) {
             std::vector<jaxhet::OwnDevice> own;
             for (const auto& [rank, ordinal, address, num_bytes] : devices) {
               own.push_back({rank, ordinal, {reinterpret_cast<std::byte*>(address), num_bytes}});
             }
-            std::vector<jaxhet::ChannelSockets> owned;
-            for (const auto& [rank, peer_rank, fds, keys] : sockets) {
-              auto& entry = owned.emplace_back(
-                  jaxhet::ChannelSockets{rank, peer_rank, {}, jaxhet::ParseKeys(keys)});
-              for (const int fd : fds) entry.sockets.emplace_back(fd);
-            }
-            engine.OpenDevices(jaxhet::VendorOf(vendor), own, std::move(owned),
-                               milliseconds(timeout_ms));
+            engine.OpenDevices(jaxhet::VendorOf(vendor), own, jaxhet::ToSockets(sockets),
+                               milliseconds(timeout_ms), jaxhet::ToPairs(later));
           },
           nb::arg("vendor"), nb::arg("devices"), nb::arg("sockets"), nb::arg("timeout_ms"),
-          Released(),
+          nb::arg("later"), Released(),
           "After set_ranks, where ranks are GPUs: (rank, ordinal, address, bytes) of each of this "
           "process. At the address are PROOF_BYTES for each rank of the job, in the allocation "
           "that operands will be in: peers' devices may read it in place. 0 bytes: they may not. "
-          "Agrees with all processes on the channels between them.")
+          "Agrees with the processes of other ranks on the channels between them, but for the "
+          "pairs of ranks (here, there) in `later`, for which it takes memory.")
+      .def(
+          "open_channels",
+          [](Engine& engine, const std::vector<std::pair<int, int>>& pairs,
+             const std::vector<jaxhet::SocketsTuple>& sockets, int64_t timeout_ms) {
+            engine.OpenChannels(jaxhet::ToPairs(pairs), jaxhet::ToSockets(sockets),
+                                milliseconds(timeout_ms));
+          },
+          nb::arg("pairs"), nb::arg("sockets"), nb::arg("timeout_ms"), Released(),
+          "The channels of pairs in `later`, with one peer, which does the same. At any time.")
       .def("stats", &jaxhet::Stats, Released())
       .def("peer_stats", &jaxhet::PeerStats, "Counters of each process and transport.")
       .def("flight_record", &jaxhet::FlightRecords, "The last exchanges, oldest first.")

@@ -10,7 +10,6 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/net/socket/path_name.h"
-#include "xla_plugin/net/verbs/nics.h"
 
 namespace jaxhet {
 namespace {
@@ -30,8 +29,6 @@ struct ChannelStepInfo {
   int32_t source;
   int32_t target;
 };
-
-constexpr size_t kLeastSlotBytes = size_t{128} << 10;
 
 // Message that a target waits for.
 enum class IncomingState { kAnswer, kProof, kNothing };
@@ -134,15 +131,13 @@ class ChannelNegotiation {
  public:
   ChannelNegotiation(std::span<const ChannelPeer> peers,
                      std::span<const std::unique_ptr<DeviceRank>> ranks,
-                     std::span<ChannelSockets> sockets, const ChannelOptions& options,
-                     const ChannelMail& mail)
-      : peers_(peers), sockets_(sockets), options_(options), mail_(mail), nics_(options.verbs) {
-    const size_t others = std::max<size_t>(peers.size(), 2) - 1;
-    const size_t fair = kMostDeviceBytes / (kChannelSlots * others) / kLeastSlotBytes;
-    slot_bytes_ = std::min(options.slot_bytes, std::max<size_t>(fair, 1) * kLeastSlotBytes);
+                     std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
+                     const ChannelOptions& options, const ChannelMail& mail)
+      : peers_(peers), ranks_(ranks), sockets_(sockets), options_(options), mail_(mail) {
     for (const auto& rank : ranks) {
-      for (const ChannelPeer& peer : peers) {
-        if (peer.rank == rank->rank()) continue;
+      for (const auto& [own_rank, peer_rank] : pairs) {
+        if (own_rank != rank->rank()) continue;
+        const ChannelPeer& peer = PeerOf(peer_rank);
         incoming_.emplace_back(rank.get(), &peer);
         outgoing_.emplace_back(rank.get(), &peer);
       }
@@ -158,7 +153,10 @@ class ChannelNegotiation {
     for (Incoming& incoming : incoming_) Offer(incoming);
     while (num_open_ > 0) {
       mail_.check();
-      for (const ChannelMessage& message : mail_.receive()) HandleAttributed(message);
+      const auto messages =
+          mail_.receive([this](const auto& message) { return IsWanted(message); });
+      for (const ChannelMessage& message : messages) HandleAttributed(message);
+      if (messages.empty()) CheckNobodyLeft();
       if (Clock::now() > deadline) ThrowLate();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
@@ -198,26 +196,77 @@ class ChannelNegotiation {
     return found->second.subspan(begin, kProofBytes);
   }
 
+  const ChannelPeer& PeerOf(int rank) const {
+    const auto found = std::ranges::find(peers_, rank, &ChannelPeer::rank);
+    if (found != peers_.end()) return *found;
+    Throw(ErrorCode::kUsage, "rank ", rank, " is not known to the set-up of device channels");
+  }
+
+  size_t SlotBytesOf(DeviceRank& rank, const ArenaPiece* piece) const {
+    if (piece != nullptr) return piece->slot_bytes;
+    const auto num_channels = std::ranges::count(
+        incoming_, rank.rank(), [](const Incoming& incoming) { return incoming.rank->rank(); });
+    return FairSlotBytes(options_.slot_bytes,
+                         rank.channels().has_arena() ? kMostDeviceBytes / 2 : kMostDeviceBytes,
+                         static_cast<size_t>(num_channels));
+  }
+
+  // Not about a channel that another thread sets up.
+  bool IsWanted(const ChannelMessage& message) const {
+    std::string_view body = message.body;
+    if (body.size() < sizeof(ChannelStepInfo)) return true;
+    const auto info = TakeInfo<ChannelStepInfo>(body);
+    const auto is_here = [&](const Incoming& incoming) {
+      const std::pair joined(incoming.source->rank, incoming.rank->rank());
+      return joined == std::pair(info.source, info.target) ||
+             joined == std::pair(info.target, info.source);
+    };
+    const auto is_of_arena = [&](const auto& rank) {
+      return (rank->rank() == info.source && rank->channels().PieceFor(info.target, false)) ||
+             (rank->rank() == info.target && rank->channels().PieceFor(info.source, true));
+    };
+    return std::ranges::any_of(incoming_, is_here) || std::ranges::none_of(ranks_, is_of_arena);
+  }
+
+  // Throws if somebody has whom a channel waits for.
+  void CheckNobodyLeft() const {
+    const auto check = [this](const ChannelPeer& peer) {
+      if (peer.same_process || !mail_.has_left(peer.rank)) return;
+      throw Error(ErrorCode::kPeer,
+                  StrCat(peer.name,
+                         " has left the job: its program ended or called jaxhet.shutdown. All "
+                         "processes must run the same programs."),
+                  peer.process);
+    };
+    for (const Incoming& incoming : incoming_) {
+      if (incoming.state != IncomingState::kNothing) check(*incoming.source);
+    }
+    for (const Outgoing& outgoing : outgoing_) {
+      if (outgoing.state != OutgoingState::kNothing) check(*outgoing.target);
+    }
+  }
+
   // Set-up of the channel from `peer` to the rank, or of the channel back.
   ChannelSetup SetupFor(DeviceRank& rank, const ChannelPeer& peer, bool is_incoming) {
-    const auto* const own = std::ranges::find(peers_, rank.rank(), &ChannelPeer::rank).base();
     const auto sockets = std::ranges::find_if(sockets_, [&](const ChannelSockets& entry) {
       return entry.rank == rank.rank() && entry.peer_rank == peer.rank;
     });
     const auto& lanes = lanes_[{rank.rank(), peer.rank}];
+    const ArenaPiece* const piece = rank.channels().PieceFor(peer.rank, is_incoming);
     const Fd* messages = nullptr;
     if (!lanes.empty())
       messages = &sockets->sockets[(peer.rank < rank.rank()) == is_incoming ? 0 : 1];
     return {.device = rank.device(),
             .same_process = peer.same_process,
             .same_host = peer.same_host,
-            .same_vendor = own->vendor == peer.vendor,
-            .slot_bytes = slot_bytes_,
+            .same_vendor = PeerOf(rank.rank()).vendor == peer.vendor,
+            .slot_bytes = SlotBytesOf(rank, piece),
             .pull_bytes = options_.pull_bytes,
             .operands = OperandsFor(rank, peer),
             .lanes = lanes,
             .messages = messages,
-            .nics = &nics_,
+            .nics = options_.nics,
+            .piece = piece,
             .encryption = options_.encryption,
             .least_severity = options_.least_severity};
   }
@@ -414,12 +463,11 @@ class ChannelNegotiation {
   }
 
   std::span<const ChannelPeer> peers_;
+  std::span<const std::unique_ptr<DeviceRank>> ranks_;
   std::span<ChannelSockets> sockets_;
   std::map<std::pair<int, int>, Lanes> lanes_;  // by own rank and peer
   const ChannelOptions& options_;
   const ChannelMail& mail_;
-  size_t slot_bytes_;
-  verbs::Nics nics_;
   std::vector<Incoming> incoming_;
   std::vector<Outgoing> outgoing_;
   size_t num_open_ = 0;
@@ -427,11 +475,37 @@ class ChannelNegotiation {
 
 }  // namespace
 
+void MakeArenas(std::span<const std::unique_ptr<DeviceRank>> ranks,
+                std::span<const ChannelPair> later, int num_ranks, bool uses_nics,
+                const ChannelOptions& options) {
+  // Both ends come to the same size.
+  const size_t slot_bytes =
+      FairSlotBytes(std::min(options.slot_bytes, kMostHostSlotBytes), kMostDeviceBytes / 2,
+                    static_cast<size_t>(std::max(1, num_ranks - 1)));
+  for (const auto& rank : ranks) {
+    std::vector<int> peer_ranks;
+    for (const auto& [own_rank, peer_rank] : later) {
+      if (own_rank == rank->rank()) peer_ranks.push_back(peer_rank);
+    }
+    if (peer_ranks.empty()) continue;
+    auto arena = std::make_unique<ChannelArena>(rank->device(), peer_ranks, slot_bytes);
+    if (uses_nics) {
+      try {
+        arena->Register(options.nics->Near(rank->device().info().pci_bus_id));
+      } catch (const Error& error) {
+        LogLine(StrCat("jaxhet: rank ", rank->rank(),
+                       ": channels that are opened later don't use RDMA: ", error.text()));
+      }
+    }
+    rank->channels().SetArena(std::move(arena));
+  }
+}
+
 void SetUpChannels(std::span<const ChannelPeer> peers,
                    std::span<const std::unique_ptr<DeviceRank>> ranks,
-                   std::span<ChannelSockets> sockets, const ChannelOptions& options,
-                   const ChannelMail& mail, Time deadline) {
-  ChannelNegotiation(peers, ranks, sockets, options, mail).Run(deadline);
+                   std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
+                   const ChannelOptions& options, const ChannelMail& mail, Time deadline) {
+  ChannelNegotiation(peers, ranks, pairs, sockets, options, mail).Run(deadline);
 }
 
 }  // namespace jaxhet

@@ -11,7 +11,7 @@
 #include "xla_plugin/engine/common/job_view.h"
 #include "xla_plugin/engine/common/wire.h"
 #include "xla_plugin/engine/device/device_rank.h"
-#include "xla_plugin/net/verbs/options.h"
+#include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/device_channel/lane.h"
 
 namespace jaxhet {
@@ -38,12 +38,20 @@ struct ChannelSockets {
   std::vector<SealKeys> keys;  // one for each socket, if the job encrypts
 };
 
+// A rank of this process and another one, with a channel there and one back.
+struct ChannelPair {
+  int rank;
+  int peer_rank;
+
+  bool operator==(const ChannelPair&) const = default;
+};
+
 struct ChannelOptions {
   size_t slot_bytes;
   size_t pull_bytes;
   std::map<int, std::span<std::byte>> operands;  // by own rank, kProofBytes for every rank
                                                  // in the job; see ChannelSetup
-  verbs::Options verbs;
+  verbs::Nics* nics;                             // NICs of this process
   Encryption encryption = Encryption::kOff;
   Severity least_severity = Severity::kInfo;
   std::chrono::milliseconds path_timeout;  // see TransportSetup
@@ -52,19 +60,28 @@ struct ChannelOptions {
 // How the messages of the set-up travel; they arrive in order.
 struct ChannelMail {
   std::function<void(int process, std::span<const iovec> body)> send;
-  std::function<std::vector<ChannelMessage>()>
-      receive;                  // messages that have arrived; does not block
-  std::function<void()> check;  // throws if the job has failed
+  // Messages that have arrived and are wanted; does not block.
+  std::function<std::vector<ChannelMessage>(const std::function<bool(const ChannelMessage&)>& want)>
+      receive;
+  std::function<void()> check;             // throws if the job has failed
+  std::function<bool(int rank)> has_left;  // whether its process has left the job
 };
 
-// Agrees with all processes on a channel from each rank of the job to each of `ranks`, and back:
-// the target makes one of the first kind that it can, the source opens it and proves that it
-// reaches the target's device, or else says why not, and the next kind is tried. Blocks until
-// `deadline`; all processes must be here. Throws DeadlineError or TransportError naming the rank.
+// Takes memory for the channels that are opened after the start: those of `later`, of a job of
+// `num_ranks`. Lets NICs reach it if `uses_nics` and there are some.
+void MakeArenas(std::span<const std::unique_ptr<DeviceRank>> ranks,
+                std::span<const ChannelPair> later, int num_ranks, bool uses_nics,
+                const ChannelOptions& options);
+
+// Agrees with the other processes on the channels of `pairs`: the target of each makes one of the
+// first kind that it can, the source opens it and proves that it reaches the target's device, or
+// else says why not, and the next kind is tried. `peers` has all ranks of the pairs. Blocks until
+// `deadline`; the other processes must do the same. Throws DeadlineError, TransportError or
+// PeerError naming the rank. Makes no driver call for pairs whose memory is in an arena.
 void SetUpChannels(std::span<const ChannelPeer> peers,
                    std::span<const std::unique_ptr<DeviceRank>> ranks,
-                   std::span<ChannelSockets> sockets, const ChannelOptions& options,
-                   const ChannelMail& mail, Time deadline);
+                   std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
+                   const ChannelOptions& options, const ChannelMail& mail, Time deadline);
 
 }  // namespace jaxhet
 

@@ -25,12 +25,12 @@ namespace jaxhet {
 // sees them start and end. They themselves need no thread.
 class DeviceEngine {
  public:
-  // `ranks` have all their channels.
   DeviceEngine(JobView& job, Options options, std::vector<std::unique_ptr<DeviceRank>> ranks);
   ~DeviceEngine();
   DeviceEngine(const DeviceEngine&) = delete;
   DeviceEngine& operator=(const DeviceEngine&) = delete;
 
+  std::span<const std::unique_ptr<DeviceRank>> ranks() const { return ranks_; }
   // Finds a rank by the ordinal of its device. Throws UsageError if no rank has it.
   DeviceRank& RankOf(int ordinal);
   // By the thread that launches the work of a device, in the order of the program. They only put

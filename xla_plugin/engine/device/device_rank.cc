@@ -31,7 +31,7 @@ Launch LaunchOf(const InFlight& transfer) {
 
 // Each end writes its launch, and then reads the other's.
 std::optional<LaunchMismatch> Compare(int peer_rank, const InFlight& transfer, uint64_t number,
-                                      LaunchLog& own, const LaunchLog& peer, uint64_t place) {
+                                      const LaunchLog& own, const LaunchLog& peer, uint64_t place) {
   const Launch launch = LaunchOf(transfer);
   own.Publish(number, launch, place);
   const auto theirs = peer.Find(number);
@@ -184,13 +184,13 @@ std::optional<LaunchMismatch> DeviceRank::AgreeWithTarget(InFlight& transfer) {
   const auto place = may_be_zero_copy && transfer.exchange.program == program_
                          ? channel.end->PlaceOf(operand)
                          : std::nullopt;
-  ChannelWords& words = channel.end->words();
-  WaitForRoom(number, [&] { return channel.end->Passed().value_or(words.target.last()); });
-  const auto mismatch =
-      Compare(target, transfer, number, words.source, words.target, place.value_or(0));
+  const LaunchLog own_log = channel.end->source_log();
+  const LaunchLog peer_log = channel.end->target_log();
+  WaitForRoom(own_log, number, [&] { return channel.end->Passed().value_or(peer_log.last()); });
+  const auto mismatch = Compare(target, transfer, number, own_log, peer_log, place.value_or(0));
   if (may_be_zero_copy) {
     const auto own = place ? RouteChoices::Route::kZeroCopy : RouteChoices::Route::kSlots;
-    const auto chosen = words.routes.Choose(number, own);
+    const auto chosen = channel.end->routes().Choose(number, own);
     if (chosen == RouteChoices::Route::kZeroCopy) transfer.send.route = ZeroCopy{};
   }
   channel.end->Launched();
@@ -201,16 +201,16 @@ std::optional<LaunchMismatch> DeviceRank::AgreeWithSource(InFlight& transfer) {
   const int source = transfer.transfer.source;
   RankChannel& channel = channels_.Incoming(source);
   const uint64_t number = transfer.receive.number = ++channel.exchanges;
-  ChannelWords& words = channel.end->words();
-  WaitForRoom(number, [&] { return words.source.last(); });
-  return Compare(source, transfer, number, words.target, words.source, 0);
+  const LaunchLog own_log = channel.end->target_log();
+  const LaunchLog peer_log = channel.end->source_log();
+  WaitForRoom(own_log, number, [&] { return peer_log.last(); });
+  return Compare(source, transfer, number, own_log, peer_log, 0);
 }
 
 // The launch log of a channel is finite. Streams fill up long before it does.
 template <typename Passed>
-void DeviceRank::WaitForRoom(uint64_t number, Passed passed) const {
-  while (number > LaunchLog::kEntries && passed() < number - LaunchLog::kEntries &&
-         !rescue_.stopped()) {
+void DeviceRank::WaitForRoom(const LaunchLog& log, uint64_t number, Passed passed) const {
+  while (number > log.capacity() && passed() < number - log.capacity() && !rescue_.stopped()) {
     std::this_thread::sleep_for(kLogPause);
   }
 }

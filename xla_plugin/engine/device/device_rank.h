@@ -90,7 +90,7 @@ class DeviceRank {
   std::optional<LaunchMismatch> AgreeWithTarget(InFlight& transfer);
   std::optional<LaunchMismatch> AgreeWithSource(InFlight& transfer);
   template <typename Passed>
-  void WaitForRoom(uint64_t number, Passed passed) const;
+  void WaitForRoom(const LaunchLog& log, uint64_t number, Passed passed) const;
   Route ChooseSend(const InFlight& transfer, bool may_be_eager) const;
   Marks SendMarks(const InFlight& transfer);
 

@@ -82,8 +82,8 @@ FlightRecord DeviceWatch::RecordOf(const InFlight& transfer, Time started) const
 }
 
 std::optional<BrokenChannel> DeviceWatch::FindBroken() const {
-  for (const auto* const channels : {&channels_.outgoing(), &channels_.incoming()}) {
-    for (const auto& [peer_rank, channel] : *channels) {
+  for (const auto& channels : {channels_.outgoing(), channels_.incoming()}) {
+    for (const auto& [peer_rank, channel] : channels) {
       const std::string failure = channel->end->Failure();
       if (failure.empty()) continue;
       return BrokenChannel{peer_rank,
@@ -126,9 +126,9 @@ std::optional<DeviceWait> DeviceWatch::OldestWait(std::span<const int> peer_rank
 std::optional<LaunchMismatch> DeviceWatch::FindMismatch(const InFlight& transfer) const {
   const int source = transfer.transfer.source;
   if (source < 0) return std::nullopt;
-  const ChannelWords& words = channels_.Incoming(source).end->words();
-  const auto own = words.target.Find(transfer.receive.number);
-  const auto theirs = words.source.Find(transfer.receive.number);
+  const DeviceChannel& end = *channels_.Incoming(source).end;
+  const auto own = end.target_log().Find(transfer.receive.number);
+  const auto theirs = end.source_log().Find(transfer.receive.number);
   if (!own || !theirs || *own == *theirs) return std::nullopt;
   return LaunchMismatch{source, *own, *theirs};
 }
@@ -154,10 +154,10 @@ std::optional<LateTransfer> DeviceWatch::FindLate(const InFlight& transfer,
   };
   const auto [source, target] = std::pair(transfer.transfer.source, transfer.transfer.target);
   if (!view_.HasArrived(transfer)) {
-    return late(source, channels_.Incoming(source).end->words().source, transfer.receive.number);
+    return late(source, channels_.Incoming(source).end->source_log(), transfer.receive.number);
   }
   if (!view_.HasLeft(transfer)) {
-    return late(target, channels_.Outgoing(target).end->words().target, transfer.send.number);
+    return late(target, channels_.Outgoing(target).end->target_log(), transfer.send.number);
   }
   return std::nullopt;
 }

@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "xla_plugin/engine/device/transfer_plan.h"
+#include "xla_plugin/transport/device_channel/channel_arena.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/transport.h"
 
@@ -35,7 +38,7 @@ struct RankChannel {
   // By the target: the route of an exchange; none while it has not been chosen.
   std::optional<RouteChoices::Route> ChosenRoute(uint64_t exchange, size_t result_bytes) const {
     if (result_bytes < end->pull_bytes()) return RouteChoices::Route::kSlots;
-    return end->words().routes.Find(exchange);
+    return end->routes().Find(exchange);
   }
 };
 
@@ -50,32 +53,41 @@ struct ChannelBytes {
   std::vector<Refusal> refusals = {};
 };
 
-// The channels of a rank, by the other rank.
+// The channels of a rank, by the other rank. Any thread may add one at any time; they stay.
 class RankChannels {
  public:
-  using Channels = std::map<int, std::unique_ptr<RankChannel>>;
-
   explicit RankChannels(int rank) : rank_(rank) {}
 
-  // Set-up.
   void AddOutgoing(int target, std::unique_ptr<RankChannel> channel);
   void AddIncoming(int source, std::unique_ptr<RankChannel> channel);
+  // Memory for channels that are opened after the start; null for others. Set-up sets the arena.
+  void SetArena(std::unique_ptr<const ChannelArena> arena) { arena_ = std::move(arena); }
+  bool has_arena() const { return arena_ != nullptr; }
+  const ArenaPiece* PieceFor(int peer_rank, bool is_incoming) const {
+    return has_arena() ? arena_->PieceFor(peer_rank, is_incoming) : nullptr;
+  }
 
   // They throw UsageError if there is no such channel.
   RankChannel& Outgoing(int target) const { return Find(outgoing_, target); }
   RankChannel& Incoming(int source) const { return Find(incoming_, source); }
-  const Channels& outgoing() const { return outgoing_; }
-  const Channels& incoming() const { return incoming_; }
+  // All channels that are there now, with the other rank.
+  std::vector<std::pair<int, RankChannel*>> outgoing() const { return All(outgoing_); }
+  std::vector<std::pair<int, RankChannel*>> incoming() const { return All(incoming_); }
   // Sockets of all channels; see DeviceChannel.
   std::vector<int> SocketFds() const;
   std::vector<ChannelBytes> Bytes() const;
 
  private:
+  using Channels = std::map<int, std::unique_ptr<RankChannel>>;
+
   RankChannel& Find(const Channels& channels, int peer_rank) const;
+  std::vector<std::pair<int, RankChannel*>> All(const Channels& channels) const;
 
   int rank_;
-  Channels outgoing_;
-  Channels incoming_;
+  std::unique_ptr<const ChannelArena> arena_;
+  std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
+  Channels outgoing_;  // under mutex_
+  Channels incoming_;  // under mutex_
 };
 
 }  // namespace jaxhet

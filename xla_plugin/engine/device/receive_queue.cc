@@ -109,8 +109,8 @@ void ReceiveQueue::ReceiveUntil(uint32_t number) {
     gave_up |= rescue_.stopped() || Clock::now() - begin >= wait_budget;
     if (gave_up) {
       const InFlight& first = receipts_.front().transfer;
-      ChannelWords& words = channels_.Incoming(first.transfer.source).end->words();
-      words.routes.Choose(first.receive.number, RouteChoices::Route::kSlots);
+      const RankChannel& channel = channels_.Incoming(first.transfer.source);
+      channel.end->routes().Choose(first.receive.number, RouteChoices::Route::kSlots);
     } else {
       std::this_thread::yield();
     }

@@ -141,7 +141,7 @@ void TransferRunner::Get(const InFlight& transfer, RankChannel& channel, EventHa
   const DeviceChannel& end = *channel.end;
   const std::span<std::byte> result = transfer.transfer.result;
   const uint64_t number = transfer.receive.number;
-  const auto* const operand = end.At(end.words().source.PlaceOf(number), result.size());
+  const auto* const operand = end.At(end.source_log().PlaceOf(number), result.size());
   const size_t s = number % kStreams;
   StreamWork work(device_, receive_streams_.at(s).get());
   work.WaitEvent(ready);

@@ -20,6 +20,12 @@ class DeviceSlots {
  public:
   DeviceSlots(Device& device, NicList nics, const Options& options, size_t num_slots,
               size_t slot_bytes);
+  // Slots in pinned memory that somebody else owns and has registered.
+  DeviceSlots(Device& device, SlotMemory slots, void* device_address)
+      : device_(device),
+        slots_(slots),
+        device_address_(device_address),
+        why_pinned_("the program needed this path after the start") {}
 
   SlotMemory slots() const { return slots_; }
   // Address of the first slot on the device.

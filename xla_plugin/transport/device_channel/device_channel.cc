@@ -4,6 +4,7 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/device/proof.h"
+#include "xla_plugin/transport/device_channel/channel_arena.h"
 
 namespace jaxhet {
 namespace {
@@ -23,20 +24,20 @@ uint32_t DeviceNumber(uint64_t number) {
   return static_cast<uint32_t>(number);
 }
 
-void LaunchLog::Publish(uint64_t number, const Launch& launch, uint64_t place) {
-  Entry& entry = entries_[number % kEntries];
+void LaunchLog::Publish(uint64_t number, const Launch& launch, uint64_t place) const {
+  LaunchEntry& entry = entries_[number % capacity()];
   entry.number.store(0, std::memory_order_seq_cst);
   entry.plan.store(launch.plan, std::memory_order_relaxed);
   entry.index.store(launch.index, std::memory_order_relaxed);
   entry.num_bytes.store(launch.num_bytes, std::memory_order_relaxed);
   entry.place.store(place, std::memory_order_relaxed);
   entry.number.store(number, std::memory_order_seq_cst);
-  for (uint64_t last = last_; last < number && !last_.compare_exchange_weak(last, number);) {
+  for (uint64_t last = *last_; last < number && !last_->compare_exchange_weak(last, number);) {
   }
 }
 
 std::optional<Launch> LaunchLog::Find(uint64_t number) const {
-  const Entry& entry = entries_[number % kEntries];
+  const LaunchEntry& entry = entries_[number % capacity()];
   if (number == 0 || entry.number.load(std::memory_order_seq_cst) != number) return std::nullopt;
   return Launch{.plan = entry.plan.load(std::memory_order_relaxed),
                 .index = entry.index.load(std::memory_order_relaxed),
@@ -44,7 +45,7 @@ std::optional<Launch> LaunchLog::Find(uint64_t number) const {
 }
 
 uint64_t LaunchLog::PlaceOf(uint64_t number) const {
-  return entries_[number % kEntries].place.load(std::memory_order_relaxed);
+  return entries_[number % capacity()].place.load(std::memory_order_relaxed);
 }
 
 RouteChoices::Route RouteChoices::Choose(uint64_t number, Route route) {
@@ -84,12 +85,17 @@ bool DeviceChannel::IsProven(Device& device, std::span<const std::byte> proof) {
   return HasProof(device, slot(0), proof);
 }
 
-void CheckSlotBytes(uint64_t slot_bytes) {
-  constexpr uint64_t kLeast = 4096;  // minimum of the option slot_bytes; length of a NIC's proof
-  constexpr uint64_t kMost = kMostDeviceBytes / kChannelSlots;
-  if (slot_bytes >= kLeast && slot_bytes <= kMost) return;
-  Throw(ErrorCode::kTransport, "the peer offers slots of ", slot_bytes, " bytes, not of ", kLeast,
-        " to ", kMost);
+size_t FairSlotBytes(size_t wanted, size_t budget, size_t num_channels) {
+  const size_t fair = budget / (kChannelSlots * std::max<size_t>(1, num_channels));
+  const size_t rounded = fair / kLeastSlotBytes * kLeastSlotBytes;
+  return std::min(wanted, std::max(rounded, kLeastSlotBytes));
+}
+
+void CheckSlotBytes(uint64_t slot_bytes, const ArenaPiece* piece) {
+  const uint64_t most = piece != nullptr ? piece->slot_bytes : kMostDeviceBytes / kChannelSlots;
+  if (slot_bytes >= kLeastSlotBytes && slot_bytes <= most) return;
+  Throw(ErrorCode::kTransport, "the peer offers slots of ", slot_bytes, " bytes, not of ",
+        kLeastSlotBytes, " to ", most);
 }
 
 const DeviceTransport& DeviceTransportOf(std::string_view name) {

@@ -47,14 +47,16 @@ namespace jaxhet {
 
 class Proxy;
 class Lane;
+struct ArenaPiece;
 namespace verbs {
 class Nics;
 }
 
 inline constexpr uint32_t kChannelSlots = 16;
 inline constexpr uint32_t kTakenWords = 2;
-// All channels to one device together, at most.
+// Slots of all channels to one device together, at most, if they can be as small as the least.
 inline constexpr size_t kMostDeviceBytes = size_t{256} << 20;
+inline constexpr size_t kLeastSlotBytes = 4096;  // minimum of the option slot_bytes; a NIC's proof
 // Largest slot of host and socket: caches hold several of these.
 inline constexpr size_t kMostHostSlotBytes = size_t{2} << 20;
 inline constexpr size_t kProofBytes = 64;
@@ -75,35 +77,48 @@ struct Launch {
   auto operator<=>(const Launch&) const = default;
 };
 
+// Memory of a LaunchLog; zero at first.
+struct LaunchEntry {
+  std::atomic<uint64_t> number;
+  std::atomic<int64_t> plan;
+  std::atomic<int64_t> index;
+  std::atomic<uint64_t> num_bytes;
+  std::atomic<uint64_t> place;
+};
+template <uint64_t kEntries>
+struct LaunchMemory {
+  std::atomic<uint64_t> last;
+  std::array<LaunchEntry, kEntries> entries;
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);  // it may lie between processes
+
 // Launches of one end of a channel, for the other end to compare: each end writes its launch,
 // then reads the other's. One of them sees both. Numbers count from 1.
 class LaunchLog {
  public:
-  static constexpr uint64_t kEntries = 4096;
+  LaunchLog() = default;
+  template <uint64_t kEntries>
+  explicit LaunchLog(LaunchMemory<kEntries>& memory)
+      : last_(&memory.last), entries_(memory.entries) {}
 
-  // `place`: address of a pulled operand. An entry is overwritten by the one kEntries later:
-  // everybody who reads it must have done so by then.
-  void Publish(uint64_t number, const Launch& launch, uint64_t place = 0);
+  // An entry is overwritten by the one `capacity()` later: everybody who reads it must have done so
+  // by then.
+  uint64_t capacity() const { return entries_.size(); }
+  // `place`: address of a pulled operand.
+  void Publish(uint64_t number, const Launch& launch, uint64_t place = 0) const;
   // None if it has not been published (or was overwritten).
   std::optional<Launch> Find(uint64_t number) const;
   // Place of a published launch whose operand is pulled.
   uint64_t PlaceOf(uint64_t number) const;
   // The number of the latest launch.
-  uint64_t last() const { return last_.load(std::memory_order_seq_cst); }
+  uint64_t last() const { return last_->load(std::memory_order_seq_cst); }
 
  private:
-  struct Entry {
-    std::atomic<uint64_t> number;
-    std::atomic<int64_t> plan;
-    std::atomic<int64_t> index;
-    std::atomic<uint64_t> num_bytes;
-    std::atomic<uint64_t> place;
-  };
-  static_assert(std::atomic<uint64_t>::is_always_lock_free);  // they lie between processes
-
-  std::atomic<uint64_t> last_;
-  std::array<Entry, kEntries> entries_;
+  std::atomic<uint64_t>* last_ = nullptr;
+  std::span<LaunchEntry> entries_;
 };
+
+inline constexpr uint64_t kSharedLaunches = 4096;  // entries of a log that both processes see
 
 // The routes of the latest exchanges that may be zero-copy: the first end to choose decides.
 class RouteChoices {
@@ -116,7 +131,7 @@ class RouteChoices {
 
  private:
   // Twice the number, and the route.
-  std::array<std::atomic<uint64_t>, LaunchLog::kEntries> entries_;
+  std::array<std::atomic<uint64_t>, kSharedLaunches> entries_;
 };
 
 // Word in host memory that a device waits for; it has a cache line of its own.
@@ -126,7 +141,7 @@ struct alignas(64) DeviceWord {
   std::atomic_ref<uint32_t> host() { return std::atomic_ref(value); }
 };
 
-// Words that both ends see; all but `intact` are zero at first.
+// Words of a channel that devices see; all but `intact` are zero at first.
 struct ChannelWords {
   std::array<DeviceWord, kChannelSlots> tail;  // written by the source's device
   std::array<DeviceWord, kChannelSlots> head;  // written by the target's device
@@ -136,12 +151,17 @@ struct ChannelWords {
   // read. The target's device waits for it last, before a result counts.
   DeviceWord intact;
   std::atomic<uint64_t> pull_bytes;  // exchanges from this size on may be pulled; 0: none
-  RouteChoices routes;
-  LaunchLog source;
-  LaunchLog target;
 
   // Two exchanges in a row may be pulled at the same time.
   DeviceWord& TakenOf(uint64_t exchange) { return taken.at(exchange % kTakenWords); }
+};
+
+// Memory of a channel that both ends see, but for its slots.
+struct SharedWords {
+  ChannelWords words;
+  RouteChoices routes;
+  LaunchMemory<kSharedLaunches> source;
+  LaunchMemory<kSharedLaunches> target;
 };
 
 // Addresses of a channel's words for the device of one end.
@@ -184,6 +204,11 @@ class DeviceChannel {
   size_t slot_bytes() const { return slot_bytes_; }
   ChannelWords& words() const { return *words_; }
   const WordAddresses& addresses() const { return addresses_; }
+  // Launches of either end.
+  const LaunchLog& source_log() const { return source_log_; }
+  const LaunchLog& target_log() const { return target_log_; }
+  // Only of a channel that can be pulled from.
+  RouteChoices& routes() const { return *routes_; }
   void* slot(uint32_t slot) const { return slots_ + slot * slot_bytes_; }
 
   // Set-up, by the source: what the target's Accept() needs to know.
@@ -226,10 +251,16 @@ class DeviceChannel {
  protected:
   DeviceChannel() = default;
 
-  // The words lie in `memory`, which the device sees at `device_address`.
-  void SetWords(std::byte* memory, void* device_address) {
-    words_ = reinterpret_cast<ChannelWords*>(memory);
-    addresses_ = WordAddresses(*words_, device_address);
+  // The device sees the words at `device_address`.
+  void SetWords(ChannelWords& words, void* device_address, LaunchLog source, LaunchLog target) {
+    words_ = &words;
+    addresses_ = WordAddresses(words, device_address);
+    source_log_ = source;
+    target_log_ = target;
+  }
+  void SetWords(SharedWords& shared, void* device_address) {
+    SetWords(shared.words, device_address, LaunchLog(shared.source), LaunchLog(shared.target));
+    routes_ = &shared.routes;
   }
   void SetSlots(void* slots, size_t slot_bytes) {
     slots_ = static_cast<std::byte*>(slots);
@@ -239,6 +270,9 @@ class DeviceChannel {
  private:
   ChannelWords* words_ = nullptr;
   WordAddresses addresses_;
+  LaunchLog source_log_;
+  LaunchLog target_log_;
+  RouteChoices* routes_ = nullptr;
   std::byte* slots_ = nullptr;
   size_t slot_bytes_ = 0;
 };
@@ -248,7 +282,7 @@ struct ChannelSetup {
   bool same_process;
   bool same_host;
   bool same_vendor;
-  size_t slot_bytes;  // said by the target
+  size_t slot_bytes;  // said by the target; of a piece: the piece's
   size_t pull_bytes;  // said by the source
   // Memory of the device that a proof fits in, in the allocation that operands will be in. Empty:
   // nothing is pulled.
@@ -257,12 +291,18 @@ struct ChannelSetup {
   std::span<const std::shared_ptr<Lane>> lanes;
   const Fd* messages;  // another one, for this channel alone; may be null
   verbs::Nics* nics;   // NICs of this process
+  // Memory for this end; null: the end allocates its own.
+  const ArenaPiece* piece = nullptr;
   Encryption encryption = Encryption::kOff;
   Severity least_severity = Severity::kInfo;
 };
 
-// `slot_bytes` is the target's offer. Throws TransportError if no target offers that.
-void CheckSlotBytes(uint64_t slot_bytes);
+// The slots of `num_channels` channels are to have `wanted` bytes each, and `budget` together.
+size_t FairSlotBytes(size_t wanted, size_t budget, size_t num_channels);
+
+// `slot_bytes` is the target's offer. Throws TransportError if no target offers that, or this end's
+// piece is smaller.
+void CheckSlotBytes(uint64_t slot_bytes, const ArenaPiece* piece = nullptr);
 
 inline size_t HostSlotBytes(const ChannelSetup& setup) {
   return std::min(setup.slot_bytes, kMostHostSlotBytes);

@@ -34,7 +34,7 @@ class Sender final : public Lane::Direction {
       : end_(end),
         lane_(lane),
         num_lanes_(num_lanes),
-        chunks_(end.channel.words().source, end.channel.slot_bytes()) {}
+        chunks_(end.channel.source_log(), end.channel.slot_bytes()) {}
 
   State Begin(Connection& connection) override {
     State state = State::kIdle;
@@ -140,13 +140,16 @@ class Receiver final : public Lane::Direction {
 
 }  // namespace
 
-LaneChannel::LaneChannel(Device& device, End end, std::vector<std::shared_ptr<Lane>> lanes)
-    : ProxiedChannel(device, lanes.size()), end_(end), lanes_(std::move(lanes)) {}
+LaneChannel::LaneChannel(const ChannelSetup& setup, End end,
+                         std::vector<std::shared_ptr<Lane>> lanes)
+    : ProxiedChannel(setup.device, setup.piece, lanes.size()),
+      end_(end),
+      lanes_(std::move(lanes)) {}
 
 void LaneChannel::SetSlots(std::byte* slots, void* device_address, size_t slot_bytes) {
   slots_ = slots;
   ProxiedChannel::SetSlots(device_address, slot_bytes);
-  launched_ = std::make_unique<ChunkCounter>(words().source, slot_bytes);
+  launched_ = std::make_unique<ChunkCounter>(source_log(), slot_bytes);
 }
 
 std::vector<int> LaneChannel::SocketFds() const {

@@ -22,7 +22,7 @@ class LaneChannel : public ProxiedChannel {
 
  protected:
   enum class End { kSource, kTarget };
-  LaneChannel(Device& device, End end, std::vector<std::shared_ptr<Lane>> lanes);
+  LaneChannel(const ChannelSetup& setup, End end, std::vector<std::shared_ptr<Lane>> lanes);
   // `slots` as lanes know them; on the device they are at `device_address`.
   void SetSlots(std::byte* slots, void* device_address, size_t slot_bytes);
 

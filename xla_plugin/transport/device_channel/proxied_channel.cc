@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "xla_plugin/transport/device_channel/channel_arena.h"
+
 namespace jaxhet {
 
 DeviceChunkInfo ParseDeviceChunkInfo(std::span<const std::byte, sizeof(DeviceChunkInfo)> bytes,
@@ -43,11 +45,13 @@ void ChunkCounter::Advance(const DeviceChunkInfo& chunk) {
   ++exchange_;
 }
 
-ProxiedChannel::ProxiedChannel(Device& device, size_t num_tasks)
-    : words_memory_(device.AllocatePinned(sizeof(ChannelWords))), passed_(num_tasks) {
-  auto* const words = new (words_memory_.get()) ChannelWords{};
+ProxiedChannel::ProxiedChannel(Device& device, const ArenaPiece* piece, size_t num_tasks)
+    : passed_(num_tasks) {
+  if (piece == nullptr) words_memory_ = device.AllocatePinned(sizeof(ChannelWords));
+  auto* const words = new (piece == nullptr ? words_memory_.get() : piece->words) ChannelWords{};
   words->intact.value = kOpen;
-  SetWords(reinterpret_cast<std::byte*>(words), device.DeviceAddress(words));
+  SetWords(*words, piece == nullptr ? device.DeviceAddress(words) : piece->words_on_device,
+           LaunchLog(*source_launches_), LaunchLog(*target_launches_));
 }
 
 std::optional<uint64_t> ProxiedChannel::Passed() const {
@@ -68,9 +72,9 @@ bool ProxiedChannel::IsAgreed(const DeviceChunkInfo& info) {
   const Launch launch{.plan = info.plan, .index = info.index, .num_bytes = info.exchange_bytes};
   {
     const std::lock_guard lock(publishing_);
-    if (words().source.Find(info.exchange) != launch) words().source.Publish(info.exchange, launch);
+    if (source_log().Find(info.exchange) != launch) source_log().Publish(info.exchange, launch);
   }
-  const std::optional<Launch> own = words().target.Find(info.exchange);
+  const std::optional<Launch> own = target_log().Find(info.exchange);
   return !own || *own == launch;
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -33,7 +34,7 @@ DeviceChunkInfo ParseDeviceChunkInfo(std::span<const std::byte, sizeof(DeviceChu
 // The chunks of a channel's source, in their order: those of each exchange as it is launched.
 class ChunkCounter {
  public:
-  ChunkCounter(const LaunchLog& log, size_t slot_bytes) : log_(log), slot_bytes_(slot_bytes) {}
+  ChunkCounter(LaunchLog log, size_t slot_bytes) : log_(log), slot_bytes_(slot_bytes) {}
 
   // Number of the next chunk's exchange, which may not be launched yet.
   uint64_t exchange() const { return exchange_; }
@@ -45,7 +46,7 @@ class ChunkCounter {
   void Advance(const DeviceChunkInfo& chunk);
 
  private:
-  const LaunchLog& log_;
+  LaunchLog log_;
   size_t slot_bytes_;
   uint64_t exchange_ = 1;
   uint64_t chunk_ = 0;
@@ -60,6 +61,10 @@ inline bool Has(DeviceWord& word, uint32_t value) {
 inline void Set(DeviceWord& word, uint32_t value) {
   word.host().store(value, std::memory_order_release);
 }
+
+// Entries of a log. Fewer than those of a shared one, since a rank may have thousands of such
+// channels: the host is seldom so far ahead of its device.
+inline constexpr uint64_t kProxiedLaunches = 512;
 
 // A channel of which each end has words and slots of its own, in pinned host memory but for slots
 // that a NIC can reach in a device's: a proxy's tasks, one or more for each end, carry the chunks
@@ -80,10 +85,15 @@ class ProxiedChannel : public DeviceChannel {
   void Fail(const Error& error);
 
  protected:
-  ProxiedChannel(Device& device, size_t num_tasks);
+  // `piece` as in ChannelSetup.
+  ProxiedChannel(Device& device, const ArenaPiece* piece, size_t num_tasks);
 
  private:
-  PinnedMemory words_memory_;
+  using Launches = LaunchMemory<kProxiedLaunches>;
+
+  PinnedMemory words_memory_;  // null: in a piece
+  std::unique_ptr<Launches> source_launches_ = std::make_unique<Launches>();
+  std::unique_ptr<Launches> target_launches_ = std::make_unique<Launches>();
   std::vector<std::atomic<uint64_t>> passed_;  // by task
   std::mutex publishing_;
   mutable std::mutex mutex_;

@@ -161,6 +161,7 @@ Proxy::Proxy() = default;
 Proxy::~Proxy() = default;
 
 void Proxy::Add(ProxyTask& task) {
+  const std::lock_guard lock(mutex_);
   if (task.thread_ != nullptr) return;
   std::unique_ptr<ProxyThread>& thread = threads_.at(num_tasks_++ % kMostThreads);
   if (!thread) thread = std::make_unique<ProxyThread>();

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "xla_plugin/net/pollable.h"
@@ -49,10 +50,12 @@ class Proxy {
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
-  // Tasks are for the threads in turns. One that was added before is left where it is.
+  // By any thread. Tasks are for the threads in turns. One that was added before is left where it
+  // is.
   void Add(ProxyTask& task);
 
  private:
+  std::mutex mutex_;                                                // guards the members below
   std::array<std::unique_ptr<ProxyThread>, kMostThreads> threads_;  // null: not needed so far
   size_t num_tasks_ = 0;
 };

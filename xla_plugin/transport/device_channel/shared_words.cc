@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 // The extra bytes begin at a multiple of kPage.
-constexpr size_t kExtraOffset = (sizeof(ChannelWords) + 2 * kPage - 1) & ~(kPage - 1);
+constexpr size_t kExtraOffset = (sizeof(SharedWords) + 2 * kPage - 1) & ~(kPage - 1);
 
 }  // namespace
 
@@ -33,7 +33,8 @@ void SharedWordsChannel::Register(Device& device) {
   const std::span<std::byte> pages = memory_.pages();
   registration_ = device.Register(pages);
   auto* const address = static_cast<std::byte*>(device.DeviceAddress(pages.data()));
-  SetWords(memory_.data(), address + (memory_.data() - pages.data()));
+  SetWords(*reinterpret_cast<SharedWords*>(memory_.data()),
+           address + (memory_.data() - pages.data()));
   extra_ = address + kExtraOffset;
 }
 

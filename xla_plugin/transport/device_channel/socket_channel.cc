@@ -5,6 +5,7 @@
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/take.h"
+#include "xla_plugin/transport/device_channel/channel_arena.h"
 #include "xla_plugin/transport/device_channel/lane_channel.h"
 
 namespace jaxhet {
@@ -36,8 +37,12 @@ void AcceptOffers(std::span<const std::shared_ptr<Lane>> lanes, std::string_view
 class SocketChannel final : public LaneChannel {
  public:
   SocketChannel(const ChannelSetup& setup, End end, size_t slot_bytes)
-      : LaneChannel(setup.device, end, {setup.lanes.begin(), setup.lanes.end()}),
-        slots_memory_(setup.device.AllocatePinned(CheckedMultiply(kChannelSlots, slot_bytes))) {
+      : LaneChannel(setup, end, {setup.lanes.begin(), setup.lanes.end()}) {
+    if (setup.piece != nullptr) {
+      SetSlots(setup.piece->slots, setup.piece->slots_on_device, slot_bytes);
+      return;
+    }
+    slots_memory_ = setup.device.AllocatePinned(CheckedMultiply(kChannelSlots, slot_bytes));
     void* const slots = slots_memory_.get();
     SetSlots(static_cast<std::byte*>(slots), setup.device.DeviceAddress(slots), slot_bytes);
   }
@@ -59,7 +64,7 @@ class SocketChannel final : public LaneChannel {
   static std::unique_ptr<DeviceChannel> Open(const ChannelSetup& setup, std::string_view offer) {
     Check(setup);
     const auto info = Take<SocketOfferInfo>(offer, "the peer's offer");
-    CheckSlotBytes(info.slot_bytes);
+    CheckSlotBytes(info.slot_bytes, setup.piece);
     AcceptOffers(setup.lanes, offer);
     return std::make_unique<SocketChannel>(setup, End::kSource, info.slot_bytes);
   }
@@ -70,7 +75,7 @@ class SocketChannel final : public LaneChannel {
     if (setup.lanes.empty()) Throw(ErrorCode::kTransport, "no sockets were connected for it");
   }
 
-  PinnedMemory slots_memory_;
+  PinnedMemory slots_memory_;  // null: in a piece
 };
 
 }  // namespace

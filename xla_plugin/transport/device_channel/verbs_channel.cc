@@ -11,6 +11,7 @@
 #include "xla_plugin/net/verbs/device_slots.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/net/verbs/verbs_connection.h"
+#include "xla_plugin/transport/device_channel/channel_arena.h"
 #include "xla_plugin/transport/device_channel/lane_channel.h"
 
 namespace jaxhet {
@@ -34,21 +35,24 @@ size_t MostBytes(const Nics& nics) {
 class VerbsChannel final : public LaneChannel {
  public:
   VerbsChannel(const ChannelSetup& setup, const Nics& nics, End end, size_t slot_bytes)
-      : VerbsChannel(setup, end,
-                     std::make_shared<verbs::DeviceSlots>(setup.device, nics, setup.nics->options(),
-                                                          kChannelSlots, slot_bytes),
-                     nics) {}
+      : VerbsChannel(setup, end, MakeSlots(setup, nics, slot_bytes), nics) {}
   ~VerbsChannel() override { Cut(); }
 
   std::string Answer() override { return connection().Offer(); }
   void Accept(std::string_view answer) override { lanes().front()->Accept(answer); }
   void Prove(Device& device, std::span<const std::byte> proof) override {
-    DeviceChannel::Prove(device, proof);
+    if (pinned_slots_ != nullptr) {
+      std::ranges::copy(proof, pinned_slots_);
+    } else {
+      DeviceChannel::Prove(device, proof);
+    }
     connection().SendProof(proof.size());
   }
   bool IsProven(Device& device, std::span<const std::byte> proof) override {
     if (!connection().AwaitProof()) return false;
-    const bool is_proven = DeviceChannel::IsProven(device, proof);
+    const bool is_proven = pinned_slots_ != nullptr
+                               ? std::ranges::equal(proof, std::span(pinned_slots_, proof.size()))
+                               : DeviceChannel::IsProven(device, proof);
     connection().TakeProof();
     return is_proven;
   }
@@ -59,7 +63,7 @@ class VerbsChannel final : public LaneChannel {
 
   static std::pair<std::unique_ptr<DeviceChannel>, std::string> Make(const ChannelSetup& setup) {
     Check(setup);
-    const Nics nics = setup.nics->Near(setup.device.info().pci_bus_id);
+    const Nics nics = NicsOf(setup);
     const VerbsOfferInfo info{std::min(setup.slot_bytes, MostBytes(nics))};
     auto channel = std::make_unique<VerbsChannel>(setup, nics, End::kTarget, info.slot_bytes);
     std::string offer(reinterpret_cast<const char*>(&info), sizeof info);
@@ -68,9 +72,9 @@ class VerbsChannel final : public LaneChannel {
   }
   static std::unique_ptr<DeviceChannel> Open(const ChannelSetup& setup, std::string_view offer) {
     Check(setup);
-    const Nics nics = setup.nics->Near(setup.device.info().pci_bus_id);
+    const Nics nics = NicsOf(setup);
     const auto info = Take<VerbsOfferInfo>(offer, "the peer's offer");
-    CheckSlotBytes(info.slot_bytes);
+    CheckSlotBytes(info.slot_bytes, setup.piece);
     if (const size_t most = MostBytes(nics); info.slot_bytes > most) {
       Throw(ErrorCode::kTransport, "a NIC here sends ", most, " bytes at once, not ",
             info.slot_bytes, "; set JAXHET__SLOT_BYTES to less");
@@ -84,8 +88,25 @@ class VerbsChannel final : public LaneChannel {
   using Slots = std::shared_ptr<verbs::DeviceSlots>;
 
   VerbsChannel(const ChannelSetup& setup, End end, const Slots& slots, const Nics& nics)
-      : LaneChannel(setup.device, end, {MakeLane(setup, end, slots, nics)}), device_slots_(slots) {
+      : LaneChannel(setup, end, {MakeLane(setup, end, slots, nics)}),
+        device_slots_(slots),
+        pinned_slots_(setup.piece == nullptr ? nullptr : setup.piece->slots) {
     SetSlots(slots->slots().first, slots->device_address(), slots->slots().slot_bytes);
+  }
+
+  static Nics NicsOf(const ChannelSetup& setup) {
+    if (setup.piece == nullptr) return setup.nics->Near(setup.device.info().pci_bus_id);
+    if (setup.piece->nics.empty()) Throw(ErrorCode::kTransport, "no NIC was ready at the start");
+    return {setup.piece->nics.begin(), setup.piece->nics.end()};
+  }
+
+  static Slots MakeSlots(const ChannelSetup& setup, const Nics& nics, size_t slot_bytes) {
+    if (setup.piece == nullptr) {
+      return std::make_shared<verbs::DeviceSlots>(setup.device, nics, setup.nics->options(),
+                                                  kChannelSlots, slot_bytes);
+    }
+    const verbs::SlotMemory slots{setup.piece->nic_memory, setup.piece->slots, slot_bytes};
+    return std::make_shared<verbs::DeviceSlots>(setup.device, slots, setup.piece->slots_on_device);
   }
 
   static void Check(const ChannelSetup& setup) {
@@ -114,6 +135,7 @@ class VerbsChannel final : public LaneChannel {
   }
 
   Slots device_slots_;
+  std::byte* pinned_slots_;  // slots of a piece, for the host; else null
 };
 
 }  // namespace
