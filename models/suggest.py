@@ -54,6 +54,7 @@ class Planner:
     options: Options
     corpus: Corpus
     islands: tuple[jaxhet.Island, ...]
+    compiled: dict[str, tuple[Trainer, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def _devices(self) -> int:
@@ -81,10 +82,13 @@ class Planner:
 
     def compile(self, candidate: Candidate) -> tuple[Trainer, Any]:
         """The trainer of a candidate, and its step."""
-        options = dataclasses.replace(self.options, **candidate.options)
-        trainer = make_trainer(options, self.corpus)
-        parts = num_microbatches(options, trainer.mesh)
-        return trainer, trainer.lower(jaxhet.jit, options.batch, options.seq, parts).compile()
+        if candidate.words not in self.compiled:
+            options = dataclasses.replace(self.options, **candidate.options)
+            trainer = make_trainer(options, self.corpus)
+            parts = num_microbatches(options, trainer.mesh)
+            lowered = trainer.lower(jaxhet.jit, options.batch, options.seq, parts)
+            self.compiled[candidate.words] = trainer, lowered.compile()
+        return self.compiled[candidate.words]
 
     def tried(self, suggestion: Suggestion) -> Suggestion:
         """The suggestion with what steps of it took."""
@@ -95,9 +99,10 @@ class Planner:
             inputs = Balance(options, trainer, batches, self.islands).inputs(0)
         else:
             inputs = (batches(0, activation_sharding("tokens", trainer.mesh)),)
-        memory = _Memory()
         with jax.set_mesh(trainer.mesh):
-            state = [trainer.compile(jaxhet.jit)[0](0)]
+            init = trainer.compile(jaxhet.jit)[0].lower(0).compile()
+            memory = _Memory()
+            state = [init()]
 
             def run() -> Any:
                 state[0], measures = step(state[0], *inputs)
