@@ -207,6 +207,62 @@ void CheckLogIsUsedAgain(std::string_view transport) {
   }
 }
 
+// Between start and finish, the other exchanges of the program start and end.
+TEST_P(DeviceExchangeTransportsTest, HandlesOutliveOtherExchanges) {
+  constexpr int64_t kHandle = 5;
+  DeviceWorld world(DeviceOptions(2, GetParam()));
+  const auto run = [&](std::deque<Side>& sides) {
+    for (Side& side : sides) side.Start(world);
+    for (const Side& side : sides) side.Done(world);
+    for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
+  };
+  const auto of_handle = [&](const Pairs& pairs, size_t num_bytes, bool is_finish) {
+    std::deque<Side> sides;
+    for (const int rank : {0, 1}) {
+      sides.emplace_back(rank, pairs, num_bytes).OfHandle(kHandle, is_finish);
+    }
+    return sides;
+  };
+  for (const size_t num_bytes : {size_t{100}, kSlotBytes * 12 + 3}) {
+    for (const int rank : {0, 1}) {
+      world.engine(rank).devices()->Reserve(rank, kHandle, num_bytes, 2);
+    }
+    for (int round = 0; round < 2; ++round) {
+      std::deque<Side> starts = of_handle({0, 1}, num_bytes, false);
+      run(starts);
+      EXPECT_TRUE(starts[0].IsFrom(0) && starts[1].IsFrom(1));
+      for (Side& side : starts) side.operand.assign(num_bytes, std::byte{9});  // donated
+      for (int64_t index = 1; index < 4; ++index) {
+        std::deque<Side> swaps;
+        for (const int rank : {0, 1}) swaps.emplace_back(rank, SwapPairs(), kSlotBytes * 5, index);
+        run(swaps);
+        EXPECT_TRUE(swaps[0].IsFrom(1) && swaps[1].IsFrom(0));
+      }
+      std::deque<Side> own = of_handle({0, 0, 1, 1}, num_bytes, true);
+      std::deque<Side> others = of_handle(SwapPairs(), num_bytes, true);
+      run(own);
+      run(others);
+      EXPECT_TRUE(own[0].IsFrom(0) && own[1].IsFrom(1));
+      EXPECT_TRUE(others[0].IsFrom(1) && others[1].IsFrom(0));
+    }
+  }
+  EXPECT_TRUE(world.engine(0).devices()->unfinished().empty());
+}
+
+// Finishes exchange by themselves what this job has not started.
+TEST(DeviceExchangeTest, FinishWithoutStartExchanges) {
+  DeviceWorld world(DeviceOptions(2));
+  for (const Pairs& pairs : {Pairs{0, 0, 1, 1}, SwapPairs()}) {
+    std::deque<Side> sides;
+    for (const int rank : {0, 1}) sides.emplace_back(rank, pairs, 5000).OfHandle(7, true);
+    for (Side& side : sides) side.Start(world);
+    for (const Side& side : sides) side.Done(world);
+    for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
+    const bool is_own = pairs != SwapPairs();
+    EXPECT_TRUE(sides[0].IsFrom(is_own ? 0 : 1) && sides[1].IsFrom(is_own ? 1 : 0));
+  }
+}
+
 TEST(DeviceExchangeTest, LogIsUsedAgain) {
   CheckLogIsUsedAgain(kIsThreadSanitized ? "socket" : "verbs");
 }

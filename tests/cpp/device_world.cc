@@ -257,7 +257,12 @@ void Side::StartOn(Engine& engine, StreamHandle stream) {
 }
 
 void Side::DoneOn(Engine& engine, StreamHandle stream) const {
-  engine.devices()->Done(OrdinalOf(rank_), stream, request_.plan, index_);
+  if (request_.handle == 0) {
+    return engine.devices()->Done(OrdinalOf(rank_), stream, request_.plan, index_);
+  }
+  DeviceRequest request = request_;
+  request.stream = stream;
+  engine.devices()->DoneHalf(OrdinalOf(rank_), request);
 }
 
 bool Side::IsFrom(int source) const {

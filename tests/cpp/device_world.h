@@ -112,6 +112,13 @@ class Side {
     request_.part_bytes = static_cast<int64_t>(part_bytes);
     return *this;
   }
+  // A start of that handle among ranks 0 and 1, or a finish.
+  Side& OfHandle(int64_t handle, bool is_finish) {
+    request_.handle = handle;
+    request_.is_finish = is_finish;
+    if (!is_finish) request_.kind = ExchangeKind::kAllGather;
+    return *this;
+  }
   size_t num_parts() const;
   void StartOn(Engine& engine, StreamHandle stream);
   void DoneOn(Engine& engine, StreamHandle stream) const;

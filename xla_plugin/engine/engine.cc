@@ -159,6 +159,15 @@ void Engine::AddPlan(int64_t plan, std::string text, std::string program,
         prepared.emplace_back(Prepared{.planned = {}, .requests = std::move(requests)});
     for (const int rank : own_ranks) added.planned.emplace(rank, PlannedFor(exchange, rank));
   }
+  if (const auto devices = FindDevices()) {
+    for (const Prepared& each : prepared) {
+      for (const auto& [rank, planned] : each.planned) {
+        if (planned.handle == 0 || planned.is_finish || planned.ranks.empty()) continue;
+        devices->Reserve(rank, planned.handle, CheckedCast<size_t>(planned.handle_bytes),
+                         CheckedCast<size_t>(planned.group_size));
+      }
+    }
+  }
   {
     const std::lock_guard lock(inbox_mutex_);
     plans_[plan] = std::make_shared<const std::vector<Prepared>>(std::move(prepared));
@@ -371,7 +380,9 @@ void Engine::Close(milliseconds timeout) {
 }
 
 void Engine::LogUnfinished() {
-  for (const auto& [plan, index] : handles_.unfinished()) {
+  Unfinished unfinished = handles_.unfinished();
+  if (const auto devices = FindDevices()) unfinished.merge(devices->unfinished());
+  for (const auto& [plan, index] : unfinished) {
     const std::string exchange = Read([&](const ProgressEngine& progress) {
       return progress.peers().plans().DescribeWithProgram(plan, index);
     });

@@ -43,9 +43,6 @@ ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t 
     const std::shared_ptr<Engine> engine = FindEngine(session);
     const auto devices = engine->devices();
     const auto planned = engine->Planned(plan, index, devices->RankOf(ordinal).rank());
-    if (planned->handle != 0) {
-      Throw(ErrorCode::kUsage, "jaxhet.start between GPUs does not exist yet");
-    }
     devices->Start(ordinal, {.stream = stream,
                              .kind = planned->kind,
                              .plan = plan,
@@ -57,7 +54,9 @@ ffi::Error Start(StreamHandle stream, int32_t ordinal, int64_t session, int64_t 
                              .part_bytes = planned->part_bytes,
                              .operand = Bytes(operand),
                              .result = Bytes(result),
-                             .poison = PoisonOf(operand.element_type())});
+                             .poison = PoisonOf(operand.element_type()),
+                             .handle = planned->handle,
+                             .is_finish = planned->is_finish});
   });
 }
 
@@ -74,7 +73,18 @@ ffi::Error Done(StreamHandle stream, int32_t ordinal, int64_t session, int64_t p
   return Guarded([&] {
     CheckInPlace(index, started, result);
     const std::shared_ptr<Engine> engine = FindEngine(session);
-    engine->devices()->Done(ordinal, stream, plan, index);
+    const auto devices = engine->devices();
+    const auto planned = engine->Planned(plan, index, devices->RankOf(ordinal).rank());
+    if (planned->handle == 0) return devices->Done(ordinal, stream, plan, index);
+    devices->DoneHalf(ordinal, {.stream = stream,
+                                .plan = plan,
+                                .index = index,
+                                .ranks = planned->ranks,
+                                .operand = {},
+                                .result = Bytes(result),
+                                .poison = {},
+                                .handle = planned->handle,
+                                .is_finish = planned->is_finish});
   });
 }
 

@@ -26,6 +26,7 @@ Error AtExchange(const RankFacts& own, const Error& cause) {
 DeviceEngine::DeviceEngine(JobView& job, Options options,
                            std::vector<std::unique_ptr<DeviceRank>> ranks)
     : job_(job), options_(std::move(options)), ranks_(std::move(ranks)) {
+  for (const auto& rank : ranks_) handles_.try_emplace(rank->rank(), *rank);
   watch_ = StartThread("jaxhet-devices", [this] { Watch(); });
 }
 
@@ -48,7 +49,9 @@ DeviceRank& DeviceEngine::RankOf(int ordinal) {
 void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
   DeviceRank& rank = RankOf(ordinal);
   Failing(rank, request.plan, request.index, [&] {
-    if (const auto mismatch = rank.Start(request)) throw MismatchOf(rank.rank(), *mismatch);
+    const auto mismatch =
+        request.handle == 0 ? rank.Start(request) : handles_.at(rank.rank()).Start(request);
+    if (mismatch) throw MismatchOf(rank.rank(), *mismatch);
   });
   const std::lock_guard lock(mutex_);
   if (!std::exchange(is_active_, true)) changed_.notify_all();
@@ -57,6 +60,21 @@ void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
 void DeviceEngine::Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index) {
   DeviceRank& rank = RankOf(ordinal);
   Failing(rank, plan, index, [&] { rank.Done(stream, plan, index); });
+}
+
+void DeviceEngine::DoneHalf(int ordinal, const DeviceRequest& request) {
+  DeviceRank& rank = RankOf(ordinal);
+  Failing(rank, request.plan, request.index, [&] { handles_.at(rank.rank()).Done(request); });
+}
+
+void DeviceEngine::Reserve(int rank, int64_t handle, size_t operand_bytes, size_t group_size) {
+  handles_.at(rank).Reserve(handle, operand_bytes, group_size);
+}
+
+Unfinished DeviceEngine::unfinished() const {
+  Unfinished found;
+  for (const auto& [rank, handles] : handles_) found.merge(handles.unfinished());
+  return found;
 }
 
 // After an error XLA frees the program's buffers: nothing of ours may be under way then.
@@ -143,6 +161,7 @@ size_t DeviceEngine::Look() {
 
 bool DeviceEngine::WaitIdle(milliseconds timeout) {
   const Time limit = Clock::now() + timeout;
+  for (auto& [rank, handles] : handles_) handles.Drain();
   const auto is_drained = [&](const auto& rank) {
     return rank->watch().IsDrained([&](int target) { return job_.HasLeft(target); });
   };

@@ -16,6 +16,7 @@
 
 #include "xla_plugin/engine/common/job_view.h"
 #include "xla_plugin/engine/common/options.h"
+#include "xla_plugin/engine/device/device_handles.h"
 #include "xla_plugin/engine/device/device_rank.h"
 
 namespace jaxhet {
@@ -37,6 +38,11 @@ class DeviceEngine {
   // work on streams. Any error fails the job, and is thrown.
   void Start(int ordinal, const DeviceRequest& request);
   void Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index);
+  // The same of a start or a finish.
+  void DoneHalf(int ordinal, const DeviceRequest& request);
+  // See DeviceHandles. By the thread that registers a plan.
+  void Reserve(int rank, int64_t handle, size_t operand_bytes, size_t group_size);
+  Unfinished unfinished() const;
 
   // Waits until nothing is in flight and all that was sent has left this process. False at the
   // timeout, or if the job fails.
@@ -66,6 +72,7 @@ class DeviceEngine {
   JobView& job_;
   const Options options_;
   const std::vector<std::unique_ptr<DeviceRank>> ranks_;
+  std::map<int, DeviceHandles> handles_;  // by rank
 
   std::mutex mutex_;
   std::condition_variable changed_;

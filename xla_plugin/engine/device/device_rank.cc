@@ -79,7 +79,8 @@ std::optional<LaunchMismatch> DeviceRank::Start(const DeviceRequest& request) {
                                  .deadline_ms = request.deadline_ms,
                                  .operand_bytes = request.operand.size(),
                                  .poison = request.poison,
-                                 .program = request.stream};
+                                 .program = request.stream,
+                                 .is_detached = request.handle != 0 && !request.is_finish};
   const std::vector<DeviceTransfer> plan = PlanTransfers(request, rank_);
   uint64_t incoming_number = 0;
   for (const DeviceTransfer& planned : plan) {
@@ -122,8 +123,8 @@ std::optional<LaunchMismatch> DeviceRank::StartTransfer(InFlight& transfer) {
     if (const auto with_source = AgreeWithSource(transfer)) mismatch = with_source;
   }
   if (mismatch) return mismatch;
-  const bool may_be_eager =
-      transfer.transfer.operand.size() <= eager_bytes_ && transfer.exchange.program == program_;
+  const bool may_be_eager = transfer.transfer.operand.size() <= eager_bytes_ &&
+                            transfer.exchange.program == program_ && !transfer.exchange.is_detached;
   transfer.is_pending = has_source;
   std::vector<InFlight> overdue;
   if (has_source && receives_.empty()) overdue = receives_.Choose(transfer, may_be_eager);
@@ -181,9 +182,8 @@ std::optional<LaunchMismatch> DeviceRank::AgreeWithTarget(InFlight& transfer) {
   RankChannel& channel = channels_.Outgoing(target);
   const uint64_t number = transfer.send.number = ++channel.exchanges;
   const bool may_be_zero_copy = operand.size() >= channel.end->pull_bytes();
-  const auto place = may_be_zero_copy && transfer.exchange.program == program_
-                         ? channel.end->PlaceOf(operand)
-                         : std::nullopt;
+  const bool is_awaited = transfer.exchange.program == program_ && !transfer.exchange.is_detached;
+  const auto place = may_be_zero_copy && is_awaited ? channel.end->PlaceOf(operand) : std::nullopt;
   const LaunchLog own_log = channel.end->source_log();
   const LaunchLog peer_log = channel.end->target_log();
   WaitForRoom(own_log, number, [&] { return channel.end->Passed().value_or(peer_log.last()); });

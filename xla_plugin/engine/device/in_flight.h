@@ -26,6 +26,7 @@ struct InFlight {
     size_t operand_bytes;
     std::byte poison;
     StreamHandle program;
+    bool is_detached = false;  // its Done() may follow after later ones: it moves through slots
   };
   // The send of the transfer, or the receive.
   struct Side {

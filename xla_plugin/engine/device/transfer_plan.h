@@ -32,7 +32,9 @@ struct DeviceRequest {
   int64_t part_bytes = 0;          // size of a permute's parts, each with a Done(); 0: one part
   std::span<const std::byte> operand;
   std::span<std::byte> result;
-  std::byte poison;  // fills a result that can't arrive
+  std::byte poison;        // fills a result that can't arrive
+  int64_t handle = 0;      // see ExchangeRequest
+  bool is_finish = false;  // likewise
 };
 
 // How the bytes of a send or a receive move.

@@ -48,7 +48,8 @@ class RecordReader {
   // Copies what has arrived and was verified to `entries`; returns the number of bytes, 0 if more
   // must arrive first. Throws TransportError for a record that was not sealed next.
   size_t Take(std::span<const iovec> entries);
-  // After Take() has returned 0: memory for the bytes that arrive, and the number of those that did.
+  // After Take() has returned 0: memory for the bytes that arrive, and the number of those that
+  // did.
   iovec Room();
   void Arrived(size_t num_bytes) { end_ += num_bytes; }
 

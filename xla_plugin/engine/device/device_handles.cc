@@ -1,0 +1,95 @@
+#include "xla_plugin/engine/device/device_handles.h"
+
+#include "xla_plugin/base/error.h"
+
+namespace jaxhet {
+namespace {
+
+int SourceOf(const DeviceRequest& request, int rank) {
+  return SourceOf(PairsOf(request.ranks), rank);
+}
+
+void CopyUnlessSame(Device& device, const DeviceRequest& request) {
+  if (request.result.data() == request.operand.data()) return;
+  device.Copy(request.stream, request.result.data(), request.operand.data(),
+              request.operand.size());
+}
+
+}  // namespace
+
+DeviceHandles::DeviceHandles(DeviceRank& rank)
+    : rank_(rank), stream_(rank.device().CreateStream(StreamPriority::kNormal)) {}
+
+void DeviceHandles::Reserve(int64_t handle, size_t operand_bytes, size_t group_size) {
+  const std::lock_guard lock(mutex_);
+  Handle& reserved = handles_[handle];
+  if (reserved.num_bytes == operand_bytes || reserved.state.is_started()) return;
+  for (std::byte** const part : {&reserved.operand, &reserved.result}) {
+    const size_t members = part == &reserved.operand ? 1 : group_size;
+    memory_.push_back(rank_.device().Allocate(operand_bytes * members));
+    *part = static_cast<std::byte*>(memory_.back().get());
+  }
+  reserved.num_bytes = operand_bytes;
+}
+
+std::optional<LaunchMismatch> DeviceHandles::Start(const DeviceRequest& request) {
+  const std::lock_guard lock(mutex_);
+  Handle& handle = handles_[request.handle];
+  if (request.is_finish) {
+    if (handle.is_known) return std::nullopt;  // its data is on the way
+    if (SourceOf(request, rank_.rank()) != rank_.rank()) return rank_.Start(request);
+    CopyUnlessSame(rank_.device(), request);
+    return std::nullopt;
+  }
+  handle.state.Start(request.plan, request.index);
+  if (handle.num_bytes != request.operand.size()) Throw(ErrorCode::kUsage, kNotLatest);
+  handle.group = GroupOf(request.ranks, request.group_size, rank_.rank());
+  handle.is_known = true;
+  handle.is_done = false;
+  CopyUnlessSame(rank_.device(), request);
+  rank_.device().Copy(request.stream, handle.operand, request.operand.data(), handle.num_bytes);
+  DeviceRequest exchange = request;
+  exchange.operand = {handle.operand, handle.num_bytes};
+  exchange.result = {handle.result, handle.num_bytes * handle.group.size()};
+  return rank_.Start(exchange);
+}
+
+void DeviceHandles::Done(const DeviceRequest& request) {
+  if (!request.is_finish) return;
+  const std::lock_guard lock(mutex_);
+  Handle& handle = handles_[request.handle];
+  const int source = SourceOf(request, rank_.rank());
+  if (!handle.is_known) {
+    if (source != rank_.rank()) rank_.Done(request.stream, request.plan, request.index);
+    return;
+  }
+  if (request.result.size() != handle.num_bytes) Throw(ErrorCode::kUsage, kNotLatest);
+  if (source == rank_.rank()) handle.state.Finish();
+  Await(handle, request.stream);
+  const size_t part = PlaceIn(handle.group, source) * handle.num_bytes;
+  rank_.device().Copy(request.stream, request.result.data(), handle.result + part,
+                      handle.num_bytes);
+}
+
+void DeviceHandles::Await(Handle& handle, StreamHandle stream) {
+  if (!handle.is_done) rank_.Done(stream, handle.state.plan(), handle.state.index());
+  handle.is_done = true;
+}
+
+void DeviceHandles::Drain() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, handle] : handles_) {
+    if (handle.state.is_started()) Await(handle, stream_.get());
+  }
+}
+
+Unfinished DeviceHandles::unfinished() const {
+  const std::lock_guard lock(mutex_);
+  Unfinished found;
+  for (const auto& [key, handle] : handles_) {
+    if (handle.state.is_started()) found.emplace(handle.state.plan(), handle.state.index());
+  }
+  return found;
+}
+
+}  // namespace jaxhet
