@@ -36,7 +36,7 @@ std::optional<LaunchMismatch> DeviceHandles::Start(const DeviceRequest& request)
   const std::lock_guard lock(mutex_);
   Handle& handle = handles_[request.handle];
   if (request.is_finish) {
-    if (handle.is_known) return std::nullopt;  // its data is on the way
+    if (handle.is_known) return std::nullopt;  // the data is on the way
     if (SourceOf(request, rank_.rank()) != rank_.rank()) return rank_.Start(request);
     CopyUnlessSame(rank_.device(), request);
     return std::nullopt;

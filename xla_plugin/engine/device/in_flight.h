@@ -26,7 +26,7 @@ struct InFlight {
     size_t operand_bytes;
     std::byte poison;
     StreamHandle program;
-    bool is_detached = false;  // its Done() may follow after later ones: it moves through slots
+    bool is_detached = false;  // moves through slots: Done() may follow those of later exchanges
   };
   // The send of the transfer, or the receive.
   struct Side {
