@@ -183,8 +183,21 @@ def _floats(parts: Sequence[jax.Array], handle: Handle, leaf: int) -> jax.Array:
 
 def _in_chain(x: jax.Array, axis: str, half: str, name: str, number: int) -> jax.Array:
     """x; the passes see a start of its exchange, or a finish: see `jaxhet/compiler/halves.py`."""
-    with jax.named_scope(compiler.scope(half, name, number)):
-        return lax.ppermute(x, axis, [(i, i + 1) for i in range(lax.axis_size(axis) - 1)])
+    pairs = [(i, i + 1) for i in range(lax.axis_size(axis) - 1)]
+    return _permuted(x, axis, pairs, compiler.scope(half, name, number))
+
+
+def _permuted(x: jax.Array, axis: str, pairs: Sequence[tuple[int, int]], scope: str) -> jax.Array:
+    """A permute in a function of this name.
+
+    Programs with other names are other programs, but caches of executables ignore named scopes.
+    """
+
+    def permute(x: jax.Array) -> jax.Array:
+        return lax.ppermute(x, axis, pairs)
+
+    permute.__name__ = permute.__qualname__ = scope
+    return jax.jit(permute)(x)
 
 
 def _combined(handle: Handle, leaf: int, parts: Sequence[jax.Array], number: int) -> jax.Array:
@@ -211,10 +224,10 @@ def _arrived(x: jax.Array, handle: Handle, number: int) -> list[jax.Array]:
     """Arrays that have arrived: entry k is from the position k before this one."""
     axis, size = handle.axis, lax.axis_size(handle.axis)
     rows = [_in_chain(x, axis, "finish", handle.name, number) if _is_open(size) else x]
+    scope = compiler.scope("finish", handle.name, number)
     for shift in range(1, size):
-        with jax.named_scope(compiler.scope("finish", handle.name, number)):
-            pairs = [(i, (i + shift) % size) for i in range(size)]
-            rows.append(lax.ppermute(x, axis, pairs))
+        pairs = [(i, (i + shift) % size) for i in range(size)]
+        rows.append(_permuted(x, axis, pairs, scope))
     return rows
 
 

@@ -1,6 +1,6 @@
 """Halves of exchanges that outlive a program: `jaxhet.start` in one, `jaxhet.finish` in another.
 
-All are collective-permutes, in a scope with the name of the exchange. A permute along a chain, from
+All are collective-permutes, in a function with the name of the exchange. A permute along a chain, from
 each member of a group to the next one but not from the last to the first, stands for the member
 itself: a start, whose result is its operand; or the finish of a member's own data. The others are
 finishes of the data of another member. Arrays are integers, which no compiler converts.
@@ -21,7 +21,7 @@ _SCOPE = re.compile(r"jaxhet_(start|finish)_(\w+)")
 
 
 def scope(half: str, name: str, leaf: int) -> str:
-    """The scope around the permutes of a leaf; `half` is "start" or "finish"."""
+    """Name of the function around the permutes of a leaf; `half` is "start" or "finish"."""
     return f"jaxhet_{half}_{name}_{leaf}"
 
 

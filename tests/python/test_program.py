@@ -439,3 +439,13 @@ def test_per_platform_takes_the_default_and_refuses_without_one() -> None:
         jaxhet.per_platform(cuda=jnp.cos, rocm=jnp.cos)(0.0)
     with pytest.raises(jaxhet.UsageError, match="needs a function"):
         jaxhet.per_platform()
+
+
+def test_handles_of_other_names_are_other_programs() -> None:
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    digests = set()
+    for name in ("a", "b"):
+        with jax.sharding.use_abstract_mesh(mesh):
+            traced = jax.make_jaxpr(lambda x, n=name: jaxhet.finish(jaxhet.start(x, "x", name=n)))
+            digests.add(jaxprs.describe("jit_f", traced(np.ones((2, 8))).jaxpr, (), str).digest)
+    assert len(digests) == 2

@@ -50,7 +50,7 @@ struct ChannelBytes {
   uint64_t sent = 0;
   uint64_t received = 0;
   uint64_t path_failures = 0;
-  std::vector<Refusal> refusals = {};
+  std::vector<Refusal> refusals;
 };
 
 // The channels of a rank, by the other rank. Any thread may add one at any time; they stay.
