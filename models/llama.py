@@ -102,9 +102,11 @@ class Llama(nnx.Module):
         """
         if count is not None:
             graph, params = nnx.split(self.blocks)
-            return run_first(
-                lambda own, x, inside: nnx.merge(graph, own)(x, inside), params, x, count, documents
-            )
+
+            def layer(own: nnx.State, x: jax.Array, documents: Documents | None) -> jax.Array:
+                return nnx.merge(graph, own)(x, documents)
+
+            return run_first(layer, not self.config.scan, params, x, count, documents)
 
         def apply(block: Block, carry: Carry) -> Carry:
             before, x = carry

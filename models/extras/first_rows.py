@@ -1,7 +1,7 @@
 """The first layers of a stack, as many as a value says: neither the others nor zeros for them.
 
-Under `jax.lax.cond` a layer that is skipped would still write zeros for everything that a layer
-keeps for its backward pass. On CPU that takes as long as the layer itself.
+A layer that `jax.lax.cond` skips would still write zeros for everything that a layer keeps for its
+backward pass. On CPU that takes as long as the layer itself. So only inputs of layers are kept.
 """
 
 from collections.abc import Callable
@@ -15,53 +15,58 @@ import jax.numpy as jnp
 Layer = Callable[[Any, jax.Array, Any], jax.Array]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def run_first(layer: Layer, params: Any, x: jax.Array, count: jax.Array, fixed: Any) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def run_first(
+    layer: Layer, unroll: bool, params: Any, x: jax.Array, count: jax.Array, fixed: Any
+) -> jax.Array:
     """The result of the first layers.
 
     Keeps the input of each layer for the backward pass, which computes the rest again.
 
     Args:
       layer: A layer. Its collectives must join devices that agree on `count`.
+      unroll: Whether XLA sees each layer, and not a loop.
       params: Parameters of all layers, stacked along the first axis.
       x: Activations.
       count: Number of layers that are computed.
       fixed: Further arguments of each layer, without gradient.
     """
-    return _forward(layer, params, x, count, fixed)[0]
+    return _forward(layer, unroll, params, x, count, fixed)[0]
 
 
-def _forward(layer: Layer, params: Any, x: jax.Array, count: jax.Array, fixed: Any) -> Any:
-    def step(i: Any, carry: Any) -> Any:
-        x, inputs = carry
-        return layer(_row(params, i), x, fixed), _with_row(inputs, x, i)
+def _forward(
+    layer: Layer, unroll: bool, params: Any, x: jax.Array, count: jax.Array, fixed: Any
+) -> Any:
+    def step(x: jax.Array, row: Any) -> Any:
+        i, own = row
+        return jax.lax.cond(i < count, lambda x: layer(own, x, fixed), lambda x: x, x), x
 
     rows = len(jax.tree.leaves(params)[0])
-    x, inputs = jax.lax.fori_loop(0, count, step, (x, jnp.broadcast_to(x, (rows, *x.shape))))
+    x, inputs = jax.lax.scan(step, x, (jnp.arange(rows), params), unroll=rows if unroll else 1)
     return x, (params, inputs, count, fixed)
 
 
-def _backward(layer: Layer, kept: Any, gradient: jax.Array) -> Any:
+def _backward(layer: Layer, unroll: bool, kept: Any, gradient: jax.Array) -> Any:
     params, inputs, count, fixed = kept
 
-    def step(done: Any, carry: Any) -> Any:
-        gradient, gradients = carry
-        i = count - 1 - done
-        pull = jax.vjp(lambda own, x: layer(own, x, fixed), _row(params, i), inputs[i])[1]
-        own, gradient = pull(gradient)
-        return gradient, jax.tree.map(lambda all_, x: _with_row(all_, x, i), gradients, own)
+    def step(gradient: jax.Array, row: Any) -> Any:
+        i, own, x = row
 
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    gradient, gradients = jax.lax.fori_loop(0, count, step, (gradient, zeros))
+        def pull(gradient: jax.Array) -> Any:
+            return jax.vjp(lambda own, x: layer(own, x, fixed), own, x)[1](gradient)
+
+        def skip(gradient: jax.Array) -> Any:
+            return jax.tree.map(jnp.zeros_like, own), gradient
+
+        of_own, gradient = jax.lax.cond(i < count, pull, skip, gradient)
+        return gradient, of_own
+
+    rows = len(inputs)
+    numbered = jnp.arange(rows), params, inputs
+    gradient, gradients = jax.lax.scan(
+        step, gradient, numbered, reverse=True, unroll=rows if unroll else 1
+    )
     return gradients, gradient, None, None
 
 
 run_first.defvjp(_forward, _backward)
-
-
-def _row(tree: Any, i: Any) -> Any:
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
-
-
-def _with_row(rows: jax.Array, row: jax.Array, i: Any) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(rows, row, i, 0)

@@ -123,13 +123,7 @@ class Pipeline:
             model = partial(nnx.merge, graph, params)
             x = self._flow(model, self.count(counts), tokens)
             last = jax.lax.axis_index("stage") == len(self.stages) - 1
-            zero = _varying(jnp.zeros((), at_least_float32(x.dtype)), ("stage", *split))
-            loss = jax.lax.cond(
-                last,
-                lambda x: model().loss(x, tokens[:, 1:]).astype(zero.dtype),
-                lambda _: zero,
-                x,
-            )
+            loss = self._loss_of(last, lambda x: model().loss(x, tokens[:, 1:]), x, split)
             return jax.lax.pmean(jax.lax.psum(loss, "stage"), split)
 
         return self.on_stages(local, params, tokens, split)
@@ -175,6 +169,22 @@ class Pipeline:
             axis_names={"stage", *split},
             check_vma=not with_gradients,  # which are summed by `local`
         )(params, jnp.array(self.stages, jnp.int32), tokens)
+
+    def _loss_of(
+        self,
+        last: jax.Array,
+        loss: Callable[[jax.Array], jax.Array],
+        x: jax.Array,
+        split: tuple[str, ...],
+    ) -> jax.Array:
+        """The loss on the last stage, and 0 on the others.
+
+        Even stages all compute it: their exchanges overlap with its products.
+        """
+        if self.is_even:
+            return jnp.where(last, loss(x), 0)
+        zero = _varying(jnp.zeros((), at_least_float32(x.dtype)), ("stage", *split))
+        return jax.lax.cond(last, lambda x: loss(x).astype(zero.dtype), lambda _: zero, x)
 
     def count(self, counts: jax.Array) -> jax.Array | None:
         """The number of layers of a stage, from its part [1] of all numbers; None: all rows."""
