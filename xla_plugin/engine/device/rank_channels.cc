@@ -48,7 +48,8 @@ std::vector<ChannelBytes> RankChannels::Bytes() const {
     bytes.push_back({.peer_rank = target,
                      .transport = channel->transport,
                      .sent = channel->num_bytes,
-                     .path_failures = channel->end->num_path_failures()});
+                     .path_failures = channel->end->num_path_failures(),
+                     .refusals = {}});
   for (const auto& [source, channel] : incoming())
     bytes.push_back({.peer_rank = source,
                      .transport = channel->transport,
