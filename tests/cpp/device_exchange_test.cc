@@ -223,10 +223,14 @@ TEST_P(DeviceExchangeTransportsTest, HandlesOutliveOtherExchanges) {
     }
     return sides;
   };
-  for (const size_t num_bytes : {size_t{100}, kSlotBytes * 12 + 3}) {
+  constexpr size_t kFew = 100;
+  constexpr size_t kMany = kSlotBytes * 12 + 3;
+  for (const size_t num_bytes : {kFew, kMany}) {
     for (const int rank : {0, 1}) {
       world.engine(rank).devices()->Reserve(rank, kHandle, num_bytes, 2);
     }
+  }
+  for (const size_t num_bytes : {kFew, kMany, kFew}) {
     for (int round = 0; round < 2; ++round) {
       std::deque<Side> starts = of_handle({0, 1}, num_bytes, false);
       run(starts);

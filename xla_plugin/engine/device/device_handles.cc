@@ -22,14 +22,10 @@ DeviceHandles::DeviceHandles(DeviceRank& rank)
 
 void DeviceHandles::Reserve(int64_t handle, size_t operand_bytes, size_t group_size) {
   const std::lock_guard lock(mutex_);
-  Handle& reserved = handles_[handle];
-  if (reserved.num_bytes == operand_bytes || reserved.state.is_started()) return;
-  for (std::byte** const part : {&reserved.operand, &reserved.result}) {
-    const size_t members = part == &reserved.operand ? 1 : group_size;
-    memory_.push_back(rank_.device().Allocate(operand_bytes * members));
-    *part = static_cast<std::byte*>(memory_.back().get());
-  }
-  reserved.num_bytes = operand_bytes;
+  Memory& memory = memory_[{handle, operand_bytes, group_size}];
+  if (memory.operand.get() != nullptr) return;
+  memory.operand = rank_.device().Allocate(operand_bytes);
+  memory.result = rank_.device().Allocate(operand_bytes * group_size);
 }
 
 std::optional<LaunchMismatch> DeviceHandles::Start(const DeviceRequest& request) {
@@ -42,14 +38,17 @@ std::optional<LaunchMismatch> DeviceHandles::Start(const DeviceRequest& request)
     return std::nullopt;
   }
   handle.state.Start(request.plan, request.index);
-  if (handle.num_bytes != request.operand.size()) Throw(ErrorCode::kUsage, kNotLatest);
   handle.group = GroupOf(request.ranks, request.group_size, rank_.rank());
+  handle.num_bytes = request.operand.size();
+  const Memory& memory = memory_.at({request.handle, handle.num_bytes, handle.group.size()});
+  auto* const operand = static_cast<std::byte*>(memory.operand.get());
+  handle.result = static_cast<std::byte*>(memory.result.get());
   handle.is_known = true;
   handle.is_done = false;
   CopyUnlessSame(rank_.device(), request);
-  rank_.device().Copy(request.stream, handle.operand, request.operand.data(), handle.num_bytes);
+  rank_.device().Copy(request.stream, operand, request.operand.data(), handle.num_bytes);
   DeviceRequest exchange = request;
-  exchange.operand = {handle.operand, handle.num_bytes};
+  exchange.operand = {operand, handle.num_bytes};
   exchange.result = {handle.result, handle.num_bytes * handle.group.size()};
   return rank_.Start(exchange);
 }

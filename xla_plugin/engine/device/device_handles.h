@@ -3,11 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "xla_plugin/device/device.h"
@@ -33,9 +33,12 @@ class DeviceHandles {
   Unfinished unfinished() const;
 
  private:
+  struct Memory {
+    DeviceMemory operand;
+    DeviceMemory result;  // parts of all members
+  };
   struct Handle {
     HandleState state;
-    std::byte* operand = nullptr;
     std::byte* result = nullptr;
     size_t num_bytes = 0;
     std::vector<int> group;
@@ -48,7 +51,8 @@ class DeviceHandles {
   DeviceRank& rank_;
   const Stream stream_;
   mutable std::mutex mutex_;
-  std::deque<DeviceMemory> memory_;
+  // By key of a handle, bytes and number of members: programs of several shapes have one name.
+  std::map<std::tuple<int64_t, size_t, size_t>, Memory> memory_;
   std::map<int64_t, Handle> handles_;  // by key
 };
 
