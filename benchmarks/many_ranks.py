@@ -82,7 +82,7 @@ def main() -> None:
     """Starts the processes; the exit code is 1 if one fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--islands", type=int, default=8)
-    parser.add_argument("--transports", default="", help="as JAXHET_TRANSPORTS")
+    parser.add_argument("--transports", default="", help="transports, with commas; default: all")
     args = parser.parse_args()
     shared = {
         **os.environ,

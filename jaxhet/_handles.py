@@ -73,10 +73,11 @@ def start(tree: Any, axis: str, *, op: Op = "mean", name: str = "handle", wire: 
         started before under this name was not finished.
 
     Examples:
+      >>> import numpy as np
       >>> leave = jax.jit(lambda tree: jaxhet.start(tree, "data", name="outer"))
       >>> with jax.set_mesh(jaxhet.make_mesh({"data": 2})):
       ...     handle = leave({"w": np.ones((2, 64, 4), np.float32)})  # then other programs
-      ...     mean = jax.jit(jaxhet.finish)(handle)
+      ...     average = jax.jit(jaxhet.finish)(handle)
     """
     return _handle(tree, axis, op, name, wire, is_started=True)
 

@@ -231,8 +231,8 @@ def listening():
 """
 
 
-@pytest.mark.parametrize(("connect", "closed"), [("all", 0), ("needed", 1)])
-def test_forked_child_is_refused(connect: str, closed: int) -> None:
+@pytest.mark.parametrize(("connect", "processes", "closed"), [("all", 2, 0), ("needed", 4, 1)])
+def test_forked_child_is_refused(connect: str, processes: int, closed: int) -> None:
     script = f"""{JOIN}
 import os, sys{_LISTENING}
 f = jaxhet.jit(lambda x: x + 1)
@@ -248,7 +248,7 @@ if pid == 0:
 os.waitpid(pid, 0)
 print('parent', f(1), jaxhet.last_error(), before - listening())
 """
-    jobs = job(JAXHET__CONNECT=connect)
+    jobs = job(processes, JAXHET__CONNECT=connect)
     for ended in run("import warnings; warnings.simplefilter('ignore')\n" + script, *jobs):
         assert f"child closed {closed}\n" in ended.text, ended.text
         assert "child: this process was forked from one that joined the job" in ended.text, (

@@ -23,7 +23,7 @@ _PROGRAMS = {  # page -> number of its programs, all of which run here or in tes
     "docs/guides/programs.md": 3,
     "docs/guides/replicas.md": 1,
     "docs/guides/testing.md": 2,
-    "docs/guides/thin-links.md": 2,
+    "docs/guides/thin-links.md": 3,
     "docs/tutorials/01-two-islands.md": 1,
     "docs/tutorials/02-nvidia-and-amd.md": 1,
     "docs/tutorials/03-read-a-plan.md": 1,
@@ -130,9 +130,11 @@ step = lambda x: 2 * x
 params = {"w": jnp.ones((8, 4))}
 batch = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
 loss = lambda params, rows: jnp.mean((rows @ params["w"] - 1) ** 2)
+fragment = {"w": np.arange(16, dtype=np.float32).reshape(2, 8)}
 """
 _AFTER_THIN_LINKS = """
 print("trained", bool(jnp.isfinite(params["w"]).all() and (params["w"] != 1).all()))
+print("arrived", bool(jnp.allclose(mean["w"], fragment["w"].mean(0), atol=1.0)))
 jaxhet.shutdown()
 """
 
@@ -146,6 +148,7 @@ def test_programs_of_thin_links_run(tmp_path: pathlib.Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("trained True") == 2
+    assert result.stdout.count("arrived True") == 2
 
 
 def test_example_of_a_test_passes(tmp_path: pathlib.Path) -> None:

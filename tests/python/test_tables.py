@@ -70,7 +70,7 @@ device.mkdir(parents=True)
 (device / "class").write_text("0x120000")
 assert gpus.find_hardware(pathlib.Path(sys.argv[1]), "other_driver") == (device.name,)
 try:
-    _ffi.Engine(0, 1, _config.resolve({}, {}).engine_values()).open_devices("other", [], [], 1)
+    _ffi.Engine(0, 1, _config.resolve({}, {}).engine_values()).open_devices("other", [], [], 1, [])
 except _errors.UsageError as error:
     assert str(error) == "no vendor is called 'other_driver'; there are cuda, hip", error
 else:
