@@ -32,17 +32,19 @@ def _compare(name: str, mine: Sequence[float], world: Sequence[float]) -> float:
     return difference
 
 
-def _ratio(mine: Sequence[float], plain: Sequence[float]) -> float:
-    """How many times as fast as plain JAX."""
-    return statistics.median(plain) / statistics.median(mine)
+def _ratios(mine: Sequence[Sequence[float]], plain: Sequence[Sequence[float]]) -> str:
+    """How many times as fast as plain JAX: the fastest step and the median of all turns' steps."""
+    own, others = list(itertools.chain(*mine)), list(itertools.chain(*plain))
+    medians = statistics.median(others) / statistics.median(own)
+    return f"{min(others) / min(own):.2f} {medians:.2f}"
 
 
-def _maxtext(folder: pathlib.Path, case: str, process: int = 0) -> tuple[list[float], float]:
-    """Losses by step, and the median time of a step."""
+def _maxtext(folder: pathlib.Path, case: str, process: int = 0) -> tuple[list[float], list[float]]:
+    """Losses by step, and the times of steps after the first two."""
     lines = (folder / f"{case}.{process}").read_text().splitlines()
     steps = {line["step"]: line for line in map(json.loads, lines)}
     times = [line["perf/step_time_seconds"] for step, line in steps.items() if step > 1]
-    return [line["learning/loss"] for line in steps.values()], statistics.median(times)
+    return [line["learning/loss"] for line in steps.values()], times
 
 
 def test_maxtext_has_the_losses_of_plain_jax_on_all_meshes(tmp_path: pathlib.Path) -> None:
@@ -64,20 +66,20 @@ def test_maxtext_has_the_losses_of_plain_jax_on_all_meshes(tmp_path: pathlib.Pat
         print("maxtext", case, f"{_compare(case, mine, world_losses):.1e}", end=" ")
         folders = (islands, plain, *(again if case in _MESHES else ()))
         times = [_maxtext(folder, case)[1] for folder in folders]
-        print(f"{_ratio(times[::2], times[1::2]):.2f}")
+        print(_ratios(times[::2], times[1::2]))
     uninterrupted = _maxtext(plain, "fsdp")[0]
     for folder in (islands, plain):
         continued = _maxtext(folder, "restored")[0]
         _compare("restored", continued, uninterrupted[-len(continued) :])
 
 
-def _losses(text: str) -> tuple[list[float], float]:
-    """Losses by step, and the median time of a step."""
+def _losses(text: str) -> tuple[list[float], list[float]]:
+    """Losses by step, and the times between steps."""
     lines = re.findall(r"loss (\d+) (\S+) (\S+)$", text, re.MULTILINE)
     found = {int(step): (float(loss), float(time)) for step, loss, time in reversed(lines)}
     losses, times = zip(*(found[step] for step in sorted(found)), strict=True)
     steps = [after - before for before, after in itertools.pairwise(times)]
-    return list(losses), statistics.median(steps)
+    return list(losses), steps
 
 
 @pytest.mark.parametrize(
@@ -103,4 +105,4 @@ def test_trainer_has_the_losses_of_plain_jax(
     world = results[1][0][0]
     difference = max(_compare(name, losses, world) for of_run in results for losses, _ in of_run)
     times = [of_run[0][1] for of_run in results]
-    print(name, f"{difference:.1e}", f"{_ratio(times[::2], times[1::2]):.2f}")
+    print(name, f"{difference:.1e}", _ratios(times[::2], times[1::2]))
