@@ -93,7 +93,8 @@ def _losses(text: str) -> tuple[list[float], list[float]]:
 def test_trainer_has_the_losses_of_plain_jax(
     name: str, requirements: list[str], tmp_path: pathlib.Path
 ) -> None:
-    run = published.Run(2, python=applications.environment(name, *requirements))
+    python = applications.environment(name, *requirements)
+    run = published.Run(2, python=python, folder=tmp_path)  # Levanter writes logs there
     program = str(published.HERE / f"{name}_program.py")
     texts = [
         world([program, str(tmp_path / f"{turn}{world.__name__}")], _ENV, run)
