@@ -129,7 +129,9 @@ class Islands:
 
 
 def parts_of_cores(cores: Sequence[int], speeds: Sequence[float]) -> list[str]:
-    """The part of its core's time for each island, behind those of the islands before it there.
+    """For each island, the part of its core's time in which it runs.
+
+    Parts on one core follow each other.
 
     Raises:
       ValueError: The islands of a core have more than all of its time.

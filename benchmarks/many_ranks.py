@@ -1,4 +1,4 @@
-"""What does a process of a job of many ranks hold: threads, sockets, descriptors?
+"""How many threads, sockets and descriptors does a process have in a job of many ranks?
 
     python -m benchmarks.many_ranks [--islands 8] [--transports socket]
 

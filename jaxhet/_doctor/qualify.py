@@ -36,16 +36,23 @@ from jaxhet._options import PREFIX, TRANSPORTS
 COMMAND = (sys.executable, "-m", exchanges.__name__)
 _DEADLINE_S = "60"  # longest wait of an exchange
 # Variables of the job that this process is in.
-_OF_THIS_JOB = {
+_OF_THIS_JOB = [
     f"{PREFIX}{name}"
     for name in (
-        *("AUTO", "LAUNCHED", "ISLANDS", "ISLAND_PROCESS_ID", "COORDINATOR_BIND_ADDRESS"),
-        *("QUALIFICATION", "METRICS_ADDRESS", "METRICS_FOLDER", "TRACE_FOLDER", "DUMP"),
+        "AUTO",
+        "LAUNCHED",
+        "ISLANDS",
+        "ISLAND_PROCESS_ID",
+        "COORDINATOR_BIND_ADDRESS",
+        "QUALIFICATION",
+        "METRICS_ADDRESS",
+        "METRICS_FOLDER",
+        "TRACE_FOLDER",
+        "DUMP",
     )
-}
-_FALLBACK = (
-    "socket"  # so that a pair which can't use the transports in question does not end the job
-)
+]
+# Transport of pairs that can't use those in question, so that they do not end the job.
+_FALLBACK = "socket"
 
 
 def qualify(arguments: Mapping[str, Any]) -> tuple[int, Qualification]:

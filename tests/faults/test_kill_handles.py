@@ -1,6 +1,6 @@
 """A process is killed while an exchange of `jaxhet.start` is under way, at random moments.
 
-`KILLS=200 pytest -m slow tests/faults/test_kill_handles.py` kills more often.
+`KILLS=200 pytest -m "slow or not slow" tests/faults/test_kill_handles.py` kills more often.
 """
 
 import os

@@ -22,8 +22,8 @@ class DeviceHandles {
  public:
   explicit DeviceHandles(DeviceRank& rank);
 
-  // Allocates memory for a start's exchange, when its plan is registered: a driver may wait for
-  // programs before it allocates.
+  // Allocates memory for a start's exchange, when its plan is registered: not in a program, whose
+  // launch would wait. The driver may wait for programs that run.
   void Reserve(int64_t handle, size_t operand_bytes, size_t group_size);
   // By the thread that launches, as DeviceRank's. The request is a start or a finish.
   std::optional<LaunchMismatch> Start(const DeviceRequest& request);
