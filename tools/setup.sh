@@ -238,14 +238,16 @@ esac
 virtual_environment
 case ${1:-} in # these need no package: they come meanwhile
 test | slow)
-  plugins &
   virtual_machine &
   reference &
   ;;
 esac
 packages
 case ${1:-} in # what they need besides the packages
-test | slow) next_jax ;;
+test | slow)
+  plugins
+  next_jax
+  ;;
 esac
 case ${1:-} in
 slow)
