@@ -1,18 +1,21 @@
 """Loss and speed of training over a thin link, by what crosses it. The plain LLaMA in one job.
 
-    jaxhet launch --islands 2 --devices 1 -- python -m benchmarks.thin_links
+    jaxhet launch --islands 2 --devices 1 -- python -m benchmarks.thin_links --json runs/thin.json
+    python -m benchmarks.thin_links --json runs/thin.json --plot docs/figures/thin-links.svg
 
 Each run trains the same model on the same text (this project's documents, as bytes), with one
 position of the mesh axis "data" per device. A run with rows in other places shows how far rounding
-alone leads. A loss is the mean of the last tenth of the steps. `--link` is a text for the table.
+alone leads: its difference is the noise floor. A loss is the mean of the last tenth of the steps.
+`--link` is a text for the table. `--plot` draws a file of `--json` and trains nothing.
 """
 
 import argparse
 import dataclasses
 import functools
+import json
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,12 +25,22 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from benchmarks import plain_llama
+from benchmarks import plain_llama, tables
 from jaxhet import optim
 
 # The MLP's gradients have 2 MiB in bfloat16. All others are below 1 MiB and not compressed.
 SIZE = plain_llama.Size(layers=2, embed=512, heads=8, hidden=2048, vocab=256, scan=False)
 LENGTH = 64  # tokens of a row
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What a method did: its loss, tokens in each second, and the loss of each step."""
+
+    name: str
+    loss: float
+    tokens_per_s: float
+    losses: Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +76,23 @@ METHODS = (
 )
 
 
+@functools.cache
+def corpus() -> np.ndarray:
+    """The bytes of all documents, as they are when the first method begins."""
+    folder = pathlib.Path(__file__).parents[1] / "docs"
+    return np.frombuffer(b"".join(f.read_bytes() for f in sorted(folder.rglob("*.md"))), np.uint8)
+
+
 def batches(steps: int, rows: int, is_swapped: bool) -> list[np.ndarray]:
     """Tokens [rows, LENGTH + 1] of each step."""
-    folder = pathlib.Path(__file__).parents[1] / "docs"
-    text = np.frombuffer(b"".join(f.read_bytes() for f in sorted(folder.rglob("*.md"))), np.uint8)
+    text = corpus()
     starts = np.random.default_rng(0).integers(0, len(text) - LENGTH - 1, (steps, rows, 1))
     starts = starts[:, ::-1] if is_swapped else starts
     return list(text[starts + np.arange(LENGTH + 1)].astype(np.int32))
 
 
-def train(method: Method, steps: int, rows: int) -> tuple[float, float]:
-    """The loss, and tokens in each second of the second half of the steps."""
+def train(method: Method, steps: int, rows: int) -> Row:
+    """Trains with a method. The rate is that of the second half of the steps."""
     mesh = jax.sharding.get_mesh()
     split = NamedSharding(mesh, P("data"))
     tx: Any = method.transform() if method.transform else plain_llama.OPTIMIZER
@@ -108,33 +127,73 @@ def train(method: Method, steps: int, rows: int) -> tuple[float, float]:
         losses.append(loss)
     jax.block_until_ready(params)
     seconds = time.perf_counter() - halfway
-    last = losses[-max(steps // 10, 1) :]
-    loss = float(np.mean([float(x.addressable_data(0)) for x in last]))
-    return loss, (steps - steps // 2) * rows * LENGTH / seconds
+    values = [float(x.addressable_data(0)) for x in losses]
+    loss = float(np.mean(values[-max(steps // 10, 1) :]))
+    return Row(method.name, loss, (steps - steps // 2) * rows * LENGTH / seconds, values)
+
+
+def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
+    """Draws the mean losses of each 20 steps as an SVG: all, and their distances from the first."""
+    import matplotlib
+
+    matplotlib.rcParams["svg.fonttype"] = "none"  # letters as text: a small file
+    matplotlib.rcParams["svg.hashsalt"] = "thin links"
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    panels = figure.subplots(1, 2)
+    means = {
+        r.name: np.reshape(r.losses[: len(r.losses) // 20 * 20], (-1, 20)).mean(1) for r in rows
+    }
+    first = means[rows[0].name]
+    for name, mean in means.items():
+        steps = 20 * np.arange(1, len(mean) + 1)
+        panels[0].plot(steps, mean, label=name, linewidth=1.2)
+        panels[1].plot(steps, np.abs(mean - first) + 1e-9, linewidth=1.2)
+    panels[0].set(xlabel="step", ylabel="loss (nats per byte)")
+    panels[1].set(
+        xlabel="step", ylabel=f"distance from {rows[0].name}", yscale="log", ylim=(1e-6, 1)
+    )
+    panels[0].legend(fontsize="x-small")
+    for panel in panels:
+        panel.grid(alpha=0.3)
+    figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=16, help="rows of a step, over all devices")
     parser.add_argument("--link", default="this machine")
     parser.add_argument("--only", default="", help="names of methods that begin so")
+    parser.add_argument("--json", type=pathlib.Path, help="file for all results")
+    parser.add_argument("--plot", type=pathlib.Path, help="file for the figure (.svg)")
     options = parser.parse_args()
+    if options.plot:
+        return plot(
+            [Row(**row) for row in json.loads(options.json.read_text())["rows"]], options.plot
+        )
     jaxhet.initialize()
-    first = 0.0
-    if jax.process_index() == 0:
+    is_first = jax.process_index() == 0
+    facts = {"made": tables.made_at()} | {n: getattr(options, n) for n in ("steps", "rows", "link")}
+    done: list[Row] = []
+    if is_first:
         print("| link | method | tokens/s | loss | difference |\n|---|---|---|---|---|", flush=True)
     with jax.set_mesh(jaxhet.make_mesh({"data": -1})):
         for method in METHODS:
             if not method.name.startswith(options.only):
                 continue
-            loss, rate = train(method, options.steps, options.rows)
-            first = first or loss
-            if jax.process_index() == 0:
-                cells = options.link, method.name, f"{rate:.0f}", f"{loss:.5f}"
-                print(f"| {' | '.join(cells)} | {loss - first:+.1e} |", flush=True)
+            row = train(method, options.steps, options.rows)
+            done.append(row)
+            if is_first:
+                cells = options.link, row.name, f"{row.tokens_per_s:.0f}", f"{row.loss:.5f}"
+                print(f"| {' | '.join(cells)} | {row.loss - done[0].loss:+.1e} |", flush=True)
+                tables.write_json(options.json, facts, done)
+    if is_first:
+        print(facts["made"], flush=True)
     jaxhet.shutdown()
+    return None
 
 
 if __name__ == "__main__":
