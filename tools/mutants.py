@@ -109,7 +109,7 @@ def _mutants(tree: pathlib.Path, under: list[str]) -> list[tuple[pathlib.Path, M
     for path in sorted(
         path for one in under for path in [tree / one, *(tree / one).rglob("*")] if path.is_file()
     ):
-        if path.name.endswith("_pb2.py") or path.suffix not in (".py", ".cc"):
+        if path.suffix not in (".py", ".cc"):
             continue
         make = _python_mutants if path.suffix == ".py" else _cpp_mutants
         found += [(path.relative_to(tree), mutant) for mutant in make(path.read_text())]

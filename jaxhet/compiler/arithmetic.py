@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from jaxhet.compiler import hlo
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 
 Body = Callable[..., hlo.Instruction]  # arguments: a computation, then instructions
 
@@ -39,7 +39,7 @@ def convert(c: hlo.Computation, x: hlo.Instruction, element_type: int) -> hlo.In
 
 def slice_1d(c: hlo.Computation, x: hlo.Instruction, start: int, size: int) -> hlo.Instruction:
     """`size` elements of x from `start`."""
-    bounds = pb.HloInstructionProto.SliceDimensions(start=start, limit=start + size, stride=1)
+    bounds = pb.SliceDimensions(start=start, limit=start + size, stride=1)
     shape = hlo.array_shape(x.shape.element_type, [size])
     return c.add("slice", shape, [x], slice_dimensions=[bounds])
 

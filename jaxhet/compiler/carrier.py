@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo, order
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.collectives import Collective, Identity
 from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec, Half, Movement
 from jaxhet.compiler.groups import Groups

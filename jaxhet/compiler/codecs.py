@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxhet.compiler import arithmetic, hlo
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.hlo import Computation, Instruction, Shape
 
 BLOCK = 32  # elements
@@ -219,7 +219,7 @@ def values(c: Computation, codes: Instruction, scale: Instruction, codec: Codec)
 def slice_last(c: Computation, x: Instruction, start: int, size: int) -> Instruction:
     """`size` elements of the last dimension from `start`."""
     *dims, _ = x.shape.dimensions
-    bounds = pb.HloInstructionProto.SliceDimensions
+    bounds = pb.SliceDimensions
     whole = [bounds(start=0, limit=dim, stride=1) for dim in dims]
     cut = bounds(start=start, limit=start + size, stride=1)
     shape = hlo.array_shape(x.shape.element_type, [*dims, size])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from jaxhet._errors import UsageError
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import hlo, order
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.options import Job
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, S
 from typing import Any
 
 from jaxhet._errors import JaxhetError
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 
 Instruction = pb.HloInstructionProto
 Shape = pb.ShapeProto

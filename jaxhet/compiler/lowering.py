@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxhet.compiler import arithmetic, codecs, hlo
 from jaxhet.compiler import groups as groups_lib
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.carrier import ExchangeBuilder
 from jaxhet.compiler.collectives import Collective

@@ -11,7 +11,7 @@ So each byte that must cross islands crosses once.
 from collections.abc import Sequence
 
 from jaxhet.compiler import arithmetic, reorder, wire
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.groups import Groups, Split
 from jaxhet.compiler.lowering import Lowering, Value

@@ -5,7 +5,7 @@ conversions, so the original, smaller values can be exchanged instead.
 """
 
 from jaxhet.compiler import arithmetic, hlo
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.hlo import Instruction, Shape
 

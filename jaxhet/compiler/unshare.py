@@ -6,7 +6,7 @@ would stand for two.
 """
 
 from jaxhet.compiler import hlo
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 
 _LOCAL_ID = (1 << 32) - 1  # an instruction's id is computation id << 32 | local id
 

@@ -7,7 +7,7 @@ done in a type of whole bytes, like exchanges.
 from collections.abc import Collection
 
 from jaxhet.compiler import arithmetic, collectives, hlo
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.hlo import Instruction, Shape
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from jaxhet.compiler import arithmetic, codecs, hlo
 from jaxhet.compiler import groups as groups_lib
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.codecs import BLOCK, CODECS, Codec
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Computation, Instruction

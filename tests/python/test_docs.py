@@ -178,7 +178,7 @@ def _files(*patterns: str) -> list[str]:
     names = subprocess.run(
         [*command, *patterns], cwd=_ROOT, check=True, capture_output=True, text=True
     ).stdout.splitlines()
-    return [name for name in names if (_ROOT / name).is_file() and "_pb2." not in name]
+    return [name for name in names if (_ROOT / name).is_file()]
 
 
 def _python_files() -> list[str]:

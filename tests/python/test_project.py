@@ -169,7 +169,7 @@ def test_metadata_of_the_wheel_has_the_notices_of_others(tmp_path: pathlib.Path)
     assert sorted(files) == ["LICENSE", "NOTICE", "licenses/nanobind.txt", "licenses/robin_map.txt"]
     texts = {name: _text(folder / "licenses" / name) for name in files}
     notice = texts["NOTICE"]
-    for name in ("nanobind", "robin_map", "OpenXLA", "hlo.proto"):
+    for name in ("nanobind", "robin_map", "OpenXLA", "proto.py"):
         assert name in notice
     assert texts["LICENSE"].lstrip().startswith("Apache License")
     nanobind = importlib.metadata.distribution("nanobind")

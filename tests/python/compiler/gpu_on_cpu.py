@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from jaxhet.compiler import arithmetic, carrier, hlo
 from jaxhet.compiler import groups as groups_lib
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 
 
 def unfused(module: bytes, opcode: str) -> bytes:

@@ -11,7 +11,7 @@ from filecheck.matcher import Matcher
 from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
 from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, carrier, decompose, hlo
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.exchange import ExchangeSpec
 
 SUM = """

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import plain_llama
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import GPU_COMPILER_OPTIONS, Job, Options, Plan, hlo
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from models.configs import CONFIGS
 from models.train import Schedule, Trainer
 from tests.python.compiler.install_plugins import PLUGINS

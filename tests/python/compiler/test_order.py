@@ -7,7 +7,7 @@ import pytest
 
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import Job, Options, Plan, bridge, carrier, decompose, hlo
-from jaxhet.compiler import hlo_pb2 as pb
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.order import Dataflow
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import all_reduce, feeding, shuffled
