@@ -39,8 +39,11 @@ _OPTIONS = {
 }
 _NUMBERS = ("num_processes", "process_id")
 _IDENTITY = ("coordinator_address", *_NUMBERS, "local_device_ids")
-_SETTINGS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file", "mtls_peer_uri_prefix")
-_ALWAYS_MET = ("verify_secure_credentials",)
+# A job always has TLS with certificates of its own, and needs none of the user's.
+_ALWAYS_MET = (
+    *("mtls_cert_file", "mtls_key_file", "mtls_ca_file", "mtls_peer_uri_prefix"),
+    "verify_secure_credentials",
+)
 _MARK = "_jaxhet_is_in_place"
 
 
@@ -154,11 +157,7 @@ def _initialize(
     if not _is_job(config):
         original(**given)
         return
-    from jaxhet._jax import compat
-
-    options = without_address(config, _options(given))
-    compat.set_mtls({name: given[name] for name in _SETTINGS if name in given})
-    join(**options)
+    join(**without_address(config, _options(given)))
 
 
 def _shutdown(
@@ -197,7 +196,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name in _OPTIONS:
             options[_OPTIONS[name]] = value
-        elif name not in (*_SETTINGS, *_ALWAYS_MET):
+        elif name not in _ALWAYS_MET:
             raise UsageError(
                 f"jax.distributed.initialize was called with {name}={value!r}, which has no meaning"
                 " in a job of several islands; leave it out"

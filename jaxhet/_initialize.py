@@ -214,7 +214,6 @@ def _start_sidecar(config: Config, secret: bytes) -> None:
             **coordinator.QUIET,
             "PYTHONPATH": path,
             "JAXHET_JOB_SECRET": secret.decode(),
-            **{name.upper(): value or "" for name, value in compat.mtls_settings().items()},
         },
     )
     assert process.stdout is not None

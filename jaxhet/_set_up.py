@@ -37,7 +37,6 @@ from jaxhet._job import place as _place
 from jaxhet._job.membership import Membership
 from jaxhet._job.process_info import PLUGIN, ProcessInfo, differences_between_islands
 from jaxhet._log import LOGGER
-from jaxhet._net import credentials
 from jaxhet._net import interfaces as _interfaces
 from jaxhet._traced import jaxprs
 
@@ -103,9 +102,8 @@ class _Job:
 
 def _join(config: Config, listener: _listener.Listener, membership: Membership) -> PlacedConfig:
     """Waits until all processes have joined; completes the options."""
-    given = credentials.given(compat.mtls_settings())
     info = make_process_info(config, listener.address, listener.interfaces)
-    membership.join(info, config.connect_timeout_s + 5, given, config.peer_timeout_s)
+    membership.join(info, config.connect_timeout_s + 5, config.peer_timeout_s)
     members = membership.members
     per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets
     channels = bootstrap.num_channels(len(members), per_pair)

@@ -29,7 +29,7 @@ from jaxhet._jax import hooks, jaxlib
 from jaxhet._jax.hooks import Hook as Hook
 from jaxhet._jax.jaxlib import HEARTBEAT_TIMEOUT_S
 from jaxhet._jax.replacements import install
-from jaxhet._net import credentials as _credentials
+from jaxhet._net.credentials import Credentials
 
 _FOREVER_S = 7 * 24 * 3600
 _SIGACTION_BYTES = 256  # more than any Linux has
@@ -58,22 +58,11 @@ def require_supported_jax() -> None:
         ) from None
 
 
-def mtls_settings() -> dict[str, str | None]:
-    """The certificates that the user has given to JAX for its coordination service."""
-    return {name: getattr(jax.config, name) for name in _credentials.SETTINGS}
-
-
-def set_mtls(files: Mapping[str, str]) -> None:
-    """Gives certificates to JAX, as the arguments of `jax.distributed.initialize` are named."""
-    for name, value in files.items():
-        jax.config.update(f"jax_{name}", value)
-
-
 def connect_client(
     address: str,
     num_processes: int,
     process: int,
-    credentials: _credentials.Credentials | None,
+    credentials: Credentials | None,
     proxy: str,
 ) -> Any:
     """Connects this process to the coordination service and makes it JAX's own.

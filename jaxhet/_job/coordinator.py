@@ -25,9 +25,8 @@ one authenticated connection to every process of the job:
                            {"bye": true}        before it closes the connection
 
 The id of a job is random, in hexadecimal digits: jobs may share a secret. A Failure is [class name,
-text]. A job makes the certificates for JAX's service itself, unless the user gives some
-(`_net/credentials.py`): then "request" and "certificate" are null. Both are sealed with the job
-secret. All messages are encrypted (`_net/channel.py`).
+text]. A job makes the certificates for JAX's service itself; requests and certificates are sealed
+with the job secret. All messages are encrypted (`_net/channel.py`).
 """
 
 import contextlib
@@ -51,7 +50,6 @@ from jaxhet._net import handshake
 from jaxhet._net.accept import Acceptor
 from jaxhet._net.addresses import join_address
 from jaxhet._net.channel import Channel
-from jaxhet._net.credentials import Credentials
 from jaxhet._net.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -80,7 +78,6 @@ class Coordinator:
       listener: The listening socket; closed at the end of `serve`.
       secret: The job secret.
       terms: Size, islands and options that the processes must agree with.
-      given: The user's certificates for JAX's coordination service; None: the job makes its own.
     """
 
     def __init__(
@@ -88,7 +85,6 @@ class Coordinator:
         listener: socket.socket,
         secret: bytes,
         terms: Terms,
-        given: Credentials | None = None,
     ):
         self._listener = listener
         self._secret = secret
@@ -106,11 +102,10 @@ class Coordinator:
         self._complete = False
         self._stop = False
         self._job = secrets.token_hex(JOB_BYTES)
-        self._requests: dict[int, bytes | None] = {}
-        self._authority = None if given else _new_authority()
-        credentials = self._authority.service_credentials() if self._authority else given
+        self._requests: dict[int, bytes] = {}
+        self._authority = _new_authority()
         address, self._service = jaxlib.start_coordination_service(
-            listener.getsockname()[0], terms.num_processes, credentials
+            listener.getsockname()[0], terms.num_processes, self._authority.service_credentials()
         )
         self._service_port = address.rpartition(":")[2]
         self._hosts: dict[int, str] = {}  # by which each process reaches this one
@@ -182,21 +177,17 @@ class Coordinator:
             )
         )
 
-    def _receive_info(self, sock: socket.socket) -> tuple[Channel, ProcessInfo, bytes | None]:
+    def _receive_info(self, sock: socket.socket) -> tuple[Channel, ProcessInfo, bytes]:
         """A new connection's channel, description, and request for a certificate."""
         _, keys = handshake.accept(sock, self._secret, len(HEADER))
         channel = Channel(sock, keys)
         message = channel.receive(handshake.TIMEOUT_S)
         request = message["request"]
-        if request is not None:
-            pem = request["pem"].encode()
-            handshake.check_seal(request["seal"], self._secret, REQUEST, pem)
-            request = pem
-        return channel, ProcessInfo.from_json(message["process_info"]), request
+        pem = request["pem"].encode()
+        handshake.check_seal(request["seal"], self._secret, REQUEST, pem)
+        return channel, ProcessInfo.from_json(message["process_info"]), pem
 
-    def _serve_one(
-        self, sock: socket.socket, come: tuple[Channel, ProcessInfo, bytes | None]
-    ) -> None:
+    def _serve_one(self, sock: socket.socket, come: tuple[Channel, ProcessInfo, bytes]) -> None:
         channel, info, request = come
         with sock:
             outbox = Outbox(sock, channel)
@@ -216,9 +207,7 @@ class Coordinator:
             finally:
                 outbox.close()
 
-    def _admit(
-        self, info: ProcessInfo, request: bytes | None, outbox: Outbox
-    ) -> JaxhetError | None:
+    def _admit(self, info: ProcessInfo, request: bytes, outbox: Outbox) -> JaxhetError | None:
         with self._lock:
             if self._error:
                 return self._error
@@ -233,11 +222,8 @@ class Coordinator:
                     f"process id {info.process} is taken: {taken} was first, and now {info};"
                     " give every process an id of its own"
                 )
-            problem = (
-                self._certificates_disagree(info, request)
-                or next(filter(None, (disagreement(c, info) for c in self._infos.values())), None)
-                or self._terms.disagreement(info)
-            )
+            differences = (disagreement(c, info) for c in self._infos.values())
+            problem = next(filter(None, differences), None) or self._terms.disagreement(info)
             self._infos[info.process] = info
             self._hosts[info.process] = self._terms.advertise or outbox.local_host
             self._requests[info.process] = request
@@ -252,22 +238,9 @@ class Coordinator:
             self._go()
         return None
 
-    def _certificates_disagree(self, info: ProcessInfo, request: bytes | None) -> str | None:
-        """Reason why the service and a client would refuse each other's certificates, or None."""
-        if (self._authority is None) == (request is None):
-            return None
-        has, has_not = ("the coordinator", info) if request else (info, "the coordinator")
-        return (
-            f"{has} has the user's certificates (JAX_MTLS_CERT_FILE) and {has_not} has none: set"
-            " the JAX_MTLS_* files in the environment of every process, and of `jaxhet launch`, or"
-            " nowhere"
-        )
-
-    def _certificate(self, process: int) -> dict[str, str] | None:
+    def _certificate(self, process: int) -> dict[str, str]:
         """The answer to a process's request."""
         request = self._requests[process]
-        if self._authority is None or request is None:
-            return None
         pems = self._authority.sign(request, process), self._authority.certificate
         return {
             "pem": pems[0].decode(),

@@ -9,7 +9,6 @@ import threading
 from jaxhet._errors import UsageError
 from jaxhet._job.coordinator import Coordinator
 from jaxhet._job.terms import Terms
-from jaxhet._net import credentials
 from jaxhet._net.addresses import listen
 
 
@@ -33,9 +32,8 @@ def main() -> None:
     args = parser.parse_args()
     secret = os.environ.pop("JAXHET_JOB_SECRET").encode()
     try:
-        given = credentials.given_by(os.environ)
         terms = Terms(args.num_processes, args.timeout_s)
-        coordinator = Coordinator(listen(args.address), secret, terms, given)
+        coordinator = Coordinator(listen(args.address), secret, terms)
     except UsageError as error:
         print(f"error {error}", flush=True)
         raise SystemExit(1) from None

@@ -19,7 +19,6 @@ from jaxhet._net.addresses import split_address
 from jaxhet._net.channel import Channel
 from jaxhet._net.credentials import Credentials
 from jaxhet._net.outbox import limit_sends
-from jaxhet._net.service_check import check_service
 
 if TYPE_CHECKING:
     from jaxhet._net.certificates import Identity
@@ -56,32 +55,21 @@ class Membership:
         self.process = UNASSIGNED
         self.job = b""
         self.service_address = ""
-        self._own_name = ""
         self.credentials: Credentials | None = None
         self.clock = clock.CoordinatorClock(lambda number: self._send({"clock": number}))
 
-    def join(
-        self,
-        info: ProcessInfo,
-        timeout_s: float,
-        given: Credentials | None = None,
-        silence_s: float = MOST_SILENCE_S,
-    ) -> None:
+    def join(self, info: ProcessInfo, timeout_s: float, silence_s: float = MOST_SILENCE_S) -> None:
         """Presents `info` and waits until all processes have joined.
 
         From then on a coordinator that is silent for `silence_s` has failed. Afterwards
-        `credentials` are those for JAX's coordination service: `given`, by the user, or the job's.
+        `credentials` are those for JAX's coordination service.
 
         Raises:
-          UsageError: the job is not complete or does not agree; the text is the coordinator's. Or
-            JAX's service does not accept `given`.
+          UsageError: the job is not complete or does not agree; the text is the coordinator's.
         """
-        self.credentials = given
-        identity = None if given else _new_identity()
-        sealed = None
-        if identity is not None:
-            seal = handshake.seal(self._secret, REQUEST, identity.request)
-            sealed = {"pem": identity.request.decode(), "seal": seal}
+        identity = _new_identity()
+        seal = handshake.seal(self._secret, REQUEST, identity.request)
+        sealed = {"pem": identity.request.decode(), "seal": seal}
         message = {"process_info": dataclasses.asdict(info), "request": sealed}
         self._channel.send(message)
         self._sock.settimeout(timeout_s)
@@ -94,15 +82,13 @@ class Membership:
                 if isinstance(error.__cause__, TimeoutError):
                     raise self._silent(timeout_s) from error.__cause__
                 raise self._lost(f"is gone ({error})") from error
-        if given is not None:
-            check_service(self.service_address, given, self._own_name)
         self._sock.settimeout(None)
         self._reader = threading.Thread(target=self._follow, name="jaxhet-coordinator", daemon=True)
         self._reader.start()
         period_s = min(silence_s, MOST_SILENCE_S) / _QUESTIONS
         threading.Thread(target=self._ask, args=(period_s,), name="jaxhet-ask", daemon=True).start()
 
-    def _begin(self, message: dict[str, Any], identity: "Identity | None") -> None:
+    def _begin(self, message: dict[str, Any], identity: "Identity") -> None:
         """Takes the coordinator's answer to the process's description."""
         self._hear(message)
         self.check()
@@ -110,14 +96,12 @@ class Membership:
         if sorted(info.process for info in members) != list(range(len(members))):
             raise TransportError("the coordinator names other processes than the job's")
         self.process = int(message["process"])
-        self._own_name = {info.process: str(info) for info in members}[self.process]
         self.job = bytes.fromhex(message["job"])
         if len(self.job) != JOB_BYTES:
             raise TransportError(f"the id of the job has not {JOB_BYTES} bytes")
         self.service_address = message["service"]
         split_address(self.service_address, "the coordinator's service")
-        if identity is not None:
-            self.credentials = self._certified(identity, message["certificate"])
+        self.credentials = self._certified(identity, message["certificate"])
         self.members = members
 
     def _silent(self, timeout_s: float) -> TransportError:

@@ -9,7 +9,6 @@ from jaxhet._errors import UsageError
 from jaxhet._job import announced
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job.terms import Terms
-from jaxhet._net import credentials
 from jaxhet._net.addresses import listen
 from jaxhet._net.secret import read_secret
 
@@ -37,9 +36,7 @@ def serve(options: Options) -> int:
     os.environ.pop("JAXHET_JOB_SECRET", None)
     os.environ.update({k: v for k, v in _coordinator.QUIET.items() if k not in os.environ})
     agreed = terms(options, config.connect_timeout_s)
-    coordinator = _coordinator.Coordinator(
-        listen(options.bind), secret, agreed, credentials.given_by(os.environ)
-    )
+    coordinator = _coordinator.Coordinator(listen(options.bind), secret, agreed)
     _say(f"listens on {options.bind} for the {agreed.num_processes} processes of a job")
     coordinator.serve()
     if coordinator.failure:

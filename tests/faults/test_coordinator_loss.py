@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from tests.support.certificates import make_files
 from tests.support.scripts import ON_GPUS_TOO, Ended, job, on, run
 
 _LOST = r"the job's coordinator at 127\.0\.0\.1:\d+ (is gone|has not answered)"
@@ -95,15 +94,14 @@ def _names_the_coordinator(ended: Ended) -> bool:
     return re.search(_LOST, ended.text) is not None
 
 
-# One job has certificates of the user that name hosts, one a proxy for other programs.
+# One job has a proxy for other programs.
 @ON_GPUS_TOO
 @pytest.mark.parametrize("number", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def test_saves_end_and_the_error_names_the_coordinator(
     platform: str, number: str, tmp_path: pathlib.Path
 ) -> None:
     script = _START + _SAVE.replace("NUMBER", number)
-    proxy = {"http_proxy": "http://127.0.0.1:1"}
-    more = make_files(tmp_path / "certificates") if number == "SIGKILL" else proxy
+    more = {} if number == "SIGKILL" else {"http_proxy": "http://127.0.0.1:1"}
     envs = job(2, FOLDER=str(tmp_path), JAXHET_PEER_TIMEOUT_S="2", **more)
     for process, ended in enumerate(run(script, *on(platform, envs))):
         assert ended.code == 1, ended.text

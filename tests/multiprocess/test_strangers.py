@@ -1,23 +1,17 @@
 """Who does not belong to the job reaches its ports, and the job goes on."""
 
 import os
-import pathlib
-import re
-import socket
-import ssl
 import subprocess
 import sys
 from collections.abc import Mapping
 
 import pytest
 
-from tests.support.certificates import make_files
 from tests.support.jobs import PYTHONPATH
 from tests.support.scripts import job, run
 
 JOIN = "import jaxhet; jaxhet.initialize(); print('joined')"
 _MAPPED_LOOPBACK = "0000000000000000FFFF00000100007F"  # ::ffff:127.0.0.1, as /proc/net/tcp6 has it
-_USER_FILES = ("CERT", "KEY", "CA")
 
 # Sums over both islands until there is a line on stdin.
 _VICTIM = """
@@ -128,83 +122,6 @@ def test_stranger_that_speaks_grpc_without_a_certificate_is_refused() -> None:
     text = _attack(addresses[0])
     _end(processes)
     _check_refused(text)
-
-
-# Certificates of the user's.
-
-
-def _certificate_shown(address: str, files: Mapping[str, str]) -> bytes:
-    """The certificate (DER) that a server shows to who has that of `files`."""
-    cert, key, ca = (files[f"JAX_MTLS_{name}_FILE"] for name in _USER_FILES)
-    context = ssl.create_default_context(cafile=ca)
-    context.load_cert_chain(cert, key)
-    context.check_hostname = False
-    context.set_alpn_protocols(["h2"])
-    host, port = address.rsplit(":", 1)
-    with (
-        socket.create_connection((host, int(port)), timeout=10) as sock,
-        context.wrap_socket(sock) as tls,
-    ):
-        shown = tls.getpeercert(binary_form=True)
-    assert shown is not None
-    return shown
-
-
-def test_given_certificates_are_those_of_the_service(tmp_path: pathlib.Path) -> None:
-    files = make_files(tmp_path)
-    processes = [_start(_VICTIM, env) for env in job(2, **files)]
-    addresses = [_service_of(process) for process in processes]
-    shown = _certificate_shown(addresses[0], files)
-    text = _attack(addresses[0])
-    _end(processes)
-    _check_refused(text)
-    pem = pathlib.Path(files["JAX_MTLS_CERT_FILE"]).read_text()
-    assert ssl.PEM_cert_to_DER_cert(pem) == shown
-
-
-def test_incomplete_certificates_are_refused_in_words(tmp_path: pathlib.Path) -> None:
-    files = make_files(tmp_path)
-    del files["JAX_MTLS_KEY_FILE"]
-    (ended,) = run(JOIN, job(1, **files)[0])
-    assert ended.code != 0
-    assert "UsageError: JAX_MTLS_CERT_FILE, JAX_MTLS_CA_FILE is set, and JAX_MTLS_KEY_FILE" in (
-        ended.text
-    )
-
-
-def test_launcher_refuses_incomplete_certificates() -> None:
-    launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--", sys.executable, "-c", JOIN]
-    ended = subprocess.run(
-        launch,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "JAX_MTLS_CERT_FILE": "cert.pem"},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode != 0
-    assert "JAX_MTLS_KEY_FILE (its private key)" in re.sub(r"\W*\n\W*", " ", ended.stderr)
-
-
-@pytest.mark.slow
-def test_certificates_that_one_process_has_not_are_said(tmp_path: pathlib.Path) -> None:
-    first, second = job()
-    for ended in run(JOIN, {**first, **make_files(tmp_path)}, second):
-        assert ended.code != 0
-        assert "the coordinator has the user's certificates (JAX_MTLS_CERT_FILE) and process" in (
-            ended.text
-        )
-        assert "has none: set the JAX_MTLS_* files in the environment of every" in ended.text
-
-
-@pytest.mark.slow
-def test_certificates_of_another_authority_end_in_words(tmp_path: pathlib.Path) -> None:
-    first, second = job()
-    good, other = make_files(tmp_path / "good"), make_files(tmp_path / "other")
-    ended = run(JOIN, {**first, **good}, {**second, **other})[1]
-    assert ended.code != 0
-    assert "do not accept each other's certificates: " in ended.text
-    assert "check that JAX_MTLS_CA_FILE of each is the authority of the other's" in ended.text
 
 
 @pytest.mark.slow

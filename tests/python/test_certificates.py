@@ -1,7 +1,6 @@
 """JAX's coordination service talks to processes of the job alone; nothing secret is sent."""
 
 import contextlib
-import dataclasses
 import pathlib
 import signal
 import socket
@@ -15,18 +14,15 @@ import pytest
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 from jaxhet import _config, _set_up
-from jaxhet._errors import TransportError, UsageError
+from jaxhet._errors import TransportError
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator, membership
 from jaxhet._job.terms import Terms
 from jaxhet._net import certificates, handshake
-from jaxhet._net import credentials as _credentials
 from jaxhet._net.addresses import listen
 from jaxhet._net.channel import Channel
 from jaxhet._net.credentials import Credentials
-from jaxhet._net.service_check import check_service
 from jaxhet.testing import free_port
-from tests.support.certificates import make_files
 from tests.support.scripts import run
 
 SECRET = b"a job secret"
@@ -69,9 +65,10 @@ def test_service_refuses_who_has_no_certificate_of_a_process(
     authority: certificates.Authority,
     address: str,
 ) -> None:
-    credentials = dataclasses.replace(stranger(authority), peer_uri_prefix="jaxhet://service/")
-    with pytest.raises(UsageError, match="do not accept each other's certificates: "):
-        check_service(address, credentials)
+    credentials = stranger(authority)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_cert_chain(credentials.cert_file, credentials.key_file)
+    assert _first_byte(address, context) == b""
 
 
 def _first_byte(address: str, context: ssl.SSLContext) -> bytes:
@@ -89,29 +86,6 @@ def _first_byte(address: str, context: ssl.SSLContext) -> bytes:
     return b""
 
 
-@contextlib.contextmanager
-def _service_of_the_user(folder: pathlib.Path, ahead_days: int) -> Iterator[tuple[str, Any]]:
-    """Address of a service with certificates that are valid for days around another time."""
-    files = make_files(folder, ahead_days)
-    given = Credentials(*(files[f"JAX_MTLS_{name}_FILE"] for name in ("CERT", "KEY", "CA")))
-    address, service = jaxlib.start_coordination_service("127.0.0.1", 1, given)
-    try:
-        yield address, given
-    finally:
-        service.shutdown()
-
-
-@pytest.mark.parametrize("ahead_days", [30, -30], ids=["not yet valid", "no longer valid"])
-def test_certificate_that_is_not_valid_now_names_the_clocks(
-    ahead_days: int, tmp_path: pathlib.Path
-) -> None:
-    with (
-        _service_of_the_user(tmp_path, ahead_days) as (address, given),
-        pytest.raises(UsageError, match=r"certificates: .*; check .* the clocks of both machines"),
-    ):
-        check_service(address, given, "process 1 (b, pid 7 on host)")
-
-
 def test_service_refuses_who_has_no_certificate_at_all(
     authority: certificates.Authority, address: str
 ) -> None:
@@ -126,7 +100,6 @@ def test_process_with_the_certificate_of_its_job_is_accepted(
     authority: certificates.Authority, address: str
 ) -> None:
     credentials = _process(authority)
-    check_service(address, credentials)
     client = _jax.get_distributed_runtime_client(
         address, 0, init_timeout=20, shutdown_timeout=5, **credentials.arguments()
     )
@@ -228,55 +201,3 @@ def test_guess_of_the_secret_takes_time() -> None:
     start = time.process_time()
     handshake._stretched.__wrapped__(b"a guess")
     assert time.process_time() - start > 0.005  # an HMAC alone takes 1 µs
-
-
-# Certificates of the user.
-
-
-def _settings(folder: pathlib.Path, **changed: str | None) -> dict[str, str | None]:
-    return {name.lower(): value for name, value in {**make_files(folder), **changed}.items()}
-
-
-def test_given_certificates_are_taken(tmp_path: pathlib.Path) -> None:
-    credentials = _credentials.given(_settings(tmp_path))
-    files = (tmp_path / f"{name}.pem" for name in ("CERT", "KEY", "CA"))
-    assert credentials == Credentials(*map(str, files))
-    prefixed = _credentials.given(_settings(tmp_path, JAX_MTLS_PEER_URI_PREFIX="spiffe://a/"))
-    assert prefixed is not None
-    assert prefixed.arguments()["mtls_peer_uri_prefix"] == "spiffe://a/"
-    assert prefixed.arguments()["verify_secure_credentials"] is True
-
-
-def test_nothing_given() -> None:
-    assert _credentials.given(dict.fromkeys(_credentials.SETTINGS)) is None
-    assert _credentials.given(dict.fromkeys(_credentials.SETTINGS, "")) is None
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        (
-            {"JAX_MTLS_KEY_FILE": None},
-            "JAX_MTLS_CERT_FILE, JAX_MTLS_CA_FILE is set, and JAX_MTLS_KEY_FILE (its private key)"
-            " is not: set all of them, or none",
-        ),
-        ({"JAX_MTLS_CERT_FILE": "/nowhere"}, "JAX_MTLS_CERT_FILE=/nowhere with JAX_MTLS_KEY_FILE="),
-        ({"JAX_MTLS_CA_FILE": "/nowhere"}, "JAX_MTLS_CA_FILE=/nowhere can't be used: "),
-        (
-            {"JAX_MTLS_PEER_URI_PREFIX": "spiffe://a"},
-            "JAX_MTLS_PEER_URI_PREFIX='spiffe://a' does not end with '/'",
-        ),
-    ],
-)
-def test_given_certificates_that_cannot_be_used(
-    changed: dict[str, str | None], words: str, tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        _credentials.given(_settings(tmp_path, **changed))
-    assert words in str(caught.value)
-
-
-def test_key_of_another_certificate_is_said(tmp_path: pathlib.Path) -> None:
-    other = make_files(tmp_path / "other")["JAX_MTLS_KEY_FILE"]
-    with pytest.raises(UsageError, match="the key is that of the certificate"):
-        _credentials.given(_settings(tmp_path, JAX_MTLS_KEY_FILE=other))

@@ -148,14 +148,12 @@ def test_launchers_address_and_gpus_win_with_one_line(
     ]
 
 
-def test_certificates_are_given_to_jax(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_of_the_user_are_not_needed(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _set(monkeypatch, JAXHET_AUTO="1", **_SECRET)
-    before = jax.config.jax_mtls_ca_file
-    try:
-        calls.module.initialize(mtls_ca_file="ca.pem")
-        assert jax.config.jax_mtls_ca_file == "ca.pem"
-    finally:
-        jax.config.update("jax_mtls_ca_file", before)
+    calls.module.initialize(mtls_ca_file="ca.pem")
+    assert calls.jaxhet == [{}]
 
 
 def test_functions_are_replaced_once(calls: Calls) -> None:

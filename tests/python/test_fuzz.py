@@ -167,41 +167,25 @@ def test_process_info_without_a_field_is_refused(field: str) -> None:
 _PLACE = {"process": 0, "job": "00" * JOB_BYTES, "service": "127.0.0.1:9"}
 
 
-def test_damaged_answers_of_the_coordinator_are_refused() -> None:
-    members = [process_info_of(0), process_info_of(1)]
-    good = {"members": members, **_PLACE, "certificate": None}
-    seeds = [good, {"error": ["UsageError", "no"]}, {"event": {"text": "gone", "kind": "gone"}}]
-    seeds.append({"clock": [1, 2.5]})
-    info = ProcessInfo.from_json(members[0])
-    for message in inputs(seeds, damage_json):
-        with said(message) as (sock, channel):
-            membership = _membership.Membership(sock, channel, _SECRET)
-            membership._left.set()  # so that the end of the input is no error
-            given = object.__new__(_membership.Credentials)
-            with pytest.MonkeyPatch.context() as patch, contextlib.suppress(JaxhetError):
-                patch.setattr(_membership, "check_service", lambda *_: None)
-                membership.join(info, 5, given)
-                assert [member.process for member in membership.members] == [0, 1]
-            sock.close()
-
-
-def test_damaged_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_answers_of_the_coordinator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     identity, authority = Identity(), Authority()
     pems = authority.sign(identity.request, 0), authority.certificate
     seal = handshake.seal(_SECRET, _membership.CERTIFICATE, identity.request, *pems)
     certificate = {"pem": pems[0].decode(), "authority": pems[1].decode(), "seal": seal}
     members = [process_info_of(1), process_info_of(0)]
     good = {"members": members, **_PLACE, "certificate": certificate}
-    strange = {**good, "members": members[:1]}
+    seeds = [good, {**good, "members": members[:1]}, {"error": ["UsageError", "no"]}]
+    seeds += [{"event": {"text": "gone", "kind": "gone"}}, {"clock": [1, 2.5]}]
     monkeypatch.setattr(identity, "process_credentials", lambda *given: given)
     monkeypatch.setattr(_membership, "_new_identity", lambda: identity)
-    for message in inputs([good, strange], damage_json):
+    for message in inputs(seeds, damage_json):
         with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel, _SECRET)
             membership._left.set()  # so that the end of the input is no error
             with contextlib.suppress(JaxhetError):
                 membership.join(ProcessInfo.from_json(members[1]), 5)
                 assert membership.credentials == pems
+                assert sorted(member.process for member in membership.members) == [0, 1]
             sock.close()
 
 

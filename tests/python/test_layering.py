@@ -69,7 +69,6 @@ _PYTHON_DOORS = {
         "jaxhet/_net/certificates.py",
         "jaxhet/_net/channel.py",
         "tests/python/test_handshake.py",
-        "tests/support/certificates.py",
     ),
     "jaxhet._engine": ("jaxhet/_ffi.py",),
     "psutil": ("jaxhet/_net/interfaces.py",),
