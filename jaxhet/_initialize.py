@@ -4,7 +4,6 @@ import atexit
 import os
 import pathlib
 import subprocess
-import time
 
 import jax
 
@@ -59,7 +58,6 @@ def initialize(
       >>> jaxhet.initialize()
       >>> print(jax.process_index(), jaxhet.islands())
     """
-    started_s = time.monotonic()
     session = _session.current()
     if session is not None and session.is_pretended:
         return
@@ -91,7 +89,6 @@ def initialize(
     _distributed.take_over(jax.distributed, initialize, shutdown)
     os.register_at_fork(after_in_child=session.abandon_in_child)
     atexit.register(_shutdown_at_exit)
-    session.events.joined(time.monotonic() - started_s)
     if log_line and session.config.process_id == 0:
         _log.LOGGER.info("%s", log_line)
 

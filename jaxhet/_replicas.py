@@ -131,8 +131,6 @@ def check_replicas(
     if (session := _session.current()) is not None:
         session.replicas_checked += len(replicated)
         session.replicas_differing += len(differences)
-        if not session.is_pretended:
-            session.events.replicas_checked(len(replicated), len(differences))
     report = ReplicaReport(
         jax.tree_util.tree_unflatten(structure, values), len(replicated), tuple(differences)
     )

@@ -21,7 +21,6 @@ from jaxhet._job.membership import Membership
 from jaxhet._launch import told
 from jaxhet._log import LOGGER
 from jaxhet._saves import Saves
-from jaxhet._telemetry.events import Events
 from jaxhet._telemetry.observed import Observer
 
 _NOTICE_S = 1.0  # time for a program to notice a failure by its own exchanges
@@ -110,11 +109,6 @@ class Session:
         """Tells an observer of the job's failure and end."""
         self._observers.append(observer)
 
-    @functools.cached_property
-    def events(self) -> Events:
-        """Recorder of this process's events."""
-        return Events(self.process, self.island.name)
-
     @property
     def local_address(self) -> str:
         """This machine's address on the way to the coordinator."""
@@ -183,7 +177,6 @@ class Session:
         if self.config.launched:
             told.tell()
         compat.let_sigterm_end_the_process()
-        self.events.failed(failed[0])
         if self._connector is not None and self._membership is not None:
             self._membership.report(_ffi.as_ours(failed[1]))
         for observer in self._observers:
@@ -231,8 +224,6 @@ class Session:
             if self._membership and (cause := self._membership.failure):
                 self.engine.fail(type(cause).__name__, str(cause))
             failed = self.engine.wait_failure(200)
-            with contextlib.suppress(RuntimeError, UsageError):  # the engine was closed meanwhile
-                self.events.count_path_failures(self.engine.peer_stats())
             if failed is not None:
                 return failed
         return None

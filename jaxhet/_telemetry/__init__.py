@@ -1,1 +1,1 @@
-"""Reports of a running job: metrics, traces, events for listeners."""
+"""Reports of a running job: metrics and traces."""

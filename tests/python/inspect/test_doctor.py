@@ -216,12 +216,12 @@ def test_every_vendor_has_devices_or_a_reason():
 
 
 def test_library_of_encryption_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert software.read_software(report.Part(True, "")).libcrypto.text.startswith("OpenSSL ")
+    assert software.read_software().libcrypto.text.startswith("OpenSSL ")
 
     def missing() -> str:
         raise UsageError("JAXHET_ENCRYPTION=full needs OpenSSL's libcrypto on every host: none")
 
     monkeypatch.setattr(_ffi, "libcrypto", missing)
-    part = software.read_software(report.Part(True, "")).libcrypto
+    part = software.read_software().libcrypto
     assert not part.usable
     assert "needs OpenSSL's libcrypto on every host" in part.text
