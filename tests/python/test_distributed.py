@@ -97,7 +97,7 @@ def test_job_is_joined_with_the_arguments(
 def test_all_arguments_of_jax_have_a_meaning(calls: Calls) -> None:
     import inspect
 
-    known = {*_distributed._OPTIONS, *_distributed._SETTINGS, *_distributed._ALWAYS_MET}
+    known = {*_distributed._OPTIONS, *_distributed._ALWAYS_MET}
     assert {*inspect.signature(jax.distributed.initialize).parameters} <= known
 
 
