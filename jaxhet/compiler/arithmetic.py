@@ -8,8 +8,12 @@ from jaxhet.compiler import proto as pb
 Body = Callable[..., hlo.Instruction]  # arguments: a computation, then instructions
 
 _BYTE_TYPES: dict[int, int] = {
-    **{pb.S1: pb.S8, pb.S2: pb.S8, pb.S4: pb.S8},
-    **{pb.U1: pb.U8, pb.U2: pb.U8, pb.U4: pb.U8},
+    pb.S1: pb.S8,
+    pb.S2: pb.S8,
+    pb.S4: pb.S8,
+    pb.U1: pb.U8,
+    pb.U2: pb.U8,
+    pb.U4: pb.U8,
     pb.F4E2M1FN: pb.F8E4M3FN,
 }
 # Float that sums have -> integer of its size, the bits of NaN.
